@@ -28,7 +28,7 @@ from p2p_dtfm.core.messages.agreement_messages import AgreementMessage
 from p2p_dtfm.core.messages.prepared import SignedPrepared
 from p2p_dtfm.core.protocol.canonical import encode, encode_for_wire
 from p2p_dtfm.core.protocol.plan import NoPlan, Pipeline, Plan, Stage
-from p2p_dtfm.core.protocol.records import Link, PeerRecord
+from p2p_dtfm.core.protocol.records import Link, PeerRecord, packed
 from p2p_dtfm.core.protocol.snapshot import Snapshot
 from p2p_dtfm.core.protocol.workload import LayerCost, Workload
 from p2p_dtfm.core.recovery.view import View
@@ -128,7 +128,7 @@ class ScenarioWorld(AgreementWorld):
         """Of those in the agreement that were in none before, as each signs its record."""
         new = [name for name in names if name not in self.recorded]
         self.recorded |= set(new)
-        return sum(len(encode(self.records[name])) for name in new)
+        return sum(len(encode(packed(self.records[name]))) for name in new)
 
     def is_agreed(self, number: int) -> bool:
         agreed = self.agreed.get(number, {})

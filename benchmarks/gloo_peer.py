@@ -16,11 +16,11 @@ async def _gloo_peer(number: int, folder: Path) -> None:
         "gloo", init_method=f"file://{folder}/gloo", rank=number, world_size=PEERS
     )
     while True:
-        values = values_of(number)
+        values, computed_s = values_of(number), processor_s()
         say(ready=True)
         if not await asyncio.to_thread(sys.stdin.readline):
             break
-        began_s, computed_s = time.monotonic(), processor_s()
+        began_s = time.monotonic()
         dist.all_reduce(values)
         elapsed_s, computed_s = time.monotonic() - began_s, processor_s() - computed_s
         say(elapsed_s=elapsed_s, computed_s=computed_s, digest=digest_of(values))

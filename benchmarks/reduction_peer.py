@@ -91,11 +91,11 @@ async def _our_peer(number: int, folder: Path, direct: bool) -> None:
     codec = codec_of("fp32", CodecSpec())
     room = torch.zeros(ELEMENTS)
     while True:
-        values = values_of(number)
+        values, computed_s = values_of(number), processor_s()
         say(ready=True)
         if not await asyncio.to_thread(sys.stdin.readline):
             break
-        began_s, computed_s = time.monotonic(), processor_s()
+        began_s = time.monotonic()
         cut = SegmentCut(0, chunks.bounds, [values.numel()])
         reduction = SegmentReduction(SPEC, codec, frames.step, cut, None, room)
         await compute.run(reduction.fill, 0, values)

@@ -1,6 +1,7 @@
 """The losses of an undisturbed run in one process, on the data that a daemon has trained on."""
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ def plain_run(home: Path, steps: int) -> Iterator[float] | None:
     """The same, each loss when it is computed."""
     from p2p_dtfm.train.data import BlobStore, Dataset, parse_manifest
     from p2p_dtfm.train.model.checkpoint import read_manifest
+    from p2p_dtfm.train.model.lora.frozen_base import base_path
     from p2p_dtfm.train.model.reference import ReferenceRun
     from p2p_dtfm.train.stage.batches import Batches
 
@@ -51,4 +53,6 @@ def plain_run(home: Path, steps: int) -> Iterator[float] | None:
         return None
     manifest = parse_manifest(held.read_bytes(), spec.data.manifest)
     dataset = Dataset(manifest, blobs.path, spec.model.context)
-    return ReferenceRun(spec, Batches(dataset, spec)).losses(steps)
+    given = partial(base_path, spec, path_of=blobs.path) if spec.model.initial else None
+    batches = Batches(dataset, spec)
+    return ReferenceRun(spec, batches, given=given, weight=batches.weight).losses(steps)

@@ -264,6 +264,7 @@ SPAN_KINDS = (
     "wait",
     "reduce",
     "guard",
+    "audit",
     "commit",
     "apply",
     "save",
@@ -274,7 +275,8 @@ class Span(msgspec.Struct, frozen=True, array_like=True):
     """Something that a peer did during a step, in nanoseconds from the timeline's start.
 
     `kind`: "forward", "backward", "evaluate", "wait" (for a neighbour's tensor), "reduce",
-    "guard" (waiting for guardians' receipts), "commit" (for everyone's Prepared), "apply", "save".
+    "guard" (waiting for guardians' receipts), "audit" (another's work again), "commit" (waiting for
+    everyone's Prepared), "apply", "save".
     `number` is the microbatch, or the first layer of the segment.
     """
 

@@ -17,6 +17,7 @@ from p2p_dtfm.core.planner.planner import compute_plan
 from p2p_dtfm.core.protocol.canonical import encode, encode_for_wire
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.plan import NoPlan
+from p2p_dtfm.core.protocol.records import packed
 from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.net.streams.frames import (
     PART_BYTES,
@@ -34,7 +35,7 @@ RECORD = record("12D3KooWalice")
 SNAPSHOT = snapshot([Peer(), Peer(), Peer()])
 PLAN = compute_plan(SNAPSHOT)
 VIEWS = Views("run", (KnownView(SNAPSHOT.view_id, SNAPSHOT.members, PLAN.digest()),))
-SIGNED = Signed(RECORD.peer_id, "record", encode(RECORD), b"\x01" * 64)
+SIGNED = Signed(RECORD.peer_id, "record", encode(packed(RECORD)), b"\x01" * 64)
 HEADER = FrameHeader(3, "ab" * 32, 7, FrameKind.ACTIVATION, 5, 2, "fp32", "float32", (2, 4))
 KINDS = {
     "record": (RECORD, ("record of 12D3KooWalice, life 1", "intent: train")),

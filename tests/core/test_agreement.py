@@ -70,7 +70,7 @@ def test_newcomers_join_while_steps_go_on_and_one_leaves(seed: int, network: Los
     world.run_until(
         lambda: all(world.peers[n].agreement.step >= step + 3 for n in stay), limit_s=600
     )
-    committed = sorted(world.commits)
+    committed = sorted(world.invariants.commits)
     assert committed == list(range(len(committed))), "every step commits exactly once"
 
 

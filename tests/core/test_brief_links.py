@@ -33,7 +33,7 @@ from p2p_dtfm.core.protocol.facts.brief_links import (
     step_of,
 )
 from p2p_dtfm.core.protocol.measured_plans import STAGES_LIMIT, MeasuredPlan
-from p2p_dtfm.core.protocol.records import PeerRecord, open_record, sign_record
+from p2p_dtfm.core.protocol.records import PeerRecord, open_record, packed, sign_record
 from p2p_dtfm.net.contacts.identity import Identity, verify
 from p2p_dtfm.sim.scenario.brief_records import with_brief_records
 from p2p_dtfm.sim.scenario.files import read_run_spec
@@ -177,7 +177,7 @@ def test_links_around_the_world_are_estimated_from_some_of_them(tmp_path: Path) 
     path.write_text(text.replace("count = 8", "count = 16"))
     full = scenario_snapshot(load_scenario(path), read_run_spec("gpt3-xl", 24, 1024))
     small = with_brief_records(full)
-    assert max(len(encode(each)) for each in small.records) < 800
+    assert max(len(encode(packed(each))) for each in small.records) < 480
     known, true = SwarmLinks(small.records), SwarmLinks(full.records)
     counts = known.counts()
     assert counts[Source.GUESSED] == 0

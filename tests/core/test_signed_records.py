@@ -6,7 +6,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from p2p_dtfm.core.protocol.canonical import encode
 from p2p_dtfm.core.protocol.errors import PeerFault
-from p2p_dtfm.core.protocol.records import RECORD_LIMIT_BYTES, Link, open_record, sign_record
+from p2p_dtfm.core.protocol.records import (
+    RECORD_LIMIT_BYTES,
+    Link,
+    open_record,
+    packed,
+    sign_record,
+)
 from p2p_dtfm.core.protocol.signed import Signed, open_signed, sign
 from p2p_dtfm.net.contacts.identity import Identity, verify
 from tests.core.builders import device, record, run_spec
@@ -47,10 +53,13 @@ def test_changed_bytes_are_forged() -> None:
 
 
 def test_a_peer_cannot_speak_of_another() -> None:
-    as_herself = sign(mallory.peer_id, "record", encode(record(alice.peer_id)), mallory.sign)
-    fault = fault_of(as_herself)
-    assert "another peer" in fault.cause
-    assert fault.peer_id == mallory.peer_id
+    """Whose a record is says the signature, nothing in it."""
+    payload = encode(packed(record(alice.peer_id)))
+    as_herself = sign(mallory.peer_id, "record", payload, mallory.sign)
+    opened = open_record(as_herself, RUN, verify)
+    assert opened.peer_id == mallory.peer_id
+    as_alice = msgspec.structs.replace(as_herself, peer_id=alice.peer_id)
+    assert "forged" in fault_of(as_alice).cause
 
 
 def test_a_statement_of_another_kind_is_no_record() -> None:
@@ -120,15 +129,22 @@ def test_an_oversize_record_is_refused_before_its_signature_is_checked() -> None
 def test_a_sound_signature_over_rubbish_names_the_signer() -> None:
     signed = sign(mallory.peer_id, "record", b"\xc1rubbish", mallory.sign)
     fault = fault_of(signed)
-    assert "not a valid PeerRecord" in fault.cause
+    assert "not a valid PackedRecord" in fault.cause
     assert fault.peer_id == mallory.peer_id
 
 
 def test_floats_and_unknown_fields_are_no_record() -> None:
-    plain = msgspec.to_builtins(record(alice.peer_id))
-    for changes in ({"life": 1.0}, {"colour": "red"}, {"intent": "conquer"}):
-        signed = sign(alice.peer_id, "record", encode(plain | changes), alice.sign)
-        assert "not a valid PeerRecord" in fault_of(signed).cause
+    told = packed(record(alice.peer_id))
+    plain = list(msgspec.structs.astuple(told))
+    life, intent = (told.__struct_fields__.index(name) for name in ("life", "intent"))
+    for changed in (
+        [*plain[:life], 1.0, *plain[life + 1 :]],
+        [*plain, "red"],
+        [*plain[:intent], 9, *plain[intent + 1 :]],
+        plain[:-1],
+    ):
+        signed = sign(alice.peer_id, "record", encode(changed), alice.sign)
+        assert "not a valid PackedRecord" in fault_of(signed).cause
 
 
 @pytest.mark.parametrize("peer_id", ["", "nobody", "1" * 52, "é" * 40, "Q" * 5000])

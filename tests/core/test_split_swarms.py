@@ -2,10 +2,14 @@
 
 from collections.abc import Callable
 
+import msgspec
+import pytest
+
 from p2p_dtfm.core.consensus.actions import SECOND_NS, SendMessage
 from p2p_dtfm.core.consensus.attempts.attempt import Attempt
 from p2p_dtfm.core.consensus.views.known_views import KnownViews
 from p2p_dtfm.core.consensus.views.origins import origins_by_most, origins_of_founders
+from p2p_dtfm.core.consensus.views.reminders import Reminders, reminded_of
 from p2p_dtfm.core.membership.familiar_peers import FamiliarPeers
 from p2p_dtfm.core.messages.agreement_messages import (
     AgreementMessage,
@@ -13,9 +17,11 @@ from p2p_dtfm.core.messages.agreement_messages import (
     KnownView,
     PresentView,
     Ready,
+    Reminder,
     Standing,
 )
 from p2p_dtfm.core.messages.prepared import SignedPrepared
+from p2p_dtfm.core.messages.statements import stated
 from p2p_dtfm.core.protocol.canonical import decode
 from p2p_dtfm.core.protocol.plan import NoPlan
 from p2p_dtfm.core.protocol.snapshot import GENESIS, Member, Snapshot, ViewId
@@ -23,8 +29,9 @@ from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.sim.faults.agreement_seeds import TIMING
 from p2p_dtfm.sim.faults.agreement_world import AgreementWorld
 from p2p_dtfm.sim.faults.hash_training import Tensor, true_state
+from p2p_dtfm.sim.faults.simulated_process import sign_for
 from tests.core.builders import WORKLOAD, record
-from tests.core.liars import contribution, say, trains_on, view_of
+from tests.core.liars import active, contribution, lives, say, trains_on, view_of
 from tests.core.test_agreement import one_pipeline_each, same_view
 
 FOUR = ["a", "b", "c", "d"]
@@ -288,3 +295,80 @@ def test_after_a_power_cut_parts_are_compared_by_views_that_came_since() -> None
     assert stays.record.life == lives[0], "the four count"
     heal_newcomers()
     world.run_until(lambda: same_view(world, everyone), limit_s=60)
+
+
+def founded_anew(old: list[str], others: list[str]) -> tuple[AgreementWorld, Callable[[], None]]:
+    """Some that lost their disks while they were cut off; the others train on."""
+    everyone = sorted([*old, *others])
+    world = trained(everyone)
+    heal = split(world, old, others)
+    for name in old:
+        world.crash(name, lose_disk=True)
+    world.run_until(lambda: same_view(world, others), limit_s=60)
+    for name in old:
+        world.restart(name)
+    world.run_until(lambda: same_view(world, old), limit_s=60)
+    trains_on(world, old)
+    return world, heal
+
+
+@pytest.mark.parametrize("old", [["a", "b", "c"], ["a", "b", "c", "d"]])
+def test_those_that_lost_their_disks_are_shown_what_they_signed(old: list[str]) -> None:
+    """Three or more found anew while they are cut off, and know of no view with the others; those
+    show each its own signatures. Where they are more the others go over, as ever."""
+    others = [name for name in "abcdefg" if name not in old]
+    world, heal = founded_anew(old, others)
+    stays = others if len(others) > len(old) else old
+    before = lives(world, stays)
+    heal()
+    everyone = sorted([*old, *others])
+    world.run_until(lambda: same_view(world, everyone), limit_s=120)
+    trains_on(world, everyone)
+    assert lives(world, stays) == before
+
+
+def reminder_of(world: AgreementWorld, teller: str, receiver: str) -> Reminder:
+    """What one can show another that lives, of the view that they are in together."""
+    state = world.peers[teller].agreement._state
+    reminders, views = Reminders(), state.others.views
+    reminders.goes_on(view_of(world, teller), state.active, views, ())
+    found = reminders.of(receiver, views)
+    assert found is not None
+    return found
+
+
+def test_a_peer_believes_its_own_signatures_and_no_others() -> None:
+    """And those only of a time before all that it knows of: it may have left a view since."""
+    world = trained(FOUR)
+    shown, verify = reminder_of(world, "a", "b"), world.peers["b"].agreement._state.settings.verify
+    certificate, was = shown.certificate, shown.active.sender
+    now = Member("b", was.life + 1)
+    anew = KnownViews((KnownView(ViewId(1, "anew"), (now,), "plan"),))
+    assert reminded_of(shown, now, anew, verify) is not None
+    assert reminded_of(shown, Member("c", 9), anew, verify) is None, "it is another peer's"
+    known = KnownViews((KnownView(ViewId(1, "as it was"), (was,), "plan"),))
+    assert reminded_of(shown, now, known, verify) is None, "it has been there, and remembers"
+    moved = KnownViews(anew.history)
+    moved.leaves(None)
+    moved.recalls(anew.history[0])
+    assert reminded_of(shown, now, moved, verify) is None, "its user sent it elsewhere since"
+    other = msgspec.structs.replace(certificate, members=(*certificate.members, Member("key1", 1)))
+    forged = [
+        Reminder(other, shown.active),
+        Reminder(certificate, stated(shown.active, sign_for("a"))),
+        Reminder(certificate, active(ViewId(4, "of another view"), was)),
+        Reminder(msgspec.structs.replace(certificate, ready=()), shown.active),
+    ]
+    assert [reminded_of(it, now, anew, verify) for it in forged] == [None] * 4
+
+
+def test_few_views_can_be_shown_and_none_that_is_no_ancestor() -> None:
+    world = trained(FOUR)
+    state = world.peers["a"].agreement._state
+    reminders, views = Reminders(), state.others.views
+    reminders.goes_on(view_of(world, "a"), state.active, views, view_of(world, "a").members)
+    assert reminders.of("b", views) is None, "nobody has gone"
+    reminders.goes_on(view_of(world, "a"), state.active, views, ())
+    assert reminders.of("b", views) is not None and reminders.of("z", views) is None
+    views.leaves(None)
+    assert reminders.of("b", views) is None

@@ -14,13 +14,13 @@ from p2p_dtfm.core.messages.prepared import Prepared
 from p2p_dtfm.core.planner.planner import compute_plan
 from p2p_dtfm.core.protocol.canonical import digest_bytes
 from p2p_dtfm.core.protocol.plan import NoPlan, Plan
-from p2p_dtfm.core.protocol.records import PROTOCOL_VERSION, Link, PeerRecord
+from p2p_dtfm.core.protocol.records import PROTOCOL_VERSION, Link, PackedRecord
 from p2p_dtfm.core.protocol.snapshot import HeldLayer, Snapshot
 from p2p_dtfm.daemon.peers.wire import KnownPeers, Message, TraceReply, Welcome
 from p2p_dtfm.net.streams.frames import FrameHeader
 from tests.core.planning import Peer, name_of, snapshot
 
-SAID = {2: "5ed3eea3eab1cd371af7364cae0db15d06717c0a715e2fc9c63fdf7099b5bac8"}
+SAID = {2: "d41fc19eaa1ca345d55e4c1b0671220f10c857f2cc6e4a665f779b0728027cfc"}
 PLANNED = {2: "79fac775b8b7620720425a2fb0332823975fbbc1e4b7f3e25b9197edc930980c"}
 
 
@@ -34,7 +34,7 @@ def without_words(schema: Any) -> Any:
 
 
 def test_what_daemons_say() -> None:
-    kinds = (Message, Contribution, Prepared, PeerRecord, Snapshot, Plan | NoPlan, FrameHeader)
+    kinds = (Message, Contribution, Prepared, PackedRecord, Snapshot, Plan | NoPlan, FrameHeader)
     answers = (KnownPeers, TraceReply, Welcome)
     found = msgspec.json.schema_components([*kinds, *answers])
     said = digest_bytes(msgspec.json.encode(without_words(list(found)), order="sorted"))

@@ -21,7 +21,7 @@ IDENTIFIER = re.compile(r"[A-Z][a-z]+(?:[A-Z][a-z]+)+|[a-z]+(?:_[a-z0-9]+)+")
 
 WRITTEN_AT_RUN_TIME = re.compile(
     r"(events|status|manifest|summary|trace|shape|case|chaos|run|tokenizer|config|model|verdict"
-    r"|tokenizer_config|generation_config|special_tokens_map|result|baseline|plan|daemon|dataset_info"
+    r"|tokenizer_config|adapter_config|generation_config|special_tokens_map|result|baseline|plan|daemon|dataset_info"
     r"|before|after|bars|my-\w+|data_info|state|initial|guests)\.(json|md|toml)"
 )
 ELSEWHERE = {

@@ -132,6 +132,8 @@ def test_own_data(typist: Typist) -> None:
     lines = "".join(json.dumps({"body": row}) + "\n" for row in rows)
     (typist.directory / "posts.jsonl").write_text(lines)
     pyarrow.parquet.write_table(pyarrow.table({"body": rows}), typist.directory / "posts.parquet")
+    chats = [{"prompt": f"say {n}: ", "completion": "word"} for n in range(100)]
+    (typist.directory / "chats.jsonl").write_text("".join(f"{json.dumps(c)}\n" for c in chats))
     saved = ROOT / "tests" / "train_data" / "saved_data_set"
     (typist.directory / "saved").symlink_to(saved)
     type_page(typist, "docs/data.md")

@@ -17,11 +17,14 @@ from p2p_dtfm.core.protocol.records import Device, LayerTiming, Link
 from p2p_dtfm.daemon.machine import world
 from p2p_dtfm.daemon.node import participant
 from p2p_dtfm.daemon.peers import self_record
+from p2p_dtfm.daemon.step.microbatches import Microbatches
+from p2p_dtfm.daemon.step.stage_account import Judge
 from p2p_dtfm.daemon.step.step_reduction import _Courses
-from p2p_dtfm.daemon.trainer import step_loop
+from p2p_dtfm.daemon.trainer import audits, step_loop
+from p2p_dtfm.daemon.trainer.audits import Audits
 from p2p_dtfm.net.streams.frames import FrameKind
 from p2p_dtfm.train.model.layer_state import LayerState
-from p2p_dtfm.train.stage import segment_reduction
+from p2p_dtfm.train.stage import finite, segment_reduction
 
 LIES: dict[str, Any] = json.loads(os.environ.get("LIES", "{}"))
 KIND = LIES.get("kind", "")
@@ -104,9 +107,91 @@ def send_no_numbers() -> None:
             start, end = self._layers[layer]
             self.reduced[start:end].fill_(float("nan"))
 
-    segment_reduction.is_finite = lambda values: True  # type: ignore[assignment]
+    for module in (finite, segment_reduction):
+        module.is_finite = lambda values: True  # type: ignore[attr-defined]
     segment_reduction.SegmentReduction.__init__ = init  # type: ignore[method-assign]
     segment_reduction.SegmentReduction.fill = fill  # type: ignore[method-assign]
+
+
+def change_own_gradients() -> None:
+    """In its buffers, so that all it claims and sends agrees: flipped, scaled, or bent a little."""
+    honest = Microbatches.train
+
+    async def train(self: Any, step: int, replay: Any, on_final: Any = None) -> None:
+        def final(layer: int) -> None:
+            if lies(step):
+                gradient = self._runner.layer_states[layer].gradient_vector()
+                if KIND == "bend":
+                    gradient[: max(1, len(gradient) // 1000)] += 1e-4
+                else:
+                    gradient.mul_({"flip": -1.0, "alien": -1.0, "weak": 0.9, "zeros": 0.0}[KIND])
+            on_final(layer)
+
+        await honest(self, step, replay, final)
+
+    Microbatches.train = train  # type: ignore[method-assign]
+
+
+def send_other_parts() -> None:
+    """Others than it claims."""
+    honest = _Courses.send
+
+    async def send(self: Any, peer_id: str, kind: Any, chunk: int, elements: int, payload: Any):
+        if kind is FrameKind.GRADIENT_PART and lies(self._step):
+            payload = (-numpy.frombuffer(bytes(payload), dtype="<f4")).tobytes()
+        await honest(self, peer_id, kind, chunk, elements, payload)
+
+    _Courses.send = send  # type: ignore[method-assign]
+
+
+def add_up_wrongly() -> None:
+    """And tell all holders the same."""
+    honest, begin = segment_reduction.SegmentReduction.add_parts, None
+    begin = segment_reduction.SegmentReduction.__init__
+
+    def init(self: Any, spec: Any, codec: Any, step: int, *arguments: Any) -> None:
+        begin(self, spec, codec, step, *arguments)
+        self.step = step
+
+    def add_parts(self: Any, chunk: int, parts: Any) -> Any:
+        honest(self, chunk, parts)
+        mine = self._of(self.reduced, chunk)
+        if lies(self.step):
+            mine.mul_(-1.0)
+        return self._codec.encode(mine, self._turns[chunk])
+
+    segment_reduction.SegmentReduction.__init__ = init  # type: ignore[method-assign]
+    segment_reduction.SegmentReduction.add_parts = add_parts  # type: ignore[method-assign]
+
+
+def find_fault_with_all() -> None:
+    """Of each work that it is drawn to compute again."""
+    honest = Judge.work_of
+
+    async def work_of(
+        self: Any, peer_id: str, microbatches: Any, batch: Any, step: int, *rest: Any, adds: bool
+    ):
+        found = await honest(self, peer_id, microbatches, batch, step, *rest, adds=adds)
+        return bytes(32) if lies(step) else found
+
+    Judge.work_of = work_of  # type: ignore[method-assign]
+
+
+def say_that_nobody_computes_so() -> None:
+    """And flip its gradients."""
+    audits.arithmetic_name = lambda device: "cpu-of-its-own"  # type: ignore[attr-defined]
+    change_own_gradients()
+
+
+def open_another_thing() -> None:
+    """Than it has committed itself to."""
+    honest = Audits._claim
+
+    async def claim(self: Any, here: Any, local: Any):
+        said = await honest(self, here, local)
+        return msgspec.structs.replace(said, opening=bytes(32)) if lies(here.step) else said
+
+    Audits._claim = claim  # type: ignore[method-assign]
 
 
 def give_noise() -> None:
@@ -127,6 +212,15 @@ if KIND in ("norm", "loss"):
     lie_in_prepared()
 elif KIND:
     {
+        "flip": change_own_gradients,
+        "weak": change_own_gradients,
+        "zeros": change_own_gradients,
+        "bend": change_own_gradients,
+        "part": send_other_parts,
+        "sum": add_up_wrongly,
+        "accuse": find_fault_with_all,
+        "alien": say_that_nobody_computes_so,
+        "opening": open_another_thing,
         "equivnorm": say_each_another_norm,
         "equivsum": send_each_another_sum,
         "nan": send_no_numbers,

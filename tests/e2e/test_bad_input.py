@@ -20,7 +20,7 @@ from p2p_dtfm.core.messages.agreement_messages import (
     sign_contribution,
 )
 from p2p_dtfm.core.protocol.canonical import decode, encode
-from p2p_dtfm.core.protocol.records import PeerRecord, sign_record
+from p2p_dtfm.core.protocol.records import PackedRecord, PeerRecord, sign_record
 from p2p_dtfm.core.protocol.snapshot import GENESIS, Member
 from p2p_dtfm.daemon.peers.wire import CheckpointFiles, FollowLayers, pack, unpack
 from p2p_dtfm.net.contacts.addresses import parse_address
@@ -403,7 +403,7 @@ def test_a_record_with_a_lower_sequence_does_not_replace_a_newer_one(
         (said,) = message.contributions
         assert decode(said.payload, Contribution).joiners == (Member(one.host.peer_id, 1),)
         (named,) = message.newcomers
-        assert decode(named.payload, PeerRecord).sequence == 5
+        assert decode(named.payload, PackedRecord).sequence == 5
 
     sender = with_stranger(live, tmp_path, scenario)
     wait_until(lambda: logged(live.founder, f"goes on without {sender}"), "it is not waited for")

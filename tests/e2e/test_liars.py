@@ -3,9 +3,10 @@ losses are those of one machine."""
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,6 +34,7 @@ def swarm(
     monkeypatch: pytest.MonkeyPatch,
     liars: dict[int, tuple[str, int]],
     steps: int = STEPS,
+    more: Mapping[str, Any] | None = None,
 ) -> Iterator[tuple[LocalSwarm, str]]:
     """Four members; `liars` says of which child what it lies about, from which step on."""
     spec = write_spec(
@@ -40,6 +42,7 @@ def swarm(
         total_steps=steps,
         data={"source": str(data)},
         checkpoint={"every_steps": 10, "keep": 2},
+        **(more or {}),
     )
     with LocalSwarm(directory, OPTIONS, "tests.e2e.liar") as local:
         _, address = local.found(["--run", str(spec), "--expect-peers", "4"])

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from p2p_dtfm.daemon.step import microbatches
-from p2p_dtfm.train.stage import segment_reduction
+from p2p_dtfm.train.stage import finite, segment_reduction
 from p2p_dtfm.train.stage.finite import NotFinite, is_finite
 from tests.core.builders import run_spec
 from tests.e2e.swarm_in_process import EnginePeer, engine_peers, prepare_engines, run_all
@@ -62,7 +62,7 @@ async def poison(peer: EnginePeer, monkeypatch: pytest.MonkeyPatch) -> None:
     def unless_mine(honest: Callable[[Any], bool]) -> Callable[[Any], bool]:
         return lambda value: threading.get_ident() in mine or honest(value)
 
-    for module in (segment_reduction, microbatches):
+    for module in (finite, segment_reduction, microbatches):
         monkeypatch.setattr(module, "is_finite", unless_mine(is_finite))
     monkeypatch.setattr(microbatches.math, "isfinite", unless_mine(math.isfinite))
 

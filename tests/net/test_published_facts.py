@@ -60,7 +60,7 @@ def forgeries(folder: Path) -> dict[str, Value]:
     forged = told(own)
     forged = msgspec.structs.replace(forged, signature=bytes(64))
     nowhere = msgspec.structs.replace(facts, place=msgspec.structs.replace(PLACE, stage=-1))
-    many = {f"peer-{number}": Link(1, 1) for number in range(120)}
+    many = {f"peer-{number}": Link(1, 1) for number in range(400)}
     return {
         "good": good,
         "in a dictionary": (key, own.peer_id.encode(), value, when),

@@ -73,6 +73,7 @@ def of_daemons(scenario: Scenario, spec: RunSpec) -> Snapshot:
 @pytest.mark.parametrize(
     "sections",
     [{}, {"codecs": FEW_BYTES}, {"sync": LOCAL}, {"codecs": FEW_BYTES, "sync": LOCAL},
+     {"codecs": {"activations": "auto"}},
      {"compute": {"recompute": "always"}},
      {"optimizer": {"peak_learning_rate": 1e-3, "kind": "muon"}, "sync": LOCAL,
       "codecs": {"reduction": "sign"}}],

@@ -1,14 +1,21 @@
 """What seeds draw, how a failing one shrinks, and that a planted bug is found."""
 
+import asyncio
+import random
 from pathlib import Path
 
 import pytest
 
+from p2p_dtfm.daemon.trainer.trainer_state import TrainerState
 from p2p_dtfm.testbed.virtual.planted.__main__ import BUGS, Search
 from p2p_dtfm.testbed.virtual.planted.patches import Patches, planted
+from p2p_dtfm.testbed.virtual.process import Process
 from p2p_dtfm.testbed.virtual.seeds.faults import KINDS, NAMES, Fault, Schedule, draw
+from p2p_dtfm.testbed.virtual.seeds.nudges import Nudges
 from p2p_dtfm.testbed.virtual.seeds.player import Player
 from p2p_dtfm.testbed.virtual.seeds.shrink import shrunk
+from p2p_dtfm.testbed.virtual.seeds.waits import Waits
+from p2p_dtfm.testbed.virtual.swarm import Swarm, play
 
 
 def test_some_seeds_play_small_machines_samples_and_residents() -> None:
@@ -42,6 +49,55 @@ def test_a_failing_seed_shrinks_to_the_faults_that_it_takes() -> None:
     assert plays < 40
 
 
+@pytest.mark.parametrize("is_woken", [True, False])
+def test_who_could_go_on_and_is_not_woken_is_seen(tmp_path: Path, is_woken: bool) -> None:
+    state, has_come = TrainerState(), list[bool]()
+
+    async def waits() -> int:
+        while not has_come:
+            await state.wait()
+        return 0
+
+    async def scene(swarm: Swarm) -> list[str]:
+        peer = swarm.peer("a")
+        peer.process = Process("a.0", swarm.loop, random.Random("a"))
+        peer.ended = peer.process.begin(waits())
+        nudges, found = Nudges(swarm.loop, swarm.peers), list[str]()
+        for second in range(6):
+            if second == 4:
+                has_come.append(True)
+                if is_woken:
+                    state.wake.set()
+            nudges.look()
+            await asyncio.sleep(1)
+            found.append(nudges.problem)
+        return found
+
+    *before, last = play(0, tmp_path, scene)
+    assert not any(before[:4])
+    assert (last == "") == is_woken, last
+
+
+@pytest.mark.parametrize("is_paused", [True, False])
+def test_no_wait_of_the_daemons_own_lasts_longer_than_a_minute(
+    tmp_path: Path, is_paused: bool
+) -> None:
+    async def scene(swarm: Swarm) -> list[str]:
+        process = Process("a.0", swarm.loop, random.Random("a"))
+        process.begin(TrainerState().wait())
+        waits, found = Waits(), list[str]()
+        for second in range(100):
+            if is_paused and second == 20:
+                process.pause()
+            found.append(waits.look(swarm.now_s))
+            await asyncio.sleep(1)
+        return found
+
+    found = play(0, tmp_path, scene)
+    assert not any(found[:60])
+    assert ("trainer_state.TrainerState.wait" in found[-1]) == (not is_paused)
+
+
 def test_a_planted_bug_is_gone_afterwards() -> None:
     for bug in BUGS:
         patches = Patches()
@@ -55,6 +111,8 @@ def test_a_planted_bug_is_gone_afterwards() -> None:
 
 FOUND_BY = {
     "prepared-gives-nothing": 9,
+    "new-holder-sleeps": 1,
+    "stop-wakes-nobody": 2,
     "tasks-stay": 0,
     "leaving-never-ends": 0,
     "part-twice": 0,

@@ -83,10 +83,11 @@ class HandWired:
         runners = [self.runners[s.peer_id] for s in pipeline.stages]
         loss_sum = 0.0
         for microbatch in pipeline.microbatches:
-            stream, targets = self.batch(step, microbatch)
+            tokens, targets = self.batch(step, microbatch)
+            stream = tokens
             for runner in runners[:-1]:
-                stream = _over_the_wire(runner.forward(microbatch, stream))
-            loss_sum += runners[-1].forward(microbatch, stream, targets)
+                stream = _over_the_wire(runner.forward(microbatch, stream, tokens=tokens))
+            loss_sum += runners[-1].forward(microbatch, stream, targets, tokens)
         for microbatch in pipeline.microbatches:
             gradient = runners[-1].backward(microbatch)
             for runner in reversed(runners[:-1]):

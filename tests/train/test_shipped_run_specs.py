@@ -17,7 +17,9 @@ def load(name: str) -> RunSpec:
     return parse_run_spec(tomllib.loads(path.read_text(encoding="utf-8")), str(path))
 
 
-@pytest.mark.parametrize("name", ["tiny", "gpt2-small", "gpt2-small-homes", "gpt3-xl"])
+@pytest.mark.parametrize(
+    "name", ["tiny", "tiny-speedrun", "gpt2-small", "gpt2-small-homes", "gpt3-xl"]
+)
 def test_run_spec_loads_and_is_named_after_its_file(name: str) -> None:
     spec = load(name)
     assert spec.name == name

@@ -2,13 +2,16 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from p2p_dtfm.cli.app import HomeOption, app
+from p2p_dtfm.cli.commands.offline.conversations import prepare_conversations
 from p2p_dtfm.cli.terminal.progress import progress_of_bytes
 from p2p_dtfm.core.protocol.errors import UserError
+
+Duplicates = Literal["keep", "exact", "near"]
 
 
 @app.command()
@@ -40,16 +43,50 @@ def prepare(
         list[Path] | None,
         typer.Option(help="Keep these files for evaluation instead; may be repeated."),
     ] = None,
+    held_out_by_document: Annotated[
+        bool,
+        typer.Option("--held-out-by-document", help="Never hold out a part of a text file only."),
+    ] = False,
+    keep: Annotated[
+        str,
+        typer.Option(
+            help="Take documents of which this holds, such as 'rps_doc_word_count >= 50 and "
+            "rps_doc_mean_word_length < 10': quality signals as in RedPajama-V2."
+        ),
+    ] = "",
+    deduplicate: Annotated[
+        Duplicates,
+        typer.Option(help="Take equal texts once (exact), or also texts that are alike (near)."),
+    ] = "keep",
+    similarity: Annotated[
+        float, typer.Option(help="From which on texts count as alike: shared runs of five words.")
+    ] = 0.8,
     context: Annotated[int, typer.Option(help="Tokens in a sequence of the run.")] = 128,
     name: Annotated[str, typer.Option(help="What these data are called.")] = "",
     licence: Annotated[str, typer.Option(help="Under which licence they are.")] = "",
     source: Annotated[str, typer.Option(help="Where they come from.")] = "",
+    conversations: Annotated[
+        bool,
+        typer.Option(
+            "--conversations",
+            help='The files are JSON lines of conversations ("messages", or "prompt" and '
+            '"completion"), and only answers count.',
+        ),
+    ] = False,
+    chat: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write conversations as the model of this directory does: its chat template, "
+            "control tokens and tokenizer. A directory of Hugging Face's, or the origin/ of one "
+            "that was imported."
+        ),
+    ] = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the prepared data that --out holds.")
     ] = False,
 ) -> None:
     """Make token shards from text of your own."""
-    from p2p_dtfm.train.data import Skipped, stated_licence
+    from p2p_dtfm.train.data import Skipped, Wish, stated_licence
     from p2p_dtfm.train.data import prepare as make
     from p2p_dtfm.train.data.prepare import MANIFEST_NAME
     from p2p_dtfm.train.hugging_face.tokenizer_json import read_tokenizer_json
@@ -61,6 +98,9 @@ def prepare(
             f"{out} holds prepared data already, which runs may still need",
             ("choose a new directory for --out", "replace them: the same line with --overwrite"),
         )
+    if conversations or chat is not None:
+        notes = (name, licence, source)
+        return prepare_conversations(paths, out, tokenizer, chat, held_out, context, notes)
     given = None if tokenizer is None else read_tokenizer_json(tokenizer)
     skipped = Skipped()
     with progress_of_bytes() as progress:
@@ -78,6 +118,8 @@ def prepare(
             tokenizer=given,
             text_field=field,
             validation=validation,
+            wish=Wish(keep, deduplicate, similarity),
+            held_out_by_document=held_out_by_document,
         )
     train, test = manifest.totals.train_tokens, manifest.totals.held_out_tokens
     typer.echo(f"{train:,} training and {test:,} held-out tokens in {out}")
@@ -89,7 +131,7 @@ def prepare(
         )
     typer.echo(f"vocabulary {manifest.vocabulary}, manifest {manifest.digest()[:16]}")
     typer.echo(f"skipped: {skipped}")
-    typer.echo(f"those who join are shown: {manifest.notes.describe()}")
+    typer.echo(f"those who join are shown: {manifest.describe()}")
     typer.echo(f'use them in a run spec: [data] source = "{out.absolute()}"')
 
 

@@ -13,6 +13,7 @@ from p2p_dtfm.cli.terminal.progress import progress_of_bytes
 from p2p_dtfm.core.protocol.errors import UserError
 
 if TYPE_CHECKING:
+    from p2p_dtfm.core.protocol.fine_tuning.lora_spec import LoraSpec
     from p2p_dtfm.train.hugging_face.model_card import Told
 
 
@@ -47,9 +48,54 @@ def export(
             "model that the run began with go along.",
         ),
     ] = None,
+    merged: Annotated[
+        bool,
+        typer.Option(
+            "--merged",
+            help="Of a run that trains adapters, the whole model with them added; else hf is the "
+            "adapters alone, for the library peft. Other forms are always whole.",
+        ),
+    ] = False,
+    every: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="While the run trains, into --out every so many steps, as checkpoints of this "
+            "home become whole; ends with the run. 0: once.",
+        ),
+    ] = 0,
+    keep: Annotated[int, typer.Option(min=1, help="With --every: so many of the newest stay.")] = 3,
     home: HomeOption = None,
 ) -> None:
     """Write the trained model for use elsewhere."""
+    if not every:
+        return _export_once(out, checkpoint, form, imported, merged, home)
+    import threading
+
+    from p2p_dtfm.cli.commands.offline.repeated_export import RepeatedExport
+
+    if checkpoint is not None:
+        raise UserError(
+            "--every follows the checkpoints of a home, and one checkpoint was named",
+            "leave out one of the two",
+        )
+
+    def write(directory: Path, target: Path) -> None:
+        _export_once(target, directory, form, imported, merged, home)
+
+    suffix = "" if form is ExportFormat.HF else f".{form.value}"
+    repeated = RepeatedExport(lambda: newest_checkpoint(home), write, out, every, keep, suffix)
+    repeated.follow(lambda text: typer.echo(text, err=True), threading.Event().wait)
+
+
+def _export_once(
+    out: Path,
+    checkpoint: Path | None,
+    form: ExportFormat,
+    imported: Path | None,
+    merged: bool,
+    home: Path | None,
+) -> None:
     from p2p_dtfm.train.hugging_face.export import (
         export_hugging_face,
         export_safetensors,
@@ -60,12 +106,14 @@ def export(
     from p2p_dtfm.train.hugging_face.gguf_export import export_gguf
     from p2p_dtfm.train.model.generate import whole_checkpoint
 
-    comes_from_import = checkpoint is not None and is_imported(checkpoint)
-    if checkpoint is not None and comes_from_import:
-        directory = checkpoint
-    else:
-        directory = whole_checkpoint(checkpoint or newest_checkpoint(home))
+    directory = checkpoint or newest_checkpoint(home)
+    comes_from_import = is_imported(directory)
+    if not comes_from_import:
+        directory = whole_checkpoint(directory)
     model = model_in(directory)
+    is_adapter = model.spec.trains_adapters and not comes_from_import and not merged
+    if is_adapter and form is ExportFormat.HF:
+        return _export_adapter(directory, out)
     tokenizer = None
     if form is not ExportFormat.SAFETENSORS and not comes_from_import:
         try:
@@ -90,6 +138,17 @@ def export(
         typer.echo(f"load it with: transformers.{family}.from_pretrained({str(out)!r})")
     elif form is ExportFormat.GGUF:
         typer.echo(f"try it with: llama-cli -m {out}")
+
+
+def _export_adapter(directory: Path, out: Path) -> None:
+    from p2p_dtfm.train.hugging_face.peft_adapter import export_adapter
+
+    spec, step = export_adapter(directory, out, told_of(directory))
+    typer.echo(f"the adapters of {spec.name} after step {step} are in {out}")
+    typer.echo(
+        f"load them over the model that the run began from: "
+        f"peft.PeftModel.from_pretrained(model, {str(out)!r}); --merged writes both as one model"
+    )
 
 
 def told_of(directory: Path) -> "Told":
@@ -162,6 +221,22 @@ def import_model(
             "hold parts of the model.",
         ),
     ] = False,
+    lora_rank: Annotated[
+        int,
+        typer.Option(
+            min=0, max=1024, help="Freeze the model, and train adapters of this rank (LoRA)."
+        ),
+    ] = 0,
+    lora_alpha: Annotated[
+        float | None, typer.Option(help="Adapters count alpha / rank; default: twice the rank.")
+    ] = None,
+    lora_targets: Annotated[
+        str,
+        typer.Option(
+            help="Which matrices get adapters: query, key, value, output, gate, up, down, "
+            "separated by commas."
+        ),
+    ] = "query,value",
 ) -> None:
     """Start a run from a model that is there already: fine-tuning."""
     from p2p_dtfm.train.hugging_face.model_import import (
@@ -171,7 +246,16 @@ def import_model(
     )
 
     source = data if data == "python-standard-library" else str(Path(data).absolute())
-    training = Training(source, steps, global_batch, microbatch, learning_rate, context or 0, untie)
+    training = Training(
+        source,
+        steps,
+        global_batch,
+        microbatch,
+        learning_rate,
+        context or 0,
+        untie,
+        _lora(lora_rank, lora_alpha, lora_targets),
+    )
     notes: list[str] = []
     with progress_of_bytes() as tell:
 
@@ -186,3 +270,25 @@ def import_model(
         f"{spec.model.vocabulary}, context {spec.model.context}"
     )
     typer.echo(f"found the run with: p2p-dtfm --run {out / RUN_SPEC_NAME}")
+
+
+def _lora(rank: int, alpha: float | None, targets: str) -> "LoraSpec":
+    """Raises `UserError`."""
+    from pydantic import ValidationError
+
+    from p2p_dtfm.core.protocol.fine_tuning.lora_spec import LoraSpec
+
+    if not rank:
+        return LoraSpec()
+    named = [target.strip() for target in targets.split(",")]
+    values = {"rank": rank, "alpha": 2.0 * rank if alpha is None else alpha, "targets": named}
+    try:
+        return LoraSpec.model_validate(values)
+    except ValidationError as error:
+        raise UserError(
+            f"adapters cannot be made so: --lora-targets {targets}, --lora-alpha {alpha}",
+            (
+                "name some of query, key, value, output, gate, up, down, each once",
+                "choose an alpha above 0, such as twice the rank",
+            ),
+        ) from error

@@ -226,6 +226,7 @@ def _step_result(scenario: Scenario, spec: RunSpec) -> tuple[dict[str, Any], Sna
                     }
                     for stage in pipeline.stages
                 ],
+                **({"codecs": list(pipeline.codecs)} if pipeline.codecs else {}),
             }
             for pipeline in found.pipelines
         ],
@@ -241,6 +242,18 @@ def _step_result(scenario: Scenario, spec: RunSpec) -> tuple[dict[str, Any], Sna
             round(spec.tokens_per_step * HOUR_S / step_s / price) if (price) else None
         )
     return result, snapshot, found
+
+
+def _row(pipeline: dict[str, Any]) -> str:
+    """Its stages, with the codecs of each boundary if the planner has chosen them."""
+    first, *others = (
+        f"{stage['peer']} [{stage['first_layer']}-{stage['end_layer'] - 1}]"
+        for stage in pipeline["stages"]
+    )
+    chosen = pipeline.get("codecs", [("", "")] * len(others))
+    arrows = [there if there == back else f"{there}/{back}" for there, back in chosen]
+    pairs = zip(arrows, others, strict=True)
+    return first + "".join(f" →{codecs} {stage}" for codecs, stage in pairs)
 
 
 def _step_text(result: dict[str, Any]) -> str:
@@ -274,11 +287,9 @@ def _step_text(result: dict[str, Any]) -> str:
         )
     lines.append("pipelines, with the layers that each peer holds:")
     for number, pipeline in enumerate(result["pipelines"], 1):
-        stages = " → ".join(
-            f"{stage['peer']} [{stage['first_layer']}-{stage['end_layer'] - 1}]"
-            for stage in pipeline["stages"]
+        lines.append(
+            f"pipeline {number}, {pipeline['microbatches']} microbatches: {_row(pipeline)}"
         )
-        lines.append(f"pipeline {number}, {pipeline['microbatches']} microbatches: {stages}")
     if result["spares"]:
         lines.append(f"spares: {' '.join(result['spares'])}")
     return "\n".join(lines)

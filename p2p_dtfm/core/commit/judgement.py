@@ -10,6 +10,7 @@ from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 
+from p2p_dtfm.core.audit.accounts import fault_of_account, findings
 from p2p_dtfm.core.commit.step_terms import SQUARED_NORM_LIMIT, StepTerms
 from p2p_dtfm.core.messages.prepared import Prepared
 from p2p_dtfm.core.protocol.plan import Plan, Segment
@@ -84,7 +85,19 @@ def fault_of(
             return "Prepared with a sum's digest of another length"
     if not set(prepared.states) <= set(plan.layers_of(me)):
         return "Prepared with states of layers that it does not hold"
-    return _fault_of_counts(prepared, plan, terms, counts) if terms is not None else ""
+    return fault_of_account(prepared.audit, segments, me) or _fault_by_terms(
+        prepared, plan, terms, counts
+    )
+
+
+def _fault_by_terms(
+    prepared: Prepared, plan: Plan, terms: StepTerms | None, counts: Mapping[str, int] | None
+) -> str:
+    if terms is None:
+        return ""
+    if (prepared.audit is not None) != (terms.audits and terms.trains(prepared.step)):
+        return "Prepared accounts for its work where it need not, or does not where it must"
+    return _fault_of_counts(prepared, plan, terms, counts)
 
 
 def _fault_of_counts(
@@ -111,7 +124,9 @@ def _fault_of_counts(
     return ""
 
 
-def conflict_of(said: Mapping[str, Prepared], plan: Plan) -> Conflict:
+def conflict_of(
+    said: Mapping[str, Prepared], plan: Plan, terms: StepTerms | None = None
+) -> Conflict:
     """What the Prepared of one step, by peer, contradict; some may be missing."""
     found = Conflict()
     bases = {peer: prepared.base for peer, prepared in said.items()}
@@ -126,6 +141,12 @@ def conflict_of(said: Mapping[str, Prepared], plan: Plan) -> Conflict:
                 if owner in sums and digests[place] != sums[owner][place]:
                     reason = f"the sums of {owner} are not those that {peer} has got from it"
                     found.doubt(owner, peer, reason)
+    one_arithmetic = terms is not None and terms.one_arithmetic
+    audited = findings(said, plan, _segments(plan), one_arithmetic)
+    for peer, reason in audited.liars.items():
+        found.blame(peer, reason)
+    for (one, other), reason in audited.doubts.items():
+        found.doubt(one, other, reason)
     return found
 
 

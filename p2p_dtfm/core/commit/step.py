@@ -103,7 +103,7 @@ class StepTransaction:
         if self.missing:
             return Conflict()
         if self._conflict is None:
-            self._conflict = conflict_of(self._prepared, self._plan)
+            self._conflict = conflict_of(self._prepared, self._plan, self._terms)
         return self._conflict
 
     def outcome(self) -> StepOutcome | None:

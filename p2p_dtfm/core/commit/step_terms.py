@@ -22,6 +22,10 @@ class StepTerms(msgspec.Struct, frozen=True):
     total_steps: int
     loss_limit: float
     """Nats for each token. A model that knows nothing has ln(vocabulary)."""
+    audits: bool = False
+    """Prepared of a step that trains have an account (`core.audit`); else none has."""
+    one_arithmetic: bool = False
+    """Who computes otherwise than most has no place."""
 
     def trains(self, step: int) -> bool:
         return step < self.total_steps
@@ -49,6 +53,8 @@ def terms_of(spec: RunSpec) -> StepTerms:
         states_every=spec.checkpoint.every_steps,
         total_steps=spec.total_steps,
         loss_limit=10.0 * math.log(spec.model.vocabulary) + 100.0,
+        audits=spec.audit.rate > 0,
+        one_arithmetic=spec.audit.rate > 0 and spec.audit.arithmetic == "most",
     )
 
 

@@ -12,6 +12,7 @@ from p2p_dtfm.core.consensus.attempts.said_ready import SaidReady
 from p2p_dtfm.core.consensus.overlay.grid import Grid, grid_of_view
 from p2p_dtfm.core.consensus.overlay.plan_neighbours import plan_neighbours
 from p2p_dtfm.core.consensus.views.known_views import KnownViews
+from p2p_dtfm.core.consensus.views.reminders import Reminders
 from p2p_dtfm.core.membership.accusers import Accusers
 from p2p_dtfm.core.membership.familiar_peers import FamiliarPeers
 from p2p_dtfm.core.membership.newcomers import Newcomers
@@ -160,6 +161,7 @@ class Others:
     familiar: FamiliarPeers
     """Whom this peer follows, where there is no view that it was in itself."""
     views: KnownViews
+    reminders: Reminders = field(default_factory=Reminders)
     newcomers: Newcomers = field(default_factory=Newcomers)
     lives: dict[str, int] = field(default_factory=dict)
     opened_records: dict[Signed, PeerRecord] = field(default_factory=dict)

@@ -28,8 +28,11 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from p2p_dtfm.core.cost_model.codings import Edges, coding_ns, tensor_bytes
+from p2p_dtfm.core.cost_model.edge_codecs import assignments
 from p2p_dtfm.core.cost_model.pipeline_timing import StageTiming
 from p2p_dtfm.core.cost_model.placement_problem import (
+    MESSAGE_NS,
     UNLIMITED_BYTES_PER_S,
     PlanningProblem,
     duration_ns,
@@ -55,6 +58,8 @@ class PipelineCost:
     """How long after this stage's last backward stage 0 ends its own."""
     hides_ns: tuple[int, ...]
     """How long before this stage's last backward ends the gradient of its last layer is whole."""
+    edges: Edges = ()
+    """In which codecs boundaries are crossed, where the run allows several."""
 
     def duration_ns(self, microbatches: int) -> int:
         return self.fill_ns + (microbatches - 1) * self.period_ns
@@ -72,6 +77,8 @@ class PipelineModel:
         self.problem = problem
         self._cuts: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[int, ...] | None] = {}
         self._costs: dict[tuple[int, ...], PipelineCost | None] = {}
+        self._together = -(-problem.microbatch_count // max(1, problem.inner_steps))
+        """Microbatches of a step that do not wait for one another."""
         classes: dict[object, int] = {}
         self._classes = tuple(
             classes.setdefault((times, memory), len(classes))
@@ -112,17 +119,29 @@ class PipelineModel:
     def time(
         self, peers: tuple[int, ...], cuts: tuple[int, ...]
     ) -> tuple[tuple[int, ...], PipelineCost]:
-        """(microbatches in flight that each stage wants, timing with those that fit)."""
+        """(microbatches in flight that each stage wants, timing with those that fit); in the
+        codecs with which the step's microbatches take least."""
+        problem = self.problem
+        if problem.codings is None or len(peers) == 1:
+            return self._time(peers, cuts, ())
+        busiest_ns = max(map(int.__add__, *self._compute(peers, cuts, ())))
+        offers = assignments(problem, problem.codings, peers, busiest_ns)
+        timed = [self._time(peers, cuts, edges) for edges in offers]
+        return min(timed, key=lambda each: each[1].duration_ns(self._together))
+
+    def _time(
+        self, peers: tuple[int, ...], cuts: tuple[int, ...], edges: Edges
+    ) -> tuple[tuple[int, ...], PipelineCost]:
         problem = self.problem
         last = len(peers) - 1
-        forward, backward = self._compute(peers, cuts)
+        forward, backward = self._compute(peers, cuts, edges)
         period = max(map(int.__add__, forward, backward))
         round_trips = [0] * (last + 1)
         drain = [0] * (last + 1)
         round_trips[last] = forward[last] + backward[last]
         for stage in range(last - 1, -1, -1):
             here, there = peers[stage], peers[stage + 1]
-            out, back = problem.transmit_ns[here][there], problem.transmit_ns[there][here]
+            out, back = self._hop_ns(peers, stage, edges)
             period = max(period, out, back)
             drain[stage + 1] = back + problem.latency_ns[there][here] + backward[stage]
             round_trips[stage] = (
@@ -135,10 +154,9 @@ class PipelineModel:
         for stage in range(1, last + 1):
             drain[stage] += drain[stage - 1]
         if last > 1:
-            period = max(period, self._shared_links_ns(peers))
+            period = max(period, self._shared_links_ns(peers, edges))
         rooms = [self.room(peers[s], cuts[s], cuts[s + 1]) for s in range(last + 1)]
-        together = -(-problem.microbatch_count // max(1, problem.inner_steps))
-        limit = min(together, IN_FLIGHT_LIMIT)
+        limit = min(self._together, IN_FLIGHT_LIMIT)
         here_ns = list(map(int.__add__, forward, backward))
         away_ns = list(map(int.__sub__, round_trips, here_ns))
         wanted = tuple(min(limit, 1 + -(-2 * away // period)) for away in away_ns)
@@ -163,29 +181,27 @@ class PipelineModel:
         if problem.block_update_ppm:
             updates = [self._update_ns(peers[s], cuts[s], cuts[s + 1]) for s in range(last + 1)]
             fill += max(1, problem.inner_steps) * max(updates)
-        return wanted, PipelineCost(cuts, fitting, fill, period, tuple(drain), hides)
+        return wanted, PipelineCost(cuts, fitting, fill, period, tuple(drain), hides, edges)
 
     def stage_timings(self, peers: tuple[int, ...], cost: PipelineCost) -> tuple[StageTiming, ...]:
         """What timing a pipeline tasklet by tasklet needs."""
         problem = self.problem
-        forward, backward = self._compute(peers, cost.cuts)
+        forward, backward = self._compute(peers, cost.cuts, cost.edges)
         timings = []
         for stage, here in enumerate(peers):
             hop = (0, 0, 0, 0)
             if stage + 1 < len(peers):
                 there = peers[stage + 1]
-                hop = (
-                    problem.transmit_ns[here][there],
-                    problem.latency_ns[here][there],
-                    problem.transmit_ns[there][here],
-                    problem.latency_ns[there][here],
-                )
+                out, back = self._hop_ns(peers, stage, cost.edges)
+                hop = out, problem.latency_ns[here][there], back, problem.latency_ns[there][here]
             shared = (0, 0)
             if 0 < stage < len(peers) - 1:  # others send and receive one thing at a time
+                up, down = self._two_tensors(stage, cost.edges)
                 shared = (
-                    self._limited_ns(problem.uplink_bytes_per_s[here]),
-                    self._limited_ns(problem.downlink_bytes_per_s[here]),
+                    self._limited_ns(problem.uplink_bytes_per_s[here], -(-up // 2)),
+                    self._limited_ns(problem.downlink_bytes_per_s[here], -(-down // 2)),
                 )
+            out_bytes, back_bytes = tensor_bytes(cost.edges, stage)
             weight = self.last_part_ns(here, cost.cuts[stage], cost.cuts[stage + 1], stage)
             timings.append(
                 StageTiming(
@@ -196,30 +212,52 @@ class PipelineModel:
                     *shared,
                     weight_ns=weight if self.splits(stage) else 0,
                     update_ns=self._update_ns(here, cost.cuts[stage], cost.cuts[stage + 1]),
+                    out_bytes=out_bytes,
+                    back_bytes=back_bytes,
                 )
             )
         return tuple(timings)
 
     def _compute(
-        self, peers: tuple[int, ...], cuts: tuple[int, ...]
+        self, peers: tuple[int, ...], cuts: tuple[int, ...], edges: Edges
     ) -> tuple[list[int], list[int]]:
-        """Forward and backward nanoseconds of each stage."""
+        """Forward and backward nanoseconds of each stage, with what it codes."""
         forward, backward = [], []
         layer_ns, layer_count = self.problem.layer_ns, self.problem.layer_count
         for stage, peer in enumerate(peers):
             kinds = kinds_in(cuts[stage], cuts[stage + 1], layer_count)
-            forward.append(layer_ns[peer].forward_ns(kinds))
-            backward.append(layer_ns[peer].backward_ns(kinds))
+            there, back = coding_ns(edges, stage, layer_ns[peer].block_forward_ns)
+            forward.append(layer_ns[peer].forward_ns(kinds) + there)
+            backward.append(layer_ns[peer].backward_ns(kinds) + back)
         return forward, backward
 
-    def _shared_links_ns(self, peers: tuple[int, ...]) -> int:
+    def _hop_ns(self, peers: tuple[int, ...], stage: int, edges: Edges) -> tuple[int, int]:
+        """Transmission of an activation to the next stage, and of its gradient back."""
+        here, there = peers[stage], peers[stage + 1]
+        if not edges:
+            return self.problem.transmit_ns[here][there], self.problem.transmit_ns[there][here]
+        rates = self.problem.bytes_per_s[here][there], self.problem.bytes_per_s[there][here]
+        out, back = map(duration_ns, tensor_bytes(edges, stage), rates)
+        return MESSAGE_NS + out, MESSAGE_NS + back
+
+    def _shared_links_ns(self, peers: tuple[int, ...], edges: Edges) -> int:
         """A middle stage sends, and receives, two tensors for each microbatch."""
-        problem = self.problem
-        slowest = min(
-            min(problem.uplink_bytes_per_s[peer], problem.downlink_bytes_per_s[peer])
-            for peer in peers[1:-1]
-        )
-        return -(-2 * problem.boundary_bytes * 1_000_000_000 // slowest)
+        up, down = self.problem.uplink_bytes_per_s, self.problem.downlink_bytes_per_s
+        if not edges:
+            slowest = min(min(up[peer], down[peer]) for peer in peers[1:-1])
+            return duration_ns(2 * self.problem.boundary_bytes, slowest)
+        longest = 0
+        for stage, peer in enumerate(peers[1:-1], start=1):
+            sent, received = self._two_tensors(stage, edges)
+            longest = max(longest, duration_ns(sent, up[peer]), duration_ns(received, down[peer]))
+        return longest
+
+    def _two_tensors(self, stage: int, edges: Edges) -> tuple[int, int]:
+        """Bytes that a middle stage sends, and receives, for each microbatch."""
+        if not edges:
+            return 2 * self.problem.boundary_bytes, 2 * self.problem.boundary_bytes
+        before, after = tensor_bytes(edges, stage - 1), tensor_bytes(edges, stage)
+        return after[0] + before[1], before[0] + after[1]
 
     def splits(self, stage: int) -> bool:
         """Whether the stage at this position leaves a part of its backwards for later."""
@@ -235,11 +273,11 @@ class PipelineModel:
         kinds = kinds_in(first, end, self.problem.layer_count)
         return self.problem.layer_ns[peer].update_ns(kinds, self.problem.block_update_ppm)
 
-    def _limited_ns(self, bytes_per_s: int) -> int:
+    def _limited_ns(self, bytes_per_s: int, size_bytes: int) -> int:
         """Of one boundary tensor through a shared limit; 0 if there is none."""
         if bytes_per_s >= UNLIMITED_BYTES_PER_S:
             return 0
-        return duration_ns(self.problem.boundary_bytes, bytes_per_s)
+        return duration_ns(size_bytes, bytes_per_s)
 
     def room(self, peer: int, first: int, end: int) -> int:
         """Microbatches in flight for which this peer has memory; below 1 if it has too little."""

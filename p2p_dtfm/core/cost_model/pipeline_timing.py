@@ -42,6 +42,10 @@ class StageTiming:
     """What of the backward is left for when nothing else can run; 0: nothing."""
     update_ns: int = 0
     """Of the parameters: before the step's first forward, and between inner steps."""
+    out_bytes: int = 0
+    """Of the activation on the wire; 0: as all boundary tensors of the step."""
+    back_bytes: int = 0
+    """Of the gradient that the next stage sends back."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from collections.abc import Container
 from dataclasses import dataclass
 from itertools import repeat
 
+from p2p_dtfm.core.cost_model.codings import Codings, codings_of
 from p2p_dtfm.core.cost_model.links.swarm_links import (
     UNLIMITED_BYTES_PER_S as UNLIMITED_BYTES_PER_S,
 )
@@ -113,7 +114,7 @@ class PlanningProblem:
     block_count: int
     microbatch_count: int
     boundary_bytes: int
-    """On the wire."""
+    """On the wire; where the run allows several codecs, in the fewest."""
     embedding: LayerBytes
     block: LayerBytes
     head: LayerBytes
@@ -138,6 +139,8 @@ class PlanningProblem:
     """Of each pipeline in a step; 0: replicas do not step alone."""
     block_update_ppm: int = 0
     """Of a block's forward: what an update of the block takes."""
+    codings: Codings | None = None
+    """Of boundaries, where the run allows several."""
 
     @property
     def peer_count(self) -> int:
@@ -225,10 +228,11 @@ def problem_of(snapshot: Snapshot, held_back: Container[str] = ()) -> PlanningPr
         transmit_ns=transmit_table(rate, workload),
         pair_bytes_per_s=pair,
         watchers=_watchers(able, records, links),
-        splits_backwards=workload.recompute != "included",
+        splits_backwards=workload.splits_backwards,
         one_stage=workload.one_stage,
         inner_steps=workload.inner_steps,
         block_update_ppm=workload.block_update_ppm,
+        codings=codings_of(workload),
     )
 
 

@@ -81,7 +81,12 @@ class StepAtWork:
         PipelinesAtWork(self.time, pipelines, self._send, hooks, choose)
 
     def _send(self, origin: StageAtWork, to: StageAtWork, arrived: Event) -> None:
-        self.network.send(origin.peer, to.peer, self._boundary_bytes, arrived, to, urgent=True)
+        if to.position > origin.position:
+            size_bytes = origin.timing.out_bytes
+        else:
+            size_bytes = to.timing.back_bytes
+        size_bytes = size_bytes or self._boundary_bytes
+        self.network.send(origin.peer, to.peer, size_bytes, arrived, to, urgent=True)
 
     def computed(self, peer: int) -> None:
         """Its own gradients are whole now, and set out to its guardians."""

@@ -84,6 +84,8 @@ TABLE: dict[str, Row] = {
     "Heartbeat": _AGREEMENT,
     "SignedPrepared": Row(NEAR, outside=EVERYBODY),
     "PreparedSteps": Row(NEAR, outside=EVERYBODY),
+    "Claimed": Row(NEAR, outside=EVERYBODY),
+    "Audited": Row(NEAR, KIB, outside=EVERYBODY),
     "FollowLayers": Row(MEMBERS),
     "ConfirmLayers": Row(MEMBERS),
     "StateDigest": _FOLLOWING,

@@ -161,9 +161,9 @@ def _late(waited_ns: int, limit_ns: int, text: str) -> str:
 
 
 def _named(lack: Lack) -> str:
-    if lack.kind in (Kind.PREPARED, Kind.ACTIVE, Kind.RECEIPT):
-        return f"{lack.kind}"
-    return f"{lack.kind} {lack.index} of layer {lack.layer}"
+    if lack.kind in (Kind.ACTIVATION, Kind.GRADIENT, Kind.PART, Kind.SUM):
+        return f"{lack.kind} {lack.index} of layer {lack.layer}"
+    return f"{lack.kind}"
 
 
 class _Walk:

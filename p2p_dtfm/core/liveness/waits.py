@@ -13,22 +13,25 @@ _PHASE = {
     Kind.PART: 1,
     Kind.SUM: 1,
     Kind.RECEIPT: 2,
-    Kind.PREPARED: 3,
-    Kind.ACTIVE: 4,
+    Kind.CLAIM: 3,
+    Kind.AUDIT: 4,
+    Kind.PREPARED: 5,
+    Kind.ACTIVE: 6,
 }
 _NEED_NOTHING = (Kind.RECEIPT, Kind.ACTIVE)
 """To be given as soon as what they are for has come."""
+_OWN_FIRST = (Kind.CLAIM, Kind.AUDIT, Kind.PREPARED)
 
 
 def may_wait(owed: Kind, lacked: Kind, *, both_in_one_step: bool) -> bool:
     """Whether who owes `owed` may have to wait for `lacked` first.
 
     Of an earlier step anything may be lacked. What is lacked last in a step holds up nothing that
-    comes before it; and who lacks others' Prepared has said its own.
+    comes before it; and who lacks others' claims, audits or Prepared has said its own.
     """
     if not both_in_one_step:
         return True
-    if owed in _NEED_NOTHING or (owed is lacked is Kind.PREPARED):
+    if owed in _NEED_NOTHING or (owed is lacked and owed in _OWN_FIRST):
         return False
     return _PHASE[lacked] <= _PHASE[owed]
 
@@ -75,6 +78,6 @@ class PossibleWaits:
             return of in self._after[waiting]
         if lack.kind is Kind.RECEIPT:
             return of in self._guards[waiting]
-        if lack.kind is Kind.PREPARED:
+        if lack.kind in _OWN_FIRST:
             return of in self._holders
         return of in (self._members if lack.kind is Kind.ACTIVE else self._beside[waiting])

@@ -178,12 +178,22 @@ class Active(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="activ
     signature: bytes = b""
 
 
+class Reminder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A view in which the receiver has been, as its own signatures show, and that it may have
+    forgotten with its disk."""
+
+    certificate: Certificate
+    """With the receiver's Ready alone."""
+    active: Active
+    """The receiver's: not every view to which somebody said Ready was taken over."""
+
+
 class Standing(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="standing"):
     """Where the sender stands, told to peers outside its view: they left it, or were cut off.
 
     `ancestors` are views that it was in before, newest first; `commit` holds Prepared of the last
     committed step, as their makers signed them; `follows` names those that its user told it to go
-    to, wherever they are.
+    to, wherever they are; `reminder` is for the receiver, where it seems to know none of them.
     """
 
     sender: Member
@@ -193,6 +203,7 @@ class Standing(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="sta
     ancestors: tuple[ViewId, ...] = ()
     commit: tuple[Signed, ...] = ()
     follows: tuple[str, ...] = ()
+    reminder: Reminder | None = None
     signature: bytes = b""
 
     @property
@@ -233,7 +244,7 @@ class JoinRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="
     passed: int = 0
 
 
-class ReadySet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ReadySet(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     """Ready of several that say the same."""
 
     view: ViewId
@@ -243,7 +254,7 @@ class ReadySet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Who says so, with the signature of its Ready."""
 
 
-class Bodies(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Bodies(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     """What outlines of contributions name by digest, for whom it may be news."""
 
     records: tuple[Signed, ...] = ()
@@ -251,7 +262,9 @@ class Bodies(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     plans: tuple[Plan, ...] = ()
 
 
-class Spread(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="spread"):
+class Spread(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag="spread"
+):
     """In a swarm of many: what is new to the sender, for one of its neighbours of the overlay.
 
     It says for many what Gather and Ready say for one. `wants` asks for contributions of these
@@ -276,7 +289,7 @@ class Spread(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="sprea
     wants_ready: tuple[str, ...] = ()
 
 
-class ActiveSet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ActiveSet(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     """Active of several that say the same."""
 
     step: int
@@ -284,7 +297,9 @@ class ActiveSet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     said: tuple[tuple[Member, bytes], ...]
 
 
-class Tidings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="tidings"):
+class Tidings(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag="tidings"
+):
     """In a view of many: what is new to the sender of who is synced and who is active, for one of
     its neighbours. `wants` asks for what these have said."""
 

@@ -24,7 +24,7 @@ from p2p_dtfm.core.messages.message_bounds import VIEWS_LIMIT as SENT_VIEWS_LIMI
 from p2p_dtfm.core.messages.message_bounds import require_bounded_part
 from p2p_dtfm.core.protocol.canonical import encode, encode_for_wire
 from p2p_dtfm.core.protocol.plan import Plan
-from p2p_dtfm.core.protocol.records import PeerRecord
+from p2p_dtfm.core.protocol.records import PeerRecord, payload_of
 from p2p_dtfm.core.protocol.signed import Sign, Signed, Verify, open_signed, sign
 from p2p_dtfm.core.protocol.snapshot import Member
 
@@ -59,13 +59,17 @@ class Outline(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_lik
 
 def record_name(record: Signed) -> bytes:
     """What outlines name it by."""
-    return hashlib.blake2b(record.payload, digest_size=32).digest()
+    return _name_of_record(record.peer_id, record.payload)
 
 
 def names_in(records: Collection[PeerRecord]) -> frozenset[bytes]:
-    """Of records as a snapshot holds them: they are signed over their canonical bytes."""
-    payloads = map(encode, records)
-    return frozenset(hashlib.blake2b(it, digest_size=32).digest() for it in payloads)
+    """Of records as a snapshot holds them."""
+    return frozenset(_name_of_record(record.peer_id, payload_of(record)) for record in records)
+
+
+def _name_of_record(peer_id: str, payload: bytes) -> bytes:
+    """Peers that are alike say the same of themselves."""
+    return hashlib.blake2b(peer_id.encode() + b"\0" + payload, digest_size=32).digest()
 
 
 @lru_cache(maxsize=256)

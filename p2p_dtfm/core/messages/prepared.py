@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from p2p_dtfm.core.messages.audit_messages import Account
 from p2p_dtfm.core.protocol.canonical import digest_bytes, encode, encode_for_wire
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.signed import Sign, Signed, Verify, open_signed, sign
@@ -39,6 +40,8 @@ class Prepared(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_li
     kept: int = -1
     """The newest cut of which the sender's part is kept elsewhere; -1 for none
     (`core.cost_model.cuts`)."""
+    audit: Account | None = None
+    """In a run whose spec asks for audits."""
 
 
 class SignedPrepared(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="prepared"):

@@ -19,6 +19,8 @@ class Kind(StrEnum):
     PART = "part"
     SUM = "sum"
     RECEIPT = "receipt"
+    CLAIM = "claim"
+    AUDIT = "audit"
     PREPARED = "prepared"
     ACTIVE = "active"
 

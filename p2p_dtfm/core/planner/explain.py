@@ -13,7 +13,7 @@ from p2p_dtfm.core.cost_model.placement_problem import PlanningProblem
 from p2p_dtfm.core.cost_model.unmeasured import held_back
 from p2p_dtfm.core.planner.link_sources import link_sources
 from p2p_dtfm.core.planner.recomputation import problem_in_force
-from p2p_dtfm.core.protocol.plan import Plan, Stage
+from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
 from p2p_dtfm.core.protocol.records import PeerRecord
 from p2p_dtfm.core.protocol.snapshot import Snapshot
 
@@ -235,10 +235,18 @@ def _role(plan: Plan, stage: Stage, record: PeerRecord, links: SwarmLinks) -> st
     )
     if place[1] + 1 < len(pipeline.stages):
         after = pipeline.stages[place[1] + 1].peer_id
-        text += f", sends to {after}{_way(record, after, links)}"
+        text += f", sends to {after}{_in_codecs(pipeline, place[1])}{_way(record, after, links)}"
     for number, _ in plan.places_of(stage.peer_id)[1:]:
         text += f"; stands in for a lost peer in pipeline {number + 1} until the next plan"
     return text
+
+
+def _in_codecs(pipeline: Pipeline, boundary: int) -> str:
+    """Where the planner has chosen them."""
+    if not pipeline.codecs:
+        return ""
+    activation, gradient = pipeline.codecs[boundary]
+    return f" in {activation}, back in {gradient}"
 
 
 def _way(record: PeerRecord, after: str, links: SwarmLinks) -> str:

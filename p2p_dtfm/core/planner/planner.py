@@ -145,7 +145,8 @@ def plan_of(problem: PlanningProblem, cost: PlacementCost) -> Plan:
             )
             for position, peer in enumerate(cost.placement[number])
         )
-        pipelines.append(Pipeline(stages, first, count))
+        names = tuple(edge.names for edge in cut.edges)
+        pipelines.append(Pipeline(stages, first, count, names))
         first += count
     used = {peer for peers in cost.placement for peer in peers}
     spares = [problem.peer_ids[peer] for peer in range(problem.peer_count) if peer not in used]

@@ -152,7 +152,15 @@ class Present:
             return None
         used = {stage.peer_id for stage in stages}
         spares = {*self.problem.peer_ids, *self.problem.idle} - used
-        return msgspec.structs.replace(self.plan, spares=tuple(sorted(spares)), provisional=False)
+        coded = tuple(
+            msgspec.structs.replace(
+                pipeline, codecs=tuple(edge.names for edge in timed[peers].edges)
+            )
+            for pipeline, peers in zip(self.pipelines, placement, strict=True)
+        )
+        return msgspec.structs.replace(
+            self.plan, pipelines=coded, spares=tuple(sorted(spares)), provisional=False
+        )
 
     def _fits(self, stage: Stage) -> bool:
         """Whether the peer still has memory for what it keeps in flight."""

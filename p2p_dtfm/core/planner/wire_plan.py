@@ -61,9 +61,12 @@ def wire_plan(spec: RunSpec, plan: Plan, snapshot: Snapshot | None) -> WirePlan:
         chunks[segment.first_layer] = segment_chunks(each, segment.holders, parts)
     boundaries = {}
     for pipeline in plan.pipelines:
-        for before, after in pairwise(pipeline.stages):
+        for number, (before, after) in enumerate(pairwise(pipeline.stages)):
             edge = (before.peer_id, after.peer_id)
-            boundaries[edge] = _boundary_codecs(spec, pipeline, edge, problem)
+            if pipeline.codecs:
+                boundaries[edge] = BoundaryCodecs(*pipeline.codecs[number])
+            else:
+                boundaries[edge] = _boundary_codecs(spec, pipeline, edge, problem)
     return WirePlan(chunks, boundaries)
 
 

@@ -3,6 +3,7 @@
 import msgspec
 
 from p2p_dtfm.core.protocol.canonical import digest
+from p2p_dtfm.core.protocol.run_spec import Codec
 
 
 class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -22,12 +23,15 @@ class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
         return range(self.first_layer, self.end_layer)
 
 
-class Pipeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Pipeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Stages that together hold all layers, and the microbatches of a step that they compute."""
 
     stages: tuple[Stage, ...]
     first_microbatch: int
     microbatch_count: int
+    codecs: tuple[tuple[Codec, Codec], ...] = ()
+    """Of each boundary in order: the activation's and its gradient's. None where the run leaves no
+    choice, or where stages stand in for others."""
 
     @property
     def microbatches(self) -> range:
@@ -164,5 +168,7 @@ def check_plan(plan: Plan, layer_count: int, microbatch_count: int, members: set
             else:
                 seen.append(stage.peer_id)
         assert next_layer == layer_count, "a pipeline must hold every layer"
+        boundaries = len(pipeline.stages) - 1
+        assert len(pipeline.codecs) in (0, boundaries), "each boundary has its codecs, or none has"
     assert next_microbatch == microbatch_count, "every microbatch needs a pipeline"
     assert sorted(seen) == sorted(members), "each member has one place"

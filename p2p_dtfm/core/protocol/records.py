@@ -2,10 +2,11 @@
 
 from collections.abc import Iterable
 from enum import StrEnum
+from typing import Annotated, TypeVar, cast
 
 import msgspec
 
-from p2p_dtfm.core.protocol.canonical import encode
+from p2p_dtfm.core.protocol.canonical import decode, encode
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.facts.brief_links import (
     BriefLinks,
@@ -24,9 +25,13 @@ RECORD_LIMIT_BYTES = 64 * 1024
 NAME_LIMIT = 64
 ADDRESSES_LIMIT = 16
 ADDRESS_LIMIT = 256
+DIGEST_BYTES = 32
 LINKS_LIMIT = 1024 + 64
 """As many members as there may be, and some that were."""
-_KIND = "record"
+RECORD_KIND = "record"
+
+
+Value = TypeVar("Value")
 
 
 class Intent(StrEnum):
@@ -40,6 +45,10 @@ class Reachability(StrEnum):
     RELAYED = "relayed"
     UNREACHABLE = "unreachable"
     UNKNOWN = "unknown"
+
+
+INTENTS, REACHABILITIES = tuple(Intent), tuple(Reachability)
+"""In this order they are counted where a record is packed."""
 
 
 class LayerTiming(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -131,18 +140,116 @@ class PeerRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return (self.life, self.sequence)
 
 
+class PackedRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """A record as it is signed and sent: values alone, and not whose it is, which the signature
+    says. In a large swarm records are most of what founding it costs."""
+
+    protocol_version: int
+    run: bytes
+    """The digest itself; of what is named otherwise (in simulations) the name."""
+    life: int
+    sequence: int
+    device: tuple[str, str, int]
+    """Kind, name and memory."""
+    layers_ns: tuple[int, int, int, int, int, int]
+    """Of embedding, block and head, forward and backward."""
+    facts: DeviceFacts | None
+    rates_bytes_per_s: tuple[int, int]
+    """Up and down."""
+    links: dict[str, tuple[int, int]]
+    brief: BriefLinks | None
+    addresses: tuple[str, ...]
+    reachability: Annotated[int, msgspec.Meta(ge=0, lt=len(REACHABILITIES))]
+    """Which of these."""
+    intent: Annotated[int, msgspec.Meta(ge=0, lt=len(INTENTS))]
+    measured: tuple[MeasuredPlan, ...]
+    name: str | None
+
+
+def packed(record: PeerRecord) -> PackedRecord:
+    """All of it but the id."""
+    device = record.device
+    timings = (device.embedding, device.block, device.head)
+    forwards_and_backwards = [ns for each in timings for ns in (each.forward_ns, each.backward_ns)]
+    return PackedRecord(
+        record.protocol_version,
+        _bytes_of(record.run_digest),
+        record.life,
+        record.sequence,
+        (device.kind, device.name, device.memory_bytes),
+        cast(tuple[int, int, int, int, int, int], tuple(forwards_and_backwards)),
+        _or_none(device.facts),
+        (record.uplink_bytes_per_s, record.downlink_bytes_per_s),
+        {peer: (link.round_trip_ns, link.bytes_per_s) for peer, link in record.links.items()},
+        _or_none(record.brief),
+        record.addresses,
+        REACHABILITIES.index(record.reachability),
+        INTENTS.index(record.intent),
+        record.measured,
+        _or_none(record.name),
+    )
+
+
+def unpacked(peer_id: str, told: PackedRecord) -> PeerRecord:
+    """The record of this peer, who has signed it."""
+    embedding, block, head = (LayerTiming(*told.layers_ns[at : at + 2]) for at in (0, 2, 4))
+    return PeerRecord(
+        peer_id,
+        told.life,
+        told.sequence,
+        told.protocol_version,
+        _text_of(told.run),
+        Device(*told.device, embedding, block, head, _or_unset(told.facts)),
+        *told.rates_bytes_per_s,
+        {peer: Link(*link) for peer, link in told.links.items()},
+        told.addresses,
+        REACHABILITIES[told.reachability],
+        INTENTS[told.intent],
+        told.measured,
+        _or_unset(told.name),
+        _or_unset(told.brief),
+    )
+
+
+def _bytes_of(run_digest: str) -> bytes:
+    try:
+        return bytes.fromhex(run_digest)
+    except ValueError:
+        return run_digest.encode()
+
+
+def _text_of(run: bytes) -> str:
+    return run.hex() if len(run) == DIGEST_BYTES else run.decode(errors="replace")
+
+
+def _or_none(value: Value | msgspec.UnsetType) -> Value | None:
+    return None if isinstance(value, msgspec.UnsetType) else value
+
+
+def _or_unset(value: Value | None) -> Value | msgspec.UnsetType:
+    return msgspec.UNSET if value is None else value
+
+
+def payload_of(record: PeerRecord) -> bytes:
+    """What its signature covers, beside whose it is."""
+    return encode(packed(record))
+
+
 def sign_record(record: PeerRecord, signer: Sign) -> Signed:
     """The record as its peer publishes it."""
-    return sign(record.peer_id, _KIND, encode(record), signer)
+    return sign(record.peer_id, RECORD_KIND, payload_of(record), signer)
+
+
+def run_of_record(signed: Signed) -> str:
+    """The digest of the run that a record which was not checked yet says it is about."""
+    return _text_of(decode(signed.payload, PackedRecord, RECORD_LIMIT_BYTES).run)
 
 
 def open_record(signed: Signed, run_digest: str, verify: Verify) -> PeerRecord:
     """Check a record that arrived: signature, owner, protocol, run. Raises `PeerFault`."""
     if len(signed.payload) > RECORD_LIMIT_BYTES:
         raise PeerFault(f"record of {len(signed.payload)} bytes", signed.peer_id)
-    record = open_signed(signed, _KIND, PeerRecord, verify)
-    if record.peer_id != signed.peer_id:
-        raise PeerFault(f"signed a record of another peer, {record.peer_id}", signed.peer_id)
+    record = unpacked(signed.peer_id, open_signed(signed, RECORD_KIND, PackedRecord, verify))
     if record.protocol_version != PROTOCOL_VERSION:
         raise PeerFault(
             f"speaks protocol {record.protocol_version}, this peer {PROTOCOL_VERSION}: "

@@ -5,15 +5,18 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from p2p_dtfm.core.protocol.canonical import decode, digest_bytes, encode
 from p2p_dtfm.core.protocol.errors import PeerFault, UserError
+from p2p_dtfm.core.protocol.fine_tuning.lora_spec import LoraSpec, reason_against
 from p2p_dtfm.core.protocol.model_spec import ModelSpec, Section, with_preset
 from p2p_dtfm.core.protocol.plain_words import in_plain_words
 
 Codec = Literal["fp32", "fp16", "bf16", "int8"]
 ReductionCodec = Literal["fp32", "bf16", "int8", "sparse", "sign"]
+AUTO_CODECS: tuple[Codec, ...] = ("fp32", "bf16", "int8")
+"""Of equal sizes one: bf16 is encoded sooner than fp16."""
 
 
 class BatchSpec(Section):
@@ -40,7 +43,7 @@ class MuonSpec(Section):
 
 
 class OptimizerSpec(Section):
-    """Linear warm-up, cosine decay and clipping of the global norm.
+    """Linear warm-up, a decay by `schedule`, and clipping of the global norm.
 
     `muon` is of the matrices of blocks alone (Jordan et al. 2024); AdamW, with what is said here,
     updates the rest.
@@ -56,6 +59,38 @@ class OptimizerSpec(Section):
     beta2: float = Field(default=0.95, ge=0, lt=1)
     epsilon: float = Field(default=1e-8, gt=0)
     clip_norm: float = Field(default=1.0, gt=0)
+    schedule: Literal["cosine", "wsd"] = Field(
+        default="cosine",
+        description="cosine: falls from the warm-up on; wsd (warm-up, stable, decay; Hu et al. "
+        "2024): stays at the peak, and falls in a straight line at the end",
+    )
+    decay_steps: int = Field(
+        default=0, ge=0, description="wsd: how long it falls; 0: a fifth of the run"
+    )
+    decay_embeddings: bool = Field(
+        default=True, description="whether weight decay is of embeddings too, as of all matrices"
+    )
+    z_loss: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="so many times the squared logarithm of the softmax's denominator is added to "
+        "what is minimised (PaLM: 1e-4), not to the loss that is told",
+    )
+
+    @model_validator(mode="after")
+    def _decays_when_it_says(self) -> "OptimizerSpec":
+        if self.schedule != "wsd" and self.decay_steps:
+            raise ValueError('optimizer.decay_steps counts only with optimizer.schedule = "wsd"')
+        return self
+
+    def without_later_defaults(self, values: dict[str, Any]) -> None:
+        """Take out of its dumped values the choices that came later and are not made."""
+        if self.kind == "adamw":
+            del values["kind"], values["muon"]
+        for name in ("schedule", "decay_steps", "decay_embeddings", "z_loss"):
+            if getattr(self, name) == type(self).model_fields[name].default:
+                del values[name]
 
     @model_validator(mode="after")
     def _muon_counts(self) -> "OptimizerSpec":
@@ -74,6 +109,28 @@ class DataSpec(Section):
 
     source: str = "python-standard-library"
     manifest: str = Field(default="", pattern="^([0-9a-f]{64})?$")
+    packing: Literal["plain", "documents"] = Field(
+        default="plain",
+        description="a sequence holds the end of one document and the beginning of others; "
+        "documents: attention does not cross from one to another; positions go on",
+    )
+    end_of_document: int = Field(
+        default=-1,
+        ge=-1,
+        lt=1 << 24,
+        description="with documents: the token that ends each; founding fills it in",
+    )
+
+    @model_validator(mode="after")
+    def _ends_count(self) -> "DataSpec":
+        if self.packing == "plain" and self.end_of_document >= 0:
+            raise ValueError('data.end_of_document counts only with data.packing = "documents"')
+        return self
+
+    @property
+    def masks_documents(self) -> bool:
+        """Whether every stage must know the tokens, to see where documents end."""
+        return self.packing == "documents"
 
 
 class EvaluationSpec(Section):
@@ -94,7 +151,8 @@ class SparseSpec(Section):
 class CodecSpec(Section):
     """How tensors travel: activations and their gradients between stages, and the reduction.
 
-    The plan picks one of those that are allowed for each edge. State, and the gradients that
+    A list is what a plan may choose from for each edge, the one it would rather have first; a
+    word is a list of one, and "auto" one of fp32, bf16 and int8. State, and the gradients that
     followers replay, are always fp32.
     """
 
@@ -104,6 +162,13 @@ class CodecSpec(Section):
     )
     reduction: ReductionCodec = Field(default="fp32", description="of gradients of parameters")
     sparse: SparseSpec = SparseSpec()
+
+    @field_validator("activations", "gradients", mode="before")
+    @classmethod
+    def _word_is_a_list(cls, told: object) -> object:
+        if told == "auto":
+            return AUTO_CODECS
+        return (told,) if isinstance(told, str) else told
 
 
 class SyncSpec(Section):
@@ -187,6 +252,27 @@ class CheckpointSpec(Section):
     keep: int = Field(default=2, ge=2, description="two, so that a torn one never is the last")
 
 
+class AuditSpec(Section):
+    """Whether stage-holders compute each other's work again. Experimental."""
+
+    rate: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="the part of all works in a step that are computed again, bit for bit, before "
+        "it commits; 0: none",
+    )
+    arithmetic: Literal["most", "any"] = Field(
+        default="most",
+        description="most: where more than half of the stage-holders compute alike, bit for bit, "
+        "who does not has no place, as nobody can compute its work again; any: it is not audited",
+    )
+
+    @property
+    def rate_millionths(self) -> int:
+        return round(self.rate * 1_000_000)
+
+
 class RunSpec(Section):
     """Everything that decides what the run computes."""
 
@@ -196,6 +282,7 @@ class RunSpec(Section):
     model: ModelSpec
     batch: BatchSpec
     optimizer: OptimizerSpec
+    lora: LoraSpec = LoraSpec()
     data: DataSpec = DataSpec()
     evaluation: EvaluationSpec = EvaluationSpec()
     codecs: CodecSpec = CodecSpec()
@@ -209,6 +296,17 @@ class RunSpec(Section):
         description="tells apart runs of one spec; `p2p-dtfm --new` chooses it",
     )
     admission: AdmissionSpec = AdmissionSpec()
+    audit: AuditSpec = AuditSpec()
+
+    @model_validator(mode="after")
+    def _audits_repeat_bits(self) -> "RunSpec":
+        is_exact = self.sync.mode == "every_step" and self.codecs.reduction == "fp32"
+        if self.audit.rate and not is_exact:
+            raise ValueError(
+                'audit.rate needs sync.mode = "every_step" and codecs.reduction = "fp32": what '
+                "else a replica remembers nobody has but itself"
+            )
+        return self
 
     @model_validator(mode="after")
     def _evaluation_is_whole_microbatches(self) -> "RunSpec":
@@ -246,6 +344,18 @@ class RunSpec(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _adapters_can_be_trained(self) -> "RunSpec":
+        reason = reason_against(self.model, self.lora, self.optimizer.kind == "muon")
+        if reason is not None:
+            raise ValueError(reason)
+        return self
+
+    @property
+    def trains_adapters(self) -> bool:
+        """Whether the model itself is frozen (`[lora]`)."""
+        return self.lora.rank > 0
+
     @property
     def microbatches_per_step(self) -> int:
         return self.batch.global_batch // self.batch.microbatch
@@ -272,12 +382,17 @@ class RunSpec(Section):
         values["model"] = self.model.stated()
         if not self.founding:
             del values["founding"]
-        if self.optimizer.kind == "adamw":
-            del values["optimizer"]["kind"], values["optimizer"]["muon"]
+        self.optimizer.without_later_defaults(values["optimizer"])
+        if not self.data.masks_documents:
+            del values["data"]["packing"], values["data"]["end_of_document"]
+        if not self.trains_adapters:
+            del values["lora"]
         if not self.limits.least_gain:
             del values["limits"]["least_gain"]
         if not self.admission.founder:
             del values["admission"]["founder"], values["admission"]["key"]
+        if not self.audit.rate:
+            del values["audit"]
         return encode(_floats_to_text(values))
 
     @property

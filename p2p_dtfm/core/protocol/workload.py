@@ -9,8 +9,9 @@ from enum import StrEnum
 
 import msgspec
 
+from p2p_dtfm.core.protocol.fine_tuning.lora_spec import adapted_matrices
 from p2p_dtfm.core.protocol.model_spec import ModelSpec
-from p2p_dtfm.core.protocol.run_spec import CodecSpec, RunSpec
+from p2p_dtfm.core.protocol.run_spec import Codec, CodecSpec, RunSpec
 
 FLOAT_BYTES = 4
 KIBI = 1024
@@ -35,22 +36,29 @@ class LayerCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     """Bytes and operations of one layer at the run's microbatch shape."""
 
     parameter_count: int
+    """Of those that are trained."""
     state_bytes: int
     """Resident for as long as the layer is held: parameters, gradient, two moments, and what a
-    replica keeps to itself."""
+    replica keeps to itself; and parameters that are frozen."""
     saved_bytes: int
     """Kept for each microbatch in flight between its forward and its backward."""
     forward_flops: int
     update_flops: int = 0
     """Of an update, once in a step or in each inner step; 0: too little to be counted."""
+    backward_flops: int = 0
+    """Where matrices are frozen, so that no part of a backward can be left for later. 0: twice the
+    forward's, for the input's gradient and as many for the matrices' own."""
+
+
+class AllowedCodecs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Among which a planner chooses for each boundary; the one the run would rather have first."""
+
+    activations: tuple[Codec, ...]
+    gradients: tuple[Codec, ...]
 
 
 class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The planner's view of a run spec.
-
-    Of the codecs that the run allows the planner counts the one with the fewest bytes: it is the
-    one in use wherever a link is what holds up a pipeline.
-    """
+    """The planner's view of a run spec."""
 
     block_count: int
     microbatch_count: int
@@ -61,8 +69,8 @@ class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     block: LayerCost
     head: LayerCost
     min_members: int
-    boundary_bytes_per_kibi: int = 4096
-    """1024 values of an activation or its gradient, as they travel."""
+    boundary_bytes_per_kibi: int | AllowedCodecs = 4096
+    """1024 values of an activation or its gradient, as they travel; or in what they may."""
     gradient_bytes_per_kibi: int = 4096
     """1024 values of a parameter gradient, as they are reduced."""
     guarded_bytes_per_kibi: int = 4096
@@ -85,8 +93,17 @@ class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
         return _MILLION * self.block.update_flops // self.block.forward_flops
 
     @property
+    def splits_backwards(self) -> bool:
+        """Whether stages leave the gradients of matrices for when nothing else can run."""
+        return self.recompute != "included" and not self.block.backward_flops
+
+    @property
     def boundary_wire_bytes(self) -> int:
-        return -(-self.boundary_bytes * self.boundary_bytes_per_kibi // (FLOAT_BYTES * KIBI))
+        """In the fewest bytes that the run allows both ways."""
+        per_kibi = self.boundary_bytes_per_kibi
+        if isinstance(per_kibi, AllowedCodecs):
+            per_kibi = _fewest_both_ways(per_kibi)
+        return -(-self.boundary_bytes * per_kibi // (FLOAT_BYTES * KIBI))
 
     def gradient_wire_bytes(self, cost: "LayerCost") -> int:
         """A layer's gradient, in one direction, when a replica contributes it."""
@@ -124,7 +141,7 @@ def workload_of(spec: RunSpec) -> Workload:
     boundary = tokens * width * FLOAT_BYTES
     positions = model.context if model.position == "learned" else 0
     copies = STATE_COPIES + _private_copies(spec)
-    return Workload(
+    whole = Workload(
         block_count=model.layers,
         microbatch_count=spec.microbatches_per_step,
         evaluation_microbatch_count=spec.evaluation_microbatches,
@@ -146,14 +163,44 @@ def workload_of(spec: RunSpec) -> Workload:
             copies,
         ),
         min_members=spec.limits.min_members,
-        boundary_bytes_per_kibi=max(
-            _fewest_bytes(spec.codecs.activations), _fewest_bytes(spec.codecs.gradients)
-        ),
+        boundary_bytes_per_kibi=_boundary_codecs(spec.codecs),
         gradient_bytes_per_kibi=reduced_bytes_per_kibi(spec.codecs, spec.codecs.reduction),
         recompute=spec.compute.recompute,
         inner_steps=spec.sync.inner_steps if spec.sync.mode == "local" else 0,
         least_gain_ppm=round(spec.limits.least_gain * _MILLION),
-        one_stage=model.tied_head,
+        one_stage=model.tied_head and not spec.trains_adapters,
+    )
+    return _of_adapters(spec, whole, copies, tokens) if spec.trains_adapters else whole
+
+
+def _of_adapters(spec: RunSpec, whole: Workload, copies: int, tokens: int) -> Workload:
+    """The same model frozen, with adapters beside some matrices of its blocks.
+
+    Embedding and head train nothing; that they have a state at all, as every layer does, costs one
+    element (`train.model.lora.adapted`). A tied head is frozen like the embedding, so both can lie
+    with different peers.
+    """
+    model, rank = spec.model, spec.lora.rank
+    adapters = adapted_matrices(model, spec.lora)
+    count = sum(adapter.parameter_count(rank) for adapter in adapters)
+
+    def frozen(cost: LayerCost, trained: int, matrices: int, more_saved: int = 0) -> LayerCost:
+        more = 2 * tokens * trained if trained > 1 else 0
+        return msgspec.structs.replace(
+            cost,
+            parameter_count=trained,
+            state_bytes=FLOAT_BYTES * (cost.parameter_count + copies * trained),
+            saved_bytes=cost.saved_bytes + more_saved,
+            forward_flops=cost.forward_flops + more,
+            backward_flops=max(1, 2 * cost.forward_flops - 2 * tokens * matrices + 2 * more),
+        )
+
+    narrow = tokens * rank * len(adapters) * FLOAT_BYTES
+    return msgspec.structs.replace(
+        whole,
+        embedding=frozen(whole.embedding, 1, model.width),
+        block=frozen(whole.block, count, _block_matrices(model), narrow),
+        head=frozen(whole.head, 1, model.width * model.vocabulary),
     )
 
 
@@ -241,6 +288,17 @@ def reduced_bytes_per_kibi(codecs: CodecSpec, reduction: str) -> int:
     kept = -(-offered * sparse.keep_percent // 100)
     marks = offered if sparse.keep_percent < 100 else 0
     return max(1, -(-(kept * sparse.bits + marks) // 8))
+
+
+def _boundary_codecs(codecs: CodecSpec) -> int | AllowedCodecs:
+    """A run that names one for each way leaves no choice: its bytes are all there is to know."""
+    allowed = AllowedCodecs(codecs.activations, codecs.gradients)
+    one_each = len(allowed.activations) == len(allowed.gradients) == 1
+    return _fewest_both_ways(allowed) if one_each else allowed
+
+
+def _fewest_both_ways(allowed: AllowedCodecs) -> int:
+    return max(_fewest_bytes(allowed.activations), _fewest_bytes(allowed.gradients))
 
 
 def _fewest_bytes(codecs: Iterable[str]) -> int:

@@ -90,7 +90,7 @@ def _judge_step(
             found.blame(peer, fault)
         else:
             true[peer] = prepared
-    conflict = conflict_of(true, plan)
+    conflict = conflict_of(true, plan, terms)
     if conflict.forks and not found.liars and facts.are_whole:
         base, count = Counter(item.base for item in true.values()).most_common(1)[0]
         for peer, prepared in true.items():

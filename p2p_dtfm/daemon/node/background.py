@@ -56,9 +56,9 @@ class Background:
         self._replanned_s = -REPLAN_INTERVAL_S
         self._doubted: frozenset[str] = frozenset()
         """Who is in doubt by others' word, and so was called."""
-        self._planned_s = 0.0
-        self._planned_for: View | None = None
-        """The view in force, and when this peer's loop first saw it."""
+        self._replans_view: View | None = None
+        self._replans_view_since_s = 0.0
+        """The view in force, and since when this loop has seen it."""
         self._publishing = Publishing(
             membership.acquaintances.directory,
             self._run.digest,
@@ -265,10 +265,11 @@ class Background:
         if view is None or self._membership.me not in view.members or len(view.members) == 1:
             return
         now_s = now.monotonic_s()
-        if view is not self._planned_for:
-            self._planned_for, self._planned_s = view, now_s
+        if view is not self._replans_view:
+            self._replans_view, self._replans_view_since_s = view, now_s
         news = self._membership.self_record.news_to(view.snapshot)
-        since_s = self._planned_s if news is LinkNews.CHANGED else self._replanned_s
+        is_of_links = news is LinkNews.CHANGED
+        since_s = self._replans_view_since_s if is_of_links else self._replanned_s
         if news is not None and now_s - max(since_s, self._replanned_s) >= REPLAN_INTERVAL_S:
             self._replanned_s = now_s
             self._do(agreement.request_replan(news.value, now.monotonic_ns()))

@@ -60,7 +60,7 @@ class Daemon:
         """`dashboard` is closed by whoever made it. `seen`: by an earlier daemon of this home.
         `world`: this machine, unless another is given."""
         self._local = Local(settings, dashboard, seen, world)
-        self._status_api: StatusApi | None = None
+        self.status_api: StatusApi | None = None
         self._departure: Departure | None = None
         """Once it takes part."""
 
@@ -91,8 +91,8 @@ class Daemon:
             local.event_files = EventFiles(settings.tensorboard)
             stack.callback(local.event_files.close)
         network = await Network.start(local, life, past, stack)
-        self._status_api = StatusApi(local, network)
-        await self._status_api.start(stack)
+        self.status_api = StatusApi(local, network)
+        await self.status_api.start(stack)
         acquaintances = await Acquaintances.start(local, network, past)
         stack.push_async_callback(acquaintances.close)
         joining = Joining(local, network, acquaintances)
@@ -106,7 +106,7 @@ class Daemon:
         departure, entry = Departure(participant), Entry(participant)
         Effects(participant, entry, departure)
         network.inside = Dispatch(participant)
-        self._departure, self._status_api.participant = departure, participant
+        self._departure, self.status_api.participant = departure, participant
         await acquaintances.begin_to_remember(run)
         stack.callback(acquaintances.be_silent)
         membership.self_record = await measure(local, network, run)
@@ -135,9 +135,9 @@ class Daemon:
         """When it is to come back by itself, by the clock on the wall."""
         return self._local.life.pause_until_s
 
-    def pause(self, reason: str) -> None:
+    def pause(self, reason: str, until_s: float | None = None) -> None:
         """Leave like any peer, but to come back: `run` ends with `pause_reason` set."""
-        self._local.life.pause(reason)
+        self._local.life.pause(reason, until_s)
 
     def leave(self) -> None:
         """For good, even if a pause has begun."""
@@ -163,7 +163,7 @@ class Daemon:
 
     def status_json(self) -> dict[str, Any]:
         """What `p2p-dtfm status --json` prints; empty before there is a network."""
-        return self._status_api.status_json() if self._status_api is not None else {}
+        return self.status_api.status_json() if self.status_api is not None else {}
 
 
 def _refuse_emulation_among_strangers(settings: Settings) -> None:

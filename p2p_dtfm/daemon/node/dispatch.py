@@ -16,6 +16,7 @@ from p2p_dtfm.core.messages.agreement_messages import (
     Spread,
     Tidings,
 )
+from p2p_dtfm.core.messages.audit_messages import Audited, Claimed
 from p2p_dtfm.core.messages.prepared import PreparedSteps, SignedPrepared, Statement, open_prepared
 from p2p_dtfm.core.protocol.canonical import decode, encode
 from p2p_dtfm.core.protocol.errors import PeerFault
@@ -170,17 +171,24 @@ class Dispatch:
             self._membership.actions.do(actions)
             if isinstance(message, Active | Tidings):
                 trainer.may_commit()
-        elif isinstance(message, SignedPrepared):
-            if message.signed.peer_id != sender:
-                raise PeerFault("says Prepared for another peer", sender)
-            prepared = open_prepared(message.signed, verify)
-            trainer.prepared(Statement(prepared, message.signed))
+        elif isinstance(message, SignedPrepared | Claimed | Audited):
+            self._of_a_step(sender, message)
         elif isinstance(message, FOLLOWING):
             if isinstance(message, FollowLayers | ConfirmLayers):
                 self._require_layers(sender, message)
             trainer.following(sender, message)
         elif isinstance(message, CheckpointFiles) and sender in self._membership.members():
             self._participant.checkpoints.remote_files(sender, message)
+
+    def _of_a_step(self, sender: str, message: SignedPrepared | Claimed | Audited) -> None:
+        trainer = self._participant.trainer
+        if not isinstance(message, SignedPrepared):
+            trainer.audited(sender, message)
+            return
+        if message.signed.peer_id != sender:
+            raise PeerFault("says Prepared for another peer", sender)
+        prepared = open_prepared(message.signed, verify)
+        trainer.prepared(Statement(prepared, message.signed))
 
     def _hear_heartbeat(self, sender: str, message: Heartbeat) -> None:
         self._participant.step_watch.heard(sender, message.progress, message.work)
@@ -259,6 +267,8 @@ class Dispatch:
             return path
         if (offer := self._participant.offers.find(digest)) is not None:
             return offer
+        if (part := self._participant.trainer.find_part(digest)) is not None:
+            return part
         return self._participant.checkpoints.path_of(digest)
 
     def name_of(self, digest: str) -> str:

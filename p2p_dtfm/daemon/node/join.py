@@ -297,7 +297,7 @@ class Joining:
         self._network.messenger.run_digest = spec_digest
         run = await self._fetch_run(welcome, store, peers)
         await self._acquaintances.directory.meet(sorted({peer_id} - {self._network.me.peer_id}))
-        log.info("%s", run.manifest.notes.describe())
+        log.info("%s", run.manifest.describe())
         log.info("takes part in run %s (%s)", run.digest[:16], run.spec.name)
         return run
 

@@ -21,7 +21,6 @@ from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.protocol.snapshot import ViewId
-from p2p_dtfm.core.protocol.workload import FLOAT_BYTES
 from p2p_dtfm.core.recovery.contradictions import agreed_states
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.dashboard.report_file import FILE as REPORT_FILE
@@ -49,7 +48,10 @@ from p2p_dtfm.net.streams.frames import FrameHeader, FrameKind, FrameLimits
 from p2p_dtfm.ports import now
 from p2p_dtfm.train.data import Dataset, load_tokenizer
 from p2p_dtfm.train.model.checkpoint import list_checkpoints, load_layer
-from p2p_dtfm.train.model.gpt import layer_count
+from p2p_dtfm.train.model.gpt import layer_count, plain_entries
+from p2p_dtfm.train.model.layer_state import LayerState
+from p2p_dtfm.train.model.lora.frozen_base import attach_held
+from p2p_dtfm.train.model.tensor_file import entry_bytes
 from p2p_dtfm.train.stage.batches import Batches
 from p2p_dtfm.train.stage.emulated import emulated_flops_per_s
 
@@ -96,7 +98,9 @@ class Participant:
             membership.has_stage,
             local.status.troubles,
         )
-        self.trainer = Trainer(self._tools(), self)
+        tools = self._tools()
+        self.initial = tools.initial
+        self.trainer = Trainer(tools, self)
         self.trainer.history.on_record = self._on_step
         self.step_watch = StepWatch(
             network.me.peer_id,
@@ -134,6 +138,8 @@ class Participant:
         stack.callback(contributions.write)
         stack.push_async_callback(participant.tell_end)
         membership.local.life.spawn(participant.when_done())
+        if run.spec.trains_adapters:
+            membership.local.life.spawn(participant.initial.keep_all())
         observer.measures_with(lambda: participant.measured_rate() > 0)
         return participant
 
@@ -146,17 +152,23 @@ class Participant:
         if emulated_flops_per_s(local.settings.device) is not None:
             return None
         layers = range(layer_count(run.spec))
-        count = sum(self.membership.workload.cost(layer).parameter_count for layer in layers)
+        entries = [entry for layer in layers for entry in plain_entries(run.spec, layer)]
         model = Model(
             run.spec,
             lambda: self.trainer.states,
             lambda: self.checkpoints.whole_step,
-            self.checkpoints.load,
-            FLOAT_BYTES * count,
+            self._saved_layer,
+            sum(map(entry_bytes, entries)),
         )
         show = local.observer.show_samples
         shown = local.observer.seen.samples
         return SampleWriter(model, load_tokenizer(path), local.compute, show, shown)
+
+    async def _saved_layer(self, layer: int, step: int) -> LayerState:
+        """Of a checkpoint, able to compute. Raises `UserError`."""
+        state = await self.checkpoints.load(layer, step)
+        await self.local.compute.run(attach_held, state, self.membership.run.blobs.path)
+        return state
 
     async def when_done(self) -> None:
         """Tells so; whoever ends with its run may end before."""

@@ -73,8 +73,8 @@ class StatusApi:
             make_app(
                 readers,
                 actions,
-                {"trace": self._trace_json},
-                {"pause-for": pause_for, "invite": self._invite, "revoke": self._revoke},
+                {"trace": self.trace_json},
+                {"pause-for": pause_for, "invite": self.invite, "revoke": self.revoke},
             ),
             local.home.socket,
         )
@@ -83,7 +83,7 @@ class StatusApi:
         if local.dashboard.address is not None:
             log.info("dashboard %s", local.dashboard.address)
 
-    async def _invite(self, parameters: Mapping[str, str]) -> dict[str, Any]:
+    async def invite(self, parameters: Mapping[str, str]) -> dict[str, Any]:
         """A line for others to join with, or why there is none."""
         participant, view = self.participant, self._view
         if participant is None or view is None:
@@ -100,7 +100,7 @@ class StatusApi:
         except UserError as error:
             return _explained(error)
 
-    async def _revoke(self, parameters: Mapping[str, str]) -> dict[str, Any]:
+    async def revoke(self, parameters: Mapping[str, str]) -> dict[str, Any]:
         view, names = self._view, self._local.observer.seen.names
         members = view.member_ids if view is not None else ()
         try:
@@ -146,7 +146,7 @@ class StatusApi:
         return {
             "run": run.spec.name,
             "run_digest": run.digest,
-            "data": run.manifest.notes.describe(),
+            "data": run.manifest.describe(),
             "checkpoints": str(self._local.home.checkpoints(run.digest)),
             "admission": run.spec.admission.mode,
         }
@@ -242,7 +242,7 @@ class StatusApi:
             for record in records
         ]
 
-    async def _trace_json(self, parameters: Mapping[str, str]) -> dict[str, Any]:
+    async def trace_json(self, parameters: Mapping[str, str]) -> dict[str, Any]:
         """The newest steps of all stage-holders by one clock; `steps` says how many."""
         view = self._view
         if view is None or not isinstance(view.plan, Plan):

@@ -144,7 +144,7 @@ async def _notes(host: Host, peer_id: str, spec: RunSpec) -> str:
             path = await exchange.fetch(
                 digest, [peer_id], Path(folder) / digest, MANIFEST_LIMIT_BYTES
             )
-        return parse_manifest(path.read_bytes(), digest).notes.describe()
+        return parse_manifest(path.read_bytes(), digest).describe()
 
 
 async def _check_clock(host: Host, address: str, peer_id: str) -> Finding:

@@ -29,6 +29,7 @@ from p2p_dtfm.train.data import (
     Manifest,
     Progress,
     Tokenizer,
+    end_of_document,
     open_prepared,
     parse_manifest,
     prepare_standard_library,
@@ -75,9 +76,13 @@ def prepare_run(path: Path, scratch: Path, progress: Progress) -> tuple[RunSpec,
             f"{spec.data.manifest[:12]}",
             "remove data.manifest from the run spec, or point data.source at those data",
         )
-    data = spec.data.model_copy(
-        update={"manifest": prepared.manifest.digest(), "source": prepared.manifest.notes.name}
-    )
+    filled: dict[str, str | int] = {
+        "manifest": prepared.manifest.digest(),
+        "source": prepared.manifest.notes.name,
+    }
+    if spec.data.masks_documents:
+        filled["end_of_document"] = end_of_document(prepared.tokenizer)
+    data = spec.data.model_copy(update=filled)
     return spec.model_copy(update={"data": data}), prepared.store
 
 

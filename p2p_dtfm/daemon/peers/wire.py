@@ -13,6 +13,7 @@ from p2p_dtfm.core.messages.agreement_messages import (
     Synced,
     Tidings,
 )
+from p2p_dtfm.core.messages.audit_messages import Audited, Claimed
 from p2p_dtfm.core.messages.prepared import PreparedSteps, SignedPrepared
 from p2p_dtfm.core.protocol.canonical import decode, encode_for_wire
 from p2p_dtfm.core.protocol.signed import Signed
@@ -223,6 +224,8 @@ Message = (
     | JoinRequest
     | SignedPrepared
     | PreparedSteps
+    | Claimed
+    | Audited
     | FollowLayers
     | LayerOffered
     | ConfirmLayers

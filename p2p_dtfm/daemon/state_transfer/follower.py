@@ -8,7 +8,7 @@ gradients that follow. A donor that fails is followed by the next one.
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,6 +65,8 @@ class FollowerTools:
     compute: Compute
     numbers: Iterator[int]
     """Names for requests, none used twice in this life."""
+    keep_frozen: Callable[[int], Awaitable[None]]
+    """Brings what a layer has besides its state, where anything is frozen."""
 
 
 class Follower:
@@ -279,6 +281,7 @@ class Follower:
             log.warning("refuses the state of layer %d that %s gives", offer.layer, donor)
             self._turn_from(donor)
             return
+        await tools.keep_frozen(offer.layer)
         if not self._has_stopped:
             tools.states[offer.layer] = state
         self._arrived(offer.layer)

@@ -1,4 +1,8 @@
-"""A layer before the first step: computed from the run's seed, or given weights fetched by hash."""
+"""A layer before the first step: computed from the run's seed, or given weights fetched by hash.
+
+Where a run trains adapters the given weights are frozen, and belong to a layer for good: whoever
+has its state keeps their file, and whoever computes with it has them in memory.
+"""
 
 import asyncio
 import logging
@@ -11,13 +15,16 @@ from p2p_dtfm.daemon.machine.compute import Compute
 from p2p_dtfm.daemon.telemetry.status import State, Status
 from p2p_dtfm.net.streams.blobs import BlobExchange, BlobUnavailable
 from p2p_dtfm.train.data import BlobStore
+from p2p_dtfm.train.model.gpt import layer_count
 from p2p_dtfm.train.model.initial_state import (
     INITIAL_LIMIT_BYTES,
+    attach_base,
     initial_layer_state,
     initial_paths,
     parse_initial,
 )
 from p2p_dtfm.train.model.layer_state import LayerState
+from p2p_dtfm.train.model.lora.adapted import has_base
 
 INITIAL_NAME = "initial"
 RETRY_S = 1.0
@@ -53,32 +60,70 @@ class InitialStates:
         self._compute = compute
         self._status = status
         self._peers = peers
+        self._fetching: dict[str, asyncio.Lock] = {}
+        """By digest: one of the files of the run at a time, whoever asks for it."""
 
     async def state(self, layer: int) -> LayerState:
         """The layer at version 0. Asks again until a peer has it. Raises `UserError`."""
         if not self._spec.model.initial:
             return await self._compute.run(LayerState.genesis, self._spec, layer)
+        path = await self._path(layer)
+        try:
+            return await self._compute.run(initial_layer_state, self._spec, layer, path)
+        except PeerFault as fault:
+            raise _unusable(fault) from fault
+
+    async def keep(self, layer: int) -> None:
+        """Bring to this disk what is frozen of a layer, if anything is: whoever has a layer's state
+        has that as well. Asks again until a peer has it. Raises `UserError`."""
+        if self._spec.trains_adapters:
+            await self._path(layer, tells=False)
+
+    async def complete(self, state: LayerState) -> None:
+        """Give a state that is to be computed with what is frozen of its layer. The same raises."""
+        if has_base(state.module):
+            return
+        path = await self._path(state.layer)
+        try:
+            await self._compute.run(attach_base, state, path)
+        except PeerFault as fault:
+            raise _unusable(fault) from fault
+
+    async def keep_all(self) -> None:
+        """All of a frozen model: who ends with adapters wants to use them. One file after another,
+        beside training."""
+        for layer in range(layer_count(self._spec)):
+            await self.keep(layer)
+
+    async def _path(self, layer: int, tells: bool = True) -> Path:
+        """Where a layer's given weights are, once they are here."""
         while True:
             try:
-                return await self._given(layer)
+                return await self._fetched(layer)
             except BlobUnavailable as error:
-                self._status.say(State.WAITING, f"initial weights of layer {layer}: {error}")
+                if tells:
+                    self._status.say(State.WAITING, f"initial weights of layer {layer}: {error}")
                 await asyncio.sleep(RETRY_S)
             except PeerFault as fault:
-                raise UserError(
-                    f"the run starts from weights that cannot be used: {fault.cause}",
-                    "ask the founder to import the model anew, as a new run",
-                    exit_code=5,
-                ) from fault
+                raise _unusable(fault) from fault
 
-    async def _given(self, layer: int) -> LayerState:
+    async def _fetched(self, layer: int) -> Path:
         path = await self._file(self._spec.model.initial, INITIAL_LIMIT_BYTES)
         initial = parse_initial(await asyncio.to_thread(path.read_bytes), self._spec)
         file = initial.layers[layer]
-        path = await self._file(file.digest, file.bytes)
-        return await self._compute.run(initial_layer_state, self._spec, layer, path)
+        return await self._file(file.digest, file.bytes)
 
     async def _file(self, digest: str, max_bytes: int) -> Path:
-        if await asyncio.to_thread(self._store.verify, digest):
-            return self._store.held(digest)
-        return await self._blobs.fetch(digest, self._peers(), self._store.root / digest, max_bytes)
+        async with self._fetching.setdefault(digest, asyncio.Lock()):
+            if await asyncio.to_thread(self._store.verify, digest):
+                return self._store.held(digest)
+            target = self._store.root / digest
+            return await self._blobs.fetch(digest, self._peers(), target, max_bytes)
+
+
+def _unusable(fault: PeerFault) -> UserError:
+    return UserError(
+        f"the run starts from weights that cannot be used: {fault.cause}",
+        "ask the founder to import the model anew, as a new run",
+        exit_code=5,
+    )

@@ -64,6 +64,7 @@ class Microbatches:
         self._work = work
         self._runner = work.runner
         self._batch = tools.batch
+        self._weight_of = tools.weight
         self._frames = links.frames
         self._compute = tools.compute
         self._recorder = tools.recorder
@@ -245,7 +246,9 @@ class Microbatches:
         forward = self._recorder.timed("forward", number, self._runner.forward)
         result = forward(number, *self._entry(step, number, entry))
         if self._runner.has_head:
-            loss = float(result)
+            weight = self._weight_of(step, number)
+            self._runner.weigh(number, weight)
+            loss = float(result) * weight
             if not math.isfinite(loss):
                 raise NotFinite(f"the loss of microbatch {number} is not finite")
             self._work.forward_done(number, None, loss)
@@ -354,14 +357,19 @@ class Microbatches:
     def _evaluate(self, step: int, number: int, activation: Tensor | None) -> Tensor | float:
         """Compute thread."""
         evaluate = self._recorder.timed("evaluate", number, self._runner.evaluate)
-        return evaluate(*self._entry(step, number, activation))
+        result = evaluate(*self._entry(step, number, activation))
+        return result * self._weight_of(step, number) if self._runner.has_head else result
 
-    def _entry(self, step: int, number: int, activation: Tensor | None) -> tuple[Tensor, ...]:
-        """The arguments of a forward: input, and targets where the head is. Compute thread."""
-        needs_batch = self._runner.has_embedding or self._runner.has_head
+    def _entry(self, step: int, number: int, activation: Tensor | None) -> tuple[Any, ...]:
+        """The arguments of a forward: input, targets where the head is, and the tokens themselves
+        where documents are kept apart. Compute thread."""
+        masks = self._spec.data.masks_documents
+        needs_batch = self._runner.has_embedding or self._runner.has_head or masks
         tokens, targets = self._batch(step, number) if needs_batch else (None, None)
         self._require_finite(FrameKind.ACTIVATION, number, activation)
         entry = tokens if activation is None else activation
+        if masks:
+            return entry, targets if self._runner.has_head else None, tokens
         return (entry, targets) if self._runner.has_head else (entry,)
 
     async def _boundary(self, key: FrameKey, payload: bytearray) -> Tensor:

@@ -7,9 +7,10 @@ below, and the peers that wait for a sum with them.
 """
 
 import asyncio
-import hashlib
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NoReturn, Protocol
+
+from blake3 import blake3
 
 from p2p_dtfm.core.commit.judgement import SUM_DIGEST_BYTES
 from p2p_dtfm.core.protocol.errors import PeerFault
@@ -59,16 +60,16 @@ async def exchange(
     )
     by_chunk = sorted(zip(order, digests, strict=True))
     return tuple(
-        _digest(b"".join(digest for chunk, digest in by_chunk if owners[chunk] == holder))
+        sum_digest(b"".join(digest for chunk, digest in by_chunk if owners[chunk] == holder))
         for holder in holders
     )
 
 
-def _digest(payload: Buffer) -> bytes:
-    """Empty for no bytes. Releases the interpreter's lock. SHA-256, which processors have built in:
-    every sum is digested by each of its holders."""
+def sum_digest(payload: Buffer) -> bytes:
+    """Empty for no bytes. Releases the interpreter's lock. BLAKE3, four times as fast as the
+    SHA-256 that processors have built in: every sum is digested by each of its holders."""
     view = memoryview(payload).cast("B")
-    return hashlib.sha256(view).digest()[:SUM_DIGEST_BYTES] if len(view) else b""
+    return blake3(view).digest(SUM_DIGEST_BYTES) if len(view) else b""
 
 
 def _order(
@@ -117,7 +118,7 @@ class _Side:
         total = await courses.take(owner, FrameKind.GRADIENT_SUM, chunk)
         try:
             digest, _ = await asyncio.gather(
-                asyncio.to_thread(_digest, total),
+                asyncio.to_thread(sum_digest, total),
                 self._compute.run_beside(reduction.take_sum, chunk, total),
             )
         except PeerFault as fault:
@@ -147,7 +148,7 @@ class _Side:
         for holder in self._holders:
             if holder != self._me:
                 await courses.send(holder, FrameKind.GRADIENT_SUM, chunk, elements, total)
-        return await asyncio.to_thread(_digest, total)
+        return await asyncio.to_thread(sum_digest, total)
 
     async def _run_if_lossy(self, function: Callable[..., Any], *args: Any) -> Any:
         """Where nothing is computed, a hop to another thread would cost more."""

@@ -19,6 +19,8 @@ Batch = tuple[Tensor, Tensor]
 BatchOf = Callable[[int, int], Batch]
 """`batch(step, index)`: the tokens of a microbatch; called in the compute thread. Indices from
 `microbatches_per_step` on are held-out ones."""
+WeightOf = Callable[[int, int], float]
+"""`weight(step, index)`: by what a microbatch's loss is multiplied; called where `batch` is."""
 OnProgress = Callable[[int, StageProgress | None], None]
 OnAlone = Callable[[int, int, Tensor], None]
 """Step, layer and its reduced gradient, which stays as it is."""
@@ -47,6 +49,11 @@ class StagePlace:
         return self.pipeline.stages[position]
 
 
+def always_one(step: int, index: int) -> float:
+    """Where every token counts."""
+    return 1.0
+
+
 @dataclass(frozen=True)
 class StageTools:
     """With what it computes. What the replica remembers for itself is proposed to `memory`;
@@ -56,6 +63,7 @@ class StageTools:
     memory: ReplicaMemory
     batch: BatchOf
     recorder: StepRecorder = field(default_factory=StepRecorder)
+    weight: WeightOf = always_one
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from p2p_dtfm.daemon.step.stage_tools import (
     StageTools,
     tell_nobody,
 )
-from p2p_dtfm.daemon.step.step_reduction import StepReduction
+from p2p_dtfm.daemon.step.step_reduction import Arrived, StepReduction
 from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.train.stage.finite import NotFinite
 from p2p_dtfm.train.stage.local_steps import LocalSteps, inner_microbatches
@@ -36,6 +36,8 @@ class LocalResult:
     held_out_token_count: int
     sums: dict[int, tuple[bytes, ...]] = field(default_factory=dict)
     """By segment with other holders, digests of each holder's sums."""
+    got: dict[int, Arrived] = field(default_factory=dict)
+    """By the first layer of such a segment, in a run with audits."""
 
 
 class StepEngine:
@@ -80,6 +82,7 @@ class StepEngine:
         self._on_alone = listeners.alone
         self._rooms: dict[tuple[int, int], Tensor] = {}
         self._sums: dict[int, tuple[bytes, ...]] = {}
+        self._got: dict[int, Arrived] = {}
         self._local_steps = LocalSteps(spec, states, tools.memory.moments)
 
     # one step ---------------------------------------------------------------------------------
@@ -93,7 +96,7 @@ class StepEngine:
         this peer's own. Where a peer does not send what is due, this waits until it is cancelled.
         """
         replay = replay or self.whole
-        self._sums = {}
+        self._sums, self._got = {}, {}
         self.mailbox.begin_step(step)
         self.frames.begin_step(step)
         self._tools.recorder.begin(step, goes_on=replay.forwards > 0)
@@ -119,6 +122,7 @@ class StepEngine:
                 for number, segment in self._segments.items()
                 if segment.first_layer in self._sums
             },
+            got=self._got,
             token_count=count * tokens,
             held_out_loss_sum=held_out_loss,
             held_out_token_count=held_out_count * tokens,
@@ -161,7 +165,7 @@ class StepEngine:
             else:
                 await self._microbatches.train(step, replay, reduction.layer_is_final)
             self.reduced = await reduction.finish()
-            self._sums = reduction.sums
+            self._sums, self._got = reduction.sums, reduction.got
         finally:
             reduction.cancel()
 

@@ -16,10 +16,13 @@ from p2p_dtfm.train.codecs import codec_of
 from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.train.stage.finite import NotFinite, is_finite
 from p2p_dtfm.train.stage.host_copies import host_room
+from p2p_dtfm.train.stage.replay.work import chunk_digest
 from p2p_dtfm.train.stage.segment_reduction import SegmentCut, SegmentReduction
 from p2p_dtfm.train.stage.tied_head import tie, tied_layers
 
 Tensor = Any
+Arrived = dict[tuple[int, str], bytes]
+"""By chunk and sender."""
 
 
 class StepReduction:
@@ -59,6 +62,8 @@ class StepReduction:
         self._reduced: dict[int, Tensor] = {}
         self.sums: dict[int, tuple[bytes, ...]] = {}
         """By the first layer of a segment with other holders: digests of each holder's sums."""
+        self.got: dict[int, Arrived] = {}
+        """By the same, in a run with audits: digests of what came to be summed here."""
         self._filling: set[asyncio.Task[None]] = set()
         held = segments_of(place.plan, place.me)
         self._segments = [asyncio.create_task(self._begin(s)) for s in held.values()]
@@ -131,6 +136,8 @@ class StepReduction:
         courses = _Courses(
             self._mailbox, self._frames, self._step, segment.first_layer, self._codec.name
         )
+        if self._spec.audit.rate:
+            courses.got = self.got.setdefault(segment.first_layer, {})
         await self._any_final(segment)
         with self._recorder.span("reduce", segment.first_layer):
             self.sums[segment.first_layer] = await exchange(
@@ -193,6 +200,7 @@ class _Courses:
         self._step = step
         self._layer = layer
         self._codec = codec
+        self.got: Arrived | None = None
 
     async def send(
         self, peer_id: str, kind: FrameKind, chunk: int, elements: int, payload: Payload
@@ -202,7 +210,10 @@ class _Courses:
 
     async def take(self, peer_id: str, kind: FrameKind, chunk: int) -> bytearray:
         key = FrameKey(self._step, kind, self._layer, chunk, peer_id)
-        return await self._mailbox.take(key)
+        payload = await self._mailbox.take(key)
+        if self.got is not None and kind is FrameKind.GRADIENT_PART:
+            self.got[chunk, peer_id] = await asyncio.to_thread(chunk_digest, payload)
+        return payload
 
     async def refuse(self, peer_id: str, fault: PeerFault) -> NoReturn:
         """What came was not changed on its way, so it is not the link."""

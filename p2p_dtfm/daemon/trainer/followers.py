@@ -108,6 +108,7 @@ class Followers:
             blobs=tools.blobs,
             compute=tools.compute,
             numbers=self._request_numbers,
+            keep_frozen=tools.initial.keep,
         )
         follower = Follower(view, layers, follower_tools, on_progress, on_gradient)
         self._tasks[follower] = self._state.watched(follower.run())

@@ -115,6 +115,10 @@ class Place:
             await state.wait(grace_s if grace_s > 0 else None)
             if state.is_over(view):
                 raise Stopped
+        for layer in mine:
+            await self._tools.initial.complete(state.states[layer])
+        if state.is_over(view):
+            raise Stopped
         self.guard(view)
         followers.stop_following()  # for a view that was never taken over
         self._has_settled = True

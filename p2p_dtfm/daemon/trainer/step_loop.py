@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from p2p_dtfm.core.commit.step_terms import terms_of
+from p2p_dtfm.core.messages.audit_messages import Account
 from p2p_dtfm.core.messages.prepared import Prepared, Statement, StepOutcome, sign_prepared
 from p2p_dtfm.core.planner.recomputation import must_recompute
 from p2p_dtfm.core.protocol.errors import PeerFault
@@ -21,6 +22,7 @@ from p2p_dtfm.daemon.step.step_engine import LocalResult, StepEngine
 from p2p_dtfm.daemon.step.step_frames import StepFrames
 from p2p_dtfm.daemon.telemetry.run_history import RunHistory
 from p2p_dtfm.daemon.telemetry.status import State
+from p2p_dtfm.daemon.trainer.audits import Audits
 from p2p_dtfm.daemon.trainer.cut_transfers import Cuts
 from p2p_dtfm.daemon.trainer.followers import Followers
 from p2p_dtfm.daemon.trainer.place import Place
@@ -64,6 +66,7 @@ class StepLoop:
         self._work: OpenStepWork | None = None
         self.engine: StepEngine | None = None
         """Of the view in which steps are taken."""
+        self.audits = Audits(tools, outlet, state)
         self._terms = terms_of(tools.spec)
         self._diverged_at = -1
 
@@ -81,7 +84,9 @@ class StepLoop:
             StagePlace(plan, tools.me, self._spec, must_recompute(view.snapshot, plan, tools.me)),
             states,
             StageLinks(mailbox, frames),
-            StageTools(tools.compute, state.memory, tools.batches, tools.recorder),
+            StageTools(
+                tools.compute, state.memory, tools.batches, tools.recorder, tools.batches.weight
+            ),
             StageListeners(outlet.computed, partial(self._reduced_alone, view)),
             self._work_of(states),
         )
@@ -117,6 +122,7 @@ class StepLoop:
         train = step < spec.total_steps
         evaluate = not train or step % spec.evaluation.every_steps == 0
         await self._place.offer_states()
+        self.audits.forget()
         if train:
             self._cuts.begin(step, engine.states)
         replay = self._replay(plan, step) or engine.whole
@@ -135,12 +141,14 @@ class StepLoop:
             await self._not_finite(view, engine, step, str(found))
         finally:
             digests.cancel()
+        account = None
         if train:
             self._keep_reduced(view, step, engine.reduced)
             self._tools.donor.reduced(step, engine.reduced)
             with recorder.span("guard"):
                 await self._guarded(view, plan, step, engine.reduced)
-        self._say_prepared(view, step, local, states)
+            account = await self.audits.account(view, plan, step, engine, local)
+        self._say_prepared(view, step, local, states, account)
         with recorder.span("commit"):
             outcome = await self._outcome(view, step, engine.reduced if train else {})
         await self._apply(view, engine, outcome, train=train)
@@ -243,7 +251,12 @@ class StepLoop:
             raise Stopped
 
     def _say_prepared(
-        self, view: View, step: int, local: LocalResult, states: dict[int, bytes]
+        self,
+        view: View,
+        step: int,
+        local: LocalResult,
+        states: dict[int, bytes],
+        account: Account | None,
     ) -> None:
         prepared = Prepared(
             view=view.id,
@@ -259,6 +272,7 @@ class StepLoop:
             base=self._outlet.lineage_at(step),
             sums=local.sums,
             states=states,
+            audit=account,
         )
         if self._state.ledger is None or self._state.is_over(view):
             raise Stopped
@@ -301,6 +315,7 @@ class StepLoop:
         """The step is committed: update the states, and save them where it is time."""
         step, spec, state, recorder = outcome.step, self._spec, self._state, self._tools.recorder
         state.forget_reduced(step)
+        self.audits.forget()
         lineage = self._outlet.lineage_at(step + 1)
         if train:
             await self._cuts.copied()

@@ -31,7 +31,8 @@ async def have_shards(
     """Bring what this stage reads for these microbatches and, if it is time, held-out ones; or
     until the view is over."""
     beside = neighbours_of(plan, tools.me, tools.spec)
-    if beside[0].before is not None and beside[0].after is not None:
+    is_between = beside[0].before is not None and beside[0].after is not None
+    if is_between and not tools.spec.data.masks_documents:
         return
     held_out = evaluate and any(each.held_out for each in beside)
     needed = tools.batches.shards(step, microbatches, held_out=held_out)

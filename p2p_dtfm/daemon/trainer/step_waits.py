@@ -2,6 +2,7 @@
 
 from p2p_dtfm.core.messages.work import LACKS_LIMIT, Kind, Lack, Work
 from p2p_dtfm.core.protocol.plan import Plan
+from p2p_dtfm.core.protocol.snapshot import ViewId
 from p2p_dtfm.daemon.step.mailbox import FrameKey
 from p2p_dtfm.daemon.step.step_engine import StepEngine
 from p2p_dtfm.daemon.trainer.followers import Followers
@@ -53,6 +54,8 @@ class StepWaits:
             return False
         if lack.kind is Kind.ACTIVE:
             return True
+        if lack.kind in (Kind.CLAIM, Kind.AUDIT):
+            return self._steps.audits.has_given(lack.kind, state.step)
         if lack.kind is Kind.PREPARED:
             ledger = state.ledger
             return ledger is not None and self._tools.me not in ledger.missing
@@ -70,13 +73,16 @@ class StepWaits:
         if ledger is None or state.view is None:
             return ()
         if state.view.layers_of(me) and me in ledger.missing:
-            receipts = self._followers.receipts
-            owed = receipts.owed(state.step) if receipts and not self._steps.computes else ()
-            return tuple(Lack(guardian, Kind.RECEIPT) for guardian in owed)
+            return self._before_prepared(state.view.id)
         if ledger.missing:
             return tuple(Lack(peer, Kind.PREPARED) for peer in ledger.missing)
         others = (peer for peer in not_active if peer != me)
         return tuple(Lack(peer, Kind.ACTIVE) for peer in others)
+
+    def _before_prepared(self, view: ViewId) -> tuple[Lack, ...]:
+        receipts = self._followers.receipts
+        owed = receipts.owed(self._state.step) if receipts and not self._steps.computes else ()
+        return tuple(Lack(it, Kind.RECEIPT) for it in owed) or self._steps.audits.lacks(view)
 
     def _engine(self) -> StepEngine | None:
         """If it is that of the view in force."""

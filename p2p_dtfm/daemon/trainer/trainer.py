@@ -17,6 +17,7 @@ import contextlib
 
 from p2p_dtfm.core.commit.ledger import STEPS_AHEAD_LIMIT, Ledger
 from p2p_dtfm.core.cost_model.unmeasured import held_back
+from p2p_dtfm.core.messages.audit_messages import Audited, Claimed
 from p2p_dtfm.core.messages.prepared import Statement
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.plan import NoPlan
@@ -184,6 +185,14 @@ class Trainer:
             state.wake.set()
         elif ledger is None or prepared.view.number > ledger.view.number:
             self._mail.keep_early(statement)
+
+    def audited(self, sender: str, said: Claimed | Audited) -> None:
+        """Raises `PeerFault`."""
+        self._steps.audits.receive(sender, said)
+
+    def find_part(self, digest: str) -> bytes | None:
+        """Of this peer's own gradient of the open step, for an audit."""
+        return self._steps.audits.find(digest)
 
     async def counted(self) -> None:
         """Let the step that all have prepared commit, before more is said of the next ones."""

@@ -6,12 +6,12 @@ whoever brings it can be asked who it is. Anybody may read it; no view is agreed
 
 import msgspec
 
-from p2p_dtfm.core.protocol.canonical import decode, encode
+from p2p_dtfm.core.protocol.canonical import encode
 from p2p_dtfm.core.protocol.errors import PeerFault
-from p2p_dtfm.core.protocol.records import PeerRecord, open_record
+from p2p_dtfm.core.protocol.records import PeerRecord, open_record, run_of_record
 from p2p_dtfm.core.protocol.signed import Sign, Signed, open_signed, sign
 from p2p_dtfm.net.contacts.identity import verify
-from p2p_dtfm.net.directory.values import HEXADECIMAL, VALUE_LIMIT_BYTES
+from p2p_dtfm.net.directory.values import HEXADECIMAL
 from p2p_dtfm.net.errors import one_line
 
 FACTS_KIND = "facts"
@@ -70,8 +70,8 @@ def open_facts(signed: Signed) -> Facts:
         raise PeerFault("facts that expire in no time", signed.peer_id)
     if told.place is not None:
         _require_sane(told.place, signed.peer_id)
-    run_digest = decode(told.record.payload, PeerRecord, VALUE_LIMIT_BYTES).run_digest
-    return Facts(open_record(told.record, run_digest, verify), told.place, told.expires_ms)
+    record = open_record(told.record, run_of_record(told.record), verify)
+    return Facts(record, told.place, told.expires_ms)
 
 
 def _require_sane(place: PublishedPart, peer_id: str) -> None:

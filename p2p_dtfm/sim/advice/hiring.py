@@ -5,13 +5,14 @@ these kinds are planned, the first two, and so on; then, of the best of these sw
 half. A plan's price is that of the peers with a stage; whoever is spare goes home.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from p2p_dtfm.core.planner.planner import compute_plan
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.plan import NoPlan, Plan
 from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.sim.advice.progress import Progress
 from p2p_dtfm.sim.scenario.execution import AS_RUN
 from p2p_dtfm.sim.scenario.scenario import Scenario, ScenarioPeer
 from p2p_dtfm.sim.scenario.scenario_snapshot import flops_of, scenario_snapshot
@@ -22,8 +23,6 @@ NEARLY = 0.02
 """One peer alone waits for nobody: by so much less for a dollar a faster swarm is as cheap."""
 MICRO = 1_000_000
 HOUR_S = 3600
-
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)

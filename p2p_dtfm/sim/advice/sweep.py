@@ -1,8 +1,9 @@
 """Plans of run specs near a given one, and which of them make a swarm bound by computing."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+from p2p_dtfm.core.cost_model.codings import boundary_loads
 from p2p_dtfm.core.cost_model.placement_problem import layer_ns_of
 from p2p_dtfm.core.planner.planner import compute_plan
 from p2p_dtfm.core.protocol.errors import UserError
@@ -10,6 +11,7 @@ from p2p_dtfm.core.protocol.plan import NoPlan, Plan
 from p2p_dtfm.core.protocol.snapshot import Snapshot
 from p2p_dtfm.sim.advice.choices import Choice, Values, neighbours, starts
 from p2p_dtfm.sim.advice.loss_costs import LossCost, loss_cost
+from p2p_dtfm.sim.advice.progress import Progress
 from p2p_dtfm.sim.scenario.execution import AS_RUN
 from p2p_dtfm.sim.scenario.scenario import Scenario
 from p2p_dtfm.sim.scenario.scenario_snapshot import scenario_snapshot
@@ -22,8 +24,6 @@ BOUND_BY_COMPUTING = 0.8
 """Of the speed that all devices have together: what is used from which on links hold up little."""
 WORTH_A_CHANGE = 0.02
 """Of a speed: by less another run spec is no better."""
-
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,12 +193,14 @@ def _microbatches_per_s(snapshot: Snapshot) -> float:
 def sent_bytes(snapshot: Snapshot, plan: Plan) -> int:
     """In a step by all peers: activations and their gradients, parts of gradients and sums."""
     work = snapshot.workload
-    crossings = sum(
-        2 * pipeline.microbatch_count * (len(pipeline.stages) - 1) for pipeline in plan.pipelines
+    crossed = sum(
+        there + back
+        for pipeline in plan.pipelines
+        for there, back in boundary_loads(work, pipeline)
     )
     reduced = sum(
         2 * (len(segment.holders) - 1) * work.gradient_wire_bytes(work.cost(layer))
         for segment in plan.segments()
         for layer in segment.layers
     )
-    return crossings * work.boundary_wire_bytes + reduced
+    return crossed + reduced

@@ -70,10 +70,6 @@ class AgreementWorld:
         self._events: list[tuple[int, int, Callable[[], None]]] = []
         self._order = itertools.count()
 
-    @property
-    def commits(self) -> dict[int, tuple[ViewId, float | None]]:
-        return self.invariants.commits
-
     # building ---------------------------------------------------------------------------------
 
     def add_peer(self, name: str) -> SimulatedPeer:

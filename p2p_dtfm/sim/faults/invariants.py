@@ -42,8 +42,8 @@ class Invariants:
         """Steps of a lineage that a view went back by, to a cut."""
         self.views: dict[ViewId, View] = {}
         """All that were ever taken over."""
-        self.commits: dict[int, tuple[ViewId, float | None]] = {}
-        """By step, in the view where it was committed last."""
+        self.commits: dict[int, ViewId] = {}
+        """By step, the view in which it was committed last."""
         self._committed_in: dict[int, list[ViewId]] = {}
         """By step, every view in which it was committed, by turns."""
         self.furthest = 0
@@ -139,7 +139,7 @@ class Invariants:
         that follows the sleeper would.
         """
         is_promised = step >= self.whole_cut and self._lagged_since(step, view)
-        later = {self.commits[n][0] for n in range(step, self.furthest) if n in self.commits}
+        later = {self.commits[n] for n in range(step, self.furthest) if n in self.commits}
         is_left = any(it.number > view.number for it in later)
         return _Start(step, 0 if is_left else self.furthest - step, is_promised)
 
@@ -198,7 +198,7 @@ class Invariants:
         if outcome.loss != expected:
             raise Violation(f"step {step} has loss {outcome.loss}, undisturbed {expected}")
         self._check_start(name, view, step)
-        self.commits[step] = (view, outcome.loss)
+        self.commits[step] = view
         self._committed_in.setdefault(step, []).append(view)
         self.commit_count += 1
         self.furthest = max(self.furthest, step + 1)

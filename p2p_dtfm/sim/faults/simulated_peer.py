@@ -29,7 +29,12 @@ from p2p_dtfm.core.messages.prepared import SignedPrepared
 from p2p_dtfm.core.protocol.canonical import decode
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.plan import Plan
-from p2p_dtfm.core.protocol.records import Intent, PeerRecord, sign_record
+from p2p_dtfm.core.protocol.records import (
+    Intent,
+    PackedRecord,
+    sign_record,
+    unpacked,
+)
 from p2p_dtfm.core.recovery.receipts import Receipts
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.sim.faults.hash_training import (
@@ -189,7 +194,7 @@ class SimulatedPeer(SimulatedProcess):
             self.training.check_commit()
 
     def _hear_record(self, message: JoinRequest) -> None:
-        record = decode(message.record.payload, PeerRecord)
+        record = unpacked(message.record.peer_id, decode(message.record.payload, PackedRecord))
         held = self.heard_records.get(record.peer_id, record.version)
         self.heard_records[record.peer_id] = max(held, record.version)
 

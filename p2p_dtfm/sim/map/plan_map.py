@@ -5,6 +5,7 @@ import math
 from dataclasses import dataclass
 from itertools import pairwise
 
+from p2p_dtfm.core.cost_model.codings import boundary_loads
 from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
 from p2p_dtfm.core.protocol.workload import Workload
 from p2p_dtfm.sim.map.map_layout import Layout, lay_out
@@ -234,8 +235,8 @@ def _bar(number: int, pipeline: Pipeline, workload: Workload, colour: str) -> li
 
 def _flows(pipeline: Pipeline, plan: Plan, scenario: Scenario, workload: Workload) -> list[_Flow]:
     flows = []
-    for here, there in pairwise(pipeline.stages):
-        load = pipeline.microbatch_count * workload.boundary_wire_bytes
+    loads = map(max, boundary_loads(workload, pipeline))
+    for (here, there), load in zip(pairwise(pipeline.stages), loads, strict=True):
         rate = min(
             scenario.link(here.peer_id, there.peer_id).bytes_per_s,
             scenario.link(there.peer_id, here.peer_id).bytes_per_s,

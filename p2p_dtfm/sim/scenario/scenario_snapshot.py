@@ -148,7 +148,12 @@ def flops_of(peer: ScenarioPeer) -> int:
 def _layer_timing(cost: LayerCost, flops_per_s: int, execution: Execution) -> LayerTiming:
     """Time of a layer for one microbatch at a sustained rate."""
     forward_ns = max(1, -(-cost.forward_flops * 1_000_000_000 // flops_per_s))
-    return LayerTiming(forward_ns, execution.backward_forwards * forward_ns)
+    backward_ns = execution.backward_forwards * forward_ns
+    if cost.backward_flops:
+        again = execution.backward_forwards - 2  # forwards
+        flops = cost.backward_flops + again * cost.forward_flops
+        backward_ns = max(1, -(-flops * 1_000_000_000 // flops_per_s))
+    return LayerTiming(forward_ns, backward_ns)
 
 
 def device_of(peer: ScenarioPeer, workload: Workload, execution: Execution) -> Device:

@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass
 
+from p2p_dtfm.core.cost_model.codings import Edges, coding_ns, edges_of, tensor_bytes
 from p2p_dtfm.core.cost_model.pipeline_timing import StageTiming, TimedPipeline
 from p2p_dtfm.core.cost_model.placement_problem import kinds_in, layer_ns_of
 from p2p_dtfm.core.planner.recomputation import stage_recomputes
-from p2p_dtfm.core.protocol.plan import Plan, Segment
+from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Segment
 from p2p_dtfm.core.protocol.workload import Workload
 from p2p_dtfm.core.schedule.pieces import pieces_of
 from p2p_dtfm.sim.scenario.execution import Execution
@@ -83,6 +84,7 @@ def step_work(
     pipelines = []
     for index, pipeline in enumerate(plan.pipelines):
         stages = []
+        edges = _edges(pipeline, workload, execution)
         for position, stage in enumerate(pipeline.stages):
             peer = scenario.peer(stage.peer_id)
             times = layer_ns_of(device_of(peer, workload, execution))
@@ -91,7 +93,7 @@ def step_work(
             again = execution.recompute is None and stage_recomputes(
                 workload, stage, peer.memory_bytes
             )
-            splits = execution.splits and position > 0 and not again
+            splits = workload.splits_backwards and position > 0 and not again
             below_ns = {
                 x: 0
                 if workload.inner_steps
@@ -100,18 +102,27 @@ def step_work(
                 if x in starts
             }
             forward_ns = times.forward_ns(kinds)
+            coded = coding_ns(edges, position, times.block_forward_ns)
+            out_bytes, back_bytes = tensor_bytes(edges, position)
             timing = StageTiming(
-                forward_ns,
-                times.backward_ns(kinds) + (forward_ns if again else 0),
+                forward_ns + coded[0],
+                times.backward_ns(kinds) + (forward_ns if again else 0) + coded[1],
                 stage.in_flight,
                 weight_ns=times.last_part_ns(kinds, splits) if splits else 0,
                 update_ns=times.update_ns(kinds, workload.block_update_ppm),
+                out_bytes=out_bytes,
+                back_bytes=back_bytes,
             )
             place = numbers[stage.peer_id], stage.peer_id, index, position
             stages.append(StageWork(*place, pipeline.microbatch_count, timing, below_ns))
         pipelines.append(tuple(stages))
     boundary = activation_bytes(workload, execution)
     return StepWork(tuple(pipelines), segments, boundary, workload.inner_steps)
+
+
+def _edges(pipeline: Pipeline, workload: Workload, execution: Execution) -> Edges:
+    """In which codecs boundaries are crossed, unless the execution has one for all."""
+    return edges_of(workload, pipeline) if execution.activation_codec is None else ()
 
 
 def _pieces(segment: Segment, workload: Workload, execution: Execution) -> list[range]:

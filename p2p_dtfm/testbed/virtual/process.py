@@ -77,6 +77,11 @@ class Process:
         assert self._loop.in_job, "only a job of an executor may wait"
         self._loop.job_ns += duration_ns
 
+    @property
+    def takes_turns(self) -> bool:
+        """It is neither dead nor paused, and no disk holds it up."""
+        return self._loop.now_ns >= self._no_turn_until_ns
+
     # what it does --------------------------------------------------------------------------------
 
     def begin(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
@@ -85,7 +90,7 @@ class Process:
 
     def may_take(self, turn: Any) -> bool:
         """Whether a turn of its event loop is to be done now; else it is missed."""
-        if self._loop.now_ns >= self._no_turn_until_ns:
+        if self.takes_turns:
             return True
         if not self.is_dead:
             self._missed.append(turn)

@@ -20,6 +20,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
+
 from p2p_dtfm.core.planner.planner import compute_plan
 from p2p_dtfm.core.protocol.canonical import digest_bytes, encode
 from p2p_dtfm.core.protocol.plan import NoPlan, Plan
@@ -27,11 +29,13 @@ from p2p_dtfm.core.protocol.records import Device
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.snapshot import Snapshot
 from p2p_dtfm.daemon.dashboard.dashboard_host import DashboardHost
+from p2p_dtfm.daemon.dashboard.observer import Observer
 from p2p_dtfm.daemon.dashboard.seen import Seen
 from p2p_dtfm.daemon.machine.settings import Settings
 from p2p_dtfm.daemon.machine.world import MakeStageRunner
 from p2p_dtfm.daemon.node.daemon import Daemon
 from p2p_dtfm.daemon.node.resident import Resident
+from p2p_dtfm.daemon.node.status_api import StatusApi
 from p2p_dtfm.net.contacts.identity import Identity, identity_of_seed
 from p2p_dtfm.net.directory.port import DirectoryPort
 from p2p_dtfm.net.libp2p.port import HostPort
@@ -227,11 +231,24 @@ class Swarm:
         self.trace.note(self.loop.now_ns, "power", peer.name)
         peer.disk.power_was_cut(self.draws)
 
-    def leave(self, peer: Peer) -> None:
-        """As by the first signal, or by a pause of its owner's."""
-        assert peer.daemon is not None
+    def leave(self, peer: Peer, lasts_s: float | None = None) -> None:
+        """As by the first signal, or by a pause of its owner's, who may say for how long."""
+        assert peer.daemon is not None and peer.process is not None
         self.trace.note(self.loop.now_ns, "leave", peer.name)
-        peer.daemon.pause("its owner needs the machine")
+        until_s = None if lasts_s is None else peer.process.wall_ns() / 1e9 + lasts_s
+        peer.daemon.pause("its owner needs the machine", until_s)
+
+    def ask(self, peer: Peer) -> None:
+        """All that a daemon tells those who ask on its machine: each answer is plain data."""
+        daemon, process = peer.daemon, peer.process
+        if daemon is None or daemon.status_api is None or process is None:
+            return
+
+        def end(asking: asyncio.Task[None]) -> None:
+            if not asking.cancelled() and (error := asking.exception()) is not None:
+                process.failures.append(f"asked what it tells: {error!r}")
+
+        process.begin(_ask_all(daemon.status_api, daemon.observer)).add_done_callback(end)
 
     def come_back(self, peer: Peer) -> None:
         """As by `p2p-dtfm resume`."""
@@ -298,6 +315,12 @@ class Swarm:
             if self.now_s > end_s:
                 raise NeverHappened(what, limit_s, self.peers)
             await asyncio.sleep(LOOK_S)
+
+
+async def _ask_all(api: StatusApi, observer: Observer) -> None:
+    told = [api.status_json(), api.plan_json(), api.peers_json(), api.history_json()]
+    told += [await api.invite({}), await api.revoke({"who": "nobody"})]
+    msgspec.json.encode([*told, observer.state(), await api.trace_json({"steps": "2"})])
 
 
 class NeverHappened(AssertionError):

@@ -10,12 +10,14 @@ from p2p_dtfm.train.data.dataset import Dataset, ShardMissing
 from p2p_dtfm.train.data.first_reading import Progress
 from p2p_dtfm.train.data.manifest import Manifest, ShardEntry, load_manifest, parse_manifest
 from p2p_dtfm.train.data.prepare import PreparedData, open_prepared, prepare
+from p2p_dtfm.train.data.quality.choosing import Wish
 from p2p_dtfm.train.data.saved_data_sets import stated_licence
 from p2p_dtfm.train.data.shard_files import ShardDamaged
 from p2p_dtfm.train.data.text_files import Skipped
 from p2p_dtfm.train.data.tokenizer import (
     ByteTokenizer,
     Tokenizer,
+    end_of_document,
     load_tokenizer,
     tokenizer_from_bytes,
 )
@@ -34,6 +36,8 @@ __all__ = [
     "ShardMissing",
     "Skipped",
     "Tokenizer",
+    "Wish",
+    "end_of_document",
     "file_digest",
     "is_digest",
     "load_manifest",

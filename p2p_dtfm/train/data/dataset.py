@@ -20,6 +20,8 @@ from p2p_dtfm.core.schedule.sample_order import sample_indices_of
 from p2p_dtfm.train.data.manifest import Manifest, ShardEntry, Split
 from p2p_dtfm.train.data.shard_files import open_shard
 
+UNCOUNTED = -100
+"""In place of a target that does not count: what torch's cross entropy leaves out."""
 _OPEN_SHARDS = 64
 """Each takes a file descriptor."""
 
@@ -43,6 +45,16 @@ class Dataset:
         Raises `UserError` if the text is too short for one window in either split.
         """
         assert context > 0
+        if manifest.sequence_tokens not in (0, context + 1):
+            made_for = manifest.sequence_tokens - 1
+            raise UserError(
+                f"the conversations were prepared in sequences of {made_for} tokens, and the model "
+                f"reads {context}",
+                (
+                    f"set model.context to {made_for}",
+                    f"prepare them anew, with --context {context}",
+                ),
+            )
         self.manifest = manifest
         self.context = context
         self._shard_paths = shard_paths
@@ -71,6 +83,12 @@ class Dataset:
                 f"{spec.data.manifest[:12]}",
                 "let the daemon fetch the run's own data, or found a new swarm",
             )
+        if self.manifest.sequence_tokens and spec.sync.mode == "local":
+            raise UserError(
+                "the data are conversations, of which only answers count, and sync.mode is "
+                '"local": inner steps of unlike weight would be averaged as if they were alike',
+                'set sync.mode = "every_step"',
+            )
         assert spec.model.context == self.context
 
     def sample_indices(self, spec: RunSpec, step: int, microbatch: int) -> tuple[int, ...]:
@@ -95,6 +113,22 @@ class Dataset:
             place * self.held_out_count // spec.evaluation.sequences
             for place in range(first, first + spec.batch.microbatch)
         )
+
+    def counted(self, spec: RunSpec, step: int) -> int:
+        """Targets of a step that count."""
+        if not self.manifest.sequence_tokens:
+            return spec.tokens_per_step
+        microbatches = range(spec.microbatches_per_step)
+        indices = (n for m in microbatches for n in self.sample_indices(spec, step, m))
+        return sum(map(self._train.counted, indices))
+
+    def held_out_counted(self, spec: RunSpec) -> int:
+        """Targets of an evaluation that count."""
+        if not self.manifest.sequence_tokens:
+            return spec.evaluation.sequences * self.context
+        microbatches = range(spec.evaluation_microbatches)
+        indices = (n for m in microbatches for n in self.held_out_indices(spec, m))
+        return sum(map(self._held_out.counted, indices))
 
     def shards_of(self, sample_indices: Iterable[int]) -> set[str]:
         """Digests of the shards that hold these training samples."""
@@ -149,7 +183,11 @@ class Dataset:
         for row, index in enumerate(indices):
             shard, start = windows.locate(index)
             samples[row] = self._tokens(shard)[start : start + length]
-        return samples[:, :-1].copy(), samples[:, 1:].copy()
+        if not self.manifest.sequence_tokens:
+            return samples[:, :-1].copy(), samples[:, 1:].copy()
+        tokens = samples >> 1
+        targets = np.where(samples[:, 1:] & 1, tokens[:, 1:], UNCOUNTED)
+        return tokens[:, :-1].copy(), targets
 
     def _tokens(self, shard: ShardEntry) -> np.ndarray:
         """A shard's tokens [t]; its hash is checked when it is opened for the first time."""
@@ -171,7 +209,7 @@ class Dataset:
             path,
             shard,
             self.manifest.token_type,
-            self.manifest.vocabulary,
+            self.manifest.stored_values,
             verified=shard.digest in self._verified,
         )
         self._verified.add(shard.digest)
@@ -192,6 +230,11 @@ class _Windows:
                 "tokens",
                 ("prepare more text, in larger shards", "choose a smaller model.context"),
             )
+
+    def counted(self, index: int) -> int:
+        """Tokens of a window that count, where not all do."""
+        shard, start = self.locate(index)
+        return shard.counted[start // self._length]
 
     def locate(self, index: int) -> tuple[ShardEntry, int]:
         """The shard that holds window `index`, and the window's first token in it."""

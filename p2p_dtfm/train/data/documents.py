@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.train.data.formats.compressed import inner_name, is_compressed, open_lines
 from p2p_dtfm.train.data.text_files import (
     Candidate,
     NoTextField,
@@ -36,6 +37,9 @@ class Form(Enum):
     ARROW = "Arrow"
 
 
+USUAL_FIELD, RED_PAJAMA_FIELD = "text", "raw_content"
+"""What a row's text is called, if nothing else is said; RedPajama-V2 has the other."""
+
 _FORMS = {
     ".jsonl": Form.JSON_LINES,
     ".ndjson": Form.JSON_LINES,
@@ -54,53 +58,68 @@ class Piece:
     ends_document: bool
     read_bytes: int
     """How far into the file this is."""
+    line: int = 0
+    """Of a row in a file of lines: which one, from 1."""
 
 
 def form_of(path: Path) -> Form:
     """By the ending of its name; what has none of the known ones is taken for text."""
-    return _FORMS.get(path.suffix.lower(), Form.TEXT)
+    if not is_compressed(path):
+        return _FORMS.get(path.suffix.lower(), Form.TEXT)
+    inner = Path(inner_name(path)).suffix
+    is_rows = inner == ".json" or _FORMS.get(inner) is Form.JSON_LINES
+    return Form.JSON_LINES if is_rows else Form.TEXT
 
 
 def read_documents(
-    file: Candidate, field: str, piece_bytes: int, skipped: Skipped
+    file: Candidate, field: str, piece_bytes: int, skipped: Skipped, by_document: bool = False
 ) -> Iterator[Piece]:
     """The pieces of a file's documents, in order.
 
+    `by_document`: all pieces of a text file have one key, so they are held out together or not.
     `field`: the name of the rows' text, where there are rows. Rows without text are left out, and
     counted in `skipped`. Raises `NotText`, `NoTextField` and OSError, perhaps after some pieces,
     and `UserError`.
     """
     form = form_of(file.path)
     if form is Form.TEXT:
-        return _text_file(file.path, piece_bytes)
+        return _text_file(file.path, piece_bytes, by_document)
     if form is Form.JSON_LINES:
         return _rows(_json_lines(file.path, field, skipped), piece_bytes, skipped)
     return _rows(_columns(file, form, field), piece_bytes, skipped)
 
 
-def _text_file(path: Path, piece_bytes: int) -> Iterator[Piece]:
+def _text_file(path: Path, piece_bytes: int, by_document: bool) -> Iterator[Piece]:
     """One piece behind, since only then is it known which is the last."""
     held: bytes | None = None
+    first_key: int | None = None
     number = read_bytes = 0
+
+    def piece(text: bytes, is_last: bool) -> Piece:
+        nonlocal first_key
+        key = first_key if by_document and first_key is not None else _key(text, number)
+        first_key = key if first_key is None else first_key
+        return Piece(text, key, is_last, read_bytes)
+
     for text in read_pieces(path, piece_bytes):
         if held is not None:
-            yield Piece(held, _key(held, number), False, read_bytes)
+            yield piece(held, False)
             number += 1
         held = text
         read_bytes += len(text)
     if held is not None:
-        yield Piece(held, _key(held, number), True, read_bytes)
+        yield piece(held, True)
 
 
 def _rows(rows: Iterator[Row], piece_bytes: int, skipped: Skipped) -> Iterator[Piece]:
-    for text, read_bytes in rows:
+    for text, read_bytes, line in rows:
         if not text or not is_text(text):
             skipped.rows_without_text += 1
             continue
         key = _key(text, 0)
         pieces = list(split_text(text, piece_bytes))
         for number, piece in enumerate(pieces, 1):
-            yield Piece(piece, key, number == len(pieces), read_bytes)
+            yield Piece(piece, key, number == len(pieces), read_bytes, line)
 
 
 def _key(text: bytes, number: int) -> int:
@@ -110,28 +129,23 @@ def _key(text: bytes, number: int) -> int:
 
 
 def _json_lines(path: Path, field: str, skipped: Skipped) -> Iterator[Row]:
-    read_bytes = number = 0
     known = False
-    with open(path, "rb") as file:
-        while line := file.readline(LINE_LIMIT_BYTES + 1):
-            number += 1
-            read_bytes += len(line)
-            if len(line) > LINE_LIMIT_BYTES:
-                raise UserError(
-                    f"line {number} of {path} is longer than {LINE_LIMIT_BYTES >> 20} MiB",
-                    "cut its text into several lines",
-                )
+    with open_lines(path, LINE_LIMIT_BYTES) as lines:
+        for number, line in lines:
             if not line.strip():
                 continue
             row = _json_object(line)
             if row is None:
                 skipped.note_broken(f"{path}, line {number}")
                 continue
+            if not known and field == USUAL_FIELD and field not in row and RED_PAJAMA_FIELD in row:
+                field = RED_PAJAMA_FIELD
             if not known and field not in row:
                 raise NoTextField(path, field, sorted(row))
             known = True
             value = row.get(field)
-            yield value.encode("utf-8") if isinstance(value, str) else None, read_bytes
+            text = value.encode("utf-8") if isinstance(value, str) else None
+            yield Row(text, lines.read_bytes, number)
 
 
 def _json_object(line: bytes) -> dict[str, object] | None:
@@ -150,7 +164,7 @@ def _columns(file: Candidate, form: Form, field: str) -> Iterator[Row]:
             f"reading {file.path} needs pyarrow, which is not installed here",
             ("install it: pip install pyarrow", "or write the data as JSON lines"),
         ) from None
-    from p2p_dtfm.train.data.tables import read_column
+    from p2p_dtfm.train.data.formats.tables import read_column
 
     try:
         yield from read_column(file.path, form is Form.PARQUET, field, file.size_bytes)

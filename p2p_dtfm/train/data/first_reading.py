@@ -3,16 +3,27 @@
 from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Protocol
 
+import msgspec
 import numpy as np
 
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.train.data.documents import Piece, read_documents
+from p2p_dtfm.train.data.manifest import Selection
 from p2p_dtfm.train.data.text_files import Candidate, NoTextField, NotText, Skipped
 
 Progress = Callable[[int, int, str], None]
-"""Bytes done, bytes in all, and the stage: "reading", "learning tokens" or "writing"."""
+"""Bytes done, bytes in all, and the stage: "choosing", "reading", "learning tokens", "writing"."""
 PROGRESS_EVERY_PIECES = 256
+
+
+class Verdicts(Protocol):
+    """What was found of each document when all were judged."""
+
+    def kept(self, file: Candidate, pieces: Iterator[Piece]) -> Iterator[Piece]:
+        """The pieces of documents that are to be learnt."""
+        ...
 
 
 @dataclass
@@ -27,13 +38,24 @@ class Survey:
     documents: int = 0
     threshold: int = -1
     """A piece is held out if its key is at most this, or if its file is."""
+    by_document: bool = False
+    """Whether a text file is held out as a whole or not at all."""
+    verdicts: Verdicts | None = None
+    """Which documents count; None: all."""
+    selection: Selection | msgspec.UnsetType = msgspec.UNSET
+    """The same in figures."""
+
+    def pieces_of(self, file: Candidate, skipped: Skipped) -> Iterator[Piece]:
+        """The pieces of a file's documents that count. Raises as `read_documents` does."""
+        pieces = read_documents(file, self.text_field, self.piece_bytes, skipped, self.by_document)
+        return pieces if self.verdicts is None else self.verdicts.kept(file, pieces)
 
     def pieces(self) -> Iterator[tuple[Piece, bool]]:
         """All pieces and whether they are held out, on a later reading, when nothing may be wrong
         with the files any more. Raises `UserError`."""
         for file in self.files:
             try:
-                for piece in read_documents(file, self.text_field, self.piece_bytes, Skipped()):
+                for piece in self.pieces_of(file, Skipped()):
                     yield piece, file.held_out or piece.key <= self.threshold
             except (NotText, NoTextField, OSError) as error:
                 raise UserError(
@@ -89,7 +111,7 @@ def _read_file_first(
     """None, and counted, if the file cannot be used; `UserError` if the user asked for it."""
     found = _Found()
     try:
-        for piece in read_documents(file, survey.text_field, survey.piece_bytes, skipped):
+        for piece in survey.pieces_of(file, skipped):
             found.keys.append(piece.key)
             found.sizes_bytes.append(len(piece.text))
             found.documents += piece.ends_document

@@ -19,6 +19,7 @@ SHARD_LIMIT_TOKENS = 1 << 28
 TOKENIZER_LIMIT_BYTES = 64 << 20
 
 _SHOWN_CHARACTERS = 200
+_SHOWN_RULES = 8
 
 Split = Literal["train", "held_out"]
 TokenType = Literal["uint8", "uint16", "uint32"]
@@ -29,12 +30,14 @@ _Count = Annotated[int, Meta(ge=0, lt=1 << 60)]
 _Text = Annotated[str, Meta(max_length=2000)]
 
 
-class ShardEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ShardEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One file of little-endian tokens, named by its BLAKE2b-256."""
 
     digest: _Digest
     tokens: Annotated[int, Meta(ge=1, le=SHARD_LIMIT_TOKENS)]
     split: Split
+    counted: Annotated[tuple[_Count, ...], Meta(max_length=SHARD_LIMIT_TOKENS)] = ()
+    """Of each sequence, how many tokens count, where not all do."""
 
 
 class TokenizerEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -70,7 +73,32 @@ class Totals(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     text_bytes: _Count
 
 
-class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class LeftOut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Documents that a rule has left out, each counted with the first that it did not meet."""
+
+    rule: Annotated[str, Meta(max_length=2000)]
+    documents: _Count
+
+
+class Selection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What was made of the documents that were there: by which rules how many were left out."""
+
+    documents: _Count
+    """Before."""
+    left_out: Annotated[tuple[LeftOut, ...], Meta(max_length=128)]
+
+    def describe(self) -> str:
+        """A line for people, of bounded length."""
+        kept = self.documents - sum(each.documents for each in self.left_out)
+        shown = [f"{each.documents:,} by {_one_line(each.rule)}" for each in self.left_out]
+        more = ", ..." if len(shown) > _SHOWN_RULES else ""
+        return (
+            f"{kept:,} of {self.documents:,} documents kept; left out: "
+            f"{', '.join(shown[:_SHOWN_RULES]) or 'none'}{more}"
+        )
+
+
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Shards of a split are in corpus order; the order decides which sample is which."""
 
     format_version: int
@@ -79,6 +107,17 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     shards: Annotated[tuple[ShardEntry, ...], Meta(min_length=1, max_length=1 << 17)]
     totals: Totals
     notes: Notes
+    selection: Selection | msgspec.UnsetType = msgspec.UNSET
+    """Unset where all documents were taken, as in manifests that know nothing of it."""
+    sequence_tokens: Annotated[int, Meta(ge=0, le=SHARD_LIMIT_TOKENS)] = 0
+    """Where tokens say of themselves whether they count, each stored as twice its number and one
+    more if it does: how many a sequence holds, its last target included. 0: all count."""
+
+    def describe(self) -> str:
+        """One line for those who are to take part."""
+        if isinstance(self.selection, Selection):
+            return f"{self.notes.describe()}; {self.selection.describe()}"
+        return self.notes.describe()
 
     def to_bytes(self) -> bytes:
         """The canonical JSON."""
@@ -90,6 +129,11 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def vocabulary(self) -> int:
         return self.tokenizer.vocabulary
+
+    @property
+    def stored_values(self) -> int:
+        """Shards hold numbers below this."""
+        return 2 * self.vocabulary if self.sequence_tokens else self.vocabulary
 
     def shards_in(self, split: Split) -> tuple[ShardEntry, ...]:
         return tuple(shard for shard in self.shards if shard.split == split)
@@ -152,12 +196,18 @@ def _inconsistency(manifest: Manifest) -> str | None:
     """What is wrong between the fields, each of which is within its own bounds."""
     if manifest.format_version != FORMAT_VERSION:
         return f"has format {manifest.format_version}, this version reads {FORMAT_VERSION}"
-    if manifest.token_type != token_type_for(manifest.vocabulary):
+    if manifest.token_type != token_type_for(manifest.stored_values):
         return f"stores a vocabulary of {manifest.vocabulary} as {manifest.token_type}"
     train = sum(shard.tokens for shard in manifest.shards_in("train"))
     held_out = sum(shard.tokens for shard in manifest.shards_in("held_out"))
     if (train, held_out) != (manifest.totals.train_tokens, manifest.totals.held_out_tokens):
         return "has totals that are not the sums of its shards"
+    if isinstance(manifest.selection, Selection):
+        left_out = sum(each.documents for each in manifest.selection.left_out)
+        if manifest.selection.documents < left_out:
+            return "leaves out more documents than there were"
+    if any(_miscounts(shard, manifest.sequence_tokens) for shard in manifest.shards):
+        return "counts tokens of sequences that its shards do not hold"
     sizes: dict[str, int] = {}
     for shard in manifest.shards:
         if sizes.setdefault(shard.digest, shard.tokens) != shard.tokens:
@@ -165,3 +215,10 @@ def _inconsistency(manifest: Manifest) -> str | None:
     if manifest.tokenizer.digest in sizes:
         return "names one file as tokenizer and as shard"
     return None
+
+
+def _miscounts(shard: ShardEntry, sequence_tokens: int) -> bool:
+    if not sequence_tokens:
+        return bool(shard.counted)
+    whole = shard.tokens == sequence_tokens * len(shard.counted)
+    return not whole or not all(0 < count < sequence_tokens for count in shard.counted)

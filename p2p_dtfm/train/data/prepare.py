@@ -31,6 +31,8 @@ from p2p_dtfm.train.data.manifest import (
     parse_manifest,
     token_type_for,
 )
+from p2p_dtfm.train.data.quality.choosing import Wish, chosen
+from p2p_dtfm.train.data.quality.signal_files import is_signal_file
 from p2p_dtfm.train.data.shard_files import ShardWriter
 from p2p_dtfm.train.data.text_files import (
     Skipped,
@@ -80,6 +82,8 @@ def prepare(
     tokenizer: Tokenizer | None = None,
     text_field: str = "text",
     validation: list[Path] | None = None,
+    wish: Wish | None = None,
+    held_out_by_document: bool = False,
 ) -> Manifest:
     """Make the directory `out` from files and directories. Raises `UserError`.
 
@@ -89,41 +93,46 @@ def prepare(
     `tokenizer`: one that is there already, instead of either.
     `context`: both splits must hold at least one window of context + 1 tokens.
     `skipped`: filled with counts of what was left out, if given.
+    `wish`: which documents are wanted, and how often each.
+    `held_out_by_document`: whether a text file is held out as a whole or not at all.
     """
     skipped = Skipped() if skipped is None else skipped
     _require_sane(vocabulary, shard_tokens, held_out_fraction, context, (name, licence, source))
-    replaces = _require_ours(out)
+    replaces = require_ours(out)
     files = find_files(paths, validation or [], out, skipped)
+    files = [file for file in files if not is_signal_file(file.path)]
     total_bytes = sum(file.size_bytes for file in files)
     smallest, largest = _PIECE_BYTES
     piece_bytes = min(max(int(total_bytes * held_out_fraction / 4), smallest), largest)
-    survey = Survey(text_field, piece_bytes)
-    read_first(survey, files, held_out_fraction, context, progress, skipped)
-    for named, held_out in ((paths, False), (validation or [], True)):
-        if named and not any(file.held_out == held_out for file in survey.files):
-            raise UserError(
-                f"no text found in {', '.join(map(str, named))} (skipped: {skipped})",
-                (
-                    "name files or directories with UTF-8 text, JSON lines, Parquet or Arrow",
-                    "name the rows' text with --field, where there are rows",
-                ),
-            )
-    if tokenizer is None:
-        tokenizer = _make_tokenizer(survey, vocabulary, progress)
-    try:
-        store = BlobStore(out / BLOBS_NAME)
-        store.remove_temporary_files()
+    survey = Survey(text_field, piece_bytes, by_document=held_out_by_document)
+    with chosen(wish or Wish(), files, survey, out, progress):
+        read_first(survey, files, held_out_fraction, context, progress, skipped)
+        for named, held_out in ((paths, False), (validation or [], True)):
+            if named and not any(file.held_out == held_out for file in survey.files):
+                raise UserError(
+                    f"no text found in {', '.join(map(str, named))} (skipped: {skipped})",
+                    (
+                        "name files or directories with UTF-8 text, JSON lines, Parquet or Arrow",
+                        "name the rows' text with --field, where there are rows",
+                    ),
+                )
+        if tokenizer is None:
+            tokenizer = _make_tokenizer(survey, vocabulary, progress)
         notes = Notes(*(_printable(note) for note in (name, licence, source)))
-        manifest = _write(survey, tokenizer, store, shard_tokens, context, notes, progress)
-        payload = manifest.to_bytes()
-        _require_readable(payload, shard_tokens)
-        store.put_bytes(payload)
-        write_atomically(out / TOKENIZER_NAME, tokenizer.to_bytes())
-        write_atomically(out / MANIFEST_NAME, payload)
-        if replaces:
-            _remove_unused(store, manifest)
-    except OSError as error:
-        raise UserError(f"cannot write to {out}: {error.strerror}", fix_of(error, out)) from error
+        try:
+            store = BlobStore(out / BLOBS_NAME)
+            store.remove_temporary_files()
+            manifest = _write(survey, tokenizer, store, shard_tokens, context, notes, progress)
+            payload = manifest.to_bytes()
+            require_readable(payload, shard_tokens)
+            store.put_bytes(payload)
+            write_atomically(out / TOKENIZER_NAME, tokenizer.to_bytes())
+            write_atomically(out / MANIFEST_NAME, payload)
+            if replaces:
+                _remove_unused(store, manifest)
+        except OSError as error:
+            cause = f"cannot write to {out}: {error.strerror}"
+            raise UserError(cause, fix_of(error, out)) from error
     return manifest
 
 
@@ -182,7 +191,7 @@ def _printable(note: str) -> str:
     return note.encode("utf-8", "replace").decode("utf-8")
 
 
-def _require_ours(out: Path) -> bool:
+def require_ours(out: Path) -> bool:
     """Refuse a directory with other people's files; whether an earlier result is in it."""
     try:
         names = {entry.name for entry in os.scandir(out)} if out.exists() else set()
@@ -278,6 +287,7 @@ def _write(
         shards=(*train.entries, *held_out.entries),
         totals=Totals(train.tokens, held_out.tokens, survey.documents, survey.text_bytes),
         notes=notes,
+        selection=survey.selection,
     )
 
 
@@ -322,7 +332,7 @@ def _batches(pieces: Iterator[tuple[Piece, bool]]) -> Iterator[list[tuple[Piece,
         yield batch
 
 
-def _require_readable(payload: bytes, shard_tokens: int) -> None:
+def require_readable(payload: bytes, shard_tokens: int) -> None:
     """A manifest that peers would refuse must not leave this machine."""
     if len(payload) > MANIFEST_LIMIT_BYTES:
         raise UserError(

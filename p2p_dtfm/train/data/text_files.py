@@ -5,6 +5,7 @@ import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.train.data.saved_data_sets import data_set_files
@@ -224,8 +225,13 @@ def _identity(path: Path) -> tuple[int, int] | None:
 _FIELDS_SHOWN = 12
 
 
-Row = tuple[bytes | None, int]
-"""The text of a row, if it has any, and how far into the file it is, in bytes."""
+class Row(NamedTuple):
+    """The text of a row, if it has any, and how far into the file it is."""
+
+    text: bytes | None
+    read_bytes: int
+    line: int = 0
+    """Its number in a file of lines, from 1."""
 
 
 class NoTextField(Exception):

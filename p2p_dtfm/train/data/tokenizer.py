@@ -67,6 +67,12 @@ class ByteTokenizer:
         return b'{"kind":"bytes"}'
 
 
+def end_of_document(tokenizer: Tokenizer) -> int:
+    """The token that `prepare` wrote after each document."""
+    (token,) = tokenizer.encode(END_OF_DOCUMENT)  # of bytes and of pairs of them it is one
+    return int(token)
+
+
 def tokenizer_from_bytes(payload: bytes) -> Tokenizer:
     """Read a tokenizer that a peer sent. Raises `PeerFault`."""
     if len(payload) > TOKENIZER_LIMIT_BYTES:

@@ -33,9 +33,11 @@ from p2p_dtfm.train.hugging_face.model_import import (
 )
 from p2p_dtfm.train.hugging_face.tokenizer_json import tokenizer_json
 from p2p_dtfm.train.hugging_face.weights import WEIGHTS_NAME
-from p2p_dtfm.train.model.checkpoint import load_layer, read_manifest
-from p2p_dtfm.train.model.gpt import layer_count, layer_entries
-from p2p_dtfm.train.model.initial_state import initial_layer_state, initial_paths
+from p2p_dtfm.train.model.checkpoint import read_manifest
+from p2p_dtfm.train.model.gpt import build_plain_layer, layer_count, plain_entries
+from p2p_dtfm.train.model.initial_state import given_tensors, initial_paths
+from p2p_dtfm.train.model.lora.adapted import merged_into
+from p2p_dtfm.train.model.lora.frozen_base import computing_layer
 from p2p_dtfm.train.model.tensor_file import Entry, entry_bytes, file_bytes, write_tensors
 
 Naming = Callable[[ModelSpec, int, str, tuple[int, ...]], list[Part]]
@@ -65,7 +67,7 @@ def model_in(directory: Path) -> Model:
     if not is_imported(directory):
         manifest = read_manifest(directory)
         return Model(
-            manifest.spec(), manifest.step, lambda layer: load_layer(directory, layer).module
+            manifest.spec(), manifest.step, lambda layer: _merged(directory, manifest.spec(), layer)
         )
     path = directory / RUN_SPEC_NAME
     try:
@@ -76,13 +78,21 @@ def model_in(directory: Path) -> Model:
 
     def layer_of(layer: int) -> nn.Module:
         try:
-            return initial_layer_state(spec, layer, files[layer]).module
+            module = build_plain_layer(spec, layer)
+            module.load_state_dict(dict(given_tensors(spec, layer, files[layer])))
+            return module
         except (OSError, PeerFault) as error:
             raise UserError(
                 f"{files[layer]} cannot be used: {error}", "import the model anew"
             ) from error
 
     return Model(spec, 0, layer_of, directory / ORIGIN_NAME)
+
+
+def _merged(directory: Path, spec: RunSpec, layer: int) -> nn.Module:
+    """A checkpoint's layer of the model itself; adapters are added to what they lie beside."""
+    module = computing_layer(directory, layer)
+    return merged_into(build_plain_layer(spec, layer), module) if spec.trains_adapters else module
 
 
 def model_from(source: Path, imported: Path | None) -> Model:
@@ -201,7 +211,7 @@ def _write_model(model: Model, path: Path, place: Naming, progress: Progress) ->
 def places_of(spec: RunSpec, place: Naming) -> Iterator[Part]:
     """Where each parameter of the whole model goes, in the order of `placed_tensors`."""
     for layer in range(layer_count(spec)):
-        for name, shape in layer_entries(spec, layer):
+        for name, shape in plain_entries(spec, layer):
             yield from place(spec.model, layer, name, shape)
 
 

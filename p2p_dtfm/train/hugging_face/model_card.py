@@ -25,20 +25,21 @@ class Told:
     held_out: Sequence[tuple[int, float]] = ()
 
 
-def model_card(spec: RunSpec, step: int, told: Told) -> str:
+def model_card(spec: RunSpec, step: int, told: Told, is_adapter: bool = False) -> str:
     """In the form that model hubs read: a table of keys, then Markdown."""
-    parts = [_head(), f"# {_line(spec.name)}", _what(spec, step, told), _data(told.notes)]
+    parts = [_head(is_adapter), f"# {_line(spec.name)}", _what(spec, step, told), _data(told.notes)]
     if told.losses or told.held_out:
         parts.append(_curve(told))
     if told.members:
         parts.append(_who(told.members))
-    parts.append(_use(spec.model))
+    parts.append(_use_of_adapter(spec.model) if is_adapter else _use(spec.model))
     return "\n\n".join(parts) + "\n"
 
 
-def _head() -> str:
+def _head(is_adapter: bool) -> str:
+    library = "peft" if is_adapter else "transformers"
     tags = "\n".join(f"- {tag}" for tag in ("p2p-dtfm", "decentralized-training"))
-    keys = f"library_name: transformers\npipeline_tag: text-generation\ntags:\n{tags}"
+    keys = f"library_name: {library}\npipeline_tag: text-generation\ntags:\n{tags}"
     return f"---\n{keys}\n---"
 
 
@@ -53,6 +54,9 @@ def _what(spec: RunSpec, step: int, told: Told) -> str:
         ("vocabulary", f"{model.vocabulary:,} tokens"),
         ("began from", f"given weights `{model.initial}`" if model.initial else "random weights"),
     ]
+    if spec.trains_adapters:
+        targets = ", ".join(spec.lora.targets)
+        rows.append(("adapters", f"rank {spec.lora.rank}, alpha {spec.lora.alpha:g}: {targets}"))
     about = "Trained by ordinary computers together, peer to peer, with p2p-dtfm."
     return about + "\n\n" + _table(("", ""), rows)
 
@@ -91,6 +95,15 @@ def _use(model: ModelSpec) -> str:
         f"{CLASSES[family_of(model)]}\n\n"
         f'model = {CLASSES[family_of(model)]}.from_pretrained("this directory")\n'
         'tokenizer = AutoTokenizer.from_pretrained("this directory")\n```'
+    )
+
+
+def _use_of_adapter(model: ModelSpec) -> str:
+    return (
+        "## Use\n\nOver the model that the run began from.\n\n```python\n"
+        f"from peft import PeftModel\nfrom transformers import {CLASSES[family_of(model)]}\n\n"
+        f'model = {CLASSES[family_of(model)]}.from_pretrained("that model\'s directory")\n'
+        'model = PeftModel.from_pretrained(model, "this directory")\n```'
     )
 
 

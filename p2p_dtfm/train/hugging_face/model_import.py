@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.core.protocol.fine_tuning.lora_spec import LoraSpec
 from p2p_dtfm.core.protocol.run_spec import RunSpec, parse_run_spec
 from p2p_dtfm.train.data.tokenizer import Tokenizer
 from p2p_dtfm.train.hugging_face.configuration import (
@@ -37,7 +38,7 @@ from p2p_dtfm.train.hugging_face.families import (
 )
 from p2p_dtfm.train.hugging_face.tokenizer_json import read_tokenizer_json
 from p2p_dtfm.train.hugging_face.weights import Weights
-from p2p_dtfm.train.model.gpt import layer_count, layer_entries
+from p2p_dtfm.train.model.gpt import layer_count, plain_entries
 from p2p_dtfm.train.model.initial_state import write_initial
 
 RUN_SPEC_NAME = "run.toml"
@@ -58,6 +59,9 @@ ORIGIN_FILES = (
 LONGEST_CONTEXT = 1024
 """Of a run whose founder does not say: models with rotary positions are made for far longer
 sequences than ordinary computers can train."""
+_NO_ADAPTERS = LoraSpec()
+_NOT_YET = "0" * 64
+"""In place of the weights' digest, until they are written."""
 _FILE_LIMIT_BYTES = 64 << 20
 _SPEC = """\
 # Goes on from {origin}.
@@ -99,6 +103,8 @@ class Training:
     positions are rotary."""
     untie: bool = False
     """A head that is the token embedding becomes a matrix of its own."""
+    lora: LoraSpec = _NO_ADAPTERS
+    """Adapters that are trained in place of the model."""
 
 
 Progress = Callable[[int, int], None]
@@ -174,6 +180,9 @@ def _draft(
         "optimizer": {"peak_learning_rate": training.learning_rate},
         "evaluation": {"sequences": _evaluation_sequences(training)},
     }
+    if training.lora.rank:
+        model["initial"] = _NOT_YET
+        values["lora"] = training.lora.model_dump()
     return parse_run_spec(values, str(directory / CONFIGURATION_NAME))
 
 
@@ -230,7 +239,7 @@ class _Given:
 
     def _parts(self, layer: int) -> Iterator[list[Part]]:
         model = self._spec.model.model_copy(update={"tied_head": False})
-        for name, shape in layer_entries(self._spec, layer):
+        for name, shape in plain_entries(self._spec, layer):
             parts = parts_of(model, layer, name, shape)
             yield [
                 part._replace(name=self._tied_to) if part.name == HEAD_NAME else part
@@ -242,7 +251,7 @@ def _told(
     spec: RunSpec, parameters: Callable[[int], Iterable[Tensor]], progress: Progress
 ) -> Callable[[int], Iterator[Tensor]]:
     """The same parameters of a layer; `progress` hears of each."""
-    shapes = [shape for n in range(layer_count(spec)) for _, shape in layer_entries(spec, n)]
+    shapes = [shape for n in range(layer_count(spec)) for _, shape in plain_entries(spec, n)]
     total_bytes = 4 * sum(map(math.prod, shapes))
     done_bytes = 0
 
@@ -271,7 +280,7 @@ def _spec_text(spec: RunSpec, directory: Path, training: Training, initial: str)
         origin=origin.encode("ascii", "replace").decode().replace("\n", " "),
         name=spec.name,
         total_steps=training.total_steps,
-        model=_toml("model", model),
+        model=_toml("model", model) + _lora_text(training.lora),
         global_batch=training.global_batch,
         microbatch=training.microbatch,
         learning_rate=training.learning_rate,
@@ -280,6 +289,13 @@ def _spec_text(spec: RunSpec, directory: Path, training: Training, initial: str)
         data=json.dumps(training.data, ensure_ascii=False),
         evaluation_sequences=_evaluation_sequences(training),
     )
+
+
+def _lora_text(lora: LoraSpec) -> str:
+    if not lora.rank:
+        return ""
+    targets = json.dumps(lora.targets)
+    return f"\n[lora]\nrank = {lora.rank}\nalpha = {lora.alpha!r}\ntargets = {targets}\n"
 
 
 def _toml(name: str, values: Mapping[str, Any]) -> str:

@@ -64,9 +64,15 @@ class Block(nn.Module):
         self.feed_forward_input = Linear(width, inputs * hidden, bias=model.feed_forward_bias)
         self.feed_forward_output = Linear(hidden, width, bias=model.feed_forward_bias)
 
-    def forward(self, stream: Tensor, past: PastTokens | None = None) -> Tensor:
-        """[sequences, tokens, width] to the same. With a `past` that is not empty: one token."""
-        stream = stream + self._attend(self.attention_norm(stream), past)
+    def forward(
+        self, stream: Tensor, past: PastTokens | None = None, documents: Tensor | None = None
+    ) -> Tensor:
+        """[sequences, tokens, width] to the same. With a `past` that is not empty: one token.
+
+        `documents`: which one each token belongs to, int64 [sequences, tokens]; attention does not
+        cross from one to another.
+        """
+        stream = stream + self._attend(self.attention_norm(stream), past, documents)
         hidden = self._hidden(self.feed_forward_input(self.feed_forward_norm(stream)))
         result: Tensor = stream + self.feed_forward_output(hidden)
         return result
@@ -78,7 +84,7 @@ class Block(nn.Module):
         gate, value = entry.chunk(2, dim=2)
         return functional.silu(gate) * value
 
-    def _attend(self, normed: Tensor, past: PastTokens | None) -> Tensor:
+    def _attend(self, normed: Tensor, past: PastTokens | None, documents: Tensor | None) -> Tensor:
         """[sequences, tokens, width] to the same."""
         model = self.model
         parts = self.attention_input(normed).split(
@@ -97,12 +103,25 @@ class Block(nn.Module):
         if past is not None:
             key, value = past.extended(key, value)
         assert before == 0 or normed.shape[1] == 1, "tokens after others come one by one"
+        mask = None if documents is None else _within_documents(documents)
         mixed = functional.scaled_dot_product_attention(
-            query, key, value, is_causal=before == 0, enable_gqa=model.key_width < model.query_width
+            query,
+            key,
+            value,
+            attn_mask=mask,
+            is_causal=before == 0 and mask is None,
+            enable_gqa=model.key_width < model.query_width,
         )
         together = mixed.transpose(1, 2).reshape(*normed.shape[:2], model.query_width)
         result: Tensor = self.attention_output(together)
         return result
+
+
+def _within_documents(documents: Tensor) -> Tensor:
+    """Which tokens each may look at, bool [sequences, 1, tokens, tokens]: those of its document up
+    to itself."""
+    same = documents[:, None, :, None] == documents[:, None, None, :]
+    return same.tril()
 
 
 def norm_over(model: ModelSpec, width: int) -> nn.Module:

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.train.model.block import PastTokens
-from p2p_dtfm.train.model.checkpoint import list_checkpoints, load_layer, read_manifest
+from p2p_dtfm.train.model.checkpoint import list_checkpoints, read_manifest
 from p2p_dtfm.train.model.gpt import layer_count
+from p2p_dtfm.train.model.lora.frozen_base import computing_layer
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _LONGEST_CHARACTER_TOKENS = 4
@@ -115,7 +116,7 @@ class _Continuation:
 
 def _load_model(directory: Path) -> _Continuation:
     spec = read_manifest(directory).spec()
-    layers = [load_layer(directory, layer).module for layer in range(layer_count(spec))]
+    layers = [computing_layer(directory, layer) for layer in range(layer_count(spec))]
     return _Continuation(layers, spec.model.context)
 
 

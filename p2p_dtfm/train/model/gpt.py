@@ -17,12 +17,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from p2p_dtfm.core.protocol.fine_tuning.lora_spec import LoraSpec
 from p2p_dtfm.core.protocol.model_spec import ModelSpec
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.train.model.block import Block, norm_over
 from p2p_dtfm.train.model.deferred_gradients import Linear
+from p2p_dtfm.train.model.lora.adapted import adapt, allocate_trained, deviation_of_narrow
 
+Entry = tuple[str, tuple[int, ...]]
+"""Name and shape of a tensor."""
 STANDARD_DEVIATION = 0.02
+_NO_ADAPTERS = LoraSpec()
 _WORDS_AT_ONCE = 1 << 20
 
 
@@ -71,34 +76,69 @@ def layer_count(spec: RunSpec) -> int:
 
 
 def build_layer(spec: RunSpec, layer: int, device: torch.device | str = "cpu") -> nn.Module:
-    """The module of a layer in fp32, its parameters *not yet initialised*."""
-    return _build(spec.model, layer, device)
+    """The module of a layer in fp32, its parameters *not yet initialised*, and what is frozen, if
+    anything is, not there yet (`lora.adapted.set_base`)."""
+    if not spec.trains_adapters:
+        return build_plain_layer(spec, layer, device)
+    return allocate_trained(_build(spec.model, spec.lora, layer, "meta"), device)
 
 
-def _build(model: ModelSpec, layer: int, device: torch.device | str) -> nn.Module:
+def build_plain_layer(spec: RunSpec, layer: int, device: torch.device | str = "cpu") -> nn.Module:
+    """The same of the model itself: as it is given to a run, and as it leaves one."""
+    return _build(spec.model, _NO_ADAPTERS, layer, device)
+
+
+def build_timed_layer(spec: RunSpec, layer: int, device: torch.device | str = "cpu") -> nn.Module:
+    """The same as `build_layer`, with memory for what is frozen: for passes whose time counts."""
+    return _build(spec.model, spec.lora, layer, device)
+
+
+def _build(model: ModelSpec, lora: LoraSpec, layer: int, device: torch.device | str) -> nn.Module:
     assert 0 <= layer < model.layers + 2, layer
     kind = Embedding if layer == 0 else Block if layer <= model.layers else Head
     with torch.device(device):
-        return kind(model).to(torch.float32)
+        module = kind(model).to(torch.float32)
+        if lora.rank:
+            adapt(module, model, lora, is_block=kind is Block)
+    return module
 
 
-def layer_entries(spec: RunSpec, layer: int) -> list[tuple[str, tuple[int, ...]]]:
-    """Names and shapes of a layer's parameters, in canonical order."""
-    return list(_layer_entries(spec.model, layer))
+def layer_entries(spec: RunSpec, layer: int) -> list[Entry]:
+    """Names and shapes of a layer's parameters that are trained, in canonical order."""
+    return list(_layer_entries(spec.model, spec.lora, layer))
+
+
+def plain_entries(spec: RunSpec, layer: int) -> list[Entry]:
+    """The same of the model itself: all of its parameters."""
+    return list(_layer_entries(spec.model, _NO_ADAPTERS, layer))
 
 
 @functools.lru_cache(maxsize=1024)
-def _layer_entries(model: ModelSpec, layer: int) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    named = _build(model, layer, "meta").named_parameters()
+def _layer_entries(model: ModelSpec, lora: LoraSpec, layer: int) -> tuple[Entry, ...]:
+    named = _build(model, lora, layer, "meta").named_parameters()
     return tuple((name, tuple(parameter.shape)) for name, parameter in named)
 
 
-def token_loss_sum(logits: Tensor, targets: Tensor) -> Tensor:
+def token_loss_sum(logits: Tensor, targets: Tensor, z_loss: float = 0.0) -> Tensor:
     """Sum over all tokens of the negative log-likelihood, in nats.
 
-    logits [sequences, tokens, vocabulary], targets [sequences, tokens].
+    logits [sequences, tokens, vocabulary], targets [sequences, tokens]. With `z_loss` its gradient
+    is that of a larger sum: so many times the squared logarithms of the softmax's denominators are
+    added (Chowdhery et al. 2022, section 5), which keeps logits from drifting away.
     """
-    return functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
+    loss = functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
+    if z_loss:
+        squares = torch.logsumexp(logits, dim=2).square()
+        beside = z_loss * squares[targets >= 0].sum()  # of targets that count
+        loss = loss + (beside - beside.detach())
+    return loss
+
+
+def document_numbers(tokens: Tensor, end_of_document: int) -> Tensor:
+    """Which document of its sequence each token belongs to, int64 [sequences, tokens]; the token
+    that ends one is its last."""
+    ends = (tokens == end_of_document).long()
+    return ends.cumsum(dim=1) - ends
 
 
 @torch.no_grad()
@@ -112,12 +152,14 @@ def initialise_layer(module: nn.Module, spec: RunSpec, layer: int) -> None:
     for name, parameter in module.named_parameters():
         if name.endswith("norm.weight"):
             parameter.fill_(1.0)
-        elif parameter.dim() == 1:
+        elif parameter.dim() == 1 or name.endswith(".wide"):
             parameter.zero_()
         else:
             deviation = STANDARD_DEVIATION
             if name in ("attention_output.weight", "feed_forward_output.weight"):
                 deviation /= math.sqrt(2 * spec.model.layers)
+            if name.endswith(".narrow"):
+                deviation = deviation_of_narrow(parameter.shape[1])
             place = (layer, name)
             if spec.model.tied_head and name == "logits.weight":
                 place = (0, "token.weight")

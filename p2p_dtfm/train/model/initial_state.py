@@ -7,6 +7,7 @@ The digest of initial.json is `model.initial` in the run spec. So the run spec's
 names the run, covers the weights, and a layer's file may come from anybody.
 """
 
+import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated
@@ -21,8 +22,9 @@ from p2p_dtfm.core.protocol.canonical import digest_bytes
 from p2p_dtfm.core.protocol.errors import PeerFault, UserError
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.train.data.blob_store import file_digest
-from p2p_dtfm.train.model.gpt import build_layer, layer_count, layer_entries
+from p2p_dtfm.train.model.gpt import build_layer, layer_count, plain_entries
 from p2p_dtfm.train.model.layer_state import LayerState
+from p2p_dtfm.train.model.lora.adapted import has_base, set_base
 from p2p_dtfm.train.model.tensor_file import file_bytes, header, write_tensors
 
 MANIFEST_NAME = "initial.json"
@@ -58,7 +60,7 @@ def write_initial(
     files = []
     for layer in range(layer_count(spec)):
         path = initial_layer_path(folder, layer)
-        write_tensors(path, layer_entries(spec, layer), _METADATA, parameters(layer))
+        write_tensors(path, plain_entries(spec, layer), _METADATA, parameters(layer))
         files.append(InitialFile(file_digest(path), path.stat().st_size))
     initial = InitialState(1, tuple(files))
     (folder / MANIFEST_NAME).write_bytes(initial.to_bytes())
@@ -112,24 +114,43 @@ def parse_initial(payload: bytes, spec: RunSpec) -> InitialState:
 def initial_layer_state(
     spec: RunSpec, layer: int, path: Path, device: torch.device | str = "cpu"
 ) -> LayerState:
-    """The state before the first step from a layer's file. Raises `PeerFault` if it is not one."""
-    payload = path.read_bytes()
-    entries = layer_entries(spec, layer)
-    head = header(entries, _METADATA)
-    if len(payload) != _expected_bytes(spec, layer) or not payload.startswith(head):
-        raise PeerFault(f"initial state of layer {layer} that is not one of this run")
+    """The state before the first step from a layer's file; where the run trains adapters, with what
+    is frozen from there. Raises `PeerFault` if it is not one."""
+    tensors = given_tensors(spec, layer, path)
+    if spec.trains_adapters:
+        state = LayerState.genesis(spec, layer, device)
+        set_base(state.module, [(name, tensor.to(device)) for name, tensor in tensors])
+        return state
     module = build_layer(spec, layer)
-    values = numpy.frombuffer(payload, dtype="<f4", offset=len(head))
+    with torch.no_grad():
+        for parameter, (_, tensor) in zip(module.parameters(), tensors, strict=True):
+            parameter.copy_(tensor)
+    count = sum(tensor.numel() for _, tensor in tensors)
+    return LayerState(spec, layer, module.to(device), 0, torch.zeros(2, count))
+
+
+def attach_base(state: LayerState, path: Path) -> None:
+    """Give an adapted layer what is frozen of it, unless it has it. Raises as `given_tensors`."""
+    if not has_base(state.module):
+        tensors = given_tensors(state.spec, state.layer, path)
+        set_base(state.module, [(name, tensor.to(state.device)) for name, tensor in tensors])
+
+
+def given_tensors(spec: RunSpec, layer: int, path: Path) -> list[tuple[str, Tensor]]:
+    """A layer's parameters as they are given. Raises `PeerFault` if the file is not that, and
+    OSError."""
+    entries = plain_entries(spec, layer)
+    head = header(entries, _METADATA)
+    with path.open("rb") as file:
+        is_ours = file.read(len(head)) == head
+    if not is_ours or path.stat().st_size != _expected_bytes(spec, layer):
+        raise PeerFault(f"initial state of layer {layer} that is not one of this run")
+    values = numpy.fromfile(path, dtype="<f4", offset=len(head))
     if not numpy.isfinite(values).all():
         raise PeerFault(f"initial state of layer {layer} with values that are no numbers")
-    start = 0
-    with torch.no_grad():
-        for parameter in module.parameters():
-            part = values[start : start + parameter.numel()].reshape(tuple(parameter.shape))
-            numpy.copyto(parameter.detach().numpy(), part)
-            start += parameter.numel()
-    return LayerState(spec, layer, module.to(device), 0, torch.zeros(2, start))
+    pieces = torch.from_numpy(values).split([math.prod(shape) for _, shape in entries])
+    return [(name, piece.view(shape)) for (name, shape), piece in zip(entries, pieces, strict=True)]
 
 
 def _expected_bytes(spec: RunSpec, layer: int) -> int:
-    return file_bytes(layer_entries(spec, layer), _METADATA)
+    return file_bytes(plain_entries(spec, layer), _METADATA)

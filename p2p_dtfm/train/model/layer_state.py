@@ -20,6 +20,7 @@ from p2p_dtfm.core.commit.judgement import DIGEST_BYTES
 from p2p_dtfm.core.protocol.errors import PeerFault, UserError
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.train.model.gpt import build_layer, initialise_layer, layer_entries
+from p2p_dtfm.train.model.lora.adapted import move_trained
 from p2p_dtfm.train.model.tensor_file import Entry, entry_bytes, header
 from p2p_dtfm.train.updates.layer_update import LayerUpdate
 
@@ -103,7 +104,7 @@ class LayerState:
         """The state before the first step, bit-equal on any machine."""
         module = build_layer(spec, layer)
         initialise_layer(module, spec, layer)
-        module.to(device)
+        move_trained(module, device)
         return cls(spec, layer, module, 0, torch.zeros(2, _parameter_count(module)))
 
     @property
@@ -203,7 +204,7 @@ class LayerState:
                 numpy.copyto(parameter.detach().numpy(), part)
                 start += parameter.numel()
         moments = torch.from_numpy(values[1:].copy())
-        return cls(spec, layer, module.to(device), version, moments)
+        return cls(spec, layer, move_trained(module, device), version, moments)
 
 
 def snapshot_from(spec: RunSpec, layer: int, version: int, parts: Tensor) -> LayerSnapshot:

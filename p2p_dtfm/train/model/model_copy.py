@@ -8,6 +8,7 @@ from torch import nn
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.train.model.gpt import build_layer, layer_count
 from p2p_dtfm.train.model.layer_state import LayerState
+from p2p_dtfm.train.model.lora.adapted import has_base, set_base
 
 TextModel = list[nn.Module]
 """What text is written with: all layers, one after another."""
@@ -22,15 +23,18 @@ def copied_layer(spec: RunSpec, state: LayerState) -> nn.Module:
             here = flat[start : start + parameter.numel()]
             parameter.copy_(here.view_as(parameter))
             start += parameter.numel()
+    if spec.trains_adapters:
+        frozen = ((name, tensor.cpu()) for name, tensor in state.module.named_buffers())
+        set_base(made, frozen)  # the same memory: nobody changes it
     return made.requires_grad_(False)
 
 
 def copied_model(spec: RunSpec, states: Mapping[int, LayerState]) -> tuple[int, TextModel] | None:
     """How many steps it has had, and the model; None where layers are missing, or of unlike ages
-    (some are followed from afar)."""
+    (some are followed from afar), or what is frozen of one (it is guarded)."""
     layers = [states.get(layer) for layer in range(layer_count(spec))]
     here = [state for state in layers if state is not None]
     versions = {state.version for state in here}
-    if len(here) < len(layers) or len(versions) != 1:
+    if len(here) < len(layers) or len(versions) != 1 or not all(has_base(s.module) for s in here):
         return None
     return versions.pop(), [copied_layer(spec, state) for state in here]

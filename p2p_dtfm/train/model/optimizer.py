@@ -16,7 +16,8 @@ def learning_rate(spec: RunSpec, step: int) -> float:
     """Rate of the update that turns state `step` into state `step + 1`.
 
     Linear warm-up to the peak, then half a cosine down to the final rate (Loshchilov and Hutter
-    2017, "SGDR", equation 5, one cycle). Rounded, so that C libraries whose cosines differ in
+    2017, "SGDR", equation 5, one cycle), or with `wsd` the peak up to the last steps, in which it
+    falls in a straight line. Rounded, so that C libraries whose cosines differ in
     the last bit still agree.
     """
     return _scheduled_rate(spec, step, spec.total_steps)
@@ -54,6 +55,10 @@ def _scheduled_rate(spec: RunSpec, step: int, total_steps: int) -> float:
     )
     if step < warmup:
         return rounded(peak * (step + 1) / warmup)
+    if optimizer.schedule == "wsd":
+        falling = optimizer.decay_steps or max(1, total_steps // 5)
+        left = min(1.0, max(0, total_steps - step) / falling)
+        return rounded(final + (peak - final) * left)
     progress = min(1.0, (step - warmup) / max(1, total_steps - warmup))
     return rounded(final + (peak - final) * 0.5 * (1.0 + math.cos(math.pi * progress)))
 

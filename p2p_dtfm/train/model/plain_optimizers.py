@@ -1,7 +1,7 @@
 """The optimizers of a run as anyone would write them with PyTorch, for the plain loop."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import torch
@@ -23,7 +23,11 @@ class PlainOptimizer:
         taken = {id(parameter) for parameter, _ in matrices}
         self.rest = [p for p in model.parameters() if id(p) not in taken]
         """What AdamW updates."""
-        self._adam_w = torch_adam_w(spec, self.rest)
+        spared = set()
+        if not spec.optimizer.decay_embeddings:
+            tables = (module for module in model.modules() if isinstance(module, nn.Embedding))
+            spared = {id(parameter) for table in tables for parameter in table.parameters()}
+        self._adam_w = torch_adam_w(spec, self.rest, spared)
         self._muon = _PlainMuon(matrices, spec.optimizer.muon)
         self._peaks = spec.optimizer.muon.peak_learning_rate / spec.optimizer.peak_learning_rate
 
@@ -39,15 +43,17 @@ class PlainOptimizer:
             optimizer.step()
 
 
-def torch_adam_w(spec: RunSpec, parameters: list[nn.Parameter]) -> torch.optim.AdamW:
+def torch_adam_w(
+    spec: RunSpec, parameters: list[nn.Parameter], spared: Collection[int] = ()
+) -> torch.optim.AdamW:
+    """`spared`: ids of matrices that do not decay."""
     settings = spec.optimizer
+    decaying = [p for p in parameters if p.dim() >= 2 and id(p) not in spared]
+    rest = [p for p in parameters if p.dim() < 2 or id(p) in spared]
     return torch.optim.AdamW(
         [
-            {
-                "params": [p for p in parameters if p.dim() >= 2],
-                "weight_decay": settings.weight_decay,
-            },
-            {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+            {"params": decaying, "weight_decay": settings.weight_decay},
+            {"params": rest, "weight_decay": 0.0},
         ],
         betas=(settings.beta1, settings.beta2),
         eps=settings.epsilon,

@@ -5,12 +5,22 @@ rate with the rest of the package, and none of its pipeline, state or reduction 
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from p2p_dtfm.core.protocol.run_spec import RunSpec
-from p2p_dtfm.train.model.gpt import build_layer, initialise_layer, layer_count, token_loss_sum
+from p2p_dtfm.train.model.block import Block
+from p2p_dtfm.train.model.gpt import (
+    build_layer,
+    document_numbers,
+    initialise_layer,
+    layer_count,
+    token_loss_sum,
+)
+from p2p_dtfm.train.model.initial_state import given_tensors
+from p2p_dtfm.train.model.lora.adapted import set_base
 from p2p_dtfm.train.model.optimizer import learning_rate
 from p2p_dtfm.train.model.plain_optimizers import PlainOptimizer
 
@@ -21,7 +31,8 @@ Batch = tuple[Tensor, Tensor]
 class ReferenceRun:
     """A run on one device.
 
-    `batch(step, microbatch)` gives inputs and targets of one microbatch of a step.
+    `batch(step, microbatch)` gives inputs and targets of one microbatch of a step, `given(layer)`
+    the file of a layer of given weights, and `weight(step, microbatch)` what its loss counts.
     """
 
     def __init__(
@@ -29,13 +40,16 @@ class ReferenceRun:
         spec: RunSpec,
         batch: Callable[[int, int], Batch],
         device: torch.device | str = "cpu",
+        given: Callable[[int], Path] | None = None,
+        weight: Callable[[int, int], float] = lambda step, microbatch: 1.0,
     ) -> None:
         self.spec = spec
         self.batch = batch
+        self.weight = weight
         self.device = torch.device(device)
-        self.model = nn.Sequential(*(_genesis_layer(spec, n) for n in range(layer_count(spec))))
+        self.model = nn.Sequential(*(_first(spec, n, given) for n in range(layer_count(spec))))
         self.model.to(self.device)
-        if spec.model.tied_head:
+        if spec.model.tied_head and not spec.trains_adapters:
             shared = self.model[0].get_parameter("token.weight")
             self.model[-1].get_submodule("logits").register_parameter("weight", shared)
         self.optimizer = PlainOptimizer(spec, self.model)
@@ -49,7 +63,7 @@ class ReferenceRun:
         self.optimizer.zero_grad()
         loss_sum = 0.0
         for microbatch in range(self.spec.microbatches_per_step):
-            loss = self._loss_sum(self.batch(step, microbatch))
+            loss = self._loss_sum(self.batch(step, microbatch)) * self.weight(step, microbatch)
             (loss / self.spec.tokens_per_step).backward()
             loss_sum += loss.item()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.spec.optimizer.clip_norm)
@@ -67,10 +81,25 @@ class ReferenceRun:
 
     def _loss_sum(self, batch: Batch) -> Tensor:
         inputs, targets = batch
-        return token_loss_sum(self.model(inputs.to(self.device)), targets.to(self.device))
+        stream = tokens = inputs.to(self.device)
+        for module in self.model:
+            if self.spec.data.masks_documents and isinstance(module, Block):
+                documents = document_numbers(tokens, self.spec.data.end_of_document)
+                stream = module(stream, documents=documents)
+            else:
+                stream = module(stream)
+        return token_loss_sum(stream, targets.to(self.device), self.spec.optimizer.z_loss)
 
 
-def _genesis_layer(spec: RunSpec, layer: int) -> nn.Module:
+def _first(spec: RunSpec, layer: int, given: Callable[[int], Path] | None) -> nn.Module:
+    """A layer before the first step."""
     module = build_layer(spec, layer)
     initialise_layer(module, spec, layer)
+    if given is None:
+        return module
+    tensors = given_tensors(spec, layer, given(layer))
+    if spec.trains_adapters:
+        set_base(module, tensors)
+    else:
+        module.load_state_dict(dict(tensors))
     return module

@@ -16,6 +16,8 @@ class Batches:
         dataset.require_fits(spec)
         self._dataset = dataset
         self._spec = spec
+        self._weighed = (-1, 1.0)
+        """The last step that was weighed, and its weight."""
 
     def __call__(self, step: int, index: int) -> tuple[Tensor, Tensor]:
         """Inputs and targets, int64 [sequences, tokens]. Raises as `Dataset.microbatch` does."""
@@ -25,6 +27,19 @@ class Batches:
         else:
             inputs, targets = self._dataset.microbatch(self._spec, step, index)
         return torch.from_numpy(inputs), torch.from_numpy(targets)
+
+    def weight(self, step: int, index: int) -> float:
+        """What a summed loss counts, so that the mean over all tokens of the step, or of the
+        evaluation, is one over those that count; 1 where all do."""
+        spec = self._spec
+        if not self._dataset.manifest.sequence_tokens:
+            return 1.0
+        if index >= spec.microbatches_per_step:
+            tokens = spec.evaluation.sequences * spec.model.context
+            return tokens / self._dataset.held_out_counted(spec)
+        if step != self._weighed[0]:
+            self._weighed = (step, spec.tokens_per_step / self._dataset.counted(spec, step))
+        return self._weighed[1]
 
     def open_shards(self, digests: Iterable[str]) -> None:
         """Open and verify these shards, so that no step finds one missing or damaged."""

@@ -52,7 +52,10 @@ def emulated_flops_per_s(text: str) -> int | None:
 def emulated_timing(cost: LayerCost, flops_per_s: int) -> LayerTiming:
     """Time of a layer for one microbatch, as a scenario's planner takes it."""
     forward_ns = max(1, -(-cost.forward_flops * 1_000_000_000 // flops_per_s))
-    return LayerTiming(forward_ns, BACKWARD_FORWARDS * forward_ns)
+    backward_ns = BACKWARD_FORWARDS * forward_ns
+    if cost.backward_flops:
+        backward_ns = max(1, -(-cost.backward_flops * 1_000_000_000 // flops_per_s))
+    return LayerTiming(forward_ns, backward_ns)
 
 
 def emulated_device(spec: RunSpec, flops_per_s: int, memory_bytes: int) -> Device:
@@ -84,6 +87,8 @@ class EmulatedStageRunner(StageRunner):
     there it would be taken off twice.)
     """
 
+    repeats_bits = False
+
     def __init__(
         self,
         device: Device,
@@ -99,10 +104,14 @@ class EmulatedStageRunner(StageRunner):
         self._slept_ns = 0
 
     def forward(
-        self, microbatch: int, entry: Tensor, targets: Tensor | None = None
+        self,
+        microbatch: int,
+        entry: Tensor,
+        targets: Tensor | None = None,
+        tokens: Tensor | None = None,
     ) -> Tensor | float:
         with self._in_time():
-            return super().forward(microbatch, entry, targets)
+            return super().forward(microbatch, entry, targets, tokens)
 
     def _layer_backward(
         self, microbatch: int, layer: int, gradient: Tensor | None
@@ -121,7 +130,9 @@ class EmulatedStageRunner(StageRunner):
         took_ns = now.monotonic_ns() - began_ns - (self._slept_ns - slept_ns)
         self._late_ns = min(self._late_ns + took_ns, _LATE_LIMIT_NS)
 
-    def _run(self, layer: int, entry: Tensor, targets: Tensor | None) -> Tensor:
+    def _run(
+        self, layer: int, entry: Tensor, targets: Tensor | None, documents: Tensor | None
+    ) -> Tensor:
         is_head = layer == layer_count(self.spec) - 1
         timing = self._timings[layer]
         parts = (timing, targets if is_head else None, self)

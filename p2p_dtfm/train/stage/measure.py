@@ -18,7 +18,7 @@ from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.records import NAME_LIMIT, Device, LayerTiming
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.workload import block_flops
-from p2p_dtfm.train.model.gpt import build_layer, layer_count, token_loss_sum
+from p2p_dtfm.train.model.gpt import build_timed_layer, layer_count, token_loss_sum
 from p2p_dtfm.train.model.precision import autocast
 from p2p_dtfm.train.stage.device.facts import device_facts
 from p2p_dtfm.train.stage.emulated import emulated_device, emulated_flops_per_s
@@ -163,10 +163,10 @@ def _measure_layer(spec: RunSpec, layer: int, device: torch.device) -> LayerTimi
     A straight line through the two, since a part of the time (gradients of the whole vocabulary,
     say) does not depend on the number of tokens.
     """
-    module = build_layer(spec, layer, device)
+    module = build_timed_layer(spec, layer, device)
     with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.fill_(0.01)
+        for values in (*module.parameters(), *module.buffers()):
+            values.fill_(0.01)
     whole = _Shape(spec.batch.microbatch, spec.model.context)
     large = _affordable(spec, layer, module, whole, device)
     large_runs = _time_often(spec, layer, module, large, device)
@@ -240,7 +240,8 @@ def _time_once(
         result = run()
     _finish(device)
     between_ns = time.perf_counter_ns()
-    torch.autograd.backward(result, torch.ones_like(result))
+    if result.requires_grad:
+        torch.autograd.backward(result, torch.ones_like(result))
     _finish(device)
     return between_ns - started_ns, time.perf_counter_ns() - between_ns
 
@@ -256,8 +257,11 @@ def _trial(
     scale = torch.linspace(-1.0, 1.0, count * width, device=device)
     stream = scale.view(shape.sequences, shape.tokens, width).requires_grad_()
     if layer <= spec.model.layers:
+        if spec.data.masks_documents:
+            return lambda: module(stream, documents=torch.zeros_like(tokens))
         return lambda: module(stream)
-    return lambda: token_loss_sum(module(stream).float(), tokens)
+    z_loss = spec.optimizer.z_loss
+    return lambda: token_loss_sum(module(stream).float(), tokens, z_loss)
 
 
 def _finish(device: torch.device) -> None:

@@ -24,7 +24,7 @@ from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.train.codecs import Buffer, Codec, Turn
 from p2p_dtfm.train.kernels import choice, feedback
-from p2p_dtfm.train.stage.finite import NotFinite, is_finite
+from p2p_dtfm.train.stage.finite import NotFinite, add_if_finite, copy_if_finite, is_finite
 
 
 class PoisonedPart(Exception):
@@ -89,9 +89,8 @@ class SegmentReduction:
     def fill(self, layer: int, gradient: Tensor) -> None:
         """This holder's gradient of a layer is final: flat fp32, on any device."""
         start, end = self._layers[layer]
-        if not is_finite(gradient):
+        if not copy_if_finite(gradient, self.reduced[start:end]):
             raise NotFinite(f"the gradient of layer {layer} is not finite")
-        self.reduced[start:end].copy_(gradient)
         if self._owed_before is not None:
             add_owed(self.reduced[start:end], self._owed_before[start:end])
 
@@ -126,9 +125,8 @@ class SegmentReduction:
     def take_sum(self, chunk: int, payload: Buffer) -> None:
         """The owner's sum of a chunk. Raises `PeerFault`."""
         values = self._decoded(chunk, payload)
-        if not is_finite(values):
+        if not copy_if_finite(values, self._of(self.reduced, chunk)):
             raise PeerFault("a sum of gradients with a value that is not finite")
-        self._of(self.reduced, chunk).copy_(values)
 
     def read_part(self, chunk: int, payload: Buffer) -> Tensor:
         """Another holder's part of an own chunk. Raises `PeerFault`."""
@@ -137,23 +135,16 @@ class SegmentReduction:
     def add_parts(self, chunk: int, parts: Sequence[Tensor | None]) -> Buffer:
         """The sum of an own chunk, for all others. `parts` are in pipeline order, None is mine.
 
-        The parts are used up: sums are added in place, always first + second + third and so on.
-        Raises `PoisonedPart` before any, and `NotFinite`.
+        Always first + second + third and so on. Raises `PoisonedPart` and `NotFinite`; this
+        holder's own part is then gone.
         """
-        for place, part in enumerate(parts):
-            if part is not None and not is_finite(part):
-                raise PoisonedPart(place)
+        assert sum(part is None for part in parts) == 1, "a holder's own part is one of the parts"
         mine = self._of(self.reduced, chunk)
-        total: Tensor | None = None
-        for part in parts:
-            if part is None:
-                total = mine if total is None else torch.add(total, mine, out=mine)
-            elif total is None:
-                total = part
-            else:
-                total += part
-        assert total is mine, "a holder's own part is one of the parts"
-        if not is_finite(mine):
+        # what is not finite makes every sum that it is in so
+        if not add_if_finite([mine if part is None else part for part in parts], mine):
+            for place, part in enumerate(parts):
+                if part is not None and not is_finite(part):
+                    raise PoisonedPart(place)
             raise NotFinite("a sum of finite gradients is not finite")
         payload, decoded = self._encoded(chunk, mine)
         self._owe(chunk, mine, decoded)

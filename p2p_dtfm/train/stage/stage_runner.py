@@ -8,7 +8,7 @@ from torch import Tensor
 
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.train.model.deferred_gradients import WeightGradients, leave_weight_gradients
-from p2p_dtfm.train.model.gpt import layer_count, token_loss_sum
+from p2p_dtfm.train.model.gpt import document_numbers, layer_count, token_loss_sum
 from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.train.model.precision import autocast
 from p2p_dtfm.train.stage.host_copies import HostCopies
@@ -26,6 +26,7 @@ class _InFlight:
     results: list[Tensor | None]
     """Each layer's output, the last one's loss, with its graph; None: to be computed again."""
     targets: Tensor | None
+    documents: Tensor | None
 
 
 class StageRunner:
@@ -41,6 +42,9 @@ class StageRunner:
     to the last bit however the work is divided.
     """
 
+    repeats_bits = True
+    """Whether the same work on a device of the same arithmetic comes to the same."""
+
     def __init__(
         self, spec: RunSpec, layer_states: dict[int, LayerState], recompute: bool = False
     ) -> None:
@@ -55,15 +59,17 @@ class StageRunner:
         self.copies = HostCopies(self.device)
         self._in_flight: dict[int, _InFlight] = {}
         self._owed: dict[int, dict[int, WeightGradients]] = {}
+        self._weights: dict[int, float] = {}
         self._weight_gradients = WeightGradients()
-        left_to = None if self.has_embedding else self._weight_gradients
+        keeps = self.has_embedding or spec.trains_adapters
+        left_to = None if keeps else self._weight_gradients
         for state in self.layer_states.values():
             leave_weight_gradients(state.module, left_to)
 
     @property
     def splits(self) -> bool:
         """Whether a backward can leave the gradients of matrices for later."""
-        return not (self.has_embedding or self.recompute)
+        return not (self.has_embedding or self.recompute or self.spec.trains_adapters)
 
     @property
     def in_flight(self) -> int:
@@ -71,27 +77,38 @@ class StageRunner:
         return len(self._in_flight.keys() | self._owed.keys())
 
     def forward(
-        self, microbatch: int, entry: Tensor, targets: Tensor | None = None
+        self,
+        microbatch: int,
+        entry: Tensor,
+        targets: Tensor | None = None,
+        tokens: Tensor | None = None,
     ) -> Tensor | float:
         """Run one microbatch forward and keep what its backward needs.
 
         `entry` is int64 token numbers [sequences, tokens] if the stage has the embedding, else an
         fp32 activation [sequences, tokens, width]. The stage with the head needs `targets`, int64
         [sequences, tokens], and returns the loss summed over tokens in nats; any other returns
-        the fp32 activation that the next stage takes.
+        the fp32 activation that the next stage takes. `tokens`, int64 [sequences, tokens], are
+        for a run whose attention stays within documents, where the stage has no embedding.
         """
         assert microbatch not in self._in_flight, f"microbatch {microbatch} is already in flight"
         stream, targets = self._check(entry, targets)
-        kept = _InFlight([], [], targets)
+        documents = self._documents(entry if self.has_embedding else tokens)
+        kept = _InFlight([], [], targets, documents)
         for layer in self.layer_states:
             if stream.is_floating_point():
                 stream = stream.detach().requires_grad_()
             kept.entries.append(stream)
             with torch.set_grad_enabled(not self.recompute):
-                stream = self._run(layer, stream, targets)
+                stream = self._run(layer, stream, targets, documents)
             kept.results.append(None if self.recompute else stream)
         self._in_flight[microbatch] = kept
         return self._outward(stream)
+
+    def weigh(self, microbatch: int, weight: float) -> None:
+        """What a microbatch's loss counts in its backward, where the head is; 1 unless said."""
+        if weight != 1.0:
+            self._weights[microbatch] = weight
 
     def backward(self, microbatch: int, output_gradient: Tensor | None = None) -> Tensor | None:
         """Run one microbatch backward and free what its forward kept.
@@ -155,32 +172,39 @@ class StageRunner:
             del self._in_flight[microbatch]
         if result is None:
             with torch.enable_grad():
-                result = self._run(layer, entry, kept.targets)
+                result = self._run(layer, entry, kept.targets, kept.documents)
         if layer == layer_count(self.spec) - 1:
             assert gradient is None, "no stage follows the head"
-            gradient = torch.full_like(result, 1.0 / self.spec.tokens_per_step)
+            weight = self._weights.pop(microbatch, 1.0)
+            gradient = torch.full_like(result, weight / self.spec.tokens_per_step)
         assert gradient is not None and gradient.shape == result.shape
-        torch.autograd.backward(result, self.copies.to_device(gradient))
+        if result.requires_grad:  # of a frozen embedding nothing asks for a gradient
+            torch.autograd.backward(result, self.copies.to_device(gradient))
         if not entry.is_floating_point():
             return None
         assert entry.grad is not None
         return entry.grad.detach().contiguous()
 
     @torch.no_grad()
-    def evaluate(self, entry: Tensor, targets: Tensor | None = None) -> Tensor | float:
+    def evaluate(
+        self, entry: Tensor, targets: Tensor | None = None, tokens: Tensor | None = None
+    ) -> Tensor | float:
         """Like `forward`, but nothing is kept and no backward follows."""
         stream, targets = self._check(entry, targets)
+        documents = self._documents(entry if self.has_embedding else tokens)
         for layer in self.layer_states:
-            stream = self._run(layer, stream, targets)
+            stream = self._run(layer, stream, targets, documents)
         return self._outward(stream)
 
     def forget(self, microbatch: int) -> None:
         """Take back a forward: no backward will follow."""
         del self._in_flight[microbatch]
+        self._weights.pop(microbatch, None)
 
     def discard(self) -> None:
         """Forget all microbatches in flight. Accumulated gradients stay."""
         self._in_flight.clear()
+        self._weights.clear()
         self._owed.clear()
         self._weight_gradients.take()
 
@@ -205,13 +229,24 @@ class StageRunner:
             targets = self.copies.to_device(targets)
         return self.copies.to_device(entry), targets
 
-    def _run(self, layer: int, entry: Tensor, targets: Tensor | None) -> Tensor:
+    def _documents(self, tokens: Tensor | None) -> Tensor | None:
+        """Where attention stays within them: which one each token belongs to."""
+        if not self.spec.data.masks_documents:
+            return None
+        assert tokens is not None, "every stage needs the tokens"
+        return self.copies.to_device(document_numbers(tokens, self.spec.data.end_of_document))
+
+    def _run(
+        self, layer: int, entry: Tensor, targets: Tensor | None, documents: Tensor | None
+    ) -> Tensor:
         """One layer; with the head, the loss."""
+        is_block = 0 < layer < layer_count(self.spec) - 1
+        beside = {"documents": documents} if is_block and documents is not None else {}
         with autocast(self.spec, self.device):
-            result: Tensor = self.layer_states[layer].module(entry).float()
+            result: Tensor = self.layer_states[layer].module(entry, **beside).float()
             if layer == layer_count(self.spec) - 1:
                 assert targets is not None
-                result = token_loss_sum(result, targets)
+                result = token_loss_sum(result, targets, self.spec.optimizer.z_loss)
         return result
 
     def _outward(self, result: Tensor) -> Tensor | float:

@@ -14,8 +14,9 @@ from p2p_dtfm.train.stage.finite import NotFinite, is_finite
 
 
 def tied_layers(spec: RunSpec) -> tuple[int, ...]:
-    """The embedding and the head, if they share their matrix."""
-    return (0, layer_count(spec) - 1) if spec.model.tied_head else ()
+    """The embedding and the head, if they share their matrix, and it is trained."""
+    is_trained = spec.model.tied_head and not spec.trains_adapters
+    return (0, layer_count(spec) - 1) if is_trained else ()
 
 
 def tie(spec: RunSpec, reduced: dict[int, Tensor]) -> dict[int, Tensor]:

@@ -32,9 +32,11 @@ class TimedStageRunner(StageRunner):
         super().__init__(spec, layer_states, recompute)
         self._timings = timings_of(device, spec, self.layer_states)
 
-    def _run(self, layer: int, entry: Tensor, targets: Tensor | None) -> Tensor:
+    def _run(
+        self, layer: int, entry: Tensor, targets: Tensor | None, documents: Tensor | None
+    ) -> Tensor:
         now.block_ns(self._timings[layer].forward_ns)
-        return super()._run(layer, entry, targets)
+        return super()._run(layer, entry, targets, documents)
 
     def _layer_backward(
         self, microbatch: int, layer: int, gradient: Tensor | None

@@ -45,9 +45,12 @@ class AdamW:
         shapes: Iterable[tuple[int, ...]],
         moments: tuple[Tensor, Tensor],
         steps_made: int,
+        weight_decay: float | None = None,
     ) -> None:
+        """`weight_decay`: another than the run's, for these tensors."""
         self.steps_made = steps_made
         self._settings = spec.optimizer
+        self._weight_decay = spec.optimizer.weight_decay if weight_decay is None else weight_decay
         self._first, self._second = moments
         device = self._first.device
         limit = CHUNK_ELEMENTS.get(device.type, CHUNK_ELEMENTS_ELSEWHERE)
@@ -67,7 +70,7 @@ class AdamW:
         correction2 = rounded(1.0 - beta2**self.steps_made)
         step_size = learning_rate / correction1
         scale2 = rounded(1.0 / math.sqrt(correction2))
-        decay = 1.0 - learning_rate * settings.weight_decay
+        decay = 1.0 - learning_rate * self._weight_decay
         for start, end, decays in self._chunks:
             value, slope = parameters[start:end], gradient[start:end]
             first, second = self._first[start:end], self._second[start:end]

@@ -70,6 +70,12 @@ def divided(spec: RunSpec, layer: int, shapes: Shapes) -> tuple[list[Matrix], li
     return matrices, rest
 
 
+def is_spared(spec: RunSpec, layer: int) -> bool:
+    """Whether the matrices of a layer do not decay: embeddings, and a head that is one of them."""
+    ends = {0, spec.model.layers + 1} if spec.model.tied_head else {0}
+    return layer in ends and not spec.optimizer.decay_embeddings
+
+
 def _rows_of_each(model: ModelSpec, name: str, rows: int) -> list[int]:
     """Of the matrices that lie in one tensor, one below another."""
     if name == "attention_input.weight":
@@ -116,8 +122,9 @@ class LayerUpdate:
             for place in self.rest:
                 ends.append(ends[-1] + place.stop - place.start)
             where = [slice(*edges) for edges in pairwise(ends)]
+        decay = 0.0 if is_spared(spec, layer) else None
         self._adam_w = [
-            AdamW(spec, each.shapes, (first[each.place], second[there]), steps_made)
+            AdamW(spec, each.shapes, (first[each.place], second[there]), steps_made, decay)
             for each, there in zip(rest, where, strict=True)
         ]
 

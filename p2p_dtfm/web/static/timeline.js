@@ -9,7 +9,7 @@ const AXIS = 24;
 const NARROW = 520;
 const TITLES = {
   forward: "forward", backward: "backward", evaluate: "held out", wait: "waits for a tensor",
-  reduce: "reduces gradients", guard: "waits for guardians", commit: "waits for all to be ready", apply: "optimizer", save: "checkpoint",
+  reduce: "reduces gradients", guard: "waits for guardians", audit: "computes another's work again", commit: "waits for all to be ready", apply: "optimizer", save: "checkpoint",
 };
 const WORK = ["forward", "backward", "evaluate", "apply"];
 

@@ -17,7 +17,7 @@ from p2p_dtfm.core.messages.agreement_messages import KnownView
 from p2p_dtfm.core.protocol.canonical import decode
 from p2p_dtfm.core.protocol.errors import PeerFault, UserError
 from p2p_dtfm.core.protocol.plan import NoPlan, Plan
-from p2p_dtfm.core.protocol.records import PeerRecord
+from p2p_dtfm.core.protocol.records import RECORD_KIND, PackedRecord, PeerRecord, unpacked
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.protocol.snapshot import Snapshot
@@ -159,12 +159,23 @@ def _views_words(history: Views) -> list[str]:
 
 
 def _signed_words(signed: Signed) -> list[str]:
-    inner = _message_pack(signed.payload)
+    inner = _signed_record(signed) or _message_pack(signed.payload)
     return [
         f"{signed.kind} signed by {signed.peer_id} ({len(signed.signature)} bytes of signature, "
         f"not checked here), {len(signed.payload)} bytes",
         *(inner.words if inner is not None else ["of a kind that is not told in words"]),
     ]
+
+
+def _signed_record(signed: Signed) -> Inspected | None:
+    """Which says itself only what its signature does not."""
+    if signed.kind != RECORD_KIND:
+        return None
+    try:
+        record = unpacked(signed.peer_id, decode(signed.payload, PackedRecord, FILE_LIMIT_BYTES))
+    except PeerFault:
+        return None
+    return Inspected("record", _record_words(record), msgspec.to_builtins(record))
 
 
 def _frames(payload: bytes) -> Inspected:

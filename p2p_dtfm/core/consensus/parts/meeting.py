@@ -1,8 +1,11 @@
 """Where peers of two views meet: who goes over to whom, and on what proof."""
 
+from collections.abc import Sequence
+
 from p2p_dtfm.core.commit.ledger import STEPS_AHEAD_LIMIT
 from p2p_dtfm.core.consensus.actions import (
     SECOND_NS,
+    Action,
     Actions,
     Report,
     SendMessage,
@@ -13,8 +16,9 @@ from p2p_dtfm.core.consensus.agreement_state import AgreementState
 from p2p_dtfm.core.consensus.overlay.grid import hosts_of
 from p2p_dtfm.core.consensus.parts.activity import Activity
 from p2p_dtfm.core.consensus.parts.outsiders import Outsiders
+from p2p_dtfm.core.consensus.views.reminders import reminded_of
 from p2p_dtfm.core.consensus.views.view_precedence import Side, outranks, own_side, side_of
-from p2p_dtfm.core.messages.agreement_messages import KnownView, Standing
+from p2p_dtfm.core.messages.agreement_messages import KnownView, Reminder, Standing
 from p2p_dtfm.core.messages.statements import signers
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.snapshot import Member
@@ -23,6 +27,7 @@ from p2p_dtfm.core.recovery.view import View
 FIRM_MEMBERS = 3
 """A view of so many that trains never yields to another swarm of the run with which it has nothing
 in common: one member's acquaintance does not outweigh the others."""
+PROVES_NOTHING = "it proves nothing of that view"
 FOREIGN_TOLD_NS = 600 * SECOND_NS
 TOLD_AT_ONCE = 16
 """So many peers outside the view are told of it at a time, in turns."""
@@ -53,28 +58,77 @@ class Meeting:
 
     def _compare(self, view: View, message: Standing, now_ns: int) -> Verdict:
         """With a view of which none of this peer's fellows speaks."""
-        state = self._state
-        common = state.others.views.newest_common((message.view, *message.ancestors))
-        if common is None and not self._knows_signer(message):
-            return self._tell_of_foreigners(message, now_ns)
+        views = self._state.others.views
+        common = views.newest_common((message.view, *message.ancestors))
+        if common is None:
+            return self._compare_with_foreigners(view, message, now_ns)
         theirs = self._side_of(message, common)
         if theirs is None:
-            return refused("it proves nothing of that view")
+            return refused(PROVES_NOTHING)
         mine = own_side(self._outsiders.standing_of(view), common)
-        is_stood_for = common is None or bool(theirs.support or mine.support)
-        if not is_stood_for and not self._knows_signer(message):
+        if not (theirs.support or mine.support) and not self._knows_signer(message):
             # nobody of that view is left in either: anybody may name it
             return self._tell_of_foreigners(message, now_ns)
-        if common is None:
-            goes = self._follows_foreigners(view, message, theirs, mine)
-        else:
-            goes = outranks(theirs, mine) and not self._stays_where_told(common, theirs, mine)
-        if goes:
-            state.others.views.leaves(common)
-            reason = f"view {message.view} of {message.sender.peer_id} counts"
-            return Verdict(self._outsiders.rejoin(reason, isinstance(view.plan, Plan)), reason)
-        told = self._tell_of_foreigners(message, now_ns).actions if common is None else []
-        answer = self._outsiders.answer(message.sender, now_ns)
+        if self._goes_by(common, theirs, mine):
+            views.leaves(common)
+            return self._goes_over(view, message)
+        return self._stays(message, now_ns)
+
+    def _compare_with_foreigners(self, view: View, message: Standing, now_ns: int) -> Verdict:
+        """With a view with which this peer knows of none in common."""
+        if (forgotten := self._reminded_of(message)) is not None:
+            return self._compare_as_reminded(view, message, forgotten, now_ns)
+        if not self._knows_signer(message):
+            return self._tell_of_foreigners(message, now_ns)
+        theirs = self._side_of(message, None)
+        if theirs is None:
+            return refused(PROVES_NOTHING)
+        mine = own_side(self._outsiders.standing_of(view), None)
+        if self._follows_foreigners(view, message, theirs, mine):
+            self._state.others.views.leaves(None)
+            return self._goes_over(view, message)
+        told = self._tell_of_foreigners(message, now_ns).actions
+        return self._stays(message, now_ns, told, self._reminder_for(message))
+
+    def _compare_as_reminded(
+        self, view: View, message: Standing, common: KnownView, now_ns: int
+    ) -> Verdict:
+        """By a view in which this peer was before it lost its disk, and the others come from."""
+        theirs = self._side_of(message, common)
+        if theirs is None:
+            return refused(PROVES_NOTHING)
+        mine = own_side(self._outsiders.standing_of(view), common)
+        if theirs.support and self._goes_by(common, theirs, mine):
+            self._state.others.views.goes_back(common)
+            return self._goes_over(view, message)
+        self._state.others.views.recalls(common)  # so that they find that they are to go over
+        return self._stays(message, now_ns)
+
+    def _reminded_of(self, message: Standing) -> KnownView | None:
+        state, reminder = self._state, message.reminder
+        if reminder is None:
+            return None
+        return reminded_of(reminder, state.me, state.others.views, state.settings.verify)
+
+    def _reminder_for(self, message: Standing) -> Reminder | None:
+        others = self._state.others
+        return others.reminders.of(message.sender.peer_id, others.views)
+
+    def _goes_by(self, common: KnownView, theirs: Side, mine: Side) -> bool:
+        return outranks(theirs, mine) and not self._stays_where_told(common, theirs, mine)
+
+    def _goes_over(self, view: View, message: Standing) -> Verdict:
+        reason = f"view {message.view} of {message.sender.peer_id} counts"
+        return Verdict(self._outsiders.rejoin(reason, isinstance(view.plan, Plan)), reason)
+
+    def _stays(
+        self,
+        message: Standing,
+        now_ns: int,
+        told: Sequence[Action] = (),
+        reminder: Reminder | None = None,
+    ) -> Verdict:
+        answer = self._outsiders.answer(message.sender, now_ns, reminder)
         return Verdict([*told, *answer], "the present view counts no less")
 
     def _knows_signer(self, message: Standing) -> bool:

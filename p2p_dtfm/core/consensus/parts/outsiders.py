@@ -2,7 +2,12 @@
 
 from p2p_dtfm.core.consensus.actions import Actions, Left, Rejoin, SendMessage, StopStep
 from p2p_dtfm.core.consensus.agreement_state import MEMBERS_LIMIT, AgreementState
-from p2p_dtfm.core.messages.agreement_messages import AgreementMessage, JoinRequest, Standing
+from p2p_dtfm.core.messages.agreement_messages import (
+    AgreementMessage,
+    JoinRequest,
+    Reminder,
+    Standing,
+)
 from p2p_dtfm.core.messages.statements import stated
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.records import Intent
@@ -20,8 +25,8 @@ class Outsiders:
     def __init__(self, state: AgreementState) -> None:
         self._state = state
 
-    def standing_of(self, view: View) -> Standing:
-        """Where this peer stands in its view."""
+    def standing_of(self, view: View, reminder: Reminder | None = None) -> Standing:
+        """Where this peer stands in its view; with a reminder, for the one that it is for."""
         state = self._state
         has_plan = isinstance(view.plan, Plan)
         # Without a plan members are at unlike steps: all must compare alike, or they go to and fro.
@@ -31,16 +36,17 @@ class Outsiders:
         commit = state.ledger.last_commit if state.ledger is not None else ()
         commit = (commit or state.present.last_commit)[:COMMIT_TOLD] if has_plan else ()
         follows = tuple(sorted(state.others.familiar.given))
-        said = Standing(state.me, view.certificate, has_plan, step, ancestors, commit, follows)
+        told = ancestors, commit, follows, reminder
+        said = Standing(state.me, view.certificate, has_plan, step, *told)
         return stated(said, state.settings.sign)
 
-    def answer(self, sender: Member, now_ns: int) -> Actions:
+    def answer(self, sender: Member, now_ns: int, reminder: Reminder | None = None) -> Actions:
         """Somebody outside the view speaks: it hears of the view."""
         view = self._state.view_in_force
         is_told = not self.may_tell(sender.peer_id, now_ns)
         if view is None or is_told or sender in view.members or self._comes_along(sender):
             return []
-        return self.tell(sender.peer_id, self.standing_of(view), now_ns)
+        return self.tell(sender.peer_id, self.standing_of(view, reminder), now_ns)
 
     def _comes_along(self, sender: Member) -> bool:
         """Into a view of many that is agreed on, or about to be: it needs no proof of this one."""

@@ -134,7 +134,9 @@ class Takeover:
         following.self_synced = following.is_doomed = False
         following.synced = set()
         state.promises.said_ready.take_over()
-        state.others.views.takes_over(view)
+        views = state.others.views
+        views.takes_over(view)
+        state.others.reminders.goes_on(state.view, state.active, views, view.members)
         opened = state.others.opened_records  # of members most stay the same: no second look
         state.others.opened_records = {
             signed: record for signed, record in opened.items() if record.peer_id in members

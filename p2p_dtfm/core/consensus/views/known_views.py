@@ -49,6 +49,7 @@ class KnownViews:
         self._readied: dict[ViewId, KnownView] = {}
         self._certified: dict[ViewId, KnownView] = {}
         self._sources: dict[ViewId, Sources] = {}
+        self._has_left_all = False
         self._proven: dict[int, tuple[PresentView, KnownView, frozenset[Member]]] = {}
         """By what contributors say of their views, which many say alike: whose word fits."""
         self._trim()
@@ -120,8 +121,31 @@ class KnownViews:
     def leaves(self, common: KnownView | None) -> None:
         """This peer goes over to a part of the swarm that has had nothing in common with its own
         since `common`: what came after that is no ancestor of what it will be in."""
+        self._has_left_all |= common is None
         for view in [view for view in self._history if common is None or view > common.view]:
             del self._history[view]
+
+    def may_have_forgotten(self, was: Member) -> bool:
+        """Whether this peer, as `was`, may have been in views that it does not know of any more: it
+        lived before all that it remembers, and has not left another swarm since."""
+        members = (member for known in self._history.values() for member in known.members)
+        lives = [member.life for member in members if member.peer_id == was.peer_id]
+        return not self._has_left_all and was.life < min(lives, default=0)
+
+    def recalls(self, known: KnownView) -> None:
+        """One that it had forgotten: others hear of it from now on."""
+        held = {**self._history, known.view: known}
+        self._history = {at: held[at] for at in sorted(held)}
+        self._trim()
+
+    def goes_back(self, known: KnownView) -> None:
+        """To those with whom it was in a view that it had forgotten: of what it has been in since
+        nothing comes from that."""
+        self._history = {known.view: known}
+
+    def has_come_from(self, view: ViewId) -> bool:
+        """Whether it is an ancestor of the present view, or that itself."""
+        return view in self._history
 
     def has_readied(self, view: ViewId) -> bool:
         return view in self._readied

@@ -11,6 +11,8 @@ from p2p_dtfm.testbed.virtual.swarm import Peer, Swarm
 
 LOSS = 0.2
 DOUBLED = 0.3
+FOR_A_WHILE = 0.5
+"""From this draw on an owner says for how long, and the daemon comes back by itself."""
 HOME_OF_THE_LIVING = frozenset({"daemon.lock", "daemon.sock"})
 
 log = logging.getLogger("p2p_dtfm")
@@ -132,7 +134,8 @@ class Deeds:
         peer = self._one(fault)
         may = self._may_go(peer) and peer.has_run
         if may:
-            self._swarm.leave(peer)
+            is_short = peer.resident is not None and fault.draw >= FOR_A_WHILE
+            self._swarm.leave(peer, fault.lasts_s if is_short else None)
         return may
 
     # links ---------------------------------------------------------------------------------------

@@ -7,6 +7,8 @@ NAMES = "abcdefghijkl"
 BEGUN = (3, 5)
 JOINERS = (0, 3)
 FAULTS = (12, 16)
+RESIDENTS = 6
+"""Of eight seeds that one, in which who is paused by its owner stays in the same process."""
 FIRST_S, LAST_S = 3.0, 26.0
 """After the last of those that begin the run was started."""
 LASTING_S = (0.3, 1.0, 3.0, 6.0, 12.0)
@@ -68,6 +70,8 @@ class Schedule:
     """Who is paused by its owner comes back in the same process."""
     writes_samples: bool = False
     """The model writes as it learns."""
+    is_watched: bool = False
+    """Somebody asks every daemon all that it tells, again and again."""
 
     @property
     def has_only_crashes(self) -> bool:
@@ -95,12 +99,23 @@ def draw(seed: int) -> Schedule:
         lasts_s = draws.choice(LASTING_S) * draws.uniform(0.5, 1.5)
         at_s = draws.uniform(FIRST_S, LAST_S)
         faults.append(Fault(at_s, lasts_s, kind, whom, draws.random()))
+    if seed % 8 == RESIDENTS and all(fault.kind != "leave" for fault in faults):
+        faults.append(_leave(seed, begun))
     faults.sort(key=lambda fault: fault.at_s)
     return Schedule(
         tuple(begun),
         tuple(joiners),
         tuple(faults),
         is_small=seed % 4 == 1,
-        stays_resident=seed % 8 == 6,
+        stays_resident=seed % 8 == RESIDENTS,
         writes_samples=seed % 8 == 2,
+        is_watched=seed % 8 == 7,
     )
+
+
+def _leave(seed: int, begun: str) -> Fault:
+    """Who stays resident shows nothing where nobody is paused."""
+    draws = random.Random(f"leave {seed}")
+    lasts_s = draws.choice(LASTING_S) * draws.uniform(0.5, 1.5)
+    at_s, whom = draws.uniform(FIRST_S, LAST_S), draws.choice(begun)
+    return Fault(at_s, lasts_s, "leave", (whom,), draws.random())

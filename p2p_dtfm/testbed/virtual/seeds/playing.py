@@ -14,7 +14,9 @@ from p2p_dtfm.testbed.virtual.seeds import judge
 from p2p_dtfm.testbed.virtual.seeds.deeds import Deeds
 from p2p_dtfm.testbed.virtual.seeds.faults import Fault, Schedule
 from p2p_dtfm.testbed.virtual.seeds.judge import Broken, Reference
+from p2p_dtfm.testbed.virtual.seeds.nudges import Nudges
 from p2p_dtfm.testbed.virtual.seeds.run import steps_of
+from p2p_dtfm.testbed.virtual.seeds.waits import Waits
 from p2p_dtfm.testbed.virtual.swarm import NeverHappened, Peer, Swarm, play
 
 PATIENCE_S = 300.0
@@ -60,6 +62,8 @@ class Play:
         self._starts_s: dict[str, float] = {}
         self._looks_s = 0.0
         self.mended_s = 0.0
+        self._nudges = Nudges(swarm.loop, swarm.peers)
+        self._waits = Waits()
 
     async def play(self) -> None:
         swarm, schedule = self._swarm, self._schedule
@@ -104,7 +108,19 @@ class Play:
         if swarm.now_s >= self._looks_s:
             self._looks_s = swarm.now_s + LOOKS_EVERY_S
             judge.require_bounds(swarm)
+            if problem := self._waits.look(swarm.now_s):
+                raise Broken(problem)
+            if self._schedule.is_watched:
+                self._ask_all()
+        self._nudges.look()
+        if self._nudges.problem:
+            raise Broken(self._nudges.problem)
         return not self._due and all(self._is_done(peer) for peer in swarm.peers)
+
+    def _ask_all(self) -> None:
+        for peer in self._swarm.peers:
+            if peer.is_running and peer.process is not None and peer.process.takes_turns:
+                self._swarm.ask(peer)
 
     def _do(self, fault: Fault, is_end: bool) -> None:
         """None begins after the last step."""

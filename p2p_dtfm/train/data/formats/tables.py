@@ -50,7 +50,7 @@ def _texts(column: pyarrow.Array, read_bytes: int) -> Iterator[Row]:
     large = pyarrow.types.is_large_string(column.type)
     # as bytes: nobody has checked yet that they are UTF-8
     for text in column.cast(pyarrow.large_binary() if large else pyarrow.binary()).to_pylist():
-        yield text, read_bytes
+        yield Row(text, read_bytes)
 
 
 def _require_text(path: Path, schema: pyarrow.Schema, field: str) -> None:

@@ -1,0 +1,107 @@
+"""Bits and speed of codecs, AdamW and replicas on a device in `benchmarks.gpu`."""
+
+import contextlib
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.train.codecs import Turn, codec_of
+from p2p_dtfm.train.kernels import choice
+from p2p_dtfm.train.model.layer_state import LayerState
+from p2p_dtfm.train.model.optimizer import learning_rate
+
+CODECS = ("fp16", "bf16", "int8", "sparse", "sign")
+_ROUNDS = 5
+_TURN = Turn(7, 3)
+
+
+@contextlib.contextmanager
+def twins() -> Iterator[None]:
+    """No kernels, whatever the device."""
+    with mock.patch.object(choice, "launcher_for", lambda device: None):
+        yield
+
+
+def median_s(work: Callable[[], object], finish: Callable[[], None]) -> float:
+    """The first one warms up."""
+    times = []
+    for _ in range(_ROUNDS + 1):
+        finish()
+        began_s = time.monotonic()
+        work()
+        finish()
+        times.append(time.monotonic() - began_s)
+    return statistics.median(times[1:])
+
+
+def numbers(count: int, seed: int = 1) -> Tensor:
+    """Of many magnitudes, those next to zero too; on the processor."""
+    generator = torch.Generator().manual_seed(seed)
+    exponents = torch.randint(-40, 10, (count,), generator=generator)
+    return torch.ldexp(torch.randn(count, generator=generator), exponents)
+
+
+def codec_figures(
+    spec: RunSpec, device: torch.device, finish: Callable[[], None], count: int
+) -> dict[str, Any]:
+    """For each codec: whether the device writes and reads the processor's bytes, and GB of fp32
+    encoded each second by what a daemon would take, and by the torch twin."""
+    values = numbers(count)
+    there = values.to(device)
+    found = {}
+    for name in CODECS:
+        codec = codec_of(name, spec.codecs)
+        with twins():
+            expected = bytes(codec.encode(values, _TURN))
+            decoded = codec.decode(expected, (count,), _TURN)
+            twin_s = median_s(lambda codec=codec: codec.encode(there, _TURN), finish)
+        ours_s = median_s(lambda codec=codec: codec.encode(there, _TURN), finish)
+        read = codec.decode(expected, (count,), _TURN, device).cpu()
+        found[name] = {
+            "same_bytes": bytes(codec.encode(there, _TURN)) == expected,
+            "same_values": torch.equal(read.view(torch.int32), decoded.view(torch.int32)),
+            "gb_per_s": round(4e-9 * count / ours_s, 2),
+            "twin_gb_per_s": round(4e-9 * count / twin_s, 2),
+        }
+    return found
+
+
+def adam_w_figures(
+    spec: RunSpec, device: torch.device, finish: Callable[[], None]
+) -> dict[str, Any]:
+    """One block's steps by what a daemon would take, and by the torch twin."""
+    times, digests = {}, {}
+    for name, around in (("ours", contextlib.nullcontext()), ("twin", twins())):
+        with around:
+            state = LayerState.genesis(spec, 1, device)
+            gradient = numbers(state.parameter_count).to(device)
+            times[name] = median_s(lambda: state.apply(gradient, 0.5, 1e-3), finish)  # noqa: B023
+            digests[name] = state.digest()
+    return {
+        "parameters": state.parameter_count,
+        "same_bits": digests["ours"] == digests["twin"],
+        "ms": round(1e3 * times["ours"], 3),
+        "twin_ms": round(1e3 * times["twin"], 3),
+    }
+
+
+def replica_figures(spec: RunSpec, device: torch.device, steps: int) -> dict[str, Any]:
+    """One layer on the device and on the processor, given the same gradients: the first step
+    after which their bits differ."""
+    there, here = (LayerState.genesis(spec, 1, where) for where in (device, "cpu"))
+    differ_at = None
+    for step in range(steps):
+        gradient = numbers(here.parameter_count, seed=step)
+        for state in (there, here):
+            state.apply(gradient.to(state.device, copy=True), 0.5, learning_rate(spec, step))
+        is_looked_at = step % 100 == 99 or step == steps - 1
+        if is_looked_at and there.digest() != here.digest():
+            differ_at = step
+            break
+    return {"steps": steps, "parameters": here.parameter_count, "differ_by_step": differ_at}

@@ -1,0 +1,56 @@
+"""What `p2p-dtfm prepare --conversations` does."""
+
+from pathlib import Path
+
+import typer
+
+from p2p_dtfm.cli.terminal.progress import progress_of_bytes
+from p2p_dtfm.core.protocol.errors import UserError
+
+
+def prepare_conversations(
+    paths: list[Path],
+    out: Path,
+    tokenizer: Path | None,
+    chat: Path | None,
+    held_out: float,
+    context: int,
+    notes: tuple[str, str, str],
+) -> None:
+    """Raises `UserError`."""
+    from p2p_dtfm.train.data.chat.prepare_chat import prepare_chat
+    from p2p_dtfm.train.data.chat.template import TOKENIZER_NAME, ChatForm, read_chat_form
+    from p2p_dtfm.train.data.manifest import Notes
+    from p2p_dtfm.train.data.tokenizer import ByteTokenizer
+    from p2p_dtfm.train.hugging_face.tokenizer_json import read_tokenizer_json
+
+    for path in paths:
+        if not path.is_file():
+            raise UserError(
+                f"{path} is no file: conversations are read from JSON lines",
+                "name the files themselves",
+            )
+    form = ChatForm() if chat is None else read_chat_form(chat)
+    if tokenizer is None and chat is not None:
+        tokenizer = chat / TOKENIZER_NAME
+    made = ByteTokenizer() if tokenizer is None else read_tokenizer_json(tokenizer)
+    with progress_of_bytes() as progress:
+        manifest, totals = prepare_chat(
+            paths,
+            out,
+            made,
+            form,
+            context=context,
+            held_out_fraction=held_out,
+            notes=Notes(*notes),
+            progress=progress,
+        )
+    sequences = sum(len(shard.counted) for shard in manifest.shards)
+    typer.echo(
+        f"{totals.conversations:,} conversations in {sequences:,} sequences of {context} tokens, "
+        f"of which {totals.counted_tokens:,} count, in {out}"
+    )
+    typer.echo(f"vocabulary {manifest.vocabulary}, manifest {manifest.digest()[:16]}")
+    typer.echo(f"left out: {totals.left_out}")
+    typer.echo(f"those who join are shown: {manifest.notes.describe()}")
+    typer.echo(f'use them in a run spec: context = {context}, [data] source = "{out.absolute()}"')

@@ -1,0 +1,95 @@
+"""Exports of a run while it trains: one every so many steps, of which the newest stay."""
+
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from p2p_dtfm.core.protocol.errors import UserError
+
+POLL_S = 1.0
+_NAME = re.compile(r"step-([0-9]{8,12})(\.gguf|\.safetensors)?")
+
+
+class RepeatedExport:
+    """Of the newest whole checkpoint that `newest()` finds, whenever it is `every` steps newer than
+    the last that was exported into `out`, or is the run's last one."""
+
+    def __init__(
+        self,
+        newest: Callable[[], Path],
+        write: Callable[[Path, Path], None],
+        out: Path,
+        every: int,
+        keep: int,
+        suffix: str,
+    ) -> None:
+        self._newest = newest
+        self._write = write
+        self._out = out
+        self._every = every
+        self._keep = keep
+        self._suffix = suffix
+
+    def once(self) -> Path | None:
+        """Export if it is time for it; what was written. Raises `UserError`."""
+        from p2p_dtfm.train.model.checkpoint import read_manifest
+
+        directory = self._newest()
+        manifest = read_manifest(directory)
+        step, done = manifest.step, self._steps()
+        is_last = step == manifest.spec().total_steps
+        if step in done or (done and step < max(done) + self._every and not is_last):
+            return None
+        self._out.mkdir(parents=True, exist_ok=True)
+        target = self._out / f"step-{step:08d}{self._suffix}"
+        self._write(directory, target)
+        self._prune()
+        return target
+
+    def is_complete(self) -> bool:
+        """Whether the run's last step is exported."""
+        from p2p_dtfm.train.model.checkpoint import read_manifest
+
+        try:
+            return read_manifest(self._newest()).spec().total_steps in self._steps()
+        except UserError:
+            return False
+
+    def follow(self, tell: Callable[[str], None], wait: Callable[[float], object]) -> None:
+        """Until the run is complete. A checkpoint may be gone before it is read: the next one is
+        exported then."""
+        said = ""
+        while not self.is_complete():
+            try:
+                written = self.once()
+                if written is not None:
+                    tell(f"{written}")
+                said = ""
+            except UserError as error:
+                if error.cause != said:
+                    said = error.cause
+                    tell(f"waits: {error.cause}")
+            if not self.is_complete():
+                wait(POLL_S)
+
+    def _steps(self) -> list[int]:
+        return sorted(self._made())
+
+    def _made(self) -> dict[int, Path]:
+        """What lies in `out` under names that this makes, in this form."""
+        if not self._out.is_dir():
+            return {}
+        found = {}
+        for path in self._out.iterdir():
+            name = _NAME.fullmatch(path.name)
+            if name and (name[2] or "") == self._suffix:
+                found[int(name[1])] = path
+        return found
+
+    def _prune(self) -> None:
+        for _, path in sorted(self._made().items())[: -self._keep]:
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()

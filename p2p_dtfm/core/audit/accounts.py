@@ -1,0 +1,163 @@
+"""What the accounts in the Prepared of a step, together, say of their makers.
+
+Nothing is judged while one is missing: the others' findings would be of few.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from p2p_dtfm.core.audit.work import (
+    CLAIM_BYTES,
+    OWN_BYTES,
+    PART_BYTES,
+    WORK_BYTES,
+    can_replay,
+    claim_digest,
+    unlike_edges,
+    work_of,
+)
+from p2p_dtfm.core.messages.audit_messages import Account, Share
+from p2p_dtfm.core.messages.prepared import Prepared
+from p2p_dtfm.core.protocol.plan import Plan, Segment
+
+FEWEST_JUDGES = 3
+"""With the one that is judged: of two nobody knows who is wrong."""
+THREADS_LIMIT = 256
+ARITHMETIC_LIMIT = 64
+CHUNKS_LIMIT = 1 << 14
+
+
+class Findings(NamedTuple):
+    """`liars`: why each is left out; `doubts`: pairs of which one says what is not so."""
+
+    liars: dict[str, str]
+    doubts: dict[tuple[str, str], str]
+
+    def doubt(self, one: str, other: str, reason: str) -> None:
+        self.doubts.setdefault((one, other) if one < other else (other, one), reason)
+
+
+def fault_of_share(share: Share, segments: Sequence[Segment], peer_id: str) -> str:
+    """Why no correct peer states that; empty if it may."""
+    if not 1 <= share.threads <= THREADS_LIMIT or len(share.arithmetic) > ARITHMETIC_LIMIT:
+        return "a claim by threads or an arithmetic that there are not"
+    held = {n: it.holders for n, it in enumerate(segments) if peer_id in it.holders}
+    shared = {number for number, holders in held.items() if len(holders) > 1}
+    if set(share.parts) != set(held) or set(share.got) != shared:
+        return "a claim that is not of its segments"
+    if sum(map(len, share.parts.values())) > CHUNKS_LIMIT:
+        return "a claim of more chunks than there are"
+    if any(len(part) != PART_BYTES for parts in share.parts.values() for part in parts):
+        return "a claim with a part's digest of another length"
+    if not all(_is_of(got, share.parts[n], held[n]) for n, got in share.got.items()):
+        return "a claim of other holders or chunks than its segments have"
+    return ""
+
+
+def _is_of(got: Sequence[Sequence[bytes]], parts: Sequence[bytes], holders: Sequence[str]) -> bool:
+    """Whether it says of each holder, if anything, one thing for each chunk."""
+    lengths = {len(part) for each in got for part in each}
+    counts = {len(each) for each in got}
+    return len(got) == len(holders) and counts <= {0, len(parts)} and lengths <= {0, PART_BYTES}
+
+
+def fault_of_account(account: Account | None, segments: Sequence[Segment], peer_id: str) -> str:
+    """Why it cannot be true; empty if it may be, or there is none."""
+    if account is None:
+        return ""
+    holders = {holder for segment in segments for holder in segment.holders}
+    if set(account.heard) != holders or not set(account.found) <= holders:
+        return "Prepared with an account of other peers than have a stage"
+    if any(len(claim) != CLAIM_BYTES for claim in account.heard.values()):
+        return "Prepared with a claim's digest of another length"
+    if any(len(work) != WORK_BYTES for work in account.found.values()):
+        return "Prepared with an audit's digest of another length"
+    return fault_of_share(account.share, segments, peer_id)
+
+
+def findings(
+    said: Mapping[str, Prepared],
+    plan: Plan,
+    segments: Sequence[Segment],
+    one_arithmetic: bool = False,
+) -> Findings:
+    """Of all stage-holders' Prepared, each with an account."""
+    found = Findings({}, {})
+    accounts = {peer: p.audit for peer, p in said.items() if p.audit is not None}
+    if set(plan.stage_holders()) != set(accounts):
+        return found
+    works = {peer: work_of(said[peer], segments) for peer in accounts}
+    _judge_claims(accounts, works, found)
+    if found.liars or found.doubts:
+        return found  # from unlike claims follow unlike audits, and nobody need have lied
+    shares = {peer: account.share for peer, account in accounts.items()}
+    edges = unlike_edges(shares, segments)
+    for owner, holder in edges:
+        reason = f"the gradients of {holder} are not those that {owner} has got from it"
+        found.doubt(owner, holder, reason)
+    misled = {owner for owner, _ in edges}
+    arithmetics = {peer: share.arithmetic for peer, share in shares.items()}
+    if one_arithmetic:
+        _judge_arithmetics(arithmetics, found)
+    for peer_id, work in works.items():
+        length = OWN_BYTES if peer_id in misled else WORK_BYTES
+        stated = _found_of(peer_id, accounts, length) | {peer_id: work[:length]}
+        able = 1 + sum(can_replay(judge, peer_id, plan, arithmetics) for judge in accounts)
+        _judge(peer_id, stated, able, found)
+    return found
+
+
+def _judge_arithmetics(arithmetics: Mapping[str, str], found: Findings) -> None:
+    """Or whoever lies would say that its own is one that nobody else has."""
+    name, count = Counter(arithmetics.values()).most_common(1)[0]
+    if name and 2 * count > len(arithmetics):
+        for peer_id in sorted(peer for peer, other in arithmetics.items() if other != name):
+            found.liars.setdefault(peer_id, "computes by another arithmetic than most")
+
+
+def _found_of(peer_id: str, accounts: Mapping[str, Account], length: int) -> dict[str, bytes]:
+    return {
+        judge: account.found[peer_id][:length]
+        for judge, account in accounts.items()
+        if peer_id in account.found
+    }
+
+
+def _judge_claims(
+    accounts: Mapping[str, Account], works: Mapping[str, bytes], found: Findings
+) -> None:
+    """What a peer accounts for is what it has claimed before the draw, to everybody."""
+    for peer_id, account in accounts.items():
+        stated = claim_digest(account.share, works[peer_id])
+        others = [peer for peer, theirs in accounts.items() if theirs.heard[peer_id] != stated]
+        if 2 * len(others) > len(accounts):
+            found.liars.setdefault(peer_id, "accounts for another work than it has claimed")
+            continue
+        for other in others:
+            reason = f"{peer_id} has claimed something else than {other} has heard"
+            if other == peer_id:
+                found.liars.setdefault(peer_id, "accounts for another work than it has claimed")
+            else:
+                found.doubt(peer_id, other, reason)
+
+
+def _judge(peer_id: str, stated: Mapping[str, bytes], able: int, found: Findings) -> None:
+    """Of one work: what most come to is what it is."""
+    value, count = Counter(stated.values()).most_common(1)[0]
+    odd = sorted(peer for peer, work in stated.items() if work != value)
+    if not odd:
+        return
+    if 2 * count > len(stated):
+        for peer in odd:
+            why = "works" if peer == peer_id else f"says that {peer_id} works"
+            found.liars.setdefault(peer, f"{why} otherwise than those who computed it again")
+    elif len(stated) < FEWEST_JUDGES <= able:
+        # whoever is drawn and finds something else tells all, and all that can compute it again
+        for judge in sorted(stated.keys() - {peer_id}):
+            found.liars.setdefault(judge, f"blames {peer_id}, and has told nobody")
+    else:
+        for one in sorted(stated):
+            for other in sorted(stated):
+                if one < other and stated[one] != stated[other]:
+                    found.doubt(one, other, f"{one} and {other} come to unlike works of {peer_id}")

@@ -1,0 +1,150 @@
+"""What was claimed and found in the steps of one view, as one member has heard it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from p2p_dtfm.core.audit.accounts import fault_of_share
+from p2p_dtfm.core.audit.draw import draw, seed_of
+from p2p_dtfm.core.audit.work import WORK_BYTES, can_replay, unlike_edges
+from p2p_dtfm.core.messages.audit_messages import Audited, Claimed
+from p2p_dtfm.core.protocol.canonical import digest_bytes
+from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.core.protocol.plan import Plan, Segment
+from p2p_dtfm.core.protocol.snapshot import ViewId
+
+STEPS_AHEAD_LIMIT = 2
+OPENING_BYTES = 32
+EVERYBODY = 1_000_000
+"""Millionths."""
+
+
+def commitment_to(opening: bytes) -> bytes:
+    return bytes.fromhex(digest_bytes(b"opening\0" + opening))
+
+
+@dataclass
+class _Step:
+    claims: dict[str, Claimed] = field(default_factory=dict)
+    audited: dict[tuple[str, str], bytes] = field(default_factory=dict)
+    """By auditor and whose work it was."""
+
+
+class ClaimBook:
+    """Of one view. `step_begins` forgets what was before it, but for what it commits to."""
+
+    def __init__(self, view: ViewId, plan: Plan, rate_millionths: int) -> None:
+        self.view = view
+        self._plan = plan
+        self._segments = plan.segments()
+        self._holders = frozenset(plan.stage_holders())
+        self._rate = rate_millionths
+        self._step = 0
+        self._steps: dict[int, _Step] = {}
+        self._commitments: dict[str, bytes] = {}
+        self._draw: dict[str, str] | None = None
+
+    def step_begins(self, step: int) -> None:
+        """The one before has committed, if it was in this view."""
+        if step == self._step:
+            return
+        before = self._steps.get(step - 1)
+        claims = before.claims if before is not None else {}
+        self._commitments = {peer: claim.commitment for peer, claim in claims.items()}
+        self._step, self._draw = step, None
+        self._steps = {n: kept for n, kept in self._steps.items() if n >= step}
+
+    def record(self, sender: str, said: Claimed | Audited) -> None:
+        """Late words are nothing. Raises `PeerFault`."""
+        if sender not in self._holders:
+            raise PeerFault(f"a {type(said).__name__} from a peer without a stage", sender)
+        if said.step < self._step:
+            return
+        if said.step >= self._step + STEPS_AHEAD_LIMIT:
+            raise PeerFault(f"claims step {said.step} while step {self._step} is open", sender)
+        if isinstance(said, Claimed):
+            self._claimed(sender, said)
+        else:
+            self._audited(sender, said)
+
+    def _claimed(self, sender: str, said: Claimed) -> None:
+        fault = fault_of_claim(said, self._segments, sender)
+        if fault:
+            raise PeerFault(fault, sender)
+        claims = self._at(said.step).claims
+        if claims.setdefault(sender, said) != said:
+            raise PeerFault(f"two different claims of step {said.step}", sender)
+
+    def _audited(self, sender: str, said: Audited) -> None:
+        if said.peer_id not in self._holders or len(said.work) != WORK_BYTES:
+            raise PeerFault("an audit of nobody's work", sender)
+        audited = self._at(said.step).audited
+        if audited.setdefault((sender, said.peer_id), said.work) != said.work:
+            raise PeerFault(f"two different audits of step {said.step}", sender)
+
+    def _at(self, step: int) -> _Step:
+        return self._steps.setdefault(step, _Step())
+
+    # of the open step ---------------------------------------------------------------------------
+
+    @property
+    def claims(self) -> Mapping[str, Claimed]:
+        return self._at(self._step).claims
+
+    def not_claimed(self) -> tuple[str, ...]:
+        """Whose claim has not come."""
+        return tuple(peer for peer in self._plan.stage_holders() if peer not in self.claims)
+
+    def false_openings(self) -> dict[str, str]:
+        """Who opens what it has not committed itself to, and why that is known."""
+        return {
+            peer: "an opening that is not what its claim before was committed to"
+            for peer, claim in self.claims.items()
+            if peer in self._commitments and commitment_to(claim.opening) != self._commitments[peer]
+        }
+
+    def drawn(self) -> dict[str, str]:
+        """The auditor of each that is audited, once all have claimed.
+
+        In the first step of a view nobody has committed itself to anything, and all are: whoever
+        withholds an opening brings such a step about.
+        """
+        assert not self.not_claimed()
+        if self._draw is None:
+            knows_all = self._holders <= self._commitments.keys()
+            openings = {peer: claim.opening for peer, claim in self.claims.items()}
+            seed = seed_of(f"{self.view.number}:{self.view.snapshot}", self._step, openings)
+            rate = self._rate if knows_all else EVERYBODY
+            self._draw = draw(seed, self._plan, self.arithmetics(), rate)
+        return self._draw
+
+    def arithmetics(self) -> dict[str, str]:
+        return {peer: claim.share.arithmetic for peer, claim in self.claims.items()}
+
+    def not_audited(self) -> tuple[str, ...]:
+        """Auditors that were drawn and have not said what they have found."""
+        audited, pairs = self._at(self._step).audited, self.drawn().items()
+        return tuple(sorted({by for peer, by in pairs if (by, peer) not in audited}))
+
+    def disputed(self) -> list[str]:
+        """Whose auditor comes to something else than what was claimed."""
+        audited = self._at(self._step).audited
+        return sorted(
+            peer for peer, by in self.drawn().items() if audited[by, peer] != self.claims[peer].work
+        )
+
+    def misled(self) -> set[str]:
+        """Who says that something else came to it than its sender has claimed."""
+        shares = {peer: claim.share for peer, claim in self.claims.items()}
+        return {owner for owner, _ in unlike_edges(shares, self._segments)}
+
+    def may_judge(self, judge: str, peer_id: str) -> bool:
+        return can_replay(judge, peer_id, self._plan, self.arithmetics())
+
+
+def fault_of_claim(said: Claimed, segments: Sequence[Segment], peer_id: str) -> str:
+    """Why no correct peer says that; empty if it may."""
+    if len(said.work) != WORK_BYTES or len(said.commitment) != OPENING_BYTES:
+        return "a claim with a digest of another length"
+    if len(said.opening) != OPENING_BYTES:
+        return "a claim with an opening of another length"
+    return fault_of_share(said.share, segments, peer_id)

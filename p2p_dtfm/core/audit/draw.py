@@ -1,0 +1,45 @@
+"""Who is audited in a step, and by whom.
+
+The draw is a digest of what all have committed themselves to in the step before and open now, so
+that nobody knows it before all work of the step is done and claimed, and nobody alone decides it.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+
+from p2p_dtfm.core.audit.work import can_replay
+from p2p_dtfm.core.protocol.canonical import digest_bytes, encode
+from p2p_dtfm.core.protocol.plan import Plan
+
+_SCALE = 1 << 64
+
+
+def seed_of(view: str, step: int, openings: Mapping[str, bytes]) -> str:
+    return digest_bytes(encode([view, step, sorted(openings.items())]))
+
+
+def draw(
+    seed: str, plan: Plan, arithmetics: Mapping[str, str], rate_millionths: int
+) -> dict[str, str]:
+    """The auditor of each stage-holder that is drawn, if anybody can replay its work.
+
+    Those who audit little so far are taken first, so that none has much to do.
+    """
+    busy: Counter[str] = Counter()
+    found: dict[str, str] = {}
+    holders = plan.stage_holders()
+    for peer_id in sorted(holders, key=lambda peer: _number(seed, "order", peer)):
+        if _number(seed, "drawn", peer_id) * 1_000_000 >= rate_millionths * _SCALE:
+            continue
+        judges = [it for it in holders if can_replay(it, peer_id, plan, arithmetics)]
+        if judges:
+            turn = {it: (busy[it], _number(seed, "auditor", peer_id, it)) for it in judges}
+            auditor = min(judges, key=turn.__getitem__)
+            busy[auditor] += 1
+            found[peer_id] = auditor
+    return found
+
+
+def _number(seed: str, *words: str) -> int:
+    """Below 2^64."""
+    return int(digest_bytes(encode([seed, *words]))[:16], 16)

@@ -1,0 +1,85 @@
+"""What one stage-holder has made of a step, as digests: whoever replays it comes to the same."""
+
+from collections.abc import Mapping, Sequence
+
+from p2p_dtfm.core.messages.audit_messages import Claimed, Parts, Share
+from p2p_dtfm.core.messages.prepared import Prepared
+from p2p_dtfm.core.protocol.canonical import digest_bytes, encode
+from p2p_dtfm.core.protocol.plan import Plan, Segment
+
+OWN_BYTES = 16
+"""Of a work's digest, the first ones are of what its maker computes from the data alone, the others
+of what it adds up of others' parts."""
+WORK_BYTES = 2 * OWN_BYTES
+CLAIM_BYTES = 16
+PART_BYTES = 32
+"""Of a chunk: names a blob."""
+
+
+def _digest(payload: bytes) -> bytes:
+    return bytes.fromhex(digest_bytes(payload))
+
+
+def own_digest(parts: Parts, loss_sum: float) -> bytes:
+    return _digest(encode([sorted(parts.items()), loss_sum.hex()]))[:OWN_BYTES]
+
+
+def sums_digest(sums: Mapping[int, bytes]) -> bytes:
+    """`sums` by segment: of what this peer has added up itself."""
+    return _digest(encode(sorted(sums.items())))[:OWN_BYTES]
+
+
+def work_of(prepared: Prepared, segments: Sequence[Segment]) -> bytes:
+    """What a Prepared with an account states."""
+    assert prepared.audit is not None
+    me = prepared.peer_id
+    sums = {n: s[segments[n].holders.index(me)] for n, s in prepared.sums.items()}
+    return own_digest(prepared.audit.share.parts, prepared.loss_sum) + sums_digest(sums)
+
+
+def claim_digest(share: Share, work: bytes) -> bytes:
+    """Of what a claim and the account that follows it must have alike."""
+    shared = [
+        share.arithmetic,
+        share.threads,
+        sorted(share.parts.items()),
+        sorted(share.got.items()),
+        work,
+    ]
+    return _digest(encode(shared))[:CLAIM_BYTES]
+
+
+def heard_of(claims: Mapping[str, Claimed]) -> dict[str, bytes]:
+    """As an account has it."""
+    return {peer: claim_digest(claim.share, claim.work) for peer, claim in sorted(claims.items())}
+
+
+def unlike_edges(shares: Mapping[str, Share], segments: Sequence[Segment]) -> set[tuple[str, str]]:
+    """(who sums, who sent) where what has come is not what was sent: of such a sum nobody can say
+    what it should be."""
+    found = set()
+    for number, segment in enumerate(segments):
+        for owner in segment.holders if len(segment.holders) > 1 else ():
+            for holder, theirs in zip(segment.holders, shares[owner].got[number], strict=True):
+                if holder != owner and not _fit(theirs, shares[holder].parts[number]):
+                    found.add((owner, holder))
+    return found
+
+
+def _fit(got: Sequence[bytes], sent: Sequence[bytes]) -> bool:
+    pairs = zip(got, sent, strict=False)
+    return len(got) == len(sent) and all(not mine or mine == theirs for mine, theirs in pairs)
+
+
+def can_replay(judge: str, peer_id: str, plan: Plan, arithmetics: Mapping[str, str]) -> bool:
+    """Whether a member has all that the other's work is made from, and computes as it does.
+
+    A stage that is not the whole model has been sent tensors by its neighbours, which nobody else
+    has: its work is not replayed.
+    """
+    if judge == peer_id or not arithmetics.get(peer_id):
+        return False
+    if arithmetics.get(judge) != arithmetics[peer_id]:
+        return False
+    everything = range(plan.pipelines[0].stages[-1].end_layer)
+    return plan.layers_of(judge) == everything == plan.layers_of(peer_id)

@@ -1,0 +1,76 @@
+"""What a peer can show to those that it was in a view with, should they have forgotten that.
+
+Who has lost its disk knows no view, and founds anew where it reaches nobody. It believes nobody
+who says that they were together, but for its own signatures: what it has signed counts as if it
+knew it.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from p2p_dtfm.core.consensus.views.known_views import KnownViews
+from p2p_dtfm.core.messages.agreement_messages import Active, KnownView, Reminder
+from p2p_dtfm.core.messages.certificate import Certificate
+from p2p_dtfm.core.messages.statements import is_stated, signers
+from p2p_dtfm.core.protocol.signed import Verify
+from p2p_dtfm.core.protocol.snapshot import Member, ViewId
+from p2p_dtfm.core.recovery.view import View
+
+REMINDED_MEMBERS_LIMIT = 256
+"""Nobody is reminded of a view of more: a Standing must not become larger than the door lets in."""
+
+
+class Signatures(NamedTuple):
+    """Of the members of one view: that they agreed on it, and that they took it over."""
+
+    certificate: Certificate
+    active: dict[str, Active]
+
+
+class Reminders:
+    """Of each who is in the present view no more the newest view that this peer was in with it, as
+    many as newcomers are told of (`KnownViews.origins`)."""
+
+    def __init__(self) -> None:
+        self._kept: dict[ViewId, Signatures] = {}
+
+    def goes_on(
+        self,
+        before: View | None,
+        active: Mapping[Member, Active],
+        views: KnownViews,
+        members: Collection[Member],
+    ) -> None:
+        """From a view to the next one, of these members."""
+        is_small = before is not None and len(before.members) <= REMINDED_MEMBERS_LIMIT
+        if before is not None and is_small and before.certificate is not None:
+            plain = {m.peer_id: said for m, said in active.items() if said.certificate is None}
+            self._kept[before.id] = Signatures(before.certificate, plain)
+        wanted = {known.view for known in views.origins(members)}
+        self._kept = {view: held for view, held in self._kept.items() if view in wanted}
+
+    def of(self, peer_id: str, views: KnownViews) -> Reminder | None:
+        """The newest view that this peer can show another one that it was in."""
+        for view in sorted(self._kept, reverse=True):
+            certificate, active = self._kept[view]
+            ready = tuple(it for it in certificate.ready if it[0].peer_id == peer_id)
+            if ready and peer_id in active and views.has_come_from(view):
+                shown = msgspec.structs.replace(certificate, ready=ready)
+                return Reminder(shown, active[peer_id])
+        return None
+
+
+def reminded_of(
+    reminder: Reminder, me: Member, views: KnownViews, verify: Verify
+) -> KnownView | None:
+    """The view that it shows, if this peer has been in it, and may have forgotten that."""
+    certificate, active = reminder.certificate, reminder.active
+    was = active.sender
+    is_mine = was.peer_id == me.peer_id and was in certificate.members
+    if not is_mine or active.view != certificate.view or not views.may_have_forgotten(was):
+        return None
+    if was not in signers(certificate, verify, {me.peer_id}) or not is_stated(active, verify):
+        return None
+    return KnownView(certificate.view, certificate.members, certificate.plan_digest)

@@ -1,0 +1,119 @@
+"""What a codec costs at a boundary: bytes on the wire, and time at both ends.
+
+To encode is work of the thread that computes. No peer measures how fast it does that: it is counted
+in operations for each value, at the rate at which a peer computes a block.
+"""
+
+from itertools import repeat
+from typing import NamedTuple
+
+from p2p_dtfm.core.protocol.plan import Pipeline
+from p2p_dtfm.core.protocol.run_spec import Codec
+from p2p_dtfm.core.protocol.workload import (
+    CODEC_BYTES_PER_KIBI,
+    FLOAT_BYTES,
+    KIBI,
+    AllowedCodecs,
+    Workload,
+)
+
+CODING_OPERATIONS = {"fp32": (0, 0), "bf16": (12, 8), "fp16": (40, 24), "int8": (120, 24)}
+"""To encode and to decode a value, as measured on a processor of 97 GFLOP/s."""
+_MILLION = 1_000_000
+
+
+class Coding(NamedTuple):
+    """A boundary tensor of one microbatch in a codec; parts are of a block's forward."""
+
+    name: Codec
+    wire_bytes: int
+    encode_ppm: int
+    decode_ppm: int
+
+    def encode_ns(self, block_forward_ns: int) -> int:
+        """Rounded up, as all of these are."""
+        return -(-block_forward_ns * self.encode_ppm // _MILLION)
+
+    def decode_ns(self, block_forward_ns: int) -> int:
+        return -(-block_forward_ns * self.decode_ppm // _MILLION)
+
+
+class Edge(NamedTuple):
+    """Between two neighbours in a pipeline."""
+
+    activation: Coding
+    gradient: Coding
+
+    @property
+    def names(self) -> tuple[Codec, Codec]:
+        return self.activation.name, self.gradient.name
+
+
+Edges = tuple[Edge, ...]
+"""Of a pipeline, in its order; none where the run leaves no choice."""
+
+
+class Codings(NamedTuple):
+    """Those that a run allows, the one it would rather have first."""
+
+    activations: tuple[Coding, ...]
+    gradients: tuple[Coding, ...]
+
+
+def codings_of(workload: Workload) -> Codings | None:
+    """None where the run leaves no choice."""
+    allowed = workload.boundary_bytes_per_kibi
+    if not isinstance(allowed, AllowedCodecs):
+        return None
+    return Codings(
+        tuple(map(coding_of, repeat(workload), allowed.activations)),
+        tuple(map(coding_of, repeat(workload), allowed.gradients)),
+    )
+
+
+def coding_of(workload: Workload, name: Codec) -> Coding:
+    values = workload.boundary_bytes // FLOAT_BYTES
+    size = -(-values * CODEC_BYTES_PER_KIBI[name] // KIBI)
+    encode, decode = (
+        _MILLION * values * operations // workload.block.forward_flops
+        for operations in CODING_OPERATIONS[name]
+    )
+    return Coding(name, size, encode, decode)
+
+
+def edges_of(workload: Workload, pipeline: Pipeline) -> Edges:
+    """As the plan says them."""
+    return tuple(
+        Edge(coding_of(workload, activation), coding_of(workload, gradient))
+        for activation, gradient in pipeline.codecs
+    )
+
+
+def boundary_loads(workload: Workload, pipeline: Pipeline) -> list[tuple[int, int]]:
+    """Bytes of a step over each boundary of a pipeline, forwards and backwards."""
+    count, edges = pipeline.microbatch_count, edges_of(workload, pipeline)
+    if not edges:
+        load = count * workload.boundary_wire_bytes
+        return [(load, load)] * (len(pipeline.stages) - 1)
+    return [(count * e.activation.wire_bytes, count * e.gradient.wire_bytes) for e in edges]
+
+
+def coding_ns(edges: Edges, position: int, block_forward_ns: int) -> tuple[int, int]:
+    """What the stage at this position codes with each forward, and with each backward."""
+    forward = backward = 0
+    if edges and position > 0:
+        before = edges[position - 1]
+        forward += before.activation.decode_ns(block_forward_ns)
+        backward += before.gradient.encode_ns(block_forward_ns)
+    if edges and position < len(edges):
+        after = edges[position]
+        forward += after.activation.encode_ns(block_forward_ns)
+        backward += after.gradient.decode_ns(block_forward_ns)
+    return forward, backward
+
+
+def tensor_bytes(edges: Edges, position: int) -> tuple[int, int]:
+    """Of what this stage and the next send each other; zeros where nothing is chosen."""
+    if position >= len(edges):
+        return 0, 0
+    return edges[position].activation.wire_bytes, edges[position].gradient.wire_bytes

@@ -1,0 +1,60 @@
+"""What stage-holders of an audited run say of their work, before and in Prepared."""
+
+import msgspec
+
+from p2p_dtfm.core.protocol.snapshot import ViewId
+
+Parts = dict[int, tuple[bytes, ...]]
+"""By segment: of one peer's own gradient, a digest of each chunk, under which its bytes can be
+fetched while the step is open. A segment with one holder has one."""
+Got = dict[int, tuple[tuple[bytes, ...], ...]]
+"""By segment with other holders, for each of them: a digest of what came from it of each chunk,
+empty for one that is not summed here. Nothing from the peer itself."""
+
+
+class Share(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """What a peer states that it did in a step, besides sums and losses."""
+
+    arithmetic: str
+    """What has the same name computes the same bits; empty: nobody's are known to be these."""
+    threads: int
+    """By which it was computed; sums within a kernel depend on it."""
+    parts: Parts
+    got: Got
+
+
+class Claimed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="claimed"):
+    """The sender's work of a step is done, and what it was is said here, before anybody knows
+    whose work will be computed again."""
+
+    view: ViewId
+    step: int
+    share: Share
+    work: bytes
+    """`core.audit.work.work_digest` of it."""
+    opening: bytes
+    """What the claim of the step before was committed to, in this view."""
+    commitment: bytes
+    """The digest of the next opening."""
+
+
+class Audited(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="audited"):
+    """The sender was drawn to compute a stage-holder's work of a step again."""
+
+    view: ViewId
+    step: int
+    peer_id: str
+    """Whose work."""
+    work: bytes
+    """What the sender comes to."""
+
+
+class Account(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """In a signed Prepared: what its maker has claimed, what it has heard others claim, and what
+    it has found of their works."""
+
+    share: Share
+    heard: dict[str, bytes]
+    """Of all stage-holders' claims, `core.audit.work.claim_digest`."""
+    found: dict[str, bytes]
+    """What the works of others, that were drawn or disputed, came to here."""

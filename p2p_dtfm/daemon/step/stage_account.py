@@ -1,0 +1,180 @@
+"""A stage-holder's work of a step as digests, and another's computed once more."""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from p2p_dtfm.core.audit.work import OWN_BYTES, own_digest, sums_digest
+from p2p_dtfm.core.messages.audit_messages import Claimed, Got, Parts
+from p2p_dtfm.core.planner.wire_plan import Chunks, WirePlan
+from p2p_dtfm.core.protocol.plan import Plan, Segment
+from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.core.protocol.workload import FLOAT_BYTES
+from p2p_dtfm.daemon.machine.compute import Compute
+from p2p_dtfm.daemon.step.mailbox import segments_of
+from p2p_dtfm.daemon.step.segment_exchange import sum_digest
+from p2p_dtfm.daemon.step.stage_tools import BatchOf
+from p2p_dtfm.daemon.step.step_reduction import Arrived
+from p2p_dtfm.train.model.layer_state import LayerState
+from p2p_dtfm.train.stage.replay.work import (
+    Replayed,
+    SegmentParts,
+    added,
+    bytes_of,
+    from_bytes,
+    replay,
+)
+
+Tensor = Any
+Fetch = Callable[[str, str, int], Awaitable[bytes]]
+"""`fetch(peer_id, blob, size_bytes)`: of a chunk, what a peer has claimed as its part."""
+
+
+class UnlikeParts(Exception):
+    """A peer has claimed other chunks than its segments have."""
+
+    def __init__(self, peer_id: str) -> None:
+        self.peer_id = peer_id
+        super().__init__(f"the claim of {peer_id} is of other chunks than its segments have")
+
+
+@dataclass(frozen=True)
+class StageAccount:
+    """One holder's own gradients, until its next step overwrites them."""
+
+    parts: Parts
+    cut: dict[int, SegmentParts]
+    """Of segments with other holders."""
+
+    def find(self, digest: str) -> bytes | None:
+        """The bytes of an own chunk."""
+        for number, cut in self.cut.items():
+            for chunk, each in enumerate(self.parts[number]):
+                if each.hex() == digest:
+                    return cut.payload(chunk)
+        return None
+
+
+def account_of(
+    plan: Plan, wire: WirePlan, peer_id: str, gradients: Mapping[int, Tensor]
+) -> StageAccount:
+    """`gradients` by layer. Reads all of them: beside the event loop."""
+    account = StageAccount({}, {})
+    for number, segment in segments_of(plan, peer_id).items():
+        mine = [gradients[layer] for layer in segment.layers]
+        if len(segment.holders) == 1:
+            account.parts[number] = SegmentParts(mine, whole(mine)).digests()
+            continue
+        account.cut[number] = cut = SegmentParts(mine, wire.chunks[segment.first_layer])
+        account.parts[number] = cut.digests()
+    return account
+
+
+def whole(gradients: Sequence[Tensor]) -> Chunks:
+    """Of a segment that nobody else sums."""
+    return Chunks(((0, sum(len(gradient) for gradient in gradients)),), ("",))
+
+
+def got_by_holder(plan: Plan, wire: WirePlan, me: str, arrived: Mapping[int, Arrived]) -> Got:
+    """As a share has it."""
+    found = {}
+    for number, segment in segments_of(plan, me).items():
+        if len(segment.holders) > 1:
+            here, owners = arrived[segment.first_layer], wire.chunks[segment.first_layer].owners
+            found[number] = tuple(
+                ()
+                if holder == me
+                else tuple(
+                    here[chunk, holder] if owner == me else b""
+                    for chunk, owner in enumerate(owners)
+                )
+                for holder in segment.holders
+            )
+    return found
+
+
+class Judge:
+    """Computes works of one step again, by what this peer has itself and what others give."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        plan: Plan,
+        wire: WirePlan,
+        states: Mapping[int, LayerState],
+        compute: Compute,
+        fetch: Fetch,
+    ) -> None:
+        self._spec = spec
+        self._plan = plan
+        self._wire = wire
+        self._states = states
+        self._compute = compute
+        self._fetch = fetch
+
+    async def work_of(
+        self,
+        peer_id: str,
+        microbatches: Sequence[int],
+        batch: BatchOf,
+        step: int,
+        claims: Mapping[str, Claimed],
+        mine: Mapping[str, StageAccount],
+        *,
+        adds: bool,
+    ) -> bytes:
+        """`mine`: this peer's own account by its id. Without `adds` its sums are taken as claimed.
+        Raises as `fetch` does, and `UnlikeParts`."""
+        result: Replayed = await self._compute.run(
+            replay,
+            self._spec,
+            self._states,
+            microbatches,
+            partial(batch, step),
+            claims[peer_id].share.threads,
+        )
+        theirs = await self._compute.run_beside(
+            account_of, self._plan, self._wire, peer_id, result.gradients
+        )
+        own = own_digest(theirs.parts, result.loss_sum)
+        if not adds:
+            return own + claims[peer_id].work[OWN_BYTES:]
+        known = {**mine, peer_id: theirs}
+        sums = {}
+        for number, segment in segments_of(self._plan, peer_id).items():
+            if len(segment.holders) > 1:
+                chunks = self._wire.chunks[segment.first_layer]
+                digests = [
+                    await self._sum(number, segment, chunks, chunk, claims, known)
+                    for chunk, owner in enumerate(chunks.owners)
+                    if owner == peer_id
+                ]
+                sums[number] = sum_digest(b"".join(digests))
+        return own + sums_digest(sums)
+
+    async def _sum(
+        self,
+        number: int,
+        segment: Segment,
+        chunks: Chunks,
+        chunk: int,
+        claims: Mapping[str, Claimed],
+        known: Mapping[str, StageAccount],
+    ) -> bytes:
+        """The digest of what all holders' parts of a chunk add up to."""
+        start, end = chunks.bounds[chunk]
+        parts = []
+        for holder in segment.holders:
+            if holder in known:
+                parts.append(known[holder].cut[number].part(chunk))
+                continue
+            named = claims[holder].share.parts.get(number, ())
+            if len(named) != len(chunks.bounds):
+                raise UnlikeParts(holder)
+            payload = await self._fetch(holder, named[chunk].hex(), FLOAT_BYTES * (end - start))
+            if len(payload) != FLOAT_BYTES * (end - start):
+                raise UnlikeParts(holder)
+            parts.append(from_bytes(payload))
+        total = await self._compute.run_beside(added, parts)
+        return sum_digest(bytes_of(total))

@@ -1,0 +1,259 @@
+"""Between a step's work and its Prepared, in a run whose spec asks for audits.
+
+All claim what they have done; what they open with it draws whose work is computed again, and by
+whom. Where that comes to something else, all that can compute it again, and Prepared says what they
+have found: most of them decide (`core.audit.accounts`). Nothing of it is kept for later steps: what
+is found wrong does not commit.
+"""
+
+import asyncio
+import contextlib
+import logging
+import secrets
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NoReturn
+
+from p2p_dtfm.core.audit.claim_book import OPENING_BYTES, ClaimBook, commitment_to
+from p2p_dtfm.core.audit.work import heard_of, own_digest, sums_digest
+from p2p_dtfm.core.messages.audit_messages import Account, Audited, Claimed, Share
+from p2p_dtfm.core.messages.work import Kind, Lack
+from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.core.protocol.plan import Plan
+from p2p_dtfm.core.protocol.snapshot import ViewId
+from p2p_dtfm.core.recovery.partial_replay import whole_step
+from p2p_dtfm.core.recovery.view import View
+from p2p_dtfm.daemon.step.mailbox import segments_of
+from p2p_dtfm.daemon.step.stage_account import (
+    Judge,
+    StageAccount,
+    UnlikeParts,
+    account_of,
+    got_by_holder,
+)
+from p2p_dtfm.daemon.step.step_engine import LocalResult, StepEngine
+from p2p_dtfm.daemon.trainer.step_shards import have_shards
+from p2p_dtfm.daemon.trainer.trainer_state import Outlet, Stopped, Tools, TrainerState
+from p2p_dtfm.net.streams.blobs import BlobUnavailable
+from p2p_dtfm.train.stage.replay.arithmetic import arithmetic_name, threads_here
+
+EARLY_LIMIT = 8
+"""Words of each sender, of views that have not taken over here."""
+EARLY_SENDERS_LIMIT = 1024
+
+Missing = Callable[[], tuple[str, ...]]
+
+log = logging.getLogger("p2p_dtfm")
+
+
+@dataclass(frozen=True)
+class _Open:
+    """The step under way."""
+
+    view: View
+    plan: Plan
+    step: int
+    engine: StepEngine
+    book: ClaimBook
+    mine: StageAccount
+
+
+class Audits:
+    """`account` for each step that trains; `receive` what others claim and find."""
+
+    def __init__(self, tools: Tools, outlet: Outlet, state: TrainerState) -> None:
+        self._tools = tools
+        self._outlet = outlet
+        self._state = state
+        self.count = 0
+        """Works that were computed again here."""
+        self._rate = tools.spec.audit.rate_millionths
+        self._book: ClaimBook | None = None
+        self._early: dict[str, deque[Claimed | Audited]] = {}
+        self._mine: StageAccount | None = None
+        """Of the open step, once it is claimed."""
+        self._next_opening = b""
+        self._waits_for: tuple[Lack, ...] = ()
+        self._given: set[tuple[Kind, int]] = set()
+
+    # what others say ----------------------------------------------------------------------------
+
+    def receive(self, sender: str, said: Claimed | Audited) -> None:
+        """Raises `PeerFault`."""
+        if not self._rate:
+            raise PeerFault("an audit in a run without audits", sender)
+        book, view = self._book, self._state.view
+        if book is not None and said.view == book.view:
+            book.record(sender, said)
+            self._state.wake.set()
+        elif view is None or said.view.number >= view.id.number:
+            if sender not in self._early and len(self._early) >= EARLY_SENDERS_LIMIT:
+                raise PeerFault("claims work in a view that this peer does not know", sender)
+            self._early.setdefault(sender, deque(maxlen=EARLY_LIMIT)).append(said)
+
+    def find(self, digest: str) -> bytes | None:
+        """A chunk of this peer's own gradient, as claimed, while the step is open."""
+        return None if self._mine is None else self._mine.find(digest)
+
+    def forget(self) -> None:
+        """The gradients are about to be overwritten."""
+        self._mine = None
+
+    def lacks(self, view: ViewId) -> tuple[Lack, ...]:
+        """Whose claims and audits a step waits for."""
+        return self._waits_for if self._book is not None and self._book.view == view else ()
+
+    def has_given(self, kind: Kind, step: int) -> bool:
+        """Whether this peer has said its own, if anything is to be said."""
+        return not self._rate or (kind, step) in self._given
+
+    # a step -------------------------------------------------------------------------------------
+
+    async def account(
+        self, view: View, plan: Plan, step: int, engine: StepEngine, local: LocalResult
+    ) -> Account | None:
+        """What Prepared is to say; None in a run without audits. Raises `Stopped`."""
+        if not self._rate:
+            return None
+        book, me = self._book_of(view, plan), self._tools.me
+        book.step_begins(step)
+        self._given = set()
+        try:
+            gradients = {n: state.gradient_vector() for n, state in engine.states.items()}
+            wire = engine.mailbox.wire
+            mine = await self._tools.compute.run(account_of, plan, wire, me, gradients)
+            self._mine, here = mine, _Open(view, plan, step, engine, book, mine)
+            claim = await self._claim(here, local)
+            self._say(here, claim)
+            self._given.add((Kind.CLAIM, step))
+            await self._until(view, Kind.CLAIM, book.not_claimed)
+            await self._true_openings(view, book)
+            found: dict[str, bytes] = {}
+            for peer_id, auditor in sorted(book.drawn().items()):
+                if auditor == me:
+                    found[peer_id] = work = await self._again(here, peer_id)
+                    self._say(here, Audited(view.id, step, peer_id, work))
+            self._given.add((Kind.AUDIT, step))
+            await self._until(view, Kind.AUDIT, book.not_audited)
+            for peer_id in book.disputed():
+                log.warning("%s has computed something else than was claimed", peer_id)
+                if peer_id not in found and book.may_judge(me, peer_id):
+                    found[peer_id] = await self._again(here, peer_id)
+            return Account(claim.share, heard_of(book.claims), found)
+        finally:
+            self._waits_for = ()
+
+    def _book_of(self, view: View, plan: Plan) -> ClaimBook:
+        """With what came before this peer had taken over."""
+        if self._book is not None and self._book.view == view.id:
+            return self._book
+        self._book = book = ClaimBook(view.id, plan, self._rate)
+        self._next_opening = b""
+        book.step_begins(self._state.step)
+        for sender, words in self._early.items():
+            for said in words:
+                if said.view == view.id:
+                    with contextlib.suppress(PeerFault):
+                        book.record(sender, said)
+        self._early = {}
+        return book
+
+    async def _claim(self, here: "_Open", local: LocalResult) -> Claimed:
+        me, plan, engine = self._tools.me, here.plan, here.engine
+        places = {n: segment.holders.index(me) for n, segment in segments_of(plan, me).items()}
+        sums = {number: digests[places[number]] for number, digests in local.sums.items()}
+        device = next(iter(engine.states.values())).device
+        opening = self._next_opening or secrets.token_bytes(OPENING_BYTES)
+        self._next_opening = secrets.token_bytes(OPENING_BYTES)
+        share = Share(
+            arithmetic=arithmetic_name(device) if engine.work.runner.repeats_bits else "",
+            threads=await self._tools.compute.run(threads_here),
+            parts=here.mine.parts,
+            got=got_by_holder(plan, engine.mailbox.wire, me, local.got),
+        )
+        work = own_digest(share.parts, local.loss_sum) + sums_digest(sums)
+        next_one = commitment_to(self._next_opening)
+        return Claimed(here.view.id, here.step, share, work, opening, next_one)
+
+    def _say(self, here: "_Open", said: Claimed | Audited) -> None:
+        here.book.record(self._tools.me, said)
+        for peer_id in here.view.member_ids:
+            self._tools.messenger.tell(peer_id, said)
+
+    async def _until(self, view: View, kind: Kind, missing: Missing) -> None:
+        """Nobody's claim, or audit, is missing."""
+        while not self._state.is_over(view):
+            late = missing()
+            self._waits_for = tuple(Lack(peer_id, kind) for peer_id in late)
+            if not late:
+                return
+            self._tools.status.facts["waits_for"] = list(late)
+            await self._state.wait()
+        raise Stopped
+
+    async def _true_openings(self, view: View, book: ClaimBook) -> None:
+        """Or raises `Stopped`, once the others have agreed on how to go on."""
+        faults = book.false_openings()
+        for peer_id, cause in faults.items():
+            self._outlet.poison(peer_id, cause)
+        if faults:
+            await self._until_over(view)
+
+    async def _until_over(self, view: View) -> NoReturn:
+        while not self._state.is_over(view):
+            await self._state.wait()
+        raise Stopped
+
+    async def _again(self, here: "_Open", peer_id: str) -> bytes:
+        """A work as it comes out here. Raises `Stopped`."""
+        tools, state, step = self._tools, self._state, here.step
+        replay, kept = state.replay, None
+        if replay is not None and replay.step == step:  # a part of it was done before it failed
+            kept = replay.stage(here.plan, peer_id)
+        microbatches = (kept or whole_step(here.plan, peer_id)).microbatches
+        await have_shards(
+            tools, self._outlet, state, here.view, here.plan, step, microbatches, evaluate=False
+        )
+        engine, claims = here.engine, here.book.claims
+        judge = Judge(
+            tools.spec, here.plan, engine.mailbox.wire, engine.states, tools.compute, self._fetch
+        )
+        mine, adds = {tools.me: here.mine}, peer_id not in here.book.misled()
+        with tools.recorder.span("audit"):
+            work = judge.work_of(
+                peer_id, microbatches, tools.batches, step, claims, mine, adds=adds
+            )
+            found = await self._unless_over(here.view, asyncio.create_task(work))
+        self.count += 1
+        self._tools.status.facts["audits"] = self.count
+        return found
+
+    async def _unless_over(self, view: View, work: "asyncio.Task[bytes]") -> bytes:
+        try:
+            while not self._state.is_over(view):
+                waking = asyncio.create_task(self._state.wake.wait())
+                await asyncio.wait({work, waking}, return_when=asyncio.FIRST_COMPLETED)
+                waking.cancel()
+                if work.done():
+                    return await self._result(view, work)
+                self._state.wake.clear()
+            raise Stopped
+        finally:
+            work.cancel()
+            self._state.wake.set()
+
+    async def _result(self, view: View, work: "asyncio.Task[bytes]") -> bytes:
+        """What others withhold is lost like any tensor: the step is repeated."""
+        try:
+            return work.result()
+        except UnlikeParts as found:
+            self._outlet.poison(found.peer_id, "a claim of other chunks than its segments have")
+        except BlobUnavailable as found:
+            for peer_id, cause in found.causes.items():
+                self._outlet.trouble(peer_id, f"its part of a sum for an audit: {cause}")
+        await self._until_over(view)
+
+    async def _fetch(self, peer_id: str, blob: str, size_bytes: int) -> bytes:
+        """Raises `BlobUnavailable`."""
+        return await self._tools.blobs.fetch_bytes(blob, [peer_id], size_bytes)

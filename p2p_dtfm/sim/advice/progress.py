@@ -1,0 +1,6 @@
+"""How far a search is, for whoever waits for it."""
+
+from collections.abc import Callable
+
+Progress = Callable[[int, int], None]
+"""How many plans are made, and how many there may be."""

@@ -1,0 +1,98 @@
+"""Whoever waits until something changes is woken although nothing has: who then goes on had been
+able to before, and nobody had woken it.
+
+Most such waits end anyhow: the next message, or the next view, wakes the same peer. So a wake-up
+that is missing shows hardly ever in what becomes of a run, and always here.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from p2p_dtfm.daemon.trainer.trainer_state import TrainerState
+from p2p_dtfm.testbed.virtual.loop import VirtualLoop, VirtualTask
+from p2p_dtfm.testbed.virtual.swarm import Peer
+
+EVERY_S = 0.2
+TURNS = 6
+"""Of the event loop, until who was woken waits again: no time passes meanwhile."""
+
+
+@dataclass(frozen=True)
+class _Sleeper:
+    """A task of a trainer that waits, without a limit, until anything changes."""
+
+    name: str
+    task: VirtualTask
+    state: TrainerState
+    future: object
+    place: str
+
+    def waits_on(self) -> bool:
+        """In the same place as before."""
+        now = None if self.task.done() else _sleeper(self.name, self.task)
+        return now is not None and now.place == self.place
+
+
+class Nudges:
+    """Of one seed. `problem` says who had not been woken, and where it waited."""
+
+    def __init__(self, loop: VirtualLoop, peers: Sequence[Peer]) -> None:
+        self._loop = loop
+        self._peers = peers
+        self._slept: dict[VirtualTask, object] = {}
+        self._due_s = 0.0
+        self.problem = ""
+
+    def look(self) -> None:
+        """Wake those that sleep since the last look, at the latest."""
+        if self._loop.time() < self._due_s:
+            return
+        self._due_s = self._loop.time() + EVERY_S
+        sleepers = [it for it in self._sleepers() if not it.state.wake.is_set()]
+        woken = [it for it in sleepers if self._slept.get(it.task) is it.future]
+        self._slept = {it.task: it.future for it in sleepers}
+        for sleeper in woken:
+            sleeper.state.wake.set()
+        if woken:
+            self._after(TURNS, lambda: self._judge(woken))
+
+    def _after(self, turns: int, what: Callable[[], None]) -> None:
+        if turns:
+            self._loop.call_soon(self._after, turns - 1, what)
+        else:
+            what()
+
+    def _judge(self, woken: list[_Sleeper]) -> None:
+        for sleeper in woken:
+            if not sleeper.waits_on():
+                self.problem = (
+                    f"{sleeper.name} waited at {sleeper.place} at {self._loop.time():.2f} s, and "
+                    f"went on when it was woken: nobody had (now {sleeper.task.waits_at()})"
+                )
+
+    def _sleepers(self) -> list[_Sleeper]:
+        names = {
+            peer.process: peer.name
+            for peer in self._peers
+            if peer.is_running and peer.process is not None and peer.process.takes_turns
+        }
+        tasks = (task for task in asyncio.all_tasks() if isinstance(task, VirtualTask))
+        found = (_sleeper(names[it.process], it) for it in tasks if it.process in names)
+        return [sleeper for sleeper in found if sleeper is not None]
+
+
+def _sleeper(name: str, task: VirtualTask) -> _Sleeper | None:
+    before = ""
+    awaited: Any = task.get_coro()
+    while awaited is not None and (frame := getattr(awaited, "cr_frame", None)) is not None:
+        if frame.f_code is TrainerState.wait.__code__:
+            held = frame.f_locals
+            if held["limit_s"] is not None:
+                return None
+            future = task._fut_waiter  # type: ignore[attr-defined]
+            return _Sleeper(name, task, held["self"], future, before)
+        before = f"{frame.f_code.co_qualname}:{frame.f_lineno}"
+        awaited = getattr(awaited, "cr_await", None)
+    return None

@@ -1,0 +1,223 @@
+"""Conversations to shards whose tokens say of themselves whether they count.
+
+A sequence of the run holds whole conversations, one after another, and is filled up behind them;
+none begins in one and goes on in the next. Of each token a shard holds twice its number, and one
+more if it counts: the tokens of answers do, and what ends them. The manifest says how many of each
+sequence count, so that all peers divide a step's gradients by the same number.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.train.data.atomic_file import fix_of, write_atomically
+from p2p_dtfm.train.data.blob_store import BlobStore
+from p2p_dtfm.train.data.chat.conversations import LeftOut, read_conversations
+from p2p_dtfm.train.data.chat.template import ChatForm, ChatWriter, NotTheSame
+from p2p_dtfm.train.data.manifest import (
+    FORMAT_VERSION,
+    Manifest,
+    Notes,
+    ShardEntry,
+    Split,
+    TokenizerEntry,
+    Totals,
+    token_type_for,
+)
+from p2p_dtfm.train.data.prepare import (
+    BLOBS_NAME,
+    MANIFEST_NAME,
+    TOKENIZER_NAME,
+    require_ours,
+    require_readable,
+)
+from p2p_dtfm.train.data.shard_files import ShardWriter
+from p2p_dtfm.train.data.tokenizer import Tokenizer
+
+SHARD_TOKENS = 1 << 20
+_SPLITS: tuple[Split, ...] = ("train", "held_out")
+_SALT = b"held out"
+_EVERY_ROWS = 256
+
+Row = tuple[np.ndarray, np.ndarray]
+"""Tokens, and whether each counts."""
+
+
+@dataclass
+class ChatTotals:
+    """What was prepared."""
+
+    conversations: int = 0
+    counted_tokens: int = 0
+    left_out: LeftOut = field(default_factory=LeftOut)
+
+
+def prepare_chat(
+    paths: list[Path],
+    out: Path,
+    tokenizer: Tokenizer,
+    form: ChatForm,
+    *,
+    context: int,
+    held_out_fraction: float = 0.02,
+    notes: Notes | None = None,
+    progress: Callable[[int, int, str], None] = lambda done_bytes, total_bytes, stage: None,
+) -> tuple[Manifest, ChatTotals]:
+    """Make the directory `out` from JSON lines of conversations. Raises `UserError`."""
+    require_ours(out)
+    if not 0 < held_out_fraction <= 0.5:
+        raise UserError(f"held-out fraction of {held_out_fraction}", "choose between 0 and 0.5")
+    writer, totals, window = ChatWriter(form, tokenizer), ChatTotals(), context + 1
+    held_out_key = _held_out_key(paths, held_out_fraction)
+    packing = {split: _Packed(window, writer.filling) for split in _SPLITS}
+    total_bytes = sum(path.stat().st_size for path in paths)
+    try:
+        store = BlobStore(out / BLOBS_NAME)
+        store.remove_temporary_files()
+        token_type = token_type_for(2 * tokenizer.vocabulary)
+        shard_tokens = max(1, SHARD_TOKENS // window) * window
+        shards = {
+            split: _Shards(ShardWriter(store, split, token_type, shard_tokens), window)
+            for split in packing
+        }
+        try:
+            done_bytes = 0
+            for number, (row, line) in enumerate(_rows(paths, writer, window, totals)):
+                split: Split = "held_out" if _key(line) <= held_out_key else "train"
+                shards[split].append(packing[split].add(row))
+                done_bytes += len(line)
+                if number % _EVERY_ROWS == 0:
+                    progress(min(done_bytes, total_bytes), total_bytes, "writing")
+            for each in _SPLITS:
+                shards[each].append(packing[each].rest())
+                shards[each].writer.close()
+        finally:
+            for opened in shards.values():
+                opened.writer.abandon()
+        progress(total_bytes, total_bytes, "writing")
+        for each, purpose in zip(_SPLITS, ("to train on", "held out"), strict=True):
+            if not shards[each].counted:
+                raise UserError(
+                    f"no conversations {purpose} (left out: {totals.left_out})",
+                    ("name more conversations, or a larger --held-out", "choose a larger context"),
+                )
+        totals.counted_tokens = sum(sum(made.counted) for made in shards.values())
+        file = tokenizer.to_bytes()
+        manifest = Manifest(
+            format_version=FORMAT_VERSION,
+            token_type=token_type,
+            tokenizer=TokenizerEntry(store.put_bytes(file), len(file), tokenizer.vocabulary),
+            shards=(*shards["train"].entries(), *shards["held_out"].entries()),
+            totals=Totals(
+                shards["train"].writer.tokens,
+                shards["held_out"].writer.tokens,
+                totals.conversations,
+                total_bytes,
+            ),
+            notes=notes or Notes("", "", ""),
+            sequence_tokens=window,
+        )
+        payload = manifest.to_bytes()
+        require_readable(payload, shard_tokens)
+        store.put_bytes(payload)
+        write_atomically(out / TOKENIZER_NAME, file)
+        write_atomically(out / MANIFEST_NAME, payload)
+    except OSError as error:
+        raise UserError(f"cannot write to {out}: {error.strerror}", fix_of(error, out)) from error
+    return manifest, totals
+
+
+def _rows(
+    paths: list[Path], writer: ChatWriter, window: int, totals: ChatTotals
+) -> Iterator[tuple[Row, bytes]]:
+    """Each conversation as tokens, no longer than a sequence; its first token never counts."""
+    left_out = totals.left_out
+    for conversation, line in read_conversations(paths, left_out):
+        if writer.spells_out_control(conversation):
+            left_out.with_control_tokens += 1
+            continue
+        try:
+            tokens, counts = writer.tokens(conversation)
+        except NotTheSame:
+            raise UserError(
+                "the chat template writes a conversation otherwise once it goes on, so the tokens "
+                "that answers consist of cannot be told from the others",
+                'write rows with "prompt" and "completion", or use conversations of one answer',
+            ) from None
+        if len(tokens) > window:
+            tokens, counts = tokens[:window], counts[:window]
+            left_out.shortened += 1
+        counts[:1] = False  # nothing of the same conversation comes before it
+        if not counts.any():
+            left_out.too_long += 1
+            continue
+        totals.conversations += 1
+        yield (tokens, counts), line
+
+
+class _Packed:
+    """Conversations one after another, in sequences that none of them crosses."""
+
+    def __init__(self, window: int, filling: int) -> None:
+        self._window, self._filling = window, filling
+        self._waiting: list[Row] = []
+        self._length = 0
+
+    def add(self, row: Row) -> list[np.ndarray]:
+        """The sequence that is full, if there is no room for another conversation in it."""
+        full = self.rest() if self._length + len(row[0]) > self._window else []
+        self._waiting.append(row)
+        self._length += len(row[0])
+        return full
+
+    def rest(self) -> list[np.ndarray]:
+        """What has been begun, filled up."""
+        if not self._waiting:
+            return []
+        values = [2 * tokens.astype(np.uint32) + counts for tokens, counts in self._waiting]
+        filling = np.full(self._window - self._length, 2 * self._filling, dtype=np.uint32)
+        self._waiting, self._length = [], 0
+        return [np.concatenate([*values, filling])]
+
+
+class _Shards:
+    """Of one split."""
+
+    def __init__(self, writer: ShardWriter, window: int) -> None:
+        self.writer = writer
+        self.counted: list[int] = []
+        """Tokens that count, of each sequence."""
+        self._window = window
+
+    def append(self, sequences: Iterable[np.ndarray]) -> None:
+        for sequence in sequences:
+            self.writer.append(sequence)
+            self.counted.append(int((sequence & 1).sum()))
+
+    def entries(self) -> Iterator[ShardEntry]:
+        first = 0
+        for entry in self.writer.entries:
+            end = first + entry.tokens // self._window
+            counted = tuple(self.counted[first:end])
+            yield ShardEntry(entry.digest, entry.tokens, entry.split, counted)
+            first = end
+
+
+def _key(line: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(line, digest_size=8, salt=_SALT).digest(), "little")
+
+
+def _held_out_key(paths: list[Path], fraction: float) -> int:
+    """First reading: rows with hashes up to it are held out, so equal ones are on one side."""
+    keys = [_key(line) for _, line in read_conversations(paths, LeftOut())]
+    if not keys:
+        raise UserError(
+            f"no conversations in {', '.join(map(str, paths))}",
+            'each line holds {"messages": [...]}, or {"prompt": "...", "completion": "..."}',
+        )
+    ordered = sorted(set(keys))
+    return ordered[max(0, min(len(ordered) - 2, round(fraction * len(ordered)) - 1))]

@@ -1,0 +1,211 @@
+"""A model's chat template: how its conversations are written down, and which part of them counts.
+
+A template is a program of the model's maker. It is run in Jinja's sandbox, without anything of this
+machine in reach, and what it writes is bounded.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.train.data.chat.conversations import Exchange, Message, as_given
+from p2p_dtfm.train.data.tokenizer import END_OF_DOCUMENT, Tokenizer
+
+CONFIGURATION_NAME = "tokenizer_config.json"
+TEMPLATE_NAME = "chat_template.jinja"
+TOKENIZER_NAME = "tokenizer.json"
+TEMPLATE_LIMIT_BYTES = 1 << 18
+WRITTEN_LIMIT_CHARACTERS = 1 << 26
+_FILE_LIMIT_BYTES = 64 << 20
+_GENERATION = re.compile(r"{%-?\s*(?:end)?generation\s*-?%}")
+"""Marks that some templates carry; what counts is found without them."""
+
+
+class NotTheSame(ValueError):
+    """A template that writes what came before otherwise when more follows."""
+
+
+@dataclass(frozen=True)
+class ChatForm:
+    """How a model's conversations are written."""
+
+    template: str | None = None
+    special: dict[str, int] = field(default_factory=dict)
+    """Control tokens, which a tokenizer makes of no plain text, by what they are called."""
+    names: dict[str, str] = field(default_factory=dict)
+    """`bos_token`, `eos_token` and others that templates name."""
+
+
+Part = tuple[str, bool]
+"""Text, and whether its tokens count."""
+
+
+def read_chat_form(directory: Path) -> ChatForm:
+    """Of a model's directory, or the origin/ of one that was imported. Raises `UserError`."""
+    configuration = _json_of(directory / CONFIGURATION_NAME)
+    special = {}
+    for added in _json_of(directory / TOKENIZER_NAME).get("added_tokens") or ():
+        if isinstance(added, dict) and isinstance(added.get("id"), int):
+            special[str(added.get("content"))] = int(added["id"])
+    names = {}
+    for key, value in configuration.items():
+        content = value.get("content") if isinstance(value, dict) else value
+        if key.endswith("_token") and isinstance(content, str):
+            names[key] = content
+    return ChatForm(_template_in(directory, configuration.get("chat_template")), special, names)
+
+
+def _template_in(directory: Path, template: Any) -> str | None:
+    """From its own file, or else what the configuration states."""
+    path = directory / TEMPLATE_NAME
+    try:
+        if path.is_file():
+            template = path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise _unusable(directory, str(error)) from error
+    if isinstance(template, list):  # several, by name
+        named = {each.get("name"): each.get("template") for each in template if "name" in each}
+        template = named.get("default")
+    if template is not None and not isinstance(template, str):
+        raise _unusable(directory, "its chat template is no text")
+    if template is not None and len(template.encode()) > TEMPLATE_LIMIT_BYTES:
+        raise _unusable(directory, f"its chat template is longer than {TEMPLATE_LIMIT_BYTES} bytes")
+    return template
+
+
+class ChatWriter:
+    """Conversations to tokens. Raises `UserError` for a template that is none."""
+
+    def __init__(self, form: ChatForm, tokenizer: Tokenizer) -> None:
+        self._form = form
+        self._tokenizer = tokenizer
+        self._render = _renderer(form) if form.template else None
+        words = sorted(form.special, key=len, reverse=True)
+        self._split = re.compile(f"({'|'.join(map(re.escape, words))})") if words else None
+        self._end = form.names.get("eos_token", END_OF_DOCUMENT)
+
+    def spells_out_control(self, conversation: tuple[Message, ...] | Exchange) -> bool:
+        """Whether somebody's words hold what would be taken for a turn's end or beginning."""
+        if isinstance(conversation, Exchange):
+            texts = [conversation.prompt, conversation.completion]
+        else:
+            texts = [message.content for message in conversation]
+        found = self._split
+        return any(END_OF_DOCUMENT in text or (found and found.search(text)) for text in texts)
+
+    def tokens(self, conversation: tuple[Message, ...] | Exchange) -> tuple[np.ndarray, np.ndarray]:
+        """Tokens and whether each counts. Raises `NotTheSame`, and `UserError`."""
+        tokens: list[np.ndarray] = []
+        counts: list[np.ndarray] = []
+        for text, counts_here in self._parts(conversation):
+            piece = self._encode(text)
+            tokens.append(piece)
+            counts.append(np.full(len(piece), counts_here))
+        return np.concatenate(tokens), np.concatenate(counts)
+
+    @property
+    def filling(self) -> int:
+        """What stands behind the last conversation of a sequence."""
+        return int(self._encode(self._end)[-1])
+
+    def _parts(self, conversation: tuple[Message, ...] | Exchange) -> Iterator[Part]:
+        if isinstance(conversation, Exchange):
+            yield conversation.prompt, False
+            yield conversation.completion + self._end, True
+            return
+        if self._render is None:
+            raise UserError(
+                "conversations of messages need a chat template, and none was named",
+                (
+                    "name a directory of the model, or the origin/ that import wrote: --chat DIR",
+                    'write rows with "prompt" and "completion" instead',
+                ),
+            )
+        written = ""
+        for number, message in enumerate(conversation):
+            if message.role != "assistant":
+                continue
+            asked = self._render(conversation[:number], True)
+            said = self._render(conversation[: number + 1], False)
+            if not asked.startswith(written) or not said.startswith(asked):
+                raise NotTheSame
+            yield asked[len(written) :], False
+            yield said[len(asked) :], True
+            written = said
+
+    def _encode(self, text: str) -> np.ndarray:
+        """With control tokens where they are spelt out: the template's, since words that hold some
+        are left out."""
+        if self._split is None:
+            return self._tokenizer.encode(text).astype(np.uint32)
+        pieces = [
+            np.array([self._form.special[piece]], dtype=np.uint32)
+            if piece in self._form.special
+            else self._tokenizer.encode(piece).astype(np.uint32)
+            for piece in self._split.split(text)
+            if piece
+        ]
+        return np.concatenate(pieces) if pieces else np.empty(0, dtype=np.uint32)
+
+
+def _renderer(form: ChatForm) -> Any:
+    import jinja2
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    def refuse(reason: str) -> str:
+        raise jinja2.TemplateError(reason)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    environment.globals["raise_exception"] = refuse
+    environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
+    assert form.template is not None
+    try:
+        compiled = environment.from_string(_GENERATION.sub("", form.template))
+    except jinja2.TemplateError as error:
+        raise _unusable(None, str(error)) from error
+
+    def render(messages: tuple[Message, ...], asks: bool) -> str:
+        pieces, length = [], 0
+        values = {"messages": as_given(messages), "add_generation_prompt": asks, **form.names}
+        try:
+            for piece in compiled.generate(values):
+                pieces.append(piece)
+                length += len(piece)
+                if length > WRITTEN_LIMIT_CHARACTERS:
+                    raise _unusable(None, "it writes without end")
+        except (jinja2.TemplateError, TypeError, ValueError, OverflowError) as error:
+            raise _unusable(None, str(error)) from error
+        return "".join(pieces)
+
+    return render
+
+
+def _json_of(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        if path.stat().st_size > _FILE_LIMIT_BYTES:
+            raise ValueError("it is too large")
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise _unusable(path.parent, f"{path.name} cannot be read: {error}") from error
+    return content if isinstance(content, dict) else {}
+
+
+def _unusable(directory: Path | None, why: str) -> UserError:
+    where = "the chat template" if directory is None else f"the chat template of {directory}"
+    return UserError(
+        f"{where} cannot be used: {why}",
+        (
+            "name another model's directory with --chat",
+            'write rows with "prompt" and "completion", which need no template',
+        ),
+    )

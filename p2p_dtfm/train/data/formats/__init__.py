@@ -1,0 +1,1 @@
+"""How files hold rows: columns of tables, and lines that may be compressed."""

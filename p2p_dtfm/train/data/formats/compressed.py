@@ -1,0 +1,127 @@
+"""Files of lines that may be compressed: `.gz`, and `.zst` where zstandard is installed."""
+
+import gzip
+import io
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from p2p_dtfm.core.protocol.errors import UserError
+
+_WINDOW_LIMIT_BYTES = 1 << 27
+"""What `zstd --ultra --long` makes; more is refused by the library."""
+_FEED_BYTES = 4 << 10
+"""As little, since a block of zeros grows thirty thousand times."""
+COMPRESSED = (".gz", ".zst")
+
+
+def inner_name(path: Path) -> str:
+    """The name, in lower case, without the ending that says how it is compressed."""
+    name = path.name.lower()
+    return name.removesuffix(path.suffix.lower()) if is_compressed(path) else name
+
+
+def is_compressed(path: Path) -> bool:
+    return path.suffix.lower() in COMPRESSED
+
+
+class Lines:
+    """Lines of bounded length out of one file, decompressed as they are read."""
+
+    def __init__(self, path: Path, raw: BinaryIO, text: BinaryIO, limit_bytes: int) -> None:
+        self._path, self._raw, self._text = path, raw, text
+        self._limit_bytes = limit_bytes
+        self._plain = raw is text
+        self._read_bytes = 0
+
+    @property
+    def read_bytes(self) -> int:
+        """How far into the file on disk this is."""
+        return self._read_bytes if self._plain else self._raw.tell()
+
+    def __iter__(self) -> Iterator[tuple[int, bytes]]:
+        """Number, from 1, and line. Raises `UserError` for one that is too long."""
+        number = 0
+        while line := self._text.readline(self._limit_bytes + 1):
+            number += 1
+            self._read_bytes += len(line)
+            if len(line) > self._limit_bytes:
+                raise UserError(
+                    f"line {number} of {self._path} is longer than {self._limit_bytes >> 20} MiB",
+                    "cut its text into several lines",
+                )
+            yield number, line
+
+
+@contextmanager
+def open_lines(path: Path, limit_bytes: int) -> Iterator[Lines]:
+    """Raises `UserError` for a file that is not whole, within the context too, and OSError."""
+    with open(path, "rb") as raw:
+        if not is_compressed(path):
+            yield Lines(path, raw, raw, limit_bytes)
+            return
+        try:
+            yield Lines(path, raw, _decompressed(path, raw), limit_bytes)
+        except (EOFError, zlib.error, gzip.BadGzipFile, _Damaged) as error:
+            raise UserError(
+                f"{path} is not a whole compressed file: {error}",
+                "fetch or write it again, or leave it out",
+            ) from error
+
+
+class _Damaged(Exception):
+    """A zstd stream that is not one."""
+
+
+def _decompressed(path: Path, raw: BinaryIO) -> BinaryIO:
+    if path.suffix.lower() == ".gz":
+        return gzip.GzipFile(fileobj=raw, mode="rb")  # type: ignore[return-value]
+    try:
+        import zstandard
+    except ImportError:
+        raise UserError(
+            f"reading {path} needs zstandard, which is not installed here",
+            ("install it: pip install zstandard", "or decompress it first: unzstd FILE"),
+        ) from None
+    return io.BufferedReader(_Frames(raw, zstandard))
+
+
+class _Frames(io.RawIOBase):
+    """What zstd frames hold, one after another. (The library's own reader takes a file that was cut
+    short for whole.)"""
+
+    def __init__(self, raw: BinaryIO, zstandard: Any) -> None:
+        self._raw, self._library = raw, zstandard
+        self._frame: Any = None
+        self._encoded = self._decoded = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        while not self._decoded:
+            if not self._encoded:
+                self._encoded = self._raw.read(_FEED_BYTES)
+            if not self._encoded:
+                if self._frame is not None:
+                    raise _Damaged("its end is missing")
+                return 0
+            self._feed()
+        part = self._decoded[: len(buffer)]
+        buffer[: len(part)] = part
+        self._decoded = self._decoded[len(part) :]
+        return len(part)
+
+    def _feed(self) -> None:
+        if self._frame is None:
+            whole = self._library.ZstdDecompressor(max_window_size=_WINDOW_LIMIT_BYTES)
+            self._frame = whole.decompressobj()
+        try:
+            self._decoded = self._frame.decompress(self._encoded)
+        except self._library.ZstdError as error:
+            raise _Damaged(str(error)) from error
+        self._encoded = b""
+        if self._frame.eof:
+            self._encoded, self._frame = self._frame.unused_data, None

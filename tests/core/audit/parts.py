@@ -1,0 +1,55 @@
+"""Four replicas of all layers, and what each states of a step."""
+
+import hashlib
+
+from p2p_dtfm.core.audit.work import claim_digest, own_digest, sums_digest
+from p2p_dtfm.core.messages.audit_messages import Account, Got, Parts, Share
+from p2p_dtfm.core.messages.prepared import Prepared
+from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
+from p2p_dtfm.core.protocol.snapshot import ViewId
+
+NAMES = "abcd"
+VIEW = ViewId(3, "ab" * 32)
+PLAN = Plan(tuple(Pipeline((Stage(n, 0, 3, 1),), 2 * i, 2) for i, n in enumerate(NAMES)), (), 1)
+SUMS = tuple(name.encode() * 8 for name in NAMES)
+
+
+def part(name: str, chunk: int, word: str = "") -> bytes:
+    return hashlib.sha256(f"{name}{chunk}{word}".encode()).digest()
+
+
+def share_of(name: str, arithmetic: str = "cpu-1", word: str = "") -> Share:
+    """One chunk for each; `word`: of another gradient."""
+    mine = NAMES.index(name)
+    parts: Parts = {0: tuple(part(name, chunk, word) for chunk in range(len(NAMES)))}
+    got: Got = {
+        0: tuple(
+            ()
+            if other == name
+            else tuple(part(other, n) if n == mine else b"" for n in range(len(NAMES)))
+            for other in NAMES
+        )
+    }
+    return Share(arithmetic, 1, parts, got)
+
+
+def work_of_share(share: Share, name: str, sums: bytes = b"", loss: float = 30.0) -> bytes:
+    return own_digest(share.parts, loss) + sums_digest({0: sums or SUMS[NAMES.index(name)]})
+
+
+def step_of(
+    shares: dict[str, Share],
+    found: dict[str, dict[str, bytes]],
+    heard: dict[str, dict[str, bytes]] | None = None,
+) -> dict[str, Prepared]:
+    """All Prepared; `heard`: where a peer has heard something else than is accounted for."""
+    claims = {
+        name: claim_digest(share, work_of_share(share, name)) for name, share in shares.items()
+    }
+    said = {}
+    for name, share in shares.items():
+        account = Account(share, claims | (heard or {}).get(name, {}), found.get(name, {}))
+        said[name] = Prepared(
+            VIEW, 7, name, {0: 4.0}, 30.0, 10, 0.0, 0, None, "", {0: SUMS}, audit=account
+        )
+    return said

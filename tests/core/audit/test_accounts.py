@@ -1,0 +1,133 @@
+"""Who is left out by what all account for: the liar where most know it, and never an honest one."""
+
+import itertools
+
+import msgspec
+import pytest
+
+from p2p_dtfm.core.audit.accounts import fault_of_account, findings
+from p2p_dtfm.core.commit.judgement import conflict_of, fault_of
+from p2p_dtfm.core.commit.step_terms import StepTerms
+from p2p_dtfm.core.messages.prepared import Prepared
+from tests.core.audit.parts import NAMES, PLAN, part, share_of, step_of, work_of_share
+
+HONEST = {name: share_of(name) for name in NAMES}
+WORKS = {name: work_of_share(share, name) for name, share in HONEST.items()}
+SEGMENTS = PLAN.segments()
+TERMS = StepTerms(5, 4, 10, 10, 100, 20.0)
+
+
+def judged(said: dict[str, Prepared]) -> tuple[set[str], set[tuple[str, str]]]:
+    found = findings(said, PLAN, SEGMENTS)
+    return set(found.liars), set(found.doubts)
+
+
+def everybody_finds(peer: str, work: bytes, but: str = "") -> dict[str, dict[str, bytes]]:
+    return {judge: {peer: work} for judge in NAMES if judge not in (peer, *but)}
+
+
+def test_honest_members_have_nothing_against_each_other() -> None:
+    ring = {name: {other: WORKS[other]} for name, other in zip(NAMES, "bcda", strict=True)}
+    for found in ({}, ring, *(everybody_finds(name, WORKS[name]) for name in NAMES)):
+        said = step_of(HONEST, found)
+        assert judged(said) == (set(), set())
+        assert not conflict_of(said, PLAN).reason
+        assert not any(fault_of_account(p.audit, SEGMENTS, n) for n, p in said.items())
+
+
+def test_a_false_gradient_is_one_against_three() -> None:
+    lied = {**HONEST, "c": share_of("c", word="flipped")}
+    # what came to the others is what it claims
+    for name in "abd":
+        got = [list(each) for each in lied[name].got[0]]
+        at = NAMES.index(name)
+        got[2][at] = part("c", at, "flipped")
+        lied[name] = msgspec.structs.replace(lied[name], got={0: tuple(map(tuple, got))})
+    assert judged(step_of(lied, {})) == (set(), set()), "nobody was drawn"
+    said = step_of(lied, everybody_finds("c", WORKS["c"]))
+    assert judged(said) == ({"c"}, set())
+    conflict = conflict_of(said, PLAN)
+    assert set(conflict.liars) == {"c"} and conflict.reason
+
+
+def test_a_false_accusation_is_one_against_three() -> None:
+    found = everybody_finds("c", WORKS["c"], but="b") | {"b": {"c": b"0" * 32}}
+    assert judged(step_of(HONEST, found)) == ({"b"}, set())
+
+
+def test_an_accusation_of_which_nobody_was_told_costs_its_maker() -> None:
+    assert judged(step_of(HONEST, {"b": {"c": b"0" * 32}})) == ({"b"}, set())
+
+
+def test_two_against_two_is_doubt() -> None:
+    found = {"a": {"c": b"0" * 32}, "b": {"c": b"0" * 32}, "d": {"c": WORKS["c"]}}
+    liars, doubts = judged(step_of(HONEST, found))
+    assert not liars and doubts == {("a", "c"), ("a", "d"), ("b", "c"), ("b", "d")}
+
+
+def test_of_two_that_can_judge_nobody_knows_who_is_wrong() -> None:
+    shares = {n: share_of(n, f"cpu-{n in 'ab'}{n if n in 'cd' else ''}") for n in NAMES}
+    works = work_of_share(shares["b"], "b")
+    assert works == WORKS["b"]
+    assert judged(step_of(shares, {"a": {"b": b"0" * 32}})) == (set(), {("a", "b")})
+
+
+def test_who_was_sent_other_gradients_is_not_judged_by_its_sums() -> None:
+    """What c sends is not what it claims: the others cannot say what their sums should be."""
+    shares = dict(HONEST)
+    for name in "abd":
+        got = [list(each) for each in HONEST[name].got[0]]
+        got[2][NAMES.index(name)] = part("c", 0, "flipped")
+        shares[name] = msgspec.structs.replace(HONEST[name], got={0: tuple(map(tuple, got))})
+    other_sums = {n: WORKS[n][:16] + b"0" * 16 for n in "abd"}
+    found = {n: {o: other_sums[o] for o in "abd" if o != n} for n in NAMES}
+    assert judged(step_of(shares, found)) == (set(), {("a", "c"), ("b", "c"), ("c", "d")})
+    own = {n: b"0" * 16 + WORKS[n][16:] for n in "b"}
+    liars, _ = judged(step_of(shares, {n: own for n in "acd"}))
+    assert liars == {"b"}, "of its own gradient it is"
+
+
+def test_who_accounts_for_another_work_than_it_has_claimed() -> None:
+    told = {name: {"c": b"x" * 16} for name in NAMES}
+    assert judged(step_of(HONEST, {}, told)) == ({"c"}, set())
+    some = {name: {"c": b"x" * 16} for name in "ab"}
+    assert judged(step_of(HONEST, {}, some)) == (set(), {("a", "c"), ("b", "c")})
+    false_audits = {"a": {"b": b"0" * 32}, "d": {"b": b"0" * 32}, "c": {"b": b"0" * 32}}
+    assert judged(step_of(HONEST, false_audits, told)) == ({"c"}, set()), "b was not heard either"
+
+
+def test_nothing_is_judged_while_one_is_missing() -> None:
+    said = step_of(HONEST, everybody_finds("c", b"0" * 32))
+    for missing in NAMES:
+        assert judged({n: p for n, p in said.items() if n != missing}) == (set(), set())
+
+
+def test_no_minority_of_liars_has_an_honest_one_convicted() -> None:
+    """Whatever one of four says of the others, alone or after all were told."""
+    words = [{}, *({peer: b"0" * 32} for peer in "bcd"), dict.fromkeys("bcd", b"0" * 32)]
+    for lie, told in itertools.product(words, (False, True)):
+        found: dict[str, dict[str, bytes]] = {n: {} for n in "bcd"} | {"a": lie}
+        for judge in "bcd" if told else "":
+            found[judge] = {peer: WORKS[peer] for peer in lie if peer != judge}
+        liars, doubts = judged(step_of(HONEST, found))
+        assert liars <= {"a"} and not doubts
+
+
+def test_who_computes_otherwise_than_most_has_no_place_if_the_run_says_so() -> None:
+    said = step_of({**HONEST, "b": share_of("b", "cpu-2")}, {})
+    assert judged(said) == (set(), set())
+    assert set(findings(said, PLAN, SEGMENTS, one_arithmetic=True).liars) == {"b"}
+    halves = {name: share_of(name, f"cpu-{name in 'ab'}") for name in NAMES}
+    assert not findings(step_of(halves, {}), PLAN, SEGMENTS, one_arithmetic=True).liars
+    nobodys = {name: share_of(name, "") for name in NAMES}
+    assert not findings(step_of(nobodys, {}), PLAN, SEGMENTS, one_arithmetic=True).liars
+
+
+@pytest.mark.parametrize("audits", [False, True])
+def test_an_account_is_due_where_the_run_audits(audits: bool) -> None:
+    terms = msgspec.structs.replace(TERMS, audits=audits)
+    counts = dict.fromkeys(NAMES, 2)
+    with_one = step_of(HONEST, {})["a"]
+    without = msgspec.structs.replace(with_one, audit=None)
+    assert bool(fault_of(with_one, PLAN, terms, counts)) != audits
+    assert bool(fault_of(without, PLAN, terms, counts)) == audits

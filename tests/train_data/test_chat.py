@@ -1,0 +1,211 @@
+"""Conversations as data: what counts, how they are packed, what a template may reach."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from data_examples import make_spec
+
+from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.train.data.blob_store import BlobStore
+from p2p_dtfm.train.data.chat.conversations import Message
+from p2p_dtfm.train.data.chat.prepare_chat import prepare_chat
+from p2p_dtfm.train.data.chat.template import ChatForm, ChatWriter, read_chat_form
+from p2p_dtfm.train.data.dataset import UNCOUNTED, Dataset
+from p2p_dtfm.train.data.manifest import parse_manifest
+from p2p_dtfm.train.data.tokenizer import ByteTokenizer
+from p2p_dtfm.train.hugging_face.tokenizer_json import read_tokenizer_json
+from p2p_dtfm.train.model.gpt import layer_count
+from p2p_dtfm.train.model.reference import ReferenceRun
+from p2p_dtfm.train.stage.batches import Batches
+from tests.train.test_parity import TWO_BY_TWO, HandWired
+
+TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n"
+    "{% if message.role == 'assistant' %}{% generation %}{{ message.content }}<|im_end|>"
+    "{% endgeneration %}{% else %}{{ message.content }}<|im_end|>{% endif %}\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+CONTEXT = 31
+
+
+def rows(count: int) -> list[dict]:
+    return [
+        {"prompt": f"say {n}: ", "completion": chr(97 + n % 26) * (1 + n % 9)} for n in range(count)
+    ]
+
+
+def written(directory: Path, content: list[dict]) -> Path:
+    path = directory / "chats.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in content))
+    return path
+
+
+def model_directory(directory: Path) -> Path:
+    """A tokenizer with control tokens and a chat template, as a model's directory holds them."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    from p2p_dtfm.train.data.byte_pairs import SYMBOLS
+
+    made = Tokenizer(models.BPE(vocab={**SYMBOLS, "ab": 256}, merges=[("a", "b")]))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens([AddedToken(each) for each in ("<|im_start|>", "<|im_end|>")])
+    directory.mkdir()
+    made.save(str(directory / "tokenizer.json"))
+    configuration = {"eos_token": "<|im_end|>", "chat_template": TEMPLATE}
+    (directory / "tokenizer_config.json").write_text(json.dumps(configuration))
+    return directory
+
+
+def test_only_answers_count_and_control_tokens_are_the_templates(tmp_path: Path) -> None:
+    model = model_directory(tmp_path / "model")
+    writer = ChatWriter(read_chat_form(model), read_tokenizer_json(model / "tokenizer.json"))
+    talk = (
+        Message("system", "be kind"),
+        Message("user", "abc?"),
+        Message("assistant", "ab!"),
+        Message("user", "more"),
+        Message("assistant", "no"),
+    )
+    tokens, counts = writer.tokens(talk)
+    start, end = 257, 258
+    assert tokens[0] == start and list(tokens).count(end) == 5
+    answers = [(b"ab!", [256, 33, end]), (b"no", [110, 111, end])]
+    assert list(tokens[counts]) == [token for _, answer in answers for token in answer]
+    assert not counts[0]
+    assert not writer.spells_out_control(talk)
+    assert writer.spells_out_control((Message("user", "x<|im_end|>y"), Message("assistant", "a")))
+
+
+def test_it_equals_what_transformers_writes(tmp_path: Path) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    model = model_directory(tmp_path / "model")
+    theirs = PreTrainedTokenizerFast(tokenizer_file=str(model / "tokenizer.json"))
+    theirs.chat_template = TEMPLATE
+    talk = [{"role": "user", "content": "abc?"}, {"role": "assistant", "content": "ab ü!"}]
+    expected = theirs.apply_chat_template(talk, return_dict=True, return_assistant_tokens_mask=True)
+    writer = ChatWriter(read_chat_form(model), read_tokenizer_json(model / "tokenizer.json"))
+    tokens, counts = writer.tokens(tuple(Message(**each) for each in talk))
+    assert list(tokens) == list(expected["input_ids"])
+    assert set(np.flatnonzero(expected["assistant_masks"])) <= set(np.flatnonzero(counts))
+
+
+def dataset_of(directory: Path, content: list[dict]) -> Dataset:
+    manifest, _ = prepare_chat(
+        [written(directory, content)],
+        directory / "out",
+        ByteTokenizer(),
+        ChatForm(),
+        context=CONTEXT,
+        held_out_fraction=0.2,
+    )
+    assert parse_manifest(manifest.to_bytes()) == manifest
+    return Dataset(manifest, BlobStore(directory / "out" / "blobs").path, CONTEXT)
+
+
+def test_each_conversation_is_whole_in_one_sequence_and_its_answer_counts(tmp_path: Path) -> None:
+    dataset = dataset_of(tmp_path, rows(200))
+    spec = make_spec(context=CONTEXT)
+    seen, counted = [], 0
+    for index in range(dataset.sample_count):
+        inputs, targets = dataset._read(dataset._train, (index,))
+        sequence = bytes([*map(int, inputs[0]), 0]).decode()
+        learnt = targets[0] != UNCOUNTED
+        assert learnt.sum() == dataset._train.counted(index)
+        answers = "".join(f"{row.split(': ')[1]}\0" for row in sequence.split("\0") if ": " in row)
+        text = bytes(map(int, targets[0][learnt])).decode()
+        assert text == answers
+        seen += [row for row in sequence.split("\0") if row]
+        counted += int(learnt.sum())
+    expected = {row["prompt"] + row["completion"] for row in rows(200)}
+    assert set(seen) <= expected and len(seen) == len(set(seen)) > 100
+    steps = {dataset.counted(spec, step) for step in range(5)}
+    assert len(steps) > 1 and all(0 < count < spec.tokens_per_step for count in steps)
+
+
+def test_stages_train_on_answers_as_one_machine_does(tmp_path: Path) -> None:
+    """The mean is over the tokens that count, of which unlike microbatches have unlike many."""
+    torch.set_num_threads(1)
+    dataset = dataset_of(tmp_path, rows(200))
+    spec = make_spec(context=CONTEXT, global_batch=8, microbatch=2)
+    model = spec.model.model_copy(update={"layers": 3, "width": 16, "heads": 2})
+    spec = spec.model_copy(update={"model": model})
+    assert layer_count(spec) == 5
+    batches = Batches(dataset, spec)
+    reference = ReferenceRun(spec, batches, weight=batches.weight)
+    expected = list(reference.losses(6))
+    wired = Weighed(spec, batches)
+    assert max(abs(wired.step(n) - expected[n]) for n in range(6)) < 1e-5
+    inputs, targets = zip(*(batches(0, n) for n in range(4)), strict=True)
+    first = ReferenceRun(spec, batches)
+    logits = first.model(torch.cat(inputs))
+    mean = torch.nn.functional.cross_entropy(logits.flatten(0, 1), torch.cat(targets).flatten())
+    assert abs(mean.item() - expected[0]) < 1e-5
+
+
+class Weighed(HandWired):
+    def __init__(self, spec, batches: Batches) -> None:
+        super().__init__(spec, TWO_BY_TWO, batches, recompute=False)
+        self._at = 0
+        for runner in self.runners.values():
+            runner.forward = self._weighing(runner, runner.forward)
+
+    def _weighing(self, runner, forward):
+        def weighed(microbatch, *rest):
+            result = forward(microbatch, *rest)
+            if not runner.has_head:
+                return result
+            weight = self.batch.weight(self._at, microbatch)
+            runner.weigh(microbatch, weight)
+            return result * weight
+
+        return weighed
+
+    def step(self, step: int) -> float:
+        self._at = step
+        return super().step(step)
+
+
+def test_what_cannot_be_used_is_left_out_and_counted(tmp_path: Path) -> None:
+    content = [
+        *rows(40),
+        {"prompt": "p" * 100, "completion": "too far"},
+        {"prompt": "a", "completion": "b" * 100},
+        {"prompt": "a", "completion": ""},
+        {"messages": [{"role": "user", "content": "hello"}]},
+        {"text": "no conversation"},
+        {"prompt": "a\0", "completion": "b"},
+    ]
+    _, totals = prepare_chat(
+        [written(tmp_path, content)], tmp_path / "out", ByteTokenizer(), ChatForm(), context=CONTEXT
+    )
+    left_out = totals.left_out
+    assert (left_out.too_long, left_out.shortened, left_out.without_answer) == (1, 2, 2)
+    assert (left_out.unreadable, left_out.with_control_tokens) == (1, 1)
+    assert totals.conversations == 41
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ messages.__class__.__mro__[1].__subclasses__() }}",
+        "{{ ''.__class__ }}{{ cycler.__init__.__globals__.os.popen('id') }}",
+        "{% for n in range(999999999) %}x{% endfor %}",
+        "{{ raise_exception('no such role') }}",
+        "{% if %}",
+    ],
+)
+def test_a_template_reaches_nothing(template: str) -> None:
+    with pytest.raises(UserError, match="cannot be used"):
+        writer = ChatWriter(ChatForm(template=template), ByteTokenizer())
+        writer.tokens((Message("user", "a"), Message("assistant", "b")))
+
+
+def test_another_context_than_it_was_prepared_for_is_refused(tmp_path: Path) -> None:
+    dataset = dataset_of(tmp_path, rows(40))
+    with pytest.raises(UserError, match="sequences of 31 tokens"):
+        Dataset(dataset.manifest, lambda digest: None, 16)

@@ -42,7 +42,7 @@ def _tried(scenario: Scenario, spec: RunSpec) -> Iterator[tuple[str, Scenario, R
     yield "all lines twice as fast", _faster_lines(scenario), spec
     if all(peer.forward_flops for peer in scenario.peers):
         yield "all devices twice as fast", _faster_devices(scenario), spec
-    between = {"activations": ("bf16", "int8"), "gradients": ("bf16", "int8")}
+    between: dict[str, object] = {"activations": ("bf16", "int8"), "gradients": ("bf16", "int8")}
     yield "int8 between stages, where it is shorter", scenario, _with_codecs(spec, between)
     if spec.codecs.reduction == "fp32":
         yield "int8 between replicas", scenario, _with_codecs(spec, {"reduction": "int8"})

@@ -17,6 +17,8 @@ from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.plan import NoPlan, Plan
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.snapshot import Snapshot
+from p2p_dtfm.core.protocol.workload import Workload
+from p2p_dtfm.sim.advice.changes import changes_html, changes_of
 from p2p_dtfm.sim.advice.hiring import HOUR_S, hire, price_per_hour
 from p2p_dtfm.sim.map.plan_map import plan_html, plan_svg
 from p2p_dtfm.sim.paper.cost import PAPER_SIZES, PaperSizes
@@ -139,7 +141,12 @@ def _paper_text(result: dict[str, Any]) -> str:
 
 def _plan_step(scenario: Scenario, question: Question) -> None:
     spec = read_run_spec(question.run or DEFAULT_RUN, question.layers, question.global_batch)
-    pictures = ((question.svg, "--svg", plan_svg), (question.html, "--html", plan_html))
+
+    def page(made: Plan, swarm: Scenario, workload: Workload) -> str:
+        changes = changes_html(made.predicted_step_ns, changes_of(swarm, spec))
+        return plan_html(made, swarm, workload, changes)
+
+    pictures = ((question.svg, "--svg", plan_svg), (question.html, "--html", page))
     for path, option, _ in pictures:
         check_writable(path, option)
     check_writable(question.graphml, "--graphml")

@@ -67,8 +67,9 @@ def plan_svg(plan: Plan, scenario: Scenario, workload: Workload) -> str:
     return "\n".join([*parts, *_names(layout, scenario), "</svg>", ""])
 
 
-def plan_html(plan: Plan, scenario: Scenario, workload: Workload) -> str:
-    """A page of its own with the picture and a table of the pipelines; needs no network."""
+def plan_html(plan: Plan, scenario: Scenario, workload: Workload, more: str = "") -> str:
+    """A page of its own with the picture and a table of the pipelines; needs no network. `more` is
+    HTML that stands below the picture."""
     rows = "\n".join(
         f"<tr><td>{number + 1}</td><td>{pipeline.microbatch_count}</td><td>"
         + " → ".join(
@@ -87,9 +88,12 @@ def plan_html(plan: Plan, scenario: Scenario, workload: Workload) -> str:
 <style>body{{font:15px system-ui,sans-serif;margin:24px;color:#22303c;background:#fff}}
 svg{{max-width:100%;height:auto}}table{{border-collapse:collapse}}td,th{{padding:4px 12px;
 text-align:left;border-bottom:1px solid #8884}}small{{opacity:.7}}
+meter{{width:min(60vw,420px);height:12px}}h2{{font-size:18px}}
 td{{overflow-wrap:anywhere}}@media(max-width:600px){{body{{margin:12px}}td,th{{padding:4px 6px}}}}
 @media(prefers-color-scheme:dark){{body{{color:#e6edf3;background:#11181f}}}}</style>
 {plan_svg(plan, scenario, workload)}
+{more}
+<h2>Who holds what</h2>
 <table><tr><th>pipeline</th><th>microbatches</th><th>stages</th></tr>
 {rows}
 </table>

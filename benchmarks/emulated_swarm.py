@@ -27,9 +27,9 @@ from p2p_dtfm.core.protocol.run_spec import (
     DataSpec,
     EvaluationSpec,
     ModelSpec,
-    OptimizerSpec,
     RunSpec,
 )
+from p2p_dtfm.core.protocol.sections.optimizer_spec import OptimizerSpec
 from p2p_dtfm.core.protocol.snapshot import Snapshot
 from p2p_dtfm.daemon.machine.local_client import call_daemon
 from p2p_dtfm.net.shaping import Shape

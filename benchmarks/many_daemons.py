@@ -29,9 +29,9 @@ from p2p_dtfm.core.protocol.run_spec import (
     DataSpec,
     EvaluationSpec,
     ModelSpec,
-    OptimizerSpec,
     RunSpec,
 )
+from p2p_dtfm.core.protocol.sections.optimizer_spec import OptimizerSpec
 from p2p_dtfm.sim.scenario.scenario import load_scenario
 from p2p_dtfm.testbed.local_swarm import Child, LocalSwarm
 from p2p_dtfm.testbed.scenario_swarm import SHAPE_FILE, cast_scenario

@@ -33,9 +33,9 @@ from p2p_dtfm.core.protocol.run_spec import (
     DataSpec,
     EvaluationSpec,
     ModelSpec,
-    OptimizerSpec,
     RunSpec,
 )
+from p2p_dtfm.core.protocol.sections.optimizer_spec import OptimizerSpec
 from p2p_dtfm.core.protocol.workload import FLOAT_BYTES, STATE_COPIES, workload_of
 from p2p_dtfm.daemon.machine.local_client import ask_daemon
 from p2p_dtfm.testbed.local_swarm import Child, LocalSwarm

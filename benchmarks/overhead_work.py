@@ -12,9 +12,9 @@ from p2p_dtfm.core.protocol.run_spec import (
     BatchSpec,
     EvaluationSpec,
     ModelSpec,
-    OptimizerSpec,
     RunSpec,
 )
+from p2p_dtfm.core.protocol.sections.optimizer_spec import OptimizerSpec
 from p2p_dtfm.train.stage.measure import measure_device
 
 STAGES = 4

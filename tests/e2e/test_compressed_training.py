@@ -14,11 +14,11 @@ from p2p_dtfm.core.messages.prepared import Prepared
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.run_spec import (
     CodecSpec,
-    OptimizerSpec,
     RunSpec,
     SparseSpec,
     SyncSpec,
 )
+from p2p_dtfm.core.protocol.sections.optimizer_spec import OptimizerSpec
 from p2p_dtfm.net.streams.frames import FrameHeader
 from p2p_dtfm.testbed.local_swarm import LocalSwarm
 from p2p_dtfm.testbed.plain_losses import plain_losses

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from p2p_dtfm.core.protocol.fine_tuning.lora_spec import LoraSpec
+from p2p_dtfm.core.protocol.sections.lora_spec import LoraSpec
 from p2p_dtfm.core.protocol.workload import workload_of
 from p2p_dtfm.sim.scenario.files import read_run_spec
 from p2p_dtfm.testbed.local_swarm import Child, LocalSwarm

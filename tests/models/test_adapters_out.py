@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from p2p_dtfm.core.protocol.fine_tuning.lora_spec import LoraSpec
+from p2p_dtfm.core.protocol.sections.lora_spec import LoraSpec
 from p2p_dtfm.train.data.blob_store import BlobStore
 from p2p_dtfm.train.hugging_face.export import export_hugging_face
 from p2p_dtfm.train.hugging_face.model_card import Told

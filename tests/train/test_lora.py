@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 from p2p_dtfm.core.protocol.errors import UserError
-from p2p_dtfm.core.protocol.fine_tuning.lora_spec import LoraSpec, adapted_matrices
 from p2p_dtfm.core.protocol.run_spec import RunSpec, parse_run_spec
+from p2p_dtfm.core.protocol.sections.lora_spec import LoraSpec, adapted_matrices
 from p2p_dtfm.core.protocol.workload import workload_of
 from p2p_dtfm.train.hugging_face.model_import import Training, import_hugging_face
 from p2p_dtfm.train.model.gpt import build_layer, layer_count, token_loss_sum

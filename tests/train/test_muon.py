@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from p2p_dtfm.core.protocol.run_spec import MuonSpec, RunSpec
+from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.core.protocol.sections.optimizer_spec import MuonSpec
 from p2p_dtfm.core.protocol.workload import workload_of
 from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.train.model.optimizer import apply_outcome

@@ -6,9 +6,9 @@ from p2p_dtfm.core.protocol.run_spec import (
     BatchSpec,
     EvaluationSpec,
     ModelSpec,
-    OptimizerSpec,
     RunSpec,
 )
+from p2p_dtfm.core.protocol.sections.optimizer_spec import OptimizerSpec
 
 WORDS = ["peer", "layer", "stage", "gradient", "token", "über", "naïve", "模型", "step", "🙂"]
 

@@ -13,7 +13,7 @@ from p2p_dtfm.cli.terminal.progress import progress_of_bytes
 from p2p_dtfm.core.protocol.errors import UserError
 
 if TYPE_CHECKING:
-    from p2p_dtfm.core.protocol.fine_tuning.lora_spec import LoraSpec
+    from p2p_dtfm.core.protocol.sections.lora_spec import LoraSpec
     from p2p_dtfm.train.hugging_face.model_card import Told
 
 
@@ -276,7 +276,7 @@ def _lora(rank: int, alpha: float | None, targets: str) -> "LoraSpec":
     """Raises `UserError`."""
     from pydantic import ValidationError
 
-    from p2p_dtfm.core.protocol.fine_tuning.lora_spec import LoraSpec
+    from p2p_dtfm.core.protocol.sections.lora_spec import LoraSpec
 
     if not rank:
         return LoraSpec()

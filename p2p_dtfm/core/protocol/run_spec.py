@@ -9,9 +9,10 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from p2p_dtfm.core.protocol.canonical import decode, digest_bytes, encode
 from p2p_dtfm.core.protocol.errors import PeerFault, UserError
-from p2p_dtfm.core.protocol.fine_tuning.lora_spec import LoraSpec, reason_against
 from p2p_dtfm.core.protocol.model_spec import ModelSpec, Section, with_preset
 from p2p_dtfm.core.protocol.plain_words import in_plain_words
+from p2p_dtfm.core.protocol.sections.lora_spec import LoraSpec, reason_against
+from p2p_dtfm.core.protocol.sections.optimizer_spec import OptimizerSpec
 
 Codec = Literal["fp32", "fp16", "bf16", "int8"]
 ReductionCodec = Literal["fp32", "bf16", "int8", "sparse", "sign"]
@@ -31,71 +32,6 @@ class BatchSpec(Section):
             raise ValueError(
                 f"microbatch ({self.microbatch}) must divide global_batch ({self.global_batch})"
             )
-        return self
-
-
-class MuonSpec(Section):
-    """What Muon does with the matrices of blocks. Its rate follows the same schedule as AdamW's."""
-
-    peak_learning_rate: float = Field(default=0.02, gt=0)
-    momentum: float = Field(default=0.95, ge=0, lt=1)
-    weight_decay: float = Field(default=0.1, ge=0)
-
-
-class OptimizerSpec(Section):
-    """Linear warm-up, a decay by `schedule`, and clipping of the global norm.
-
-    `muon` is of the matrices of blocks alone (Jordan et al. 2024); AdamW, with what is said here,
-    updates the rest.
-    """
-
-    kind: Literal["adamw", "muon"] = "adamw"
-    muon: MuonSpec = MuonSpec()
-    peak_learning_rate: float = Field(gt=0)
-    final_learning_rate: float = Field(default=0.0, ge=0)
-    warmup_steps: int = Field(default=0, ge=0)
-    weight_decay: float = Field(default=0.1, ge=0)
-    beta1: float = Field(default=0.9, ge=0, lt=1)
-    beta2: float = Field(default=0.95, ge=0, lt=1)
-    epsilon: float = Field(default=1e-8, gt=0)
-    clip_norm: float = Field(default=1.0, gt=0)
-    schedule: Literal["cosine", "wsd"] = Field(
-        default="cosine",
-        description="cosine: falls from the warm-up on; wsd (warm-up, stable, decay; Hu et al. "
-        "2024): stays at the peak, and falls in a straight line at the end",
-    )
-    decay_steps: int = Field(
-        default=0, ge=0, description="wsd: how long it falls; 0: a fifth of the run"
-    )
-    decay_embeddings: bool = Field(
-        default=True, description="whether weight decay is of embeddings too, as of all matrices"
-    )
-    z_loss: float = Field(
-        default=0.0,
-        ge=0,
-        le=1,
-        description="so many times the squared logarithm of the softmax's denominator is added to "
-        "what is minimised (PaLM: 1e-4), not to the loss that is told",
-    )
-
-    @model_validator(mode="after")
-    def _decays_when_it_says(self) -> "OptimizerSpec":
-        if self.schedule != "wsd" and self.decay_steps:
-            raise ValueError('optimizer.decay_steps counts only with optimizer.schedule = "wsd"')
-        return self
-
-    def without_later_defaults(self, values: dict[str, Any]) -> None:
-        """Take out of its dumped values the choices that came later and are not made."""
-        if self.kind == "adamw":
-            del values["kind"], values["muon"]
-        for name in ("schedule", "decay_steps", "decay_embeddings", "z_loss"):
-            if getattr(self, name) == type(self).model_fields[name].default:
-                del values[name]
-
-    @model_validator(mode="after")
-    def _muon_counts(self) -> "OptimizerSpec":
-        if self.kind != "muon" and self.muon != MuonSpec():
-            raise ValueError('optimizer.muon counts only with optimizer.kind = "muon"')
         return self
 
 

@@ -9,9 +9,9 @@ from enum import StrEnum
 
 import msgspec
 
-from p2p_dtfm.core.protocol.fine_tuning.lora_spec import adapted_matrices
 from p2p_dtfm.core.protocol.model_spec import ModelSpec
 from p2p_dtfm.core.protocol.run_spec import Codec, CodecSpec, RunSpec
+from p2p_dtfm.core.protocol.sections.lora_spec import adapted_matrices
 
 FLOAT_BYTES = 4
 KIBI = 1024

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from p2p_dtfm.core.protocol.errors import UserError
-from p2p_dtfm.core.protocol.fine_tuning.lora_spec import LoraSpec
 from p2p_dtfm.core.protocol.run_spec import RunSpec, parse_run_spec
+from p2p_dtfm.core.protocol.sections.lora_spec import LoraSpec
 from p2p_dtfm.train.data.tokenizer import Tokenizer
 from p2p_dtfm.train.hugging_face.configuration import (
     CONFIGURATION_NAME,

@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from p2p_dtfm.core.protocol.fine_tuning.lora_spec import AdaptedMatrix, adapted_matrices
 from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.core.protocol.sections.lora_spec import AdaptedMatrix, adapted_matrices
 from p2p_dtfm.train.hugging_face.export import not_written, require_new
 from p2p_dtfm.train.hugging_face.families import family_of, parts_of
 from p2p_dtfm.train.hugging_face.model_card import CARD_NAME, Told, model_card

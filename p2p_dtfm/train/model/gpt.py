@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from p2p_dtfm.core.protocol.fine_tuning.lora_spec import LoraSpec
 from p2p_dtfm.core.protocol.model_spec import ModelSpec
 from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.core.protocol.sections.lora_spec import LoraSpec
 from p2p_dtfm.train.model.block import Block, norm_over
 from p2p_dtfm.train.model.deferred_gradients import Linear
 from p2p_dtfm.train.model.lora.adapted import adapt, allocate_trained, deviation_of_narrow

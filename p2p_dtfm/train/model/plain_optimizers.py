@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from p2p_dtfm.core.protocol.model_spec import ModelSpec
-from p2p_dtfm.core.protocol.run_spec import MuonSpec, RunSpec
+from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.core.protocol.sections.optimizer_spec import MuonSpec
 from p2p_dtfm.train.model.block import Block
 
 

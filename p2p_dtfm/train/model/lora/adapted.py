@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from p2p_dtfm.core.protocol.fine_tuning.lora_spec import AdaptedMatrix, LoraSpec, adapted_matrices
 from p2p_dtfm.core.protocol.model_spec import ModelSpec
+from p2p_dtfm.core.protocol.sections.lora_spec import AdaptedMatrix, LoraSpec, adapted_matrices
 from p2p_dtfm.train.model.deferred_gradients import Linear
 
 

@@ -1,1 +1,0 @@
-"""Runs that go on from a model that is there: what of it they train."""

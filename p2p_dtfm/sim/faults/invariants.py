@@ -136,12 +136,15 @@ class Invariants:
         """Where a view goes on, from what was committed before it.
 
         A view that others have left loses nothing yet where a sleeper alone wakes up in it: the one
-        that follows the sleeper would.
+        that follows the sleeper would. Nor does it lose what a rival of the same number alone has
+        committed: where they meet, one of them gives its steps up.
         """
         is_promised = step >= self.whole_cut and self._lagged_since(step, view)
-        later = {self.commits[n] for n in range(step, self.furthest) if n in self.commits}
-        is_left = any(it.number > view.number for it in later)
-        return _Start(step, 0 if is_left else self.furthest - step, is_promised)
+        made = [self._committed_in.get(n, []) for n in range(step, self.furthest)]
+        is_left = any(views and views[-1].number > view.number for views in made)
+        rival = sum(bool(views) and all(_are_rivals(it, view) for it in views) for views in made)
+        lost = 0 if is_left else self.furthest - step - rival
+        return _Start(step, lost, is_promised)
 
     def _lagged_since(self, step: int, view: ViewId | None = None) -> bool:
         """Whether guardians lagged where these steps were committed: their views said so.
@@ -151,7 +154,7 @@ class Invariants:
         between them has made anew and `view` repeats: the others had been given up before it.
         """
         made = [self._committed_in.get(n, []) for n in range(step, self.furthest)]
-        rivals = {it for views in made for it in views if view and it.number == view.number}
+        rivals = {it for views in made for it in views if view and _are_rivals(it, view)}
         counted = [[it for it in views if it not in rivals] or views for views in made]
         if view and counted and len(counted[0]) > 1 and not self._lags(counted[0][-1:]):
             counted[0] = counted[0][:-1]
@@ -218,3 +221,8 @@ class Invariants:
         for layer, state in states.items():
             if state != true_state(state.version, self.microbatch_count):
                 raise Violation(f"{name} has a wrong state of layer {layer} at {state.version}")
+
+
+def _are_rivals(one: ViewId, other: ViewId) -> bool:
+    """Of one number: each part of a split swarm has made one."""
+    return one.number == other.number and one != other

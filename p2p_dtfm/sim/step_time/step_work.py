@@ -93,7 +93,8 @@ def step_work(
             again = execution.recompute is None and stage_recomputes(
                 workload, stage, peer.memory_bytes
             )
-            splits = workload.splits_backwards and position > 0 and not again
+            whole = not workload.block.backward_flops  # a frozen base leaves nothing to put off
+            splits = execution.splits and whole and position > 0 and not again
             below_ns = {
                 x: 0
                 if workload.inner_steps

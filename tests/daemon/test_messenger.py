@@ -81,6 +81,42 @@ def test_what_was_told_before_the_end_still_arrives(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+def test_what_is_not_answered_yet_is_not_said_again(tmp_path: Path) -> None:
+    """On a machine that 32 daemons shared, all that was repeated each half second piled up."""
+
+    async def scenario() -> None:
+        one = await Host.start(tmp_path / "one.key", LOOPBACK)
+        two = await Host.start(tmp_path / "two.key", LOOPBACK)
+        heard: list[int] = []
+        answer = asyncio.Event()
+
+        async def hear(sender: str, body: bytes) -> bytes:
+            _, message = unpack(body)
+            assert isinstance(message, Hello)
+            heard.append(message.protocol_version)
+            await answer.wait()
+            return b""
+
+        try:
+            await ControlPlane(two, hear).ready()
+            messenger = Messenger(one, await ControlPlane(one, hear).ready(), life=1)
+            messenger.learn(two.peer_id, await two.addresses())
+            for _ in range(3):
+                messenger.tell(two.peer_id, Hello(1, ()))
+            await until(lambda: heard == [1], "it has come")
+            messenger.tell(two.peer_id, Hello(1, ()))
+            messenger.tell(two.peer_id, Hello(2, ()))
+            answer.set()
+            await until(lambda: heard == [1, 2], "another one comes, and the first one once")
+            messenger.tell(two.peer_id, Hello(1, ()))
+            await until(lambda: heard == [1, 2, 1], "what was answered may be said again")
+            await messenger.close()
+        finally:
+            await asyncio.gather(one.close(), two.close())
+
+    asyncio.run(scenario())
+
+
 def test_nobody_waits_for_the_answer_to_an_earlier_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -64,6 +64,8 @@ class Messenger:
         self._addresses: dict[str, tuple[str, ...]] = {}
         self._queues: dict[str, asyncio.Queue[Message]] = {}
         self._workers: dict[str, asyncio.Task[None]] = {}
+        self._unanswered: dict[str, list[Message]] = {}
+        """What is queued or under way to each peer that has a worker."""
         self._connected: set[str] = set()
         self._silent: set[str] = set()
         self._refusals: dict[str, str] = {}
@@ -144,8 +146,12 @@ class Messenger:
         return tuple(sorted(self._addresses))
 
     def tell(self, peer_id: str, message: Message) -> None:
-        """Send without waiting. A peer that does not keep up loses the oldest messages."""
+        """Send without waiting. A peer that does not keep up loses the oldest messages, and is not
+        told again what it has not answered yet: where all are slow, that would make them slower."""
         if peer_id == self._host.peer_id:
+            return
+        unanswered = self._unanswered.setdefault(peer_id, [])
+        if message in unanswered:
             return
         queue = self._queues.get(peer_id)
         if queue is None:
@@ -153,8 +159,9 @@ class Messenger:
             worker = self._workers[peer_id] = asyncio.create_task(self._deliver(peer_id, queue))
             worker.add_done_callback(lambda ended: self._worker_ended(peer_id, ended))
         if queue.full():
-            queue.get_nowait()
+            unanswered.remove(queue.get_nowait())
             queue.task_done()
+        unanswered.append(message)
         queue.put_nowait(message)
 
     async def ask(self, peer_id: str, message: Message, deadline_s: float = DEADLINE_S) -> bytes:
@@ -215,11 +222,13 @@ class Messenger:
 
     async def _deliver(self, peer_id: str, queue: asyncio.Queue[Message]) -> None:
         turns = asyncio.Semaphore(UNDER_WAY_LIMIT)
+        unanswered = self._unanswered[peer_id]
 
         async def deliver(message: Message) -> None:
             try:
                 await self._try_to_deliver(peer_id, message)
             finally:
+                unanswered.remove(message)
                 turns.release()
                 queue.task_done()
 
@@ -237,7 +246,7 @@ class Messenger:
             return
         log.error("bug while messages to %s were under way", peer_id, exc_info=error)
         if self._workers.get(peer_id) is worker:
-            del self._queues[peer_id], self._workers[peer_id]
+            del self._queues[peer_id], self._workers[peer_id], self._unanswered[peer_id]
 
     async def _try_to_deliver(self, peer_id: str, message: Message) -> None:
         pause_s = FIRST_PAUSE_S
@@ -283,7 +292,7 @@ class Messenger:
                     return await queue.get()
             except TimeoutError:
                 if queue.empty():
-                    del self._queues[peer_id], self._workers[peer_id]
+                    del self._queues[peer_id], self._workers[peer_id], self._unanswered[peer_id]
                     self._silent.discard(peer_id)
                     return None
 

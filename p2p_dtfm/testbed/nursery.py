@@ -102,6 +102,10 @@ class Nursery:
         try:
             with self._asking:
                 pid = self._ask(json.dumps(request).encode(), streams)
+        except BaseException:
+            os.close(stdin)
+            os.close(ended)
+            raise
         finally:
             os.close(theirs)
             os.close(tells)
@@ -110,10 +114,9 @@ class Nursery:
     def _ask(self, request: bytes, streams: list[int]) -> int:
         near = self._running()
         assert len(request) <= REQUEST_LIMIT_BYTES, "an environment of a mebibyte"
-        near.sendmsg(
-            [struct.pack("<I", len(request)) + request],
-            [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", streams))],
-        )
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", streams))]
+        near.sendmsg([struct.pack("<I", len(request))], rights)
+        near.sendall(request)
         told = near.recv(_PID.size)
         assert len(told) == _PID.size, "the nursery ended"
         pid: int = _PID.unpack(told)[0]
@@ -192,7 +195,10 @@ def _request(far: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
     (length,) = struct.unpack("<I", first)
     body = b""
     while len(body) < length:
-        body += far.recv(length - len(body))
+        more = far.recv(length - len(body))
+        if not more:
+            return None, []
+        body += more
     request: dict[str, Any] = json.loads(body)
     return request, list(streams)
 

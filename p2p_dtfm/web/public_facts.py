@@ -75,7 +75,7 @@ def public_facts(state: DashboardState) -> PublicFacts:
         held_out_steps=history.held_out_step[-POINTS_SHOWN:],
         held_out_losses=history.held_out_loss[-POINTS_SHOWN:],
         dots=tuple(Dot(round(it.x, 2), round(it.y, 2), it.pipeline) for it in view.peers),
-        marks=live.marks,
+        marks=tuple(mark.partition(":")[0] for mark in live.marks),  # behind it are names
     )
 
 

@@ -38,9 +38,14 @@ def test_one_every_so_many_steps_and_the_newest_stay(tmp_path: Path) -> None:
 
     (out).mkdir()
     (out / "mine").touch()
+    others = ("step-00000001", "step-00009000-01234567.safetensors")  # a checkpoint, another run's
+    for name in others:
+        (out / name).touch()
     repeated.follow(said.append, next_step)
     assert said[0] == "waits: none yet"
     exported = [line.rsplit("step-")[1] for line in said[1:]]
-    assert exported == [f"{step:08d}.safetensors" for step in (2, 8, 14, 20)]
+    run = spec.digest()[:8]
+    assert exported == [f"{step:08d}-{run}.safetensors" for step in (2, 8, 14, 20)]
     kept = sorted(path.name for path in out.iterdir())
-    assert kept == ["mine", "step-00000014.safetensors", "step-00000020.safetensors"]
+    new = [f"step-{step:08d}-{run}.safetensors" for step in (14, 20)]
+    assert kept == sorted(["mine", *others, *new])

@@ -22,9 +22,12 @@ def test_it_names_this_peer_and_two_others_that_can_be_called() -> None:
 
 
 def test_the_public_one_leads_to_this_peer_alone() -> None:
-    members = [record(name, addresses=(f"/ip4/192.0.2.7/tcp/1/p2p/{name}",)) for name in "ab"]
+    members = [record(name, addresses=(f"/ip4/8.8.4.4/tcp/1/p2p/{name}",)) for name in "ab"]
     line = own_join_line(members, "b", "ab" * 32)
-    assert read_line(line.split()[-1]).addresses == ("/ip4/192.0.2.7/tcp/1/p2p/b",)
+    assert read_line(line.split()[-1]).addresses == ("/ip4/8.8.4.4/tcp/1/p2p/b",)
+    home = record("b", addresses=("/ip4/192.168.1.7/tcp/1/p2p/b", "/ip4/8.8.4.4/tcp/2/p2p/b"))
+    line = own_join_line([home], "b", "ab" * 32)
+    assert read_line(line.split()[-1]).addresses == ("/ip4/8.8.4.4/tcp/2/p2p/b",)
     relayed = record("c", addresses=("/dns4/b/tcp/1",), reachability=Reachability.RELAYED)
     assert own_join_line([*members, relayed], "c", "ab" * 32) == ""
 

@@ -30,6 +30,12 @@ def test_it_has_its_arguments_streams_and_environment(
     child.kill()  # nobody else's process, whose number it may be now
 
 
+def test_a_large_environment_arrives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(6):
+        monkeypatch.setenv(f"LARGE_{number}", "x" * 100_000)
+    assert fork(tmp_path, "draw").wait(60) == 0
+
+
 def test_an_exception_is_shown_and_ends_it_with_1(tmp_path: Path) -> None:
     child = fork(tmp_path, "raise")
     assert child.wait(60) == 1

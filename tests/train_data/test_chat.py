@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,12 +10,14 @@ import torch
 from data_examples import make_spec
 
 from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.core.protocol.run_spec import AuditSpec, DataSpec
 from p2p_dtfm.train.data.blob_store import BlobStore
-from p2p_dtfm.train.data.chat.conversations import Message
+from p2p_dtfm.train.data.chat.conversations import Exchange, Message
 from p2p_dtfm.train.data.chat.prepare_chat import prepare_chat
 from p2p_dtfm.train.data.chat.template import ChatForm, ChatWriter, read_chat_form
 from p2p_dtfm.train.data.dataset import UNCOUNTED, Dataset
 from p2p_dtfm.train.data.manifest import parse_manifest
+from p2p_dtfm.train.data.prepare import notes_of
 from p2p_dtfm.train.data.tokenizer import ByteTokenizer
 from p2p_dtfm.train.hugging_face.tokenizer_json import read_tokenizer_json
 from p2p_dtfm.train.model.gpt import layer_count
@@ -196,6 +199,10 @@ def test_what_cannot_be_used_is_left_out_and_counted(tmp_path: Path) -> None:
         "{{ ''.__class__ }}{{ cycler.__init__.__globals__.os.popen('id') }}",
         "{% for n in range(999999999) %}x{% endfor %}",
         "{{ raise_exception('no such role') }}",
+        "{{ messages[0].content * 300000000 }}",
+        "{{ 9 ** 99999999 }}",
+        "{{ 1 / 0 }}",
+        "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}",
         "{% if %}",
     ],
 )
@@ -203,6 +210,39 @@ def test_a_template_reaches_nothing(template: str) -> None:
     with pytest.raises(UserError, match="cannot be used"):
         writer = ChatWriter(ChatForm(template=template), ByteTokenizer())
         writer.tokens((Message("user", "a"), Message("assistant", "b")))
+
+
+def test_runs_of_spaces_are_nobodys_control_tokens() -> None:
+    special = {"<|end|>": 300, "  ": 301}
+    form = ChatForm(special=special, plain=frozenset({"  "}), names={"eos_token": "<|end|>"})
+    writer = ChatWriter(form, ByteTokenizer())
+    assert not writer.spells_out_control(Exchange("a  b", "c"))
+    assert writer.spells_out_control(Exchange("a<|end|>b", "c"))
+    tokens, _ = writer.tokens(Exchange("a  b", "c"))
+    assert 301 in tokens, "the tokenizer's own token for them"
+
+
+@pytest.mark.parametrize(
+    "changes, name",
+    [
+        ({"audit": AuditSpec(rate=0.5)}, "audit.rate"),
+        ({"data": DataSpec(packing="documents", end_of_document=0)}, "data.packing"),
+    ],
+)
+def test_what_does_not_know_conversations_is_refused(
+    changes: dict[str, Any], name: str, tmp_path: Path
+) -> None:
+    spec = make_spec(context=CONTEXT).model_copy(update=changes)
+    with pytest.raises(UserError, match=f"{name}.* does not know conversations"):
+        dataset_of(tmp_path, rows(40)).require_fits(spec)
+
+
+def test_a_context_of_nothing_and_too_long_notes_are_refused(tmp_path: Path) -> None:
+    path = written(tmp_path, rows(4))
+    with pytest.raises(UserError, match="context of -1"):
+        prepare_chat([path], tmp_path / "out", ByteTokenizer(), ChatForm(), context=-1)
+    with pytest.raises(UserError, match="longer than 2000 bytes"):
+        notes_of("n" * 3000, "", "")
 
 
 def test_another_context_than_it_was_prepared_for_is_refused(tmp_path: Path) -> None:

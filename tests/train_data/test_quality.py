@@ -191,7 +191,7 @@ def test_signal_files_count_before_what_the_text_says(tmp_path: Path) -> None:
     rows = [
         {
             "rps_doc_word_count": [[0, 9, 1000.0 if n % 2 else 1.0]],
-            "ccnet_perplexity": [[0, 9, None if n == 3 else 300.5]],
+            "ccnet_perplexity": [[0, 9, None if n in (0, 3) else 300.5]],
             "rps_lines_ending": [[0, 4, 0.0], [4, 9, 1.0]],
         }
         for n in range(30)

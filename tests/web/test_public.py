@@ -60,9 +60,11 @@ def shown(state: DashboardState) -> str:
 
 def test_it_shows_the_run_and_nobody(example: Example) -> None:
     state = with_secrets(example.state)
-    text = shown(state)
-    for secret in SECRETS:
+    live = msgspec.structs.replace(state.live, marks=("shaped links: secret-two of a-town",))
+    text = shown(msgspec.structs.replace(state, live=live))
+    for secret in (*SECRETS, "secret-two", "a-town"):
         assert secret not in text
+    assert "shaped links" in text
     assert state.run.name in text and f"{state.live.loss:.3f}" in text
     assert "<dt>peers</dt><dd>2</dd>" in text and text.count('r="6"') == 2
     assert "class Error(Exception)" in text

@@ -99,6 +99,19 @@ def prepare(
             ("choose a new directory for --out", "replace them: the same line with --overwrite"),
         )
     if conversations or chat is not None:
+        asked = {
+            "--keep": keep,
+            "--deduplicate": deduplicate != "keep",
+            "--validation": validation,
+            "--held-out-by-document": held_out_by_document,
+            "--field": field != "text",
+            "--vocabulary": vocabulary,
+        }
+        if unused := [option for option, value in asked.items() if value]:
+            raise UserError(
+                f"conversations are prepared without {', '.join(unused)}",
+                "leave out what is of plain text, or --conversations and --chat",
+            )
         notes = (name, licence, source)
         return prepare_conversations(paths, out, tokenizer, chat, held_out, context, notes)
     given = None if tokenizer is None else read_tokenizer_json(tokenizer)

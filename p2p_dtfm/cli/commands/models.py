@@ -23,6 +23,9 @@ class ExportFormat(StrEnum):
     GGUF = "gguf"
 
 
+DEFAULT_TARGETS = "query,value"
+
+
 @app.command()
 def export(
     out: Annotated[Path, typer.Option(help="A new directory (hf) or file (safetensors, gguf).")],
@@ -236,7 +239,7 @@ def import_model(
             help="Which matrices get adapters: query, key, value, output, gate, up, down, "
             "separated by commas."
         ),
-    ] = "query,value",
+    ] = DEFAULT_TARGETS,
 ) -> None:
     """Start a run from a model that is there already: fine-tuning."""
     from p2p_dtfm.train.hugging_face.model_import import (
@@ -279,6 +282,11 @@ def _lora(rank: int, alpha: float | None, targets: str) -> "LoraSpec":
     from p2p_dtfm.core.protocol.sections.lora_spec import LoraSpec
 
     if not rank:
+        if alpha is not None or targets != DEFAULT_TARGETS:
+            raise UserError(
+                "--lora-alpha and --lora-targets say what adapters are like, and there are none",
+                "give their rank, such as --lora-rank 8, or leave the two out",
+            )
         return LoraSpec()
     named = [target.strip() for target in targets.split(",")]
     values = {"rank": rank, "alpha": 2.0 * rank if alpha is None else alpha, "targets": named}

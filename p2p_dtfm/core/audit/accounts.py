@@ -23,7 +23,7 @@ from p2p_dtfm.core.protocol.plan import Plan, Segment
 
 FEWEST_JUDGES = 3
 """With the one that is judged: of two nobody knows who is wrong."""
-THREADS_LIMIT = 256
+THREADS_LIMIT = 1024
 ARITHMETIC_LIMIT = 64
 CHUNKS_LIMIT = 1 << 14
 

@@ -242,6 +242,8 @@ class RunSpec(Section):
                 'audit.rate needs sync.mode = "every_step" and codecs.reduction = "fp32": what '
                 "else a replica remembers nobody has but itself"
             )
+        if self.audit.rate and self.trains_adapters:
+            raise ValueError("audit.rate with [lora]: works over a frozen model are not replayed")
         return self
 
     @model_validator(mode="after")

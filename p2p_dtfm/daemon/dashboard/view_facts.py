@@ -16,6 +16,7 @@ from p2p_dtfm.core.protocol.snapshot import Snapshot
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.dashboard.flows import flows
 from p2p_dtfm.daemon.dashboard.peer_map import Points, place_peers
+from p2p_dtfm.net.contacts.addresses import host_and_port, is_public
 from p2p_dtfm.web.state import MyPart, PeerFacts, PipelineFacts, ViewState
 
 ADDRESS = re.compile(r"(?:/[A-Za-z0-9_.:-]+)+")
@@ -77,9 +78,19 @@ def join_line(records: Sequence[PeerRecord], me: str, run_digest: str) -> str:
 
 
 def own_join_line(records: Sequence[PeerRecord], me: str, run_digest: str) -> str:
-    """The same with no address but this peer's own, and only where others can call it."""
-    mine = [it for it in records if it.peer_id == me and it.reachability is Reachability.DIRECT]
+    """The same with no address but this peer's own, and only where anybody can call it: who reads
+    the public page through a proxy learns no address of a home's own network."""
+    mine = [
+        msgspec.structs.replace(it, addresses=_public(it.addresses))
+        for it in records
+        if it.peer_id == me and it.reachability is Reachability.DIRECT
+    ]
     return join_line(mine, me, run_digest)
+
+
+def _public(addresses: Sequence[str]) -> tuple[str, ...]:
+    plain = [address for address in addresses if ADDRESS.fullmatch(address)]
+    return tuple(address for address in plain if is_public(host_and_port(address)[0]))
 
 
 def _best_address(addresses: Sequence[str]) -> str:

@@ -89,6 +89,12 @@ class Dataset:
                 '"local": inner steps of unlike weight would be averaged as if they were alike',
                 'set sync.mode = "every_step"',
             )
+        if self.manifest.sequence_tokens and (spec.audit.rate or spec.data.masks_documents):
+            name = "audit.rate" if spec.audit.rate else 'data.packing = "documents"'
+            raise UserError(
+                f"{name} does not know conversations, of which only answers count",
+                f"leave {name} out of the run spec",
+            )
         assert spec.model.context == self.context
 
     def sample_indices(self, spec: RunSpec, step: int, microbatch: int) -> tuple[int, ...]:

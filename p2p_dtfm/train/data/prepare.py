@@ -97,7 +97,8 @@ def prepare(
     `held_out_by_document`: whether a text file is held out as a whole or not at all.
     """
     skipped = Skipped() if skipped is None else skipped
-    _require_sane(vocabulary, shard_tokens, held_out_fraction, context, (name, licence, source))
+    _require_sane(vocabulary, shard_tokens, held_out_fraction, context)
+    notes = notes_of(name, licence, source)
     replaces = require_ours(out)
     files = find_files(paths, validation or [], out, skipped)
     files = [file for file in files if not is_signal_file(file.path)]
@@ -118,7 +119,6 @@ def prepare(
                 )
         if tokenizer is None:
             tokenizer = _make_tokenizer(survey, vocabulary, progress)
-        notes = Notes(*(_printable(note) for note in (name, licence, source)))
         try:
             store = BlobStore(out / BLOBS_NAME)
             store.remove_temporary_files()
@@ -129,7 +129,7 @@ def prepare(
             write_atomically(out / TOKENIZER_NAME, tokenizer.to_bytes())
             write_atomically(out / MANIFEST_NAME, payload)
             if replaces:
-                _remove_unused(store, manifest)
+                remove_unused(store, manifest)
         except OSError as error:
             cause = f"cannot write to {out}: {error.strerror}"
             raise UserError(cause, fix_of(error, out)) from error
@@ -166,7 +166,6 @@ def _require_sane(
     shard_tokens: int,
     held_out_fraction: float,
     context: int,
-    notes: tuple[str, ...],
 ) -> None:
     if vocabulary is not None and not 257 <= vocabulary <= 1 << 20:
         raise UserError(
@@ -182,13 +181,15 @@ def _require_sane(
         )
     if not 0 < held_out_fraction <= 0.5:
         raise UserError(f"held-out fraction of {held_out_fraction}", "choose between 0 and 0.5")
-    if any(len(note.encode("utf-8", "replace")) > 2000 for note in notes):
+
+
+def notes_of(*notes: str) -> Notes:
+    """Name, licence and source, without what a terminal in another encoding may have put there, and
+    JSON cannot hold. Raises `UserError`."""
+    printable = [note.encode("utf-8", "replace") for note in notes]
+    if any(len(note) > 2000 for note in printable):
         raise UserError("name, licence or source is longer than 2000 bytes", "shorten it")
-
-
-def _printable(note: str) -> str:
-    """Without what a terminal in another encoding may have put there, and JSON cannot hold."""
-    return note.encode("utf-8", "replace").decode("utf-8")
+    return Notes(*(note.decode("utf-8") for note in printable))
 
 
 def require_ours(out: Path) -> bool:
@@ -217,7 +218,7 @@ def require_ours(out: Path) -> bool:
     return MANIFEST_NAME in names
 
 
-def _remove_unused(store: BlobStore, manifest: Manifest) -> None:
+def remove_unused(store: BlobStore, manifest: Manifest) -> None:
     """Remove what earlier results and interrupted runs left."""
     used = {*manifest.blobs(), manifest.digest()}
     for digest in store.digests():

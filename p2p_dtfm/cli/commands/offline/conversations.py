@@ -20,7 +20,7 @@ def prepare_conversations(
     """Raises `UserError`."""
     from p2p_dtfm.train.data.chat.prepare_chat import prepare_chat
     from p2p_dtfm.train.data.chat.template import TOKENIZER_NAME, ChatForm, read_chat_form
-    from p2p_dtfm.train.data.manifest import Notes
+    from p2p_dtfm.train.data.prepare import notes_of
     from p2p_dtfm.train.data.tokenizer import ByteTokenizer
     from p2p_dtfm.train.hugging_face.tokenizer_json import read_tokenizer_json
 
@@ -42,7 +42,7 @@ def prepare_conversations(
             form,
             context=context,
             held_out_fraction=held_out,
-            notes=Notes(*notes),
+            notes=notes_of(*notes),
             progress=progress,
         )
     sequences = sum(len(shard.counted) for shard in manifest.shards)

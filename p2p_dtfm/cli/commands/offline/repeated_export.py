@@ -8,7 +8,10 @@ from pathlib import Path
 from p2p_dtfm.core.protocol.errors import UserError
 
 POLL_S = 1.0
-_NAME = re.compile(r"step-([0-9]{8,12})(\.gguf|\.safetensors)?")
+_RUN_CHARACTERS = 8
+_NAME = re.compile(r"step-([0-9]{8,12})-([0-9a-f]{8})(\.gguf|\.safetensors)?")
+"""With the beginning of the run's digest: what other runs have left there, and checkpoints, which
+are called by their steps alone, are neither counted nor removed."""
 
 
 class RepeatedExport:
@@ -30,6 +33,7 @@ class RepeatedExport:
         self._every = every
         self._keep = keep
         self._suffix = suffix
+        self._run = ""
 
     def once(self) -> Path | None:
         """Export if it is time for it; what was written. Raises `UserError`."""
@@ -37,12 +41,13 @@ class RepeatedExport:
 
         directory = self._newest()
         manifest = read_manifest(directory)
+        self._run = manifest.run_digest[:_RUN_CHARACTERS]
         step, done = manifest.step, self._steps()
         is_last = step == manifest.spec().total_steps
         if step in done or (done and step < max(done) + self._every and not is_last):
             return None
         self._out.mkdir(parents=True, exist_ok=True)
-        target = self._out / f"step-{step:08d}{self._suffix}"
+        target = self._out / f"step-{step:08d}-{self._run}{self._suffix}"
         self._write(directory, target)
         self._prune()
         return target
@@ -52,7 +57,9 @@ class RepeatedExport:
         from p2p_dtfm.train.model.checkpoint import read_manifest
 
         try:
-            return read_manifest(self._newest()).spec().total_steps in self._steps()
+            manifest = read_manifest(self._newest())
+            self._run = manifest.run_digest[:_RUN_CHARACTERS]
+            return manifest.spec().total_steps in self._steps()
         except UserError:
             return False
 
@@ -77,13 +84,13 @@ class RepeatedExport:
         return sorted(self._made())
 
     def _made(self) -> dict[int, Path]:
-        """What lies in `out` under names that this makes, in this form."""
+        """What lies in `out` under names that this makes of this run, in this form."""
         if not self._out.is_dir():
             return {}
         found = {}
         for path in self._out.iterdir():
             name = _NAME.fullmatch(path.name)
-            if name and (name[2] or "") == self._suffix:
+            if name and name[2] == self._run and (name[3] or "") == self._suffix:
                 found[int(name[1])] = path
         return found
 

@@ -32,6 +32,7 @@ from p2p_dtfm.train.data.prepare import (
     BLOBS_NAME,
     MANIFEST_NAME,
     TOKENIZER_NAME,
+    remove_unused,
     require_ours,
     require_readable,
 )
@@ -68,7 +69,9 @@ def prepare_chat(
     progress: Callable[[int, int, str], None] = lambda done_bytes, total_bytes, stage: None,
 ) -> tuple[Manifest, ChatTotals]:
     """Make the directory `out` from JSON lines of conversations. Raises `UserError`."""
-    require_ours(out)
+    replaces = require_ours(out)
+    if context < 1:
+        raise UserError(f"a context of {context} tokens", "choose the model's: --context 128")
     if not 0 < held_out_fraction <= 0.5:
         raise UserError(f"held-out fraction of {held_out_fraction}", "choose between 0 and 0.5")
     writer, totals, window = ChatWriter(form, tokenizer), ChatTotals(), context + 1
@@ -126,6 +129,8 @@ def prepare_chat(
         store.put_bytes(payload)
         write_atomically(out / TOKENIZER_NAME, file)
         write_atomically(out / MANIFEST_NAME, payload)
+        if replaces:
+            remove_unused(store, manifest)
     except OSError as error:
         raise UserError(f"cannot write to {out}: {error.strerror}", fix_of(error, out)) from error
     return manifest, totals

@@ -1,7 +1,7 @@
 """A model's chat template: how its conversations are written down, and which part of them counts.
 
 A template is a program of the model's maker. It is run in Jinja's sandbox, without anything of this
-machine in reach, and what it writes is bounded.
+machine in reach, and what it writes is bounded; how long it runs is not.
 """
 
 import json
@@ -22,9 +22,21 @@ TEMPLATE_NAME = "chat_template.jinja"
 TOKENIZER_NAME = "tokenizer.json"
 TEMPLATE_LIMIT_BYTES = 1 << 18
 WRITTEN_LIMIT_CHARACTERS = 1 << 26
+POWER_LIMIT = 64
+REPEATED_LIMIT = 1 << 16
 _FILE_LIMIT_BYTES = 64 << 20
 _GENERATION = re.compile(r"{%-?\s*(?:end)?generation\s*-?%}")
 """Marks that some templates carry; what counts is found without them."""
+_MISTAKES = (
+    TypeError,
+    ValueError,
+    ArithmeticError,
+    LookupError,
+    AttributeError,
+    RecursionError,
+    MemoryError,
+)
+"""What a template that is wrong may come to, besides what Jinja itself refuses."""
 
 
 class NotTheSame(ValueError):
@@ -38,6 +50,8 @@ class ChatForm:
     template: str | None = None
     special: dict[str, int] = field(default_factory=dict)
     """Control tokens, which a tokenizer makes of no plain text, by what they are called."""
+    plain: frozenset[str] = frozenset()
+    """Of those, what may stand in anybody's words: runs of spaces or lines, say."""
     names: dict[str, str] = field(default_factory=dict)
     """`bos_token`, `eos_token` and others that templates name."""
 
@@ -49,16 +63,19 @@ Part = tuple[str, bool]
 def read_chat_form(directory: Path) -> ChatForm:
     """Of a model's directory, or the origin/ of one that was imported. Raises `UserError`."""
     configuration = _json_of(directory / CONFIGURATION_NAME)
-    special = {}
+    special, plain = {}, set()
     for added in _json_of(directory / TOKENIZER_NAME).get("added_tokens") or ():
         if isinstance(added, dict) and isinstance(added.get("id"), int):
             special[str(added.get("content"))] = int(added["id"])
+            if added.get("special") is False:
+                plain.add(str(added.get("content")))
     names = {}
     for key, value in configuration.items():
         content = value.get("content") if isinstance(value, dict) else value
         if key.endswith("_token") and isinstance(content, str):
             names[key] = content
-    return ChatForm(_template_in(directory, configuration.get("chat_template")), special, names)
+    template = _template_in(directory, configuration.get("chat_template"))
+    return ChatForm(template, special, frozenset(plain - set(names.values())), names)
 
 
 def _template_in(directory: Path, template: Any) -> str | None:
@@ -86,8 +103,8 @@ class ChatWriter:
         self._form = form
         self._tokenizer = tokenizer
         self._render = _renderer(form) if form.template else None
-        words = sorted(form.special, key=len, reverse=True)
-        self._split = re.compile(f"({'|'.join(map(re.escape, words))})") if words else None
+        self._split = _any_of(set(form.special))
+        self._control = _any_of(set(form.special) - form.plain)
         self._end = form.names.get("eos_token", END_OF_DOCUMENT)
 
     def spells_out_control(self, conversation: tuple[Message, ...] | Exchange) -> bool:
@@ -96,7 +113,7 @@ class ChatWriter:
             texts = [conversation.prompt, conversation.completion]
         else:
             texts = [message.content for message in conversation]
-        found = self._split
+        found = self._control
         return any(END_OF_DOCUMENT in text or (found and found.search(text)) for text in texts)
 
     def tokens(self, conversation: tuple[Message, ...] | Exchange) -> tuple[np.ndarray, np.ndarray]:
@@ -154,14 +171,34 @@ class ChatWriter:
         return np.concatenate(pieces) if pieces else np.empty(0, dtype=np.uint32)
 
 
+def _any_of(words: set[str]) -> re.Pattern[str] | None:
+    """The longest first; in a group, so that splitting keeps them."""
+    longest = sorted(words, key=lambda word: (-len(word), word))
+    return re.compile(f"({'|'.join(map(re.escape, longest))})") if longest else None
+
+
 def _renderer(form: ChatForm) -> Any:
     import jinja2
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+    class Bounded(ImmutableSandboxedEnvironment):
+        """Nothing is made much larger by one multiplication."""
+
+        intercepted_binops = frozenset(("*", "**"))
+
+        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+            if operator == "**" and abs(right) > POWER_LIMIT:
+                raise jinja2.TemplateError(f"a power of {right}")
+            for repeated, times in ((left, right), (right, left)):
+                repeats = isinstance(repeated, str | list | tuple) and isinstance(times, int)
+                if repeats and len(repeated) * times > REPEATED_LIMIT:
+                    raise jinja2.TemplateError(f"it repeats something {times} times")
+            return super().call_binop(context, operator, left, right)
+
     def refuse(reason: str) -> str:
         raise jinja2.TemplateError(reason)
 
-    environment = ImmutableSandboxedEnvironment(
+    environment = Bounded(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
     environment.globals["raise_exception"] = refuse
@@ -181,7 +218,7 @@ def _renderer(form: ChatForm) -> Any:
                 length += len(piece)
                 if length > WRITTEN_LIMIT_CHARACTERS:
                     raise _unusable(None, "it writes without end")
-        except (jinja2.TemplateError, TypeError, ValueError, OverflowError) as error:
+        except (jinja2.TemplateError, *_MISTAKES) as error:
             raise _unusable(None, str(error)) from error
         return "".join(pieces)
 

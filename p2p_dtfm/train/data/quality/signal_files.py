@@ -52,7 +52,7 @@ def signal_file_of(path: Path) -> Path | None:
 def names_in(path: Path) -> set[str]:
     """The signals that the first document has. Raises `UserError` and OSError."""
     with open_lines(path, LINE_LIMIT_BYTES) as lines:
-        return next((set(_read(path, number, line)) for number, line in lines), set())
+        return next((_named(path, number, line) for number, line in lines), set())
 
 
 class SignalFile:
@@ -76,7 +76,17 @@ class SignalFile:
         )
 
 
+def _named(path: Path, number: int, line: bytes) -> set[str]:
+    """Also those that this document has no value for."""
+    return set(_signals(path, number, line))
+
+
 def _read(path: Path, number: int, line: bytes) -> dict[str, float]:
+    signals = _signals(path, number, line)
+    return {name: value for name, spans in signals.items() if (value := _mean(spans)) is not None}
+
+
+def _signals(path: Path, number: int, line: bytes) -> _SIGNALS:
     try:
         row = msgspec.json.decode(line, type=_Row)
         signals = row.quality_signals
@@ -93,7 +103,7 @@ def _read(path: Path, number: int, line: bytes) -> dict[str, float]:
             f"line {number} of {path} is about document {place}, not about {number - 1}",
             "fetch documents and signals again: their lines must match",
         )
-    return {name: value for name, spans in signals.items() if (value := _mean(spans)) is not None}
+    return signals
 
 
 def _mean(spans: list[Span]) -> float | None:

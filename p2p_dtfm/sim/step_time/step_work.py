@@ -93,8 +93,7 @@ def step_work(
             again = execution.recompute is None and stage_recomputes(
                 workload, stage, peer.memory_bytes
             )
-            whole = not workload.block.backward_flops  # a frozen base leaves nothing to put off
-            splits = execution.splits and whole and position > 0 and not again
+            splits = _may_split(workload, execution) and position > 0 and not again
             below_ns = {
                 x: 0
                 if workload.inner_steps
@@ -119,6 +118,11 @@ def step_work(
         pipelines.append(tuple(stages))
     boundary = activation_bytes(workload, execution)
     return StepWork(tuple(pipelines), segments, boundary, workload.inner_steps)
+
+
+def _may_split(workload: Workload, execution: Execution) -> bool:
+    """A frozen base has no gradients that could be put off."""
+    return execution.splits and not workload.block.backward_flops
 
 
 def _edges(pipeline: Pipeline, workload: Workload, execution: Execution) -> Edges:

@@ -7,7 +7,7 @@ sequence count, so that all peers divide a step's gradients by the same number.
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -70,10 +70,7 @@ def prepare_chat(
 ) -> tuple[Manifest, ChatTotals]:
     """Make the directory `out` from JSON lines of conversations. Raises `UserError`."""
     replaces = require_ours(out)
-    if context < 1:
-        raise UserError(f"a context of {context} tokens", "choose the model's: --context 128")
-    if not 0 < held_out_fraction <= 0.5:
-        raise UserError(f"held-out fraction of {held_out_fraction}", "choose between 0 and 0.5")
+    _require_sane(context, held_out_fraction)
     writer, totals, window = ChatWriter(form, tokenizer), ChatTotals(), context + 1
     held_out_key = _held_out_key(paths, held_out_fraction)
     packing = {split: _Packed(window, writer.filling) for split in _SPLITS}
@@ -102,12 +99,7 @@ def prepare_chat(
             for opened in shards.values():
                 opened.writer.abandon()
         progress(total_bytes, total_bytes, "writing")
-        for each, purpose in zip(_SPLITS, ("to train on", "held out"), strict=True):
-            if not shards[each].counted:
-                raise UserError(
-                    f"no conversations {purpose} (left out: {totals.left_out})",
-                    ("name more conversations, or a larger --held-out", "choose a larger context"),
-                )
+        _require_both(shards, totals)
         totals.counted_tokens = sum(sum(made.counted) for made in shards.values())
         file = tokenizer.to_bytes()
         manifest = Manifest(
@@ -134,6 +126,22 @@ def prepare_chat(
     except OSError as error:
         raise UserError(f"cannot write to {out}: {error.strerror}", fix_of(error, out)) from error
     return manifest, totals
+
+
+def _require_sane(context: int, held_out_fraction: float) -> None:
+    if context < 1:
+        raise UserError(f"a context of {context} tokens", "choose the model's: --context 128")
+    if not 0 < held_out_fraction <= 0.5:
+        raise UserError(f"held-out fraction of {held_out_fraction}", "choose between 0 and 0.5")
+
+
+def _require_both(shards: "Mapping[Split, _Shards]", totals: ChatTotals) -> None:
+    for each, purpose in zip(_SPLITS, ("to train on", "held out"), strict=True):
+        if not shards[each].counted:
+            raise UserError(
+                f"no conversations {purpose} (left out: {totals.left_out})",
+                ("name more conversations, or a larger --held-out", "choose a larger context"),
+            )
 
 
 def _rows(

@@ -17,16 +17,13 @@ from p2p_dtfm.train.data.tokenizer import ByteTokenizer
 from p2p_dtfm.train.hugging_face.export import export_hugging_face
 from p2p_dtfm.train.hugging_face.model_import import Training, import_hugging_face
 from p2p_dtfm.train.model.checkpoint import load_layer, read_manifest, save_layers
-from p2p_dtfm.train.model.gpt import token_loss_sum
 from p2p_dtfm.train.model.initial_state import initial_layer_path, initial_layer_state
-from p2p_dtfm.train.model.optimizer import learning_rate
-from p2p_dtfm.train.model.plain_optimizers import torch_adam_w
 from p2p_dtfm.train.model.reference import ReferenceRun
 from p2p_dtfm.train.stage.batches import Batches
 from tests.e2e.helpers import DEADLINE_S, step_of, wait_until
 from tests.e2e.test_daemons import losses
 from tests.models.conftest import make_spec, random_states
-from tests.models.families import made
+from tests.models.families import losses_of, made
 
 STEPS = 12
 
@@ -89,23 +86,7 @@ def losses_of_transformers(home: Path, model: PreTrainedModel, steps: int) -> li
     """Those of transformers' own model under torch's AdamW, on the run's data."""
     torch.set_num_threads(1)
     spec, dataset = run_in(home, steps)
-    batch = Batches(dataset, spec)
-    optimizer = torch_adam_w(spec, list(model.parameters()))
-    found = []
-    for step in range(steps):
-        optimizer.zero_grad()
-        loss_sum = 0.0
-        for microbatch in range(spec.microbatches_per_step):
-            inputs, targets = batch(step, microbatch)
-            loss = token_loss_sum(model(inputs).logits, targets) / spec.tokens_per_step
-            loss.backward()
-            loss_sum += loss.item()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), spec.optimizer.clip_norm)
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(spec, step)
-        optimizer.step()
-        found.append(loss_sum)
-    return found
+    return losses_of(model, spec, Batches(dataset, spec), steps)
 
 
 @pytest.mark.nightly

@@ -11,6 +11,11 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.train.model.gpt import token_loss_sum
+from p2p_dtfm.train.model.optimizer import learning_rate
+from p2p_dtfm.train.model.plain_optimizers import torch_adam_w
+
 _SIZES = {
     "vocab_size": 61,
     "hidden_size": 24,
@@ -81,3 +86,24 @@ def make_model(family: str, seed: int = 2, **changes: object) -> PreTrainedModel
 def made(case: str, **changes: object) -> PreTrainedModel:
     family, choices = CASES[case]
     return make_model(family, **(choices | changes))
+
+
+def losses_of(model: PreTrainedModel, spec: RunSpec, batch, steps: int) -> list[float]:
+    """Of each step of transformers' own model under torch's AdamW; `batch(step, microbatch)`."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch_adam_w(spec, trained)
+    found = []
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss_sum = 0.0
+        for microbatch in range(spec.microbatches_per_step):
+            inputs, targets = batch(step, microbatch)
+            loss = token_loss_sum(model(inputs).logits, targets) / spec.tokens_per_step
+            loss.backward()
+            loss_sum += loss.item()
+        torch.nn.utils.clip_grad_norm_(trained, spec.optimizer.clip_norm)
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(spec, step)
+        optimizer.step()
+        found.append(loss_sum)
+    return found

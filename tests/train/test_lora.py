@@ -12,15 +12,13 @@ from p2p_dtfm.core.protocol.run_spec import RunSpec, parse_run_spec
 from p2p_dtfm.core.protocol.sections.lora_spec import LoraSpec, adapted_matrices
 from p2p_dtfm.core.protocol.workload import workload_of
 from p2p_dtfm.train.hugging_face.model_import import Training, import_hugging_face
-from p2p_dtfm.train.model.gpt import build_layer, layer_count, token_loss_sum
+from p2p_dtfm.train.model.gpt import build_layer, layer_count
 from p2p_dtfm.train.model.initial_state import attach_base, initial_layer_path, initial_layer_state
 from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.train.model.lora.adapted import has_base
-from p2p_dtfm.train.model.optimizer import learning_rate
-from p2p_dtfm.train.model.plain_optimizers import torch_adam_w
 from p2p_dtfm.train.model.reference import ReferenceRun
 from tests.core.builders import run_spec
-from tests.models.families import made
+from tests.models.families import losses_of, made
 from tests.train.test_parity import TWO_BY_TWO, HandWired
 
 EVERY = ("query", "key", "value", "output", "gate", "up", "down")
@@ -54,26 +52,6 @@ def with_adapters(model: PreTrainedModel, states: list[LayerState]) -> PreTraine
             adapter = Reference(plain, ours.narrow.data, ours.wide.data, lora.alpha / lora.rank)
             setattr(owner, THEIRS[matrix.target], adapter)
     return model
-
-
-def losses_of(model: PreTrainedModel, spec: RunSpec, batch, steps: int) -> list[float]:
-    trained = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch_adam_w(spec, trained)
-    found = []
-    for step in range(steps):
-        optimizer.zero_grad()
-        loss_sum = 0.0
-        for microbatch in range(spec.microbatches_per_step):
-            inputs, targets = batch(step, microbatch)
-            loss = token_loss_sum(model(inputs).logits, targets) / spec.tokens_per_step
-            loss.backward()
-            loss_sum += loss.item()
-        torch.nn.utils.clip_grad_norm_(trained, spec.optimizer.clip_norm)
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(spec, step)
-        optimizer.step()
-        found.append(loss_sum)
-    return found
 
 
 def imported(directory: Path, lora: LoraSpec, case: str = "llama3", **sizes: object) -> RunSpec:

@@ -89,13 +89,18 @@ def own_join_line(records: Sequence[PeerRecord], me: str, run_digest: str) -> st
 
 
 def _public(addresses: Sequence[str]) -> tuple[str, ...]:
-    plain = [address for address in addresses if ADDRESS.fullmatch(address)]
+    plain = _plain(addresses)
     return tuple(address for address in plain if is_public(host_and_port(address)[0]))
+
+
+def _plain(addresses: Sequence[str]) -> list[str]:
+    """Those that a shell takes as they are."""
+    return [address for address in addresses if ADDRESS.fullmatch(address)]
 
 
 def _best_address(addresses: Sequence[str]) -> str:
     """One that leads here from elsewhere, if there is one."""
-    plain = [address for address in addresses if ADDRESS.fullmatch(address)]
+    plain = _plain(addresses)
     outside = [address for address in plain if not address.startswith(("/ip4/127.", "/ip6/::1/"))]
     return next(iter(outside or plain), "")
 

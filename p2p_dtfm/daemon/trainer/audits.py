@@ -232,9 +232,7 @@ class Audits:
     async def _unless_over(self, view: View, work: "asyncio.Task[bytes]") -> bytes:
         try:
             while not self._state.is_over(view):
-                waking = asyncio.create_task(self._state.wake.wait())
-                await asyncio.wait({work, waking}, return_when=asyncio.FIRST_COMPLETED)
-                waking.cancel()
+                await self._state.done_or_woken(work)
                 if work.done():
                     return await self._result(view, work)
                 self._state.wake.clear()

@@ -206,9 +206,7 @@ class StepLoop:
         self._computing = asyncio.create_task(running)
         try:
             while not self._computing.done() and not state.is_over(view):
-                waking = asyncio.create_task(state.wake.wait())
-                await asyncio.wait({self._computing, waking}, return_when=asyncio.FIRST_COMPLETED)
-                waking.cancel()
+                await state.done_or_woken(self._computing)
                 state.wake.clear()
                 if not self._computing.done():
                     await self._place.offer_states()

@@ -163,6 +163,12 @@ class TrainerState:
         if self._failure is not None:
             raise self._failure
 
+    async def done_or_woken(self, task: "asyncio.Task[Any]") -> None:
+        """Wait for a task, or for somebody who wakes; `wake` stays as it is."""
+        waking = asyncio.create_task(self.wake.wait())
+        await asyncio.wait({task, waking}, return_when=asyncio.FIRST_COMPLETED)
+        waking.cancel()
+
     def forget_reduced(self, committed_step: int) -> None:
         """Gradients before the last committed step are not needed for any recovery."""
         self.reduced = {k: held for k, held in self.reduced.items() if k[1] >= committed_step}

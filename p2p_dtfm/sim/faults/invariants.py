@@ -140,7 +140,7 @@ class Invariants:
         committed: where they meet, one of them gives its steps up.
         """
         is_promised = step >= self.whole_cut and self._lagged_since(step, view)
-        made = [self._committed_in.get(n, []) for n in range(step, self.furthest)]
+        made = self._made_since(step)
         is_left = any(views and views[-1].number > view.number for views in made)
         rival = sum(bool(views) and all(_are_rivals(it, view) for it in views) for views in made)
         lost = 0 if is_left else self.furthest - step - rival
@@ -153,12 +153,16 @@ class Invariants:
         the steps that `view` repeats were committed before both. So does the one step that a view
         between them has made anew and `view` repeats: the others had been given up before it.
         """
-        made = [self._committed_in.get(n, []) for n in range(step, self.furthest)]
+        made = self._made_since(step)
         rivals = {it for views in made for it in views if view and _are_rivals(it, view)}
         counted = [[it for it in views if it not in rivals] or views for views in made]
         if view and counted and len(counted[0]) > 1 and not self._lags(counted[0][-1:]):
             counted[0] = counted[0][:-1]
         return all(self._lags(views[-1:]) for views in counted if views)
+
+    def _made_since(self, step: int) -> list[list[ViewId]]:
+        """In which views each step from this one on was committed, in order."""
+        return [self._committed_in.get(n, []) for n in range(step, self.furthest)]
 
     def _lags(self, views: Sequence[ViewId]) -> bool:
         return all(self.views[view].cut_pace is not None for view in views)

@@ -4,8 +4,12 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from p2p_dtfm.core.protocol.errors import UserError
+
+if TYPE_CHECKING:
+    from p2p_dtfm.train.model.checkpoint import CheckpointManifest
 
 POLL_S = 1.0
 _RUN_CHARACTERS = 8
@@ -33,33 +37,26 @@ class RepeatedExport:
         self._every = every
         self._keep = keep
         self._suffix = suffix
-        self._run = ""
 
     def once(self) -> Path | None:
         """Export if it is time for it; what was written. Raises `UserError`."""
-        from p2p_dtfm.train.model.checkpoint import read_manifest
-
-        directory = self._newest()
-        manifest = read_manifest(directory)
-        self._run = manifest.run_digest[:_RUN_CHARACTERS]
-        step, done = manifest.step, self._steps()
+        directory, manifest = self._look()
+        run, step = _run_of(manifest), manifest.step
+        done = self._made(run)
         is_last = step == manifest.spec().total_steps
         if step in done or (done and step < max(done) + self._every and not is_last):
             return None
         self._out.mkdir(parents=True, exist_ok=True)
-        target = self._out / f"step-{step:08d}-{self._run}{self._suffix}"
+        target = self._out / f"step-{step:08d}-{run}{self._suffix}"
         self._write(directory, target)
-        self._prune()
+        self._prune(run)
         return target
 
     def is_complete(self) -> bool:
         """Whether the run's last step is exported."""
-        from p2p_dtfm.train.model.checkpoint import read_manifest
-
         try:
-            manifest = read_manifest(self._newest())
-            self._run = manifest.run_digest[:_RUN_CHARACTERS]
-            return manifest.spec().total_steps in self._steps()
+            _, manifest = self._look()
+            return manifest.spec().total_steps in self._made(_run_of(manifest))
         except UserError:
             return False
 
@@ -67,7 +64,7 @@ class RepeatedExport:
         """Until the run is complete. A checkpoint may be gone before it is read: the next one is
         exported then."""
         said = ""
-        while not self.is_complete():
+        while True:
             try:
                 written = self.once()
                 if written is not None:
@@ -77,26 +74,35 @@ class RepeatedExport:
                 if error.cause != said:
                     said = error.cause
                     tell(f"waits: {error.cause}")
-            if not self.is_complete():
-                wait(POLL_S)
+            if self.is_complete():
+                return
+            wait(POLL_S)
 
-    def _steps(self) -> list[int]:
-        return sorted(self._made())
+    def _look(self) -> "tuple[Path, CheckpointManifest]":
+        """Raises `UserError`."""
+        from p2p_dtfm.train.model.checkpoint import read_manifest
 
-    def _made(self) -> dict[int, Path]:
+        directory = self._newest()
+        return directory, read_manifest(directory)
+
+    def _made(self, run: str) -> dict[int, Path]:
         """What lies in `out` under names that this makes of this run, in this form."""
         if not self._out.is_dir():
             return {}
         found = {}
         for path in self._out.iterdir():
             name = _NAME.fullmatch(path.name)
-            if name and name[2] == self._run and (name[3] or "") == self._suffix:
+            if name and name[2] == run and (name[3] or "") == self._suffix:
                 found[int(name[1])] = path
         return found
 
-    def _prune(self) -> None:
-        for _, path in sorted(self._made().items())[: -self._keep]:
+    def _prune(self, run: str) -> None:
+        for _, path in sorted(self._made(run).items())[: -self._keep]:
             if path.is_dir():
                 shutil.rmtree(path)
             else:
                 path.unlink()
+
+
+def _run_of(manifest: "CheckpointManifest") -> str:
+    return manifest.run_digest[:_RUN_CHARACTERS]

@@ -220,12 +220,7 @@ def _all(truths: Iterable[Truth]) -> Truth:
 
 
 def _any(truths: Iterable[Truth]) -> Truth:
-    unknown = False
-    for truth in truths:
-        if truth is True:
-            return True
-        unknown = unknown or truth is None
-    return None if unknown else False
+    return _opposite(_all(_opposite(truth) for truth in truths))
 
 
 def _opposite(truth: Truth) -> Truth:

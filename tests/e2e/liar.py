@@ -16,6 +16,7 @@ from p2p_dtfm.core.protocol.canonical import decode
 from p2p_dtfm.core.protocol.records import Device, LayerTiming, Link
 from p2p_dtfm.daemon.machine import world
 from p2p_dtfm.daemon.node import participant
+from p2p_dtfm.daemon.node.background import Background
 from p2p_dtfm.daemon.peers import self_record
 from p2p_dtfm.daemon.step.microbatches import Microbatches
 from p2p_dtfm.daemon.step.stage_account import Judge
@@ -207,6 +208,20 @@ def give_noise() -> None:
     LayerState.to_bytes = to_bytes  # type: ignore[method-assign]
 
 
+def accuse_everybody() -> None:
+    """Of silence, again and again."""
+    honest = Background._beat
+
+    def beat(self: Any, now_ns: int) -> None:
+        honest(self, now_ns)
+        agreement = self._agreement
+        if agreement.view is not None and lies(agreement.step):
+            for peer_id in set(agreement.view.member_ids) - {self._me}:
+                self._do(agreement.suspect(peer_id, "so I say", now_ns))
+
+    Background._beat = beat  # type: ignore[method-assign]
+
+
 be_equal_and_near()
 if KIND in ("norm", "loss"):
     lie_in_prepared()
@@ -221,6 +236,7 @@ elif KIND:
         "accuse": find_fault_with_all,
         "alien": say_that_nobody_computes_so,
         "opening": open_another_thing,
+        "silence": accuse_everybody,
         "equivnorm": say_each_another_norm,
         "equivsum": send_each_another_sum,
         "nan": send_no_numbers,

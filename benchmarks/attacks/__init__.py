@@ -1,0 +1,1 @@
+"""Attacks on real daemons; see `__main__`."""

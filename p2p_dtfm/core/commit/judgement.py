@@ -8,22 +8,16 @@ import math
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 
 from p2p_dtfm.core.audit.accounts import fault_of_account, findings
 from p2p_dtfm.core.commit.step_terms import SQUARED_NORM_LIMIT, StepTerms
 from p2p_dtfm.core.messages.prepared import Prepared
-from p2p_dtfm.core.protocol.plan import Plan, Segment
+from p2p_dtfm.core.protocol.plan import Plan
 
 DIGEST_BYTES = 16
 """Of states."""
 SUM_DIGEST_BYTES = 8
 """Of sums: two with one digest would have to be found anew within each step."""
-
-
-@lru_cache(maxsize=16)
-def _segments(plan: Plan) -> tuple[Segment, ...]:
-    return plan.segments()
 
 
 @dataclass
@@ -65,7 +59,7 @@ def fault_of(
     Without `terms` nothing is known of the run, without `counts` (`loss_counts`) not who computes
     which microbatches.
     """
-    me, segments = prepared.peer_id, _segments(plan)
+    me, segments = prepared.peer_id, plan.segments()
     due = {n for n, segment in enumerate(segments) if me in segment.holders}
     if set(prepared.squared_norms) != due:
         return "Prepared does not state the norms of its segments"
@@ -115,7 +109,7 @@ def _fault_of_counts(
     held_out_losses = (prepared.held_out_loss_sum, prepared.held_out_token_count)
     if any(loss > tokens * terms.loss_limit for loss, tokens in (losses, held_out_losses)):
         return "Prepared with a loss that no model has"
-    segments = enumerate(_segments(plan))
+    segments = enumerate(plan.segments())
     shared = {n for n, segment in segments if me in segment.holders and len(segment.holders) > 1}
     if terms.trains(step) and set(prepared.sums) != shared:
         return "Prepared does not state the sums of its segments"
@@ -134,7 +128,7 @@ def conflict_of(
         found.reason, found.forks = "members start the step from different states", True
     for what, stated in _comparable(said, plan):
         _judge(stated, what, found)
-    for number, segment in enumerate(_segments(plan)):
+    for number, segment in enumerate(plan.segments()):
         sums = {peer: p.sums[number] for peer, p in said.items() if number in p.sums}
         for place, owner in enumerate(segment.holders):
             for peer, digests in sums.items():
@@ -142,7 +136,7 @@ def conflict_of(
                     reason = f"the sums of {owner} are not those that {peer} has got from it"
                     found.doubt(owner, peer, reason)
     one_arithmetic = terms is not None and terms.one_arithmetic
-    audited = findings(said, plan, _segments(plan), one_arithmetic)
+    audited = findings(said, plan, plan.segments(), one_arithmetic)
     for peer, reason in audited.liars.items():
         found.blame(peer, reason)
     for (one, other), reason in audited.doubts.items():
@@ -154,7 +148,7 @@ def _comparable(
     said: Mapping[str, Prepared], plan: Plan
 ) -> Iterator[tuple[str, dict[str, Hashable]]]:
     """What several peers state of the same thing."""
-    for number, segment in enumerate(_segments(plan)):
+    for number, segment in enumerate(plan.segments()):
         peers = [peer for peer in segment.holders if peer in said]
         alike: dict[Hashable, dict[str, Hashable]] = {}
         for peer in peers:  # from other sums come other norms, and nobody lies who says so

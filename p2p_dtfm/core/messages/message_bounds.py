@@ -99,7 +99,7 @@ def _require_sorted_signatures(message: Standing, sender: str) -> None:
 
 def _walk(value: Any, name: str, sender: str) -> None:
     kind = type(value)
-    if kind is int:  # most are; so these two are looked at here
+    if kind is int:
         if not _LEAST.get(name, 0) <= value < NUMBER_LIMIT:
             raise PeerFault(f"a number in {name!r} that cannot be: below 0 or above 2^53", sender)
     elif kind is str:
@@ -147,7 +147,12 @@ _WALKS: dict[type, Callable[[Any, str, str], None]] = {
 def _walk_fields(value: Any, sender: str) -> None:
     if isinstance(value, msgspec.Struct):
         for field in value.__struct_fields__:
-            _walk(getattr(value, field), field, sender)
+            item = getattr(value, field)
+            kind = type(item)
+            if kind is int and 0 <= item < NUMBER_LIMIT:  # most are; so it is looked at here
+                continue
+            if item and item is not True:  # or say nothing, which is within all bounds
+                _walk(item, field, sender)
 
 
 @lru_cache(maxsize=1024)

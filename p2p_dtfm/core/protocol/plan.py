@@ -1,5 +1,7 @@
 """The plan: who holds which layers, in which pipeline, for how many microbatches."""
 
+from functools import lru_cache
+
 import msgspec
 
 from p2p_dtfm.core.protocol.canonical import digest
@@ -51,7 +53,14 @@ class Segment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return range(self.first_layer, self.end_layer)
 
 
-class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="plan", omit_defaults=True):
+class Plan(
+    msgspec.Struct,
+    frozen=True,
+    forbid_unknown_fields=True,
+    tag="plan",
+    omit_defaults=True,
+    cache_hash=True,
+):
     """A pure function of a snapshot."""
 
     pipelines: tuple[Pipeline, ...]
@@ -123,15 +132,21 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="plan", 
 
     def segments(self) -> tuple[Segment, ...]:
         """All layers, cut wherever the set of holders changes."""
-        layer_count = self.pipelines[0].stages[-1].end_layer
-        segments: list[Segment] = []
-        for layer in range(layer_count):
-            holders = self.holders(layer)
-            if segments and segments[-1].holders == holders:
-                segments[-1] = msgspec.structs.replace(segments[-1], end_layer=layer + 1)
-            else:
-                segments.append(Segment(layer, layer + 1, holders))
-        return tuple(segments)
+        return _segments(self)
+
+
+@lru_cache(maxsize=64)
+def _segments(plan: Plan) -> tuple[Segment, ...]:
+    """Asked for with each Prepared and each tensor, of few plans."""
+    layer_count = plan.pipelines[0].stages[-1].end_layer
+    segments: list[Segment] = []
+    for layer in range(layer_count):
+        holders = plan.holders(layer)
+        if segments and segments[-1].holders == holders:
+            segments[-1] = msgspec.structs.replace(segments[-1], end_layer=layer + 1)
+        else:
+            segments.append(Segment(layer, layer + 1, holders))
+    return tuple(segments)
 
 
 def _vacated(stage: Stage) -> Stage:

@@ -5,11 +5,14 @@ python -m p2p_dtfm.sim.faults.agreement_seeds --seeds 17 --story
 """
 
 import argparse
+import multiprocessing
 import random
 import statistics
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from p2p_dtfm.core.consensus.actions import SECOND_NS, Timing
 from p2p_dtfm.core.protocol.plan import Plan
@@ -232,6 +235,15 @@ def run_seed(seed: int, timing: Timing = TIMING) -> Result:
     return SeededRun(seed, timing=timing).run()
 
 
+def _run_all(seeds: range, timing: Timing, jobs: int) -> Iterator[Result]:
+    """In the order of the seeds, `jobs` at a time in processes of their own."""
+    if jobs <= 1:
+        yield from (run_seed(seed, timing) for seed in seeds)
+        return
+    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+        yield from pool.imap(partial(run_seed, timing=timing), seeds)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="Simulate peers that fail, one run for each seed.")
     parser.add_argument("--seeds", required=True, help="A or A-B, both included")
@@ -242,13 +254,16 @@ def main() -> int:
         help="views of more members speak along the overlay (default: %(default)s)",
     )
     parser.add_argument("--story", action="store_true", help="print what happened")
+    parser.add_argument(
+        "--jobs", type=int, default=1, help="so many at once (default: %(default)s)"
+    )
     arguments = parser.parse_args()
     first, _, last = arguments.seeds.partition("-")
     began_s = time.monotonic()
+    timing = replace(TIMING, wide_above=arguments.wide_above)
     results: list[Result] = []
     failures = 0
-    for seed in range(int(first), int(last or first) + 1):
-        result = run_seed(seed, replace(TIMING, wide_above=arguments.wide_above))
+    for result in _run_all(range(int(first), int(last or first) + 1), timing, arguments.jobs):
         results.append(result)
         failures += bool(result.violation)
         _print_story(result, arguments.story)

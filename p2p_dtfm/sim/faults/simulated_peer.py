@@ -111,10 +111,11 @@ class SimulatedPeer(SimulatedProcess):
         self.do(agreement.tick(now_ns))
         agreement.gives(gives := {it: self.given[it] for it in agreement.needy}, now_ns)
         missed, silent_ms = self.liveness.missed(), self.liveness.silent_ms(now_ns)
-        for peer_id in self.liveness.due_heartbeats(now_ns):
+        if due := self.liveness.due_heartbeats(now_ns):
             work = self.waits.work()
             beat = Heartbeat(agreement.me, self.progress, work, gives, missed, silent_ms)
-            self.send(peer_id, beat)
+            for peer_id in due:
+                self.send(peer_id, beat)
         if now_ns - self.resent_ns >= RESEND_NS:
             self.resent_ns = now_ns
             self._resend()

@@ -59,6 +59,7 @@ REGRESSIONS = {
     6194: "a member crashed just before its view was taken over, and came back: nobody went on",
     7704: "a leaver that waited kept others from going back to what was left",
     9252: "a leaver went with its copy during a failure, and the next one took the last",
+    20012: "what newcomers did whose only member had left was held against who woke up later",
 }
 """Seeds that broke something when they were found, and what."""
 

@@ -136,25 +136,27 @@ class Invariants:
         """Where a view goes on, from what was committed before it.
 
         A view that others have left loses nothing yet where a sleeper alone wakes up in it: the one
-        that follows the sleeper would. Nor does it lose what a rival of the same number alone has
-        committed: where they meet, one of them gives its steps up.
+        that follows the sleeper would. Nor does it lose what rivals alone have committed: where
+        they meet, one of them gives its steps up.
         """
         is_promised = step >= self.whole_cut and self._lagged_since(step, view)
         made = self._made_since(step)
         is_left = any(views and views[-1].number > view.number for views in made)
-        rival = sum(bool(views) and all(_are_rivals(it, view) for it in views) for views in made)
+        rival = sum(
+            bool(views) and all(self._are_rivals(it, view) for it in views) for views in made
+        )
         lost = 0 if is_left else self.furthest - step - rival
         return _Start(step, lost, is_promised)
 
     def _lagged_since(self, step: int, view: ViewId | None = None) -> bool:
         """Whether guardians lagged where these steps were committed: their views said so.
 
-        What a sleeper commits alone in a rival of `view`, of the same number, counts for nothing:
-        the steps that `view` repeats were committed before both. So does the one step that a view
-        between them has made anew and `view` repeats: the others had been given up before it.
+        What a sleeper commits alone in a rival of `view` counts for nothing: the steps that `view`
+        repeats were committed before both. So does the one step that a view between them has made
+        anew and `view` repeats: the others had been given up before it.
         """
         made = self._made_since(step)
-        rivals = {it for views in made for it in views if view and _are_rivals(it, view)}
+        rivals = {it for views in made for it in views if view and self._are_rivals(it, view)}
         counted = [[it for it in views if it not in rivals] or views for views in made]
         if view and counted and len(counted[0]) > 1 and not self._lags(counted[0][-1:]):
             counted[0] = counted[0][:-1]
@@ -163,6 +165,28 @@ class Invariants:
     def _made_since(self, step: int) -> list[list[ViewId]]:
         """In which views each step from this one on was committed, in order."""
         return [self._committed_in.get(n, []) for n in range(step, self.furthest)]
+
+    def _are_rivals(self, rival: ViewId, view: ViewId) -> bool:
+        """Whether a swarm has split, and `view` need not follow `rival`: each part has made a view
+        of one number, or no more of those who were together are in the rival."""
+        theirs, ours = self._line_of(rival), self._line_of(view)
+        numbers = {it.number: it for it in ours}
+        if any(numbers.get(it.number, it) != it for it in theirs):
+            return True
+        together = next((it for it in ours if it in theirs), None)
+        if together in (None, rival, view) or together not in self.views:
+            return False
+        before = set(self.views[together].member_ids)
+        in_rival, in_view = (len(before & {*self.views[it].member_ids}) for it in (rival, view))
+        return in_rival <= in_view
+
+    def _line_of(self, view: ViewId) -> list[ViewId]:
+        """It and those that it follows, the newest first."""
+        line = [view]
+        while view in self.views and self.views[view].snapshot.previous.number < view.number:
+            view = self.views[view].snapshot.previous
+            line.append(view)
+        return line
 
     def _lags(self, views: Sequence[ViewId]) -> bool:
         return all(self.views[view].cut_pace is not None for view in views)
@@ -225,8 +249,3 @@ class Invariants:
         for layer, state in states.items():
             if state != true_state(state.version, self.microbatch_count):
                 raise Violation(f"{name} has a wrong state of layer {layer} at {state.version}")
-
-
-def _are_rivals(one: ViewId, other: ViewId) -> bool:
-    """Of one number: each part of a split swarm has made one."""
-    return one.number == other.number and one != other

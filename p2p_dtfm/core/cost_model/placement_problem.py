@@ -115,9 +115,16 @@ class UnlikeNs(LayerNs):
 def unlike_ns(forwards_ns: tuple[int, ...], backwards_ns: tuple[int, ...]) -> UnlikeNs:
     """Of each layer, the first and the last among them."""
     count = len(forwards_ns) - 2
-    means = (-(-sum(each[1:-1]) // count) for each in (forwards_ns, backwards_ns))
-    first, last = (forwards_ns[0], backwards_ns[0]), (forwards_ns[-1], backwards_ns[-1])
-    return UnlikeNs(*first, *means, *last, forwards_ns, backwards_ns)
+    return UnlikeNs(
+        forwards_ns[0],
+        backwards_ns[0],
+        -(-sum(forwards_ns[1:-1]) // count),
+        -(-sum(backwards_ns[1:-1]) // count),
+        forwards_ns[-1],
+        backwards_ns[-1],
+        forwards_ns,
+        backwards_ns,
+    )
 
 
 @dataclass(frozen=True, slots=True)

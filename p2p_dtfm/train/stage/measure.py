@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import psutil
 import torch
 from torch import Tensor, nn
@@ -127,10 +128,17 @@ def measure_device(
         timings.append(measure(spec, layer, device))
     progress(len(kinds), len(kinds))
     name = _device_name(device)[:NAME_LIMIT]
-    known = device.type, name, memory_bytes
-    if not spec.layers:
-        return Device(*known, *timings, device_facts(device))
-    return Device(*known, *_as_a_gpt(spec, timings), device_facts(device), tuple(timings))
+    embedding, block, head = _as_a_gpt(spec, timings) if spec.layers else timings
+    return Device(
+        device.type,
+        name,
+        memory_bytes,
+        embedding,
+        block,
+        head,
+        device_facts(device),
+        tuple(timings) if spec.layers else msgspec.UNSET,
+    )
 
 
 def _layers_to_time(spec: RunSpec) -> list[int]:

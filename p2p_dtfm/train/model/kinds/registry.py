@@ -70,7 +70,8 @@ def with_sizes(spec: RunSpec) -> RunSpec:
     """
     if not spec.layers:
         return spec
-    entry, layers = (spec.model.context,), []
+    entry: Shape = (spec.model.context,)
+    layers = []
     for number, layer in enumerate(spec.layers):
         sizes = _sizes(spec, number, layer, entry)
         if layer.sizes not in (None, sizes):

@@ -4,7 +4,6 @@ import os
 import signal
 from pathlib import Path
 
-import pytest
 import torch
 
 from p2p_dtfm.core.protocol.run_spec import RunSpec

@@ -29,11 +29,9 @@ def unlike_spec(microbatches: int = 16) -> RunSpec:
 
 @pytest.mark.nightly
 def test_a_step_of_unlike_layers_takes_as_long_as_its_plan_says(tmp_path: Path) -> None:
-    played = play(four_of("two-labs"), 8, tmp_path, unlike_spec())
+    played = play(four_of("two-labs"), 6, tmp_path, unlike_spec())
     measured_s = statistics.median(played.step_s)
     predicted_s = played.plan.predicted_step_ns / 1e9
-    print(
-        f"measured {measured_s:.3f} s, predicted {predicted_s:.3f} s, best {min(played.step_s):.3f}"
-    )
+    print(f"measured {measured_s:.3f} s, predicted {predicted_s:.3f} s")
     assert max(len(pipeline.stages) for pipeline in played.plan.pipelines) > 1
     assert abs(measured_s / predicted_s - 1) <= 0.10

@@ -72,7 +72,8 @@ def test_options_are_what_a_table_says_besides() -> None:
         layers=[{"kind": "a"}, {"kind": "b", "width": 4, "fast": True}, {"kind": "c", "how": "x"}],
     )
     assert spec.layers[1].options == {"width": 4, "fast": True}
-    assert RunSpec.from_canonical_bytes(spec.canonical_bytes()).layers[1].options["fast"] is True
+    with pytest.raises(PeerFault, match="without their sizes"):
+        RunSpec.from_canonical_bytes(spec.canonical_bytes())
     with pytest.raises(UserError, match="do not state their sizes"):
         workload_of(spec)
 

@@ -375,9 +375,12 @@ class RunSpec(Section):
     def from_canonical_bytes(cls, payload: bytes) -> "RunSpec":
         """Read what a peer sent. Raises `PeerFault`."""
         try:
-            return cls.model_validate(decode(payload, dict, limit_bytes=1 << 16))
+            spec = cls.model_validate(decode(payload, dict, limit_bytes=1 << 16))
         except ValidationError as error:
             raise PeerFault(f"run spec that does not validate: {error}") from error
+        if any(layer.sizes is None for layer in spec.layers):
+            raise PeerFault("run spec that lists layers without their sizes")
+        return spec
 
 
 def _floats_to_text(value: Any) -> Any:

@@ -254,9 +254,8 @@ async def fetch_run(
 ) -> Run:
     """Get manifest and tokenizer from peers. Raises `UserError` if none of them has them."""
     try:
-        spec = RunSpec.from_canonical_bytes(welcome.run_spec.payload)
-        if with_sizes(spec) != spec:  # kinds are looked up before anything is fetched
-            raise PeerFault("a run whose listed layers do not state their sizes")
+        # kinds are looked up, and sizes compared, before anything is fetched
+        spec = with_sizes(RunSpec.from_canonical_bytes(welcome.run_spec.payload))
         manifest_path = await fetch_blob(
             store, exchange, spec.data.manifest, peers, MANIFEST_LIMIT_BYTES
         )

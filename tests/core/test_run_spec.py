@@ -101,11 +101,11 @@ def test_a_wrong_value_is_named_with_its_place(path: str, value: object) -> None
 
 def test_every_mistake_is_named_at_once() -> None:
     changed = values()
-    changed["layers"] = 3
+    changed["blocks"] = 3
     del changed["total_steps"]
     changed["model"]["width"] = "wide"
     cause = error_of(changed).cause
-    assert all(word in cause for word in ("'layers'", "'total_steps' is missing", "model.width"))
+    assert all(word in cause for word in ("'blocks'", "'total_steps' is missing", "model.width"))
 
 
 def test_the_digest_is_the_same_in_every_process() -> None:

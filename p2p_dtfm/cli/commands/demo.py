@@ -310,9 +310,12 @@ def _agreed(events: list[list[dict[str, Any]]]) -> bool:
     return all(len(values) == 1 for values in seen.values())
 
 
-def _sample(child: Child) -> str:
+def _sample(child: Child) -> str | None:
+    """None of a run whose layers need not write text."""
     from p2p_dtfm.train.model.generate import generate
 
+    if read_run_spec_of(child).layers:
+        return None
     checkpoint = newest_checkpoint(child.home)
     return generate(checkpoint, tokenizer_of(checkpoint), "def ", 240, 0.7, 1)
 
@@ -351,17 +354,18 @@ def _summary(
     console.print(f"  processes left behind: {result['processes_left']}")
     if keep is not None:
         console.print(f"  homes, logs and checkpoints: {keep}")
-    _say_next(console, keep)
+    _say_next(console, keep, writes=sample is not None or result["emulated"])
     if sample is None:
         return
     console.print("\n[bold]what the model writes now[/bold] (from 'def '):")
     console.print(sample, markup=False, highlight=False, soft_wrap=True)
 
 
-def _say_next(console: Console, keep: Path | None) -> None:
+def _say_next(console: Console, keep: Path | None, writes: bool) -> None:
     """What to try after this."""
     home = None if keep is None else next(iter(sorted(keep.glob("*/runs"))), None)
-    lines = [f"  {line}" for line in next_commands(home.parent)] if home is not None else []
+    commands = next_commands(home.parent) if home is not None and writes else ()
+    lines = [f"  {line}" for line in commands]
     if home is not None:
         lines += [f"  {path}" for path in sorted(home.glob("*/report.html"))]
     else:

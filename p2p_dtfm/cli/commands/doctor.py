@@ -41,6 +41,7 @@ def doctor(
     from p2p_dtfm.daemon.machine.settings import resolve
     from p2p_dtfm.daemon.peers.doctor import Check, Examination, Verdict, examine, exit_code
     from p2p_dtfm.sim.scenario.files import read_run_spec
+    from p2p_dtfm.train.model.kinds.registry import with_sizes
 
     set_up_logging("json" if as_json else "auto")
     settings = resolve(
@@ -61,7 +62,7 @@ def doctor(
         initial_peers=settings.initial_peers,
         device=settings.device,
         threads=settings.compute_threads,
-        spec=read_run_spec(settings.run or "tiny"),
+        spec=with_sizes(read_run_spec(settings.run or "tiny")),
     )
     console = Console()
 

@@ -116,7 +116,9 @@ def simulate(
     began = time.perf_counter()
     check_writable(trace, "--trace")
     peers = read_scenario(scenario).with_link_efficiency(link_efficiency)
-    spec = read_run_spec(run, layers, global_batch)
+    from p2p_dtfm.train.model.kinds.registry import with_sizes  # torch, only for this
+
+    spec = with_sizes(read_run_spec(run, layers, global_batch))
     how = execution_named(execution.value, spec.model.layers)
     how = _recomputing(how, recompute, spec, plan)
     if codec is not None:

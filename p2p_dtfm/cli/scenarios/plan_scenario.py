@@ -122,7 +122,11 @@ def _paper_sizes(scenario: Scenario, question: Question) -> PaperSizes:
         )
     if question.run == PAPER_SIZES.name or (question.run is None and not asked):
         return PAPER_SIZES
-    spec = read_run_spec(question.run or DEFAULT_RUN, question.layers, question.global_batch)
+    from p2p_dtfm.train.model.kinds.registry import with_sizes  # torch, only for this
+
+    spec = with_sizes(
+        read_run_spec(question.run or DEFAULT_RUN, question.layers, question.global_batch)
+    )
     return sizes_of(spec.name, on_the_wire(workload_in(scenario, spec, OURS), OURS))
 
 
@@ -140,7 +144,11 @@ def _paper_text(result: dict[str, Any]) -> str:
 
 
 def _plan_step(scenario: Scenario, question: Question) -> None:
-    spec = read_run_spec(question.run or DEFAULT_RUN, question.layers, question.global_batch)
+    from p2p_dtfm.train.model.kinds.registry import with_sizes  # torch, only for this
+
+    spec = with_sizes(
+        read_run_spec(question.run or DEFAULT_RUN, question.layers, question.global_batch)
+    )
 
     def page(made: Plan, swarm: Scenario, workload: Workload) -> str:
         changes = changes_html(made.predicted_step_ns, changes_of(swarm, spec))

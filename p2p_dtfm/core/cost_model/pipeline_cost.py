@@ -28,7 +28,7 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from p2p_dtfm.core.cost_model.codings import Edges, coding_ns, tensor_bytes
+from p2p_dtfm.core.cost_model.codings import Edges, coding_ns, tensor_bytes, unlike_edges
 from p2p_dtfm.core.cost_model.edge_codecs import assignments
 from p2p_dtfm.core.cost_model.pipeline_timing import StageTiming
 from p2p_dtfm.core.cost_model.placement_problem import (
@@ -38,6 +38,7 @@ from p2p_dtfm.core.cost_model.placement_problem import (
     duration_ns,
     kinds_in,
 )
+from p2p_dtfm.core.protocol.run_spec import Codec
 
 IN_FLIGHT_LIMIT = 4096
 
@@ -59,7 +60,11 @@ class PipelineCost:
     hides_ns: tuple[int, ...]
     """How long before this stage's last backward ends the gradient of its last layer is whole."""
     edges: Edges = ()
-    """In which codecs boundaries are crossed, where the run allows several."""
+    """How boundaries are crossed, where the run allows several codecs or its layers are unlike."""
+
+    def codecs_of(self, problem: PlanningProblem) -> tuple[tuple[Codec, Codec], ...]:
+        """What a plan states of them: nothing where the run leaves no choice."""
+        return tuple(edge.names for edge in self.edges) if problem.codings else ()
 
     def duration_ns(self, microbatches: int) -> int:
         return self.fill_ns + (microbatches - 1) * self.period_ns
@@ -122,6 +127,8 @@ class PipelineModel:
         """(microbatches in flight that each stage wants, timing with those that fit); in the
         codecs with which the step's microbatches take least."""
         problem = self.problem
+        if problem.unlike and len(peers) > 1:
+            return self._time(peers, cuts, unlike_edges(problem.unlike_boundaries, cuts[1:-1]))
         if problem.codings is None or len(peers) == 1:
             return self._time(peers, cuts, ())
         busiest_ns = max(map(int.__add__, *self._compute(peers, cuts, ())))
@@ -302,7 +309,8 @@ class PipelineModel:
         if len(peers) > problem.most_stages:
             return None
         times = [problem.layer_ns[peer] for peer in peers]
-        alone = [t.embedding_ns + problem.block_count * t.block_ns + t.head_ns for t in times]
+        whole = kinds_in(0, problem.layer_count, problem.layer_count)
+        alone = [t.forward_ns(whole) + t.backward_ns(whole) for t in times]
         low = (1 << 80) // sum((1 << 80) // duration for duration in alone)
         high, most = low + low // 8 + 1, max(alone)
         best = self._fill(peers, kept, high)
@@ -328,6 +336,8 @@ class PipelineModel:
         """
         problem = self.problem
         layer_count, stages = problem.layer_count, len(peers)
+        if problem.unlike:
+            return self._fill_unlike(peers, kept, budget_ns)
         embedding, block, head = problem.embedding, problem.block, problem.head
         cuts = [0]
         layer = 0
@@ -352,6 +362,29 @@ class PipelineModel:
                 return None
             cuts.append(layer)
         return tuple(cuts) if layer == layer_count else None
+
+    def _fill_unlike(
+        self, peers: tuple[int, ...], kept: tuple[int, ...], budget_ns: int
+    ) -> tuple[int, ...] | None:
+        """The same, layer by layer."""
+        problem = self.problem
+        cuts, layer = [0], 0
+        for position, peer in enumerate(peers):
+            left_ns, left_bytes = budget_ns, problem.memory_bytes[peer]
+            end = problem.layer_count - (len(peers) - 1 - position)
+            times, count = problem.layer_ns[peer], kept[position]
+            while layer < end:
+                kinds = kinds_in(layer, layer + 1, problem.layer_count)
+                left_ns -= times.forward_ns(kinds) + times.backward_ns(kinds)
+                size = problem.unlike[layer]
+                left_bytes -= size.state_bytes + count * size.saved_bytes
+                if left_ns < 0 or left_bytes < 0:
+                    break
+                layer += 1
+            if layer == cuts[-1]:
+                return None
+            cuts.append(layer)
+        return tuple(cuts) if layer == problem.layer_count else None
 
 
 def split_microbatches(

@@ -9,6 +9,7 @@ from p2p_dtfm.core.cost_model.links.swarm_links import (
     UNLIMITED_BYTES_PER_S as UNLIMITED_BYTES_PER_S,
 )
 from p2p_dtfm.core.cost_model.links.swarm_links import SwarmLinks, limit
+from p2p_dtfm.core.protocol.layers.timings import timing_of
 from p2p_dtfm.core.protocol.records import ACCELERATOR, Device, Intent, PeerRecord
 from p2p_dtfm.core.protocol.snapshot import Snapshot
 from p2p_dtfm.core.protocol.workload import LayerCost, Workload
@@ -20,16 +21,17 @@ MESSAGE_NS = 100_000
 Matrix = tuple[tuple[int, ...], ...]
 
 
-Kinds = tuple[int, int, int]
-"""How many embeddings, blocks and heads."""
+Kinds = tuple[int, int, int, int, int]
+"""How many embeddings, blocks and heads there are among some layers, and their first and end: where
+layers are unlike it counts which they are."""
 
 
 def kinds_in(first: int, end: int, layer_count: int) -> Kinds:
     """Of the layers `first .. end - 1`."""
     if first >= end:
-        return 0, 0, 0
+        return 0, 0, 0, first, first
     head = layer_count - 1
-    return int(first == 0), min(end, head) - max(first, 1), int(end > head)
+    return int(first == 0), min(end, head) - max(first, 1), int(end > head), first, end
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,7 @@ class LayerNs:
         return self.head_forward_ns + self.head_backward_ns
 
     def forward_ns(self, kinds: Kinds) -> int:
-        embeddings, blocks, heads = kinds
+        embeddings, blocks, heads, _, _ = kinds
         return (
             embeddings * self.embedding_forward_ns
             + blocks * self.block_forward_ns
@@ -65,7 +67,7 @@ class LayerNs:
 
     def backward_ns(self, kinds: Kinds) -> int:
         """With what a split leaves for later."""
-        embeddings, blocks, heads = kinds
+        embeddings, blocks, heads, _, _ = kinds
         return (
             embeddings * self.embedding_backward_ns
             + blocks * self.block_backward_ns
@@ -81,12 +83,48 @@ class LayerNs:
         of the backward, else all of it."""
         if not splits:
             return self.backward_ns(kinds)
-        embeddings, blocks, heads = kinds
+        embeddings, blocks, heads, _, _ = kinds
         return (
             embeddings * weight_part_ns(self.embedding_forward_ns, self.embedding_backward_ns)
             + blocks * weight_part_ns(self.block_forward_ns, self.block_backward_ns)
             + heads * weight_part_ns(self.head_forward_ns, self.head_backward_ns)
         )
+
+
+@dataclass(frozen=True, slots=True)
+class UnlikeNs(LayerNs):
+    """Of layers that a run lists; a block is the mean of those between the ends."""
+
+    forwards_ns: tuple[int, ...]
+    """Of each layer."""
+    backwards_ns: tuple[int, ...]
+
+    def forward_ns(self, kinds: Kinds) -> int:
+        return sum(self.forwards_ns[kinds[3] : kinds[4]])
+
+    def backward_ns(self, kinds: Kinds) -> int:
+        return sum(self.backwards_ns[kinds[3] : kinds[4]])
+
+    def last_part_ns(self, kinds: Kinds, splits: bool) -> int:
+        if not splits:
+            return self.backward_ns(kinds)
+        here = slice(kinds[3], kinds[4])
+        return sum(map(weight_part_ns, self.forwards_ns[here], self.backwards_ns[here]))
+
+
+def unlike_ns(forwards_ns: tuple[int, ...], backwards_ns: tuple[int, ...]) -> UnlikeNs:
+    """Of each layer, the first and the last among them."""
+    count = len(forwards_ns) - 2
+    return UnlikeNs(
+        forwards_ns[0],
+        backwards_ns[0],
+        -(-sum(forwards_ns[1:-1]) // count),
+        -(-sum(backwards_ns[1:-1]) // count),
+        forwards_ns[-1],
+        backwards_ns[-1],
+        forwards_ns,
+        backwards_ns,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +179,10 @@ class PlanningProblem:
     """Of a block's forward: what an update of the block takes."""
     codings: Codings | None = None
     """Of boundaries, where the run allows several."""
+    unlike: tuple[LayerBytes, ...] = ()
+    """Each layer, where a run lists them; `block` is then the mean of those between the ends."""
+    unlike_boundaries: tuple[int, ...] = ()
+    """On the wire, behind each of these layers but the last; `boundary_bytes` is the largest."""
 
     @property
     def peer_count(self) -> int:
@@ -156,13 +198,17 @@ class PlanningProblem:
         return 1 if self.one_stage else self.layer_count
 
     def layer_bytes(self, layer: int) -> LayerBytes:
+        if self.unlike:
+            return self.unlike[layer]
         if layer == 0:
             return self.embedding
         return self.block if layer <= self.block_count else self.head
 
     def state_bytes(self, first: int, end: int) -> int:
         """Of the layers `first .. end - 1`."""
-        embeddings, blocks, heads = kinds_in(first, end, self.layer_count)
+        if self.unlike:
+            return sum(layer.state_bytes for layer in self.unlike[first:end])
+        embeddings, blocks, heads, _, _ = kinds_in(first, end, self.layer_count)
         return (
             embeddings * self.embedding.state_bytes
             + blocks * self.block.state_bytes
@@ -171,7 +217,9 @@ class PlanningProblem:
 
     def saved_bytes(self, first: int, end: int) -> int:
         """Of the layers `first .. end - 1`, for each microbatch in flight."""
-        embeddings, blocks, heads = kinds_in(first, end, self.layer_count)
+        if self.unlike:
+            return sum(layer.saved_bytes for layer in self.unlike[first:end])
+        embeddings, blocks, heads, _, _ = kinds_in(first, end, self.layer_count)
         return (
             embeddings * self.embedding.saved_bytes
             + blocks * self.block.saved_bytes
@@ -219,7 +267,7 @@ def problem_of(snapshot: Snapshot, held_back: Container[str] = ()) -> PlanningPr
         embedding=_layer_bytes(workload, workload.embedding),
         block=_layer_bytes(workload, workload.block),
         head=_layer_bytes(workload, workload.head),
-        layer_ns=tuple(layer_ns_of(record.device) for record in able),
+        layer_ns=tuple(layer_ns_of(record.device, workload) for record in able),
         memory_bytes=tuple(record.device.memory_bytes for record in able),
         uplink_bytes_per_s=tuple(limit(record.uplink_bytes_per_s) for record in able),
         downlink_bytes_per_s=tuple(limit(record.downlink_bytes_per_s) for record in able),
@@ -233,6 +281,8 @@ def problem_of(snapshot: Snapshot, held_back: Container[str] = ()) -> PlanningPr
         inner_steps=workload.inner_steps,
         block_update_ppm=workload.block_update_ppm,
         codings=codings_of(workload),
+        unlike=_unlike_bytes(workload),
+        unlike_boundaries=workload.unlike_wire_bytes,
     )
 
 
@@ -278,8 +328,21 @@ def _layer_bytes(workload: Workload, cost: LayerCost) -> LayerBytes:
     )
 
 
-def layer_ns_of(device: Device) -> LayerNs:
+def _unlike_bytes(workload: Workload) -> tuple[LayerBytes, ...]:
+    if workload.unlike is None:
+        return ()
+    return tuple(
+        _layer_bytes(workload, workload.cost(layer)) for layer in range(workload.layer_count)
+    )
+
+
+def layer_ns_of(device: Device, workload: Workload) -> LayerNs:
     """A layer that took no measurable time counts one nanosecond."""
+    if workload.unlike is not None:
+        times = [timing_of(device, workload, layer) for layer in range(workload.layer_count)]
+        forward = tuple(max(1, each.forward_ns) for each in times)
+        backward = tuple(max(1, each.backward_ns) for each in times)
+        return unlike_ns(forward, backward)
     return LayerNs(
         max(1, device.embedding.forward_ns),
         max(1, device.embedding.backward_ns),

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from statistics import median
 
 from p2p_dtfm.core.cost_model.placement_problem import duration_ns
+from p2p_dtfm.core.protocol.layers.timings import timing_of
 from p2p_dtfm.core.protocol.plan import Plan
-from p2p_dtfm.core.protocol.records import PeerRecord
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.workload import Workload
 from p2p_dtfm.core.recovery.view import View
@@ -90,8 +90,9 @@ class Pace:
         plan, record = self._view.plan, self._records.get(peer_id)
         if not isinstance(plan, Plan) or record is None:
             return 0
-        layers, last = plan.layers_of(peer_id), self._view.snapshot.workload.layer_count - 1
-        return sum(_layer_ns(record, layer, last) for layer in layers)
+        workload = self._view.snapshot.workload
+        timings = [timing_of(record.device, workload, layer) for layer in plan.layers_of(peer_id)]
+        return sum(timing.forward_ns + timing.backward_ns for timing in timings)
 
     def _save_ns(self, peer_id: str, step: int) -> int:
         """A checkpoint is saved just before the step begins."""
@@ -116,9 +117,3 @@ class Pace:
     def _state_bytes(self, layers: set[int]) -> int:
         workload: Workload = self._view.snapshot.workload
         return sum(workload.cost(layer).state_bytes for layer in layers)
-
-
-def _layer_ns(record: PeerRecord, layer: int, last: int) -> int:
-    device = record.device
-    timing = {0: device.embedding, last: device.head}.get(layer, device.block)
-    return timing.forward_ns + timing.backward_ns

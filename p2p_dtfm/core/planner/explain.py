@@ -13,6 +13,7 @@ from p2p_dtfm.core.cost_model.placement_problem import PlanningProblem
 from p2p_dtfm.core.cost_model.unmeasured import held_back
 from p2p_dtfm.core.planner.link_sources import link_sources
 from p2p_dtfm.core.planner.recomputation import problem_in_force
+from p2p_dtfm.core.protocol.layers.timings import timing_of
 from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
 from p2p_dtfm.core.protocol.records import PeerRecord
 from p2p_dtfm.core.protocol.snapshot import Snapshot
@@ -265,7 +266,7 @@ def _way(record: PeerRecord, after: str, links: SwarmLinks) -> str:
 def _compute_ns(snapshot: Snapshot, plan: Plan, stage: Stage, record: PeerRecord) -> int:
     each = 0
     for layer in stage.layers:
-        timing = getattr(record.device, snapshot.workload.kind(layer).value)
+        timing = timing_of(record.device, snapshot.workload, layer)
         each += timing.forward_ns + timing.backward_ns
     places = plan.places_of(stage.peer_id)
     return each * sum(plan.pipelines[number].microbatch_count for number, _ in places)

@@ -1,7 +1,11 @@
 """Whether any pipeline of the members can hold the model, and if not, what is short."""
 
-from p2p_dtfm.core.cost_model.placement_problem import PlanningProblem
+from itertools import permutations
+
+from p2p_dtfm.core.cost_model.placement_problem import LayerBytes, PlanningProblem
 from p2p_dtfm.core.protocol.plan import NoPlan
+
+_FEW_PEERS = 6
 
 
 def memory_pipeline(problem: PlanningProblem) -> tuple[int, ...] | None:
@@ -11,6 +15,8 @@ def memory_pipeline(problem: PlanningProblem) -> tuple[int, ...] | None:
     and last peer (which has room for the head), the blocks that fit on them and on all others
     between them cover the model.
     """
+    if problem.unlike:
+        return _unlike_pipeline(problem)
     capacities = _block_capacities(problem)
     middle = sorted(range(problem.peer_count), key=lambda peer: (-capacities[peer], peer))
     firsts = _best_ends(problem, capacities, with_embedding=True)
@@ -29,6 +35,40 @@ def memory_pipeline(problem: PlanningProblem) -> tuple[int, ...] | None:
             if found is not None and (best is None or len(found) < len(best)):
                 best = found
     return best
+
+
+def _unlike_pipeline(problem: PlanningProblem) -> tuple[int, ...] | None:
+    """Of unlike layers: each peer alone, then the largest first, each with as many layers as fit;
+    of few peers every order. Of many, another order might fit where none of these does."""
+    roomy = sorted(range(problem.peer_count), key=lambda peer: (-problem.memory_bytes[peer], peer))
+    few = len(roomy) <= _FEW_PEERS
+    for order in permutations(roomy) if few else (tuple(roomy), tuple(reversed(roomy))):
+        held = _unlike_holders(problem, order)
+        if held is not None:
+            return held
+    return None
+
+
+def _unlike_holders(problem: PlanningProblem, order: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Those of `order` that hold all layers; who has no room for the next holds none."""
+    layer, holders = 0, []
+    for peer in order:
+        left_bytes, first = problem.memory_bytes[peer], layer
+        while layer < problem.layer_count:
+            left_bytes -= _needed_bytes(problem.unlike[layer])
+            if left_bytes < 0:
+                break
+            layer += 1
+        if layer > first:
+            holders.append(peer)
+        if layer == problem.layer_count:
+            return tuple(holders)
+    return None
+
+
+def _needed_bytes(layer: LayerBytes) -> int:
+    """With one microbatch in flight."""
+    return layer.state_bytes + layer.saved_bytes
 
 
 def _block_capacities(problem: PlanningProblem) -> list[int]:
@@ -92,25 +132,32 @@ def why_infeasible(problem: PlanningProblem) -> NoPlan:
             f"{gibibytes(needed - offered)} more memory is needed",
             needed - offered,
         )
-    for name, layer in (
-        ("embedding", problem.embedding),
-        ("head", problem.head),
-        ("transformer block", problem.block),
-    ):
+    for name, layer in _named_layers(problem):
         size = layer.state_bytes + layer.saved_bytes
         if size > most:
             return NoPlan(
-                f"the {name} needs {gibibytes(size)} on one peer; the largest of "
+                f"{name} needs {gibibytes(size)} on one peer; the largest of "
                 f"{problem.peer_count} offers {gibibytes(most)}: that peer needs "
                 f"{gibibytes(size - most)} more memory",
                 size - most,
             )
-    short = _rounding_loss(problem)
+    short = min(map(_needed_bytes, problem.unlike)) if problem.unlike else _rounding_loss(problem)
     return NoPlan(
         f"this run needs {gibibytes(needed)} for its layers; {peers} {gibibytes(offered)}, but "
         f"layers do not divide: {gibibytes(short)} more memory is needed",
         short,
     )
+
+
+def _named_layers(problem: PlanningProblem) -> list[tuple[str, LayerBytes]]:
+    """Those that may be too large for any peer."""
+    if problem.unlike:
+        return [(f"layer {number}", layer) for number, layer in enumerate(problem.unlike)]
+    return [
+        ("the embedding", problem.embedding),
+        ("the head", problem.head),
+        ("the transformer block", problem.block),
+    ]
 
 
 def _rounding_loss(problem: PlanningProblem) -> int:

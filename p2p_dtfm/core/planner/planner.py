@@ -10,6 +10,7 @@ from p2p_dtfm.core.planner.least_gain import without_idlers
 from p2p_dtfm.core.planner.recomputation import recomputing
 from p2p_dtfm.core.planner.search import search
 from p2p_dtfm.core.planner.stability import Present
+from p2p_dtfm.core.planner.unlike_cuts import best_cut
 from p2p_dtfm.core.protocol.measured_plans import agreed
 from p2p_dtfm.core.protocol.plan import NoPlan, Pipeline, Plan, Stage, check_plan
 from p2p_dtfm.core.protocol.prng import prng_of_digest
@@ -102,6 +103,7 @@ def _plan(snapshot: Snapshot, problem: PlanningProblem) -> tuple[Plan | NoPlan, 
     warm = present.placement() if present else None
     in_a_hurry = warm is not None and not snapshot.planned  # all wait; it starts from what stands
     best = search(model, fallback, prng_of_digest(snapshot.digest()), warm, in_a_hurry)
+    best = best_cut(model, best, in_a_hurry)
     wanted = present.choose(best) if present else best
     settled = present.held if present else ()
     wanted = without_idlers(model, wanted, snapshot.workload.least_gain_ppm, settled)
@@ -145,8 +147,7 @@ def plan_of(problem: PlanningProblem, cost: PlacementCost) -> Plan:
             )
             for position, peer in enumerate(cost.placement[number])
         )
-        names = tuple(edge.names for edge in cut.edges)
-        pipelines.append(Pipeline(stages, first, count, names))
+        pipelines.append(Pipeline(stages, first, count, cut.codecs_of(problem)))
         first += count
     used = {peer for peers in cost.placement for peer in peers}
     spares = [problem.peer_ids[peer] for peer in range(problem.peer_count) if peer not in used]

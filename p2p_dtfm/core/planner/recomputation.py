@@ -8,7 +8,13 @@ alike.
 
 from dataclasses import replace
 
-from p2p_dtfm.core.cost_model.placement_problem import LayerNs, PlanningProblem, problem_of
+from p2p_dtfm.core.cost_model.placement_problem import (
+    LayerNs,
+    PlanningProblem,
+    UnlikeNs,
+    problem_of,
+    unlike_ns,
+)
 from p2p_dtfm.core.protocol.plan import Plan, Stage
 from p2p_dtfm.core.protocol.snapshot import Snapshot
 from p2p_dtfm.core.protocol.workload import Workload
@@ -47,6 +53,8 @@ def recomputing(problem: PlanningProblem, workload: Workload) -> PlanningProblem
     Besides the inputs of its layers a stage then holds what one layer saves, while it goes back
     through that layer. The wider of the two kinds counts: the head's, where it is held.
     """
+    if problem.unlike:
+        return _unlike_recomputing(problem, workload)
     entry_bytes = workload.boundary_bytes
     block, head = problem.block, problem.head
     once = block.saved_bytes
@@ -64,7 +72,27 @@ def recomputing(problem: PlanningProblem, workload: Workload) -> PlanningProblem
     )
 
 
+def _unlike_recomputing(problem: PlanningProblem, workload: Workload) -> PlanningProblem:
+    """The same where each layer saves, and is entered with, its own; the most counts once."""
+    boundaries = workload.unlike.boundary_bytes if workload.unlike is not None else ()
+    once = max(layer.saved_bytes for layer in problem.unlike)
+    kept = tuple(
+        replace(layer, saved_bytes=min(layer.saved_bytes, entry_bytes))
+        for layer, entry_bytes in zip(problem.unlike, (boundaries[0], *boundaries), strict=True)
+    )
+    return replace(
+        problem,
+        unlike=kept,
+        layer_ns=tuple(map(_forward_again, problem.layer_ns)),
+        splits_backwards=False,
+        memory_bytes=tuple(max(0, memory - once) for memory in problem.memory_bytes),
+    )
+
+
 def _forward_again(times: LayerNs) -> LayerNs:
+    if isinstance(times, UnlikeNs):
+        backwards = map(int.__add__, times.forwards_ns, times.backwards_ns)
+        return unlike_ns(times.forwards_ns, tuple(backwards))
     return replace(
         times,
         embedding_backward_ns=times.embedding_backward_ns + times.embedding_forward_ns,

@@ -153,9 +153,7 @@ class Present:
         used = {stage.peer_id for stage in stages}
         spares = {*self.problem.peer_ids, *self.problem.idle} - used
         coded = tuple(
-            msgspec.structs.replace(
-                pipeline, codecs=tuple(edge.names for edge in timed[peers].edges)
-            )
+            msgspec.structs.replace(pipeline, codecs=timed[peers].codecs_of(self.problem))
             for pipeline, peers in zip(self.pipelines, placement, strict=True)
         )
         return msgspec.structs.replace(

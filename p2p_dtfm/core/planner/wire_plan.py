@@ -3,6 +3,7 @@ crossed. A pure function of run spec, plan and snapshot, so both ends of a link 
 frame that says otherwise is its sender's fault.
 """
 
+import math
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import NamedTuple
@@ -146,16 +147,18 @@ def _boundary_codecs(
         up, down = problem.uplink_bytes_per_s[a], problem.downlink_bytes_per_s[b]
         return min(problem.bytes_per_s[a][b], up // sent, down // received)
 
+    first_layer = next(s.first_layer for s in pipeline.stages if s.peer_id == edge[1])
+    shape = spec.boundary_shape(first_layer)
+    size_bytes = math.prod(shape) * FLOAT_BYTES
     return BoundaryCodecs(
-        _codec(allowed.activations, rate(before, after, *tensors), limit_ns, spec),
-        _codec(allowed.gradients, rate(after, before, *tensors[::-1]), limit_ns, spec),
+        _codec(allowed.activations, rate(before, after, *tensors), limit_ns, size_bytes),
+        _codec(allowed.gradients, rate(after, before, *tensors[::-1]), limit_ns, size_bytes),
     )
 
 
-def _codec(allowed: tuple[str, ...], bytes_per_s: int, limit_ns: int, spec: RunSpec) -> str:
+def _codec(allowed: tuple[str, ...], bytes_per_s: int, limit_ns: int, size_bytes: int) -> str:
     """The first that travels in the time that the busiest stage computes a microbatch, so that the
     link holds up nobody; if none does, the one with the fewest bytes."""
-    size_bytes = spec.batch.microbatch * spec.model.context * spec.model.width * FLOAT_BYTES
     for codec in allowed:
         if duration_ns(size_bytes * CODEC_PERCENT[codec] // 100, max(1, bytes_per_s)) <= limit_ns:
             return codec

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from enum import StrEnum
-from typing import Annotated, TypeVar, cast
+from typing import Annotated, TypeVar
 
 import msgspec
 
@@ -16,6 +16,7 @@ from p2p_dtfm.core.protocol.facts.brief_links import (
 )
 from p2p_dtfm.core.protocol.facts.brief_links import Link as Link  # part of a record
 from p2p_dtfm.core.protocol.facts.device_facts import DeviceFacts, fault_of_facts
+from p2p_dtfm.core.protocol.layers.listed import MOST_LAYERS
 from p2p_dtfm.core.protocol.measured_plans import MeasuredPlan, is_sane
 from p2p_dtfm.core.protocol.names import fault_of_name, generated_name
 from p2p_dtfm.core.protocol.signed import Sign, Signed, Verify, open_signed, sign
@@ -28,6 +29,8 @@ ADDRESS_LIMIT = 256
 DIGEST_BYTES = 32
 LINKS_LIMIT = 1024 + 64
 """As many members as there may be, and some that were."""
+MOST_TIMES = 6 + 2 * MOST_LAYERS
+"""Of a device: three kinds of layers, and each distinct one that a run lists."""
 RECORD_KIND = "record"
 
 
@@ -74,6 +77,13 @@ class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     head: LayerTiming
     facts: DeviceFacts | msgspec.UnsetType = msgspec.UNSET
     """What it is; of emulated devices nothing."""
+    listed: tuple[LayerTiming, ...] | msgspec.UnsetType = msgspec.UNSET
+    """Where a run lists its layers: of each distinct one, in the order of the workload's costs."""
+
+    @property
+    def unlike(self) -> tuple[LayerTiming, ...]:
+        """As `listed`; none where a run's layers are a GPT's."""
+        return () if self.listed is msgspec.UNSET else self.listed
 
     @property
     def guarding_bytes(self) -> int:
@@ -151,8 +161,9 @@ class PackedRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, arra
     sequence: int
     device: tuple[str, str, int]
     """Kind, name and memory."""
-    layers_ns: tuple[int, int, int, int, int, int]
-    """Of embedding, block and head, forward and backward."""
+    layers_ns: Annotated[tuple[int, ...], msgspec.Meta(min_length=6, max_length=MOST_TIMES)]
+    """Of embedding, block and head, forward and backward; then of each distinct layer, where a run
+    lists them."""
     facts: DeviceFacts | None
     rates_bytes_per_s: tuple[int, int]
     """Up and down."""
@@ -169,7 +180,7 @@ class PackedRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, arra
 def packed(record: PeerRecord) -> PackedRecord:
     """All of it but the id."""
     device = record.device
-    timings = (device.embedding, device.block, device.head)
+    timings = (device.embedding, device.block, device.head, *device.unlike)
     forwards_and_backwards = [ns for each in timings for ns in (each.forward_ns, each.backward_ns)]
     return PackedRecord(
         record.protocol_version,
@@ -177,7 +188,7 @@ def packed(record: PeerRecord) -> PackedRecord:
         record.life,
         record.sequence,
         (device.kind, device.name, device.memory_bytes),
-        cast(tuple[int, int, int, int, int, int], tuple(forwards_and_backwards)),
+        tuple(forwards_and_backwards),
         _or_none(device.facts),
         (record.uplink_bytes_per_s, record.downlink_bytes_per_s),
         {peer: (link.round_trip_ns, link.bytes_per_s) for peer, link in record.links.items()},
@@ -192,14 +203,24 @@ def packed(record: PeerRecord) -> PackedRecord:
 
 def unpacked(peer_id: str, told: PackedRecord) -> PeerRecord:
     """The record of this peer, who has signed it."""
-    embedding, block, head = (LayerTiming(*told.layers_ns[at : at + 2]) for at in (0, 2, 4))
+    if len(told.layers_ns) % 2:
+        raise PeerFault("record with a forward that has no backward", peer_id)
+    pairs = range(0, len(told.layers_ns), 2)
+    embedding, block, head, *unlike = (LayerTiming(*told.layers_ns[at : at + 2]) for at in pairs)
     return PeerRecord(
         peer_id,
         told.life,
         told.sequence,
         told.protocol_version,
         _text_of(told.run),
-        Device(*told.device, embedding, block, head, _or_unset(told.facts)),
+        Device(
+            *told.device,
+            embedding,
+            block,
+            head,
+            _or_unset(told.facts),
+            tuple(unlike) or msgspec.UNSET,
+        ),
         *told.rates_bytes_per_s,
         {peer: Link(*link) for peer, link in told.links.items()},
         told.addresses,
@@ -293,7 +314,8 @@ def _require_sane_names(record: PeerRecord) -> None:
 
 
 def _require_sane_numbers(record: PeerRecord) -> None:
-    timings = (record.device.embedding, record.device.block, record.device.head)
+    device = record.device
+    timings = (device.embedding, device.block, device.head, *device.unlike)
     numbers = [record.life, record.sequence, record.device.memory_bytes]
     numbers += [value for timing in timings for value in (timing.forward_ns, timing.backward_ns)]
     numbers += [record.uplink_bytes_per_s, record.downlink_bytes_per_s]

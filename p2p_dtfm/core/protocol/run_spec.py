@@ -9,8 +9,11 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from p2p_dtfm.core.protocol.canonical import decode, digest_bytes, encode
 from p2p_dtfm.core.protocol.errors import PeerFault, UserError
+from p2p_dtfm.core.protocol.layers.listed import MOST_LAYERS, ListedLayer
+from p2p_dtfm.core.protocol.layers.listed import reason_against as reason_against_layers
 from p2p_dtfm.core.protocol.model_spec import ModelSpec, Section, with_preset
 from p2p_dtfm.core.protocol.plain_words import in_plain_words
+from p2p_dtfm.core.protocol.sections.audit_spec import AuditSpec
 from p2p_dtfm.core.protocol.sections.lora_spec import LoraSpec, reason_against
 from p2p_dtfm.core.protocol.sections.optimizer_spec import OptimizerSpec
 
@@ -38,9 +41,9 @@ class BatchSpec(Section):
 class DataSpec(Section):
     """Where the tokens come from.
 
-    `source` is read by the founder only: "python-standard-library", or the directory that
-    `p2p-dtfm prepare` made. Founding puts the digest of the manifest in `manifest`; from then on
-    the digest is what counts.
+    `source` is read by the founder only: "python-standard-library", "digits" (pictures that come
+    with scikit-learn), or the directory that `p2p-dtfm prepare` made. Founding puts the digest of
+    the manifest in `manifest`; from then on the digest is what counts.
     """
 
     source: str = "python-standard-library"
@@ -188,27 +191,6 @@ class CheckpointSpec(Section):
     keep: int = Field(default=2, ge=2, description="two, so that a torn one never is the last")
 
 
-class AuditSpec(Section):
-    """Whether stage-holders compute each other's work again. Experimental."""
-
-    rate: float = Field(
-        default=0.0,
-        ge=0,
-        le=1,
-        description="the part of all works in a step that are computed again, bit for bit, before "
-        "it commits; 0: none",
-    )
-    arithmetic: Literal["most", "any"] = Field(
-        default="most",
-        description="most: where more than half of the stage-holders compute alike, bit for bit, "
-        "who does not has no place, as nobody can compute its work again; any: it is not audited",
-    )
-
-    @property
-    def rate_millionths(self) -> int:
-        return round(self.rate * 1_000_000)
-
-
 class RunSpec(Section):
     """Everything that decides what the run computes."""
 
@@ -218,6 +200,11 @@ class RunSpec(Section):
     model: ModelSpec
     batch: BatchSpec
     optimizer: OptimizerSpec
+    layers: tuple[ListedLayer, ...] = Field(
+        default=(),
+        max_length=MOST_LAYERS,
+        description="of unlike kinds, one by one, from the first to the last; none: a GPT",
+    )
     lora: LoraSpec = LoraSpec()
     data: DataSpec = DataSpec()
     evaluation: EvaluationSpec = EvaluationSpec()
@@ -289,6 +276,34 @@ class RunSpec(Section):
             raise ValueError(reason)
         return self
 
+    @model_validator(mode="after")
+    def _layers_can_be_listed(self) -> "RunSpec":
+        if not self.layers:
+            return self
+        several = max(len(self.codecs.activations), len(self.codecs.gradients)) > 1
+        refused = {
+            "[lora]": self.trains_adapters,
+            'optimizer.kind = "muon"': self.optimizer.kind == "muon",
+            'data.packing = "documents"': self.data.masks_documents,
+            "audit.rate": bool(self.audit.rate),
+            "several codecs for one boundary": several,
+        }
+        for name, asked in refused.items():
+            if asked:
+                raise ValueError(f"{name} knows the layers of a GPT, and [[layers]] lists others")
+        reason = reason_against_layers(self.layers, self.model)
+        if reason is not None:
+            raise ValueError(reason)
+        return self
+
+    def boundary_shape(self, layer: int) -> tuple[int, ...]:
+        """Of what a microbatch brings to this layer from the one before."""
+        if not self.layers:
+            return self.batch.microbatch, self.model.context, self.model.width
+        sizes = self.layers[layer - 1].sizes
+        assert layer > 0 and sizes is not None, "sizes are stated before anything is computed"
+        return self.batch.microbatch, *sizes.boundary
+
     @property
     def trains_adapters(self) -> bool:
         """Whether the model itself is frozen (`[lora]`)."""
@@ -320,6 +335,8 @@ class RunSpec(Section):
         values["model"] = self.model.stated()
         if not self.founding:
             del values["founding"]
+        if not self.layers:
+            del values["layers"]
         self.optimizer.without_later_defaults(values["optimizer"])
         if not self.data.masks_documents:
             del values["data"]["packing"], values["data"]["end_of_document"]
@@ -358,9 +375,12 @@ class RunSpec(Section):
     def from_canonical_bytes(cls, payload: bytes) -> "RunSpec":
         """Read what a peer sent. Raises `PeerFault`."""
         try:
-            return cls.model_validate(decode(payload, dict, limit_bytes=1 << 16))
+            spec = cls.model_validate(decode(payload, dict, limit_bytes=1 << 16))
         except ValidationError as error:
             raise PeerFault(f"run spec that does not validate: {error}") from error
+        if any(layer.sizes is None for layer in spec.layers):
+            raise PeerFault("run spec that lists layers without their sizes")
+        return spec
 
 
 def _floats_to_text(value: Any) -> Any:
@@ -408,7 +428,11 @@ def _explain(item: Any, values: dict[str, Any]) -> tuple[str, str]:
 def _known_keys(path: list[str]) -> list[str]:
     section: Any = RunSpec
     for part in path:
+        if not hasattr(section, "model_fields"):  # within a list
+            return []
         section = section.model_fields[part].annotation
+    if not hasattr(section, "model_fields"):
+        return []
     return sorted([*section.model_fields, *(["preset"] if section is ModelSpec else [])])
 
 

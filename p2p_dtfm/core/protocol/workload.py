@@ -9,6 +9,8 @@ from enum import StrEnum
 
 import msgspec
 
+from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.core.protocol.layers.listed import ListedLayer
 from p2p_dtfm.core.protocol.model_spec import ModelSpec
 from p2p_dtfm.core.protocol.run_spec import Codec, CodecSpec, RunSpec
 from p2p_dtfm.core.protocol.sections.lora_spec import adapted_matrices
@@ -45,9 +47,22 @@ class LayerCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     forward_flops: int
     update_flops: int = 0
     """Of an update, once in a step or in each inner step; 0: too little to be counted."""
+    unlike: "UnlikeLayers | None" = None
+    """Where this is the mean of layers between the ends that a run lists one by one: each."""
     backward_flops: int = 0
     """Where matrices are frozen, so that no part of a backward can be left for later. 0: twice the
     forward's, for the input's gradient and as many for the matrices' own."""
+
+
+class UnlikeLayers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Layers that a run lists one by one."""
+
+    costs: tuple[LayerCost, ...]
+    """Of each distinct one, in the order in which they first come."""
+    order: tuple[int, ...]
+    """Which of them each layer is, ends included."""
+    boundary_bytes: tuple[int, ...]
+    """Of what each layer but the last gives on, for one microbatch."""
 
 
 class AllowedCodecs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -64,7 +79,8 @@ class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     microbatch_count: int
     evaluation_microbatch_count: int
     boundary_bytes: int
-    """An activation (or its gradient) of one microbatch between two layers."""
+    """An activation (or its gradient) of one microbatch between two layers; of unlike layers the
+    largest."""
     embedding: LayerCost
     block: LayerCost
     head: LayerCost
@@ -95,15 +111,32 @@ class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     @property
     def splits_backwards(self) -> bool:
         """Whether stages leave the gradients of matrices for when nothing else can run."""
+        if self.unlike is not None:  # a kind need not be made of matrices
+            return False
         return self.recompute != "included" and not self.block.backward_flops
+
+    @property
+    def unlike(self) -> UnlikeLayers | None:
+        """None where all layers between the ends are alike."""
+        return self.block.unlike
 
     @property
     def boundary_wire_bytes(self) -> int:
         """In the fewest bytes that the run allows both ways."""
+        return self.on_the_wire(self.boundary_bytes)
+
+    @property
+    def unlike_wire_bytes(self) -> tuple[int, ...]:
+        """Behind each layer but the last, where layers are unlike; else nothing."""
+        unlike = self.unlike
+        return () if unlike is None else tuple(map(self.on_the_wire, unlike.boundary_bytes))
+
+    def on_the_wire(self, boundary_bytes: int) -> int:
+        """In the fewest bytes that the run allows both ways."""
         per_kibi = self.boundary_bytes_per_kibi
         if isinstance(per_kibi, AllowedCodecs):
             per_kibi = _fewest_both_ways(per_kibi)
-        return -(-self.boundary_bytes * per_kibi // (FLOAT_BYTES * KIBI))
+        return -(-boundary_bytes * per_kibi // (FLOAT_BYTES * KIBI))
 
     def gradient_wire_bytes(self, cost: "LayerCost") -> int:
         """A layer's gradient, in one direction, when a replica contributes it."""
@@ -124,6 +157,9 @@ class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
         return LayerKind.BLOCK if layer <= self.block_count else LayerKind.HEAD
 
     def cost(self, layer: int) -> LayerCost:
+        unlike = self.unlike
+        if unlike is not None:
+            return unlike.costs[unlike.order[layer]]
         cost: LayerCost = getattr(self, self.kind(layer).value)
         return cost
 
@@ -133,8 +169,13 @@ def workload_of(spec: RunSpec) -> Workload:
 
     Operation counts follow Kaplan et al. 2020, table 1: 2 operations for each parameter of a
     matrix and token, plus attention scores and their use, 4 * context for each token and channel of
-    the queries.
+    the queries. Where a run lists its layers, these state their sizes.
+
+    Raises `UserError` where they do not: whoever reads a file has them stated first
+    (`train.model.kinds`).
     """
+    if spec.layers:
+        return _of_listed(spec)
     model = spec.model
     tokens = spec.batch.microbatch * model.context
     width, vocabulary = model.width, model.vocabulary
@@ -171,6 +212,59 @@ def workload_of(spec: RunSpec) -> Workload:
         one_stage=model.tied_head and not spec.trains_adapters,
     )
     return _of_adapters(spec, whole, copies, tokens) if spec.trains_adapters else whole
+
+
+def _of_listed(spec: RunSpec) -> Workload:
+    """What is between the ends is a layer of each kind's own; `block` is their mean, by which
+    whatever needs no more than an idea of the work goes."""
+    stated = [layer.sizes for layer in spec.layers]
+    sizes = [each for each in stated if each is not None]
+    if len(sizes) < len(stated):
+        raise UserError(
+            f"the layers that {spec.name} lists do not state their sizes yet",
+            "found the run with a daemon, which knows their kinds",
+        )
+    sequences, copies = spec.batch.microbatch, STATE_COPIES + _private_copies(spec)
+    each_layer = [
+        _layer_cost(
+            size.parameters,
+            sequences * size.saved_values * FLOAT_BYTES,
+            max(1, sequences * size.forward_flops),
+            copies,
+        )
+        for size in sizes
+    ]
+    distinct = list(dict.fromkeys((layer.kind, cost) for layer, cost in _paired(spec, each_layer)))
+    order = [distinct.index((layer.kind, cost)) for layer, cost in _paired(spec, each_layer)]
+    boundaries = [FLOAT_BYTES * sequences * size.boundary_values for size in sizes[:-1]]
+    between = each_layer[1:-1]
+    unlike = UnlikeLayers(tuple(cost for _, cost in distinct), tuple(order), tuple(boundaries))
+    count = len(between)
+    mean = _layer_cost(
+        -(-sum(cost.parameter_count for cost in between) // count),
+        -(-sum(cost.saved_bytes for cost in between) // count),
+        -(-sum(cost.forward_flops for cost in between) // count),
+        copies,
+    )
+    return Workload(
+        block_count=spec.model.layers,
+        microbatch_count=spec.microbatches_per_step,
+        evaluation_microbatch_count=spec.evaluation_microbatches,
+        boundary_bytes=max(boundaries),
+        embedding=each_layer[0],
+        block=msgspec.structs.replace(mean, unlike=unlike),
+        head=each_layer[-1],
+        min_members=spec.limits.min_members,
+        boundary_bytes_per_kibi=_boundary_codecs(spec.codecs),
+        gradient_bytes_per_kibi=reduced_bytes_per_kibi(spec.codecs, spec.codecs.reduction),
+        recompute=spec.compute.recompute,
+        inner_steps=spec.sync.inner_steps if spec.sync.mode == "local" else 0,
+        least_gain_ppm=round(spec.limits.least_gain * _MILLION),
+    )
+
+
+def _paired(spec: RunSpec, costs: list[LayerCost]) -> "zip[tuple[ListedLayer, LayerCost]]":
+    return zip(spec.layers, costs, strict=True)
 
 
 def _of_adapters(spec: RunSpec, whole: Workload, copies: int, tokens: int) -> Workload:

@@ -12,7 +12,7 @@ from itertools import accumulate
 
 import msgspec
 
-from p2p_dtfm.core.cost_model.placement_problem import problem_of
+from p2p_dtfm.core.cost_model.placement_problem import kinds_in, problem_of
 from p2p_dtfm.core.messages.agreement_messages import Contribution
 from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage, check_plan
 from p2p_dtfm.core.protocol.snapshot import Snapshot
@@ -176,13 +176,5 @@ class _Swarm:
     def _times_ns(self, peer_id: str, layers: range) -> tuple[int, int]:
         """Of one microbatch's forward, and its backward."""
         times = self.problem.layer_ns[self.numbers[peer_id]]
-        last = self.problem.layer_count - 1
-        kinds = [
-            (times.embedding_forward_ns, times.embedding_backward_ns)
-            if layer == 0
-            else (times.head_forward_ns, times.head_backward_ns)
-            if layer == last
-            else (times.block_forward_ns, times.block_backward_ns)
-            for layer in layers
-        ]
-        return sum(forward for forward, _ in kinds), sum(backward for _, backward in kinds)
+        kinds = kinds_in(layers.start, layers.stop, self.problem.layer_count)
+        return times.forward_ns(kinds), times.backward_ns(kinds)

@@ -8,7 +8,8 @@ from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.daemon.machine.settings import Settings
 from p2p_dtfm.net.contacts.addresses import check_listen_address, parse_address
 from p2p_dtfm.sim.scenario.files import find_run_spec, read_run_spec
-from p2p_dtfm.train.data import STANDARD_LIBRARY, open_prepared
+from p2p_dtfm.train.data import DIGITS, STANDARD_LIBRARY, open_prepared
+from p2p_dtfm.train.model.kinds.registry import with_sizes
 from p2p_dtfm.train.stage.emulated import emulated_flops_per_s
 from p2p_dtfm.train.stage.measure import select_device
 from p2p_dtfm.train.stage.room_to_train import require_room
@@ -22,8 +23,8 @@ def check_before_start(settings: Settings) -> None:
         parse_address(address)
     if settings.run:
         path = find_run_spec(settings.run)
-        spec = read_run_spec(path)
-        if spec.data.source != STANDARD_LIBRARY:
+        spec = with_sizes(read_run_spec(path))
+        if spec.data.source not in (STANDARD_LIBRARY, DIGITS):
             open_prepared(data_directory(spec, path))
         device = select_device(settings.device)
         if device.type == "cpu" and emulated_flops_per_s(settings.device) is None:

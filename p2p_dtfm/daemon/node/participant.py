@@ -191,7 +191,8 @@ class Participant:
             await self.samples.write_last(total)
         home, state = self.local.home, self.local.observer.state()
         path = home.run_directory(self.membership.run.digest) / REPORT_FILE
-        commands = next_commands(home.root, state.samples.prompt or "def ")
+        is_gpt = not self.membership.run.spec.layers  # of what is listed neither command knows
+        commands = next_commands(home.root, state.samples.prompt or "def ") if is_gpt else ()
         written = await asyncio.to_thread(write_report, path, state, commands)
         for line in last_words(state, path if written else None, commands):
             log.info("%s", line)

@@ -24,6 +24,7 @@ from p2p_dtfm.net.streams.blobs import BlobExchange, BlobUnavailable
 from p2p_dtfm.ports import now
 from p2p_dtfm.sim.scenario.files import read_run_spec
 from p2p_dtfm.train.data import (
+    DIGITS,
     STANDARD_LIBRARY,
     BlobStore,
     Manifest,
@@ -32,9 +33,11 @@ from p2p_dtfm.train.data import (
     end_of_document,
     open_prepared,
     parse_manifest,
+    prepare_digits,
     prepare_standard_library,
     tokenizer_from_bytes,
 )
+from p2p_dtfm.train.model.kinds.registry import with_sizes
 
 MANIFEST_LIMIT_BYTES = 64 << 20
 WELCOME_DEADLINE_S = 10.0
@@ -61,10 +64,13 @@ class Run:
 
 def prepare_run(path: Path, scratch: Path, progress: Progress) -> tuple[RunSpec, BlobStore]:
     """Read the run spec and prepare its data; the spec then names the data by digest."""
-    spec = read_run_spec(path)
+    spec = with_sizes(read_run_spec(path))
     if spec.data.source == STANDARD_LIBRARY:
         prepared_at = scratch / "python-standard-library"
         prepare_standard_library(prepared_at, progress=progress)
+    elif spec.data.source == DIGITS:
+        prepared_at = scratch / DIGITS
+        prepare_digits(prepared_at)
     else:
         prepared_at = Path(spec.data.source)
         if not prepared_at.is_absolute():
@@ -102,7 +108,7 @@ def is_here(memory: Signed, store: BlobStore) -> bool:
 
 def open_local_run(signed: Signed, store: BlobStore) -> Run:
     """A run whose manifest and tokenizer are in `store`."""
-    spec = RunSpec.from_canonical_bytes(signed.payload)
+    spec = with_sizes(RunSpec.from_canonical_bytes(signed.payload))
     manifest = parse_manifest(store.held(spec.data.manifest).read_bytes(), spec.data.manifest)
     tokenizer = tokenizer_from_bytes(store.held(manifest.tokenizer.digest).read_bytes())
     return Run(spec, signed, manifest, tokenizer, store)
@@ -248,7 +254,8 @@ async def fetch_run(
 ) -> Run:
     """Get manifest and tokenizer from peers. Raises `UserError` if none of them has them."""
     try:
-        spec = RunSpec.from_canonical_bytes(welcome.run_spec.payload)
+        # kinds are looked up, and sizes compared, before anything is fetched
+        spec = with_sizes(RunSpec.from_canonical_bytes(welcome.run_spec.payload))
         manifest_path = await fetch_blob(
             store, exchange, spec.data.manifest, peers, MANIFEST_LIMIT_BYTES
         )

@@ -54,7 +54,7 @@ class Mailbox:
         ]
         self._replay: tuple[int, StageReplay, frozenset[int], frozenset[int]] | None = None
         self._layers = plan.layers_of(me)
-        self._boundary = (spec.batch.microbatch, spec.model.context, spec.model.width)
+        self._boundary_shape = spec.boundary_shape
 
     def replay(self, step: int, replay: StageReplay) -> None:
         """Only what is missing here comes for `step`, of microbatches that may be others'."""
@@ -121,7 +121,7 @@ class Mailbox:
 
     def _due_shape(self, key: FrameKey) -> tuple[int, ...] | None:
         if key.kind in (FrameKind.ACTIVATION, FrameKind.ACTIVATION_GRADIENT):
-            return self._boundary if self._is_due_boundary(key) else None
+            return self._boundary_shape(key.layer) if self._is_due_boundary(key) else None
         chunks = self.wire.chunks.get(key.layer)
         if chunks is None or key.sender not in self._holders.get(key.layer, ()):
             return None

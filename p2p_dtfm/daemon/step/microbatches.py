@@ -375,9 +375,10 @@ class Microbatches:
     async def _boundary(self, key: FrameKey, payload: bytearray) -> Tensor:
         """Raises `PeerFault`."""
         codec = codec_of(self._mailbox.codec_of(key.kind, key.sender), self._spec.codecs)
+        shape = self._spec.boundary_shape(key.layer)
         if codec.lossless:
-            return codec.decode(payload, self._shape)
-        return await self._compute.run(codec.decode, payload, self._shape)
+            return codec.decode(payload, shape)
+        return await self._compute.run(codec.decode, payload, shape)
 
     def _require_finite(self, kind: FrameKind, number: int, values: Tensor | None) -> None:
         """What a neighbour has sent; raises `PeerFault`. Compute thread."""
@@ -420,9 +421,10 @@ class Microbatches:
             return boundaries[self._me, neighbour].activation
         return boundaries[neighbour, self._me].gradient
 
-    @property
-    def _shape(self) -> tuple[int, int, int]:
-        return self._spec.batch.microbatch, self._spec.model.context, self._spec.model.width
+    def _layer_behind(self, kind: FrameKind, number: int) -> int:
+        """The first one behind the boundary that a tensor crosses on its way out."""
+        behind = self._neighbour(kind, number) if kind is FrameKind.ACTIVATION else self._stage
+        return behind.first_layer
 
     def _outgoing(self, kind: FrameKind, number: int, tensor: Tensor) -> Outgoing:
         """Compute thread."""
@@ -437,11 +439,12 @@ class Microbatches:
     def _again(self, kind: FrameKind, number: int, sent: Outgoing) -> Outgoing:
         """In the codec of the present view. Compute thread."""
         codec = codec_of(sent.codec, self._spec.codecs)
-        return self._outgoing(kind, number, codec.decode(sent.payload, self._shape))
+        shape = self._spec.boundary_shape(self._layer_behind(kind, number))
+        return self._outgoing(kind, number, codec.decode(sent.payload, shape))
 
     def _send(self, step: int, kind: FrameKind, number: int, sent: Outgoing) -> None:
-        neighbour, is_forward = self._neighbour(kind, number), kind is FrameKind.ACTIVATION
-        layer = (neighbour if is_forward else self._stage).first_layer
-        header = self._frames.header(step, kind, layer, number, self._shape, sent.codec)
-        lane = "forward" if is_forward else "backward"
+        neighbour, layer = self._neighbour(kind, number), self._layer_behind(kind, number)
+        shape = self._spec.boundary_shape(layer)
+        header = self._frames.header(step, kind, layer, number, shape, sent.codec)
+        lane = "forward" if kind is FrameKind.ACTIVATION else "backward"
         self._frames.send_later(neighbour.peer_id, lane, header, sent.payload)

@@ -5,6 +5,7 @@ from statistics import median
 
 import msgspec
 
+from p2p_dtfm.core.protocol.layers.timings import timing_of
 from p2p_dtfm.core.protocol.measured_plans import STEPS_ENOUGH
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.records import Device, LayerTiming
@@ -36,9 +37,8 @@ class DevicePace:
         place = plan.place_of(me) if isinstance(plan, Plan) else None
         if not isinstance(plan, Plan) or place is None or len(self._steps_ns) < STEPS_ENOUGH:
             return None
-        last = view.snapshot.workload.layer_count - 1
-        kinds = {0: device.embedding, last: device.head}
-        timings = [kinds.get(layer, device.block) for layer in plan.layers_of(me)]
+        workload = view.snapshot.workload
+        timings = [timing_of(device, workload, layer) for layer in plan.layers_of(me)]
         count = plan.pipelines[place[0]].microbatch_count
         said_ns = count * sum(timing.forward_ns + timing.backward_ns for timing in timings)
         seen_ns = int(median(self._steps_ns))
@@ -52,6 +52,7 @@ class DevicePace:
 
         return msgspec.structs.replace(
             device,
+            listed=tuple(map(slower, device.unlike)) or msgspec.UNSET,
             embedding=slower(device.embedding),
             block=slower(device.block),
             head=slower(device.head),

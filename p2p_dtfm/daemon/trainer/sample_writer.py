@@ -71,7 +71,9 @@ class SampleWriter:
         """Skipped, and said so, where the last text is not written yet, or time is short: which it
         is no more after the last step."""
         is_last = step >= self.model.spec.total_steps
-        if self._writing is not None and not self._writing.done():
+        if self.model.spec.layers:
+            self._skip("layers that a run lists need not write text")
+        elif self._writing is not None and not self._writing.done():
             self._skip("the one before is still being written")
         elif not is_last and not self._budget.may_begin(now.monotonic_s()):
             self._skip("writing takes a hundredth of the time at most")
@@ -90,6 +92,8 @@ class SampleWriter:
         """The run is complete: what the whole model makes of it, unless that is written. There is
         time now, but not for ever."""
         await self.finished()
+        if self.model.spec.layers:
+            return
         if not self.samples.written or self.samples.written[-1].step < step:
             self._writing = asyncio.create_task(self._write(step, None))
             self._writing.add_done_callback(_say_bug)

@@ -186,7 +186,7 @@ class _Sweep:
 def _microbatches_per_s(snapshot: Snapshot) -> float:
     """That all devices would compute together if nobody waited."""
     blocks = snapshot.workload.block_count
-    times = [layer_ns_of(record.device) for record in snapshot.records]
+    times = [layer_ns_of(record.device, snapshot.workload) for record in snapshot.records]
     return sum(1e9 / (t.embedding_ns + blocks * t.block_ns + t.head_ns) for t in times)
 
 

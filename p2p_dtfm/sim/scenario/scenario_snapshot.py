@@ -47,6 +47,8 @@ def workload_in(scenario: Scenario, spec: RunSpec, execution: Execution) -> Work
     if execution.gradient_codec is not None and execution.is_of_reductions:
         per_kibi = reduced_bytes_per_kibi(spec.codecs, execution.gradient_codec)
         workload = msgspec.structs.replace(workload, gradient_bytes_per_kibi=per_kibi)
+    if workload.unlike is not None:  # of such layers there is one execution, the daemons'
+        return workload
     tokens = spec.batch.microbatch * spec.model.context
     if not (scenario.head and execution.language_model_head):
         narrow = LayerCost(
@@ -158,7 +160,7 @@ def _layer_timing(cost: LayerCost, flops_per_s: int, execution: Execution) -> La
 
 def device_of(peer: ScenarioPeer, workload: Workload, execution: Execution) -> Device:
     """What a peer would publish of its device. Raises `UserError` as `flops_of`."""
-    flops = flops_of(peer)
+    flops, unlike = flops_of(peer), workload.unlike
     return Device(
         kind="scenario",
         name=peer.group,
@@ -166,6 +168,10 @@ def device_of(peer: ScenarioPeer, workload: Workload, execution: Execution) -> D
         embedding=_layer_timing(workload.embedding, flops, execution),
         block=_layer_timing(workload.block, flops, execution),
         head=_layer_timing(workload.head, flops, execution),
+        listed=tuple(
+            _layer_timing(cost, flops, execution) for cost in (unlike.costs if unlike else ())
+        )
+        or msgspec.UNSET,
     )
 
 

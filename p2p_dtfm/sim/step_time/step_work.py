@@ -87,7 +87,7 @@ def step_work(
         edges = _edges(pipeline, workload, execution)
         for position, stage in enumerate(pipeline.stages):
             peer = scenario.peer(stage.peer_id)
-            times = layer_ns_of(device_of(peer, workload, execution))
+            times = layer_ns_of(device_of(peer, workload, execution), workload)
             first, end, count = stage.first_layer, stage.end_layer, workload.layer_count
             kinds = kinds_in(first, end, count)
             again = execution.recompute is None and stage_recomputes(
@@ -121,8 +121,8 @@ def step_work(
 
 
 def _may_split(workload: Workload, execution: Execution) -> bool:
-    """A frozen base has no gradients that could be put off."""
-    return execution.splits and not workload.block.backward_flops
+    """A frozen base has no gradients to put off, and unlike layers need have no matrices."""
+    return execution.splits and not workload.block.backward_flops and workload.unlike is None
 
 
 def _edges(pipeline: Pipeline, workload: Workload, execution: Execution) -> Edges:

@@ -7,6 +7,7 @@ from p2p_dtfm.train.data.corpus import (
     standard_library_paths,
 )
 from p2p_dtfm.train.data.dataset import Dataset, ShardMissing
+from p2p_dtfm.train.data.digits import DIGITS, prepare_digits
 from p2p_dtfm.train.data.first_reading import Progress
 from p2p_dtfm.train.data.manifest import Manifest, ShardEntry, load_manifest, parse_manifest
 from p2p_dtfm.train.data.prepare import PreparedData, open_prepared, prepare
@@ -24,6 +25,7 @@ from p2p_dtfm.train.data.tokenizer import (
 
 __all__ = [
     "BLOB_LIMIT_BYTES",
+    "DIGITS",
     "STANDARD_LIBRARY",
     "BlobStore",
     "ByteTokenizer",
@@ -45,6 +47,7 @@ __all__ = [
     "open_prepared",
     "parse_manifest",
     "prepare",
+    "prepare_digits",
     "prepare_standard_library",
     "standard_library_paths",
     "stated_licence",

@@ -36,6 +36,7 @@ from p2p_dtfm.train.hugging_face.weights import WEIGHTS_NAME
 from p2p_dtfm.train.model.checkpoint import read_manifest
 from p2p_dtfm.train.model.gpt import build_plain_layer, layer_count, plain_entries
 from p2p_dtfm.train.model.initial_state import given_tensors, initial_paths
+from p2p_dtfm.train.model.kinds.registry import require_gpt
 from p2p_dtfm.train.model.lora.adapted import merged_into
 from p2p_dtfm.train.model.lora.frozen_base import computing_layer
 from p2p_dtfm.train.model.tensor_file import Entry, entry_bytes, file_bytes, write_tensors
@@ -66,6 +67,7 @@ def model_in(directory: Path) -> Model:
     """Of one step's checkpoint, or of what `import` wrote. Raises `UserError`."""
     if not is_imported(directory):
         manifest = read_manifest(directory)
+        require_gpt(manifest.spec(), "export")
         return Model(
             manifest.spec(), manifest.step, lambda layer: _merged(directory, manifest.spec(), layer)
         )

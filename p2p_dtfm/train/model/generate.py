@@ -12,6 +12,7 @@ from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.train.model.block import PastTokens
 from p2p_dtfm.train.model.checkpoint import list_checkpoints, read_manifest
 from p2p_dtfm.train.model.gpt import layer_count
+from p2p_dtfm.train.model.kinds.registry import require_gpt
 from p2p_dtfm.train.model.lora.frozen_base import computing_layer
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
@@ -116,6 +117,7 @@ class _Continuation:
 
 def _load_model(directory: Path) -> _Continuation:
     spec = read_manifest(directory).spec()
+    require_gpt(spec, "generate")
     layers = [computing_layer(directory, layer) for layer in range(layer_count(spec))]
     return _Continuation(layers, spec.model.context)
 

@@ -15,59 +15,21 @@ import math
 import numpy
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from p2p_dtfm.core.protocol.model_spec import ModelSpec
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.sections.lora_spec import LoraSpec
-from p2p_dtfm.train.model.block import Block, norm_over
-from p2p_dtfm.train.model.deferred_gradients import Linear
+from p2p_dtfm.train.model.block import Block
+from p2p_dtfm.train.model.kinds.ends import Embedding, Head
+from p2p_dtfm.train.model.kinds.ends import token_loss_sum as token_loss_sum  # of any GPT
+from p2p_dtfm.train.model.kinds.kind import STANDARD_DEVIATION
+from p2p_dtfm.train.model.kinds.registry import build_listed, deviation_in_listed
 from p2p_dtfm.train.model.lora.adapted import adapt, allocate_trained, deviation_of_narrow
 
 Entry = tuple[str, tuple[int, ...]]
 """Name and shape of a tensor."""
-STANDARD_DEVIATION = 0.02
 _NO_ADAPTERS = LoraSpec()
 _WORDS_AT_ONCE = 1 << 20
-
-
-class Embedding(nn.Module):
-    """Token numbers [sequences, tokens] to activations [sequences, tokens, width]."""
-
-    def __init__(self, model: ModelSpec) -> None:
-        super().__init__()
-        self.token = _table(model.vocabulary, model.width)
-        self.position = None
-        if model.position == "learned":
-            self.position = _table(model.context, model.width)
-
-    def forward(self, tokens: Tensor, first: int = 0) -> Tensor:
-        """The first token of each sequence has position `first`."""
-        activation: Tensor = self.token(tokens)
-        if self.position is None:
-            return activation
-        positions = torch.arange(first, first + tokens.shape[1], device=tokens.device)
-        activation = activation + self.position(positions)
-        return activation
-
-
-class Head(nn.Module):
-    """Activations [sequences, tokens, width] to logits [sequences, tokens, vocabulary]."""
-
-    def __init__(self, model: ModelSpec) -> None:
-        super().__init__()
-        self.norm = norm_over(model, model.width)
-        self.logits = Linear(model.width, model.vocabulary, bias=False)
-
-    def forward(self, stream: Tensor) -> Tensor:
-        logits: Tensor = self.logits(self.norm(stream))
-        return logits
-
-
-def _table(rows: int, width: int) -> nn.Embedding:
-    """Of rows that nobody draws, as genesis follows."""
-    table: nn.Embedding = nn.Embedding.from_pretrained(torch.empty(rows, width), freeze=False)
-    return table
 
 
 def layer_count(spec: RunSpec) -> int:
@@ -78,6 +40,8 @@ def layer_count(spec: RunSpec) -> int:
 def build_layer(spec: RunSpec, layer: int, device: torch.device | str = "cpu") -> nn.Module:
     """The module of a layer in fp32, its parameters *not yet initialised*, and what is frozen, if
     anything is, not there yet (`lora.adapted.set_base`)."""
+    if spec.layers:
+        return build_listed(spec, layer, device)
     if not spec.trains_adapters:
         return build_plain_layer(spec, layer, device)
     return allocate_trained(_build(spec.model, spec.lora, layer, "meta"), device)
@@ -85,11 +49,15 @@ def build_layer(spec: RunSpec, layer: int, device: torch.device | str = "cpu") -
 
 def build_plain_layer(spec: RunSpec, layer: int, device: torch.device | str = "cpu") -> nn.Module:
     """The same of the model itself: as it is given to a run, and as it leaves one."""
+    if spec.layers:
+        return build_listed(spec, layer, device)
     return _build(spec.model, _NO_ADAPTERS, layer, device)
 
 
 def build_timed_layer(spec: RunSpec, layer: int, device: torch.device | str = "cpu") -> nn.Module:
     """The same as `build_layer`, with memory for what is frozen: for passes whose time counts."""
+    if spec.layers:
+        return build_listed(spec, layer, device)
     return _build(spec.model, spec.lora, layer, device)
 
 
@@ -105,33 +73,31 @@ def _build(model: ModelSpec, lora: LoraSpec, layer: int, device: torch.device | 
 
 def layer_entries(spec: RunSpec, layer: int) -> list[Entry]:
     """Names and shapes of a layer's parameters that are trained, in canonical order."""
+    if spec.layers:
+        return list(_listed_entries(spec, layer))
     return list(_layer_entries(spec.model, spec.lora, layer))
 
 
 def plain_entries(spec: RunSpec, layer: int) -> list[Entry]:
     """The same of the model itself: all of its parameters."""
+    if spec.layers:
+        return list(_listed_entries(spec, layer))
     return list(_layer_entries(spec.model, _NO_ADAPTERS, layer))
 
 
 @functools.lru_cache(maxsize=1024)
 def _layer_entries(model: ModelSpec, lora: LoraSpec, layer: int) -> tuple[Entry, ...]:
-    named = _build(model, lora, layer, "meta").named_parameters()
+    return _entries_of(_build(model, lora, layer, "meta"))
+
+
+@functools.lru_cache(maxsize=1024)
+def _listed_entries(spec: RunSpec, layer: int) -> tuple[Entry, ...]:
+    return _entries_of(build_listed(spec, layer, "meta"))
+
+
+def _entries_of(module: nn.Module) -> tuple[Entry, ...]:
+    named = module.named_parameters()
     return tuple((name, tuple(parameter.shape)) for name, parameter in named)
-
-
-def token_loss_sum(logits: Tensor, targets: Tensor, z_loss: float = 0.0) -> Tensor:
-    """Sum over all tokens of the negative log-likelihood, in nats.
-
-    logits [sequences, tokens, vocabulary], targets [sequences, tokens]. With `z_loss` its gradient
-    is that of a larger sum: so many times the squared logarithms of the softmax's denominators are
-    added (Chowdhery et al. 2022, section 5), which keeps logits from drifting away.
-    """
-    loss = functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
-    if z_loss:
-        squares = torch.logsumexp(logits, dim=2).square()
-        beside = z_loss * squares[targets >= 0].sum()  # of targets that count
-        loss = loss + (beside - beside.detach())
-    return loss
 
 
 def document_numbers(tokens: Tensor, end_of_document: int) -> Tensor:
@@ -147,7 +113,7 @@ def initialise_layer(module: nn.Module, spec: RunSpec, layer: int) -> None:
 
     Matrices are uniform with GPT-2's standard deviation of 0.02; those that write into the
     residual stream are scaled by 1/sqrt(2 * blocks), as there are that many writers (Radford et
-    al. 2019, section 2.3).
+    al. 2019, section 2.3). Where a run lists its layers, their kinds choose the deviation.
     """
     for name, parameter in module.named_parameters():
         if name.endswith("norm.weight"):
@@ -156,6 +122,8 @@ def initialise_layer(module: nn.Module, spec: RunSpec, layer: int) -> None:
             parameter.zero_()
         else:
             deviation = STANDARD_DEVIATION
+            if spec.layers:
+                deviation = deviation_in_listed(spec, layer, name, tuple(parameter.shape))
             if name in ("attention_output.weight", "feed_forward_output.weight"):
                 deviation /= math.sqrt(2 * spec.model.layers)
             if name.endswith(".narrow"):

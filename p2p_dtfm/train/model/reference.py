@@ -17,9 +17,9 @@ from p2p_dtfm.train.model.gpt import (
     document_numbers,
     initialise_layer,
     layer_count,
-    token_loss_sum,
 )
 from p2p_dtfm.train.model.initial_state import given_tensors
+from p2p_dtfm.train.model.kinds.registry import loss_sum
 from p2p_dtfm.train.model.lora.adapted import set_base
 from p2p_dtfm.train.model.optimizer import learning_rate
 from p2p_dtfm.train.model.plain_optimizers import PlainOptimizer
@@ -88,7 +88,7 @@ class ReferenceRun:
                 stream = module(stream, documents=documents)
             else:
                 stream = module(stream)
-        return token_loss_sum(stream, targets.to(self.device), self.spec.optimizer.z_loss)
+        return loss_sum(self.spec, stream, targets.to(self.device))
 
 
 def _first(spec: RunSpec, layer: int, given: Callable[[int], Path] | None) -> nn.Module:

@@ -12,10 +12,12 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 
 from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.core.protocol.layers.timings import timing_of
 from p2p_dtfm.core.protocol.records import Device, LayerTiming
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.workload import LayerCost, workload_of
@@ -61,6 +63,7 @@ def emulated_timing(cost: LayerCost, flops_per_s: int) -> LayerTiming:
 def emulated_device(spec: RunSpec, flops_per_s: int, memory_bytes: int) -> Device:
     """The device as its peer's record states it."""
     workload = workload_of(spec)
+    unlike = workload.unlike
     return Device(
         kind=KIND,
         name=f"{flops_per_s / 1e12:g} TFLOPS",
@@ -68,13 +71,17 @@ def emulated_device(spec: RunSpec, flops_per_s: int, memory_bytes: int) -> Devic
         embedding=emulated_timing(workload.embedding, flops_per_s),
         block=emulated_timing(workload.block, flops_per_s),
         head=emulated_timing(workload.head, flops_per_s),
+        listed=tuple(
+            emulated_timing(cost, flops_per_s) for cost in (unlike.costs if unlike else ())
+        )
+        or msgspec.UNSET,
     )
 
 
 def timings_of(device: Device, spec: RunSpec, layers: Iterable[int]) -> dict[int, LayerTiming]:
     """Of these layers of the model, as the device's record says."""
     workload = workload_of(spec)
-    return {layer: getattr(device, workload.kind(layer).value) for layer in layers}
+    return {layer: timing_of(device, workload, layer) for layer in layers}
 
 
 class EmulatedStageRunner(StageRunner):
@@ -135,7 +142,8 @@ class EmulatedStageRunner(StageRunner):
     ) -> Tensor:
         is_head = layer == layer_count(self.spec) - 1
         timing = self._timings[layer]
-        parts = (timing, targets if is_head else None, self)
+        answer = None if is_head else (len(entry), *self.spec.boundary_shape(layer + 1)[1:])
+        parts = (timing, targets if is_head else None, answer, self)
         result: Tensor = _EmulatedPass.apply(  # type: ignore[no-untyped-call]
             self._anchor, entry, *parts
         )
@@ -167,18 +175,20 @@ class _EmulatedPass(torch.autograd.Function):
         entry: Tensor,
         timing: LayerTiming,
         targets: Tensor | None,
+        answer: tuple[int, ...] | None,
         runner: EmulatedStageRunner,
     ) -> Tensor:
         runner.pass_time(timing.forward_ns)
         context.runner, context.timing = runner, timing
         context.entry_shape = entry.shape if entry.is_floating_point() else None
-        model = runner.spec.model
         if targets is not None:
-            return torch.tensor(targets.numel() * math.log(model.vocabulary))
-        return torch.zeros((*entry.shape[:2], model.width))
+            return torch.tensor(targets.numel() * math.log(runner.spec.model.vocabulary))
+        assert answer is not None
+        return torch.zeros(answer)
 
     @staticmethod
     def backward(context: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         context.runner.backward_pass(context.timing)
         shape = context.entry_shape
-        return torch.zeros(()), None if shape is None else torch.zeros(shape), None, None, None
+        entry = None if shape is None else torch.zeros(shape)
+        return torch.zeros(()), entry, None, None, None, None

@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import gc
+import math
 import platform
 import statistics
 import time
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import psutil
 import torch
 from torch import Tensor, nn
@@ -17,8 +19,9 @@ from torch import Tensor, nn
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.records import NAME_LIMIT, Device, LayerTiming
 from p2p_dtfm.core.protocol.run_spec import RunSpec
-from p2p_dtfm.core.protocol.workload import block_flops
+from p2p_dtfm.core.protocol.workload import block_flops, workload_of
 from p2p_dtfm.train.model.gpt import build_timed_layer, layer_count, token_loss_sum
+from p2p_dtfm.train.model.kinds.registry import loss_sum
 from p2p_dtfm.train.model.precision import autocast
 from p2p_dtfm.train.stage.device.facts import device_facts
 from p2p_dtfm.train.stage.emulated import emulated_device, emulated_flops_per_s
@@ -117,15 +120,45 @@ def measure_device(
         return emulated_device(spec, emulated_flops_per_s, memory_bytes)
     require_room(spec, _memory_bytes(device, None))
     memory_bytes = _memory_bytes(device, memory_limit_bytes)
-    kinds = (0, 1, layer_count(spec) - 1)
+    kinds = _layers_to_time(spec)
     timings = []
     for done, layer in enumerate(kinds):
         progress(done, len(kinds))
-        timings.append(_measure_layer(spec, layer, device))
+        measure = _measure_listed if spec.layers else _measure_layer
+        timings.append(measure(spec, layer, device))
     progress(len(kinds), len(kinds))
-    embedding, block, head = timings
     name = _device_name(device)[:NAME_LIMIT]
-    return Device(device.type, name, memory_bytes, embedding, block, head, device_facts(device))
+    embedding, block, head = _as_a_gpt(spec, timings) if spec.layers else timings
+    return Device(
+        device.type,
+        name,
+        memory_bytes,
+        embedding,
+        block,
+        head,
+        device_facts(device),
+        tuple(timings) if spec.layers else msgspec.UNSET,
+    )
+
+
+def _layers_to_time(spec: RunSpec) -> list[int]:
+    """The first layer of each kind; where the run lists its layers, of each distinct one."""
+    unlike = workload_of(spec).unlike
+    if unlike is None:
+        return [0, 1, layer_count(spec) - 1]
+    return [unlike.order.index(number) for number in range(len(unlike.costs))]
+
+
+def _as_a_gpt(spec: RunSpec, timings: list[LayerTiming]) -> tuple[LayerTiming, ...]:
+    """Of the ends, and of those between them on average, of distinct listed layers."""
+    unlike = workload_of(spec).unlike
+    assert unlike is not None
+    first, *between, last = (timings[number] for number in unlike.order)
+    mean = LayerTiming(
+        sum(timing.forward_ns for timing in between) // len(between),
+        sum(timing.backward_ns for timing in between) // len(between),
+    )
+    return first, mean, last
 
 
 def _memory_bytes(device: torch.device, limit_bytes: int | None) -> int:
@@ -184,6 +217,50 @@ def _measure_layer(spec: RunSpec, layer: int, device: torch.device) -> LayerTimi
     return LayerTiming(max(1, round(forward_ns)), max(1, round(backward_ns)))
 
 
+def _measure_listed(spec: RunSpec, layer: int, device: torch.device) -> LayerTiming:
+    """Times of a layer that the run lists, at the microbatch shape; where that takes too long, by
+    the straight line through one sequence and two."""
+    module = build_timed_layer(spec, layer, device)
+    with torch.no_grad():
+        for values in module.parameters():
+            values.fill_(0.01)
+    whole = spec.batch.microbatch
+    once_ns = sum(_time_listed(spec, layer, module, 1, device))  # and chooses kernels
+    once_ns = min(once_ns, sum(_time_listed(spec, layer, module, 1, device)))
+    if whole * once_ns * _FEWEST_REPETITIONS <= 2 * _LAYER_BUDGET_NS:
+        runs = [_time_listed(spec, layer, module, whole, device) for _ in range(_REPETITIONS + 1)]
+        forward_ns, backward_ns = _each(statistics.median, runs[1:])
+    else:
+        one, two = (
+            [_time_listed(spec, layer, module, count, device) for _ in range(_FEWEST_REPETITIONS)]
+            for count in (1, 2)
+        )
+        forward_ns, backward_ns = (
+            here + max(0, there - here) * (whole - 1)
+            for here, there in zip(_each(min, one), _each(min, two), strict=True)
+        )
+    return LayerTiming(max(1, round(forward_ns)), max(1, round(backward_ns)))
+
+
+def _time_listed(
+    spec: RunSpec, layer: int, module: nn.Module, sequences: int, device: torch.device
+) -> tuple[int, int]:
+    """(forward, backward) nanoseconds of so many sequences through a listed layer."""
+    is_last = layer == layer_count(spec) - 1
+    tokens = torch.zeros((sequences, spec.model.context), dtype=torch.int64, device=device)
+    entry = tokens
+    if layer > 0:
+        shape = (sequences, *spec.boundary_shape(layer)[1:])
+        values = torch.linspace(-1.0, 1.0, math.prod(shape), device=device)
+        entry = values.view(shape).requires_grad_()
+
+    def run() -> Tensor:
+        answer: Tensor = module(entry).float()
+        return loss_sum(spec, answer, tokens) if is_last else answer
+
+    return _time_passes(spec, run, device)
+
+
 def _each(choose: Callable[[list[int]], float], runs: list[tuple[int, int]]) -> tuple[float, float]:
     """`choose` of the forward times and of the backward times."""
     return choose([forward for forward, _ in runs]), choose([backward for _, backward in runs])
@@ -233,7 +310,11 @@ def _time_once(
     spec: RunSpec, layer: int, module: nn.Module, shape: _Shape, device: torch.device
 ) -> tuple[int, int]:
     """(forward, backward) nanoseconds of one microbatch of that shape."""
-    run = _trial(spec, layer, module, shape, device)
+    return _time_passes(spec, _trial(spec, layer, module, shape, device), device)
+
+
+def _time_passes(spec: RunSpec, run: Callable[[], Tensor], device: torch.device) -> tuple[int, int]:
+    """(forward, backward) nanoseconds."""
     _finish(device)
     started_ns = time.perf_counter_ns()
     with autocast(spec, device):

@@ -16,11 +16,14 @@ def require_room(spec: RunSpec, free_bytes: int) -> None:
     """
     workload = workload_of(spec)
     block = workload.block.state_bytes + workload.block.saved_bytes
-    costs = (workload.embedding, workload.block, workload.head)
+    costs = [workload.embedding, workload.block, workload.head]
+    if workload.unlike is not None:
+        costs = list(workload.unlike.costs)
+        block = min(cost.state_bytes + cost.saved_bytes for cost in costs)
     timed = _COPIES_WHILE_MEASURED * FLOAT_BYTES * max(cost.parameter_count for cost in costs)
     if spec.trains_adapters:  # the rest is frozen: it has no gradients
         timed = max(cost.state_bytes for cost in costs)
-    needed, what = max((block, "a block with one microbatch"), (timed, "timing its largest layer"))
+    needed, what = max((block, "a layer with one microbatch"), (timed, "timing its largest layer"))
     if needed <= free_bytes:
         return
     raise UserError(

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.train.model.deferred_gradients import WeightGradients, leave_weight_gradients
-from p2p_dtfm.train.model.gpt import document_numbers, layer_count, token_loss_sum
+from p2p_dtfm.train.model.gpt import document_numbers, layer_count
+from p2p_dtfm.train.model.kinds.registry import loss_sum
 from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.train.model.precision import autocast
 from p2p_dtfm.train.stage.host_copies import HostCopies
@@ -61,7 +62,7 @@ class StageRunner:
         self._owed: dict[int, dict[int, WeightGradients]] = {}
         self._weights: dict[int, float] = {}
         self._weight_gradients = WeightGradients()
-        keeps = self.has_embedding or spec.trains_adapters
+        keeps = self.has_embedding or spec.trains_adapters or bool(spec.layers)
         left_to = None if keeps else self._weight_gradients
         for state in self.layer_states.values():
             leave_weight_gradients(state.module, left_to)
@@ -69,7 +70,8 @@ class StageRunner:
     @property
     def splits(self) -> bool:
         """Whether a backward can leave the gradients of matrices for later."""
-        return not (self.has_embedding or self.recompute or self.spec.trains_adapters)
+        never = self.has_embedding or self.spec.trains_adapters or bool(self.spec.layers)
+        return not (never or self.recompute)
 
     @property
     def in_flight(self) -> int:
@@ -222,10 +224,11 @@ class StageRunner:
         if self.has_embedding:
             assert entry.dtype == torch.int64 and entry.dim() == 2, (entry.dtype, entry.shape)
         else:
-            assert entry.dtype == torch.float32 and entry.dim() == 3, (entry.dtype, entry.shape)
-            assert entry.shape[2] == self.spec.model.width, entry.shape
+            due = self.spec.boundary_shape(min(self.layer_states))
+            assert entry.dtype == torch.float32, entry.dtype
+            assert entry.dim() == len(due) and entry.shape[2:] == due[2:], (entry.shape, due)
         if targets is not None:
-            assert targets.shape == entry.shape[:2], (targets.shape, entry.shape)
+            assert targets.shape[0] == entry.shape[0], (targets.shape, entry.shape)
             targets = self.copies.to_device(targets)
         return self.copies.to_device(entry), targets
 
@@ -246,7 +249,7 @@ class StageRunner:
             result: Tensor = self.layer_states[layer].module(entry, **beside).float()
             if layer == layer_count(self.spec) - 1:
                 assert targets is not None
-                result = token_loss_sum(result, targets, self.spec.optimizer.z_loss)
+                result = loss_sum(self.spec, result, targets)
         return result
 
     def _outward(self, result: Tensor) -> Tensor | float:

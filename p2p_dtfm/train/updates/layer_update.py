@@ -72,6 +72,8 @@ def divided(spec: RunSpec, layer: int, shapes: Shapes) -> tuple[list[Matrix], li
 
 def is_spared(spec: RunSpec, layer: int) -> bool:
     """Whether the matrices of a layer do not decay: embeddings, and a head that is one of them."""
+    if spec.layers:
+        return spec.layers[layer].kind == "embedding" and not spec.optimizer.decay_embeddings
     ends = {0, spec.model.layers + 1} if spec.model.tied_head else {0}
     return layer in ends and not spec.optimizer.decay_embeddings
 

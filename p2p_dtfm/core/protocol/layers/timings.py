@@ -1,0 +1,14 @@
+"""How long a device takes for a layer, by its record."""
+
+from p2p_dtfm.core.protocol.records import Device, LayerTiming
+from p2p_dtfm.core.protocol.workload import LayerKind, Workload
+
+
+def timing_of(device: Device, workload: Workload, layer: int) -> LayerTiming:
+    """Of one microbatch. A record that does not time unlike layers one by one, as it should, counts
+    by what it says of those between the ends together."""
+    unlike = workload.unlike
+    if unlike is not None and len(device.unlike) == len(unlike.costs):
+        return device.unlike[unlike.order[layer]]
+    kinds = {LayerKind.EMBEDDING: device.embedding, LayerKind.HEAD: device.head}
+    return kinds.get(workload.kind(layer), device.block)

@@ -1,0 +1,28 @@
+"""Audits before a commit: `[audit]` of a run spec."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from p2p_dtfm.core.protocol.model_spec import Section
+
+
+class AuditSpec(Section):
+    """Whether stage-holders compute each other's work again. Experimental."""
+
+    rate: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="the part of all works in a step that are computed again, bit for bit, before "
+        "it commits; 0: none",
+    )
+    arithmetic: Literal["most", "any"] = Field(
+        default="most",
+        description="most: where more than half of the stage-holders compute alike, bit for bit, "
+        "who does not has no place, as nobody can compute its work again; any: it is not audited",
+    )
+
+    @property
+    def rate_millionths(self) -> int:
+        return round(self.rate * 1_000_000)

@@ -1,0 +1,97 @@
+"""scikit-learn's handwritten digits as sequences: a token for each place, then the digit.
+
+The 1797 pictures (Alpaydin and Kaynak 1998, the test set of "Optical Recognition of Handwritten
+Digits") come with scikit-learn, so nothing is downloaded. Which of them are held out is decided by
+the hashes of the pictures: equal ones are on one side.
+"""
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+
+from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.train.data.atomic_file import fix_of, write_atomically
+from p2p_dtfm.train.data.blob_store import BlobStore
+from p2p_dtfm.train.data.manifest import (
+    FORMAT_VERSION,
+    Manifest,
+    Notes,
+    TokenizerEntry,
+    Totals,
+    token_type_for,
+)
+from p2p_dtfm.train.data.prepare import (
+    BLOBS_NAME,
+    MANIFEST_NAME,
+    TOKENIZER_NAME,
+    remove_unused,
+    require_ours,
+)
+from p2p_dtfm.train.data.shard_files import ShardWriter
+from p2p_dtfm.train.data.tokenizer import ByteTokenizer
+
+DIGITS = "digits"
+PLACES = 64
+"""Of a picture, row by row; each from 0 (paper) to 16."""
+_HELD_OUT_ONE_IN = 5
+_PICTURES_IN_A_SHARD = 512
+
+
+def prepare_digits(out: Path) -> Manifest:
+    """Make the directory `out`. Raises `UserError`, also where scikit-learn is not installed."""
+    pictures = _pictures()
+    replaces = require_ours(out)
+    tokenizer = ByteTokenizer()
+    file = tokenizer.to_bytes()
+    token_type = token_type_for(tokenizer.vocabulary)
+    shard_tokens = _PICTURES_IN_A_SHARD * (PLACES + 1)
+    try:
+        store = BlobStore(out / BLOBS_NAME)
+        store.remove_temporary_files()
+        train = ShardWriter(store, "train", token_type, shard_tokens)
+        held_out = ShardWriter(store, "held_out", token_type, shard_tokens)
+        try:
+            for picture in pictures:
+                (held_out if _is_held_out(picture) else train).append(picture)
+            train.close()
+            held_out.close()
+        finally:
+            train.abandon()
+            held_out.abandon()
+        manifest = Manifest(
+            format_version=FORMAT_VERSION,
+            token_type=token_type,
+            tokenizer=TokenizerEntry(store.put_bytes(file), len(file), tokenizer.vocabulary),
+            shards=(*train.entries, *held_out.entries),
+            totals=Totals(train.tokens, held_out.tokens, len(pictures), pictures.size),
+            notes=Notes(DIGITS, "CC-BY-4.0", "sklearn.datasets.load_digits"),
+        )
+        payload = manifest.to_bytes()
+        store.put_bytes(payload)
+        write_atomically(out / TOKENIZER_NAME, file)
+        write_atomically(out / MANIFEST_NAME, payload)
+        if replaces:
+            remove_unused(store, manifest)
+    except OSError as error:
+        raise UserError(f"cannot write to {out}: {error.strerror}", fix_of(error, out)) from error
+    return manifest
+
+
+def _pictures() -> np.ndarray:
+    """Of bytes, [pictures, places + 1]; the last is the digit."""
+    try:
+        from sklearn.datasets import load_digits  # large, and only for this
+    except ImportError as error:
+        raise UserError(
+            'data.source = "digits" are pictures that come with scikit-learn, which is not '
+            "installed here",
+            "install it where the run is founded: pip install scikit-learn",
+        ) from error
+    found = load_digits()
+    return np.column_stack([found.data, found.target]).astype(np.uint8)
+
+
+def _is_held_out(picture: np.ndarray) -> bool:
+    digest = hashlib.blake2b(picture[:PLACES].tobytes(), digest_size=8, salt=b"held out digits")
+    return int.from_bytes(digest.digest(), "little") % _HELD_OUT_ONE_IN == 0

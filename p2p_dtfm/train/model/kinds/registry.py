@@ -1,0 +1,148 @@
+"""Finding a kind by its name: those that come along, and those that other packages register.
+
+Of other packages only one whose entry point bears just that name is loaded, and it is installed
+here because this machine's owner wanted it: a run from the network can name kinds, not bring them.
+"""
+
+import functools
+from importlib.metadata import entry_points
+
+import torch
+from pydantic import ValidationError
+from torch import Tensor, nn
+
+from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.core.protocol.layers.listed import LayerSizes, ListedLayer
+from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.train.model.kinds.ends import token_loss_sum
+from p2p_dtfm.train.model.kinds.gpt_kinds import BlockKind, EmbeddingKind, HeadKind, ProjectionKind
+from p2p_dtfm.train.model.kinds.image_kinds import ClassifierKind, ConvolutionKind, ImageKind
+from p2p_dtfm.train.model.kinds.kind import LayerKind, Place, Shape
+
+GROUP = "p2p_dtfm.layers"
+"""Of entry points, each an instance of `LayerKind`."""
+SHIPPED: dict[str, LayerKind] = {
+    "embedding": EmbeddingKind(),
+    "block": BlockKind(),
+    "projection": ProjectionKind(),
+    "head": HeadKind(),
+    "image": ImageKind(),
+    "convolution": ConvolutionKind(),
+    "classifier": ClassifierKind(),
+}
+
+
+@functools.lru_cache(maxsize=256)
+def kind_named(name: str) -> LayerKind:
+    """Raises `UserError` where no such kind is installed."""
+    if name in SHIPPED:
+        return SHIPPED[name]
+    found = [point for point in entry_points(group=GROUP) if point.name == name]
+    if not found:
+        others = {point.name for point in entry_points(group=GROUP)}
+        raise UserError(
+            f"a layer of kind {name!r}, and no such kind is installed here",
+            (
+                "install the package that registers it, on every machine that takes part",
+                f"known here: {', '.join(sorted({*SHIPPED, *others}))}",
+            ),
+        )
+    if len(found) > 1:
+        raise UserError(
+            f"two packages register layers of kind {name!r}",
+            f"remove one of {', '.join(sorted(str(point.value) for point in found))}",
+        )
+    kind = found[0].load()
+    if not isinstance(kind, LayerKind):
+        raise UserError(
+            f"{found[0].value}, registered as a kind of layer, is no instance of LayerKind",
+            "see docs/layers.md, or remove that package",
+        )
+    return kind
+
+
+def with_sizes(spec: RunSpec) -> RunSpec:
+    """The run with the sizes of the layers that it lists, as they are by the kinds installed here;
+    a run that lists none as it is.
+
+    Raises `UserError` for a kind that is not here, a layer that cannot stand where it does, or
+    sizes that are not what the kind comes to. Nothing is allocated.
+    """
+    if not spec.layers:
+        return spec
+    entry: Shape = (spec.model.context,)
+    layers = []
+    for number, layer in enumerate(spec.layers):
+        sizes = _sizes(spec, number, layer, entry)
+        if layer.sizes not in (None, sizes):
+            raise UserError(
+                f"layer {number} of the run {spec.name} is said to come to {layer.sizes}, and its "
+                f"kind {layer.kind!r} here comes to {sizes}",
+                "install the same version of that kind on every machine, or leave the sizes out",
+            )
+        layers.append(layer.model_copy(update={"sizes": sizes}))
+        entry = sizes.boundary
+    return spec.model_copy(update={"layers": tuple(layers)})
+
+
+def _sizes(spec: RunSpec, number: int, layer: ListedLayer, entry: Shape) -> LayerSizes:
+    kind = kind_named(layer.kind)
+    place = Place(spec.model, layer.options, entry, number == 0)
+    try:
+        unknown = sorted(layer.options.keys() - kind.options)
+        if unknown:
+            known = ", ".join(sorted(kind.options)) or "none"
+            raise ValueError(f"has no option {unknown[0]!r} (known: {known})")
+        boundary, costs = kind.boundary(place), kind.costs(place)
+        with torch.device("meta"):
+            module = kind.build(place)
+        if any(True for _ in module.buffers()):
+            raise ValueError("has buffers, which nobody would send along with its parameters")
+        return LayerSizes(
+            boundary=boundary,
+            parameters=sum(parameter.numel() for parameter in module.parameters()),
+            saved_values=costs.saved_values,
+            forward_flops=costs.forward_flops,
+        )
+    except ValidationError as error:
+        raise _cannot(number, layer, "it is too large, or has no parameters") from error
+    except (ValueError, OverflowError, RuntimeError) as error:  # of sizes that torch cannot hold
+        raise _cannot(number, layer, str(error)[:200]) from error
+
+
+def _cannot(number: int, layer: ListedLayer, why: str) -> UserError:
+    return UserError(
+        f"layer {number} of [[layers]], of kind {layer.kind!r}: {why}",
+        f"change the {number + 1}. table of [[layers]]; docs/layers.md says what each kind reads",
+    )
+
+
+def build_listed(spec: RunSpec, layer: int, device: torch.device | str) -> nn.Module:
+    """The module of a listed layer in fp32, its parameters not yet initialised."""
+    entry = (spec.model.context,) if layer == 0 else spec.boundary_shape(layer)[1:]
+    place = Place(spec.model, spec.layers[layer].options, entry, layer == 0)
+    with torch.device(device):
+        return kind_named(spec.layers[layer].kind).build(place).to(torch.float32)
+
+
+def deviation_in_listed(spec: RunSpec, layer: int, name: str, shape: Shape) -> float:
+    """Of a matrix of this layer before the first step."""
+    return kind_named(spec.layers[layer].kind).deviation(name, shape)
+
+
+def loss_sum(spec: RunSpec, answer: Tensor, targets: Tensor) -> Tensor:
+    """Of what the last layer makes of a microbatch, summed over all its tokens."""
+    z_loss = spec.optimizer.z_loss
+    if spec.layers:
+        return kind_named(spec.layers[-1].kind).loss_sum(answer, targets, z_loss)
+    return token_loss_sum(answer, targets, z_loss)
+
+
+def require_gpt(spec: RunSpec, what: str) -> None:
+    """Refuse `what` for layers that a run lists. Raises `UserError`."""
+    if spec.layers:
+        raise UserError(
+            f"{what} knows GPTs whose blocks are alike, and the run {spec.name} lists layers of "
+            "its own",
+            "read its layers with safetensors: each is a file of a checkpoint (docs/layers.md)",
+        )

@@ -1,0 +1,306 @@
+"""Layers that a run lists one by one: their kinds, their sizes, and what a stage makes of them."""
+
+import itertools
+import tomllib
+from collections.abc import Callable, Iterator
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.core.protocol.layers.listed import LayerSizes
+from p2p_dtfm.core.protocol.run_spec import RunSpec, parse_run_spec
+from p2p_dtfm.core.protocol.workload import workload_of
+from p2p_dtfm.sim.scenario.files import packaged_configs, read_run_spec
+from p2p_dtfm.train.data import ByteTokenizer
+from p2p_dtfm.train.hugging_face.export import model_in
+from p2p_dtfm.train.model.checkpoint import checkpoint_directory, load_layer, save_layers
+from p2p_dtfm.train.model.generate import generate
+from p2p_dtfm.train.model.gpt import build_layer, layer_count, layer_entries
+from p2p_dtfm.train.model.kinds import registry
+from p2p_dtfm.train.model.kinds.kind import Costs, LayerKind, Place, Shape
+from p2p_dtfm.train.model.kinds.registry import with_sizes
+from p2p_dtfm.train.model.layer_state import LayerState
+from p2p_dtfm.train.model.optimizer import apply_outcome
+from p2p_dtfm.train.model.reference import ReferenceRun
+from p2p_dtfm.train.stage.emulated import EmulatedStageRunner, emulated_device
+from p2p_dtfm.train.stage.measure import measure_device
+from p2p_dtfm.train.stage.stage_runner import StageRunner
+
+Batches = Callable[[int, int], tuple[Tensor, Tensor]]
+
+VALUES = {
+    "name": "test",
+    "seed": 7,
+    "total_steps": 20,
+    "model": {"layers": 4, "width": 16, "heads": 2, "context": 12, "vocabulary": 31},
+    "batch": {"global_batch": 8, "microbatch": 2},
+    "optimizer": {"peak_learning_rate": 0.01, "warmup_steps": 2, "clip_norm": 0.5},
+    "evaluation": {"sequences": 4},
+}
+MIXED = [
+    {"kind": "embedding"},
+    {"kind": "block"},
+    {"kind": "projection", "width": 24},
+    {"kind": "block", "heads": 3, "feed_forward_width": 40},
+    {"kind": "projection", "width": 8},
+    {"kind": "head"},
+]
+PICTURES = [
+    {"kind": "image", "height": 3, "width": 4, "channels": 4, "white": 30},
+    {"kind": "convolution"},
+    {"kind": "convolution", "channels": 6, "stride": 2},
+    {"kind": "convolution"},
+    {"kind": "convolution", "channels": 2},
+    {"kind": "classifier", "classes": 31},
+]
+
+
+def run_of(layers: list[dict[str, object]], **changes: object) -> RunSpec:
+    model = VALUES["model"] | {"layers": len(layers) - 2}  # type: ignore[operator]
+    return with_sizes(parse_run_spec(VALUES | {"model": model, "layers": layers} | changes, "t"))
+
+
+def losses_of_stages(
+    spec: RunSpec,
+    cuts: tuple[int, ...],
+    steps: int,
+    batch: Batches,
+) -> Iterator[float]:
+    """What two or more stages make of it, tensors handed on by hand."""
+    ends = (0, *cuts, layer_count(spec))
+    states = {layer: LayerState.genesis(spec, layer) for layer in range(layer_count(spec))}
+    stages = [
+        StageRunner(spec, {n: states[n] for n in range(first, end)}, recompute=first > 0)
+        for first, end in itertools.pairwise(ends)
+    ]
+    for step in range(steps):
+        loss = 0.0
+        for number in range(spec.microbatches_per_step):
+            stream, targets = batch(step, number)
+            for stage in stages[:-1]:
+                stream = stage.forward(number, stream)
+                shape = spec.boundary_shape(max(stage.layer_states) + 1)
+                assert tuple(stream.shape) == shape
+            loss += stages[-1].forward(number, stream, targets)
+            gradient = None
+            for stage in reversed(stages):
+                gradient = stage.backward(number, gradient)
+        norm = (
+            sum(float(state.gradient.double().square().sum()) for state in states.values()) ** 0.5
+        )
+        for state in states.values():
+            apply_outcome(spec, state, state.gradient.clone(), step, norm)
+        yield loss / spec.tokens_per_step
+
+
+@pytest.mark.parametrize(("layers", "cuts"), [(MIXED, (2, 3)), (PICTURES, (1, 3, 5))])
+def test_stages_of_unlike_layers_equal_the_plain_loop(
+    layers: list[dict[str, object]],
+    cuts: tuple[int, ...],
+    toy_batch: Batches,
+) -> None:
+    spec = run_of(layers)
+    plain = list(ReferenceRun(spec, toy_batch).losses(6))
+    cut = list(losses_of_stages(spec, cuts, 6, toy_batch))
+    assert max(abs(a - b) for a, b in zip(plain, cut, strict=True)) < 1e-4
+    assert plain[-1] != plain[0]
+
+
+@pytest.mark.parametrize("layers", [MIXED, PICTURES])
+def test_sizes_are_those_of_the_modules(layers: list[dict[str, object]]) -> None:
+    spec = run_of(layers)
+    work = workload_of(spec)
+    for layer in range(layer_count(spec)):
+        module = build_layer(spec, layer)
+        count = sum(parameter.numel() for parameter in module.parameters())
+        assert work.cost(layer).parameter_count == count
+        assert [name for name, _ in layer_entries(spec, layer)] == [
+            name for name, _ in module.named_parameters()
+        ]
+        if layer + 1 < layer_count(spec):
+            shape = (2, 12) if layer == 0 else spec.boundary_shape(layer)
+            entry = torch.zeros(shape, dtype=torch.int64 if layer == 0 else torch.float32)
+            for parameter in module.parameters():
+                parameter.data.fill_(0.1)
+            assert tuple(module(entry).shape) == spec.boundary_shape(layer + 1)
+
+
+def test_each_distinct_layer_is_measured_once() -> None:
+    spec = run_of([MIXED[0], MIXED[1], MIXED[1], MIXED[2], MIXED[4], MIXED[5]])
+    unlike = workload_of(spec).unlike
+    assert unlike is not None
+    assert unlike.order == (0, 1, 1, 2, 3, 4)
+    seen: list[tuple[int, int]] = []
+    device = measure_device(spec, progress=lambda *told: seen.append(told))
+    assert len(device.unlike) == 5
+    assert all(timing.forward_ns > 0 and timing.backward_ns > 0 for timing in device.unlike)
+    assert seen[-1] == (5, 5)
+    assert device.embedding == device.unlike[0]
+    assert device.head == device.unlike[4]
+
+
+def test_an_emulated_device_has_boundaries_of_the_same_shapes() -> None:
+    spec = run_of(PICTURES)
+    device = emulated_device(spec, 10**12, 1 << 30)
+    assert len(device.unlike) == 6
+    states = {layer: LayerState.genesis(spec, layer) for layer in (1, 2)}
+    runner = EmulatedStageRunner(device, spec, states)
+    answer = runner.forward(0, torch.zeros(spec.boundary_shape(1)))
+    assert isinstance(answer, Tensor)
+    assert tuple(answer.shape) == spec.boundary_shape(3)
+    gradient = runner.backward(0, answer)
+    assert gradient is not None
+    assert tuple(gradient.shape) == spec.boundary_shape(1)
+
+
+@pytest.mark.parametrize(
+    ("place", "layer", "why"),
+    [
+        (1, {"kind": "unheard-of"}, "no such kind is installed"),
+        (1, {"kind": "block", "depth": 3}, "no option 'depth'"),
+        (1, {"kind": "block", "heads": 3}, "must divide"),
+        (1, {"kind": "block", "heads": "many"}, "whole number"),
+        (1, {"kind": "projection"}, "needs the width"),
+        (1, {"kind": "projection", "width": 1 << 39}, "whole number from 1"),
+        (1, {"kind": "embedding"}, "comes first"),
+        (0, {"kind": "block"}, "cannot come first"),
+        (1, {"kind": "convolution"}, "channels by height by width"),
+        (0, {"kind": "image", "height": 5, "width": 5}, "must be model.context"),
+    ],
+)
+def test_a_layer_that_cannot_stand_there_is_refused(
+    place: int, layer: dict[str, object], why: str
+) -> None:
+    layers = [*MIXED]
+    layers[place] = layer
+    with pytest.raises(UserError, match=why) as refused:
+        run_of(layers)
+    assert refused.value.fixes
+
+
+def test_stated_sizes_must_be_what_the_kind_comes_to() -> None:
+    spec = run_of(MIXED)
+    lying = LayerSizes(boundary=(12, 1), parameters=1, saved_values=1, forward_flops=1)
+    layers = list(spec.layers)
+    layers[1] = layers[1].model_copy(update={"sizes": lying})
+    with pytest.raises(UserError, match="layer 1 of the run test is said to come to"):
+        with_sizes(spec.model_copy(update={"layers": tuple(layers)}))
+    assert with_sizes(spec) == spec
+
+
+def test_large_layers_are_refused_without_being_allocated() -> None:
+    wide = {"kind": "projection", "width": 65536}
+    with pytest.raises(UserError, match="too large"):
+        run_of(
+            [MIXED[0], {"kind": "projection", "width": 1 << 16}, wide, MIXED[5]],
+            model=VALUES["model"] | {"context": 1 << 20, "layers": 2},  # type: ignore[operator]
+        )
+
+
+@pytest.mark.parametrize("name", ["mixed-width", "digits"])
+def test_a_shipped_run_of_listed_layers_is_what_its_file_says(name: str) -> None:
+    values = tomllib.loads((packaged_configs() / f"{name}.toml").read_text())
+    spec = with_sizes(read_run_spec(name))
+    assert len(values["layers"]) == layer_count(spec)
+    assert RunSpec.from_canonical_bytes(spec.canonical_bytes()) == spec
+
+
+def test_a_checkpoint_is_read_again_but_neither_exported_nor_writes(tmp_path: Path) -> None:
+    spec = run_of(PICTURES)
+    states = [LayerState.genesis(spec, layer) for layer in range(layer_count(spec))]
+    save_layers(tmp_path, spec, 0, 0, [state.snapshot() for state in states])
+    directory = checkpoint_directory(tmp_path, 0)
+    assert load_layer(directory, 2).digest() == states[2].digest()
+    with pytest.raises(UserError, match="export knows GPTs"):
+        model_in(directory)
+    with pytest.raises(UserError, match="generate knows GPTs"):
+        generate(directory, ByteTokenizer(), "a", 1, 0.7, 1)
+
+
+class Doubling(LayerKind):
+    """Somebody else's."""
+
+    options = frozenset({"times"})
+
+    def boundary(self, place: Place) -> Shape:
+        return place.require_entry("tokens", "width")
+
+    def build(self, place: Place) -> nn.Module:
+        return _Times(place.number("times", 2))
+
+    def costs(self, place: Place) -> Costs:
+        tokens, width = place.entry
+        return Costs(tokens * width, tokens * width)
+
+
+class _Times(nn.Module):
+    def __init__(self, times: int) -> None:
+        super().__init__()
+        self.times = times
+        self.shift = nn.Parameter(torch.empty(1))
+
+    def forward(self, stream: Tensor) -> Tensor:
+        return self.times * stream + self.shift
+
+
+class Buffered(Doubling):
+    def build(self, place: Place) -> nn.Module:
+        return nn.BatchNorm1d(12)
+
+
+DOUBLING, BUFFERED, NO_KIND = Doubling(), Buffered(), "a word"
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    points = [
+        EntryPoint(name, f"{__name__}:{value}", registry.GROUP)
+        for name, value in [
+            ("doubling", "DOUBLING"),
+            ("buffered", "BUFFERED"),
+            ("no-kind", "NO_KIND"),
+            ("block", "NO_KIND"),
+            ("twice", "DOUBLING"),
+            ("twice", "BUFFERED"),
+        ]
+    ]
+    monkeypatch.setattr(registry, "entry_points", lambda group: points)
+    registry.kind_named.cache_clear()
+    yield
+    registry.kind_named.cache_clear()
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_kind_that_another_package_registers_trains(
+    toy_batch: Batches,
+) -> None:
+    layers = [MIXED[0], {"kind": "doubling", "times": 3}, {"kind": "block"}, MIXED[5]]
+    spec = run_of(layers)
+    plain = list(ReferenceRun(spec, toy_batch).losses(3))
+    assert list(losses_of_stages(spec, (2,), 3, toy_batch)) == pytest.approx(plain, abs=1e-4)
+    assert measure_device(spec).unlike[1].forward_ns > 0
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        ("buffered", "has buffers"),
+        ("no-kind", "no instance of LayerKind"),
+        ("twice", "two packages"),
+        ("missing", "doubling"),
+    ],
+)
+def test_a_registered_kind_that_cannot_be_used_is_refused(kind: str, why: str) -> None:
+    with pytest.raises(UserError) as refused:
+        run_of([MIXED[0], {"kind": kind}, MIXED[5]])
+    assert why in str(refused.value.cause) + " ".join(refused.value.fixes)
+
+
+@pytest.mark.usefixtures("installed")
+def test_nobody_takes_the_name_of_a_kind_that_comes_along() -> None:
+    assert registry.kind_named("block") is registry.SHIPPED["block"]

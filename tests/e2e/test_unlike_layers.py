@@ -46,6 +46,8 @@ def test_blocks_of_unlike_width_survive_a_kill_and_a_join(tmp_path: Path) -> Non
         founder, address = swarm.found(["--run", str(path), "--expect-peers", "3"])
         others = [swarm.join(address) for _ in range(2)]
         wait_until(lambda: step_of(founder) >= 25, "25 steps")
+        held = [child.status()["layers"] for child in (founder, *others)]
+        assert all(len(layers) < layer_count(spec) for layers in held), "nobody holds all layers"
         others[1].process.send_signal(signal.SIGKILL)
         wait_until(lambda: step_of(founder) >= 35, "they go on")
         joiner = swarm.join(address)

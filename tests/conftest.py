@@ -54,7 +54,7 @@ SLOW_FIRST = (
     *("test_agreement_seeds", "test_bad_input", "test_restart", "test_commands"),
     *("test_coming_back", "test_daemons", "test_chaos", "test_good_neighbour", "test_bootstrap"),
     *("test_forged_claims", "test_strangers", "test_stalls", "test_lagging_guardians"),
-    *("test_doctor_at_home", "test_links", "test_liars", "e2e", "models"),
+    *("test_unlike_layers", "test_doctor_at_home", "test_links", "test_liars", "e2e", "models"),
 )
 """Files, and folders, in order of their durations; no file is divided between workers."""
 

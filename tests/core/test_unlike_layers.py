@@ -9,6 +9,7 @@ import pytest
 from p2p_dtfm.core.cost_model.costs import StepModel
 from p2p_dtfm.core.cost_model.placement_problem import kinds_in, problem_of
 from p2p_dtfm.core.planner.planner import compute_plan
+from p2p_dtfm.core.planner.recomputation import must_recompute
 from p2p_dtfm.core.protocol.canonical import decode, encode
 from p2p_dtfm.core.protocol.errors import PeerFault, UserError
 from p2p_dtfm.core.protocol.layers.timings import timing_of
@@ -241,6 +242,21 @@ def test_time_is_that_of_the_layers_themselves() -> None:
     wanted = [timing_of(device, shot.workload, layer).forward_ns for layer in (1, 2)]
     assert times.forward_ns(kinds) == sum(wanted)
     assert problem.state_bytes(1, 3) == sum(shot.workload.cost(n).state_bytes for n in (1, 2))
+
+
+@pytest.mark.parametrize("recompute", ["always", "auto", "never"])
+def test_stages_that_recompute_hold_more_layers(recompute: str) -> None:
+    sizes = [sizes_of((64, 64)) | {"saved_values": 1 << 20} for _ in range(6)]
+    work = workload_of(listed(sizes, compute={"recompute": recompute}))
+    room = 3 * work.cost(1).saved_bytes  # of one microbatch in three layers
+    shot = snapshot([Peer(memory_bytes=room + (1 << 20))] * 2, work)
+    plan = compute_plan(shot)
+    assert isinstance(plan, Plan)
+    shapes = [[len(stage.layers) for stage in pipeline.stages] for pipeline in plan.pipelines]
+    recomputes = recompute != "never"
+    assert shapes == ([[6], [6]] if recomputes else [[3, 3]])
+    holders = plan.stage_holders()
+    assert all(must_recompute(shot, plan, peer_id) is recomputes for peer_id in holders)
 
 
 def test_memory_that_no_peer_has_is_said_by_layer() -> None:

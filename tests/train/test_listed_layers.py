@@ -201,6 +201,23 @@ def test_large_layers_are_refused_without_being_allocated() -> None:
         )
 
 
+def test_sizes_are_worked_out_without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of pictures: nothing that comes along leaves torch's meta device."""
+    devices: set[str] = set()
+    build = registry.SHIPPED["classifier"].build, registry.SHIPPED["convolution"].build
+
+    def seen(module: nn.Module) -> nn.Module:
+        devices.update(parameter.device.type for parameter in module.parameters())
+        return module
+
+    for kind, made in zip(("classifier", "convolution"), build, strict=True):
+        monkeypatch.setattr(
+            type(registry.SHIPPED[kind]), "build", lambda self, place, made=made: seen(made(place))
+        )
+    run_of(PICTURES)
+    assert devices == {"meta"}
+
+
 @pytest.mark.parametrize("name", ["mixed-width", "digits"])
 def test_a_shipped_run_of_listed_layers_is_what_its_file_says(name: str) -> None:
     values = tomllib.loads((packaged_configs() / f"{name}.toml").read_text())

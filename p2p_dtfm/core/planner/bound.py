@@ -43,7 +43,9 @@ _RATE_SCALE = 1 << 80
 
 
 def step_lower_bound_ns(problem: PlanningProblem) -> int:
-    """The least T that either one pipeline or several satisfy, rounded down."""
+    """The least T that either one pipeline or several satisfy, rounded down. Of unlike layers no
+    such bound is known."""
+    assert not problem.unlike
     return min(_one_pipeline_ns(problem), _several_pipelines_ns(problem))
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from p2p_dtfm.train.model.deferred_gradients import Linear
 from p2p_dtfm.train.model.kinds.kind import Costs, LayerKind, Place, Shape
 
 _KERNEL = 3
@@ -122,7 +123,7 @@ class Classifier(nn.Module):
     def __init__(self, channels: int, places: int, classes: int) -> None:
         super().__init__()
         self.norm = _norm(channels)
-        self.logits = nn.utils.skip_init(nn.Linear, channels * places, classes)
+        self.logits = Linear(channels * places, classes, bias=True)
 
     def forward(self, picture: Tensor) -> Tensor:
         """[sequences, channels, height, width] to logits [sequences, classes]."""
@@ -130,12 +131,13 @@ class Classifier(nn.Module):
         return result
 
 
+class _Filter(nn.Conv2d):
+    def reset_parameters(self) -> None:
+        """Nothing is drawn only to be overwritten: genesis follows."""
+
+
 def _filter(entry: int, channels: int, stride: int) -> nn.Conv2d:
-    padding = _KERNEL // 2
-    made: nn.Conv2d = nn.utils.skip_init(
-        nn.Conv2d, entry, channels, _KERNEL, stride=stride, padding=padding
-    )
-    return made
+    return _Filter(entry, channels, _KERNEL, stride=stride, padding=_KERNEL // 2)
 
 
 def _norm(channels: int) -> nn.GroupNorm:

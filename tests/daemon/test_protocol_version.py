@@ -20,7 +20,7 @@ from p2p_dtfm.daemon.peers.wire import KnownPeers, Message, TraceReply, Welcome
 from p2p_dtfm.net.streams.frames import FrameHeader
 from tests.core.planning import Peer, name_of, snapshot
 
-SAID = {2: "d5bfcfd9a2be61b2d1ea9e27369dd24a0f2cc923f9437a1d23ff7d7e49d71a55"}
+SAID = {2: "8d3fa3317b3bbeff46c6e82a3927e5a97905b0b0cce1c802618c25afc4a87321"}
 PLANNED = {2: "79fac775b8b7620720425a2fb0332823975fbbc1e4b7f3e25b9197edc930980c"}
 
 

@@ -13,6 +13,7 @@ from p2p_dtfm.core.consensus.overlay.grid import Grid, grid_of_view
 from p2p_dtfm.core.consensus.overlay.plan_neighbours import plan_neighbours
 from p2p_dtfm.core.consensus.views.known_views import KnownViews
 from p2p_dtfm.core.consensus.views.reminders import Reminders
+from p2p_dtfm.core.consensus.views.voices import Farewells
 from p2p_dtfm.core.membership.accusers import Accusers
 from p2p_dtfm.core.membership.familiar_peers import FamiliarPeers
 from p2p_dtfm.core.membership.newcomers import Newcomers
@@ -162,6 +163,7 @@ class Others:
     """Whom this peer follows, where there is no view that it was in itself."""
     views: KnownViews
     reminders: Reminders = field(default_factory=Reminders)
+    farewells: Farewells = field(default_factory=Farewells)
     newcomers: Newcomers = field(default_factory=Newcomers)
     lives: dict[str, int] = field(default_factory=dict)
     opened_records: dict[Signed, PeerRecord] = field(default_factory=dict)
@@ -200,6 +202,7 @@ class AgreementState:
         self.doubts = Doubts()
         self.recovery_evidence.progress = None
         self.others.views.begin_life()
+        self.others.farewells.forget()
         self.others.told_ns = {}
         self.prng: Prng = prng_of_digest(digest((me.peer_id, me.life)))
 

@@ -193,7 +193,8 @@ class Standing(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="sta
 
     `ancestors` are views that it was in before, newest first; `commit` holds Prepared of the last
     committed step, as their makers signed them; `follows` names those that its user told it to go
-    to, wherever they are; `reminder` is for the receiver, where it seems to know none of them.
+    to, wherever they are; `reminder` is for the receiver, where it seems to know none of them;
+    `farewells` are certificates of ancestors, by those who are gone since.
     """
 
     sender: Member
@@ -204,6 +205,7 @@ class Standing(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="sta
     commit: tuple[Signed, ...] = ()
     follows: tuple[str, ...] = ()
     reminder: Reminder | None = None
+    farewells: tuple[Certificate, ...] = ()
     signature: bytes = b""
 
     @property

@@ -30,6 +30,7 @@ CHARGES_LIMIT = 4096
 NEWCOMERS_LIMIT = 128
 """Records in one Gather: each member lets 32 wait, mostly the same ones."""
 CERTIFICATES_LIMIT = 16
+FAREWELLS_LIMIT = 4
 MISSED_LIMIT = 16
 """Who hears nothing of more of its fellows is cut off itself, and asks nobody."""
 COMMIT_LIMIT_BYTES = 16 * 1024
@@ -45,6 +46,7 @@ _LENGTHS = {
     "ancestors": 160,
     "origins": 8,
     "follows": 16,
+    "farewells": FAREWELLS_LIMIT,
     "gives": NEWCOMERS_LIMIT,
     "missed": MISSED_LIMIT,
     "ready_sets": READY_SETS_LIMIT,

@@ -137,6 +137,7 @@ class Takeover:
         views = state.others.views
         views.takes_over(view)
         state.others.reminders.goes_on(state.view, state.active, views, view.members)
+        state.others.farewells.goes_on(state.view, view)
         opened = state.others.opened_records  # of members most stay the same: no second look
         state.others.opened_records = {
             signed: record for signed, record in opened.items() if record.peer_id in members

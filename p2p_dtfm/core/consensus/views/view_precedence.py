@@ -1,13 +1,15 @@
 """Which of two views counts, where parts of a split swarm meet.
 
 What counts first is who stands behind a view: the members of the last view that both sides had in
-common, each by its signature. Only between equals does length decide, as the last commit proves it.
+common, each by its signature, or by those that it left behind (`voices`). Only between equals does
+length decide, as the last commit proves it.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
+from p2p_dtfm.core.consensus.views.voices import SIGNERS_LIMIT, voices_of
 from p2p_dtfm.core.messages.agreement_messages import KnownView, Standing
-from p2p_dtfm.core.messages.certificate import Certificate
 from p2p_dtfm.core.messages.prepared import open_prepared
 from p2p_dtfm.core.messages.statements import signers
 from p2p_dtfm.core.protocol.errors import PeerFault
@@ -29,11 +31,16 @@ class Side:
     step: int
     view: ViewId
     signed: frozenset[str] = frozenset()
+    last: Mapping[str, int] = field(default_factory=dict)
+    """The number of the view that each of them signed last on this side, if not of this one."""
 
     def count(self, other: "Side") -> int:
-        """How many of them have not signed the other view later."""
-        turned = self.support & other.support if self.view.number <= other.view.number else ()
-        return len(self.support - set(turned))
+        """How many of them have not signed the other view, or one before it, later."""
+        shared = self.support & other.support
+        return len(self.support) - sum(self._number(it) <= other._number(it) for it in shared)
+
+    def _number(self, name: str) -> int:
+        return self.last.get(name, self.view.number)
 
 
 def outranks(one: Side, other: Side) -> bool:
@@ -62,30 +69,34 @@ def side_of(
     others only `given` are looked at.
     """
     certificate = standing.certificate
+    is_short = bool(standing.farewells) and len(certificate.ready) <= SIGNERS_LIMIT
     among = None if common is None else common.peer_ids | {standing.sender.peer_id} | given
-    said = signers(certificate, verify, among)
+    said = signers(certificate, verify, None if is_short else among)
     if standing.sender not in certificate.members or standing.sender not in said:
         return None
     has_plan = standing.has_plan and len(certificate.members) >= min_members
     names = frozenset(member.peer_id for member in said)
-    support = _support(certificate, names, common)
-    return Side(has_plan, support, proven_step(standing, verify), standing.view, names)
+    voices = _voices(standing, names, common, verify)
+    step = proven_step(standing, verify)
+    return Side(has_plan, frozenset(voices), step, standing.view, names, voices)
 
 
 def own_side(standing: Standing, common: KnownView | None) -> Side:
     """The same of this peer's own view, whose signatures it has checked."""
     said = frozenset(member.peer_id for member, _ in standing.certificate.ready)
-    support = _support(standing.certificate, said, common)
+    voices = _voices(standing, said, common, lambda *_: True)
     step = standing.step if not standing.has_plan else _proven(standing, _committed(standing))
-    return Side(standing.has_plan, support, step, standing.view, said)
+    return Side(standing.has_plan, frozenset(voices), step, standing.view, said, voices)
 
 
-def _support(
-    certificate: Certificate, said: frozenset[str], common: KnownView | None
-) -> frozenset[str]:
-    """A leaver stands behind nothing, though it signs."""
-    members = frozenset(member.peer_id for member in certificate.members) & said
-    return members if common is None else members & common.peer_ids
+def _voices(
+    standing: Standing, said: frozenset[str], common: KnownView | None, verify: Verify
+) -> dict[str, int]:
+    """Without a common view a leaver stands behind nothing, though it signs."""
+    if common is None:
+        return dict.fromkeys({it.peer_id for it in standing.members} & said, standing.view.number)
+    voices = voices_of(standing, said, verify)
+    return {name: number for name, number in voices.items() if name in common.peer_ids}
 
 
 def proven_step(standing: Standing, verify: Verify) -> int:

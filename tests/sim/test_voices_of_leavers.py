@@ -1,4 +1,4 @@
-"""Who leaves hands its voice to those that it leaves behind: a sleeper does not undo their night."""
+"""Who leaves hands its voice to those whom it leaves: a sleeper does not undo their night."""
 
 import pytest
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from p2p_dtfm import __version__
 from p2p_dtfm.core.consensus.agreement import Agreement
@@ -12,6 +12,7 @@ from p2p_dtfm.core.protocol.workload import Workload
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.dashboard.seen import EVENTS_LIMIT, Events, Seen
 from p2p_dtfm.daemon.dashboard.view_facts import points_of, view_state
+from p2p_dtfm.daemon.dashboard.waits import Wait
 from p2p_dtfm.daemon.peers.messenger import Messenger
 from p2p_dtfm.daemon.telemetry.contribution import Contributions
 from p2p_dtfm.daemon.telemetry.names import PEER_ID
@@ -37,9 +38,16 @@ log = logging.getLogger("p2p_dtfm")
 class Observer:
     """`state()` is cheap: what changes seldom is made once and kept."""
 
-    def __init__(self, status: Status, seen: Seen | None = None) -> None:
+    def __init__(
+        self,
+        status: Status,
+        seen: Seen | None = None,
+        overdue: Callable[[], Sequence[Wait]] = tuple,
+    ) -> None:
+        """`overdue`: waits of this daemon's that are older than they may be."""
         self.marks: tuple[str, ...] = ()
         self._status = status
+        self._overdue = overdue
         self._timeline = Timeline()
         self._peer_id = ""
         self._messenger: Messenger | None = None
@@ -303,6 +311,7 @@ class Observer:
             lost=[self._names.of(peer_id) for peer_id in agreement.suspected] if agreement else (),
             waits_for=[self._names.of(peer_id) for peer_id in status.facts.get("waits_for") or ()],
             silent=self._silent(),
+            overdue=[(it.owner, it.place, it.waited_s) for it in self._overdue()],
         )
         told = [Problem(self._shown(what), fix) for what, fix in status.troubles.present()]
         return [*problems_in(sight), *told]

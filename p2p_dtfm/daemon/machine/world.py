@@ -4,13 +4,14 @@ The loop is a port already: jobs in threads, timers, signals and sockets are ask
 is the world of whoever runs `p2p-dtfm`; swarms in virtual time bring their own.
 """
 
+import asyncio
 import gc
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from p2p_dtfm.core.planner.planner import compute_plan
 from p2p_dtfm.core.protocol.plan import NoPlan, Plan
@@ -78,6 +79,10 @@ class World(Protocol):
         """Once all is loaded."""
         ...
 
+    def tasks(self) -> set[asyncio.Task[Any]]:
+        """Of the daemon that asks."""
+        ...
+
 
 class Machine:
     """This one."""
@@ -130,3 +135,6 @@ class Machine:
         gc.collect()
         gc.freeze()
         sys.setswitchinterval(SWITCH_INTERVAL_S)
+
+    def tasks(self) -> set[asyncio.Task[Any]]:
+        return asyncio.all_tasks()

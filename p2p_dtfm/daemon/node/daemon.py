@@ -77,6 +77,8 @@ class Daemon:
             if past is None:
                 past = await asyncio.to_thread(recall, settings)
             life.handle_signals(until_stdin_closes=settings.until_stdin_closes)
+            life.spawn(local.waits.keep_looking())
+            stack.callback(life.cancel_tasks)
             departure = await life.unless_leaving(self._start(stack, past))
             if departure is None:
                 log.info("left before it took part")

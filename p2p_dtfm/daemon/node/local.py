@@ -5,6 +5,7 @@ import logging
 from p2p_dtfm.daemon.dashboard.dashboard_host import DashboardHost
 from p2p_dtfm.daemon.dashboard.observer import Observer
 from p2p_dtfm.daemon.dashboard.seen import Seen
+from p2p_dtfm.daemon.dashboard.waits import OwnWaits
 from p2p_dtfm.daemon.machine.compute import Compute
 from p2p_dtfm.daemon.machine.home import Home
 from p2p_dtfm.daemon.machine.life import Life
@@ -32,7 +33,8 @@ class Local:
         self.world: World = world or Machine()
         self.dashboard = dashboard
         self.status = Status()
-        self.observer = Observer(self.status, seen)
+        self.waits = OwnWaits(self.world.tasks)
+        self.observer = Observer(self.status, seen, self.waits.overdue)
         self.recorder = StepRecorder()
         self.event_files: EventFiles | None = None
         """If the user wants TensorBoard's."""

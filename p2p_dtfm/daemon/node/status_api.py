@@ -3,6 +3,7 @@
 import contextlib
 import logging
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 import msgspec
@@ -13,6 +14,7 @@ from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.snapshot import ViewId
 from p2p_dtfm.core.recovery.view import View
+from p2p_dtfm.daemon.dashboard.waits import Wait
 from p2p_dtfm.daemon.machine.hours import for_a_while, pause_seconds
 from p2p_dtfm.daemon.machine.settings import Settings
 from p2p_dtfm.daemon.node.local import Local
@@ -137,6 +139,7 @@ class StatusApi:
             **self._view_json(),
             **self._states_json(),
             "agreement": self._agreement_json(),
+            "waits": [_wait_json(wait) for wait in local.waits.told()],
         }
 
     def _run_json(self) -> dict[str, Any]:
@@ -269,6 +272,10 @@ class StatusApi:
             "losses": list(history.losses),
             "held_out_losses": list(history.held_out),
         }
+
+
+def _wait_json(wait: Wait) -> dict[str, Any]:
+    return {**asdict(wait), "waited_s": round(wait.waited_s, 1), "is_overdue": wait.is_overdue}
 
 
 _IN_NO_VIEW = UserError(

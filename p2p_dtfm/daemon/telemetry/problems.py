@@ -36,6 +36,8 @@ class Sight:
     waits_for: Sequence[str] = ()
     silent: Sequence[tuple[str, float]] = ()
     """Members that were not heard of for so many seconds."""
+    overdue: Sequence[tuple[str, str, float]] = ()
+    """Which part of this daemon has been waiting where for more seconds than anybody should."""
 
 
 def problems_in(sight: Sight) -> Iterator[Problem]:
@@ -56,6 +58,8 @@ def problems_in(sight: Sight) -> Iterator[Problem]:
             f"for {in_words(sight.in_state_s)} nobody has let this peer in: {sight.reason}",
             "look at the way to a member: p2p-dtfm doctor --initial-peers ADDRESS",
         )
+    elif sight.overdue and sight.uncommitted_s > sight.overdue[0][2]:
+        yield _overdue(*sight.overdue[0])
 
 
 def _failing(sight: Sight) -> Problem:
@@ -63,6 +67,14 @@ def _failing(sight: Sight) -> Problem:
         f"{', '.join(sight.lost)} fell silent: the step is stopped until the members agree on how "
         "to go on",
         "nothing, if that computer was switched off: the others go on without it",
+    )
+
+
+def _overdue(owner: str, place: str, waited_s: float) -> Problem:
+    """While steps commit it holds up nobody who computes."""
+    return Problem(
+        f"for {in_words(waited_s)} {owner} has been waiting at {place}, and no step was committed",
+        "look at what p2p-dtfm status --json says under waits; if it lasts, start p2p-dtfm again",
     )
 
 

@@ -399,6 +399,11 @@ class _WorldOf:
     def share_the_interpreter(self) -> None:
         """It is the world's."""
 
+    def tasks(self) -> set[asyncio.Task[Any]]:
+        mine = self._peer.process
+        tasks = (task for task in asyncio.all_tasks() if isinstance(task, VirtualTask))
+        return {task for task in tasks if task.process is mine}
+
 
 def play(seed: int, folder: Path, scene: Callable[[Swarm], Awaitable[Result]]) -> Result:
     """What `scene` comes to. What the daemons print goes nowhere."""

@@ -46,6 +46,7 @@ class Deeds:
             "full disk": lambda fault: self._disk(fault, "is_full", is_so=True),
             "slow disk": lambda fault: self._disk(fault, "is_slow", is_so=True),
             "clock": self._set_clock,
+            "outage": self._cut_all_power,
         }
         self._end: dict[str, Callable[[Fault], object]] = {
             "kill": lambda fault: self._start(self._one(fault)),
@@ -64,6 +65,7 @@ class Deeds:
             "full disk": lambda fault: self._disk(fault, "is_full", is_so=False),
             "slow disk": lambda fault: self._disk(fault, "is_slow", is_so=False),
             "clock": lambda fault: swarm.set_clock(self._one(fault), 0.0),
+            "outage": self._come_back_first,
         }
 
     def begin(self, fault: Fault) -> bool:
@@ -109,6 +111,20 @@ class Deeds:
             self.crashes_s.append(self._swarm.now_s)
             how(peer)
         return may
+
+    def _cut_all_power(self, fault: Fault) -> bool:
+        """Nobody stays; what is not on a disk is gone."""
+        living = [item for item in self._swarm.peers if item.is_running and not item.is_away]
+        may = any(item.has_run for item in living)
+        for peer in living if may else ():
+            self.crashes_s.append(self._swarm.now_s)
+            self._swarm.cut_power(peer)
+        return may
+
+    def _come_back_first(self, fault: Fault) -> None:
+        """The others follow when all is mended, or when faults of their own end."""
+        for name in fault.whom:
+            self._start(self._swarm.named(name))
 
     def _start(self, peer: Peer) -> bool:
         may = not peer.is_running

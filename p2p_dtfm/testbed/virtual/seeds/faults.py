@@ -9,6 +9,8 @@ JOINERS = (0, 3)
 FAULTS = (12, 16)
 RESIDENTS = 6
 """Of eight seeds that one, in which who is paused by its owner stays in the same process."""
+OUTAGES = 4
+"""Of eight seeds that one, in which all lose power at once, and some come back first."""
 FIRST_S, LAST_S = 3.0, 26.0
 """After the last of those that begin the run was started."""
 LASTING_S = (0.3, 1.0, 3.0, 6.0, 12.0)
@@ -32,8 +34,9 @@ KINDS = {
     "full disk": 2,
     "slow disk": 1,
     "clock": 2,
+    "outage": 0,
 }
-"""How often each is drawn; each newcomer joins once."""
+"""How often each is drawn; each newcomer joins once, and all lose power in every eighth seed."""
 CRASHES = {"kill": 6, "power cut": 3, "full disk": 2, "slow disk": 1, "clock": 2, "join": 0}
 """In every fourth seed only these: in it what is told to be safe is held to its word."""
 OF_LINKS = frozenset({"cut", "one-way cut", "slow link", "lossy link", "doubled calls"})
@@ -47,7 +50,8 @@ class Fault:
     lasts_s: float
     kind: str
     whom: tuple[str, ...]
-    """Those to whom it is done: one, the two ends of a link, or one side of a partition."""
+    """Those to whom it is done: one, the two ends of a link, one side of a partition, or
+    who comes back first."""
     draw: float
     """Between 0 and 1: how far, where that is asked."""
 
@@ -99,6 +103,8 @@ def draw(seed: int) -> Schedule:
         lasts_s = draws.choice(LASTING_S) * draws.uniform(0.5, 1.5)
         at_s = draws.uniform(FIRST_S, LAST_S)
         faults.append(Fault(at_s, lasts_s, kind, whom, draws.random()))
+    if seed % 8 == OUTAGES:
+        faults.append(_outage(seed, begun))
     if seed % 8 == RESIDENTS and all(fault.kind != "leave" for fault in faults):
         faults.append(_leave(seed, begun))
     faults.sort(key=lambda fault: fault.at_s)
@@ -111,6 +117,15 @@ def draw(seed: int) -> Schedule:
         writes_samples=seed % 8 == 2,
         is_watched=seed % 8 == 7,
     )
+
+
+def _outage(seed: int, begun: str) -> Fault:
+    """Who comes back first are some of those that began; the others stay away until all is
+    mended, unless another fault's end brings them back."""
+    draws = random.Random(f"outage {seed}")
+    first = tuple(draws.sample(begun, draws.randint(1, len(begun))))
+    lasts_s = draws.choice(LASTING_S) * draws.uniform(0.5, 1.5)
+    return Fault(draws.uniform(FIRST_S, LAST_S), lasts_s, "outage", first, draws.random())
 
 
 def _leave(seed: int, begun: str) -> Fault:

@@ -1,0 +1,190 @@
+"""Who awaits what, and for how long: every wait of a daemon has an owner, a reason and a bound.
+
+Nobody signs a register before it waits, since whoever forgot to would be the one that waits for
+ever. Instead the daemon looks at its own tasks now and then. An await is the future that a task
+waits for: who looks again and again at what has not come begins a new one each time, and must have
+said itself when it stops. Where a task waits for another one, that one is looked at; sleeps end by
+themselves.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+from p2p_dtfm.ports import now
+
+LIMIT_S = 60.0
+"""More than any deadline of the daemon's; most of them are a few seconds."""
+LOOKS_EVERY_S = 5.0
+TOLD_FROM_S = 5.0
+TOLD_LIMIT = 40
+STOPPED_S = 3 * LOOKS_EVERY_S
+"""Who has not looked for so long was stopped itself: of that time no more than this counts."""
+ROOMS = ("p2p_dtfm.daemon.", "p2p_dtfm.net.")
+WAITS_FOR_WORK = {
+    "node.daemon._until_end": "the daemon, for its end",
+    "node.participant.Participant.when_done": "the daemon, for the end of the run",
+    "node.coming_and_going.Departure.run_ended": "the daemon, for the end of the run",
+    "machine.life.Life.unless_leaving": "whoever looks for a run, for the daemon's end",
+    "node.action_loop.ActionLoop.run": "actions of the agreement",
+    "node.acquaintances.Acquaintances.keep_remembering": "members that it has not met",
+    "node.background.Background._presence_loop": "addresses of its own that are news",
+    "peers.messenger.Messenger._next": "messages to one peer",
+    "state_transfer.donor.Donor._feed": "news of states for a subscriber",
+    "state_transfer.donor.Donor.drain": "the last of its subscribers, which end it",
+    "state_transfer.follower.Follower.run": "layers that it lacks",
+    "state_transfer.follower.Follower._fetch_offers": "offers of donors",
+    "state_transfer.follower.Follower._ask_donors": "layers that no donor has been asked for",
+    "streams.frames.read_frame": "the next frame of a stream",
+    "streams.wire.StreamWire.read": "the next frame of a stream",
+}
+"""By place, what it waits for: without a limit, since it holds up nobody who could go on."""
+WAITS_OF_A_MACHINE = {
+    "libp2p.host.Host._watch": "the end of p2pd",
+    "libp2p.p2pd.P2pd._drain": "what p2pd writes",
+    "machine.compute.Compute._run": "work on this machine's device",
+    "trainer.trainer_state.TrainerState.wait": "what the daemon's state and its reason say",
+}
+"""What besides has no limit where steps may be long, members few, and p2pd a process of its own.
+Seeds are stricter: in them each of these is bounded, or not there."""
+SOON = "what others or this machine are to do soon"
+WORK_HERE = "work on this machine, in a thread"
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Of tasks of one owner, all at one place: the one that waits longest."""
+
+    owner: str
+    """The daemon's function that the task began with, by module and name."""
+    place: str
+    """Its innermost function that is the daemon's."""
+    reason: str
+    """What it waits for."""
+    waited_s: float
+    limit_s: float | None
+    """None: it may wait for as long as it takes."""
+    count: int
+
+    @property
+    def is_overdue(self) -> bool:
+        return self.limit_s is not None and self.waited_s > self.limit_s
+
+
+@dataclass
+class _Await:
+    future: object
+    waited_s: float = 0.0
+
+
+class Waits:
+    """Of some tasks, looked at now and then; `look` again for what is true now."""
+
+    def __init__(self) -> None:
+        self._under_way: dict[asyncio.Task[Any], _Await] = {}
+
+    def look(
+        self,
+        tasks: Iterable[asyncio.Task[Any]],
+        passed_s: float,
+        takes_turns: Callable[[asyncio.Task[Any]], bool] = lambda task: True,
+    ) -> None:
+        """`passed_s`: since the last look; of no time for whom `takes_turns` denies it."""
+        seen: dict[asyncio.Task[Any], _Await] = {}
+        for task in tasks:
+            future = getattr(task, "_fut_waiter", None)
+            if future is None or isinstance(future, asyncio.Task):
+                continue
+            known = self._under_way.get(task)
+            if known is None or known.future is not future:
+                known = _Await(future)
+            elif takes_turns(task):
+                known.waited_s += passed_s
+            seen[task] = known
+        self._under_way = seen
+
+    def longer_than(self, limit_s: float) -> Iterator[tuple[asyncio.Task[Any], float]]:
+        """Which tasks, and for how many seconds."""
+        for task, known in self._under_way.items():
+            if known.waited_s > limit_s:
+                yield task, known.waited_s
+
+    def told(self) -> list[Wait]:
+        """The longest first, those without a limit last; at most `TOLD_LIMIT`."""
+        found: dict[tuple[str, str], Wait] = {}
+        for task, waited_s in self.longer_than(TOLD_FROM_S):
+            owner, place = owner_and_place(task)
+            if not place:
+                continue
+            before = found.get((owner, place))
+            count = 1 if before is None else before.count + 1
+            longest_s = waited_s if before is None else max(waited_s, before.waited_s)
+            reason = _reason(task, place)
+            limit_s = None if reason else LIMIT_S
+            found[owner, place] = Wait(owner, place, reason or SOON, longest_s, limit_s, count)
+        order = sorted(found.values(), key=lambda it: (it.limit_s is None, -it.waited_s, it.owner))
+        return order[:TOLD_LIMIT]
+
+
+class OwnWaits:
+    """Of one daemon; `tasks` are all of its own."""
+
+    def __init__(self, tasks: Callable[[], set[asyncio.Task[Any]]]) -> None:
+        self._tasks = tasks
+        self._waits = Waits()
+        self._looked_s = now.monotonic_s()
+
+    async def keep_looking(self) -> None:
+        """For as long as the daemon lives."""
+        while True:
+            self.told()
+            await asyncio.sleep(LOOKS_EVERY_S)
+
+    def told(self) -> list[Wait]:
+        """As it is now."""
+        now_s = now.monotonic_s()
+        passed_s, self._looked_s = now_s - self._looked_s, now_s
+        self._waits.look(self._tasks(), min(max(0.0, passed_s), STOPPED_S))
+        return self._waits.told()
+
+    def overdue(self) -> list[Wait]:
+        """The longest first."""
+        return [wait for wait in self.told() if wait.is_overdue]
+
+
+def owner_and_place(task: asyncio.Task[Any]) -> tuple[str, str]:
+    """Its outermost and its innermost function that are the daemon's, by module and name; nothing
+    where it has none, or where it sleeps, which ends by itself."""
+    found = list[str]()
+    for frame in _frames(task):
+        module = str(frame.f_globals.get("__name__", ""))
+        if module.startswith(ROOMS):
+            found.append(_named(module, frame))
+        elif _is_of(frame, "asyncio.tasks", "sleep"):
+            return "", ""
+    return (found[0], found[-1]) if found else ("", "")
+
+
+def _reason(task: asyncio.Task[Any], place: str) -> str:
+    """Why it may wait without a limit; empty where it may not."""
+    if any(_is_of(frame, "asyncio.threads", "to_thread") for frame in _frames(task)):
+        return WORK_HERE
+    return WAITS_FOR_WORK.get(place) or WAITS_OF_A_MACHINE.get(place, "")
+
+
+def _frames(task: asyncio.Task[Any]) -> Iterator[FrameType]:
+    """The outermost first."""
+    awaited: Any = task.get_coro()
+    while awaited is not None and (frame := getattr(awaited, "cr_frame", None)) is not None:
+        yield frame
+        awaited = getattr(awaited, "cr_await", None)
+
+
+def _is_of(frame: FrameType, module: str, name: str) -> bool:
+    return frame.f_globals.get("__name__") == module and frame.f_code.co_name == name
+
+
+def _named(module: str, frame: FrameType) -> str:
+    return f"{module.split('.', 2)[2]}.{frame.f_code.co_qualname}"

@@ -373,18 +373,23 @@ class Attempt:
         """Every participant knows the same, and nobody else is waited for."""
         return not self.is_waiting and not self.dissenting
 
+    @property
+    def _audits(self) -> bool:
+        """Then a step is repeated whole: claims are of all of a stage's microbatches."""
+        return self.terms is not None and self.terms.audits
+
     def replay(self) -> PartialReplay | None:
         """What an unplanned view keeps of the step that was under way."""
         if self.outcome.recovery is None or self.outcome.recovery.target is None:
             return None
-        if not isinstance(self.plan, Plan):
+        if not isinstance(self.plan, Plan) or self._audits:
             return None
         return replay_of(self.plan, self.outcome.recovery.target, self.counted)
 
     def chosen(self, planned: Plan | NoPlan) -> Plan | NoPlan:
         """The plan of the view: `planned`, or one in which replicas stand in for who is lost."""
         target = self.outcome.recovery.target if self.outcome.recovery is not None else None
-        if self.planned or target is None or isinstance(planned, NoPlan):
+        if self.planned or target is None or isinstance(planned, NoPlan) or self._audits:
             return planned
         assert self.snapshot is not None
         return with_stand_ins(self.snapshot, planned, target, self.counted)

@@ -20,7 +20,7 @@ from p2p_dtfm.daemon.peers.wire import KnownPeers, Message, TraceReply, Welcome
 from p2p_dtfm.net.streams.frames import FrameHeader
 from tests.core.planning import Peer, name_of, snapshot
 
-SAID = {2: "d41fc19eaa1ca345d55e4c1b0671220f10c857f2cc6e4a665f779b0728027cfc"}
+SAID = {2: "e25af798b3e16b94be238720ae791a5ed2d8c94fa84dc48062cc04fb8b2b9493"}
 PLANNED = {2: "79fac775b8b7620720425a2fb0332823975fbbc1e4b7f3e25b9197edc930980c"}
 
 

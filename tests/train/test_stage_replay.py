@@ -23,7 +23,6 @@ from tests.core.builders import run_spec
 SPEC = run_spec()
 MICROBATCHES = (3, 1, 2)
 SHAPE = (SPEC.batch.microbatch, SPEC.model.context)
-LAYERS = SPEC.model.blocks + 2 if hasattr(SPEC.model, "blocks") else 6
 
 
 @pytest.fixture

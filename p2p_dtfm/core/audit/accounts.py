@@ -105,24 +105,28 @@ def findings(
     for owner, holder in edges:
         reason = f"the gradients of {holder} are not those that {owner} has got from it"
         found.doubt(owner, holder, reason)
-    boundaries = unlike_boundaries(shares, plan)
-    for receiver, sender in sorted(boundaries):
-        reason = f"the tensors of {sender} are not those that {receiver} has got from it"
-        found.doubt(receiver, sender, reason)
-    without_input = {receiver for receiver, _ in boundaries}
+    without_input = _doubt_boundaries(shares, plan, found)
     misled = {owner for owner, _ in edges}
     arithmetics = {peer: share.arithmetic for peer, share in shares.items()}
     if one_arithmetic:
         _judge_arithmetics(arithmetics, found)
-    for peer_id, work in works.items():
-        if peer_id in without_input:
-            continue
+    for peer_id in [peer for peer in works if peer not in without_input]:
+        work = works[peer_id]
         length = OWN_BYTES if peer_id in misled else WORK_BYTES
         stated = _found_of(peer_id, accounts, length) | {peer_id: work[:length]}
         judges = (can_replay(it, peer_id, plan, arithmetics, kept_microbatches) for it in accounts)
         able = 1 + sum(judges)
         _judge(peer_id, stated, able, found)
     return found
+
+
+def _doubt_boundaries(shares: Mapping[str, Share], plan: Plan, found: Findings) -> set[str]:
+    """Returns who says that something else came to it than was sent."""
+    unlike = unlike_boundaries(shares, plan)
+    for receiver, sender in sorted(unlike):
+        reason = f"the tensors of {sender} are not those that {receiver} has got from it"
+        found.doubt(receiver, sender, reason)
+    return {receiver for receiver, _ in unlike}
 
 
 def _judge_arithmetics(arithmetics: Mapping[str, str], found: Findings) -> None:

@@ -26,7 +26,7 @@ def draw(
     kept_microbatches: int,
     always: Collection[str] = (),
 ) -> dict[str, str]:
-    """The auditor of each stage-holder that is drawn or in `always`, if anybody can replay its work.
+    """The auditor of each that is drawn, or in `always`, if anybody can replay its work.
 
     Those who audit little so far are taken first, so that none has much to do.
     """

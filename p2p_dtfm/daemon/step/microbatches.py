@@ -18,7 +18,6 @@ from p2p_dtfm.daemon.step.stage_tools import OnProgress, StageLinks, StagePlace,
 from p2p_dtfm.net.streams.frames import FrameKind
 from p2p_dtfm.train.codecs import codec_of
 from p2p_dtfm.train.stage.finite import NotFinite, is_finite
-from p2p_dtfm.train.stage.replay.work import chunk_digest
 
 Tensor = Any
 Result = TypeVar("Result")
@@ -234,9 +233,7 @@ class Microbatches:
         is_input = key.kind is FrameKind.ACTIVATION
         if place < (len(self._work.forwarded) if is_input else self._work.backwards):
             return
-        if self._work.edges is not None:
-            digest = await asyncio.to_thread(chunk_digest, payload)
-            self._work.edges[key.kind, key.index, False] = digest
+        await self._work.came(key.kind, key.index, payload)
         tensor = await self._boundary(key, payload)
         if is_input:
             order.input_arrived(place)

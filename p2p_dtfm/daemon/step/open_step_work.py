@@ -4,6 +4,7 @@ It belongs to the peer's stage, not to a view: where a later view lets the stage
 computed twice, and what a replaced neighbour lost is sent again from here.
 """
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -118,6 +119,12 @@ class OpenStepWork:
         self.backwards += 1
         self.unfinished = None
         self._keep(FrameKind.ACTIVATION_GRADIENT, microbatch, sent)
+
+    async def came(self, kind: FrameKind, microbatch: int, payload: Payload) -> None:
+        """Before anything is made of a frame: with audits it is claimed what it was."""
+        if self.edges is not None:
+            digest = await asyncio.to_thread(chunk_digest, payload)
+            self.edges[kind, microbatch, False] = digest
 
     def _keep(self, kind: FrameKind, microbatch: int, sent: Outgoing | None) -> None:
         if sent is not None and self.edges is not None:

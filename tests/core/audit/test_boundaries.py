@@ -174,9 +174,8 @@ def test_where_claims_do_not_fit_the_sender_is_drawn_and_the_receiver_is_not() -
 
 def test_what_is_kept_is_counted_and_bounded() -> None:
     assert bytes_for_stages(PLAN, 100) == dict.fromkeys(NAMES, 200)
-    middle = Plan(
-        (Pipeline(tuple(Stage(n, i, i + 1, 1) for i, n in enumerate("abc")), 0, 5),), (), 1
-    )
+    stages = tuple(Stage(name, n, n + 1, 1) for n, name in enumerate("abc"))
+    middle = Plan((Pipeline(stages, 0, 5),), (), 1)
     assert bytes_for_stages(middle, 100) == {"a": 500, "b": 1000, "c": 500}
     assert inputs_are_kept(middle, "a", 5) and not inputs_are_kept(middle, "a", 4)
     whole = Plan((Pipeline((Stage("a", 0, 3, 1),), 0, 5),), (), 1)

@@ -17,7 +17,8 @@ STEPS = 20
 LIED_AT = 4
 LIAR = 2
 OPTIONS = ("--threads", "1", "--dashboard", "off")
-HALF = int(0.0042 * (1 << 30))
+HALF = 1_200_000
+"""Bytes: of two thirds of the model with what one microbatch saves."""
 FOUND = "works otherwise than those who computed it again"
 UNLIKE = "are not those that"
 TOLD = {

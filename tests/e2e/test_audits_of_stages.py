@@ -43,6 +43,7 @@ def swarm(
         data={"source": str(data)},
         checkpoint={"every_steps": 10, "keep": 2},
         audit={"rate": 1.0},
+        batch={"global_batch": 12, "microbatch": 2},
     )
     patch.setenv("MEMORY_BYTES", str(HALF))
     with LocalSwarm(directory, OPTIONS, "tests.e2e.liar") as local:

@@ -171,9 +171,10 @@ def main() -> None:
     if arguments.json:
         print(json.dumps(asdict(found)))
     else:
+        threads = dict(sorted(found.threads.items()))
         print(
             f"{found.replays} replays, {found.recomputed} of work that recomputed, "
-            f"{found.begun_anew} of work begun anew; by threads {dict(sorted(found.threads.items()))}"
+            f"{found.begun_anew} of work begun anew; by threads {threads}"
         )
         print(f"{len(found.unequal)} unequal", *found.unequal, sep="\n")
     if found.unequal:

@@ -3,7 +3,7 @@
     python -m benchmarks.liars.verdicts [--steps 1000] [--pipelines 3] [--stages 2] [--json]
 
 Each step has one liar, or none, in one of the ways below; what all others claim and find is what
-they would. A verdict against anybody but the liar falsifies the rules, as does a doubt without the liar.
+they would. A verdict against anybody but the liar falsifies the rules, as does a doubt without it.
 Counted are the audits, whom the verdict left out, and the doubts.
 """
 

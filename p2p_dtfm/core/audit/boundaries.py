@@ -28,7 +28,7 @@ class Beside(NamedTuple):
 
 def beside(plan: Plan, peer_id: str) -> dict[int, Beside]:
     """By microbatch of this peer's places; empty for a stage that is the whole model."""
-    found = {}
+    found: dict[int, Beside] = {}
     for number, position in plan.places_of(peer_id):
         pipeline = plan.pipelines[number]
         if len(pipeline.stages) == 1:

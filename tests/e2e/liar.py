@@ -1,6 +1,7 @@
 """The program, run as `python -m tests.e2e.liar`: the daemon whose environment says `LIES` lies.
 
-All of them say that they are equal and near, so that plans give each all layers.
+All of them say that they are equal and near, so that plans give each all layers, or as many as
+`MEMORY_BYTES` has room for.
 `LIES` is a JSON object: what it lies about, from which step on, and to how many steps.
 """
 
@@ -40,7 +41,8 @@ def be_equal_and_near() -> None:
     block, end = LayerTiming(20_000_000, 40_000_000), LayerTiming(500_000, 1_000_000)
 
     def device(*arguments: object, **more: object) -> Device:
-        return Device("cpu", "equal", 4 << 30, end, block, end)
+        memory_bytes = int(os.environ.get("MEMORY_BYTES", 4 << 30))
+        return Device("cpu", "equal", memory_bytes, end, block, end)
 
     world.Machine.measure_device = device  # type: ignore[method-assign]
     near = Link(50_000, 4 << 30)
@@ -131,6 +133,40 @@ def change_own_gradients() -> None:
         await honest(self, step, replay, final)
 
     Microbatches.train = train  # type: ignore[method-assign]
+
+
+def send_other_activations() -> None:
+    """To the next stage, or gradients to the one before, and claim them as well."""
+    honest = Microbatches._outgoing
+
+    def outgoing(self: Any, kind: Any, number: int, values: Any) -> Any:
+        trains = number < self._spec.microbatches_per_step
+        return honest(self, kind, number, values * 1.01 if trains and now_lies(self) else values)
+
+    Microbatches._outgoing = outgoing  # type: ignore[method-assign]
+
+
+def now_lies(microbatches: Any) -> bool:
+    step = microbatches._work.step
+    return step is not None and lies(step)
+
+
+def claim_other_tensors() -> None:
+    """Than it has sent its neighbours, or than have come from them."""
+    honest, field = audits.edges_of, {"edge": (1, 3), "edgein": (0, 2)}[KIND]
+
+    def edges_of(plan: Any, me: str, work: Any) -> Any:
+        edges = honest(plan, me, work)
+        if lies(work.step):
+            edges = {
+                number: type(edge)(
+                    *(bytes(len(it)) if n in field else it for n, it in enumerate(edge))
+                )
+                for number, edge in edges.items()
+            }
+        return edges
+
+    audits.edges_of = edges_of  # type: ignore[attr-defined]
 
 
 def send_other_parts() -> None:
@@ -231,6 +267,9 @@ elif KIND:
         "weak": change_own_gradients,
         "zeros": change_own_gradients,
         "bend": change_own_gradients,
+        "activation": send_other_activations,
+        "edge": claim_other_tensors,
+        "edgein": claim_other_tensors,
         "part": send_other_parts,
         "sum": add_up_wrongly,
         "accuse": find_fault_with_all,

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from p2p_dtfm.core.audit.boundaries import fault_of_edges, unlike_boundaries
 from p2p_dtfm.core.audit.work import (
     CLAIM_BYTES,
     OWN_BYTES,
@@ -26,6 +27,7 @@ FEWEST_JUDGES = 3
 THREADS_LIMIT = 1024
 ARITHMETIC_LIMIT = 64
 CHUNKS_LIMIT = 1 << 14
+MANY = 1 << 30
 
 
 class Findings(NamedTuple):
@@ -38,7 +40,7 @@ class Findings(NamedTuple):
         self.doubts.setdefault((one, other) if one < other else (other, one), reason)
 
 
-def fault_of_share(share: Share, segments: Sequence[Segment], peer_id: str) -> str:
+def fault_of_share(share: Share, plan: Plan, segments: Sequence[Segment], peer_id: str) -> str:
     """Why no correct peer states that; empty if it may."""
     if not 1 <= share.threads <= THREADS_LIMIT or len(share.arithmetic) > ARITHMETIC_LIMIT:
         return "a claim by threads or an arithmetic that there are not"
@@ -52,7 +54,7 @@ def fault_of_share(share: Share, segments: Sequence[Segment], peer_id: str) -> s
         return "a claim with a part's digest of another length"
     if not all(_is_of(got, share.parts[n], held[n]) for n, got in share.got.items()):
         return "a claim of other holders or chunks than its segments have"
-    return ""
+    return fault_of_edges(share.edges, plan, peer_id)
 
 
 def _is_of(got: Sequence[Sequence[bytes]], parts: Sequence[bytes], holders: Sequence[str]) -> bool:
@@ -62,7 +64,9 @@ def _is_of(got: Sequence[Sequence[bytes]], parts: Sequence[bytes], holders: Sequ
     return len(got) == len(holders) and counts <= {0, len(parts)} and lengths <= {0, PART_BYTES}
 
 
-def fault_of_account(account: Account | None, segments: Sequence[Segment], peer_id: str) -> str:
+def fault_of_account(
+    account: Account | None, plan: Plan, segments: Sequence[Segment], peer_id: str
+) -> str:
     """Why it cannot be true; empty if it may be, or there is none."""
     if account is None:
         return ""
@@ -73,7 +77,7 @@ def fault_of_account(account: Account | None, segments: Sequence[Segment], peer_
         return "Prepared with a claim's digest of another length"
     if any(len(work) != WORK_BYTES for work in account.found.values()):
         return "Prepared with an audit's digest of another length"
-    return fault_of_share(account.share, segments, peer_id)
+    return fault_of_share(account.share, plan, segments, peer_id)
 
 
 def findings(
@@ -81,8 +85,13 @@ def findings(
     plan: Plan,
     segments: Sequence[Segment],
     one_arithmetic: bool = False,
+    kept_microbatches: int = MANY,
 ) -> Findings:
-    """Of all stage-holders' Prepared, each with an account."""
+    """Of all stage-holders' Prepared, each with an account.
+
+    Whose input at a boundary is not what was sent is not judged: of what it should have computed
+    nobody can say. Its sender is: then it may be known which of the two is wrong.
+    """
     found = Findings({}, {})
     accounts = {peer: p.audit for peer, p in said.items() if p.audit is not None}
     if set(plan.stage_holders()) != set(accounts):
@@ -96,16 +105,28 @@ def findings(
     for owner, holder in edges:
         reason = f"the gradients of {holder} are not those that {owner} has got from it"
         found.doubt(owner, holder, reason)
+    without_input = _doubt_boundaries(shares, plan, found)
     misled = {owner for owner, _ in edges}
     arithmetics = {peer: share.arithmetic for peer, share in shares.items()}
     if one_arithmetic:
         _judge_arithmetics(arithmetics, found)
-    for peer_id, work in works.items():
+    for peer_id in [peer for peer in works if peer not in without_input]:
+        work = works[peer_id]
         length = OWN_BYTES if peer_id in misled else WORK_BYTES
         stated = _found_of(peer_id, accounts, length) | {peer_id: work[:length]}
-        able = 1 + sum(can_replay(judge, peer_id, plan, arithmetics) for judge in accounts)
+        judges = (can_replay(it, peer_id, plan, arithmetics, kept_microbatches) for it in accounts)
+        able = 1 + sum(judges)
         _judge(peer_id, stated, able, found)
     return found
+
+
+def _doubt_boundaries(shares: Mapping[str, Share], plan: Plan, found: Findings) -> set[str]:
+    """Returns who says that something else came to it than was sent."""
+    unlike = unlike_boundaries(shares, plan)
+    for receiver, sender in sorted(unlike):
+        reason = f"the tensors of {sender} are not those that {receiver} has got from it"
+        found.doubt(receiver, sender, reason)
+    return {receiver for receiver, _ in unlike}
 
 
 def _judge_arithmetics(arithmetics: Mapping[str, str], found: Findings) -> None:

@@ -3,10 +3,11 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from p2p_dtfm.core.audit.accounts import fault_of_share
+from p2p_dtfm.core.audit.accounts import MANY, fault_of_share
+from p2p_dtfm.core.audit.boundaries import unlike_boundaries
 from p2p_dtfm.core.audit.draw import draw, seed_of
 from p2p_dtfm.core.audit.work import WORK_BYTES, can_replay, unlike_edges
-from p2p_dtfm.core.messages.audit_messages import Audited, Claimed
+from p2p_dtfm.core.messages.audit_messages import COULD_NOT, Audited, Claimed, Share
 from p2p_dtfm.core.protocol.canonical import digest_bytes
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.plan import Plan, Segment
@@ -32,8 +33,11 @@ class _Step:
 class ClaimBook:
     """Of one view. `step_begins` forgets what was before it, but for what it commits to."""
 
-    def __init__(self, view: ViewId, plan: Plan, rate_millionths: int) -> None:
+    def __init__(
+        self, view: ViewId, plan: Plan, rate_millionths: int, kept_microbatches: int = MANY
+    ) -> None:
         self.view = view
+        self._kept_microbatches = kept_microbatches
         self._plan = plan
         self._segments = plan.segments()
         self._holders = frozenset(plan.stage_holders())
@@ -67,7 +71,7 @@ class ClaimBook:
             self._audited(sender, said)
 
     def _claimed(self, sender: str, said: Claimed) -> None:
-        fault = fault_of_claim(said, self._segments, sender)
+        fault = fault_of_claim(said, self._plan, self._segments, sender)
         if fault:
             raise PeerFault(fault, sender)
         claims = self._at(said.step).claims
@@ -75,7 +79,7 @@ class ClaimBook:
             raise PeerFault(f"two different claims of step {said.step}", sender)
 
     def _audited(self, sender: str, said: Audited) -> None:
-        if said.peer_id not in self._holders or len(said.work) != WORK_BYTES:
+        if said.peer_id not in self._holders or len(said.work) not in (0, WORK_BYTES):
             raise PeerFault("an audit of nobody's work", sender)
         audited = self._at(said.step).audited
         if audited.setdefault((sender, said.peer_id), said.work) != said.work:
@@ -106,7 +110,8 @@ class ClaimBook:
         """The auditor of each that is audited, once all have claimed.
 
         In the first step of a view nobody has committed itself to anything, and all are: whoever
-        withholds an opening brings such a step about.
+        withholds an opening brings such a step about. Who has sent a neighbour something else than
+        that one says is audited in any case, and the neighbour is not: there is no input for it.
         """
         assert not self.not_claimed()
         if self._draw is None:
@@ -114,8 +119,15 @@ class ClaimBook:
             openings = {peer: claim.opening for peer, claim in self.claims.items()}
             seed = seed_of(f"{self.view.number}:{self.view.snapshot}", self._step, openings)
             rate = self._rate if knows_all else EVERYBODY
-            self._draw = draw(seed, self._plan, self.arithmetics(), rate)
+            unlike = unlike_boundaries(self._shares(), self._plan)
+            kept, senders = self._kept_microbatches, {sender for _, sender in unlike}
+            drawn = draw(seed, self._plan, self.arithmetics(), rate, kept, senders)
+            misled = {receiver for receiver, _ in unlike}
+            self._draw = {peer: by for peer, by in drawn.items() if peer not in misled}
         return self._draw
+
+    def _shares(self) -> dict[str, Share]:
+        return {peer: claim.share for peer, claim in self.claims.items()}
 
     def arithmetics(self) -> dict[str, str]:
         return {peer: claim.share.arithmetic for peer, claim in self.claims.items()}
@@ -129,22 +141,24 @@ class ClaimBook:
         """Whose auditor comes to something else than what was claimed."""
         audited = self._at(self._step).audited
         return sorted(
-            peer for peer, by in self.drawn().items() if audited[by, peer] != self.claims[peer].work
+            peer
+            for peer, by in self.drawn().items()
+            if audited[by, peer] not in (COULD_NOT, self.claims[peer].work)
         )
 
     def misled(self) -> set[str]:
         """Who says that something else came to it than its sender has claimed."""
-        shares = {peer: claim.share for peer, claim in self.claims.items()}
-        return {owner for owner, _ in unlike_edges(shares, self._segments)}
+        return {owner for owner, _ in unlike_edges(self._shares(), self._segments)}
 
     def may_judge(self, judge: str, peer_id: str) -> bool:
-        return can_replay(judge, peer_id, self._plan, self.arithmetics())
+        kept = self._kept_microbatches
+        return can_replay(judge, peer_id, self._plan, self.arithmetics(), kept)
 
 
-def fault_of_claim(said: Claimed, segments: Sequence[Segment], peer_id: str) -> str:
+def fault_of_claim(said: Claimed, plan: Plan, segments: Sequence[Segment], peer_id: str) -> str:
     """Why no correct peer says that; empty if it may."""
     if len(said.work) != WORK_BYTES or len(said.commitment) != OPENING_BYTES:
         return "a claim with a digest of another length"
     if len(said.opening) != OPENING_BYTES:
         return "a claim with an opening of another length"
-    return fault_of_share(said.share, segments, peer_id)
+    return fault_of_share(said.share, plan, segments, peer_id)

@@ -5,7 +5,7 @@ that nobody knows it before all work of the step is done and claimed, and nobody
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from p2p_dtfm.core.audit.work import can_replay
 from p2p_dtfm.core.protocol.canonical import digest_bytes, encode
@@ -19,9 +19,14 @@ def seed_of(view: str, step: int, openings: Mapping[str, bytes]) -> str:
 
 
 def draw(
-    seed: str, plan: Plan, arithmetics: Mapping[str, str], rate_millionths: int
+    seed: str,
+    plan: Plan,
+    arithmetics: Mapping[str, str],
+    rate_millionths: int,
+    kept_microbatches: int,
+    always: Collection[str] = (),
 ) -> dict[str, str]:
-    """The auditor of each stage-holder that is drawn, if anybody can replay its work.
+    """The auditor of each that is drawn, or in `always`, if anybody can replay its work.
 
     Those who audit little so far are taken first, so that none has much to do.
     """
@@ -29,9 +34,14 @@ def draw(
     found: dict[str, str] = {}
     holders = plan.stage_holders()
     for peer_id in sorted(holders, key=lambda peer: _number(seed, "order", peer)):
-        if _number(seed, "drawn", peer_id) * 1_000_000 >= rate_millionths * _SCALE:
+        is_drawn = _number(seed, "drawn", peer_id) * 1_000_000 < rate_millionths * _SCALE
+        if not is_drawn and peer_id not in always:
             continue
-        judges = [it for it in holders if can_replay(it, peer_id, plan, arithmetics)]
+        judges = [
+            judge
+            for judge in holders
+            if can_replay(judge, peer_id, plan, arithmetics, kept_microbatches)
+        ]
         if judges:
             turn = {it: (busy[it], _number(seed, "auditor", peer_id, it)) for it in judges}
             auditor = min(judges, key=turn.__getitem__)

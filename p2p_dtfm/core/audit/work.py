@@ -2,14 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 
-from p2p_dtfm.core.messages.audit_messages import Claimed, Parts, Share
+from p2p_dtfm.core.audit.boundaries import inputs_are_kept
+from p2p_dtfm.core.messages.audit_messages import Claimed, Edges, Parts, Share
 from p2p_dtfm.core.messages.prepared import Prepared
 from p2p_dtfm.core.protocol.canonical import digest_bytes, encode
 from p2p_dtfm.core.protocol.plan import Plan, Segment
 
 OWN_BYTES = 16
-"""Of a work's digest, the first ones are of what its maker computes from the data alone, the others
-of what it adds up of others' parts."""
+"""Of a work's digest, the first ones are of what its maker computes from the data and from what its
+neighbours in the pipelines have sent, the others of what it adds up of others' parts."""
 WORK_BYTES = 2 * OWN_BYTES
 CLAIM_BYTES = 16
 PART_BYTES = 32
@@ -20,8 +21,10 @@ def _digest(payload: bytes) -> bytes:
     return bytes.fromhex(digest_bytes(payload))
 
 
-def own_digest(parts: Parts, loss_sum: float) -> bytes:
-    return _digest(encode([sorted(parts.items()), loss_sum.hex()]))[:OWN_BYTES]
+def own_digest(parts: Parts, loss_sum: float, edges: Edges | None = None) -> bytes:
+    """Of `edges` what is sent."""
+    sent = [(n, it.activation_out, it.gradient_out) for n, it in sorted((edges or {}).items())]
+    return _digest(encode([sorted(parts.items()), loss_sum.hex(), sent]))[:OWN_BYTES]
 
 
 def sums_digest(sums: Mapping[int, bytes]) -> bytes:
@@ -34,7 +37,8 @@ def work_of(prepared: Prepared, segments: Sequence[Segment]) -> bytes:
     assert prepared.audit is not None
     me = prepared.peer_id
     sums = {n: s[segments[n].holders.index(me)] for n, s in prepared.sums.items()}
-    return own_digest(prepared.audit.share.parts, prepared.loss_sum) + sums_digest(sums)
+    share = prepared.audit.share
+    return own_digest(share.parts, prepared.loss_sum, share.edges) + sums_digest(sums)
 
 
 def claim_digest(share: Share, work: bytes) -> bytes:
@@ -44,6 +48,7 @@ def claim_digest(share: Share, work: bytes) -> bytes:
         share.threads,
         sorted(share.parts.items()),
         sorted(share.got.items()),
+        sorted(share.edges.items()),
         work,
     ]
     return _digest(encode(shared))[:CLAIM_BYTES]
@@ -71,15 +76,16 @@ def _fit(got: Sequence[bytes], sent: Sequence[bytes]) -> bool:
     return len(got) == len(sent) and all(not mine or mine == theirs for mine, theirs in pairs)
 
 
-def can_replay(judge: str, peer_id: str, plan: Plan, arithmetics: Mapping[str, str]) -> bool:
-    """Whether a member has all that the other's work is made from, and computes as it does.
-
-    A stage that is not the whole model has been sent tensors by its neighbours, which nobody else
-    has: its work is not replayed.
+def can_replay(
+    judge: str, peer_id: str, plan: Plan, arithmetics: Mapping[str, str], kept_microbatches: int
+) -> bool:
+    """Whether a member has the other's layers, or more, and computes as it does; what came into the
+    other's stage is to be had from its neighbours, if they keep so many microbatches' tensors.
     """
     if judge == peer_id or not arithmetics.get(peer_id):
         return False
     if arithmetics.get(judge) != arithmetics[peer_id]:
         return False
-    everything = range(plan.pipelines[0].stages[-1].end_layer)
-    return plan.layers_of(judge) == everything == plan.layers_of(peer_id)
+    layers, mine = plan.layers_of(peer_id), plan.layers_of(judge)
+    holds_all = bool(layers) and mine.start <= layers.start and layers.stop <= mine.stop
+    return holds_all and inputs_are_kept(plan, peer_id, kept_microbatches)

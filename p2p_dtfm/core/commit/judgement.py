@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from p2p_dtfm.core.audit.accounts import fault_of_account, findings
+from p2p_dtfm.core.audit.accounts import MANY, fault_of_account, findings
 from p2p_dtfm.core.commit.step_terms import SQUARED_NORM_LIMIT, StepTerms
 from p2p_dtfm.core.messages.prepared import Prepared
 from p2p_dtfm.core.protocol.plan import Plan
@@ -79,7 +79,7 @@ def fault_of(
             return "Prepared with a sum's digest of another length"
     if not set(prepared.states) <= set(plan.layers_of(me)):
         return "Prepared with states of layers that it does not hold"
-    return fault_of_account(prepared.audit, segments, me) or _fault_by_terms(
+    return fault_of_account(prepared.audit, plan, segments, me) or _fault_by_terms(
         prepared, plan, terms, counts
     )
 
@@ -136,7 +136,8 @@ def conflict_of(
                     reason = f"the sums of {owner} are not those that {peer} has got from it"
                     found.doubt(owner, peer, reason)
     one_arithmetic = terms is not None and terms.one_arithmetic
-    audited = findings(said, plan, plan.segments(), one_arithmetic)
+    kept = terms.kept_microbatches if terms is not None else MANY
+    audited = findings(said, plan, plan.segments(), one_arithmetic, kept)
     for peer, reason in audited.liars.items():
         found.blame(peer, reason)
     for (one, other), reason in audited.doubts.items():

@@ -4,6 +4,7 @@ import math
 
 import msgspec
 
+from p2p_dtfm.core.audit.boundaries import boundary_bytes, kept_microbatches
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 
@@ -26,6 +27,8 @@ class StepTerms(msgspec.Struct, frozen=True):
     """Prepared of a step that trains have an account (`core.audit`); else none has."""
     one_arithmetic: bool = False
     """Who computes otherwise than most has no place."""
+    kept_microbatches: int = 1 << 30
+    """Of so many, at most, a stage keeps all that it sends its neighbours."""
 
     def trains(self, step: int) -> bool:
         return step < self.total_steps
@@ -54,6 +57,7 @@ def terms_of(spec: RunSpec) -> StepTerms:
         total_steps=spec.total_steps,
         loss_limit=10.0 * math.log(spec.model.vocabulary) + 100.0,
         audits=spec.audit.rate > 0,
+        kept_microbatches=kept_microbatches(boundary_bytes(spec)),
         one_arithmetic=spec.audit.rate > 0 and spec.audit.arithmetic == "most",
     )
 

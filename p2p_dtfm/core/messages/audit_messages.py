@@ -1,5 +1,7 @@
 """What stage-holders of an audited run say of their work, before and in Prepared."""
 
+from typing import NamedTuple
+
 import msgspec
 
 from p2p_dtfm.core.protocol.snapshot import ViewId
@@ -12,6 +14,24 @@ Got = dict[int, tuple[tuple[bytes, ...], ...]]
 empty for one that is not summed here. Nothing from the peer itself."""
 
 
+COULD_NOT = b""
+"""Of an auditor whose machine did not get through the work: no word for it or against it."""
+
+
+class Boundary(NamedTuple):
+    """Digests of one microbatch's frames at the edges of a stage, as they lay on the line; empty
+    where the pipeline ends."""
+
+    activation_in: bytes
+    activation_out: bytes
+    gradient_in: bytes
+    gradient_out: bytes
+
+
+Edges = dict[int, Boundary]
+"""By microbatch; nothing for a stage that is the whole model."""
+
+
 class Share(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     """What a peer states that it did in a step, besides sums and losses."""
 
@@ -21,6 +41,8 @@ class Share(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=
     """By which it was computed; sums within a kernel depend on it."""
     parts: Parts
     got: Got
+    edges: Edges = {}
+    """What came from the neighbours in the pipelines, and what they were sent."""
 
 
 class Claimed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="claimed"):
@@ -46,7 +68,7 @@ class Audited(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="audi
     peer_id: str
     """Whose work."""
     work: bytes
-    """What the sender comes to."""
+    """What the sender comes to, or `COULD_NOT`."""
 
 
 class Account(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):

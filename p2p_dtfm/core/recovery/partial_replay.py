@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import NamedTuple
 
+from p2p_dtfm.core.commit.step_terms import StepTerms
 from p2p_dtfm.core.messages.agreement_messages import Contribution
 from p2p_dtfm.core.messages.stage_progress import StageProgress, as_runs, from_runs
 from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
@@ -159,6 +160,14 @@ def replay_of(
     given_up = sum(len(item.forwarded) for item in known.values()) - kept_forwards
     lost = sum(_lost(pipeline.kept) for pipeline in redone)
     return PartialReplay(target.step, tuple(redone), kept_forwards, given_up + lost, order)
+
+
+def begun_by(
+    contributions: Iterable[Contribution], terms: StepTerms | None
+) -> tuple[Contribution, ...]:
+    """Whose work of the step under way may count: with audits nobody's, since what is claimed is
+    the work of a whole step."""
+    return () if terms is not None and terms.audits else tuple(contributions)
 
 
 def _own(plan: Plan) -> Iterator[Stage]:

@@ -233,6 +233,7 @@ class Microbatches:
         is_input = key.kind is FrameKind.ACTIVATION
         if place < (len(self._work.forwarded) if is_input else self._work.backwards):
             return
+        await self._work.came(key.kind, key.index, payload)
         tensor = await self._boundary(key, payload)
         if is_input:
             order.input_arrived(place)

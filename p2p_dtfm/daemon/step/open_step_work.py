@@ -4,16 +4,17 @@ It belongs to the peer's stage, not to a view: where a later view lets the stage
 computed twice, and what a replaced neighbour lost is sent again from here.
 """
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from p2p_dtfm.core.audit.boundaries import KEPT_LIMIT_BYTES
 from p2p_dtfm.core.messages.stage_progress import StageProgress, as_runs
 from p2p_dtfm.net.streams.frames import FrameKind, Payload
+from p2p_dtfm.train.stage.replay.work import chunk_digest
 from p2p_dtfm.train.stage.stage_runner import StageRunner
 
 Tensor = Any
-KEPT_LIMIT_BYTES = 1 << 30
-"""Of boundary tensors in main memory; a step that sends more is not kept if it fails."""
 
 
 class Outgoing(NamedTuple):
@@ -46,10 +47,13 @@ class OpenStepWork:
         """The next backward, if it is in the middle."""
         self.losses: dict[int, float] = {}
         """Summed over tokens, where the head is."""
+        # a step that sends more is not kept if it fails, nor are its neighbours audited
         self._limit_bytes = limit_bytes
         self._sent: dict[tuple[FrameKind, int], Outgoing] = {}
         self._sent_bytes = 0
         self._keeps = True
+        self.edges: dict[tuple[FrameKind, int, bool], bytes] | None = None
+        """With audits: digests of the frames that came and (True) those that were sent."""
 
     def use_recompute(self, recompute: bool) -> None:
         """What the view asks of the stage's memory. A stage that recomputes does not split its
@@ -75,6 +79,8 @@ class OpenStepWork:
     def _forget(self) -> None:
         self.begin_group()
         self.losses = {}
+        if self.edges is not None:
+            self.edges = {}
 
     def go_on(self, step: int, microbatches: Sequence[int], forwards: int, backwards: int) -> None:
         """Go on with other microbatches after the first `forwards`, which are kept here."""
@@ -114,7 +120,15 @@ class OpenStepWork:
         self.unfinished = None
         self._keep(FrameKind.ACTIVATION_GRADIENT, microbatch, sent)
 
+    async def came(self, kind: FrameKind, microbatch: int, payload: Payload) -> None:
+        """Before anything is made of a frame: with audits it is claimed what it was."""
+        if self.edges is not None:
+            digest = await asyncio.to_thread(chunk_digest, payload)
+            self.edges[kind, microbatch, False] = digest
+
     def _keep(self, kind: FrameKind, microbatch: int, sent: Outgoing | None) -> None:
+        if sent is not None and self.edges is not None:
+            self.edges[kind, microbatch, True] = chunk_digest(sent.payload)
         if sent is None or not self._keeps:
             return
         self._sent[kind, microbatch] = sent
@@ -134,6 +148,13 @@ class OpenStepWork:
         while count < self.backwards and not self.runner.owes(self.forwarded[count]):
             count += 1
         return count
+
+    def find(self, digest: bytes) -> bytes | None:
+        """A frame that was sent and is kept, by its digest."""
+        for (kind, number, is_sent), each in (self.edges or {}).items():
+            if is_sent and each == digest and (kind, number) in self._sent:
+                return bytes(memoryview(self._sent[kind, number].payload).cast("B"))
+        return None
 
     def kept(self, kind: FrameKind, microbatch: int) -> Outgoing:
         """What was sent for a microbatch."""

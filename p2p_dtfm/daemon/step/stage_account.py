@@ -1,23 +1,33 @@
 """A stage-holder's work of a step as digests, and another's computed once more."""
 
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from p2p_dtfm.core.audit.work import OWN_BYTES, own_digest, sums_digest
-from p2p_dtfm.core.messages.audit_messages import Claimed, Got, Parts
+from p2p_dtfm.core.audit.boundaries import beside
+from p2p_dtfm.core.audit.work import OWN_BYTES, WORK_BYTES, own_digest, sums_digest
+from p2p_dtfm.core.messages.audit_messages import Boundary, Claimed, Edges, Got, Parts
 from p2p_dtfm.core.planner.wire_plan import Chunks, WirePlan
 from p2p_dtfm.core.protocol.plan import Plan, Segment
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.workload import FLOAT_BYTES
 from p2p_dtfm.daemon.machine.compute import Compute
 from p2p_dtfm.daemon.step.mailbox import segments_of
+from p2p_dtfm.daemon.step.open_step_work import OpenStepWork
 from p2p_dtfm.daemon.step.segment_exchange import sum_digest
 from p2p_dtfm.daemon.step.stage_tools import BatchOf
 from p2p_dtfm.daemon.step.step_reduction import Arrived
+from p2p_dtfm.net.streams.frames import FrameKind
+from p2p_dtfm.train.codecs import codec_of
 from p2p_dtfm.train.model.layer_state import LayerState
+from p2p_dtfm.train.stage.replay.arithmetic import max_threads
 from p2p_dtfm.train.stage.replay.work import (
+    ACTIVATION,
+    GRADIENT,
+    Edge,
+    Frame,
     Replayed,
     SegmentParts,
     added,
@@ -27,6 +37,7 @@ from p2p_dtfm.train.stage.replay.work import (
 )
 
 Tensor = Any
+_BOUNDARIES = (FrameKind.ACTIVATION, FrameKind.ACTIVATION_GRADIENT)
 Fetch = Callable[[str, str, int], Awaitable[bytes]]
 """`fetch(peer_id, blob, size_bytes)`: of a chunk, what a peer has claimed as its part."""
 
@@ -46,9 +57,13 @@ class StageAccount:
     parts: Parts
     cut: dict[int, SegmentParts]
     """Of segments with other holders."""
+    work: OpenStepWork | None = None
+    """Of the open step: keeps the frames that were sent. None of another's that was replayed."""
 
     def find(self, digest: str) -> bytes | None:
-        """The bytes of an own chunk."""
+        """The bytes of an own chunk, or of a frame that was sent."""
+        if self.work is not None and (frame := self.work.find(bytes.fromhex(digest))) is not None:
+            return frame
         for number, cut in self.cut.items():
             for chunk, each in enumerate(self.parts[number]):
                 if each.hex() == digest:
@@ -57,10 +72,14 @@ class StageAccount:
 
 
 def account_of(
-    plan: Plan, wire: WirePlan, peer_id: str, gradients: Mapping[int, Tensor]
+    plan: Plan,
+    wire: WirePlan,
+    peer_id: str,
+    gradients: Mapping[int, Tensor],
+    work: OpenStepWork | None = None,
 ) -> StageAccount:
     """`gradients` by layer. Reads all of them: beside the event loop."""
-    account = StageAccount({}, {})
+    account = StageAccount({}, {}, work)
     for number, segment in segments_of(plan, peer_id).items():
         mine = [gradients[layer] for layer in segment.layers]
         if len(segment.holders) == 1:
@@ -74,6 +93,20 @@ def account_of(
 def whole(gradients: Sequence[Tensor]) -> Chunks:
     """Of a segment that nobody else sums."""
     return Chunks(((0, sum(len(gradient) for gradient in gradients)),), ("",))
+
+
+def edges_of(plan: Plan, me: str, work: OpenStepWork) -> Edges:
+    """What this peer's work of a step has taken from the neighbours and given them."""
+    noted, activation, gradient = work.edges or {}, *_BOUNDARIES
+    return {
+        number: Boundary(
+            noted.get((activation, number, False), b""),
+            noted.get((activation, number, True), b""),
+            noted.get((gradient, number, False), b""),
+            noted.get((gradient, number, True), b""),
+        )
+        for number in beside(plan, me)
+    }
 
 
 def got_by_holder(plan: Plan, wire: WirePlan, me: str, arrived: Mapping[int, Arrived]) -> Got:
@@ -92,6 +125,11 @@ def got_by_holder(plan: Plan, wire: WirePlan, me: str, arrived: Mapping[int, Arr
                 for holder in segment.holders
             )
     return found
+
+
+def _sent(result: Replayed, number: int) -> Boundary:
+    activation = result.sent.get((ACTIVATION, number), b"")
+    return Boundary(b"", activation, b"", result.sent.get((GRADIENT, number), b""))
 
 
 class Judge:
@@ -126,18 +164,24 @@ class Judge:
     ) -> bytes:
         """`mine`: this peer's own account by its id. Without `adds` its sums are taken as claimed.
         Raises as `fetch` does, and `UnlikeParts`."""
+        near = await self._edges(peer_id, claims)
+        threads = claims[peer_id].share.threads
+        if threads > max_threads():
+            return bytes(WORK_BYTES)  # nobody of this arithmetic computes so
         result: Replayed = await self._compute.run(
             replay,
             self._spec,
-            self._states,
+            {layer: self._states[layer] for layer in self._plan.layers_of(peer_id)},
             microbatches,
             partial(batch, step),
-            claims[peer_id].share.threads,
+            threads,
+            lambda number: near.get(number, Edge()),
         )
         theirs = await self._compute.run_beside(
             account_of, self._plan, self._wire, peer_id, result.gradients
         )
-        own = own_digest(theirs.parts, result.loss_sum)
+        sent = {number: _sent(result, number) for number in near}
+        own = own_digest(theirs.parts, result.loss_sum, sent)
         if not adds:
             return own + claims[peer_id].work[OWN_BYTES:]
         known = {**mine, peer_id: theirs}
@@ -152,6 +196,33 @@ class Judge:
                 ]
                 sums[number] = sum_digest(b"".join(digests))
         return own + sums_digest(sums)
+
+    async def _edges(self, peer_id: str, claims: Mapping[str, Claimed]) -> dict[int, Edge]:
+        """What its neighbours have sent a stage, by microbatch, from them. All of it is in memory
+        at once: what a stage's neighbours keep is bounded."""
+        shape = (self._spec.batch.microbatch, self._spec.model.context, self._spec.model.width)
+        claimed, found = claims[peer_id].share.edges, {}
+        for number, (before, after) in beside(self._plan, peer_id).items():
+            activation = gradient = None
+            activation_out = gradient_out = ""
+            if before:
+                lines = self._wire.boundaries[before, peer_id]
+                gradient_out, codec = lines.gradient, lines.activation
+                digest = claimed[number].activation_in
+                activation = Frame(codec, await self._frame(before, digest, codec, shape))
+            if after:
+                lines = self._wire.boundaries[peer_id, after]
+                activation_out, codec = lines.activation, lines.gradient
+                digest = claimed[number].gradient_in
+                gradient = Frame(codec, await self._frame(after, digest, codec, shape))
+            found[number] = Edge(activation, gradient, activation_out, gradient_out)
+        return found
+
+    async def _frame(
+        self, peer_id: str, digest: bytes, codec: str, shape: tuple[int, int, int]
+    ) -> bytes:
+        size_bytes = codec_of(codec, self._spec.codecs).payload_bytes(math.prod(shape))
+        return await self._fetch(peer_id, digest.hex(), size_bytes)
 
     async def _sum(
         self,

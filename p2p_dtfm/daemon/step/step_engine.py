@@ -75,8 +75,12 @@ class StepEngine:
         self._runner = self.work.runner
         self._pipeline = place.pipeline
         self._is_local = spec.sync.mode == "local"
-        # inner steps keep nothing of a step that fails, so nobody is told of their progress
-        told = tell_nobody if self._is_local else listeners.progress
+        # inner steps keep nothing of a step that fails, and claims are of whole steps: nobody is
+        # told of their progress
+        repeats_whole = self._is_local or spec.audit.rate > 0
+        told = tell_nobody if repeats_whole else listeners.progress
+        if spec.audit.rate and self.work.edges is None:
+            self.work.edges = {}
         self._microbatches = Microbatches(place, links, tools, self.work, told)
         self._segments = segments_of(place.plan, place.me)
         self._on_alone = listeners.alone

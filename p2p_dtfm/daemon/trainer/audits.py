@@ -17,7 +17,8 @@ from typing import NoReturn
 
 from p2p_dtfm.core.audit.claim_book import OPENING_BYTES, ClaimBook, commitment_to
 from p2p_dtfm.core.audit.work import heard_of, own_digest, sums_digest
-from p2p_dtfm.core.messages.audit_messages import Account, Audited, Claimed, Share
+from p2p_dtfm.core.commit.step_terms import terms_of
+from p2p_dtfm.core.messages.audit_messages import COULD_NOT, Account, Audited, Claimed, Share
 from p2p_dtfm.core.messages.work import Kind, Lack
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.plan import Plan
@@ -30,6 +31,7 @@ from p2p_dtfm.daemon.step.stage_account import (
     StageAccount,
     UnlikeParts,
     account_of,
+    edges_of,
     got_by_holder,
 )
 from p2p_dtfm.daemon.step.step_engine import LocalResult, StepEngine
@@ -93,7 +95,8 @@ class Audits:
             self._early.setdefault(sender, deque(maxlen=EARLY_LIMIT)).append(said)
 
     def find(self, digest: str) -> bytes | None:
-        """A chunk of this peer's own gradient, as claimed, while the step is open."""
+        """A chunk of this peer's own gradient, as claimed, or a frame that it has sent, while the
+        step is open."""
         return None if self._mine is None else self._mine.find(digest)
 
     def forget(self) -> None:
@@ -122,7 +125,7 @@ class Audits:
         try:
             gradients = {n: state.gradient_vector() for n, state in engine.states.items()}
             wire = engine.mailbox.wire
-            mine = await self._tools.compute.run(account_of, plan, wire, me, gradients)
+            mine = await self._tools.compute.run(account_of, plan, wire, me, gradients, engine.work)
             self._mine, here = mine, _Open(view, plan, step, engine, book, mine)
             claim = await self._claim(here, local)
             self._say(here, claim)
@@ -134,13 +137,15 @@ class Audits:
                 if auditor == me:
                     found[peer_id] = work = await self._again(here, peer_id)
                     self._say(here, Audited(view.id, step, peer_id, work))
+            tried = set(found)
             self._given.add((Kind.AUDIT, step))
             await self._until(view, Kind.AUDIT, book.not_audited)
             for peer_id in book.disputed():
                 log.warning("%s has computed something else than was claimed", peer_id)
-                if peer_id not in found and book.may_judge(me, peer_id):
+                if peer_id not in tried and book.may_judge(me, peer_id):
                     found[peer_id] = await self._again(here, peer_id)
-            return Account(claim.share, heard_of(book.claims), found)
+            told = {peer_id: work for peer_id, work in found.items() if work != COULD_NOT}
+            return Account(claim.share, heard_of(book.claims), told)
         finally:
             self._waits_for = ()
 
@@ -148,7 +153,9 @@ class Audits:
         """With what came before this peer had taken over."""
         if self._book is not None and self._book.view == view.id:
             return self._book
-        self._book = book = ClaimBook(view.id, plan, self._rate)
+        self._book = book = ClaimBook(
+            view.id, plan, self._rate, terms_of(self._tools.spec).kept_microbatches
+        )
         self._next_opening = b""
         book.step_begins(self._state.step)
         for sender, words in self._early.items():
@@ -171,8 +178,9 @@ class Audits:
             threads=await self._tools.compute.run(threads_here),
             parts=here.mine.parts,
             got=got_by_holder(plan, engine.mailbox.wire, me, local.got),
+            edges=edges_of(plan, me, engine.work),
         )
-        work = own_digest(share.parts, local.loss_sum) + sums_digest(sums)
+        work = own_digest(share.parts, local.loss_sum, share.edges) + sums_digest(sums)
         next_one = commitment_to(self._next_opening)
         return Claimed(here.view.id, here.step, share, work, opening, next_one)
 
@@ -206,12 +214,9 @@ class Audits:
         raise Stopped
 
     async def _again(self, here: "_Open", peer_id: str) -> bytes:
-        """A work as it comes out here. Raises `Stopped`."""
+        """A work as it comes out here, or `COULD_NOT`. Raises `Stopped`."""
         tools, state, step = self._tools, self._state, here.step
-        replay, kept = state.replay, None
-        if replay is not None and replay.step == step:  # a part of it was done before it failed
-            kept = replay.stage(here.plan, peer_id)
-        microbatches = (kept or whole_step(here.plan, peer_id)).microbatches
+        microbatches = whole_step(here.plan, peer_id).microbatches
         await have_shards(
             tools, self._outlet, state, here.view, here.plan, step, microbatches, evaluate=False
         )
@@ -242,16 +247,24 @@ class Audits:
             self._state.wake.set()
 
     async def _result(self, view: View, work: "asyncio.Task[bytes]") -> bytes:
-        """What others withhold is lost like any tensor: the step is repeated."""
+        """What others withhold is lost like any tensor: the step is repeated. What fails here is
+        no word against anybody."""
         try:
             return work.result()
+        except asyncio.CancelledError:
+            raise
         except UnlikeParts as found:
             self._outlet.poison(found.peer_id, "a claim of other chunks than its segments have")
         except BlobUnavailable as found:
             for peer_id, cause in found.causes.items():
-                self._outlet.trouble(peer_id, f"its part of a sum for an audit: {cause}")
+                self._outlet.trouble(peer_id, f"its tensors for an audit: {cause}")
+        except Exception:  # an audit is a favour: whatever goes wrong in it here, training goes on
+            log.exception("an audit did not come to an end here")
+            return COULD_NOT
         await self._until_over(view)
 
     async def _fetch(self, peer_id: str, blob: str, size_bytes: int) -> bytes:
         """Raises `BlobUnavailable`."""
+        if peer_id == self._tools.me and (mine := self.find(blob)) is not None:
+            return mine
         return await self._tools.blobs.fetch_bytes(blob, [peer_id], size_bytes)

@@ -53,3 +53,13 @@ def step_of(
             VIEW, 7, name, {0: 4.0}, 30.0, 10, 0.0, 0, None, "", {0: SUMS}, audit=account
         )
     return said
+
+
+def two_by_two() -> Plan:
+    """Two pipelines of two stages: a and c begin, b and d end."""
+    pairs = enumerate(("ab", "cd"))
+    return Plan(
+        tuple(Pipeline((Stage(x, 0, 1, 1), Stage(y, 1, 3, 1)), 2 * i, 2) for i, (x, y) in pairs),
+        (),
+        1,
+    )

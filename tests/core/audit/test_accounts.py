@@ -32,7 +32,7 @@ def test_honest_members_have_nothing_against_each_other() -> None:
         said = step_of(HONEST, found)
         assert judged(said) == (set(), set())
         assert not conflict_of(said, PLAN).reason
-        assert not any(fault_of_account(p.audit, SEGMENTS, n) for n, p in said.items())
+        assert not any(fault_of_account(p.audit, PLAN, SEGMENTS, n) for n, p in said.items())
 
 
 def test_a_false_gradient_is_one_against_three() -> None:

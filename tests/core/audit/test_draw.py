@@ -8,7 +8,7 @@ from p2p_dtfm.core.audit.draw import draw, seed_of
 from p2p_dtfm.core.messages.audit_messages import Audited, Claimed
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
-from tests.core.audit.parts import NAMES, PLAN, VIEW, share_of
+from tests.core.audit.parts import NAMES, PLAN, VIEW, share_of, two_by_two
 
 ALIKE = dict.fromkeys(NAMES, "cpu-1")
 ALL = 1_000_000
@@ -20,24 +20,30 @@ def seeds(count: int) -> list[str]:
 
 def test_at_a_rate_of_one_all_are_audited_and_nobody_audits_more_than_two() -> None:
     for seed in seeds(50):
-        found = draw(seed, PLAN, ALIKE, ALL)
+        found = draw(seed, PLAN, ALIKE, ALL, 100)
         assert set(found) == set(NAMES)
         assert max(map(list(found.values()).count, NAMES)) <= 2
         assert all(peer != auditor for peer, auditor in found.items())
 
 
 def test_so_many_are_drawn_as_the_rate_says_and_each_auditor_as_often() -> None:
-    drawn = [draw(seed, PLAN, ALIKE, 100_000) for seed in seeds(2000)]
+    drawn = [draw(seed, PLAN, ALIKE, 100_000, 100) for seed in seeds(2000)]
     assert 0.08 < sum(map(len, drawn)) / (2000 * len(NAMES)) < 0.12
     by = [auditor for found in drawn for auditor in found.values()]
     assert all(0.15 < by.count(name) / len(by) < 0.35 for name in NAMES)
 
 
-def test_another_arithmetic_audits_nobody_and_a_part_of_the_model_is_not_replayed() -> None:
+def test_another_arithmetic_audits_nobody_and_who_has_the_same_layers_does() -> None:
     unlike = {**ALIKE, "a": "cpu-2", "b": ""}
-    assert draw(seeds(1)[0], PLAN, unlike, ALL) == {"c": "d", "d": "c"}
-    halves = tuple(Pipeline((Stage(x, 0, 1, 1), Stage(y, 1, 3, 1)), 0, 2) for x, y in ("ab", "cd"))
-    assert draw(seeds(1)[0], Plan(halves, (), 1), ALIKE, ALL) == {}
+    assert draw(seeds(1)[0], PLAN, unlike, ALL, 100) == {"c": "d", "d": "c"}
+    halves = two_by_two().pipelines
+    pairs = {"a": "c", "c": "a", "b": "d", "d": "b"}
+    assert draw(seeds(1)[0], Plan(halves, (), 1), ALIKE, ALL, 2) == pairs
+    assert draw(seeds(1)[0], Plan(halves, (), 1), ALIKE, ALL, 1) == {}, "too much to be kept"
+    assert draw(seeds(1)[0], Plan(halves, (), 1), ALIKE, 0, 2, {"d"}) == {"d": "b"}
+    unlike_cuts = (halves[0], Pipeline((Stage("c", 0, 2, 1), Stage("d", 2, 3, 1)), 2, 2))
+    found = draw(seeds(1)[0], Plan(unlike_cuts, (), 1), ALIKE, ALL, 2)
+    assert found == {"a": "c", "d": "b"}, "of more layers than the other's"
 
 
 def claim(name: str, step: int, *, opened: bool = True) -> Claimed:

@@ -44,7 +44,7 @@ from p2p_dtfm.core.protocol.snapshot import (
 from p2p_dtfm.core.protocol.workload import Workload
 from p2p_dtfm.core.recovery.believed_claims import BelievedClaims
 from p2p_dtfm.core.recovery.contradictions import evidence
-from p2p_dtfm.core.recovery.partial_replay import PartialReplay, replay_of
+from p2p_dtfm.core.recovery.partial_replay import PartialReplay, begun_by, replay_of
 from p2p_dtfm.core.recovery.restart_point import recover
 from p2p_dtfm.core.recovery.stand_in_plan import with_stand_ins
 
@@ -375,11 +375,10 @@ class Attempt:
 
     def replay(self) -> PartialReplay | None:
         """What an unplanned view keeps of the step that was under way."""
-        if self.outcome.recovery is None or self.outcome.recovery.target is None:
+        recovery = self.outcome.recovery
+        if recovery is None or recovery.target is None or not isinstance(self.plan, Plan):
             return None
-        if not isinstance(self.plan, Plan):
-            return None
-        return replay_of(self.plan, self.outcome.recovery.target, self.counted)
+        return replay_of(self.plan, recovery.target, begun_by(self.counted, self.terms))
 
     def chosen(self, planned: Plan | NoPlan) -> Plan | NoPlan:
         """The plan of the view: `planned`, or one in which replicas stand in for who is lost."""
@@ -387,7 +386,8 @@ class Attempt:
         if self.planned or target is None or isinstance(planned, NoPlan):
             return planned
         assert self.snapshot is not None
-        return with_stand_ins(self.snapshot, planned, target, self.counted)
+        begun = begun_by(self.counted, self.terms)
+        return with_stand_ins(self.snapshot, planned, target, begun)
 
     @property
     def sources(self) -> set[ViewId]:

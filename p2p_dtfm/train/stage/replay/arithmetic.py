@@ -30,6 +30,12 @@ def threads_here() -> int:
     return torch.get_num_threads()
 
 
+def max_threads() -> int:
+    """That anybody of this arithmetic, whose name holds the number of cores, is believed to have
+    computed with: four for each core, so that no claim has an auditor make thousands."""
+    return 4 * (os.cpu_count() or 1)
+
+
 def _processor() -> list[str]:
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")

@@ -13,9 +13,13 @@ from torch import Tensor
 
 from p2p_dtfm.core.planner.wire_plan import Chunks
 from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.train.codecs import codec_of
 from p2p_dtfm.train.model.gpt import build_layer
 from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.train.stage.stage_runner import StageRunner
+
+ACTIVATION = "activation"
+GRADIENT = "gradient"
 
 
 class Replayed(NamedTuple):
@@ -23,6 +27,35 @@ class Replayed(NamedTuple):
     """By layer, flat fp32."""
     loss_sum: float
     """0 without the head."""
+    sent: dict[tuple[str, int], bytes]
+    """Digests of the frames for the neighbours, by `ACTIVATION` or `GRADIENT` and microbatch."""
+
+
+class Frame(NamedTuple):
+    """A boundary tensor as it lay on the line."""
+
+    codec: str
+    payload: bytes
+
+
+class Edge(NamedTuple):
+    """Of one microbatch: what came into the stage, and the codecs of what it sends."""
+
+    activation: Frame | None = None
+    gradient: Frame | None = None
+    activation_out: str = ""
+    gradient_out: str = ""
+
+    def decoded(self, spec: RunSpec, frame: Frame | None) -> Tensor:
+        assert frame is not None, "a neighbour has sent it"
+        shape = (spec.batch.microbatch, spec.model.context, spec.model.width)
+        codec = codec_of(frame.codec, spec.codecs)
+        values: Tensor = codec.decode(bytearray(frame.payload), shape)
+        return values
+
+    def digest(self, spec: RunSpec, codec: str, values: object) -> bytes:
+        """Of what the stage sends."""
+        return chunk_digest(codec_of(codec, spec.codecs).encode(cast(Tensor, values)))
 
 
 class _SharedLayer:
@@ -49,21 +82,39 @@ def replay(
     microbatches: Sequence[int],
     batch: Callable[[int], tuple[Tensor, Tensor]],
     threads: int,
+    edge: Callable[[int], Edge] = lambda number: Edge(),
 ) -> Replayed:
-    """Of a stage that is the whole model. Compute thread; `states` stay as they are."""
+    """Of the stage with the layers of `states`, which stay as they are. Compute thread.
+
+    `edge(microbatch)`: what has come into it. Raises `PeerFault` for a frame that is no tensor.
+    """
     layers = {layer: _SharedLayer(spec, state) for layer, state in sorted(states.items())}
     runner = StageRunner(spec, cast(dict[int, LayerState], layers), recompute=True)
-    assert runner.has_embedding and runner.has_head
+    needs_batch = runner.has_embedding or runner.has_head or spec.data.masks_documents
     before = torch.get_num_threads()
     losses: dict[int, float] = {}
+    sent: dict[tuple[str, int], bytes] = {}
     try:
         torch.set_num_threads(threads)
         for number in microbatches:
-            losses[number] = float(cast(float, runner.forward(number, *batch(number))))
-            runner.backward(number)
+            near = edge(number)
+            tokens, targets = batch(number) if needs_batch else (None, None)
+            entry = tokens if runner.has_embedding else near.decoded(spec, near.activation)
+            assert entry is not None, "a stage starts from tokens, or from what it was sent"
+            result = runner.forward(number, entry, targets if runner.has_head else None, tokens)
+            gradient = None
+            if runner.has_head:
+                losses[number] = float(cast(float, result))
+            else:
+                sent[ACTIVATION, number] = near.digest(spec, near.activation_out, result)
+                gradient = near.decoded(spec, near.gradient)
+            back = runner.backward(number, gradient)
+            if not runner.has_embedding:
+                sent[GRADIENT, number] = near.digest(spec, near.gradient_out, back)
     finally:
         torch.set_num_threads(before)
-    return Replayed({n: layer.gradient for n, layer in layers.items()}, sum(losses.values(), 0.0))
+    gradients = {n: layer.gradient for n, layer in layers.items()}
+    return Replayed(gradients, sum(losses.values(), 0.0), sent)
 
 
 class SegmentParts:

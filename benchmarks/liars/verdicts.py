@@ -1,0 +1,190 @@
+"""Whether an honest member is ever convicted by what all account for.
+
+    python -m benchmarks.liars.verdicts [--steps 1000] [--pipelines 3] [--stages 2] [--json]
+
+Each step has one liar, or none, in one of the ways below; what all others claim and find is what
+they would. A verdict against anybody but the liar falsifies the rules, as does a doubt without it.
+Counted are the audits, whom the verdict left out, and the doubts.
+"""
+
+import argparse
+import json
+import random
+from collections import Counter
+from dataclasses import asdict, dataclass
+
+from p2p_dtfm.core.audit.accounts import Findings, findings
+from p2p_dtfm.core.audit.boundaries import beside
+from p2p_dtfm.core.audit.draw import draw, seed_of
+from p2p_dtfm.core.audit.work import WORK_BYTES, can_replay, claim_digest, own_digest, sums_digest
+from p2p_dtfm.core.messages.audit_messages import Account, Boundary, Edges, Share
+from p2p_dtfm.core.messages.prepared import Prepared
+from p2p_dtfm.core.protocol.canonical import digest_bytes
+from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
+from p2p_dtfm.core.protocol.snapshot import ViewId
+
+WAYS = ("nothing", "gradient", "sent", "edge", "edgein", "accuse")
+ALL = 1_000_000
+KEPT = 1 << 20
+VIEW = ViewId(1, "ab" * 32)
+
+
+@dataclass
+class Told:
+    """Of all steps in which somebody lied in one way."""
+
+    steps: int = 0
+    audits: int = 0
+    liars_out: int = 0
+    doubts: int = 0
+    honest_out: int = 0
+    honest_pairs: int = 0
+
+
+def plan_of(pipelines: int, stages: int) -> Plan:
+    return Plan(
+        tuple(
+            Pipeline(
+                tuple(Stage(f"p{row}s{column}", column, column + 1, 1) for column in range(stages)),
+                2 * row,
+                2,
+            )
+            for row in range(pipelines)
+        ),
+        (),
+        1,
+    )
+
+
+def _digest(*words: object) -> bytes:
+    return bytes.fromhex(digest_bytes(repr(words).encode()))
+
+
+def shares_of(plan: Plan, step: int, liar: str, way: str) -> dict[str, Share]:
+    """As the members claim: the liar as it likes, the others what they have computed and got."""
+    segments, shares = plan.segments(), {}
+    for peer in plan.stage_holders():
+        parts, got = {}, {}
+        for number, segment in enumerate(segments):
+            if peer not in segment.holders:
+                continue
+            chunks, mine = range(len(segment.holders)), segment.holders.index(peer)
+            parts[number] = tuple(_part(peer, step, n, liar, way) for n in chunks)
+            got[number] = tuple(
+                ()
+                if it == peer
+                else tuple(_part(it, step, n, liar, way) if n == mine else b"" for n in chunks)
+                for it in segment.holders
+            )
+        edges = _edges(plan, step, peer, liar, way)
+        shares[peer] = Share("cpu-1", 1, parts, got if len(plan.pipelines) > 1 else {}, edges)
+    return shares
+
+
+def _part(peer: str, step: int, chunk: int, liar: str, way: str) -> bytes:
+    return _digest("part", peer, step, chunk, way == "gradient" and peer == liar)
+
+
+def _edges(plan: Plan, step: int, peer: str, liar: str, way: str) -> Edges:
+    found = {}
+    for number, (before, after) in beside(plan, peer).items():
+
+        def frame(sender: str, is_forward: bool, number: int = number) -> bytes:
+            return _digest(step, number, sender, is_forward, way == "sent" and sender == liar)
+
+        lies = peer == liar
+        found[number] = Boundary(
+            _turned(frame(before, True), lies and way == "edgein") if before else b"",
+            _turned(frame(peer, True), lies and way == "edge") if after else b"",
+            _turned(frame(after, False), lies and way == "edgein") if after else b"",
+            _turned(frame(peer, False), lies and way == "edge") if before else b"",
+        )
+    return found
+
+
+def _turned(digest: bytes, lies: bool) -> bytes:
+    return digest[::-1] if lies else digest
+
+
+def works_of(plan: Plan, shares: dict[str, Share]) -> dict[str, bytes]:
+    return {
+        peer: own_digest(share.parts, 1.0, share.edges)
+        + sums_digest({number: _digest(peer, number)[:8] for number in share.parts})
+        for peer, share in shares.items()
+    }
+
+
+def one_step(plan: Plan, step: int, liar: str, way: str) -> tuple[int, Findings]:
+    """The audits that were done, and what comes of them."""
+    shares, right = shares_of(plan, step, liar, way), shares_of(plan, step, "", "nothing")
+    claimed = works_of(plan, shares)
+    # what a replay comes to: the sums, and what is computed from what has come, as it should be
+    true = works_of(plan, right)
+    arithmetics = dict.fromkeys(shares, "cpu-1")
+    seed = seed_of("1", step, {peer: _digest(peer, step) for peer in shares})
+    drawn = draw(seed, plan, arithmetics, ALL, KEPT)
+    found: dict[str, dict[str, bytes]] = {peer: {} for peer in shares}
+    for peer, judge in drawn.items():
+        found[judge][peer] = _found(claimed, true, judge, peer, liar, way)
+    disputed = [peer for peer, judge in drawn.items() if found[judge][peer] != claimed[peer]]
+    for peer in disputed:
+        for judge in shares:
+            if can_replay(judge, peer, plan, arithmetics, KEPT):
+                found[judge].setdefault(peer, _found(claimed, true, judge, peer, liar, way))
+    heard = {peer: claim_digest(share, claimed[peer]) for peer, share in shares.items()}
+    said = {}
+    for peer, share in shares.items():
+        segments = plan.segments()
+        sums = {n: tuple(_digest(it, n)[:8] for it in segments[n].holders) for n in share.parts}
+        account = Account(share, heard, found[peer])
+        norms = dict.fromkeys(share.parts, 1.0)
+        said[peer] = Prepared(
+            VIEW, step, peer, norms, 1.0, 1, 0.0, 0, None, "", sums, audit=account
+        )
+    return sum(map(len, found.values())), findings(said, plan, plan.segments(), True, KEPT)
+
+
+def _found(
+    claimed: dict[str, bytes], true: dict[str, bytes], judge: str, peer: str, liar: str, way: str
+) -> bytes:
+    if judge == liar:
+        return bytes(WORK_BYTES) if way == "accuse" else claimed[peer]
+    return true[peer] if peer == liar else claimed[peer]
+
+
+def played(plan: Plan, steps: int) -> dict[str, Told]:
+    told = {way: Told() for way in WAYS}
+    holders, chance = plan.stage_holders(), random.Random(1)
+    for step in range(steps):
+        way = WAYS[step % len(WAYS)]
+        liar = "" if way == "nothing" else chance.choice(holders)
+        audits, found = one_step(plan, step, liar, way)
+        it, out = told[way], Counter(peer == liar for peer in found.liars)
+        it.steps, it.audits = it.steps + 1, it.audits + audits
+        it.liars_out, it.honest_out = it.liars_out + out[True], it.honest_out + out[False]
+        it.doubts += len(found.doubts)
+        it.honest_pairs += sum(liar not in pair for pair in found.doubts)
+    return told
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--pipelines", type=int, default=3)
+    parser.add_argument("--stages", type=int, default=2)
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    told = played(plan_of(arguments.pipelines, arguments.stages), arguments.steps)
+    if arguments.json:
+        print(json.dumps({way: asdict(it) for way, it in told.items()}))
+        return
+    print(f"{'way':9} {'steps':>6} {'audits':>7} {'liar out':>8} {'doubts':>6} {'honest out':>10}")
+    for way, it in told.items():
+        row = f"{it.steps:6} {it.audits:7} {it.liars_out:8} {it.doubts:6} {it.honest_out:10}"
+        print(f"{way:9} {row}")
+    if any(it.honest_out or it.honest_pairs for it in told.values()):
+        raise SystemExit("an honest member was convicted, or two were in doubt")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""An audit that does not come to an end here costs nobody anything, and ends no daemon."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from p2p_dtfm.core.audit.claim_book import ClaimBook, commitment_to
+from p2p_dtfm.core.audit.work import WORK_BYTES
+from p2p_dtfm.core.messages.audit_messages import COULD_NOT, Audited, Claimed
+from p2p_dtfm.daemon.machine.compute import Compute
+from p2p_dtfm.daemon.step.stage_account import Judge
+from p2p_dtfm.daemon.trainer.audits import Audits
+from p2p_dtfm.train.stage.replay.arithmetic import max_threads
+from tests.core.audit.parts import NAMES, PLAN, VIEW, share_of
+from tests.core.builders import run_spec
+
+
+def claim(name: str, threads: int = 1) -> Claimed:
+    share = share_of(name)
+    share = type(share)(share.arithmetic, threads, share.parts, share.got)
+    return Claimed(VIEW, 7, share, b"w" * WORK_BYTES, b"o" * 32, commitment_to(b"o" * 32))
+
+
+def test_an_error_in_a_replay_is_no_word_against_anybody(caplog: pytest.LogCaptureFixture) -> None:
+    audits = Audits(SimpleNamespace(spec=run_spec()), None, None)  # type: ignore[arg-type]
+
+    async def fail() -> bytes:
+        raise MemoryError("no room for an audit")
+
+    async def result() -> bytes:
+        work = asyncio.create_task(fail())
+        await asyncio.wait([work])
+        return await audits._result(None, work)  # type: ignore[arg-type]
+
+    assert asyncio.run(result()) == COULD_NOT
+    assert "no room for an audit" in caplog.text
+
+
+def test_who_could_not_audit_is_not_waited_for_and_nothing_is_disputed() -> None:
+    book = ClaimBook(VIEW, PLAN, 1_000_000)
+    book.step_begins(7)
+    for name in NAMES:
+        book.record(name, claim(name))
+    for peer_id, auditor in book.drawn().items():
+        book.record(auditor, Audited(VIEW, 7, peer_id, COULD_NOT))
+    assert book.not_audited() == () and book.disputed() == []
+
+
+def test_nobody_computes_with_more_threads_than_a_machine_is_asked_to() -> None:
+    spec: Any = run_spec()
+    compute = Compute()
+    judge = Judge(spec, PLAN, None, {}, compute, None)  # type: ignore[arg-type]
+    claims = {"a": claim("a", max_threads() + 1)}
+    try:
+        work = judge.work_of("a", (0, 1), None, 7, claims, {}, adds=True)  # type: ignore[arg-type]
+        assert asyncio.run(work) == bytes(WORK_BYTES) != claims["a"].work
+        assert compute.is_idle and compute.done_count == 0
+    finally:
+        compute.close()

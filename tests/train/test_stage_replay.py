@@ -1,0 +1,109 @@
+"""A stage's work computed again from what came into it: the same gradients, loss and frames."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from p2p_dtfm.train.codecs import codec_of
+from p2p_dtfm.train.model.layer_state import LayerState
+from p2p_dtfm.train.stage.replay.work import (
+    ACTIVATION,
+    GRADIENT,
+    Edge,
+    Frame,
+    bytes_of,
+    chunk_digest,
+    replay,
+)
+from p2p_dtfm.train.stage.stage_runner import StageRunner
+from tests.core.builders import run_spec
+
+SPEC = run_spec()
+MICROBATCHES = (3, 1, 2)
+SHAPE = (SPEC.batch.microbatch, SPEC.model.context)
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def batch(number: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(number)
+    tokens = torch.randint(0, SPEC.model.vocabulary, (2, *SHAPE), generator=generator)
+    return tokens[0], tokens[1]
+
+
+def boundary(seed: int) -> Tensor:
+    return torch.randn((*SHAPE, SPEC.model.width), generator=torch.Generator().manual_seed(seed))
+
+
+def frame(codec: str, values: Tensor) -> Frame:
+    return Frame(codec, bytes(memoryview(codec_of(codec, SPEC.codecs).encode(values)).cast("B")))
+
+
+def edge(number: int, codec: str = "fp32") -> Edge:
+    came, back = frame(codec, boundary(number)), frame(codec, boundary(100 + number))
+    return Edge(came, back, codec, codec)
+
+
+def work(layers: tuple[int, ...], codec: str, recompute: bool):
+    """As a stage-holder does it: forwards ahead of the backwards, split where it can."""
+    states = {layer: LayerState.genesis(SPEC, layer) for layer in layers}
+    runner = StageRunner(SPEC, states, recompute)
+    runner.zero_gradients()
+    sent, losses = {}, {}
+    for number in MICROBATCHES:
+        near, (tokens, targets) = edge(number, codec), batch(number)
+        entry = tokens if runner.has_embedding else near.decoded(SPEC, near.activation)
+        result = runner.forward(number, entry, targets if runner.has_head else None)
+        if runner.has_head:
+            losses[number] = result
+        else:
+            sent[ACTIVATION, number] = near.digest(SPEC, codec, result)
+    for number in MICROBATCHES:
+        near = edge(number, codec)
+        gradient = None if runner.has_head else near.decoded(SPEC, near.gradient)
+        backward = runner.input_backward if runner.splits else runner.backward
+        back = backward(number, gradient)
+        if not runner.has_embedding:
+            sent[GRADIENT, number] = near.digest(SPEC, codec, back)
+    for layer in reversed(layers):
+        for number in MICROBATCHES if runner.splits else ():
+            runner.weight_backward_layer(number, layer)
+    return states, sent, sum(losses.values(), 0.0)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("codec", ["fp32", "bf16"])
+@pytest.mark.parametrize("layers", [(0, 1, 2), (2, 3), (3, 4, 5)])
+def test_a_stage_again(
+    layers: tuple[int, ...], codec: str, recompute: bool, count: int, threads: None
+) -> None:
+    torch.set_num_threads(count)
+    states, sent, loss_sum = work(layers, codec, recompute)
+    torch.set_num_threads(1)
+    fresh = {layer: LayerState.genesis(SPEC, layer) for layer in layers}
+    again = replay(SPEC, fresh, MICROBATCHES, batch, count, lambda n: edge(n, codec))
+    assert torch.get_num_threads() == 1
+    assert again.sent == sent and again.loss_sum == loss_sum
+    for layer, state in states.items():
+        mine = bytes_of(state.gradient_vector().clone())
+        assert chunk_digest(mine) == chunk_digest(bytes_of(again.gradients[layer]))
+
+
+def test_another_input_comes_to_another_work() -> None:
+    states = {layer: LayerState.genesis(SPEC, layer) for layer in (2, 3)}
+    one = replay(SPEC, states, MICROBATCHES, batch, 1, edge)
+    bent = boundary(1)
+    bent[0, 0, 0] += 1e-3
+    lied = edge(1)._replace(activation=frame("fp32", bent))
+    other = replay(SPEC, states, MICROBATCHES, batch, 1, lambda n: lied if n == 1 else edge(n))
+    unlike = {key for key in one.sent if one.sent[key] != other.sent[key]}
+    assert unlike == {(ACTIVATION, 1), (GRADIENT, 1)}
+    assert not torch.equal(one.gradients[2], other.gradients[2])

@@ -24,7 +24,7 @@ def share_plans(folder: Path) -> None:
     """From now on this process computes those plans only that no other one has left here."""
 
     def compute_plan(snapshot: Snapshot) -> Plan | NoPlan:
-        path = folder / snapshot.digest
+        path = folder / snapshot.digest()
         with (folder / f"{snapshot.digest()}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if path.exists():

@@ -1,6 +1,6 @@
 """Many real daemons on one machine: they found a swarm, train, lose some and gain as many.
 
-    python -m benchmarks.many_daemons [--peers 32] [--changes 3] [--steps 10] [--json]
+    python -m benchmarks.many_daemons [--peers 32] [--changes 3] [--steps 10] [--plan-each] [--json]
 
 The daemons, libp2p, states and the agreement are the real thing; the devices are *emulated* (they
 take the time and compute nothing) and the model is small, as 32 computing ones would only show how
@@ -8,6 +8,10 @@ two cores are shared. Reported: seconds until the first commit, until the first 
 that were killed, and until the first with those that joined, and the most memory that daemons and
 their p2pd had together, as the proportional set size (pages that several share are divided among
 them). The lower bound of memory is what one daemon alone has of its own, times their number.
+
+All daemons compute the same plan from the same snapshot, each on a computer of its own. Here they
+share two cores or so, and the first that has computed a plan leaves it to the others
+(`daemon_with_plans`); `--plan-each` has all of them compute it.
 """
 
 import argparse
@@ -54,7 +58,9 @@ latency_ms = 1.0
 bandwidth_mbps = 160.0
 """
 DEADLINE_S = 400.0
-POLL_S = 1.0
+POLL_S = 2.0
+PLANS_VARIABLE = "BENCHMARK_PLANS"
+"""The folder of the plans that this machine has computed."""
 LIMIT_BYTES = 10 << 30
 
 
@@ -125,12 +131,19 @@ def newest_view(child: Child) -> int:
     return max((event["view"] for event in child.events() if event["event"] == "view"), default=0)
 
 
-def play(directory: Path, peers: int, changes: int, steps: int) -> dict[str, Any]:
+def play(
+    directory: Path, peers: int, changes: int, steps: int, plan_each: bool = False
+) -> dict[str, Any]:
     """Found, train, lose, gain: seconds and bytes."""
     spec = run_spec(directory, peers)
     described = directory / "many.toml"
     described.write_text(SCENARIO.format(count=peers + changes))
-    with LocalSwarm(directory, ("--threads", "1", "--dashboard", "off")) as swarm:
+    options, module = ("--threads", "1", "--dashboard", "off"), "p2p_dtfm"
+    if not plan_each:
+        plans = directory / "plans"
+        plans.mkdir()
+        os.environ[PLANS_VARIABLE], module = str(plans), "benchmarks.daemon_with_plans"
+    with LocalSwarm(directory, options, module) as swarm:
         watched = Watched(swarm)
         homes = [swarm.home(number) for number in range(peers + changes)]
         players = cast_scenario(load_scenario(described), homes, directory / SHAPE_FILE)
@@ -159,6 +172,7 @@ def play(directory: Path, peers: int, changes: int, steps: int) -> dict[str, Any
             "peers": peers,
             "changes": changes,
             "steps": steps,
+            "plans": "each its own" if plan_each else "one for all of this machine",
             "found_s": round(found_s, 1),
             "lost_s": round(lost_s, 1),
             "gained_s": round(gained_s, 1),
@@ -176,14 +190,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--steps", type=int, default=10, help="committed in each of the three views"
     )
+    parser.add_argument(
+        "--plan-each", action="store_true", help="each daemon computes the plan, as in real life"
+    )
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="many-daemons-") as directory:
-        result = play(Path(directory), given.peers, given.changes, given.steps)
+        result = play(Path(directory), given.peers, given.changes, given.steps, given.plan_each)
     if given.json:
         print(json.dumps(result))
         return
     print(f"{result['peers']} daemons ({result['label']}), {result['views']} views")
+    print(f"planned by {result['plans']}")
     print(f"found and {result['steps']} steps: {result['found_s']} s")
     print(f"{result['changes']} killed, {result['steps']} steps of the rest: {result['lost_s']} s")
     print(f"as many joined, {result['steps']} steps of all: {result['gained_s']} s")

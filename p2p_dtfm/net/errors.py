@@ -30,6 +30,14 @@ def in_plain_words(cause: str) -> str:
     return "; ".join(reason.strip() for reason in reasons) or cause
 
 
+NO_ANSWER = "no answer within"
+
+
+def is_unanswered(cause: str) -> bool:
+    """Whether a call was under way for too long: nothing broke, and its peer may only be slow."""
+    return cause.startswith(NO_ANSWER)
+
+
 def nobody_listens(cause: str) -> bool:
     """Whether each address of a peer could be called, and refused it: its process has ended."""
     return {reason.strip() for reason in _DIALLED.findall(cause)} == {"connection refused"}

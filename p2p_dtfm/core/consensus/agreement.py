@@ -190,6 +190,7 @@ class Agreement(AgreementReadings):
         if state.joining.is_outside:
             return []
         state.wake_up(now_ns)
+        state.attempts.lateness.ticked(now_ns)
         if state.attempt is not None:
             actions = self._tick_attempt(now_ns)
         else:
@@ -210,7 +211,8 @@ class Agreement(AgreementReadings):
         if attempt.snapshot is None and machines.reception.believe_absent(attempt, now_ns):
             actions += machines.gathering.knowledge_grew(attempt, now_ns)
         waited_ns = now_ns - attempt.clock.progress_ns
-        if waited_ns >= patience_ns(attempt, state.timing, not state.is_newcomer):
+        lateness = state.attempts.lateness
+        if waited_ns >= patience_ns(attempt, state.timing, not state.is_newcomer, lateness):
             actions += machines.suspicion.stalled(attempt, now_ns)
         return actions
 

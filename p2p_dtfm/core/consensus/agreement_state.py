@@ -14,6 +14,7 @@ from p2p_dtfm.core.consensus.overlay.plan_neighbours import plan_neighbours
 from p2p_dtfm.core.consensus.views.known_views import KnownViews
 from p2p_dtfm.core.consensus.views.reminders import Reminders
 from p2p_dtfm.core.consensus.views.voices import Farewells
+from p2p_dtfm.core.liveness.lateness import Lateness
 from p2p_dtfm.core.membership.accusers import Accusers
 from p2p_dtfm.core.membership.familiar_peers import FamiliarPeers
 from p2p_dtfm.core.membership.newcomers import Newcomers
@@ -108,6 +109,7 @@ class Attempts:
     """The attempt at a view, and what decides about the next one."""
 
     under_way: Attempt | None = None
+    lateness: Lateness = field(default_factory=Lateness)
     frozen: bool = False
     """An unplanned view change is under way: no step commits."""
     failures: int = 0

@@ -9,9 +9,15 @@ its work is judged from who owes what to whom (`core.liveness.stalls`).
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from p2p_dtfm.core.liveness.lateness import Lateness
 from p2p_dtfm.core.liveness.rhythm import SECOND_NS, Rhythm
 from p2p_dtfm.core.liveness.second_hand import MILLISECOND_NS, SecondHand
 from p2p_dtfm.core.messages.message_bounds import MISSED_LIMIT
+
+THIN_ABOVE = 8
+"""Who watches more speaks to each less often, so that it says as much a second in all,"""
+THINNEST = 24
+"""up to so many: then three times less often."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +98,7 @@ class Liveness:
         self._timing = timing
         self._watched: dict[str, _Watched] = {}
         self._second_hand = SecondHand()
+        self._lateness = Lateness()
         self._last_tick_ns: int | None = None
         self._late_until_ns = 0
         """What is heard before then may have been said while this peer's own loop stood still."""
@@ -177,10 +184,10 @@ class Liveness:
 
     def due_heartbeats(self, now_ns: int) -> tuple[str, ...]:
         """Whom to send a heartbeat now; they count as sent."""
-        due = []
+        due, heartbeat_ns = [], self._thinned_ns(self._timing.heartbeat_ns)
         for peer_id, watched in sorted(self._watched.items()):
-            silent = now_ns - watched.said_ns >= self._timing.heartbeat_ns
-            beat_due = now_ns - watched.beat_ns >= 2 * self._timing.heartbeat_ns
+            silent = now_ns - watched.said_ns >= heartbeat_ns
+            beat_due = now_ns - watched.beat_ns >= 2 * heartbeat_ns
             if silent or beat_due or watched.asked:
                 watched.said_ns = watched.beat_ns = now_ns
                 watched.asked = False
@@ -192,6 +199,7 @@ class Liveness:
         listened, and who it would accuse may well have spoken."""
         gap_ns = 0 if self._last_tick_ns is None else now_ns - self._last_tick_ns
         self._last_tick_ns = now_ns
+        self._lateness.ticked(now_ns)
         late_ns = gap_ns - self._timing.punctual_ns
         if late_ns > 0:
             self._late_until_ns = now_ns + self._timing.punctual_ns
@@ -217,26 +225,35 @@ class Liveness:
         """Ask all others at once of who has newly fallen silent."""
         if not self._timing.cut_ns:
             return
-        missed_ns = now_ns - self._timing.missed_ns
+        missed_ns = now_ns - self._patience_ns(self._thinned_ns(self._timing.missed_ns))
         newly = [it for it in self._watched.values() if it.heard_ns <= missed_ns and not it.missed]
         for watched in newly:
             watched.missed = True
         if newly:
             self.doubt(name for name, watched in self._watched.items() if not watched.missed)
 
+    def _thinned_ns(self, apart_ns: int) -> int:
+        """Who watches many says less to each, and misses each later."""
+        return apart_ns * min(max(len(self._watched), THIN_ABOVE), THINNEST) // THIN_ABOVE
+
+    def _patience_ns(self, patience_ns: int) -> int:
+        return self._lateness.stretched_ns(patience_ns, len(self._watched))
+
     def _judge(self, peer_id: str, watched: _Watched, now_ns: int) -> str:
         timing = self._timing
         silent_ns = now_ns - watched.heard_ns
         elsewhere_ns = self._second_hand.heard_elsewhere_ns(peer_id, len(self._watched) - 1)
-        if timing.cut_ns and elsewhere_ns - watched.heard_ns >= timing.cut_ns:
+        cut_ns = self._patience_ns(self._thinned_ns(timing.cut_ns))
+        if timing.cut_ns and elsewhere_ns - watched.heard_ns >= cut_ns:
             return f"nothing heard for {silent_ns / SECOND_NS:.1f} s, while others hear it"
-        if silent_ns >= watched.rhythm.bound_ns(timing.least_silence_ns, timing.silence_ns):
+        bound_ns = watched.rhythm.bound_ns(timing.least_silence_ns, timing.silence_ns)
+        if silent_ns >= self._patience_ns(bound_ns):
             return f"nothing heard for {silent_ns / SECOND_NS:.1f} s"
         if watched.reset_ns is None:
             return ""
         broken_ns = now_ns - watched.reset_ns
         if watched.is_refused and broken_ns >= timing.refused_ns:
             return "its stream broke, and nobody listens where it was"
-        if broken_ns >= timing.reset_ns:
+        if broken_ns >= self._patience_ns(timing.reset_ns):
             return "its stream broke, and nothing was heard since"
         return ""

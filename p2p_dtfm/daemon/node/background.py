@@ -30,6 +30,8 @@ Of links that were measured before, and are others now, so long a view is planne
 whoever asked for it: on a machine with several daemons they change with each of its moods."""
 STRANGERS_TRIED = 4
 PRESENCE_REFRESH_S = 20.0
+CROWD = 8
+"""A view of so many looks half as often for others, of twice as many a third as often."""
 WAY_REFRESH_S = 5.0
 RECORD_REFRESH_S = 1.0
 REPLAN_QUIET_S = 5.0
@@ -65,6 +67,7 @@ class Background:
             participant.local.settings.publish and not self._run.spec.admission.is_invited,
         )
         self._placed_s = 0.0
+        self._presences = 0
         self._places_of: View | None = None
         self._gives_for: View | None = None
         self._given_before: collections.Counter[str] = collections.Counter()
@@ -160,7 +163,8 @@ class Background:
                     addresses=await self._network.host.addresses(),
                     run_digest=self._run.digest,
                 )
-                await directory.publish_run(self._run.digest, self._run.signed_spec)
+                if looks := self._looks_around():
+                    await directory.publish_run(self._run.digest, self._run.signed_spec)
                 await directory.publish_presence(presence)
                 await self._publishing.publish(
                     self._membership.self_record,
@@ -168,13 +172,22 @@ class Background:
                     self._agreement.view,
                     self._local.observer.step(),
                 )
-                self._meet_present(await directory.present_peers(self._run.digest))
+                if looks:
+                    self._meet_present(await directory.present_peers(self._run.digest))
             except Unreachable as error:
                 log.warning("directory: %s", error)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(PRESENCE_REFRESH_S):
                     await self._moved.wait()
             self._moved.clear()
+
+    def _looks_around(self) -> bool:
+        """Where many know one another, each looks for more of them, and publishes the spec that
+        all publish, only now and then."""
+        self._presences += 1
+        view = self._agreement.view
+        members = 0 if view is None else len(view.members)
+        return self._presences == 1 or self._presences % (1 + members // CROWD) == 0
 
     def _meet_present(self, present: list[Presence]) -> None:
         """Others of this run may be in another view; of those that were never in one with this

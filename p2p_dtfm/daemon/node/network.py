@@ -28,7 +28,7 @@ from p2p_dtfm.net.contacts.first_contacts import (
     reach_any,
     reach_first_peers,
 )
-from p2p_dtfm.net.errors import Unreachable, nobody_listens
+from p2p_dtfm.net.errors import Unreachable, is_unanswered, nobody_listens
 from p2p_dtfm.net.libp2p.control import ControlPlane
 from p2p_dtfm.net.libp2p.port import HostPort
 from p2p_dtfm.net.shaping import LineLimit, Shape, Shaper
@@ -220,7 +220,11 @@ class Network:
         self.liveness.heard(peer_id, now.monotonic_ns())
 
     def on_broken(self, peer_id: str, cause: str) -> None:
-        """A stream to this peer broke, or a call to it failed."""
+        """A stream to this peer broke, or a call to it failed. Who does not answer in time is
+        called again: whether that is silence, what else is heard of it says."""
+        if is_unanswered(cause):
+            self.liveness.doubt((peer_id,))
+            return
         self.liveness.stream_reset(peer_id, now.monotonic_ns(), nobody_listens(cause))
 
     def on_fault(self, sender: str, fault: PeerFault) -> None:

@@ -21,6 +21,8 @@ from p2p_dtfm.net.errors import Unreachable
 LOOK_LIMIT_S = 6.0
 ANSWER_DEADLINE_S = 3.0
 MET_FIRST_S = 3.5
+HEAD_START_S = 1.0
+"""Of those that were met."""
 ASKED_AT_ONCE_LIMIT = 16
 ASKED_LIMIT = 32
 
@@ -81,6 +83,8 @@ class Search:
             return found
 
         async def ask_others() -> Found | None:
+            if sought.met:  # most often they answer, and nobody need be asked where others are
+                await asyncio.sleep(HEAD_START_S)
             ways = [self._ask_directory(sought, own)]
             if self._nearby is not None:
                 ways.append(self._ask_nearby(self._nearby, sought, own))

@@ -68,6 +68,8 @@ PRESENCE_TTL_S = 90.0
 RUN_TTL_S = 600.0
 FACTS_TTL_S = 240.0
 OPERATION_DEADLINE_S = 20.0
+ASKED_NODES = 8
+"""So many of the nodes that are nearest to a key are asked: more than hold its value."""
 FACTS_AT_ONCE = 64
 ASK_FOR_RUNS_S = 1.0
 """Between two searches for a run that somebody claims to take part in."""
@@ -348,7 +350,9 @@ class Directory:
     async def _get(self, keys: list[str]) -> list[object]:
         # only the latest: a plain get answers from whatever is nearest, which is stale
         latest = float("inf")
-        found = await self._bounded(self._node.get_many(keys, sufficient_expiration_time=latest))
+        found = await self._bounded(
+            self._node.get_many(keys, sufficient_expiration_time=latest, beam_size=ASKED_NODES)
+        )
         return [item.value for item in (found or {}).values() if item is not None]
 
     async def _bounded(self, operation: Coroutine[Any, Any, Result]) -> Result:

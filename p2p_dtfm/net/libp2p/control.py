@@ -10,7 +10,7 @@ from google.protobuf.wrappers_pb2 import BytesValue
 
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.net.door import BUSY, Leave
-from p2p_dtfm.net.errors import Refused, Unreachable, one_line
+from p2p_dtfm.net.errors import NO_ANSWER, Refused, Unreachable, one_line
 from p2p_dtfm.net.libp2p.port import HostPort
 from p2p_dtfm.net.shaping import Shaper
 
@@ -63,7 +63,7 @@ class ControlPlane:
                 reply = await self._host.call(peer_id, self._name, request, deadline_s)
                 return await shaper.arrive(peer_id, reply)
         except TimeoutError as error:
-            raise Unreachable(peer_id, f"no answer within {deadline_s:g} s") from error
+            raise Unreachable(peer_id, f"{NO_ANSWER} {deadline_s:g} s") from error
 
     async def _serve(self, sender: str, request: bytes) -> bytes:
         full = self._serving.total() >= CONCURRENT_LIMIT

@@ -22,7 +22,7 @@ from p2p_dtfm.net.contacts.first_contacts import reach_first_peers
 from p2p_dtfm.net.contacts.identity import Identity, is_peer_id
 from p2p_dtfm.net.contacts.ports import refuse_taken_ports
 from p2p_dtfm.net.door import Door, OpenDoor
-from p2p_dtfm.net.errors import Unreachable, one_line
+from p2p_dtfm.net.errors import NO_ANSWER, Unreachable, one_line
 from p2p_dtfm.net.hivemind_parts import (
     P2P,
     Multiaddr,
@@ -330,7 +330,7 @@ class Host:
                 )
                 control._pending_messages.put_nowait(cancel)
         if not reply.done():
-            raise Unreachable(peer_id, f"no answer within {deadline_s:g} s")
+            raise Unreachable(peer_id, f"{NO_ANSWER} {deadline_s:g} s")
         try:
             return reply.result()
         except (P2PDaemonError, P2PHandlerError) as error:

@@ -2,14 +2,20 @@
 
 from p2p_dtfm.core.consensus.actions import Timing
 from p2p_dtfm.core.consensus.attempts.attempt import Attempt
+from p2p_dtfm.core.liveness.lateness import Lateness
 
 READY_FACTOR = 3
 """They plan on slower machines, perhaps, but not on that much slower ones."""
 
 
-def patience_ns(attempt: Attempt, timing: Timing, is_member: bool) -> int:
+def patience_ns(attempt: Attempt, timing: Timing, is_member: bool, lateness: Lateness) -> int:
     """Newcomers alone hold up nobody for long, nor do a few members of whom the rest is done; nor a
-    few of those that found a run."""
+    few of those that found a run. Who runs late itself waits for longer."""
+    in_time_ns = _in_time_ns(attempt, timing, is_member)
+    return lateness.stretched_ns(in_time_ns, len(attempt.participants))
+
+
+def _in_time_ns(attempt: Attempt, timing: Timing, is_member: bool) -> int:
     if attempt.snapshot is None:
         return _gather_ns(attempt, timing) if is_member else timing.gather_ns
     founds = attempt.only_newcomers

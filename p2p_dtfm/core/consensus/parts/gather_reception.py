@@ -93,7 +93,9 @@ class GatherReception:
         founds = state.is_newcomer and attempt.only_newcomers
         if state.is_newcomer and not founds:
             return
-        patience = patience_ns(attempt, state.timing, not state.is_newcomer)
+        patience = patience_ns(
+            attempt, state.timing, not state.is_newcomer, state.attempts.lateness
+        )
         if 2 * (now_ns - attempt.clock.progress_ns) >= patience:
             silent = silent_in(attempt, is_member=True)
             state.distrust_members(silent)

@@ -1,0 +1,38 @@
+"""How late this peer itself runs: who hears late, and answers late, is patient with others.
+
+Lifeguard's self-doubt. Where a machine has less time than its programs want, ticks come late,
+and so do the answers of all others that share it: what looks like their silence is one's own. Only
+lateness that lasts counts; on a machine with time to spare nothing changes.
+"""
+
+SECOND_NS = 1_000_000_000
+PUNCTUAL_NS = SECOND_NS * 3 // 10
+"""Ticks are a tenth of a second apart; what they are further apart than this, they were late."""
+ASLEEP_NS = 10 * SECOND_NS
+"""A longer gap is a sleep, and says nothing about how late this peer runs when it is awake."""
+TICKS = 32
+"""Over about so many the mean is taken."""
+FEW = 8
+"""So few wait no longer than ever: what one of them may take is known."""
+LONGEST = 4
+"""No patience becomes more than so many times as long."""
+
+
+class Lateness:
+    """`ticked` with each tick; deadlines are then longer by what this peer is late on average."""
+
+    def __init__(self) -> None:
+        self._last_ns: int | None = None
+        self._late_ns = 0
+
+    def ticked(self, now_ns: int) -> None:
+        """The loop has come round."""
+        gap_ns = 0 if self._last_ns is None else now_ns - self._last_ns
+        self._last_ns = now_ns
+        if gap_ns < ASLEEP_NS:
+            self._late_ns += (max(0, gap_ns - PUNCTUAL_NS) - self._late_ns) // TICKS
+
+    def stretched_ns(self, patience_ns: int, fellows: int) -> int:
+        """In a crowd: of 16 fellows who is half a second late on average waits twice as long."""
+        late_ns = self._late_ns * fellows // FEW if fellows > FEW else 0
+        return min(LONGEST * patience_ns, patience_ns + patience_ns * late_ns // SECOND_NS)

@@ -27,6 +27,7 @@ from typing import Any
 from p2p_dtfm.core.consensus.actions import SECOND_NS
 from p2p_dtfm.core.liveness.liveness import LAN_LIVENESS
 from p2p_dtfm.sim.scenario.files import read_run_spec
+from p2p_dtfm.testbed.recovery.phases import PHASES
 
 SEEDS = (2, 3, 5)
 QUICK_SEED = 31
@@ -55,12 +56,12 @@ def recovery_rows(reports: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     reports = list(reports)
     for kind in sorted({kind for report in reports for kind in report["recovery_s"]}):
         limit_s = LIMITS_S.get(kind)
-        alone = _over_runs(reports, "recovery_alone_s", kind)
+        alone = _over_runs([report["recovery_alone_s"] for report in reports], kind)
         worst_s = alone["worst_s"]
         rows.append(
             {
                 "fault": kind,
-                **_over_runs(reports, "recovery_s", kind),
+                **_over_runs([report["recovery_s"] for report in reports], kind),
                 "alone": alone,
                 "lower_bound_s": SILENCE_S if kind in ("pause", "cut", "partition") else 0.0,
                 "limit_s": limit_s,
@@ -70,9 +71,9 @@ def recovery_rows(reports: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return rows
 
 
-def _over_runs(reports: list[dict[str, Any]], key: str, kind: str) -> dict[str, Any]:
+def _over_runs(runs: list[dict[str, Any]], key: str) -> dict[str, Any]:
     """The median of the runs' medians, and the worst of all."""
-    found = [report[key][kind] for report in reports if kind in report[key]]
+    found = [run[key] for run in runs if key in run]
     if not found:
         return {"times": 0, "median_s": None, "worst_s": None}
     return {
@@ -80,6 +81,16 @@ def _over_runs(reports: list[dict[str, Any]], key: str, kind: str) -> dict[str, 
         "median_s": round(statistics.median(times["median"] for times in found), 2),
         "worst_s": round(max(times["worst"] for times in found), 2),
     }
+
+
+def phase_rows(reports: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of each kind of fault, each phase in its order; the median of the runs' medians."""
+    phases = [report["recovery_phases_s"] for report in reports]
+    return [
+        {"fault": kind, "phase": phase, **_over_runs([run.get(kind, {}) for run in phases], phase)}
+        for kind in sorted({kind for run in phases for kind in run})
+        for phase in PHASES
+    ]
 
 
 def summary(report: dict[str, Any]) -> dict[str, Any]:
@@ -97,6 +108,7 @@ def measure(seeds: Iterable[int], quick: bool, only: str | None) -> dict[str, An
     result: dict[str, Any] = {
         "runs": [summary(report) for report in reports],
         "rows": recovery_rows(reports),
+        "phases": phase_rows(reports),
         "goodput_target": GOODPUT_TARGET,
     }
     if only == "goodput" or (only is None and not quick):
@@ -159,6 +171,8 @@ def main() -> None:
         ]
         shown = ("-" if figure is None else str(figure) for figure in figures)
         print(f"{row['fault']:10}", *(f"{text:>6}" for text in shown))
+    for row in result["phases"]:
+        print(f"{row['fault']:10} {row['phase']:10} {row['median_s']} s, worst {row['worst_s']} s")
     for run in (*result["runs"], *([result["goodput"]] if "goodput" in result else [])):
         print(
             f"seed {run['seed']}: {run['committed_steps']} steps of {run['usual_step_s']:.2f} s, "

@@ -17,7 +17,7 @@ import psutil
 from p2p_dtfm.testbed.chaos_schedule import ChaosFault
 from p2p_dtfm.testbed.harmed_links import HarmedLinks
 from p2p_dtfm.testbed.local_swarm import Child, LocalSwarm
-from p2p_dtfm.testbed.recovery_times import Histories, Inflicted
+from p2p_dtfm.testbed.recovery.times import Histories, Inflicted
 from p2p_dtfm.testbed.watched_swarm import POLL_S, WatchedSwarm, view_in_words
 
 SLICE_S = 0.1

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from p2p_dtfm.core.cost_model.cuts import LIMIT_NS, LIMIT_STEPS
-from p2p_dtfm.testbed.recovery_times import (
+from p2p_dtfm.testbed.recovery.phases import recovery_phases
+from p2p_dtfm.testbed.recovery.times import (
     Event,
     Histories,
     Inflicted,
@@ -42,6 +43,8 @@ class ChaosVerdict:
     recovery_alone_s: dict[str, dict[str, float]] = field(default_factory=dict)
     """The same for those faults that no other fell together with, and during which some peers
     could go on."""
+    recovery_phases_s: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
+    """By kind of fault, where that time went: each phase's `count`, `median` and `worst`."""
     could_not_go_on: int = 0
     """Faults during which nobody had a plan, as where no side of a split has all layers."""
     usual_step_s: float = 0.0
@@ -167,4 +170,5 @@ def _measure(histories: Histories, faults: list[Inflicted], verdict: ChaosVerdic
     verdict.goodput = goodput_of(histories, commits)
     found = recovery_times(histories, commits, faults)
     verdict.recovery_s, verdict.recovery_alone_s = found.all_s, found.alone_s
+    verdict.recovery_phases_s = recovery_phases(histories, commits, faults)
     verdict.could_not_go_on = found.could_not_go_on

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from p2p_dtfm.testbed.recovery_times import Event
+from p2p_dtfm.testbed.recovery.times import Event
 
 
 class GrowingHistory:

@@ -12,7 +12,7 @@ from pathlib import Path
 from p2p_dtfm.daemon.machine.home import Home
 from p2p_dtfm.net.contacts.identity import Identity
 from p2p_dtfm.testbed.local_swarm import Child, LocalSwarm
-from p2p_dtfm.testbed.recovery_times import Inflicted
+from p2p_dtfm.testbed.recovery.times import Inflicted
 from p2p_dtfm.testbed.storm_facts import StormFacts
 from p2p_dtfm.testbed.watched_swarm import POLL_S, WatchedSwarm
 

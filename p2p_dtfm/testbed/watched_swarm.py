@@ -9,7 +9,7 @@ from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.daemon.machine.local_client import ask_daemon
 from p2p_dtfm.testbed.growing_history import GrowingHistory
 from p2p_dtfm.testbed.local_swarm import Child, LocalSwarm
-from p2p_dtfm.testbed.recovery_times import Event, Histories
+from p2p_dtfm.testbed.recovery.times import Event, Histories
 
 POLL_S = 0.1
 ADDRESS_WAIT_S = 30.0

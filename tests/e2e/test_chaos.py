@@ -9,7 +9,7 @@ import pytest
 from p2p_dtfm.cli.scenarios.chaos_case import ChaosCase, chaos_case
 from p2p_dtfm.testbed.chaos_schedule import KINDS, chaos_schedule
 from p2p_dtfm.testbed.chaos_verdict import judge
-from p2p_dtfm.testbed.recovery_times import Inflicted
+from p2p_dtfm.testbed.recovery.times import Inflicted
 from tests.documentation.pages import blocks_of
 from tests.e2e.helpers import run_program, write_spec
 

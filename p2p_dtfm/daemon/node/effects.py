@@ -55,6 +55,7 @@ class Effects:
     def _stop_step(self, action: StopStep) -> None:
         self._local.status.say(State.WAITING, "a failure: the members agree on how to go on")
         self._local.observer.fault("a failure: the step under way has stopped")
+        self._membership.recovery_marks.stopped()
         self._participant.trainer.stop_step()
         self._take_sides()
 
@@ -98,7 +99,7 @@ class Effects:
         observer, status = self._local.observer, self._local.status
         entry = _history_entry(action)
         participant.views = [*participant.views, entry][-HISTORY_LIMIT:]
-        participant.events.write("view", **entry)
+        participant.events.write("view", **entry, **membership.recovery_marks.take())
         life.spawn(membership.acquaintances.remember(view))
         observer.view_took_over(membership.run.spec, view, step)
         self._write_history()

@@ -19,6 +19,7 @@ from p2p_dtfm.daemon.node.network import Network
 from p2p_dtfm.daemon.peers.facts.estimates_kept import EstimatesKept
 from p2p_dtfm.daemon.peers.run_source import Run
 from p2p_dtfm.daemon.peers.self_record import SelfRecord
+from p2p_dtfm.daemon.telemetry.event_log import RecoveryMarks
 from p2p_dtfm.daemon.telemetry.plan_times import PlanTimes
 from p2p_dtfm.net.contacts.identity import verify
 from p2p_dtfm.ports import now
@@ -68,6 +69,7 @@ class Membership:
         self.agreement.terms = terms_of(run.spec)
         acquaintances.tell_whom_it_follows(self.agreement, run.digest)
         self.plan_times = PlanTimes()
+        self.recovery_marks = RecoveryMarks()
         self.estimates = EstimatesKept()
         self.asked_first = ""
         """Whose word has made this peer come back as a newcomer."""
@@ -132,10 +134,12 @@ class Membership:
         self.actions.do(self.agreement.pass_on(now.monotonic_ns()))
 
     def _begin_plan(self, action: ComputePlan) -> None:
+        self.recovery_marks.gathered()
         self.local.life.spawn(self._compute_plan(action.snapshot))
 
     async def _compute_plan(self, snapshot: Snapshot) -> None:
         plan = await asyncio.to_thread(self.local.world.plan, snapshot)
+        self.recovery_marks.planned()
         self.actions.do(self.agreement.plan_computed(snapshot, plan, now.monotonic_ns()))
 
     def _report(self, action: Report) -> None:

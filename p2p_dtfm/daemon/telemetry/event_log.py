@@ -39,6 +39,32 @@ class EventLog:
             )
 
 
+class RecoveryMarks:
+    """When this peer came how far on the way to a view after a failure, in seconds of the clock on
+    the wall, like `time_s`: `stopped_s`, `gathered_s`, `planned_s`. Of several attempts the last
+    counts, and the first stop."""
+
+    def __init__(self) -> None:
+        self._marks: dict[str, float] = {}
+
+    def stopped(self) -> None:
+        """The step under way, since somebody is suspected."""
+        self._marks.setdefault("stopped_s", round(now.wall_s(), 3))
+
+    def gathered(self) -> None:
+        """All contributions are here, and the plan is begun."""
+        self._marks["gathered_s"] = round(now.wall_s(), 3)
+
+    def planned(self) -> None:
+        """This peer's own plan is there; others' may not be."""
+        self._marks["planned_s"] = round(now.wall_s(), 3)
+
+    def take(self) -> dict[str, float]:
+        """What was noted since the last view; nothing where no step was stopped."""
+        marks, self._marks = self._marks, {}
+        return marks if "stopped_s" in marks else {}
+
+
 def read_events(directory: Path) -> Iterator[dict[str, Any]]:
     """What is in a run's directory, oldest first. A line that was torn is left out."""
     newest = directory / FILE_NAME

@@ -1,0 +1,1 @@
+"""How long faults held up a swarm, and where that time went; begin at `times`."""

@@ -1,0 +1,76 @@
+"""Where the time of each recovery went, by what the survivors noted of the view that followed.
+
+A phase ends when the last survivor has come so far, since the step waits for all; only the stop
+counts at whoever is first, who tells the others. Faults after which no step was stopped, or that no
+view followed before the next commit, have no phases.
+"""
+
+import statistics
+from collections.abc import Iterable, Sequence
+
+from p2p_dtfm.testbed.recovery.times import Commits, Event, Histories, Inflicted, Times
+
+PHASES = ("suspected", "gathered", "planned", "taken over", "first step")
+"""Each from the end of the one before, the first from the fault; the last ends with a commit."""
+
+
+def recovery_phases(
+    histories: Histories, commits: Commits, faults: Sequence[Inflicted]
+) -> dict[str, Times]:
+    """By kind of fault, and by phase: `count`, `median` and `worst`, in seconds."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for fault in faults:
+        for phase, time_s in phases_of(histories, commits, fault).items():
+            found.setdefault(fault.kind, {}).setdefault(phase, []).append(time_s)
+    return {
+        kind: {
+            phase: {
+                "count": len(times_s),
+                "median": statistics.median(times_s),
+                "worst": max(times_s),
+            }
+            for phase, times_s in phases.items()
+        }
+        for kind, phases in sorted(found.items())
+    }
+
+
+def phases_of(histories: Histories, commits: Commits, fault: Inflicted) -> dict[str, float]:
+    """Of one fault, in seconds: their sum is the time from the fault to the view's first commit."""
+    views = _views_after(histories, fault)
+    if not views:
+        return {}
+    ends_s = [
+        min(view["stopped_s"] for view in views),
+        max(view["gathered_s"] for view in views),
+        max(view["planned_s"] for view in views),
+        max(view["time_s"] for view in views),
+    ]
+    ends_s += [time_s for _, time_s in commits if time_s > ends_s[-1]][:1]
+    if len(ends_s) < len(PHASES):
+        return {}
+    begins_s = [fault.began_s, *ends_s]
+    return {
+        phase: max(0.0, end_s - begin_s)
+        for phase, begin_s, end_s in zip(PHASES, begins_s, ends_s, strict=False)
+    }
+
+
+def _views_after(histories: Histories, fault: Inflicted) -> list[Event]:
+    """What each survivor wrote of the first view for which a step was stopped after the fault."""
+    marked = [
+        event
+        for name, history in histories.items()
+        if name not in fault.peers
+        for event in history
+        if event["event"] == "view" and fault.began_s <= event.get("stopped_s", 0.0)
+    ]
+    marked = list(_whole(marked))
+    if not marked:
+        return []
+    first = min(marked, key=lambda event: float(event["time_s"]))
+    return [event for event in marked if event["snapshot"] == first["snapshot"]]
+
+
+def _whole(views: Iterable[Event]) -> Iterable[Event]:
+    return (view for view in views if "gathered_s" in view and "planned_s" in view)

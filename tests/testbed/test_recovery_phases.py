@@ -1,0 +1,59 @@
+"""Where the time of a recovery went."""
+
+from typing import Any
+
+import pytest
+
+from p2p_dtfm.daemon.telemetry.event_log import RecoveryMarks
+from p2p_dtfm.testbed.recovery.phases import PHASES, phases_of, recovery_phases
+from p2p_dtfm.testbed.recovery.times import Inflicted
+
+KILL = Inflicted("kill", ("b",), 3, 10.0, 12.0)
+COMMITS = [(2, 9.0), (3, 14.0), (4, 15.0)]
+
+
+def view(snapshot: str, time_s: float, *marks_s: float) -> dict[str, Any]:
+    names = ("stopped_s", "gathered_s", "planned_s")
+    marks = dict(zip(names, marks_s, strict=False))
+    return {"event": "view", "snapshot": snapshot, "time_s": time_s, **marks}
+
+
+def test_phases_add_up_to_the_time_without_a_commit() -> None:
+    histories = {
+        "a": [view("s", 12.5, 10.5, 11.0, 12.0)],
+        "c": [view("s", 13.0, 11.0, 11.5, 11.75)],
+        "b": [view("s", 99.0, 98.0, 98.0, 98.0)],
+    }
+    found = phases_of(histories, COMMITS, KILL)
+    assert list(found.values()) == [0.5, 1.0, 0.5, 1.0, 1.0] and tuple(found) == PHASES
+    assert sum(found.values()) == 14.0 - KILL.began_s
+    assert recovery_phases(histories, COMMITS, [KILL, KILL])["kill"]["planned"] == {
+        "count": 2,
+        "median": 0.5,
+        "worst": 0.5,
+    }
+
+
+@pytest.mark.parametrize(
+    "history",
+    [
+        pytest.param([], id="no view followed"),
+        pytest.param([view("s", 13.0)], id="a planned view"),
+        pytest.param([view("s", 9.5, 9.0, 9.1, 9.2)], id="of an earlier failure"),
+        pytest.param([view("s", 16.0, 11.0, 12.0, 13.0)], id="nothing was committed after it"),
+    ],
+)
+def test_without_a_stopped_step_there_are_no_phases(history: list[dict[str, Any]]) -> None:
+    assert not phases_of({"a": history}, COMMITS, KILL)
+
+
+def test_marks_are_of_failures_alone_and_taken_once() -> None:
+    marks = RecoveryMarks()
+    marks.gathered()
+    marks.planned()
+    assert marks.take() == {}, "a planned view stops no step"
+    marks.stopped()
+    marks.gathered()
+    marks.planned()
+    assert set(marks.take()) == {"stopped_s", "gathered_s", "planned_s"}
+    assert marks.take() == {}

@@ -7,7 +7,8 @@ take the time and compute nothing) and the model is small, as 32 computing ones 
 two cores are shared. Reported: seconds until the first commit, until the first commit without those
 that were killed, and until the first with those that joined, and the most memory that daemons and
 their p2pd had together, as the proportional set size (pages that several share are divided among
-them). The lower bound of memory is what one daemon alone has of its own, times their number.
+them). The lower bound of memory is what one daemon alone has of its own, times their number. Each phase
+is printed as it ends (unless as JSON), so that a run that is cut off has reported what it has seen.
 
 All daemons compute the same plan from the same snapshot, each on a computer of its own. Here they
 share two cores or so, and the first that has computed a plan leaves it to the others
@@ -62,6 +63,7 @@ POLL_S = 2.0
 PLANS_VARIABLE = "BENCHMARK_PLANS"
 """The folder of the plans that this machine has computed."""
 LIMIT_BYTES = 10 << 30
+Tell = Callable[[str], None]
 
 
 def run_spec(directory: Path, pipelines: int) -> Path:
@@ -98,20 +100,38 @@ def proportional_bytes(children: Iterable[Child]) -> int:
 
 
 class Watched:
-    """A swarm, and the most memory that it had."""
+    """A swarm, and the most memory that it had; `tell` is given a line as each phase ends."""
 
-    def __init__(self, swarm: LocalSwarm) -> None:
+    def __init__(self, swarm: LocalSwarm, tell: Tell) -> None:
         self.swarm = swarm
         self.most_bytes = 0
+        self._tell = tell
 
     def seconds_until(self, condition: Callable[[], bool], what: str) -> float:
         began_s = time.monotonic()
+        phase_bytes = self._weigh()
         while not condition():
             assert time.monotonic() < began_s + DEADLINE_S, f"not within {DEADLINE_S:g} s: {what}"
-            alive = [child for child in self.swarm.children if child.running]
-            self.most_bytes = max(self.most_bytes, proportional_bytes(alive))
             time.sleep(POLL_S)
-        return time.monotonic() - began_s
+            phase_bytes = max(phase_bytes, self._weigh())
+        took_s = time.monotonic() - began_s
+        self._tell(f"{what}: {took_s:.1f} s, at most {phase_bytes / (1 << 20):.0f} MiB together")
+        return took_s
+
+    def _weigh(self) -> int:
+        """What those that live have now."""
+        now_bytes = proportional_bytes(child for child in self.swarm.children if child.running)
+        self.most_bytes = max(self.most_bytes, now_bytes)
+        return now_bytes
+
+
+def say_at_once(line: str) -> None:
+    """Though the output may be a pipe, and the run cut off before its end."""
+    print(line, flush=True)
+
+
+def say_nothing(line: str) -> None:
+    """The report says it all."""
 
 
 def committed_with(child: Child, members: int, steps: int, after: int = 0) -> bool:
@@ -132,9 +152,14 @@ def newest_view(child: Child) -> int:
 
 
 def play(
-    directory: Path, peers: int, changes: int, steps: int, plan_each: bool = False
+    directory: Path,
+    peers: int,
+    changes: int,
+    steps: int,
+    plan_each: bool = False,
+    tell: Tell = say_nothing,
 ) -> dict[str, Any]:
-    """Found, train, lose, gain: seconds and bytes."""
+    """Found, train, lose, gain: seconds and bytes. `tell` is given a line for each phase."""
     spec = run_spec(directory, peers)
     described = directory / "many.toml"
     described.write_text(SCENARIO.format(count=peers + changes))
@@ -144,7 +169,7 @@ def play(
         plans.mkdir()
         os.environ[PLANS_VARIABLE], module = str(plans), "benchmarks.daemon_with_plans"
     with LocalSwarm(directory, options, module) as swarm:
-        watched = Watched(swarm)
+        watched = Watched(swarm, tell)
         homes = [swarm.home(number) for number in range(peers + changes)]
         players = cast_scenario(load_scenario(described), homes, directory / SHAPE_FILE)
         expected = ["--expect-peers", str(peers), "--expect-wait-s", str(DEADLINE_S)]
@@ -153,19 +178,21 @@ def play(
         for player in players[1:peers]:
             swarm.join(address, player.arguments, player.name)
         found_s = watched.seconds_until(
-            lambda: committed_with(founder, peers, steps), f"{steps} steps of {peers}"
+            lambda: committed_with(founder, peers, steps), f"found and {steps} steps of {peers}"
         )
         before = newest_view(founder)
         for child in swarm.children[-changes:]:
             os.kill(child.process.pid, signal.SIGKILL)
         lost_s = watched.seconds_until(
-            lambda: committed_with(founder, peers - changes, steps, before), "steps of the rest"
+            lambda: committed_with(founder, peers - changes, steps, before),
+            f"{changes} killed, {steps} steps of the rest",
         )
         before = newest_view(founder)
         for player in players[peers:]:
             swarm.join(address, player.arguments, player.name)
         gained_s = watched.seconds_until(
-            lambda: committed_with(founder, peers, steps, before), "steps with those that joined"
+            lambda: committed_with(founder, peers, steps, before),
+            f"as many joined, {steps} steps of all",
         )
         return {
             "label": LABEL,
@@ -196,15 +223,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="many-daemons-") as directory:
-        result = play(Path(directory), given.peers, given.changes, given.steps, given.plan_each)
+        tell = say_nothing if given.json else say_at_once
+        result = play(
+            Path(directory), given.peers, given.changes, given.steps, given.plan_each, tell
+        )
     if given.json:
         print(json.dumps(result))
         return
     print(f"{result['peers']} daemons ({result['label']}), {result['views']} views")
     print(f"planned by {result['plans']}")
-    print(f"found and {result['steps']} steps: {result['found_s']} s")
-    print(f"{result['changes']} killed, {result['steps']} steps of the rest: {result['lost_s']} s")
-    print(f"as many joined, {result['steps']} steps of all: {result['gained_s']} s")
     print(
         f"memory: {result['most_gib']} GiB, {result['most_mib_each']} MiB each (aim 10 GiB of 32)"
     )

@@ -7,8 +7,8 @@ take the time and compute nothing) and the model is small, as 32 computing ones 
 two cores are shared. Reported: seconds until the first commit, until the first commit without those
 that were killed, and until the first with those that joined, and the most memory that daemons and
 their p2pd had together, as the proportional set size (pages that several share are divided among
-them). The lower bound of memory is what one daemon alone has of its own, times their number. Each phase
-is printed as it ends (unless as JSON), so that a run that is cut off has reported what it has seen.
+them). The lower bound of memory is what one daemon alone has of its own, times their number. Each
+phase is printed as it ends (unless as JSON): a run that is cut off has reported what it has seen.
 
 All daemons compute the same plan from the same snapshot, each on a computer of its own. Here they
 share two cores or so, and the first that has computed a plan leaves it to the others

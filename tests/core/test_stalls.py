@@ -38,14 +38,20 @@ class Judge:
     patience: Patience | None = None
     asleep: range = range(0)
     """Seconds in which this peer neither hears nor judges."""
+    tick_ns: int = TICK_NS
+    crowd: int = 3
+    """So many does it watch."""
 
     def run(self, scripts: dict[str, Script], seconds: int = 30) -> dict[str, float]:
         """Suspects, with the second of the first suspicion."""
         stalls = Stalls(self.me, 2 * SECOND_NS)
+        stalls.watch(
+            name_of(number) for number in range(self.crowd + 1) if name_of(number) != self.me
+        )
         pace = Pace(self.view, SPEC, 0)
         fixed = self.patience
         possible, found = PossibleWaits(self.view), dict[str, float]()
-        for now_ns in range(0, seconds * SECOND_NS, TICK_NS):
+        for now_ns in range(0, seconds * SECOND_NS, self.tick_ns):
             now_s = now_ns / SECOND_NS
             if int(now_s) in self.asleep:
                 continue
@@ -116,6 +122,18 @@ class TestPipelineOfFour:
             for me in (A, B, D):
                 assert set(found[me]) == {C}
                 assert found[me][C] < 7, "the swarm may be held up for ten seconds in all"
+
+    def test_in_a_crowd_who_runs_late_itself_is_patient(self) -> None:
+        stuck = always(self.work(computes=True))
+
+        def noticed_s(tick_ns: int, crowd: int) -> float:
+            return self.judged_by_all(stuck, 60, tick_ns=tick_ns, crowd=crowd)[D][C]
+
+        late_ns = SECOND_NS
+        punctual_s = noticed_s(TICK_NS, 3)
+        assert noticed_s(TICK_NS, 32) == punctual_s, "a crowd with time to spare"
+        assert noticed_s(late_ns, 8) <= punctual_s + late_ns / SECOND_NS, "few share its machine"
+        assert 1.2 * punctual_s + 1 < noticed_s(late_ns, 32) < 4 * punctual_s + 1, "but noticed"
 
     def test_a_slow_peer_whose_work_gets_on_is_waited_for(self) -> None:
         patience = Patience(6 * SECOND_NS, 100 * SECOND_NS, SECOND_NS)

@@ -8,7 +8,8 @@ take; while its work gets on, against what a whole step may take (`core.liveness
 peer is waited for as long as it takes, and those who wait for it are not blamed; who is stuck, or
 lies, is suspected after seconds.
 
-Pure: time is an argument. Only time in which this peer was awake, and waited, counts.
+Pure: time is an argument. Only time in which this peer was awake, and waited, counts. In a crowd
+who runs late itself is patient with others, as in judging silence (`core.liveness.lateness`).
 """
 
 from collections.abc import Callable, Iterable
@@ -16,6 +17,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from p2p_dtfm.core.liveness.lateness import Lateness
 from p2p_dtfm.core.liveness.liveness import Suspicion
 from p2p_dtfm.core.liveness.pace import FLOOR_NS, SECOND_NS, Patience
 from p2p_dtfm.core.liveness.waits import PossibleWaits, may_wait
@@ -71,10 +73,13 @@ class Stalls:
         self._at: tuple[object, int] | None = None
         self._ticked_ns: int | None = None
         self._suspected: set[str] = set()
+        self._lateness = Lateness()
+        self._watched_count = 0
 
     def watch(self, peers: Iterable[str]) -> None:
         """Forget all others."""
         wanted = set(peers)
+        self._watched_count = len(wanted)
         self._said = {peer: said for peer, said in self._said.items() if peer in wanted}
 
     def heard(self, peer_id: str, progress: int, work: Work | None) -> None:
@@ -95,6 +100,7 @@ class Stalls:
         """`mine`: where this peer stands; None while it takes no steps."""
         gap_ns = 0 if self._ticked_ns is None else now_ns - self._ticked_ns
         self._ticked_ns = now_ns
+        self._lateness.ticked(now_ns)
         gap_ns = gap_ns if gap_ns <= self._sleep_ns else 0
         if mine is None:
             return []
@@ -102,7 +108,7 @@ class Stalls:
             self._at, self._ends, self._suspected = (mine.view, mine.step), {}, set()
         found: list[Suspicion] = []
         for end in self._chains(mine, possible, handed):
-            reason = self._judge(end, patience(end.peer_id, mine.step), gap_ns)
+            reason = self._judge(end, self._stretched(patience(end.peer_id, mine.step)), gap_ns)
             if reason and end.peer_id not in self._suspected:
                 self._suspected.add(end.peer_id)
                 found.append(Suspicion(end.peer_id, reason))
@@ -114,13 +120,26 @@ class Stalls:
         found = []
         for peer_id in sorted(set(doubted) & set(self._ends) - self._suspected):
             end, step = self._ends[peer_id], self._at[1] if self._at else 0
-            limits = patience(peer_id, step)
+            limits = self._stretched(patience(peer_id, step))
             counted = [(end.stuck_ns, limits.stuck_ns), (end.held_ns, limits.step_ns)]
-            counted += [(false_ns, FLOOR_NS) for false_ns in end.false_ns.values()]
+            counted += [
+                (false_ns, self._stretched_ns(FLOOR_NS)) for false_ns in end.false_ns.values()
+            ]
             if any(ns * JOINING_DIVISOR >= limit for ns, limit in counted):
                 self._suspected.add(peer_id)
                 found.append(Suspicion(peer_id, "is waited for, and one of those in doubt"))
         return found
+
+    def _stretched(self, patience: Patience) -> Patience:
+        return Patience(
+            self._stretched_ns(patience.stuck_ns),
+            self._stretched_ns(patience.step_ns),
+            self._stretched_ns(patience.fetch_ns),
+        )
+
+    def _stretched_ns(self, patience_ns: int) -> int:
+        """Those who share a slow machine with this peer are as late as it is."""
+        return self._lateness.stretched_ns(patience_ns, self._watched_count)
 
     # chains -----------------------------------------------------------------------------------
 
@@ -147,7 +166,7 @@ class Stalls:
         if found.fetches:
             return _late(end.held_ns, patience.fetch_ns, "fetches, and nothing comes of it")
         for lack, false_ns in end.false_ns.items():
-            if false_ns >= FLOOR_NS:
+            if false_ns >= self._stretched_ns(FLOOR_NS):
                 return f"says that it lacks {_named(lack)} of this peer, and has accepted it"
         if found.in_circle:
             return _late(end.held_ns, 2 * patience.step_ns, "waits in a circle with others")

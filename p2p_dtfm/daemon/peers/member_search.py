@@ -75,16 +75,18 @@ class Search:
         """The first member that answers; None if nobody does within the limit. Those that were met
         have the first word: anybody can say in the directory, or nearby, that it is a member."""
         own = await self._own()
-        asked = asyncio.Event()
+        met_are_silent = asyncio.Event()
 
         async def ask_met() -> Found | None:
             found = await self._ask_met(sought, own)
-            asked.set()
+            if found is None:
+                met_are_silent.set()
             return found
 
         async def ask_others() -> Found | None:
             if sought.met:  # most often they answer, and nobody need be asked where others are
-                await asyncio.sleep(HEAD_START_S)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(met_are_silent.wait(), HEAD_START_S)
             ways = [self._ask_directory(sought, own)]
             if self._nearby is not None:
                 ways.append(self._ask_nearby(self._nearby, sought, own))
@@ -94,7 +96,7 @@ class Search:
             if found is not None and found.peer_id not in {peer for peer, _ in sought.met}:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout_at(end_s):
-                        await asked.wait()
+                        await met_are_silent.wait()
             return found
 
         return await first_found([ask_met(), ask_others()], limit_s)

@@ -3,8 +3,10 @@
 import asyncio
 import logging
 from pathlib import Path
+from typing import Any
 
 import base58
+import hivemind.dht.node as dht_node
 import msgspec
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -12,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from p2p_dtfm.core.protocol.canonical import digest_bytes, encode
 from p2p_dtfm.core.protocol.errors import PeerFault, UserError
 from p2p_dtfm.net.contacts.identity import Identity
-from p2p_dtfm.net.directory.directory import Directory
+from p2p_dtfm.net.directory.directory import ASKED_NODES, Directory
 from p2p_dtfm.net.directory.validator import RUNS_LIMIT, DirectoryValidator
 from p2p_dtfm.net.directory.values import (
     VALUE_LIMIT_BYTES,
@@ -61,6 +63,29 @@ def test_who_is_asked_directly_answers_or_is_left_out(tmp_path: Path) -> None:
             assert peers[0].peer_id in [presence.peer_id for presence in present]
             peers[1].lost.set()
             assert await directories[1].present_at(asked, RUN) == []
+
+    run(scenario())
+
+
+def test_a_lookup_asks_few_nodes_and_more_than_hold_the_value(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with hosts(tmp_path, 2) as peers:
+            directories = await _joined(peers)
+            node, widths = directories[1]._node, list[int]()
+            crawl = dht_node.traverse_dht
+
+            async def noted(*queries: Any, beam_size: int, **settings: Any) -> Any:
+                widths.append(beam_size)
+                return await crawl(*queries, beam_size=beam_size, **settings)
+
+            monkeypatch.setattr(dht_node, "traverse_dht", noted)
+            await directories[1].present_peers(RUN)
+            assert set(widths) == {ASKED_NODES}
+            assert node.num_replicas < ASKED_NODES < node.protocol.bucket_size
+            for directory in directories:
+                await directory.close()
 
     run(scenario())
 

@@ -16,7 +16,8 @@ async def greets_with(error: BaseException) -> None:
     expect_broken_streams(asyncio.get_running_loop())
     server = await asyncio.start_server(greet, "127.0.0.1", 0)
     async with server:
-        _, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        await reader.read()  # until it has been greeted
         await asyncio.sleep(0.05)
         writer.close()
 

@@ -79,8 +79,8 @@ class Microbatches:
         replay: StageReplay,
         on_final: Callable[[int], None] = lambda layer: None,
     ) -> None:
-        """Forward and backward of each that `work` has not done yet. `on_final(layer)` is called for
-        each layer, the last one first, when all gradients of these are in its buffer."""
+        """Forward and backward of each that `work` has not done yet. `on_final(layer)` is called,
+        for the last layer first, when all gradients of these are in its buffer."""
         self._replay = replay
         work, places = self._work, {number: n for n, number in enumerate(replay.microbatches)}
         if work.unfinished is not None:

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from p2p_dtfm.core.consensus.attempts.attempt import Attempt
+from p2p_dtfm.core.consensus.parts import requests
 from p2p_dtfm.core.membership.eligibility import universe
 from p2p_dtfm.core.membership.newcomers import WAITING_LIMIT, WAITING_WIDE_LIMIT
 from p2p_dtfm.core.messages.agreement_messages import JoinRequest, PresentView, open_contribution
@@ -47,15 +48,16 @@ def test_who_must_answer_is_the_same_one_by_one_and_all_at_once(
 
 
 @pytest.mark.parametrize(
-    ("wide_above", "waiting"), [(64, WAITING_LIMIT), (1, WAITING_WIDE_LIMIT)], ids=["few", "many"]
+    ("many_above", "waiting"), [(64, WAITING_LIMIT), (1, WAITING_WIDE_LIMIT)], ids=["few", "many"]
 )
 def test_at_the_door_of_one_member_more_wait_where_it_is_one_of_many(
-    wide_above: int, waiting: int
+    many_above: int, waiting: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(requests, "WAITING_WIDE_ABOVE", many_above)
     world = swarm(["a", "b"])
     agreement = world.peers["a"].agreement
     settings = agreement._state.settings
-    settings.timing = replace(settings.timing, wide_above=wide_above, join_window_ns=1 << 60)
+    settings.timing = replace(settings.timing, join_window_ns=1 << 60)
     for number in range(waiting + 20):
         name = f"n{number:03}"
         mine = msgspec.structs.replace(record(name), run_digest=settings.run_digest)

@@ -20,14 +20,17 @@ def pair(seed: int) -> AgreementWorld:
     return world
 
 
-@pytest.mark.parametrize("more", [False, True], ids=["at once", "after another has come and gone"])
+AT_ONCE, LATER, AFTER_GUESTS = "at once", "after another has come and gone", "after two guests"
+
+
+@pytest.mark.parametrize("when", [AT_ONCE, LATER, AFTER_GUESTS])
 @pytest.mark.parametrize("seed", range(3))
 def test_a_sleeper_goes_to_those_whom_the_founder_let_in_before_it_left(
-    seed: int, more: bool
+    seed: int, when: str
 ) -> None:
     world = pair(seed)
     world.stop("sleeper")
-    others = ("founder", "c", "d", "e")
+    others = ("founder", "c", "d", "e", "g", "h")
     links = {pair for it in others for pair in (("sleeper", it), (it, "sleeper"))}
     wake = world.cut(links, "a machine that sleeps hears nothing")
     for name in ("c", "d"):
@@ -35,13 +38,18 @@ def test_a_sleeper_goes_to_those_whom_the_founder_let_in_before_it_left(
     world.run_until(lambda: are_together(world, ["c", "d", "founder"]))
     world.leave("founder")
     world.run_until(lambda: are_together(world, ["c", "d"]))
-    if more:
+    for guest in "gh" if when == AFTER_GUESTS else "":
+        joins(world, guest)
+        world.run_until(lambda name=guest: are_together(world, ["c", "d", name]))  # type: ignore[misc]
+        world.leave(guest)
+        world.run_until(lambda: are_together(world, ["c", "d"]))
+    if when == LATER:
         joins(world, "e")
         world.run_until(lambda: are_together(world, ["c", "d", "e"]))
         world.leave("c")
         world.run_until(lambda: are_together(world, ["d", "e"]))
     world.run_to(world.now_ns + 30 * SECOND_NS)
-    stay = ["d", "e"] if more else ["c", "d"]
+    stay = ["d", "e"] if when == LATER else ["c", "d"]
     night = world.peers["d"].agreement.step
     assert night >= 15
     wake()

@@ -78,8 +78,7 @@ class Present:
     lost_since_ns: int | None = None
     """From when on each view has lacked layers."""
     end: Standing | None = None
-    """Where this peer stood when the last step of the run was committed, as its proof: of those
-    who committed it, nobody may be in the view any more."""
+    """Where it stood when the run's last step was committed: nobody may be in that view now."""
     accepts_loss: bool = False
     met_ns: int = 0
     record_names: frozenset[bytes] | None = None
@@ -151,8 +150,7 @@ class Doubts:
     accusers: Accusers = field(default_factory=Accusers)
     suspects: set[Member] = field(default_factory=set)
     distrusted: set[Member] = field(default_factory=set)
-    """Who holds up the step or sends what no correct peer does, until a view takes over: being
-    heard from changes nothing."""
+    """Who holds up the step or sends what nobody should, until a view takes over."""
     carried: set[Member] = field(default_factory=set)
     """Newcomers in doubt that made the attempt before fail."""
 
@@ -177,9 +175,7 @@ class Others:
 
 class AgreementState:
     """All of it, for the machines that work on it; each part has the fields that belong together.
-
-    Properties are for what is read everywhere; only the parts are assigned to.
-    """
+    Properties are for what is read everywhere; only the parts are assigned to."""
 
     def __init__(self, me: Member, settings: Settings, history: tuple[KnownView, ...]) -> None:
         self.settings = settings

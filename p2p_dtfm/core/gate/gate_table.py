@@ -74,7 +74,7 @@ TABLE: dict[str, Row] = {
     "Hello": Row(EVERYBODY, 8 * KIB, _CALM, Rate(40, 120)),
     "Knock": Row(EVERYBODY, KIB, _CALM, Rate(10, 40)),
     "JoinRequest": Row(EVERYBODY, 64 * KIB, Rate(2, 10), Rate(20, 60)),
-    "Standing": Row(EVERYBODY, STANDING_BYTES, _CALM, Rate(10, 40)),
+    "Standing": Row(EVERYBODY, STANDING_BYTES, _CALM, Rate(10, 40), near=Rate(10, 80)),
     "Gather": _AGREEMENT,
     "Spread": _AGREEMENT,
     "Tidings": _AGREEMENT,

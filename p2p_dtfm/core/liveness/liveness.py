@@ -15,9 +15,9 @@ from p2p_dtfm.core.liveness.second_hand import MILLISECOND_NS, SecondHand
 from p2p_dtfm.core.messages.message_bounds import MISSED_LIMIT
 
 THIN_ABOVE = 8
-"""Who watches more speaks to each less often, so that it says as much a second in all,"""
-THINNEST = 24
-"""up to so many: then three times less often."""
+"""Who has more fellows speaks to each less often, so that it says as much a second in all,"""
+THINNEST = 16
+"""up to so many: then half as often."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +100,7 @@ class Liveness:
         self._second_hand = SecondHand()
         self._lateness = Lateness()
         self._last_tick_ns: int | None = None
+        self._fellows = 0
         self._late_until_ns = 0
         """What is heard before then may have been said while this peer's own loop stood still."""
 
@@ -108,9 +109,11 @@ class Liveness:
         """A longer time between two ticks means that this peer was asleep."""
         return self._timing.sleep_ns
 
-    def watch(self, peers: Iterable[str], now_ns: int) -> None:
-        """Watch exactly these; a peer that is new to the set counts as heard now."""
+    def watch(self, peers: Iterable[str], now_ns: int, fellows: int | None = None) -> None:
+        """Watch exactly these; a peer that is new to the set counts as heard now. `fellows` are in
+        the view in all, which both ends of a link know alike."""
         wanted = set(peers)
+        self._fellows = len(wanted) if fellows is None else fellows
         for peer_id in set(self._watched) - wanted:
             del self._watched[peer_id]
         for peer_id in wanted - set(self._watched):
@@ -233,8 +236,8 @@ class Liveness:
             self.doubt(name for name, watched in self._watched.items() if not watched.missed)
 
     def _thinned_ns(self, apart_ns: int) -> int:
-        """Who watches many says less to each, and misses each later."""
-        return apart_ns * min(max(len(self._watched), THIN_ABOVE), THINNEST) // THIN_ABOVE
+        """Who is one of many says less to each, and misses each later."""
+        return apart_ns * min(max(self._fellows, THIN_ABOVE), THINNEST) // THIN_ABOVE
 
     def _patience_ns(self, patience_ns: int) -> int:
         return self._lateness.stretched_ns(patience_ns, len(self._watched))

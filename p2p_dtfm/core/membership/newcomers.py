@@ -14,6 +14,8 @@ it may be cut off again at once."""
 REMEMBERED = 1024
 WAITING_LIMIT = 32
 """So many wait at once; who asks meanwhile asks again."""
+WAITING_WIDE_ABOVE = 64
+"""Members: of no fewer may so many ask that they would be most of the next view."""
 WAITING_WIDE_LIMIT = 128
 WAITING_WIDE_LIMIT_BYTES = 768 * 1024
 """The same in a view of many, where records are brief: a storm should come in with one view.

@@ -94,9 +94,10 @@ def require_layers(part: Contribution, layer_count: int) -> None:
 
 
 def _require_sorted_signatures(message: Standing, sender: str) -> None:
-    names = [member.peer_id for member, _ in message.certificate.ready]
-    if len(set(names)) < len(names):
-        raise PeerFault("a certificate in which a peer signs twice", sender)
+    for certificate in (message.certificate, *message.farewells):
+        names = [member.peer_id for member, _ in certificate.ready]
+        if len(set(names)) < len(names):
+            raise PeerFault("a certificate in which a peer signs twice", sender)
 
 
 def _walk(value: Any, name: str, sender: str) -> None:

@@ -45,6 +45,11 @@ WAITS_OF_A_MACHINE = {
     "libp2p.host.Host._watch": "the end of p2pd",
     "libp2p.p2pd.P2pd._drain": "what p2pd writes",
     "machine.compute.Compute._run": "work on this machine's device",
+    "step.step_reduction.StepReduction._any_final": "the last gradients of a layer",
+    "step.step_reduction.StepReduction._wait_for": "the last gradients of a layer",
+    "step.step_reduction.StepReduction._keep": "the last gradients of a layer",
+    "step.mailbox.Mailbox.take": "what a neighbour computes",
+    "step.mailbox.Mailbox.wait_for_arrival": "what a neighbour computes",
     "trainer.trainer_state.TrainerState.wait": "what the daemon's state and its reason say",
 }
 """What besides has no limit where steps may be long, members few, and p2pd a process of its own.

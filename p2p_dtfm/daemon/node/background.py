@@ -116,7 +116,9 @@ class Background:
         """Say that this peer lives, and find out who does not."""
         agreement, step_watch = self._agreement, self._participant.step_watch
         watched = agreement.watched
-        self._liveness.watch(watched, now_ns)
+        view = agreement.view
+        fellows = len(view.members) - 1 if view is not None else None
+        self._liveness.watch(watched, now_ns, fellows)
         for suspicion in self._liveness.tick(now_ns):
             self._do(agreement.suspect(suspicion.peer_id, suspicion.reason, now_ns))
         for suspicion in step_watch.tick(agreement, {*watched, self._me}, now_ns):

@@ -84,14 +84,14 @@ class Search:
             return found
 
         async def ask_others() -> Found | None:
+            loop = asyncio.get_running_loop()
+            end_s = loop.time() + MET_FIRST_S
             if sought.met:  # most often they answer, and nobody need be asked where others are
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(met_are_silent.wait(), HEAD_START_S)
+                    await asyncio.wait_for(asked.wait(), HEAD_START_S)
             ways = [self._ask_directory(sought, own)]
             if self._nearby is not None:
                 ways.append(self._ask_nearby(self._nearby, sought, own))
-            loop = asyncio.get_running_loop()
-            end_s = loop.time() + MET_FIRST_S
             found = await first_found(ways, None)
             if found is not None and found.peer_id not in {peer for peer, _ in sought.met}:
                 with contextlib.suppress(TimeoutError):

@@ -79,11 +79,8 @@ class Microbatches:
         replay: StageReplay,
         on_final: Callable[[int], None] = lambda layer: None,
     ) -> None:
-        """Forward and backward of each that `work` has not done yet.
-
-        `on_final(layer)` is called for each layer, the last one first, when all gradients of these
-        microbatches are in its buffer.
-        """
+        """Forward and backward of each that `work` has not done yet. `on_final(layer)` is called,
+        for the last layer first, when all gradients of these are in its buffer."""
         self._replay = replay
         work, places = self._work, {number: n for n, number in enumerate(replay.microbatches)}
         if work.unfinished is not None:
@@ -424,8 +421,8 @@ class Microbatches:
 
     def _layer_behind(self, kind: FrameKind, number: int) -> int:
         """The first one behind the boundary that a tensor crosses on its way out."""
-        behind = self._neighbour(kind, number) if kind is FrameKind.ACTIVATION else self._stage
-        return behind.first_layer
+        ahead = kind is FrameKind.ACTIVATION
+        return (self._neighbour(kind, number) if ahead else self._stage).first_layer
 
     def _outgoing(self, kind: FrameKind, number: int, tensor: Tensor) -> Outgoing:
         """Compute thread."""

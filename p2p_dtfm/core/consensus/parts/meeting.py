@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+import msgspec
+
 from p2p_dtfm.core.commit.ledger import STEPS_AHEAD_LIMIT
 from p2p_dtfm.core.consensus.actions import (
     SECOND_NS,
@@ -185,6 +187,11 @@ class Meeting:
 
     def _side_of(self, message: Standing, common: KnownView | None) -> Side | None:
         settings, given = self._state.settings, self._state.others.familiar.given
+        views = self._state.others.views
+        # what this peer has agreed on and never taken over shows nobody gone: newcomers were named
+        # there who may be more, and have never been with anybody
+        known = (it for it in message.farewells if not views.has_gone_by(it.view))
+        message = msgspec.structs.replace(message, farewells=tuple(known))
         return side_of(message, common, settings.workload.min_members, settings.verify, given)
 
     def _tell_of_foreigners(self, message: Standing, now_ns: int) -> Verdict:

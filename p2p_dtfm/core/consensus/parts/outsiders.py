@@ -36,7 +36,8 @@ class Outsiders:
         commit = state.ledger.last_commit if state.ledger is not None else ()
         commit = (commit or state.present.last_commit)[:COMMIT_TOLD] if has_plan else ()
         follows = tuple(sorted(state.others.familiar.given))
-        told = ancestors, commit, follows, reminder, state.others.farewells.kept
+        farewells = state.others.farewells.shown_with(view.certificate)
+        told = ancestors, commit, follows, reminder, farewells
         said = Standing(state.me, view.certificate, has_plan, step, *told)
         return stated(said, state.settings.sign)
 

@@ -8,6 +8,7 @@ from p2p_dtfm.core.consensus.parts.suspicion import Suspicion
 from p2p_dtfm.core.membership.newcomers import (
     FOUNDING_LIMIT,
     WAITING_LIMIT,
+    WAITING_WIDE_ABOVE,
     WAITING_WIDE_LIMIT,
     WAITING_WIDE_LIMIT_BYTES,
 )
@@ -71,7 +72,7 @@ class Requests:
         state = self._state
         if state.is_newcomer:
             return FOUNDING_LIMIT
-        if state.view is None or not state.is_wide(state.view):
+        if state.view is None or len(state.view.members) <= WAITING_WIDE_ABOVE:
             return WAITING_LIMIT
         size_bytes = state.others.newcomers.waiting_bytes + len(message.record.payload)
         return WAITING_WIDE_LIMIT if size_bytes <= WAITING_WIDE_LIMIT_BYTES else 0

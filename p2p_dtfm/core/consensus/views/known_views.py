@@ -147,6 +147,10 @@ class KnownViews:
         """Whether it is an ancestor of the present view, or that itself."""
         return view in self._history
 
+    def has_gone_by(self, view: ViewId) -> bool:
+        """Whether this peer has agreed on it, and not taken it over."""
+        return view in self._readied and view not in self._history
+
     def has_readied(self, view: ViewId) -> bool:
         return view in self._readied
 

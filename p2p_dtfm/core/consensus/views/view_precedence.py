@@ -69,11 +69,12 @@ def side_of(
     others only `given` are looked at.
     """
     certificate = standing.certificate
-    is_short = bool(standing.farewells) and len(certificate.ready) <= SIGNERS_LIMIT
     among = None if common is None else common.peer_ids | {standing.sender.peer_id} | given
-    said = signers(certificate, verify, None if is_short else among)
+    said = signers(certificate, verify, among)
     if standing.sender not in certificate.members or standing.sender not in said:
         return None
+    if common is not None and _may_have_voices(standing, common):
+        said = signers(certificate, verify)
     has_plan = standing.has_plan and len(certificate.members) >= min_members
     names = frozenset(member.peer_id for member in said)
     voices = _voices(standing, names, common, verify)
@@ -89,13 +90,24 @@ def own_side(standing: Standing, common: KnownView | None) -> Side:
     return Side(standing.has_plan, frozenset(voices), step, standing.view, said, voices)
 
 
+def _may_have_voices(standing: Standing, common: KnownView) -> bool:
+    """Whether it names anybody of that view who is gone: then signatures are worth a look."""
+    ready = standing.certificate.ready
+    if not standing.farewells or len(ready) > SIGNERS_LIMIT:
+        return False
+    said = frozenset(member.peer_id for member, _ in ready)
+    return bool((voices_of(standing, said, lambda *_: True).keys() - said) & common.peer_ids)
+
+
 def _voices(
     standing: Standing, said: frozenset[str], common: KnownView | None, verify: Verify
 ) -> dict[str, int]:
     """Without a common view a leaver stands behind nothing, though it signs."""
     if common is None:
         return dict.fromkeys({it.peer_id for it in standing.members} & said, standing.view.number)
-    voices = voices_of(standing, said, verify)
+    voices = dict.fromkeys(said, standing.view.number)
+    if _may_have_voices(standing, common):
+        voices = voices_of(standing, said, verify)
     return {name: number for name, number in voices.items() if name in common.peer_ids}
 
 

@@ -5,43 +5,48 @@ somebody wakes up who was alone with the founder before. By those alone who are 
 common, the sleeper would count more than all of them.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 
 from p2p_dtfm.core.messages.agreement_messages import Standing
 from p2p_dtfm.core.messages.certificate import Certificate
 from p2p_dtfm.core.messages.message_bounds import FAREWELLS_LIMIT
 from p2p_dtfm.core.messages.statements import signers
 from p2p_dtfm.core.protocol.signed import Verify
-from p2p_dtfm.core.protocol.snapshot import ViewId
 from p2p_dtfm.core.recovery.view import View
 
 SIGNERS_LIMIT = 64
-"""Of views of more nobody's farewell is kept or looked at: each signature takes time."""
+"""In all farewells together, and in the view that they are told of: each signature takes time."""
 
 
 class Farewells:
     """The certificates by which this peer shows whom those who are gone were last with."""
 
     def __init__(self) -> None:
-        self.kept: tuple[Certificate, ...] = ()
+        self._kept: tuple[Certificate, ...] = ()
         """The newest first."""
+
+    def shown_with(self, view: Certificate) -> tuple[Certificate, ...]:
+        """To whom this peer tells of its view."""
+        return self._kept if len(view.ready) <= SIGNERS_LIMIT else ()
 
     def goes_on(self, before: View | None, view: View) -> None:
         """From a view to the next one. Who leaves signs the one without it, who dies the last."""
-        members = set(view.member_ids)
-        certificates = [view.certificate]
-        if before is not None:
-            certificates.append(before.certificate)
-        for certificate in reversed(certificates):
-            if certificate is None or len(certificate.ready) > SIGNERS_LIMIT:
-                continue
-            if not _names(certificate) <= members:
-                others = (it for it in self.kept if it.view != certificate.view)
-                self.kept = (certificate, *others)[:FAREWELLS_LIMIT]
+        newest = [view.certificate, before.certificate if before is not None else None]
+        kept: list[Certificate] = []
+        known, room = set(view.member_ids), SIGNERS_LIMIT
+        for certificate in (*newest, *self._kept):
+            if certificate is None or _names(certificate) <= known:
+                continue  # nobody who is gone has not said so later
+            room -= len(certificate.ready)
+            if room < 0 or len(kept) == FAREWELLS_LIMIT:
+                break
+            kept.append(certificate)
+            known |= _names(certificate)
+        self._kept = tuple(kept)
 
     def forget(self) -> None:
         """This peer goes over to another part."""
-        self.kept = ()
+        self._kept = ()
 
 
 def voices_of(standing: Standing, said: Collection[str], verify: Verify) -> dict[str, int]:
@@ -52,21 +57,18 @@ def voices_of(standing: Standing, said: Collection[str], verify: Verify) -> dict
     such a voice themselves.
     """
     found = dict.fromkeys(said, standing.view.number)
-    if len(standing.certificate.ready) > SIGNERS_LIMIT:
-        return found
-    line = {standing.view, *standing.ancestors}
-    for farewell in _newest_first(standing.farewells, line):
+    line, room = {standing.view, *standing.ancestors}, SIGNERS_LIMIT
+    for farewell in sorted(standing.farewells, key=lambda it: it.view, reverse=True):
+        room -= len(farewell.ready)
+        if room < 0:
+            break
         members = [member.peer_id for member in farewell.members]
-        if 2 * sum(name in found for name in members) > len(members):
+        is_theirs = 2 * sum(name in found for name in members) > len(members)
+        if is_theirs and farewell.view in line:
             gone = _names(farewell) - found.keys()
             signed = {member.peer_id for member in signers(farewell, verify, gone)}
             found |= dict.fromkeys(signed, farewell.view.number)
     return found
-
-
-def _newest_first(farewells: Iterable[Certificate], line: set[ViewId]) -> list[Certificate]:
-    small = (it for it in farewells if it.view in line and len(it.ready) <= SIGNERS_LIMIT)
-    return sorted(small, key=lambda it: it.view, reverse=True)
 
 
 def _names(certificate: Certificate) -> frozenset[str]:

@@ -88,7 +88,7 @@ class Search:
             end_s = loop.time() + MET_FIRST_S
             if sought.met:  # most often they answer, and nobody need be asked where others are
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(asked.wait(), HEAD_START_S)
+                    await asyncio.wait_for(met_are_silent.wait(), HEAD_START_S)
             ways = [self._ask_directory(sought, own)]
             if self._nearby is not None:
                 ways.append(self._ask_nearby(self._nearby, sought, own))

@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.workload import workload_of
 from p2p_dtfm.testbed.local_swarm import LocalSwarm
@@ -38,6 +40,7 @@ def run_on_conversations(directory: Path) -> tuple[Path, RunSpec]:
     return path, spec
 
 
+@pytest.mark.nightly
 def test_two_daemons_learn_answers_as_one_process_would(tmp_path: Path) -> None:
     run, spec = run_on_conversations(tmp_path)
     work = workload_of(spec)

@@ -4,6 +4,7 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
 import torch
 
 from p2p_dtfm.core.protocol.run_spec import RunSpec
@@ -62,6 +63,7 @@ def test_blocks_of_unlike_width_survive_a_kill_and_a_join(tmp_path: Path) -> Non
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.nightly
 def test_a_swarm_learns_digits(tmp_path: Path) -> None:
     steps = 400
     path, spec = written(tmp_path, "digits", steps)

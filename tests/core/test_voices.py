@@ -3,14 +3,17 @@
 import msgspec
 import pytest
 
+from p2p_dtfm.core.consensus.actions import Rejoin
 from p2p_dtfm.core.consensus.views.voices import voices_of
-from p2p_dtfm.core.messages.agreement_messages import Ready, Standing
+from p2p_dtfm.core.messages.agreement_messages import KnownView, Ready, Standing
 from p2p_dtfm.core.messages.certificate import Certificate
 from p2p_dtfm.core.messages.message_bounds import FAREWELLS_LIMIT, require_bounded
 from p2p_dtfm.core.messages.statements import certified, members_digest, stated
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.snapshot import Member, ViewId
 from p2p_dtfm.sim.faults.simulated_process import sign_for, verify
+from tests.core.liars import say, self_made_view, swarm, view_of
+from tests.core.liars import standing as standing_of
 
 FOUNDER = "f"
 
@@ -67,3 +70,33 @@ def test_no_more_farewells_are_heard_than_anybody_keeps() -> None:
     told = stated(standing(view(40, "cd"), *many), sign_for("c"))
     with pytest.raises(PeerFault):
         require_bounded(told, "c")
+
+
+@pytest.mark.parametrize("is_agreed_on", [True, False])
+def test_newcomers_of_a_failed_attempt_speak_for_nobody(is_agreed_on: bool) -> None:
+    """More of them than members were named in it, and the members had signed it. Who knows nothing
+    of that attempt goes by signatures, and by most of those who signed it last."""
+    world = swarm(["a", "b"])
+    present, newcomers = view_of(world, "a").id, [Member(f"n{number}", 1) for number in range(3)]
+    named = (Member("a", 1), Member("b", 1), *newcomers)
+    failed = self_made_view(named, present.number + 2, named)
+    own = self_made_view(tuple(newcomers), present.number + 3, tuple(newcomers))
+    own = msgspec.structs.replace(own, view=ViewId(own.view.number, "d" * 64))
+    own = resigned(own)
+    views = world.peers["a"].agreement._state.others.views
+    if is_agreed_on:
+        views._readied[failed.view] = KnownView(failed.view, named, "e" * 64)
+    told = standing_of(own, 10**6, newcomers[0], (failed.view, present))
+    told = stated(msgspec.structs.replace(told, farewells=(failed,)), sign_for("n0"))
+    actions, _ = say(world, "n0", "a", told)
+    went_over = any(isinstance(action, Rejoin) for action in actions)
+    assert went_over is not is_agreed_on
+
+
+def resigned(certificate: Certificate) -> Certificate:
+    said = members_digest(certificate.members)
+    ready = [
+        stated(Ready(m, certificate.view, "e" * 64, said), sign_for(m.peer_id))
+        for m in certificate.members
+    ]
+    return certified(certificate.view, certificate.members, ready)

@@ -77,6 +77,8 @@ class Present:
     last_commit: tuple[Signed, ...] = ()
     lost_since_ns: int | None = None
     """From when on each view has lacked layers."""
+    had_all: frozenset[str] = frozenset()
+    """While layers are lost: who was in the newest view of this peer that had all of them."""
     end: Standing | None = None
     """Where it stood when the run's last step was committed: nobody may be in that view now."""
     accepts_loss: bool = False

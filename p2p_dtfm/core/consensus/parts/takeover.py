@@ -145,11 +145,7 @@ class Takeover:
 
     def _enter_view(self, view: View, now_ns: int) -> None:
         state, before = self._state, self._state.present
-        lost_since_ns = before.lost_since_ns
-        if before.accepts_loss:  # where most others still wait, it asks again when they have waited
-            lost_since_ns = now_ns - state.timing.lost_layers_ns // 2
-        if lost_since_ns is None:
-            lost_since_ns = now_ns
+        had_all = self._who_had_all(view)
         said = Active(state.me, view.id, state.step, state.recovery_evidence.lineage.digest)
         said = stated(said, state.settings.sign)
         early = before.active_members.get(view.id, {})
@@ -161,7 +157,8 @@ class Takeover:
             active_members={view.id: early | {state.me: said}},
             active_sent_ns=before.active_sent_ns,
             last_commit=committed or before.last_commit,
-            lost_since_ns=lost_since_ns if view.snapshot.lost_layers else None,
+            lost_since_ns=self._lost_since_ns(view, had_all, now_ns),
+            had_all=had_all,
             met_ns=now_ns,
             end=before.end if state.is_complete else None,
         )
@@ -169,6 +166,29 @@ class Takeover:
         state.doubts.distrusted = set()
         state.others.newcomers.let_in(view.member_ids)
         state.others.familiar.meet(view.member_ids)
+
+    def _who_had_all(self, view: View) -> frozenset[str]:
+        """Those that have lost layers between them, as far as this peer was there; nobody else can
+        have a newer state of these than what is told in the view."""
+        before, views, me = self._state.present, self._state.others.views, self._state.me
+        if not view.snapshot.lost_layers:
+            return frozenset()
+        if before.view is not None:
+            was_whole = not before.view.snapshot.lost_layers
+            return frozenset(before.view.member_ids) if was_whole else before.had_all
+        mine = (known for known in reversed(views.history) if me.peer_id in known.peer_ids)
+        return next((known.peer_ids for known in mine if known.view != view.id), frozenset())
+
+    def _lost_since_ns(self, view: View, had_all: frozenset[str], now_ns: int) -> int | None:
+        """Long enough ago to go back at once where all that had them are here: for whom to wait?"""
+        before, limit_ns = self._state.present, self._state.timing.lost_layers_ns
+        if not view.snapshot.lost_layers:
+            return None
+        if before.accepts_loss:  # where most others still wait, it asks again when they have waited
+            return now_ns - limit_ns // 2
+        if had_all and had_all <= set(view.member_ids):
+            return now_ns - limit_ns
+        return before.lost_since_ns if before.lost_since_ns is not None else now_ns
 
     def _new_ledger(self, view: ViewId, plan: Plan, replay: PartialReplay | None) -> Ledger:
         state = self._state

@@ -4,6 +4,12 @@ const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 
 export const count = (value) => whole.format(value);
 
+/** "1 step", "2 steps", "1,000 steps"; `many` where it is not made with an s. */
+export const some = (value, one, many = `${one}s`) => {
+  const text = count(value);
+  return `${text} ${text === "1" ? one : many}`;
+};
+
 /** A number with about three digits. */
 export function figure(value) {
   if (value === 0) return "0";

@@ -1,5 +1,6 @@
 // The page: takes the daemon's events, keeps the newest state, and says how old it is.
 
+import { drawAnswers } from "./answers.js";
 import { byId, element } from "./dom.js";
 import { drawCharts } from "./charts.js";
 import { appendHistory, emptyHistory } from "./columns.js";
@@ -32,6 +33,7 @@ function connect() {
   on("run", (run) => {
     state.run = run;
     byId("run").textContent = run ? run.name : "";
+    byId("run").title = run ? `run ${run.digest}` : "";
     document.title = run ? `${run.name} · p2p-dtfm` : "p2p-dtfm";
   });
   on("view", (view) => {
@@ -48,11 +50,13 @@ function connect() {
   on("history", (grown) => {
     state.history = appendHistory(state.history, grown);
     drawCharts(state.history);
+    drawAnswers(state);
   });
   on("samples", drawSamples);
   on("contribution", (contribution) => {
     state.contribution = contribution;
     drawContribution(state);
+    drawAnswers(state);
   });
   on("events", drawEvents);
   on("live", (live) => {
@@ -61,7 +65,9 @@ function connect() {
     if (changed && state.view) drawPipelines(state);
     if (changed && state.timeline) drawTimeline(state);
     if (changed) drawContribution(state);
+    document.body.classList.toggle("computing", live.state === "training");
     drawNow(state);
+    drawAnswers(state);
     drawProblems(state);
     drawNext(state);
     drawPart(state);

@@ -1,7 +1,7 @@
 // Peers where their round trips put them, and what flows between them.
 
-import { byId, drawing, element, legend, onSize } from "./dom.js";
-import { busy, called, duration, hueOf, layers, memory, percent, perSecond, shortTime } from "./format.js";
+import { byId, drawing, element, legend, onSize, oneStop } from "./dom.js";
+import { busy, called, duration, hueOf, layers, memory, percent, perSecond, shortTime, some } from "./format.js";
 
 const FEW_PEERS = 3;
 const MANY_PEERS = 16;
@@ -54,12 +54,17 @@ function draw() {
   }
   const nodes = placed(view, width, height);
   const image = drawing("svg", {
-    viewBox: `0 0 ${width} ${height}`, width, height, role: "img",
-    "aria-label": `map of ${view.peers.length} peers`,
+    viewBox: `0 0 ${width} ${height}`, width, height, role: "group",
+    "aria-label": `map of ${some(view.peers.length, "peer")}: arrow keys go from one to the next`,
   });
-  image.append(flows(view, nodes), ...linkFacts(view, nodes), ...peers(view, nodes));
+  const drawn = peers(view, nodes);
+  image.classList.toggle("many", nodes.length > MANY_PEERS);
+  image.append(flows(view, nodes), traffic(view, nodes), ...linkFacts(view, nodes), ...drawn);
+  const focused = byId("map").contains(document.activeElement);
+  oneStop(image, drawn, drawn.length - 1);
   image.addEventListener("click", (event) => choose(event.target.closest?.(".peer")));
   room.replaceChildren(image);
+  if (focused) drawn.at(-1).focus();
   legend(byId("map-legend"), legendItems(view));
   emphasise();
   drawFacts();
@@ -130,6 +135,23 @@ function flows(view, nodes) {
   return group;
 }
 
+/**
+ * What this peer sends and gets, moving: the faster, the busier the link. Only its own, and in a few
+ * pictures a second, because the computer has better things to do.
+ */
+function traffic(view, nodes) {
+  const group = drawing("g", { class: "traffic" });
+  for (const flow of view.flows) {
+    if (flow.here !== view.me && flow.there !== view.me) continue;
+    const moving = line(view, flow, nodes);
+    moving.setAttribute("class", `moving ${flow.kind}`);
+    moving.removeAttribute("stroke-width");
+    moving.style.animationDuration = `${(4 - 3 * Math.min(1, busy(flow, state.live))).toFixed(1)}s`;
+    group.append(moving);
+  }
+  return group;
+}
+
 function line(view, flow, nodes) {
   const [a, b] = [nodes[flow.here], nodes[flow.there]];
   const pipeline = flow.kind === "pipeline" ? a.peer.pipeline : null;
@@ -184,32 +206,56 @@ function bytesOf(flow) {
 }
 
 function peers(view, nodes) {
-  const few = nodes.length <= MANY_PEERS;
+  const named = names(view, nodes);
   const meLast = [...nodes].sort((a, b) => (a.number === view.me) - (b.number === view.me));
   return meLast.map((node) => {
     const { peer, number } = node;
     const me = number === view.me;
     const group = drawing("g", {
       class: `peer${peer.pipeline === null ? " spare" : ""}${me ? " me" : ""}`,
-      hue: hueOf(peer.pipeline ?? 0), tabindex: 0, role: "button",
+      hue: hueOf(peer.pipeline ?? 0), role: "button",
       "aria-label": `peer ${peer.name}`,
       title: `${peer.name}${me ? ", this peer" : ""} (${peer.peer_id}): ${place(peer)}`,
     });
     group.dataset.peer = number;
     if (me) group.append(drawing("circle", { class: "ring", cx: node.x, cy: node.y, r: node.radius + 4 }));
     group.append(drawing("circle", { class: "body", cx: node.x, cy: node.y, r: node.radius }));
-    if (few || me) {
-      const name = me ? "this peer" : called(peer, LABEL_LETTERS);
-      const x = onMap(node.x, (HALF_LETTER + 0.2) * name.length);
-      const text = drawing("text", { x, y: node.y + node.radius + (me ? 17 : 14) });
-      text.textContent = name;
-      group.append(text);
-    }
+    const text = named.get(number);
+    if (text) group.append(text);
     group.addEventListener("pointerenter", () => emphasise(number));
     group.addEventListener("pointerleave", () => emphasise());
     group.addEventListener("keydown", (event) => event.key === "Enter" && choose(group));
     return group;
   });
+}
+
+/** Labels by the peer's number. Of many peers those that this one exchanges with, where there is room. */
+function names(view, nodes) {
+  const few = nodes.length <= MANY_PEERS;
+  const mine = view.flows.filter((flow) => flow.here === view.me || flow.there === view.me)
+    .map((flow) => (flow.here === view.me ? flow.there : flow.here));
+  const wanted = view.me === null ? nodes.map((node) => node.number) : [view.me, ...(few ? nodes.map((node) => node.number) : mine)];
+  const [found, taken] = [new Map(), []];
+  for (const number of new Set(wanted)) {
+    const { peer, x, y, radius } = nodes[number];
+    const me = number === view.me;
+    const name = me ? "this peer" : called(peer, LABEL_LETTERS);
+    const reach = (HALF_LETTER + 0.2) * name.length;
+    const covers = (one, other) => one.left < other.right && one.right > other.left && one.top < other.bottom && one.bottom > other.top;
+    const onPeer = (box) => nodes.some((it) => it.number !== number &&
+      covers(box, { left: it.x - it.radius, right: it.x + it.radius, top: it.y - it.radius, bottom: it.y + it.radius }));
+    const places = [y + radius + (me ? 17 : 14), y - radius - (me ? 9 : 6)].flatMap((base) =>
+      [x, x + reach, x - reach].map((at) => ({ middle: onMap(at, reach), base })));
+    const boxed = places.map((it) => ({ ...it, left: it.middle - reach, right: it.middle + reach, top: it.base - 11, bottom: it.base + 3 }));
+    const free = boxed.find((box) => box.top > 0 && box.bottom < size.height && !onPeer(box) && !taken.some((it) => covers(box, it)));
+    if (!few && !me && !free) continue;
+    const box = free ?? boxed[0];
+    taken.push(box);
+    const text = drawing("text", { x: box.middle, y: box.base });
+    text.textContent = name;
+    found.set(number, text);
+  }
+  return found;
 }
 
 function place(peer) {
@@ -226,6 +272,7 @@ function legendItems(view) {
   if (others.some((flow) => flow.kind === "guard")) items.push(["line-guard", `to guardians${ofMe}`]);
   if (view.pipelines.length) items.push(["circle", "larger: more layers"]);
   if (view.peers.some((peer) => peer.pipeline === null)) items.push(["circle-spare", "no stage"]);
+  if (view.flows.some((flow) => flow.here === view.me || flow.there === view.me)) items.push(["line-moving", "moves: what this peer sends and gets"]);
   items.push(["near", "near in round trip, near on the map"]);
   return items;
 }
@@ -237,7 +284,7 @@ function emphasise(number) {
   const view = state.view;
   const at = number ?? view.peers.findIndex((peer) => peer.peer_id === chosen);
   const peer = at < 0 ? null : view.peers[at];
-  for (const path of byId("map").querySelectorAll(".flow")) {
+  for (const path of byId("map").querySelectorAll(".flow, .moving")) {
     const mine = peer && (path.dataset.ends.split(" ").includes(String(at)) ||
       (peer.pipeline !== null && path.dataset.pipeline === String(peer.pipeline)));
     path.classList.toggle("dim", peer !== null && !mine);

@@ -81,6 +81,25 @@ class Page:
         reply = self._call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
         path.write_bytes(base64.b64decode(reply["data"]))
 
+    def press(self, key: str) -> None:
+        """One key, as from a keyboard: "Tab", "ArrowRight"."""
+        code = {"Tab": 9, "ArrowRight": 39}[key]
+        for kind in ("rawKeyDown", "keyUp"):
+            self._call(
+                "Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code
+            )
+
+    def unnamed(self, roles: tuple[str, ...]) -> list[str]:
+        """Nodes of these roles that somebody who hears the page would hear no name of."""
+        nodes = self._call("Accessibility.getFullAXTree")["nodes"]
+        return [
+            node["role"]["value"]
+            for node in nodes
+            if not node.get("ignored")
+            and node.get("role", {}).get("value") in roles
+            and not str(node.get("name", {}).get("value", "")).strip()
+        ]
+
     def accept_dialogs(self) -> None:
         """Say yes to whatever the page asks."""
         self.evaluate("window.confirm = () => true")

@@ -47,14 +47,16 @@ class Page:
         for domain in ("Page", "Runtime", "Log"):
             self._call(f"{domain}.enable")
 
-    def set_view(self, width: int, height: int, *, dark: bool = False) -> None:
-        """The window's size in pixels of style sheets, and the colours that its user prefers."""
+    def set_view(self, width: int, height: int, *, dark: bool = False, calm: bool = False) -> None:
+        """The window's size in pixels of style sheets, and the colours that its user prefers.
+        `calm`: nothing moves, for somebody who asked for that."""
         self._call(
             "Emulation.setDeviceMetricsOverride",
             width=width, height=height, deviceScaleFactor=1, mobile=width < 600,
         )  # fmt: skip
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self._call("Emulation.setEmulatedMedia", features=[scheme])
+        motion = {"name": "prefers-reduced-motion", "value": "reduce" if calm else "no-preference"}
+        self._call("Emulation.setEmulatedMedia", features=[scheme, motion])
 
     def open(self, address: str) -> None:
         self._call("Page.navigate", url=address)

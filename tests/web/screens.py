@@ -2,8 +2,8 @@
 
     python -m tests.web.screens --out DIRECTORY
 
-writes a picture of each and says what is wrong with it. The states are of the page's own schema, with
-plans of the planner's form and problems in the words that a daemon has for them.
+writes a picture of each and says what is wrong with it. The states are of the page's own schema,
+with plans of the planner's form and problems in the words that a daemon has for them.
 """
 
 import argparse
@@ -142,7 +142,8 @@ TOO_PALE = """(() => {
     const [r, g, b, a] = context.getImageData(0, 0, 1, 1).data;
     return [r, g, b, a / 255];
   };
-  const over = (ink, ground) => [0, 1, 2].map((at) => ink[at] * ink[3] + ground[at] * (1 - ink[3])).concat(1);
+  const over = (ink, ground) => [0, 1, 2]
+    .map((at) => ink[at] * ink[3] + ground[at] * (1 - ink[3])).concat(1);
   const luminance = (colour) => {
     const parts = colour.slice(0, 3).map((part) => part / 255)
       .map((part) => (part <= 0.03928 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4));
@@ -165,7 +166,8 @@ TOO_PALE = """(() => {
   return [...document.querySelectorAll('body *')].filter((node) =>
     !node.closest('.u-legend, :disabled, title, script, .dim') && node.getClientRects().length &&
     getComputedStyle(node).visibility !== 'hidden' &&
-    [...node.childNodes].some((child) => child.nodeType === Node.TEXT_NODE && child.textContent.trim()))
+    [...node.childNodes].some(
+      (child) => child.nodeType === Node.TEXT_NODE && child.textContent.trim()))
     .map((node) => {
       const style = getComputedStyle(node);
       const ground = behind(node);
@@ -182,13 +184,16 @@ TOO_PALE = """(() => {
 """Words with less contrast than WCAG's AA asks for, by the colours that are drawn: opacities and
 grounds through which others shine are reckoned in."""
 
-STICKS_OUT = """[...document.querySelectorAll('.card, .bar *, #map circle, #map text, #timeline text')]
+STICKS_OUT = """[...document.querySelectorAll(
+  '.card, .bar *, #map circle, #map text, #timeline text')]
   .filter((node) => { const box = node.getBoundingClientRect();
     return box.width && (box.left < -0.5 || box.right > innerWidth + 0.5); })
   .map((node) => `sticks out: ${node.outerHTML.slice(0, 110)}`)"""
 
-CUT_SHORT = """[...document.querySelectorAll('#answers dt, #answers dd, #answers span, #tiles dt, #tiles dd, #run, h1')]
-  .filter((node) => node.scrollWidth > node.clientWidth + 1 && getComputedStyle(node).display !== 'inline')
+CUT_SHORT = """[...document.querySelectorAll(
+  '#answers dt, #answers dd, #answers span, #tiles dt, #tiles dd, #run, h1')]
+  .filter((node) => node.scrollWidth > node.clientWidth + 1 &&
+    getComputedStyle(node).display !== 'inline')
   .map((node) => `cut short: ${node.outerHTML.slice(0, 110)}`)"""
 
 FOCUSED = """(() => {
@@ -200,10 +205,11 @@ FOCUSED = """(() => {
   const painted = body && parseFloat(getComputedStyle(body).strokeWidth) >= 4;
   window.stops = window.stops ?? [];
   const before = window.stops.at(-1);
-  const ordered = !before || !(before.compareDocumentPosition(node) & Node.DOCUMENT_POSITION_PRECEDING);
+  const back = before && before.compareDocumentPosition(node) & Node.DOCUMENT_POSITION_PRECEDING;
   const again = window.stops.includes(node);
   window.stops.push(node);
-  return { name: node.outerHTML.slice(0, 80), seen: Boolean(ringed || painted), ordered, again };
+  const seen = Boolean(ringed || painted);
+  return { name: node.outerHTML.slice(0, 80), seen, ordered: !back, again };
 })()"""
 MOST_STOPS = 60
 
@@ -251,7 +257,7 @@ def faults_of_keyboard(page: Page) -> list[str]:
 def show(page: Page, address: str, width: int, dark: bool) -> None:
     page.problems.clear()
     page.open("about:blank")
-    page.set_view(width, WIDTHS[width], dark=dark)
+    page.set_view(width, WIDTHS[width], dark=dark, calm=True)
     page.open(f"{address}#token={TOKEN}")
     page.wait_for(DRAWN)
 

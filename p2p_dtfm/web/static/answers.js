@@ -26,13 +26,14 @@ function answer(question, value, note, picture) {
 
 function helping(live, view, contribution) {
   const ever = contribution?.ever;
-  const given = ever?.tokens ? `${some(ever.tokens, "token")} from here so far` : "";
+  const given = ever?.tokens ? `${some(ever.tokens, "token")} from here` : "";
   const me = view && view.me !== null ? view.peers[view.me] : null;
   if (live.state === "done") return ["Thank you", given || "the run is complete"];
   if (live.state === "paused") return ["Paused", given || "nothing is computed here"];
   if (!me) return ["Not yet", live.work || "it takes no part in a view yet"];
   if (me.pipeline === null) return ["As a spare", given || (view.part?.guards.length ? "it guards layers of others" : "it stands in when another goes")];
   const share = `${percent(view.part?.share ?? 0)} of each step`;
+  if (live.state !== "training") return ["Not just now", `${share} once it goes on`];
   const worth = worthAnswer(live.worth);
   return worth ? [worth, `${share}${given ? `; ${given}` : ""}`] : [share, given || "here from the beginning"];
 }
@@ -49,7 +50,9 @@ function learning(live, history) {
   const loss = live.loss === null ? "" : `loss ${live.loss.toFixed(3)}`;
   const held = live.held_out_loss === null ? "" : `held out ${live.held_out_loss.toFixed(3)}`;
   const note = [loss, held].filter(Boolean).join(", ");
-  return [{ down: "Yes", up: "No: it rises", flat: "Hardly", unknown: "Too early to say" }[trend(history.loss)], note || "no step is committed yet"];
+  const now = ["training", "spare"].includes(live.state);
+  const yes = now ? "Yes" : live.state === "done" ? "It did" : "So far, yes";
+  return [{ down: yes, up: "No: it rises", flat: "Hardly", unknown: "Too early to say" }[trend(history.loss)], note || "no step is committed yet"];
 }
 
 /**

@@ -29,9 +29,9 @@ const scaled = (value, step, units) => {
   return `${at === 0 ? whole.format(value) : figure(value)} ${units[at]}`;
 };
 
-export const bytes = (value) => scaled(value, 1000, ["B", "kB", "MB", "GB", "TB"]);
-export const memory = (value) => scaled(value, 1024, ["B", "KiB", "MiB", "GiB", "TiB"]);
-export const perSecond = (value) => `${bytes(value)}/s`;
+/** Amounts of bytes, in memory, on disk or on the way, are in binary units; links are in bits a second. */
+export const bytes = (value) => scaled(value, 1024, ["B", "KiB", "MiB", "GiB", "TiB"]);
+export const linkRate = (bytesPerSecond) => scaled(8 * bytesPerSecond, 1000, ["bit/s", "kbit/s", "Mbit/s", "Gbit/s"]);
 
 /** For which part of a step, as measured of late, a link transmits; never more than all of it. */
 export function busy(flow, live) {

@@ -1,7 +1,7 @@
 // Peers where their round trips put them, and what flows between them.
 
 import { byId, drawing, element, legend, onSize, oneStop } from "./dom.js";
-import { busy, called, duration, hueOf, layers, memory, percent, perSecond, shortTime, some } from "./format.js";
+import { busy, bytes, called, duration, hueOf, layers, linkRate, percent, shortTime, some } from "./format.js";
 
 const FEW_PEERS = 3;
 const MANY_PEERS = 16;
@@ -45,6 +45,7 @@ function draw() {
   if (!width || !view) return;
   if (!view.peers.some((peer) => peer.peer_id === chosen)) chosen = null;
   const room = byId("map");
+  room.classList.toggle("empty", !view.peers.length);
   room.classList.toggle("small", view.peers.length <= FEW_PEERS);
   if (!view.peers.length) {
     room.replaceChildren(element("p", { className: "quiet" }, state.live?.state === "paused" ? "Nobody: a paused peer is in no view." : "There is no view yet: nobody to show."));
@@ -161,7 +162,7 @@ function line(view, flow, nodes) {
   const use = busy(flow, state.live);
   const speed = flow.bytes_per_s === null
     ? "link not measured"
-    : `${perSecond(flow.bytes_per_s)}, round trip ${shortTime(flow.round_trip_ns)}, busy ${percent(use)} of a step`;
+    : `${linkRate(flow.bytes_per_s)}, round trip ${shortTime(flow.round_trip_ns)}, busy ${percent(use)} of a step`;
   const made = drawing("path", {
     class: `flow ${flow.kind}${flow.here === view.me || flow.there === view.me ? " mine" : ""}`,
     d: `M${a.x.toFixed(1)} ${a.y.toFixed(1)}Q${cx.toFixed(1)} ${cy.toFixed(1)} ${b.x.toFixed(1)} ${b.y.toFixed(1)}`,
@@ -188,7 +189,7 @@ function linkFacts(view, nodes) {
   return [...pairs.values()].flatMap((flow) => {
     const [a, b] = [nodes[flow.here], nodes[flow.there]];
     if (Math.hypot(a.x - b.x, a.y - b.y) < LABEL_ROOM) return [];
-    const facts = `${perSecond(flow.bytes_per_s)}, ${shortTime(flow.round_trip_ns)}`;
+    const facts = `${linkRate(flow.bytes_per_s)}, ${shortTime(flow.round_trip_ns)}`;
     const text = drawing("text", {
       class: "link-facts", x: onMap((a.x + b.x) / 2, facts.length * HALF_LETTER), y: (a.y + b.y) / 2 - 8,
     });
@@ -198,11 +199,11 @@ function linkFacts(view, nodes) {
 }
 
 function bytesOf(flow) {
-  const there = memory(flow.there_bytes);
+  const there = bytes(flow.there_bytes);
   if (flow.kind === "guard") return `${there} a step to the guardian`;
   return flow.there_bytes === flow.here_bytes
     ? `${there} a step each way`
-    : `${there} a step one way, ${memory(flow.here_bytes)} the other`;
+    : `${there} a step one way, ${bytes(flow.here_bytes)} the other`;
 }
 
 function peers(view, nodes) {
@@ -321,12 +322,12 @@ function drawFacts() {
   const heard = state.live?.heard_s_ago[at];
   const link = view.flows.find((flow) => [flow.here, flow.there].includes(at) && [flow.here, flow.there].includes(view.me));
   const line = [["up", peer.uplink_bytes_per_s], ["down", peer.downlink_bytes_per_s]]
-    .filter(([, rate]) => rate).map(([way, rate]) => `${perSecond(rate)} ${way}`).join(", ");
+    .filter(([, rate]) => rate).map(([way, rate]) => `${linkRate(rate)} ${way}`).join(", ");
   const facts = [
     ["peer", peer.name], ["id", peer.peer_id], ["place", place(peer)], ["device", peer.device],
-    ["memory to use", memory(peer.memory_bytes)], ["a block takes", `${shortTime(peer.block_ns)} forward and backward`],
+    ["memory to use", bytes(peer.memory_bytes)], ["a block takes", `${shortTime(peer.block_ns)} forward and backward`],
     ["its line", line], ["reachable", peer.reachability === "unknown" ? "" : peer.reachability],
-    ["link to this peer", link && link.bytes_per_s !== null ? `${perSecond(link.bytes_per_s)}, ${shortTime(link.round_trip_ns)}` : ""],
+    ["link to this peer", link && link.bytes_per_s !== null ? `${linkRate(link.bytes_per_s)}, ${shortTime(link.round_trip_ns)}` : ""],
     ["last heard", at === view.me ? "this peer" : heard === null || heard === undefined ? "" : `${duration(heard)} ago`],
   ].filter(([, value]) => value);
   room.replaceChildren(element("dl", {}, ...facts.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)])));

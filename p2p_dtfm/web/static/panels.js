@@ -2,7 +2,7 @@
 
 import { worthAnswer } from "./answers.js";
 import { byId, element } from "./dom.js";
-import { busy, called, clock, count, duration, hueOf, layers, memory, percent, perSecond, shortTime, some } from "./format.js";
+import { busy, bytes, called, clock, count, duration, hueOf, layers, linkRate, percent, shortTime, some } from "./format.js";
 
 const unknown = "–";
 const ORDER = ["pipeline", "reduction", "guard"];
@@ -114,7 +114,7 @@ function worthOf(worth) {
 function sends(flow, view) {
   const out = flow.here === view.me ? flow.there_bytes : flow.here_bytes;
   const note = out ? "a step" : "come";
-  return [memory(out || most(flow)), element("small", {}, note)];
+  return [bytes(out || most(flow)), element("small", {}, note)];
 }
 
 const most = (flow) => Math.max(flow.there_bytes, flow.here_bytes);
@@ -144,7 +144,7 @@ function neighbours(view, live, me) {
       element("td", {}, ...sends(flow, view)),
       flow.bytes_per_s === null
         ? element("td", { className: "quiet" }, "not measured")
-        : element("td", {}, perSecond(flow.bytes_per_s), element("small", {}, shortTime(flow.round_trip_ns))),
+        : element("td", {}, linkRate(flow.bytes_per_s), element("small", {}, shortTime(flow.round_trip_ns))),
       element("td", {}, flow.use === null ? unknown : percent(busy(flow, live))),
       element("td", {}, heard === null || heard === undefined ? unknown : duration(heard), element("small", {}, "ago"))));
   }

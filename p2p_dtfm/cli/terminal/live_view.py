@@ -15,6 +15,7 @@ from rich.text import Text
 
 from p2p_dtfm.cli.terminal.durations import duration
 from p2p_dtfm.cli.terminal.plain import plain
+from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.web.state import DashboardState, Samples, ViewState
 
 REFRESH_S = 0.5
@@ -144,7 +145,7 @@ def _place(view: ViewState) -> list[str]:
     if view.me is None:
         return []
     me, count = view.peers[view.me], len(view.peers)
-    found = [f"{count} peer{'' if count == 1 else 's'}"]
+    found = [counted(count, "peer")]
     if me.pipeline is not None:
         stages = len(view.pipelines[me.pipeline].peers)
         place = f"stage {(me.position or 0) + 1} of {stages}"

@@ -4,7 +4,6 @@ import { byId, drawing, element } from "./dom.js";
 import { smoothed } from "./columns.js";
 import { atClock, count, duration, percent, some } from "./format.js";
 
-const unknown = "–";
 const NOTICED = 0.03;
 const LEAST_WINDOW = 10;
 const SPARK_WIDTH = 120, SPARK_HEIGHT = 30;
@@ -92,6 +91,6 @@ function spark(history) {
 function howLong(live, run) {
   const part = run ? `step ${count(live.step)} of ${count(run.total_steps)}, ${percent(live.step / run.total_steps)}` : "";
   if (live.state === "done") return ["Done", part];
-  if (live.eta_s === null) return [unknown, part || "not known yet"];
+  if (live.eta_s === null) return ["Not known", part];
   return [duration(live.eta_s), `done ${atClock(live.eta_s)}; ${part}`];
 }

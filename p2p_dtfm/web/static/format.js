@@ -22,7 +22,7 @@ export function figure(value) {
 
 const scaled = (value, step, units) => {
   let at = 0;
-  while (Math.abs(value) >= step && at < units.length - 1) {
+  while (Math.round(Math.abs(value)) >= step && at < units.length - 1) {
     value /= step;
     at += 1;
   }

@@ -45,10 +45,16 @@ function draw() {
   if (!width || !view) return;
   if (!view.peers.some((peer) => peer.peer_id === chosen)) chosen = null;
   const room = byId("map");
-  room.classList.toggle("empty", !view.peers.length);
+  room.classList.toggle("empty", view.peers.length < 2);
   room.classList.toggle("small", view.peers.length <= FEW_PEERS);
   if (!view.peers.length) {
     room.replaceChildren(element("p", { className: "quiet" }, state.live?.state === "paused" ? "Nobody: a paused peer is in no view." : "There is no view yet: nobody to show."));
+    byId("map-legend").replaceChildren();
+    drawFacts();
+    return;
+  }
+  if (view.peers.length === 1) {
+    room.replaceChildren(element("p", { className: "quiet" }, `Nobody but ${view.me === 0 ? "this peer" : called(view.peers[0])} yet: a map begins with two.`));
     byId("map-legend").replaceChildren();
     drawFacts();
     return;

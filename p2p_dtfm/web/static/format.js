@@ -26,7 +26,9 @@ const scaled = (value, step, units) => {
     value /= step;
     at += 1;
   }
-  return `${at === 0 ? whole.format(value) : figure(value)} ${units[at]}`;
+  const digits = at === 0 || Math.abs(value) >= 100 ? 0 : Math.abs(value) >= 10 ? 1 : 2;
+  const text = value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
+  return `${text} ${units[at]}`;
 };
 
 /** Amounts of bytes, in memory, on disk or on the way, are in binary units; links are in bits a second. */

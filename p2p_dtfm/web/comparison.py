@@ -79,7 +79,8 @@ class RunCurves(msgspec.Struct, frozen=True):
 def read_rows(lines: Iterable[bytes]) -> tuple[tuple[Row, ...], int]:
     """The steps of a history, and how many of its lines cannot be read. Of a step that was repeated
     the last time counts, and what came after the first is no part of the run."""
-    decoder, found, unreadable = msgspec.json.Decoder(Line), [], 0
+    decoder, unreadable = msgspec.json.Decoder(Line), 0
+    found: list[Row] = []
     for text in lines:
         try:
             line = decoder.decode(text)

@@ -6,7 +6,7 @@ import { drawCharts } from "./charts.js";
 import { appendHistory, emptyHistory } from "./columns.js";
 import { duration } from "./format.js";
 import { drawInvitation } from "./invitation.js";
-import { drawMap, markHeard } from "./map.js";
+import { drawMap, markHeard, moveTraffic } from "./map.js";
 import { drawPipelines } from "./pipelines.js";
 import { drawEvents, drawNext, drawNow, drawPart, drawProblems } from "./panels.js";
 import { drawContribution } from "./contribution.js";
@@ -62,6 +62,7 @@ function connect() {
   on("live", (live) => {
     const changed = state.live?.state !== live.state;
     state.live = live;
+    if (changed && state.view) drawMap(state);
     if (changed && state.view) drawPipelines(state);
     if (changed && state.timeline) drawTimeline(state);
     if (changed) drawContribution(state);
@@ -72,6 +73,7 @@ function connect() {
     drawNext(state);
     drawPart(state);
     markHeard(state);
+    moveTraffic(live);
     showAge();
   });
   source.onerror = () => {

@@ -388,8 +388,7 @@ class AgreementState:
         """All have said Ready to a planned view."""
         following = self.following
         following.view, following.agreed_ns = view, now_ns
-        following.synced = set()
-        following.self_synced = False
+        following.synced, following.self_synced = set(), False
         needs = {peer_id: view.state_bytes_of(peer_id) for peer_id in view.member_ids}
         following.given.begin(needs if view.snapshot.step else {})
 

@@ -248,7 +248,7 @@ class Gathering:
         state, passed_on = self._state, attempt.passed_on
         passed_on.told.update(peer_ids)
         alike = not state.is_newcomer and set(passed_on.certificates) <= {state.view_id}
-        fellows = {member.peer_id for member in state.active} if alike else set()
+        fellows = self._fellows() if alike else set()
         actions: Actions = []
         for proofs in (False, True):
             to = tuple(peer_id for peer_id in peer_ids if (peer_id not in fellows) == proofs)
@@ -256,6 +256,16 @@ class Gathering:
                 [SendMessage(to, part) for part in whole_knowledge(attempt, proofs)] if to else []
             )
         return actions
+
+    def _fellows(self) -> set[str]:
+        """Members that have taken the present view over, and live since: nobody need prove it to
+        them. Who has left with it says Active as well, and comes back knowing nothing of it."""
+        lives, active = self._state.others.lives, self._state.active
+        return {
+            member.peer_id
+            for member in self._state.members
+            if member in active and member.life >= lives.get(member.peer_id, 0)
+        }
 
     def resend(self, attempt: Attempt, now_ns: int) -> Actions:
         """Everything to those that know something else, what this peer knows to the others."""

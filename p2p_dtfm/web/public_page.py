@@ -2,6 +2,7 @@
 
 from html import escape
 
+from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.web.public_facts import Dot, PublicFacts, history_of
 from p2p_dtfm.web.qr import qr_picture
 from p2p_dtfm.web.report import STYLE, loss_curve
@@ -28,7 +29,7 @@ def public_html(facts: PublicFacts) -> str:
     if facts.samples:
         sections.append("<h2>What it writes</h2>")
     for sample in reversed(facts.samples):
-        sections.append(f"<small>after {sample.step:,} steps</small>")
+        sections.append(f"<small>after {counted(sample.step, 'step')}</small>")
         sections.append(f"<pre><b>{escape(facts.prompt)}</b>{escape(sample.text)}</pre>")
     sections += ["<h2>Take part</h2>", _join(facts)]
     return (
@@ -88,7 +89,7 @@ def _map(dots: tuple[Dot, ...]) -> str:
     )
     return (
         f'<svg viewBox="0 0 {MAP_WIDTH} {MAP_HEIGHT}" role="img" '
-        f'aria-label="{len(dots)} peers by their round trips">{circles}</svg>'
+        f'aria-label="{counted(len(dots), "peer")} by their round trips">{circles}</svg>'
         '<p class="quiet">Near in round trip, near here; a colour for each pipeline, a ring '
         "without a stage.</p>"
     )

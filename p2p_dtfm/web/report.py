@@ -6,6 +6,7 @@ All of it but the figures is text of strangers or of the model, and is escaped.
 from collections.abc import Iterable, Sequence
 from html import escape
 
+from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.web.state import DashboardState, History, Sample
 
 WIDTH, HEIGHT, MARGIN = 760, 280, 44
@@ -37,8 +38,9 @@ def report_html(state: DashboardState, commands: Sequence[str]) -> str:
     if given.board:
         rows = ((row.name, f"{row.tokens:,.0f}") for row in given.board)
         sections += ["<h2>Who took part</h2>", _table(("peer", "tokens"), rows)]
+        steps = counted(given.board_steps, "step")
         sections.append(
-            f'<p class="quiet">Of the {given.board_steps:,} steps that this peer has seen; who '
+            f'<p class="quiet">Of the {steps} that this peer has seen; who '
             "computes half of the layers has half a token for each. Thank you, all of you.</p>"
         )
     if state.samples.written:
@@ -46,7 +48,7 @@ def report_html(state: DashboardState, commands: Sequence[str]) -> str:
         prompt = f"<b>{escape(state.samples.prompt)}</b>"
         for sample in _few(state.samples.written):
             loss = "" if sample.held_out_loss is None else f", held-out {sample.held_out_loss:.3f}"
-            sections.append(f"<small>after {sample.step:,} steps{loss}</small>")
+            sections.append(f"<small>after {counted(sample.step, 'step')}{loss}</small>")
             sections.append(f"<pre>{prompt}{escape(sample.text)}</pre>")
     sections += ["<h2>What to do with it</h2>", f"<pre>{escape(chr(10).join(commands))}</pre>"]
     if state.events:
@@ -66,7 +68,7 @@ def _in_a_line(state: DashboardState) -> str:
     tokens = live.step * run.tokens_per_step
     return (
         f"{run.parameter_count:,} parameters, {live.step:,} of {run.total_steps:,} steps, "
-        f"{tokens:,} tokens, by {len(state.contribution.board)} peers"
+        f"{counted(tokens, 'token')}, by {counted(len(state.contribution.board), 'peer')}"
     )
 
 
@@ -78,8 +80,8 @@ def _facts(state: DashboardState) -> str:
         ("held-out loss", _number(live.held_out_loss)),
         ("views", f"{len(state.history.view_step):,}"),
         ("faults survived", f"{kinds.count('fault') + kinds.count('left'):,}, as this peer saw it"),
-        ("with this peer", f"{ever.seconds / 3600:,.2f} hours, {ever.steps:,} steps"),
-        ("it computed", f"{ever.tokens:,.0f} tokens"),
+        ("with this peer", f"{ever.seconds / 3600:,.2f} h, {counted(ever.steps, 'step')}"),
+        ("it computed", counted(ever.tokens, "token")),
         ("run", state.run.digest if state.run else "unknown"),
     ]
     return _table(("", ""), rows) + "".join(f"<p>{escape(mark)}</p>" for mark in live.marks)

@@ -1,10 +1,20 @@
 """The panel at the foot of a daemon's terminal."""
 
 import asyncio
+import contextlib
+import fcntl
 import io
 import logging
+import os
+import pty
+import re
+import select
+import struct
+import subprocess
 import sys
+import termios
 
+import pytest
 from rich.console import Console
 
 from p2p_dtfm.cli.terminal.live_view import live_view, panel
@@ -22,7 +32,7 @@ def drawn(state, width: int) -> list[str]:
 def test_one_state_with_its_reason_and_the_figures() -> None:
     text = "\n".join(drawn(sixty_four().state, 160))
     assert "training for 1 h 6 min  step 700 of 100000" in text
-    assert "step 700 of 100,000 (1%)" in text and "left" in text
+    assert "1%  step 700 of 100,000" in text and "left" in text
     assert "loss 3.4" in text and "tokens/s" in text and "64 peers" in text
     assert "pipeline 1 of 8, stage 2 of 8" in text
     assert "next: a held-out evaluation after step 750" in text
@@ -69,3 +79,53 @@ def test_what_is_printed_stands_above_and_can_be_copied(monkeypatch) -> None:
     assert "something [bold]happened[/bold]" in text, "what is logged is not markup"
     assert text.rstrip().endswith("afterwards")
     assert sys.stdout is screen
+
+
+SHOWS = """
+import asyncio, logging, sys
+from rich.console import Console
+from p2p_dtfm.cli.terminal.live_view import live_view
+from tests.web.screens import screen
+
+async def show():
+    for situation in ("live", "failure"):
+        state = screen(3, situation)
+        async with live_view(lambda: state, Console(), logging.StreamHandler()):
+            await asyncio.sleep(0.2)
+
+asyncio.run(show())
+"""
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_a_narrow_terminal_keeps_percentage_stage_and_what_to_do(width: int) -> None:
+    """In a real pseudo-terminal of so many columns."""
+    lines = shown_in_a_terminal(width)
+    assert max(map(len, lines)) < width
+    text = "\n".join(lines)
+    assert re.search(r"━{6,30}  48%  step 120 of 250  49 s left", text)
+    assert "pipeline 1 of 1, stage 2 of 2, layers 3-5 · 3 peers" in text
+    assert "loss 4.9" in text and "held-out 5.2" in text and "4,042 tokens/s" in text
+    whole = " ".join(text.split())
+    assert "the step is stopped until the members agree on how to go on" in whole
+    assert "if that computer was switched off: the others go on without it" in whole
+
+
+def shown_in_a_terminal(width: int) -> list[str]:
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, width, 0, 0))
+    environment = {**os.environ, "TERM": "xterm-256color", "PYTHONPATH": os.pathsep.join(sys.path)}
+    for name in ("COLUMNS", "LINES", "NO_COLOR"):
+        environment.pop(name, None)
+    process = subprocess.Popen(
+        [sys.executable, "-c", SHOWS], stdin=theirs, stdout=theirs, stderr=theirs, env=environment
+    )
+    os.close(theirs)
+    said = b""
+    with contextlib.suppress(OSError):  # how Linux says that the other end is closed
+        while select.select([ours], [], [], 60)[0] and (chunk := os.read(ours, 1 << 16)):
+            said += chunk
+    os.close(ours)
+    assert process.wait(10) == 0, said.decode()
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", said.decode())
+    return [line for line in re.split(r"[\r\n]+", plain) if line]

@@ -264,4 +264,4 @@ def test_memory_that_no_peer_has_is_said_by_layer() -> None:
     work = workload_of(listed(sizes))
     found = compute_plan(snapshot([Peer(memory_bytes=1 << 30)] * 5, work))
     assert isinstance(found, NoPlan)
-    assert "layer 1 needs 4.1 GiB on one peer" in found.reason
+    assert "layer 1 needs 4.01 GiB on one peer" in found.reason

@@ -47,14 +47,16 @@ class Page:
         for domain in ("Page", "Runtime", "Log"):
             self._call(f"{domain}.enable")
 
-    def set_view(self, width: int, height: int, *, dark: bool = False) -> None:
-        """The window's size in pixels of style sheets, and the colours that its user prefers."""
+    def set_view(self, width: int, height: int, *, dark: bool = False, calm: bool = False) -> None:
+        """The window's size in pixels of style sheets, and the colours that its user prefers.
+        `calm`: nothing moves, for somebody who asked for that."""
         self._call(
             "Emulation.setDeviceMetricsOverride",
             width=width, height=height, deviceScaleFactor=1, mobile=width < 600,
         )  # fmt: skip
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self._call("Emulation.setEmulatedMedia", features=[scheme])
+        motion = {"name": "prefers-reduced-motion", "value": "reduce" if calm else "no-preference"}
+        self._call("Emulation.setEmulatedMedia", features=[scheme, motion])
 
     def open(self, address: str) -> None:
         self._call("Page.navigate", url=address)
@@ -80,6 +82,25 @@ class Page:
         """A PNG of the whole page, or of what the window shows."""
         reply = self._call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
         path.write_bytes(base64.b64decode(reply["data"]))
+
+    def press(self, key: str) -> None:
+        """One key, as from a keyboard: "Tab", "ArrowRight"."""
+        code = {"Tab": 9, "ArrowRight": 39}[key]
+        for kind in ("rawKeyDown", "keyUp"):
+            self._call(
+                "Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code
+            )
+
+    def unnamed(self, roles: tuple[str, ...]) -> list[str]:
+        """Nodes of these roles that somebody who hears the page would hear no name of."""
+        nodes = self._call("Accessibility.getFullAXTree")["nodes"]
+        return [
+            node["role"]["value"]
+            for node in nodes
+            if not node.get("ignored")
+            and node.get("role", {}).get("value") in roles
+            and not str(node.get("name", {}).get("value", "")).strip()
+        ]
 
     def accept_dialogs(self) -> None:
         """Say yes to whatever the page asks."""

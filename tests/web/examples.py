@@ -191,6 +191,8 @@ def _live(me: str, steps: int, step_ns: int, snapshot: Snapshot, spec: RunSpec) 
 
 def _events(order: tuple[str, ...], me: str) -> tuple[Event, ...]:
     others = [peer_id for peer_id in order if peer_id != me]
+    if not others:
+        return (Event(NOW_S - 4000, "view", "view 1 from step 0 on: 1 member"),)
     return (
         Event(NOW_S - 4000, "view", f"view 3 from step 310 on: {len(others) + 1} members"),
         Event(NOW_S - 4001, "joined", f"{generated_name(others[-1])} takes part"),

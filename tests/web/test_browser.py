@@ -310,3 +310,26 @@ def test_no_link_is_busier_than_always(page: Page) -> None:
         cells = "document.querySelector('.neighbours tbody tr').children[3].textContent"
         assert page.evaluate(cells) == "100%"
         page.open("about:blank")
+
+
+def test_what_this_peer_sends_moves_while_it_computes(page: Page) -> None:
+    example = sixty_four()
+    page.set_view(1440, 900)
+    moved = "document.querySelector('#map .moving.pipeline').style.strokeDashoffset"
+    with served(example) as address:
+        page.open(address)
+        page.wait_for(DRAWN)
+        mine = [
+            flow
+            for flow in example.state.view.flows
+            if example.state.view.me in (flow.here, flow.there)
+        ]
+        assert count(page, "#map .moving") == len(mine) < len(example.state.view.flows)
+        before = page.evaluate(moved)
+        example.change_live(step=701)
+        page.wait_for(f"{moved} !== {before!r}")
+        example.change_live(state="waiting")
+        page.wait_for("!document.body.classList.contains('computing')")
+        dots = "getComputedStyle(document.querySelector('#map .moving')).opacity"
+        assert page.evaluate(dots) == "0"
+        page.open("about:blank")

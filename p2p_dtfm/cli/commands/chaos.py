@@ -22,6 +22,7 @@ from p2p_dtfm.cli.scenarios.chaos_case import (
 from p2p_dtfm.cli.scenarios.storm import KILLS, StormCase, play_storm, storm_summary
 from p2p_dtfm.cli.scenarios.storm import PEERS as STORM_PEERS
 from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.daemon.machine.home import Home
 from p2p_dtfm.net.contacts.identity import Identity
@@ -250,13 +251,13 @@ def _summary(console: Console, report: dict[str, Any]) -> None:
         )
     difference = report["max_loss_difference"]
     console.print(
-        f"of steps that failed, {report['kept_microbatches']} microbatches were kept at their "
+        f"of steps that failed, {counted(report['kept_microbatches'], 'microbatch')} kept at their "
         f"stages, {report['redone_microbatches']} redone",
         highlight=False,
     )
     console.print(
         f"{report['committed_steps']} of {report['total_steps']} steps committed in "
-        f"{report['views']} views, a usual one took {report['usual_step_s']:.2f} s; "
+        f"{counted(report['views'], 'view')}, a usual one took {report['usual_step_s']:.2f} s; "
         f"goodput {report['goodput']:.0%}",
         highlight=False,
     )

@@ -10,6 +10,7 @@ from p2p_dtfm.cli.app import HomeOption, app
 from p2p_dtfm.cli.commands.offline.conversations import prepare_conversations
 from p2p_dtfm.cli.terminal.progress import progress_of_bytes
 from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.core.protocol.facts.in_words import counted
 
 Duplicates = Literal["keep", "exact", "near"]
 
@@ -138,8 +139,8 @@ def prepare(
     typer.echo(f"{train:,} training and {test:,} held-out tokens in {out}")
     if test > train:
         typer.echo(
-            f"warning: more is held out ({test:,} tokens) than is left to train on ({train:,}): "
-            "name other files with --validation, or a smaller --held-out",
+            f"warning: more is held out ({counted(test, 'token')}) than is left to train on "
+            f"({train:,}): name other files with --validation, or a smaller --held-out",
             err=True,
         )
     typer.echo(f"vocabulary {manifest.vocabulary}, manifest {manifest.digest()[:16]}")

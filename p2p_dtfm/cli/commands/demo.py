@@ -19,6 +19,7 @@ from p2p_dtfm.cli.app import JsonOption, app
 from p2p_dtfm.cli.commands.data import newest_checkpoint, tokenizer_of
 from p2p_dtfm.cli.terminal.durations import duration
 from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.daemon.dashboard.report_file import next_commands
 from p2p_dtfm.daemon.machine.local_client import ask_daemon
 from p2p_dtfm.sim.scenario.files import find_run_spec, read_run_spec, read_scenario
@@ -234,7 +235,7 @@ def _headline(lead: dict[str, Any], progress: float) -> str:
         parts.append(f"held-out {held_out:.3f}")
     if lead.get("tokens_per_s"):
         parts.append(f"{lead['tokens_per_s']:,.0f} tokens/s")
-    parts.append(f"{len(lead['members'])} peers in view {lead['view'] or '-'}")
+    parts.append(f"{counted(len(lead['members']), 'peer')} in view {lead['view'] or '-'}")
     if lead.get("eta_s") is not None:
         parts.append(f"{duration(lead['eta_s'])} left")
     return " · ".join(parts)
@@ -336,8 +337,9 @@ def _summary(
             highlight=False,
         )
     console.print(
-        f"\n[bold]{result['steps']} steps[/bold] by {result['peers']} peers in "
-        f"{duration(result['training_s'])}: loss {result['first_loss']:.3f} → "
+        f"\n[bold]{counted(result['steps'], 'step')}[/bold] by "
+        f"{counted(result['peers'], 'peer')} in {duration(result['training_s'])}: loss "
+        f"{result['first_loss']:.3f} → "
         f"{result['last_loss']:.3f}, held-out [bold]{result['held_out_loss']:.3f}[/bold] nats per "
         f"token, {result['tokens_per_s']:,.0f} tokens/s",
         highlight=False,
@@ -345,8 +347,9 @@ def _summary(
     )
     for view in result["views"]:
         console.print(
-            f"  view {view['view']} from step {view['step']}: {len(view['members'])} peers, "
-            f"snapshot {view['snapshot'][:12]}, plan {view['plan'][:12]}",
+            f"  view {view['view']} from step {view['step']}: "
+            f"{counted(len(view['members']), 'peer')}, snapshot {view['snapshot'][:12]}, plan "
+            f"{view['plan'][:12]}",
             highlight=False,
         )
     same = "the same" if result["agreed"] else "[red]NOT the same[/red]"

@@ -13,6 +13,7 @@ from p2p_dtfm.cli.app import GlobalBatchOption, LayersOption
 from p2p_dtfm.cli.terminal.output_files import check_writable, write_text
 from p2p_dtfm.core.planner.planner import compute_plan
 from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.core.protocol.plan import NoPlan, Plan
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.workload import Workload
@@ -249,12 +250,8 @@ def _table(result: dict[str, Any]) -> str:
         f"    {parts['reduction_s']:8.2f} s reducing gradients",
         f"    {parts['guarding_s']:8.2f} s until guardians have the gradients",
         f"    {parts['commit_s']:8.2f} s committing",
-        f"  {_counted(len(result['pipelines']), 'pipeline')} of "
+        f"  {counted(len(result['pipelines']), 'pipeline')} of "
         f"{' or '.join(map(str, depths))} {'stage' if depths == [1] else 'stages'}, "
-        f"{_counted(len(result['spares']), 'spare')}",
+        f"{counted(len(result['spares']), 'spare')}",
     ]
     return "\n".join(lines)
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"

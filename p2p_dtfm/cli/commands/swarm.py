@@ -17,6 +17,7 @@ from p2p_dtfm.cli.terminal.durations import duration, seconds_of
 from p2p_dtfm.cli.terminal.member_row import COLUMNS, row_of
 from p2p_dtfm.cli.terminal.plain import plain
 from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.daemon.machine.local_client import call_daemon
 from p2p_dtfm.daemon.telemetry.names import Names
 
@@ -145,7 +146,7 @@ def _number(value: float | None, digits: int = 4) -> str | None:
 
 def _view(facts: dict[str, Any]) -> str | None:
     count = len(facts["members"])
-    return f"{facts['view']}, {count} member{'' if count == 1 else 's'}" if count else None
+    return f"{facts['view']}, {counted(count, 'member')}" if count else None
 
 
 def _agreement(facts: dict[str, Any]) -> str | None:

@@ -14,6 +14,7 @@ from p2p_dtfm.cli.terminal.output_files import check_writable, write_text
 from p2p_dtfm.core.planner.explain import explain
 from p2p_dtfm.core.planner.planner import compute_plan
 from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.core.protocol.facts.in_words import bytes_text, counted
 from p2p_dtfm.core.protocol.plan import NoPlan, Plan
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.snapshot import Snapshot
@@ -135,8 +136,8 @@ def _paper_text(result: dict[str, Any]) -> str:
         f"{result['total_s']:.6f} s = {result['data_parallel_s']:.6f} s data parallel + "
         f"{result['pipeline_s']:.6f} s pipeline, found in {result['elapsed_s']} s",
         f"sizes of {result['sizes']['of']}: "
-        f"{result['sizes']['gradient_bytes_per_stage'] / 1e9:.3f} GB of gradients a stage, "
-        f"{result['sizes']['activation_bytes_per_link'] / 1e9:.3f} GB of activations a link",
+        f"{bytes_text(result['sizes']['gradient_bytes_per_stage'])} of gradients a stage, "
+        f"{bytes_text(result['sizes']['activation_bytes_per_link'])} of activations a link",
     ]
     for number, group in enumerate(result["stages"], 1):
         lines.append(f"stage {number}: {' '.join(group)}")
@@ -277,8 +278,9 @@ def _step_text(result: dict[str, Any]) -> str:
         change = "as long as before" if percent == "0.0%" else f"{change}{before:.3f} s"
         spares = [len(each["spares"]) for each in (result["before"], result)]
         lines.append(
-            f"what if {result['what_if']}: a step is {change}, with {result['peers']} peers "
-            f"instead of {result['before']['peers']} ({spares[1]} of them spares, "
+            f"what if {result['what_if']}: a step is {change}, with "
+            f"{counted(result['peers'], 'peer')} instead of {result['before']['peers']} "
+            f"({spares[1]} of them spares, "
             f"before {spares[0]})"
         )
     if result.get("tokens_per_dollar"):
@@ -290,13 +292,15 @@ def _step_text(result: dict[str, Any]) -> str:
         fastest = result["fastest"]
         lines.append(
             f"left out: {' '.join(result['left_out']) or 'nobody'}; the fastest plan that was "
-            f"found: {fastest['tokens_per_s']:.0f} tokens/s with {fastest['peers']} peers, "
-            f"{fastest['tokens_per_dollar'] / 1e6:.1f} million tokens for a dollar"
+            f"found: {fastest['tokens_per_s']:.0f} tokens/s with "
+            f"{counted(fastest['peers'], 'peer')}, {fastest['tokens_per_dollar'] / 1e6:.1f} "
+            f"million tokens for a dollar"
         )
     lines.append("pipelines, with the layers that each peer holds:")
     for number, pipeline in enumerate(result["pipelines"], 1):
         lines.append(
-            f"pipeline {number}, {pipeline['microbatches']} microbatches: {_row(pipeline)}"
+            f"pipeline {number}, "
+            f"{counted(pipeline['microbatches'], 'microbatch')}: {_row(pipeline)}"
         )
     if result["spares"]:
         lines.append(f"spares: {' '.join(result['spares'])}")

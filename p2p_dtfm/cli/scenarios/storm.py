@@ -14,6 +14,7 @@ from typing import Any
 from rich.console import Console
 
 from p2p_dtfm.cli.terminal.durations import duration
+from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.sim.scenario.files import read_run_spec
 from p2p_dtfm.testbed.chaos_verdict import judge
@@ -71,7 +72,11 @@ def _storm_in(
             done = storm.run(case.kills)
             steps = storm.watched.step + 1
             homes = [directory / name for name in storm.watched.histories]
-            say(time.time() - began_s, steps - 1, f"compares {steps} steps with one process's")
+            say(
+                time.time() - began_s,
+                steps - 1,
+                f"compares {counted(steps, 'step')} with one process's",
+            )
             losses = _plain_losses(homes, steps, lambda: storm.is_stopped, say, began_s)
         histories = storm.watched.histories
     verdict = judge(
@@ -190,7 +195,7 @@ def storm_summary(console: Console, report: dict[str, Any]) -> None:
         )
     lines.append(
         f"{report['committed_steps']} of {report['total_steps']} steps committed in "
-        f"{report['views']} views; samples lost {report['lost_samples']}, counted twice "
+        f"{counted(report['views'], 'view')}; samples lost {report['lost_samples']}, counted twice "
         f"{report['duplicated_samples']}; most repeated after a failure {report['repeated_steps']}"
     )
     difference = report["max_loss_difference"]

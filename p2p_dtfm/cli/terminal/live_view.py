@@ -5,6 +5,7 @@ import contextlib
 import io
 import logging
 import sys
+import textwrap
 import time
 from collections.abc import AsyncIterator, Callable
 from typing import TextIO, cast
@@ -15,11 +16,14 @@ from rich.text import Text
 
 from p2p_dtfm.cli.terminal.durations import duration
 from p2p_dtfm.cli.terminal.plain import plain
+from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.web.state import DashboardState, Samples, ViewState
 
 REFRESH_S = 0.5
 BAR_WIDTH = 30
+LEAST_BAR_WIDTH = 6
 PROBLEMS_SHOWN = 3
+LINES_OF_A_PROBLEM = 3
 COLOURS = {"training": "green", "done": "green", "waiting": "yellow", "leaving": "yellow"}
 
 
@@ -83,41 +87,53 @@ def panel(state: DashboardState, now_s: float, width: int) -> Group:
         (f" for {duration(now_s - live.since_s)}", "dim"),
         f"  {plain(live.reason)}",
     )
-    rows = [Text(""), headline, *_progress(state)]
+    rows = [Text(""), headline, *_progress(state, width)]
     rows += [Text(" · ".join(facts)) for facts in (_figures(state), _place(state.view)) if facts]
     rows += _sample(state.samples)
     if live.next:
         rows.append(Text(f"next: {live.next[0]}", style="dim"))
     for each in live.problems[:PROBLEMS_SHOWN]:
-        rows.append(Text(f"! {plain(each.what)}", style="red"))
-        rows.append(Text(f"  fix: {plain(each.fix)}", style="dim"))
+        rows += _wrapped("! ", plain(each.what), "red", width)
+        rows += _wrapped("  fix: ", plain(each.fix), "dim", width)
     rows += [Text(mark, style="dim yellow") for mark in live.marks]
     for row in rows:
         row.truncate(width - 1, overflow="ellipsis")
     return Group(*rows)
 
 
-def _progress(state: DashboardState) -> list[Text]:
+def _wrapped(before: str, text: str, style: str, width: int) -> list[Text]:
+    """What somebody must act on is not cut off where the terminal ends."""
+    lines = textwrap.wrap(
+        text,
+        max(1, width - 1),
+        initial_indent=before,
+        subsequent_indent="  ",
+        max_lines=LINES_OF_A_PROBLEM,
+        placeholder=" …",
+    )
+    return [Text(line, style=style) for line in lines]
+
+
+def _progress(state: DashboardState, width: int) -> list[Text]:
     live, run = state.live, state.run
     rows = []
     if live.work_share is not None:
-        what = "" if live.reason.startswith(live.work) else f"{plain(live.work)} "
-        rows.append(_bar(live.work_share, what, live.work_left_s, "cyan"))
+        what = "" if live.reason.startswith(live.work) else f"  {plain(live.work)}"
+        rows.append(_bar(live.work_share, what, live.work_left_s, "cyan", width))
     if run is not None and live.step:
         share = min(1.0, live.step / run.total_steps)
-        what = f"step {live.step:,} of {run.total_steps:,} "
-        rows.append(_bar(share, what, live.eta_s, "green"))
+        what = f"  step {live.step:,} of {run.total_steps:,}"
+        rows.append(_bar(share, what, live.eta_s, "green", width))
     return rows
 
 
-def _bar(share: float, what: str, left_s: float | None, colour: str) -> Text:
-    done = round(BAR_WIDTH * share)
+def _bar(share: float, what: str, left_s: float | None, colour: str, width: int) -> Text:
+    """The bar gives way to its words, of which the percentage is the first."""
     left = "" if left_s is None else f"  {duration(left_s)} left"
-    return Text.assemble(
-        ("━" * done, colour),
-        ("━" * (BAR_WIDTH - done), "bright_black"),
-        f"  {what}({share:.0%}){left}",
-    )
+    words = f"  {share:.0%}{what}{left}"
+    room = min(BAR_WIDTH, max(LEAST_BAR_WIDTH, width - 1 - len(words)))
+    done = round(room * share)
+    return Text.assemble(("━" * done, colour), ("━" * (room - done), "bright_black"), words)
 
 
 def _figures(state: DashboardState) -> list[str]:
@@ -143,15 +159,13 @@ def _sample(samples: Samples) -> list[Text]:
 def _place(view: ViewState) -> list[str]:
     if view.me is None:
         return []
-    me, count = view.peers[view.me], len(view.peers)
-    found = [f"{count} peer{'' if count == 1 else 's'}"]
+    me, peers = view.peers[view.me], counted(len(view.peers), "peer")
+    name = f"{plain(me.name)} (this one)"
     if me.pipeline is not None:
-        stages = len(view.pipelines[me.pipeline].peers)
-        place = f"stage {(me.position or 0) + 1} of {stages}"
-        found.append(
-            f"{plain(me.name)} (this one): layers {me.first_layer}-{me.end_layer - 1}, "
-            f"pipeline {me.pipeline + 1} of {len(view.pipelines)}, {place}"
+        place = (
+            f"pipeline {me.pipeline + 1} of {len(view.pipelines)}, stage {(me.position or 0) + 1} "
+            f"of {len(view.pipelines[me.pipeline].peers)}, layers {me.first_layer}-"
+            f"{me.end_layer - 1}"
         )
-    elif not view.no_plan:
-        found.append(f"{plain(me.name)} (this one): spare")
-    return found
+        return [place, peers, name]
+    return [peers, name] if view.no_plan else ["spare", peers, name]

@@ -23,7 +23,7 @@ def progress_of_bytes() -> Iterator[Tell]:
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
-        DownloadColumn(),
+        DownloadColumn(binary_units=True),
         TimeRemainingColumn(),
     )
     with Progress(*columns, transient=True) as bars:

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from p2p_dtfm.cli.terminal.member_row import COLUMNS, row_of
 from p2p_dtfm.cli.terminal.plain import plain
+from p2p_dtfm.core.protocol.facts.in_words import counted
 
 
 def show_swarm(initial_peers: tuple[str, ...], run_digest: str, as_json: bool, ids: bool) -> None:
@@ -53,6 +54,6 @@ def _lines(seen: dict[str, Any]) -> list[str]:
     shape = " + ".join(map(str, counts)) or "none"
     return [
         *lines,
-        f"view {plan['view']}, step {plan['step']}: {len(counts)} pipelines of {shape} stages, "
-        f"{len(plan['spares'])} spares, {rate} predicted",
+        f"view {plan['view']}, step {plan['step']}: {counted(len(counts), 'pipeline')} of "
+        f"{shape} stages, {counted(len(plan['spares']), 'spare')}, {rate} predicted",
     ]

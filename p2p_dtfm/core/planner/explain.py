@@ -13,6 +13,7 @@ from p2p_dtfm.core.cost_model.placement_problem import PlanningProblem
 from p2p_dtfm.core.cost_model.unmeasured import held_back
 from p2p_dtfm.core.planner.link_sources import link_sources
 from p2p_dtfm.core.planner.recomputation import problem_in_force
+from p2p_dtfm.core.protocol.facts.in_words import bytes_text, counted, rate_text
 from p2p_dtfm.core.protocol.layers.timings import timing_of
 from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
 from p2p_dtfm.core.protocol.records import PeerRecord
@@ -73,8 +74,9 @@ class Explanation(msgspec.Struct, frozen=True):
         lines = [f"predicted step: {_ms(self.step_ns)} = {told}"]
         if self.cuts is not None:
             lines.append(
-                f"guardians lag: copies every {self.cuts.every_steps} steps or more, by a tenth of "
-                f"the line; a failure may cost up to {self.cuts.may_repeat_steps} steps "
+                f"guardians lag: copies every {counted(self.cuts.every_steps, 'step')} or more, "
+                "by a tenth of the line; a failure may cost up to "
+                f"{counted(self.cuts.may_repeat_steps, 'step')} "
                 f"({_ms(self.cuts.may_repeat_steps * self.step_ns)})"
             )
         if self.links.keys() & {Source.ESTIMATED, Source.GUESSED}:
@@ -86,7 +88,7 @@ class Explanation(msgspec.Struct, frozen=True):
                 share = peer.compute_ns * 100 // max(1, self.step_ns)
                 lines.append(
                     f"    computes {_ms(peer.compute_ns)} of the step ({share}%), uses "
-                    f"{_mib(peer.used_bytes)} of {_mib(peer.memory_bytes)}"
+                    f"{bytes_text(peer.used_bytes)} of {bytes_text(peer.memory_bytes)}"
                 )
             if peer.alternative is not None:
                 spare = "the best of them, " if not peer.compute_ns else ""
@@ -232,7 +234,7 @@ def _role(plan: Plan, stage: Stage, record: PeerRecord, links: SwarmLinks) -> st
     text = (
         f"pipeline {place[0] + 1} of {len(plan.pipelines)}, stage {place[1] + 1} of "
         f"{len(pipeline.stages)}: layers {stage.first_layer}-{stage.end_layer - 1}, "
-        f"{pipeline.microbatch_count} microbatches, {stage.in_flight} in flight"
+        f"{counted(pipeline.microbatch_count, 'microbatch')}, {stage.in_flight} in flight"
     )
     if place[1] + 1 < len(pipeline.stages):
         after = pipeline.stages[place[1] + 1].peer_id
@@ -258,9 +260,9 @@ def _way(record: PeerRecord, after: str, links: SwarmLinks) -> str:
         link = links.link(record.peer_id, after)
     if link is None:
         return ""
-    rate, round_trip = link.bytes_per_s // 1_000_000, _ms(link.round_trip_ns)
+    rate, round_trip = rate_text(link.bytes_per_s), _ms(link.round_trip_ns)
     estimated = ", estimated" if source is Source.ESTIMATED else ""
-    return f" ({rate} MB/s, {round_trip} there and back{estimated})"
+    return f" ({rate}, {round_trip} there and back{estimated})"
 
 
 def _compute_ns(snapshot: Snapshot, plan: Plan, stage: Stage, record: PeerRecord) -> int:
@@ -315,9 +317,3 @@ def _ms(duration_ns: int) -> str:
     if duration_ns >= 1_000_000_000:
         return f"{duration_ns // 1_000_000_000}.{duration_ns // 10_000_000 % 100:02d} s"
     return f"{duration_ns // 1_000_000}.{duration_ns // 100_000 % 10} ms"
-
-
-def _mib(size_bytes: int) -> str:
-    if size_bytes >= 10 << 30:
-        return f"{size_bytes >> 30} GiB"
-    return f"{size_bytes >> 20}.{(size_bytes * 10 >> 20) % 10} MiB"

@@ -3,6 +3,7 @@
 from itertools import permutations
 
 from p2p_dtfm.core.cost_model.placement_problem import LayerBytes, PlanningProblem
+from p2p_dtfm.core.protocol.facts.in_words import bytes_text, counted
 from p2p_dtfm.core.protocol.plan import NoPlan
 
 _FEW_PEERS = 6
@@ -125,7 +126,8 @@ def why_infeasible(problem: PlanningProblem) -> NoPlan:
             f"offers {gibibytes(most)}: {gibibytes(needed - most)} more memory is needed",
             needed - most,
         )
-    peers = "1 peer offers" if problem.peer_count == 1 else f"{problem.peer_count} peers offer"
+    offer = "offers" if problem.peer_count == 1 else "offer"
+    peers = f"{counted(problem.peer_count, 'peer')} {offer}"
     if offered < needed:
         return NoPlan(
             f"this run needs {gibibytes(needed)} for its layers; {peers} {gibibytes(offered)}: "
@@ -176,8 +178,4 @@ def _rounding_loss(problem: PlanningProblem) -> int:
 
 def gibibytes(size: int) -> str:
     """`24.1 GiB`, or MiB or KiB where that reads better; rounded up, so never too little."""
-    for unit, shift in (("GiB", 30), ("MiB", 20)):
-        if size >= 1 << shift:
-            tenths = -(-size * 10 >> shift) if size < 0 else (size * 10 + (1 << shift) - 1) >> shift
-            return f"{tenths // 10}.{tenths % 10} {unit}"
-    return f"{(size + 1023) >> 10} KiB"
+    return bytes_text(size, rounded_up=True)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from p2p_dtfm import __version__
 from p2p_dtfm.core.consensus.agreement import Agreement
 from p2p_dtfm.core.messages.prepared import StepOutcome
+from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.workload import Workload
 from p2p_dtfm.core.recovery.view import View
@@ -122,10 +123,8 @@ class Observer:
         """From `step` on, `view` is in force."""
         self._names.learn(view.snapshot.records)
         self._tell_members(view)
-        plural = "" if len(view.members) == 1 else "s"
-        self._tell(
-            "view", f"view {view.id.number} from step {step} on: {len(view.members)} member{plural}"
-        )
+        members = counted(len(view.members), "member")
+        self._tell("view", f"view {view.id.number} from step {step} on: {members}")
         self._series.view_took_over(step)
         if self._contributions is not None:
             self._contributions.view_took_over(view, step)

@@ -5,6 +5,7 @@ import os
 import shlex
 from pathlib import Path
 
+from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.daemon.machine.home import default_home
 from p2p_dtfm.web.report import report_html
 from p2p_dtfm.web.state import DashboardState
@@ -41,11 +42,11 @@ def last_words(state: DashboardState, report: Path | None, commands: tuple[str, 
     """For whoever reads the log: thanks, and the next lines to type."""
     name = state.run.name if state.run else "the run"
     ever = state.contribution.ever
-    lines = [f"{name} is complete: {state.live.step:,} steps"]
+    lines = [f"{name} is complete: {counted(state.live.step, 'step')}"]
     if ever.steps:
         lines.append(
-            f"thank you: {ever.tokens:,.0f} tokens of it were computed here, in {ever.steps:,} "
-            f"steps and {ever.seconds / 3600:,.2f} hours"
+            f"thank you: {counted(ever.tokens, 'token')} of it computed here, in "
+            f"{counted(ever.steps, 'step')} and {ever.seconds / 3600:,.2f} h"
         )
     if report is not None:
         lines.append(f"what became of it: {report}")

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from p2p_dtfm.core.protocol.facts.in_words import bytes_text
 from p2p_dtfm.ports import now
 from p2p_dtfm.train.model.checkpoint import CheckpointFailed, list_checkpoints, remove_checkpoint
 
@@ -41,8 +42,8 @@ async def keep_under(home: Path, run_directory: Path, limit_bytes: int) -> None:
         used_bytes = await asyncio.to_thread(trim, home, run_directory, limit_bytes)
         if used_bytes > limit_bytes and not told:
             log.warning(
-                "%s holds %d MiB, more than the limit of %d: nothing more may be removed",
-                home, used_bytes >> 20, limit_bytes >> 20,
+                "%s holds %s, more than the limit of %s: nothing more may be removed",
+                home, bytes_text(used_bytes), bytes_text(limit_bytes),
             )  # fmt: skip
         told = used_bytes > limit_bytes
         counted_s = now.monotonic_s()

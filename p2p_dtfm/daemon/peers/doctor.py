@@ -20,6 +20,7 @@ import psutil
 
 from p2p_dtfm import __version__
 from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.core.protocol.facts.in_words import bytes_text
 from p2p_dtfm.core.protocol.records import Device, Reachability
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.daemon.machine.home import Home
@@ -132,12 +133,12 @@ def check_versions() -> Check:
 def check_disk(home: Path) -> Check:
     place = _existing(home)
     free_bytes = shutil.disk_usage(place).free
-    found = f"{free_bytes / 1e9:.1f} GB free for {home}"
+    found = f"{bytes_text(free_bytes)} free for {home}"
     if not place.is_dir() or not os.access(place, os.W_OK):
         fix = f"choose another place: --home DIR, or make {place} a directory you may write to"
         return Check("disk", Verdict.FAILED, f"{place} is no directory to write to", fix)
     if free_bytes < DISK_NEEDED_BYTES:
-        fix = f"free {DISK_NEEDED_BYTES / 1e9:.0f} GB there, or choose another disk: --home DIR"
+        fix = f"free {bytes_text(DISK_NEEDED_BYTES)} there, or choose another disk: --home DIR"
         return Check("disk", Verdict.FAILED, found, fix)
     return Check("disk", Verdict.OK, found, facts={"free_bytes": free_bytes})
 
@@ -153,10 +154,13 @@ def check_open_files() -> Check:
 
 def check_memory() -> Check:
     memory = psutil.virtual_memory()
-    found = f"{memory.available / 1e9:.1f} of {memory.total / 1e9:.1f} GB are free"
+    found = f"{bytes_text(memory.available)} of {bytes_text(memory.total)} are free"
     facts: dict[str, object] = {"available_bytes": memory.available, "total_bytes": memory.total}
     if memory.available < MEMORY_NEEDED_BYTES:
-        fix = "close other programs: less than 1 GB is too little even for a small run"
+        fix = (
+            f"close other programs: less than {bytes_text(MEMORY_NEEDED_BYTES)} is too little even "
+            "for a small run"
+        )
         return Check("memory", Verdict.FAILED, found, fix, facts)
     return Check("memory", Verdict.OK, found, facts=facts)
 
@@ -171,7 +175,7 @@ def check_device(name: str, threads: int, spec: RunSpec) -> Check:
     block_ms = (measured.block.forward_ns + measured.block.backward_ns) / 1e6
     found = (
         f"{measured.kind}, {measured.name}: {block_ms:.1f} ms for a block of {spec.name}, "
-        f"{measured.memory_bytes / 1e9:.1f} GB to use"
+        f"{bytes_text(measured.memory_bytes)} to use"
     )
     facts: dict[str, object] = {"block_ms": round(block_ms, 3), "kind": measured.kind}
     if measured.kind == "cpu" and name == "auto" and Path("/proc/driver/nvidia/version").exists():

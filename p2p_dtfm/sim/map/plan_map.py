@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from p2p_dtfm.core.cost_model.codings import boundary_loads
+from p2p_dtfm.core.protocol.facts.in_words import bytes_text, counted
 from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
 from p2p_dtfm.core.protocol.workload import Workload
 from p2p_dtfm.sim.map.map_layout import Layout, lay_out
@@ -195,7 +196,7 @@ def _pipeline(
             f'<path class="flow" stroke="{colour}" stroke-width="{thick:.1f}" '
             f'd="M{ax:.1f} {ay:.1f}Q{cx:.1f} {cy:.1f} {bx:.1f} {by:.1f}">'
             f"<title>{html.escape(flow.here.peer_id)} → {html.escape(flow.there.peer_id)}: "
-            f"{flow.load_bytes / 1e6:.0f} MB a step each way, "
+            f"{bytes_text(flow.load_bytes)} a step each way, "
             f"busy {100 * flow.use:.0f}%</title></path>"
         )
     for stage in pipeline.stages:
@@ -219,7 +220,8 @@ def _bar(number: int, pipeline: Pipeline, workload: Workload, colour: str) -> li
         length = room * len(stage.layers) / workload.layer_count
         parts.append(
             f'<rect x="{start:.1f}" y="{y}" width="{max(1.0, length - 2):.1f}" height="18" rx="3" '
-            f'fill="{colour}"><title>{html.escape(stage.peer_id)}: {len(stage.layers)} layers'
+            f'fill="{colour}"><title>{html.escape(stage.peer_id)}: '
+            f"{counted(len(stage.layers), 'layer')}"
             "</title></rect>"
         )
         if length > 7 * len(stage.peer_id):
@@ -248,7 +250,9 @@ def _flows(pipeline: Pipeline, plan: Plan, scenario: Scenario, workload: Workloa
 
 def _told(number: int, pipeline: Pipeline) -> str:
     names = " → ".join(stage.peer_id for stage in pipeline.stages)
-    return f"pipeline {number + 1}: {pipeline.microbatch_count} microbatches through {names}"
+    return (
+        f"pipeline {number + 1}: {counted(pipeline.microbatch_count, 'microbatch')} through {names}"
+    )
 
 
 def _seconds(duration_ns: int) -> str:

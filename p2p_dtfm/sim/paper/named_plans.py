@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.core.protocol.facts.in_words import bytes_text
 from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage, check_plan
 from p2p_dtfm.core.protocol.workload import Workload
 from p2p_dtfm.sim.paper.cost import PAPER_SIZES, PaperSizes, paper_plan
@@ -61,9 +62,9 @@ def within_memory(plan: Plan, scenario: Scenario, workload: Workload) -> Plan:
         room = (memory - state) // saved
         if room < 1:
             raise UserError(
-                f"{stage.peer_id} has {memory / 1e9:.1f} GB of memory; its layers "
+                f"{stage.peer_id} has {bytes_text(memory)} of memory; its layers "
                 f"{stage.first_layer} to {stage.end_layer - 1} and one microbatch need "
-                f"{(state + saved) / 1e9:.1f} GB",
+                f"{bytes_text(state + saved)}",
                 ("choose more --stages", "recompute activations (--recompute)"),
             )
         return msgspec.structs.replace(stage, in_flight=min(count, room))

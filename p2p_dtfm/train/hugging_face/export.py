@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from p2p_dtfm.core.protocol.errors import PeerFault, UserError
+from p2p_dtfm.core.protocol.facts.in_words import bytes_text
 from p2p_dtfm.core.protocol.model_spec import ModelSpec
 from p2p_dtfm.core.protocol.run_spec import RunSpec, parse_run_spec
 from p2p_dtfm.train.data.tokenizer import END_OF_DOCUMENT, Tokenizer
@@ -260,8 +261,8 @@ def require_room(path: Path, needed_bytes: int) -> None:
     free_bytes = shutil.disk_usage(path.parent).free
     if free_bytes < needed_bytes:
         raise UserError(
-            f"the model needs {needed_bytes / 1e6:,.0f} MB, and {path.parent} has "
-            f"{free_bytes / 1e6:,.0f} MB free",
+            f"the model needs {bytes_text(needed_bytes)}, and {path.parent} has "
+            f"{bytes_text(free_bytes)} free",
             "free space there, or name a directory on another disk with --out",
         )
 

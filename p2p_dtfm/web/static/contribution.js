@@ -1,7 +1,7 @@
 // What this peer has given, and who has computed how much of the run.
 
 import { byId, element } from "./dom.js";
-import { bytes, count, duration, percent } from "./format.js";
+import { bytes, count, duration, percent, some } from "./format.js";
 
 const ROWS_SHOWN = 10;
 
@@ -26,7 +26,7 @@ export function drawContribution({ contribution, live }) {
       : element("p", { className: "quiet" }, "Nothing yet: it counts from the first step that is computed here."));
   if (live?.state === "done" && ever.steps) {
     byId("given").prepend(element("p", { className: "verdict" },
-      `Thank you: ${count(ever.tokens)} tokens of this model went through your computer.`));
+      `Thank you: ${some(ever.tokens, "token")} of this model went through your computer.`));
   }
   drawBoard(contribution, board, live);
 }
@@ -34,7 +34,7 @@ export function drawContribution({ contribution, live }) {
 function drawBoard(contribution, board, live) {
   const all = board.reduce((sum, row) => sum + row.tokens, 0);
   byId("board-steps").textContent = contribution.board_steps
-    ? `tokens of ${count(contribution.board_steps)} steps that this peer has seen` : "";
+    ? `tokens of ${some(contribution.board_steps, "step")} that this peer has seen` : "";
   byId("board").replaceChildren(board.length
     ? element("ol", { className: "board-rows" }, ...board.slice(0, ROWS_SHOWN).map((row) => {
       const me = row.peer_id === live?.peer_id;

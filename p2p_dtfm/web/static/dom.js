@@ -60,3 +60,19 @@ export function legend(list, items) {
     ),
   );
 }
+
+const STEPS = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 };
+
+/** Many things alike are one stop of the tab key: arrow keys go from one to the next. */
+export function oneStop(room, nodes, first = 0) {
+  nodes.forEach((node, at) => node.setAttribute("tabindex", at === first ? 0 : -1));
+  room.addEventListener("keydown", (event) => {
+    const at = nodes.indexOf(event.target);
+    if (at < 0 || !(event.key in STEPS)) return;
+    event.preventDefault();
+    const next = nodes[(at + STEPS[event.key] + nodes.length) % nodes.length];
+    nodes[at].setAttribute("tabindex", -1);
+    next.setAttribute("tabindex", 0);
+    next.focus();
+  });
+}

@@ -4,6 +4,12 @@ const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 
 export const count = (value) => whole.format(value);
 
+/** "1 step", "2 steps", "1,000 steps"; `many` where it is not made with an s. */
+export const some = (value, one, many = `${one}s`) => {
+  const text = count(value);
+  return `${text} ${text === "1" ? one : many}`;
+};
+
 /** A number with about three digits. */
 export function figure(value) {
   if (value === 0) return "0";
@@ -16,16 +22,18 @@ export function figure(value) {
 
 const scaled = (value, step, units) => {
   let at = 0;
-  while (Math.abs(value) >= step && at < units.length - 1) {
+  while (Math.round(Math.abs(value)) >= step && at < units.length - 1) {
     value /= step;
     at += 1;
   }
-  return `${at === 0 ? whole.format(value) : figure(value)} ${units[at]}`;
+  const digits = at === 0 || Math.abs(value) >= 100 ? 0 : Math.abs(value) >= 10 ? 1 : 2;
+  const text = value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
+  return `${text} ${units[at]}`;
 };
 
-export const bytes = (value) => scaled(value, 1000, ["B", "kB", "MB", "GB", "TB"]);
-export const memory = (value) => scaled(value, 1024, ["B", "KiB", "MiB", "GiB", "TiB"]);
-export const perSecond = (value) => `${bytes(value)}/s`;
+/** Amounts of bytes, in memory, on disk or on the way, are in binary units; links are in bits a second. */
+export const bytes = (value) => scaled(value, 1024, ["B", "KiB", "MiB", "GiB", "TiB"]);
+export const linkRate = (bytesPerSecond) => scaled(8 * bytesPerSecond, 1000, ["bit/s", "kbit/s", "Mbit/s", "Gbit/s"]);
 
 /** For which part of a step, as measured of late, a link transmits; never more than all of it. */
 export function busy(flow, live) {

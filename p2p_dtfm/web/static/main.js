@@ -1,11 +1,12 @@
 // The page: takes the daemon's events, keeps the newest state, and says how old it is.
 
+import { drawAnswers } from "./answers.js";
 import { byId, element } from "./dom.js";
 import { drawCharts } from "./charts.js";
 import { appendHistory, emptyHistory } from "./columns.js";
 import { duration } from "./format.js";
 import { drawInvitation } from "./invitation.js";
-import { drawMap, markHeard } from "./map.js";
+import { drawMap, markHeard, moveTraffic } from "./map.js";
 import { drawPipelines } from "./pipelines.js";
 import { drawEvents, drawNext, drawNow, drawPart, drawProblems } from "./panels.js";
 import { drawContribution } from "./contribution.js";
@@ -32,6 +33,7 @@ function connect() {
   on("run", (run) => {
     state.run = run;
     byId("run").textContent = run ? run.name : "";
+    byId("run").title = run ? `run ${run.digest}` : "";
     document.title = run ? `${run.name} · p2p-dtfm` : "p2p-dtfm";
   });
   on("view", (view) => {
@@ -48,24 +50,30 @@ function connect() {
   on("history", (grown) => {
     state.history = appendHistory(state.history, grown);
     drawCharts(state.history);
+    drawAnswers(state);
   });
   on("samples", drawSamples);
   on("contribution", (contribution) => {
     state.contribution = contribution;
     drawContribution(state);
+    drawAnswers(state);
   });
   on("events", drawEvents);
   on("live", (live) => {
     const changed = state.live?.state !== live.state;
     state.live = live;
+    if (changed && state.view) drawMap(state);
     if (changed && state.view) drawPipelines(state);
     if (changed && state.timeline) drawTimeline(state);
     if (changed) drawContribution(state);
+    document.body.classList.toggle("computing", live.state === "training");
     drawNow(state);
+    drawAnswers(state);
     drawProblems(state);
     drawNext(state);
     drawPart(state);
     markHeard(state);
+    moveTraffic(live);
     showAge();
   });
   source.onerror = () => {

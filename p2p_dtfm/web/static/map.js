@@ -1,7 +1,7 @@
 // Peers where their round trips put them, and what flows between them.
 
-import { byId, drawing, element, legend, onSize } from "./dom.js";
-import { busy, called, duration, hueOf, layers, memory, percent, perSecond, shortTime } from "./format.js";
+import { byId, drawing, element, legend, onSize, oneStop } from "./dom.js";
+import { busy, bytes, called, duration, hueOf, layers, linkRate, percent, shortTime, some } from "./format.js";
 
 const FEW_PEERS = 3;
 const MANY_PEERS = 16;
@@ -11,11 +11,14 @@ const LABEL_ROOM = 150;
 const LABEL_LETTERS = 16;
 const MANY_FLOWS = 150;
 const GAP = 7;
+const DOTS = 20.1;
+/** Pixels from dot to dot of what moves, as in the style sheet. */
 
 let state = null;
 let size = { width: 0, height: 0 };
 let chosen = null;
 let watching = false;
+let moved = 0;
 
 export function drawMap(newest) {
   state = newest;
@@ -45,6 +48,7 @@ function draw() {
   if (!width || !view) return;
   if (!view.peers.some((peer) => peer.peer_id === chosen)) chosen = null;
   const room = byId("map");
+  room.classList.toggle("empty", view.peers.length < 2);
   room.classList.toggle("small", view.peers.length <= FEW_PEERS);
   if (!view.peers.length) {
     room.replaceChildren(element("p", { className: "quiet" }, state.live?.state === "paused" ? "Nobody: a paused peer is in no view." : "There is no view yet: nobody to show."));
@@ -52,14 +56,25 @@ function draw() {
     drawFacts();
     return;
   }
+  if (view.peers.length === 1) {
+    room.replaceChildren(element("p", { className: "quiet" }, `Nobody but ${view.me === 0 ? "this peer" : called(view.peers[0])} yet: a map begins with two.`));
+    byId("map-legend").replaceChildren();
+    drawFacts();
+    return;
+  }
   const nodes = placed(view, width, height);
   const image = drawing("svg", {
-    viewBox: `0 0 ${width} ${height}`, width, height, role: "img",
-    "aria-label": `map of ${view.peers.length} peers`,
+    viewBox: `0 0 ${width} ${height}`, width, height, role: "group",
+    "aria-label": `map of ${some(view.peers.length, "peer")}: arrow keys go from one to the next`,
   });
-  image.append(flows(view, nodes), ...linkFacts(view, nodes), ...peers(view, nodes));
+  const drawn = peers(view, nodes);
+  image.classList.toggle("many", nodes.length > MANY_PEERS);
+  image.append(flows(view, nodes), traffic(view, nodes), ...linkFacts(view, nodes), ...drawn);
+  const focused = byId("map").contains(document.activeElement);
+  oneStop(image, drawn, drawn.length - 1);
   image.addEventListener("click", (event) => choose(event.target.closest?.(".peer")));
   room.replaceChildren(image);
+  if (focused) drawn.at(-1).focus();
   legend(byId("map-legend"), legendItems(view));
   emphasise();
   drawFacts();
@@ -130,6 +145,33 @@ function flows(view, nodes) {
   return group;
 }
 
+/**
+ * What this peer sends and gets: dots that move with every second in which it computes, the further,
+ * the busier the link. Only its own, and no animation: that took a tenth of a processor core and more.
+ */
+function traffic(view, nodes) {
+  const group = drawing("g", { class: "traffic" });
+  for (const flow of view.flows) {
+    if (flow.here !== view.me && flow.there !== view.me) continue;
+    const moving = line(view, flow, nodes);
+    moving.setAttribute("class", `moving ${flow.kind}`);
+    moving.removeAttribute("stroke-width");
+    moving.dataset.stride = (3 + (DOTS / 2 - 4) * Math.min(1, busy(flow, state.live))).toFixed(1);
+    moving.style.strokeDashoffset = -moved * moving.dataset.stride;
+    group.append(moving);
+  }
+  return group;
+}
+
+/** One second further. */
+export function moveTraffic(live) {
+  if (live.state !== "training") return;
+  moved += 1;
+  for (const path of byId("map").querySelectorAll(".moving")) {
+    path.style.strokeDashoffset = (-moved * path.dataset.stride) % DOTS;
+  }
+}
+
 function line(view, flow, nodes) {
   const [a, b] = [nodes[flow.here], nodes[flow.there]];
   const pipeline = flow.kind === "pipeline" ? a.peer.pipeline : null;
@@ -139,7 +181,7 @@ function line(view, flow, nodes) {
   const use = busy(flow, state.live);
   const speed = flow.bytes_per_s === null
     ? "link not measured"
-    : `${perSecond(flow.bytes_per_s)}, round trip ${shortTime(flow.round_trip_ns)}, busy ${percent(use)} of a step`;
+    : `${linkRate(flow.bytes_per_s)}, round trip ${shortTime(flow.round_trip_ns)}, busy ${percent(use)} of a step`;
   const made = drawing("path", {
     class: `flow ${flow.kind}${flow.here === view.me || flow.there === view.me ? " mine" : ""}`,
     d: `M${a.x.toFixed(1)} ${a.y.toFixed(1)}Q${cx.toFixed(1)} ${cy.toFixed(1)} ${b.x.toFixed(1)} ${b.y.toFixed(1)}`,
@@ -166,7 +208,7 @@ function linkFacts(view, nodes) {
   return [...pairs.values()].flatMap((flow) => {
     const [a, b] = [nodes[flow.here], nodes[flow.there]];
     if (Math.hypot(a.x - b.x, a.y - b.y) < LABEL_ROOM) return [];
-    const facts = `${perSecond(flow.bytes_per_s)}, ${shortTime(flow.round_trip_ns)}`;
+    const facts = `${linkRate(flow.bytes_per_s)}, ${shortTime(flow.round_trip_ns)}`;
     const text = drawing("text", {
       class: "link-facts", x: onMap((a.x + b.x) / 2, facts.length * HALF_LETTER), y: (a.y + b.y) / 2 - 8,
     });
@@ -176,40 +218,64 @@ function linkFacts(view, nodes) {
 }
 
 function bytesOf(flow) {
-  const there = memory(flow.there_bytes);
+  const there = bytes(flow.there_bytes);
   if (flow.kind === "guard") return `${there} a step to the guardian`;
   return flow.there_bytes === flow.here_bytes
     ? `${there} a step each way`
-    : `${there} a step one way, ${memory(flow.here_bytes)} the other`;
+    : `${there} a step one way, ${bytes(flow.here_bytes)} the other`;
 }
 
 function peers(view, nodes) {
-  const few = nodes.length <= MANY_PEERS;
+  const named = names(view, nodes);
   const meLast = [...nodes].sort((a, b) => (a.number === view.me) - (b.number === view.me));
   return meLast.map((node) => {
     const { peer, number } = node;
     const me = number === view.me;
     const group = drawing("g", {
       class: `peer${peer.pipeline === null ? " spare" : ""}${me ? " me" : ""}`,
-      hue: hueOf(peer.pipeline ?? 0), tabindex: 0, role: "button",
+      hue: hueOf(peer.pipeline ?? 0), role: "button",
       "aria-label": `peer ${peer.name}`,
       title: `${peer.name}${me ? ", this peer" : ""} (${peer.peer_id}): ${place(peer)}`,
     });
     group.dataset.peer = number;
     if (me) group.append(drawing("circle", { class: "ring", cx: node.x, cy: node.y, r: node.radius + 4 }));
     group.append(drawing("circle", { class: "body", cx: node.x, cy: node.y, r: node.radius }));
-    if (few || me) {
-      const name = me ? "this peer" : called(peer, LABEL_LETTERS);
-      const x = onMap(node.x, (HALF_LETTER + 0.2) * name.length);
-      const text = drawing("text", { x, y: node.y + node.radius + (me ? 17 : 14) });
-      text.textContent = name;
-      group.append(text);
-    }
+    const text = named.get(number);
+    if (text) group.append(text);
     group.addEventListener("pointerenter", () => emphasise(number));
     group.addEventListener("pointerleave", () => emphasise());
     group.addEventListener("keydown", (event) => event.key === "Enter" && choose(group));
     return group;
   });
+}
+
+/** Labels by the peer's number. Of many peers those that this one exchanges with, where there is room. */
+function names(view, nodes) {
+  const few = nodes.length <= MANY_PEERS;
+  const mine = view.flows.filter((flow) => flow.here === view.me || flow.there === view.me)
+    .map((flow) => (flow.here === view.me ? flow.there : flow.here));
+  const wanted = view.me === null ? nodes.map((node) => node.number) : [view.me, ...(few ? nodes.map((node) => node.number) : mine)];
+  const [found, taken] = [new Map(), []];
+  for (const number of new Set(wanted)) {
+    const { peer, x, y, radius } = nodes[number];
+    const me = number === view.me;
+    const name = me ? "this peer" : called(peer, LABEL_LETTERS);
+    const reach = (HALF_LETTER + 0.2) * name.length;
+    const covers = (one, other) => one.left < other.right && one.right > other.left && one.top < other.bottom && one.bottom > other.top;
+    const onPeer = (box) => nodes.some((it) => it.number !== number &&
+      covers(box, { left: it.x - it.radius, right: it.x + it.radius, top: it.y - it.radius, bottom: it.y + it.radius }));
+    const places = [y + radius + (me ? 17 : 14), y - radius - (me ? 9 : 6)].flatMap((base) =>
+      [x, x + reach, x - reach].map((at) => ({ middle: onMap(at, reach), base })));
+    const boxed = places.map((it) => ({ ...it, left: it.middle - reach, right: it.middle + reach, top: it.base - 11, bottom: it.base + 3 }));
+    const free = boxed.find((box) => box.top > 0 && box.bottom < size.height && !onPeer(box) && !taken.some((it) => covers(box, it)));
+    if (!few && !me && !free) continue;
+    const box = free ?? boxed[0];
+    taken.push(box);
+    const text = drawing("text", { x: box.middle, y: box.base });
+    text.textContent = name;
+    found.set(number, text);
+  }
+  return found;
 }
 
 function place(peer) {
@@ -226,6 +292,7 @@ function legendItems(view) {
   if (others.some((flow) => flow.kind === "guard")) items.push(["line-guard", `to guardians${ofMe}`]);
   if (view.pipelines.length) items.push(["circle", "larger: more layers"]);
   if (view.peers.some((peer) => peer.pipeline === null)) items.push(["circle-spare", "no stage"]);
+  if (view.flows.some((flow) => flow.here === view.me || flow.there === view.me)) items.push(["line-moving", "moves: what this peer sends and gets"]);
   items.push(["near", "near in round trip, near on the map"]);
   return items;
 }
@@ -237,7 +304,7 @@ function emphasise(number) {
   const view = state.view;
   const at = number ?? view.peers.findIndex((peer) => peer.peer_id === chosen);
   const peer = at < 0 ? null : view.peers[at];
-  for (const path of byId("map").querySelectorAll(".flow")) {
+  for (const path of byId("map").querySelectorAll(".flow, .moving")) {
     const mine = peer && (path.dataset.ends.split(" ").includes(String(at)) ||
       (peer.pipeline !== null && path.dataset.pipeline === String(peer.pipeline)));
     path.classList.toggle("dim", peer !== null && !mine);
@@ -274,12 +341,12 @@ function drawFacts() {
   const heard = state.live?.heard_s_ago[at];
   const link = view.flows.find((flow) => [flow.here, flow.there].includes(at) && [flow.here, flow.there].includes(view.me));
   const line = [["up", peer.uplink_bytes_per_s], ["down", peer.downlink_bytes_per_s]]
-    .filter(([, rate]) => rate).map(([way, rate]) => `${perSecond(rate)} ${way}`).join(", ");
+    .filter(([, rate]) => rate).map(([way, rate]) => `${linkRate(rate)} ${way}`).join(", ");
   const facts = [
     ["peer", peer.name], ["id", peer.peer_id], ["place", place(peer)], ["device", peer.device],
-    ["memory to use", memory(peer.memory_bytes)], ["a block takes", `${shortTime(peer.block_ns)} forward and backward`],
+    ["memory to use", bytes(peer.memory_bytes)], ["a block takes", `${shortTime(peer.block_ns)} forward and backward`],
     ["its line", line], ["reachable", peer.reachability === "unknown" ? "" : peer.reachability],
-    ["link to this peer", link && link.bytes_per_s !== null ? `${perSecond(link.bytes_per_s)}, ${shortTime(link.round_trip_ns)}` : ""],
+    ["link to this peer", link && link.bytes_per_s !== null ? `${linkRate(link.bytes_per_s)}, ${shortTime(link.round_trip_ns)}` : ""],
     ["last heard", at === view.me ? "this peer" : heard === null || heard === undefined ? "" : `${duration(heard)} ago`],
   ].filter(([, value]) => value);
   room.replaceChildren(element("dl", {}, ...facts.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)])));

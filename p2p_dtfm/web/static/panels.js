@@ -1,7 +1,8 @@
 // What is said in words and figures: state, usefulness, problems, next, history.
 
+import { worthAnswer } from "./answers.js";
 import { byId, element } from "./dom.js";
-import { atClock, busy, called, clock, count, duration, hueOf, layers, memory, percent, perSecond, shortTime } from "./format.js";
+import { busy, bytes, called, clock, count, duration, hueOf, layers, linkRate, percent, shortTime, some } from "./format.js";
 
 const unknown = "–";
 const ORDER = ["pipeline", "reduction", "guard"];
@@ -21,14 +22,9 @@ export function drawNow({ live, run, view }) {
   byId("progress").setAttribute("aria-valuenow", Math.round(done * 100));
   byId("progress-done").style.width = `${done * 100}%`;
   const tiles = [
-    ["step", count(live.step), run ? `of ${count(run.total_steps)}` : ""],
-    ["loss", live.loss === null ? unknown : live.loss.toFixed(3),
-      live.held_out_loss === null ? "" : `held out ${live.held_out_loss.toFixed(3)}`],
-    ["tokens per second", live.tokens_per_s === null ? unknown : count(live.tokens_per_s), ""],
+    ["tokens/s", live.tokens_per_s === null ? unknown : count(live.tokens_per_s), ""],
     ["a step takes", live.step_ns === null ? unknown : shortTime(live.step_ns),
       view?.predicted_step_ns ? `planned ${shortTime(view.predicted_step_ns)}` : ""],
-    ["time left", live.eta_s === null ? unknown : duration(live.eta_s),
-      live.eta_s ? `done ${atClock(live.eta_s)}` : ""],
     ["peers", view ? count(view.peers.length) : unknown, spares(view)],
   ];
   byId("tiles").replaceChildren(...tiles.map(tile));
@@ -41,8 +37,7 @@ export function drawNow({ live, run, view }) {
 function spares(view) {
   if (!view?.pipelines.length) return "";
   const idle = view.peers.filter((peer) => peer.pipeline === null).length;
-  const pipelines = view.pipelines.length;
-  const text = `${pipelines} pipeline${pipelines === 1 ? "" : "s"}`;
+  const text = some(view.pipelines.length, "pipeline");
   return idle ? `${text}, ${idle} spare` : text;
 }
 
@@ -67,7 +62,7 @@ export function drawPart({ live, view }) {
   for (const text of [placeOf(view, me), worthOf(live?.worth)]) {
     if (text) lines.push(element("p", {}, text));
   }
-  if (live) lines.push(element("p", { className: "quiet" }, `${count(live.committed_here)} steps committed while it was here.`));
+  if (live) lines.push(element("p", { className: "quiet" }, `${some(live.committed_here, "step")} committed while it was here.`));
   lines.push(neighbours(view, live, me));
   room.replaceChildren(...lines);
 }
@@ -75,20 +70,13 @@ export function drawPart({ live, view }) {
 function verdict(view, me, worth) {
   if (me.pipeline === null) return view.no_plan ? "Not yet: there is no plan." : "As a spare: it computes nothing now.";
   const pipeline = view.pipelines[me.pipeline];
-  return `${answer(worth)}${percent(view.part?.share ?? 0)} of each step is computed here, ` +
-    `${layers(me)} for ${count(pipeline.microbatch_count)} microbatches ` +
+  const found = worthAnswer(worth);
+  return `${found && `${found}: `}${percent(view.part?.share ?? 0)} of each step is computed here, ` +
+    `${layers(me)} for ${some(pipeline.microbatch_count, "microbatch", "microbatches")} ` +
     `(pipeline ${me.pipeline + 1}, stage ${me.position + 1} of ${pipeline.peers.length}).`;
 }
 
 const NOTICED = 0.03;
-
-/** By what was measured before this peer came and since; a founder has nothing to compare with. */
-function answer(worth) {
-  if (!worth) return "";
-  if (worth.now_tokens_per_s === null) return "Not known yet: ";
-  const more = worth.now_tokens_per_s / worth.before_tokens_per_s - 1;
-  return more >= NOTICED ? "Yes: " : more <= -NOTICED ? "No: " : "Hardly: ";
-}
 
 /** Which layers would be lost with their holder, were it not for this peer. */
 function guarded(part) {
@@ -113,7 +101,7 @@ function placeOf(view, me) {
 /** What the swarm did before this peer came and does now, both as measured. */
 function worthOf(worth) {
   if (!worth) return "";
-  const who = (members) => `${members} peer${members === 1 ? "" : "s"}`;
+  const who = (members) => some(members, "peer");
   const before = `Before it came, ${who(worth.before_members)} did ${count(worth.before_tokens_per_s)} tokens a second, as measured`;
   if (worth.now_tokens_per_s === null) return `${before}; what it adds is not known yet.`;
   const times = worth.now_tokens_per_s / worth.before_tokens_per_s;
@@ -126,7 +114,7 @@ function worthOf(worth) {
 function sends(flow, view) {
   const out = flow.here === view.me ? flow.there_bytes : flow.here_bytes;
   const note = out ? "a step" : "come";
-  return [memory(out || most(flow)), element("small", {}, note)];
+  return [bytes(out || most(flow)), element("small", {}, note)];
 }
 
 const most = (flow) => Math.max(flow.there_bytes, flow.here_bytes);
@@ -156,7 +144,7 @@ function neighbours(view, live, me) {
       element("td", {}, ...sends(flow, view)),
       flow.bytes_per_s === null
         ? element("td", { className: "quiet" }, "not measured")
-        : element("td", {}, perSecond(flow.bytes_per_s), element("small", {}, shortTime(flow.round_trip_ns))),
+        : element("td", {}, linkRate(flow.bytes_per_s), element("small", {}, shortTime(flow.round_trip_ns))),
       element("td", {}, flow.use === null ? unknown : percent(busy(flow, live))),
       element("td", {}, heard === null || heard === undefined ? unknown : duration(heard), element("small", {}, "ago"))));
   }

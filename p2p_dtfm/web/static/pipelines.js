@@ -1,6 +1,6 @@
 // Pipelines as rows, stages as blocks as wide as their layers are many.
 
-import { byId, element } from "./dom.js";
+import { byId, element, oneStop } from "./dom.js";
 import { called, count, hueOf, layers } from "./format.js";
 import { choosePeer } from "./map.js";
 
@@ -22,6 +22,8 @@ export function drawPipelines({ view, live }) {
     list,
     idle.length ? spares(view, idle) : element("span"),
   );
+  const blocks = [...list.querySelectorAll(".stage")];
+  oneStop(list, blocks, Math.max(0, blocks.findIndex((block) => block.classList.contains("me"))));
   const mine = list.querySelector(".mine");
   if (mine) list.scrollTop = mine.offsetTop - list.offsetTop - list.clientHeight / 2;
 }
@@ -45,7 +47,7 @@ function row(view, pipeline, number, layerCount) {
     element("div", { className: "stages" }, ...stages),
     element("span", { className: "load", title: "microbatches of a step" },
       count(pipeline.microbatch_count),
-      element("span", {}, " microbatches")));
+      element("span", {}, pipeline.microbatch_count === 1 ? " microbatch" : " microbatches")));
 }
 
 function spares(view, idle) {

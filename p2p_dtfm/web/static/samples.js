@@ -1,7 +1,7 @@
 // What the model has made of one prompt over the steps, with a slider from the first to the newest.
 
 import { byId, element } from "./dom.js";
-import { count } from "./format.js";
+import { some } from "./format.js";
 
 let samples = null;
 let watching = false;
@@ -34,7 +34,7 @@ function draw() {
     return;
   }
   const loss = chosen.held_out_loss === null ? "" : `, held-out loss ${chosen.held_out_loss.toFixed(3)}`;
-  const when = `after ${count(chosen.step)} step${chosen.step === 1 ? "" : "s"}${loss}`;
+  const when = `after ${some(chosen.step, "step")}${loss}`;
   byId("samples-when").textContent = when;
   slider.setAttribute("aria-valuetext", when);
   byId("samples-text").replaceChildren(element("b", {}, samples.prompt), chosen.text);

@@ -16,6 +16,7 @@ import msgspec
 from p2p_dtfm.core.messages.agreement_messages import KnownView
 from p2p_dtfm.core.protocol.canonical import decode
 from p2p_dtfm.core.protocol.errors import PeerFault, UserError
+from p2p_dtfm.core.protocol.facts.in_words import bytes_text, counted, rate_text
 from p2p_dtfm.core.protocol.plan import NoPlan, Plan
 from p2p_dtfm.core.protocol.records import RECORD_KIND, PackedRecord, PeerRecord, unpacked
 from p2p_dtfm.core.protocol.run_spec import RunSpec
@@ -96,8 +97,9 @@ def _record_words(record: PeerRecord) -> list[str]:
     lines = [
         f"record of {record.peer_id}, life {record.life}, number {record.sequence}, protocol "
         f"version {record.protocol_version}, run {record.run_digest[:16]}",
-        f"device: {device.kind} {device.name}, {_size(device.memory_bytes)} of memory; a block "
-        f"takes {_time(device.block.forward_ns)} forward and {_time(device.block.backward_ns)} "
+        f"device: {device.kind} {device.name}, {bytes_text(device.memory_bytes)} of memory; a "
+        f"block takes {_time(device.block.forward_ns)} forward and "
+        f"{_time(device.block.backward_ns)} "
         "backward",
         f"up {_rate(record.uplink_bytes_per_s)}, down {_rate(record.downlink_bytes_per_s)}; "
         f"{record.reachability.value}; intent: {record.intent.value}",
@@ -116,10 +118,10 @@ def _snapshot_words(snapshot: Snapshot) -> list[str]:
     lines = [
         f"snapshot {snapshot.digest()[:16]} of {kind} view {snapshot.number} after view "
         f"{snapshot.previous}, run {snapshot.run_digest[:16]}, at step {snapshot.step}",
-        f"{len(snapshot.records)} members, {len(snapshot.contributors)} contributed; absent: "
-        f"{absent}; {len(snapshot.held)} layer states are held",
-        f"workload: {snapshot.workload.block_count} blocks, "
-        f"{snapshot.workload.microbatch_count} microbatches a step",
+        f"{counted(len(snapshot.records), 'member')}, {len(snapshot.contributors)} contributed; "
+        f"absent: {absent}; {len(snapshot.held)} layer states are held",
+        f"workload: {counted(snapshot.workload.block_count, 'block')}, "
+        f"{counted(snapshot.workload.microbatch_count, 'microbatch')} a step",
     ]
     if snapshot.lost_layers:
         lines.append(f"lost layers: {', '.join(map(str, snapshot.lost_layers))}")
@@ -133,7 +135,7 @@ def _snapshot_words(snapshot: Snapshot) -> list[str]:
 def _plan_words(plan: Plan) -> list[str]:
     hurried = "provisional " if plan.provisional else ""
     lines = [
-        f"{hurried}plan {plan.digest()[:16]}: {_counted(len(plan.pipelines), 'pipeline')}, "
+        f"{hurried}plan {plan.digest()[:16]}: {counted(len(plan.pipelines), 'pipeline')}, "
         f"{_time(plan.predicted_step_ns)} a step predicted"
     ]
     for number, pipeline in enumerate(plan.pipelines, 1):
@@ -142,7 +144,9 @@ def _plan_words(plan: Plan) -> list[str]:
             + (" (stands in)" if stage.stands_in else "")
             for stage in pipeline.stages
         )
-        lines.append(f"pipeline {number}, {pipeline.microbatch_count} microbatches: {stages}")
+        lines.append(
+            f"pipeline {number}, {counted(pipeline.microbatch_count, 'microbatch')}: {stages}"
+        )
     if plan.spares:
         lines.append(f"spares: {', '.join(plan.spares)}")
     return lines
@@ -150,7 +154,7 @@ def _plan_words(plan: Plan) -> list[str]:
 
 def _views_words(history: Views) -> list[str]:
     return [
-        f"history of {_counted(len(history.views), 'view')} of run {history.run_digest[:16]}",
+        f"history of {counted(len(history.views), 'view')} of run {history.run_digest[:16]}",
         *(
             f"view {known.view}: {', '.join(member.peer_id for member in known.members)}"
             for known in history.views
@@ -196,7 +200,7 @@ def _frames(payload: bytes) -> Inspected:
     else:
         if reader.inside_frame:
             end = "then a frame that is not whole"
-    count = _counted(len(values), "frame")
+    count = counted(len(values), "frame")
     words = [count, *told]
     if len(values) > len(told):
         words.append(f"and {len(values) - len(told)} more")
@@ -218,7 +222,7 @@ def _frame_words(header: FrameHeader) -> str:
     return (
         f"{header.kind.value} of view {header.view_number}:{header.view_digest[:12]}, step "
         f"{header.step}, number {header.index}, layer {header.layer}: {shape} {header.dtype} as "
-        f"{header.codec}, {_size(header.payload_bytes)}{part}"
+        f"{header.codec}, {bytes_text(header.payload_bytes)}{part}"
     )
 
 
@@ -245,7 +249,7 @@ def _layer_file(payload: bytes) -> Inspected:
     there = len(payload) - 8 - length
     whole = "" if there >= due or len(payload) > FILE_LIMIT_BYTES else f"; {due - there} bytes lack"
     said = ", ".join(f"{name} {value}" for name, value in sorted(metadata.items()))
-    words = [f"safetensors, {len(tensors)} tensors, {_size(due)}{whole}", f"of itself: {said}"]
+    words = [f"safetensors, {len(tensors)} tensors, {bytes_text(due)}{whole}", f"of itself: {said}"]
     return Inspected("layer file", [*words, *shapes], header)
 
 
@@ -271,7 +275,7 @@ def _manifest_words(values: dict[str, Any]) -> list[str]:
         spec = RunSpec.from_canonical_bytes(bytes.fromhex(values["run_spec"]))
         model = spec.model
         run = (
-            f"run {spec.name}: {model.layers} layers of width {model.width}, vocabulary "
+            f"run {spec.name}: {counted(model.layers, 'layer')} of width {model.width}, vocabulary "
             f"{model.vocabulary}, seed {spec.seed}"
         )
     except (PeerFault, UserError, ValueError):
@@ -280,26 +284,16 @@ def _manifest_words(values: dict[str, Any]) -> list[str]:
     size = sum(each.get("bytes", 0) for each in layers.values() if isinstance(each, dict))
     return [
         f"manifest of a checkpoint of format {values.get('format')}, step {values.get('step')}, "
-        f"{values.get('committed_tokens')} tokens, run {str(values.get('run_digest'))[:16]}",
+        f"committed tokens: {values.get('committed_tokens')}, "
+        f"run {str(values.get('run_digest'))[:16]}",
         run,
-        f"{len(layers)} layer files, {_size(size)}: "
+        f"{len(layers)} layer files, {bytes_text(size)}: "
         f"{', '.join(sorted(layers, key=lambda name: (len(name), name)))}",
     ]
 
 
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
-
-
-def _size(count: int) -> str:
-    for unit, bytes_of in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if count >= bytes_of:
-            return f"{count / bytes_of:.1f} {unit}"
-    return f"{count} bytes"
-
-
 def _rate(bytes_per_s: int) -> str:
-    return f"{bytes_per_s * 8 / 1e6:.1f} Mbit/s" if bytes_per_s else "not limited"
+    return rate_text(bytes_per_s) if bytes_per_s else "not limited"
 
 
 def _time(duration_ns: int) -> str:

@@ -1,0 +1,43 @@
+"""Amounts as people read them, alike on all screens: the page's `format.js` says the same.
+
+Bytes, in memory, on disk or on the way, are in binary units, as the options are (`--memory-gib`);
+links are in bits a second, as they are sold. Figures have three digits.
+"""
+
+_BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+_BIT_UNITS = ("bit/s", "kbit/s", "Mbit/s", "Gbit/s")
+
+
+def bytes_text(size_bytes: int, *, rounded_up: bool = False) -> str:
+    """`24.1 GiB`. `rounded_up`: never too little, for what must be there."""
+    return _scaled(size_bytes, 1024, _BYTE_UNITS, rounded_up)
+
+
+def rate_text(bytes_per_s: int) -> str:
+    """`25.0 Mbit/s`, of a link that carries so many bytes a second."""
+    return _scaled(8 * bytes_per_s, 1000, _BIT_UNITS, False)
+
+
+def counted(count: float, one: str) -> str:
+    """`1 step`, `2 steps`, `1,000 microbatches`."""
+    text = f"{count:,.0f}"
+    return f"{text} {one if text == '1' else one + ('es' if one.endswith('ch') else 's')}"
+
+
+def _scaled(value: int, step: int, units: tuple[str, ...], rounded_up: bool) -> str:
+    size, at, unit = abs(value), 0, 1
+    while at < len(units) - 1 and _rounded(size, unit, 1, rounded_up) >= step:
+        at, unit = at + 1, unit * step
+    sign = "-" if value < 0 else ""
+    if not at:
+        return f"{sign}{size:,} {units[0]}"
+    whole = size // unit
+    places = 0 if whole >= 100 else 1 if whole >= 10 else 2
+    digits = _rounded(size, unit, 10**places, rounded_up)
+    fraction = f".{digits % 10**places:0{places}d}" if places else ""
+    return f"{sign}{digits // 10**places:,}{fraction} {units[at]}"
+
+
+def _rounded(size: int, unit: int, scale: int, up: bool) -> int:
+    """`size` in parts of a unit, of which it has `scale`."""
+    return -(-size * scale // unit) if up else (2 * size * scale + unit) // (2 * unit)

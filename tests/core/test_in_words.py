@@ -1,0 +1,141 @@
+"""Amounts in words: one formatter, one system of units, "1 step" and "2 steps"."""
+
+import ast
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import p2p_dtfm
+from p2p_dtfm.core.protocol.facts.in_words import bytes_text, counted, rate_text
+from tests.programs import skip_without
+from tests.web import chromium as browser
+
+ROOT = Path(p2p_dtfm.__file__).parent
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1,023 B"),
+        (1024, "1.00 KiB"),
+        (85_914, "83.9 KiB"),
+        (393_216, "384 KiB"),
+        (-5 << 20, "-5.00 MiB"),
+        (1 << 30, "1.00 GiB"),
+        ((1 << 30) - 1000, "1.00 GiB"),
+        (1023 << 20, "1,023 MiB"),
+        (24 * (1 << 30) + (1 << 20), "24.0 GiB"),
+        (5000 << 40, "5,000 TiB"),
+    ],
+)
+def test_bytes_have_three_digits_in_binary_units(size: int, text: str) -> None:
+    assert bytes_text(size) == text
+
+
+def test_what_is_needed_is_never_said_too_small() -> None:
+    assert bytes_text(24 * (1 << 30) + 1, rounded_up=True) == "24.1 GiB"
+    assert bytes_text(24 << 30, rounded_up=True) == "24.0 GiB"
+    assert bytes_text(1025, rounded_up=True) == "1.01 KiB"
+
+
+@skip_without("browser", "" if browser.PROGRAM else "no Chromium here: apt-get install chromium")
+def test_the_page_says_the_same(tmp_path: Path) -> None:
+    """The two formatters, one for each language, are compared where a browser is."""
+    values = [0, 1, 999, 1023, 1024, 85_914, 393_216, (1 << 30) - 1000, 1 << 30, 5000 << 40]
+    values += [10**power * 37 // 7 for power in range(14)]
+    source = (ROOT / "web" / "static" / "format.js").read_text().replace("export const", "const")
+    source = source.replace("export function", "function")
+    with browser.chromium(tmp_path / "profile") as page:
+        found = page.evaluate(
+            f"(() => {{ {source}; return {json.dumps(values)}.map("
+            "(it) => [bytes(it), linkRate(it), some(it, 'step')]); })()"
+        )
+    for value, said in zip(values, found, strict=True):
+        assert said == [bytes_text(value), rate_text(value), counted(value, "step")], value
+
+
+def test_links_are_in_bits() -> None:
+    assert rate_text(25_000_000) == "200 Mbit/s"
+    assert rate_text(128_000_000) == "1.02 Gbit/s"
+    assert rate_text(100) == "800 bit/s"
+
+
+def test_one_is_one() -> None:
+    assert counted(1, "microbatch") == "1 microbatch"
+    assert counted(0, "microbatch") == "0 microbatches"
+    assert counted(1234.4, "step") == "1,234 steps"
+    assert counted(0.6, "token") == "1 token"
+
+
+OTHER_UNIT = re.compile(r"(?<![A-Za-z-])([kKMGT]B|[KMG]ib|[kKMG]bps)\b")
+
+
+def test_no_text_of_the_program_has_another_unit() -> None:
+    """Of what it says, that is: comments and docstrings measure as their sources did."""
+    found = [
+        f"{path.relative_to(ROOT)}:{line}: {text!r}"
+        for path in sorted(ROOT.rglob("*.py"))
+        for line, text in texts(path)
+        if OTHER_UNIT.search(text)
+    ]
+    found += [
+        f"{path.name}: {line.strip()}"
+        for path in sorted((ROOT / "web" / "static").glob("*.[jh]*"))
+        for line in path.read_text().splitlines()
+        if OTHER_UNIT.search(line)
+    ]
+    assert not found, "\n".join(found)
+
+
+SCREENS = ("web", "cli", "daemon/dashboard", "core/planner", "sim/map")
+"""What is said there is read by people who may well have one peer."""
+MANY = re.compile(
+    r"^ (peers|members|steps|tokens|microbatches|pipelines|layers|stages|spares|views|hours)\b"
+    r"(?!/s| a second| $)"
+)
+
+
+def test_what_is_counted_on_screens_may_be_one() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{line}: {text!r}"
+        for room in SCREENS
+        for path in sorted((ROOT / room).rglob("*.py"))
+        for line, text in counted_by_hand(path)
+    ]
+    assert not found, "use counted():\n" + "\n".join(found)
+
+
+def texts(path: Path) -> Iterator[tuple[int, str]]:
+    """Its string literals and the literal parts of its f-strings, without docstrings."""
+    tree = ast.parse(path.read_text())
+    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        is_text = isinstance(node, ast.Constant) and isinstance(node.value, str)
+        if is_text and id(node) not in docstrings:
+            yield node.lineno, node.value
+
+
+def counted_by_hand(path: Path) -> Iterator[tuple[int, str]]:
+    """A number, then a word in the plural. "3 of {total} steps" may be: a run has more than one."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, ast.JoinedStr):
+            continue
+        before = ""
+        for part, after in zip(node.values, node.values[1:], strict=False):
+            if isinstance(part, ast.Constant):
+                before = str(part.value)
+                continue
+            is_many = isinstance(after, ast.Constant) and MANY.match(str(after.value))
+            if is_many and not before.endswith(" of "):
+                yield node.lineno, str(after.value)
+
+
+def test_the_searches_find_what_they_are_for(tmp_path: Path) -> None:
+    path = tmp_path / "x.py"
+    path.write_text('"""5 MB."""\nsaid = f"{2} steps, {3} of {4} steps, {5 / 1e6} MB"\n')
+    assert [text for _, text in texts(path) if OTHER_UNIT.search(text)] == [" MB"]
+    assert [text for _, text in counted_by_hand(path)] == [" steps, "]

@@ -22,11 +22,17 @@ class Kind(StrEnum):
 
 
 class Chart(StrEnum):
-    """The page's chapters that have bars."""
+    """The chapters that have bars: of the paper's page, of a scenario's, or of both."""
 
     TABLE = "table"
     SCHEDULER = "scheduler"
     SCALE = "scale"
+    PRICES = "prices"
+    STEP = "step"
+    """How long a step of a scenario is: ours, other placements, bounds."""
+    PARTS = "parts"
+    """Where it goes, peer by peer."""
+    CHANGES = "changes"
 
 
 class Bar(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -41,7 +47,11 @@ class Bar(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     source: str
     """A publication, or the command that gives this figure again."""
     seconds: float
+    """Of a step, or of what the chart counts."""
     pflops: float | None = None
+    tokens_per_dollar: float | None = None
+    price_per_hour: float | None = None
+    """Dollars, of all peers with a stage."""
     peers: int = 64
     cached: bool = False
     """Whether it was computed at the time of `made`, and comes along with the program."""
@@ -80,10 +90,12 @@ def command_of(scenario: str, layers: int, batch: int, plan: str, execution: str
     return (
         f"p2p-dtfm simulate {scenario} --layers {layers} --global-batch {batch} "
         f"--plan {plan} --execution {execution}"
-        + (f" --link-efficiency {LINK_EFFICIENCY}" if execution == "ours" else "")
+        + (OURS_AS_COMPARED if execution == "ours" else "")
         + (" --stages 8" if plan != "ours" else "")
     )
 
 
 LINK_EFFICIENCY = 0.85
 """Fraction of their stated rates that links reach in our own rows; DT-FM's has its fitted one."""
+OURS_AS_COMPARED = f" --codec fp16 --recompute --link-efficiency {LINK_EFFICIENCY}"
+"""What `simulate` is told besides, so that it carries a plan out as the rows of ours have it."""

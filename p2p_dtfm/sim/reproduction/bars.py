@@ -18,7 +18,7 @@ class Kind(StrEnum):
     PREDICTED = "predicted"
     """By the planner's own cost model, before anything was played."""
     MEASURED_HERE = "measured here"
-    """By a clock of the machine that made the row."""
+    """By a clock of the machine that made the row, or by whoever gave it."""
 
 
 class Chart(StrEnum):
@@ -33,6 +33,8 @@ class Chart(StrEnum):
     PARTS = "parts"
     """Where it goes, peer by peer."""
     CHANGES = "changes"
+    OWN = "own"
+    """Rows that somebody else has measured."""
 
 
 class Bar(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -79,6 +81,9 @@ class Results(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     curves: list[Curve]
     quality: dict[str, dict[str, float]]
     """Of each number of peers: the planned step, over a lower bound, and seconds of planning."""
+    levels: dict[str, list[list[int]]]
+    """Of each case: the groups of the cheapest placement by the paper's cost, as numbers of peers
+    in the scenario's order."""
 
 
 def bars_of(results: Results, chart: Chart) -> list[Bar]:

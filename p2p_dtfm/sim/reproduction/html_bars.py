@@ -50,7 +50,10 @@ def bar_row(bar: Bar, share: float, value: str, own: bool = False) -> str:
     """One bar as long as `share` of the room; what is longer than all of it is cut."""
     speed = f", {bar.pflops:.2f} PFLOPS" if bar.pflops is not None else ""
     cached = "; cached" if bar.cached else ""
-    told = f"{bar.system}: {bar.seconds:.4g} s{speed}; {bar.kind}{cached}. {bar.source}"
+    price = ""
+    if bar.price_per_hour is not None:
+        price = f", {bar.peers} peers with a stage at ${bar.price_per_hour:.2f} an hour"
+    told = f"{bar.system}: {bar.seconds:.4g} s{speed}{price}; {bar.kind}{cached}. {bar.source}"
     cut = " cut" if share > 1.0001 else ""
     return (
         f'<div class="bar{" own" if own else ""}" data-kind="{bar.kind}" '
@@ -73,3 +76,16 @@ def seconds_told(seconds: float) -> str:
     if seconds >= 10:
         return f"{seconds:.1f} s"
     return f"{seconds:.2f} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
+
+
+def price_rows_html(bars: Sequence[Bar]) -> str:
+    """Bars of tokens for a dollar."""
+    most = max(bar.tokens_per_dollar or 0.0 for bar in bars)
+    return "".join(
+        bar_row(
+            bar,
+            (bar.tokens_per_dollar or 0.0) / most,
+            f"{(bar.tokens_per_dollar or 0.0) / 1e6:.1f} M",
+        )
+        for bar in bars
+    )

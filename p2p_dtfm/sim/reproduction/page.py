@@ -4,22 +4,31 @@ import html
 from collections.abc import Sequence
 from typing import Any
 
+from p2p_dtfm.sim.paper.cost import paper_plan
 from p2p_dtfm.sim.paper.published import PLANNED_SCENARIOS, TITLES
-from p2p_dtfm.sim.paper.solver import solve_paper
 from p2p_dtfm.sim.reproduction.bars import Bar, Chart, Results, bars_of
 from p2p_dtfm.sim.reproduction.bilevel import bilevel_svg
 from p2p_dtfm.sim.reproduction.charts import Axis, Line, bar_chart, line_chart
 from p2p_dtfm.sim.reproduction.convergence import CASES, METHODS, OURS, case_problem
-from p2p_dtfm.sim.reproduction.html_bars import STYLE, bar_row, kinds_key
+from p2p_dtfm.sim.reproduction.html_bars import (
+    STYLE,
+    bar_row,
+    kinds_key,
+    price_rows_html,
+    seconds_rows,
+)
+from p2p_dtfm.sim.reproduction.simulated_rows import RUN
 from p2p_dtfm.sim.reproduction.story import (
     Cell,
     cells,
     compared,
     curves_of,
     errors,
+    own_compared,
     reached,
     the_claim,
 )
+from p2p_dtfm.sim.reproduction.tasks import PRICED
 from p2p_dtfm.sim.scenario.files import read_scenario
 
 TABLE_ORDER = (
@@ -60,7 +69,7 @@ def drawings(results: Results) -> dict[str, str]:
     for case in CASES:
         for across in ("evaluations", "seconds"):
             found[f"convergence-{case}-{across}.svg"] = _convergence(results, case, across)
-        found[f"bilevel-{case}.svg"] = _bilevel(case)
+        found[f"bilevel-{case}.svg"] = _bilevel(results, case)
     found["scale-seconds.svg"], found["scale-quality.svg"] = _scale(results)
     return found
 
@@ -95,6 +104,7 @@ and the command that gives it again.</p>
 {all_rows["median"]:.1%}, worst {all_rows["worst"]:.1%}. Four constants, shared by all cases, were
 fitted to rows of cases 1, 3 and 5; one link rate of case 2 was chosen with its rows in sight.</p>
 <div class="scroll">{_error_table(results)}</div>
+{_own(results)}
 <h2>With and without a scheduler</h2>
 <p>Seconds a step under our execution, 24 layers and 1,024 sequences, 8 stages of 8 but for ours,
 whose planner chooses its own shape.</p>
@@ -117,6 +127,11 @@ budget.</p>
 <p>Ten cities, speeds, memories and uplinks mixed; how long the planner takes, and how far its
 plan is above a lower bound that no plan can beat, and that is loose where uplinks are weak.</p>
 <div class="grid">{_card(drawn["scale-seconds.svg"])}{_card(drawn["scale-quality.svg"])}</div>
+<h2>What a dollar buys</h2>
+<p>Millions of tokens of {RUN} for a dollar, of plans as predicted: rented V100s on demand and on
+the spot market, together and each alone (<code>{PRICED}</code>). What it costs when a rented
+machine is taken away is not counted.</p>
+<div class="grid"><div class="card">{price_rows_html(bars_of(results, Chart.PRICES))}</div></div>
 <p class="quiet">{html.escape(made)}</p>
 </body></html>
 """
@@ -194,6 +209,33 @@ def _error_table(results: Results) -> str:
     return _table(("case", "rows", "median error", "worst", "which"), told)
 
 
+def _own(results: Results) -> str:
+    """Rows that somebody else has measured; nothing without any."""
+    rows, bars = own_compared(results), bars_of(results, Chart.OWN)
+    if not rows:
+        return ""
+    found = errors(rows)
+    told = [
+        (
+            f"{row.cell[0]}, L{row.cell[1]} B{row.cell[2]}",
+            row.system,
+            f"{row.published_s:.2f} s",
+            f"{row.simulated_s:.2f} s",
+            f"{row.error:+.1%}",
+        )
+        for row in rows
+    ]
+    return (
+        "<h2>Rows of your own</h2>"
+        f"<p>{html.escape(bars[0].source)}: {found['rows']:.0f} rows, median error "
+        f"{found['median']:.1%}, worst {found['worst']:.1%}; nothing was fitted to them.</p>"
+        f'<div class="grid"><div class="card">{seconds_rows(bars)}</div></div>'
+        '<div class="scroll">'
+        + _table(("scenario", "system", "measured", "simulated", "error"), told)
+        + "</div>"
+    )
+
+
 def _reached_table(results: Results) -> str:
     table: dict[str, dict[str, dict[str, Any]]] = reached(results)
     told = []
@@ -221,9 +263,11 @@ def _bilevel_details(case: str, drawn: dict[str, str]) -> str:
     )
 
 
-def _bilevel(case: str) -> str:
+def _bilevel(results: Results, case: str) -> str:
     problem = case_problem(case)
-    return bilevel_svg(read_scenario(PLANNED_SCENARIOS[case]), problem, solve_paper(problem))
+    groups = tuple(map(tuple, results.levels[case]))
+    scenario = read_scenario(PLANNED_SCENARIOS[case])
+    return bilevel_svg(scenario, problem, paper_plan(problem, groups))
 
 
 def _convergence(results: Results, case: str, across: str) -> str:

@@ -35,6 +35,15 @@ def swarms_by_price(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
         yield f"{', '.join(groups[:GROUPS_NAMED])}{more} (${price / MICRO:g} an hour)", swarm
 
 
+def what_if_of(scenario: Scenario, swarm: Scenario) -> str:
+    """The change of `plan --what-if` that leaves these peers of a scenario; "" where all stay."""
+    kept = {peer.name for peer in swarm.peers}
+    groups = {peer.group for peer in swarm.peers}
+    gone = [peer for peer in scenario.peers if peer.name not in kept]
+    words = [f"-{peer.name if peer.group in groups else peer.group}" for peer in gone]
+    return ", ".join(dict.fromkeys(words))
+
+
 def price_row(scenario: Scenario, spec: RunSpec) -> PriceRow | None:
     """Of a swarm's plan as predicted; None where it has no plan."""
     hired = planned_hire(scenario, spec)

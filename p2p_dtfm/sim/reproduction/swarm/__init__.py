@@ -1,4 +1,5 @@
-"""Any scenario's own page: the paper's charts for whoever has other machines.
+"""Other people's machines: the paper's charts for any scenario, and rows that others have measured.
 
-Imports its neighbours in `reproduction`; for `cli`. Begin with `swarm_bars`.
+Imports the rooms below `reproduction` and single files of it; for `cli` and `collection`. Begin
+with `swarm_bars`.
 """

@@ -5,7 +5,13 @@ from collections.abc import Sequence
 
 from p2p_dtfm.sim.reproduction.bars import Bar, Chart
 from p2p_dtfm.sim.reproduction.html_bars import STYLE as BARS_STYLE
-from p2p_dtfm.sim.reproduction.html_bars import bar_row, kinds_key, seconds_rows, seconds_told
+from p2p_dtfm.sim.reproduction.html_bars import (
+    bar_row,
+    kinds_key,
+    price_rows_html,
+    seconds_rows,
+    seconds_told,
+)
 from p2p_dtfm.sim.reproduction.swarm.swarm_bars import SwarmBars
 from p2p_dtfm.sim.step_time.stage_shares import Parts
 
@@ -115,17 +121,4 @@ def _prices_html(bars: Sequence[Bar]) -> str:
         "<h2>What a dollar buys</h2><p>Millions of tokens for a dollar, of plans as predicted; "
         "what it costs when a rented machine is taken away is not counted.</p>"
         f'<div class="card">{price_rows_html(bars)}</div>'
-    )
-
-
-def price_rows_html(bars: Sequence[Bar]) -> str:
-    """Bars of tokens for a dollar."""
-    most = max(bar.tokens_per_dollar or 0.0 for bar in bars)
-    return "".join(
-        bar_row(
-            bar,
-            (bar.tokens_per_dollar or 0.0) / most,
-            f"{(bar.tokens_per_dollar or 0.0) / 1e6:.1f} M",
-        )
-        for bar in bars
     )

@@ -58,7 +58,8 @@ def test_each_row_is_simulated_as_its_command_simulates_it(tmp_path: Path) -> No
         again = call_json(*bar["source"].split()[2:])
         assert again["seconds_per_step"] == pytest.approx(bar["seconds"], rel=1e-9)
     found = told["facts"]["own_rows_simulated_against_measured"]
-    errors = sorted(abs(s["seconds"] / m["seconds"] - 1) for m, s in zip(bars[::2], bars[1::2], strict=True))
+    pairs = zip(bars[::2], bars[1::2], strict=True)
+    errors = sorted(abs(other["seconds"] / row["seconds"] - 1) for row, other in pairs)
     assert found["rows"] == 2 and found["worst"] == pytest.approx(errors[-1])
     paper = told["facts"]["dtfm_simulated_against_published"]["all"]
     assert paper["rows"] == 90, "rows of one's own do not count among the paper's"

@@ -20,6 +20,7 @@ from p2p_dtfm.sim.reproduction.convergence import case_problem, shuffled
 from p2p_dtfm.sim.reproduction.story import REACHED
 from tests.programs import skip_without
 from tests.sim.test_paper_solver import random_problem
+from tests.sim.test_simulate_command import call_json
 from tests.web import chromium as browser
 from tests.web.chromium import Page
 
@@ -93,6 +94,68 @@ def test_the_claim_says_what_the_times_are_against(made) -> None:
     claim = made[1]["facts"]["claim"]
     assert "4.77 times" in claim and "1.5 to 3.0" in claim
     assert claim in (made[0] / "index.html").read_text()
+
+
+def simulated_again(bar: dict) -> float:
+    words = bar["source"].split()
+    assert words[:2] == ["p2p-dtfm", "simulate"], bar
+    return call_json(*words[2:])["seconds_per_step"]
+
+
+def bar_of(made, chart: str, case: str, system: str) -> dict:
+    (found,) = (
+        bar
+        for bar in made[1]["bars"]
+        if (bar["chart"], bar["case"], bar["system"]) == (chart, case, system)
+        and (bar["layers"], bar["batch"]) == (24, 1024)
+    )
+    return found
+
+
+@pytest.mark.parametrize(
+    ("chart", "case", "system"),
+    [
+        ("table", "3", "DT-FM scheduled, simulated"),
+        ("table", "2", "DT-FM random, simulated"),
+        ("scheduler", "5", "region order"),
+        ("scheduler", "2", "optimum of DT-FM's cost"),
+    ],
+)
+def test_the_command_of_a_bar_gives_the_same_figure(
+    made, chart: str, case: str, system: str
+) -> None:
+    """Rows that come along cached, too."""
+    bar = bar_of(made, chart, case, system)
+    assert simulated_again(bar) == pytest.approx(bar["seconds"], rel=1e-6)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("case", ["1", "5"])
+def test_the_command_of_our_own_bars_gives_the_same_figure(made, case: str) -> None:
+    bar = bar_of(made, "table", case, "ours")
+    assert simulated_again(bar) == pytest.approx(bar["seconds"], rel=1e-6)
+
+
+def test_prices_are_of_the_spot_market_and_on_demand(made) -> None:
+    bars = {bar["system"]: bar for bar in made[1]["bars"] if bar["chart"] == "prices"}
+    assert {bar["kind"] for bar in bars.values()} == {"predicted"}
+    spot, demand = (
+        next(bar for name, bar in bars.items() if name.startswith(word))
+        for word in ("spot", "on-demand")
+    )
+    assert spot["tokens_per_dollar"] > demand["tokens_per_dollar"] > 0
+    for bar in bars.values():
+        assert bar["source"].startswith("p2p-dtfm plan spot-and-on-demand --run gpt3-xl")
+        tokens = 1024 * 2048 * 3600 / bar["seconds"] / bar["price_per_hour"]
+        assert bar["tokens_per_dollar"] == pytest.approx(tokens, rel=1e-6)
+    assert "What a dollar buys" in (made[0] / "index.html").read_text()
+
+
+def test_the_two_levels_that_come_along_are_the_solvers(made) -> None:
+    """Groups are cached, since without a compiler they take minutes; what they cost is not."""
+    for case, best_s in made[1]["facts"]["best_known_s"].items():
+        groups = tuple(map(tuple, made[1]["levels"][case]))
+        assert paper_plan(case_problem(case), groups).total_ns / 1e9 <= best_s * REACHED
 
 
 def test_the_page_needs_nothing_but_itself(made) -> None:

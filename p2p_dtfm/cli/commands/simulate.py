@@ -2,7 +2,7 @@
 
 import json
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,55 +11,24 @@ import typer
 
 from p2p_dtfm.cli.app import GlobalBatchOption, LayersOption
 from p2p_dtfm.cli.terminal.output_files import check_writable, write_text
-from p2p_dtfm.core.planner.planner import compute_plan
-from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.facts.in_words import counted
-from p2p_dtfm.core.protocol.plan import NoPlan, Plan
-from p2p_dtfm.core.protocol.run_spec import RunSpec
-from p2p_dtfm.core.protocol.workload import Workload
-from p2p_dtfm.sim.paper.cost import PaperSizes
-from p2p_dtfm.sim.paper.named_plans import (
-    default_stages,
-    dtfm_order,
-    grid_plan,
-    paper_order,
-    random_orders,
-    region_order,
-    within_memory,
+from p2p_dtfm.core.protocol.plan import Plan
+from p2p_dtfm.sim.reproduction.named_steps import (
+    PlanName,
+    Question,
+    named_step,
+    question_of,
+    recomputing,
 )
-from p2p_dtfm.sim.paper.scenario_problem import sizes_of
-from p2p_dtfm.sim.scenario.execution import Execution, execution_named
+from p2p_dtfm.sim.scenario.execution import execution_named
 from p2p_dtfm.sim.scenario.files import read_run_spec, read_scenario
-from p2p_dtfm.sim.scenario.scenario import Scenario
-from p2p_dtfm.sim.scenario.scenario_snapshot import on_the_wire, scenario_snapshot, workload_in
-from p2p_dtfm.sim.step_time.simulator import simulate_step
 from p2p_dtfm.sim.step_time.timeline import StepTime
 from p2p_dtfm.sim.step_time.trace import trace_json
-
-
-class PlanName(StrEnum):
-    OURS = "ours"
-    PAPER = "paper"
-    REGION = "region"
-    RANDOM = "random"
-    DTFM = "dtfm"
 
 
 class ExecutionName(StrEnum):
     OURS = "ours"
     DTFM = "dtfm"
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """What is simulated."""
-
-    scenario: Scenario
-    spec: RunSpec
-    workload: Workload
-    execution: Execution
-    stages: int
-    seed: int
 
 
 def simulate(
@@ -121,68 +90,19 @@ def simulate(
 
     spec = with_sizes(read_run_spec(run, layers, global_batch))
     how = execution_named(execution.value, spec.model.layers)
-    how = _recomputing(how, recompute, spec, plan)
+    how = recomputing(how, recompute, spec, plan)
     if codec is not None:
         how = how.with_codec(codec)
     if reduction is not None:
         how = how.with_reduction(reduction)
-    workload = workload_in(peers, spec, how)
-    depth = stages or default_stages(len(peers.peers), workload.block_count)
-    question = Question(peers, spec, workload, how, depth, seed)
-    plans = _plans(question, plan)
-    steps = [_step(question, placed, trace is not None) for placed in plans]
-    order = sorted(range(len(steps)), key=lambda number: steps[number].total_ns)
-    middle = order[len(order) // 2]
+    question = replace(question_of(peers, spec, how, stages), seed=seed)
+    found = named_step(question, plan, trace is not None)
     if trace is not None:
-        text = json.dumps(trace_json(steps[middle], question.scenario))
-        write_text(trace, text, "--trace")
-    result = _result(question, plan, plans[middle], steps[middle])
-    result["runs_s"] = [step.total_ns / 1e9 for step in steps]
+        write_text(trace, json.dumps(trace_json(found.step, question.scenario)), "--trace")
+    result = _result(question, plan, found.plan, found.step)
+    result["runs_s"] = [total_ns / 1e9 for total_ns in found.all_ns]
     result["elapsed_s"] = round(time.perf_counter() - began, 3)
     typer.echo(json.dumps(result) if as_json else _table(result))
-
-
-def _recomputing(how: Execution, wanted: bool | None, spec: RunSpec, plan: PlanName) -> Execution:
-    """As is wanted; else as the run says. Only our planner finds out where it pays."""
-    if wanted is None and how.recompute is None and plan is not PlanName.OURS:
-        wanted = spec.compute.recompute != "never"
-    return how if wanted is None else replace(how, recompute=wanted)
-
-
-def _plans(question: Question, name: PlanName) -> list[Plan]:
-    """The plan of that name; of random orders, all three."""
-    scenario, workload = question.scenario, question.workload
-    if name is PlanName.OURS:
-        plan = compute_plan(scenario_snapshot(scenario, question.spec, question.execution))
-        if isinstance(plan, NoPlan):
-            raise UserError(
-                f"no plan for {scenario.name}: {plan.reason}",
-                ("add peers or memory to the scenario", "choose a smaller model (--layers)"),
-            )
-        return [plan]
-    if name is PlanName.RANDOM:
-        orders = random_orders(scenario, question.seed)
-    elif name is PlanName.PAPER:
-        orders = [paper_order(scenario, question.stages, _sizes(question))]
-    elif name is PlanName.DTFM:
-        orders = [dtfm_order(scenario, question.stages, _sizes(question))]
-    else:
-        orders = [region_order(scenario)]
-    plans = [grid_plan(order, workload, question.stages) for order in orders]
-    if question.execution.communicator is not None:
-        return plans
-    return [within_memory(plan, scenario, workload) for plan in plans]
-
-
-def _sizes(question: Question) -> PaperSizes:
-    """What the paper's cost counts of this run."""
-    return sizes_of(question.spec.name, on_the_wire(question.workload, question.execution))
-
-
-def _step(question: Question, plan: Plan, trace: bool) -> StepTime:
-    return simulate_step(
-        plan, question.scenario, question.workload, question.execution, trace=trace
-    )
 
 
 def _result(question: Question, name: PlanName, plan: Plan, step: StepTime) -> dict[str, Any]:

@@ -1,6 +1,8 @@
 """`p2p-dtfm plan SCENARIO`: plans of swarms that need not exist."""
 
 import json
+import shlex
+import sys
 import time
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -18,14 +20,14 @@ from p2p_dtfm.core.protocol.facts.in_words import bytes_text, counted
 from p2p_dtfm.core.protocol.plan import NoPlan, Plan
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.snapshot import Snapshot
-from p2p_dtfm.core.protocol.workload import Workload
-from p2p_dtfm.sim.advice.changes import changes_html, changes_of
 from p2p_dtfm.sim.advice.hiring import HOUR_S, hire, price_per_hour
 from p2p_dtfm.sim.map.plan_map import plan_html, plan_svg
 from p2p_dtfm.sim.paper.cost import PAPER_SIZES, PaperSizes
 from p2p_dtfm.sim.paper.scenario_problem import paper_problem_of, sizes_of
 from p2p_dtfm.sim.paper.solver import solve_paper
 from p2p_dtfm.sim.reproduction.bilevel import bilevel_svg
+from p2p_dtfm.sim.reproduction.swarm.swarm_bars import SwarmQuestion, swarm_bars
+from p2p_dtfm.sim.reproduction.swarm.swarm_page import STYLE, charts_html
 from p2p_dtfm.sim.scenario.execution import AS_RUN, OURS
 from p2p_dtfm.sim.scenario.files import read_run_spec, read_scenario
 from p2p_dtfm.sim.scenario.scenario import Scenario
@@ -151,14 +153,10 @@ def _plan_step(scenario: Scenario, question: Question) -> None:
         read_run_spec(question.run or DEFAULT_RUN, question.layers, question.global_batch)
     )
 
-    def page(made: Plan, swarm: Scenario, workload: Workload) -> str:
-        changes = changes_html(made.predicted_step_ns, changes_of(swarm, spec))
-        return plan_html(made, swarm, workload, changes)
-
-    pictures = ((question.svg, "--svg", plan_svg), (question.html, "--html", page))
-    for path, option, _ in pictures:
+    pictures = ((question.svg, "--svg"), (question.html, "--html"), (question.graphml, "--graphml"))
+    for path, option in pictures:
         check_writable(path, option)
-    check_writable(question.graphml, "--graphml")
+    asked_for = question
     hired: dict[str, Any] = {}
     if question.objective is Objective.COST:
         asked = what_if(scenario, question.change) if question.change is not None else scenario
@@ -173,9 +171,10 @@ def _plan_step(scenario: Scenario, question: Question) -> None:
     explanation = explain(snapshot, found) if question.explained else None
     if explanation is not None:
         result["explanation"] = msgspec.to_builtins(explanation)
-    for path, option, draw in pictures:
-        if path is not None:
-            write_text(path, draw(found, shown, snapshot.workload), option)
+    if question.svg is not None:
+        write_text(question.svg, plan_svg(found, shown, snapshot.workload), "--svg")
+    if question.html is not None:
+        result["bars"] = _write_page(asked_for, shown, spec, snapshot, found)
     if question.graphml is not None:
         write_graph(question.graphml, snapshot, found)
     if question.as_json:
@@ -184,6 +183,42 @@ def _plan_step(scenario: Scenario, question: Question) -> None:
     typer.echo(_step_text(result))
     if explanation is not None:
         typer.echo(explanation.text())
+
+
+def _write_page(
+    question: Question, swarm: Scenario, spec: RunSpec, snapshot: Snapshot, plan: Plan
+) -> list[dict[str, Any]]:
+    """The scenario's own page; its bars, as data."""
+    assert question.html is not None
+    plainly = question.change is None and question.objective is Objective.SPEED
+    asked = SwarmQuestion(
+        swarm, spec, snapshot, plan, command=f"p2p-dtfm plan {_typed(question)}",
+        simulated_by=f"p2p-dtfm simulate {_typed(question)}" if plainly else None,
+    )  # fmt: skip
+    found = swarm_bars(asked, _tell)
+    page = plan_html(plan, swarm, snapshot.workload, charts_html(found), STYLE)
+    write_text(question.html, page, "--html")
+    return [msgspec.to_builtins(bar) for bar in found.bars]
+
+
+def _typed(question: Question) -> str:
+    """Scenario and run, as the commands that plan or simulate them take them."""
+    words = [question.scenario, "--run", question.run or DEFAULT_RUN]
+    for option, value in (
+        ("--layers", question.layers),
+        ("--global-batch", question.global_batch),
+        ("--what-if", question.change),
+    ):
+        words += [option, str(value)] if value is not None else []
+    if question.objective is Objective.COST:
+        words += ["--objective", "cost"]
+    return shlex.join(words)
+
+
+def _tell(what: str) -> None:
+    """On a terminal: a page takes from a second to minutes."""
+    if sys.stderr.isatty():
+        print(f"\r\x1b[Kthe page: {what}", end="\r", file=sys.stderr, flush=True)
 
 
 def write_graph(path: Path, snapshot: Snapshot, made: Plan | NoPlan) -> None:

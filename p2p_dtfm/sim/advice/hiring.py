@@ -65,7 +65,7 @@ def hire(
     def consider(names: tuple[str, ...]) -> None:
         if names and names not in tried and len(tried) < most:
             tried.add(names)
-            hired = _hired(scenario.with_peers(names), spec)
+            hired = planned_hire(scenario.with_peers(names), spec)
             found.extend([hired] if hired else [])
             progress(len(tried), most)
 
@@ -88,7 +88,8 @@ def _cheapest(found: list[Hired]) -> Hired:
     return max(cheap, key=lambda each: each.tokens_per_s)
 
 
-def _hired(scenario: Scenario, spec: RunSpec) -> Hired | None:
+def planned_hire(scenario: Scenario, spec: RunSpec) -> Hired | None:
+    """The scenario's plan, with those who have a stage in it; None where there is no plan."""
     plan = compute_plan(scenario_snapshot(scenario, spec, AS_RUN))
     if isinstance(plan, NoPlan):
         return None

@@ -13,6 +13,7 @@ from p2p_dtfm.sim.map.map_layout import Layout, lay_out
 from p2p_dtfm.sim.scenario.scenario import Scenario
 
 WIDTH, HEIGHT, PANEL, MARGIN = 900, 700, 400, 40
+PHONE = (390, 430)
 NAMED_PEERS = 24
 """Up to so many peers are named on the map; more names would hide one another."""
 TOLD_GROUPS = 4
@@ -53,12 +54,13 @@ def plan_svg(plan: Plan, scenario: Scenario, workload: Workload) -> str:
     height = max(HEIGHT, _TOP + 26 * len(plan.pipelines) + 60)
     layout = lay_out(scenario, WIDTH, min(height, WIDTH), MARGIN)
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH + PANEL} {height}" '
+        f'<svg class="wide" xmlns="http://www.w3.org/2000/svg" '
+        f'viewBox="0 0 {WIDTH + PANEL} {height}" '
         f'width="{WIDTH + PANEL}" height="{height}" role="img">',
         f"<title>{html.escape(scenario.name)}: plan of {len(scenario.peers)} peers</title>",
         f"<style>{_STYLE}</style>",
         f'<rect class="page" width="{WIDTH + PANEL}" height="{height}"/>',
-        *_links(layout, scenario),
+        *_links(layout),
         *_groups(layout),
         *_spares(plan, layout),
         *_heading(plan, scenario),
@@ -68,9 +70,29 @@ def plan_svg(plan: Plan, scenario: Scenario, workload: Workload) -> str:
     return "\n".join([*parts, *_names(layout, scenario), "</svg>", ""])
 
 
-def plan_html(plan: Plan, scenario: Scenario, workload: Workload, more: str = "") -> str:
+def phone_svg(plan: Plan, scenario: Scenario, workload: Workload) -> str:
+    """The map alone, upright: on a phone the wide one could not be read."""
+    width, height = PHONE
+    layout = lay_out(scenario, width, height, MARGIN)
+    parts = [
+        f'<svg class="phone" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
+        'role="img">',
+        f"<title>{html.escape(scenario.name)}: plan of {len(scenario.peers)} peers</title>",
+        f"<style>{_STYLE}</style>",
+        *_links(layout),
+        *_groups(layout),
+        *_spares(plan, layout),
+    ]
+    for number, pipeline in enumerate(plan.pipelines):
+        parts += _pipeline(number, pipeline, plan, scenario, workload, layout, strip=False)
+    return "\n".join([*parts, *_names(layout, scenario), "</svg>", ""])
+
+
+def plan_html(
+    plan: Plan, scenario: Scenario, workload: Workload, more: str = "", style: str = ""
+) -> str:
     """A page of its own with the picture and a table of the pipelines; needs no network. `more` is
-    HTML that stands below the picture."""
+    HTML that stands below the picture, `style` its style sheet."""
     rows = "\n".join(
         f"<tr><td>{number + 1}</td><td>{pipeline.microbatch_count}</td><td>"
         + " → ".join(
@@ -85,14 +107,18 @@ def plan_html(plan: Plan, scenario: Scenario, workload: Workload, more: str = ""
     return f"""<!doctype html>
 <html lang="en"><meta charset="utf-8"><title>{html.escape(scenario.name)}: plan</title>
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
+<meta name="color-scheme" content="light dark"><link rel="icon" href="data:,">
 <style>body{{font:15px system-ui,sans-serif;margin:24px;color:#22303c;background:#fff}}
-svg{{max-width:100%;height:auto}}table{{border-collapse:collapse}}td,th{{padding:4px 12px;
-text-align:left;border-bottom:1px solid #8884}}small{{opacity:.7}}
-meter{{width:min(60vw,420px);height:12px}}h2{{font-size:18px}}
-td{{overflow-wrap:anywhere}}@media(max-width:600px){{body{{margin:12px}}td,th{{padding:4px 6px}}}}
-@media(prefers-color-scheme:dark){{body{{color:#e6edf3;background:#11181f}}}}</style>
+svg{{max-width:100%;height:auto}}svg.phone{{display:none;width:100%}}
+table{{border-collapse:collapse}}td,th{{padding:4px 12px;text-align:left;
+border-bottom:1px solid #8884}}small{{opacity:.7}}
+h1{{font-size:22px}}h2{{font-size:18px}}p,li{{max-width:76ch}}
+td{{overflow-wrap:anywhere}}@media(max-width:600px){{body{{margin:12px}}td,th{{padding:4px 6px}}
+svg.wide{{display:none}}svg.phone{{display:block}}}}
+@media(prefers-color-scheme:dark){{body{{color:#e6edf3;background:#11181f}}}}{style}</style>
+<h1>{html.escape(scenario.name)}: {_seconds(plan.predicted_step_ns)} a step</h1>
 {plan_svg(plan, scenario, workload)}
+{phone_svg(plan, scenario, workload)}
 {more}
 <h2>Who holds what</h2>
 <table><tr><th>pipeline</th><th>microbatches</th><th>stages</th></tr>
@@ -103,22 +129,37 @@ td{{overflow-wrap:anywhere}}@media(max-width:600px){{body{{margin:12px}}td,th{{p
 """
 
 
-def _links(layout: Layout, scenario: Scenario) -> list[str]:
-    """Between each two of a few groups: the way from the first peer of one to that of the other."""
+def _between(layout: Layout) -> list[tuple[str, str]]:
+    """Each two of a few groups."""
     names = list(layout.groups)
-    if not 1 < len(names) <= TOLD_GROUPS:
-        return []
+    few = 1 < len(names) <= TOLD_GROUPS
+    return [(here, there) for at, here in enumerate(names) for there in names[:at] if few]
+
+
+def _links(layout: Layout) -> list[str]:
+    parts = []
+    for here, there in _between(layout):
+        (ax, ay, _), (bx, by, _) = layout.groups[here], layout.groups[there]
+        parts.append(
+            f'<line class="between" x1="{ax:.1f}" y1="{ay:.1f}" x2="{bx:.1f}" y2="{by:.1f}"/>'
+        )
+    return parts
+
+
+def _link_labels(layout: Layout, scenario: Scenario) -> list[str]:
+    """The way from the first peer of a group to that of another, halfway between their rims."""
     first = {peer.group: peer.name for peer in reversed(scenario.peers)}
     parts = []
-    for at, here in enumerate(names):
-        for there in names[:at]:
-            (ax, ay, _), (bx, by, _) = layout.groups[here], layout.groups[there]
-            link = scenario.link(first[here], first[there])
-            parts.append(
-                f'<line class="between" x1="{ax:.1f}" y1="{ay:.1f}" x2="{bx:.1f}" y2="{by:.1f}"/>'
-                f'<text class="label quiet" x="{(ax + bx) / 2:.1f}" y="{(ay + by) / 2:.1f}">'
-                f"{link.latency_ns / 1e6:.0f} ms, {link.bytes_per_s * 8 / 1e6:.0f} Mbit/s</text>"
-            )
+    for here, there in _between(layout):
+        (ax, ay, a), (bx, by, b) = layout.groups[here], layout.groups[there]
+        apart = max(1.0, math.hypot(bx - ax, by - ay))
+        at = min(0.9, max(0.1, 0.5 + (a - b) / (2 * apart)))
+        link = scenario.link(first[here], first[there])
+        parts.append(
+            f'<text class="label quiet" x="{ax + at * (bx - ax):.1f}" '
+            f'y="{ay + at * (by - ay):.1f}">'
+            f"{link.latency_ns / 1e6:.0f} ms, {link.bytes_per_s * 8 / 1e6:.0f} Mbit/s</text>"
+        )
     return parts
 
 
@@ -131,7 +172,8 @@ def _groups(layout: Layout) -> list[str]:
 
 def _names(layout: Layout, scenario: Scenario) -> list[str]:
     """On top of all lines, with a rim in the page's colour: of groups, and of peers if few."""
-    parts = [
+    parts = _link_labels(layout, scenario)
+    parts += [
         f'<text class="label groupname" x="{x:.1f}" y="{y - radius - 7:.1f}">'
         f"{html.escape(name)}</text>"
         for name, (x, y, radius) in layout.groups.items()
@@ -161,7 +203,7 @@ def _heading(plan: Plan, scenario: Scenario) -> list[str]:
         f"{_seconds(plan.predicted_step_ns)} a step; {_counted(peers, 'peer')} in "
         f"{_counted(pipelines, 'pipeline')}{spares}",
         "A line is as thick as its link is busy.",
-        "A bar shows a pipeline's layers by stage, and its microbatches.",
+        "A strip: a pipeline's layers by stage; its microbatches.",
     ]
     return [
         f'<text class="title" x="{x}" y="44">{html.escape(scenario.name)}</text>',
@@ -184,7 +226,9 @@ def _pipeline(
     scenario: Scenario,
     workload: Workload,
     layout: Layout,
+    strip: bool = True,
 ) -> list[str]:
+    """The pipeline on the map, and beside it the strip of its layers."""
     colour = f"hsl({number * 137.508 % 360:.0f} 55% {36 + 6 * (number % 2)}%)"
     parts = ['<g class="pipeline">', f"<title>{html.escape(_told(number, pipeline))}</title>"]
     for flow in _flows(pipeline, plan, scenario, workload):
@@ -207,7 +251,8 @@ def _pipeline(
             f"<title>{html.escape(stage.peer_id)}: layers {stage.first_layer}–"
             f"{stage.end_layer - 1}, {stage.in_flight} in flight</title></circle>"
         )
-    parts += _bar(number, pipeline, workload, colour)
+    if strip:
+        parts += _bar(number, pipeline, workload, colour)
     return [*parts, "</g>"]
 
 

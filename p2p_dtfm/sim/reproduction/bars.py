@@ -18,15 +18,23 @@ class Kind(StrEnum):
     PREDICTED = "predicted"
     """By the planner's own cost model, before anything was played."""
     MEASURED_HERE = "measured here"
-    """By a clock of the machine that made the row."""
+    """By a clock of the machine that made the row, or by whoever gave it."""
 
 
 class Chart(StrEnum):
-    """The page's chapters that have bars."""
+    """The chapters that have bars: of the paper's page, of a scenario's, or of both."""
 
     TABLE = "table"
     SCHEDULER = "scheduler"
     SCALE = "scale"
+    PRICES = "prices"
+    STEP = "step"
+    """How long a step of a scenario is: ours, other placements, bounds."""
+    PARTS = "parts"
+    """Where it goes, peer by peer."""
+    CHANGES = "changes"
+    OWN = "own"
+    """Rows that somebody else has measured."""
 
 
 class Bar(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -41,7 +49,11 @@ class Bar(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     source: str
     """A publication, or the command that gives this figure again."""
     seconds: float
+    """Of a step, or of what the chart counts."""
     pflops: float | None = None
+    tokens_per_dollar: float | None = None
+    price_per_hour: float | None = None
+    """Dollars, of all peers with a stage."""
     peers: int = 64
     cached: bool = False
     """Whether it was computed at the time of `made`, and comes along with the program."""
@@ -69,6 +81,9 @@ class Results(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     curves: list[Curve]
     quality: dict[str, dict[str, float]]
     """Of each number of peers: the planned step, over a lower bound, and seconds of planning."""
+    levels: dict[str, list[list[int]]]
+    """Of each case: the groups of the cheapest placement by the paper's cost, as numbers of peers
+    in the scenario's order."""
 
 
 def bars_of(results: Results, chart: Chart) -> list[Bar]:
@@ -80,10 +95,12 @@ def command_of(scenario: str, layers: int, batch: int, plan: str, execution: str
     return (
         f"p2p-dtfm simulate {scenario} --layers {layers} --global-batch {batch} "
         f"--plan {plan} --execution {execution}"
-        + (f" --link-efficiency {LINK_EFFICIENCY}" if execution == "ours" else "")
+        + (OURS_AS_COMPARED if execution == "ours" else "")
         + (" --stages 8" if plan != "ours" else "")
     )
 
 
 LINK_EFFICIENCY = 0.85
 """Fraction of their stated rates that links reach in our own rows; DT-FM's has its fitted one."""
+OURS_AS_COMPARED = f" --codec fp16 --recompute --link-efficiency {LINK_EFFICIENCY}"
+"""What `simulate` is told besides, so that it carries a plan out as the rows of ours have it."""

@@ -5,7 +5,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from p2p_dtfm.sim.reproduction.bars import Bar, Kind
+from p2p_dtfm.sim.reproduction.bars import Bar
+from p2p_dtfm.sim.reproduction.html_bars import css_class
 
 WIDTH, HEIGHT = 400, 280
 LEFT, RIGHT, TOP, BOTTOM = 52, 12, 30, 40
@@ -141,10 +142,6 @@ def bar_chart(title: str, bars: Sequence[Bar], most_s: float) -> str:
             f"{bar.seconds:.1f} s{cut}, {bar.kind}</text></g>"
         )
     return svg(640, height, title, parts)
-
-
-def css_class(kind: Kind) -> str:
-    return kind.value.replace(" ", "-")
 
 
 def _at(run: Sequence[tuple[float, float]], place: float) -> float | None:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from hashlib import blake2b
 from itertools import product
 from pathlib import Path
@@ -20,8 +20,24 @@ from p2p_dtfm.sim.reproduction.bars import (
     command_of,
 )
 from p2p_dtfm.sim.reproduction.convergence import CASES, METHODS, SEEDS
+from p2p_dtfm.sim.reproduction.price_rows import WORTH_IT, price_bar, what_if_of
 from p2p_dtfm.sim.reproduction.simulated_rows import RUN, dtfm_sequences
-from p2p_dtfm.sim.reproduction.tasks import BATCHES, LAYERS, SCALE, Task, tasks
+from p2p_dtfm.sim.reproduction.swarm.own_rows import (
+    OwnRows,
+    ReadRun,
+    own_bars,
+    row_key,
+    simulated_s,
+)
+from p2p_dtfm.sim.reproduction.tasks import (
+    BATCHES,
+    LAYERS,
+    PRICED,
+    SCALE,
+    Task,
+    priced_swarms,
+    tasks,
+)
 from p2p_dtfm.sim.scenario.execution import OURS
 from p2p_dtfm.sim.scenario.files import packaged_configs, read_run_spec, read_scenario
 from p2p_dtfm.sim.scenario.scenario_snapshot import workload_in
@@ -33,6 +49,8 @@ _PROGRAM = Path(__file__).parents[2]
 Shape = tuple[str, int, int]
 """A case, its layers and its sequences."""
 SHAPES: tuple[Shape, ...] = tuple(product(SCENARIOS, LAYERS, BATCHES))
+
+Own = tuple[OwnRows, ReadRun]
 
 Told = Callable[[int, int, str], None]
 """Rows done, rows in all, and what comes now."""
@@ -58,16 +76,19 @@ def cached_rows() -> dict[str, Any]:
 class Collection:
     """Rows in a directory, one line of JSON each."""
 
-    def __init__(self, directory: Path, quick: bool) -> None:
+    def __init__(self, directory: Path, quick: bool, own: Own | None = None) -> None:
         self.directory = directory
         self.quick = quick
+        self.own = own
+        """Rows of somebody's own, besides the paper's."""
         self.rows: dict[str, Any] = {}
         self.from_cache: set[str] = set()
         self._digest = program_digest()
 
     def collect(self, told: Told) -> Results:
         """Raises `UserError` where the directory cannot be written."""
-        wanted = tasks()
+        own = {} if self.own is None else own_tasks(*self.own)
+        wanted = [*tasks(), *own.values()]
         self._take_up()
         if self.quick:
             known = cached_rows()["rows"]
@@ -80,7 +101,10 @@ class Collection:
             if task.key not in self.rows:
                 self._keep(task)
         told(len(wanted), len(wanted), "drawing")
-        return _results(self.rows, self.from_cache)
+        results = _results(self.rows, self.from_cache)
+        if self.own is not None:
+            results.bars.extend(own_bars(*self.own, {key: self.rows[key] for key in own}))
+        return results
 
     def _take_up(self) -> None:
         try:
@@ -107,6 +131,16 @@ class Collection:
             ) from error
 
 
+def own_tasks(rows: OwnRows, read_run: ReadRun) -> dict[str, Task]:
+    """One for each row that differs from those before it. Raises `UserError`."""
+    found: dict[str, Task] = {}
+    for number, row in enumerate(rows.row, 1):
+        key = row_key(row, read_run)
+        told = f"own row {number}: {row.system}"
+        found.setdefault(key, Task(key, told, True, partial(simulated_s, row, read_run)))
+    return found
+
+
 @cache
 def _layer_pflop(layers: int) -> float:
     """Of one layer and one sequence: forward once and backward twice that; recomputed ones not."""
@@ -126,12 +160,15 @@ def _results(rows: dict[str, Any], from_cache: set[str]) -> Results:
         *_our_bars(rows, from_cache),
         *_scheduler_bars(rows, from_cache),
         *_scale_bars(rows, from_cache),
+        *_price_bars(rows, from_cache),
     ]
     quality = {
         str(count): {name: rows[f"scale {count}"][name] for name in ("step_s", "over_bound")}
         for count in SCALE
     }
-    return Results(bars=bars, curves=_curves(rows, from_cache), quality=quality)
+    levels = {case: rows[f"levels {case}"] for case in CASES}
+    curves = _curves(rows, from_cache)
+    return Results(bars=bars, curves=curves, quality=quality, levels=levels)
 
 
 def _table_bar(shape: Shape, sequences: int, seconds: float, **fields: Any) -> Bar:
@@ -246,6 +283,20 @@ def _scale_bars(rows: dict[str, Any], from_cache: set[str]) -> list[Bar]:
             cached=f"scale {count}" in from_cache,
         )
         for count, batch in SCALE.items()
+    ]
+
+
+def _price_bars(rows: dict[str, Any], from_cache: set[str]) -> list[Bar]:
+    spec, everybody = read_run_spec(RUN), read_scenario(PRICED)
+    command = f"p2p-dtfm plan {PRICED} --run {RUN}"
+    sources = {
+        name: f'{command} --what-if "{gone}"' if (gone := what_if_of(everybody, swarm)) else command
+        for name, swarm in priced_swarms()
+    } | {WORTH_IT: f"{command} --objective cost"}
+    return [
+        price_bar(name, rows[key], PRICED, spec, source, key in from_cache)
+        for name, source in sources.items()
+        for key in [f"price {name}"]
     ]
 
 

@@ -4,21 +4,31 @@ import html
 from collections.abc import Sequence
 from typing import Any
 
+from p2p_dtfm.sim.paper.cost import paper_plan
 from p2p_dtfm.sim.paper.published import PLANNED_SCENARIOS, TITLES
-from p2p_dtfm.sim.paper.solver import solve_paper
-from p2p_dtfm.sim.reproduction.bars import Bar, Chart, Kind, Results, bars_of
+from p2p_dtfm.sim.reproduction.bars import Bar, Chart, Results, bars_of
 from p2p_dtfm.sim.reproduction.bilevel import bilevel_svg
-from p2p_dtfm.sim.reproduction.charts import Axis, Line, bar_chart, css_class, line_chart
+from p2p_dtfm.sim.reproduction.charts import Axis, Line, bar_chart, line_chart
 from p2p_dtfm.sim.reproduction.convergence import CASES, METHODS, OURS, case_problem
+from p2p_dtfm.sim.reproduction.html_bars import (
+    STYLE,
+    bar_row,
+    kinds_key,
+    price_rows_html,
+    seconds_rows,
+)
+from p2p_dtfm.sim.reproduction.simulated_rows import RUN
 from p2p_dtfm.sim.reproduction.story import (
     Cell,
     cells,
     compared,
     curves_of,
     errors,
+    own_compared,
     reached,
     the_claim,
 )
+from p2p_dtfm.sim.reproduction.tasks import PRICED
 from p2p_dtfm.sim.scenario.files import read_scenario
 
 TABLE_ORDER = (
@@ -38,32 +48,13 @@ TABLE_ORDER = (
 CUT = "ZeRO-3"
 """Often a hundred times as slow as the others: its bars are cut where they would hide them."""
 _STYLE = """
-:root{--ink:#22303c;--quiet:#5f6f7b;--page:#fff;--card:#f5f7f9;--rule:#dde4ea;--published:#8b98a3;
---simulated:#2d6cdf;--predicted:#8fb4f5;--measured:#1d8a5b}
-@media(prefers-color-scheme:dark){:root{--ink:#e6edf3;--quiet:#9fb0bd;--page:#11181f;--card:#18212a;
---rule:#2a3743;--published:#7d8b97;--simulated:#5b93f5;--predicted:#39598f;--measured:#3fbf88}}
-*{box-sizing:border-box}body{font:15px/1.5 system-ui,sans-serif;color:var(--ink);
+body{font:15px/1.5 system-ui,sans-serif;color:var(--ink);
 background:var(--page);margin:0 auto;padding:16px;max-width:1400px}
-h1{font-size:24px;line-height:1.25}h2{margin-top:40px;font-size:19px}
-h3{font-size:15px;margin:0 0 8px}p,li{max-width:76ch}
-.grid{display:grid;gap:14px;grid-template-columns:repeat(auto-fill,minmax(min(100%,400px),1fr))}
-.card{background:var(--card);border-radius:8px;padding:12px;min-width:0}
-.bar{display:grid;grid-template-columns:minmax(0,12em) minmax(0,1fr) 7.4em;gap:6px;
-align-items:center;font-size:12.5px;line-height:1.35;margin:2px 0}
-.bar b{font-weight:400}h3 span{display:block;font-weight:400}.bar.own b{font-weight:600}
-.bar i{display:block;height:11px;border-radius:2px;min-width:2px}
-.bar em{font-style:normal;text-align:right;color:var(--quiet);white-space:nowrap}
-.published{background:var(--published)}.simulated{background:var(--simulated)}
-.predicted{background:var(--predicted)}.measured-here{background:var(--measured)}
-.bar i.cut{--cut:linear-gradient(90deg,#000 80%,#0000 80% 84%,#000 84% 90%,#0000 90% 94%,#000 94%);
--webkit-mask:var(--cut);mask:var(--cut)}
-.key span{display:inline-block;margin:0 14px 4px 0}.key i{display:inline-block;
-width:14px;height:11px;border-radius:2px;margin-right:5px}.quiet{color:var(--quiet);font-size:13px}
+h1{font-size:24px;line-height:1.25}h2{margin-top:40px;font-size:19px}p,li{max-width:76ch}
 .scroll{overflow-x:auto}table{border-collapse:collapse;font-size:13.5px}td,th{text-align:left;
 padding:4px 12px 4px 0;border-bottom:1px solid var(--rule)}svg{display:block;width:100%;height:auto}
 .wide svg{min-width:720px;max-width:1000px}
 table{margin-top:14px}details>summary{cursor:pointer;font-weight:600;padding:6px 0}
-code{font-size:12.5px;overflow-wrap:anywhere}
 """
 
 
@@ -78,7 +69,7 @@ def drawings(results: Results) -> dict[str, str]:
     for case in CASES:
         for across in ("evaluations", "seconds"):
             found[f"convergence-{case}-{across}.svg"] = _convergence(results, case, across)
-        found[f"bilevel-{case}.svg"] = _bilevel(case)
+        found[f"bilevel-{case}.svg"] = _bilevel(results, case)
     found["scale-seconds.svg"], found["scale-quality.svg"] = _scale(results)
     return found
 
@@ -98,13 +89,13 @@ def page(results: Results, drawn: dict[str, str], made: str) -> str:
 <html lang="en"><head><meta charset="utf-8"><title>The paper, seen</title>
 <meta name="viewport" content="width=device-width,initial-scale=1">
 <meta name="color-scheme" content="light dark"><link rel="icon" href="data:,">
-<style>{_STYLE}</style></head><body>
+<style>{STYLE}{_STYLE}</style></head><body>
 <h1>Decentralized training of foundation models: the paper's claims, computed again</h1>
 <p>Yuan et al. (NeurIPS 2022) trained GPT-3 XL on 64 V100s over five networks. Here is what they
 published, what a simulator makes of their runs, and what this program would do on the same
 machines. Every bar says what it is; hover or look into <code>bars.json</code> for its source
 and the command that gives it again.</p>
-<p class="key">{_key()}</p>
+<p class="key">{kinds_key()}</p>
 <h2>4.8 times faster than Megatron?</h2>
 <p id="claim">{html.escape(the_claim(results))}</p>
 <div class="grid">{shown}</div>
@@ -113,6 +104,7 @@ and the command that gives it again.</p>
 {all_rows["median"]:.1%}, worst {all_rows["worst"]:.1%}. Four constants, shared by all cases, were
 fitted to rows of cases 1, 3 and 5; one link rate of case 2 was chosen with its rows in sight.</p>
 <div class="scroll">{_error_table(results)}</div>
+{_own(results)}
 <h2>With and without a scheduler</h2>
 <p>Seconds a step under our execution, 24 layers and 1,024 sequences, 8 stages of 8 but for ours,
 whose planner chooses its own shape.</p>
@@ -135,40 +127,21 @@ budget.</p>
 <p>Ten cities, speeds, memories and uplinks mixed; how long the planner takes, and how far its
 plan is above a lower bound that no plan can beat, and that is loose where uplinks are weak.</p>
 <div class="grid">{_card(drawn["scale-seconds.svg"])}{_card(drawn["scale-quality.svg"])}</div>
+<h2>What a dollar buys</h2>
+<p>Millions of tokens of {RUN} for a dollar, of plans as predicted: rented V100s on demand and on
+the spot market, together and each alone (<code>{PRICED}</code>). What it costs when a rented
+machine is taken away is not counted.</p>
+<div class="grid"><div class="card">{price_rows_html(bars_of(results, Chart.PRICES))}</div></div>
 <p class="quiet">{html.escape(made)}</p>
 </body></html>
 """
 
 
-def _key() -> str:
-    told = {
-        Kind.PUBLISHED: "measured by the paper's authors",
-        Kind.SIMULATED: "a step played in virtual time",
-        Kind.PREDICTED: "the planner's own cost model",
-        Kind.MEASURED_HERE: "by the clock of a machine that ran it",
-    }
-    return "".join(
-        f'<span><i class="{css_class(kind)}"></i>{kind}: {words}</span>'
-        for kind, words in told.items()
-    )
-
-
 def _bar(bar: Bar, most_s: float) -> str:
-    share = min(1.0, bar.seconds / most_s)
-    cut = " cut" if bar.seconds > most_s * 1.0001 else ""
-    own = " own" if bar.system.startswith("ours") else ""
-    speed = f", {bar.pflops:.2f} PFLOPS" if bar.pflops is not None else ""
-    cached = "; cached" if bar.cached else ""
-    told = f"{bar.system}: {bar.seconds:.2f} s{speed}; {bar.kind}{cached}. {bar.source}"
     value = f"{bar.seconds:.1f} s"
     if bar.pflops is not None:
         value += f" · {bar.pflops:.2f}"
-    return (
-        f'<div class="bar{own}" data-kind="{bar.kind}" title="{html.escape(told)}">'
-        f"<b>{html.escape(bar.system)}</b>"
-        f'<i class="{css_class(bar.kind)}{cut}" style="width:{100 * share:.1f}%"></i>'
-        f"<em>{value}</em></div>"
-    )
+    return bar_row(bar, bar.seconds / most_s, value, bar.system.startswith("ours"))
 
 
 def _cell_card(cell: Cell, table: dict[Cell, dict[str, Bar]]) -> str:
@@ -236,6 +209,33 @@ def _error_table(results: Results) -> str:
     return _table(("case", "rows", "median error", "worst", "which"), told)
 
 
+def _own(results: Results) -> str:
+    """Rows that somebody else has measured; nothing without any."""
+    rows, bars = own_compared(results), bars_of(results, Chart.OWN)
+    if not rows:
+        return ""
+    found = errors(rows)
+    told = [
+        (
+            f"{row.cell[0]}, L{row.cell[1]} B{row.cell[2]}",
+            row.system,
+            f"{row.published_s:.2f} s",
+            f"{row.simulated_s:.2f} s",
+            f"{row.error:+.1%}",
+        )
+        for row in rows
+    ]
+    return (
+        "<h2>Rows of your own</h2>"
+        f"<p>{html.escape(bars[0].source)}: {found['rows']:.0f} rows, median error "
+        f"{found['median']:.1%}, worst {found['worst']:.1%}; nothing was fitted to them.</p>"
+        f'<div class="grid"><div class="card">{seconds_rows(bars)}</div></div>'
+        '<div class="scroll">'
+        + _table(("scenario", "system", "measured", "simulated", "error"), told)
+        + "</div>"
+    )
+
+
 def _reached_table(results: Results) -> str:
     table: dict[str, dict[str, dict[str, Any]]] = reached(results)
     told = []
@@ -263,9 +263,11 @@ def _bilevel_details(case: str, drawn: dict[str, str]) -> str:
     )
 
 
-def _bilevel(case: str) -> str:
+def _bilevel(results: Results, case: str) -> str:
     problem = case_problem(case)
-    return bilevel_svg(read_scenario(PLANNED_SCENARIOS[case]), problem, solve_paper(problem))
+    groups = tuple(map(tuple, results.levels[case]))
+    scenario = read_scenario(PLANNED_SCENARIOS[case])
+    return bilevel_svg(scenario, problem, paper_plan(problem, groups))
 
 
 def _convergence(results: Results, case: str, across: str) -> str:

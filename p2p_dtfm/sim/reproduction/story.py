@@ -42,6 +42,15 @@ def compared(results: Results) -> list[Compared]:
     return rows
 
 
+def own_compared(results: Results) -> list[Compared]:
+    """Rows of somebody's own, beside what is simulated."""
+    bars = bars_of(results, Chart.OWN)
+    return [
+        Compared((row.case, row.layers, row.batch), row.system, row.seconds, simulated.seconds)
+        for row, simulated in zip(bars[::2], bars[1::2], strict=True)
+    ]
+
+
 def errors(rows: list[Compared]) -> dict[str, float]:
     """{"rows", "median", "worst"} of what is given."""
     found = [abs(row.error) for row in rows]
@@ -132,8 +141,10 @@ def facts(results: Results) -> dict[str, Any]:
     """All of it as plain values."""
     rows = compared(results)
     by_case = {case: [row for row in rows if row.cell[0] == case] for case in CASES}
+    own = own_compared(results)
     return {
         "claim": the_claim(results),
+        **({"own_rows_simulated_against_measured": errors(own)} if own else {}),
         "dtfm_simulated_against_published": {
             "all": errors(rows),
             **{f"case {case}": errors(found) for case, found in by_case.items()},

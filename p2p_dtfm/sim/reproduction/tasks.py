@@ -22,8 +22,16 @@ from p2p_dtfm.sim.paper.named_plans import (
 )
 from p2p_dtfm.sim.paper.published import SCENARIOS, STAGES
 from p2p_dtfm.sim.paper.scenario_problem import paper_problem_of, sizes_of
+from p2p_dtfm.sim.paper.solver import solve_paper
 from p2p_dtfm.sim.reproduction.bars import LINK_EFFICIENCY
-from p2p_dtfm.sim.reproduction.convergence import CASES, METHODS, SEEDS, curve_of
+from p2p_dtfm.sim.reproduction.convergence import CASES, METHODS, SEEDS, case_problem, curve_of
+from p2p_dtfm.sim.reproduction.price_rows import (
+    WORTH_IT,
+    PriceRow,
+    price_row,
+    swarms_by_price,
+    worth_row,
+)
 from p2p_dtfm.sim.reproduction.simulated_rows import RUN, dtfm_seconds_by_batch
 from p2p_dtfm.sim.scenario.execution import OURS
 from p2p_dtfm.sim.scenario.files import read_run_spec, read_scenario
@@ -32,6 +40,7 @@ from p2p_dtfm.sim.scenario.scenario import Scenario
 from p2p_dtfm.sim.scenario.scenario_snapshot import on_the_wire, scenario_snapshot, workload_in
 from p2p_dtfm.sim.step_time.simulator import simulate_step
 
+PRICED = "spot-and-on-demand"
 LAYERS = (24, 32, 40)
 BATCHES = (1024, 2048, 4096)
 SCALE = {8: 1024, 16: 1024, 32: 1024, 64: 1024, 128: 2048, 256: 2048, 512: 4096, 1024: 4096}
@@ -51,7 +60,15 @@ class Task:
 
 def tasks() -> list[Task]:
     """All of them; those that take least come first."""
-    return [*_dtfm_tasks(), *_scheduler_tasks(), *_our_tasks(), *_curve_tasks(), *_scale_tasks()]
+    return [
+        *_dtfm_tasks(),
+        *_level_tasks(),
+        *_scheduler_tasks(),
+        *_price_tasks(),
+        *_our_tasks(),
+        *_curve_tasks(),
+        *_scale_tasks(),
+    ]
 
 
 def _dtfm_tasks() -> list[Task]:
@@ -101,6 +118,38 @@ def _our_tasks() -> list[Task]:
         for layers in LAYERS
         for batch in BATCHES
     ]  # fmt: skip
+
+
+def _level_tasks() -> list[Task]:
+    """Seconds with the compiled kernel, many minutes without: so they come along."""
+
+    def make(case: str) -> list[list[int]]:
+        problem = case_problem(case)
+        at = {name: number for number, name in enumerate(problem.peer_ids)}
+        return [[at[name] for name in group] for group in solve_paper(problem).stages]
+
+    return [
+        Task(f"levels {case}", f"the two levels of case {case}", False, partial(make, case))
+        for case in CASES
+    ]
+
+
+def priced_swarms() -> list[tuple[str, Scenario]]:
+    """Everybody of the packaged scenario that has prices, and those of each price."""
+    return list(swarms_by_price(read_scenario(PRICED)))
+
+
+def _price_tasks() -> list[Task]:
+    spec = read_run_spec(RUN)
+
+    def make(swarm: Scenario) -> PriceRow:
+        row = price_row(swarm, spec)
+        assert row is not None, f"no plan of {swarm.name}"
+        return row
+
+    rows = [(name, partial(make, swarm)) for name, swarm in priced_swarms()]
+    rows.append((WORTH_IT, partial(worth_row, read_scenario(PRICED), spec)))
+    return [Task(f"price {name}", f"prices: {name}", False, made) for name, made in rows]
 
 
 def _scheduler_tasks() -> list[Task]:

@@ -224,3 +224,46 @@ def test_what_is_read_late_was_said_at_no_known_time() -> None:
         liveness.tick(3 * SECOND_NS + 1)
     liveness.heard("b", 3 * SECOND_NS + SECOND_NS // 4 + 1)
     assert liveness.silent_ms(3 * SECOND_NS + SECOND_NS // 4 + 1) == {"b": 0}
+
+
+def test_what_falls_due_between_ticks_is_judged_then() -> None:
+    liveness = near("a", "b")
+    liveness.tick(SECOND_NS)
+    for peer in ("a", "b"):
+        liveness.heard(peer, SECOND_NS)
+    liveness.due_heartbeats(SECOND_NS)
+    assert liveness.due_ns(SECOND_NS) == 2 * SECOND_NS, "when fellows are asked of who is missed"
+    broken_ns = SECOND_NS + 1
+    liveness.stream_reset("b", broken_ns)
+    assert liveness.due_ns(broken_ns) == broken_ns, "it is called at once"
+    assert liveness.due_heartbeats(broken_ns) == ("b",)
+    assert liveness.due_ns(broken_ns) == broken_ns + LAN_LIVENESS.reset_ns
+    liveness.stream_reset("b", broken_ns + 5, is_refused=True)
+    due_ns = broken_ns + LAN_LIVENESS.refused_ns
+    assert liveness.due_ns(broken_ns + 5) == due_ns
+    assert liveness.tick_early(due_ns - 1) == []
+    assert [suspicion.peer_id for suspicion in liveness.tick_early(due_ns)] == ["b"]
+    assert liveness.due_ns(due_ns) == 2 * SECOND_NS, "nothing more of who is suspected"
+
+
+def test_who_is_late_judges_nobody_before_its_tick() -> None:
+    liveness = near("a")
+    liveness.tick(SECOND_NS)
+    liveness.stream_reset("a", SECOND_NS, is_refused=True)
+    late_ns = SECOND_NS + LAN_LIVENESS.punctual_ns + 1
+    assert liveness.tick_early(late_ns) == []
+    assert [suspicion.peer_id for suspicion in liveness.tick(late_ns)] == ["a"]
+
+
+def test_judging_early_is_no_tick() -> None:
+    """Of whose loop comes round late the mean is over regular ticks."""
+    early, regular = (near(*(f"p{i}" for i in range(12))) for _ in range(2))
+    for second in range(1, 40):
+        for liveness in (early, regular):
+            liveness.tick(second * SECOND_NS)
+            for peer in range(1, 12):
+                liveness.heard(f"p{peer}", second * SECOND_NS)
+        for part in range(1, 10):
+            early.tick_early(second * SECOND_NS + part * SECOND_NS // 50)
+    assert early.due_ns(40 * SECOND_NS) == regular.due_ns(40 * SECOND_NS)
+    assert early.tick(45 * SECOND_NS) == regular.tick(45 * SECOND_NS)

@@ -57,3 +57,11 @@ def test_marks_are_of_failures_alone_and_taken_once() -> None:
     marks.planned()
     assert set(marks.take()) == {"stopped_s", "gathered_s", "planned_s"}
     assert marks.take() == {}
+
+
+def test_an_attempt_that_a_failure_overtakes_leaves_no_marks() -> None:
+    marks = RecoveryMarks()
+    marks.gathered()
+    marks.planned()
+    marks.stopped()
+    assert set(marks.take()) == {"stopped_s"}

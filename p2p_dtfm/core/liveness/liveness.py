@@ -210,6 +210,39 @@ class Liveness:
                 watched.heard_ns = min(now_ns, watched.heard_ns + late_ns)
                 if watched.reset_ns is not None:
                     watched.reset_ns = min(now_ns, watched.reset_ns + late_ns)
+        return self._judge_all(now_ns)
+
+    def tick_early(self, now_ns: int) -> list[Suspicion]:
+        """New evidence between two ticks, at `due_ns`. Who is late by then leaves it to the next
+        tick, which knows by how much."""
+        if self._last_tick_ns is None or now_ns - self._last_tick_ns > self._timing.punctual_ns:
+            return []
+        return self._judge_all(now_ns)
+
+    def due_ns(self, now_ns: int) -> int | None:
+        """When something is to be judged or said, if nothing is heard before; `now_ns` where it is
+        by now. Of whom is suspected nothing more is."""
+        due = (self._due_ns(peer_id, it, now_ns) for peer_id, it in self._watched.items())
+        return min((due_ns for due_ns in due if due_ns is not None), default=None)
+
+    def _due_ns(self, peer_id: str, watched: _Watched, now_ns: int) -> int | None:
+        if watched.asked or (not watched.suspected and self._judge(peer_id, watched, now_ns)):
+            return now_ns
+        if watched.suspected:
+            return None
+        timing = self._timing
+        bound_ns = watched.rhythm.bound_ns(timing.least_silence_ns, timing.silence_ns)
+        due_ns = watched.heard_ns + self._patience_ns(bound_ns)
+        if timing.cut_ns and not watched.missed:
+            missed_ns = self._patience_ns(self._thinned_ns(timing.missed_ns))
+            due_ns = min(due_ns, watched.heard_ns + missed_ns)
+        if watched.reset_ns is not None:
+            patience_ns = self._patience_ns(timing.reset_ns)
+            broken_ns = min(timing.refused_ns, patience_ns) if watched.is_refused else patience_ns
+            due_ns = min(due_ns, watched.reset_ns + broken_ns)
+        return max(now_ns, due_ns)
+
+    def _judge_all(self, now_ns: int) -> list[Suspicion]:
         self._miss(now_ns)
         found = []
         for peer_id, watched in sorted(self._watched.items()):

@@ -22,6 +22,9 @@ from p2p_dtfm.ports import chance, now
 
 log = logging.getLogger("p2p_dtfm")
 
+TICK_NS = round(TICK_S * 1e9)
+LEAST_REST_NS = 10_000_000
+"""However much is due, this loop leaves the others so long."""
 DATA_KEPT_LIMIT_BYTES = 2 << 30
 DATA_RETRY_S = 5.0
 REPLAN_INTERVAL_S = 60.0
@@ -96,12 +99,35 @@ class Background:
 
     async def _tick_loop(self) -> None:
         while True:
-            await asyncio.sleep(TICK_S)
+            await self._rest()
             now_ns = now.monotonic_ns()
             self._agreement.has_saved(self._participant.checkpoints.saved)
             self._beat(now_ns)
             self._do(self._agreement.tick(now_ns))
             self._departure.leave_at_last()
+
+    async def _rest(self) -> None:
+        """Until the next tick, but for judging at once what falls due before it: whether a peer
+        has ended the others decide in several turns, and each would wait for half a tick."""
+        evidence, ends_ns = self._network.evidence, now.monotonic_ns() + TICK_NS
+        while (now_ns := now.monotonic_ns()) < ends_ns:
+            due_ns = self._liveness.due_ns(now_ns)
+            wakes_ns = ends_ns if due_ns is None else min(ends_ns, max(due_ns, now_ns))
+            if wakes_ns > now_ns:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout((wakes_ns - now_ns) / 1e9):
+                        await evidence.wait()
+            evidence.clear()
+            if (now_ns := now.monotonic_ns()) < ends_ns:
+                self._beat_early(now_ns)
+                await asyncio.sleep(min(LEAST_REST_NS, ends_ns - now_ns) / 1e9)
+
+    def _beat_early(self, now_ns: int) -> None:
+        """What `_beat` does of it between two ticks."""
+        for suspicion in self._liveness.tick_early(now_ns):
+            self._do(self._agreement.suspect(suspicion.peer_id, suspicion.reason, now_ns))
+        self._call_doubted()
+        self._say_that_it_lives(now_ns)
 
     async def _timeline_loop(self) -> None:
         """While a page is open, show it a late step of this peer's pipeline."""
@@ -123,9 +149,16 @@ class Background:
             self._do(agreement.suspect(suspicion.peer_id, suspicion.reason, now_ns))
         for suspicion in step_watch.tick(agreement, {*watched, self._me}, now_ns):
             self._do(agreement.holds_up(suspicion.peer_id, suspicion.reason, now_ns))
-        doubted = agreement.doubted
+        self._call_doubted()
+        self._say_that_it_lives(now_ns)
+
+    def _call_doubted(self) -> None:
+        doubted = self._agreement.doubted
         self._liveness.doubt(doubted - self._doubted)
         self._doubted = doubted
+
+    def _say_that_it_lives(self, now_ns: int) -> None:
+        agreement, step_watch = self._agreement, self._participant.step_watch
         if due := self._liveness.due_heartbeats(now_ns):
             beat = Heartbeat(
                 sender=agreement.me,

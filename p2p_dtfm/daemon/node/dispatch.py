@@ -195,6 +195,8 @@ class Dispatch:
         self._network.liveness.fellow_says(
             sender, message.missed, message.silent_ms, now.monotonic_ns()
         )
+        if message.missed or message.silent_ms:
+            self._network.evidence.set()
 
     def _require_layers(self, sender: str, message: FollowLayers | ConfirmLayers) -> None:
         layers = range(layer_count(self._run.spec))

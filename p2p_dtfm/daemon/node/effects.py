@@ -58,6 +58,7 @@ class Effects:
         self._membership.recovery_marks.stopped()
         self._participant.trainer.stop_step()
         self._take_sides()
+        self._participant.network.evidence.set()
 
     def _take_sides(self) -> None:
         """At once, before all have agreed: say who holds up this peer, too, of those of whom one

@@ -100,6 +100,8 @@ class Network:
         self.far_ends: dict[str, str] = {}
         """Of each connected peer, the address of its end; empty on loopback."""
         self.liveness = Liveness(LAN_LIVENESS if settings.is_near else WAN_LIVENESS)
+        self.evidence = asyncio.Event()
+        """That a peer may have ended, or how one is heard elsewhere: to be judged now."""
         self.keeper = GateKeeper.of(host)
         self.guest_book: GuestBook | None = None
         """Of a run by invitation, as soon as it is known to be one."""
@@ -233,6 +235,7 @@ class Network:
     def on_broken(self, peer_id: str, cause: str) -> None:
         """A stream to this peer broke, or a call to it failed. Who does not answer in time is
         called again: whether that is silence, what else is heard of it says."""
+        self.evidence.set()
         if is_unanswered(cause):
             self.liveness.doubt((peer_id,))
             return

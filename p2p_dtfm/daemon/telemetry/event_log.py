@@ -48,8 +48,10 @@ class RecoveryMarks:
         self._marks: dict[str, float] = {}
 
     def stopped(self) -> None:
-        """The step under way, since somebody is suspected."""
-        self._marks.setdefault("stopped_s", round(now.wall_s(), 3))
+        """The step under way, since somebody is suspected. What an attempt that this overtakes had
+        gathered and planned is none of it."""
+        if "stopped_s" not in self._marks:
+            self._marks = {"stopped_s": round(now.wall_s(), 3)}
 
     def gathered(self) -> None:
         """All contributions are here, and the plan is begun."""

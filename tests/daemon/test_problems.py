@@ -59,3 +59,9 @@ def test_a_trouble_lasts_until_it_is_over(tmp_path, caplog) -> None:
     history.write("step", step=3)
     assert not troubles.present()
     assert Status().troubles is not Status().troubles
+
+
+def test_who_is_audited_by_one_other_only_is_told_while_it_trains() -> None:
+    (what,) = texts(replace(WELL, unsure=("…aaaaaa", "…bbbbbb")))
+    assert what.startswith("the layers of …aaaaaa, …bbbbbb have two holders")
+    assert not texts(replace(WELL, state=State.SPARE, unsure=("…aaaaaa",)))

@@ -2,8 +2,11 @@
 
 from pathlib import Path
 
+import msgspec
+
 from p2p_dtfm.core.messages.agreement_messages import KnownView
-from p2p_dtfm.core.protocol.snapshot import Member, ViewId
+from p2p_dtfm.core.protocol.canonical import encode
+from p2p_dtfm.core.protocol.snapshot import Bar, Member, ViewId
 from p2p_dtfm.daemon.machine.view_history import ViewHistory
 
 VIEWS = tuple(KnownView(ViewId(n, "x"), (Member("a", 1),), "plan") for n in range(4))
@@ -15,6 +18,21 @@ def test_it_is_read_back_for_its_run_only(tmp_path: Path) -> None:
     history.write()
     assert ViewHistory(tmp_path, "run").read() == VIEWS
     assert ViewHistory(tmp_path, "another").read() == ()
+
+
+def test_who_was_convicted_is_remembered_with_them(tmp_path: Path) -> None:
+    bars = (Bar(VIEWS[1].view, 7, "b", 1, 407, "works otherwise"),)
+    history = ViewHistory(tmp_path, "run")
+    history.keep(VIEWS, bars)
+    history.write()
+    assert ViewHistory(tmp_path, "run").read_bars() == bars
+    assert ViewHistory(tmp_path, "another").read_bars() == ()
+
+
+def test_a_file_from_before_there_were_bars_is_read(tmp_path: Path) -> None:
+    old = {"run_digest": "run", "views": [msgspec.to_builtins(view) for view in VIEWS]}
+    (tmp_path / "views.msgpack").write_bytes(encode(old))
+    assert ViewHistory(tmp_path, "run").read() == VIEWS
 
 
 def test_a_write_that_comes_late_does_not_bring_back_what_was_before(tmp_path: Path) -> None:

@@ -99,6 +99,7 @@ def _rows(facts: dict[str, Any], named: Callable[[str], str]) -> list[tuple[str,
         ("agreement", named(_agreement(facts) or "") or None),
         ("layers", _layers(facts)),
         ("would cut it", named(_weak_points(facts) or "") or None),
+        ("barred", named(_barred(facts) or "") or None),
         ("checkpoints", facts["checkpoints"]),
         ("turned away", _turned_away(facts)),
         *(("others join with", each) for each in _ways_in(facts)),
@@ -162,6 +163,14 @@ def _weak_points(facts: dict[str, Any]) -> str | None:
     words += [f"of the link {a} to {b}" for a, b in found["links"]]
     more = f", and {len(words) - WEAK_POINTS_TOLD} more" if len(words) > WEAK_POINTS_TOLD else ""
     return ", ".join(words[:WEAK_POINTS_TOLD]) + more if words else None
+
+
+def _barred(facts: dict[str, Any]) -> str | None:
+    """Whom a verdict has cost the place."""
+    found = facts.get("barred") or []
+    words = [f"{it['peer_id']} until step {it['until_step']}: it {it['reason']}" for it in found]
+    more = f"; and {len(words) - WEAK_POINTS_TOLD} more" if len(words) > WEAK_POINTS_TOLD else ""
+    return "; ".join(words[:WEAK_POINTS_TOLD]) + more if words else None
 
 
 def _layers(facts: dict[str, Any]) -> str | None:

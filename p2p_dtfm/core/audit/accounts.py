@@ -31,10 +31,12 @@ MANY = 1 << 30
 
 
 class Findings(NamedTuple):
-    """`liars`: why each is left out; `doubts`: pairs of which one says what is not so."""
+    """`liars`: why each is left out; `doubts`: pairs of which one says what is not so;
+    `convicted`: liars by the word of more than half of all stage-holders."""
 
     liars: dict[str, str]
     doubts: dict[tuple[str, str], str]
+    convicted: set[str]
 
     def doubt(self, one: str, other: str, reason: str) -> None:
         self.doubts.setdefault((one, other) if one < other else (other, one), reason)
@@ -92,7 +94,7 @@ def findings(
     Whose input at a boundary is not what was sent is not judged: of what it should have computed
     nobody can say. Its sender is: then it may be known which of the two is wrong.
     """
-    found = Findings({}, {})
+    found = Findings({}, {}, set())
     accounts = {peer: p.audit for peer, p in said.items() if p.audit is not None}
     if set(plan.stage_holders()) != set(accounts):
         return found
@@ -117,6 +119,7 @@ def findings(
         judges = (can_replay(it, peer_id, plan, arithmetics, kept_microbatches) for it in accounts)
         able = 1 + sum(judges)
         _judge(peer_id, stated, able, found)
+        _convict(stated, len(accounts), found)
     return found
 
 
@@ -154,6 +157,7 @@ def _judge_claims(
         others = [peer for peer, theirs in accounts.items() if theirs.heard[peer_id] != stated]
         if 2 * len(others) > len(accounts):
             found.liars.setdefault(peer_id, "accounts for another work than it has claimed")
+            found.convicted.add(peer_id)
             continue
         for other in others:
             reason = f"{peer_id} has claimed something else than {other} has heard"
@@ -182,3 +186,11 @@ def _judge(peer_id: str, stated: Mapping[str, bytes], able: int, found: Findings
             for other in sorted(stated):
                 if one < other and stated[one] != stated[other]:
                     found.doubt(one, other, f"{one} and {other} come to unlike works of {peer_id}")
+
+
+def _convict(stated: Mapping[str, bytes], holders: int, found: Findings) -> None:
+    """Most of few that can compute a work again may be fellows: those who are left out by them
+    come back. What more than half of all say is so, while fewer than that lie."""
+    value, count = Counter(stated.values()).most_common(1)[0]
+    if 2 * count > holders:
+        found.convicted.update(peer for peer, work in stated.items() if work != value)

@@ -76,6 +76,23 @@ def _fit(got: Sequence[bytes], sent: Sequence[bytes]) -> bool:
     return len(got) == len(sent) and all(not mine or mine == theirs for mine, theirs in pairs)
 
 
+def few_judges(plan: Plan) -> dict[str, int]:
+    """How many others have the layers of a stage-holder, where they are fewer than two: with none
+    its work is not audited, with one nobody knows which of the two is wrong."""
+    found = {}
+    for peer_id in plan.stage_holders():
+        judges = sum(_has_layers_of(judge, peer_id, plan) for judge in plan.stage_holders())
+        if judges < 2:
+            found[peer_id] = judges
+    return found
+
+
+def _has_layers_of(judge: str, peer_id: str, plan: Plan) -> bool:
+    layers, mine = plan.layers_of(peer_id), plan.layers_of(judge)
+    contains = mine.start <= layers.start and layers.stop <= mine.stop
+    return judge != peer_id and bool(layers) and contains
+
+
 def can_replay(
     judge: str, peer_id: str, plan: Plan, arithmetics: Mapping[str, str], kept_microbatches: int
 ) -> bool:
@@ -86,6 +103,5 @@ def can_replay(
         return False
     if arithmetics.get(judge) != arithmetics[peer_id]:
         return False
-    layers, mine = plan.layers_of(peer_id), plan.layers_of(judge)
-    holds_all = bool(layers) and mine.start <= layers.start and layers.stop <= mine.stop
-    return holds_all and inputs_are_kept(plan, peer_id, kept_microbatches)
+    has_layers = _has_layers_of(judge, peer_id, plan)
+    return has_layers and inputs_are_kept(plan, peer_id, kept_microbatches)

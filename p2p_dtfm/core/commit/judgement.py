@@ -13,6 +13,7 @@ from p2p_dtfm.core.audit.accounts import MANY, fault_of_account, findings
 from p2p_dtfm.core.commit.step_terms import SQUARED_NORM_LIMIT, StepTerms
 from p2p_dtfm.core.messages.prepared import Prepared
 from p2p_dtfm.core.protocol.plan import Plan
+from p2p_dtfm.core.protocol.snapshot import ViewId
 
 DIGEST_BYTES = 16
 """Of states."""
@@ -30,6 +31,9 @@ class Conflict:
     """Why each of these is left out."""
     doubts: dict[tuple[str, str], str] = field(default_factory=dict)
     """Pairs of peers of which one says what is not so."""
+    convicted: dict[str, tuple[ViewId, int]] = field(default_factory=dict)
+    """Liars by the word of more than half of all stage-holders, or by their own signatures: in
+    which view, and in which step."""
     forks: bool = False
     """The step starts from different states."""
 
@@ -140,6 +144,8 @@ def conflict_of(
     audited = findings(said, plan, plan.segments(), one_arithmetic, kept)
     for peer, reason in audited.liars.items():
         found.blame(peer, reason)
+    for peer in audited.convicted:
+        found.convicted[peer] = said[peer].view, said[peer].step
     for (one, other), reason in audited.doubts.items():
         found.doubt(one, other, reason)
     return found

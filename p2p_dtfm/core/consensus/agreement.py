@@ -52,6 +52,7 @@ from p2p_dtfm.core.consensus.attempts.patience import patience_ns
 from p2p_dtfm.core.consensus.machines import machines_of
 from p2p_dtfm.core.consensus.phase import phase_of
 from p2p_dtfm.core.consensus.table import dispatch
+from p2p_dtfm.core.membership.bars import united
 from p2p_dtfm.core.messages.agreement_messages import (
     AgreementMessage,
     Heartbeat,
@@ -67,7 +68,7 @@ from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.plan import NoPlan, Plan
 from p2p_dtfm.core.protocol.records import PeerRecord
 from p2p_dtfm.core.protocol.signed import Sign, Signed, Verify
-from p2p_dtfm.core.protocol.snapshot import Member, Snapshot, ViewId
+from p2p_dtfm.core.protocol.snapshot import Bar, Member, Snapshot, ViewId
 from p2p_dtfm.core.protocol.workload import Workload
 
 
@@ -102,6 +103,10 @@ class Agreement(AgreementReadings):
         self._state.begin_life(Member(record.peer_id, record.life))
         self.set_record(record, signed)
         return self.wants_view()
+
+    def recall_bars(self, bars: tuple[Bar, ...]) -> None:
+        """From this peer's disk, of an earlier start."""
+        self._state.others.bars = united((*self._state.others.bars, *bars))
 
     def set_record(self, record: PeerRecord, signed: Signed) -> None:
         """This peer's newest record; it counts from the next view on."""

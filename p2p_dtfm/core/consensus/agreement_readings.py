@@ -11,7 +11,7 @@ from p2p_dtfm.core.membership.familiar_peers import FamiliarPeers
 from p2p_dtfm.core.membership.fellows import missing_fellows
 from p2p_dtfm.core.messages.agreement_messages import KnownView, Standing
 from p2p_dtfm.core.protocol.records import PeerRecord
-from p2p_dtfm.core.protocol.snapshot import Member, ViewId
+from p2p_dtfm.core.protocol.snapshot import Bar, Member, ViewId
 from p2p_dtfm.core.recovery.recovery_evidence import RecoveryEvidence
 from p2p_dtfm.core.recovery.view import View
 
@@ -138,6 +138,11 @@ class AgreementReadings:
     def history(self) -> tuple[KnownView, ...]:
         """The views that this peer was in, oldest first: to be kept on disk, for a later start."""
         return self._state.others.views.history
+
+    @property
+    def bars(self) -> tuple[Bar, ...]:
+        """Who was convicted of false work, as far as this peer knows: kept on disk as well."""
+        return self._state.others.bars
 
     @property
     def awaited(self) -> Collection[str]:

@@ -33,7 +33,7 @@ from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.prng import Prng, prng_of_digest
 from p2p_dtfm.core.protocol.records import Intent, PeerRecord, open_record
 from p2p_dtfm.core.protocol.signed import Sign, Signed, Verify
-from p2p_dtfm.core.protocol.snapshot import GENESIS, Member, ViewId
+from p2p_dtfm.core.protocol.snapshot import GENESIS, Bar, Member, ViewId
 from p2p_dtfm.core.protocol.workload import Workload
 from p2p_dtfm.core.recovery.recovery_evidence import RecoveryEvidence
 from p2p_dtfm.core.recovery.view import View
@@ -167,6 +167,7 @@ class Others:
     reminders: Reminders = field(default_factory=Reminders)
     farewells: Farewells = field(default_factory=Farewells)
     newcomers: Newcomers = field(default_factory=Newcomers)
+    bars: tuple[Bar, ...] = ()
     lives: dict[str, int] = field(default_factory=dict)
     opened_records: dict[Signed, PeerRecord] = field(default_factory=dict)
     bodies: NamedBodies = field(default_factory=NamedBodies)

@@ -13,7 +13,7 @@ from p2p_dtfm.core.protocol.canonical import digest, encode_for_wire
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.signed import Sign, Signed, Verify, open_signed, sign
-from p2p_dtfm.core.protocol.snapshot import Member, ViewId
+from p2p_dtfm.core.protocol.snapshot import Bar, Member, ViewId
 
 _CONTRIBUTION = "contribution"
 PREPARED_LIMIT = 1024
@@ -104,6 +104,8 @@ class Contribution(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Has waited long enough for lost layers: go back to what is left."""
     accusers: tuple[str, ...] = ()
     """Peers that this one has seen accuse others again and again, who were heard by most."""
+    bars: tuple[Bar, ...] = ()
+    """That this peer knows of, by the views it was in."""
     origins: tuple[KnownView, ...] = ()
     """From which its view came, newest first: of those who are no members of it the newest view
     that each was in. A newcomer's: in which it was itself."""

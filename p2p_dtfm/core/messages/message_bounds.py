@@ -36,6 +36,7 @@ MISSED_LIMIT = 16
 COMMIT_LIMIT_BYTES = 16 * 1024
 """One Prepared in a Standing."""
 CONTRIBUTION_LIMIT_BYTES = 512 * 1024
+BARS_LIMIT = 128
 READY_SETS_LIMIT = 8
 """Most say the same: few things are said besides."""
 VIEWS_LIMIT = 16
@@ -48,6 +49,7 @@ _LENGTHS = {
     "follows": 16,
     "farewells": FAREWELLS_LIMIT,
     "gives": NEWCOMERS_LIMIT,
+    "bars": BARS_LIMIT,
     "missed": MISSED_LIMIT,
     "ready_sets": READY_SETS_LIMIT,
     "active": READY_SETS_LIMIT,

@@ -26,7 +26,7 @@ from p2p_dtfm.core.protocol.canonical import encode, encode_for_wire
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.records import PeerRecord, payload_of
 from p2p_dtfm.core.protocol.signed import Sign, Signed, Verify, open_signed, sign
-from p2p_dtfm.core.protocol.snapshot import Member
+from p2p_dtfm.core.protocol.snapshot import Bar, Member
 
 OUTLINE = "outline"
 RECORDS_LIMIT = 4096
@@ -55,6 +55,7 @@ class Outline(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_lik
     retained: RetainedStep | None
     accepts_loss: bool
     accusers: tuple[str, ...]
+    bars: tuple[Bar, ...]
 
 
 def record_name(record: Signed) -> bytes:
@@ -226,6 +227,7 @@ _SAID_IN_FULL = (
     "retained",
     "accepts_loss",
     "accusers",
+    "bars",
 )
 
 

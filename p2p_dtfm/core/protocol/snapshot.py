@@ -44,6 +44,18 @@ class HeldLayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, order=T
     version: int
 
 
+class Bar(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True, order=True):
+    """More than half of the stage-holders of `view` found that the work of this peer in `step` was
+    not what it claimed. It has no place until `until_step` is reached; `count` such verdicts."""
+
+    view: ViewId
+    step: int
+    peer_id: str
+    count: int
+    until_step: int
+    reason: str
+
+
 class Snapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Equal snapshots have equal bytes, and equal bytes have equal plans.
 
@@ -72,6 +84,8 @@ class Snapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Of the states that an unplanned view starts from, at `step`."""
     lost_layers: tuple[int, ...] = ()
     """Nobody holds these: there is no plan before someone brings them."""
+    bars: tuple[Bar, ...] = ()
+    """Over and in force. Sorted."""
 
     def digest(self) -> str:
         return digest(self)

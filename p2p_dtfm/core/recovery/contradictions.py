@@ -62,6 +62,8 @@ def evidence(parts: Iterable[Contribution], terms: StepTerms | None = None) -> C
         for peer, items in versions.items():
             if len(items) > 1:
                 found.blame(peer, f"said two different Prepared for step {key[1]}")
+                if terms is not None and terms.audits:
+                    found.convicted[peer] = key
         plan = _most(said.plans, Plan.digest)
         if plan is not None:
             only = {peer: items[0] for peer, items in versions.items() if len(items) == 1}
@@ -100,6 +102,7 @@ def _judge_step(
         return  # from different states come different sums, and nobody need have lied
     for peer, reason in conflict.liars.items():
         found.blame(peer, reason)
+    found.convicted |= conflict.convicted
     for (one, other), reason in conflict.doubts.items():
         found.doubt(one, other, reason)
 

@@ -5,9 +5,11 @@ import logging
 from collections.abc import Callable, Sequence
 
 from p2p_dtfm import __version__
+from p2p_dtfm.core.audit.work import few_judges
 from p2p_dtfm.core.consensus.agreement import Agreement
 from p2p_dtfm.core.messages.prepared import StepOutcome
 from p2p_dtfm.core.protocol.facts.in_words import counted
+from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.workload import Workload
 from p2p_dtfm.core.recovery.view import View
@@ -310,10 +312,18 @@ class Observer:
             lost=[self._names.of(peer_id) for peer_id in agreement.suspected] if agreement else (),
             waits_for=[self._names.of(peer_id) for peer_id in status.facts.get("waits_for") or ()],
             silent=self._silent(),
+            unsure=self._unsure(),
             overdue=[(it.owner, it.place, it.waited_s) for it in self._overdue()],
         )
         told = [Problem(self._shown(what), fix) for what, fix in status.troubles.present()]
         return [*problems_in(sight), *told]
+
+    def _unsure(self) -> list[str]:
+        """Who is audited by one other member only."""
+        plan = self._agreement.view.plan if self._agreement and self._agreement.view else None
+        if not isinstance(plan, Plan) or self._spec is None or not self._spec.audit.rate:
+            return []
+        return [self._names.of(peer) for peer, judges in few_judges(plan).items() if judges == 1]
 
     def _silent(self) -> list[tuple[str, float]]:
         heard = zip(self._view_state.peers, self._heard(), strict=False)

@@ -1,4 +1,5 @@
-"""The views that this peer was in, on its disk: by them it knows its swarm again."""
+"""The views that this peer was in, on its disk: by them it knows its swarm again; and who was
+convicted in them, so that a restart of all forgives nobody."""
 
 import logging
 import threading
@@ -9,6 +10,7 @@ import msgspec
 from p2p_dtfm.core.messages.agreement_messages import KnownView
 from p2p_dtfm.core.protocol.canonical import decode, encode
 from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.core.protocol.snapshot import Bar
 from p2p_dtfm.ports import disk
 
 log = logging.getLogger("p2p_dtfm")
@@ -19,6 +21,7 @@ LIMIT_BYTES = 16 << 20
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     run_digest: str
     views: tuple[KnownView, ...]
+    bars: tuple[Bar, ...] = ()
 
 
 class ViewHistory:
@@ -28,19 +31,27 @@ class ViewHistory:
         self._path = directory / "views.msgpack"
         self._run_digest = run_digest
         self._lock = threading.Lock()
-        self._newest: tuple[KnownView, ...] = ()
+        self._newest = _File(run_digest, ())
 
     def read(self) -> tuple[KnownView, ...]:
         """Nothing where there is no file, or one of another run or version."""
+        return self._read().views
+
+    def read_bars(self) -> tuple[Bar, ...]:
+        """Who was convicted while this peer took part."""
+        return self._read().bars
+
+    def _read(self) -> _File:
+        nothing = _File(self._run_digest, ())
         try:
             file = decode(self._path.read_bytes(), _File, LIMIT_BYTES)
         except (OSError, PeerFault):
-            return ()
-        return file.views if file.run_digest == self._run_digest else ()
+            return nothing
+        return file if file.run_digest == self._run_digest else nothing
 
-    def keep(self, views: tuple[KnownView, ...]) -> None:
+    def keep(self, views: tuple[KnownView, ...], bars: tuple[Bar, ...] = ()) -> None:
         """They are the newest: `write` writes them."""
-        self._newest = views
+        self._newest = _File(self._run_digest, views, bars)
 
     def write(self) -> None:
         """The newest, so of two threads it does not matter which comes first. A history that cannot
@@ -48,9 +59,9 @@ class ViewHistory:
         with self._lock:
             self._write(self._newest)
 
-    def _write(self, views: tuple[KnownView, ...]) -> None:
+    def _write(self, file: _File) -> None:
         try:
-            payload = encode(_File(self._run_digest, views))
+            payload = encode(file)
             disk.write_whole(self._path, payload, disk.ONLY_OWNER)
         except OSError as error:
             log.warning("the views of this run cannot be written down: %s", error)

@@ -125,7 +125,8 @@ class Effects:
     def _write_history(self) -> None:
         """A later start must know the views from which this peer comes, and no others."""
         history = self._membership.view_history
-        history.keep(self._membership.agreement.history)
+        agreement = self._membership.agreement
+        history.keep(agreement.history, agreement.bars)
         self._local.life.spawn(asyncio.to_thread(history.write))
 
     async def _connect(self, peer_id: str) -> None:

@@ -55,6 +55,7 @@ from p2p_dtfm.train.stage.measure import (
     cap_device_memory,
     select_device,
 )
+from p2p_dtfm.train.stage.replay.arithmetic import threads_believed
 
 log = logging.getLogger("p2p_dtfm")
 
@@ -347,6 +348,20 @@ def _with_founder(spec: RunSpec, peer_id: str) -> RunSpec:
     return spec.model_copy(update={"admission": admission})
 
 
+def _threads(settings: Settings, spec: RunSpec) -> int:
+    """To compute with: in a run with audits no more than others believe."""
+    wanted = settings.compute_threads
+    if not spec.audit.rate or threads_believed(wanted) == wanted:
+        return wanted
+    log.warning(
+        "computes with %d threads, not %d: members audit each other in this run, and believe "
+        "nobody more than four for each core (set --threads lower to be rid of this)",
+        threads_believed(wanted),
+        wanted,
+    )
+    return threads_believed(wanted)
+
+
 async def measure(local: Local, network: Network, run: Run) -> SelfRecord:
     """What this peer can do, and its links to those that it knows: its record, not yet signed."""
     settings, host = local.settings, network.host
@@ -357,7 +372,7 @@ async def measure(local: Local, network: Network, run: Run) -> SelfRecord:
         local.world.measure_device,
         run.spec,
         settings.device,
-        settings.compute_threads,
+        _threads(settings, run.spec),
         limit,
         _progress_of_measuring(local),
     )

@@ -67,6 +67,7 @@ class Membership:
             self.view_history.read(),
         )
         self.agreement.terms = terms_of(run.spec)
+        self.agreement.recall_bars(self.view_history.read_bars())
         acquaintances.tell_whom_it_follows(self.agreement, run.digest)
         self.plan_times = PlanTimes()
         self.recovery_marks = RecoveryMarks()

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from p2p_dtfm import __version__
+from p2p_dtfm.core.membership.bars import barred_at
 from p2p_dtfm.core.membership.weak_points import WeakPoints, weak_points
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.plan import Plan
@@ -163,8 +164,19 @@ class StatusApi:
             "members": list(view.member_ids) if view else [],
             "addresses": self._addresses_in(view),
             "stage": list(view.layers_of(self._network.me.peer_id)) if view else [],
+            "barred": self._barred_json(),
             "weak_points": msgspec.to_builtins(self._weak_points_of(view)),
         }
+
+    def _barred_json(self) -> list[dict[str, Any]]:
+        """Who has no place for false work, until which step."""
+        agreement = self.participant.membership.agreement if self.participant else None
+        if agreement is None:
+            return []
+        bars = barred_at(agreement.bars, agreement.step).values()
+        return [
+            {"peer_id": it.peer_id, "until_step": it.until_step, "reason": it.reason} for it in bars
+        ]
 
     def _estimates_json(self) -> object:
         """How far off estimated links were, once measured; None where none was."""

@@ -38,6 +38,9 @@ class Sight:
     """Members that were not heard of for so many seconds."""
     overdue: Sequence[tuple[str, str, float]] = ()
     """Which part of this daemon has been waiting where for more seconds than anybody should."""
+    unsure: Sequence[str] = ()
+    """In a run with audits, whose layers one other member has: of the two nobody knows who is
+    wrong, should they disagree."""
 
 
 def problems_in(sight: Sight) -> Iterator[Problem]:
@@ -60,6 +63,8 @@ def problems_in(sight: Sight) -> Iterator[Problem]:
         )
     elif sight.overdue and sight.uncommitted_s > sight.overdue[0][2]:
         yield _overdue(*sight.overdue[0])
+    elif sight.unsure and sight.state is State.TRAINING:
+        yield _unsure(sight.unsure)
 
 
 def _failing(sight: Sight) -> Problem:
@@ -67,6 +72,14 @@ def _failing(sight: Sight) -> Problem:
         f"{', '.join(sight.lost)} fell silent: the step is stopped until the members agree on how "
         "to go on",
         "nothing, if that computer was switched off: the others go on without it",
+    )
+
+
+def _unsure(names: Sequence[str]) -> Problem:
+    return Problem(
+        f"the layers of {', '.join(names)} have two holders: if their works disagree one of them "
+        "has to go for a while, and it may be the honest one",
+        "start p2p-dtfm on another computer, so that a third one can judge",
     )
 
 

@@ -28,7 +28,7 @@ from p2p_dtfm.core.protocol.canonical import decode, digest_bytes
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.records import Intent, Link, PeerRecord, sign_record
 from p2p_dtfm.core.protocol.signed import Signed
-from p2p_dtfm.core.protocol.snapshot import Member, ViewId
+from p2p_dtfm.core.protocol.snapshot import Bar, Member, ViewId
 from p2p_dtfm.core.recovery.receipts import Receipts
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.sim.faults.hash_training import (
@@ -97,6 +97,7 @@ class SimulatedProcess:
     disk: list[SimulatedCheckpoint] = field(default_factory=list)
     view_history: tuple[KnownView, ...] = ()
     """On the disk as well: the views that it was in."""
+    bars: tuple[Bar, ...] = ()
     views: list[View] = field(default_factory=list)
     taken_over_ns: list[int] = field(default_factory=list)
 
@@ -136,6 +137,7 @@ class SimulatedProcess:
             self.view_history,
         )
         self.agreement.terms = TERMS
+        self.agreement.recall_bars(self.bars)
         self.set_record(links=self._measured_links())
         if self.disk:
             newest = self.disk[-1]
@@ -243,7 +245,7 @@ class SimulatedProcess:
         self.states[layer] = applied(state, gradient)
 
     def _keep_history(self) -> None:
-        self.view_history = self.agreement.history
+        self.view_history, self.bars = self.agreement.history, self.agreement.bars
 
     def sync_held(self) -> None:
         self.world.invariants.holds(self.name, self.states)

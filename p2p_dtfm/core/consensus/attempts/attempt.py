@@ -12,10 +12,10 @@ from p2p_dtfm.core.consensus.attempts.attempt_parts import (
     PassedOn,
     SetAside,
 )
+from p2p_dtfm.core.consensus.attempts.chosen import Chosen, chosen_of
 from p2p_dtfm.core.consensus.attempts.held_layers import held_at_target, held_layers
 from p2p_dtfm.core.consensus.attempts.wide import Wide
 from p2p_dtfm.core.membership.eligibility import (
-    mutually_reachable,
     named_newcomers,
     unanswered,
     universe,
@@ -43,7 +43,6 @@ from p2p_dtfm.core.protocol.snapshot import (
 )
 from p2p_dtfm.core.protocol.workload import Workload
 from p2p_dtfm.core.recovery.believed_claims import BelievedClaims
-from p2p_dtfm.core.recovery.contradictions import evidence
 from p2p_dtfm.core.recovery.partial_replay import PartialReplay, begun_by, replay_of
 from p2p_dtfm.core.recovery.restart_point import recover
 from p2p_dtfm.core.recovery.stand_in_plan import with_stand_ins
@@ -276,29 +275,23 @@ class Attempt:
     @property
     def participants(self) -> tuple[Member, ...]:
         """Those of the contributors that can be in one view together."""
-        return self._judged()[0]
+        return self._judged().participants
 
     @property
     def distrust(self) -> Conflict:
         """What the contributions say against their makers."""
-        return self._judged()[1]
+        return self._judged().conflict
 
-    def _judged(self) -> tuple[tuple[Member, ...], Conflict]:
+    def _judged(self) -> Chosen:
         sizes = len(self.opened), len(self.charges), len(self.set_aside.contradicted)
         held = self._cache.get("participants")
         if held is None or held[0] != sizes:
             counted = self.opened.keys() - self.set_aside.contradicted.keys()
             heard = {m: self.opened[m] for m in self.universe if m in counted}
-            found = evidence(heard.values(), self.terms)
-            heard = {m: part for m, part in heard.items() if m.peer_id not in found.liars}
-            named = {member.peer_id: member for member in heard}
-            pairs = (pair for pair in found.doubts if set(pair) <= set(named))
-            doubts = {Accusation(named[one], named[other]) for one, other in pairs}
-            chosen = mutually_reachable(heard, self.accusations | doubts, self._reached_step)
-            held = self._cache["participants"] = (sizes, (chosen, found))
-        assert isinstance(held[1], tuple)
-        judged: tuple[tuple[Member, ...], Conflict] = held[1]
-        return judged
+            chosen = chosen_of(heard, self.terms, self.accusations, self._reached_step)
+            held = self._cache["participants"] = (sizes, chosen)
+        assert isinstance(held[1], Chosen)
+        return held[1]
 
     def _reached_step(self, parts: list[Contribution]) -> int:
         target = recover(parts, self.layer_count, self.terms).target
@@ -430,6 +423,7 @@ class Attempt:
             knowledge=self.digests[self.me][1],
             lineage=target.lineage if target is not None else "",
             lost_layers=recovery.lost_layers if recovery is not None else (),
+            bars=self._judged().bars,
         )
         return snapshot
 

@@ -143,6 +143,7 @@ class Gathering:
             retained=evidence.told_of_last_step(planned, sees_fork),
             accepts_loss=state.agrees_to_loss(now_ns) or sees_fork,
             accusers=state.doubts.accusers.named(now_ns),
+            bars=state.others.bars,
             origins=state.others.views.origins(state.members or (state.me,)),
         )
 

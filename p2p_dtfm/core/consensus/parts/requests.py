@@ -5,6 +5,7 @@ from p2p_dtfm.core.consensus.agreement_state import AgreementState
 from p2p_dtfm.core.consensus.parts.opening import Opening
 from p2p_dtfm.core.consensus.parts.outsiders import Outsiders
 from p2p_dtfm.core.consensus.parts.suspicion import Suspicion
+from p2p_dtfm.core.membership.bars import barred_at
 from p2p_dtfm.core.membership.newcomers import (
     FOUNDING_LIMIT,
     WAITING_LIMIT,
@@ -54,6 +55,9 @@ class Requests:
             if message.awaits == following.id:
                 return Verdict(actions, "it is in the next view already")
             state.doom_next_view()
+        bar = barred_at(state.others.bars, state.step).get(sender)
+        if bar is not None:
+            return Verdict(actions, f"it is barred until step {bar.until_step}: it {bar.reason}")
         newcomers, promises = state.others.newcomers, state.promises
         if not newcomers.is_refused(record.peer_id, now_ns):
             bound = promises.highest_number + NUMBERS_PASSED_LIMIT

@@ -5,6 +5,7 @@ from p2p_dtfm.core.consensus.actions import Actions, Left, SendMessage, TakeOver
 from p2p_dtfm.core.consensus.agreement_state import AgreementState, Present
 from p2p_dtfm.core.consensus.parts.outsiders import Outsiders
 from p2p_dtfm.core.consensus.parts.wide.telling import Telling
+from p2p_dtfm.core.membership.bars import united
 from p2p_dtfm.core.messages.agreement_messages import Active
 from p2p_dtfm.core.messages.prepared import StepOutcome
 from p2p_dtfm.core.messages.stage_progress import StageProgress
@@ -166,6 +167,7 @@ class Takeover:
         state.doubts.distrusted = set()
         state.others.newcomers.let_in(view.member_ids)
         state.others.familiar.meet(view.member_ids)
+        state.others.bars = united((*state.others.bars, *view.snapshot.bars))
 
     def _who_had_all(self, view: View) -> frozenset[str]:
         """Those that have lost layers between them, as far as this peer was there; nobody else can

@@ -36,6 +36,12 @@ def max_threads() -> int:
     return 4 * (os.cpu_count() or 1)
 
 
+def threads_believed(threads: int) -> int:
+    """So many at most, of those that a machine is set to compute with: nobody would compute again
+    what more than that have computed, and all would hold it for wrong."""
+    return min(threads, max_threads())
+
+
 def _processor() -> list[str]:
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")

@@ -1,0 +1,39 @@
+"""Who of the contributors can be in one view together, a function of what they say."""
+
+from collections.abc import Callable, Collection, Mapping
+from typing import NamedTuple
+
+from p2p_dtfm.core.commit.judgement import Conflict
+from p2p_dtfm.core.commit.step_terms import StepTerms
+from p2p_dtfm.core.membership.bars import agreed_bars, barred_at, step_of_most, with_convicted
+from p2p_dtfm.core.membership.eligibility import mutually_reachable
+from p2p_dtfm.core.messages.agreement_messages import Accusation, Contribution
+from p2p_dtfm.core.protocol.snapshot import Bar, Member
+from p2p_dtfm.core.recovery.contradictions import evidence
+
+
+class Chosen(NamedTuple):
+    """`conflict` is what the contributions say against their makers."""
+
+    participants: tuple[Member, ...]
+    conflict: Conflict
+    bars: tuple[Bar, ...]
+
+
+def chosen_of(
+    heard: Mapping[Member, Contribution],
+    terms: StepTerms | None,
+    accusations: Collection[Accusation],
+    reached_step: Callable[[list[Contribution]], int],
+) -> Chosen:
+    """Without those that are barred, by what most have from before, and those that lie now."""
+    known = agreed_bars(heard.values())
+    barred = barred_at(known, step_of_most(heard.values()))
+    heard = {member: part for member, part in heard.items() if member.peer_id not in barred}
+    found = evidence(heard.values(), terms)
+    heard = {member: part for member, part in heard.items() if member.peer_id not in found.liars}
+    named = {member.peer_id: member for member in heard}
+    pairs = (pair for pair in found.doubts if set(pair) <= set(named))
+    doubts = {Accusation(named[one], named[other]) for one, other in pairs}
+    participants = mutually_reachable(heard, {*accusations, *doubts}, reached_step)
+    return Chosen(participants, found, with_convicted(known, found.convicted, found.liars))

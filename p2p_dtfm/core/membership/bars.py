@@ -1,0 +1,65 @@
+"""Who was convicted of false work, and has no place for a while: it is in each snapshot.
+
+A verdict of more than half of all stage-holders bars a key, for so many steps that no daemon's
+restart and no new life ends it. Whoever is only in doubt is not barred: it may be the honest one.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+
+from p2p_dtfm.core.messages.agreement_messages import Contribution
+from p2p_dtfm.core.protocol.snapshot import Bar, ViewId
+
+FIRST_STEPS = 400
+"""A device that erred once comes back; whoever lies again waits twice as long each time."""
+DOUBLINGS_LIMIT = 30
+BARS_LIMIT = 128
+"""The newest: whoever makes keys to have others forgotten must lose a place with each."""
+
+
+def agreed_bars(contributions: Collection[Contribution]) -> tuple[Bar, ...]:
+    """Those that more than half of the members among the contributors name; where nobody is in a
+    view, as when all have started again, more than half of all."""
+    voters = [part for part in contributions if part.present is not None] or list(contributions)
+    named = Counter(bar for part in voters for bar in set(part.bars))
+    return united(bar for bar, count in named.items() if 2 * count > len(voters))
+
+
+def step_of_most(contributions: Collection[Contribution]) -> int:
+    """A step that at least half of the members have committed, or say so: nobody alone has a bar
+    end by it."""
+    members = [part.step for part in contributions if part.present is not None]
+    steps = sorted(members or [part.step for part in contributions])
+    return steps[(len(steps) - 1) // 2] if steps else 0
+
+
+def with_convicted(
+    bars: Iterable[Bar],
+    convicted: Mapping[str, tuple[ViewId, int]],
+    reasons: Mapping[str, str],
+) -> tuple[Bar, ...]:
+    """`convicted` in which view, and of which step's work."""
+    known = {bar.peer_id: bar for bar in bars}
+    for peer_id, (view, step) in sorted(convicted.items()):
+        before = known.get(peer_id)
+        if before is not None and (before.view, before.step) == (view, step):
+            continue  # the same verdict, in an attempt that repeats another
+        count = 1 if before is None else before.count + 1
+        until_step = step + (FIRST_STEPS << min(count - 1, DOUBLINGS_LIMIT))
+        known[peer_id] = Bar(view, step, peer_id, count, until_step, reasons.get(peer_id, ""))
+    return united(known.values())
+
+
+def united(bars: Iterable[Bar]) -> tuple[Bar, ...]:
+    """Of each peer the one that lasts longest; the newest, in order."""
+    longest: dict[str, Bar] = {}
+    for bar in sorted(bars):
+        held = longest.get(bar.peer_id)
+        if held is None or (held.count, held.until_step) <= (bar.count, bar.until_step):
+            longest[bar.peer_id] = bar
+    return tuple(sorted(longest.values())[-BARS_LIMIT:])
+
+
+def barred_at(bars: Iterable[Bar], step: int) -> dict[str, Bar]:
+    """Who has no place in a view that goes on from `step`."""
+    return {bar.peer_id: bar for bar in bars if step < bar.until_step}

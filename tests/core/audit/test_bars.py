@@ -1,0 +1,168 @@
+"""Who is convicted by more than half has no place until long after; who is in doubt keeps it."""
+
+import msgspec
+import pytest
+
+from p2p_dtfm.core.audit.accounts import findings
+from p2p_dtfm.core.commit.step_terms import StepTerms
+from p2p_dtfm.core.consensus.attempts.chosen import Chosen, chosen_of
+from p2p_dtfm.core.membership.bars import (
+    BARS_LIMIT,
+    FIRST_STEPS,
+    agreed_bars,
+    barred_at,
+    step_of_most,
+    united,
+    with_convicted,
+)
+from p2p_dtfm.core.messages.agreement_messages import Contribution, PendingStep, PresentView
+from p2p_dtfm.core.messages.prepared import Prepared
+from p2p_dtfm.core.protocol.signed import Signed
+from p2p_dtfm.core.protocol.snapshot import Bar, Member, ViewId
+from tests.core.audit.parts import NAMES, PLAN, VIEW, share_of, step_of, work_of_share
+from tests.core.builders import stated
+
+TERMS = StepTerms(5, 4, 10, 10, 100, 20.0, audits=True)
+MEMBERS = {name: Member(name, 1) for name in NAMES}
+WRONG = b"0" * 32
+HONEST = {name: share_of(name) for name in NAMES}
+WORKS = {name: work_of_share(share, name) for name, share in HONEST.items()}
+BAR = Bar(VIEW, 7, "c", 1, 7 + FIRST_STEPS, "lies")
+
+
+def part(name: str, bars: tuple[Bar, ...] = (), step: int = 7, **changes: object) -> Contribution:
+    members = tuple(MEMBERS.values())
+    said = Contribution(
+        member=Member(name, 1),
+        number=5,
+        record=Signed(name, "record", b"", b""),
+        present=PresentView(VIEW, members, PLAN),
+        step=step,
+        held=dict.fromkeys(range(3), step),
+        joiners=(),
+        lineages={step: ""},
+        bars=bars,
+    )
+    return msgspec.structs.replace(said, **changes)
+
+
+def with_step(said: dict[str, Prepared], names: str = NAMES) -> list[Contribution]:
+    signed = tuple(stated(item).signed for item in said.values())
+    pending = PendingStep(7, "", signed, (0, 1, 2), counts=dict.fromkeys(NAMES, 2))
+    return [part(name, pending=pending) for name in names]
+
+
+def chosen(parts: list[Contribution]) -> Chosen:
+    return chosen_of({it.member: it for it in parts}, TERMS, (), lambda rest: 7)
+
+
+def places(parts: list[Contribution]) -> str:
+    return "".join(member.peer_id for member in chosen(parts).participants)
+
+
+def all_find(liar: str, but: str = "") -> dict[str, dict[str, bytes]]:
+    judges = [name for name in NAMES if name != liar]
+    return {name: {liar: WORKS[liar] if name in but else WRONG} for name in judges}
+
+
+def test_one_of_four_that_works_otherwise_is_barred_by_the_word_of_three() -> None:
+    # three come to something else than c has claimed
+    parts = with_step(step_of(HONEST, all_find("c")))
+    found = chosen(parts)
+    assert places(parts) == "abd"
+    (bar,) = found.bars
+    assert (bar.peer_id, bar.view, bar.step, bar.count) == ("c", VIEW, 7, 1)
+    assert bar.until_step == 7 + FIRST_STEPS and "works otherwise" in bar.reason
+
+
+def test_a_false_accuser_is_barred_by_the_same_rule() -> None:
+    found = all_find("c", but="abd") | {"b": {"c": WRONG}}
+    assert [bar.peer_id for bar in chosen(with_step(step_of(HONEST, found))).bars] == ["b"]
+
+
+def test_two_against_two_bars_nobody() -> None:
+    found = {"a": {"c": WRONG}, "b": {"c": WRONG}, "d": {"c": WORKS["c"]}}
+    parts = with_step(step_of(HONEST, found))
+    assert chosen(parts).conflict.doubts and not chosen(parts).bars
+
+
+def test_half_of_all_stage_holders_bar_nobody_though_most_of_those_that_can_judge_do() -> None:
+    """Two of three that can compute it again may be fellows of one liar."""
+    shares = {n: share_of(n, "cpu-2" if n == "d" else "cpu-1") for n in NAMES}
+    works = {n: work_of_share(shares[n], n) for n in NAMES}
+    said = step_of(shares, {"a": {"c": WRONG}, "b": {"c": WRONG}})
+    found = findings(said, PLAN, PLAN.segments())
+    assert set(found.liars) == {"c"} and not found.convicted, works
+    assert not chosen(with_step(said)).bars
+
+
+def test_an_arithmetic_of_its_own_is_no_crime() -> None:
+    shares = {n: share_of(n, "cpu-2" if n == "d" else "cpu-1") for n in NAMES}
+    found = findings(step_of(shares, {}), PLAN, PLAN.segments(), one_arithmetic=True)
+    assert set(found.liars) == {"d"} and not found.convicted
+
+
+def test_who_signs_two_versions_is_barred_by_its_own_hand() -> None:
+    said = step_of(HONEST, {})
+    other = stated(msgspec.structs.replace(said["b"], loss_sum=29.0)).signed
+    parts = with_step(said)
+    pending = parts[0].pending
+    assert pending is not None
+    more = msgspec.structs.replace(pending, prepared=(*pending.prepared, other))
+    parts[0] = msgspec.structs.replace(parts[0], pending=more)
+    assert [bar.peer_id for bar in chosen(parts).bars] == ["b"]
+    unaudited = msgspec.structs.replace(TERMS, audits=False)
+    heard = {it.member: it for it in parts}
+    assert not chosen_of(heard, unaudited, (), lambda rest: 7).bars, "as before without audits"
+
+
+@pytest.mark.parametrize(
+    "namers, has_place", [("", True), ("a", True), ("ab", True), ("abd", False), ("abcd", False)]
+)
+def test_only_the_word_of_more_than_half_keeps_one_out(namers: str, has_place: bool) -> None:
+    parts = [part(name, (BAR,) if name in namers else ()) for name in NAMES]
+    assert ("c" in places(parts)) == has_place
+    assert chosen(parts).bars == (() if has_place else (BAR,))
+
+
+def test_newcomers_have_no_word_where_there_are_members() -> None:
+    parts = [part(name) for name in "ab"]
+    parts += [part(name, (BAR,), present=None) for name in ("x", "y", "z", "c")]
+    assert not chosen(parts).bars and "c" in places(parts)
+
+
+def test_after_a_restart_of_all_those_that_remember_decide() -> None:
+    parts = [part(name, (BAR,) if name in "abd" else (), present=None) for name in NAMES]
+    assert places(parts) == "abd"
+
+
+def test_a_bar_ends_and_the_next_one_lasts_twice_as_long() -> None:
+    until = BAR.until_step
+    at_end = [part(name, (BAR,), step=until) for name in NAMES]
+    assert places(at_end) == NAMES and chosen(at_end).bars == (BAR,), "it is remembered"
+    again = with_convicted((BAR,), {"c": (ViewId(9, "f" * 64), until + 5)}, {"c": "lies"})
+    assert [(it.count, it.until_step) for it in again] == [(2, until + 5 + 2 * FIRST_STEPS)]
+    assert with_convicted((BAR,), {"c": (VIEW, 7)}, {}) == (BAR,), "one verdict counts once"
+
+
+def test_nobody_alone_has_a_bar_end_by_a_step_that_it_claims() -> None:
+    parts = [part(name, (BAR,), step=1 << 50 if name == "d" else 7) for name in NAMES]
+    assert step_of_most(parts) == 7 and "c" not in places(parts)
+
+
+def test_bars_are_bounded_and_the_newest_are_kept() -> None:
+    many = [Bar(ViewId(n, ""), n, f"p{n:04}", 1, n + 400, "") for n in range(BARS_LIMIT + 9)]
+    kept = united(reversed(many))
+    assert kept == tuple(many[9:])
+    assert set(barred_at(kept, 420)) == {it.peer_id for it in many if it.until_step > 420}
+
+
+def test_of_two_bars_of_one_peer_the_longer_one_stays() -> None:
+    longer = msgspec.structs.replace(BAR, count=2, until_step=2000)
+    assert united((longer, BAR)) == united((BAR, longer)) == (longer,)
+
+
+def test_nobody_is_barred_in_a_step_of_honest_members() -> None:
+    ring = {name: {other: WORKS[other]} for name, other in zip(NAMES, "bcda", strict=True)}
+    assert not agreed_bars(with_step(step_of(HONEST, ring)))
+    assert not chosen(with_step(step_of(HONEST, ring))).bars

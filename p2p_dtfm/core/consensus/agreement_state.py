@@ -397,8 +397,7 @@ class AgreementState:
         """Another attempt begins: what was agreed before is not taken over any more."""
         following = self.following
         following.dropped = following.view = None
-        following.self_synced = following.is_doomed = False
-        following.synced = set()
+        following.synced, following.self_synced, following.is_doomed = set(), False, False
 
     def drop_next_view(self) -> None:
         """The agreed view is not taken over by this peer, unless others show that they have."""

@@ -39,6 +39,7 @@ TYPED = {
     "docs/data.md",
     "docs/founder.md",
     "docs/models-in-and-out.md",
+    "docs/quick-start.md",
     "docs/volunteer.md",
 }
 
@@ -114,8 +115,16 @@ def test_readme(typist: Typist) -> None:
 
 def test_a_volunteers_way(typist: Typist) -> None:
     typist.found()
-    type_page(typist, "docs/volunteer.md", not_typed=2)
+    type_page(typist, "docs/volunteer.md")
     assert len(typist.daemons) == 1, "the founder trains on"
+
+
+@pytest.mark.nightly
+def test_three_ways_to_begin(typist: Typist) -> None:
+    typist.found()
+    type_page(typist, "docs/quick-start.md")
+    assert len(typist.daemons) == 3, "each of them trains"
+    assert (typist.directory / "paper" / "index.html").is_file()
 
 
 def test_a_founders_way(typist: Typist) -> None:

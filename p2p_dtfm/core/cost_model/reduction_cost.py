@@ -225,12 +225,14 @@ class ReductionModel:
             limit = self.limit(a)
             if limit < UNLIMITED_BYTES_PER_S:
                 part = _GIBIBYTE * (total + several * weight) // total
-                loads.append((a * count + a, duration_ns(part, limit)))
+                if (each_ns := duration_ns(part, limit)) >= light_ns:
+                    loads.append((a * count + a, each_ns))
             row = problem.pair_bytes_per_s[a]
             for b, other in zip(group.holders[:at], group.weights[:at], strict=True):
                 part = _GIBIBYTE * (weight + other) // total
-                loads.append((b * count + a, duration_ns(part, row[b])))
-        return tuple(load for load in loads if load[1] >= light_ns)
+                if (each_ns := duration_ns(part, row[b])) >= light_ns:
+                    loads.append((b * count + a, each_ns))
+        return tuple(loads)
 
     def limit(self, peer: int) -> int:
         """The lesser of a peer's uplink and downlink."""

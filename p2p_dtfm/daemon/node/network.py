@@ -34,10 +34,12 @@ from p2p_dtfm.net.libp2p.port import HostPort
 from p2p_dtfm.net.shaping import LineLimit, Shape, Shaper
 from p2p_dtfm.net.streams.blobs import BlobExchange
 from p2p_dtfm.net.streams.probing import Probes
-from p2p_dtfm.ports import now
+from p2p_dtfm.ports import chance, now
 
 CALL_LIMIT_S = 3.0
 CALLED_LIMIT = 16
+LATELY_S = 5.0
+"""Members say something more often than that."""
 
 log = logging.getLogger("p2p_dtfm")
 
@@ -207,6 +209,15 @@ class Network:
     def others(self) -> list[str]:
         """All peers of whom it is known where they are."""
         return [peer for peer in self.messenger.known if peer != self.me.peer_id]
+
+    def donors(self) -> list[str]:
+        """The same, in the order in which they are asked for a file: those heard of lately in any
+        order, then the others. One that stands still would cost each of them half a minute."""
+        now_s, heard_s = now.monotonic_s(), self.messenger.heard_s
+        others = self.others()
+        lately = {peer for peer in others if now_s - heard_s.get(peer, -LATELY_S) < LATELY_S}
+        near = chance.sample(sorted(lately), len(lately))
+        return [*near, *(peer for peer in others if peer not in lately)]
 
     # what comes in -------------------------------------------------------------------------------
 

@@ -378,7 +378,7 @@ class Participant:
         run, network = self.membership.run, self.network
         sizes = run.manifest.blobs()
         for digest in sorted(digests):
-            peers = network.others()
+            peers = network.donors()
             await fetch_blob(run.blobs, network.blobs, digest, peers, sizes[digest])
 
     def damaged_shard(self, digest: str) -> None:

@@ -109,6 +109,22 @@ def test_what_is_counted_on_screens_may_be_one() -> None:
     assert not found, "use counted():\n" + "\n".join(found)
 
 
+LOGGED = re.compile(
+    r"(?<! of )%d (peers|members|steps|tokens|microbatches|pipelines|layers|spares)\b"
+)
+
+
+def test_what_is_counted_in_the_log_may_be_one() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{line}: {text!r}"
+        for path in sorted(ROOT.rglob("*.py"))
+        for line, text in texts(path)
+        if LOGGED.search(text)
+    ]
+    assert not found, "use counted():\n" + "\n".join(found)
+    assert LOGGED.search("agreed: %d members") and not LOGGED.search("%d of %d layers")
+
+
 def texts(path: Path) -> Iterator[tuple[int, str]]:
     """Its string literals and the literal parts of its f-strings, without docstrings."""
     tree = ast.parse(path.read_text())

@@ -111,7 +111,7 @@ def test_a_member_tells_what_it_trains_and_anybody_reads_what_it_can_do(tmp_path
     assert worth is not None and (worth.members, worth.measured) == (1, 1)
     assert worth.after > worth.before > 0 and worth.layers
     assert "would add" in words(worth)
-    assert shown.exit_code == 0 and "1 pipelines of 1 stages" in shown.output
+    assert shown.exit_code == 0 and "1 pipeline of 1 stage" in shown.output
     assert founder.home.exists()
 
 

@@ -22,16 +22,19 @@ from p2p_dtfm.testbed.local_swarm import Child, LocalSwarm
 from p2p_dtfm.web.state import DashboardState
 from tests.e2e.helpers import step_of, wait_until
 from tests.web.chromium import Page, chromium
-from tests.web.examples import sixty_four, two
+from tests.web.examples import Example, sixty_four, two
+from tests.web.screens import screen, show
 from tests.web.serving import TOKEN, served
 
 ROOT = Path(__file__).parents[2]
 WIDE, NARROW, HEIGHT = 1200, 390, 844
+SHORT, TALL = 720, 960
+"""A picture is of the window, not of all that can be scrolled to: it is to be looked at."""
 DRAWN = (
     "document.querySelector('#map .peer') && document.querySelector('#timeline .span')"
     " && document.querySelector('.u-over') && document.querySelector('#actions button:enabled')"
 )
-PLANNED_GIB = "0.02"
+PLANNED_GIB = "0.012"
 """Each daemon has memory for less than the whole model: a pipeline, and a spare."""
 
 
@@ -42,6 +45,7 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary, chromium(Path(temporary) / "profile") as page:
         _take_examples(page, options.out, Path(temporary))
+        _take_states(page, options.out)
         if not options.examples_only:
             _take_daemons(page, options.out, Path(temporary))
 
@@ -56,8 +60,9 @@ def _take_examples(page: Page, out: Path, rest: Path) -> None:
                     colour = "dark" if dark else "light"
                     page.screenshot(rest / f"{name}-{width}-{colour}.png")
                     print(f"{name}, {width} wide, {colour}")
-            _open(page, f"{address}#token={TOKEN}", WIDE, True)
-            page.screenshot((out if name == "sixty-four" else rest) / f"{name}-peers.png")
+            _open(page, f"{address}#token={TOKEN}", WIDE, True, SHORT)
+            directory = out if name == "sixty-four" else rest
+            page.screenshot(directory / f"{name}-peers.png", whole=False)
             page.open("about:blank")
 
 
@@ -74,23 +79,32 @@ def _take_daemons(page: Page, out: Path, directory: Path) -> None:
         there = step_of(shown)
         wait_until(lambda: step_of(shown) >= there + 60, "three train")
         link = ask_daemon(shown.home, "dashboard")["address_with_token"]
-        _open(page, link, WIDE, False)
-        page.screenshot(out / "three-daemons.png")
+        _open(page, link, WIDE, False, TALL)
+        page.screenshot(out / "three-daemons.png", whole=False)
         _open(page, link, NARROW, True)
-        page.screenshot(out / "phone.png")
+        page.screenshot(out / "phone.png", whole=False)
         _take_terminal(shown, link, out / "terminal.svg")
         _open(page, link, WIDE, False)
         call_daemon(shown.home, "pause", "POST")
         wait_until(lambda: (shown.status() or {}).get("state") == "paused", "it pauses")
         page.wait_for("document.querySelector('#state').textContent === 'paused'")
         time.sleep(2)  # for the page to draw
-        page.screenshot(out / "paused.png")
+        page.screenshot(out / "paused.png", whole=False)
     assert not page.problems, page.problems
 
 
-def _open(page: Page, link: str, width: int, dark: bool) -> None:
+def _take_states(page: Page, out: Path) -> None:
+    """What a phone shows when something is wrong, and at the end: states of `screens.py`."""
+    for peers, situation, dark in ((3, "failure", False), (64, "done", True)):
+        with served(Example(screen(peers, situation))) as address:
+            show(page, address, NARROW, dark)
+            page.screenshot(out / f"phone-{situation}.png", whole=False)
+            page.open("about:blank")
+
+
+def _open(page: Page, link: str, width: int, dark: bool, height: int = HEIGHT) -> None:
     page.open("about:blank")
-    page.set_view(width, HEIGHT, dark=dark)
+    page.set_view(width, height, dark=dark)
     page.open(link)
     page.wait_for(DRAWN)
     time.sleep(1)

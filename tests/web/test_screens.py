@@ -97,7 +97,7 @@ def test_whether_it_learns_is_told_by_more_than_chance(page: Page) -> None:
     cases = {
         "Yes": [4.0 - 0.01 * at + noise[at] for at in range(80)],
         "No: it rises": [4.0 + 0.01 * at + noise[at] for at in range(80)],
-        "Hardly": [4.0 + noise[at] for at in range(80)],
+        "Hardly of late": [4.0 + noise[at] for at in range(80)],
         "Too early to say": [4.0, 3.0, 2.0],
     }
     with served(made) as address:

@@ -52,8 +52,9 @@ def _lines(seen: dict[str, Any]) -> list[str]:
     rate = f"{plan['tokens_per_s']:,.0f} tokens/s" if plan["tokens_per_s"] else "no steps"
     counts = [len(each["stages"]) for each in plan["pipelines"]]
     shape = " + ".join(map(str, counts)) or "none"
+    stages = "stage" if counts == [1] else "stages"
     return [
         *lines,
         f"view {plan['view']}, step {plan['step']}: {counted(len(counts), 'pipeline')} of "
-        f"{shape} stages, {counted(len(plan['spares']), 'spare')}, {rate} predicted",
+        f"{shape} {stages}, {counted(len(plan['spares']), 'spare')}, {rate} predicted",
     ]

@@ -15,6 +15,7 @@ from p2p_dtfm.core.consensus.actions import (
     ViewAgreed,
 )
 from p2p_dtfm.core.protocol.canonical import encode
+from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.core.protocol.plan import NoPlan, Plan
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.node.acquaintances import NOBODY_ANSWERS
@@ -76,10 +77,10 @@ class Effects:
         view = action.view
         self._learn_addresses(view)
         log.info(
-            "agreed on view %s: plan %s, %d members",
+            "agreed on view %s: plan %s, %s",
             view.id,
             view.plan.digest()[:12],
-            len(view.members),
+            counted(len(view.members), "member"),
         )
         self._participant.trainer.view_agreed(view, action.discard)
 

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.daemon.machine.compute import Compute
 from p2p_dtfm.ports import now
@@ -120,7 +121,7 @@ class SampleWriter:
         before = [it for it in self.samples.written if it.step < of_step]
         written = (*before, Sample(of_step, text, loss))
         self._tell(written=written[::-2][::-1] if len(written) > KEPT else written)
-        log.debug("after %d steps the model writes %r", of_step, text)
+        log.debug("after %s the model writes %r", counted(of_step, "step"), text)
 
     async def _of_checkpoint(self) -> tuple[int, TextModel] | None:
         step, begun_s = self.model.whole_step(), now.monotonic_s()

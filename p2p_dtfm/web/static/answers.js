@@ -51,15 +51,15 @@ function learning(live, history) {
   const note = [loss, held].filter(Boolean).join(", ");
   const now = ["training", "spare"].includes(live.state);
   const yes = now ? "Yes" : live.state === "done" ? "It did" : "So far, yes";
-  return [{ down: yes, up: "No: it rises", flat: "Hardly", unknown: "Too early to say" }[trend(history.loss)], note || "no step is committed yet"];
+  return [{ down: yes, up: "No: it rises", flat: "Hardly of late", unknown: "Too early to say" }[trend(history.loss)], note || "no step is committed yet"];
 }
 
 /**
- * Where the training loss goes: the mean of the newest eighth of all steps (ten at least) against
- * that of as many before; no further apart than twice the standard error of the difference is flat.
+ * Where the training loss goes: the mean of the newest third of all steps (ten at least) against that
+ * of as many before; no further apart than twice the standard error of the difference is flat.
  */
 export function trend(losses) {
-  const window = Math.max(LEAST_WINDOW, Math.floor(losses.length / 8));
+  const window = Math.max(LEAST_WINDOW, Math.floor(losses.length / 3));
   if (losses.length < 2 * window) return "unknown";
   const [before, now] = [losses.slice(-2 * window, -window), losses.slice(-window)].map(moments);
   const fall = before.mean - now.mean;

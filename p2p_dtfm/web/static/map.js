@@ -334,7 +334,7 @@ function drawFacts() {
   const at = view ? view.peers.findIndex((peer) => peer.peer_id === chosen) : -1;
   const room = byId("peer-facts");
   if (at < 0) {
-    room.replaceChildren(element("p", { className: "quiet" }, view?.peers.length ? "Choose a peer to see its facts." : ""));
+    room.replaceChildren(...(view?.peers.length > 1 ? [element("p", { className: "quiet" }, "Choose a peer to see its facts.")] : []));
     return;
   }
   const peer = view.peers[at];

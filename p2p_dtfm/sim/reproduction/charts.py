@@ -33,6 +33,9 @@ class Line:
 
     name: str
     runs: Sequence[Sequence[tuple[float, float]]]
+    stepped: bool = True
+    """Whether a value holds until the next point, as the best so far does; else points are joined,
+    each run by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +96,13 @@ def _drawn(
     x: Callable[[float], float],
     y: Callable[[float], float],
 ) -> list[str]:
+    if not line.stepped:
+        paths = [[(x(at), y(value)) for at, value in run] for run in line.runs]
+        return [
+            f'<path d="M{_path(path)}" fill="none" stroke="{colour}" stroke-width="2"/>'
+            + "".join(f'<circle cx="{a:.1f}" cy="{b:.1f}" r="3" fill="{colour}"/>' for a, b in path)
+            for path in paths
+        ]
     band = []
     for at in stations:
         values = sorted(value for run in line.runs if (value := _at(run, at)) is not None)

@@ -289,13 +289,14 @@ def _convergence(results: Results, case: str, across: str) -> str:
 
 def _scale(results: Results) -> tuple[str, str]:
     bars = bars_of(results, Chart.SCALE)
-    seconds = Line("planning", [[(float(bar.peers), max(1e-3, bar.seconds)) for bar in bars]])
+    planned = [(float(bar.peers), max(1e-3, bar.seconds)) for bar in bars]
+    seconds = Line("planning", [planned], stepped=False)
     above = [(float(count), row["over_bound"]) for count, row in results.quality.items()]
     peers = Axis("peers", _short)
     return (
         line_chart("Seconds of planning (measured here)", [seconds], peers, Axis("s", _short)),
         line_chart(
-            "Predicted step over a lower bound", [Line("ours", [above])], peers,
+            "Predicted step over a lower bound", [Line("ours", [above], stepped=False)], peers,
             Axis("times", _short, logarithmic=False),
         ),
     )  # fmt: skip

@@ -155,6 +155,9 @@ def _who_is_barred(first: Child, liars: dict[str, str], verdict: LieVerdict) -> 
 
 
 def _compare(first: Child, case: LieCase, verdict: LieVerdict) -> None:
+    from p2p_dtfm.train.stage.timed import use_one_thread
+
+    use_one_thread()  # several wait for one another wherever the machine does other things, too
     expected = plain_losses(first.home, case.steps)
     seen = {event["step"]: event["loss"] for event in steps_of(first.events())}
     if expected is None or not seen:

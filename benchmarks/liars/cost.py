@@ -3,9 +3,9 @@
     unshare -rn sh -c 'ip link set lo up; python -m benchmarks.liars.cost --bytes'
     python -m benchmarks.liars.cost [--pairs 3] [--rate 0.02] [--peers 4] [--run tiny] [--json]
 
-Real daemons on loopback, each with all layers and one thread, the two of a pair one after the other,
-and the order of the two in turns. Compared are medians of steps after the first ones of a view, in
-which all are audited. `--bytes` counts what passes loopback, so nothing else may use it: hence a
+Real daemons on loopback, each with all layers and one thread; the two of a pair one after the
+other, which of them first in turns. Compared are steps after the first one of a view, in which all
+are audited. `--bytes` counts what passes loopback, so nothing else may use it: hence a
 network of its own. A machine with fewer cores than daemons shows the work of audits twice over.
 """
 
@@ -14,6 +14,7 @@ import json
 import statistics
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,7 @@ def played(run: str, rate: float, peers: int, steps: int) -> dict[str, float]:
             done, done_bytes = until(first, begun + steps), loopback_bytes()
             audits = sum((child.status() or {}).get("audits", 0) for child in swarm.children)
             commits = [it for it in commits_of({"": first.events()}) if begun <= it[0] <= done]
-    times_s = [after[1] - before[1] for before, after in zip(commits, commits[1:], strict=False)]
+    times_s = [after[1] - before[1] for before, after in pairwise(commits)]
     return {
         "step_s": statistics.median(times_s),
         "mean_step_s": statistics.fmean(times_s),

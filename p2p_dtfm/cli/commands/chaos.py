@@ -94,7 +94,12 @@ def chaos(
     """Train with real daemons under a seeded schedule of faults, and judge how they bore it."""
     console = Console(stderr=as_json)
     if lie is not None:
-        given = {"a scenario": scenario, "--faults": faults, "--replay": replay, "--kills": kills}
+        given: dict[str, object] = {
+            "a scenario": scenario,
+            "--faults": faults,
+            "--replay": replay,
+            "--kills": kills,
+        }
         _refuse_with_lies(given | {"--storm": storm or None})
         lies = lie_case(run, lie, strength, peers or LIE_PEERS, rate)
         _end(play_lies(lies, keep, console), console, as_json, lies_summary)

@@ -35,7 +35,7 @@ def be_equal_and_near() -> None:
         return take(self, *arguments)
 
     world.Machine.measure_device = device  # type: ignore[method-assign]
-    self_record.SelfRecord.make = make  # type: ignore[method-assign]
+    self_record.SelfRecord.make = make  # type: ignore[assignment,method-assign]
 
 
 def lie_in_gradients(lie: Lie) -> None:

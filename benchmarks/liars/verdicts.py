@@ -38,6 +38,9 @@ class Told:
     liars_out: int = 0
     doubts: int = 0
     honest_out: int = 0
+    liars_barred: int = 0
+    """By more than half of all: the others come back."""
+    honest_barred: int = 0
     honest_pairs: int = 0
 
 
@@ -162,6 +165,9 @@ def played(plan: Plan, steps: int) -> dict[str, Told]:
         it, out = told[way], Counter(peer == liar for peer in found.liars)
         it.steps, it.audits = it.steps + 1, it.audits + audits
         it.liars_out, it.honest_out = it.liars_out + out[True], it.honest_out + out[False]
+        barred = Counter(peer == liar for peer in found.convicted)
+        it.liars_barred += barred[True]
+        it.honest_barred += barred[False]
         it.doubts += len(found.doubts)
         it.honest_pairs += sum(liar not in pair for pair in found.doubts)
     return told
@@ -178,11 +184,15 @@ def main() -> None:
     if arguments.json:
         print(json.dumps({way: asdict(it) for way, it in told.items()}))
         return
-    print(f"{'way':9} {'steps':>6} {'audits':>7} {'liar out':>8} {'doubts':>6} {'honest out':>10}")
+    print(
+        f"{'way':9} {'steps':>6} {'audits':>7} {'liar out':>8} {'barred':>6} {'doubts':>6} "
+        f"{'honest out':>10} {'barred':>6}"
+    )
     for way, it in told.items():
-        row = f"{it.steps:6} {it.audits:7} {it.liars_out:8} {it.doubts:6} {it.honest_out:10}"
+        liar = f"{it.liars_out:8} {it.liars_barred:6} {it.doubts:6}"
+        row = f"{it.steps:6} {it.audits:7} {liar} {it.honest_out:10} {it.honest_barred:6}"
         print(f"{way:9} {row}")
-    if any(it.honest_out or it.honest_pairs for it in told.values()):
+    if any(it.honest_out or it.honest_barred or it.honest_pairs for it in told.values()):
         raise SystemExit("an honest member was convicted, or two were in doubt")
 
 

@@ -19,6 +19,8 @@ from p2p_dtfm.cli.scenarios.chaos_case import (
     chaos_case,
     replayed_case,
 )
+from p2p_dtfm.cli.scenarios.lies import PEERS as LIE_PEERS
+from p2p_dtfm.cli.scenarios.lies import lie_case, lies_summary, play_lies
 from p2p_dtfm.cli.scenarios.storm import KILLS, StormCase, play_storm, storm_summary
 from p2p_dtfm.cli.scenarios.storm import PEERS as STORM_PEERS
 from p2p_dtfm.core.protocol.errors import UserError
@@ -30,6 +32,7 @@ from p2p_dtfm.net.shaping import Shape, ShapedLink, ShapedPeer
 from p2p_dtfm.sim.scenario.files import read_run_spec
 from p2p_dtfm.testbed.chaos import Chaos
 from p2p_dtfm.testbed.chaos_verdict import ChaosVerdict, judge
+from p2p_dtfm.testbed.lies.kinds import KINDS
 from p2p_dtfm.testbed.local_swarm import Child, LocalSwarm
 from p2p_dtfm.testbed.plain_losses import comparable, plain_losses
 from p2p_dtfm.testbed.scenario_swarm import PLAYERS_LIMIT, SHAPE_FILE, cast_scenario
@@ -77,10 +80,31 @@ def chaos(
     kills: Annotated[
         int | None, typer.Option(min=1, help=f"How many, in a storm; default: {KILLS}.")
     ] = None,
+    lie: Annotated[
+        str | None,
+        typer.Option(help=f"A quarter of the daemons lies, with audits: {', '.join(KINDS)}."),
+    ] = None,
+    strength: Annotated[
+        float, typer.Option(min=1e-6, max=100.0, help="Of the lie; 1: as it usually is.")
+    ] = 1.0,
+    rate: Annotated[
+        float, typer.Option(min=0.01, max=1.0, help="Of audits, while somebody lies.")
+    ] = 1.0,
     as_json: JsonOption = False,
 ) -> None:
     """Train with real daemons under a seeded schedule of faults, and judge how they bore it."""
     console = Console(stderr=as_json)
+    if lie is not None:
+        given: dict[str, object] = {
+            "a scenario": scenario,
+            "--faults": faults,
+            "--replay": replay,
+            "--kills": kills,
+        }
+        _refuse_with_lies(given | {"--storm": storm or None})
+        lies = lie_case(run, lie, strength, peers or LIE_PEERS, rate)
+        _end(play_lies(lies, keep, console), console, as_json, lies_summary)
+        return
     if storm:
         _refuse_with_storm({"a scenario": scenario, "--faults": faults, "--replay": replay})
         storm_case = StormCase(run, seed, peers or STORM_PEERS, kills or KILLS)
@@ -100,6 +124,16 @@ def chaos(
         )
     report["ok"] = not report["violations"]
     _end(report, console, as_json, _summary)
+
+
+def _refuse_with_lies(given: dict[str, object]) -> None:
+    """Raises `UserError`."""
+    for name, value in given.items():
+        if value is not None:
+            raise UserError(
+                f"a lie is played alone: --lie does not go with {name}",
+                "leave one of the two out",
+            )
 
 
 def _refuse_with_storm(given: dict[str, object]) -> None:

@@ -79,18 +79,17 @@ def _fit(got: Sequence[bytes], sent: Sequence[bytes]) -> bool:
 def few_judges(plan: Plan) -> dict[str, int]:
     """How many others have the layers of a stage-holder, where they are fewer than two: with none
     its work is not audited, with one nobody knows which of the two is wrong."""
+    held = {peer_id: plan.layers_of(peer_id) for peer_id in plan.stage_holders()}
     found = {}
-    for peer_id in plan.stage_holders():
-        judges = sum(_has_layers_of(judge, peer_id, plan) for judge in plan.stage_holders())
+    for peer_id, layers in held.items():
+        judges = sum(_has(mine, layers) for judge, mine in held.items() if judge != peer_id)
         if judges < 2:
             found[peer_id] = judges
     return found
 
 
-def _has_layers_of(judge: str, peer_id: str, plan: Plan) -> bool:
-    layers, mine = plan.layers_of(peer_id), plan.layers_of(judge)
-    contains = mine.start <= layers.start and layers.stop <= mine.stop
-    return judge != peer_id and bool(layers) and contains
+def _has(mine: range, layers: range) -> bool:
+    return bool(layers) and mine.start <= layers.start and layers.stop <= mine.stop
 
 
 def can_replay(
@@ -103,5 +102,5 @@ def can_replay(
         return False
     if arithmetics.get(judge) != arithmetics[peer_id]:
         return False
-    has_layers = _has_layers_of(judge, peer_id, plan)
+    has_layers = _has(plan.layers_of(judge), plan.layers_of(peer_id))
     return has_layers and inputs_are_kept(plan, peer_id, kept_microbatches)

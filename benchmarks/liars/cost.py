@@ -1,0 +1,124 @@
+"""What audits cost an honest swarm: time and bytes of a step, with them and without, in pairs.
+
+    unshare -rn sh -c 'ip link set lo up; python -m benchmarks.liars.cost --bytes'
+    python -m benchmarks.liars.cost [--pairs 3] [--rate 0.02] [--peers 4] [--run tiny] [--json]
+
+Real daemons on loopback, each with all layers and one thread; the two of a pair one after the
+other, which of them first in turns. Compared are steps after the first one of a view, in which all
+are audited. `--bytes` counts what passes loopback, so nothing else may use it: hence a
+network of its own. A machine with fewer cores than daemons shows the work of audits twice over.
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.sim.scenario.files import read_run_spec
+from p2p_dtfm.testbed.lies.played import MODULE, OPTIONS
+from p2p_dtfm.testbed.local_swarm import Child, LocalSwarm
+from p2p_dtfm.testbed.plain_losses import comparable
+from p2p_dtfm.testbed.recovery.times import commits_of, steps_of
+
+WARM_STEPS = 5
+LIMIT_S = 300.0
+POLL_S = 0.05
+TARGET = 0.03
+NEVER = 1 << 30
+
+
+def loopback_bytes() -> int:
+    """That it has carried since it is up."""
+    for line in Path("/proc/self/net/dev").read_text().splitlines():
+        name, _, counts = line.partition(":")
+        if name.strip() == "lo":
+            return int(counts.split()[0])
+    return 0
+
+
+def spec_of(run: str, rate: float) -> RunSpec:
+    spec = comparable(read_run_spec(run), NEVER)
+    return spec.model_copy(update={"audit": spec.audit.model_copy(update={"rate": rate})})
+
+
+def step_of(child: Child) -> int:
+    return max((event["step"] for event in steps_of(child.events())), default=-1)
+
+
+def until(child: Child, step: int) -> int:
+    end_s = time.monotonic() + LIMIT_S
+    while (reached := step_of(child)) < step:
+        if time.monotonic() > end_s or not child.running:
+            raise SystemExit(f"no step {step}, the last lines of a daemon:\n{child.log_tail()}")
+        time.sleep(POLL_S)
+    return reached
+
+
+def played(run: str, rate: float, peers: int, steps: int) -> dict[str, float]:
+    """Of one swarm: seconds and bytes of a step, and audits of all in a step."""
+    with tempfile.TemporaryDirectory(prefix="p2p-dtfm-cost-") as name:
+        directory = Path(name)
+        (directory / "run.json").write_text(spec_of(run, rate).model_dump_json())
+        with LocalSwarm(directory, OPTIONS, MODULE) as swarm:
+            founding = ["--run", str(directory / "run.json"), "--expect-peers", str(peers)]
+            first, address = swarm.found(founding)
+            for _ in range(peers - 1):
+                swarm.join(address)
+            begun, begun_bytes = until(first, WARM_STEPS), loopback_bytes()
+            done, done_bytes = until(first, begun + steps), loopback_bytes()
+            audits = sum((child.status() or {}).get("audits", 0) for child in swarm.children)
+            commits = [it for it in commits_of({"": first.events()}) if begun <= it[0] <= done]
+    times_s = [after[1] - before[1] for before, after in pairwise(commits)]
+    return {
+        "step_s": statistics.median(times_s),
+        "mean_step_s": statistics.fmean(times_s),
+        "step_bytes": (done_bytes - begun_bytes) / (done - begun),
+        "audits": audits,
+        "steps": done,
+    }
+
+
+def measure(run: str, rate: float, peers: int, steps: int, pairs: int) -> list[dict[str, Any]]:
+    found = []
+    for number in range(pairs):
+        rates = (0.0, rate) if number % 2 == 0 else (rate, 0.0)
+        of = {each: played(run, each, peers, steps) for each in rates}
+        found.append({"without": of[0.0], "with": of[rate]})
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument("--rate", type=float, default=0.02)
+    parser.add_argument("--peers", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--run", default="tiny")
+    parser.add_argument("--bytes", action="store_true", help="nothing else uses loopback")
+    parser.add_argument("--json", action="store_true")
+    asked = parser.parse_args()
+    pairs = measure(asked.run, asked.rate, asked.peers, asked.steps, asked.pairs)
+    kinds = ["step_s", "mean_step_s", *(["step_bytes"] if asked.bytes else [])]
+    ratios = {
+        kind: statistics.median(it["with"][kind] / it["without"][kind] for it in pairs)
+        for kind in kinds
+    }
+    met = all(ratio <= 1 + TARGET for ratio in ratios.values())
+    if asked.json:
+        report = {"rate": asked.rate, "pairs": pairs, "ratios": ratios, "target": 1 + TARGET}
+        print(json.dumps(report | {"met": met}))
+        return 0 if met else 1
+    for kind, ratio in ratios.items():
+        without = statistics.median(it["without"][kind] for it in pairs)
+        print(f"{kind:12} {without:14.4f} without audits, times {ratio:.3f} at {asked.rate}")
+    print(f"{'met' if met else 'MISSED'}: at most {1 + TARGET} times")
+    return 0 if met else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -80,6 +80,7 @@ def test_cuts_that_cost_next_to_nothing_are_taken_each_second() -> None:
     step_ns = SECOND_NS // 10
     pace = pace_of([SECOND_NS // 50], 1_000_000, step_ns)
     assert pace.every_steps * step_ns == SECOND_NS
+    assert pace_of([SECOND_NS // 50], 1_000_000, step_ns // 10).every_steps == 20, "not a hundred"
     over_a_slower_line = pace_of([SECOND_NS // 2], 1_000_000, step_ns)
     assert over_a_slower_line.every_steps * step_ns == 5 * SECOND_NS, "a hundredth of the line"
     far = pace_of([5 * SECOND_NS], 1_000_000, step_ns)

@@ -36,6 +36,9 @@ LIMIT_STEPS = 20
 FAILURE_EVERY_NS = 3600 * SECOND_NS
 """How often one of a view's members is taken to fail."""
 COPY_BYTES_PER_S = 1_000_000_000
+LEAST_STEP_NS = 50_000_000
+"""Of a step through daemons, however little there is to compute: plans know nothing of messages,
+and so many steps of their length would be many seconds apart."""
 LEAST_CUT_NS = 10_000_000
 """What a cut takes from training, at least: copying, hashing, messages."""
 
@@ -100,7 +103,7 @@ def pace_of(copies_ns: Iterable[int], most_bytes: int, step_ns: int) -> CutPace:
     copied in milliseconds, and everyone waits while steps are repeated: there cuts are taken as
     often as they cost a hundredth of the time and of the lines.
     """
-    step_ns = max(1, step_ns)
+    step_ns = max(LEAST_STEP_NS, step_ns)
     copy_ns = max(copies_ns, default=0)
     limit_ns = max(LIMIT_NS, LIMIT_STEPS * step_ns)
     taken_ns = max(LEAST_CUT_NS, duration_ns(most_bytes, COPY_BYTES_PER_S))

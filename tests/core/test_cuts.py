@@ -74,6 +74,19 @@ def test_a_cut_takes_a_tenth_of_the_line_and_a_failure_costs_what_is_said() -> N
     assert pace_of([], 0, 3600 * SECOND_NS).every_steps == 1
 
 
+def test_cuts_that_cost_next_to_nothing_are_taken_each_second() -> None:
+    """So small a model is copied in 10 ms; going back eight seconds, as Young's interval would
+    have it, costs more than all else of a recovery."""
+    step_ns = SECOND_NS // 10
+    pace = pace_of([SECOND_NS // 50], 1_000_000, step_ns)
+    assert pace.every_steps * step_ns == SECOND_NS
+    assert pace_of([SECOND_NS // 50], 1_000_000, step_ns // 10).every_steps == 20, "not a hundred"
+    over_a_slower_line = pace_of([SECOND_NS // 2], 1_000_000, step_ns)
+    assert over_a_slower_line.every_steps * step_ns == 5 * SECOND_NS, "a hundredth of the line"
+    far = pace_of([5 * SECOND_NS], 1_000_000, step_ns)
+    assert far.every_steps * step_ns > 8 * SECOND_NS, "Young's interval"
+
+
 # the clock -----------------------------------------------------------------------------------
 
 

@@ -11,7 +11,9 @@ from p2p_dtfm.core.liveness.liveness import (
 )
 
 TIMING = WAN_LIVENESS
-REGULAR = dataclasses.replace(LAN_LIVENESS, least_silence_ns=3 * SECOND_NS)
+REGULAR = dataclasses.replace(
+    LAN_LIVENESS, least_silence_ns=3 * SECOND_NS, calm_silence_ns=3 * SECOND_NS
+)
 
 
 def watching(*peers: str, timing: LivenessTiming = TIMING) -> Liveness:
@@ -253,6 +255,52 @@ def test_who_is_late_judges_nobody_before_its_tick() -> None:
     late_ns = SECOND_NS + LAN_LIVENESS.punctual_ns + 1
     assert liveness.tick_early(late_ns) == []
     assert [suspicion.peer_id for suspicion in liveness.tick(late_ns)] == ["a"]
+
+
+def silence_noticed_s(liveness: Liveness, from_s: float) -> float:
+    """After how many seconds without a word of `b`, while the others go on speaking."""
+    at_s = from_s
+    while "b" not in run(liveness, at_s, at_s + 0.25, talking=("a", "c")):
+        at_s += 0.25
+        assert at_s < from_s + 10
+    return at_s + 0.25 - from_s
+
+
+ALL = ("a", "b", "c")
+
+
+def test_in_calm_times_a_regular_peer_is_missed_sooner() -> None:
+    liveness = near(*ALL)
+    run(liveness, 0, 30, talking=ALL)
+    assert silence_noticed_s(liveness, 30) == 2.5
+
+
+def test_who_has_not_been_heard_for_long_is_given_its_time() -> None:
+    liveness = near(*ALL)
+    run(liveness, 0, 15, talking=ALL)
+    assert silence_noticed_s(liveness, 15) == 4
+
+
+def test_after_somebody_went_times_are_not_calm() -> None:
+    liveness = near(*ALL, "d")
+    run(liveness, 0, 30, talking=(*ALL, "d"))
+    liveness.watch(ALL, 30 * SECOND_NS)
+    assert silence_noticed_s(liveness, 30) == 4
+
+
+def test_after_this_peer_was_late_times_are_not_calm() -> None:
+    liveness = near(*ALL)
+    run(liveness, 0, 30, talking=ALL)
+    run(liveness, 30.5, 31, talking=ALL)  # nothing happened in half a second
+    assert silence_noticed_s(liveness, 31) == 4
+
+
+def test_who_is_silent_now_and_then_is_given_longer_in_calm_times_too() -> None:
+    liveness = near(*ALL)
+    run(liveness, 0, 30, talking=ALL)
+    run(liveness, 30, 31, talking=("a", "c"))
+    run(liveness, 31, 50, talking=ALL)
+    assert silence_noticed_s(liveness, 50) == 3.75
 
 
 def test_judging_early_is_no_tick() -> None:

@@ -323,3 +323,12 @@ class TestJoining:
                 stalls.tick(mine, possible, lambda peer, lack: False, pace.patience, now_ns)
             found = stalls.join([A, C], pace.patience)
             assert [suspicion.peer_id for suspicion in found] == expected
+
+
+def test_the_first_step_of_a_view_may_take_long_for_who_gets_on() -> None:
+    """Eight daemons that began beside much else called two of them stuck that were computing."""
+    pace = Pace(view_of((4,)), SPEC, 0)
+    pace.begin(3)
+    first, later = pace.patience(A, 3), pace.patience(A, 4)
+    assert first.step_ns >= 2 * later.step_ns, "while its work gets on"
+    assert first.stuck_ns - later.stuck_ns == SECOND_NS, "who completes nothing is missed as soon"

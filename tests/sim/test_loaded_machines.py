@@ -14,8 +14,14 @@ from tests.sim.test_lying_members import replicas
 NAMES = ("a", "b", "c", "d", "e")
 LONGEST_S = 1.3
 """That a loop stands still: whoever is heard twice a second is then silent for less than two."""
-AS_BEFORE = dataclasses.replace(LAN_LIVENESS, least_silence_ns=LAN_LIVENESS.silence_ns)
-HASTY = dataclasses.replace(LAN_LIVENESS, least_silence_ns=2 * SECOND_NS)
+AS_BEFORE = dataclasses.replace(
+    LAN_LIVENESS,
+    least_silence_ns=LAN_LIVENESS.silence_ns,
+    calm_silence_ns=LAN_LIVENESS.silence_ns,
+)
+HASTY = dataclasses.replace(
+    LAN_LIVENESS, least_silence_ns=2 * SECOND_NS, calm_silence_ns=2 * SECOND_NS
+)
 WITHOUT_DOUBT = dataclasses.replace(HASTY, punctual_ns=HASTY.sleep_ns)
 """In one's own loop."""
 EASY_S, LOADED_S = 20, 120
@@ -84,6 +90,17 @@ def test_who_stops_for_good_is_missed_within_five_seconds() -> None:
     loaded.longest_ns = 0
     world.run_until(lambda: all(peer.view and "c" not in peer.view.member_ids for peer in others))
     assert world.now_ns - stopped_ns < 5 * SECOND_NS
+
+
+def test_who_stops_after_calm_times_is_missed_a_second_sooner() -> None:
+    loaded = Loaded(1, LAN_LIVENESS, longest_s=0.2)
+    loaded.longest_ns = 0
+    world = loaded.world
+    world.run_to(loaded.began_ns + (EASY_S + 10) * SECOND_NS)
+    stopped_ns, others = world.now_ns, [world.peers[name] for name in NAMES if name != "c"]
+    world.peers["c"].stopped = True
+    world.run_until(lambda: all(peer.view and "c" not in peer.view.member_ids for peer in others))
+    assert world.now_ns - stopped_ns < 3.5 * SECOND_NS
 
 
 def test_a_cut_between_two_is_told_from_a_machine_that_stands_still() -> None:

@@ -15,23 +15,40 @@ COMMITS = [(2, 9.0), (3, 14.0), (4, 15.0)]
 def view(snapshot: str, time_s: float, *marks_s: float) -> dict[str, Any]:
     names = ("stopped_s", "gathered_s", "planned_s")
     marks = dict(zip(names, marks_s, strict=False))
-    return {"event": "view", "snapshot": snapshot, "time_s": time_s, **marks}
+    return {"event": "view", "view": 3, "snapshot": snapshot, "time_s": time_s, **marks}
+
+
+def step(number: int, time_s: float, view_number: int = 3) -> dict[str, Any]:
+    return {
+        "event": "step",
+        "view": view_number,
+        "step": number,
+        "loss": 1.0,
+        "time_s": time_s,
+    }
 
 
 def test_phases_add_up_to_the_time_without_a_commit() -> None:
     histories = {
-        "a": [view("s", 12.5, 10.5, 11.0, 12.0)],
+        "a": [view("s", 12.5, 10.5, 11.0, 12.0), step(1, 13.25), step(2, 13.5), step(3, 14.0)],
         "c": [view("s", 13.0, 11.0, 11.5, 11.75)],
         "b": [view("s", 99.0, 98.0, 98.0, 98.0)],
     }
     found = phases_of(histories, COMMITS, KILL)
-    assert list(found.values()) == [0.5, 1.0, 0.5, 1.0, 1.0] and tuple(found) == PHASES
+    assert list(found.values()) == [0.5, 1.0, 0.5, 1.0, 0.25, 0.75] and tuple(found) == PHASES
     assert sum(found.values()) == 14.0 - KILL.began_s
     assert recovery_phases(histories, COMMITS, [KILL, KILL])["kill"]["planned"] == {
         "count": 2,
         "median": 0.5,
         "worst": 0.5,
     }
+
+
+def test_without_steps_to_repeat_the_first_step_is_the_last_phase() -> None:
+    late = step(1, 13.5, view_number=2)  # of the view before, at a peer that hears of it late
+    histories = {"a": [view("s", 13.0, 10.5, 11.0, 12.0), late, step(3, 14.0)]}
+    found = phases_of(histories, COMMITS, KILL)
+    assert (found["first step"], found["repeated"]) == (1.0, 0.0)
 
 
 @pytest.mark.parametrize(

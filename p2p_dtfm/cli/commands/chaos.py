@@ -35,6 +35,7 @@ from p2p_dtfm.testbed.chaos_verdict import ChaosVerdict, judge
 from p2p_dtfm.testbed.lies.kinds import KINDS
 from p2p_dtfm.testbed.local_swarm import Child, LocalSwarm
 from p2p_dtfm.testbed.plain_losses import comparable, plain_losses
+from p2p_dtfm.testbed.recovery.phases import PHASES
 from p2p_dtfm.testbed.scenario_swarm import PLAYERS_LIMIT, SHAPE_FILE, cast_scenario
 from p2p_dtfm.testbed.swarm_directory import kept_directory, processes_left
 
@@ -262,6 +263,17 @@ def _times(times: dict[str, float]) -> tuple[str, str, str]:
     return str(times["count"]), f"{times['median']:.1f} s", f"{times['worst']:.1f} s"
 
 
+def _print_phases(console: Console, found: dict[str, dict[str, dict[str, float]]]) -> None:
+    """Nothing where no fault stopped a step."""
+    if not found:
+        return
+    table = Table("fault", "times", *PHASES, title="where that time went: median (worst), in s")
+    for kind, phases in found.items():
+        shown = (f"{phases[it]['median']:.1f} ({phases[it]['worst']:.1f})" for it in PHASES)
+        table.add_row(kind, str(phases[PHASES[0]]["count"]), *shown)
+    console.print(table)
+
+
 def _summary(console: Console, report: dict[str, Any]) -> None:
     table = Table(
         "fault",
@@ -277,6 +289,7 @@ def _summary(console: Console, report: dict[str, Any]) -> None:
         alone = report["recovery_alone_s"].get(kind)
         table.add_row(kind, *_times(times), *(_times(alone) if alone else ("0", "-", "-")))
     console.print(table)
+    _print_phases(console, report["recovery_phases_s"])
     if report["could_not_go_on"]:
         console.print(
             f"during {report['could_not_go_on']} of these nobody had all layers; their time runs "

@@ -24,6 +24,8 @@ LAGGING_STEP_SHARE = 50
 """Guardians lag where to wait for them would take more than this part of a step: 2%."""
 LINE_SHARE = 10
 """Of a line that cuts may take: a tenth."""
+TRAINING_SHARE = 100
+"""Of training's time that cuts may take wherever that makes a failure cost less: a hundredth."""
 STATE_PARTS = 3
 """What is copied of a layer: parameters and two moments."""
 HELD_CUTS = 2
@@ -34,6 +36,9 @@ LIMIT_STEPS = 20
 FAILURE_EVERY_NS = 3600 * SECOND_NS
 """How often one of a view's members is taken to fail."""
 COPY_BYTES_PER_S = 1_000_000_000
+LEAST_STEP_NS = 50_000_000
+"""Of a step through daemons, however little there is to compute: plans know nothing of messages,
+and so many steps of their length would be many seconds apart."""
 LEAST_CUT_NS = 10_000_000
 """What a cut takes from training, at least: copying, hashing, messages."""
 
@@ -94,14 +99,17 @@ def pace_of(copies_ns: Iterable[int], most_bytes: int, step_ns: int) -> CutPace:
     """Of cuts whose copies travel for `copies_ns`; no peer copies more than `most_bytes`.
 
     Young's interval, within what a failure may cost: the steps since the cut, and those during
-    which the next one travelled.
+    which the next one travelled. Young's weighs lost time alone; a small model on fast lines is
+    copied in milliseconds, and everyone waits while steps are repeated: there cuts are taken as
+    often as they cost a hundredth of the time and of the lines.
     """
-    step_ns = max(1, step_ns)
+    step_ns = max(LEAST_STEP_NS, step_ns)
     copy_ns = max(copies_ns, default=0)
     limit_ns = max(LIMIT_NS, LIMIT_STEPS * step_ns)
     taken_ns = max(LEAST_CUT_NS, duration_ns(most_bytes, COPY_BYTES_PER_S))
     young_ns = math.isqrt(2 * taken_ns * FAILURE_EVERY_NS)
-    between_ns = min(young_ns, max(limit_ns // 2, limit_ns - copy_ns))
+    cheap_ns = max(TRAINING_SHARE * taken_ns, TRAINING_SHARE // LINE_SHARE * copy_ns)
+    between_ns = min(young_ns, cheap_ns, max(limit_ns // 2, limit_ns - copy_ns))
     every_steps = max(1, between_ns // step_ns)
     travels_steps = -(-copy_ns // step_ns) + 1
     apart_steps = max(every_steps, travels_steps)

@@ -14,6 +14,8 @@ from p2p_dtfm.core.liveness.rhythm import SECOND_NS, Rhythm
 from p2p_dtfm.core.liveness.second_hand import MILLISECOND_NS, SecondHand
 from p2p_dtfm.core.messages.message_bounds import MISSED_LIMIT
 
+CALM_NS = 10 * SECOND_NS
+"""So long this peer was not late, and nobody came, went or was suspected: then times are calm."""
 THIN_ABOVE = 8
 """Who has more fellows speaks to each less often, so that it says as much a second in all,"""
 THINNEST = 16
@@ -27,7 +29,9 @@ class LivenessTiming:
     silence_ns: int
     """Nothing heard for so long is evidence, whatever is usual for a peer."""
     least_silence_ns: int
-    """A shorter silence is none, however regularly a peer speaks."""
+    """A shorter silence is none, however regularly a peer speaks,"""
+    calm_silence_ns: int
+    """but for who has long been regular, in calm times."""
     missed_ns: int
     """Nothing heard for so long: fellows are asked whether they hear it."""
     cut_ns: int
@@ -46,6 +50,7 @@ LAN_LIVENESS = LivenessTiming(
     heartbeat_ns=SECOND_NS // 2,
     silence_ns=5 * SECOND_NS,
     least_silence_ns=4 * SECOND_NS,
+    calm_silence_ns=SECOND_NS * 5 // 2,
     missed_ns=SECOND_NS,
     cut_ns=SECOND_NS * 3 // 2,
     reset_ns=SECOND_NS * 3 // 4,
@@ -57,6 +62,7 @@ WAN_LIVENESS = LivenessTiming(
     heartbeat_ns=SECOND_NS,
     silence_ns=5 * SECOND_NS,
     least_silence_ns=5 * SECOND_NS,
+    calm_silence_ns=5 * SECOND_NS,
     missed_ns=2 * SECOND_NS,
     cut_ns=0,
     reset_ns=2 * SECOND_NS,
@@ -101,6 +107,7 @@ class Liveness:
         self._lateness = Lateness()
         self._last_tick_ns: int | None = None
         self._fellows = 0
+        self._calm_from_ns = 0
         self._late_until_ns = 0
         """What is heard before then may have been said while this peer's own loop stood still."""
 
@@ -114,6 +121,8 @@ class Liveness:
         the view in all, which both ends of a link know alike."""
         wanted = set(peers)
         self._fellows = len(wanted) if fellows is None else fellows
+        if wanted != self._watched.keys():
+            self._calm_from_ns = now_ns + CALM_NS
         for peer_id in set(self._watched) - wanted:
             del self._watched[peer_id]
         for peer_id in wanted - set(self._watched):
@@ -206,6 +215,7 @@ class Liveness:
         late_ns = gap_ns - self._timing.punctual_ns
         if late_ns > 0:
             self._late_until_ns = now_ns + self._timing.punctual_ns
+            self._calm_from_ns = now_ns + CALM_NS
             for watched in self._watched.values():
                 watched.heard_ns = min(now_ns, watched.heard_ns + late_ns)
                 if watched.reset_ns is not None:
@@ -231,8 +241,7 @@ class Liveness:
         if watched.suspected:
             return None
         timing = self._timing
-        bound_ns = watched.rhythm.bound_ns(timing.least_silence_ns, timing.silence_ns)
-        due_ns = watched.heard_ns + self._patience_ns(bound_ns)
+        due_ns = watched.heard_ns + self._patience_ns(self._bound_ns(watched, now_ns))
         if timing.cut_ns and not watched.missed:
             missed_ns = self._patience_ns(self._thinned_ns(timing.missed_ns))
             due_ns = min(due_ns, watched.heard_ns + missed_ns)
@@ -249,6 +258,7 @@ class Liveness:
             reason = "" if watched.suspected else self._judge(peer_id, watched, now_ns)
             if reason:
                 watched.suspected = True
+                self._calm_from_ns = now_ns + CALM_NS
                 found.append(Suspicion(peer_id, reason))
         return found
 
@@ -275,6 +285,15 @@ class Liveness:
     def _patience_ns(self, patience_ns: int) -> int:
         return self._lateness.stretched_ns(patience_ns, len(self._watched))
 
+    def _bound_ns(self, watched: _Watched, now_ns: int) -> int:
+        """A longer silence is evidence. A living peer's silence of seconds comes of other things
+        that its machine does, which lasts and shows in its rhythm; of a view's first steps; or
+        of this peer's own lateness. What is neither is hardly ever there."""
+        timing = self._timing
+        is_calm = now_ns >= self._calm_from_ns and watched.rhythm.is_known
+        least_ns = timing.calm_silence_ns if is_calm else timing.least_silence_ns
+        return watched.rhythm.bound_ns(least_ns, timing.silence_ns)
+
     def _judge(self, peer_id: str, watched: _Watched, now_ns: int) -> str:
         timing = self._timing
         silent_ns = now_ns - watched.heard_ns
@@ -282,8 +301,7 @@ class Liveness:
         cut_ns = self._patience_ns(self._thinned_ns(timing.cut_ns))
         if timing.cut_ns and elsewhere_ns - watched.heard_ns >= cut_ns:
             return f"nothing heard for {silent_ns / SECOND_NS:.1f} s, while others hear it"
-        bound_ns = watched.rhythm.bound_ns(timing.least_silence_ns, timing.silence_ns)
-        if silent_ns >= self._patience_ns(bound_ns):
+        if silent_ns >= self._patience_ns(self._bound_ns(watched, now_ns)):
             return f"nothing heard for {silent_ns / SECOND_NS:.1f} s"
         if watched.reset_ns is None:
             return ""

@@ -22,6 +22,9 @@ FETCH_BYTES_PER_S = 250_000
 SAVE_BYTES_PER_S = 10_000_000
 WARM_UP_NS = SECOND_NS
 """What is done for the first time in a view takes longer."""
+FIRST_FACTOR = 2
+"""So many times as long may who gets on hold up a view's first step: before it is measured
+nobody knows what else its machines do."""
 MEASURED_STEPS = 8
 
 
@@ -71,13 +74,13 @@ class Pace:
         """For what this peer does in `step`."""
         extra_ns = WARM_UP_NS if step == self._first_step else 0
         extra_ns += self._save_ns(peer_id, step)
-        step_ns = self.expected_ns
+        step_ns, factor = self.expected_ns, FIRST_FACTOR if step == self._first_step else 1
         if self._evaluates(step):
             share = self._spec.evaluation_microbatches / self._spec.microbatches_per_step
             step_ns += int(step_ns * share)
         return Patience(
             stuck_ns=FLOOR_NS + extra_ns + PIECE_FACTOR * self._piece_ns(peer_id),
-            step_ns=FLOOR_NS + extra_ns + STEP_FACTOR * step_ns,
+            step_ns=factor * (FLOOR_NS + extra_ns + STEP_FACTOR * step_ns),
             fetch_ns=FLOOR_NS + extra_ns + self._fetch_ns(peer_id, step),
         )
 

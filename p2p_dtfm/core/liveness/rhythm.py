@@ -13,6 +13,8 @@ SECOND_NS = 1_000_000_000
 SLOT_NS = SECOND_NS
 SLOTS = 60
 """Of each of so many last seconds in which it was heard, its longest silence counts."""
+KNOWN_SLOTS = 20
+"""After so many a peer's rhythm is known well."""
 FEWEST_SLOTS = 5
 """Before that nothing is known of it."""
 FACTOR = 3
@@ -32,6 +34,10 @@ class Rhythm:
         if self._longest_ns and self._longest_ns[-1][0] == slot:
             silent_ns = max(silent_ns, self._longest_ns.pop()[1])
         self._longest_ns.append((slot, silent_ns))
+
+    @property
+    def is_known(self) -> bool:
+        return len(self._longest_ns) >= KNOWN_SLOTS
 
     def bound_ns(self, least_ns: int, most_ns: int) -> int:
         """A silence that is longer is evidence."""

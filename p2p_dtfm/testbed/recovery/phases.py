@@ -8,10 +8,19 @@ view followed before the next commit, have no phases.
 import statistics
 from collections.abc import Iterable, Sequence
 
-from p2p_dtfm.testbed.recovery.times import Commits, Event, Histories, Inflicted, Times
+from p2p_dtfm.testbed.recovery.times import (
+    Commits,
+    Event,
+    Histories,
+    Inflicted,
+    Times,
+    steps_of,
+)
 
-PHASES = ("suspected", "gathered", "planned", "taken over", "first step")
-"""Each from the end of the one before, the first from the fault; the last ends with a commit."""
+PHASES = ("suspected", "gathered", "planned", "taken over", "first step", "repeated")
+"""Each from the end of the one before, the first from the fault. The first step ends with the first
+commit in the view, the last phase with that of a step that nobody had committed before: between
+the two are the steps since a cut, where guardians lag."""
 
 
 def recovery_phases(
@@ -36,24 +45,30 @@ def recovery_phases(
 
 
 def phases_of(histories: Histories, commits: Commits, fault: Inflicted) -> dict[str, float]:
-    """Of one fault, in seconds: their sum is the time from the fault to the view's first commit."""
+    """Of one fault, in seconds; together from the fault to the next commit of a new step."""
     views = _views_after(histories, fault)
-    if not views:
+    ends_s = _ends_s(views)
+    new_s = [time_s for _, time_s in commits if ends_s and time_s > ends_s[-1]][:1]
+    if not new_s:
         return {}
-    ends_s = [
-        min(view["stopped_s"] for view in views),
-        max(view["gathered_s"] for view in views),
-        max(view["planned_s"] for view in views),
-        max(view["time_s"] for view in views),
-    ]
-    ends_s += [time_s for _, time_s in commits if time_s > ends_s[-1]][:1]
-    if len(ends_s) < len(PHASES):
-        return {}
+    ends_s += [min([*new_s, *_commits_in(histories, views[0], ends_s[-1])]), *new_s]
     begins_s = [fault.began_s, *ends_s]
     return {
         phase: max(0.0, end_s - begin_s)
         for phase, begin_s, end_s in zip(PHASES, begins_s, ends_s, strict=False)
     }
+
+
+def _ends_s(views: Sequence[Event]) -> list[float]:
+    """Of the phases up to the takeover, when the last peer had come so far."""
+    if not views:
+        return []
+    return [
+        min(view["stopped_s"] for view in views),
+        max(view["gathered_s"] for view in views),
+        max(view["planned_s"] for view in views),
+        max(view["time_s"] for view in views),
+    ]
 
 
 def _views_after(histories: Histories, fault: Inflicted) -> list[Event]:
@@ -70,6 +85,16 @@ def _views_after(histories: Histories, fault: Inflicted) -> list[Event]:
         return []
     first = min(marked, key=lambda event: float(event["time_s"]))
     return [event for event in marked if event["snapshot"] == first["snapshot"]]
+
+
+def _commits_in(histories: Histories, view: Event, after_s: float) -> Iterable[float]:
+    """When each peer committed each step in this view, from then on."""
+    return (
+        event["time_s"]
+        for history in histories.values()
+        for event in steps_of(history)
+        if event["view"] == view["view"] and event["time_s"] > after_s
+    )
 
 
 def _whole(views: Iterable[Event]) -> Iterable[Event]:

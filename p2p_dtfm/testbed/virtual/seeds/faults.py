@@ -7,6 +7,8 @@ NAMES = "abcdefghijkl"
 BEGUN = (3, 5)
 JOINERS = (0, 3)
 FAULTS = (12, 16)
+AUDITS = 3
+"""Of eight seeds that one, in which work is computed again before a step commits."""
 RESIDENTS = 6
 """Of eight seeds that one, in which who is paused by its owner stays in the same process."""
 OUTAGES = 4
@@ -76,6 +78,8 @@ class Schedule:
     """The model writes as it learns."""
     is_watched: bool = False
     """Somebody asks every daemon all that it tells, again and again."""
+    is_audited: bool = False
+    """Work is computed again by others before a step commits."""
 
     @property
     def has_only_crashes(self) -> bool:
@@ -116,6 +120,7 @@ def draw(seed: int) -> Schedule:
         stays_resident=seed % 8 == RESIDENTS,
         writes_samples=seed % 8 == 2,
         is_watched=seed % 8 == 7,
+        is_audited=seed % 8 == AUDITS,
     )
 
 

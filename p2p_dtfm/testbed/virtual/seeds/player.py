@@ -7,7 +7,7 @@ from pathlib import Path
 from p2p_dtfm.testbed.virtual.seeds.faults import Schedule, draw
 from p2p_dtfm.testbed.virtual.seeds.judge import Reference
 from p2p_dtfm.testbed.virtual.seeds.playing import Played, play_seed
-from p2p_dtfm.testbed.virtual.seeds.run import STEPS, make_run, reference_of
+from p2p_dtfm.testbed.virtual.seeds.run import STEPS, make_run, reference_of, with_audits
 
 COLLECTED_AFTER = 50_000
 """New objects."""
@@ -18,11 +18,14 @@ class Player:
 
     def __init__(self, scratch: Path, steps: int = STEPS) -> None:
         self._run = make_run(scratch, steps)
+        self._audited = with_audits(self._run)
         self._reference: Reference = reference_of(self._run, scratch / "reference")
 
     def play(self, seed: int, schedule: Schedule | None = None) -> Played:
+        schedule = schedule or draw(seed)
+        run = self._audited if schedule.is_audited else self._run
         with tempfile.TemporaryDirectory(dir=memory_disk()) as home:
-            return play_seed(seed, schedule or draw(seed), self._run, Path(home), self._reference)
+            return play_seed(seed, schedule, run, Path(home), self._reference)
 
 
 def leave_alone_what_is_loaded() -> None:

@@ -67,6 +67,15 @@ def make_run(folder: Path, steps: int = STEPS, saves_every_steps: int = 10) -> P
     return path
 
 
+def with_audits(run: Path) -> Path:
+    """The same run, of which others compute half of all works again; its steps are the same."""
+    spec = RunSpec.model_validate_json(run.read_text())
+    audited = RunSpec.model_validate({**spec.model_dump(), "audit": {"rate": 0.5}})
+    path = run.with_name("audited.json")
+    path.write_text(audited.model_dump_json())
+    return path
+
+
 def steps_of(run: Path) -> int:
     return RunSpec.model_validate_json(run.read_text()).total_steps
 

@@ -7,6 +7,7 @@ from typing import Any
 from rich.console import Console
 
 from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.sim.scenario.files import read_run_spec
 from p2p_dtfm.testbed.lies.kinds import KINDS
 from p2p_dtfm.testbed.lies.played import LieCase, play
@@ -48,7 +49,7 @@ def lies_summary(console: Console, report: dict[str, Any]) -> None:
     )
     difference = report["max_loss_difference"]
     say(
-        f"{report['steps']} steps; largest loss difference to an honest run "
+        f"{counted(report['steps'], 'step')}; largest loss difference to an honest run "
         + ("not compared" if difference is None else f"{difference:.1e}")
     )
     for violation in report["violations"]:

@@ -50,11 +50,11 @@ class Child:
         return None
 
     def events(self) -> list[dict[str, Any]]:
-        """The history of the run at this peer."""
+        """The history of the run at this peer, without a line that is being written."""
         found = []
         for path in sorted(self.home.glob("runs/*/events.jsonl")):
-            for line in path.read_text().splitlines():
-                found.append(json.loads(line))
+            whole = path.read_text().rpartition("\n")[0]
+            found += [json.loads(line) for line in whole.splitlines()]
         return found
 
     def status(self) -> dict[str, Any] | None:

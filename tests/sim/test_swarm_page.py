@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from p2p_dtfm.cli.app import app
 from p2p_dtfm.cli.commands import plan  # noqa: F401  (registers the command)
 from p2p_dtfm.sim.reproduction.bars import Kind
+from p2p_dtfm.sim.reproduction.swarm import swarm_bars
 from tests.programs import skip_without
 from tests.sim.test_simulate_command import call_json
 from tests.web import chromium as browser
@@ -113,8 +114,12 @@ def test_prices_are_of_everybody_and_of_each_price(made: tuple[Path, list[dict]]
     assert own["price_per_hour"] <= 4.0 and own["peers"] <= 2
 
 
-def test_a_large_swarm_keeps_its_plan_and_says_so(tmp_path: Path) -> None:
-    many = SCENARIO.replace("count = 2", "count = 35").replace("price_per_hour", "# price")
+def test_a_large_swarm_keeps_its_plan_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(swarm_bars, "PEERS_LIMIT", 9)  # seventy take a minute
+    monkeypatch.setattr(swarm_bars, "REPLANNED_LIMIT", 9)
+    many = SCENARIO.replace("count = 2", "count = 5").replace("price_per_hour", "# price")
     (tmp_path / "many.toml").write_text(many)
     page = tmp_path / "page.html"
     found = typed(str(tmp_path / "many.toml"), "--run", "tiny", "--html", str(page))["bars"]

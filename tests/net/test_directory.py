@@ -173,10 +173,31 @@ def test_refused_values_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixtur
             signed = sign_run(spec, peers[0].peer_id, peers[0].identity.sign)
             with caplog.at_level(logging.WARNING):
                 assert not await directory.publish_run(digest_bytes(spec), signed)
-            assert "refused to publish a run" in caplog.text
+            assert "refused what was to be published (run)" in caplog.text
             small = sign_run(b"\x80", peers[0].peer_id, peers[0].identity.sign)
             with pytest.raises(PeerFault, match="under the name"):
                 await directory.publish_run("ab" * 32, small)
+
+    run(scenario())
+
+
+def test_one_refusal_is_not_told_but_many_are(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nodes that had to look for the run first take the next one; here all hold a later one."""
+
+    async def scenario() -> None:
+        async with hosts(tmp_path, 2) as peers:
+            _, directory = await _joined(peers)
+            presence = await _presence(peers[1])
+            with caplog.at_level(logging.WARNING):
+                assert await directory.publish_presence(presence, expires_in_s=80)
+                for told in (0, 0, 1, 1):
+                    assert not await directory.publish_presence(presence, expires_in_s=20)
+                    assert caplog.text.count("(presence)") == told
+                assert await directory.publish_presence(presence, expires_in_s=85)
+                assert not await directory.publish_presence(presence, expires_in_s=20)
+                assert caplog.text.count("(presence)") == 1
 
     run(scenario())
 

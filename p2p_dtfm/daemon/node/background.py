@@ -33,6 +33,8 @@ Of links that were measured before, and are others now, so long a view is planne
 whoever asked for it: on a machine with several daemons they change with each of its moods."""
 STRANGERS_TRIED = 4
 PRESENCE_REFRESH_S = 20.0
+PRESENCE_RETRY_S = 3.0
+"""Nodes that were asked first may have had to look for the run."""
 CROWD = 8
 """A view of so many looks half as often for others, of twice as many a third as often."""
 WAY_REFRESH_S = 5.0
@@ -191,6 +193,7 @@ class Background:
     async def _presence_loop(self) -> None:
         directory = self._membership.acquaintances.directory
         while True:
+            accepted = False
             try:
                 presence = Presence(
                     peer_id=self._me,
@@ -200,8 +203,8 @@ class Background:
                 )
                 if looks := self._looks_around():
                     await directory.publish_run(self._run.digest, self._run.signed_spec)
-                await directory.publish_presence(presence)
-                await self._publishing.publish(
+                accepted = await directory.publish_presence(presence)
+                accepted &= await self._publishing.publish(
                     self._membership.self_record,
                     self._network.host.identity.sign,
                     self._agreement.view,
@@ -212,7 +215,7 @@ class Background:
             except Unreachable as error:
                 log.warning("directory: %s", error)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(PRESENCE_REFRESH_S):
+                async with asyncio.timeout(PRESENCE_REFRESH_S if accepted else PRESENCE_RETRY_S):
                     await self._moved.wait()
             self._moved.clear()
 

@@ -1,5 +1,6 @@
 """The place of this peer in the present view and the next: the layers it needs, and gets."""
 
+from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.core.protocol.plan import NoPlan, Plan
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.telemetry.status import State
@@ -109,7 +110,7 @@ class Place:
                 followers.stop_guarding()
                 state.memory.forget(late)
                 followers.follow(view, late)
-            text = f"{len(late)} layers are not at step {state.step} yet"
+            text = f"waits for {counted(len(late), 'layer')} as of step {state.step}"
             self._tools.status.say(State.SYNCING, text)
             await self.offer_states()
             await state.wait(grace_s if grace_s > 0 else None)

@@ -14,6 +14,7 @@ peers at one instant, and a plan is never computed from it.
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any, TypeVar
 
@@ -73,7 +74,9 @@ ASKED_NODES = 8
 FACTS_AT_ONCE = 64
 ASK_FOR_RUNS_S = 1.0
 """Between two searches for a run that somebody claims to take part in."""
-REFUSED = "the directory refused to publish a %s: %s"
+REFUSED = "the directory refused what was to be published (%s): %s"
+WORTH_SAYING = 3
+"""So many refusals of one kind, one after another, are told."""
 
 __all__ = ["Directory", "DirectoryValidator", "Presence", "open_run", "sign_run"]
 
@@ -102,6 +105,7 @@ class Directory:
         self._presence_ttl_s = PRESENCE_TTL_S
         self._runs: dict[str, Signed] = {}
         self._seals: dict[str, Seal] = {}
+        self._refusals: Counter[str] = Counter()
 
     @classmethod
     async def start(
@@ -157,9 +161,7 @@ class Directory:
             key = sealed_key(seal.slot(key))
         subkey = base58.b58decode(presence.peer_id)
         reason = await self._store(key, signed, expires_ms / 1000, subkey)
-        if reason is not None:
-            log.warning(REFUSED, signed.kind, reason)
-        return reason is None
+        return self._accepted(signed.kind, reason)
 
     async def present_peers(self, run_digest: str) -> list[Presence]:
         """Who says that it takes part in a run, sorted by peer id: a hint, and a recent one."""
@@ -255,8 +257,14 @@ class Directory:
         signed = sign_facts(PublishedFacts(expires_ms, record, place), self._host.identity.sign)
         key = facts_key(run_digest, record.peer_id)
         reason = await self._store(key, signed, expires_ms / 1000, None)
-        if reason is not None:
-            log.warning(REFUSED, signed.kind, reason)
+        return self._accepted(signed.kind, reason)
+
+    def _accepted(self, kind: str, reason: str | None) -> bool:
+        """Nodes that do not know the run yet refuse, look for it, and accept what comes next; so
+        one refusal alone is nothing to worry about."""
+        self._refusals[kind] = 0 if reason is None else self._refusals[kind] + 1
+        if self._refusals[kind] == WORTH_SAYING:
+            log.warning(REFUSED, kind, reason)
         return reason is None
 
     async def facts_of(self, run_digest: str, peer_ids: Sequence[str]) -> dict[str, Facts]:

@@ -50,14 +50,16 @@ class Publishing:
         self._said: tuple[object, ...] = ()
         self._said_s = 0.0
 
-    async def publish(self, record: SelfRecord, signer: Sign, view: View | None, step: int) -> None:
-        """Raises `Unreachable`."""
+    async def publish(self, record: SelfRecord, signer: Sign, view: View | None, step: int) -> bool:
+        """False if it was refused. Raises `Unreachable`."""
         if not self._is_on:
-            return
+            return True
         signed = record.make_public(signer)
         news = (signed.payload, view.id if view is not None else None)
         if news == self._said and now.monotonic_s() - self._said_s < REFRESH_S:
-            return
+            return True
         place = place_of(view, signed.peer_id, step)
-        if await self._directory.publish_facts(self._run_digest, signed, place):
+        accepted = await self._directory.publish_facts(self._run_digest, signed, place)
+        if accepted:
             self._said, self._said_s = news, now.monotonic_s()
+        return accepted

@@ -71,11 +71,12 @@ class Swarm:
                 states,
                 peer.links(mailbox),
                 StageTools(peer.compute, peer.memory, synthetic_batch(self.spec), recorder),
-                StageListeners(
-                    lambda _, progress, name=name: self.progress.__setitem__(name, progress)
-                ),
+                StageListeners(lambda _, progress, name=name: self.told(name, progress)),
                 work=before.work if goes_on else None,
             )
+
+    def told(self, name: str, progress: StageProgress | None) -> None:
+        self.progress[name] = progress
 
     def start(self, step: int, replay: PartialReplay | None = None) -> None:
         for name in self.plan.stage_holders():

@@ -39,6 +39,14 @@ class StageReplay(NamedTuple):
     """The microbatches of each place in which this peer stands in (`Plan.places_of`); all others
     are of its own pipeline."""
 
+    @property
+    def next_may_have(self) -> frozenset[int]:
+        """`next_has`, and in each place the microbatch after those: the stage behind may have done
+        one more forward than it could tell of, and sends its gradient before anything of it has
+        come from here again."""
+        missing = [number for number in self.microbatches if number not in self.next_has]
+        return self.next_has.union({self.place(n): n for n in reversed(missing)}.values())
+
     def place(self, number: int) -> int:
         """Which of the peer's places a microbatch goes through."""
         found = (n for n, numbers in enumerate(self.stood_in, start=1) if number in numbers)

@@ -22,7 +22,7 @@ from p2p_dtfm.core.schedule.tasklets import (
 
 class Done(NamedTuple):
     """What is done already of a step that goes on: of the first microbatches so many forwards,
-    backwards and weights; and at the next stage the forwards of `forwards_next`."""
+    backwards and weights; and at the next stage, it may be, the forwards of `forwards_next`."""
 
     forwards: int = 0
     backwards: int = 0

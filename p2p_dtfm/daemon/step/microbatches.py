@@ -129,7 +129,7 @@ class Microbatches:
     def _order(self, places: Mapping[int, int]) -> StageOrder:
         """That of this step; `places` are those of its microbatches in it."""
         work = self._work
-        sent = {places[number] for number in self._replay.next_has}
+        sent = {places[number] for number in self._replay.next_may_have}
         return StageOrder(
             range(len(places)),
             self._stage.in_flight,

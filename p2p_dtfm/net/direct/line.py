@@ -99,7 +99,7 @@ class Line:
         """Returns once all of it is on its way, and its memory is the caller's again."""
         future: asyncio.Future[None] = self._loop.create_future()
         self._writes.append(_Write(data, turn, future))
-        self._wake()
+        self._wake(future)
         await future
 
     async def post(self, word: bytes) -> None:
@@ -124,7 +124,7 @@ class Line:
     ) -> memoryview:
         future: asyncio.Future[memoryview] = self._loop.create_future()
         self._reads.append(_Read(target, is_due, rest_of, future))
-        self._wake()
+        self._wake(future)
         return await future
 
     def round_trip_s(self) -> float | None:
@@ -140,9 +140,11 @@ class Line:
         """Wait for the thread, but not for ever."""
         await asyncio.to_thread(self._thread.join, deadline_s)
 
-    def _wake(self) -> None:
-        """Raises `ConnectionResetError` when the line has ended."""
+    def _wake(self, future: "asyncio.Future[Any] | None" = None) -> None:
+        """Raises `ConnectionResetError` when the line has ended; nobody waits for `future` then."""
         if not self._ring():
+            if future is not None:
+                future.cancel()
             raise ConnectionResetError(str(self._ended) or repr(self._ended))
 
     def _ring(self) -> bool:

@@ -41,6 +41,8 @@ CALLED_LIMIT = 16
 LATELY_S = 5.0
 """Members say something more often than that."""
 
+DISCONNECTED = "disconnected %s: %s"
+
 log = logging.getLogger("p2p_dtfm")
 
 
@@ -243,7 +245,7 @@ class Network:
 
     def on_fault(self, sender: str, fault: PeerFault) -> None:
         """A stream of `sender` ends, for it carries what is not allowed."""
-        log.warning("disconnected %s: %s", sender, fault.cause)
+        log.warning(DISCONNECTED, sender, fault.cause)
         self.inside.stream_lost(sender)
 
     def _on_download(self, digest: str, done_bytes: int, total_bytes: int) -> None:

@@ -68,6 +68,9 @@ LANE_KINDS = {
     "state": (FrameKind.LAYER_GRADIENT, FrameKind.LAYER_STATE),
 }
 
+BLAMED = "%s sends %s"
+"""What no correct peer does."""
+
 log = logging.getLogger("p2p_dtfm")
 
 
@@ -351,7 +354,7 @@ class Participant:
         """It is no link that makes such numbers, so the step is repeated without their sender."""
         view = self._agreement.view
         if view is not None and peer_id in view.member_ids:
-            log.warning("%s sends %s", peer_id, cause)
+            log.warning(BLAMED, peer_id, cause)
             self._later(self._agreement.distrust(peer_id, cause, now.monotonic_ns()))
             loop = asyncio.get_running_loop()
             loop.call_later(POISON_GRACE_S, self._accuse, view, peer_id, cause)

@@ -44,6 +44,13 @@ CRASHES = {"kill": 6, "power cut": 3, "full disk": 2, "slow disk": 1, "clock": 2
 OF_LINKS = frozenset({"cut", "one-way cut", "slow link", "lossy link", "doubled calls"})
 
 
+STORMS = 100_000
+"""From this seed on: eight small machines, and nothing but kills, one upon the other."""
+STORM_OF = "abcdefgh"
+KILLED_EVERY_S = (0.8, 3.0)
+BACK_AFTER_S = (0.3, 2.0)
+
+
 @dataclass(frozen=True)
 class Fault:
     """Begins `at_s` after all that begin the run were started, and ends after a while."""
@@ -94,6 +101,8 @@ class Schedule:
 
 def draw(seed: int) -> Schedule:
     """The same for the same seed."""
+    if seed >= STORMS:
+        return _storm(seed)
     draws = random.Random(f"faults {seed}")
     kinds = CRASHES if seed % 4 == 3 else KINDS
     count, joiner_count = draws.randint(*BEGUN), draws.randint(*JOINERS)
@@ -122,6 +131,16 @@ def draw(seed: int) -> Schedule:
         is_watched=seed % 8 == 7,
         is_audited=seed % 8 == AUDITS,
     )
+
+
+def _storm(seed: int) -> Schedule:
+    """The places of the dead are taken by replicas and spares, again and again, in mid-step."""
+    draws = random.Random(f"storm {seed}")
+    faults, at_s = list[Fault](), FIRST_S
+    while (at_s := at_s + draws.uniform(*KILLED_EVERY_S)) < LAST_S:
+        whom, lasts_s = draws.choice(STORM_OF), draws.uniform(*BACK_AFTER_S)
+        faults.append(Fault(at_s, lasts_s, "kill", (whom,), draws.random()))
+    return Schedule(tuple(STORM_OF), (), tuple(faults), is_small=draws.random() < 0.7)
 
 
 def _outage(seed: int, begun: str) -> Fault:

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from p2p_dtfm.daemon.node.network import DISCONNECTED
+from p2p_dtfm.daemon.node.participant import BLAMED
 from p2p_dtfm.testbed.virtual.process import PROCESS
 from p2p_dtfm.testbed.virtual.seeds import judge
 from p2p_dtfm.testbed.virtual.seeds.deeds import Deeds
@@ -149,6 +151,8 @@ def play_seed(
     """What came of it; `problem` says what does not hold. Without a reference nobody judges."""
     played = Played(schedule)
 
+    blames = _Blames()
+
     async def scene(swarm: Swarm) -> None:
         one = Play(swarm, run, schedule)
         try:
@@ -161,12 +165,14 @@ def play_seed(
                 judge.check(swarm, reference, crashes_s, schedule.has_only_crashes)
                 judge.require_states(swarm, reference)
                 await judge.require_clean_ends(swarm)
+                blames.require_none()
         except (Broken, NeverHappened) as error:
             played.problem = _with_cause(error)
         played.done, played.faults = one.deeds.done, one.deeds.begun_count
         played.steps = sum(len(peer.losses()) for peer in swarm.peers)
 
-    play(seed, folder, scene)
+    with blames.heard():
+        play(seed, folder, scene)
     return played
 
 
@@ -174,6 +180,37 @@ def _with_cause(error: BaseException) -> str:
     if error.__cause__ is None:
         return str(error)
     return f"{error}\n{''.join(traceback.format_exception(error.__cause__))}"
+
+
+class _Blames(logging.Handler):
+    """All are honest here, so nobody may say of another what no correct peer does."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._first = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.msg in (BLAMED, DISCONNECTED) and not self._first:
+            self._first = Story().format(record)
+
+    def require_none(self) -> None:
+        """Raises `Broken`."""
+        if self._first:
+            raise Broken(f"an honest peer is blamed: {self._first}")
+
+    @contextmanager
+    def heard(self) -> Iterator[None]:
+        log = logging.getLogger("p2p_dtfm")
+        level, was = log.level, log.propagate
+        log.setLevel(min(level, logging.WARNING) or logging.WARNING)
+        log.propagate = False
+        log.addHandler(self)
+        try:
+            yield
+        finally:
+            log.removeHandler(self)
+            log.setLevel(level)
+            log.propagate = was
 
 
 class _Lines(logging.Handler):

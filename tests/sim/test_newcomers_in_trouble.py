@@ -41,8 +41,10 @@ def one_pipeline(snapshot: Snapshot) -> Plan | NoPlan:
     return Plan((Pipeline(stages, 0, snapshot.workload.microbatch_count),), (), 1)
 
 
-def started(seed: int, peer_type: type[SimulatedPeer] = SimulatedPeer) -> AgreementWorld:
-    timing = replace(TIMING, sync_ns=SYNC_S * SECOND_NS)
+def started(
+    seed: int, peer_type: type[SimulatedPeer] = SimulatedPeer, ready_ns: int = TIMING.ready_ns
+) -> AgreementWorld:
+    timing = replace(TIMING, sync_ns=SYNC_S * SECOND_NS, ready_ns=ready_ns)
     world = AgreementWorld(seed, WORKLOAD, record("template"), one_pipeline, timing=timing)
     world.peer_type = peer_type
     world.rejoins = True

@@ -104,6 +104,7 @@ class Participant:
         tools = self._tools()
         self.initial = tools.initial
         self.trainer = Trainer(tools, self)
+        self.trainer.history.told_before(self.events.last_step())
         self.trainer.history.on_record = self._on_step
         self.step_watch = StepWatch(
             network.me.peer_id,

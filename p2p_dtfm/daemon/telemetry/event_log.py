@@ -10,6 +10,8 @@ from p2p_dtfm.daemon.telemetry.status import Troubles
 from p2p_dtfm.ports import disk, now
 
 LIMIT_BYTES = 64 << 20
+TAIL_BYTES = 1 << 16
+"""Of the file, in which the newest step is looked for."""
 FILE_NAME = "events.jsonl"
 
 log = logging.getLogger("p2p_dtfm")
@@ -37,6 +39,20 @@ class EventLog:
                 f"the history of this run cannot be written: {error.strerror}",
                 f"free space on the disk of {self._path.parent}",
             )
+
+    def last_step(self) -> int:
+        """The newest step that an earlier life of this home has told of, if it ended with one;
+        -1: none."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(max(0, self._path.stat().st_size - TAIL_BYTES))
+                lines = file.read(TAIL_BYTES).splitlines()
+        except OSError:
+            return -1
+        events = (_parsed(line) for line in reversed(lines))
+        found = (event["step"] for event in events if event and event.get("event") == "step")
+        step = next(found, -1)
+        return step if isinstance(step, int) else -1
 
 
 class RecoveryMarks:
@@ -75,9 +91,13 @@ def read_events(directory: Path) -> Iterator[dict[str, Any]]:
             continue
         with path.open(encoding="utf-8", errors="replace") as lines:
             for line in lines:
-                try:
-                    event = json.loads(line)
-                except ValueError:
-                    continue
-                if isinstance(event, dict):
+                if (event := _parsed(line)) is not None:
                     yield event
+
+
+def _parsed(line: str | bytes) -> dict[str, Any] | None:
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return None
+    return event if isinstance(event, dict) else None

@@ -27,6 +27,11 @@ class RunHistory:
         status.facts["total_steps"] = spec.total_steps
         status.measured = self._measured
 
+    def told_before(self, step: int) -> None:
+        """An earlier life of this home has told of the steps up to this one: who comes back and
+        rolls the last one forward has nothing new to tell."""
+        self._recorded_step = step
+
     def goes_on_from(self, step: int) -> None:
         """A view starts here: steps that it repeats are recorded again."""
         self._recorded_step = min(self._recorded_step, step - 1)

@@ -18,8 +18,10 @@ def patience_ns(attempt: Attempt, timing: Timing, is_member: bool, lateness: Lat
 def _in_time_ns(attempt: Attempt, timing: Timing, is_member: bool) -> int:
     if attempt.snapshot is None:
         return _gather_ns(attempt, timing) if is_member else timing.gather_ns
-    founds = attempt.only_newcomers
-    return _ready_ns(attempt, timing) if is_member or founds else timing.ready_ns
+    if is_member or attempt.only_newcomers:
+        return _ready_ns(attempt, timing)
+    # members go first; but they may have gone on without it, and then nobody tells it
+    return min(timing.ready_ns, _ready_ns(attempt, timing) + timing.gather_ns)
 
 
 def _gather_ns(attempt: Attempt, timing: Timing) -> int:

@@ -83,6 +83,7 @@ class Gathering:
         assert number > promises.passed_number
         if attempts.under_way is not None:
             state.heed_accusers(attempts.under_way, now_ns)
+            self._inherit_requests(attempts.under_way, now_ns)
         promises.highest_number = max(promises.highest_number, number)
         if attempts.replan_reason:
             attempts.replan_number = number
@@ -95,6 +96,18 @@ class Gathering:
         self.charge(attempt, doubts.suspects | doubts.distrusted | doubts.carried)
         doubts.carried = set()
         return attempt, actions
+
+    def _inherit_requests(self, attempt: Attempt, now_ns: int) -> None:
+        """A failure undoes the attempt: newcomers that have answered in it need not ask again, nor
+        does it matter whether those whom they had asked are lost."""
+        state = self._state
+        if state.is_newcomer or not attempt.planned:
+            return
+        accused = {charge.of for charge in attempt.charges}
+        for member, part in sorted(attempt.opened.items()):
+            is_there = member.life >= state.others.lives.get(member.peer_id, 0)
+            if part.present is None and is_there and member not in accused | set(state.members):
+                state.others.newcomers.ask(state.open_record(part.record), part.record, now_ns)
 
     def _freeze(self, planned: bool) -> Actions:
         """A failure ends the step under way; in a planned change of views it goes on."""

@@ -62,6 +62,8 @@ class Suspicion:
         lives[sender.peer_id] = sender.life
         views = [view for view in (state.view, state.next_view) if view is not None]
         named = {member for view in views for member in view.members}
+        if state.attempt is not None:
+            named |= state.attempt.universe
         actions: Actions = []
         for member in sorted(m for m in named if m.peer_id == sender.peer_id):
             if member.life < sender.life and member not in state.doubts.suspects:

@@ -1,0 +1,58 @@
+"""A committed step is told once by a home, though its daemon ends and starts again."""
+
+from pathlib import Path
+
+import pytest
+
+from p2p_dtfm.core.messages.prepared import StepOutcome
+from p2p_dtfm.daemon.telemetry.event_log import FILE_NAME, TAIL_BYTES, EventLog
+from p2p_dtfm.daemon.telemetry.run_history import RunHistory
+from p2p_dtfm.daemon.telemetry.status import Status
+from tests.core.builders import run_spec
+
+
+def outcome(step: int) -> StepOutcome:
+    return StepOutcome(step, 1.0, 2.0, 1, None, None)
+
+
+def a_life(home: Path, first_step: int, told: list[int]) -> RunHistory:
+    """Of a daemon whose first view begins at that step."""
+    events = EventLog(home / FILE_NAME)
+    history = RunHistory(run_spec(), Status())
+    history.told_before(events.last_step())
+
+    def record(found: StepOutcome) -> None:
+        told.append(found.step)
+        events.write("step", step=found.step, loss=found.loss)
+        events.write("view", view=1, step=found.step + 1)
+
+    history.on_record = record
+    history.goes_on_from(first_step)
+    return history
+
+
+def test_who_comes_back_and_rolls_a_step_forward_does_not_tell_it_again(tmp_path: Path) -> None:
+    told: list[int] = []
+    for step in range(5):
+        a_life(tmp_path, step, told).record(outcome(step))
+    back = a_life(tmp_path, 5, told)
+    back.record(outcome(4))
+    back.record(outcome(5))
+    assert told == [0, 1, 2, 3, 4, 5]
+
+
+def test_what_it_had_not_told_it_tells_and_what_is_computed_again_too(tmp_path: Path) -> None:
+    told: list[int] = []
+    a_life(tmp_path, 0, told).record(outcome(0))
+    a_life(tmp_path, 5, told).record(outcome(4))
+    a_life(tmp_path, 3, told).record(outcome(3))
+    assert told == [0, 4, 3]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", '{"event": "step", "step": "x"}\n', "[1]\n", "\xff" * TAIL_BYTES]
+)
+def test_a_damaged_history_tells_of_nothing(tmp_path: Path, text: str) -> None:
+    (tmp_path / FILE_NAME).write_text(text)
+    assert EventLog(tmp_path / FILE_NAME).last_step() == -1
+    assert EventLog(tmp_path / "none").last_step() == -1

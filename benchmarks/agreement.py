@@ -78,6 +78,7 @@ class WatchedPeer(SimulatedPeer):
 
     def _agreed(self, action: ViewAgreed) -> None:
         super()._agreed(action)
+        self.world.expected[action.view.id.number] = len(action.view.snapshot.contributors)
         self.world.agreed.setdefault(action.view.id.number, {})[self.name] = self.world.now_ns
 
 
@@ -96,6 +97,7 @@ class ScenarioWorld(AgreementWorld):
         self.compute_ns = (SECOND_NS, 2 * SECOND_NS)
         self.opened: dict[int, tuple[int, str]] = {}
         self.agreed: dict[int, dict[str, int]] = {}
+        self.expected: dict[int, int] = {}
         self.message_count = self.byte_count = 0
         self.recorded: set[str] = set()
         self.by_kind: dict[str, tuple[int, int]] = {}
@@ -134,7 +136,9 @@ class ScenarioWorld(AgreementWorld):
 
     def is_agreed(self, number: int) -> bool:
         agreed = self.agreed.get(number, {})
-        return bool(agreed) and set(self._contributors(number)) <= set(agreed)
+        if not agreed or len(agreed) < self.expected[number]:  # asked after each message
+            return False
+        return set(self._contributors(number)) <= set(agreed)
 
     def _contributors(self, number: int) -> list[str]:
         return [m.peer_id for m in self._view(number).snapshot.contributors]

@@ -1,6 +1,6 @@
 """How long peers around the world take to agree on a view: the real core in virtual time.
 
-    python -m benchmarks.agreement [--peers N] [--scenario FILE] [--quick] [--json]
+    python -m benchmarks.agreement [--peers N] [--scenario FILE] [--quick] [--events E] [--json]
 
 Members and links are those of a scenario (default: the paper's case 5, eight regions); a message
 takes its link's latency and its own bytes at the link's rate. Planning takes no time here, and how
@@ -16,10 +16,11 @@ record that is new, once to each.
 """
 
 import argparse
+import gc
 import json
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -46,6 +47,7 @@ TARGET_ROUND_TRIPS = 5
 MANY_ABOVE = 64
 MANY_ROUND_TRIPS, MANY_KIB, MANY_MESSAGES = 3, 1024, 2000
 JOINS_AT_ONCE = 100
+EVENTS = ("join", "leave", "crash", "joins")
 LAYERS = 4
 LIMIT_BYTES = 1 << 20
 """Of a message between daemons."""
@@ -76,6 +78,7 @@ class WatchedPeer(SimulatedPeer):
 
     def _agreed(self, action: ViewAgreed) -> None:
         super()._agreed(action)
+        self.world.expected[action.view.id.number] = len(action.view.snapshot.contributors)
         self.world.agreed.setdefault(action.view.id.number, {})[self.name] = self.world.now_ns
 
 
@@ -94,6 +97,7 @@ class ScenarioWorld(AgreementWorld):
         self.compute_ns = (SECOND_NS, 2 * SECOND_NS)
         self.opened: dict[int, tuple[int, str]] = {}
         self.agreed: dict[int, dict[str, int]] = {}
+        self.expected: dict[int, int] = {}
         self.message_count = self.byte_count = 0
         self.recorded: set[str] = set()
         self.by_kind: dict[str, tuple[int, int]] = {}
@@ -132,7 +136,9 @@ class ScenarioWorld(AgreementWorld):
 
     def is_agreed(self, number: int) -> bool:
         agreed = self.agreed.get(number, {})
-        return bool(agreed) and set(self._contributors(number)) <= set(agreed)
+        if not agreed or len(agreed) < self.expected[number]:  # asked after each message
+            return False
+        return set(self._contributors(number)) <= set(agreed)
 
     def _contributors(self, number: int) -> list[str]:
         return [m.peer_id for m in self._view(number).snapshot.contributors]
@@ -224,52 +230,54 @@ def scenario_of(path: Path, count: int) -> Scenario:
     return parse_scenario(more, str(path))
 
 
-def run(path: Path, count: int) -> Iterator[dict[str, object]]:
-    """A row for each event, as soon as it is over."""
-    scenario = scenario_of(path, count)
-    every = [peer.name for peer in scenario.peers]
-    names = [every[at * len(every) // count] for at in range(count)]
-    snapshot = with_brief_records(scenario_snapshot(scenario, read_run_spec("gpt3-xl", 24, 1024)))
-    records = {record.peer_id: record for record in snapshot.records}
-    world = ScenarioWorld(scenario, records)
-    many = JOINS_AT_ONCE if count > 2 * JOINS_AT_ONCE else max(2, count // 8)
-    chosen = [names[1 + at * (count - 2) // many] for at in range(many)]
-    first = [name for name in names if name not in chosen]
-    for name in first:
-        world.add_record(name)
-    founder, newcomer = first[0], first[-1]
-    pause_ns = (5 if count > MANY_ABOVE else 10) * SECOND_NS
+class Play:
+    """A world, and who in it does what: each event begins when what the last one led to is over."""
 
-    for name in first[1:-1]:
-        world.send(name, founder, world.peers[name].agreement.wants_view())
-    world.run_to(world.now_ns + SECOND_NS)
-    began_ns = world.now_ns
-    world.found(founder)
-    yield measured(world, "found", began_ns, 0)
-    world.run_to(world.now_ns + pause_ns)
+    def __init__(self, path: Path, count: int) -> None:
+        scenario = scenario_of(path, count)
+        every = [peer.name for peer in scenario.peers]
+        names = [every[at * len(every) // count] for at in range(count)]
+        run_spec = read_run_spec("gpt3-xl", 24, 1024)
+        snapshot = with_brief_records(scenario_snapshot(scenario, run_spec))
+        self.world = ScenarioWorld(scenario, {it.peer_id: it for it in snapshot.records})
+        many = JOINS_AT_ONCE if count > 2 * JOINS_AT_ONCE else max(2, count // 8)
+        self.newcomers = [names[1 + at * (count - 2) // many] for at in range(many)]
+        later = set(self.newcomers)
+        self.first = [name for name in names if name not in later]
+        self.pause_ns = (5 if count > MANY_ABOVE else 10) * SECOND_NS
+        for name in self.first:
+            self.world.add_record(name)
 
-    number, began_ns = max(world.agreed), world.now_ns
-    world.send(newcomer, founder, world.peers[newcomer].agreement.wants_view())
-    yield measured(world, "join", began_ns, number)
-    world.run_to(world.now_ns + pause_ns)
+    def run(self, events: Sequence[str]) -> Iterator[dict[str, object]]:
+        """A row for the founding and for each of `events`, as soon as it is over."""
+        world, founder = self.world, self.first[0]
+        for name in self.first[1:-1]:
+            world.send(name, founder, world.peers[name].agreement.wants_view())
+        world.run_to(world.now_ns + SECOND_NS)
+        began_ns = world.now_ns
+        world.found(founder)
+        yield measured(world, "found", began_ns, 0)
+        for event in events:
+            world.run_to(world.now_ns + self.pause_ns)
+            number, began_ns = max(world.agreed), world.now_ns
+            yield measured(world, self._begin(event), began_ns, number)
 
-    number, began_ns = max(world.agreed), world.now_ns
-    world.leave(first[1])
-    yield measured(world, "leave", began_ns, number)
-    world.run_to(world.now_ns + pause_ns)
-
-    number, began_ns = max(world.agreed), world.now_ns
-    world.crash(first[2], lose_disk=False)
-    yield measured(world, "crash", began_ns, number)
-    world.run_to(world.now_ns + pause_ns)
-
-    for name in chosen:
-        world.add_record(name)
-    number, began_ns = max(world.agreed), world.now_ns
-    for at, name in enumerate(chosen):
-        asked = first[3 + at % (len(first) - 4)]
-        world.send(name, asked, world.peers[name].agreement.wants_view())
-    yield measured(world, f"{many} joins", began_ns, number)
+    def _begin(self, event: str) -> str:
+        """What the event is called."""
+        world, first = self.world, self.first
+        if event == "join":
+            world.send(first[-1], first[0], world.peers[first[-1]].agreement.wants_view())
+        elif event == "leave":
+            world.leave(first[1])
+        elif event == "crash":
+            world.crash(first[2], lose_disk=False)
+        else:
+            for at, name in enumerate(self.newcomers):
+                world.add_record(name)
+                asked = first[3 + at % (len(first) - 4)]
+                world.send(name, asked, world.peers[name].agreement.wants_view())
+            return f"{len(self.newcomers)} joins"
+        return event
 
 
 def main() -> None:
@@ -278,9 +286,21 @@ def main() -> None:
     parser.add_argument("--peers", type=int, default=64)
     parser.add_argument("--quick", action="store_true", help="16 peers instead of 64")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument(
+        "--events",
+        type=lambda text: text.split(","),
+        default=EVENTS,
+        help="what follows the founding, in this order, each once: some of %(default)s",
+    )
     arguments = parser.parse_args()
+    if not set(arguments.events) <= set(EVENTS) or len(set(arguments.events)) < len(
+        arguments.events
+    ):
+        parser.error(f"--events: each of {', '.join(EVENTS)} once at most")
+    gc.disable()  # nothing here is in circles, and looking for them is a third of the time
     rows = []
-    for row in run(arguments.scenario, 16 if arguments.quick else arguments.peers):
+    play = Play(arguments.scenario, 16 if arguments.quick else arguments.peers)
+    for row in play.run(arguments.events):
         if not arguments.json:
             _show(row, is_first=not rows)
         rows.append(row)

@@ -141,6 +141,7 @@ def test_the_compiled_twin_gives_equal_parts(group: tuple[Table, list[int]]) -> 
     """Up to 64 holders; more are left to the other."""
     pair, limit = group
     assert shard_weights(pair, limit) == shard_weights(pair, limit, compiled=False)
+    assert fair_weights(pair, limit) == fair_weights(pair, limit, compiled=False)
 
 
 @pytest.mark.skipif(not has_compiled_weights(), reason="no C compiler when this was installed")

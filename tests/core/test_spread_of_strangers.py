@@ -4,13 +4,32 @@ strangers name is not kept for ever."""
 import msgspec
 import pytest
 
-from p2p_dtfm.core.messages.agreement_messages import Bodies, Spread
-from p2p_dtfm.core.messages.outlines import RECORDS_LIMIT_BYTES, NamedBodies, record_name
+from p2p_dtfm.core.messages.agreement_messages import (
+    PREPARED_LIMIT,
+    Bodies,
+    Contribution,
+    PendingStep,
+    RetainedBody,
+    RetainedStep,
+    Spread,
+)
+from p2p_dtfm.core.messages.outlines import (
+    RECORDS_LIMIT_BYTES,
+    NamedBodies,
+    open_outline,
+    record_name,
+    require_sound,
+    sign_outline,
+)
+from p2p_dtfm.core.messages.prepared import Prepared, sign_prepared
+from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.signed import Signed
-from p2p_dtfm.core.protocol.snapshot import Member
+from p2p_dtfm.core.protocol.snapshot import Member, ViewId
+from p2p_dtfm.sim.faults.simulated_process import sign_for, verify
 from tests.core.liars import EVIL, evil_record, say, swarm, trains_on, view_of
 
 NAMES = ["a", "b", "c"]
+VIEW = ViewId(2, "v")
 
 
 @pytest.mark.parametrize("sender", [EVIL, Member("other", 1)])
@@ -45,3 +64,65 @@ def test_records_that_were_named_are_kept_up_to_so_many_bytes() -> None:
 def _padded(record: Signed, number: int) -> Signed:
     size_bytes = RECORDS_LIMIT_BYTES // 2 + 1
     return msgspec.structs.replace(record, payload=bytes([number]) * size_bytes)
+
+
+def retained(step: int, prepared: tuple[Signed, ...], layers: tuple[int, ...]) -> RetainedStep:
+    return RetainedStep(VIEW, step, "b", None, layers, prepared)
+
+
+def said_prepared(peer: str) -> Signed:
+    said = Prepared(VIEW, 7, peer, {}, 0.0, 0, 0.0, 0, None)
+    return sign_prepared(said, sign_for(peer))
+
+
+def part_of(name: str, prepared: tuple[Signed, ...]) -> Contribution:
+    pending = PendingStep(7, "b", prepared, ())
+    step = retained(6, prepared, (int(name[-1]),))
+    member = Member(name, 1)
+    return Contribution(member, 3, evil_record(), None, 7, {}, (), pending=pending, retained=step)
+
+
+def test_steps_and_prepared_are_named_and_come_back_whole() -> None:
+    prepared = tuple(map(said_prepared, NAMES))
+    mine, others = NamedBodies(), NamedBodies()
+    outlines = [mine.outlined(part_of(name, prepared)) for name in ("p1", "p2")]
+    others.keep_record(evil_record())
+    assert not any(map(others.knows, outlines)) and others.filled(outlines[0]) is None
+    beside, names = mine.beside(outlines[0])
+    assert beside == mine.beside(outlines[1])[0], "they retain the same but for their layers"
+    assert len(beside.retained) == 1 and len(beside.prepared) == 3 and len(names) == 4
+    others.keep(Bodies(retained=beside.retained, prepared=beside.prepared[1:]))
+    assert not any(map(others.knows, outlines)), "one Prepared is missing"
+    others.keep(beside)
+    for name, outline in zip(("p1", "p2"), outlines, strict=True):
+        assert others.filled(outline) == part_of(name, prepared)
+
+
+def test_an_outline_has_no_prepared_in_it() -> None:
+    outline = NamedBodies().outlined(part_of("p1", (said_prepared("a"),)))
+    assert outline.pending is not None
+    signer = sign_for("p1")
+    open_outline(sign_outline(outline, signer), verify)
+    full = msgspec.structs.replace(outline.pending, prepared=(said_prepared("a"),))
+    for pending in (full, None):
+        wrong = msgspec.structs.replace(outline, pending=pending)
+        with pytest.raises(PeerFault, match="where none belong"):
+            open_outline(sign_outline(wrong, signer), verify)
+
+
+def test_who_passes_on_what_nobody_said_is_at_fault() -> None:
+    good = said_prepared("a")
+    forged = msgspec.structs.replace(good, signature=b"not its own")
+    step = retained(6, (), ())
+    with_layers = RetainedBody(msgspec.structs.replace(step, reduced_layers=(1,)), ())
+    for bodies in (
+        Bodies(prepared=(forged,)),
+        Bodies(prepared=(evil_record(),)),
+        Bodies(retained=(with_layers,)),
+        Bodies(retained=(RetainedBody(step, (b"n",) * (PREPARED_LIMIT + 1)),)),
+    ):
+        with pytest.raises(PeerFault) as fault:
+            require_sound(bodies, NamedBodies(), "giver", verify)
+        assert fault.value.peer_id == "giver"
+    sound = Bodies(retained=(RetainedBody(step, ()),), prepared=(good,))
+    require_sound(sound, NamedBodies(), "giver", verify)

@@ -1,7 +1,9 @@
 """When replicas stand in for who is lost, and when the planner's plan is the better one."""
 
 import msgspec
+import pytest
 
+from p2p_dtfm.core.cost_model.links.swarm_links import SwarmLinks
 from p2p_dtfm.core.planner.planner import fixed_plan
 from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
 from p2p_dtfm.core.protocol.records import Intent
@@ -175,3 +177,16 @@ def test_a_place_that_is_its_peers_own_counts_once() -> None:
     assert plan.place_of("d") == (1, 1) and plan.places_of("d") == ((1, 1), (0, 1))
     assert plan.holders(5) == ("d",) and plan.stage_holders() == ("a", "c", "d")
     assert [segment.holders for segment in plan.segments()] == [("a", "c"), ("d",)]
+
+
+def test_links_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Among a thousand peers there are a million, and each survivor would look at all of them."""
+
+    def look(*_: object) -> None:
+        raise AssertionError("a link was looked at")
+
+    failure = Failure(2, 2, {3})
+    planned = failure.closed()
+    monkeypatch.setattr(SwarmLinks, "way", look)
+    plan, _ = failure.chosen(planned)
+    assert plan.stand_ins

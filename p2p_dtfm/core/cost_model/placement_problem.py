@@ -2,6 +2,7 @@
 
 from collections.abc import Container
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import repeat
 
 from p2p_dtfm.core.cost_model.codings import Codings, codings_of
@@ -197,6 +198,18 @@ class PlanningProblem:
         """In a pipeline."""
         return 1 if self.one_stage else self.layer_count
 
+    @cached_property
+    def reach_bytes_per_s(self) -> tuple[int, ...]:
+        """How fast each peer takes part in a reduction: its limits and its median link."""
+        middle = self.peer_count // 2
+        medians = (sorted(row)[middle] for row in self.pair_bytes_per_s)
+        return tuple(map(min, medians, self.uplink_bytes_per_s, self.downlink_bytes_per_s))
+
+    @cached_property
+    def farthest_ns(self) -> tuple[int, ...]:
+        """One way from each peer to the one that is farthest from it."""
+        return tuple(map(max, self.latency_ns))
+
     def layer_bytes(self, layer: int) -> LayerBytes:
         if self.unlike:
             return self.unlike[layer]
@@ -358,7 +371,7 @@ def _link_tables(records: list[PeerRecord], swarm: SwarmLinks) -> tuple[Matrix, 
     latency: list[tuple[int, ...]] = []
     raw: list[tuple[int, ...]] = []
     for sender in records:
-        links = [swarm.way(sender, receiver) for receiver in records]
+        links = swarm.ways(sender, records)
         latency.append(tuple(round_trip_ns // 2 for round_trip_ns, _ in links))
         raw.append(tuple(bytes_per_s for _, bytes_per_s in links))
     downlinks = [limit(record.downlink_bytes_per_s) for record in records]

@@ -10,7 +10,7 @@ pair, uplink and downlink is added up over the segments that use it.
 
 from dataclasses import dataclass
 from itertools import accumulate
-from operator import itemgetter
+from operator import floordiv, itemgetter
 from typing import NamedTuple
 
 from p2p_dtfm.core.cost_model.placement_problem import (
@@ -194,14 +194,13 @@ class ReductionModel:
             return dict.fromkeys(holders, longest), longest
         pick = itemgetter(*holders)
         busiest: list[int] = []
+        scaled = [weight * _SCALE for weight in weights]
         sums = 0
         for at, (peer, weight) in enumerate(zip(holders, weights, strict=True)):
             rates = list(pick(self.problem.pair_bytes_per_s[peer]))
             rates[at] = UNLIMITED_BYTES_PER_S
-            mine = weight * _SCALE
-            pairs = max(
-                (mine + other * _SCALE) // r for other, r in zip(weights, rates, strict=True)
-            )
+            mine = scaled[at]
+            pairs = max(map(floordiv, map(mine.__add__, scaled), rates))
             own = (total + (count - 2) * weight) * _SCALE // limits[at]
             busiest.append(max(pairs, own))
             most = max((count - 1) * weight, total - weight)
@@ -221,6 +220,7 @@ class ReductionModel:
         light_ns = duration_ns(_GIBIBYTE, group.bytes_per_s) // _LIGHT
         self.work += len(group.holders) ** 2 // 4
         loads: list[tuple[int, int]] = []
+        heaviest = max(group.weights)
         for at, (a, weight) in enumerate(zip(group.holders, group.weights, strict=True)):
             limit = self.limit(a)
             if limit < UNLIMITED_BYTES_PER_S:
@@ -228,7 +228,11 @@ class ReductionModel:
                 if (each_ns := duration_ns(part, limit)) >= light_ns:
                     loads.append((a * count + a, each_ns))
             row = problem.pair_bytes_per_s[a]
-            for b, other in zip(group.holders[:at], group.weights[:at], strict=True):
+            most = _GIBIBYTE * (weight + heaviest) // total
+            fast = -(-most * 1_000_000_000 // (light_ns - 1)) if light_ns > 1 else 1 << 60
+            before = zip(group.holders[:at], group.weights[:at], strict=True)
+            # others are light whatever the other one owns; most are
+            for b, other in [each for each in before if row[each[0]] < fast]:
                 part = _GIBIBYTE * (weight + other) // total
                 if (each_ns := duration_ns(part, row[b])) >= light_ns:
                     loads.append((b * count + a, each_ns))
@@ -241,6 +245,10 @@ class ReductionModel:
 
     def longest_latency_ns(self, holders: tuple[int, ...]) -> int:
         """One way, among two or more peers."""
-        pick = itemgetter(*holders)
-        longest: int = max(max(pick(self.problem.latency_ns[a])) for a in holders)
+        pick, longest = itemgetter(*holders), 0
+        farthest_ns = self.problem.farthest_ns
+        for a in sorted(holders, key=farthest_ns.__getitem__, reverse=True):
+            if farthest_ns[a] <= longest:
+                break
+            longest = max(longest, *pick(self.problem.latency_ns[a]))
         return longest

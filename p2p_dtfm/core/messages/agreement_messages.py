@@ -1,7 +1,7 @@
 """What peers say to one another while they agree on a view."""
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 import msgspec
 
@@ -258,12 +258,22 @@ class ReadySet(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_li
     """Who says so, with the signature of its Ready."""
 
 
+class RetainedBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """A retained step as most contributors tell of it: `said` has neither Prepared nor layers."""
+
+    said: RetainedStep
+    prepared: tuple[bytes, ...]
+    """Names, in the order in which they stand in the step."""
+
+
 class Bodies(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     """What outlines of contributions name by digest, for whom it may be news."""
 
     records: tuple[Signed, ...] = ()
     views: tuple[KnownView, ...] = ()
     plans: tuple[Plan, ...] = ()
+    retained: tuple[RetainedBody, ...] = ()
+    prepared: tuple[Signed, ...] = ()
 
 
 class Spread(
@@ -337,17 +347,32 @@ def require_passed_on(
     pending: PendingStep | None, retained: RetainedStep | None, maker: str, verify: Verify
 ) -> None:
     """Raises `PeerFault` for what a contributor cannot have been told."""
-    passed_on = pending.prepared if pending is not None else ()
-    passed_on += retained.prepared if retained is not None else ()
     if retained is not None and not _may_be(retained):
         raise PeerFault(f"an outcome of step {retained.step} that no step has", maker)
-    if len(passed_on) > PREPARED_LIMIT:
-        raise PeerFault(f"passes on {len(passed_on)} Prepared", maker)
+    passed_on = prepared_in(pending, retained)
+    require_few_prepared(len(passed_on), maker)
+    require_all_prepared(passed_on, maker, verify)
+
+
+def require_all_prepared(passed_on: Iterable[Signed], by: str, verify: Verify) -> None:
+    """Raises `PeerFault`, of who passes them on, for a forgery or malformed contents."""
     for said in passed_on:
         try:
             open_prepared(said, verify)
         except PeerFault as fault:
-            raise PeerFault(f"passes on a Prepared: {fault.cause}", maker) from fault
+            raise PeerFault(f"passes on a Prepared: {fault.cause}", by) from fault
+
+
+def prepared_in(pending: PendingStep | None, retained: RetainedStep | None) -> tuple[Signed, ...]:
+    """All Prepared that a contribution passes on."""
+    passed_on = pending.prepared if pending is not None else ()
+    return passed_on + (retained.prepared if retained is not None else ())
+
+
+def require_few_prepared(count: int, maker: str) -> None:
+    """Raises `PeerFault` where somebody passes on more than there can be."""
+    if count > PREPARED_LIMIT:
+        raise PeerFault(f"passes on {count} Prepared", maker)
 
 
 def _may_be(retained: RetainedStep) -> bool:

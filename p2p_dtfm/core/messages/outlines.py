@@ -1,7 +1,8 @@
 """A contribution as it travels in a swarm of many: what many say alike is named by its digest.
 
 A record, a view's members and a plan are the same in a thousand contributions, or were in the view
-before. So they travel once, beside the outlines that name them, and only to whom they are news.
+before; most retain the same step, and after a failure all pass on the same Prepared. So they travel
+once, beside the outlines that name them, and only to whom they are news.
 """
 
 import hashlib
@@ -16,13 +17,18 @@ from p2p_dtfm.core.messages.agreement_messages import (
     KnownView,
     PendingStep,
     PresentView,
+    RetainedBody,
     RetainedStep,
     SavedState,
+    prepared_in,
+    require_all_prepared,
+    require_few_prepared,
     require_passed_on,
 )
 from p2p_dtfm.core.messages.message_bounds import VIEWS_LIMIT as SENT_VIEWS_LIMIT
 from p2p_dtfm.core.messages.message_bounds import require_bounded_part
 from p2p_dtfm.core.protocol.canonical import encode, encode_for_wire
+from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.records import PeerRecord, payload_of
 from p2p_dtfm.core.protocol.signed import Sign, Signed, Verify, open_signed, sign
@@ -32,10 +38,16 @@ OUTLINE = "outline"
 RECORDS_LIMIT = 4096
 RECORDS_LIMIT_BYTES = 16 << 20
 VIEWS_LIMIT = 64
+PREPARED_KEPT = 4096
+PREPARED_KEPT_BYTES = 16 << 20
+RETAINED_KEPT = 1024
+PREPARED_NAME_BYTES = 20
+"""An outline may have many of these names; to find two Prepared with one takes 2^80 tries."""
 
 
 class Outline(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """`record`, `view` and `origins` are digests; `view` is empty where there is none."""
+    """`record`, `view`, `origins` and `retained` are digests; `view` and `retained` are empty where
+    there is none."""
 
     member: Member
     number: int
@@ -52,7 +64,11 @@ class Outline(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_lik
     saved: tuple[SavedState, ...]
     cuts: tuple[SavedState, ...]
     pending: PendingStep | None
-    retained: RetainedStep | None
+    pending_prepared: tuple[bytes, ...]
+    """Names of those that `pending` has, in which they are not."""
+    retained: bytes
+    retained_layers: tuple[int, ...]
+    """Of these it has that step's reduced gradients."""
     accepts_loss: bool
     accusers: tuple[str, ...]
     bars: tuple[Bar, ...]
@@ -71,6 +87,17 @@ def names_in(records: Collection[PeerRecord]) -> frozenset[bytes]:
 def _name_of_record(peer_id: str, payload: bytes) -> bytes:
     """Peers that are alike say the same of themselves."""
     return hashlib.blake2b(peer_id.encode() + b"\0" + payload, digest_size=32).digest()
+
+
+@lru_cache(maxsize=PREPARED_KEPT)
+def prepared_name(prepared: Signed) -> bytes:
+    """What outlines name it by: as it was said, and by whom."""
+    return hashlib.blake2b(encode(prepared), digest_size=PREPARED_NAME_BYTES).digest()
+
+
+def retained_name(body: RetainedBody) -> bytes:
+    """What outlines name it by."""
+    return hashlib.blake2b(encode(body), digest_size=32).digest()
 
 
 @lru_cache(maxsize=256)
@@ -96,6 +123,41 @@ class NamedBodies:
         self._presents: dict[tuple[bytes, bool], PresentView] = {}
         self._names: dict[int, tuple[PresentView, bytes]] = {}
         self._rows: dict[Member, tuple[int, ...]] = {}
+        self._prepared: dict[bytes, Signed] = {}
+        self._prepared_bytes = 0
+        self._retained: dict[bytes, RetainedBody] = {}
+
+    def keep_retained(self, body: RetainedBody) -> bytes:
+        """One that can be. Returns its name."""
+        name = retained_name(body)
+        while len(self._retained) >= RETAINED_KEPT and name not in self._retained:
+            del self._retained[next(iter(self._retained))]
+        self._retained[name] = body
+        return name
+
+    def keep_prepared(self, prepared: Signed) -> bytes:
+        """One that has been opened. Returns its name."""
+        name = prepared_name(prepared)
+        if name not in self._prepared:
+            self._prepared_bytes += len(prepared.payload)
+            self._prepared[name] = prepared
+        while len(self._prepared) > PREPARED_KEPT or self._prepared_bytes > PREPARED_KEPT_BYTES:
+            oldest = next(iter(self._prepared))
+            self._prepared_bytes -= len(self._prepared.pop(oldest).payload)
+        return name
+
+    def has_prepared(self, prepared: Signed) -> bool:
+        """Whether this very one is kept, and so has been opened."""
+        return prepared_name(prepared) in self._prepared
+
+    def beside(self, outline: Outline) -> tuple[Bodies, frozenset[bytes]]:
+        """What it names of steps, as far as it is known, and under which names."""
+        body = self._retained.get(outline.retained)
+        names = dict.fromkeys(outline.pending_prepared + (body.prepared if body else ()))
+        prepared = {name: self._prepared[name] for name in names if name in self._prepared}
+        said = (body,) if body is not None else ()
+        known = {*prepared, outline.retained} if body is not None else prepared
+        return Bodies(retained=said, prepared=tuple(prepared.values())), frozenset(known)
 
     def keep_record(self, record: Signed) -> bytes:
         """Whoever gave it has been checked. Returns its name."""
@@ -129,13 +191,17 @@ class NamedBodies:
         self._plans[digest] = plan
 
     def keep(self, bodies: Bodies) -> None:
-        """Of records: those that the caller has opened."""
+        """Of records and Prepared: those that the caller has opened."""
         for record in bodies.records:
             self.keep_record(record)
         for view in bodies.views:
             self.keep_view(view)
         for plan in bodies.plans:
             self.keep_plan(plan)
+        for prepared in bodies.prepared:
+            self.keep_prepared(prepared)
+        for body in bodies.retained:
+            self.keep_retained(body)
 
     def keep_rows(self, founder: Member, rows: tuple[int, ...]) -> None:
         """How a founder has arranged who founds a run with it."""
@@ -161,7 +227,7 @@ class NamedBodies:
 
     def outlined(self, part: Contribution, rows: tuple[int, ...] = ()) -> Outline:
         """The same, with names in place of bodies, which are kept."""
-        present = part.present
+        present, pending, retained = part.present, part.pending, part.retained
         return Outline(
             member=part.member,
             number=part.number,
@@ -170,26 +236,59 @@ class NamedBodies:
             has_plan=present is not None and present.plan is not None,
             origins=tuple(map(self.keep_view, part.origins)),
             rows=rows,
+            pending=msgspec.structs.replace(pending, prepared=()) if pending else None,
+            pending_prepared=tuple(map(self.keep_prepared, prepared_in(pending, None))),
+            retained=self._keep_step(retained) if retained is not None else b"",
+            retained_layers=retained.reduced_layers if retained is not None else (),
             **{name: getattr(part, name) for name in _SAID_IN_FULL},
         )
 
     def knows(self, outline: Outline) -> bool:
         """Whether it can be filled."""
         has_view = not outline.view or self._present(outline) is not None
-        return has_view and outline.record in self._records
+        names, body = outline.pending_prepared, self._retained.get(outline.retained)
+        if outline.record not in self._records or not has_view or (outline.retained and not body):
+            return False
+        return all(name in self._prepared for name in names + (body.prepared if body else ()))
 
     def filled(self, outline: Outline) -> Contribution | None:
         """With what it names; None where that is not known."""
         record = self.record(outline.record)
         present = self._present(outline)
-        if record is None or (outline.view and present is None):
+        if record is None or not self.knows(outline):
             return None
         said = {name: getattr(outline, name) for name in _SAID_IN_FULL}
         # who is a member itself needs to know nothing of where a fellow came from
         origins = tuple(self._views[name] for name in outline.origins if name in self._views)
         return Contribution(
-            outline.member, outline.number, record, present, **said, origins=origins
+            outline.member,
+            outline.number,
+            record,
+            present,
+            **said,
+            pending=self._pending(outline),
+            retained=self._retained_step(outline),
+            origins=origins,
         )
+
+    def _keep_step(self, step: RetainedStep) -> bytes:
+        names = tuple(map(self.keep_prepared, step.prepared))
+        said = msgspec.structs.replace(step, prepared=(), reduced_layers=())
+        return self.keep_retained(RetainedBody(said, names))
+
+    def _pending(self, outline: Outline) -> PendingStep | None:
+        prepared = tuple(self._prepared[name] for name in outline.pending_prepared)
+        if outline.pending is None or not prepared:
+            return outline.pending
+        return msgspec.structs.replace(outline.pending, prepared=prepared)
+
+    def _retained_step(self, outline: Outline) -> RetainedStep | None:
+        body = self._retained.get(outline.retained)
+        if body is None:
+            return None
+        prepared = tuple(self._prepared[name] for name in body.prepared)
+        layers = outline.retained_layers
+        return msgspec.structs.replace(body.said, prepared=prepared, reduced_layers=layers)
 
     def _present(self, outline: Outline) -> PresentView | None:
         key = outline.view, outline.has_plan
@@ -223,8 +322,6 @@ _SAID_IN_FULL = (
     "lineages",
     "saved",
     "cuts",
-    "pending",
-    "retained",
     "accepts_loss",
     "accusers",
     "bars",
@@ -239,6 +336,21 @@ def sign_outline(outline: Outline, signer: Sign) -> Signed:
 def open_outline(signed: Signed, verify: Verify) -> Outline:
     """Raises `PeerFault` for a forgery or malformed contents."""
     outline = open_signed(signed, OUTLINE, Outline, verify)
-    require_passed_on(outline.pending, outline.retained, signed.peer_id, verify)
+    pending, names = outline.pending, outline.pending_prepared
+    if pending.prepared if pending is not None else names:
+        raise PeerFault("an outline with Prepared where none belong", signed.peer_id)
+    require_few_prepared(len(names), signed.peer_id)
     require_bounded_part(outline, signed.peer_id)
     return outline
+
+
+def require_sound(bodies: Bodies, kept: NamedBodies, sender: str, verify: Verify) -> None:
+    """Raises `PeerFault` for steps and Prepared that nobody can have said; those that are kept
+    have been looked at."""
+    for body in bodies.retained:
+        if body.said.prepared or body.said.reduced_layers:
+            raise PeerFault("a retained step with what belongs beside it", sender)
+        require_few_prepared(len(body.prepared), sender)
+        require_passed_on(None, body.said, sender, verify)
+    new = tuple(prepared for prepared in bodies.prepared if not kept.has_prepared(prepared))
+    require_all_prepared(new, sender, verify)

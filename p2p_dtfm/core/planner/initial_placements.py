@@ -14,7 +14,7 @@ def initial_placements(problem: PlanningProblem) -> Iterator[Placement]:
     """The cheapest to cost first: each of the fastest peers alone, then ever more of the best."""
     everyone = list(range(problem.peer_count))
     by_speed = sorted(everyone, key=lambda p: (problem.layer_ns[p].block_ns, p))
-    by_links = sorted(everyone, key=lambda p: (-reach_bytes_per_s(problem, p), p))
+    by_links = sorted(everyone, key=lambda p: (-problem.reach_bytes_per_s[p], p))
     for peer in by_speed[:16]:
         yield ((peer,),)
     for count in _counts(problem.peer_count):
@@ -51,7 +51,8 @@ def _arranged(
 def _layered(problem: PlanningProblem, chain: list[int], pipelines: int) -> Placement:
     """Those with the best links in the first stage, which ends last and has the most to reduce."""
     place = {peer: at for at, peer in enumerate(chain)}
-    by_links = sorted(chain, key=lambda p: (-reach_bytes_per_s(problem, p), place[p]))
+    reach = problem.reach_bytes_per_s
+    by_links = sorted(chain, key=lambda p: (-reach[p], place[p]))
     layers = [by_links[at : at + pipelines] for at in range(0, len(chain), pipelines)]
     return tuple(zip(*(sorted(layer, key=place.__getitem__) for layer in layers), strict=True))
 
@@ -63,19 +64,13 @@ def _deeper(problem: PlanningProblem, chain: list[int], stages: int) -> Iterator
     """
     depth = 2 * stages
     place = {peer: at for at, peer in enumerate(chain)}
-    by_links = sorted(chain, key=lambda p: (-reach_bytes_per_s(problem, p), place[p]))
+    reach = problem.reach_bytes_per_s
+    by_links = sorted(chain, key=lambda p: (-reach[p], place[p]))
     half = len(chain) // 2
     better = sorted(by_links[:half], key=place.__getitem__)
     worse = sorted(by_links[half:], key=place.__getitem__)
     if depth <= problem.layer_count and len(better) >= stages and len(worse) >= depth:
         yield runs(better, len(better) // stages) + runs(worse, len(worse) // depth)
-
-
-def reach_bytes_per_s(problem: PlanningProblem, peer: int) -> int:
-    """How fast a peer takes part in a reduction: its limits and its median link."""
-    row = sorted(problem.pair_bytes_per_s[peer])
-    limit = min(problem.uplink_bytes_per_s[peer], problem.downlink_bytes_per_s[peer])
-    return min(limit, row[len(row) // 2])
 
 
 def _counts(peer_count: int) -> list[int]:

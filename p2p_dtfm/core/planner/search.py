@@ -14,7 +14,6 @@ from p2p_dtfm.core.planner.initial_placements import (
     MANY_PEERS,
     initial_placements,
     nearest_chain,
-    reach_bytes_per_s,
 )
 from p2p_dtfm.core.planner.moves import random_move
 from p2p_dtfm.core.planner.remembered_costs import RememberedCosts
@@ -227,8 +226,8 @@ def _orders(problem: PlanningProblem, placement: Placement) -> Iterator[list[int
         )
         for peers in placement
     ]
-    medians = [min(reach_bytes_per_s(problem, peer) for peer in peers) for peers in placement]
-    nearness = [-max(max(problem.latency_ns[peer]) for peer in peers) for peers in placement]
+    medians = [min(problem.reach_bytes_per_s[peer] for peer in peers) for peers in placement]
+    nearness = [-max(problem.farthest_ns[peer] for peer in peers) for peers in placement]
     for links in (medians, slowest, nearness):
         yield sorted(range(len(placement)), key=lambda n: (-links[n], -nearness[n], n))
     listed = sorted(range(len(placement)), key=placement.__getitem__)

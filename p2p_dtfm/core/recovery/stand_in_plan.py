@@ -12,9 +12,10 @@ from itertools import accumulate
 
 import msgspec
 
-from p2p_dtfm.core.cost_model.placement_problem import kinds_in, problem_of
+from p2p_dtfm.core.cost_model.placement_problem import kinds_in, layer_ns_of
 from p2p_dtfm.core.messages.agreement_messages import Contribution
 from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage, check_plan
+from p2p_dtfm.core.protocol.records import Intent
 from p2p_dtfm.core.protocol.snapshot import Snapshot
 from p2p_dtfm.core.recovery.complete_steps import Target
 from p2p_dtfm.core.recovery.partial_replay import PartialReplay, replay_of
@@ -46,12 +47,13 @@ def with_stand_ins(
 
 
 class _Swarm:
-    """Who is left, with which states, and how fast."""
+    """Who is left, with which states, and how fast. Links do not matter here, and the tables of
+    all links among a thousand peers would take each of them seconds."""
 
     def __init__(self, snapshot: Snapshot) -> None:
-        self.problem = problem_of(snapshot)
-        self.numbers = {peer_id: n for n, peer_id in enumerate(self.problem.peer_ids)}
+        self.workload = snapshot.workload
         self.records = snapshot.records
+        self.able = {r.peer_id: r.device for r in self.records if r.intent is Intent.TRAIN}
         self.is_genesis = snapshot.step == 0
         self.held = snapshot.states()
 
@@ -63,7 +65,7 @@ class _Swarm:
         Whole pipelines stay, and in plan order each broken one that can be filled; of the others
         nobody has a place.
         """
-        if not plan.covers(self.problem.layer_count, self.problem.microbatch_count):
+        if not plan.covers(self.workload.layer_count, self.workload.microbatch_count):
             return None
         stands = [pipeline for pipeline in plan.pipelines if self._is_whole(pipeline)]
         kept = {pipeline.first_microbatch: pipeline.stages for pipeline in stands}
@@ -82,7 +84,7 @@ class _Swarm:
 
     def _stays(self, stage: Stage) -> bool:
         """Whether its peer is there, may train, and has the states."""
-        return stage.peer_id in self.numbers and self._has(stage.peer_id, stage.layers)
+        return stage.peer_id in self.able and self._has(stage.peer_id, stage.layers)
 
     def _has(self, peer_id: str, layers: range) -> bool:
         return self.held.get(peer_id, set()).issuperset(layers)
@@ -148,7 +150,7 @@ class _Swarm:
             tuple(sorted(members - {s.peer_id for stages in pipelines for s in stages})),
             max(before.predicted_step_ns, *busy_ns.values()),
         )
-        check_plan(plan, self.problem.layer_count, total, members)
+        check_plan(plan, self.workload.layer_count, total, members)
         return plan
 
     # the step -----------------------------------------------------------------------------------
@@ -175,6 +177,6 @@ class _Swarm:
 
     def _times_ns(self, peer_id: str, layers: range) -> tuple[int, int]:
         """Of one microbatch's forward, and its backward."""
-        times = self.problem.layer_ns[self.numbers[peer_id]]
-        kinds = kinds_in(layers.start, layers.stop, self.problem.layer_count)
+        times = layer_ns_of(self.able[peer_id], self.workload)
+        kinds = kinds_in(layers.start, layers.stop, self.workload.layer_count)
         return times.forward_ns(kinds), times.backward_ns(kinds)

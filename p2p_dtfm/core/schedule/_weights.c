@@ -235,7 +235,17 @@ static int take(Group *group, PyObject *pair, PyObject *limit) {
     return fits;
 }
 
-static PyObject *shard_weights(PyObject *self, PyObject *args) {
+/* The plain filling alone. */
+static const Filling *plain_filling(const Group *group, Filling *filling) {
+    int64_t own[MANY];
+    for (int a = 0; a < group->count; a++)
+        own[a] = most_of(1, group->limit[a] / (2 * (group->count - 1)));
+    filling->last = 0;
+    fill(group, own, filling);
+    return filling;
+}
+
+static PyObject *weights_by(const Filling *(*rule)(const Group *, Filling *), PyObject *args) {
     PyObject *pair, *limit;
     Group group;
     Filling tried[MOST_TRIED];
@@ -244,20 +254,30 @@ static PyObject *shard_weights(PyObject *self, PyObject *args) {
     if (fits < 0) return NULL;
     if (fits == 0) Py_RETURN_NONE;
     prepare(&group);
-    const Filling *best = best_filling(&group, tried);
+    const Filling *found = rule(&group, tried);
     PyObject *weights = PyTuple_New(group.count);
     for (int a = 0; weights != NULL && a < group.count; a++) {
-        PyObject *weight = PyLong_FromLongLong(best->values[a]);
+        PyObject *weight = PyLong_FromLongLong(found->values[a]);
         if (weight == NULL) Py_CLEAR(weights);
         else PyTuple_SET_ITEM(weights, a, weight);
     }
     return weights;
 }
+
+static PyObject *fair_weights(PyObject *self, PyObject *args) {
+    return weights_by(plain_filling, args);
+}
+
+static PyObject *shard_weights(PyObject *self, PyObject *args) {
+    return weights_by(best_filling, args);
+}
 #else
+static PyObject *fair_weights(PyObject *self, PyObject *args) { Py_RETURN_NONE; }
 static PyObject *shard_weights(PyObject *self, PyObject *args) { Py_RETURN_NONE; }
 #endif
 
 static PyMethodDef methods[] = {
+    {"fair_weights", fair_weights, METH_VARARGS, "See p2p_dtfm.core.schedule.shard_weights."},
     {"shard_weights", shard_weights, METH_VARARGS, "See p2p_dtfm.core.schedule.shard_weights."},
     {NULL, NULL, 0, NULL},
 };

@@ -11,8 +11,8 @@ best: beside one peer that is slow to everybody all stop at half of its rate, wh
 have all of it if the slow one owned nothing. So fillings in which those with the slowest links come
 last are tried too, and the best counts: over random groups of 3 to 32 holders within 3% of the
 optimum (by linear programming) on average, where the plain filling takes a quarter longer. Integers
-only, so that every holder computes the same parts. `_weights.c` is `shard_weights` in C, fifty
-(64 holders) to a hundred times (3) as fast; both give equal results for equal arguments.
+only, so that every holder computes the same parts. `_weights.c` is the same in C, `shard_weights`
+fifty (64 holders) to a hundred times (3) as fast; both give equal results for equal arguments.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,6 +23,8 @@ try:
     from p2p_dtfm.core.schedule import _weights
 except ImportError:  # no C compiler when this was installed
     _weights = None  # type: ignore[assignment]
+_compiled_fair = getattr(_weights, "fair_weights", None)
+"""One that was built from an older source has it not."""
 
 MANY = 64
 """Above so many holders fillings are rough."""
@@ -37,12 +39,17 @@ _PERCENTS = (100, 85, 70)
 Rows = Sequence[Sequence[int]]
 
 
-def fair_weights(pair: Rows, limit: Sequence[int]) -> tuple[int, ...]:
+def fair_weights(pair: Rows, limit: Sequence[int], compiled: bool = True) -> tuple[int, ...]:
     """Positive weights by the plain filling, one for each of two or more holders.
 
     `pair[a][b]` is the lower rate of the two directions in bytes/s, whatever where a = b;
-    `limit[a]` the lesser of a's uplink and downlink. Time: h^2 log h.
+    `limit[a]` the lesser of a's uplink and downlink. Time: h^2 log h. `compiled`: as of
+    `shard_weights`.
     """
+    if compiled and _compiled_fair is not None:
+        found: tuple[int, ...] | None = _compiled_fair(pair, limit)
+        if found is not None:
+            return found
     rows = _without_diagonal(pair)
     return _Filler(rows, list(range(len(rows)))).filling(next(_own_rates(limit)), 0)
 

@@ -55,6 +55,9 @@ class Told:
     across_at: int = 0
     across_to: frozenset[str] = frozenset()
     leaf_at: dict[str, int] = field(default_factory=dict)
+    row_prepared: set[bytes] = field(default_factory=set)
+    """Names of those that its row has been sent, and the others across."""
+    across_prepared: set[bytes] = field(default_factory=set)
     digest_told: str = ""
     flushed_ns: int | None = None
     is_due: bool = False

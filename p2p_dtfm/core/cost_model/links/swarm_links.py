@@ -73,6 +73,16 @@ class SwarmLinks:
         rate = UNKNOWN_BYTES_PER_S // (4 if relayed else 1)
         return known.round_trip_ns if known is not None else UNKNOWN_ROUND_TRIP_NS, rate
 
+    def ways(self, sender: PeerRecord, receivers: Sequence[PeerRecord]) -> list[tuple[int, int]]:
+        """`way` to each of them; a table of a thousand peers asks for a million."""
+        measured = self._measured[sender.peer_id]
+        return [
+            (link.round_trip_ns, link.bytes_per_s)
+            if (link := measured.get(to.peer_id)) is not None and link.bytes_per_s
+            else self.way(sender, to)
+            for to in receivers
+        ]
+
     def flow(self, sender: PeerRecord, receiver: PeerRecord) -> tuple[int, int]:
         """(bytes per second of one flow within what either end shares among all, round trip)."""
         round_trip_ns, rate = self.way(sender, receiver)

@@ -11,7 +11,7 @@ from p2p_dtfm.core.consensus.parts.gather_reception import GatherReception
 from p2p_dtfm.core.consensus.parts.gathering import Gathering
 from p2p_dtfm.core.consensus.parts.wide.spreading import Spreading
 from p2p_dtfm.core.messages.agreement_messages import Gather, Ready, ReadySet, Spread
-from p2p_dtfm.core.messages.outlines import OUTLINE, open_outline
+from p2p_dtfm.core.messages.outlines import OUTLINE, open_outline, require_sound
 from p2p_dtfm.core.messages.statements import is_stated
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.signed import Signed
@@ -120,7 +120,10 @@ class SpreadReception:
         self._keep_own_view()
         for record in message.bodies.records:
             self._state.open_record(record)
-        self._state.others.bodies.keep(message.bodies)
+        bodies = self._state.others.bodies
+        verify = self._state.settings.verify
+        require_sound(message.bodies, bodies, message.sender.peer_id, verify)
+        bodies.keep(message.bodies)
         self._note_rows(message)
 
     def _note_giver(self, message: Spread) -> None:
@@ -219,7 +222,9 @@ class SpreadReception:
 
 def _held_bytes(message: Spread) -> int:
     """Most of what it holds."""
-    return sum(len(it.payload) for it in (*message.contributions, *message.bodies.records))
+    bodies = message.bodies
+    held = (*message.contributions, *bodies.records, *bodies.prepared)
+    return sum(len(it.payload) for it in held)
 
 
 def _says_ready_only(message: Spread, attempt: Attempt) -> bool:

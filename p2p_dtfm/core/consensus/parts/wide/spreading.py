@@ -3,7 +3,7 @@
 Nothing here decides anything: it carries what Gather and Ready carry, and to neighbours only.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from enum import Enum
 from itertools import islice
 
@@ -22,6 +22,7 @@ from p2p_dtfm.core.consensus.attempts.wide import (
     whence,
 )
 from p2p_dtfm.core.consensus.overlay.grid import Grid, grid_in_order, hosts_of, near_grid
+from p2p_dtfm.core.consensus.parts.wide.steps_beside import StepsBeside
 from p2p_dtfm.core.messages.agreement_messages import (
     Bodies,
     Charge,
@@ -30,7 +31,8 @@ from p2p_dtfm.core.messages.agreement_messages import (
     ReadySet,
     Spread,
 )
-from p2p_dtfm.core.messages.outlines import record_name, sign_outline
+from p2p_dtfm.core.messages.outlines import prepared_name, record_name, sign_outline
+from p2p_dtfm.core.protocol.canonical import encode
 from p2p_dtfm.core.protocol.records import PeerRecord
 from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.protocol.snapshot import Member
@@ -49,6 +51,7 @@ class Spreading:
 
     def __init__(self, state: AgreementState) -> None:
         self._state = state
+        self._steps = StepsBeside(state)
 
     # this peer's own part -------------------------------------------------------------------------
 
@@ -193,13 +196,13 @@ class Spreading:
             # who is in doubt may live, and must know as much as all others: nobody relies on it
             row = grid.row_mates(me)
             new = wide.not_from_row()
-            actions += self._tell(attempt, row, new)
+            actions += self._tell(attempt, row, new, has=wide.told.row_prepared)
             told |= set(row) if new else set()
             across = grid.across(me, lost)
             actions += self._tell_stand_ins(attempt, wide, across)
             far = tuple(dict.fromkeys((*across, *grid.across(me))))
             new = wide.from_outside()
-            actions += self._tell(attempt, far, new)
+            actions += self._tell(attempt, far, new, has=wide.told.across_prepared)
             told |= set(far) if new else set()
         wide.told.row_at = wide.told.across_at = len(wide.news)
         for leaf in self._leaves(attempt, wide, grid):
@@ -237,13 +240,16 @@ class Spreading:
         items: Iterable[Item],
         with_proofs: bool = False,
         knows: Knows = Knows.FELLOW,
+        has: set[bytes] | None = None,
     ) -> Actions:
-        items = list(items)
+        """`has`: names of Prepared that they have been sent; what they are sent now is added."""
+        items, has = list(items), set[bytes]() if has is None else has
         if not to or not items:
             return []
         actions: Actions = []
-        for number, part in enumerate(message_parts(items, self._size_of(attempt))):
+        for number, part in enumerate(message_parts(items, self._size_of(attempt, has))):
             message = self._message(attempt, part, with_proofs and number == 0, knows)
+            message = self._steps.add(message, has)
             actions.append(SendMessage(tuple(to), message))
         return actions
 
@@ -298,15 +304,28 @@ class Spreading:
         found = state.others.bodies.bodies_of(foreign)
         return Bodies(tuple(records), found.views, found.plans)
 
-    def _size_of(self, attempt: Attempt) -> Callable[[Item], int]:
+    def _size_of(self, attempt: Attempt, has: Set[bytes]) -> Callable[[Item], int]:
+        sizes, counted = dict[Item, int](), set(has)
+
         def size_of(item: Item) -> int:
             if not isinstance(item, Signed):
                 return 256
+            if item not in sizes:  # asked again where a message ends before it
+                sizes[item] = sized(item)
+            return sizes[item]
+
+        def sized(item: Signed) -> int:
             parts, named = self._parts(attempt, [item]), attempt.passed_on.newcomers
-            records = [part.record for part in parts]
+            bodies = [part.record for part in parts]
             if not attempt.only_newcomers:
-                records += [named[it] for part in parts for it in part.joiners if it in named]
-            return len(item.payload) + 256 + sum(len(it.payload) for it in records)
+                bodies += [named[it] for part in parts for it in part.joiners if it in named]
+            found, names = self._steps.of(item)
+            size_bytes = len(item.payload) + 256
+            if not names <= counted:
+                bodies += [it for it in found.prepared if prepared_name(it) not in counted]
+                size_bytes += len(encode(found.retained))
+                counted.update(names)
+            return size_bytes + sum(len(it.payload) + 128 for it in bodies)
 
         return size_of
 
@@ -323,6 +342,7 @@ class Spreading:
         asked, first = self._asked(attempt, wide), self._first(attempt, wide)
         if asked and (wants or wants_ready or not wide.hasty):
             head = self._message(attempt, first, with_proofs=False, knows=Knows.NOTHING)
+            head = self._steps.add(head, set())
             asking = msgspec.structs.replace(head, wants=wants, wants_ready=wants_ready)
             actions.append(SendMessage(asked, asking))
         # who has not been heard of, and hears of the attempt from its neighbours only

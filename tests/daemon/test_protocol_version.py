@@ -20,7 +20,7 @@ from p2p_dtfm.daemon.peers.wire import KnownPeers, Message, TraceReply, Welcome
 from p2p_dtfm.net.streams.frames import FrameHeader
 from tests.core.planning import Peer, name_of, snapshot
 
-SAID = {2: "a08ac9afce3dffc4c88c681ee18d1d2889e280eb8a430a27ae7b0c8e5bb12d80"}
+SAID = {2: "fbd73e0c507bca46c857afb1044bd42baf12166ef835c928be64fe478fbc0bcf"}
 PLANNED = {2: "79fac775b8b7620720425a2fb0332823975fbbc1e4b7f3e25b9197edc930980c"}
 
 

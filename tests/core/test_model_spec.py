@@ -98,8 +98,15 @@ def test_a_tied_head_and_inner_steps_are_refused() -> None:
     values = run_spec(sync={"mode": "local", "inner_steps": 2}).model_dump()
     with pytest.raises(UserError, match="the two copies of the matrix would part"):
         parse_run_spec(values | {"model": SIZES | {"tied_head": True}}, "here.toml")
-    assert workload_of(with_model(tied_head=True)).one_stage
-    assert not workload_of(with_model()).one_stage
+
+
+def test_a_tied_head_may_lie_elsewhere_unless_work_is_audited() -> None:
+    tied = with_model(tied_head=True)
+    assert not workload_of(tied).one_stage
+    assert workload_of(tied).head.shared_bytes == 4 * tied.model.vocabulary * tied.model.width
+    assert not workload_of(with_model()).head.shared_bytes
+    audited = tied.model_copy(update={"audit": tied.audit.model_copy(update={"rate": 0.1})})
+    assert workload_of(audited).one_stage
 
 
 def test_sizes_follow_the_choices() -> None:

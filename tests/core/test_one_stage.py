@@ -1,4 +1,4 @@
-"""Where the head is the token embedding, a pipeline is one peer."""
+"""Where the head is the token embedding, and work is audited, a pipeline is one peer."""
 
 import msgspec
 

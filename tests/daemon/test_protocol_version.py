@@ -20,7 +20,7 @@ from p2p_dtfm.daemon.peers.wire import KnownPeers, Message, TraceReply, Welcome
 from p2p_dtfm.net.streams.frames import FrameHeader
 from tests.core.planning import Peer, name_of, snapshot
 
-SAID = {2: "b7b98744841586fafb105e78d4a57bd056095f80b695c8c0eec68f0bfdf85253"}
+SAID = {2: "a9ff6cae7e618cb10e4195f65c21f7de5a5e5f370e9992b69fce207634baee18"}
 PLANNED = {2: "79fac775b8b7620720425a2fb0332823975fbbc1e4b7f3e25b9197edc930980c"}
 
 

@@ -197,7 +197,9 @@ class StepModel:
             cost,
             compute_ns=ends.computed_ns,
             reduction_ns=ends.reduced_ns - ends.computed_ns,
-            commit_ns=ends.committed_ns - ends.reduced_ns,
+            commit_ns=ends.committed_ns
+            - ends.reduced_ns
+            + self.problem.ends_meet_ns(cost.placement),
         )
 
     def _step_ends(self, cost: PlacementCost, segments: list[Reduction]) -> StepEnds:
@@ -426,7 +428,7 @@ class StepModel:
             found = self._farthest[holders] = (
                 self.reductions.longest_latency_ns(holders) + MESSAGE_NS
             )
-        return found
+        return found + self.problem.ends_meet_ns(placement)
 
 
 def _alike(costs: list[PipelineCost]) -> bool:

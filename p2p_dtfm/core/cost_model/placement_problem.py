@@ -1,6 +1,6 @@
 """What planning works on: a snapshot as flat integer tables, peers as numbers 0 .. n-1."""
 
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import repeat
@@ -139,6 +139,8 @@ class LayerBytes:
     """On the wire, in one direction, when a replica contributes its gradient."""
     guarded_bytes: int
     """On the wire, when the only holder sends its guardian the reduced gradient."""
+    shared_bytes: int = 0
+    """On the wire, when the ends of a pipeline give each other the sums of a tied matrix."""
 
 
 @dataclass(frozen=True)
@@ -209,6 +211,23 @@ class PlanningProblem:
     def farthest_ns(self) -> tuple[int, ...]:
         """One way from each peer to the one that is farthest from it."""
         return tuple(map(max, self.latency_ns))
+
+    def ends_meet_ns(self, placement: Iterable[tuple[int, ...]]) -> int:
+        """Until the ends of every pipeline have given each other the sums of a tied matrix."""
+        shared_bytes = self.head.shared_bytes
+        if not shared_bytes:
+            return 0
+        ends = [(peers[0], peers[-1]) for peers in placement if len(peers) > 1]
+        ways = [way for first, last in ends for way in ((first, last), (last, first))]
+        return max(
+            (
+                MESSAGE_NS
+                + self.latency_ns[one][other]
+                + duration_ns(shared_bytes, self.bytes_per_s[one][other])
+                for one, other in ways
+            ),
+            default=0,
+        )
 
     def layer_bytes(self, layer: int) -> LayerBytes:
         if self.unlike:
@@ -338,6 +357,7 @@ def _layer_bytes(workload: Workload, cost: LayerCost) -> LayerBytes:
         cost.parameter_count,
         workload.gradient_wire_bytes(cost),
         workload.guarded_bytes(cost),
+        cost.shared_bytes,
     )
 
 

@@ -6,6 +6,7 @@ from itertools import pairwise
 from p2p_dtfm.core.messages.work import Kind, Lack
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.recovery.view import View
+from p2p_dtfm.core.schedule.tied_ends import other_end
 
 _PHASE = {
     Kind.ACTIVATION: 0,
@@ -37,9 +38,10 @@ def may_wait(owed: Kind, lacked: Kind, *, both_in_one_step: bool) -> bool:
 
 
 class PossibleWaits:
-    """Who may lack what of whom in a view."""
+    """Who may lack what of whom in a view. `ends_meet`: a tied matrix has its sums from both ends
+    of a pipeline."""
 
-    def __init__(self, view: View) -> None:
+    def __init__(self, view: View, ends_meet: bool = False) -> None:
         plan = view.plan
         self._members = frozenset(view.member_ids)
         self._before: dict[str, set[str]] = defaultdict(set)
@@ -49,6 +51,8 @@ class PossibleWaits:
         self._holders: frozenset[str] = frozenset()
         if isinstance(plan, Plan):
             self._read(plan, view)
+            if ends_meet:
+                self._read_ends(plan)
 
     def _read(self, plan: Plan, view: View) -> None:
         self._holders = frozenset(plan.stage_holders())
@@ -63,6 +67,12 @@ class PossibleWaits:
         for layer, guardian in view.guards.items():
             for holder in plan.holders(layer):
                 self._guards[holder].add(guardian)
+
+    def _read_ends(self, plan: Plan) -> None:
+        for holder in self._holders:
+            lacked = other_end(plan, holder)
+            if lacked is not None:
+                self._beside[holder].add(lacked[1])
 
     def has_stage(self, peer_id: str) -> bool:
         return peer_id in self._holders

@@ -121,7 +121,8 @@ def why_infeasible(problem: PlanningProblem) -> NoPlan:
     most = max(problem.memory_bytes, default=0)
     if problem.one_stage:
         return NoPlan(
-            f"the head of this run is its token embedding, so each peer holds the whole model: "
+            f"the head of this run is its token embedding, so where work is audited each peer "
+            f"holds the whole model: "
             f"that needs {gibibytes(needed)} on one peer; the largest of {problem.peer_count} "
             f"offers {gibibytes(most)}: {gibibytes(needed - most)} more memory is needed",
             needed - most,

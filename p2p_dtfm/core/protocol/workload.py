@@ -49,6 +49,9 @@ class LayerCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     """Of an update, once in a step or in each inner step; 0: too little to be counted."""
     unlike: "UnlikeLayers | None" = None
     """Where this is the mean of layers between the ends that a run lists one by one: each."""
+    shared_bytes: int = 0
+    """Of the reduced gradient of a matrix that is another layer's too: each gives it the other's
+    holder in a pipeline, behind the reduction, if that is another peer."""
     backward_flops: int = 0
     """Where matrices are frozen, so that no part of a backward can be left for later. 0: twice the
     forward's, for the input's gradient and as many for the matrices' own."""
@@ -101,7 +104,8 @@ class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     """By how many millionths a peer must make the swarm faster, not to be left spare."""
 
     one_stage: bool = False
-    """Whoever trains holds all layers: the head is the token embedding."""
+    """Whoever trains holds all layers: the head is the token embedding, and what its holders give
+    each other cannot be audited."""
 
     @property
     def block_update_ppm(self) -> int:
@@ -209,8 +213,10 @@ def workload_of(spec: RunSpec) -> Workload:
         recompute=spec.compute.recompute,
         inner_steps=spec.sync.inner_steps if spec.sync.mode == "local" else 0,
         least_gain_ppm=round(spec.limits.least_gain * _MILLION),
-        one_stage=model.tied_head and not spec.trains_adapters,
     )
+    if model.tied_head and not spec.trains_adapters:
+        head = msgspec.structs.replace(whole.head, shared_bytes=FLOAT_BYTES * vocabulary * width)
+        whole = msgspec.structs.replace(whole, head=head, one_stage=spec.audit.rate > 0)
     return _of_adapters(spec, whole, copies, tokens) if spec.trains_adapters else whole
 
 

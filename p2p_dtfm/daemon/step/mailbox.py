@@ -15,10 +15,13 @@ from p2p_dtfm.core.protocol.plan import Plan, Segment
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.snapshot import ViewId
 from p2p_dtfm.core.recovery.partial_replay import StageReplay
+from p2p_dtfm.core.schedule.tied_ends import other_end, tied_chunks, tied_ends
 from p2p_dtfm.daemon.step.neighbours import neighbours_of
 from p2p_dtfm.net.streams.frames import FrameHeader, FrameKind
 
 STEPS_AHEAD_LIMIT = 2
+TIED_CODEC = "fp32"
+"""Of the sums that the ends of a pipeline give each other of a tied matrix."""
 
 
 class FrameKey(NamedTuple):
@@ -40,6 +43,7 @@ class Mailbox:
         self._me = me
         self._reduction_codec = spec.codecs.reduction
         self._holders = {s.first_layer: s.holders for s in segments_of(plan, me).values()}
+        self._tied = (other_end(plan, me), tied_chunks(spec)) if tied_ends(spec) else (None, ())
         self._held: dict[FrameKey, bytearray] = {}
         self._seen: set[FrameKey] = set()
         self._waiting: dict[FrameKey, asyncio.Future[bytearray]] = {}
@@ -97,7 +101,9 @@ class Mailbox:
             raise PeerFault(f"{key.kind} {key.index} of layer {key.layer}: not due", key.sender)
         if header.shape != shape:
             raise PeerFault(f"{key.kind} of shape {header.shape}, due is {shape}", key.sender)
-        if header.codec != (codec := self.codec_of(key.kind, key.sender)):
+        tied = self._tied_shape(key) is not None
+        codec = TIED_CODEC if tied else self.codec_of(key.kind, key.sender)
+        if header.codec != codec:
             raise PeerFault(f"{key.kind} in {header.codec[:32]}, due is {codec}", key.sender)
         self._check_step(key)
 
@@ -122,6 +128,8 @@ class Mailbox:
     def _due_shape(self, key: FrameKey) -> tuple[int, ...] | None:
         if key.kind in (FrameKind.ACTIVATION, FrameKind.ACTIVATION_GRADIENT):
             return self._boundary_shape(key.layer) if self._is_due_boundary(key) else None
+        if tied := self._tied_shape(key):
+            return tied
         chunks = self.wire.chunks.get(key.layer)
         if chunks is None or key.sender not in self._holders.get(key.layer, ()):
             return None
@@ -132,6 +140,15 @@ class Mailbox:
         is_part = key.kind is FrameKind.GRADIENT_PART and owner == self._me
         is_sum = key.kind is FrameKind.GRADIENT_SUM and owner == key.sender
         return (end - start,) if is_part or is_sum else None
+
+    def _tied_shape(self, key: FrameKey) -> tuple[int, ...] | None:
+        """Of a part of the other end's sum. No segment of this peer's begins with that layer."""
+        lacked, bounds = self._tied
+        is_lacked = key.kind is FrameKind.GRADIENT_SUM and lacked == (key.layer, key.sender)
+        if not is_lacked or not 0 <= key.index < len(bounds):
+            return None
+        start, end = bounds[key.index]
+        return (end - start,)
 
     def _is_due_boundary(self, key: FrameKey) -> bool:
         is_activation = key.kind is FrameKind.ACTIVATION

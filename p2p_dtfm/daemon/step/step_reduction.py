@@ -7,10 +7,12 @@ from typing import Any, NoReturn
 from p2p_dtfm.core.planner.wire_plan import Chunks
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.plan import Segment
+from p2p_dtfm.core.schedule.tied_ends import tied_ends
 from p2p_dtfm.daemon.step.mailbox import FrameKey, Mailbox, segments_of
 from p2p_dtfm.daemon.step.segment_exchange import exchange
 from p2p_dtfm.daemon.step.stage_tools import OnAlone, StageLinks, StagePlace, StageTools
 from p2p_dtfm.daemon.step.step_frames import StepFrames
+from p2p_dtfm.daemon.step.tied_sums import TiedSums
 from p2p_dtfm.net.streams.frames import FrameKind, Payload
 from p2p_dtfm.train.codecs import codec_of
 from p2p_dtfm.train.model.layer_state import LayerState
@@ -18,7 +20,7 @@ from p2p_dtfm.train.stage.finite import NotFinite, is_finite
 from p2p_dtfm.train.stage.host_copies import host_room
 from p2p_dtfm.train.stage.replay.work import chunk_digest
 from p2p_dtfm.train.stage.segment_reduction import SegmentCut, SegmentReduction
-from p2p_dtfm.train.stage.tied_head import tie, tied_layers
+from p2p_dtfm.train.stage.tied_head import tie
 
 Tensor = Any
 Arrived = dict[tuple[int, str], bytes]
@@ -56,7 +58,8 @@ class StepReduction:
         self._recorder = tools.recorder
         self._spec = place.spec
         self._codec = codec_of(place.spec.codecs.reduction, place.spec.codecs)
-        self._tied = tied_layers(place.spec)
+        self._tied = tuple(end for end in tied_ends(place.spec) if end in states)
+        self._tied_sums = TiedSums(step, place, links, tools) if self._tied else None
         self._final = {layer: asyncio.Event() for layer in states}
         self._of_layer: dict[int, SegmentReduction] = {}
         self._reduced: dict[int, Tensor] = {}
@@ -81,8 +84,9 @@ class StepReduction:
         """The reduced gradient of each layer, flat fp32. Of a layer without other holders that is
         the gradient buffer itself, if nothing is owed and nobody is told of it."""
         await asyncio.gather(*self._filling, *self._segments)
-        if self._tied:
-            self._reduced |= await self._compute.run(tie, self._spec, self._reduced)
+        if self._tied_sums is not None:
+            elsewhere = await self._tied_sums.give_and_take(self._reduced)
+            self._reduced |= await self._compute.run(tie, self._spec, self._reduced, elsewhere)
             for layer in self._tied:
                 if self._on_alone is not None and layer not in self._of_layer:
                     self._on_alone(self._step, layer, self._reduced[layer])

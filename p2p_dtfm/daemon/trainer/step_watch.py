@@ -11,6 +11,7 @@ from p2p_dtfm.core.liveness.waits import PossibleWaits
 from p2p_dtfm.core.messages.work import Work
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.recovery.view import View
+from p2p_dtfm.core.schedule.tied_ends import tied_ends
 from p2p_dtfm.daemon.trainer.step_waits import StepWaits
 
 
@@ -30,7 +31,7 @@ class StepWatch:
     def took_over(self, view: View, step: int) -> None:
         pace = Pace(view, self._spec, self._file_bytes)
         pace.begin(step)
-        self._in_view = PossibleWaits(view), pace
+        self._in_view = PossibleWaits(view, bool(tied_ends(self._spec))), pace
         self._step_began_ns = None
 
     def committed(self, now_ns: int) -> None:

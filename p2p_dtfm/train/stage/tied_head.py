@@ -1,43 +1,54 @@
 """A head that is the token embedding: one matrix, of which both layers keep a copy.
 
-Its gradient is the sum of both layers' parts. Whoever has reduced both gives both copies that sum,
-and since they start alike and are updated by equal arithmetic, they stay alike to the last bit. The
-planner leaves both layers with the same peers, so no message is needed for it.
+Its gradient is the sum of both layers' parts. Both copies get that sum, wherever they lie
+(`core.schedule.tied_ends`), and since they start alike and are updated by equal arithmetic, they
+stay alike to the last bit.
 """
 
+import torch
 from torch import Tensor
 
 from p2p_dtfm.core.protocol.model_spec import ModelSpec
 from p2p_dtfm.core.protocol.run_spec import RunSpec
-from p2p_dtfm.train.model.gpt import layer_count
+from p2p_dtfm.core.schedule.tied_ends import tied_ends
 from p2p_dtfm.train.stage.finite import NotFinite, is_finite
 
 
-def tied_layers(spec: RunSpec) -> tuple[int, ...]:
-    """The embedding and the head, if they share their matrix, and it is trained."""
-    is_trained = spec.model.tied_head and not spec.trains_adapters
-    return (0, layer_count(spec) - 1) if is_trained else ()
-
-
-def tie(spec: RunSpec, reduced: dict[int, Tensor]) -> dict[int, Tensor]:
-    """Reduced gradients of the two layers with the sum in both: flat fp32, in memory of their own,
-    since a gradient buffer keeps this peer's part. Raises `NotFinite`."""
-    first, last = tied_layers(spec)
+def shared_part(spec: RunSpec, layer: int, flat: Tensor) -> Tensor:
+    """The matrix in an end's flat parameters or gradient: a view. It comes first in the embedding,
+    and last in the head."""
     count = _matrix_elements(spec.model)
-    embedding = reduced[first].clone()
-    head = reduced[last].clone()
-    matrix = embedding[:count]  # comes first in its layer, and last in the head's
-    matrix += head[-count:].to(matrix.device)
-    if not is_finite(matrix):
+    return flat[:count] if layer == 0 else flat[-count:]
+
+
+def joined(parts: list[Tensor]) -> Tensor:
+    """Of the matrix, in order: flat."""
+    return torch.cat(parts)
+
+
+def tie(
+    spec: RunSpec, reduced: dict[int, Tensor], elsewhere: Tensor | None = None
+) -> dict[int, Tensor]:
+    """Reduced gradients of the ends that are held here with the sum of both in each: flat fp32, in
+    memory of their own, since a gradient buffer keeps this peer's part. `elsewhere`: the other
+    end's sum of the matrix, where only one is held. Raises `NotFinite`."""
+    held = [layer for layer in tied_ends(spec) if layer in reduced]
+    assert len(held) == (2 if elsewhere is None else 1), "each end's sum is here or has come"
+    tied = {layer: reduced[layer].clone() for layer in held}
+    matrices = [shared_part(spec, layer, tied[layer]) for layer in held]
+    other = matrices[-1] if elsewhere is None else elsewhere
+    matrices[0] += other.to(matrices[0].device)
+    if not is_finite(matrices[0]):
         raise NotFinite("the gradient of the tied matrix is not finite")
-    head[-count:].copy_(matrix)
-    return {first: embedding, last: head}
+    for copy in matrices[1:]:
+        copy.copy_(matrices[0])
+    return tied
 
 
 def counted_once(spec: RunSpec, layer: int, reduced: Tensor) -> Tensor:
     """What of a layer's reduced gradient enters the norm: the shared matrix does in the embedding
     alone."""
-    if layer in tied_layers(spec)[1:]:
+    if layer in tied_ends(spec)[1:]:
         return reduced[: -_matrix_elements(spec.model)]
     return reduced
 

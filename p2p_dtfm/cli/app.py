@@ -54,7 +54,10 @@ def run(
     run_digest: Annotated[
         str | None, typer.Option("--run-digest", help="Join only the run of this digest.")
     ] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(help="auto, cpu, cuda or cuda:N; all, or a list: a daemon for each."),
+    ] = None,
     shape: Annotated[
         Path | None, typer.Option(help="Shaped links, from a launcher's file.", hidden=True)
     ] = None,

@@ -188,6 +188,8 @@ class Live(msgspec.Struct, frozen=True):
     marks: tuple[str, ...] = ()
     """What makes the figures those of a laboratory: shaped links, emulated devices."""
     refused: tuple[RefusedCount, ...] = ()
+    this_machine: tuple[str, ...] = ()
+    """The ids of all peers that compute with this machine's devices; empty where it is alone."""
 
 
 class History(msgspec.Struct, frozen=True):

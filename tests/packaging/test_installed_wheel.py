@@ -3,42 +3,15 @@
 import json
 import os
 import re
-import shutil
-import subprocess
-import sys
-import sysconfig
 import time
-import venv
 import zipfile
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from tests.packaging.test_build_hook import BUILD
+from tests.packaging.conftest import Installed
 from tests.programs import skip_without
 from tests.web import chromium as browser
-
-ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    pytest.importorskip("hatchling")
-    folder = tmp_path_factory.mktemp("wheel")
-    sources = folder / "sources"
-    leave = shutil.ignore_patterns("__pycache__", "*.so")
-    for name in ("p2p_dtfm", "configs"):
-        shutil.copytree(ROOT / name, sources / name, ignore=leave)
-    for name in ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, sources / name)
-    command = [sys.executable, "-c", BUILD, str(sources), str(folder)]
-    environment = {**os.environ, "CC": "false"}
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=120, cwd=sources, env=environment
-    )
-    assert done.returncode == 0, done.stderr
-    return Path(done.stdout.splitlines()[-1])
 
 
 def test_it_asks_for_a_python_and_for_no_tests(wheel: Path) -> None:
@@ -49,48 +22,6 @@ def test_it_asks_for_a_python_and_for_no_tests(wheel: Path) -> None:
     needed = re.findall(r"^Requires-Dist: ([\w-]+)(?!.*extra ==).*$", metadata, re.MULTILINE)
     assert "torch" in needed and not {"pytest", "mypy", "ruff", "transformers"} & set(needed)
     assert not [name for name in files.namelist() if name.startswith("tests/")]
-
-
-@dataclass(frozen=True)
-class Installed:
-    """An environment of its own with the wheel in it."""
-
-    place: Path
-    library: Path
-    folder: Path
-
-    def said(self, *command: object, **extra: str) -> str:
-        """What a command prints; nothing of this repository is on its way."""
-        clean = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
-        clean |= {"HOME": str(self.folder), "XDG_CONFIG_HOME": str(self.folder / "config")}
-        done = subprocess.run(
-            [*map(str, command)], capture_output=True, text=True, timeout=120, cwd=self.folder,
-            env=clean | extra,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
-    def program(self, *words: object, **extra: str) -> str:
-        return self.said(self.place / "bin/p2p-dtfm", *words, **extra)
-
-    def python(self, code: str) -> str:
-        return self.said(self.place / "bin/python", "-c", code).strip()
-
-
-@pytest.fixture(scope="module")
-def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
-    """What it depends on is that of the tests, by a path that brings no other p2p_dtfm along."""
-    folder = tmp_path_factory.mktemp("installed")
-    place = folder / "environment"
-    venv.create(place, with_pip=False, symlinks=True)
-    found = Installed(place, Path(), folder)
-    pip = (sys.executable, "-m", "pip", "--python", place / "bin/python")
-    found.said(
-        *pip, "--disable-pip-version-check", "install", "--quiet", "--no-deps", "--no-index", wheel
-    )
-    library = Path(found.python("import sysconfig; print(sysconfig.get_path('purelib'))"))
-    (library / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    return Installed(place, library, folder)
 
 
 def test_it_runs_where_nothing_else_of_this_repository_is(installed: Installed) -> None:

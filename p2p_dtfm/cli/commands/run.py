@@ -12,6 +12,7 @@ from p2p_dtfm.cli.terminal.live_view import live_view
 from p2p_dtfm.cli.terminal.logs import set_up_logging
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.daemon.machine.away import Away, StepAside
+from p2p_dtfm.daemon.machine.devices.shares import devices_of, is_several
 from p2p_dtfm.daemon.machine.home import is_full
 from p2p_dtfm.daemon.machine.settings import Settings, given_zeros
 from p2p_dtfm.daemon.node.resident import Resident
@@ -20,7 +21,16 @@ from p2p_dtfm.daemon.peers.guests.pasted_line import with_invitation
 
 def run_daemon(settings: Settings) -> int:
     """Run until the end; the exit code. What nobody foresaw is logged whole, with exit code 1."""
-    settings = with_invitation(settings)
+    given, settings = settings, with_invitation(settings)
+    if is_several(settings.device):
+        from p2p_dtfm.daemon.machine.devices.several import SeveralDevices
+        from p2p_dtfm.daemon.peers.recall import recall  # who comes back from a pause needs neither
+
+        recall(settings)  # what is mistyped is told before anything is begun
+        devices = devices_of(settings.device)
+        if len(devices) > 1:
+            return SeveralDevices(given, devices, sys.stdout, sys.stderr).run()
+        settings = settings.model_copy(update={"device": devices[0]})
     return _run(Resident(settings, steps_aside=True), settings, given_zeros(settings))
 
 

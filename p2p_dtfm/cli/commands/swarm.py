@@ -5,6 +5,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -18,7 +19,7 @@ from p2p_dtfm.cli.terminal.member_row import COLUMNS, row_of
 from p2p_dtfm.cli.terminal.plain import plain
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.facts.in_words import counted
-from p2p_dtfm.daemon.machine.local_client import call_daemon
+from p2p_dtfm.daemon.machine.local_client import call_daemon, homes_here
 from p2p_dtfm.daemon.telemetry.names import Names
 
 AS_TEXT: dict[str, Any] = {"markup": False, "highlight": False, "soft_wrap": True}
@@ -50,13 +51,17 @@ def status(
     console = Console()
     with contextlib.suppress(KeyboardInterrupt):
         while True:
-            facts = call_daemon(home, "status")
+            first, *others = [call_daemon(each, "status") for each in homes_here(home)]
             if as_json:
-                typer.echo(json.dumps(facts))
+                more = {"other_devices": others} if others else {}
+                typer.echo(json.dumps({**first, **more}))
             else:
                 if watch and console.is_terminal:
                     console.clear()
-                _show_status(console, facts, ids)
+                _show_status(console, first, ids)
+                for number, facts in enumerate(others, 2):
+                    console.print(f"\nand device {number} of this machine:", **AS_TEXT)
+                    _show_status(console, facts, ids)
             if not watch:
                 return
             time.sleep(WATCH_EVERY_S)
@@ -223,10 +228,16 @@ def peers(
     Console().print(table)
 
 
+def _tell(home: Path | None, what: str) -> None:
+    """All daemons that compute on this machine for one home."""
+    for each in homes_here(home):
+        call_daemon(each, what, "POST")
+
+
 @app.command()
 def leave(home: HomeOption = None) -> None:
     """Finish the step, hand the layers to the others, and end the daemon."""
-    call_daemon(home, "leave", "POST")
+    _tell(home, "leave")
     typer.echo("the daemon hands its layers over and leaves; p2p-dtfm status shows how far it is")
 
 
@@ -240,22 +251,25 @@ def pause(
     """Hand the layers to the others and free the memory; the daemon stays, and can come back."""
     if length is not None:
         seconds = seconds_of(length)
-        call_daemon(home, f"pause-for?seconds={seconds}", "POST")
+        _tell(home, f"pause-for?seconds={seconds}")
         typer.echo(
             f"the daemon hands its layers over and is away for {duration(seconds)}; "
             "p2p-dtfm resume makes it take part before"
         )
         return
-    call_daemon(home, "pause", "POST")
+    _tell(home, "pause")
     typer.echo("the daemon hands its layers over; p2p-dtfm resume makes it take part again")
 
 
 @app.command()
 def resume(home: HomeOption = None) -> None:
     """Take part again after a pause."""
-    if call_daemon(home, "status")["state"] != "paused":
+    homes = homes_here(home)
+    paused = [each for each in homes if call_daemon(each, "status")["state"] == "paused"]
+    if not paused:
         raise UserError("the daemon is not paused", "see what it does: p2p-dtfm status")
-    call_daemon(home, "resume", "POST")
+    for each in paused:
+        call_daemon(each, "resume", "POST")
     typer.echo("the daemon joins the others again; p2p-dtfm status shows how far it is")
 
 

@@ -49,6 +49,8 @@ class Observer:
     ) -> None:
         """`overdue`: waits of this daemon's that are older than they may be."""
         self.marks: tuple[str, ...] = ()
+        self.of_this_machine: Callable[[], tuple[str, ...]] = tuple
+        """Ids of the peers that this machine's devices are."""
         self._status = status
         self._overdue = overdue
         self._timeline = Timeline()
@@ -239,6 +241,7 @@ class Observer:
             silent_after_s=max(SILENT_S, 3 * (step_ns or 0) / 1e9),
             marks=self.marks,
             refused=self._refused(),
+            this_machine=self.of_this_machine(),
             work=work.what if work else "",
             work_share=round(work.share, 4) if work else None,
             work_left_s=work.left_s if work else None,

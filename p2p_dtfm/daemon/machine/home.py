@@ -15,16 +15,21 @@ from p2p_dtfm.daemon.machine.locks import hold_identity
 from p2p_dtfm.ports import disk, now
 
 PRIVATE_UMASK = 0o077
+DEVICES = "devices"
+"""The homes of this machine's other daemons, one for each device but the first."""
+BESIDE_FILE = "beside.json"
+"""The ids of all peers of this machine that were begun together, while they run."""
 KEPT_FILES = (
     "identity.key",
     "life.json",
     "daemon.lock",
     "dashboard.token",
     "dashboard.html",
+    BESIDE_FILE,
     "stdout",
     "stderr",
 )
-KEPT_DIRECTORIES = ("runs", "prepared")
+KEPT_DIRECTORIES = ("runs", "prepared", DEVICES)
 _SOCKET_PATH_LIMIT = 100
 """A unix socket's path may have 107 bytes; a little is kept in reserve."""
 
@@ -67,6 +72,14 @@ class Home:
             return path
         name = digest_bytes(os.fsencode(self.root))[:16]
         return Path(tempfile.gettempdir()) / f"p2p-dtfm-{os.getuid()}-{name}.sock"
+
+    def of_this_machine(self) -> tuple[str, ...]:
+        """The ids of all peers that were begun together with this home's, for other devices; none
+        where it is alone."""
+        try:
+            return tuple(map(str, json.loads((self.root / BESIDE_FILE).read_text())))
+        except (OSError, ValueError, TypeError):
+            return ()
 
     def run_directory(self, run_digest: str) -> Path:
         """Blobs, checkpoints and events of one run."""

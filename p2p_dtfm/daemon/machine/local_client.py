@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from p2p_dtfm.core.protocol.errors import UserError
-from p2p_dtfm.daemon.machine.home import Home, default_home
+from p2p_dtfm.daemon.machine.home import DEVICES, Home, default_home
 
 TIMEOUT_S = 10.0
 PATIENCE_S = 10.0
@@ -28,10 +28,17 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock.connect(str(self._path))
 
 
-def ask_daemon(home: Path, name: str) -> Any | None:
+def homes_here(home: Path | None) -> list[Path]:
+    """Of the daemons that were begun together with `--device all`; of one there is one home."""
+    first = Home(home or default_home())
+    below = sorted((first.root / DEVICES).glob("*"), key=lambda path: (len(path.name), path.name))
+    return [first.root, *(root for root in below if _lives(Home(root)))]
+
+
+def ask_daemon(home: Path, name: str, method: str = "GET") -> Any | None:
     """Like `call_daemon`, but None where no daemon answers."""
     try:
-        return call_daemon(home, name, patience_s=0.0)
+        return call_daemon(home, name, method, patience_s=0.0)
     except UserError:
         return None
 

@@ -76,7 +76,11 @@ class Settings(BaseModel):
         description="exchange tensors over connections beside libp2p's, with members that can be "
         "called: they are taken at the port above the one that is listened on, or any",
     )
-    device: str = Field(default="auto", description='"auto", "cpu", "cuda" or "cuda:N"')
+    device: str = Field(
+        default="auto",
+        description='"auto", "cpu", "cuda" or "cuda:N"; "all" or a list with commas: a daemon for '
+        "each device",
+    )
     network: Literal["auto", "lan", "wan"] = Field(
         default="auto",
         description="how soon silence is a fault: for machines side by side, or around the world; "

@@ -39,6 +39,7 @@ class Local:
         self.event_files: EventFiles | None = None
         """If the user wants TensorBoard's."""
         self.home = Home(settings.home, self.world.lock_folder)
+        self.observer.of_this_machine = self.home.of_this_machine
         self.compute = Compute()
         self.life = Life(self._say_leaving)
 

@@ -87,12 +87,14 @@ class StatusApi:
             log.info("dashboard %s", local.dashboard.address)
 
     async def invite(self, parameters: Mapping[str, str]) -> dict[str, Any]:
-        """A line for others to join with, or why there is none."""
+        """A line for others to join with, or why there is none. A founder that waits for others in
+        no view yet is who they are to come to."""
         participant, view = self.participant, self._view
-        if participant is None or view is None:
+        if participant is None or (view is None and self._local.settings.initial_peers):
             return _explained(_IN_NO_VIEW)
         network, me = self._network, self._network.me.peer_id
-        others = {r.peer_id: network.messenger.where(r.peer_id) for r in view.snapshot.records}
+        records = view.snapshot.records if view is not None else ()
+        others = {record.peer_id: network.messenger.where(record.peer_id) for record in records}
         memory = participant.membership.acquaintances.memory
         points = memory.meeting_points if memory is not None else ()
         own = await network.host.addresses()
@@ -129,6 +131,7 @@ class StatusApi:
             "way_in": {**reachability.finding.as_json(), "relays": list(reachability.relays)},
             "life": participant.membership.me.life if participant else network.me.life,
             "shaped_links": shaper.label if shaper else None,
+            "this_machine": list(local.home.of_this_machine()),
             "emulated_device": emulated_flops_per_s(local.settings.device) is not None,
             **self._run_json(),
             **local.status.as_json(),

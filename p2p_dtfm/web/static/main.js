@@ -60,7 +60,7 @@ function connect() {
   });
   on("events", drawEvents);
   on("live", (live) => {
-    const changed = state.live?.state !== live.state;
+    const changed = state.live?.state !== live.state || state.live?.this_machine.length !== live.this_machine.length;
     state.live = live;
     if (changed && state.view) drawMap(state);
     if (changed && state.view) drawPipelines(state);

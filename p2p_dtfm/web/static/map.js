@@ -231,14 +231,15 @@ function peers(view, nodes) {
   return meLast.map((node) => {
     const { peer, number } = node;
     const me = number === view.me;
+    const ours = me || state.live?.this_machine.includes(peer.peer_id);
     const group = drawing("g", {
       class: `peer${peer.pipeline === null ? " spare" : ""}${me ? " me" : ""}`,
       hue: hueOf(peer.pipeline ?? 0), role: "button",
       "aria-label": `peer ${peer.name}`,
-      title: `${peer.name}${me ? ", this peer" : ""} (${peer.peer_id}): ${place(peer)}`,
+      title: `${peer.name}${me ? ", this peer" : ours ? ", of this machine" : ""} (${peer.peer_id}): ${place(peer)}`,
     });
     group.dataset.peer = number;
-    if (me) group.append(drawing("circle", { class: "ring", cx: node.x, cy: node.y, r: node.radius + 4 }));
+    if (ours) group.append(drawing("circle", { class: "ring", cx: node.x, cy: node.y, r: node.radius + 4 }));
     group.append(drawing("circle", { class: "body", cx: node.x, cy: node.y, r: node.radius }));
     const text = named.get(number);
     if (text) group.append(text);

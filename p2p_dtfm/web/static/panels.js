@@ -9,7 +9,7 @@ const ORDER = ["pipeline", "reduction", "guard"];
 
 export function drawNow({ live, run, view }) {
   byId("state").textContent = live.state;
-  byId("who").textContent = live.name ? `this peer: ${live.name}` : "";
+  byId("who").textContent = live.name ? `this peer: ${live.name}${besides(live, view)}` : "";
   byId("who").title = live.peer_id;
   byId("state").dataset.state = live.state;
   byId("reason").textContent = live.reason;
@@ -32,6 +32,13 @@ export function drawNow({ live, run, view }) {
   byId("marks").textContent = live.marks.join(" · ");
   byId("footer").textContent =
     `p2p-dtfm ${live.version} · ${live.name || "peer"} ${live.peer_id}` + (run ? ` · run ${run.digest}` : "");
+}
+
+/** This machine's other devices are peers of their own. */
+function besides(live, view) {
+  const others = (view?.peers ?? []).filter((peer) => peer.peer_id !== live.peer_id && live.this_machine.includes(peer.peer_id));
+  if (!others.length) return "";
+  return `, beside ${others.length > 2 ? some(others.length, "other device") : others.map((peer) => called(peer)).join(" and ")} of this machine`;
 }
 
 function spares(view) {

@@ -1,0 +1,187 @@
+"""One daemon for each device of this machine, begun, shown and ended as one.
+
+The first lives in the home itself and does what its user has typed; the others live below it, in
+`devices/`, and join through the first. All are peers like any others: links between them are probed
+and planned with like links to other machines. What its user lets the whole machine use is divided
+among them. Nothing here loads torch or libp2p: a daemon does, each its own.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import IO, Any
+from urllib.parse import urlencode
+
+import msgspec
+import psutil
+
+from p2p_dtfm.core.protocol.invited.line import read_line
+from p2p_dtfm.daemon.machine.devices.shares import environment_of, shares_of
+from p2p_dtfm.daemon.machine.home import BESIDE_FILE, Home
+from p2p_dtfm.daemon.machine.local_client import ask_daemon
+from p2p_dtfm.daemon.machine.settings import Settings
+from p2p_dtfm.ports import disk, now
+
+LOOK_EVERY_S = 0.2
+TOLD_EVERY_S = 2.0
+INVITED_S = 10 * 365 * 86_400
+
+
+@dataclass
+class _Daemon:
+    """One of them, once it was begun."""
+
+    label: str
+    settings: Settings
+    process: "subprocess.Popen[bytes]"
+    readers: list[threading.Thread]
+
+    @property
+    def root(self) -> Path:
+        return Home(self.settings.home).root
+
+
+class SeveralDevices:
+    """All daemons of this machine, until the last one ends."""
+
+    def __init__(
+        self, settings: Settings, devices: Sequence[str], out: IO[str], log: IO[str]
+    ) -> None:
+        is_human = settings.log == "human" or (settings.log == "auto" and log.isatty())
+        settings = settings.model_copy(update={"log": "human" if is_human else "json"})
+        self._settings, self._out, self._log = settings, out, log
+        self._shares = shares_of(settings, devices, psutil.virtual_memory().available)
+        self._labels = [f"{number} {device}" for number, device in enumerate(devices, 1)]
+        self._daemons: list[_Daemon] = []
+        self._signals: list[int] = []
+        self._told = b""
+
+    def run(self) -> int:
+        """The exit code: of the first one that failed, or 0."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._on_signal)
+        if self._settings.until_stdin_closes:
+            threading.Thread(target=self._leave_when_stdin_closes, daemon=True).start()
+        first = self._begin(0, self._shares[0])
+        next_told_s = 0.0
+        try:
+            while any(daemon.process.poll() is None for daemon in self._daemons):
+                self._pass_signals_on()
+                if len(self._daemons) < len(self._shares):
+                    self._begin_others(first)
+                if now.monotonic_s() >= next_told_s:
+                    self._tell_them_of_each_other()
+                    next_told_s = now.monotonic_s() + TOLD_EVERY_S
+                threading.Event().wait(LOOK_EVERY_S)
+        finally:
+            self._end()
+        return next((code for each in self._daemons if (code := each.process.returncode)), 0)
+
+    def _begin(self, number: int, settings: Settings) -> _Daemon:
+        command = [sys.executable, "-m", "p2p_dtfm", "--home", str(settings.home)]
+        process = subprocess.Popen(
+            command,
+            env=environment_of(settings),
+            stdin=subprocess.PIPE,  # it closes when this process dies, however it does
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C is passed on, once
+        )
+        label = self._labels[number]
+        assert process.stdout is not None and process.stderr is not None
+        readers = [
+            threading.Thread(target=self._pass_lines, args=arguments, daemon=True)
+            for arguments in (
+                (process.stdout, *((self._out, "") if number == 0 else (self._log, label))),
+                (process.stderr, self._log, label),
+            )
+        ]
+        for reader in readers:
+            reader.start()
+        daemon = _Daemon(label, settings, process, readers)
+        self._daemons.append(daemon)
+        return daemon
+
+    def _begin_others(self, first: _Daemon) -> None:
+        """Once the first knows its run and where it can be called."""
+        facts = ask_daemon(first.root, "status")
+        if not facts or not facts.get("run_digest"):
+            return
+        digest, addresses = facts["run_digest"], tuple(facts["addresses"])
+        others = self._shares[1:]
+        is_closed = facts["admission"] == "invited"
+        needs_line = [is_closed and not _is_let_in(share, digest) for share in others]
+        line = _line_of(first.root) if any(needs_line) or not addresses else ""
+        if not line and (any(needs_line) or not addresses):
+            return
+        addresses = addresses or read_line(line).addresses
+        for number, (share, needs) in enumerate(zip(others, needs_line, strict=True), 1):
+            where = tuple(dict.fromkeys((*addresses, *share.initial_peers)))
+            changes: dict[str, Any] = {"initial_peers": where, "run_digest": digest}
+            if needs:
+                changes["invite"] = line
+            self._begin(number, share.model_copy(update=changes))
+
+    def _tell_them_of_each_other(self) -> None:
+        """A file in each home: which peers are of this machine."""
+        if len(self._daemons) < len(self._shares):
+            return
+        found = [ask_daemon(daemon.root, "status") or {} for daemon in self._daemons]
+        known = {facts["peer_id"] for facts in found if facts.get("peer_id")}
+        told = msgspec.json.encode(sorted(known))
+        if told != self._told and len(known) > 1:
+            self._told = told
+            for daemon in self._daemons:
+                if daemon.root.exists():
+                    disk.write_whole(daemon.root / BESIDE_FILE, told)
+
+    def _pass_lines(self, lines: IO[bytes], to: IO[str], label: str) -> None:
+        """`label`: before each line that people read."""
+        before = f"[{label}] " if label and self._settings.log == "human" else ""
+        for line in lines:
+            to.write(before + line.decode(errors="replace"))
+            to.flush()
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._signals.append(number)
+
+    def _pass_signals_on(self) -> None:
+        while self._signals:
+            number = self._signals.pop(0)
+            for daemon in self._daemons:
+                if daemon.process.poll() is None:
+                    daemon.process.send_signal(number)
+            self._shares = self._shares[: len(self._daemons)]  # no other is begun any more
+
+    def _leave_when_stdin_closes(self) -> None:
+        while os.read(sys.stdin.fileno(), 4096):
+            pass
+        self._signals.append(signal.SIGTERM)
+
+    def _end(self) -> None:
+        for daemon in self._daemons:
+            if daemon.process.stdin is not None:
+                daemon.process.stdin.close()
+            daemon.process.wait()
+            for reader in daemon.readers:
+                reader.join()
+            (daemon.root / BESIDE_FILE).unlink(missing_ok=True)
+
+
+def _is_let_in(settings: Settings, run_digest: str) -> bool:
+    """Its user has given a line, or it came by one before."""
+    remembers = (Home(settings.home).root / "runs" / run_digest[:16]).exists()
+    return bool(settings.invite) or remembers
+
+
+def _line_of(root: Path) -> str:
+    """What a daemon's own `p2p-dtfm invite` would print; empty while it can tell none."""
+    asked = urlencode({"seconds": INVITED_S, "may_invite": 0})
+    made = ask_daemon(root, f"invite?{asked}", "POST")
+    return str(made["line"]) if made and made.get("line") else ""

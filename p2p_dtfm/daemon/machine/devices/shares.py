@@ -1,0 +1,115 @@
+"""Which devices a setting names, and what the daemon of each is told: what its user lets the whole
+machine use is divided among them."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.daemon.machine.home import DEVICES
+from p2p_dtfm.daemon.machine.settings import PREFIX, Settings
+
+ALL = "all"
+DEVICES_LIMIT = 64
+ONE_DEVICE = r"cpu|cuda:\d+|emulated:.+"
+FREE_SHARE = 0.8
+"""Of free memory, for all daemons on the processor together, as for one."""
+NAME_LIMIT = 24
+PORTS_OF_EACH = 2
+"""The one that is listened on, and direct lines at the one above it."""
+_LIST_DEVICES = """
+import torch
+print(*(f"cuda:{number}" for number in range(torch.cuda.device_count())))
+"""
+
+
+def is_several(device: str) -> bool:
+    """Whether this setting names more than a daemon computes with."""
+    return device.strip().lower() == ALL or "," in device
+
+
+def devices_of(setting: str) -> tuple[str, ...]:
+    """ "all": every accelerator, or the processor where there is none. Else as listed; the
+    processor may be listed repeatedly. Raises `UserError`."""
+    if setting.strip().lower() == ALL:
+        listed = subprocess.run(
+            [sys.executable, "-c", _LIST_DEVICES], capture_output=True, text=True, check=False
+        )  # in another process: torch would stay in this one
+        return tuple(listed.stdout.split()) or ("cpu",)
+    devices = tuple(each.strip().lower() for each in setting.split(","))
+    fix = 'separate devices by commas, as in "cuda:0,cuda:1", or use "all"'
+    wrong = [each for each in devices if not re.fullmatch(ONE_DEVICE, each)]
+    if wrong or len(devices) > DEVICES_LIMIT:
+        raise UserError(f"{setting!r} is no list of devices", fix)
+    twice = {each for each in devices if each.startswith("cuda") and devices.count(each) > 1}
+    if twice:
+        raise UserError(f"{sorted(twice)[0]} is listed twice, and has one daemon", fix)
+    return devices
+
+
+def shares_of(settings: Settings, devices: Sequence[str], free_bytes: int) -> list[Settings]:
+    """What each daemon is told. `free_bytes`: of the machine's memory."""
+    processors = devices.count("cpu")
+    shares = []
+    for number, device in enumerate(devices):
+        count = len(devices)
+        changes: dict[str, Any] = {"device": device, "until_stdin_closes": True}
+        changes["threads"] = max(1, settings.compute_threads // count)
+        for limit in ("resident_gib", "uplink_mbps", "downlink_mbps", "disk_gib"):
+            changes[limit] = getattr(settings, limit) / count
+        if device == "cpu" and processors > 1:
+            whole_gib = settings.memory_gib or FREE_SHARE * free_bytes / (1 << 30)
+            changes["memory_gib"] = whole_gib / processors
+        changes |= _as_first(settings, count) if number == 0 else _as_another(settings, number)
+        shares.append(settings.model_copy(update=changes))
+    return shares
+
+
+def _as_first(settings: Settings, count: int) -> dict[str, Any]:
+    """A founder waits for those of its own machine, if for nobody else."""
+    return {"expect_peers": max(settings.expect_peers, count)}
+
+
+def _as_another(settings: Settings, number: int) -> dict[str, Any]:
+    name = f"{settings.name}-{number + 1}" if settings.name else ""
+    changes: dict[str, Any] = {
+        "home": settings.home / DEVICES / str(number + 1),
+        "name": name if len(name) <= NAME_LIMIT else "",
+        "run": "",
+        "new": False,
+        "public_status": 0,
+        "expect_peers": 1,
+        "listen": tuple(_port_beside(address, number) for address in settings.listen),
+        "announce": tuple(_port_beside(address, number) for address in settings.announce),
+    }
+    if isinstance(settings.dashboard, int):
+        changes["dashboard"] = "auto"
+    if settings.tensorboard is not None:
+        changes["tensorboard"] = settings.tensorboard / f"device-{number + 1}"
+    return changes
+
+
+def _port_beside(address: str, number: int) -> str:
+    """Two ports further for each device, where the port is a given one."""
+
+    def further(found: re.Match[str]) -> str:
+        port = int(found[1])
+        return f"/tcp/{port + PORTS_OF_EACH * number if port else 0}"
+
+    return re.sub(r"/tcp/(\d+)", further, address, count=1)
+
+
+def environment_of(settings: Settings) -> dict[str, str]:
+    """This process's, with the settings in it: what is typed may be seen by all users of a machine,
+    and an invitation is a secret."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
+    values = settings.model_dump(mode="json")
+    for name, field in Settings.model_fields.items():
+        value = values[name]
+        if getattr(settings, name) == field.get_default(call_default_factory=True):
+            continue
+        kept[PREFIX + name.upper()] = " ".join(value) if isinstance(value, list) else str(value)
+    return kept

@@ -1,0 +1,74 @@
+"""What each daemon is told, where one command begins several."""
+
+from pathlib import Path
+
+import pytest
+
+from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.daemon.machine.devices.shares import (
+    devices_of,
+    environment_of,
+    is_several,
+    shares_of,
+)
+from p2p_dtfm.daemon.machine.settings import Settings, resolve
+
+GIB = 1 << 30
+
+
+def told(**settings: object) -> Settings:
+    return Settings.model_validate({"home": Path("/h"), **settings})
+
+
+def test_one_device_is_not_several() -> None:
+    assert not any(is_several(one) for one in ("auto", "cpu", "cuda:1", "emulated:1e12"))
+    assert is_several("all") and is_several(" ALL ") and is_several("cpu,cpu")
+
+
+def test_a_list_is_taken_as_it_is_written() -> None:
+    assert devices_of("cuda:0, CUDA:1,cpu") == ("cuda:0", "cuda:1", "cpu")
+    assert devices_of("cpu,cpu") == ("cpu", "cpu")
+
+
+@pytest.mark.parametrize("wrong", ["cpu,", "cpu,all", "auto,cpu", "cuda,cpu", "cuda:0,cuda:0"])
+def test_what_names_no_devices_is_refused_with_what_would(wrong: str) -> None:
+    with pytest.raises(UserError) as refused:
+        devices_of(wrong)
+    assert "cuda:0,cuda:1" in refused.value.fixes[0]
+
+
+def test_what_the_machine_may_use_is_divided() -> None:
+    settings = told(
+        threads=6, uplink_mbps=30, disk_gib=9, memory_gib=8, run="tiny", name="shed",
+        listen=("/ip4/0.0.0.0/tcp/4001",),
+    )  # fmt: skip
+    first, second, third = shares_of(settings, ("cuda:0", "cpu", "cpu"), 100 * GIB)
+    for share in (first, second, third):
+        assert (share.threads, share.uplink_mbps, share.disk_gib) == (2, 10, 3)
+        assert share.until_stdin_closes
+    assert [share.memory_gib for share in (first, second, third)] == [8, 4, 4]
+    assert [share.device for share in (first, second, third)] == ["cuda:0", "cpu", "cpu"]
+    assert [share.run for share in (first, second, third)] == ["tiny", "", ""]
+    assert [share.name for share in (first, second, third)] == ["shed", "shed-2", "shed-3"]
+    assert [str(share.home) for share in (first, second)] == ["/h", "/h/devices/2"]
+    assert [share.listen[0][-4:] for share in (first, second, third)] == ["4001", "4003", "4005"]
+    assert (first.expect_peers, second.expect_peers) == (3, 1)
+
+
+def test_two_on_the_processor_take_together_what_one_would() -> None:
+    shares = shares_of(told(), ("cpu", "cpu"), 10 * GIB)
+    assert [share.memory_gib for share in shares] == [4.0, 4.0]
+    assert [share.listen for share in shares] == [("/ip4/0.0.0.0/tcp/0",)] * 2
+
+
+def test_a_daemon_reads_what_it_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("P2P_DTFM_DEVICE", "cpu,cpu")
+    monkeypatch.setenv("P2P_DTFM_THREADS", "7")
+    settings = told(nearby=False, listen=("/ip4/1.2.3.4/tcp/1", "/ip4/1.2.3.4/tcp/3"), device="cpu")
+    share = settings.model_copy(update={"until_stdin_closes": True, "memory_gib": 1.5})
+    environment = environment_of(share)
+    assert environment["P2P_DTFM_DEVICE"] == "cpu" and "P2P_DTFM_THREADS" not in environment
+    monkeypatch.delenv("P2P_DTFM_THREADS")
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert resolve(None, {}).settings == share

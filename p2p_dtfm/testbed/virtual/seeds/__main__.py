@@ -2,13 +2,14 @@
 
 `python -m p2p_dtfm.testbed.virtual.seeds --seeds 0-99 [--story] [--shrink] [--coverage]`
 
-What is done to whom the seed draws: `seeds.faults` has the kinds. Then all is mended, and these
+What is done to whom the seed draws: `seeds.faults` has the kinds; from seed 100000 on they are
+storms: eight machines, and nothing but kills, one upon the other. Then all is mended, and these
 must hold: each daemon comes to the end of the run within a bound; loss, gradient norm and held-out
 loss of each step are those of a single process on the same data, at all that have seen it; so are
 the layers that are saved of the last step; each step was seen; what a peer tells to be safe is not
-computed again, where nobody was out of reach and at most one was killed; nobody has failed, and
-nothing was raised that nobody caught; nobody has more tasks or unread bytes than it may; whoever
-is asked to leaves then, and neither task nor file stays behind.
+computed again, where nobody was out of reach and at most one was killed; nobody has failed, nobody
+honest is blamed, and nothing was raised that nobody caught; nobody has more tasks or unread bytes
+than it may; whoever is asked to leaves then, and neither task nor file stays behind.
 """
 
 import argparse

@@ -151,7 +151,7 @@ def play_seed(
     """What came of it; `problem` says what does not hold. Without a reference nobody judges."""
     played = Played(schedule)
 
-    blames = _Blames()
+    blames = Blames()
 
     async def scene(swarm: Swarm) -> None:
         one = Play(swarm, run, schedule)
@@ -182,7 +182,7 @@ def _with_cause(error: BaseException) -> str:
     return f"{error}\n{''.join(traceback.format_exception(error.__cause__))}"
 
 
-class _Blames(logging.Handler):
+class Blames(logging.Handler):
     """All are honest here, so nobody may say of another what no correct peer does."""
 
     def __init__(self) -> None:

@@ -1,0 +1,42 @@
+"""In virtual time all are honest: whoever is blamed shows a fault of the daemon's."""
+
+import logging
+
+import pytest
+
+from p2p_dtfm.daemon.node.network import DISCONNECTED
+from p2p_dtfm.daemon.node.participant import BLAMED
+from p2p_dtfm.testbed.virtual.seeds.faults import STORM_OF, STORMS, draw
+from p2p_dtfm.testbed.virtual.seeds.judge import Broken
+from p2p_dtfm.testbed.virtual.seeds.playing import Blames
+
+log = logging.getLogger("p2p_dtfm.somewhere")
+
+
+@pytest.mark.parametrize("words", [BLAMED, DISCONNECTED])
+def test_a_blame_is_heard_whatever_else_is_logged(words: str) -> None:
+    blames = Blames()
+    with blames.heard():
+        log.warning("something else of %s: %s", "x", "y")
+        blames.require_none()
+        log.warning(words, "x", "a gradient that is not due")
+    with pytest.raises(Broken, match="gradient that is not due"):
+        blames.require_none()
+
+
+def test_afterwards_the_log_is_as_it_was() -> None:
+    top = logging.getLogger("p2p_dtfm")
+    before = (top.level, top.propagate, list(top.handlers))
+    with Blames().heard():
+        assert not top.propagate
+    assert (top.level, top.propagate, list(top.handlers)) == before
+
+
+def test_a_storm_kills_one_after_the_other_and_brings_all_back() -> None:
+    storms = [draw(seed) for seed in range(STORMS, STORMS + 20)]
+    assert draw(STORMS) == storms[0] != storms[1]
+    for storm in storms:
+        assert "".join(storm.begun) == STORM_OF and len(storm.faults) >= 6
+        assert {fault.kind for fault in storm.faults} == {"kill"}
+        assert all(0.3 <= fault.lasts_s <= 2.0 for fault in storm.faults)
+    assert {storm.is_small for storm in storms} == {True, False}

@@ -143,3 +143,22 @@ def test_a_tied_head_stays_the_embedding(stage_counts: tuple[int, ...], tmp_path
 
     losses = asyncio.run(run())
     assert max(abs(a - b) for a, b in zip(losses, expected, strict=True)) < TOLERANCE
+
+
+def test_a_tied_head_is_one_matrix_with_a_lossy_reduction_too(tmp_path: Path) -> None:
+    """Two pipelines cut differently; what the ends give each other is not encoded."""
+    torch.set_num_threads(1)
+    model = {"layers": 2, "width": 32, "heads": 2, "context": 16, "vocabulary": 256}
+    spec = run_spec(model=model | {"tied_head": True}, codecs={"reduction": "int8"})
+
+    async def run() -> None:
+        async with engine_peers(5, tmp_path, spec) as peers:
+            plan = even_plan([peer.host.peer_id for peer in peers], (2, 3), spec)
+            await train(peers, plan, spec)
+            states = [peer.engine.states for peer in peers]
+            copies = [held[0].parameters[: 256 * 32] for held in states if 0 in held]
+            copies += [held[3].parameters[-256 * 32 :] for held in states if 3 in held]
+            assert len(copies) == 4
+            assert all(torch.equal(copy, copies[0]) for copy in copies)
+
+    asyncio.run(run())

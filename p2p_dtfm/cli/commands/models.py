@@ -220,8 +220,8 @@ def import_model(
         bool,
         typer.Option(
             "--untie",
-            help="Give a head that is the token embedding a matrix of its own, so that peers can "
-            "hold parts of the model.",
+            help="Give a head that is the token embedding a matrix of its own: another "
+            "model, whose ends exchange nothing.",
         ),
     ] = False,
     lora_rank: Annotated[

@@ -105,7 +105,7 @@ class ModelSpec(Section):
     query_key_norm: bool = Field(default=False, description="of each head's queries and keys")
     tied_head: bool = Field(
         default=False,
-        description="the head is the token embedding: whoever trains holds the whole model",
+        description="the head is the token embedding: both ends keep a copy, equal bit for bit",
     )
 
     @model_validator(mode="after")

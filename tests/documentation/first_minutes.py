@@ -3,8 +3,7 @@
     python -m tests.documentation.first_minutes --out docs/first-five-minutes.md
 
 clones this repository into a new directory, with an empty home, types README's commands into a
-terminal of its own, and writes a page. It installs everything anew, over the network. A test types
-the same, but for the clone and the installation.
+terminal of its own, and writes a page. It installs everything anew, over the network.
 """
 
 import argparse
@@ -71,7 +70,7 @@ def introduction() -> str:
         "`tests/documentation/first_minutes.py` wrote this page on",
         f"{datetime.date.today().isoformat()}, on a machine with {cores} processor cores and",
         f"{gib:.0f} GiB of memory ({system}), whose load average was {os.getloadavg()[0]:.1f} when",
-        "it began. A test types the same every night, but for the clone and the installation.",
+        "it began.",
     )
     return "\n".join(lines)
 

@@ -102,7 +102,7 @@ def test_limits_hold_and_a_pause_frees_memory_while_the_others_train_on(
     limit_bytes = 100 * MIB  # a checkpoint has 22
     limits = ["--threads", "1", "--disk-gib", str(limit_bytes / (1 << 30))]
     with LocalSwarm(tmp_path) as swarm:
-        # of no port that another daemon here would choose while this one starts as a smaller process
+        # one that no other daemon would choose while this one starts as a smaller process
         own_port = ["--dashboard", str(free_port())]
         founder, address = swarm.found(["--run", str(spec), *limits, *own_port])
         process = psutil.Process(founder.process.pid)

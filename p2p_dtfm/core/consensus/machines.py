@@ -64,7 +64,7 @@ def machines_of(state: AgreementState) -> Machines:
         tidings_reception=TidingsReception(state, telling, syncing, activity),
         spread_reception=SpreadReception(state, reception, gathering, spreading),
         activity=activity,
-        meeting=Meeting(state, activity, outsiders),
+        meeting=Meeting(state, activity, outsiders, suspicion),
         opening=opening,
         requests=Requests(state, suspicion, opening, outsiders),
     )

@@ -18,6 +18,7 @@ from p2p_dtfm.core.consensus.agreement_state import AgreementState
 from p2p_dtfm.core.consensus.overlay.grid import hosts_of
 from p2p_dtfm.core.consensus.parts.activity import Activity
 from p2p_dtfm.core.consensus.parts.outsiders import Outsiders
+from p2p_dtfm.core.consensus.parts.suspicion import Suspicion
 from p2p_dtfm.core.consensus.views.reminders import reminded_of
 from p2p_dtfm.core.consensus.views.view_precedence import Side, outranks, own_side, side_of
 from p2p_dtfm.core.messages.agreement_messages import KnownView, Reminder, Standing
@@ -41,10 +42,17 @@ the others do not know of it."""
 class Meeting:
     """Nobody gives up its view on a word that is not signed and proven."""
 
-    def __init__(self, state: AgreementState, activity: Activity, outsiders: Outsiders) -> None:
+    def __init__(
+        self,
+        state: AgreementState,
+        activity: Activity,
+        outsiders: Outsiders,
+        suspicion: Suspicion,
+    ) -> None:
         self._state = state
         self._activity = activity
         self._outsiders = outsiders
+        self._suspicion = suspicion
 
     def receive_as_member(self, message: Standing, now_ns: int) -> Verdict:
         """By who is in a view: where another one counts more, this peer goes over to it."""
@@ -172,12 +180,18 @@ class Meeting:
         if message.sender not in went:
             return refused("its sender has not signed that view")
         if 2 * len(went) < len(view.members):
-            # the others notice alike that these are silent, and go on without them
-            return refused("less than half of the members went there")
+            return self._go_on_without(message, "less than half of the members went there", now_ns)
         if 2 * len(went) == len(view.members) and not self._half_counts(view, message):
-            return refused("half of the members went there, and theirs counts no more")
+            reason = "half of the members went there, and theirs counts no more"
+            return self._go_on_without(message, reason, now_ns)
         reason = f"view {message.view} has succeeded {view.id} without this peer"
         return Verdict(self._outsiders.rejoin(reason), reason)
+
+    def _go_on_without(self, message: Standing, reason: str, now_ns: int) -> Verdict:
+        """Whoever has gone is not lost by its silence: where it holds no stage nothing waits for it,
+        and it is heard from, as it says again and again where it is."""
+        gone = f"it is in view {message.view}, without this peer"
+        return Verdict(self._suspicion.holds_up(message.sender.peer_id, gone, now_ns), reason)
 
     def _half_counts(self, view: View, message: Standing) -> bool:
         common = self._state.others.views.find(view.id)

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import errno
+import os
 import socket
 from collections.abc import Iterable
 
@@ -44,6 +45,10 @@ class Server:
             await asyncio.sleep(0.01)
         if self._task.done():
             await self._task
+
+    def duplicate(self) -> int:
+        """A descriptor that listens on after this server has closed; its taker closes it."""
+        return os.dup(self._listener.fileno())
 
     async def close(self) -> None:
         if self._task is None:

@@ -1,6 +1,6 @@
-"""A member without a stage finds all its lines broken at once, and makes a view of its own before it
-has said anything. Nothing waits for it, and it is heard again before it is missed: the others must
-still find that it has gone."""
+"""A member without a stage finds all its lines broken at once, and makes a view of its own before
+it has said anything. Nothing waits for it, and it is heard again before it is missed: the others
+must still find that it has gone."""
 
 from dataclasses import replace
 

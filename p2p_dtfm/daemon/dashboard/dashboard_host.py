@@ -6,6 +6,7 @@ It stays while daemons come and go: an open page outlives a pause, and can end i
 import contextlib
 import os
 import secrets
+import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -57,20 +58,29 @@ class DashboardHost:
         """What is shown now."""
         return self._state()
 
-    async def start(self, port: int | str, home: Path, before: int | None = None) -> None:
+    async def start(
+        self,
+        port: int | str,
+        home: Path,
+        before: int | None = None,
+        listener: int | None = None,
+    ) -> None:
         """`port` is a number, "auto" or "off". What has been started stays as it is. `before`: with
-        "auto", the one that open pages know, if it is still free.
+        "auto", the one that open pages know, if it is still free. `listener`: of `hand_over`.
 
         Raises `UserError` if the port is taken.
         """
         if port == "off" or self._server is not None:
             return
         self._token = stored_token(home / "dashboard.token")
-        listener = loopback_listener(None if port == "auto" else int(port), before)
+        if listener is not None:
+            listens = socket.socket(fileno=listener)
+        else:
+            listens = loopback_listener(None if port == "auto" else int(port), before)
         self._dashboard = Dashboard(self.state, lambda: self._actions, self._token)
-        self._server = Server(self._dashboard.app, listener)
+        self._server = Server(self._dashboard.app, listens)
         await self._server.start()
-        self.address = f"http://127.0.0.1:{listener.getsockname()[1]}/"
+        self.address = f"http://127.0.0.1:{listens.getsockname()[1]}/"
         self._page = home / "dashboard.html"
         private_file(self._page, PAGE.format(f"{self.address}#token={self._token}"))
 
@@ -85,6 +95,11 @@ class DashboardHost:
     def port(self) -> int | None:
         """What it listens on."""
         return urlsplit(self.address).port if self.address else None
+
+    def hand_over(self) -> int | None:
+        """A descriptor for the program that takes this one's place: nobody else can take the port
+        in between, and a page that asks then waits for its answer instead of being refused."""
+        return self._server.duplicate() if self._server is not None else None
 
     def invitation(self) -> dict[str, str | None]:
         """For the user of this home alone: the address, and the one that may also act."""

@@ -32,6 +32,8 @@ class Away(msgspec.Struct, frozen=True):
     shown: DashboardState
     port: int | None
     """The dashboard's: open pages find it again."""
+    listener: int | None = None
+    """A descriptor that listens there all the time."""
     until_s: float | None = None
     """When the pause ends by itself, by the clock on the wall."""
 
@@ -49,6 +51,8 @@ class StepAside(Exception):
             file.write(msgspec.json.encode(self.away))
             file.flush()
             os.set_inheritable(file.fileno(), True)
+            if self.away.listener is not None:
+                os.set_inheritable(self.away.listener, True)
             sys.stdout.flush()
             sys.stderr.flush()
             os.execv(sys.executable, _command(file.fileno(), str(self.away.settings["home"])))

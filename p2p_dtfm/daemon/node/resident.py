@@ -136,6 +136,7 @@ class Resident:
                     status=self._last,
                     shown=self._shown_while_away(),
                     port=self._dashboard.port,
+                    listener=self._dashboard.hand_over(),
                     until_s=until_s,
                 )
             )
@@ -215,9 +216,9 @@ class Resident:
             asyncio.get_running_loop().add_signal_handler(number, decide, False)
         if self._settings.until_stdin_closes:
             when_stdin_closes(lambda: decide(False))
-        port = self._away.port if self._away is not None else None
+        left = (self._away.port, self._away.listener) if self._away is not None else (None, None)
         try:
-            await self._dashboard.start(self._settings.dashboard, home.root, port)
+            await self._dashboard.start(self._settings.dashboard, home.root, *left)
             await self._dashboard.start_public(self._settings.public_status)
             await api.start()
             while not going_on.done():

@@ -188,8 +188,8 @@ class Meeting:
         return Verdict(self._outsiders.rejoin(reason), reason)
 
     def _go_on_without(self, message: Standing, reason: str, now_ns: int) -> Verdict:
-        """Whoever has gone is not lost by its silence: where it holds no stage nothing waits for it,
-        and it is heard from, as it says again and again where it is."""
+        """Silence does not show that it has gone: where it holds no stage nothing waits for it, and
+        it is heard from, as it says again and again where it is."""
         gone = f"it is in view {message.view}, without this peer"
         return Verdict(self._suspicion.holds_up(message.sender.peer_id, gone, now_ns), reason)
 

@@ -40,7 +40,7 @@ def main() -> None:
         trace,
     )
     from p2p_dtfm.cli.commands.here import service  # noqa: F401
-    from p2p_dtfm.cli.commands.offline import compare, inspect, reproduce  # noqa: F401
+    from p2p_dtfm.cli.commands.offline import compare, inspect, reproduce, verify  # noqa: F401
     from p2p_dtfm.cli.commands.simulate import simulate
     from p2p_dtfm.cli.terminal.plain import harmless_lines
     from p2p_dtfm.core.protocol.errors import UserError

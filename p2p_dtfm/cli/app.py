@@ -133,6 +133,9 @@ def run(
         bool | None,
         typer.Option("--samples/--no-samples", help="Whether the model writes text as it learns."),
     ] = None,
+    transcript_mib: Annotated[
+        int | None, typer.Option(help="Most MiB of the run's transcript; 0: none is kept.")
+    ] = None,
     ids: Annotated[
         bool | None, typer.Option("--ids", help="Peers in the log by their ids, not their names.")
     ] = None,

@@ -144,6 +144,12 @@ class Settings(BaseModel):
         description="have the model write a little text at each held-out evaluation, in at most a "
         "hundredth of the time",
     )
+    transcript_mib: int = Field(
+        default=64,
+        ge=0,
+        le=65536,
+        description="most MiB of a run's transcript, which p2p-dtfm verify reads; 0: none",
+    )
     ids: bool = Field(
         default=False, description="peers in the human log by their ids, not their names"
     )

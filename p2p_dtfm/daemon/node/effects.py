@@ -103,6 +103,7 @@ class Effects:
         participant.views = [*participant.views, entry][-HISTORY_LIMIT:]
         participant.events.write("view", **entry, **membership.recovery_marks.take())
         life.spawn(membership.acquaintances.remember(view))
+        participant.transcript.took_over(view, step)
         observer.view_took_over(membership.run.spec, view, step)
         self._write_history()
         log.info("view %s from step %d on", view.id, step)

@@ -30,6 +30,7 @@ from p2p_dtfm.daemon.node.membership import Membership
 from p2p_dtfm.daemon.peers.held_back import HeldBack
 from p2p_dtfm.daemon.peers.run_source import fetch_blob
 from p2p_dtfm.daemon.peers.wire import CheckpointFiles
+from p2p_dtfm.daemon.proof.transcript_file import transcript_in
 from p2p_dtfm.daemon.state_transfer.checkpoints import Checkpoints
 from p2p_dtfm.daemon.state_transfer.donor import Donor
 from p2p_dtfm.daemon.state_transfer.initial_states import InitialStates
@@ -88,6 +89,7 @@ class Participant:
         for leftover in run.blobs.root.glob(".*"):
             leftover.unlink(missing_ok=True)
         self.events = EventLog(directory / FILE_NAME, local.status.troubles)
+        self.transcript = transcript_in(directory, run.spec, local.settings.transcript_mib)
         self.views: list[dict[str, Any]] = []
         """What the history keeps of each."""
         self.offers = Offers(directory / "offers")
@@ -318,6 +320,7 @@ class Participant:
         self.device_pace.committed(self.local.compute.busy_ns)
         ledger = self._agreement.ledger
         if ledger is not None:
+            self.transcript.committed(ledger.last_commit)
             self.checkpoints.committed(outcome.step, agreed_states(ledger.last_commit))
         self._later(self._agreement.committed(outcome, now.monotonic_ns()))
 
@@ -412,13 +415,8 @@ class Participant:
             self.samples.evaluated(outcome.step, held_out)
         text = "" if held_out is None else f", held-out loss {held_out:.4f}"
         if outcome.loss is not None:
-            log.log(
-                logging.INFO if held_out is not None else logging.DEBUG,
-                "step %d: loss %.4f%s",
-                outcome.step,
-                outcome.loss,
-                text,
-            )
+            level = logging.INFO if held_out is not None else logging.DEBUG
+            log.log(level, "step %d: loss %.4f%s", outcome.step, outcome.loss, text)
 
     # tensors -------------------------------------------------------------------------------------
 

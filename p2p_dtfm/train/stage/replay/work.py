@@ -58,7 +58,7 @@ class Edge(NamedTuple):
         return chunk_digest(codec_of(codec, spec.codecs).encode(cast(Tensor, values)))
 
 
-class _SharedLayer:
+class SharedLayer:
     """A layer with the parameters of a state and gradients of its own."""
 
     def __init__(self, spec: RunSpec, state: LayerState) -> None:
@@ -88,7 +88,7 @@ def replay(
 
     `edge(microbatch)`: what has come into it. Raises `PeerFault` for a frame that is no tensor.
     """
-    layers = {layer: _SharedLayer(spec, state) for layer, state in sorted(states.items())}
+    layers = {layer: SharedLayer(spec, state) for layer, state in sorted(states.items())}
     runner = StageRunner(spec, cast(dict[int, LayerState], layers), recompute=True)
     needs_batch = runner.has_embedding or runner.has_head or spec.data.masks_documents
     before = torch.get_num_threads()

@@ -1,0 +1,204 @@
+"""`p2p-dtfm verify TRANSCRIPT`: what a run says of itself, checked by who was not there."""
+
+import json
+import random
+import secrets
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from p2p_dtfm.cli.app import JsonOption, app
+from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.core.protocol.facts.in_words import counted
+
+if TYPE_CHECKING:
+    from p2p_dtfm.core.transcript.checking import Checker
+    from p2p_dtfm.daemon.proof.sample_again import Judged, Work
+
+REFUSED = 1
+SAMPLE_FIX = "give a share such as 1% or 0.01, or 0 to check signatures only"
+
+
+@app.command()
+def verify(
+    transcript: Annotated[
+        Path, typer.Argument(help="A transcript, or the home of a daemon that kept one.")
+    ],
+    sample: Annotated[
+        str, typer.Option(help="The share of all stage-steps that is computed again, as 1%.")
+    ] = "1%",
+    seed: Annotated[
+        int | None, typer.Option(help="Draw the same ones again; else nobody knows which.")
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Directory of the run's data; else beside the transcript.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Check a run's transcript: who agreed, who did how much, and whether it was done.
+
+    Ends with 0 if all holds, with 1 if something in it is not so, with 2 if it cannot be read.
+    """
+    from p2p_dtfm.core.transcript.checking import NotTrue
+
+    share = _share(sample)
+    path = _found(transcript)
+    seed = secrets.randbits(64) if seed is None else seed
+    told: dict[str, Any] = {"transcript": str(path), "holds": True, "seed": seed}
+    try:
+        checker = _checked(path, told)
+        judged, works = _computed_again(checker, path, data, share, seed, told)
+    except NotTrue as found:
+        told |= {"holds": False, "refused": found.reason, "step": found.step}
+        told |= {"signed_by": found.peer_id}
+        _tell_refusal(told, as_json)
+        raise typer.Exit(REFUSED) from None
+    if as_json:
+        typer.echo(json.dumps(told))
+    else:
+        _tell(checker, judged, works, told)
+
+
+def _share(text: str) -> float:
+    """Raises `UserError`."""
+    try:
+        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share <= 1:
+        raise UserError(f"--sample {text} is no share of a whole", SAMPLE_FIX)
+    return share
+
+
+def _found(place: Path) -> Path:
+    """Raises `UserError`."""
+    from p2p_dtfm.daemon.proof.transcript_file import FILE_NAME
+
+    if place.is_file():
+        return place
+    if (place / FILE_NAME).is_file():
+        return place / FILE_NAME
+    found = list(place.glob(f"runs/*/{FILE_NAME}"))
+    if not found:
+        raise UserError(
+            f"{place} is no transcript, and no home that has one",
+            f"name a daemon's home, or {FILE_NAME} in the directory of a run under its runs",
+        )
+    return max(found, key=lambda path: path.stat().st_mtime)
+
+
+def _checked(path: Path, told: dict[str, Any]) -> "Checker":
+    """Signatures, certificates, and the chain of steps. Raises `NotTrue` and `UserError`."""
+    from p2p_dtfm.core.transcript.checking import Checker, NotTrue
+    from p2p_dtfm.daemon.proof.transcript_file import Lines
+    from p2p_dtfm.net.contacts.identity import verify as is_signed
+
+    lines, checker = Lines(path), Checker(is_signed)
+    for entry in lines.entries():
+        checker.take(entry)
+    if checker.spec is None:
+        raise UserError(
+            f"{path} is no transcript: none of its lines is one",
+            "name a file that a daemon has written: runs/*/transcript.txt in its home",
+        )
+    spec, tallies = checker.spec, checker.tallies()
+    trained = [step for step in checker.steps.values() if step.outcome.loss is not None]
+    layers = trained[0].view.snapshot.workload.layer_count if trained else 0
+    due = len(trained) * spec.tokens_per_step * layers
+    if sum(tally.token_layers for tally in tallies.values()) != due:
+        raise NotTrue("what its peers did does not add up to what the run is of")
+    told |= {
+        "run": spec.digest(),
+        "name": spec.name,
+        "views": len(checker.views),
+        "steps": len(trained),
+        "tokens": len(trained) * spec.tokens_per_step,
+        "missing": checker.gaps,
+        "repeated": checker.repeated,
+        "damaged_lines": lines.damaged,
+        "tallies": msgspec.to_builtins(tallies),
+    }
+    return checker
+
+
+def _computed_again(
+    checker: "Checker",
+    path: Path,
+    data: Path | None,
+    share: float,
+    seed: int,
+    told: dict[str, Any],
+) -> "tuple[Judged, list[Work]]":
+    """Raises `NotTrue` and `UserError`."""
+    from p2p_dtfm.daemon.proof.from_disk import sample_of
+    from p2p_dtfm.daemon.proof.sample_again import Judged, drawn, works_of
+
+    works = works_of(checker)
+    chosen = drawn(works, share, random.Random(seed).randrange)
+    judged = Judged()
+    if chosen:
+        told["drawn"] = chosen
+        judged = sample_of(checker, path.parent, data, _progress()).judge(chosen)
+    told |= {
+        "stage_steps": len(works),
+        "judged": judged.works,
+        "steps_computed": judged.steps,
+        "unjudged": judged.unjudged,
+    }
+    return judged, chosen
+
+
+def _progress() -> Callable[[int, int], None]:
+    """On a terminal, one line that changes."""
+    if not sys.stderr.isatty():
+        return lambda step, last: None
+    return lambda step, last: print(f"\rcomputes step {step} ...", end="", file=sys.stderr)
+
+
+def _tell_refusal(told: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(told))
+        return
+    where = "" if told["step"] is None else f"step {told['step']}: "
+    typer.echo(f"REFUSED: {where}{told['refused']}")
+    if told["signed_by"]:
+        typer.echo(f"It stands under the signature of {told['signed_by']}.")
+
+
+def _tell(checker: "Checker", judged: "Judged", chosen: "list[Work]", told: dict[str, Any]) -> None:
+    console = Console()
+    spec, steps = checker.spec, told["steps"]
+    assert spec is not None, "it was checked"
+    views = counted(told["views"], "view")
+    typer.echo(
+        f"{spec.name} ({spec.digest()[:12]}): {counted(steps, 'step')}, {told['tokens']:,} tokens, "
+        f"{views}; every view and every step is signed by all who made it."
+    )
+    for first, end in told["missing"]:
+        typer.echo(f"Steps {first} to {end - 1} are not in it: its writer was not there.")
+    if told["damaged_lines"]:
+        typer.echo(f"{counted(told['damaged_lines'], 'line')} could not be read.")
+    table = Table("peer", "steps", "of the tokens", "audits", "guarded")
+    total = sum(tally["token_layers"] for tally in told["tallies"].values()) or 1
+    for peer, tally in told["tallies"].items():
+        part = f"{100 * tally['token_layers'] / total:.1f}%"
+        row = (peer, f"{tally['stage_steps']:,}", part, str(tally["audits"]))
+        table.add_row(*map(Text, (*row, f"{tally['guarded_layers']:,}")))
+    console.print(table)
+    for reason, count in judged.unjudged.items():
+        typer.echo(f"{counted(count, 'stage-step')} could not be judged here: {reason}.")
+    if judged.works:
+        drawn = counted(len(chosen), "stage-step")
+        typer.echo(
+            f"Computed again: {drawn} of {told['stage_steps']:,} drawn, and what lay on the way, "
+            f"{judged.works:,} in all: each is what was signed, bit for bit."
+        )
+    elif not judged.unjudged:
+        typer.echo("Nothing was computed again.")

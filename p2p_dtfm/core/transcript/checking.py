@@ -1,0 +1,180 @@
+"""Reads a transcript and believes nothing of it that is not signed.
+
+What holds afterwards: each view is what all who made it have signed, each step committed by what
+all its stage-holders have signed, from the lineage to which the step before led. It does not show
+that anybody has computed what it says: that is for whoever computes a sample of it again.
+"""
+
+from typing import NamedTuple
+
+from p2p_dtfm.core.commit.ledger import Ledger
+from p2p_dtfm.core.commit.step_terms import StepTerms, terms_of
+from p2p_dtfm.core.messages.prepared import Prepared, Statement, StepOutcome, open_prepared
+from p2p_dtfm.core.messages.statements import signers
+from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.core.protocol.lineage import GENESIS_LINEAGE, extend
+from p2p_dtfm.core.protocol.plan import Plan
+from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.core.protocol.signed import Signed, Verify
+from p2p_dtfm.core.protocol.snapshot import ViewId
+from p2p_dtfm.core.recovery.loss_counts import loss_counts
+from p2p_dtfm.core.recovery.view import View
+from p2p_dtfm.core.transcript.entries import FORMAT, Began, Committed, Entry, TookOver
+from p2p_dtfm.core.transcript.tallies import Tally, added, of_step
+
+VIEWS_LIMIT = 1 << 16
+
+
+class NotTrue(Exception):
+    """A transcript says what cannot be, or what is not so."""
+
+    def __init__(self, reason: str, step: int | None = None, peer_id: str = "") -> None:
+        """`peer_id`: whose signature stands under it, if it is one peer's."""
+        self.reason = reason
+        self.step = step
+        self.peer_id = peer_id
+        super().__init__(reason)
+
+
+class Step(NamedTuple):
+    """A step of the lineage that stayed."""
+
+    view: View
+    said: dict[str, Prepared]
+    """By stage-holder."""
+    outcome: StepOutcome
+
+
+class Checker:
+    """`take` each entry in order. Afterwards `steps` holds what stayed."""
+
+    def __init__(self, verify: Verify) -> None:
+        self._verify = verify
+        self.spec: RunSpec | None = None
+        self.steps: dict[int, Step] = {}
+        """Of the lineage that stayed, by number. Some may be missing: see `gaps`."""
+        self.views: list[ViewId] = []
+        self.repeated = 0
+        """Committed steps that a later view has given up."""
+        self._terms: StepTerms | None = None
+        self._view: View | None = None
+        self._ledger: Ledger | None = None
+        self._lineage: dict[int, str] = {0: GENESIS_LINEAGE}
+        """After so many steps."""
+
+    def take(self, entry: Entry) -> None:
+        """Raises `NotTrue`."""
+        if isinstance(entry, Began):
+            self._begin(entry)
+        elif self.spec is None:
+            raise NotTrue("it does not begin with its run")
+        elif isinstance(entry, TookOver):
+            self._take_over(entry, self.spec)
+        else:
+            self._commit(entry)
+
+    @property
+    def gaps(self) -> list[tuple[int, int]]:
+        """Steps that are missing, as (first, end): whoever wrote this was away, or has learnt of
+        the outcome from others after a failure."""
+        found: list[tuple[int, int]] = []
+        before = -1
+        for step in sorted(self.steps):
+            if step > before + 1:
+                found.append((before + 1, step))
+            before = step
+        return found
+
+    def tallies(self) -> dict[str, Tally]:
+        """Of all steps that trained and stayed."""
+        assert self.spec is not None, "it has begun"
+        tokens = self.spec.batch.microbatch * self.spec.model.context
+        trained = [step for number, step in sorted(self.steps.items()) if self._trains(number)]
+        return added(of_step(step.view, step.said, tokens) for step in trained)
+
+    def _trains(self, step: int) -> bool:
+        return self._terms is not None and self._terms.trains(step)
+
+    def _begin(self, entry: Began) -> None:
+        if self.spec is not None:
+            raise NotTrue("it begins twice")
+        if entry.format != FORMAT:
+            raise NotTrue(f"it is of format {entry.format}, and this version reads {FORMAT}")
+        try:
+            self.spec = RunSpec.from_canonical_bytes(entry.run_spec)
+        except (PeerFault, ValueError) as error:
+            raise NotTrue(f"its run spec is none: {error}") from error
+        self._terms = terms_of(self.spec)
+
+    def _take_over(self, entry: TookOver, spec: RunSpec) -> None:
+        view = View(entry.snapshot, entry.plan, entry.certificate)
+        name = f"view {view.id.number}"
+        if entry.snapshot.run_digest != spec.digest():
+            raise NotTrue(f"{name} is of another run")
+        if len(self.views) >= VIEWS_LIMIT:
+            raise NotTrue(f"more than {VIEWS_LIMIT} views")
+        self._check_certificate(entry, view, name)
+        if view.id not in self.views:
+            self.views.append(view.id)
+        self._give_up_from(entry.step)
+        self._view, self._ledger = view, None
+        if isinstance(view.plan, Plan):
+            counts = loss_counts(view.plan)
+            # the first step may be what is left of one that failed: whose losses count there is
+            # the others' knowledge at that time
+            self._ledger = Ledger(view.id, view.plan, entry.step, self._terms, counts, {})
+
+    def _check_certificate(self, entry: TookOver, view: View, name: str) -> None:
+        certificate = entry.certificate
+        if certificate.view != view.id or certificate.members != view.members:
+            raise NotTrue(f"the certificate of {name} is of another view")
+        if certificate.plan_digest != view.plan.digest():
+            raise NotTrue(f"the plan of {name} is not the one that was agreed on")
+        said = signers(certificate, self._verify)
+        missing = sorted(it.peer_id for it in set(view.snapshot.contributors) - said)
+        if missing:
+            raise NotTrue(f"{name} lacks the signature of {missing[0]}", peer_id=missing[0])
+
+    def _give_up_from(self, step: int) -> None:
+        given_up = [number for number in self.steps if number >= step]
+        self.repeated += len(given_up)
+        for number in given_up:
+            del self.steps[number]
+        self._lineage = {n: lineage for n, lineage in self._lineage.items() if n <= step}
+
+    def _commit(self, entry: Committed) -> None:
+        view, ledger = self._view, self._ledger
+        if view is None or ledger is None:
+            raise NotTrue("a step where no view with a plan is in force")
+        said = [self._opened(signed) for signed in entry.signed]
+        if not said:
+            raise NotTrue("a step that nobody has prepared", ledger.step)
+        step = said[0].prepared.step
+        if step > ledger.step:
+            ledger.skip_to(step)
+        try:
+            for statement in said:
+                ledger.record(statement)
+        except PeerFault as fault:
+            raise NotTrue(fault.cause, step, fault.peer_id or "") from fault
+        conflict, missing = ledger.conflict, ledger.missing
+        outcome = ledger.next_outcome()
+        if outcome is None or outcome.step != step:
+            reason = conflict.reason or f"no Prepared of {', '.join(missing)}"
+            raise NotTrue(reason, step)
+        self._follow(view, step, {it.prepared.peer_id: it.prepared for it in said}, outcome)
+
+    def _opened(self, signed: Signed) -> Statement:
+        try:
+            return Statement(open_prepared(signed, self._verify), signed)
+        except PeerFault as fault:
+            raise NotTrue(fault.cause, peer_id=signed.peer_id) from fault
+
+    def _follow(
+        self, view: View, step: int, said: dict[str, Prepared], outcome: StepOutcome
+    ) -> None:
+        base = next(iter(said.values())).base
+        if step in self._lineage and self._lineage[step] != base:
+            raise NotTrue("it starts from another lineage than the step before led to", step)
+        self._lineage[step + 1] = extend(base, step, view.id, outcome.digest)
+        self.steps[step] = Step(view, said, outcome)

@@ -1,0 +1,70 @@
+"""What is needed to compute a run again, from the directory where a daemon has kept it."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from p2p_dtfm.core.protocol.errors import PeerFault, UserError
+from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.core.transcript.checking import Checker
+from p2p_dtfm.daemon.proof.sample_again import Sample
+from p2p_dtfm.train.data import BlobStore, Dataset, parse_manifest
+from p2p_dtfm.train.model.gpt import layer_count
+from p2p_dtfm.train.model.initial_state import initial_layer_state, parse_initial
+from p2p_dtfm.train.model.layer_state import LayerState
+from p2p_dtfm.train.stage.batches import Batches
+
+Tell = Callable[[int, int], None]
+
+
+def sample_of(checker: Checker, run: Path, data: Path | None, tell: Tell) -> Sample:
+    """`run`: the run's directory in a home, with its checkpoints and, unless `data` says where they
+    are, its data. Raises `UserError`."""
+    spec = checker.spec
+    assert spec is not None, "it has begun"
+    blobs = _blobs(data or run)
+    held = blobs.path(spec.data.manifest)
+    if held is None:
+        raise UserError(
+            f"{blobs.root} does not have the data that this run was trained on",
+            "name a directory that has: --data DIR, the run's directory in a member's home, or the "
+            "directory that p2p-dtfm prepare wrote",
+        )
+    try:
+        manifest = parse_manifest(held.read_bytes(), spec.data.manifest)
+        dataset = Dataset(manifest, blobs.path, spec.model.context)
+        batches = Batches(dataset, spec)
+    except PeerFault as fault:
+        raise UserError(
+            f"the data in {blobs.root} are damaged: {fault.cause}", "copy them anew"
+        ) from fault
+    return Sample(
+        spec, checker.steps, batches, lambda: _genesis(spec, blobs), run / "checkpoints", tell
+    )
+
+
+def _blobs(place: Path) -> BlobStore:
+    """Of a run's directory, or of a directory of blobs."""
+    return BlobStore(place / "blobs" if (place / "blobs").is_dir() else place)
+
+
+def _genesis(spec: RunSpec, blobs: BlobStore) -> dict[int, LayerState]:
+    """The states before the first step. Raises `UserError`."""
+    layers = range(layer_count(spec))
+    if not spec.model.initial:
+        return {layer: LayerState.genesis(spec, layer) for layer in layers}
+    held = blobs.path(spec.model.initial)
+    try:
+        if held is not None:
+            named = parse_initial(held.read_bytes(), spec).layers
+            paths = [blobs.path(file.digest) for file in named]
+            if None not in paths:
+                found = zip(layers, paths, strict=True)
+                return {n: initial_layer_state(spec, n, path) for n, path in found if path}
+    except PeerFault as fault:
+        raise UserError(
+            f"the weights it began with are damaged: {fault.cause}", "copy them anew"
+        ) from fault
+    raise UserError(
+        f"{blobs.root} does not have the weights that this run began with",
+        "name a directory that has: --data DIR, the run's directory in a member's home",
+    )

@@ -1,0 +1,189 @@
+"""A sample of a transcript's works computed again, from the states nearest before each."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.core.transcript.checking import Checker, NotTrue, Step
+from p2p_dtfm.daemon.proof.work_again import Unjudged, WorkAgain
+from p2p_dtfm.train.model.checkpoint import list_checkpoints, load_layer
+from p2p_dtfm.train.model.gpt import layer_count
+from p2p_dtfm.train.model.layer_state import LayerState
+from p2p_dtfm.train.stage.batches import Batches
+
+Work = tuple[int, str]
+"""A step, and who held a stage in it."""
+States = Callable[[], dict[int, LayerState]]
+
+
+def works_of(checker: Checker) -> list[Work]:
+    """All stage-steps that trained and stayed, in order."""
+    return [
+        (number, peer)
+        for number, step in sorted(checker.steps.items())
+        if step.outcome.loss is not None
+        for peer in sorted(step.said)
+    ]
+
+
+def drawn(works: Sequence[Work], share: float, below: Callable[[int], int]) -> list[Work]:
+    """So large a share of them, at least one, each as likely as any other; sorted. `below(n)`:
+    chance, from 0 to n - 1."""
+    left = list(works)
+    count = min(len(left), max(1, round(share * len(left)))) if share > 0 else 0
+    return sorted(left.pop(below(len(left))) for _ in range(count))
+
+
+@dataclass
+class Judged:
+    """What came of it."""
+
+    works: int = 0
+    """Judged: those drawn, and those that had to be computed on the way."""
+    steps: int = 0
+    """Computed."""
+    unjudged: dict[str, int] = field(default_factory=dict)
+    """Of those drawn, by the reason why they could not be judged here."""
+
+
+class Sample:
+    """`judge` raises `NotTrue` for the first work that is not what was signed."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        steps: Mapping[int, Step],
+        batches: Batches,
+        genesis: States,
+        checkpoints: Path | None,
+        tell: Callable[[int, int], None],
+    ) -> None:
+        """`genesis`: the states before the first step. `checkpoints`: a directory of them; none are
+        believed but those whose digests stage-holders have signed. `tell`: a step that is computed
+        now, and the last one that will be."""
+        self._spec = spec
+        self._steps = steps
+        self._batches = batches
+        self._genesis = genesis
+        self._anchors = _anchors(checkpoints, spec, steps)
+        self._tell = tell
+        self._again: WorkAgain | None = None
+        self._is_guess = False
+        """The present states come from a step that is missing, computed as it must have been."""
+        self._found = Judged()
+
+    def judge(self, works: Collection[Work]) -> Judged:
+        """Raises `NotTrue`."""
+        wanted: dict[int, set[str]] = {}
+        for step, peer in works:
+            wanted.setdefault(step, set()).add(peer)
+        numbers = sorted(wanted)
+        for number, after in zip(numbers, [*numbers[1:], None], strict=True):
+            stays = after is not None and self._anchor(after) <= number
+            try:
+                self._go_to(number, numbers[-1])
+                self._one(number, wanted[number], stays=stays)
+            except Unjudged as reason:
+                self._again = None
+                text = str(reason)
+                count = self._found.unjudged.get(text, 0)
+                self._found.unjudged[text] = count + len(wanted[number])
+        return self._found
+
+    def _anchor(self, step: int) -> int:
+        """The nearest step before it, or this itself, whose states can be taken from somewhere."""
+        return max((it for it in self._anchors if it <= step), default=0)
+
+    def _go_to(self, number: int, last: int) -> None:
+        anchor = self._anchor(number)
+        again = self._again
+        if again is None or again.step < anchor or again.step > number:
+            again = self._again = self._from(anchor)
+        while again.step < number:
+            self._tell(again.step, last)
+            self._advance(again)
+
+    def _from(self, anchor: int) -> WorkAgain:
+        """Raises `NotTrue` where a checkpoint is not what was signed."""
+        self._is_guess = False
+        if anchor == 0:
+            return WorkAgain(self._spec, self._batches, self._genesis())
+        directory = self._anchors[anchor]
+        states = {layer: load_layer(directory, layer) for layer in range(layer_count(self._spec))}
+        again = WorkAgain(self._spec, self._batches, states)
+        try:
+            again.judge_states(self._steps[anchor])
+        except NotTrue as found:
+            del self._anchors[anchor]  # whose it is nobody knows: only its place on the disk
+            raise Unjudged(
+                f"the checkpoint {directory} has other states: {found.reason}"
+            ) from found
+        return again
+
+    def _advance(self, again: WorkAgain) -> None:
+        number, before = again.step, again.judged
+        step = self._steps.get(number)
+        if step is None:
+            self._guess(again, number)
+            return
+        try:
+            again.advance(step)
+            after = self._steps.get(again.step)
+            if after is not None:
+                again.judge_states(after)
+        except NotTrue as found:
+            self._unless_guessed(found)
+        self._is_guess = False
+        self._count(again, before)
+
+    def _guess(self, again: WorkAgain, number: int) -> None:
+        """A step that is missing was most likely computed as the one before: what follows shows
+        whether it was. Raises `Unjudged`."""
+        before = self._steps.get(number - 1)
+        if before is None or self._is_guess:
+            raise Unjudged(f"step {number} is missing, and no checkpoint after it is here")
+        again.advance_unseen(before, number)
+        self._is_guess = True
+        self._found.steps += 1
+
+    def _unless_guessed(self, found: NotTrue) -> None:
+        if self._is_guess:
+            missing = (found.step or 0) - 1
+            raise Unjudged(f"step {missing} is missing, and was not computed as the one before")
+        raise found
+
+    def _one(self, number: int, peers: Collection[str], *, stays: bool) -> None:
+        again = self._again
+        assert again is not None, "it has come to this step"
+        self._tell(number, number)
+        if stays:
+            self._advance(again)
+            return
+        before = again.judged
+        try:
+            again.judge(self._steps[number], peers)
+        except NotTrue as found:
+            self._unless_guessed(found)
+        self._count(again, before)
+
+    def _count(self, again: WorkAgain, before: int) -> None:
+        self._found.works += again.judged - before
+        self._found.steps += 1
+
+
+def _anchors(root: Path | None, spec: RunSpec, steps: Mapping[int, Step]) -> dict[int, Path]:
+    """Whole checkpoints of the lineage that stayed, whose digests are in the step's Prepared."""
+    found = {}
+    for checkpoint in list_checkpoints(root) if root is not None and root.is_dir() else ():
+        manifest = checkpoint.manifest
+        step = steps.get(manifest.step)
+        is_whole = len(checkpoint.layers) == layer_count(spec)
+        if step is None or not is_whole or manifest.run_digest != spec.digest():
+            continue
+        said = step.said.values()
+        named = {layer for prepared in said for layer in prepared.states}
+        is_same = all(prepared.base == manifest.lineage for prepared in said)
+        if is_same and len(named) == layer_count(spec):
+            found[manifest.step] = checkpoint.directory
+    return found

@@ -1,0 +1,115 @@
+"""The transcript in a home: written as steps commit, read by anybody."""
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+from p2p_dtfm.core.protocol.errors import PeerFault, UserError
+from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.core.protocol.signed import Signed
+from p2p_dtfm.core.recovery.view import View
+from p2p_dtfm.core.transcript.entries import (
+    ENTRY_LIMIT_BYTES,
+    FORMAT,
+    Began,
+    Committed,
+    Entry,
+    TookOver,
+    entry_of,
+    line_of,
+)
+from p2p_dtfm.ports import disk
+
+FILE_NAME = "transcript.txt"
+MIB = 1 << 20
+
+log = logging.getLogger("p2p_dtfm")
+
+
+class Transcript:
+    """Appends to one file, until it is as large as it may be: what is written stays, and later
+    steps are not in it."""
+
+    def __init__(self, path: Path, spec: RunSpec, limit_bytes: int) -> None:
+        """`limit_bytes` 0: none is written."""
+        self._path = path
+        self._limit_bytes = limit_bytes
+        self._is_full = limit_bytes == 0
+        self._view: View | None = None
+        size_bytes = path.stat().st_size if path.exists() else 0
+        self._size_bytes = size_bytes
+        if not size_bytes:
+            self._write(Began(FORMAT, spec.canonical_bytes()))
+        elif _ends_within_a_line(path):
+            self._append("\n")
+
+    def took_over(self, view: View, step: int) -> None:
+        """From `step` on the view is in force."""
+        if view.certificate is not None:
+            self._view = view
+            self._write(TookOver(view.snapshot, view.plan, view.certificate, step))
+
+    def committed(self, signed: tuple[Signed, ...]) -> None:
+        """Every stage-holder's Prepared of a step of the view in force; nothing where this peer has
+        not heard them all."""
+        if signed and self._view is not None:
+            self._write(Committed(signed))
+
+    def _write(self, entry: Entry) -> None:
+        if not self._is_full:
+            self._append(line_of(entry) + "\n")
+
+    def _append(self, text: str) -> None:
+        """A full disk costs the line, not the daemon."""
+        if self._size_bytes + len(text) > self._limit_bytes:
+            self._is_full = True
+            if self._limit_bytes:
+                log.info(
+                    "the transcript of this run is full: its %d MiB are kept, and nothing is added",
+                    self._limit_bytes // MIB,
+                )
+            return
+        try:
+            disk.append(self._path, text)
+            self._size_bytes += len(text)
+        except OSError as error:
+            log.warning("a line of the transcript is not written: %s", error)
+
+
+def transcript_in(directory: Path, spec: RunSpec, limit_mib: int) -> Transcript:
+    """Of the run whose directory it is."""
+    return Transcript(directory / FILE_NAME, spec, limit_mib * MIB)
+
+
+def _ends_within_a_line(path: Path) -> bool:
+    """Of a process that was killed while it wrote."""
+    with path.open("rb") as file:
+        file.seek(-1, 2)
+        return file.read(1) != b"\n"
+
+
+class Lines:
+    """`entries` of a file; afterwards `damaged` of its lines could not be read."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.damaged = 0
+
+    def entries(self) -> Iterator[Entry]:
+        """Raises `UserError`."""
+        limit = 2 * ENTRY_LIMIT_BYTES
+        try:
+            with self._path.open("rb") as file:
+                while line := file.readline(limit):
+                    if line.strip():
+                        try:
+                            entry = entry_of(line)
+                        except PeerFault:
+                            self.damaged += 1
+                            continue
+                        yield entry
+        except OSError as error:
+            raise UserError(
+                f"cannot read the transcript {self._path}: {error.strerror}",
+                "name a file that a daemon has written: runs/*/transcript.txt in its home",
+            ) from error

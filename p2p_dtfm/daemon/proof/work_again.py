@@ -1,0 +1,268 @@
+"""Steps of a transcript computed once more, and compared with what was claimed and signed.
+
+Works are claimed in runs with audits: by which arithmetic, by how many threads, and to which
+gradients a stage came. So they can be judged by whoever computes alike; by anybody else they
+cannot, and that is said.
+"""
+
+import itertools
+import math
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from p2p_dtfm.core.audit.work import OWN_BYTES, own_digest, work_of
+from p2p_dtfm.core.messages.audit_messages import Boundary, Edges
+from p2p_dtfm.core.planner.wire_plan import WirePlan, wire_plan
+from p2p_dtfm.core.protocol.plan import Plan, Segment
+from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.core.schedule.one_order import merged
+from p2p_dtfm.core.schedule.tied_ends import tied_ends
+from p2p_dtfm.core.transcript.checking import NotTrue, Step
+from p2p_dtfm.daemon.step.segment_exchange import sum_digest
+from p2p_dtfm.daemon.step.stage_account import StageAccount, account_of
+from p2p_dtfm.train.model.layer_state import LayerState
+from p2p_dtfm.train.model.optimizer import apply_outcome
+from p2p_dtfm.train.stage.batches import Batches
+from p2p_dtfm.train.stage.replay.arithmetic import arithmetic_name, max_threads
+from p2p_dtfm.train.stage.replay.pipelines import Holder, Passed, StepBatches, replay_pipelines
+from p2p_dtfm.train.stage.replay.work import ACTIVATION, GRADIENT, Replayed, added, bytes_of
+from p2p_dtfm.train.stage.tied_head import counted_once, tie
+from p2p_dtfm.train.updates.exact_sums import squared_norm
+
+Tensor = Any
+
+
+class Unjudged(Exception):
+    """A work cannot be judged here: its bits would differ though it were honest."""
+
+
+class _Computed(NamedTuple):
+    works: dict[str, Replayed]
+    accounts: dict[str, StageAccount]
+
+
+class WorkAgain:
+    """The states of all layers, from the first step on or from a checkpoint, and the steps that are
+    computed from there."""
+
+    def __init__(self, spec: RunSpec, batches: Batches, states: dict[int, LayerState]) -> None:
+        self.spec = spec
+        self.states = states
+        self.judged = 0
+        """Stage-steps."""
+        self._batches = batches
+        self._arithmetic = arithmetic_name(next(iter(states.values())).device)
+
+    @property
+    def step(self) -> int:
+        """That comes next."""
+        return self.states[0].version
+
+    def judge(self, step: Step, peers: Collection[str]) -> None:
+        """Whether these stage-holders' works of the present step are what they have claimed: their
+        pipelines are computed again, and the states stay. Raises `NotTrue` and `Unjudged`."""
+        plan = _plan(step)
+        own = [each for each in plan.pipelines if any(s.peer_id in peers for s in each.stages)]
+        numbers = {number for each in own for number in each.microbatches}
+        wire = wire_plan(self.spec, plan, step.view.snapshot)
+        computed = self._compute(step, plan, wire, step.outcome.step, numbers)
+        whole = [peer for peer in peers if _is_whole(plan, peer, numbers)]
+        self._judge_works(step, plan, computed, whole)
+
+    def advance(self, step: Step) -> None:
+        """Compute the present step whole, judge all of it, and make its update. Raises `NotTrue`
+        and `Unjudged`."""
+        plan, number = _plan(step), step.outcome.step
+        everybody = plan.stage_holders()
+        wire = wire_plan(self.spec, plan, step.view.snapshot)
+        computed = self._compute(step, plan, wire, number, None)
+        self._judge_works(step, plan, computed, everybody)
+        reduced = self._sums(plan, computed)
+        self._judge_sums(step, plan, wire, computed)
+        self._judge_norms(step, plan, reduced)
+        for layer, state in self.states.items():
+            apply_outcome(self.spec, state, reduced[layer], number, step.outcome.gradient_norm)
+
+    def advance_unseen(self, before: Step, number: int) -> None:
+        """The update of a step that is missing, if it was computed as the one before it; nothing of
+        it is judged. Raises `Unjudged`."""
+        plan = _plan(before)
+        wire = wire_plan(self.spec, plan, before.view.snapshot)
+        computed = self._compute(before, plan, wire, number, None)
+        reduced = self._sums(plan, computed)
+        norms = [self._squared_norm(segment, reduced) for segment in plan.segments()]
+        for layer, state in self.states.items():
+            apply_outcome(self.spec, state, reduced[layer], number, math.sqrt(sum(norms)))
+
+    def judge_states(self, step: Step) -> None:
+        """Whether the present states are those that the step's Prepared name, where they do. Raises
+        `NotTrue`."""
+        for peer_id, prepared in sorted(step.said.items()):
+            for layer, digest in sorted(prepared.states.items()):
+                if layer in self.states and self.states[layer].file_digest() != digest:
+                    reason = f"layer {layer} has another state than {peer_id} has signed"
+                    raise NotTrue(reason, step.outcome.step, peer_id)
+
+    def _compute(
+        self,
+        step: Step,
+        plan: Plan,
+        wire: WirePlan,
+        number: int,
+        numbers: Collection[int] | None,
+    ) -> _Computed:
+        """`number`: of the step whose data are taken; `numbers`: of the microbatches that are
+        needed, None for all. Raises `Unjudged`."""
+        holders = self._holders(step, plan)
+        passed = [each for each in _passed(plan, wire) if numbers is None or each.number in numbers]
+        needed = {peer for each in passed for peer in each.peers}
+        works = replay_pipelines(
+            self.spec,
+            self.states,
+            {peer: holder for peer, holder in holders.items() if peer in needed},
+            passed,
+            self._batches_of(number, [each.number for each in passed]),
+        )
+        gradients = {peer: work.gradients for peer, work in works.items()}
+        accounts = {peer: account_of(plan, wire, peer, gradients[peer]) for peer in sorted(needed)}
+        return _Computed(works, accounts)
+
+    def _judge_works(
+        self, step: Step, plan: Plan, computed: _Computed, peers: Collection[str]
+    ) -> None:
+        for peer in sorted(peers):
+            self._judge_own(step, plan, peer, computed.works[peer], computed.accounts[peer])
+
+    def _holders(self, step: Step, plan: Plan) -> dict[str, Holder]:
+        """Raises `Unjudged`."""
+        found = {}
+        for peer in plan.stage_holders():
+            account = step.said[peer].audit
+            if account is None:
+                raise Unjudged("nobody states by which arithmetic: the run has no audits")
+            if account.share.arithmetic != self._arithmetic:
+                theirs = account.share.arithmetic or "none that repeats its bits"
+                raise Unjudged(
+                    f"{peer} computed by the arithmetic {theirs}, and this machine by "
+                    f"{self._arithmetic}: the same work has other bits here"
+                )
+            if account.share.threads > max_threads():
+                raise Unjudged(
+                    f"{peer} computed by {account.share.threads} threads: more than here"
+                )
+            found[peer] = Holder(plan.layers_of(peer), account.share.threads)
+        return found
+
+    def _batches_of(self, step: int, numbers: Iterable[int]) -> StepBatches:
+        self._batches.open_shards(sorted(self._batches.shards(step, numbers, held_out=False)))
+        return StepBatches(
+            lambda number: self._batches(step, number),
+            lambda number: self._batches.weight(step, number),
+        )
+
+    def _judge_own(
+        self, step: Step, plan: Plan, peer_id: str, work: Replayed, account: StageAccount
+    ) -> None:
+        prepared, number = step.said[peer_id], step.outcome.step
+        self.judged += 1
+        assert prepared.audit is not None
+        sent = _edges(prepared.audit.share.edges, work)
+        own = own_digest(account.parts, work.loss_sum, sent)
+        if own == work_of(prepared, plan.segments())[:OWN_BYTES]:
+            return
+        what = "its tensors or its loss"
+        for segment, parts in sorted(account.parts.items()):
+            if prepared.audit.share.parts.get(segment) != parts:
+                first = plan.segments()[segment].first_layer
+                what = f"its gradient from layer {first} on"
+                break
+        raise NotTrue(
+            f"{peer_id} has signed another work than it had to do: {what}", number, peer_id
+        )
+
+    def _sums(self, plan: Plan, computed: _Computed) -> dict[int, Tensor]:
+        """Of all holders' gradients, by layer."""
+        reduced: dict[int, Tensor] = {}
+        for segment in plan.segments():
+            for layer in segment.layers:
+                each = [computed.works[peer].gradients[layer] for peer in segment.holders]
+                reduced[layer] = added(each)
+        if tied_ends(self.spec):
+            reduced |= tie(self.spec, reduced)
+        return reduced
+
+    def _judge_sums(self, step: Step, plan: Plan, wire: WirePlan, computed: _Computed) -> None:
+        """As they went over the lines, before anything else is done to them."""
+        for number, segment in enumerate(plan.segments()):
+            if len(segment.holders) < 2:
+                continue
+            chunks = wire.chunks[segment.first_layer]
+            cuts = [computed.accounts[holder].cut[number] for holder in segment.holders]
+            digests = [
+                sum_digest(bytes_of(added([cut.part(chunk) for cut in cuts])))
+                for chunk in range(len(chunks.bounds))
+            ]
+            said = {holder: step.said[holder].sums.get(number, ()) for holder in segment.holders}
+            for place, holder in enumerate(segment.holders):
+                mine = [it for it, by in zip(digests, chunks.owners, strict=True) if by == holder]
+                expected = sum_digest(b"".join(mine))
+                for peer, sums in said.items():
+                    if len(sums) != len(segment.holders) or sums[place] != expected:
+                        raise _other(peer, "sum", segment, step)
+
+    def _judge_norms(self, step: Step, plan: Plan, reduced: Mapping[int, Tensor]) -> None:
+        for number, segment in enumerate(plan.segments()):
+            norm = self._squared_norm(segment, reduced)
+            for holder in segment.holders:
+                if step.said[holder].squared_norms.get(number) != norm:
+                    raise _other(holder, "norm", segment, step)
+
+    def _squared_norm(self, segment: Segment, reduced: Mapping[int, Tensor]) -> float:
+        return sum(
+            squared_norm(counted_once(self.spec, layer, reduced[layer])) for layer in segment.layers
+        )
+
+
+def _other(peer_id: str, what: str, segment: Segment, step: Step) -> NotTrue:
+    first = segment.first_layer
+    reason = f"{peer_id} has signed another {what} of the gradients from layer {first} on"
+    return NotTrue(reason, step.outcome.step, peer_id)
+
+
+def _plan(step: Step) -> Plan:
+    assert isinstance(step.view.plan, Plan), "a step commits by a plan"
+    return step.view.plan
+
+
+def _is_whole(plan: Plan, peer_id: str, numbers: Collection[int] | None) -> bool:
+    """Whether all that a peer had to do is among these microbatches."""
+    if numbers is None:
+        return True
+    places = plan.places_of(peer_id)
+    return all(n in numbers for place, _ in places for n in plan.pipelines[place].microbatches)
+
+
+def _passed(plan: Plan, wire: WirePlan) -> list[Passed]:
+    """All microbatches of a step, in an order that is each peer's own."""
+    lists = [tuple(each.microbatches) for each in plan.pipelines]
+    pipeline_of = {number: n for n, numbers in enumerate(lists) for number in numbers}
+    found = []
+    for number in merged(plan, lists, {}):
+        peers = tuple(stage.peer_id for stage in plan.pipelines[pipeline_of[number]].stages)
+        lines = [wire.boundaries[edge] for edge in itertools.pairwise(peers)]
+        codecs = tuple((line.activation, line.gradient) for line in lines)
+        found.append(Passed(number, peers, codecs))
+    return found
+
+
+def _edges(claimed: Edges, work: Replayed) -> Edges:
+    """Of what the stage has sent."""
+    return {
+        number: Boundary(
+            b"",
+            work.sent.get((ACTIVATION, number), b""),
+            b"",
+            work.sent.get((GRADIENT, number), b""),
+        )
+        for number in claimed
+    }

@@ -1,0 +1,137 @@
+"""All works of a step, computed once more on one machine: of whole pipelines, microbatch by
+microbatch, each stage with the threads that its work had.
+
+The frames between two stages are encoded and decoded as they were on the line, so each stage gets
+what it got then, to the last bit.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.train.codecs import codec_of
+from p2p_dtfm.train.model.layer_state import LayerState
+from p2p_dtfm.train.stage.replay.work import (
+    ACTIVATION,
+    GRADIENT,
+    Replayed,
+    SharedLayer,
+    chunk_digest,
+)
+from p2p_dtfm.train.stage.stage_runner import StageRunner
+
+
+class Holder(NamedTuple):
+    """A peer's stage. `threads`: by which it was computed."""
+
+    layers: range
+    threads: int
+
+
+class Passed(NamedTuple):
+    """A microbatch and whose stages it goes through, in order; `codecs` of the activation and of
+    its gradient between each two of them."""
+
+    number: int
+    peers: tuple[str, ...]
+    codecs: tuple[tuple[str, str], ...]
+
+
+class StepBatches(NamedTuple):
+    """Of one step, by microbatch: inputs and targets, int64 [sequences, tokens], and what its loss
+    counts."""
+
+    batch: Callable[[int], tuple[Tensor, Tensor]]
+    weight: Callable[[int], float]
+
+
+def replay_pipelines(
+    spec: RunSpec,
+    states: Mapping[int, LayerState],
+    holders: Mapping[str, Holder],
+    passed: Sequence[Passed],
+    batches: StepBatches,
+) -> dict[str, Replayed]:
+    """By peer. `states`: of all layers, which stay as they are. `passed`: in an order in which each
+    peer has added up its microbatches. Compute thread."""
+    runners = {
+        peer: _Runner(spec, {layer: states[layer] for layer in holder.layers}, holder.threads)
+        for peer, holder in holders.items()
+    }
+    before = torch.get_num_threads()
+    try:
+        for each in passed:
+            _pass(spec, runners, each, batches)
+    finally:
+        torch.set_num_threads(before)
+    return {peer: runner.replayed() for peer, runner in runners.items()}
+
+
+class _Runner:
+    """One peer's stage, and what came of it so far."""
+
+    def __init__(self, spec: RunSpec, states: Mapping[int, LayerState], threads: int) -> None:
+        self._layers = {n: SharedLayer(spec, state) for n, state in sorted(states.items())}
+        self._runner = StageRunner(spec, cast(dict[int, LayerState], self._layers))
+        self._threads = threads
+        self._sent: dict[tuple[str, int], bytes] = {}
+        self._losses: list[float] = []
+
+    def forward(
+        self, number: int, entry: Tensor, tokens: Tensor, targets: Tensor, weight: float
+    ) -> Tensor | None:
+        """None of the last stage, which makes the loss."""
+        torch.set_num_threads(self._threads)
+        has_head = self._runner.has_head
+        result = self._runner.forward(number, entry, targets if has_head else None, tokens)
+        if not has_head:
+            return cast(Tensor, result)
+        self._runner.weigh(number, weight)
+        self._losses.append(float(cast(float, result)) * weight)
+        return None
+
+    def backward(self, number: int, gradient: Tensor | None) -> Tensor | None:
+        torch.set_num_threads(self._threads)
+        return self._runner.backward(number, gradient)
+
+    def sends(self, kind: str, number: int, payload: Any) -> None:
+        self._sent[kind, number] = chunk_digest(payload)
+
+    def replayed(self) -> Replayed:
+        gradients = {n: layer.gradient for n, layer in self._layers.items()}
+        return Replayed(gradients, sum(self._losses, 0.0), self._sent)
+
+
+def _pass(
+    spec: RunSpec, runners: Mapping[str, _Runner], each: Passed, batches: StepBatches
+) -> None:
+    """Forward through all stages, and back."""
+    tokens, targets = batches.batch(each.number)
+    weight = batches.weight(each.number)
+    entry: Tensor = tokens
+    for peer, (codec, _) in zip(each.peers, (*each.codecs, ("", "")), strict=True):
+        result = runners[peer].forward(each.number, entry, tokens, targets, weight)
+        if result is not None:
+            entry = _crossed(spec, codec, result, runners[peer], ACTIVATION, each.number)
+    gradient: Tensor | None = None
+    for peer, (_, codec) in zip(
+        reversed(each.peers), (*reversed(each.codecs), ("", "")), strict=True
+    ):
+        back = runners[peer].backward(each.number, gradient)
+        if back is not None:
+            gradient = _crossed(spec, codec, back, runners[peer], GRADIENT, each.number)
+
+
+def _crossed(
+    spec: RunSpec, codec_name: str, values: Tensor, sender: _Runner, kind: str, number: int
+) -> Tensor:
+    """As it comes out at the other end of a line."""
+    codec = codec_of(codec_name, spec.codecs)
+    payload = codec.encode(values)
+    sender.sends(kind, number, payload)
+    shape = (spec.batch.microbatch, spec.model.context, spec.model.width)
+    decoded: Tensor = codec.decode(bytearray(payload), shape)
+    return decoded

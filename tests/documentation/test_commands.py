@@ -137,6 +137,12 @@ def test_bootstrap_nodes(typist: Typist) -> None:
     assert (len(typist.nodes), len(typist.daemons)) == (3, 2)
 
 
+@pytest.mark.nightly
+def test_checking_a_run(typist: Typist) -> None:
+    type_page(typist, "docs/verify.md")
+    assert list((typist.directory / "proven").glob("peer-0/runs/*/transcript.txt"))
+
+
 def test_own_data(typist: Typist) -> None:
     texts = [path.read_text() for path in sorted((typist.directory / "my-texts").iterdir())]
     rows = [paragraph for text in texts for paragraph in text.split("\n\n")]

@@ -1,21 +1,39 @@
 """A run with audits leaves a transcript by which somebody who was not there can check what was
-done: two pipelines of two, one of them killed, another one in its place."""
+done: two pipelines of two, one of them killed, the others go on."""
 
 import json
-import shutil
+import random
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import msgspec
 import pytest
 
+from p2p_dtfm.core.transcript.entries import Committed, Entry, TookOver
+from p2p_dtfm.daemon.proof.sample_again import drawn
 from p2p_dtfm.daemon.proof.transcript_file import FILE_NAME
-from tests.e2e.helpers import run_program, step_of, wait_until
+from p2p_dtfm.net.contacts.identity import Identity
+from tests.e2e.forger import entries_in, forged, keys_of, write_entries
+from tests.e2e.helpers import run_program, wait_until
 from tests.e2e.test_audits_of_stages import STEPS, swarm, until
+
+LAYERS = 6
+DRAWS = 2_000
+
+
+class Run(NamedTuple):
+    home: Path
+    """Of the founder, which was there from the first step to the last."""
+    entries: list[Entry]
+    keys: dict[str, Identity]
+
+    @property
+    def data(self) -> Path:
+        return next(self.home.glob(f"runs/*/{FILE_NAME}")).parent
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory, prepared_data: Path) -> Path:
-    """Of the founder, which was there from the first step to the last."""
+def run(tmp_path_factory: pytest.TempPathFactory, prepared_data: Path) -> Run:
     directory = tmp_path_factory.mktemp("verified")
     with (
         pytest.MonkeyPatch.context() as patch,
@@ -25,30 +43,124 @@ def home(tmp_path_factory: pytest.TempPathFactory, prepared_data: Path) -> Path:
         until([first], 5)
         last.process.kill()
         wait_until(lambda: (first.status() or {}).get("state") == "done", "the end")
-        return first.home
+        homes = [child.home for child in local.children]
+    path = next(first.home.glob(f"runs/*/{FILE_NAME}"))
+    return Run(first.home, entries_in(path), keys_of(homes))
 
 
 def verified(place: Path, *options: str) -> tuple[int, dict[str, Any]]:
     done = run_program("verify", place, "--json", *options)
     assert done.returncode in (0, 1), done.stderr[-2000:]
-    return done.returncode, json.loads(done.stdout)
+    told: dict[str, Any] = json.loads(done.stdout)
+    return done.returncode, told
 
 
-def test_an_honest_run_holds_though_a_member_was_killed(home: Path) -> None:
-    code, told = verified(home, "--sample", "10%", "--seed", "3")
+def test_an_honest_run_holds_though_a_member_was_killed(run: Run) -> None:
+    code, told = verified(run.home, "--sample", "10%", "--seed", "3")
     assert code == 0 and told["holds"], told
-    print(json.dumps(told)[:3000])
     assert told["judged"] >= len(told["drawn"]) > 3 and not told["unjudged"]
+    assert told["steps"] + sum(end - first for first, end in told["missing"]) == STEPS
     spent = sum(each["token_layers"] for each in told["tallies"].values())
-    assert spent == 6 * told["tokens"] and told["steps"] + len(told["missing"]) >= STEPS
-    done = run_program("verify", home, "--sample", "10%")
-    assert "bit for bit" in done.stdout, done.stdout
+    assert spent == LAYERS * told["tokens"], "what all did is what the run is of"
+    done = run_program("verify", run.home, "--sample", "10%")
+    assert done.returncode == 0 and "bit for bit" in done.stdout, done.stdout
 
 
-def test_what_is_changed_is_refused(home: Path, tmp_path: Path) -> None:
-    lines = (home / "runs").glob(f"*/{FILE_NAME}")
-    text = next(iter(lines)).read_text().splitlines()
-    forged = tmp_path / "forged.txt"
-    forged.write_text("\n".join([*text[:5], text[6], *text[7:]]) + "\n")
-    code, told = verified(forged, "--sample", "0")
-    assert code == 0 and told["missing"] == [[3, 4]] or code == 1
+def test_a_history_that_all_have_sworn_to_is_refused_by_who_computes_it(
+    run: Run, tmp_path: Path
+) -> None:
+    """Of every work a hundredth would be enough for a long run; this one has few, so more of them
+    are drawn."""
+    works = [
+        (number, peer) for number in range(3, STEPS) for peer in sorted(run.keys) if number % 3 == 0
+    ]
+    path = write_entries(tmp_path / FILE_NAME, forged(run.entries, run.keys, works))
+    data = ("--data", str(run.data))
+    code, told = verified(path, "--sample", "0", *data)
+    assert code == 0, ("all of it is signed", told)
+    code, told = verified(path, "--sample", "30%", "--seed", "1", *data)
+    assert code == 1 and (told["step"], told["signed_by"]) in works, told
+    assert "another work than it had to do" in told["refused"]
+
+
+def test_of_five_hundred_forged_works_one_is_drawn() -> None:
+    chance = random.Random(5)
+    for count in (500, 2_000, 50_000):
+        works = [(step, "somebody") for step in range(count)]
+        lies = set(chance.sample(works, 500))
+        draws = DRAWS if count < 50_000 else DRAWS // 10
+        found = sum(bool(lies & set(drawn(works, 0.01, chance.randrange))) for _ in range(draws))
+        assert found >= 0.985 * draws, (count, found, "0.99 and more, within what chance does")
+
+
+def without_signature(entries: list[Entry]) -> list[Entry]:
+    place = next(n for n, entry in enumerate(entries) if isinstance(entry, Committed))
+    entry = entries[place]
+    assert isinstance(entry, Committed)
+    first = msgspec.structs.replace(entry.signed[0], signature=bytes(64))
+    return [*entries[:place], Committed((first, *entry.signed[1:])), *entries[place + 1 :]]
+
+
+def without_a_maker(entries: list[Entry]) -> list[Entry]:
+    place = next(n for n, entry in enumerate(entries) if isinstance(entry, TookOver))
+    entry = entries[place]
+    assert isinstance(entry, TookOver)
+    fewer = msgspec.structs.replace(entry.certificate, ready=entry.certificate.ready[1:])
+    changed = msgspec.structs.replace(entry, certificate=fewer)
+    return [*entries[:place], changed, *entries[place + 1 :]]
+
+
+def in_another_order(entries: list[Entry]) -> list[Entry]:
+    steps = [n for n, entry in enumerate(entries) if isinstance(entry, Committed)]
+    one, other = steps[1], steps[2]
+    changed = list(entries)
+    changed[one], changed[other] = changed[other], changed[one]
+    return changed
+
+
+def by_fewer(entries: list[Entry]) -> list[Entry]:
+    place = next(n for n, entry in enumerate(entries) if isinstance(entry, Committed))
+    entry = entries[place]
+    assert isinstance(entry, Committed)
+    return [*entries[:place], Committed(entry.signed[1:]), *entries[place + 1 :]]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (without_signature, "forged signature"),
+        (without_a_maker, "lacks the signature of"),
+        (in_another_order, "Prepared of"),
+        (by_fewer, "no Prepared of"),
+        (lambda entries: entries[1:], "does not begin with its run"),
+        (lambda entries: [entries[0], *entries], "begins twice"),
+    ],
+    ids=["signature", "certificate", "order", "fewer", "no run", "two runs"],
+)
+def test_what_is_changed_afterwards_is_refused(
+    run: Run, tmp_path: Path, change: Any, reason: str
+) -> None:
+    path = write_entries(tmp_path / FILE_NAME, change(run.entries))
+    code, told = verified(path, "--sample", "0")
+    assert code == 1 and reason in told["refused"], told
+
+
+def test_a_torn_line_costs_that_line(run: Run, tmp_path: Path) -> None:
+    path = write_entries(tmp_path / FILE_NAME, run.entries)
+    path.write_bytes(path.read_bytes()[:-40])
+    code, told = verified(path, "--sample", "0")
+    assert code == 0 and told["damaged_lines"] == 1
+    assert told["steps"] == STEPS - 1 or told["missing"] == []
+
+
+@pytest.mark.parametrize(
+    ("words", "cause"),
+    [
+        (("verify", "nowhere"), "no transcript"),
+        (("verify", "pyproject.toml"), "no transcript"),
+        (("verify", "pyproject.toml", "--sample", "many"), "--sample many is no share"),
+    ],
+)
+def test_what_cannot_be_read_is_told(words: tuple[str, ...], cause: str) -> None:
+    done = run_program(*words)
+    assert done.returncode == 2 and cause in done.stderr, done.stderr

@@ -20,6 +20,7 @@ from p2p_dtfm.cli.commands.data import newest_checkpoint, tokenizer_of
 from p2p_dtfm.cli.terminal.durations import duration
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.facts.in_words import counted
+from p2p_dtfm.core.protocol.run_spec import parse_run_spec
 from p2p_dtfm.daemon.dashboard.report_file import next_commands
 from p2p_dtfm.daemon.machine.local_client import ask_daemon
 from p2p_dtfm.sim.scenario.files import find_run_spec, read_run_spec, read_scenario
@@ -61,6 +62,14 @@ def demo(
         int | None,
         typer.Option(min=0, help="How many join mid-run; default: 1, 0 if the run is short."),
     ] = None,
+    audit: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0001,
+            max=1.0,
+            help="With audits of so large a part of all works: p2p-dtfm verify.",
+        ),
+    ] = None,
     keep: Annotated[
         Path | None, typer.Option(help="Keep homes, logs and checkpoints in this new directory.")
     ] = None,
@@ -69,7 +78,7 @@ def demo(
     """Train with several real daemons on this machine, and show how it goes."""
     console = Console(stderr=as_json)
     with kept_directory(keep) as directory:
-        spec_path, total_steps = _spec_file(directory, _chosen_run(run, recipe), steps)
+        spec_path, total_steps = _spec_file(directory, _chosen_run(run, recipe), steps, audit)
         if late is None:
             late = 1 if total_steps >= STEPS_FOR_LATE_JOINER and scenario is None else 0
         with LocalSwarm(directory) as swarm:
@@ -134,16 +143,24 @@ def _chosen_run(run: str | None, recipe: str | None) -> str:
     return RECIPES[recipe]
 
 
-def _spec_file(directory: Path, run: str, steps: int | None) -> tuple[Path, int]:
-    """The run spec, with another number of steps if given, as a file; and its steps."""
+def _spec_file(
+    directory: Path, run: str, steps: int | None, audit: float | None
+) -> tuple[Path, int]:
+    """The run spec as a file, with another number of steps and audits if given; and its steps.
+    Raises `UserError`."""
     path = find_run_spec(run)
     spec = read_run_spec(path)
-    if steps is None:
+    values = spec.model_dump(mode="json")
+    if steps is not None:
+        values["total_steps"] = steps
+    if audit is not None:
+        values["audit"] = {"rate": audit}
+    if steps is None and audit is None:
         return path.absolute(), spec.total_steps
-    changed = spec.model_copy(update={"total_steps": steps})
+    changed = parse_run_spec(values, f"{spec.name} with --audit" if audit else spec.name)
     target = directory / f"{spec.name}.json"
     target.write_text(changed.model_dump_json())
-    return target, steps
+    return target, changed.total_steps
 
 
 def _tell_dashboard(console: Console, child: Child) -> None:

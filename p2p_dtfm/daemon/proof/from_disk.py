@@ -1,11 +1,11 @@
 """What is needed to compute a run again, from the directory where a daemon has kept it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from p2p_dtfm.core.protocol.errors import PeerFault, UserError
 from p2p_dtfm.core.protocol.run_spec import RunSpec
-from p2p_dtfm.core.transcript.checking import Checker
+from p2p_dtfm.core.transcript.checking import Step
 from p2p_dtfm.daemon.proof.sample_again import Sample
 from p2p_dtfm.train.data import BlobStore, Dataset, parse_manifest
 from p2p_dtfm.train.model.gpt import layer_count
@@ -16,11 +16,11 @@ from p2p_dtfm.train.stage.batches import Batches
 Tell = Callable[[int, int], None]
 
 
-def sample_of(checker: Checker, run: Path, data: Path | None, tell: Tell) -> Sample:
+def sample_of(
+    spec: RunSpec, steps: Mapping[int, Step], run: Path, data: Path | None, tell: Tell
+) -> Sample:
     """`run`: the run's directory in a home, with its checkpoints and, unless `data` says where they
     are, its data. Raises `UserError`."""
-    spec = checker.spec
-    assert spec is not None, "it has begun"
     blobs = _blobs(data or run)
     held = blobs.path(spec.data.manifest)
     if held is None:
@@ -37,9 +37,7 @@ def sample_of(checker: Checker, run: Path, data: Path | None, tell: Tell) -> Sam
         raise UserError(
             f"the data in {blobs.root} are damaged: {fault.cause}", "copy them anew"
         ) from fault
-    return Sample(
-        spec, checker.steps, batches, lambda: _genesis(spec, blobs), run / "checkpoints", tell
-    )
+    return Sample(spec, steps, batches, lambda: _genesis(spec, blobs), run / "checkpoints", tell)
 
 
 def _blobs(place: Path) -> BlobStore:

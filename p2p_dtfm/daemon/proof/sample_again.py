@@ -82,8 +82,8 @@ class Sample:
         for number, after in zip(numbers, [*numbers[1:], None], strict=True):
             stays = after is not None and self._anchor(after) <= number
             try:
-                self._go_to(number, numbers[-1])
-                self._one(number, wanted[number], stays=stays)
+                again = self._go_to(number, numbers[-1])
+                self._one(again, number, wanted[number], stays=stays)
             except Unjudged as reason:
                 self._again = None
                 text = str(reason)
@@ -95,7 +95,8 @@ class Sample:
         """The nearest step before it, or this itself, whose states can be taken from somewhere."""
         return max((it for it in self._anchors if it <= step), default=0)
 
-    def _go_to(self, number: int, last: int) -> None:
+    def _go_to(self, number: int, last: int) -> WorkAgain:
+        """Raises `NotTrue` and `Unjudged`."""
         anchor = self._anchor(number)
         again = self._again
         if again is None or again.step < anchor or again.step > number:
@@ -103,6 +104,7 @@ class Sample:
         while again.step < number:
             self._tell(again.step, last)
             self._advance(again)
+        return again
 
     def _from(self, anchor: int) -> WorkAgain:
         """Raises `NotTrue` where a checkpoint is not what was signed."""
@@ -153,9 +155,7 @@ class Sample:
             raise Unjudged(f"step {missing} is missing, and was not computed as the one before")
         raise found
 
-    def _one(self, number: int, peers: Collection[str], *, stays: bool) -> None:
-        again = self._again
-        assert again is not None, "it has come to this step"
+    def _one(self, again: WorkAgain, number: int, peers: Collection[str], *, stays: bool) -> None:
         self._tell(number, number)
         if stays:
             self._advance(again)

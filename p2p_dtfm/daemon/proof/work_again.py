@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from p2p_dtfm.core.audit.work import OWN_BYTES, own_digest, work_of
-from p2p_dtfm.core.messages.audit_messages import Boundary, Edges
+from p2p_dtfm.core.messages.audit_messages import Boundary, Edges, Share
 from p2p_dtfm.core.planner.wire_plan import WirePlan, wire_plan
 from p2p_dtfm.core.protocol.plan import Plan, Segment
 from p2p_dtfm.core.protocol.run_spec import RunSpec
@@ -137,20 +137,16 @@ class WorkAgain:
         """Raises `Unjudged`."""
         found = {}
         for peer in plan.stage_holders():
-            account = step.said[peer].audit
-            if account is None:
-                raise Unjudged("nobody states by which arithmetic: the run has no audits")
-            if account.share.arithmetic != self._arithmetic:
-                theirs = account.share.arithmetic or "none that repeats its bits"
+            share = _share_of(step, peer)
+            if share.arithmetic != self._arithmetic:
+                theirs = share.arithmetic or "none that repeats its bits"
                 raise Unjudged(
                     f"{peer} computed by the arithmetic {theirs}, and this machine by "
                     f"{self._arithmetic}: the same work has other bits here"
                 )
-            if account.share.threads > max_threads():
-                raise Unjudged(
-                    f"{peer} computed by {account.share.threads} threads: more than here"
-                )
-            found[peer] = Holder(plan.layers_of(peer), account.share.threads)
+            if share.threads > max_threads():
+                raise Unjudged(f"{peer} computed by {share.threads} threads: more than here")
+            found[peer] = Holder(plan.layers_of(peer), share.threads)
         return found
 
     def _batches_of(self, step: int, numbers: Iterable[int]) -> StepBatches:
@@ -165,14 +161,14 @@ class WorkAgain:
     ) -> None:
         prepared, number = step.said[peer_id], step.outcome.step
         self.judged += 1
-        assert prepared.audit is not None
-        sent = _edges(prepared.audit.share.edges, work)
+        share = _share_of(step, peer_id)
+        sent = _edges(share.edges, work)
         own = own_digest(account.parts, work.loss_sum, sent)
         if own == work_of(prepared, plan.segments())[:OWN_BYTES]:
             return
         what = "its tensors or its loss"
         for segment, parts in sorted(account.parts.items()):
-            if prepared.audit.share.parts.get(segment) != parts:
+            if share.parts.get(segment) != parts:
                 first = plan.segments()[segment].first_layer
                 what = f"its gradient from layer {first} on"
                 break
@@ -227,6 +223,14 @@ def _other(peer_id: str, what: str, segment: Segment, step: Step) -> NotTrue:
     first = segment.first_layer
     reason = f"{peer_id} has signed another {what} of the gradients from layer {first} on"
     return NotTrue(reason, step.outcome.step, peer_id)
+
+
+def _share_of(step: Step, peer_id: str) -> Share:
+    """What it has stated of its work. Raises `Unjudged`."""
+    account = step.said[peer_id].audit
+    if account is None:
+        raise Unjudged("nobody states by which arithmetic: the run has no audits")
+    return account.share
 
 
 def _plan(step: Step) -> Plan:

@@ -21,6 +21,7 @@ from p2p_dtfm.core.protocol.facts.in_words import counted
 if TYPE_CHECKING:
     from p2p_dtfm.core.transcript.checking import Checker
     from p2p_dtfm.daemon.proof.sample_again import Judged, Work
+    from p2p_dtfm.daemon.telemetry.names import Names
 
 REFUSED = 1
 SAMPLE_FIX = "give a share such as 1% or 0.01, or 0 to check signatures only"
@@ -143,9 +144,10 @@ def _computed_again(
     works = works_of(checker)
     chosen = drawn(works, share, random.Random(seed).randrange)
     judged = Judged()
-    if chosen:
+    if chosen and checker.spec is not None:
         told["drawn"] = chosen
-        judged = sample_of(checker, path.parent, data, _progress()).judge(chosen)
+        sample = sample_of(checker.spec, checker.steps, path.parent, data, _progress())
+        judged = sample.judge(chosen)
     told |= {
         "stage_steps": len(works),
         "judged": judged.works,
@@ -172,6 +174,16 @@ def _tell_refusal(told: dict[str, Any], as_json: bool) -> None:
         typer.echo(f"It stands under the signature of {told['signed_by']}.")
 
 
+def _names(checker: "Checker") -> "Names":
+    """By which the members called themselves."""
+    from p2p_dtfm.daemon.telemetry.names import Names
+
+    names = Names()
+    for view in {step.view.id: step.view for step in checker.steps.values()}.values():
+        names.learn(view.snapshot.records)
+    return names
+
+
 def _tell(checker: "Checker", judged: "Judged", chosen: "list[Work]", told: dict[str, Any]) -> None:
     console = Console()
     spec, steps = checker.spec, told["steps"]
@@ -185,15 +197,17 @@ def _tell(checker: "Checker", judged: "Judged", chosen: "list[Work]", told: dict
         typer.echo(f"Steps {first} to {end - 1} are not in it: its writer was not there.")
     if told["damaged_lines"]:
         typer.echo(f"{counted(told['damaged_lines'], 'line')} could not be read.")
-    table = Table("peer", "steps", "of the tokens", "audits", "guarded")
+    names = _names(checker)
+    table = Table("peer", "id ends with", "steps", "of the tokens", "audits", "guarded")
     total = sum(tally["token_layers"] for tally in told["tallies"].values()) or 1
     for peer, tally in told["tallies"].items():
         part = f"{100 * tally['token_layers'] / total:.1f}%"
-        row = (peer, f"{tally['stage_steps']:,}", part, str(tally["audits"]))
+        row = (names.of(peer), peer[-6:], f"{tally['stage_steps']:,}", part, str(tally["audits"]))
         table.add_row(*map(Text, (*row, f"{tally['guarded_layers']:,}")))
     console.print(table)
     for reason, count in judged.unjudged.items():
-        typer.echo(f"{counted(count, 'stage-step')} could not be judged here: {reason}.")
+        counts = counted(count, "stage-step")
+        typer.echo(f"{counts} could not be judged here: {names.in_text(reason)}.")
     if judged.works:
         drawn = counted(len(chosen), "stage-step")
         typer.echo(

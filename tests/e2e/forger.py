@@ -1,0 +1,105 @@
+"""Somebody who has the keys of all members and writes another history than there was, signed anew
+throughout: only who computes it again can tell."""
+
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+import msgspec
+
+from p2p_dtfm.core.audit.work import claim_digest, work_of
+from p2p_dtfm.core.messages.audit_messages import Share
+from p2p_dtfm.core.messages.prepared import Prepared, open_prepared, sign_prepared
+from p2p_dtfm.core.protocol.plan import Plan
+from p2p_dtfm.core.transcript.entries import Committed, Entry, TookOver, entry_of, line_of
+from p2p_dtfm.net.contacts.identity import Identity, verify
+
+Change = Callable[[Share], Share]
+
+
+def entries_in(path: Path) -> list[Entry]:
+    return [entry_of(line) for line in path.read_bytes().splitlines()]
+
+
+def write_entries(path: Path, entries: list[Entry]) -> Path:
+    path.write_text("".join(line_of(entry) + "\n" for entry in entries))
+    return path
+
+
+def keys_of(homes: Collection[Path]) -> dict[str, Identity]:
+    found = [Identity.load_or_create(home / "identity.key") for home in homes]
+    return {identity.peer_id: identity for identity in found}
+
+
+def other_gradients(share: Share) -> Share:
+    """Of the first segment, as of somebody who has flipped its signs: the norms are the same."""
+    first = min(share.parts)
+    other = tuple(bytes(byte ^ 255 for byte in part) for part in share.parts[first])
+    return msgspec.structs.replace(share, parts={**share.parts, first: other})
+
+
+def forged(
+    entries: list[Entry],
+    keys: dict[str, Identity],
+    works: Collection[tuple[int, str]],
+    change: Change = other_gradients,
+) -> list[Entry]:
+    """With other works of these stage-holders in these steps, to which all have sworn."""
+    plan, found = None, list[Entry]()
+    for entry in entries:
+        if isinstance(entry, TookOver):
+            plan = entry.plan
+        if isinstance(entry, Committed) and isinstance(plan, Plan):
+            entry = _step(entry, plan, keys, works, change)
+        found.append(entry)
+    return found
+
+
+def _step(
+    entry: Committed,
+    plan: Plan,
+    keys: dict[str, Identity],
+    works: Collection[tuple[int, str]],
+    change: Change,
+) -> Committed:
+    said = [open_prepared(signed, verify) for signed in entry.signed]
+    liars = {it.peer_id for it in said if (it.step, it.peer_id) in works and it.audit is not None}
+    if not liars:
+        return entry
+    shares = {it.peer_id: it.audit.share for it in said if it.audit is not None}
+    shares |= {peer: change(shares[peer]) for peer in liars}
+    shares = {peer: _got_that(peer, shares, liars, plan) for peer in shares}
+    told = [_with(it, shares[it.peer_id]) for it in said]
+    heard = {
+        it.peer_id: claim_digest(shares[it.peer_id], work_of(it, plan.segments())) for it in told
+    }
+    signed = []
+    for prepared in told:
+        assert prepared.audit is not None
+        found = {it: work for it, work in prepared.audit.found.items() if it not in liars}
+        account = msgspec.structs.replace(prepared.audit, heard=heard, found=found)
+        sworn = msgspec.structs.replace(prepared, audit=account)
+        signed.append(sign_prepared(sworn, keys[prepared.peer_id].sign))
+    return Committed(tuple(signed))
+
+
+def _got_that(peer: str, shares: dict[str, Share], liars: Collection[str], plan: Plan) -> Share:
+    """Whoever has summed it says that it has got just that."""
+    mine = shares[peer]
+    got = dict(mine.got)
+    for number, each in mine.got.items():
+        holders = plan.segments()[number].holders
+        got[number] = tuple(
+            tuple(
+                came and sent for came, sent in zip(theirs, shares[it].parts[number], strict=True)
+            )
+            if it in liars and theirs
+            else theirs
+            for it, theirs in zip(holders, each, strict=True)
+        )
+    return msgspec.structs.replace(mine, got=got)
+
+
+def _with(prepared: Prepared, share: Share) -> Prepared:
+    assert prepared.audit is not None
+    account = msgspec.structs.replace(prepared.audit, share=share)
+    return msgspec.structs.replace(prepared, audit=account)

@@ -92,7 +92,7 @@ class Typist:
         verb = arguments[0] if arguments else ""
         if not verb:
             self._come_back()
-        elif verb == "demo":
+        elif verb == "demo" and "--audit" not in arguments:
             self._look_at_demo(arguments)
         elif verb == "bootstrap":
             self._start_node(arguments)

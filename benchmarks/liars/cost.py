@@ -6,11 +6,15 @@
 Real daemons on loopback, each with all layers and one thread; the two of a pair one after the
 other, which of them first in turns. Compared are steps after the first one of a view, in which all
 are audited. `--bytes` counts what passes loopback, so nothing else may use it: hence a
-network of its own. A machine with fewer cores than daemons shows the work of audits twice over.
+network of its own. A machine with fewer cores than daemons shows the work of audits twice over,
+and one that does something else shows that: `cpu_s`, processor seconds of a step of all daemons
+and their p2pd together, is what audits compute, whatever else runs, and the lower bound of what a
+step takes longer where all cores are busy.
 """
 
 import argparse
 import json
+import os
 import statistics
 import tempfile
 import time
@@ -41,6 +45,22 @@ def loopback_bytes() -> int:
     return 0
 
 
+def processor_s(roots: set[int]) -> float:
+    """Of these processes and their children, so far."""
+    ticks, parents = {}, {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            fields = (entry / "stat").read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        parents[int(entry.name)] = int(fields[1])
+        ticks[int(entry.name)] = int(fields[11]) + int(fields[12])
+    ours = [pid for pid in ticks if pid in roots or parents[pid] in roots]
+    return sum(ticks[pid] for pid in ours) / os.sysconf("SC_CLK_TCK")
+
+
 def spec_of(run: str, rate: float) -> RunSpec:
     spec = comparable(read_run_spec(run), NEVER)
     return spec.model_copy(update={"audit": spec.audit.model_copy(update={"rate": rate})})
@@ -69,14 +89,18 @@ def played(run: str, rate: float, peers: int, steps: int) -> dict[str, float]:
             first, address = swarm.found(founding)
             for _ in range(peers - 1):
                 swarm.join(address)
+            roots = {child.process.pid for child in swarm.children}
             begun, begun_bytes = until(first, WARM_STEPS), loopback_bytes()
+            begun_cpu_s = processor_s(roots)
             done, done_bytes = until(first, begun + steps), loopback_bytes()
+            cpu_s = processor_s(roots) - begun_cpu_s
             audits = sum((child.status() or {}).get("audits", 0) for child in swarm.children)
             commits = [it for it in commits_of({"": first.events()}) if begun <= it[0] <= done]
     times_s = [after[1] - before[1] for before, after in pairwise(commits)]
     return {
         "step_s": statistics.median(times_s),
         "mean_step_s": statistics.fmean(times_s),
+        "cpu_s": cpu_s / (done - begun),
         "step_bytes": (done_bytes - begun_bytes) / (done - begun),
         "audits": audits,
         "steps": done,
@@ -103,7 +127,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
     pairs = measure(asked.run, asked.rate, asked.peers, asked.steps, asked.pairs)
-    kinds = ["step_s", "mean_step_s", *(["step_bytes"] if asked.bytes else [])]
+    kinds = ["step_s", "mean_step_s", "cpu_s", *(["step_bytes"] if asked.bytes else [])]
     ratios = {
         kind: statistics.median(it["with"][kind] / it["without"][kind] for it in pairs)
         for kind in kinds

@@ -32,6 +32,7 @@ from tests.e2e.helpers import (
     wait_until,
     write_spec,
 )
+from tests.net.test_ports import free_port
 
 MIB = 1 << 20
 PAUSED_LIMIT_BYTES = 120 * MIB
@@ -101,7 +102,9 @@ def test_limits_hold_and_a_pause_frees_memory_while_the_others_train_on(
     limit_bytes = 100 * MIB  # a checkpoint has 22
     limits = ["--threads", "1", "--disk-gib", str(limit_bytes / (1 << 30))]
     with LocalSwarm(tmp_path) as swarm:
-        founder, address = swarm.found(["--run", str(spec), *limits])
+        # one that no other daemon would choose while this one starts as a smaller process
+        own_port = ["--dashboard", str(free_port())]
+        founder, address = swarm.found(["--run", str(spec), *limits, *own_port])
         process = psutil.Process(founder.process.pid)
         wait_until(lambda: step_of(founder) >= 4, "it trains")
         computing, waiting, *others = busy_threads(process, lambda: step_of(founder) >= 40)

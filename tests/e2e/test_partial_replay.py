@@ -271,7 +271,9 @@ async def stood_in(swarm: Swarm, step: int, position: int) -> list[float]:
     losses.append(await swarm.commit(step))
     computed = {name: swarm.forwards(name, step) for name in mended.stage_holders()}
     everything = list(range(swarm.spec.microbatches_per_step))
-    assert sorted(computed.pop(stand_in)) == everything
+    both = computed.pop(stand_in)
+    assert sorted(set(both)) == everything
+    assert len(both) <= len(everything) + 1, "but for a forward of which it could tell nobody"
     assert sorted(n for numbers in computed.values() for n in numbers) == everything, computed
     swarm.start(step + 1)
     losses.append(await swarm.commit(step + 1))

@@ -39,6 +39,7 @@ def memory_of(spec: RunSpec) -> list[str]:
     return ["--memory-gib", f"{SHARE * whole / 2**30:.6f}"]
 
 
+@pytest.mark.nightly
 def test_blocks_of_unlike_width_survive_a_kill_and_a_join(tmp_path: Path) -> None:
     steps = 70
     path, spec = written(tmp_path, "mixed-width", steps)

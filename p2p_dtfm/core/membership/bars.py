@@ -14,15 +14,30 @@ FIRST_STEPS = 400
 """A device that erred once comes back; whoever lies again waits twice as long each time."""
 DOUBLINGS_LIMIT = 30
 BARS_LIMIT = 128
-"""The newest: whoever makes keys to have others forgotten must lose a place with each."""
+"""Those that end last: one that is over goes first, and whoever makes keys to have others forgotten
+must lose a place with each."""
 
 
 def agreed_bars(contributions: Collection[Contribution]) -> tuple[Bar, ...]:
-    """Those that more than half of the members among the contributors name; where nobody is in a
-    view, as when all have started again, more than half of all."""
+    """Of those whom more than half of the members among the contributors name, by whatever verdict;
+    where nobody is in a view, as when all have started again, more than half of all.
+
+    Parts of a split swarm that meet have convicted a peer each for itself: the bar that stays is the
+    longest than which more than half name none that is shorter. So it is between two that honest
+    members name, and a few can neither end a bar nor draw it out.
+    """
     voters = [part for part in contributions if part.present is not None] or list(contributions)
-    named = Counter(bar for part in voters for bar in set(part.bars))
-    return united(bar for bar, count in named.items() if 2 * count > len(voters))
+    named: dict[str, list[Bar]] = {}
+    for part in voters:
+        for bar in united(part.bars):
+            named.setdefault(bar.peer_id, []).append(bar)
+    needed = len(voters) // 2 + 1
+    enough = (bars for bars in named.values() if len(bars) >= needed)
+    return united(sorted(bars, key=_how_long, reverse=True)[needed - 1] for bars in enough)
+
+
+def _how_long(bar: Bar) -> tuple[int, int, Bar]:
+    return bar.until_step, bar.count, bar
 
 
 def step_of_most(contributions: Collection[Contribution]) -> int:
@@ -51,13 +66,13 @@ def with_convicted(
 
 
 def united(bars: Iterable[Bar]) -> tuple[Bar, ...]:
-    """Of each peer the one that lasts longest; the newest, in order."""
+    """Of each peer the one that lasts longest; of too many those that end last, in order."""
     longest: dict[str, Bar] = {}
     for bar in sorted(bars):
         held = longest.get(bar.peer_id)
         if held is None or (held.count, held.until_step) <= (bar.count, bar.until_step):
             longest[bar.peer_id] = bar
-    return tuple(sorted(longest.values())[-BARS_LIMIT:])
+    return tuple(sorted(sorted(longest.values(), key=_how_long)[-BARS_LIMIT:]))
 
 
 def barred_at(bars: Iterable[Bar], step: int) -> dict[str, Bar]:

@@ -32,6 +32,20 @@ def stays_out(liar: str, honest: list[Child]) -> None:
 
 
 @pytest.mark.nightly
+def test_who_is_found_out_and_says_no_more_is_barred(
+    tmp_path: Path, prepared_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Prepared of its own is not needed to prove that it lies."""
+    lies = {2: ("mute", LIED_AT)}
+    with swarm(tmp_path, prepared_data, monkeypatch, lies, STEPS, AUDIT) as (local, _):
+        liar = local.children[2]
+        honest = [child for child in local.children if child is not liar]
+        wait_until(lambda: step_of(liar) >= 0, "the liar's first step")
+        liar_id = (liar.status() or {})["peer_id"]
+        wait_until(lambda: all(barred(child) == {liar_id} for child in honest), "it is barred")
+
+
+@pytest.mark.nightly
 def test_neither_a_new_life_nor_a_restart_of_the_others_ends_a_bar(
     tmp_path: Path, prepared_data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,8 +17,9 @@ from p2p_dtfm.core.protocol.snapshot import ViewId
 
 DIGEST_BYTES = 16
 """Of states."""
-SUM_DIGEST_BYTES = 8
-"""Of sums: two with one digest would have to be found anew within each step."""
+SUM_DIGEST_BYTES = 16
+"""Of sums. Whoever makes a sum chooses it: of 8 bytes it would find two with one digest within a
+step, and the peer that got the other one would be convicted of all that it computes afterwards."""
 
 
 @dataclass
@@ -144,8 +145,9 @@ def conflict_of(
     audited = findings(said, plan, plan.segments(), one_arithmetic, kept)
     for peer, reason in audited.liars.items():
         found.blame(peer, reason)
-    for peer in audited.convicted:
-        found.convicted[peer] = said[peer].view, said[peer].step
+    where = {(prepared.view, prepared.step) for prepared in said.values()}
+    for peer in audited.convicted:  # of one view and step, and its own may be missing
+        found.convicted[peer] = min(where)
     for (one, other), reason in audited.doubts.items():
         found.doubt(one, other, reason)
     return found

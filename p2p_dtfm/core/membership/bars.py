@@ -4,7 +4,6 @@ A verdict of more than half of all stage-holders bars a key, for so many steps t
 restart and no new life ends it. Whoever is only in doubt is not barred: it may be the honest one.
 """
 
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 
 from p2p_dtfm.core.messages.agreement_messages import Contribution
@@ -22,9 +21,9 @@ def agreed_bars(contributions: Collection[Contribution]) -> tuple[Bar, ...]:
     """Of those whom more than half of the members among the contributors name, by whatever verdict;
     where nobody is in a view, as when all have started again, more than half of all.
 
-    Parts of a split swarm that meet have convicted a peer each for itself: the bar that stays is the
-    longest than which more than half name none that is shorter. So it is between two that honest
-    members name, and a few can neither end a bar nor draw it out.
+    Parts of a split swarm that meet may each have convicted it. The bar that stays is the longest
+    than which more than half name none that is shorter: it lies between two that honest members
+    name, and a few can neither end a bar nor draw it out.
     """
     voters = [part for part in contributions if part.present is not None] or list(contributions)
     named: dict[str, list[Bar]] = {}

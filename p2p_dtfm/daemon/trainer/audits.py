@@ -138,12 +138,16 @@ class Audits:
             tried = set(found)
             self._given.add((Kind.AUDIT, step))
             await self._until(view, Kind.AUDIT, book.not_audited)
-            for peer_id in book.disputed():
+            disputed = book.disputed()
+            for peer_id in disputed:
                 log.warning("%s has computed something else than was claimed", peer_id)
                 if peer_id not in tried and book.may_judge(me, peer_id):
                     found[peer_id] = await self._again(here, peer_id)
             told = {peer_id: work for peer_id, work in found.items() if work != COULD_NOT}
-            return Account(claim.share, heard_of(book.claims), told)
+            denied = {
+                it: told.get(it, book.claims[it].work) != book.claims[it].work for it in disputed
+            }
+            return Account(claim.share, heard_of(book.claims), told, denied)
         finally:
             self._waits_for = ()
 

@@ -234,7 +234,7 @@ def open_another_thing() -> None:
 
 
 def withhold_prepared() -> None:
-    """Once an auditor has found that its gradients are flipped: then nothing that it says proves it."""
+    """Once an auditor has found its flipped gradients: then nothing that it says proves them."""
     honest = Audits.account
 
     async def account(self: Any, view: Any, plan: Any, step: int, *rest: Any):

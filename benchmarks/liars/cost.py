@@ -6,10 +6,12 @@
 Real daemons on loopback, each with all layers and one thread; the two of a pair one after the
 other, which of them first in turns. Compared are steps after the first one of a view, in which all
 are audited. `--bytes` counts what passes loopback, so nothing else may use it: hence a
-network of its own. A machine with fewer cores than daemons shows the work of audits twice over,
-and one that does something else shows that: `cpu_s`, processor seconds of a step of all daemons
-and their p2pd together, is what audits compute, whatever else runs, and the lower bound of what a
-step takes longer where all cores are busy.
+network of its own. A machine with fewer cores than daemons shows the work of audits twice over.
+
+`cpu_s` are processor seconds of a step of all daemons and their p2pd together: what audits compute,
+and the lower bound of what a step takes longer where all cores are busy. They grow, too, by a fifth
+and more, where something else uses caches and cores. With `--at-once` the two of a pair run beside
+each other, and the same disturbs both.
 """
 
 import argparse
@@ -18,6 +20,9 @@ import os
 import statistics
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -79,39 +84,79 @@ def until(child: Child, step: int) -> int:
     return reached
 
 
+@dataclass(frozen=True)
+class Played:
+    """A swarm under way."""
+
+    swarm: LocalSwarm
+    first: Child
+
+    @classmethod
+    @contextmanager
+    def begun(cls, run: str, rate: float, peers: int) -> Iterator["Played"]:
+        with tempfile.TemporaryDirectory(prefix="p2p-dtfm-cost-") as name:
+            directory = Path(name)
+            (directory / "run.json").write_text(spec_of(run, rate).model_dump_json())
+            with LocalSwarm(directory, OPTIONS, MODULE) as swarm:
+                founding = ["--run", str(directory / "run.json"), "--expect-peers", str(peers)]
+                first, address = swarm.found(founding)
+                for _ in range(peers - 1):
+                    swarm.join(address)
+                yield cls(swarm, first)
+
+    def cpu_s(self) -> float:
+        return processor_s({child.process.pid for child in self.swarm.children})
+
+    def figures(self, begun: int, done: int, cpu_s: float, bytes_: int) -> dict[str, float]:
+        """Seconds and bytes of a step, and audits of all so far."""
+        commits = [it for it in commits_of({"": self.first.events()}) if begun <= it[0] <= done]
+        times_s = [after[1] - before[1] for before, after in pairwise(commits)]
+        return {
+            "step_s": statistics.median(times_s),
+            "mean_step_s": statistics.fmean(times_s),
+            "cpu_s": cpu_s / (done - begun),
+            "step_bytes": bytes_ / (done - begun),
+            "audits": sum((child.status() or {}).get("audits", 0) for child in self.swarm.children),
+            "steps": done,
+        }
+
+
 def played(run: str, rate: float, peers: int, steps: int) -> dict[str, float]:
-    """Of one swarm: seconds and bytes of a step, and audits of all in a step."""
-    with tempfile.TemporaryDirectory(prefix="p2p-dtfm-cost-") as name:
-        directory = Path(name)
-        (directory / "run.json").write_text(spec_of(run, rate).model_dump_json())
-        with LocalSwarm(directory, OPTIONS, MODULE) as swarm:
-            founding = ["--run", str(directory / "run.json"), "--expect-peers", str(peers)]
-            first, address = swarm.found(founding)
-            for _ in range(peers - 1):
-                swarm.join(address)
-            roots = {child.process.pid for child in swarm.children}
-            begun, begun_bytes = until(first, WARM_STEPS), loopback_bytes()
-            begun_cpu_s = processor_s(roots)
-            done, done_bytes = until(first, begun + steps), loopback_bytes()
-            cpu_s = processor_s(roots) - begun_cpu_s
-            audits = sum((child.status() or {}).get("audits", 0) for child in swarm.children)
-            commits = [it for it in commits_of({"": first.events()}) if begun <= it[0] <= done]
-    times_s = [after[1] - before[1] for before, after in pairwise(commits)]
-    return {
-        "step_s": statistics.median(times_s),
-        "mean_step_s": statistics.fmean(times_s),
-        "cpu_s": cpu_s / (done - begun),
-        "step_bytes": (done_bytes - begun_bytes) / (done - begun),
-        "audits": audits,
-        "steps": done,
-    }
+    """Of one swarm alone."""
+    with Played.begun(run, rate, peers) as it:
+        begun, begun_bytes, begun_cpu_s = until(it.first, WARM_STEPS), loopback_bytes(), it.cpu_s()
+        done = until(it.first, begun + steps)
+        return it.figures(begun, done, it.cpu_s() - begun_cpu_s, loopback_bytes() - begun_bytes)
 
 
-def measure(run: str, rate: float, peers: int, steps: int, pairs: int) -> list[dict[str, Any]]:
+def played_at_once(
+    run: str, rates: Sequence[float], peers: int, steps: int
+) -> list[dict[str, float]]:
+    """Of swarms beside each other, from when all are warm until each has taken so many steps."""
+    with ExitStack() as stack:
+        swarms = [stack.enter_context(Played.begun(run, rate, peers)) for rate in rates]
+        for it in swarms:
+            until(it.first, WARM_STEPS)
+        begun = [(step_of(it.first), it.cpu_s()) for it in swarms]
+        for it, (step, _) in zip(swarms, begun, strict=True):
+            until(it.first, step + steps)
+        done = [(step_of(it.first), it.cpu_s()) for it in swarms]
+        return [
+            it.figures(before[0], after[0], after[1] - before[1], 0)
+            for it, before, after in zip(swarms, begun, done, strict=True)
+        ]
+
+
+def measure(
+    run: str, rate: float, peers: int, steps: int, pairs: int, at_once: bool
+) -> list[dict[str, Any]]:
     found = []
     for number in range(pairs):
         rates = (0.0, rate) if number % 2 == 0 else (rate, 0.0)
-        of = {each: played(run, each, peers, steps) for each in rates}
+        if at_once:
+            of = dict(zip(rates, played_at_once(run, rates, peers, steps), strict=True))
+        else:
+            of = {each: played(run, each, peers, steps) for each in rates}
         found.append({"without": of[0.0], "with": of[rate]})
     return found
 
@@ -124,9 +169,10 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--run", default="tiny")
     parser.add_argument("--bytes", action="store_true", help="nothing else uses loopback")
+    parser.add_argument("--at-once", action="store_true", help="the two of a pair, no bytes")
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
-    pairs = measure(asked.run, asked.rate, asked.peers, asked.steps, asked.pairs)
+    pairs = measure(asked.run, asked.rate, asked.peers, asked.steps, asked.pairs, asked.at_once)
     kinds = ["step_s", "mean_step_s", "cpu_s", *(["step_bytes"] if asked.bytes else [])]
     ratios = {
         kind: statistics.median(it["with"][kind] / it["without"][kind] for it in pairs)

@@ -18,14 +18,13 @@ must lose a place with each."""
 
 
 def agreed_bars(contributions: Collection[Contribution]) -> tuple[Bar, ...]:
-    """Of those whom more than half of the members among the contributors name, by whatever verdict;
-    where nobody is in a view, as when all have started again, more than half of all.
+    """Of those whom more than half of the voters name, by whatever verdict.
 
     Parts of a split swarm that meet may each have convicted it. The bar that stays is the longest
     than which more than half name none that is shorter: it lies between two that honest members
     name, and a few can neither end a bar nor draw it out.
     """
-    voters = [part for part in contributions if part.present is not None] or list(contributions)
+    voters = _voters(contributions)
     named: dict[str, list[Bar]] = {}
     for part in voters:
         for bar in united(part.bars):
@@ -35,15 +34,25 @@ def agreed_bars(contributions: Collection[Contribution]) -> tuple[Bar, ...]:
     return united(sorted(bars, key=_how_long, reverse=True)[needed - 1] for bars in enough)
 
 
+def _voters(contributions: Collection[Contribution]) -> list[Contribution]:
+    """The members of the newest view that any contributor is in, whichever they say that they are
+    in: who has been left out since an older one has no word, though somebody says that this is the
+    present one. Where nobody is in a view, as when all have started again, all contributors."""
+    present = [part.present for part in contributions if part.present is not None]
+    if not present:
+        return list(contributions)
+    members = frozenset(max(present, key=lambda it: it.view).members)
+    return [it for it in contributions if it.present is not None and it.member in members]
+
+
 def _how_long(bar: Bar) -> tuple[int, int, Bar]:
     return bar.until_step, bar.count, bar
 
 
 def step_of_most(contributions: Collection[Contribution]) -> int:
-    """A step that at least half of the members have committed, or say so: nobody alone has a bar
-    end by it."""
-    members = [part.step for part in contributions if part.present is not None]
-    steps = sorted(members or [part.step for part in contributions])
+    """A step that at least half of the voters have committed, or say so: nobody alone has a bar end
+    by it."""
+    steps = sorted(part.step for part in _voters(contributions))
     return steps[(len(steps) - 1) // 2] if steps else 0
 
 

@@ -148,6 +148,24 @@ def test_newcomers_have_no_word_where_there_are_members() -> None:
     assert not chosen(parts).bars and "c" in places(parts)
 
 
+def test_who_was_left_out_has_no_word_though_a_fellow_brings_the_old_view_along() -> None:
+    """d is a member still, and says that it is in the view in which c and e were."""
+    old = PresentView(VIEW, tuple(Member(name, 1) for name in "abcde"), PLAN)
+    new = PresentView(ViewId(4, "cd" * 32), tuple(Member(name, 1) for name in "abd"), PLAN)
+    bars = tuple(msgspec.structs.replace(BAR, peer_id=name) for name in "ce")
+    parts = [part(name, bars, present=new) for name in "ab"]
+    parts += [part(name, present=old, step=1 << 50) for name in "cde"]
+    assert places(parts) == "abd" and chosen(parts).bars == bars
+    assert step_of_most(parts) == 7
+
+
+def test_one_that_is_first_in_a_view_has_no_more_of_a_word_than_its_others() -> None:
+    new = PresentView(ViewId(4, "cd" * 32), tuple(MEMBERS.values()), PLAN)
+    false = tuple(msgspec.structs.replace(BAR, peer_id=name) for name in "abc")
+    parts = [*map(part, "abc"), part("d", false, present=new)]
+    assert places(parts) == NAMES and not chosen(parts).bars
+
+
 def test_after_a_restart_of_all_those_that_remember_decide() -> None:
     parts = [part(name, (BAR,) if name in "abd" else (), present=None) for name in NAMES]
     assert places(parts) == "abd"

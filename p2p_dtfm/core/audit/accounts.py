@@ -109,26 +109,37 @@ def findings(
     if found.liars or found.doubts:
         return found  # from unlike claims follow unlike audits, and nobody need have lied
     shares = {peer: account.share for peer, account in accounts.items()}
-    edges = unlike_edges(shares, segments)
-    for owner, holder in edges:
-        reason = f"the gradients of {holder} are not those that {owner} has got from it"
-        found.doubt(owner, holder, reason)
+    misled = _doubt_edges(shares, segments, found)
     without_input = _doubt_boundaries(shares, plan, found)
-    misled = {owner for owner, _ in edges}
     arithmetics = {peer: share.arithmetic for peer, share in shares.items()}
     if one_arithmetic:
         _judge_arithmetics(arithmetics, found)
     for peer_id in [peer for peer in works if peer not in without_input]:
-        work = works[peer_id]
         length = OWN_BYTES if peer_id in misled else WORK_BYTES
-        stated = _found_of(peer_id, accounts, length) | {peer_id: work[:length]}
+        stated = _found_of(peer_id, accounts, length) | {peer_id: works[peer_id][:length]}
         judges = (can_replay(it, peer_id, plan, arithmetics, kept_microbatches) for it in accounts)
-        able = 1 + sum(judges)
-        told = sum(peer_id in it.disputed for it in accounts.values())
-        has_third = able >= FEWEST_JUDGES and 2 * told <= len(accounts)
-        _judge(peer_id, stated, is_secret=has_third, found=found)
+        has_third = 1 + sum(judges) >= FEWEST_JUDGES
+        is_secret = has_third and not _most_were_told(peer_id, accounts)
+        _judge(peer_id, stated, is_secret=is_secret, found=found)
         _convict(stated, len(accounts), found)
     return found
+
+
+def _most_were_told(peer_id: str, accounts: Mapping[str, Account]) -> bool:
+    """That an auditor doubts its work."""
+    told = sum(peer_id in account.disputed for account in accounts.values())
+    return 2 * told > len(accounts)
+
+
+def _doubt_edges(
+    shares: Mapping[str, Share], segments: Sequence[Segment], found: Findings
+) -> set[str]:
+    """Returns who says that other gradients came to it than were claimed."""
+    unlike = unlike_edges(shares, segments)
+    for owner, holder in sorted(unlike):
+        reason = f"the gradients of {holder} are not those that {owner} has got from it"
+        found.doubt(owner, holder, reason)
+    return {owner for owner, _ in unlike}
 
 
 def _doubt_boundaries(shares: Mapping[str, Share], plan: Plan, found: Findings) -> set[str]:

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from p2p_dtfm.core.audit.accounts import MANY, fault_of_account, findings
+from p2p_dtfm.core.audit.accounts import MANY, Findings, fault_of_account, findings
 from p2p_dtfm.core.commit.step_terms import SQUARED_NORM_LIMIT, StepTerms
 from p2p_dtfm.core.messages.prepared import Prepared
 from p2p_dtfm.core.protocol.plan import Plan
@@ -143,14 +143,18 @@ def conflict_of(
     one_arithmetic = terms is not None and terms.one_arithmetic
     kept = terms.kept_microbatches if terms is not None else MANY
     audited = findings(said, plan, plan.segments(), one_arithmetic, kept)
+    if said:  # all of one view and step
+        first = next(iter(said.values()))
+        _take_findings(audited, (first.view, first.step), found)
+    return found
+
+
+def _take_findings(audited: Findings, where: tuple[ViewId, int], found: Conflict) -> None:
     for peer, reason in audited.liars.items():
         found.blame(peer, reason)
-    where = {(prepared.view, prepared.step) for prepared in said.values()}
-    for peer in audited.convicted:  # of one view and step, and its own may be missing
-        found.convicted[peer] = min(where)
+    found.convicted |= dict.fromkeys(audited.convicted, where)
     for (one, other), reason in audited.doubts.items():
         found.doubt(one, other, reason)
-    return found
 
 
 def _comparable(

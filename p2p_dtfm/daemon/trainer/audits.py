@@ -188,7 +188,7 @@ class Audits:
 
     def _say(self, here: "_Open", said: Claimed | Audited) -> None:
         here.book.record(self._tools.me, said)
-        for peer_id in here.view.member_ids:
+        for peer_id in here.plan.stage_holders():  # a spare has no part in it
             self._tools.messenger.tell(peer_id, said)
 
     async def _until(self, view: View, kind: Kind, missing: Missing) -> None:

@@ -17,6 +17,7 @@ from p2p_dtfm.core.audit.accounts import Findings, findings
 from p2p_dtfm.core.audit.boundaries import beside
 from p2p_dtfm.core.audit.draw import draw, seed_of
 from p2p_dtfm.core.audit.work import WORK_BYTES, can_replay, claim_digest, own_digest, sums_digest
+from p2p_dtfm.core.commit.judgement import SUM_DIGEST_BYTES
 from p2p_dtfm.core.messages.audit_messages import Account, Boundary, Edges, Share
 from p2p_dtfm.core.messages.prepared import Prepared
 from p2p_dtfm.core.protocol.canonical import digest_bytes
@@ -61,6 +62,10 @@ def plan_of(pipelines: int, stages: int) -> Plan:
 
 def _digest(*words: object) -> bytes:
     return bytes.fromhex(digest_bytes(repr(words).encode()))
+
+
+def _sum(peer: str, number: int) -> bytes:
+    return _digest(peer, number)[:SUM_DIGEST_BYTES]
 
 
 def shares_of(plan: Plan, step: int, liar: str, way: str) -> dict[str, Share]:
@@ -112,7 +117,7 @@ def _turned(digest: bytes, lies: bool) -> bytes:
 def works_of(plan: Plan, shares: dict[str, Share]) -> dict[str, bytes]:
     return {
         peer: own_digest(share.parts, 1.0, share.edges)
-        + sums_digest({number: _digest(peer, number)[:8] for number in share.parts})
+        + sums_digest({number: _sum(peer, number) for number in share.parts})
         for peer, share in shares.items()
     }
 
@@ -138,8 +143,13 @@ def one_step(plan: Plan, step: int, liar: str, way: str) -> tuple[int, Findings]
     said = {}
     for peer, share in shares.items():
         segments = plan.segments()
-        sums = {n: tuple(_digest(it, n)[:8] for it in segments[n].holders) for n in share.parts}
-        account = Account(share, heard, found[peer])
+        sums = {
+            n: tuple(_digest(it, n)[:SUM_DIGEST_BYTES] for it in segments[n].holders)
+            for n in share.parts
+        }
+        mine = found[peer]
+        doubted = {it: mine.get(it, claimed[it]) != claimed[it] for it in disputed}
+        account = Account(share, heard, mine, doubted)
         norms = dict.fromkeys(share.parts, 1.0)
         said[peer] = Prepared(
             VIEW, step, peer, norms, 1.0, 1, 0.0, 0, None, "", sums, audit=account

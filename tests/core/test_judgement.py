@@ -41,7 +41,7 @@ BASE = "the state of step 7"
 NAMES = "abc"
 # three replicas of all layers, of which each computes two microbatches
 PLAN = Plan(tuple(Pipeline((Stage(n, 0, 3, 1),), 2 * i, 2) for i, n in enumerate(NAMES)), (), 1)
-SUMS = (b"1" * 8, b"2" * 8, b"3" * 8)
+SUMS = (b"1" * 16, b"2" * 16, b"3" * 16)
 TERMS = StepTerms(
     microbatch_tokens=5,
     evaluation_microbatches=4,
@@ -123,7 +123,7 @@ def test_unlike_sums_put_their_owner_against_whoever_got_others() -> None:
     """Other norms follow from other sums, and accuse nobody."""
     said = {"a": prepared("a")}
     for peer in "bc":
-        others = (peer.encode() * 8, *SUMS[1:])
+        others = (peer.encode() * 16, *SUMS[1:])
         said[peer] = prepared(peer, sums={0: others}, squared_norms={0: float(ord(peer))})
     found = conflict_of(said, PLAN)
     assert set(found.doubts) == {("a", "b"), ("a", "c")} and not found.liars
@@ -189,7 +189,7 @@ def test_an_attempt_keeps_liars_out_and_one_of_a_pair_in_doubt() -> None:
 
     norm = signed([prepared("a"), prepared("b"), prepared("c", squared_norms={0: 5.0})])
     assert participants([part(name, norm) for name in NAMES]) == "ab"
-    sums = {0: (SUMS[0], b"?" * 8, SUMS[2])}
+    sums = {0: (SUMS[0], b"?" * 16, SUMS[2])}
     doubt = signed([prepared("a"), prepared("b"), prepared("c", sums=sums)])
     assert participants([part(name, doubt) for name in NAMES]) in ("ab", "ac")
 

@@ -233,7 +233,7 @@ def test_the_largest_swarm_can_tell_a_stranger_where_it_stands() -> None:
     members = tuple(Member(f"12D3KooW{number:044}", 1 << 40) for number in range(MEMBERS_LIMIT))
     view = ViewId(1 << 40, "f" * 64)
     certificate = Certificate(view, "e" * 64, members, tuple((m, b"x" * 64) for m in members))
-    sums = {number: (b"x" * 8,) * 8 for number in range(4)}
+    sums = {number: (b"x" * 16,) * 8 for number in range(4)}
     said = Prepared(view, 9, members[0].peer_id, {}, 1.0, 9, 0.0, 0, view, "a" * 64, sums)
     commit = (sign_prepared(said, lambda text: b"x" * 64),) * COMMIT_TOLD
     follows = tuple(m.peer_id for m in members[:16])

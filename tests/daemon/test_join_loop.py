@@ -17,7 +17,7 @@ from p2p_dtfm.daemon.node.coming_and_going import Entry
 from p2p_dtfm.daemon.peers.discovery import first_found
 from p2p_dtfm.daemon.peers.member_search import Found, Search, Sought
 from p2p_dtfm.daemon.peers.run_source import RunComplete
-from p2p_dtfm.daemon.peers.wire import KnownPeers, PeerAddress
+from p2p_dtfm.daemon.peers.wire import Barred, KnownPeers, PeerAddress
 from p2p_dtfm.daemon.telemetry.status import Status
 from p2p_dtfm.net.errors import Refused, Unreachable
 
@@ -60,6 +60,8 @@ class FakeMessenger:
         """That live, and ask to be let in themselves."""
         self.complete: set[str] = set()
         """That say that the run is complete."""
+        self.barred: dict[str, Barred] = {}
+        """Who says that this one is barred."""
         self.passed_over: dict[str, str] = {}
 
     async def ask(self, peer_id: str, message: object) -> bytes:
@@ -70,6 +72,8 @@ class FakeMessenger:
             return encode(KnownPeers((), lets_in=False))
         if peer_id in self.complete:
             return encode(KnownPeers((), standing=STANDING))
+        if peer_id in self.barred:
+            return encode(KnownPeers((), barred=self.barred[peer_id]))
         if peer_id not in self.living:
             raise Unreachable(peer_id, "no answer")
         self.agreement.view = "together"
@@ -198,6 +202,29 @@ def test_a_member_that_is_only_busy_is_asked_again() -> None:
 
     play(calms_down)
     assert set(messenger.asked) == {"busy"} and newcomer.acquaintances.looked == 0
+
+
+def test_who_is_barred_is_told_why_and_until_when_and_asks_the_others_as_well() -> None:
+    newcomer = Newcomer()
+    messenger, status = newcomer.messenger, newcomer.status
+    messenger.known, messenger.heard_s = ("strict", "other"), {"strict": 2.0, "other": 1.0}
+    messenger.barred = {"strict": Barred(412, 12, "works otherwise " + "x" * 5000)}
+    messenger.barred["other"] = messenger.barred["strict"]
+
+    async def is_told() -> None:
+        loop = asyncio.create_task(newcomer.join())
+        while len(messenger.asked) < 4:
+            await asyncio.sleep(0.001)
+        assert "barred until step 412, 400 steps from now" in status.reason
+        assert "works otherwise" in status.reason and len(status.reason) < 400
+        ((what, fix),) = status.troubles.present()
+        assert what == status.reason and "memory" in fix
+        messenger.barred, messenger.living = {}, {"strict"}
+        await loop
+
+    play(is_told)
+    assert set(messenger.asked) == {"strict", "other"}
+    assert newcomer.agreement.view == "together" and not status.troubles.present()
 
 
 def test_when_all_known_members_are_dead_it_says_so_and_waits_ever_longer() -> None:

@@ -20,7 +20,7 @@ from p2p_dtfm.daemon.peers.wire import KnownPeers, Message, TraceReply, Welcome
 from p2p_dtfm.net.streams.frames import FrameHeader
 from tests.core.planning import Peer, name_of, snapshot
 
-SAID = {2: "a9ff6cae7e618cb10e4195f65c21f7de5a5e5f370e9992b69fce207634baee18"}
+SAID = {2: "3ae3248303f763961c5a1bd5667ca749d9d54a5e9f982e796d4cff034d5f5950"}
 PLANNED = {2: "79fac775b8b7620720425a2fb0332823975fbbc1e4b7f3e25b9197edc930980c"}
 
 

@@ -127,7 +127,9 @@ def change_own_gradients() -> None:
                 if KIND == "bend":
                     gradient[: max(1, len(gradient) // 1000)] += 1e-4
                 else:
-                    gradient.mul_({"flip": -1.0, "alien": -1.0, "weak": 0.9, "zeros": 0.0}[KIND])
+                    gradient.mul_(
+                        {"flip": -1.0, "alien": -1.0, "mute": -1.0, "weak": 0.9, "zeros": 0.0}[KIND]
+                    )
             on_final(layer)
 
         await honest(self, step, replay, final)
@@ -231,6 +233,20 @@ def open_another_thing() -> None:
     Audits._claim = claim  # type: ignore[method-assign]
 
 
+def withhold_prepared() -> None:
+    """Once an auditor has found its flipped gradients: then nothing that it says proves them."""
+    honest = Audits.account
+
+    async def account(self: Any, view: Any, plan: Any, step: int, *rest: Any):
+        made = await honest(self, view, plan, step, *rest)
+        while lies(step) and self._tools.me in made.disputed and not self._state.is_over(view):
+            await self._state.wait()
+        return made
+
+    Audits.account = account  # type: ignore[method-assign]
+    change_own_gradients()
+
+
 def give_noise() -> None:
     honest = LayerState.to_bytes
 
@@ -275,6 +291,7 @@ elif KIND:
         "accuse": find_fault_with_all,
         "alien": say_that_nobody_computes_so,
         "opening": open_another_thing,
+        "mute": withhold_prepared,
         "silence": accuse_everybody,
         "equivnorm": say_each_another_norm,
         "equivsum": send_each_another_sum,

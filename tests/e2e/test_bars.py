@@ -20,6 +20,14 @@ def barred(child: Child) -> set[str]:
     return {it["peer_id"] for it in (child.status() or {}).get("barred", ())}
 
 
+def is_told(child: Child) -> bool:
+    """Of its bar, on its own screen."""
+    facts = child.status() or {}
+    problems = [it["what"] for it in facts.get("problems", ())]
+    told = [text for text in (facts.get("reason", ""), *problems) if "barred until step" in text]
+    return len(told) >= 2 and all("it works otherwise than those" in text for text in told)
+
+
 def members(child: Child) -> set[str]:
     return set((child.status() or {}).get("members", ()))
 
@@ -29,6 +37,21 @@ def stays_out(liar: str, honest: list[Child]) -> None:
     while time.monotonic() < end_s:
         assert not any(liar in members(child) for child in honest)
         time.sleep(0.2)
+
+
+@pytest.mark.nightly
+def test_who_is_found_out_and_says_no_more_is_barred(
+    tmp_path: Path, prepared_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Prepared of its own is not needed to prove that it lies."""
+    lies = {2: ("mute", LIED_AT)}
+    with swarm(tmp_path, prepared_data, monkeypatch, lies, STEPS, AUDIT) as (local, _):
+        liar = local.children[2]
+        honest = [child for child in local.children if child is not liar]
+        wait_until(lambda: step_of(liar) >= 0, "the liar's first step")
+        liar_id = (liar.status() or {})["peer_id"]
+        wait_until(lambda: all(barred(child) == {liar_id} for child in honest), "it is barred")
+        wait_until(lambda: is_told(liar), "it is told so")
 
 
 @pytest.mark.nightly

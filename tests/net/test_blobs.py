@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
+from blake3 import blake3
 
 from p2p_dtfm.core.protocol.canonical import digest_bytes
 from p2p_dtfm.core.protocol.errors import PeerFault
@@ -38,6 +39,20 @@ def test_a_blob_comes_whole_and_atomically(tmp_path: Path) -> None:
             )
             assert target.read_bytes() == CONTENT
             assert [entry.name for entry in target.parent.iterdir()] == ["blob"]
+
+    run(scenario())
+
+
+def test_a_blob_may_be_named_by_another_digest(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with hosts(tmp_path, 3, all_met=True) as (one, liar, two):
+            name = blake3(CONTENT).hexdigest()
+            for host, found in ((one, CONTENT), (liar, CONTENT[1:] + b"?")):
+                await BlobExchange(host, {name: found}.get).ready()
+            exchange = BlobExchange(two, lambda digest: None)
+            assert await exchange.fetch_bytes(name, [one.peer_id], 4 << 20, blake3) == CONTENT
+            with pytest.raises(BlobUnavailable):
+                await exchange.fetch_bytes(name, [liar.peer_id], 4 << 20, blake3)
 
     run(scenario())
 

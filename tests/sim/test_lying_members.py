@@ -39,7 +39,7 @@ class SaysOtherwise(SimulatedTraining):
             "nan": {"squared_norms": dict.fromkeys(said.squared_norms, math.nan)},
             "loss": {"loss_sum": 1e30},
             "tokens": {"token_count": 1 << 40},
-            "sums": {"sums": {n: (b"?" * 8,) * len(of) for n, of in said.sums.items()}},
+            "sums": {"sums": {n: (b"?" * 16,) * len(of) for n, of in said.sums.items()}},
             "base": {"base": "elsewhere"},
         }
         return msgspec.structs.replace(said, **changes.get(peer.kind, {}))

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from p2p_dtfm.core.planner.wire_plan import Chunks
 from p2p_dtfm.train.codecs import codec_of
 from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.train.stage.replay.work import (
@@ -13,6 +14,7 @@ from p2p_dtfm.train.stage.replay.work import (
     GRADIENT,
     Edge,
     Frame,
+    SegmentParts,
     bytes_of,
     chunk_digest,
     replay,
@@ -91,10 +93,32 @@ def test_a_stage_again(
     fresh = {layer: LayerState.genesis(SPEC, layer) for layer in layers}
     again = replay(SPEC, fresh, MICROBATCHES, batch, count, lambda n: edge(n, codec))
     assert torch.get_num_threads() == 1
-    assert again.sent == sent and again.loss_sum == loss_sum
-    for layer, state in states.items():
-        mine = bytes_of(state.gradient_vector().clone())
-        assert chunk_digest(mine) == chunk_digest(bytes_of(again.gradients[layer]))
+    keeps = replay(
+        SPEC, fresh, MICROBATCHES, batch, count, lambda n: edge(n, codec), recompute=False
+    )
+    for each in (again, keeps):
+        assert each.sent == sent and each.loss_sum == loss_sum
+        for layer, state in states.items():
+            mine = bytes_of(state.gradient_vector().clone())
+            assert chunk_digest(mine) == chunk_digest(bytes_of(each.gradients[layer]))
+
+
+def test_a_loss_that_counts_more_is_weighed_again() -> None:
+    """Of conversations only the answers count, and each microbatch as many tokens as it has."""
+    states = {layer: LayerState.genesis(SPEC, layer) for layer in (3, 4, 5)}
+    plain = replay(SPEC, states, (1,), batch, 1, edge)
+    double = replay(SPEC, states, (1,), batch, 1, edge, weight=lambda number: 2.0)
+    assert double.loss_sum == 2 * plain.loss_sum
+    assert torch.equal(double.gradients[5], 2 * plain.gradients[5])
+
+
+def test_chunks_that_cross_layers_have_the_digests_of_their_bytes() -> None:
+    gradients = [torch.randn(5), torch.randn(7), torch.randn(3)]
+    parts = SegmentParts(gradients, Chunks(((0, 4), (4, 13), (13, 15)), ("a", "b", "a")))
+    flat = bytes_of(torch.cat(gradients))
+    ends = ((0, 16), (16, 52), (52, 60))
+    assert parts.digests() == tuple(chunk_digest(flat[start:end]) for start, end in ends)
+    assert [parts.payload(chunk) for chunk in range(3)] == [flat[start:end] for start, end in ends]
 
 
 def test_another_input_comes_to_another_work() -> None:

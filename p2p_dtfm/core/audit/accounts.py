@@ -77,6 +77,10 @@ def fault_of_account(
         return "Prepared with an account of other peers than have a stage"
     if any(len(claim) != CLAIM_BYTES for claim in account.heard.values()):
         return "Prepared with a claim's digest of another length"
+    if not set(account.disputed) <= holders:
+        return "Prepared with a dispute about a peer without a stage"
+    if any(is_denied and it not in account.found for it, is_denied in account.disputed.items()):
+        return "Prepared denies a work that its maker has not computed again"
     if any(len(work) != WORK_BYTES for work in account.found.values()):
         return "Prepared with an audit's digest of another length"
     return fault_of_share(account.share, plan, segments, peer_id)
@@ -89,7 +93,8 @@ def findings(
     one_arithmetic: bool = False,
     kept_microbatches: int = MANY,
 ) -> Findings:
-    """Of all stage-holders' Prepared, each with an account.
+    """Of all stage-holders' Prepared, each with an account; while one is missing only what more
+    than half of all stage-holders deny, or whoever is found out would withhold its own.
 
     Whose input at a boundary is not what was sent is not judged: of what it should have computed
     nobody can say. Its sender is: then it may be known which of the two is wrong.
@@ -97,30 +102,44 @@ def findings(
     found = Findings({}, {}, set())
     accounts = {peer: p.audit for peer, p in said.items() if p.audit is not None}
     if set(plan.stage_holders()) != set(accounts):
+        _convict_denied(accounts, plan.stage_holders(), found)
         return found
     works = {peer: work_of(said[peer], segments) for peer in accounts}
     _judge_claims(accounts, works, found)
     if found.liars or found.doubts:
         return found  # from unlike claims follow unlike audits, and nobody need have lied
     shares = {peer: account.share for peer, account in accounts.items()}
-    edges = unlike_edges(shares, segments)
-    for owner, holder in edges:
-        reason = f"the gradients of {holder} are not those that {owner} has got from it"
-        found.doubt(owner, holder, reason)
+    misled = _doubt_edges(shares, segments, found)
     without_input = _doubt_boundaries(shares, plan, found)
-    misled = {owner for owner, _ in edges}
     arithmetics = {peer: share.arithmetic for peer, share in shares.items()}
     if one_arithmetic:
         _judge_arithmetics(arithmetics, found)
     for peer_id in [peer for peer in works if peer not in without_input]:
-        work = works[peer_id]
         length = OWN_BYTES if peer_id in misled else WORK_BYTES
-        stated = _found_of(peer_id, accounts, length) | {peer_id: work[:length]}
+        stated = _found_of(peer_id, accounts, length) | {peer_id: works[peer_id][:length]}
         judges = (can_replay(it, peer_id, plan, arithmetics, kept_microbatches) for it in accounts)
-        able = 1 + sum(judges)
-        _judge(peer_id, stated, able, found)
+        has_third = 1 + sum(judges) >= FEWEST_JUDGES
+        is_secret = has_third and not _most_were_told(peer_id, accounts)
+        _judge(peer_id, stated, is_secret=is_secret, found=found)
         _convict(stated, len(accounts), found)
     return found
+
+
+def _most_were_told(peer_id: str, accounts: Mapping[str, Account]) -> bool:
+    """That an auditor doubts its work."""
+    told = sum(peer_id in account.disputed for account in accounts.values())
+    return 2 * told > len(accounts)
+
+
+def _doubt_edges(
+    shares: Mapping[str, Share], segments: Sequence[Segment], found: Findings
+) -> set[str]:
+    """Returns who says that other gradients came to it than were claimed."""
+    unlike = unlike_edges(shares, segments)
+    for owner, holder in sorted(unlike):
+        reason = f"the gradients of {holder} are not those that {owner} has got from it"
+        found.doubt(owner, holder, reason)
+    return {owner for owner, _ in unlike}
 
 
 def _doubt_boundaries(shares: Mapping[str, Share], plan: Plan, found: Findings) -> set[str]:
@@ -167,25 +186,43 @@ def _judge_claims(
                 found.doubt(peer_id, other, reason)
 
 
-def _judge(peer_id: str, stated: Mapping[str, bytes], able: int, found: Findings) -> None:
-    """Of one work: what most come to is what it is."""
+def _judge(peer_id: str, stated: Mapping[str, bytes], *, is_secret: bool, found: Findings) -> None:
+    """Of one work: what most come to is what it is. `is_secret`: most were not told that anybody
+    doubts it. Whoever is drawn and finds something else tells all, and all that can compute it
+    again: else a few fellows would be most of those that have."""
     value, count = Counter(stated.values()).most_common(1)[0]
-    odd = sorted(peer for peer, work in stated.items() if work != value)
-    if not odd:
+    accusers = sorted(peer for peer, work in stated.items() if work != stated[peer_id])
+    if not accusers:
         return
-    if 2 * count > len(stated):
-        for peer in odd:
+    if is_secret and value != stated[peer_id]:
+        for judge in accusers:
+            found.liars.setdefault(judge, f"blames {peer_id}, and has told nobody")
+    elif 2 * count > len(stated):
+        for peer in sorted(peer for peer, work in stated.items() if work != value):
             why = "works" if peer == peer_id else f"says that {peer_id} works"
             found.liars.setdefault(peer, f"{why} otherwise than those who computed it again")
-    elif len(stated) < FEWEST_JUDGES <= able:
-        # whoever is drawn and finds something else tells all, and all that can compute it again
-        for judge in sorted(stated.keys() - {peer_id}):
-            found.liars.setdefault(judge, f"blames {peer_id}, and has told nobody")
     else:
         for one in sorted(stated):
             for other in sorted(stated):
                 if one < other and stated[one] != stated[other]:
                     found.doubt(one, other, f"{one} and {other} come to unlike works of {peer_id}")
+
+
+def _convict_denied(
+    accounts: Mapping[str, Account], holders: Sequence[str], found: Findings
+) -> None:
+    """More than half of all have heard the same claim of a work and come to the same other one.
+    So no Prepared of its maker is needed, and it is barred though it says none."""
+    for peer_id in holders:
+        denied = Counter(
+            (account.heard[peer_id], account.found[peer_id])
+            for account in accounts.values()
+            if account.disputed.get(peer_id)
+        )
+        if denied and 2 * denied.most_common(1)[0][1] > len(holders):
+            why = "works otherwise than those who computed it again"
+            found.liars.setdefault(peer_id, why)
+            found.convicted.add(peer_id)
 
 
 def _convict(stated: Mapping[str, bytes], holders: int, found: Findings) -> None:

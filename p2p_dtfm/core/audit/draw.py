@@ -28,13 +28,16 @@ def draw(
 ) -> dict[str, str]:
     """The auditor of each that is drawn, or in `always`, if anybody can replay its work.
 
-    Those who audit little so far are taken first, so that none has much to do.
+    A step is drawn as a whole, with all who work in it: each is audited as often as if it were
+    drawn by itself, but all wait for audits in so many steps only, since the auditors work at once.
+    And of those that lie together none is left. Who audits little so far is taken first, so that
+    none has much to do.
     """
     busy: Counter[str] = Counter()
     found: dict[str, str] = {}
     holders = plan.stage_holders()
+    is_drawn = _number(seed, "drawn") * 1_000_000 < rate_millionths * _SCALE
     for peer_id in sorted(holders, key=lambda peer: _number(seed, "order", peer)):
-        is_drawn = _number(seed, "drawn", peer_id) * 1_000_000 < rate_millionths * _SCALE
         if not is_drawn and peer_id not in always:
             continue
         judges = [

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from p2p_dtfm.core.audit.accounts import MANY, fault_of_account, findings
+from p2p_dtfm.core.audit.accounts import MANY, Findings, fault_of_account, findings
 from p2p_dtfm.core.commit.step_terms import SQUARED_NORM_LIMIT, StepTerms
 from p2p_dtfm.core.messages.prepared import Prepared
 from p2p_dtfm.core.protocol.plan import Plan
@@ -17,8 +17,9 @@ from p2p_dtfm.core.protocol.snapshot import ViewId
 
 DIGEST_BYTES = 16
 """Of states."""
-SUM_DIGEST_BYTES = 8
-"""Of sums: two with one digest would have to be found anew within each step."""
+SUM_DIGEST_BYTES = 16
+"""Of sums. Whoever makes a sum chooses it: of 8 bytes it would find two with one digest within a
+step, and the peer that got the other one would be convicted of all that it computes afterwards."""
 
 
 @dataclass
@@ -142,13 +143,18 @@ def conflict_of(
     one_arithmetic = terms is not None and terms.one_arithmetic
     kept = terms.kept_microbatches if terms is not None else MANY
     audited = findings(said, plan, plan.segments(), one_arithmetic, kept)
+    if said:  # all of one view and step
+        first = next(iter(said.values()))
+        _take_findings(audited, (first.view, first.step), found)
+    return found
+
+
+def _take_findings(audited: Findings, where: tuple[ViewId, int], found: Conflict) -> None:
     for peer, reason in audited.liars.items():
         found.blame(peer, reason)
-    for peer in audited.convicted:
-        found.convicted[peer] = said[peer].view, said[peer].step
+    found.convicted |= dict.fromkeys(audited.convicted, where)
     for (one, other), reason in audited.doubts.items():
         found.doubt(one, other, reason)
-    return found
 
 
 def _comparable(

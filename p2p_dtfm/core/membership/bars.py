@@ -4,7 +4,6 @@ A verdict of more than half of all stage-holders bars a key, for so many steps t
 restart and no new life ends it. Whoever is only in doubt is not barred: it may be the honest one.
 """
 
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 
 from p2p_dtfm.core.messages.agreement_messages import Contribution
@@ -14,22 +13,46 @@ FIRST_STEPS = 400
 """A device that erred once comes back; whoever lies again waits twice as long each time."""
 DOUBLINGS_LIMIT = 30
 BARS_LIMIT = 128
-"""The newest: whoever makes keys to have others forgotten must lose a place with each."""
+"""Those that end last: one that is over goes first, and whoever makes keys to have others forgotten
+must lose a place with each."""
 
 
 def agreed_bars(contributions: Collection[Contribution]) -> tuple[Bar, ...]:
-    """Those that more than half of the members among the contributors name; where nobody is in a
-    view, as when all have started again, more than half of all."""
-    voters = [part for part in contributions if part.present is not None] or list(contributions)
-    named = Counter(bar for part in voters for bar in set(part.bars))
-    return united(bar for bar, count in named.items() if 2 * count > len(voters))
+    """Of those whom more than half of the voters name, by whatever verdict.
+
+    Parts of a split swarm that meet may each have convicted it. The bar that stays is the longest
+    than which more than half name none that is shorter: it lies between two that honest members
+    name, and a few can neither end a bar nor draw it out.
+    """
+    voters = _voters(contributions)
+    named: dict[str, list[Bar]] = {}
+    for part in voters:
+        for bar in united(part.bars):
+            named.setdefault(bar.peer_id, []).append(bar)
+    needed = len(voters) // 2 + 1
+    enough = (bars for bars in named.values() if len(bars) >= needed)
+    return united(sorted(bars, key=_how_long, reverse=True)[needed - 1] for bars in enough)
+
+
+def _voters(contributions: Collection[Contribution]) -> list[Contribution]:
+    """The members of the newest view that any contributor is in, whichever they say that they are
+    in: who has been left out since an older one has no word, though somebody says that this is the
+    present one. Where nobody is in a view, as when all have started again, all contributors."""
+    present = [part.present for part in contributions if part.present is not None]
+    if not present:
+        return list(contributions)
+    members = frozenset(max(present, key=lambda it: it.view).members)
+    return [it for it in contributions if it.present is not None and it.member in members]
+
+
+def _how_long(bar: Bar) -> tuple[int, int, Bar]:
+    return bar.until_step, bar.count, bar
 
 
 def step_of_most(contributions: Collection[Contribution]) -> int:
-    """A step that at least half of the members have committed, or say so: nobody alone has a bar
-    end by it."""
-    members = [part.step for part in contributions if part.present is not None]
-    steps = sorted(members or [part.step for part in contributions])
+    """A step that at least half of the voters have committed, or say so: nobody alone has a bar end
+    by it."""
+    steps = sorted(part.step for part in _voters(contributions))
     return steps[(len(steps) - 1) // 2] if steps else 0
 
 
@@ -51,13 +74,13 @@ def with_convicted(
 
 
 def united(bars: Iterable[Bar]) -> tuple[Bar, ...]:
-    """Of each peer the one that lasts longest; the newest, in order."""
+    """Of each peer the one that lasts longest; of too many those that end last, in order."""
     longest: dict[str, Bar] = {}
     for bar in sorted(bars):
         held = longest.get(bar.peer_id)
         if held is None or (held.count, held.until_step) <= (bar.count, bar.until_step):
             longest[bar.peer_id] = bar
-    return tuple(sorted(longest.values())[-BARS_LIMIT:])
+    return tuple(sorted(sorted(longest.values(), key=_how_long)[-BARS_LIMIT:]))
 
 
 def barred_at(bars: Iterable[Bar], step: int) -> dict[str, Bar]:

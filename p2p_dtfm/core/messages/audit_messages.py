@@ -80,3 +80,6 @@ class Account(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_lik
     """Of all stage-holders' claims, `core.audit.work.claim_digest`."""
     found: dict[str, bytes]
     """What the works of others, that were drawn or disputed, came to here."""
+    disputed: dict[str, bool] = {}
+    """Of whom an auditor has told the maker that the work is not what was claimed; and whether what
+    was found here says so as well."""

@@ -7,13 +7,14 @@ import logging
 from p2p_dtfm.core.membership.fellows import WAIT_NS
 from p2p_dtfm.core.protocol.canonical import decode
 from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.core.protocol.plan import NoPlan
 from p2p_dtfm.core.protocol.records import Intent, PeerRecord
 from p2p_dtfm.core.recovery.view import View
-from p2p_dtfm.daemon.node.acquaintances import LOOK_AGAIN_LIMIT_S, LOOK_AGAIN_S
+from p2p_dtfm.daemon.node.acquaintances import BARRED, LOOK_AGAIN_LIMIT_S, LOOK_AGAIN_S
 from p2p_dtfm.daemon.node.participant import Participant
 from p2p_dtfm.daemon.peers.run_source import RunComplete, shows_end
-from p2p_dtfm.daemon.peers.wire import KnownPeers
+from p2p_dtfm.daemon.peers.wire import Barred, KnownPeers
 from p2p_dtfm.daemon.telemetry.status import State
 from p2p_dtfm.net.errors import Unreachable
 from p2p_dtfm.ports import now
@@ -30,6 +31,12 @@ REMIND_EVERY = 2
 LEAVE_LIMIT_S = 60.0
 """How long a peer with the only copy of a layer waits for others to be enough to train."""
 DONE_WAIT_S = 60.0
+REASON_CHARACTERS = 200
+"""Shown of what a member says."""
+BARRED_FIX = (
+    "nothing before that step: this daemon goes on asking. If it is as it was released, look for "
+    "faulty memory or an overclocked processor"
+)
 
 
 class Entry:
@@ -42,6 +49,8 @@ class Entry:
         self._network = participant.network
         self._complete: RunComplete | None = None
         """What ends this peer, if none of those that it may ask lets it in."""
+        self._barred = ""
+        """Why the member that was asked last lets this peer in nowhere, in words."""
 
     async def found(self) -> None:
         """Wait for the expected newcomers, for a bounded time; then make the first view."""
@@ -112,7 +121,7 @@ class Entry:
                 if members:
                     member = members[turn % len(members)]
                     turn += 1
-                    what = f"asks {member} to be let in at the next view"
+                    what = self._barred or f"asks {member} to be let in at the next view"
                     self._local.status.say(State.JOINING, what)
                     if await self._ask_to_be_let_in(member):
                         pause_s = LOOK_AGAIN_S
@@ -203,7 +212,25 @@ class Entry:
         except (Unreachable, PeerFault) as error:
             log.debug("not let in yet: %s", error)
             return isinstance(error, PeerFault) and not isinstance(error, Unreachable)
+        self._hear_of_bar(member, known.barred)
         return known.lets_in and not self._is_at_end(member, known)
+
+    def _hear_of_bar(self, member: str, barred: Barred | None) -> None:
+        """It is one member's word: the others are asked as well, so it ends nothing."""
+        status = self._local.status
+        if barred is None:
+            self._barred = ""
+            status.troubles.over(BARRED)
+            return
+        steps = counted(max(0, barred.until_step - barred.step), "step")
+        before = f"until step {barred.until_step}, {steps} from now"
+        reason = "".join(filter(str.isprintable, barred.reason[:REASON_CHARACTERS]))
+        what = f"this peer is barred {before}: {member} says that it {reason}"
+        if not self._barred:
+            log.warning("%s", what)
+        self._barred = what
+        status.say(State.JOINING, what)
+        status.troubles.tell(BARRED, what, BARRED_FIX)
 
     def _is_at_end(self, member: str, known: KnownPeers) -> bool:
         """Whether it says that no step of the run is left to join. It counts as true if somebody

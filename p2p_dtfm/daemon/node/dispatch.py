@@ -7,6 +7,7 @@ from typing import Any
 
 from p2p_dtfm.core.consensus.actions import Rejoin
 from p2p_dtfm.core.gate.gate_table import Role
+from p2p_dtfm.core.membership.bars import barred_at
 from p2p_dtfm.core.messages.agreement_messages import (
     Active,
     Contribution,
@@ -27,6 +28,7 @@ from p2p_dtfm.daemon.peers.held_back import LIMIT as STATEMENTS_LIMIT
 from p2p_dtfm.daemon.peers.messenger import PEERS_LIMIT
 from p2p_dtfm.daemon.peers.wire import (
     AGREEMENT,
+    Barred,
     CheckpointFiles,
     ConfirmLayers,
     CutBegun,
@@ -110,7 +112,7 @@ class Dispatch:
             level = logging.WARNING if self._keeper.is_near(sender) else logging.DEBUG
             log.log(level, "refused a %s of %s: %s", type(message).__name__, sender, fault.cause)
             raise
-        return encode(await self._known_peers()) if isinstance(message, JoinRequest) else b""
+        return encode(await self._known_peers(sender)) if isinstance(message, JoinRequest) else b""
 
     def _of_guests(self, sender: str, message: Introduction | Revocations) -> None:
         """Who may be in a run by invitation; elsewhere it means nothing."""
@@ -140,8 +142,8 @@ class Dispatch:
             raise PeerFault("knocks for another run", sender)
         self._keeper.admissions.admit(sender, now.monotonic_ns())
 
-    async def _known_peers(self) -> KnownPeers:
-        """Members, and newcomers that wait, for another newcomer."""
+    async def _known_peers(self, sender: str) -> KnownPeers:
+        """Members, and newcomers that wait, for another newcomer; and whether that has no place."""
         view, joiners = self._agreement.view, self._agreement.joiners
         members = view.snapshot.records if view else ()
         waiting = [
@@ -151,7 +153,10 @@ class Dispatch:
         mine = () if view else (PeerAddress(self._me, await self._host.addresses()),)
         peers = (*mine, *(PeerAddress(r.peer_id, r.addresses) for r in members))
         lets_in, end = self._membership.lets_in(), self._agreement.proof_of_end
-        return KnownPeers(peers, tuple(waiting), lets_in, end)
+        step = self._agreement.step
+        bar = barred_at(self._agreement.bars, step).get(sender)
+        barred = None if bar is None else Barred(bar.until_step, step, bar.reason)
+        return KnownPeers(peers, tuple(waiting), lets_in, end, barred)
 
     def _receive(self, sender: str, message: Message) -> None:
         trainer = self._participant.trainer

@@ -18,7 +18,7 @@ from p2p_dtfm.core.protocol.canonical import encode
 from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.core.protocol.plan import NoPlan, Plan
 from p2p_dtfm.core.recovery.view import View
-from p2p_dtfm.daemon.node.acquaintances import NOBODY_ANSWERS
+from p2p_dtfm.daemon.node.acquaintances import BARRED, NOBODY_ANSWERS
 from p2p_dtfm.daemon.node.coming_and_going import Departure, Entry
 from p2p_dtfm.daemon.node.participant import Participant
 from p2p_dtfm.daemon.telemetry.status import State
@@ -115,6 +115,7 @@ class Effects:
         elif status.state in (State.MEASURING, State.JOINING):
             status.say(State.SYNCING, f"takes its place in view {view.id.number}")
         status.troubles.over(NOBODY_ANSWERS)
+        status.troubles.over(BARRED)
         for peer_id in sorted(membership.agreement.watched):  # of many, the neighbours only
             life.spawn(self._connect(peer_id))
         participant.step_watch.took_over(view, step)

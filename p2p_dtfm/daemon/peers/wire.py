@@ -78,6 +78,17 @@ class KnownPeers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     lets_in: bool = True
     standing: Standing | None = None
     """Both as in `Welcome`."""
+    barred: "Barred | None" = None
+    """If whoever asks has no place."""
+
+
+class Barred(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """To one that was convicted of false work: it has no place before `until_step`. The run is at
+    `step`."""
+
+    until_step: int
+    step: int
+    reason: str
 
 
 class WaitingPeer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

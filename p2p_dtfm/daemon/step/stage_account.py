@@ -1,14 +1,15 @@
 """A stage-holder's work of a step as digests, and another's computed once more."""
 
+import asyncio
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from p2p_dtfm.core.audit.boundaries import beside
 from p2p_dtfm.core.audit.work import OWN_BYTES, WORK_BYTES, own_digest, sums_digest
-from p2p_dtfm.core.messages.audit_messages import Boundary, Claimed, Edges, Got, Parts
+from p2p_dtfm.core.messages.audit_messages import Boundary, Claimed, Edges, Got, Parts, Share
 from p2p_dtfm.core.planner.wire_plan import Chunks, WirePlan
 from p2p_dtfm.core.protocol.plan import Plan, Segment
 from p2p_dtfm.core.protocol.run_spec import RunSpec
@@ -17,7 +18,7 @@ from p2p_dtfm.daemon.machine.compute import Compute
 from p2p_dtfm.daemon.step.mailbox import segments_of
 from p2p_dtfm.daemon.step.open_step_work import OpenStepWork
 from p2p_dtfm.daemon.step.segment_exchange import sum_digest
-from p2p_dtfm.daemon.step.stage_tools import BatchOf
+from p2p_dtfm.daemon.step.stage_tools import WeighedBatches
 from p2p_dtfm.daemon.step.step_reduction import Arrived
 from p2p_dtfm.net.streams.frames import FrameKind
 from p2p_dtfm.train.codecs import codec_of
@@ -38,6 +39,8 @@ from p2p_dtfm.train.stage.replay.work import (
 
 Tensor = Any
 _BOUNDARIES = (FrameKind.ACTIVATION, FrameKind.ACTIVATION_GRADIENT)
+PartsOf = dict[tuple[int, int, str], bytes]
+"""Others' parts by segment, chunk and holder."""
 Fetch = Callable[[str, str, int], Awaitable[bytes]]
 """`fetch(peer_id, blob, size_bytes)`: of a chunk, what a peer has claimed as its part."""
 
@@ -59,15 +62,21 @@ class StageAccount:
     """Of segments with other holders."""
     work: OpenStepWork | None = None
     """Of the open step: keeps the frames that were sent. None of another's that was replayed."""
+    _asked: dict[str, bytes] = field(default_factory=dict)
+    """The chunk that was asked for last: others fetch it in pieces, each of which asks again."""
 
     def find(self, digest: str) -> bytes | None:
         """The bytes of an own chunk, or of a frame that was sent."""
         if self.work is not None and (frame := self.work.find(bytes.fromhex(digest))) is not None:
             return frame
+        if digest in self._asked:
+            return self._asked[digest]
         for number, cut in self.cut.items():
             for chunk, each in enumerate(self.parts[number]):
                 if each.hex() == digest:
-                    return cut.payload(chunk)
+                    self._asked.clear()
+                    self._asked[digest] = cut.payload(chunk)
+                    return self._asked[digest]
         return None
 
 
@@ -143,7 +152,12 @@ class Judge:
         states: Mapping[int, LayerState],
         compute: Compute,
         fetch: Fetch,
+        *,
+        recompute: bool = True,
     ) -> None:
+        """Without `recompute` where this peer's own stage, which has the same layers or more, does
+        not either: its own activations are gone when a step is audited."""
+        self._recompute = recompute
         self._spec = spec
         self._plan = plan
         self._wire = wire
@@ -155,7 +169,7 @@ class Judge:
         self,
         peer_id: str,
         microbatches: Sequence[int],
-        batch: BatchOf,
+        batch: WeighedBatches,
         step: int,
         claims: Mapping[str, Claimed],
         mine: Mapping[str, StageAccount],
@@ -168,6 +182,35 @@ class Judge:
         threads = claims[peer_id].share.threads
         if threads > max_threads():
             return bytes(WORK_BYTES)  # nobody of this arithmetic computes so
+        coming = asyncio.create_task(self._parts(peer_id, claims, mine) if adds else _nothing())
+        try:
+            theirs, own = await self._own(peer_id, microbatches, batch, step, threads, near)
+            parts = await coming
+        finally:
+            coming.cancel()
+        if not adds:
+            return own + claims[peer_id].work[OWN_BYTES:]
+        known = {**mine, peer_id: theirs}
+        sums = {}
+        for number, segment, chunks in self._shared(peer_id):
+            digests = [
+                await self._sum(number, segment, chunk, parts, known)
+                for chunk, owner in enumerate(chunks.owners)
+                if owner == peer_id
+            ]
+            sums[number] = sum_digest(b"".join(digests))
+        return own + sums_digest(sums)
+
+    async def _own(
+        self,
+        peer_id: str,
+        microbatches: Sequence[int],
+        batch: WeighedBatches,
+        step: int,
+        threads: int,
+        near: Mapping[int, Edge],
+    ) -> tuple[StageAccount, bytes]:
+        """Its gradients, and the first half of its work."""
         result: Replayed = await self._compute.run(
             replay,
             self._spec,
@@ -176,26 +219,56 @@ class Judge:
             partial(batch, step),
             threads,
             lambda number: near.get(number, Edge()),
+            self._recompute,
+            partial(batch.weight, step),
         )
         theirs = await self._compute.run_beside(
             account_of, self._plan, self._wire, peer_id, result.gradients
         )
         sent = {number: _sent(result, number) for number in near}
-        own = own_digest(theirs.parts, result.loss_sum, sent)
-        if not adds:
-            return own + claims[peer_id].work[OWN_BYTES:]
-        known = {**mine, peer_id: theirs}
-        sums = {}
-        for number, segment in segments_of(self._plan, peer_id).items():
-            if len(segment.holders) > 1:
-                chunks = self._wire.chunks[segment.first_layer]
-                digests = [
-                    await self._sum(number, segment, chunks, chunk, claims, known)
-                    for chunk, owner in enumerate(chunks.owners)
-                    if owner == peer_id
-                ]
-                sums[number] = sum_digest(b"".join(digests))
-        return own + sums_digest(sums)
+        return theirs, own_digest(theirs.parts, result.loss_sum, sent)
+
+    def _shared(self, peer_id: str) -> list[tuple[int, Segment, Chunks]]:
+        """Its segments with other holders."""
+        return [
+            (number, segment, self._wire.chunks[segment.first_layer])
+            for number, segment in segments_of(self._plan, peer_id).items()
+            if len(segment.holders) > 1
+        ]
+
+    async def _parts(
+        self, peer_id: str, claims: Mapping[str, Claimed], mine: Mapping[str, StageAccount]
+    ) -> PartsOf:
+        """What others have given of the chunks that it sums: while its work is computed again.
+        From all at once, from each one after the other."""
+        wanted: dict[str, list[tuple[int, int, int]]] = {}
+        for number, segment, chunks in self._shared(peer_id):
+            for chunk, owner in enumerate(chunks.owners):
+                start, end = chunks.bounds[chunk]
+                for holder in segment.holders if owner == peer_id else ():
+                    if holder != peer_id and holder not in mine:
+                        wanted.setdefault(holder, []).append((number, chunk, end - start))
+        found: PartsOf = {}
+
+        async def from_one(holder: str) -> None:
+            for number, chunk, elements in wanted[holder]:
+                payload = await self._part(holder, number, chunk, elements, claims[holder].share)
+                found[number, chunk, holder] = payload
+
+        await asyncio.gather(*map(from_one, wanted))
+        return found
+
+    async def _part(
+        self, holder: str, number: int, chunk: int, elements: int, share: Share
+    ) -> bytes:
+        named = share.parts.get(number, ())
+        segment = self._plan.segments()[number]
+        if len(named) != len(self._wire.chunks[segment.first_layer].bounds):
+            raise UnlikeParts(holder)
+        payload = await self._fetch(holder, named[chunk].hex(), FLOAT_BYTES * elements)
+        if len(payload) != FLOAT_BYTES * elements:
+            raise UnlikeParts(holder)
+        return payload
 
     async def _edges(self, peer_id: str, claims: Mapping[str, Claimed]) -> dict[int, Edge]:
         """What its neighbours have sent a stage, by microbatch, from them. All of it is in memory
@@ -228,24 +301,20 @@ class Judge:
         self,
         number: int,
         segment: Segment,
-        chunks: Chunks,
         chunk: int,
-        claims: Mapping[str, Claimed],
+        parts: PartsOf,
         known: Mapping[str, StageAccount],
     ) -> bytes:
         """The digest of what all holders' parts of a chunk add up to."""
-        start, end = chunks.bounds[chunk]
-        parts = []
-        for holder in segment.holders:
-            if holder in known:
-                parts.append(known[holder].cut[number].part(chunk))
-                continue
-            named = claims[holder].share.parts.get(number, ())
-            if len(named) != len(chunks.bounds):
-                raise UnlikeParts(holder)
-            payload = await self._fetch(holder, named[chunk].hex(), FLOAT_BYTES * (end - start))
-            if len(payload) != FLOAT_BYTES * (end - start):
-                raise UnlikeParts(holder)
-            parts.append(from_bytes(payload))
-        total = await self._compute.run_beside(added, parts)
+        values = [
+            known[holder].cut[number].part(chunk)
+            if holder in known
+            else from_bytes(parts.pop((number, chunk, holder)))
+            for holder in segment.holders
+        ]
+        total = await self._compute.run_beside(added, values)
         return sum_digest(bytes_of(total))
+
+
+async def _nothing() -> PartsOf:
+    return {}

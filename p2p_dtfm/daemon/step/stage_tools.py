@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from p2p_dtfm.core.messages.stage_progress import StageProgress
 from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
@@ -21,6 +21,16 @@ BatchOf = Callable[[int, int], Batch]
 `microbatches_per_step` on are held-out ones."""
 WeightOf = Callable[[int, int], float]
 """`weight(step, index)`: by what a microbatch's loss is multiplied; called where `batch` is."""
+
+
+class WeighedBatches(Protocol):
+    """The data of steps: `BatchOf`, and `WeightOf` by name."""
+
+    def __call__(self, step: int, index: int, /) -> Batch: ...
+
+    def weight(self, step: int, index: int, /) -> float: ...
+
+
 OnProgress = Callable[[int, StageProgress | None], None]
 OnAlone = Callable[[int, int, Tensor], None]
 """Step, layer and its reduced gradient, which stays as it is."""

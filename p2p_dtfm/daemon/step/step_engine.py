@@ -1,5 +1,6 @@
 """One peer's part of a step: microbatches through its stage, and the reduction of its segments."""
 
+import asyncio
 import math
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,6 +9,7 @@ from p2p_dtfm.core.recovery.partial_replay import StageReplay, whole_step
 from p2p_dtfm.daemon.step.mailbox import segments_of
 from p2p_dtfm.daemon.step.microbatches import Microbatches
 from p2p_dtfm.daemon.step.open_step_work import OpenStepWork
+from p2p_dtfm.daemon.step.stage_account import StageAccount, account_of
 from p2p_dtfm.daemon.step.stage_tools import (
     StageLinks,
     StageListeners,
@@ -38,6 +40,8 @@ class LocalResult:
     """By segment with other holders, digests of each holder's sums."""
     got: dict[int, Arrived] = field(default_factory=dict)
     """By the first layer of such a segment, in a run with audits."""
+    account: StageAccount | None = None
+    """Of this peer's own gradients, in such a run, once it has trained."""
 
 
 class StepEngine:
@@ -87,6 +91,7 @@ class StepEngine:
         self._rooms: dict[tuple[int, int], Tensor] = {}
         self._sums: dict[int, tuple[bytes, ...]] = {}
         self._got: dict[int, Arrived] = {}
+        self._account: StageAccount | None = None
         self._local_steps = LocalSteps(spec, states, tools.memory.moments)
 
     # one step ---------------------------------------------------------------------------------
@@ -100,7 +105,7 @@ class StepEngine:
         this peer's own. Where a peer does not send what is due, this waits until it is cancelled.
         """
         replay = replay or self.whole
-        self._sums, self._got = {}, {}
+        self._sums, self._got, self._account = {}, {}, None
         self.mailbox.begin_step(step)
         self.frames.begin_step(step)
         self._tools.recorder.begin(step, goes_on=replay.forwards > 0)
@@ -127,6 +132,7 @@ class StepEngine:
                 if segment.first_layer in self._sums
             },
             got=self._got,
+            account=self._account,
             token_count=count * tokens,
             held_out_loss_sum=held_out_loss,
             held_out_token_count=held_out_count * tokens,
@@ -168,10 +174,21 @@ class StepEngine:
                     reduction.layer_is_final(layer)
             else:
                 await self._microbatches.train(step, replay, reduction.layer_is_final)
+            accounting = self._begin_account()
             self.reduced = await reduction.finish()
             self._sums, self._got = reduction.sums, reduction.got
+            self._account = await accounting if accounting is not None else None
         finally:
             reduction.cancel()
+
+    def _begin_account(self) -> "asyncio.Task[StageAccount] | None":
+        """While the gradients travel, and in a thread of its own: the sums must not wait for it."""
+        if not self._spec.audit.rate:
+            return None
+        gradients = {layer: state.gradient_vector() for layer, state in self.states.items()}
+        place, wire = self._place, self.mailbox.wire
+        begun = asyncio.to_thread(account_of, place.plan, wire, place.me, gradients, self.work)
+        return asyncio.create_task(begun)
 
     async def _train_locally(self, step: int, replay: StageReplay) -> None:
         """Inner steps; then the gradient buffers hold this pipeline's part of the difference.

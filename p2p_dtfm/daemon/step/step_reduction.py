@@ -153,6 +153,7 @@ class StepReduction:
                 self._compute,
                 self._wait_for,
             )
+        await courses.all_got()
         self._reduced |= reduction.reduced_layers()
         if reduction.owed is not None:
             self._memory.propose_owed(self._step, states, reduction.owed)
@@ -205,6 +206,7 @@ class _Courses:
         self._layer = layer
         self._codec = codec
         self.got: Arrived | None = None
+        self._digesting: list[asyncio.Task[None]] = []
 
     async def send(
         self, peer_id: str, kind: FrameKind, chunk: int, elements: int, payload: Payload
@@ -216,8 +218,16 @@ class _Courses:
         key = FrameKey(self._step, kind, self._layer, chunk, peer_id)
         payload = await self._mailbox.take(key)
         if self.got is not None and kind is FrameKind.GRADIENT_PART:
-            self.got[chunk, peer_id] = await asyncio.to_thread(chunk_digest, payload)
+            self._digesting.append(asyncio.create_task(self._digest(self.got, key, payload)))
         return payload
+
+    async def _digest(self, got: Arrived, key: FrameKey, payload: bytearray) -> None:
+        """Beside what is made of the payload, which stays as it is."""
+        got[key.index, key.sender] = await asyncio.to_thread(chunk_digest, payload)
+
+    async def all_got(self) -> None:
+        """`got` is complete, once all has been taken."""
+        await asyncio.gather(*self._digesting)
 
     async def refuse(self, peer_id: str, fault: PeerFault) -> NoReturn:
         """What came was not changed on its way, so it is not the link."""

@@ -15,6 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NoReturn
 
+from blake3 import blake3
+
 from p2p_dtfm.core.audit.claim_book import OPENING_BYTES, ClaimBook, commitment_to
 from p2p_dtfm.core.audit.work import heard_of, own_digest, sums_digest
 from p2p_dtfm.core.commit.step_terms import terms_of
@@ -30,7 +32,6 @@ from p2p_dtfm.daemon.step.stage_account import (
     Judge,
     StageAccount,
     UnlikeParts,
-    account_of,
     edges_of,
     got_by_holder,
 )
@@ -117,15 +118,12 @@ class Audits:
         self, view: View, plan: Plan, step: int, engine: StepEngine, local: LocalResult
     ) -> Account | None:
         """What Prepared is to say; None in a run without audits. Raises `Stopped`."""
-        if not self._rate:
+        if (mine := local.account) is None:
             return None
         book, me = self._book_of(view, plan), self._tools.me
         book.step_begins(step)
         self._given = set()
         try:
-            gradients = {n: state.gradient_vector() for n, state in engine.states.items()}
-            wire = engine.mailbox.wire
-            mine = await self._tools.compute.run(account_of, plan, wire, me, gradients, engine.work)
             self._mine, here = mine, _Open(view, plan, step, engine, book, mine)
             claim = await self._claim(here, local)
             self._say(here, claim)
@@ -140,12 +138,16 @@ class Audits:
             tried = set(found)
             self._given.add((Kind.AUDIT, step))
             await self._until(view, Kind.AUDIT, book.not_audited)
-            for peer_id in book.disputed():
+            disputed = book.disputed()
+            for peer_id in disputed:
                 log.warning("%s has computed something else than was claimed", peer_id)
                 if peer_id not in tried and book.may_judge(me, peer_id):
                     found[peer_id] = await self._again(here, peer_id)
             told = {peer_id: work for peer_id, work in found.items() if work != COULD_NOT}
-            return Account(claim.share, heard_of(book.claims), told)
+            denied = {
+                it: told.get(it, book.claims[it].work) != book.claims[it].work for it in disputed
+            }
+            return Account(claim.share, heard_of(book.claims), told, denied)
         finally:
             self._waits_for = ()
 
@@ -186,7 +188,7 @@ class Audits:
 
     def _say(self, here: "_Open", said: Claimed | Audited) -> None:
         here.book.record(self._tools.me, said)
-        for peer_id in here.view.member_ids:
+        for peer_id in here.plan.stage_holders():  # a spare has no part in it
             self._tools.messenger.tell(peer_id, said)
 
     async def _until(self, view: View, kind: Kind, missing: Missing) -> None:
@@ -222,7 +224,13 @@ class Audits:
         )
         engine, claims = here.engine, here.book.claims
         judge = Judge(
-            tools.spec, here.plan, engine.mailbox.wire, engine.states, tools.compute, self._fetch
+            tools.spec,
+            here.plan,
+            engine.mailbox.wire,
+            engine.states,
+            tools.compute,
+            self._fetch,
+            recompute=engine.work.runner.recompute,
         )
         mine, adds = {tools.me: here.mine}, peer_id not in here.book.misled()
         with tools.recorder.span("audit"):
@@ -267,4 +275,4 @@ class Audits:
         """Raises `BlobUnavailable`."""
         if peer_id == self._tools.me and (mine := self.find(blob)) is not None:
             return mine
-        return await self._tools.blobs.fetch_bytes(blob, [peer_id], size_bytes)
+        return await self._tools.blobs.fetch_bytes(blob, [peer_id], size_bytes, blake3)

@@ -11,7 +11,7 @@ import re
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 import msgspec
 
@@ -43,6 +43,20 @@ _DIGEST = re.compile("[0-9a-f]{64}")
 log = logging.getLogger(__name__)
 
 
+class Hasher(Protocol):
+    def update(self, payload: bytes, /) -> object: ...
+
+    def hexdigest(self) -> str: ...
+
+
+NewHasher = Callable[[], Hasher]
+
+
+def _blake2b() -> Hasher:
+    """Of what is called by its digest, unless said otherwise."""
+    return hashlib.blake2b(digest_size=32)
+
+
 class BlobUnavailable(Exception):
     """No peer that was asked has given the blob."""
 
@@ -67,7 +81,9 @@ class _Chunk(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 class _Download:
     """How far a blob has come, and from whom."""
 
-    def __init__(self, file: BinaryIO, digest: str, max_bytes: int) -> None:
+    def __init__(
+        self, file: BinaryIO, digest: str, max_bytes: int, hasher: NewHasher = _blake2b
+    ) -> None:
         self.digest = digest
         self.max_bytes = max_bytes
         self.causes: dict[str, str] = {}
@@ -76,6 +92,7 @@ class _Download:
         self.total: int | None = None
         self.donors: list[str] = []
         self._file = file
+        self._hasher = hasher
 
     @property
     def has_begun(self) -> bool:
@@ -96,7 +113,7 @@ class _Download:
     async def is_right(self) -> bool:
         """Whether what has come has the digest."""
         self._file.seek(0)
-        return await asyncio.to_thread(_digest_of, self._file) == self.digest
+        return await asyncio.to_thread(_digest_of, self._file, self._hasher()) == self.digest
 
 
 class BlobExchange:
@@ -145,11 +162,18 @@ class BlobExchange:
                 os.unlink(temporary)
         return target
 
-    async def fetch_bytes(self, digest: str, peers: Sequence[str], max_bytes: int) -> bytes:
-        """As `fetch`, for what is not to lie on disk. What has come of a blob when nobody can give
+    async def fetch_bytes(
+        self,
+        digest: str,
+        peers: Sequence[str],
+        max_bytes: int,
+        hasher: NewHasher = _blake2b,
+    ) -> bytes:
+        """As `fetch`, for what is not to lie on disk, and may be named by another digest of 256
+        bits. What has come of a blob when nobody can give
         the rest, or the call is cancelled, is not asked for again next time."""
         file = io.BytesIO()
-        download = _Download(file, digest, max_bytes)
+        download = _Download(file, digest, max_bytes, hasher)
         if digest in self._begun:
             download, file = self._begun.pop(digest)
             download.max_bytes, download.causes = max_bytes, {}
@@ -310,9 +334,8 @@ def _settle(file: BinaryIO) -> None:
     os.fsync(file.fileno())
 
 
-def _digest_of(file: BinaryIO) -> str:
-    """Hexadecimal BLAKE2b-256 of the rest of a file's content."""
-    hasher = hashlib.blake2b(digest_size=32)
+def _digest_of(file: BinaryIO, hasher: Hasher) -> str:
+    """Hexadecimal, of the rest of a file's content."""
     while piece := file.read(1 << 20):
         hasher.update(piece)
     return hasher.hexdigest()

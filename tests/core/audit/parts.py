@@ -1,8 +1,10 @@
 """Four replicas of all layers, and what each states of a step."""
 
 import hashlib
+from collections import Counter
 
 from p2p_dtfm.core.audit.work import claim_digest, own_digest, sums_digest
+from p2p_dtfm.core.commit.judgement import SUM_DIGEST_BYTES
 from p2p_dtfm.core.messages.audit_messages import Account, Got, Parts, Share
 from p2p_dtfm.core.messages.prepared import Prepared
 from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
@@ -11,7 +13,7 @@ from p2p_dtfm.core.protocol.snapshot import ViewId
 NAMES = "abcd"
 VIEW = ViewId(3, "ab" * 32)
 PLAN = Plan(tuple(Pipeline((Stage(n, 0, 3, 1),), 2 * i, 2) for i, n in enumerate(NAMES)), (), 1)
-SUMS = tuple(name.encode() * 8 for name in NAMES)
+SUMS = tuple(name.encode() * SUM_DIGEST_BYTES for name in NAMES)
 
 
 def part(name: str, chunk: int, word: str = "") -> bytes:
@@ -41,14 +43,23 @@ def step_of(
     shares: dict[str, Share],
     found: dict[str, dict[str, bytes]],
     heard: dict[str, dict[str, bytes]] | None = None,
+    told: str | None = None,
 ) -> dict[str, Prepared]:
-    """All Prepared; `heard`: where a peer has heard something else than is accounted for."""
+    """All Prepared; `heard`: where a peer has heard something else than is accounted for; `told`:
+    of whose work all know that an auditor doubts it, by default where two have computed it."""
+    works = {name: work_of_share(share, name) for name, share in shares.items()}
+    of = Counter(peer for each in found.values() for peer in each)
+    doubted = [
+        it for it, count in sorted(of.items()) if (count > 1 if told is None else it in told)
+    ]
     claims = {
         name: claim_digest(share, work_of_share(share, name)) for name, share in shares.items()
     }
     said = {}
     for name, share in shares.items():
-        account = Account(share, claims | (heard or {}).get(name, {}), found.get(name, {}))
+        mine = found.get(name, {})
+        disputed = {it: mine.get(it, works[it]) != works[it] for it in doubted}
+        account = Account(share, claims | (heard or {}).get(name, {}), mine, disputed)
         said[name] = Prepared(
             VIEW, 7, name, {0: 4.0}, 30.0, 10, 0.0, 0, None, "", {0: SUMS}, audit=account
         )

@@ -96,8 +96,50 @@ def test_who_accounts_for_another_work_than_it_has_claimed() -> None:
     assert judged(step_of(HONEST, false_audits, told)) == ({"c"}, set()), "b was not heard either"
 
 
-def test_nothing_is_judged_while_one_is_missing() -> None:
+def test_a_few_that_blame_one_behind_the_others_backs_go_themselves() -> None:
+    """They are most of those that have computed its work again: nobody else was asked to."""
+    found = {"a": {"c": b"0" * 32}, "b": {"c": b"0" * 32}}
+    assert judged(step_of(HONEST, found, told="")) == ({"a", "b"}, set())
+    found["d"] = {"c": WORKS["c"]}  # its auditor, who has told all that it is right
+    assert judged(step_of(HONEST, found, told="")) == ({"a", "b"}, set())
+
+
+def test_who_is_found_out_and_withholds_its_prepared_is_convicted() -> None:
     said = step_of(HONEST, everybody_finds("c", b"0" * 32))
+    del said["c"]
+    found = findings(said, PLAN, SEGMENTS)
+    assert set(found.liars) == found.convicted == {"c"} and not found.doubts
+    assert "works otherwise" in conflict_of(said, PLAN).liars["c"]
+
+
+def test_half_do_not_convict_one_whose_prepared_is_missing() -> None:
+    for but in "abd":
+        said = step_of(HONEST, everybody_finds("c", b"0" * 32, but=but))
+        del said["c"]
+        assert not findings(said, PLAN, SEGMENTS).convicted
+    two_claims = {"a": {"c": b"x" * 16}}
+    said = step_of(HONEST, everybody_finds("c", b"0" * 32), two_claims)
+    del said["c"]
+    assert not findings(said, PLAN, SEGMENTS).convicted, "they have heard unlike claims"
+
+
+def test_who_is_accused_falsely_and_falls_silent_is_not_convicted() -> None:
+    found = everybody_finds("c", WORKS["c"], but="a") | {"a": {"c": b"0" * 32}}
+    said = step_of(HONEST, found)
+    del said["c"]
+    assert not findings(said, PLAN, SEGMENTS).liars
+
+
+def test_nobody_denies_what_it_has_not_computed_again() -> None:
+    said = step_of(HONEST, everybody_finds("c", b"0" * 32))["a"]
+    assert said.audit is not None
+    for disputed in ({"c": True, "b": True}, {"x": False}):
+        account = msgspec.structs.replace(said.audit, disputed=disputed)
+        assert fault_of_account(account, PLAN, SEGMENTS, "a")
+
+
+def test_nothing_is_judged_while_one_is_missing() -> None:
+    said = step_of(HONEST, everybody_finds("c", b"0" * 32), told="")
     for missing in NAMES:
         assert judged({n: p for n, p in said.items() if n != missing}) == (set(), set())
 

@@ -125,10 +125,45 @@ def test_only_the_word_of_more_than_half_keeps_one_out(namers: str, has_place: b
     assert chosen(parts).bars == (() if has_place else (BAR,))
 
 
+def test_parts_of_a_split_swarm_that_have_each_convicted_one_do_not_forget_it() -> None:
+    there = Bar(ViewId(4, "cd" * 32), 9, "c", 1, 9 + FIRST_STEPS, "lies there")
+    parts = [part(name, (BAR if name in "ab" else there,)) for name in NAMES]
+    assert "c" not in places(parts) and chosen(parts).bars == (BAR,)
+    parts = [part(name, (BAR if name == "a" else there,)) for name in NAMES]
+    assert chosen(parts).bars == (there,)
+
+
+@pytest.mark.parametrize("until", [8, 1 << 60])
+def test_nobody_alone_draws_out_a_bar_or_ends_it(until: int) -> None:
+    other = msgspec.structs.replace(BAR, until_step=until, count=9)
+    parts = [part(name, (other if name == "d" else BAR,)) for name in NAMES]
+    assert chosen(parts).bars == (BAR,)
+    twice = [part(name, (BAR, other) if name == "d" else ()) for name in NAMES]
+    assert not chosen(twice).bars, "one voice for a peer, however many bars it names"
+
+
 def test_newcomers_have_no_word_where_there_are_members() -> None:
     parts = [part(name) for name in "ab"]
     parts += [part(name, (BAR,), present=None) for name in ("x", "y", "z", "c")]
     assert not chosen(parts).bars and "c" in places(parts)
+
+
+def test_who_was_left_out_has_no_word_though_a_fellow_brings_the_old_view_along() -> None:
+    """d is a member still, and says that it is in the view in which c and e were."""
+    old = PresentView(VIEW, tuple(Member(name, 1) for name in "abcde"), PLAN)
+    new = PresentView(ViewId(4, "cd" * 32), tuple(Member(name, 1) for name in "abd"), PLAN)
+    bars = tuple(msgspec.structs.replace(BAR, peer_id=name) for name in "ce")
+    parts = [part(name, bars, present=new) for name in "ab"]
+    parts += [part(name, present=old, step=1 << 50) for name in "cde"]
+    assert places(parts) == "abd" and chosen(parts).bars == bars
+    assert step_of_most(parts) == 7
+
+
+def test_one_that_is_first_in_a_view_has_no_more_of_a_word_than_its_others() -> None:
+    new = PresentView(ViewId(4, "cd" * 32), tuple(MEMBERS.values()), PLAN)
+    false = tuple(msgspec.structs.replace(BAR, peer_id=name) for name in "abc")
+    parts = [*map(part, "abc"), part("d", false, present=new)]
+    assert places(parts) == NAMES and not chosen(parts).bars
 
 
 def test_after_a_restart_of_all_those_that_remember_decide() -> None:
@@ -155,6 +190,13 @@ def test_bars_are_bounded_and_the_newest_are_kept() -> None:
     kept = united(reversed(many))
     assert kept == tuple(many[9:])
     assert set(barred_at(kept, 420)) == {it.peer_id for it in many if it.until_step > 420}
+
+
+def test_bars_that_are_over_are_forgotten_before_those_in_force() -> None:
+    """Else whoever makes many keys has a fellow's long bar forgotten."""
+    fellow = Bar(ViewId(1, ""), 1, "fellow", 5, 1 + 16 * FIRST_STEPS, "")
+    many = [Bar(ViewId(n, ""), n, f"p{n:04}", 1, n + 400, "") for n in range(2, 2 * BARS_LIMIT)]
+    assert fellow in united([fellow, *many]) and len(united([fellow, *many])) == BARS_LIMIT
 
 
 def test_of_two_bars_of_one_peer_the_longer_one_stays() -> None:

@@ -71,7 +71,7 @@ HONEST = {peer: share_of(peer) for peer in NAMES}
 
 
 def work_of(share: Share, peer: str) -> bytes:
-    sums = {n: peer.encode() * 8 for n in share.parts}
+    sums = {n: peer.encode() * 16 for n in share.parts}
     return own_digest(share.parts, 3.0, share.edges) + sums_digest(sums)
 
 
@@ -80,10 +80,14 @@ WORKS = {peer: work_of(share, peer) for peer, share in HONEST.items()}
 
 def step_of(shares: dict[str, Share], found: dict[str, dict[str, bytes]]) -> dict[str, Prepared]:
     heard = {peer: claim_digest(share, work_of(share, peer)) for peer, share in shares.items()}
+    works = {peer: work_of(share, peer) for peer, share in shares.items()}
+    doubted = {it for mine in found.values() for it, work in mine.items() if work != works[it]}
     said = {}
     for peer, share in shares.items():
-        sums = {n: tuple(it.encode() * 8 for it in SEGMENTS[n].holders) for n in share.parts}
-        account = Account(share, heard, found.get(peer, {}))
+        sums = {n: tuple(it.encode() * 16 for it in SEGMENTS[n].holders) for n in share.parts}
+        mine = found.get(peer, {})
+        disputed = {it: mine.get(it, works[it]) != works[it] for it in sorted(doubted)}
+        account = Account(share, heard, mine, disputed)
         norms = dict.fromkeys(share.parts, 4.0)
         said[peer] = Prepared(VIEW, 7, peer, norms, 3.0, 10, 0.0, 0, None, "", sums, audit=account)
     return said

@@ -33,6 +33,12 @@ def test_so_many_are_drawn_as_the_rate_says_and_each_auditor_as_often() -> None:
     assert all(0.15 < by.count(name) / len(by) < 0.35 for name in NAMES)
 
 
+def test_all_are_drawn_in_the_same_steps_so_that_waits_do_not_add_up() -> None:
+    drawn = [draw(seed, PLAN, ALIKE, 100_000, 100) for seed in seeds(2000)]
+    assert {len(found) for found in drawn} == {0, len(NAMES)}
+    assert 0.08 < sum(map(bool, drawn)) / 2000 < 0.12
+
+
 def test_another_arithmetic_audits_nobody_and_who_has_the_same_layers_does() -> None:
     unlike = {**ALIKE, "a": "cpu-2", "b": ""}
     assert draw(seeds(1)[0], PLAN, unlike, ALL, 100) == {"c": "d", "d": "c"}

@@ -18,6 +18,7 @@ import argparse
 import json
 import os
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -172,6 +173,7 @@ def measure(
             figures = [it for each in rates for it in played(spec, [each], peers, steps)]
         of = dict(zip(rates, figures, strict=True))
         found.append({"without": of[0.0], "with": of[rate]})
+        print(json.dumps(found[-1]), file=sys.stderr, flush=True)  # should the rest be cut off
     return found
 
 

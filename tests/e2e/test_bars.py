@@ -25,6 +25,7 @@ def is_told(child: Child) -> bool:
     facts = child.status() or {}
     problems = [it["what"] for it in facts.get("problems", ())]
     told = [text for text in (facts.get("reason", ""), *problems) if "barred until step" in text]
+    assert not told or not facts.get("waits_for"), "it is in no view that waits for anybody"
     return len(told) >= 2 and all("it works otherwise than those" in text for text in told)
 
 

@@ -6,6 +6,7 @@ left out.
 """
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 
 from p2p_dtfm.core.commit.judgement import Conflict, conflict_of, fault_of
@@ -99,12 +100,22 @@ class StepTransaction:
 
     @property
     def conflict(self) -> Conflict:
-        """What all Prepared together contradict; nothing while one is missing."""
+        """What all Prepared together contradict; while one is missing, only if most deny a work:
+        its maker may never say its own."""
         if self.missing:
-            return Conflict()
+            return self._denied()
         if self._conflict is None:
             self._conflict = conflict_of(self._prepared, self._plan, self._terms)
         return self._conflict
+
+    def _denied(self) -> Conflict:
+        accounts = [it.audit for it in self._prepared.values() if it.audit is not None]
+        denied = Counter(
+            peer for it in accounts for peer, is_denied in it.disputed.items() if is_denied
+        )
+        if 2 * max(denied.values(), default=0) <= len(self._holders):
+            return Conflict()
+        return conflict_of(self._prepared, self._plan, self._terms)
 
     def outcome(self) -> StepOutcome | None:
         """The commit, or None while a Prepared is missing, or where they do not agree."""

@@ -117,6 +117,7 @@ class Trainer:
         self.cuts.stop()
         self._steps.forget_work()
         self._state.view = self._state.ledger = None
+        self._tools.status.facts["waits_for"] = []
         self._state.wake.set()
 
     async def settled(self) -> None:

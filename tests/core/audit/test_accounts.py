@@ -7,9 +7,11 @@ import pytest
 
 from p2p_dtfm.core.audit.accounts import fault_of_account, findings
 from p2p_dtfm.core.commit.judgement import conflict_of, fault_of
+from p2p_dtfm.core.commit.ledger import Ledger
 from p2p_dtfm.core.commit.step_terms import StepTerms
 from p2p_dtfm.core.messages.prepared import Prepared
-from tests.core.audit.parts import NAMES, PLAN, part, share_of, step_of, work_of_share
+from tests.core.audit.parts import NAMES, PLAN, VIEW, part, share_of, step_of, work_of_share
+from tests.core.builders import stated
 
 HONEST = {name: share_of(name) for name in NAMES}
 WORKS = {name: work_of_share(share, name) for name, share in HONEST.items()}
@@ -110,6 +112,16 @@ def test_who_is_found_out_and_withholds_its_prepared_is_convicted() -> None:
     found = findings(said, PLAN, SEGMENTS)
     assert set(found.liars) == found.convicted == {"c"} and not found.doubts
     assert "works otherwise" in conflict_of(said, PLAN).liars["c"]
+
+
+def test_nobody_waits_for_the_prepared_of_one_whom_most_deny() -> None:
+    ledger = Ledger(VIEW, PLAN, 7)
+    said = step_of(HONEST, everybody_finds("c", b"0" * 32))
+    for name in "ab":
+        ledger.record(stated(said[name]))
+        assert not ledger.conflict.reason
+    ledger.record(stated(said["d"]))
+    assert set(ledger.conflict.liars) == {"c"} and ledger.next_outcome() is None
 
 
 def test_half_do_not_convict_one_whose_prepared_is_missing() -> None:

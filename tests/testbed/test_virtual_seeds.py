@@ -1,11 +1,15 @@
 """What seeds draw, how a failing one shrinks, and that a planted bug is found."""
 
 import asyncio
+import inspect
 import random
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from p2p_dtfm.daemon.step.neighbours import held_out_indices, neighbours_of
 from p2p_dtfm.daemon.trainer.trainer_state import TrainerState
 from p2p_dtfm.testbed.virtual.planted.__main__ import BUGS, Search
 from p2p_dtfm.testbed.virtual.planted.patches import Patches, planted
@@ -13,6 +17,7 @@ from p2p_dtfm.testbed.virtual.process import Process
 from p2p_dtfm.testbed.virtual.seeds.faults import KINDS, NAMES, Fault, Schedule, draw
 from p2p_dtfm.testbed.virtual.seeds.nudges import Nudges
 from p2p_dtfm.testbed.virtual.seeds.player import Player
+from p2p_dtfm.testbed.virtual.seeds.reached import Lines
 from p2p_dtfm.testbed.virtual.seeds.shrink import shrunk
 from p2p_dtfm.testbed.virtual.seeds.waits import Waits
 from p2p_dtfm.testbed.virtual.swarm import Swarm, play
@@ -96,6 +101,30 @@ def test_no_wait_of_the_daemons_own_lasts_longer_than_a_minute(
     found = play(0, tmp_path, scene)
     assert not any(found[:60])
     assert ("trainer_state.TrainerState.wait" in found[-1]) == (not is_paused)
+
+
+def test_what_is_reached_is_what_was_run_while_it_was_watched() -> None:
+    lines, plan = Lines(), SimpleNamespace(pipelines=(1, 2))
+    spec: Any = SimpleNamespace(microbatches_per_step=4, evaluation_microbatches=3)
+    plain: Any = SimpleNamespace(places_of=lambda me: ())
+
+    def missed() -> set[int]:
+        room = next(room for room in lines.rooms() if room.name == "step")
+        return set((room.missed or {}).get("step/neighbours.py", ()))
+
+    def lines_of(function: object) -> set[int]:
+        source, first = inspect.getsourcelines(function)  # type: ignore[arg-type]
+        return set(range(first, first + len(source)))
+
+    with lines.watched():
+        assert held_out_indices(plan, spec, 1) == range(5, 7, 2)  # type: ignore[arg-type]
+    assert not missed() & lines_of(held_out_indices)
+    assert len(missed() & lines_of(neighbours_of)) == 6
+    neighbours_of(plain, "me", spec)
+    assert len(missed() & lines_of(neighbours_of)) == 6, "nobody watches any more"
+    with lines.watched():
+        neighbours_of(plain, "me", spec)
+    assert len(missed() & lines_of(neighbours_of)) == 3, "what stands in its loop"
 
 
 def test_a_planted_bug_is_gone_afterwards() -> None:

@@ -13,6 +13,11 @@ RESIDENTS = 6
 """Of eight seeds that one, in which who is paused by its owner stays in the same process."""
 OUTAGES = 4
 """Of eight seeds that one, in which all lose power at once, and some come back first."""
+INVITED = 0
+"""Of sixteen seeds that one, in which the run lets in only who shows an invitation."""
+GIVEN, ADAPTERS = 5, 13
+"""Of sixteen seeds those of small machines, in which the model starts from given weights: with a
+head that is its embedding, and frozen under adapters."""
 FIRST_S, LAST_S = 3.0, 26.0
 """After the last of those that begin the run was started."""
 LASTING_S = (0.3, 1.0, 3.0, 6.0, 12.0)
@@ -87,6 +92,10 @@ class Schedule:
     """Somebody asks every daemon all that it tells, again and again."""
     is_audited: bool = False
     """Work is computed again by others before a step commits."""
+    model: str = ""
+    """Which one is trained: `run.MODELS`; empty: the plain one."""
+    is_invited: bool = False
+    """Whoever joins shows a line of the founder's."""
 
     @property
     def has_only_crashes(self) -> bool:
@@ -130,6 +139,8 @@ def draw(seed: int) -> Schedule:
         writes_samples=seed % 8 == 2,
         is_watched=seed % 8 == 7,
         is_audited=seed % 8 == AUDITS,
+        model={GIVEN: "given", ADAPTERS: "adapters"}.get(seed % 16, ""),
+        is_invited=seed % 16 == INVITED,
     )
 
 

@@ -182,3 +182,13 @@ def test_a_doubled_gradient_and_a_task_left_behind_are_found(tmp_path: Path) -> 
     for name, told in (("update-twice", "step 11: "), ("tasks-stay", "of its tasks have not")):
         with planted(next(bug for bug in BUGS if bug.name == name)):
             assert told in player.play(0, schedule).problem
+
+
+def test_a_disk_that_was_full_at_the_last_step_takes_it_afterwards(tmp_path: Path) -> None:
+    """Else nobody has the whole model: of small machines each alone has some layers."""
+    schedule = Schedule(
+        ("a", "b", "c"), (), (Fault(6.0, 25.0, "full disk", ("b",), 0.0),), is_small=True
+    )
+    played = Player(tmp_path, steps=13).play(0, schedule)
+    assert played.faults == 1
+    assert played.problem == ""

@@ -32,6 +32,17 @@ def test_some_seeds_play_small_machines_samples_and_residents() -> None:
     assert small.only(frozenset()).is_small, "fewer faults, the same machines"
 
 
+def test_of_sixteen_seeds_one_each_plays_what_needs_a_run_of_its_own() -> None:
+    schedules = [draw(seed) for seed in range(16)]
+    assert [it.is_invited for it in schedules].count(True) == 1
+    assert [it.is_narrow for it in schedules].count(True) == 1
+    assert sorted(it.model for it in schedules if it.model) == ["adapters", "given"]
+    assert all(it.is_small for it in schedules if it.model), "a stage has not all layers"
+    forgets = [it for it in schedules if any(f.kind == "lost memory" for f in it.faults)]
+    assert [fault.whom for fault in forgets[0].faults if fault.kind == "lost memory"] == [("a",)]
+    assert len(forgets) == 1
+
+
 def test_each_seed_draws_its_own_and_at_least_ten_faults_on_three_to_eight_daemons() -> None:
     schedules = [draw(seed) for seed in range(200)]
     assert schedules == [draw(seed) for seed in range(200)]

@@ -49,6 +49,7 @@ class Deeds:
             "slow disk": lambda fault: self._disk(fault, "is_slow", is_so=True),
             "clock": self._set_clock,
             "outage": self._cut_all_power,
+            "lost memory": self._lose_memory,
         }
         self._end: dict[str, Callable[[Fault], object]] = {
             "kill": lambda fault: self._start(self._one(fault)),
@@ -68,6 +69,7 @@ class Deeds:
             "slow disk": lambda fault: self._disk(fault, "is_slow", is_so=False),
             "clock": lambda fault: swarm.set_clock(self._one(fault), 0.0),
             "outage": self._come_back_first,
+            "lost memory": lambda fault: self._start(self._one(fault)),
         }
 
     def begin(self, fault: Fault) -> bool:
@@ -114,6 +116,15 @@ class Deeds:
         if may := self._may_go(peer):
             self.crashes_s.append(self._swarm.now_s)
             how(peer)
+        return may
+
+    def _lose_memory(self, fault: Fault) -> bool:
+        """Whoever else is there remembers it."""
+        peer = self._one(fault)
+        may = peer.has_run and self._kill(fault, self._swarm.kill)
+        if may:
+            for path in peer.home.glob("runs/*/memory*"):
+                path.unlink()
         return may
 
     def _cut_all_power(self, fault: Fault) -> bool:

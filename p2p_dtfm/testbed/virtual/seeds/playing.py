@@ -75,6 +75,7 @@ class Play:
         stays: dict[str, object] = {"exit_when_done": False, "samples": schedule.writes_samples}
         if schedule.is_small:
             swarm.memory_gib, swarm.network.links.are_near = SMALL_GIB, True
+        swarm.network.links.are_narrow = schedule.is_narrow
         swarm.stays_resident = schedule.stays_resident
         run = self._run
         if schedule.stays_resident:

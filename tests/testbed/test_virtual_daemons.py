@@ -13,11 +13,12 @@ from p2p_dtfm.core.commit.shares import Tallies
 from p2p_dtfm.daemon.peers.run_source import RunComplete
 from p2p_dtfm.daemon.telemetry.contribution import FILE, Kept
 from p2p_dtfm.sim.scenario.files import read_run_spec
+from p2p_dtfm.testbed.virtual.peer import Peer
 from p2p_dtfm.testbed.virtual.seeds.faults import Fault, Schedule
 from p2p_dtfm.testbed.virtual.seeds.judge import Reference, require_safe_steps_stay
 from p2p_dtfm.testbed.virtual.seeds.playing import play_seed
 from p2p_dtfm.testbed.virtual.seeds.run import make_run, reference_of
-from p2p_dtfm.testbed.virtual.swarm import NeverHappened, Peer, Swarm, play
+from p2p_dtfm.testbed.virtual.swarm import NeverHappened, Swarm, play
 from p2p_dtfm.train.model.gpt import layer_count
 
 STEPS = 20

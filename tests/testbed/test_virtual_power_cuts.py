@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from p2p_dtfm.testbed.virtual.peer import Peer
 from p2p_dtfm.testbed.virtual.seeds.run import make_run
-from p2p_dtfm.testbed.virtual.swarm import Peer, Swarm, play
+from p2p_dtfm.testbed.virtual.swarm import Swarm, play
 
 SAVES_EVERY_STEPS = 5
 AHEAD_STEPS = 60

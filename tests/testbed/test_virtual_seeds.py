@@ -1,11 +1,15 @@
 """What seeds draw, how a failing one shrinks, and that a planted bug is found."""
 
 import asyncio
+import inspect
 import random
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from p2p_dtfm.daemon.step.neighbours import held_out_indices, neighbours_of
 from p2p_dtfm.daemon.trainer.trainer_state import TrainerState
 from p2p_dtfm.testbed.virtual.planted.__main__ import BUGS, Search
 from p2p_dtfm.testbed.virtual.planted.patches import Patches, planted
@@ -13,6 +17,7 @@ from p2p_dtfm.testbed.virtual.process import Process
 from p2p_dtfm.testbed.virtual.seeds.faults import KINDS, NAMES, Fault, Schedule, draw
 from p2p_dtfm.testbed.virtual.seeds.nudges import Nudges
 from p2p_dtfm.testbed.virtual.seeds.player import Player
+from p2p_dtfm.testbed.virtual.seeds.reached import Lines
 from p2p_dtfm.testbed.virtual.seeds.shrink import shrunk
 from p2p_dtfm.testbed.virtual.seeds.waits import Waits
 from p2p_dtfm.testbed.virtual.swarm import Swarm, play
@@ -25,6 +30,17 @@ def test_some_seeds_play_small_machines_samples_and_residents() -> None:
     assert [it.stays_resident for it in schedules].count(True) == 1
     small = next(it for it in schedules if it.is_small)
     assert small.only(frozenset()).is_small, "fewer faults, the same machines"
+
+
+def test_of_sixteen_seeds_one_each_plays_what_needs_a_run_of_its_own() -> None:
+    schedules = [draw(seed) for seed in range(16)]
+    assert [it.is_invited for it in schedules].count(True) == 1
+    assert [it.is_narrow for it in schedules].count(True) == 1
+    assert sorted(it.model for it in schedules if it.model) == ["adapters", "given"]
+    assert all(it.is_small for it in schedules if it.model), "a stage has not all layers"
+    forgets = [it for it in schedules if any(f.kind == "lost memory" for f in it.faults)]
+    assert [fault.whom for fault in forgets[0].faults if fault.kind == "lost memory"] == [("a",)]
+    assert len(forgets) == 1
 
 
 def test_each_seed_draws_its_own_and_at_least_ten_faults_on_three_to_eight_daemons() -> None:
@@ -98,6 +114,30 @@ def test_no_wait_of_the_daemons_own_lasts_longer_than_a_minute(
     assert ("trainer_state.TrainerState.wait" in found[-1]) == (not is_paused)
 
 
+def test_what_is_reached_is_what_was_run_while_it_was_watched() -> None:
+    lines, plan = Lines(), SimpleNamespace(pipelines=(1, 2))
+    spec: Any = SimpleNamespace(microbatches_per_step=4, evaluation_microbatches=3)
+    plain: Any = SimpleNamespace(places_of=lambda me: ())
+
+    def missed() -> set[int]:
+        room = next(room for room in lines.rooms() if room.name == "step")
+        return set((room.missed or {}).get("step/neighbours.py", ()))
+
+    def lines_of(function: object) -> set[int]:
+        source, first = inspect.getsourcelines(function)  # type: ignore[arg-type]
+        return set(range(first, first + len(source)))
+
+    with lines.watched():
+        assert held_out_indices(plan, spec, 1) == range(5, 7, 2)  # type: ignore[arg-type]
+    assert not missed() & lines_of(held_out_indices)
+    assert len(missed() & lines_of(neighbours_of)) == 6
+    neighbours_of(plain, "me", spec)
+    assert len(missed() & lines_of(neighbours_of)) == 6, "nobody watches any more"
+    with lines.watched():
+        neighbours_of(plain, "me", spec)
+    assert len(missed() & lines_of(neighbours_of)) == 3, "what stands in its loop"
+
+
 def test_a_planted_bug_is_gone_afterwards() -> None:
     for bug in BUGS:
         patches = Patches()
@@ -153,3 +193,13 @@ def test_a_doubled_gradient_and_a_task_left_behind_are_found(tmp_path: Path) -> 
     for name, told in (("update-twice", "step 11: "), ("tasks-stay", "of its tasks have not")):
         with planted(next(bug for bug in BUGS if bug.name == name)):
             assert told in player.play(0, schedule).problem
+
+
+def test_a_disk_that_was_full_at_the_last_step_takes_it_afterwards(tmp_path: Path) -> None:
+    """Else nobody has the whole model: of small machines each alone has some layers."""
+    schedule = Schedule(
+        ("a", "b", "c"), (), (Fault(6.0, 25.0, "full disk", ("b",), 0.0),), is_small=True
+    )
+    played = Player(tmp_path, steps=13).play(0, schedule)
+    assert played.faults == 1
+    assert played.problem == ""

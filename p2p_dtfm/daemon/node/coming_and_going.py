@@ -37,6 +37,8 @@ BARRED_FIX = (
     "nothing before that step: this daemon goes on asking. If it is as it was released, look for "
     "faulty memory or an overclocked processor"
 )
+SAVE_AGAIN_S = 2.0
+"""How often a disk is asked to take the last step after all."""
 
 
 class Entry:
@@ -298,14 +300,19 @@ class Departure:
         participant, view = self.participant, self._membership.agreement.view
         trainer = participant.trainer
         await trainer.settled()
-        step = max((state.version for state in trainer.states.values()), default=0)
-        newest = {n: state for n, state in trainer.states.items() if state.version == step}
-        if step > 0:  # what it guarded for others may be a step behind
-            await participant.checkpoints.save(step, newest, participant.lineage_at(step))
+        await self._save()
         if view is None or view.members:  # else all leave, and nobody asks for anything
             await trainer.hand_over()
         log.info("left the swarm")
         participant.local.status.say(State.STOPPED, "left")
+
+    async def _save(self) -> None:
+        states = self.participant.trainer.states
+        step = max((state.version for state in states.values()), default=0)
+        newest = {n: state for n, state in states.items() if state.version == step}
+        if step > 0:  # what it guarded for others may be a step behind
+            lineage = self.participant.lineage_at(step)
+            await self.participant.checkpoints.save(step, newest, lineage)
 
     async def run_ended(self) -> None:
         """After the last step: see that everyone has the whole model; then end if so set."""
@@ -314,9 +321,13 @@ class Departure:
         view = membership.agreement.view
         others = set(view.member_ids) - {membership.me.peer_id} if view is not None else set()
         step = membership.run.spec.total_steps
-        end_s = now.monotonic_s() + DONE_WAIT_S
+        tried_s = now.monotonic_s()
+        end_s = tried_s + DONE_WAIT_S
         while not participant.checkpoints.whole_at(step, others) and now.monotonic_s() < end_s:
             await asyncio.sleep(TICK_S)
+            if participant.checkpoints.refused(step) and now.monotonic_s() - tried_s > SAVE_AGAIN_S:
+                await self._save()  # no step comes with which it would be tried again
+                tried_s = now.monotonic_s()
         if not participant.local.settings.exit_when_done:
             await self._life.leaving.wait()
 

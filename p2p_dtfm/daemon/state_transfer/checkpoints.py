@@ -105,6 +105,11 @@ class Checkpoints:
             )
         return self._saved
 
+    def refused(self, step: int) -> bool:
+        """Whether this disk has taken nothing of what was to be saved of that step, the last one
+        that was."""
+        return step in self._unsaved
+
     def resumed(self, step: int) -> None:
         """Training goes on from the checkpoint of this step, which is whole."""
         self.whole_step = step

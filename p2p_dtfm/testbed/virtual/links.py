@@ -17,6 +17,7 @@ RETRANSMISSION_NS = 200 * MILLISECOND_NS
 SLOWER = 50
 SLOW_NS = 120 * MILLISECOND_NS
 NEARER = 20
+NARROWER = 50
 PATIENCE_S = 30.0
 """A connection whose link is cut for longer is given up by both ends."""
 
@@ -65,6 +66,8 @@ class Links:
         self._draws = draws
         self.are_near = False
         """All machines are in one room."""
+        self.are_narrow = False
+        """Models are large for them."""
         self._links: dict[tuple[str, str], Link] = {}
 
     def of(self, origin: str, goal: str) -> Link:
@@ -75,6 +78,8 @@ class Links:
             bytes_per_s = self._draws.randrange(10_000_000, 120_000_000)
             if self.are_near:
                 latency_ns, bytes_per_s = latency_ns // NEARER, bytes_per_s * NEARER
+            if self.are_narrow:
+                bytes_per_s //= NARROWER
             link = self._links[origin, goal] = Link(latency_ns, bytes_per_s)
         return link
 

@@ -9,13 +9,11 @@ import asyncio
 import contextlib
 import gc
 import io
-import json
 import logging
 import random
 import sys
-from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -44,100 +42,19 @@ from p2p_dtfm.testbed.virtual.disk import VirtualDisk
 from p2p_dtfm.testbed.virtual.host import VirtualHost
 from p2p_dtfm.testbed.virtual.loop import VirtualLoop, VirtualTask
 from p2p_dtfm.testbed.virtual.network import VirtualNetwork
+from p2p_dtfm.testbed.virtual.peer import Peer
 from p2p_dtfm.testbed.virtual.process import Process
 from p2p_dtfm.train.stage.emulated import emulated_device
 from p2p_dtfm.train.stage.timed import TimedStageRunner, use_one_thread
 
 Result = TypeVar("Result")
+HOURS = "06-22"
+WITHIN, OUTSIDE = datetime(2026, 3, 2, 12), datetime(2026, 3, 2, 23)
+"""By clocks of local time that stand still in either until somebody puts them."""
 LOOK_S = 0.05
 MEMORY_GIB = 1.0
 FLOPS_PER_S = (20_000_000, 80_000_000)
 """A device has something between them."""
-
-
-@dataclass
-class Peer:
-    """One home, and the daemon that runs in it now, if one does."""
-
-    name: str
-    home: Path
-    settings: Settings
-    peer_id: str
-    flops_per_s: int
-    disk: VirtualDisk
-    wall_ahead_ns: int = 0
-    """Its machine's clock, of the world's."""
-    process: Process | None = None
-    daemon: Daemon | None = None
-    host: VirtualHost | None = None
-    resident: "_VirtualResident | None" = None
-    """What stays while its owner has paused it, where it was started so."""
-    ended: asyncio.Task[int] | None = None
-    past: list[Process] = field(default_factory=list)
-    past_errors: list[tuple[BaseException, bool]] = field(default_factory=list)
-    """What has ended daemons before this one, and whether they took part in a run by then."""
-    _events: list[dict[str, Any]] = field(default_factory=list)
-
-    @property
-    def is_running(self) -> bool:
-        return self.ended is not None and not self.ended.done() and self._lives()
-
-    @property
-    def has_run(self) -> bool:
-        """It takes part in a run, and answers others who ask for it."""
-        return self.daemon is not None and bool(self.daemon.run_digest)
-
-    @property
-    def was_ever_killed(self) -> bool:
-        return any(process.is_dead for process in self.past) or self.was_killed
-
-    @property
-    def was_killed(self) -> bool:
-        return self.process is not None and self.process.is_dead
-
-    @property
-    def is_away(self) -> bool:
-        """Paused by its owner; `Swarm.come_back` ends that."""
-        return self.is_running and self.resident is not None and self.resident.decide is not None
-
-    def _lives(self) -> bool:
-        return self.process is not None and not self.process.is_dead
-
-    def step(self) -> int:
-        """The last one that it has seen committed."""
-        return max(self.losses(), default=-1)
-
-    def told_step(self) -> int:
-        """As it shows it: how many are committed, or what it heard from the others."""
-        return self.daemon.observer.step() if self.daemon is not None else 0
-
-    def events(self) -> list[dict[str, Any]]:
-        """Also of what a disk has refused or lost; `at_s` is the world's time."""
-        for at_s, line in self.disk.told[len(self._events) :]:
-            self._events.append(json.loads(line) | {"at_s": at_s})
-        return self._events
-
-    def losses(self) -> dict[int, float]:
-        steps = [event for event in self.events() if event["event"] == "step"]
-        return {each["step"]: each["loss"] for each in steps if each["loss"] is not None}
-
-    def standing(self) -> str:
-        """What it says of itself."""
-        if not self.is_running or self.daemon is None:
-            return "not running"
-        status = self.daemon.status_json()
-        return f"{status.get('state')}: {status.get('reason')} (step {status.get('step')})"
-
-    def waits(self) -> list[str]:
-        """Where each of its tasks is."""
-        tasks = (task for task in asyncio.all_tasks() if isinstance(task, VirtualTask))
-        mine = Counter(task.waits_at() for task in tasks if task.process is self.process)
-        told = [f"    {count} x {place}" for place, count in sorted(mine.items())]
-        return told if self.is_running else []
-
-    def failures(self) -> list[str]:
-        processes = [*self.past, *([self.process] if self.process else [])]
-        return [failure for process in processes for failure in process.failures]
 
 
 class Swarm:
@@ -166,8 +83,7 @@ class Swarm:
         """A home with an identity; `start` lets a daemon run in it."""
         home = self.folder / name
         home.mkdir(parents=True)
-        key = digest_bytes(f"{self._seed} {name}".encode())
-        identity = identity_of_seed(bytes.fromhex(key))
+        identity = self.identity_of(name)
         (home / "identity.key").write_bytes(identity.to_bytes())
         values: dict[str, object] = {
             "home": home,
@@ -186,6 +102,9 @@ class Swarm:
         peer = Peer(name, home, made, identity.peer_id, flops_per_s, disk)
         self.peers.append(peer)
         return peer
+
+    def identity_of(self, name: str) -> Identity:
+        return identity_of_seed(bytes.fromhex(digest_bytes(f"{self._seed} {name}".encode())))
 
     def named(self, name: str) -> Peer:
         return next(peer for peer in self.peers if peer.name == name)
@@ -230,6 +149,11 @@ class Swarm:
         self.kill(peer)
         self.trace.note(self.loop.now_ns, "power", peer.name)
         peer.disk.power_was_cut(self.draws)
+
+    def set_hours(self, peer: Peer, are_over: bool) -> None:
+        """Who stays resident pauses when they are over, and comes back when they begin."""
+        self.trace.note(self.loop.now_ns, "hours", peer.name, are_over)
+        peer.is_outside_hours = are_over
 
     def leave(self, peer: Peer, lasts_s: float | None = None) -> None:
         """As by the first signal, or by a pause of its owner's, who may say for how long."""
@@ -338,7 +262,7 @@ class _VirtualResident(Resident):
     """Its daemons are those of a peer of the swarm."""
 
     def __init__(self, settings: Settings, peer: Peer, world: "_WorldOf") -> None:
-        super().__init__(settings)
+        super().__init__(settings, lambda: OUTSIDE if peer.is_outside_hours else WITHIN)
         self._peer = peer
         self._world = world
 

@@ -118,13 +118,12 @@ def main() -> int:
     logging.getLogger("p2p_dtfm").setLevel(logging.CRITICAL)
     with tempfile.TemporaryDirectory(dir=memory_disk()) as scratch:
         player = Player(Path(scratch))
-        leave_alone_what_is_loaded()
-        if not options.coverage:
-            return _play_all(player, options)
-        lines = Lines()
-        with lines.watched():
+        lines = Lines() if options.coverage else None
+        with lines.watched() if lines is not None else contextlib.nullcontext():
+            leave_alone_what_is_loaded()
             exit_code = _play_all(player, options)
-        print(told(lines))
+        if lines is not None:
+            print(told(lines))
         return exit_code
 
 

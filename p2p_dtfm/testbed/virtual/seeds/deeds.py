@@ -6,13 +6,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 from p2p_dtfm.testbed.virtual.links import Link
+from p2p_dtfm.testbed.virtual.peer import Peer
 from p2p_dtfm.testbed.virtual.seeds.faults import AHEAD_S, BACK_S, Fault
-from p2p_dtfm.testbed.virtual.swarm import Peer, Swarm
+from p2p_dtfm.testbed.virtual.swarm import Swarm
 
 LOSS = 0.2
 DOUBLED = 0.3
-FOR_A_WHILE = 0.5
-"""From this draw on an owner says for how long, and the daemon comes back by itself."""
+BY_HOURS, FOR_A_WHILE = 0.25, 0.5
+"""Below the first draw a resident's hours end, and begin again after a while; from the second on
+its owner says for how long. In both it comes back by itself."""
 HOME_OF_THE_LIVING = frozenset({"daemon.lock", "daemon.sock"})
 
 log = logging.getLogger("p2p_dtfm")
@@ -47,6 +49,7 @@ class Deeds:
             "slow disk": lambda fault: self._disk(fault, "is_slow", is_so=True),
             "clock": self._set_clock,
             "outage": self._cut_all_power,
+            "lost memory": self._lose_memory,
         }
         self._end: dict[str, Callable[[Fault], object]] = {
             "kill": lambda fault: self._start(self._one(fault)),
@@ -54,7 +57,7 @@ class Deeds:
             "lying disk": self._end_of_lies,
             "old disk": self._come_back_old,
             "pause": self._resume,
-            "leave": lambda fault: self._start(self._one(fault)),
+            "leave": self._come_back,
             "join": lambda fault: None,
             "cut": lambda fault: self._mend(fault),
             "one-way cut": lambda fault: self._mend(fault),
@@ -66,6 +69,7 @@ class Deeds:
             "slow disk": lambda fault: self._disk(fault, "is_slow", is_so=False),
             "clock": lambda fault: swarm.set_clock(self._one(fault), 0.0),
             "outage": self._come_back_first,
+            "lost memory": lambda fault: self._start(self._one(fault)),
         }
 
     def begin(self, fault: Fault) -> bool:
@@ -86,6 +90,8 @@ class Deeds:
         for peer in self._swarm.peers:
             if peer.process is not None and peer.process.is_paused:
                 self._swarm.resume(peer)
+            if peer.is_outside_hours:
+                self._swarm.set_hours(peer, are_over=False)
             if peer.is_away:
                 self._swarm.come_back(peer)
             elif peer.was_killed or _has_left(peer):
@@ -110,6 +116,15 @@ class Deeds:
         if may := self._may_go(peer):
             self.crashes_s.append(self._swarm.now_s)
             how(peer)
+        return may
+
+    def _lose_memory(self, fault: Fault) -> bool:
+        """Whoever else is there remembers it."""
+        peer = self._one(fault)
+        may = peer.has_run and self._kill(fault, self._swarm.kill)
+        if may:
+            for path in peer.home.glob("runs/*/memory*"):
+                path.unlink()
         return may
 
     def _cut_all_power(self, fault: Fault) -> bool:
@@ -149,10 +164,19 @@ class Deeds:
     def _leave(self, fault: Fault) -> bool:
         peer = self._one(fault)
         may = self._may_go(peer) and peer.has_run
-        if may:
+        if may and peer.resident is not None and fault.draw < BY_HOURS:
+            self._swarm.set_hours(peer, are_over=True)
+        elif may:
             is_short = peer.resident is not None and fault.draw >= FOR_A_WHILE
             self._swarm.leave(peer, fault.lasts_s if is_short else None)
         return may
+
+    def _come_back(self, fault: Fault) -> None:
+        peer = self._one(fault)
+        if peer.is_outside_hours:
+            self._swarm.set_hours(peer, are_over=False)
+        else:
+            self._start(peer)
 
     # links ---------------------------------------------------------------------------------------
 

@@ -13,6 +13,15 @@ RESIDENTS = 6
 """Of eight seeds that one, in which who is paused by its owner stays in the same process."""
 OUTAGES = 4
 """Of eight seeds that one, in which all lose power at once, and some come back first."""
+INVITED = 0
+"""Of sixteen seeds that one, in which the run lets in only who shows an invitation."""
+FORGETFUL = 7
+"""Of sixteen seeds that one, in which the founder's home loses whom it has met in the run."""
+NARROW = 15
+"""Of sixteen seeds that one, in which states and gradients take long on all links."""
+GIVEN, ADAPTERS = 5, 13
+"""Of sixteen seeds those of small machines, in which the model starts from given weights: with a
+head that is its embedding, and frozen under adapters."""
 FIRST_S, LAST_S = 3.0, 26.0
 """After the last of those that begin the run was started."""
 LASTING_S = (0.3, 1.0, 3.0, 6.0, 12.0)
@@ -37,9 +46,18 @@ KINDS = {
     "slow disk": 1,
     "clock": 2,
     "outage": 0,
+    "lost memory": 0,
 }
-"""How often each is drawn; each newcomer joins once, and all lose power in every eighth seed."""
-CRASHES = {"kill": 6, "power cut": 3, "full disk": 2, "slow disk": 1, "clock": 2, "join": 0}
+"""How often each is drawn; each newcomer joins once, and some seeds have one of the last two."""
+CRASHES = {
+    "kill": 6,
+    "power cut": 3,
+    "full disk": 2,
+    "slow disk": 1,
+    "clock": 2,
+    "join": 0,
+    "lost memory": 0,
+}
 """In every fourth seed only these: in it what is told to be safe is held to its word."""
 OF_LINKS = frozenset({"cut", "one-way cut", "slow link", "lossy link", "doubled calls"})
 
@@ -87,6 +105,12 @@ class Schedule:
     """Somebody asks every daemon all that it tells, again and again."""
     is_audited: bool = False
     """Work is computed again by others before a step commits."""
+    is_narrow: bool = False
+    """Links are slow enough for who dies to be in the middle of a transfer."""
+    model: str = ""
+    """Which one is trained: `run.MODELS`; empty: the plain one."""
+    is_invited: bool = False
+    """Whoever joins shows a line of the founder's."""
 
     @property
     def has_only_crashes(self) -> bool:
@@ -120,6 +144,9 @@ def draw(seed: int) -> Schedule:
         faults.append(_outage(seed, begun))
     if seed % 8 == RESIDENTS and all(fault.kind != "leave" for fault in faults):
         faults.append(_leave(seed, begun))
+    if seed % 16 == FORGETFUL:
+        at_s = random.Random(f"memory {seed}").uniform(FIRST_S, LAST_S)
+        faults.append(Fault(at_s, 1.0, "lost memory", (begun[0],), 0.0))
     faults.sort(key=lambda fault: fault.at_s)
     return Schedule(
         tuple(begun),
@@ -130,6 +157,9 @@ def draw(seed: int) -> Schedule:
         writes_samples=seed % 8 == 2,
         is_watched=seed % 8 == 7,
         is_audited=seed % 8 == AUDITS,
+        is_narrow=seed % 16 == NARROW,
+        model={GIVEN: "given", ADAPTERS: "adapters"}.get(seed % 16, ""),
+        is_invited=seed % 16 == INVITED,
     )
 
 

@@ -10,8 +10,9 @@ from p2p_dtfm.core.protocol.errors import UNREACHABLE, UserError
 from p2p_dtfm.daemon.machine.home import is_full
 from p2p_dtfm.daemon.peers.run_source import RunComplete
 from p2p_dtfm.testbed.virtual.loop import VirtualTask
+from p2p_dtfm.testbed.virtual.peer import Peer
 from p2p_dtfm.testbed.virtual.streams import UNREAD_BYTES
-from p2p_dtfm.testbed.virtual.swarm import NeverHappened, Peer, Swarm
+from p2p_dtfm.testbed.virtual.swarm import NeverHappened, Swarm
 from p2p_dtfm.train.model.checkpoint import complete, list_checkpoints, load_layer
 
 TOLERANCE = 1e-4

@@ -12,7 +12,7 @@ from typing import Any
 
 from p2p_dtfm.daemon.trainer.trainer_state import TrainerState
 from p2p_dtfm.testbed.virtual.loop import VirtualLoop, VirtualTask
-from p2p_dtfm.testbed.virtual.swarm import Peer
+from p2p_dtfm.testbed.virtual.peer import Peer
 
 EVERY_S = 0.2
 TURNS = 6

@@ -7,25 +7,42 @@ from pathlib import Path
 from p2p_dtfm.testbed.virtual.seeds.faults import Schedule, draw
 from p2p_dtfm.testbed.virtual.seeds.judge import Reference
 from p2p_dtfm.testbed.virtual.seeds.playing import Played, play_seed
-from p2p_dtfm.testbed.virtual.seeds.run import STEPS, make_run, reference_of, with_audits
+from p2p_dtfm.testbed.virtual.seeds.run import (
+    STEPS,
+    make_run,
+    reference_of,
+    with_audits,
+    with_given_weights,
+)
 
 COLLECTED_AFTER = 50_000
 """New objects."""
 
 
 class Player:
-    """Plays seeds of one run, each in a folder of its own that goes afterwards."""
+    """Plays seeds of a few runs, each in a folder of its own that goes afterwards."""
 
     def __init__(self, scratch: Path, steps: int = STEPS) -> None:
-        self._run = make_run(scratch, steps)
-        self._audited = with_audits(self._run)
-        self._reference: Reference = reference_of(self._run, scratch / "reference")
+        self._scratch = scratch
+        run = make_run(scratch, steps)
+        self._audited = with_audits(run)
+        self._runs: dict[str, tuple[Path, Reference]] = {}
+        """By the model that is trained, once a seed does: with what one process makes of it."""
+        self._runs[""] = (run, reference_of(run, scratch / "reference"))
 
     def play(self, seed: int, schedule: Schedule | None = None) -> Played:
         schedule = schedule or draw(seed)
-        run = self._audited if schedule.is_audited else self._run
+        run, reference = self._run_of(schedule.model)
+        if schedule.is_audited:
+            run = self._audited
         with tempfile.TemporaryDirectory(dir=memory_disk()) as home:
-            return play_seed(seed, schedule, run, Path(home), self._reference)
+            return play_seed(seed, schedule, run, Path(home), reference)
+
+    def _run_of(self, model: str) -> tuple[Path, Reference]:
+        if model not in self._runs:
+            run = with_given_weights(self._runs[""][0], model)
+            self._runs[model] = (run, reference_of(run, self._scratch / f"reference-{model}"))
+        return self._runs[model]
 
 
 def leave_alone_what_is_loaded() -> None:

@@ -11,15 +11,17 @@ from pathlib import Path
 
 from p2p_dtfm.daemon.node.network import DISCONNECTED
 from p2p_dtfm.daemon.node.participant import BLAMED
+from p2p_dtfm.testbed.virtual.peer import Peer
 from p2p_dtfm.testbed.virtual.process import PROCESS
 from p2p_dtfm.testbed.virtual.seeds import judge
 from p2p_dtfm.testbed.virtual.seeds.deeds import Deeds
 from p2p_dtfm.testbed.virtual.seeds.faults import Fault, Schedule
+from p2p_dtfm.testbed.virtual.seeds.invited import by_invitation, line_of
 from p2p_dtfm.testbed.virtual.seeds.judge import Broken, Reference
 from p2p_dtfm.testbed.virtual.seeds.nudges import Nudges
 from p2p_dtfm.testbed.virtual.seeds.run import steps_of
 from p2p_dtfm.testbed.virtual.seeds.waits import Waits
-from p2p_dtfm.testbed.virtual.swarm import NeverHappened, Peer, Swarm, play
+from p2p_dtfm.testbed.virtual.swarm import HOURS, NeverHappened, Swarm, play
 
 PATIENCE_S = 300.0
 """Of virtual time, once all is mended: then nobody waits any more."""
@@ -70,19 +72,27 @@ class Play:
     async def play(self) -> None:
         swarm, schedule = self._swarm, self._schedule
         # they stay for those that come back after the last step
-        stays = {"exit_when_done": False, "samples": schedule.writes_samples}
+        stays: dict[str, object] = {"exit_when_done": False, "samples": schedule.writes_samples}
         if schedule.is_small:
             swarm.memory_gib, swarm.network.links.are_near = SMALL_GIB, True
+        swarm.network.links.are_narrow = schedule.is_narrow
         swarm.stays_resident = schedule.stays_resident
+        run = self._run
+        if schedule.stays_resident:
+            stays["hours"] = HOURS
+        if schedule.is_invited:
+            run = by_invitation(run, swarm.identity_of(schedule.begun[0]), swarm.folder)
         expected = len(schedule.begun)
-        founder = swarm.peer(schedule.begun[0], run=str(self._run), expect_peers=expected, **stays)
+        founder = swarm.peer(schedule.begun[0], run=str(run), expect_peers=expected, **stays)
         known = [swarm.address(founder)]
+        swarm.start(founder)
+        await swarm.until(lambda: founder.has_run, "the run is founded", 60)
+        if schedule.is_invited:
+            stays |= line_of(founder, swarm.identity_of(founder.name), known[0])
         for name in schedule.begun[1:] + schedule.joiners:  # each is given all that begin before it
             peer = swarm.peer(name, initial_peers=tuple(known), **stays)
             if name in schedule.begun:
                 known.append(swarm.address(peer))
-        swarm.start(founder)
-        await swarm.until(lambda: founder.has_run, "the run is founded", 60)
         for name in schedule.begun[1:]:
             swarm.start(swarm.named(name))
         began_s = swarm.now_s

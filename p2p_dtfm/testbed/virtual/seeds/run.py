@@ -1,16 +1,26 @@
 """The small run that seeds train, and what a process alone makes of it."""
 
 import random
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.testbed.plain_losses import plain_losses
+from p2p_dtfm.testbed.virtual.peer import Peer
 from p2p_dtfm.testbed.virtual.seeds.judge import Reference
-from p2p_dtfm.testbed.virtual.swarm import Peer, Swarm, play
+from p2p_dtfm.testbed.virtual.swarm import Swarm, play
 from p2p_dtfm.train.data import prepare
+from p2p_dtfm.train.hugging_face.model_import import INITIAL_NAME
+from p2p_dtfm.train.model.initial_state import write_initial
+from p2p_dtfm.train.model.layer_state import LayerState
+
+Tensor = Any
 
 STEPS = 40
 WITHIN_S = 600.0
+OTHER_SEED = 8
+"""Of weights that are given: a run's own beginning is another one."""
 _WORDS = [
     "the",
     "of",
@@ -73,6 +83,31 @@ def with_audits(run: Path) -> Path:
     audited = RunSpec.model_validate({**spec.model_dump(), "audit": {"rate": 0.5}})
     path = run.with_name("audited.json")
     path.write_text(audited.model_dump_json())
+    return path
+
+
+MODELS: Mapping[str, Mapping[str, Mapping[str, object]]] = {
+    "given": {"model": {"tied_head": True}},
+    "adapters": {"lora": {"rank": 4}},
+}
+"""What is other in runs that start from given weights, by section of the run spec."""
+
+
+def with_given_weights(run: Path, name: str) -> Path:
+    """A run of `MODELS` on the same data; its losses are its own."""
+    plain = RunSpec.model_validate_json(run.read_text()).model_dump()
+    changed = {part: {**plain[part], **changes} for part, changes in MODELS[name].items()}
+    model: dict[str, Any] = {**plain["model"], **changed.pop("model", {})}
+    of_weights = RunSpec.model_validate({**plain, "model": model, "seed": OTHER_SEED})
+
+    def weights(layer: int) -> Iterable[Tensor]:
+        return [it.detach() for it in LayerState.genesis(of_weights, layer).module.parameters()]
+
+    folder = run.with_name(name)
+    initial = write_initial(folder / INITIAL_NAME, of_weights, weights)
+    model["initial"] = initial.digest()
+    path = folder / run.name
+    path.write_text(RunSpec.model_validate({**plain, **changed, "model": model}).model_dump_json())
     return path
 
 

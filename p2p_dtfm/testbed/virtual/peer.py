@@ -1,0 +1,103 @@
+"""A home, its machine, and the daemon that runs there in virtual time."""
+
+import asyncio
+import json
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from p2p_dtfm.daemon.machine.settings import Settings
+from p2p_dtfm.daemon.node.daemon import Daemon
+from p2p_dtfm.daemon.node.resident import Resident
+from p2p_dtfm.testbed.virtual.disk import VirtualDisk
+from p2p_dtfm.testbed.virtual.host import VirtualHost
+from p2p_dtfm.testbed.virtual.loop import VirtualTask
+from p2p_dtfm.testbed.virtual.process import Process
+
+
+@dataclass
+class Peer:
+    """One home, and the daemon that runs in it now, if one does."""
+
+    name: str
+    home: Path
+    settings: Settings
+    peer_id: str
+    flops_per_s: int
+    disk: VirtualDisk
+    wall_ahead_ns: int = 0
+    """Its machine's clock, of the world's."""
+    is_outside_hours: bool = False
+    """Of those in which its owner lets it take part, where it stays resident."""
+    process: Process | None = None
+    daemon: Daemon | None = None
+    host: VirtualHost | None = None
+    resident: Resident | None = None
+    """What stays while its owner has paused it, where it was started so."""
+    ended: asyncio.Task[int] | None = None
+    past: list[Process] = field(default_factory=list)
+    past_errors: list[tuple[BaseException, bool]] = field(default_factory=list)
+    """What has ended daemons before this one, and whether they took part in a run by then."""
+    _events: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def is_running(self) -> bool:
+        return self.ended is not None and not self.ended.done() and self._lives()
+
+    @property
+    def has_run(self) -> bool:
+        """It takes part in a run, and answers others who ask for it."""
+        return self.daemon is not None and bool(self.daemon.run_digest)
+
+    @property
+    def was_ever_killed(self) -> bool:
+        return any(process.is_dead for process in self.past) or self.was_killed
+
+    @property
+    def was_killed(self) -> bool:
+        return self.process is not None and self.process.is_dead
+
+    @property
+    def is_away(self) -> bool:
+        """Paused by its owner; `Swarm.come_back` ends that."""
+        return self.is_running and self.resident is not None and self.resident.decide is not None
+
+    def _lives(self) -> bool:
+        return self.process is not None and not self.process.is_dead
+
+    def step(self) -> int:
+        """The last one that it has seen committed."""
+        return max(self.losses(), default=-1)
+
+    def told_step(self) -> int:
+        """As it shows it: how many are committed, or what it heard from the others."""
+        return self.daemon.observer.step() if self.daemon is not None else 0
+
+    def events(self) -> list[dict[str, Any]]:
+        """Also of what a disk has refused or lost; `at_s` is the world's time."""
+        for at_s, line in self.disk.told[len(self._events) :]:
+            self._events.append(json.loads(line) | {"at_s": at_s})
+        return self._events
+
+    def losses(self) -> dict[int, float]:
+        steps = [event for event in self.events() if event["event"] == "step"]
+        return {each["step"]: each["loss"] for each in steps if each["loss"] is not None}
+
+    def standing(self) -> str:
+        """What it says of itself."""
+        if not self.is_running or self.daemon is None:
+            return "not running"
+        status = self.daemon.status_json()
+        return f"{status.get('state')}: {status.get('reason')} (step {status.get('step')})"
+
+    def waits(self) -> list[str]:
+        """Where each of its tasks is."""
+        tasks = (task for task in asyncio.all_tasks() if isinstance(task, VirtualTask))
+        mine = Counter(task.waits_at() for task in tasks if task.process is self.process)
+        told = [f"    {count} x {place}" for place, count in sorted(mine.items())]
+        return told if self.is_running else []
+
+    def failures(self) -> list[str]:
+        processes = [*self.past, *([self.process] if self.process else [])]
+        return [failure for process in processes for failure in process.failures]

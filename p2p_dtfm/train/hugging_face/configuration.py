@@ -3,6 +3,7 @@
 Defaults are those of `transformers`, since its files may leave them out.
 """
 
+import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -94,6 +95,7 @@ def read_configuration(path: Path) -> Configuration:
         with path.open("rb") as file:
             payload = file.read(LIMIT_BYTES)
         kind = msgspec.json.decode(payload, type=_Kind)
+        json.loads(payload, object_pairs_hook=_once_each)
         if kind.model_type not in CLASSES:
             known = ", ".join(map(repr, CLASSES))
             raise ValueError(f"model_type is {kind.model_type!r}, not one of {known}")
@@ -111,6 +113,15 @@ def read_configuration(path: Path) -> Configuration:
         raise UserError(
             f"{path} describes a model that cannot be trained here: {error}", fix
         ) from error
+
+
+def _once_each(pairs: list[tuple[str, Any]]) -> None:
+    """Of a name that is stated twice one reader takes the first value, another the last."""
+    names: set[str] = set()
+    for name, _ in pairs:
+        if name in names:
+            raise ValueError(f"{name} is stated twice")
+        names.add(name)
 
 
 def _from_gpt2(given: _Gpt2) -> Configuration:
@@ -221,7 +232,10 @@ def _number(stated: Mapping[str, Any], name: str, default: float | None) -> floa
     value = default if value is None else value
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise ValueError(f"the rope parameter {name} is {value!r}")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError as error:
+        raise ValueError(f"the rope parameter {name} is beyond all numbers") from error
 
 
 def configuration_of(

@@ -46,6 +46,8 @@ def read_tokenizer_json(path: Path) -> Tokenizer:
         if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
             raise ValueError("it is not the file of a tokenizer")
         return tokenizer_from_bytes(_plain(content))
+    except (AttributeError, TypeError) as error:  # a list where a table should be, and the like
+        raise UserError(f"{path} is not the file of a tokenizer: {error}", fix) from error
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"cannot read {path}: {error}", fix) from error
     except PeerFault as error:

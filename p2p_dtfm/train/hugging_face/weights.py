@@ -34,9 +34,18 @@ class Weights:
                 with safe_open(path, framework="pt") as file:
                     for name in file.keys():  # noqa: SIM118  (it is no dict)
                         has_prefix = name.startswith((prefix, HEAD_NAME))
-                        self._places[name if has_prefix else prefix + name] = (path, name)
+                        self._add(name if has_prefix else prefix + name, (path, name))
             except (SafetensorError, OSError) as error:
                 raise _damaged(path, error) from error
+
+    def _add(self, name: str, place: tuple[Path, str]) -> None:
+        if name in self._places:
+            raise UserError(
+                f"{self.directory} holds {name} twice, in {self._places[name][0].name} and in "
+                f"{place[0].name}",
+                "see that all its files belong to the same model",
+            )
+        self._places[name] = place
 
     def check(self, wanted: Iterable[Part], ignored: Iterable[str] = ()) -> None:
         """That these tensors are there, with these shapes, and no others."""
@@ -107,7 +116,7 @@ class Weights:
             files = sorted({str(place) for place in places})
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise _damaged(index, error) from error
-        if any(Path(name).name != name for name in files):
+        if not all(map(_is_plain_name, files)):
             raise UserError(f"{index} names files outside its directory", "import another copy")
         return [self.directory / name for name in files]
 
@@ -124,6 +133,11 @@ class Weights:
                 fix,
             )
         return UserError(f"there is no {WEIGHTS_NAME} in {self.directory}", fix)
+
+
+def _is_plain_name(name: str) -> bool:
+    """Whether it can only be a file of the directory itself."""
+    return Path(name).name == name != ".." and name.isprintable() and name != ""
 
 
 def _damaged(path: Path, error: Exception) -> UserError:

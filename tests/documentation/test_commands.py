@@ -41,6 +41,7 @@ TYPED = {
     "docs/founder.md",
     "docs/models-in-and-out.md",
     "docs/quick-start.md",
+    "docs/verify.md",
     "docs/volunteer.md",
 }
 

@@ -12,6 +12,7 @@ from p2p_dtfm.net.contacts.identity import Identity
 from p2p_dtfm.testbed.local_swarm import Child, LocalSwarm
 from p2p_dtfm.train.model.checkpoint import list_checkpoints
 from tests.e2e.helpers import (
+    logged,
     run_program,
     state_of,
     step_of,
@@ -77,6 +78,7 @@ def test_others_hold_neither_end_nor_text(tmp_path: Path) -> None:
     shards = _shards(founder)
     assert shards
     for other in others:
+        assert logged(other, "its data, embedding and head are left to 2 members")
         assert not {0, LAST} & _saved_layers(other), _saved_layers(other)
         assert not shards & _files(other), "no shard of the data came here"
         assert "bug" not in (other.home / "stderr").read_text()

@@ -13,6 +13,7 @@ import msgspec
 from p2p_dtfm.core.membership.fellows import is_worth_a_return
 from p2p_dtfm.core.protocol.canonical import digest_bytes
 from p2p_dtfm.core.protocol.errors import UNREACHABLE, UserError
+from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.core.protocol.records import Device
 from p2p_dtfm.core.protocol.run_spec import AdmissionSpec, RunSpec
 from p2p_dtfm.daemon.machine.resident_limit import planned_bytes
@@ -302,6 +303,11 @@ class Joining:
         await self._acquaintances.directory.meet(sorted({peer_id} - {self._network.me.peer_id}))
         log.info("%s", run.manifest.describe())
         log.info("takes part in run %s (%s)", run.digest[:16], run.spec.name)
+        if spec.privacy.withheld(self._network.me.peer_id, layer_count(spec)):
+            log.info(
+                "its data, embedding and head are left to %s: this peer trains what lies between",
+                counted(len(spec.privacy.ends), "member"),
+            )
         return run
 
     def _from_own_disk(self, peer_id: str, welcome: Welcome, spec: RunSpec) -> Run | None:

@@ -203,3 +203,11 @@ def test_a_disk_that_was_full_at_the_last_step_takes_it_afterwards(tmp_path: Pat
     played = Player(tmp_path, steps=13).play(0, schedule)
     assert played.faults == 1
     assert played.problem == ""
+
+
+@pytest.mark.nightly
+def test_an_attempt_that_the_end_of_the_run_leaves_open_holds_nobody_up(tmp_path: Path) -> None:
+    """Who was to be let in by it waited 118 s for an answer that nobody gives any more."""
+    played = Player(tmp_path).play(553)
+    assert played.problem == ""
+    assert played.settled_s < 20

@@ -156,3 +156,24 @@ def test_it_fits_a_phone_and_a_desk(
         "e.getBoundingClientRect().right <= innerWidth && e.scrollWidth <= e.clientWidth + 1)"
     )
     assert inside and page.problems == []
+
+
+def test_a_single_peer_has_a_page_on_which_all_placements_are_alike(tmp_path: Path) -> None:
+    """It names no link, and no placement loses by recomputing what another need not."""
+    own = tmp_path / "own.toml"
+    own.write_text('name = "one"\n[[group]]\nname = "a"\ncount = 1\nforward_tflops = 0.5\n')
+    bars = typed(str(own), "--run", "gpt2-small", "--html", str(tmp_path / "page.html"))["bars"]
+    steps = {bar["system"]: bar["seconds"] for bar in bars if bar["chart"] == "step"}
+    for name in ("region order", "random order", "optimum of DT-FM's cost"):
+        assert steps[name] == pytest.approx(steps["ours"]), name
+    changes = {bar["system"] for bar in bars if bar["chart"] == "changes"}
+    assert "all devices twice as fast" in changes
+    assert not any(name.startswith("one more peer") for name in changes)
+
+
+def test_a_scenario_without_groups_is_told_what_a_group_is(tmp_path: Path) -> None:
+    own = tmp_path / "own.toml"
+    own.write_text('name = "none"\n[[peer]]\nname = "a"\nforward_tflops = 0.5\n')
+    done = CliRunner().invoke(app, ["plan", str(own), "--run", "gpt2-small"])
+    assert done.exit_code != 0
+    assert "there is no [[group]], so there are no peers" in str(done.exception)

@@ -1,9 +1,11 @@
 """What would make a step shorter: one change at a time, planned anew, and what each comes to."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from p2p_dtfm.core.planner.planner import compute_plan
+from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.sim.scenario.execution import AS_RUN
@@ -26,12 +28,15 @@ class Change:
 
 
 def changes_of(scenario: Scenario, spec: RunSpec) -> tuple[Change, ...]:
-    """Of a scenario of up to `PEERS_LIMIT` peers; of a larger one nothing."""
+    """Of a scenario of up to `PEERS_LIMIT` peers; of a larger one nothing. One more peer is left
+    out where the scenario does not say how it would be linked, as one of a single peer need not."""
     if len(scenario.peers) > PEERS_LIMIT:
         return ()
-    return tuple(
-        Change(words, _planned(swarm, how)) for words, swarm, how in _tried(scenario, spec)
-    )
+    changes = []
+    for words, swarm, how in _tried(scenario, spec):
+        with suppress(UserError):
+            changes.append(Change(words, _planned(swarm, how)))
+    return tuple(changes)
 
 
 def _tried(scenario: Scenario, spec: RunSpec) -> Iterator[tuple[str, Scenario, RunSpec]]:

@@ -207,6 +207,12 @@ def _explain(item: Any, values: dict[str, Any], text: str, origin: str) -> tuple
         near = difflib.get_close_matches(str(path[-1]), known, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}."
         return f"{where}: unknown key {key!r}", f"{hint} Otherwise remove {str(path[-1])!r}."
+    if item["type"] == "missing" and key == "group":
+        return (
+            f"{where}: there is no [[group]], so there are no peers",
+            "write a [[group]] with name, count and forward_tflops, also for a single peer; a "
+            "[[peer]] says what is different about one of a group",
+        )
     if item["type"] == "missing":
         return f"{where}: {key!r} is missing", f"add {str(path[-1])!r} there"
     if item["type"] in ("tuple_type", "model_type"):

@@ -161,15 +161,33 @@ def _other_placements(asked: SwarmQuestion, notes: list[str], told: Told) -> Ite
         return
     for name, words in OTHER_PLACEMENTS.items():
         told(words)
-        how = recomputing(AS_RUN, None, asked.spec, name)
-        question = question_of(asked.scenario, asked.spec, how)
         try:
-            found = named_step(question, name)
+            step_ns, source = min(_played(asked, name))
         except UserError as error:
             notes.append(f"No {words}: {error.cause}.")
             continue
-        source = asked.simulated(name.value, question.stages)
-        yield asked.bar(Chart.STEP, words, Kind.SIMULATED, found.step.total_ns / 1e9, source)
+        yield asked.bar(Chart.STEP, words, Kind.SIMULATED, step_ns / 1e9, source)
+
+
+def _played(asked: SwarmQuestion, name: PlanName) -> list[tuple[int, str]]:
+    """(how long the step is, what plays it again): with recomputation and without where the run
+    leaves that open, as ours has the choice as well. Raises `UserError` where neither is possible.
+    """
+    is_open = asked.spec.compute.recompute == "auto"
+    played, refused = list[tuple[int, str]](), list[UserError]()
+    for wanted, option in ((None, ""), (False, " --no-recompute"))[: 2 if is_open else 1]:
+        how = recomputing(AS_RUN, wanted, asked.spec, name)
+        question = question_of(asked.scenario, asked.spec, how)
+        try:
+            step = named_step(question, name).step
+        except UserError as error:
+            refused.append(error)
+            continue
+        command = asked.simulated(name.value, question.stages)
+        played.append((step.total_ns, command + (option if asked.simulated_by else "")))
+    if not played:
+        raise refused[0]
+    return played
 
 
 def _changes(asked: SwarmQuestion, step_ns: int, notes: list[str], told: Told) -> Iterator[Bar]:

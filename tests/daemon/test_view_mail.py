@@ -7,6 +7,7 @@ import pytest
 
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.plan import Plan
+from p2p_dtfm.core.protocol.snapshot import ViewId
 from p2p_dtfm.core.recovery.partial_replay import NOTHING, PartialReplay, PipelineReplay
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.trainer import view_mail
@@ -54,5 +55,15 @@ def test_tensors_of_a_planned_view_are_taken_as_soon_as_it_is_agreed() -> None:
 
 def test_a_view_that_never_comes_is_its_senders_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(view_mail, "UNKNOWN_VIEW_WAIT_S", 0.05)
+    state = TrainerState()
+    state.view = view(True)
     with pytest.raises(PeerFault, match="does not know"):
-        asyncio.run(ViewMail(ME, SPEC, TrainerState()).until_known(view(True).id, SENDER))
+        next_one = ViewId(state.view.id.number + 1, "another")
+        asyncio.run(ViewMail(ME, SPEC, state).until_known(next_one, SENDER))
+
+
+def test_who_has_come_back_in_no_view_blames_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With an older disk it does not know in which views it was: the others are in them still."""
+    monkeypatch.setattr(view_mail, "UNKNOWN_VIEW_WAIT_S", 0.05)
+    mail = ViewMail(ME, SPEC, TrainerState())
+    assert asyncio.run(mail.until_known(view(True).id, SENDER)) is False

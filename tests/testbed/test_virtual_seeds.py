@@ -211,3 +211,23 @@ def test_an_attempt_that_the_end_of_the_run_leaves_open_holds_nobody_up(tmp_path
     played = Player(tmp_path).play(553)
     assert played.problem == ""
     assert played.settled_s < 20
+
+
+def test_what_a_killed_process_has_not_taken_is_nobodys_failure(tmp_path: Path) -> None:
+    async def scene(swarm: Swarm) -> tuple[list[str], list[str]]:
+        killed = Process("a.0", swarm.loop, random.Random("a"))
+        other = Process("b.0", swarm.loop, random.Random("b"))
+        made = list[asyncio.Future[None]]()
+
+        async def begins() -> None:
+            made.append(swarm.loop.create_future())
+
+        async def ends() -> None:
+            made.pop().set_exception(ConnectionResetError("the stream was reset"))
+
+        await killed.begin(begins())
+        killed.kill()
+        await other.begin(ends())
+        return killed.failures, other.failures
+
+    assert play(0, tmp_path, scene) == ([], [])

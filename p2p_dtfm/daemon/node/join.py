@@ -275,7 +275,8 @@ class Joining:
             except UserError as cause:
                 log.warning("%s", cause.cause)
                 self._network.messenger.pass_over(peer_id, cause.cause)
-                error = cause
+                if not isinstance(error, RunComplete):  # which is shown; the others only say things
+                    error = cause
 
     async def _join_found(self, peer_id: str, welcome: Welcome) -> Run:
         """Learn the run and its members from one that has answered. Raises `UserError` where it

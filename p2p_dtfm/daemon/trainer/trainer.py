@@ -235,7 +235,8 @@ class Trainer:
         A peer that took over earlier may send before this one knows the view: its lane waits.
         """
         view = ViewId(header.view_number, header.view_digest)
-        await self._mail.until_known(view, sender)
+        if not await self._mail.until_known(view, sender):
+            return
         if header.kind is FrameKind.LAYER_STATE:
             self.cuts.frame(sender, header, payload)
         elif header.kind is FrameKind.LAYER_GRADIENT:

@@ -85,16 +85,20 @@ class ViewMail:
         if view in self._views:
             mailbox.check(sender, header)
 
-    async def until_known(self, view: ViewId, sender: str) -> None:
-        """Wait for a view that comes next; meanwhile the lane of its sender waits. Raises
-        `PeerFault`."""
+    async def until_known(self, view: ViewId, sender: str) -> bool:
+        """Wait for a view that comes next; meanwhile the lane of its sender waits. Whether it is
+        known now: who has come back in no view, and perhaps with an older disk, does not know those
+        in which it was, and whoever is in them is not to blame. Raises `PeerFault`."""
         end_s = now.monotonic_s() + UNKNOWN_VIEW_WAIT_S
         while view not in self._views:
             present = self._state.view
             is_next = present is None or view.number > present.id.number
             if not is_next or now.monotonic_s() > end_s:
+                if present is None:
+                    return False
                 raise PeerFault(f"a tensor of view {view}, which this peer does not know", sender)
             await asyncio.sleep(UNKNOWN_VIEW_POLL_S)
+        return True
 
     def mailbox(self, view: ViewId) -> Mailbox | None:
         """None where this peer has no stage in the view, or a later one has taken over."""

@@ -56,9 +56,10 @@ class VirtualTask(asyncio.Task[Any]):
 
 
 class VirtualFuture(asyncio.Future[Any]):
-    """Hashed by its number, too."""
+    """Hashed by its number, too. `process`: whose it is."""
 
     _number = 0
+    process: Process | None = None
 
     def __hash__(self) -> int:
         return self._number or _numbered(self)
@@ -143,7 +144,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self.now_ns / 1e9
 
     def create_future(self) -> asyncio.Future[Any]:
-        return VirtualFuture(loop=self)
+        future = VirtualFuture(loop=self)
+        future.process = PROCESS.get()
+        return future
 
     def create_task(  # type: ignore[override]
         self,
@@ -295,7 +298,12 @@ def _failure(turn: Turn, error: Exception) -> dict[str, Any]:
 
 
 def _note_failure(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    process = PROCESS.get()
+    """Whose future it is counts, not who runs as it is collected: of a killed one's nobody takes
+    the outcome, and nobody needs to."""
+    owner = getattr(context.get("future"), "process", None)
+    process = owner or PROCESS.get()
+    if owner is not None and owner.is_dead:
+        return
     error = context.get("exception")
     text = f"{context.get('message')}: {error!r}"
     if process is not None:

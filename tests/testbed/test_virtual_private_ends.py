@@ -6,14 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.daemon.node.dispatch import NOT_NAMED
 from p2p_dtfm.daemon.node.participant import Participant
 from p2p_dtfm.net.streams.blobs import BlobUnavailable
 from p2p_dtfm.testbed.virtual.peer import Peer
 from p2p_dtfm.testbed.virtual.seeds.judge import Reference
 from p2p_dtfm.testbed.virtual.seeds.playing import SMALL_GIB, Blames
-from p2p_dtfm.testbed.virtual.seeds.run import make_run, reference_of
+from p2p_dtfm.testbed.virtual.seeds.run import make_run, reference_of, with_named_ends
 from p2p_dtfm.testbed.virtual.swarm import Swarm, play
 from p2p_dtfm.train.model.checkpoint import list_checkpoints
 
@@ -66,12 +65,8 @@ def test_the_named_keep_the_ends_and_the_data(
 
 async def _begun(swarm: Swarm, run: Path) -> list[Peer]:
     swarm.memory_gib, swarm.network.links.are_near = SMALL_GIB, True
-    spec = RunSpec.model_validate_json(run.read_text())
     ends = ["founder", swarm.identity_of(NAMED[1]).peer_id]
-    private = RunSpec.model_validate({**spec.model_dump(), "privacy": {"ends": ends}})
-    swarm.folder.mkdir(parents=True, exist_ok=True)
-    path = swarm.folder / "private.json"
-    path.write_text(private.model_dump_json())
+    path = with_named_ends(run, ends, swarm.folder)
     first = swarm.peer(NAMED[0], run=str(path), expect_peers=4)
     swarm.start(first)
     await swarm.until(lambda: first.has_run, "the run is founded", 60)

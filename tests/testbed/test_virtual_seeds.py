@@ -36,6 +36,7 @@ def test_of_sixteen_seeds_one_each_plays_what_needs_a_run_of_its_own() -> None:
     schedules = [draw(seed) for seed in range(16)]
     assert [it.is_invited for it in schedules].count(True) == 1
     assert [it.is_narrow for it in schedules].count(True) == 1
+    assert [it.is_private for it in schedules if it.is_small].count(True) == 1
     assert sorted(it.model for it in schedules if it.model) == ["adapters", "given"]
     assert all(it.is_small for it in schedules if it.model), "a stage has not all layers"
     forgets = [it for it in schedules if any(f.kind == "lost memory" for f in it.faults)]

@@ -15,6 +15,8 @@ OUTAGES = 4
 """Of eight seeds that one, in which all lose power at once, and some come back first."""
 INVITED = 0
 """Of sixteen seeds that one, in which the run lets in only who shows an invitation."""
+PRIVATE = 9
+"""Of sixteen seeds that one, in which small machines leave both ends, and the data, to some."""
 FORGETFUL = 7
 """Of sixteen seeds that one, in which the founder's home loses whom it has met in the run."""
 NARROW = 15
@@ -111,6 +113,8 @@ class Schedule:
     """Which one is trained: `run.MODELS`; empty: the plain one."""
     is_invited: bool = False
     """Whoever joins shows a line of the founder's."""
+    is_private: bool = False
+    """All that begin but the last one are named as those that alone may have ends and data."""
 
     @property
     def has_only_crashes(self) -> bool:
@@ -160,6 +164,7 @@ def draw(seed: int) -> Schedule:
         is_narrow=seed % 16 == NARROW,
         model={GIVEN: "given", ADAPTERS: "adapters"}.get(seed % 16, ""),
         is_invited=seed % 16 == INVITED,
+        is_private=seed % 16 == PRIVATE,
     )
 
 

@@ -19,7 +19,7 @@ from p2p_dtfm.testbed.virtual.seeds.faults import Fault, Schedule
 from p2p_dtfm.testbed.virtual.seeds.invited import by_invitation, line_of
 from p2p_dtfm.testbed.virtual.seeds.judge import Broken, Reference
 from p2p_dtfm.testbed.virtual.seeds.nudges import Nudges
-from p2p_dtfm.testbed.virtual.seeds.run import steps_of
+from p2p_dtfm.testbed.virtual.seeds.run import steps_of, with_named_ends
 from p2p_dtfm.testbed.virtual.seeds.waits import Waits
 from p2p_dtfm.testbed.virtual.swarm import HOURS, NeverHappened, Swarm, play
 
@@ -82,6 +82,9 @@ class Play:
             stays["hours"] = HOURS
         if schedule.is_invited:
             run = by_invitation(run, swarm.identity_of(schedule.begun[0]), swarm.folder)
+        if schedule.is_private:
+            named = [swarm.identity_of(name).peer_id for name in schedule.begun[:-1]]
+            run = with_named_ends(run, named, swarm.folder)
         expected = len(schedule.begun)
         founder = swarm.peer(schedule.begun[0], run=str(run), expect_peers=expected, **stays)
         known = [swarm.address(founder)]

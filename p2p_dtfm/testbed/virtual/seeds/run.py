@@ -1,7 +1,7 @@
 """The small run that seeds train, and what a process alone makes of it."""
 
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +108,16 @@ def with_given_weights(run: Path, name: str) -> Path:
     model["initial"] = initial.digest()
     path = folder / run.name
     path.write_text(RunSpec.model_validate({**plain, **changed, "model": model}).model_dump_json())
+    return path
+
+
+def with_named_ends(run: Path, named: Sequence[str], folder: Path) -> Path:
+    """The same run, which leaves ends and data to these peer ids; its steps are the same."""
+    spec = RunSpec.model_validate_json(run.read_text())
+    private = RunSpec.model_validate({**spec.model_dump(), "privacy": {"ends": named}})
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "private.json"
+    path.write_text(private.model_dump_json())
     return path
 
 

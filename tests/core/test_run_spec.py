@@ -191,6 +191,7 @@ A_PEER = "12D3KooWP8cRVSzGdzoFj7gW587Fi9LV6TqxXSAc6LEGxD9S3P1n"
 def test_whom_ends_are_left_to_is_named_by_id(name: str) -> None:
     error = error_of({**values(), "privacy": {"ends": [name]}})
     assert "privacy.ends.0: must be the id of a peer" in error.cause
+    assert f"(now {name!r})" in error.fixes[0]
 
 
 @pytest.mark.parametrize(

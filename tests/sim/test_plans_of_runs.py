@@ -10,10 +10,11 @@ from p2p_dtfm.core.planner.planner import compute_plan
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.records import PROTOCOL_VERSION, Intent, Link, PeerRecord, Reachability
 from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.core.protocol.sections.privacy_spec import PrivacySpec
 from p2p_dtfm.core.protocol.snapshot import GENESIS, Member, Snapshot, sorted_records
 from p2p_dtfm.core.protocol.workload import workload_of
 from p2p_dtfm.sim.scenario.execution import AS_RUN, OURS
-from p2p_dtfm.sim.scenario.files import read_scenario
+from p2p_dtfm.sim.scenario.files import read_run_spec, read_scenario
 from p2p_dtfm.sim.scenario.scenario import Scenario
 from p2p_dtfm.sim.scenario.scenario_snapshot import scenario_snapshot, workload_in
 from p2p_dtfm.sim.step_time.simulator import simulate_step
@@ -181,3 +182,17 @@ def test_what_comparisons_with_the_paper_plan_from_stays_as_it_was() -> None:
     same = scenario_snapshot(scenario, changed(spec, compute={"recompute": "always"}), OURS)
     assert same.workload == scenario_snapshot(scenario, spec, OURS).workload
     assert b"inner_steps" not in same.canonical_bytes()
+
+
+def test_the_first_peer_of_a_scenario_is_the_founder_to_whom_ends_are_left() -> None:
+    scenario, spec = read_scenario("three-homes"), read_run_spec("gpt2-small-homes")
+    private = spec.model_copy(update={"privacy": PrivacySpec(ends=("founder",))})
+    plan = compute_plan(scenario_snapshot(scenario, private, AS_RUN))
+    assert isinstance(plan, Plan), plan.reason
+    first = scenario.peers[0].name
+    told = explain(scenario_snapshot(scenario, private, AS_RUN), plan).text()
+    assert told.count("(privacy.ends), and there is no place between them") == 5
+    assert "does not fit in memory" not in told
+    assert {stage.peer_id for p in plan.pipelines for stage in (p.stages[0], p.stages[-1])} == {
+        first
+    }

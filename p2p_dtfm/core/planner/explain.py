@@ -107,6 +107,12 @@ class Explanation(msgspec.Struct, frozen=True):
         return f"{alternative.what}: {_ms(alternative.step_ns)} ({percent})"
 
 
+NOT_NAMED = (
+    "spare: the run leaves its first and last stages to others (privacy.ends), and there is no "
+    "place between them"
+)
+
+
 def explain(snapshot: Snapshot, plan: Plan) -> Explanation:
     """Explain `plan`, which was made from `snapshot`."""
     problem = problem_in_force(snapshot, plan)
@@ -202,6 +208,9 @@ def _explain_peer(
     elif stage is None:
         alternative = _best_insertion(model, placement, record.peer_id)
         role = _why_spare(snapshot.workload.least_gain_ppm, plan, alternative)
+        has_no_place = alternative is not None and alternative.step_ns is None
+        if has_no_place and not snapshot.workload.may_have(record.peer_id, 0):
+            role, alternative = NOT_NAMED, None
     else:
         role = _role(plan, stage, record, model.links)
         is_mended = bool(plan.stand_ins)  # for a step or two

@@ -22,7 +22,7 @@ _PLAIN = {
     "path_type": "must be a path, in double quotes",
 }
 _DIGEST = "a digest, in the characters 0-9 and a-f"
-_PEER = 'the id of a peer, as `p2p-dtfm status` shows it, or "founder"'
+_PEER = 'the id of a peer, as `p2p-dtfm id` prints it, or "founder"'
 _NAME = "a name of at most 63 of the characters a-z, 0-9 and -"
 _BOUNDS = {
     "greater_than_equal": ("ge", "must be {} or more"),
@@ -83,7 +83,10 @@ def _known_keys(path: list[str], root: type[BaseModel]) -> list[str]:
 def looked_up(values: Any, path: list[str]) -> Any:
     """What a file says there; None where it says nothing."""
     for part in path:
-        if not isinstance(values, dict) or part not in values:
+        if isinstance(values, list) and part.isdecimal() and int(part) < len(values):
+            values = values[int(part)]
+        elif isinstance(values, dict) and part in values:
+            values = values[part]
+        else:
             return None
-        values = values[part]
     return values

@@ -28,6 +28,6 @@ class PrivacySpec(Section):
         return frozenset() if is_free else frozenset({0, layer_count - 1})
 
     def with_founder(self, peer_id: str) -> "PrivacySpec":
-        """As a run states it: peer ids alone, each once."""
+        """As a run states it: peer ids alone, each once; in a scenario its names of peers."""
         named = (peer_id if name == FOUNDER else name for name in self.ends)
-        return PrivacySpec(ends=tuple(sorted(set(named))))
+        return PrivacySpec.model_construct(ends=tuple(sorted(set(named))))

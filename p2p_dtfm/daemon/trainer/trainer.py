@@ -294,6 +294,8 @@ class Trainer:
                 await self._idle()
             elif view.plan.stage_of(self._tools.me) is None:
                 why = "the plan is faster without this peer"
+                if not view.snapshot.workload.may_have(self._tools.me, 0):
+                    why += " between the stages of those whom the run names"
                 if self._tools.me in held_back(view.snapshot):
                     why = "its links to those who train are not measured yet"
                 self._tools.status.say(State.SPARE, why)

@@ -127,6 +127,11 @@ def proven_step(standing: Standing, verify: Verify) -> int:
     return _proven(standing, min(ends, default=0))
 
 
+def shows_end(standing: Standing, total_steps: int, verify: Verify) -> bool:
+    """Whether those with a stage in its view have signed the last step of the run."""
+    return standing.has_plan and proven_step(standing, verify) > total_steps
+
+
 def _committed(standing: Standing) -> int:
     return proven_step(standing, lambda *_: True)
 

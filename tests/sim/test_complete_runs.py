@@ -1,9 +1,13 @@
 """A run whose steps are all committed: nobody is let in any more, and who is left shows the end."""
 
+from dataclasses import replace
+
 import msgspec
+import pytest
 
 from p2p_dtfm.core.consensus.actions import SECOND_NS
-from p2p_dtfm.core.consensus.views.view_precedence import proven_step
+from p2p_dtfm.core.consensus.phase import Phase
+from p2p_dtfm.core.consensus.views.view_precedence import proven_step, shows_end
 from p2p_dtfm.core.protocol.plan import NoPlan, Pipeline, Plan, Stage
 from p2p_dtfm.core.protocol.snapshot import Snapshot
 from p2p_dtfm.core.protocol.workload import LayerCost, Workload
@@ -13,6 +17,7 @@ from p2p_dtfm.sim.faults.agreement_world import AgreementWorld
 from p2p_dtfm.sim.faults.simulated_peer import SimulatedPeer
 from p2p_dtfm.sim.faults.simulated_process import TERMS, verify
 from tests.core.builders import record
+from tests.core.liars import EVIL, say, self_made_view, standing
 
 COST = LayerCost(1, 1, 1, 1)
 LAST_STEP = 5
@@ -91,3 +96,38 @@ def test_a_view_that_is_agreed_on_after_the_last_step_is_waited_for_by_nobody() 
     assert first.view is view and late.view is None
     (said,) = {it for it in (first.agreement.standing,) if it is not None}
     assert proven_step(said, verify) > LAST_STEP, "whoever asks is shown the end"
+
+
+@pytest.mark.parametrize("wide_above", [64, 1])
+def test_who_has_said_ready_as_the_last_step_commits_hears_that_it_did(wide_above: int) -> None:
+    """The members have given up the attempt, and tell whoever still is in it: its own deadline is
+    as long as any plan may take."""
+    workload = Workload(2, 8, 0, 1, COST, COST, COST, 1)
+    timing = replace(TIMING, ready_ns=120 * SECOND_NS, wide_above=wide_above)
+    world = AgreementWorld(1, workload, record("template"), by_the_first_alone, timing=timing)
+    world.peer_type = Ends
+    first, other, late = (world.add_peer(name) for name in ("p0", "p1", "p2"))
+    other.agreement.wants_view()
+    world.ask_to_join("p1", "p0")
+    world.after(SECOND_NS, lambda: world.found("p0"))
+    world.run_until(lambda: first.view is not None and other.view is not None)
+    for peer in (first, other, late):
+        peer.agreement.terms = msgspec.structs.replace(TERMS, total_steps=LAST_STEP)
+    world.run_until(lambda: first.agreement.step == LAST_STEP)
+    for peer in (first, other):  # their machines are slow: the step commits before they have a plan
+        peer.agreement.plan_computed = lambda *_: []  # type: ignore[method-assign]
+    world.compute_ns = (3 * SECOND_NS, 4 * SECOND_NS)
+    world.ask_to_join("p2", "p0")
+    world.run_until(lambda: late.agreement.outlook(late.now_ns).phase is Phase.NEWCOMER_READY)
+    assert first.agreement.step == LAST_STEP, "the last one is under way"
+    elsewhere = tuple(sorted((EVIL, first.agreement.me)))
+    false = standing(self_made_view(elsewhere, 99, elsewhere), LAST_STEP + 2)
+    assert shows_end(false, LAST_STEP, verify), "else this shows nothing"
+    say(world, EVIL.peer_id, "p2", false)
+    assert late.agreement.attempting, "it takes nobody's word that gathers with others"
+    for peer in (first, other):
+        world.run_until(lambda peer=peer: peer.agreement.step > LAST_STEP)  # type: ignore[misc]
+        assert not peer.agreement.attempting, "else this shows nothing"
+    world.run_until(lambda: not late.agreement.attempting, limit_s=5)
+    world.run_to(world.now_ns + 10 * SECOND_NS)
+    assert late.view is None and not late.agreement.attempting, "nor does it begin another"

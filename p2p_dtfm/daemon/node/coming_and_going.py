@@ -13,7 +13,7 @@ from p2p_dtfm.core.protocol.records import Intent, PeerRecord
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.node.acquaintances import BARRED, LOOK_AGAIN_LIMIT_S, LOOK_AGAIN_S
 from p2p_dtfm.daemon.node.participant import Participant
-from p2p_dtfm.daemon.peers.run_source import RunComplete, ask_welcome_shortly, shows_end
+from p2p_dtfm.daemon.peers.run_source import RunComplete, shows_end
 from p2p_dtfm.daemon.peers.wire import Barred, KnownPeers
 from p2p_dtfm.daemon.telemetry.status import State
 from p2p_dtfm.net.errors import Unreachable
@@ -28,8 +28,6 @@ FOUNDS_AFTER_S = 4 * LOOK_AGAIN_S
 JOIN_RETRY_S = 1.0
 REMIND_EVERY = 2
 """Of these pauses, while an agreed view is waited for."""
-END_ASKED_EVERY, END_ASKED_S = 5, 2.0
-"""Of these pauses, while an attempt is under way; and how long an answer is waited for."""
 LEAVE_LIMIT_S = 60.0
 """How long a peer with the only copy of a layer waits for others to be enough to train."""
 DONE_WAIT_S = 60.0
@@ -141,9 +139,6 @@ class Entry:
             elif agreement.next_view is not None and not agreement.attempting:
                 turn += 1
                 await self._say_that_it_waits(agreement.next_view, turn)
-            else:
-                turn += 1
-                await self._ask_whether_it_ended(turn)
             await asyncio.sleep(JOIN_RETRY_S)
 
     async def _say_that_it_waits(self, view: View, turn: int) -> None:
@@ -155,22 +150,6 @@ class Entry:
             await self._ask_to_be_let_in(members[turn // REMIND_EVERY % len(members)])
             if self._complete is not None:  # by one of those with whom it was agreed on
                 raise self._complete
-
-    async def _ask_whether_it_ended(self, turn: int) -> None:
-        """The last step may commit while an attempt is under way that would let this peer in:
-        nobody goes on with it then, nor tells this peer so. It would wait for as long as an attempt
-        may take."""
-        members, run = self._may_let_in(), self._membership.run
-        if turn % END_ASKED_EVERY or not members:
-            return
-        network, familiar = self._network, self._membership.agreement.familiar
-        member = members[turn // END_ASKED_EVERY % len(members)]
-        found = await ask_welcome_shortly(
-            network.messenger, member, await network.host.addresses(), run.digest, END_ASKED_S
-        )
-        standing = None if found is None else found[1].standing
-        if familiar.holds(member) and shows_end(member, standing, run.spec):
-            raise RunComplete(run.digest[:16], run.spec.total_steps)
 
     def _may_let_in(self) -> list[str]:
         """Who may be a member: those heard last come first. It may be nobody."""

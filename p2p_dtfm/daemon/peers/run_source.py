@@ -5,7 +5,7 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
-from p2p_dtfm.core.consensus.views.view_precedence import proven_step
+from p2p_dtfm.core.consensus.views.view_precedence import shows_end as ends_run
 from p2p_dtfm.core.messages.agreement_messages import Standing
 from p2p_dtfm.core.messages.message_bounds import require_bounded
 from p2p_dtfm.core.messages.statements import require_stated, signers
@@ -246,7 +246,7 @@ def shows_end(peer_id: str, standing: Standing | None, spec: RunSpec) -> bool:
     members = set(standing.members)
     if standing.sender not in members or not members <= signers(standing.certificate, verify):
         return False
-    return standing.has_plan and proven_step(standing, verify) > spec.total_steps
+    return ends_run(standing, spec.total_steps, verify)
 
 
 async def fetch_run(

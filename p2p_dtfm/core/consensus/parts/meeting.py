@@ -15,12 +15,19 @@ from p2p_dtfm.core.consensus.actions import (
     refused,
 )
 from p2p_dtfm.core.consensus.agreement_state import AgreementState
+from p2p_dtfm.core.consensus.attempts.attempt import Attempt
 from p2p_dtfm.core.consensus.overlay.grid import hosts_of
 from p2p_dtfm.core.consensus.parts.activity import Activity
 from p2p_dtfm.core.consensus.parts.outsiders import Outsiders
 from p2p_dtfm.core.consensus.parts.suspicion import Suspicion
 from p2p_dtfm.core.consensus.views.reminders import reminded_of
-from p2p_dtfm.core.consensus.views.view_precedence import Side, outranks, own_side, side_of
+from p2p_dtfm.core.consensus.views.view_precedence import (
+    Side,
+    outranks,
+    own_side,
+    shows_end,
+    side_of,
+)
 from p2p_dtfm.core.messages.agreement_messages import KnownView, Reminder, Standing
 from p2p_dtfm.core.messages.statements import signers
 from p2p_dtfm.core.protocol.plan import Plan
@@ -240,12 +247,26 @@ class Meeting:
             return refused("it asks for no view now")
         attempt = state.attempt
         if attempt is not None and not attempt.only_newcomers:
-            return refused("members gather with it")
+            return self._hear_while_members_gather(attempt, message, now_ns)
         if attempt is not None:
             state.stop_attempt(now_ns)
         request = self._outsiders.join_request(state.record)
         told = self._outsiders.tell(message.sender.peer_id, request, now_ns)
         return Verdict(told, "there is a view: it asks to be let in")
+
+    def _hear_while_members_gather(
+        self, attempt: Attempt, message: Standing, now_ns: int
+    ) -> Verdict:
+        """As the last step commits members give a planned attempt up, and open no other: one that
+        gathered with this peer shows it that they have."""
+        state, terms = self._state, self._state.settings.terms
+        if terms is None or message.sender not in attempt.universe:
+            return refused("members gather with it")
+        if not shows_end(message, terms.total_steps, state.settings.verify):
+            return refused("members gather with it, and steps are left")
+        state.stop_attempt(now_ns)
+        report = Report(f"gives up view {attempt.number}: the run is complete")
+        return Verdict([report], "all steps are committed: no view would take over")
 
     def _is_proven_standing(self, message: Standing) -> bool:
         state = self._state

@@ -134,6 +134,11 @@ def _known(common: KnownView | None) -> frozenset[str]:
     return frozenset() if common is None else common.peer_ids
 
 
+def shows_end(standing: Standing, total_steps: int, verify: Verify) -> bool:
+    """Whether those with a stage in its view have signed the last step of the run."""
+    return standing.has_plan and proven_step(standing, verify) > total_steps
+
+
 def _proven(standing: Standing, committed: int) -> int:
     """Who has no stage knows of a step more, or one less, than it can show."""
     return min(standing.step, committed + LENGTHS_ALIKE)

@@ -131,3 +131,28 @@ def test_who_has_said_ready_as_the_last_step_commits_hears_that_it_did(wide_abov
     world.run_until(lambda: not late.agreement.attempting, limit_s=5)
     world.run_to(world.now_ns + 10 * SECOND_NS)
     assert late.view is None and not late.agreement.attempting, "nor does it begin another"
+
+
+def test_who_has_come_to_the_end_goes_back_for_nobody() -> None:
+    """A smaller part of a swarm that has split trains to the end. The larger part counts more, but
+    has nothing to give to who has it all: it was gone over to, and steps were trained anew."""
+    workload = Workload(2, 8, 0, 1, COST, COST, COST, 1)
+    world = AgreementWorld(1, workload, record("template"), by_the_first_alone, timing=TIMING)
+    world.peer_type, world.rejoins = Ends, True
+    first, *others = (world.add_peer(name) for name in ("p0", "p1", "p2"))
+    for peer in others:
+        peer.agreement.wants_view()
+        world.ask_to_join(peer.name, "p0")
+    world.after(SECOND_NS, lambda: world.found("p0"))
+    world.run_until(lambda: first.view is not None and len(first.view.members) == 3)
+    ways = {way for it in ("p1", "p2") for way in (("p0", it), (it, "p0"))}
+    heal = world.cut(ways, "p0 is alone")
+    world.run_until(lambda: first.view is not None and len(first.view.members) == 1)
+    first.agreement.terms = msgspec.structs.replace(TERMS, total_steps=LAST_STEP)
+    world.run_until(lambda: first.agreement.step > LAST_STEP, limit_s=60)
+    world.run_until(lambda: all(it.view is not None and len(it.view.members) == 2 for it in others))
+    alone = first.view
+    assert alone is not None and alone.member_ids == ("p0",)
+    heal()
+    world.run_to(world.now_ns + 20 * SECOND_NS)
+    assert first.view is alone and first.agreement.step > LAST_STEP

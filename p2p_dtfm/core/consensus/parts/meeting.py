@@ -132,6 +132,10 @@ class Meeting:
         return others.reminders.of(message.sender.peer_id, others.views)
 
     def _goes_by(self, common: KnownView, theirs: Side, mine: Side) -> bool:
+        """Who has trained to the end goes nowhere: it has all that there is to come to, whoever
+        trains on from before."""
+        if self._state.ends_here:
+            return False
         return outranks(theirs, mine) and not self._stays_where_told(common, theirs, mine)
 
     def _goes_over(self, view: View, message: Standing) -> Verdict:
@@ -158,6 +162,8 @@ class Meeting:
     def _follows_foreigners(self, view: View, message: Standing, theirs: Side, mine: Side) -> bool:
         """Whether to go over to a view with which this peer's has nothing in common: only to where
         somebody is whom it knows. Where its user told it to go, it goes, unless they come."""
+        if self._state.ends_here:
+            return False
         is_firm = len(view.members) >= FIRM_MEMBERS
         if is_firm and (mine.has_plan or len(theirs.support) < len(view.members)):
             return False

@@ -391,3 +391,27 @@ def test_who_founds_a_run_of_which_there_is_a_view_asks_to_be_let_in() -> None:
     play(newcomer.found)
     assert newcomer.agreement.founded and newcomer.agreement.view == "together"
     assert not newcomer.membership.founds
+
+
+class ComesToNothingAtFirst(FakeAgreement):
+    """Those that it founds with start again meanwhile."""
+
+    has_heard_of_view = False
+    tries = 0
+
+    def found(self, now_ns: int) -> list[Any]:
+        self.tries += 1
+        self.view = "together" if self.tries > 1 else None
+        return []
+
+
+def test_who_founds_with_newcomers_that_start_again_founds_anew() -> None:
+    """It took them for members of another view, looked for that for half a minute, and found
+    nothing."""
+    newcomer = Newcomer([None] * 9, run="given")
+    newcomer.agreement = newcomer.membership.agreement = ComesToNothingAtFirst()
+    newcomer.membership.joiners = lambda: ("somebody",)
+    newcomer.settings.expect_peers = 1
+    play(newcomer.found)
+    assert newcomer.agreement.tries == 2 and newcomer.agreement.view == "together"
+    assert newcomer.acquaintances.looked == 0, "nothing says that there is a view"

@@ -81,12 +81,16 @@ class Entry:
 
     async def _join_if_nothing_comes_of_it(self) -> None:
         """The newcomers that it founds with may be members of another view by then, which shows it
-        that there is one: it asks to be let in there, or hears that the run is complete."""
-        agreement = self._membership.agreement
+        that there is one: it asks to be let in there, or hears that the run is complete. Where
+        nothing shows that, they have only started again: it founds anew with those that wait."""
+        agreement, membership = self._membership.agreement, self._membership
         since_s = now.monotonic_s()
         while agreement.view is None:
+            rests = now.monotonic_s() - since_s >= LOOK_AGAIN_S
             if agreement.attempting or agreement.next_view is not None:
                 since_s = now.monotonic_s()
+            elif rests and membership.joiners() and not agreement.has_heard_of_view:
+                membership.actions.do(agreement.found(now.monotonic_ns()))
             elif now.monotonic_s() - since_s >= FOUNDS_AFTER_S:
                 log.info("a view of this run is there: asks to be let in")
                 self._membership.founds = False

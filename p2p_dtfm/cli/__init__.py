@@ -39,7 +39,7 @@ def main() -> None:
         swarm,
         trace,
     )
-    from p2p_dtfm.cli.commands.here import service  # noqa: F401
+    from p2p_dtfm.cli.commands.here import peer_id, service  # noqa: F401
     from p2p_dtfm.cli.commands.offline import compare, inspect, reproduce, verify  # noqa: F401
     from p2p_dtfm.cli.commands.simulate import simulate
     from p2p_dtfm.cli.terminal.plain import harmless_lines

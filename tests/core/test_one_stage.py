@@ -4,9 +4,12 @@ import msgspec
 
 from p2p_dtfm.core.planner.planner import compute_plan
 from p2p_dtfm.core.protocol.plan import NoPlan, Plan
+from p2p_dtfm.core.protocol.workload import Confined
 from tests.core.planning import Peer, snapshot, workload
 
-TIED = msgspec.structs.replace(workload(blocks=4, microbatches=8), one_stage=True)
+TIED = msgspec.structs.replace(
+    workload(blocks=4, microbatches=8), confined=Confined(one_stage=True)
+)
 NEEDED = 6 * (TIED.block.state_bytes + TIED.block.saved_bytes)
 
 
@@ -22,7 +25,7 @@ def test_each_peer_with_room_for_the_whole_model_is_a_pipeline() -> None:
 
 def test_where_nobody_has_room_the_reason_is_said() -> None:
     half = [Peer(memory_bytes=NEEDED // 2 + 1)] * 4
-    untied = msgspec.structs.replace(TIED, one_stage=False)
+    untied = msgspec.structs.replace(TIED, confined=None)
     assert isinstance(compute_plan(snapshot(half, untied)), Plan)
     refused = compute_plan(snapshot(half, TIED))
     assert isinstance(refused, NoPlan)

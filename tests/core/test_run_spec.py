@@ -182,3 +182,37 @@ def test_a_run_with_adamw_keeps_the_name_it_had_before_there_was_muon() -> None:
     muon = spec.model_copy(update={"optimizer": spec.optimizer.model_copy(update={"kind": "muon"})})
     assert RunSpec.from_canonical_bytes(muon.canonical_bytes()) == muon
     assert muon.digest() != spec.digest()
+
+
+A_PEER = "12D3KooWP8cRVSzGdzoFj7gW587Fi9LV6TqxXSAc6LEGxD9S3P1n"
+
+
+@pytest.mark.parametrize("name", ["brave-otter", "", "12D3KooW", A_PEER + "/x"])
+def test_whom_ends_are_left_to_is_named_by_id(name: str) -> None:
+    error = error_of({**values(), "privacy": {"ends": [name]}})
+    assert "privacy.ends.0: must be the id of a peer" in error.cause
+
+
+@pytest.mark.parametrize(
+    "section, key, value",
+    [("audit", "rate", 0.5), ("admission", "mode", "open"), ("data", "packing", "documents")],
+)
+def test_what_shows_texts_to_others_does_not_go_with_it(
+    section: str, key: str, value: object
+) -> None:
+    changed = {**values(), "privacy": {"ends": ["founder"]}}
+    changed[section] = {**changed[section], key: value}
+    error = error_of(changed)
+    assert f"{section}.{key}" in error.cause and "with privacy.ends" in error.cause
+
+
+def test_a_run_names_its_founder_and_one_that_names_nobody_keeps_its_digest() -> None:
+    asked = run_spec(privacy={"ends": ["founder", A_PEER]})
+    founder = "12D3KooWA1b2c3d4e5f6g7h8i9jAkBmCnDpEqFrGsHtJuKvLwMxN"
+    stated = asked.model_copy(update={"privacy": asked.privacy.with_founder(founder)})
+    assert stated.privacy.ends == tuple(sorted([founder, A_PEER]))
+    assert RunSpec.from_canonical_bytes(stated.canonical_bytes()) == stated
+    assert stated.privacy.withheld(A_PEER, 6) == frozenset()
+    assert stated.privacy.withheld("12D3KooWother", 6) == {0, 5}
+    assert b"privacy" not in run_spec().canonical_bytes()
+    assert b"privacy" in stated.canonical_bytes()

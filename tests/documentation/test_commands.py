@@ -41,6 +41,7 @@ TYPED = {
     "docs/founder.md",
     "docs/models-in-and-out.md",
     "docs/quick-start.md",
+    "docs/verify.md",
     "docs/volunteer.md",
 }
 
@@ -133,6 +134,7 @@ def test_a_founders_way(typist: Typist) -> None:
     assert (typist.directory / "my-gpt" / "model.safetensors").is_file()
 
 
+@pytest.mark.nightly
 def test_bootstrap_nodes(typist: Typist) -> None:
     type_page(typist, "docs/bootstrap.md", not_typed=8)
     assert (len(typist.nodes), len(typist.daemons)) == (3, 2)

@@ -97,6 +97,7 @@ def test_one_liar_of_six(
     assert_equals_the_plain_loop(honest[0], STEPS)
 
 
+@pytest.mark.nightly
 def test_two_pipelines_of_two_lose_a_member_and_nobody_is_blamed(
     tmp_path: Path, prepared_data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

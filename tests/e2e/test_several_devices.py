@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from p2p_dtfm.daemon.machine.local_client import ask_daemon, homes_here
 from tests.e2e.helpers import run_program, wait_until, write_endless_spec
 
@@ -55,6 +57,7 @@ def is_over(home: Path) -> bool:
     return all(ask_daemon(each, "status") is None for each in (home, home / "devices" / "2"))
 
 
+@pytest.mark.nightly
 def test_two_devices_train_pause_and_end_by_one_command(tmp_path: Path) -> None:
     home, spec = tmp_path / "home", write_endless_spec(tmp_path)
     with Command(home, tmp_path / "first", "--run", str(spec)) as first:

@@ -14,7 +14,7 @@ from p2p_dtfm.daemon.proof.sample_again import drawn
 from p2p_dtfm.daemon.proof.transcript_file import FILE_NAME
 from p2p_dtfm.net.contacts.identity import Identity
 from tests.e2e.forger import entries_in, forged, keys_of, write_entries
-from tests.e2e.helpers import run_program, wait_until
+from tests.e2e.helpers import logged, run_program, wait_until
 from tests.e2e.test_audits_of_stages import STEPS, swarm, until
 
 LAYERS = 6
@@ -43,6 +43,8 @@ def run(tmp_path_factory: pytest.TempPathFactory, prepared_data: Path) -> Run:
         until([first], 5)
         last.process.kill()
         wait_until(lambda: (first.status() or {}).get("state") == "done", "the end")
+        for child in local.children[:-1]:
+            assert not logged(child, "something else than was claimed"), "nobody lied"
         homes = [child.home for child in local.children]
     path = next(first.home.glob(f"runs/*/{FILE_NAME}"))
     return Run(first.home, entries_in(path), keys_of(homes))

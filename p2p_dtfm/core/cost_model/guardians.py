@@ -31,6 +31,8 @@ QUEUED_BYTES_LIMIT = 256 << 20
 layers more may (`queued_bytes_limit`)."""
 
 Peer = TypeVar("Peer", str, int)
+May = Callable[[Peer, int], bool]
+"""`may(guardian, layer)`: whether the run leaves that layer to that member."""
 Way = Callable[[Peer, Peer], tuple[int, int]]
 """`way(holder, guardian)`: bytes/s of one flow to the guardian, and the round trip in ns."""
 States = Mapping[Peer, set[int]]
@@ -42,12 +44,18 @@ def alike(holder: object, guardian: object) -> tuple[int, int]:
     return 1_000_000_000, 0
 
 
+def anybody(guardian: object, layer: int) -> bool:
+    """May guard any layer."""
+    return True
+
+
 def guarded_layers(
     plan: Plan | NoPlan,
     room_bytes: Mapping[str, int],
     cost_bytes: Callable[[int], int],
     way: Way[str] = alike,
     states: States[str] | None = None,
+    may: May[str] = anybody,
 ) -> dict[int, str]:
     """The guardian of each layer that a single member holds: a pure function of the view.
 
@@ -60,7 +68,7 @@ def guarded_layers(
     if not isinstance(plan, Plan):
         return {}
     candidates = sorted(room_bytes, key=lambda peer: (plan.stage_of(peer) is not None, peer))
-    return assigned(_held_alone(plan), candidates, room_bytes, cost_bytes, way, states)
+    return assigned(_held_alone(plan), candidates, room_bytes, cost_bytes, way, states, may)
 
 
 def assigned(
@@ -70,6 +78,7 @@ def assigned(
     cost_bytes: Callable[[int], int],
     way: Way[Peer] = alike,
     states: States[Peer] | None = None,
+    may: May[Peer] = anybody,
 ) -> dict[int, Peer]:
     """The guardian of each layer. `alone`: what each holder alone holds; first candidates first."""
     left_bytes = dict(room_bytes)
@@ -81,11 +90,14 @@ def assigned(
         size_bytes += room_bytes[guardian] - left_bytes[guardian]
         return round_trip_ns + duration_ns(size_bytes // GUARDED_COPIES, bytes_per_s)
 
+    def takes(guardian: Peer, layer: int) -> bool:
+        return left_bytes[guardian] >= cost_bytes(layer) and may(guardian, layer)
+
     for holder, held in alone.items():
         layers = held
         while layers:
             needed_bytes = sum(map(cost_bytes, layers))
-            able = [p for p in candidates if p != holder and left_bytes[p] >= cost_bytes(layers[0])]
+            able = [p for p in candidates if p != holder and takes(p, layers[0])]
             if not able:
                 layers = layers[1:]
                 continue
@@ -102,7 +114,7 @@ def assigned(
                 and when <= (best[0], 2 * best[1])
             ]
             guardian = able[ready.index(min(having, default=best))]
-            while layers and left_bytes[guardian] >= cost_bytes(layers[0]):
+            while layers and takes(guardian, layers[0]):
                 left_bytes[guardian] -= cost_bytes(layers[0])
                 guardians[layers[0]] = guardian
                 layers = layers[1:]
@@ -136,7 +148,7 @@ def guards_in(snapshot: Snapshot, plan: Plan | NoPlan) -> dict[int, str]:
         return guarded_bytes(workload, layer)
 
     states = None if snapshot.planned else snapshot.states()
-    return guarded_layers(plan, rooms, cost_bytes, way, states)
+    return guarded_layers(plan, rooms, cost_bytes, way, states, workload.may_have)
 
 
 def guarded_at_once(snapshot: Snapshot, guards: Mapping[int, str]) -> frozenset[int]:

@@ -14,7 +14,14 @@ from dataclasses import dataclass
 from functools import partial
 
 from p2p_dtfm.core.cost_model.cuts import has_room_for_cuts, lags
-from p2p_dtfm.core.cost_model.guardians import GUARDED_COPIES, LEAST_ROOM_BYTES, Way, assigned
+from p2p_dtfm.core.cost_model.guardians import (
+    GUARDED_COPIES,
+    LEAST_ROOM_BYTES,
+    May,
+    Way,
+    anybody,
+    assigned,
+)
 from p2p_dtfm.core.cost_model.placement_problem import (
     MESSAGE_NS,
     UNLIMITED_BYTES_PER_S,
@@ -57,7 +64,7 @@ def guarded_by(
             room[peer] -= in_flight[at] * problem.saved_bytes(first, end)
     candidates = sorted(watchers.order, key=lambda peer: peer in held)
     sizes = [problem.layer_bytes(layer).guarded_bytes for layer in range(problem.layer_count)]
-    return guarded_of(held, candidates, room, sizes, partial(_link, problem))
+    return guarded_of(held, candidates, room, sizes, partial(_link, problem), problem.may_have)
 
 
 def guarded_of(
@@ -66,6 +73,7 @@ def guarded_of(
     room_bytes: Mapping[int, int],
     sizes: Sequence[int],
     way: Way[int],
+    may: May[int] = anybody,
 ) -> tuple[Guarded, ...]:
     """Of each stage-holder that holds layers alone, in order, with what it sends each guardian.
 
@@ -73,7 +81,7 @@ def guarded_of(
     gradient; the first of the candidates come first (`guardians.assigned`).
     """
     room = {peer: max(LEAST_ROOM_BYTES, left) for peer, left in room_bytes.items()}
-    guardians = assigned(held, candidates, room, lambda n: GUARDED_COPIES * sizes[n], way)
+    guardians = assigned(held, candidates, room, lambda n: GUARDED_COPIES * sizes[n], way, may=may)
     sent: dict[tuple[int, int], int] = {}
     for holder, layers in held.items():
         for layer in layers:

@@ -86,8 +86,10 @@ class PipelineModel:
         """Microbatches of a step that do not wait for one another."""
         classes: dict[object, int] = {}
         self._classes = tuple(
-            classes.setdefault((times, memory), len(classes))
-            for times, memory in zip(problem.layer_ns, problem.memory_bytes, strict=True)
+            classes.setdefault((times, memory, problem.may_have(peer, 0)), len(classes))
+            for peer, (times, memory) in enumerate(
+                zip(problem.layer_ns, problem.memory_bytes, strict=True)
+            )
         )
 
     def cost(self, peers: tuple[int, ...]) -> tuple[PipelineCost | None, bool]:
@@ -287,8 +289,11 @@ class PipelineModel:
         return duration_ns(size_bytes, bytes_per_s)
 
     def room(self, peer: int, first: int, end: int) -> int:
-        """Microbatches in flight for which this peer has memory; below 1 if it has too little."""
+        """Microbatches in flight for which this peer has memory; below 1 if it has too little, or
+        may not hold these layers."""
         problem = self.problem
+        if not problem.may_hold(peer, first, end):
+            return 0
         saved = problem.saved_bytes(first, end)
         spare = problem.memory_bytes[peer] - problem.state_bytes(first, end)
         if saved == 0 and spare >= 0:
@@ -307,6 +312,8 @@ class PipelineModel:
         """The cut whose slowest stage is fastest, to within 1/512 of its time."""
         problem = self.problem
         if len(peers) > problem.most_stages:
+            return None
+        if not all(problem.may_have(peer, 0) for peer in (peers[0], peers[-1])):
             return None
         times = [problem.layer_ns[peer] for peer in peers]
         whole = kinds_in(0, problem.layer_count, problem.layer_count)

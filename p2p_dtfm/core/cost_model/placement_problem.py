@@ -176,6 +176,8 @@ class PlanningProblem:
     """Whether stages after the first leave the gradients of matrices for later."""
     one_stage: bool = False
     """Whether each pipeline is a single peer, which holds all layers."""
+    ends: frozenset[int] | None = None
+    """Members, watchers among them, that alone may have the first and the last layer; None: all."""
     inner_steps: int = 0
     """Of each pipeline in a step; 0: replicas do not step alone."""
     block_update_ppm: int = 0
@@ -199,6 +201,14 @@ class PlanningProblem:
     def most_stages(self) -> int:
         """In a pipeline."""
         return 1 if self.one_stage else self.layer_count
+
+    def may_have(self, peer: int, layer: int) -> bool:
+        """Whether the run leaves this layer to this member."""
+        return self.ends is None or 0 < layer < self.layer_count - 1 or peer in self.ends
+
+    def may_hold(self, peer: int, first: int, end: int) -> bool:
+        """The same of the layers `first .. end - 1`."""
+        return self.ends is None or peer in self.ends or (first > 0 and end < self.layer_count)
 
     @cached_property
     def reach_bytes_per_s(self) -> tuple[int, ...]:
@@ -310,6 +320,7 @@ def problem_of(snapshot: Snapshot, held_back: Container[str] = ()) -> PlanningPr
         watchers=_watchers(able, records, links),
         splits_backwards=workload.splits_backwards,
         one_stage=workload.one_stage,
+        ends=_ends(workload, [*able, *_others(records)]),
         inner_steps=workload.inner_steps,
         block_update_ppm=workload.block_update_ppm,
         codings=codings_of(workload),
@@ -319,7 +330,7 @@ def problem_of(snapshot: Snapshot, held_back: Container[str] = ()) -> PlanningPr
 
 
 def _watchers(able: list[PeerRecord], records: list[PeerRecord], links: SwarmLinks) -> Watchers:
-    others = [r for r in records if r.intent not in (Intent.TRAIN, Intent.LEAVING)]
+    others = _others(records)
     numbers = {record.peer_id: number for number, record in enumerate([*able, *others])}
     flows = [[links.flow(peer, other) for other in others] for peer in able]
     return Watchers(
@@ -337,6 +348,18 @@ def _watchers(able: list[PeerRecord], records: list[PeerRecord], links: SwarmLin
         bytes_per_s=tuple(tuple(rate for rate, _ in row) for row in flows),
         round_trip_ns=tuple(tuple(round_trip for _, round_trip in row) for row in flows),
     )
+
+
+def _others(records: list[PeerRecord]) -> list[PeerRecord]:
+    """Who watches, in the order of their numbers."""
+    return [r for r in records if r.intent not in (Intent.TRAIN, Intent.LEAVING)]
+
+
+def _ends(workload: Workload, members: list[PeerRecord]) -> frozenset[int] | None:
+    named = () if workload.confined is None else workload.confined.ends
+    if not named:
+        return None
+    return frozenset(n for n, record in enumerate(members) if record.peer_id in named)
 
 
 def transmit_table(rate: Matrix, workload: Workload) -> Matrix:

@@ -78,7 +78,10 @@ def _block_capacities(problem: PlanningProblem) -> list[int]:
 
 
 def _end_capacity(problem: PlanningProblem, peer: int, embedding: bool, head: bool) -> int:
-    """Blocks that fit beside the embedding and/or the head; below 0 if those do not fit."""
+    """Blocks that fit beside the embedding and/or the head; below 0 if those do not fit, or are
+    not left to this peer."""
+    if (embedding or head) and not problem.may_have(peer, 0):
+        return -1
     room = problem.memory_bytes[peer]
     room -= (problem.embedding.state_bytes + problem.embedding.saved_bytes) if embedding else 0
     room -= (problem.head.state_bytes + problem.head.saved_bytes) if head else 0
@@ -126,6 +129,12 @@ def why_infeasible(problem: PlanningProblem) -> NoPlan:
             f"that needs {gibibytes(needed)} on one peer; the largest of {problem.peer_count} "
             f"offers {gibibytes(most)}: {gibibytes(needed - most)} more memory is needed",
             needed - most,
+        )
+    if problem.ends is not None and not any(peer < problem.peer_count for peer in problem.ends):
+        return NoPlan(
+            "this run leaves its first and last stages to members that it names "
+            "(`privacy.ends`), and none of them is here to train: they wait for one of them",
+            0,
         )
     offer = "offers" if problem.peer_count == 1 else "offer"
     peers = f"{counted(problem.peer_count, 'peer')} {offer}"

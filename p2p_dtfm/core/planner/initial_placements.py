@@ -12,6 +12,31 @@ MANY_PEERS = 128
 
 def initial_placements(problem: PlanningProblem) -> Iterator[Placement]:
     """The cheapest to cost first: each of the fastest peers alone, then ever more of the best."""
+    if problem.ends is None:
+        yield from _of_anybody(problem)
+        return
+    for placement in _of_anybody(problem):
+        yield from _between_named(problem, placement)
+
+
+def _between_named(problem: PlanningProblem, placement: Placement) -> Iterator[Placement]:
+    """The same peers, where ends are left to some: these alone; and as many pipelines as they can
+    begin and end, with the others between them."""
+    together = [peer for peers in placement for peer in peers]
+    named = [peer for peer in together if problem.may_have(peer, 0)]
+    others = [peer for peer in together if not problem.may_have(peer, 0)]
+    alone = tuple((peer,) for peer in named)
+    if alone:
+        yield alone
+    if len(named) < 2 or not others:
+        return
+    for count in sorted({1, min(len(placement), len(named) // 2, len(others))}):
+        between = runs(others, count)
+        ends = zip(named[:count], named[count:], strict=False)
+        yield tuple((a, *peers, b) for (a, b), peers in zip(ends, between, strict=True))
+
+
+def _of_anybody(problem: PlanningProblem) -> Iterator[Placement]:
     everyone = list(range(problem.peer_count))
     by_speed = sorted(everyone, key=lambda p: (problem.layer_ns[p].block_ns, p))
     by_links = sorted(everyone, key=lambda p: (-problem.reach_bytes_per_s[p], p))

@@ -1,6 +1,5 @@
 """The run spec: the immutable description of one training run. Its digest names the run."""
 
-import difflib
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, Literal, Self
@@ -12,10 +11,11 @@ from p2p_dtfm.core.protocol.errors import PeerFault, UserError
 from p2p_dtfm.core.protocol.layers.listed import MOST_LAYERS, ListedLayer
 from p2p_dtfm.core.protocol.layers.listed import reason_against as reason_against_layers
 from p2p_dtfm.core.protocol.model_spec import ModelSpec, Section, with_preset
-from p2p_dtfm.core.protocol.plain_words import in_plain_words
+from p2p_dtfm.core.protocol.plain_words import explained, looked_up
 from p2p_dtfm.core.protocol.sections.audit_spec import AuditSpec
 from p2p_dtfm.core.protocol.sections.lora_spec import LoraSpec, reason_against
 from p2p_dtfm.core.protocol.sections.optimizer_spec import OptimizerSpec
+from p2p_dtfm.core.protocol.sections.privacy_spec import PrivacySpec
 
 Codec = Literal["fp32", "fp16", "bf16", "int8"]
 ReductionCodec = Literal["fp32", "bf16", "int8", "sparse", "sign"]
@@ -220,6 +220,7 @@ class RunSpec(Section):
     )
     admission: AdmissionSpec = AdmissionSpec()
     audit: AuditSpec = AuditSpec()
+    privacy: PrivacySpec = PrivacySpec()
 
     @model_validator(mode="after")
     def _audits_repeat_bits(self) -> "RunSpec":
@@ -231,6 +232,18 @@ class RunSpec(Section):
             )
         if self.audit.rate and self.trains_adapters:
             raise ValueError("audit.rate with [lora]: works over a frozen model are not replayed")
+        return self
+
+    @model_validator(mode="after")
+    def _ends_can_be_kept(self) -> "RunSpec":
+        refused = {
+            "audit.rate": bool(self.audit.rate),
+            'data.packing = "documents"': self.data.masks_documents,
+            'admission.mode = "open"': self.admission.mode == "open",
+        }
+        for name, asked in refused.items():
+            if asked and self.privacy.ends:
+                raise ValueError(f"{name} with privacy.ends: it shows texts to other members")
         return self
 
     @model_validator(mode="after")
@@ -287,6 +300,7 @@ class RunSpec(Section):
             'data.packing = "documents"': self.data.masks_documents,
             "audit.rate": bool(self.audit.rate),
             "several codecs for one boundary": several,
+            "privacy.ends": bool(self.privacy.ends),
         }
         for name, asked in refused.items():
             if asked:
@@ -348,6 +362,8 @@ class RunSpec(Section):
             del values["admission"]["founder"], values["admission"]["key"]
         if not self.audit.rate:
             del values["audit"]
+        if not self.privacy.ends:
+            del values["privacy"]
         return encode(_floats_to_text(values))
 
     @property
@@ -399,46 +415,14 @@ def parse_run_spec(values: dict[str, Any], origin: str) -> RunSpec:
         try:
             values = {**values, "model": with_preset(values["model"])}
         except ValueError as error:
-            fix = f"change model.preset (now {_lookup(values, ['model', 'preset'])!r})"
+            fix = f"change model.preset (now {looked_up(values, ['model', 'preset'])!r})"
             raise UserError(f"{origin}: model.{error}", fix) from error
     try:
         return RunSpec.model_validate(values)
     except ValidationError as error:
         causes, fixes = [], []
         for item in error.errors():
-            cause, fix = _explain(item, values)
+            cause, fix = explained(item, values, RunSpec)
             causes.append(cause)
             fixes.append(fix)
         raise UserError(f"{origin}: " + "; ".join(causes), tuple(fixes)) from error
-
-
-def _explain(item: Any, values: dict[str, Any]) -> tuple[str, str]:
-    path = [str(part) for part in item["loc"]]
-    where = ".".join(path) or "the run spec"
-    if item["type"] == "extra_forbidden":
-        known = _known_keys(path[:-1])
-        near = difflib.get_close_matches(path[-1], known, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"
-        return f"unknown key {where!r}", f"{hint} Otherwise remove {where!r}."
-    if item["type"] == "missing":
-        return f"{where!r} is missing", f"add {where!r}"
-    return f"{where}: {in_plain_words(item)}", f"change {where} (now {_lookup(values, path)!r})"
-
-
-def _known_keys(path: list[str]) -> list[str]:
-    section: Any = RunSpec
-    for part in path:
-        if not hasattr(section, "model_fields"):  # within a list
-            return []
-        section = section.model_fields[part].annotation
-    if not hasattr(section, "model_fields"):
-        return []
-    return sorted([*section.model_fields, *(["preset"] if section is ModelSpec else [])])
-
-
-def _lookup(values: Any, path: list[str]) -> Any:
-    for part in path:
-        if not isinstance(values, dict) or part not in values:
-            return None
-        values = values[part]
-    return values

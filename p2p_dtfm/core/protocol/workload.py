@@ -75,6 +75,16 @@ class AllowedCodecs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     gradients: tuple[Codec, ...]
 
 
+class Confined(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Whom a run leaves which layers to, if not to anybody."""
+
+    one_stage: bool = False
+    """Whoever trains holds all layers: the head is the token embedding, and what its holders give
+    each other cannot be audited."""
+    ends: tuple[str, ...] = ()
+    """Sorted peer ids: the only ones that may have the first and the last layer; none: all may."""
+
+
 class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The planner's view of a run spec."""
 
@@ -103,9 +113,17 @@ class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     least_gain_ppm: int = 0
     """By how many millionths a peer must make the swarm faster, not to be left spare."""
 
-    one_stage: bool = False
-    """Whoever trains holds all layers: the head is the token embedding, and what its holders give
-    each other cannot be audited."""
+    confined: Confined | None = None
+    """None: any peer may hold any layers."""
+
+    @property
+    def one_stage(self) -> bool:
+        return self.confined is not None and self.confined.one_stage
+
+    def may_have(self, peer_id: str, layer: int) -> bool:
+        """Whether a peer may get the state of a layer."""
+        ends = () if self.confined is None else self.confined.ends
+        return not ends or 0 < layer < self.layer_count - 1 or peer_id in ends
 
     @property
     def block_update_ppm(self) -> int:
@@ -216,7 +234,12 @@ def workload_of(spec: RunSpec) -> Workload:
     )
     if model.tied_head and not spec.trains_adapters:
         head = msgspec.structs.replace(whole.head, shared_bytes=FLOAT_BYTES * vocabulary * width)
-        whole = msgspec.structs.replace(whole, head=head, one_stage=spec.audit.rate > 0)
+        whole = msgspec.structs.replace(whole, head=head)
+    confined = Confined(
+        model.tied_head and not spec.trains_adapters and spec.audit.rate > 0, spec.privacy.ends
+    )
+    if confined != Confined():
+        whole = msgspec.structs.replace(whole, confined=confined)
     return _of_adapters(spec, whole, copies, tokens) if spec.trains_adapters else whole
 
 

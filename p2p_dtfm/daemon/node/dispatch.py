@@ -71,6 +71,8 @@ FOLLOWING = (
     FollowDone,
 )
 
+NOT_NAMED = "this run leaves its data, its first and its last layer to members that it names"
+
 
 class Dispatch:
     """Hands each message to who has to do with it; what is not due is its sender's fault.
@@ -207,6 +209,8 @@ class Dispatch:
         layers = range(layer_count(self._run.spec))
         if len(message.layers) > len(layers) or not set(message.layers) <= set(layers):
             raise PeerFault("asks for layers that there are not", sender)
+        if self._run.spec.privacy.withheld(sender, len(layers)) & set(message.layers):
+            raise PeerFault(NOT_NAMED, sender)
 
     def _learn_addresses(self, message: Any) -> None:
         """Newcomers must be answered before any view names them."""
@@ -268,6 +272,14 @@ class Dispatch:
         if digest in (self._run.spec.data.manifest, data.tokenizer.digest):
             kind = "manifest"
         self._keeper.require(sender, kind)
+        kept = self._run.spec.privacy.withheld(sender, layer_count(self._run.spec))
+        if kept and (kind == "data" or self._is_of_ends(digest)):
+            raise PeerFault(NOT_NAMED, sender)
+
+    def _is_of_ends(self, digest: str) -> bool:
+        """Whether a file here is of the first layer or the last one, by any way to it."""
+        it = self._participant
+        return any(place.is_of_ends(digest) for place in (it.checkpoints, it.initial, it.offers))
 
     def open_blob(self, digest: str) -> Path | bytes | None:
         if (path := self._run.blobs.path(digest)) is not None:

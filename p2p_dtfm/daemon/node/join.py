@@ -101,7 +101,9 @@ class Joining:
         spec, prepared = await asyncio.to_thread(
             prepare_run, path, scratch, self._progress_of_data()
         )
-        spec = _with_founder(self._which_founding(spec), self._network.me.peer_id)
+        me = self._network.me.peer_id
+        spec = spec.model_copy(update={"privacy": spec.privacy.with_founder(me)})
+        spec = _with_founder(self._which_founding(spec), me)
         was_in_it = self._has_met_somebody(spec.digest()) or self._was_in(spec.digest())
         if self._local.settings.initial_peers or was_in_it:
             self.founds = False

@@ -105,6 +105,8 @@ class Participant:
         )
         tools = self._tools()
         self.initial = tools.initial
+        withheld = run.spec.privacy.withheld(network.me.peer_id, layer_count(run.spec))
+        self.checkpoints.withheld = self.initial.withheld = withheld
         self.trainer = Trainer(tools, self)
         self.trainer.history.told_before(self.events.last_step())
         self.trainer.history.on_record = self._on_step
@@ -153,7 +155,7 @@ class Participant:
         """None where the owner wants no texts, or the device computes nothing."""
         local, run = self.local, self.membership.run
         path = run.blobs.path(run.manifest.tokenizer.digest)
-        if not local.settings.samples or path is None:
+        if not local.settings.samples or path is None or self.checkpoints.withheld:
             return None
         if emulated_flops_per_s(local.settings.device) is not None:
             return None
@@ -197,8 +199,9 @@ class Participant:
             await self.samples.write_last(total)
         home, state = self.local.home, self.local.observer.state()
         path = home.run_directory(self.membership.run.digest) / REPORT_FILE
-        is_gpt = not self.membership.run.spec.layers  # of what is listed neither command knows
-        commands = next_commands(home.root, state.samples.prompt or "def ") if is_gpt else ()
+        # neither command knows layers that are listed, nor a model whose ends others keep
+        usable = not (self.membership.run.spec.layers or self.checkpoints.withheld)
+        commands = next_commands(home.root, state.samples.prompt or "def ") if usable else ()
         written = await asyncio.to_thread(write_report, path, state, commands)
         for line in last_words(state, path if written else None, commands):
             log.info("%s", line)

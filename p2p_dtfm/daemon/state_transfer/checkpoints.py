@@ -70,6 +70,9 @@ class Checkpoints:
         self._troubles = troubles or Troubles()
         self._remote: dict[int, dict[str, CheckpointFiles]] = {}
         self._paths: dict[str, Path] = {}
+        self._of_ends: frozenset[str] = frozenset()
+        self.withheld: frozenset[int] = frozenset()
+        """Layers that the run does not leave to this peer: whole is what has all others."""
         self._agreed: dict[int, Mapping[int, bytes]] = {}
         self._committed_step = -1
         self._busy = asyncio.Lock()
@@ -88,6 +91,10 @@ class Checkpoints:
         """A checkpoint's layer file by its digest, for the blob exchange."""
         path = self._paths.get(blob)
         return path if path is not None and path.is_file() else None
+
+    def is_of_ends(self, blob: str) -> bool:
+        """Whether it is a file of the first layer, or of the last one."""
+        return blob in self._of_ends
 
     async def load(self, layer: int, step: int) -> LayerState:
         """A layer as it was saved after `step` steps. Raises `UserError`."""
@@ -198,10 +205,12 @@ class Checkpoints:
 
     def whole_at(self, step: int, members: set[str]) -> bool:
         """Whether this peer and all `members` have every layer of that step."""
-        count = layer_count(self._spec)
-        theirs = self._remote.get(step, {})
+        layers = set(range(layer_count(self._spec)))
+        theirs, privacy = self._remote.get(step, {}), self._spec.privacy
         return self.whole_step == step and all(
-            member in theirs and len(theirs[member].files) == count for member in members
+            member in theirs
+            and layers - privacy.withheld(member, len(layers)) <= theirs[member].files.keys()
+            for member in members
         )
 
     def _complete_later(self) -> None:
@@ -241,7 +250,7 @@ class Checkpoints:
     async def _fetch_one_missing(self, remote: dict[str, CheckpointFiles], directory: Path) -> bool:
         """`remote` outlives newer steps: where they come fast, what was begun is ended too."""
         manifest = read_manifest(directory)
-        present = {int(layer) for layer in manifest.layers}
+        present = {int(layer) for layer in manifest.layers} | self.withheld
         for layer in range(layer_count(self._spec)):
             if layer in present:
                 continue
@@ -285,7 +294,7 @@ class Checkpoints:
             return
         files = {int(n): (file.digest, file.bytes) for n, file in manifest.layers.items()}
         self._announce(CheckpointFiles(step, manifest.lineage, files))
-        if len(files) == layer_count(self._spec):
+        if files.keys() | self.withheld == set(range(layer_count(self._spec))):
             self.whole_step = max(step, self.whole_step or 0)
             self._prune(step)
         self._changes += 1
@@ -297,11 +306,14 @@ class Checkpoints:
             log.warning("old checkpoints stay: %s", error)
 
     def _remember_files(self) -> None:
-        self._paths = {
-            file.digest: layer_path(checkpoint.directory, int(layer))
+        found = [
+            (file.digest, int(layer), checkpoint.directory)
             for checkpoint in list_checkpoints(self._root)
             for layer, file in checkpoint.manifest.layers.items()
-        }
+        ]
+        ends = (0, layer_count(self._spec) - 1)
+        self._paths = {digest: layer_path(where, layer) for digest, layer, where in found}
+        self._of_ends = frozenset(digest for digest, layer, _ in found if layer in ends)
 
     async def close(self) -> None:
         if self._completing is not None:

@@ -28,6 +28,7 @@ from p2p_dtfm.daemon.state_transfer.offers import Offers
 from p2p_dtfm.daemon.state_transfer.witnesses import WitnessDesk
 from p2p_dtfm.net.errors import Refused, Unreachable
 from p2p_dtfm.net.streams.frames import FrameHeader, FrameKind, Payload
+from p2p_dtfm.train.model.gpt import layer_count
 from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.train.stage.tensor_bytes import tensor_to_bytes
 
@@ -161,7 +162,8 @@ class Donor:
         if subscription.request.layers[layer] != version:
             payload = await self._compute.run(state.to_bytes)
             try:
-                blob = await asyncio.to_thread(self._offers.put, payload)
+                of_end = layer in (0, layer_count(state.spec) - 1)
+                blob = await asyncio.to_thread(self._offers.put, payload, of_end)
             except OSError as error:
                 self._end(key, subscription, f"its state cannot be kept for it: {error}")
                 return False

@@ -62,6 +62,9 @@ class InitialStates:
         self._peers = peers
         self._fetching: dict[str, asyncio.Lock] = {}
         """By digest: one of the files of the run at a time, whoever asks for it."""
+        self._of_ends: frozenset[str] | None = None
+        self.withheld: frozenset[int] = frozenset()
+        """Layers that the run does not leave to this peer."""
 
     async def state(self, layer: int) -> LayerState:
         """The layer at version 0. Asks again until a peer has it. Raises `UserError`."""
@@ -92,8 +95,16 @@ class InitialStates:
     async def keep_all(self) -> None:
         """All of a frozen model: who ends with adapters wants to use them. One file after another,
         beside training."""
-        for layer in range(layer_count(self._spec)):
+        for layer in sorted(set(range(layer_count(self._spec))) - self.withheld):
             await self.keep(layer)
+
+    def is_of_ends(self, digest: str) -> bool:
+        """Whether it is a file of given weights of the first layer, or of the last one."""
+        path = self._store.path(self._spec.model.initial) if self._spec.model.initial else None
+        if self._of_ends is None and path is not None:
+            layers = parse_initial(path.read_bytes(), self._spec).layers
+            self._of_ends = frozenset({layers[0].digest, layers[len(layers) - 1].digest})
+        return digest in (self._of_ends or ())
 
     async def _path(self, layer: int, tells: bool = True) -> Path:
         """Where a layer's given weights are, once they are here."""

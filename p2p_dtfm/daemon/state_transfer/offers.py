@@ -19,13 +19,19 @@ class Offers:
         self._store = BlobStore(directory)
         self._memory_limit_bytes = memory_limit_bytes
         self._in_memory: dict[str, bytes] = {}
+        self._of_ends: set[str] = set()
 
-    def put(self, payload: bytes) -> str:
-        """The digest. Raises `OSError` if the disk takes nothing, and there is much in memory."""
+    def put(self, payload: bytes, of_end: bool = False) -> str:
+        """The digest. `of_end`: of the first layer or the last one, which a run may leave to some.
+
+        Raises `OSError` if the disk takes nothing, and there is much in memory.
+        """
+        digest = digest_bytes(payload)
+        if of_end:
+            self._of_ends.add(digest)
         try:
             return self._store.put_bytes(payload)
         except OSError as error:
-            digest = digest_bytes(payload)
             others = [len(other) for name, other in self._in_memory.items() if name != digest]
             if others and sum(others) + len(payload) > self._memory_limit_bytes:
                 raise
@@ -33,10 +39,15 @@ class Offers:
             self._in_memory[digest] = payload
             return digest
 
+    def is_of_ends(self, digest: str) -> bool:
+        """Whether it is on offer as the state of the first layer, or of the last one."""
+        return digest in self._of_ends
+
     def find(self, digest: str) -> Path | bytes | None:
         """Raises `PeerFault` if `digest` is malformed."""
         return self._store.path(digest) or self._in_memory.get(digest)
 
     def remove(self, digest: str) -> None:
         self._in_memory.pop(digest, None)
+        self._of_ends.discard(digest)
         self._store.remove(digest)

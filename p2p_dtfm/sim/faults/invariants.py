@@ -168,10 +168,12 @@ class Invariants:
 
     def _are_rivals(self, rival: ViewId, view: ViewId) -> bool:
         """Whether a swarm has split, and `view` need not follow `rival`: each part has made a view
-        of one number, or no more of those who were together are in the rival."""
+        of one number, be it before or after the rival, or no more of those who were together are in
+        the rival."""
         theirs, ours = self._line_of(rival), self._line_of(view)
         numbers = {it.number: it for it in ours}
-        if any(numbers.get(it.number, it) != it for it in theirs):
+        after = [it for it in self.views if it.number > rival.number and rival in self._line_of(it)]
+        if any(numbers.get(it.number, it) != it for it in (*theirs, *after)):
             return True
         together = next((it for it in ours if it in theirs), None)
         if together in (None, rival, view) or together not in self.views:

@@ -190,8 +190,9 @@ def _tell(checker: "Checker", judged: "Judged", chosen: "list[Work]", told: dict
     assert spec is not None, "it was checked"
     views = counted(told["views"], "view")
     typer.echo(
-        f"{spec.name} ({spec.digest()[:12]}): {counted(steps, 'step')}, {told['tokens']:,} tokens, "
-        f"{views}; every view and every step is signed by all who made it."
+        f"{spec.name} ({spec.digest()[:12]}): {counted(steps, 'step')}, "
+        f"{counted(told['tokens'], 'token')}, {views}; "
+        "every view and every step is signed by all who made it."
     )
     for first, end in told["missing"]:
         typer.echo(f"Steps {first} to {end - 1} are not in it: its writer was not there.")

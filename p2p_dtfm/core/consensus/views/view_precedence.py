@@ -5,7 +5,7 @@ common, each by its signature, or by those that it left behind (`voices`). Only 
 length decide, as the last commit proves it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from p2p_dtfm.core.consensus.views.voices import SIGNERS_LIMIT, voices_of
@@ -78,7 +78,7 @@ def side_of(
     has_plan = standing.has_plan and len(certificate.members) >= min_members
     names = frozenset(member.peer_id for member in said)
     voices = _voices(standing, names, common, verify)
-    step = proven_step(standing, verify)
+    step = proven_step(standing, verify, _known(common))
     return Side(has_plan, frozenset(voices), step, standing.view, names, voices)
 
 
@@ -86,7 +86,7 @@ def own_side(standing: Standing, common: KnownView | None) -> Side:
     """The same of this peer's own view, whose signatures it has checked."""
     said = frozenset(member.peer_id for member, _ in standing.certificate.ready)
     voices = _voices(standing, said, common, lambda *_: True)
-    step = standing.step if not standing.has_plan else _proven(standing, _committed(standing))
+    step = proven_step(standing, lambda *_: True, _known(common))
     return Side(standing.has_plan, frozenset(voices), step, standing.view, said, voices)
 
 
@@ -111,18 +111,21 @@ def _voices(
     return {name: number for name, number in voices.items() if name in common.peer_ids}
 
 
-def proven_step(standing: Standing, verify: Verify) -> int:
-    """How far it has come, by the Prepared of its last commit; without a plan, what it says."""
+def proven_step(standing: Standing, verify: Verify, known: Collection[str] = frozenset()) -> int:
+    """How far it has come, by the Prepared of its last commit; without a plan, what it says.
+
+    Whoever held the stages may be gone since: of those that were in the view before both, `known`,
+    it counts as well."""
     if not standing.has_plan:
         return standing.step
-    members = {member.peer_id for member in standing.members}
+    believed = {member.peer_id for member in standing.members} | set(known)
     ends = []
     for signed in standing.commit:
         try:
             prepared = open_prepared(signed, verify)
         except PeerFault:
             return 0
-        if signed.peer_id in members:
+        if signed.peer_id in believed:
             ends.append(prepared.step + 1)
     return _proven(standing, min(ends, default=0))
 
@@ -132,8 +135,8 @@ def shows_end(standing: Standing, total_steps: int, verify: Verify) -> bool:
     return standing.has_plan and proven_step(standing, verify) > total_steps
 
 
-def _committed(standing: Standing) -> int:
-    return proven_step(standing, lambda *_: True)
+def _known(common: KnownView | None) -> frozenset[str]:
+    return frozenset() if common is None else common.peer_ids
 
 
 def _proven(standing: Standing, committed: int) -> int:

@@ -127,4 +127,6 @@ def _who_has_the_only_copy_waits(clock: SetClock) -> None:
     agreement.view = trains
     assert not left_after(10), "somebody came, and takes the layers over"
     agreement.view = stuck
+    assert not left_after(10)
+    agreement.view = None  # it has gone over to those that want for what it has
     assert not left_after(10) and left_after(coming_and_going.LEAVE_LIMIT_S + 1)

@@ -62,5 +62,7 @@ def last_holders(held: Iterable[HeldLayer], leaving: frozenset[str]) -> frozense
 
 
 def is_waited_for(peer_id: str, snapshot: Snapshot, has_plan: bool) -> bool:
-    """Whether a leaver had better stay: no steps happen, and nobody who stays has its states."""
-    return not has_plan and peer_id in last_holders(snapshot.held, leavers(snapshot.records))
+    """Whether a leaver had better stay: no steps happen, and nobody who stays has its states. The
+    view's own record of it may be of a time before it wanted to."""
+    leaving = leavers(snapshot.records) | {peer_id}
+    return not has_plan and peer_id in last_holders(snapshot.held, leaving)

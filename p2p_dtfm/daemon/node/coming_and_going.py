@@ -287,9 +287,11 @@ class Departure:
         self._life.left.set()
 
     def leave_at_last(self) -> None:
-        """No steps happen, so nobody takes over what only this peer has: it is on its disk."""
+        """No steps happen, or the others want for what this peer has and do not let it in, so
+        nobody takes it over: it is on its disk."""
         view = self._membership.agreement.view
-        if not self._life.leaving.is_set() or view is None or not isinstance(view.plan, NoPlan):
+        waits = view is None or isinstance(view.plan, NoPlan)
+        if not self._life.leaving.is_set() or not waits:
             self._without_plan_s = None
             return
         now_s = now.monotonic_s()

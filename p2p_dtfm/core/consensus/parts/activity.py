@@ -4,6 +4,7 @@ import operator
 
 from p2p_dtfm.core.consensus.actions import SendMessage, Verdict, refused
 from p2p_dtfm.core.consensus.agreement_state import AgreementState
+from p2p_dtfm.core.consensus.attempts.attempt import Attempt
 from p2p_dtfm.core.consensus.parts.gathering import Gathering
 from p2p_dtfm.core.consensus.parts.outsiders import Outsiders
 from p2p_dtfm.core.consensus.parts.proofs import Proofs
@@ -59,19 +60,24 @@ class Activity:
         found = self._of_another_view(message, now_ns)
         if found is not None:
             return found
-        if self._state.attempt is None and self._is_awaited_in(message):
+        given_up = self._awaited_in(message) if self._state.attempt is None else None
+        if given_up is not None:
             reason = f"had given up view {message.view}, which waits for this peer"
-            return Verdict(self._outsiders.rejoin(reason), reason)
+            # who wants to leave is counted in only for what it has
+            is_needed = (
+                given_up.snapshot is not None and self._state.me in given_up.snapshot.members
+            )
+            return Verdict(self._outsiders.rejoin(reason, may_be_needed=is_needed), reason)
         return refused("it is of a view that this peer does not wait for")
 
-    def _is_awaited_in(self, message: Active) -> bool:
-        """It has given up what the others agreed on after all. Who kept its own Ready from this
-        peer may say that at any time."""
+    def _awaited_in(self, message: Active) -> Attempt | None:
+        """What it has given up, and the others agreed on after all. Who kept its own Ready from
+        this peer may say that at any time."""
         said_ready = self._state.promises.said_ready
         last, given_up = said_ready.last, said_ready.find(message.view)
         if last is None or last.view != message.view or given_up is None:
-            return False
-        return given_up.has_said_ready(message.sender)
+            return None
+        return given_up if given_up.has_said_ready(message.sender) else None
 
     def _of_another_view(self, message: Active, now_ns: int) -> Verdict | None:
         """Of one that this peer waits for; None: of one that it does not wait for any more."""

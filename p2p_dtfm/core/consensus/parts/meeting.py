@@ -140,7 +140,9 @@ class Meeting:
 
     def _goes_over(self, view: View, message: Standing) -> Verdict:
         reason = f"view {message.view} of {message.sender.peer_id} counts"
-        return Verdict(self._outsiders.rejoin(reason, isinstance(view.plan, Plan)), reason)
+        trained, they_wait = isinstance(view.plan, Plan), not message.has_plan
+        rejoins = self._outsiders.rejoin(reason, trained, may_be_needed=they_wait)
+        return Verdict(rejoins, reason)
 
     def _stays(
         self,
@@ -198,7 +200,8 @@ class Meeting:
             reason = "half of the members went there, and theirs counts no more"
             return self._go_on_without(message, reason, now_ns)
         reason = f"view {message.view} has succeeded {view.id} without this peer"
-        return Verdict(self._outsiders.rejoin(reason), reason)
+        they_wait = not message.has_plan
+        return Verdict(self._outsiders.rejoin(reason, may_be_needed=they_wait), reason)
 
     def _go_on_without(self, message: Standing, reason: str, now_ns: int) -> Verdict:
         """Silence does not show that it has gone: where it holds no stage nothing waits for it, and

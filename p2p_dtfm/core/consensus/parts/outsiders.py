@@ -88,12 +88,23 @@ class Outsiders:
         awaits = state.next_view.id if state.next_view is not None else None
         return JoinRequest(record, awaits, state.promises.passed_number)
 
-    def rejoin(self, reason: str, gives_up_steps: bool = False, pause_ns: int = 0) -> Actions:
-        """The others are elsewhere: this peer is in no view any more."""
+    def rejoin(
+        self,
+        reason: str,
+        gives_up_steps: bool = False,
+        pause_ns: int = 0,
+        may_be_needed: bool = False,
+    ) -> Actions:
+        """The others are elsewhere: this peer is in no view any more.
+
+        Who wants to leave goes at once; `may_be_needed`: unless it has states, which they may want.
+        Then it asks to be let in, and leaves as anybody does.
+        """
         state = self._state
         state.joining.is_outside = True
         state.attempts.frozen = True
         state.attempts.under_way = state.following.view = None
         state.recovery_evidence.freeze(state.ledger)
-        leaves = state.intent is Intent.LEAVING
+        brings = may_be_needed and bool(state.recovery_evidence.held)
+        leaves = state.intent is Intent.LEAVING and not brings
         return [StopStep(), Left() if leaves else Rejoin(reason, gives_up_steps, pause_ns)]

@@ -165,7 +165,8 @@ class Takeover:
         )
         state.doubts.suspects &= set(view.members)
         state.doubts.distrusted = set()
-        state.others.newcomers.let_in(view.member_ids)
+        contributors = tuple(member.peer_id for member in view.snapshot.contributors)
+        state.others.newcomers.let_in(contributors)  # who wants to leave needs no place
         state.others.familiar.meet(view.member_ids)
         state.others.bars = united((*state.others.bars, *view.snapshot.bars))
 

@@ -20,7 +20,7 @@ from p2p_dtfm.daemon.peers.wire import KnownPeers, Message, TraceReply, Welcome
 from p2p_dtfm.net.streams.frames import FrameHeader
 from tests.core.planning import Peer, name_of, snapshot
 
-SAID = {2: "3ae3248303f763961c5a1bd5667ca749d9d54a5e9f982e796d4cff034d5f5950"}
+SAID = {2: "2e46379b79a825ffdd848e5abdfcbcd98046f9c68344d954ae09d452f88f3962"}
 PLANNED = {2: "79fac775b8b7620720425a2fb0332823975fbbc1e4b7f3e25b9197edc930980c"}
 
 

@@ -115,6 +115,7 @@ def test_readme(typist: Typist) -> None:
     assert not typist.daemons, "it has left"
 
 
+@pytest.mark.nightly
 def test_a_volunteers_way(typist: Typist) -> None:
     typist.found()
     type_page(typist, "docs/volunteer.md")

@@ -16,6 +16,7 @@ from tests.e2e.helpers import run_program, write_spec
 NAMES = tuple(f"peer-{number}" for number in range(8))
 
 
+@pytest.mark.nightly
 def test_a_small_swarm_bears_its_faults(tmp_path: Path) -> None:
     """The command of docs/chaos.md: its seed corrupts a stream and kills a peer."""
     (block,) = blocks_of("docs/chaos.md")

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from p2p_dtfm.core.consensus.actions import ComputePlan, SendMessage
 from p2p_dtfm.core.consensus.agreement import Agreement
@@ -144,6 +145,7 @@ def join_through(swarm: LocalSwarm, addresses: list[str]) -> None:
     wait_until(lambda: step_of(child) >= 1, "is let in", 60)
 
 
+@pytest.mark.nightly
 def test_a_strangers_claims_and_another_plan_move_nobody(
     prepared_data: Path, tmp_path: Path
 ) -> None:

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.nat.home_networks import HOME, Network, missing
 from tests.nat.swarm import PORT, HomeSwarm
 from tests.programs import skip_without
@@ -14,6 +16,7 @@ ANY = "/ip4/0.0.0.0/tcp/0"
 FORWARDED = 4001
 
 
+@pytest.mark.nightly
 def test_each_place_gets_its_finding_and_one_fix(tmp_path: Path) -> None:
     with Network() as network, HomeSwarm(tmp_path) as swarm:
         _, address = swarm.bootstrap(*network.public())

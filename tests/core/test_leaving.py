@@ -2,11 +2,19 @@
 
 from dataclasses import dataclass
 
-from p2p_dtfm.core.membership.leaving import last_holders, newest_holders, staying
+import msgspec
+
+from p2p_dtfm.core.membership.leaving import (
+    is_waited_for,
+    last_holders,
+    newest_holders,
+    staying,
+)
 from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
 from p2p_dtfm.core.protocol.records import Intent
 from p2p_dtfm.core.protocol.snapshot import HeldLayer
 from tests.core.builders import record
+from tests.core.planning import Peer, name_of, snapshot
 
 PLAN = Plan((Pipeline((Stage("a", 0, 2, 1), Stage("b", 2, 4, 1)), 0, 4),), ("c",), 1)
 
@@ -66,3 +74,13 @@ def test_holders() -> None:
     assert last_holders(held, frozenset("b")) == {"b"}
     assert last_holders(held, frozenset("ab")) == {"a", "b"}
     assert last_holders(held, frozenset("a")) == frozenset()
+
+
+def test_of_two_that_both_want_to_leave_neither_waits_for_the_other() -> None:
+    """Only the first one's wish stands in the view's records; the second took itself for one on
+    whom the others depend, and both waited for a minute."""
+    held = (HeldLayer(name_of(0), 0, 5), HeldLayer(name_of(1), 1, 5))
+    both = msgspec.structs.replace(snapshot([Peer(intent=Intent.LEAVING), Peer()]), held=held)
+    assert not is_waited_for(name_of(1), both, has_plan=False)
+    one = msgspec.structs.replace(snapshot([Peer(), Peer()]), held=held)
+    assert is_waited_for(name_of(0), one, has_plan=False), "the other wants what it has"

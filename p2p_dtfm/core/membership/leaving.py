@@ -63,6 +63,9 @@ def last_holders(held: Iterable[HeldLayer], leaving: frozenset[str]) -> frozense
 
 def is_waited_for(peer_id: str, snapshot: Snapshot, has_plan: bool) -> bool:
     """Whether a leaver had better stay: no steps happen, and nobody who stays has its states. The
-    view's own record of it may be of a time before it wanted to."""
+    view's own record of it may be of a time before it wanted to. Where all want to, nobody waits
+    for anybody."""
     leaving = leavers(snapshot.records) | {peer_id}
+    if len(snapshot.records) > 1 and leaving >= {record.peer_id for record in snapshot.records}:
+        return False
     return not has_plan and peer_id in last_holders(snapshot.held, leaving)

@@ -1,11 +1,14 @@
 """What can be typed. Commands import what they need when they run, so that help is quick."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from p2p_dtfm.cli.terminal.mistyped import Commands
+
 app = typer.Typer(
+    cls=Commands,
     name="p2p-dtfm",
     help="Ordinary computers train one GPT together, peer to peer, with no leader.",
     invoke_without_command=True,
@@ -186,9 +189,17 @@ def _refuse_options_before_a_command(context: typer.Context) -> None:
     if given:
         from p2p_dtfm.core.protocol.errors import UserError
 
-        verb = context.invoked_subcommand
+        verb = context.invoked_subcommand or ""
         raise UserError(
-            f"{given[0]} stands before {verb}, where only options of the daemon itself stand",
-            f"write it behind: p2p-dtfm {verb} {given[0]} ... (p2p-dtfm {verb} --help lists what "
-            "it knows)",
+            f"{given[0]} stands before {verb}, where it would be the daemon's and be lost",
+            _place_of(context, verb, given[0]),
         )
+
+
+def _place_of(context: typer.Context, verb: str, option: str) -> str:
+    group: Any = context.command
+    known = [name for it in group.get_command(context, verb).params for name in it.opts]
+    more = f"p2p-dtfm {verb} --help lists what it knows"
+    if option in known:
+        return f"write it behind: p2p-dtfm {verb} {option} ... ({more})"
+    return f"leave it out: {verb} has no {option} ({more})"

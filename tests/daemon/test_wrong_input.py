@@ -285,3 +285,47 @@ def test_an_option_before_a_command_is_not_lost(monkeypatch, capsys) -> None:
     assert caught.value.code == 2
     told = capsys.readouterr().err
     assert "--home stands before status" in told and "p2p-dtfm status --home" in told
+
+
+def test_an_option_that_the_command_has_not_is_to_be_left_out(monkeypatch, capsys) -> None:
+    monkeypatch.setattr("sys.argv", ["p2p-dtfm", "--threads", "1", "status"])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 2
+    told = capsys.readouterr().err
+    assert "--threads stands before status" in told and "fix: leave it out: status has no" in told
+
+
+@pytest.mark.parametrize(
+    ("word", "told"),
+    [
+        ("join", "type p2p-dtfm --initial-peers ADDRESS"),
+        ("Stop", "type p2p-dtfm leave"),
+        ("stauts", "did you mean p2p-dtfm status?"),
+        ("hlep", "did you mean p2p-dtfm --help?"),
+        ("/ip4/192.0.2.7/tcp/1/p2p/12D3", "p2p-dtfm --initial-peers /ip4/192.0.2.7/tcp/1/p2p/12D3"),
+        ("p2pi1-abc", "p2p-dtfm --invite p2pi1-abc"),
+        ("my-run.toml", "p2p-dtfm --run my-run.toml"),
+        ("qqqq", "p2p-dtfm --help lists all commands"),
+    ],
+)
+def test_a_word_that_is_no_command_is_answered_with_a_line_to_type(
+    word: str, told: str, monkeypatch, capsys
+) -> None:
+    """What one types who has lost the option of a pasted line, or knows another program's words."""
+    monkeypatch.setattr("sys.argv", ["p2p-dtfm", word])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: there is no command {word!r}") and told in error
+
+
+def test_a_word_that_is_half_typed_does_not_stop_completion() -> None:
+    from typer.main import get_command
+
+    from p2p_dtfm.cli.app import app
+
+    group = get_command(app)
+    context = group.make_context("p2p-dtfm", ["stat"], resilient_parsing=True)
+    assert group.resolve_command(context, ["stat"])[1] is None  # type: ignore[attr-defined]

@@ -50,7 +50,10 @@ def select_device(text: str) -> torch.device:
         return torch.device("cpu")
     kind, _, number = name.partition(":")
     if kind != "cuda" or not (number.isdecimal() or name == "cuda"):
-        raise UserError(f"unknown device {text!r}", 'use "cpu", "cuda", "cuda:1" or "auto"')
+        raise UserError(
+            f"unknown device {text!r}",
+            'use "cpu", "cuda", "cuda:1", "auto", or "all" for each of them',
+        )
     if not torch.cuda.is_available():
         raise UserError(
             f"device {text!r}: no CUDA device can be used here",

@@ -1,18 +1,23 @@
 """What a peer has given outlasts it, and a damaged file costs no daemon."""
 
 import asyncio
+import json
 import time
 from pathlib import Path
 
 import pytest
 
+from p2p_dtfm.core.messages.certificate import Certificate
+from p2p_dtfm.core.messages.prepared import Prepared, sign_prepared
 from p2p_dtfm.core.planner.planner import compute_plan
 from p2p_dtfm.core.protocol.names import generated_name
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.recovery.view import View
+from p2p_dtfm.daemon.proof.counted_again import contributions_beside
+from p2p_dtfm.daemon.proof.transcript_file import FILE_NAME, Transcript
 from p2p_dtfm.daemon.telemetry.contribution import FILE, WRITE_EVERY_S, Contributions
 from p2p_dtfm.daemon.telemetry.names import Names
-from p2p_dtfm.ports import disk
+from p2p_dtfm.ports import disk, now
 from tests.core.builders import run_spec
 from tests.core.planning import Peer, name_of, snapshot
 
@@ -49,10 +54,8 @@ def test_it_goes_on_after_a_restart(tmp_path: Path) -> None:
 
 def test_days_and_weeks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(PLAN, Plan)
-    from p2p_dtfm.daemon.telemetry import contribution
-
     at_s = time.time()
-    monkeypatch.setattr(contribution.now, "wall_s", lambda: at_s)
+    monkeypatch.setattr(now, "wall_s", lambda: at_s)
     given = made(tmp_path)
     given.view_took_over(View(SHOT, PLAN), 0)
     for step, days in enumerate((0, 3, 1, 30)):
@@ -90,3 +93,47 @@ def test_it_is_written_to_the_disk_that_the_daemon_lives_by(tmp_path: Path) -> N
 
     asyncio.run(gives())
     assert full.refused == 2 and not list(tmp_path.iterdir())
+
+
+def written(folder: Path, steps: range) -> Transcript:
+    """A transcript in which one peer commits these steps."""
+    transcript = Transcript(folder / FILE_NAME, SPEC, 1 << 20)
+    certificate = Certificate(SHOT.view_id, "", SHOT.members, ())
+    transcript.took_over(View(SHOT, PLAN, certificate), steps.start)
+    for step in steps:
+        prepared = Prepared(SHOT.view_id, step, name_of(0), {}, 1.0, 1, 0.0, 0, None)
+        said = sign_prepared(prepared, lambda _: bytes(64))
+        transcript.committed((said,))
+    return transcript
+
+
+def beside(transcript: Transcript) -> Contributions:
+    return contributions_beside(transcript, SPEC, LAYERS, name_of(0))
+
+
+def test_a_killed_process_has_its_steps_counted_from_the_transcript(tmp_path: Path) -> None:
+    first = beside(written(tmp_path, range(0, 2)))
+    shown = first.shown(Names())
+    assert (shown.board_steps, shown.today.steps, shown.ever.steps) == (2, 2, 2)
+    first.write()
+    transcript = written(tmp_path, range(2, 5))
+    again = beside(transcript).shown(Names())
+    assert (again.board_steps, again.ever.steps) == (5, 5), "what was counted is not counted twice"
+    assert again.board[0].tokens == again.ever.tokens == 5 * SPEC.tokens_per_step
+
+
+def test_a_damaged_file_is_counted_again_but_not_on_one_day(tmp_path: Path) -> None:
+    transcript = written(tmp_path, range(0, 3))
+    (tmp_path / FILE).write_text("{")
+    shown = beside(transcript).shown(Names())
+    assert (shown.board_steps, shown.today.steps, shown.ever.steps) == (3, 0, 3)
+
+
+def test_tallies_of_before_there_were_transcripts_are_not_doubled(tmp_path: Path) -> None:
+    transcript = written(tmp_path, range(0, 3))
+    beside(transcript).write()
+    kept = json.loads((tmp_path / FILE).read_bytes())
+    del kept["transcript_bytes"]
+    (tmp_path / FILE).write_text(json.dumps(kept))
+    shown = beside(transcript).shown(Names())
+    assert (shown.board_steps, shown.ever.steps) == (3, 3)

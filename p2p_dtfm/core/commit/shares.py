@@ -52,15 +52,24 @@ class Tallies(msgspec.Struct, forbid_unknown_fields=True):
         while len(self.spans) > SPANS_KEPT:
             self._fold(self.spans.pop(0))
 
-    def committed(self, step: int) -> None:
-        """It may be the last one of the view before, of which is told late."""
+    def committed(self, step: int) -> int:
+        """It may be the last one of the view before, of which is told late. How many steps count
+        that did not before."""
         later = None
         for span in reversed(self.spans):
             if span.first_step <= step:
                 limit = step + 1 if later is None else min(step + 1, later)
-                span.end_step = max(span.end_step, limit)
-                return
+                before, span.end_step = span.end_step, max(span.end_step, limit)
+                return span.end_step - before
             later = span.first_step
+        return 0
+
+    def share(self, step: int, peer_id: str) -> int:
+        """Of this peer in a step of the spans that are kept, in tokens times layers."""
+        for span in reversed(self.spans):
+            if span.first_step <= step:
+                return span.shares.get(peer_id, 0)
+        return 0
 
     def board(self) -> dict[str, int]:
         """Tokens times layers, by peer."""

@@ -30,12 +30,12 @@ from p2p_dtfm.daemon.node.membership import Membership
 from p2p_dtfm.daemon.peers.held_back import HeldBack
 from p2p_dtfm.daemon.peers.run_source import fetch_blob
 from p2p_dtfm.daemon.peers.wire import CheckpointFiles
+from p2p_dtfm.daemon.proof.counted_again import contributions_beside
 from p2p_dtfm.daemon.proof.transcript_file import transcript_in
 from p2p_dtfm.daemon.state_transfer.checkpoints import Checkpoints
 from p2p_dtfm.daemon.state_transfer.donor import Donor
 from p2p_dtfm.daemon.state_transfer.initial_states import InitialStates
 from p2p_dtfm.daemon.state_transfer.offers import Offers
-from p2p_dtfm.daemon.telemetry.contribution import FILE, Contributions
 from p2p_dtfm.daemon.telemetry.device_pace import DevicePace
 from p2p_dtfm.daemon.telemetry.event_log import FILE_NAME, EventLog
 from p2p_dtfm.daemon.trainer.sample_writer import Model, SampleWriter
@@ -140,8 +140,7 @@ class Participant:
         run, observer = membership.run, membership.local.observer
         observer.trains(run.spec, run.digest, membership.workload, membership.agreement)
         layers, me = membership.workload.layer_count, participant.network.me.peer_id
-        path = membership.local.home.run_directory(run.digest) / FILE
-        contributions = Contributions(path, run.spec, layers, me)
+        contributions = contributions_beside(participant.transcript, run.spec, layers, me)
         observer.tallies(contributions)
         stack.callback(contributions.write)
         stack.push_async_callback(participant.tell_end)

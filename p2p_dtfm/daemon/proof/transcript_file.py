@@ -43,6 +43,15 @@ class Transcript:
         elif _ends_within_a_line(path):
             self._append("\n")
 
+    @property
+    def path(self) -> Path:
+        return self._path
+
+    @property
+    def size_bytes(self) -> int:
+        """What is written by now; it ends with a whole line."""
+        return self._size_bytes
+
     def took_over(self, view: View, step: int) -> None:
         """From `step` on the view is in force."""
         if view.certificate is not None:
@@ -91,8 +100,10 @@ def _ends_within_a_line(path: Path) -> bool:
 class Lines:
     """`entries` of a file; afterwards `damaged` of its lines could not be read."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, from_byte: int = 0) -> None:
+        """`from_byte`: where a line begins."""
         self._path = path
+        self._from_byte = from_byte
         self.damaged = 0
 
     def entries(self) -> Iterator[Entry]:
@@ -100,6 +111,7 @@ class Lines:
         limit = 2 * ENTRY_LIMIT_BYTES
         try:
             with self._path.open("rb") as file:
+                file.seek(self._from_byte)
                 while line := file.readline(limit):
                     if line.strip():
                         try:

@@ -4,15 +4,20 @@ import asyncio
 import contextvars
 import logging
 import threading
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from pathlib import Path
 
 import msgspec
 
 from p2p_dtfm.core.commit.shares import Tallies, shares_of
-from p2p_dtfm.core.protocol.plan import Plan
+from p2p_dtfm.core.messages.prepared import Prepared
+from p2p_dtfm.core.protocol.canonical import decode
+from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.core.protocol.plan import NoPlan, Plan
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.recovery.view import View
+from p2p_dtfm.core.transcript.entries import Committed, Entry, TookOver
 from p2p_dtfm.daemon.telemetry.names import Names
 from p2p_dtfm.ports import disk, now
 from p2p_dtfm.web.state import BoardRow, Contribution, Given
@@ -34,17 +39,28 @@ class Kept(msgspec.Struct, forbid_unknown_fields=True):
     tallies: Tallies = msgspec.field(default_factory=Tallies)
     days: dict[str, Given] = msgspec.field(default_factory=dict)
     older: Given = Given()
+    transcript_bytes: int | None = None
+    """Of the run's transcript, so much is counted here; None as long as nobody has said."""
 
 
 class Contributions:
     """Of one peer to one run."""
 
-    def __init__(self, path: Path, spec: RunSpec, layer_count: int, me: str) -> None:
+    def __init__(
+        self,
+        path: Path,
+        spec: RunSpec,
+        layer_count: int,
+        me: str,
+        transcript_bytes: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """`transcript_bytes`: how long the run's transcript in this home is by now."""
         self._path = path
+        self._transcript_bytes = transcript_bytes
         self._spec = spec
         self._layer_count = layer_count
         self._me = me
-        self._kept = _read(path)
+        self._kept, self._are_days_lost = _read(path)
         self._share = 0
         self._committed_s: float | None = None
         self._written_s = now.monotonic_s()
@@ -52,13 +68,42 @@ class Contributions:
 
     def view_took_over(self, view: View, step: int) -> None:
         """From `step` on, as this view's plan says."""
+        self._follow(view.plan, step)
+        self._committed_s = now.monotonic_s()
+
+    def _follow(self, plan: Plan | NoPlan, step: int) -> None:
         shares: dict[str, int] = {}
-        if isinstance(view.plan, Plan):
-            microbatches = sum(it.microbatch_count for it in view.plan.pipelines)
-            shares = shares_of(view.plan, self._spec.tokens_per_step // max(1, microbatches))
+        if isinstance(plan, Plan):
+            microbatches = sum(it.microbatch_count for it in plan.pipelines)
+            shares = shares_of(plan, self._spec.tokens_per_step // max(1, microbatches))
         self._share = shares.get(self._me, 0)
         self._kept.tallies.view_took_over(step, shares)
-        self._committed_s = now.monotonic_s()
+
+    @property
+    def counted_bytes(self) -> int | None:
+        """Of the transcript, at the last write. None: written before there were transcripts."""
+        return self._kept.transcript_bytes
+
+    def catch_up(self, entries: Iterable[Entry], wall_s: float) -> None:
+        """Count what the transcript holds behind `counted_bytes`: of a process that was killed
+        before it wrote, and lived until `wall_s`. How long its steps took, and what it sent,
+        nobody has noted."""
+        found = Given()
+        for entry in entries:
+            if isinstance(entry, TookOver):
+                self._follow(entry.plan, entry.step)
+            elif isinstance(entry, Committed) and (step := _step_of(entry)) is not None:
+                if step >= self._spec.total_steps:
+                    continue  # after the last one nothing is trained
+                new = self._kept.tallies.committed(step)
+                worked = self._kept.tallies.share(step, self._me)
+                tokens = new * worked / self._layer_count
+                found = _sum(found, Given(tokens=tokens, steps=new if worked else 0))
+        days, day = self._kept.days, _day(wall_s)
+        if self._are_days_lost:
+            self._kept.older = _sum(self._kept.older, found)
+        else:
+            days[day] = _sum(days.get(day, Given()), found)
 
     def committed(self, step: int, sent_bytes: int, guarded_bytes: int) -> None:
         """`sent_bytes`, `guarded_bytes`: of a step, as the plan has it."""
@@ -82,7 +127,7 @@ class Contributions:
             self._kept.older = _sum(self._kept.older, self._kept.days.pop(oldest))
         if now_s - self._written_s >= WRITE_EVERY_S:
             self._written_s = now_s
-            payload = msgspec.json.encode(self._kept)
+            payload = self._encoded()
             # a thread of its own, that knows which disk this daemon lives by
             context = contextvars.copy_context()
             loop = asyncio.get_running_loop()
@@ -90,7 +135,11 @@ class Contributions:
 
     def write(self) -> None:
         """All of it, at the end."""
-        self._write(msgspec.json.encode(self._kept))
+        self._write(self._encoded())
+
+    def _encoded(self) -> bytes:
+        self._kept.transcript_bytes = self._transcript_bytes()
+        return msgspec.json.encode(self._kept)
 
     def _write(self, payload: bytes) -> None:
         """Whole or not at all. A full disk costs what came since the last time, not the daemon."""
@@ -118,6 +167,15 @@ class Contributions:
         )
 
 
+def _step_of(entry: Committed) -> int | None:
+    """As the first who signed it says. Read, not checked: the file is this home's own, and
+    `p2p-dtfm verify` is who checks."""
+    try:
+        return decode(entry.signed[0].payload, Prepared).step if entry.signed else None
+    except PeerFault:
+        return None
+
+
 def _day(wall_s: float) -> str:
     return datetime.fromtimestamp(wall_s).astimezone().date().isoformat()
 
@@ -127,17 +185,18 @@ def _sum(*each: Given) -> Given:
     return Given(*(sum(getattr(given, name) for given in each) for name in fields))
 
 
-def _read(path: Path) -> Kept:
-    """Nothing where it is missing; a damaged one is put aside, and counting begins anew."""
+def _read(path: Path) -> tuple[Kept, bool]:
+    """Nothing where it is missing; a damaged one is put aside, and all is counted from
+    the transcript again, which does not say on which days it was: then the second is true."""
     try:
         if path.stat().st_size <= LIMIT_BYTES:
-            return msgspec.json.decode(path.read_bytes(), type=Kept)
+            return msgspec.json.decode(path.read_bytes(), type=Kept), False
     except FileNotFoundError:
-        return Kept()
+        return Kept(transcript_bytes=0), False
     except (OSError, msgspec.MsgspecError, ValueError) as error:
         log.warning("what this peer had given cannot be read: %s", error)
     try:
         path.replace(path.with_suffix(".damaged"))
     except OSError as error:
         log.warning("it cannot be put aside either: %s", error)
-    return Kept()
+    return Kept(transcript_bytes=0), True

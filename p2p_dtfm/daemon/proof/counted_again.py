@@ -1,0 +1,18 @@
+"""What a peer has given, with what a killed process had not written down: its transcript has it."""
+
+from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.daemon.proof.transcript_file import Lines, Transcript
+from p2p_dtfm.daemon.telemetry.contribution import FILE, Contributions
+
+
+def contributions_beside(
+    transcript: Transcript, spec: RunSpec, layer_count: int, me: str
+) -> Contributions:
+    """Of the home that has this transcript. Tallies are written once a minute, the transcript with
+    each step."""
+    path = transcript.path
+    found = Contributions(path.parent / FILE, spec, layer_count, me, lambda: transcript.size_bytes)
+    counted = found.counted_bytes
+    if counted is not None and path.exists() and counted < transcript.size_bytes:
+        found.catch_up(Lines(path, counted).entries(), path.stat().st_mtime)
+    return found

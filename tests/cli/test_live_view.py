@@ -31,7 +31,7 @@ def drawn(state, width: int) -> list[str]:
 
 def test_one_state_with_its_reason_and_the_figures() -> None:
     text = "\n".join(drawn(sixty_four().state, 160))
-    assert "training for 1 h 6 min  step 700 of 100000" in text
+    assert "training for 1 h 6 min  step 700 of 100,000" in text
     assert "1%  step 700 of 100,000" in text and "left" in text
     assert "loss 3.4" in text and "tokens/s" in text and "64 peers" in text
     assert "pipeline 1 of 8, stage 2 of 8" in text

@@ -193,6 +193,12 @@ class Story:
         self._screens += f"\n## {title}\n\n{said}\n\n```text\n{shown.rstrip()}\n```\n"
         self._steps.append((self.elapsed_s, title, command))
 
+    def picture(self, title: str, said: str, path: Path, place: Path) -> None:
+        """One that lies at `path`, on a page in the directory `place`."""
+        shown = path.relative_to(place).as_posix()
+        self._screens += f"\n## {title}\n\n{said}\n\n![{title}]({shown})\n"
+        self._steps.append((self.elapsed_s, title, "p2p-dtfm dashboard"))
+
     def text(self) -> str:
         rows = [
             f"| {int(at_s) // 60}:{int(at_s) % 60:02} | {title} | `{command}` |"

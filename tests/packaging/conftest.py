@@ -16,6 +16,10 @@ from tests.packaging.test_build_hook import BUILD
 ROOT = Path(__file__).parents[2]
 
 
+PROCESSOR_TORCH = "torch==2.13.0"
+"""Of which the tests' index has the build for the processor alone."""
+
+
 @dataclass(frozen=True)
 class Installed:
     """An environment of its own with the wheel in it."""
@@ -77,7 +81,7 @@ def install(
     pip = (sys.executable, "-m", "pip", "--python", place / "bin/python")
     quiet = ("--disable-pip-version-check", "install", "--quiet")
     if with_all_it_needs:
-        found.said(*pip, *quiet, wheel)
+        found.said(*pip, *quiet, wheel, PROCESSOR_TORCH)
     else:
         found.said(*pip, *quiet, "--no-deps", "--no-index", wheel)
     library = Path(found.python("import sysconfig; print(sysconfig.get_path('purelib'))"))

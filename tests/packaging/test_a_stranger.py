@@ -1,7 +1,8 @@
 """Somebody with nothing but a wheel and a pasted line, until the computer trains with a friend's.
 
-With WRITE_SCREENS=1 docs/from-a-wheel.md is written anew. With WHOLE_INSTALL=1 what the wheel needs
-is installed over the network; else it is there already, as the tests have it.
+With WRITE_SCREENS=1 docs/from-a-wheel.md and its pictures are made anew. With WHOLE_INSTALL=1 what
+the wheel needs is installed over the network, with PyTorch's build for the processor alone; else it
+is there already, as the tests have it.
 """
 
 import datetime
@@ -9,6 +10,7 @@ import os
 import platform
 import re
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,28 +21,37 @@ from p2p_dtfm.testbed.local_swarm import LocalSwarm
 from tests.documentation.pages import ROOT
 from tests.documentation.screens import WRITES
 from tests.documentation.terminal import Story, Terminal
-from tests.e2e.helpers import run_program, wait_until, write_endless_spec
-from tests.packaging.conftest import Installed, install
+from tests.e2e.helpers import run_program, step_of, wait_until
+from tests.packaging.conftest import PROCESSOR_TORCH, Installed, install
+from tests.programs import skip_without
+from tests.web.chromium import PROGRAM, Page, chromium
 
 PAGE = ROOT / "docs" / "from-a-wheel.md"
+PICTURES = ROOT / "docs" / "screenshots"
+DRAWN = "document.querySelector('#answers dd') && document.querySelector('.u-over')"
 WHOLE = "WHOLE_INSTALL"
 WITHIN_S = 180.0
 LINE = re.compile(r"p2p-dtfm --invite (\S+)")
 INSTALLED = "python3 -m venv ~/p2p && ~/p2p/bin/pip install --quiet {wheel}"
+AT_ONCE = "At once."
 
 
 def introduction() -> str:
     needed = "was there already: it takes as long as your line does"
     if os.environ.get(WHOLE):
-        needed = "came over the network"
+        build = (
+            "of torch the build for the processor alone, as the [quick start](quick-start.md) says"
+        )
+        needed = f"came over the network,\n{build}"
     cores, gib = psutil.cpu_count(), psutil.virtual_memory().total / (1 << 30)
     system = f"{platform.system()}, Python {platform.python_version()}"
     lines = (
         "A wheel from a friend, a line that the friend has pasted, an empty home: what was typed,",
-        "when, and what stood on the screen. `tests/packaging/test_a_stranger.py` types it every",
+        "when, and what was to be seen. `tests/packaging/test_a_stranger.py` types it every",
         f"night, and wrote this page on {datetime.date.today().isoformat()}, on a machine with",
         f"{cores} processor cores and {gib:.0f} GiB of memory ({system}, load average",
-        f"{os.getloadavg()[0]:.1f} when it began). The friend's daemon ran there, too.",
+        f"{os.getloadavg()[0]:.1f} when it began). The friend's daemon ran there, too,",
+        "so each had one core.",
         f"What the wheel needs, torch above all, {needed}.",
     )
     return "\n".join(lines)
@@ -54,14 +65,16 @@ def short_home() -> Iterator[Path]:
 
 
 @pytest.mark.nightly
+@skip_without("browser", "" if PROGRAM else "no Chromium here: apt-get install chromium")
 def test_from_a_wheel_and_a_line_to_training_in_three_minutes(
     wheel: Path, tmp_path: Path, short_home: Path
 ) -> None:
-    home = short_home
-    spec = write_endless_spec(tmp_path)
+    home, spec = short_home, tmp_path / "tiny.toml"
+    tiny = (ROOT / "configs" / "tiny.toml").read_text(encoding="utf-8")
+    spec.write_text(tiny.replace("total_steps = 250", "total_steps = 10_000"), encoding="utf-8")
     with LocalSwarm(tmp_path, ["--threads", "1", "--dashboard", "off"]) as friends:
         friend, _ = friends.found(["--run", str(spec), "--name", "Ada"])
-        wait_until(lambda: (friend.status() or {}).get("step"), "the friend trains")
+        wait_until(lambda: step_of(friend) > 0, "the friend trains")
         pasted = LINE.search(run_program("invite", "--home", friend.home).stdout)
         assert pasted is not None
         hidden = {str(home): "~", pasted[1]: "LINE"}
@@ -71,8 +84,12 @@ def test_from_a_wheel_and_a_line_to_training_in_three_minutes(
             f"It took {story.elapsed_s:.0f} s, into a directory of its own, as `pipx install` does."
         )
         command = INSTALLED.format(wheel=wheel.name)
+        if os.environ.get(WHOLE):
+            command = f"{command} {PROCESSOR_TORCH}"
         story.add("It is installed", command, said, "")
-        trained_s = joins(story, here, home, pasted[1])
+        with chromium(tmp_path / "profile") as page:
+            trained_s = joins(story, Stranger(here, home), page, pasted[1])
+            assert not page.problems, page.problems
         assert len((friend.status() or {})["members"]) == 1, "whoever leaves is missed by nobody"
     assert trained_s < WITHIN_S
     if os.environ.get(WRITES):
@@ -80,36 +97,68 @@ def test_from_a_wheel_and_a_line_to_training_in_three_minutes(
     assert headings(PAGE.read_text(encoding="utf-8")) == headings(story.text())
 
 
-def joins(story: Story, here: Installed, home: Path, line: str) -> float:
+class Stranger:
+    """Somebody at a terminal, with the program and an empty home."""
+
+    def __init__(self, here: Installed, home: Path) -> None:
+        self._program, self._home = str(here.place / "bin/p2p-dtfm"), home
+        kept = {name: os.environ[name] for name in ("SSL_CERT_FILE",) if name in os.environ}
+        path = f"{here.place / 'bin'}:/usr/bin:/bin"
+        self._environment = {**kept, "HOME": str(home), "PATH": path}
+
+    def types(self, *words: str) -> Terminal:
+        return Terminal([self._program, *words], self._home, self._environment)
+
+    def asks(self, *words: str) -> str:
+        """In a second terminal: what the command says."""
+        with self.types(*words) as terminal:
+            terminal.wait_for_end(60.0)
+            assert terminal.process.returncode == 0, terminal.text()
+            return terminal.text()
+
+
+def joins(story: Story, stranger: Stranger, page: Page, line: str) -> float:
     """The stranger's part; seconds from nothing to training."""
-    kept = {name: os.environ[name] for name in ("SSL_CERT_FILE",) if name in os.environ}
-    environment = {**kept, "HOME": str(home), "PATH": f"{here.place / 'bin'}:/usr/bin:/bin"}
-    program = str(here.place / "bin/p2p-dtfm")
-    with Terminal([program, "--invite", line], home, environment) as terminal:
-        typed = "p2p-dtfm --invite LINE"
+    with stranger.types("--invite", line, "--threads", "1") as terminal:
+        typed = "p2p-dtfm --invite LINE --threads 1"
         at_s = terminal.wait_for(r"\bpeer [a-z]+-[a-z]+ \(12D3", 60.0)
         said = f"After {at_s:.0f} s it has an identity, and a name that is made of it."
         story.add("The line is pasted", typed, said, terminal.text())
-        at_s = terminal.wait_for(r"(?m)^(training|spare) for ", 120.0)
+        at_s = terminal.wait_for(r"(?m)^training for ", 120.0)
         trained_s = story.elapsed_s
-        said = f"After {at_s:.0f} s it has what the others have learnt, and takes part."
-        story.add("It takes part", typed, said, terminal.text())
-        at_s = terminal.wait_for(r"(?m)^(training|spare) for ([5-9]|\d\d) s", 120.0)
+        said = f"After {at_s:.0f} s it has what the others have learnt, and computes its part."
+        story.add("It trains", typed, said, terminal.text())
+        address = stranger.asks("dashboard").split()[0]
+        looks(story, page, address, "Its page", "from-a-wheel-page.png", (1200, 720))
+        at_s = terminal.wait_for(r"(?m)^training for ([3-9]\d s|\d+ min)", 240.0)
         assert re.search(r"(?m)^loss \d", terminal.text()), terminal.text()
         story.add("It learns", typed, f"After {at_s:.0f} s.", terminal.text())
+        looks(story, page, address, "On a phone", "from-a-wheel-phone.png", (390, 844))
         for words in ("status", "peers"):
-            with Terminal([program, words], home, environment) as second:
-                second.wait_for_end(60.0)
-                story.add(
-                    f"In a second terminal: {words}", f"p2p-dtfm {words}", "At once.", second.text()
-                )
-                assert second.process.returncode == 0
+            title, typed_then = f"In a second terminal: {words}", f"p2p-dtfm {words}"
+            story.add(title, typed_then, AT_ONCE, stranger.asks(words))
+        page.open("about:blank")
         terminal.press_ctrl_c()
         terminal.wait_for_end(60.0)
         said = "Ctrl-C: the step is finished, the layers are handed over."
         story.add("Enough for today", typed, said, terminal.text())
         assert terminal.process.returncode == 0 and "Traceback" not in terminal.text()
     return trained_s
+
+
+def looks(
+    story: Story, page: Page, address: str, title: str, name: str, size: tuple[int, int]
+) -> None:
+    """At the page of the daemon, as far as a window of this size shows it."""
+    page.open("about:blank")
+    page.set_view(*size)
+    page.open(address)
+    page.wait_for(DRAWN)
+    time.sleep(1.0)  # lines are drawn one after another
+    said = f"The address that `p2p-dtfm dashboard` prints, in a window {size[0]} pixels wide."
+    if os.environ.get(WRITES):
+        page.screenshot(PICTURES / name, whole=False)
+    story.picture(title, said, PICTURES / name, PAGE.parent)
 
 
 def headings(page: str) -> list[str]:

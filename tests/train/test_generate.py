@@ -13,6 +13,7 @@ from p2p_dtfm.train.model.generate import (
     _Continuation,
     _whole_characters,
     generate,
+    spare_processors,
     stream,
     whole_checkpoint,
 )
@@ -86,3 +87,13 @@ def test_bad_requests_say_what_to_do(checkpoints: Path, tmp_path: Path, spec: Ru
     save_layers(tmp_path, spec, 0, 0, [LayerState.genesis(spec, 0)])
     with pytest.raises(UserError, match="no checkpoint with all layers"):
         stream(tmp_path, Bytes(), "x", 3)
+
+
+def test_a_narrow_model_takes_one_thread_to_write(checkpoints: Path) -> None:
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        spare_processors(checkpoints)
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)

@@ -172,7 +172,7 @@ def _live(me: str, steps: int, step_ns: int, snapshot: Snapshot, spec: RunSpec) 
         peer_id=me,
         name=generated_name(me),
         state="training",
-        reason=f"step {steps} of {spec.total_steps}",
+        reason=f"step {steps:,} of {spec.total_steps:,}",
         since_s=NOW_S - 4000,
         step=steps,
         loss=_loss(steps - 1),
@@ -197,9 +197,7 @@ def _events(order: tuple[str, ...], me: str) -> tuple[Event, ...]:
         Event(NOW_S - 4000, "view", f"view 3 from step 310 on: {len(others) + 1} members"),
         Event(NOW_S - 4001, "joined", f"{generated_name(others[-1])} takes part"),
         Event(NOW_S - 4100, "fault", f"{generated_name(others[0])} was silent for 12 s"),
-        Event(
-            NOW_S - 5990, "note", "of step 140, 14 microbatches are kept at their stages, 3 redone"
-        ),
+        Event(NOW_S - 5990, "note", "of step 140: 14 microbatches kept where computed, 3 redone"),
         Event(NOW_S - 6000, "view", f"view 2 from step 140 on: {len(others)} members"),
         Event(NOW_S - 6001, "left", f"{generated_name(others[0])} has left"),
         Event(NOW_S - 8000, "view", f"view 1 from step 0 on: {len(others)} members"),

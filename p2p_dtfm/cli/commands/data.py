@@ -162,9 +162,10 @@ def generate(
     home: HomeOption = None,
 ) -> None:
     """Write text with a trained model."""
-    from p2p_dtfm.train.model.generate import stream
+    from p2p_dtfm.train.model.generate import spare_processors, stream
 
     directory = checkpoint or newest_checkpoint(home)
+    spare_processors(directory)
     tokenizer = tokenizer_of(directory)
     sys.stdout.write(prompt)
     for piece in stream(directory, tokenizer, prompt, tokens, temperature, seed):

@@ -220,13 +220,13 @@ def _remarks(action: TakeOver) -> Iterator[str]:
     view, replay = action.view, action.replay
     if replay is not None:
         kept, redone = replay.kept_forwards, replay.redone_forwards
-        kept_text = f"{kept} microbatches are kept at their stages, {redone} redone"
-        yield f"of step {action.step}, {kept_text}"
+        kept_text = f"{counted(kept, 'microbatch')} kept where computed"
+        yield f"of step {action.step}: {kept_text}, {redone:,} redone"
     if view.cut_pace is not None:
-        yield (
-            f"guardians get copies every {view.cut_pace.every_steps} steps or more, beside "
-            f"training; a failure may cost up to {view.cut_pace.may_repeat_steps} steps"
-        )
+        every = counted(view.cut_pace.every_steps, "step")
+        cost = counted(view.cut_pace.may_repeat_steps, "step")
+        copies = f"guardians get copies every {every} or more, beside training"
+        yield f"{copies}; a failure may cost up to {cost}"
     if view.unguarded:
         layers = ", ".join(map(str, view.unguarded))
         yield f"nobody has room to guard layers {layers}: one peer alone holds each of them"

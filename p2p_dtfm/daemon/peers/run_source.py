@@ -227,7 +227,7 @@ class RunComplete(UserError):
 
     def __init__(self, run: str, total_steps: int) -> None:
         super().__init__(
-            f"run {run} is complete: all {total_steps} steps are done",
+            f"run {run} is complete: all {total_steps:,} steps are done",
             "found a new run, or ask a member for the model",
             exit_code=5,
         )

@@ -130,7 +130,7 @@ class StepLoop:
         await have_shards(
             self._tools, self._outlet, self._state, view, plan, step, microbatches, evaluate
         )
-        self._tools.status.say(State.TRAINING, f"step {step} of {spec.total_steps}")
+        self._tools.status.say(State.TRAINING, f"step {step:,} of {spec.total_steps:,}")
         digests = asyncio.create_task(self._state_digests(engine, step))
         try:
             local = await self._compute(

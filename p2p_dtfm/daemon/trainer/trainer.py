@@ -281,7 +281,7 @@ class Trainer:
             view = state.view
             if state.step > self._spec.total_steps and not self.done.is_set():
                 self._tools.status.say(
-                    State.DONE, f"all {self._spec.total_steps} steps are committed"
+                    State.DONE, f"all {self._spec.total_steps:,} steps are committed"
                 )
                 self.done.set()
             elif state.step <= self._spec.total_steps:

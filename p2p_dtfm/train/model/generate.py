@@ -17,6 +17,8 @@ from p2p_dtfm.train.model.lora.frozen_base import computing_layer
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _LONGEST_CHARACTER_TOKENS = 4
+_NARROW = 512
+"""Widths up to this are not worth a second thread, token by token."""
 
 
 class Tokenizer(Protocol):
@@ -62,6 +64,14 @@ def stream(
     model = _load_model(whole_checkpoint(checkpoint))
     drawn = _draw(model, tokenizer, prompt, tokens, temperature, seed)
     return _whole_characters(tokenizer, drawn)
+
+
+def spare_processors(checkpoint: Path) -> None:
+    """For a process that only writes text. The threads of a narrow model wait for one another,
+    spinning, at each product: beside a daemon that trains, two are several times slower than one.
+    Raises `UserError`."""
+    if read_manifest(whole_checkpoint(checkpoint)).spec().model.width <= _NARROW:
+        torch.set_num_threads(1)
 
 
 def written_by(

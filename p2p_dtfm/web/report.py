@@ -6,7 +6,7 @@ All of it but the figures is text of strangers or of the model, and is escaped.
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from p2p_dtfm.core.protocol.facts.in_words import counted
+from p2p_dtfm.core.protocol.facts.in_words import counted, duration
 from p2p_dtfm.web.state import DashboardState, History, Sample
 
 WIDTH, HEIGHT, MARGIN = 760, 280, 44
@@ -80,7 +80,7 @@ def _facts(state: DashboardState) -> str:
         ("held-out loss", _number(live.held_out_loss)),
         ("views", f"{len(state.history.view_step):,}"),
         ("faults survived", f"{kinds.count('fault') + kinds.count('left'):,}, as this peer saw it"),
-        ("with this peer", f"{ever.seconds / 3600:,.2f} h, {counted(ever.steps, 'step')}"),
+        ("with this peer", f"{duration(ever.seconds)}, {counted(ever.steps, 'step')}"),
         ("it computed", counted(ever.tokens, "token")),
         ("run", state.run.digest if state.run else "unknown"),
     ]

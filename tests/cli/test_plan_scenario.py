@@ -149,3 +149,13 @@ def test_the_two_levels_of_the_papers_problem_are_drawn_for_any_scenario(tmp_pat
     assert "3 groups of 2" in drawn and "london-1" in drawn
     failed = typed("three-homes", "--cost", "paper", "--stages", "3", "--html", str(path))
     assert isinstance(failed.exception, UserError)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [("--html", "x.html"), ("--what-if", "+1 london"), ("--run", "tiny"), ("--cost", "paper")],
+)
+def test_what_needs_a_scenario_is_not_lost_without_one(given: tuple[str, str]) -> None:
+    done = typed(*given)
+    assert isinstance(done.exception, UserError)
+    assert done.exception.cause == f"{given[0]} goes with a scenario, and none is named"

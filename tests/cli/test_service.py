@@ -47,13 +47,30 @@ def test_install_and_uninstall(home: Path, monkeypatch: pytest.MonkeyPatch) -> N
     found = resolve(settings, {}).settings
     assert (found.hours, found.resident_gib, found.name) == ("22-07", 2.0, 'Ada "the 1st"')
     assert set(tomllib.loads(settings.read_text())) <= set(Settings.model_fields)
-    assert asked == [("daemon-reload",), ("enable", "--now", "p2p-dtfm.service")]
+    assert asked == [
+        ("show-environment",), ("daemon-reload",), ("enable", "--now", "p2p-dtfm.service")
+    ]  # fmt: skip
+    asked.clear()
     again = CliRunner().invoke(app, ["service", "install", *GIVEN])
     assert isinstance(again.exception, UserError) and "already" in again.exception.cause
     assert CliRunner().invoke(app, ["service", "uninstall"]).exit_code == 0
     assert not unit.exists() and not settings.exists() and asked[2][0] == "disable"
     gone = CliRunner().invoke(app, ["service", "uninstall"])
     assert isinstance(gone.exception, UserError)
+
+
+def test_where_systemd_cannot_be_told_nothing_is_written(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unheard(*words: str) -> None:
+        raise UserError(f"systemctl --user {words[0]}: no bus", "see its log")
+
+    monkeypatch.setattr(service, "_require_systemd", lambda: None)
+    monkeypatch.setattr(service, "_systemctl", unheard)
+    done = CliRunner().invoke(app, ["service", "install", *GIVEN])
+    assert isinstance(done.exception, UserError) and "no bus" in done.exception.cause
+    assert any("loginctl enable-linger" in fix for fix in done.exception.fixes)
+    assert not home.exists()
 
 
 def test_what_is_wrong_is_said_before_anything_is_written(home: Path) -> None:

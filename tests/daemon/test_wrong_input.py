@@ -319,6 +319,8 @@ def test_a_word_that_is_no_command_is_answered_with_a_line_to_type(
     assert caught.value.code == 2
     error = capsys.readouterr().err
     assert error.startswith(f"error: there is no command {word!r}") and told in error
+    if word == "stauts":
+        assert error.count("did you mean") == 1, "who mistypes one letter wants no list"
 
 
 def test_a_word_that_is_half_typed_does_not_stop_completion() -> None:

@@ -51,7 +51,7 @@ def introduction() -> str:
         f"night, and wrote this page on {datetime.date.today().isoformat()}, on a machine with",
         f"{cores} processor cores and {gib:.0f} GiB of memory ({system}, load average",
         f"{os.getloadavg()[0]:.1f} when it began). The friend's daemon ran there, too,",
-        "so each had one core.",
+        "so each had half of its cores.",
         f"What the wheel needs, torch above all, {needed}.",
     )
     return "\n".join(lines)
@@ -119,8 +119,8 @@ class Stranger:
 
 def joins(story: Story, stranger: Stranger, page: Page, line: str) -> float:
     """The stranger's part; seconds from nothing to training."""
-    with stranger.types("--invite", line, "--threads", "1") as terminal:
-        typed = "p2p-dtfm --invite LINE --threads 1"
+    with stranger.types("--invite", line) as terminal:
+        typed = "p2p-dtfm --invite LINE"
         at_s = terminal.wait_for(r"\bpeer [a-z]+-[a-z]+ \(12D3", 60.0)
         said = f"After {at_s:.0f} s it has an identity, and a name that is made of it."
         story.add("The line is pasted", typed, said, terminal.text())

@@ -17,9 +17,8 @@ from rich.text import Text
 
 from p2p_dtfm.cli.app import JsonOption, app
 from p2p_dtfm.cli.commands.data import newest_checkpoint, tokenizer_of
-from p2p_dtfm.cli.terminal.durations import duration
 from p2p_dtfm.core.protocol.errors import UserError
-from p2p_dtfm.core.protocol.facts.in_words import counted
+from p2p_dtfm.core.protocol.facts.in_words import counted, duration
 from p2p_dtfm.core.protocol.run_spec import parse_run_spec
 from p2p_dtfm.daemon.dashboard.report_file import next_commands
 from p2p_dtfm.daemon.machine.local_client import ask_daemon

@@ -8,8 +8,9 @@ import typer
 from rich.console import Console
 
 from p2p_dtfm.cli.app import HomeOption, JsonOption, app
-from p2p_dtfm.cli.terminal.durations import duration, seconds_of
+from p2p_dtfm.cli.terminal.durations import seconds_of
 from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.core.protocol.facts.in_words import duration
 from p2p_dtfm.daemon.machine.local_client import call_daemon
 from p2p_dtfm.web.qr import qr_in_terminal
 

@@ -31,9 +31,14 @@ from p2p_dtfm.core.protocol.plan import NoPlan, Plan
 from p2p_dtfm.core.protocol.snapshot import Snapshot
 from p2p_dtfm.daemon.machine.local_client import call_daemon
 
+OF_SCENARIOS = ("cost", "run", "layers", "global_batch", "stages", "replicas")
+OF_SCENARIOS += ("what_if", "svg", "html", "objective")
+"""Options that say nothing about a swarm."""
+
 
 @app.command()
 def plan(
+    context: typer.Context,
     scenario: Annotated[
         str | None,
         typer.Argument(help="Scenario file or name; without one, the swarm of this daemon."),
@@ -59,7 +64,7 @@ def plan(
         int | None,
         typer.Option(min=1, help="With --cost paper; left out: as many as the peers make."),
     ] = None,
-    change: Annotated[
+    what_if: Annotated[
         str | None,
         typer.Option("--what-if", help='"+3 london", "-oregon-2", or several with commas.'),
     ] = None,
@@ -105,12 +110,28 @@ def plan(
     if scenario is not None:
         plan_scenario(
             Question(
-                scenario, run, layers, global_batch, cost, stages, replicas, change, explained,
+                scenario, run, layers, global_batch, cost, stages, replicas, what_if, explained,
                 as_json, svg, html, graphml, objective,
             )
         )  # fmt: skip
         return
+    _require_scenario(context)
     _plan_in_force(home, explained, graphml, as_json, ids)
+
+
+def _require_scenario(context: typer.Context) -> None:
+    """Raises `UserError` where an option would be lost."""
+    usual = {option.name: option.default for option in context.command.params}
+    given = [name for name in OF_SCENARIOS if context.params[name] != usual[name]]
+    if given:
+        option = f"--{given[0].replace('_', '-')}"
+        raise UserError(
+            f"{option} goes with a scenario, and none is named",
+            (
+                f"write p2p-dtfm plan SCENARIO {option} ...",
+                "the swarm of this daemon is drawn on its page: p2p-dtfm dashboard",
+            ),
+        )
 
 
 def _plan_in_force(

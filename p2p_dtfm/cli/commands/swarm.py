@@ -14,11 +14,11 @@ from rich.table import Table
 from rich.text import Text
 
 from p2p_dtfm.cli.app import HomeOption, JsonOption, app
-from p2p_dtfm.cli.terminal.durations import duration, seconds_of
+from p2p_dtfm.cli.terminal.durations import seconds_of
 from p2p_dtfm.cli.terminal.member_row import COLUMNS, row_of
 from p2p_dtfm.cli.terminal.plain import plain
 from p2p_dtfm.core.protocol.errors import UserError
-from p2p_dtfm.core.protocol.facts.in_words import counted
+from p2p_dtfm.core.protocol.facts.in_words import counted, duration
 from p2p_dtfm.daemon.machine.local_client import call_daemon, homes_here
 from p2p_dtfm.daemon.telemetry.names import Names
 

@@ -13,8 +13,7 @@ from typing import Any
 
 from rich.console import Console
 
-from p2p_dtfm.cli.terminal.durations import duration
-from p2p_dtfm.core.protocol.facts.in_words import counted
+from p2p_dtfm.core.protocol.facts.in_words import counted, duration
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.sim.scenario.files import read_run_spec
 from p2p_dtfm.testbed.chaos_verdict import judge

@@ -18,17 +18,3 @@ def seconds_of(text: str) -> int:
             f"{text[:40]!r} is no length of time", "write it as 45m, 2h, 1h30m or 3d: --for 2h"
         )
     return total
-
-
-def duration(seconds: float | None) -> str:
-    if seconds is None:
-        return "unknown"
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return (
-        f"{hours} h {minutes} min"
-        if hours
-        else f"{minutes} min {rest} s"
-        if minutes
-        else f"{rest} s"
-    )

@@ -14,9 +14,8 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from p2p_dtfm.cli.terminal.durations import duration
 from p2p_dtfm.cli.terminal.plain import plain
-from p2p_dtfm.core.protocol.facts.in_words import counted
+from p2p_dtfm.core.protocol.facts.in_words import counted, duration
 from p2p_dtfm.web.state import DashboardState, Samples, ViewState
 
 REFRESH_S = 0.5

@@ -48,7 +48,9 @@ def lines_for(word: str, known: Iterable[str]) -> tuple[str, ...]:
     lower = word.lower()
     if lower in MEANT:
         return tuple(f"type {line}" for line in MEANT[lower])
-    near = difflib.get_close_matches(lower, [*known, *MEANT], n=3)
+    words = [*known, *MEANT]
+    near = difflib.get_close_matches(lower, words, n=1, cutoff=0.75)
+    near = near or difflib.get_close_matches(lower, words, n=3)
     lines = dict.fromkeys(line for name in near for line in MEANT.get(name, (f"p2p-dtfm {name}",)))
     return tuple(f"did you mean {line}?" for line in lines) or (
         "p2p-dtfm --help lists all commands",

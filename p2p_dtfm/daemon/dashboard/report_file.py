@@ -5,7 +5,7 @@ import os
 import shlex
 from pathlib import Path
 
-from p2p_dtfm.core.protocol.facts.in_words import counted
+from p2p_dtfm.core.protocol.facts.in_words import counted, duration
 from p2p_dtfm.daemon.machine.home import default_home
 from p2p_dtfm.web.report import report_html
 from p2p_dtfm.web.state import DashboardState
@@ -46,7 +46,7 @@ def last_words(state: DashboardState, report: Path | None, commands: tuple[str, 
     if ever.steps:
         lines.append(
             f"thank you: {counted(ever.tokens, 'token')} of it computed here, in "
-            f"{counted(ever.steps, 'step')} and {ever.seconds / 3600:,.2f} h"
+            f"{counted(ever.steps, 'step')} and {duration(ever.seconds)}"
         )
     if report is not None:
         lines.append(f"what became of it: {report}")

@@ -91,6 +91,7 @@ def install(
         typer.echo(f"# {unit}\n{text}\n# {settings}\n{settings_text(values)}", nl=False)
         return
     _require_systemd()
+    _require_manager()
     if unit.exists():
         raise UserError(
             f"the service is installed already: {unit}",
@@ -114,6 +115,7 @@ def uninstall() -> None:
     if not unit.exists():
         raise UserError(f"there is no service: {unit} is missing", "nothing must be removed")
     _require_systemd()
+    _require_manager()
     _systemctl("disable", "--now", UNIT)
     for path in (unit, settings):
         path.unlink(missing_ok=True)
@@ -143,6 +145,20 @@ def _require_systemd() -> None:
             "start p2p-dtfm as this system starts other programs; the settings: "
             "p2p-dtfm service install --print",
         )
+
+
+def _require_manager() -> None:
+    """Nothing is written for a systemd that cannot be told of it."""
+    try:
+        _systemctl("show-environment")
+    except UserError as error:
+        raise UserError(
+            f"systemd does not answer to this user here: {error.cause}",
+            (
+                "log in as that user, at the machine or by ssh: su and sudo make no session",
+                "or let one be kept without a login: loginctl enable-linger, and try again",
+            ),
+        ) from error
 
 
 def _systemctl(*arguments: str) -> None:

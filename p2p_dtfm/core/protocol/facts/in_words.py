@@ -24,6 +24,17 @@ def counted(count: float, one: str) -> str:
     return f"{text} {one if text == '1' else one + ('es' if one.endswith('ch') else 's')}"
 
 
+def duration(seconds: float | None) -> str:
+    """`2 h 5 min`, `5 min 1 s`, `12 s`."""
+    if seconds is None:
+        return "unknown"
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours:,} h {minutes} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
 def _scaled(value: int, step: int, units: tuple[str, ...], rounded_up: bool) -> str:
     size, at, unit = abs(value), 0, 1
     while at < len(units) - 1 and _rounded(size, unit, 1, rounded_up) >= step:

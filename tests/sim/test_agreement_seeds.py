@@ -45,6 +45,7 @@ REGRESSIONS = {
     736: "a newcomer went on alone from the first step when the member that let it in was gone",
     962: "views of peers that knew nobody of one another never met",
     1153: "a newcomer was asked for an answer under numbers that it had passed",
+    1343: "two that were ready to go back to an older state asked in turns, twice a second",
     1587: "what a sleeper did alone in a rival view was held against the swarm by who judges",
     1763: "newcomers were told of one view from which theirs came; the others had left that one",
     2062: "a leaver took the only copy of a layer along while others were too few to train",

@@ -183,13 +183,15 @@ class Takeover:
         return next((known.peer_ids for known in mine if known.view != view.id), frozenset())
 
     def _lost_since_ns(self, view: View, had_all: frozenset[str], now_ns: int) -> int | None:
-        """Long enough ago to go back at once where all that had them are here: for whom to wait?"""
+        """Long enough ago to go back at once where all that had them have come: for whom to wait?
+        But once: of two that ask anew whenever the other's view was taken over, none would stop."""
         before, limit_ns = self._state.present, self._state.timing.lost_layers_ns
         if not view.snapshot.lost_layers:
             return None
         if before.accepts_loss:  # where most others still wait, it asks again when they have waited
             return now_ns - limit_ns // 2
-        if had_all and had_all <= set(view.member_ids):
+        waited = set(before.view.member_ids) if before.view and before.lost_since_ns else set()
+        if had_all and had_all <= set(view.member_ids) and not had_all <= waited:
             return now_ns - limit_ns
         return before.lost_since_ns if before.lost_since_ns is not None else now_ns
 

@@ -24,9 +24,10 @@ def go_round(seed: int, directory: Path) -> str:
     """`as before`, or why it was refused."""
     torch.set_num_threads(1)
     family, stated = drawn_configuration(seed)
-    theirs = make_model(family, seed, **stated).to(FILES[seed % len(FILES)])
-    theirs.save_pretrained(directory / "hf", max_shard_size="20KB" if seed % 3 else "1GB")
-    theirs = their_model(directory / "hf").to(torch.float32)
+    made = make_model(family, seed, **stated)
+    made.to(FILES[seed % len(FILES)])  # type: ignore[arg-type]
+    made.save_pretrained(directory / "hf", max_shard_size="20KB" if seed % 3 else "1GB")
+    theirs = their_model(directory / "hf").float()
     try:
         spec = import_hugging_face(directory / "hf", directory / "in", "", TRAINING)
     except UserError as error:

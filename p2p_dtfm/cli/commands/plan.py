@@ -31,8 +31,10 @@ from p2p_dtfm.core.protocol.plan import NoPlan, Plan
 from p2p_dtfm.core.protocol.snapshot import Snapshot
 from p2p_dtfm.daemon.machine.local_client import call_daemon
 
-OF_SCENARIOS = ("cost", "run", "layers", "global_batch", "stages", "replicas")
-OF_SCENARIOS += ("what_if", "svg", "html", "objective")
+OF_SCENARIOS = (
+    *("cost", "run", "layers", "global_batch", "stages", "replicas"),
+    *("what_if", "svg", "html", "objective"),
+)
 """Options that say nothing about a swarm."""
 
 

@@ -56,5 +56,7 @@ def test_the_founder_dies_and_the_others_go_on_over_the_same_model(tmp_path: Pat
         for child in (*others, joiner):
             assert child.process.wait(DEADLINE_S) == 0, child.log_tail()
     assert losses(joiner), "it has trained"
+    logs = [(child.home / "stderr").read_text() for child in swarm.children]
+    assert not any("weights: not its place" in log for log in logs), "nobody asked too early"
     assert given <= blobs_of(joiner)
     assert_equals_the_plain_loop(others[0], STEPS, may_repeat=True)

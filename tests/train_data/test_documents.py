@@ -77,6 +77,17 @@ def test_a_missing_field_is_named_with_those_that_there_are(form: str, tmp_path:
     assert skipped.without_field == 1 and "1 without the text field" in str(skipped)
 
 
+@pytest.mark.parametrize(
+    "row, option",
+    [({"messages": []}, "--chat"), ({"prompt": "a", "completion": "b"}, "--conversations")],
+)
+def test_conversations_are_known_by_their_fields(row: dict, option: str, tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    with pytest.raises(UserError, match="no text field 'text'") as caught:
+        prepare([tmp_path / "rows.jsonl"], tmp_path / "out")
+    assert option in caught.value.fixes[0]
+
+
 def test_a_number_is_no_text(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no text field 'id'"):
         prepare([write("parquet", tmp_path)], tmp_path / "out", text_field="id")

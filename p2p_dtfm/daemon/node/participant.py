@@ -146,7 +146,8 @@ class Participant:
         stack.push_async_callback(participant.tell_end)
         membership.local.life.spawn(participant.when_done())
         if run.spec.trains_adapters:
-            membership.local.life.spawn(participant.initial.keep_all())
+            keeps = participant.initial.keep_all(lambda: membership.agreement.view is not None)
+            membership.local.life.spawn(keeps)
         observer.measures_with(lambda: participant.measured_rate() > 0)
         return participant
 

@@ -92,9 +92,11 @@ class InitialStates:
         except PeerFault as fault:
             raise _unusable(fault) from fault
 
-    async def keep_all(self) -> None:
+    async def keep_all(self, is_member: Callable[[], bool]) -> None:
         """All of a frozen model: who ends with adapters wants to use them. One file after another,
-        beside training."""
+        beside training; members refuse weights to those who are none yet."""
+        while not is_member():
+            await asyncio.sleep(RETRY_S)
         for layer in sorted(set(range(layer_count(self._spec))) - self.withheld):
             await self.keep(layer)
 

@@ -122,8 +122,7 @@ def _read_file_first(
         return None
     except NoTextField as error:
         if file.named:
-            other = error.fields[0] if error.fields else "NAME"
-            raise UserError(str(error), f"name the field that holds it: --field {other}") from error
+            raise UserError(str(error), _way_to_read(error.fields)) from error
         skipped.without_field += 1
         return None
     except OSError as error:
@@ -134,6 +133,15 @@ def _read_file_first(
         skipped.note_unreadable(error)
         return None
     return found
+
+
+def _way_to_read(fields: list[str]) -> str:
+    """Rows that have no text where it was looked for."""
+    if "messages" in fields:
+        return "these are conversations: write them as a model of yours does, with --chat DIR"
+    if {"prompt", "completion"} <= set(fields):
+        return "these are questions and answers: only answers count with --conversations"
+    return f"name the field that holds it: --field {fields[0] if fields else 'NAME'}"
 
 
 def _threshold(keys: list[np.ndarray], sizes: list[np.ndarray], wanted_bytes: float) -> int:

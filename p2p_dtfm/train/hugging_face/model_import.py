@@ -152,6 +152,20 @@ def import_hugging_face(
     return parse_run_spec(tomllib.loads(text), str(out / RUN_SPEC_NAME))
 
 
+def _of_tied_head(training: Training) -> str:
+    if training.untie:
+        return (
+            "its head is tied to the token embedding; here it starts as a copy of it, and is "
+            "trained as a matrix of its own"
+        )
+    if training.lora.rank:
+        return "its head is its token embedding, and frozen like that"
+    return (
+        "its head is its token embedding, and stays so: peers with either end give each other "
+        "their sums in each step; --untie gives the head a matrix of its own"
+    )
+
+
 def _draft(
     configuration: Configuration,
     directory: Path,
@@ -165,13 +179,7 @@ def _draft(
         model["rope"] = {**model["rope"], "positions": configuration.positions}
     if configuration.is_tied:
         model["tied_head"] = not training.untie
-        tell(
-            "its head is tied to the token embedding; here it starts as a copy of it, and is "
-            "trained as a matrix of its own"
-            if training.untie
-            else "its head is its token embedding, so whoever trains it holds the whole model; "
-            "--untie gives the head a matrix of its own"
-        )
+        tell(_of_tied_head(training))
     values = {
         "name": name or run_name(directory.resolve().name),
         "total_steps": training.total_steps,

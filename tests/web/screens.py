@@ -187,7 +187,8 @@ grounds through which others shine are reckoned in."""
 STICKS_OUT = """[...document.querySelectorAll(
   '.card, .bar *, #map circle, #map text, #timeline text')]
   .filter((node) => { const box = node.getBoundingClientRect();
-    return box.width && (box.left < -0.5 || box.right > innerWidth + 0.5); })
+    const room = (node.ownerSVGElement ?? document.documentElement).getBoundingClientRect();
+    return box.width && (box.left < room.left - 0.5 || box.right > room.right + 0.5); })
   .map((node) => `sticks out: ${node.outerHTML.slice(0, 110)}`)"""
 
 CUT_SHORT = """[...document.querySelectorAll(

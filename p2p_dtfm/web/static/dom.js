@@ -76,3 +76,19 @@ export function oneStop(room, nodes, first = 0) {
     next.focus();
   });
 }
+
+const pen = document.createElement("canvas").getContext("2d");
+
+/** Pixels that a text takes in the page's letters, of a weight and size such as "600 12px". */
+export function textWidth(text, font) {
+  pen.font = `${font} ${getComputedStyle(document.body).fontFamily}`;
+  return pen.measureText(text).width;
+}
+
+/** The text, or as much of its beginning as so many pixels hold. */
+export function fitted(text, room, font) {
+  if (textWidth(text, font) <= room) return text;
+  const letters = [...text.replace(/…$/u, "")];
+  while (letters.length > 1 && textWidth(`${letters.join("")}…`, font) > room) letters.pop();
+  return `${letters.join("")}…`;
+}

@@ -1,12 +1,11 @@
 // Peers where their round trips put them, and what flows between them.
 
-import { byId, drawing, element, legend, onSize, oneStop } from "./dom.js";
+import { byId, drawing, element, legend, onSize, oneStop, textWidth } from "./dom.js";
 import { busy, bytes, called, duration, hueOf, layers, linkRate, percent, shortTime, some } from "./format.js";
 
 const FEW_PEERS = 3;
 const MANY_PEERS = 16;
 const LABELLED_LINKS = 6;
-const HALF_LETTER = 3.4;
 const LABEL_ROOM = 150;
 const LABEL_LETTERS = 16;
 const MANY_FLOWS = 150;
@@ -194,6 +193,9 @@ function line(view, flow, nodes) {
   return made;
 }
 
+/** How far a label reaches to either side of its middle, the line around its letters included. */
+const reachOf = (text, weight = 400) => textWidth(text, `${weight} 12px`) / 2 + 2;
+
 /** The nearest place to `x` at which what reaches so far to either side is not cut off. */
 const onMap = (x, reach) => Math.min(Math.max(x, reach), size.width - reach);
 
@@ -210,7 +212,7 @@ function linkFacts(view, nodes) {
     if (Math.hypot(a.x - b.x, a.y - b.y) < LABEL_ROOM) return [];
     const facts = `${linkRate(flow.bytes_per_s)}, ${shortTime(flow.round_trip_ns)}`;
     const text = drawing("text", {
-      class: "link-facts", x: onMap((a.x + b.x) / 2, facts.length * HALF_LETTER), y: (a.y + b.y) / 2 - 8,
+      class: "link-facts", x: onMap((a.x + b.x) / 2, reachOf(facts)), y: (a.y + b.y) / 2 - 8,
     });
     text.textContent = facts;
     return [text];
@@ -261,7 +263,7 @@ function names(view, nodes) {
     const { peer, x, y, radius } = nodes[number];
     const me = number === view.me;
     const name = me ? "this peer" : called(peer, LABEL_LETTERS);
-    const reach = (HALF_LETTER + 0.2) * name.length;
+    const reach = reachOf(name, me ? 600 : 400);
     const covers = (one, other) => one.left < other.right && one.right > other.left && one.top < other.bottom && one.bottom > other.top;
     const onPeer = (box) => nodes.some((it) => it.number !== number &&
       covers(box, { left: it.x - it.radius, right: it.x + it.radius, top: it.y - it.radius, bottom: it.y + it.radius }));

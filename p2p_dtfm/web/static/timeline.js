@@ -1,6 +1,6 @@
 // One step as bars: what each peer of the pipeline did, and when, by one common clock.
 
-import { byId, drawing, element, legend, onWidth } from "./dom.js";
+import { byId, drawing, element, fitted, legend, onWidth } from "./dom.js";
 import { calledIn, percent, shortTime } from "./format.js";
 
 const ROW = 26;
@@ -63,7 +63,7 @@ function picture(timeline) {
     const me = lane.peer_id === state.live?.peer_id;
     const name = drawing("text", { class: `lane-name${me ? " me" : ""}`, x: left - 10, y: y + BAR - 4,
       title: `${calledIn(state.view, lane.peer_id)} (${lane.peer_id})` });
-    const text = me ? (width < NARROW ? "this" : "this peer") : calledIn(state.view, lane.peer_id, width < NARROW ? 9 : 15);
+    const text = me ? (width < NARROW ? "this" : "this peer") : fitted(calledIn(state.view, lane.peer_id), left - 12, "13px");
     name.append(text);
     image.append(name);
     image.append(drawing("rect", { class: "lane", x: left, y, width: room, height: BAR, rx: 2 }));

@@ -8,9 +8,9 @@ step's length, so the ratio falls with the tokens that a replica computes. Produ
 matrices are exact, in float64 (`docs/decisions/0051-muon-and-signs.md`).
 
 `by updates`, which is judged: what its update takes longer, over AdamW's step. All else is the
-same work, and of long steps the noise alone is more than two percent. Lower bound: the same products in fp32, at the rate of the step's own. Replicas that
-shared them evenly would come to the same: each computes so many fewer tokens too. Target: 1.02 of
-AdamW's step at the most tokens.
+same work, and of long steps the noise alone is more than two percent. Lower bound: the same
+products in fp32, at the rate of the step's own. Replicas that shared them evenly would come to the
+same: each computes so many fewer tokens too. Target: 1.02 of AdamW's step at the most tokens.
 """
 
 import math

@@ -327,6 +327,23 @@ def test_those_that_lost_their_disks_are_shown_what_they_signed(old: list[str]) 
     assert lives(world, stays) == before
 
 
+def test_they_are_shown_it_though_all_others_have_started_again() -> None:
+    """What members had signed was in memory alone (agreement seed 4134)."""
+    old, others = ["a", "b", "c"], ["d", "e", "f", "g"]
+    world, heal = founded_anew(old, others)
+    for name in others:
+        world.crash(name, lose_disk=False)
+    for name in others:
+        world.restart(name)
+    world.found("d")
+    world.run_until(lambda: same_view(world, others), limit_s=60)
+    trains_on(world, others)
+    heal()
+    everyone = sorted([*old, *others])
+    world.run_until(lambda: same_view(world, everyone), limit_s=120)
+    trains_on(world, everyone)
+
+
 def reminder_of(world: AgreementWorld, teller: str, receiver: str) -> Reminder:
     """What one can show another that lives, of the view that they are in together."""
     state = world.peers[teller].agreement._state

@@ -4,7 +4,9 @@ from pathlib import Path
 
 import msgspec
 
-from p2p_dtfm.core.messages.agreement_messages import KnownView
+from p2p_dtfm.core.consensus.views.reminders import Signatures
+from p2p_dtfm.core.messages.agreement_messages import Active, KnownView
+from p2p_dtfm.core.messages.certificate import Certificate
 from p2p_dtfm.core.protocol.canonical import encode
 from p2p_dtfm.core.protocol.snapshot import Bar, Member, ViewId
 from p2p_dtfm.daemon.machine.view_history import ViewHistory
@@ -27,6 +29,16 @@ def test_who_was_convicted_is_remembered_with_them(tmp_path: Path) -> None:
     history.write()
     assert ViewHistory(tmp_path, "run").read_bars() == bars
     assert ViewHistory(tmp_path, "another").read_bars() == ()
+
+
+def test_what_others_have_signed_is_remembered_with_them(tmp_path: Path) -> None:
+    certificate = Certificate(VIEWS[1].view, "plan", VIEWS[1].members, ((Member("a", 1), b"s"),))
+    signed = (Signatures(certificate, (Active(Member("a", 1), VIEWS[1].view, 3, "x"),)),)
+    history = ViewHistory(tmp_path, "run")
+    history.keep(VIEWS, (), signed)
+    history.write()
+    assert ViewHistory(tmp_path, "run").read_signatures() == signed
+    assert ViewHistory(tmp_path, "another").read_signatures() == ()
 
 
 def test_a_file_from_before_there_were_bars_is_read(tmp_path: Path) -> None:

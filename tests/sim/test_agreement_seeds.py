@@ -54,6 +54,7 @@ REGRESSIONS = {
     2269: "a leaver stopped in the moment of the takeover, and was waited for and for ever",
     2451: "a crash just after a leaver was let go, before all had followed it to the end",
     3772: "two leavers took the only copies of a layer along, while others dealt with a failure",
+    4134: "all who could show a peer what it had signed had started again, and found it a stranger",
     4177: "the last that was left took its states along, though others had only failed",
     5063: "newcomers made a view of their own while members were slow to agree on theirs",
     5084: "a step repeated from a cut was lost, and all that had been given up counted once more",

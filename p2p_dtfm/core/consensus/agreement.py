@@ -52,6 +52,7 @@ from p2p_dtfm.core.consensus.attempts.patience import patience_ns
 from p2p_dtfm.core.consensus.machines import machines_of
 from p2p_dtfm.core.consensus.phase import phase_of
 from p2p_dtfm.core.consensus.table import dispatch
+from p2p_dtfm.core.consensus.views.reminders import Signatures
 from p2p_dtfm.core.membership.bars import united
 from p2p_dtfm.core.messages.agreement_messages import (
     AgreementMessage,
@@ -100,6 +101,7 @@ class Agreement(AgreementReadings):
     def begin_life(self, record: PeerRecord, signed: Signed) -> JoinRequest:
         """After `Rejoin`: be a newcomer, with a higher life."""
         assert record.life > self.me.life
+        self.recall_signatures(self.signatures)
         self._state.begin_life(Member(record.peer_id, record.life))
         self.set_record(record, signed)
         return self.wants_view()
@@ -107,6 +109,10 @@ class Agreement(AgreementReadings):
     def recall_bars(self, bars: tuple[Bar, ...]) -> None:
         """From this peer's disk, of an earlier start."""
         self._state.others.bars = united((*self._state.others.bars, *bars))
+
+    def recall_signatures(self, kept: tuple[Signatures, ...]) -> None:
+        """The same of what members of earlier views have signed."""
+        self._state.others.reminders.recall(kept)
 
     def set_record(self, record: PeerRecord, signed: Signed) -> None:
         """This peer's newest record; it counts from the next view on."""

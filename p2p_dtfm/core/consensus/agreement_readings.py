@@ -7,6 +7,7 @@ from p2p_dtfm.core.commit.step_terms import StepTerms
 from p2p_dtfm.core.consensus.agreement_state import AgreementState
 from p2p_dtfm.core.consensus.machines import Machines
 from p2p_dtfm.core.consensus.phase import Outlook, outlook
+from p2p_dtfm.core.consensus.views.reminders import Signatures
 from p2p_dtfm.core.membership.familiar_peers import FamiliarPeers
 from p2p_dtfm.core.membership.fellows import missing_fellows
 from p2p_dtfm.core.messages.agreement_messages import KnownView, Standing
@@ -143,6 +144,17 @@ class AgreementReadings:
     def bars(self) -> tuple[Bar, ...]:
         """Who was convicted of false work, as far as this peer knows: kept on disk as well."""
         return self._state.others.bars
+
+    @property
+    def signatures(self) -> tuple[Signatures, ...]:
+        """By which members of these views can be reminded that they were in them: likewise."""
+        state = self._state
+        return state.others.reminders.with_present(state.view, state.active)
+
+    @property
+    def is_taken_over_by_all(self) -> bool:
+        """Whether all members of the present view have said that they are in it."""
+        return len(self._state.active) >= len(self._state.members)
 
     @property
     def awaited(self) -> Collection[str]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from p2p_dtfm.core.consensus.views.reminders import Signatures
 from p2p_dtfm.core.messages.agreement_messages import KnownView
 from p2p_dtfm.core.protocol.canonical import decode, encode
 from p2p_dtfm.core.protocol.errors import PeerFault
@@ -22,6 +23,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     run_digest: str
     views: tuple[KnownView, ...]
     bars: tuple[Bar, ...] = ()
+    signatures: tuple[Signatures, ...] = ()
 
 
 class ViewHistory:
@@ -41,6 +43,10 @@ class ViewHistory:
         """Who was convicted while this peer took part."""
         return self._read().bars
 
+    def read_signatures(self) -> tuple[Signatures, ...]:
+        """By which others can be reminded of these views, should they have lost their disks."""
+        return self._read().signatures
+
     def _read(self) -> _File:
         nothing = _File(self._run_digest, ())
         try:
@@ -49,9 +55,14 @@ class ViewHistory:
             return nothing
         return file if file.run_digest == self._run_digest else nothing
 
-    def keep(self, views: tuple[KnownView, ...], bars: tuple[Bar, ...] = ()) -> None:
+    def keep(
+        self,
+        views: tuple[KnownView, ...],
+        bars: tuple[Bar, ...] = (),
+        signatures: tuple[Signatures, ...] = (),
+    ) -> None:
         """They are the newest: `write` writes them."""
-        self._newest = _File(self._run_digest, views, bars)
+        self._newest = _File(self._run_digest, views, bars, signatures)
 
     def write(self) -> None:
         """The newest, so of two threads it does not matter which comes first. A history that cannot

@@ -28,6 +28,7 @@ from p2p_dtfm.ports import disk, now
 HISTORY_LIMIT = 256
 DISAGREEMENTS_KEPT = 16
 LIFE_RETRY_S = 5.0
+SIGNED_POLL_S = 1.0
 
 log = logging.getLogger("p2p_dtfm")
 
@@ -106,6 +107,7 @@ class Effects:
         participant.transcript.took_over(view, step)
         observer.view_took_over(membership.run.spec, view, step)
         self._write_history()
+        life.spawn(self._write_once_all_are_in(view))
         log.info("view %s from step %d on", view.id, step)
         for text in _remarks(action):
             self._local.tell(text)
@@ -129,8 +131,16 @@ class Effects:
         """A later start must know the views from which this peer comes, and no others."""
         history = self._membership.view_history
         agreement = self._membership.agreement
-        history.keep(agreement.history, agreement.bars)
+        history.keep(agreement.history, agreement.bars, agreement.signatures)
         self._local.life.spawn(asyncio.to_thread(history.write))
+
+    async def _write_once_all_are_in(self, view: View) -> None:
+        """Who says that it is in a view says so after it was written down first."""
+        agreement = self._membership.agreement
+        while agreement.view is view and not agreement.is_taken_over_by_all:
+            await asyncio.sleep(SIGNED_POLL_S)
+        if agreement.view is view:
+            self._write_history()
 
     async def _connect(self, peer_id: str) -> None:
         try:

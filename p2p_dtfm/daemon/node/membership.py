@@ -68,6 +68,7 @@ class Membership:
         )
         self.agreement.terms = terms_of(run.spec)
         self.agreement.recall_bars(self.view_history.read_bars())
+        self.agreement.recall_signatures(self.view_history.read_signatures())
         acquaintances.tell_whom_it_follows(self.agreement, run.digest)
         self.plan_times = PlanTimes()
         self.recovery_marks = RecoveryMarks()

@@ -160,7 +160,7 @@ class AgreementWorld:
         peer = self.peers[name]
         peer.alive = False
         if lose_disk:
-            peer.disk, peer.view_history, peer.bars = [], (), ()
+            peer.disk, peer.view_history, peer.bars, peer.signatures = [], (), (), ()
         self.tell(name, "CRASHES" + (" and loses its disk" if lose_disk else ""))
         for other in self.peers.values():
             if other is not peer and other.alive and not self.network.is_cut(name, other.name):

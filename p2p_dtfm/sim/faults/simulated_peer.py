@@ -109,6 +109,7 @@ class SimulatedPeer(SimulatedProcess):
         for suspicion in self.liveness.tick(now_ns):
             self.do(agreement.suspect(suspicion.peer_id, suspicion.reason, now_ns))
         self.do(agreement.tick(now_ns))
+        self.keep_signatures()
         agreement.gives(gives := {it: self.given[it] for it in agreement.needy}, now_ns)
         missed, silent_ms = self.liveness.missed(), self.liveness.silent_ms(now_ns)
         if due := self.liveness.due_heartbeats(now_ns):
@@ -244,7 +245,7 @@ class SimulatedPeer(SimulatedProcess):
     def _take_over(self, action: TakeOver) -> None:
         view, restart = action.view, action.restart
         self.world.invariants.takes_over(self.name, self.record.life, view)
-        self._keep_history()
+        self.keep_history()
         self.views.append(view)
         self.taken_over_ns.append(self.world.now_ns)
         if restart is not None:
@@ -303,7 +304,7 @@ class SimulatedPeer(SimulatedProcess):
 
     def _rejoin(self, action: Rejoin) -> None:
         self.say(f"rejoins: {action.reason}")
-        self._keep_history()
+        self.keep_history()
         self.computing = self.microbatches.part = self.receipts = self.cuts.clock = None
         self.record = msgspec.structs.replace(self.record, life=self.record.life + 1)
         signed = sign_record(self.record, sign_for(self.name))

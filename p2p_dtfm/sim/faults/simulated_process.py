@@ -15,6 +15,7 @@ from p2p_dtfm.core.consensus.actions import (
     Actions,
 )
 from p2p_dtfm.core.consensus.agreement import Agreement
+from p2p_dtfm.core.consensus.views.reminders import Signatures
 from p2p_dtfm.core.liveness.liveness import Liveness
 from p2p_dtfm.core.messages.agreement_messages import (
     AgreementMessage,
@@ -98,6 +99,9 @@ class SimulatedProcess:
     view_history: tuple[KnownView, ...] = ()
     """On the disk as well: the views that it was in."""
     bars: tuple[Bar, ...] = ()
+    signatures: tuple[Signatures, ...] = ()
+    signed: View | None = None
+    """The newest whose members' signatures are all there."""
     views: list[View] = field(default_factory=list)
     taken_over_ns: list[int] = field(default_factory=list)
 
@@ -138,6 +142,7 @@ class SimulatedProcess:
         )
         self.agreement.terms = TERMS
         self.agreement.recall_bars(self.bars)
+        self.agreement.recall_signatures(self.signatures)
         self.set_record(links=self._measured_links())
         if self.disk:
             newest = self.disk[-1]
@@ -244,8 +249,16 @@ class SimulatedProcess:
         assert gradient is not None
         self.states[layer] = applied(state, gradient)
 
-    def _keep_history(self) -> None:
+    def keep_history(self) -> None:
         self.view_history, self.bars = self.agreement.history, self.agreement.bars
+        self.signatures = self.agreement.signatures
+
+    def keep_signatures(self) -> None:
+        """Once all have said that they are in the view: it was written down before."""
+        view = self.agreement.view
+        if view is not None and view is not self.signed and self.agreement.is_taken_over_by_all:
+            self.signed = view
+            self.keep_history()
 
     def sync_held(self) -> None:
         self.world.invariants.holds(self.name, self.states)

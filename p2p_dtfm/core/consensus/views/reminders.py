@@ -2,11 +2,10 @@
 
 Who has lost its disk knows no view, and founds anew where it reaches nobody. It believes nobody
 who says that they were together, but for its own signatures: what it has signed counts as if it
-knew it.
+knew it. They are on the disks of the others, too: all may start again before they meet it.
 """
 
 from collections.abc import Collection, Mapping
-from typing import NamedTuple
 
 import msgspec
 
@@ -22,11 +21,11 @@ REMINDED_MEMBERS_LIMIT = 256
 """Nobody is reminded of a view of more: a Standing must not become larger than the door lets in."""
 
 
-class Signatures(NamedTuple):
+class Signatures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Of the members of one view: that they agreed on it, and that they took it over."""
 
     certificate: Certificate
-    active: dict[str, Active]
+    active: tuple[Active, ...]
 
 
 class Reminders:
@@ -44,22 +43,36 @@ class Reminders:
         members: Collection[Member],
     ) -> None:
         """From a view to the next one, of these members."""
-        is_small = before is not None and len(before.members) <= REMINDED_MEMBERS_LIMIT
-        if before is not None and is_small and before.certificate is not None:
-            plain = {m.peer_id: said for m, said in active.items() if said.certificate is None}
-            self._kept[before.id] = Signatures(before.certificate, plain)
+        self.recall(_signatures(before, active))
         wanted = {known.view for known in views.origins(members)}
         self._kept = {view: held for view, held in self._kept.items() if view in wanted}
+
+    def with_present(
+        self, view: View | None, active: Mapping[Member, Active]
+    ) -> tuple[Signatures, ...]:
+        """What a later start is to recall: of the present view too, as far as it is taken over."""
+        return (*self._kept.values(), *_signatures(view, active))
+
+    def recall(self, kept: Collection[Signatures]) -> None:
+        self._kept |= {it.certificate.view: it for it in kept}
 
     def of(self, peer_id: str, views: KnownViews) -> Reminder | None:
         """The newest view that this peer can show another one that it was in."""
         for view in sorted(self._kept, reverse=True):
-            certificate, active = self._kept[view]
+            certificate, active = self._kept[view].certificate, self._kept[view].active
+            said = next((it for it in active if it.sender.peer_id == peer_id), None)
             ready = tuple(it for it in certificate.ready if it[0].peer_id == peer_id)
-            if ready and peer_id in active and views.has_come_from(view):
-                shown = msgspec.structs.replace(certificate, ready=ready)
-                return Reminder(shown, active[peer_id])
+            if ready and said is not None and views.has_come_from(view):
+                return Reminder(msgspec.structs.replace(certificate, ready=ready), said)
         return None
+
+
+def _signatures(view: View | None, active: Mapping[Member, Active]) -> tuple[Signatures, ...]:
+    """Those of a view that is not too large to be shown."""
+    if view is None or view.certificate is None or len(view.members) > REMINDED_MEMBERS_LIMIT:
+        return ()
+    plain = tuple(said for said in active.values() if said.certificate is None)
+    return (Signatures(view.certificate, plain),)
 
 
 def reminded_of(

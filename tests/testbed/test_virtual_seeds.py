@@ -1,8 +1,10 @@
 """What seeds draw, how a failing one shrinks, and that a planted bug is found."""
 
 import asyncio
+import gc
 import inspect
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -115,6 +117,16 @@ def test_no_wait_of_the_daemons_own_lasts_longer_than_a_minute(
     assert ("trainer_state.TrainerState.wait" in found[-1]) == (not is_paused)
 
 
+@pytest.fixture(params=["collected", "frozen"])
+def objects(request: pytest.FixtureRequest) -> Iterator[None]:
+    """As a daemon or a seed that was in this process before may have left them."""
+    if request.param == "frozen":
+        gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.mark.usefixtures("objects")
 def test_what_is_reached_is_what_was_run_while_it_was_watched() -> None:
     lines, plan = Lines(), SimpleNamespace(pipelines=(1, 2))
     spec: Any = SimpleNamespace(microbatches_per_step=4, evaluation_microbatches=3)

@@ -62,7 +62,7 @@ class Lines:
         before = dict[FunctionType, CodeType]()
         for module in modules:
             setattr(module.module, NOTES, module.reached)
-        for function in [it for it in gc.get_objects() if type(it) is FunctionType]:
+        for function in _functions():
             if (code := codes.get(_key(function.__code__))) is not None:
                 before[function] = function.__code__
                 function.__code__ = code
@@ -85,6 +85,16 @@ class Lines:
             if missed and room.missed is not None:
                 room.missed[f"{name}/{_file(module.module).name}"] = missed
         return room
+
+
+def _functions() -> list[FunctionType]:
+    """All that there are: those as well that somebody has set aside for good (`gc.freeze`)."""
+    is_frozen = gc.get_freeze_count() > 0
+    gc.unfreeze()
+    found = [it for it in gc.get_objects() if type(it) is FunctionType]
+    if is_frozen:
+        gc.freeze()
+    return found
 
 
 def _modules(room: str) -> list[str]:

@@ -224,6 +224,30 @@ def test_a_spare_skips_where_more_than_half_say_from_which_lineage() -> None:
         ledger.says_ahead(Statement(prepared("z"), stated(prepared("z")).signed))
 
 
+def test_a_spare_keeps_what_was_ahead_for_after_the_last_step_nothing_follows() -> None:
+    ledger = Ledger(VIEW, PLAN, 5, TERMS)
+    for step in (5, 6):
+        for who in ("b", "c"):
+            ledger.record(stated(prepared(who, step)))
+    assert ledger.says_ahead(stated(prepared("b", 7))) is None, "those of a are late"
+    for step in (5, 6):
+        ledger.record(stated(prepared("a", step)))
+        assert ledger.next_outcome() is not None
+    ledger.record(stated(prepared("a", 7)))
+    assert ledger.missing == ("c",)
+    ledger.record(stated(prepared("c", 7)))
+    assert ledger.next_outcome() is not None
+
+
+def test_a_spare_that_skips_takes_along_what_was_ahead() -> None:
+    ledger = Ledger(VIEW, PLAN, 3, TERMS)
+    for who in "abc":
+        found = ledger.says_ahead(stated(prepared(who, 7)))
+    assert found == (7, BASE)
+    ledger.skip_to(7)
+    assert ledger.next_outcome() is not None, "all three were here"
+
+
 @pytest.mark.parametrize(
     "wrong", [{"gradient_norm": math.nan}, {"gradient_norm": -1.0}, {"loss": math.inf}, {"step": 8}]
 )

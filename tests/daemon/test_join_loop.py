@@ -18,7 +18,7 @@ from p2p_dtfm.daemon.peers.discovery import first_found
 from p2p_dtfm.daemon.peers.member_search import Found, Search, Sought
 from p2p_dtfm.daemon.peers.run_source import RunComplete
 from p2p_dtfm.daemon.peers.wire import Barred, KnownPeers, PeerAddress
-from p2p_dtfm.daemon.telemetry.status import Status
+from p2p_dtfm.daemon.telemetry.status import State, Status
 from p2p_dtfm.net.errors import Refused, Unreachable
 
 SENDER = Member("somebody", 1)
@@ -115,6 +115,7 @@ class Newcomer(Entry):
             run=run, initial_peers=(), expect_peers=1, expect_wait_s=1.0
         )
         self.status = Status()
+        self.life = SimpleNamespace(spawn=asyncio.ensure_future, left=asyncio.Event())
         self.resumed = False
         self.membership = SimpleNamespace(
             agreement=self.agreement,
@@ -134,7 +135,7 @@ class Newcomer(Entry):
             local=SimpleNamespace(
                 settings=self.settings,
                 status=self.status,
-                life=SimpleNamespace(spawn=asyncio.ensure_future),
+                life=self.life,
             ),
             network=SimpleNamespace(messenger=self.messenger),
             views=[],
@@ -380,6 +381,20 @@ def test_who_says_that_the_run_is_complete_and_does_not_show_it_is_not_asked_for
     with pytest.raises(RunComplete):
         play(newcomer.join)
     assert newcomer.messenger.asked.count("only-says-it") == 1
+
+
+def test_who_has_trained_a_run_and_missed_its_last_step_ends_without_an_error(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    peer = Newcomer()
+    peer.participant.views = [{"view": 8}]
+    peer.messenger.known, peer.messenger.complete = ("member",), {"member"}
+    peer.agreement.familiar.meet(peer.messenger.known)
+    monkeypatch.setattr(coming_and_going, "shows_end", lambda *_: True)
+    play(peer.join)
+    assert peer.life.left.is_set() and peer.status.state is State.DONE
+    assert "all 40 steps are done, the last of them without this peer" in caplog.text
 
 
 def test_who_founds_a_run_of_which_there_is_a_view_asks_to_be_let_in() -> None:

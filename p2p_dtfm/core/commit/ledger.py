@@ -1,5 +1,6 @@
 """The steps of one view in order: takes Prepared as they arrive, gives outcomes as they follow."""
 
+import contextlib
 from collections import Counter
 from collections.abc import Mapping
 
@@ -46,7 +47,8 @@ class Ledger:
         self._counts = counts
         self._first = step, first_counts if first_counts is not None else counts
         self._transactions: dict[int, StepTransaction] = {}
-        self._ahead: dict[str, dict[int, str]] = {}
+        self._ahead: dict[str, dict[int, Statement]] = {}
+        """At a peer without a stage: of each who has one, the newest that are too far ahead."""
 
     def record(self, statement: Statement) -> None:
         """Take a Prepared. One of a step that is committed is ignored. Raises `PeerFault`."""
@@ -70,6 +72,7 @@ class Ledger:
         if outcome is not None:
             self.last_commit = self._transactions.pop(self.step).signed
             self.step += 1
+            self._take_ahead()
         return outcome
 
     def has_refused(self, signed: Signed) -> bool:
@@ -90,14 +93,17 @@ class Ledger:
 
     def says_ahead(self, statement: Statement) -> tuple[int, str] | None:
         """A Prepared too far ahead, at a peer without a stage: a step to which it may skip, and
-        its lineage, once more than half of the stage-holders say so."""
+        its lineage, once more than half of the stage-holders say so.
+
+        It is kept until its step comes: of the last step of a run or a view nothing newer follows.
+        """
         prepared = statement.prepared
         if prepared.peer_id not in self.plan.stage_holders():
             raise PeerFault("Prepared from a peer without a stage", prepared.peer_id)
         if self._terms is not None and prepared.step > self._terms.total_steps:
             raise PeerFault(f"Prepared of step {prepared.step}, after the last", prepared.peer_id)
         said = self._ahead.setdefault(prepared.peer_id, {})
-        said[prepared.step] = prepared.base
+        said[prepared.step] = statement
         for oldest in sorted(said)[:-STEPS_AHEAD_LIMIT]:
             del said[oldest]
         base = self.base_of(prepared.step)
@@ -105,7 +111,7 @@ class Ledger:
 
     def base_of(self, step: int) -> str | None:
         """The lineage from which more than half of the stage-holders say that a step starts."""
-        said = [bases[step] for bases in self._ahead.values() if step in bases]
+        said = [held[step].prepared.base for held in self._ahead.values() if step in held]
         if step in self._transactions:
             said += [prepared.base for prepared in self._transactions[step].said.values()]
         base, count = Counter(said).most_common(1)[0] if said else ("", 0)
@@ -116,7 +122,16 @@ class Ledger:
         self.step = step
         self.last_commit = ()
         self._transactions = {n: t for n, t in self._transactions.items() if n >= step}
-        self._ahead = {}
+        self._take_ahead()
+
+    def _take_ahead(self) -> None:
+        """What was too far ahead, and is not any more."""
+        for said in self._ahead.values():
+            for step in [step for step in said if step < self.step + STEPS_AHEAD_LIMIT]:
+                statement = said.pop(step)
+                if step >= self.step:
+                    with contextlib.suppress(PeerFault):  # it is evidence
+                        self._transaction(step).record(statement)
 
     def freeze(self) -> tuple[Signed, ...]:
         """Take and commit nothing from now on; returns the Prepared of the step under way, and

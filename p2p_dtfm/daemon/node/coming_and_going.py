@@ -135,7 +135,8 @@ class Entry:
                         silent.add(member)
                         continue
                 elif self._complete is not None:
-                    raise self._complete
+                    self._has_ended(self._complete)
+                    return
                 else:
                     silent.clear()
                     if not await self._find_others(pause_s):
@@ -143,7 +144,20 @@ class Entry:
             elif agreement.next_view is not None and not agreement.attempting:
                 turn += 1
                 await self._say_that_it_waits(agreement.next_view, turn)
+                if self._complete is not None:  # by one of those with whom it was agreed on
+                    self._has_ended(self._complete)
+                    return
             await asyncio.sleep(JOIN_RETRY_S)
+
+    def _has_ended(self, complete: RunComplete) -> None:
+        """Who comes to a complete run has made a mistake; who has trained it, and was away from the
+        others for the last step, has not. Raises `RunComplete`."""
+        if not self._participant.views:
+            raise complete
+        log.info("%s, the last of them without this peer", complete.cause)
+        log.info("the model: a member that was there has it, p2p-dtfm export writes it")
+        self._participant.local.status.say(State.DONE, complete.cause)
+        self._participant.local.life.left.set()
 
     async def _say_that_it_waits(self, view: View, turn: int) -> None:
         """The members may have given up the agreed view since, as after a silence of this peer; it
@@ -152,8 +166,6 @@ class Entry:
         members = [peer_id for peer_id in view.member_ids if peer_id != me]
         if members and turn % REMIND_EVERY == 0:
             await self._ask_to_be_let_in(members[turn // REMIND_EVERY % len(members)])
-            if self._complete is not None:  # by one of those with whom it was agreed on
-                raise self._complete
 
     def _may_let_in(self) -> list[str]:
         """Who may be a member: those heard last come first. It may be nobody."""

@@ -66,6 +66,25 @@ def test_a_step_is_not_begun_in_a_view_that_is_over(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
+def test_who_has_left_brings_nothing_for_a_view_that_is_agreed_on_meanwhile(
+    tmp_path: Path,
+) -> None:
+    """It was in an attempt as it left; what it began to bring then was ended by nobody."""
+    tools = trainer_tools(tmp_path)
+
+    async def run() -> None:
+        trainer = Trainer(tools, QuietOutlet())
+        await trainer.close()
+        before = asyncio.all_tasks()
+        found = view_of(2, 2)
+        snapshot = msgspec.structs.replace(found.snapshot, planned=True)
+        trainer.view_agreed(View(snapshot, found.plan), False)
+        tools.compute.close()
+        assert asyncio.all_tasks() == before
+
+    asyncio.run(run())
+
+
 class Alone(QuietOutlet):
     """Of the only stage-holder; the others have not said yet that they are active."""
 

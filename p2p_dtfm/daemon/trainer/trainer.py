@@ -64,6 +64,7 @@ class Trainer:
             tools, outlet, self._state, self._place, self._followers, self.cuts, self.history
         )
         self.waits = StepWaits(tools, self._state, self._steps, self._followers)
+        self._is_closed = False
         self._behind: Ledger | None = None
         """Of the view before, whose last step this peer has not seen commit yet."""
 
@@ -97,7 +98,10 @@ class Trainer:
         self._state.step = step
 
     def view_agreed(self, view: View, discard: bool) -> None:
-        """Bring the layers that the next view wants here; then say synced."""
+        """Bring the layers that the next view wants here; then say synced. Whoever has left may
+        still be in an attempt that the others end without it: it brings nothing any more."""
+        if self._is_closed:
+            return
         self._mail.agreed(view)
         self._place.agreed(view, discard)
 
@@ -267,6 +271,7 @@ class Trainer:
         await self._tools.donor.drain()
 
     async def close(self) -> None:
+        self._is_closed = True
         self._followers.stop_following()
         self._followers.stop_guarding()
         self.cuts.stop()

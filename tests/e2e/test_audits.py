@@ -76,6 +76,7 @@ def test_nobody_is_blamed_in_a_swarm_that_loses_members(
         last.process.kill()
         newcomer = local.join(address, ["--threads", "2"])
         wait_until(lambda: step_of(newcomer) >= 0, "the newcomer takes part")
+        wait_until(lambda: logged(newcomer, "it follows until step"), "it has no stage at first")
         wait_until(lambda: step_of(first) >= HONEST_STEPS - 1, "the last step")
         honest = [child for child in local.children if child is not last]
         assert all((child.status() or {}).get("audits", 0) > 0 for child in honest)

@@ -5,13 +5,14 @@ from dataclasses import dataclass, field
 
 from p2p_dtfm.core.audit.accounts import MANY, fault_of_share
 from p2p_dtfm.core.audit.boundaries import unlike_boundaries
-from p2p_dtfm.core.audit.draw import draw, seed_of
+from p2p_dtfm.core.audit.draw import draw, drawn_watched, seed_of
+from p2p_dtfm.core.audit.roles import watched
 from p2p_dtfm.core.audit.work import WORK_BYTES, can_replay, unlike_edges
 from p2p_dtfm.core.messages.audit_messages import COULD_NOT, Audited, Claimed, Share
 from p2p_dtfm.core.protocol.canonical import digest_bytes
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.plan import Plan, Segment
-from p2p_dtfm.core.protocol.snapshot import ViewId
+from p2p_dtfm.core.protocol.snapshot import Bar, ViewId
 
 STEPS_AHEAD_LIMIT = 2
 OPENING_BYTES = 32
@@ -34,9 +35,16 @@ class ClaimBook:
     """Of one view. `step_begins` forgets what was before it, but for what it commits to."""
 
     def __init__(
-        self, view: ViewId, plan: Plan, rate_millionths: int, kept_microbatches: int = MANY
+        self,
+        view: ViewId,
+        plan: Plan,
+        rate_millionths: int,
+        kept_microbatches: int = MANY,
+        bars: tuple[Bar, ...] = (),
     ) -> None:
+        """`bars` of the view's snapshot say who is watched."""
         self.view = view
+        self._bars = bars
         self._kept_microbatches = kept_microbatches
         self._plan = plan
         self._segments = plan.segments()
@@ -112,6 +120,7 @@ class ClaimBook:
         In the first step of a view nobody has committed itself to anything, and all are: whoever
         withholds an opening brings such a step about. Who has sent a neighbour something else than
         that one says is audited in any case, and the neighbour is not: there is no input for it.
+        Who is new here is drawn more often (`roles`).
         """
         assert not self.not_claimed()
         if self._draw is None:
@@ -121,7 +130,8 @@ class ClaimBook:
             rate = self._rate if knows_all else EVERYBODY
             unlike = unlike_boundaries(self._shares(), self._plan)
             kept, senders = self._kept_microbatches, {sender for _, sender in unlike}
-            drawn = draw(seed, self._plan, self.arithmetics(), rate, kept, senders)
+            always = senders | drawn_watched(seed, watched(self._bars, self._step))
+            drawn = draw(seed, self._plan, self.arithmetics(), rate, kept, always)
             misled = {receiver for receiver, _ in unlike}
             self._draw = {peer: by for peer, by in drawn.items() if peer not in misled}
         return self._draw

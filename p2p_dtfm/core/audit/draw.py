@@ -7,6 +7,7 @@ that nobody knows it before all work of the step is done and claimed, and nobody
 from collections import Counter
 from collections.abc import Collection, Mapping
 
+from p2p_dtfm.core.audit.roles import WATCHED_MILLIONTHS
 from p2p_dtfm.core.audit.work import can_replay
 from p2p_dtfm.core.protocol.canonical import digest_bytes, encode
 from p2p_dtfm.core.protocol.plan import Plan
@@ -51,6 +52,12 @@ def draw(
             busy[auditor] += 1
             found[peer_id] = auditor
     return found
+
+
+def drawn_watched(seed: str, watched: Collection[str]) -> set[str]:
+    """Of those that are watched who is audited, each by itself."""
+    limit = WATCHED_MILLIONTHS * _SCALE
+    return {it for it in watched if _number(seed, "watched", it) * 1_000_000 < limit}
 
 
 def _number(seed: str, *words: str) -> int:

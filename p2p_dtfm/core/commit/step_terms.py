@@ -27,6 +27,8 @@ class StepTerms(msgspec.Struct, frozen=True):
     """Prepared of a step that trains have an account (`core.audit`); else none has."""
     one_arithmetic: bool = False
     """Who computes otherwise than most has no place."""
+    follow_steps: int = 0
+    """Without a stage, of a key that comes while training is under way; 0: none."""
     kept_microbatches: int = 1 << 30
     """Of so many, at most, a stage keeps all that it sends its neighbours."""
 
@@ -58,6 +60,7 @@ def terms_of(spec: RunSpec) -> StepTerms:
         loss_limit=10.0 * math.log(spec.model.vocabulary) + 100.0,
         audits=spec.audit.rate > 0,
         kept_microbatches=kept_microbatches(boundary_bytes(spec)),
+        follow_steps=spec.audit.follow_steps if spec.audit.rate > 0 else 0,
         one_arithmetic=spec.audit.rate > 0 and spec.audit.arithmetic == "most",
     )
 

@@ -24,17 +24,17 @@ def agreed_bars(contributions: Collection[Contribution]) -> tuple[Bar, ...]:
     than which more than half name none that is shorter: it lies between two that honest members
     name, and a few can neither end a bar nor draw it out.
     """
-    voters = _voters(contributions)
+    heard = voters(contributions)
     named: dict[str, list[Bar]] = {}
-    for part in voters:
+    for part in heard:
         for bar in united(part.bars):
             named.setdefault(bar.peer_id, []).append(bar)
-    needed = len(voters) // 2 + 1
+    needed = len(heard) // 2 + 1
     enough = (bars for bars in named.values() if len(bars) >= needed)
     return united(sorted(bars, key=_how_long, reverse=True)[needed - 1] for bars in enough)
 
 
-def _voters(contributions: Collection[Contribution]) -> list[Contribution]:
+def voters(contributions: Collection[Contribution]) -> list[Contribution]:
     """The members of the newest view that any contributor is in, whichever they say that they are
     in: who has been left out since an older one has no word, though somebody says that this is the
     present one. Where nobody is in a view, as when all have started again, all contributors."""
@@ -52,7 +52,7 @@ def _how_long(bar: Bar) -> tuple[int, int, Bar]:
 def step_of_most(contributions: Collection[Contribution]) -> int:
     """A step that at least half of the voters have committed, or say so: nobody alone has a bar end
     by it."""
-    steps = sorted(part.step for part in _voters(contributions))
+    steps = sorted(part.step for part in voters(contributions))
     return steps[(len(steps) - 1) // 2] if steps else 0
 
 
@@ -74,15 +74,20 @@ def with_convicted(
 
 
 def united(bars: Iterable[Bar]) -> tuple[Bar, ...]:
-    """Of each peer the one that lasts longest; of too many those that end last, in order."""
+    """Of each peer the one that lasts longest; of too many those that are needed most, in order."""
     longest: dict[str, Bar] = {}
     for bar in sorted(bars):
         held = longest.get(bar.peer_id)
         if held is None or (held.count, held.until_step) <= (bar.count, bar.until_step):
             longest[bar.peer_id] = bar
-    return tuple(sorted(sorted(longest.values(), key=_how_long)[-BARS_LIMIT:]))
+    return tuple(sorted(sorted(longest.values(), key=_how_needed)[-BARS_LIMIT:]))
+
+
+def _how_needed(bar: Bar) -> tuple[bool, int, int, Bar]:
+    """Verdicts outlive what is only known of a key, or many new keys would have them forgotten."""
+    return (bar.count > 0, *_how_long(bar))
 
 
 def barred_at(bars: Iterable[Bar], step: int) -> dict[str, Bar]:
     """Who has no place in a view that goes on from `step`."""
-    return {bar.peer_id: bar for bar in bars if step < bar.until_step}
+    return {bar.peer_id: bar for bar in bars if bar.count > 0 and step < bar.until_step}

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from p2p_dtfm.core.audit.roles import followers, following
 from p2p_dtfm.core.cost_model.costs import Placement, PlacementCost, StepModel
 from p2p_dtfm.core.cost_model.cuts import CutPace
 from p2p_dtfm.core.cost_model.guardians import cut_pace, guards_in
@@ -205,6 +206,9 @@ def _explain_peer(
         role, alternative = "spare: others stand in for a lost peer until the next plan", None
     elif stage is None and record.peer_id in held_back(snapshot):
         role, alternative = "spare: its links to those who train are not measured yet", None
+    elif stage is None and record.peer_id in following(snapshot):
+        until_step = followers(snapshot.bars, snapshot.step)[record.peer_id]
+        role, alternative = f"spare: it is new here, and follows until step {until_step}", None
     elif stage is None:
         alternative = _best_insertion(model, placement, record.peer_id)
         role = _why_spare(snapshot.workload.least_gain_ppm, plan, alternative)

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from p2p_dtfm.core.audit.roles import alone, following
 from p2p_dtfm.core.cost_model.costs import Placement, PlacementCost, StepModel
 from p2p_dtfm.core.cost_model.placement_problem import PlanningProblem, problem_of
 from p2p_dtfm.core.cost_model.unmeasured import held_back
@@ -29,7 +30,15 @@ def compute_plan(snapshot: Snapshot) -> Plan | NoPlan:
     Peers that do not intend to train get no stage. `NoPlan` says what is short.
     """
     snapshot = msgspec.structs.replace(snapshot, records=sorted_records(list(snapshot.records)))
-    problem = _problem(snapshot)
+    plan = _without(snapshot, frozenset())
+    if isinstance(plan, NoPlan) or not (by_itself := alone(snapshot, plan)):
+        return plan
+    return _without(snapshot, by_itself)
+
+
+def _without(snapshot: Snapshot, idle: frozenset[str]) -> Plan | NoPlan:
+    """`idle` get no stage where the others can do without."""
+    problem = _problem(snapshot, idle)
     training = [record for record in snapshot.records if record.intent is Intent.TRAIN]
     able, wanted = len(training), max(1, snapshot.workload.min_members)
     if able < wanted:
@@ -80,9 +89,10 @@ def standing_plan(snapshot: Snapshot) -> Plan | None:
     return msgspec.structs.replace(plan, spares=tuple(sorted(members - holders)))
 
 
-def _problem(snapshot: Snapshot) -> PlanningProblem:
-    """Whose links are not measured holds nothing, unless the others have too little memory."""
-    waiting = held_back(snapshot)
+def _problem(snapshot: Snapshot, idle: frozenset[str]) -> PlanningProblem:
+    """Whose links are not measured, and who is new where work is audited, holds nothing, unless the
+    others have too little memory."""
+    waiting = held_back(snapshot) | following(snapshot) | idle
     if waiting:
         problem = problem_of(snapshot, waiting)
         if problem.peer_count and memory_pipeline(problem) is not None:

@@ -46,7 +46,11 @@ class HeldLayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, order=T
 
 class Bar(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True, order=True):
     """More than half of the stage-holders of `view` found that the work of this peer in `step` was
-    not what it claimed. It has no place until `until_step` is reached; `count` such verdicts."""
+    not what it claimed. It has no place until `until_step` is reached; `count` such verdicts.
+
+    Without a verdict (`count` 0, `view` `GENESIS`) it says that the key is known since `step`, and
+    has no stage until `until_step` (`core.audit.roles`).
+    """
 
     view: ViewId
     step: int
@@ -85,7 +89,7 @@ class Snapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     lost_layers: tuple[int, ...] = ()
     """Nobody holds these: there is no plan before someone brings them."""
     bars: tuple[Bar, ...] = ()
-    """Over and in force. Sorted."""
+    """Over and in force, and since when keys are known. Sorted."""
 
     def digest(self) -> str:
         return digest(self)

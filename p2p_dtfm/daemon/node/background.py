@@ -5,6 +5,7 @@ import collections
 import contextlib
 import logging
 
+from p2p_dtfm.core.audit.roles import comes_of_age
 from p2p_dtfm.core.gate.gate_table import FAR
 from p2p_dtfm.core.messages.agreement_messages import Heartbeat
 from p2p_dtfm.core.recovery.view import View
@@ -321,9 +322,12 @@ class Background:
         news = self._membership.self_record.news_to(view.snapshot)
         is_of_links = news is LinkNews.CHANGED
         since_s = self._replans_view_since_s if is_of_links else self._replanned_s
-        if news is not None and now_s - max(since_s, self._replanned_s) >= REPLAN_INTERVAL_S:
+        reason = news.value if news is not None else ""
+        if not reason and comes_of_age(view.snapshot, self._me, agreement.step):
+            reason = "a newcomer has followed for long enough"
+        if reason and now_s - max(since_s, self._replanned_s) >= REPLAN_INTERVAL_S:
             self._replanned_s = now_s
-            self._do(agreement.request_replan(news.value, now.monotonic_ns()))
+            self._do(agreement.request_replan(reason, now.monotonic_ns()))
 
     def _replan_if_slow(self) -> None:
         """Steps take much longer than planned, or than under an earlier plan: what is measured

@@ -155,9 +155,8 @@ class Audits:
         """With what came before this peer had taken over."""
         if self._book is not None and self._book.view == view.id:
             return self._book
-        self._book = book = ClaimBook(
-            view.id, plan, self._rate, terms_of(self._tools.spec).kept_microbatches
-        )
+        kept = terms_of(self._tools.spec).kept_microbatches
+        self._book = book = ClaimBook(view.id, plan, self._rate, kept, view.snapshot.bars)
         self._next_opening = b""
         book.step_begins(self._state.step)
         for sender, words in self._early.items():

@@ -15,6 +15,7 @@ run_history     what has been committed
 import asyncio
 import contextlib
 
+from p2p_dtfm.core.audit.roles import followers
 from p2p_dtfm.core.commit.ledger import STEPS_AHEAD_LIMIT, Ledger
 from p2p_dtfm.core.cost_model.unmeasured import held_back
 from p2p_dtfm.core.messages.audit_messages import Audited, Claimed
@@ -301,6 +302,9 @@ class Trainer:
                 why = "the plan is faster without this peer"
                 if not view.snapshot.workload.may_have(self._tools.me, 0):
                     why += " between the stages of those whom the run names"
+                until_step = followers(view.snapshot.bars, state.step).get(self._tools.me)
+                if until_step is not None:
+                    why = f"new in a run that audits work, it follows until step {until_step:,}"
                 if self._tools.me in held_back(view.snapshot):
                     why = "its links to those who train are not measured yet"
                 self._tools.status.say(State.SPARE, why)

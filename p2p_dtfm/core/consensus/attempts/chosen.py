@@ -3,9 +3,17 @@
 from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
+from p2p_dtfm.core.audit.roles import with_roles
 from p2p_dtfm.core.commit.judgement import Conflict
 from p2p_dtfm.core.commit.step_terms import StepTerms
-from p2p_dtfm.core.membership.bars import agreed_bars, barred_at, step_of_most, with_convicted
+from p2p_dtfm.core.membership.bars import (
+    agreed_bars,
+    barred_at,
+    step_of_most,
+    united,
+    voters,
+    with_convicted,
+)
 from p2p_dtfm.core.membership.eligibility import mutually_reachable
 from p2p_dtfm.core.messages.agreement_messages import Accusation, Contribution
 from p2p_dtfm.core.protocol.snapshot import Bar, Member
@@ -27,8 +35,9 @@ def chosen_of(
     reached_step: Callable[[list[Contribution]], int],
 ) -> Chosen:
     """Without those that are barred, by what most have from before, and those that lie now."""
-    known = agreed_bars(heard.values())
-    barred = barred_at(known, step_of_most(heard.values()))
+    known, step = agreed_bars(heard.values()), step_of_most(heard.values())
+    stayed = {it.member.peer_id for it in voters(heard.values()) if it.present is not None}
+    barred = barred_at(known, step)
     heard = {member: part for member, part in heard.items() if member.peer_id not in barred}
     found = evidence(heard.values(), terms)
     heard = {member: part for member, part in heard.items() if member.peer_id not in found.liars}
@@ -36,4 +45,9 @@ def chosen_of(
     pairs = (pair for pair in found.doubts if set(pair) <= set(named))
     doubts = {Accusation(named[one], named[other]) for one, other in pairs}
     participants = mutually_reachable(heard, {*accusations, *doubts}, reached_step)
-    return Chosen(participants, found, with_convicted(known, found.convicted, found.liars))
+    bars = with_convicted(known, found.convicted, found.liars)
+    if terms is not None and terms.follow_steps > 0:
+        names = {member.peer_id for member in participants}
+        roles = with_roles(bars, names & stayed, names - stayed, step, terms.follow_steps)
+        bars = united(roles)
+    return Chosen(participants, found, bars)

@@ -23,6 +23,15 @@ class AuditSpec(Section):
         "who does not has no place, as nobody can compute its work again; any: it is not audited",
     )
 
+    follow_steps: int = Field(
+        default=50,
+        ge=0,
+        le=1_000_000,
+        description="for so many steps a peer that comes while the run is under way has no stage; "
+        "then it gets one beside somebody else's, and a fifth of its works is audited for 300 "
+        "steps; 0: newcomers are like all others",
+    )
+
     @property
     def rate_millionths(self) -> int:
         return round(self.rate * 1_000_000)

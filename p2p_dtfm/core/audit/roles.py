@@ -1,0 +1,96 @@
+"""What a key may do that is new to a run with audits.
+
+Keys cost nothing: whoever was found out could come back at once as somebody else. So a key that
+comes to a run under way is a spare for some steps; then it gets a stage only beside somebody who is
+established, and is audited more often than others; then it is one of them. Who was barred waits
+longer, and twice as long each time. Since when a key is known stands in the snapshot among the
+bars, as one of no verdict; where there are none, everybody is established.
+"""
+
+from collections.abc import Collection, Iterable
+
+from p2p_dtfm.core.protocol.plan import Plan
+from p2p_dtfm.core.protocol.snapshot import GENESIS, Bar, Snapshot
+
+WATCHED_STEPS = 300
+"""From its first stage step on, or from the first in which it might have had one."""
+WATCHED_MILLIONTHS = 200_000
+"""Of such a peer's works so many are audited, besides those of steps that are drawn."""
+RETURN_STEPS = 50
+"""Without a stage after a first bar; after each further one twice as many."""
+DOUBLINGS_LIMIT = 20
+KNOWN = "known since the run began, or for longer than newcomers are watched"
+NEW = "came while the run was under way"
+
+
+def with_roles(
+    bars: Iterable[Bar],
+    members: Collection[str],
+    joining: Collection[str],
+    step: int,
+    follow_steps: int,
+) -> tuple[Bar, ...]:
+    """With an entry for each of `members` and `joining` that has none. Who is a member already is
+    established, as it was before anybody was counted; so are all where a run begins, or where
+    nobody that is here remembers anything."""
+    found = tuple(bars)
+    known = {bar.peer_id for bar in found}
+    news = sorted({*members, *joining} - known)
+    begins = not members and not known
+    return found + tuple(
+        Bar(GENESIS, step, peer_id, 0, 0, KNOWN)
+        if begins or peer_id in members
+        else Bar(GENESIS, step, peer_id, 0, step + follow_steps, NEW)
+        for peer_id in news
+    )
+
+
+def follows_until(bar: Bar) -> int:
+    """The step from which it may have a stage."""
+    if bar.count == 0:
+        return bar.until_step
+    return bar.until_step + (RETURN_STEPS << min(bar.count - 1, DOUBLINGS_LIMIT))
+
+
+def watched_until(bar: Bar) -> int:
+    """The step from which it is like all others."""
+    until_step = follows_until(bar)
+    return until_step + WATCHED_STEPS if until_step > 0 else 0
+
+
+def followers(bars: Iterable[Bar], step: int) -> dict[str, int]:
+    """Who has no stage yet at `step`, and from which step on it may have one."""
+    return {it.peer_id: until for it in bars if step < (until := follows_until(it))}
+
+
+def watched(bars: Iterable[Bar], step: int) -> frozenset[str]:
+    """Who is not established at `step`: the followers among them."""
+    return frozenset(bar.peer_id for bar in bars if step < watched_until(bar))
+
+
+def following(snapshot: Snapshot) -> frozenset[str]:
+    """Who gets no stage: who has one in the plan in force keeps it, or its states would be lost."""
+    return frozenset(followers(snapshot.bars, snapshot.step)) - _stages(snapshot)
+
+
+def alone(snapshot: Snapshot, plan: Plan) -> frozenset[str]:
+    """Who is watched and would get layers that nobody who is established holds as well."""
+    new = watched(snapshot.bars, snapshot.step)
+    holders = plan.stage_holders()
+    if not new or new.isdisjoint(holders):
+        return frozenset()
+    covered = {n for peer in holders if peer not in new for n in plan.layers_of(peer)}
+    found = {
+        peer for peer in holders if peer in new and not covered.issuperset(plan.layers_of(peer))
+    }
+    return frozenset(found - _stages(snapshot))
+
+
+def comes_of_age(snapshot: Snapshot, peer_id: str, step: int) -> bool:
+    """Whether it may have more at `step` than when the view was agreed on."""
+    groups = (lambda at: followers(snapshot.bars, at), lambda at: watched(snapshot.bars, at))
+    return any(peer_id in group(snapshot.step) and peer_id not in group(step) for group in groups)
+
+
+def _stages(snapshot: Snapshot) -> frozenset[str]:
+    return frozenset(snapshot.present.stage_holders() if snapshot.present is not None else ())

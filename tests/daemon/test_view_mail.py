@@ -67,3 +67,19 @@ def test_who_has_come_back_in_no_view_blames_nobody(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(view_mail, "UNKNOWN_VIEW_WAIT_S", 0.05)
     mail = ViewMail(ME, SPEC, TrainerState())
     assert asyncio.run(mail.until_known(view(True).id, SENDER)) is False
+
+
+def test_what_was_due_in_a_former_life_is_nobodys_fault_once_a_later_view_has_taken_over() -> None:
+    """It lay in a neighbour's lane while this peer was away; dropped, it costs nobody a step."""
+    state, later = TrainerState(), view_of(6, 2)
+    mail = ViewMail(ME, SPEC, state)
+    state.view = later
+    mail.take_over(later, None)
+    before, after = ViewId(3, "a former life"), ViewId(5, "another")
+    for old in (before, after):
+        mail.require_possible(old, SENDER)
+        assert asyncio.run(mail.until_known(old, SENDER)) is False
+    state.view = newest = view_of(9, 2)
+    mail.take_over(newest, None)
+    with pytest.raises(PeerFault, match="cannot be"):
+        mail.require_possible(ViewId(7, "never was"), SENDER)

@@ -38,6 +38,8 @@ class ViewMail:
         self._mailboxes: dict[ViewId, Mailbox] = {}
         self._views: deque[ViewId] = deque(maxlen=VIEWS_REMEMBERED)
         self._early: dict[str, deque[Statement]] = {}
+        self._begins_at = 0
+        """The number of the first view that this process has taken over: it knows none before."""
 
     def agreed(self, view: View) -> None:
         """Tensors of a planned view are due from now on: who took it over earlier begins to send.
@@ -62,6 +64,7 @@ class ViewMail:
                 mailbox.replay(replay.step, mine)
         if view.id not in self._views:
             self._views.append(view.id)
+        self._begins_at = self._begins_at or view.id.number
         early, self._early = self._early, {}
         return [statement for statements in early.values() for statement in statements]
 
@@ -75,7 +78,7 @@ class ViewMail:
     def require_possible(self, view: ViewId, sender: str) -> None:
         """A view that was, is, or may come soon. Raises `PeerFault`."""
         present = self._state.view
-        if view in self._views or present is None:
+        if view in self._views or present is None or view.number < self._begins_at:
             return
         if not present.id.number < view.number <= present.id.number + VIEWS_AHEAD_LIMIT:
             raise PeerFault(f"a tensor of view {view}, which cannot be", sender)
@@ -87,14 +90,15 @@ class ViewMail:
 
     async def until_known(self, view: ViewId, sender: str) -> bool:
         """Wait for a view that comes next; meanwhile the lane of its sender waits. Whether it is
-        known now: who has come back in no view, and perhaps with an older disk, does not know those
-        in which it was, and whoever is in them is not to blame. Raises `PeerFault`."""
+        known now: who has come back, and perhaps with an older disk, does not know the views in
+        which it was, and whoever still sends what was due in them is not to blame. Raises
+        `PeerFault`."""
         end_s = now.monotonic_s() + UNKNOWN_VIEW_WAIT_S
         while view not in self._views:
             present = self._state.view
             is_next = present is None or view.number > present.id.number
             if not is_next or now.monotonic_s() > end_s:
-                if present is None:
+                if present is None or view.number < self._begins_at:
                     return False
                 raise PeerFault(f"a tensor of view {view}, which this peer does not know", sender)
             await asyncio.sleep(UNKNOWN_VIEW_POLL_S)

@@ -264,13 +264,15 @@ def pause(
 @app.command()
 def resume(home: HomeOption = None) -> None:
     """Take part again after a pause."""
-    homes = homes_here(home)
-    paused = [each for each in homes if call_daemon(each, "status")["state"] == "paused"]
+    states = {each: call_daemon(each, "status")["state"] for each in homes_here(home)}
+    paused = [each for each, state in states.items() if state in ("paused", "leaving")]
     if not paused:
         raise UserError("the daemon is not paused", "see what it does: p2p-dtfm status")
     for each in paused:
         call_daemon(each, "resume", "POST")
-    typer.echo("the daemon joins the others again; p2p-dtfm status shows how far it is")
+    is_leaving = "leaving" in states.values()
+    when = "again, once it has handed its layers over" if is_leaving else "again"
+    typer.echo(f"the daemon joins the others {when}; p2p-dtfm status shows how far it is")
 
 
 @app.command(name="id")

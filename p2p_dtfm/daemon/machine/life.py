@@ -58,6 +58,13 @@ class Life:
             self.pause_reason, self.pause_until_s = reason, until_s
             self._begin_to_leave()
 
+    def resume(self) -> bool:
+        """Whoever still leaves for a pause comes back as soon as it has left. Whether it does."""
+        if self.pause_reason is None:
+            return False
+        self.pause_until_s = 0.0
+        return True
+
     def leave(self) -> None:
         """For good, even if a pause has begun."""
         self.pause_reason = None

@@ -141,6 +141,10 @@ class Daemon:
         """Leave like any peer, but to come back: `run` ends with `pause_reason` set."""
         self._local.life.pause(reason, until_s)
 
+    def resume(self) -> bool:
+        """Whoever still leaves for a pause comes back as soon as it has left. Whether it does."""
+        return self._local.life.resume()
+
     def leave(self) -> None:
         """For good, even if a pause has begun."""
         self._local.life.leave()

@@ -56,6 +56,9 @@ class StatusApi:
             life.pause(for_a_while(until_s), until_s)
             return {"state": "leaving"}
 
+        async def resume() -> dict[str, Any]:
+            return {"state": "leaving"} if life.resume() else _explained(_NOT_PAUSED)
+
         async def leave() -> dict[str, Any]:
             life.leave()
             return {"state": "leaving"}
@@ -75,7 +78,7 @@ class StatusApi:
         api = LocalApi(
             make_app(
                 readers,
-                actions,
+                {**actions, "resume": resume},
                 {"trace": self.trace_json},
                 {"pause-for": pause_for, "invite": self.invite, "revoke": self.revoke},
             ),
@@ -293,6 +296,7 @@ def _wait_json(wait: Wait) -> dict[str, Any]:
     return {**asdict(wait), "waited_s": round(wait.waited_s, 1), "is_overdue": wait.is_overdue}
 
 
+_NOT_PAUSED = UserError("the daemon is not paused", "see what it does: p2p-dtfm status")
 _IN_NO_VIEW = UserError(
     "the daemon is in no view yet, so it cannot say where the run is",
     "try again in a moment: p2p-dtfm status shows how far it is",

@@ -63,6 +63,12 @@ class Peer:
         """Paused by its owner; `Swarm.come_back` ends that."""
         return self.is_running and self.resident is not None and self.resident.decide is not None
 
+    @property
+    def is_leaving_for_a_pause(self) -> bool:
+        """Told to pause, and not away yet."""
+        is_here = self.is_running and self.resident is not None and not self.is_away
+        return is_here and self.daemon is not None and self.daemon.pause_reason is not None
+
     def _lives(self) -> bool:
         return self.process is not None and not self.process.is_dead
 

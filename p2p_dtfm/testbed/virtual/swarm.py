@@ -176,9 +176,12 @@ class Swarm:
 
     def come_back(self, peer: Peer) -> None:
         """As by `p2p-dtfm resume`."""
-        assert peer.resident is not None and peer.resident.decide is not None
         self.trace.note(self.loop.now_ns, "come back", peer.name)
-        peer.resident.decide(True)
+        if peer.is_away:
+            assert peer.resident is not None and peer.resident.decide is not None
+            peer.resident.decide(True)
+        else:
+            assert peer.daemon is not None and peer.daemon.resume()
 
     def end(self, peer: Peer) -> None:
         """As by a signal: it leaves, and nothing stays."""

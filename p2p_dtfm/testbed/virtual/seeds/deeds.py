@@ -92,7 +92,7 @@ class Deeds:
                 self._swarm.resume(peer)
             if peer.is_outside_hours:
                 self._swarm.set_hours(peer, are_over=False)
-            if peer.is_away:
+            if peer.is_away or peer.is_leaving_for_a_pause:
                 self._swarm.come_back(peer)
             elif peer.was_killed or _has_left(peer):
                 self._swarm.start(peer)
@@ -145,7 +145,7 @@ class Deeds:
         may = not peer.is_running
         if may:
             self._swarm.start(peer)
-        elif peer.is_away:
+        elif peer.is_away or peer.is_leaving_for_a_pause:
             self._swarm.come_back(peer)
         return may
 

@@ -1,6 +1,7 @@
 """Asking to be let in, whoever is there: nobody, members that vanish, or only dead ones."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Iterable
 from types import SimpleNamespace
 from typing import Any
@@ -139,6 +140,7 @@ class Newcomer(Entry):
             ),
             network=SimpleNamespace(messenger=self.messenger),
             views=[],
+            trainer=SimpleNamespace(states={}),
             resume_from_checkpoint=self._resume,
         )
         super().__init__(self.participant)  # type: ignore[arg-type]
@@ -154,6 +156,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coming_and_going, "LOOK_AGAIN_S", 0.004)
     monkeypatch.setattr(coming_and_going, "LOOK_AGAIN_LIMIT_S", 0.02)
     monkeypatch.setattr(coming_and_going, "FOUNDS_AFTER_S", 0.016)
+    monkeypatch.setattr(coming_and_going, "GOES_ALONE_AFTER_S", 0.2)
 
 
 def play(work: Callable[[], Awaitable[None]]) -> None:
@@ -395,6 +398,21 @@ def test_who_has_trained_a_run_and_missed_its_last_step_ends_without_an_error(
     play(peer.join)
     assert peer.life.left.is_set() and peer.status.state is State.DONE
     assert "all 40 steps are done, the last of them without this peer" in caplog.text
+
+
+def test_a_founder_that_was_left_behind_founds_again_where_nobody_is_in_a_view_any_more() -> None:
+    """The others went on without it, and have all started again since: they ask it to let them in,
+    it asked them, and so did all for ever."""
+    founder = Newcomer(run="given")
+    founder.participant.views = [{"view": 1}]
+    founder.participant.trainer = SimpleNamespace(states={0: "of step 9"})
+    founder.messenger.known, founder.messenger.newcomers = ("started-again",), {"started-again"}
+    began_s = time.monotonic()
+    play(founder.join)
+    assert founder.agreement.founded and founder.agreement.view == "alone"
+    assert time.monotonic() - began_s >= 0.2, "they may only be cut off"
+    assert not founder.resumed, "its states are newer than its disk"
+    assert founder.acquaintances.looked > 3
 
 
 def test_who_founds_a_run_of_which_there_is_a_view_asks_to_be_let_in() -> None:

@@ -219,17 +219,18 @@ def test_a_disk_that_was_full_at_the_last_step_takes_it_afterwards(tmp_path: Pat
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("seed", [30, 504, 514, 553, 648, 654])
+@pytest.mark.parametrize("seed", [30, 504, 514, 553, 648, 654, 1094])
 def test_what_seeds_have_found_stays_mended(tmp_path: Path, seed: int) -> None:
     """Who came back with an older disk blamed the others for a view that it did not know any more;
     who came to a complete run was told that nobody shows it, though two had shown it; and who was
     to be let in as the last step committed waited 118 s for an answer. Who had left while a view
-    with it was agreed on began to bring states for it, and nothing ended that. Who had come back cut
-    off honest members for what was due in its former life; and who was told to come back while it
-    still left for a pause stayed away."""
+    with it was agreed on began to bring states for it, and nothing ended that. Who had come back
+    cut off honest members for what was due in its former life; and who was told to come back while
+    it still left for a pause stayed away. Four of whom none was in a view any more asked each other
+    for ever."""
     played = Player(tmp_path).play(seed)
     assert played.problem == ""
-    assert played.settled_s < (20 if seed >= 504 else 40)
+    assert played.settled_s < {30: 40, 1094: 80}.get(seed, 20)
 
 
 def test_what_a_killed_process_has_not_taken_is_nobodys_failure(tmp_path: Path) -> None:

@@ -25,6 +25,8 @@ TICK_S = 0.1
 LINKS_WAIT_S = 8.0
 FOUNDS_AFTER_S = 4 * LOOK_AGAIN_S
 """Once a pause between two looks in vain has grown to this, who may found goes on alone."""
+GOES_ALONE_AFTER_S = 60.0
+"""Without anybody in a view, whoever was in one and may found goes on by itself."""
 JOIN_RETRY_S = 1.0
 REMIND_EVERY = 2
 """Of these pauses, while an agreed view is waited for."""
@@ -51,6 +53,8 @@ class Entry:
         self._network = participant.network
         self._complete: RunComplete | None = None
         """What ends this peer, if none of those that it may ask lets it in."""
+        self._alone_since_s: float | None = None
+        """When it first found nobody who lets it in, and nobody has since."""
         self._barred = ""
         """Why the member that was asked last lets this peer in nowhere, in words."""
 
@@ -130,7 +134,7 @@ class Entry:
                     what = self._barred or f"asks {member} to be let in at the next view"
                     self._local.status.say(State.JOINING, what)
                     if await self._ask_to_be_let_in(member):
-                        pause_s = LOOK_AGAIN_S
+                        pause_s, self._alone_since_s = LOOK_AGAIN_S, None
                     else:
                         silent.add(member)
                         continue
@@ -196,8 +200,7 @@ class Entry:
             for peer in found.welcome.peers:
                 self._network.messenger.learn(peer.peer_id, peer.addresses)
             return True
-        may_found = self._membership.may_go_on_alone
-        if may_found and not self._participant.views and pause_s >= FOUNDS_AFTER_S:
+        if self._membership.may_go_on_alone and self._has_waited(pause_s):
             await self._go_on_alone()
             return False
         acquaintances.say_nobody_answers(digest, pause_s)
@@ -206,14 +209,26 @@ class Entry:
             await asyncio.sleep(TICK_S)
         return False
 
+    def _has_waited(self, pause_s: float) -> bool:
+        """Whether whoever may found goes on alone now. Who was in a view waits longer, for those
+        that went on without it, but not for ever: all of them may have started again since, and
+        ask to be let in themselves."""
+        if not self._participant.views:
+            return pause_s >= FOUNDS_AFTER_S
+        if self._alone_since_s is None:
+            self._alone_since_s = now.monotonic_s()
+        return now.monotonic_s() - self._alone_since_s >= GOES_ALONE_AFTER_S
+
     async def _go_on_alone(self) -> None:
-        """Those that were found when this peer came back have died before they let it in."""
+        """Those that were found when this peer came back, or went on without it, have died before
+        they let it in."""
         membership = self._membership
         agreement = membership.agreement
         if not membership.founds:  # else it has begun to, and could not end it yet
-            log.warning("goes on alone: nobody that it found when it came back answers any more")
+            log.warning("goes on alone: nobody that was in a view of this run answers any more")
             membership.founds = True
-            await self._participant.resume_from_checkpoint()
+            if not self._participant.trainer.states:  # else those are newer
+                await self._participant.resume_from_checkpoint()
             self._local.life.spawn(membership.acquaintances.look_for_the_lost(agreement))
         if agreement.view is None and not agreement.attempting and agreement.next_view is None:
             membership.actions.do(agreement.found(now.monotonic_ns()))

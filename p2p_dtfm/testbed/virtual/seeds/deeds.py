@@ -97,6 +97,12 @@ class Deeds:
             elif peer.was_killed or _has_left(peer):
                 self._swarm.start(peer)
 
+    def call_back(self) -> None:
+        """Whose leave took longer than all faults."""
+        for peer in self._swarm.peers:
+            if _has_left(peer):
+                self._swarm.start(peer)
+
     def _tell(self, what: str) -> None:
         self.done.append(f"{self._swarm.now_s:.2f} s: {what}")
         log.info("--- %s", what)

@@ -108,12 +108,14 @@ class Play:
         await swarm.until(self._is_over, "all have come to the end of the run", limit_s)
 
     def _is_over(self) -> bool:
-        swarm = self._swarm
+        swarm, due_before = self._swarm, len(self._due)
         while self._due and self._due[0][0] <= swarm.now_s:
             _, number, fault = self._due.pop(0)
             self._do(fault, is_end=number < 0)
             if not self._due:
                 self.deeds.mend_all()
+        if not self._due and not self._is_complete():
+            self.deeds.call_back()
         for peer in swarm.peers:
             if judge.starts_again(peer):
                 due_s = self._starts_s.setdefault(peer.name, swarm.now_s + STARTS_AGAIN_S)
@@ -127,7 +129,8 @@ class Play:
                 raise Broken(problem)
             if self._schedule.is_watched:
                 self._ask_all()
-        self._nudges.look()
+        if len(self._due) == due_before:  # what a cut held up may arrive in this very instant
+            self._nudges.look()
         if self._nudges.problem:
             raise Broken(self._nudges.problem)
         return not self._due and all(self._is_done(peer) for peer in swarm.peers)
@@ -143,10 +146,12 @@ class Play:
             if fault in self._begun:
                 self.deeds.end(fault)
             return
-        running = [peer for peer in self._swarm.peers if peer.is_running]
-        is_complete = any(peer.told_step() == self._steps for peer in running)
-        if (not is_complete or fault.kind == "join") and self.deeds.begin(fault):
+        if (not self._is_complete() or fault.kind == "join") and self.deeds.begin(fault):
             self._begun.add(fault)
+
+    def _is_complete(self) -> bool:
+        running = (peer for peer in self._swarm.peers if peer.is_running)
+        return any(peer.told_step() == self._steps for peer in running)
 
     def _is_done(self, peer: Peer) -> bool:
         """It has all steps, or was told that there are none to come, or has failed: `check`

@@ -127,6 +127,17 @@ def test_a_mistyped_run_spec_is_recognised() -> None:
     assert "did you mean" not in caught.value.fixes[0]
 
 
+def test_a_directory_is_no_run_spec_and_the_one_in_it_is_named(tmp_path: Path) -> None:
+    """As `p2p-dtfm import --out` makes one."""
+    with pytest.raises(UserError, match="is a directory") as caught:
+        find_run_spec(str(tmp_path))
+    assert "did you mean" not in caught.value.fixes[0]
+    (tmp_path / "run.toml").touch()
+    with pytest.raises(UserError) as caught:
+        find_run_spec(str(tmp_path))
+    assert caught.value.fixes[0] == f"did you mean {tmp_path}/run.toml?"
+
+
 def test_a_run_spec_is_read_before_anything_is_started(tmp_path: Path) -> None:
     for settings in (
         Settings(home=tmp_path, run="tinny"),

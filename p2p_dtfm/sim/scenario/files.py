@@ -70,6 +70,10 @@ def _find(name: str, directory: Path, what: str) -> Path:
         return packaged
     names = sorted(item.stem for item in directory.glob("*.toml"))
     fix = f"give the path of a TOML file, or one of the names that come along: {', '.join(names)}"
+    if path.is_dir():
+        inside = sorted(path.glob("*.toml"))
+        meant = (f"did you mean {inside[0]}?",) if len(inside) == 1 else ()
+        raise UserError(f"{name!r} is a directory, not a {what}", (*meant, fix))
     near = difflib.get_close_matches(path.stem, names, n=1, cutoff=0.6)
     raise UserError(
         f"there is no {what} {name!r}", (f"did you mean {near[0]}?", fix) if near else fix

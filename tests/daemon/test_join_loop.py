@@ -415,6 +415,15 @@ def test_a_founder_that_was_left_behind_founds_again_where_nobody_is_in_a_view_a
     assert founder.acquaintances.looked > 3
 
 
+def test_who_is_refused_again_and_again_looks_for_others_and_goes_on_alone() -> None:
+    """By one that looks for members itself, and waits for this peer: both did so for ever."""
+    founder = Newcomer(run="given")
+    founder.messenger.known, founder.messenger.refuses = ("looks-too",), {"looks-too"}
+    play(founder.join)
+    assert founder.agreement.view == "alone" and founder.resumed
+    assert founder.acquaintances.looked >= 2
+
+
 def test_who_founds_a_run_of_which_there_is_a_view_asks_to_be_let_in() -> None:
     """Those with whom it would have founded are members of that view since."""
     newcomer = Newcomer()

@@ -28,6 +28,8 @@ FOUNDS_AFTER_S = 4 * LOOK_AGAIN_S
 GOES_ALONE_AFTER_S = 60.0
 """Without anybody in a view, whoever was in one and may found goes on by itself."""
 JOIN_RETRY_S = 1.0
+REFUSALS_LIMIT = 5
+"""In a row; then others are looked for, before that peer is asked again."""
 REMIND_EVERY = 2
 """Of these pauses, while an agreed view is waited for."""
 LEAVE_LIMIT_S = 60.0
@@ -55,6 +57,8 @@ class Entry:
         """What ends this peer, if none of those that it may ask lets it in."""
         self._alone_since_s: float | None = None
         """When it first found nobody who lets it in, and nobody has since."""
+        self._refusals: dict[str, int] = {}
+        """In a row, by who refuses to hear this peer: it may not be in the run itself."""
         self._barred = ""
         """Why the member that was asked last lets this peer in nowhere, in words."""
 
@@ -134,7 +138,8 @@ class Entry:
                     what = self._barred or f"asks {member} to be let in at the next view"
                     self._local.status.say(State.JOINING, what)
                     if await self._ask_to_be_let_in(member):
-                        pause_s, self._alone_since_s = LOOK_AGAIN_S, None
+                        if member not in self._refusals:
+                            pause_s, self._alone_since_s = LOOK_AGAIN_S, None
                     else:
                         silent.add(member)
                         continue
@@ -234,7 +239,8 @@ class Entry:
             membership.actions.do(agreement.found(now.monotonic_ns()))
 
     async def _ask_to_be_let_in(self, member: str) -> bool:
-        """Whether it answered, and may do so; else it is of no use now."""
+        """Whether it answered, and may do so; else it is of no use now. Of who refuses that is not
+        known at once: it may have started this very moment."""
         agreement = self._membership.agreement
         try:
             reply = await self._network.messenger.ask(member, agreement.wants_view())
@@ -244,7 +250,9 @@ class Entry:
                 agreement.familiar.meet(peer.peer_id for peer in known.peers)
         except (Unreachable, PeerFault) as error:
             log.debug("not let in yet: %s", error)
-            return isinstance(error, PeerFault) and not isinstance(error, Unreachable)
+            count = self._refusals[member] = self._refusals.get(member, 0) + 1
+            return isinstance(error, PeerFault) and count % REFUSALS_LIMIT != 0
+        self._refusals.pop(member, None)
         self._hear_of_bar(member, known.barred)
         return known.lets_in and not self._is_at_end(member, known)
 

@@ -99,6 +99,24 @@ def test_a_payload_may_be_reused_once_it_is_sent(tmp_path: Path) -> None:
     run(scenario())
 
 
+def test_who_has_closed_opens_no_lane_and_lets_none_in(tmp_path: Path) -> None:
+    """Others send until they hear that it has gone, and so may it: such lanes were closed by
+    nobody."""
+
+    async def scenario() -> None:
+        async with hosts(tmp_path, 2) as (one, two):
+            a, b = await _pair(one, two)
+            await b.plane.close()
+            with pytest.raises(Unreachable, match="closing"):
+                await b.plane.send(one.peer_id, "forward", _header(4), bytes(4))
+            with pytest.raises((Unreachable, Refused)):
+                await a.plane.send(two.peer_id, "forward", _header(4), bytes(4))
+                await a.plane.flush(two.peer_id, "forward")
+            assert not b.frames and not b.plane._incoming.lanes and not b.plane._outgoing
+
+    run(scenario())
+
+
 def test_a_sender_that_stops_inside_a_frame_loses_its_stream(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with hosts(tmp_path, 2) as (one, two):

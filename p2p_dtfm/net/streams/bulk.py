@@ -47,6 +47,7 @@ OPEN_DEADLINE_S = 10.0
 QUIET_S = 10.0
 """How long a lane that moves is waited for."""
 _ESTIMATE_WEIGHT = 0.3
+CLOSING = "this peer is closing"
 
 log = logging.getLogger(__name__)
 
@@ -79,6 +80,7 @@ class BulkPlane:
         self._estimates: dict[str, float] = {}
         self._lane_priority = LanePriority()
         self._session = 0
+        self._is_closed = False
         self._through_libp2p = StreamWay(host)
         self._lines = lines
         self._direct = LineWay(lines) if lines is not None else None
@@ -157,9 +159,10 @@ class BulkPlane:
         self._incoming.disconnect(peer_id)
 
     async def close(self) -> None:
-        """Close everything."""
+        """Close everything, and open nothing any more."""
+        self._is_closed = True
         for peer_id in dict.fromkeys(peer for peer, _ in (*self._outgoing, *self._moving)):
-            self.disconnect(peer_id, "this peer is closing")
+            self.disconnect(peer_id, CLOSING)
         self._incoming.close()
         if self._lines is not None:
             await self._lines.close()
@@ -170,6 +173,8 @@ class BulkPlane:
         assert lane in LANES, lane
         key = (peer_id, lane)
         async with self._opening.setdefault(key, asyncio.Lock()):
+            if self._is_closed:
+                raise Unreachable(peer_id, CLOSING)
             held = self._outgoing.get(key)
             if held is not None and held.failure is not None:
                 self._forget(held)
@@ -180,6 +185,9 @@ class BulkPlane:
                 if len(self._outgoing) >= STREAMS_LIMIT:
                     raise Unreachable(peer_id, f"already {STREAMS_LIMIT} bulk streams are open")
                 held = self._outgoing[key] = await self._first_lane(peer_id, lane)
+                if self._is_closed:
+                    self.disconnect(peer_id, CLOSING)
+                    raise Unreachable(peer_id, CLOSING)
             if self._is_to_move(held):
                 moving = asyncio.create_task(self._move(held), name=f"moves {lane}")
                 self._moving[key] = moving

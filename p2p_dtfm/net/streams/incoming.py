@@ -90,6 +90,7 @@ class IncomingLanes:
         self._room = room
         self._memory = FrameMemory()
         self._arriving: set[asyncio.Task[None]] = set()
+        self._is_closed = False
 
     def disconnect(self, peer_id: str) -> None:
         """Close all lanes from a peer."""
@@ -98,6 +99,8 @@ class IncomingLanes:
                 lane.close()
 
     def close(self) -> None:
+        """What comes afterwards is closed at once."""
+        self._is_closed = True
         for lane in list(self.lanes.values()):
             lane.close()
         for task in self._arriving:
@@ -122,7 +125,8 @@ class IncomingLanes:
         with contextlib.ExitStack() as leaving:
             try:
                 lane = await self._greet(sender, wire, door, leaving)
-                await self._receive(sender, lane, wire)
+                if not self._is_closed:
+                    await self._receive(sender, lane, wire)
             except PeerFault as fault:
                 if lane is None or lane.fail():
                     self.listeners.fault(sender, PeerFault(fault.cause, sender))

@@ -61,7 +61,8 @@ def test_peers_join_and_leave_mid_run_and_the_loss_is_that_of_one_machine(tmp_pa
         for child in (founder, third, late):
             assert child.process.wait(DEADLINE_S) == 0, child.log_tail()
     assert step_of(leaver) < steps - 1, "it left before the end"
-    assert "direct lines to" in (founder.home / "stderr").read_text()
+    logs = [(child.home / "stderr").read_text() for child in swarm.children]
+    assert any("direct lines to" in log for log in logs), "the founder may be a spare"
     for child in swarm.children:
         assert not list(child.home.glob("runs/*/offers/*")), "followers' states are gone"
     assert_equals_the_plain_loop(founder, steps)

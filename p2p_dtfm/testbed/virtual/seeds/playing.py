@@ -109,13 +109,7 @@ class Play:
 
     def _is_over(self) -> bool:
         swarm, due_before = self._swarm, len(self._due)
-        while self._due and self._due[0][0] <= swarm.now_s:
-            _, number, fault = self._due.pop(0)
-            self._do(fault, is_end=number < 0)
-            if not self._due:
-                self.deeds.mend_all()
-        if not self._due and not self._is_complete():
-            self.deeds.call_back()
+        self._do_what_is_due()
         for peer in swarm.peers:
             if judge.starts_again(peer):
                 due_s = self._starts_s.setdefault(peer.name, swarm.now_s + STARTS_AGAIN_S)
@@ -134,6 +128,15 @@ class Play:
         if self._nudges.problem:
             raise Broken(self._nudges.problem)
         return not self._due and all(self._is_done(peer) for peer in swarm.peers)
+
+    def _do_what_is_due(self) -> None:
+        while self._due and self._due[0][0] <= self._swarm.now_s:
+            _, number, fault = self._due.pop(0)
+            self._do(fault, is_end=number < 0)
+            if not self._due:
+                self.deeds.mend_all()
+        if not self._due and not self._is_complete():
+            self.deeds.call_back()
 
     def _ask_all(self) -> None:
         for peer in self._swarm.peers:

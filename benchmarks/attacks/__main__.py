@@ -2,11 +2,12 @@
 
     python -m benchmarks.attacks [NAME ...] [--seconds 10] [--json] [--list]
 
-First a few that strangers try (`by_strangers.py`: everybody with an address can), on three members;
-then members that lie (`tests/e2e/liar.py`: the second of four, from step 30 on). Reported of the
-honest members: the longest time without a commit from the attack's beginning on, beside the longest
-before it; how many ended; steps whose losses they tell differently; how much resident memory the
-one that grew most had taken at most; and seconds until an honest newcomer was let in afterwards.
+First a few that strangers try (`by_strangers.py`: everybody with an address can) and newcomers
+(`by_newcomers.py`), on three members; then members that lie (`tests/e2e/liar.py`: the second of
+four, from step 30 on). Reported of the honest members: the longest time without a commit from the
+attack's beginning on, beside the longest before it; how many ended; steps whose losses they tell
+differently; how much resident memory the one that grew most had taken at most; and seconds until an
+honest newcomer was let in afterwards.
 Nothing leaves loopback. Exit code 1 if a limit was passed.
 """
 
@@ -21,6 +22,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.attacks.by_newcomers import BY_NEWCOMERS
 from benchmarks.attacks.by_strangers import BY_STRANGERS, Attack, Notes
 from benchmarks.attacks.stranger import Stranger
 from benchmarks.attacks.watched import AFTERMATH_S, POLL_S, Seen, Watched, swarm_of
@@ -30,6 +32,7 @@ MEMORY_LIMIT_MIB = 300
 CONNECTIONS_LIMIT = 10
 ATTACK_LIMIT_S = 120.0
 FROM_STEP = 30
+BY_OTHERS = BY_STRANGERS | BY_NEWCOMERS
 BY_MEMBERS = {
     "nan": "gradients that are no numbers",
     "norm": "a norm of 1e30",
@@ -125,7 +128,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--list", action="store_true", help="say what there is")
     options = parser.parse_args(arguments)
-    known = {name: inspect.getdoc(attack) or "" for name, attack in BY_STRANGERS.items()}
+    known = {name: inspect.getdoc(attack) or "" for name, attack in BY_OTHERS.items()}
     known |= {name: f"A member: {what}." for name, what in BY_MEMBERS.items()}
     if options.list:
         print("\n".join(f"{name:<18}{' '.join(what.split())}" for name, what in known.items()))
@@ -138,8 +141,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows = {}
     for name in options.names or known:
         with tempfile.TemporaryDirectory(prefix="attack-") as folder:
-            if name in BY_STRANGERS:
-                seen = attacked_by_stranger(BY_STRANGERS[name], Path(folder), options.seconds)
+            if name in BY_OTHERS:
+                seen = attacked_by_stranger(BY_OTHERS[name], Path(folder), options.seconds)
             else:
                 seen = attacked_by_member(name, Path(folder), options.seconds)
         rows[name] = {

@@ -56,6 +56,8 @@ class Stranger:
     view: tuple[int, str]
     """Number and snapshot of the members' view, as anybody can see them."""
     addresses: tuple[str, ...]
+    folder: Path
+    first_address: str
     heard: list[tuple[str, AgreementMessage]] = field(default_factory=list)
 
     @classmethod
@@ -80,7 +82,9 @@ class Stranger:
             with contextlib.suppress(Unreachable):
                 await host.connect(peer.peer_id, list(peer.addresses), CALL_S)
         digest, addresses = digest_bytes(payload), await host.addresses()
-        return cls(host, control, member, digest, spec, peers, view, addresses, heard)
+        return cls(
+            host, control, member, digest, spec, peers, view, addresses, folder, address, heard
+        )
 
     @property
     def me(self) -> Member:

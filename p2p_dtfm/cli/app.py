@@ -130,7 +130,8 @@ def run(
         typer.Option(help="Port of a page about the run that anybody may read; 0: none."),
     ] = None,
     tensorboard: Annotated[
-        Path | None, typer.Option(help="Write figures for TensorBoard into this directory.")
+        str | None,
+        typer.Option(metavar="<path>", help="Write figures for TensorBoard into this directory."),
     ] = None,
     samples: Annotated[
         bool | None,
@@ -143,7 +144,9 @@ def run(
         bool | None, typer.Option("--ids", help="Peers in the log by their ids, not their names.")
     ] = None,
     log: Annotated[str | None, typer.Option(help="Log format: auto, human or json.")] = None,
-    home: Annotated[Path | None, typer.Option(help="The daemon's directory.")] = None,
+    home: Annotated[
+        str | None, typer.Option(metavar="<path>", help="The daemon's directory.")
+    ] = None,
     config: Annotated[
         Path | None, typer.Option("--config", help="Settings from a TOML file.")
     ] = None,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from p2p_dtfm.core.consensus.actions import SECOND_NS
+from p2p_dtfm.core.consensus.actions import SECOND_NS, Report
 from p2p_dtfm.core.protocol.plan import NoPlan, Pipeline, Plan, Stage
 from p2p_dtfm.core.protocol.records import Intent
 from p2p_dtfm.core.protocol.snapshot import Snapshot
@@ -46,9 +46,26 @@ def same_view(world: AgreementWorld, names: list[str]) -> bool:
 def test_a_founder_alone_trains() -> None:
     world = make_world(1)
     world.add_peer("a")
-    world.found("a")
+    first = world.peers["a"].agreement.found(world.peers["a"].now_ns)
+    assert Report("opens view 1: founding") in first
+    world.peers["a"].do(first)
     world.run_until(lambda: world.peers["a"].agreement.step >= 5)
     assert same_view(world, ["a"])
+
+
+def test_a_return_to_the_first_step_is_not_called_founding() -> None:
+    """Killed before there was a checkpoint, and back: its home remembers the view."""
+    world = make_world(1)
+    peer = world.add_peer("a")
+    world.found("a")
+    world.run_until(lambda: peer.agreement.step >= 1)
+    world.crash("a", lose_disk=False)
+    peer.disk.clear()
+    world.restart("a")
+    told = peer.agreement.found(peer.now_ns)
+    assert next(item.text for item in told if isinstance(item, Report)).endswith(
+        "alone, from step 0"
+    )
 
 
 @pytest.mark.parametrize("seed", range(25))

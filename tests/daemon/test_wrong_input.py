@@ -334,6 +334,44 @@ def test_a_word_that_is_no_command_is_answered_with_a_line_to_type(
         assert error.count("did you mean") == 1, "who mistypes one letter wants no list"
 
 
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("--threads two", ("--threads: must be a whole number, not 'two'", "fix: --threads: CPU")),
+        ("--memory-gib 16GB", ("--memory-gib: must be a number, not '16GB'", "in GiB")),
+        ("--nmae Ada", ("p2p-dtfm has no option --nmae", "did you mean --name?")),
+        ("chaos --peers 0", ("--peers: must be 3 or more, not '0'", "fix: --peers:")),
+        ("prepare", ("p2p-dtfm prepare: missing argument", "p2p-dtfm prepare --help")),
+        ("--initial-peers --home here", ("--initial-peers stands without a value", "--home")),
+        ("demo twice", ("p2p-dtfm demo: got unexpected", "p2p-dtfm demo --help")),
+    ],
+)
+def test_an_option_that_cannot_be_used_is_told_with_cause_and_fix(
+    line: str, told: tuple[str, str], monkeypatch, capsys
+) -> None:
+    """In the words in which a file of settings is answered, not in a parser's."""
+    monkeypatch.setattr("sys.argv", ["p2p-dtfm", *line.split()])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {told[0]}") and told[1] in error
+    assert "Input should" not in error and "Usage:" not in error
+
+
+def test_an_empty_home_is_not_the_directory_one_is_in(monkeypatch) -> None:
+    """As `--home "$PLACE"` is where the variable is not set."""
+    for name in ("home", "tensorboard"):
+        with pytest.raises(UserError) as caught:
+            resolve(None, {name: ""})
+        assert caught.value.cause == f"{name} (flag): must be the path of a directory, not ''"
+    monkeypatch.setenv("P2P_DTFM_HOME", "")
+    with pytest.raises(UserError, match="P2P_DTFM_HOME"):
+        resolve(None, {})
+    monkeypatch.delenv("P2P_DTFM_HOME")
+    assert resolve(None, {"home": "."}).settings.home == Path(".")
+
+
 def test_a_word_that_is_half_typed_does_not_stop_completion() -> None:
     from typer.main import get_command
 

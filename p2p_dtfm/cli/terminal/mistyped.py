@@ -1,13 +1,20 @@
-"""What was probably meant by a word that is no command, in lines that can be typed."""
+"""What was probably meant by a line that cannot be run, in lines that can be typed."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
+import typer
+from pydantic import ValidationError
 from typer.core import TyperGroup
 
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.invited.line import PREFIX
+from p2p_dtfm.core.protocol.plain_words import in_plain_words
+
+_USAGE_ERROR: type[Any] = typer.BadParameter.__mro__[1]
+"""Some versions of typer take it from click, others have it themselves."""
 
 AGAIN = "p2p-dtfm alone, which takes up the last run"
 MEANT = {
@@ -26,7 +33,18 @@ MEANT |= {"quit": MEANT["stop"], "exit": MEANT["stop"], "create": MEANT["found"]
 
 
 class Commands(TyperGroup):
-    """All commands. A word that is none of them is answered like any other mistake."""
+    """All commands. A word that is none of them, an option or a value that it cannot have is
+    answered like any other mistake."""
+
+    def make_context(self, *arguments: Any, **more: Any) -> Any:
+        with _told_as_others():
+            context = super().make_context(*arguments, **more)
+        _refuse_options_as_values(context.params)
+        return context
+
+    def invoke(self, ctx: Any) -> Any:
+        with _told_as_others():  # the options of a command are read here
+            return super().invoke(ctx)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         word = args[0]
@@ -35,6 +53,49 @@ class Commands(TyperGroup):
             known = [name for name, command in self.commands.items() if not command.hidden]
             raise UserError(f"there is no command {shortened(word)!r}", lines_for(word, known))
         return super().resolve_command(ctx, args)
+
+
+@contextmanager
+def _told_as_others() -> Iterator[None]:
+    """What is wrong with options, as cause and fix."""
+    try:
+        yield
+    except _USAGE_ERROR as error:
+        if type(error).__name__ == "NoArgsIsHelpError":  # it shows the help
+            raise
+        raise _mistake(error) from error
+
+
+def _refuse_options_as_values(given: Mapping[str, Any]) -> None:
+    """Of a pasted line that has lost its address the next option would be taken for one."""
+    for name, value in given.items():
+        for item in value if isinstance(value, list | tuple) else (value,):
+            if isinstance(item, str) and item.startswith("--"):
+                option = f"--{name.replace('_', '-')}"
+                raise UserError(
+                    f"{option} stands without a value: {shortened(item)} follows it",
+                    f"write its value behind {option}, or leave it out",
+                )
+
+
+def _mistake(error: Any) -> UserError:
+    place = error.ctx.command_path if error.ctx is not None else "p2p-dtfm"
+    more = f"{place} --help lists what it takes"
+    parameter = getattr(error, "param", None)
+    if (option := getattr(error, "option_name", None)) and hasattr(error, "possibilities"):
+        near = tuple(f"did you mean {name}?" for name in error.possibilities or ())
+        return UserError(f"{place} has no option {shortened(option)}", (*near, more))
+    if isinstance(error.__cause__, ValidationError) and parameter is not None:
+        item = error.__cause__.errors()[0]
+        name = max(parameter.opts, key=len)
+        said = shortened(str(item["input"]))
+        help_text = str(getattr(parameter, "help", None) or "").rstrip(".")
+        if help_text[1:2].islower():
+            help_text = help_text[0].lower() + help_text[1:]
+        fix = f"{name}: {help_text}" if help_text else more
+        return UserError(f"{name}: {in_plain_words(item)}, not {said!r}", fix)
+    cause = str(error.format_message()).strip().rstrip(".")
+    return UserError(f"{place}: {cause[:1].lower()}{cause[1:]}", more)
 
 
 def lines_for(word: str, known: Iterable[str]) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
 from p2p_dtfm.core.protocol.errors import UserError
@@ -32,12 +32,22 @@ def _name(text: str) -> str:
     return text
 
 
+def _path(value: object) -> object:
+    """An empty one would be the directory that somebody happens to be in: what a variable that is
+    not set comes to must not fill that with a home."""
+    if value == "":
+        raise ValueError("must be the path of a directory")
+    return value
+
+
 class Settings(BaseModel):
     """Every setting of the daemon. The same names in a file, in upper case in the environment."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    home: Path = Field(default_factory=default_home, description="identity, data, checkpoints")
+    home: Annotated[Path, BeforeValidator(_path)] = Field(
+        default_factory=default_home, description="identity, data, checkpoints"
+    )
     name: Annotated[str, AfterValidator(_name)] = Field(
         default="",
         description="what others see this peer called, 24 characters at most; empty: two words "
@@ -136,7 +146,7 @@ class Settings(BaseModel):
         description="port of a page that anybody may read: loss, speed and how many take part, no "
         "names or addresses; 0: no such page",
     )
-    tensorboard: Path | None = Field(
+    tensorboard: Annotated[Path | None, BeforeValidator(_path)] = Field(
         default=None, description="directory for TensorBoard's event files; none without it"
     )
     samples: bool = Field(

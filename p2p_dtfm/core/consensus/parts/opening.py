@@ -93,7 +93,8 @@ class Opening:
         state = self._state
         assert state.record is not None and state.is_newcomer
         state.joining.wants_view = True
-        reason = f"alone, from step {state.step}" if state.step else "founding"
+        has_past = state.others.views.highest_number > 0
+        reason = f"alone, from step {state.step}" if state.step or has_past else "founding"
         return self._gathering.open(False, reason, now_ns)
 
     def repeat_step(self, reason: str, now_ns: int) -> Actions:

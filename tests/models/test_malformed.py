@@ -160,7 +160,10 @@ MALFORMED: dict[str, tuple[Damage, str]] = {
     "another activation": (config(hidden_act="gelu"), "hidden_act"),
     "quantised": (config(quantization_config={"quant_method": "gptq"}), "quantised"),
     "an unknown rope": (rope(rope_type="spiral"), "'spiral' is unknown"),
-    "longrope": (rope(rope_type="longrope", short_factor=[1.0], long_factor=[1.0]), "rope"),
+    "longrope": (
+        rope(rope_type="longrope", short_factor=[1.0], long_factor=[1.0]),
+        "rope type 'longrope' is unknown",
+    ),
     "a rope of no type": (rope(rope_type=["linear"], factor=2.0), "rope type"),
     "a rope without factor": (rope(rope_type="linear"), "factor"),
     "a rope that shrinks": (rope(rope_type="linear", factor=-2.0), "factor"),

@@ -111,7 +111,8 @@ def read_configuration(path: Path) -> Configuration:
         raise UserError(f"{path} does not describe a model: {error}", fix) from error
     except ValueError as error:
         raise UserError(
-            f"{path} describes a model that cannot be trained here: {error}", fix
+            f"{path} describes a model that cannot be trained here: {error}",
+            f"choose a model of {' or '.join(CLASSES.values())} without that",
         ) from error
 
 
@@ -127,8 +128,12 @@ def _once_each(pairs: list[tuple[str, Any]]) -> None:
 def _from_gpt2(given: _Gpt2) -> Configuration:
     if given.activation_function not in _TANH_GELU:
         raise ValueError(f"activation_function is {given.activation_function!r}, not 'gelu_new'")
-    if not given.scale_attn_weights or given.scale_attn_by_inverse_layer_idx:
-        raise ValueError("its attention is scaled in another way")
+    if not given.scale_attn_weights:
+        raise ValueError("its attention is not scaled: scale_attn_weights is false")
+    if given.scale_attn_by_inverse_layer_idx:
+        raise ValueError(
+            "its attention is scaled by layer: scale_attn_by_inverse_layer_idx is true"
+        )
     if given.add_cross_attention:
         raise ValueError("it has cross-attention")
     model = {
@@ -173,22 +178,22 @@ def _from_llama(given: _Llama, family: str) -> Configuration:
 def _rope(given: _Llama) -> dict[str, Any]:
     """`[model.rope]` of what may be stated in the older or the newer way."""
     stated = given.rope_scaling or given.rope_parameters or {}
+    kind = stated.get("rope_type", stated.get("type", "default"))
+    if kind not in ("default", "linear", "dynamic", "llama3", "yarn"):
+        raise ValueError(
+            f"the rope type {kind!r} is unknown here; known are default, linear, dynamic, llama3 "
+            f"and yarn"
+        )
     unknown = sorted(set(stated) - _ROPE_KEYS)
     if unknown:
         raise ValueError(f"the rope parameter {unknown[0]!r} is unknown here")
     whole = stated.get("partial_rotary_factor", given.partial_rotary_factor)
     if whole not in (None, 1, 1.0):
         raise ValueError(f"only a part of each head turns: partial_rotary_factor is {whole}")
-    kind = stated.get("rope_type", stated.get("type", "default"))
     theta = _number(stated, "rope_theta", _THETA if given.rope_theta is None else given.rope_theta)
     rope: dict[str, Any] = {"theta": theta}
     if kind == "default":
         return rope
-    if kind not in ("linear", "dynamic", "llama3", "yarn"):
-        raise ValueError(
-            f"the rope type {kind!r} is unknown here; known are default, linear, dynamic, llama3 "
-            f"and yarn"
-        )
     return {**rope, "scaling": kind, **_stretched(given, stated, kind)}
 
 

@@ -22,6 +22,18 @@ def test_a_door_that_hundreds_name_is_knocked_at_twice() -> None:
     assert knocks == DOOR_KNOCKS == HOST_CLAIMS
 
 
+def test_what_was_no_knock_counts_for_nothing() -> None:
+    """libp2p dials nobody twice within seconds, and two calls that cross are nobody's refusal: two
+    newcomers were strangers for ten minutes."""
+    dialling = Dialling()
+    for second in range(0, 60, 5):
+        (door,) = dialling.choose([VICTIM], None, second * SECOND_NS)
+        dialling.give_back([door])
+    knocks = sum(len(dialling.choose([VICTIM], None, s * SECOND_NS)) for s in range(60, 300))
+    assert knocks == DOOR_KNOCKS, "the others do"
+    dialling.give_back([("198.51.100.9", 1)])
+
+
 def test_other_ports_of_a_victim_do_not_help_where_nobody_calls_from_it() -> None:
     dialling, knocks = Dialling(), 0
     for second in range(300):

@@ -103,6 +103,13 @@ class Dialling:
         self._looks -= may
         return may
 
+    def give_back(self, doors: Sequence[Door]) -> None:
+        """Nobody's door was knocked at after all, or whoever stands behind it knocked at this very
+        moment, too: so it counts for nothing."""
+        for door in doors:
+            _take_back(self._doors, door)
+            _take_back(self._claims, door[0])
+
     def answered(self, door: Door) -> None:
         """The peer that was looked for is there: its door may be knocked at again."""
         self._doors.pop(door, None)
@@ -141,6 +148,12 @@ def _may_count(
         return False
     _put(counts, host, (count + 1, since_ns))
     return True
+
+
+def _take_back(counts: "collections.OrderedDict[Key, Count]", key: Key) -> None:
+    count, since_ns = counts.get(key, (0, 0))
+    if count > 0:
+        counts[key] = (count - 1, since_ns)
 
 
 def _put(kept: "collections.OrderedDict[Key, Count]", key: Key, value: Count) -> None:

@@ -114,6 +114,10 @@ class Calling:
             raise Unreachable(peer_id, "others were looked for there, and in vain")
         return tuple(address for address, door in doors.items() if door in chosen)[: len(chosen)]
 
+    def not_called(self, addresses: Sequence[str]) -> None:
+        """Those that `choose` gave were not called, or were calling here."""
+        self.dialling.give_back([door for it in addresses if (door := door_of(it)) is not None])
+
     def _leads_through_friend(self, address: str) -> bool:
         """Whether nobody's door is knocked at but a relay's that this peer trusts."""
         if not is_relayed(address) or door_of(address) is None:

@@ -60,6 +60,10 @@ _NEVER_SENT = (
     "failed to find any peer",
     NO_WAY,
 )
+CROSSED = "clientHelloMsg when waiting for"
+"""Of two calls over one pair of ports: the far end begins to talk as well."""
+CALLED_WITHIN_S = 1.0
+CALLED_POLL_S = 0.1
 STREAMS_LIMIT = 4096
 STREAMS_LIMIT_PER_PEER = 96
 
@@ -172,11 +176,29 @@ class Host:
         usable = usable_addresses(addresses)
         if addresses and not usable:
             raise Unreachable(peer_id, "none of its addresses is well formed")
-        await self._reach(
-            peer_id, self.p2p._client.connect(self._peer(peer_id), usable), deadline_s
-        )
+        await self._let_it_call_first(peer_id)
+        before = self._not_dialled.get(peer_id)
+        try:
+            calling = self.p2p._client.connect(self._peer(peer_id), usable)
+            await self._reach(peer_id, calling, deadline_s)
+        except Unreachable as failed:
+            if not is_trusted and (failed.cause is before or CROSSED in failed.cause):
+                self.calling.not_called(addresses)
+            raise
         if not is_trusted:
             await self.calling.answered(peer_id)
+
+    async def _let_it_call_first(self, peer_id: str) -> None:
+        """Two that hear of each other at once would call at once. Where the round trip is long, the
+        calls cross on the very same ports: each end takes the other for the one that answers, both
+        calls fail, and libp2p tries neither again for five seconds, when both try again. So of two
+        the one with the greater id waits a moment. Of whom it meets first nobody has heard."""
+        if self.is_only_local or self.peer_id < peer_id or not await self.remote_addresses():
+            return
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + CALLED_WITHIN_S
+        while loop.time() < end_s and not await self.calling.is_linked(peer_id):
+            await asyncio.sleep(CALLED_POLL_S)
 
     def know(self, peer_id: str, addresses: Sequence[str]) -> None:
         """Remember where a peer says that it is, for when p2pd does not know."""

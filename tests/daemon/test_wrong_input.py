@@ -15,7 +15,11 @@ from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.run_spec import RunSpec, parse_run_spec
 from p2p_dtfm.daemon.machine.before_start import check_before_start
 from p2p_dtfm.daemon.machine.settings import Settings, given_zeros, resolve
-from p2p_dtfm.net.contacts.addresses import check_listen_address, parse_address
+from p2p_dtfm.net.contacts.addresses import (
+    check_announced_address,
+    check_listen_address,
+    parse_address,
+)
 from p2p_dtfm.sim.scenario.files import find_run_spec, read_run_spec
 from p2p_dtfm.sim.scenario.scenario import parse_scenario
 from p2p_dtfm.train.stage.measure import measure_device
@@ -116,6 +120,16 @@ def test_an_address_to_listen_on_that_names_a_peer() -> None:
     with pytest.raises(UserError) as caught:
         check_listen_address("/ip4/0.0.0.0/tcp/1/p2p/12D3KooW")
     assert "leave out /p2p/" in caught.value.fixes[0]
+
+
+def test_an_address_that_nobody_can_call_is_not_told_to_others() -> None:
+    assert check_announced_address("/ip4/192.0.2.7/tcp/4001") == "/ip4/192.0.2.7/tcp/4001"
+    assert check_announced_address("/dns4/example.org/tcp/4001")
+    for text in ("/ip4/192.0.2.7/tcp/0", "/ip4/0.0.0.0/tcp/4001", "foo"):
+        with pytest.raises(UserError) as caught:
+            check_announced_address(text)
+        told = " ".join(caught.value.fixes)
+        assert "203.0.113.7" in told and "port 0 takes" not in told
 
 
 def test_a_mistyped_run_spec_is_recognised() -> None:

@@ -6,7 +6,11 @@ import psutil
 
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.daemon.machine.settings import Settings
-from p2p_dtfm.net.contacts.addresses import check_listen_address, parse_address
+from p2p_dtfm.net.contacts.addresses import (
+    check_announced_address,
+    check_listen_address,
+    parse_address,
+)
 from p2p_dtfm.sim.scenario.files import find_run_spec, read_run_spec
 from p2p_dtfm.train.data import DIGITS, STANDARD_LIBRARY, open_prepared
 from p2p_dtfm.train.model.kinds.registry import with_sizes
@@ -17,8 +21,10 @@ from p2p_dtfm.train.stage.room_to_train import require_room
 
 def check_before_start(settings: Settings) -> None:
     """Raises `UserError` for the first thing that cannot be right."""
-    for address in (*settings.listen, *settings.announce):
+    for address in settings.listen:
         check_listen_address(address)
+    for address in settings.announce:
+        check_announced_address(address)
     for address in settings.initial_peers:
         parse_address(address)
     if settings.run:

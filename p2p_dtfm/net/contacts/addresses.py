@@ -11,6 +11,7 @@ from p2p_dtfm.net.hivemind_parts import Multiaddr
 
 EXAMPLE = "/ip4/203.0.113.7/tcp/4001/p2p/12D3KooW..."
 LISTEN_EXAMPLE = "/ip4/0.0.0.0/tcp/31330"
+ANNOUNCE_EXAMPLE = "/ip4/203.0.113.7/tcp/31330"
 _ADDRESS_LIMIT_CHARACTERS = 512
 _HOSTS = ("ip4", "ip6", "dns", "dns4", "dns6")
 _FLAGS = ("quic", "quic-v1", "ws", "wss", "p2p-circuit")
@@ -70,17 +71,32 @@ def _peer_and_rest(address: str) -> tuple[str, str]:
 
 def check_listen_address(text: str) -> str:
     """An address to listen on, such as /ip4/0.0.0.0/tcp/4001. Raises `UserError`."""
+    return _without_peer(text, "to listen on", LISTEN_EXAMPLE, "; port 0 takes any free one")
+
+
+def check_announced_address(text: str) -> str:
+    """Where others reach this peer, such as /ip4/203.0.113.7/tcp/4001. Raises `UserError`."""
+    address = _without_peer(text, "to tell others", ANNOUNCE_EXAMPLE)
+    host, port = host_and_port(address)
+    if port == 0 or host in ("0.0.0.0", "::"):
+        cause = "others cannot call port 0" if port == 0 else f"others cannot call {host}"
+        fix = f"give the address of your router or machine, as in {ANNOUNCE_EXAMPLE}"
+        raise _refusal(text, cause, [fix])
+    return address
+
+
+def _without_peer(text: str, purpose: str, example: str, hint: str = "") -> str:
     try:
         parts = _parts(text.strip())
         if "p2p" in parts:
             raise _Malformed(
-                "an address to listen on has no /p2p/ part", "leave out /p2p/ and what follows"
+                f"an address {purpose} has no /p2p/ part", "leave out /p2p/ and what follows"
             )
         _check_transport(parts)
     except _Malformed as error:
-        right = _host_and_port_of(text) or LISTEN_EXAMPLE
+        right = _host_and_port_of(text) or example
         fixes = [error.fix] if error.fix else []
-        fixes.append(f"an address to listen on looks like {right}; port 0 takes any free one")
+        fixes.append(f"an address {purpose} looks like {right}{hint}")
         raise _refusal(text, error.cause, fixes) from error
     return "/" + "/".join(parts)
 

@@ -85,6 +85,23 @@ def run(
     hours: Annotated[
         str | None, typer.Option(help="Take part in these hours only, such as 22-07.")
     ] = None,
+    on_battery: Annotated[
+        bool | None, typer.Option("--on-battery", help="Take part on battery, too.")
+    ] = None,
+    on_metered: Annotated[
+        bool | None, typer.Option("--on-metered", help="Take part over a metered line, too.")
+    ] = None,
+    busy_percent: Annotated[
+        int | None,
+        typer.Option(help="Pause while others use more than this of the computer; 0: never."),
+    ] = None,
+    webhook: Annotated[
+        str | None, typer.Option(help="An http address that is told of problems and of the end.")
+    ] = None,
+    notify: Annotated[
+        bool | None,
+        typer.Option("--notify/--no-notify", help="Whether the desktop is told of the same."),
+    ] = None,
     listen: Annotated[list[str] | None, typer.Option(help="Multiaddress to listen on.")] = None,
     announce: Annotated[list[str] | None, typer.Option(help="Multiaddress to tell others.")] = None,
     network: Annotated[

@@ -26,7 +26,8 @@ class Away(msgspec.Struct, frozen=True):
     come_back: dict[str, Any]
     """The settings to take part again with."""
     reason: str
-    until_hours: bool
+    by_itself: bool
+    """It ends when the hours begin again, or the owner of the machine needs it no more."""
     status: dict[str, Any]
     """What the daemon told last."""
     shown: DashboardState

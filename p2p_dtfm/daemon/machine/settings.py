@@ -6,6 +6,7 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
@@ -38,6 +39,13 @@ def _path(value: object) -> object:
     if value == "":
         raise ValueError("must be the path of a directory")
     return value
+
+
+def _webhook(text: str) -> str:
+    parts = urlsplit(text)
+    if text and (parts.scheme not in ("http", "https") or not parts.hostname):
+        raise ValueError('must be an address such as "https://example.org/hook"')
+    return text
 
 
 class Settings(BaseModel):
@@ -125,6 +133,26 @@ class Settings(BaseModel):
         default="",
         pattern=HOURS_PATTERN,
         description='local time from-until, such as "22-07" or "21:30-06:15"; empty: always',
+    )
+    on_battery: bool = Field(
+        default=False, description="take part while this computer runs on battery, too"
+    )
+    on_metered: bool = Field(
+        default=False, description="take part over a line that the system calls metered, too"
+    )
+    busy_percent: int = Field(
+        default=0,
+        ge=0,
+        le=100,
+        description="pause while other programs use more than this share of the processors, or of "
+        "an NVIDIA device, in percent; 0: never",
+    )
+    webhook: Annotated[str, AfterValidator(_webhook)] = Field(
+        default="",
+        description="an http or https address that is told of a problem that lasts and of the end",
+    )
+    notify: bool = Field(
+        default=True, description="desktop notifications of the same, where there is a desktop"
     )
     expect_peers: int = Field(
         default=1, ge=1, le=1024, description="a founder waits for this many before the first view"

@@ -25,7 +25,9 @@ from p2p_dtfm.daemon.machine.away import Away, StepAside, as_plain
 from p2p_dtfm.daemon.machine.home import Home
 from p2p_dtfm.daemon.machine.hours import Hours, for_a_while, pause_seconds
 from p2p_dtfm.daemon.machine.life import when_stdin_closes
+from p2p_dtfm.daemon.machine.owner.yields import REASONS, yields_of
 from p2p_dtfm.daemon.machine.settings import Settings
+from p2p_dtfm.daemon.telemetry.attention.attention import Attention
 from p2p_dtfm.daemon.telemetry.status import State, Status
 from p2p_dtfm.ports import now
 from p2p_dtfm.web.api import LocalApi, make_app
@@ -60,6 +62,8 @@ class Resident:
         self._settings = settings
         self._now = now
         self._hours = Hours.parse(settings.hours)
+        self._yields = yields_of(settings, away.reason if away is not None else "")
+        self._attention = Attention(settings)
         self._dashboard = DashboardHost()
         self._steps_aside = steps_aside
         self._away = away
@@ -81,7 +85,16 @@ class Resident:
         """Returns the exit code. Raises `UserError`, and `StepAside` if it may."""
         try:
             return await self._live()
+        except UserError as error:
+            self._attention.ended(self.state(), self.named(error.cause))
+            raise
+        except StepAside:
+            raise
+        except Exception:
+            self._attention.ended(self.state(), "p2p-dtfm has a bug; what it was is in its log")
+            raise
         finally:
+            await self._attention.close()
             await self._dashboard.close()
 
     async def _live(self) -> int:
@@ -91,13 +104,12 @@ class Resident:
             from p2p_dtfm.daemon.peers.recall import recall  # who is away needs it no more
 
             past = await asyncio.to_thread(recall, settings)
-        outside = away is None and self._hours is not None and not self._hours.contain(self._now())
-        if outside and not await self._stay_away(self._outside, until_hours=True):
-            return 0
         if away is not None:
-            if not await self._stay_away(away.reason, away.until_hours, away.until_s):
+            if not await self._stay_away(away.reason, away.by_itself, away.until_s):
                 return 0
             settings = Settings.model_validate(away.come_back)
+        elif (why := await self._not_now()) and not await self._stay_away(why, by_itself=True):
+            return 0
         while True:
             daemon = self.make_daemon(settings, self._dashboard, self._seen)
             try:
@@ -115,7 +127,7 @@ class Resident:
             del daemon
             settings, past = _to_come_back(self._settings, met, run_digest), None
             self._step_aside_if_may(reason, settings, until_s)
-            if not await self._stay_away(reason, reason == self._outside, until_s):
+            if not await self._stay_away(reason, self._ends_by_itself(reason), until_s):
                 return 0
 
     def make_daemon(self, settings: Settings, dashboard: DashboardHost, seen: Seen) -> "Daemon":
@@ -132,7 +144,7 @@ class Resident:
                     settings=as_plain(self._settings),
                     come_back=as_plain(come_back),
                     reason=reason,
-                    until_hours=reason == self._outside,
+                    by_itself=self._ends_by_itself(reason),
                     status=self._last,
                     shown=self._shown_while_away(),
                     port=self._dashboard.port,
@@ -145,13 +157,22 @@ class Resident:
     def _outside(self) -> str:
         return f"takes part in the hours {self._hours} only"
 
+    def _ends_by_itself(self, reason: str) -> bool:
+        return reason in (self._outside, *REASONS.values())
+
     async def _take_part_within_hours(self, daemon: "Daemon", past: "Past | None") -> int:
-        watching = asyncio.create_task(self._watch_hours(daemon))
+        watching = [
+            asyncio.create_task(self._watch_hours(daemon)),
+            asyncio.create_task(self._watch_owner(daemon)),
+            asyncio.create_task(self._attention.keep_watching(daemon.observer.state)),
+        ]
         try:
             return await daemon.run(past)
         finally:
-            watching.cancel()
+            for task in watching:
+                task.cancel()
             self._last_state = daemon.observer.state()
+            await self._attention.look(self._last_state)
             if daemon.run_digest:
                 self._last = daemon.status_json()
 
@@ -165,11 +186,24 @@ class Resident:
             await asyncio.sleep(LOOK_EVERY_S)
         daemon.pause(self._outside)
 
-    async def _stay_away(
-        self, reason: str, until_hours: bool, until_s: float | None = None
-    ) -> bool:
-        """Whether to take part again; else to end. `until_s`: by the clock on the wall. Raises
-        `UserError` if the home is taken."""
+    async def _watch_owner(self, daemon: "Daemon") -> None:
+        """Make way for whoever owns this machine."""
+        while self._yields is not None:
+            if (reason := await self._yields.reason()) is not None:
+                daemon.pause(reason)
+                return
+            await asyncio.sleep(LOOK_EVERY_S)
+
+    async def _not_now(self) -> str | None:
+        """Why it takes no part now, if it is to come back by itself."""
+        if self._hours is not None and not self._hours.contain(self._now()):
+            return self._outside
+        return await self._yields.reason() if self._yields is not None else None
+
+    async def _stay_away(self, reason: str, by_itself: bool, until_s: float | None = None) -> bool:
+        """Whether to take part again; else to end. `by_itself`: once the hours and the owner of
+        the machine allow it. `until_s`: by the clock on the wall. Raises `UserError` if the home is
+        taken."""
         home, status = Home(self._settings.home), Status()
         going_on: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
@@ -178,6 +212,8 @@ class Resident:
                 going_on.set_result(go_on)
 
         async def resume() -> dict[str, Any]:
+            if self._yields is not None:
+                self._yields.waive()
             decide(True)
             return {"state": "joining"}
 
@@ -186,14 +222,14 @@ class Resident:
             return {"state": "stopped"}
 
         async def pause() -> dict[str, Any]:
-            nonlocal until_s
-            until_s = None
+            nonlocal until_s, by_itself
+            until_s, by_itself = None, False
             status.say(State.PAUSED, "its user asked for it; p2p-dtfm resume ends it")
             return {"state": "paused"}
 
         async def pause_for(parameters: Mapping[str, str]) -> dict[str, Any]:
-            nonlocal until_s
-            until_s = now.wall_s() + pause_seconds(parameters)
+            nonlocal until_s, by_itself
+            until_s, by_itself = now.wall_s() + pause_seconds(parameters), False
             status.say(State.PAUSED, for_a_while(until_s))
             return {"state": "paused"}
 
@@ -223,7 +259,7 @@ class Resident:
             await api.start()
             while not going_on.done():
                 await asyncio.wait({going_on}, timeout=LOOK_EVERY_S)
-                if until_hours and self._hours is not None and self._hours.contain(self._now()):
+                if by_itself and await self._not_now() is None:
                     decide(True)
                 if until_s is not None and now.wall_s() >= until_s:
                     decide(True)

@@ -81,6 +81,8 @@ def _as_another(settings: Settings, number: int) -> dict[str, Any]:
         "run": "",
         "new": False,
         "public_status": 0,
+        "webhook": "",
+        "notify": False,
         "expect_peers": 1,
         "listen": tuple(_port_beside(address, number) for address in settings.listen),
         "announce": tuple(_port_beside(address, number) for address in settings.announce),

@@ -1,0 +1,121 @@
+"""What this machine's owner may need it for: its battery, its line, its processors and devices."""
+
+import shutil
+import subprocess
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+
+import psutil
+
+ASK_LIMIT_S = 5.0
+OURS = frozenset({"p2p-dtfm", "p2p_dtfm", "p2pd"})
+"""A process with one of these in a path of its command line is no program of the owner's."""
+NETWORK_MANAGER = "org.freedesktop.NetworkManager"
+ASK_METERED = (
+    *("busctl", "--system", "get-property", NETWORK_MANAGER),
+    *("/org/freedesktop/NetworkManager", NETWORK_MANAGER, "Metered"),
+)
+METERED = frozenset({"1", "3"})
+"""NetworkManager's NMMetered: yes, and guessed yes."""
+ASK_DEVICES = ("nvidia-smi", "pmon", "-c", "1", "-s", "u")
+
+Ask = Callable[[Sequence[str]], str]
+
+
+@dataclass(frozen=True)
+class Sight:
+    """At one moment."""
+
+    on_battery: bool = False
+    is_metered: bool = False
+    busy_share: float = 0.0
+    """Of the processors, or of a device, that other programs use: the greater. 0 to 1."""
+
+
+def answer_of(command: Sequence[str]) -> str:
+    """What a program of the system prints; nothing where it is missing, fails or takes long."""
+    if shutil.which(command[0]) is None:
+        return ""
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=ASK_LIMIT_S
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout if done.returncode == 0 else ""
+
+
+def on_battery() -> bool:
+    """Not where there is none, nor where nobody can tell."""
+    if not hasattr(psutil, "sensors_battery"):  # there is none on some systems
+        return False
+    try:
+        battery = psutil.sensors_battery()
+    except OSError:
+        return False
+    return battery is not None and battery.power_plugged is False
+
+
+def is_metered(ask: Ask = answer_of) -> bool:
+    """As NetworkManager knows or guesses it of the line that is in use."""
+    return ask(ASK_METERED).split()[1:2] in [[value] for value in METERED]
+
+
+def devices_busy_share(ask: Ask = answer_of, is_ours: Callable[[int], bool] | None = None) -> float:
+    """Of the busiest NVIDIA device, used by others' processes, 0 to 1; 0 where there is none."""
+    is_ours = is_ours or _is_ours_by_id
+    shares: dict[str, float] = {}
+    columns: list[str] = []
+    for line in ask(ASK_DEVICES).splitlines():
+        cells = line.lstrip("# ").split()
+        if line.startswith("#"):
+            columns = cells if "pid" in cells else columns
+            continue
+        row = dict(zip(columns, cells, strict=False))
+        pid, used = row.get("pid", ""), row.get("sm", "")
+        if pid.isdecimal() and used.isdecimal() and not is_ours(int(pid)):
+            shares[row["gpu"]] = shares.get(row["gpu"], 0.0) + int(used) / 100
+    return min(1.0, max(shares.values(), default=0.0))
+
+
+def is_ours(command: Iterable[str]) -> bool:
+    """Whether a command line is that of this program, or of what it starts."""
+    return any(not OURS.isdisjoint(PurePath(word).parts) for word in command)
+
+
+def _is_ours_by_id(pid: int) -> bool:
+    try:
+        return is_ours(psutil.Process(pid).cmdline())
+    except (psutil.Error, OSError):
+        return False
+
+
+class ProcessorUse:
+    """What other programs use of all processors, from one look to the next."""
+
+    def __init__(self) -> None:
+        self._before: tuple[float, float, dict[int, float]] | None = None
+
+    def share(self) -> float:
+        """0 to 1; 0 at the first look. Processes that came and went count as others'."""
+        times = psutil.cpu_times()
+        idle_s = times.idle + getattr(times, "iowait", 0.0)
+        all_s = sum(times[:8])  # guests' time, behind these, is in user's already
+        ours_s = _own_times()
+        before, self._before = self._before, (all_s, idle_s, ours_s)
+        if before is None or all_s <= before[0]:
+            return 0.0
+        busy_s = (all_s - before[0]) - (idle_s - before[1])
+        own_s = sum(now_s - before[2].get(pid, now_s) for pid, now_s in ours_s.items())
+        return min(1.0, max(0.0, (busy_s - own_s) / (all_s - before[0])))
+
+
+def _own_times() -> dict[int, float]:
+    """Processor seconds of each process of ours on this machine, by its id."""
+    found = {}
+    for process in psutil.process_iter(["cmdline", "cpu_times"]):
+        times = process.info["cpu_times"]
+        if times is not None and is_ours(process.info["cmdline"] or ()):
+            found[process.pid] = times.user + times.system
+    return found

@@ -1,0 +1,1 @@
+"""What somebody who does not look at a screen is told: `watch` judges, `outbox` carries."""

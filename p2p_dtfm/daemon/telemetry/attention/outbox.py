@@ -1,0 +1,113 @@
+"""Carries notices out of this machine, or to its desktop; training never waits for it."""
+
+import asyncio
+import json
+import logging
+import os
+import shutil
+import subprocess
+import urllib.error
+import urllib.request
+from collections import deque
+from urllib.parse import urlsplit
+
+from p2p_dtfm.daemon.machine.settings import LOOPBACK, Settings
+from p2p_dtfm.daemon.telemetry.attention.watch import Notice
+
+WAITING_LIMIT = 16
+"""Older ones go: what is wrong now matters more."""
+SEND_LIMIT_S = 10.0
+AGAIN_AFTER_S = (0.0, 5.0, 30.0)
+LAST_WORDS_LIMIT_S = 15.0
+SESSION = ("DBUS_SESSION_BUS_ADDRESS", "DISPLAY", "WAYLAND_DISPLAY")
+
+log = logging.getLogger("p2p_dtfm")
+
+
+class Outbox:
+    """To one address, and to the desktop; to neither, if the user has asked for none."""
+
+    def __init__(self, webhook: str, to_desktop: bool) -> None:
+        self._webhook = webhook
+        self._to_desktop = to_desktop
+        self._waiting: deque[Notice] = deque(maxlen=WAITING_LIMIT)
+        self._task: asyncio.Task[None] | None = None
+        self._has_warned = False
+
+    def send(self, notice: Notice) -> None:
+        """In its own time, in order."""
+        self._waiting.append(notice)
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._carry())
+
+    async def close(self) -> None:
+        """What waits is still carried, for a bounded time."""
+        if self._task is not None:
+            await asyncio.wait({self._task}, timeout=LAST_WORDS_LIMIT_S)
+            self._task.cancel()
+
+    async def _carry(self) -> None:
+        while self._waiting:
+            notice = self._waiting.popleft()
+            if self._to_desktop:
+                await asyncio.to_thread(show_on_desktop, notice)
+            if self._webhook:
+                await self._post(notice)
+
+    async def _post(self, notice: Notice) -> None:
+        """The log names the host alone: the rest of such an address is often a secret."""
+        why = ""
+        for pause_s in AGAIN_AFTER_S:
+            await asyncio.sleep(pause_s)
+            why = await asyncio.to_thread(post, self._webhook, notice)
+            if not why:
+                self._has_warned = False
+                return
+        if not self._has_warned:
+            self._has_warned = True
+            host = urlsplit(self._webhook).hostname
+            log.warning("the webhook at %s was not told %r: %s", host, notice.title, why)
+
+
+def post(address: str, notice: Notice) -> str:
+    """Why it was not taken; empty if it was. `text` is what Slack and Mattermost show of it,
+    `content` what Discord does."""
+    line = f"{notice.title}: {notice.text}"
+    body = {
+        "kind": notice.kind,
+        "title": notice.title,
+        "message": notice.text,
+        "text": line,
+        "content": line,
+    }
+    headers = {"Content-Type": "application/json", "User-Agent": "p2p-dtfm"}
+    request = urllib.request.Request(address, json.dumps(body).encode(), headers, method="POST")
+    try:
+        with urllib.request.urlopen(request, timeout=SEND_LIMIT_S):
+            return ""
+    except urllib.error.HTTPError as error:
+        return f"it answers {error.code}"
+    except (OSError, ValueError) as error:
+        return str(getattr(error, "reason", error))
+
+
+def show_on_desktop(notice: Notice) -> None:
+    """Where there is no desktop nothing happens."""
+    urgency = "critical" if notice.kind == "problem" else "normal"
+    command = ["notify-send", "--app-name=p2p-dtfm", f"--urgency={urgency}", "--"]
+    if shutil.which(command[0]) is None or not any(os.environ.get(name) for name in SESSION):
+        return
+    try:
+        subprocess.run(
+            [*command, notice.title, notice.text], capture_output=True, timeout=SEND_LIMIT_S
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        log.debug("the desktop was not told: %s", error)
+
+
+def outbox_of(settings: Settings) -> Outbox | None:
+    """None where nobody wants to hear. What listens on loopback alone is somebody's experiment, who
+    looks at it, or has a webhook of their own."""
+    is_experiment = all(address.startswith(LOOPBACK) for address in settings.listen)
+    to_desktop = settings.notify and not is_experiment
+    return Outbox(settings.webhook, to_desktop) if settings.webhook or to_desktop else None

@@ -1,0 +1,196 @@
+"""Who looks at no screen is told of what lasts and of the end, once, and of nothing else."""
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.daemon.machine.settings import Settings, resolve
+from p2p_dtfm.daemon.node.resident import Resident
+from p2p_dtfm.daemon.telemetry.attention import outbox as outboxes
+from p2p_dtfm.daemon.telemetry.attention.outbox import Outbox, outbox_of
+from p2p_dtfm.daemon.telemetry.attention.watch import LEAST_DISK_BYTES, Notice, Watch
+from p2p_dtfm.web.state import DashboardState, History, Live, Problem
+
+PLENTY = 100 << 30
+
+
+def shown(
+    state: str = "training", *problems: Problem, losses: tuple[float, ...] = ()
+) -> DashboardState:
+    live = Live(
+        time_s=0.0,
+        version="1",
+        peer_id="",
+        name="",
+        state=state,
+        reason="",
+        since_s=0.0,
+        problems=problems,
+        step=100,
+    )
+    return DashboardState(live=live, history=History(loss=losses, step=tuple(range(len(losses)))))
+
+
+def kinds(watch: Watch, state: DashboardState, times: range, free: int = PLENTY) -> list[str]:
+    return [it.kind for at in times for it in watch.look(state, free, float(at))]
+
+
+def test_a_problem_is_told_once_it_lasts_and_again_when_it_is_over() -> None:
+    watch = Watch()
+    late = [
+        shown("training", Problem(f"no step for {at} s: this peer waits for Ada", "look"))
+        for at in range(0, 200, 5)
+    ]
+    told = [(at, it) for at, state in enumerate(late) for it in watch.look(state, PLENTY, at * 5.0)]
+    assert [(at * 5, it.kind) for at, it in told] == [(60, "problem")]
+    assert "waits for Ada" in told[0][1].text and told[0][1].text.endswith("What helps: look")
+    assert kinds(watch, shown(), range(200, 300, 5)) == ["over"]
+    assert kinds(watch, shown(), range(300, 900, 5)) == []
+
+
+def test_what_passes_by_itself_interrupts_nobody() -> None:
+    watch = Watch()
+    wrong = shown("training", Problem("bob fell silent", "nothing"))
+    for begin in range(0, 1000, 100):
+        assert kinds(watch, wrong, range(begin, begin + 50, 5)) == []
+        assert kinds(watch, shown(), range(begin + 50, begin + 100, 5)) == []
+
+
+def test_a_loss_that_rises_for_ten_minutes_and_a_disk_that_is_nearly_full() -> None:
+    rising = tuple(2 + at / 50 + (at % 2) / 10 for at in range(90))
+    watch = Watch()
+    assert kinds(watch, shown(losses=rising), range(0, 595, 5)) == []
+    assert kinds(watch, shown(losses=rising), range(595, 700, 5)) == ["problem"]
+    falling = Watch()
+    assert kinds(falling, shown(losses=rising[::-1]), range(0, 1200, 5)) == []
+    told = Watch().look(shown(), LEAST_DISK_BYTES - 1, 0.0)
+    assert [it.kind for it in told] == ["problem"] and "1.00 GiB" in told[0].text
+
+
+def test_the_end_is_told_once() -> None:
+    watch = Watch()
+    assert kinds(watch, shown("done"), range(0, 100, 5)) == ["end"]
+
+
+class Hook(HTTPServer):
+    """Takes what is posted; answers 500 to as many as it is told to."""
+
+    def __init__(self) -> None:
+        self.taken: list[dict[str, Any]] = []
+        self.refuses = 0
+        super().__init__(("127.0.0.1", 0), _Taker)
+
+
+class _Taker(BaseHTTPRequestHandler):
+    server: Hook
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.refuses -= 1
+        if self.server.refuses >= 0:
+            self.send_error(500)
+            return
+        self.server.taken.append(body)
+        self.send_response(204)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def hook() -> Iterator[Hook]:
+    server = Hook()
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def address_of(hook: Hook) -> str:
+    return f"http://127.0.0.1:{hook.server_port}/secret-part"
+
+
+def test_a_webhook_is_told_in_words_that_chat_programs_show(hook: Hook) -> None:
+    async def send() -> None:
+        outbox = Outbox(address_of(hook), to_desktop=False)
+        outbox.send(Notice("problem", "tiny: something is wrong", "no step"))
+        outbox.send(Notice("end", "tiny is complete", "Thank you."))
+        await outbox.close()
+
+    asyncio.run(send())
+    assert [it["kind"] for it in hook.taken] == ["problem", "end"]
+    assert hook.taken[0]["text"] == hook.taken[0]["content"] == "tiny: something is wrong: no step"
+
+
+def test_one_that_fails_is_asked_again_and_its_secret_is_not_logged(
+    hook: Hook, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(outboxes, "AGAIN_AFTER_S", (0.0, 0.01, 0.01))
+
+    async def send() -> None:
+        outbox = Outbox(address_of(hook), to_desktop=False)
+        outbox.send(Notice("end", "tiny is complete", "Thank you."))
+        await outbox.close()
+
+    hook.refuses = 2
+    asyncio.run(send())
+    assert len(hook.taken) == 1 and not caplog.records
+    hook.refuses = 99
+    asyncio.run(send())
+    assert len(hook.taken) == 1
+    assert "127.0.0.1 was not told 'tiny is complete': it answers 500" in caplog.text
+    assert "secret" not in caplog.text
+
+
+def test_a_daemon_that_cannot_go_on_says_so(hook: Hook, tmp_path: Path) -> None:
+    """Nobody looks at its terminal: a run that does not exist ends it."""
+    settings = Settings(
+        home=tmp_path / "home",
+        dashboard="off",
+        run="tinny",
+        webhook=address_of(hook),
+        listen=("/ip4/127.0.0.1/tcp/0",),
+    )
+    with pytest.raises(UserError):
+        asyncio.run(Resident(settings).run())
+    assert [it["kind"] for it in hook.taken] == ["end"]
+    assert "tinny" in hook.taken[0]["message"]
+
+
+def test_the_desktop_is_told_where_there_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the program that desktops have for it, which is stood in for here."""
+    program, taken = tmp_path / "notify-send", tmp_path / "taken"
+    program.write_text(f'#!/bin/sh\nprintf "%s|" "$@" > {taken}\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    for name in outboxes.SESSION:
+        monkeypatch.delenv(name, raising=False)
+    notice = Notice("problem", "--tiny", "no step")
+    outboxes.show_on_desktop(notice)
+    assert not taken.exists(), "no session"
+    monkeypatch.setenv("DISPLAY", ":0")
+    outboxes.show_on_desktop(notice)
+    assert taken.read_text().endswith("--urgency=critical|--|--tiny|no step|")
+
+
+def test_experiments_on_loopback_tell_no_desktop_and_bad_addresses_are_refused(
+    tmp_path: Path,
+) -> None:
+    here = Settings(home=tmp_path, listen=("/ip4/127.0.0.1/tcp/0",))
+    assert outbox_of(here) is None
+    assert outbox_of(Settings(home=tmp_path)) is not None
+    assert outbox_of(Settings(home=tmp_path, notify=False)) is None
+    for wrong in ("example.org/hook", "ftp://example.org", "http://"):
+        with pytest.raises(UserError, match="webhook"):
+            resolve(None, {"webhook": wrong})

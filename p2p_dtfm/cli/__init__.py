@@ -15,7 +15,7 @@ def python_fault(version: "Sequence[Any]", oldest: "tuple[int, int]" = OLDEST_PY
     needed, found = ".".join(map(str, oldest)), ".".join(map(str, version[:3]))
     return (
         f"error: p2p-dtfm needs Python {needed} or later and this is {found}: install it, then "
-        f"type pipx install --python python{needed} p2p-dtfm"
+        f"type pipx install --python python{needed} FILE.whl, with the wheel that you were given"
     )
 
 

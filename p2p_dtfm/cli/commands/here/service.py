@@ -89,7 +89,7 @@ def install(
     from p2p_dtfm.daemon.machine.settings import resolve
     from p2p_dtfm.daemon.peers.guests.pasted_line import with_invitation
 
-    values = {
+    values: dict[str, Any] = {
         name: str(Path(value).absolute()) if name in DIRECTORIES and value else value
         for name, value in given.items()
         if value is not None and value != []

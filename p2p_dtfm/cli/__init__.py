@@ -40,7 +40,13 @@ def main() -> None:
         trace,
     )
     from p2p_dtfm.cli.commands.here import peer_id, service  # noqa: F401
-    from p2p_dtfm.cli.commands.offline import compare, inspect, reproduce, verify  # noqa: F401
+    from p2p_dtfm.cli.commands.offline import (  # noqa: F401
+        compare,
+        inspect,
+        reproduce,
+        spec,
+        verify,
+    )
     from p2p_dtfm.cli.commands.simulate import simulate
     from p2p_dtfm.cli.terminal.plain import harmless_lines
     from p2p_dtfm.core.protocol.errors import UserError

@@ -15,7 +15,7 @@ def python_fault(version: "Sequence[Any]", oldest: "tuple[int, int]" = OLDEST_PY
     needed, found = ".".join(map(str, oldest)), ".".join(map(str, version[:3]))
     return (
         f"error: p2p-dtfm needs Python {needed} or later and this is {found}: install it, then "
-        f"type pipx install --python python{needed} p2p-dtfm"
+        f"type pipx install --python python{needed} FILE.whl, with the wheel that you were given"
     )
 
 
@@ -40,7 +40,13 @@ def main() -> None:
         trace,
     )
     from p2p_dtfm.cli.commands.here import peer_id, service  # noqa: F401
-    from p2p_dtfm.cli.commands.offline import compare, inspect, reproduce, verify  # noqa: F401
+    from p2p_dtfm.cli.commands.offline import (  # noqa: F401
+        compare,
+        inspect,
+        reproduce,
+        spec,
+        verify,
+    )
     from p2p_dtfm.cli.commands.simulate import simulate
     from p2p_dtfm.cli.terminal.plain import harmless_lines
     from p2p_dtfm.core.protocol.errors import UserError

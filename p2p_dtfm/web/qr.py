@@ -1,15 +1,13 @@
 """A line as a QR code, for a phone or a camera to read."""
 
 import functools
-import importlib
-from types import ModuleType
 
 import msgspec
-
-from p2p_dtfm.core.protocol.errors import UserError
+import segno
 
 TEXT_LIMIT = 2900
 """More does not fit into the largest code."""
+TOO_LONG = "the line is too long for a QR code"
 QUIET_ZONE = 4
 """Modules of white around it, without which readers do not find it."""
 
@@ -27,11 +25,8 @@ class QrPicture(msgspec.Struct, frozen=True):
 def qr_picture(text: str) -> QrPicture:
     """Runs of dark modules, a row at a time."""
     if len(text) > TEXT_LIMIT:
-        return QrPicture(why="the line is too long for a QR code")
-    try:
-        rows = [bytes(row) for row in _modules(text)]
-    except UserError as error:
-        return QrPicture(why=f"{error.cause}: {error.fixes[0]}")
+        return QrPicture(why=TOO_LONG)
+    rows = [bytes(row) for row in segno.make(text, error="l", micro=False).matrix]
     parts = []
     for y, row in enumerate(rows):
         x = 0
@@ -44,19 +39,8 @@ def qr_picture(text: str) -> QrPicture:
 
 
 def qr_in_terminal(text: str) -> None:
-    """Printed with half blocks. Raises `UserError` without segno."""
-    _segno().make(text, error="l").terminal(compact=True)
-
-
-def _modules(text: str) -> tuple[bytearray, ...]:
-    matrix: tuple[bytearray, ...] = _segno().make(text, error="l", micro=False).matrix
-    return matrix
-
-
-def _segno() -> ModuleType:
-    try:
-        return importlib.import_module("segno")
-    except ImportError as error:
-        raise UserError(
-            "QR codes need the package segno", "pip install segno; or paste the line"
-        ) from error
+    """Printed with half blocks, or why it cannot be."""
+    if len(text) > TEXT_LIMIT:
+        print(TOO_LONG)
+        return
+    segno.make(text, error="l").terminal(compact=True)

@@ -1,13 +1,16 @@
 """The daemon as a service of its user: what is written, and what is refused before it is."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer.main
 from typer.testing import CliRunner
 
 from p2p_dtfm.cli import python_fault
@@ -15,11 +18,14 @@ from p2p_dtfm.cli.app import app
 from p2p_dtfm.cli.commands.here import service
 from p2p_dtfm.cli.terminal.durations import seconds_of
 from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.core.protocol.invited.line import open_line
 from p2p_dtfm.daemon.machine.settings import Settings, resolve
 
 PEER = "12D3KooWDTS2zccYgYAVktrACJybE6dvK6Zvyh2gzZBptHFXCyLG"
 GIVEN = ["--initial-peers", f"/ip4/192.0.2.7/tcp/1/p2p/{PEER}", "--hours", "22-07",
          "--resident-gib", "2", "--name", "Ada \"the 1st\""]  # fmt: skip
+LINE = open_line("ab" * 32, [f"/ip4/192.0.2.7/tcp/1/p2p/{PEER}"]).text()
+VOLUNTEER = Path(__file__).parents[2] / "docs" / "volunteer.md"
 
 
 @pytest.fixture
@@ -27,6 +33,51 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "a folder"))
     monkeypatch.setattr(service, "_program", lambda: "/opt/p2p dtfm/bin/p2p-dtfm")
     return tmp_path / "a folder"
+
+
+def options() -> dict[str, Any]:
+    """What `service install` takes, by the name of each option."""
+    program: Any = typer.main.get_command(app)
+    install = program.commands["service"].commands["install"]
+    return {name: each for each in install.params for name in (*each.opts, *each.secondary_opts)}
+
+
+def test_what_the_page_for_volunteers_sets_can_be_set_of_the_service() -> None:
+    rows = re.findall(r"^\| (`--.*?) \|", VOLUNTEER.read_text(), re.MULTILINE)
+    named = set(re.findall(r"`(--[a-z-]+)", " ".join(rows)))
+    assert len(named) >= 9
+    named |= {"--initial-peers", "--invite", "--device", "--listen", "--no-publish"}
+    assert named | {"--no-relay", "--no-nearby", "--no-direct-lines"} <= options().keys()
+
+
+def test_each_option_of_the_service_is_a_setting_of_the_daemon() -> None:
+    names = {each.name for each in options().values()}
+    assert names - {"print_only"} <= Settings.model_fields.keys()
+    assert not names & {"run", "new", "log"}, "the unit has a log of its own, and founds nothing"
+
+
+def test_a_pasted_invitation_and_what_may_be_said_of_a_network(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "_require_systemd", lambda: None)
+    monkeypatch.setattr(service, "_systemctl", lambda *words: None)
+    monkeypatch.chdir(home.parent)
+    given = ["--invite", LINE, "--network", "lan", "--device", "cpu", "--listen",
+             "/ip4/0.0.0.0/tcp/31330", "--no-publish", "--no-relay", "--no-nearby",
+             "--home", "at-home"]  # fmt: skip
+    done = CliRunner().invoke(app, ["service", "install", *given])
+    assert done.exit_code == 0, done.output
+    found = resolve(home / "p2p-dtfm/service.toml", {}).settings
+    assert (found.invite, found.network, found.device) == (LINE, "lan", "cpu")
+    assert found.listen == ("/ip4/0.0.0.0/tcp/31330",)
+    assert (found.publish, found.relay, found.nearby) == (False, False, False)
+    assert found.home == home.parent / "at-home", "systemd starts it elsewhere"
+
+
+def test_a_damaged_invitation_is_refused_before_anything_is_written(home: Path) -> None:
+    done = CliRunner().invoke(app, ["service", "install", "--invite", LINE[:-9]])
+    assert isinstance(done.exception, UserError) and "invitation" in done.exception.cause
+    assert not home.exists()
 
 
 def test_print_shows_all_and_writes_nothing(home: Path) -> None:
@@ -95,6 +146,7 @@ def test_an_old_python_is_told_in_one_sentence() -> None:
     assert not python_fault(sys.version_info)
     said = python_fault((3, 9, 2))
     assert "needs Python 3.11 or later and this is 3.9.2" in said and "\n" not in said
+    assert "pipx install --python python3.11 FILE.whl" in said, "no index has it"
 
 
 def test_lengths_of_time() -> None:

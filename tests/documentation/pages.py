@@ -31,6 +31,22 @@ def blocks_of(page: str) -> list[Block]:
     return [Block(language, body) for language, body in _BLOCK.findall(text)]
 
 
+_UNSEEN = re.compile(
+    r"^ {4}(?P<indented>\S+)|^```\n(?P<unlabelled>\S+)(?=.*?^```$)", re.MULTILINE | re.DOTALL
+)
+_COMMAND = re.compile(
+    r"\$|(\S*/)?(p2p-dtfm|pipx?|python3?|make|podman|docker|git|cp|mv|rm|sed|sudo|systemctl|env)"
+)
+
+
+def unseen_commands(page: str) -> list[str]:
+    """First words of blocks that are commands, and that no fence says to be such."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    labelled = re.sub(r"^```\w+\n.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    found = [match["indented"] or match["unlabelled"] for match in _UNSEEN.finditer(labelled)]
+    return [word for word in found if _COMMAND.fullmatch(word)]
+
+
 def mentioned(page: str) -> list[list[str]]:
     """The words of what the running text of a page calls a command: `p2p-dtfm ...`, `--option`."""
     text = (ROOT / page).read_text(encoding="utf-8")

@@ -18,6 +18,12 @@ from pathlib import Path
 
 COLUMNS, LINES = 100, 34
 HISTORY_LIMIT = 2000
+WORDS = (
+    "A view is who takes part, and the plan that they agree on: a new one opens whenever somebody "
+    "comes or goes.\nGuardians keep copies of layers that others train, for when those fall silent "
+    "([all words](glossary.md)).\n"
+)
+"""Before the first screen of a page, which is full of them."""
 _PIECE = re.compile(
     r"\x1b\[(\?)?([\d;]*)([A-Za-z])|\x1b[\]P].*?(?:\x07|\x1b\\)|\x1b[^\[\]P]|.", re.DOTALL
 )
@@ -205,7 +211,7 @@ class Story:
             for at_s, title, command in self._steps
         ]
         table = "| minute | what was reached | by typing |\n|---|---|---|\n" + "\n".join(rows)
-        return f"# {self._title}\n\n{self._said}\n\n{table}\n{self._screens}"
+        return f"# {self._title}\n\n{self._said}\n\n{WORDS}\n{table}\n{self._screens}"
 
 
 def _replaced(shown: str, text: str, name: str) -> str:

@@ -2,7 +2,7 @@
 
 Long-lived ones are started and stopped, `make` shows what it would do (`make test` is what runs
 this), and a few commands of docs/bootstrap.md and docs/volunteer.md change the machine itself
-(services, containers, a clone from the network): those are only counted.
+(services, containers, homes) or take long: those are only counted, and NOT_TYPED says why.
 """
 
 import json
@@ -18,8 +18,8 @@ import typer.main
 
 from p2p_dtfm.cli import main
 from p2p_dtfm.cli.app import app
-from tests.documentation.pages import ROOT, blocks_of, mentioned, pages
-from tests.documentation.typist import Typist
+from tests.documentation.pages import ROOT, blocks_of, mentioned, pages, unseen_commands
+from tests.documentation.typist import NOT_TYPED, Typist, why_not_typed
 
 ELSEWHERE = {
     "docs/chaos.md": "tests/e2e/test_chaos.py",
@@ -41,6 +41,8 @@ TYPED = {
     "docs/founder.md",
     "docs/models-in-and-out.md",
     "docs/quick-start.md",
+    "docs/reproduce.md",
+    "docs/simulator.md",
     "docs/verify.md",
     "docs/volunteer.md",
 }
@@ -75,6 +77,29 @@ def test_every_page_with_commands_is_typed_here() -> None:
         assert all(words[1:] in typed for words in block.commands()), "typed from another page"
 
 
+@pytest.mark.parametrize("page", pages())
+def test_each_block_of_commands_says_that_it_is_one(page: str) -> None:
+    assert unseen_commands(page) == []
+
+
+def test_blocks_that_nobody_would_type_are_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "Type\n\n    p2p-dtfm status\n\nor\n\n```\npipx install FILE.whl\n```\n\nand see\n\n"
+        "```\nagreed on view 2\n```\n\n```toml\n    make = 1\n```\n\n    max over x\n"
+    )
+    assert unseen_commands(str(page)) == ["p2p-dtfm", "pipx"]
+
+
+def test_what_is_not_typed_stands_on_a_page_and_has_a_reason() -> None:
+    shell = [block for page in pages() for block in blocks_of(page) if block.language != "python"]
+    commands = [words for block in shell for words in block.commands()]
+    for start, why in NOT_TYPED.items():
+        assert why
+        begun = [words for words in commands if " ".join(words).startswith(start)]
+        assert begun and all(why_not_typed(words) for words in begun), start
+
+
 def options_of(command: Any) -> set[str]:
     return {name for option in command.params for name in (*option.opts, *option.secondary_opts)}
 
@@ -95,7 +120,11 @@ def test_what_pages_mention_in_passing_is_there(monkeypatch: pytest.MonkeyPatch)
             known = ours
             if verb and not verb.startswith("-") and verb.islower():
                 assert verb in program.commands, f"{page}: {' '.join(words)}"
-                known = options_of(program.commands[verb]) | {"--help"}
+                command = program.commands[verb]
+                if hasattr(command, "commands") and len(words) > 2:
+                    assert words[2] in command.commands, f"{page}: {' '.join(words)}"
+                    command = command.commands[words[2]]
+                known = options_of(command) | {"--help"}
             used = {word for word in words if re.fullmatch(r"--[a-z][a-z-]*", word)}
             strange = used - known - OF_OTHERS
             assert not strange, f"{page}: {' '.join(words)}"
@@ -118,20 +147,20 @@ def test_readme(typist: Typist) -> None:
 @pytest.mark.nightly
 def test_a_volunteers_way(typist: Typist) -> None:
     typist.found()
-    type_page(typist, "docs/volunteer.md")
-    assert len(typist.daemons) == 1, "the founder trains on"
+    type_page(typist, "docs/volunteer.md", not_typed=8)
+    assert len(typist.daemons) == 2, "the founder and whoever has no limits train on"
 
 
 @pytest.mark.nightly
 def test_three_ways_to_begin(typist: Typist) -> None:
     typist.found()
-    type_page(typist, "docs/quick-start.md")
+    type_page(typist, "docs/quick-start.md", not_typed=2)
     assert len(typist.daemons) == 3, "each of them trains"
     assert (typist.directory / "paper" / "index.html").is_file()
 
 
 def test_a_founders_way(typist: Typist) -> None:
-    type_page(typist, "docs/founder.md")
+    type_page(typist, "docs/founder.md", not_typed=1)
     assert (typist.directory / "my-gpt" / "model.safetensors").is_file()
 
 
@@ -139,6 +168,19 @@ def test_a_founders_way(typist: Typist) -> None:
 def test_bootstrap_nodes(typist: Typist) -> None:
     type_page(typist, "docs/bootstrap.md", not_typed=8)
     assert (len(typist.nodes), len(typist.daemons)) == (3, 2)
+
+
+@pytest.mark.nightly
+def test_the_paper_and_a_page_of_ones_own(typist: Typist) -> None:
+    type_page(typist, "docs/reproduce.md", not_typed=2)
+    for name in ("DIR/index.html", "page.html", "levels.svg"):
+        assert (typist.directory / name).is_file(), name
+
+
+@pytest.mark.nightly
+def test_a_step_that_is_played(typist: Typist) -> None:
+    type_page(typist, "docs/simulator.md")
+    assert (typist.directory / "trace.json").is_file()
 
 
 @pytest.mark.nightly

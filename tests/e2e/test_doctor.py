@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from p2p_dtfm.cli.app import app
 from p2p_dtfm.cli.commands import swarm as swarm_commands
+from p2p_dtfm.core.protocol.invited.line import open_line
 from p2p_dtfm.daemon.peers import doctor
 from p2p_dtfm.daemon.peers.doctor import Check, Verdict, check_disk, check_ports, check_reachability
 from p2p_dtfm.daemon.peers.facts.worth import Worth, ask_worth, words
@@ -40,12 +41,13 @@ sys.exit(asyncio.run(node.run()))
 """
 
 
-def ask_doctor(home: Path, *addresses: str) -> tuple[int, dict[str, dict]]:
+def ask_doctor(home: Path, *addresses: str, invite: str = "") -> tuple[int, dict[str, dict]]:
     """(exit code, findings by name)"""
     command = [sys.executable, "-m", "p2p_dtfm", "doctor", "--json", "--home", str(home)]
     command += ["--listen", LOOPBACK]
     for address in addresses:
         command += ["--initial-peers", address]
+    command += ["--invite", invite] if invite else []
     few = {**os.environ, "P2P_DTFM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, env=few)
     assert "Traceback" not in done.stderr
@@ -143,6 +145,19 @@ def test_a_port_at_which_nobody_listens(tmp_path: Path) -> None:
     assert found["initial peer"]["found"] == f"nothing listens on TCP port {port} of 127.0.0.1"
     assert address in found["initial peer"]["fix"]
     assert "clock" not in found
+
+
+def test_of_the_addresses_of_an_invitation_one_that_answers_is_enough(
+    node_address: str, tmp_path: Path
+) -> None:
+    dead = f"/ip4/127.0.0.1/tcp/1/p2p/{SOMEBODY}"
+    code, found = ask_doctor(tmp_path, invite=open_line("ab" * 32, [node_address, dead]).text())
+    assert code == 0, found
+    assert found["initial peer"]["verdict"] == "warning", "the last one; the first is well"
+    assert "nothing listens on TCP port 1" in found["initial peer"]["found"]
+    assert "another answers" in found["initial peer"]["found"]
+    code, found = ask_doctor(tmp_path, invite=open_line("ab" * 32, [dead]).text())
+    assert code == 6 and found["initial peer"]["verdict"] == "failed"
 
 
 def test_another_program_listens_there(tmp_path: Path) -> None:

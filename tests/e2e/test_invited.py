@@ -74,7 +74,10 @@ def test_invited_uninvited_and_revoked(tmp_path: Path) -> None:
         wait_until(lambda: takes_part(founder), "the founder trains")
         assert "p2p-dtfm invite prints a line" in (founder.home / "stdout").read_text()
         (address, *_) = (founder.status() or {})["addresses"]
-        guest = swarm.start(["--invite", invited(founder)])
+        line = invited(founder)
+        looked = run_program("doctor", "--invite", line, "--home", tmp_path / "nobody")
+        assert "its run is by invitation: join with --invite LINE" in looked.stdout
+        guest = swarm.start(["--invite", line])
         stranger = swarm.join(address)
         wait_until(lambda: not stranger.running, "who is not invited is refused")
         assert stranger.process.returncode == 5, stranger.log_tail()

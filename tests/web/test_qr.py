@@ -1,17 +1,18 @@
 """The picture of a line: what segno made, module by module."""
 
 import re
-import sys
+import tomllib
 
 import pytest
+import segno
 
-from p2p_dtfm.web.qr import QUIET_ZONE, TEXT_LIMIT, qr_picture
+from p2p_dtfm.web.qr import QUIET_ZONE, TEXT_LIMIT, qr_in_terminal, qr_picture
+from tests.documentation.pages import ROOT
 
 LINE = "p2p-dtfm --invite p2pi1-" + "aB3-_" * 50
 
 
 def test_the_path_draws_each_dark_module_once() -> None:
-    segno = pytest.importorskip("segno")
     rows = segno.make(LINE, error="l", micro=False).matrix
     dark = {
         (int(x) + at - QUIET_ZONE, int(y) - QUIET_ZONE)
@@ -22,10 +23,13 @@ def test_the_path_draws_each_dark_module_once() -> None:
     assert qr_picture(LINE).size == len(rows) + 2 * QUIET_ZONE
 
 
-def test_without_the_package_or_of_too_much_there_is_a_reason(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_of_too_much_there_is_a_reason(capsys: pytest.CaptureFixture[str]) -> None:
     assert "too long" in qr_picture("x" * (TEXT_LIMIT + 1)).why
-    monkeypatch.setitem(sys.modules, "segno", None)
-    picture = qr_picture.__wrapped__("another line")
-    assert not picture.path and "pip install segno" in picture.why
+    qr_in_terminal("x" * (TEXT_LIMIT + 1))
+    assert "too long" in capsys.readouterr().out
+
+
+def test_the_package_comes_with_the_program() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert any(each.startswith("segno") for each in project["dependencies"])
+    assert "qr" not in project["optional-dependencies"], "pipx would leave it out"

@@ -25,6 +25,10 @@ def doctor(
         list[str] | None,
         typer.Option("--initial-peers", help="Look at the way to this peer; may be repeated."),
     ] = None,
+    invite: Annotated[
+        str | None,
+        typer.Option("--invite", help="Look at the ways that this line of p2p-dtfm invite names."),
+    ] = None,
     run: Annotated[
         str | None, typer.Option("--run", help="Run spec to time the device with.")
     ] = None,
@@ -40,6 +44,7 @@ def doctor(
     """Find what would keep this machine from taking part, and say what to do about it."""
     from p2p_dtfm.daemon.machine.settings import resolve
     from p2p_dtfm.daemon.peers.doctor import Check, Examination, Verdict, examine, exit_code
+    from p2p_dtfm.daemon.peers.guests.pasted_line import addresses_of
     from p2p_dtfm.sim.scenario.files import read_run_spec
     from p2p_dtfm.train.model.kinds.registry import with_sizes
 
@@ -49,6 +54,7 @@ def doctor(
         {
             "home": home,
             "initial_peers": tuple(initial_peers or ()),
+            "invite": invite,
             "run": run,
             "device": device,
             "listen": tuple(listen or ()),
@@ -59,7 +65,7 @@ def doctor(
         home=settings.home,
         listen=settings.listen,
         announce=settings.announce,
-        initial_peers=settings.initial_peers,
+        initial_peers=addresses_of(settings),
         device=settings.device,
         threads=settings.compute_threads,
         spec=with_sizes(read_run_spec(settings.run or "tiny")),

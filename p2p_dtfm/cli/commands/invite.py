@@ -12,7 +12,6 @@ from p2p_dtfm.cli.terminal.durations import seconds_of
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.facts.in_words import duration
 from p2p_dtfm.daemon.machine.local_client import call_daemon
-from p2p_dtfm.web.qr import qr_in_terminal
 
 
 @app.command()
@@ -36,6 +35,8 @@ def invite(
         return
     typer.echo(f"p2p-dtfm --invite {made['line']}")
     if qr:
+        from p2p_dtfm.web.qr import qr_in_terminal
+
         qr_in_terminal(f"p2p-dtfm --invite {made['line']}")
     say = Console(stderr=True, highlight=False, soft_wrap=True).print
     if made["name"] is None:

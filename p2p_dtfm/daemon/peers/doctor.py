@@ -12,7 +12,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 
@@ -240,11 +240,13 @@ async def examine_network(
         try:
             add(Check("libp2p", Verdict.OK, "starts"))
             if not what.initial_peers:
-                hint = "name one to see the way to it and its clock: --initial-peers ADDR"
+                hint = (
+                    "give what you were given, to see the way there and its clock: "
+                    "--invite LINE, or --initial-peers ADDRESS"
+                )
                 add(Check("initial peer", Verdict.SKIPPED, "none is given", hint))
-            for address in what.initial_peers:
-                for finding in await check_initial_peer(host, address):
-                    add(Check(finding.name, Verdict(finding.verdict), *finding.rest))
+            for check in await check_initial_peers(host, what.initial_peers):
+                add(check)
             if what.initial_peers:
                 add(await check_worth(host, what))
             addresses = await host.addresses()
@@ -255,6 +257,23 @@ async def examine_network(
             add(Check("libp2p", Verdict.FAILED, error.cause, fix))
         finally:
             await host.close()
+
+
+async def check_initial_peers(host: Host, addresses: Sequence[str]) -> list[Check]:
+    """Of several, as in an invitation, one that answers is enough."""
+    findings = [it for address in addresses for it in await check_initial_peer(host, address)]
+    checks = [Check(it.name, Verdict(it.verdict), *it.rest) for it in findings]
+    peers = [check for check in checks if check.name == "initial peer"]
+    if all(check.verdict is Verdict.FAILED for check in peers):
+        return checks
+    return [
+        replace(
+            check, verdict=Verdict.WARNING, found=f"{check.found}; another answers, which is enough"
+        )
+        if check in peers and check.verdict is Verdict.FAILED
+        else check
+        for check in checks
+    ]
 
 
 async def check_worth(host: Host, what: Examination) -> Check:

@@ -8,6 +8,7 @@ from typing import Literal
 
 from p2p_dtfm.core.protocol.canonical import decode, digest_bytes
 from p2p_dtfm.core.protocol.errors import PeerFault, UserError
+from p2p_dtfm.core.protocol.invited.chains import NOT_INVITED
 from p2p_dtfm.core.protocol.records import PROTOCOL_VERSION
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.daemon.peers.bootstrap_node import REFUSAL
@@ -111,6 +112,9 @@ async def _ask(host: Host, address: str, peer_id: str, connect_ms: float) -> Fin
     except Refused as refusal:
         if REFUSAL in refusal.cause:
             found = f"{reached}; a bootstrap node: join with --run-digest"
+            return Finding("initial peer", "ok", found, "", facts)
+        if NOT_INVITED in refusal.cause:  # the doctor shows no invitation, which would name a key
+            found = f"{reached}; its run is by invitation: join with --invite LINE"
             return Finding("initial peer", "ok", found, "", facts)
         fix = "try again when it has a run" if "no run" in refusal.cause else "update both programs"
         return Finding(

@@ -57,7 +57,7 @@ def read_values(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:  # not only what the two parsers declare
         raise UserError(f"{path} is not valid {kind}: {error}", "mend that line") from error
     if not isinstance(values, dict):
-        raise UserError(f"{path} holds no run spec", "see configs/tiny.toml for an example")
+        raise UserError(f"{path} holds no run spec", "p2p-dtfm spec tiny prints an example")
     return values
 
 

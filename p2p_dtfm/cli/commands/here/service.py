@@ -1,20 +1,30 @@
 """`p2p-dtfm service`: the daemon as a service of this user, with what its owner allows."""
 
+import inspect
 import json
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from p2p_dtfm.cli.app import app
+from p2p_dtfm.cli.app import app, run
 from p2p_dtfm.core.protocol.errors import UserError
 
 UNIT = "p2p-dtfm.service"
 SYSTEMCTL_S = 60.0
+NOT_OF_A_SERVICE = {
+    *("run", "new", "expect_peers", "expect_wait_s"),
+    *("exit_when_done", "until_stdin_closes", "ids", "log", "shape"),
+    *("context", "config", "show_config", "version"),
+}
+"""Of the daemon's options those for who founds a run, for who looks on, and what is no setting."""
+DIRECTORIES = {"home", "tensorboard"}
+"""systemd starts it somewhere else than where this is typed."""
 service = typer.Typer(help="The daemon as a service of this user, in the background.")
 app.add_typer(service, name="service")
 
@@ -53,40 +63,41 @@ def settings_text(values: dict[str, Any]) -> str:
     return "\n".join(["# Settings of the service; p2p-dtfm --show-config lists all.", *lines, ""])
 
 
+def _with_options_of_the_daemon(install: Callable[..., None]) -> Callable[..., None]:
+    """As if each had been written out: an option that the daemon gets is one of the service."""
+    own = inspect.signature(install).parameters["print_only"]
+    options = [
+        each.replace(kind=each.KEYWORD_ONLY)
+        for each in inspect.signature(run).parameters.values()
+        if each.name not in NOT_OF_A_SERVICE
+    ]
+    signature = inspect.Signature([*options, own])
+    vars(install).update(__signature__=signature)
+    return install
+
+
 @service.command()
+@_with_options_of_the_daemon
 def install(
-    initial_peers: Annotated[
-        list[str] | None, typer.Option("--initial-peers", help="The swarm to join.")
-    ] = None,
-    run_digest: Annotated[str | None, typer.Option(help="Join only this run.")] = None,
-    name: Annotated[str | None, typer.Option(help="What others see this peer called.")] = None,
-    hours: Annotated[str | None, typer.Option(help="In these hours only, such as 22-07.")] = None,
-    threads: Annotated[int | None, typer.Option(help="CPU threads to compute with.")] = None,
-    memory_gib: Annotated[float | None, typer.Option(help="Memory to use, in GiB.")] = None,
-    resident_gib: Annotated[
-        float | None, typer.Option(help="Most memory of all of it, in GiB; systemd holds it to it.")
-    ] = None,
-    uplink_mbps: Annotated[float | None, typer.Option(help="Most to send, in Mbit/s.")] = None,
-    downlink_mbps: Annotated[float | None, typer.Option(help="Most to receive.")] = None,
-    disk_gib: Annotated[float | None, typer.Option(help="Most disk, in GiB.")] = None,
-    home: Annotated[Path | None, typer.Option(help="The daemon's directory.")] = None,
+    *,
     print_only: Annotated[
         bool, typer.Option("--print", help="Print what would be written, and do nothing.")
     ] = False,
+    **given: Any,
 ) -> None:
     """Have systemd start the daemon when you log in, within the hours and limits given."""
     from p2p_dtfm.daemon.machine.settings import resolve
+    from p2p_dtfm.daemon.peers.guests.pasted_line import with_invitation
 
-    given = dict(
-        initial_peers=tuple(initial_peers or ()), run_digest=run_digest, name=name, hours=hours,
-        threads=threads, memory_gib=memory_gib, resident_gib=resident_gib,
-        uplink_mbps=uplink_mbps, downlink_mbps=downlink_mbps, disk_gib=disk_gib,
-        home=str(home.absolute()) if home is not None else None,
-    )  # fmt: skip
-    values = {key: value for key, value in given.items() if value not in (None, ())}
-    resolve(None, values)  # what is wrong is said now, not in a log that nobody reads
+    values: dict[str, Any] = {
+        name: str(Path(value).absolute()) if name in DIRECTORIES and value else value
+        for name, value in given.items()
+        if value is not None and value != []
+    }
+    # what is wrong is said now, not in a log that nobody reads
+    with_invitation(resolve(None, values).settings)
     unit, settings = _places()
-    text = unit_text(_program(), settings, resident_gib or 0.0)
+    text = unit_text(_program(), settings, values.get("resident_gib", 0.0))
     if print_only:
         typer.echo(f"# {unit}\n{text}\n# {settings}\n{settings_text(values)}", nl=False)
         return
@@ -134,7 +145,10 @@ def _program() -> str:
     beside = Path(sys.executable).with_name("p2p-dtfm")
     found = str(beside) if beside.exists() else shutil.which("p2p-dtfm")
     if found is None:
-        raise UserError("p2p-dtfm is not installed as a program", "pipx install p2p-dtfm")
+        raise UserError(
+            "p2p-dtfm is not installed as a program",
+            "pipx install FILE.whl, with the wheel that you were given",
+        )
     return found
 
 

@@ -5,6 +5,12 @@ from p2p_dtfm.core.protocol.invited.line import read_line
 from p2p_dtfm.daemon.machine.settings import Settings
 
 
+def addresses_of(settings: Settings) -> tuple[str, ...]:
+    """Of members: those that were typed, and those of the line. Raises `UserError`."""
+    pasted = read_line(settings.invite).addresses if settings.invite else ()
+    return tuple(dict.fromkeys((*settings.initial_peers, *pasted)))
+
+
 def with_invitation(settings: Settings) -> Settings:
     """As if its addresses and its run had been typed. Raises `UserError`."""
     if not settings.invite:
@@ -19,7 +25,6 @@ def with_invitation(settings: Settings) -> Settings:
             f"the invitation is to run {line.run_digest[:16]}, not {settings.run_digest[:16]}",
             "leave out --run-digest: the invitation names the run",
         )
-    addresses = dict.fromkeys((*settings.initial_peers, *line.addresses))
     return settings.model_copy(
-        update={"initial_peers": tuple(addresses), "run_digest": line.run_digest}
+        update={"initial_peers": addresses_of(settings), "run_digest": line.run_digest}
     )

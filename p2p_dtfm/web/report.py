@@ -3,7 +3,9 @@
 All of it but the figures is text of strangers or of the model, and is escaped.
 """
 
+from base64 import b64encode
 from collections.abc import Iterable, Sequence
+from hashlib import sha256
 from html import escape
 
 from p2p_dtfm.core.protocol.facts.in_words import counted, duration
@@ -28,6 +30,14 @@ svg text { font: 12px system-ui, sans-serif; fill: var(--quiet) }
 """
 
 
+STYLE_POLICY = (
+    "default-src 'none'; script-src 'none'; connect-src 'none'; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'; "
+    f"style-src 'sha256-{b64encode(sha256(STYLE.encode()).digest()).decode()}'"
+)
+"""For whoever serves the page: nothing but its own style."""
+
+
 def report_html(state: DashboardState, commands: Sequence[str]) -> str:
     """`commands`: what can be typed next."""
     run, history, given = state.run, state.history, state.contribution
@@ -50,7 +60,9 @@ def report_html(state: DashboardState, commands: Sequence[str]) -> str:
             loss = "" if sample.held_out_loss is None else f", held-out {sample.held_out_loss:.3f}"
             sections.append(f"<small>after {counted(sample.step, 'step')}{loss}</small>")
             sections.append(f"<pre>{prompt}{escape(sample.text)}</pre>")
-    sections += ["<h2>What to do with it</h2>", f"<pre>{escape(chr(10).join(commands))}</pre>"]
+    if commands:
+        lines = escape("\n".join(commands))
+        sections += ["<h2>What to do with it</h2>", f"<pre>{lines}</pre>"]
     if state.events:
         events = ((event.kind, event.text) for event in state.events[:EVENTS_SHOWN])
         sections += ["<h2>What happened</h2>", _table(("", "newest first"), events)]

@@ -172,7 +172,7 @@ class Live(msgspec.Struct, frozen=True):
     waits_for: tuple[str, ...] = ()
     """Peers without whom the step does not commit."""
     next: tuple[str, ...] = ()
-    """What happens next, soonest first."""
+    """What happens next, soonest first; of a complete run, what can be typed."""
     problems: tuple[Problem, ...] = ()
     worth: Worth | None = None
     """None for a peer that was there from the beginning, or did not learn what was before it."""

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import msgspec
 
+from p2p_dtfm.daemon.dashboard.report_file import next_commands
+from p2p_dtfm.daemon.machine.home import default_home
 from p2p_dtfm.daemon.telemetry.problems import Sight, problems_in
 from p2p_dtfm.daemon.telemetry.status import State
 from p2p_dtfm.web.state import DashboardState, Event, Live, Timeline, ViewState, Worth
@@ -113,7 +115,7 @@ def _done(made: Example) -> None:
         reason="the run is complete",
         step=run.total_steps,
         eta_s=None,
-        next=(),
+        next=next_commands(default_home(), "def "),
     )
 
 

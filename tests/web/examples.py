@@ -180,10 +180,10 @@ def _live(me: str, steps: int, step_ns: int, snapshot: Snapshot, spec: RunSpec) 
         tokens_per_s=spec.tokens_per_step / (step_ns / 1e9),
         step_ns=step_ns,
         eta_s=(spec.total_steps - steps) * step_ns / 1e9,
-        committed_here=512,
+        committed_here=min(512, steps),
         next=(
-            f"a held-out evaluation after step {steps // 50 * 50 + 50}",
-            f"a checkpoint after step {steps // 100 * 100 + 100}",
+            f"a held-out evaluation after step {steps // 50 * 50 + 50:,}",
+            f"a checkpoint after step {steps // 100 * 100 + 100:,}",
         ),
         heard_s_ago=heard,
     )

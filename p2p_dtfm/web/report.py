@@ -5,11 +5,12 @@ All of it but the figures is text of strangers or of the model, and is escaped.
 
 from base64 import b64encode
 from collections.abc import Iterable, Sequence
+from datetime import datetime
 from hashlib import sha256
 from html import escape
 
 from p2p_dtfm.core.protocol.facts.in_words import counted, duration
-from p2p_dtfm.web.state import DashboardState, History, Sample
+from p2p_dtfm.web.state import Course, DashboardState, History, Sample
 
 WIDTH, HEIGHT, MARGIN = 760, 280, 44
 EVENTS_SHOWN = 40
@@ -80,23 +81,38 @@ def _in_a_line(state: DashboardState) -> str:
     tokens = live.step * run.tokens_per_step
     return (
         f"{run.parameter_count:,} parameters, {live.step:,} of {run.total_steps:,} steps, "
-        f"{counted(tokens, 'token')}, by {counted(len(state.contribution.board), 'peer')}"
+        f"{counted(tokens, 'token')}, by {counted(len(state.contribution.board), 'peer')} "
+        "that this one saw"
     )
 
 
 def _facts(state: DashboardState) -> str:
-    live, ever = state.live, state.contribution.ever
-    kinds = [event.kind for event in state.events]
+    live, ever, course = state.live, state.contribution.ever, state.contribution.course
     rows = [
         ("loss", _number(live.loss)),
         ("held-out loss", _number(live.held_out_loss)),
         ("views", f"{len(state.history.view_step):,}"),
-        ("faults survived", f"{kinds.count('fault') + kinds.count('left'):,}, as this peer saw it"),
+        ("peers lost", f"{course.losses:,}, without those that left in an orderly way"),
+        ("began", _when(course.began_s)),
+        ("ended", _when(course.ended_s)),
+        ("took", _took(course)),
         ("with this peer", f"{duration(ever.seconds)}, {counted(ever.steps, 'step')}"),
         ("it computed", counted(ever.tokens, "token")),
         ("run", state.run.digest if state.run else "unknown"),
     ]
     return _table(("", ""), rows) + "".join(f"<p>{escape(mark)}</p>" for mark in live.marks)
+
+
+def _when(wall_s: float | None) -> str:
+    if wall_s is None:
+        return "this peer did not see it"
+    return f"{datetime.fromtimestamp(wall_s).astimezone():%Y-%m-%d %H:%M %Z}, as this peer saw it"
+
+
+def _took(course: Course) -> str:
+    if course.began_s is None or course.ended_s is None:
+        return "unknown"
+    return duration(course.ended_s - course.began_s)
 
 
 def _number(value: float | None) -> str:

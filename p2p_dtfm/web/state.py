@@ -247,6 +247,17 @@ class BoardRow(msgspec.Struct, frozen=True):
     tokens: float
 
 
+class Course(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Of the run as a whole, as this peer saw it; times in seconds since 1970."""
+
+    began_s: float | None = None
+    """When its first view took over."""
+    ended_s: float | None = None
+    """When the last step was committed; None: not yet, or not seen."""
+    losses: int = 0
+    """Members that were lost without leaving in an orderly way."""
+
+
 class Contribution(msgspec.Struct, frozen=True):
     """This peer's own, and the swarm's board, from the most to the least."""
 
@@ -257,6 +268,7 @@ class Contribution(msgspec.Struct, frozen=True):
     board: tuple[BoardRow, ...] = ()
     board_steps: int = 0
     """How many steps the board is of: those that this peer has seen."""
+    course: Course = Course()
 
 
 SPAN_KINDS = (

@@ -20,6 +20,7 @@ from p2p_dtfm.web.api import Action
 from p2p_dtfm.web.state import (
     BoardRow,
     Contribution,
+    Course,
     DashboardState,
     Event,
     Given,
@@ -211,7 +212,9 @@ def _contribution(view: ViewState) -> Contribution:
         BoardRow(peer.peer_id, peer.name, 120_000.0 / (1 + number / 3))
         for number, peer in enumerate(holders)
     )
-    return Contribution(given, given, msgspec.structs.replace(given, steps=901), board, 690)
+    ever = msgspec.structs.replace(given, steps=901)
+    course = Course(began_s=NOW_S - 8000, losses=1)
+    return Contribution(given, given, ever, board, 690, course)
 
 
 SAMPLES = Samples(

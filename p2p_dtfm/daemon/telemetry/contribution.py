@@ -126,7 +126,7 @@ class Contributions:
         before_s = now_s if self._committed_s is None else self._committed_s
         took_s = min(now_s - before_s, LONGEST_STEP_S)
         self._committed_s = now_s
-        if step + 1 >= self._spec.total_steps and self._kept.course.ended_s is None:
+        if step + 1 >= self._spec.total_steps:
             self._kept.course = replace(self._kept.course, ended_s=now.wall_s())
         worked = self._share > 0
         given = Given(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import p2p_dtfm
-from p2p_dtfm.core.protocol.facts.in_words import bytes_text, counted, rate_text
+from p2p_dtfm.core.protocol.facts.in_words import bytes_text, counted, duration, rate_text
 from tests.programs import skip_without
 from tests.web import chromium as browser
 
@@ -47,15 +47,34 @@ def test_the_page_says_the_same(tmp_path: Path) -> None:
     """The two formatters, one for each language, are compared where a browser is."""
     values = [0, 1, 999, 1023, 1024, 85_914, 393_216, (1 << 30) - 1000, 1 << 30, 5000 << 40]
     values += [10**power * 37 // 7 for power in range(14)]
+    values += [59, 60, 3599, 3600, 48 * 3600 - 1, 48 * 3600, 1_029_960, 86_400 * 1_234]
     source = (ROOT / "web" / "static" / "format.js").read_text().replace("export const", "const")
     source = source.replace("export function", "function")
     with browser.chromium(tmp_path / "profile") as page:
         found = page.evaluate(
             f"(() => {{ {source}; return {json.dumps(values)}.map("
-            "(it) => [bytes(it), linkRate(it), some(it, 'step')]); })()"
+            "(it) => [bytes(it), linkRate(it), some(it, 'step'), duration(it)]); })()"
         )
     for value, said in zip(values, found, strict=True):
-        assert said == [bytes_text(value), rate_text(value), counted(value, "step")], value
+        expected = [bytes_text(value), rate_text(value), counted(value, "step"), duration(value)]
+        assert said == expected, value
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0 s"),
+        (59.9, "59 s"),
+        (61, "1 min 1 s"),
+        (3_600, "1 h 0 min"),
+        (48 * 3_600 - 1, "47 h 59 min"),
+        (48 * 3_600, "2 days 0 h"),
+        (1_029_960, "11 days 22 h"),
+        (86_400 * 1_234, "1,234 days 0 h"),
+    ],
+)
+def test_times_have_two_units(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
 
 
 def test_links_are_in_bits() -> None:

@@ -34,4 +34,7 @@ def in_words(seconds: float) -> str:
     if seconds < 100:
         return f"{seconds:.0f} s"
     minutes = seconds / 60
-    return f"{minutes:.0f} min" if minutes < 100 else f"{minutes / 60:.0f} h"
+    if minutes < 100:
+        return f"{minutes:.0f} min"
+    hours = minutes / 60
+    return f"{hours:.0f} h" if hours < 48 else f"{hours / 24:.0f} days"

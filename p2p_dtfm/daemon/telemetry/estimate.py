@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.ports import now
 
 SHOWN_FROM_S = 2.0
@@ -37,4 +38,4 @@ def in_words(seconds: float) -> str:
     if minutes < 100:
         return f"{minutes:.0f} min"
     hours = minutes / 60
-    return f"{hours:.0f} h" if hours < 48 else f"{hours / 24:.0f} days"
+    return f"{hours:.0f} h" if hours < 48 else counted(hours / 24, "day")

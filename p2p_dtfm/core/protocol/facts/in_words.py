@@ -19,9 +19,9 @@ def rate_text(bytes_per_s: int) -> str:
 
 
 def counted(count: float, one: str) -> str:
-    """`1 step`, `2 steps`, `1,000 microbatches`."""
+    """`1 step`, `2 steps`, `1,000 microbatches`, `2 processes`."""
     text = f"{count:,.0f}"
-    return f"{text} {one if text == '1' else one + ('es' if one.endswith('ch') else 's')}"
+    return f"{text} {one if text == '1' else one + ('es' if one.endswith(('ch', 'ss')) else 's')}"
 
 
 def duration(seconds: float | None) -> str:

@@ -5,7 +5,7 @@ from html import escape
 from p2p_dtfm.core.protocol.facts.in_words import counted, duration
 from p2p_dtfm.web.public_facts import Dot, PublicFacts, history_of
 from p2p_dtfm.web.qr import qr_picture
-from p2p_dtfm.web.report import STYLE, loss_curve
+from p2p_dtfm.web.report import CURVE_STYLE, STYLE, loss_curve
 
 REFRESH_S = 30
 MAP_WIDTH, MAP_HEIGHT, RIM = 760, 220, 16
@@ -35,7 +35,8 @@ def public_html(facts: PublicFacts) -> str:
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{name}</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<meta http-equiv="refresh" content="{REFRESH_S}"><style>{STYLE}{MORE_STYLE}</style>'
+        f'<meta http-equiv="refresh" content="{REFRESH_S}">'
+        f"<style>{STYLE}{CURVE_STYLE}{MORE_STYLE}</style>"
         f"<body><main>{''.join(sections)}</main></body></html>\n"
     )
 

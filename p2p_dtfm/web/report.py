@@ -12,7 +12,8 @@ from html import escape
 from p2p_dtfm.core.protocol.facts.in_words import counted, duration
 from p2p_dtfm.web.state import Course, DashboardState, History, Sample
 
-WIDTH, HEIGHT, MARGIN = 760, 280, 44
+WIDTH, HEIGHT = 760, 280
+LEFT, TOP, RIGHT, BOTTOM = 76, 10, 10, 40
 EVENTS_SHOWN = 40
 STYLE = """
 :root { color-scheme: light dark; --text: #1c2630; --quiet: #5d6b78; --line: #d5dce2; --page: #fff }
@@ -29,12 +30,17 @@ pre { white-space: pre-wrap; overflow-wrap: anywhere; border-left: 3px solid var
 small, .quiet { color: var(--quiet) } svg { max-width: 100%; height: auto }
 svg text { font: 12px system-ui, sans-serif; fill: var(--quiet) }
 """
+CURVE_STYLE = """
+.curve text { font-size: 14px }
+@media (max-width: 500px) { .curve text { font-size: 26px } }
+"""
+"""A phone draws the whole curve half as large."""
 
 
 STYLE_POLICY = (
     "default-src 'none'; script-src 'none'; connect-src 'none'; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'; "
-    f"style-src 'sha256-{b64encode(sha256(STYLE.encode()).digest()).decode()}'"
+    f"style-src 'sha256-{b64encode(sha256((STYLE + CURVE_STYLE).encode()).digest()).decode()}'"
 )
 """For whoever serves the page: nothing but its own style."""
 
@@ -70,7 +76,7 @@ def report_html(state: DashboardState, commands: Sequence[str]) -> str:
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{name}</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<style>{STYLE}</style><body>{''.join(sections)}</body></html>\n"
+        f"<style>{STYLE}{CURVE_STYLE}</style><body>{''.join(sections)}</body></html>\n"
     )
 
 
@@ -135,25 +141,28 @@ def _few(items: Sequence[Sample], limit: int = 6) -> list[Sample]:
 
 
 def loss_curve(history: History) -> str:
-    """Loss over steps; points are held-out losses."""
+    """Loss over steps; points are held-out losses. In `CURVE_STYLE`, for whose larger letters there
+    is room."""
     losses = [*history.loss, *history.held_out_loss]
     low, high = min(losses), max(losses)
     last = max((*history.step, *history.held_out_step, 1))
+    floor, end = HEIGHT - BOTTOM, WIDTH - RIGHT
 
     def at(step: int, loss: float) -> tuple[float, float]:
-        x = MARGIN + (WIDTH - MARGIN - 10) * step / last
-        return x, 10 + (HEIGHT - MARGIN) * (high - loss) / max(high - low, 1e-9)
+        x = LEFT + (WIDTH - LEFT - RIGHT) * step / last
+        return x, TOP + (floor - TOP) * (high - loss) / max(high - low, 1e-9)
 
     points = [at(step, loss) for step, loss in zip(history.step, history.loss, strict=True)]
     dots = [at(*item) for item in zip(history.held_out_step, history.held_out_loss, strict=True)]
     line = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-    floor = HEIGHT - MARGIN + 10
     return (
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="loss over steps">'
-        f'<line x1="{MARGIN}" x2="{WIDTH - 10}" y1="{floor}" y2="{floor}" stroke="var(--line)"/>'
-        f'<text x="4" y="16">{high:.2f}</text><text x="4" y="{floor}">{low:.2f}</text>'
-        f'<text x="{MARGIN}" y="{floor + 18}">0</text>'
-        f'<text x="{WIDTH - 10}" y="{floor + 18}" text-anchor="end">step {last:,}</text>'
+        f'<svg class="curve" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
+        'aria-label="loss over steps">'
+        f'<line x1="{LEFT}" x2="{end}" y1="{floor}" y2="{floor}" stroke="var(--line)"/>'
+        f'<text x="{LEFT - 6}" y="{TOP}" dy="0.7em" text-anchor="end">{high:.2f}</text>'
+        f'<text x="{LEFT - 6}" y="{floor}" text-anchor="end">{low:.2f}</text>'
+        f'<text x="{LEFT}" y="{floor}" dy="1.15em">0</text>'
+        f'<text x="{end}" y="{floor}" dy="1.15em" text-anchor="end">step {last:,}</text>'
         f'<polyline points="{line}" fill="none" stroke="#2563c4" stroke-width="1.5"/>'
         + "".join(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="#c9620c"/>' for x, y in dots)
         + '</svg><p class="quiet">Nats per token; the points are of text that is held out.</p>'

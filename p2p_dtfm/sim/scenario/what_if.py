@@ -33,8 +33,8 @@ def _with_more(scenario: Scenario, count: int, group: str) -> Scenario:
     if not alike:
         raise UserError(f"{scenario.name} has no group {group!r}", f"groups: {_groups(scenario)}")
     if count + len(scenario.peers) > LARGEST_SCENARIO:
-        more = counted(count, "peer")
-        raise UserError(f"{more} more would be too many", f"stay below {LARGEST_SCENARIO}")
+        asked = counted(count, "peer")
+        raise UserError(f"{asked} more would be too many", f"stay below {LARGEST_SCENARIO}")
     names = {peer.name for peer in scenario.peers}
     fresh = (f"{group}-{number}" for number in range(1, len(names) + count + 1))
     added = [name for name in fresh if name not in names][:count]

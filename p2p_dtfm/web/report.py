@@ -13,7 +13,7 @@ from p2p_dtfm.core.protocol.facts.in_words import counted, duration
 from p2p_dtfm.web.state import Course, DashboardState, History, Sample
 
 WIDTH, HEIGHT = 760, 280
-LEFT, TOP, RIGHT, BOTTOM = 76, 10, 10, 40
+LEFT, TOP, RIGHT, BOTTOM = 88, 10, 10, 40
 EVENTS_SHOWN = 40
 STYLE = """
 :root { color-scheme: light dark; --text: #1c2630; --quiet: #5d6b78; --line: #d5dce2; --page: #fff }

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 
+from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.testbed.chaos_schedule import ChaosFault
 from p2p_dtfm.testbed.harmed_links import HarmedLinks
 from p2p_dtfm.testbed.local_swarm import Child, LocalSwarm
@@ -161,8 +162,8 @@ class Chaos:
 
     def _stuck(self, waiting: list[ChaosFault]) -> list[str]:
         return [
-            f"the run did not end in time: step {self.step}, {len(waiting)} faults to come; "
-            + "; ".join(self._watched.states())
+            f"the run did not end in time: step {self.step}, "
+            f"{counted(len(waiting), 'fault')} to come; " + "; ".join(self._watched.states())
         ]
 
     # faults -------------------------------------------------------------------------------------
@@ -263,7 +264,7 @@ def _in_words(fault: ChaosFault) -> str:
     whom = " ".join(fault.peers)
     by = f" {fault.factor:g} times" if fault.factor > 1 else ""
     if fault.lasts_steps:
-        length = f" for {fault.lasts_steps} steps"
+        length = f" for {counted(fault.lasts_steps, 'step')}"
     elif fault.lasts_s is None:
         length = " for good"
     else:

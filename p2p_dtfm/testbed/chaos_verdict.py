@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from p2p_dtfm.core.cost_model.cuts import LIMIT_NS, LIMIT_STEPS
+from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.testbed.recovery.phases import recovery_phases
 from p2p_dtfm.testbed.recovery.times import (
     Event,
@@ -108,7 +109,9 @@ def _check_steps(
     verdict.committed_steps = len(seen)
     verdict.lost_samples = len(missing) * samples_per_step
     if missing:
-        verdict.violations.append(f"{len(missing)} steps were never committed, first {missing[0]}")
+        verdict.violations.append(
+            f"{counted(len(missing), 'step')} never committed, first {missing[0]}"
+        )
     was_split = any(fault.kind in ("partition", "cut") for fault in faults)
     for name, history in histories.items():
         counts = Counter(event["step"] for event in steps_of(history))
@@ -139,8 +142,8 @@ def _repeated_as_promised(name: str, history: list[Event], verdict: ChaosVerdict
             verdict.repeated_steps = max(verdict.repeated_steps, len(back))
             if len(back) > max(may_repeat, LIMIT_STEPS) and took_s > LIMIT_NS / 1e9:
                 verdict.violations.append(
-                    f"{name}: view {event['view']} repeats {len(back)} steps, {took_s:.0f} s of "
-                    f"them, where {may_repeat} were said"
+                    f"{name}: view {event['view']} repeats {counted(len(back), 'step')}, "
+                    f"{took_s:.0f} s of them, where {may_repeat} were said"
                 )
             yield from back
         for step in back:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.daemon.machine.home import Home
 from p2p_dtfm.net.contacts.identity import Identity
 from p2p_dtfm.net.shaping import Shape, ShapedLink, ShapedPeer
@@ -34,8 +35,8 @@ def cast_scenario(scenario: Scenario, homes: list[Path], shape_path: Path) -> li
     """
     if len(scenario.peers) > PLAYERS_LIMIT:
         raise UserError(
-            f"{scenario.name} has {len(scenario.peers)} peers; at most {PLAYERS_LIMIT} daemons "
-            "are started on one machine",
+            f"{scenario.name} has {counted(len(scenario.peers), 'peer')}; at most {PLAYERS_LIMIT} "
+            "daemons are started on one machine",
             (
                 f"copy the file and lower the counts of its groups to {PLAYERS_LIMIT} in all",
                 f"or run it in virtual time: p2p-dtfm simulate {scenario.name}",

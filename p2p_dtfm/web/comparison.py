@@ -10,7 +10,7 @@ from html import escape
 
 import msgspec
 
-from p2p_dtfm.core.protocol.facts.in_words import counted
+from p2p_dtfm.core.protocol.facts.in_words import counted, duration
 from p2p_dtfm.web.report import STYLE
 
 POINTS_DRAWN = 600
@@ -216,11 +216,8 @@ def comparison_rows(first: RunCurves, second: RunCurves) -> list[tuple[str, str,
 
 
 def _duration(seconds: float) -> str:
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours:,} h {minutes} min"
-    return f"{minutes} min {rest} s" if minutes else f"{seconds:.1f} s"
+    """A short one to a tenth: two runs may differ by less than a second."""
+    return duration(seconds) if seconds >= 60 else f"{seconds:.1f} s"
 
 
 # the page -----------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@
     GET  /api/state           the whole state as one JSON object
     GET  /api/invitation      the line to join with as a QR code
     GET  /api/events          the state as it changes, as server-sent events
+    GET  /report.html         what became of a complete run
     GET  /metrics             for Prometheus
     POST /api/actions/NAME    an action of the daemon; needs the token
 
@@ -21,7 +22,13 @@ from typing import Any
 import msgspec
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import FileResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.responses import (
+    FileResponse,
+    HTMLResponse,
+    PlainTextResponse,
+    Response,
+    StreamingResponse,
+)
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
@@ -30,11 +37,13 @@ from p2p_dtfm.web.api import Action
 from p2p_dtfm.web.guard import RequestGuard
 from p2p_dtfm.web.metrics import metrics_text
 from p2p_dtfm.web.qr import QrPicture, qr_picture
+from p2p_dtfm.web.report import STYLE_POLICY, report_html
 from p2p_dtfm.web.state import DashboardState, History
 
 STATIC = Path(__file__).parent / "static"
 INTERVAL_S = 1.0
 WATCHERS_LIMIT = 16
+DONE = "done"
 WHOLE_PARTS = ("run", "view", "timeline", "samples", "contribution", "events")
 HISTORY_GROUPS = (
     ("step", "loss", "tokens_per_s"),
@@ -67,6 +76,7 @@ class Dashboard:
             Route("/api/invitation", self._invitation),
             Route("/api/events", self._events),
             Route("/api/actions/{name}", self._act, methods=["POST"]),
+            Route("/report.html", self._report),
             Route("/metrics", self._metrics),
             Mount("/static", StaticFiles(directory=STATIC)),
         ]
@@ -89,12 +99,20 @@ class Dashboard:
         told = {"line": line, **msgspec.to_builtins(picture)}
         return Response(msgspec.json.encode(told), media_type="application/json")
 
+    async def _report(self, request: Request) -> Response:
+        state = self._provider()
+        if state.run is None or state.live.step < state.run.total_steps:
+            return PlainTextResponse("the run is not complete yet\n", 404)
+        commands = state.live.next if state.live.state == DONE else ()
+        page = await asyncio.to_thread(report_html, state, commands)
+        return HTMLResponse(page, headers={"Content-Security-Policy": STYLE_POLICY})
+
     async def _metrics(self, request: Request) -> Response:
         text = metrics_text(self._provider)
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def _act(self, request: Request) -> Response:
-        action = self._actions().get(request.path_params["name"])
+        action = offered(self._actions(), self._provider()).get(request.path_params["name"])
         if action is None:
             return PlainTextResponse("there is no such action\n", 404)
         return Response(msgspec.json.encode(await action()), media_type="application/json")
@@ -109,20 +127,28 @@ class Dashboard:
         try:
             yield _event("hello", {"interval_s": self._interval_s})
             seen: DashboardState | None = None
-            offered: list[str] | None = None
+            shown: list[str] | None = None
             while not self._closing.is_set():
                 state = self._provider()
                 for name, part in changes(seen, state):
                     yield _event(name, part)
                 seen = state
-                if offered != list(self._actions()):
-                    offered = list(self._actions())
-                    yield _event("actions", offered)
+                names = list(offered(self._actions(), state))
+                if shown != names:
+                    shown = names
+                    yield _event("actions", shown)
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(self._interval_s):
                         await self._closing.wait()
         finally:
             self.watchers -= 1
+
+
+def offered(actions: Mapping[str, Action], state: DashboardState) -> Mapping[str, Action]:
+    """Of a complete run nothing is left to pause."""
+    if state.live.state != DONE:
+        return actions
+    return {name: action for name, action in actions.items() if name != "pause"}
 
 
 def changes(seen: DashboardState | None, state: DashboardState) -> list[tuple[str, Any]]:

@@ -2,10 +2,10 @@
 
 from html import escape
 
-from p2p_dtfm.core.protocol.facts.in_words import counted
+from p2p_dtfm.core.protocol.facts.in_words import counted, duration
 from p2p_dtfm.web.public_facts import Dot, PublicFacts, history_of
 from p2p_dtfm.web.qr import qr_picture
-from p2p_dtfm.web.report import STYLE, loss_curve
+from p2p_dtfm.web.report import CURVE_STYLE, STYLE, loss_curve
 
 REFRESH_S = 30
 MAP_WIDTH, MAP_HEIGHT, RIM = 760, 220, 16
@@ -35,7 +35,8 @@ def public_html(facts: PublicFacts) -> str:
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{name}</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<meta http-equiv="refresh" content="{REFRESH_S}"><style>{STYLE}{MORE_STYLE}</style>'
+        f'<meta http-equiv="refresh" content="{REFRESH_S}">'
+        f"<style>{STYLE}{CURVE_STYLE}{MORE_STYLE}</style>"
         f"<body><main>{''.join(sections)}</main></body></html>\n"
     )
 
@@ -61,20 +62,11 @@ def _tiles(facts: PublicFacts) -> str:
         ("loss", _number(facts.loss)),
         ("held-out loss", _number(facts.held_out_loss)),
         ("tokens per second", "–" if facts.tokens_per_s is None else f"{facts.tokens_per_s:,.0f}"),
-        ("time left", "–" if facts.left_s is None else rough_time(facts.left_s)),
+        ("time left", "–" if facts.left_s is None else duration(facts.left_s)),
         ("peers", f"{facts.peers:,}"),
         ("pipelines", f"{facts.pipelines:,}"),
     )
     return f"<dl>{''.join(f'<div><dt>{n}</dt><dd>{escape(t)}</dd></div>' for n, t in tiles)}</dl>"
-
-
-def rough_time(seconds: float) -> str:
-    """In the two largest units that say something."""
-    minutes = max(1, round(seconds / 60))
-    hours, days = minutes // 60, minutes // 1440
-    if days:
-        return f"{days} d {hours % 24} h"
-    return f"{hours} h {minutes % 60} min" if hours else f"{minutes} min"
 
 
 def _number(value: float | None) -> str:

@@ -3,13 +3,17 @@
 All of it but the figures is text of strangers or of the model, and is escaped.
 """
 
+from base64 import b64encode
 from collections.abc import Iterable, Sequence
+from datetime import datetime
+from hashlib import sha256
 from html import escape
 
 from p2p_dtfm.core.protocol.facts.in_words import counted, duration
-from p2p_dtfm.web.state import DashboardState, History, Sample
+from p2p_dtfm.web.state import Course, DashboardState, History, Sample
 
-WIDTH, HEIGHT, MARGIN = 760, 280, 44
+WIDTH, HEIGHT = 760, 280
+LEFT, TOP, RIGHT, BOTTOM = 88, 10, 10, 40
 EVENTS_SHOWN = 40
 STYLE = """
 :root { color-scheme: light dark; --text: #1c2630; --quiet: #5d6b78; --line: #d5dce2; --page: #fff }
@@ -26,6 +30,19 @@ pre { white-space: pre-wrap; overflow-wrap: anywhere; border-left: 3px solid var
 small, .quiet { color: var(--quiet) } svg { max-width: 100%; height: auto }
 svg text { font: 12px system-ui, sans-serif; fill: var(--quiet) }
 """
+CURVE_STYLE = """
+.curve text { font-size: 14px }
+@media (max-width: 500px) { .curve text { font-size: 26px } }
+"""
+"""A phone draws the whole curve half as large."""
+
+
+STYLE_POLICY = (
+    "default-src 'none'; script-src 'none'; connect-src 'none'; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'; "
+    f"style-src 'sha256-{b64encode(sha256((STYLE + CURVE_STYLE).encode()).digest()).decode()}'"
+)
+"""For whoever serves the page: nothing but its own style."""
 
 
 def report_html(state: DashboardState, commands: Sequence[str]) -> str:
@@ -50,14 +67,16 @@ def report_html(state: DashboardState, commands: Sequence[str]) -> str:
             loss = "" if sample.held_out_loss is None else f", held-out {sample.held_out_loss:.3f}"
             sections.append(f"<small>after {counted(sample.step, 'step')}{loss}</small>")
             sections.append(f"<pre>{prompt}{escape(sample.text)}</pre>")
-    sections += ["<h2>What to do with it</h2>", f"<pre>{escape(chr(10).join(commands))}</pre>"]
+    if commands:
+        lines = escape("\n".join(commands))
+        sections += ["<h2>What to do with it</h2>", f"<pre>{lines}</pre>"]
     if state.events:
         events = ((event.kind, event.text) for event in state.events[:EVENTS_SHOWN])
         sections += ["<h2>What happened</h2>", _table(("", "newest first"), events)]
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{name}</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<style>{STYLE}</style><body>{''.join(sections)}</body></html>\n"
+        f"<style>{STYLE}{CURVE_STYLE}</style><body>{''.join(sections)}</body></html>\n"
     )
 
 
@@ -68,23 +87,38 @@ def _in_a_line(state: DashboardState) -> str:
     tokens = live.step * run.tokens_per_step
     return (
         f"{run.parameter_count:,} parameters, {live.step:,} of {run.total_steps:,} steps, "
-        f"{counted(tokens, 'token')}, by {counted(len(state.contribution.board), 'peer')}"
+        f"{counted(tokens, 'token')}, by {counted(len(state.contribution.board), 'peer')} "
+        "that this one saw"
     )
 
 
 def _facts(state: DashboardState) -> str:
-    live, ever = state.live, state.contribution.ever
-    kinds = [event.kind for event in state.events]
+    live, ever, course = state.live, state.contribution.ever, state.contribution.course
     rows = [
         ("loss", _number(live.loss)),
         ("held-out loss", _number(live.held_out_loss)),
         ("views", f"{len(state.history.view_step):,}"),
-        ("faults survived", f"{kinds.count('fault') + kinds.count('left'):,}, as this peer saw it"),
+        ("peers lost", f"{course.losses:,}, without those that left in an orderly way"),
+        ("began", _when(course.began_s)),
+        ("ended", _when(course.ended_s)),
+        ("took", _took(course)),
         ("with this peer", f"{duration(ever.seconds)}, {counted(ever.steps, 'step')}"),
         ("it computed", counted(ever.tokens, "token")),
         ("run", state.run.digest if state.run else "unknown"),
     ]
     return _table(("", ""), rows) + "".join(f"<p>{escape(mark)}</p>" for mark in live.marks)
+
+
+def _when(wall_s: float | None) -> str:
+    if wall_s is None:
+        return "this peer did not see it"
+    return f"{datetime.fromtimestamp(wall_s).astimezone():%Y-%m-%d %H:%M %Z}, as this peer saw it"
+
+
+def _took(course: Course) -> str:
+    if course.began_s is None or course.ended_s is None:
+        return "unknown"
+    return duration(course.ended_s - course.began_s)
 
 
 def _number(value: float | None) -> str:
@@ -107,25 +141,28 @@ def _few(items: Sequence[Sample], limit: int = 6) -> list[Sample]:
 
 
 def loss_curve(history: History) -> str:
-    """Loss over steps; points are held-out losses."""
+    """Loss over steps; points are held-out losses. In `CURVE_STYLE`, for whose larger letters there
+    is room."""
     losses = [*history.loss, *history.held_out_loss]
     low, high = min(losses), max(losses)
     last = max((*history.step, *history.held_out_step, 1))
+    floor, end = HEIGHT - BOTTOM, WIDTH - RIGHT
 
     def at(step: int, loss: float) -> tuple[float, float]:
-        x = MARGIN + (WIDTH - MARGIN - 10) * step / last
-        return x, 10 + (HEIGHT - MARGIN) * (high - loss) / max(high - low, 1e-9)
+        x = LEFT + (WIDTH - LEFT - RIGHT) * step / last
+        return x, TOP + (floor - TOP) * (high - loss) / max(high - low, 1e-9)
 
     points = [at(step, loss) for step, loss in zip(history.step, history.loss, strict=True)]
     dots = [at(*item) for item in zip(history.held_out_step, history.held_out_loss, strict=True)]
     line = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-    floor = HEIGHT - MARGIN + 10
     return (
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="loss over steps">'
-        f'<line x1="{MARGIN}" x2="{WIDTH - 10}" y1="{floor}" y2="{floor}" stroke="var(--line)"/>'
-        f'<text x="4" y="16">{high:.2f}</text><text x="4" y="{floor}">{low:.2f}</text>'
-        f'<text x="{MARGIN}" y="{floor + 18}">0</text>'
-        f'<text x="{WIDTH - 10}" y="{floor + 18}" text-anchor="end">step {last:,}</text>'
+        f'<svg class="curve" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
+        'aria-label="loss over steps">'
+        f'<line x1="{LEFT}" x2="{end}" y1="{floor}" y2="{floor}" stroke="var(--line)"/>'
+        f'<text x="{LEFT - 6}" y="{TOP}" dy="0.7em" text-anchor="end">{high:.2f}</text>'
+        f'<text x="{LEFT - 6}" y="{floor}" text-anchor="end">{low:.2f}</text>'
+        f'<text x="{LEFT}" y="{floor}" dy="1.15em">0</text>'
+        f'<text x="{end}" y="{floor}" dy="1.15em" text-anchor="end">step {last:,}</text>'
         f'<polyline points="{line}" fill="none" stroke="#2563c4" stroke-width="1.5"/>'
         + "".join(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="#c9620c"/>' for x, y in dots)
         + '</svg><p class="quiet">Nats per token; the points are of text that is held out.</p>'

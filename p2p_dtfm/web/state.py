@@ -172,7 +172,7 @@ class Live(msgspec.Struct, frozen=True):
     waits_for: tuple[str, ...] = ()
     """Peers without whom the step does not commit."""
     next: tuple[str, ...] = ()
-    """What happens next, soonest first."""
+    """What happens next, soonest first; of a complete run, what can be typed."""
     problems: tuple[Problem, ...] = ()
     worth: Worth | None = None
     """None for a peer that was there from the beginning, or did not learn what was before it."""
@@ -247,6 +247,17 @@ class BoardRow(msgspec.Struct, frozen=True):
     tokens: float
 
 
+class Course(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Of the run as a whole, as this peer saw it; times in seconds since 1970."""
+
+    began_s: float | None = None
+    """When its first view took over."""
+    ended_s: float | None = None
+    """When the last step was committed; None: not yet, or not seen."""
+    losses: int = 0
+    """Members that were lost without leaving in an orderly way."""
+
+
 class Contribution(msgspec.Struct, frozen=True):
     """This peer's own, and the swarm's board, from the most to the least."""
 
@@ -257,6 +268,7 @@ class Contribution(msgspec.Struct, frozen=True):
     board: tuple[BoardRow, ...] = ()
     board_steps: int = 0
     """How many steps the board is of: those that this peer has seen."""
+    course: Course = Course()
 
 
 SPAN_KINDS = (

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import p2p_dtfm
-from p2p_dtfm.core.protocol.facts.in_words import bytes_text, counted, rate_text
+from p2p_dtfm.core.protocol.facts.in_words import bytes_text, counted, duration, rate_text
 from tests.programs import skip_without
 from tests.web import chromium as browser
 
@@ -47,15 +47,34 @@ def test_the_page_says_the_same(tmp_path: Path) -> None:
     """The two formatters, one for each language, are compared where a browser is."""
     values = [0, 1, 999, 1023, 1024, 85_914, 393_216, (1 << 30) - 1000, 1 << 30, 5000 << 40]
     values += [10**power * 37 // 7 for power in range(14)]
+    values += [59, 60, 3599, 3600, 48 * 3600 - 1, 48 * 3600, 1_029_960, 86_400 * 1_234]
     source = (ROOT / "web" / "static" / "format.js").read_text().replace("export const", "const")
     source = source.replace("export function", "function")
     with browser.chromium(tmp_path / "profile") as page:
         found = page.evaluate(
             f"(() => {{ {source}; return {json.dumps(values)}.map("
-            "(it) => [bytes(it), linkRate(it), some(it, 'step')]); })()"
+            "(it) => [bytes(it), linkRate(it), some(it, 'step'), duration(it)]); })()"
         )
     for value, said in zip(values, found, strict=True):
-        assert said == [bytes_text(value), rate_text(value), counted(value, "step")], value
+        expected = [bytes_text(value), rate_text(value), counted(value, "step"), duration(value)]
+        assert said == expected, value
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0 s"),
+        (59.9, "59 s"),
+        (61, "1 min 1 s"),
+        (3_600, "1 h 0 min"),
+        (48 * 3_600 - 1, "47 h 59 min"),
+        (48 * 3_600, "2 days 0 h"),
+        (1_029_960, "11 days 22 h"),
+        (86_400 * 1_234, "1,234 days 0 h"),
+    ],
+)
+def test_times_have_two_units(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
 
 
 def test_links_are_in_bits() -> None:
@@ -69,6 +88,7 @@ def test_one_is_one() -> None:
     assert counted(0, "microbatch") == "0 microbatches"
     assert counted(1234.4, "step") == "1,234 steps"
     assert counted(0.6, "token") == "1 token"
+    assert counted(1, "process") == "1 process" and counted(2, "process") == "2 processes"
 
 
 OTHER_UNIT = re.compile(r"(?<![A-Za-z-])([kKMGT]B|[KMG]ib|[kKMG]bps)\b")
@@ -91,20 +111,25 @@ def test_no_text_of_the_program_has_another_unit() -> None:
     assert not found, "\n".join(found)
 
 
-SCREENS = ("web", "cli", "daemon/dashboard", "core/planner", "sim/map")
-"""What is said there is read by people who may well have one peer."""
+SILENT_ROOMS = ("sim/faults", "testbed/virtual")
+"""What is said elsewhere is read by people who may well have one peer."""
 MANY = re.compile(
-    r"^ (peers|members|steps|tokens|microbatches|pipelines|layers|stages|spares|views|hours)\b"
+    r"^ (training |more |inner |layer )?(peers|members|steps|tokens|microbatches|pipelines|layers|"
+    r"stages|spares|views|hours|days|files|processes|daemons|faults|blocks)\b"
     r"(?!/s| a second| $)"
 )
+
+
+REFUSED_UNLESS_ONE = (" members are called ",)
 
 
 def test_what_is_counted_on_screens_may_be_one() -> None:
     found = [
         f"{path.relative_to(ROOT)}:{line}: {text!r}"
-        for room in SCREENS
-        for path in sorted((ROOT / room).rglob("*.py"))
+        for path in sorted(ROOT.rglob("*.py"))
+        if not any(path.is_relative_to(ROOT / room) for room in SILENT_ROOMS)
         for line, text in counted_by_hand(path)
+        if text not in REFUSED_UNLESS_ONE
     ]
     assert not found, "use counted():\n" + "\n".join(found)
 
@@ -136,22 +161,27 @@ def texts(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def counted_by_hand(path: Path) -> Iterator[tuple[int, str]]:
-    """A number, then a word in the plural. "3 of {total} steps" may be: a run has more than one."""
+    """A number, then a word in the plural. "3 of {total} steps", "all {total} steps" and "{LIMIT}
+    peers" may be: a run has more than one, and so allows a limit."""
     for node in ast.walk(ast.parse(path.read_text())):
         if not isinstance(node, ast.JoinedStr):
             continue
         before = ""
         for part, after in zip(node.values, node.values[1:], strict=False):
-            if isinstance(part, ast.Constant):
+            if not isinstance(part, ast.FormattedValue):
                 before = str(part.value)
                 continue
             is_many = isinstance(after, ast.Constant) and MANY.match(str(after.value))
-            if is_many and not before.endswith(" of "):
+            is_limit = isinstance(part.value, ast.Name) and part.value.id.isupper()
+            if is_many and not is_limit and not before.endswith((" of ", "all ")):
                 yield node.lineno, str(after.value)
 
 
 def test_the_searches_find_what_they_are_for(tmp_path: Path) -> None:
     path = tmp_path / "x.py"
-    path.write_text('"""5 MB."""\nsaid = f"{2} steps, {3} of {4} steps, {5 / 1e6} MB"\n')
+    path.write_text(
+        '"""5 MB."""\nsaid = f"{2} steps, {3} of {4} steps, {5 / 1e6} MB"\n'
+        'also = f"all {6} steps of {LIMIT} peers and {7} training peers"\n'
+    )
     assert [text for _, text in texts(path) if OTHER_UNIT.search(text)] == [" MB"]
-    assert [text for _, text in counted_by_hand(path)] == [" steps, "]
+    assert [text for _, text in counted_by_hand(path)] == [" steps, ", " training peers"]

@@ -5,6 +5,7 @@ import json
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from p2p_dtfm.core.messages.certificate import Certificate
@@ -12,12 +13,15 @@ from p2p_dtfm.core.messages.prepared import Prepared, sign_prepared
 from p2p_dtfm.core.planner.planner import compute_plan
 from p2p_dtfm.core.protocol.names import generated_name
 from p2p_dtfm.core.protocol.plan import Plan
+from p2p_dtfm.core.protocol.records import PeerRecord
+from p2p_dtfm.core.protocol.snapshot import Member
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.proof.counted_again import contributions_beside
 from p2p_dtfm.daemon.proof.transcript_file import FILE_NAME, Transcript
 from p2p_dtfm.daemon.telemetry.contribution import FILE, WRITE_EVERY_S, Contributions
 from p2p_dtfm.daemon.telemetry.names import Names
 from p2p_dtfm.ports import disk, now
+from p2p_dtfm.web.state import Course
 from tests.core.builders import run_spec
 from tests.core.planning import Peer, name_of, snapshot
 
@@ -50,6 +54,50 @@ def test_it_goes_on_after_a_restart(tmp_path: Path) -> None:
     assert (shown.ever.steps, shown.ever.sent_bytes, shown.ever.guarded_bytes) == (5, 5000, 30), (
         "what was done twice was given twice"
     )
+
+
+def view(number: int, *records: PeerRecord, absent: tuple[str, ...] = (), life: int = 1) -> View:
+    shot = msgspec.structs.replace(
+        SHOT,
+        number=number,
+        records=records,
+        absent=tuple(Member(peer_id, life) for peer_id in absent),
+    )
+    return View(shot, PLAN)
+
+
+def test_who_leaves_is_no_loss_and_who_is_killed_is_one(tmp_path: Path) -> None:
+    three = snapshot([Peer(), Peer(), Peer()]).records
+    last = name_of(2)
+    left = made(tmp_path / "left")
+    left.view_took_over(view(1, *three), 0)
+    left.view_took_over(view(2, *three[:2]), 5)
+    assert left.shown(Names()).course.losses == 0
+
+    (tmp_path / "killed").mkdir()
+    killed = made(tmp_path / "killed")
+    killed.view_took_over(view(1, *three), 0)
+    killed.view_took_over(view(2, *three[:2], absent=(last,), life=three[2].life), 5)
+    killed.view_took_over(view(3, *three[:2], absent=(last,), life=three[2].life), 6)
+    assert killed.shown(Names()).course.losses == 1, "once, however many views tell of it"
+    killed.write()
+    again = made(tmp_path / "killed")
+    again.view_took_over(view(4, *three[:2]), 7)
+    assert again.shown(Names()).course.losses == 1, "kept over a restart"
+
+
+def test_when_the_run_began_and_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    at_s = 1000.0
+    monkeypatch.setattr(now, "wall_s", lambda: at_s)
+    given = made(tmp_path)
+    given.view_took_over(View(SHOT, PLAN), 0)
+    at_s = 2000.0
+    given.view_took_over(View(SHOT, PLAN), 1)
+    given.committed(SPEC.total_steps - 2, 0, 0)
+    assert given.shown(Names()).course == Course(1000.0, None, 0)
+    at_s = 3000.0
+    given.committed(SPEC.total_steps - 1, 0, 0)
+    assert given.shown(Names()).course == Course(1000.0, 3000.0, 0)
 
 
 def test_days_and_weeks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,6 +103,24 @@ def test_views_tell_who_came_and_who_went(observed: tuple[Status, Observer]) -> 
     assert observer.state().history.view_step == (0, 5)
 
 
+def test_a_complete_run_says_what_can_be_typed_next(observed: tuple[Status, Observer]) -> None:
+    status, observer = observed
+    spec = run_spec().model_copy(update={"total_steps": 4000})
+    agreement = Agreement(Member(name_of(0), 1), "run", workload(), lambda _: b"", lambda *_: True)
+    observer.trains(spec, "run", workload(), agreement)
+    status.facts["step"] = 1990
+    status.say(State.TRAINING, "step 1,990 of 4,000")
+    assert "the end of the run after step 4,000" in observer.live().next
+    status.facts["step"] = 4000
+    status.say(State.DONE, "all 4,000 steps are committed")
+    assert observer.live().next == ()
+    commands = ("p2p-dtfm generate --prompt 'def '", "p2p-dtfm export --out my-model")
+    observer.ends_with(commands)
+    assert observer.live().next == commands
+    status.say(State.LEAVING, "its user asked for it")
+    assert observer.live().next == ()
+
+
 def test_steps_make_history(observed: tuple[Status, Observer]) -> None:
     status, observer = observed
     status.facts["tokens_per_s"] = 123.0

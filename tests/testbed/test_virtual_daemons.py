@@ -69,6 +69,28 @@ def test_two_go_on_without_the_third_and_it_comes_back(
         assert sum(boards[0].board().values()) == STEPS * spec.tokens_per_step * layer_count(spec)
         assert len(first.losses()) == len(others[1].losses()) == STEPS
         assert at_kill <= len(others[0].losses()) < STEPS, "others took those while it was gone"
+        for peer in (first, others[1]):
+            course = _kept(peer).course
+            assert course.losses == 1, "one kill is one loss, and leaving at the end is none"
+            assert course.began_s is not None and course.ended_s is not None
+            assert course.began_s < course.ended_s
+
+    play(1, tmp_path / "world", scene)
+
+
+def test_who_leaves_is_not_lost(run: Path, tmp_path: Path) -> None:
+    async def scene(swarm: Swarm) -> None:
+        first = swarm.peer("first", run=str(run), expect_peers=3)
+        others = [swarm.peer(name, initial_peers=(swarm.address(first),)) for name in "bc"]
+        swarm.start(first)
+        await swarm.until(lambda: first.has_run, "the run is founded", 60)
+        for peer in others:
+            swarm.start(peer)
+        await swarm.until(lambda: first.step() >= 4, "five steps of three", 120)
+        swarm.leave(others[0])
+        await swarm.until(lambda: len(_views(first)[-1]) == 2, "it has left", 60)
+        await swarm.until(lambda: not any(it.is_running for it in swarm.peers), "the end", 300)
+        assert [_kept(peer).course.losses for peer in (first, others[1])] == [0, 0]
 
     play(1, tmp_path / "world", scene)
 
@@ -123,8 +145,12 @@ def test_who_is_welcomed_and_then_comes_too_late_is_told_that_the_run_is_complet
 
 def _tallies(peer: Peer) -> Tallies:
     """Who has computed what, as this peer has it on its disk."""
+    return _kept(peer).tallies
+
+
+def _kept(peer: Peer) -> Kept:
     (path,) = peer.home.glob(f"runs/*/{FILE}")
-    return msgspec.json.decode(path.read_bytes(), type=Kept).tallies
+    return msgspec.json.decode(path.read_bytes(), type=Kept)
 
 
 def _views(peer: Peer) -> list[list[str]]:

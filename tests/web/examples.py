@@ -20,6 +20,7 @@ from p2p_dtfm.web.api import Action
 from p2p_dtfm.web.state import (
     BoardRow,
     Contribution,
+    Course,
     DashboardState,
     Event,
     Given,
@@ -180,10 +181,10 @@ def _live(me: str, steps: int, step_ns: int, snapshot: Snapshot, spec: RunSpec) 
         tokens_per_s=spec.tokens_per_step / (step_ns / 1e9),
         step_ns=step_ns,
         eta_s=(spec.total_steps - steps) * step_ns / 1e9,
-        committed_here=512,
+        committed_here=min(512, steps),
         next=(
-            f"a held-out evaluation after step {steps // 50 * 50 + 50}",
-            f"a checkpoint after step {steps // 100 * 100 + 100}",
+            f"a held-out evaluation after step {steps // 50 * 50 + 50:,}",
+            f"a checkpoint after step {steps // 100 * 100 + 100:,}",
         ),
         heard_s_ago=heard,
     )
@@ -211,7 +212,9 @@ def _contribution(view: ViewState) -> Contribution:
         BoardRow(peer.peer_id, peer.name, 120_000.0 / (1 + number / 3))
         for number, peer in enumerate(holders)
     )
-    return Contribution(given, given, msgspec.structs.replace(given, steps=901), board, 690)
+    ever = msgspec.structs.replace(given, steps=901)
+    course = Course(began_s=NOW_S - 8000, losses=1)
+    return Contribution(given, given, ever, board, 690, course)
 
 
 SAMPLES = Samples(

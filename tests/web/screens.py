@@ -16,6 +16,8 @@ from pathlib import Path
 
 import msgspec
 
+from p2p_dtfm.daemon.dashboard.report_file import next_commands
+from p2p_dtfm.daemon.machine.home import default_home
 from p2p_dtfm.daemon.telemetry.problems import Sight, problems_in
 from p2p_dtfm.daemon.telemetry.status import State
 from p2p_dtfm.web.state import DashboardState, Event, Live, Timeline, ViewState, Worth
@@ -108,12 +110,16 @@ def _paused(made: Example) -> None:
 def _done(made: Example) -> None:
     run = made.state.run
     assert run is not None
+    given = made.state.contribution
+    course = msgspec.structs.replace(given.course, ended_s=NOW_S - 60)
+    given = msgspec.structs.replace(given, course=course)
+    made.state = msgspec.structs.replace(made.state, contribution=given)
     made.change_live(
         state="done",
         reason="the run is complete",
         step=run.total_steps,
         eta_s=None,
-        next=(),
+        next=next_commands(default_home(), "def "),
     )
 
 
@@ -185,11 +191,18 @@ TOO_PALE = """(() => {
 grounds through which others shine are reckoned in."""
 
 STICKS_OUT = """[...document.querySelectorAll(
-  '.card, .bar *, #map circle, #map text, #timeline text')]
+  '.card, .bar *, #map circle, svg text, body > table, body > pre, main > dl')]
   .filter((node) => { const box = node.getBoundingClientRect();
     const room = (node.ownerSVGElement ?? document.documentElement).getBoundingClientRect();
     return box.width && (box.left < room.left - 0.5 || box.right > room.right + 0.5); })
   .map((node) => `sticks out: ${node.outerHTML.slice(0, 110)}`)"""
+
+SMALLEST_PIXELS = 11
+TOO_SMALL = f"""[...document.querySelectorAll('svg text')]
+  .map((node) => [parseFloat(getComputedStyle(node).fontSize) * node.getScreenCTM().a, node])
+  .filter(([pixels]) => pixels < {SMALLEST_PIXELS})
+  .map(([pixels, node]) => `${{pixels.toFixed(1)}} pixels: ${{node.outerHTML.slice(0, 110)}}`)"""
+"""Words of drawings, as large as they come out where the drawing is scaled."""
 
 CUT_SHORT = """[...document.querySelectorAll(
   '#answers dt, #answers dd, #answers span, #tiles dt, #tiles dd, #run, h1')]
@@ -219,13 +232,14 @@ def faults_of(page: Page, width: int) -> list[str]:
     """What is wrong with the page as it is shown now; nothing, one hopes."""
     found = [f"too pale, {it}" for it in page.evaluate(TOO_PALE)]
     found += page.evaluate(STICKS_OUT) + page.evaluate(CUT_SHORT)
+    found += [f"too small, {it}" for it in page.evaluate(TOO_SMALL)]
     wide = page.evaluate("document.documentElement.scrollWidth")
     found += [f"{wide} pixels wide"] if wide > width else []
     found += [f"a {role} without a name" for role in page.unnamed(NAMED_ROLES)]
     text = page.evaluate("document.body.innerText")
     found += [f"unit {it.group()}" for it in MIXED_UNITS.finditer(text)]
     found += [f"plural: {it.group()}" for it in ONE_OF_MANY.finditer(text)]
-    low = page.evaluate("document.querySelector('#answers').getBoundingClientRect().bottom")
+    low = page.evaluate("document.querySelector('#answers')?.getBoundingClientRect().bottom ?? 0")
     if low + page.evaluate("scrollY") > WIDTHS[width]:
         found.append(f"the answers end {low:.0f} pixels down, below the first screen")
     return found + [f"console: {it}" for it in page.problems]

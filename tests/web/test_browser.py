@@ -14,6 +14,7 @@ from tests.programs import skip_without
 from tests.web import chromium as browser
 from tests.web.chromium import Page
 from tests.web.examples import Example, sixty_four, two
+from tests.web.screens import screen
 from tests.web.serving import TOKEN, served
 
 pytestmark = skip_without(
@@ -245,6 +246,31 @@ def test_a_paused_page_says_so_everywhere(page: Page) -> None:
         example.change_live(state="paused", problems=())
         for room in ("map", "pipelines", "part", "timeline"):
             page.wait_for(f"/[Pp]aused/.test(document.querySelector('#{room}').textContent)")
+        page.open("about:blank")
+
+
+def test_a_complete_run_says_what_became_of_it(page: Page) -> None:
+    example = Example(screen(3, "live"))
+    page.set_view(390, 900)
+    texts = "[...document.querySelectorAll({!r})].map((it) => it.textContent)"
+    with served(example) as address:
+        page.open(f"{address}#token={TOKEN}")
+        page.wait_for(f"{DRAWN} && document.querySelector('#actions button')")
+        assert page.evaluate("document.querySelector('#report').hidden")
+        assert "of each step is computed here" in page.evaluate(texts.format(".verdict"))[0]
+        example.state = screen(3, "done")
+        page.wait_for("document.querySelector('#state').textContent === 'done'")
+        page.wait_for("document.querySelectorAll('#actions button').length === 1")
+        assert page.evaluate(texts.format("#actions button")) == ["Leave"]
+        assert page.evaluate(texts.format("#next code")) == list(example.state.live.next)
+        assert "of each step was computed here" in page.evaluate(texts.format(".verdict"))[0]
+        part = page.evaluate("document.querySelector('#part').textContent")
+        assert "; at the end 3 peers did 4,042: 50% more." in part
+        link = "document.querySelector('#report:not([hidden])')"
+        assert page.evaluate(f"{link}.closest('.now') !== null")
+        page.open(page.evaluate(f"{link}.href"))
+        page.wait_for("document.querySelector('h1')")
+        assert "peers lost" in page.evaluate("document.body.textContent")
         page.open("about:blank")
 
 

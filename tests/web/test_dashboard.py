@@ -3,7 +3,9 @@
 import http.client
 import json
 import socket
+from base64 import b64encode
 from collections.abc import Iterator
+from hashlib import sha256
 from urllib.parse import urlsplit
 
 import msgspec
@@ -202,6 +204,43 @@ def test_without_a_given_port_the_next_free_one_is_taken() -> None:
         assert first.getsockname() != second.getsockname()
         assert {first.getsockname()[0], second.getsockname()[0]} == {"127.0.0.1"}
         assert first.family == socket.AF_INET
+
+
+# the end ------------------------------------------------------------------------------------------
+
+
+def test_a_complete_run_has_a_report_and_nothing_to_pause(
+    client: TestClient, example: Example
+) -> None:
+    assert client.get("/report.html").status_code == 404, "not before its end"
+    run = example.state.run
+    assert run is not None
+    command = "p2p-dtfm export --out my-model"
+    example.change_live(state="done", step=run.total_steps, next=(command,))
+    reply = client.get("/report.html")
+    assert reply.status_code == 200 and reply.headers["content-type"].startswith("text/html")
+    assert run.digest in reply.text and command in reply.text
+    policy = reply.headers["content-security-policy"]
+    style = reply.text.partition("<style>")[2].partition("</style>")[0]
+    digest = b64encode(sha256(style.encode()).digest()).decode()
+    assert f"style-src 'sha256-{digest}'" in policy and "default-src 'none'" in policy
+    assert "unsafe" not in policy and reply.headers["x-content-type-options"] == "nosniff"
+    assert client.get("/report.html", headers={"host": "evil.example"}).status_code == 421
+    opened = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}
+    assert client.get("/report.html", headers=opened).status_code == 403
+
+    acting = {TOKEN_HEADER: TOKEN, "origin": PAGE}
+    assert client.post("/api/actions/pause", headers=acting).status_code == 404
+    assert client.post("/api/actions/leave", headers=acting).json() == {"state": "done"}
+    assert example.asked == ["leave"]
+
+
+def test_an_open_page_loses_its_pause_when_the_run_is_complete(example: Example) -> None:
+    with served(example, interval_s=0.05) as address:
+        events = read_events(address, 60)
+        assert next(data for name, data in events if name == "actions") == ["pause", "leave"]
+        example.change_live(state="done")
+        assert next(data for name, data in events if name == "actions") == ["leave"]
 
 
 # metrics ------------------------------------------------------------------------------------------

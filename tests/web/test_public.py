@@ -10,7 +10,7 @@ import pytest
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.invited.line import open_line, read_line
 from p2p_dtfm.web.public_facts import public_facts
-from p2p_dtfm.web.public_page import public_html, rough_time
+from p2p_dtfm.web.public_page import public_html
 from p2p_dtfm.web.public_server import (
     ADDRESSES_REMEMBERED,
     CONNECTIONS_LIMIT,
@@ -88,7 +88,9 @@ def test_of_what_is_not_known_there_is_a_page(example: Example) -> None:
         example.state.live, loss=None, eta_s=None, tokens_per_s=None, held_out_loss=None
     )
     assert "being prepared" in shown(DashboardState(live))
-    assert [rough_time(s) for s in (1, 3600, 90_000)] == ["1 min", "1 h 0 min", "1 d 1 h"]
+    live = msgspec.structs.replace(live, eta_s=1_029_960.0)
+    page = shown(msgspec.structs.replace(example.state, live=live))
+    assert "<dd>11 days 22 h</dd>" in page, "as on the dashboard"
 
 
 def test_one_address_and_all_together_get_so_many_answers() -> None:

@@ -1,6 +1,7 @@
 """The report of a complete run: one page, of which nothing is loaded and nothing is obeyed."""
 
 import re
+from datetime import datetime
 from pathlib import Path
 
 import msgspec
@@ -8,7 +9,8 @@ import msgspec
 from p2p_dtfm.daemon.dashboard.report_file import FILE, last_words, next_commands, write_report
 from p2p_dtfm.web.report import report_html
 from p2p_dtfm.web.state import DashboardState, Live
-from tests.web.examples import two
+from tests.web.examples import NOW_S, two
+from tests.web.screens import screen
 
 
 def test_it_holds_what_happened_and_needs_nothing_beside_it() -> None:
@@ -18,6 +20,17 @@ def test_it_holds_what_happened_and_needs_nothing_beside_it() -> None:
     assert state.run is not None and state.run.digest in page
     assert state.contribution.board[1].name in page
     assert not re.search(r"<script|<link|src=|url\(|https?:", page)
+
+
+def test_it_tells_when_and_how_many_were_lost_and_no_more_than_was_seen() -> None:
+    page = report_html(screen(3, "done"), ())
+    assert "<td>peers lost</td><td>1, without those that left in an orderly way</td>" in page
+    assert "<td>took</td><td>2 h 12 min</td>" in page
+    began = datetime.fromtimestamp(NOW_S - 8000).astimezone()
+    assert f"<td>began</td><td>{began:%Y-%m-%d %H:%M}" in page
+    assert "by 2 peers that this one saw" in page
+    assert "<td>ended</td><td>this peer did not see it</td>" in report_html(two().state, ())
+    assert "What to do with it" not in page, "nothing to type, no heading"
 
 
 def test_what_strangers_and_the_model_say_is_text() -> None:

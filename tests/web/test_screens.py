@@ -1,10 +1,13 @@
 """The page in all that it may have to show; a few of it each time, the rest at night."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 import pytest
 
+from p2p_dtfm.web.public_facts import public_facts
+from p2p_dtfm.web.public_page import public_html
 from tests.programs import skip_without
 from tests.web import chromium as browser
 from tests.web.chromium import Page
@@ -23,7 +26,7 @@ from tests.web.serving import served
 pytestmark = skip_without(
     "browser", "" if browser.PROGRAM else "no Chromium here: apt-get install chromium"
 )
-SHOWN = ((3, "live"), (3, "failure"), (1, "paused"))
+SHOWN = ((3, "live"), (3, "failure"), (1, "paused"), (3, "done"))
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +53,26 @@ def look(page: Page, peers: int, situation: str, widths: tuple[int, ...]) -> Non
             for dark in (False, True):
                 show(page, address, width, dark)
                 assert not faults_of(page, width), (width, dark)
+        page.open("about:blank")
+
+
+@pytest.mark.parametrize("kind", ["report", "public"])
+def test_the_pages_that_are_passed_on(page: Page, kind: str, tmp_path: Path) -> None:
+    """They are read on phones as well."""
+    state = screen(3, "done" if kind == "report" else "live")
+    public = tmp_path / "public.html"
+    public.write_text(public_html(public_facts(state)), encoding="utf-8")
+    with served(Example(state)) as address:
+        for width in WIDTHS:
+            for dark in (False, True):
+                page.problems.clear()
+                page.set_view(width, WIDTHS[width], dark=dark)
+                page.open(f"{address}report.html" if kind == "report" else public.as_uri())
+                page.wait_for("document.querySelector('svg polyline')")
+                assert page.evaluate("document.querySelectorAll('svg text').length") == 4
+                assert not faults_of(page, width), (width, dark)
+                drawn = page.evaluate("getComputedStyle(document.body).maxWidth")
+                assert drawn == "800px", "the page's own style is let through"
         page.open("about:blank")
 
 
@@ -80,12 +103,14 @@ def test_what_is_wrong_with_a_page_is_found(page: Page) -> None:
           document.querySelector('.headline').style.height = '600px';
           document.querySelector('#samples-step').tabIndex = 3;
           document.querySelector('#samples-step').removeAttribute('aria-label');
+          document.querySelector('#map text').style.fontSize = '6px';
         })()"""
         )
         text = "\n".join(faults_of(page, 390) + faults_of_keyboard(page))
         for fault in (
             "too pale", "a slider without a name", "plural: 1 peers", "unit MB", " pixels wide",
-            "below the first screen", "focus is not seen", "focus jumps back",
+            "below the first screen", "too small, 6.0 pixels", "focus is not seen",
+            "focus jumps back",
         ):  # fmt: skip
             assert fault in text, text
         page.open("about:blank")

@@ -121,7 +121,7 @@ def chaos(
         spec = _write_spec(directory, case)
         report = _run(directory, case, spec, console)
         report["violations"] += (
-            [f"{left} processes left"] if (left := processes_left(directory)) else []
+            [f"{counted(left, 'process')} left"] if (left := processes_left(directory)) else []
         )
     report["ok"] = not report["violations"]
     _end(report, console, as_json, _summary)

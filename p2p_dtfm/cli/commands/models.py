@@ -11,6 +11,7 @@ from p2p_dtfm.cli.app import HomeOption, app
 from p2p_dtfm.cli.commands.data import newest_checkpoint, tokenizer_of
 from p2p_dtfm.cli.terminal.progress import progress_of_bytes
 from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.core.protocol.facts.in_words import counted
 
 if TYPE_CHECKING:
     from p2p_dtfm.core.protocol.sections.lora_spec import LoraSpec
@@ -269,7 +270,7 @@ def import_model(
     for note in notes:
         typer.echo(f"note: {note}")
     typer.echo(
-        f"{spec.model.layers} blocks of width {spec.model.width}, vocabulary "
+        f"{counted(spec.model.layers, 'block')} of width {spec.model.width}, vocabulary "
         f"{spec.model.vocabulary}, context {spec.model.context}"
     )
     typer.echo(f"found the run with: p2p-dtfm --run {out / RUN_SPEC_NAME}")

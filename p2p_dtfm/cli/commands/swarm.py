@@ -10,12 +10,11 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from p2p_dtfm.cli.app import HomeOption, JsonOption, app
 from p2p_dtfm.cli.terminal.durations import seconds_of
-from p2p_dtfm.cli.terminal.member_row import COLUMNS, row_of
+from p2p_dtfm.cli.terminal.member_row import member_table
 from p2p_dtfm.cli.terminal.plain import plain
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.facts.in_words import counted, duration
@@ -220,12 +219,13 @@ def peers(
     if as_json:
         typer.echo(json.dumps(members))
         return
-    table = Table(*COLUMNS, "heard")
-    for member in members:
-        heard = member["heard_s_ago"]
-        when = "this peer" if heard is None else f"{heard:.0f} s ago"
-        table.add_row(*map(Text, (*row_of(member, ids), when)))
-    Console().print(table)
+    console = Console()
+    console.print(member_table(members, ("heard", _heard), ids, console.width))
+
+
+def _heard(member: dict[str, Any]) -> str:
+    heard = member["heard_s_ago"]
+    return "this peer" if heard is None else f"{heard:.0f} s ago"
 
 
 def _tell(home: Path | None, what: str) -> None:

@@ -32,7 +32,7 @@ def play_lies(case: LieCase, keep: Path | None, console: Console) -> dict[str, A
         spec = case.spec(read_run_spec(case.run))
         verdict = play(directory, case, spec, lambda text: console.print(text, highlight=False))
         if left := processes_left(directory):
-            verdict.violations.append(f"{left} processes left")
+            verdict.violations.append(f"{counted(left, 'process')} left")
     return {**asdict(case), **asdict(verdict), "ok": not verdict.violations}
 
 

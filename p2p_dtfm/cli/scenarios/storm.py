@@ -50,7 +50,7 @@ def play_storm(case: StormCase, keep: Path | None, console: Console) -> dict[str
         spec = comparable(read_run_spec(case.run), (case.kills + 1) * STEPS_FOR_EACH_KILL)
         report = _storm_in(directory, case, spec, say)
         if left := processes_left(directory):
-            report["violations"].append(f"{left} processes left")
+            report["violations"].append(f"{counted(left, 'process')} left")
     return report | {"timeline": timeline, "ok": not report["violations"]}
 
 
@@ -171,7 +171,7 @@ def _left_behind(done: StormReport) -> Iterator[str]:
             f"more than {MEMORY_GROWTH_LIMIT:.0%}"
         )
     if left := done.facts.files_left():
-        yield f"{len(left)} files left, {left[0]} first"
+        yield f"{counted(len(left), 'file')} left, {left[0]} first"
 
 
 def _times(times_s: list[float]) -> dict[str, float] | None:

@@ -1,15 +1,63 @@
-"""A member as a row of a table: its device, its layers and its links."""
+"""Members as a table: as much of each as the terminal has room for."""
 
+from collections.abc import Callable, Sequence
 from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
 
 from p2p_dtfm.cli.terminal.plain import SHORT_CHARACTERS, plain
 from p2p_dtfm.core.protocol.facts.in_words import bytes_text, rate_text
 
-COLUMNS = ("peer", "device", "memory", "block fwd+bwd", "layers", "links")
+NARROW_BELOW = 90
+"""Columns of a terminal. Below, what a row does not need is left out, and no word is cut."""
+NAME_WIDTH = 18
+"""At least, if a name is as long: the longest that an identity makes fits, and a third of an id."""
+NAME_PART = 5
+"""A wide terminal has more for it: this part of all."""
 
 
-def row_of(member: dict[str, Any], ids: bool) -> tuple[str, ...]:
-    """`ids`: peers by their ids, not their names."""
+def member_table(
+    members: Sequence[dict[str, Any]],
+    last: tuple[str, Callable[[dict[str, Any]], str]],
+    ids: bool,
+    width: int,
+) -> Table:
+    """`last`: the heading of one more column, and what it has of a member. `ids`: peers by their
+    ids, not their names. `width`: of the terminal."""
+    rows = [(*_row_of(member, ids), last[1](member)) for member in members]
+    widest = max((len(row[0]) for row in rows), default=len("peer"))
+    name_width = min(widest, max(NAME_WIDTH, width // NAME_PART))
+    is_narrow = width < NARROW_BELOW
+    table = _narrow(name_width) if is_narrow else _wide(name_width)
+    table.add_column("memory", no_wrap=True)
+    table.add_column("block\nfwd+bwd" if is_narrow else "block fwd+bwd", no_wrap=is_narrow)
+    table.add_column("layers", no_wrap=True)
+    table.add_column("links")
+    if not is_narrow:
+        table.add_column(last[0])
+    for name, device, *others, rest in rows:
+        cells = (name, *others) if is_narrow else (name, device, *others, rest)
+        table.add_row(*map(Text, cells))
+    return table
+
+
+def _narrow(name_width: int) -> Table:
+    """Without the device: only the links may need a second line."""
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("peer", width=name_width, overflow="fold")
+    return table
+
+
+def _wide(name_width: int) -> Table:
+    table = Table()
+    table.add_column("peer", width=name_width, overflow="fold")
+    table.add_column("device")
+    return table
+
+
+def _row_of(member: dict[str, Any], ids: bool) -> tuple[str, ...]:
     device, links = member["device"], member["links"].values()
     block_ms = (device["block"]["forward_ns"] + device["block"]["backward_ns"]) / 1e6
     layers = member["layers"]
@@ -18,7 +66,7 @@ def row_of(member: dict[str, Any], ids: bool) -> tuple[str, ...]:
         member["peer_id"] if ids else plain(member["name"], SHORT_CHARACTERS),
         plain(f"{device['kind']}, {device['name']}", SHORT_CHARACTERS),
         bytes_text(device["memory_bytes"]),
-        f"{block_ms:.1f} ms",
+        f"{block_ms:,.1f} ms",
         f"{layers[0]}-{layers[-1]}" if layers else "spare",
         _rates_text(rates),
     )

@@ -6,10 +6,8 @@ from typing import Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
-from p2p_dtfm.cli.terminal.member_row import COLUMNS, row_of
+from p2p_dtfm.cli.terminal.member_row import member_table
 from p2p_dtfm.cli.terminal.plain import plain
 from p2p_dtfm.core.protocol.facts.in_words import counted
 
@@ -28,10 +26,7 @@ def show_swarm(initial_peers: tuple[str, ...], run_digest: str, as_json: bool, i
         typer.echo(json.dumps(seen))
         return
     console = Console()
-    table = Table(*COLUMNS, "float32")
-    for member in seen["members"]:
-        table.add_row(*map(Text, (*row_of(member, ids), _speed(member))))
-    console.print(table)
+    console.print(member_table(seen["members"], ("float32", _speed), ids, console.width))
     for line in _lines(seen):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 

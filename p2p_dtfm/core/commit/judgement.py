@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from p2p_dtfm.core.audit.accounts import MANY, Findings, fault_of_account, findings
 from p2p_dtfm.core.commit.step_terms import SQUARED_NORM_LIMIT, StepTerms
 from p2p_dtfm.core.messages.prepared import Prepared
+from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.snapshot import ViewId
 
@@ -106,7 +107,7 @@ def _fault_of_counts(
     if counts is not None:
         due = counts.get(me, 0) * terms.microbatch_tokens if terms.trains(step) else 0
         if prepared.token_count != due:
-            return f"Prepared counts {prepared.token_count} tokens, its share is {due}"
+            return f"Prepared counts {counted(prepared.token_count, 'token')}, its share is {due:,}"
     held_out = terms.held_out_tokens(step, plan, me)
     if prepared.held_out_token_count != held_out:
         return f"Prepared counts {prepared.held_out_token_count} held-out tokens, not {held_out}"

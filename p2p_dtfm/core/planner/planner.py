@@ -12,6 +12,7 @@ from p2p_dtfm.core.planner.recomputation import recomputing
 from p2p_dtfm.core.planner.search import search
 from p2p_dtfm.core.planner.stability import Present
 from p2p_dtfm.core.planner.unlike_cuts import best_cut
+from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.core.protocol.measured_plans import agreed
 from p2p_dtfm.core.protocol.plan import NoPlan, Pipeline, Plan, Stage, check_plan
 from p2p_dtfm.core.protocol.prng import prng_of_digest
@@ -43,8 +44,8 @@ def _without(snapshot: Snapshot, idle: frozenset[str]) -> Plan | NoPlan:
     able, wanted = len(training), max(1, snapshot.workload.min_members)
     if able < wanted:
         return NoPlan(
-            f"this run asks for at least {wanted} training peers; {able} of "
-            f"{len(snapshot.records)} members can train now"
+            f"this run asks for at least {counted(wanted, 'training peer')}; {able} of "
+            f"{counted(len(snapshot.records), 'member')} can train now"
         )
     if (standing := standing_plan(snapshot)) is not None:
         return standing

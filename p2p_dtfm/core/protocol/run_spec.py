@@ -8,6 +8,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from p2p_dtfm.core.protocol.canonical import decode, digest_bytes, encode
 from p2p_dtfm.core.protocol.errors import PeerFault, UserError
+from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.core.protocol.layers.listed import MOST_LAYERS, ListedLayer
 from p2p_dtfm.core.protocol.layers.listed import reason_against as reason_against_layers
 from p2p_dtfm.core.protocol.model_spec import ModelSpec, Section, with_preset
@@ -260,7 +261,7 @@ class RunSpec(Section):
         if self.sync.mode == "local" and self.sync.inner_steps > self.microbatches_per_step:
             raise ValueError(
                 f"sync.inner_steps ({self.sync.inner_steps}) must not be more than the "
-                f"{self.microbatches_per_step} microbatches of a step"
+                f"{counted(self.microbatches_per_step, 'microbatch')} of a step"
             )
         return self
 

@@ -71,6 +71,7 @@ class Observer:
         self._events = self.seen.events
         self._before: tuple[float, int] | None = None
         self._told_step = 0
+        self._last_commands: tuple[str, ...] = ()
         self._is_settled: Callable[[], bool] = lambda: False
         self._committed_s = now.monotonic_s()
         self._usual_rate: float | None = None
@@ -171,6 +172,10 @@ class Observer:
     def show_samples(self, samples: Samples) -> None:
         """What the model has written so far."""
         self.seen.samples = samples
+
+    def ends_with(self, commands: tuple[str, ...]) -> None:
+        """The run is complete: what can be typed next."""
+        self._last_commands = commands
 
     def note(self, text: str) -> None:
         """Something worth a line of history."""
@@ -281,6 +286,8 @@ class Observer:
         agreement, spec = self._agreement, self._spec
         if agreement is None or spec is None:
             return []
+        if self._status.state is State.DONE:
+            return list(self._last_commands)
         found = []
         if agreement.next_view is not None:
             number = agreement.next_view.id.number
@@ -297,7 +304,7 @@ class Observer:
         }
         for what, at in sorted(due.items(), key=lambda item: item[1]):
             if at <= spec.total_steps:
-                found.append(f"{what} after step {at}")
+                found.append(f"{what} after step {at:,}")
         return found
 
     def problems(self) -> list[Problem]:

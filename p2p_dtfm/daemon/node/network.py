@@ -8,6 +8,7 @@ from typing import Protocol
 
 from p2p_dtfm.core.liveness.liveness import LAN_LIVENESS, WAN_LIVENESS, Liveness
 from p2p_dtfm.core.protocol.errors import UNREACHABLE, PeerFault, UserError
+from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.core.protocol.invited.chains import NOT_INVITED
 from p2p_dtfm.core.protocol.invited.line import read_line
 from p2p_dtfm.core.protocol.records import PROTOCOL_VERSION
@@ -269,7 +270,7 @@ async def _first_contacts(
     if not remembered:
         return ()
     addresses = remembered[:CALLED_LIMIT]
-    local.status.say(State.STARTING, f"calls {len(addresses)} peers that it met before")
+    local.status.say(State.STARTING, f"calls {counted(len(addresses), 'peer')} that it met before")
     return await reach_any(host, addresses, CALL_LIMIT_S)
 
 

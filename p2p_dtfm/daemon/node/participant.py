@@ -202,6 +202,7 @@ class Participant:
         # neither command knows layers that are listed, nor a model whose ends others keep
         usable = not (self.membership.run.spec.layers or self.checkpoints.withheld)
         commands = next_commands(home.root, state.samples.prompt or "def ") if usable else ()
+        self.local.observer.ends_with(commands)
         written = await asyncio.to_thread(write_report, path, state, commands)
         for line in last_words(state, path if written else None, commands):
             log.info("%s", line)

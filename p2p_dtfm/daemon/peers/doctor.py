@@ -20,7 +20,7 @@ import psutil
 
 from p2p_dtfm import __version__
 from p2p_dtfm.core.protocol.errors import UserError
-from p2p_dtfm.core.protocol.facts.in_words import bytes_text
+from p2p_dtfm.core.protocol.facts.in_words import bytes_text, counted
 from p2p_dtfm.core.protocol.records import Device, Reachability
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.daemon.machine.home import Home
@@ -145,7 +145,7 @@ def check_disk(home: Path) -> Check:
 
 def check_open_files() -> Check:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    found = f"this process may open {soft} files and streams"
+    found = f"this process may open {counted(soft, 'file')} and streams"
     if soft >= OPEN_FILES_WANTED:
         return Check("open files", Verdict.OK, found)
     wanted = OPEN_FILES_WANTED if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES_WANTED)

@@ -9,6 +9,7 @@ from datetime import datetime
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from p2p_dtfm.core.commit.shares import Tallies, shares_of
 from p2p_dtfm.core.messages.prepared import Prepared
@@ -16,11 +17,12 @@ from p2p_dtfm.core.protocol.canonical import decode
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.plan import NoPlan, Plan
 from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.core.protocol.snapshot import Member
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.core.transcript.entries import Committed, Entry, TookOver
 from p2p_dtfm.daemon.telemetry.names import Names
 from p2p_dtfm.ports import disk, now
-from p2p_dtfm.web.state import BoardRow, Contribution, Given
+from p2p_dtfm.web.state import BoardRow, Contribution, Course, Given
 
 FILE = "contribution.json"
 WRITE_EVERY_S = 60.0
@@ -39,6 +41,7 @@ class Kept(msgspec.Struct, forbid_unknown_fields=True):
     tallies: Tallies = msgspec.field(default_factory=Tallies)
     days: dict[str, Given] = msgspec.field(default_factory=dict)
     older: Given = Given()
+    course: Course = Course()
     transcript_bytes: int | None = None
     """Of the run's transcript, so much is counted here; None as long as nobody has said."""
 
@@ -62,6 +65,7 @@ class Contributions:
         self._me = me
         self._kept, self._are_days_lost = _read(path)
         self._share = 0
+        self._members: frozenset[Member] = frozenset()
         self._committed_s: float | None = None
         self._written_s = now.monotonic_s()
         self._lock = threading.Lock()
@@ -69,7 +73,17 @@ class Contributions:
     def view_took_over(self, view: View, step: int) -> None:
         """From `step` on, as this view's plan says."""
         self._follow(view.plan, step)
+        self._lose(view)
         self._committed_s = now.monotonic_s()
+
+    def _lose(self, view: View) -> None:
+        """Who leaves in an orderly way takes part in agreeing on the view that is without it; who
+        is lost is absent from that."""
+        lost = self._members & set(view.snapshot.absent) - set(view.members)
+        before = self._kept.course
+        began_s = now.wall_s() if before.began_s is None else before.began_s
+        self._kept.course = Course(began_s, before.ended_s, before.losses + len(lost))
+        self._members = frozenset(view.members)
 
     def _follow(self, plan: Plan | NoPlan, step: int) -> None:
         shares: dict[str, int] = {}
@@ -112,6 +126,8 @@ class Contributions:
         before_s = now_s if self._committed_s is None else self._committed_s
         took_s = min(now_s - before_s, LONGEST_STEP_S)
         self._committed_s = now_s
+        if step + 1 >= self._spec.total_steps:
+            self._kept.course = replace(self._kept.course, ended_s=now.wall_s())
         worked = self._share > 0
         given = Given(
             tokens=self._share / self._layer_count,
@@ -164,6 +180,7 @@ class Contributions:
                 for peer_id, share in board[:BOARD_LIMIT]
             ),
             board_steps=tallies.step_count,
+            course=self._kept.course,
         )
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.ports import now
 
 SHOWN_FROM_S = 2.0
@@ -34,4 +35,7 @@ def in_words(seconds: float) -> str:
     if seconds < 100:
         return f"{seconds:.0f} s"
     minutes = seconds / 60
-    return f"{minutes:.0f} min" if minutes < 100 else f"{minutes / 60:.0f} h"
+    if minutes < 100:
+        return f"{minutes:.0f} min"
+    hours = minutes / 60
+    return f"{hours:.0f} h" if hours < 48 else counted(hours / 24, "day")

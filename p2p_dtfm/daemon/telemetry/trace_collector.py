@@ -13,6 +13,7 @@ import msgspec
 
 from p2p_dtfm.core.protocol.canonical import decode, encode
 from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.peers.messenger import Messenger
@@ -61,7 +62,7 @@ class TraceCollector:
     def answer(self, request: TraceRequest) -> bytes:
         """The reply to another member. Raises `PeerFault`."""
         if not 1 <= request.count <= STEPS_LIMIT:
-            raise PeerFault(f"asks for {request.count} steps")
+            raise PeerFault(f"asks for {counted(request.count, 'step')}")
         return encode(TraceReply(tuple(self._own(request))))
 
     def _own(self, request: TraceRequest) -> list[TracedStep]:

@@ -6,6 +6,7 @@ from copy import deepcopy
 from typing import Any, NamedTuple
 
 from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.core.protocol.run_spec import RunSpec, parse_run_spec
 
 Values = dict[str, Any]
@@ -172,7 +173,9 @@ def _told(spec: RunSpec, name: str) -> str:
         reduction += f" (one in {sparse.one_in}, {sparse.keep_percent}%, {sparse.bits} bits)"
     return {
         "global-batch": f"global batch {spec.batch.global_batch}",
-        "inner-steps": f"{spec.sync.inner_steps} inner steps" if local else "one step for all",
+        "inner-steps": counted(spec.sync.inner_steps, "inner step")
+        if local
+        else "one step for all",
         "reduction": f"reduction {reduction}",
         "boundaries": f"boundaries {' or '.join(spec.codecs.activations)}",
         "optimizer": f"optimizer {spec.optimizer.kind}",

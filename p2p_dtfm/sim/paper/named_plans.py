@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from p2p_dtfm.core.protocol.errors import UserError
-from p2p_dtfm.core.protocol.facts.in_words import bytes_text
+from p2p_dtfm.core.protocol.facts.in_words import bytes_text, counted
 from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage, check_plan
 from p2p_dtfm.core.protocol.workload import Workload
 from p2p_dtfm.sim.paper.cost import PAPER_SIZES, PaperSizes, paper_plan
@@ -29,8 +29,9 @@ def grid_plan(order: tuple[str, ...], workload: Workload, stages: int) -> Plan:
     replicas = len(order) // stages
     if not replicas or stages > workload.block_count or replicas > workload.microbatch_count:
         raise UserError(
-            f"{len(order)} peers, {workload.block_count} blocks and {workload.microbatch_count} "
-            f"microbatches do not make pipelines of {stages} stages",
+            f"{counted(len(order), 'peer')}, {counted(workload.block_count, 'block')} and "
+            f"{counted(workload.microbatch_count, 'microbatch')} do not make pipelines of "
+            f"{counted(stages, 'stage')}",
             "choose --stages so that peers, blocks and microbatches suffice",
         )
     cuts = [0, *(_even(workload.block_count, stages, s + 1) + 1 for s in range(stages))]

@@ -1,6 +1,7 @@
 """A scenario as an instance of the paper's placement problem."""
 
 from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.core.protocol.workload import Workload
 from p2p_dtfm.sim.paper.cost import PAPER_SIZES, PaperProblem, PaperSizes, paper_problem
 from p2p_dtfm.sim.scenario.scenario import Scenario
@@ -26,7 +27,8 @@ def paper_problem_of(
     count = len(scenario.peers)
     if stages < 1 or replicas < 1 or stages * replicas != count:
         even = [s for s in range(1, count + 1) if count % s == 0]
-        grid = f"{stages} stages of {replicas} replicas" if replicas > 0 else f"{stages} stages"
+        grid = counted(stages, "stage")
+        grid += f" of {counted(replicas, 'replica')}" if replicas > 0 else ""
         raise UserError(
             f"the paper's grid uses every peer: {grid} do not make the {count} of {scenario.name}",
             f"choose --stages from {', '.join(map(str, even[:12]))}, with as many replicas as "

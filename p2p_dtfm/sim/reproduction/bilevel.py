@@ -8,6 +8,7 @@ import html
 import math
 from itertools import pairwise
 
+from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.sim.map.map_layout import lay_out
 from p2p_dtfm.sim.paper.cost import PaperPlan, PaperProblem, matching
 from p2p_dtfm.sim.reproduction.charts import svg
@@ -187,7 +188,7 @@ def _path(problem: PaperProblem, plan: PaperPlan) -> list[str]:
                 "</circle>"
             )
     parts.append(
-        f'<text class="quiet" x="12" y="42">{len(plan.pipelines)} pipelines, from the first stage '
-        "to the last</text>"
+        f'<text class="quiet" x="12" y="42">{counted(len(plan.pipelines), "pipeline")}, '
+        "from the first stage to the last</text>"
     )
     return parts

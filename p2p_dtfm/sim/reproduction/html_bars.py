@@ -3,6 +3,7 @@
 import html
 from collections.abc import Iterable, Sequence
 
+from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.sim.reproduction.bars import Bar, Kind
 
 STYLE = """
@@ -52,7 +53,7 @@ def bar_row(bar: Bar, share: float, value: str, own: bool = False) -> str:
     cached = "; cached" if bar.cached else ""
     price = ""
     if bar.price_per_hour is not None:
-        price = f", {bar.peers} peers with a stage at ${bar.price_per_hour:.2f} an hour"
+        price = f", {counted(bar.peers, 'peer')} with a stage at ${bar.price_per_hour:.2f} an hour"
     told = f"{bar.system}: {bar.seconds:.4g} s{speed}{price}; {bar.kind}{cached}. {bar.source}"
     cut = " cut" if share > 1.0001 else ""
     return (

@@ -4,6 +4,7 @@ import html
 from collections.abc import Sequence
 from typing import Any
 
+from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.sim.paper.cost import paper_plan
 from p2p_dtfm.sim.paper.published import PLANNED_SCENARIOS, TITLES
 from p2p_dtfm.sim.reproduction.bars import Bar, Chart, Results, bars_of
@@ -64,7 +65,7 @@ def drawings(results: Results) -> dict[str, str]:
     for (case, layers, batch), bars in cells(results).items():
         ordered = [bars[name] for name in TABLE_ORDER if name in bars]
         most = max(bar.seconds for bar in ordered if bar.system != CUT)
-        title = f"Case {case}, {TITLES[case]}: {layers} layers, {batch} sequences"
+        title = f"Case {case}, {TITLES[case]}: {counted(layers, 'layer')}, {batch} sequences"
         found[f"case-{case}-L{layers}-B{batch}.svg"] = bar_chart(title, ordered, most)
     for case in CASES:
         for across in ("evaluations", "seconds"):
@@ -149,7 +150,7 @@ def _cell_card(cell: Cell, table: dict[Cell, dict[str, Bar]]) -> str:
     bars = [table[cell][name] for name in TABLE_ORDER if name in table[cell]]
     most = max(bar.seconds for bar in bars if bar.system != CUT)
     return (
-        f'<div class="card"><h3>Case {case}, {layers} layers, {batch:,} sequences '
+        f'<div class="card"><h3>Case {case}, {counted(layers, "layer")}, {batch:,} sequences '
         '<span class="quiet">seconds · PFLOPS</span></h3>'
         + "".join(_bar(bar, most) for bar in bars)
         + "</div>"

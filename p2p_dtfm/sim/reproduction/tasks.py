@@ -10,6 +10,7 @@ from typing import Any
 from p2p_dtfm.core.cost_model.placement_problem import problem_of
 from p2p_dtfm.core.planner.bound import step_lower_bound_ns
 from p2p_dtfm.core.planner.planner import compute_plan
+from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.core.protocol.plan import NoPlan, Plan
 from p2p_dtfm.core.protocol.workload import Workload
 from p2p_dtfm.sim.paper.built_starts import Packer
@@ -80,7 +81,7 @@ def _dtfm_tasks() -> list[Task]:
     return [
         Task(
             f"dtfm {case} {placement} {layers}",
-            f"DT-FM in case {case}, {placement} order, {layers} layers",
+            f"DT-FM in case {case}, {placement} order, {counted(layers, 'layer')}",
             True,
             partial(make, case, placement, layers),
         )
@@ -110,7 +111,7 @@ def _our_tasks() -> list[Task]:
     return [
         Task(
             f"ours {case} {layers} {batch}",
-            f"our plan in case {case}, {layers} layers, {batch} sequences",
+            f"our plan in case {case}, {counted(layers, 'layer')}, {batch} sequences",
             False,
             partial(make, case, layers, batch),
         )
@@ -215,6 +216,6 @@ def _scale_tasks() -> list[Task]:
         }
 
     return [
-        Task(f"scale {count}", f"a plan for {count} peers", False, partial(make, count))
+        Task(f"scale {count}", f"a plan for {counted(count, 'peer')}", False, partial(make, count))
         for count in SCALE
     ]

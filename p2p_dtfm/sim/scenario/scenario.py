@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.core.virtual.virtual_network import Lines
 from p2p_dtfm.sim.scenario.scenario_file import (
     LARGEST_SCENARIO,
@@ -251,7 +252,9 @@ class _Builder:
                         price_micro_per_hour=_scaled(group.price_per_hour, 1e6),
                     )
         if len(self.peers) > LARGEST_SCENARIO:
-            self._refuse(("group", 0, "count"), f"{len(self.peers)} peers > {LARGEST_SCENARIO}")
+            self._refuse(
+                ("group", 0, "count"), f"{counted(len(self.peers), 'peer')} > {LARGEST_SCENARIO:,}"
+            )
         for number, peer in _present(self.file.peer):
             self._override(number, peer)
         return Scenario(

@@ -4,6 +4,7 @@ import re
 from dataclasses import replace
 
 from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.sim.scenario.scenario import Scenario
 from p2p_dtfm.sim.scenario.scenario_file import LARGEST_SCENARIO
 
@@ -32,7 +33,8 @@ def _with_more(scenario: Scenario, count: int, group: str) -> Scenario:
     if not alike:
         raise UserError(f"{scenario.name} has no group {group!r}", f"groups: {_groups(scenario)}")
     if count + len(scenario.peers) > LARGEST_SCENARIO:
-        raise UserError(f"{count} more peers are too many", f"stay below {LARGEST_SCENARIO}")
+        asked = counted(count, "peer")
+        raise UserError(f"{asked} more would be too many", f"stay below {LARGEST_SCENARIO}")
     names = {peer.name for peer in scenario.peers}
     fresh = (f"{group}-{number}" for number in range(1, len(names) + count + 1))
     added = [name for name in fresh if name not in names][:count]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.testbed.kill_storm import peer_id_of
 from p2p_dtfm.testbed.lies.kinds import LIE_VARIABLE, Lie
@@ -85,7 +86,10 @@ def play(directory: Path, case: LieCase, spec: RunSpec, say: Callable[[str], Non
         for name in names[1:]:
             with _environment(lie if name in lying else None):
                 swarm.join(address, (), name, directory / name)
-        say(f"{case.peers} daemons, of which {', '.join(lying)} lie from step {FIRST_LIE} on")
+        say(
+            f"{counted(case.peers, 'daemon')}, of which {', '.join(lying)} lie from step "
+            f"{FIRST_LIE} on"
+        )
         verdict, honest = LieVerdict(), [it for it in swarm.children if it.name not in lying]
         _until_done(swarm.children, honest, case.steps, verdict)
         liars = {ids[name]: name for name in lying}
@@ -118,7 +122,9 @@ def _until_done(
             verdict.violations.append(f"{', '.join(ended)} ended")
             break
         if time.monotonic() > end_s:
-            verdict.violations.append(f"nobody has ended {steps} steps within {LIMIT_S:.0f} s")
+            verdict.violations.append(
+                f"nobody has ended {counted(steps, 'step')} within {LIMIT_S:.0f} s"
+            )
             break
         time.sleep(POLL_S)
     verdict.steps = 1 + max((it["step"] for it in steps_of(honest[0].events())), default=-1)

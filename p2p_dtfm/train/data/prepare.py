@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from p2p_dtfm.core.protocol.errors import PeerFault, UserError
+from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.train.data.atomic_file import fix_of, write_atomically
 from p2p_dtfm.train.data.blob_store import BlobStore
 from p2p_dtfm.train.data.documents import Piece
@@ -274,8 +275,8 @@ def _write(
     for split, writer in (("training", train), ("held-out", held_out)):
         if writer.tokens <= context:
             raise UserError(
-                f"too little text: {writer.tokens} {split} tokens do not make one window of "
-                f"{context + 1} (from {survey.text_bytes} bytes of text)",
+                f"too little text: {counted(writer.tokens, f'{split} token')} do not make one "
+                f"window of {context + 1} (from {survey.text_bytes} bytes of text)",
                 ("add text", "choose a smaller context"),
             )
     tokenizer_file = tokenizer.to_bytes()
@@ -338,7 +339,7 @@ def require_readable(payload: bytes, shard_tokens: int) -> None:
     if len(payload) > MANIFEST_LIMIT_BYTES:
         raise UserError(
             f"{len(payload)} bytes of manifest, more than the limit of {MANIFEST_LIMIT_BYTES}",
-            f"make shards larger than {shard_tokens} tokens",
+            f"make shards larger than {counted(shard_tokens, 'token')}",
         )
     try:
         parse_manifest(payload)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.core.protocol.model_spec import ModelSpec
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.train.data.manifest import Notes
@@ -50,8 +51,8 @@ def _what(spec: RunSpec, step: int, told: Told) -> str:
         ("trained", f"{step:,} of {spec.total_steps:,} steps"),
         ("tokens", f"{told.tokens:,}" if told.tokens is not None else UNSAID),
         ("blocks, width, heads", f"{model.layers}, {model.width}, {model.heads}"),
-        ("context", f"{model.context:,} tokens"),
-        ("vocabulary", f"{model.vocabulary:,} tokens"),
+        ("context", counted(model.context, "token")),
+        ("vocabulary", counted(model.vocabulary, "token")),
         ("began from", f"given weights `{model.initial}`" if model.initial else "random weights"),
     ]
     if spec.trains_adapters:

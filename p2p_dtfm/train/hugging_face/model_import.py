@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.core.protocol.run_spec import RunSpec, parse_run_spec
 from p2p_dtfm.core.protocol.sections.lora_spec import LoraSpec
 from p2p_dtfm.train.data.tokenizer import Tokenizer
@@ -220,7 +221,7 @@ def _tokenizer(directory: Path, spec: RunSpec) -> Tokenizer | None:
     tokenizer = read_tokenizer_json(path)
     if tokenizer.vocabulary > spec.model.vocabulary:
         raise UserError(
-            f"{path} has {tokenizer.vocabulary} tokens, and the model knows "
+            f"{path} has {counted(tokenizer.vocabulary, 'token')}, and the model knows "
             f"{spec.model.vocabulary}: it is the tokenizer of another model",
             "copy the tokenizer that belongs to the model, or remove the file and prepare the "
             "data with one that fits",

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.train.model.block import PastTokens
 from p2p_dtfm.train.model.checkpoint import list_checkpoints, read_manifest
 from p2p_dtfm.train.model.gpt import layer_count
@@ -60,7 +61,7 @@ def stream(
     if temperature < 0:
         raise UserError(f"temperature {temperature} is negative", "give 0 or more, 0.8 say")
     if tokens < 0:
-        raise UserError(f"{tokens} tokens cannot be generated", "give 0 or more")
+        raise UserError(f"{counted(tokens, 'token')} cannot be generated", "give 0 or more")
     model = _load_model(whole_checkpoint(checkpoint))
     drawn = _draw(model, tokenizer, prompt, tokens, temperature, seed)
     return _whole_characters(tokenizer, drawn)

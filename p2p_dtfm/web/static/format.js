@@ -58,7 +58,7 @@ export function duration(seconds) {
   if (minutes < 60) return `${minutes} min ${Math.floor(seconds % 60)} s`;
   const hours = Math.floor(minutes / 60);
   if (hours < 48) return `${hours} h ${minutes % 60} min`;
-  return `${Math.floor(hours / 24)} days ${hours % 24} h`;
+  return `${some(Math.floor(hours / 24), "day")} ${hours % 24} h`;
 }
 
 export function percent(share) {

@@ -13,6 +13,7 @@ export function drawNow({ live, run, view }) {
   byId("who").title = live.peer_id;
   byId("state").dataset.state = live.state;
   byId("reason").textContent = live.reason;
+  byId("report").hidden = !run || live.step < run.total_steps;
   const working = live.work_share !== null;
   const done = working ? live.work_share : run ? live.step / run.total_steps : 0;
   byId("progress").classList.toggle("work", working);
@@ -63,10 +64,11 @@ export function drawPart({ live, view }) {
     room.replaceChildren(element("p", { className: "quiet" }, paused || "It takes no part in a view yet."));
     return;
   }
-  const lines = [element("p", { className: "verdict" }, verdict(view, me, live?.worth))];
-  const guards = guarded(view.part);
+  const over = live?.state === "done";
+  const lines = [element("p", { className: "verdict" }, verdict(view, me, live?.worth, over))];
+  const guards = guarded(view.part, over);
   if (guards) lines.push(element("p", {}, guards));
-  for (const text of [placeOf(view, me), worthOf(live?.worth)]) {
+  for (const text of [over ? "" : placeOf(view, me), worthOf(live?.worth, over)]) {
     if (text) lines.push(element("p", {}, text));
   }
   if (live) lines.push(element("p", { className: "quiet" }, `${some(live.committed_here, "step")} committed while it was here.`));
@@ -74,11 +76,13 @@ export function drawPart({ live, view }) {
   room.replaceChildren(...lines);
 }
 
-function verdict(view, me, worth) {
+/** `over`: the run is complete, so nothing of it is of now. */
+function verdict(view, me, worth, over) {
+  if (me.pipeline === null && over) return "At the end it was a spare.";
   if (me.pipeline === null) return view.no_plan ? "Not yet: there is no plan." : "As a spare: it computes nothing now.";
   const pipeline = view.pipelines[me.pipeline];
-  const found = worthAnswer(worth);
-  return `${found && `${found}: `}${percent(view.part?.share ?? 0)} of each step is computed here, ` +
+  const found = over ? "" : worthAnswer(worth);
+  return `${found && `${found}: `}${percent(view.part?.share ?? 0)} of each step ${over ? "was" : "is"} computed here, ` +
     `${layers(me)} for ${some(pipeline.microbatch_count, "microbatch", "microbatches")} ` +
     `(pipeline ${me.pipeline + 1}, stage ${me.position + 1} of ${pipeline.peers.length}).`;
 }
@@ -86,12 +90,13 @@ function verdict(view, me, worth) {
 const NOTICED = 0.03;
 
 /** Which layers would be lost with their holder, were it not for this peer. */
-function guarded(part) {
+function guarded(part, over) {
   if (!part?.guards.length) return "";
   const [first, last] = [part.guards[0], part.guards.at(-1)];
   const whole = part.guards.length === last - first + 1;
   const which = first === last ? `layer ${first}` : whole ? `layers ${first}–${last}` : `${part.guards.length} layers`;
-  return `It keeps the only copy of ${which} beside the holder's, so that no crash loses them.`;
+  return over ? `It kept the only copy of ${which} beside the holder's.`
+    : `It keeps the only copy of ${which} beside the holder's, so that no crash loses them.`;
 }
 
 /** What a spare is kept for, as the plan predicts it. */
@@ -106,15 +111,16 @@ function placeOf(view, me) {
 }
 
 /** What the swarm did before this peer came and does now, both as measured. */
-function worthOf(worth) {
+function worthOf(worth, over) {
   if (!worth) return "";
   const who = (members) => some(members, "peer");
   const before = `Before it came, ${who(worth.before_members)} did ${count(worth.before_tokens_per_s)} tokens a second, as measured`;
-  if (worth.now_tokens_per_s === null) return `${before}; what it adds is not known yet.`;
+  if (worth.now_tokens_per_s === null) return over ? `${before}.` : `${before}; what it adds is not known yet.`;
   const times = worth.now_tokens_per_s / worth.before_tokens_per_s;
   const change = times >= 1 + NOTICED ? `${percent(times - 1)} more`
     : times <= 1 - NOTICED ? `${percent(1 - times)} less` : "about the same";
-  return `${before}; now ${who(worth.now_members)} do ${count(worth.now_tokens_per_s)}: ${change}.`;
+  const [then, did] = over ? ["at the end", "did"] : ["now", "do"];
+  return `${before}; ${then} ${who(worth.now_members)} ${did} ${count(worth.now_tokens_per_s)}: ${change}.`;
 }
 
 /** What this peer sends of a flow in a step; of a layer that it guards, what comes. */
@@ -176,9 +182,12 @@ export function drawProblems({ live }) {
 }
 
 export function drawNext({ live }) {
+  const over = live.state === "done";
+  byId("next-title").textContent = over ? "What to do with it" : "What comes next";
+  const line = (text) => element("li", {}, over ? element("code", {}, text) : text);
   byId("next").replaceChildren(...(live.next.length
-    ? live.next.map((text) => element("li", {}, text))
-    : [element("li", { className: "quiet" }, "Nothing is planned.")]));
+    ? live.next.map(line)
+    : [element("li", { className: "quiet" }, over ? "The run is complete." : "Nothing is planned.")]));
 }
 
 export function drawEvents(events) {

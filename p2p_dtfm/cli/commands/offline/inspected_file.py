@@ -287,7 +287,7 @@ def _manifest_words(values: dict[str, Any]) -> list[str]:
         f"committed tokens: {values.get('committed_tokens')}, "
         f"run {str(values.get('run_digest'))[:16]}",
         run,
-        f"{len(layers)} layer files, {bytes_text(size)}: "
+        f"{counted(len(layers), 'layer file')}, {bytes_text(size)}: "
         f"{', '.join(sorted(layers, key=lambda name: (len(name), name)))}",
     ]
 

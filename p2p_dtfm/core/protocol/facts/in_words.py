@@ -1,7 +1,7 @@
 """Amounts as people read them, alike on all screens: the page's `format.js` says the same.
 
 Bytes, in memory, on disk or on the way, are in binary units, as the options are (`--memory-gib`);
-links are in bits a second, as they are sold. Figures have three digits.
+links are in bits a second, as they are sold. Figures have three digits; times have two units.
 """
 
 _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -19,19 +19,21 @@ def rate_text(bytes_per_s: int) -> str:
 
 
 def counted(count: float, one: str) -> str:
-    """`1 step`, `2 steps`, `1,000 microbatches`."""
+    """`1 step`, `2 steps`, `1,000 microbatches`, `2 processes`."""
     text = f"{count:,.0f}"
-    return f"{text} {one if text == '1' else one + ('es' if one.endswith('ch') else 's')}"
+    return f"{text} {one if text == '1' else one + ('es' if one.endswith(('ch', 'ss')) else 's')}"
 
 
 def duration(seconds: float | None) -> str:
-    """`2 h 5 min`, `5 min 1 s`, `12 s`."""
+    """`11 days 22 h`, `2 h 5 min`, `5 min 1 s`, `12 s`: days from two of them on."""
     if seconds is None:
         return "unknown"
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
+    if hours >= 48:
+        return f"{counted(hours // 24, 'day')} {hours % 24} h"
     if hours:
-        return f"{hours:,} h {minutes} min"
+        return f"{hours} h {minutes} min"
     return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 

@@ -8,6 +8,7 @@ head        logits of the vocabulary, for each token
 
 from torch import Tensor, nn
 
+from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.core.protocol.model_spec import ModelSpec
 from p2p_dtfm.core.protocol.workload import block_flops, saved_values
 from p2p_dtfm.train.model.block import Block, norm_over
@@ -121,7 +122,7 @@ def _stream(place: Place) -> tuple[int, int]:
         raise ValueError("reads no token numbers, so it cannot come first")
     tokens, width = place.require_entry("tokens", "width")
     if tokens != place.model.context:
-        raise ValueError(f"reads {place.model.context} tokens, and {tokens} come in")
+        raise ValueError(f"reads {counted(place.model.context, 'token')}, and {tokens} come in")
     return tokens, width
 
 

@@ -1,0 +1,83 @@
+"""What `p2p-dtfm peers` shows of a swarm, in wide terminals and in narrow ones."""
+
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from p2p_dtfm.cli.app import app
+from p2p_dtfm.cli.commands import swarm
+
+NAMES = ("curious-albatross", "brave-otter", "Ada of London and more")
+
+
+def member(name: str, slowest: int, fastest: int, heard_s_ago: float | None) -> dict[str, Any]:
+    return {
+        "peer_id": f"12D3KooW{name:x<44.44}",
+        "name": name,
+        "device": {
+            "kind": "cpu",
+            "name": "A processor with a long name of its own",
+            "memory_bytes": 1023 << 20,
+            "block": {"forward_ns": 41_000_000, "backward_ns": 82_000_000},
+        },
+        "links": {"a": {"bytes_per_s": slowest}, "b": {"bytes_per_s": fastest}},
+        "layers": list(range(12, 24)),
+        "heard_s_ago": heard_s_ago,
+    }
+
+
+MEMBERS = [
+    member(NAMES[0], 3_125_000, 128_000_000, None),
+    member(NAMES[1], 3_125_000, 3_125_000, 0.5),
+    member(NAMES[2], 3_125_000, 128_000_000, 3.0),
+]
+
+
+def shown(monkeypatch: pytest.MonkeyPatch, columns: int, *options: str) -> list[str]:
+    monkeypatch.setattr(swarm, "call_daemon", lambda home, what: MEMBERS)
+    done = CliRunner().invoke(app, ["peers", *options], env={"COLUMNS": str(columns)})
+    assert done.exit_code == 0, done.output
+    lines = done.output.splitlines()
+    assert max(map(len, lines)) <= columns, done.output
+    return lines
+
+
+@pytest.mark.parametrize("columns", [60, 80])
+def test_a_narrow_terminal_cuts_no_word(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    lines = shown(monkeypatch, columns)
+    text = "\n".join(lines)
+    for whole in ("peer", "memory", "fwd+bwd", "layers", "links", *NAMES[:2], "12-23", "123.0 ms"):
+        assert whole in text, text
+    assert "…" not in text and "heard" not in text and "device" not in text
+    assert text.count("1,023 MiB") == 3 and "25.0 Mbit/s" in text
+    first = next(at for at, line in enumerate(lines) if NAMES[0] in line)
+    second = next(at for at, line in enumerate(lines) if NAMES[1] in line)
+    assert second - first <= 3, text
+
+
+def test_a_wide_one_has_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "\n".join(shown(monkeypatch, 140))
+    for whole in (
+        "device",
+        "heard",
+        "this peer",
+        "A processor",
+        *NAMES,
+        "25.0 Mbit/s to 1.02 Gbit/s",
+    ):
+        assert whole in text, text
+
+
+def test_no_name_is_cut_where_all_columns_just_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = shown(monkeypatch, 90)
+    text = "\n".join(lines)
+    assert NAMES[0] in text and NAMES[1] in text and "…" not in text and "device" in text
+    assert all(line[-1] in "┓┃┩│┘" for line in lines), text
+    assert text.count("12-23") == 3 and text.count("1,023 MiB") == 3
+
+
+def test_ids_are_whole_in_a_narrow_one_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = shown(monkeypatch, 60, "--ids")
+    cells = "".join(line[:18].strip() for line in lines)
+    assert all(member["peer_id"].replace(" ", "") in cells.replace(" ", "") for member in MEMBERS)

@@ -48,9 +48,11 @@ from p2p_dtfm.daemon.peers.wire import (
     Revocations,
     StateDigest,
     TraceRequest,
+    TranscriptRequest,
     WaitingPeer,
     Welcome,
 )
+from p2p_dtfm.daemon.proof.of_others import answer_with_piece
 from p2p_dtfm.net.contacts.identity import verify
 from p2p_dtfm.ports import now
 from p2p_dtfm.train.model.gpt import layer_count
@@ -104,6 +106,8 @@ class Dispatch:
             return b""
         if isinstance(message, TraceRequest):
             return self._network.traces.answer(message)
+        if isinstance(message, TranscriptRequest):
+            return await answer_with_piece(self._participant.transcript, message)
         try:
             if isinstance(message, PreparedSteps):
                 await self._receive_steps(sender, message)

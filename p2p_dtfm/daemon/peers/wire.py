@@ -219,6 +219,19 @@ class TraceReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     steps: tuple[TracedStep, ...]
 
 
+class TranscriptRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="transcript"):
+    """What is in the receiver's transcript of the run from there on?"""
+
+    from_byte: int
+
+
+class TranscriptPiece(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The answer to TranscriptRequest. `total_bytes`: of the whole by now; 0 where none is kept."""
+
+    total_bytes: int
+    content: bytes
+
+
 Message = (
     Hello
     | Knock
@@ -249,6 +262,7 @@ Message = (
     | FollowDone
     | CheckpointFiles
     | TraceRequest
+    | TranscriptRequest
 )
 
 AGREEMENT = (Gather, Spread, Tidings, Ready, Synced, Active, Standing, Heartbeat, JoinRequest)

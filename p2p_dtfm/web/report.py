@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from p2p_dtfm.core.protocol.facts.in_words import counted, duration
-from p2p_dtfm.web.state import DashboardState, History, Sample
+from p2p_dtfm.web.state import Contribution, DashboardState, History, Sample
 
 WIDTH, HEIGHT, MARGIN = 760, 280, 44
 EVENTS_SHOWN = 40
@@ -40,7 +40,7 @@ def report_html(state: DashboardState, commands: Sequence[str]) -> str:
         sections += ["<h2>Who took part</h2>", _table(("peer", "tokens"), rows)]
         steps = counted(given.board_steps, "step")
         sections.append(
-            f'<p class="quiet">Of the {steps} that this peer has seen; who '
+            f'<p class="quiet">Of the {steps} that this peer has seen or was shown; who '
             "computes half of the layers has half a token for each. Thank you, all of you.</p>"
         )
     if state.samples.written:
@@ -81,10 +81,15 @@ def _facts(state: DashboardState) -> str:
         ("views", f"{len(state.history.view_step):,}"),
         ("faults survived", f"{kinds.count('fault') + kinds.count('left'):,}, as this peer saw it"),
         ("with this peer", f"{duration(ever.seconds)}, {counted(ever.steps, 'step')}"),
-        ("it computed", counted(ever.tokens, "token")),
+        ("it computed", counted(ever.tokens, "token") + _repeated(state.contribution)),
         ("run", state.run.digest if state.run else "unknown"),
     ]
     return _table(("", ""), rows) + "".join(f"<p>{escape(mark)}</p>" for mark in live.marks)
+
+
+def _repeated(given: Contribution) -> str:
+    again = round(given.repeated_tokens)
+    return f", of which {again:,} were lost in a failure and done again" if again else ""
 
 
 def _number(value: float | None) -> str:

@@ -211,7 +211,8 @@ def _contribution(view: ViewState) -> Contribution:
         BoardRow(peer.peer_id, peer.name, 120_000.0 / (1 + number / 3))
         for number, peer in enumerate(holders)
     )
-    return Contribution(given, given, msgspec.structs.replace(given, steps=901), board, 690)
+    ever = msgspec.structs.replace(given, steps=901)
+    return Contribution(given, given, ever, board, 690, 60_000.0, 1_200.0)
 
 
 SAMPLES = Samples(

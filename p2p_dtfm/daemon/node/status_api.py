@@ -139,6 +139,7 @@ class StatusApi:
             **self._run_json(),
             **local.status.as_json(),
             "step": local.observer.step(),
+            "given": self._given_json(),
             "problems": msgspec.to_builtins(local.observer.problems()),
             "refused": [msgspec.to_builtins(each) for each in network.keeper.refused_most()],
             "names": self._names_json(),
@@ -147,6 +148,15 @@ class StatusApi:
             **self._states_json(),
             "agreement": self._agreement_json(),
             "waits": [_wait_json(wait) for wait in local.waits.told()],
+        }
+
+    def _given_json(self) -> dict[str, float]:
+        """Of this peer, in tokens: taken through as many layers as the model has."""
+        given = self._local.observer.contribution()
+        return {
+            "today": given.today.tokens,
+            "ever": given.ever.tokens,
+            "repeated": given.repeated_tokens,
         }
 
     def _run_json(self) -> dict[str, Any]:

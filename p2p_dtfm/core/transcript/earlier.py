@@ -38,13 +38,16 @@ class EarlierSteps:
         self._spec = spec
         self._layer_count = layer_count
         self._checker = Checker(verify)
-        self._rest = b""
+        self._begun: list[bytes] = []
+        """Of a line whose end has not come."""
         self._shares: Mapping[str, int] = {}
 
     def take(self, content: bytes) -> None:
         """The next piece. A damaged line costs itself. Raises `NotTrue`."""
-        *lines, self._rest = (self._rest + content).split(b"\n")
-        for line in lines:
+        *ends, rest = content.split(b"\n")
+        for end in ends:
+            line = b"".join((*self._begun, end))
+            self._begun = []
             if not line.strip():
                 continue
             try:
@@ -52,6 +55,7 @@ class EarlierSteps:
             except PeerFault:
                 continue
             self._take(entry)
+        self._begun.append(rest)
 
     def _take(self, entry: Entry) -> None:
         if isinstance(entry, Began) and entry.run_spec != self._spec.canonical_bytes():

@@ -238,6 +238,7 @@ class Dispatch:
         except PeerFault as fault:
             log.debug("addresses not learnt: %s", fault)
             return
+        self._participant.local.observer.seen.names.hear(record.peer_id, record.called)
         is_member = self._keeper.role_of(record.peer_id) is Role.MEMBER
         if is_member and self._keeper.trusts(record.peer_id):
             self._network.messenger.learn(record.peer_id, record.addresses)
@@ -266,6 +267,7 @@ class Dispatch:
                 self._participant.measured_rate(),
                 self._membership.lets_in(),
                 self._agreement.proof_of_end,
+                self._participant.local.settings.name,
             )
         )
 

@@ -66,6 +66,8 @@ class Welcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Whether the sender is a member, or makes the first view; else it asks to be let in itself."""
     standing: Standing | None = None
     """Of a run that is complete: what shows it."""
+    name: str = ""
+    """What the sender's owner calls it; empty: as its identity makes it."""
 
 
 class KnownPeers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -2,6 +2,7 @@
 it came."""
 
 import logging
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -141,32 +142,42 @@ def test_a_lying_transcript_changes_nothing_and_is_told(
     assert len(told) == 1 and "changes nothing" in told[0]
 
 
-def test_useful_tokens_of_all_homes_add_up_to_the_run_after_a_kill(
-    run: Path, tmp_path: Path
+@pytest.mark.parametrize("seed", [1, 4, 5])
+def test_useful_tokens_of_all_homes_add_up_to_the_run_after_kills(
+    seed: int, run: Path, tmp_path: Path
 ) -> None:
     async def scene(swarm: Swarm) -> None:
-        first = swarm.peer("first", run=str(run), expect_peers=3)
+        draws, first = random.Random(seed), swarm.peer("first", run=str(run), expect_peers=3)
         others = [swarm.peer(it, initial_peers=(swarm.address(first),)) for it in ("b", "c")]
         swarm.start(first)
         await swarm.until(lambda: first.has_run, "the run is founded", 60)
         for peer in others:
             swarm.start(peer)
-        await swarm.until(lambda: first.step() >= 6, "some steps of three", 120)
-        swarm.kill(others[0])
-        at_kill = first.step()
-        await swarm.until(lambda: first.step() >= at_kill + 3, "two go on", 60)
-        swarm.start(others[0])
+        await swarm.until(lambda: first.step() >= 5, "some steps of three", 120)
+        for victim in draws.sample(swarm.peers, 2):
+            await killed_and_back(swarm, victim, draws.randrange(2, 6))
         await swarm.until(lambda: not any(p.is_running for p in swarm.peers), "the end", 300)
-        spec = read_run_spec(str(run))
-        useful = [kept(peer).tallies.of(peer.peer_id) for peer in swarm.peers]
-        assert min(useful) > 0
-        assert sum(useful) == STEPS * spec.tokens_per_step * layer_count(spec)
-        for peer in swarm.peers:
-            assert ever_tokens(kept(peer)) * layer_count(spec) == pytest.approx(
-                kept(peer).tallies.of(peer.peer_id) + kept(peer).undone
-            ), "what was given either stayed or was done again"
+        spec, found = read_run_spec(str(run)), [kept(peer) for peer in swarm.peers]
+        own = [
+            (it, it.tallies.of(peer.peer_id)) for it, peer in zip(found, swarm.peers, strict=True)
+        ]
+        assert sum(useful for _, useful in own) == STEPS * spec.tokens_per_step * layer_count(spec)
+        assert found[0].tallies.board() == found[1].tallies.board() == found[2].tallies.board()
+        for given, useful in own:
+            ever = ever_tokens(given) * layer_count(spec)
+            assert ever == pytest.approx(useful + given.undone), "it stayed or was done again"
 
-    play(1, tmp_path / "world", scene)
+    play(seed, tmp_path / "world", scene)
+
+
+async def killed_and_back(swarm: Swarm, victim: Peer, away_steps: int) -> None:
+    """The others go on for so many steps; afterwards it sees some again."""
+    left = [peer for peer in swarm.peers if peer is not victim]
+    swarm.kill(victim)
+    at = left[0].step() + away_steps
+    await swarm.until(lambda: left[0].step() >= at, "two go on", 120)
+    swarm.start(victim, initial_peers=(swarm.address(left[0]),))
+    await swarm.until(lambda: victim.step() >= at + 3, "it is back", 120)
 
 
 def ever_tokens(given: Kept) -> float:

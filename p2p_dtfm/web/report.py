@@ -10,7 +10,7 @@ from hashlib import sha256
 from html import escape
 
 from p2p_dtfm.core.protocol.facts.in_words import counted, duration
-from p2p_dtfm.web.state import Course, DashboardState, History, Sample
+from p2p_dtfm.web.state import Contribution, Course, DashboardState, History, Sample
 
 WIDTH, HEIGHT = 760, 280
 LEFT, TOP, RIGHT, BOTTOM = 88, 10, 10, 40
@@ -57,7 +57,7 @@ def report_html(state: DashboardState, commands: Sequence[str]) -> str:
         sections += ["<h2>Who took part</h2>", _table(("peer", "tokens"), rows)]
         steps = counted(given.board_steps, "step")
         sections.append(
-            f'<p class="quiet">Of the {steps} that this peer has seen; who '
+            f'<p class="quiet">Of the {steps} that this peer has seen or was shown; who '
             "computes half of the layers has half a token for each. Thank you, all of you.</p>"
         )
     if state.samples.written:
@@ -103,7 +103,7 @@ def _facts(state: DashboardState) -> str:
         ("ended", _when(course.ended_s)),
         ("took", _took(course)),
         ("with this peer", f"{duration(ever.seconds)}, {counted(ever.steps, 'step')}"),
-        ("it computed", counted(ever.tokens, "token")),
+        ("it computed", counted(ever.tokens, "token") + _repeated(state.contribution)),
         ("run", state.run.digest if state.run else "unknown"),
     ]
     return _table(("", ""), rows) + "".join(f"<p>{escape(mark)}</p>" for mark in live.marks)
@@ -119,6 +119,11 @@ def _took(course: Course) -> str:
     if course.began_s is None or course.ended_s is None:
         return "unknown"
     return duration(course.ended_s - course.began_s)
+
+
+def _repeated(given: Contribution) -> str:
+    again = round(given.repeated_tokens)
+    return f", of which {again:,} were lost in a failure and done again" if again else ""
 
 
 def _number(value: float | None) -> str:

@@ -267,7 +267,11 @@ class Contribution(msgspec.Struct, frozen=True):
     ever: Given = Given()
     board: tuple[BoardRow, ...] = ()
     board_steps: int = 0
-    """How many steps the board is of: those that this peer has seen."""
+    """How many steps the board is of: those that this peer has seen, or others have shown it."""
+    useful_tokens: float = 0
+    """Of `ever`: what stayed, as far as this peer knows. Of all that know: the run's tokens."""
+    repeated_tokens: float = 0
+    """The rest of `ever`: it was lost in a failure, and done again."""
     course: Course = Course()
 
 

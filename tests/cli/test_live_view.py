@@ -36,6 +36,7 @@ def test_one_state_with_its_reason_and_the_figures() -> None:
     assert "loss 3.4" in text and "tokens/s" in text and "64 peers" in text
     assert "pipeline 1 of 8, stage 2 of 8" in text
     assert "next: a held-out evaluation after step 750" in text
+    assert "given: 61,200 tokens today, 61,200 ever, of which 1,200 repeated" in text
 
 
 def test_what_is_wrong_is_there() -> None:

@@ -65,3 +65,23 @@ def test_names_stand_for_ids_in_a_text_but_not_in_addresses() -> None:
     assert (names.of(PEER), names.of(OTHER)) == ("Ada", "Grace"), "who has left is still spoken of"
     names.learn([record(OTHER, name="Ada")])
     assert names.of(PEER) == generated_name(PEER), "a member has that name now"
+
+
+def test_what_others_say_before_they_are_members_is_heard_but_takes_no_name() -> None:
+    names = Names()
+    names.hear("first", "Ada")
+    names.hear("second", "a\u200bda")
+    names.hear("third", "ada")
+    names.hear("fourth", "")
+    assert names.of("first") == "Ada"
+    assert names.of("second") == generated_name("second"), "what nobody may be called"
+    assert names.of("third") == "ada·third" and names.of("fourth") == generated_name("fourth")
+    names.learn([record(OTHER, name="Ada")])
+    assert (names.of("first"), names.of(OTHER)) == (generated_name("first"), "Ada")
+    names.own("me", "Grace")
+    names.hear("me", "Mallory")
+    assert names.of("me") == "Grace"
+    for number in range(1000):
+        names.hear(f"peer {number}", f"n{number}")
+    assert names.of("peer 999") == "n999" and names.of("first") == generated_name("first")
+    assert names.of("me") == "Grace"

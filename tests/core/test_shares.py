@@ -1,6 +1,7 @@
 """Who has computed how much: the shares of a step add up to all of it, whatever happens between."""
 
 import random
+from collections import Counter
 
 from p2p_dtfm.core.commit.shares import SPANS_KEPT, Tallies, shares_of
 from p2p_dtfm.core.planner.planner import compute_plan
@@ -59,3 +60,40 @@ def test_what_was_not_seen_is_not_counted() -> None:
     tallies.view_took_over(10, {"a": 1})
     tallies.committed(10)
     assert tallies.step_count == 2 and tallies.board() == {"a": 2}
+
+
+def test_steps_that_others_prove_are_counted_once_each() -> None:
+    """Of a history of which a peer has seen parts, some of them as they did not stay."""
+    for seed in range(60):
+        chance, truth, seen = random.Random(seed), list[dict[str, int]](), Tallies()
+        while len(truth) < 60:
+            shares = {chance.choice("abc"): 60, chance.choice("def"): 40}
+            seen_here = chance.random() < 0.6
+            if seen_here:
+                wrong = chance.random() < 0.2
+                seen.view_took_over(len(truth), {"z": 100} if wrong else shares)
+            for _ in range(chance.randint(1, 9)):
+                if seen_here:
+                    seen.committed(len(truth))
+                truth.append(shares)
+        now = len(truth)
+        seen.view_took_over(now, {"a": 100})
+        seen.settle(dict(enumerate(truth)))
+        seen.committed(now)
+        board = Counter[str]({"a": 100})
+        for shares in truth:
+            board.update(shares)
+        assert seen.board() == board and seen.step_count == now + 1 == seen.known_before(now + 1)
+        firsts = [span.first_step for span in seen.spans]
+        assert firsts == sorted(firsts)
+
+
+def test_a_proof_changes_nothing_of_what_is_one_sum_by_now() -> None:
+    tallies = Tallies()
+    for step in range(SPANS_KEPT + 40):
+        tallies.view_took_over(step, {"ab"[step % 2]: 1})
+        tallies.committed(step)
+    before = tallies.board()
+    tallies.settle({step: {"c": 1} for step in range(SPANS_KEPT + 40)})
+    assert tallies.step_count == SPANS_KEPT + 40
+    assert tallies.board() == {"a": 20, "b": 20, "c": SPANS_KEPT} and sum(before.values()) == 552

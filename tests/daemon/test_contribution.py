@@ -54,6 +54,29 @@ def test_it_goes_on_after_a_restart(tmp_path: Path) -> None:
     assert (shown.ever.steps, shown.ever.sent_bytes, shown.ever.guarded_bytes) == (5, 5000, 30), (
         "what was done twice was given twice"
     )
+    assert shown.repeated_tokens == SPEC.tokens_per_step, "the third step was undone once"
+    assert shown.useful_tokens == shown.board[0].tokens
+    assert shown.ever.tokens == shown.useful_tokens + shown.repeated_tokens
+
+
+def test_what_a_proof_takes_away_was_done_again_and_what_it_adds_was_given(tmp_path: Path) -> None:
+    """Killed before it noted its last step, and after another one that did not stay."""
+    first = made(tmp_path)
+    first.view_took_over(View(SHOT, PLAN), 0)
+    for step in range(5):
+        first.committed(step, 0, 0)
+    first.write()
+    again, mine = made(tmp_path), {name_of(0): SPEC.tokens_per_step * LAYERS}
+    again.view_took_over(View(SHOT, PLAN), 8)
+    assert (again.seen_from, again.missing_steps) == (8, 3)
+    others = {"another": SPEC.tokens_per_step * LAYERS}
+    assert again.settle({4: others, 5: mine, 6: mine, 7: others, 8: others, 9: others}) == 3
+    assert again.missing_steps == 0
+    shown = again.shown(Names())
+    assert [row.tokens / SPEC.tokens_per_step for row in shown.board] == [6, 2]
+    assert shown.board_steps == 8, "from the eighth on it sees for itself"
+    assert shown.useful_tokens == 6 * SPEC.tokens_per_step
+    assert shown.ever.tokens == pytest.approx(shown.useful_tokens + shown.repeated_tokens)
 
 
 def view(number: int, *records: PeerRecord, absent: tuple[str, ...] = (), life: int = 1) -> View:
@@ -167,6 +190,7 @@ def test_a_killed_process_has_its_steps_counted_from_the_transcript(tmp_path: Pa
     transcript = written(tmp_path, range(2, 5))
     again = beside(transcript).shown(Names())
     assert (again.board_steps, again.ever.steps) == (5, 5), "what was counted is not counted twice"
+    assert again.useful_tokens == again.board[0].tokens and again.repeated_tokens == 0
     assert again.board[0].tokens == again.ever.tokens == 5 * SPEC.tokens_per_step
 
 

@@ -16,11 +16,11 @@ from p2p_dtfm.core.protocol.canonical import digest_bytes
 from p2p_dtfm.core.protocol.plan import NoPlan, Plan
 from p2p_dtfm.core.protocol.records import PROTOCOL_VERSION, Link, PackedRecord
 from p2p_dtfm.core.protocol.snapshot import HeldLayer, Snapshot
-from p2p_dtfm.daemon.peers.wire import KnownPeers, Message, TraceReply, Welcome
+from p2p_dtfm.daemon.peers.wire import KnownPeers, Message, TraceReply, TranscriptPiece, Welcome
 from p2p_dtfm.net.streams.frames import FrameHeader
 from tests.core.planning import Peer, name_of, snapshot
 
-SAID = {2: "2e46379b79a825ffdd848e5abdfcbcd98046f9c68344d954ae09d452f88f3962"}
+SAID = {2: "6f54cd08e96c405f3846b9a82e5161476fa684dcf295735246134d5c5b069fc3"}
 PLANNED = {2: "79fac775b8b7620720425a2fb0332823975fbbc1e4b7f3e25b9197edc930980c"}
 
 
@@ -35,7 +35,7 @@ def without_words(schema: Any) -> Any:
 
 def test_what_daemons_say() -> None:
     kinds = (Message, Contribution, Prepared, PackedRecord, Snapshot, Plan | NoPlan, FrameHeader)
-    answers = (KnownPeers, TraceReply, Welcome)
+    answers = (KnownPeers, TraceReply, TranscriptPiece, Welcome)
     found = msgspec.json.schema_components([*kinds, *answers])
     said = digest_bytes(msgspec.json.encode(without_words(list(found)), order="sorted"))
     assert said == SAID[PROTOCOL_VERSION]

@@ -214,7 +214,7 @@ def _contribution(view: ViewState) -> Contribution:
     )
     ever = msgspec.structs.replace(given, steps=901)
     course = Course(began_s=NOW_S - 8000, losses=1)
-    return Contribution(given, given, ever, board, 690, course)
+    return Contribution(given, given, ever, board, 690, 60_000.0, 1_200.0, course)
 
 
 SAMPLES = Samples(

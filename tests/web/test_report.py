@@ -19,6 +19,7 @@ def test_it_holds_what_happened_and_needs_nothing_beside_it() -> None:
     assert "<polyline" in page and "Who took part" in page and "p2p-dtfm generate" in page
     assert state.run is not None and state.run.digest in page
     assert state.contribution.board[1].name in page
+    assert "61,200 tokens, of which 1,200 were lost in a failure and done again" in page
     assert not re.search(r"<script|<link|src=|url\(|https?:", page)
 
 

@@ -17,7 +17,7 @@ from p2p_dtfm.cli.terminal.durations import seconds_of
 from p2p_dtfm.cli.terminal.member_row import member_table
 from p2p_dtfm.cli.terminal.plain import plain
 from p2p_dtfm.core.protocol.errors import UserError
-from p2p_dtfm.core.protocol.facts.in_words import counted, duration
+from p2p_dtfm.core.protocol.facts.in_words import counted, duration, given_text
 from p2p_dtfm.daemon.machine.local_client import call_daemon, homes_here
 from p2p_dtfm.daemon.telemetry.names import Names
 
@@ -99,6 +99,7 @@ def _rows(facts: dict[str, Any], named: Callable[[str], str]) -> list[tuple[str,
         ("tokens per second", _number(facts.get("tokens_per_s"), 0)),
         ("safe step", _safe(facts)),
         ("time left", duration(facts["eta_s"]) if facts.get("eta_s") is not None else None),
+        ("given", _given(facts)),
         ("view", _view(facts)),
         ("agreement", named(_agreement(facts) or "") or None),
         ("layers", _layers(facts)),
@@ -147,6 +148,12 @@ def _marks(facts: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _number(value: float | None, digits: int = 4) -> str | None:
     return None if value is None else f"{value:,.{digits}f}"
+
+
+def _given(facts: dict[str, Any]) -> str | None:
+    """What this peer has computed; the board is on the page."""
+    found = facts.get("given")
+    return given_text(found["today"], found["ever"], found["repeated"]) if found else None
 
 
 def _view(facts: dict[str, Any]) -> str | None:

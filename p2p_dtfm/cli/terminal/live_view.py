@@ -15,8 +15,8 @@ from rich.live import Live
 from rich.text import Text
 
 from p2p_dtfm.cli.terminal.plain import plain
-from p2p_dtfm.core.protocol.facts.in_words import counted, duration
-from p2p_dtfm.web.state import DashboardState, Samples, ViewState
+from p2p_dtfm.core.protocol.facts.in_words import counted, duration, given_text
+from p2p_dtfm.web.state import Contribution, DashboardState, Samples, ViewState
 
 REFRESH_S = 0.5
 BAR_WIDTH = 30
@@ -88,6 +88,7 @@ def panel(state: DashboardState, now_s: float, width: int) -> Group:
     )
     rows = [Text(""), headline, *_progress(state, width)]
     rows += [Text(" · ".join(facts)) for facts in (_figures(state), _place(state.view)) if facts]
+    rows += _given(state.contribution)
     rows += _sample(state.samples)
     if live.next:
         rows.append(Text(f"next: {live.next[0]}", style="dim"))
@@ -144,6 +145,12 @@ def _figures(state: DashboardState) -> list[str]:
     if live.tokens_per_s is not None:
         found.append(f"{live.tokens_per_s:,.0f} tokens/s")
     return found
+
+
+def _given(contribution: Contribution) -> list[Text]:
+    today, ever = contribution.today.tokens, contribution.ever.tokens
+    text = given_text(today, ever, contribution.repeated_tokens)
+    return [] if text is None else [Text(f"given: {text}")]
 
 
 def _sample(samples: Samples) -> list[Text]:

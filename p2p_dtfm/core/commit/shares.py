@@ -71,6 +71,42 @@ class Tallies(msgspec.Struct, forbid_unknown_fields=True):
                 return span.shares.get(peer_id, 0)
         return 0
 
+    def settle(self, known: Mapping[int, Mapping[str, int]]) -> None:
+        """By whom these steps were computed, as all who did have signed, whatever was seen here. Of
+        steps of which only a sum is kept nothing can be said any more."""
+        first_kept = self.spans[0].first_step if self.steps_before and self.spans else 0
+        for span in _spans_of(known):
+            if span.end_step > first_kept:
+                span.first_step = max(span.first_step, first_kept)
+                self._put(span)
+        while len(self.spans) > SPANS_KEPT:
+            self._fold(self.spans.pop(0))
+
+    def _put(self, new: Span) -> None:
+        """In the place of what there is of its steps."""
+        parts: list[Span] = []
+        for span in self.spans:
+            if span.first_step < new.first_step:
+                end = min(span.end_step, new.first_step)
+                parts.append(Span(span.first_step, end, span.shares))
+            if span.end_step > new.end_step or span.first_step >= new.end_step:
+                first = max(span.first_step, new.end_step)
+                parts.append(Span(first, span.end_step, span.shares))
+        at = sum(part.first_step < new.first_step for part in parts)
+        self.spans = [*parts[:at], new, *parts[at:]]
+
+    def known_before(self, step: int) -> int:
+        """How many steps before this one the board is of."""
+        ends = ((span.first_step, min(span.end_step, step)) for span in self.spans)
+        return self.steps_before + sum(max(0, end - first) for first, end in ends)
+
+    def of(self, peer_id: str) -> int:
+        """What one peer has computed, in tokens times layers."""
+        found = self.before.get(peer_id, 0)
+        for span in self.spans:
+            found += span.shares.get(peer_id, 0) * (span.end_step - span.first_step)
+        return found
+
     def board(self) -> dict[str, int]:
         """Tokens times layers, by peer."""
         found = Counter(self.before)
@@ -89,3 +125,14 @@ class Tallies(msgspec.Struct, forbid_unknown_fields=True):
         self.steps_before += steps
         for peer_id, share in span.shares.items():
             self.before[peer_id] = self.before.get(peer_id, 0) + share * steps
+
+
+def _spans_of(known: Mapping[int, Mapping[str, int]]) -> list[Span]:
+    """Steps that follow one another and were computed alike, together."""
+    found: list[Span] = []
+    for step, shares in sorted(known.items()):
+        if found and found[-1].end_step == step and found[-1].shares == shares:
+            found[-1].end_step = step + 1
+        else:
+            found.append(Span(step, step + 1, dict(shares)))
+    return found

@@ -98,6 +98,7 @@ TABLE: dict[str, Row] = {
     "FollowDone": _FOLLOWING,
     "CheckpointFiles": Row(NEAR),
     "TraceRequest": Row(MEMBERS, KIB, near=Rate(20, 100)),
+    "TranscriptRequest": Row(MEMBERS, KIB, near=Rate(4, 16)),
     # a Gather, or Spread, of somebody unknown that carries what a member has signed
     "Gather of a stranger": Row(
         EVERYBODY, _STRANGERS_GATHER, Rate(2, 6), Rate(10, 30), stranger_bytes=_STRANGERS_GATHER

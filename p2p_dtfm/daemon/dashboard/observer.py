@@ -23,6 +23,7 @@ from p2p_dtfm.daemon.telemetry.problems import SILENT_S, UNHEARD_S, Sight, probl
 from p2p_dtfm.daemon.telemetry.status import State, Status
 from p2p_dtfm.ports import now
 from p2p_dtfm.web.state import (
+    Contribution,
     DashboardState,
     Event,
     Live,
@@ -205,9 +206,6 @@ class Observer:
 
     def state(self) -> DashboardState:
         """Everything; parts that have not changed are the same objects as before."""
-        if self._contributions is not None and self._has_given_more:
-            self._has_given_more = False
-            self.seen.contribution = self._contributions.shown(self._names)
         return DashboardState(
             live=self.live(),
             run=self._run,
@@ -215,9 +213,16 @@ class Observer:
             history=self._series.history(),
             timeline=self._timeline,
             samples=self.seen.samples,
-            contribution=self.seen.contribution,
+            contribution=self.contribution(),
             events=self._events.newest_first(),
         )
+
+    def contribution(self) -> Contribution:
+        """What this peer has given, and the board."""
+        if self._contributions is not None and self._has_given_more:
+            self._has_given_more = False
+            self.seen.contribution = self._contributions.shown(self._names)
+        return self.seen.contribution
 
     def live(self) -> Live:
         """What changes from second to second."""

@@ -15,6 +15,7 @@ from p2p_dtfm.daemon.node.participant import Participant
 from p2p_dtfm.daemon.peers.facts.publishing import Publishing
 from p2p_dtfm.daemon.peers.guests.guest_watch import GuestWatch
 from p2p_dtfm.daemon.peers.self_record import LinkNews
+from p2p_dtfm.daemon.proof.of_others import StepsOfOthers
 from p2p_dtfm.net.contacts.addresses import is_relayed
 from p2p_dtfm.net.directory.values import Presence
 from p2p_dtfm.net.errors import Refused, Unreachable
@@ -98,7 +99,20 @@ class Background:
         local.life.spawn(self._record_loop())
         local.life.spawn(self._data_loop())
         local.life.spawn(self._timeline_loop())
+        local.life.spawn(self._learn_of_earlier_steps())
         local.life.spawn(trainer.run())
+
+    async def _learn_of_earlier_steps(self) -> None:
+        """Who computed them; it waits until this peer takes part."""
+        layers, given = self._membership.workload.layer_count, self._participant.contributions
+        steps = StepsOfOthers(self._messenger, self._run.spec, layers, given)
+        evidence = self._agreement.recovery_evidence
+        await steps.learn(self._others, lambda: evidence.lineage)
+        self._local.observer.tallies(given)
+
+    def _others(self) -> list[str]:
+        view = self._agreement.view
+        return [it for it in view.member_ids if it != self._me] if view is not None else []
 
     async def _tick_loop(self) -> None:
         while True:

@@ -48,9 +48,11 @@ from p2p_dtfm.daemon.peers.wire import (
     Revocations,
     StateDigest,
     TraceRequest,
+    TranscriptRequest,
     WaitingPeer,
     Welcome,
 )
+from p2p_dtfm.daemon.proof.of_others import answer_with_piece
 from p2p_dtfm.net.contacts.identity import verify
 from p2p_dtfm.ports import now
 from p2p_dtfm.train.model.gpt import layer_count
@@ -104,6 +106,8 @@ class Dispatch:
             return b""
         if isinstance(message, TraceRequest):
             return self._network.traces.answer(message)
+        if isinstance(message, TranscriptRequest):
+            return await answer_with_piece(self._participant.transcript, message)
         try:
             if isinstance(message, PreparedSteps):
                 await self._receive_steps(sender, message)
@@ -234,6 +238,7 @@ class Dispatch:
         except PeerFault as fault:
             log.debug("addresses not learnt: %s", fault)
             return
+        self._participant.local.observer.seen.names.hear(record.peer_id, record.called)
         is_member = self._keeper.role_of(record.peer_id) is Role.MEMBER
         if is_member and self._keeper.trusts(record.peer_id):
             self._network.messenger.learn(record.peer_id, record.addresses)
@@ -262,6 +267,7 @@ class Dispatch:
                 self._participant.measured_rate(),
                 self._membership.lets_in(),
                 self._agreement.proof_of_end,
+                self._participant.local.settings.name,
             )
         )
 

@@ -288,6 +288,7 @@ class Joining:
         if run is not None:
             return run
         self._acquaintances.welcomed_by = peer_id
+        self._local.observer.seen.names.hear(peer_id, welcome.name)
         self._local.observer.came_to(welcome.tokens_per_s, welcome.members, welcome.step)
         members = {peer_id, *(peer.peer_id for peer in welcome.peers)}
         for address in self._network.first_contacts:

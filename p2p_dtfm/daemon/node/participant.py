@@ -90,6 +90,8 @@ class Participant:
             leftover.unlink(missing_ok=True)
         self.events = EventLog(directory / FILE_NAME, local.status.troubles)
         self.transcript = transcript_in(directory, run.spec, local.settings.transcript_mib)
+        layers, me = membership.workload.layer_count, network.me.peer_id
+        self.contributions = contributions_beside(self.transcript, run.spec, layers, me)
         self.views: list[dict[str, Any]] = []
         """What the history keeps of each."""
         self.offers = Offers(directory / "offers")
@@ -139,10 +141,8 @@ class Participant:
             stack.push_async_callback(close)
         run, observer = membership.run, membership.local.observer
         observer.trains(run.spec, run.digest, membership.workload, membership.agreement)
-        layers, me = membership.workload.layer_count, participant.network.me.peer_id
-        contributions = contributions_beside(participant.transcript, run.spec, layers, me)
-        observer.tallies(contributions)
-        stack.callback(contributions.write)
+        observer.tallies(participant.contributions)
+        stack.callback(participant.contributions.write)
         stack.push_async_callback(participant.tell_end)
         membership.local.life.spawn(participant.when_done())
         if run.spec.trains_adapters:

@@ -277,7 +277,7 @@ class Resident:
         )
 
     def _status_json(self, status: Status) -> dict[str, Any]:
-        nothing: dict[str, Any] = dict.fromkeys(("view", "snapshot", "plan", "safe_step"))
+        nothing: dict[str, Any] = dict.fromkeys(("view", "snapshot", "plan", "safe_step", "given"))
         nothing |= {"members": [], "addresses": [], "layers": [], "stage": [], "waits_for": []}
         nothing |= {"names": {}}
         nothing |= dict.fromkeys(("tokens_per_s", "eta_s"))

@@ -23,6 +23,7 @@ from p2p_dtfm.daemon.node.network import Network
 from p2p_dtfm.daemon.node.participant import Participant
 from p2p_dtfm.daemon.peers.guests.desk import addresses_to_tell, new_line, revoke
 from p2p_dtfm.daemon.peers.reachability import relay_of
+from p2p_dtfm.daemon.telemetry.names import PEER_ID
 from p2p_dtfm.daemon.telemetry.trace_collector import STEPS_LIMIT, peer_traces_json
 from p2p_dtfm.net.contacts.addresses import is_relayed
 from p2p_dtfm.net.libp2p.port import HostPort
@@ -139,6 +140,7 @@ class StatusApi:
             **self._run_json(),
             **local.status.as_json(),
             "step": local.observer.step(),
+            "given": self._given_json(),
             "problems": msgspec.to_builtins(local.observer.problems()),
             "refused": [msgspec.to_builtins(each) for each in network.keeper.refused_most()],
             "names": self._names_json(),
@@ -147,6 +149,15 @@ class StatusApi:
             **self._states_json(),
             "agreement": self._agreement_json(),
             "waits": [_wait_json(wait) for wait in local.waits.told()],
+        }
+
+    def _given_json(self) -> dict[str, float]:
+        """Of this peer, in tokens: taken through as many layers as the model has."""
+        given = self._local.observer.contribution()
+        return {
+            "today": given.today.tokens,
+            "ever": given.ever.tokens,
+            "repeated": given.repeated_tokens,
         }
 
     def _run_json(self) -> dict[str, Any]:
@@ -200,8 +211,10 @@ class StatusApi:
         return found
 
     def _names_json(self) -> dict[str, str]:
+        """Of members, and of whom it asks to be let in."""
         names, view = self._local.observer.seen.names, self._view
-        return {peer_id: names.of(peer_id) for peer_id in (view.member_ids if view else ())}
+        spoken_of = PEER_ID.findall(self._local.status.reason)
+        return {it: names.of(it) for it in (*(view.member_ids if view else ()), *spoken_of)}
 
     def _agreement_json(self) -> dict[str, Any] | None:
         """Where this peer stands, what it waits for, and what became of the last message."""

@@ -66,6 +66,8 @@ class Welcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Whether the sender is a member, or makes the first view; else it asks to be let in itself."""
     standing: Standing | None = None
     """Of a run that is complete: what shows it."""
+    name: str = ""
+    """What the sender's owner calls it; empty: as its identity makes it."""
 
 
 class KnownPeers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -219,6 +221,19 @@ class TraceReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     steps: tuple[TracedStep, ...]
 
 
+class TranscriptRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="transcript"):
+    """What is in the receiver's transcript of the run from there on?"""
+
+    from_byte: int
+
+
+class TranscriptPiece(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The answer to TranscriptRequest. `total_bytes`: of the whole by now; 0 where none is kept."""
+
+    total_bytes: int
+    content: bytes
+
+
 Message = (
     Hello
     | Knock
@@ -249,6 +264,7 @@ Message = (
     | FollowDone
     | CheckpointFiles
     | TraceRequest
+    | TranscriptRequest
 )
 
 AGREEMENT = (Gather, Spread, Tidings, Ready, Synced, Active, Standing, Heartbeat, JoinRequest)

@@ -52,6 +52,24 @@ class Transcript:
         """What is written by now; it ends with a whole line."""
         return self._size_bytes
 
+    def piece(self, from_byte: int, most_bytes: int) -> bytes:
+        """For others: of whole lines, as far as they are written; nothing where none is kept."""
+        size_bytes = min(most_bytes, self.told_bytes - from_byte)
+        if from_byte < 0 or size_bytes <= 0:
+            return b""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(from_byte)
+                return file.read(size_bytes)
+        except OSError as error:
+            log.warning("the transcript cannot be read: %s", error)
+            return b""
+
+    @property
+    def told_bytes(self) -> int:
+        """How much of it others may have."""
+        return self._size_bytes if self._limit_bytes else 0
+
     def took_over(self, view: View, step: int) -> None:
         """From `step` on the view is in force."""
         if view.certificate is not None:

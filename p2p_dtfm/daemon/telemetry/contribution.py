@@ -4,7 +4,7 @@ import asyncio
 import contextvars
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
 
@@ -25,7 +25,12 @@ from p2p_dtfm.ports import disk, now
 from p2p_dtfm.web.state import BoardRow, Contribution, Course, Given
 
 FILE = "contribution.json"
-WRITE_EVERY_S = 60.0
+WRITE_EVERY_S = 10.0
+"""For so long it is lost how long this peer worked and what it sent, where it is killed; its steps
+are in the transcript."""
+LARGE_BYTES = 256 << 10
+WRITE_LARGE_EVERY_S = 60.0
+"""Of hundreds of peers, over hundreds of views."""
 LONGEST_STEP_S = 600.0
 """More between two commits is no step, but a machine that slept."""
 DAYS_KEPT = 400
@@ -42,6 +47,8 @@ class Kept(msgspec.Struct, forbid_unknown_fields=True):
     days: dict[str, Given] = msgspec.field(default_factory=dict)
     older: Given = Given()
     course: Course = Course()
+    undone: int = 0
+    """Of what was given, in tokens times layers: what others, or this peer, have done again."""
     transcript_bytes: int | None = None
     """Of the run's transcript, so much is counted here; None as long as nobody has said."""
 
@@ -64,16 +71,18 @@ class Contributions:
         self._layer_count = layer_count
         self._me = me
         self._kept, self._are_days_lost = _read(path)
-        self._share = 0
         self._members: frozenset[Member] = frozenset()
+        self._seen_from: int | None = None
         self._committed_s: float | None = None
         self._written_s = now.monotonic_s()
+        self._write_every_s = WRITE_EVERY_S
         self._lock = threading.Lock()
 
     def view_took_over(self, view: View, step: int) -> None:
         """From `step` on, as this view's plan says."""
         self._follow(view.plan, step)
         self._lose(view)
+        self._seen_from = step if self._seen_from is None else min(step, self._seen_from)
         self._committed_s = now.monotonic_s()
 
     def _lose(self, view: View) -> None:
@@ -90,8 +99,33 @@ class Contributions:
         if isinstance(plan, Plan):
             microbatches = sum(it.microbatch_count for it in plan.pipelines)
             shares = shares_of(plan, self._spec.tokens_per_step // max(1, microbatches))
-        self._share = shares.get(self._me, 0)
+        before = self._kept.tallies.of(self._me)
         self._kept.tallies.view_took_over(step, shares)
+        self._kept.undone += before - self._kept.tallies.of(self._me)
+
+    @property
+    def seen_from(self) -> int:
+        """From this step on this process has seen all."""
+        return self._seen_from or 0
+
+    @property
+    def missing_steps(self) -> int:
+        """Of those before."""
+        return self.seen_from - self._kept.tallies.known_before(self.seen_from)
+
+    def settle(self, known: Mapping[int, Mapping[str, int]]) -> int:
+        """By whom steps were computed that made this peer's states, of those before this process
+        saw all: also where it was told otherwise when it was last here. How many steps the board
+        has more."""
+        tallies = self._kept.tallies
+        steps, mine = tallies.step_count, tallies.of(self._me)
+        tallies.settle({step: shares for step, shares in known.items() if step < self.seen_from})
+        more = tallies.of(self._me) - mine
+        if more >= 0:  # it was killed before it noted them
+            self._kept.older = _sum(self._kept.older, Given(tokens=more / self._layer_count))
+        else:
+            self._kept.undone -= more
+        return tallies.step_count - steps
 
     @property
     def counted_bytes(self) -> int | None:
@@ -122,16 +156,17 @@ class Contributions:
     def committed(self, step: int, sent_bytes: int, guarded_bytes: int) -> None:
         """`sent_bytes`, `guarded_bytes`: of a step, as the plan has it."""
         now_s = now.monotonic_s()
-        self._kept.tallies.committed(step)
+        new = self._kept.tallies.committed(step)
+        share = self._kept.tallies.share(step, self._me)
         before_s = now_s if self._committed_s is None else self._committed_s
         took_s = min(now_s - before_s, LONGEST_STEP_S)
         self._committed_s = now_s
         if step + 1 >= self._spec.total_steps:
             self._kept.course = replace(self._kept.course, ended_s=now.wall_s())
-        worked = self._share > 0
+        worked = share > 0
         given = Given(
-            tokens=self._share / self._layer_count,
-            steps=int(worked),
+            tokens=new * share / self._layer_count,
+            steps=new if worked else 0,
             seconds=took_s,
             sent_bytes=sent_bytes if worked else 0,
             guarded_bytes=guarded_bytes,
@@ -141,9 +176,11 @@ class Contributions:
         while len(self._kept.days) > DAYS_KEPT:
             oldest = min(self._kept.days)
             self._kept.older = _sum(self._kept.older, self._kept.days.pop(oldest))
-        if now_s - self._written_s >= WRITE_EVERY_S:
+        if now_s - self._written_s >= self._write_every_s:
             self._written_s = now_s
             payload = self._encoded()
+            is_large = len(payload) > LARGE_BYTES
+            self._write_every_s = WRITE_LARGE_EVERY_S if is_large else WRITE_EVERY_S
             # a thread of its own, that knows which disk this daemon lives by
             context = contextvars.copy_context()
             loop = asyncio.get_running_loop()
@@ -181,6 +218,8 @@ class Contributions:
             ),
             board_steps=tallies.step_count,
             course=self._kept.course,
+            useful_tokens=tallies.of(self._me) / self._layer_count,
+            repeated_tokens=self._kept.undone / self._layer_count,
         )
 
 

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable, Mapping
 
-from p2p_dtfm.core.protocol.names import distinct, generated_name
+from p2p_dtfm.core.protocol.names import distinct, fault_of_name, generated_name
 from p2p_dtfm.core.protocol.records import PeerRecord
 
 PEER_ID = re.compile(r"\b(?:12D3KooW[1-9A-HJ-NP-Za-km-z]{44}|Qm[1-9A-HJ-NP-Za-km-z]{44})\b")
@@ -16,21 +16,40 @@ class Names:
 
     def __init__(self, called: Mapping[str, str] | None = None) -> None:
         self._called = dict(called or {})
+        self._heard: dict[str, str] = {}
+        """Of others, as they say themselves."""
 
     def learn(self, records: Iterable[PeerRecord]) -> None:
         """These are the members now. Those before keep their names, unless one is taken."""
         members = distinct({record.peer_id: record.called for record in records})
         taken = set(members.values())
         before = {peer: name for peer, name in self._called.items() if name not in taken}
+        self._heard = {peer: name for peer, name in self._heard.items() if name not in taken}
         self._called = dict(list(before.items())[-_FORMER_KEPT:]) | members
 
     def own(self, peer_id: str, name: str) -> None:
         """This peer's, before it is a member; empty: none is given."""
         self._called[peer_id] = name or generated_name(peer_id)
 
+    def hear(self, peer_id: str, name: str) -> None:
+        """What one that was no member yet, or is none, says that it is called; what no record may
+        hold is not heard. Alike as another's it is told apart."""
+        if fault_of_name(name) or peer_id in self._called:
+            return
+        others = {peer: called for peer, called in self._known().items() if peer != peer_id}
+        put = distinct({**others, peer_id: name})[peer_id]
+        self._heard.pop(peer_id, None)
+        self._heard[peer_id] = put
+        while len(self._heard) > _FORMER_KEPT:
+            del self._heard[next(iter(self._heard))]
+
+    def _known(self) -> dict[str, str]:
+        return self._heard | self._called
+
     def of(self, peer_id: str) -> str:
         """Also of one that was never met: what its identity makes."""
-        return self._called.get(peer_id) or generated_name(peer_id)
+        called = self._called.get(peer_id) or self._heard.get(peer_id)
+        return called or generated_name(peer_id)
 
     def in_text(self, text: str) -> str:
         """With names for ids. What a name looks like is its owner's choice: text of strangers."""

@@ -24,6 +24,11 @@ export function drawContribution({ contribution, live }) {
           element("th", { scope: "row" }, name),
           ...[today, week, ever].map((given) => element("td", {}, figure(given)))))))
       : element("p", { className: "quiet" }, "Nothing yet: it counts from the first step that is computed here."));
+  if (Math.round(contribution.repeated_tokens ?? 0)) {
+    byId("given").append(element("p", { className: "quiet" },
+      `Of all tokens ${count(contribution.repeated_tokens)} were lost in a failure and done again; `
+      + `${count(contribution.useful_tokens)} stayed.`));
+  }
   if (live?.state === "done" && ever.steps) {
     byId("given").prepend(element("p", { className: "verdict" },
       `Thank you: ${some(ever.tokens, "token")} of this model went through your computer.`));
@@ -34,7 +39,7 @@ export function drawContribution({ contribution, live }) {
 function drawBoard(contribution, board, live) {
   const all = board.reduce((sum, row) => sum + row.tokens, 0);
   byId("board-steps").textContent = contribution.board_steps
-    ? `tokens of ${some(contribution.board_steps, "step")} that this peer has seen` : "";
+    ? `tokens of ${some(contribution.board_steps, "step")} that this peer has seen or was shown` : "";
   byId("board").replaceChildren(board.length
     ? element("ol", { className: "board-rows" }, ...board.slice(0, ROWS_SHOWN).map((row) => {
       const me = row.peer_id === live?.peer_id;

@@ -24,6 +24,14 @@ def counted(count: float, one: str) -> str:
     return f"{text} {one if text == '1' else one + ('es' if one.endswith(('ch', 'ss')) else 's')}"
 
 
+def given_text(today: float, ever: float, repeated: float) -> str | None:
+    """`900 tokens today, 12,000 ever, of which 300 repeated`; None before the first one."""
+    if round(ever) < 1:
+        return None
+    again = f", of which {repeated:,.0f} repeated" if round(repeated) else ""
+    return f"{counted(today, 'token')} today, {ever:,.0f} ever{again}"
+
+
 def duration(seconds: float | None) -> str:
     """`11 days 22 h`, `2 h 5 min`, `5 min 1 s`, `12 s`: days from two of them on."""
     if seconds is None:

@@ -1,0 +1,104 @@
+"""What others' transcripts show of steps that this peer has not seen.
+
+A transcript may be made up whole, by one who signs for all its members. But whoever takes part
+knows the lineage of its own states, which names every step before it: only steps that lead there
+count.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from p2p_dtfm.core.commit.shares import shares_of
+from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.core.protocol.lineage import extend
+from p2p_dtfm.core.protocol.plan import Plan
+from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.core.protocol.signed import Verify
+from p2p_dtfm.core.transcript.checking import Checker, NotTrue, Step
+from p2p_dtfm.core.transcript.entries import Began, Committed, Entry, TookOver, entry_of
+
+
+class Led(NamedTuple):
+    """A step that all its stage-holders have signed. `base`: the lineage from which it starts."""
+
+    step: int
+    base: str
+    shares: Mapping[str, int]
+    """By stage-holder, in tokens times layers."""
+
+
+class EarlierSteps:
+    """Reads one transcript as it comes, in pieces. Afterwards `led` has its steps, each by the
+    lineage to which it led, also those that were given up later."""
+
+    def __init__(self, verify: Verify, spec: RunSpec, layer_count: int) -> None:
+        self.led: dict[str, Led] = {}
+        self.first_step: int | None = None
+        """From which on it tells; None: that has not come yet."""
+        self._spec = spec
+        self._layer_count = layer_count
+        self._checker = Checker(verify)
+        self._begun: list[bytes] = []
+        """Of a line whose end has not come."""
+        self._shares: Mapping[str, int] = {}
+
+    def take(self, content: bytes) -> None:
+        """The next piece. A damaged line costs itself. Raises `NotTrue`."""
+        *ends, rest = content.split(b"\n")
+        for end in ends:
+            line = b"".join((*self._begun, end))
+            self._begun = []
+            if not line.strip():
+                continue
+            try:
+                entry = entry_of(line)
+            except PeerFault:
+                continue
+            self._take(entry)
+        self._begun.append(rest)
+
+    def _take(self, entry: Entry) -> None:
+        if isinstance(entry, Began) and entry.run_spec != self._spec.canonical_bytes():
+            raise NotTrue("it is of another run")
+        if isinstance(entry, TookOver):
+            self._shares = self._shares_in(entry)
+            if self.first_step is None:
+                self.first_step = entry.step
+        self._checker.take(entry)
+        if isinstance(entry, Committed):
+            for number, step in self._checker.steps.items():
+                self._add(number, step)
+            self._checker.steps.clear()  # their statements are no longer needed
+
+    def _shares_in(self, entry: TookOver) -> Mapping[str, int]:
+        """Looked at before anything goes through its microbatches one by one."""
+        plan, spec = entry.plan, self._spec
+        if not isinstance(plan, Plan):
+            return {}
+        counts = [pipeline.microbatch_count for pipeline in plan.pipelines]
+        per_microbatch = spec.batch.microbatch * spec.model.context
+        if min(counts, default=0) < 1 or sum(counts) * per_microbatch != spec.tokens_per_step:
+            raise NotTrue("a plan of other microbatches than the run's")
+        shares = shares_of(plan, per_microbatch)
+        lacks = sum(shares.values()) != spec.tokens_per_step * self._layer_count
+        if lacks or min(shares.values()) < 1:
+            raise NotTrue("a plan of other layers than the run's")
+        return shares
+
+    def _add(self, number: int, step: Step) -> None:
+        base = next(iter(step.said.values())).base
+        led_to = extend(base, number, step.view.id, step.outcome.digest)
+        self.led[led_to] = Led(number, base, self._shares)
+
+
+def leading_to(led: Mapping[str, Led], known: Mapping[int, str]) -> dict[int, Mapping[str, int]]:
+    """Who computed the steps that made this peer's states, by step. `known`: the lineages of its
+    states, by how long they are."""
+    found: dict[int, Mapping[str, int]] = {}
+    for length, lineage in sorted(known.items(), reverse=True):
+        step = led.get(lineage)
+        while step is not None and step.step == length - 1 and step.step not in found:
+            found[step.step] = step.shares
+            length, lineage = step.step, step.base
+            step = led.get(lineage)
+    return found

@@ -1,0 +1,115 @@
+"""Pieces of a transcript for other members, and members that give what is none."""
+
+import asyncio
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from p2p_dtfm.core.planner.planner import compute_plan
+from p2p_dtfm.core.protocol.canonical import decode, encode
+from p2p_dtfm.core.protocol.lineage import Lineage
+from p2p_dtfm.core.recovery.view import View
+from p2p_dtfm.daemon.peers.wire import TranscriptPiece, TranscriptRequest
+from p2p_dtfm.daemon.proof import of_others
+from p2p_dtfm.daemon.proof.of_others import StepsOfOthers, answer_with_piece
+from p2p_dtfm.daemon.proof.transcript_file import FILE_NAME, Transcript
+from p2p_dtfm.daemon.telemetry.contribution import FILE, Contributions
+from p2p_dtfm.net.errors import Refused, Unreachable
+from tests.core.builders import run_spec
+from tests.core.planning import Peer, name_of, snapshot
+
+SHOT = snapshot([Peer()])
+SPEC = run_spec()
+LAYERS = SHOT.workload.layer_count
+
+
+def given(transcript: Transcript, from_byte: int) -> TranscriptPiece:
+    reply = asyncio.run(answer_with_piece(transcript, TranscriptRequest(from_byte)))
+    return decode(reply, TranscriptPiece)
+
+
+def test_pieces_are_the_file_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(of_others, "PIECE_BYTES", 100)
+    transcript = Transcript(tmp_path / FILE_NAME, SPEC, 1 << 20)
+    whole = (tmp_path / FILE_NAME).read_bytes()
+    assert transcript.told_bytes == len(whole) > 100
+    pieces = [given(transcript, at) for at in range(0, len(whole), 100)]
+    assert b"".join(piece.content for piece in pieces) == whole
+    assert {piece.total_bytes for piece in pieces} == {len(whole)}
+    for at in (-1, -(1 << 63), len(whole), (1 << 63) - 1):
+        assert given(transcript, at) == TranscriptPiece(len(whole), b"")
+    with (tmp_path / FILE_NAME).open("a") as file:
+        file.write("a line that is being written")
+    assert given(transcript, len(whole)).content == b"", "only of whole lines"
+
+
+def test_who_keeps_none_gives_none_though_it_did_once(tmp_path: Path) -> None:
+    Transcript(tmp_path / FILE_NAME, SPEC, 1 << 20)
+    assert given(Transcript(tmp_path / FILE_NAME, SPEC, 0), 0) == TranscriptPiece(0, b"")
+
+
+class Member:
+    """As a messenger to members that all answer alike."""
+
+    def __init__(self, answer: TranscriptPiece | bytes | Exception) -> None:
+        self.answer = answer
+        self.asked: list[tuple[str, int]] = []
+
+    async def ask(self, peer_id: str, message: TranscriptRequest, deadline_s: float) -> bytes:
+        self.asked.append((peer_id, message.from_byte))
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer if isinstance(self.answer, bytes) else encode(self.answer)
+
+
+@pytest.mark.parametrize(
+    ("answer", "asked_each"),
+    [
+        (Unreachable("m", "no answer"), 1),
+        (Refused("m", "of another version"), 1),
+        (b"\xc1 no message", 1),
+        (TranscriptPiece(0, b""), 1),
+        (TranscriptPiece(-5, b"x"), 1),
+        (TranscriptPiece(1 << 62, b""), 1),
+        (TranscriptPiece(1 << 62, b"x" * 1000), 10),
+        (TranscriptPiece(1 << 62, b"\n" * 1000), 10),
+        (TranscriptPiece(1 << 62, b"x" * (1 << 20)), 1),
+        (TranscriptPiece(2000, b"AAAA\n" * 200), 2),
+    ],
+)
+def test_what_is_no_transcript_is_given_up_within_bounds(
+    answer: Any,
+    asked_each: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(of_others, "BEGIN_AFTER_S", 0.0)
+    monkeypatch.setattr(of_others, "PIECE_EVERY_S", 0.0)
+    monkeypatch.setattr(of_others, "LIMIT_BYTES", 10_000)
+    contributions = Contributions(tmp_path / FILE, SPEC, LAYERS, name_of(0))
+    contributions.view_took_over(View(SHOT, compute_plan(SHOT)), 7)
+    messenger: Any = Member(answer)
+    steps = StepsOfOthers(messenger, SPEC, LAYERS, contributions)
+    members = [f"member {number}" for number in range(20)]
+    with caplog.at_level(logging.INFO, "p2p_dtfm"):
+        asyncio.run(asyncio.wait_for(steps.learn(lambda: members, Lineage), 30))
+    assert len(messenger.asked) == asked_each * of_others.MEMBERS_ASKED
+    assert contributions.missing_steps == 7
+    assert not caplog.records, "it gives up quietly"
+
+
+def test_who_was_there_from_the_beginning_asks_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(of_others, "BEGIN_AFTER_S", 0.0)
+    contributions = Contributions(tmp_path / FILE, SPEC, LAYERS, name_of(0))
+    contributions.view_took_over(View(SHOT, compute_plan(SHOT)), 0)
+    messenger: Any = Member(TranscriptPiece(0, b""))
+    steps = StepsOfOthers(messenger, SPEC, LAYERS, contributions)
+    asyncio.run(steps.learn(lambda: ["another"], Lineage))
+    assert messenger.asked == []

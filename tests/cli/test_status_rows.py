@@ -1,10 +1,13 @@
-"""What `p2p-dtfm status` says of what this peer has given."""
+"""What `p2p-dtfm status` says of what this peer has given, and how it is watched."""
 
+import json
 from typing import Any
 
 import pytest
 
+from p2p_dtfm.cli.commands import swarm
 from p2p_dtfm.cli.commands.swarm import _given
+from p2p_dtfm.core.protocol.errors import UserError
 
 
 @pytest.mark.parametrize(
@@ -25,3 +28,32 @@ def test_nothing_is_said_while_it_is_not_known() -> None:
     """While paused, and before there is a run."""
     assert _given({"given": None}) is None
     assert _given({}) is None
+
+
+def test_who_watches_goes_on_watching_while_the_daemon_starts_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It ended with an error, and whoever watched a restart had to begin anew."""
+    answers: list[Any] = [
+        {"state": "a"},
+        UserError("no daemon answers", "start one"),
+        {"state": "b"},
+    ]
+
+    def answer(*_: object) -> Any:
+        if not answers:
+            raise KeyboardInterrupt
+        if isinstance(first := answers.pop(0), UserError):
+            raise first
+        return first
+
+    monkeypatch.setattr(swarm, "call_daemon", answer)
+    monkeypatch.setattr(swarm, "homes_here", lambda home: [home])
+    monkeypatch.setattr(swarm, "WATCH_EVERY_S", 0.0)
+    swarm.status(None, as_json=True, ids=False, watch=True)
+    told = capsys.readouterr()
+    assert [json.loads(line)["state"] for line in told.out.splitlines()] == ["a", "b"]
+    assert told.err.strip() == "no daemon answers"
+    answers.append(UserError("no daemon answers", "start one"))
+    with pytest.raises(UserError):
+        swarm.status(None, as_json=True, ids=False, watch=True)

@@ -45,6 +45,7 @@ def refused(**flags: object) -> UserError:
         ({"threads": "many"}, "must be a whole number", "0: half"),
         ({"uplink_mbps": -1.0}, "must be 0 or more", "0: no limit"),
         ({"disk_gib": float("inf")}, "must be a finite number", "0: no limit"),
+        ({"disk_gib": 0.0001}, "must be 0, or 0.01 at least", "0: no limit"),
         ({"memory_gib": float("nan")}, "must be a finite number", "four fifths"),
         ({"network": "wann"}, "must be 'auto', 'lan' or 'wan', not 'wann'", "wan"),
         ({"dashboard": "99999"}, 'must be a port from 1 to 65535, "auto" or "off"', "port"),
@@ -61,6 +62,8 @@ def test_what_a_zero_stands_for_is_said_where_somebody_gave_one() -> None:
     given = resolve(None, {"uplink_mbps": 0.0, "threads": 0, "disk_gib": 3.0, "nearby": False})
     said = ["threads is 0, which is half of the cores", "uplink_mbps is 0, which is no limit"]
     assert given_zeros(given.settings) == said
+    day = resolve(None, {"hours": "7-7"}).settings
+    assert given_zeros(day) == ["hours is 7-7, which is the whole day"]
     assert given_zeros(resolve(None, {}).settings) == []
 
 

@@ -36,6 +36,7 @@ ROOT = Path(__file__).parents[2]
 HALF_THE_MODEL_GIB = "0.0042"
 COUNT = 2
 BOARD = "board"
+PUBLIC_PORT = 28743
 
 
 @pytest.fixture
@@ -49,7 +50,8 @@ def swarm(prepared_data: Path, tmp_path: Path) -> Iterator[LocalSwarm]:
     )
     half = ["--memory-gib", HALF_THE_MODEL_GIB]
     with LocalSwarm(tmp_path, ["--threads", "1", *half]) as found:
-        founder, address = found.found(["--run", str(spec), "--expect-peers", str(COUNT)])
+        public = ["--public-status", str(PUBLIC_PORT)]
+        founder, address = found.found(["--run", str(spec), "--expect-peers", str(COUNT), *public])
         found.join(address, ["--tensorboard", str(tmp_path / BOARD), "--name", "<b>Ada</b>"])
         wait_until(lambda: step_of(founder) > 5, "it trains")
         yield found
@@ -93,6 +95,7 @@ def test_a_swarm_is_watched_and_left(swarm: LocalSwarm, tmp_path: Path) -> None:
     step = re.search(rb"^p2p_dtfm_step ([0-9.]+)$", metrics, re.MULTILINE)
     assert status == 200 and step and float(step[1]) > 5
 
+    check_public_page(founder)
     check_timeline(address)
     check_documented_commands(founder, tmp_path)
 
@@ -111,6 +114,18 @@ def check_board(child: Child, directory: Path) -> None:
     assert len(shown) > 5 and shown == losses(child)
     names = {name for _, name, _ in read}
     assert names == {"loss", "held_out_loss", "gradient_norm", "tokens_per_s"}
+
+
+def check_public_page(founder: Child) -> None:
+    """Where the log says, as anybody may read it: what is reached, and nobody's name."""
+    assert re.search(
+        rf"anybody may read: http://\S+:{PUBLIC_PORT}/", (founder.home / "stderr").read_text()
+    )
+    page = f"http://127.0.0.1:{PUBLIC_PORT}/"
+    status, facts = asked(page, "/status.json")
+    assert status == 200 and json.loads(facts)["step"] > 5
+    status, html = asked(page, "/")
+    assert status == 200 and b"Ada" not in html and b"<svg" in html
 
 
 def check_timeline(address: str) -> None:

@@ -49,21 +49,26 @@ def status(
     """What the daemon of this machine is doing, and why."""
     console = Console()
     with contextlib.suppress(KeyboardInterrupt):
-        while True:
-            first, *others = [call_daemon(each, "status") for each in homes_here(home)]
-            if as_json:
-                more = {"other_devices": others} if others else {}
-                typer.echo(json.dumps({**first, **more}))
-            else:
-                if watch and console.is_terminal:
-                    console.clear()
-                _show_status(console, first, ids)
-                for number, facts in enumerate(others, 2):
-                    console.print(f"\nand device {number} of this machine:", **AS_TEXT)
-                    _show_status(console, facts, ids)
-            if not watch:
-                return
+        _show_once(console, home, as_json, ids)
+        while watch:
             time.sleep(WATCH_EVERY_S)
+            if console.is_terminal and not as_json:
+                console.clear()
+            try:
+                _show_once(console, home, as_json, ids)
+            except UserError as error:  # it may be started again, and is then seen again
+                Console(stderr=True).print(error.cause, **AS_TEXT)
+
+
+def _show_once(console: Console, home: Path | None, as_json: bool, ids: bool) -> None:
+    first, *others = [call_daemon(each, "status") for each in homes_here(home)]
+    if as_json:
+        typer.echo(json.dumps({**first, **({"other_devices": others} if others else {})}))
+        return
+    _show_status(console, first, ids)
+    for number, facts in enumerate(others, 2):
+        console.print(f"\nand device {number} of this machine:", **AS_TEXT)
+        _show_status(console, facts, ids)
 
 
 def _show_status(console: Console, facts: dict[str, Any], ids: bool) -> None:

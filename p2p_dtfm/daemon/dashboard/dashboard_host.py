@@ -4,6 +4,7 @@ It stays while daemons come and go: an open page outlives a pause, and can end i
 """
 
 import contextlib
+import logging
 import os
 import secrets
 import socket
@@ -22,6 +23,8 @@ from p2p_dtfm.web.server import Server, loopback_listener
 from p2p_dtfm.web.state import DashboardState, Live
 
 TOKEN_BYTES = 24
+log = logging.getLogger("p2p_dtfm")
+
 PAGE = """<!doctype html>
 <meta charset="utf-8"><meta name="referrer" content="no-referrer">
 <meta http-equiv="refresh" content="0; url={0}">
@@ -84,12 +87,20 @@ class DashboardHost:
         self._page = home / "dashboard.html"
         private_file(self._page, PAGE.format(f"{self.address}#token={self._token}"))
 
+    def check_ports(self, port: int | str, public_port: int) -> None:
+        """Before anything is started. Raises `UserError` for a port that somebody else has."""
+        if isinstance(port, int) and self._server is None:
+            loopback_listener(port).close()
+        if public_port and self._public is None:
+            public_listener(public_port).close()
+
     async def start_public(self, port: int) -> None:
         """The page that anybody may read; 0: none. Raises `UserError` if the port is taken."""
         if not port or self._public is not None:
             return
         self._public = PublicServer(self.state, public_listener(port))
         await self._public.start()
+        log.info("a page that anybody may read: http://%s:%d/", socket.gethostname(), port)
 
     @property
     def port(self) -> int | None:

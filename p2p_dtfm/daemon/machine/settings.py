@@ -15,9 +15,10 @@ from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.names import fault_of_name
 from p2p_dtfm.core.protocol.plain_words import in_plain_words
 from p2p_dtfm.daemon.machine.home import default_home
-from p2p_dtfm.daemon.machine.hours import HOURS_PATTERN
+from p2p_dtfm.daemon.machine.hours import HOURS_PATTERN, Hours
 
 PREFIX = "P2P_DTFM_"
+LEAST_DISK_GIB = 0.01
 _PATTERNS = {
     "hours": 'must be two times of day, as in "22-07"',
     "run_digest": "must be a digest: 64 of the characters 0-9 and a-f",
@@ -46,6 +47,13 @@ def _webhook(text: str) -> str:
     if text and (parts.scheme not in ("http", "https") or not parts.hostname):
         raise ValueError('must be an address such as "https://example.org/hook"')
     return text
+
+
+def _disk(gib: float) -> float:
+    """Who asks for less has mistaken the unit: nothing that was prepared would stay."""
+    if 0 < gib < LEAST_DISK_GIB:
+        raise ValueError(f"must be 0, or {LEAST_DISK_GIB} at least")
+    return gib
 
 
 class Settings(BaseModel):
@@ -123,7 +131,7 @@ class Settings(BaseModel):
     downlink_mbps: float = Field(
         default=0.0, ge=0, le=1e6, description="most to receive, in Mbit/s; 0: no limit"
     )
-    disk_gib: float = Field(
+    disk_gib: Annotated[float, AfterValidator(_disk)] = Field(
         default=0.0,
         ge=0,
         le=1e9,
@@ -243,10 +251,14 @@ def _meaning(name: str, value: object) -> str:
 
 
 def given_zeros(settings: Settings) -> list[str]:
-    """What each 0 that somebody has set stands for: who types it may mean nothing at all."""
+    """What each 0 that somebody has set stands for, and hours that leave none out: who types them
+    may mean nothing at all."""
     given = ((name, getattr(settings, name)) for name in sorted(settings.model_fields_set))
     meanings = ((name, _meaning(name, value)) for name, value in given)
-    return [f"{name} is 0{meaning}" for name, meaning in meanings if meaning]
+    told = [f"{name} is 0{meaning}" for name, meaning in meanings if meaning]
+    if settings.hours and Hours.parse(settings.hours) is None:
+        told.append(f"hours is {settings.hours}, which is the whole day")
+    return told
 
 
 def resolve(config: Path | None, flags: dict[str, Any]) -> Resolved:

@@ -68,6 +68,7 @@ class Daemon:
         """Returns the exit code. Raises `UserError`. `past`: of its home, if it was read."""
         local, settings, life = self._local, self._local.settings, self._local.life
         check_before_start(settings)
+        local.dashboard.check_ports(settings.dashboard, settings.public_status)
         _refuse_emulation_among_strangers(settings)
         local.home.acquire()
         async with contextlib.AsyncExitStack() as stack:

@@ -6,6 +6,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from p2p_dtfm.daemon.machine.home import Home
@@ -126,29 +127,27 @@ def test_metered_as_the_network_manager_has_it(answer: str, metered: bool) -> No
 
 
 def test_what_others_use_is_seen_and_what_is_ours_is_not() -> None:
-    """One process that turns its core, as another's program and as one of ours."""
-    turn = "while True: pass"
-    share = {}
-    for name, extra in (("theirs", "x"), ("ours", "p2p_dtfm")):
+    """A process that turns its core, as another's program and as one of ours."""
+    for extra, is_ours in (("x", False), ("p2p_dtfm", True)):
         use = ProcessorUse()
-        turning = subprocess.Popen([sys.executable, "-c", turn, extra])
+        turning = subprocess.Popen([sys.executable, "-c", "while True: pass", extra])
         try:
             time.sleep(0.3)
             use.share()
-            before_s, began_s = (
-                sights.psutil.Process(turning.pid).cpu_times().user,
-                time.monotonic(),
-            )
+            process, began_s = psutil.Process(turning.pid), time.monotonic()
+            before_s = process.cpu_times().user
             time.sleep(1.0)
-            share[name] = use.share()
-            ran = sights.psutil.Process(turning.pid).cpu_times().user - before_s
-            ran /= (time.monotonic() - began_s) * (sights.psutil.cpu_count() or 1)
+            share = use.share()
+            ran = (process.cpu_times().user - before_s) / (time.monotonic() - began_s)
+            assert (turning.pid in sights._own_times()) is is_ours
         finally:
             turning.kill()
             turning.wait()
-        if name == "theirs":
-            assert share[name] > 0.7 * ran > 0
-    assert sights.is_ours(["python", "-m", "p2p_dtfm"]) and sights.is_ours(["/x/p2pd", "-b"])
+        if not is_ours:
+            assert share > 0.7 * ran / (psutil.cpu_count() or 1) > 0
+    assert sights.is_ours(["python", "-m", "p2p_dtfm"])
+    assert sights.is_ours(["python", "-m", "p2p_dtfm.cli.commands.away", "5"]), "while paused"
+    assert sights.is_ours(["/x/p2pd", "-b"])
     assert not sights.is_ours(["/usr/bin/game", "--level", "p2p"])
 
 

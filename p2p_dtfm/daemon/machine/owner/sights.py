@@ -10,7 +10,8 @@ import psutil
 
 ASK_LIMIT_S = 5.0
 OURS = frozenset({"p2p-dtfm", "p2p_dtfm", "p2pd"})
-"""A process with one of these in a path of its command line is no program of the owner's."""
+"""A process with one of these in its command line, in a path or before the dots of a module, is no
+program of the owner's."""
 NETWORK_MANAGER = "org.freedesktop.NetworkManager"
 ASK_METERED = (
     *("busctl", "--system", "get-property", NETWORK_MANAGER),
@@ -81,7 +82,7 @@ def devices_busy_share(ask: Ask = answer_of, is_ours: Callable[[int], bool] | No
 
 def is_ours(command: Iterable[str]) -> bool:
     """Whether a command line is that of this program, or of what it starts."""
-    return any(not OURS.isdisjoint(PurePath(word).parts) for word in command)
+    return any(part.split(".")[0] in OURS for word in command for part in PurePath(word).parts)
 
 
 def _is_ours_by_id(pid: int) -> bool:

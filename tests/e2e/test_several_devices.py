@@ -1,5 +1,7 @@
 """One command, several devices: a daemon for each, that begin, are shown and end as one."""
 
+import contextlib
+import http.client
 import json
 import os
 import re
@@ -8,10 +10,12 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
 from p2p_dtfm.daemon.machine.local_client import ask_daemon, homes_here
+from p2p_dtfm.web.guard import TOKEN_HEADER
 from tests.e2e.helpers import run_program, wait_until, write_endless_spec
 
 
@@ -78,6 +82,10 @@ def test_two_devices_train_pause_and_end_by_one_command(tmp_path: Path) -> None:
 
         assert run_program("pause", "--home", home).returncode == 0
         wait_until(lambda: states_of(home) == {"paused"}, "both are paused")
+        press(home, "resume")
+        wait_until(lambda: train_together(home), "both are back in one view")
+        press(home, "pause")
+        wait_until(lambda: states_of(home) == {"paused"}, "both are paused by one page's button")
         assert run_program("resume", "--home", home).returncode == 0
         wait_until(lambda: train_together(home), "both are back in one view")
 
@@ -89,6 +97,16 @@ def test_two_devices_train_pause_and_end_by_one_command(tmp_path: Path) -> None:
         wait_until(lambda: train_together(home), "both take up the run that they had")
         os.kill(second.process.pid, signal.SIGKILL)
         wait_until(lambda: is_over(home), "neither stays when the command is killed", 60)
+
+
+def press(home: Path, button: str) -> None:
+    """On the page of the first device."""
+    invitation = ask_daemon(home, "dashboard") or {}
+    token = invitation["address_with_token"].split("#token=")[1]
+    connection = http.client.HTTPConnection(urlsplit(invitation["address"]).netloc, timeout=20)
+    with contextlib.closing(connection):
+        connection.request("POST", f"/api/actions/{button}", headers={TOKEN_HEADER: token})
+        assert connection.getresponse().status == 200
 
 
 def states_of(home: Path) -> set[str]:

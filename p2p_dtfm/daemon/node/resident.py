@@ -22,6 +22,7 @@ from p2p_dtfm.core.protocol.errors import UNREACHABLE, UserError
 from p2p_dtfm.daemon.dashboard.dashboard_host import DashboardHost
 from p2p_dtfm.daemon.dashboard.seen import Seen
 from p2p_dtfm.daemon.machine.away import Away, StepAside, as_plain
+from p2p_dtfm.daemon.machine.devices.together import for_all_devices
 from p2p_dtfm.daemon.machine.home import Home
 from p2p_dtfm.daemon.machine.hours import Hours, for_a_while, pause_seconds
 from p2p_dtfm.daemon.machine.life import when_stdin_closes
@@ -238,7 +239,8 @@ class Resident:
         status.say(State.PAUSED, reason)
         self._seen.events.add(Event(round(now.wall_s(), 3), "note", f"paused: {reason}"))
         shown = self._shown_while_away()
-        self._dashboard.show(lambda: _away(shown, status), {"resume": resume, "leave": leave})
+        buttons = for_all_devices(home.root, {"resume": resume, "leave": leave})
+        self._dashboard.show(lambda: _away(shown, status), buttons)
         _release_memory()  # now that nothing shows the daemon any more
         readers = {
             "status": lambda: self._status_json(status),

@@ -16,6 +16,7 @@ from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.snapshot import ViewId
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.dashboard.waits import Wait
+from p2p_dtfm.daemon.machine.devices.together import for_all_devices
 from p2p_dtfm.daemon.machine.hours import for_a_while, pause_seconds
 from p2p_dtfm.daemon.machine.settings import Settings
 from p2p_dtfm.daemon.node.local import Local
@@ -73,7 +74,7 @@ class StatusApi:
         }
         actions = {"pause": pause, "leave": leave}
         local.observer.marks = laboratory_marks(local.settings, self._network.host)
-        local.dashboard.show(local.observer.state, actions)
+        local.dashboard.show(local.observer.state, for_all_devices(local.home.root, actions))
         await local.dashboard.start(local.settings.dashboard, local.home.root)
         await local.dashboard.start_public(local.settings.public_status)
         api = LocalApi(

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.daemon.machine.settings import Settings
 
 GENTLE_LEARNING_RATE = 3e-4
 """Losses are compared to 1e-4. At the demo's 3e-3 training is chaotic: the plain loop with its
@@ -36,7 +37,8 @@ def plain_losses(home: Path, steps: int) -> list[float] | None:
 
 
 def plain_run(home: Path, steps: int) -> Iterator[float] | None:
-    """The same, each loss when it is computed."""
+    """The same, each loss when it is computed: with as many threads as a daemon takes, for those of
+    a small model wait for one another, spinning, and beside any load all of them are slower."""
     from p2p_dtfm.train.data import BlobStore, Dataset, parse_manifest
     from p2p_dtfm.train.model.checkpoint import read_manifest
     from p2p_dtfm.train.model.lora.frozen_base import base_path
@@ -55,4 +57,5 @@ def plain_run(home: Path, steps: int) -> Iterator[float] | None:
     dataset = Dataset(manifest, blobs.path, spec.model.context)
     given = partial(base_path, spec, path_of=blobs.path) if spec.model.initial else None
     batches = Batches(dataset, spec)
-    return ReferenceRun(spec, batches, given=given, weight=batches.weight).losses(steps)
+    run = ReferenceRun(spec, batches, given=given, weight=batches.weight)
+    return run.losses(steps, Settings().compute_threads)

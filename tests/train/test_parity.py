@@ -163,3 +163,21 @@ def test_held_out_loss_through_stages_equals_the_plain_loop(
     loss = second.evaluate(first.evaluate(inputs), targets) / targets.numel()
     assert loss == pytest.approx(reference.held_out_loss([(inputs, targets)]), abs=1e-6)
     assert first.in_flight == second.in_flight == 0
+
+
+def test_the_plain_loop_leaves_torch_the_threads_that_it_had(
+    spec: RunSpec, toy_batch: Batch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes its own for a step: two of a small model's, beside any other load, were a hundred
+    times slower than one."""
+    run = ReferenceRun(spec, toy_batch)
+    before, step = torch.get_num_threads(), run._step
+    seen: list[int] = []
+
+    def watched(number: int) -> float:
+        seen.append(torch.get_num_threads())
+        return step(number)
+
+    monkeypatch.setattr(run, "_step", watched)
+    losses = list(run.losses(2, threads=before + 1))
+    assert seen == [before + 1] * 2 and torch.get_num_threads() == before and len(losses) == 2

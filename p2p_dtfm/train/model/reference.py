@@ -54,10 +54,17 @@ class ReferenceRun:
             self.model[-1].get_submodule("logits").register_parameter("weight", shared)
         self.optimizer = PlainOptimizer(spec, self.model)
 
-    def losses(self, steps: int) -> Iterator[float]:
-        """Train `steps` steps from genesis; the loss of each in mean nats per token."""
+    def losses(self, steps: int, threads: int | None = None) -> Iterator[float]:
+        """Train `steps` steps from genesis; the loss of each in mean nats per token. `threads`: to
+        compute with, instead of what torch has."""
+        before = torch.get_num_threads()
         for step in range(steps):
-            yield self._step(step)
+            torch.set_num_threads(threads or before)
+            try:
+                loss = self._step(step)
+            finally:
+                torch.set_num_threads(before)
+            yield loss
 
     def _step(self, step: int) -> float:
         self.optimizer.zero_grad()

@@ -71,6 +71,8 @@ def test_what_is_printed_stands_above_and_can_be_copied(monkeypatch) -> None:
             await asyncio.sleep(0)
             print(ADDRESS)
             log.warning("something [bold]happened[/bold]")
+            log.warning("12:00:00 guardians get copies every 31 steps or more, beside training")
+            log.warning("12:00:01 dashboard http://127.0.0.1:31380/" + 40 * "x")
         log.warning("afterwards")
 
     asyncio.run(show())
@@ -78,6 +80,8 @@ def test_what_is_printed_stands_above_and_can_be_copied(monkeypatch) -> None:
     text = screen.getvalue()
     assert ADDRESS in text
     assert "something [bold]happened[/bold]" in text, "what is logged is not markup"
+    assert "every 31 steps or more,\n         beside training\n" in text, "no word is broken"
+    assert "http://127.0.0.1:31380/" + 40 * "x" in text, "an address is one word"
     assert text.rstrip().endswith("afterwards")
     assert sys.stdout is screen
 

@@ -23,6 +23,8 @@ BAR_WIDTH = 30
 LEAST_BAR_WIDTH = 6
 PROBLEMS_SHOWN = 3
 LINES_OF_A_PROBLEM = 3
+TO_TYPE = "p2p-dtfm "
+AFTER_THE_TIME = " " * len("00:00:00 ")
 COLOURS = {"training": "green", "done": "green", "waiting": "yellow", "leaving": "yellow"}
 
 
@@ -55,8 +57,8 @@ async def live_view(
 
 
 class _Above(io.TextIOBase):
-    """Prints whole lines above the panel. A long one is left to the terminal to wrap, so that an
-    address can still be copied."""
+    """Prints whole lines above the panel, broken between words where the terminal ends. A line to
+    type, or a word such as an address, is left to the terminal to wrap: it can still be copied."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -65,8 +67,20 @@ class _Above(io.TextIOBase):
     def write(self, text: str) -> int:
         *lines, self._rest = (self._rest + text).split("\n")
         for line in lines:
-            self._console.print(Text(line), soft_wrap=True)
+            self._console.print(Text(_between_words(line, self._console.width)), soft_wrap=True)
         return len(text)
+
+
+def _between_words(line: str, width: int) -> str:
+    if len(line) < width or TO_TYPE in line:
+        return line
+    return textwrap.fill(
+        line,
+        max(1, width - 1),
+        subsequent_indent=AFTER_THE_TIME,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 async def _refresh(live: Live, state: Callable[[], DashboardState]) -> None:

@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 PROCESSOR_TORCH = "torch==2.13.0"
 """Of which the tests' index has the build for the processor alone."""
+QUIETLY = ("--disable-pip-version-check", "install", "--quiet")
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,9 @@ class Installed:
     def python(self, code: str) -> str:
         return self.said(self.place / "bin/python", "-c", code).strip()
 
+    def find_library(self) -> Path:
+        return Path(self.python("import sysconfig; print(sysconfig.get_path('purelib'))"))
+
 
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -71,20 +75,32 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installe
     return install(wheel, folder, folder / "environment")
 
 
-def install(
-    wheel: Path, folder: Path, place: Path, *, with_all_it_needs: bool = False
-) -> Installed:
+def install(wheel: Path, folder: Path, place: Path) -> Installed:
     """Into a new environment at `place`, by a user whose home is `folder`. What it depends on is
-    that of the tests, by a path that brings no other p2p_dtfm along, or comes over the network."""
+    that of the tests, by a path that brings no other p2p_dtfm along."""
     venv.create(place, with_pip=False, symlinks=True)
     found = Installed(place, Path(), folder)
     pip = (sys.executable, "-m", "pip", "--python", place / "bin/python")
-    quiet = ("--disable-pip-version-check", "install", "--quiet")
-    if with_all_it_needs:
-        found.said(*pip, *quiet, wheel, PROCESSOR_TORCH)
-    else:
-        found.said(*pip, *quiet, "--no-deps", "--no-index", wheel)
-    library = Path(found.python("import sysconfig; print(sysconfig.get_path('purelib'))"))
-    if not with_all_it_needs:
-        (library / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    found.said(*pip, *QUIETLY, "--no-deps", "--no-index", wheel)
+    library = found.find_library()
+    (library / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
     return Installed(place, library, folder)
+
+
+def pipx_of_its_own(folder: Path) -> Path:
+    """pipx, in an environment of its own, over the network; what it installs is in the home."""
+    venv.create(folder, with_pip=False, symlinks=True)
+    pip = (sys.executable, "-m", "pip", "--python", folder / "bin/python")
+    Installed(folder, Path(), folder).said(*pip, *QUIETLY, "pipx")
+    return folder / "bin/pipx"
+
+
+def install_by_pipx(pipx: Path, wheel: Path, folder: Path) -> Installed:
+    """As a user of pipx does whose home is `folder`; all that it needs comes over the network."""
+    place = folder / ".local/share/pipx/venvs/p2p-dtfm"
+    found = Installed(place, Path(), folder)
+    said = found.said(pipx, "install", "--preinstall", PROCESSOR_TORCH, wheel)
+    assert "p2p-dtfm" in said, said
+    program = folder / ".local/bin/p2p-dtfm"
+    assert program.resolve() == place / "bin/p2p-dtfm", "pipx puts it where a shell looks"
+    return Installed(place, found.find_library(), folder)

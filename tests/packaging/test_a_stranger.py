@@ -1,8 +1,8 @@
 """Somebody with nothing but a wheel and a pasted line, until the computer trains with a friend's.
 
-With WRITE_SCREENS=1 docs/from-a-wheel.md and its pictures are made anew. With WHOLE_INSTALL=1 what
-the wheel needs is installed over the network, with PyTorch's build for the processor alone; else it
-is there already, as the tests have it.
+With WRITE_SCREENS=1 docs/from-a-wheel.md and its pictures are made anew. With WHOLE_INSTALL=1 it is
+pipx that installs the wheel and, over the network, what it needs, with PyTorch's build for the
+processor alone; else what it needs is there already, as the tests have it.
 """
 
 import datetime
@@ -22,7 +22,13 @@ from tests.documentation.pages import ROOT
 from tests.documentation.screens import WRITES
 from tests.documentation.terminal import Story, Terminal
 from tests.e2e.helpers import run_program, step_of, wait_until
-from tests.packaging.conftest import PROCESSOR_TORCH, Installed, install
+from tests.packaging.conftest import (
+    PROCESSOR_TORCH,
+    Installed,
+    install,
+    install_by_pipx,
+    pipx_of_its_own,
+)
 from tests.programs import skip_without
 from tests.web.chromium import PROGRAM, Page, chromium
 
@@ -33,6 +39,7 @@ WHOLE = "WHOLE_INSTALL"
 WITHIN_S = 180.0
 LINE = re.compile(r"p2p-dtfm --invite (\S+)")
 INSTALLED = "python3 -m venv ~/p2p && ~/p2p/bin/pip install --quiet {wheel}"
+BY_PIPX = f"pipx install --preinstall {PROCESSOR_TORCH} {{wheel}}"
 AT_ONCE = "At once."
 
 
@@ -78,15 +85,14 @@ def test_from_a_wheel_and_a_line_to_training_in_three_minutes(
         pasted = LINE.search(run_program("invite", "--home", friend.home).stdout)
         assert pasted is not None
         hidden = {str(home): "~", pasted[1]: "LINE"}
+        pipx = pipx_of_its_own(tmp_path / "pipx") if os.environ.get(WHOLE) else None
         story = Story("From a wheel to training with a friend", introduction(), hidden)
-        here = install(wheel, home, home / "p2p", with_all_it_needs=bool(os.environ.get(WHOLE)))
-        said = (
-            f"It took {story.elapsed_s:.0f} s, into a directory of its own, as `pipx install` does."
-        )
-        command = INSTALLED.format(wheel=wheel.name)
-        if os.environ.get(WHOLE):
-            command = f"{command} {PROCESSOR_TORCH}"
-        story.add("It is installed", command, said, "")
+        if pipx is not None:
+            here, command = install_by_pipx(pipx, wheel, home), BY_PIPX
+        else:
+            here, command = install(wheel, home, home / "p2p"), INSTALLED
+        said = f"It took {story.elapsed_s:.0f} s."
+        story.add("It is installed", command.format(wheel=wheel.name), said, "")
         with chromium(tmp_path / "profile") as page:
             trained_s = joins(story, Stranger(here, home), page, pasted[1])
             assert not page.problems, page.problems

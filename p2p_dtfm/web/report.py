@@ -25,6 +25,7 @@ h1 { font-size: 26px; margin-bottom: 0 } h2 { font-size: 18px; margin-top: 2em }
 table { border-collapse: collapse; width: 100% }
 td, th { padding: 4px 8px 4px 0; border-bottom: 1px solid var(--line); text-align: left;
   vertical-align: top; overflow-wrap: anywhere }
+td:first-child { min-width: 5.5em }
 pre { white-space: pre-wrap; overflow-wrap: anywhere; border-left: 3px solid var(--line);
   padding-left: 12px; margin: 6px 0 }
 small, .quiet { color: var(--quiet) } svg { max-width: 100%; height: auto }

@@ -71,6 +71,10 @@ def test_the_pages_that_are_passed_on(page: Page, kind: str, tmp_path: Path) -> 
                 page.wait_for("document.querySelector('svg polyline')")
                 assert page.evaluate("document.querySelectorAll('svg text').length") == 4
                 assert not faults_of(page, width), (width, dark)
+                if kind == "report":
+                    labels = "[...document.querySelectorAll('td:first-child')]"
+                    widths = page.evaluate(f"{labels}.map(each => each.offsetWidth)")
+                    assert min(widths) > 80, "no word of a label is broken"
                 drawn = page.evaluate("getComputedStyle(document.body).maxWidth")
                 assert drawn == "800px", "the page's own style is let through"
         page.open("about:blank")

@@ -10,6 +10,7 @@ from enum import StrEnum
 import msgspec
 
 from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.core.protocol.layers.head_chunks import head_values
 from p2p_dtfm.core.protocol.layers.listed import ListedLayer
 from p2p_dtfm.core.protocol.model_spec import ModelSpec
 from p2p_dtfm.core.protocol.run_spec import Codec, CodecSpec, RunSpec
@@ -221,7 +222,7 @@ def workload_of(spec: RunSpec) -> Workload:
         ),
         head=_layer_cost(
             norm_parameters(model) + vocabulary * width,
-            2 * boundary + 3 * tokens * vocabulary * FLOAT_BYTES,
+            2 * boundary + head_values(spec) * FLOAT_BYTES,
             2 * tokens * width * vocabulary,
             copies,
         ),

@@ -20,8 +20,8 @@ from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.records import NAME_LIMIT, Device, LayerTiming
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.workload import block_flops, workload_of
-from p2p_dtfm.train.model.gpt import build_timed_layer, layer_count, token_loss_sum
-from p2p_dtfm.train.model.kinds.registry import loss_sum
+from p2p_dtfm.train.model.gpt import build_timed_layer, layer_count
+from p2p_dtfm.train.model.kinds.registry import loss_sum_of_last
 from p2p_dtfm.train.model.precision import autocast
 from p2p_dtfm.train.stage.device.facts import device_facts
 from p2p_dtfm.train.stage.emulated import emulated_device, emulated_flops_per_s
@@ -258,8 +258,10 @@ def _time_listed(
         entry = values.view(shape).requires_grad_()
 
     def run() -> Tensor:
+        if is_last:
+            return loss_sum_of_last(spec, module, entry, tokens)
         answer: Tensor = module(entry).float()
-        return loss_sum(spec, answer, tokens) if is_last else answer
+        return answer
 
     return _time_passes(spec, run, device)
 
@@ -344,8 +346,7 @@ def _trial(
         if spec.data.masks_documents:
             return lambda: module(stream, documents=torch.zeros_like(tokens))
         return lambda: module(stream)
-    z_loss = spec.optimizer.z_loss
-    return lambda: token_loss_sum(module(stream).float(), tokens, z_loss)
+    return lambda: loss_sum_of_last(spec, module, stream, tokens)
 
 
 def _finish(device: torch.device) -> None:

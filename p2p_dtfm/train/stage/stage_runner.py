@@ -9,7 +9,7 @@ from torch import Tensor
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.train.model.deferred_gradients import WeightGradients, leave_weight_gradients
 from p2p_dtfm.train.model.gpt import document_numbers, layer_count
-from p2p_dtfm.train.model.kinds.registry import loss_sum
+from p2p_dtfm.train.model.kinds.registry import loss_sum_of_last
 from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.train.model.precision import autocast
 from p2p_dtfm.train.stage.host_copies import HostCopies
@@ -245,11 +245,12 @@ class StageRunner:
         """One layer; with the head, the loss."""
         is_block = 0 < layer < layer_count(self.spec) - 1
         beside = {"documents": documents} if is_block and documents is not None else {}
+        module = self.layer_states[layer].module
         with autocast(self.spec, self.device):
-            result: Tensor = self.layer_states[layer].module(entry, **beside).float()
             if layer == layer_count(self.spec) - 1:
                 assert targets is not None
-                result = loss_sum(self.spec, result, targets)
+                return loss_sum_of_last(self.spec, module, entry, targets)
+            result: Tensor = module(entry, **beside).float()
         return result
 
     def _outward(self, result: Tensor) -> Tensor | float:

@@ -12,9 +12,11 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.core.protocol.layers.head_chunks import head_in_chunks
 from p2p_dtfm.core.protocol.layers.listed import LayerSizes, ListedLayer
 from p2p_dtfm.core.protocol.run_spec import RunSpec
-from p2p_dtfm.train.model.kinds.ends import token_loss_sum
+from p2p_dtfm.train.model.kinds.chunked_head import chunked_loss_sum
+from p2p_dtfm.train.model.kinds.ends import Head, token_loss_sum
 from p2p_dtfm.train.model.kinds.gpt_kinds import BlockKind, EmbeddingKind, HeadKind, ProjectionKind
 from p2p_dtfm.train.model.kinds.image_kinds import ClassifierKind, ConvolutionKind, ImageKind
 from p2p_dtfm.train.model.kinds.kind import LayerKind, Place, Shape
@@ -136,6 +138,14 @@ def loss_sum(spec: RunSpec, answer: Tensor, targets: Tensor) -> Tensor:
     if spec.layers:
         return kind_named(spec.layers[-1].kind).loss_sum(answer, targets, z_loss)
     return token_loss_sum(answer, targets, z_loss)
+
+
+def loss_sum_of_last(spec: RunSpec, module: nn.Module, entry: Tensor, targets: Tensor) -> Tensor:
+    """The last layer and the loss: of a large vocabulary without all logits being there."""
+    if head_in_chunks(spec):
+        assert isinstance(module, Head)
+        return chunked_loss_sum(module, entry, targets, spec.optimizer.z_loss)
+    return loss_sum(spec, module(entry).float(), targets)
 
 
 def require_gpt(spec: RunSpec, what: str) -> None:

@@ -1,0 +1,131 @@
+"""A head and its loss, a chunk of tokens at a time: no logits of all tokens are ever there.
+
+The gradient of a chunk's logits follows from the logits alone (softmax less the target), so the
+forward computes both products of the backward as well, and a backward only weighs them. What is
+computed is what the plain head and `token_loss_sum` compute; sums are taken in another order.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from p2p_dtfm.core.protocol.layers.head_chunks import CHUNK_TOKENS
+from p2p_dtfm.train.model.deferred_gradients import Linear
+from p2p_dtfm.train.model.kinds.ends import Head
+
+
+def chunked_loss_sum(head: Head, stream: Tensor, targets: Tensor, z_loss: float = 0.0) -> Tensor:
+    """What `token_loss_sum(head(stream), targets, z_loss)` is, in nats.
+
+    stream [sequences, tokens, width], targets [sequences, tokens]; those below 0 do not count. The
+    matrix's gradient goes where the head's `Linear` would leave it.
+    """
+    matrix = head.logits
+    assert isinstance(matrix, Linear) and matrix.bias is None
+    entry = head.norm(stream).flatten(0, 1)
+    wanted = _Wanted(
+        torch.is_grad_enabled() and entry.requires_grad,
+        torch.is_grad_enabled() and matrix.weight.requires_grad,
+    )
+    given = (entry, matrix.weight, targets.flatten(), z_loss, wanted, matrix)
+    loss: Tensor = _ChunkedLoss.apply(*given)
+    return loss
+
+
+class _Wanted(NamedTuple):
+    """Which gradients somebody will ask for."""
+
+    of_entry: bool
+    of_matrix: bool
+
+
+class _ChunkedLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        context: Any,
+        entry: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        z_loss: float,
+        wanted: _Wanted,
+        matrix: Linear,
+    ) -> Tensor:
+        kind = entry.device.type
+        computed = entry.dtype
+        if torch.is_autocast_enabled(kind):
+            computed = torch.get_autocast_dtype(kind)
+        with torch.autocast(kind, enabled=False):
+            loss, of_entry, of_matrix = _products(
+                entry.to(computed), weight.to(computed), targets, z_loss, wanted
+            )
+        context.of_entry, context.of_matrix, context.matrix = of_entry, of_matrix, matrix
+        context.entry_type = entry.dtype
+        return loss
+
+    @staticmethod
+    def backward(context: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """Once: what the forward kept is used up."""
+        gradient, matrix = gradients[0], context.matrix
+        of_entry, of_matrix = context.of_entry, context.of_matrix
+        context.of_entry = context.of_matrix = None
+        if of_entry is not None:
+            of_entry = of_entry.mul_(gradient).to(context.entry_type)
+        if of_matrix is not None:
+            of_matrix.mul_(gradient)
+            if matrix.weight_gradients is not None:
+                owed, weight = of_matrix, matrix.weight
+                matrix.weight_gradients.owe_work(lambda: _add(weight, owed))
+                of_matrix = None
+        return of_entry, of_matrix, None, None, None, None
+
+
+def _add(weight: nn.Parameter, owed: Tensor) -> None:
+    assert weight.grad is not None
+    weight.grad.add_(owed)
+
+
+def _products(
+    entry: Tensor, weight: Tensor, targets: Tensor, z_loss: float, wanted: _Wanted
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """(loss, gradient of the entry [tokens, width], gradient of the matrix [vocabulary, width]),
+    all in fp32; those that nobody wants are None."""
+    loss = entry.new_zeros((), dtype=torch.float32)
+    of_entry = torch.empty_like(entry, dtype=torch.float32) if wanted.of_entry else None
+    of_matrix = torch.zeros_like(weight, dtype=torch.float32) if wanted.of_matrix else None
+    for first in range(0, len(entry), CHUNK_TOKENS):
+        chunk = slice(first, first + CHUNK_TOKENS)
+        logits = functional.linear(entry[chunk], weight).float()
+        denominators = torch.logsumexp(logits, dim=1)
+        counts = targets[chunk] >= 0
+        places = targets[chunk].clamp(min=0).unsqueeze(1)
+        losses = denominators - logits.gather(1, places).squeeze(1)
+        loss += torch.where(counts, losses, losses.new_zeros(())).sum()
+        if not any(wanted):
+            continue
+        gradient = _of_logits(logits, denominators, places, counts, z_loss).to(entry.dtype)
+        if of_entry is not None:
+            of_entry[chunk] = gradient.mm(weight)
+        if of_matrix is not None:
+            _add_product(of_matrix, gradient, entry[chunk])
+    return loss, of_entry, of_matrix
+
+
+def _of_logits(
+    logits: Tensor, denominators: Tensor, places: Tensor, counts: Tensor, z_loss: float
+) -> Tensor:
+    """Their gradient, in their memory: softmax less the target, which z-loss weighs (the squared
+    logarithm's derivative is twice the logarithm, times the softmax)."""
+    softmax = logits.sub_(denominators.unsqueeze(1)).exp_()
+    if z_loss:
+        softmax.mul_((1.0 + 2.0 * z_loss * denominators).unsqueeze(1))
+    softmax.scatter_add_(1, places, torch.full_like(places, -1.0, dtype=softmax.dtype))
+    return softmax.mul_(counts.unsqueeze(1))
+
+
+def _add_product(total: Tensor, gradient: Tensor, entry: Tensor) -> None:
+    if gradient.dtype == total.dtype:
+        total.addmm_(gradient.t(), entry)
+    else:
+        total.add_(gradient.t().mm(entry))

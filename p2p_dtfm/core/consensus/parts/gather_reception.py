@@ -56,12 +56,16 @@ class GatherReception:
         state = self._state
         if message.planned != (message.number % 2 == 0):
             raise PeerFault("a view with a number of the wrong parity", message.sender.peer_id)
-        if not is_near(state, message.sender.peer_id):
-            refusal = refusal_of_far(state, message)
-            kept = None if refusal else self._worth_reading(message)
-            if kept is None:
-                return self.answer_far(message, refusal, now_ns)
-            message = kept
+        if is_near(state, message.sender.peer_id):
+            return self._receive_whole(message, now_ns)
+        refusal = refusal_of_far(state, message)
+        kept = None if refusal else self._worth_reading(message)
+        if kept is None:
+            return self.answer_far(message, refusal, now_ns)
+        return self._receive_whole(kept, now_ns)
+
+    def _receive_whole(self, message: Gather, now_ns: int) -> Verdict:
+        state = self._state
         contributions = self._open_contributions(message)
         for signed in message.newcomers:
             state.open_newcomer(signed)  # before anything is changed: a fault must not leave half

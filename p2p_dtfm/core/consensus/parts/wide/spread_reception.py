@@ -95,12 +95,15 @@ class SpreadReception:
     def _receive(self, message: Spread, now_ns: int) -> Verdict:
         if message.planned != (message.number % 2 == 0):
             raise PeerFault("a view with a number of the wrong parity", message.sender.peer_id)
-        if not is_near(self._state, message.sender.peer_id):
-            refusal = refusal_of_far(self._state, message)
-            kept = None if refusal else self._worth_reading(message)
-            if kept is None:
-                return self._reception.answer_far(message, refusal, now_ns)
-            message = kept
+        if is_near(self._state, message.sender.peer_id):
+            return self._receive_whole(message, now_ns)
+        refusal = refusal_of_far(self._state, message)
+        kept = None if refusal else self._worth_reading(message)
+        if kept is None:
+            return self._reception.answer_far(message, refusal, now_ns)
+        return self._receive_whole(kept, now_ns)
+
+    def _receive_whole(self, message: Spread, now_ns: int) -> Verdict:
         ready, sender = self._said_ready(message), message.sender.peer_id
         self._keep_bodies(message)
         self._note_giver(message)

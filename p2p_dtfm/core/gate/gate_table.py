@@ -103,6 +103,10 @@ TABLE: dict[str, Row] = {
     "Gather of a stranger": Row(
         EVERYBODY, _STRANGERS_GATHER, Rate(2, 6), Rate(10, 30), stranger_bytes=_STRANGERS_GATHER
     ),
+    # what it costs to open what an agreement message passes on, beside the message itself: a unit
+    # for each signature that is looked at, and in no view for each KiB (`Gate.spend`)
+    "opening": Row(EVERYBODY, sender=Rate(64, 1024), together=Rate(256, 2048)),
+    "opening in no view": Row(EVERYBODY, sender=Rate(256, 8192), together=Rate(1024, 16384)),
     # of a run by invitation
     "Introduction": Row(EVERYBODY, 4 * KIB, Rate(1, 8), Rate(20, 60)),
     "Revocations": Row(NEAR, 512 * KIB, near=Rate(2, 40)),

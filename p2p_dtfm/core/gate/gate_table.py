@@ -117,6 +117,8 @@ TABLE: dict[str, Row] = {
     "blob": Row(EVERYBODY, KIB, Rate(50, 200), Rate(200, 400), at_once=8),
     "echo": Row(EVERYBODY, KIB, Rate(5, 24), Rate(100, 300)),
     "directory": Row(EVERYBODY, MIB, Rate(10, 100), Rate(60, 600)),
+    # of what is to be stored: each value whose signature has to be looked at
+    "directory value": Row(EVERYBODY, 8 * KIB, Rate(2, 16), Rate(60, 600), near=Rate(20, 200)),
     "whereabouts": Row(EVERYBODY, 2 * KIB + 64, Rate(2, 24), Rate(20, 100), at_once=4),
     "reachability": Row(EVERYBODY, KIB, Rate(1, 4), Rate(4, 16), near=Rate(1, 8), at_once=2),
     "punching": Row(EVERYBODY, KIB, Rate(1, 4), Rate(4, 16), near=Rate(1, 8), at_once=2),

@@ -120,7 +120,7 @@ class Dispatch:
             else:
                 self._receive_paid(sender, message)
         except PeerFault as fault:
-            self._keeper.blame(sender, message)
+            self._keeper.blame(sender, type(message).__name__)
             level = logging.WARNING if self._keeper.is_near(sender) else logging.DEBUG
             log.log(level, "refused a %s of %s: %s", type(message).__name__, sender, fault.cause)
             raise
@@ -137,7 +137,7 @@ class Dispatch:
             else:
                 book.revoked(message.signed)
         except PeerFault:
-            self._keeper.blame(sender, message)
+            self._keeper.blame(sender, type(message).__name__)
             raise
 
     async def _receive_steps(self, sender: str, message: PreparedSteps) -> None:

@@ -189,9 +189,9 @@ class GateKeeper:
         if self._agreement is not None:
             self._look_at_views(self._agreement)
 
-    def blame(self, sender: str, message: Message) -> None:
+    def blame(self, sender: str, kind: str) -> None:
         """What a sender was let in with was wrong."""
-        self._gate.blame(sender, type(message).__name__, now.monotonic_ns())
+        self._gate.blame(sender, kind, now.monotonic_ns())
 
     def is_near(self, sender: str) -> bool:
         """Whether tensors of a sender may come at all."""

@@ -28,7 +28,7 @@ NamedBy = Callable[[Signed], Iterable[Member]]
 def is_near(state: AgreementState, peer_id: str) -> bool:
     """Whether its word may count here, or has counted."""
     view, attempt, following = state.view, state.attempt, state.next_view
-    if view is None or peer_id in view.member_ids or state.others.familiar.holds(peer_id):
+    if view is None or state.others.familiar.holds(peer_id) or peer_id in view.member_ids:
         return True
     if attempt is not None and peer_id in attempt.awaited_ids:
         return True

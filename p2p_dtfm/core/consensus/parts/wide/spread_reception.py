@@ -139,8 +139,9 @@ class SpreadReception:
 
     def _keep_bodies(self, message: Spread) -> None:
         self._keep_own_view()
-        members = frozenset(self._state.view.member_ids if self._state.view is not None else ())
-        for record in message.bodies.records:
+        view, records = self._state.view, message.bodies.records
+        members = frozenset(view.member_ids if view is not None and records else ())
+        for record in records:
             if record.peer_id in members:
                 self._state.open_record(record)
             else:

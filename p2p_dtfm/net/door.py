@@ -15,12 +15,19 @@ class Door(Protocol):
         """What to call once it is served, or why it is not."""
         ...
 
+    def blame(self, sender: str, kind: str) -> None:
+        """What it was let in with was wrong."""
+        ...
+
 
 class OpenDoor:
     """For a host among friends: everything is let in."""
 
     def enter(self, sender: str, kind: str, size_bytes: int) -> Leave | str:
         return _nothing
+
+    def blame(self, sender: str, kind: str) -> None:
+        return
 
 
 def _nothing() -> None:

@@ -3,10 +3,12 @@
 import msgspec
 import pytest
 
+from p2p_dtfm.core.protocol import names as protocol_names
 from p2p_dtfm.core.protocol.canonical import encode
 from p2p_dtfm.core.protocol.errors import PeerFault
-from p2p_dtfm.core.protocol.names import distinct, fault_of_name, generated_name
+from p2p_dtfm.core.protocol.names import distinct, fault_of_name, generated_name, sounds
 from p2p_dtfm.core.protocol.records import open_record, sign_record
+from p2p_dtfm.daemon.telemetry import names as telemetry_names
 from p2p_dtfm.daemon.telemetry.names import Names
 from tests.core.builders import record, run_spec
 
@@ -85,3 +87,20 @@ def test_what_others_say_before_they_are_members_is_heard_but_takes_no_name() ->
         names.hear(f"peer {number}", f"n{number}")
     assert names.of("peer 999") == "n999" and names.of("first") == generated_name("first")
     assert names.of("me") == "Grace"
+
+
+def test_hearing_a_name_looks_at_no_other_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Strangers say hundreds of them in one message."""
+    looked_at: list[str] = []
+
+    def counts(name: str) -> str:
+        looked_at.append(name)
+        return sounds(name)
+
+    for module in (protocol_names, telemetry_names):
+        monkeypatch.setattr(module, "sounds", counts)
+    names = Names()
+    for number in range(600):
+        names.hear(f"peer {number}", f"n{number % 100}")
+    assert len(looked_at) <= 4 * 600
+    assert names.of("peer 399") == "n99" and names.of("peer 599") == "n99·er 599"

@@ -3,10 +3,21 @@
 from types import SimpleNamespace
 from typing import Any
 
-from p2p_dtfm.core.messages.agreement_messages import Active, AgreementMessage, Gather
+import msgspec
+import pytest
+
+from p2p_dtfm.core.messages.agreement_messages import (
+    Active,
+    AgreementMessage,
+    Bodies,
+    Gather,
+    Spread,
+)
 from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.protocol.snapshot import GENESIS, Member
+from p2p_dtfm.daemon.node import dispatch
 from p2p_dtfm.daemon.node.dispatch import Dispatch
+from tests.core.liars import contribution, evil_record
 
 
 class Receiver(Dispatch):
@@ -14,11 +25,19 @@ class Receiver(Dispatch):
 
     def __init__(self) -> None:
         self.done: list[Any] = []
-        self._agreement = SimpleNamespace(receive=self.receive)
+        self._agreement = SimpleNamespace(
+            receive=self.receive, opened_record=self.opened_record, gathered=(0, ())
+        )
+        self.asked_for: set[Signed] = set()
+        self._learnt: dict[str, Signed] = {}
+        self._gathered = (0, 0)
         self.looks_again: list[bool] = []
         trainer = SimpleNamespace(may_commit=lambda: self.looks_again.append(True))
         self._participant = SimpleNamespace(trainer=trainer)
         self._membership = SimpleNamespace(actions=SimpleNamespace(do=self.done.extend))
+
+    def opened_record(self, signed: Signed) -> None:
+        self.asked_for.add(signed)
 
     def receive(self, sender: str, message: AgreementMessage, now_ns: int) -> list[Any]:
         return ["the step has to stop"]
@@ -37,3 +56,32 @@ def test_the_step_loop_learns_that_somebody_is_active() -> None:
     receiver = Receiver()
     receiver._receive("a", Active(Member("a", 1), GENESIS, 4))
     assert receiver.looks_again
+
+
+def test_what_the_agreement_did_not_open_is_not_learnt() -> None:
+    """Whoever passes on invented peers makes a daemon neither look at them nor call them."""
+    receiver = Receiver()
+    invented = tuple(contribution(4, None, Member(f"i{n}", 1)) for n in range(50))
+    records = tuple(evil_record(Member(f"r{n}", 1)) for n in range(50))
+    gather = Gather(Member("evil", 2), 4, True, GENESIS, 1, invented, (), "0" * 64)
+    receiver._receive("evil", msgspec.structs.replace(gather, newcomers=records))
+    spread = Spread(Member("evil", 2), 4, True, GENESIS, 1, "", bodies=Bodies(records=records))
+    receiver._receive("evil", spread)
+    assert receiver.asked_for == set(records) and not receiver._learnt
+
+
+def test_who_speaks_another_protocol_is_named_once_and_many_do_not_fill_the_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(dispatch.now, "monotonic_s", lambda: clock[0])
+    unlike = dispatch.UnlikeProtocols()
+    for second in range(40):
+        clock[0] = float(second)
+        for number in range(40):
+            unlike.tell("first" if second < 20 else f"p{second}-{number}", 1)
+    assert [record.message for record in caplog.records] == [
+        "first speaks protocol 1",
+        "p20-0 speaks protocol 1",
+        "p30-0 speaks protocol 1",
+    ]

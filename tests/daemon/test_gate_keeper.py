@@ -167,3 +167,32 @@ def test_outside_of_views_a_run_by_invitation_hears_no_stranger_either() -> None
     assert keeper.is_outside
     with pytest.raises(PeerFault, match="not invited"):
         keeper.require_message("nobody", _gather("nobody"), 100)
+
+
+@pytest.mark.parametrize("view", [_view("me", "a"), None])
+def test_what_it_costs_to_read_newcomers_is_paid_by_all_of_them_together(view: Any) -> None:
+    keeper, message = _keeper(_agreement(view=view)), _gather("new", "new", "a")
+    row = TABLE["opening" if view is not None else "opening in no view"]
+    keeper.require_message("new", message, 100)
+    keeper.pays("new", row.sender.burst + 1)
+    with pytest.raises(PeerFault, match=BUSY):
+        keeper.require_message("new", message, 100)
+    keeper.require_message("new", Hello(2, ()), 100)
+    keeper.require_message("other", _gather("other", "a"), 100)
+    for number in range(row.together.burst // row.sender.burst):
+        keeper.pays(f"n{number}", row.sender.burst)
+    with pytest.raises(PeerFault, match=BUSY):
+        keeper.require_message("other", _gather("other", "a"), 100)
+    keeper.pays("a", 1 << 20)
+    if view is not None:
+        keeper.require_message("a", _gather("a"), 100)
+
+
+def test_in_no_view_what_is_read_is_paid_for_though_all_of_it_is_known() -> None:
+    keeper, row = _keeper(_agreement()), TABLE["opening in no view"]
+    let_in = 0
+    with pytest.raises(PeerFault, match=BUSY):
+        for _ in range(100):
+            keeper.require_message("new", _gather("new"), 1 << 20)
+            let_in += 1
+    assert let_in == row.sender.burst // 1024 + 1

@@ -10,8 +10,9 @@ from p2p_dtfm.core.consensus.phase import Outlook, outlook
 from p2p_dtfm.core.consensus.views.reminders import Signatures
 from p2p_dtfm.core.membership.familiar_peers import FamiliarPeers
 from p2p_dtfm.core.membership.fellows import missing_fellows
-from p2p_dtfm.core.messages.agreement_messages import KnownView, Standing
+from p2p_dtfm.core.messages.agreement_messages import Contribution, KnownView, Standing
 from p2p_dtfm.core.protocol.records import PeerRecord
+from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.protocol.snapshot import Bar, Member, ViewId
 from p2p_dtfm.core.recovery.recovery_evidence import RecoveryEvidence
 from p2p_dtfm.core.recovery.view import View
@@ -175,6 +176,16 @@ class AgreementReadings:
     def joiners(self) -> tuple[PeerRecord, ...]:
         """Records of the newcomers that wait to be let in, sorted by peer id."""
         return self._state.others.newcomers.opened
+
+    def opened_record(self, signed: Signed) -> PeerRecord | None:
+        """A record that this peer has opened lately."""
+        return self._state.others.opened_records.find(signed)
+
+    @property
+    def gathered(self) -> tuple[int, Collection[Contribution]]:
+        """Number of the attempt under way, and the contributions that count in it."""
+        attempt = self._state.attempt
+        return (attempt.number, attempt.opened.values()) if attempt is not None else (0, ())
 
     @property
     def missing_fellows(self) -> tuple[str, ...]:

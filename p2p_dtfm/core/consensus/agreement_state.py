@@ -9,6 +9,7 @@ from p2p_dtfm.core.commit.step_terms import StepTerms
 from p2p_dtfm.core.consensus.actions import Timing
 from p2p_dtfm.core.consensus.attempts.attempt import Attempt
 from p2p_dtfm.core.consensus.attempts.said_ready import SaidReady
+from p2p_dtfm.core.consensus.opened_records import OpenedRecords
 from p2p_dtfm.core.consensus.overlay.grid import Grid, grid_of_view
 from p2p_dtfm.core.consensus.overlay.plan_neighbours import plan_neighbours
 from p2p_dtfm.core.consensus.views.known_views import KnownViews
@@ -164,12 +165,12 @@ class Others:
     familiar: FamiliarPeers
     """Whom this peer follows, where there is no view that it was in itself."""
     views: KnownViews
+    opened_records: OpenedRecords
     reminders: Reminders = field(default_factory=Reminders)
     farewells: Farewells = field(default_factory=Farewells)
     newcomers: Newcomers = field(default_factory=Newcomers)
     bars: tuple[Bar, ...] = ()
     lives: dict[str, int] = field(default_factory=dict)
-    opened_records: dict[Signed, PeerRecord] = field(default_factory=dict)
     bodies: NamedBodies = field(default_factory=NamedBodies)
     told_ns: dict[str, int] = field(default_factory=dict)
     foreign_told_ns: int | None = None
@@ -185,7 +186,8 @@ class AgreementState:
         self.recovery_evidence = RecoveryEvidence()
         self.record: Signed | None = None
         self.intent = Intent.TRAIN
-        self.others = Others(FamiliarPeers(me.peer_id), KnownViews(history))
+        opened = OpenedRecords(lambda it: open_record(it, settings.run_digest, settings.verify))
+        self.others = Others(FamiliarPeers(me.peer_id), KnownViews(history), opened)
         self.others.familiar.meet(peer for known in history for peer in sorted(known.peer_ids))
         self.last_tick_ns: int | None = None
         self.attempts = Attempts()
@@ -333,14 +335,11 @@ class AgreementState:
 
     def open_record(self, signed: Signed) -> PeerRecord:
         """Raises `PeerFault`."""
-        opened = self.others.opened_records
-        record = opened.get(signed)
-        if record is None:
-            record = open_record(signed, self.settings.run_digest, self.settings.verify)
-            if len(opened) >= 4 * MEMBERS_LIMIT:
-                opened.clear()
-            opened[signed] = record
-        return record
+        return self.others.opened_records.open(signed)
+
+    def open_newcomer(self, signed: Signed) -> PeerRecord:
+        """A record of who may be in no view at all. Raises `PeerFault`."""
+        return self.others.opened_records.open_newcomer(signed, len(self.members))
 
     def present_view(self) -> PresentView | None:
         """What this peer's contributions say of its view."""

@@ -54,16 +54,28 @@ class _Bucket:
 
     def take(self, rate: Rate, now_ns: int) -> bool:
         """Whether there was a token."""
-        self.parts += max(0, now_ns - self.at_ns) * rate.per_s
-        self.parts = min(self.parts, rate.burst * _UNIT)
-        self.at_ns = max(self.at_ns, now_ns)
+        self._regain(rate, now_ns)
         if self.parts < _UNIT:
             return False
         self.parts -= _UNIT
         return True
 
+    def spend(self, rate: Rate, amount: int, now_ns: int) -> None:
+        """What has been done is paid for, if need be later."""
+        self._regain(rate, now_ns)
+        self.parts -= amount * _UNIT
+
+    def owes(self, rate: Rate, now_ns: int) -> bool:
+        self._regain(rate, now_ns)
+        return self.parts < 0
+
+    def _regain(self, rate: Rate, now_ns: int) -> None:
+        self.parts += max(0, now_ns - self.at_ns) * rate.per_s
+        self.parts = min(self.parts, rate.burst * _UNIT)
+        self.at_ns = max(self.at_ns, now_ns)
+
     def drain(self) -> None:
-        self.parts = max(0, self.parts - _UNIT)
+        self.parts = min(self.parts, max(0, self.parts - _UNIT))
 
 
 @dataclass
@@ -98,14 +110,23 @@ class Gate:
         self._serving: collections.Counter[tuple[Role, str]] = collections.Counter()
 
     def admit(
-        self, sender: str, kind: str, size_bytes: int, now_ns: int, *, stays: bool = False
+        self,
+        sender: str,
+        kind: str,
+        size_bytes: int,
+        now_ns: int,
+        *,
+        stays: bool = False,
+        pays: str = "",
     ) -> Admitted | Refusal:
         """Whether `sender` may say this now. With `stays` it counts as being served until `left`
-        is called with the role that it was admitted in."""
+        is called with the role that it was admitted in. `pays`: of what kind it must owe nothing
+        (`spend`)."""
         role = self._role_of(sender)
         row = row_of(kind, self._is_open(), self._is_closed())
         held = self._sender(sender)
-        reason = self._reason(held, role, row, kind, size_bytes, now_ns)
+        reason = self._owes(held, role, pays, now_ns) if pays else None
+        reason = reason or self._reason(held, role, row, kind, size_bytes, now_ns)
         if reason is None and stays and self._is_full(held, role, row, kind):
             reason = Reason.AT_ONCE
         if reason is not None:
@@ -120,6 +141,28 @@ class Gate:
         self._serving[role, kind] -= 1
         if (held := self._senders.get(sender)) is not None and held.serving[kind] > 0:
             held.serving[kind] -= 1
+
+    def spend(self, sender: str, kind: str, amount: int, now_ns: int) -> None:
+        """What handling something of a stranger or newcomer has cost: what it, or all such senders
+        together, cannot pay for is owed, and until it has come back nothing more is admitted that
+        `pays` for this kind."""
+        role = self._role_of(sender)
+        if role not in FAR or amount <= 0:
+            return
+        row = row_of(kind, self._is_open(), self._is_closed())
+        held = self._sender(sender)
+        _bucket(held, kind, row.sender, now_ns).spend(row.sender, amount, now_ns)
+        self._class(role, kind, row, now_ns).spend(row.together, amount, now_ns)
+
+    def _owes(self, held: _Sender, role: Role, kind: str, now_ns: int) -> Reason | None:
+        row = row_of(kind, self._is_open(), self._is_closed())
+        if role not in FAR:
+            return None
+        if _bucket(held, kind, row.sender, now_ns).owes(row.sender, now_ns):
+            return Reason.RATE
+        if self._class(role, kind, row, now_ns).owes(row.together, now_ns):
+            return Reason.TOGETHER
+        return None
 
     def blame(self, sender: str, kind: str, now_ns: int) -> None:
         """A handler found the content of an admitted message wrong."""
@@ -143,10 +186,7 @@ class Gate:
         if size_bytes > limit_bytes:
             return Reason.SIZE
         rate = row.sender if is_far else row.near
-        bucket = held.buckets.get(kind)
-        if bucket is None:
-            bucket = held.buckets[kind] = _Bucket(rate.burst * _UNIT, now_ns)
-        if not bucket.take(rate, now_ns):
+        if not _bucket(held, kind, rate, now_ns).take(rate, now_ns):
             return Reason.RATE
         if is_far and not self._class(role, kind, row, now_ns).take(row.together, now_ns):
             return Reason.TOGETHER
@@ -187,3 +227,10 @@ class Gate:
         else:
             self._senders.move_to_end(sender)
         return held
+
+
+def _bucket(held: _Sender, kind: str, rate: Rate, now_ns: int) -> _Bucket:
+    bucket = held.buckets.get(kind)
+    if bucket is None:
+        bucket = held.buckets[kind] = _Bucket(rate.burst * _UNIT, now_ns)
+    return bucket

@@ -103,6 +103,10 @@ TABLE: dict[str, Row] = {
     "Gather of a stranger": Row(
         EVERYBODY, _STRANGERS_GATHER, Rate(2, 6), Rate(10, 30), stranger_bytes=_STRANGERS_GATHER
     ),
+    # what it costs to open what an agreement message passes on, beside the message itself: a unit
+    # for each signature that is looked at, and in no view for each KiB (`Gate.spend`)
+    "opening": Row(EVERYBODY, sender=Rate(64, 1024), together=Rate(256, 2048)),
+    "opening in no view": Row(EVERYBODY, sender=Rate(256, 8192), together=Rate(1024, 16384)),
     # of a run by invitation
     "Introduction": Row(EVERYBODY, 4 * KIB, Rate(1, 8), Rate(20, 60)),
     "Revocations": Row(NEAR, 512 * KIB, near=Rate(2, 40)),
@@ -113,6 +117,8 @@ TABLE: dict[str, Row] = {
     "blob": Row(EVERYBODY, KIB, Rate(50, 200), Rate(200, 400), at_once=8),
     "echo": Row(EVERYBODY, KIB, Rate(5, 24), Rate(100, 300)),
     "directory": Row(EVERYBODY, MIB, Rate(10, 100), Rate(60, 600)),
+    # of what is to be stored: each value whose signature has to be looked at
+    "directory value": Row(EVERYBODY, 8 * KIB, Rate(2, 16), Rate(60, 600), near=Rate(20, 200)),
     "whereabouts": Row(EVERYBODY, 2 * KIB + 64, Rate(2, 24), Rate(20, 100), at_once=4),
     "reachability": Row(EVERYBODY, KIB, Rate(1, 4), Rate(4, 16), near=Rate(1, 8), at_once=2),
     "punching": Row(EVERYBODY, KIB, Rate(1, 4), Rate(4, 16), near=Rate(1, 8), at_once=2),

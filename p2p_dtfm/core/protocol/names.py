@@ -73,18 +73,20 @@ def fault_of_name(name: str) -> str:
 def distinct(names: Mapping[str, str]) -> dict[str, str]:
     """Of peers, by their ids, what to call each among the others: two alike get the end of their
     id. Alike is what differs by capitals or by kinds of spaces and hyphens alone."""
-    count = Counter(_sounds(name) for name in names.values())
+    count = Counter(sounds(name) for name in names.values())
     return {
-        peer_id: name if count[_sounds(name)] == 1 else _marked(name, peer_id)
+        peer_id: name if count[sounds(name)] == 1 else marked(name, peer_id)
         for peer_id, name in names.items()
     }
 
 
-def _sounds(name: str) -> str:
+def sounds(name: str) -> str:
+    """What is alike in names that people would take for one another."""
     return "".join(letter for letter in name.casefold() if letter.isalnum())
 
 
-def _marked(name: str, peer_id: str) -> str:
+def marked(name: str, peer_id: str) -> str:
+    """With what tells a peer from others of its name."""
     return f"{name}{OWN_MARK}{peer_id[-SUFFIX_CHARACTERS:]}"
 
 

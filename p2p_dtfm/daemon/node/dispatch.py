@@ -1,6 +1,5 @@
 """What arrives from other peers: calls, frames, and requests for blobs."""
 
-import contextlib
 import logging
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ from p2p_dtfm.core.gate.gate_table import Role
 from p2p_dtfm.core.membership.bars import barred_at
 from p2p_dtfm.core.messages.agreement_messages import (
     Active,
-    Contribution,
     Gather,
     Heartbeat,
     JoinRequest,
@@ -19,11 +17,12 @@ from p2p_dtfm.core.messages.agreement_messages import (
 )
 from p2p_dtfm.core.messages.audit_messages import Audited, Claimed
 from p2p_dtfm.core.messages.prepared import PreparedSteps, SignedPrepared, Statement, open_prepared
-from p2p_dtfm.core.protocol.canonical import decode, encode
+from p2p_dtfm.core.protocol.canonical import encode
 from p2p_dtfm.core.protocol.errors import PeerFault
-from p2p_dtfm.core.protocol.records import PROTOCOL_VERSION, open_record
+from p2p_dtfm.core.protocol.records import PROTOCOL_VERSION
 from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.daemon.node.participant import Participant
+from p2p_dtfm.daemon.peers.gate import UNPAID
 from p2p_dtfm.daemon.peers.held_back import LIMIT as STATEMENTS_LIMIT
 from p2p_dtfm.daemon.peers.messenger import PEERS_LIMIT
 from p2p_dtfm.daemon.peers.wire import (
@@ -53,7 +52,8 @@ from p2p_dtfm.daemon.peers.wire import (
     Welcome,
 )
 from p2p_dtfm.daemon.proof.of_others import answer_with_piece
-from p2p_dtfm.net.contacts.identity import verify
+from p2p_dtfm.net.contacts.calling import put_newest
+from p2p_dtfm.net.contacts.identity import effort_spent, verify
 from p2p_dtfm.ports import now
 from p2p_dtfm.train.model.gpt import layer_count
 
@@ -72,6 +72,9 @@ FOLLOWING = (
     FollowEnded,
     FollowDone,
 )
+
+TOLD_EVERY_S = 10.0
+TOLD_LIMIT = 256
 
 NOT_NAMED = "this run leaves its data, its first and its last layer to members that it names"
 
@@ -94,6 +97,9 @@ class Dispatch:
         self._data_digests = frozenset(self._run.manifest.blobs())
         """Of the run's data shards and tokenizer."""
         self._learnt: dict[str, Signed] = {}
+        self._unlike_protocols = UnlikeProtocols()
+        self._gathered = (0, 0)
+        """Of how many contributions to which attempt the records have been learnt."""
 
     async def answer(self, sender: str, message: Message) -> bytes:
         if isinstance(message, Hello):
@@ -112,9 +118,9 @@ class Dispatch:
             if isinstance(message, PreparedSteps):
                 await self._receive_steps(sender, message)
             else:
-                self._receive(sender, message)
+                self._receive_paid(sender, message)
         except PeerFault as fault:
-            self._keeper.blame(sender, message)
+            self._keeper.blame(sender, type(message).__name__)
             level = logging.WARNING if self._keeper.is_near(sender) else logging.DEBUG
             log.log(level, "refused a %s of %s: %s", type(message).__name__, sender, fault.cause)
             raise
@@ -131,7 +137,7 @@ class Dispatch:
             else:
                 book.revoked(message.signed)
         except PeerFault:
-            self._keeper.blame(sender, message)
+            self._keeper.blame(sender, type(message).__name__)
             raise
 
     async def _receive_steps(self, sender: str, message: PreparedSteps) -> None:
@@ -139,7 +145,7 @@ class Dispatch:
         if len(message.signed) > STATEMENTS_LIMIT:
             raise PeerFault(f"says Prepared of {len(message.signed)} steps at once", sender)
         for signed in message.signed:
-            self._receive(sender, SignedPrepared(signed))
+            self._receive_paid(sender, SignedPrepared(signed))
             await self._participant.trainer.counted()
 
     def _admit(self, sender: str, message: Knock) -> None:
@@ -163,6 +169,15 @@ class Dispatch:
         bar = barred_at(self._agreement.bars, step).get(sender)
         barred = None if bar is None else Barred(bar.until_step, step, bar.reason)
         return KnownPeers(peers, tuple(waiting), lets_in, end, barred)
+
+    def _receive_paid(self, sender: str, message: Message) -> None:
+        """Strangers and newcomers may cost this peer so much, and no more."""
+        before = effort_spent()
+        try:
+            self._receive(sender, message)
+        finally:
+            if not isinstance(message, UNPAID):
+                self._keeper.pays(sender, effort_spent() - before)
 
     def _receive(self, sender: str, message: Message) -> None:
         trainer = self._participant.trainer
@@ -217,26 +232,26 @@ class Dispatch:
             raise PeerFault(NOT_NAMED, sender)
 
     def _learn_addresses(self, message: Any) -> None:
-        """Newcomers must be answered before any view names them."""
+        """Newcomers must be answered before any view names them: of whom the agreement has opened
+        the record, since its word may count. All else that was passed on is left alone."""
+        records: list[Signed] = [*getattr(message, "newcomers", ())]
         if isinstance(message, JoinRequest):
-            self._learn_from_record(message.record)
-        for contribution in message.contributions if isinstance(message, Gather) else ():
-            with contextlib.suppress(PeerFault):  # what hearing from its sender began is done
-                self._learn_from_record(decode(contribution.payload, Contribution).record)
-        for signed in getattr(message, "newcomers", ()):
-            self._learn_from_record(signed)
+            records.append(message.record)
         if isinstance(message, Spread):
-            for signed in message.bodies.records:
+            records += message.bodies.records
+        if isinstance(message, Gather | Spread):
+            number, parts = self._agreement.gathered
+            if (number, len(parts)) != self._gathered:
+                self._gathered = number, len(parts)
+                records += [part.record for part in parts]
+        for signed in records:
+            if self._learnt.get(signed.peer_id) != signed:
                 self._learn_from_record(signed)
 
     def _learn_from_record(self, signed: Signed) -> None:
         """Where its signer says that it is; nobody else may say that."""
-        if self._learnt.get(signed.peer_id) == signed:
-            return
-        try:
-            record = open_record(signed, self._run.digest, verify)
-        except PeerFault as fault:
-            log.debug("addresses not learnt: %s", fault)
+        record = self._agreement.opened_record(signed)
+        if record is None:
             return
         self._participant.local.observer.seen.names.hear(record.peer_id, record.called)
         is_member = self._keeper.role_of(record.peer_id) is Role.MEMBER
@@ -250,7 +265,7 @@ class Dispatch:
 
     async def _welcome(self, sender: str, message: Hello) -> bytes:
         if message.protocol_version != PROTOCOL_VERSION:
-            log.warning("%s speaks protocol %d", sender, message.protocol_version)
+            self._unlike_protocols.tell(sender, message.protocol_version)
         self._network.messenger.hear_of(sender, message.addresses)
         own = PeerAddress(self._me, await self._host.addresses())
         view = self._agreement.view
@@ -302,3 +317,20 @@ class Dispatch:
 
     def stream_lost(self, sender: str) -> None:
         self._participant.trainer.stream_lost(sender)
+
+
+class UnlikeProtocols:
+    """Who speaks another protocol: of each the log says it once, and not of many at once, or
+    strangers would fill it."""
+
+    def __init__(self) -> None:
+        self._told: dict[str, int] = {}
+        self._told_s = -TOLD_EVERY_S
+
+    def tell(self, sender: str, version: int) -> None:
+        now_s = now.monotonic_s()
+        if self._told.get(sender) == version or now_s - self._told_s < TOLD_EVERY_S:
+            return
+        self._told_s = now_s
+        put_newest(self._told, sender, version, TOLD_LIMIT)
+        log.warning("%s speaks protocol %d", sender, version)

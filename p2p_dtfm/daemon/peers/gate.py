@@ -13,7 +13,7 @@ from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.invited.chains import NOT_INVITED
 from p2p_dtfm.core.protocol.invited.guest_list import GuestList
 from p2p_dtfm.core.recovery.view import View
-from p2p_dtfm.daemon.peers.wire import Hello, Knock, Message
+from p2p_dtfm.daemon.peers.wire import Hello, Introduction, Knock, Message, Revocations
 from p2p_dtfm.net.contacts.calling import put_newest
 from p2p_dtfm.net.door import BUSY, Leave
 from p2p_dtfm.net.libp2p.port import HostPort
@@ -25,6 +25,9 @@ REFUSED_SHOWN = 128
 TOLD_EVERY_S = 10.0
 ENTERING = (Hello, Knock, JoinRequest)
 """What comes of them is of use to whoever is to join, and to nobody else."""
+UNPAID = (Hello, Knock, JoinRequest, Introduction, Revocations)
+"""What newcomers begin with: it holds a signature or two, and whoever floods with others keeps
+nobody from it."""
 _SOON = (Reason.RATE, Reason.TOGETHER, Reason.AT_ONCE)
 
 log = logging.getLogger("p2p_dtfm.gate")
@@ -143,9 +146,10 @@ class GateKeeper:
             return self._told(sender, kind, answer)
         return _Leaving(self._gate, sender, answer, kind)
 
-    def require(self, sender: str, kind: str, size_bytes: int = 0) -> None:
-        """Raises `PeerFault` unless `sender` may say this now."""
-        answer = self._gate.admit(sender, kind, size_bytes, now.monotonic_ns())
+    def require(self, sender: str, kind: str, size_bytes: int = 0, pays: str = "") -> None:
+        """Raises `PeerFault` unless `sender` may say this now, and owes nothing of what it
+        `pays`."""
+        answer = self._gate.admit(sender, kind, size_bytes, now.monotonic_ns(), pays=pays)
         if isinstance(answer, Refusal):
             raise PeerFault(self._told(sender, kind, answer), sender)
 
@@ -158,7 +162,21 @@ class GateKeeper:
             self._look_at_members()
             if not self.is_outside and self._members & {s.peer_id for s in message.contributions}:
                 kind = "Gather of a stranger"
-        self.require(sender, kind, size_bytes)
+        if isinstance(message, UNPAID):
+            self.require(sender, kind, size_bytes)
+            return
+        pays = self._opening
+        self.require(sender, kind, size_bytes, pays)
+        if self.is_outside:  # it may have to read the same again and again
+            self._gate.spend(sender, pays, size_bytes >> 10, now.monotonic_ns())
+
+    @property
+    def _opening(self) -> str:
+        return "opening in no view" if self.is_outside else "opening"
+
+    def pays(self, sender: str, effort: int) -> None:
+        """So much it has cost to look at what a message passes on (`identity.effort_spent`)."""
+        self._gate.spend(sender, self._opening, effort, now.monotonic_ns())
 
     def require_guest(self, sender: str) -> None:
         """Raises `PeerFault` where the run is by invitation and `sender` has shown none."""
@@ -171,9 +189,9 @@ class GateKeeper:
         if self._agreement is not None:
             self._look_at_views(self._agreement)
 
-    def blame(self, sender: str, message: Message) -> None:
+    def blame(self, sender: str, kind: str) -> None:
         """What a sender was let in with was wrong."""
-        self._gate.blame(sender, type(message).__name__, now.monotonic_ns())
+        self._gate.blame(sender, kind, now.monotonic_ns())
 
     def is_near(self, sender: str) -> bool:
         """Whether tensors of a sender may come at all."""

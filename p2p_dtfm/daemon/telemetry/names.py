@@ -1,9 +1,16 @@
 """What to call peers where people read: by name, and by id only where somebody asks for ids."""
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from p2p_dtfm.core.protocol.names import distinct, fault_of_name, generated_name
+from p2p_dtfm.core.protocol.names import (
+    distinct,
+    fault_of_name,
+    generated_name,
+    marked,
+    sounds,
+)
 from p2p_dtfm.core.protocol.records import PeerRecord
 
 PEER_ID = re.compile(r"\b(?:12D3KooW[1-9A-HJ-NP-Za-km-z]{44}|Qm[1-9A-HJ-NP-Za-km-z]{44})\b")
@@ -17,7 +24,9 @@ class Names:
     def __init__(self, called: Mapping[str, str] | None = None) -> None:
         self._called = dict(called or {})
         self._heard: dict[str, str] = {}
-        """Of others, as they say themselves."""
+        """Of others, as they say themselves: nobody is both here and called."""
+        self._count = Counter(map(sounds, self._called.values()))
+        """Of the names of all, by what they sound like."""
 
     def learn(self, records: Iterable[PeerRecord]) -> None:
         """These are the members now. Those before keep their names, unless one is taken."""
@@ -25,26 +34,35 @@ class Names:
         taken = set(members.values())
         before = {peer: name for peer, name in self._called.items() if name not in taken}
         self._heard = {peer: name for peer, name in self._heard.items() if name not in taken}
-        self._called = dict(list(before.items())[-_FORMER_KEPT:]) | members
+        self._set_called(dict(list(before.items())[-_FORMER_KEPT:]) | members)
 
     def own(self, peer_id: str, name: str) -> None:
         """This peer's, before it is a member; empty: none is given."""
-        self._called[peer_id] = name or generated_name(peer_id)
+        self._set_called({**self._called, peer_id: name or generated_name(peer_id)})
 
     def hear(self, peer_id: str, name: str) -> None:
         """What one that was no member yet, or is none, says that it is called; what no record may
         hold is not heard. Alike as another's it is told apart."""
         if fault_of_name(name) or peer_id in self._called:
             return
-        others = {peer: called for peer, called in self._known().items() if peer != peer_id}
-        put = distinct({**others, peer_id: name})[peer_id]
-        self._heard.pop(peer_id, None)
+        self._forget(peer_id)
+        put = marked(name, peer_id) if self._count[sounds(name)] else name
         self._heard[peer_id] = put
+        self._count[sounds(put)] += 1
         while len(self._heard) > _FORMER_KEPT:
-            del self._heard[next(iter(self._heard))]
+            self._forget(next(iter(self._heard)))
 
-    def _known(self) -> dict[str, str]:
-        return self._heard | self._called
+    def _forget(self, peer_id: str) -> None:
+        if (name := self._heard.pop(peer_id, None)) is not None:
+            sound = sounds(name)
+            self._count[sound] -= 1
+            if not self._count[sound]:
+                del self._count[sound]
+
+    def _set_called(self, called: dict[str, str]) -> None:
+        self._called = called
+        self._heard = {peer: name for peer, name in self._heard.items() if peer not in called}
+        self._count = Counter(map(sounds, (*self._heard.values(), *called.values())))
 
     def of(self, peer_id: str) -> str:
         """Also of one that was never met: what its identity makes."""

@@ -31,6 +31,9 @@ gathering, from each of those who pass them on, and a digest takes a fiftieth of
 What two texts could share is no digest: an id holds no zero byte, and all signatures that are in
 here have one length."""
 
+EFFORT_BYTES = 4096
+_effort = {"spent": 0}
+
 
 class Identity:
     """This peer's key pair."""
@@ -149,6 +152,7 @@ def verify(peer_id: str, payload: bytes, signature: bytes) -> bool:
     mark = hashlib.blake2b(b"\x00".join((peer_id.encode(), signature, payload))).digest()
     if mark in _verified:
         return True
+    _effort["spent"] += 1 + len(payload) // EFFORT_BYTES
     try:
         key.verify(signature, payload)
     except (InvalidSignature, ValueError):
@@ -157,3 +161,10 @@ def verify(peer_id: str, payload: bytes, signature: bytes) -> bool:
     if len(_verified) > _VERIFIED_LIMIT:
         _verified.pop(next(iter(_verified)), None)
     return True
+
+
+def effort_spent() -> int:
+    """What looking at signatures has cost this process: of each one unit, and one more for each
+    `EFFORT_BYTES` that it covers, which are decoded next. What was found to be signed before costs
+    nothing."""
+    return _effort["spent"]

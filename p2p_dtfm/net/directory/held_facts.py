@@ -5,6 +5,8 @@ import collections
 OWN_LIMIT = 2048
 """Of the runs that this node takes part in."""
 OTHERS_LIMIT_BYTES = 8 << 20
+ENTRY_BYTES = 2048
+"""What an entry takes beside its value, in what hivemind keeps and in what is kept here."""
 
 
 class HeldFacts:

@@ -32,6 +32,8 @@ class DHTProtocol(OpenProtocol):  # type: ignore[misc]
         validator = self.record_validator
         if validator is None:
             return await super().rpc_store(request, context)
+        if self.host is not None:
+            validator.door = self.host.door
         validator.sender = context.remote_id.to_base58()
         try:  # which awaits nothing
             return await super().rpc_store(request, context)

@@ -16,7 +16,7 @@ from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.net.contacts.identity import is_peer_id
 from p2p_dtfm.net.directory.facts import FACTS_KIND, facts_key, open_facts
-from p2p_dtfm.net.directory.held_facts import HeldFacts
+from p2p_dtfm.net.directory.held_facts import ENTRY_BYTES, HeldFacts
 from p2p_dtfm.net.directory.sealed import SEALED_KIND, open_sealed, sealed_key
 from p2p_dtfm.net.directory.values import (
     PRESENCE_KIND,
@@ -29,6 +29,7 @@ from p2p_dtfm.net.directory.values import (
     run_key,
     shard_of,
 )
+from p2p_dtfm.net.door import Door, OpenDoor
 from p2p_dtfm.net.errors import one_line
 from p2p_dtfm.net.hivemind_parts import (
     DHTRecord,
@@ -43,7 +44,10 @@ PEERS_PER_SHARD_LIMIT = 900
 """With values of 4 KiB a full shard stays below 4 MiB, above which a DHT reply is lost."""
 RUNS_LIMIT = 128
 STORED_LIMIT_BYTES = 16 << 20
-"""Of runs that are not this node's own."""
+"""Of runs that are not this node's own, with `ENTRY_BYTES` for each value."""
+SLOTS_LIMIT = 8
+"""Sealed values of one peer: it is in one run, where it has one."""
+VALUE_KIND = "directory value"
 # clocks may differ by as much as the DHT itself tolerates
 _SKEW_S = 3.0
 
@@ -54,16 +58,29 @@ class DirectoryValidator(RecordValidatorBase):  # type: ignore[misc]
     """Asked for each value that is to be stored here, and for each that is found elsewhere."""
 
     def __init__(self) -> None:
-        self.sender: str | None = None
-        """Who brings what is validated now; None: this node has found it itself."""
+        self._sender: str | None = None
+        self._is_tired = False
+        """The gate looks at no more values of this request."""
+        self.door: Door = OpenDoor()
         self.forget_run: Callable[[bytes], None] = lambda key: None
         """Told the key of a run spec that gives way to a newer one."""
         self.on_unknown_run: Callable[[str], None] = lambda run_digest: None
         self._own: set[str] = set()
         self._runs: collections.OrderedDict[str, float] = collections.OrderedDict()
         self._members: dict[bytes, dict[bytes, tuple[float, int]]] = {}
+        self._slots: dict[bytes, dict[bytes, float]] = {}
+        """Of each who brings sealed values: where, and until when."""
         self._stored_bytes = 0
         self._facts = HeldFacts()
+
+    @property
+    def sender(self) -> str | None:
+        """Who brings what is validated now; None: this node has found it itself."""
+        return self._sender
+
+    @sender.setter
+    def sender(self, sender: str | None) -> None:
+        self._sender, self._is_tired = sender, False
 
     def own(self, run_digest: str) -> None:
         """A run that this node takes part in, or looks for: it does not give way to others."""
@@ -91,40 +108,60 @@ class DirectoryValidator(RecordValidatorBase):  # type: ignore[misc]
         return reason is None
 
     def _refusal_of_record(self, record: DHTRecord) -> str | None:
-        if len(record.value) > VALUE_LIMIT_BYTES + 8 or len(record.subkey or b"") > 64:
-            return f"a value of {len(record.value)} bytes"
-        try:
-            value = MSGPackSerializer.loads(record.value)
-            subkey = MSGPackSerializer.loads(record.subkey) if record.subkey else None
-        except Exception as error:  # whatever msgpack makes of a stranger's bytes
-            log.debug("undecodable value", exc_info=True)
-            return f"undecodable bytes: {error!r}"
-        if not isinstance(value, bytes) or not isinstance(subkey, bytes | None):
-            return "a value that is not bytes"
-        if subkey is None and self.sender is not None and _is_facts_of_another(value, self.sender):
+        read = _read(record)
+        if isinstance(read, str):
+            return read
+        subkey, value = read
+        if self.sender is None:
+            return self.refusal(record.key, subkey, value, record.expiration_time)
+        return self._refusal_of_brought(self.sender, record, subkey, value)
+
+    def _refusal_of_brought(
+        self, sender: str, record: DHTRecord, subkey: bytes | None, value: bytes
+    ) -> str | None:
+        """What costs least is asked first."""
+        if subkey is None and _is_facts_of_another(value, sender):
             return "facts that somebody else brings"
-        if self.sender is not None and subkey not in (None, base58.b58decode(self.sender)):
+        if subkey not in (None, base58.b58decode(sender)):
             return "a presence that somebody else brings"
-        reason = self.refusal(record.key, subkey, value, record.expiration_time)
-        if reason is None and self.sender is not None:
-            reason = self._refusal_of_room(record, subkey, value)
-        return reason
+        if not self._looks(sender, len(value)):
+            return "too many values"
+        try:
+            reason = self._fault(record.key, subkey, value, record.expiration_time)
+        except PeerFault as fault:  # whoever passes values on has looked at them
+            self.door.blame(sender, VALUE_KIND)
+            return fault.cause
+        return reason or self._refusal_of_room(record, subkey, value)
+
+    def _looks(self, sender: str, size: int) -> bool:
+        """Whether one more signature is looked at for whoever brings it."""
+        if not self._is_tired:
+            leave = self.door.enter(sender, VALUE_KIND, size)
+            self._is_tired = isinstance(leave, str)
+            if not isinstance(leave, str):
+                leave()
+        return not self._is_tired
 
     @staticmethod
     def refusal(key: bytes, subkey: bytes | None, value: bytes, expires_s: float) -> str | None:
         """Why a value is refused, or None."""
         try:
-            signed = decode(value, Signed, VALUE_LIMIT_BYTES)
-            if signed.kind == PRESENCE_KIND:
-                return _refusal_of_presence(key, subkey, signed, expires_s)
-            if signed.kind == FACTS_KIND:
-                return _refusal_of_facts(key, subkey, signed, expires_s)
-            if signed.kind == RUN_KIND:
-                return _refusal_of_run(key, subkey, signed, expires_s)
-            if signed.kind == SEALED_KIND:
-                return _refusal_of_sealed(key, subkey, signed, expires_s)
+            return DirectoryValidator._fault(key, subkey, value, expires_s)
         except PeerFault as fault:
             return fault.cause
+
+    @staticmethod
+    def _fault(key: bytes, subkey: bytes | None, value: bytes, expires_s: float) -> str | None:
+        """The same. Raises `PeerFault` for what no correct peer has signed."""
+        signed = decode(value, Signed, VALUE_LIMIT_BYTES)
+        if signed.kind == PRESENCE_KIND:
+            return _refusal_of_presence(key, subkey, signed, expires_s)
+        if signed.kind == FACTS_KIND:
+            return _refusal_of_facts(key, subkey, signed, expires_s)
+        if signed.kind == RUN_KIND:
+            return _refusal_of_run(key, subkey, signed, expires_s)
+        if signed.kind == SEALED_KIND:
+            return _refusal_of_sealed(key, subkey, signed, expires_s)
         return f"unknown kind {one_line(signed.kind, 32)!r}"
 
     def _refusal_of_room(self, record: DHTRecord, subkey: bytes | None, value: bytes) -> str | None:
@@ -136,12 +173,24 @@ class DirectoryValidator(RecordValidatorBase):  # type: ignore[misc]
             self._remember_run(digest_bytes(signed.payload), record.expiration_time)
             return None
         if signed.kind == SEALED_KIND:
-            return self._refusal_of_member(record, subkey, len(value), False, now)
+            return self._refusal_of_slot(record, subkey, len(value), now)
         run_digest = open_presence(signed).run_digest
         is_own = run_digest in self._own
         if not self._knows(run_digest, now):
             return "a presence in a run that is not known here"
         return self._refusal_of_member(record, subkey, len(value), is_own, now)
+
+    def _refusal_of_slot(
+        self, record: DHTRecord, subkey: bytes, size: int, now: float
+    ) -> str | None:
+        """No run has to be known for a sealed value, so each may bring few at once."""
+        held = {at: until for at, until in self._slots.get(subkey, {}).items() if until > now}
+        if record.key not in held and len(held) >= SLOTS_LIMIT:
+            return "its peer has brought other sealed values"
+        reason = self._refusal_of_member(record, subkey, size, False, now)
+        if reason is None:
+            self._slots[subkey] = held | {record.key: record.expiration_time}
+        return reason
 
     def _refusal_of_room_for_facts(
         self, record: DHTRecord, signed: Signed, size: int
@@ -149,7 +198,7 @@ class DirectoryValidator(RecordValidatorBase):  # type: ignore[misc]
         now, found = get_dht_time(), open_facts(signed).record
         if not self._knows(found.run_digest, now):
             return "facts of a run that is not known here"
-        charged = 0 if found.run_digest in self._own else size
+        charged = 0 if found.run_digest in self._own else size + ENTRY_BYTES
         return self._facts.refusal(record.key, found.version, charged, record.expiration_time, now)
 
     def _knows(self, run_digest: str, now: float) -> bool:
@@ -171,6 +220,7 @@ class DirectoryValidator(RecordValidatorBase):  # type: ignore[misc]
         self, record: DHTRecord, subkey: bytes, size: int, is_own: bool, now: float
     ) -> str | None:
         """Bounds the members of a shard, or one writer could make it unreadable for all."""
+        size += ENTRY_BYTES
         members = self._members.setdefault(record.key, {})
         full = len(members) >= PEERS_PER_SHARD_LIMIT
         crowded = not is_own and self._stored_bytes + size > STORED_LIMIT_BYTES
@@ -193,8 +243,26 @@ class DirectoryValidator(RecordValidatorBase):  # type: ignore[misc]
             for key, members in self._members.items()
         }
         self._members = {key: members for key, members in kept.items() if members}
+        self._slots = {
+            peer: slots for peer, slots in self._slots.items() if max(slots.values()) > now
+        }
         sizes = (size for members in self._members.values() for _, size in members.values())
         self._stored_bytes = sum(sizes)
+
+
+def _read(record: DHTRecord) -> tuple[bytes | None, bytes] | str:
+    """Subkey and value, or why there are none."""
+    if len(record.value) > VALUE_LIMIT_BYTES + 8 or len(record.subkey or b"") > 64:
+        return f"a value of {len(record.value)} bytes"
+    try:
+        value = MSGPackSerializer.loads(record.value)
+        subkey = MSGPackSerializer.loads(record.subkey) if record.subkey else None
+    except Exception as error:  # whatever msgpack makes of a stranger's bytes
+        log.debug("undecodable value", exc_info=True)
+        return f"undecodable bytes: {error!r}"
+    if not isinstance(value, bytes) or not isinstance(subkey, bytes | None):
+        return "a value that is not bytes"
+    return subkey, value
 
 
 def _refusal_of_time(expires_s: float, longest_s: float) -> str | None:

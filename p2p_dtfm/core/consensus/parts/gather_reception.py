@@ -11,6 +11,12 @@ from p2p_dtfm.core.consensus.attempts.attempt import Attempt
 from p2p_dtfm.core.consensus.attempts.patience import patience_ns
 from p2p_dtfm.core.consensus.attempts.silence import silent_in
 from p2p_dtfm.core.consensus.parts.entry_verdict import entry_verdict
+from p2p_dtfm.core.consensus.parts.far_senders import (
+    NOBODY_OPENED,
+    gather_worth_reading,
+    is_near,
+    refusal_of_far,
+)
 from p2p_dtfm.core.consensus.parts.gathering import Gathering
 from p2p_dtfm.core.consensus.parts.outsiders import Outsiders
 from p2p_dtfm.core.consensus.parts.proofs import Proofs
@@ -20,6 +26,7 @@ from p2p_dtfm.core.messages.agreement_messages import (
     Contribution,
     Gather,
     Ready,
+    Spread,
     open_contribution,
 )
 from p2p_dtfm.core.messages.message_bounds import require_bounded_contribution, require_layers
@@ -49,9 +56,19 @@ class GatherReception:
         state = self._state
         if message.planned != (message.number % 2 == 0):
             raise PeerFault("a view with a number of the wrong parity", message.sender.peer_id)
+        if is_near(state, message.sender.peer_id):
+            return self._receive_whole(message, now_ns)
+        refusal = refusal_of_far(state, message)
+        kept = None if refusal else self._worth_reading(message)
+        if kept is None:
+            return self.answer_far(message, refusal, now_ns)
+        return self._receive_whole(kept, now_ns)
+
+    def _receive_whole(self, message: Gather, now_ns: int) -> Verdict:
+        state = self._state
         contributions = self._open_contributions(message)
         for signed in message.newcomers:
-            state.open_record(signed)  # before anything is changed: a fault must not leave half
+            state.open_newcomer(signed)  # before anything is changed: a fault must not leave half
         self._proofs.learn(message)
         missed = self._proofs.hear_of_agreement(message.sender, message.certificates, now_ns)
         if missed:  # from where that leads it answers when it is asked again
@@ -265,7 +282,8 @@ class GatherReception:
             raise PeerFault("a contribution that mixes several peers", signed.peer_id)
         if contribution.number != number:
             raise PeerFault("a contribution to another view", signed.peer_id)
-        if state.open_record(contribution.record).life != contribution.member.life:
+        opens = state.open_record if contribution.present is not None else state.open_newcomer
+        if opens(contribution.record).life != contribution.member.life:
             raise PeerFault("a contribution with a record of another life", signed.peer_id)
         layer_count = state.settings.workload.layer_count
         if signed.kind == OUTLINE:  # its bounds were looked at when it was opened
@@ -286,7 +304,23 @@ class GatherReception:
 
     # staying out ----------------------------------------------------------------------------------
 
-    def _lost_ready(self, message: Gather) -> Ready | None:
+    def _worth_reading(self, message: Gather) -> Gather | None:
+        def named_by(signed: Signed) -> tuple[Member, ...]:
+            part = self._open_contribution(signed, message.number)
+            return part.joiners + (part.present.members if part.present is not None else ())
+
+        return gather_worth_reading(self._state, message, named_by)
+
+    def answer_far(self, message: Gather | Spread, refusal: str, now_ns: int) -> Verdict:
+        """Nothing in it is opened."""
+        lost = self._lost_ready(message)
+        if lost is not None:
+            answer: Actions = [SendMessage((message.sender.peer_id,), lost)]
+        else:
+            answer = self._answer_without(message, [], now_ns)
+        return Verdict(answer, f"takes no part: {refusal or NOBODY_OPENED}")
+
+    def _lost_ready(self, message: Gather | Spread) -> Ready | None:
         """The sender still gathers what this peer has agreed to: its Ready must have got lost."""
         state = self._state
         last = state.promises.said_ready.last
@@ -294,7 +328,9 @@ class GatherReception:
             return None
         return last if state.view_id.number < message.number else None
 
-    def _answer_without(self, message: Gather, parts: list[Contribution], now_ns: int) -> Actions:
+    def _answer_without(
+        self, message: Gather | Spread, parts: list[Contribution], now_ns: int
+    ) -> Actions:
         """Not for this peer: tell the sender what it does not know."""
         state, view = self._state, self._state.view
         if view is None:
@@ -311,7 +347,7 @@ class GatherReception:
         return [] if message.planned else self._answer_failure(view, message, parts, now_ns)
 
     def _answer_failure(
-        self, view: View, message: Gather, parts: list[Contribution], now_ns: int
+        self, view: View, message: Gather | Spread, parts: list[Contribution], now_ns: int
     ) -> Actions:
         """A failure, under a number that this peer has passed: unplanned outranks planned."""
         state, attempt, to = self._state, self._state.attempt, (message.sender.peer_id,)

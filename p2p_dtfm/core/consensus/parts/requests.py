@@ -2,6 +2,7 @@
 
 from p2p_dtfm.core.consensus.actions import Report, Verdict, refused
 from p2p_dtfm.core.consensus.agreement_state import AgreementState
+from p2p_dtfm.core.consensus.opened_records import require_size
 from p2p_dtfm.core.consensus.parts.opening import Opening
 from p2p_dtfm.core.consensus.parts.outsiders import Outsiders
 from p2p_dtfm.core.consensus.parts.suspicion import Suspicion
@@ -20,9 +21,6 @@ from p2p_dtfm.core.protocol.snapshot import Member
 
 NUMBERS_PASSED_LIMIT = 64
 """By so much a newcomer may raise the number of the next attempt."""
-NEWCOMER_RECORD_BYTES = 8 * 1024
-LINK_BYTES = 128
-"""How large a newcomer's record may be: some more for each member, to which it may have a link."""
 
 
 class Requests:
@@ -82,10 +80,8 @@ class Requests:
         return WAITING_WIDE_LIMIT if size_bytes <= WAITING_WIDE_LIMIT_BYTES else 0
 
     def _open(self, sender: str, message: JoinRequest) -> PeerRecord:
-        size = len(message.record.payload)
-        if size > NEWCOMER_RECORD_BYTES + LINK_BYTES * len(self._state.members):
-            raise PeerFault(f"asks with a record of {size} bytes", sender)
-        record = self._state.open_record(message.record)
+        require_size(message.record, len(self._state.members))
+        record = self._state.open_newcomer(message.record)
         if record.peer_id != sender:
             raise PeerFault(f"asks for another peer, {record.peer_id}", sender)
         return record

@@ -139,10 +139,8 @@ class Takeover:
         views.takes_over(view)
         state.others.reminders.goes_on(state.view, state.active, views, view.members)
         state.others.farewells.goes_on(state.view, view)
-        opened = state.others.opened_records  # of members most stay the same: no second look
-        state.others.opened_records = {
-            signed: record for signed, record in opened.items() if record.peer_id in members
-        }
+        # of members most stay the same: no second look
+        state.others.opened_records.keep_only(members)
 
     def _enter_view(self, view: View, now_ns: int) -> None:
         state, before = self._state, self._state.present

@@ -160,6 +160,12 @@ class KnownViews:
                 return known[view]
         return None
 
+    def has_met(self, peer_id: str, present: ViewId) -> bool:
+        """Whether a peer is in a view that this one was in, or may yet be in."""
+        later = (*self._readied.values(), *self._certified.values())
+        known = (*self._history.values(), *(it for it in later if present < it.view))
+        return any(peer_id == member.peer_id for it in known for member in it.members)
+
     def is_proven(self, part: Contribution) -> bool:
         """Whether what a contributor says of its view is known to be so."""
         present = part.present

@@ -7,6 +7,11 @@ from p2p_dtfm.core.consensus.actions import Actions, SendMessage, Verdict, refus
 from p2p_dtfm.core.consensus.agreement_state import AgreementState
 from p2p_dtfm.core.consensus.attempts.attempt import Attempt
 from p2p_dtfm.core.consensus.attempts.wide import Wide
+from p2p_dtfm.core.consensus.parts.far_senders import (
+    is_near,
+    refusal_of_far,
+    spread_worth_reading,
+)
 from p2p_dtfm.core.consensus.parts.gather_reception import GatherReception
 from p2p_dtfm.core.consensus.parts.gathering import Gathering
 from p2p_dtfm.core.consensus.parts.wide.spreading import Spreading
@@ -15,7 +20,7 @@ from p2p_dtfm.core.messages.outlines import OUTLINE, open_outline, require_sound
 from p2p_dtfm.core.messages.statements import is_stated
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.signed import Signed
-from p2p_dtfm.core.protocol.snapshot import ViewId
+from p2p_dtfm.core.protocol.snapshot import Member, ViewId
 
 EARLY_LIMIT = 128
 EARLY_LIMIT_BYTES = 16 << 20
@@ -90,6 +95,15 @@ class SpreadReception:
     def _receive(self, message: Spread, now_ns: int) -> Verdict:
         if message.planned != (message.number % 2 == 0):
             raise PeerFault("a view with a number of the wrong parity", message.sender.peer_id)
+        if is_near(self._state, message.sender.peer_id):
+            return self._receive_whole(message, now_ns)
+        refusal = refusal_of_far(self._state, message)
+        kept = None if refusal else self._worth_reading(message)
+        if kept is None:
+            return self._reception.answer_far(message, refusal, now_ns)
+        return self._receive_whole(kept, now_ns)
+
+    def _receive_whole(self, message: Spread, now_ns: int) -> Verdict:
         ready, sender = self._said_ready(message), message.sender.peer_id
         self._keep_bodies(message)
         self._note_giver(message)
@@ -116,10 +130,22 @@ class SpreadReception:
             actions += self._gathering.check_ready(now_ns)
         return Verdict(actions, verdict.reason)
 
+    def _worth_reading(self, message: Spread) -> Spread | None:
+        def named_by(signed: Signed) -> tuple[Member, ...]:
+            outline = open_outline(signed, self._state.settings.verify)
+            return outline.joiners if outline.number == message.number else ()
+
+        return spread_worth_reading(self._state, message, named_by)
+
     def _keep_bodies(self, message: Spread) -> None:
         self._keep_own_view()
-        for record in message.bodies.records:
-            self._state.open_record(record)
+        view, records = self._state.view, message.bodies.records
+        members = frozenset(view.member_ids if view is not None and records else ())
+        for record in records:
+            if record.peer_id in members:
+                self._state.open_record(record)
+            else:
+                self._state.open_newcomer(record)
         bodies = self._state.others.bodies
         verify = self._state.settings.verify
         require_sound(message.bodies, bodies, message.sender.peer_id, verify)

@@ -230,7 +230,7 @@ class Network:
 
     def donors(self) -> list[str]:
         """The same, in the order in which they are asked for a file: those heard of lately in any
-        order, then the others. One that stands still would cost each of them half a minute."""
+        order, then the others. One that stands still would cost each of them three seconds."""
         now_s, heard_s = now.monotonic_s(), self.messenger.heard_s
         others = self.others()
         lately = {peer for peer in others if now_s - heard_s.get(peer, -LATELY_S) < LATELY_S}

@@ -28,15 +28,15 @@ STEP_NS = 1_000_000_000
 LAYERS = SPEC.model.layers + 2
 
 
-def lagging_view() -> View:
+def lagging_view(holder: str, guardian: str) -> View:
     link = Link(round_trip_ns=80_000_000, bytes_per_s=1_000_000_000)
     found = snapshot([Peer()] * 2, workload_of(SPEC), link=link)
-    stage = Stage(HOLDER, 0, LAYERS, 1)
+    stage = Stage(holder, 0, LAYERS, 1)
     pipeline = Pipeline((stage,), 0, SPEC.microbatches_per_step)
-    return View(found, Plan((pipeline,), (GUARDIAN,), STEP_NS))
+    return View(found, Plan((pipeline,), (guardian,), STEP_NS))
 
 
-VIEW = lagging_view()
+VIEW = lagging_view(HOLDER, GUARDIAN)
 
 
 def lineage_of(step: int) -> str:

@@ -5,12 +5,15 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
+import msgspec
 import pytest
 
 from p2p_dtfm.core.messages.agreement_messages import KnownView
 from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.core.protocol.run_spec import AdmissionSpec
+from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.protocol.snapshot import Member, ViewId
 from p2p_dtfm.daemon.dashboard.dashboard_host import DashboardHost
 from p2p_dtfm.daemon.machine.home import Home
@@ -20,6 +23,7 @@ from p2p_dtfm.daemon.machine.world import Machine
 from p2p_dtfm.daemon.node.acquaintances import Acquaintances
 from p2p_dtfm.daemon.node.join import Joining
 from p2p_dtfm.daemon.node.local import Local
+from p2p_dtfm.daemon.node.network import Network
 from p2p_dtfm.daemon.node.resident import _to_come_back
 from p2p_dtfm.daemon.peers.home_memory import (
     Memory,
@@ -28,8 +32,11 @@ from p2p_dtfm.daemon.peers.home_memory import (
     write_memory,
 )
 from p2p_dtfm.daemon.peers.recall import Past, recall
+from p2p_dtfm.sim.scenario.files import read_run_spec
 from tests.core.builders import run_spec
 from tests.daemon.test_memory import memory_of, peer_ids, place_of
+
+INVITED = AdmissionSpec(mode="invited", founder="1" * 52, key="00" * 32)
 
 
 def settings_of(home: Path, **settings: object) -> Settings:
@@ -47,7 +54,8 @@ def network_of(me: str = "me", connected: tuple[str, ...] = ()) -> Any:
 
     host = SimpleNamespace(addresses=None, connected_peers=connected_peers)
     messenger = SimpleNamespace(where=lambda peer_id: ("/ip4/192.0.2.7/tcp/4001",))
-    return SimpleNamespace(me=SimpleNamespace(peer_id=me), host=host, messenger=messenger)
+    me_, come_to = SimpleNamespace(peer_id=me), lambda run_digest: None
+    return SimpleNamespace(me=me_, host=host, messenger=messenger, come_to=come_to)
 
 
 def remember(home: Path, memory: Memory) -> Path:
@@ -76,6 +84,59 @@ def test_whoever_was_told_what_to_do_needs_no_past(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="nothing says what to do") as error:
         recall(settings_of(tmp_path))
     assert error.value.exit_code == 2 and len(error.value.fixes) == 4
+
+
+def test_who_names_a_spec_comes_back_to_a_run_of_that_spec_or_to_none(tmp_path: Path) -> None:
+    """Whoever founds another run has nothing to say to those of the one before."""
+    tiny = read_run_spec("tiny")
+    data = tiny.data.model_copy(update={"manifest": "00" * 32, "source": "as it was prepared"})
+    known = tiny.model_copy(update={"data": data, "founding": "00112233aabbccdd"})
+    invited = run_spec(seed=8, admission=INVITED)
+    for spec, used_s in ((known, 5), (invited, 9)):
+        remember(tmp_path, memory_of(tmp_path, spec, used_s))
+    assert recall(settings_of(tmp_path)).recalled == memory_of(tmp_path, invited, 9)
+    assert recall(settings_of(tmp_path, run="tiny")).recalled == memory_of(tmp_path, known, 5)
+    assert recall(settings_of(tmp_path, run="digits")).recalled is None
+
+
+def test_who_names_a_spec_is_introduced_to_no_other_run(tmp_path: Path) -> None:
+    """Only once its digest is known can it be told that it is not let in."""
+    invited = run_spec(seed=8, admission=INVITED)
+    memory, (me, other) = memory_of(tmp_path, invited), peer_ids(tmp_path, 2)
+    chain = Signed("founder", "link", b"", b"")
+    directory = place_of(tmp_path, memory)
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "guests.json").write_bytes(msgspec.json.encode({"chain": [chain]}))
+
+    async def turned_away(peer_id: str) -> str:
+        return "not invited: somebody took it back"
+
+    def network() -> Network:
+        found = Network.__new__(Network)
+        messenger = SimpleNamespace(introduction=None, turned_away=turned_away)
+        host = SimpleNamespace(identity=SimpleNamespace(peer_id=me))
+        found.messenger, found.host = cast(Any, messenger), cast(Any, host)
+        found.first_contacts = (f"/ip4/192.0.2.7/tcp/4001/p2p/{other}",)
+        found.guest_book, found.refusal = None, ""
+        return found
+
+    past = Past([memory], memory)
+
+    async def comes(settings: Settings) -> Network:
+        found = network()
+        await found._introduce(Local(settings, DashboardHost()), past)
+        return found
+
+    with pytest.raises(UserError, match="do not let this peer in"):
+        asyncio.run(comes(settings_of(tmp_path)))
+    founds = settings_of(tmp_path, run="tiny")
+    known = asyncio.run(comes(founds))
+    assert known.messenger.introduction is not None
+    with pytest.raises(UserError, match="do not let this peer in") as refused:
+        known.come_to(memory.run_digest)
+    assert refused.value.exit_code == 5
+    known.come_to(run_spec(seed=9).digest())
+    assert known.guest_book is None and known.messenger.introduction is None
 
 
 def test_the_same_line_goes_on_with_the_newest_founding_of_its_spec(tmp_path: Path) -> None:

@@ -28,15 +28,19 @@ STEP_NS = 1_000_000_000
 LAYERS = SPEC.model.layers + 2
 
 
-def lagging_view() -> View:
+def lagging_view(holder: str, guardian: str) -> View:
     link = Link(round_trip_ns=80_000_000, bytes_per_s=1_000_000_000)
     found = snapshot([Peer()] * 2, workload_of(SPEC), link=link)
-    stage = Stage(HOLDER, 0, LAYERS, 1)
+    stage = Stage(holder, 0, LAYERS, 1)
     pipeline = Pipeline((stage,), 0, SPEC.microbatches_per_step)
-    return View(found, Plan((pipeline,), (GUARDIAN,), STEP_NS))
+    return View(found, Plan((pipeline,), (guardian,), STEP_NS))
 
 
-VIEW = lagging_view()
+VIEW = lagging_view(HOLDER, GUARDIAN)
+
+
+def lineage_of(step: int) -> str:
+    return f"{step:064x}"
 
 
 class Outlet:
@@ -47,7 +51,7 @@ class Outlet:
         self.cuts = cuts
 
     def lineage_at(self, step: int) -> str:
-        return f"lineage {step}"
+        return lineage_of(step)
 
 
 @dataclass
@@ -141,7 +145,7 @@ def test_a_guardian_gets_what_the_states_were_at_the_cut(play: Callable[..., Non
         assert holder.cuts.kept == -1, "nobody has it yet"
         await until(lambda: holder.cuts.kept == STEP)
         (kept,) = guardian.outlet.cuts
-        assert kept == SavedState(STEP, f"lineage {STEP}", tuple(range(LAYERS)))
+        assert kept == SavedState(STEP, lineage_of(STEP), tuple(range(LAYERS)))
         for layer, digest in digests.items():
             copy = guardian.cuts.find(layer, STEP)
             assert copy is not None and copy.digest() == digest
@@ -271,5 +275,22 @@ def test_what_cannot_be_a_piece_is_refused(play: Callable[..., None]) -> None:
         with pytest.raises(PeerFault, match="does not guard"):
             holder.cuts.frame(GUARDIAN, header, payload)
         assert guardian.outlet.cuts == ()
+
+    play(scenario)
+
+
+def test_a_guardian_tells_of_no_lineage_that_cannot_be(play: Callable[..., None]) -> None:
+    """The others would refuse all that it says, as a fault of its own."""
+
+    async def scenario(holder: End, guardian: End) -> None:
+        begun = CutBegun(VIEW.id, STEP, lineage_of(STEP))
+        for change in ({"lineage": "x" * 1000}, {"lineage": "AB" * 32}, {"step": 1 << 40}):
+            with pytest.raises(PeerFault):
+                guardian.cuts.begun(HOLDER, msgspec.structs.replace(begun, **change))
+        with pytest.raises(PeerFault):
+            guardian.cuts.begun(HOLDER, msgspec.structs.replace(begun, step=-1))
+        guardian.cuts.begun(HOLDER, begun)
+        guardian.outlet.lineage_at = lambda step: ""  # type: ignore[method-assign]
+        assert guardian.cuts._lineage_of(HOLDER, STEP) == begun.lineage
 
     play(scenario)

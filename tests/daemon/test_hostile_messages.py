@@ -1,12 +1,19 @@
-"""Whatever another peer says of steps and states, in whatever state this one is: it is taken, or it
-is the sender's fault. Nothing else is raised, at once or by a task later."""
+"""Whatever another peer says, in whatever state this one is: it is taken, or it is the sender's
+fault. Nothing else is raised, at once or by a task later; nothing of it is kept that is long, and
+it takes no time. It comes as from the line: as bytes, through the gate and to who hands it on."""
 
 import asyncio
 import dataclasses
+import gc
+import inspect
+import itertools
+import logging
 import math
+import time
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
@@ -14,40 +21,127 @@ import torch
 
 from p2p_dtfm.core.commit.ledger import Ledger
 from p2p_dtfm.core.commit.step_terms import terms_of
-from p2p_dtfm.core.messages.prepared import Prepared
+from p2p_dtfm.core.messages.agreement_messages import (
+    Active,
+    Gather,
+    Heartbeat,
+    JoinRequest,
+    Ready,
+    ReadySet,
+    Spread,
+    Standing,
+    Synced,
+    Tidings,
+)
+from p2p_dtfm.core.messages.audit_messages import Account, Audited, Claimed, Share
+from p2p_dtfm.core.messages.certificate import Certificate
+from p2p_dtfm.core.messages.prepared import (
+    Prepared,
+    PreparedSteps,
+    SignedPrepared,
+    sign_prepared,
+)
+from p2p_dtfm.core.messages.work import Work
+from p2p_dtfm.core.protocol import canonical
+from p2p_dtfm.core.protocol.canonical import decode
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.plan import Plan
-from p2p_dtfm.core.protocol.snapshot import ViewId
+from p2p_dtfm.core.protocol.records import PROTOCOL_VERSION
+from p2p_dtfm.core.protocol.signed import Signed
+from p2p_dtfm.core.protocol.snapshot import GENESIS, Member, ViewId
 from p2p_dtfm.core.recovery.loss_counts import loss_counts
 from p2p_dtfm.core.recovery.view import View
+from p2p_dtfm.daemon.node import dispatch
+from p2p_dtfm.daemon.node.dispatch import FOLLOWING
 from p2p_dtfm.daemon.peers.wire import (
     CheckpointFiles,
     ConfirmLayers,
+    CutBegun,
+    CutReceipt,
     FollowDone,
     FollowEnded,
     FollowLayers,
+    Hello,
+    Introduction,
+    Knock,
     LayerOffered,
     LayerReceipt,
     LayersCommitted,
+    Message,
+    Revocations,
     StateDigest,
+    TraceRequest,
+    TranscriptRequest,
 )
 from p2p_dtfm.daemon.trainer.trainer import Trainer
 from p2p_dtfm.net.streams.blobs import BlobUnavailable
 from p2p_dtfm.net.streams.frames import FrameHeader, FrameKind
 from tests.core.builders import stated
-from tests.core.planning import name_of
+from tests.daemon.listening_daemon import ME, OTHER, Daemon
+from tests.daemon.test_cuts import lagging_view
 from tests.daemon.trainer_parts import SPEC, QuietOutlet, settle, trainer_tools, view_of
 from tests.e2e.test_parity import even_plan
 
-ME, OTHER = name_of(0), name_of(1)
+OF_STEPS = {
+    *FOLLOWING,
+    SignedPrepared,
+    PreparedSteps,
+    Claimed,
+    Audited,
+    CheckpointFiles,
+    FrameHeader,
+}
+LONGEST_S = 0.25
+"""Of this thread's own time, for one message."""
+KEPT_LIMIT_BYTES = 256 << 10
+"""Of messages of one type: none of their long texts is kept."""
 INTEGERS = (-1, 0, 1, 2, 5, 6, 1 << 31, (1 << 63) - 1, -(1 << 63), (1 << 64) - 1)
 FLOATS = (0.0, -1.0, 1e300, math.nan, math.inf, -math.inf)
-TEXTS = ("", "x" * 100_000, "00" * 32, "\0")
-LAYERS = ({}, {0: -1}, {n: 0 for n in range(6)}, {(1 << 63) - 1: -1}, {-1: (1 << 63) - 1})
+LONG = "x" * 300_000
+TEXTS = ("", LONG, "00" * 32, "\0")
+SCALARS: dict[type, tuple[Any, ...]] = {
+    int: INTEGERS,
+    float: FLOATS,
+    str: TEXTS,
+    bytes: (b"", b"1" * 100_000),
+}
+LAYERS: tuple[dict[int, int], ...] = (
+    {},
+    {0: -1},
+    {n: 0 for n in range(6)},
+    {(1 << 63) - 1: -1},
+    {-1: (1 << 63) - 1},
+)
 
 
 def valid(view: ViewId) -> list[Any]:
+    """At least one of each type."""
+    sender = Member(OTHER, 1)
+    signed = Signed(OTHER, "nonsense", b"nonsense", b"1" * 64)
+    share = Share("cpu", 1, {0: (b"1",)}, {0: ((b"1",),)})
+    prepared = Prepared(view, 0, OTHER, {0: 1.0}, 1.0, 4, 0.0, 0, None)
+    account = Account(share, {OTHER: b"1"}, {OTHER: b"1"})
+    certificate = Certificate(view, "00" * 32, (sender,), ((sender, b"1" * 64),))
+    ready = ReadySet(view, "00" * 32, "00" * 32, ((sender, b"1" * 64),))
     return [
+        Hello(PROTOCOL_VERSION, ("/ip4/192.0.2.7/tcp/4001",)),
+        Knock(SPEC.digest()),
+        Introduction((signed,)),
+        Revocations((signed,)),
+        Gather(sender, 2, True, GENESIS, 1, (signed,), (sender,), "00" * 32),
+        Spread(sender, 2, True, GENESIS, 1, "", (signed,), ready_sets=(ready,), wants=(OTHER,)),
+        Tidings(sender, view, ((sender, b"1" * 64),), wants=(OTHER,)),
+        Ready(sender, view, "00" * 32, "00" * 32),
+        Synced(sender, view),
+        Active(sender, view, 0, "00" * 32, certificate=certificate),
+        Standing(sender, certificate, True, 0, (view,), (signed,), (OTHER,)),
+        Heartbeat(sender, 1, Work(view, 0), {OTHER: 1}, (OTHER,), {OTHER: 1}),
+        JoinRequest(signed, view),
+        signed_by_other(prepared),
+        signed_by_other(msgspec.structs.replace(prepared, audit=account)),
+        PreparedSteps((signed_by_other(prepared).signed,)),
+        Claimed(view, 0, share, b"1" * 32, b"1" * 32, b"1" * 32),
+        Audited(view, 0, OTHER, b"1" * 32),
         FollowLayers(view, 1, {0: -1}, False),
         FollowLayers(view, 1, {0: -1}, True),
         ConfirmLayers(view, 1, (0,)),
@@ -55,10 +149,13 @@ def valid(view: ViewId) -> list[Any]:
         LayerOffered(view, 1, 0, 0, "00" * 32, 100),
         LayersCommitted(view, 1, 0, 1.0),
         LayerReceipt(view, 0, (0,)),
+        CutBegun(view, 0, "00" * 32),
+        CutReceipt(view, 0, 0, "00" * 32),
         FollowEnded(view, 1, "no reason"),
         FollowDone(view, 1),
         CheckpointFiles(0, "", {0: ("00" * 32, 100)}),
-        Prepared(view, 0, OTHER, {0: 1.0}, 1.0, 4, 0.0, 0, None),
+        TraceRequest(0, 1),
+        TranscriptRequest(0),
         FrameHeader(
             view_number=view.number,
             view_digest=view.snapshot,
@@ -73,39 +170,59 @@ def valid(view: ViewId) -> list[Any]:
     ]
 
 
+def test_every_type_of_message_is_tried() -> None:
+    tried = {type(message) for message in valid(GENESIS)} - {FrameHeader}
+    assert tried == set(get_args(Message)), "one that is new has an example in `valid`"
+
+
+def signed_by_other(prepared: Prepared) -> SignedPrepared:
+    return SignedPrepared(sign_prepared(prepared, lambda payload: b"1" * 64))
+
+
 def hostile(message: Any) -> Iterator[Any]:
     """The message, and it with every field in turn of any value that its type allows."""
     yield message
+    if isinstance(message, SignedPrepared):  # what is signed is what matters
+        for prepared in hostile(decode(message.signed.payload, Prepared)):
+            yield signed_by_other(prepared)
     for name in message.__struct_fields__:
         value = getattr(message, name)
         for other in _others(name, value):
             yield msgspec.structs.replace(message, **{name: other})
 
 
-def _others(name: str, value: Any) -> tuple[Any, ...]:
+def _others(name: str, value: Any) -> Iterator[Any]:
     if isinstance(value, FrameKind):
-        return tuple(FrameKind)
-    if isinstance(value, bool):
-        return (not value,)
-    if isinstance(value, int):
-        return INTEGERS
-    if isinstance(value, float):
-        return FLOATS
-    if isinstance(value, str):
-        return TEXTS
-    if isinstance(value, bytes):
-        return (b"", b"1" * 100_000)
-    if isinstance(value, tuple):
-        return ((), (0,) * 10_000, (-1, (1 << 63) - 1))
-    if isinstance(value, ViewId):
-        return ViewId(0, ""), ViewId((1 << 64) - 1, "x"), ViewId(value.number, "another")
+        yield from FrameKind
+    elif isinstance(value, bool):
+        yield not value
+    elif isinstance(value, ViewId):
+        yield from (ViewId(0, ""), ViewId((1 << 64) - 1, "x"), ViewId(value.number, "another"))
+        yield ViewId(value.number, LONG)
+    elif isinstance(value, msgspec.Struct):
+        yield from itertools.islice(hostile(value), 1, None)
+    elif isinstance(value, tuple):
+        yield from ((), (0,) * 10_000, (-1, (1 << 63) - 1), (LONG,), value * 2000)
+        if value and isinstance(value[0], msgspec.Struct):
+            yield from ((other,) for other in _others(name, value[0]))
+    elif isinstance(value, dict):
+        yield from _other_dicts(name, value)
+    else:
+        yield from SCALARS.get(type(value), ())
+
+
+def _other_dicts(name: str, value: dict[Any, Any]) -> Iterator[Any]:
     if name == "files":
-        texts = tuple({0: (text, 1 << 62)} for text in TEXTS)
-        return (*texts, {(1 << 63) - 1: ("00" * 32, 1)}, {0: ("00" * 32, -1)})
-    if name in ("squared_norms", "states", "sums"):
+        yield from ({0: (text, 1 << 62)} for text in TEXTS)
+        yield from ({(1 << 63) - 1: ("00" * 32, 1)}, {0: ("00" * 32, -1)})
+    elif isinstance(next(iter(value), None), str):
+        (some,) = value.values()
+        yield from ({}, {LONG: some}, {str(n): some for n in range(10_000)})
+    elif name in ("squared_norms", "states", "sums"):
         empty = {"squared_norms": math.nan, "states": b"", "sums": ()}[name]
-        return tuple({layer: empty for layer in layers} for layers in LAYERS)
-    return LAYERS if isinstance(value, dict) else ()
+        yield from (dict.fromkeys(layers, empty) for layers in LAYERS)
+    else:
+        yield from LAYERS
 
 
 class Line:
@@ -153,9 +270,25 @@ def left(trainer: Trainer, view: View) -> None:
     trainer.leave_views()
 
 
-@pytest.mark.parametrize("prepare", [no_view, agreed, trains, stopped, left])
-def test_every_message_with_every_value(tmp_path: Path, prepare: Any) -> None:
+def guards(trainer: Trainer, view: View) -> None:
+    """It keeps copies of the other's layers, which it gets every so often."""
+    assert isinstance(view.plan, Plan)
+    lags = lagging_view(OTHER, ME)
+    lags = View(msgspec.structs.replace(lags.snapshot, planned=False), lags.plan)
+    assert isinstance(lags.plan, Plan) and lags.cut_pace is not None
+    trainer.view_agreed(lags, False)
+    terms, counts = terms_of(SPEC), loss_counts(lags.plan)
+    trainer.take_over(lags, 0, Ledger(lags.id, lags.plan, 0, terms, counts), None)
+
+
+@pytest.mark.parametrize("prepare", [no_view, agreed, trains, guards, stopped, left])
+def test_every_message_with_every_value(
+    tmp_path: Path, prepare: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its name or its view says nothing of a message's worth: whatever is signed counts as such."""
     torch.set_num_threads(1)
+    monkeypatch.setattr(dispatch, "verify", lambda *signed: True)
+    monkeypatch.setattr(logging.root.manager, "disable", logging.CRITICAL)
     blobs: Any = Blobs()
     tools = dataclasses.replace(trainer_tools(tmp_path, ME, Line()), blobs=blobs)
     faults = 0
@@ -166,14 +299,14 @@ def test_every_message_with_every_value(tmp_path: Path, prepare: Any) -> None:
         found = view_of(1, 2)
         view = View(msgspec.structs.replace(found.snapshot, planned=False), found.plan)
         prepare(trainer, view)
+        said_of = trainer._state.view or view
+        daemon = Daemon(tmp_path, trainer, tools)
         running = asyncio.create_task(trainer.run())
         try:
-            for message in (m for each in valid(view.id) for m in hostile(each)):
-                await settle()
-                try:
-                    await say(trainer, message)
-                except PeerFault:
-                    faults += 1
+            for kind, messages in itertools.groupby(valid(said_of.id), type):
+                if kind in OF_STEPS or prepare is no_view:  # others care for no state of a trainer
+                    faults += await say_all(daemon, kind, messages)
+                    await settle()
             await asyncio.sleep(0.1)
             assert not running.done(), running
         finally:
@@ -184,8 +317,51 @@ def test_every_message_with_every_value(tmp_path: Path, prepare: Any) -> None:
             tools.compute.close()
         assert isinstance(ended[0], asyncio.CancelledError), ended
 
-    asyncio.run(asyncio.wait_for(run(), 60))
-    assert faults > 5
+    asyncio.run(asyncio.wait_for(run(), 120))
+    assert faults > 100
+
+
+async def say_all(daemon: Daemon, kind: type, messages: Iterator[Any]) -> int:
+    """All of one type, with every value; how many were refused."""
+    faults = 0
+    tracemalloc.start()
+    try:
+        for message in messages:
+            for each in hostile(message):
+                await asyncio.sleep(0)
+                began_s = time.thread_time()
+                try:
+                    await daemon.hears(each)
+                except PeerFault:
+                    faults += 1
+                took_s = time.thread_time() - began_s
+                assert took_s < LONGEST_S, f"{took_s:.2f} s for {each!r:.300}"
+                if has_long(each):  # before the next one takes its place
+                    assert kept_bytes() < KEPT_LIMIT_BYTES, f"keeps {each!r:.300}"
+        assert kept_bytes() < KEPT_LIMIT_BYTES, f"bytes of {kind.__name__} are kept"
+    finally:
+        tracemalloc.stop()
+    return faults
+
+
+def has_long(message: Any) -> bool:
+    return LONG in repr(message)
+
+
+def kept_bytes() -> int:
+    """Of what bytes of messages have become."""
+    found = _found_bytes()
+    if found >= KEPT_LIMIT_BYTES:
+        gc.collect()  # which takes long
+        found = _found_bytes()
+    return found
+
+
+def _found_bytes() -> int:
+    lines, first = inspect.getsourcelines(canonical.decode)
+    (at,) = [n for n, line in enumerate(lines, first) if "decoder.decode(payload)" in line]
+    where = tracemalloc.Filter(True, canonical.__file__, at)
+    return sum(trace.size for trace in tracemalloc.take_snapshot().filter_traces([where]).traces)
 
 
 def test_nobody_is_two_steps_ahead_of_who_has_a_stage(tmp_path: Path) -> None:
@@ -206,18 +382,3 @@ def test_nobody_is_two_steps_ahead_of_who_has_a_stage(tmp_path: Path) -> None:
         tools.compute.close()
 
     asyncio.run(asyncio.wait_for(run(), 60))
-
-
-async def say(trainer: Trainer, message: Any) -> None:
-    """As `Dispatch` does; views that are not known to come are not waited for."""
-    if isinstance(message, Prepared):
-        trainer.prepared(stated(message))
-    elif isinstance(message, CheckpointFiles):
-        trainer._tools.checkpoints.remote_files(OTHER, message)
-    elif isinstance(message, FrameHeader):
-        trainer._followers.gradient(OTHER, message, bytearray(16))
-        mailbox = trainer._mail.mailbox(ViewId(message.view_number, message.view_digest))
-        if mailbox is not None:
-            mailbox.put(OTHER, message, bytearray(16))
-    else:
-        trainer.following(OTHER, message)

@@ -12,12 +12,23 @@ from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.daemon.machine.compute import Compute
 from p2p_dtfm.daemon.peers.held_back import LIMIT as HELD_BACK
 from p2p_dtfm.daemon.peers.wire import CheckpointFiles
-from p2p_dtfm.daemon.state_transfer.checkpoints import SAVED_TOLD, Checkpoints
+from p2p_dtfm.daemon.state_transfer.checkpoints import (
+    SAVED_TOLD,
+    SENDERS_REMEMBERED,
+    Checkpoints,
+)
 from p2p_dtfm.ports import disk
-from p2p_dtfm.train.model.checkpoint import layer_path, list_checkpoints, remove_checkpoint
+from p2p_dtfm.train.model.checkpoint import (
+    checkpoint_directory,
+    layer_path,
+    list_checkpoints,
+    remove_checkpoint,
+)
 from p2p_dtfm.train.model.gpt import layer_count
 from p2p_dtfm.train.model.layer_state import LayerState
 from tests.daemon.trainer_parts import NO_BLOBS, SPEC
+
+LINEAGE = "5a" * 32
 
 
 def test_what_is_saved_and_removed_is_known_at_once(tmp_path: Path) -> None:
@@ -84,7 +95,7 @@ def test_who_computes_alone_is_believed_of_what_it_saves(tmp_path: Path) -> None
     checkpoints = Checkpoints(tmp_path, spec, NO_BLOBS, compute, lambda files: None, lambda: False)
 
     async def scenario() -> None:
-        checkpoints.committed(100, {})
+        checkpoints.committed(100, {}, LINEAGE)
         files = {0: ("ab" * 32, 100)}
         checkpoints.remote_files("alone", CheckpointFiles(100 + 3 * HELD_BACK, "", files))
         with pytest.raises(PeerFault, match="far ahead"):
@@ -106,13 +117,13 @@ class _FullDisk(disk.MachineDisk):
 
 
 class _FromAnother:
-    """Blobs that lie among another peer's checkpoints."""
+    """Blobs that lie among other peers' checkpoints."""
 
-    def __init__(self, theirs: Path) -> None:
+    def __init__(self, *theirs: Path) -> None:
         self._theirs = theirs
 
     async def fetch(self, digest: str, peers: list[str], target: Path, max_bytes: int) -> Path:
-        for checkpoint in list_checkpoints(self._theirs):
+        for checkpoint in (it for root in self._theirs for it in list_checkpoints(root)):
             for layer, file in checkpoint.manifest.layers.items():
                 if file.digest == digest:
                     source = layer_path(checkpoint.directory, int(layer))
@@ -135,12 +146,13 @@ def test_whose_disk_was_full_when_the_last_step_was_saved_gets_the_model_from_th
     async def scenario() -> None:
         nobody: Any = NO_BLOBS
         other = Checkpoints(theirs, SPEC, nobody, compute, told.append, lambda: True)
-        await other.save(step, states, "lineage")
+        await other.save(step, states, LINEAGE)
         disk.live_by(written_to)
         from_other: Any = _FromAnother(theirs)
         checkpoints = Checkpoints(mine, SPEC, from_other, compute, told.append, lambda: True)
-        await checkpoints.save(step, {0: states[0]}, "lineage")
+        await checkpoints.save(step, {0: states[0]}, LINEAGE)
         assert checkpoints.saved == ()
+        checkpoints.committed(step, {}, LINEAGE)
         for _ in range(3):
             checkpoints.remote_files("other", told[0])
             await asyncio.sleep(0.05)
@@ -156,3 +168,75 @@ def test_whose_disk_was_full_when_the_last_step_was_saved_gets_the_model_from_th
     contextvars.copy_context().run(asyncio.run, scenario())
     compute.close()
     assert [set(it.layers) for it in list_checkpoints(mine)] == [set(states)]
+
+
+def test_a_spare_takes_the_last_model_of_what_was_committed_whatever_a_member_says(
+    tmp_path: Path,
+) -> None:
+    """Of the last step one says a lineage and files of its own, long before it is there."""
+    compute, step = Compute(), SPEC.total_steps
+    theirs, mine = tmp_path / "theirs", tmp_path / "mine"
+    states = {layer: LayerState.genesis(SPEC, layer) for layer in range(layer_count(SPEC))}
+    told: list[CheckpointFiles] = []
+
+    async def scenario() -> None:
+        other = Checkpoints(theirs, SPEC, NO_BLOBS, compute, told.append, lambda: True)
+        liar = Checkpoints(tmp_path / "lies", SPEC, NO_BLOBS, compute, told.append, lambda: True)
+        for state in states.values():
+            state.version = step
+        await other.save(step, states, LINEAGE)
+        for state in states.values():
+            state.parameters.add_(1.0)
+        await liar.save(step, states, LINEAGE)
+        await liar.close()
+        honest, false = told
+        donors: Any = _FromAnother(theirs, tmp_path / "lies")
+        spare = Checkpoints(mine, SPEC, donors, compute, told.append, lambda: False)
+        with pytest.raises(PeerFault, match="lineage"):
+            spare.remote_files("liar", CheckpointFiles(step, "x" * 1000, {}))
+        spare.remote_files("liar", false)
+        spare.remote_files("other liar", CheckpointFiles(step, "ab" * 32, {}))
+        await asyncio.sleep(0.05)
+        assert not checkpoint_directory(mine, step).exists(), "nobody has come that far"
+        spare.committed(step - 1, {}, "cd" * 32)
+        spare.remote_files("liar", false)
+        for sender in ("first", "second"):
+            spare.remote_files(sender, honest)
+        files = {layer: bytes.fromhex(name) for layer, (name, _) in honest.files.items()}
+        spare.committed(step, files, LINEAGE)
+        async with asyncio.timeout(10):
+            while spare.whole_step != step:
+                await asyncio.sleep(0.01)
+        (found,) = list_checkpoints(mine)
+        assert found.manifest.lineage == LINEAGE
+        assert {file.digest for file in found.manifest.layers.values()} == {
+            name for name, _ in honest.files.values()
+        }
+        await spare.close()
+        await other.close()
+
+    asyncio.run(scenario())
+    compute.close()
+
+
+def test_nobody_hides_what_the_others_have_saved(tmp_path: Path) -> None:
+    """One member's checkpoints, however new, take the place of its own alone."""
+    compute = Compute()
+    spec = SPEC.model_copy(update={"total_steps": 10_000})
+    checkpoints = Checkpoints(tmp_path, spec, NO_BLOBS, compute, lambda files: None, lambda: False)
+    files = {layer: ("ab" * 32, 100) for layer in range(layer_count(spec))}
+
+    async def scenario() -> None:
+        checkpoints.committed(100, {}, LINEAGE)
+        checkpoints.resumed(100)
+        checkpoints.remote_files("honest", CheckpointFiles(100, LINEAGE, files))
+        for step in range(101, 165):
+            checkpoints.remote_files("liar", CheckpointFiles(step, LINEAGE, files))
+        assert checkpoints.whole_at(100, {"honest"})
+        for number in range(2000):
+            checkpoints.remote_files(f"member {number}", CheckpointFiles(100, LINEAGE, files))
+        assert sum(map(len, checkpoints._remote.values())) <= SENDERS_REMEMBERED
+        await checkpoints.close()
+
+    asyncio.run(scenario())
+    compute.close()

@@ -60,7 +60,8 @@ _BYTES = dict.fromkeys(("newcomers", "record", "records"), RECORD_LIMIT_BYTES)
 _SIGNATURE_LIMIT_BYTES = 128
 _LEAST = {"kept": -1}
 """0 for all others."""
-_REPEATED = frozenset({Member, ViewId, Plan, Certificate, KnownView})
+_SMALL = frozenset({Member, ViewId})
+_LARGE = frozenset({Plan, Certificate, KnownView})
 
 
 def require_bounded(message: AgreementMessage, sender: str) -> None:
@@ -112,7 +113,11 @@ def _walk(value: Any, name: str, sender: str) -> None:
             raise PeerFault(f"a text of {len(value)} characters in {name!r}", sender)
     elif kind in _WALKS:
         _WALKS[kind](value, name, sender)
-    elif kind not in _REPEATED or not _is_bounded(value):
+    elif kind in _SMALL:
+        _once(value, sender, _walk_small)
+    elif kind in _LARGE:
+        _once(value, sender, _walk_large)
+    else:
         _walk_fields(value, sender)
 
 
@@ -160,14 +165,23 @@ def _walk_fields(value: Any, sender: str) -> None:
                 _walk(item, field, sender)
 
 
-@lru_cache(maxsize=1024)
-def _is_bounded(value: msgspec.Struct) -> bool:
-    """Of what many messages say alike, such as a plan by each who is in the view."""
+def _once(value: msgspec.Struct, sender: str, walk: Callable[[msgspec.Struct], None]) -> None:
+    """For what many messages say alike, such as a plan by each who is in the view. What is refused
+    is not remembered: it may be of any size."""
     try:
-        _walk_fields(value, "")
-    except PeerFault:
-        return False
-    return True
+        walk(value)
+    except PeerFault as fault:
+        raise PeerFault(fault.cause, sender) from fault
+
+
+@lru_cache(maxsize=2048)
+def _walk_small(value: msgspec.Struct) -> None:
+    _walk_fields(value, "")
+
+
+@lru_cache(maxsize=32)
+def _walk_large(value: msgspec.Struct) -> None:
+    _walk_fields(value, "")
 
 
 def _require_length(value: Any, name: str, sender: str) -> None:

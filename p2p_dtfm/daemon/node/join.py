@@ -105,6 +105,7 @@ class Joining:
         me = self._network.me.peer_id
         spec = spec.model_copy(update={"privacy": spec.privacy.with_founder(me)})
         spec = _with_founder(self._which_founding(spec), me)
+        self._network.come_to(spec.digest())
         was_in_it = self._has_met_somebody(spec.digest()) or self._was_in(spec.digest())
         if self._local.settings.initial_peers or was_in_it:
             self.founds = False

@@ -108,6 +108,8 @@ class Network:
         self.keeper = GateKeeper.of(host)
         self.guest_book: GuestBook | None = None
         """Of a run by invitation, as soon as it is known to be one."""
+        self.refusal = ""
+        """Why nobody lets this peer in to a run that may not be the one that its user wants."""
         self.reachability = ReachabilityService(host, settings.relay)
         self.control = ControlPlane(host, self._serve)
         self.messenger = Messenger(
@@ -174,7 +176,8 @@ class Network:
 
     async def _introduce(self, local: Local, past: Past) -> None:
         """To a run by invitation, before anything else is asked for. Raises `UserError` where all
-        who answer refuse it."""
+        who answer refuse it; where a run spec is named, `come_to` does so once its data are read,
+        and it is known to be this run."""
         settings, recalled = local.settings, past.recalled
         line = read_line(settings.invite) if settings.invite else None
         digest = recalled.run_digest if recalled is not None else settings.run_digest
@@ -190,7 +193,17 @@ class Network:
         answers = await asyncio.gather(*map(self.messenger.turned_away, contacts))
         reasons = [reason for reason in answers if reason]
         if reasons and len(reasons) == len(answers):
-            raise not_let_in(reasons[0])
+            self.refusal = reasons[0]
+            if not settings.run:
+                raise not_let_in(self.refusal)
+
+    def come_to(self, run_digest: str) -> None:
+        """The run that is founded, or gone on with, is this one: to members of any other this peer
+        says nothing of how it came there. Raises `UserError` where it is not let in."""
+        if self.guest_book is None or self.guest_book.run_digest != run_digest:
+            self.guest_book = self.messenger.introduction = None
+        elif self.refusal:
+            raise not_let_in(self.refusal)
 
     async def why_turned_away(self, error: UserError) -> UserError:
         """Where the first contacts refuse what everybody may have, they may say why."""
@@ -217,7 +230,7 @@ class Network:
 
     def donors(self) -> list[str]:
         """The same, in the order in which they are asked for a file: those heard of lately in any
-        order, then the others. One that stands still would cost each of them half a minute."""
+        order, then the others. One that stands still would cost each of them three seconds."""
         now_s, heard_s = now.monotonic_s(), self.messenger.heard_s
         others = self.others()
         lately = {peer for peer in others if now_s - heard_s.get(peer, -LATELY_S) < LATELY_S}

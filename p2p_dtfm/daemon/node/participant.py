@@ -322,10 +322,10 @@ class Participant:
         self.step_watch.committed(now.monotonic_ns())
         self.membership.plan_times.committed()
         self.device_pace.committed(self.local.compute.busy_ns)
-        ledger = self._agreement.ledger
-        if ledger is not None:
+        if (ledger := self._agreement.ledger) is not None:
             self.transcript.committed(ledger.last_commit)
-            self.checkpoints.committed(outcome.step, agreed_states(ledger.last_commit))
+            states, lineage = agreed_states(ledger.last_commit), self.lineage_at(outcome.step)
+            self.checkpoints.committed(outcome.step, states, lineage)
         self._later(self._agreement.committed(outcome, now.monotonic_ns()))
 
     def states_changed(self) -> None:

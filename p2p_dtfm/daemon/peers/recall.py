@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.core.protocol.run_spec import DataSpec, RunSpec
+from p2p_dtfm.core.protocol.sections.privacy_spec import PrivacySpec
 from p2p_dtfm.daemon.machine.home import home_option
 from p2p_dtfm.daemon.machine.settings import Settings
 from p2p_dtfm.daemon.peers.home_memory import Memory, remembered_runs
 from p2p_dtfm.net.contacts.addresses import parse_address
+from p2p_dtfm.sim.scenario.files import read_run_spec
 
 
 class Past(NamedTuple):
@@ -36,10 +39,20 @@ def recall(settings: Settings) -> Past:
     home = settings.home.expanduser().absolute()
     past = remembered_runs(home)
     wanted = (item for item in past if item.run_digest.startswith(settings.run_digest))
+    if past and settings.run and not settings.new:
+        named = _as_written(read_run_spec(settings.run))
+        wanted = (item for item in wanted if _as_written(item.spec) == named)
     recalled = None if settings.new else next(wanted, None)
     if recalled is None and not settings.run and not settings.initial_peers:
         raise nothing_to_take_up(home, settings.run_digest)
     return Past(past, recalled)
+
+
+def _as_written(spec: RunSpec) -> RunSpec:
+    """Without all that a founder adds to what the file says: of runs that differ in what is left
+    none is the one that is meant, whatever its data come to."""
+    founded = {"data": DataSpec(), "layers": (), "privacy": PrivacySpec()}
+    return spec.unmarked.model_copy(update=founded)
 
 
 def nothing_to_take_up(home: Path, run_digest: str) -> UserError:

@@ -36,6 +36,8 @@ from p2p_dtfm.train.model.layer_state import LayerState, state_bytes_limit
 
 log = logging.getLogger("p2p_dtfm.checkpoints")
 STEPS_REMEMBERED = 4
+"""Of each member: what one tells takes the place of nobody else's."""
+SENDERS_REMEMBERED = 1024
 STEPS_AHEAD = 64
 """By so many another member may have come further when it announces what it has saved: of one that
 computes alone, the others hear up to sixteen steps at a time (`daemon.peers.held_back`)."""
@@ -69,12 +71,16 @@ class Checkpoints:
         self._saves_itself = saves_itself
         self._troubles = troubles or Troubles()
         self._remote: dict[int, dict[str, CheckpointFiles]] = {}
+        self._told: dict[str, dict[int, None]] = {}
+        """The steps of each sender, the one told last at the end; and so the senders."""
         self._paths: dict[str, Path] = {}
         self._of_ends: frozenset[str] = frozenset()
         self.withheld: frozenset[int] = frozenset()
         """Layers that the run does not leave to this peer: whole is what has all others."""
         self._agreed: dict[int, Mapping[int, bytes]] = {}
         self._committed_step = -1
+        self._lineage = ""
+        """From which that step started."""
         self._busy = asyncio.Lock()
         self._completing: asyncio.Task[None] | None = None
         self._has_news = False
@@ -179,23 +185,41 @@ class Checkpoints:
                 raise PeerFault(f"a checkpoint file of {size_bytes} bytes", sender)
             if not is_digest(digest):
                 raise PeerFault("a checkpoint file under a name that is no digest", sender)
+        if message.lineage and not is_digest(message.lineage):
+            raise PeerFault("a checkpoint of a lineage that is no digest", sender)
         if message.step > self._committed_step + STEPS_AHEAD >= STEPS_AHEAD:
             raise PeerFault(f"a checkpoint of step {message.step}, which is far ahead", sender)
+        steps = self._told.pop(sender, {})
+        self._told[sender] = steps
+        steps.pop(message.step, None)
+        steps[message.step] = None
         self._remote.setdefault(message.step, {})[sender] = message
-        for step in sorted(self._remote)[:-STEPS_REMEMBERED]:
-            del self._remote[step]
+        if len(steps) > STEPS_REMEMBERED:
+            self._forget(sender, next(iter(steps)))
+        if len(self._told) > SENDERS_REMEMBERED:
+            oldest = next(iter(self._told))
+            for step in list(self._told[oldest]):
+                self._forget(oldest, step)
+            del self._told[oldest]
         self._complete_later()
 
-    def committed(self, step: int, agreed: Mapping[int, bytes]) -> None:
-        """A step is committed, in whose Prepared all holders say these digests of the states from
-        which it starts, by layer; or none."""
-        self._committed_step = step
+    def _forget(self, sender: str, step: int) -> None:
+        """Whoever fetches from it now goes on."""
+        del self._told[sender][step]
+        rest = {peer: item for peer, item in self._remote.pop(step).items() if peer != sender}
+        if rest:
+            self._remote[step] = rest
+
+    def committed(self, step: int, agreed: Mapping[int, bytes], lineage: str) -> None:
+        """A step is committed that started from this lineage; in its Prepared all holders say these
+        digests of the states from which it starts, by layer, or none."""
+        self._committed_step, self._lineage = step, lineage
         if agreed:
             self._agreed[step] = agreed
             for oldest in sorted(self._agreed)[:-STEPS_REMEMBERED]:
                 del self._agreed[oldest]
-            if self._remote:
-                self._complete_later()
+        if step in self._remote:
+            self._complete_later()
 
     def _is_that(self, step: int, layer: int, blob: str) -> bool:
         """Whether a file is what the layer's holders have said that they have; said by nobody, it
@@ -226,15 +250,13 @@ class Checkpoints:
 
     async def _complete_steps(self) -> None:
         for step, remote in sorted(self._remote.items(), reverse=True):
-            directory = checkpoint_directory(self._root, step)
-            is_last = step == self._spec.total_steps
-            saves_itself = self._saves_itself() and step not in self._unsaved
-            if is_last and not saves_itself and not is_begun(directory):
-                # a spare, too, wants the model in the end, and whoever had no room for its layers
-                lineages = Counter(item.lineage for item in remote.values())
-                await self.save(step, {}, lineages.most_common(1)[0][0])
-            if step > self._committed_step >= 0:
+            if step > self._committed_step:
                 continue  # its digests are told with the next step
+            directory = checkpoint_directory(self._root, step)
+            saves_itself = self._saves_itself() and step not in self._unsaved
+            if step == self._spec.total_steps and not saves_itself:
+                # a spare, too, wants the model in the end, and whoever had no room for its layers
+                await self._begin(directory, step)
             if (self.whole_step is not None and step <= self.whole_step) or not is_begun(directory):
                 continue
             try:
@@ -246,6 +268,15 @@ class Checkpoints:
                     self._files_changed(step)
             except (UserError, BlobUnavailable, OSError) as error:
                 log.warning("checkpoint of step %d stays incomplete: %s", step, error)
+
+    async def _begin(self, directory: Path, step: int) -> None:
+        """A checkpoint of the step that is committed now, on its lineage."""
+        try:
+            is_right = read_manifest(directory).lineage == self._lineage
+        except UserError:
+            is_right = False
+        if not is_right:
+            await self.save(step, {}, self._lineage)
 
     async def _fetch_one_missing(self, remote: dict[str, CheckpointFiles], directory: Path) -> bool:
         """`remote` outlives newer steps: where they come fast, what was begun is ended too."""

@@ -21,6 +21,7 @@ from p2p_dtfm.daemon.trainer.trainer_state import Outlet, Tools, TrainerState
 from p2p_dtfm.net.errors import Refused, Unreachable
 from p2p_dtfm.net.streams.frames import FrameHeader, FrameKind
 from p2p_dtfm.ports import now
+from p2p_dtfm.train.data import is_digest
 from p2p_dtfm.train.model.layer_copy import PartialCopy, pieces_of
 from p2p_dtfm.train.model.layer_state import LayerSnapshot, LayerState
 from p2p_dtfm.train.stage.tensor_bytes import tensor_from_bytes, tensor_to_bytes
@@ -263,8 +264,7 @@ class Cuts:
         form = header.codec, header.dtype
         if step < max(clock.safe, self._first_step, coming.step if coming else 0):
             return
-        if step > self._state.step + max(1, clock.every_steps) + MOST_STEPS_AHEAD:
-            raise PeerFault(f"a copy of step {step}, far from now", sender)
+        self._require_near(sender, step, clock)
         if coming is None or coming.step != step:
             count = self._workload.cost(layer).parameter_count
             coming = self._coming[layer] = PartialCopy(layer, step, count)
@@ -298,7 +298,15 @@ class Cuts:
         if view is not None and self._clock is not None and message.view == view.id:
             if not view.layers_of(sender):
                 raise PeerFault("begins a cut without a stage", sender)
+            if message.lineage and not is_digest(message.lineage):
+                raise PeerFault("a cut of a lineage that is no digest", sender)
+            self._require_near(sender, message.step, self._clock)
             self._begun[sender] = message
+
+    def _require_near(self, sender: str, step: int, clock: CutClock) -> None:
+        """Raises `PeerFault` for a cut of a step to which its holder cannot have come."""
+        if not 0 <= step <= self._state.step + max(1, clock.every_steps) + MOST_STEPS_AHEAD:
+            raise PeerFault(f"a copy of step {step}, far from now", sender)
 
     def _lineage_of(self, holder: str, step: int) -> str | None:
         """As this peer knows it, or, of a step that it has not seen, as the holder says."""

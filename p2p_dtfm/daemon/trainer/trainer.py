@@ -19,6 +19,7 @@ from p2p_dtfm.core.audit.roles import followers
 from p2p_dtfm.core.commit.ledger import STEPS_AHEAD_LIMIT, Ledger
 from p2p_dtfm.core.cost_model.unmeasured import held_back
 from p2p_dtfm.core.messages.audit_messages import Audited, Claimed
+from p2p_dtfm.core.messages.message_bounds import require_bounded_part
 from p2p_dtfm.core.messages.prepared import Statement
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.plan import NoPlan
@@ -251,6 +252,7 @@ class Trainer:
 
     def following(self, sender: str, message: Following | CutBegun | CutReceipt) -> None:
         """Raises `PeerFault`."""
+        require_bounded_part(message.view, sender)
         if isinstance(message, CutReceipt):
             self.cuts.receipt(sender, message)
         elif isinstance(message, CutBegun):

@@ -11,7 +11,7 @@ import re
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO, NamedTuple, Protocol
 
 import msgspec
 
@@ -21,7 +21,16 @@ from p2p_dtfm.net.door import BUSY
 from p2p_dtfm.net.errors import Refused, Unreachable
 from p2p_dtfm.net.libp2p.control import ControlPlane
 from p2p_dtfm.net.libp2p.port import HostPort
-from p2p_dtfm.ports import disk
+from p2p_dtfm.net.streams.donors import (
+    CHUNK_DEADLINE_S,
+    CHUNK_LIMIT_BYTES,
+    Donors,
+    Patience,
+    TooSlow,
+    Turn,
+    Turns,
+)
+from p2p_dtfm.ports import disk, now
 
 OpenBlob = Callable[[str], Path | bytes | None]
 """Finds a blob, on disk or in memory, by its digest."""
@@ -31,9 +40,7 @@ OnFault = Callable[[str, PeerFault], None]
 OnProgress = Callable[[str, int, int], None]
 """Digest, bytes that are here, bytes in all. The end, good or not, is told as (digest, 0, 0)."""
 
-CHUNK_LIMIT_BYTES = 512 << 10
 CALLS_IN_FLIGHT = 4
-CHUNK_DEADLINE_S = 30.0
 BUSY_PAUSES_S = (0.1, 0.2, 0.4, 0.8, 1.6)
 BEGUN_LIMIT_BYTES = 256 << 20
 """In memory, of downloads that broke off: whoever has the rest may be found later."""
@@ -76,6 +83,14 @@ class _Request(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 class _Chunk(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     total_bytes: int
     content: bytes
+
+
+class _Call(NamedTuple):
+    """For a chunk."""
+
+    task: asyncio.Task[_Chunk]
+    asked_s: float
+    length: int
 
 
 class _Download:
@@ -136,6 +151,7 @@ class BlobExchange:
         self.given_bytes: collections.Counter[str] = collections.Counter()
         """To each peer, of those that asked lately."""
         self._begun: dict[str, tuple[_Download, io.BytesIO]] = {}
+        self._donors = Donors()
         self._plane = ControlPlane(host, self._serve, name="blob")
 
     async def ready(self) -> "BlobExchange":
@@ -146,9 +162,10 @@ class BlobExchange:
     async def fetch(self, digest: str, peers: Sequence[str], target: Path, max_bytes: int) -> Path:
         """Fetch the blob into `target`, which appears whole and verified or not at all.
 
-        Peers are asked in turn; one that fails is followed by the next at the same offset. A
-        donor of wrong bytes is reported to `on_fault`. Raises `BlobUnavailable`, and `OSError` for
-        a disk that does not take it.
+        Peers are asked in turn; one that fails is followed by the next at the same offset, and so
+        is one that is slow, which may be asked again (`net.streams.donors`). A donor of wrong bytes
+        is reported to `on_fault`. Raises `BlobUnavailable`, and `OSError` for a disk that does not
+        take it.
         """
         target.parent.mkdir(parents=True, exist_ok=True)
         descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
@@ -229,9 +246,15 @@ class BlobExchange:
 
     async def _download(self, download: _Download, peers: Sequence[str]) -> bool:
         """From where it stands on; whether it came to its end."""
-        for peer in peers:
+        turns = Turns(self._donors, peers)
+        while (following := turns.next()) is not None:
+            peer, patience = following
             try:
-                await self._continue(download, peer)
+                await self._continue(download, peer, patience)
+            except TooSlow as error:
+                log.debug("%s is left for others: %s", peer, error)
+                if not turns.was_late(peer, error):
+                    download.causes[peer] = str(error)
             except (Unreachable, PeerFault) as error:
                 download.causes[peer] = error.cause
                 if not isinstance(error, Refused | Unreachable) and self._on_fault is not None:
@@ -240,44 +263,76 @@ class BlobExchange:
                 return True
         return False
 
-    async def _continue(self, download: _Download, peer: str) -> None:
+    async def _continue(self, download: _Download, peer: str, patience: Patience) -> None:
+        """Raises `TooSlow` where it takes more patience."""
+        turn = self._donors.turn(peer, patience)
+        try:
+            await self._take(download, peer, turn)
+        except TooSlow:
+            self._donors.was_late(peer, turn)
+            raise
+        self._donors.was_in_time(peer, turn)
+
+    async def _take(self, download: _Download, peer: str, turn: Turn) -> None:
         """Fetch from one peer what is missing, several chunks at once, and keep what came."""
-        first = await self._chunk(peer, download, None)
+        first = await self._in_time(turn, self._begin(peer, download, turn))
         if download.total not in (None, first.total_bytes):
             download.restart()  # the two donors speak of different files: trust neither's half
-            first = await self._chunk(peer, download, None)
+            first = await self._in_time(turn, self._begin(peer, download, turn))
         download.total = first.total_bytes
         download.donors.append(peer)
         await download.keep(first)
         self._on_progress(download.digest, download.offset, first.total_bytes)
-        calls: collections.deque[asyncio.Task[_Chunk]] = collections.deque()
+        calls: collections.deque[_Call] = collections.deque()
         asked = download.offset
         try:
             while download.offset < first.total_bytes:
                 while len(calls) < CALLS_IN_FLIGHT and asked < first.total_bytes:
-                    calls.append(asyncio.create_task(self._chunk(peer, download, asked)))
-                    asked += CHUNK_LIMIT_BYTES
-                await download.keep(await calls[0])
+                    calls.append(self._call(peer, download, asked, turn.length_bytes))
+                    asked += calls[-1].length
+                await download.keep(await self._in_time(turn, calls[0]))
                 calls.popleft()
                 self._on_progress(download.digest, download.offset, first.total_bytes)
         finally:
             for call in calls:
-                call.cancel()
-            await asyncio.gather(*calls, return_exceptions=True)
+                call.task.cancel()
+            await asyncio.gather(*(call.task for call in calls), return_exceptions=True)
 
-    async def _chunk(self, peer: str, download: _Download, offset: int | None) -> _Chunk:
+    async def _in_time(self, turn: Turn, call: _Call) -> _Chunk:
+        """Raises `TooSlow`."""
+        try:
+            async with asyncio.timeout(turn.left_s(call.asked_s, call.length)) as limit:
+                chunk = await call.task
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise TooSlow(turn.bytes_per_s) from error
+        turn.came(call.asked_s, len(chunk.content))
+        return chunk
+
+    def _begin(self, peer: str, download: _Download, turn: Turn) -> _Call:
+        """The chunk where the download stands, whatever the total."""
+        return self._call(peer, download, None, turn.length_bytes)
+
+    def _call(self, peer: str, download: _Download, offset: int | None, length: int) -> _Call:
+        task = asyncio.create_task(self._chunk(peer, download, offset, length))
+        return _Call(task, now.monotonic_s(), length)
+
+    async def _chunk(
+        self, peer: str, download: _Download, offset: int | None, length: int
+    ) -> _Chunk:
         """The chunk at `offset`; None: where the download stands, whatever the total."""
         at = download.offset if offset is None else offset
-        request = encode(_Request(download.digest, at, CHUNK_LIMIT_BYTES))
+        request = encode(_Request(download.digest, at, length))
         reply = await self._ask(peer, request)
-        chunk = decode(reply, _Chunk, CHUNK_LIMIT_BYTES + 64)
+        chunk = decode(reply, _Chunk, length + 64)
         if not 0 <= chunk.total_bytes <= download.max_bytes:
             raise PeerFault(
                 f"a blob of {chunk.total_bytes} bytes, at most {download.max_bytes}", peer
             )
         if offset is not None and chunk.total_bytes != download.total:
             raise PeerFault(f"a blob of {chunk.total_bytes} bytes that had {download.total}", peer)
-        if len(chunk.content) != max(0, min(CHUNK_LIMIT_BYTES, chunk.total_bytes - at)):
+        if len(chunk.content) != max(0, min(length, chunk.total_bytes - at)):
             raise PeerFault(f"a chunk of {len(chunk.content)} bytes", peer)
         self.received_bytes += len(chunk.content)
         return chunk

@@ -1,0 +1,175 @@
+"""How long a donor may take for what it was asked for, and which of several is asked first.
+
+A donor is left for the next one as soon as it gives less than others allow whoever fetches; who
+was left is asked again only once all others have been, each time with more patience. So nobody who
+is slow is given up where nobody better is there, and nobody holds up a fetch for longer than it
+takes to see that it is slow.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from p2p_dtfm.core.liveness.pace import FETCH_BYTES_PER_S
+from p2p_dtfm.ports import now
+
+CHUNK_LIMIT_BYTES = 512 << 10
+CHUNK_LEAST_BYTES = 32 << 10
+CHUNK_FIRST_BYTES = 64 << 10
+"""Of one that was not asked before: it comes in time over the slowest lines."""
+QUICK_S = 1.0
+LONG_S = 3.0
+"""A chunk that came sooner is followed by larger ones, one that took longer by smaller ones: what
+is asked for at once is what the line carries in about as much time."""
+CHUNK_DEADLINE_S = 30.0
+CREDIT = 4
+"""So many times the wait for one chunk may somebody rest on what it gave before."""
+SLOW_ONES_TRIED = 4
+"""After so many that are too slow, and give something, the best of them is gone on with."""
+LAST_S = 180.0
+"""For so long is who was too slow asked last."""
+DONORS_REMEMBERED = 1024
+
+
+class Patience(NamedTuple):
+    """With one donor."""
+
+    wait_s: float
+    """For one chunk after the other."""
+    bytes_per_s: int
+    """What all of them must come to, beside that; 0: anything."""
+
+
+PATIENCES = (
+    Patience(3.0, FETCH_BYTES_PER_S),
+    Patience(10.0, FETCH_BYTES_PER_S // 8),
+    Patience(CHUNK_DEADLINE_S, 0),
+)
+"""While others are left; then with those that were too slow, and with those that still are."""
+
+
+class TooSlow(Exception):
+    """Others are asked first."""
+
+    def __init__(self, bytes_per_s: int) -> None:
+        self.bytes_per_s = bytes_per_s
+        super().__init__(f"gives {bytes_per_s} bytes a second")
+
+
+class Turn:
+    """What comes from one donor, until the end or the next one's turn."""
+
+    def __init__(self, patience: Patience, length_bytes: int) -> None:
+        self.length_bytes = length_bytes
+        """To ask for now."""
+        self._patience = patience
+        self._began_s = self._last_s = now.monotonic_s()
+        self._due_s = self._began_s + patience.wait_s
+        """By when something more must be here."""
+        self._came_bytes = 0
+
+    @property
+    def bytes_per_s(self) -> int:
+        return int(self._came_bytes / max(0.001, now.monotonic_s() - self._began_s))
+
+    def left_s(self, asked_s: float, length_bytes: int) -> float:
+        """For the chunk that comes next."""
+        wait_s, bytes_per_s = self._patience
+        ends_s = max(asked_s, self._last_s) + wait_s
+        if bytes_per_s:
+            ends_s = min(ends_s, self._due_s + length_bytes / bytes_per_s)
+        return ends_s - now.monotonic_s()
+
+    def came(self, asked_s: float, size_bytes: int) -> None:
+        """A chunk is here."""
+        now_s, (wait_s, bytes_per_s) = now.monotonic_s(), self._patience
+        self._came_bytes += size_bytes
+        self._last_s = now_s
+        if bytes_per_s:
+            due_s = self._due_s + size_bytes / bytes_per_s
+            self._due_s = min(due_s, now_s + CREDIT * wait_s)
+        if now_s - asked_s < QUICK_S:
+            self.length_bytes = min(2 * self.length_bytes, CHUNK_LIMIT_BYTES)
+        elif now_s - asked_s > LONG_S:
+            self.length_bytes = max(self.length_bytes // 2, CHUNK_LEAST_BYTES)
+
+
+@dataclass(frozen=True)
+class _Known:
+    length_bytes: int
+    bytes_per_s: int
+    last_until_s: float
+
+
+class Donors:
+    """Those that were asked lately, and how it went."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, _Known] = {}
+
+    def is_slow(self, peer_id: str) -> bool:
+        """Whether it was too slow a while ago."""
+        known = self._known.get(peer_id)
+        return known is not None and now.monotonic_s() < known.last_until_s
+
+    def gives(self, peer_id: str) -> bool:
+        """Whether anything came from it lately."""
+        return peer_id in self._known and self._known[peer_id].bytes_per_s > 0
+
+    def fastest_first(self, peers: Iterable[str]) -> list[str]:
+        return sorted(
+            peers, key=lambda it: -self._known[it].bytes_per_s if it in self._known else 0
+        )
+
+    def turn(self, peer_id: str, patience: Patience) -> Turn:
+        known = self._known.get(peer_id)
+        return Turn(patience, CHUNK_FIRST_BYTES if known is None else known.length_bytes)
+
+    def was_late(self, peer_id: str, turn: Turn) -> None:
+        self._note(peer_id, turn, CHUNK_LEAST_BYTES, now.monotonic_s() + LAST_S)
+
+    def was_in_time(self, peer_id: str, turn: Turn) -> None:
+        """If with much patience, it stays as slow as it was."""
+        known, is_fast = self._known.get(peer_id), turn.bytes_per_s >= FETCH_BYTES_PER_S
+        until_s = known.last_until_s if known is not None and not is_fast else 0.0
+        self._note(peer_id, turn, turn.length_bytes, until_s)
+
+    def _note(self, peer_id: str, turn: Turn, length_bytes: int, until_s: float) -> None:
+        self._known.pop(peer_id, None)
+        self._known[peer_id] = _Known(length_bytes, turn.bytes_per_s, until_s)
+        if len(self._known) > DONORS_REMEMBERED:
+            del self._known[next(iter(self._known))]
+
+
+class Turns:
+    """Of the donors of one blob: whose turn it is, and how much patience there is for it."""
+
+    def __init__(self, donors: Donors, peers: Sequence[str]) -> None:
+        self._donors = donors
+        self._late = [peer for peer in peers if donors.is_slow(peer)]
+        self._left = [peer for peer in peers if peer not in self._late]
+        self._gave_some = min(sum(map(donors.gives, self._late)), SLOW_ONES_TRIED - 1)
+        self._round = 0
+
+    @property
+    def _is_last_round(self) -> bool:
+        return self._round == len(PATIENCES) - 1
+
+    def next(self) -> tuple[str, Patience] | None:
+        """None once all were asked with all patience."""
+        if len(self._left) + len(self._late) == 1:  # nobody better is there
+            self._round = len(PATIENCES) - 1
+            self._left, self._late = [*self._left, *self._late], []
+        while not self._left or (self._gave_some >= SLOW_ONES_TRIED and not self._is_last_round):
+            if self._is_last_round:
+                return None
+            self._round, self._gave_some = self._round + 1, 0
+            self._left, self._late = [*self._donors.fastest_first(self._late), *self._left], []
+        return self._left.pop(0), PATIENCES[self._round]
+
+    def was_late(self, peer: str, error: TooSlow) -> bool:
+        """Whether it will be asked again, should nobody be better."""
+        if not self._is_last_round:
+            self._late.append(peer)
+            self._gave_some += error.bytes_per_s > 0
+        return not self._is_last_round

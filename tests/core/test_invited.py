@@ -1,5 +1,6 @@
 """Chains of signatures: who may let whom in, until when, and who may take it back."""
 
+import msgspec
 import pytest
 
 from p2p_dtfm.core.protocol.errors import PeerFault, UserError
@@ -78,6 +79,35 @@ def test_forged_foreign_and_late_invitations_are_refused_with_the_reason() -> No
     assert "expired 2 hours ago" in refused(found, ALICE, chain, late_s)
     found.introduce(ALICE.peer_id, chain, NOW_S + DAY_S + 200)  # clocks differ by minutes
     found.introduce(ALICE.peer_id, chain, late_s)  # who came in before may come back
+
+
+def test_who_came_in_before_meets_members_that_are_newer_than_its_line() -> None:
+    older, newer, late_s = guests(), guests(), NOW_S + 9 * DAY_S
+    chain = shown(ALICE, line_of(FOUNDER, LINE, may_invite=True), LINE)
+    bobs = shown(BOB, line_of(ALICE, SECOND, chain), SECOND)
+    for peer, by in ((ALICE, chain), (BOB, bobs)):
+        older.introduce(peer.peer_id, by, NOW_S)
+    assert "expired 8 days ago" in refused(newer, ALICE, chain, late_s)
+    newer.introduce(ALICE.peer_id, chain, late_s, came_before=True)  # it is in the view
+    assert newer.admits(ALICE.peer_id) and not newer.admits(BOB.peer_id)
+    told = [newer.told_of(each) for each in older.handed_on()]  # Bob is away
+    assert sorted(told) == [False, True] and newer.admits(BOB.peer_id)
+    newer.introduce(BOB.peer_id, bobs, late_s)
+    revoke(newer, ALICE, SECOND)
+    assert not newer.admits(BOB.peer_id)
+    with pytest.raises(PeerFault, match="was revoked"):
+        newer.introduce(BOB.peer_id, bobs, NOW_S, came_before=True)
+
+
+def test_who_is_said_to_have_come_before_must_show_it_and_comes_by_no_closed_line() -> None:
+    found, line = guests(), line_of(FOUNDER, LINE)
+    with pytest.raises(PeerFault, match="not from who may give it"):
+        found.told_of(shown(EVE, line_of(EVE, SECOND), SECOND))
+    for nonsense in ((), line * 9, (msgspec.structs.replace(line[0], payload=b"\xc1"),)):
+        with pytest.raises(PeerFault):
+            found.told_of(nonsense)
+    revoke(found, FOUNDER, LINE, stays=True)
+    assert not found.told_of(shown(EVE, line, LINE)) and not found.admits(EVE.peer_id)
 
 
 def test_only_who_may_invite_does_and_not_for_longer_than_itself() -> None:

@@ -8,12 +8,18 @@ from p2p_dtfm.core.protocol.invited.chains import (
     SKEW_S,
     Chain,
     Revocation,
+    holder_of,
     open_chain,
     open_revocation,
+    size_of,
 )
 from p2p_dtfm.core.protocol.signed import Signed, Verify
 
 GUESTS_LIMIT = 4096
+TOLD_OF_LIMIT = GUESTS_LIMIT // 2
+"""Beyond so many guests nobody is remembered by the word of others."""
+HANDED_ON_LIMIT = 256
+HANDED_ON_BYTES = 256 << 10
 REVOCATIONS_LIMIT = 1024
 OF_ONE_LIMIT = 64
 """Revocations of one that is not the founder."""
@@ -37,13 +43,16 @@ class GuestList:
         self._chains: dict[str, Chain] = {}
         self._revocations: dict[tuple[str, str], tuple[Revocation, Signed]] = {}
 
-    def introduce(self, peer_id: str, shown: tuple[Signed, ...], now_s: int) -> None:
-        """A peer shows by what it comes. Raises `PeerFault` with the reason in words."""
+    def introduce(
+        self, peer_id: str, shown: tuple[Signed, ...], now_s: int, came_before: bool = False
+    ) -> None:
+        """A peer shows by what it comes. `came_before`: it is or was in a view, so others have let
+        it in while its line held. Raises `PeerFault` with the reason in words."""
         if peer_id == self._founder:
             return
         chain = open_chain(shown, self._founder, self._run_digest, peer_id, self._verify)
         before = self._chains.get(peer_id)
-        is_guest = before is not None and before.holders == chain.holders
+        is_guest = came_before or (before is not None and before.holders == chain.holders)
         if (reason := self._taken_back(chain, is_guest)) is not None:
             raise PeerFault(f"{NOT_INVITED}: {reason}", peer_id)
         if not is_guest and now_s > chain.expires_s + SKEW_S:
@@ -52,6 +61,36 @@ class GuestList:
                 f"{NOT_INVITED}: the invitation expired {_about(late_s)} ago, by this clock",
                 peer_id,
             )
+        self._remember(peer_id, shown, chain)
+
+    def told_of(self, shown: tuple[Signed, ...]) -> bool:
+        """A member says by what another has come, perhaps long ago. Whether this is news; what was
+        taken back since is none, nor is a line that is closed. Raises `PeerFault`."""
+        peer_id = holder_of(shown)
+        is_known = peer_id == self._founder or peer_id in self._chains
+        if is_known or len(self._chains) >= TOLD_OF_LIMIT:
+            return False
+        chain = open_chain(shown, self._founder, self._run_digest, peer_id, self._verify)
+        if self._taken_back(chain, is_guest=False) is not None:
+            return False
+        self._remember(peer_id, shown, chain)
+        return True
+
+    def handed_on(self) -> tuple[tuple[Signed, ...], ...]:
+        """By what guests have come, for whoever is new: first those who have taken something back,
+        without whose own chains their word is nobody's, then the last ones that came."""
+        givers = {giver for giver, _ in self._revocations}
+        newest = sorted(reversed(self._shown), key=lambda peer_id: peer_id not in givers)
+        found, size_bytes = [], 0
+        for peer_id in newest[:HANDED_ON_LIMIT]:
+            shown = self._shown[peer_id]
+            size_bytes += sum(map(size_of, shown))
+            if size_bytes > HANDED_ON_BYTES:
+                break
+            found.append(shown)
+        return tuple(found)
+
+    def _remember(self, peer_id: str, shown: tuple[Signed, ...], chain: Chain) -> None:
         self._shown[peer_id], self._chains[peer_id] = shown, chain
         if len(self._chains) > GUESTS_LIMIT:
             oldest = next(iter(self._chains))

@@ -18,7 +18,7 @@ from p2p_dtfm.core.protocol.invited.chains import (
     sign_link,
     sign_revocation,
 )
-from p2p_dtfm.core.protocol.invited.guest_list import GuestList, SavedGuests
+from p2p_dtfm.core.protocol.invited.guest_list import HANDED_ON_LIMIT, GuestList, SavedGuests
 from p2p_dtfm.core.protocol.invited.line import (
     ADDRESSES_LIMIT,
     ASK_AGAIN,
@@ -97,12 +97,23 @@ class GuestBook:
         self.save()
         return guests
 
-    def introduced(self, sender: str, chain: tuple[Signed, ...]) -> None:
-        """Somebody says by what it comes. Raises `PeerFault`."""
+    def introduced(self, sender: str, chain: tuple[Signed, ...], came_before: bool = False) -> None:
+        """Somebody says by what it comes. `came_before`: views say that it has been let in.
+        Raises `PeerFault`."""
         before = self.known.chain_of(sender)
-        self.known.introduce(sender, chain, int(now.wall_s()))
+        self.known.introduce(sender, chain, int(now.wall_s()), came_before)
         if self.known.chain_of(sender) != before:
             self.save()
+
+    def told_of(self, chains: Sequence[tuple[Signed, ...]]) -> None:
+        """A member says by what others have come. Raises `PeerFault` at the first that is none."""
+        known, is_news = self.known, False
+        try:
+            for chain in chains[:HANDED_ON_LIMIT]:
+                is_news |= known.told_of(chain)
+        finally:
+            if is_news:
+                self.save()
 
     def revoked(self, signed: Sequence[Signed]) -> None:
         """By word of another member; it may have come a long way. Raises `PeerFault`."""

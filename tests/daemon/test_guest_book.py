@@ -5,19 +5,26 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
+from p2p_dtfm.core.gate.gate_table import TABLE
 from p2p_dtfm.core.protocol.canonical import digest_bytes
 from p2p_dtfm.core.protocol.errors import PeerFault
-from p2p_dtfm.core.protocol.invited.chains import bound_to
-from p2p_dtfm.core.protocol.invited.guest_list import GuestList
+from p2p_dtfm.core.protocol.invited.chains import (
+    Revocation,
+    bound_to,
+    run_mark,
+    sign_revocation,
+)
+from p2p_dtfm.core.protocol.invited.guest_list import UNKNOWN_LIMIT, GuestList
 from p2p_dtfm.core.protocol.invited.line import InvitationLine
 from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.protocol.snapshot import ViewId
 from p2p_dtfm.daemon.node.dispatch import Dispatch
 from p2p_dtfm.daemon.peers.guests.guest_book import GuestBook
-from p2p_dtfm.daemon.peers.guests.guest_watch import GuestWatch
-from p2p_dtfm.daemon.peers.wire import Introduction, Revocations
+from p2p_dtfm.daemon.peers.guests.guest_watch import TOLD_AT_ONCE, GuestWatch
+from p2p_dtfm.daemon.peers.wire import Introduction, Revocations, pack
 from p2p_dtfm.net.contacts.identity import Identity, identity_of_seed, verify
 from p2p_dtfm.ports import now
 
@@ -102,3 +109,35 @@ def test_a_newcomer_believes_old_guests_in_its_view_and_hears_of_those_away(
     assert newer.known.admits(BOB.peer_id)
     again = GuestBook(tmp_path / "newer", RUN, CAROL)
     assert BOB.peer_id in again._kept.guests.guests, "and it knows so after a restart"
+
+
+def word(by: Identity, holder: str) -> Signed:
+    revocation = Revocation(run_mark(RUN), holder, False, int(now.wall_s()))
+    return sign_revocation(revocation, by.peer_id, by.sign)
+
+
+def test_one_bad_revocation_costs_no_other_and_all_are_told(tmp_path: Path) -> None:
+    line = founders_line(tmp_path / "founder")
+    book = book_of(tmp_path / "home", CAROL)
+    for guest in (ALICE, BOB):
+        book.introduced(guest.peer_id, chain_by(line, guest))
+    forged = msgspec.structs.replace(word(FOUNDER, ALICE.peer_id), signature=bytes(64))
+    words = (forged, word(FOUNDER, BOB.peer_id))
+    receiver = Receiver(book)
+    with pytest.raises(PeerFault, match="forged"):
+        receiver._of_guests(ALICE.peer_id, Revocations(words))
+    assert receiver.blamed == [ALICE.peer_id] and book.changes == 1
+    assert book.known.admits(ALICE.peer_id) and not book.known.admits(BOB.peer_id)
+    assert len(GuestBook(tmp_path / "home", RUN, CAROL)._kept.guests.revocations) == 1
+    unknown = tuple(word(peer(50), f"somebody{number}") for number in range(UNKNOWN_LIMIT + 3))
+    receiver._of_guests(ALICE.peer_id, Revocations(unknown))  # it may know more of them than this
+    assert receiver.blamed == [ALICE.peer_id]
+
+    book.revoked([word(FOUNDER, "x" * 60 + str(number)) for number in range(TOLD_AT_ONCE)])
+    views = SimpleNamespace(view=view(1, ALICE, CAROL), next_view=None)
+    watch, told = watch_of(book, CAROL, views)
+    assert watch._tell()
+    messages = [message for to, message in told if to == ALICE.peer_id]
+    assert len(messages) == 2
+    assert tuple(it for each in messages for it in each.signed) == book.known.revocations
+    assert max(len(pack(1, each)) for each in messages) < TABLE["Revocations"].size_bytes

@@ -21,8 +21,12 @@ TOLD_OF_LIMIT = GUESTS_LIMIT // 2
 HANDED_ON_LIMIT = 256
 HANDED_ON_BYTES = 256 << 10
 REVOCATIONS_LIMIT = 1024
-OF_ONE_LIMIT = 64
-"""Revocations of one that is not the founder."""
+UNKNOWN_LIMIT = 64
+"""Revocations of keys that may have nothing to take back, as far as is known: by what they come may
+be heard later."""
+
+
+_UNKNOWN = ""
 
 
 class SavedGuests(msgspec.Struct, frozen=True):
@@ -42,6 +46,8 @@ class GuestList:
         self._shown: dict[str, tuple[Signed, ...]] = {}
         self._chains: dict[str, Chain] = {}
         self._revocations: dict[tuple[str, str], tuple[Revocation, Signed]] = {}
+        self._speakers: dict[str, str] | None = None
+        """By `_lines_by_speaker`; None: chains have changed since."""
 
     def introduce(
         self, peer_id: str, shown: tuple[Signed, ...], now_s: int, came_before: bool = False
@@ -92,6 +98,7 @@ class GuestList:
 
     def _remember(self, peer_id: str, shown: tuple[Signed, ...], chain: Chain) -> None:
         self._shown[peer_id], self._chains[peer_id] = shown, chain
+        self._speakers = None
         if len(self._chains) > GUESTS_LIMIT:
             oldest = next(iter(self._chains))
             del self._chains[oldest], self._shown[oldest]
@@ -110,7 +117,8 @@ class GuestList:
         return self._word_against(peer_id, {self._founder}, is_guest=True)
 
     def revoke(self, signed: Signed) -> bool:
-        """Whether this is news. Raises `PeerFault`."""
+        """Whether this is news, and is kept. Raises `PeerFault` for what nobody relays in good
+        faith."""
         revocation = open_revocation(signed, self._run_digest, self._verify)
         key = (signed.peer_id, revocation.holder)
         held = self._revocations.get(key)
@@ -118,16 +126,37 @@ class GuestList:
             return False
         if revocation.holder == self._founder:
             raise PeerFault("revokes the founder", signed.peer_id)
-        of_one = sum(giver == signed.peer_id for giver, _ in self._revocations)
-        is_founder = signed.peer_id == self._founder
-        full = len(self._revocations) >= REVOCATIONS_LIMIT
-        if not is_founder and (full or of_one >= OF_ONE_LIMIT):
-            raise PeerFault("has revoked more than is remembered", signed.peer_id)
         self._revocations[key] = revocation, signed
-        if len(self._revocations) > REVOCATIONS_LIMIT:  # the founder's word is never refused
-            others = (it for it in self._revocations if it[0] != self._founder)
-            del self._revocations[next(others, next(iter(self._revocations)))]
-        return True
+        self._make_room()
+        return key in self._revocations
+
+    def _make_room(self) -> None:
+        """Room is shared between the founder's lines, by which those that speak have come: the
+        last word of whoever has taken most goes first, the founder's last of all."""
+        by = self._lines_by_speaker()
+        accounts: dict[str, list[tuple[str, str]]] = {}
+        for giver, holder in self._revocations:
+            accounts.setdefault(by.get(giver, _UNKNOWN), []).append((giver, holder))
+        unknown = accounts.pop(_UNKNOWN, [])
+        if len(unknown) > UNKNOWN_LIMIT:
+            del self._revocations[unknown.pop()]
+        if len(self._revocations) <= REVOCATIONS_LIMIT:
+            return
+        founders = accounts.pop(self._founder, [])
+        fullest = unknown or max(accounts.values(), key=len, default=founders)
+        del self._revocations[fullest[-1]]
+
+    def _lines_by_speaker(self) -> dict[str, str]:
+        """The founder's line to each peer that may take something back: it has invited, or may. A
+        line's own key takes nothing back: all that were given the line have it."""
+        if self._speakers is None:
+            found = {self._founder: self._founder}
+            for chain in self._chains.values():
+                last = len(chain.holders) - (0 if chain.may_invite else 1)
+                for peer_id in chain.holders[1:last:2]:
+                    found.setdefault(peer_id, chain.holders[0])
+            self._speakers = found
+        return self._speakers
 
     def chain_of(self, peer_id: str) -> Chain | None:
         return self._chains.get(peer_id)
@@ -135,7 +164,7 @@ class GuestList:
     def may_revoke(self, giver: str, holder: str) -> bool:
         """By what is known here: the founder everybody, others those that they have invited."""
         above = (
-            c.holders[: c.holders.index(holder)]
+            c.holders[1 : c.holders.index(holder) : 2]
             for c in self._chains.values()
             if holder in c.holders
         )
@@ -164,12 +193,13 @@ class GuestList:
                 continue
 
     def _taken_back(self, chain: Chain, is_guest: bool) -> str | None:
-        """Whoever stands above a holder in its chain may take back what it was given."""
+        """Whichever peer stands above a holder in its chain may take back what it was given."""
         above = {self._founder}
-        for holder in chain.holders:
+        for place, holder in enumerate(chain.holders):
             if (reason := self._word_against(holder, above, is_guest)) is not None:
                 return reason
-            above.add(holder)
+            if place % 2:
+                above.add(holder)
         return None
 
     def _word_against(self, holder: str, above: set[str], is_guest: bool) -> str | None:

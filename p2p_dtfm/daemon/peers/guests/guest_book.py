@@ -116,11 +116,19 @@ class GuestBook:
                 self.save()
 
     def revoked(self, signed: Sequence[Signed]) -> None:
-        """By word of another member; it may have come a long way. Raises `PeerFault`."""
-        news = [each for each in signed if self.known.revoke(each)]
-        if news:
+        """By word of another member; it may have come a long way, and what is wrong with one keeps
+        no other from being heard. Raises `PeerFault` at the end if one is forged."""
+        is_news, fault = False, None
+        for each in signed:
+            try:
+                is_news |= self.known.revoke(each)
+            except PeerFault as found:
+                fault = fault or found
+        if is_news:
             self.changes += 1
             self.save()
+        if fault is not None:
+            raise fault
 
     def invite(self, expires_s: int, may_invite: bool, addresses: Sequence[str]) -> InvitationLine:
         """A new line. Raises `UserError` if this peer may not invite. `expires_s`: Unix time."""

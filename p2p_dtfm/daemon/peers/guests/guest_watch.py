@@ -78,9 +78,11 @@ class GuestWatch:
         if view is None or state == self._told or not guests.revocations:
             return False
         self._told = state
-        message = Revocations(guests.revocations[-TOLD_AT_ONCE:])
-        for peer_id in view.member_ids:
-            self._messenger.tell(peer_id, message)
+        revocations = guests.revocations
+        for first in range(0, len(revocations), TOLD_AT_ONCE):
+            message = Revocations(revocations[first : first + TOLD_AT_ONCE])
+            for peer_id in view.member_ids:
+                self._messenger.tell(peer_id, message)
         return True
 
     def _hold_up(self) -> None:

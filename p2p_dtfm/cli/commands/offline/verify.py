@@ -111,8 +111,7 @@ def _checked(path: Path, told: dict[str, Any]) -> "Checker":
         )
     spec, tallies = checker.spec, checker.tallies()
     trained = [step for step in checker.steps.values() if step.outcome.loss is not None]
-    layers = trained[0].view.snapshot.workload.layer_count if trained else 0
-    due = len(trained) * spec.tokens_per_step * layers
+    due = len(trained) * spec.tokens_per_step * checker.layer_count
     if sum(tally.token_layers for tally in tallies.values()) != due:
         raise NotTrue("what its peers did does not add up to what the run is of")
     told |= {

@@ -4,13 +4,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import parse_qsl
 
 import msgspec
 import pytest
 
+import p2p_dtfm.cli.commands.invite as cli_invite
 from p2p_dtfm.core.gate.gate_table import TABLE
 from p2p_dtfm.core.protocol.canonical import digest_bytes
-from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.core.protocol.errors import PeerFault, UserError
 from p2p_dtfm.core.protocol.invited.chains import (
     Revocation,
     bound_to,
@@ -18,10 +20,11 @@ from p2p_dtfm.core.protocol.invited.chains import (
     sign_revocation,
 )
 from p2p_dtfm.core.protocol.invited.guest_list import UNKNOWN_LIMIT, GuestList
-from p2p_dtfm.core.protocol.invited.line import InvitationLine
+from p2p_dtfm.core.protocol.invited.line import InvitationLine, read_line
 from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.protocol.snapshot import ViewId
 from p2p_dtfm.daemon.node.dispatch import Dispatch
+from p2p_dtfm.daemon.peers.guests.desk import new_line, revoke
 from p2p_dtfm.daemon.peers.guests.guest_book import GuestBook
 from p2p_dtfm.daemon.peers.guests.guest_watch import TOLD_AT_ONCE, GuestWatch
 from p2p_dtfm.daemon.peers.wire import Introduction, Revocations, pack
@@ -43,7 +46,7 @@ def book_of(folder: Path, who: Identity) -> GuestBook:
     """Of a home that has just come to know its run."""
     folder.mkdir(exist_ok=True)
     book = GuestBook(folder, RUN, who)
-    book.guests = GuestList(FOUNDER.peer_id, RUN, verify)
+    book.guests, book.directory_key = GuestList(FOUNDER.peer_id, RUN, verify), bytes(32)
     return book
 
 
@@ -51,9 +54,9 @@ def chain_by(line: InvitationLine, who: Identity) -> tuple[Signed, ...]:
     return bound_to(line.chain, RUN, who.peer_id, identity_of_seed(line.seed).sign)
 
 
-def founders_line(folder: Path, days: int = 7) -> InvitationLine:
-    ends_s = int(now.wall_s()) + days * DAY_S
-    return book_of(folder, FOUNDER).invite(ends_s, False, ("/ip4/127.0.0.1/tcp/1",))
+def founders_line(folder: Path, may_invite: bool = False) -> InvitationLine:
+    ends_s = int(now.wall_s()) + 7 * DAY_S
+    return book_of(folder, FOUNDER).invite(ends_s, may_invite, ("/ip4/127.0.0.1/tcp/1",))
 
 
 class Receiver(Dispatch):
@@ -141,3 +144,46 @@ def test_one_bad_revocation_costs_no_other_and_all_are_told(tmp_path: Path) -> N
     assert len(messages) == 2
     assert tuple(it for each in messages for it in each.signed) == book.known.revocations
     assert max(len(pack(1, each)) for each in messages) < TABLE["Revocations"].size_bytes
+
+
+def test_a_delegate_takes_back_a_line_that_nobody_has_used_and_hears_how_long_it_lasts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    week = founders_line(tmp_path / "founder", may_invite=True)
+    book = book_of(tmp_path / "alice", ALICE)
+    book.introduced(ALICE.peer_id, chain_by(week, ALICE))
+    book._kept = msgspec.structs.replace(book._kept, chain=chain_by(week, ALICE))
+
+    def ordered(home: Any, what: str) -> Any:
+        parameters = dict(parse_qsl(what.partition("?")[2]))
+        return new_line(book, RUN, parameters, ("/ip4/127.0.0.1/tcp/1",))
+
+    monkeypatch.setattr(cli_invite, "_order", ordered)
+    cli_invite.invite(None, "30d", False, False, False)
+    said = capsys.readouterr()
+    assert "for 6 days 23 h" in said.err or "for 7 days 0 h" in said.err, said.err
+    assert "shorter than asked" in said.err
+    first = read_line(said.out.split()[-1])
+    cli_invite.invite(None, "2h", False, False, False)
+    said = capsys.readouterr()
+    assert "for 2 h 0 min" in said.err and "shorter" not in said.err
+    second = read_line(said.out.split()[-1])
+
+    again = GuestBook(tmp_path / "alice", RUN, ALICE)  # as after a restart
+    again.guests = GuestList(FOUNDER.peer_id, RUN, verify)
+    again.guests.restore(again._kept.guests)
+    revoke(again, first.holder, (), str)
+    again._kept = msgspec.structs.replace(again._kept, lines={})  # too many since
+    with pytest.raises(UserError, match="not this peer that invited"):
+        revoke(again, second.holder, (), str)
+    revoke(again, second.text(), (), str)
+    for line in (first, second):
+        with pytest.raises(PeerFault, match="was revoked"):
+            again.introduced(BOB.peer_id, chain_by(line, BOB))
+    with pytest.raises(UserError, match="not this peer that invited"):
+        revoke(again, founders_line(tmp_path / "other").text(), (), str)
+
+    later_s = now.wall_s() + 8 * DAY_S
+    monkeypatch.setattr(now, "wall_s", lambda: later_s)
+    with pytest.raises(UserError, match="the line that this peer came by has ended"):
+        again.invite(int(later_s) + DAY_S, False, ())

@@ -40,7 +40,7 @@ class GuestList:
     """Of one run, as one member knows it. Times are Unix seconds, and arguments."""
 
     def __init__(self, founder: str, run_digest: str, verify: Verify) -> None:
-        self._founder = founder
+        self.founder = founder
         self._run_digest = run_digest
         self._verify = verify
         self._shown: dict[str, tuple[Signed, ...]] = {}
@@ -54,9 +54,9 @@ class GuestList:
     ) -> None:
         """A peer shows by what it comes. `came_before`: it is or was in a view, so others have let
         it in while its line held. Raises `PeerFault` with the reason in words."""
-        if peer_id == self._founder:
+        if peer_id == self.founder:
             return
-        chain = open_chain(shown, self._founder, self._run_digest, peer_id, self._verify)
+        chain = open_chain(shown, self.founder, self._run_digest, peer_id, self._verify)
         before = self._chains.get(peer_id)
         is_guest = came_before or (before is not None and before.holders == chain.holders)
         if (reason := self._taken_back(chain, is_guest)) is not None:
@@ -73,10 +73,10 @@ class GuestList:
         """A member says by what another has come, perhaps long ago. Whether this is news; what was
         taken back since is none, nor is a line that is closed. Raises `PeerFault`."""
         peer_id = holder_of(shown)
-        is_known = peer_id == self._founder or peer_id in self._chains
+        is_known = peer_id == self.founder or peer_id in self._chains
         if is_known or len(self._chains) >= TOLD_OF_LIMIT:
             return False
-        chain = open_chain(shown, self._founder, self._run_digest, peer_id, self._verify)
+        chain = open_chain(shown, self.founder, self._run_digest, peer_id, self._verify)
         if self._taken_back(chain, is_guest=False) is not None:
             return False
         self._remember(peer_id, shown, chain)
@@ -105,7 +105,7 @@ class GuestList:
 
     def admits(self, peer_id: str) -> bool:
         """Whether it has been let in, and that holds."""
-        if peer_id == self._founder:
+        if peer_id == self.founder:
             return True
         return peer_id in self._chains and self.refusal(peer_id) is None
 
@@ -114,7 +114,7 @@ class GuestList:
         chain = self._chains.get(peer_id)
         if chain is not None:
             return self._taken_back(chain, is_guest=True)
-        return self._word_against(peer_id, {self._founder}, is_guest=True)
+        return self._word_against(peer_id, {self.founder}, is_guest=True)
 
     def revoke(self, signed: Signed) -> bool:
         """Whether this is news, and is kept. Raises `PeerFault` for what nobody relays in good
@@ -124,7 +124,7 @@ class GuestList:
         held = self._revocations.get(key)
         if held is not None and not (held[0].stays_for_guests and not revocation.stays_for_guests):
             return False
-        if revocation.holder == self._founder:
+        if revocation.holder == self.founder:
             raise PeerFault("revokes the founder", signed.peer_id)
         self._revocations[key] = revocation, signed
         self._make_room()
@@ -142,7 +142,7 @@ class GuestList:
             del self._revocations[unknown.pop()]
         if len(self._revocations) <= REVOCATIONS_LIMIT:
             return
-        founders = accounts.pop(self._founder, [])
+        founders = accounts.pop(self.founder, [])
         fullest = unknown or max(accounts.values(), key=len, default=founders)
         del self._revocations[fullest[-1]]
 
@@ -150,7 +150,7 @@ class GuestList:
         """The founder's line to each peer that may take something back: it has invited, or may. A
         line's own key takes nothing back: all that were given the line have it."""
         if self._speakers is None:
-            found = {self._founder: self._founder}
+            found = {self.founder: self.founder}
             for chain in self._chains.values():
                 last = len(chain.holders) - (0 if chain.may_invite else 1)
                 for peer_id in chain.holders[1:last:2]:
@@ -168,7 +168,7 @@ class GuestList:
             for c in self._chains.values()
             if holder in c.holders
         )
-        return giver == self._founder or any(giver in holders for holders in above)
+        return giver == self.founder or any(giver in holders for holders in above)
 
     @property
     def revocations(self) -> tuple[Signed, ...]:
@@ -182,7 +182,7 @@ class GuestList:
         """What this home wrote down; what does not hold any more is left out."""
         for peer_id, shown in saved.guests.items():
             try:
-                chain = open_chain(shown, self._founder, self._run_digest, peer_id, self._verify)
+                chain = open_chain(shown, self.founder, self._run_digest, peer_id, self._verify)
             except PeerFault:
                 continue
             self._shown[peer_id], self._chains[peer_id] = shown, chain
@@ -194,7 +194,7 @@ class GuestList:
 
     def _taken_back(self, chain: Chain, is_guest: bool) -> str | None:
         """Whichever peer stands above a holder in its chain may take back what it was given."""
-        above = {self._founder}
+        above = {self.founder}
         for place, holder in enumerate(chain.holders):
             if (reason := self._word_against(holder, above, is_guest)) is not None:
                 return reason
@@ -206,7 +206,7 @@ class GuestList:
         for giver in sorted(above):
             held = self._revocations.get((giver, holder))
             if held is not None and not (held[0].stays_for_guests and is_guest):
-                who = "the founder" if giver == self._founder else giver
+                who = "the founder" if giver == self.founder else giver
                 return f"the invitation was revoked by {who}"
         return None
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from p2p_dtfm.core.audit.boundaries import fault_of_edges, unlike_boundaries
 from p2p_dtfm.core.audit.work import (
     CLAIM_BYTES,
+    MANY,
     OWN_BYTES,
     PART_BYTES,
     WORK_BYTES,
@@ -27,7 +28,6 @@ FEWEST_JUDGES = 3
 THREADS_LIMIT = 1024
 ARITHMETIC_LIMIT = 64
 CHUNKS_LIMIT = 1 << 14
-MANY = 1 << 30
 
 
 class Findings(NamedTuple):

@@ -27,7 +27,8 @@ FEWEST_JUDGES = 3
 """With the one that is judged: of two nobody knows who is wrong."""
 THREADS_LIMIT = 1024
 ARITHMETIC_LIMIT = 64
-CHUNKS_LIMIT = 1 << 14
+CHUNKS_LIMIT = 1 << 13
+"""Of which a claim still fits in a message, with what came of each from the others."""
 
 
 class Findings(NamedTuple):

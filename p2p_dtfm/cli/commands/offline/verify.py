@@ -204,6 +204,11 @@ def _tell(checker: "Checker", judged: "Judged", chosen: "list[Work]", told: dict
         typer.echo(f"Steps {first} to {end - 1} are not in it: its writer was not there.")
     if told["damaged_lines"]:
         typer.echo(f"{counted(told['damaged_lines'], 'line')} could not be read.")
+    if spec.admission.is_invited:
+        typer.echo(
+            "This run is by invitation: its transcript holds the key to where its members are, and "
+            "their addresses and devices. Give it to nobody who might not have been invited."
+        )
     names = _names(checker)
     table = Table("peer", "id ends with", "steps", "of the tokens", "audits", "guarded")
     total = sum(tally["token_layers"] for tally in told["tallies"].values()) or 1

@@ -1,5 +1,6 @@
 """Chains of signatures: who may let whom in, until when, and who may take it back."""
 
+import msgspec
 import pytest
 
 from p2p_dtfm.core.protocol.errors import PeerFault, UserError
@@ -11,7 +12,11 @@ from p2p_dtfm.core.protocol.invited.chains import (
     sign_link,
     sign_revocation,
 )
-from p2p_dtfm.core.protocol.invited.guest_list import GuestList
+from p2p_dtfm.core.protocol.invited.guest_list import (
+    REVOCATIONS_LIMIT,
+    UNKNOWN_LIMIT,
+    GuestList,
+)
 from p2p_dtfm.core.protocol.invited.line import InvitationLine, read_line, require_in_time
 from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.net.contacts.identity import Identity, identity_of_seed, verify
@@ -25,7 +30,7 @@ def peer(number: int) -> Identity:
     return identity_of_seed(bytes([number]) * 32)
 
 
-FOUNDER, ALICE, BOB, EVE = (peer(number) for number in range(1, 5))
+FOUNDER, ALICE, BOB, EVE, CAROL, DAVE = (peer(number) for number in range(1, 7))
 LINE, SECOND = peer(101), peer(102)
 
 
@@ -80,6 +85,35 @@ def test_forged_foreign_and_late_invitations_are_refused_with_the_reason() -> No
     found.introduce(ALICE.peer_id, chain, late_s)  # who came in before may come back
 
 
+def test_who_came_in_before_meets_members_that_are_newer_than_its_line() -> None:
+    older, newer, late_s = guests(), guests(), NOW_S + 9 * DAY_S
+    chain = shown(ALICE, line_of(FOUNDER, LINE, may_invite=True), LINE)
+    bobs = shown(BOB, line_of(ALICE, SECOND, chain), SECOND)
+    for peer, by in ((ALICE, chain), (BOB, bobs)):
+        older.introduce(peer.peer_id, by, NOW_S)
+    assert "expired 8 days ago" in refused(newer, ALICE, chain, late_s)
+    newer.introduce(ALICE.peer_id, chain, late_s, came_before=True)  # it is in the view
+    assert newer.admits(ALICE.peer_id) and not newer.admits(BOB.peer_id)
+    told = [newer.told_of(each) for each in older.handed_on()]  # Bob is away
+    assert sorted(told) == [False, True] and newer.admits(BOB.peer_id)
+    newer.introduce(BOB.peer_id, bobs, late_s)
+    revoke(newer, ALICE, SECOND)
+    assert not newer.admits(BOB.peer_id)
+    with pytest.raises(PeerFault, match="was revoked"):
+        newer.introduce(BOB.peer_id, bobs, NOW_S, came_before=True)
+
+
+def test_who_is_said_to_have_come_before_must_show_it_and_comes_by_no_closed_line() -> None:
+    found, line = guests(), line_of(FOUNDER, LINE)
+    with pytest.raises(PeerFault, match="not from who may give it"):
+        found.told_of(shown(EVE, line_of(EVE, SECOND), SECOND))
+    for nonsense in ((), line * 9, (msgspec.structs.replace(line[0], payload=b"\xc1"),)):
+        with pytest.raises(PeerFault):
+            found.told_of(nonsense)
+    revoke(found, FOUNDER, LINE, stays=True)
+    assert not found.told_of(shown(EVE, line, LINE)) and not found.admits(EVE.peer_id)
+
+
 def test_only_who_may_invite_does_and_not_for_longer_than_itself() -> None:
     found = guests()
     plain = shown(ALICE, line_of(FOUNDER, LINE), LINE)
@@ -120,6 +154,54 @@ def test_who_is_above_takes_back_and_who_is_beside_cannot() -> None:
     assert again.admits(ALICE.peer_id) and not again.admits(BOB.peer_id)
     revoke(again, FOUNDER, LINE)
     assert not again.admits(ALICE.peer_id), "all that came by the line go"
+
+
+def key(number: int) -> Identity:
+    return identity_of_seed(number.to_bytes(32, "big"))
+
+
+def test_nobody_from_outside_keeps_others_from_taking_back_or_undoes_it() -> None:
+    found = guests()
+    trusted = shown(ALICE, line_of(FOUNDER, LINE, may_invite=True), LINE)
+    found.introduce(ALICE.peer_id, trusted, NOW_S)
+    found.introduce(BOB.peer_id, shown(BOB, line_of(ALICE, SECOND, trusted), SECOND), NOW_S)
+    revoke(found, ALICE, BOB)
+    strangers = [key(1000 + number) for number in range(4)]
+    for number in range(2 * UNKNOWN_LIMIT):
+        revoke(found, strangers[number % 4], key(2000 + number))
+    assert len(found.revocations) == 1 + UNKNOWN_LIMIT
+    revoke(found, ALICE, CAROL)
+    revoke(found, FOUNDER, EVE)
+    assert not found.admits(BOB.peer_id)
+    said = {signed.peer_id for signed in found.revocations}
+    assert {ALICE.peer_id, FOUNDER.peer_id} <= said
+
+
+def test_where_there_is_no_more_room_whoever_fills_it_loses_its_last_word() -> None:
+    found = guests()
+    trusted = shown(ALICE, line_of(FOUNDER, LINE, may_invite=True), LINE)
+    greedy = shown(EVE, line_of(FOUNDER, SECOND, may_invite=True), SECOND)
+    for peer, by in ((ALICE, trusted), (EVE, greedy)):
+        found.introduce(peer.peer_id, by, NOW_S)
+    revoke(found, FOUNDER, BOB)
+    for number in range(REVOCATIONS_LIMIT):
+        revoke(found, EVE, key(2000 + number))
+    assert len(found.revocations) == REVOCATIONS_LIMIT
+    revoke(found, ALICE, CAROL)
+    revoke(found, FOUNDER, DAVE)
+    of = [signed.peer_id for signed in found.revocations]
+    assert len(of) == REVOCATIONS_LIMIT and of.count(FOUNDER.peer_id) == 2
+    assert of.count(ALICE.peer_id) == 1 and not found.admits(BOB.peer_id)
+    again = guests()
+    again.restore(found.saved())
+    assert again.revocations == found.revocations
+
+
+def test_who_holds_a_line_takes_nothing_back_from_others_that_came_by_it() -> None:
+    found, line = guests(), line_of(FOUNDER, LINE)
+    found.introduce(ALICE.peer_id, shown(ALICE, line, LINE), NOW_S)
+    revoke(found, LINE, ALICE)  # all that were given the line have its key
+    assert found.admits(ALICE.peer_id) and not found.may_revoke(LINE.peer_id, ALICE.peer_id)
 
 
 def test_a_closed_line_keeps_its_guests_and_lets_nobody_else_in() -> None:

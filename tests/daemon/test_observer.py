@@ -3,6 +3,8 @@
 import asyncio
 import logging
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -17,6 +19,7 @@ from p2p_dtfm.daemon.dashboard.dashboard_host import stored_token
 from p2p_dtfm.daemon.dashboard.observer import Observer, shortened
 from p2p_dtfm.daemon.telemetry import problems as module
 from p2p_dtfm.daemon.telemetry.status import State, Status
+from tests.core.audit.parts import PLAN
 from tests.core.builders import run_spec
 from tests.core.planning import Peer, name_of, snapshot, workload
 
@@ -101,6 +104,25 @@ def test_views_tell_who_came_and_who_went(observed: tuple[Status, Observer]) -> 
     assert told[1][1].startswith(generated_name(name_of(2)))
     assert told[2][1].startswith(generated_name(name_of(1)))
     assert observer.state().history.view_step == (0, 5)
+
+
+def test_three_friends_with_unlike_processors_hear_that_nobody_audits(
+    observed: tuple[Status, Observer],
+) -> None:
+    status, observer = observed
+    facts = {"next_view": None, "attempting": False, "frozen": False, "suspected": ()}
+    agreement: Any = SimpleNamespace(view=SimpleNamespace(plan=PLAN), **facts)
+    observer.trains(run_spec(audit={"rate": 1.0}), "run", workload(), agreement)
+    status.say(State.TRAINING, "step 3 of 9")
+    assert not observer.problems(), "all have the same layers, and more is not known yet"
+    holders = PLAN.stage_holders()
+    status.facts["arithmetics"] = dict.fromkeys(holders, "cpu-1")
+    assert not observer.problems()
+    status.facts["arithmetics"] = {peer: f"cpu-{peer}" for peer in holders}
+    (problem,) = observer.problems()
+    assert "audited by nobody: whoever has its layers has another processor" in problem.what
+    status.facts["arithmetics"] = {peer: "cpu-1" if peer in holders[:2] else "" for peer in holders}
+    assert any("one other only" in each.what for each in observer.problems())
 
 
 def test_a_complete_run_says_what_can_be_typed_next(observed: tuple[Status, Observer]) -> None:

@@ -63,5 +63,12 @@ def test_a_trouble_lasts_until_it_is_over(tmp_path, caplog) -> None:
 
 def test_who_is_audited_by_one_other_only_is_told_while_it_trains() -> None:
     (what,) = texts(replace(WELL, unsure=("…aaaaaa", "…bbbbbb")))
-    assert what.startswith("the layers of …aaaaaa, …bbbbbb have two holders")
+    assert what.startswith("the work of …aaaaaa, …bbbbbb can be judged by one other only")
     assert not texts(replace(WELL, state=State.SPARE, unsure=("…aaaaaa",)))
+
+
+def test_who_is_audited_by_nobody_is_told_and_why() -> None:
+    alone, unlike = texts(replace(WELL, alone=("…aaaaaa",), unlike=("…bbbbbb",)))
+    assert alone.startswith("the work of …aaaaaa is audited by nobody: nobody else has its layers")
+    assert "…bbbbbb is audited by nobody" in unlike and "another processor or PyTorch" in unlike
+    assert not texts(replace(WELL, state=State.SPARE, alone=("…aaaaaa",)))

@@ -20,7 +20,7 @@ from p2p_dtfm.daemon.peers.wire import KnownPeers, Message, TraceReply, Transcri
 from p2p_dtfm.net.streams.frames import FrameHeader
 from tests.core.planning import Peer, name_of, snapshot
 
-SAID = {2: "6f54cd08e96c405f3846b9a82e5161476fa684dcf295735246134d5c5b069fc3"}
+SAID = {2: "5583c8e18fb817f2ae0e071a236d35d0dd679eb8a59ea14052ca1e89e200b809"}
 PLANNED = {2: "79fac775b8b7620720425a2fb0332823975fbbc1e4b7f3e25b9197edc930980c"}
 
 

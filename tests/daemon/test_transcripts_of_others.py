@@ -94,7 +94,7 @@ def test_what_is_no_transcript_is_given_up_within_bounds(
     contributions = Contributions(tmp_path / FILE, SPEC, LAYERS, name_of(0))
     contributions.view_took_over(View(SHOT, compute_plan(SHOT)), 7)
     messenger: Any = Member(answer)
-    steps = StepsOfOthers(messenger, SPEC, LAYERS, contributions)
+    steps = StepsOfOthers(messenger, SPEC, contributions)
     members = [f"member {number}" for number in range(20)]
     with caplog.at_level(logging.INFO, "p2p_dtfm"):
         asyncio.run(asyncio.wait_for(steps.learn(lambda: members, Lineage), 30))
@@ -110,6 +110,6 @@ def test_who_was_there_from_the_beginning_asks_nobody(
     contributions = Contributions(tmp_path / FILE, SPEC, LAYERS, name_of(0))
     contributions.view_took_over(View(SHOT, compute_plan(SHOT)), 0)
     messenger: Any = Member(TranscriptPiece(0, b""))
-    steps = StepsOfOthers(messenger, SPEC, LAYERS, contributions)
+    steps = StepsOfOthers(messenger, SPEC, contributions)
     asyncio.run(steps.learn(lambda: ["another"], Lineage))
     assert messenger.asked == []

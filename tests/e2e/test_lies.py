@@ -24,6 +24,11 @@ def test_what_cannot_be_played_is_refused_with_its_reason() -> None:
         (("--lie", "fibs"), "there is no lie of the kind fibs"),
         (("--lie", "flip", "--peers", "3"), "a quarter of 3 daemons is none"),
         (("--lie", "flip", "--storm"), "--lie does not go with --storm"),
+        (("--lie", "flip", "--seed", "3"), "--lie does not go with --seed"),
+        (("--lie", "zeros", "--strength", "0.1"), "--lie zeros has no strength"),
+        (("--strength", "0.1"), "--strength is for a lie"),
+        (("--rate", "0.1"), "--rate is for a lie"),
+        (("--lie", "flip", "--run", "gpt2-small-homes"), "cannot have audits: audit.rate needs"),
     ):
         done = run_program("chaos", *arguments)
         assert done.returncode == 2 and reason in done.stderr, done.stderr

@@ -3,17 +3,21 @@ done: two pipelines of two, one of them killed, the others go on."""
 
 import json
 import random
+import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 import pytest
 
+from p2p_dtfm.core.messages.audit_messages import Share
 from p2p_dtfm.core.transcript.entries import Committed, Entry, TookOver
 from p2p_dtfm.daemon.proof.sample_again import drawn
 from p2p_dtfm.daemon.proof.transcript_file import FILE_NAME
 from p2p_dtfm.net.contacts.identity import Identity
-from tests.e2e.forger import entries_in, forged, keys_of, write_entries
+from p2p_dtfm.train.model.checkpoint import layer_path
+from p2p_dtfm.train.stage.replay.arithmetic import max_threads
+from tests.e2e.forger import entries_in, forged, keys_of, other_gradients, write_entries
 from tests.e2e.helpers import logged, run_program, wait_until
 from tests.e2e.test_audits_of_stages import STEPS, swarm, until
 
@@ -52,8 +56,9 @@ def run(tmp_path_factory: pytest.TempPathFactory, prepared_data: Path) -> Run:
 
 def verified(place: Path, *options: str) -> tuple[int, dict[str, Any]]:
     done = run_program("verify", place, "--json", *options)
-    assert done.returncode in (0, 1), done.stderr[-2000:]
+    assert done.returncode in (0, 1, 3), done.stderr[-2000:]
     told: dict[str, Any] = json.loads(done.stdout)
+    assert told["holds"] is {0: True, 1: False, 3: None}[done.returncode]
     return done.returncode, told
 
 
@@ -83,6 +88,40 @@ def test_a_history_that_all_have_sworn_to_is_refused_by_who_computes_it(
     code, told = verified(path, "--sample", "30%", "--seed", "1", *data)
     assert code == 1 and (told["step"], told["signed_by"]) in works, told
     assert "another work than it had to do" in told["refused"]
+
+
+def by_another_machine(share: Share) -> Share:
+    return msgspec.structs.replace(other_gradients(share), arithmetic="cpu-of-nobody")
+
+
+def by_many_threads(share: Share) -> Share:
+    return msgspec.structs.replace(other_gradients(share), threads=1 + max_threads())
+
+
+def test_what_nobody_here_can_judge_is_not_said_to_hold(run: Run, tmp_path: Path) -> None:
+    """Whoever forges names its arithmetic and its threads, too."""
+    works = [(number, peer) for number in range(6, STEPS) for peer in run.keys]
+    for change, expected in ((by_another_machine, 3), (by_many_threads, 1)):
+        entries = forged(run.entries, run.keys, works, change)
+        path = write_entries(tmp_path / FILE_NAME, entries)
+        code, told = verified(path, "--sample", "10%", "--seed", "1", "--data", str(run.data))
+        assert code == expected, told
+        if code == 3:
+            assert sum(told["unjudged"].values()) > 0
+        else:
+            assert "threads: nobody of its arithmetic does" in told["refused"], told
+
+
+def test_a_checkpoint_that_nobody_has_signed_is_passed_over(run: Run, tmp_path: Path) -> None:
+    shutil.copytree(run.data, tmp_path / "run")
+    (directory,) = (tmp_path / "run" / "checkpoints").glob("*10")
+    path = layer_path(directory, 1)
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    code, told = verified(tmp_path / "run" / FILE_NAME, "--sample", "10%", "--seed", "1")
+    assert code == 0 and len(told["passed_over"]) == 1 and not told["unjudged"], told
+    assert max(told["drawn"])[0] > 10, "it comes there from the first step"
 
 
 def test_of_five_hundred_forged_works_one_is_drawn() -> None:

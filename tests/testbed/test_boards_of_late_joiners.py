@@ -13,10 +13,18 @@ import pytest
 from p2p_dtfm.core.commit.shares import Tallies
 from p2p_dtfm.core.messages.prepared import open_prepared, sign_prepared
 from p2p_dtfm.core.protocol.lineage import GENESIS_LINEAGE, extend
+from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.transcript.checking import Checker, NotTrue
 from p2p_dtfm.core.transcript.earlier import EarlierSteps, leading_to
-from p2p_dtfm.core.transcript.entries import FORMAT, Began, Committed, entry_of, line_of
+from p2p_dtfm.core.transcript.entries import (
+    FORMAT,
+    Began,
+    Committed,
+    TookOver,
+    entry_of,
+    line_of,
+)
 from p2p_dtfm.daemon.proof import of_others
 from p2p_dtfm.daemon.proof.transcript_file import FILE_NAME
 from p2p_dtfm.daemon.telemetry.contribution import FILE, Kept
@@ -188,7 +196,7 @@ def ever_tokens(given: Kept) -> float:
 
 
 def read(history: History, lines: bytes, piece_bytes: int = 1 << 20) -> EarlierSteps:
-    reader = EarlierSteps(verify, history.spec, layer_count(history.spec))
+    reader = EarlierSteps(verify, history.spec)
     for at in range(0, len(lines), piece_bytes):
         reader.take(lines[at : at + piece_bytes])
     return reader
@@ -244,6 +252,33 @@ def test_what_all_have_signed_anew_leads_to_no_state_that_was(history: History) 
     true = read(history, history.transcript)
     assert len(reader.led) == len(true.led), "all of it is signed, and one follows the other"
     assert leading_to(reader.led, last_lineage(true)) == {}
+
+
+@pytest.mark.parametrize(
+    ("changes", "flaw"),
+    [
+        ({"microbatch_count": 10**15}, "every microbatch needs a pipeline"),
+        ({"microbatch_count": 0}, "a pipeline without work"),
+        ({"end_layer": 10**15}, "a pipeline must hold every layer"),
+        ({"first_layer": -(10**15)}, "layers must be contiguous"),
+    ],
+)
+def test_a_plan_that_is_none_of_the_run_is_refused_before_anything_walks_it(
+    history: History, changes: dict[str, int], flaw: str
+) -> None:
+    """Whoever writes a transcript has all its keys, and signs any plan."""
+    checker = Checker(verify)
+    began, taken, *_ = map(entry_of, history.transcript.splitlines())
+    assert isinstance(taken, TookOver) and isinstance(taken.plan, Plan)
+    (pipeline, *_), (stage, *_) = taken.plan.pipelines, taken.plan.pipelines[0].stages
+    of_stage = {name: it for name, it in changes.items() if name.endswith("layer")}
+    stages = (msgspec.structs.replace(stage, **of_stage),)
+    of_pipeline = {name: it for name, it in changes.items() if name not in of_stage}
+    changed = msgspec.structs.replace(pipeline, stages=stages, **of_pipeline)
+    plan = msgspec.structs.replace(taken.plan, pipelines=(changed,))
+    checker.take(began)
+    with pytest.raises(NotTrue, match=flaw):
+        checker.take(msgspec.structs.replace(taken, plan=plan))
 
 
 def test_another_run_is_refused(history: History) -> None:

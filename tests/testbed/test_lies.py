@@ -35,7 +35,8 @@ def test_strengths_are_what_they_say() -> None:
 
 def test_a_case_has_a_quarter_of_liars_and_time_to_draw_them() -> None:
     assert [LieCase("tiny", "flip", 1.0, peers, 1.0).liars for peers in (4, 7, 8)] == [1, 1, 2]
-    assert LieCase("tiny", "flip", 1.0, 4, 0.1).steps > LieCase("tiny", "flip", 1.0, 4, 1.0).steps
+    seldom, always = (LieCase("tiny", "flip", 1.0, 4, rate) for rate in (0.01, 1.0))
+    assert seldom.steps > always.steps and seldom.limit_s > 1000 > always.limit_s
 
 
 def test_what_daemons_say_of_liars_and_of_doubts_is_told_apart() -> None:

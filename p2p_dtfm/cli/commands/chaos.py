@@ -32,7 +32,7 @@ from p2p_dtfm.net.shaping import Shape, ShapedLink, ShapedPeer
 from p2p_dtfm.sim.scenario.files import read_run_spec
 from p2p_dtfm.testbed.chaos import Chaos
 from p2p_dtfm.testbed.chaos_verdict import ChaosVerdict, judge
-from p2p_dtfm.testbed.lies.kinds import KINDS
+from p2p_dtfm.testbed.lies.kinds import KINDS, WITH_STRENGTH
 from p2p_dtfm.testbed.local_swarm import Child, LocalSwarm
 from p2p_dtfm.testbed.plain_losses import comparable, plain_losses
 from p2p_dtfm.testbed.recovery.phases import PHASES
@@ -40,6 +40,7 @@ from p2p_dtfm.testbed.scenario_swarm import PLAYERS_LIMIT, SHAPE_FILE, cast_scen
 from p2p_dtfm.testbed.swarm_directory import kept_directory, processes_left
 
 PEERS = 6
+SEED = 1
 START_S = 120.0
 FAULT_LIMIT_S = 90.0
 """What a run may take at most for each fault."""
@@ -58,7 +59,9 @@ def chaos(
             help=f"Without a scenario; default: {PEERS}, in a storm {STORM_PEERS}.",
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the schedule of faults.")] = 1,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help=f"Of the schedule of faults; default: {SEED}.")
+    ] = None,
     faults: Annotated[
         int | None,
         typer.Option(
@@ -86,11 +89,17 @@ def chaos(
         typer.Option(help=f"A quarter of the daemons lies, with audits: {', '.join(KINDS)}."),
     ] = None,
     strength: Annotated[
-        float, typer.Option(min=1e-6, max=100.0, help="Of the lie; 1: as it usually is.")
-    ] = 1.0,
+        float | None,
+        typer.Option(
+            min=1e-6,
+            max=100.0,
+            help=f"Of {', '.join(WITH_STRENGTH)}; default: 1, as it usually is.",
+        ),
+    ] = None,
     rate: Annotated[
-        float, typer.Option(min=0.01, max=1.0, help="Of audits, while somebody lies.")
-    ] = 1.0,
+        float | None,
+        typer.Option(min=0.01, max=1.0, help="Of audits, while somebody lies; default: 1."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Train with real daemons under a seeded schedule of faults, and judge how they bore it."""
@@ -101,11 +110,14 @@ def chaos(
             "--faults": faults,
             "--replay": replay,
             "--kills": kills,
+            "--seed": seed,
         }
         _refuse_with_lies(given | {"--storm": storm or None})
         lies = lie_case(run, lie, strength, peers or LIE_PEERS, rate)
         _end(play_lies(lies, keep, console), console, as_json, lies_summary)
         return
+    _refuse_without_lie({"--strength": strength, "--rate": rate})
+    seed = _or_else(seed, SEED)
     if storm:
         _refuse_with_storm({"a scenario": scenario, "--faults": faults, "--replay": replay})
         storm_case = StormCase(run, seed, peers or STORM_PEERS, kills or KILLS)
@@ -135,6 +147,18 @@ def _refuse_with_lies(given: dict[str, object]) -> None:
                 f"a lie is played alone: --lie does not go with {name}",
                 "leave one of the two out",
             )
+
+
+def _refuse_without_lie(given: dict[str, object]) -> None:
+    """Raises `UserError`."""
+    for name, value in given.items():
+        if value is not None:
+            raise UserError(f"{name} is for a lie", f"add --lie KIND: {', '.join(KINDS)}")
+
+
+def _or_else(given: int | None, default: int) -> int:
+    """Of a number that may be 0."""
+    return default if given is None else given
 
 
 def _refuse_with_storm(given: dict[str, object]) -> None:

@@ -43,7 +43,9 @@ def invite(
         say("anybody may join this run: the line only says where it is")
         return
     rights = " and invite others" if made["may_invite"] else ""
-    say(f"whoever has this line can join{rights}, for {duration(seconds)}")
+    say(f"whoever has this line can join{rights}, for {duration(made['lasts_s'])}")
+    if made["is_shorter"]:
+        say("that is shorter than asked: then the line ends by which this peer came itself")
     say(f"to take it back: p2p-dtfm revoke {made['name']}")
 
 

@@ -9,14 +9,16 @@ from rich.console import Console
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.sim.scenario.files import read_run_spec
-from p2p_dtfm.testbed.lies.kinds import KINDS
+from p2p_dtfm.testbed.lies.kinds import KINDS, WITH_STRENGTH
 from p2p_dtfm.testbed.lies.played import LieCase, play
 from p2p_dtfm.testbed.swarm_directory import kept_directory, processes_left
 
 PEERS = 4
 
 
-def lie_case(run: str, kind: str, strength: float, peers: int, rate: float) -> LieCase:
+def lie_case(
+    run: str, kind: str, strength: float | None, peers: int, rate: float | None
+) -> LieCase:
     """Raises `UserError`."""
     if kind not in KINDS:
         raise UserError(f"there is no lie of the kind {kind}", f"one of: {', '.join(KINDS)}")
@@ -24,7 +26,13 @@ def lie_case(run: str, kind: str, strength: float, peers: int, rate: float) -> L
         raise UserError(
             f"a quarter of {peers} daemons is none", f"play {PEERS} or more: --peers {PEERS}"
         )
-    return LieCase(run, kind, strength, peers, rate)
+    if strength is not None and kind not in WITH_STRENGTH:
+        raise UserError(
+            f"--lie {kind} has no strength", f"leave it out; {', '.join(WITH_STRENGTH)} have one"
+        )
+    case = LieCase(run, kind, strength or 1.0, peers, rate or 1.0)
+    case.spec(read_run_spec(run))
+    return case
 
 
 def play_lies(case: LieCase, keep: Path | None, console: Console) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from p2p_dtfm.core.audit.boundaries import fault_of_edges, unlike_boundaries
 from p2p_dtfm.core.audit.work import (
     CLAIM_BYTES,
+    MANY,
     OWN_BYTES,
     PART_BYTES,
     WORK_BYTES,
@@ -26,8 +27,8 @@ FEWEST_JUDGES = 3
 """With the one that is judged: of two nobody knows who is wrong."""
 THREADS_LIMIT = 1024
 ARITHMETIC_LIMIT = 64
-CHUNKS_LIMIT = 1 << 14
-MANY = 1 << 30
+CHUNKS_LIMIT = 1 << 13
+"""Of which a claim still fits in a message, with what came of each from the others."""
 
 
 class Findings(NamedTuple):

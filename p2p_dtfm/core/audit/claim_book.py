@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from p2p_dtfm.core.audit.accounts import MANY, fault_of_share
+from p2p_dtfm.core.audit.accounts import fault_of_share
 from p2p_dtfm.core.audit.boundaries import unlike_boundaries
 from p2p_dtfm.core.audit.draw import draw, drawn_watched, seed_of
 from p2p_dtfm.core.audit.roles import watched
-from p2p_dtfm.core.audit.work import WORK_BYTES, can_replay, unlike_edges
+from p2p_dtfm.core.audit.work import MANY, WORK_BYTES, can_replay, unlike_edges
 from p2p_dtfm.core.messages.audit_messages import COULD_NOT, Audited, Claimed, Share
 from p2p_dtfm.core.protocol.canonical import digest_bytes
 from p2p_dtfm.core.protocol.errors import PeerFault

@@ -13,6 +13,8 @@ OWN_BYTES = 16
 neighbours in the pipelines have sent, the others of what it adds up of others' parts."""
 WORK_BYTES = 2 * OWN_BYTES
 CLAIM_BYTES = 16
+MANY = 1 << 30
+"""Microbatches whose inputs are kept, where there is no limit."""
 PART_BYTES = 32
 """Of a chunk: names a blob."""
 
@@ -76,13 +78,20 @@ def _fit(got: Sequence[bytes], sent: Sequence[bytes]) -> bool:
     return len(got) == len(sent) and all(not mine or mine == theirs for mine, theirs in pairs)
 
 
-def few_judges(plan: Plan) -> dict[str, int]:
-    """How many others have the layers of a stage-holder, where they are fewer than two: with none
-    its work is not audited, with one nobody knows which of the two is wrong."""
-    held = {peer_id: plan.layers_of(peer_id) for peer_id in plan.stage_holders()}
+def few_judges(
+    plan: Plan, arithmetics: Mapping[str, str] | None = None, kept_microbatches: int = MANY
+) -> dict[str, int]:
+    """How many others can compute a stage-holder's work again, where they are fewer than two: with
+    none its work is not audited, with one nobody knows which of the two is wrong. `arithmetics`: of
+    whom it is known; of the others only layers count."""
+    known, holders = arithmetics or {}, plan.stage_holders()
+    alike = dict.fromkeys(holders, "unknown")
     found = {}
-    for peer_id, layers in held.items():
-        judges = sum(_has(mine, layers) for judge, mine in held.items() if judge != peer_id)
+    for peer_id in holders:
+        judges = 0
+        for judge in holders:
+            both = known if {judge, peer_id} <= set(known) else alike
+            judges += can_replay(judge, peer_id, plan, both, kept_microbatches)
         if judges < 2:
             found[peer_id] = judges
     return found

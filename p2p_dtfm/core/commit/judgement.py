@@ -9,7 +9,8 @@ from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from p2p_dtfm.core.audit.accounts import MANY, Findings, fault_of_account, findings
+from p2p_dtfm.core.audit.accounts import Findings, fault_of_account, findings
+from p2p_dtfm.core.audit.work import MANY
 from p2p_dtfm.core.commit.step_terms import SQUARED_NORM_LIMIT, StepTerms
 from p2p_dtfm.core.messages.prepared import Prepared
 from p2p_dtfm.core.protocol.facts.in_words import counted

@@ -84,7 +84,7 @@ TABLE: dict[str, Row] = {
     "Heartbeat": _AGREEMENT,
     "SignedPrepared": Row(NEAR, outside=EVERYBODY),
     "PreparedSteps": Row(NEAR, outside=EVERYBODY),
-    "Claimed": Row(NEAR, 256 * KIB, outside=EVERYBODY),
+    "Claimed": Row(NEAR, outside=EVERYBODY),
     "Audited": Row(NEAR, KIB, outside=EVERYBODY),
     "FollowLayers": Row(MEMBERS),
     "ConfirmLayers": Row(MEMBERS),

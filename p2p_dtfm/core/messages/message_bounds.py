@@ -35,6 +35,9 @@ MISSED_LIMIT = 16
 """Who hears nothing of more of its fellows is cut off itself, and asks nobody."""
 COMMIT_LIMIT_BYTES = 16 * 1024
 """One Prepared in a Standing."""
+ACCOUNT_LIMIT_BYTES = 64 * 1024
+"""One Prepared that is passed on after a failure: in a run with audits it states what its maker has
+claimed (`sections.audit_spec.MICROBATCHES_LIMIT`)."""
 CONTRIBUTION_LIMIT_BYTES = 512 * 1024
 BARS_LIMIT = 128
 READY_SETS_LIMIT = 8
@@ -57,6 +60,7 @@ _LENGTHS = {
     "plans": VIEWS_LIMIT,
 }
 _BYTES = dict.fromkeys(("newcomers", "record", "records"), RECORD_LIMIT_BYTES)
+_BYTES |= {"prepared": ACCOUNT_LIMIT_BYTES, "commit": ACCOUNT_LIMIT_BYTES}
 _SIGNATURE_LIMIT_BYTES = 128
 _LEAST = {"kept": -1}
 """0 for all others."""

@@ -166,24 +166,46 @@ class NoPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="no_pl
 
 def check_plan(plan: Plan, layer_count: int, microbatch_count: int, members: set[str]) -> None:
     """Assert what every plan must satisfy; a violation is a bug of the planner."""
-    seen: list[str] = list(plan.spares)
+    wrong = flaw_of(plan, layer_count, microbatch_count)
+    assert wrong is None, wrong
+    assert set(plan.spares) | set(plan.stage_holders()) == members, "each member has one place"
+
+
+def flaw_of(plan: Plan, layer_count: int, microbatch_count: int) -> str | None:
+    """What no plan for so many layers and microbatches may have; None: nothing. Takes no longer
+    than the plan has stages, whatever numbers are in it."""
+    own = {s.peer_id: s.layers for p in plan.pipelines for s in p.stages if not s.stands_in}
     next_microbatch = 0
     for pipeline in plan.pipelines:
-        assert pipeline.stages, "a pipeline needs a stage"
-        assert pipeline.first_microbatch == next_microbatch, "microbatches must be contiguous"
-        assert pipeline.microbatch_count > 0, "a pipeline without work holds peers for nothing"
+        if pipeline.first_microbatch != next_microbatch:
+            return "microbatches must be contiguous"
+        if pipeline.microbatch_count <= 0:
+            return "a pipeline without work holds peers for nothing"
         next_microbatch += pipeline.microbatch_count
-        next_layer = 0
-        for stage in pipeline.stages:
-            assert stage.first_layer == next_layer < stage.end_layer, "layers must be contiguous"
-            assert stage.in_flight >= 1, "a stage needs one microbatch in flight"
-            next_layer = stage.end_layer
-            if stage.stands_in:
-                assert plan.layers_of(stage.peer_id) == stage.layers, "only a replica stands in"
-            else:
-                seen.append(stage.peer_id)
-        assert next_layer == layer_count, "a pipeline must hold every layer"
-        boundaries = len(pipeline.stages) - 1
-        assert len(pipeline.codecs) in (0, boundaries), "each boundary has its codecs, or none has"
-    assert next_microbatch == microbatch_count, "every microbatch needs a pipeline"
-    assert sorted(seen) == sorted(members), "each member has one place"
+        flaw = _flaw_of_stages(pipeline, layer_count, own)
+        if flaw is not None:
+            return flaw
+    if next_microbatch != microbatch_count:
+        return "every microbatch needs a pipeline"
+    places = [*plan.spares, *plan.stage_holders()]
+    return None if len(set(places)) == len(places) else "each member has one place"
+
+
+def _flaw_of_stages(pipeline: Pipeline, layer_count: int, own: dict[str, range]) -> str | None:
+    """`own`: the layers of each stage-holder's own place."""
+    if not pipeline.stages:
+        return "a pipeline needs a stage"
+    next_layer = 0
+    for stage in pipeline.stages:
+        if not stage.first_layer == next_layer < stage.end_layer:
+            return "layers must be contiguous"
+        if stage.in_flight < 1:
+            return "a stage needs one microbatch in flight"
+        if stage.stands_in and own.get(stage.peer_id) != stage.layers:
+            return "only a replica stands in"
+        next_layer = stage.end_layer
+    if next_layer != layer_count:
+        return "a pipeline must hold every layer"
+    if len(pipeline.codecs) not in (0, len(pipeline.stages) - 1):
+        return "each boundary has its codecs, or none has"
+    return None

@@ -13,7 +13,7 @@ from p2p_dtfm.core.protocol.layers.listed import MOST_LAYERS, ListedLayer
 from p2p_dtfm.core.protocol.layers.listed import reason_against as reason_against_layers
 from p2p_dtfm.core.protocol.model_spec import ModelSpec, Section, with_preset
 from p2p_dtfm.core.protocol.plain_words import explained, looked_up
-from p2p_dtfm.core.protocol.sections.audit_spec import AuditSpec
+from p2p_dtfm.core.protocol.sections.audit_spec import MICROBATCHES_LIMIT, AuditSpec
 from p2p_dtfm.core.protocol.sections.lora_spec import LoraSpec, reason_against
 from p2p_dtfm.core.protocol.sections.optimizer_spec import OptimizerSpec
 from p2p_dtfm.core.protocol.sections.privacy_spec import PrivacySpec
@@ -233,6 +233,12 @@ class RunSpec(Section):
             )
         if self.audit.rate and self.trains_adapters:
             raise ValueError("audit.rate with [lora]: works over a frozen model are not replayed")
+        if self.audit.rate and self.microbatches_per_step > MICROBATCHES_LIMIT:
+            raise ValueError(
+                f"audit.rate with {counted(self.microbatches_per_step, 'microbatch')} in a step: "
+                "what a stage states of each would not fit in its messages; with audits a step has "
+                f"at most {MICROBATCHES_LIMIT}, so make batch.microbatch larger"
+            )
         return self
 
     @model_validator(mode="after")

@@ -13,7 +13,7 @@ from p2p_dtfm.core.messages.prepared import Prepared, Statement, StepOutcome, op
 from p2p_dtfm.core.messages.statements import signers
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.lineage import GENESIS_LINEAGE, extend
-from p2p_dtfm.core.protocol.plan import Plan
+from p2p_dtfm.core.protocol.plan import Plan, flaw_of
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.signed import Signed, Verify
 from p2p_dtfm.core.protocol.snapshot import ViewId
@@ -74,6 +74,12 @@ class Checker:
             self._commit(entry)
 
     @property
+    def layer_count(self) -> int:
+        """Of the run's model: embedding, blocks and head."""
+        assert self.spec is not None, "it has begun"
+        return self.spec.model.layers + 2
+
+    @property
     def gaps(self) -> list[tuple[int, int]]:
         """Steps that are missing, as (first, end): whoever wrote this was away, or has learnt of
         the outcome from others after a failure."""
@@ -113,6 +119,10 @@ class Checker:
             raise NotTrue(f"{name} is of another run")
         if len(self.views) >= VIEWS_LIMIT:
             raise NotTrue(f"more than {VIEWS_LIMIT} views")
+        if isinstance(view.plan, Plan):  # before anything goes through it one by one
+            flaw = flaw_of(view.plan, self.layer_count, spec.microbatches_per_step)
+            if flaw is not None:
+                raise NotTrue(f"the plan of {name} is none of this run: {flaw}")
         self._check_certificate(entry, view, name)
         if view.id not in self.views:
             self.views.append(view.id)

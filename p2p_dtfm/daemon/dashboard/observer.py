@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from p2p_dtfm import __version__
 from p2p_dtfm.core.audit.work import few_judges
+from p2p_dtfm.core.commit.step_terms import terms_of
 from p2p_dtfm.core.consensus.agreement import Agreement
 from p2p_dtfm.core.messages.prepared import StepOutcome
 from p2p_dtfm.core.protocol.facts.in_words import counted
@@ -327,18 +328,28 @@ class Observer:
             lost=[self._names.of(peer_id) for peer_id in agreement.suspected] if agreement else (),
             waits_for=[self._names.of(peer_id) for peer_id in status.facts.get("waits_for") or ()],
             silent=self._silent(),
-            unsure=self._unsure(),
+            **self._judged_by_few(),
             overdue=[(it.owner, it.place, it.waited_s) for it in self._overdue()],
         )
         told = [Problem(self._shown(what), fix) for what, fix in status.troubles.present()]
         return [*problems_in(sight), *told]
 
-    def _unsure(self) -> list[str]:
-        """Who is audited by one other member only."""
-        plan = self._agreement.view.plan if self._agreement and self._agreement.view else None
-        if not isinstance(plan, Plan) or self._spec is None or not self._spec.audit.rate:
-            return []
-        return [self._names.of(peer) for peer, judges in few_judges(plan).items() if judges == 1]
+    def _judged_by_few(self) -> dict[str, list[str]]:
+        """Whom nobody audits, or one other member only, by the field of `Sight`."""
+        view = self._agreement.view if self._agreement else None
+        plan, spec = view.plan if view else None, self._spec
+        if not isinstance(plan, Plan) or spec is None or not spec.audit.rate:
+            return {}
+        if plan.stage_holders() == (self._peer_id,):
+            return {}  # it need not believe anybody
+        arithmetics = self._status.facts.get("arithmetics") or {}
+        judges = few_judges(plan, arithmetics, terms_of(spec).kept_microbatches)
+        by_layers = few_judges(plan)
+        found: dict[str, list[str]] = {"unsure": [], "alone": [], "unlike": []}
+        for peer, count in judges.items():
+            nobody = "unlike" if by_layers.get(peer, 2) else "alone"
+            found["unsure" if count else nobody].append(self._names.of(peer))
+        return found
 
     def _silent(self) -> list[tuple[str, float]]:
         heard = zip(self._view_state.peers, self._heard(), strict=False)

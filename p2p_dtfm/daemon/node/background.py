@@ -104,8 +104,8 @@ class Background:
 
     async def _learn_of_earlier_steps(self) -> None:
         """Who computed them; it waits until this peer takes part."""
-        layers, given = self._membership.workload.layer_count, self._participant.contributions
-        steps = StepsOfOthers(self._messenger, self._run.spec, layers, given)
+        given = self._participant.contributions
+        steps = StepsOfOthers(self._messenger, self._run.spec, given)
         evidence = self._agreement.recovery_evidence
         await steps.learn(self._others, lambda: evidence.lineage)
         self._local.observer.tallies(given)

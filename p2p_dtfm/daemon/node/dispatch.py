@@ -133,8 +133,9 @@ class Dispatch:
             return
         try:
             if isinstance(message, Introduction):
-                book.introduced(sender, message.chain)
+                book.introduced(sender, message.chain, self._keeper.is_near(sender))
             else:
+                book.told_of(message.chains)
                 book.revoked(message.signed)
         except PeerFault:
             self._keeper.blame(sender, type(message).__name__)

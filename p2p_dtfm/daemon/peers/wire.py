@@ -42,9 +42,11 @@ class Introduction(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=
 
 
 class Revocations(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="revocations"):
-    """Invitations that were taken back, each signed by who may."""
+    """Invitations that were taken back, each signed by who may; to whoever is new also by what
+    others have come, who may have been away since before that one came."""
 
     signed: tuple[Signed, ...]
+    chains: tuple[tuple[Signed, ...], ...] = ()
 
 
 class PeerAddress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

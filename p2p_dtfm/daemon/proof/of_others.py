@@ -48,12 +48,10 @@ class StepsOfOthers:
         self,
         messenger: Messenger,
         spec: RunSpec,
-        layer_count: int,
         contributions: Contributions,
     ) -> None:
         self._messenger = messenger
         self._spec = spec
-        self._layer_count = layer_count
         self._contributions = contributions
         self._led: dict[str, Led] = {}
         self._known: dict[int, str] = {}
@@ -77,7 +75,7 @@ class StepsOfOthers:
     async def _read(self, peer_id: str) -> EarlierSteps | None:
         """All that this member has. None: it has nothing that is missing here, or is not to be
         believed."""
-        reader = EarlierSteps(verify, self._spec, self._layer_count)
+        reader = EarlierSteps(verify, self._spec)
         try:
             await self._read_all(reader, peer_id)
         except (Unreachable, Refused, PeerFault) as error:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.transcript.checking import Checker, NotTrue, Step
 from p2p_dtfm.daemon.proof.work_again import Unjudged, WorkAgain
@@ -45,6 +46,13 @@ class Judged:
     """Computed."""
     unjudged: dict[str, int] = field(default_factory=dict)
     """Of those drawn, by the reason why they could not be judged here."""
+    passed_over: list[str] = field(default_factory=list)
+    """Checkpoints whose states are not those that were signed, and why. Nothing was judged by them:
+    what a disk holds is nobody's word."""
+
+
+class _Damaged(Exception):
+    """A checkpoint is of no use; there may be one before it."""
 
 
 class Sample:
@@ -69,6 +77,9 @@ class Sample:
         self._anchors = _anchors(checkpoints, spec, steps)
         self._tell = tell
         self._again: WorkAgain | None = None
+        self._stops: dict[int, str] = {}
+        """Steps of which nothing can be computed here, and why: nobody gets past them but by a
+        checkpoint after them."""
         self._is_guess = False
         """The present states come from a step that is missing, computed as it must have been."""
         self._found = Judged()
@@ -97,30 +108,49 @@ class Sample:
 
     def _go_to(self, number: int, last: int) -> WorkAgain:
         """Raises `NotTrue` and `Unjudged`."""
-        anchor = self._anchor(number)
         again = self._again
-        if again is None or again.step < anchor or again.step > number:
-            again = self._again = self._from(anchor)
+        if again is None or not self._anchor(number) <= again.step <= number:
+            again = self._again = self._nearest_before(number)
+        stops = [step for step in self._stops if again.step <= step < number]
+        if stops:
+            raise Unjudged(self._stops[min(stops)])
         while again.step < number:
             self._tell(again.step, last)
-            self._advance(again)
+            try:
+                self._advance(again)
+            except Unjudged as reason:
+                self._stops[again.step] = str(reason)
+                raise
         return again
 
+    def _nearest_before(self, number: int) -> WorkAgain:
+        """From the nearest states before it that are what was signed."""
+        while True:
+            anchor = self._anchor(number)
+            try:
+                return self._from(anchor)
+            except _Damaged as found:
+                del self._anchors[anchor]  # whose it is nobody knows: only its place on the disk
+                self._found.passed_over.append(str(found))
+
     def _from(self, anchor: int) -> WorkAgain:
-        """Raises `NotTrue` where a checkpoint is not what was signed."""
+        """Raises `_Damaged` where a checkpoint is not what was signed."""
         self._is_guess = False
         if anchor == 0:
             return WorkAgain(self._spec, self._batches, self._genesis())
         directory = self._anchors[anchor]
-        states = {layer: load_layer(directory, layer) for layer in range(layer_count(self._spec))}
-        again = WorkAgain(self._spec, self._batches, states)
         try:
+            states = {
+                layer: load_layer(directory, layer) for layer in range(layer_count(self._spec))
+            }
+            again = WorkAgain(self._spec, self._batches, states)
             again.judge_states(self._steps[anchor])
         except NotTrue as found:
-            del self._anchors[anchor]  # whose it is nobody knows: only its place on the disk
-            raise Unjudged(
+            raise _Damaged(
                 f"the checkpoint {directory} has other states: {found.reason}"
             ) from found
+        except UserError as error:
+            raise _Damaged(f"the checkpoint {directory} is of no use: {error}") from error
         return again
 
     def _advance(self, again: WorkAgain) -> None:

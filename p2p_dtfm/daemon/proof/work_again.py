@@ -112,14 +112,13 @@ class WorkAgain:
         numbers: Collection[int] | None,
     ) -> _Computed:
         """`number`: of the step whose data are taken; `numbers`: of the microbatches that are
-        needed, None for all. Raises `Unjudged`."""
-        holders = self._holders(step, plan)
+        needed, None for all. Raises `NotTrue` and `Unjudged`."""
         passed = [each for each in _passed(plan, wire) if numbers is None or each.number in numbers]
         needed = {peer for each in passed for peer in each.peers}
         works = replay_pipelines(
             self.spec,
             self.states,
-            {peer: holder for peer, holder in holders.items() if peer in needed},
+            self._holders(step, plan, needed),
             passed,
             self._batches_of(number, [each.number for each in passed]),
         )
@@ -133,10 +132,10 @@ class WorkAgain:
         for peer in sorted(peers):
             self._judge_own(step, plan, peer, computed.works[peer], computed.accounts[peer])
 
-    def _holders(self, step: Step, plan: Plan) -> dict[str, Holder]:
-        """Raises `Unjudged`."""
+    def _holders(self, step: Step, plan: Plan, needed: Collection[str]) -> dict[str, Holder]:
+        """Raises `Unjudged`, and `NotTrue` for what nobody can have computed with."""
         found = {}
-        for peer in plan.stage_holders():
+        for peer in sorted(needed):
             share = _share_of(step, peer)
             if share.arithmetic != self._arithmetic:
                 theirs = share.arithmetic or "none that repeats its bits"
@@ -144,8 +143,9 @@ class WorkAgain:
                     f"{peer} computed by the arithmetic {theirs}, and this machine by "
                     f"{self._arithmetic}: the same work has other bits here"
                 )
-            if share.threads > max_threads():
-                raise Unjudged(f"{peer} computed by {share.threads} threads: more than here")
+            if not 0 < share.threads <= max_threads():  # it has as many cores as this machine
+                reason = f"{peer} has signed that it computed by {share.threads} threads"
+                raise NotTrue(f"{reason}: nobody of its arithmetic does", step.outcome.step, peer)
             found[peer] = Holder(plan.layers_of(peer), share.threads)
         return found
 

@@ -39,8 +39,12 @@ class Sight:
     overdue: Sequence[tuple[str, str, float]] = ()
     """Which part of this daemon has been waiting where for more seconds than anybody should."""
     unsure: Sequence[str] = ()
-    """In a run with audits, whose layers one other member has: of the two nobody knows who is
-    wrong, should they disagree."""
+    """In a run with audits, whose work one other member can compute again: of the two nobody knows
+    who is wrong, should they disagree."""
+    alone: Sequence[str] = ()
+    """Whose layers nobody else has, so that its work is not audited."""
+    unlike: Sequence[str] = ()
+    """Whose work nobody audits since it has other bits on all that have its layers."""
 
 
 def problems_in(sight: Sight) -> Iterator[Problem]:
@@ -63,7 +67,25 @@ def problems_in(sight: Sight) -> Iterator[Problem]:
         )
     elif sight.overdue and sight.uncommitted_s > sight.overdue[0][2]:
         yield _overdue(*sight.overdue[0])
-    elif sight.unsure and sight.state is State.TRAINING:
+    elif sight.state is State.TRAINING:
+        yield from _audits(sight)
+
+
+def _audits(sight: Sight) -> Iterator[Problem]:
+    """Of the audits that the run asks for."""
+    if sight.alone:
+        yield Problem(
+            f"the work of {', '.join(sight.alone)} is audited by nobody: "
+            "nobody else has its layers",
+            "start p2p-dtfm on another computer, which can compute it again",
+        )
+    if sight.unlike:
+        yield Problem(
+            f"the work of {', '.join(sight.unlike)} is audited by nobody: whoever has its layers "
+            "has another processor or PyTorch, and would come to other bits",
+            "start p2p-dtfm on another computer of the same kind, on its processor (--device cpu)",
+        )
+    if sight.unsure:
         yield _unsure(sight.unsure)
 
 
@@ -77,8 +99,8 @@ def _failing(sight: Sight) -> Problem:
 
 def _unsure(names: Sequence[str]) -> Problem:
     return Problem(
-        f"the layers of {', '.join(names)} have two holders: if their works disagree one of them "
-        "has to go for a while, and it may be the honest one",
+        f"the work of {', '.join(names)} can be judged by one other only: if the two disagree "
+        "one of them has to go for a while, and it may be the honest one",
         "start p2p-dtfm on another computer, so that a third one can judge",
     )
 

@@ -129,6 +129,7 @@ class Audits:
             self._say(here, claim)
             self._given.add((Kind.CLAIM, step))
             await self._until(view, Kind.CLAIM, book.not_claimed)
+            self._tools.status.facts["arithmetics"] = book.arithmetics()
             await self._true_openings(view, book)
             found: dict[str, bytes] = {}
             for peer_id, auditor in sorted(book.drawn().items()):

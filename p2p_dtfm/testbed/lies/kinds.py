@@ -57,4 +57,5 @@ GRADIENT_LIES: dict[str, Callable[[Any, Lie, Any], None]] = {
     "bend": bend,
     "replay": replay,
 }
+WITH_STRENGTH = ("flip", "scale", "noise", "bend")
 KINDS = (*GRADIENT_LIES, "accuse")

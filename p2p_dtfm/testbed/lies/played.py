@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
+from pydantic import ValidationError
 
+from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.testbed.kill_storm import peer_id_of
@@ -26,7 +28,9 @@ FIRST_LIE = 5
 STEPS_AFTER = 25
 RATES = 5
 """So many times as many steps as it takes on average until a liar is drawn."""
-LIMIT_S = 240.0
+START_S = 120.0
+STEP_S = 1.0
+"""Of each daemon: all of them share one machine."""
 POLL_S = 0.2
 LOSS_TOLERANCE = 1e-4
 LEFT_OUT = re.compile(r"leaves out (?!one of )(\w+): ")
@@ -51,9 +55,21 @@ class LieCase:
     def steps(self) -> int:
         return FIRST_LIE + max(STEPS_AFTER, math.ceil(RATES / self.rate))
 
+    @property
+    def limit_s(self) -> float:
+        return START_S + STEP_S * self.steps * self.peers
+
     def spec(self, run: RunSpec) -> RunSpec:
+        """Raises `UserError` where the run cannot have audits."""
         audit = run.audit.model_copy(update={"rate": self.rate})
-        return comparable(run, self.steps).model_copy(update={"audit": audit})
+        changed = comparable(run, self.steps).model_copy(update={"audit": audit})
+        try:
+            return RunSpec.model_validate(changed.model_dump())
+        except ValidationError as error:
+            why = "; ".join(each["msg"].removeprefix("Value error, ") for each in error.errors())
+            raise UserError(
+                f"the run {self.run} cannot have audits: {why}", "name another one: --run tiny"
+            ) from error
 
 
 @dataclass
@@ -91,7 +107,7 @@ def play(directory: Path, case: LieCase, spec: RunSpec, say: Callable[[str], Non
             f"{FIRST_LIE} on"
         )
         verdict, honest = LieVerdict(), [it for it in swarm.children if it.name not in lying]
-        _until_done(swarm.children, honest, case.steps, verdict)
+        _until_done(swarm.children, honest, case, verdict)
         liars = {ids[name]: name for name in lying}
         _who_was_caught(honest, liars, verdict)
         _who_is_barred(first, liars, verdict)
@@ -113,17 +129,17 @@ def _environment(lie: Lie | None) -> Iterator[None]:
 
 
 def _until_done(
-    children: list[Child], honest: list[Child], steps: int, verdict: LieVerdict
+    children: list[Child], honest: list[Child], case: LieCase, verdict: LieVerdict
 ) -> None:
     """Till each that is honest has the last step and its checkpoint; no liar ends before."""
-    end_s = time.monotonic() + LIMIT_S
+    end_s = time.monotonic() + case.limit_s
     while not all(_is_done(child) for child in honest):
         if ended := [child.name for child in children if not child.running]:
             verdict.violations.append(f"{', '.join(ended)} ended")
             break
         if time.monotonic() > end_s:
             verdict.violations.append(
-                f"nobody has ended {counted(steps, 'step')} within {LIMIT_S:.0f} s"
+                f"nobody has ended {counted(case.steps, 'step')} within {case.limit_s:.0f} s"
             )
             break
         time.sleep(POLL_S)

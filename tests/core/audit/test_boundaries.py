@@ -4,8 +4,9 @@ import hashlib
 
 import msgspec
 import pytest
+from pydantic import ValidationError
 
-from p2p_dtfm.core.audit.accounts import fault_of_share, findings
+from p2p_dtfm.core.audit.accounts import CHUNKS_LIMIT, fault_of_share, findings
 from p2p_dtfm.core.audit.boundaries import (
     beside,
     bytes_for_stages,
@@ -14,11 +15,17 @@ from p2p_dtfm.core.audit.boundaries import (
     unlike_boundaries,
 )
 from p2p_dtfm.core.audit.claim_book import ClaimBook, commitment_to
-from p2p_dtfm.core.audit.work import claim_digest, own_digest, sums_digest
+from p2p_dtfm.core.audit.work import CLAIM_BYTES, claim_digest, own_digest, sums_digest
+from p2p_dtfm.core.gate.gate_table import TABLE
+from p2p_dtfm.core.messages.agreement_messages import RetainedStep
 from p2p_dtfm.core.messages.audit_messages import Account, Boundary, Claimed, Edges, Share
-from p2p_dtfm.core.messages.prepared import Prepared
+from p2p_dtfm.core.messages.message_bounds import require_bounded_part
+from p2p_dtfm.core.messages.prepared import Prepared, sign_prepared
 from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
+from p2p_dtfm.core.protocol.sections.audit_spec import MICROBATCHES_LIMIT
+from p2p_dtfm.daemon.peers.wire import pack
 from tests.core.audit.parts import VIEW, two_by_two
+from tests.core.builders import run_spec
 
 NAMES = "abcdef"
 PLAN = Plan(
@@ -185,3 +192,29 @@ def test_what_is_kept_is_counted_and_bounded() -> None:
     whole = Plan((Pipeline((Stage("a", 0, 3, 1),), 0, 5),), (), 1)
     assert inputs_are_kept(whole, "a", 0) and bytes_for_stages(whole, 100) == {"a": 0}
     assert beside(two_by_two(), "d") == {2: ("c", ""), 3: ("c", "")}
+
+
+def test_the_largest_claim_of_a_run_fits_in_all_that_carries_it() -> None:
+    stages = tuple(Stage(peer, at, at + 1, 1) for at, peer in enumerate("abc"))
+    plan = Plan((Pipeline(stages, 0, MICROBATCHES_LIMIT),), (), 1)
+    edge = Boundary(*(digest(side) for side in range(4)))
+    numbers = [1000 + number for number in range(MICROBATCHES_LIMIT)]
+    many = tuple(digest("part", number) for number in range(CHUNKS_LIMIT))
+    edges = dict.fromkeys(numbers, edge)
+    claimed = Claimed(
+        VIEW, 1 << 40, Share("x" * 64, 1024, {1: many}, {1: ((), many)}, edges), *(b"x" * 32,) * 3
+    )
+    assert len(pack(1, claimed)) < TABLE["Claimed"].size_bytes
+    share = Share("x" * 64, 1024, {1: many[:100]}, {1: ((), many[:100])}, edges)
+    heard = {"x" * 52 + str(number): bytes(CLAIM_BYTES) for number in range(64)}
+    account = Account(share, heard, {})
+    prepared = Prepared(VIEW, 7, "b", {1: 1.0}, 1.0, 1, 0.0, 0, None, "", {}, audit=account)
+    signed = sign_prepared(prepared, lambda _: bytes(64))
+    retained = RetainedStep(VIEW, 7, "", None, (), (signed,))
+    require_bounded_part(retained, "b")
+    assert fault_of_edges(dict.fromkeys(range(MICROBATCHES_LIMIT), edge), plan, "b") == ""
+    run_spec(audit={"rate": 0.1}, batch={"global_batch": MICROBATCHES_LIMIT, "microbatch": 1})
+    with pytest.raises(ValidationError, match="make batch"):
+        run_spec(
+            audit={"rate": 0.1}, batch={"global_batch": MICROBATCHES_LIMIT + 1, "microbatch": 1}
+        )

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from p2p_dtfm.daemon.telemetry.names import Names
 
 REFUSED = 1
+UNJUDGED = 3
 SAMPLE_FIX = "give a share such as 1% or 0.01, or 0 to check signatures only"
 
 
@@ -45,7 +46,8 @@ def verify(
 ) -> None:
     """Check a run's transcript: who agreed, who did how much, and whether it was done.
 
-    Ends with 0 if all holds, with 1 if something in it is not so, with 2 if it cannot be read.
+    Ends with 0 if all holds, with 1 if something in it is not so, with 2 if it cannot be read, and
+    with 3 if works that were drawn could not be judged here.
     """
     from p2p_dtfm.core.transcript.checking import NotTrue
 
@@ -61,10 +63,14 @@ def verify(
         told |= {"signed_by": found.peer_id}
         _tell_refusal(told, as_json)
         raise typer.Exit(REFUSED) from None
+    is_sure = share == 0 or (judged.works > 0 and not judged.unjudged)
+    told["holds"] = True if is_sure else None
     if as_json:
         typer.echo(json.dumps(told))
     else:
         _tell(checker, judged, works, told)
+    if not is_sure:
+        raise typer.Exit(UNJUDGED)
 
 
 def _share(text: str) -> float:
@@ -111,8 +117,7 @@ def _checked(path: Path, told: dict[str, Any]) -> "Checker":
         )
     spec, tallies = checker.spec, checker.tallies()
     trained = [step for step in checker.steps.values() if step.outcome.loss is not None]
-    layers = trained[0].view.snapshot.workload.layer_count if trained else 0
-    due = len(trained) * spec.tokens_per_step * layers
+    due = len(trained) * spec.tokens_per_step * checker.layer_count
     if sum(tally.token_layers for tally in tallies.values()) != due:
         raise NotTrue("what its peers did does not add up to what the run is of")
     told |= {
@@ -153,6 +158,7 @@ def _computed_again(
         "judged": judged.works,
         "steps_computed": judged.steps,
         "unjudged": judged.unjudged,
+        "passed_over": judged.passed_over,
     }
     return judged, chosen
 
@@ -198,6 +204,11 @@ def _tell(checker: "Checker", judged: "Judged", chosen: "list[Work]", told: dict
         typer.echo(f"Steps {first} to {end - 1} are not in it: its writer was not there.")
     if told["damaged_lines"]:
         typer.echo(f"{counted(told['damaged_lines'], 'line')} could not be read.")
+    if spec.admission.is_invited:
+        typer.echo(
+            "This run is by invitation: its transcript holds the key to where its members are, and "
+            "their addresses and devices. Give it to nobody who might not have been invited."
+        )
     names = _names(checker)
     table = Table("peer", "id ends with", "steps", "of the tokens", "audits", "guarded")
     total = sum(tally["token_layers"] for tally in told["tallies"].values()) or 1
@@ -206,14 +217,22 @@ def _tell(checker: "Checker", judged: "Judged", chosen: "list[Work]", told: dict
         row = (names.of(peer), peer[-6:], f"{tally['stage_steps']:,}", part, str(tally["audits"]))
         table.add_row(*map(Text, (*row, f"{tally['guarded_layers']:,}")))
     console.print(table)
+    for reason in judged.passed_over:
+        typer.echo(f"Passed over: {names.in_text(reason)}.")
     for reason, count in judged.unjudged.items():
         counts = counted(count, "stage-step")
         typer.echo(f"{counts} could not be judged here: {names.in_text(reason)}.")
+    unjudged = sum(judged.unjudged.values())
     if judged.works:
-        drawn = counted(len(chosen), "stage-step")
+        drawn = counted(len(chosen) - unjudged, "stage-step")
         typer.echo(
             f"Computed again: {drawn} of {told['stage_steps']:,} drawn, and what lay on the way, "
             f"{judged.works:,} in all: each is what was signed, bit for bit."
         )
-    elif not judged.unjudged:
-        typer.echo("Nothing was computed again.")
+    elif not unjudged:
+        typer.echo("Nothing was computed again: that all is signed does not show that it was done.")
+    if unjudged:
+        typer.echo(
+            f"NOT SHOWN: of {counted(len(chosen), 'stage-step')} drawn, {unjudged:,} could not be "
+            "judged. Whoever makes a run up can see to that; ask somebody whose machine can."
+        )

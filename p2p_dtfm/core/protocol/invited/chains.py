@@ -82,6 +82,18 @@ def bound_to(
     return (*chain, sign_link(link, last.holder, signer))
 
 
+def holder_of(shown: tuple[Signed, ...]) -> str:
+    """Whom a chain is about, by its own word. Raises `PeerFault` if it is none."""
+    if not 0 < len(shown) <= CHAIN_LIMIT or len(shown[-1].payload) > LINK_BYTES:
+        raise PeerFault(f"{NOT_INVITED}: the invitation cannot be")
+    return decode(shown[-1].payload, Link, LINK_BYTES).holder
+
+
+def size_of(signed: Signed) -> int:
+    """About so many bytes as it travels."""
+    return len(signed.payload) + len(signed.signature) + len(signed.peer_id) + len(signed.kind) + 16
+
+
 def open_chain(
     chain: tuple[Signed, ...], founder: str, run_digest: str, holder: str, verify: Verify
 ) -> Chain:

@@ -8,15 +8,25 @@ from p2p_dtfm.core.protocol.invited.chains import (
     SKEW_S,
     Chain,
     Revocation,
+    holder_of,
     open_chain,
     open_revocation,
+    size_of,
 )
 from p2p_dtfm.core.protocol.signed import Signed, Verify
 
 GUESTS_LIMIT = 4096
+TOLD_OF_LIMIT = GUESTS_LIMIT // 2
+"""Beyond so many guests nobody is remembered by the word of others."""
+HANDED_ON_LIMIT = 256
+HANDED_ON_BYTES = 256 << 10
 REVOCATIONS_LIMIT = 1024
-OF_ONE_LIMIT = 64
-"""Revocations of one that is not the founder."""
+UNKNOWN_LIMIT = 64
+"""Revocations of keys that may have nothing to take back, as far as is known: by what they come may
+be heard later."""
+
+
+_UNKNOWN = ""
 
 
 class SavedGuests(msgspec.Struct, frozen=True):
@@ -30,20 +40,25 @@ class GuestList:
     """Of one run, as one member knows it. Times are Unix seconds, and arguments."""
 
     def __init__(self, founder: str, run_digest: str, verify: Verify) -> None:
-        self._founder = founder
+        self.founder = founder
         self._run_digest = run_digest
         self._verify = verify
         self._shown: dict[str, tuple[Signed, ...]] = {}
         self._chains: dict[str, Chain] = {}
         self._revocations: dict[tuple[str, str], tuple[Revocation, Signed]] = {}
+        self._speakers: dict[str, str] | None = None
+        """By `_lines_by_speaker`; None: chains have changed since."""
 
-    def introduce(self, peer_id: str, shown: tuple[Signed, ...], now_s: int) -> None:
-        """A peer shows by what it comes. Raises `PeerFault` with the reason in words."""
-        if peer_id == self._founder:
+    def introduce(
+        self, peer_id: str, shown: tuple[Signed, ...], now_s: int, came_before: bool = False
+    ) -> None:
+        """A peer shows by what it comes. `came_before`: it is or was in a view, so others have let
+        it in while its line held. Raises `PeerFault` with the reason in words."""
+        if peer_id == self.founder:
             return
-        chain = open_chain(shown, self._founder, self._run_digest, peer_id, self._verify)
+        chain = open_chain(shown, self.founder, self._run_digest, peer_id, self._verify)
         before = self._chains.get(peer_id)
-        is_guest = before is not None and before.holders == chain.holders
+        is_guest = came_before or (before is not None and before.holders == chain.holders)
         if (reason := self._taken_back(chain, is_guest)) is not None:
             raise PeerFault(f"{NOT_INVITED}: {reason}", peer_id)
         if not is_guest and now_s > chain.expires_s + SKEW_S:
@@ -52,14 +67,45 @@ class GuestList:
                 f"{NOT_INVITED}: the invitation expired {_about(late_s)} ago, by this clock",
                 peer_id,
             )
+        self._remember(peer_id, shown, chain)
+
+    def told_of(self, shown: tuple[Signed, ...]) -> bool:
+        """A member says by what another has come, perhaps long ago. Whether this is news; what was
+        taken back since is none, nor is a line that is closed. Raises `PeerFault`."""
+        peer_id = holder_of(shown)
+        is_known = peer_id == self.founder or peer_id in self._chains
+        if is_known or len(self._chains) >= TOLD_OF_LIMIT:
+            return False
+        chain = open_chain(shown, self.founder, self._run_digest, peer_id, self._verify)
+        if self._taken_back(chain, is_guest=False) is not None:
+            return False
+        self._remember(peer_id, shown, chain)
+        return True
+
+    def handed_on(self) -> tuple[tuple[Signed, ...], ...]:
+        """By what guests have come, for whoever is new: first those who have taken something back,
+        without whose own chains their word is nobody's, then the last ones that came."""
+        givers = {giver for giver, _ in self._revocations}
+        newest = sorted(reversed(self._shown), key=lambda peer_id: peer_id not in givers)
+        found, size_bytes = [], 0
+        for peer_id in newest[:HANDED_ON_LIMIT]:
+            shown = self._shown[peer_id]
+            size_bytes += sum(map(size_of, shown))
+            if size_bytes > HANDED_ON_BYTES:
+                break
+            found.append(shown)
+        return tuple(found)
+
+    def _remember(self, peer_id: str, shown: tuple[Signed, ...], chain: Chain) -> None:
         self._shown[peer_id], self._chains[peer_id] = shown, chain
+        self._speakers = None
         if len(self._chains) > GUESTS_LIMIT:
             oldest = next(iter(self._chains))
             del self._chains[oldest], self._shown[oldest]
 
     def admits(self, peer_id: str) -> bool:
         """Whether it has been let in, and that holds."""
-        if peer_id == self._founder:
+        if peer_id == self.founder:
             return True
         return peer_id in self._chains and self.refusal(peer_id) is None
 
@@ -68,27 +114,49 @@ class GuestList:
         chain = self._chains.get(peer_id)
         if chain is not None:
             return self._taken_back(chain, is_guest=True)
-        return self._word_against(peer_id, {self._founder}, is_guest=True)
+        return self._word_against(peer_id, {self.founder}, is_guest=True)
 
     def revoke(self, signed: Signed) -> bool:
-        """Whether this is news. Raises `PeerFault`."""
+        """Whether this is news, and is kept. Raises `PeerFault` for what nobody relays in good
+        faith."""
         revocation = open_revocation(signed, self._run_digest, self._verify)
         key = (signed.peer_id, revocation.holder)
         held = self._revocations.get(key)
         if held is not None and not (held[0].stays_for_guests and not revocation.stays_for_guests):
             return False
-        if revocation.holder == self._founder:
+        if revocation.holder == self.founder:
             raise PeerFault("revokes the founder", signed.peer_id)
-        of_one = sum(giver == signed.peer_id for giver, _ in self._revocations)
-        is_founder = signed.peer_id == self._founder
-        full = len(self._revocations) >= REVOCATIONS_LIMIT
-        if not is_founder and (full or of_one >= OF_ONE_LIMIT):
-            raise PeerFault("has revoked more than is remembered", signed.peer_id)
         self._revocations[key] = revocation, signed
-        if len(self._revocations) > REVOCATIONS_LIMIT:  # the founder's word is never refused
-            others = (it for it in self._revocations if it[0] != self._founder)
-            del self._revocations[next(others, next(iter(self._revocations)))]
-        return True
+        self._make_room()
+        return key in self._revocations
+
+    def _make_room(self) -> None:
+        """Room is shared between the founder's lines, by which those that speak have come: the
+        last word of whoever has taken most goes first, the founder's last of all."""
+        by = self._lines_by_speaker()
+        accounts: dict[str, list[tuple[str, str]]] = {}
+        for giver, holder in self._revocations:
+            accounts.setdefault(by.get(giver, _UNKNOWN), []).append((giver, holder))
+        unknown = accounts.pop(_UNKNOWN, [])
+        if len(unknown) > UNKNOWN_LIMIT:
+            del self._revocations[unknown.pop()]
+        if len(self._revocations) <= REVOCATIONS_LIMIT:
+            return
+        founders = accounts.pop(self.founder, [])
+        fullest = unknown or max(accounts.values(), key=len, default=founders)
+        del self._revocations[fullest[-1]]
+
+    def _lines_by_speaker(self) -> dict[str, str]:
+        """The founder's line to each peer that may take something back: it has invited, or may. A
+        line's own key takes nothing back: all that were given the line have it."""
+        if self._speakers is None:
+            found = {self.founder: self.founder}
+            for chain in self._chains.values():
+                last = len(chain.holders) - (0 if chain.may_invite else 1)
+                for peer_id in chain.holders[1:last:2]:
+                    found.setdefault(peer_id, chain.holders[0])
+            self._speakers = found
+        return self._speakers
 
     def chain_of(self, peer_id: str) -> Chain | None:
         return self._chains.get(peer_id)
@@ -96,11 +164,11 @@ class GuestList:
     def may_revoke(self, giver: str, holder: str) -> bool:
         """By what is known here: the founder everybody, others those that they have invited."""
         above = (
-            c.holders[: c.holders.index(holder)]
+            c.holders[1 : c.holders.index(holder) : 2]
             for c in self._chains.values()
             if holder in c.holders
         )
-        return giver == self._founder or any(giver in holders for holders in above)
+        return giver == self.founder or any(giver in holders for holders in above)
 
     @property
     def revocations(self) -> tuple[Signed, ...]:
@@ -114,7 +182,7 @@ class GuestList:
         """What this home wrote down; what does not hold any more is left out."""
         for peer_id, shown in saved.guests.items():
             try:
-                chain = open_chain(shown, self._founder, self._run_digest, peer_id, self._verify)
+                chain = open_chain(shown, self.founder, self._run_digest, peer_id, self._verify)
             except PeerFault:
                 continue
             self._shown[peer_id], self._chains[peer_id] = shown, chain
@@ -125,19 +193,20 @@ class GuestList:
                 continue
 
     def _taken_back(self, chain: Chain, is_guest: bool) -> str | None:
-        """Whoever stands above a holder in its chain may take back what it was given."""
-        above = {self._founder}
-        for holder in chain.holders:
+        """Whichever peer stands above a holder in its chain may take back what it was given."""
+        above = {self.founder}
+        for place, holder in enumerate(chain.holders):
             if (reason := self._word_against(holder, above, is_guest)) is not None:
                 return reason
-            above.add(holder)
+            if place % 2:
+                above.add(holder)
         return None
 
     def _word_against(self, holder: str, above: set[str], is_guest: bool) -> str | None:
         for giver in sorted(above):
             held = self._revocations.get((giver, holder))
             if held is not None and not (held[0].stays_for_guests and is_guest):
-                who = "the founder" if giver == self._founder else giver
+                who = "the founder" if giver == self.founder else giver
                 return f"the invitation was revoked by {who}"
         return None
 

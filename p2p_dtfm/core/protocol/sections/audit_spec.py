@@ -6,6 +6,12 @@ from pydantic import Field
 
 from p2p_dtfm.core.protocol.model_spec import Section
 
+EDGE_BYTES = 140
+"""That a stage in the middle claims of each microbatch: four digests, and what is around them."""
+MICROBATCHES_LIMIT = 48 * 1024 // EDGE_BYTES
+"""In a step: where all go through one stage, its Prepared states that much of their edges, and is
+passed on as a whole after a failure (`message_bounds.ACCOUNT_LIMIT_BYTES`)."""
+
 
 class AuditSpec(Section):
     """Whether stage-holders compute each other's work again. Experimental."""

@@ -45,18 +45,29 @@ def new_line(
     it is. Raises `UserError`."""
     if book is None or book.guests is None:
         line = open_line(run_digest, addresses)
-        return {"line": line.text(), "name": None, "expires_s": None, "may_invite": False}
+        return {
+            "line": line.text(),
+            "name": None,
+            "expires_s": None,
+            "lasts_s": None,
+            "is_shorter": False,
+            "may_invite": False,
+        }
     length = parameters.get("seconds", "")
     if not length.isdecimal() or not 60 <= int(length) <= EXPIRES_LIMIT_S:
         raise UserError(
             "an invitation lasts from a minute to ten years", "for example --expires 7d"
         )
     may_invite = parameters.get("may_invite") == "1"
-    line = book.invite(int(now.wall_s()) + int(length), may_invite, addresses)
+    now_s = int(now.wall_s())
+    line = book.invite(now_s + int(length), may_invite, addresses)
+    lasts_s = (line.expires_s or now_s) - now_s
     return {
         "line": line.text(),
         "name": line.holder,
         "expires_s": line.expires_s,
+        "lasts_s": lasts_s,
+        "is_shorter": lasts_s < int(length),
         "may_invite": may_invite,
     }
 
@@ -70,17 +81,16 @@ def revoke(
             "this run is not by invitation, so nobody can be revoked",
             'found one whose run spec says [admission] mode = "invited"',
         )
-    holder = _whom(book, who.strip(), members, name_of)
-    book.revoke(holder)
+    who = who.strip()
+    line = read_line(who) if who.startswith(PREFIX) else None
+    if line is not None and line.run_digest != book.run_digest:
+        raise UserError("that invitation is to another run", "use the home that gave it")
+    holder = line.holder if line is not None else _whom(who, members, name_of)
+    book.revoke(holder, line)
     return {"revoked": holder}
 
 
-def _whom(book: GuestBook, who: str, members: Sequence[str], name_of: Callable[[str], str]) -> str:
-    if who.startswith(PREFIX):
-        line = read_line(who)
-        if line.run_digest != book.run_digest:
-            raise UserError("that invitation is to another run", "use the home that gave it")
-        return line.holder
+def _whom(who: str, members: Sequence[str], name_of: Callable[[str], str]) -> str:
     if is_peer_id(who):
         return who
     named = [peer_id for peer_id in members if name_of(peer_id) == who]

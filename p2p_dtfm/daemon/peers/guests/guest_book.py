@@ -11,14 +11,16 @@ import msgspec
 from p2p_dtfm.core.protocol.errors import PeerFault, UserError
 from p2p_dtfm.core.protocol.invited.chains import (
     CHAIN_LIMIT,
+    SKEW_S,
     Link,
     Revocation,
     bound_to,
+    open_chain,
     run_mark,
     sign_link,
     sign_revocation,
 )
-from p2p_dtfm.core.protocol.invited.guest_list import GuestList, SavedGuests
+from p2p_dtfm.core.protocol.invited.guest_list import HANDED_ON_LIMIT, GuestList, SavedGuests
 from p2p_dtfm.core.protocol.invited.line import (
     ADDRESSES_LIMIT,
     ASK_AGAIN,
@@ -34,6 +36,7 @@ from p2p_dtfm.ports import disk, now
 
 FILE_NAME = "guests.json"
 FILE_LIMIT_BYTES = 16 << 20
+OWN_LINES_LIMIT = 1024
 
 log = logging.getLogger("p2p_dtfm")
 
@@ -43,6 +46,9 @@ class _Kept(msgspec.Struct, frozen=True):
 
     chain: tuple[Signed, ...] = ()
     guests: SavedGuests = SavedGuests()
+    lines: dict[str, int] = {}
+    """That this peer has given, by name, and until when they last: it may take them back, also
+    before anybody has come by them."""
 
 
 class GuestBook:
@@ -97,19 +103,38 @@ class GuestBook:
         self.save()
         return guests
 
-    def introduced(self, sender: str, chain: tuple[Signed, ...]) -> None:
-        """Somebody says by what it comes. Raises `PeerFault`."""
+    def introduced(self, sender: str, chain: tuple[Signed, ...], came_before: bool = False) -> None:
+        """Somebody says by what it comes. `came_before`: views say that it has been let in.
+        Raises `PeerFault`."""
         before = self.known.chain_of(sender)
-        self.known.introduce(sender, chain, int(now.wall_s()))
+        self.known.introduce(sender, chain, int(now.wall_s()), came_before)
         if self.known.chain_of(sender) != before:
             self.save()
 
+    def told_of(self, chains: Sequence[tuple[Signed, ...]]) -> None:
+        """A member says by what others have come. Raises `PeerFault` at the first that is none."""
+        known, is_news = self.known, False
+        try:
+            for chain in chains[:HANDED_ON_LIMIT]:
+                is_news |= known.told_of(chain)
+        finally:
+            if is_news:
+                self.save()
+
     def revoked(self, signed: Sequence[Signed]) -> None:
-        """By word of another member; it may have come a long way. Raises `PeerFault`."""
-        news = [each for each in signed if self.known.revoke(each)]
-        if news:
+        """By word of another member; it may have come a long way, and what is wrong with one keeps
+        no other from being heard. Raises `PeerFault` at the end if one is forged."""
+        is_news, fault = False, None
+        for each in signed:
+            try:
+                is_news |= self.known.revoke(each)
+            except PeerFault as found:
+                fault = fault or found
+        if is_news:
             self.changes += 1
             self.save()
+        if fault is not None:
+            raise fault
 
     def invite(self, expires_s: int, may_invite: bool, addresses: Sequence[str]) -> InvitationLine:
         """A new line. Raises `UserError` if this peer may not invite. `expires_s`: Unix time."""
@@ -121,18 +146,43 @@ class GuestBook:
                 "this peer may not invite others",
                 "ask the founder: a line of p2p-dtfm invite --may-invite lets its peer invite",
             )
-        ends_s = expires_s if chain is None else min(expires_s, chain.expires_s)
+        ends_s, now_s = expires_s, int(now.wall_s())
+        if chain is not None and chain.expires_s < ends_s:
+            ends_s = chain.expires_s
+            if ends_s <= now_s:
+                raise UserError(
+                    "the line that this peer came by has ended, and a line of its own would end "
+                    "with it",
+                    "ask the founder, or a member whose line lasts longer, to invite instead",
+                )
         seed = secrets.token_bytes(KEY_BYTES)
         holder = identity_of_seed(seed).peer_id
         link = Link(run_mark(self.run_digest), holder, True, may_invite, ends_s)
         signed = sign_link(link, me, self._identity.sign)
         run, some = bytes.fromhex(self.run_digest), tuple(addresses)[:ADDRESSES_LIMIT]
         line = InvitationLine(run, self.directory_key, seed, (*own, signed), some)
+        self._note_own(holder, ends_s, now_s)
         return line
 
-    def revoke(self, holder: str) -> None:
-        """Take back what a peer, or a line, was given. Raises `UserError` if that is not this
-        peer's to do."""
+    def _note_own(self, holder: str, ends_s: int, now_s: int) -> None:
+        lines = {name: end for name, end in self._kept.lines.items() if end + SKEW_S > now_s}
+        lines[holder] = ends_s
+        newest = dict(list(lines.items())[-OWN_LINES_LIMIT:])
+        self._kept = msgspec.structs.replace(self._kept, lines=newest)
+        self.save()
+
+    def _gave(self, line: InvitationLine) -> bool:
+        """Whether this peer stands in a line's own chain: it, or whom it has invited, gave it."""
+        founder, me = self.known.founder, self._identity.peer_id
+        try:
+            chain = open_chain(line.chain, founder, self.run_digest, line.holder, verify)
+        except PeerFault:
+            return False
+        return me in chain.holders[1::2]
+
+    def revoke(self, holder: str, line: InvitationLine | None = None) -> None:
+        """Take back what a peer, or a line, was given; `line`: as it was pasted. Raises
+        `UserError` if that is not this peer's to do."""
         guests, me = self.known, self._identity.peer_id
         chain = guests.chain_of(holder)
         words = [Revocation(run_mark(self.run_digest), holder, False, int(now.wall_s()))]
@@ -141,7 +191,8 @@ class GuestBook:
                 msgspec.structs.replace(words[0], holder=chain.line, stays_for_guests=True)
             )
         signed = [sign_revocation(word, me, self._identity.sign) for word in words]
-        if not guests.may_revoke(me, holder):
+        is_own = holder in self._kept.lines or (line is not None and self._gave(line))
+        if not (is_own or guests.may_revoke(me, holder)):
             raise UserError(
                 f"it was not this peer that invited {holder}",
                 "ask the founder, or whoever invited it",

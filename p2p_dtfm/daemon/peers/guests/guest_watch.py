@@ -15,6 +15,8 @@ from p2p_dtfm.ports import now
 LOOK_EVERY_S = 0.5
 """And so long the others have to hear of it, before this peer asks for a view without it."""
 TOLD_AT_ONCE = 512
+HANDING_ON = 3
+"""Members of a view that hand on to newcomers by what others have come."""
 
 
 class GuestWatch:
@@ -32,12 +34,14 @@ class GuestWatch:
         self._messenger = messenger
         self._do = do
         self._told: tuple[ViewId | None, int] = (None, 0)
+        self._seen: tuple[ViewId | None, frozenset[str]] = (None, frozenset())
         self._held_up: tuple[ViewId | None, frozenset[str]] = (None, frozenset())
 
     async def keep(self) -> None:
         """For ever; raises `UserError` once this peer itself is out."""
         while True:
             self._require_own()
+            self._hand_on()
             if not self._tell():
                 self._hold_up()
             await asyncio.sleep(LOOK_EVERY_S)
@@ -51,6 +55,22 @@ class GuestWatch:
                 exit_code=5,
             )
 
+    def _hand_on(self) -> None:
+        """Who is new in a view hears from a few by what others have come: it has seen nobody show
+        that, and the line of who is away now may be over when it comes back."""
+        view = self._agreement.view
+        if view is None or view.id == self._seen[0]:
+            return
+        members, before = frozenset(view.member_ids), self._seen[1]
+        self._seen = (view.id, members)
+        stayed = members & before or members
+        if self._messenger.me not in sorted(stayed)[:HANDING_ON]:
+            return
+        if not (chains := self._book.known.handed_on()):
+            return
+        for peer_id in sorted(members - before):
+            self._messenger.tell(peer_id, Revocations((), chains))
+
     def _tell(self) -> bool:
         """Whether there was something to tell: who is new in a view knows nothing yet."""
         guests, view = self._book.known, self._agreement.view
@@ -58,9 +78,11 @@ class GuestWatch:
         if view is None or state == self._told or not guests.revocations:
             return False
         self._told = state
-        message = Revocations(guests.revocations[-TOLD_AT_ONCE:])
-        for peer_id in view.member_ids:
-            self._messenger.tell(peer_id, message)
+        revocations = guests.revocations
+        for first in range(0, len(revocations), TOLD_AT_ONCE):
+            message = Revocations(revocations[first : first + TOLD_AT_ONCE])
+            for peer_id in view.member_ids:
+                self._messenger.tell(peer_id, message)
         return True
 
     def _hold_up(self) -> None:

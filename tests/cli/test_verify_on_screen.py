@@ -1,0 +1,43 @@
+"""What `verify` says of a transcript, besides that it holds."""
+
+from pathlib import Path
+
+import pytest
+import typer
+
+from p2p_dtfm.cli.commands.offline.verify import UNJUDGED, verify
+from p2p_dtfm.core.transcript.entries import FORMAT, Began, line_of
+from tests.core.builders import run_spec
+
+WARNED = "it to nobody who might not have been invited"
+
+
+def transcript(folder: Path, **admission: str) -> Path:
+    """Of a run that nobody has computed yet."""
+    spec = run_spec(admission=admission) if admission else run_spec()
+    path = folder / "transcript.txt"
+    path.write_text(line_of(Began(FORMAT, spec.canonical_bytes())) + "\n")
+    return path
+
+
+def test_the_transcript_of_an_invited_run_is_not_to_be_given_away(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    verify(transcript(tmp_path), "0", None, None, False)
+    assert WARNED not in " ".join(capsys.readouterr().out.split())
+    verify(
+        transcript(tmp_path, mode="invited", key="ab" * 32, founder="x" * 52),
+        "0",
+        None,
+        None,
+        False,
+    )
+    assert WARNED in " ".join(capsys.readouterr().out.split())
+
+
+def test_where_nothing_is_computed_again_nothing_is_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(typer.Exit) as ended:
+        verify(transcript(tmp_path), "1%", None, None, True)
+    assert ended.value.exit_code == UNJUDGED and '"holds": null' in capsys.readouterr().out

@@ -1,0 +1,189 @@
+"""What members of a run by invitation tell one another of their guests, and what each believes."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from urllib.parse import parse_qsl
+
+import msgspec
+import pytest
+
+import p2p_dtfm.cli.commands.invite as cli_invite
+from p2p_dtfm.core.gate.gate_table import TABLE
+from p2p_dtfm.core.protocol.canonical import digest_bytes
+from p2p_dtfm.core.protocol.errors import PeerFault, UserError
+from p2p_dtfm.core.protocol.invited.chains import (
+    Revocation,
+    bound_to,
+    run_mark,
+    sign_revocation,
+)
+from p2p_dtfm.core.protocol.invited.guest_list import UNKNOWN_LIMIT, GuestList
+from p2p_dtfm.core.protocol.invited.line import InvitationLine, read_line
+from p2p_dtfm.core.protocol.signed import Signed
+from p2p_dtfm.core.protocol.snapshot import ViewId
+from p2p_dtfm.daemon.node.dispatch import Dispatch
+from p2p_dtfm.daemon.peers.guests.desk import new_line, revoke
+from p2p_dtfm.daemon.peers.guests.guest_book import GuestBook
+from p2p_dtfm.daemon.peers.guests.guest_watch import TOLD_AT_ONCE, GuestWatch
+from p2p_dtfm.daemon.peers.wire import Introduction, Revocations, pack
+from p2p_dtfm.net.contacts.identity import Identity, identity_of_seed, verify
+from p2p_dtfm.ports import now
+
+RUN = digest_bytes(b"a run")
+DAY_S = 86_400
+
+
+def peer(number: int) -> Identity:
+    return identity_of_seed(bytes([number]) * 32)
+
+
+FOUNDER, ALICE, BOB, CAROL = (peer(number) for number in range(1, 5))
+
+
+def book_of(folder: Path, who: Identity) -> GuestBook:
+    """Of a home that has just come to know its run."""
+    folder.mkdir(exist_ok=True)
+    book = GuestBook(folder, RUN, who)
+    book.guests, book.directory_key = GuestList(FOUNDER.peer_id, RUN, verify), bytes(32)
+    return book
+
+
+def chain_by(line: InvitationLine, who: Identity) -> tuple[Signed, ...]:
+    return bound_to(line.chain, RUN, who.peer_id, identity_of_seed(line.seed).sign)
+
+
+def founders_line(folder: Path, may_invite: bool = False) -> InvitationLine:
+    ends_s = int(now.wall_s()) + 7 * DAY_S
+    return book_of(folder, FOUNDER).invite(ends_s, may_invite, ("/ip4/127.0.0.1/tcp/1",))
+
+
+class Receiver(Dispatch):
+    """That asks its own book alone."""
+
+    def __init__(self, book: GuestBook, near: Sequence[str] = ()) -> None:
+        self.blamed: list[str] = []
+        self._network: Any = SimpleNamespace(guest_book=book)
+        self._keeper: Any = SimpleNamespace(
+            is_near=lambda sender: sender in near,
+            blame=lambda sender, message: self.blamed.append(sender),
+        )
+
+
+def watch_of(book: GuestBook, me: Identity, views: SimpleNamespace) -> tuple[GuestWatch, list[Any]]:
+    told: list[Any] = []
+    messenger = SimpleNamespace(me=me.peer_id, tell=lambda *what: told.append(what))
+    return GuestWatch(book, views, messenger, lambda actions: None), told  # type: ignore[arg-type]
+
+
+def view(number: int, *members: Identity) -> SimpleNamespace:
+    ids = tuple(sorted(each.peer_id for each in members))
+    return SimpleNamespace(id=ViewId(number, "ab"), member_ids=ids)
+
+
+def test_a_newcomer_believes_old_guests_in_its_view_and_hears_of_those_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = founders_line(tmp_path / "founder")
+    older, newer = book_of(tmp_path / "older", ALICE), book_of(tmp_path / "newer", CAROL)
+    for guest in (ALICE, BOB):
+        older.introduced(guest.peer_id, chain_by(line, guest))
+    later_s = now.wall_s() + 9 * DAY_S
+    monkeypatch.setattr(now, "wall_s", lambda: later_s)
+    shown = Introduction(chain_by(line, ALICE))
+    with pytest.raises(PeerFault, match="expired 2 days ago"):
+        Receiver(newer)._of_guests(ALICE.peer_id, shown)
+    Receiver(newer, near=[ALICE.peer_id])._of_guests(ALICE.peer_id, shown)
+    assert newer.known.admits(ALICE.peer_id)
+
+    views = SimpleNamespace(view=view(1, ALICE, FOUNDER), next_view=None)
+    watch, told = watch_of(older, ALICE, views)
+    watch._hand_on()
+    told.clear()
+    views.view = view(2, ALICE, FOUNDER, CAROL)
+    watch._hand_on()
+    watch._hand_on()
+    ((to, message),) = told
+    assert to == CAROL.peer_id and isinstance(message, Revocations)
+    assert not newer.known.admits(BOB.peer_id)
+    Receiver(newer)._of_guests(ALICE.peer_id, message)
+    Receiver(newer)._of_guests(BOB.peer_id, Introduction(chain_by(line, BOB)))
+    assert newer.known.admits(BOB.peer_id)
+    again = GuestBook(tmp_path / "newer", RUN, CAROL)
+    assert BOB.peer_id in again._kept.guests.guests, "and it knows so after a restart"
+
+
+def word(by: Identity, holder: str) -> Signed:
+    revocation = Revocation(run_mark(RUN), holder, False, int(now.wall_s()))
+    return sign_revocation(revocation, by.peer_id, by.sign)
+
+
+def test_one_bad_revocation_costs_no_other_and_all_are_told(tmp_path: Path) -> None:
+    line = founders_line(tmp_path / "founder")
+    book = book_of(tmp_path / "home", CAROL)
+    for guest in (ALICE, BOB):
+        book.introduced(guest.peer_id, chain_by(line, guest))
+    forged = msgspec.structs.replace(word(FOUNDER, ALICE.peer_id), signature=bytes(64))
+    words = (forged, word(FOUNDER, BOB.peer_id))
+    receiver = Receiver(book)
+    with pytest.raises(PeerFault, match="forged"):
+        receiver._of_guests(ALICE.peer_id, Revocations(words))
+    assert receiver.blamed == [ALICE.peer_id] and book.changes == 1
+    assert book.known.admits(ALICE.peer_id) and not book.known.admits(BOB.peer_id)
+    assert len(GuestBook(tmp_path / "home", RUN, CAROL)._kept.guests.revocations) == 1
+    unknown = tuple(word(peer(50), f"somebody{number}") for number in range(UNKNOWN_LIMIT + 3))
+    receiver._of_guests(ALICE.peer_id, Revocations(unknown))  # it may know more of them than this
+    assert receiver.blamed == [ALICE.peer_id]
+
+    book.revoked([word(FOUNDER, "x" * 60 + str(number)) for number in range(TOLD_AT_ONCE)])
+    views = SimpleNamespace(view=view(1, ALICE, CAROL), next_view=None)
+    watch, told = watch_of(book, CAROL, views)
+    assert watch._tell()
+    messages = [message for to, message in told if to == ALICE.peer_id]
+    assert len(messages) == 2
+    assert tuple(it for each in messages for it in each.signed) == book.known.revocations
+    assert max(len(pack(1, each)) for each in messages) < TABLE["Revocations"].size_bytes
+
+
+def test_a_delegate_takes_back_a_line_that_nobody_has_used_and_hears_how_long_it_lasts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    week = founders_line(tmp_path / "founder", may_invite=True)
+    book = book_of(tmp_path / "alice", ALICE)
+    book.introduced(ALICE.peer_id, chain_by(week, ALICE))
+    book._kept = msgspec.structs.replace(book._kept, chain=chain_by(week, ALICE))
+
+    def ordered(home: Any, what: str) -> Any:
+        parameters = dict(parse_qsl(what.partition("?")[2]))
+        return new_line(book, RUN, parameters, ("/ip4/127.0.0.1/tcp/1",))
+
+    monkeypatch.setattr(cli_invite, "_order", ordered)
+    cli_invite.invite(None, "30d", False, False, False)
+    said = capsys.readouterr()
+    assert "for 6 days 23 h" in said.err or "for 7 days 0 h" in said.err, said.err
+    assert "shorter than asked" in said.err
+    first = read_line(said.out.split()[-1])
+    cli_invite.invite(None, "2h", False, False, False)
+    said = capsys.readouterr()
+    assert "for 2 h 0 min" in said.err and "shorter" not in said.err
+    second = read_line(said.out.split()[-1])
+
+    again = GuestBook(tmp_path / "alice", RUN, ALICE)  # as after a restart
+    again.guests = GuestList(FOUNDER.peer_id, RUN, verify)
+    again.guests.restore(again._kept.guests)
+    revoke(again, first.holder, (), str)
+    again._kept = msgspec.structs.replace(again._kept, lines={})  # too many since
+    with pytest.raises(UserError, match="not this peer that invited"):
+        revoke(again, second.holder, (), str)
+    revoke(again, second.text(), (), str)
+    for line in (first, second):
+        with pytest.raises(PeerFault, match="was revoked"):
+            again.introduced(BOB.peer_id, chain_by(line, BOB))
+    with pytest.raises(UserError, match="not this peer that invited"):
+        revoke(again, founders_line(tmp_path / "other").text(), (), str)
+
+    later_s = now.wall_s() + 8 * DAY_S
+    monkeypatch.setattr(now, "wall_s", lambda: later_s)
+    with pytest.raises(UserError, match="the line that this peer came by has ended"):
+        again.invite(int(later_s) + DAY_S, False, ())

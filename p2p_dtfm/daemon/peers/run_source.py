@@ -31,15 +31,19 @@ from p2p_dtfm.train.data import (
     Progress,
     Tokenizer,
     end_of_document,
+    load_tokenizer,
     open_prepared,
     parse_manifest,
     prepare_digits,
     prepare_standard_library,
+    require_tokenizer_of,
     tokenizer_from_bytes,
 )
 from p2p_dtfm.train.model.kinds.registry import with_sizes
 
 MANIFEST_LIMIT_BYTES = 64 << 20
+OWN_TOKENIZER_NAME = "tokenizer.json"
+"""Beside a run spec that goes on from a model: the model's own, as `import` puts it there."""
 WELCOME_DEADLINE_S = 10.0
 WELCOME_PATIENCE_S = 15.0
 WELCOME_RETRY_S = 0.5
@@ -82,6 +86,9 @@ def prepare_run(path: Path, scratch: Path, progress: Progress) -> tuple[RunSpec,
             f"{spec.data.manifest[:12]}",
             "remove data.manifest from the run spec, or point data.source at those data",
         )
+    own = path.parent / OWN_TOKENIZER_NAME
+    if spec.model.initial and own.is_file():
+        require_tokenizer_of(own, load_tokenizer(own), spec.data.source, prepared.tokenizer)
     filled: dict[str, str | int] = {
         "manifest": prepared.manifest.digest(),
         "source": prepared.manifest.notes.name,

@@ -20,6 +20,7 @@ from p2p_dtfm.train.data.tokenizer import (
     Tokenizer,
     end_of_document,
     load_tokenizer,
+    require_tokenizer_of,
     tokenizer_from_bytes,
 )
 
@@ -49,6 +50,7 @@ __all__ = [
     "prepare",
     "prepare_digits",
     "prepare_standard_library",
+    "require_tokenizer_of",
     "standard_library_paths",
     "stated_licence",
     "tokenizer_from_bytes",

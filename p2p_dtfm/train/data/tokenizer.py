@@ -105,6 +105,21 @@ def load_tokenizer(path: Path) -> Tokenizer:
         raise UserError(f"{path} cannot be used: {error.cause}", fix) from error
 
 
+def require_tokenizer_of(model: Path, own: Tokenizer, data: str, given: Tokenizer) -> None:
+    """Refuse data in tokens of another tokenizer than a model's own, which lies at `model`: there
+    the same numbers mean other text. Raises `UserError`."""
+    if given.to_bytes() != own.to_bytes():
+        raise UserError(
+            f"the data {data} are tokens of another tokenizer than {model}, which the model has "
+            "learnt with",
+            (
+                "prepare the text with it, and set data.source to what comes out: "
+                f"p2p-dtfm prepare TEXTS --out DATA --tokenizer {model}",
+                "remove that file, if the model is to learn other tokens from the start",
+            ),
+        )
+
+
 class _Kind(msgspec.Struct):
     """The one field that tells our byte file from a standard tokenizer.json."""
 

@@ -24,7 +24,9 @@ from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.core.protocol.run_spec import RunSpec, parse_run_spec
 from p2p_dtfm.core.protocol.sections.lora_spec import LoraSpec
-from p2p_dtfm.train.data.tokenizer import Tokenizer
+from p2p_dtfm.train.data.corpus import STANDARD_LIBRARY
+from p2p_dtfm.train.data.prepare import open_prepared
+from p2p_dtfm.train.data.tokenizer import ByteTokenizer, Tokenizer, require_tokenizer_of
 from p2p_dtfm.train.hugging_face.configuration import (
     CONFIGURATION_NAME,
     Configuration,
@@ -130,6 +132,14 @@ def import_hugging_face(
     configuration = read_configuration(directory / CONFIGURATION_NAME)
     draft = _draft(configuration, directory, name, training, tell)
     tokenizer = _tokenizer(directory, draft)
+    _require_data(training.data, directory, tokenizer)
+    if training.data == STANDARD_LIBRARY and not isinstance(tokenizer, ByteTokenizer | None):
+        tell(
+            f"{STANDARD_LIBRARY} is bytes, and the model has learnt with another tokenizer, so the "
+            "run cannot be founded yet. Prepare text with it, and set data.source in "
+            f"{out / RUN_SPEC_NAME} to what comes out: p2p-dtfm prepare TEXTS --out DATA "
+            f"--tokenizer {out / TOKENIZER_NAME} --context {draft.model.context}"
+        )
     temporary = out.with_name(out.name + ".partial")
     try:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -227,6 +237,15 @@ def _tokenizer(directory: Path, spec: RunSpec) -> Tokenizer | None:
             "data with one that fits",
         )
     return tokenizer
+
+
+def _require_data(source: str, directory: Path, own: Tokenizer | None) -> None:
+    """Refuse data that are not there, or are not the model's tokens. Raises `UserError`."""
+    if source == STANDARD_LIBRARY:
+        return  # by name: in bytes
+    prepared = open_prepared(Path(source))
+    if own is not None:
+        require_tokenizer_of(directory / TOKENIZER_NAME, own, source, prepared.tokenizer)
 
 
 class _Given:

@@ -152,6 +152,25 @@ def test_a_model_of_transformers_comes_in(tied: bool, dtype: torch.dtype, tmp_pa
     assert torch.allclose(ours, theirs, rtol=1e-4, atol=1e-4), (ours - theirs).abs().max()
 
 
+def test_a_head_unlike_the_embedding_that_it_is_said_to_be_is_refused(tmp_path: Path) -> None:
+    configuration = GPT2Config(vocab_size=40, n_positions=12, n_embd=16, n_layer=1, n_head=2)
+    GPT2LMHeadModel(configuration).save_pretrained(tmp_path / "hf")
+    path = tmp_path / "hf" / "model.safetensors"
+    tensors = load_file(path)
+    embedding = tensors["transformer.wte.weight"]
+    save_file(tensors | {"lm_head.weight": embedding + 0.1}, path)
+    with pytest.raises(UserError, match="is another matrix") as refused:
+        import_hugging_face(tmp_path / "hf", tmp_path / "new", "", TRAINING)
+    assert "set tie_word_embeddings to false" in str(refused.value)
+    save_file(tensors | {"lm_head.weight": embedding.clone()}, path)
+    assert import_hugging_face(tmp_path / "hf", tmp_path / "new", "", TRAINING).model.tied_head
+    save_file(tensors | {"lm_head.weight": embedding + 0.1}, path)
+    stated = tmp_path / "hf" / "config.json"
+    stated.write_text(json.dumps(json.loads(stated.read_text()) | {"tie_word_embeddings": False}))
+    untied = import_hugging_face(tmp_path / "hf", tmp_path / "untied", "", TRAINING)
+    assert not untied.model.tied_head
+
+
 def test_a_model_in_several_files_comes_in(checkpoint: Path, tmp_path: Path) -> None:
     export_hugging_face(checkpoint, tmp_path / "hf", None)
     model = GPT2LMHeadModel.from_pretrained(tmp_path / "hf")

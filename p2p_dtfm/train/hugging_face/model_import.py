@@ -255,6 +255,15 @@ class _Given:
         self._spec = spec
         self._tied_to = TOKEN_NAMES[configuration.family] if configuration.is_tied else HEAD_NAME
         self._weights = Weights(directory, PREFIXES[configuration.family])
+        if configuration.is_tied and self._weights.holds_unlike(HEAD_NAME, self._tied_to):
+            raise UserError(
+                f"config.json in {directory} ties the head to the token embedding, and "
+                f"{HEAD_NAME} is another matrix",
+                (
+                    "set tie_word_embeddings to false in config.json: the head is that matrix",
+                    f"remove {HEAD_NAME} from the weights, if the embedding is the head",
+                ),
+            )
         layers = range(layer_count(spec))
         wanted = [part for layer in layers for parts in self._parts(layer) for part in parts]
         self._weights.check(wanted, {HEAD_NAME} if configuration.is_tied else ())

@@ -120,6 +120,30 @@ def test_nothing_is_overwritten(checkpoint: Path, tmp_path: Path) -> None:
     assert (tmp_path / "file").read_text() == "precious"
 
 
+def test_out_may_be_where_one_is_and_what_lies_beside_it_stays(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "hf.partial").mkdir()
+    (tmp_path / "hf.partial" / "mine.txt").write_text("precious")
+    (tmp_path / "one.safetensors.partial").write_text("precious")
+    for name in ("exported", "imported"):
+        (tmp_path / name).mkdir()
+    killed = tmp_path / "exported" / ".p2p-dtfm-partial-999999999-x"
+    killed.mkdir()
+    export_hugging_face(checkpoint, tmp_path / "hf", None)
+    export_safetensors(checkpoint, tmp_path / "one.safetensors")
+    monkeypatch.chdir(tmp_path / "exported")
+    export_hugging_face(checkpoint, Path("."), ByteTokenizer())
+    assert Path("config.json").is_file() and not killed.exists()
+    monkeypatch.chdir(tmp_path / "imported")
+    import_hugging_face(tmp_path / "exported", Path("."), "", TRAINING)
+    assert sorted(path.name for path in Path(".").iterdir()) == [
+        *("initial", "origin", "run.toml", "tokenizer.json"),
+    ]
+    assert (tmp_path / "hf.partial" / "mine.txt").read_text() == "precious"
+    assert (tmp_path / "one.safetensors.partial").read_text() == "precious"
+
+
 def test_an_export_comes_back_bit_for_bit(
     spec: RunSpec, states: list[LayerState], checkpoint: Path, tmp_path: Path
 ) -> None:

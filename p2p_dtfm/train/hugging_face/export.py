@@ -5,7 +5,6 @@ own, which GPT-2's has not; so the configuration says `tie_word_embeddings`.
 """
 
 import json
-import os
 import shutil
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
@@ -32,6 +31,7 @@ from p2p_dtfm.train.hugging_face.model_import import (
     TOKENIZER_NAME,
     Progress,
 )
+from p2p_dtfm.train.hugging_face.new_place import made_whole, require_new
 from p2p_dtfm.train.hugging_face.tokenizer_json import tokenizer_json
 from p2p_dtfm.train.hugging_face.weights import WEIGHTS_NAME
 from p2p_dtfm.train.model.checkpoint import read_manifest
@@ -130,24 +130,17 @@ def export_hugging_face(
     model = model_from(source, imported)
     family_of(model.spec.model)
     require_tied(model)
-    temporary = out.with_name(out.name + ".partial")
-    try:
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
-        _write_model(model, temporary / WEIGHTS_NAME, parts_of, progress)
+    with made_whole(out) as made:
+        made.mkdir()
+        _write_model(model, made / WEIGHTS_NAME, parts_of, progress)
         if tokenizer is not None:
-            (temporary / TOKENIZER_NAME).write_bytes(tokenizer_json(tokenizer))
-            _write_json(temporary / "tokenizer_config.json", _tokenizer_configuration(model.spec))
+            (made / TOKENIZER_NAME).write_bytes(tokenizer_json(tokenizer))
+            _write_json(made / "tokenizer_config.json", _tokenizer_configuration(model.spec))
         if model.origin is not None and model.origin.is_dir():
-            _copy_origin(model.origin, temporary)
-        _write_json(temporary / CONFIGURATION_NAME, configuration(model, tokenizer))
+            _copy_origin(model.origin, made)
+        _write_json(made / CONFIGURATION_NAME, configuration(model, tokenizer))
         card = model_card(model.spec, model.step, told)
-        (temporary / CARD_NAME).write_text(card, encoding="utf-8")
-        os.replace(temporary, out)
-    except OSError as error:
-        raise not_written(out, error) from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        (made / CARD_NAME).write_text(card, encoding="utf-8")
 
 
 def export_safetensors(
@@ -157,11 +150,8 @@ def export_safetensors(
 ) -> None:
     """Write all parameters, under our names, into one file. Raises `UserError`."""
     require_new(out)
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        _write_model(model_in(source), out, own_parts, progress)
-    except OSError as error:
-        raise not_written(out, error) from error
+    with made_whole(out) as made:
+        _write_model(model_in(source), made, own_parts, progress)
 
 
 def configuration(model: Model, tokenizer: Tokenizer | None) -> dict[str, object]:
@@ -250,13 +240,6 @@ def require_tied(model: Model) -> None:
         )
 
 
-def require_new(out: Path) -> None:
-    if out.is_dir() and any(out.iterdir()):
-        raise UserError(f"{out} exists and is not empty", "choose a new place for --out")
-    if out.exists() and not out.is_dir():
-        raise UserError(f"{out} exists already", "choose a new place for --out")
-
-
 def require_room(path: Path, needed_bytes: int) -> None:
     free_bytes = shutil.disk_usage(path.parent).free
     if free_bytes < needed_bytes:
@@ -265,13 +248,6 @@ def require_room(path: Path, needed_bytes: int) -> None:
             f"{bytes_text(free_bytes)} free",
             "free space there, or name a directory on another disk with --out",
         )
-
-
-def not_written(out: Path, error: OSError) -> UserError:
-    return UserError(
-        f"cannot write {out}: {error.strerror or error}",
-        "choose a directory that you may write to for --out, with enough space",
-    )
 
 
 def _write_json(path: Path, content: dict[str, object]) -> None:

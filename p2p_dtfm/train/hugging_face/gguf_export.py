@@ -23,16 +23,15 @@ from p2p_dtfm.train.data.tokenizer import Tokenizer
 from p2p_dtfm.train.hugging_face.export import (
     Model,
     model_from,
-    not_written,
     placed_tensors,
     places_of,
-    require_new,
     require_room,
     require_tied,
     special_tokens,
 )
 from p2p_dtfm.train.hugging_face.families import family_of, parts_of
 from p2p_dtfm.train.hugging_face.model_import import TOKENIZER_NAME, Progress
+from p2p_dtfm.train.hugging_face.new_place import made_whole, require_new
 from p2p_dtfm.train.hugging_face.tokenizer_json import tokenizer_json
 from p2p_dtfm.train.model.block import attention_factor, frequencies
 from p2p_dtfm.train.model.gpt import layer_count
@@ -62,13 +61,11 @@ def export_gguf(
     family = family_of(model.spec.model)
     _require_known(model.spec.model, family)
     require_tied(model)
-    partial = out.with_name(out.name + ".partial")
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
+    with made_whole(out) as made:
         tensors = list(_tensors(model.spec, family, library))
         size_bytes = 4 * sum(int(np.prod(shape)) for _, shape in tensors)
-        require_room(out, size_bytes + _BESIDE_TENSORS_BYTES)
-        writer = library.GGUFWriter(partial, family)
+        require_room(made, size_bytes + _BESIDE_TENSORS_BYTES)
+        writer = library.GGUFWriter(made, family)
         _describe(writer, model, library)
         _describe_tokens(writer, model, tokenizer, library)
         for name, shape in tensors:
@@ -82,11 +79,6 @@ def export_gguf(
             done_bytes += values.nbytes
             progress(done_bytes, size_bytes)
         writer.close()
-        partial.replace(out)
-    except OSError as error:
-        raise not_written(out, error) from error
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _library() -> Any:

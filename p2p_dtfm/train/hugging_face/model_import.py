@@ -8,7 +8,6 @@ origin/          what else the model's directory says: configuration, tokenizer,
 
 import json
 import math
-import os
 import re
 import shutil
 import tomllib
@@ -39,6 +38,7 @@ from p2p_dtfm.train.hugging_face.families import (
     Part,
     parts_of,
 )
+from p2p_dtfm.train.hugging_face.new_place import made_whole, require_new
 from p2p_dtfm.train.hugging_face.tokenizer_json import read_tokenizer_json
 from p2p_dtfm.train.hugging_face.weights import Weights
 from p2p_dtfm.train.model.gpt import layer_count, plain_entries
@@ -127,8 +127,7 @@ def import_hugging_face(
     `tell` hears what is not as it was there. Returns the run spec. Raises `UserError` for a model
     that cannot be trained here or is damaged; `out` appears whole or not at all.
     """
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out} exists already", "choose a new directory for --out")
+    require_new(out)
     configuration = read_configuration(directory / CONFIGURATION_NAME)
     draft = _draft(configuration, directory, name, training, tell)
     tokenizer = _tokenizer(directory, draft)
@@ -140,26 +139,16 @@ def import_hugging_face(
             f"{out / RUN_SPEC_NAME} to what comes out: p2p-dtfm prepare TEXTS --out DATA "
             f"--tokenizer {out / TOKENIZER_NAME} --context {draft.model.context}"
         )
-    temporary = out.with_name(out.name + ".partial")
-    try:
-        shutil.rmtree(temporary, ignore_errors=True)
+    with made_whole(out) as made:
         given = _Given(directory, configuration, draft)
         initial = write_initial(
-            temporary / INITIAL_NAME, draft, _told(draft, given.parameters, progress)
+            made / INITIAL_NAME, draft, _told(draft, given.parameters, progress)
         )
         text = _spec_text(draft, directory, training, initial.digest())
         if tokenizer is not None:
-            (temporary / TOKENIZER_NAME).write_bytes(tokenizer.to_bytes())
-        _copy_origin(directory, temporary / ORIGIN_NAME)
-        (temporary / RUN_SPEC_NAME).write_text(text, encoding="utf-8")
-        os.replace(temporary, out)
-    except OSError as error:
-        raise UserError(
-            f"cannot write {out}: {error.strerror or error}",
-            "choose a directory that you may write to for --out, with enough space",
-        ) from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+            (made / TOKENIZER_NAME).write_bytes(tokenizer.to_bytes())
+        _copy_origin(directory, made / ORIGIN_NAME)
+        (made / RUN_SPEC_NAME).write_text(text, encoding="utf-8")
     return parse_run_spec(tomllib.loads(text), str(out / RUN_SPEC_NAME))
 
 

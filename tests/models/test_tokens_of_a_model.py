@@ -3,15 +3,18 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
+from transformers import AutoTokenizer
 
+from p2p_dtfm.cli.commands.models import ExportFormat, _export_once
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.daemon.peers.run_source import prepare_run
-from p2p_dtfm.train.data import Tokenizer, prepare
+from p2p_dtfm.train.data import Tokenizer, open_prepared, prepare
 from p2p_dtfm.train.hugging_face.export import export_hugging_face
 from p2p_dtfm.train.hugging_face.model_import import Training, import_hugging_face
 from p2p_dtfm.train.hugging_face.tokenizer_json import read_tokenizer_json
-from p2p_dtfm.train.model.checkpoint import save_layers
+from p2p_dtfm.train.model.checkpoint import list_checkpoints, save_layers
 from tests.models.conftest import make_spec, random_states
 from tests.models.test_hugging_face import gpt2_like_tokenizer
 
@@ -20,10 +23,30 @@ from tests.models.test_hugging_face import gpt2_like_tokenizer
 def model(tmp_path: Path) -> Path:
     """A directory of Hugging Face's, with a byte-pair tokenizer."""
     spec = make_spec(vocabulary=288, layers=1)
-    checkpoint = save_layers(tmp_path / "checkpoints", spec, 0, 0, random_states(spec))
-    export_hugging_face(checkpoint, tmp_path / "model", None)
+    save_layers(tmp_path / "checkpoints", spec, 0, 0, random_states(spec))
+    export_hugging_face(checkpoint_of(tmp_path), tmp_path / "model", None)
     (tmp_path / "model" / "tokenizer.json").write_text(json.dumps(gpt2_like_tokenizer()))
     return tmp_path / "model"
+
+
+def checkpoint_of(directory: Path) -> Path:
+    return list_checkpoints(directory / "checkpoints")[0].directory
+
+
+def with_end(model: Path, told_by: str) -> Path:
+    """Its texts end with <|endoftext|>, as one of its files says."""
+    path = model / told_by
+    stated = json.loads(path.read_text()) if path.is_file() else {}
+    stated["eos_token" if told_by == "tokenizer_config.json" else "eos_token_id"] = (
+        "<|endoftext|>" if told_by == "tokenizer_config.json" else [gpt2_like_tokenizer_end()]
+    )
+    path.write_text(json.dumps(stated))
+    return model
+
+
+def gpt2_like_tokenizer_end() -> int:
+    (added,) = gpt2_like_tokenizer()["added_tokens"]
+    return int(added["id"])
 
 
 def prepared(out: Path, tokenizer: Tokenizer | None) -> str:
@@ -66,3 +89,41 @@ def test_a_run_is_not_founded_with_data_of_another_tokenizer(model: Path, tmp_pa
     own = prepared(tmp_path / "own", read_tokenizer_json(tmp_path / "new" / "tokenizer.json"))
     run.write_text(run.read_text().replace(in_bytes, own))
     prepare_run(run, tmp_path, lambda *told: None)
+
+
+@pytest.mark.parametrize("told_by", ["tokenizer_config.json", "config.json"])
+def test_documents_end_as_the_models_texts_do_and_so_does_an_export(
+    told_by: str, model: Path, tmp_path: Path
+) -> None:
+    end = gpt2_like_tokenizer_end()
+    import_hugging_face(
+        with_end(model, told_by), tmp_path / "new", "", training("python-standard-library")
+    )
+    for given in (model, model / "tokenizer.json", tmp_path / "new" / "tokenizer.json"):
+        assert read_tokenizer_json(given).end_of_document == end
+    prepared(tmp_path / "own", read_tokenizer_json(model))
+    data = open_prepared(tmp_path / "own")
+    assert data.tokenizer.end_of_document == data.manifest.tokenizer.end_of_document == end
+    tokens = np.concatenate(
+        [
+            np.fromfile(data.store.held(shard.digest), dtype=data.manifest.token_type)
+            for shard in data.manifest.shards
+        ]
+    )
+    assert (tokens == end).sum() >= 1 and not (tokens == data.tokenizer.encode("\0")[0]).any()
+    export_hugging_face(checkpoint_of(tmp_path), tmp_path / "out", data.tokenizer)
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["eos_token_id"] == end
+    theirs = AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert theirs.eos_token_id == end and theirs.decode([end], skip_special_tokens=True) == ""
+
+
+def test_an_export_says_what_it_lacks_of_the_model_that_the_run_began_from(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import_hugging_face(model, tmp_path / "new", "", training("python-standard-library"))
+    begun = make_spec(vocabulary=288, layers=1, initial="ab" * 32)
+    saved = save_layers(tmp_path / "begun", begun, 0, 0, random_states(begun))
+    _export_once(tmp_path / "bare", saved, ExportFormat.HF, None, False, None)
+    assert "--tokenizer-of DIR takes them along" in capsys.readouterr().err
+    _export_once(tmp_path / "whole", saved, ExportFormat.HF, tmp_path / "new", False, None)
+    assert "--tokenizer-of" not in capsys.readouterr().err

@@ -18,7 +18,7 @@ from p2p_dtfm.train.data.chat.template import ChatForm, ChatWriter, read_chat_fo
 from p2p_dtfm.train.data.dataset import UNCOUNTED, Dataset
 from p2p_dtfm.train.data.manifest import parse_manifest
 from p2p_dtfm.train.data.prepare import notes_of
-from p2p_dtfm.train.data.tokenizer import ByteTokenizer
+from p2p_dtfm.train.data.tokenizer import ByteTokenizer, ending_with
 from p2p_dtfm.train.hugging_face.tokenizer_json import read_tokenizer_json
 from p2p_dtfm.train.model.gpt import layer_count
 from p2p_dtfm.train.model.reference import ReferenceRun
@@ -81,6 +81,13 @@ def test_only_answers_count_and_control_tokens_are_the_templates(tmp_path: Path)
     assert not counts[0]
     assert not writer.spells_out_control(talk)
     assert writer.spells_out_control((Message("user", "x<|im_end|>y"), Message("assistant", "a")))
+
+
+def test_without_a_template_an_answer_ends_as_texts_of_the_tokenizers_model_do() -> None:
+    writer = ChatWriter(ChatForm(), ending_with(ByteTokenizer(), 7))
+    tokens, counts = writer.tokens(Exchange("a", "b"))
+    assert list(tokens) == [97, 98, 7] and list(counts) == [False, True, True]
+    assert writer.filling == 7
 
 
 def test_it_equals_what_transformers_writes(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -11,6 +11,9 @@ from p2p_dtfm.cli.commands.offline.conversations import prepare_conversations
 from p2p_dtfm.cli.terminal.progress import progress_of_bytes
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.facts.in_words import counted
+
+if TYPE_CHECKING:
+    from p2p_dtfm.train.data import Tokenizer
 
 Duplicates = Literal["keep", "exact", "near"]
 
@@ -32,7 +35,10 @@ def prepare(
     ] = None,
     tokenizer: Annotated[
         Path | None,
-        typer.Option(help="Use this tokenizer.json, as import writes it for a model."),
+        typer.Option(
+            help="Use this tokenizer.json, as import writes it for a model, or that of a model's "
+            "directory; the token that ends the model's texts ends documents."
+        ),
     ] = None,
     field: Annotated[
         str, typer.Option(help="Which field of a row holds its text, where files have rows.")
@@ -198,9 +204,9 @@ def newest_checkpoint(home: Path | None) -> Path:
     return max(found, key=lambda item: (item.directory / "manifest.json").stat().st_mtime).directory
 
 
-def tokenizer_of(directory: Path):  # type: ignore[no-untyped-def]
+def tokenizer_of(directory: Path) -> "Tokenizer":
     """The tokenizer of a checkpoint's run, which lies beside it. Raises `UserError`."""
-    from p2p_dtfm.train.data import BlobStore, load_manifest, load_tokenizer
+    from p2p_dtfm.train.data import BlobStore, ending_with, load_manifest, load_tokenizer
     from p2p_dtfm.train.model.checkpoint import list_checkpoints, read_manifest
 
     if not (directory / "manifest.json").is_file() and list_checkpoints(directory):
@@ -214,7 +220,8 @@ def tokenizer_of(directory: Path):  # type: ignore[no-untyped-def]
             f"the tokenizer of {directory} is missing: it is looked for in {blobs}",
             "keep checkpoints in the run's directory of the daemon's home",
         )
-    tokenizer = store.path(load_manifest(path).tokenizer.digest)
+    entry = load_manifest(path).tokenizer
+    tokenizer = store.path(entry.digest)
     if tokenizer is None:
         raise UserError(f"the tokenizer is missing in {blobs}", "join the run again to fetch it")
-    return load_tokenizer(tokenizer)
+    return ending_with(load_tokenizer(tokenizer), entry.end_of_document)

@@ -15,6 +15,7 @@ from p2p_dtfm.core.protocol.facts.in_words import counted
 
 if TYPE_CHECKING:
     from p2p_dtfm.core.protocol.sections.lora_spec import LoraSpec
+    from p2p_dtfm.train.data import Tokenizer
     from p2p_dtfm.train.hugging_face.model_card import Told
 
 
@@ -25,6 +26,11 @@ class ExportFormat(StrEnum):
 
 
 DEFAULT_TARGETS = "query,value"
+_WITHOUT_ORIGIN = (
+    "without the special tokens, chat template and generation settings of the model that the run "
+    "began from; --tokenizer-of DIR takes them along, from the directory that import made on the "
+    "founder's machine"
+)
 
 
 @app.command()
@@ -119,11 +125,10 @@ def _export_once(
     if is_adapter and form is ExportFormat.HF:
         return _export_adapter(directory, out)
     tokenizer = None
-    if form is not ExportFormat.SAFETENSORS and not comes_from_import:
-        try:
-            tokenizer = tokenizer_of(directory)
-        except UserError as error:
-            typer.echo(f"without a tokenizer: {error.cause}", err=True)
+    if not comes_from_import:
+        if model.spec.model.initial and imported is None:
+            typer.echo(f"note: {_WITHOUT_ORIGIN}", err=True)
+        tokenizer = _tokenizer_for(form, directory)
     with progress_of_bytes() as tell:
 
         def progress(done_bytes: int, total_bytes: int) -> None:
@@ -142,6 +147,17 @@ def _export_once(
         typer.echo(f"load it with: transformers.{family}.from_pretrained({str(out)!r})")
     elif form is ExportFormat.GGUF:
         typer.echo(f"try it with: llama-cli -m {out}")
+
+
+def _tokenizer_for(form: ExportFormat, directory: Path) -> "Tokenizer | None":
+    """Of a checkpoint's run; none where it is not there, which is said, or not wanted."""
+    if form is ExportFormat.SAFETENSORS:
+        return None
+    try:
+        return tokenizer_of(directory)
+    except UserError as error:
+        typer.echo(f"without a tokenizer: {error.cause}", err=True)
+        return None
 
 
 def _export_adapter(directory: Path, out: Path) -> None:

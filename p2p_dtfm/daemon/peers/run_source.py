@@ -30,7 +30,7 @@ from p2p_dtfm.train.data import (
     Manifest,
     Progress,
     Tokenizer,
-    end_of_document,
+    ending_with,
     load_tokenizer,
     open_prepared,
     parse_manifest,
@@ -94,7 +94,7 @@ def prepare_run(path: Path, scratch: Path, progress: Progress) -> tuple[RunSpec,
         "source": prepared.manifest.notes.name,
     }
     if spec.data.masks_documents:
-        filled["end_of_document"] = end_of_document(prepared.tokenizer)
+        filled["end_of_document"] = prepared.tokenizer.end_of_document
     data = spec.data.model_copy(update=filled)
     return spec.model_copy(update={"data": data}), prepared.store
 
@@ -118,7 +118,7 @@ def open_local_run(signed: Signed, store: BlobStore) -> Run:
     spec = with_sizes(RunSpec.from_canonical_bytes(signed.payload))
     manifest = parse_manifest(store.held(spec.data.manifest).read_bytes(), spec.data.manifest)
     tokenizer = tokenizer_from_bytes(store.held(manifest.tokenizer.digest).read_bytes())
-    return Run(spec, signed, manifest, tokenizer, store)
+    return Run(spec, signed, manifest, _as_stated(tokenizer, manifest), store)
 
 
 async def ask_welcome(
@@ -277,7 +277,11 @@ async def fetch_run(
             ("try again in a minute", "join through another peer"),
             exit_code=UNREACHABLE,
         ) from error
-    return Run(spec, welcome.run_spec, manifest, tokenizer, store)
+    return Run(spec, welcome.run_spec, manifest, _as_stated(tokenizer, manifest), store)
+
+
+def _as_stated(tokenizer: Tokenizer, manifest: Manifest) -> Tokenizer:
+    return ending_with(tokenizer, manifest.tokenizer.end_of_document)
 
 
 async def fetch_blob(

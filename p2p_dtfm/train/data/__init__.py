@@ -18,7 +18,7 @@ from p2p_dtfm.train.data.text_files import Skipped
 from p2p_dtfm.train.data.tokenizer import (
     ByteTokenizer,
     Tokenizer,
-    end_of_document,
+    ending_with,
     load_tokenizer,
     require_tokenizer_of,
     tokenizer_from_bytes,
@@ -40,7 +40,7 @@ __all__ = [
     "Skipped",
     "Tokenizer",
     "Wish",
-    "end_of_document",
+    "ending_with",
     "file_digest",
     "is_digest",
     "load_manifest",

@@ -37,6 +37,7 @@ class BytePairTokenizer:
         splitting: "Splitting | None" = None,
     ) -> None:
         self.vocabulary = len(vocabulary)
+        self.end_of_document = vocabulary[_ZERO_BYTE]
         splitting = splitting or Splitting()
         model = models.BPE(vocab=vocabulary, merges=merges, ignore_merges=splitting.ignore_merges)
         self._inner = _assemble(model, splitting)
@@ -210,3 +211,4 @@ def _symbols() -> dict[str, int]:
 
 
 SYMBOLS = _symbols()
+_ZERO_BYTE = next(symbol for symbol, byte in SYMBOLS.items() if byte == 0)

@@ -19,7 +19,7 @@ from p2p_dtfm.core.protocol.errors import PeerFault, UserError
 from p2p_dtfm.core.protocol.facts.in_words import bytes_text
 from p2p_dtfm.core.protocol.model_spec import ModelSpec
 from p2p_dtfm.core.protocol.run_spec import RunSpec, parse_run_spec
-from p2p_dtfm.train.data.tokenizer import END_OF_DOCUMENT, Tokenizer
+from p2p_dtfm.train.data.tokenizer import Tokenizer
 from p2p_dtfm.train.hugging_face.configuration import CONFIGURATION_NAME, configuration_of
 from p2p_dtfm.train.hugging_face.families import Part, family_of, own_parts, parts_of
 from p2p_dtfm.train.hugging_face.model_card import CARD_NAME, Told, model_card
@@ -134,8 +134,10 @@ def export_hugging_face(
         made.mkdir()
         _write_model(model, made / WEIGHTS_NAME, parts_of, progress)
         if tokenizer is not None:
-            (made / TOKENIZER_NAME).write_bytes(tokenizer_json(tokenizer))
-            _write_json(made / "tokenizer_config.json", _tokenizer_configuration(model.spec))
+            file = tokenizer_json(tokenizer)
+            (made / TOKENIZER_NAME).write_bytes(file)
+            said = _tokenizer_configuration(model.spec, tokenizer, file)
+            _write_json(made / "tokenizer_config.json", said)
         if model.origin is not None and model.origin.is_dir():
             _copy_origin(model.origin, made)
         _write_json(made / CONFIGURATION_NAME, configuration(model, tokenizer))
@@ -156,7 +158,7 @@ def export_safetensors(
 
 def configuration(model: Model, tokenizer: Tokenizer | None) -> dict[str, object]:
     """The content of config.json."""
-    end = None if tokenizer is None else int(tokenizer.encode(END_OF_DOCUMENT)[0])
+    end = None if tokenizer is None else tokenizer.end_of_document
     return configuration_of(model.spec.model, end, special_tokens(model.origin))
 
 
@@ -178,8 +180,14 @@ def _copy_origin(origin: Path, to: Path) -> None:
             shutil.copyfile(origin / name, to / name)
 
 
-def _tokenizer_configuration(spec: RunSpec) -> dict[str, object]:
+def _tokenizer_configuration(spec: RunSpec, tokenizer: Tokenizer, file: bytes) -> dict[str, object]:
+    end = tokenizer.end_of_document
+    piece = tokenizer.decode([end])
+    is_control = (
+        json.loads(file)["model"]["vocab"].get(piece) == end
+    )  # the zero byte is spelt so not
     return {
+        **({"eos_token": piece} if is_control else {}),
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": spec.model.context,
         "clean_up_tokenization_spaces": False,  # text comes back as it was

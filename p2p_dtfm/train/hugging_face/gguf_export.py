@@ -175,7 +175,7 @@ def _describe_tokens(writer: Any, model: Model, tokenizer: Tokenizer | None, lib
     writer.add_token_list(pieces)
     writer.add_token_types(types)
     writer.add_token_merges(_merges(content))
-    _describe_special(writer, model, content, by_id)
+    _describe_special(writer, model, content, tokenizer)
 
 
 def _tokenizer_content(model: Model, tokenizer: Tokenizer | None) -> dict[str, Any] | None:
@@ -205,10 +205,11 @@ def _merges(content: Mapping[str, Any]) -> list[str]:
 
 
 def _describe_special(
-    writer: Any, model: Model, content: Mapping[str, Any], by_id: Mapping[int, str]
+    writer: Any, model: Model, content: Mapping[str, Any], tokenizer: Tokenizer | None
 ) -> None:
     stated = special_tokens(model.origin)
-    end = next((token for token, piece in by_id.items() if piece == _ZERO_BYTE), None)
+    usual = content["model"]["vocab"].get(_ZERO_BYTE)
+    end = usual if tokenizer is None else tokenizer.end_of_document
     say = {
         "bos_token_id": writer.add_bos_token_id,
         "eos_token_id": writer.add_eos_token_id,

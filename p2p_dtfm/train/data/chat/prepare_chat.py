@@ -24,7 +24,6 @@ from p2p_dtfm.train.data.manifest import (
     Notes,
     ShardEntry,
     Split,
-    TokenizerEntry,
     Totals,
     token_type_for,
 )
@@ -37,7 +36,7 @@ from p2p_dtfm.train.data.prepare import (
     require_readable,
 )
 from p2p_dtfm.train.data.shard_files import ShardWriter
-from p2p_dtfm.train.data.tokenizer import Tokenizer
+from p2p_dtfm.train.data.tokenizer import Tokenizer, ending_with, entry_of
 
 SHARD_TOKENS = 1 << 20
 _SPLITS: tuple[Split, ...] = ("train", "held_out")
@@ -101,11 +100,11 @@ def prepare_chat(
         progress(total_bytes, total_bytes, "writing")
         _require_both(shards, totals)
         totals.counted_tokens = sum(sum(made.counted) for made in shards.values())
-        file = tokenizer.to_bytes()
+        tokenizer = ending_with(tokenizer, writer.filling)
         manifest = Manifest(
             format_version=FORMAT_VERSION,
             token_type=token_type,
-            tokenizer=TokenizerEntry(store.put_bytes(file), len(file), tokenizer.vocabulary),
+            tokenizer=entry_of(tokenizer, store),
             shards=(*shards["train"].entries(), *shards["held_out"].entries()),
             totals=Totals(
                 shards["train"].writer.tokens,
@@ -119,7 +118,7 @@ def prepare_chat(
         payload = manifest.to_bytes()
         require_readable(payload, shard_tokens)
         store.put_bytes(payload)
-        write_atomically(out / TOKENIZER_NAME, file)
+        write_atomically(out / TOKENIZER_NAME, tokenizer.to_bytes())
         write_atomically(out / MANIFEST_NAME, payload)
         if replaces:
             remove_unused(store, manifest)

@@ -56,8 +56,8 @@ class ChatForm:
     """`bos_token`, `eos_token` and others that templates name."""
 
 
-Part = tuple[str, bool]
-"""Text, and whether its tokens count."""
+Part = tuple[str | int, bool]
+"""Text or a token, and whether it counts."""
 
 
 def read_chat_form(directory: Path) -> ChatForm:
@@ -105,7 +105,7 @@ class ChatWriter:
         self._render = _renderer(form) if form.template else None
         self._split = _any_of(set(form.special))
         self._control = _any_of(set(form.special) - form.plain)
-        self._end = form.names.get("eos_token", END_OF_DOCUMENT)
+        self._end: str | int = form.names.get("eos_token", tokenizer.end_of_document)
 
     def spells_out_control(self, conversation: tuple[Message, ...] | Exchange) -> bool:
         """Whether somebody's words hold what would be taken for a turn's end or beginning."""
@@ -134,7 +134,8 @@ class ChatWriter:
     def _parts(self, conversation: tuple[Message, ...] | Exchange) -> Iterator[Part]:
         if isinstance(conversation, Exchange):
             yield conversation.prompt, False
-            yield conversation.completion + self._end, True
+            yield conversation.completion, True
+            yield self._end, True
             return
         if self._render is None:
             raise UserError(
@@ -156,9 +157,11 @@ class ChatWriter:
             yield said[len(asked) :], True
             written = said
 
-    def _encode(self, text: str) -> np.ndarray:
+    def _encode(self, text: str | int) -> np.ndarray:
         """With control tokens where they are spelt out: the template's, since words that hold some
         are left out."""
+        if isinstance(text, int):
+            return np.array([text], dtype=np.uint32)
         if self._split is None:
             return self._tokenizer.encode(text).astype(np.uint32)
         pieces = [

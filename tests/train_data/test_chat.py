@@ -13,7 +13,7 @@ from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.run_spec import AuditSpec, DataSpec
 from p2p_dtfm.train.data.blob_store import BlobStore
 from p2p_dtfm.train.data.chat.conversations import Exchange, Message
-from p2p_dtfm.train.data.chat.prepare_chat import prepare_chat
+from p2p_dtfm.train.data.chat.prepare_chat import ChatTotals, prepare_chat
 from p2p_dtfm.train.data.chat.template import ChatForm, ChatWriter, read_chat_form
 from p2p_dtfm.train.data.dataset import UNCOUNTED, Dataset
 from p2p_dtfm.train.data.manifest import parse_manifest
@@ -197,6 +197,36 @@ def test_what_cannot_be_used_is_left_out_and_counted(tmp_path: Path) -> None:
     assert (left_out.too_long, left_out.shortened, left_out.without_answer) == (1, 2, 2)
     assert (left_out.unreadable, left_out.with_control_tokens) == (1, 1)
     assert totals.conversations == 41
+
+
+STRICT = (
+    "{% if messages[0].role != 'user' %}{{ raise_exception('begin with the user') }}{% endif %}"
+    "{{ strftime_now('%Y') }}"
+    "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+
+
+def talk(*turns: tuple[str, str]) -> dict:
+    return {"messages": [{"role": role, "content": content} for role, content in turns]}
+
+
+def chat(directory: Path, content: list[dict], template: str) -> ChatTotals:
+    path = written(directory, content)
+    form = ChatForm(template)
+    return prepare_chat([path], directory / "out", ByteTokenizer(), form, context=99)[1]
+
+
+def test_a_row_that_the_template_refuses_is_counted_and_the_others_stay(tmp_path: Path) -> None:
+    good = [talk(("user", f"{n}?"), ("assistant", "yes")) for n in range(9)]
+    bad = [talk(("assistant", "hello")), talk(("system", "be kind"), ("assistant", "no"))]
+    totals = chat(tmp_path, [bad[0], *good, bad[1]], STRICT)
+    assert (totals.conversations, totals.left_out.refused) == (9, 2)
+    said = str(totals.left_out)
+    assert "2 rows refused by the chat template" in said
+    assert "line 1: begins with an answer" in said and "line 11: begin with the" in said
+    with pytest.raises(UserError, match=r"refuses every row .*begin with the user"):
+        chat(tmp_path, bad, STRICT)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +15,8 @@ from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.train.data.documents import LINE_LIMIT_BYTES
 
 MESSAGES_LIMIT = 1024
+_EXAMPLES = 3
+_REASON_CHARACTERS = 200
 
 
 class Message(msgspec.Struct, frozen=True):
@@ -38,6 +40,9 @@ class Exchange:
     completion: str
 
 
+Conversation = tuple[Message, ...] | Exchange
+
+
 @dataclass
 class LeftOut:
     """Rows that cannot be used, by reason."""
@@ -45,15 +50,24 @@ class LeftOut:
     unreadable: int = 0
     without_answer: int = 0
     with_control_tokens: int = 0
+    refused: int = 0
+    refused_examples: list[str] = field(default_factory=list)
     too_long: int = 0
     shortened: int = 0
     """Used, as far as a sequence reaches."""
 
+    def note_refused(self, where: str, reason: str) -> None:
+        self.refused += 1
+        if len(self.refused_examples) < _EXAMPLES:
+            self.refused_examples.append(f"{where}: {reason[:_REASON_CHARACTERS]}")
+
     def __str__(self) -> str:
+        examples = "; ".join(self.refused_examples)
         counts = {
             "not a conversation": self.unreadable,
             "without an answer": self.without_answer,
             "spelling out control tokens": self.with_control_tokens,
+            f"refused by the chat template ({examples})": self.refused,
             "whose answer begins beyond a sequence": self.too_long,
         }
         said = [f"{count} rows {why}" for why, count in counts.items() if count]
@@ -64,8 +78,8 @@ class LeftOut:
 
 def read_conversations(
     paths: list[Path], left_out: LeftOut
-) -> Iterator[tuple[tuple[Message, ...] | Exchange, bytes]]:
-    """Each row that is one, with its line. Raises `UserError`."""
+) -> Iterator[tuple[Conversation, bytes, str]]:
+    """Each row that is one, with its line and where that is. Raises `UserError`."""
     for path in paths:
         try:
             with path.open("rb") as file:
@@ -79,14 +93,14 @@ def read_conversations(
                     if line.strip():
                         found = _conversation(line, left_out)
                         if found is not None:
-                            yield found, line
+                            yield found, line, f"{path}, line {number + 1}"
         except OSError as error:
             raise UserError(
                 f"cannot read {path}: {error.strerror}", "check its name and its permissions"
             ) from error
 
 
-def _conversation(line: bytes, left_out: LeftOut) -> tuple[Message, ...] | Exchange | None:
+def _conversation(line: bytes, left_out: LeftOut) -> Conversation | None:
     try:
         row = msgspec.json.decode(line, type=_Row)
     except (msgspec.MsgspecError, RecursionError, ValueError):

@@ -17,7 +17,12 @@ from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.train.data.atomic_file import fix_of, write_atomically
 from p2p_dtfm.train.data.blob_store import BlobStore
 from p2p_dtfm.train.data.chat.conversations import LeftOut, read_conversations
-from p2p_dtfm.train.data.chat.template import ChatForm, ChatWriter, NotTheSame
+from p2p_dtfm.train.data.chat.template import (
+    ChatForm,
+    ChatWriter,
+    NotTheSame,
+    RefusedByTemplate,
+)
 from p2p_dtfm.train.data.manifest import (
     FORMAT_VERSION,
     Manifest,
@@ -148,27 +153,40 @@ def _rows(
 ) -> Iterator[tuple[Row, bytes]]:
     """Each conversation as tokens, no longer than a sequence; its first token never counts."""
     left_out = totals.left_out
-    for conversation, line in read_conversations(paths, left_out):
+    for conversation, line, where in read_conversations(paths, left_out):
         if writer.spells_out_control(conversation):
             left_out.with_control_tokens += 1
             continue
         try:
-            tokens, counts = writer.tokens(conversation)
+            written = writer.tokens(conversation)
+        except RefusedByTemplate as error:
+            left_out.note_refused(where, error.reason)
+            continue
         except NotTheSame:
             raise UserError(
                 "the chat template writes a conversation otherwise once it goes on, so the tokens "
                 "that answers consist of cannot be told from the others",
                 'write rows with "prompt" and "completion", or use conversations of one answer',
             ) from None
-        if len(tokens) > window:
-            tokens, counts = tokens[:window], counts[:window]
-            left_out.shortened += 1
-        counts[:1] = False  # nothing of the same conversation comes before it
-        if not counts.any():
-            left_out.too_long += 1
-            continue
-        totals.conversations += 1
-        yield (tokens, counts), line
+        row = _cut(written, window, left_out)
+        if row is not None:
+            totals.conversations += 1
+            yield row, line
+    if left_out.refused and not totals.conversations:
+        raise RefusedByTemplate(f"it refuses every row ({'; '.join(left_out.refused_examples)})")
+
+
+def _cut(row: Row, window: int, left_out: LeftOut) -> Row | None:
+    """As much of it as a sequence holds, if any of that counts."""
+    tokens, counts = row
+    if len(tokens) > window:
+        tokens, counts = tokens[:window], counts[:window]
+        left_out.shortened += 1
+    counts[:1] = False  # nothing of the same conversation comes before it
+    if counts.any():
+        return tokens, counts
+    left_out.too_long += 1
+    return None
 
 
 class _Packed:
@@ -225,7 +243,7 @@ def _key(line: bytes) -> int:
 
 def _held_out_key(paths: list[Path], fraction: float) -> int:
     """First reading: rows with hashes up to it are held out, so equal ones are on one side."""
-    keys = [_key(line) for _, line in read_conversations(paths, LeftOut())]
+    keys = [_key(line) for _, line, _ in read_conversations(paths, LeftOut())]
     if not keys:
         raise UserError(
             f"no conversations in {', '.join(map(str, paths))}",

@@ -212,6 +212,7 @@ def talk(*turns: tuple[str, str]) -> dict:
 
 
 def chat(directory: Path, content: list[dict], template: str) -> ChatTotals:
+    directory.mkdir(exist_ok=True)
     path = written(directory, content)
     form = ChatForm(template)
     return prepare_chat([path], directory / "out", ByteTokenizer(), form, context=99)[1]
@@ -227,6 +228,37 @@ def test_a_row_that_the_template_refuses_is_counted_and_the_others_stay(tmp_path
     assert "line 1: begins with an answer" in said and "line 11: begin with the" in said
     with pytest.raises(UserError, match=r"refuses every row .*begin with the user"):
         chat(tmp_path, bad, STRICT)
+
+
+THINKS = (
+    "{% for message in messages %}<{{ message.role }}>"
+    "{% if loop.last and message.role == 'assistant' %}<think></think>{% endif %}"
+    "{{ message.content }}\n{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+"""As Qwen3's: thoughts stand in the last answer alone."""
+
+
+def test_a_template_that_writes_the_last_answer_otherwise_makes_a_sequence_of_each(
+    tmp_path: Path,
+) -> None:
+    several = talk(("user", "a?"), ("assistant", "b"), ("user", "c?"), ("assistant", "d"))
+    one = [talk(("user", f"{n}?"), ("assistant", "yes")) for n in range(5)]
+    writer = ChatWriter(ChatForm(THINKS), ByteTokenizer())
+    conversation = tuple(Message(**turn) for turn in several["messages"])
+    rows = list(writer.each_answer(conversation))
+    assert [bytes(map(int, tokens)).decode() for tokens, _ in rows] == [
+        "<user>a?\n<assistant><think></think>b\n",
+        "<user>a?\n<assistant>b\n<user>c?\n<assistant><think></think>d\n",
+    ]
+    assert [bytes(map(int, tokens[counts])).decode() for tokens, counts in rows] == [
+        "<think></think>b\n",
+        "<think></think>d\n",
+    ]
+    totals = chat(tmp_path, [several, *one], THINKS)
+    assert (totals.conversations, totals.taken_apart) == (6, 1)
+    other = "{{ messages|length }}{% if add_generation_prompt %}?{% endif %}"
+    with pytest.raises(UserError, match=r"refuses every row .*does not begin with what asks"):
+        chat(tmp_path / "other", one, other)
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,11 @@ def prepare_conversations(
         f"{totals.conversations:,} conversations in {sequences:,} sequences of {context} tokens, "
         f"of which {totals.counted_tokens:,} count, in {out}"
     )
+    if totals.taken_apart:
+        typer.echo(
+            f"{totals.taken_apart:,} of them are written once for each of their answers: the chat "
+            "template writes the last one otherwise than those before"
+        )
     typer.echo(f"vocabulary {manifest.vocabulary}, manifest {manifest.digest()[:16]}")
     typer.echo(f"left out: {totals.left_out}")
     typer.echo(f"those who join are shown: {manifest.notes.describe()}")

@@ -16,7 +16,7 @@ import numpy as np
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.train.data.atomic_file import fix_of, write_atomically
 from p2p_dtfm.train.data.blob_store import BlobStore
-from p2p_dtfm.train.data.chat.conversations import LeftOut, read_conversations
+from p2p_dtfm.train.data.chat.conversations import Conversation, LeftOut, read_conversations
 from p2p_dtfm.train.data.chat.template import (
     ChatForm,
     ChatWriter,
@@ -57,6 +57,8 @@ class ChatTotals:
     """What was prepared."""
 
     conversations: int = 0
+    taken_apart: int = 0
+    """Of these, written once for each answer, as the template writes the last one otherwise."""
     counted_tokens: int = 0
     left_out: LeftOut = field(default_factory=LeftOut)
 
@@ -158,22 +160,25 @@ def _rows(
             left_out.with_control_tokens += 1
             continue
         try:
-            written = writer.tokens(conversation)
+            written, apart = _written(writer, conversation)
         except RefusedByTemplate as error:
             left_out.note_refused(where, error.reason)
             continue
-        except NotTheSame:
-            raise UserError(
-                "the chat template writes a conversation otherwise once it goes on, so the tokens "
-                "that answers consist of cannot be told from the others",
-                'write rows with "prompt" and "completion", or use conversations of one answer',
-            ) from None
-        row = _cut(written, window, left_out)
-        if row is not None:
-            totals.conversations += 1
+        cut = [row for each in written if (row := _cut(each, window, left_out)) is not None]
+        totals.conversations += bool(cut)
+        totals.taken_apart += bool(cut) and apart
+        for row in cut:
             yield row, line
     if left_out.refused and not totals.conversations:
         raise RefusedByTemplate(f"it refuses every row ({'; '.join(left_out.refused_examples)})")
+
+
+def _written(writer: ChatWriter, conversation: Conversation) -> tuple[list[Row], bool]:
+    """Whether it was taken apart, too. Raises `UserError`."""
+    try:
+        return [writer.tokens(conversation)], False
+    except NotTheSame:
+        return list(writer.each_answer(conversation)), True
 
 
 def _cut(row: Row, window: int, left_out: LeftOut) -> Row | None:

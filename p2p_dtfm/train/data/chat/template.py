@@ -135,6 +135,18 @@ class ChatWriter:
             counts.append(np.full(len(piece), counts_here))
         return np.concatenate(tokens), np.concatenate(counts)
 
+    def each_answer(self, conversation: Conversation) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """The same for a template that writes the last answer otherwise than those before: as often
+        as there are answers, up to one of them, which alone counts. Raises `UserError`."""
+        assert not isinstance(conversation, Exchange)
+        for number, message in enumerate(conversation):
+            if message.role != "assistant":
+                continue
+            asked, said = self._answer(conversation, number)
+            before, answer = self._encode(asked), self._encode(said[len(asked) :])
+            counts = np.arange(len(before) + len(answer)) >= len(before)
+            yield np.concatenate([before, answer]), counts
+
     @property
     def filling(self) -> int:
         """What stands behind the last conversation of a sequence."""
@@ -158,24 +170,26 @@ class ChatWriter:
         for number, message in enumerate(conversation):
             if message.role != "assistant":
                 continue
-            asked = self._asking(conversation[:number])
-            said = self._render(conversation[: number + 1], False)
-            if not asked.startswith(written) or not said.startswith(asked):
+            asked, said = self._answer(conversation, number)
+            if not asked.startswith(written):
                 raise NotTheSame
             yield asked[len(written) :], False
             yield said[len(asked) :], True
             written = said
 
-    def _asking(self, before: tuple[Message, ...]) -> str:
-        """What stands before an answer."""
+    def _answer(self, conversation: tuple[Message, ...], number: int) -> tuple[str, str]:
+        """What stands before an answer, and the same with it."""
         assert self._render is not None
         try:
-            text: str = self._render(before, True)
+            asked: str = self._render(conversation[:number], True)
         except RefusedByTemplate as error:
-            if before:
+            if number:
                 raise
             raise RefusedByTemplate(f"begins with an answer: {error.reason}") from error
-        return text
+        said: str = self._render(conversation[: number + 1], False)
+        if not said.startswith(asked):
+            raise RefusedByTemplate("an answer does not begin with what asks for one")
+        return asked, said
 
     def _encode(self, text: str | int) -> np.ndarray:
         """With control tokens where they are spelt out: the template's, since words that hold some

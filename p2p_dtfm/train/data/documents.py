@@ -26,6 +26,8 @@ from p2p_dtfm.train.data.text_files import (
 )
 
 LINE_LIMIT_BYTES = 1 << 26
+_ROWS_WITHOUT_FIELD = 1000
+"""If so many come first, a file of lines is taken to have no such field."""
 
 
 class Form(Enum):
@@ -130,6 +132,8 @@ def _key(text: bytes, number: int) -> int:
 
 def _json_lines(path: Path, field: str, skipped: Skipped) -> Iterator[Row]:
     known = False
+    before: list[Row] = []
+    fields: dict[str, bool] = {}
     with open_lines(path, LINE_LIMIT_BYTES) as lines:
         for number, line in lines:
             if not line.strip():
@@ -140,12 +144,21 @@ def _json_lines(path: Path, field: str, skipped: Skipped) -> Iterator[Row]:
                 continue
             if not known and field == USUAL_FIELD and field not in row and RED_PAJAMA_FIELD in row:
                 field = RED_PAJAMA_FIELD
-            if not known and field not in row:
-                raise NoTextField(path, field, sorted(row))
-            known = True
+            known = known or field in row
+            if not known:
+                fields |= {name: isinstance(value, str) for name, value in row.items()}
+                before.append(Row(None, lines.read_bytes, number))
+                if len(before) >= _ROWS_WITHOUT_FIELD:
+                    break
+                continue
+            yield from before
+            before = []
             value = row.get(field)
             text = value.encode("utf-8") if isinstance(value, str) else None
             yield Row(text, lines.read_bytes, number)
+    if before:
+        texts_first = sorted(fields, key=lambda name: (not fields[name], name))
+        raise NoTextField(path, field, texts_first)
 
 
 def _json_object(line: bytes) -> dict[str, object] | None:

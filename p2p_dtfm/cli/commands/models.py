@@ -90,12 +90,30 @@ def export(
             "leave out one of the two",
         )
 
+    _require_possible(out, form, imported)
+
     def write(directory: Path, target: Path) -> None:
         _export_once(target, directory, form, imported, merged, home)
 
     suffix = "" if form is ExportFormat.HF else f".{form.value}"
     repeated = RepeatedExport(lambda: newest_checkpoint(home), write, out, every, keep, suffix)
     repeated.follow(lambda text: typer.echo(text, err=True), threading.Event().wait)
+
+
+def _require_possible(out: Path, form: ExportFormat, imported: Path | None) -> None:
+    """What no checkpoint that may come can mend. Raises `UserError`."""
+    from p2p_dtfm.train.hugging_face.export import require_imported
+    from p2p_dtfm.train.hugging_face.gguf_export import require_library
+
+    if imported is not None:
+        require_imported(imported)
+    if form is ExportFormat.GGUF:
+        require_library()
+    if out.exists() and not out.is_dir():
+        raise UserError(
+            f"{out} is a file, and --every writes several into a directory",
+            "name a directory with --out",
+        )
 
 
 def _export_once(

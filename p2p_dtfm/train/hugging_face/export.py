@@ -64,6 +64,15 @@ def is_imported(directory: Path) -> bool:
     return (directory / RUN_SPEC_NAME).is_file() and (directory / INITIAL_NAME).is_dir()
 
 
+def require_imported(directory: Path) -> None:
+    """Raises `UserError`."""
+    if not is_imported(directory):
+        raise UserError(
+            f"{directory} is no directory that import made",
+            "give the directory of the run spec, with initial/ beside it",
+        )
+
+
 def model_in(directory: Path) -> Model:
     """Of one step's checkpoint, or of what `import` wrote. Raises `UserError`."""
     if not is_imported(directory):
@@ -103,11 +112,7 @@ def model_from(source: Path, imported: Path | None) -> Model:
     model = model_in(source)
     if imported is None:
         return model
-    if not is_imported(imported):
-        raise UserError(
-            f"{imported} is no directory that import made",
-            "give the directory of the run spec, with initial/ beside it",
-        )
+    require_imported(imported)
     return replace(model, origin=imported / ORIGIN_NAME)
 
 

@@ -55,7 +55,7 @@ def export_gguf(
     Raises `UserError`, also for a model that llama.cpp would compute in another way. The file
     appears whole or not at all.
     """
-    library = _library()
+    library = require_library()
     require_new(out)
     model = model_from(source, imported)
     family = family_of(model.spec.model)
@@ -81,7 +81,8 @@ def export_gguf(
         writer.close()
 
 
-def _library() -> Any:
+def require_library() -> Any:
+    """The package `gguf`. Raises `UserError`."""
     try:
         return importlib.import_module("gguf")
     except ImportError as error:

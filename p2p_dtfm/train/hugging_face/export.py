@@ -24,6 +24,7 @@ from p2p_dtfm.train.hugging_face.configuration import CONFIGURATION_NAME, config
 from p2p_dtfm.train.hugging_face.families import Part, family_of, own_parts, parts_of
 from p2p_dtfm.train.hugging_face.model_card import CARD_NAME, Told, model_card
 from p2p_dtfm.train.hugging_face.model_import import (
+    GENERATION_NAME,
     INITIAL_NAME,
     ORIGIN_FILES,
     ORIGIN_NAME,
@@ -169,10 +170,23 @@ def configuration(model: Model, tokenizer: Tokenizer | None) -> dict[str, object
 
 def special_tokens(origin: Path | None) -> Mapping[str, Any]:
     """Which the model had where it came from."""
+    return {} if origin is None else _special_tokens(origin / CONFIGURATION_NAME)
+
+
+def ends_of(origin: Path | None) -> list[int]:
+    """The tokens that end a text there, as the configuration and that of generation state them."""
     if origin is None:
-        return {}
+        return []
+    found: list[Any] = []
+    for name in (CONFIGURATION_NAME, GENERATION_NAME):
+        stated = _special_tokens(origin / name).get("eos_token_id")
+        found.extend(stated if isinstance(stated, list) else [stated])
+    return list(dict.fromkeys(token for token in found if isinstance(token, int)))
+
+
+def _special_tokens(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads((origin / CONFIGURATION_NAME).read_bytes())
+        content = json.loads(path.read_bytes())
         return {name: content[name] for name in _SPECIAL_TOKENS if name in content}
     except (OSError, ValueError, TypeError, RecursionError):
         return {}

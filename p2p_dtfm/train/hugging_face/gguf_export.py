@@ -19,9 +19,11 @@ from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.model_spec import ModelSpec
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.train.data.byte_pairs import KNOWN_PATTERNS
+from p2p_dtfm.train.data.chat.template import read_template
 from p2p_dtfm.train.data.tokenizer import Tokenizer
 from p2p_dtfm.train.hugging_face.export import (
     Model,
+    ends_of,
     model_from,
     placed_tensors,
     places_of,
@@ -213,18 +215,32 @@ def _describe_special(
     end = usual if tokenizer is None else tokenizer.end_of_document
     say = {
         "bos_token_id": writer.add_bos_token_id,
-        "eos_token_id": writer.add_eos_token_id,
         "pad_token_id": writer.add_pad_token_id,
     }
     for name, add in say.items():
         token = stated.get(name, end if name != "pad_token_id" and not stated else None)
-        token = token[0] if isinstance(token, list) and token else token
         if isinstance(token, int):
             add(token)
+    ends = ends_of(model.origin) if stated else [end]
+    _describe_ends(writer, [token for token in ends if token is not None], content)
     writer.add_add_bos_token(_begins_with_a_special_token(content))
-    template = model.origin / "chat_template.jinja" if model.origin is not None else None
-    if template is not None and template.is_file():
-        writer.add_chat_template(template.read_text(encoding="utf-8"))
+    template = None if model.origin is None else read_template(model.origin)
+    if template is not None:
+        writer.add_chat_template(template)
+
+
+def _describe_ends(writer: Any, tokens: list[int], content: Mapping[str, Any]) -> None:
+    """Where several tokens end a text: the first is its end, others a turn's and a message's."""
+    by_id = {each["id"]: each["content"] for each in content.get("added_tokens") or ()}
+    if tokens:
+        writer.add_eos_token_id(tokens[0])
+    others = tokens[1:]
+    messages = [token for token in others if "eom" in by_id.get(token, "")]
+    turns = [token for token in others if token not in messages]
+    if turns:
+        writer.add_eot_token_id(turns[0])
+    if messages:
+        writer.add_eom_token_id(messages[0])
 
 
 def _begins_with_a_special_token(content: Mapping[str, Any]) -> bool:

@@ -48,9 +48,10 @@ RUN_SPEC_NAME = "run.toml"
 INITIAL_NAME = "initial"
 ORIGIN_NAME = "origin"
 TOKENIZER_NAME = "tokenizer.json"
+GENERATION_NAME = "generation_config.json"
 ORIGIN_FILES = (
     CONFIGURATION_NAME,
-    "generation_config.json",
+    GENERATION_NAME,
     TOKENIZER_NAME,
     "tokenizer_config.json",
     "special_tokens_map.json",

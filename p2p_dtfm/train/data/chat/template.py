@@ -87,6 +87,11 @@ def read_chat_form(directory: Path) -> ChatForm:
     return ChatForm(template, special, frozenset(plain - set(names.values())), names)
 
 
+def read_template(directory: Path) -> str | None:
+    """A model's chat template, if it has one. Raises `UserError`."""
+    return _template_in(directory, _json_of(directory / CONFIGURATION_NAME).get("chat_template"))
+
+
 def _template_in(directory: Path, template: Any) -> str | None:
     """From its own file, or else what the configuration states."""
     path = directory / TEMPLATE_NAME

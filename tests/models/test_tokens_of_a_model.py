@@ -1,12 +1,16 @@
 """An imported model goes on in its own tokens: data of others are refused."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from transformers import AutoTokenizer
+import torch
+from transformers import AutoTokenizer, GPT2LMHeadModel
 
+from p2p_dtfm.cli.commands.data import generate
 from p2p_dtfm.cli.commands.models import ExportFormat, _export_once
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.daemon.peers.run_source import prepare_run
@@ -16,6 +20,7 @@ from p2p_dtfm.train.hugging_face.model_import import Training, import_hugging_fa
 from p2p_dtfm.train.hugging_face.tokenizer_json import read_tokenizer_json
 from p2p_dtfm.train.model.checkpoint import list_checkpoints, save_layers
 from tests.models.conftest import make_spec, random_states
+from tests.models.families import make_model
 from tests.models.test_hugging_face import gpt2_like_tokenizer
 
 
@@ -127,3 +132,49 @@ def test_an_export_says_what_it_lacks_of_the_model_that_the_run_began_from(
     assert "--tokenizer-of DIR takes them along" in capsys.readouterr().err
     _export_once(tmp_path / "whole", saved, ExportFormat.HF, tmp_path / "new", False, None)
     assert "--tokenizer-of" not in capsys.readouterr().err
+
+
+def test_what_import_wrote_can_be_asked_to_write(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import_hugging_face(model, tmp_path / "new", "", training("python-standard-library"))
+    generate(tmp_path / "new", prompt="some ", tokens=9, temperature=0.0, seed=0)
+    drawn = capsys.readouterr().out.removesuffix("\n").removeprefix("some ")
+    tokenizer = read_tokenizer_json(model)
+    theirs = GPT2LMHeadModel.from_pretrained(model).eval()
+    tokens = tokenizer.encode("some ").tolist()
+    for _ in range(9):
+        with torch.no_grad():
+            logits = theirs(torch.tensor([tokens[-16:]])).logits[0, -1]
+        tokens.append(int(logits[: tokenizer.vocabulary].argmax()))
+    assert drawn == tokenizer.decode(tokens[len(tokenizer.encode("some ")) :])
+
+
+@pytest.mark.parametrize(
+    "change, told",
+    [
+        ({"learning_rate": -1.0}, "--learning-rate: must be more than 0, not -1.0"),
+        ({"total_steps": 10**13}, "--steps: must be less than"),
+        ({"microbatch": 3}, r"--microbatch: must divide --global-batch \(8\), not 3"),
+        ({"global_batch": 10**9}, "--global-batch: must be"),
+        ({"context": 99}, "--context asks for 99"),
+    ],
+)
+def test_an_option_of_import_is_told_by_its_own_name(
+    change: dict[str, Any], told: str, model: Path, tmp_path: Path
+) -> None:
+    asked = replace(training("python-standard-library"), **change)
+    with pytest.raises(UserError, match=told) as refused:
+        import_hugging_face(model, tmp_path / "new", "", asked)
+    assert "config.json" not in str(refused.value)
+
+
+def test_a_name_and_a_context_that_cannot_be_are_told_by_their_options(tmp_path: Path) -> None:
+    make_model("llama").save_pretrained(tmp_path / "hf")
+    default = training("python-standard-library")
+    with pytest.raises(UserError, match=r"^--name: must be a name of .*not Foo_Bar"):
+        import_hugging_face(tmp_path / "hf", tmp_path / "new", "Foo_Bar", default)
+    long = replace(default, context=100000)
+    with pytest.raises(UserError, match=r"^--context: must be at most the .* 100000") as refused:
+        import_hugging_face(tmp_path / "hf", tmp_path / "new", "", long)
+    assert len(str(refused.value)) < 300

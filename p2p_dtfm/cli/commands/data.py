@@ -14,6 +14,7 @@ from p2p_dtfm.core.protocol.facts.in_words import counted
 
 if TYPE_CHECKING:
     from p2p_dtfm.train.data import Tokenizer
+    from p2p_dtfm.train.model.generate import Loaded
 
 Duplicates = Literal["keep", "exact", "near"]
 
@@ -159,25 +160,46 @@ def prepare(
 def generate(
     checkpoint: Annotated[
         Path | None,
-        typer.Argument(help="A checkpoint directory; default: the newest whole one of this home."),
+        typer.Argument(
+            help="A checkpoint directory, or one that import made; default: the newest whole "
+            "checkpoint of this home."
+        ),
     ] = None,
     prompt: Annotated[str, typer.Option(help="Text to go on from.")] = "def ",
-    tokens: Annotated[int, typer.Option(min=1, max=1 << 20, help="How many to write.")] = 200,
+    tokens: Annotated[
+        int, typer.Option(min=1, max=1 << 20, help="How many to write at most.")
+    ] = 200,
     temperature: Annotated[float, typer.Option(min=0.0, help="0: always the likeliest.")] = 0.8,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same text.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, max=(1 << 63) - 1, help="The same seed gives the same text.")
+    ] = 0,
     home: HomeOption = None,
 ) -> None:
-    """Write text with a trained model."""
-    from p2p_dtfm.train.model.generate import spare_processors, stream
+    """Write text with a trained model, until the text ends."""
+    from p2p_dtfm.train.model.generate import spare_processors, stream_until
 
-    directory = checkpoint or newest_checkpoint(home)
-    spare_processors(directory)
-    tokenizer = tokenizer_of(directory)
+    loaded, tokenizer = _model_of(checkpoint or newest_checkpoint(home))
+    spare_processors(loaded[0])
     sys.stdout.write(prompt)
-    for piece in stream(directory, tokenizer, prompt, tokens, temperature, seed):
+    end = tokenizer.end_of_document
+    for piece in stream_until(end, loaded, tokenizer, prompt, tokens, temperature, seed):
         sys.stdout.write(piece)
         sys.stdout.flush()
     sys.stdout.write("\n")
+
+
+def _model_of(directory: Path) -> "tuple[Loaded, Tokenizer]":
+    """Of a checkpoint, or of what `import` wrote. Raises `UserError`."""
+    from p2p_dtfm.train.hugging_face.export import is_imported, model_in
+    from p2p_dtfm.train.hugging_face.tokenizer_json import TOKENIZER_NAME, read_tokenizer_json
+    from p2p_dtfm.train.model.generate import load_model
+    from p2p_dtfm.train.model.gpt import layer_count
+
+    if not is_imported(directory):
+        return load_model(directory), tokenizer_of(directory)
+    model = model_in(directory)
+    tokenizer = read_tokenizer_json(directory / TOKENIZER_NAME)
+    return (model.spec, [model.layer(n) for n in range(layer_count(model.spec))]), tokenizer
 
 
 def newest_checkpoint(home: Path | None) -> Path:

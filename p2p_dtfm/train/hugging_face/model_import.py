@@ -40,6 +40,7 @@ from p2p_dtfm.train.hugging_face.families import (
 )
 from p2p_dtfm.train.hugging_face.new_place import made_whole, require_new
 from p2p_dtfm.train.hugging_face.tokenizer_json import read_tokenizer_json
+from p2p_dtfm.train.hugging_face.training_options import require_options
 from p2p_dtfm.train.hugging_face.weights import Weights
 from p2p_dtfm.train.model.gpt import layer_count, plain_entries
 from p2p_dtfm.train.model.initial_state import write_initial
@@ -175,6 +176,13 @@ def _draft(
     tell: Callable[[str], None],
 ) -> RunSpec:
     """The run spec without the weights' digest. Raises `UserError` for what no model can be."""
+    require_options(
+        name,
+        training.total_steps,
+        training.global_batch,
+        training.microbatch,
+        training.learning_rate,
+    )
     model = {**configuration.model, "context": _context(configuration, training, tell)}
     if "rope" in model and model["context"] != configuration.positions:
         model["rope"] = {**model["rope"], "positions": configuration.positions}
@@ -202,6 +210,12 @@ def _context(configuration: Configuration, training: Training, tell: Callable[[s
             f"the model has learned {configuration.positions} positions, and --context asks for "
             f"{training.context}",
             f"leave out --context, or give {configuration.positions}",
+        )
+    if not is_learned and training.context > configuration.positions:
+        raise UserError(
+            f"--context: must be at most the {configuration.positions} positions that the model is "
+            f"made for, not {training.context}",
+            f"leave out --context, or give {configuration.positions} or less",
         )
     if training.context or is_learned:
         return training.context or configuration.positions

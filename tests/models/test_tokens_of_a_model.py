@@ -8,14 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoTokenizer, GPT2LMHeadModel
+from gguf import GGUFReader
+from tokenizers import Tokenizer as Tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
+from transformers import AutoTokenizer, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from p2p_dtfm.cli.commands.data import generate
 from p2p_dtfm.cli.commands.models import ExportFormat, _export_once
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.daemon.peers.run_source import prepare_run
-from p2p_dtfm.train.data import Tokenizer, open_prepared, prepare
+from p2p_dtfm.train.data import Tokenizer, open_prepared, prepare, tokenizer_from_bytes
 from p2p_dtfm.train.hugging_face.export import export_hugging_face
+from p2p_dtfm.train.hugging_face.gguf_export import export_gguf
 from p2p_dtfm.train.hugging_face.model_import import Training, import_hugging_face
 from p2p_dtfm.train.hugging_face.tokenizer_json import read_tokenizer_json
 from p2p_dtfm.train.model.checkpoint import list_checkpoints, save_layers
@@ -178,3 +182,31 @@ def test_a_name_and_a_context_that_cannot_be_are_told_by_their_options(tmp_path:
     with pytest.raises(UserError, match=r"^--context: must be at most the .* 100000") as refused:
         import_hugging_face(tmp_path / "hf", tmp_path / "new", "", long)
     assert len(str(refused.value)) < 300
+
+
+def test_control_tokens_may_be_of_any_letters_and_digits_may_stand_alone(tmp_path: Path) -> None:
+    inner = Tokenizers(models.BPE())
+    inner.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(False)]
+    )
+    inner.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=280, show_progress=False, initial_alphabet=alphabet)
+    inner.train_from_iterator(["words 12 12 12   words" * 50], trainer)
+    theirs = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<\uff5cend\u2581\uff5c>")
+    theirs.add_tokens(["two words", "word"])
+    theirs.save_pretrained(tmp_path / "hf")
+    ours = read_tokenizer_json(tmp_path / "hf")
+    assert ours.vocabulary == len(theirs) and ours.end_of_document == theirs.eos_token_id
+    again = tokenizer_from_bytes(ours.to_bytes())
+    for text in ("12 12345 words  12", "\u00e9 x12y!"):
+        assert ours.encode(text).tolist() == again.encode(text).tolist()
+        assert ours.encode(text).tolist() == inner.encode(text).ids, text
+    assert ours.decode([theirs.eos_token_id]) == theirs.eos_token
+    assert theirs.eos_token_id not in ours.encode(theirs.eos_token), "no text turns into it"
+    make_model("llama", vocab_size=len(theirs)).save_pretrained(tmp_path / "hf")
+    default = training("python-standard-library")
+    import_hugging_face(tmp_path / "hf", tmp_path / "new", "", default)
+    export_gguf(tmp_path / "new", tmp_path / "model.gguf", None)
+    said = GGUFReader(tmp_path / "model.gguf").fields["tokenizer.ggml.pre"].contents()
+    assert said == "smollm"

@@ -195,6 +195,8 @@ def _tokenizer_content(model: Model, tokenizer: Tokenizer | None) -> dict[str, A
 
 def _splitting(content: Mapping[str, Any]) -> str:
     parts = (content.get("pre_tokenizer") or {}).get("pretokenizers") or ()
+    if any(part.get("type") == "Digits" for part in parts):
+        return "smollm"
     patterns = (part.get("pattern", {}).get("Regex", "") for part in parts)
     known = next((KNOWN_PATTERNS[it] for it in patterns if it in KNOWN_PATTERNS), "")
     return _SPLITTING[known]

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer as StandardTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
 from p2p_dtfm.core.protocol.errors import PeerFault, UserError
-from p2p_dtfm.train.data.byte_pairs import SYMBOLS
+from p2p_dtfm.train.data.byte_pairs import SYMBOLS, spelt_in_symbols
 from p2p_dtfm.train.data.manifest import TOKENIZER_LIMIT_BYTES
 from p2p_dtfm.train.data.tokenizer import (
     ByteTokenizer,
@@ -89,7 +89,7 @@ def _json_of(path: Path) -> dict[str, Any]:
 def _read(path: Path) -> Tokenizer:
     fix = (
         "import a model whose tokenizer.json is a byte-level BPE that splits words as GPT-2's, "
-        "Llama 3's or Qwen's does; or remove the file and prepare the data with another"
+        "SmolLM's, Llama 3's or Qwen's does; or remove the file and prepare the data with another"
     )
     try:
         with path.open("rb") as file:
@@ -108,6 +108,19 @@ def _read(path: Path) -> Tokenizer:
         raise UserError(f"{path} cannot be used: {error.cause}", fix) from error
 
 
+def _add(vocabulary: dict[str, Any], text: str, token: Any) -> None:
+    """A token that no text turns into; spelt in symbols of bytes, as all others are. Where a token
+    of plain text is spelt so already, with zero bytes behind it, which make it another."""
+    spelt = spelt_in_symbols(text)
+    if vocabulary.get(text, token) != token:
+        return  # numbered twice: refused
+    if spelt != text:
+        vocabulary.pop(text, None)
+    while vocabulary.get(spelt, token) != token:
+        spelt += spelt_in_symbols("\0")
+    vocabulary[spelt] = token
+
+
 def _plain(content: dict[str, Any]) -> bytes:
     """Without what our tokenizers do not have, where that changes no token of plain text."""
     model = dict(content["model"])
@@ -115,7 +128,7 @@ def _plain(content: dict[str, Any]) -> bytes:
         return ByteTokenizer().to_bytes()
     vocabulary = dict(model.get("vocab") or {})
     for added in content.get("added_tokens") or ():
-        vocabulary.setdefault(str(added.get("content")), added.get("id"))
+        _add(vocabulary, str(added.get("content")), added.get("id"))
     model["vocab"] = vocabulary
     model["merges"] = [
         merge.split(" ") if isinstance(merge, str) else merge for merge in model.get("merges") or ()

@@ -1,6 +1,7 @@
 """Rows as documents: JSON lines, Parquet, Arrow, and what Hugging Face's datasets saved."""
 
 import builtins
+import gzip
 import json
 import shutil
 from pathlib import Path
@@ -101,6 +102,22 @@ def test_first_rows_without_the_field_cost_nothing_but_themselves(tmp_path: Path
     with pytest.raises(UserError, match="no text field 'text'; their fields: id, n") as caught:
         prepare([path], tmp_path / "late")
     assert "--field id" in caught.value.fixes[0]
+
+
+@pytest.mark.parametrize("ending", ["", ".gz"])
+def test_a_line_that_is_too_long_is_a_broken_one_and_a_mark_of_byte_order_none(
+    ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("p2p_dtfm.train.data.documents.LINE_LIMIT_BYTES", 2000)
+    rows = write("jsonl", tmp_path / "in").read_bytes().splitlines(keepends=True)
+    long = json.dumps({"text": "x" * 5000}).encode() + b"\n"
+    content = b"\xef\xbb\xbf" + b"".join([*rows[:30], long, *rows[30:], long.strip()])
+    path = tmp_path / f"long.jsonl{ending}"
+    path.write_bytes(gzip.compress(content) if ending else content)
+    skipped = Skipped()
+    manifest = prepare([path], tmp_path / "out", skipped=skipped)
+    assert manifest.totals.documents == 60 and skipped.broken_lines == 2
+    assert "line 31" in str(skipped) and "line 62" in str(skipped)
 
 
 def test_a_number_is_no_text(tmp_path: Path) -> None:

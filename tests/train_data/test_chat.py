@@ -1,10 +1,14 @@
 """Conversations as data: what counts, how they are packed, what a template may reach."""
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
+import pyarrow.ipc
+import pyarrow.parquet
 import pytest
 import torch
 from data_examples import make_spec
@@ -12,7 +16,13 @@ from data_examples import make_spec
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.run_spec import AuditSpec, DataSpec
 from p2p_dtfm.train.data.blob_store import BlobStore
-from p2p_dtfm.train.data.chat.conversations import Exchange, Message
+from p2p_dtfm.train.data.chat.conversations import (
+    Exchange,
+    LeftOut,
+    Message,
+    conversation_files,
+    read_conversations,
+)
 from p2p_dtfm.train.data.chat.prepare_chat import ChatTotals, prepare_chat
 from p2p_dtfm.train.data.chat.template import ChatForm, ChatWriter, read_chat_form
 from p2p_dtfm.train.data.dataset import UNCOUNTED, Dataset
@@ -178,6 +188,40 @@ class Weighed(HandWired):
     def step(self, step: int) -> float:
         self._at = step
         return super().step(step)
+
+
+@pytest.mark.parametrize("form", ["jsonl.gz", "parquet", "arrow", "share"])
+def test_the_same_rows_are_read_in_every_form(form: str, tmp_path: Path) -> None:
+    turns = [(("user", f"{n}?"), ("assistant", "yes" * (1 + n % 3))) for n in range(30)]
+    content = [talk(*each) for each in turns]
+    plain = written(tmp_path, content)
+    folder = tmp_path / "in"
+    folder.mkdir()
+    (folder / "notes.txt").write_text("no rows")
+    table = pyarrow.Table.from_pylist([{"id": 3, **each} for each in content])
+    if form == "jsonl.gz":
+        (folder / "rows.jsonl.gz").write_bytes(gzip.compress(plain.read_bytes()))
+    elif form == "parquet":
+        pyarrow.parquet.write_table(table, folder / "rows.parquet")
+    elif form == "arrow":
+        with pyarrow.ipc.new_stream(folder / "rows.arrow", table.schema) as writer:
+            writer.write_table(table)
+    else:
+        names = {"user": "human", "assistant": "gpt"}
+        rows = [
+            {"conversations": [{"from": names[role], "value": text} for role, text in each]}
+            for each in turns
+        ]
+        (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    files = conversation_files([folder], tmp_path / "out")
+    assert [path.parent for path in files] == [folder]
+    left_out = LeftOut()
+    found = [each for each, _, _ in read_conversations(files, left_out)]
+    assert found == [each for each, _, _ in read_conversations([plain], left_out)]
+    assert len(found) == 30 and str(left_out) == "nothing"
+    (folder / "rows").mkdir()
+    with pytest.raises(UserError, match="no files of conversations in"):
+        conversation_files([folder / "rows"], tmp_path / "out")
 
 
 def test_what_cannot_be_used_is_left_out_and_counted(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ the text field of a row, and is never split between the two.
 
 import hashlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -170,21 +171,28 @@ def _json_object(line: bytes) -> dict[str, object] | None:
 
 def _columns(file: Candidate, form: Form, field: str) -> Iterator[Row]:
     """The text column of a table, a few rows at a time."""
+    with pyarrow_needed(file.path, form):
+        from p2p_dtfm.train.data.formats.tables import read_column
+
+        yield from read_column(file.path, form is Form.PARQUET, field, file.size_bytes)
+
+
+@contextmanager
+def pyarrow_needed(path: Path, form: Form) -> Iterator[None]:
+    """Within it, a table is read. Raises `UserError` where that cannot be, and OSError."""
     try:
         import pyarrow
     except ImportError:
         raise UserError(
-            f"reading {file.path} needs pyarrow, which is not installed here",
+            f"reading {path} needs pyarrow, which is not installed here",
             ("install it: pip install pyarrow", "or write the data as JSON lines"),
         ) from None
-    from p2p_dtfm.train.data.formats.tables import read_column
-
     try:
-        yield from read_column(file.path, form is Form.PARQUET, field, file.size_bytes)
+        yield
     except (pyarrow.ArrowException, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
         raise UserError(
-            f"{file.path} is not a whole {form.value} file: {error}",
+            f"{path} is not a whole {form.value} file: {error}",
             "fetch or write it again, or leave it out",
         ) from error

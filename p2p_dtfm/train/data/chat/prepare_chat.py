@@ -252,7 +252,8 @@ def _held_out_key(paths: list[Path], fraction: float) -> int:
     if not keys:
         raise UserError(
             f"no conversations in {', '.join(map(str, paths))}",
-            'each line holds {"messages": [...]}, or {"prompt": "...", "completion": "..."}',
+            'each row holds {"messages": [...]}, {"conversations": [...]} as ShareGPT has it, or '
+            '{"prompt": "...", "completion": "..."}',
         )
     ordered = sorted(set(keys))
     return ordered[max(0, min(len(ordered) - 2, round(fraction * len(ordered)) - 1))]

@@ -1,8 +1,11 @@
 """Exports while a run trains."""
 
+import sys
 from pathlib import Path
 
-from p2p_dtfm.cli.commands.models import ExportFormat, _export_once
+import pytest
+
+from p2p_dtfm.cli.commands.models import ExportFormat, _export_once, export
 from p2p_dtfm.cli.commands.offline.repeated_export import RepeatedExport
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.train.model.checkpoint import list_checkpoints, save_layers
@@ -42,10 +45,45 @@ def test_one_every_so_many_steps_and_the_newest_stay(tmp_path: Path) -> None:
     for name in others:
         (out / name).touch()
     repeated.follow(said.append, next_step)
-    assert said[0] == "waits: none yet"
+    assert said[0] == "waits: none yet; wait"
     exported = [line.rsplit("step-")[1] for line in said[1:]]
     run = spec.digest()[:8]
     assert exported == [f"{step:08d}-{run}.safetensors" for step in (2, 8, 14, 20)]
     kept = sorted(path.name for path in out.iterdir())
     new = [f"step-{step:08d}-{run}.safetensors" for step in (14, 20)]
     assert kept == sorted(["mine", *others, *new])
+
+
+def test_an_export_that_cannot_come_to_anything_ends_it_and_says_how_to_mend_it(
+    tmp_path: Path,
+) -> None:
+    spec, root = make_spec(), tmp_path / "runs" / "r" / "checkpoints"
+    save_layers(root, spec, 2, 0, at(random_states(spec), 2))
+    said: list[str] = []
+    waited: list[float] = []
+
+    def write(directory: Path, target: Path) -> None:
+        raise UserError("no class of transformers is like it", "choose another form")
+
+    def newest() -> Path:
+        return list_checkpoints(root)[0].directory
+
+    repeated = RepeatedExport(newest, write, tmp_path / "out", every=1, keep=1, suffix="")
+    with pytest.raises(UserError, match="no class"):
+        repeated.follow(said.append, waited.append)
+    assert said == ["waits: no class of transformers is like it; choose another form"]
+    assert len(waited) == 2
+
+
+def test_what_can_be_known_before_the_first_checkpoint_is_said_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = "is no directory that import made"
+    with pytest.raises(UserError, match=told):
+        export(tmp_path / "out", imported=tmp_path, every=5, keep=1, home=tmp_path / "home")
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    with pytest.raises(UserError, match="needs the package gguf"):
+        export(tmp_path / "out", form=ExportFormat.GGUF, every=5, keep=1, home=tmp_path / "home")
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="file is a file"):
+        export(tmp_path / "file", every=5, keep=1, home=tmp_path / "home")

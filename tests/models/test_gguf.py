@@ -36,7 +36,7 @@ def test_all_tensors_are_there_and_equal(case: str, tmp_path: Path) -> None:
     export_gguf(tmp_path / "in", tmp_path / "model.gguf", None)
     tensors, said = read(tmp_path / "model.gguf")
     family = str(said["general.architecture"])
-    assert family == CASES[case][0] and not list(tmp_path.glob("*.partial"))
+    assert family == CASES[case][0] and not list(tmp_path.glob(".*partial*"))
     theirs = model.state_dict()
     config = model.config
     expected = [theirs[TOKEN_NAMES[family]], theirs[HEAD_NAME]]
@@ -103,6 +103,27 @@ def test_the_tokenizer_goes_along(tmp_path: Path) -> None:
     assert types[287] == 5, "tokens without a meaning are marked as unused"
     assert said["tokenizer.ggml.merges"] == [" ".join(it) for it in content["model"]["merges"]]
     assert said["tokenizer.chat_template"] == tokenizer.chat_template
+
+
+def test_all_tokens_that_end_a_text_and_a_template_in_the_configuration_go_along(
+    tmp_path: Path,
+) -> None:
+    tokenizer = their_tokenizer(280)
+    model = make_model("llama", vocab_size=288)
+    eot = tokenizer.bos_token_id
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|eom|>"]})
+    eom = tokenizer.convert_tokens_to_ids("<|eom|>")
+    end = tokenizer.eos_token_id
+    model.config.eos_token_id, model.generation_config.eos_token_id = end, [end, eom, eot]
+    model.save_pretrained(tmp_path / "hf")
+    tokenizer.save_pretrained(tmp_path / "hf", save_jinja_files=False)
+    assert not (tmp_path / "hf" / "chat_template.jinja").exists()
+    import_hugging_face(tmp_path / "hf", tmp_path / "in", "", TRAINING)
+    export_gguf(tmp_path / "in", tmp_path / "model.gguf", None)
+    _, said = read(tmp_path / "model.gguf")
+    assert said["tokenizer.chat_template"] == tokenizer.chat_template
+    kinds = {kind: said[f"tokenizer.ggml.{kind}_token_id"] for kind in ("eos", "eot", "eom")}
+    assert kinds == {"eos": end, "eot": eot, "eom": eom}
 
 
 def test_bytes_are_tokens_there_too(tmp_path: Path) -> None:

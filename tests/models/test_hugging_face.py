@@ -120,6 +120,30 @@ def test_nothing_is_overwritten(checkpoint: Path, tmp_path: Path) -> None:
     assert (tmp_path / "file").read_text() == "precious"
 
 
+def test_out_may_be_where_one_is_and_what_lies_beside_it_stays(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "hf.partial").mkdir()
+    (tmp_path / "hf.partial" / "mine.txt").write_text("precious")
+    (tmp_path / "one.safetensors.partial").write_text("precious")
+    for name in ("exported", "imported"):
+        (tmp_path / name).mkdir()
+    killed = tmp_path / "exported" / ".p2p-dtfm-partial-999999999-x"
+    killed.mkdir()
+    export_hugging_face(checkpoint, tmp_path / "hf", None)
+    export_safetensors(checkpoint, tmp_path / "one.safetensors")
+    monkeypatch.chdir(tmp_path / "exported")
+    export_hugging_face(checkpoint, Path("."), ByteTokenizer())
+    assert Path("config.json").is_file() and not killed.exists()
+    monkeypatch.chdir(tmp_path / "imported")
+    import_hugging_face(tmp_path / "exported", Path("."), "", TRAINING)
+    assert sorted(path.name for path in Path(".").iterdir()) == [
+        *("initial", "origin", "run.toml", "tokenizer.json"),
+    ]
+    assert (tmp_path / "hf.partial" / "mine.txt").read_text() == "precious"
+    assert (tmp_path / "one.safetensors.partial").read_text() == "precious"
+
+
 def test_an_export_comes_back_bit_for_bit(
     spec: RunSpec, states: list[LayerState], checkpoint: Path, tmp_path: Path
 ) -> None:
@@ -150,6 +174,25 @@ def test_a_model_of_transformers_comes_in(tied: bool, dtype: torch.dtype, tmp_pa
     with torch.no_grad():
         theirs = model.float().eval()(tokens).logits
     assert torch.allclose(ours, theirs, rtol=1e-4, atol=1e-4), (ours - theirs).abs().max()
+
+
+def test_a_head_unlike_the_embedding_that_it_is_said_to_be_is_refused(tmp_path: Path) -> None:
+    configuration = GPT2Config(vocab_size=40, n_positions=12, n_embd=16, n_layer=1, n_head=2)
+    GPT2LMHeadModel(configuration).save_pretrained(tmp_path / "hf")
+    path = tmp_path / "hf" / "model.safetensors"
+    tensors = load_file(path)
+    embedding = tensors["transformer.wte.weight"]
+    save_file(tensors | {"lm_head.weight": embedding + 0.1}, path)
+    with pytest.raises(UserError, match="is another matrix") as refused:
+        import_hugging_face(tmp_path / "hf", tmp_path / "new", "", TRAINING)
+    assert "set tie_word_embeddings to false" in str(refused.value)
+    save_file(tensors | {"lm_head.weight": embedding.clone()}, path)
+    assert import_hugging_face(tmp_path / "hf", tmp_path / "new", "", TRAINING).model.tied_head
+    save_file(tensors | {"lm_head.weight": embedding + 0.1}, path)
+    stated = tmp_path / "hf" / "config.json"
+    stated.write_text(json.dumps(json.loads(stated.read_text()) | {"tie_word_embeddings": False}))
+    untied = import_hugging_face(tmp_path / "hf", tmp_path / "untied", "", TRAINING)
+    assert not untied.model.tied_head
 
 
 def test_a_model_in_several_files_comes_in(checkpoint: Path, tmp_path: Path) -> None:

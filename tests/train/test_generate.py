@@ -11,10 +11,13 @@ from p2p_dtfm.core.protocol.run_spec import RunSpec, parse_run_spec
 from p2p_dtfm.train.model.checkpoint import load_layer, save_layers
 from p2p_dtfm.train.model.generate import (
     _Continuation,
+    _draw,
     _whole_characters,
     generate,
+    load_model,
     spare_processors,
     stream,
+    stream_until,
     whole_checkpoint,
 )
 from p2p_dtfm.train.model.layer_state import LayerState
@@ -71,6 +74,17 @@ def test_prompts_may_be_empty_or_longer_than_the_context(checkpoints: Path) -> N
     assert generate(checkpoints, Bytes(), "x", 0) == ""
 
 
+def test_nothing_is_written_behind_the_end_of_a_text(checkpoints: Path) -> None:
+    spec, layers = loaded = load_model(checkpoints)
+    model = _Continuation(layers, spec.model.context)
+    drawn = list(_draw(model, Bytes(), "def ", 40, 1.0, 1))
+    end = drawn[20]
+    text = "".join(stream_until(end, loaded, Bytes(), "def ", 40, 1.0, 1))
+    assert text == "".join(_whole_characters(Bytes(), drawn[: drawn.index(end)]))
+    whole = "".join(stream_until(-1, loaded, Bytes(), "def ", 40, 1.0, 1))
+    assert whole == "".join(_whole_characters(Bytes(), drawn)) != text
+
+
 def test_characters_come_whole() -> None:
     text = "a€ü🙂b"
     assert list(_whole_characters(Bytes(), text.encode())) == list(text)
@@ -93,7 +107,7 @@ def test_a_narrow_model_takes_one_thread_to_write(checkpoints: Path) -> None:
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(2)
-        spare_processors(checkpoints)
+        spare_processors(load_model(checkpoints)[0])
         assert torch.get_num_threads() == 1
     finally:
         torch.set_num_threads(before)

@@ -269,7 +269,12 @@ class Buffered(Doubling):
         return nn.BatchNorm1d(12)
 
 
-DOUBLING, BUFFERED, NO_KIND = Doubling(), Buffered(), "a word"
+class Broken(Doubling):
+    def costs(self, place: Place) -> Costs:
+        return self.nothing  # type: ignore[attr-defined, no-any-return]
+
+
+DOUBLING, BUFFERED, NO_KIND, BROKEN = Doubling(), Buffered(), "a word", Broken()
 
 
 @pytest.fixture
@@ -280,6 +285,8 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             ("doubling", "DOUBLING"),
             ("buffered", "BUFFERED"),
             ("no-kind", "NO_KIND"),
+            ("broken", "BROKEN"),
+            ("gone", "NOT_THERE"),
             ("block", "NO_KIND"),
             ("twice", "DOUBLING"),
             ("twice", "BUFFERED"),
@@ -308,6 +315,8 @@ def test_a_kind_that_another_package_registers_trains(
     [
         ("buffered", "has buffers"),
         ("no-kind", "no instance of LayerKind"),
+        ("broken", f"{__name__}.Broken raises AttributeError: 'Broken' object has no"),
+        ("gone", f"'gone' cannot be loaded: {__name__}:NOT_THERE raises AttributeError"),
         ("twice", "two packages"),
         ("missing", "doubling"),
     ],

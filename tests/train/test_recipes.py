@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.run_spec import RunSpec, parse_run_spec
-from p2p_dtfm.train.data import ByteTokenizer, end_of_document
+from p2p_dtfm.train.data import ByteTokenizer
 from p2p_dtfm.train.model.gpt import build_layer, document_numbers, initialise_layer, token_loss_sum
 from p2p_dtfm.train.model.optimizer import inner_learning_rate, learning_rate
 from p2p_dtfm.train.model.reference import ReferenceRun
@@ -151,4 +151,4 @@ def test_a_document_does_not_see_the_one_before(spec: RunSpec) -> None:
 
 
 def test_the_end_of_a_document_is_one_token() -> None:
-    assert end_of_document(ByteTokenizer()) == 0
+    assert ByteTokenizer().end_of_document == 0

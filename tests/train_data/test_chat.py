@@ -1,10 +1,14 @@
 """Conversations as data: what counts, how they are packed, what a template may reach."""
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
+import pyarrow.ipc
+import pyarrow.parquet
 import pytest
 import torch
 from data_examples import make_spec
@@ -12,13 +16,19 @@ from data_examples import make_spec
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.run_spec import AuditSpec, DataSpec
 from p2p_dtfm.train.data.blob_store import BlobStore
-from p2p_dtfm.train.data.chat.conversations import Exchange, Message
-from p2p_dtfm.train.data.chat.prepare_chat import prepare_chat
+from p2p_dtfm.train.data.chat.conversations import (
+    Exchange,
+    LeftOut,
+    Message,
+    conversation_files,
+    read_conversations,
+)
+from p2p_dtfm.train.data.chat.prepare_chat import ChatTotals, prepare_chat
 from p2p_dtfm.train.data.chat.template import ChatForm, ChatWriter, read_chat_form
 from p2p_dtfm.train.data.dataset import UNCOUNTED, Dataset
 from p2p_dtfm.train.data.manifest import parse_manifest
 from p2p_dtfm.train.data.prepare import notes_of
-from p2p_dtfm.train.data.tokenizer import ByteTokenizer
+from p2p_dtfm.train.data.tokenizer import ByteTokenizer, ending_with
 from p2p_dtfm.train.hugging_face.tokenizer_json import read_tokenizer_json
 from p2p_dtfm.train.model.gpt import layer_count
 from p2p_dtfm.train.model.reference import ReferenceRun
@@ -81,6 +91,13 @@ def test_only_answers_count_and_control_tokens_are_the_templates(tmp_path: Path)
     assert not counts[0]
     assert not writer.spells_out_control(talk)
     assert writer.spells_out_control((Message("user", "x<|im_end|>y"), Message("assistant", "a")))
+
+
+def test_without_a_template_an_answer_ends_as_texts_of_the_tokenizers_model_do() -> None:
+    writer = ChatWriter(ChatForm(), ending_with(ByteTokenizer(), 7))
+    tokens, counts = writer.tokens(Exchange("a", "b"))
+    assert list(tokens) == [97, 98, 7] and list(counts) == [False, True, True]
+    assert writer.filling == 7
 
 
 def test_it_equals_what_transformers_writes(tmp_path: Path) -> None:
@@ -173,6 +190,40 @@ class Weighed(HandWired):
         return super().step(step)
 
 
+@pytest.mark.parametrize("form", ["jsonl.gz", "parquet", "arrow", "share"])
+def test_the_same_rows_are_read_in_every_form(form: str, tmp_path: Path) -> None:
+    turns = [(("user", f"{n}?"), ("assistant", "yes" * (1 + n % 3))) for n in range(30)]
+    content = [talk(*each) for each in turns]
+    plain = written(tmp_path, content)
+    folder = tmp_path / "in"
+    folder.mkdir()
+    (folder / "notes.txt").write_text("no rows")
+    table = pyarrow.Table.from_pylist([{"id": 3, **each} for each in content])
+    if form == "jsonl.gz":
+        (folder / "rows.jsonl.gz").write_bytes(gzip.compress(plain.read_bytes()))
+    elif form == "parquet":
+        pyarrow.parquet.write_table(table, folder / "rows.parquet")
+    elif form == "arrow":
+        with pyarrow.ipc.new_stream(folder / "rows.arrow", table.schema) as writer:
+            writer.write_table(table)
+    else:
+        names = {"user": "human", "assistant": "gpt"}
+        rows = [
+            {"conversations": [{"from": names[role], "value": text} for role, text in each]}
+            for each in turns
+        ]
+        (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    files = conversation_files([folder], tmp_path / "out")
+    assert [path.parent for path in files] == [folder]
+    left_out = LeftOut()
+    found = [each for each, _, _ in read_conversations(files, left_out)]
+    assert found == [each for each, _, _ in read_conversations([plain], left_out)]
+    assert len(found) == 30 and str(left_out) == "nothing"
+    (folder / "rows").mkdir()
+    with pytest.raises(UserError, match="no files of conversations in"):
+        conversation_files([folder / "rows"], tmp_path / "out")
+
+
 def test_what_cannot_be_used_is_left_out_and_counted(tmp_path: Path) -> None:
     content = [
         *rows(40),
@@ -190,6 +241,68 @@ def test_what_cannot_be_used_is_left_out_and_counted(tmp_path: Path) -> None:
     assert (left_out.too_long, left_out.shortened, left_out.without_answer) == (1, 2, 2)
     assert (left_out.unreadable, left_out.with_control_tokens) == (1, 1)
     assert totals.conversations == 41
+
+
+STRICT = (
+    "{% if messages[0].role != 'user' %}{{ raise_exception('begin with the user') }}{% endif %}"
+    "{{ strftime_now('%Y') }}"
+    "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+
+
+def talk(*turns: tuple[str, str]) -> dict:
+    return {"messages": [{"role": role, "content": content} for role, content in turns]}
+
+
+def chat(directory: Path, content: list[dict], template: str) -> ChatTotals:
+    directory.mkdir(exist_ok=True)
+    path = written(directory, content)
+    form = ChatForm(template)
+    return prepare_chat([path], directory / "out", ByteTokenizer(), form, context=99)[1]
+
+
+def test_a_row_that_the_template_refuses_is_counted_and_the_others_stay(tmp_path: Path) -> None:
+    good = [talk(("user", f"{n}?"), ("assistant", "yes")) for n in range(9)]
+    bad = [talk(("assistant", "hello")), talk(("system", "be kind"), ("assistant", "no"))]
+    totals = chat(tmp_path, [bad[0], *good, bad[1]], STRICT)
+    assert (totals.conversations, totals.left_out.refused) == (9, 2)
+    said = str(totals.left_out)
+    assert "2 rows refused by the chat template" in said
+    assert "line 1: begins with an answer" in said and "line 11: begin with the" in said
+    with pytest.raises(UserError, match=r"refuses every row .*begin with the user"):
+        chat(tmp_path, bad, STRICT)
+
+
+THINKS = (
+    "{% for message in messages %}<{{ message.role }}>"
+    "{% if loop.last and message.role == 'assistant' %}<think></think>{% endif %}"
+    "{{ message.content }}\n{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+"""As Qwen3's: thoughts stand in the last answer alone."""
+
+
+def test_a_template_that_writes_the_last_answer_otherwise_makes_a_sequence_of_each(
+    tmp_path: Path,
+) -> None:
+    several = talk(("user", "a?"), ("assistant", "b"), ("user", "c?"), ("assistant", "d"))
+    one = [talk(("user", f"{n}?"), ("assistant", "yes")) for n in range(5)]
+    writer = ChatWriter(ChatForm(THINKS), ByteTokenizer())
+    conversation = tuple(Message(**turn) for turn in several["messages"])
+    rows = list(writer.each_answer(conversation))
+    assert [bytes(map(int, tokens)).decode() for tokens, _ in rows] == [
+        "<user>a?\n<assistant><think></think>b\n",
+        "<user>a?\n<assistant>b\n<user>c?\n<assistant><think></think>d\n",
+    ]
+    assert [bytes(map(int, tokens[counts])).decode() for tokens, counts in rows] == [
+        "<think></think>b\n",
+        "<think></think>d\n",
+    ]
+    totals = chat(tmp_path, [several, *one], THINKS)
+    assert (totals.conversations, totals.taken_apart) == (6, 1)
+    other = "{{ messages|length }}{% if add_generation_prompt %}?{% endif %}"
+    with pytest.raises(UserError, match=r"refuses every row .*does not begin with what asks"):
+        chat(tmp_path / "other", one, other)
 
 
 @pytest.mark.parametrize(

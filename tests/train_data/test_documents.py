@@ -1,6 +1,7 @@
 """Rows as documents: JSON lines, Parquet, Arrow, and what Hugging Face's datasets saved."""
 
 import builtins
+import gzip
 import json
 import shutil
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from data_examples import make_text
 
 from p2p_dtfm.core.protocol.errors import UserError
-from p2p_dtfm.train.data import Manifest, Skipped, prepare, stated_licence
+from p2p_dtfm.train.data import Manifest, Skipped, Wish, prepare, stated_licence
 
 SAVED = Path(__file__).parent / "saved_data_set"
 """Written by `DatasetDict.save_to_disk` of datasets 5.2.0: 40 rows in two files, and 8."""
@@ -86,6 +87,37 @@ def test_conversations_are_known_by_their_fields(row: dict, option: str, tmp_pat
     with pytest.raises(UserError, match="no text field 'text'") as caught:
         prepare([tmp_path / "rows.jsonl"], tmp_path / "out")
     assert option in caught.value.fixes[0]
+
+
+def test_first_rows_without_the_field_cost_nothing_but_themselves(tmp_path: Path) -> None:
+    path = write("jsonl", tmp_path / "in")
+    path.write_text('{"id": 1}\n{"meta": {}}\n' + path.read_text())
+    skipped = Skipped()
+    manifest = prepare([tmp_path / "in"], tmp_path / "out", skipped=skipped)
+    assert manifest.totals.documents == 60
+    assert (skipped.rows_without_text, skipped.without_field) == (2, 0)
+    kept = prepare([path], tmp_path / "kept", wish=Wish("rps_doc_word_count >= 1"))
+    assert kept.totals == manifest.totals
+    path.write_text('{"id": "1", "n": 2}\n' * 1000 + path.read_text())
+    with pytest.raises(UserError, match="no text field 'text'; their fields: id, n") as caught:
+        prepare([path], tmp_path / "late")
+    assert "--field id" in caught.value.fixes[0]
+
+
+@pytest.mark.parametrize("ending", ["", ".gz"])
+def test_a_line_that_is_too_long_is_a_broken_one_and_a_mark_of_byte_order_none(
+    ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("p2p_dtfm.train.data.documents.LINE_LIMIT_BYTES", 2000)
+    rows = write("jsonl", tmp_path / "in").read_bytes().splitlines(keepends=True)
+    long = json.dumps({"text": "x" * 5000}).encode() + b"\n"
+    content = b"\xef\xbb\xbf" + b"".join([*rows[:30], long, *rows[30:], long.strip()])
+    path = tmp_path / f"long.jsonl{ending}"
+    path.write_bytes(gzip.compress(content) if ending else content)
+    skipped = Skipped()
+    manifest = prepare([path], tmp_path / "out", skipped=skipped)
+    assert manifest.totals.documents == 60 and skipped.broken_lines == 2
+    assert "line 31" in str(skipped) and "line 62" in str(skipped)
 
 
 def test_a_number_is_no_text(tmp_path: Path) -> None:

@@ -204,6 +204,14 @@ def test_signal_files_count_before_what_the_text_says(tmp_path: Path) -> None:
     assert learnt(out, manifest) == {texts[n] for n in range(30) if n % 2 and n != 3}
     assert list(counted(manifest).values()) == [15, 1, 0]
 
+    first = {name: spans for name, spans in rows[0].items() if name != "ccnet_perplexity"}
+    write_signals(beside, [first, *rows[1:]])
+    write_rows(top / "documents" / "2023-05" / "en_head.json.gz", texts[:3])
+    bare = [{"rps_doc_word_count": [[0, 9, 1000.0]]} for _ in range(3)]
+    write_signals(top / "quality_signals" / "2023-05" / "en_head.signals.json.gz", bare)
+    again = prepare([top], tmp_path / "again", wish=Wish(keep))
+    assert learnt(tmp_path / "again", again) == learnt(out, manifest)
+
     write_signals(beside, rows, first=1)
     with pytest.raises(UserError, match=r"line 1 .* is about document 1, not about 0"):
         prepare([top], tmp_path / "b", wish=Wish(keep))

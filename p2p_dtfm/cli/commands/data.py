@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -11,6 +11,10 @@ from p2p_dtfm.cli.commands.offline.conversations import prepare_conversations
 from p2p_dtfm.cli.terminal.progress import progress_of_bytes
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.facts.in_words import counted
+
+if TYPE_CHECKING:
+    from p2p_dtfm.train.data import Tokenizer
+    from p2p_dtfm.train.model.generate import Loaded
 
 Duplicates = Literal["keep", "exact", "near"]
 
@@ -32,7 +36,10 @@ def prepare(
     ] = None,
     tokenizer: Annotated[
         Path | None,
-        typer.Option(help="Use this tokenizer.json, as import writes it for a model."),
+        typer.Option(
+            help="Use this tokenizer.json, as import writes it for a model, or that of a model's "
+            "directory; the token that ends the model's texts ends documents."
+        ),
     ] = None,
     field: Annotated[
         str, typer.Option(help="Which field of a row holds its text, where files have rows.")
@@ -153,25 +160,46 @@ def prepare(
 def generate(
     checkpoint: Annotated[
         Path | None,
-        typer.Argument(help="A checkpoint directory; default: the newest whole one of this home."),
+        typer.Argument(
+            help="A checkpoint directory, or one that import made; default: the newest whole "
+            "checkpoint of this home."
+        ),
     ] = None,
     prompt: Annotated[str, typer.Option(help="Text to go on from.")] = "def ",
-    tokens: Annotated[int, typer.Option(min=1, max=1 << 20, help="How many to write.")] = 200,
+    tokens: Annotated[
+        int, typer.Option(min=1, max=1 << 20, help="How many to write at most.")
+    ] = 200,
     temperature: Annotated[float, typer.Option(min=0.0, help="0: always the likeliest.")] = 0.8,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same text.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, max=(1 << 63) - 1, help="The same seed gives the same text.")
+    ] = 0,
     home: HomeOption = None,
 ) -> None:
-    """Write text with a trained model."""
-    from p2p_dtfm.train.model.generate import spare_processors, stream
+    """Write text with a trained model, until the text ends."""
+    from p2p_dtfm.train.model.generate import spare_processors, stream_until
 
-    directory = checkpoint or newest_checkpoint(home)
-    spare_processors(directory)
-    tokenizer = tokenizer_of(directory)
+    loaded, tokenizer = _model_of(checkpoint or newest_checkpoint(home))
+    spare_processors(loaded[0])
     sys.stdout.write(prompt)
-    for piece in stream(directory, tokenizer, prompt, tokens, temperature, seed):
+    end = tokenizer.end_of_document
+    for piece in stream_until(end, loaded, tokenizer, prompt, tokens, temperature, seed):
         sys.stdout.write(piece)
         sys.stdout.flush()
     sys.stdout.write("\n")
+
+
+def _model_of(directory: Path) -> "tuple[Loaded, Tokenizer]":
+    """Of a checkpoint, or of what `import` wrote. Raises `UserError`."""
+    from p2p_dtfm.train.hugging_face.export import is_imported, model_in
+    from p2p_dtfm.train.hugging_face.tokenizer_json import TOKENIZER_NAME, read_tokenizer_json
+    from p2p_dtfm.train.model.generate import load_model
+    from p2p_dtfm.train.model.gpt import layer_count
+
+    if not is_imported(directory):
+        return load_model(directory), tokenizer_of(directory)
+    model = model_in(directory)
+    tokenizer = read_tokenizer_json(directory / TOKENIZER_NAME)
+    return (model.spec, [model.layer(n) for n in range(layer_count(model.spec))]), tokenizer
 
 
 def newest_checkpoint(home: Path | None) -> Path:
@@ -198,9 +226,9 @@ def newest_checkpoint(home: Path | None) -> Path:
     return max(found, key=lambda item: (item.directory / "manifest.json").stat().st_mtime).directory
 
 
-def tokenizer_of(directory: Path):  # type: ignore[no-untyped-def]
+def tokenizer_of(directory: Path) -> "Tokenizer":
     """The tokenizer of a checkpoint's run, which lies beside it. Raises `UserError`."""
-    from p2p_dtfm.train.data import BlobStore, load_manifest, load_tokenizer
+    from p2p_dtfm.train.data import BlobStore, ending_with, load_manifest, load_tokenizer
     from p2p_dtfm.train.model.checkpoint import list_checkpoints, read_manifest
 
     if not (directory / "manifest.json").is_file() and list_checkpoints(directory):
@@ -214,7 +242,8 @@ def tokenizer_of(directory: Path):  # type: ignore[no-untyped-def]
             f"the tokenizer of {directory} is missing: it is looked for in {blobs}",
             "keep checkpoints in the run's directory of the daemon's home",
         )
-    tokenizer = store.path(load_manifest(path).tokenizer.digest)
+    entry = load_manifest(path).tokenizer
+    tokenizer = store.path(entry.digest)
     if tokenizer is None:
         raise UserError(f"the tokenizer is missing in {blobs}", "join the run again to fetch it")
-    return load_tokenizer(tokenizer)
+    return ending_with(load_tokenizer(tokenizer), entry.end_of_document)

@@ -15,6 +15,7 @@ from p2p_dtfm.core.protocol.facts.in_words import counted
 
 if TYPE_CHECKING:
     from p2p_dtfm.core.protocol.sections.lora_spec import LoraSpec
+    from p2p_dtfm.train.data import Tokenizer
     from p2p_dtfm.train.hugging_face.model_card import Told
 
 
@@ -25,6 +26,11 @@ class ExportFormat(StrEnum):
 
 
 DEFAULT_TARGETS = "query,value"
+_WITHOUT_ORIGIN = (
+    "without the special tokens, chat template and generation settings of the model that the run "
+    "began from; --tokenizer-of DIR takes them along, from the directory that import made on the "
+    "founder's machine"
+)
 
 
 @app.command()
@@ -84,12 +90,30 @@ def export(
             "leave out one of the two",
         )
 
+    _require_possible(out, form, imported)
+
     def write(directory: Path, target: Path) -> None:
         _export_once(target, directory, form, imported, merged, home)
 
     suffix = "" if form is ExportFormat.HF else f".{form.value}"
     repeated = RepeatedExport(lambda: newest_checkpoint(home), write, out, every, keep, suffix)
     repeated.follow(lambda text: typer.echo(text, err=True), threading.Event().wait)
+
+
+def _require_possible(out: Path, form: ExportFormat, imported: Path | None) -> None:
+    """What no checkpoint that may come can mend. Raises `UserError`."""
+    from p2p_dtfm.train.hugging_face.export import require_imported
+    from p2p_dtfm.train.hugging_face.gguf_export import require_library
+
+    if imported is not None:
+        require_imported(imported)
+    if form is ExportFormat.GGUF:
+        require_library()
+    if out.exists() and not out.is_dir():
+        raise UserError(
+            f"{out} is a file, and --every writes several into a directory",
+            "name a directory with --out",
+        )
 
 
 def _export_once(
@@ -119,11 +143,10 @@ def _export_once(
     if is_adapter and form is ExportFormat.HF:
         return _export_adapter(directory, out)
     tokenizer = None
-    if form is not ExportFormat.SAFETENSORS and not comes_from_import:
-        try:
-            tokenizer = tokenizer_of(directory)
-        except UserError as error:
-            typer.echo(f"without a tokenizer: {error.cause}", err=True)
+    if not comes_from_import:
+        if model.spec.model.initial and imported is None:
+            typer.echo(f"note: {_WITHOUT_ORIGIN}", err=True)
+        tokenizer = _tokenizer_for(form, directory)
     with progress_of_bytes() as tell:
 
         def progress(done_bytes: int, total_bytes: int) -> None:
@@ -142,6 +165,17 @@ def _export_once(
         typer.echo(f"load it with: transformers.{family}.from_pretrained({str(out)!r})")
     elif form is ExportFormat.GGUF:
         typer.echo(f"try it with: llama-cli -m {out}")
+
+
+def _tokenizer_for(form: ExportFormat, directory: Path) -> "Tokenizer | None":
+    """Of a checkpoint's run; none where it is not there, which is said, or not wanted."""
+    if form is ExportFormat.SAFETENSORS:
+        return None
+    try:
+        return tokenizer_of(directory)
+    except UserError as error:
+        typer.echo(f"without a tokenizer: {error.cause}", err=True)
+        return None
 
 
 def _export_adapter(directory: Path, out: Path) -> None:

@@ -30,16 +30,20 @@ from p2p_dtfm.train.data import (
     Manifest,
     Progress,
     Tokenizer,
-    end_of_document,
+    ending_with,
+    load_tokenizer,
     open_prepared,
     parse_manifest,
     prepare_digits,
     prepare_standard_library,
+    require_tokenizer_of,
     tokenizer_from_bytes,
 )
 from p2p_dtfm.train.model.kinds.registry import with_sizes
 
 MANIFEST_LIMIT_BYTES = 64 << 20
+OWN_TOKENIZER_NAME = "tokenizer.json"
+"""Beside a run spec that goes on from a model: the model's own, as `import` puts it there."""
 WELCOME_DEADLINE_S = 10.0
 WELCOME_PATIENCE_S = 15.0
 WELCOME_RETRY_S = 0.5
@@ -82,12 +86,15 @@ def prepare_run(path: Path, scratch: Path, progress: Progress) -> tuple[RunSpec,
             f"{spec.data.manifest[:12]}",
             "remove data.manifest from the run spec, or point data.source at those data",
         )
+    own = path.parent / OWN_TOKENIZER_NAME
+    if spec.model.initial and own.is_file():
+        require_tokenizer_of(own, load_tokenizer(own), spec.data.source, prepared.tokenizer)
     filled: dict[str, str | int] = {
         "manifest": prepared.manifest.digest(),
         "source": prepared.manifest.notes.name,
     }
     if spec.data.masks_documents:
-        filled["end_of_document"] = end_of_document(prepared.tokenizer)
+        filled["end_of_document"] = prepared.tokenizer.end_of_document
     data = spec.data.model_copy(update=filled)
     return spec.model_copy(update={"data": data}), prepared.store
 
@@ -111,7 +118,7 @@ def open_local_run(signed: Signed, store: BlobStore) -> Run:
     spec = with_sizes(RunSpec.from_canonical_bytes(signed.payload))
     manifest = parse_manifest(store.held(spec.data.manifest).read_bytes(), spec.data.manifest)
     tokenizer = tokenizer_from_bytes(store.held(manifest.tokenizer.digest).read_bytes())
-    return Run(spec, signed, manifest, tokenizer, store)
+    return Run(spec, signed, manifest, _as_stated(tokenizer, manifest), store)
 
 
 async def ask_welcome(
@@ -270,7 +277,11 @@ async def fetch_run(
             ("try again in a minute", "join through another peer"),
             exit_code=UNREACHABLE,
         ) from error
-    return Run(spec, welcome.run_spec, manifest, tokenizer, store)
+    return Run(spec, welcome.run_spec, manifest, _as_stated(tokenizer, manifest), store)
+
+
+def _as_stated(tokenizer: Tokenizer, manifest: Manifest) -> Tokenizer:
+    return ending_with(tokenizer, manifest.tokenizer.end_of_document)
 
 
 async def fetch_blob(

@@ -18,8 +18,9 @@ from p2p_dtfm.train.data.text_files import Skipped
 from p2p_dtfm.train.data.tokenizer import (
     ByteTokenizer,
     Tokenizer,
-    end_of_document,
+    ending_with,
     load_tokenizer,
+    require_tokenizer_of,
     tokenizer_from_bytes,
 )
 
@@ -39,7 +40,7 @@ __all__ = [
     "Skipped",
     "Tokenizer",
     "Wish",
-    "end_of_document",
+    "ending_with",
     "file_digest",
     "is_digest",
     "load_manifest",
@@ -49,6 +50,7 @@ __all__ = [
     "prepare",
     "prepare_digits",
     "prepare_standard_library",
+    "require_tokenizer_of",
     "standard_library_paths",
     "stated_licence",
     "tokenizer_from_bytes",

@@ -37,6 +37,7 @@ class BytePairTokenizer:
         splitting: "Splitting | None" = None,
     ) -> None:
         self.vocabulary = len(vocabulary)
+        self.end_of_document = vocabulary[_ZERO_BYTE]
         splitting = splitting or Splitting()
         model = models.BPE(vocab=vocabulary, merges=merges, ignore_merges=splitting.ignore_merges)
         self._inner = _assemble(model, splitting)
@@ -72,6 +73,7 @@ class BytePairTokenizer:
             pattern=_pattern(file.pre_tokenizer),
             ignore_merges=file.model.ignore_merges,
             normalizes=file.normalizer is not None,
+            single_digits=_has_single_digits(file.pre_tokenizer),
         )
         return cls(file.model.vocab, file.model.merges, splitting)
 
@@ -107,6 +109,8 @@ class Splitting(msgspec.Struct, frozen=True):
     """A word that is a token is not put together by merges."""
     normalizes: bool = False
     """Letters and their accents become one character (NFC)."""
+    single_digits: bool = False
+    """Each digit is a word, before GPT-2's way."""
 
 
 class _ByteLevel(msgspec.Struct, tag_field="type", tag="ByteLevel"):
@@ -124,8 +128,12 @@ class _Split(msgspec.Struct, tag_field="type", tag="Split"):
     invert: bool = False
 
 
+class _Digits(msgspec.Struct, tag_field="type", tag="Digits"):
+    individual_digits: bool = False
+
+
 class _Sequence(msgspec.Struct, tag_field="type", tag="Sequence"):
-    pretokenizers: tuple[_Split, _ByteLevel]
+    pretokenizers: tuple[_Split | _Digits, _ByteLevel]
 
 
 class _Nfc(msgspec.Struct, tag_field="type", tag="NFC"):
@@ -163,12 +171,21 @@ def _pattern(pre_tokenizer: _ByteLevel | _Sequence) -> str:
         pattern = ""
     else:
         split, after = pre_tokenizer.pretokenizers
-        pattern = split.pattern.regex
-        plain = not (split.invert or after.use_regex or after.add_prefix_space)
-        is_known = plain and pattern in KNOWN_PATTERNS
+        if isinstance(split, _Digits):
+            pattern, is_known = "", split.individual_digits and after.use_regex
+        else:
+            pattern = split.pattern.regex
+            is_known = not (split.invert or after.use_regex) and pattern in KNOWN_PATTERNS
+        is_known = is_known and not after.add_prefix_space
     if not is_known:
         raise PeerFault("tokenizer that splits words in a way this program does not")
     return pattern
+
+
+def _has_single_digits(pre_tokenizer: _ByteLevel | _Sequence) -> bool:
+    if isinstance(pre_tokenizer, _ByteLevel):
+        return False
+    return isinstance(pre_tokenizer.pretokenizers[0], _Digits)
 
 
 def _assemble(model: models.BPE, splitting: Splitting) -> tokenizers.Tokenizer:
@@ -179,6 +196,13 @@ def _assemble(model: models.BPE, splitting: Splitting) -> tokenizers.Tokenizer:
             [
                 pre_tokenizers.Split(Regex(splitting.pattern), behavior="isolated"),
                 pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            ]
+        )
+    elif splitting.single_digits:
+        inner.pre_tokenizer = pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Digits(individual_digits=True),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
             ]
         )
     if splitting.normalizes:
@@ -210,3 +234,12 @@ def _symbols() -> dict[str, int]:
 
 
 SYMBOLS = _symbols()
+_OF_BYTES = {byte: symbol for symbol, byte in SYMBOLS.items()}
+
+
+def spelt_in_symbols(text: str) -> str:
+    """A piece of a vocabulary that stands for this text."""
+    return "".join(_OF_BYTES[byte] for byte in text.encode("utf-8", errors="replace"))
+
+
+_ZERO_BYTE = next(symbol for symbol, byte in SYMBOLS.items() if byte == 0)

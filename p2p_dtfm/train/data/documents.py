@@ -7,6 +7,7 @@ the text field of a row, and is never split between the two.
 
 import hashlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -26,6 +27,8 @@ from p2p_dtfm.train.data.text_files import (
 )
 
 LINE_LIMIT_BYTES = 1 << 26
+_ROWS_WITHOUT_FIELD = 1000
+"""If so many come first, a file of lines is taken to have no such field."""
 
 
 class Form(Enum):
@@ -130,6 +133,8 @@ def _key(text: bytes, number: int) -> int:
 
 def _json_lines(path: Path, field: str, skipped: Skipped) -> Iterator[Row]:
     known = False
+    before: list[Row] = []
+    fields: dict[str, bool] = {}
     with open_lines(path, LINE_LIMIT_BYTES) as lines:
         for number, line in lines:
             if not line.strip():
@@ -140,12 +145,21 @@ def _json_lines(path: Path, field: str, skipped: Skipped) -> Iterator[Row]:
                 continue
             if not known and field == USUAL_FIELD and field not in row and RED_PAJAMA_FIELD in row:
                 field = RED_PAJAMA_FIELD
-            if not known and field not in row:
-                raise NoTextField(path, field, sorted(row))
-            known = True
+            known = known or field in row
+            if not known:
+                fields |= {name: isinstance(value, str) for name, value in row.items()}
+                before.append(Row(None, lines.read_bytes, number))
+                if len(before) >= _ROWS_WITHOUT_FIELD:
+                    break
+                continue
+            yield from before
+            before = []
             value = row.get(field)
             text = value.encode("utf-8") if isinstance(value, str) else None
             yield Row(text, lines.read_bytes, number)
+    if before:
+        texts_first = sorted(fields, key=lambda name: (not fields[name], name))
+        raise NoTextField(path, field, texts_first)
 
 
 def _json_object(line: bytes) -> dict[str, object] | None:
@@ -157,21 +171,28 @@ def _json_object(line: bytes) -> dict[str, object] | None:
 
 def _columns(file: Candidate, form: Form, field: str) -> Iterator[Row]:
     """The text column of a table, a few rows at a time."""
+    with pyarrow_needed(file.path, form):
+        from p2p_dtfm.train.data.formats.tables import read_column
+
+        yield from read_column(file.path, form is Form.PARQUET, field, file.size_bytes)
+
+
+@contextmanager
+def pyarrow_needed(path: Path, form: Form) -> Iterator[None]:
+    """Within it, a table is read. Raises `UserError` where that cannot be, and OSError."""
     try:
         import pyarrow
     except ImportError:
         raise UserError(
-            f"reading {file.path} needs pyarrow, which is not installed here",
+            f"reading {path} needs pyarrow, which is not installed here",
             ("install it: pip install pyarrow", "or write the data as JSON lines"),
         ) from None
-    from p2p_dtfm.train.data.formats.tables import read_column
-
     try:
-        yield from read_column(file.path, form is Form.PARQUET, field, file.size_bytes)
+        yield
     except (pyarrow.ArrowException, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
         raise UserError(
-            f"{file.path} is not a whole {form.value} file: {error}",
+            f"{path} is not a whole {form.value} file: {error}",
             "fetch or write it again, or leave it out",
         ) from error

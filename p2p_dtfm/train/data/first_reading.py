@@ -137,7 +137,7 @@ def _read_file_first(
 
 def _way_to_read(fields: list[str]) -> str:
     """Rows that have no text where it was looked for."""
-    if "messages" in fields:
+    if {"messages", "conversations"} & set(fields):
         return "these are conversations: write them as a model of yours does, with --chat DIR"
     if {"prompt", "completion"} <= set(fields):
         return "these are questions and answers: only answers count with --conversations"

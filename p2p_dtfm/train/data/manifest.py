@@ -46,6 +46,8 @@ class TokenizerEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     digest: _Digest
     size_bytes: Annotated[int, Meta(ge=1, le=TOKENIZER_LIMIT_BYTES)]
     vocabulary: Annotated[int, Meta(ge=2, le=1 << 24)]
+    end_of_document: Annotated[int, Meta(ge=0, lt=1 << 24)] | msgspec.UnsetType = msgspec.UNSET
+    """What stands after each document. Unset: the token of the zero byte."""
 
 
 class Notes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -196,8 +198,8 @@ def _inconsistency(manifest: Manifest) -> str | None:
     """What is wrong between the fields, each of which is within its own bounds."""
     if manifest.format_version != FORMAT_VERSION:
         return f"has format {manifest.format_version}, this version reads {FORMAT_VERSION}"
-    if manifest.token_type != token_type_for(manifest.stored_values):
-        return f"stores a vocabulary of {manifest.vocabulary} as {manifest.token_type}"
+    if problem := _inconsistent_tokens(manifest):
+        return problem
     train = sum(shard.tokens for shard in manifest.shards_in("train"))
     held_out = sum(shard.tokens for shard in manifest.shards_in("held_out"))
     if (train, held_out) != (manifest.totals.train_tokens, manifest.totals.held_out_tokens):
@@ -214,6 +216,15 @@ def _inconsistency(manifest: Manifest) -> str | None:
             return f"gives shard {shard.digest[:12]} two sizes"
     if manifest.tokenizer.digest in sizes:
         return "names one file as tokenizer and as shard"
+    return None
+
+
+def _inconsistent_tokens(manifest: Manifest) -> str | None:
+    if manifest.token_type != token_type_for(manifest.stored_values):
+        return f"stores a vocabulary of {manifest.vocabulary} as {manifest.token_type}"
+    end = manifest.tokenizer.end_of_document
+    if isinstance(end, int) and end >= manifest.vocabulary:
+        return f"ends documents with token {end} of {manifest.vocabulary}"
     return None
 
 

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from p2p_dtfm.core.protocol.errors import PeerFault, UserError
 from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.train.data.atomic_file import fix_of, write_atomically
@@ -26,7 +28,6 @@ from p2p_dtfm.train.data.manifest import (
     Manifest,
     Notes,
     Split,
-    TokenizerEntry,
     Totals,
     load_manifest,
     parse_manifest,
@@ -40,9 +41,10 @@ from p2p_dtfm.train.data.text_files import (
     find_files,
 )
 from p2p_dtfm.train.data.tokenizer import (
-    END_OF_DOCUMENT,
     ByteTokenizer,
     Tokenizer,
+    ending_with,
+    entry_of,
     load_tokenizer,
 )
 
@@ -159,6 +161,7 @@ def open_prepared(out: Path) -> PreparedData:
     tokenizer = load_tokenizer(folder / manifest.tokenizer.digest)
     if tokenizer.vocabulary != manifest.vocabulary:
         raise UserError(f"tokenizer and manifest in {out} disagree about the vocabulary", fix)
+    tokenizer = ending_with(tokenizer, manifest.tokenizer.end_of_document)
     return PreparedData(manifest, tokenizer, store)
 
 
@@ -279,13 +282,10 @@ def _write(
                 f"window of {context + 1} (from {survey.text_bytes} bytes of text)",
                 ("add text", "choose a smaller context"),
             )
-    tokenizer_file = tokenizer.to_bytes()
     return Manifest(
         format_version=FORMAT_VERSION,
         token_type=token_type,
-        tokenizer=TokenizerEntry(
-            store.put_bytes(tokenizer_file), len(tokenizer_file), tokenizer.vocabulary
-        ),
+        tokenizer=entry_of(tokenizer, store),
         shards=(*train.entries, *held_out.entries),
         totals=Totals(train.tokens, held_out.tokens, survey.documents, survey.text_bytes),
         notes=notes,
@@ -300,8 +300,8 @@ def _write_tokens(
     held_out: ShardWriter,
     progress: Progress,
 ) -> None:
-    """Each document, or each stretch of one within a split, ends with END_OF_DOCUMENT."""
-    separator = tokenizer.encode(END_OF_DOCUMENT)
+    """Each document, or each stretch of one within a split, ends with a token for it."""
+    separator = np.array([tokenizer.end_of_document])
     writers: dict[Split, ShardWriter] = {"train": train, "held_out": held_out}
     open_split: Split | None = None
     done_bytes = 0

@@ -3,6 +3,7 @@
 A tokenizer is a small JSON file that travels between peers by its hash. Nothing in it is executed.
 """
 
+import copy
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -11,16 +12,20 @@ import msgspec
 import numpy as np
 
 from p2p_dtfm.core.protocol.errors import PeerFault, UserError
-from p2p_dtfm.train.data.manifest import TOKENIZER_LIMIT_BYTES
+from p2p_dtfm.train.data.blob_store import BlobStore
+from p2p_dtfm.train.data.manifest import TOKENIZER_LIMIT_BYTES, TokenizerEntry
 
 END_OF_DOCUMENT = "\0"
-"""Written after each document. Text files hold no zero byte, so it means nothing else."""
+"""Whose token is written after each document, unless a model has one of its own for it. Text files
+hold no zero byte, so it means nothing else."""
 
 
 class Tokenizer(Protocol):
     """What the rest of the program knows of a tokenizer. Tokens are 0 ... vocabulary - 1."""
 
     vocabulary: int
+    end_of_document: int
+    """The token after each document."""
 
     def encode(self, text: str) -> np.ndarray:
         """Tokens [t] of an unsigned or signed integer type."""
@@ -47,6 +52,7 @@ class ByteTokenizer:
     """Each byte of the UTF-8 text is one token."""
 
     vocabulary = 256
+    end_of_document = 0
 
     def encode(self, text: str) -> np.ndarray:
         return self.encode_bytes(text.encode("utf-8", errors="replace"))
@@ -67,10 +73,26 @@ class ByteTokenizer:
         return b'{"kind":"bytes"}'
 
 
-def end_of_document(tokenizer: Tokenizer) -> int:
-    """The token that `prepare` wrote after each document."""
-    (token,) = tokenizer.encode(END_OF_DOCUMENT)  # of bytes and of pairs of them it is one
-    return int(token)
+def ending_with(tokenizer: Tokenizer, token: int | msgspec.UnsetType) -> Tokenizer:
+    """The same with another token after each document; as it is where none is stated."""
+    if not isinstance(token, int) or token == tokenizer.end_of_document:
+        return tokenizer
+    other = copy.copy(tokenizer)
+    other.end_of_document = token
+    return other
+
+
+def entry_of(tokenizer: Tokenizer, store: BlobStore) -> TokenizerEntry:
+    """What a manifest says of it; its file goes into `store`. Raises OSError."""
+    file = tokenizer.to_bytes()
+    usual = tokenizer_from_bytes(file).end_of_document
+    end = tokenizer.end_of_document
+    return TokenizerEntry(
+        store.put_bytes(file),
+        len(file),
+        tokenizer.vocabulary,
+        msgspec.UNSET if end == usual else end,
+    )
 
 
 def tokenizer_from_bytes(payload: bytes) -> Tokenizer:
@@ -103,6 +125,21 @@ def load_tokenizer(path: Path) -> Tokenizer:
         return tokenizer_from_bytes(payload)
     except PeerFault as error:
         raise UserError(f"{path} cannot be used: {error.cause}", fix) from error
+
+
+def require_tokenizer_of(model: Path, own: Tokenizer, data: str, given: Tokenizer) -> None:
+    """Refuse data in tokens of another tokenizer than a model's own, which lies at `model`: there
+    the same numbers mean other text. Raises `UserError`."""
+    if given.to_bytes() != own.to_bytes():
+        raise UserError(
+            f"the data {data} are tokens of another tokenizer than {model}, which the model has "
+            "learnt with",
+            (
+                "prepare the text with it, and set data.source to what comes out: "
+                f"p2p-dtfm prepare TEXTS --out DATA --tokenizer {model}",
+                "remove that file, if the model is to learn other tokens from the start",
+            ),
+        )
 
 
 class _Kind(msgspec.Struct):

@@ -5,7 +5,6 @@ own, which GPT-2's has not; so the configuration says `tie_word_embeddings`.
 """
 
 import json
-import os
 import shutil
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
@@ -20,11 +19,12 @@ from p2p_dtfm.core.protocol.errors import PeerFault, UserError
 from p2p_dtfm.core.protocol.facts.in_words import bytes_text
 from p2p_dtfm.core.protocol.model_spec import ModelSpec
 from p2p_dtfm.core.protocol.run_spec import RunSpec, parse_run_spec
-from p2p_dtfm.train.data.tokenizer import END_OF_DOCUMENT, Tokenizer
+from p2p_dtfm.train.data.tokenizer import Tokenizer
 from p2p_dtfm.train.hugging_face.configuration import CONFIGURATION_NAME, configuration_of
 from p2p_dtfm.train.hugging_face.families import Part, family_of, own_parts, parts_of
 from p2p_dtfm.train.hugging_face.model_card import CARD_NAME, Told, model_card
 from p2p_dtfm.train.hugging_face.model_import import (
+    GENERATION_NAME,
     INITIAL_NAME,
     ORIGIN_FILES,
     ORIGIN_NAME,
@@ -32,6 +32,7 @@ from p2p_dtfm.train.hugging_face.model_import import (
     TOKENIZER_NAME,
     Progress,
 )
+from p2p_dtfm.train.hugging_face.new_place import made_whole, require_new
 from p2p_dtfm.train.hugging_face.tokenizer_json import tokenizer_json
 from p2p_dtfm.train.hugging_face.weights import WEIGHTS_NAME
 from p2p_dtfm.train.model.checkpoint import read_manifest
@@ -62,6 +63,15 @@ class Model:
 def is_imported(directory: Path) -> bool:
     """Whether `import` made it."""
     return (directory / RUN_SPEC_NAME).is_file() and (directory / INITIAL_NAME).is_dir()
+
+
+def require_imported(directory: Path) -> None:
+    """Raises `UserError`."""
+    if not is_imported(directory):
+        raise UserError(
+            f"{directory} is no directory that import made",
+            "give the directory of the run spec, with initial/ beside it",
+        )
 
 
 def model_in(directory: Path) -> Model:
@@ -103,11 +113,7 @@ def model_from(source: Path, imported: Path | None) -> Model:
     model = model_in(source)
     if imported is None:
         return model
-    if not is_imported(imported):
-        raise UserError(
-            f"{imported} is no directory that import made",
-            "give the directory of the run spec, with initial/ beside it",
-        )
+    require_imported(imported)
     return replace(model, origin=imported / ORIGIN_NAME)
 
 
@@ -130,24 +136,19 @@ def export_hugging_face(
     model = model_from(source, imported)
     family_of(model.spec.model)
     require_tied(model)
-    temporary = out.with_name(out.name + ".partial")
-    try:
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
-        _write_model(model, temporary / WEIGHTS_NAME, parts_of, progress)
+    with made_whole(out) as made:
+        made.mkdir()
+        _write_model(model, made / WEIGHTS_NAME, parts_of, progress)
         if tokenizer is not None:
-            (temporary / TOKENIZER_NAME).write_bytes(tokenizer_json(tokenizer))
-            _write_json(temporary / "tokenizer_config.json", _tokenizer_configuration(model.spec))
+            file = tokenizer_json(tokenizer)
+            (made / TOKENIZER_NAME).write_bytes(file)
+            said = _tokenizer_configuration(model.spec, tokenizer, file)
+            _write_json(made / "tokenizer_config.json", said)
         if model.origin is not None and model.origin.is_dir():
-            _copy_origin(model.origin, temporary)
-        _write_json(temporary / CONFIGURATION_NAME, configuration(model, tokenizer))
+            _copy_origin(model.origin, made)
+        _write_json(made / CONFIGURATION_NAME, configuration(model, tokenizer))
         card = model_card(model.spec, model.step, told)
-        (temporary / CARD_NAME).write_text(card, encoding="utf-8")
-        os.replace(temporary, out)
-    except OSError as error:
-        raise not_written(out, error) from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        (made / CARD_NAME).write_text(card, encoding="utf-8")
 
 
 def export_safetensors(
@@ -157,25 +158,35 @@ def export_safetensors(
 ) -> None:
     """Write all parameters, under our names, into one file. Raises `UserError`."""
     require_new(out)
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        _write_model(model_in(source), out, own_parts, progress)
-    except OSError as error:
-        raise not_written(out, error) from error
+    with made_whole(out) as made:
+        _write_model(model_in(source), made, own_parts, progress)
 
 
 def configuration(model: Model, tokenizer: Tokenizer | None) -> dict[str, object]:
     """The content of config.json."""
-    end = None if tokenizer is None else int(tokenizer.encode(END_OF_DOCUMENT)[0])
+    end = None if tokenizer is None else tokenizer.end_of_document
     return configuration_of(model.spec.model, end, special_tokens(model.origin))
 
 
 def special_tokens(origin: Path | None) -> Mapping[str, Any]:
     """Which the model had where it came from."""
+    return {} if origin is None else _special_tokens(origin / CONFIGURATION_NAME)
+
+
+def ends_of(origin: Path | None) -> list[int]:
+    """The tokens that end a text there, as the configuration and that of generation state them."""
     if origin is None:
-        return {}
+        return []
+    found: list[Any] = []
+    for name in (CONFIGURATION_NAME, GENERATION_NAME):
+        stated = _special_tokens(origin / name).get("eos_token_id")
+        found.extend(stated if isinstance(stated, list) else [stated])
+    return list(dict.fromkeys(token for token in found if isinstance(token, int)))
+
+
+def _special_tokens(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads((origin / CONFIGURATION_NAME).read_bytes())
+        content = json.loads(path.read_bytes())
         return {name: content[name] for name in _SPECIAL_TOKENS if name in content}
     except (OSError, ValueError, TypeError, RecursionError):
         return {}
@@ -188,8 +199,14 @@ def _copy_origin(origin: Path, to: Path) -> None:
             shutil.copyfile(origin / name, to / name)
 
 
-def _tokenizer_configuration(spec: RunSpec) -> dict[str, object]:
+def _tokenizer_configuration(spec: RunSpec, tokenizer: Tokenizer, file: bytes) -> dict[str, object]:
+    end = tokenizer.end_of_document
+    piece = tokenizer.decode([end])
+    is_control = (
+        json.loads(file)["model"]["vocab"].get(piece) == end
+    )  # the zero byte is spelt so not
     return {
+        **({"eos_token": piece} if is_control else {}),
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": spec.model.context,
         "clean_up_tokenization_spaces": False,  # text comes back as it was
@@ -250,13 +267,6 @@ def require_tied(model: Model) -> None:
         )
 
 
-def require_new(out: Path) -> None:
-    if out.is_dir() and any(out.iterdir()):
-        raise UserError(f"{out} exists and is not empty", "choose a new place for --out")
-    if out.exists() and not out.is_dir():
-        raise UserError(f"{out} exists already", "choose a new place for --out")
-
-
 def require_room(path: Path, needed_bytes: int) -> None:
     free_bytes = shutil.disk_usage(path.parent).free
     if free_bytes < needed_bytes:
@@ -265,13 +275,6 @@ def require_room(path: Path, needed_bytes: int) -> None:
             f"{bytes_text(free_bytes)} free",
             "free space there, or name a directory on another disk with --out",
         )
-
-
-def not_written(out: Path, error: OSError) -> UserError:
-    return UserError(
-        f"cannot write {out}: {error.strerror or error}",
-        "choose a directory that you may write to for --out, with enough space",
-    )
 
 
 def _write_json(path: Path, content: dict[str, object]) -> None:

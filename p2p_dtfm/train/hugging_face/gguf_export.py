@@ -19,20 +19,21 @@ from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.model_spec import ModelSpec
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.train.data.byte_pairs import KNOWN_PATTERNS
+from p2p_dtfm.train.data.chat.template import read_template
 from p2p_dtfm.train.data.tokenizer import Tokenizer
 from p2p_dtfm.train.hugging_face.export import (
     Model,
+    ends_of,
     model_from,
-    not_written,
     placed_tensors,
     places_of,
-    require_new,
     require_room,
     require_tied,
     special_tokens,
 )
 from p2p_dtfm.train.hugging_face.families import family_of, parts_of
 from p2p_dtfm.train.hugging_face.model_import import TOKENIZER_NAME, Progress
+from p2p_dtfm.train.hugging_face.new_place import made_whole, require_new
 from p2p_dtfm.train.hugging_face.tokenizer_json import tokenizer_json
 from p2p_dtfm.train.model.block import attention_factor, frequencies
 from p2p_dtfm.train.model.gpt import layer_count
@@ -56,19 +57,17 @@ def export_gguf(
     Raises `UserError`, also for a model that llama.cpp would compute in another way. The file
     appears whole or not at all.
     """
-    library = _library()
+    library = require_library()
     require_new(out)
     model = model_from(source, imported)
     family = family_of(model.spec.model)
     _require_known(model.spec.model, family)
     require_tied(model)
-    partial = out.with_name(out.name + ".partial")
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
+    with made_whole(out) as made:
         tensors = list(_tensors(model.spec, family, library))
         size_bytes = 4 * sum(int(np.prod(shape)) for _, shape in tensors)
-        require_room(out, size_bytes + _BESIDE_TENSORS_BYTES)
-        writer = library.GGUFWriter(partial, family)
+        require_room(made, size_bytes + _BESIDE_TENSORS_BYTES)
+        writer = library.GGUFWriter(made, family)
         _describe(writer, model, library)
         _describe_tokens(writer, model, tokenizer, library)
         for name, shape in tensors:
@@ -82,14 +81,10 @@ def export_gguf(
             done_bytes += values.nbytes
             progress(done_bytes, size_bytes)
         writer.close()
-        partial.replace(out)
-    except OSError as error:
-        raise not_written(out, error) from error
-    finally:
-        partial.unlink(missing_ok=True)
 
 
-def _library() -> Any:
+def require_library() -> Any:
+    """The package `gguf`. Raises `UserError`."""
     try:
         return importlib.import_module("gguf")
     except ImportError as error:
@@ -183,7 +178,7 @@ def _describe_tokens(writer: Any, model: Model, tokenizer: Tokenizer | None, lib
     writer.add_token_list(pieces)
     writer.add_token_types(types)
     writer.add_token_merges(_merges(content))
-    _describe_special(writer, model, content, by_id)
+    _describe_special(writer, model, content, tokenizer)
 
 
 def _tokenizer_content(model: Model, tokenizer: Tokenizer | None) -> dict[str, Any] | None:
@@ -200,6 +195,8 @@ def _tokenizer_content(model: Model, tokenizer: Tokenizer | None) -> dict[str, A
 
 def _splitting(content: Mapping[str, Any]) -> str:
     parts = (content.get("pre_tokenizer") or {}).get("pretokenizers") or ()
+    if any(part.get("type") == "Digits" for part in parts):
+        return "smollm"
     patterns = (part.get("pattern", {}).get("Regex", "") for part in parts)
     known = next((KNOWN_PATTERNS[it] for it in patterns if it in KNOWN_PATTERNS), "")
     return _SPLITTING[known]
@@ -213,24 +210,39 @@ def _merges(content: Mapping[str, Any]) -> list[str]:
 
 
 def _describe_special(
-    writer: Any, model: Model, content: Mapping[str, Any], by_id: Mapping[int, str]
+    writer: Any, model: Model, content: Mapping[str, Any], tokenizer: Tokenizer | None
 ) -> None:
     stated = special_tokens(model.origin)
-    end = next((token for token, piece in by_id.items() if piece == _ZERO_BYTE), None)
+    usual = content["model"]["vocab"].get(_ZERO_BYTE)
+    end = usual if tokenizer is None else tokenizer.end_of_document
     say = {
         "bos_token_id": writer.add_bos_token_id,
-        "eos_token_id": writer.add_eos_token_id,
         "pad_token_id": writer.add_pad_token_id,
     }
     for name, add in say.items():
         token = stated.get(name, end if name != "pad_token_id" and not stated else None)
-        token = token[0] if isinstance(token, list) and token else token
         if isinstance(token, int):
             add(token)
+    ends = ends_of(model.origin) if stated else [end]
+    _describe_ends(writer, [token for token in ends if token is not None], content)
     writer.add_add_bos_token(_begins_with_a_special_token(content))
-    template = model.origin / "chat_template.jinja" if model.origin is not None else None
-    if template is not None and template.is_file():
-        writer.add_chat_template(template.read_text(encoding="utf-8"))
+    template = None if model.origin is None else read_template(model.origin)
+    if template is not None:
+        writer.add_chat_template(template)
+
+
+def _describe_ends(writer: Any, tokens: list[int], content: Mapping[str, Any]) -> None:
+    """Where several tokens end a text: the first is its end, others a turn's and a message's."""
+    by_id = {each["id"]: each["content"] for each in content.get("added_tokens") or ()}
+    if tokens:
+        writer.add_eos_token_id(tokens[0])
+    others = tokens[1:]
+    messages = [token for token in others if "eom" in by_id.get(token, "")]
+    turns = [token for token in others if token not in messages]
+    if turns:
+        writer.add_eot_token_id(turns[0])
+    if messages:
+        writer.add_eom_token_id(messages[0])
 
 
 def _begins_with_a_special_token(content: Mapping[str, Any]) -> bool:

@@ -8,7 +8,6 @@ origin/          what else the model's directory says: configuration, tokenizer,
 
 import json
 import math
-import os
 import re
 import shutil
 import tomllib
@@ -24,7 +23,9 @@ from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.core.protocol.run_spec import RunSpec, parse_run_spec
 from p2p_dtfm.core.protocol.sections.lora_spec import LoraSpec
-from p2p_dtfm.train.data.tokenizer import Tokenizer
+from p2p_dtfm.train.data.corpus import STANDARD_LIBRARY
+from p2p_dtfm.train.data.prepare import open_prepared
+from p2p_dtfm.train.data.tokenizer import ByteTokenizer, Tokenizer, require_tokenizer_of
 from p2p_dtfm.train.hugging_face.configuration import (
     CONFIGURATION_NAME,
     Configuration,
@@ -37,7 +38,9 @@ from p2p_dtfm.train.hugging_face.families import (
     Part,
     parts_of,
 )
+from p2p_dtfm.train.hugging_face.new_place import made_whole, require_new
 from p2p_dtfm.train.hugging_face.tokenizer_json import read_tokenizer_json
+from p2p_dtfm.train.hugging_face.training_options import require_options
 from p2p_dtfm.train.hugging_face.weights import Weights
 from p2p_dtfm.train.model.gpt import layer_count, plain_entries
 from p2p_dtfm.train.model.initial_state import write_initial
@@ -46,9 +49,10 @@ RUN_SPEC_NAME = "run.toml"
 INITIAL_NAME = "initial"
 ORIGIN_NAME = "origin"
 TOKENIZER_NAME = "tokenizer.json"
+GENERATION_NAME = "generation_config.json"
 ORIGIN_FILES = (
     CONFIGURATION_NAME,
-    "generation_config.json",
+    GENERATION_NAME,
     TOKENIZER_NAME,
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -125,31 +129,28 @@ def import_hugging_face(
     `tell` hears what is not as it was there. Returns the run spec. Raises `UserError` for a model
     that cannot be trained here or is damaged; `out` appears whole or not at all.
     """
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out} exists already", "choose a new directory for --out")
+    require_new(out)
     configuration = read_configuration(directory / CONFIGURATION_NAME)
     draft = _draft(configuration, directory, name, training, tell)
     tokenizer = _tokenizer(directory, draft)
-    temporary = out.with_name(out.name + ".partial")
-    try:
-        shutil.rmtree(temporary, ignore_errors=True)
+    _require_data(training.data, directory, tokenizer)
+    if training.data == STANDARD_LIBRARY and not isinstance(tokenizer, ByteTokenizer | None):
+        tell(
+            f"{STANDARD_LIBRARY} is bytes, and the model has learnt with another tokenizer, so the "
+            "run cannot be founded yet. Prepare text with it, and set data.source in "
+            f"{out / RUN_SPEC_NAME} to what comes out: p2p-dtfm prepare TEXTS --out DATA "
+            f"--tokenizer {out / TOKENIZER_NAME} --context {draft.model.context}"
+        )
+    with made_whole(out) as made:
         given = _Given(directory, configuration, draft)
         initial = write_initial(
-            temporary / INITIAL_NAME, draft, _told(draft, given.parameters, progress)
+            made / INITIAL_NAME, draft, _told(draft, given.parameters, progress)
         )
         text = _spec_text(draft, directory, training, initial.digest())
         if tokenizer is not None:
-            (temporary / TOKENIZER_NAME).write_bytes(tokenizer.to_bytes())
-        _copy_origin(directory, temporary / ORIGIN_NAME)
-        (temporary / RUN_SPEC_NAME).write_text(text, encoding="utf-8")
-        os.replace(temporary, out)
-    except OSError as error:
-        raise UserError(
-            f"cannot write {out}: {error.strerror or error}",
-            "choose a directory that you may write to for --out, with enough space",
-        ) from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+            (made / TOKENIZER_NAME).write_bytes(tokenizer.to_bytes())
+        _copy_origin(directory, made / ORIGIN_NAME)
+        (made / RUN_SPEC_NAME).write_text(text, encoding="utf-8")
     return parse_run_spec(tomllib.loads(text), str(out / RUN_SPEC_NAME))
 
 
@@ -175,6 +176,13 @@ def _draft(
     tell: Callable[[str], None],
 ) -> RunSpec:
     """The run spec without the weights' digest. Raises `UserError` for what no model can be."""
+    require_options(
+        name,
+        training.total_steps,
+        training.global_batch,
+        training.microbatch,
+        training.learning_rate,
+    )
     model = {**configuration.model, "context": _context(configuration, training, tell)}
     if "rope" in model and model["context"] != configuration.positions:
         model["rope"] = {**model["rope"], "positions": configuration.positions}
@@ -203,6 +211,12 @@ def _context(configuration: Configuration, training: Training, tell: Callable[[s
             f"{training.context}",
             f"leave out --context, or give {configuration.positions}",
         )
+    if not is_learned and training.context > configuration.positions:
+        raise UserError(
+            f"--context: must be at most the {configuration.positions} positions that the model is "
+            f"made for, not {training.context}",
+            f"leave out --context, or give {configuration.positions} or less",
+        )
     if training.context or is_learned:
         return training.context or configuration.positions
     if configuration.positions > LONGEST_CONTEXT:
@@ -229,6 +243,15 @@ def _tokenizer(directory: Path, spec: RunSpec) -> Tokenizer | None:
     return tokenizer
 
 
+def _require_data(source: str, directory: Path, own: Tokenizer | None) -> None:
+    """Refuse data that are not there, or are not the model's tokens. Raises `UserError`."""
+    if source == STANDARD_LIBRARY:
+        return  # by name: in bytes
+    prepared = open_prepared(Path(source))
+    if own is not None:
+        require_tokenizer_of(directory / TOKENIZER_NAME, own, source, prepared.tokenizer)
+
+
 class _Given:
     """The weights of a model's directory, all checked but for their values, as ours."""
 
@@ -236,6 +259,15 @@ class _Given:
         self._spec = spec
         self._tied_to = TOKEN_NAMES[configuration.family] if configuration.is_tied else HEAD_NAME
         self._weights = Weights(directory, PREFIXES[configuration.family])
+        if configuration.is_tied and self._weights.holds_unlike(HEAD_NAME, self._tied_to):
+            raise UserError(
+                f"config.json in {directory} ties the head to the token embedding, and "
+                f"{HEAD_NAME} is another matrix",
+                (
+                    "set tie_word_embeddings to false in config.json: the head is that matrix",
+                    f"remove {HEAD_NAME} from the weights, if the embedding is the head",
+                ),
+            )
         layers = range(layer_count(spec))
         wanted = [part for layer in layers for parts in self._parts(layer) for part in parts]
         self._weights.check(wanted, {HEAD_NAME} if configuration.is_tied else ())

@@ -6,8 +6,6 @@ with zeros between, and its rank and alpha say so.
 """
 
 import json
-import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,9 +14,9 @@ from torch import Tensor
 
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.sections.lora_spec import AdaptedMatrix, adapted_matrices
-from p2p_dtfm.train.hugging_face.export import not_written, require_new
 from p2p_dtfm.train.hugging_face.families import family_of, parts_of
 from p2p_dtfm.train.hugging_face.model_card import CARD_NAME, Told, model_card
+from p2p_dtfm.train.hugging_face.new_place import made_whole, require_new
 from p2p_dtfm.train.model.checkpoint import load_layer, read_manifest
 from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.train.model.lora.adapted import AdaptedLinear
@@ -66,22 +64,15 @@ def export_adapter(checkpoint: Path, out: Path, told: Told) -> tuple[RunSpec, in
         "fan_in_fan_out": family == "gpt2",
         "inference_mode": True,
     }
-    temporary = out.with_name(out.name + ".partial")
-    try:
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
+    with made_whole(out) as made:
+        made.mkdir()
         entries: list[Entry] = [(name, tuple(tensor.shape)) for name, tensor in tensors]
         written = (tensor for _, tensor in tensors)
-        write_tensors(temporary / WEIGHTS_NAME, entries, {"format": "pt"}, written)
+        write_tensors(made / WEIGHTS_NAME, entries, {"format": "pt"}, written)
         text = json.dumps(configuration, indent=2) + "\n"
-        (temporary / CONFIGURATION_NAME).write_text(text, encoding="utf-8")
+        (made / CONFIGURATION_NAME).write_text(text, encoding="utf-8")
         card = model_card(spec, manifest.step, told, is_adapter=True)
-        (temporary / CARD_NAME).write_text(card, encoding="utf-8")
-        os.replace(temporary, out)
-    except OSError as error:
-        raise not_written(out, error) from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        (made / CARD_NAME).write_text(card, encoding="utf-8")
     return spec, manifest.step
 
 

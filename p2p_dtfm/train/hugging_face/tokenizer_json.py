@@ -12,9 +12,18 @@ from tokenizers import Tokenizer as StandardTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
 from p2p_dtfm.core.protocol.errors import PeerFault, UserError
-from p2p_dtfm.train.data.byte_pairs import SYMBOLS
+from p2p_dtfm.train.data.byte_pairs import SYMBOLS, spelt_in_symbols
 from p2p_dtfm.train.data.manifest import TOKENIZER_LIMIT_BYTES
-from p2p_dtfm.train.data.tokenizer import ByteTokenizer, Tokenizer, tokenizer_from_bytes
+from p2p_dtfm.train.data.tokenizer import (
+    ByteTokenizer,
+    Tokenizer,
+    ending_with,
+    tokenizer_from_bytes,
+)
+
+TOKENIZER_NAME = "tokenizer.json"
+_ORIGIN_NAME = "origin"
+"""Where `import` keeps the model's own files, beside the tokenizer as this program reads it."""
 
 
 def tokenizer_json(tokenizer: Tokenizer) -> bytes:
@@ -28,14 +37,59 @@ def tokenizer_json(tokenizer: Tokenizer) -> bytes:
 
 
 def read_tokenizer_json(path: Path) -> Tokenizer:
-    """A byte-level BPE from elsewhere, without its special tokens. Raises `UserError`.
+    """A byte-level BPE from elsewhere, or of a directory, without its special tokens. `UserError`.
 
     Special tokens, such as GPT-2's <|endoftext|>, keep their numbers but are never produced: a
-    text that spells one out is a text like any other.
+    text that spells one out is a text like any other. What ends texts of the model that it belongs
+    to, which other files beside it say, ends documents.
     """
+    path = path / TOKENIZER_NAME if path.is_dir() else path
+    tokenizer = _read(path)
+    for directory in (path.parent, path.parent / _ORIGIN_NAME):
+        end = _end_of_text(directory)
+        if end is not None and end < tokenizer.vocabulary:
+            return ending_with(tokenizer, end)
+    return tokenizer
+
+
+def _end_of_text(directory: Path) -> int | None:
+    """The token with which a model ends its texts, if its directory says so and its tokenizer knows
+    it for more than plain text."""
+    content = _json_of(directory / TOKENIZER_NAME)
+    added = {
+        str(each.get("content")): each.get("id")
+        for each in content.get("added_tokens") or ()
+        if isinstance(each, dict)
+    }
+    stated = _json_of(directory / "tokenizer_config.json").get("eos_token")
+    piece = stated.get("content") if isinstance(stated, dict) else stated
+    model = content.get("model")
+    known = model.get("vocab") if isinstance(model, dict) else None
+    if isinstance(piece, str):
+        found = added.get(piece, known.get(piece) if isinstance(known, dict) else None)
+        return found if isinstance(found, int) else None
+    for name in ("config.json", "generation_config.json"):
+        stated = _json_of(directory / name).get("eos_token_id")
+        first = stated[0] if isinstance(stated, list) and stated else stated
+        if isinstance(first, int) and first in added.values():
+            return first
+    return None
+
+
+def _json_of(path: Path) -> dict[str, Any]:
+    """Empty where there is none that can be read: nothing but a token's number is asked of it."""
+    try:
+        with path.open("rb") as file:
+            content = json.loads(file.read(TOKENIZER_LIMIT_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _read(path: Path) -> Tokenizer:
     fix = (
         "import a model whose tokenizer.json is a byte-level BPE that splits words as GPT-2's, "
-        "Llama 3's or Qwen's does; or remove the file and prepare the data with another"
+        "SmolLM's, Llama 3's or Qwen's does; or remove the file and prepare the data with another"
     )
     try:
         with path.open("rb") as file:
@@ -54,6 +108,19 @@ def read_tokenizer_json(path: Path) -> Tokenizer:
         raise UserError(f"{path} cannot be used: {error.cause}", fix) from error
 
 
+def _add(vocabulary: dict[str, Any], text: str, token: Any) -> None:
+    """A token that no text turns into; spelt in symbols of bytes, as all others are. Where a token
+    of plain text is spelt so already, with zero bytes behind it, which make it another."""
+    spelt = spelt_in_symbols(text)
+    if vocabulary.get(text, token) != token:
+        return  # numbered twice: refused
+    if spelt != text:
+        vocabulary.pop(text, None)
+    while vocabulary.get(spelt, token) != token:
+        spelt += spelt_in_symbols("\0")
+    vocabulary[spelt] = token
+
+
 def _plain(content: dict[str, Any]) -> bytes:
     """Without what our tokenizers do not have, where that changes no token of plain text."""
     model = dict(content["model"])
@@ -61,7 +128,7 @@ def _plain(content: dict[str, Any]) -> bytes:
         return ByteTokenizer().to_bytes()
     vocabulary = dict(model.get("vocab") or {})
     for added in content.get("added_tokens") or ():
-        vocabulary.setdefault(str(added.get("content")), added.get("id"))
+        _add(vocabulary, str(added.get("content")), added.get("id"))
     model["vocab"] = vocabulary
     model["merges"] = [
         merge.split(" ") if isinstance(merge, str) else merge for merge in model.get("merges") or ()

@@ -20,6 +20,8 @@ _INDEX_LIMIT_BYTES = 64 << 20
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _NO_WEIGHTS = (".attn.bias", ".attn.masked_bias", "rotary_emb.inv_freq")
 """Masks and tables that old files hold among the weights; they follow from the configuration."""
+_ROWS = 1 << 12
+"""Of two matrices that are compared: so many at a time."""
 _FLOATS = ("F64", "F32", "F16", "BF16")
 
 
@@ -59,6 +61,27 @@ class Weights:
                 f"have",
                 "see that both files belong to the same model",
             )
+
+    def holds_unlike(self, name: str, other: str) -> bool:
+        """Whether there is a tensor of this name, and it is not that of the other."""
+        if name not in self._places or other not in self._places:
+            return False
+        (path, stored), (other_path, other_stored) = self._places[name], self._places[other]
+        try:
+            with (
+                safe_open(path, framework="pt") as file,
+                safe_open(other_path, framework="pt") as other_file,
+            ):
+                ours, theirs = file.get_slice(stored), other_file.get_slice(other_stored)
+                shape = ours.get_shape()
+                return shape != theirs.get_shape() or any(
+                    not torch.equal(
+                        ours[row : row + _ROWS].float(), theirs[row : row + _ROWS].float()
+                    )
+                    for row in range(0, shape[0] if shape else 0, _ROWS)
+                )
+        except (SafetensorError, OSError) as error:
+            raise _damaged(path, error) from error
 
     def tensor(self, part: Part) -> Tensor:
         """As ours, in fp32."""

@@ -1,5 +1,6 @@
 """Text from a checkpoint, token by token."""
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.facts.in_words import counted
+from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.train.model.block import PastTokens
 from p2p_dtfm.train.model.checkpoint import list_checkpoints, read_manifest
 from p2p_dtfm.train.model.gpt import layer_count
@@ -20,6 +22,10 @@ _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _LONGEST_CHARACTER_TOKENS = 4
 _NARROW = 512
 """Widths up to this are not worth a second thread, token by token."""
+
+
+Loaded = tuple[RunSpec, list[nn.Module]]
+"""A model in memory: what it is like, and its layers."""
 
 
 class Tokenizer(Protocol):
@@ -62,16 +68,33 @@ def stream(
         raise UserError(f"temperature {temperature} is negative", "give 0 or more, 0.8 say")
     if tokens < 0:
         raise UserError(f"{counted(tokens, 'token')} cannot be generated", "give 0 or more")
-    model = _load_model(whole_checkpoint(checkpoint))
+    spec, layers = load_model(checkpoint)
+    model = _Continuation(layers, spec.model.context)
     drawn = _draw(model, tokenizer, prompt, tokens, temperature, seed)
     return _whole_characters(tokenizer, drawn)
 
 
-def spare_processors(checkpoint: Path) -> None:
+def stream_until(
+    end: int,
+    loaded: Loaded,
+    tokenizer: Tokenizer,
+    prompt: str,
+    tokens: int,
+    temperature: float,
+    seed: int,
+) -> Iterator[str]:
+    """Of a model that is in memory, `tokens` tokens at most: no more once `end` is drawn."""
+    spec, layers = loaded
+    model = _Continuation(layers, spec.model.context)
+    drawn = _draw(model, tokenizer, prompt, tokens, temperature, seed)
+    return _whole_characters(tokenizer, itertools.takewhile(lambda token: token != end, drawn))
+
+
+def spare_processors(spec: RunSpec) -> None:
     """For a process that only writes text. The threads of a narrow model wait for one another,
-    spinning, at each product: beside a daemon that trains, two are several times slower than one.
-    Raises `UserError`."""
-    if read_manifest(whole_checkpoint(checkpoint)).spec().model.width <= _NARROW:
+    spinning, at each product: beside a daemon that trains, two are several times slower than
+    one."""
+    if spec.model.width <= _NARROW:
         torch.set_num_threads(1)
 
 
@@ -126,11 +149,12 @@ class _Continuation:
         return found
 
 
-def _load_model(directory: Path) -> _Continuation:
+def load_model(checkpoint: Path) -> Loaded:
+    """Of a directory as `stream` takes it. Raises `UserError`."""
+    directory = whole_checkpoint(checkpoint)
     spec = read_manifest(directory).spec()
     require_gpt(spec, "generate")
-    layers = [computing_layer(directory, layer) for layer in range(layer_count(spec))]
-    return _Continuation(layers, spec.model.context)
+    return spec, [computing_layer(directory, layer) for layer in range(layer_count(spec))]
 
 
 def _draw(

@@ -5,7 +5,6 @@ from pathlib import Path
 import typer
 
 from p2p_dtfm.cli.terminal.progress import progress_of_bytes
-from p2p_dtfm.core.protocol.errors import UserError
 
 
 def prepare_conversations(
@@ -18,25 +17,21 @@ def prepare_conversations(
     notes: tuple[str, str, str],
 ) -> None:
     """Raises `UserError`."""
+    from p2p_dtfm.train.data.chat.conversations import conversation_files
     from p2p_dtfm.train.data.chat.prepare_chat import prepare_chat
     from p2p_dtfm.train.data.chat.template import TOKENIZER_NAME, ChatForm, read_chat_form
     from p2p_dtfm.train.data.prepare import notes_of
     from p2p_dtfm.train.data.tokenizer import ByteTokenizer
     from p2p_dtfm.train.hugging_face.tokenizer_json import read_tokenizer_json
 
-    for path in paths:
-        if not path.is_file():
-            raise UserError(
-                f"{path} is no file: conversations are read from JSON lines",
-                "name the files themselves",
-            )
+    files = conversation_files(paths, out)
     form = ChatForm() if chat is None else read_chat_form(chat)
     if tokenizer is None and chat is not None:
         tokenizer = chat / TOKENIZER_NAME
     made = ByteTokenizer() if tokenizer is None else read_tokenizer_json(tokenizer)
     with progress_of_bytes() as progress:
         manifest, totals = prepare_chat(
-            paths,
+            files,
             out,
             made,
             form,
@@ -50,6 +45,11 @@ def prepare_conversations(
         f"{totals.conversations:,} conversations in {sequences:,} sequences of {context} tokens, "
         f"of which {totals.counted_tokens:,} count, in {out}"
     )
+    if totals.taken_apart:
+        typer.echo(
+            f"{totals.taken_apart:,} of them are written once for each of their answers: the chat "
+            "template writes the last one otherwise than those before"
+        )
     typer.echo(f"vocabulary {manifest.vocabulary}, manifest {manifest.digest()[:16]}")
     typer.echo(f"left out: {totals.left_out}")
     typer.echo(f"those who join are shown: {manifest.notes.describe()}")

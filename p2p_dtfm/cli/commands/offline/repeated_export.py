@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from p2p_dtfm.train.model.checkpoint import CheckpointManifest
 
 POLL_S = 1.0
+FAILURES_LIMIT = 3
+"""So many exports in a row that come to nothing end it: a checkpoint that is gone before it is read
+is one of them, and the next one is another."""
 _RUN_CHARACTERS = 8
 _NAME = re.compile(r"step-([0-9]{8,12})-([0-9a-f]{8})(\.gguf|\.safetensors)?")
 """With the beginning of the run's digest: what other runs have left there, and checkpoints, which
@@ -62,21 +65,32 @@ class RepeatedExport:
 
     def follow(self, tell: Callable[[str], None], wait: Callable[[float], object]) -> None:
         """Until the run is complete. A checkpoint may be gone before it is read: the next one is
-        exported then."""
-        said = ""
+        exported then. Raises `UserError` for an export that fails again and again."""
+        said, failures = "", 0
         while True:
             try:
                 written = self.once()
                 if written is not None:
                     tell(f"{written}")
-                said = ""
+                said, failures = "", 0
             except UserError as error:
+                failures = failures + 1 if self._is_there() else 0
+                if failures >= FAILURES_LIMIT:
+                    raise
                 if error.cause != said:
                     said = error.cause
-                    tell(f"waits: {error.cause}")
+                    tell("; ".join([f"waits: {error.cause}", *error.fixes]))
             if self.is_complete():
                 return
             wait(POLL_S)
+
+    def _is_there(self) -> bool:
+        """Whether there is a checkpoint to export at all."""
+        try:
+            self._look()
+        except UserError:
+            return False
+        return True
 
     def _look(self) -> "tuple[Path, CheckpointManifest]":
         """Raises `UserError`."""

@@ -1,20 +1,25 @@
-"""Conversations out of JSON lines.
+"""Conversations out of JSON lines, and of rows of tables with the same fields.
 
 {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}
+{"conversations": [{"from": "human", "value": "..."}, {"from": "gpt", "value": "..."}]}
 {"prompt": "...", "completion": "..."}
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
 from p2p_dtfm.core.protocol.errors import UserError
-from p2p_dtfm.train.data.documents import LINE_LIMIT_BYTES
+from p2p_dtfm.train.data.documents import LINE_LIMIT_BYTES, Form, form_of, pyarrow_needed
+from p2p_dtfm.train.data.formats.compressed import open_lines
+from p2p_dtfm.train.data.text_files import Skipped, find_files
 
 MESSAGES_LIMIT = 1024
+_EXAMPLES = 3
+_REASON_CHARACTERS = 200
 
 
 class Message(msgspec.Struct, frozen=True):
@@ -24,8 +29,24 @@ class Message(msgspec.Struct, frozen=True):
     content: str
 
 
+class _Turn(msgspec.Struct, frozen=True, rename={"sender": "from"}):
+    """The same as ShareGPT has it."""
+
+    sender: Literal["system", "human", "user", "gpt", "chatgpt", "bing", "bard", "assistant"]
+    value: str
+
+    def as_message(self) -> Message:
+        role: Literal["system", "user", "assistant"] = "assistant"
+        if self.sender == "system":
+            role = "system"
+        elif self.sender in ("human", "user"):
+            role = "user"
+        return Message(role, self.value)
+
+
 class _Row(msgspec.Struct, frozen=True):
     messages: tuple[Message, ...] | None = None
+    conversations: tuple[_Turn, ...] | None = None
     prompt: str | None = None
     completion: str | None = None
 
@@ -38,6 +59,9 @@ class Exchange:
     completion: str
 
 
+Conversation = tuple[Message, ...] | Exchange
+
+
 @dataclass
 class LeftOut:
     """Rows that cannot be used, by reason."""
@@ -45,15 +69,24 @@ class LeftOut:
     unreadable: int = 0
     without_answer: int = 0
     with_control_tokens: int = 0
+    refused: int = 0
+    refused_examples: list[str] = field(default_factory=list)
     too_long: int = 0
     shortened: int = 0
     """Used, as far as a sequence reaches."""
 
+    def note_refused(self, where: str, reason: str) -> None:
+        self.refused += 1
+        if len(self.refused_examples) < _EXAMPLES:
+            self.refused_examples.append(f"{where}: {reason[:_REASON_CHARACTERS]}")
+
     def __str__(self) -> str:
+        examples = "; ".join(self.refused_examples)
         counts = {
             "not a conversation": self.unreadable,
             "without an answer": self.without_answer,
             "spelling out control tokens": self.with_control_tokens,
+            f"refused by the chat template ({examples})": self.refused,
             "whose answer begins beyond a sequence": self.too_long,
         }
         said = [f"{count} rows {why}" for why, count in counts.items() if count]
@@ -64,39 +97,62 @@ class LeftOut:
 
 def read_conversations(
     paths: list[Path], left_out: LeftOut
-) -> Iterator[tuple[tuple[Message, ...] | Exchange, bytes]]:
-    """Each row that is one, with its line. Raises `UserError`."""
+) -> Iterator[tuple[Conversation, bytes, str]]:
+    """Each row that is one, with its line and where that is. Raises `UserError`."""
     for path in paths:
         try:
-            with path.open("rb") as file:
-                for number, line in enumerate(iter(lambda: file.readline(LINE_LIMIT_BYTES), b"")):
-                    if len(line) == LINE_LIMIT_BYTES:
-                        raise UserError(
-                            f"line {number + 1} of {path} is longer than "
-                            f"{LINE_LIMIT_BYTES >> 20} MiB",
-                            "cut its text into several lines",
-                        )
-                    if line.strip():
-                        found = _conversation(line, left_out)
-                        if found is not None:
-                            yield found, line
+            for number, line in _lines(path):
+                if line.strip():
+                    found = _conversation(line, left_out)
+                    if found is not None:
+                        yield found, line, f"{path}, line {number}"
         except OSError as error:
             raise UserError(
                 f"cannot read {path}: {error.strerror}", "check its name and its permissions"
             ) from error
 
 
-def _conversation(line: bytes, left_out: LeftOut) -> tuple[Message, ...] | Exchange | None:
+def conversation_files(paths: list[Path], out: Path) -> list[Path]:
+    """Those that are named, and of directories all that have rows. Raises `UserError`."""
+    found = find_files(paths, [], out, Skipped())
+    files = [file.path for file in found if file.named or form_of(file.path) is not Form.TEXT]
+    if not files:
+        raise UserError(
+            f"no files of conversations in {', '.join(map(str, paths))}",
+            "name files of JSON lines (.jsonl) or Parquet, or directories with some",
+        )
+    return files
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Rows as JSON lines, which files of a table's rows become. Raises `UserError` and OSError."""
+    form = form_of(path)
+    if form in (Form.PARQUET, Form.ARROW):
+        with pyarrow_needed(path, form):
+            from p2p_dtfm.train.data.formats.tables import read_rows
+
+            rows = read_rows(path, form is Form.PARQUET, set(_Row.__struct_fields__))
+            for number, row in enumerate(rows, 1):
+                yield number, msgspec.json.encode(row)
+        return
+    with open_lines(path, LINE_LIMIT_BYTES) as lines:
+        yield from lines
+
+
+def _conversation(line: bytes, left_out: LeftOut) -> Conversation | None:
     try:
         row = msgspec.json.decode(line, type=_Row)
     except (msgspec.MsgspecError, RecursionError, ValueError):
         left_out.unreadable += 1
         return None
-    if row.messages is not None and len(row.messages) <= MESSAGES_LIMIT:
-        if not any(message.role == "assistant" and message.content for message in row.messages):
+    messages = row.messages
+    if messages is None and row.conversations is not None:
+        messages = tuple(turn.as_message() for turn in row.conversations)
+    if messages is not None and len(messages) <= MESSAGES_LIMIT:
+        if not any(message.role == "assistant" and message.content for message in messages):
             left_out.without_answer += 1
             return None
-        return row.messages
+        return messages
     if row.prompt is None or row.completion is None:
         left_out.unreadable += 1
         return None

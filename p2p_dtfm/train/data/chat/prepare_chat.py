@@ -16,15 +16,19 @@ import numpy as np
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.train.data.atomic_file import fix_of, write_atomically
 from p2p_dtfm.train.data.blob_store import BlobStore
-from p2p_dtfm.train.data.chat.conversations import LeftOut, read_conversations
-from p2p_dtfm.train.data.chat.template import ChatForm, ChatWriter, NotTheSame
+from p2p_dtfm.train.data.chat.conversations import Conversation, LeftOut, read_conversations
+from p2p_dtfm.train.data.chat.template import (
+    ChatForm,
+    ChatWriter,
+    NotTheSame,
+    RefusedByTemplate,
+)
 from p2p_dtfm.train.data.manifest import (
     FORMAT_VERSION,
     Manifest,
     Notes,
     ShardEntry,
     Split,
-    TokenizerEntry,
     Totals,
     token_type_for,
 )
@@ -37,7 +41,7 @@ from p2p_dtfm.train.data.prepare import (
     require_readable,
 )
 from p2p_dtfm.train.data.shard_files import ShardWriter
-from p2p_dtfm.train.data.tokenizer import Tokenizer
+from p2p_dtfm.train.data.tokenizer import Tokenizer, ending_with, entry_of
 
 SHARD_TOKENS = 1 << 20
 _SPLITS: tuple[Split, ...] = ("train", "held_out")
@@ -53,6 +57,8 @@ class ChatTotals:
     """What was prepared."""
 
     conversations: int = 0
+    taken_apart: int = 0
+    """Of these, written once for each answer, as the template writes the last one otherwise."""
     counted_tokens: int = 0
     left_out: LeftOut = field(default_factory=LeftOut)
 
@@ -101,11 +107,11 @@ def prepare_chat(
         progress(total_bytes, total_bytes, "writing")
         _require_both(shards, totals)
         totals.counted_tokens = sum(sum(made.counted) for made in shards.values())
-        file = tokenizer.to_bytes()
+        tokenizer = ending_with(tokenizer, writer.filling)
         manifest = Manifest(
             format_version=FORMAT_VERSION,
             token_type=token_type,
-            tokenizer=TokenizerEntry(store.put_bytes(file), len(file), tokenizer.vocabulary),
+            tokenizer=entry_of(tokenizer, store),
             shards=(*shards["train"].entries(), *shards["held_out"].entries()),
             totals=Totals(
                 shards["train"].writer.tokens,
@@ -119,7 +125,7 @@ def prepare_chat(
         payload = manifest.to_bytes()
         require_readable(payload, shard_tokens)
         store.put_bytes(payload)
-        write_atomically(out / TOKENIZER_NAME, file)
+        write_atomically(out / TOKENIZER_NAME, tokenizer.to_bytes())
         write_atomically(out / MANIFEST_NAME, payload)
         if replaces:
             remove_unused(store, manifest)
@@ -149,27 +155,43 @@ def _rows(
 ) -> Iterator[tuple[Row, bytes]]:
     """Each conversation as tokens, no longer than a sequence; its first token never counts."""
     left_out = totals.left_out
-    for conversation, line in read_conversations(paths, left_out):
+    for conversation, line, where in read_conversations(paths, left_out):
         if writer.spells_out_control(conversation):
             left_out.with_control_tokens += 1
             continue
         try:
-            tokens, counts = writer.tokens(conversation)
-        except NotTheSame:
-            raise UserError(
-                "the chat template writes a conversation otherwise once it goes on, so the tokens "
-                "that answers consist of cannot be told from the others",
-                'write rows with "prompt" and "completion", or use conversations of one answer',
-            ) from None
-        if len(tokens) > window:
-            tokens, counts = tokens[:window], counts[:window]
-            left_out.shortened += 1
-        counts[:1] = False  # nothing of the same conversation comes before it
-        if not counts.any():
-            left_out.too_long += 1
+            written, apart = _written(writer, conversation)
+        except RefusedByTemplate as error:
+            left_out.note_refused(where, error.reason)
             continue
-        totals.conversations += 1
-        yield (tokens, counts), line
+        cut = [row for each in written if (row := _cut(each, window, left_out)) is not None]
+        totals.conversations += bool(cut)
+        totals.taken_apart += bool(cut) and apart
+        for row in cut:
+            yield row, line
+    if left_out.refused and not totals.conversations:
+        raise RefusedByTemplate(f"it refuses every row ({'; '.join(left_out.refused_examples)})")
+
+
+def _written(writer: ChatWriter, conversation: Conversation) -> tuple[list[Row], bool]:
+    """Whether it was taken apart, too. Raises `UserError`."""
+    try:
+        return [writer.tokens(conversation)], False
+    except NotTheSame:
+        return list(writer.each_answer(conversation)), True
+
+
+def _cut(row: Row, window: int, left_out: LeftOut) -> Row | None:
+    """As much of it as a sequence holds, if any of that counts."""
+    tokens, counts = row
+    if len(tokens) > window:
+        tokens, counts = tokens[:window], counts[:window]
+        left_out.shortened += 1
+    counts[:1] = False  # nothing of the same conversation comes before it
+    if counts.any():
+        return tokens, counts
+    left_out.too_long += 1
+    return None
 
 
 class _Packed:
@@ -226,11 +248,12 @@ def _key(line: bytes) -> int:
 
 def _held_out_key(paths: list[Path], fraction: float) -> int:
     """First reading: rows with hashes up to it are held out, so equal ones are on one side."""
-    keys = [_key(line) for _, line in read_conversations(paths, LeftOut())]
+    keys = [_key(line) for _, line, _ in read_conversations(paths, LeftOut())]
     if not keys:
         raise UserError(
             f"no conversations in {', '.join(map(str, paths))}",
-            'each line holds {"messages": [...]}, or {"prompt": "...", "completion": "..."}',
+            'each row holds {"messages": [...]}, {"conversations": [...]} as ShareGPT has it, or '
+            '{"prompt": "...", "completion": "..."}',
         )
     ordered = sorted(set(keys))
     return ordered[max(0, min(len(ordered) - 2, round(fraction * len(ordered)) - 1))]

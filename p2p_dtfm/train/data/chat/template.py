@@ -4,6 +4,7 @@ A template is a program of the model's maker. It is run in Jinja's sandbox, with
 machine in reach, and what it writes is bounded; how long it runs is not.
 """
 
+import datetime
 import json
 import re
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from p2p_dtfm.core.protocol.errors import UserError
-from p2p_dtfm.train.data.chat.conversations import Exchange, Message, as_given
+from p2p_dtfm.train.data.chat.conversations import Conversation, Exchange, Message, as_given
 from p2p_dtfm.train.data.tokenizer import END_OF_DOCUMENT, Tokenizer
 
 CONFIGURATION_NAME = "tokenizer_config.json"
@@ -43,6 +44,14 @@ class NotTheSame(ValueError):
     """A template that writes what came before otherwise when more follows."""
 
 
+class RefusedByTemplate(UserError):
+    """What a template says of one conversation, and need not say of others."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        super().__init__(*_unusable_because(None, reason))
+
+
 @dataclass(frozen=True)
 class ChatForm:
     """How a model's conversations are written."""
@@ -56,8 +65,8 @@ class ChatForm:
     """`bos_token`, `eos_token` and others that templates name."""
 
 
-Part = tuple[str, bool]
-"""Text, and whether its tokens count."""
+Part = tuple[str | int, bool]
+"""Text or a token, and whether it counts."""
 
 
 def read_chat_form(directory: Path) -> ChatForm:
@@ -76,6 +85,11 @@ def read_chat_form(directory: Path) -> ChatForm:
             names[key] = content
     template = _template_in(directory, configuration.get("chat_template"))
     return ChatForm(template, special, frozenset(plain - set(names.values())), names)
+
+
+def read_template(directory: Path) -> str | None:
+    """A model's chat template, if it has one. Raises `UserError`."""
+    return _template_in(directory, _json_of(directory / CONFIGURATION_NAME).get("chat_template"))
 
 
 def _template_in(directory: Path, template: Any) -> str | None:
@@ -105,9 +119,9 @@ class ChatWriter:
         self._render = _renderer(form) if form.template else None
         self._split = _any_of(set(form.special))
         self._control = _any_of(set(form.special) - form.plain)
-        self._end = form.names.get("eos_token", END_OF_DOCUMENT)
+        self._end: str | int = form.names.get("eos_token", tokenizer.end_of_document)
 
-    def spells_out_control(self, conversation: tuple[Message, ...] | Exchange) -> bool:
+    def spells_out_control(self, conversation: Conversation) -> bool:
         """Whether somebody's words hold what would be taken for a turn's end or beginning."""
         if isinstance(conversation, Exchange):
             texts = [conversation.prompt, conversation.completion]
@@ -116,7 +130,7 @@ class ChatWriter:
         found = self._control
         return any(END_OF_DOCUMENT in text or (found and found.search(text)) for text in texts)
 
-    def tokens(self, conversation: tuple[Message, ...] | Exchange) -> tuple[np.ndarray, np.ndarray]:
+    def tokens(self, conversation: Conversation) -> tuple[np.ndarray, np.ndarray]:
         """Tokens and whether each counts. Raises `NotTheSame`, and `UserError`."""
         tokens: list[np.ndarray] = []
         counts: list[np.ndarray] = []
@@ -126,15 +140,28 @@ class ChatWriter:
             counts.append(np.full(len(piece), counts_here))
         return np.concatenate(tokens), np.concatenate(counts)
 
+    def each_answer(self, conversation: Conversation) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """The same for a template that writes the last answer otherwise than those before: as often
+        as there are answers, up to one of them, which alone counts. Raises `UserError`."""
+        assert not isinstance(conversation, Exchange)
+        for number, message in enumerate(conversation):
+            if message.role != "assistant":
+                continue
+            asked, said = self._answer(conversation, number)
+            before, answer = self._encode(asked), self._encode(said[len(asked) :])
+            counts = np.arange(len(before) + len(answer)) >= len(before)
+            yield np.concatenate([before, answer]), counts
+
     @property
     def filling(self) -> int:
         """What stands behind the last conversation of a sequence."""
         return int(self._encode(self._end)[-1])
 
-    def _parts(self, conversation: tuple[Message, ...] | Exchange) -> Iterator[Part]:
+    def _parts(self, conversation: Conversation) -> Iterator[Part]:
         if isinstance(conversation, Exchange):
             yield conversation.prompt, False
-            yield conversation.completion + self._end, True
+            yield conversation.completion, True
+            yield self._end, True
             return
         if self._render is None:
             raise UserError(
@@ -148,17 +175,32 @@ class ChatWriter:
         for number, message in enumerate(conversation):
             if message.role != "assistant":
                 continue
-            asked = self._render(conversation[:number], True)
-            said = self._render(conversation[: number + 1], False)
-            if not asked.startswith(written) or not said.startswith(asked):
+            asked, said = self._answer(conversation, number)
+            if not asked.startswith(written):
                 raise NotTheSame
             yield asked[len(written) :], False
             yield said[len(asked) :], True
             written = said
 
-    def _encode(self, text: str) -> np.ndarray:
+    def _answer(self, conversation: tuple[Message, ...], number: int) -> tuple[str, str]:
+        """What stands before an answer, and the same with it."""
+        assert self._render is not None
+        try:
+            asked: str = self._render(conversation[:number], True)
+        except RefusedByTemplate as error:
+            if number:
+                raise
+            raise RefusedByTemplate(f"begins with an answer: {error.reason}") from error
+        said: str = self._render(conversation[: number + 1], False)
+        if not said.startswith(asked):
+            raise RefusedByTemplate("an answer does not begin with what asks for one")
+        return asked, said
+
+    def _encode(self, text: str | int) -> np.ndarray:
         """With control tokens where they are spelt out: the template's, since words that hold some
         are left out."""
+        if isinstance(text, int):
+            return np.array([text], dtype=np.uint32)
         if self._split is None:
             return self._tokenizer.encode(text).astype(np.uint32)
         pieces = [
@@ -179,6 +221,7 @@ def _any_of(words: set[str]) -> re.Pattern[str] | None:
 
 def _renderer(form: ChatForm) -> Any:
     import jinja2
+    from jinja2.exceptions import SecurityError
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Bounded(ImmutableSandboxedEnvironment):
@@ -201,7 +244,9 @@ def _renderer(form: ChatForm) -> Any:
     environment = Bounded(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
+    now = datetime.datetime.now()  # of one day, however long it takes
     environment.globals["raise_exception"] = refuse
+    environment.globals["strftime_now"] = now.strftime  # as transformers does
     environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
     assert form.template is not None
     try:
@@ -218,8 +263,10 @@ def _renderer(form: ChatForm) -> Any:
                 length += len(piece)
                 if length > WRITTEN_LIMIT_CHARACTERS:
                     raise _unusable(None, "it writes without end")
-        except (jinja2.TemplateError, *_MISTAKES) as error:
+        except (SecurityError, RecursionError, MemoryError) as error:
             raise _unusable(None, str(error)) from error
+        except (jinja2.TemplateError, *_MISTAKES) as error:
+            raise RefusedByTemplate(str(error)) from error
         return "".join(pieces)
 
     return render
@@ -238,8 +285,12 @@ def _json_of(path: Path) -> dict[str, Any]:
 
 
 def _unusable(directory: Path | None, why: str) -> UserError:
+    return UserError(*_unusable_because(directory, why))
+
+
+def _unusable_because(directory: Path | None, why: str) -> tuple[str, tuple[str, ...]]:
     where = "the chat template" if directory is None else f"the chat template of {directory}"
-    return UserError(
+    return (
         f"{where} cannot be used: {why}",
         (
             "name another model's directory with --chat",

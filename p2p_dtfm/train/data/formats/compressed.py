@@ -14,6 +14,8 @@ _WINDOW_LIMIT_BYTES = 1 << 27
 """What `zstd --ultra --long` makes; more is refused by the library."""
 _FEED_BYTES = 4 << 10
 """As little, since a block of zeros grows thirty thousand times."""
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_BLOCK_BYTES = 1 << 20
 COMPRESSED = (".gz", ".zst")
 
 
@@ -42,17 +44,20 @@ class Lines:
         return self._read_bytes if self._plain else self._raw.tell()
 
     def __iter__(self) -> Iterator[tuple[int, bytes]]:
-        """Number, from 1, and line. Raises `UserError` for one that is too long."""
+        """Number, from 1, and line; of one that is too long its beginning, no whole row."""
         number = 0
         while line := self._text.readline(self._limit_bytes + 1):
             number += 1
             self._read_bytes += len(line)
             if len(line) > self._limit_bytes:
-                raise UserError(
-                    f"line {number} of {self._path} is longer than {self._limit_bytes >> 20} MiB",
-                    "cut its text into several lines",
-                )
-            yield number, line
+                self._read_past(line)
+            yield number, line.removeprefix(_BYTE_ORDER_MARK) if number == 1 else line
+
+    def _read_past(self, line: bytes) -> None:
+        """What is left of a line."""
+        while line and not line.endswith(b"\n"):
+            line = self._text.readline(_BLOCK_BYTES)
+            self._read_bytes += len(line)
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow
 import pyarrow.ipc
@@ -29,6 +30,23 @@ def read_column(path: Path, parquet: bool, field: str, size_bytes: int) -> Itera
             column = batch.column(schema.get_field_index(field))
             for first in range(0, len(column), _ROWS_AT_ONCE):
                 yield from _texts(column.slice(first, _ROWS_AT_ONCE), source.tell())
+
+
+def read_rows(path: Path, parquet: bool, fields: set[str]) -> Iterator[dict[str, Any]]:
+    """Those of the fields that there are, row by row. Raises `pyarrow.ArrowException` and
+    OSError."""
+    if parquet:
+        with pyarrow.parquet.ParquetFile(path) as table:
+            wanted = [name for name in table.schema_arrow.names if name in fields]
+            for batch in table.iter_batches(_ROWS_AT_ONCE, columns=wanted):
+                yield from batch.to_pylist()
+        return
+    with pyarrow.memory_map(str(path)) as source:
+        schema, batches = _arrow_batches(source)
+        wanted = [name for name in schema.names if name in fields]
+        for batch in batches:
+            for first in range(0, batch.num_rows, _ROWS_AT_ONCE):
+                yield from batch.select(wanted).slice(first, _ROWS_AT_ONCE).to_pylist()
 
 
 def _arrow_batches(

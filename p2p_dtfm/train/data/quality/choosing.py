@@ -238,7 +238,6 @@ def _rules_for(wish: Wish, files: list[Candidate]) -> Rules:
     for path in beside.values():
         if path is not None:
             given |= signal_files.names_in(path)
-            break
     rules = parse_rules(wish.keep, sorted({*COMPUTED, *given}))
     for name in rules.names:
         for path, signals in beside.items():

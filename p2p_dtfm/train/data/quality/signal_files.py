@@ -5,6 +5,7 @@ is a list of [start, end, value]: one for the whole document, or one for each li
 mean is taken. No value is null.
 """
 
+import itertools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.train.data.formats.compressed import Lines, inner_name, open_lines
 
 LINE_LIMIT_BYTES = 1 << 26
+_LOOKED_AT_LINES = 100
+"""Not every document need have every signal."""
 _ENDINGS = ("", ".gz", ".zst")
 
 Span = tuple[float, float, float | None]
@@ -50,9 +53,10 @@ def signal_file_of(path: Path) -> Path | None:
 
 
 def names_in(path: Path) -> set[str]:
-    """The signals that the first document has. Raises `UserError` and OSError."""
+    """The signals that any of the first documents has. Raises `UserError` and OSError."""
     with open_lines(path, LINE_LIMIT_BYTES) as lines:
-        return next((_named(path, number, line) for number, line in lines), set())
+        first = itertools.islice(lines, _LOOKED_AT_LINES)
+        return set().union(*(_named(path, number, line) for number, line in first))
 
 
 class SignalFile:

@@ -23,6 +23,7 @@ from p2p_dtfm.train.model.kinds.kind import LayerKind, Place, Shape
 
 GROUP = "p2p_dtfm.layers"
 """Of entry points, each an instance of `LayerKind`."""
+_SHOWN_CHARACTERS = 200
 SHIPPED: dict[str, LayerKind] = {
     "embedding": EmbeddingKind(),
     "block": BlockKind(),
@@ -54,7 +55,14 @@ def kind_named(name: str) -> LayerKind:
             f"two packages register layers of kind {name!r}",
             f"remove one of {', '.join(sorted(str(point.value) for point in found))}",
         )
-    kind = found[0].load()
+    try:
+        kind = found[0].load()
+    except Exception as error:  # whatever a package of others raises
+        raise UserError(
+            f"the package that registers layers of kind {name!r} cannot be loaded: "
+            f"{found[0].value} raises {_in_words(error)}",
+            "install another version of that package, or tell who wrote it",
+        ) from error
     if not isinstance(kind, LayerKind):
         raise UserError(
             f"{found[0].value}, registered as a kind of layer, is no instance of LayerKind",
@@ -109,7 +117,18 @@ def _sizes(spec: RunSpec, number: int, layer: ListedLayer, entry: Shape) -> Laye
     except ValidationError as error:
         raise _cannot(number, layer, "it is too large, or has no parameters") from error
     except (ValueError, OverflowError, RuntimeError) as error:  # of sizes that torch cannot hold
-        raise _cannot(number, layer, str(error)[:200]) from error
+        raise _cannot(number, layer, str(error)[:_SHOWN_CHARACTERS]) from error
+    except UserError:
+        raise
+    except Exception as error:
+        if layer.kind in SHIPPED:
+            raise
+        why = f"{type(kind).__module__}.{type(kind).__name__} raises {_in_words(error)}"
+        raise _cannot(number, layer, why) from error
+
+
+def _in_words(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error)[:_SHOWN_CHARACTERS]}"
 
 
 def _cannot(number: int, layer: ListedLayer, why: str) -> UserError:

@@ -1,0 +1,66 @@
+"""A new directory or file that appears whole or not at all, while nobody's own files are touched.
+
+It is made in a hidden directory beside it, or inside it where it is there and empty; so it may be
+the working directory or the root of a disk.
+"""
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from p2p_dtfm.core.protocol.errors import UserError
+
+_MARK = ".p2p-dtfm-partial-"
+"""Then the number of the process that writes there."""
+
+
+def require_new(out: Path) -> None:
+    """Raises `UserError` for what is there already and is no empty directory."""
+    if out.is_dir() and any(not each.name.startswith(_MARK) for each in out.iterdir()):
+        raise UserError(f"{out} exists and is not empty", "choose a new place for --out")
+    if out.exists() and not out.is_dir():
+        raise UserError(f"{out} exists already", "choose a new place for --out")
+
+
+@contextmanager
+def made_whole(out: Path) -> Iterator[Path]:
+    """Where to make it, directory or file; what was made there takes its place in the end.
+
+    Raises `UserError` where nothing can be written.
+    """
+    place = out.resolve()
+    parent = place if place.is_dir() else place.parent
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        _clear(parent)
+        beside = Path(tempfile.mkdtemp(prefix=f"{_MARK}{os.getpid()}-", dir=parent))
+        try:
+            made = beside / (place.name or "made")
+            yield made
+            if place.is_dir() and made.is_dir():
+                for each in made.iterdir():
+                    os.replace(each, place / each.name)
+            else:
+                os.replace(made, place)
+        finally:
+            shutil.rmtree(beside, ignore_errors=True)
+    except OSError as error:
+        raise UserError(
+            f"cannot write {out}: {error.strerror or error}",
+            "choose a directory that you may write to for --out, with enough space",
+        ) from error
+
+
+def _clear(parent: Path) -> None:
+    """What processes that were killed have left."""
+    for left in parent.glob(f"{_MARK}*"):
+        process = left.name.removeprefix(_MARK).partition("-")[0]
+        with contextlib.suppress(ValueError, OverflowError, PermissionError):
+            try:
+                os.kill(int(process), 0)
+            except ProcessLookupError:
+                shutil.rmtree(left, ignore_errors=True)

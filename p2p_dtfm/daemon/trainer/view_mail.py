@@ -4,7 +4,7 @@ import asyncio
 from collections import deque
 
 from p2p_dtfm.core.commit.ledger import STEPS_AHEAD_LIMIT
-from p2p_dtfm.core.messages.message_bounds import COMMIT_LIMIT_BYTES
+from p2p_dtfm.core.messages.message_bounds import ACCOUNT_LIMIT_BYTES
 from p2p_dtfm.core.messages.prepared import Statement
 from p2p_dtfm.core.planner.wire_plan import wire_plan
 from p2p_dtfm.core.protocol.errors import PeerFault
@@ -72,7 +72,7 @@ class ViewMail:
     def keep_early(self, statement: Statement) -> None:
         """One of a view that has not taken over here. Raises `PeerFault`."""
         sender, size_bytes = statement.prepared.peer_id, len(statement.signed.payload)
-        if size_bytes > COMMIT_LIMIT_BYTES:
+        if size_bytes > ACCOUNT_LIMIT_BYTES:
             raise PeerFault(f"says Prepared of {size_bytes} bytes", sender)
         if sender not in self._early and len(self._early) >= EARLY_SENDERS_LIMIT:
             raise PeerFault("says Prepared in a view that this peer does not know", sender)

@@ -30,6 +30,8 @@ from p2p_dtfm.net.streams.bulk import BulkPlane
 from p2p_dtfm.net.streams.bulk_settings import BulkLimits, BulkListeners
 from p2p_dtfm.net.streams.frames import FrameHeader, FrameKind, FrameLimits
 from p2p_dtfm.net.streams.wire import LineWire
+from p2p_dtfm.ports import now
+from p2p_dtfm.ports.now import MachineClock
 from tests.net.net_support import LOOPBACK, hosts, run, until
 
 MIB = 1 << 20
@@ -318,6 +320,33 @@ def test_a_member_of_another_run_keeps_to_libp2p_and_is_refused_there(tmp_path: 
             assert not a.lines.wants(two.peer_id), "it is not tried again soon"
             await a.plane.close()
             await b.plane.close()
+
+    run(scenario())
+
+
+class _Later(MachineClock):
+    """This machine's, put forward."""
+
+    ahead_s = 0.0
+
+    def monotonic_ns(self) -> int:
+        return super().monotonic_ns() + int(self.ahead_s * 1e9)
+
+
+def test_lanes_that_call_at_once_and_in_vain_are_one_failure(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with hosts(tmp_path, 1) as (host,):
+            clock = _Later()
+            now.live_by(clock)
+            lines = DirectLines(host, RUN, LOOPBACK)
+            for pause_s in (30, 60, 120):
+                calls = [lines.open("12D3KooWNobody") for _ in range(4)]
+                answers = await asyncio.gather(*calls, return_exceptions=True)
+                assert all(isinstance(answer, Unreachable) for answer in answers)
+                clock.ahead_s += pause_s - 1
+                assert not lines.wants("12D3KooWNobody"), f"before {pause_s} s"
+                clock.ahead_s += 2
+                assert lines.wants("12D3KooWNobody"), f"after {pause_s} s"
 
     run(scenario())
 

@@ -45,8 +45,23 @@ class _Tries:
     """How calling a peer has gone."""
 
     works: bool = False
+    outcomes: int = 0
     failures: int = 0
     not_before_s: float = 0.0
+
+    def failed(self, outcomes_before: int) -> None:
+        """A call that began after so many outcomes. Several lanes call at once: what another has
+        found meanwhile holds for this one too, and counts once."""
+        if outcomes_before != self.outcomes:
+            return
+        pause_s = min(FIRST_PAUSE_S * 2**self.failures, LONGEST_PAUSE_S)
+        self.works, self.outcomes = False, self.outcomes + 1
+        self.failures = min(self.failures + 1, 16)
+        self.not_before_s = now.monotonic_s() + pause_s
+
+    def succeeded(self) -> None:
+        self.works, self.outcomes = True, self.outcomes + 1
+        self.failures, self.not_before_s = 0, 0.0
 
 
 class DirectLines:
@@ -97,19 +112,17 @@ class DirectLines:
         """A line to a peer. Raises `Unreachable`."""
         tries = self._tries.get(peer_id) or _Tries()
         put_newest(self._tries, peer_id, tries, PEERS_REMEMBERED)
+        outcomes_before = tries.outcomes
         try:
             line = await self._open(peer_id)
         except (Unreachable, PeerFault, OSError) as error:
-            tries.works = False
-            pause_s = min(FIRST_PAUSE_S * 2**tries.failures, LONGEST_PAUSE_S)
-            tries.failures = min(tries.failures + 1, 16)
-            tries.not_before_s = now.monotonic_s() + pause_s
+            tries.failed(outcomes_before)
             cause = error.cause if isinstance(error, Unreachable | PeerFault) else str(error)
             cause = one_line(cause or repr(error))
             raise Unreachable(peer_id, f"no direct line: {cause}") from error
         if not tries.works:
             log.info("direct lines to %s", peer_id)
-        tries.works, tries.failures, tries.not_before_s = True, 0, 0.0
+        tries.succeeded()
         return line
 
     def broke(self, peer_id: str) -> None:

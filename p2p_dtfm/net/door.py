@@ -15,12 +15,19 @@ class Door(Protocol):
         """What to call once it is served, or why it is not."""
         ...
 
+    def is_near(self, sender: str) -> bool:
+        """Whether tensors of a sender may come at all, now."""
+        ...
+
 
 class OpenDoor:
     """For a host among friends: everything is let in."""
 
     def enter(self, sender: str, kind: str, size_bytes: int) -> Leave | str:
         return _nothing
+
+    def is_near(self, sender: str) -> bool:
+        return True
 
 
 def _nothing() -> None:

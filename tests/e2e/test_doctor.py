@@ -18,11 +18,17 @@ from p2p_dtfm.cli.app import app
 from p2p_dtfm.cli.commands import swarm as swarm_commands
 from p2p_dtfm.core.protocol.invited.line import open_line
 from p2p_dtfm.daemon.peers import doctor
-from p2p_dtfm.daemon.peers.doctor import Check, Verdict, check_disk, check_ports, check_reachability
+from p2p_dtfm.daemon.peers.checks import this_machine
+from p2p_dtfm.daemon.peers.checks.check import Check, Verdict
+from p2p_dtfm.daemon.peers.checks.ports import check_ports
+from p2p_dtfm.daemon.peers.checks.this_machine import check_devices, check_disk
+from p2p_dtfm.daemon.peers.doctor import Examination, check_reachability
 from p2p_dtfm.daemon.peers.facts.worth import Worth, ask_worth, words
 from p2p_dtfm.daemon.peers.peer_check import Finding, check_initial_peer
 from p2p_dtfm.net.libp2p.host import Host
+from p2p_dtfm.sim.scenario.files import read_run_spec
 from p2p_dtfm.testbed.local_swarm import LocalSwarm
+from p2p_dtfm.train.model.kinds.registry import with_sizes
 from tests.core.builders import device
 from tests.e2e.helpers import DEADLINE_S, wait_until, write_endless_spec
 from tests.e2e.test_bootstrap import bootstrap_node
@@ -206,7 +212,7 @@ def test_a_home_that_is_no_directory(tmp_path: Path) -> None:
 
 
 def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "DISK_NEEDED_BYTES", 1 << 60)
+    monkeypatch.setattr(this_machine, "DISK_NEEDED_BYTES", 1 << 60)
     check = check_disk(tmp_path / "not" / "yet" / "there")
     assert check.verdict is Verdict.FAILED and "--home DIR" in check.fix
 
@@ -222,6 +228,36 @@ def test_a_port_in_use() -> None:
     assert next(check_ports(["127.0.0.1:80"], False)).verdict is Verdict.FAILED
 
 
+def test_the_port_above_is_looked_at_where_direct_lines_come_in() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        above = server.getsockname()[1]
+        address = f"/ip4/127.0.0.1/tcp/{above - 1}"
+        (check,) = check_ports([address], False, True)
+        assert check.verdict is Verdict.WARNING and f"{above}, where direct" in check.found
+        assert f"sport = :{above}" in check.fix
+        (check,) = check_ports([address], False, False)
+        assert check.verdict is Verdict.OK and str(above) not in check.found
+    (check,) = check_ports([address], False, True)
+    assert check.verdict is Verdict.OK and f"so is {above}, for direct lines" in check.found
+
+
+def test_a_check_for_each_of_several_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = with_sizes(read_run_spec("tiny"))
+    two = list(check_devices("cpu, emulated:1,cpu", 3, spec))
+    assert [check.verdict for check in two] == [Verdict.OK, Verdict.OK]
+    nothing = subprocess.CompletedProcess((), 0, stdout="")
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: nothing)
+    (all_of_them,) = check_devices("all", 1, spec)  # no accelerator: the processor
+    assert all_of_them.verdict is Verdict.OK
+    (wrong,) = check_devices("cpu,gpu", 1, spec)
+    assert wrong.verdict is Verdict.FAILED and "no list of devices" in wrong.found
+
+
+def seen_by(listen: str, announce: tuple[str, ...] = (), takes_lines: bool = True) -> Examination:
+    spec = read_run_spec("tiny")
+    return Examination(Path("/none"), (listen,), announce, (), "cpu", 1, spec, takes_lines)
+
+
 @pytest.mark.parametrize(
     ("address", "verdict", "word"),
     [
@@ -230,16 +266,16 @@ def test_a_port_in_use() -> None:
     ],
 )
 def test_reachability_as_far_as_it_can_be_told(address: str, verdict: Verdict, word: str) -> None:
-    check = check_reachability([f"{address}/p2p/{SOMEBODY}"], ["/ip4/0.0.0.0/tcp/4001"], [])
+    check = check_reachability([f"{address}/p2p/{SOMEBODY}"], seen_by("/ip4/0.0.0.0/tcp/4001"))
     assert check.verdict is verdict
     assert word in check.found + check.fix
-    assert verdict is Verdict.OK or "TCP port 4001" in check.fix
+    assert verdict is Verdict.OK or "TCP ports 4001 and 4002" in check.fix
 
 
 def test_loopback_and_announced_addresses() -> None:
-    check = check_reachability([f"{LOOPBACK}/p2p/{SOMEBODY}"], [LOOPBACK], [])
+    check = check_reachability([f"{LOOPBACK}/p2p/{SOMEBODY}"], seen_by(LOOPBACK))
     assert check.verdict is Verdict.WARNING and "no other machine" in check.found
-    check = check_reachability([], ["/ip4/0.0.0.0/tcp/1"], ["/ip4/8.8.8.8/tcp/1"])
+    check = check_reachability([], seen_by("/ip4/0.0.0.0/tcp/1", ("/ip4/8.8.8.8/tcp/1",)))
     assert check.verdict is Verdict.OK and "/ip4/8.8.8.8/tcp/1" in check.found
 
 

@@ -113,6 +113,7 @@ def test_a_lane_moves_to_a_direct_line_while_frames_flow_and_none_is_lost(tmp_pa
             # the next lane knows that direct lines work
             await a.plane.send(to, "reduce", _header(4), bytes(4))
             assert a.plane.is_direct(to, "reduce")
+            assert a.plane.carriers() == {to: {"forward": "line", "reduce": "line"}}
 
     run(scenario())
 
@@ -434,6 +435,7 @@ def test_a_host_whose_line_is_limited_keeps_to_libp2p(tmp_path: Path) -> None:
             await a.plane.flush(b.host.peer_id, "forward")
             assert not a.plane.is_direct(b.host.peer_id, "forward")
             assert not b.lines.wants(a.host.peer_id)
+            assert a.plane.carriers() == {b.host.peer_id: {"forward": "libp2p"}}
 
     run(scenario())
 

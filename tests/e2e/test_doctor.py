@@ -20,6 +20,7 @@ from p2p_dtfm.core.protocol.invited.line import open_line
 from p2p_dtfm.daemon.peers import doctor
 from p2p_dtfm.daemon.peers.checks import this_machine
 from p2p_dtfm.daemon.peers.checks.check import Check, Verdict
+from p2p_dtfm.daemon.peers.checks.kernel import Way, check_kernel, ways_of
 from p2p_dtfm.daemon.peers.checks.ports import check_ports
 from p2p_dtfm.daemon.peers.checks.this_machine import check_devices, check_disk
 from p2p_dtfm.daemon.peers.doctor import Examination, check_reachability
@@ -251,6 +252,47 @@ def test_a_check_for_each_of_several_devices(monkeypatch: pytest.MonkeyPatch) ->
     assert all_of_them.verdict is Verdict.OK
     (wrong,) = check_devices("cpu,gpu", 1, spec)
     assert wrong.verdict is Verdict.FAILED and "no list of devices" in wrong.found
+
+
+def kernel(folder: Path, receive: int, send: int, control: str, *others: str) -> Path:
+    facts = {
+        "tcp_rmem": f"4096 131072 {receive}",
+        "tcp_wmem": f"4096 16384 {send}",
+        "tcp_congestion_control": control,
+        "tcp_available_congestion_control": " ".join((control, *others)),
+    }
+    for name, text in facts.items():
+        (folder / name).write_text(f"{text}\n")
+    return folder
+
+
+def test_what_the_kernel_lets_a_connection_carry(tmp_path: Path) -> None:
+    usual = kernel(tmp_path, 6 << 20, 4 << 20, "cubic", "bbr")
+    near, far = Way(125_000_000, 0.0005), Way(60_000_000, 0.15)
+    check = check_kernel([near], usual)
+    assert check.verdict is Verdict.OK, "for short ways all is well"
+    assert "cubic; a buffer of 4.00 MiB carries 168 Mbit/s over 100 ms" in check.found
+    assert "tcp_congestion_control=bbr" in check.fix and "rmem" not in check.fix
+    check = check_kernel([near, far], usual)
+    assert check.verdict is Verdict.WARNING and "480 Mbit/s over 150 ms" in check.found
+    assert check.fix.startswith(
+        "sudo sysctl -w net.ipv4.tcp_rmem='4096 131072 67108864' "
+        "net.ipv4.tcp_wmem='4096 16384 67108864' net.ipv4.tcp_congestion_control=bbr"
+    )
+    check = check_kernel([], usual)
+    assert check.verdict is Verdict.OK and "for 1.00 Gbit/s, if your line has it" in check.found
+    assert "'4096 131072 33554432'" in check.found
+    check = check_kernel([far], kernel(tmp_path, 64 << 20, 64 << 20, "bbr"))
+    assert check.verdict is Verdict.OK and not check.fix
+    (tmp_path / "tcp_wmem").unlink()
+    assert check_kernel([far], tmp_path).verdict is Verdict.SKIPPED
+
+
+def test_the_ways_are_those_that_the_daemon_itself_has_measured() -> None:
+    link = {"round_trip_ns": 20_000_000, "bytes_per_s": 1_000}
+    members = [{"peer_id": "me", "links": {"b": link}}, {"peer_id": "b", "links": {"c": link}}]
+    assert ways_of(members, "me") == [Way(1_000, 0.02)]
+    assert ways_of(members, "c") == [] and ways_of(None, None) == []
 
 
 def seen_by(listen: str, announce: tuple[str, ...] = (), takes_lines: bool = True) -> Examination:

@@ -15,6 +15,7 @@ from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.daemon.machine.home import Home
 from p2p_dtfm.daemon.machine.local_client import ask_daemon
 from p2p_dtfm.daemon.peers.checks.check import Check, Verdict
+from p2p_dtfm.daemon.peers.checks.kernel import check_kernel, ways_of
 from p2p_dtfm.daemon.peers.checks.ports import check_ports, free_to_listen
 from p2p_dtfm.daemon.peers.checks.this_machine import (
     check_devices,
@@ -70,6 +71,8 @@ async def examine(what: Examination, tell: Callable[[Check], None]) -> list[Chec
         add(device)
     running = await asyncio.to_thread(ask_daemon, what.home, "status")
     add(check_daemon(what.home, running))
+    members = await asyncio.to_thread(ask_daemon, what.home, "peers") if running else None
+    add(check_kernel(ways_of(members, running["peer_id"] if running else None)))
     for listening in check_ports(what.listen, running is not None, what.takes_lines):
         add(listening)
     await examine_network(what, running, add)

@@ -20,6 +20,7 @@ from p2p_dtfm.testbed.virtual.planted.patches import Patches, planted
 from p2p_dtfm.testbed.virtual.process import Process
 from p2p_dtfm.testbed.virtual.seeds import __main__ as seeds_tool
 from p2p_dtfm.testbed.virtual.seeds import playing
+from p2p_dtfm.testbed.virtual.seeds.deeds import Deeds
 from p2p_dtfm.testbed.virtual.seeds.faults import KINDS, NAMES, Fault, Schedule, draw
 from p2p_dtfm.testbed.virtual.seeds.nudges import Nudges
 from p2p_dtfm.testbed.virtual.seeds.player import Player
@@ -49,6 +50,36 @@ def test_of_sixteen_seeds_one_each_plays_what_needs_a_run_of_its_own() -> None:
     forgets = [it for it in schedules if any(f.kind == "lost memory" for f in it.faults)]
     assert [fault.whom for fault in forgets[0].faults if fault.kind == "lost memory"] == [("a",)]
     assert len(forgets) == 1
+
+
+def test_some_are_cut_off_one_by_one_and_come_back_in_another_order() -> None:
+    for seed in range(10, 500, 16):
+        faults = [fault for fault in draw(seed).faults if fault.kind == "swizzle"]
+        assert len(faults) >= 2 and len({fault.whom for fault in faults}) == len(faults)
+        ends_s = [fault.at_s + fault.lasts_s for fault in faults]
+        assert max(fault.at_s for fault in faults) <= min(ends_s), "none is back before"
+        assert ends_s != sorted(ends_s), "another order than that of the cuts"
+    plain = [it for seed in range(64) if seed % 16 != 10 for it in draw(seed).faults]
+    assert not [fault for fault in plain if fault.kind == "swizzle"]
+
+
+def test_who_comes_back_is_still_cut_off_from_those_who_are_not_back() -> None:
+    cuts: set[frozenset[str]] = set()
+    peers = [SimpleNamespace(name=name) for name in "abc"]
+    swarm: Any = SimpleNamespace(
+        peers=peers,
+        now_s=0.0,
+        named=lambda name: next(peer for peer in peers if peer.name == name),
+        cut=lambda one, other: cuts.add(frozenset((one.name, other.name))),
+        mend=lambda one, other: cuts.discard(frozenset((one.name, other.name))),
+    )
+    deeds, a, b = Deeds(swarm), *(Fault(0.0, 1.0, "swizzle", (name,), 0.0) for name in "ab")
+    assert deeds.begin(a) and deeds.begin(b)
+    assert cuts == {frozenset("ab"), frozenset("ac"), frozenset("bc")}
+    deeds.end(a)
+    assert cuts == {frozenset("ab"), frozenset("bc")}
+    deeds.end(b)
+    assert not cuts
 
 
 def test_each_seed_draws_its_own_and_at_least_ten_faults_on_three_to_eight_daemons() -> None:

@@ -28,8 +28,8 @@ test: lint
 nightly: lint
 	NIGHTLY=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 	$(BIN)/python -m p2p_dtfm.sim.faults.agreement_seeds --seeds 0-9999 --jobs 2
-	$(BIN)/python -m p2p_dtfm.testbed.virtual.seeds --seeds 0-199 --shrink
-	$(BIN)/python -m p2p_dtfm.testbed.virtual.seeds --seeds 100000-100049 --shrink
+	$(BIN)/python -m p2p_dtfm.testbed.virtual.seeds --seeds 0-199 --jobs 2 --shrink
+	$(BIN)/python -m p2p_dtfm.testbed.virtual.seeds --seeds 100000-100049 --jobs 2 --shrink
 
 demo: environment
 	$(BIN)/p2p-dtfm demo

@@ -23,6 +23,8 @@ LIMITS = {
     "lines of a file": 450,
     "depth of a class": 2,
     "arguments of a constructor": 7,
+    "required fields of a class that does something": 7,
+    "required fields of what a constructor is given": 7,
     "complexity of a function": 15,
     "complexity in core/consensus": 12,
     "attributes of an agreement class": 15,
@@ -37,6 +39,13 @@ BRANCHES = (
 @cache
 def trees() -> tuple[tuple[Path, ast.Module], ...]:
     return tuple((path, ast.parse(path.read_text())) for path in sorted(PACKAGE.rglob("*.py")))
+
+
+@cache
+def other_sources() -> tuple[Path, ...]:
+    """In C and in JavaScript; not what others wrote."""
+    found = (path for kind in ("c", "js") for path in PACKAGE.rglob(f"*.{kind}"))
+    return tuple(sorted(path for path in found if "vendor" not in path.parts))
 
 
 def module_of(path: Path) -> str:
@@ -104,38 +113,123 @@ def _arguments(function: ast.FunctionDef) -> int:
     return len(given.posonlyargs) + len(given.args) + len(given.kwonlyargs) - 1
 
 
-def _is_not_none(node: ast.AST) -> bool:
-    return (
-        isinstance(node, ast.Assert)
-        and isinstance(node.test, ast.Compare)
-        and isinstance(node.test.ops[0], ast.IsNot)
-        and isinstance(node.test.comparators[0], ast.Constant)
+def _asserted_not_none(node: ast.AST) -> int:
+    """How many things an assert says not to be None, alone or joined by `and`."""
+    if not isinstance(node, ast.Assert):
+        return 0
+    parts = node.test.values if isinstance(node.test, ast.BoolOp) else [node.test]
+    return sum(
+        isinstance(part, ast.Compare)
+        and isinstance(part.ops[0], ast.IsNot)
+        and isinstance(part.comparators[0], ast.Constant)
+        for part in parts
     )
+
+
+def _name_of(node: ast.AST) -> str:
+    """Of what is called, or of a thing itself; without its module."""
+    if isinstance(node, ast.Call):
+        return _name_of(node.func)
+    return getattr(node, "id", getattr(node, "attr", ""))
+
+
+def _required_fields(node: ast.ClassDef) -> int:
+    """Of a dataclass, which has a constructor that nobody has written; 0 of any other class."""
+    if not any(_name_of(decorator) == "dataclass" for decorator in node.decorator_list):
+        return 0
+    return sum(
+        isinstance(item, ast.AnnAssign)
+        and "ClassVar" not in ast.unparse(item.annotation)
+        and not _has_default(item.value)
+        for item in node.body
+    )
+
+
+def _has_default(value: ast.expr | None) -> bool:
+    if isinstance(value, ast.Call) and _name_of(value) == "field":
+        return bool({"default", "default_factory", "init"} & {it.arg for it in value.keywords})
+    return value is not None
+
+
+def _does_something(node: ast.ClassDef) -> bool:
+    """Beside telling what follows from its fields, and coming to be."""
+    return any(
+        isinstance(item, ast.FunctionDef | ast.AsyncFunctionDef)
+        and not item.name.startswith("__")
+        and not {"property", "cached_property", "classmethod", "staticmethod"}
+        & {_name_of(decorator) for decorator in item.decorator_list}
+        for item in node.body
+    )
+
+
+def _given_to_constructors(tree: ast.Module) -> set[str]:
+    """Names of types that arguments of an `__init__` have, without their modules."""
+    return {
+        _name_of(part)
+        for _, node in _named(tree)
+        if isinstance(node, ast.FunctionDef) and node.name == "__init__"
+        for given in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
+        if given.annotation is not None
+        for part in ast.walk(given.annotation)
+        if isinstance(part, ast.Name | ast.Attribute)
+    }
 
 
 def measured() -> dict[str, dict[str, int]]:
     """For each limit: what is measured, by name."""
     found: dict[str, dict[str, int]] = {name: {} for name in LIMITS}
-    bases: dict[str, list[str]] = {}
+    for path in other_sources():
+        place = path.relative_to(PACKAGE).as_posix()
+        found["lines of a file"][place] = len(path.read_text().splitlines())
+    given = set().union(*(_given_to_constructors(tree) for _, tree in trees()))
     for path, tree in trees():
         place = path.relative_to(PACKAGE).as_posix()
         found["lines of a file"][place] = len(path.read_text().splitlines())
         for name, node in _named(tree):
             if isinstance(node, ast.ClassDef):
-                bases[node.name] = [base.id for base in node.bases if isinstance(base, ast.Name)]
-                if place.startswith("core/consensus/"):
-                    count = len(_attributes(node))
-                    found["attributes of an agreement class"][f"{place}: {name}"] = count
+                _measure_class(node, f"{place}: {name}", given, found)
                 continue
             kind = "in core/consensus" if place.startswith("core/consensus/") else "of a function"
             found[f"complexity {kind}"][f"{place}: {name}"] = complexity(node)
             if isinstance(node, ast.FunctionDef) and node.name == "__init__":
                 found["arguments of a constructor"][f"{place}: {name}"] = _arguments(node)
         if place.startswith("daemon/"):
-            count = sum(map(_is_not_none, ast.walk(tree)))
             counts = found["asserts that something is not None in daemon"]
-            counts["all"] = counts.get("all", 0) + count
+            asserted = sum(map(_asserted_not_none, ast.walk(tree)))
+            counts["all"] = counts.get("all", 0) + asserted
+    bases = bases_of(trees())
     found["depth of a class"] = {name: _depth(name, bases) for name in bases}
+    return found
+
+
+def _measure_class(
+    node: ast.ClassDef, name: str, given: set[str], found: dict[str, dict[str, int]]
+) -> None:
+    if name.startswith("core/consensus/"):
+        found["attributes of an agreement class"][name] = len(_attributes(node))
+    fields = _required_fields(node)
+    if _does_something(node):
+        found["required fields of a class that does something"][name] = fields
+    if node.name in given:
+        found["required fields of what a constructor is given"][name] = fields
+
+
+def bases_of(sources: Iterable[tuple[Path, ast.Module]]) -> dict[str, list[str]]:
+    """Of each class its bases, as far as they are ours; both by file and name."""
+    files = {module_of(path): path.relative_to(PACKAGE).as_posix() for path, _ in sources}
+    found: dict[str, list[str]] = {}
+    for path, tree in sources:
+        place = path.relative_to(PACKAGE).as_posix()
+        classes = {n: node for n, node in _named(tree) if isinstance(node, ast.ClassDef)}
+        known = {name.rpartition(".")[2]: f"{place}: {name}" for name in classes}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.module in files:
+                for alias in node.names:
+                    known[alias.asname or alias.name] = f"{files[node.module]}: {alias.name}"
+        for name, node in classes.items():
+            bases = (base.value if isinstance(base, ast.Subscript) else base for base in node.bases)
+            ours = (known.get(base.id) for base in bases if isinstance(base, ast.Name))
+            found[f"{place}: {name}"] = [base for base in ours if base is not None]
     return found
 
 
@@ -225,6 +319,31 @@ def test_what_is_over_a_limit_only_falls(limit: str) -> None:
     assert sorted(set(known) - set(over)) == [], (
         "these are within the limit: take them off the list"
     )
+
+
+def test_what_would_escape_is_measured() -> None:
+    asserts = ast.parse("assert a is not None and b is not None and c\nassert d is not None\n")
+    assert sum(map(_asserted_not_none, ast.walk(asserts))) == 3
+    classes = ast.parse(
+        "@dataclass(frozen=True)\nclass Wide:\n"
+        "  a: int\n  b: int\n  c: int = 0\n  d: list[int] = field(default_factory=list)\n"
+        "  e: ClassVar[int]\n  f: int = field(repr=False)\n"
+        "  @property\n  def told(self): ...\n"
+    )
+    (wide,) = classes.body
+    assert isinstance(wide, ast.ClassDef)
+    assert _required_fields(wide) == 3 and not _does_something(wide)
+    twins = {
+        PACKAGE / "core/one.py": "class Base: ...\nclass Twin(Base): ...\n",
+        PACKAGE / "core/two.py": "from p2p_dtfm.core.one import Twin as T\nclass Twin(T): ...\n",
+    }
+    bases = bases_of([(path, ast.parse(text)) for path, text in twins.items()])
+    assert {name: _depth(name, bases) for name in bases} == {
+        "core/one.py: Base": 1,
+        "core/one.py: Twin": 2,
+        "core/two.py: Twin": 3,
+    }
+    assert {path.suffix for path in other_sources()} == {".c", ".js"}
 
 
 def test_tests_import_no_benchmarks() -> None:

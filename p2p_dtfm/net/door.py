@@ -19,6 +19,10 @@ class Door(Protocol):
         """What it was let in with was wrong."""
         ...
 
+    def is_near(self, sender: str) -> bool:
+        """Whether tensors of a sender may come at all, now."""
+        ...
+
 
 class OpenDoor:
     """For a host among friends: everything is let in."""
@@ -28,6 +32,9 @@ class OpenDoor:
 
     def blame(self, sender: str, kind: str) -> None:
         return
+
+    def is_near(self, sender: str) -> bool:
+        return True
 
 
 def _nothing() -> None:

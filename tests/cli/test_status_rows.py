@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from p2p_dtfm.cli.commands import swarm
-from p2p_dtfm.cli.commands.swarm import _given
+from p2p_dtfm.cli.commands.swarm import _carriers, _given
 from p2p_dtfm.core.protocol.errors import UserError
 
 
@@ -28,6 +28,18 @@ def test_nothing_is_said_while_it_is_not_known() -> None:
     """While paused, and before there is a run."""
     assert _given({"given": None}) is None
     assert _given({}) is None
+
+
+def test_what_carries_tensors_to_each_neighbour() -> None:
+    over = {
+        "b": {"forward": "line", "reduce": "line"},
+        "a": {"forward": "line"},
+        "c": {"reduce": "libp2p"},
+        "d": {"reduce": "libp2p", "state": "line"},
+    }
+    text = "direct lines to a, b; libp2p to c; direct lines and libp2p to d"
+    assert sorted((_carriers({"tensors_over": over}) or "").split("; ")) == sorted(text.split("; "))
+    assert _carriers({"tensors_over": {}}) is None and _carriers({}) is None
 
 
 def test_who_watches_goes_on_watching_while_the_daemon_starts_again(

@@ -23,15 +23,20 @@ def test_of_a_relayed_address_the_relay_is_asked() -> None:
 
 def test_the_fix_names_this_machines_own_address_and_port() -> None:
     own = [f"/ip4/192.168.1.7/tcp/5000/p2p/{SECOND}"]
-    assert opening_fix("5.9.0.4", own, ["/ip4/0.0.0.0/tcp/5000"]) == (
+    assert opening_fix("5.9.0.4", own, ["/ip4/0.0.0.0/tcp/5000"], False) == (
         "on the router at 5.9.0.4, forward TCP port 5000 to 192.168.1.7, and start with "
         "--listen /ip4/0.0.0.0/tcp/5000"
     )
-    assert "forward TCP port 31330" in opening_fix("5.9.0.4", own, ["/ip4/0.0.0.0/tcp/0"])
-    public = [f"/ip4/5.9.0.4/tcp/5000/p2p/{SECOND}"]
-    assert "firewall (sudo ufw allow 5000/tcp)" in opening_fix(
-        "5.9.0.4", public, ["/ip4/0.0.0.0/tcp/5000"]
+    assert opening_fix("5.9.0.4", own, ["/ip4/0.0.0.0/tcp/5000"], True) == (
+        "on the router at 5.9.0.4, forward TCP ports 5000 and 5001 (the second for direct lines) "
+        "to 192.168.1.7, and start with --listen /ip4/0.0.0.0/tcp/5000"
     )
+    assert "ports 31330 and 31331" in opening_fix("5.9.0.4", own, ["/ip4/0.0.0.0/tcp/0"], True)
+    public = [f"/ip4/5.9.0.4/tcp/5000/p2p/{SECOND}"]
+    for takes_lines, allowed in ((False, "5000"), (True, "5000:5001")):
+        assert f"firewall (sudo ufw allow {allowed}/tcp)" in opening_fix(
+            "5.9.0.4", public, ["/ip4/0.0.0.0/tcp/5000"], takes_lines
+        )
 
 
 def test_a_link_that_leads_another_way_is_measured_anew() -> None:

@@ -29,7 +29,7 @@ ELSEWHERE = {
 """Pages whose commands the tests of their subject type."""
 OF_OTHERS = {
     *("--quick", "--only", "--case", "--slower", "--kind", "--scenario"),
-    *("--shrink", "--faults", "--coverage", "--rules", "--stage-steps", "--steps"),
+    *("--shrink", "--faults", "--jobs", "--coverage", "--rules", "--stage-steps", "--steps"),
     *("--at-once", "--bytes", "--batch", "--pairs", "--rate"),
 }
 """Options of the benchmarks and of the simulation, of which pages speak."""

@@ -1,5 +1,6 @@
 """`p2p-dtfm chaos --storm`: daemons are killed one after another, as long as somebody watches."""
 
+import io
 import itertools
 import json
 import os
@@ -8,9 +9,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from rich.console import Console
 
+from p2p_dtfm.cli.scenarios.storm import not_looked_at, storm_summary
 from p2p_dtfm.testbed.storm_facts import LEAST_SAMPLES, StormFacts
 from tests.e2e.helpers import assert_nothing_is_left, errors_of, run_program
 
@@ -38,6 +42,7 @@ def test_a_storm_that_is_interrupted_is_judged_for_what_it_did(tmp_path: Path) -
     assert f"kill {KILLS_SEEN} of 500" in told[-1] and "min left" in told[-1]
     assert report["compared_steps"] == report["total_steps"] == report["committed_steps"]
     assert report["max_loss_difference"] < 1e-4
+    assert report["not_looked_at"][0] == "how memory grows" and "held, as far as" in rest
     assert report["recovery_s"]["kill"]["count"] == report["kills"]
     assert f"{report['kills']} of 500 kills of 4 daemons" in rest
     assert_nothing_is_left(kept)
@@ -56,6 +61,31 @@ def test_bad_input_is_refused_in_words(tmp_path: Path) -> None:
     assert both.returncode == 2 and "does not go with --faults" in errors_of(both)
     without = run_program("chaos", "--kills", "2")
     assert without.returncode == 2 and "add --storm" in errors_of(without)
+
+
+def _summary(**changes: object) -> tuple[list[str], str]:
+    """What was not looked at, and the last line of what is said."""
+    report: dict[str, Any] = {"kills": 9, "wanted_kills": 9, "peers": 4, "took_s": 60.0}
+    report |= {"same_home": 5, "whole_s": None, "recovery_s": {}, "violations": [], "ok": True}
+    report |= {"committed_steps": 50, "total_steps": 50, "compared_steps": 50, "views": 18}
+    report |= dict.fromkeys(("lost_samples", "duplicated_samples", "repeated_steps"), 0)
+    report |= {"max_loss_difference": 1e-7}
+    report |= {"memory": {"survivors": 3, "total": 0.01, "worst": 0.02}, **changes}
+    report["not_looked_at"] = not_looked_at(report)
+    console = Console(file=io.StringIO(), width=200)
+    storm_summary(console, report)
+    assert isinstance(console.file, io.StringIO)
+    return report["not_looked_at"], console.file.getvalue().splitlines()[-1]
+
+
+def test_what_was_not_looked_at_has_not_held() -> None:
+    assert _summary() == ([], "all invariants held")
+    assert _summary(ok=False) == ([], "NOT ok")
+    missing, line = _summary(compared_steps=0, max_loss_difference=None, memory=None)
+    assert missing == ["losses", "how memory grows"]
+    assert line == "held, as far as looked at; not losses, how memory grows"
+    missing, line = _summary(compared_steps=20, kills=3)
+    assert missing == ["losses of 30 steps", "6 kills"] and line.startswith("held, as far as")
 
 
 def test_memory_is_compared_between_the_ends_of_a_long_life() -> None:

@@ -13,7 +13,8 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from p2p_dtfm.daemon.peers.doctor import Check, Examination, examine_network
+from p2p_dtfm.daemon.peers.checks.check import Check
+from p2p_dtfm.daemon.peers.doctor import Examination, examine_network
 from tests.core.builders import run_spec
 
 CLONE_NEWNET = 0x40000000

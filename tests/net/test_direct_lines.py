@@ -18,11 +18,12 @@ from p2p_dtfm.net.contacts.identity import Identity, identity_of_seed
 from p2p_dtfm.net.direct import card as cards
 from p2p_dtfm.net.direct import reception as reception_of_lines
 from p2p_dtfm.net.direct.card import Card, OwnCard, read_card
-from p2p_dtfm.net.direct.handshake import shake_hands
+from p2p_dtfm.net.direct.handshake import seal, shake_hands
 from p2p_dtfm.net.direct.lines import DirectLines
 from p2p_dtfm.net.direct.reception import WAITING_LIMIT
 from p2p_dtfm.net.direct.sealed import PIECE_BYTES
 from p2p_dtfm.net.direct.trust import Trust
+from p2p_dtfm.net.door import OpenDoor
 from p2p_dtfm.net.errors import Unreachable
 from p2p_dtfm.net.libp2p.host import Host
 from p2p_dtfm.net.shaping import LineLimit
@@ -30,6 +31,8 @@ from p2p_dtfm.net.streams.bulk import BulkPlane
 from p2p_dtfm.net.streams.bulk_settings import BulkLimits, BulkListeners
 from p2p_dtfm.net.streams.frames import FrameHeader, FrameKind, FrameLimits
 from p2p_dtfm.net.streams.wire import LineWire
+from p2p_dtfm.ports import now
+from p2p_dtfm.ports.now import MachineClock
 from tests.net.net_support import LOOPBACK, hosts, run, until
 
 MIB = 1 << 20
@@ -110,6 +113,7 @@ def test_a_lane_moves_to_a_direct_line_while_frames_flow_and_none_is_lost(tmp_pa
             # the next lane knows that direct lines work
             await a.plane.send(to, "reduce", _header(4), bytes(4))
             assert a.plane.is_direct(to, "reduce")
+            assert a.plane.carriers() == {to: {"forward": "line", "reduce": "line"}}
 
     run(scenario())
 
@@ -176,6 +180,33 @@ def test_a_slow_receiver_holds_its_sender_back_and_a_refusal_comes_with_its_reas
                     await a.plane.send(b.host.peer_id, "state", _header(4, index), bytes(4))
                     await a.plane.flush(b.host.peer_id, "state")
             assert [fault.cause for fault in b.faults] == ["nobody asked for this tensor"]
+
+    run(scenario())
+
+
+def test_a_receiver_that_lives_and_waits_for_room_breaks_no_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stall_s, waits_s, size = 3, 2.1, 24 * MIB
+    monkeypatch.setattr(reception_of_lines, "BEYOND_STALL_S", 1.0)
+
+    async def scenario() -> None:
+        async with _pair(tmp_path, stall_s=stall_s) as (a, b):
+            await a.direct(b.host)
+            to = b.host.peer_id
+            await a.plane.flush(to, "forward")
+            b.gate.clear()
+            await a.plane.send(to, "forward", _header(4, 1), bytes(4))
+            sending = asyncio.create_task(
+                a.plane.send(to, "forward", _header(size, 2), bytes(size))
+            )
+            await asyncio.sleep(waits_s)
+            assert not sending.done(), "more than the kernels of both ends take"
+            b.gate.set()
+            await sending
+            await a.plane.flush(to, "forward")
+            assert [index for index, _ in b.frames[-2:]] == [1, 2]
+            assert a.plane.is_direct(to, "forward") and not (a.lost or b.lost or a.undelivered)
 
     run(scenario())
 
@@ -322,6 +353,79 @@ def test_a_member_of_another_run_keeps_to_libp2p_and_is_refused_there(tmp_path: 
     run(scenario())
 
 
+class _Door(OpenDoor):
+    """Open, but not to those who are barred."""
+
+    def __init__(self, *barred: str) -> None:
+        self.barred = barred
+
+    def is_near(self, sender: str) -> bool:
+        return sender not in self.barred
+
+
+def test_who_is_barred_gets_no_thread_loses_its_lines_and_is_forgotten_by_tls(
+    tmp_path: Path,
+) -> None:
+    async def scenario() -> None:
+        async with hosts(tmp_path, 3) as (two, one, three):
+            a, b, c = _Peer(one), _Peer(two), _Peer(three)
+            for peer in (a, b, c):
+                await peer.plane.ready()
+            for peer in (a, c):
+                await peer.direct(b.host)
+            held = {whose: line for line, whose in b.lines._lines.items()}
+            b.host.door = _Door(one.peer_id)
+            card = a.lines._trust.own().card
+            raw = [socket.create_connection(("127.0.0.1", b.lines.port)) for _ in range(2)]
+            for connection in raw:
+                connection.setblocking(False)
+            knocks = a.lines._trust.wrap(raw[0], is_server=False)
+            await shake_hands(knocks)  # b's TLS has yet to hear that it is barred
+            sealed = await seal(knocks, is_server=False)
+            await until(lambda: one.peer_id not in b.lines._lines.values(), "its lines end")
+            assert not held[one.peer_id]._thread.is_alive()
+            assert card.fingerprint not in b.lines._trust._owners
+            # and now TLS itself refuses it
+            again = a.lines._trust.wrap(raw[1], is_server=False)
+            with pytest.raises(OSError):
+                await shake_hands(again)
+                await seal(again, is_server=False)
+            assert three.peer_id in b.lines._lines.values(), "others keep theirs"
+            for end in (sealed, again):
+                end.close()
+            for peer in (a, b, c):
+                await peer.plane.close()
+
+    run(scenario())
+
+
+class _Later(MachineClock):
+    """This machine's, put forward."""
+
+    ahead_s = 0.0
+
+    def monotonic_ns(self) -> int:
+        return super().monotonic_ns() + int(self.ahead_s * 1e9)
+
+
+def test_lanes_that_call_at_once_and_in_vain_are_one_failure(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with hosts(tmp_path, 1) as (host,):
+            clock = _Later()
+            now.live_by(clock)
+            lines = DirectLines(host, RUN, LOOPBACK)
+            for pause_s in (30, 60, 120):
+                calls = [lines.open("12D3KooWNobody") for _ in range(4)]
+                answers = await asyncio.gather(*calls, return_exceptions=True)
+                assert all(isinstance(answer, Unreachable) for answer in answers)
+                clock.ahead_s += pause_s - 1
+                assert not lines.wants("12D3KooWNobody"), f"before {pause_s} s"
+                clock.ahead_s += 2
+                assert lines.wants("12D3KooWNobody"), f"after {pause_s} s"
+
+    run(scenario())
+
+
 def test_a_host_whose_line_is_limited_keeps_to_libp2p(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with _pair(tmp_path) as (a, b):
@@ -331,6 +435,7 @@ def test_a_host_whose_line_is_limited_keeps_to_libp2p(tmp_path: Path) -> None:
             await a.plane.flush(b.host.peer_id, "forward")
             assert not a.plane.is_direct(b.host.peer_id, "forward")
             assert not b.lines.wants(a.host.peer_id)
+            assert a.plane.carriers() == {b.host.peer_id: {"forward": "libp2p"}}
 
     run(scenario())
 

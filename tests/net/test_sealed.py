@@ -120,3 +120,29 @@ def test_who_waits_between_records_holds_no_memory_for_them() -> None:
     sender.send(b"word")
     assert _all_of(receiver) == b"word"
     assert receiver._arrived is None and sender._sealed is None
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_CONGESTION"), reason="of Linux")
+@pytest.mark.parametrize("is_far", [True, False])
+def test_who_is_far_away_gets_a_congestion_control_for_that_where_it_may_be_chosen(
+    is_far: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sealed, "FAR_S", 0.0 if is_far else 10.0)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        one, other = socket.create_connection(server.getsockname()), server.accept()[0]
+
+    def control(connection: socket.socket) -> bytes:
+        told: bytes = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+        return told.rstrip(b"\0")
+
+    before = control(one)
+    other_than_before = b"reno" if before != b"reno" else before
+    for wanted in (b"there is none", other_than_before):
+        monkeypatch.setattr(sealed, "FAR_CONTROL", wanted)
+        line = SealedSocket(one, Keys(SECRETS, b""), Keys(SECRETS, b""))
+        assert line.round_trip_s() is not None
+        line.suit_distance()
+        may_be_had = is_far and wanted == other_than_before
+        assert control(one) == (other_than_before if may_be_had else before)
+    one.close()
+    other.close()

@@ -1,5 +1,6 @@
 """Seeded runs of peers that fail: every invariant holds; and a planted bug is found."""
 
+import argparse
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -22,7 +23,7 @@ from p2p_dtfm.core.recovery.complete_steps import Target
 from p2p_dtfm.core.recovery.partial_replay import StageReplay
 from p2p_dtfm.core.recovery.receipts import Receipts
 from p2p_dtfm.sim.faults import drawn_plans
-from p2p_dtfm.sim.faults.agreement_seeds import Result, SeededRun, run_seed
+from p2p_dtfm.sim.faults.agreement_seeds import Result, SeededRun, run_seed, seeds_of
 from p2p_dtfm.sim.faults.fault_schedule import KINDS
 from p2p_dtfm.sim.faults.hash_training import State
 from p2p_dtfm.sim.faults.simulated_cuts import SimulatedCuts
@@ -287,3 +288,19 @@ def test_counting_on_what_another_state_made_is_found(monkeypatch: pytest.Monkey
 
 def test_a_forgotten_view_check_is_found() -> None:
     first_seed_that_fails(WithoutViewCheck, ("samples", "gradient"))
+
+
+def test_what_a_seed_raises_is_its_violation(monkeypatch: pytest.MonkeyPatch) -> None:
+    def raises(self: SeededRun) -> bool:
+        raise KeyError("not an invariant")
+
+    monkeypatch.setattr(SeededRun, "_look", raises)
+    violation = run_seed(0).violation
+    assert violation.startswith("KeyError: 'not an invariant'\n") and "in raises" in violation
+
+
+def test_seeds_that_there_are_not_are_refused() -> None:
+    assert (seeds_of("7"), seeds_of("0-2")) == (range(7, 8), range(3))
+    for text, cause in (("3-1", "no seed"), ("x", "not A or A-B"), ("-1", "not A"), ("", "not A")):
+        with pytest.raises(argparse.ArgumentTypeError, match=cause):
+            seeds_of(text)

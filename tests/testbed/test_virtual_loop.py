@@ -10,7 +10,7 @@ import pytest
 
 from p2p_dtfm.ports import chance, now
 from p2p_dtfm.testbed.virtual.links import SECOND_NS, Links
-from p2p_dtfm.testbed.virtual.loop import JOB_NS, NothingHappens, VirtualLoop
+from p2p_dtfm.testbed.virtual.loop import JOB_NS, NothingHappens, StandsStill, VirtualLoop
 from p2p_dtfm.testbed.virtual.process import Process
 
 Result = TypeVar("Result")
@@ -50,6 +50,18 @@ def test_an_hour_takes_no_time_and_is_an_hour() -> None:
         assert 3600 * SECOND_NS <= loop.now_ns - began_ns < 3600 * SECOND_NS + 1000
 
     within(scene)
+
+
+def test_who_goes_on_while_no_time_passes_is_named() -> None:
+    async def scene(loop: VirtualLoop) -> None:
+        async def spins() -> None:
+            while True:
+                await asyncio.sleep(0)
+
+        await process_of(loop).begin(spins())
+
+    with pytest.raises(StandsStill, match=r"no time passes, and one goes on and on: .*spins"):
+        within(scene)
 
 
 def test_a_wait_for_nothing_ends_the_world() -> None:

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import inspect
 import random
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,12 +14,17 @@ import pytest
 
 from p2p_dtfm.daemon.step.neighbours import held_out_indices, neighbours_of
 from p2p_dtfm.daemon.trainer.trainer_state import TrainerState
+from p2p_dtfm.testbed.virtual.planted import __main__ as planted_tool
 from p2p_dtfm.testbed.virtual.planted.__main__ import BUGS, Search
 from p2p_dtfm.testbed.virtual.planted.patches import Patches, planted
 from p2p_dtfm.testbed.virtual.process import Process
+from p2p_dtfm.testbed.virtual.seeds import __main__ as seeds_tool
+from p2p_dtfm.testbed.virtual.seeds import playing
+from p2p_dtfm.testbed.virtual.seeds.deeds import Deeds
 from p2p_dtfm.testbed.virtual.seeds.faults import KINDS, NAMES, Fault, Schedule, draw
 from p2p_dtfm.testbed.virtual.seeds.nudges import Nudges
 from p2p_dtfm.testbed.virtual.seeds.player import Player
+from p2p_dtfm.testbed.virtual.seeds.playing import Play, Played, play_seed
 from p2p_dtfm.testbed.virtual.seeds.reached import Lines
 from p2p_dtfm.testbed.virtual.seeds.shrink import shrunk
 from p2p_dtfm.testbed.virtual.seeds.waits import Waits
@@ -46,6 +52,36 @@ def test_of_sixteen_seeds_one_each_plays_what_needs_a_run_of_its_own() -> None:
     assert len(forgets) == 1
 
 
+def test_some_are_cut_off_one_by_one_and_come_back_in_another_order() -> None:
+    for seed in range(10, 500, 16):
+        faults = [fault for fault in draw(seed).faults if fault.kind == "swizzle"]
+        assert len(faults) >= 2 and len({fault.whom for fault in faults}) == len(faults)
+        ends_s = [fault.at_s + fault.lasts_s for fault in faults]
+        assert max(fault.at_s for fault in faults) <= min(ends_s), "none is back before"
+        assert ends_s != sorted(ends_s), "another order than that of the cuts"
+    plain = [it for seed in range(64) if seed % 16 != 10 for it in draw(seed).faults]
+    assert not [fault for fault in plain if fault.kind == "swizzle"]
+
+
+def test_who_comes_back_is_still_cut_off_from_those_who_are_not_back() -> None:
+    cuts: set[frozenset[str]] = set()
+    peers = [SimpleNamespace(name=name) for name in "abc"]
+    swarm: Any = SimpleNamespace(
+        peers=peers,
+        now_s=0.0,
+        named=lambda name: next(peer for peer in peers if peer.name == name),
+        cut=lambda one, other: cuts.add(frozenset((one.name, other.name))),
+        mend=lambda one, other: cuts.discard(frozenset((one.name, other.name))),
+    )
+    deeds, a, b = Deeds(swarm), *(Fault(0.0, 1.0, "swizzle", (name,), 0.0) for name in "ab")
+    assert deeds.begin(a) and deeds.begin(b)
+    assert cuts == {frozenset("ab"), frozenset("ac"), frozenset("bc")}
+    deeds.end(a)
+    assert cuts == {frozenset("ab"), frozenset("bc")}
+    deeds.end(b)
+    assert not cuts
+
+
 def test_each_seed_draws_its_own_and_at_least_ten_faults_on_three_to_eight_daemons() -> None:
     schedules = [draw(seed) for seed in range(200)]
     assert schedules == [draw(seed) for seed in range(200)]
@@ -60,12 +96,83 @@ def test_a_failing_seed_shrinks_to_the_faults_that_it_takes() -> None:
     faults = tuple(Fault(float(n), 0.0, f"kind {n}", (NAMES[0],), 0.0) for n in range(14))
     schedule = Schedule(("a",), (), faults)
 
-    def fails(tried: Schedule) -> bool:
-        return {"kind 3", "kind 11"} <= {fault.kind for fault in tried.faults}
+    def play(tried: Schedule) -> str:
+        kinds = {fault.kind for fault in tried.faults}
+        if {"kind 3", "kind 11"} <= kinds:
+            return f"a: step {len(kinds)} at {len(kinds) / 2:.2f} s\n  here"
+        return "a: another bug" if "kind 3" in kinds else ""
 
-    places, plays = shrunk(schedule, fails)
-    assert places == [3, 11]
+    places, plays = shrunk(schedule, play(schedule), play)
+    assert places == [3, 11], "neither to nothing nor to another bug"
     assert plays < 40
+
+
+class _Fails:
+    """In place of a player: of its seeds one raises what nobody expects."""
+
+    def __init__(self, scratch: Path) -> None:
+        self.scratch = scratch
+
+    def play(self, seed: int, schedule: Schedule | None = None) -> Played:
+        async def play(self: Play) -> None:
+            if seed == 1:
+                raise KeyError("not a broken invariant")
+
+        with pytest.MonkeyPatch.context() as patches:
+            patches.setattr(Play, "play", play)
+            patches.setattr(playing, "steps_of", lambda run: 1)
+            return play_seed(seed, schedule or draw(seed), self.scratch, self.scratch, None)
+
+
+def test_what_a_seed_raises_is_told_with_how_to_play_it_again_and_the_others_go_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(seeds_tool, "Player", _Fails)
+    monkeypatch.setattr(seeds_tool, "leave_alone_what_is_loaded", lambda: None)
+    assert seeds_tool.main(["--seeds", "0-2", "--faults", "0,2"]) == 1
+    told = capsys.readouterr().out
+    assert "seed 1: KeyError: 'not a broken invariant'" in told and "in play" in told
+    assert "virtual.seeds --seeds 1 --faults 0,2 --story" in told
+    assert "3 seeds, 0 faults, 1 broken [1]" in told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "cause"),
+    [
+        (["--seeds", "3-1"], "no seed from 3 to 1"),
+        (["--seeds", "x"], "not A or A-B"),
+        (["--seeds", "1", "--faults", "99"], "no 99"),
+        (["--seeds", "1", "--faults", "-1"], "neither places"),
+        (["--jobs", "2", "--story"], "leave out --jobs"),
+        (["--jobs", "0"], "at least 1"),
+    ],
+)
+def test_seeds_and_places_that_there_are_not_are_refused(
+    arguments: list[str], cause: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        seeds_tool.main([f"{arguments[0]}={arguments[1]}", *arguments[2:]])
+    assert ended.value.code == 2
+    assert cause in capsys.readouterr().err
+
+
+def test_bugs_that_there_are_not_are_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["planted", "--only", f"{BUGS[0].name},typo"])
+    with pytest.raises(SystemExit) as ended:
+        planted_tool.main()
+    assert ended.value.code == 2
+    assert "no bug is called typo" in capsys.readouterr().err
+
+
+@pytest.mark.nightly
+def test_several_seeds_at_once_are_those_seeds(capsys: pytest.CaptureFixture[str]) -> None:
+    told = list[list[str]]()
+    for jobs in ("1", "2"):
+        assert seeds_tool.main(["--seeds", "0-1", "--jobs", jobs]) == 0
+        told.append(capsys.readouterr().out.splitlines()[:2])
+    assert told[0] == told[1]
 
 
 @pytest.mark.parametrize("is_woken", [True, False])

@@ -32,7 +32,9 @@ def doctor(
     run: Annotated[
         str | None, typer.Option("--run", help="Run spec to time the device with.")
     ] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")] = None,
+    device: Annotated[
+        str | None, typer.Option(help="auto, cpu, cuda or cuda:N; all, or a list with commas.")
+    ] = None,
     listen: Annotated[list[str] | None, typer.Option(help="As for the daemon.")] = None,
     announce: Annotated[list[str] | None, typer.Option(help="As for the daemon.")] = None,
     config: Annotated[
@@ -43,7 +45,8 @@ def doctor(
 ) -> None:
     """Find what would keep this machine from taking part, and say what to do about it."""
     from p2p_dtfm.daemon.machine.settings import resolve
-    from p2p_dtfm.daemon.peers.doctor import Check, Examination, Verdict, examine, exit_code
+    from p2p_dtfm.daemon.peers.checks.check import Check, Verdict
+    from p2p_dtfm.daemon.peers.doctor import Examination, examine, exit_code
     from p2p_dtfm.daemon.peers.guests.pasted_line import addresses_of
     from p2p_dtfm.sim.scenario.files import read_run_spec
     from p2p_dtfm.train.model.kinds.registry import with_sizes
@@ -69,6 +72,7 @@ def doctor(
         device=settings.device,
         threads=settings.compute_threads,
         spec=with_sizes(read_run_spec(settings.run or "tiny")),
+        takes_lines=settings.takes_lines,
     )
     console = Console()
 

@@ -108,6 +108,7 @@ def _rows(facts: dict[str, Any], named: Callable[[str], str]) -> list[tuple[str,
         ("view", _view(facts)),
         ("agreement", named(_agreement(facts) or "") or None),
         ("layers", _layers(facts)),
+        ("tensors go over", named(_carriers(facts) or "") or None),
         ("would cut it", named(_weak_points(facts) or "") or None),
         ("barred", named(_barred(facts) or "") or None),
         ("checkpoints", facts["checkpoints"]),
@@ -195,6 +196,19 @@ def _layers(facts: dict[str, Any]) -> str | None:
     stage = f"{_ranges(facts['stage'])} computed" if facts["stage"] else ""
     also = f"{_ranges(kept)} kept for others" if kept else ""
     return ", ".join(filter(None, (stage, also))) or None
+
+
+def _carriers(facts: dict[str, Any]) -> str | None:
+    """What carries tensors to each neighbour, as of now."""
+    by_carrier: dict[str, list[str]] = {}
+    for peer_id, lanes in sorted((facts.get("tensors_over") or {}).items()):
+        ways = sorted(set(lanes.values()), reverse=True)
+        by_carrier.setdefault(" and ".join(_CARRIERS[way] for way in ways), []).append(peer_id)
+    parts = [f"{carrier} to {', '.join(peers)}" for carrier, peers in sorted(by_carrier.items())]
+    return "; ".join(parts) or None
+
+
+_CARRIERS = {"line": "direct lines", "libp2p": "libp2p"}
 
 
 def _ranges(layers: list[int]) -> str:

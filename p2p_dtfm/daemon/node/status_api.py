@@ -181,6 +181,7 @@ class StatusApi:
             "plan": view.plan.digest() if view else None,
             "members": list(view.member_ids) if view else [],
             "addresses": self._addresses_in(view),
+            "tensors_over": self.participant.bulk.carriers() if self.participant else {},
             "stage": list(view.layers_of(self._network.me.peer_id)) if view else [],
             "barred": self._barred_json(),
             "weak_points": msgspec.to_builtins(self._weak_points_of(view)),

@@ -4,71 +4,40 @@ Checks run one after another and never raise for what they find; each failure ha
 """
 
 import asyncio
-import importlib.metadata
-import os
-import resource
-import shutil
-import socket
-import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from enum import StrEnum
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-import psutil
-
-from p2p_dtfm import __version__
 from p2p_dtfm.core.protocol.errors import UserError
-from p2p_dtfm.core.protocol.facts.in_words import bytes_text, counted
 from p2p_dtfm.core.protocol.records import Device, Reachability
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.daemon.machine.home import Home
 from p2p_dtfm.daemon.machine.local_client import ask_daemon
+from p2p_dtfm.daemon.peers.checks.check import Check, Verdict
+from p2p_dtfm.daemon.peers.checks.kernel import check_kernel, ways_of
+from p2p_dtfm.daemon.peers.checks.ports import check_ports, free_to_listen
+from p2p_dtfm.daemon.peers.checks.this_machine import (
+    check_devices,
+    check_disk,
+    check_memory,
+    check_open_files,
+    check_versions,
+    named_devices,
+    threads_of_each,
+)
 from p2p_dtfm.daemon.peers.facts.worth import ask_worth, words
 from p2p_dtfm.daemon.peers.peer_check import check_initial_peer
-from p2p_dtfm.daemon.peers.reachability import ReachabilityFinding, ReachabilityService, opening_fix
-from p2p_dtfm.net.contacts.addresses import (
-    check_listen_address,
-    host_and_port,
-    is_loopback,
-    is_public,
-    parse_address,
+from p2p_dtfm.daemon.peers.reachability import (
+    ReachabilityFinding,
+    ReachabilityService,
+    opening_fix,
+    ports_text,
 )
+from p2p_dtfm.net.contacts.addresses import host_and_port, is_loopback, is_public, parse_address
 from p2p_dtfm.net.errors import Unreachable
 from p2p_dtfm.net.libp2p.host import Host
 from p2p_dtfm.train.stage.measure import measure_device, select_device
-
-DISK_NEEDED_BYTES = 2 << 30
-MEMORY_NEEDED_BYTES = 1 << 30
-OPEN_FILES_WANTED = 4096
-
-
-class Verdict(StrEnum):
-    OK = "ok"
-    WARNING = "warning"
-    FAILED = "failed"
-    SKIPPED = "skipped"
-
-
-@dataclass(frozen=True)
-class Check:
-    """One finding. `fix` says what to do about a warning or a failure."""
-
-    name: str
-    verdict: Verdict
-    found: str
-    fix: str = ""
-    facts: dict[str, object] = field(default_factory=dict)
-
-    def as_json(self) -> dict[str, object]:
-        return {
-            "name": self.name,
-            "verdict": self.verdict,
-            "found": self.found,
-            "fix": self.fix,
-            **self.facts,
-        }
 
 
 @dataclass(frozen=True)
@@ -82,6 +51,8 @@ class Examination:
     device: str
     threads: int
     spec: RunSpec
+    takes_lines: bool = True
+    """Direct lines come in, at the port above libp2p's."""
 
 
 async def examine(what: Examination, tell: Callable[[Check], None]) -> list[Check]:
@@ -96,10 +67,13 @@ async def examine(what: Examination, tell: Callable[[Check], None]) -> list[Chec
     add(check_disk(what.home))
     add(check_open_files())
     add(check_memory())
-    add(await asyncio.to_thread(check_device, what.device, what.threads, what.spec))
+    for device in check_devices(what.device, what.threads, what.spec):
+        add(device)
     running = await asyncio.to_thread(ask_daemon, what.home, "status")
     add(check_daemon(what.home, running))
-    for listening in check_ports(what.listen, running is not None):
+    members = await asyncio.to_thread(ask_daemon, what.home, "peers") if running else None
+    add(check_kernel(ways_of(members, running["peer_id"] if running else None)))
+    for listening in check_ports(what.listen, running is not None, what.takes_lines):
         add(listening)
     await examine_network(what, running, add)
     return done
@@ -113,115 +87,10 @@ def exit_code(checks: Sequence[Check]) -> int:
     return 6 if all(name == "initial peer" for name in failed) else 2
 
 
-def check_versions() -> Check:
-    names = ("hivemind", "torch")
-    versions = {"p2p-dtfm": __version__, "python": ".".join(map(str, sys.version_info[:3]))}
-    for name in names:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            return Check(
-                "versions",
-                Verdict.FAILED,
-                f"{name} is not installed",
-                f"install it: {sys.executable} -m pip install {name}",
-            )
-    found = ", ".join(f"{name} {version}" for name, version in versions.items())
-    return Check("versions", Verdict.OK, found, facts={"versions": versions})
-
-
-def check_disk(home: Path) -> Check:
-    place = _existing(home)
-    free_bytes = shutil.disk_usage(place).free
-    found = f"{bytes_text(free_bytes)} free for {home}"
-    if not place.is_dir() or not os.access(place, os.W_OK):
-        fix = f"choose another place: --home DIR, or make {place} a directory you may write to"
-        return Check("disk", Verdict.FAILED, f"{place} is no directory to write to", fix)
-    if free_bytes < DISK_NEEDED_BYTES:
-        fix = f"free {bytes_text(DISK_NEEDED_BYTES)} there, or choose another disk: --home DIR"
-        return Check("disk", Verdict.FAILED, found, fix)
-    return Check("disk", Verdict.OK, found, facts={"free_bytes": free_bytes})
-
-
-def check_open_files() -> Check:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    found = f"this process may open {counted(soft, 'file')} and streams"
-    if soft >= OPEN_FILES_WANTED:
-        return Check("open files", Verdict.OK, found)
-    wanted = OPEN_FILES_WANTED if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES_WANTED)
-    return Check("open files", Verdict.WARNING, found, f"before the start: ulimit -n {wanted}")
-
-
-def check_memory() -> Check:
-    memory = psutil.virtual_memory()
-    found = f"{bytes_text(memory.available)} of {bytes_text(memory.total)} are free"
-    facts: dict[str, object] = {"available_bytes": memory.available, "total_bytes": memory.total}
-    if memory.available < MEMORY_NEEDED_BYTES:
-        fix = (
-            f"close other programs: less than {bytes_text(MEMORY_NEEDED_BYTES)} is too little even "
-            "for a small run"
-        )
-        return Check("memory", Verdict.FAILED, found, fix, facts)
-    return Check("memory", Verdict.OK, found, facts=facts)
-
-
-def check_device(name: str, threads: int, spec: RunSpec) -> Check:
-    """Selects the device as the daemon does, and times a block of the run on it."""
-    try:
-        device = select_device(name)
-    except UserError as error:
-        return Check("device", Verdict.FAILED, error.cause, error.fixes[0])
-    measured = measure_device(spec, device, threads or None)
-    block_ms = (measured.block.forward_ns + measured.block.backward_ns) / 1e6
-    found = (
-        f"{measured.kind}, {measured.name}: {block_ms:.1f} ms for a block of {spec.name}, "
-        f"{bytes_text(measured.memory_bytes)} to use"
-    )
-    facts: dict[str, object] = {"block_ms": round(block_ms, 3), "kind": measured.kind}
-    if measured.kind == "cpu" and name == "auto" and Path("/proc/driver/nvidia/version").exists():
-        fix = "install a build of torch for CUDA: https://pytorch.org/get-started/locally"
-        return Check("device", Verdict.WARNING, f"{found}; the NVIDIA GPU is unused", fix, facts)
-    return Check("device", Verdict.OK, found, facts=facts)
-
-
 def check_daemon(home: Path, status: dict[str, object] | None) -> Check:
     if status is None:
         return Check("daemon", Verdict.OK, f"none runs in {Home(home).root}")
     return Check("daemon", Verdict.OK, f"runs: {status['state']}, {status['reason']}")
-
-
-def check_ports(listen: Sequence[str], daemon_runs: bool) -> Iterator[Check]:
-    """Whether the addresses to listen on can be had."""
-    for address in listen:
-        try:
-            host, port = host_and_port(check_listen_address(address))
-        except UserError as error:
-            yield Check("port", Verdict.FAILED, error.cause, error.fixes[0])
-            continue
-        if port == 0:
-            fix = "to forward a port on a router, or to open one, choose it: " + address.replace(
-                "/tcp/0", "/tcp/31330"
-            )
-            yield Check("port", Verdict.OK, f"{address}: a free one is taken at each start", fix)
-            continue
-        cause = _cannot_listen(host, port)
-        if cause and not daemon_runs:
-            fix = f"end the program that uses it (ss -tlnp sport = :{port}), or choose another port"
-            yield Check("port", Verdict.FAILED, f"{address}: {cause}", fix)
-        else:
-            by_whom = "in use, by the daemon that runs" if cause else "free"
-            yield Check("port", Verdict.OK, f"{address}: {by_whom}")
-
-
-def _cannot_listen(host: str, port: int) -> str:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((host, port))
-    except OSError as error:
-        return error.strerror or str(error)
-    return ""
 
 
 async def examine_network(
@@ -233,7 +102,7 @@ async def examine_network(
     """
     with tempfile.TemporaryDirectory(prefix="p2p-dtfm-doctor-") as scratch:
         try:
-            host = await Host.start(Path(scratch) / "identity.key", _free_to_listen(what.listen))
+            host = await Host.start(Path(scratch) / "identity.key", free_to_listen(what.listen))
         except UserError as error:
             add(Check("libp2p", Verdict.FAILED, error.cause, error.fixes[0]))
             return
@@ -248,10 +117,11 @@ async def examine_network(
             for check in await check_initial_peers(host, what.initial_peers):
                 add(check)
             if what.initial_peers:
-                add(await check_worth(host, what))
+                for worth in await check_worth(host, what):
+                    add(worth)
             addresses = await host.addresses()
             found = await _finding(host, what, daemon)
-            add(check_reachability(addresses, what.listen, what.announce, found))
+            add(check_reachability(addresses, what, found))
         except Unreachable as error:
             fix = "try again; if it stays so, reinstall hivemind"
             add(Check("libp2p", Verdict.FAILED, error.cause, fix))
@@ -276,15 +146,29 @@ async def check_initial_peers(host: Host, addresses: Sequence[str]) -> list[Chec
     ]
 
 
-async def check_worth(host: Host, what: Examination) -> Check:
-    """What the swarm would gain; the device is timed at its run."""
+async def check_worth(host: Host, what: Examination) -> list[Check]:
+    """What the swarm would gain by each device, which is timed at its run."""
     connected = await host.connected_peers()
     reached = [at for at in what.initial_peers if parse_address(at)[0] in connected]
     if not reached:
-        return Check("worth", Verdict.SKIPPED, "no initial peer is reached")
+        return [Check("worth", Verdict.SKIPPED, "no initial peer is reached")]
+    try:
+        devices = await asyncio.to_thread(named_devices, what.device)
+    except UserError as error:
+        return [Check("worth", Verdict.SKIPPED, error.cause, error.fixes[0])]
+    threads = threads_of_each(what.threads, len(devices))
+    checks = [await _worth_of(host, reached, name, threads) for name in dict.fromkeys(devices)]
+    if len(devices) == 1:
+        return checks
+    return [
+        replace(check, found=f"{name} by itself: {check.found}")
+        for name, check in zip(dict.fromkeys(devices), checks, strict=True)
+    ]
 
+
+async def _worth_of(host: Host, reached: Sequence[str], device: str, threads: int) -> Check:
     def measure(spec: RunSpec) -> Device:
-        return measure_device(spec, select_device(what.device), what.threads or None)
+        return measure_device(spec, select_device(device), threads or None)
 
     try:
         worth = await ask_worth(host, reached, measure)
@@ -300,21 +184,6 @@ async def check_worth(host: Host, what: Examination) -> Check:
         "links_measured": worth.measured,
     }
     return Check("worth", Verdict.OK, words(worth), facts=facts)
-
-
-def _free_to_listen(listen: Sequence[str]) -> list[str]:
-    """The daemon's addresses, so that forwarded ports are tried; any port where one is taken."""
-    return [
-        address if not _cannot_listen(*host_and_port(address)) else _any_port(address)
-        for address in listen
-        if next(check_ports([address], True)).verdict is Verdict.OK
-    ]
-
-
-def _any_port(address: str) -> str:
-    parts = address.split("/")
-    parts[4] = "0"
-    return "/".join(parts)
 
 
 async def _finding(
@@ -341,17 +210,14 @@ async def _finding(
 
 
 def check_reachability(
-    addresses: Sequence[str],
-    listen: Sequence[str],
-    announce: Sequence[str],
-    finding: ReachabilityFinding | None = None,
+    addresses: Sequence[str], what: Examination, finding: ReachabilityFinding | None = None
 ) -> Check:
     """What peers elsewhere found; where none was asked, what addresses this machine has."""
     if finding is not None and finding.reachability is not Reachability.UNKNOWN:
-        return _as_others_found(addresses, listen, finding)
-    if announce:
+        return _as_others_found(addresses, what, finding)
+    if what.announce:
         return Check(
-            "reachability", Verdict.OK, f"others are told {', '.join(announce)} (not tried)"
+            "reachability", Verdict.OK, f"others are told {', '.join(what.announce)} (not tried)"
         )
     hosts = sorted({host_and_port(address)[0] for address in addresses})
     facts: dict[str, object] = {"hosts": hosts}
@@ -359,21 +225,22 @@ def check_reachability(
     if public:
         found = f"public address {', '.join(public)}: reachable, unless a firewall drops the port"
         return Check("reachability", Verdict.OK, found, facts=facts)
-    if all(map(is_loopback, listen)):
+    if all(map(is_loopback, what.listen)):
         found = "loopback only: no other machine can join"
         return Check("reachability", Verdict.WARNING, found, "listen on /ip4/0.0.0.0/tcp/0", facts)
-    port = next((port for _, port in map(host_and_port, listen) if port), 31330)
+    port = next((port for _, port in map(host_and_port, what.listen) if port), 31330)
     found = f"only private addresses ({', '.join(hosts)}): reachable within this network"
+    here = hosts[0] if hosts else "this machine"
     fix = (
-        f"for peers elsewhere: listen on /ip4/0.0.0.0/tcp/{port}, forward TCP port {port} of your "
-        f"router to {hosts[0] if hosts else 'this machine'}, and announce /ip4/YOUR-PUBLIC-"
-        f"ADDRESS/tcp/{port}"
+        f"for peers elsewhere: listen on /ip4/0.0.0.0/tcp/{port}, forward "
+        f"{ports_text(port, what.takes_lines)} of your router to {here}, and announce "
+        f"/ip4/YOUR-PUBLIC-ADDRESS/tcp/{port}"
     )
     return Check("reachability", Verdict.WARNING, found, fix, facts)
 
 
 def _as_others_found(
-    addresses: Sequence[str], listen: Sequence[str], finding: ReachabilityFinding
+    addresses: Sequence[str], what: Examination, finding: ReachabilityFinding
 ) -> Check:
     found = f"{finding.reachability.value}: {finding.reason}"
     facts: dict[str, object] = {
@@ -383,15 +250,7 @@ def _as_others_found(
     if finding.reachability is Reachability.DIRECT:
         return Check("reachability", Verdict.OK, found, facts=facts)
     relayed = finding.reachability is Reachability.RELAYED
-    fix = opening_fix(finding.public_host, addresses, listen)
+    fix = opening_fix(finding.public_host, addresses, what.listen, what.takes_lines)
     if relayed:
         fix = f"nothing must be done; for faster links: {fix}"
     return Check("reachability", Verdict.WARNING if relayed else Verdict.FAILED, found, fix, facts)
-
-
-def _existing(path: Path) -> Path:
-    """The path, or the nearest directory above it that exists."""
-    path = path.expanduser().absolute()
-    while not path.exists():
-        path = path.parent
-    return path

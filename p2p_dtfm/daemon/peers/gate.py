@@ -194,7 +194,7 @@ class GateKeeper:
         self._gate.blame(sender, kind, now.monotonic_ns())
 
     def is_near(self, sender: str) -> bool:
-        """Whether tensors of a sender may come at all."""
+        """See `net.door.Door`."""
         return self.role_of(sender) in NEAR
 
     def _told(self, sender: str, kind: str, refusal: Refusal) -> str:

@@ -271,17 +271,28 @@ def relay_of(far_end: str) -> str:
     return far_end.split("/p2p/", 1)[1].split("/", 1)[0]
 
 
-def opening_fix(public_host: str, addresses: Sequence[str], listen: Sequence[str]) -> str:
-    """What opens the way in, with this machine's own addresses and port."""
+def opening_fix(
+    public_host: str, addresses: Sequence[str], listen: Sequence[str], takes_lines: bool
+) -> str:
+    """What opens the way in, with this machine's own addresses and ports."""
     own = [host for host, _ in map(host_and_port, addresses)]
     port = next((port for _, port in map(host_and_port, listen) if port), 31330)
+    ports = ports_text(port, takes_lines)
     if public_host in own:
+        allowed = f"{port}:{port + 1}" if takes_lines else port
         return (
-            f"open TCP port {port} of {public_host} in the firewall (sudo ufw allow {port}/tcp), "
+            f"open {ports} of {public_host} in the firewall (sudo ufw allow {allowed}/tcp), "
             f"and start with --listen /ip4/0.0.0.0/tcp/{port}"
         )
     inward = next((host for host in own if not is_public(host)), "this machine")
     return (
-        f"on the router at {public_host}, forward TCP port {port} to {inward}, and start with "
+        f"on the router at {public_host}, forward {ports} to {inward}, and start with "
         f"--listen /ip4/0.0.0.0/tcp/{port}"
     )
+
+
+def ports_text(port: int, takes_lines: bool) -> str:
+    """Where others come in, if they may: tensors have a port of their own."""
+    if not takes_lines:
+        return f"TCP port {port}"
+    return f"TCP ports {port} and {port + 1} (the second for direct lines)"

@@ -36,9 +36,10 @@ async def seal(connection: ssl.SSLSocket, is_server: bool) -> SealedSocket:
     to_client, to_server = Keys(secrets, _TO_CLIENT), Keys(secrets, _TO_SERVER)
     bare = socket.socket(fileno=connection.detach())
     bare.setblocking(False)
-    if is_server:
-        return SealedSocket(bare, to_client, to_server)
-    return SealedSocket(bare, to_server, to_client)
+    keys = (to_client, to_server) if is_server else (to_server, to_client)
+    sealed = SealedSocket(bare, *keys)
+    sealed.suit_distance()
+    return sealed
 
 
 async def _in_steps(connection: ssl.SSLSocket, step: Callable[[], Result]) -> Result:

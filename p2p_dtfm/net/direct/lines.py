@@ -45,8 +45,23 @@ class _Tries:
     """How calling a peer has gone."""
 
     works: bool = False
+    outcomes: int = 0
     failures: int = 0
     not_before_s: float = 0.0
+
+    def failed(self, outcomes_before: int) -> None:
+        """A call that began after so many outcomes. Several lanes call at once: what another has
+        found meanwhile holds for this one too, and counts once."""
+        if outcomes_before != self.outcomes:
+            return
+        pause_s = min(FIRST_PAUSE_S * 2**self.failures, LONGEST_PAUSE_S)
+        self.works, self.outcomes = False, self.outcomes + 1
+        self.failures = min(self.failures + 1, 16)
+        self.not_before_s = now.monotonic_s() + pause_s
+
+    def succeeded(self) -> None:
+        self.works, self.outcomes = True, self.outcomes + 1
+        self.failures, self.not_before_s = 0, 0.0
 
 
 class DirectLines:
@@ -65,13 +80,15 @@ class DirectLines:
         self._reception: Reception | None = None
         self._tries: dict[str, _Tries] = {}
         self._lines: dict[Line, str] = {}
+        self._come: set[Line] = set()
+        """Those of them that others have opened."""
         self._accept: Callable[[str, Line], None] = lambda peer_id, line: line.close()
         self.port = 0
 
     async def ready(self, accept: Callable[[str, Line], None]) -> None:
         """Listen, and answer; `accept(peer_id, line)` is told of each that has come."""
         self._accept = accept
-        self._reception = Reception(self._trust, self._welcome)
+        self._reception = Reception(self._trust, self._welcome, self._stall_s)
         hosts, wanted_port = _where_to_listen(self._listen)
         self.port = self._reception.listen(hosts, wanted_port)
         self._trust.listens_at(self.port)
@@ -97,19 +114,17 @@ class DirectLines:
         """A line to a peer. Raises `Unreachable`."""
         tries = self._tries.get(peer_id) or _Tries()
         put_newest(self._tries, peer_id, tries, PEERS_REMEMBERED)
+        outcomes_before = tries.outcomes
         try:
             line = await self._open(peer_id)
         except (Unreachable, PeerFault, OSError) as error:
-            tries.works = False
-            pause_s = min(FIRST_PAUSE_S * 2**tries.failures, LONGEST_PAUSE_S)
-            tries.failures = min(tries.failures + 1, 16)
-            tries.not_before_s = now.monotonic_s() + pause_s
+            tries.failed(outcomes_before)
             cause = error.cause if isinstance(error, Unreachable | PeerFault) else str(error)
             cause = one_line(cause or repr(error))
             raise Unreachable(peer_id, f"no direct line: {cause}") from error
         if not tries.works:
             log.info("direct lines to %s", peer_id)
-        tries.works, tries.failures, tries.not_before_s = True, 0, 0.0
+        tries.succeeded()
         return line
 
     def broke(self, peer_id: str) -> None:
@@ -135,6 +150,7 @@ class DirectLines:
         if not self.are_allowed:
             raise PeerFault("no direct lines here", sender)
         self._trust.add(sender, read_card(body, sender, self._run_digest, now.wall_s()))
+        self._part_from_strangers()
         return encode(self._trust.own().card)
 
     async def _open(self, peer_id: str) -> Line:
@@ -157,7 +173,7 @@ class DirectLines:
         connection: socket.socket = raw
         try:
             raw.setblocking(False)
-            prepare(raw)
+            prepare(raw, self._stall_s)
             async with asyncio.timeout(CALL_S):
                 await asyncio.get_running_loop().sock_connect(raw, (host, port))
             secured = connection = self._trust.wrap(raw, is_server=False)
@@ -176,17 +192,31 @@ class DirectLines:
     def _line(self, peer_id: str, connection: SealedSocket) -> Line:
         def ended() -> None:
             self._lines.pop(line, None)
+            self._come.discard(line)
 
         line = Line(connection, self._stall_s, ended)
         self._lines[line] = peer_id
         return line
 
     def _welcome(self, peer_id: str, connection: SealedSocket) -> None:
+        """TLS lets in who was near when it showed its card; it need not be any more."""
+        self._part_from_strangers()
         count = sum(1 for whose in self._lines.values() if whose == peer_id)
-        if count >= LINES_FROM_ONE_LIMIT or not self.are_allowed:
+        is_near = self._host.door.is_near(peer_id)
+        if not is_near or count >= LINES_FROM_ONE_LIMIT or not self.are_allowed:
             connection.close()
             return
-        self._accept(peer_id, self._line(peer_id, connection))
+        line = self._line(peer_id, connection)
+        self._come.add(line)
+        self._accept(peer_id, line)
+
+    def _part_from_strangers(self) -> None:
+        """Whose tensors may come no more has no certificate here that counts, and no thread. Seen
+        to whenever somebody comes: nobody else needs the room."""
+        is_near = self._host.door.is_near
+        self._trust.keep(is_near)
+        for line in [line for line in self._come if not is_near(self._lines[line])]:
+            line.close()
 
 
 def _where_to_listen(addresses: Sequence[str]) -> tuple[tuple[str, ...], int]:

@@ -26,7 +26,10 @@ PAUSE_S = 0.02
 """After so many at once: 400 a second at most."""
 KEEPALIVE_S = (15, 5, 4)
 """Silent for so long, then asked every so often, and gone after so many times."""
-UNACKNOWLEDGED_MS = 35_000
+BEYOND_STALL_S = 5.0
+"""The kernel gives up what is not acknowledged so long after the line itself would have. Linux
+counts the time in which a receiver that lives takes nothing, so sooner would break lines whose
+other end only waits for room."""
 
 Welcome = Callable[[str, SealedSocket], None]
 log = logging.getLogger(__name__)
@@ -35,7 +38,9 @@ log = logging.getLogger(__name__)
 class Reception:
     """Listens, and hands on whoever TLS has let in: `welcome(peer_id, connection)`."""
 
-    def __init__(self, trust: Trust, welcome: Welcome) -> None:
+    def __init__(self, trust: Trust, welcome: Welcome, stall_s: float) -> None:
+        """`stall_s`: for which a line may stand still."""
+        self._stall_s = stall_s
         self._trust = trust
         self._welcome = welcome
         self._listeners: list[socket.socket] = []
@@ -110,7 +115,7 @@ class Reception:
         connection: ssl.SSLSocket | socket.socket = raw
         try:
             raw.setblocking(False)
-            prepare(raw)
+            prepare(raw, self._stall_s)
             secured = connection = self._trust.wrap(raw, is_server=True)
             async with asyncio.timeout(HANDSHAKE_S):
                 await shake_hands(secured)
@@ -139,12 +144,13 @@ def _listener(host: str, port: int) -> socket.socket | None:
     return listener
 
 
-def prepare(connection: socket.socket) -> None:
+def prepare(connection: socket.socket, stall_s: float) -> None:
     """Small words leave at once, and who has vanished is noticed while nothing is said."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     names = ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT", "TCP_USER_TIMEOUT")
-    for name, value in zip(names, (*KEEPALIVE_S, UNACKNOWLEDGED_MS), strict=True):
+    unacknowledged_ms = int((stall_s + BEYOND_STALL_S) * 1000)
+    for name, value in zip(names, (*KEEPALIVE_S, unacknowledged_ms), strict=True):
         if hasattr(socket, name):  # not every system has all of them
             with contextlib.suppress(OSError):
                 connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

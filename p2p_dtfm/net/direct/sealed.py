@@ -8,6 +8,7 @@ its own, and a new one after `RECORDS_OF_A_KEY`, which is made of the last. A pa
 straight into the memory where it is to be.
 """
 
+import contextlib
 import hashlib
 import socket
 import struct
@@ -25,6 +26,10 @@ _TAG_BYTES = 16
 _RECORD_BYTES = _LENGTH.size + PIECE_BYTES + _TAG_BYTES
 _MIN_ROUND_TRIP, _MIN_ROUND_TRIP_AT, _UNKNOWN_US = struct.Struct("=I"), 148, 0xFFFFFFFF
 """`tcpi_min_rtt` in Linux' `struct tcp_info`."""
+FAR_S = 0.02
+"""From this round trip on the congestion control is chosen here; below it any will do."""
+FAR_CONTROL = b"bbr"
+"""It goes by rate and round trip, where others take each lost packet for a full line."""
 _AHEAD_BYTES = 1 << 14
 """Read beyond the record that is due, as small ones come many together."""
 Bytes = bytes | bytearray | memoryview
@@ -102,6 +107,15 @@ class SealedSocket:
         except (OSError, AttributeError, struct.error):  # it is closed, or not of Linux
             return None
         return found_us / 1e6 if found_us < _UNKNOWN_US else None
+
+    def suit_distance(self) -> None:
+        """Far away `FAR_CONTROL`, where the kernel has it and lets this process choose it. Buffers
+        are left to the kernel, which makes them grow: a size that is set ends that."""
+        name = getattr(socket, "TCP_CONGESTION", None)
+        round_trip_s = self.round_trip_s()
+        if name is not None and round_trip_s is not None and round_trip_s >= FAR_S:
+            with contextlib.suppress(OSError):
+                self._connection.setsockopt(socket.IPPROTO_TCP, name, FAR_CONTROL)
 
     def send(self, piece: Bytes) -> None:
         """At most `PIECE_BYTES`. Raises `BlockingIOError` while the kernel does not take all of

@@ -7,6 +7,7 @@ after the handshake its fingerprint says whose it is.
 import socket
 import ssl
 import tempfile
+from collections.abc import Callable
 
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.net.contacts.identity import Identity
@@ -62,6 +63,11 @@ class Trust:
         if card is not None:
             del self._owners[card.fingerprint]
             self._contexts = None
+
+    def keep(self, is_near: Callable[[str], bool]) -> None:
+        """Drop everybody else."""
+        for peer_id in [peer for peer in self._cards if not is_near(peer)]:
+            self.drop(peer_id)
 
     def owner_of(self, connection: ssl.SSLSocket) -> str | None:
         """Whose certificate the other side has shown."""

@@ -142,6 +142,13 @@ class BulkPlane:
         held = self._outgoing.get((peer_id, lane))
         return held is not None and held.way.is_direct
 
+    def carriers(self) -> dict[str, dict[str, str]]:
+        """Of each peer that is sent to now, by lane: "line" or "libp2p"."""
+        found: dict[str, dict[str, str]] = {}
+        for (peer_id, lane), held in self._outgoing.items():
+            found.setdefault(peer_id, {})[lane] = "line" if held.way.is_direct else "libp2p"
+        return found
+
     def unacknowledged_bytes(self, peer_id: str, lane: str) -> int:
         """What has been written of a lane and not yet been accepted."""
         held = self._outgoing.get((peer_id, lane))

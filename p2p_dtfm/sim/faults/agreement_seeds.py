@@ -10,6 +10,7 @@ import random
 import statistics
 import sys
 import time
+import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -160,9 +161,9 @@ class SeededRun:
                 raise Violation(f"{result.settle_views} views were needed to settle")
         except (Violation, AssertionError) as error:
             result.violation = str(error) or repr(error)
-        except Exception as error:
-            error.add_note(f"in seed {self.seed}")
-            raise
+        except Exception as error:  # noqa: BLE001 - of whatever kind, other seeds go on
+            told = "".join(traceback.format_exception(error))
+            result.violation = f"{type(error).__name__}: {error}\n{told}"
         result.story = world.story
         result.faults = sum(self.faults.inflicted.values())
         result.inflicted = dict(self.faults.inflicted)
@@ -244,9 +245,20 @@ def _run_all(seeds: range, timing: Timing, jobs: int) -> Iterator[Result]:
         yield from pool.imap(partial(run_seed, timing=timing), seeds)
 
 
+def seeds_of(text: str) -> range:
+    """Of "A" or "A-B". Raises `argparse.ArgumentTypeError`, also where it is none."""
+    first, _, last = text.partition("-")
+    if not first.isdecimal() or not (last or first).isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not A or A-B, with whole numbers")
+    seeds = range(int(first), int(last or first) + 1)
+    if not seeds:
+        raise argparse.ArgumentTypeError(f"there is no seed from {first} to {last}")
+    return seeds
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="Simulate peers that fail, one run for each seed.")
-    parser.add_argument("--seeds", required=True, help="A or A-B, both included")
+    parser.add_argument("--seeds", required=True, type=seeds_of, help="A or A-B, both included")
     parser.add_argument(
         "--wide-above",
         type=int,
@@ -258,12 +270,11 @@ def main() -> int:
         "--jobs", type=int, default=1, help="so many at once (default: %(default)s)"
     )
     arguments = parser.parse_args()
-    first, _, last = arguments.seeds.partition("-")
     began_s = time.monotonic()
     timing = replace(TIMING, wide_above=arguments.wide_above)
     results: list[Result] = []
     failures = 0
-    for result in _run_all(range(int(first), int(last or first) + 1), timing, arguments.jobs):
+    for result in _run_all(arguments.seeds, timing, arguments.jobs):
         results.append(result)
         failures += bool(result.violation)
         _print_story(result, arguments.story)

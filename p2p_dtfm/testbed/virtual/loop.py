@@ -22,11 +22,17 @@ JOB_NS = 100_000
 _START_NS = 1_000 * 1_000_000_000
 ROUNDING_S = 1e-9
 """What is due so soon is due now: times are sums of fractions of seconds."""
+PASSES_LIMIT = 100_000
+"""Of all that is ready, in one instant: seeds come to fifteen."""
 _IS_OVER = "the world has ended: what ends with it begins nothing any more"
 
 
 class NothingHappens(Exception):
     """All wait, and nobody for a time: what is waited for never comes."""
+
+
+class StandsStill(Exception):
+    """Somebody goes on and on, and no time passes."""
 
 
 class VirtualTask(asyncio.Task[Any]):
@@ -129,6 +135,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self.job_ns = 0
         self.in_job = False
         self._numbers = 0
+        self._passes = 0
+        """Since time has moved."""
         self._lanes: dict[Executor, collections.deque[_Job]] = {}
         self._ready: collections.deque[Turn]
         self._later: list[tuple[float, int, Turn]] = []
@@ -210,6 +218,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         ready, later = self._ready, self._later
         if not ready and not self._stopping:  # type: ignore[attr-defined]
             self._go_to_the_next()
+        self._passes += 1
+        if self._passes > PASSES_LIMIT:
+            raise StandsStill(_who_goes_on(ready))
         due_s = self.now_ns / 1e9 + ROUNDING_S
         while later and later[0][0] < due_s:
             ready.append(heapq.heappop(later)[2])
@@ -230,6 +241,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         if not later:
             raise NothingHappens
         self.now_ns += -int(-max(0.0, later[0][0] - self.now_ns / 1e9) * 1e9 // 1)
+        self._passes = 0
 
     def close(self) -> None:
         self._later.clear()
@@ -287,6 +299,17 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     async def create_server(self, *args: Any, **options: Any) -> Any:
         return _NoServer()
+
+
+def _who_goes_on(ready: collections.deque[Turn]) -> str:
+    """Names nobody where what is ready is over already."""
+    for turn in ready:
+        if not turn._cancelled:
+            owner = getattr(turn._callback, "__self__", None)
+            where = owner.waits_at() if isinstance(owner, VirtualTask) else repr(turn._callback)
+            name = turn.process.name if turn.process is not None else "the world"
+            return f"no time passes, and {name} goes on and on: {where}"
+    return "no time passes, and turns that are over come on and on"
 
 
 def _here(context: contextvars.Context | None) -> contextvars.Context:

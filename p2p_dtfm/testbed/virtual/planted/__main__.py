@@ -56,6 +56,10 @@ def main() -> int:
     parser.add_argument("--list", action="store_true", help="say which there are")
     options = parser.parse_args()
     names = options.only.split(",") if options.only else [bug.name for bug in BUGS]
+    if unknown := sorted({*names} - {bug.name for bug in BUGS}):
+        parser.error(f"no bug is called {', '.join(unknown)}; --list says which there are")
+    if options.within < 1 or options.first < 0:
+        parser.error("--within is at least 1, --first at least 0")
     bugs = [bug for bug in BUGS if bug.name in names]
     if options.list:
         for bug in bugs:

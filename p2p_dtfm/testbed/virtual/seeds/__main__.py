@@ -1,6 +1,6 @@
 """Plays seeds: real daemons in virtual time train a small run to its end through faults.
 
-`python -m p2p_dtfm.testbed.virtual.seeds --seeds 0-99 [--story] [--shrink] [--coverage]`
+`python -m p2p_dtfm.testbed.virtual.seeds --seeds 0-99 [--jobs 2] [--shrink] [--story] [--coverage]`
 
 What is done to whom the seed draws: `seeds.faults` has the kinds; from seed 100000 on they are
 storms: eight machines, and nothing but kills, one upon the other. Then all is mended, and these
@@ -18,16 +18,24 @@ import logging
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from p2p_dtfm.testbed.virtual.seeds.faults import Schedule, draw
+from p2p_dtfm.sim.faults.agreement_seeds import seeds_of
+from p2p_dtfm.testbed.virtual.seeds.faults import Schedule
+from p2p_dtfm.testbed.virtual.seeds.many import (
+    NoSuchFault,
+    Outcome,
+    one_by_one,
+    schedule_of,
+    several_at_a_time,
+)
 from p2p_dtfm.testbed.virtual.seeds.player import (
     Player,
     leave_alone_what_is_loaded,
     memory_disk,
 )
-from p2p_dtfm.testbed.virtual.seeds.playing import Played, Story, last_messages
+from p2p_dtfm.testbed.virtual.seeds.playing import Played, Story
 from p2p_dtfm.testbed.virtual.seeds.reached import Lines, told
 from p2p_dtfm.testbed.virtual.seeds.shrink import shrunk
 
@@ -50,48 +58,64 @@ def _telling() -> Iterator[None]:
         log.setLevel(logging.CRITICAL)
 
 
-def _tell_of_failure(seed: int, played: Played, faults: str) -> None:
+def _tell_of_failure(seed: int, played: Played, faults: str | None) -> None:
     print(f"seed {seed}: {played.problem}", *played.done, sep="\n  ")
     kept = f" --faults {faults}" if faults else ""
     print(f"again: python -m p2p_dtfm.testbed.virtual.seeds --seeds {seed}{kept} --story")
 
 
-def _shrink(player: Player, seed: int, schedule: Schedule) -> None:
-    places, plays = shrunk(schedule, lambda it: bool(player.play(seed, it).problem))
+def _shrink(player: Player, seed: int, schedule: Schedule, problem: str) -> None:
+    places, plays = shrunk(schedule, problem, lambda it: player.play(seed, it).problem)
     kept = schedule.only(frozenset(places))
     named = ",".join(map(str, places)) or "none"
     print(f"shrunk in {plays} plays to {len(places)} of {len(schedule.faults)} faults: {named}")
     _tell_of_failure(seed, player.play(seed, kept), named)
 
 
-def _schedule(seed: int, faults: str | None) -> Schedule:
-    schedule = draw(seed)
-    if faults is None:
-        return schedule
-    places = faults.split(",") if faults != "none" else []
-    return schedule.only(frozenset(map(int, places)))
+def _places_of(text: str) -> list[int]:
+    """Raises `argparse.ArgumentTypeError`."""
+    places = text.split(",") if text != "none" else []
+    if not all(place.strip().isdecimal() for place in places):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither places as 0,3,7 nor none")
+    return list(map(int, places))
 
 
-def _play_all(player: Player, options: argparse.Namespace) -> int:
-    first, _, last = options.seeds.partition("-")
-    seeds = range(int(first), int(last or first) + 1)
-    broken, faults, steps = list[int](), 0, 0
+def _outcomes(players: "_Players", options: argparse.Namespace) -> Iterator[Outcome]:
+    ends_at_s = time.time() + 60 * options.minutes
+    which = options.seeds, options.faults, ends_at_s
+    if options.jobs > 1:
+        return several_at_a_time(options.jobs, players.scratch, *which)
+    around = _telling if options.story else contextlib.nullcontext
+    return one_by_one(players.here(), *which, around)
+
+
+class _Players:
+    """The one of this process is made when something is to be played here."""
+
+    def __init__(self, scratch: Path) -> None:
+        self.scratch = scratch
+        self._here: Player | None = None
+
+    def here(self) -> Player:
+        if self._here is None:
+            self._here = Player(self.scratch)
+        return self._here
+
+
+def _play_all(players: _Players, options: argparse.Namespace) -> int:
+    broken, count, faults, steps = list[int](), 0, 0, 0
     began_s = time.monotonic()
-    for played_count, seed in enumerate(seeds):
-        if time.monotonic() - began_s > 60 * options.minutes:
-            seeds = seeds[:played_count]
-            break
-        schedule = _schedule(seed, options.faults)
-        with _telling() if options.story else contextlib.nullcontext(), last_messages() as said:
-            played = player.play(seed, schedule)
-        faults, steps = faults + played.faults, steps + played.steps
+    for outcome in _outcomes(players, options):
+        seed, played = outcome.seed, outcome.played
+        count, faults, steps = count + 1, faults + played.faults, steps + played.steps
         if played.problem:
             broken.append(seed)
-            _tell_of_failure(seed, played, options.faults or "")
-            for name, lines in sorted(said.items()):
+            named = None if options.faults is None else ",".join(map(str, options.faults))
+            _tell_of_failure(seed, played, named if named is None else named or "none")
+            for name, lines in sorted(outcome.said.items()):
                 print(f"  the last words of {name or 'the world'}:", *lines, sep="\n    ")
             if options.shrink:
-                _shrink(player, seed, schedule)
+                _shrink(players.here(), seed, played.schedule, played.problem)
         else:
             print(
                 f"seed {seed}: {played.ended_s - WORLD_BEGAN_S:.1f} s, {played.faults} faults, "
@@ -100,28 +124,48 @@ def _play_all(player: Player, options: argparse.Namespace) -> int:
         sys.stdout.flush()
     took_s = time.monotonic() - began_s
     print(
-        f"{len(seeds)} seeds, {faults} faults, {len(broken)} broken {broken or ''}, "
-        f"{60 * len(seeds) / took_s:.1f} seeds and {60 * steps / took_s:.0f} steps a minute"
+        f"{count} seeds, {faults} faults, {len(broken)} broken {broken or ''}, "
+        f"{60 * count / took_s:.1f} seeds and {60 * steps / took_s:.0f} steps a minute"
     )
     return 1 if broken else 0
 
 
-def main() -> int:
+def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Ends the process where they do not go together, or name what there is not."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", default="0-9", help="A-B or one")
+    parser.add_argument("--seeds", default="0-9", type=seeds_of, help="A-B or one")
     parser.add_argument("--story", action="store_true", help="tell what the daemons log")
     parser.add_argument("--shrink", action="store_true", help="leave out faults while it fails")
-    parser.add_argument("--faults", help="only these, by their place: 0,3,7, or none")
-    parser.add_argument("--minutes", type=float, default=1e9, help="begin no seed after so long")
+    parser.add_argument(
+        "--faults", type=_places_of, help="only these, by their place: 0,3,7, or none"
+    )
+    parser.add_argument("--minutes", type=float, default=1e6, help="begin no seed after so long")
     parser.add_argument("--coverage", action="store_true", help="which statements were come to")
-    options = parser.parse_args()
+    parser.add_argument("--jobs", type=int, default=1, help="so many seeds at once")
+    options = parser.parse_args(arguments)
+    if options.jobs < 1:
+        parser.error("--jobs is at least 1")
+    if options.jobs > 1 and (options.story or options.coverage):
+        parser.error("--story and --coverage are of one seed after the other: leave out --jobs")
+    try:
+        for seed in options.seeds if options.faults else ():
+            schedule_of(seed, options.faults)
+    except NoSuchFault as error:
+        parser.error(str(error))
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _parsed(arguments)
     logging.getLogger("p2p_dtfm").setLevel(logging.CRITICAL)
     with tempfile.TemporaryDirectory(dir=memory_disk()) as scratch:
-        player = Player(Path(scratch))
+        players = _Players(Path(scratch))
+        if options.jobs == 1:
+            players.here()  # before lines are watched, and what is loaded is left alone
         lines = Lines() if options.coverage else None
         with lines.watched() if lines is not None else contextlib.nullcontext():
             leave_alone_what_is_loaded()
-            exit_code = _play_all(player, options)
+            exit_code = _play_all(players, options)
         if lines is not None:
             print(told(lines))
         return exit_code

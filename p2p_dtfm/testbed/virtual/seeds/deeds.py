@@ -31,6 +31,7 @@ class Deeds:
         self._swarm = swarm
         self._copies: dict[str, Path] = {}
         """Of homes, from which an old disk comes back."""
+        self._cut_off_names: set[str] = set()
         self._begin: dict[str, Callable[[Fault], bool]] = {
             "kill": lambda fault: self._kill(fault, swarm.kill),
             "power cut": lambda fault: self._kill(fault, swarm.cut_power),
@@ -50,6 +51,7 @@ class Deeds:
             "clock": self._set_clock,
             "outage": self._cut_all_power,
             "lost memory": self._lose_memory,
+            "swizzle": self._cut_off,
         }
         self._end: dict[str, Callable[[Fault], object]] = {
             "kill": lambda fault: self._start(self._one(fault)),
@@ -70,6 +72,7 @@ class Deeds:
             "clock": lambda fault: swarm.set_clock(self._one(fault), 0.0),
             "outage": self._come_back_first,
             "lost memory": lambda fault: self._start(self._one(fault)),
+            "swizzle": self._take_back,
         }
 
     def begin(self, fault: Fault) -> bool:
@@ -217,6 +220,19 @@ class Deeds:
     def _unite(self, fault: Fault) -> None:
         for pair in self._sides(fault):
             self._swarm.mend(*pair)
+
+    def _cut_off(self, fault: Fault) -> bool:
+        for pair in self._sides(fault):
+            self._swarm.cut(*pair)
+        self._cut_off_names |= set(fault.whom)
+        return True
+
+    def _take_back(self, fault: Fault) -> None:
+        """But not to those who are cut off themselves."""
+        self._cut_off_names -= set(fault.whom)
+        for one, other in self._sides(fault):
+            if other.name not in self._cut_off_names:
+                self._swarm.mend(one, other)
 
     # machines ------------------------------------------------------------------------------------
 

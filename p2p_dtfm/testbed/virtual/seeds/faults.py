@@ -19,6 +19,9 @@ PRIVATE = 9
 """Of sixteen seeds that one, in which small machines leave both ends, and the data, to some."""
 FORGETFUL = 7
 """Of sixteen seeds that one, in which the founder's home loses whom it has met in the run."""
+SWIZZLED = 10
+"""Of sixteen seeds that one, in which some are cut off from all others one after the other, and
+come back in another order."""
 NARROW = 15
 """Of sixteen seeds that one, in which states and gradients take long on all links."""
 GIVEN, ADAPTERS = 5, 13
@@ -49,8 +52,9 @@ KINDS = {
     "clock": 2,
     "outage": 0,
     "lost memory": 0,
+    "swizzle": 0,
 }
-"""How often each is drawn; each newcomer joins once, and some seeds have one of the last two."""
+"""How often each is drawn; each newcomer joins once, and some seeds have one of the last three."""
 CRASHES = {
     "kill": 6,
     "power cut": 3,
@@ -151,6 +155,8 @@ def draw(seed: int) -> Schedule:
     if seed % 16 == FORGETFUL:
         at_s = random.Random(f"memory {seed}").uniform(FIRST_S, LAST_S)
         faults.append(Fault(at_s, 1.0, "lost memory", (begun[0],), 0.0))
+    if seed % 16 == SWIZZLED:
+        faults += _swizzle(seed, begun)
     faults.sort(key=lambda fault: fault.at_s)
     return Schedule(
         tuple(begun),
@@ -193,3 +199,18 @@ def _leave(seed: int, begun: str) -> Fault:
     lasts_s = draws.choice(LASTING_S) * draws.uniform(0.5, 1.5)
     at_s, whom = draws.uniform(FIRST_S, LAST_S), draws.choice(begun)
     return Fault(at_s, lasts_s, "leave", (whom,), draws.random())
+
+
+def _swizzle(seed: int, begun: str) -> list[Fault]:
+    """One fault for each of those that are cut off. All are before the first comes back."""
+    draws = random.Random(f"swizzle {seed}")
+    whom = draws.sample(begun, draws.randint(2, len(begun)))
+    first_s, apart_s = draws.uniform(FIRST_S, LAST_S), draws.choice(LASTING_S)
+    cut_s = sorted(first_s + draws.uniform(0.0, apart_s) for _ in whom)
+    back_s = [first_s + apart_s + draws.uniform(0.0, apart_s) for _ in whom]
+    if back_s == sorted(back_s):
+        back_s.reverse()
+    return [
+        Fault(at_s, until_s - at_s, "swizzle", (name,), 0.0)
+        for name, at_s, until_s in zip(whom, cut_s, back_s, strict=True)
+    ]

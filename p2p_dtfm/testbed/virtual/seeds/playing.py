@@ -189,11 +189,16 @@ def play_seed(
                 blames.require_none()
         except (Broken, NeverHappened) as error:
             played.problem = _with_cause(error)
-        played.done, played.faults = one.deeds.done, one.deeds.begun_count
-        played.steps = sum(len(peer.losses()) for peer in swarm.peers)
+        finally:
+            played.done, played.faults = one.deeds.done, one.deeds.begun_count
+            played.steps = sum(len(peer.losses()) for peer in swarm.peers)
 
     with blames.heard():
-        play(seed, folder, scene)
+        try:
+            play(seed, folder, scene)
+        except Exception as error:  # noqa: BLE001 - of whatever kind, other seeds go on
+            told = "".join(traceback.format_exception(error))
+            played.problem = f"{type(error).__name__}: {error}\n{told}"
     return played
 
 

@@ -1,0 +1,81 @@
+"""Whether the addresses to listen on can be had."""
+
+import socket
+from collections.abc import Iterator, Sequence
+
+from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.daemon.peers.checks.check import Check, Verdict
+from p2p_dtfm.net.contacts.addresses import check_listen_address, host_and_port
+
+LAST_PORT = 65_535
+
+
+def check_ports(
+    listen: Sequence[str], daemon_runs: bool, takes_lines: bool = False
+) -> Iterator[Check]:
+    """`takes_lines`: the port above each is wanted, too, for direct lines."""
+    for address in listen:
+        try:
+            host, port = host_and_port(check_listen_address(address))
+        except UserError as error:
+            yield Check("port", Verdict.FAILED, error.cause, error.fixes[0])
+            continue
+        if port == 0:
+            fix = "to forward a port on a router, or to open one, choose it: " + address.replace(
+                "/tcp/0", "/tcp/31330"
+            )
+            yield Check("port", Verdict.OK, f"{address}: a free one is taken at each start", fix)
+            continue
+        cause = _cannot_listen(host, port)
+        if cause and not daemon_runs:
+            fix = f"end the program that uses it (ss -tlnp sport = :{port}), or choose another port"
+            yield Check("port", Verdict.FAILED, f"{address}: {cause}", fix)
+            continue
+        by_whom = "in use, by the daemon that runs" if cause else "free"
+        yield (
+            _with_lines(address, by_whom, daemon_runs)
+            if takes_lines
+            else Check("port", Verdict.OK, f"{address}: {by_whom}")
+        )
+
+
+def _with_lines(address: str, by_whom: str, daemon_runs: bool) -> Check:
+    """What is known of the port itself, and of the one above it."""
+    host, port = host_and_port(address)
+    above = port + 1
+    cause = _cannot_listen(host, above) if above <= LAST_PORT else "there is none"
+    if not cause or daemon_runs:
+        found = f"{address}: {by_whom}; so is {above}, for direct lines"
+        return Check("port", Verdict.OK, found)
+    found = (
+        f"{address}: {by_whom}; {above}, where direct lines come in, is not ({cause}): any other "
+        "port would be taken for them, which no router forwards"
+    )
+    fix = f"end the program that uses it (ss -tlnp sport = :{above}), or choose another port"
+    return Check("port", Verdict.WARNING, found, fix)
+
+
+def _cannot_listen(host: str, port: int) -> str:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
+def free_to_listen(listen: Sequence[str]) -> list[str]:
+    """The daemon's addresses, so that forwarded ports are tried; any port where one is taken."""
+    return [
+        address if not _cannot_listen(*host_and_port(address)) else _any_port(address)
+        for address in listen
+        if next(check_ports([address], True)).verdict is Verdict.OK
+    ]
+
+
+def _any_port(address: str) -> str:
+    parts = address.split("/")
+    parts[4] = "0"
+    return "/".join(parts)

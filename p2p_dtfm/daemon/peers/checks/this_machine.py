@@ -1,0 +1,123 @@
+"""What can be said of this machine before it calls anybody."""
+
+import importlib.metadata
+import os
+import resource
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+from p2p_dtfm import __version__
+from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.core.protocol.facts.in_words import bytes_text, counted
+from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.daemon.machine.devices.shares import devices_of, is_several
+from p2p_dtfm.daemon.peers.checks.check import Check, Verdict
+from p2p_dtfm.train.stage.measure import measure_device, select_device
+
+DISK_NEEDED_BYTES = 2 << 30
+MEMORY_NEEDED_BYTES = 1 << 30
+OPEN_FILES_WANTED = 4096
+
+
+def check_versions() -> Check:
+    names = ("hivemind", "torch")
+    versions = {"p2p-dtfm": __version__, "python": ".".join(map(str, sys.version_info[:3]))}
+    for name in names:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            return Check(
+                "versions",
+                Verdict.FAILED,
+                f"{name} is not installed",
+                f"install it: {sys.executable} -m pip install {name}",
+            )
+    found = ", ".join(f"{name} {version}" for name, version in versions.items())
+    return Check("versions", Verdict.OK, found, facts={"versions": versions})
+
+
+def check_disk(home: Path) -> Check:
+    place = _existing(home)
+    free_bytes = shutil.disk_usage(place).free
+    found = f"{bytes_text(free_bytes)} free for {home}"
+    if not place.is_dir() or not os.access(place, os.W_OK):
+        fix = f"choose another place: --home DIR, or make {place} a directory you may write to"
+        return Check("disk", Verdict.FAILED, f"{place} is no directory to write to", fix)
+    if free_bytes < DISK_NEEDED_BYTES:
+        fix = f"free {bytes_text(DISK_NEEDED_BYTES)} there, or choose another disk: --home DIR"
+        return Check("disk", Verdict.FAILED, found, fix)
+    return Check("disk", Verdict.OK, found, facts={"free_bytes": free_bytes})
+
+
+def check_open_files() -> Check:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    found = f"this process may open {counted(soft, 'file')} and streams"
+    if soft >= OPEN_FILES_WANTED:
+        return Check("open files", Verdict.OK, found)
+    wanted = OPEN_FILES_WANTED if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES_WANTED)
+    return Check("open files", Verdict.WARNING, found, f"before the start: ulimit -n {wanted}")
+
+
+def check_memory() -> Check:
+    memory = psutil.virtual_memory()
+    found = f"{bytes_text(memory.available)} of {bytes_text(memory.total)} are free"
+    facts: dict[str, object] = {"available_bytes": memory.available, "total_bytes": memory.total}
+    if memory.available < MEMORY_NEEDED_BYTES:
+        fix = (
+            f"close other programs: less than {bytes_text(MEMORY_NEEDED_BYTES)} is too little even "
+            "for a small run"
+        )
+        return Check("memory", Verdict.FAILED, found, fix, facts)
+    return Check("memory", Verdict.OK, found, facts=facts)
+
+
+def named_devices(setting: str) -> tuple[str, ...]:
+    """Each that a daemon would compute with, as often as it is listed. Raises `UserError`."""
+    return devices_of(setting) if is_several(setting) else (setting,)
+
+
+def check_devices(setting: str, threads: int, spec: RunSpec) -> Iterator[Check]:
+    """Each is selected and timed as its daemon would; equal ones once."""
+    try:
+        devices = named_devices(setting)
+    except UserError as error:
+        yield Check("device", Verdict.FAILED, error.cause, error.fixes[0])
+        return
+    for name in dict.fromkeys(devices):
+        yield check_device(name, threads_of_each(threads, len(devices)), spec)
+
+
+def threads_of_each(threads: int, devices: int) -> int:
+    """0: as many as torch likes."""
+    return max(1, threads // devices) if threads else 0
+
+
+def check_device(name: str, threads: int, spec: RunSpec) -> Check:
+    """Selects the device as the daemon does, and times a block of the run on it."""
+    try:
+        device = select_device(name)
+    except UserError as error:
+        return Check("device", Verdict.FAILED, error.cause, error.fixes[0])
+    measured = measure_device(spec, device, threads or None)
+    block_ms = (measured.block.forward_ns + measured.block.backward_ns) / 1e6
+    found = (
+        f"{measured.kind}, {measured.name}: {block_ms:.1f} ms for a block of {spec.name}, "
+        f"{bytes_text(measured.memory_bytes)} to use"
+    )
+    facts: dict[str, object] = {"block_ms": round(block_ms, 3), "kind": measured.kind}
+    if measured.kind == "cpu" and name == "auto" and Path("/proc/driver/nvidia/version").exists():
+        fix = "install a build of torch for CUDA: https://pytorch.org/get-started/locally"
+        return Check("device", Verdict.WARNING, f"{found}; the NVIDIA GPU is unused", fix, facts)
+    return Check("device", Verdict.OK, found, facts=facts)
+
+
+def _existing(path: Path) -> Path:
+    """The path, or the nearest directory above it that exists."""
+    path = path.expanduser().absolute()
+    while not path.exists():
+        path = path.parent
+    return path

@@ -1,0 +1,88 @@
+"""Many seeds: one after the other in this process, or several at once in others."""
+
+import contextlib
+import logging
+import multiprocessing
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from p2p_dtfm.testbed.virtual.seeds.faults import Schedule, draw
+from p2p_dtfm.testbed.virtual.seeds.player import Player, leave_alone_what_is_loaded
+from p2p_dtfm.testbed.virtual.seeds.playing import Played, last_messages
+
+
+@dataclass
+class Outcome:
+    """What came of a seed, and the last words of each daemon in it."""
+
+    seed: int
+    played: Played
+    said: dict[str, list[str]]
+
+
+class NoSuchFault(ValueError):
+    """A schedule has no fault at this place."""
+
+
+def schedule_of(seed: int, places: Sequence[int] | None) -> Schedule:
+    """`places`: of the faults that stay; None: of all. Raises `NoSuchFault`."""
+    schedule = draw(seed)
+    if places is None:
+        return schedule
+    if beyond := [place for place in places if not 0 <= place < len(schedule.faults)]:
+        raise NoSuchFault(f"seed {seed} has faults 0 to {len(schedule.faults) - 1}, no {beyond[0]}")
+    return schedule.only(frozenset(places))
+
+
+def one_by_one(
+    player: Player,
+    seeds: Sequence[int],
+    places: Sequence[int] | None,
+    ends_at_s: float,
+    around: Callable[[], contextlib.AbstractContextManager[object]],
+) -> Iterator[Outcome]:
+    """`ends_at_s`: by the wall's clock; from then on no seed begins."""
+    for seed in seeds:
+        if time.time() > ends_at_s:
+            return
+        with around():
+            outcome = _played(player, seed, places)
+        yield outcome
+
+
+def several_at_a_time(
+    jobs: int, scratch: Path, seeds: Sequence[int], places: Sequence[int] | None, ends_at_s: float
+) -> Iterator[Outcome]:
+    """In the order of the seeds."""
+    fresh = multiprocessing.get_context("spawn")
+    with fresh.Pool(min(jobs, len(seeds)), _begin_process, (str(scratch),)) as pool:
+        play = partial(_play_in_process, places=places, ends_at_s=ends_at_s)
+        for outcome in pool.imap(play, seeds):
+            if outcome is not None:
+                yield outcome
+
+
+def _played(player: Player, seed: int, places: Sequence[int] | None) -> Outcome:
+    with last_messages() as said:
+        played = player.play(seed, schedule_of(seed, places))
+    return Outcome(seed, played, {name: list(lines) for name, lines in said.items()})
+
+
+_PLAYERS: list[Player] = []
+"""Of a process that plays for another one: its own."""
+
+
+def _begin_process(scratch: str) -> None:
+    logging.getLogger("p2p_dtfm").setLevel(logging.CRITICAL)
+    _PLAYERS.append(Player(Path(tempfile.mkdtemp(dir=scratch))))
+    leave_alone_what_is_loaded()
+
+
+def _play_in_process(seed: int, places: Sequence[int] | None, ends_at_s: float) -> Outcome | None:
+    if time.time() > ends_at_s:
+        return None
+    return _played(_PLAYERS[0], seed, places)

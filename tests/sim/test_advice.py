@@ -14,8 +14,15 @@ from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.run_spec import parse_run_spec
 from p2p_dtfm.sim.advice import sweep
 from p2p_dtfm.sim.advice.choices import DIMENSIONS, dimensions_in, neighbours, starts
+from p2p_dtfm.sim.advice.hiring import hire
 from p2p_dtfm.sim.advice.loss_costs import EXACT, loss_cost
-from p2p_dtfm.sim.scenario.files import find_run_spec, packaged_configs, read_values
+from p2p_dtfm.sim.scenario.files import (
+    find_run_spec,
+    packaged_configs,
+    read_run_spec,
+    read_values,
+)
+from p2p_dtfm.sim.scenario.scenario import parse_scenario
 from tests.documentation.error_messages import heading_of
 from tests.sim.sim_support import EQUAL_PEERS, small_spec
 
@@ -125,3 +132,36 @@ def test_the_cheapest_tokens_are_made_without_who_costs_more_than_it_adds(homes:
     assert "no price_per_hour" in refused("three-homes", "--run", run, "--objective", "cost")
     both = ("--objective", "cost", "--cost", "paper")
     assert "--objective cost" in refused("three-homes", "--run", run, *both)
+
+
+THIN_AND_THICK = """
+name = "thin-and-thick"
+[[group]]
+name = "thin"
+count = 2
+forward_tflops = 50.0
+uplink_mbps = 6.0
+price_per_hour = 1.0
+[[group]]
+name = "thick"
+count = 3
+forward_tflops = 50.0
+price_per_hour = 1.1
+[[link]]
+from = "*"
+to = "*"
+latency_ms = 5.0
+bandwidth_mbps = 1000.0
+"""
+
+
+def test_the_kind_that_is_cheapest_to_compute_is_left_out_where_its_line_is_thin() -> None:
+    spec = read_run_spec("gpt2-small-homes")
+    scenario = parse_scenario(THIN_AND_THICK, "thin-and-thick.toml")
+    counted = []
+    best, fastest = hire(scenario, spec, lambda done, most: counted.append((done, most)))
+    assert [peer.group for peer in best.scenario.peers] == ["thick"] * 3
+    thick = scenario.with_peers(tuple(p.name for p in scenario.peers if p.group == "thick"))
+    assert best.tokens_per_dollar == pytest.approx(hire(thick, spec)[0].tokens_per_dollar)
+    assert fastest.tokens_per_s >= best.tokens_per_s
+    assert counted == [(done + 1, 8) for done in range(len(counted))] and len(counted) <= 8

@@ -1,13 +1,13 @@
 """`p2p-dtfm plan --advise SCENARIO --run FILE`: a run spec that suits a swarm."""
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import typer
 
 from p2p_dtfm.cli.terminal.output_files import check_writable
+from p2p_dtfm.cli.terminal.progress import plans_made
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.sim.advice.choices import Values, dimensions_in
 from p2p_dtfm.sim.advice.sweep import Advice, Weighed, advise
@@ -22,19 +22,11 @@ def advise_on(scenario: str, run: str, vary: str | None, out: Path | None, as_js
         raise UserError(f"--out {out} is there already", "choose another name: nothing is replaced")
     swarm, path = read_scenario(scenario), find_run_spec(run)
     values = read_values(path)
-    found = advise(swarm, values, path.name, dimensions, _tell)
+    found = advise(swarm, values, path.name, dimensions, plans_made("run specs"))
     if out is not None:
         _write(out, found.best, scenario, path.name)
     result = _result(found, out)
     typer.echo(json.dumps(result) if as_json else _text(found, out))
-
-
-def _tell(done: int, most: int) -> None:
-    if sys.stderr.isatty():
-        print(f"\rplanned {done} of at most {most} ways to run it", end="", file=sys.stderr)
-    elif done % 10 == 0:
-        facts = {"doing": "planning run specs", "done": done, "most": most}
-        print(json.dumps(facts), file=sys.stderr, flush=True)
 
 
 def _result(found: Advice, out: Path | None) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import json
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,9 @@ from p2p_dtfm.cli.app import app
 from p2p_dtfm.cli.commands import plan  # noqa: F401  (registers the command)
 from p2p_dtfm.cli.scenarios.advise import toml_of
 from p2p_dtfm.core.protocol.errors import UserError
-from p2p_dtfm.core.protocol.run_spec import parse_run_spec
+from p2p_dtfm.core.protocol.run_spec import RunSpec, parse_run_spec
 from p2p_dtfm.sim.advice import sweep
-from p2p_dtfm.sim.advice.choices import DIMENSIONS, dimensions_in, neighbours, starts
+from p2p_dtfm.sim.advice.choices import DIMENSIONS, Choice, dimensions_in, neighbours, starts
 from p2p_dtfm.sim.advice.hiring import hire
 from p2p_dtfm.sim.advice.loss_costs import EXACT, loss_cost
 from p2p_dtfm.sim.scenario.files import (
@@ -108,12 +109,45 @@ def test_loss_is_what_was_measured_or_unknown() -> None:
     source = (packaged_configs().parent / "docs" / "benchmarks" / "compression.md").read_text()
     assert "+0.92%" in source
     assert loss_cost(measured.spec, begin.spec, 6) is None, "measured with two replicas"
-    two, four = (loss_cost(signs.spec, begin.spec, replicas) for replicas in (2, 4))
+    assert outer_of(measured.spec) == (1.0, 0.0) and outer_of(signs.spec) == (1.0, 0.5)
+    longer = one_of(neighbours(values, path.name, signs, DIMENSIONS), "inner-steps", 20)
+    assert outer_of(longer.spec) == (1.0, 0.3)
+    two, four = loss_cost(longer.spec, begin.spec, 2), loss_cost(signs.spec, begin.spec, 4)
     assert two is not None and four is not None and two.percent < four.percent < 0
     muons = loss_cost(signs.spec, signs.spec, 4)
     assert muons is not None and muons.percent > 0, "more than Muon's own in step"
     for known in (two, four, muons):
         assert f"{known.percent:+.1f}%" in source
+
+
+def outer_of(spec: RunSpec) -> tuple[float, float]:
+    return spec.sync.outer_learning_rate, spec.sync.outer_momentum
+
+
+def one_of(choices: Iterable[Choice], name: str, value: object) -> Choice:
+    return next(each for each in choices if dict(each.settings).get(name) == value)
+
+
+def test_an_outer_step_that_nobody_measured_promises_no_loss() -> None:
+    path = find_run_spec("gpt2-small")
+    named = read_values(path) | {"sync": {"outer_learning_rate": 0.7, "outer_momentum": 0.9}}
+    begin, _, _, measured, signs = starts(named, path.name, DIMENSIONS)
+    assert outer_of(measured.spec) == outer_of(signs.spec) == (0.7, 0.9), "the file's own stay"
+    assert loss_cost(measured.spec, begin.spec, 2) is None
+    assert loss_cost(signs.spec, begin.spec, 4) is None
+    local = read_values(path) | {"sync": {"mode": "local"}}
+    for choice in starts(local, path.name, DIMENSIONS):
+        assert outer_of(choice.spec) == (0.7, 0.9), "of a run that takes local steps by itself"
+
+
+def test_what_counts_steps_is_scaled_with_them() -> None:
+    path = find_run_spec("tiny-speedrun")
+    begin = next(starts(read_values(path), path.name, DIMENSIONS))
+    near = list(neighbours(begin.values, path.name, begin, DIMENSIONS))
+    larger = one_of(near, "global-batch", 16).spec
+    assert (larger.total_steps, larger.optimizer.decay_steps) == (8, 4)
+    inner = one_of(near, "inner-steps", 8).spec
+    assert (inner.total_steps, inner.optimizer.decay_steps) == (125, 400)
 
 
 def test_the_cheapest_tokens_are_made_without_who_costs_more_than_it_adds(homes: Path) -> None:

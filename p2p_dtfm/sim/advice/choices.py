@@ -15,6 +15,10 @@ Values = dict[str, Any]
 BATCH_FACTORS = (1, 2, 4, 8, 16)
 INNER_STEPS = (0, 4, 8, 13, 20, 40)
 """0: one step for all."""
+OUTER = {"outer_learning_rate", "outer_momentum"}
+INNER_STEPS_OF_FOUR = 13
+"""With Muon four replicas were measured with so many and momentum 0.5, two with more and 0.3
+(docs/compression.md)."""
 REDUCTIONS: Mapping[str, Values] = {
     "fp32": {"reduction": "fp32"},
     "bf16": {"reduction": "bf16"},
@@ -121,7 +125,8 @@ class _OutOfReachError(Exception):
 
 
 def _change(values: Values, settings: Values) -> None:
-    """Equal tokens in all: fewer, larger steps; warm-up counts inner steps where there are any."""
+    """Equal tokens in all: fewer, larger steps; the schedule counts inner steps where there are
+    any."""
     batch, sync = values["batch"], values.setdefault("sync", {})
     codecs, model = values.setdefault("codecs", {}), values["model"]
     inner_before = _inner_steps(values)
@@ -130,10 +135,8 @@ def _change(values: Values, settings: Values) -> None:
     larger = settings.get("global-batch", 1)
     batch["global_batch"] = _times(batch["global_batch"], larger)
     if "inner-steps" in settings:
-        inner = settings["inner-steps"]
-        sync["mode"] = "local" if inner else "every_step"
-        if inner:
-            sync["inner_steps"] = inner
+        kind = settings.get("optimizer", values["optimizer"].get("kind", "adamw"))
+        _agree_after(sync, settings["inner-steps"], kind)
     codecs.update(deepcopy(REDUCTIONS[settings["reduction"]]) if "reduction" in settings else {})
     if "boundaries" in settings:
         codecs["activations"] = codecs["gradients"] = list(settings["boundaries"])
@@ -144,12 +147,27 @@ def _change(values: Values, settings: Values) -> None:
     optimizer = values["optimizer"]
     if "optimizer" in settings:
         optimizer["kind"] = settings["optimizer"]
-    if "warmup_steps" in optimizer:
-        warm = optimizer["warmup_steps"] * _inner_steps(values) / (inner_before * larger)
-        optimizer["warmup_steps"] = math.ceil(warm)
+    for key in ("warmup_steps", "decay_steps"):
+        if key in optimizer:
+            scaled = optimizer[key] * _inner_steps(values) / (inner_before * larger)
+            optimizer[key] = math.ceil(scaled)
     for section in ("sync", "codecs"):
         if not values[section]:
             del values[section]
+
+
+def _agree_after(sync: Values, inner_steps: int, optimizer: str) -> None:
+    """Where that is what turns local steps on, with the outer step that was measured with so many;
+    what the file says of it stays."""
+    if not inner_steps:
+        sync["mode"] = "every_step"
+        return
+    if sync.get("mode") != "local" and not OUTER & sync.keys():
+        momentum = 0.0
+        if optimizer == "muon":
+            momentum = 0.5 if inner_steps <= INNER_STEPS_OF_FOUR else 0.3
+        sync |= {"outer_learning_rate": 1.0, "outer_momentum": momentum}
+    sync |= {"mode": "local", "inner_steps": inner_steps}
 
 
 def _inner_steps(values: Values) -> int:

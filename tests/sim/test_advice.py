@@ -83,6 +83,50 @@ def test_where_nothing_helps_it_says_so(homes: Path, monkeypatch: pytest.MonkeyP
     assert "--advise looks" in refused(homes, "--run", run, "--vary", "context")
 
 
+def test_advice_takes_what_a_plan_takes_and_refuses_the_rest(
+    homes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweep, "MOST_PLANS", 3)
+    run, out = homes.parent / "run.toml", homes.parent / "better.toml"
+    asked = ("--run", run, "--advise")
+    for option in (
+        ("--objective", "cost"), ("--cost", "paper"), ("--explain",), ("--stages", "3"),
+        ("--replicas", "2"), ("--svg", out), ("--html", "/nonexist/x"), ("--graphml", out),
+    ):  # fmt: skip
+        assert refused(homes, *asked, *option).startswith(f"{option[0]} is of plans"), option
+    assert "zzz" in str(typed(homes, *asked, "--what-if", "+1 zzz").exception)
+    changed = ("--layers", "2", "--global-batch", "32", "--what-if", "+1 home")
+    found = json.loads(typed(homes, *asked, *changed, "--out", out, "--json").stdout)
+    plain = json.loads(typed(homes, "--run", run, *changed, "--json").stdout)
+    assert found["before"]["tokens_per_s"] == pytest.approx(plain["tokens_per_s"], rel=1e-4)
+    assert read_values(out)["model"]["layers"] == 2
+    assert "+1 home" in out.read_text("utf-8").splitlines()[0]
+
+
+def test_advice_for_a_run_that_lists_its_layers_can_be_founded(
+    homes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweep, "MOST_PLANS", 5)
+    slow, out = homes.parent / "slow.toml", homes.parent / "better.toml"
+    slow.write_text(homes.read_text().replace("tflops = 1.0", "tflops = 0.02"))
+    done = typed(slow, "--run", "digits", "--advise", "--out", out, "--json")
+    assert done.exception is None, done.exception
+    best = json.loads(done.stdout)["best"]
+    again = json.loads(typed(slow, "--run", out, "--json").stdout)
+    assert again["tokens_per_s"] == pytest.approx(best["tokens_per_s"], rel=1e-4)
+
+
+def test_values_survive_being_written_as_toml() -> None:
+    values = {
+        "name": "öl 😀 \x7f \"q\"", "rate": 1e-5, "yes": True, "list": [1, [2.5, "a"]], "none": [],
+        "at": {"deep": {"er": 1}, "mixed": [1, {"a": "😀", "b c": [{"d": 2}]}]},
+        "layers": [{"kind": "a", "options": {"x": 1}}, {"kind": "b", "more": [{"y": 2}]}],
+        "a key": {"an other": {"x.y": 1}},
+    }  # fmt: skip
+    assert tomllib.loads(toml_of(values)) == values
+    assert "[[layers]]" in toml_of(values) and "😀" in toml_of(values)
+
+
 def test_every_choice_is_a_run_spec_that_reads_back() -> None:
     path = find_run_spec("gpt2-small")
     values = read_values(path)

@@ -37,6 +37,7 @@ from p2p_dtfm.sim.scenario.what_if import what_if
 
 SECOND_NS = 1_000_000_000
 DEFAULT_RUN = "gpt3-xl"
+PAPER_STAGES = 8
 
 
 class Objective(StrEnum):

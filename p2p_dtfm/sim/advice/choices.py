@@ -1,7 +1,7 @@
 """Run specs near a given one: what of it may be changed, one setting or several at a time."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import deepcopy
 from typing import Any, NamedTuple
 
@@ -11,6 +11,9 @@ from p2p_dtfm.core.protocol.run_spec import RunSpec, parse_run_spec
 
 Values = dict[str, Any]
 """A run spec as its file says it."""
+Read = Callable[[Values, str], RunSpec]
+"""Such values and where they are from as a run spec, with the sizes of layers that it lists. Raises
+`UserError`."""
 
 BATCH_FACTORS = (1, 2, 4, 8, 16)
 INNER_STEPS = (0, 4, 8, 13, 20, 40)
@@ -76,23 +79,29 @@ def dimensions_in(text: str | None) -> tuple[str, ...]:
     return wanted
 
 
-def starts(values: Values, origin: str, dimensions: tuple[str, ...]) -> Iterator[Choice]:
+def starts(
+    values: Values, origin: str, dimensions: tuple[str, ...], read: Read = parse_run_spec
+) -> Iterator[Choice]:
     """The run as it is, then changes that pay only together."""
-    yield Choice((), values, parse_run_spec(values, origin))
+    yield Choice((), values, read(values, origin))
     for start in STARTS:
         settings = {name: value for name, value in start.items() if name in dimensions}
-        if (made := _made(values, origin, settings)) is not None:
+        if (made := _made(values, origin, settings, read)) is not None:
             yield made
 
 
 def neighbours(
-    values: Values, origin: str, choice: Choice, dimensions: Iterable[str]
+    values: Values,
+    origin: str,
+    choice: Choice,
+    dimensions: Iterable[str],
+    read: Read = parse_run_spec,
 ) -> Iterator[Choice]:
     """With one setting more, or another one."""
     for name in dimensions:
         for value in _values_of(name):
             settings = dict(choice.settings) | {name: value}
-            if (made := _made(values, origin, settings)) is not None:
+            if (made := _made(values, origin, settings, read)) is not None:
                 yield made
 
 
@@ -108,12 +117,12 @@ def _values_of(name: str) -> tuple[Any, ...]:
     }[name]
 
 
-def _made(values: Values, origin: str, settings: Values) -> Choice | None:
+def _made(values: Values, origin: str, settings: Values, read: Read) -> Choice | None:
     """None where the run spec does not allow it."""
     made = deepcopy(values)
     try:
         _change(made, settings)
-        spec = parse_run_spec(made, origin)
+        spec = read(made, origin)
     except (UserError, _OutOfReachError):
         return None
     ordered = tuple((name, settings[name]) for name in DIMENSIONS if name in settings)

@@ -19,6 +19,7 @@ from p2p_dtfm.cli.commands import swarm as swarm_commands
 from p2p_dtfm.core.protocol.invited.line import open_line
 from p2p_dtfm.daemon.peers import doctor
 from p2p_dtfm.daemon.peers.doctor import Check, Verdict, check_disk, check_ports, check_reachability
+from p2p_dtfm.daemon.peers.facts.newcomer import Newcomer
 from p2p_dtfm.daemon.peers.facts.worth import Worth, ask_worth, words
 from p2p_dtfm.daemon.peers.peer_check import Finding, check_initial_peer
 from p2p_dtfm.net.libp2p.host import Host
@@ -130,7 +131,7 @@ async def worth_at(folder: Path, address: str) -> Worth | None:
     """Of a machine a hundred times as fast as any."""
     host = await Host.start(folder / "fast.key", [LOOPBACK], (), [address])
     try:
-        return await ask_worth(host, [address], lambda spec: device(speed=1000))
+        return await ask_worth(host, [address], Newcomer(lambda spec: device(speed=1000)))
     finally:
         await host.close()
 

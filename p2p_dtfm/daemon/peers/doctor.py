@@ -21,10 +21,11 @@ import psutil
 from p2p_dtfm import __version__
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.facts.in_words import bytes_text, counted
-from p2p_dtfm.core.protocol.records import Device, Reachability
+from p2p_dtfm.core.protocol.records import Reachability
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.daemon.machine.home import Home
 from p2p_dtfm.daemon.machine.local_client import ask_daemon
+from p2p_dtfm.daemon.peers.facts.newcomer import Newcomer
 from p2p_dtfm.daemon.peers.facts.worth import ask_worth, words
 from p2p_dtfm.daemon.peers.peer_check import check_initial_peer
 from p2p_dtfm.daemon.peers.reachability import ReachabilityFinding, ReachabilityService, opening_fix
@@ -82,6 +83,11 @@ class Examination:
     device: str
     threads: int
     spec: RunSpec
+    newcomer: Newcomer
+    run_digest: str = ""
+    """Of the run to look at; empty: the one that an initial peer trains."""
+    is_invited: bool = False
+    """Whether what was pasted is an invitation, which the doctor does not use."""
 
 
 async def examine(what: Examination, tell: Callable[[Check], None]) -> list[Check]:
@@ -248,7 +254,7 @@ async def examine_network(
             for check in await check_initial_peers(host, what.initial_peers):
                 add(check)
             if what.initial_peers:
-                add(await check_worth(host, what))
+                add(await check_worth(host, what, daemon))
             addresses = await host.addresses()
             found = await _finding(host, what, daemon)
             add(check_reachability(addresses, what.listen, what.announce, found))
@@ -276,18 +282,20 @@ async def check_initial_peers(host: Host, addresses: Sequence[str]) -> list[Chec
     ]
 
 
-async def check_worth(host: Host, what: Examination) -> Check:
-    """What the swarm would gain; the device is timed at its run."""
+async def check_worth(
+    host: Host, what: Examination, daemon: Mapping[str, object] | None = None
+) -> Check:
+    """What the swarm would gain, or gains by a daemon that runs; the device is timed at its run."""
+    if what.is_invited:
+        found = "its members tell only who has joined, and the doctor joins nothing"
+        return Check("worth", Verdict.SKIPPED, found)
     connected = await host.connected_peers()
     reached = [at for at in what.initial_peers if parse_address(at)[0] in connected]
     if not reached:
         return Check("worth", Verdict.SKIPPED, "no initial peer is reached")
-
-    def measure(spec: RunSpec) -> Device:
-        return measure_device(spec, select_device(what.device), what.threads or None)
-
+    member = str(daemon.get("peer_id", "")) if daemon is not None else ""
     try:
-        worth = await ask_worth(host, reached, measure)
+        worth = await ask_worth(host, reached, what.newcomer, what.run_digest, member)
     except UserError as error:
         return Check("worth", Verdict.SKIPPED, error.cause, error.fixes[0])
     if worth is None:

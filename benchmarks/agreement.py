@@ -1,6 +1,7 @@
 """How long peers around the world take to agree on a view: the real core in virtual time.
 
-    python -m benchmarks.agreement [--peers N] [--scenario FILE] [--quick] [--events E] [--json]
+    python -m benchmarks.agreement [--peers N] [--scenario FILE-OR-NAME] [--quick] [--events E]
+                                   [--real-ids] [--json]
 
 Members and links are those of a scenario (default: the paper's case 5, eight regions); a message
 takes its link's latency and its own bytes at the link's rate. Planning takes no time here, and how
@@ -11,23 +12,28 @@ each to all. Up to 64 peers the target is five times the largest round trip; bey
 speaks with its neighbours of the overlay, three times, 1 MiB and 2,000 messages sent by each.
 
 A scenario with fewer peers than asked for has each of its groups multiplied; beyond 64 peers their
-records are brief. `kib_least` is what no protocol can do without where all must plan the same: each
-record that is new, once to each.
+records are brief. A scenario's names are short and it has no addresses: with `--real-ids` each peer
+has an id as long as a daemon's, and two addresses. `kib_least` is what no protocol can do without
+where all must plan the same: each record that is new, once to each.
 """
 
 import argparse
 import gc
+import hashlib
 import json
-import re
+import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
+
+import msgspec
 
 from p2p_dtfm.core.consensus.actions import SECOND_NS, Timing, ViewAgreed
 from p2p_dtfm.core.messages.agreement_messages import AgreementMessage
 from p2p_dtfm.core.messages.prepared import SignedPrepared
 from p2p_dtfm.core.protocol.canonical import encode, encode_for_wire
+from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.plan import NoPlan, Pipeline, Plan, Stage
 from p2p_dtfm.core.protocol.records import Link, PeerRecord, packed
 from p2p_dtfm.core.protocol.snapshot import Snapshot
@@ -38,11 +44,16 @@ from p2p_dtfm.sim.faults.hash_training import Tensor
 from p2p_dtfm.sim.faults.invariants import Violation
 from p2p_dtfm.sim.faults.simulated_peer import SimulatedPeer
 from p2p_dtfm.sim.scenario.brief_records import with_brief_records
-from p2p_dtfm.sim.scenario.files import read_run_spec
-from p2p_dtfm.sim.scenario.scenario import Scenario, load_scenario, parse_scenario
+from p2p_dtfm.sim.scenario.files import read_run_spec, read_scenario
+from p2p_dtfm.sim.scenario.scenario import Scenario
 from p2p_dtfm.sim.scenario.scenario_snapshot import scenario_snapshot
+from p2p_dtfm.sim.scenario.what_if import what_if
 
-SCENARIO = Path("configs/scenarios/paper-5-world-wide.toml")
+SCENARIO = "paper-5-world-wide"
+FEWEST_PEERS = 8
+"""Of fewer there is nobody to join, to leave and to crash beside those who hold the stages."""
+ID_BEGINS, ID_LENGTH = "12D3KooW", 52
+BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 TARGET_ROUND_TRIPS = 5
 MANY_ABOVE = 64
 MANY_ROUND_TRIPS, MANY_KIB, MANY_MESSAGES = 3, 1024, 2000
@@ -217,29 +228,77 @@ def largest_round_trip_ns(scenario: Scenario, names: list[str]) -> int:
     return max(link(a, b).latency_ns + link(b, a).latency_ns for a in some for b in some if a != b)
 
 
-def scenario_of(path: Path, count: int) -> Scenario:
-    """With at least so many peers: each group is multiplied where there are fewer."""
-    scenario = load_scenario(path)
-    times = -(-count // len(scenario.peers))
-    if times == 1:
+def multiplied(scenario: Scenario, count: int) -> Scenario:
+    """With at least so many peers: each group is multiplied where there are fewer, but for those of
+    one peer that do not say how two of them would be linked. Raises `UserError`."""
+    if len(scenario.peers) >= count:
         return scenario
-    text = path.read_text(encoding="utf-8-sig")
-    more = re.sub(
-        r"^(count\s*=\s*)(\d+)", lambda it: f"{it[1]}{int(it[2]) * times}", text, flags=re.M
+    sizes = Counter(peer.group for peer in scenario.peers)
+    more = [group for group in sizes if _can_be_more(scenario, group)]
+    if not more:
+        raise UserError(
+            f"{scenario.name} cannot be multiplied: no group says how two of its peers are linked",
+            "add [[link]] with the group at both ends, or one with * at both",
+        )
+    fixed = sum(size for group, size in sizes.items() if group not in more)
+    times = -(-(count - fixed) // (len(scenario.peers) - fixed))
+    for group in more:
+        if times > 1:
+            scenario = what_if(scenario, f"+{(times - 1) * sizes[group]} {group}")
+    side_by_side = sorted(scenario.peers, key=lambda peer: [*sizes].index(peer.group))
+    return replace(scenario, peers=tuple(side_by_side))
+
+
+def _can_be_more(scenario: Scenario, group: str) -> bool:
+    some = what_if(scenario, f"+1 {group}")
+    two = [peer.name for peer in some.peers if peer.group == group][-2:]
+    try:
+        return bool(some.link(two[0], two[1]) and some.link(two[1], two[0]))
+    except UserError:
+        return False
+
+
+def with_real_ids(scenario: Scenario) -> Scenario:
+    """The same peers under names as long as those of daemons."""
+    ids = {peer.name: _real_id(peer.name) for peer in scenario.peers}
+    links = {
+        (ids.get(origin, origin), ids.get(to, to)): link
+        for (origin, to), link in scenario.links.items()
+    }
+    peers = tuple(replace(peer, name=ids[peer.name]) for peer in scenario.peers)
+    return replace(scenario, peers=peers, links=links, faults=())
+
+
+def _real_id(name: str) -> str:
+    number = int.from_bytes(hashlib.sha256(name.encode()).digest(), "big")
+    digits = (BASE58[number // 58**at % 58] for at in range(ID_LENGTH - len(ID_BEGINS)))
+    return ID_BEGINS + "".join(digits)
+
+
+def home_addresses(peer_id: str) -> tuple[str, ...]:
+    """Two, as a home with a forwarded port has them."""
+    return tuple(
+        f"/ip4/{host}/tcp/31330/p2p/{peer_id}" for host in ("192.168.100.100", "203.0.113.100")
     )
-    return parse_scenario(more, str(path))
 
 
 class Play:
     """A world, and who in it does what: each event begins when what the last one led to is over."""
 
-    def __init__(self, path: Path, count: int) -> None:
-        scenario = scenario_of(path, count)
+    def __init__(self, scenario: Scenario, count: int, real_ids: bool = False) -> None:
+        scenario = multiplied(scenario, count)
+        scenario = with_real_ids(scenario) if real_ids else scenario
         every = [peer.name for peer in scenario.peers]
         names = [every[at * len(every) // count] for at in range(count)]
         run_spec = read_run_spec("gpt3-xl", 24, 1024)
         snapshot = with_brief_records(scenario_snapshot(scenario, run_spec))
-        self.world = ScenarioWorld(scenario, {it.peer_id: it for it in snapshot.records})
+        records = {it.peer_id: it for it in snapshot.records}
+        if real_ids:
+            records = {
+                name: msgspec.structs.replace(it, addresses=home_addresses(name))
+                for name, it in records.items()
+            }
+        self.world = ScenarioWorld(scenario, records)
         many = JOINS_AT_ONCE if count > 2 * JOINS_AT_ONCE else max(2, count // 8)
         self.newcomers = [names[1 + at * (count - 2) // many] for at in range(many)]
         later = set(self.newcomers)
@@ -280,33 +339,52 @@ class Play:
         return event
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--scenario", type=Path, default=SCENARIO)
-    parser.add_argument("--peers", type=int, default=64)
+def main(words: Sequence[str] | None = None) -> int:
+    arguments = _asked(words)
+    gc.disable()  # nothing here is in circles, and looking for them is a third of the time
+    met: list[bool] = []
+    try:
+        count = 16 if arguments.quick else arguments.peers
+        play = Play(read_scenario(arguments.scenario), count, arguments.real_ids)
+        for row in play.run(arguments.events):
+            if arguments.json:
+                print(json.dumps(row), flush=True)
+            else:
+                _show(row, is_first=not met)
+            met.append(bool(row["ok"]))
+    except UserError as error:
+        print(error.render(), file=sys.stderr)
+        return error.exit_code
+    finally:
+        gc.enable()
+    if arguments.json:
+        print(json.dumps({"target_round_trips": TARGET_ROUND_TRIPS, "met": all(met)}))
+    return 0
+
+
+def _asked(words: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--scenario", default=SCENARIO, help="a file, or a name that comes along")
+    parser.add_argument("--peers", type=int, default=64, help="those who join among them")
     parser.add_argument("--quick", action="store_true", help="16 peers instead of 64")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--real-ids", action="store_true", help="with ids and addresses of daemons")
+    parser.add_argument("--json", action="store_true", help="a line for each event, then a verdict")
     parser.add_argument(
         "--events",
         type=lambda text: text.split(","),
         default=EVENTS,
         help="what follows the founding, in this order, each once: some of %(default)s",
     )
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(words)
     if not set(arguments.events) <= set(EVENTS) or len(set(arguments.events)) < len(
         arguments.events
     ):
         parser.error(f"--events: each of {', '.join(EVENTS)} once at most")
-    gc.disable()  # nothing here is in circles, and looking for them is a third of the time
-    rows = []
-    play = Play(arguments.scenario, 16 if arguments.quick else arguments.peers)
-    for row in play.run(arguments.events):
-        if not arguments.json:
-            _show(row, is_first=not rows)
-        rows.append(row)
-    if arguments.json:
-        met = all(row["ok"] for row in rows)
-        print(json.dumps({"rows": rows, "target_round_trips": TARGET_ROUND_TRIPS, "met": met}))
+    if arguments.peers < FEWEST_PEERS:
+        parser.error(f"--peers: {FEWEST_PEERS} or more, not {arguments.peers}")
+    return arguments
 
 
 def _show(row: dict[str, object], is_first: bool) -> None:
@@ -317,4 +395,4 @@ def _show(row: dict[str, object], is_first: bool) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

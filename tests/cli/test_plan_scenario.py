@@ -9,7 +9,9 @@ from typer.testing import CliRunner, Result
 
 from p2p_dtfm.cli.app import app
 from p2p_dtfm.cli.commands import plan  # noqa: F401  (registers the command)
+from p2p_dtfm.cli.commands import swarm as _swarm  # noqa: F401  (registers the commands)
 from p2p_dtfm.core.protocol.errors import UserError
+from tests.documentation.error_messages import heading_of
 
 
 def typed(*arguments: str) -> Result:
@@ -61,6 +63,18 @@ def test_what_would_change_nothing_is_refused() -> None:
     failed = typed("paper-1-data-center", "--cost", "paper", "--run", "paper", "--layers", "40")
     assert isinstance(failed.exception, UserError)
     assert "--layers" in failed.exception.cause and "gpt3-xl" in failed.exception.fixes[0]
+    for option in ("--stages", "--replicas"):
+        told = refusal("plan", "three-homes", option, "3")
+        assert told == f"{option} goes with --cost paper"
+    told = refusal("peers", "--run-digest", "ab")
+    assert told == "--run-digest goes with --initial-peers"
+
+
+def refusal(*arguments: str) -> str:
+    failed = CliRunner().invoke(app, arguments)
+    assert isinstance(failed.exception, UserError), failed.output
+    assert heading_of(failed.exception.cause), failed.exception.cause
+    return failed.exception.cause
 
 
 def test_step_cost_explained_with_what_if_and_pictures(tmp_path) -> None:

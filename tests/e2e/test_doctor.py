@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from p2p_dtfm.cli.app import app
 from p2p_dtfm.cli.commands import swarm as swarm_commands
 from p2p_dtfm.core.protocol.invited.line import open_line
+from p2p_dtfm.daemon.machine.settings import Settings
 from p2p_dtfm.daemon.peers import doctor
 from p2p_dtfm.daemon.peers.checks import this_machine
 from p2p_dtfm.daemon.peers.checks.check import Check, Verdict
@@ -24,6 +25,7 @@ from p2p_dtfm.daemon.peers.checks.kernel import Way, check_kernel, ways_of
 from p2p_dtfm.daemon.peers.checks.ports import check_ports
 from p2p_dtfm.daemon.peers.checks.this_machine import check_devices, check_disk
 from p2p_dtfm.daemon.peers.doctor import Examination, check_reachability
+from p2p_dtfm.daemon.peers.facts.newcomer import Newcomer, within_limits
 from p2p_dtfm.daemon.peers.facts.worth import Worth, ask_worth, words
 from p2p_dtfm.daemon.peers.peer_check import Finding, check_initial_peer
 from p2p_dtfm.net.libp2p.host import Host
@@ -137,7 +139,7 @@ async def worth_at(folder: Path, address: str) -> Worth | None:
     """Of a machine a hundred times as fast as any."""
     host = await Host.start(folder / "fast.key", [LOOPBACK], (), [address])
     try:
-        return await ask_worth(host, [address], lambda spec: device(speed=1000))
+        return await ask_worth(host, [address], Newcomer(lambda spec: device(speed=1000)))
     finally:
         await host.close()
 
@@ -297,7 +299,10 @@ def test_the_ways_are_those_that_the_daemon_itself_has_measured() -> None:
 
 def seen_by(listen: str, announce: tuple[str, ...] = (), takes_lines: bool = True) -> Examination:
     spec = read_run_spec("tiny")
-    return Examination(Path("/none"), (listen,), announce, (), "cpu", 1, spec, takes_lines)
+    newcomer = within_limits(Settings(device="cpu", threads=1))
+    return Examination(
+        Path("/none"), (listen,), announce, (), "cpu", 1, spec, newcomer, takes_lines
+    )
 
 
 @pytest.mark.parametrize(

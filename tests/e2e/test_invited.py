@@ -76,7 +76,7 @@ def test_invited_uninvited_and_revoked(tmp_path: Path) -> None:
         (address, *_) = (founder.status() or {})["addresses"]
         line = invited(founder)
         looked = run_program("doctor", "--invite", line, "--home", tmp_path / "nobody")
-        assert "its run is by invitation: join with --invite LINE" in looked.stdout
+        assert "its run is by invitation: its members tell only who has joined" in looked.stdout
         guest = swarm.start(["--invite", line])
         stranger = swarm.join(address)
         wait_until(lambda: not stranger.running, "who is not invited is refused")

@@ -13,8 +13,10 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from p2p_dtfm.daemon.machine.settings import Settings
 from p2p_dtfm.daemon.peers.checks.check import Check
 from p2p_dtfm.daemon.peers.doctor import Examination, examine_network
+from p2p_dtfm.daemon.peers.facts.newcomer import within_limits
 from tests.core.builders import run_spec
 
 CLONE_NEWNET = 0x40000000
@@ -34,7 +36,10 @@ def examine_at(case: tuple[int, str, str]) -> dict[str, dict[str, object]]:
     process_id, listen, initial_peer = case
     go_to(process_id)
     found: list[Check] = []
-    what = Examination(Path("/nowhere"), (listen,), (), (initial_peer,), "cpu", 1, run_spec())
+    newcomer = within_limits(Settings(device="cpu", threads=1))
+    what = Examination(
+        Path("/nowhere"), (listen,), (), (initial_peer,), "cpu", 1, run_spec(), newcomer
+    )
     asyncio.run(examine_network(what, None, found.append))
     return {check.name: check.as_json() for check in found}
 

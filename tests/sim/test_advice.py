@@ -2,6 +2,7 @@
 
 import json
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,18 @@ from p2p_dtfm.cli.app import app
 from p2p_dtfm.cli.commands import plan  # noqa: F401  (registers the command)
 from p2p_dtfm.cli.scenarios.advise import toml_of
 from p2p_dtfm.core.protocol.errors import UserError
-from p2p_dtfm.core.protocol.run_spec import parse_run_spec
+from p2p_dtfm.core.protocol.run_spec import RunSpec, parse_run_spec
 from p2p_dtfm.sim.advice import sweep
-from p2p_dtfm.sim.advice.choices import DIMENSIONS, dimensions_in, neighbours, starts
+from p2p_dtfm.sim.advice.choices import DIMENSIONS, Choice, dimensions_in, neighbours, starts
+from p2p_dtfm.sim.advice.hiring import hire
 from p2p_dtfm.sim.advice.loss_costs import EXACT, loss_cost
-from p2p_dtfm.sim.scenario.files import find_run_spec, packaged_configs, read_values
+from p2p_dtfm.sim.scenario.files import (
+    find_run_spec,
+    packaged_configs,
+    read_run_spec,
+    read_values,
+)
+from p2p_dtfm.sim.scenario.scenario import parse_scenario
 from tests.documentation.error_messages import heading_of
 from tests.sim.sim_support import EQUAL_PEERS, small_spec
 
@@ -75,6 +83,50 @@ def test_where_nothing_helps_it_says_so(homes: Path, monkeypatch: pytest.MonkeyP
     assert "--advise looks" in refused(homes, "--run", run, "--vary", "context")
 
 
+def test_advice_takes_what_a_plan_takes_and_refuses_the_rest(
+    homes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweep, "MOST_PLANS", 3)
+    run, out = homes.parent / "run.toml", homes.parent / "better.toml"
+    asked = ("--run", run, "--advise")
+    for option in (
+        ("--objective", "cost"), ("--cost", "paper"), ("--explain",), ("--stages", "3"),
+        ("--replicas", "2"), ("--svg", out), ("--html", "/nonexist/x"), ("--graphml", out),
+    ):  # fmt: skip
+        assert refused(homes, *asked, *option).startswith(f"{option[0]} is of plans"), option
+    assert "zzz" in str(typed(homes, *asked, "--what-if", "+1 zzz").exception)
+    changed = ("--layers", "2", "--global-batch", "32", "--what-if", "+1 home")
+    found = json.loads(typed(homes, *asked, *changed, "--out", out, "--json").stdout)
+    plain = json.loads(typed(homes, "--run", run, *changed, "--json").stdout)
+    assert found["before"]["tokens_per_s"] == pytest.approx(plain["tokens_per_s"], rel=1e-4)
+    assert read_values(out)["model"]["layers"] == 2
+    assert "+1 home" in out.read_text("utf-8").splitlines()[0]
+
+
+def test_advice_for_a_run_that_lists_its_layers_can_be_founded(
+    homes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweep, "MOST_PLANS", 5)
+    slow, out = homes.parent / "slow.toml", homes.parent / "better.toml"
+    slow.write_text(homes.read_text().replace("tflops = 1.0", "tflops = 0.02"))
+    done = typed(slow, "--run", "digits", "--advise", "--out", out, "--json")
+    assert done.exception is None, done.exception
+    best = json.loads(done.stdout)["best"]
+    again = json.loads(typed(slow, "--run", out, "--json").stdout)
+    assert again["tokens_per_s"] == pytest.approx(best["tokens_per_s"], rel=1e-4)
+
+
+def test_values_survive_being_written_as_toml() -> None:
+    values = {
+        "name": "öl 😀 \x7f \"q\"", "rate": 1e-5, "yes": True, "list": [1, [2.5, "a"]], "none": [],
+        "at": {"deep": {"er": 1}, "mixed": [1, {"a": "😀", "b c": [{"d": 2}]}]},
+        "layers": [{"kind": "a", "options": {"x": 1}}, {"kind": "b", "more": [{"y": 2}]}],
+        "a key": {"an other": {"x.y": 1}},
+    }  # fmt: skip
+    assert tomllib.loads(toml_of(values)) == values
+    assert "[[layers]]" in toml_of(values) and "😀" in toml_of(values)
+
+
 def test_every_choice_is_a_run_spec_that_reads_back() -> None:
     path = find_run_spec("gpt2-small")
     values = read_values(path)
@@ -101,12 +153,45 @@ def test_loss_is_what_was_measured_or_unknown() -> None:
     source = (packaged_configs().parent / "docs" / "benchmarks" / "compression.md").read_text()
     assert "+0.92%" in source
     assert loss_cost(measured.spec, begin.spec, 6) is None, "measured with two replicas"
-    two, four = (loss_cost(signs.spec, begin.spec, replicas) for replicas in (2, 4))
+    assert outer_of(measured.spec) == (1.0, 0.0) and outer_of(signs.spec) == (1.0, 0.5)
+    longer = one_of(neighbours(values, path.name, signs, DIMENSIONS), "inner-steps", 20)
+    assert outer_of(longer.spec) == (1.0, 0.3)
+    two, four = loss_cost(longer.spec, begin.spec, 2), loss_cost(signs.spec, begin.spec, 4)
     assert two is not None and four is not None and two.percent < four.percent < 0
     muons = loss_cost(signs.spec, signs.spec, 4)
     assert muons is not None and muons.percent > 0, "more than Muon's own in step"
     for known in (two, four, muons):
         assert f"{known.percent:+.1f}%" in source
+
+
+def outer_of(spec: RunSpec) -> tuple[float, float]:
+    return spec.sync.outer_learning_rate, spec.sync.outer_momentum
+
+
+def one_of(choices: Iterable[Choice], name: str, value: object) -> Choice:
+    return next(each for each in choices if dict(each.settings).get(name) == value)
+
+
+def test_an_outer_step_that_nobody_measured_promises_no_loss() -> None:
+    path = find_run_spec("gpt2-small")
+    named = read_values(path) | {"sync": {"outer_learning_rate": 0.7, "outer_momentum": 0.9}}
+    begin, _, _, measured, signs = starts(named, path.name, DIMENSIONS)
+    assert outer_of(measured.spec) == outer_of(signs.spec) == (0.7, 0.9), "the file's own stay"
+    assert loss_cost(measured.spec, begin.spec, 2) is None
+    assert loss_cost(signs.spec, begin.spec, 4) is None
+    local = read_values(path) | {"sync": {"mode": "local"}}
+    for choice in starts(local, path.name, DIMENSIONS):
+        assert outer_of(choice.spec) == (0.7, 0.9), "of a run that takes local steps by itself"
+
+
+def test_what_counts_steps_is_scaled_with_them() -> None:
+    path = find_run_spec("tiny-speedrun")
+    begin = next(starts(read_values(path), path.name, DIMENSIONS))
+    near = list(neighbours(begin.values, path.name, begin, DIMENSIONS))
+    larger = one_of(near, "global-batch", 16).spec
+    assert (larger.total_steps, larger.optimizer.decay_steps) == (8, 4)
+    inner = one_of(near, "inner-steps", 8).spec
+    assert (inner.total_steps, inner.optimizer.decay_steps) == (125, 400)
 
 
 def test_the_cheapest_tokens_are_made_without_who_costs_more_than_it_adds(homes: Path) -> None:
@@ -125,3 +210,36 @@ def test_the_cheapest_tokens_are_made_without_who_costs_more_than_it_adds(homes:
     assert "no price_per_hour" in refused("three-homes", "--run", run, "--objective", "cost")
     both = ("--objective", "cost", "--cost", "paper")
     assert "--objective cost" in refused("three-homes", "--run", run, *both)
+
+
+THIN_AND_THICK = """
+name = "thin-and-thick"
+[[group]]
+name = "thin"
+count = 2
+forward_tflops = 50.0
+uplink_mbps = 6.0
+price_per_hour = 1.0
+[[group]]
+name = "thick"
+count = 3
+forward_tflops = 50.0
+price_per_hour = 1.1
+[[link]]
+from = "*"
+to = "*"
+latency_ms = 5.0
+bandwidth_mbps = 1000.0
+"""
+
+
+def test_the_kind_that_is_cheapest_to_compute_is_left_out_where_its_line_is_thin() -> None:
+    spec = read_run_spec("gpt2-small-homes")
+    scenario = parse_scenario(THIN_AND_THICK, "thin-and-thick.toml")
+    counted = []
+    best, fastest = hire(scenario, spec, lambda done, most: counted.append((done, most)))
+    assert [peer.group for peer in best.scenario.peers] == ["thick"] * 3
+    thick = scenario.with_peers(tuple(p.name for p in scenario.peers if p.group == "thick"))
+    assert best.tokens_per_dollar == pytest.approx(hire(thick, spec)[0].tokens_per_dollar)
+    assert fastest.tokens_per_s >= best.tokens_per_s
+    assert counted == [(done + 1, 8) for done in range(len(counted))] and len(counted) <= 8

@@ -86,6 +86,7 @@ def test_recomputing_costs_time_and_saves_memory() -> None:
         (("three-homes", "--run", "tiny", "--link-efficiency", "0"), "0.85"),
         (("three-homes", "--run", "tiny", "--layers", "0"), "model.layers"),
         (("three-homes", "--run", "tiny", "--plan", "paper", "--stages", "4"), "stages"),
+        (("three-homes", "--run", "tiny", "--stages", "3"), "--stages goes with --plan paper"),
         (("three-homes", "--run", "gpt3-xl", "--plan", "region", "--stages", "1"), "--stages"),
     ],
 )

@@ -32,9 +32,17 @@ def doctor(
     run: Annotated[
         str | None, typer.Option("--run", help="Run spec to time the device with.")
     ] = None,
+    run_digest: Annotated[
+        str | None, typer.Option(help="Say what this machine would add to this run.")
+    ] = None,
     device: Annotated[
         str | None, typer.Option(help="auto, cpu, cuda or cuda:N; all, or a list with commas.")
     ] = None,
+    threads: Annotated[int | None, typer.Option(help="As for the daemon.")] = None,
+    memory_gib: Annotated[float | None, typer.Option(help="As for the daemon.")] = None,
+    resident_gib: Annotated[float | None, typer.Option(help="As for the daemon.")] = None,
+    uplink_mbps: Annotated[float | None, typer.Option(help="As for the daemon.")] = None,
+    downlink_mbps: Annotated[float | None, typer.Option(help="As for the daemon.")] = None,
     listen: Annotated[list[str] | None, typer.Option(help="As for the daemon.")] = None,
     announce: Annotated[list[str] | None, typer.Option(help="As for the daemon.")] = None,
     config: Annotated[
@@ -47,7 +55,8 @@ def doctor(
     from p2p_dtfm.daemon.machine.settings import resolve
     from p2p_dtfm.daemon.peers.checks.check import Check, Verdict
     from p2p_dtfm.daemon.peers.doctor import Examination, examine, exit_code
-    from p2p_dtfm.daemon.peers.guests.pasted_line import addresses_of
+    from p2p_dtfm.daemon.peers.facts.newcomer import within_limits
+    from p2p_dtfm.daemon.peers.guests.pasted_line import addresses_of, is_invited, run_digest_of
     from p2p_dtfm.sim.scenario.files import read_run_spec
     from p2p_dtfm.train.model.kinds.registry import with_sizes
 
@@ -59,7 +68,13 @@ def doctor(
             "initial_peers": tuple(initial_peers or ()),
             "invite": invite,
             "run": run,
+            "run_digest": run_digest,
             "device": device,
+            "threads": threads,
+            "memory_gib": memory_gib,
+            "resident_gib": resident_gib,
+            "uplink_mbps": uplink_mbps,
+            "downlink_mbps": downlink_mbps,
             "listen": tuple(listen or ()),
             "announce": tuple(announce or ()),
         },
@@ -73,6 +88,9 @@ def doctor(
         threads=settings.compute_threads,
         spec=with_sizes(read_run_spec(settings.run or "tiny")),
         takes_lines=settings.takes_lines,
+        newcomer=within_limits(settings),
+        run_digest=run_digest_of(settings),
+        is_invited=is_invited(settings),
     )
     console = Console()
 

@@ -1,7 +1,7 @@
 """`p2p-dtfm plan`: the plan of the live swarm or of a scenario, and why it is as it is."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,9 +13,10 @@ from rich.text import Text
 
 from p2p_dtfm.cli.app import GlobalBatchOption, HomeOption, JsonOption, LayersOption, app
 from p2p_dtfm.cli.commands.swarm import IdsOption, how_to_call
-from p2p_dtfm.cli.scenarios.advise import advise_on
+from p2p_dtfm.cli.scenarios.advise import Wish, advise_on
 from p2p_dtfm.cli.scenarios.plan_scenario import (
     DEFAULT_RUN,
+    PAPER_STAGES,
     Cost,
     Objective,
     Question,
@@ -36,6 +37,9 @@ OF_SCENARIOS = (
     *("what_if", "svg", "html", "objective"),
 )
 """Options that say nothing about a swarm."""
+NOT_OF_ADVICE = ("cost", "stages", "replicas", "objective", "explained", "svg", "html", "graphml")
+"""Options of one plan; advice makes many."""
+OF_PAPER = ("stages", "replicas")
 
 
 @app.command()
@@ -61,7 +65,9 @@ def plan(
     ] = None,
     layers: LayersOption = None,
     global_batch: GlobalBatchOption = None,
-    stages: Annotated[int, typer.Option(min=1, help="With --cost paper.")] = 8,
+    stages: Annotated[
+        int | None, typer.Option(min=1, help="With --cost paper; left out: 8.")
+    ] = None,
     replicas: Annotated[
         int | None,
         typer.Option(min=1, help="With --cost paper; left out: as many as the peers make."),
@@ -107,13 +113,18 @@ def plan(
                 "--advise looks for a run spec for a scenario; --vary and --out go with it",
                 "write p2p-dtfm plan SCENARIO --run FILE --advise",
             )
-        advise_on(scenario, run or DEFAULT_RUN, vary, out, as_json)
+        _refuse_advised(context)
+        advise_on(
+            Wish(scenario, run or DEFAULT_RUN, layers, global_batch, what_if), vary, out, as_json
+        )
         return
     if scenario is not None:
+        if cost is not Cost.PAPER:
+            _refuse_stepwise(context)
         plan_scenario(
             Question(
-                scenario, run, layers, global_batch, cost, stages, replicas, what_if, explained,
-                as_json, svg, html, graphml, objective,
+                scenario, run, layers, global_batch, cost, stages or PAPER_STAGES, replicas,
+                what_if, explained, as_json, svg, html, graphml, objective,
             )
         )  # fmt: skip
         return
@@ -123,10 +134,7 @@ def plan(
 
 def _require_scenario(context: typer.Context) -> None:
     """Raises `UserError` where an option would be lost."""
-    usual = {option.name: option.default for option in context.command.params}
-    given = [name for name in OF_SCENARIOS if context.params[name] != usual[name]]
-    if given:
-        option = f"--{given[0].replace('_', '-')}"
+    for option in _given(context, OF_SCENARIOS):
         raise UserError(
             f"{option} goes with a scenario, and none is named",
             (
@@ -134,6 +142,32 @@ def _require_scenario(context: typer.Context) -> None:
                 "the swarm of this daemon is drawn on its page: p2p-dtfm dashboard",
             ),
         )
+
+
+def _refuse_advised(context: typer.Context) -> None:
+    """Raises `UserError` where an option would be lost."""
+    for option in _given(context, NOT_OF_ADVICE):
+        raise UserError(
+            f"{option} is of plans, and --advise looks for a run spec",
+            f"write one with --out FILE, then p2p-dtfm plan SCENARIO --run FILE {option} ...",
+        )
+
+
+def _refuse_stepwise(context: typer.Context) -> None:
+    """Raises `UserError` where an option would be lost."""
+    for option in _given(context, OF_PAPER):
+        raise UserError(
+            f"{option} goes with --cost paper",
+            "leave it out: the planner finds stages and pipelines itself",
+        )
+
+
+def _given(context: typer.Context, names: Iterable[str]) -> Iterator[str]:
+    """Those options that say something else than they do when left out."""
+    options = {option.name: option for option in context.command.params}
+    for name in names:
+        if context.params[name] != options[name].default:
+            yield options[name].opts[0]
 
 
 def _plan_in_force(

@@ -11,6 +11,7 @@ import typer
 
 from p2p_dtfm.cli.app import GlobalBatchOption, LayersOption
 from p2p_dtfm.cli.terminal.output_files import check_writable, write_text
+from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.sim.reproduction.named_steps import (
@@ -85,6 +86,11 @@ def simulate(
     """Time one training step in a scenario, in virtual time."""
     began = time.perf_counter()
     check_writable(trace, "--trace")
+    if stages is not None and plan is PlanName.OURS:
+        raise UserError(
+            "--stages goes with --plan paper, region, random or dtfm",
+            "leave it out: our planner finds the stages itself",
+        )
     peers = read_scenario(scenario).with_link_efficiency(link_efficiency)
     from p2p_dtfm.train.model.kinds.registry import with_sizes  # torch, only for this
 

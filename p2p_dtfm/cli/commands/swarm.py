@@ -241,6 +241,11 @@ def peers(
 
         show_swarm(tuple(initial_peers), run_digest, as_json, ids)
         return
+    if run_digest:
+        raise UserError(
+            "--run-digest goes with --initial-peers",
+            "name a peer of that run: --initial-peers ADDRESS; without one the run is the daemon's",
+        )
     members = call_daemon(home, "peers")
     if as_json:
         typer.echo(json.dumps(members))

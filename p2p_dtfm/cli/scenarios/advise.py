@@ -1,40 +1,61 @@
 """`p2p-dtfm plan --advise SCENARIO --run FILE`: a run spec that suits a swarm."""
 
 import json
-import sys
+import re
+import tomllib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import typer
 
 from p2p_dtfm.cli.terminal.output_files import check_writable
+from p2p_dtfm.cli.terminal.progress import plans_made
 from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.core.protocol.run_spec import RunSpec, parse_run_spec
 from p2p_dtfm.sim.advice.choices import Values, dimensions_in
 from p2p_dtfm.sim.advice.sweep import Advice, Weighed, advise
-from p2p_dtfm.sim.scenario.files import find_run_spec, read_scenario, read_values
+from p2p_dtfm.sim.scenario.files import find_run_spec, read_changed, read_scenario
+from p2p_dtfm.sim.scenario.what_if import what_if
 
 
-def advise_on(scenario: str, run: str, vary: str | None, out: Path | None, as_json: bool) -> None:
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What is to be advised on."""
+
+    scenario: str
+    run: str
+    layers: int | None = None
+    global_batch: int | None = None
+    change: str | None = None
+
+    def swarm(self) -> str:
+        """In words."""
+        return self.scenario if self.change is None else f"{self.scenario} with {self.change}"
+
+
+def advise_on(wish: Wish, vary: str | None, out: Path | None, as_json: bool) -> None:
     """Print the frontier, and write the run spec that is advised. Raises `UserError`."""
     dimensions = dimensions_in(vary)
     check_writable(out, "--out")
     if out is not None and out.exists():
         raise UserError(f"--out {out} is there already", "choose another name: nothing is replaced")
-    swarm, path = read_scenario(scenario), find_run_spec(run)
-    values = read_values(path)
-    found = advise(swarm, values, path.name, dimensions, _tell)
+    swarm, path = read_scenario(wish.scenario), find_run_spec(wish.run)
+    if wish.change is not None:
+        swarm = what_if(swarm, wish.change)
+    values = read_changed(path, wish.layers, wish.global_batch)
+    found = advise(swarm, values, path.name, dimensions, plans_made("run specs"), _read)
     if out is not None:
-        _write(out, found.best, scenario, path.name)
+        _write(out, found.best, wish.swarm(), path.name)
     result = _result(found, out)
     typer.echo(json.dumps(result) if as_json else _text(found, out))
 
 
-def _tell(done: int, most: int) -> None:
-    if sys.stderr.isatty():
-        print(f"\rplanned {done} of at most {most} ways to run it", end="", file=sys.stderr)
-    elif done % 10 == 0:
-        facts = {"doing": "planning run specs", "done": done, "most": most}
-        print(json.dumps(facts), file=sys.stderr, flush=True)
+def _read(values: Values, origin: str) -> RunSpec:
+    """Raises `UserError`."""
+    from p2p_dtfm.train.model.kinds.registry import with_sizes  # torch, only for this
+
+    return with_sizes(parse_run_spec(values, origin))
 
 
 def _result(found: Advice, out: Path | None) -> dict[str, Any]:
@@ -88,34 +109,57 @@ def _line(each: Weighed) -> str:
     )
 
 
-def _write(out: Path, best: Weighed, scenario: str, origin: str) -> None:
+def _write(out: Path, best: Weighed, swarm: str, origin: str) -> None:
     """Only where nothing is yet. Raises `UserError`."""
     about = (
-        f"# {origin} for the swarm {scenario}: {best.choice.told()}.\n"
+        f"# {origin} for the swarm {swarm}: {best.choice.told()}.\n"
         f"# Predicted: {best.tokens_per_s:.0f} tokens a second.\n"
     )
+    text = about + toml_of(best.choice.values)
+    assert _read(tomllib.loads(text), str(out)) == best.choice.spec, "what is written reads back"
     try:
         with out.open("x", encoding="utf-8") as file:
-            file.write(about + toml_of(best.choice.values))
+            file.write(text)
     except OSError as error:
         raise UserError(f"cannot write {out}: {error.strerror}", "choose another --out") from error
 
 
-def toml_of(values: Values, table: str = "") -> str:
-    """A run spec's tables and values, as TOML."""
-    plain = {key: value for key, value in values.items() if not isinstance(value, dict)}
-    lines = [f"\n[{table}]"] if table and plain else []
-    lines += [f"{key} = {_toml_value(value)}" for key, value in plain.items()]
+def toml_of(values: Values, header: str = "") -> str:
+    """A run spec's tables and values, as TOML; what is null is left out, as TOML has no word for
+    it. `header`: of the table that they are in."""
+    path = header.strip("[]")
+    tables = {key: value for key, value in values.items() if _is_table(value)}
+    plain = {key: value for key, value in values.items() if key not in tables and value is not None}
+    is_named = header and (plain or not tables or header.startswith("[["))
+    lines = [f"\n{header}"] if is_named else []
+    lines += [f"{_toml_key(key)} = {_toml_value(value)}" for key, value in plain.items()]
     text = "\n".join([*lines, ""]) if lines else ""
-    for key, value in values.items():
+    for key, value in tables.items():
+        name = f"{path}.{_toml_key(key)}" if path else _toml_key(key)
         if isinstance(value, dict):
-            text += toml_of(value, f"{table}.{key}" if table else key)
+            text += toml_of(value, f"[{name}]")
+        else:
+            text += "".join(toml_of(each, f"[[{name}]]") for each in value)
     return text
 
 
+def _is_table(value: Any) -> bool:
+    """Or a list of them, which has a header for each."""
+    if isinstance(value, list):
+        return bool(value) and all(isinstance(each, dict) for each in value)
+    return isinstance(value, dict)
+
+
+def _toml_key(key: str) -> str:
+    return key if re.fullmatch("[A-Za-z0-9_-]+", key) else _toml_value(key)
+
+
 def _toml_value(value: Any) -> str:
+    if isinstance(value, dict):
+        pairs = (f"{_toml_key(key)} = {_toml_value(each)}" for key, each in value.items())
+        return f"{{{', '.join(pairs)}}}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_toml_value, value))}]"
     if isinstance(value, str | bool):
-        return json.dumps(value)
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     return repr(value)

@@ -13,6 +13,7 @@ import msgspec
 import typer
 
 from p2p_dtfm.cli.terminal.output_files import check_writable, write_text
+from p2p_dtfm.cli.terminal.progress import plans_made
 from p2p_dtfm.core.planner.explain import explain
 from p2p_dtfm.core.planner.planner import compute_plan
 from p2p_dtfm.core.protocol.errors import UserError
@@ -36,6 +37,7 @@ from p2p_dtfm.sim.scenario.what_if import what_if
 
 SECOND_NS = 1_000_000_000
 DEFAULT_RUN = "gpt3-xl"
+PAPER_STAGES = 8
 
 
 class Objective(StrEnum):
@@ -231,7 +233,7 @@ def write_graph(path: Path, snapshot: Snapshot, made: Plan | NoPlan) -> None:
 
 def _worth_their_price(scenario: Scenario, spec: RunSpec) -> tuple[Scenario, dict[str, Any]]:
     """The peers that make most tokens for a dollar, and what is to be said of it."""
-    best, fastest = hire(scenario, spec)
+    best, fastest = hire(scenario, spec, plans_made("swarms"))
     names = {peer.name for peer in best.scenario.peers}
     told = {
         "objective": "cost",

@@ -12,6 +12,7 @@ Tell = Callable[[int, int, str], None]
 """Bytes done, bytes in all, and what is being done."""
 
 LINE_EVERY_S = 10.0
+PLANS_BETWEEN_LINES = 10
 
 
 @contextmanager
@@ -35,6 +36,20 @@ def progress_of_bytes() -> Iterator[Tell]:
             bars.update(tasks[what], completed=done_bytes, total=total_bytes)  # type: ignore[arg-type]
 
         yield tell
+
+
+def plans_made(what: str) -> Callable[[int, int], None]:
+    """Tells how many plans of `what` are made, of how many at most: each may take a second."""
+
+    def tell(done: int, most: int) -> None:
+        if sys.stderr.isatty():
+            told = f"\r\x1b[Kplanned {done} of at most {most} {what}"
+            print(told, end="\r", file=sys.stderr, flush=True)
+        elif done % PLANS_BETWEEN_LINES == 0:
+            facts = {"doing": f"planning {what}", "done": done, "most": most}
+            print(json.dumps(facts), file=sys.stderr, flush=True)
+
+    return tell
 
 
 class ProgressLines:

@@ -14,9 +14,11 @@ than its plan leaves of the same memory, and 64 MiB in any case.
 
 import os
 
+import msgspec
 import psutil
 
 from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.core.protocol.records import Device
 from p2p_dtfm.daemon.machine.settings import Settings
 
 TRAVELLING_BYTES = 256 << 20
@@ -38,6 +40,16 @@ def planned_bytes(limit_bytes: int) -> int:
             f"allow {(taken_bytes / (1 << 30)) + 0.5:.1f} or more, or leave it out",
         )
     return (limit_bytes - taken_bytes) // PLANNED_PART
+
+
+def within_resident_limit(settings: Settings, measured: Device) -> Device:
+    """Told to others with as much memory as leaves the whole process under its limit. Asked after
+    measuring, when all that the program itself needs is loaded. Raises `UserError`."""
+    limit_bytes = int(settings.resident_gib * (1 << 30))
+    if not limit_bytes or measured.kind != "cpu":
+        return measured
+    memory_bytes = min(measured.memory_bytes, planned_bytes(limit_bytes))
+    return msgspec.structs.replace(measured, memory_bytes=memory_bytes)
 
 
 def resident_bytes(process_id: int | None = None) -> int:

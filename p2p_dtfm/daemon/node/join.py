@@ -8,15 +8,12 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 
-import msgspec
-
 from p2p_dtfm.core.membership.fellows import is_worth_a_return
 from p2p_dtfm.core.protocol.canonical import digest_bytes
 from p2p_dtfm.core.protocol.errors import UNREACHABLE, UserError
 from p2p_dtfm.core.protocol.facts.in_words import counted
-from p2p_dtfm.core.protocol.records import Device
 from p2p_dtfm.core.protocol.run_spec import AdmissionSpec, RunSpec
-from p2p_dtfm.daemon.machine.resident_limit import planned_bytes
+from p2p_dtfm.daemon.machine.resident_limit import within_resident_limit
 from p2p_dtfm.daemon.machine.settings import Settings
 from p2p_dtfm.daemon.machine.view_history import ViewHistory
 from p2p_dtfm.daemon.node.acquaintances import (
@@ -387,7 +384,7 @@ async def measure(local: Local, network: Network, run: Run) -> SelfRecord:
         limit,
         _progress_of_measuring(local),
     )
-    measured = _within_resident_limit(settings, measured)
+    measured = within_resident_limit(settings, measured)
     local.compute.stage_runner = local.world.stage_runner(measured, settings.device)
     record = SelfRecord(network.me, run.digest, measured, await host.addresses(), network.probes)
     record.state_name(settings.name)
@@ -411,16 +408,6 @@ def _memory_limit_bytes(settings: Settings, device: TorchDevice) -> int | None:
     if limit_bytes is not None:
         cap_device_memory(device, limit_bytes)
     return limit_bytes
-
-
-def _within_resident_limit(settings: Settings, measured: Device) -> Device:
-    """Told to others with as much memory as leaves the whole process under its limit. Asked after
-    measuring, when all that the program itself needs is loaded."""
-    limit_bytes = int(settings.resident_gib * (1 << 30))
-    if not limit_bytes or measured.kind != "cpu":
-        return measured
-    memory_bytes = min(measured.memory_bytes, planned_bytes(limit_bytes))
-    return msgspec.structs.replace(measured, memory_bytes=memory_bytes)
 
 
 def _progress_of_measuring(local: Local) -> Callable[[int, int], None]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from p2p_dtfm.core.protocol.errors import UserError
-from p2p_dtfm.core.protocol.records import Device, Reachability
+from p2p_dtfm.core.protocol.records import Reachability
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.daemon.machine.home import Home
 from p2p_dtfm.daemon.machine.local_client import ask_daemon
@@ -26,6 +26,7 @@ from p2p_dtfm.daemon.peers.checks.this_machine import (
     named_devices,
     threads_of_each,
 )
+from p2p_dtfm.daemon.peers.facts.newcomer import Newcomer
 from p2p_dtfm.daemon.peers.facts.worth import ask_worth, words
 from p2p_dtfm.daemon.peers.peer_check import check_initial_peer
 from p2p_dtfm.daemon.peers.reachability import (
@@ -37,7 +38,6 @@ from p2p_dtfm.daemon.peers.reachability import (
 from p2p_dtfm.net.contacts.addresses import host_and_port, is_loopback, is_public, parse_address
 from p2p_dtfm.net.errors import Unreachable
 from p2p_dtfm.net.libp2p.host import Host
-from p2p_dtfm.train.stage.measure import measure_device, select_device
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,13 @@ class Examination:
     device: str
     threads: int
     spec: RunSpec
+    newcomer: Newcomer
     takes_lines: bool = True
     """Direct lines come in, at the port above libp2p's."""
+    run_digest: str = ""
+    """Of the run to look at; empty: the one that an initial peer trains."""
+    is_invited: bool = False
+    """Whether what was pasted is an invitation, which the doctor does not use."""
 
 
 async def examine(what: Examination, tell: Callable[[Check], None]) -> list[Check]:
@@ -117,7 +122,7 @@ async def examine_network(
             for check in await check_initial_peers(host, what.initial_peers):
                 add(check)
             if what.initial_peers:
-                for worth in await check_worth(host, what):
+                for worth in await check_worth(host, what, daemon):
                     add(worth)
             addresses = await host.addresses()
             found = await _finding(host, what, daemon)
@@ -146,8 +151,14 @@ async def check_initial_peers(host: Host, addresses: Sequence[str]) -> list[Chec
     ]
 
 
-async def check_worth(host: Host, what: Examination) -> list[Check]:
-    """What the swarm would gain by each device, which is timed at its run."""
+async def check_worth(
+    host: Host, what: Examination, daemon: Mapping[str, object] | None = None
+) -> list[Check]:
+    """What the swarm would gain by each device, which is timed at its run; or gains by a daemon
+    that runs."""
+    if what.is_invited:
+        found = "its members tell only who has joined, and the doctor joins nothing"
+        return [Check("worth", Verdict.SKIPPED, found)]
     connected = await host.connected_peers()
     reached = [at for at in what.initial_peers if parse_address(at)[0] in connected]
     if not reached:
@@ -156,8 +167,12 @@ async def check_worth(host: Host, what: Examination) -> list[Check]:
         devices = await asyncio.to_thread(named_devices, what.device)
     except UserError as error:
         return [Check("worth", Verdict.SKIPPED, error.cause, error.fixes[0])]
+    member = str(daemon.get("peer_id", "")) if daemon is not None else ""
     threads = threads_of_each(what.threads, len(devices))
-    checks = [await _worth_of(host, reached, name, threads) for name in dict.fromkeys(devices)]
+    checks = [
+        await _worth_of(host, reached, what, what.newcomer.on(name, threads), member)
+        for name in dict.fromkeys(devices)
+    ]
     if len(devices) == 1:
         return checks
     return [
@@ -166,12 +181,11 @@ async def check_worth(host: Host, what: Examination) -> list[Check]:
     ]
 
 
-async def _worth_of(host: Host, reached: Sequence[str], device: str, threads: int) -> Check:
-    def measure(spec: RunSpec) -> Device:
-        return measure_device(spec, select_device(device), threads or None)
-
+async def _worth_of(
+    host: Host, reached: Sequence[str], what: Examination, newcomer: Newcomer, member: str
+) -> Check:
     try:
-        worth = await ask_worth(host, reached, measure)
+        worth = await ask_worth(host, reached, newcomer, what.run_digest, member)
     except UserError as error:
         return Check("worth", Verdict.SKIPPED, error.cause, error.fixes[0])
     if worth is None:

@@ -114,7 +114,7 @@ async def _ask(host: Host, address: str, peer_id: str, connect_ms: float) -> Fin
             found = f"{reached}; a bootstrap node: join with --run-digest"
             return Finding("initial peer", "ok", found, "", facts)
         if NOT_INVITED in refusal.cause:  # the doctor shows no invitation, which would name a key
-            found = f"{reached}; its run is by invitation: join with --invite LINE"
+            found = f"{reached}; its run is by invitation: its members tell only who has joined"
             return Finding("initial peer", "ok", found, "", facts)
         fix = "try again when it has a run" if "no run" in refusal.cause else "update both programs"
         return Finding(

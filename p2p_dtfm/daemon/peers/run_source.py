@@ -9,7 +9,7 @@ from p2p_dtfm.core.consensus.views.view_precedence import shows_end as ends_run
 from p2p_dtfm.core.messages.agreement_messages import Standing
 from p2p_dtfm.core.messages.message_bounds import require_bounded
 from p2p_dtfm.core.messages.statements import require_stated, signers
-from p2p_dtfm.core.protocol.canonical import decode, digest_bytes
+from p2p_dtfm.core.protocol.canonical import decode, digest_bytes, encode
 from p2p_dtfm.core.protocol.errors import UNREACHABLE, PeerFault, UserError
 from p2p_dtfm.core.protocol.records import PROTOCOL_VERSION
 from p2p_dtfm.core.protocol.run_spec import RunSpec
@@ -18,7 +18,7 @@ from p2p_dtfm.daemon.peers.bootstrap_node import REFUSAL as BOOTSTRAP_REFUSAL
 from p2p_dtfm.daemon.peers.messenger import Messenger
 from p2p_dtfm.daemon.peers.wire import Hello, Welcome
 from p2p_dtfm.net.contacts.identity import Identity, verify
-from p2p_dtfm.net.directory.values import open_run, sign_run
+from p2p_dtfm.net.directory.values import VALUE_LIMIT_BYTES, open_run, sign_run
 from p2p_dtfm.net.errors import Refused, Unreachable
 from p2p_dtfm.net.streams.blobs import BlobExchange, BlobUnavailable
 from p2p_dtfm.ports import now
@@ -100,8 +100,21 @@ def prepare_run(path: Path, scratch: Path, progress: Progress) -> tuple[RunSpec,
 
 
 def sign_spec(spec: RunSpec, identity: Identity) -> Signed:
-    """As its founder states it."""
-    return sign_run(spec.canonical_bytes(), identity.peer_id, identity.sign)
+    """As its founder states it. Raises `UserError` where the directory, in which members find each
+    other, would not take it; of a run by invitation it is told nothing."""
+    signed = sign_run(spec.canonical_bytes(), identity.peer_id, identity.sign)
+    size = len(encode(signed))
+    if size > VALUE_LIMIT_BYTES and not spec.admission.is_invited:
+        raise UserError(
+            f"the run spec of {spec.name} comes to {size} bytes, and the directory holds at most "
+            f"{VALUE_LIMIT_BYTES}: nobody could find the run's members there",
+            (
+                "list fewer [[layers]], options or privacy.ends",
+                'or found it by invitation ([admission] mode = "invited"): it then stays out of '
+                "the directory",
+            ),
+        )
+    return signed
 
 
 def is_here(memory: Signed, store: BlobStore) -> bool:

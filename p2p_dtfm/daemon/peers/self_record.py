@@ -7,6 +7,7 @@ from enum import StrEnum
 
 import msgspec
 
+from p2p_dtfm.core.protocol.canonical import encode
 from p2p_dtfm.core.protocol.facts.brief_links import BRIEF_FROM_MEMBERS, BriefLinks, brief
 from p2p_dtfm.core.protocol.measured_plans import MeasuredPlan
 from p2p_dtfm.core.protocol.records import (
@@ -33,7 +34,9 @@ DRAWN_PEERS = 32
 """Where not all are measured, so many in the order of the tournament; the others by nearness."""
 LINKS_KEPT = 256
 PUBLIC_LINKS = 24
-"""So many fit into the directory's 4 KiB as they are."""
+"""So many fit into the directory's 4 KiB as they are, beside a few addresses."""
+PUBLIC_RECORD_LIMIT_BYTES = 3700
+"""Of the 4 KiB, with room for the member's part in the plan and a second signature."""
 PROBE_ROUNDS = 3
 PROBE_PAUSE_S = 0.3
 NOTABLE_CHANGE = 0.3
@@ -240,11 +243,19 @@ class SelfRecord:
         return record, sign_record(record, signer)
 
     def make_public(self, signer: Sign) -> Signed:
-        """The last version as the directory carries it: with fewer links where they are many, and
-        without what steps took."""
+        """The last version as the directory carries it: without what steps took, with links in a
+        few bytes where they are many or would leave addresses no room, and with as many addresses
+        as there is room for, the first of them first."""
         is_brief = len(self._links) > PUBLIC_LINKS or len(self._members) >= BRIEF_FROM_MEMBERS
-        record = self._record(is_brief)
-        return sign_record(msgspec.structs.replace(record, measured=()), signer)
+        record = msgspec.structs.replace(self._record(is_brief), measured=())
+        signed = sign_record(record, signer)
+        if not is_brief and _is_too_large(signed):
+            record = msgspec.structs.replace(self._record(True), measured=())
+            signed = sign_record(record, signer)
+        while record.addresses and _is_too_large(signed):
+            record = msgspec.structs.replace(record, addresses=record.addresses[:-1])
+            signed = sign_record(record, signer)
+        return signed
 
     def _record(self, is_brief: bool) -> PeerRecord:
         return PeerRecord(
@@ -272,3 +283,8 @@ class SelfRecord:
         there = self._members or self._links.keys()
         links = {peer: link for peer, link in self._links.items() if peer in there}
         return brief(self._me.peer_id, links, self.place.coordinate)
+
+
+def _is_too_large(signed: Signed) -> bool:
+    """For the directory."""
+    return len(encode(signed)) > PUBLIC_RECORD_LIMIT_BYTES

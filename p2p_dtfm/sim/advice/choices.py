@@ -1,7 +1,7 @@
 """Run specs near a given one: what of it may be changed, one setting or several at a time."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import deepcopy
 from typing import Any, NamedTuple
 
@@ -11,10 +11,17 @@ from p2p_dtfm.core.protocol.run_spec import RunSpec, parse_run_spec
 
 Values = dict[str, Any]
 """A run spec as its file says it."""
+Read = Callable[[Values, str], RunSpec]
+"""Such values and where they are from as a run spec, with the sizes of layers that it lists. Raises
+`UserError`."""
 
 BATCH_FACTORS = (1, 2, 4, 8, 16)
 INNER_STEPS = (0, 4, 8, 13, 20, 40)
 """0: one step for all."""
+OUTER = {"outer_learning_rate", "outer_momentum"}
+INNER_STEPS_OF_FOUR = 13
+"""With Muon four replicas were measured with so many and momentum 0.5, two with more and 0.3
+(docs/compression.md)."""
 REDUCTIONS: Mapping[str, Values] = {
     "fp32": {"reduction": "fp32"},
     "bf16": {"reduction": "bf16"},
@@ -72,23 +79,29 @@ def dimensions_in(text: str | None) -> tuple[str, ...]:
     return wanted
 
 
-def starts(values: Values, origin: str, dimensions: tuple[str, ...]) -> Iterator[Choice]:
+def starts(
+    values: Values, origin: str, dimensions: tuple[str, ...], read: Read = parse_run_spec
+) -> Iterator[Choice]:
     """The run as it is, then changes that pay only together."""
-    yield Choice((), values, parse_run_spec(values, origin))
+    yield Choice((), values, read(values, origin))
     for start in STARTS:
         settings = {name: value for name, value in start.items() if name in dimensions}
-        if (made := _made(values, origin, settings)) is not None:
+        if (made := _made(values, origin, settings, read)) is not None:
             yield made
 
 
 def neighbours(
-    values: Values, origin: str, choice: Choice, dimensions: Iterable[str]
+    values: Values,
+    origin: str,
+    choice: Choice,
+    dimensions: Iterable[str],
+    read: Read = parse_run_spec,
 ) -> Iterator[Choice]:
     """With one setting more, or another one."""
     for name in dimensions:
         for value in _values_of(name):
             settings = dict(choice.settings) | {name: value}
-            if (made := _made(values, origin, settings)) is not None:
+            if (made := _made(values, origin, settings, read)) is not None:
                 yield made
 
 
@@ -104,12 +117,12 @@ def _values_of(name: str) -> tuple[Any, ...]:
     }[name]
 
 
-def _made(values: Values, origin: str, settings: Values) -> Choice | None:
+def _made(values: Values, origin: str, settings: Values, read: Read) -> Choice | None:
     """None where the run spec does not allow it."""
     made = deepcopy(values)
     try:
         _change(made, settings)
-        spec = parse_run_spec(made, origin)
+        spec = read(made, origin)
     except (UserError, _OutOfReachError):
         return None
     ordered = tuple((name, settings[name]) for name in DIMENSIONS if name in settings)
@@ -121,7 +134,8 @@ class _OutOfReachError(Exception):
 
 
 def _change(values: Values, settings: Values) -> None:
-    """Equal tokens in all: fewer, larger steps; warm-up counts inner steps where there are any."""
+    """Equal tokens in all: fewer, larger steps; the schedule counts inner steps where there are
+    any."""
     batch, sync = values["batch"], values.setdefault("sync", {})
     codecs, model = values.setdefault("codecs", {}), values["model"]
     inner_before = _inner_steps(values)
@@ -130,10 +144,8 @@ def _change(values: Values, settings: Values) -> None:
     larger = settings.get("global-batch", 1)
     batch["global_batch"] = _times(batch["global_batch"], larger)
     if "inner-steps" in settings:
-        inner = settings["inner-steps"]
-        sync["mode"] = "local" if inner else "every_step"
-        if inner:
-            sync["inner_steps"] = inner
+        kind = settings.get("optimizer", values["optimizer"].get("kind", "adamw"))
+        _agree_after(sync, settings["inner-steps"], kind)
     codecs.update(deepcopy(REDUCTIONS[settings["reduction"]]) if "reduction" in settings else {})
     if "boundaries" in settings:
         codecs["activations"] = codecs["gradients"] = list(settings["boundaries"])
@@ -144,12 +156,27 @@ def _change(values: Values, settings: Values) -> None:
     optimizer = values["optimizer"]
     if "optimizer" in settings:
         optimizer["kind"] = settings["optimizer"]
-    if "warmup_steps" in optimizer:
-        warm = optimizer["warmup_steps"] * _inner_steps(values) / (inner_before * larger)
-        optimizer["warmup_steps"] = math.ceil(warm)
+    for key in ("warmup_steps", "decay_steps"):
+        if key in optimizer:
+            scaled = optimizer[key] * _inner_steps(values) / (inner_before * larger)
+            optimizer[key] = math.ceil(scaled)
     for section in ("sync", "codecs"):
         if not values[section]:
             del values[section]
+
+
+def _agree_after(sync: Values, inner_steps: int, optimizer: str) -> None:
+    """Where that is what turns local steps on, with the outer step that was measured with so many;
+    what the file says of it stays."""
+    if not inner_steps:
+        sync["mode"] = "every_step"
+        return
+    if sync.get("mode") != "local" and not OUTER & sync.keys():
+        momentum = 0.0
+        if optimizer == "muon":
+            momentum = 0.5 if inner_steps <= INNER_STEPS_OF_FOUR else 0.3
+        sync |= {"outer_learning_rate": 1.0, "outer_momentum": momentum}
+    sync |= {"mode": "local", "inner_steps": inner_steps}
 
 
 def _inner_steps(values: Values) -> int:

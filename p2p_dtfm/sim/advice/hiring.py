@@ -1,8 +1,10 @@
 """Which peers of a scenario are worth their price: tokens for a dollar instead of for a second.
 
 Peers alike in everything are taken together, cheapest for what they compute first: the first of
-these kinds are planned, the first two, and so on; then, of the best of these swarms, each kind by
-half. A plan's price is that of the peers with a stage; whoever is spare goes home.
+these kinds are planned, the first two, and so on, then each alone, since who computes cheaply may
+have a thin line. From the best of these swarms on, as long as that makes a better one: the swarm
+less each kind, and less half of each. A plan's price is that of the peers with a stage; whoever is
+spare goes home.
 """
 
 from collections.abc import Iterator
@@ -21,6 +23,8 @@ MOST_KINDS = 12
 """Of peers, taken apart; where there are more, those next to each other in price are one."""
 NEARLY = 0.02
 """One peer alone waits for nobody: by so much less for a dollar a faster swarm is as cheap."""
+PLANS_FOR_A_KIND = 4
+"""At most, on the average: with the first kinds, alone, and left out or by half, once over."""
 MICRO = 1_000_000
 HOUR_S = 3600
 
@@ -58,27 +62,42 @@ def hire(
             "give its groups a price_per_hour, in dollars for each peer",
         )
     kinds = _kinds(scenario)
-    most = 2 * len(kinds)
-    found: list[Hired] = []
-    tried: set[tuple[str, ...]] = set()
-
-    def consider(names: tuple[str, ...]) -> None:
-        if names and names not in tried and len(tried) < most:
-            tried.add(names)
-            hired = planned_hire(scenario.with_peers(names), spec)
-            found.extend([hired] if hired else [])
-            progress(len(tried), most)
-
-    for count in range(len(kinds), 0, -1):
-        consider(_in_order(scenario, {name for kind in kinds[:count] for name in kind}))
-    if not found:
+    search = _Search(scenario, spec, PLANS_FOR_A_KIND * len(kinds), progress)
+    for names in _begun(kinds):
+        search.consider(names)
+    if not search.found:
         raise UserError(
             f"{scenario.name}: no plan with any of its peers", "add peers or memory, or train less"
         )
-    best = _cheapest(found)
-    for names in _halved(scenario, best.scenario, kinds):
-        consider(names)
-    return _cheapest(found), max(found, key=lambda each: each.tokens_per_s)
+    best = _cheapest(search.found)
+    while True:
+        for names in _smaller(best.scenario, kinds):
+            search.consider(names)
+        rival = _cheapest(search.found)
+        if rival is best:
+            return best, max(search.found, key=lambda each: each.tokens_per_s)
+        best = rival
+
+
+class _Search:
+    """Plans each swarm once, as long as there is work left."""
+
+    def __init__(self, scenario: Scenario, spec: RunSpec, most: int, progress: Progress) -> None:
+        self.scenario = scenario
+        self.spec = spec
+        self.most = most
+        self.progress = progress
+        self.found: list[Hired] = []
+        self._tried: set[frozenset[str]] = set()
+
+    def consider(self, names: frozenset[str]) -> None:
+        if not names or names in self._tried or len(self._tried) >= self.most:
+            return
+        self._tried.add(names)
+        ordered = tuple(peer.name for peer in self.scenario.peers if peer.name in names)
+        hired = planned_hire(self.scenario.with_peers(ordered), self.spec)
+        self.found.extend([hired] if hired else [])
+        self.progress(len(self._tried), self.most)
 
 
 def _cheapest(found: list[Hired]) -> Hired:
@@ -114,16 +133,19 @@ def _kinds(scenario: Scenario) -> list[list[str]]:
     return kinds
 
 
-def _halved(
-    scenario: Scenario, hired: Scenario, kinds: list[list[str]]
-) -> Iterator[tuple[str, ...]]:
-    """The swarm with half of each kind, dearest first."""
-    names = {peer.name for peer in hired.peers}
+def _begun(kinds: list[list[str]]) -> Iterator[frozenset[str]]:
+    """All kinds, one less at a time, dearest first; then each alone."""
+    for count in range(len(kinds), 0, -1):
+        yield frozenset(name for kind in kinds[:count] for name in kind)
+    for kind in kinds:
+        yield frozenset(kind)
+
+
+def _smaller(hired: Scenario, kinds: list[list[str]]) -> Iterator[frozenset[str]]:
+    """The swarm less each kind and less half of it, dearest first."""
+    names = frozenset(peer.name for peer in hired.peers)
     for kind in reversed(kinds):
         there = [name for name in kind if name in names]
-        if len(there) > 1 or len(there) < len(names):
-            yield _in_order(scenario, names - set(there[len(there) // 2 :]))
-
-
-def _in_order(scenario: Scenario, names: set[str]) -> tuple[str, ...]:
-    return tuple(peer.name for peer in scenario.peers if peer.name in names)
+        if there:
+            yield names - frozenset(there)
+            yield names - frozenset(there[len(there) // 2 :])

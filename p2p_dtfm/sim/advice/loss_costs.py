@@ -20,6 +20,8 @@ class MeasuredRow(NamedTuple):
     """Inner steps between two reductions, at most: more were not measured."""
     optimizers: tuple[str, str]
     """Of the run in step that it was compared with, and of the row."""
+    outer: tuple[float, float]
+    """Learning rate and momentum of the outer step."""
     reduction: tuple[str, ...]
     """As `_told` tells it."""
     cost: LossCost
@@ -28,25 +30,27 @@ class MeasuredRow(NamedTuple):
 EXACT = LossCost(0.0, "the run's own batches, reduced in fp32")
 MEASURED = (
     MeasuredRow(
-        2, 40, ("adamw", "adamw"), ("sparse", "1", "50", "4"),
+        2, 40, ("adamw", "adamw"), (1.0, 0.0), ("sparse", "1", "50", "4"),
         LossCost(
-            0.92, "tiny, two replicas, 40 inner steps, one seed (docs/benchmarks/compression.md)"
+            0.92,
+            "tiny, two replicas, 40 inner steps at half the learning rate, one seed "
+            "(docs/benchmarks/compression.md)",
         ),
     ),
     MeasuredRow(
-        2, 26, ("adamw", "muon"), ("sign",),
+        2, 26, ("adamw", "muon"), (1.0, 0.3), ("sign",),
         LossCost(-10.1, "tiny, two replicas, 26 inner steps, three seeds (docs/compression.md)"),
     ),
     MeasuredRow(
-        4, 13, ("adamw", "muon"), ("sign",),
+        4, 13, ("adamw", "muon"), (1.0, 0.5), ("sign",),
         LossCost(-1.0, "tiny, four replicas, 13 inner steps, four seeds (docs/compression.md)"),
     ),
     MeasuredRow(
-        2, 26, ("muon", "muon"), ("sign",),
+        2, 26, ("muon", "muon"), (1.0, 0.3), ("sign",),
         LossCost(6.1, "tiny, two replicas, 26 inner steps, two seeds (docs/compression.md)"),
     ),
     MeasuredRow(
-        4, 13, ("muon", "muon"), ("sign",),
+        4, 13, ("muon", "muon"), (1.0, 0.5), ("sign",),
         LossCost(16.4, "tiny, four replicas, 13 inner steps, two seeds (docs/compression.md)"),
     ),
 )  # fmt: skip
@@ -70,6 +74,7 @@ def loss_cost(spec: RunSpec, original: RunSpec, replicas: int) -> LossCost | Non
         if (
             _told(codecs) == row.reduction
             and optimizers == row.optimizers
+            and (spec.sync.outer_learning_rate, spec.sync.outer_momentum) == row.outer
             and replicas <= row.replicas
             and spec.sync.inner_steps <= row.most_inner_steps
         ):

@@ -8,8 +8,9 @@ from p2p_dtfm.core.cost_model.placement_problem import layer_ns_of
 from p2p_dtfm.core.planner.planner import compute_plan
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.plan import NoPlan, Plan
+from p2p_dtfm.core.protocol.run_spec import RunSpec, parse_run_spec
 from p2p_dtfm.core.protocol.snapshot import Snapshot
-from p2p_dtfm.sim.advice.choices import Choice, Values, neighbours, starts
+from p2p_dtfm.sim.advice.choices import Choice, Read, Values, neighbours, starts
 from p2p_dtfm.sim.advice.loss_costs import LossCost, loss_cost
 from p2p_dtfm.sim.advice.progress import Progress
 from p2p_dtfm.sim.scenario.execution import AS_RUN
@@ -66,19 +67,23 @@ def advise(
     origin: str,
     dimensions: tuple[str, ...],
     progress: Progress = lambda done, most: None,
+    read: Read = parse_run_spec,
 ) -> Advice:
     """Look at what may be changed: from a few starts on the best one, one setting at a time.
 
     Raises `UserError` where nothing helps.
     """
-    sweep = _Sweep(scenario, values, origin, plans_at_most(len(scenario.peers)), progress)
-    for choice in starts(values, origin, dimensions):
+    first, *more = starts(values, origin, dimensions, read)
+    most = plans_at_most(len(scenario.peers))
+    sweep = _Sweep(scenario, first.spec, origin, most, progress)
+    for choice in (first, *more):
         sweep.weigh(choice)
     found = sweep.found
     best = max(found, key=_fast, default=None)
     while best is not None and sweep.left:
-        nearby = (sweep.weigh(c) for c in neighbours(values, origin, best.choice, dimensions))
-        rival = max((each for each in nearby if each), key=_fast, default=best)
+        near = neighbours(values, origin, best.choice, dimensions, read)
+        weighed = map(sweep.weigh, near)
+        rival = max((each for each in weighed if each), key=_fast, default=best)
         if not _gains(rival, best):
             break
         best = rival
@@ -134,13 +139,13 @@ class _Sweep:
     """Plans each choice once, as long as there is work left."""
 
     def __init__(
-        self, scenario: Scenario, values: Values, origin: str, most: int, progress: Progress
+        self, scenario: Scenario, original: RunSpec, origin: str, most: int, progress: Progress
     ) -> None:
         self.scenario = scenario
         self.origin = origin
         self.most = most
         self.progress = progress
-        self.original = next(starts(values, origin, ())).spec
+        self.original = original
         self.seen: dict[str, Weighed | None] = {}
         """By the digest of the run spec."""
 

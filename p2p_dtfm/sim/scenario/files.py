@@ -32,6 +32,11 @@ def read_run_spec(
 ) -> RunSpec:
     """A run spec by path or packaged name, with another depth or batch. Raises `UserError`."""
     path = find_run_spec(str(name))
+    return parse_run_spec(read_changed(path, layers, global_batch), str(path))
+
+
+def read_changed(path: Path, layers: int | None, global_batch: int | None) -> dict[str, Any]:
+    """What a run spec's file says, with another depth or batch. Raises `UserError`."""
     values = read_values(path)
     for section, key, value in (
         ("model", "layers", layers),
@@ -39,7 +44,7 @@ def read_run_spec(
     ):
         if value is not None and isinstance(values.get(section), dict):
             values[section][key] = value
-    return parse_run_spec(values, str(path))
+    return values
 
 
 def read_values(path: Path) -> dict[str, Any]:

@@ -78,19 +78,15 @@ async def looking_from(host: Host, initial_peers: Sequence[str]) -> AsyncIterato
 
 async def see(onlooker: Onlooker, initial_peers: Sequence[str], run_digest: str = "") -> SwarmSeen:
     """What the members of a run publish; without a digest, of the run that the first of these
-    peers trains. Raises `UserError`."""
+    peers trains, as it says itself. Raises `UserError`."""
     asked = [parse_address(address)[0] for address in initial_peers]
-    run_digest = run_digest or await _run_of(onlooker.control, asked)
+    directory = onlooker.directory
     try:
-        directory = onlooker.directory
-        signed = await directory.fetch_run(run_digest)
-        if signed is None:
-            raise UserError(
-                f"the directory knows no run {run_digest[:16]}",
-                "see that the digest is whole and that somebody trains the run now",
-                exit_code=UNREACHABLE,
-            )
-        spec = RunSpec.from_canonical_bytes(open_run(signed, run_digest))
+        if run_digest:
+            payload = await _payload_of(directory, run_digest)
+        else:
+            payload = await _told_by(onlooker.control, asked)
+        run_digest, spec = digest_bytes(payload), RunSpec.from_canonical_bytes(payload)
         present = {it.peer_id: it for it in await directory.present_peers(run_digest)}
         for presence in await directory.present_at(asked, run_digest):
             present[presence.peer_id] = presence
@@ -103,13 +99,28 @@ async def see(onlooker: Onlooker, initial_peers: Sequence[str], run_digest: str 
     return SwarmSeen(spec, run_digest, tuple(present[it] for it in members), facts)
 
 
-async def _run_of(control: ControlPlane, peer_ids: Sequence[str]) -> str:
+async def _payload_of(directory: Directory, run_digest: str) -> bytes:
+    """The run spec of that name. Raises `UserError` and `Unreachable`."""
+    signed = await directory.fetch_run(run_digest)
+    if signed is None:
+        raise UserError(
+            f"the directory knows no run {run_digest[:16]}",
+            "see that the digest is whole and that somebody trains the run now",
+            exit_code=UNREACHABLE,
+        )
+    return open_run(signed, run_digest)
+
+
+async def _told_by(control: ControlPlane, peer_ids: Sequence[str]) -> bytes:
+    """The run spec that the first of them trains: also of a run that the directory does not hold.
+    Raises `UserError`."""
     causes = []
     for peer_id in peer_ids:
         try:
             hello = pack(0, Hello(PROTOCOL_VERSION, ()))
             welcome = decode(await control.call(peer_id, hello, ASK_DEADLINE_S), Welcome)
-            return digest_bytes(welcome.run_spec.payload)
+            RunSpec.from_canonical_bytes(welcome.run_spec.payload)
+            return welcome.run_spec.payload
         except (Unreachable, Refused, PeerFault) as error:
             causes.append(f"{peer_id}: {error.cause}")
         await asyncio.sleep(0)

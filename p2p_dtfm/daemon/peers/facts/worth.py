@@ -8,7 +8,7 @@ that was measured.
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -23,9 +23,9 @@ from p2p_dtfm.core.protocol.records import (
     PeerRecord,
     Reachability,
 )
-from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.snapshot import founding_snapshot
 from p2p_dtfm.core.protocol.workload import workload_of
+from p2p_dtfm.daemon.peers.facts.newcomer import Newcomer
 from p2p_dtfm.daemon.peers.facts.own_place import OwnPlace
 from p2p_dtfm.daemon.peers.facts.swarm_seen import Onlooker, SwarmSeen, looking_from, see
 from p2p_dtfm.daemon.peers.wire import Knock, pack
@@ -49,20 +49,30 @@ class Worth:
     members: int
     measured: int
     """Members to whom the link was measured."""
+    takes_part: bool = False
+    """Whether a daemon of this machine is a member already; `members` are the others."""
 
 
 async def ask_worth(
-    host: Host, initial_peers: Sequence[str], measure: Callable[[RunSpec], Device]
+    host: Host,
+    initial_peers: Sequence[str],
+    newcomer: Newcomer,
+    run_digest: str = "",
+    member: str = "",
 ) -> Worth | None:
-    """Looks on over a host that is connected to these peers. Raises `UserError`."""
+    """Looks on over a host that is connected to these peers; `member`: the daemon of this machine,
+    if one runs. Raises `UserError`."""
     async with looking_from(host, initial_peers) as onlooker:
-        seen = await see(onlooker, initial_peers)
+        seen = await see(onlooker, initial_peers, run_digest)
+        if member in seen.facts:
+            return await asyncio.to_thread(worth_of_member, seen, member)
         place = OwnPlace(host.peer_id)
         links = await measure_links(onlooker, seen, place)
         if not links:
             return None
-        device = await asyncio.to_thread(measure, seen.spec)
-        return await asyncio.to_thread(worth_of, seen, host.peer_id, device, links, place)
+        device = await asyncio.to_thread(newcomer.measure, seen.spec)
+        me = host.peer_id
+        return await asyncio.to_thread(worth_of, seen, me, newcomer, device, links, place)
 
 
 async def measure_links(onlooker: Onlooker, seen: SwarmSeen, place: OwnPlace) -> dict[str, Link]:
@@ -83,13 +93,22 @@ async def measure_links(onlooker: Onlooker, seen: SwarmSeen, place: OwnPlace) ->
 
 
 def worth_of(
-    seen: SwarmSeen, me: str, device: Device, links: Mapping[str, Link], place: OwnPlace
+    seen: SwarmSeen,
+    me: str,
+    newcomer: Newcomer,
+    device: Device,
+    links: Mapping[str, Link],
+    place: OwnPlace,
 ) -> Worth | None:
     """None where nobody publishes anything, or nothing was measured."""
     records = seen.records
     if not records or not links:
         return None
-    own = _own_record(seen, me, device, links, place)
+    own = msgspec.structs.replace(
+        _own_record(seen, me, device, links, place),
+        uplink_bytes_per_s=newcomer.uplink_bytes_per_s,
+        downlink_bytes_per_s=newcomer.downlink_bytes_per_s,
+    )
     before, after = (_planned(seen, each) for each in (records, (*records, own)))
     layers = after.layers_of(me) if after is not None else ()
     return Worth(
@@ -98,6 +117,20 @@ def worth_of(
         layers=tuple(layers),
         members=len(records),
         measured=len(links),
+    )
+
+
+def worth_of_member(seen: SwarmSeen, me: str) -> Worth:
+    """Of one that takes part, as its record says: the swarm without it, and with it."""
+    others = tuple(record for record in seen.records if record.peer_id != me)
+    before, after = _planned(seen, others) if others else None, _planned(seen, seen.records)
+    return Worth(
+        before=_rate(seen, before),
+        after=_rate(seen, after),
+        layers=tuple(after.layers_of(me)) if after is not None else (),
+        members=len(others),
+        measured=0,
+        takes_part=True,
     )
 
 
@@ -141,9 +174,12 @@ def _rate(seen: SwarmSeen, plan: Plan | None) -> float:
 def words(worth: Worth) -> str:
     """For people."""
     links = f"links to {worth.measured} of {worth.members} members measured"
+    if worth.takes_part:
+        links = "its daemon takes part, as all members publish it"
     before, after = f"{worth.before:,.0f}", f"{worth.after:,.0f}"
     if not worth.layers:
-        return f"would be a spare: the swarm is as fast without it, {before} tokens/s ({links})"
+        verb = "is" if worth.takes_part else "would be"
+        return f"{verb} a spare: the swarm is as fast without it, {before} tokens/s ({links})"
     runs = [
         (group[0], group[-1])
         for _, each in itertools.groupby(
@@ -152,7 +188,8 @@ def words(worth: Worth) -> str:
         if (group := [layer for _, layer in each])
     ]
     held = ", ".join(f"{first}-{last}" for first, last in runs)
+    verb = "adds" if worth.takes_part else "would add"
     return (
-        f"would add {worth.after - worth.before:,.0f} tokens/s: from {before} to {after}, "
+        f"{verb} {worth.after - worth.before:,.0f} tokens/s: from {before} to {after}, "
         f"with layers {held} ({links})"
     )

@@ -11,6 +11,16 @@ def addresses_of(settings: Settings) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*settings.initial_peers, *pasted)))
 
 
+def run_digest_of(settings: Settings) -> str:
+    """Of the run that was named, or that the line names; else empty. Raises `UserError`."""
+    return read_line(settings.invite).run_digest if settings.invite else settings.run_digest
+
+
+def is_invited(settings: Settings) -> bool:
+    """Whether the line is of a run that asks for one. Raises `UserError`."""
+    return bool(settings.invite and read_line(settings.invite).chain)
+
+
 def with_invitation(settings: Settings) -> Settings:
     """As if its addresses and its run had been typed. Raises `UserError`."""
     if not settings.invite:

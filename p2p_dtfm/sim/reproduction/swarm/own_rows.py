@@ -92,7 +92,7 @@ def command_of_row(row: OwnRow) -> str:
         ("--global-batch", row.global_batch),
         ("--plan", row.plan),
         ("--execution", row.execution),
-        ("--stages", row.stages),
+        ("--stages", row.stages if row.plan != "ours" else None),
         ("--codec", row.codec),
         ("--reduction", row.reduction),
     ):

@@ -1,0 +1,64 @@
+"""What a member publishes of itself fits into the directory, however much there is to say."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from p2p_dtfm.core.protocol.canonical import encode
+from p2p_dtfm.core.protocol.records import ADDRESSES_LIMIT, NAME_LIMIT, Link, PeerRecord
+from p2p_dtfm.core.protocol.snapshot import Member
+from p2p_dtfm.daemon.peers.self_record import PUBLIC_LINKS, SelfRecord
+from p2p_dtfm.net.contacts.identity import Identity
+from p2p_dtfm.net.directory.facts import (
+    PublishedFacts,
+    PublishedPart,
+    facts_key,
+    open_facts,
+    sign_facts,
+)
+from p2p_dtfm.net.directory.validator import DirectoryValidator
+from p2p_dtfm.net.directory.values import key_bytes
+from p2p_dtfm.net.hivemind_parts import get_dht_time
+from tests.core.builders import device
+
+RUN = "ab" * 32
+MOST = (1 << 60) - 1
+PLACE = PublishedPart(MOST, RUN, *[MOST] * 7)
+SOMEBODY = "12D3KooWRbpEJ767DUrmMgm1PApxQQP6RGu8ZLY4XCYqd54Aiw"
+
+
+def published(own: Identity, link_count: int, address_count: int, long: int = 0) -> PeerRecord:
+    """As a node of the directory takes it."""
+    widest = msgspec.structs.replace(device(), kind="k" * NAME_LIMIT, name="n" * NAME_LIMIT)
+    relayed = f"/ip4/255.255.255.255/tcp/65535/p2p/{SOMEBODY}aa/p2p-circuit/p2p/{own.peer_id}"
+    addresses = tuple(f"/dns4/{'h' * long}{n}{relayed}" for n in range(address_count))
+    record = SelfRecord(Member(own.peer_id, MOST), RUN, widest, addresses, None)  # type: ignore[arg-type]
+    record.state_name("ö" * 24)
+    record.state_line(MOST, MOST)
+    peers = [f"{SOMEBODY}{n:02}" for n in range(link_count)]
+    record._links.update({peer: Link(40_000_000_000 + n, MOST) for n, peer in enumerate(peers)})
+    record.make(own.sign)
+    when_ms = int((get_dht_time() + 60) * 1000)
+    signed = sign_facts(PublishedFacts(when_ms, record.make_public(own.sign), PLACE), own.sign)
+    key = key_bytes(facts_key(RUN, own.peer_id))
+    assert DirectoryValidator.refusal(key, None, encode(signed), when_ms / 1000) is None
+    return open_facts(signed).record
+
+
+@pytest.mark.parametrize(
+    ("link_count", "address_count", "long"),
+    [(24, 16, 0), (PUBLIC_LINKS, ADDRESSES_LIMIT, 80), (200, ADDRESSES_LIMIT, 80)],
+)
+def test_facts_fit_into_the_directory(
+    link_count: int, address_count: int, long: int, tmp_path: Path
+) -> None:
+    told = published(Identity.load_or_create(tmp_path / "own"), link_count, address_count, long)
+    assert told.link_count > 0 and told.addresses
+    assert told.brief is not msgspec.UNSET, "links in a few bytes, so that addresses have room"
+
+
+def test_what_fits_is_said_exactly(tmp_path: Path) -> None:
+    told = published(Identity.load_or_create(tmp_path / "own"), PUBLIC_LINKS, 4)
+    assert told.brief is msgspec.UNSET and len(told.links) == PUBLIC_LINKS
+    assert len(told.addresses) == 4

@@ -4,9 +4,9 @@
 
 `tiny` is trained on the source text of Python's standard library by so many replicas, which share a
 step's microbatches evenly, in one process. A quarter of the replicas lie about their gradients:
-nobody, or each turns its own around, whole (-1) or weakly (-0.1), or sends noise of ten times its
-gradient's norm. No audits. Shown is the mean loss at the end, on batches that no step had, of plain and of trimmed
-sums (`train.updates.trimmed_sums`, as daemons call it), over the seeds.
+nobody, or each turns its own around, ten times as large or as it is, or sends noise of ten times
+its gradient's norm. No audits. Shown is the mean loss at the end, on batches that no step had, of
+plain and of trimmed sums (`train.updates.trimmed_sums`, as daemons call it), over the seeds.
 """
 
 import argparse
@@ -26,19 +26,19 @@ from p2p_dtfm.train.model.reference import ReferenceRun
 from p2p_dtfm.train.updates.trimmed_sums import left_out, trimmed_sum
 
 LAST_BATCHES = 16
-NOISE = 10.0
+LOUD = 10.0
 Lie = Callable[[Tensor], Tensor]
 
 
 def noise(gradient: Tensor) -> Tensor:
     drawn = torch.randn_like(gradient)
-    return drawn * (NOISE * gradient.norm() / drawn.norm())
+    return drawn * (LOUD * gradient.norm() / drawn.norm())
 
 
 LIES: dict[str, Lie] = {
     "nobody": lambda gradient: gradient,
-    "turned around": lambda gradient: -gradient,
-    "turned, a tenth": lambda gradient: -0.1 * gradient,
+    "turned, loud": lambda gradient: -LOUD * gradient,
+    "turned": lambda gradient: -gradient,
     "noise": noise,
 }
 

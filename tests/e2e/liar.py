@@ -128,7 +128,14 @@ def change_own_gradients() -> None:
                     gradient[: max(1, len(gradient) // 1000)] += 1e-4
                 else:
                     gradient.mul_(
-                        {"flip": -1.0, "alien": -1.0, "mute": -1.0, "weak": 0.9, "zeros": 0.0}[KIND]
+                        {
+                            "flip": -1.0,
+                            "loud": -10.0,
+                            "alien": -1.0,
+                            "mute": -1.0,
+                            "weak": 0.9,
+                            "zeros": 0.0,
+                        }[KIND]
                     )
             on_final(layer)
 
@@ -280,6 +287,7 @@ if KIND in ("norm", "loss"):
 elif KIND:
     {
         "flip": change_own_gradients,
+        "loud": change_own_gradients,
         "weak": change_own_gradients,
         "zeros": change_own_gradients,
         "bend": change_own_gradients,

@@ -121,6 +121,19 @@ class Plan(
         stages = (stage for pipeline in self.pipelines for stage in pipeline.stages)
         return tuple(sorted(stage.peer_id for stage in stages if not stage.stands_in))
 
+    def microbatches_of(self, segment: Segment) -> tuple[int, ...]:
+        """How many each holder's part of the segment's gradient is the sum of, in their order; who
+        stands in has those of two pipelines."""
+        return tuple(
+            sum(
+                pipeline.microbatch_count
+                for pipeline in self.pipelines
+                for stage in pipeline.stages
+                if stage.peer_id == holder and segment.first_layer in stage.layers
+            )
+            for holder in segment.holders
+        )
+
     def holders(self, layer: int) -> tuple[str, ...]:
         """The holders of a layer, in pipeline order; who stands in is one of them already."""
         return tuple(

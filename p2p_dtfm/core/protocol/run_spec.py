@@ -123,6 +123,11 @@ class SyncSpec(Section):
     inner_steps: int = Field(default=8, ge=1, le=4096, description="of each pipeline in a step")
     outer_learning_rate: float = Field(default=0.7, gt=0)
     outer_momentum: float = Field(default=0.9, ge=0, lt=1)
+    sums: Literal["plain", "trimmed"] = Field(
+        default="plain",
+        description="trimmed: of each value of a gradient that three or more replicas send, the "
+        "largest and the smallest quarter are left out, so that a quarter of liars moves little",
+    )
 
 
 class ComputeSpec(Section):
@@ -290,6 +295,17 @@ class RunSpec(Section):
         return self
 
     @model_validator(mode="after")
+    def _trimmed_sums_are_of_whole_gradients(self) -> "RunSpec":
+        if self.sync.sums != "trimmed":
+            return self
+        if self.sync.mode == "local" or self.codecs.reduction in ("sparse", "sign"):
+            raise ValueError(
+                'sync.sums = "trimmed" needs sync.mode = "every_step" and a codecs.reduction that '
+                "sends every value: of what most replicas leave out the middle is nothing"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _adapters_can_be_trained(self) -> "RunSpec":
         reason = reason_against(self.model, self.lora, self.optimizer.kind == "muon")
         if reason is not None:
@@ -367,6 +383,8 @@ class RunSpec(Section):
             del values["limits"]["least_gain"]
         if not self.admission.founder:
             del values["admission"]["founder"], values["admission"]["key"]
+        if self.sync.sums == "plain":
+            del values["sync"]["sums"]
         if not self.audit.rate:
             del values["audit"]
         if not self.privacy.ends:

@@ -28,6 +28,7 @@ from p2p_dtfm.train.stage.replay.pipelines import Holder, Passed, StepBatches, r
 from p2p_dtfm.train.stage.replay.work import ACTIVATION, GRADIENT, Replayed, added, bytes_of
 from p2p_dtfm.train.stage.tied_head import counted_once, tie
 from p2p_dtfm.train.updates.exact_sums import squared_norm
+from p2p_dtfm.train.updates.trimmed_sums import trimmed_over
 
 Tensor = Any
 
@@ -182,7 +183,7 @@ class WorkAgain:
         for segment in plan.segments():
             for layer in segment.layers:
                 each = [computed.works[peer].gradients[layer] for peer in segment.holders]
-                reduced[layer] = added(each)
+                reduced[layer] = added(each, trimmed_over(self.spec, plan, segment))
         if tied_ends(self.spec):
             reduced |= tie(self.spec, reduced)
         return reduced
@@ -193,9 +194,10 @@ class WorkAgain:
             if len(segment.holders) < 2:
                 continue
             chunks = wire.chunks[segment.first_layer]
+            trimmed = trimmed_over(self.spec, plan, segment)
             cuts = [computed.accounts[holder].cut[number] for holder in segment.holders]
             digests = [
-                sum_digest(bytes_of(added([cut.part(chunk) for cut in cuts])))
+                sum_digest(bytes_of(added([cut.part(chunk) for cut in cuts], trimmed)))
                 for chunk in range(len(chunks.bounds))
             ]
             said = {holder: step.said[holder].sums.get(number, ()) for holder in segment.holders}

@@ -36,6 +36,7 @@ from p2p_dtfm.train.stage.replay.work import (
     from_bytes,
     replay,
 )
+from p2p_dtfm.train.updates.trimmed_sums import trimmed_over
 
 Tensor = Any
 _BOUNDARIES = (FrameKind.ACTIVATION, FrameKind.ACTIVATION_GRADIENT)
@@ -312,7 +313,8 @@ class Judge:
             else from_bytes(parts.pop((number, chunk, holder)))
             for holder in segment.holders
         ]
-        total = await self._compute.run_beside(added, values)
+        trimmed = trimmed_over(self._spec, self._plan, segment)
+        total = await self._compute.run_beside(added, values, trimmed)
         return sum_digest(bytes_of(total))
 
 

@@ -79,9 +79,10 @@ class StepEngine:
         self._runner = self.work.runner
         self._pipeline = place.pipeline
         self._is_local = spec.sync.mode == "local"
-        # inner steps keep nothing of a step that fails, and claims are of whole steps: nobody is
-        # told of their progress
-        repeats_whole = self._is_local or spec.audit.rate > 0
+        # inner steps keep nothing of a step that fails, claims are of whole steps, and trimmed
+        # sums count each holder's microbatches as planned: nobody is told of their progress
+        is_trimmed = spec.sync.sums == "trimmed"
+        repeats_whole = self._is_local or spec.audit.rate > 0 or is_trimmed
         told = tell_nobody if repeats_whole else listeners.progress
         if spec.audit.rate and self.work.edges is None:
             self.work.edges = {}

@@ -21,6 +21,7 @@ from p2p_dtfm.train.stage.host_copies import host_room
 from p2p_dtfm.train.stage.replay.work import chunk_digest
 from p2p_dtfm.train.stage.segment_reduction import SegmentCut, SegmentReduction
 from p2p_dtfm.train.stage.tied_head import tie
+from p2p_dtfm.train.updates.trimmed_sums import trimmed_over
 
 Tensor = Any
 Arrived = dict[tuple[int, str], bytes]
@@ -51,6 +52,7 @@ class StepReduction:
         self._step = step
         self._states = states
         self._me = place.me
+        self._plan = place.plan
         self._mailbox = links.mailbox
         self._frames = links.frames
         self._compute = tools.compute
@@ -121,7 +123,10 @@ class StepReduction:
             self._codec,
             self._step,
             SegmentCut(
-                segment.first_layer, chunks.bounds, [state.parameter_count for state in states]
+                segment.first_layer,
+                chunks.bounds,
+                [state.parameter_count for state in states],
+                trimmed_over(self._spec, self._plan, segment),
             ),
             owed,
             self._rooms[place],

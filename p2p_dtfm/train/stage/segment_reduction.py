@@ -25,6 +25,7 @@ from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.train.codecs import Buffer, Codec, Turn
 from p2p_dtfm.train.kernels import choice, feedback
 from p2p_dtfm.train.stage.finite import NotFinite, add_if_finite, copy_if_finite, is_finite
+from p2p_dtfm.train.updates.trimmed_sums import trimmed_sum
 
 
 class PoisonedPart(Exception):
@@ -51,6 +52,8 @@ class SegmentCut:
     """First element and end of each chunk."""
     lengths: Sequence[int]
     """Elements of each layer."""
+    trimmed: Sequence[int] = ()
+    """Where sums are trimmed: the microbatches of each holder, in pipeline order."""
 
 
 class SegmentReduction:
@@ -83,6 +86,7 @@ class SegmentReduction:
         self._owed_before = owed
         self._codec = codec
         self._bounds = cut.bounds
+        self._trimmed = cut.trimmed
         self._layers = {cut.first_layer + n: at for n, at in enumerate(pairwise([0, *ends]))}
         self._turns = [chunk_turn(spec, step, cut.first_layer, at) for at, _ in cut.bounds]
 
@@ -135,13 +139,13 @@ class SegmentReduction:
     def add_parts(self, chunk: int, parts: Sequence[Tensor | None]) -> Buffer:
         """The sum of an own chunk, for all others. `parts` are in pipeline order, None is mine.
 
-        Always first + second + third and so on. Raises `PoisonedPart` and `NotFinite`; this
-        holder's own part is then gone.
+        Always first + second + third and so on, unless it is a trimmed one. Raises `PoisonedPart`
+        and `NotFinite`; this holder's own part is then gone.
         """
         assert sum(part is None for part in parts) == 1, "a holder's own part is one of the parts"
         mine = self._of(self.reduced, chunk)
         # what is not finite makes every sum that it is in so
-        if not add_if_finite([mine if part is None else part for part in parts], mine):
+        if not self._add([mine if part is None else part for part in parts], mine):
             for place, part in enumerate(parts):
                 if part is not None and not is_finite(part):
                     raise PoisonedPart(place)
@@ -155,6 +159,12 @@ class SegmentReduction:
     def _of(self, flat: Tensor, chunk: int) -> Tensor:
         start, end = self._bounds[chunk]
         return flat[start:end]
+
+    def _add(self, parts: Sequence[Tensor], total: Tensor) -> bool:
+        if not self._trimmed:
+            return add_if_finite(parts, total)
+        # a value that is no number would be left out unseen
+        return all(map(is_finite, parts)) and is_finite(trimmed_sum(parts, self._trimmed, total))
 
     def _encoded(self, chunk: int, values: Tensor) -> tuple[Buffer, Tensor]:
         payload = self._codec.encode(values, self._turns[chunk])

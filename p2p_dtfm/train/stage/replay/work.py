@@ -17,6 +17,7 @@ from p2p_dtfm.train.codecs import codec_of
 from p2p_dtfm.train.model.gpt import build_layer
 from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.train.stage.stage_runner import StageRunner
+from p2p_dtfm.train.updates.trimmed_sums import trimmed_sum
 
 ACTIVATION = "activation"
 GRADIENT = "gradient"
@@ -157,8 +158,10 @@ class SegmentParts:
         return hasher.digest()
 
 
-def added(parts: Sequence[Tensor]) -> Tensor:
-    """In pipeline order, as who sums a chunk adds them."""
+def added(parts: Sequence[Tensor], trimmed: Sequence[int] = ()) -> Tensor:
+    """In pipeline order, as who sums a chunk adds them. `trimmed`: as in `SegmentCut`."""
+    if trimmed:
+        return trimmed_sum(parts, trimmed)
     total = parts[0].clone()
     for part in parts[1:]:
         total += part

@@ -1,0 +1,39 @@
+"""Without audits, one of four replicas turns its gradients around and makes them ten times as
+large: trimmed sums go on learning."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.helpers import losses, step_of, wait_until
+from tests.e2e.test_liars import swarm
+
+STEPS = 60
+LIED_AT = 5
+
+
+def last_losses(
+    directory: Path, data: Path, patch: pytest.MonkeyPatch, liars: Any, sums: str
+) -> float:
+    """Mean of the last ten steps, as an honest member has them."""
+    directory.mkdir()
+    with swarm(directory, data, patch, liars, STEPS, {"sync": {"sums": sums}}) as (local, _):
+        first = local.children[0]
+        wait_until(lambda: step_of(first) >= STEPS - 1, "the last step")
+        wait_until(lambda: (first.status() or {}).get("state") == "done", "the checkpoint")
+        found = losses(first)
+    assert sorted(found) == list(range(STEPS))
+    return sum(found[step] for step in range(STEPS - 10, STEPS)) / 10
+
+
+@pytest.mark.nightly
+def test_a_liar_among_four_replicas_moves_little(
+    tmp_path: Path, prepared_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    liar = {2: ("loud", LIED_AT)}
+    honest = last_losses(tmp_path / "honest", prepared_data, monkeypatch, {}, "trimmed")
+    held = last_losses(tmp_path / "held", prepared_data, monkeypatch, liar, "trimmed")
+    spoilt = last_losses(tmp_path / "spoilt", prepared_data, monkeypatch, liar, "plain")
+    assert held < honest + 0.5 * (spoilt - honest), (honest, held, spoilt)
+    assert spoilt > honest + 0.05, "or nothing was spoilt"

@@ -125,8 +125,8 @@ class SyncSpec(Section):
     outer_momentum: float = Field(default=0.9, ge=0, lt=1)
     sums: Literal["plain", "trimmed"] = Field(
         default="plain",
-        description="trimmed: of each value of a gradient that three or more replicas send, the "
-        "largest and the smallest quarter are left out, so that a quarter of liars moves little",
+        description="trimmed: of each value that three replicas or more send, the largest and the "
+        "smallest quarter are left out",
     )
 
 
@@ -296,13 +296,10 @@ class RunSpec(Section):
 
     @model_validator(mode="after")
     def _trimmed_sums_are_of_whole_gradients(self) -> "RunSpec":
-        if self.sync.sums != "trimmed":
-            return self
-        if self.sync.mode == "local" or self.codecs.reduction in ("sparse", "sign"):
-            raise ValueError(
-                'sync.sums = "trimmed" needs sync.mode = "every_step" and a codecs.reduction that '
-                "sends every value: of what most replicas leave out the middle is nothing"
-            )
+        is_partial = self.sync.mode == "local" or self.codecs.reduction in ("sparse", "sign")
+        if self.sync.sums == "trimmed" and is_partial:
+            needs = 'sync.mode = "every_step" and a codecs.reduction that sends every value'
+            raise ValueError(f'sync.sums = "trimmed" needs {needs}')
         return self
 
     @model_validator(mode="after")

@@ -93,6 +93,8 @@ OF_STEPS = {
 }
 LONGEST_S = 0.25
 """Of this thread's own time, for one message."""
+TRIES = 3
+"""A collection of what all tests before have left may fall into one."""
 KEPT_LIMIT_BYTES = 256 << 10
 """Of messages of one type: none of their long texts is kept."""
 INTEGERS = (-1, 0, 1, 2, 5, 6, 1 << 31, (1 << 63) - 1, -(1 << 63), (1 << 64) - 1)
@@ -329,19 +331,29 @@ async def say_all(daemon: Daemon, kind: type, messages: Iterator[Any]) -> int:
         for message in messages:
             for each in hostile(message):
                 await asyncio.sleep(0)
-                began_s = time.thread_time()
-                try:
-                    await daemon.hears(each)
-                except PeerFault:
-                    faults += 1
-                took_s = time.thread_time() - began_s
-                assert took_s < LONGEST_S, f"{took_s:.2f} s for {each!r:.300}"
+                took_s = LONGEST_S
+                for _ in range(TRIES):
+                    began_s = time.thread_time()
+                    is_fault = await refuses(daemon, each)
+                    took_s = min(took_s, time.thread_time() - began_s)
+                    if took_s < LONGEST_S:
+                        break
+                assert took_s < LONGEST_S, f"more than {LONGEST_S} s for {each!r:.300}"
+                faults += is_fault
                 if has_long(each):  # before the next one takes its place
                     assert kept_bytes() < KEPT_LIMIT_BYTES, f"keeps {each!r:.300}"
         assert kept_bytes() < KEPT_LIMIT_BYTES, f"bytes of {kind.__name__} are kept"
     finally:
         tracemalloc.stop()
     return faults
+
+
+async def refuses(daemon: Daemon, message: Any) -> bool:
+    try:
+        await daemon.hears(message)
+    except PeerFault:
+        return True
+    return False
 
 
 def has_long(message: Any) -> bool:

@@ -1,6 +1,7 @@
 """What the doctor says this machine would add, within what its owner allows."""
 
 import asyncio
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -68,17 +69,15 @@ def test_the_device_is_measured_within_what_its_owner_allows(
         return device(memory_bytes=limit_bytes or 64 * GIB)
 
     monkeypatch.setattr(newcomer, "measure_device", measured)
-    allowed = within_limits(
-        Settings(
-            device="cpu", threads=1, memory_gib=2, resident_gib=6, uplink_mbps=8, downlink_mbps=16
-        )
-    )
+    limits = Settings(memory_gib=2, resident_gib=6, uplink_mbps=8, downlink_mbps=16)
+    allowed = within_limits(limits, "cpu", 1)
     assert (allowed.uplink_bytes_per_s, allowed.downlink_bytes_per_s) == (10**6, 2 * 10**6)
     assert 0 < allowed.measure(run_spec()).memory_bytes < 1.5 * GIB, "a quarter of what is left"
     assert asked == [(1, 2 * GIB)]
-    assert within_limits(Settings(device="cpu")).measure(run_spec()).memory_bytes == 64 * GIB
-    assert asked[1][1] is None
-    of_two = within_limits(Settings(device="cpu,cpu", threads=2, uplink_mbps=8)).on("cpu", 1)
+    all_of_it = within_limits(Settings(), "cpu", 2)
+    assert all_of_it.measure(run_spec()).memory_bytes == 64 * GIB
+    assert asked[1] == (2, None)
+    of_two = within_limits(Settings(device="cpu,cpu", threads=2, uplink_mbps=8), "cpu", 1)
     assert of_two.measure(run_spec()).kind and asked[2] == (1, None)
     assert of_two.uplink_bytes_per_s == 10**6
 
@@ -106,8 +105,8 @@ def test_settings_reach_the_doctor_wherever_they_come_from(
         monkeypatch, "--home", str(tmp_path), "--invite", line, "--uplink-mbps", "8",
         "--memory-gib", "2", "--resident-gib", "3", "--threads", "1",
     )  # fmt: skip
-    assert what.newcomer.uplink_bytes_per_s == 10**6
-    assert what.newcomer.downlink_bytes_per_s == 2 * 10**6
+    assert what.newcomer("cpu", 1).uplink_bytes_per_s == 10**6
+    assert what.newcomer("cpu", 1).downlink_bytes_per_s == 2 * 10**6
     assert what.run_digest == "ab" * 32 and not what.is_invited and what.threads == 1
     named = examined(
         monkeypatch, "--home", str(tmp_path), "--initial-peers", AT, "--run-digest", "cd" * 32
@@ -116,9 +115,8 @@ def test_settings_reach_the_doctor_wherever_they_come_from(
 
 
 def test_of_a_run_by_invitation_nothing_is_promised(tmp_path: Path) -> None:
-    what = Examination(
-        tmp_path, (), (), (AT,), "cpu", 1, run_spec(), within_limits(Settings()), is_invited=True
-    )
+    machine = partial(within_limits, Settings())
+    what = Examination(tmp_path, (), (), (AT,), "cpu", 1, run_spec(), machine, is_invited=True)
     (check,) = asyncio.run(check_worth(None, what))  # type: ignore[arg-type]  # nobody is asked
     assert check.verdict is Verdict.SKIPPED
     assert "its members tell only who has joined" in check.found

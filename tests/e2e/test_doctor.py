@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -299,7 +300,7 @@ def test_the_ways_are_those_that_the_daemon_itself_has_measured() -> None:
 
 def seen_by(listen: str, announce: tuple[str, ...] = (), takes_lines: bool = True) -> Examination:
     spec = read_run_spec("tiny")
-    newcomer = within_limits(Settings(device="cpu", threads=1))
+    newcomer = partial(within_limits, Settings(device="cpu", threads=1))
     return Examination(
         Path("/none"), (listen,), announce, (), "cpu", 1, spec, newcomer, takes_lines
     )

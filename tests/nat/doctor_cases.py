@@ -11,6 +11,7 @@ import json
 import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from p2p_dtfm.daemon.machine.settings import Settings
@@ -36,7 +37,7 @@ def examine_at(case: tuple[int, str, str]) -> dict[str, dict[str, object]]:
     process_id, listen, initial_peer = case
     go_to(process_id)
     found: list[Check] = []
-    newcomer = within_limits(Settings(device="cpu", threads=1))
+    newcomer = partial(within_limits, Settings(device="cpu", threads=1))
     what = Examination(
         Path("/nowhere"), (listen,), (), (initial_peer,), "cpu", 1, run_spec(), newcomer
     )

@@ -190,8 +190,9 @@ def generate(
 
 def _model_of(directory: Path) -> "tuple[Loaded, Tokenizer]":
     """Of a checkpoint, or of what `import` wrote. Raises `UserError`."""
+    from p2p_dtfm.train.data.prepare import TOKENIZER_NAME
     from p2p_dtfm.train.hugging_face.export import is_imported, model_in
-    from p2p_dtfm.train.hugging_face.tokenizer_json import TOKENIZER_NAME, read_tokenizer_json
+    from p2p_dtfm.train.hugging_face.tokenizer_json import read_tokenizer_json
     from p2p_dtfm.train.model.generate import load_model
     from p2p_dtfm.train.model.gpt import layer_count
 

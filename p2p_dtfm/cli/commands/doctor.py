@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -88,7 +89,7 @@ def doctor(
         threads=settings.compute_threads,
         spec=with_sizes(read_run_spec(settings.run or "tiny")),
         takes_lines=settings.takes_lines,
-        newcomer=within_limits(settings),
+        newcomer=partial(within_limits, settings),
         run_digest=run_digest_of(settings),
         is_invited=is_invited(settings),
     )

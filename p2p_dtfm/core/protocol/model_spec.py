@@ -138,6 +138,11 @@ class ModelSpec(Section):
         return self
 
     @property
+    def layer_count(self) -> int:
+        """Embedding, blocks and head together."""
+        return self.layers + 2
+
+    @property
     def each_head(self) -> int:
         """Channels of one head's queries, keys or values."""
         return self.head_width or self.width // self.heads

@@ -77,7 +77,7 @@ class Checker:
     def layer_count(self) -> int:
         """Of the run's model: embedding, blocks and head."""
         assert self.spec is not None, "it has begun"
-        return self.spec.model.layers + 2
+        return self.spec.model.layer_count
 
     @property
     def gaps(self) -> list[tuple[int, int]]:

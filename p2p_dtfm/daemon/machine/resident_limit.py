@@ -66,4 +66,4 @@ def resident_bytes(process_id: int | None = None) -> int:
 
 def memory_bytes(settings: Settings) -> int:
     """What this peer's owner allows, or what the machine has."""
-    return int(settings.memory_gib * (1 << 30)) or psutil.virtual_memory().total
+    return settings.memory_limit_bytes or psutil.virtual_memory().total

@@ -19,6 +19,7 @@ from p2p_dtfm.daemon.machine.hours import HOURS_PATTERN, Hours
 
 PREFIX = "P2P_DTFM_"
 LEAST_DISK_GIB = 0.01
+MBIT_BYTES = 125_000
 _PATTERNS = {
     "hours": 'must be two times of day, as in "22-07"',
     "run_digest": "must be a digest: 64 of the characters 0-9 and a-f",
@@ -205,6 +206,21 @@ class Settings(BaseModel):
     def compute_threads(self) -> int:
         """CPU threads to compute with: as set, or half of the cores that this process may use."""
         return self.threads or max(1, len(os.sched_getaffinity(0)) // 2)
+
+    @property
+    def memory_limit_bytes(self) -> int | None:
+        """For the plan; None: what is free."""
+        return int(self.memory_gib * (1 << 30)) or None
+
+    @property
+    def uplink_bytes_per_s(self) -> int:
+        """0: no limit."""
+        return int(self.uplink_mbps * MBIT_BYTES)
+
+    @property
+    def downlink_bytes_per_s(self) -> int:
+        """0: no limit."""
+        return int(self.downlink_mbps * MBIT_BYTES)
 
     @property
     def is_near(self) -> bool:

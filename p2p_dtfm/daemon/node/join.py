@@ -404,7 +404,7 @@ async def measure(local: Local, network: Network, run: Run) -> SelfRecord:
 
 def _memory_limit_bytes(settings: Settings, device: TorchDevice) -> int | None:
     """For the plan. On an accelerator what torch takes there is capped as well."""
-    limit_bytes = int(settings.memory_gib * (1 << 30)) or None
+    limit_bytes = settings.memory_limit_bytes
     if limit_bytes is not None:
         cap_device_memory(device, limit_bytes)
     return limit_bytes

@@ -170,9 +170,7 @@ class Network:
             local.life.spawn(shaper.follow(settings.shape))
             log.info("shaped links: %s", shaper.label)
         elif settings.uplink_mbps or settings.downlink_mbps:
-            host.shaper = LineLimit(
-                _bytes_per_s(settings.uplink_mbps), _bytes_per_s(settings.downlink_mbps)
-            )
+            host.shaper = LineLimit(settings.uplink_bytes_per_s, settings.downlink_bytes_per_s)
 
     async def _introduce(self, local: Local, past: Past) -> None:
         """To a run by invitation, before anything else is asked for. Raises `UserError` where all
@@ -285,8 +283,3 @@ async def _first_contacts(
     addresses = remembered[:CALLED_LIMIT]
     local.status.say(State.STARTING, f"calls {counted(len(addresses), 'peer')} that it met before")
     return await reach_any(host, addresses, CALL_LIMIT_S)
-
-
-def _bytes_per_s(mbps: float) -> int:
-    """Of a rate in Mbit/s; 0 stays 0, no limit."""
-    return int(mbps * 125_000)

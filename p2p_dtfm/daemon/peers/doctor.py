@@ -12,6 +12,7 @@ from pathlib import Path
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.records import Reachability
 from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.daemon.machine.devices.shares import threads_of_each
 from p2p_dtfm.daemon.machine.home import Home
 from p2p_dtfm.daemon.machine.local_client import ask_daemon
 from p2p_dtfm.daemon.peers.checks.check import Check, Verdict
@@ -24,7 +25,6 @@ from p2p_dtfm.daemon.peers.checks.this_machine import (
     check_open_files,
     check_versions,
     named_devices,
-    threads_of_each,
 )
 from p2p_dtfm.daemon.peers.facts.newcomer import Newcomer
 from p2p_dtfm.daemon.peers.facts.worth import ask_worth, words
@@ -51,7 +51,8 @@ class Examination:
     device: str
     threads: int
     spec: RunSpec
-    newcomer: Newcomer
+    newcomer: Callable[[str, int], Newcomer]
+    """`newcomer(device, threads)`: this machine with that device; 0: as many as torch likes."""
     takes_lines: bool = True
     """Direct lines come in, at the port above libp2p's."""
     run_digest: str = ""
@@ -72,7 +73,8 @@ async def examine(what: Examination, tell: Callable[[Check], None]) -> list[Chec
     add(check_disk(what.home))
     add(check_open_files())
     add(check_memory())
-    for device in check_devices(what.device, what.threads, what.spec):
+    devices = check_devices(what.device, what.threads, what.spec)
+    for device in await asyncio.to_thread(list, devices):
         add(device)
     running = await asyncio.to_thread(ask_daemon, what.home, "status")
     add(check_daemon(what.home, running))
@@ -170,7 +172,7 @@ async def check_worth(
     member = str(daemon.get("peer_id", "")) if daemon is not None else ""
     threads = threads_of_each(what.threads, len(devices))
     checks = [
-        await _worth_of(host, reached, what, what.newcomer.on(name, threads), member)
+        await _worth_of(host, reached, what, what.newcomer(name, threads), member)
         for name in dict.fromkeys(devices)
     ]
     if len(devices) == 1:

@@ -39,11 +39,10 @@ from p2p_dtfm.train.data import (
     require_tokenizer_of,
     tokenizer_from_bytes,
 )
+from p2p_dtfm.train.data.prepare import TOKENIZER_NAME
 from p2p_dtfm.train.model.kinds.registry import with_sizes
 
 MANIFEST_LIMIT_BYTES = 64 << 20
-OWN_TOKENIZER_NAME = "tokenizer.json"
-"""Beside a run spec that goes on from a model: the model's own, as `import` puts it there."""
 WELCOME_DEADLINE_S = 10.0
 WELCOME_PATIENCE_S = 15.0
 WELCOME_RETRY_S = 0.5
@@ -86,7 +85,7 @@ def prepare_run(path: Path, scratch: Path, progress: Progress) -> tuple[RunSpec,
             f"{spec.data.manifest[:12]}",
             "remove data.manifest from the run spec, or point data.source at those data",
         )
-    own = path.parent / OWN_TOKENIZER_NAME
+    own = path.parent / TOKENIZER_NAME  # the model's, as `import` puts it there
     if spec.model.initial and own.is_file():
         require_tokenizer_of(own, load_tokenizer(own), spec.data.source, prepared.tokenizer)
     filled: dict[str, str | int] = {

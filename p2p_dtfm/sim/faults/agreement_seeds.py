@@ -162,8 +162,7 @@ class SeededRun:
         except (Violation, AssertionError) as error:
             result.violation = str(error) or repr(error)
         except Exception as error:  # noqa: BLE001 - of whatever kind, other seeds go on
-            told = "".join(traceback.format_exception(error))
-            result.violation = f"{type(error).__name__}: {error}\n{told}"
+            result.violation = problem_of(error)
         result.story = world.story
         result.faults = sum(self.faults.inflicted.values())
         result.inflicted = dict(self.faults.inflicted)
@@ -243,6 +242,12 @@ def _run_all(seeds: range, timing: Timing, jobs: int) -> Iterator[Result]:
         return
     with multiprocessing.get_context("spawn").Pool(jobs) as pool:
         yield from pool.imap(partial(run_seed, timing=timing), seeds)
+
+
+def problem_of(error: Exception) -> str:
+    """What a seed raises, in a first line and then where from."""
+    told = "".join(traceback.format_exception(error))
+    return f"{type(error).__name__}: {error}\n{told}"
 
 
 def seeds_of(text: str) -> range:

@@ -19,6 +19,7 @@ from p2p_dtfm.core.protocol.errors import PeerFault, UserError
 from p2p_dtfm.core.protocol.facts.in_words import bytes_text
 from p2p_dtfm.core.protocol.model_spec import ModelSpec
 from p2p_dtfm.core.protocol.run_spec import RunSpec, parse_run_spec
+from p2p_dtfm.train.data.prepare import TOKENIZER_NAME
 from p2p_dtfm.train.data.tokenizer import Tokenizer
 from p2p_dtfm.train.hugging_face.configuration import CONFIGURATION_NAME, configuration_of
 from p2p_dtfm.train.hugging_face.families import Part, family_of, own_parts, parts_of
@@ -27,13 +28,11 @@ from p2p_dtfm.train.hugging_face.model_import import (
     GENERATION_NAME,
     INITIAL_NAME,
     ORIGIN_FILES,
-    ORIGIN_NAME,
     RUN_SPEC_NAME,
-    TOKENIZER_NAME,
     Progress,
 )
 from p2p_dtfm.train.hugging_face.new_place import made_whole, require_new
-from p2p_dtfm.train.hugging_face.tokenizer_json import tokenizer_json
+from p2p_dtfm.train.hugging_face.tokenizer_json import ORIGIN_NAME, json_of, tokenizer_json
 from p2p_dtfm.train.hugging_face.weights import WEIGHTS_NAME
 from p2p_dtfm.train.model.checkpoint import read_manifest
 from p2p_dtfm.train.model.gpt import build_plain_layer, layer_count, plain_entries
@@ -185,11 +184,8 @@ def ends_of(origin: Path | None) -> list[int]:
 
 
 def _special_tokens(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_bytes())
-        return {name: content[name] for name in _SPECIAL_TOKENS if name in content}
-    except (OSError, ValueError, TypeError, RecursionError):
-        return {}
+    content = json_of(path)
+    return {name: content[name] for name in _SPECIAL_TOKENS if name in content}
 
 
 def _copy_origin(origin: Path, to: Path) -> None:
@@ -202,9 +198,8 @@ def _copy_origin(origin: Path, to: Path) -> None:
 def _tokenizer_configuration(spec: RunSpec, tokenizer: Tokenizer, file: bytes) -> dict[str, object]:
     end = tokenizer.end_of_document
     piece = tokenizer.decode([end])
-    is_control = (
-        json.loads(file)["model"]["vocab"].get(piece) == end
-    )  # the zero byte is spelt so not
+    # not the zero byte, which a vocabulary spells otherwise
+    is_control = json.loads(file)["model"]["vocab"].get(piece) == end
     return {
         **({"eos_token": piece} if is_control else {}),
         "tokenizer_class": "PreTrainedTokenizerFast",

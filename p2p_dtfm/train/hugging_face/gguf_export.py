@@ -20,6 +20,7 @@ from p2p_dtfm.core.protocol.model_spec import ModelSpec
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.train.data.byte_pairs import KNOWN_PATTERNS
 from p2p_dtfm.train.data.chat.template import read_template
+from p2p_dtfm.train.data.prepare import TOKENIZER_NAME
 from p2p_dtfm.train.data.tokenizer import Tokenizer
 from p2p_dtfm.train.hugging_face.export import (
     Model,
@@ -32,7 +33,7 @@ from p2p_dtfm.train.hugging_face.export import (
     special_tokens,
 )
 from p2p_dtfm.train.hugging_face.families import family_of, parts_of
-from p2p_dtfm.train.hugging_face.model_import import TOKENIZER_NAME, Progress
+from p2p_dtfm.train.hugging_face.model_import import Progress
 from p2p_dtfm.train.hugging_face.new_place import made_whole, require_new
 from p2p_dtfm.train.hugging_face.tokenizer_json import tokenizer_json
 from p2p_dtfm.train.model.block import attention_factor, frequencies

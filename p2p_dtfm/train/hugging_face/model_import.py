@@ -24,7 +24,7 @@ from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.core.protocol.run_spec import RunSpec, parse_run_spec
 from p2p_dtfm.core.protocol.sections.lora_spec import LoraSpec
 from p2p_dtfm.train.data.corpus import STANDARD_LIBRARY
-from p2p_dtfm.train.data.prepare import open_prepared
+from p2p_dtfm.train.data.prepare import TOKENIZER_NAME, open_prepared
 from p2p_dtfm.train.data.tokenizer import ByteTokenizer, Tokenizer, require_tokenizer_of
 from p2p_dtfm.train.hugging_face.configuration import (
     CONFIGURATION_NAME,
@@ -39,7 +39,7 @@ from p2p_dtfm.train.hugging_face.families import (
     parts_of,
 )
 from p2p_dtfm.train.hugging_face.new_place import made_whole, require_new
-from p2p_dtfm.train.hugging_face.tokenizer_json import read_tokenizer_json
+from p2p_dtfm.train.hugging_face.tokenizer_json import ORIGIN_NAME, read_tokenizer_json
 from p2p_dtfm.train.hugging_face.training_options import require_options
 from p2p_dtfm.train.hugging_face.weights import Weights
 from p2p_dtfm.train.model.gpt import layer_count, plain_entries
@@ -47,8 +47,6 @@ from p2p_dtfm.train.model.initial_state import write_initial
 
 RUN_SPEC_NAME = "run.toml"
 INITIAL_NAME = "initial"
-ORIGIN_NAME = "origin"
-TOKENIZER_NAME = "tokenizer.json"
 GENERATION_NAME = "generation_config.json"
 ORIGIN_FILES = (
     CONFIGURATION_NAME,

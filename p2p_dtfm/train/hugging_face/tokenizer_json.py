@@ -14,6 +14,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from p2p_dtfm.core.protocol.errors import PeerFault, UserError
 from p2p_dtfm.train.data.byte_pairs import SYMBOLS, spelt_in_symbols
 from p2p_dtfm.train.data.manifest import TOKENIZER_LIMIT_BYTES
+from p2p_dtfm.train.data.prepare import TOKENIZER_NAME
 from p2p_dtfm.train.data.tokenizer import (
     ByteTokenizer,
     Tokenizer,
@@ -21,8 +22,7 @@ from p2p_dtfm.train.data.tokenizer import (
     tokenizer_from_bytes,
 )
 
-TOKENIZER_NAME = "tokenizer.json"
-_ORIGIN_NAME = "origin"
+ORIGIN_NAME = "origin"
 """Where `import` keeps the model's own files, beside the tokenizer as this program reads it."""
 
 
@@ -45,7 +45,7 @@ def read_tokenizer_json(path: Path) -> Tokenizer:
     """
     path = path / TOKENIZER_NAME if path.is_dir() else path
     tokenizer = _read(path)
-    for directory in (path.parent, path.parent / _ORIGIN_NAME):
+    for directory in (path.parent, path.parent / ORIGIN_NAME):
         end = _end_of_text(directory)
         if end is not None and end < tokenizer.vocabulary:
             return ending_with(tokenizer, end)
@@ -55,13 +55,13 @@ def read_tokenizer_json(path: Path) -> Tokenizer:
 def _end_of_text(directory: Path) -> int | None:
     """The token with which a model ends its texts, if its directory says so and its tokenizer knows
     it for more than plain text."""
-    content = _json_of(directory / TOKENIZER_NAME)
+    content = json_of(directory / TOKENIZER_NAME)
     added = {
         str(each.get("content")): each.get("id")
         for each in content.get("added_tokens") or ()
         if isinstance(each, dict)
     }
-    stated = _json_of(directory / "tokenizer_config.json").get("eos_token")
+    stated = json_of(directory / "tokenizer_config.json").get("eos_token")
     piece = stated.get("content") if isinstance(stated, dict) else stated
     model = content.get("model")
     known = model.get("vocab") if isinstance(model, dict) else None
@@ -69,15 +69,15 @@ def _end_of_text(directory: Path) -> int | None:
         found = added.get(piece, known.get(piece) if isinstance(known, dict) else None)
         return found if isinstance(found, int) else None
     for name in ("config.json", "generation_config.json"):
-        stated = _json_of(directory / name).get("eos_token_id")
+        stated = json_of(directory / name).get("eos_token_id")
         first = stated[0] if isinstance(stated, list) and stated else stated
         if isinstance(first, int) and first in added.values():
             return first
     return None
 
 
-def _json_of(path: Path) -> dict[str, Any]:
-    """Empty where there is none that can be read: nothing but a token's number is asked of it."""
+def json_of(path: Path) -> dict[str, Any]:
+    """Empty where there is none that can be read: nothing but tokens is asked of it."""
     try:
         with path.open("rb") as file:
             content = json.loads(file.read(TOKENIZER_LIMIT_BYTES))

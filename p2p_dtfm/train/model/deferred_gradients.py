@@ -22,12 +22,22 @@ class _Product(NamedTuple):
     entry: Tensor
 
     def add(self) -> None:
-        weight, gradient, entry = self
-        assert weight.grad is not None
-        if gradient.dtype == weight.grad.dtype:
-            weight.grad.addmm_(gradient.t(), entry)
-        else:
-            weight.grad.add_(gradient.t().mm(entry))
+        assert self.weight.grad is not None
+        add_product(self.weight.grad, self.gradient, self.entry)
+
+
+def add_product(total: Tensor, gradient: Tensor, entry: Tensor) -> None:
+    """`total += gradient^T entry`, where the product may be computed in fewer bits."""
+    if gradient.dtype == total.dtype:
+        total.addmm_(gradient.t(), entry)
+    else:
+        total.add_(gradient.t().mm(entry))
+
+
+def compute_type_of(entry: Tensor) -> torch.dtype:
+    """In which its products are computed now: autocast's, within one."""
+    kind = entry.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else entry.dtype
 
 
 class WeightGradients:
@@ -92,10 +102,7 @@ class _SplitLinear(torch.autograd.Function):
         bias: Tensor | None,
         weight_gradients: WeightGradients,
     ) -> Tensor:
-        kind = entry.device.type
-        context.compute_type = entry.dtype
-        if torch.is_autocast_enabled(kind):
-            context.compute_type = torch.get_autocast_dtype(kind)
+        context.compute_type = compute_type_of(entry)
         context.entry_type = entry.dtype
         entry = entry.to(context.compute_type)
         context.save_for_backward(entry, weight)

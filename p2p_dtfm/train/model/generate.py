@@ -68,14 +68,12 @@ def stream(
         raise UserError(f"temperature {temperature} is negative", "give 0 or more, 0.8 say")
     if tokens < 0:
         raise UserError(f"{counted(tokens, 'token')} cannot be generated", "give 0 or more")
-    spec, layers = load_model(checkpoint)
-    model = _Continuation(layers, spec.model.context)
-    drawn = _draw(model, tokenizer, prompt, tokens, temperature, seed)
-    return _whole_characters(tokenizer, drawn)
+    loaded = load_model(checkpoint)
+    return stream_until(None, loaded, tokenizer, prompt, tokens, temperature, seed)
 
 
 def stream_until(
-    end: int,
+    end: int | None,
     loaded: Loaded,
     tokenizer: Tokenizer,
     prompt: str,

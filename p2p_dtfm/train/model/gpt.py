@@ -34,7 +34,7 @@ _WORDS_AT_ONCE = 1 << 20
 
 def layer_count(spec: RunSpec) -> int:
     """Embedding, blocks and head together."""
-    return spec.model.layers + 2
+    return spec.model.layer_count
 
 
 def build_layer(spec: RunSpec, layer: int, device: torch.device | str = "cpu") -> nn.Module:
@@ -62,7 +62,7 @@ def build_timed_layer(spec: RunSpec, layer: int, device: torch.device | str = "c
 
 
 def _build(model: ModelSpec, lora: LoraSpec, layer: int, device: torch.device | str) -> nn.Module:
-    assert 0 <= layer < model.layers + 2, layer
+    assert 0 <= layer < model.layer_count, layer
     kind = Embedding if layer == 0 else Block if layer <= model.layers else Head
     with torch.device(device):
         module = kind(model).to(torch.float32)

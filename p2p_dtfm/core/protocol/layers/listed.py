@@ -68,7 +68,7 @@ class ListedLayer(Section):
 
 def reason_against(layers: tuple[ListedLayer, ...], model: ModelSpec) -> str | None:
     """Why these cannot be the layers of this model; None if nothing is wrong."""
-    if len(layers) != model.layers + 2:
+    if len(layers) != model.layer_count:
         return (
             f"[[layers]] lists {len(layers)}, and model.layers ({model.layers}) counts those "
             f"between the first and the last: set it to {len(layers) - 2}"

@@ -50,6 +50,11 @@ def devices_of(setting: str) -> tuple[str, ...]:
     return devices
 
 
+def threads_of_each(threads: int, devices: int) -> int:
+    """Of those of the whole machine; 0: as many as torch likes."""
+    return max(1, threads // devices) if threads else 0
+
+
 def shares_of(settings: Settings, devices: Sequence[str], free_bytes: int) -> list[Settings]:
     """What each daemon is told. `free_bytes`: of the machine's memory."""
     processors = devices.count("cpu")
@@ -57,7 +62,7 @@ def shares_of(settings: Settings, devices: Sequence[str], free_bytes: int) -> li
     for number, device in enumerate(devices):
         count = len(devices)
         changes: dict[str, Any] = {"device": device, "until_stdin_closes": True}
-        changes["threads"] = max(1, settings.compute_threads // count)
+        changes["threads"] = threads_of_each(settings.compute_threads, count)
         for limit in ("resident_gib", "uplink_mbps", "downlink_mbps", "disk_gib"):
             changes[limit] = getattr(settings, limit) / count
         if device == "cpu" and processors > 1:

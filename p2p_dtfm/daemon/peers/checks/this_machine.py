@@ -14,7 +14,7 @@ from p2p_dtfm import __version__
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.facts.in_words import bytes_text, counted
 from p2p_dtfm.core.protocol.run_spec import RunSpec
-from p2p_dtfm.daemon.machine.devices.shares import devices_of, is_several
+from p2p_dtfm.daemon.machine.devices.shares import devices_of, is_several, threads_of_each
 from p2p_dtfm.daemon.peers.checks.check import Check, Verdict
 from p2p_dtfm.train.stage.measure import measure_device, select_device
 
@@ -89,11 +89,6 @@ def check_devices(setting: str, threads: int, spec: RunSpec) -> Iterator[Check]:
         return
     for name in dict.fromkeys(devices):
         yield check_device(name, threads_of_each(threads, len(devices)), spec)
-
-
-def threads_of_each(threads: int, devices: int) -> int:
-    """0: as many as torch likes."""
-    return max(1, threads // devices) if threads else 0
 
 
 def check_device(name: str, threads: int, spec: RunSpec) -> Check:

@@ -9,8 +9,6 @@ from p2p_dtfm.daemon.machine.resident_limit import within_resident_limit
 from p2p_dtfm.daemon.machine.settings import Settings
 from p2p_dtfm.train.stage.measure import measure_device, select_device
 
-MBIT_BYTES = 125_000
-
 
 @dataclass(frozen=True)
 class Newcomer:
@@ -21,29 +19,14 @@ class Newcomer:
     uplink_bytes_per_s: int = 0
     """0: no limit."""
     downlink_bytes_per_s: int = 0
-    settings: Settings | None = None
-    """By which it is measured."""
-
-    def on(self, device: str, threads: int) -> "Newcomer":
-        """The same of one of several devices; 0 threads: as many as it has."""
-        if self.settings is None:
-            return self
-        changed = {"device": device, "threads": threads or self.settings.threads}
-        return within_limits(self.settings.model_copy(update=changed))
 
 
-def within_limits(settings: Settings) -> Newcomer:
-    """Measured as the daemon measures; nothing is set aside for it."""
+def within_limits(settings: Settings, device: str, threads: int) -> Newcomer:
+    """With one of its devices, measured as the daemon measures; nothing is set aside for it."""
 
     def measure(spec: RunSpec) -> Device:
-        limit_bytes = int(settings.memory_gib * (1 << 30)) or None
-        device = select_device(settings.device)
-        measured = measure_device(spec, device, settings.compute_threads, limit_bytes)
+        limit_bytes = settings.memory_limit_bytes
+        measured = measure_device(spec, select_device(device), threads or None, limit_bytes)
         return within_resident_limit(settings, measured)
 
-    return Newcomer(
-        measure,
-        int(settings.uplink_mbps * MBIT_BYTES),
-        int(settings.downlink_mbps * MBIT_BYTES),
-        settings,
-    )
+    return Newcomer(measure, settings.uplink_bytes_per_s, settings.downlink_bytes_per_s)

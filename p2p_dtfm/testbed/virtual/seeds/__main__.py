@@ -58,18 +58,23 @@ def _telling() -> Iterator[None]:
         log.setLevel(logging.CRITICAL)
 
 
-def _tell_of_failure(seed: int, played: Played, faults: str | None) -> None:
+def _tell_of_failure(seed: int, played: Played, places: Sequence[int] | None) -> None:
     print(f"seed {seed}: {played.problem}", *played.done, sep="\n  ")
-    kept = f" --faults {faults}" if faults else ""
+    kept = "" if places is None else f" --faults {_named(places)}"
     print(f"again: python -m p2p_dtfm.testbed.virtual.seeds --seeds {seed}{kept} --story")
 
 
 def _shrink(player: Player, seed: int, schedule: Schedule, problem: str) -> None:
     places, plays = shrunk(schedule, problem, lambda it: player.play(seed, it).problem)
     kept = schedule.only(frozenset(places))
-    named = ",".join(map(str, places)) or "none"
-    print(f"shrunk in {plays} plays to {len(places)} of {len(schedule.faults)} faults: {named}")
-    _tell_of_failure(seed, player.play(seed, kept), named)
+    count = f"{len(places)} of {len(schedule.faults)}"
+    print(f"shrunk in {plays} plays to {count} faults: {_named(places)}")
+    _tell_of_failure(seed, player.play(seed, kept), places)
+
+
+def _named(places: Sequence[int]) -> str:
+    """As `_places_of` reads them."""
+    return ",".join(map(str, places)) or "none"
 
 
 def _places_of(text: str) -> list[int]:
@@ -110,8 +115,7 @@ def _play_all(players: _Players, options: argparse.Namespace) -> int:
         count, faults, steps = count + 1, faults + played.faults, steps + played.steps
         if played.problem:
             broken.append(seed)
-            named = None if options.faults is None else ",".join(map(str, options.faults))
-            _tell_of_failure(seed, played, named if named is None else named or "none")
+            _tell_of_failure(seed, played, options.faults)
             for name, lines in sorted(outcome.said.items()):
                 print(f"  the last words of {name or 'the world'}:", *lines, sep="\n    ")
             if options.shrink:

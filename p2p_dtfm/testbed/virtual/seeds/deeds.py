@@ -222,10 +222,8 @@ class Deeds:
             self._swarm.mend(*pair)
 
     def _cut_off(self, fault: Fault) -> bool:
-        for pair in self._sides(fault):
-            self._swarm.cut(*pair)
         self._cut_off_names |= set(fault.whom)
-        return True
+        return self._part(fault)
 
     def _take_back(self, fault: Fault) -> None:
         """But not to those who are cut off themselves."""

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from p2p_dtfm.daemon.node.network import DISCONNECTED
 from p2p_dtfm.daemon.node.participant import BLAMED
+from p2p_dtfm.sim.faults.agreement_seeds import problem_of
 from p2p_dtfm.testbed.virtual.peer import Peer
 from p2p_dtfm.testbed.virtual.process import PROCESS
 from p2p_dtfm.testbed.virtual.seeds import judge
@@ -197,8 +198,7 @@ def play_seed(
         try:
             play(seed, folder, scene)
         except Exception as error:  # noqa: BLE001 - of whatever kind, other seeds go on
-            told = "".join(traceback.format_exception(error))
-            played.problem = f"{type(error).__name__}: {error}\n{told}"
+            played.problem = problem_of(error)
     return played
 
 

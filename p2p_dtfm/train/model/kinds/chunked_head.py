@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from p2p_dtfm.core.protocol.layers.head_chunks import CHUNK_TOKENS
-from p2p_dtfm.train.model.deferred_gradients import Linear
+from p2p_dtfm.train.model.deferred_gradients import Linear, add_product, compute_type_of
 from p2p_dtfm.train.model.kinds.ends import Head
 
 
@@ -52,11 +52,8 @@ class _ChunkedLoss(torch.autograd.Function):
         wanted: _Wanted,
         matrix: Linear,
     ) -> Tensor:
-        kind = entry.device.type
-        computed = entry.dtype
-        if torch.is_autocast_enabled(kind):
-            computed = torch.get_autocast_dtype(kind)
-        with torch.autocast(kind, enabled=False):
+        computed = compute_type_of(entry)
+        with torch.autocast(entry.device.type, enabled=False):
             loss, of_entry, of_matrix = _products(
                 entry.to(computed), weight.to(computed), targets, z_loss, wanted
             )
@@ -108,7 +105,7 @@ def _products(
         if of_entry is not None:
             of_entry[chunk] = gradient.mm(weight)
         if of_matrix is not None:
-            _add_product(of_matrix, gradient, entry[chunk])
+            add_product(of_matrix, gradient, entry[chunk])
     return loss, of_entry, of_matrix
 
 
@@ -122,10 +119,3 @@ def _of_logits(
         softmax.mul_((1.0 + 2.0 * z_loss * denominators).unsqueeze(1))
     softmax.scatter_add_(1, places, torch.full_like(places, -1.0, dtype=softmax.dtype))
     return softmax.mul_(counts.unsqueeze(1))
-
-
-def _add_product(total: Tensor, gradient: Tensor, entry: Tensor) -> None:
-    if gradient.dtype == total.dtype:
-        total.addmm_(gradient.t(), entry)
-    else:
-        total.add_(gradient.t().mm(entry))

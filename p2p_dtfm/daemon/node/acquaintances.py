@@ -90,9 +90,9 @@ class Acquaintances:
 
     def seal_directory(self) -> None:
         """In a run by invitation members find one another there, and nobody else."""
-        book = self._network.guest_book
-        if book is not None:
-            self.directory.seal(book.run_digest, book.directory_key)
+        own = self._network.invitation
+        if own is not None:
+            self.directory.seal(own.run_digest, own.directory_key)
 
     async def close(self) -> None:
         self.be_silent()

@@ -191,8 +191,7 @@ class Cuts:
                 self._tools.messenger.tell(pair.guardian, CutBegun(view.id, step, lineage))
                 for layer in pair.layers:
                     if layer in is_missing():
-                        copy = self._store.find(layer, step, lineage)
-                        assert copy is not None
+                        copy = self._store.layers(step, lineage)[layer]
                         self._digests[layer] = await asyncio.to_thread(copy.digest)
                         await self._send_layer(view, pair.guardian, pair.bytes_per_s, copy)
             self._received.clear()

@@ -165,7 +165,7 @@ def plan_of(problem: PlanningProblem, cost: PlacementCost) -> Plan:
     step_ns = min(cost.step_ns, LONGEST_STEP_NS)
     plan = Plan(tuple(pipelines), tuple(sorted([*spares, *problem.idle])), step_ns)
     members = {*problem.peer_ids, *problem.idle}
-    check_plan(plan, problem.layer_count, problem.microbatch_count, members)
+    check_plan(plan, problem.layer_count, problem.step.microbatch_count, members)
     return plan
 
 
@@ -176,7 +176,7 @@ def fixed_plan(snapshot: Snapshot, stage_counts: tuple[int, ...]) -> Plan:
     Members beyond the sum of `stage_counts` are spares.
     """
     problem = problem_of(snapshot)
-    layers, microbatches = problem.layer_count, problem.microbatch_count
+    layers, microbatches = problem.layer_count, problem.step.microbatch_count
     total = sum(stage_counts)
     assert 0 < total <= problem.peer_count, (stage_counts, problem.peer_count)
     assert all(0 < count <= layers for count in stage_counts), (stage_counts, layers)

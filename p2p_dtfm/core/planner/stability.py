@@ -22,7 +22,7 @@ import msgspec
 
 from p2p_dtfm.core.cost_model.costs import PlacementCost, StepModel
 from p2p_dtfm.core.cost_model.pipeline_cost import PipelineCost
-from p2p_dtfm.core.cost_model.placement_problem import duration_ns
+from p2p_dtfm.core.cost_model.tables.link_tables import duration_ns
 from p2p_dtfm.core.planner.search import rank
 from p2p_dtfm.core.protocol.measured_plans import PlanShape
 from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
@@ -144,7 +144,7 @@ class Present:
             return None
         counts = [pipeline.microbatch_count for pipeline in self.pipelines]
         stages = [stage for pipeline in self.pipelines for stage in pipeline.stages]
-        if sum(counts) != self.problem.microbatch_count or not all(map(self._fits, stages)):
+        if sum(counts) != self.problem.step.microbatch_count or not all(map(self._fits, stages)):
             return None
         placement = tuple(peers for peers, _ in whole)
         as_dealt = self.model.dealt(placement, [timed[p] for p in placement], tuple(counts))
@@ -188,7 +188,7 @@ class Present:
     def _tried(self) -> Iterator[PlacementCost]:
         """Plans that were measured, if all who held a stage are still here."""
         for shape in self.measured:
-            if len(shape) > self.problem.microbatch_count:
+            if len(shape) > self.problem.step.microbatch_count:
                 continue
             if all(peer in self.numbers for peers, _ in shape for peer in peers):
                 ends = {cuts[-1] for _, cuts in shape}
@@ -323,15 +323,14 @@ class Present:
         From the peer that holds something and has the best link to this one.
         """
         size = sum(
-            3 * self.problem.layer_bytes(layer).state_bytes // 4
+            3 * self.problem.layers.of(layer).state_bytes // 4
             for layer in layers
             if layer not in self.states.get(peer, ())
         )
         if size == 0:
             return 0
-        rates = [
-            self.problem.bytes_per_s[donor][peer] for donor in sorted(self.states) if donor != peer
-        ]
+        rows = self.problem.links.bytes_per_s
+        rates = [rows[donor][peer] for donor in sorted(self.states) if donor != peer]
         return duration_ns(size, max(rates)) if rates else 0
 
 

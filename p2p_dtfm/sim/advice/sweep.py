@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from p2p_dtfm.core.cost_model.codings import boundary_loads
-from p2p_dtfm.core.cost_model.placement_problem import layer_ns_of
+from p2p_dtfm.core.cost_model.tables.layer_tables import layer_ns_of
 from p2p_dtfm.core.planner.planner import compute_plan
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.plan import NoPlan, Plan

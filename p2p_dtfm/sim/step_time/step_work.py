@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from p2p_dtfm.core.cost_model.codings import Edges, coding_ns, edges_of, tensor_bytes
 from p2p_dtfm.core.cost_model.pipeline_timing import StageTiming, TimedPipeline
-from p2p_dtfm.core.cost_model.placement_problem import kinds_in, layer_ns_of
+from p2p_dtfm.core.cost_model.tables.layer_tables import kinds_in, layer_ns_of
 from p2p_dtfm.core.planner.recomputation import stage_recomputes
 from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Segment
 from p2p_dtfm.core.protocol.workload import Workload

@@ -149,7 +149,7 @@ def _bounds(asked: SwarmQuestion) -> Iterator[Bar]:
             seconds = alone.plan.predicted_step_ns / 1e9
             yield asked.bar(Chart.STEP, f"{fastest.name} alone", Kind.PREDICTED, seconds)
     problem = problem_of(asked.snapshot)
-    if not problem.unlike and not asked.snapshot.workload.inner_steps:
+    if not problem.layers.unlike and not asked.snapshot.workload.inner_steps:
         bound_s = step_lower_bound_ns(problem) / 1e9
         yield asked.bar(Chart.STEP, "no plan takes less than", Kind.PREDICTED, bound_s)
 

@@ -83,7 +83,7 @@ class Daemon:
             membership=membership,
             local=local,
             trainer=trainer,
-            checkpoints=tools.checkpoints,
+            checkpoints=tools.stores.checkpoints,
             step_watch=StepWatch(ME, SPEC, 0, trainer.waits, liveness.sleep_ns),
             transcript=transcript_in(directory, SPEC, 1),
             measured_rate=lambda: 0,

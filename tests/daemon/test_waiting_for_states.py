@@ -87,13 +87,13 @@ def play(tmp_path: Path) -> Callable[..., None]:
         async def whole() -> None:
             followers = Followers(tools, outlet, state)
             place = Place(tools, outlet, state, followers, Cuts(tools, outlet, state))
-            tools.donor.take_over(VIEW.id)
+            tools.stores.donor.take_over(VIEW.id)
             try:
                 await scenario(Parts(tools, line, state, followers, place, outlet))
             finally:
                 followers.stop_following()
                 followers.stop_guarding()
-                tools.donor.close()
+                tools.stores.donor.close()
                 tools.compute.close()
 
         asyncio.run(asyncio.wait_for(whole(), 20))

@@ -263,7 +263,7 @@ class Background:
             try:
                 if self._network.reachability.changed.is_set():
                     self._network.reachability.changed.clear()
-                    self._membership.self_record.state_way_in(
+                    self._membership.self_record.state_reachability(
                         await self._network.host.addresses(),
                         self._network.reachability.finding.reachability,
                     )

@@ -36,6 +36,7 @@ from p2p_dtfm.daemon.state_transfer.checkpoints import Checkpoints
 from p2p_dtfm.daemon.state_transfer.donor import Donor
 from p2p_dtfm.daemon.state_transfer.initial_states import InitialStates
 from p2p_dtfm.daemon.state_transfer.offers import Offers
+from p2p_dtfm.daemon.state_transfer.state_tools import StateStores, TowardsOthers
 from p2p_dtfm.daemon.telemetry.device_pace import DevicePace
 from p2p_dtfm.daemon.telemetry.event_log import FILE_NAME, EventLog
 from p2p_dtfm.daemon.trainer.sample_writer import Model, SampleWriter
@@ -106,7 +107,7 @@ class Participant:
             local.status.troubles,
         )
         tools = self._tools()
-        self.initial = tools.initial
+        self.initial = tools.stores.initial
         withheld = run.spec.privacy.withheld(network.me.peer_id, layer_count(run.spec))
         self.checkpoints.withheld = self.initial.withheld = withheld
         self.trainer = Trainer(tools, self)
@@ -232,17 +233,18 @@ class Participant:
             me=network.me.peer_id,
             spec=run.spec,
             batches=Batches(dataset, run.spec),
-            messenger=network.messenger,
-            bulk=self.bulk,
-            blobs=network.blobs,
-            compute=local.compute,
-            checkpoints=self.checkpoints,
-            donor=Donor(network.messenger, self.bulk, local.compute, self.offers),
-            initial=InitialStates(
-                run.spec, run.blobs, network.blobs, local.compute, local.status, network.others
+            net=TowardsOthers(
+                network.messenger, self.bulk, network.blobs, network.host.identity.sign
             ),
+            stores=StateStores(
+                InitialStates(
+                    run.spec, run.blobs, network.blobs, local.compute, local.status, network.others
+                ),
+                self.checkpoints,
+                Donor(network.messenger, self.bulk, local.compute, self.offers),
+            ),
+            compute=local.compute,
             status=local.status,
-            sign=network.host.identity.sign,
             recorder=local.recorder,
         )
 

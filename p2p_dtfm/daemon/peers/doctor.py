@@ -206,7 +206,7 @@ async def _finding(
     host: Host, what: Examination, daemon: Mapping[str, object] | None
 ) -> ReachabilityFinding | None:
     """What peers elsewhere say; a daemon that runs has asked them. None: nobody was asked."""
-    if daemon is not None and isinstance(reachability := daemon.get("way_in"), dict):
+    if daemon is not None and isinstance(reachability := daemon.get("reachability"), dict):
         return ReachabilityFinding(
             Reachability(reachability["reachability"]),
             reachability["reason"],

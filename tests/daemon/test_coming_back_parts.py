@@ -21,7 +21,7 @@ from p2p_dtfm.daemon.machine.settings import Settings
 from p2p_dtfm.daemon.machine.view_history import ViewHistory
 from p2p_dtfm.daemon.machine.world import Machine
 from p2p_dtfm.daemon.node.acquaintances import Acquaintances
-from p2p_dtfm.daemon.node.join import Joining
+from p2p_dtfm.daemon.node.join import RunJoining
 from p2p_dtfm.daemon.node.local import Local
 from p2p_dtfm.daemon.node.network import Network
 from p2p_dtfm.daemon.node.resident import _to_come_back
@@ -186,12 +186,12 @@ def test_a_home_that_has_lost_its_memory_looks_before_it_founds(
     assert founds, "nobody answered"
 
 
-def joining_of(home: Path, **settings: object) -> Joining:
+def joining_of(home: Path, **settings: object) -> RunJoining:
     past = recall(settings_of(home, run="tiny", **settings))
     network = network_of()
     acquaintances = acquaintances_of(home, network, past, run="tiny", **settings)
     local = Local(settings_of(home, run="tiny", **settings), DashboardHost())
-    return Joining(local, network, acquaintances)
+    return RunJoining(local, network, acquaintances)
 
 
 def test_a_full_disk_costs_the_memory_and_nothing_else(

@@ -71,7 +71,9 @@ def test_peers_behind_routers_train_and_outlive_a_relay(tmp_path: Path) -> None:
         others = [swarm.daemon(home, [*own, "--run-digest", digest]) for home, _ in homes[1:]]
         everyone = [founder, *others]
         for child, (_, router) in zip(everyone, homes, strict=True):
-            wait_until(lambda c=child: len(status_of(c)["reachability"].get("relays", ())) == 2, "relays")
+            wait_until(
+                lambda c=child: len(status_of(c)["reachability"].get("relays", ())) == 2, "relays"
+            )
             assert status_of(child)["reachability"]["reachability"] == "relayed"
             assert status_of(child)["reachability"]["public_host"] == router
 

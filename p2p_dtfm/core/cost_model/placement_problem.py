@@ -10,7 +10,7 @@ from p2p_dtfm.core.cost_model.links.swarm_links import (
 from p2p_dtfm.core.cost_model.links.swarm_links import SwarmLinks, limit
 from p2p_dtfm.core.cost_model.tables.layer_tables import (
     LayerNs,
-    LayerSizes,
+    LayerTable,
     layer_ns_of,
     layer_sizes,
 )
@@ -67,7 +67,7 @@ class PlanningProblem:
     idle: tuple[str, ...]
     devices: DeviceTables
     links: LinkTables
-    layers: LayerSizes
+    layers: LayerTable
     step: StepRules
     watchers: "Watchers"
     ends: frozenset[int] | None = None

@@ -23,7 +23,7 @@ from p2p_dtfm.core.cost_model.placement_problem import UNLIMITED_BYTES_PER_S, Pl
 from p2p_dtfm.core.cost_model.reduction_timing import Reduction
 from p2p_dtfm.core.cost_model.tables.link_tables import MESSAGE_NS
 from p2p_dtfm.core.virtual.exchange import ShardedExchange, chunk_count
-from p2p_dtfm.core.virtual.virtual_network import Lines, VirtualNetwork
+from p2p_dtfm.core.virtual.virtual_network import NetworkLines, TransferNetwork
 from p2p_dtfm.core.virtual.virtual_time import VirtualTime
 
 Contribution = tuple[int, Callable[[int], None]]
@@ -43,10 +43,12 @@ class StepEnds:
 class StepAtWork:
     """A step in virtual time. Reductions use its `time` and `network`, and say `is_ready`."""
 
-    def __init__(self, lines: Lines, boundary_bytes: int, guarded: Sequence[Guarded] = ()) -> None:
+    def __init__(
+        self, lines: NetworkLines, boundary_bytes: int, guarded: Sequence[Guarded] = ()
+    ) -> None:
         """`guarded`: for whose guardians Prepared waits."""
         self.time = VirtualTime()
-        self.network = VirtualNetwork(self.time, lines, MESSAGE_NS)
+        self.network = TransferNetwork(self.time, lines, MESSAGE_NS)
         self.computed_ns = 0
         self.ready_ns: dict[int, int] = {}
         """When each peer has what it says in its Prepared, as far as is known."""
@@ -153,7 +155,7 @@ def step_ends(
     return StepEnds(step.computed_ns, reduced_ns, step.committed_ns())
 
 
-def _lines_of(problem: PlanningProblem) -> Lines:
+def _lines_of(problem: PlanningProblem) -> NetworkLines:
     count, watchers = problem.peer_count, problem.watchers
 
     def link(origin: int, to: int) -> tuple[int, int]:
@@ -170,4 +172,4 @@ def _lines_of(problem: PlanningProblem) -> Lines:
             (*problem.links.downlink_bytes_per_s, *watching),
         )
     )
-    return Lines(link, uplinks, downlinks)
+    return NetworkLines(link, uplinks, downlinks)

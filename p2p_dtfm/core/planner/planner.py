@@ -10,7 +10,7 @@ from p2p_dtfm.core.planner.feasibility import memory_pipeline, why_infeasible
 from p2p_dtfm.core.planner.least_gain import without_idlers
 from p2p_dtfm.core.planner.recomputation import recomputing
 from p2p_dtfm.core.planner.search import search
-from p2p_dtfm.core.planner.stability import Present
+from p2p_dtfm.core.planner.stability import PresentPlan
 from p2p_dtfm.core.planner.unlike_cuts import best_cut
 from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.core.protocol.measured_plans import agreed
@@ -110,7 +110,7 @@ def _plan(snapshot: Snapshot, problem: PlanningProblem) -> tuple[Plan | NoPlan, 
     # in a planned view members have what their present stages need
     states = None if snapshot.planned else snapshot.states()
     measured = agreed([record.measured for record in snapshot.records])
-    present = Present(model, snapshot.present, states, measured) if snapshot.present else None
+    present = PresentPlan(model, snapshot.present, states, measured) if snapshot.present else None
     warm = present.placement() if present else None
     in_a_hurry = warm is not None and not snapshot.planned  # all wait; it starts from what stands
     best = search(model, fallback, prng_of_digest(snapshot.digest()), warm, in_a_hurry)

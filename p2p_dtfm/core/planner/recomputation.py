@@ -9,7 +9,7 @@ alike.
 from dataclasses import replace
 
 from p2p_dtfm.core.cost_model.placement_problem import DeviceTables, PlanningProblem, problem_of
-from p2p_dtfm.core.cost_model.tables.layer_tables import LayerNs, LayerSizes, UnlikeNs, unlike_ns
+from p2p_dtfm.core.cost_model.tables.layer_tables import LayerNs, LayerTable, UnlikeNs, unlike_ns
 from p2p_dtfm.core.protocol.plan import Plan, Stage
 from p2p_dtfm.core.protocol.snapshot import Snapshot
 from p2p_dtfm.core.protocol.workload import Workload
@@ -64,7 +64,7 @@ def recomputing(problem: PlanningProblem, workload: Workload) -> PlanningProblem
     )
 
 
-def _alike_recomputing(layers: LayerSizes, workload: Workload) -> tuple[LayerSizes, int]:
+def _alike_recomputing(layers: LayerTable, workload: Workload) -> tuple[LayerTable, int]:
     """What each layer keeps, and what is saved once."""
     entry_bytes = workload.boundary_bytes
     block, head = layers.block, layers.head
@@ -81,7 +81,7 @@ def _alike_recomputing(layers: LayerSizes, workload: Workload) -> tuple[LayerSiz
     return sizes, once
 
 
-def _unlike_recomputing(layers: LayerSizes, workload: Workload) -> tuple[LayerSizes, int]:
+def _unlike_recomputing(layers: LayerTable, workload: Workload) -> tuple[LayerTable, int]:
     """The same where each layer saves, and is entered with, its own; the most counts once."""
     boundaries = workload.unlike.boundary_bytes if workload.unlike is not None else ()
     once = max(layer.saved_bytes for layer in layers.unlike)

@@ -19,7 +19,7 @@ from p2p_dtfm.daemon.peers.home_memory import (
     this_machine,
     write_memory,
 )
-from p2p_dtfm.daemon.peers.member_search import Found, Search, Sought
+from p2p_dtfm.daemon.peers.member_search import Found, MemberSearch, Sought
 from p2p_dtfm.daemon.peers.recall import Past
 from p2p_dtfm.daemon.peers.run_source import Run
 from p2p_dtfm.daemon.telemetry.status import State
@@ -63,7 +63,9 @@ class Acquaintances:
         self._nearby: Nearby | None = None
         if local.settings.nearby:
             self._nearby = Nearby(network.me.peer_id, network.host.is_only_local)
-        self._search = Search(network.messenger, directory, self._nearby, network.host.addresses)
+        self._search = MemberSearch(
+            network.messenger, directory, self._nearby, network.host.addresses
+        )
         self._memory_lock = asyncio.Lock()
         self._memory_fails = False
 

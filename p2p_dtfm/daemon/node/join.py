@@ -62,7 +62,7 @@ KNOCKING_S = 10.0
 KNOCK_PAUSE_S = 1.0
 
 
-class Joining:
+class RunJoining:
     """Founding and joining. `founds`: nobody else is there, so this peer makes the first view;
     `may_go_on_alone`: it may do so later, if those that it has found die."""
 

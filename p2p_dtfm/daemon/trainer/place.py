@@ -13,7 +13,7 @@ GUARDIAN_GRACE_S = 3.0
 """How long a layer that is guarded here may take to catch up before it is asked for anew."""
 
 
-class Place:
+class PlaceInView:
     """An unplanned view takes over first, and its layers come while its first step waits; those of
     a planned one come while steps go on, and then this peer says synced."""
 

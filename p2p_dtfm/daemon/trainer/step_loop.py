@@ -25,7 +25,7 @@ from p2p_dtfm.daemon.telemetry.status import State
 from p2p_dtfm.daemon.trainer.audits import Audits
 from p2p_dtfm.daemon.trainer.cut_transfers import Cuts
 from p2p_dtfm.daemon.trainer.followers import Followers
-from p2p_dtfm.daemon.trainer.place import Place
+from p2p_dtfm.daemon.trainer.place import PlaceInView
 from p2p_dtfm.daemon.trainer.step_shards import have_shards
 from p2p_dtfm.daemon.trainer.trainer_state import Outlet, Stopped, Tensor, Tools, TrainerState
 from p2p_dtfm.ports import now
@@ -47,7 +47,7 @@ class StepLoop:
         tools: Tools,
         outlet: Outlet,
         state: TrainerState,
-        place: Place,
+        place: PlaceInView,
         followers: Followers,
         cuts: Cuts,
         history: RunHistory,

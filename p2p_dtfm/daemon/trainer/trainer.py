@@ -32,7 +32,7 @@ from p2p_dtfm.daemon.telemetry.run_history import RunHistory
 from p2p_dtfm.daemon.telemetry.status import State
 from p2p_dtfm.daemon.trainer.cut_transfers import Cuts
 from p2p_dtfm.daemon.trainer.followers import Followers, Following
-from p2p_dtfm.daemon.trainer.place import Place
+from p2p_dtfm.daemon.trainer.place import PlaceInView
 from p2p_dtfm.daemon.trainer.step_loop import StepLoop
 from p2p_dtfm.daemon.trainer.step_waits import StepWaits
 from p2p_dtfm.daemon.trainer.trainer_state import Outlet, Stopped, Tools, TrainerState
@@ -61,7 +61,7 @@ class Trainer:
         self._mail = ViewMail(tools.me, tools.spec, self._state)
         self._followers = Followers(tools, outlet, self._state)
         self.cuts = Cuts(tools, outlet, self._state)
-        self._place = Place(tools, outlet, self._state, self._followers, self.cuts)
+        self._place = PlaceInView(tools, outlet, self._state, self._followers, self.cuts)
         self._steps = StepLoop(
             tools, outlet, self._state, self._place, self._followers, self.cuts, self.history
         )

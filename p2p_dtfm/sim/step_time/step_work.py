@@ -15,7 +15,7 @@ from p2p_dtfm.sim.scenario.scenario_snapshot import activation_bytes, device_of,
 
 
 @dataclass(frozen=True, slots=True)
-class StageWork:
+class SimulatedStage:
     """One stage: its peer (a number in the scenario's order) and a microbatch's times."""
 
     peer: int
@@ -45,7 +45,7 @@ class SegmentWork:
 class StepWork:
     """All of a step."""
 
-    pipelines: tuple[tuple[StageWork, ...], ...]
+    pipelines: tuple[tuple[SimulatedStage, ...], ...]
     segments: tuple[SegmentWork, ...]
     boundary_bytes: int
     inner_steps: int = 0
@@ -114,7 +114,7 @@ def step_work(
                 back_bytes=back_bytes,
             )
             place = numbers[stage.peer_id], stage.peer_id, index, position
-            stages.append(StageWork(*place, pipeline.microbatch_count, timing, below_ns))
+            stages.append(SimulatedStage(*place, pipeline.microbatch_count, timing, below_ns))
         pipelines.append(tuple(stages))
     boundary = activation_bytes(workload, execution)
     return StepWork(tuple(pipelines), segments, boundary, workload.inner_steps)

@@ -129,7 +129,7 @@ class LayerBytes:
 
 
 @dataclass(frozen=True)
-class LayerSizes:
+class LayerTable:
     """Of all layers of the model."""
 
     block_count: int
@@ -173,9 +173,9 @@ class LayerSizes:
         )
 
 
-def layer_sizes(workload: Workload) -> LayerSizes:
+def layer_sizes(workload: Workload) -> LayerTable:
     """Of a run."""
-    return LayerSizes(
+    return LayerTable(
         workload.block_count,
         _layer_bytes(workload, workload.embedding),
         _layer_bytes(workload, workload.block),

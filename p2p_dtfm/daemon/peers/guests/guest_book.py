@@ -9,7 +9,7 @@ from p2p_dtfm.core.protocol.errors import PeerFault, UserError
 from p2p_dtfm.core.protocol.invited.chains import (
     CHAIN_LIMIT,
     SKEW_S,
-    Link,
+    ChainLink,
     Revocation,
     open_chain,
     run_mark,
@@ -96,7 +96,7 @@ class GuestBook:
                 )
         seed = secrets.token_bytes(KEY_BYTES)
         holder = identity_of_seed(seed).peer_id
-        link = Link(run_mark(self.run_digest), holder, True, may_invite, ends_s)
+        link = ChainLink(run_mark(self.run_digest), holder, True, may_invite, ends_s)
         signed = sign_link(link, me, self._identity.sign)
         run, some = bytes.fromhex(self.run_digest), tuple(addresses)[:ADDRESSES_LIMIT]
         line = InvitationLine(run, self._own.directory_key, seed, (*own, signed), some)

@@ -63,7 +63,7 @@ Conversation = tuple[Message, ...] | Exchange
 
 
 @dataclass
-class LeftOut:
+class RowsLeftOut:
     """Rows that cannot be used, by reason."""
 
     unreadable: int = 0
@@ -96,7 +96,7 @@ class LeftOut:
 
 
 def read_conversations(
-    paths: list[Path], left_out: LeftOut
+    paths: list[Path], left_out: RowsLeftOut
 ) -> Iterator[tuple[Conversation, bytes, str]]:
     """Each row that is one, with its line and where that is. Raises `UserError`."""
     for path in paths:
@@ -139,7 +139,7 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
         yield from lines
 
 
-def _conversation(line: bytes, left_out: LeftOut) -> Conversation | None:
+def _conversation(line: bytes, left_out: RowsLeftOut) -> Conversation | None:
     try:
         row = msgspec.json.decode(line, type=_Row)
     except (msgspec.MsgspecError, RecursionError, ValueError):

@@ -16,7 +16,7 @@ import numpy as np
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.train.data.atomic_file import fix_of, write_atomically
 from p2p_dtfm.train.data.blob_store import BlobStore
-from p2p_dtfm.train.data.chat.conversations import Conversation, LeftOut, read_conversations
+from p2p_dtfm.train.data.chat.conversations import Conversation, RowsLeftOut, read_conversations
 from p2p_dtfm.train.data.chat.template import (
     ChatForm,
     ChatWriter,
@@ -60,7 +60,7 @@ class ChatTotals:
     taken_apart: int = 0
     """Of these, written once for each answer, as the template writes the last one otherwise."""
     counted_tokens: int = 0
-    left_out: LeftOut = field(default_factory=LeftOut)
+    left_out: RowsLeftOut = field(default_factory=RowsLeftOut)
 
 
 def prepare_chat(
@@ -181,7 +181,7 @@ def _written(writer: ChatWriter, conversation: Conversation) -> tuple[list[Row],
         return list(writer.each_answer(conversation)), True
 
 
-def _cut(row: Row, window: int, left_out: LeftOut) -> Row | None:
+def _cut(row: Row, window: int, left_out: RowsLeftOut) -> Row | None:
     """As much of it as a sequence holds, if any of that counts."""
     tokens, counts = row
     if len(tokens) > window:
@@ -248,7 +248,7 @@ def _key(line: bytes) -> int:
 
 def _held_out_key(paths: list[Path], fraction: float) -> int:
     """First reading: rows with hashes up to it are held out, so equal ones are on one side."""
-    keys = [_key(line) for _, line, _ in read_conversations(paths, LeftOut())]
+    keys = [_key(line) for _, line, _ in read_conversations(paths, RowsLeftOut())]
     if not keys:
         raise UserError(
             f"no conversations in {', '.join(map(str, paths))}",

@@ -29,7 +29,7 @@ def is_compressed(path: Path) -> bool:
     return path.suffix.lower() in COMPRESSED
 
 
-class Lines:
+class BoundedLines:
     """Lines of bounded length out of one file, decompressed as they are read."""
 
     def __init__(self, path: Path, raw: BinaryIO, text: BinaryIO, limit_bytes: int) -> None:
@@ -61,14 +61,14 @@ class Lines:
 
 
 @contextmanager
-def open_lines(path: Path, limit_bytes: int) -> Iterator[Lines]:
+def open_lines(path: Path, limit_bytes: int) -> Iterator[BoundedLines]:
     """Raises `UserError` for a file that is not whole, within the context too, and OSError."""
     with open(path, "rb") as raw:
         if not is_compressed(path):
-            yield Lines(path, raw, raw, limit_bytes)
+            yield BoundedLines(path, raw, raw, limit_bytes)
             return
         try:
-            yield Lines(path, raw, _decompressed(path, raw), limit_bytes)
+            yield BoundedLines(path, raw, _decompressed(path, raw), limit_bytes)
         except (EOFError, zlib.error, gzip.BadGzipFile, _Damaged) as error:
             raise UserError(
                 f"{path} is not a whole compressed file: {error}",

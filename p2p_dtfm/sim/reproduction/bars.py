@@ -4,7 +4,6 @@ from enum import StrEnum
 
 import msgspec
 
-QUICK_COMMAND = "p2p-dtfm reproduce --quick --out DIR"
 COMMAND = "p2p-dtfm reproduce --out DIR"
 
 

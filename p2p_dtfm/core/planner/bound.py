@@ -88,7 +88,7 @@ class _Reach:
         self.activation_ns = duration_ns(
             problem.step.boundary_bytes, max(1, min(limit, max([*out, *back], default=1)))
         )
-        block = problem.layers.block.state_bytes + problem.layers.block.saved_bytes
+        block = problem.layers.block.needed_bytes
         fitting = problem.devices.memory_bytes[peer] // max(1, block)
         self.whole = fitting >= problem.layers.block_count
         self.most_blocks = min(fitting, problem.layers.block_count)
@@ -138,7 +138,7 @@ class _Grid:
         if problem.step.splits_backwards:
             self.backward_ns = None
             self.round_ns -= weight_part_ns(fastest.block_forward_ns, fastest.block_backward_ns)
-        block = problem.layers.block.state_bytes + problem.layers.block.saved_bytes
+        block = problem.layers.block.needed_bytes
         self.most_blocks = max(problem.devices.memory_bytes) // max(1, block)
         everyone = range(problem.peer_count)
         self.hop_ns = min(

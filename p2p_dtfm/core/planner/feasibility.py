@@ -58,7 +58,7 @@ def _unlike_holders(problem: PlanningProblem, order: tuple[int, ...]) -> tuple[i
     for peer in order:
         left_bytes, first = problem.devices.memory_bytes[peer], layer
         while layer < problem.layer_count:
-            left_bytes -= _needed_bytes(problem.layers.unlike[layer])
+            left_bytes -= problem.layers.unlike[layer].needed_bytes
             if left_bytes < 0:
                 break
             layer += 1
@@ -69,13 +69,8 @@ def _unlike_holders(problem: PlanningProblem, order: tuple[int, ...]) -> tuple[i
     return None
 
 
-def _needed_bytes(layer: LayerBytes) -> int:
-    """With one microbatch in flight."""
-    return layer.state_bytes + layer.saved_bytes
-
-
 def _block_capacities(problem: PlanningProblem) -> list[int]:
-    block_bytes = max(1, problem.layers.block.state_bytes + problem.layers.block.saved_bytes)
+    block_bytes = max(1, problem.layers.block.needed_bytes)
     return [memory // block_bytes for memory in problem.devices.memory_bytes]
 
 
@@ -85,9 +80,9 @@ def _end_capacity(problem: PlanningProblem, peer: int, embedding: bool, head: bo
     if (embedding or head) and not problem.may_have(peer, 0):
         return -1
     room = problem.devices.memory_bytes[peer]
-    room -= _needed_bytes(problem.layers.embedding) if embedding else 0
-    room -= _needed_bytes(problem.layers.head) if head else 0
-    return room // max(1, _needed_bytes(problem.layers.block))
+    room -= problem.layers.embedding.needed_bytes if embedding else 0
+    room -= problem.layers.head.needed_bytes if head else 0
+    return room // max(1, problem.layers.block.needed_bytes)
 
 
 def _best_ends(problem: PlanningProblem, capacities: list[int], with_embedding: bool) -> list[int]:
@@ -147,7 +142,7 @@ def why_infeasible(problem: PlanningProblem) -> NoPlan:
             needed - offered,
         )
     for name, layer in _named_layers(problem):
-        size = layer.state_bytes + layer.saved_bytes
+        size = layer.needed_bytes
         if size > most:
             return NoPlan(
                 f"{name} needs {gibibytes(size)} on one peer; the largest of "
@@ -156,7 +151,7 @@ def why_infeasible(problem: PlanningProblem) -> NoPlan:
                 size - most,
             )
     unlike = problem.layers.unlike
-    short = min(map(_needed_bytes, unlike)) if unlike else _rounding_loss(problem)
+    short = min(layer.needed_bytes for layer in unlike) if unlike else _rounding_loss(problem)
     return NoPlan(
         f"this run needs {gibibytes(needed)} for its layers; {peers} {gibibytes(offered)}, but "
         f"layers do not divide: {gibibytes(short)} more memory is needed",
@@ -186,7 +181,7 @@ def _rounding_loss(problem: PlanningProblem) -> int:
                 held += _end_capacity(problem, first, True, False)
                 held += _end_capacity(problem, last, False, True)
                 fewest = min(fewest, problem.layers.block_count - held)
-    return max(1, fewest) * (problem.layers.block.state_bytes + problem.layers.block.saved_bytes)
+    return max(1, fewest) * problem.layers.block.needed_bytes
 
 
 def gibibytes(size: int) -> str:

@@ -127,6 +127,11 @@ class LayerBytes:
     shared_bytes: int = 0
     """On the wire, when the ends of a pipeline give each other the sums of a tied matrix."""
 
+    @property
+    def needed_bytes(self) -> int:
+        """With one microbatch in flight."""
+        return self.state_bytes + self.saved_bytes
+
 
 @dataclass(frozen=True)
 class LayerTable:

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from p2p_dtfm.core.protocol.errors import UserError
-from p2p_dtfm.train.data.atomic_file import fix_of, write_atomically
+from p2p_dtfm.train.data.atomic_file import fix_of
 from p2p_dtfm.train.data.blob_store import BlobStore
 from p2p_dtfm.train.data.chat.conversations import Conversation, RowsLeftOut, read_conversations
 from p2p_dtfm.train.data.chat.template import (
@@ -34,11 +34,9 @@ from p2p_dtfm.train.data.manifest import (
 )
 from p2p_dtfm.train.data.prepare import (
     BLOBS_NAME,
-    MANIFEST_NAME,
-    TOKENIZER_NAME,
+    finish,
     remove_unused,
     require_ours,
-    require_readable,
 )
 from p2p_dtfm.train.data.shard_files import ShardWriter
 from p2p_dtfm.train.data.tokenizer import Tokenizer, ending_with, entry_of
@@ -122,11 +120,7 @@ def prepare_chat(
             notes=notes or Notes("", "", ""),
             sequence_tokens=window,
         )
-        payload = manifest.to_bytes()
-        require_readable(payload, shard_tokens)
-        store.put_bytes(payload)
-        write_atomically(out / TOKENIZER_NAME, tokenizer.to_bytes())
-        write_atomically(out / MANIFEST_NAME, payload)
+        finish(out, store, manifest, tokenizer, shard_tokens)
         if replaces:
             remove_unused(store, manifest)
     except OSError as error:

@@ -45,7 +45,7 @@ def reduced_ns(
     return timing.end_ns()
 
 
-class _Line:
+class _BusyLine:
     """What a link, an uplink or a downlink has carried, and what waits for its turn."""
 
     __slots__ = ("busy_ns", "waiting")
@@ -81,14 +81,14 @@ class _Timing:
     def __init__(self, problem: PlanningProblem, ready_ns: dict[int, int]) -> None:
         self.problem = problem
         self.ready_ns = ready_ns
-        self.links: dict[tuple[int, int], _Line] = {}
+        self.links: dict[tuple[int, int], _BusyLine] = {}
         self.uplinks = self._limited(problem.links.uplink_bytes_per_s)
         self.downlinks = self._limited(problem.links.downlink_bytes_per_s)
         self._last_chunks_ns = 0
         self._known_ns: dict[tuple[int, int], int] = {}
 
-    def _limited(self, rates: tuple[int, ...]) -> dict[int, _Line]:
-        return {p: _Line() for p in self.ready_ns if rates[p] < UNLIMITED_BYTES_PER_S}
+    def _limited(self, rates: tuple[int, ...]) -> dict[int, _BusyLine]:
+        return {p: _BusyLine() for p in self.ready_ns if rates[p] < UNLIMITED_BYTES_PER_S}
 
     def last_ready_ns(self, segment: Reduction) -> int:
         return max(self._ready_of(segment).values())
@@ -129,7 +129,7 @@ class _Timing:
                 continue
             line = links.get((peer, other))
             if line is None:
-                line = links[peer, other] = _Line()
+                line = links[peer, other] = _BusyLine()
             there = max(up_ns, line.carry(start, self._sent_ns(part, rates[other])))
             there += latencies[other]
             if other in downlinks:

@@ -95,7 +95,7 @@ class DonorTurn:
 
 
 @dataclass(frozen=True)
-class _Known:
+class _KnownDonor:
     length_bytes: int
     bytes_per_s: int
     last_until_s: float
@@ -105,7 +105,7 @@ class Donors:
     """Those that were asked lately, and how it went."""
 
     def __init__(self) -> None:
-        self._known: dict[str, _Known] = {}
+        self._known: dict[str, _KnownDonor] = {}
 
     def is_slow(self, peer_id: str) -> bool:
         """Whether it was too slow a while ago."""
@@ -136,7 +136,7 @@ class Donors:
 
     def _note(self, peer_id: str, turn: DonorTurn, length_bytes: int, until_s: float) -> None:
         self._known.pop(peer_id, None)
-        self._known[peer_id] = _Known(length_bytes, turn.bytes_per_s, until_s)
+        self._known[peer_id] = _KnownDonor(length_bytes, turn.bytes_per_s, until_s)
         if len(self._known) > DONORS_REMEMBERED:
             del self._known[next(iter(self._known))]
 

@@ -44,7 +44,7 @@ class _Turn(msgspec.Struct, frozen=True, rename={"sender": "from"}):
         return Message(role, self.value)
 
 
-class _Row(msgspec.Struct, frozen=True):
+class _ChatRow(msgspec.Struct, frozen=True):
     messages: tuple[Message, ...] | None = None
     conversations: tuple[_Turn, ...] | None = None
     prompt: str | None = None
@@ -131,7 +131,7 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
         with pyarrow_needed(path, form):
             from p2p_dtfm.train.data.formats.tables import read_rows
 
-            rows = read_rows(path, form is Form.PARQUET, set(_Row.__struct_fields__))
+            rows = read_rows(path, form is Form.PARQUET, set(_ChatRow.__struct_fields__))
             for number, row in enumerate(rows, 1):
                 yield number, msgspec.json.encode(row)
         return
@@ -141,7 +141,7 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 def _conversation(line: bytes, left_out: RowsLeftOut) -> Conversation | None:
     try:
-        row = msgspec.json.decode(line, type=_Row)
+        row = msgspec.json.decode(line, type=_ChatRow)
     except (msgspec.MsgspecError, RecursionError, ValueError):
         left_out.unreadable += 1
         return None

@@ -282,6 +282,15 @@ def guards(trainer: Trainer, view: View) -> None:
     trainer.take_over(lags, 0, Ledger(lags.id, lags.plan, 0, terms, counts), None)
 
 
+@pytest.fixture
+def silence() -> Iterator[None]:
+    """Loggers remember what is enabled: `disable` itself has them forget it."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.mark.usefixtures("silence")
 @pytest.mark.parametrize("prepare", [no_view, agreed, trains, guards, stopped, left])
 def test_every_message_with_every_value(
     tmp_path: Path, prepare: Any, monkeypatch: pytest.MonkeyPatch
@@ -289,7 +298,6 @@ def test_every_message_with_every_value(
     """Its name or its view says nothing of a message's worth: whatever is signed counts as such."""
     torch.set_num_threads(1)
     monkeypatch.setattr(dispatch, "verify", lambda *signed: True)
-    monkeypatch.setattr(logging.root.manager, "disable", logging.CRITICAL)
     blobs: Any = Blobs()
     tools = trainer_tools(tmp_path, ME, Line(), blobs)
     faults = 0

@@ -267,6 +267,23 @@ def test_whom_nobody_hears_is_missed_sooner_in_calm_times() -> None:
     assert silent_together_s(regular(known_s=20), 50) == 2.0
 
 
+def test_who_fell_silent_with_another_is_missed_with_it() -> None:
+    """A partition: that the first of them is suspected is no reason for the others' silence."""
+    names = ("b", "c", "d", "e")
+    liveness, at_s, suspected = near(*names), 30.0, dict[str, float]()
+    run(liveness, 0, at_s, talking=names)
+    liveness.heard("c", int(30.2 * SECOND_NS))
+    while at_s < 33:
+        at_s += 0.25
+        for peer in ("d", "e"):
+            liveness.heard(peer, int(at_s * SECOND_NS))
+            silent_ms = dict.fromkeys(liveness.missed(), int((at_s - 30) * 1000))
+            tell(liveness, at_s, silent_ms, peer)
+        found = liveness.tick(int(at_s * SECOND_NS))
+        suspected |= {suspicion.peer_id: at_s for suspicion in found}
+    assert suspected == {"b": 32.0, "c": 32.25}
+
+
 def test_since_the_last_one_heard_it_counts() -> None:
     assert silent_together_s(regular(known_s=20), 50, heard_by_c_s=0.25) == 2.25
 

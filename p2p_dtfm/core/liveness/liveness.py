@@ -105,6 +105,8 @@ class _Watched:
     """Fellows were asked of it,"""
     missed_again: bool = False
     """and once more, before their silence is evidence."""
+    settled_from_ns: int = 0
+    """As it was when it was missed: whom others are suspected with later is no slower for that."""
     rhythm: Rhythm = field(default_factory=Rhythm)
 
 
@@ -296,7 +298,7 @@ class Liveness:
         missed_ns = now_ns - self._patience_ns(self._thinned_ns(self._timing.missed_ns))
         newly = [it for it in self._watched.values() if it.heard_ns <= missed_ns and not it.missed]
         for watched in newly:
-            watched.missed = True
+            watched.missed, watched.settled_from_ns = True, self._settled_from_ns
         again = [it for it in self._watched.values() if self._is_to_be_missed_again(it, now_ns)]
         for watched in again:
             watched.missed_again = True
@@ -333,7 +335,8 @@ class Liveness:
         if not timing.together_ns or known_slots < FEWEST_SLOTS:
             return 0
         doubt_ns = timing.least_silence_ns - timing.together_ns
-        unsettled_ns = max(0, self._settled_from_ns - now_ns) * doubt_ns // CALM_NS
+        settled_from_ns = watched.settled_from_ns if watched.missed else self._settled_from_ns
+        unsettled_ns = max(0, settled_from_ns - now_ns) * doubt_ns // CALM_NS
         unknown_ns = (KNOWN_SLOTS - known_slots) * doubt_ns // (KNOWN_SLOTS - FEWEST_SLOTS)
         late_ns = LATE_FACTOR * self._lapses.longest_ns(now_ns)
         least_ns = self._thinned_ns(timing.together_ns) + unsettled_ns + unknown_ns + late_ns

@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +115,7 @@ class Fault:
         return (peer,), lambda: None
 
     def _cut(self, both_ways: bool) -> Done:
-        pairs = [pair for line in self._stages() for pair in zip(line, line[1:], strict=False)]
+        pairs = [pair for line in self._stages() for pair in pairwise(line)]
         one, other = self._draws.choice(pairs or [tuple(self._swarm.peers[:2])])
         self._swarm.cut(one, other, both_ways)
         return (one, other), lambda: self._swarm.mend(one, other)

@@ -6,11 +6,11 @@ import pytest
 
 from p2p_dtfm.core.liveness.liveness import (
     LAN_LIVENESS,
-    SECOND_NS,
     WAN_LIVENESS,
     Liveness,
     LivenessTiming,
 )
+from p2p_dtfm.core.liveness.rhythm import SECOND_NS
 
 TIMING = WAN_LIVENESS
 REGULAR = dataclasses.replace(

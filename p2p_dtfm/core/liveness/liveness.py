@@ -19,7 +19,7 @@ CALM_NS = 10 * SECOND_NS
 ASKED_BEFORE_NS = SECOND_NS * 3 // 10
 """So long before all others' silence would be evidence they are asked once more."""
 LATE_FACTOR = 3
-"""So many times what this peer's own loop was late by is added: others' machines may do the same."""
+"""So many times what this peer's own loop was late by is added: others' may be as late."""
 THIN_ABOVE = 8
 """Who has more fellows speaks to each less often, so that it says as much a second in all,"""
 THINNEST = 16

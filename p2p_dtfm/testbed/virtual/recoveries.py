@@ -1,4 +1,4 @@
-"""How long one fault holds up eight daemons, exactly: in virtual time no other load has a part in it.
+"""How long one fault holds up eight daemons, exactly: in virtual time no other load takes part.
 
 `python -m p2p_dtfm.testbed.virtual.recoveries --seeds 0-2 [--kinds kill pause] [--loaded SECONDS]`
 
@@ -127,7 +127,12 @@ class Fault:
         pairs = [(one, other) for one in side for other in rest]
         for pair in pairs:
             self._swarm.cut(*pair)
-        return self._swarm.peers, lambda: [self._swarm.mend(*pair) for pair in pairs]
+
+        def unite() -> None:
+            for pair in pairs:
+                self._swarm.mend(*pair)
+
+        return self._swarm.peers, unite
 
 
 def recovery_of(kind: str, seed: int, run: Path, folder: Path, loaded_s: float = 0.0) -> Recovery:

@@ -35,10 +35,7 @@ class LivenessTiming:
     least_silence_ns: int
     """A shorter silence is none, however regularly a peer speaks,"""
     calm_silence_ns: int
-    """but for who has long been regular, in calm times,"""
-    together_ns: int
-    """and for whom the others, asked, do not hear either: then so long since anybody heard it, and
-    longer in times that are not calm; 0: that is never judged."""
+    """but for who has long been regular, in calm times."""
     missed_ns: int
     """Nothing heard for so long: fellows are asked whether they hear it."""
     cut_ns: int
@@ -51,6 +48,9 @@ class LivenessTiming:
     """What two ticks are further apart, this peer's own loop was late: as much less it judges."""
     sleep_ns: int
     """A longer time between two ticks means that this peer itself was asleep."""
+    together_ns: int = 0
+    """Since so long nobody has heard it, as all say that are asked: evidence, though a silence
+    here would be none yet; later in times that are not calm. 0: that is never judged."""
 
 
 LAN_LIVENESS = LivenessTiming(
@@ -71,7 +71,6 @@ WAN_LIVENESS = LivenessTiming(
     silence_ns=5 * SECOND_NS,
     least_silence_ns=5 * SECOND_NS,
     calm_silence_ns=5 * SECOND_NS,
-    together_ns=0,
     missed_ns=2 * SECOND_NS,
     cut_ns=0,
     reset_ns=2 * SECOND_NS,

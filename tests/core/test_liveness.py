@@ -2,13 +2,15 @@
 
 import dataclasses
 
+import pytest
+
 from p2p_dtfm.core.liveness.liveness import (
     LAN_LIVENESS,
-    SECOND_NS,
     WAN_LIVENESS,
     Liveness,
     LivenessTiming,
 )
+from p2p_dtfm.core.liveness.rhythm import SECOND_NS
 
 TIMING = WAN_LIVENESS
 REGULAR = dataclasses.replace(
@@ -150,6 +152,9 @@ def test_who_is_in_doubt_is_called_at_once() -> None:
     assert run(liveness, heard_s, heard_s + 2.75) == [], "another's word makes no silence longer"
 
 
+ALL = ("a", "b", "c")
+
+
 def near(*peers: str) -> Liveness:
     return watching(*peers, timing=LAN_LIVENESS)
 
@@ -192,10 +197,13 @@ def test_a_fellow_that_misses_somebody_is_answered_at_once() -> None:
     liveness.due_heartbeats(SECOND_NS)
     liveness.fellow_says("c", ("b", "stranger"), {}, SECOND_NS + 1)
     assert liveness.due_heartbeats(SECOND_NS + 2) == ("c",)
-    assert liveness.silent_ms(SECOND_NS * 3 // 2) == {"b": 500}
+    liveness.tick(SECOND_NS * 5 // 4)
+    assert liveness.silent_ms(SECOND_NS * 5 // 4) == {"b": 250}
     liveness.fellow_says("c", ("b",), {}, SECOND_NS * 5 // 4)
     due = liveness.due_heartbeats(SECOND_NS * 5 // 4)
-    assert due == (), "asked again: answered at the usual time"
+    assert due == (), "it was answered a moment ago"
+    liveness.fellow_says("c", ("b",), {}, SECOND_NS * 4 // 3)
+    assert liveness.due_heartbeats(SECOND_NS * 4 // 3) == ("c",), "and now it was not"
     assert liveness.silent_ms(5 * SECOND_NS) == {}, "nobody asks any more"
 
 
@@ -222,10 +230,129 @@ def test_what_is_read_late_was_said_at_no_known_time() -> None:
     liveness.fellow_says("c", ("b",), {}, 3 * SECOND_NS)
     for read_ns in (3 * SECOND_NS, 3 * SECOND_NS + 2):
         liveness.heard("b", read_ns)
-        assert liveness.silent_ms(read_ns) == {"b": 2000}, "before its tick, and just after"
+        assert liveness.silent_ms(read_ns) == {}, "before its tick, and just after"
         liveness.tick(3 * SECOND_NS + 1)
     liveness.heard("b", 3 * SECOND_NS + SECOND_NS // 4 + 1)
     assert liveness.silent_ms(3 * SECOND_NS + SECOND_NS // 4 + 1) == {"b": 0}
+
+
+def silent_together_s(liveness: Liveness, from_s: float, heard_by_c_s: float = 0.0) -> float:
+    """As below, but the others say when they are asked that they do not hear `b` either; `c` has
+    heard it so long after it was heard here."""
+    at_s = from_s
+    while at_s < from_s + 10:
+        at_s += 0.25
+        for peer in ("a", "c"):
+            liveness.heard(peer, int(at_s * SECOND_NS))
+            if "b" in liveness.missed():
+                late_s = heard_by_c_s if peer == "c" else 0.0
+                silent_ms = max(0, int((at_s - from_s - late_s) * 1000))
+                liveness.fellow_says(peer, (), {"b": silent_ms}, int(at_s * SECOND_NS))
+        if any(it.peer_id == "b" for it in liveness.tick(int(at_s * SECOND_NS))):
+            return at_s - from_s
+    raise AssertionError("never")
+
+
+def regular(*, known_s: int = 30) -> Liveness:
+    liveness = near(*ALL)
+    run(liveness, 0, 30, talking=ALL)
+    liveness.watch(("a", "c"), 30 * SECOND_NS)
+    run(liveness, 30, 50 - known_s, talking=("a", "c"))
+    liveness.watch(ALL, (50 - known_s) * SECOND_NS)
+    run(liveness, 50 - known_s, 50, talking=ALL)
+    return liveness
+
+
+def test_whom_nobody_hears_is_missed_sooner_in_calm_times() -> None:
+    assert silent_together_s(regular(known_s=20), 50) == 2.0
+
+
+def test_who_fell_silent_with_another_is_missed_with_it() -> None:
+    """A partition: that the first of them is suspected is no reason for the others' silence."""
+    names = ("b", "c", "d", "e")
+    liveness, at_s, suspected = near(*names), 30.0, dict[str, float]()
+    run(liveness, 0, at_s, talking=names)
+    liveness.heard("c", int(30.2 * SECOND_NS))
+    while at_s < 33:
+        at_s += 0.25
+        for peer in ("d", "e"):
+            liveness.heard(peer, int(at_s * SECOND_NS))
+            silent_ms = dict.fromkeys(liveness.missed(), int((at_s - 30) * 1000))
+            tell(liveness, at_s, silent_ms, peer)
+        found = liveness.tick(int(at_s * SECOND_NS))
+        suspected |= {suspicion.peer_id: at_s for suspicion in found}
+    assert suspected == {"b": 32.0, "c": 32.25}
+
+
+def test_since_the_last_one_heard_it_counts() -> None:
+    assert silent_together_s(regular(known_s=20), 50, heard_by_c_s=0.25) == 2.25
+
+
+def test_the_shorter_a_peer_is_there_the_longer_it_is_given() -> None:
+    """Who came half of the time of calm ago is given half of what is added."""
+    assert silent_together_s(regular(known_s=4), 50) == 4, "as by silence alone"
+    times_s = [silent_together_s(regular(known_s=known_s), 50) for known_s in (8, 14, 17)]
+    assert 4 > times_s[0] > times_s[1] > times_s[2] > 2
+
+
+@pytest.mark.parametrize(("late_s", "noticed_s"), [(0.25, 2.75), (0.5, 3.5), (1.5, 5.0)])
+def test_the_later_this_peer_itself_was_the_longer_it_waits(
+    late_s: float, noticed_s: float
+) -> None:
+    liveness = regular(known_s=20)
+    late_ns = LAN_LIVENESS.punctual_ns + int(late_s * SECOND_NS)
+    for peer in ALL:
+        liveness.heard(peer, 50 * SECOND_NS + late_ns)
+    liveness.tick(50 * SECOND_NS + late_ns)
+    from_s = 50.5 + late_s
+    run(liveness, from_s - 0.25, from_s, talking=ALL)
+    assert silent_together_s(liveness, from_s) == noticed_s
+
+
+def test_who_is_late_for_others_too_is_given_three_times_its_longest_silence() -> None:
+    liveness = regular(known_s=20)
+    run(liveness, 50, 51, talking=("a", "c"))
+    run(liveness, 51, 70, talking=ALL)
+    assert silent_together_s(liveness, 70) == 3.75
+
+
+def test_without_fresh_words_of_half_of_the_others_silence_alone_counts() -> None:
+    def noticed_s(*tellers: str) -> float:
+        names = ("b", "c", "d", "e", "f")
+        liveness, at_s = near(*names), 30.0
+        run(liveness, 0, at_s, talking=names)
+        while not liveness.tick(int(at_s * SECOND_NS)):
+            at_s += 0.25
+            for peer in names[1:]:
+                liveness.heard(peer, int(at_s * SECOND_NS))
+            silent_ms = {"b": int((at_s - 30) * 1000)}
+            tell(liveness, at_s, silent_ms if "b" in liveness.missed() else {}, *tellers)
+        return at_s - 30
+
+    assert noticed_s("c", "d") == 2.0
+    assert noticed_s("c") == 2.5, "of four others one is too few"
+    assert noticed_s() == 2.5
+
+
+def test_all_are_asked_again_just_before_their_silence_counts() -> None:
+    liveness = near(*ALL)
+    run(liveness, 0, 30, talking=ALL)
+    run(liveness, 30, 31, talking=("a", "c"))
+    assert liveness.due_heartbeats(31 * SECOND_NS) == ALL
+    assert liveness.due_ns(31 * SECOND_NS) == 30 * SECOND_NS + SECOND_NS * 17 // 10
+    run(liveness, 31, 31.5, talking=("a", "c"))
+    liveness.due_heartbeats(31 * SECOND_NS + SECOND_NS // 2)
+    at_ns = 30 * SECOND_NS + SECOND_NS * 17 // 10
+    assert liveness.tick_early(at_ns) == []
+    assert liveness.due_heartbeats(at_ns) == ("a", "c")
+    tell(liveness, 31.75, {"b": 1750}, "a", "c")
+    assert liveness.due_ns(31 * SECOND_NS + SECOND_NS * 3 // 4) == 32 * SECOND_NS
+
+
+def test_between_networks_others_silence_is_no_evidence() -> None:
+    liveness = watching(*ALL)
+    run(liveness, 0, 50, talking=ALL)
+    assert silent_together_s(liveness, 50) == 5
 
 
 def test_what_falls_due_between_ticks_is_judged_then() -> None:
@@ -264,9 +391,6 @@ def silence_noticed_s(liveness: Liveness, from_s: float) -> float:
         at_s += 0.25
         assert at_s < from_s + 10
     return at_s + 0.25 - from_s
-
-
-ALL = ("a", "b", "c")
 
 
 def test_in_calm_times_a_regular_peer_is_missed_sooner() -> None:

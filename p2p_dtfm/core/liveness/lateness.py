@@ -5,6 +5,8 @@ and so do the answers of all others that share it: what looks like their silence
 lateness that lasts counts; on a machine with time to spare nothing changes.
 """
 
+from collections import deque
+
 SECOND_NS = 1_000_000_000
 PUNCTUAL_NS = SECOND_NS * 3 // 10
 """Ticks are a tenth of a second apart; what they are further apart than this, they were late."""
@@ -16,6 +18,7 @@ FEW = 8
 """So few wait no longer than ever: what one of them may take is known."""
 LONGEST = 4
 """No patience becomes more than so many times as long."""
+LAPSES_LIMIT = 64
 
 
 class Lateness:
@@ -36,3 +39,24 @@ class Lateness:
         """In a crowd: of 16 fellows who is half a second late on average waits twice as long."""
         late_ns = self._late_ns * fellows // FEW if fellows > FEW else 0
         return min(LONGEST * patience_ns, patience_ns + patience_ns * late_ns // SECOND_NS)
+
+
+class Lapses:
+    """How late this peer's own loop was at worst, lately: on a machine that others share, or that
+    is like theirs, their loops may be as late."""
+
+    def __init__(self, lately_ns: int) -> None:
+        self._lately_ns = lately_ns
+        self._late_ns: deque[tuple[int, int]] = deque(maxlen=LAPSES_LIMIT)
+        """When, and by how much; of those within a while only such as no later one exceeds."""
+
+    def note(self, late_ns: int, now_ns: int) -> None:
+        """It came round so much too late."""
+        while self._late_ns and self._late_ns[-1][1] <= late_ns:
+            self._late_ns.pop()
+        self._late_ns.append((now_ns, late_ns))
+
+    def longest_ns(self, now_ns: int) -> int:
+        """0: it was punctual."""
+        recent = (late_ns for at_ns, late_ns in self._late_ns if now_ns - at_ns < self._lately_ns)
+        return next(recent, 0)

@@ -9,13 +9,17 @@ its work is judged from who owes what to whom (`core.liveness.stalls`).
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from p2p_dtfm.core.liveness.lateness import Lateness
-from p2p_dtfm.core.liveness.rhythm import SECOND_NS, Rhythm
-from p2p_dtfm.core.liveness.second_hand import MILLISECOND_NS, SecondHand
+from p2p_dtfm.core.liveness.lateness import Lapses, Lateness
+from p2p_dtfm.core.liveness.rhythm import FEWEST_SLOTS, KNOWN_SLOTS, SECOND_NS, Rhythm
+from p2p_dtfm.core.liveness.second_hand import MILLISECOND_NS, TELLERS, SecondHand
 from p2p_dtfm.core.messages.message_bounds import MISSED_LIMIT
 
 CALM_NS = 10 * SECOND_NS
 """So long this peer was not late, and nobody came, went or was suspected: then times are calm."""
+ASKED_BEFORE_NS = SECOND_NS * 3 // 10
+"""So long before all others' silence would be evidence they are asked once more."""
+LATE_FACTOR = 3
+"""So many times what this peer's own loop was late by is added: others' may be as late."""
 THIN_ABOVE = 8
 """Who has more fellows speaks to each less often, so that it says as much a second in all,"""
 THINNEST = 16
@@ -44,6 +48,9 @@ class LivenessTiming:
     """What two ticks are further apart, this peer's own loop was late: as much less it judges."""
     sleep_ns: int
     """A longer time between two ticks means that this peer itself was asleep."""
+    together_ns: int = 0
+    """Since so long nobody has heard it, as all say that are asked: evidence, though a silence
+    here would be none yet; later in times that are not calm. 0: that is never judged."""
 
 
 LAN_LIVENESS = LivenessTiming(
@@ -51,6 +58,7 @@ LAN_LIVENESS = LivenessTiming(
     silence_ns=5 * SECOND_NS,
     least_silence_ns=4 * SECOND_NS,
     calm_silence_ns=SECOND_NS * 5 // 2,
+    together_ns=2 * SECOND_NS,
     missed_ns=SECOND_NS,
     cut_ns=SECOND_NS * 3 // 2,
     reset_ns=SECOND_NS * 3 // 4,
@@ -93,7 +101,11 @@ class _Watched:
     """A heartbeat is due at once."""
     suspected: bool = False
     missed: bool = False
-    """Fellows were asked of it."""
+    """Fellows were asked of it,"""
+    missed_again: bool = False
+    """and once more, before their silence is evidence."""
+    settled_from_ns: int = 0
+    """As it was when it was missed: whom others are suspected with later is no slower for that."""
     rhythm: Rhythm = field(default_factory=Rhythm)
 
 
@@ -106,8 +118,11 @@ class Liveness:
         self._second_hand = SecondHand()
         self._lateness = Lateness()
         self._last_tick_ns: int | None = None
+        self._lapses = Lapses(CALM_NS)
         self._fellows = 0
         self._calm_from_ns = 0
+        self._settled_from_ns = 0
+        """The same, whether or not this peer itself was late."""
         self._late_until_ns = 0
         """What is heard before then may have been said while this peer's own loop stood still."""
 
@@ -122,7 +137,7 @@ class Liveness:
         wanted = set(peers)
         self._fellows = len(wanted) if fellows is None else fellows
         if wanted != self._watched.keys():
-            self._calm_from_ns = now_ns + CALM_NS
+            self._unsettle(now_ns)
         for peer_id in set(self._watched) - wanted:
             del self._watched[peer_id]
         for peer_id in wanted - set(self._watched):
@@ -141,7 +156,7 @@ class Liveness:
             watched.is_refused = False
             watched.suspected = False
             if watched.missed:
-                watched.missed = False
+                watched.missed = watched.missed_again = False
                 self._second_hand.is_heard(peer_id)
 
     def stream_reset(self, peer_id: str, now_ns: int, is_refused: bool = False) -> None:
@@ -168,7 +183,8 @@ class Liveness:
         if (watched := self._watched.get(sender)) is None:
             return
         ours = self._watched.keys() - {sender}
-        if self._second_hand.asks(sender, ours & set(missed), now_ns):
+        is_new = self._second_hand.asks(sender, asked := ours & set(missed), now_ns)
+        if is_new or (asked and now_ns - watched.said_ns >= ASKED_BEFORE_NS):
             watched.asked = True
         told = {name: since_ms for name, since_ms in silent_ms.items() if name in ours}
         self._second_hand.told(sender, told, now_ns)
@@ -180,6 +196,8 @@ class Liveness:
 
     def silent_ms(self, now_ns: int) -> dict[str, int]:
         """For how long whom somebody misses has not been heard here."""
+        if self._is_late(now_ns):  # what they have said meanwhile is still to be read
+            return {}
         wanted = self._second_hand.wanted(now_ns)
         silent_ns = {
             name: now_ns - watched.truly_heard_ns
@@ -216,6 +234,7 @@ class Liveness:
         if late_ns > 0:
             self._late_until_ns = now_ns + self._timing.punctual_ns
             self._calm_from_ns = now_ns + CALM_NS
+            self._lapses.note(late_ns, now_ns)
             for watched in self._watched.values():
                 watched.heard_ns = min(now_ns, watched.heard_ns + late_ns)
                 if watched.reset_ns is not None:
@@ -245,6 +264,7 @@ class Liveness:
         if timing.cut_ns and not watched.missed:
             missed_ns = self._patience_ns(self._thinned_ns(timing.missed_ns))
             due_ns = min(due_ns, watched.heard_ns + missed_ns)
+        due_ns = min(due_ns, self._together_due_ns(peer_id, watched, now_ns) or due_ns)
         if watched.reset_ns is not None:
             patience_ns = self._patience_ns(timing.reset_ns)
             broken_ns = min(timing.refused_ns, patience_ns) if watched.is_refused else patience_ns
@@ -258,9 +278,12 @@ class Liveness:
             reason = "" if watched.suspected else self._judge(peer_id, watched, now_ns)
             if reason:
                 watched.suspected = True
-                self._calm_from_ns = now_ns + CALM_NS
+                self._unsettle(now_ns)
                 found.append(Suspicion(peer_id, reason))
         return found
+
+    def _unsettle(self, now_ns: int) -> None:
+        self._calm_from_ns = self._settled_from_ns = now_ns + CALM_NS
 
     def _is_late(self, now_ns: int) -> bool:
         """Whether what is heard now may be old."""
@@ -274,9 +297,18 @@ class Liveness:
         missed_ns = now_ns - self._patience_ns(self._thinned_ns(self._timing.missed_ns))
         newly = [it for it in self._watched.values() if it.heard_ns <= missed_ns and not it.missed]
         for watched in newly:
-            watched.missed = True
-        if newly:
+            watched.missed, watched.settled_from_ns = True, self._settled_from_ns
+        again = [it for it in self._watched.values() if self._is_to_be_missed_again(it, now_ns)]
+        for watched in again:
+            watched.missed_again = True
+        if newly or again:
             self.doubt(name for name, watched in self._watched.items() if not watched.missed)
+
+    def _is_to_be_missed_again(self, watched: _Watched, now_ns: int) -> bool:
+        if watched.missed_again or watched.suspected or not watched.missed:
+            return False
+        bound_ns = self._together_bound_ns(watched, now_ns)
+        return bound_ns > 0 and now_ns - watched.heard_ns >= bound_ns - ASKED_BEFORE_NS
 
     def _thinned_ns(self, apart_ns: int) -> int:
         """Who is one of many says less to each, and misses each later."""
@@ -294,6 +326,49 @@ class Liveness:
         least_ns = timing.calm_silence_ns if is_calm else timing.least_silence_ns
         return watched.rhythm.bound_ns(least_ns, timing.silence_ns)
 
+    def _together_bound_ns(self, watched: _Watched, now_ns: int) -> int:
+        """So long since anybody heard it, while all are asked, is evidence; 0: no time is. What
+        speaks for a living peer that is slow adds to it: somebody came or went lately, it is not
+        known for long, or this peer's own loop was late."""
+        timing, known_slots = self._timing, watched.rhythm.known_slots
+        if not timing.together_ns or known_slots < FEWEST_SLOTS:
+            return 0
+        doubt_ns = timing.least_silence_ns - timing.together_ns
+        settled_from_ns = watched.settled_from_ns if watched.missed else self._settled_from_ns
+        unsettled_ns = max(0, settled_from_ns - now_ns) * doubt_ns // CALM_NS
+        unknown_ns = (KNOWN_SLOTS - known_slots) * doubt_ns // (KNOWN_SLOTS - FEWEST_SLOTS)
+        late_ns = LATE_FACTOR * self._lapses.longest_ns(now_ns)
+        least_ns = self._thinned_ns(timing.together_ns) + unsettled_ns + unknown_ns + late_ns
+        return self._patience_ns(
+            watched.rhythm.bound_ns(least_ns, max(least_ns, timing.silence_ns))
+        )
+
+    def _heard_by_any_ns(self, peer_id: str, watched: _Watched, now_ns: int) -> int | None:
+        """When anybody heard it last, where at least half of those that are heard here have just
+        said when they did."""
+        others = sum(not it.missed for it in self._watched.values())
+        if not watched.missed or not others:
+            return None
+        needed = max(min(TELLERS, others), (others + 1) // 2)
+        return self._second_hand.heard_by_any_ns(peer_id, watched.heard_ns, needed, now_ns)
+
+    def _together_due_ns(self, peer_id: str, watched: _Watched, now_ns: int) -> int | None:
+        """When others are asked once more, or their silence is evidence."""
+        bound_ns = self._together_bound_ns(watched, now_ns)
+        if not bound_ns or not watched.missed:
+            return None
+        if not watched.missed_again:
+            return watched.heard_ns + bound_ns - ASKED_BEFORE_NS
+        heard_ns = self._heard_by_any_ns(peer_id, watched, now_ns)
+        return None if heard_ns is None else heard_ns + bound_ns
+
+    def _is_silent_together(self, peer_id: str, watched: _Watched, now_ns: int) -> bool:
+        bound_ns = self._together_bound_ns(watched, now_ns)
+        if not bound_ns or now_ns - watched.heard_ns < bound_ns:
+            return False
+        heard_ns = self._heard_by_any_ns(peer_id, watched, now_ns)
+        return heard_ns is not None and now_ns - heard_ns >= bound_ns
+
     def _judge(self, peer_id: str, watched: _Watched, now_ns: int) -> str:
         timing = self._timing
         silent_ns = now_ns - watched.heard_ns
@@ -301,6 +376,8 @@ class Liveness:
         cut_ns = self._patience_ns(self._thinned_ns(timing.cut_ns))
         if timing.cut_ns and elsewhere_ns - watched.heard_ns >= cut_ns:
             return f"nothing heard for {silent_ns / SECOND_NS:.1f} s, while others hear it"
+        if self._is_silent_together(peer_id, watched, now_ns):
+            return f"nothing heard for {silent_ns / SECOND_NS:.1f} s, by others neither"
         if silent_ns >= self._patience_ns(self._bound_ns(watched, now_ns)):
             return f"nothing heard for {silent_ns / SECOND_NS:.1f} s"
         if watched.reset_ns is None:

@@ -36,8 +36,13 @@ class Rhythm:
         self._longest_ns.append((slot, silent_ns))
 
     @property
+    def known_slots(self) -> int:
+        """So many seconds it was heard in, up to `KNOWN_SLOTS`."""
+        return min(KNOWN_SLOTS, len(self._longest_ns))
+
+    @property
     def is_known(self) -> bool:
-        return len(self._longest_ns) >= KNOWN_SLOTS
+        return self.known_slots == KNOWN_SLOTS
 
     def bound_ns(self, least_ns: int, most_ns: int) -> int:
         """A silence that is longer is evidence."""

@@ -13,6 +13,8 @@ from p2p_dtfm.core.messages.message_bounds import MISSED_LIMIT
 MILLISECOND_NS = 1_000_000
 ASKED_NS = 3 * SECOND_NS
 """So long a question stands."""
+FRESH_NS = SECOND_NS * 3 // 4
+"""Who has answered within so long would have said if it had heard who is missed."""
 TELLERS = 2
 """Whose word counts, where there are as many: one alone may lie."""
 
@@ -24,7 +26,9 @@ class SecondHand:
         self._asked: dict[str, tuple[frozenset[str], int]] = {}
         """By who asks: whom it misses, and when it said so."""
         self._heard_ns: dict[str, dict[str, int]] = {}
-        """Of whom is missed, by who said so: when it was heard there last, on this peer's clock."""
+        """Of whom is missed, by who said so: when it was heard there last, on this peer's clock;"""
+        self._told_ns: dict[str, dict[str, int]] = {}
+        """and when it said so."""
 
     def asks(self, sender: str, missed: Collection[str], now_ns: int) -> bool:
         """Whether it misses somebody that it did not miss before: then it is answered at once."""
@@ -48,6 +52,7 @@ class SecondHand:
         for name, since_ms in silent_ms.items():
             heard_ns = self._heard_ns.setdefault(name, {})
             heard_ns[teller] = max(heard_ns.get(teller, 0), now_ns - since_ms * MILLISECOND_NS)
+            self._told_ns.setdefault(name, {})[teller] = now_ns
 
     def heard_elsewhere_ns(self, name: str, others: int) -> int:
         """When it was heard last where `TELLERS` of the `others` say so, or all of fewer; 0: not
@@ -56,15 +61,33 @@ class SecondHand:
         needed = max(1, min(TELLERS, others))
         return told[needed - 1] if len(told) >= needed else 0
 
+    def heard_by_any_ns(
+        self, name: str, heard_here_ns: int, needed: int, now_ns: int
+    ) -> int | None:
+        """When anybody heard it last; None where not `needed` others have just said when they did.
+        Their words may make a silence shorter than it is here, never longer."""
+        told_ns = self._told_ns.get(name, {}).values()
+        if sum(now_ns - at_ns <= FRESH_NS for at_ns in told_ns) < needed:
+            return None
+        return max(heard_here_ns, *self._heard_ns[name].values())
+
     def is_heard(self, name: str) -> None:
         """Here, again: what others hear of it is of no use any more."""
         self._heard_ns.pop(name, None)
+        self._told_ns.pop(name, None)
 
     def keep(self, watched: Collection[str]) -> None:
         """Forget all but these."""
         self._asked = {name: asked for name, asked in self._asked.items() if name in watched}
-        self._heard_ns = {
-            name: {teller: at_ns for teller, at_ns in heard_ns.items() if teller in watched}
-            for name, heard_ns in self._heard_ns.items()
-            if name in watched
-        }
+        self._heard_ns = _of_these(self._heard_ns, watched)
+        self._told_ns = _of_these(self._told_ns, watched)
+
+
+def _of_these(
+    times_ns: dict[str, dict[str, int]], watched: Collection[str]
+) -> dict[str, dict[str, int]]:
+    return {
+        name: {teller: at_ns for teller, at_ns in by_teller.items() if teller in watched}
+        for name, by_teller in times_ns.items()
+        if name in watched
+    }

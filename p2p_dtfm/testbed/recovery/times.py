@@ -72,7 +72,7 @@ def recovery_times(
     for fault, span in zip(faults, spans, strict=True):
         is_stuck = _nobody_had_a_plan(histories, fault)
         could_not_go_on += is_stuck
-        stall_s = _stall_s(commits, fault.ended_s if is_stuck else fault.began_s, span[1])
+        stall_s = longest_without_s(commits, fault.ended_s if is_stuck else fault.began_s, span[1])
         times_s = max(0.0, stall_s - usual_s)
         all_s.setdefault(fault.kind, []).append(times_s)
         together = sum(span[0] <= other[1] and other[0] <= span[1] for other in spans) > 1
@@ -95,7 +95,7 @@ def _span(commits: Commits, fault: Inflicted) -> tuple[float, float]:
     return fault.began_s, max(fault.began_s, last_s)
 
 
-def _stall_s(commits: Commits, from_s: float, to_s: float) -> float:
+def longest_without_s(commits: Commits, from_s: float, to_s: float) -> float:
     """The longest time without a commit between these times."""
     times_s = [from_s, *(time_s for _, time_s in commits if from_s < time_s <= to_s)]
     return max((after - before for before, after in pairwise(times_s)), default=0.0)

@@ -77,7 +77,9 @@ class VirtualNetwork:
         if not answer.done():
             raise Unreachable(peer_id, f"no connection within {deadline_s:g} s")
         if not answer.result():
-            raise Unreachable(peer_id, "failed to dial: connection refused")
+            raise Unreachable(
+                peer_id, f"failed to dial: * [{self.address_of(peer_id)}] connection refused"
+            )
 
     def part(self, one: str, other: str) -> None:
         """Whoever still lives at either end finds out at once, or when the link lets it."""

@@ -1,0 +1,282 @@
+"""How long one fault holds up eight daemons, exactly: in virtual time no other load takes part.
+
+`python -m p2p_dtfm.testbed.virtual.recoveries --seeds 0-2 [--kinds kill pause] [--loaded SECONDS]`
+
+Each seed founds a swarm of small machines in one room, so that pipelines have several stages, lets
+it train for a while and does one fault of each kind to whom it draws. With `--loaded` the event
+loops of all stand still now and then, for up to so long, as on machines that do other things; the
+kind `none` shows whom they call dead then although nothing is done to anybody.
+"""
+
+import argparse
+import asyncio
+import logging
+import random
+import re
+import statistics
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from p2p_dtfm.sim.faults.agreement_seeds import seeds_of
+from p2p_dtfm.testbed.recovery.phases import PHASES, phases_of
+from p2p_dtfm.testbed.recovery.times import (
+    Inflicted,
+    commits_of,
+    longest_without_s,
+    usual_step_s,
+)
+from p2p_dtfm.testbed.virtual.peer import Peer
+from p2p_dtfm.testbed.virtual.process import PROCESS
+from p2p_dtfm.testbed.virtual.seeds.player import leave_alone_what_is_loaded, memory_disk
+from p2p_dtfm.testbed.virtual.seeds.playing import SMALL_GIB
+from p2p_dtfm.testbed.virtual.seeds.run import make_run
+from p2p_dtfm.testbed.virtual.swarm import Swarm, play
+
+NAMES = "abcdefgh"
+FLOPS_PER_S = 50_000_000
+"""Of each machine: steps of this run then take about a third of a second."""
+STEPS = 4000
+QUIET_S = (8.0, 28.0)
+"""Training goes on so long before the fault: sometimes who is regular is known, sometimes not."""
+LASTS_S = 8.0
+WATCHED_S = 12.0
+"""From the fault on."""
+LEAST_STILL_S = 0.1
+APART_S = (0.2, 3.0)
+"""Between two times that a loaded machine's loop stands still."""
+
+
+@dataclass
+class Recovery:
+    """What came of one fault."""
+
+    kind: str
+    seed: int
+    held_up_s: float
+    """The longest time without a commit, less a usual step."""
+    usual_step_s: float
+    phases_s: dict[str, float]
+    wrongly_accused: list[str] = field(default_factory=list)
+    """What was said of peers to which nothing was done."""
+
+
+Done = tuple[Sequence[Peer], Callable[[], object]]
+"""To whom a fault was done, and what ends it."""
+
+
+class Fault:
+    """Of one kind, to whom chance says."""
+
+    def __init__(self, swarm: Swarm, draws: random.Random) -> None:
+        self._swarm = swarm
+        self._draws = draws
+        self.kinds: dict[str, Callable[[], Done]] = {
+            "kill": self._kill,
+            "pause": self._pause,
+            "machine stops": self._cut_off,
+            "one-way cut": lambda: self._cut(both_ways=False),
+            "cut": lambda: self._cut(both_ways=True),
+            "partition": self._part,
+            "none": lambda: ((), lambda: None),
+        }
+
+    def _stages(self) -> list[list[Peer]]:
+        """Of each pipeline, in the order of its layers."""
+        api = next(peer.daemon.status_api for peer in self._swarm.peers if peer.daemon)
+        assert api is not None
+        by_id = {peer.peer_id: peer for peer in self._swarm.peers}
+        plan: Any = api.plan_json()["plan"]
+        return [[by_id[it["peer_id"]] for it in line["stages"]] for line in plan["pipelines"]]
+
+    def _holder(self) -> Peer:
+        return self._draws.choice([peer for line in self._stages() for peer in line])
+
+    def _kill(self) -> Done:
+        peer = self._holder()
+        self._swarm.kill(peer)
+        return (peer,), lambda: None
+
+    def _pause(self) -> Done:
+        peer = self._holder()
+        self._swarm.pause(peer)
+        return (peer,), lambda: self._swarm.resume(peer)
+
+    def _cut_off(self) -> Done:
+        """For good; nobody's connections to it end."""
+        peer = self._holder()
+        for other in self._swarm.peers:
+            if other is not peer:
+                self._swarm.cut(peer, other)
+        return (peer,), lambda: None
+
+    def _cut(self, both_ways: bool) -> Done:
+        pairs = [pair for line in self._stages() for pair in pairwise(line)]
+        one, other = self._draws.choice(pairs or [tuple(self._swarm.peers[:2])])
+        self._swarm.cut(one, other, both_ways)
+        return (one, other), lambda: self._swarm.mend(one, other)
+
+    def _part(self) -> Done:
+        line = self._draws.choice(self._stages())  # the others can go on, if they are a pipeline
+        side = self._draws.sample(line, min(2, len(line)))
+        rest = [peer for peer in self._swarm.peers if peer not in side]
+        pairs = [(one, other) for one in side for other in rest]
+        for pair in pairs:
+            self._swarm.cut(*pair)
+
+        def unite() -> None:
+            for pair in pairs:
+                self._swarm.mend(*pair)
+
+        return self._swarm.peers, unite
+
+
+def recovery_of(kind: str, seed: int, run: Path, folder: Path, loaded_s: float = 0.0) -> Recovery:
+    """One world, one fault."""
+    draws = random.Random(f"recovery {kind} {seed}")
+
+    async def scene(swarm: Swarm) -> Recovery:
+        await _begin(swarm, run)
+        if loaded_s:
+            for peer in swarm.peers:
+                _load(swarm, peer, loaded_s, random.Random(f"{seed} {peer.name}"))
+        await asyncio.sleep(draws.uniform(*QUIET_S))
+        with _accusations() as said:
+            began_s = swarm.now_s
+            struck, end = Fault(swarm, draws).kinds[kind]()
+            await asyncio.sleep(LASTS_S)
+            end()
+            await asyncio.sleep(WATCHED_S - LASTS_S)
+        return _judged(swarm, kind, seed, struck, began_s, said)
+
+    return play(seed, folder, scene)
+
+
+async def _begin(swarm: Swarm, run: Path) -> None:
+    swarm.memory_gib, swarm.network.links.are_near = SMALL_GIB, True
+    founder = swarm.peer(NAMES[0], run=str(run), expect_peers=len(NAMES))
+    swarm.start(founder)
+    await swarm.until(lambda: founder.has_run, "the run is founded", 60)
+    for name in NAMES[1:]:
+        swarm.start(swarm.peer(name, initial_peers=(swarm.address(founder),)))
+    for peer in swarm.peers:
+        peer.flops_per_s = FLOPS_PER_S
+    await swarm.until(lambda: founder.step() >= 0, "a step of all", 120)
+
+
+def _load(swarm: Swarm, peer: Peer, longest_s: float, draws: random.Random) -> None:
+    """Half of the time something else runs for a tenth of a second, now and then for long."""
+
+    def stand_still() -> None:
+        share = draws.random() ** 3
+        still_s = LEAST_STILL_S + share * max(0.0, longest_s - LEAST_STILL_S)
+        if peer.process is not None and not peer.process.is_dead:
+            peer.process.stall(int(still_s * 1e9))
+        swarm.loop.call_later(still_s + draws.uniform(*APART_S), stand_still)
+
+    swarm.loop.call_later(draws.uniform(*APART_S), stand_still)
+
+
+@contextmanager
+def _accusations() -> Iterator[list[tuple[str, str]]]:
+    """Who says of whom that it is out of reach, or holds up a step."""
+    said: list[tuple[str, str]] = []
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            process, text = PROCESS.get(), record.getMessage()
+            if process is not None and (found := re.search(r"cannot reach (\S+): (.*)", text)):
+                at_s = process.monotonic_ns() / 1e9
+                said.append((found[1], f"{at_s:.2f} {process.name}: {found[2]}"))
+
+    log, listener = logging.getLogger("p2p_dtfm"), Listener()
+    level, log.propagate = log.level, False
+    log.setLevel(logging.INFO)
+    log.addHandler(listener)
+    try:
+        yield said
+    finally:
+        log.removeHandler(listener)
+        log.setLevel(level)
+
+
+def _judged(
+    swarm: Swarm,
+    kind: str,
+    seed: int,
+    struck: Sequence[Peer],
+    began_s: float,
+    said: Sequence[tuple[str, str]],
+) -> Recovery:
+    histories = {peer.name: [_by_the_world(it) for it in peer.events()] for peer in swarm.peers}
+    commits = commits_of(histories)
+    usual_s = usual_step_s([commit for commit in commits if commit[1] < began_s])
+    gone = () if kind == "partition" else tuple(peer.name for peer in struck)
+    fault = Inflicted(kind, gone, 0, began_s, began_s + LASTS_S)
+    named = {peer.peer_id for peer in struck}
+    names = {peer.peer_id: peer.name for peer in swarm.peers}
+    return Recovery(
+        kind,
+        seed,
+        max(0.0, longest_without_s(commits, began_s, swarm.now_s) - usual_s),
+        usual_s,
+        phases_of(histories, commits, fault),
+        [f"{names.get(whom, whom)} by {text}" for whom, text in said if whom not in named],
+    )
+
+
+def _by_the_world(event: dict[str, Any]) -> dict[str, Any]:
+    """With all its times on one clock."""
+    ahead_s = event["time_s"] - event["at_s"]
+    marks = ("stopped_s", "gathered_s", "planned_s")
+    return (
+        event
+        | {name: event[name] - ahead_s for name in marks if name in event}
+        | {"time_s": event["at_s"]}
+    )
+
+
+def _line(recovery: Recovery) -> str:
+    phases = ", ".join(f"{name} {recovery.phases_s.get(name, 0.0):.2f}" for name in PHASES)
+    head = f"{recovery.kind} {recovery.seed}: {recovery.held_up_s:.2f} s"
+    lines = [f"{head} over {recovery.usual_step_s:.2f} s ({phases})"]
+    return "\n".join(lines + [f"    WRONG: {text}" for text in recovery.wrongly_accused])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=seeds_of, default=range(3), help="such as 0-9")
+    parser.add_argument("--kinds", nargs="+", default=[])
+    parser.add_argument("--loaded", type=float, default=0.0, metavar="SECONDS")
+    options = parser.parse_args()
+    leave_alone_what_is_loaded()
+    found: dict[str, list[Recovery]] = {}
+    with tempfile.TemporaryDirectory(dir=memory_disk()) as scratch:
+        run = make_run(Path(scratch), STEPS, saves_every_steps=STEPS)
+        kinds = options.kinds or [
+            "kill",
+            "pause",
+            "machine stops",
+            "one-way cut",
+            "cut",
+            "partition",
+        ]
+        for seed in options.seeds:
+            for kind in kinds:
+                with tempfile.TemporaryDirectory(dir=memory_disk()) as home:
+                    it = recovery_of(kind, seed, run, Path(home), options.loaded)
+                found.setdefault(kind, []).append(it)
+                print(_line(it), flush=True)
+    for kind, recoveries in found.items():
+        times_s = [it.held_up_s for it in recoveries]
+        wrong = sum(bool(it.wrongly_accused) for it in recoveries)
+        median_s, worst_s = statistics.median(times_s), max(times_s)
+        print(f"{kind}: {median_s:.2f} s, worst {worst_s:.2f}, wrongly accused in {wrong}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""What a liar signs is not what it has computed, from its first lie on and not before."""
+
+import asyncio
+from typing import Any
+
+import msgspec
+import numpy
+import pytest
+
+from p2p_dtfm.core.messages.prepared import Prepared
+from p2p_dtfm.core.protocol.canonical import decode
+from p2p_dtfm.core.protocol.snapshot import ViewId
+from p2p_dtfm.daemon.step.step_reduction import _Courses
+from p2p_dtfm.daemon.trainer import step_loop
+from p2p_dtfm.net.streams.frames import FrameKind
+from p2p_dtfm.testbed.lies import in_sums, in_words
+from p2p_dtfm.testbed.lies.daemon import INSTALLED
+from p2p_dtfm.testbed.lies.lie import Lie
+
+HONEST = Prepared(
+    view=ViewId(1, "00" * 32),
+    step=5,
+    peer_id="z",
+    squared_norms={0: 2.0},
+    loss_sum=3.0,
+    token_count=64,
+    held_out_loss_sum=4.0,
+    held_out_token_count=64,
+    ready_for=None,
+    base="ab" * 32,
+    states={1: bytes([1]) * 16},
+)
+CHANGED = {
+    "norm": {"squared_norms": {0: 4.0}},
+    "loss": {"loss_sum": 6.0},
+    "held-out": {"held_out_loss_sum": 8.0},
+    "count": {"token_count": 128},
+    "digest": {"states": {1: bytes(16)}},
+    "lineage": {"base": "00" * 32},
+}
+
+
+@pytest.fixture
+def put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A liar's process is changed for good, that of the tests is not."""
+
+    def put(owner: Any, name: str, made: Any) -> None:
+        monkeypatch.setattr(owner, name, made)
+
+    for module in (in_words, in_sums):
+        monkeypatch.setattr(module, "put", put)
+
+
+@pytest.mark.parametrize("kind", sorted(CHANGED))
+def test_a_signed_lie_is_in_one_field(kind: str, put_back: None) -> None:
+    INSTALLED[kind](Lie(kind, 5))
+    before = msgspec.structs.replace(HONEST, step=4)
+    for prepared, changed in ((before, {}), (HONEST, CHANGED[kind])):
+        signed = step_loop.sign_prepared(prepared, lambda payload: b"")  # type: ignore[attr-defined]
+        assert decode(signed.payload, Prepared) == msgspec.structs.replace(prepared, **changed)
+
+
+class Sent:
+    """What went out of a reduction, by receiver."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, list[float]] = {}
+
+    def header(self, *what: Any) -> None: ...
+
+    def send_later(self, peer_id: str, lane: str, header: None, payload: bytes) -> None:
+        self.values[peer_id] = numpy.frombuffer(payload, dtype="<f4").tolist()
+
+
+@pytest.mark.parametrize(
+    "kind, sent_kind, told",
+    [
+        ("part", FrameKind.GRADIENT_PART, {"a": [-1.0], "b": [-1.0]}),
+        ("part", FrameKind.GRADIENT_SUM, {"a": [1.0], "b": [1.0]}),
+        ("unlike-sums", FrameKind.GRADIENT_SUM, {"a": [1.1], "b": [1.2]}),
+    ],
+)
+def test_what_others_are_sent(
+    kind: str, sent_kind: FrameKind, told: dict[str, list[float]], put_back: None
+) -> None:
+    INSTALLED[kind](Lie(kind, 5))
+    for step, expected in ((4, dict.fromkeys(told, [1.0])), (5, told)):
+        sent = Sent()
+        courses = _Courses(None, sent, step, 0, "fp32")  # type: ignore[arg-type]
+        for peer_id in told:
+            payload = numpy.float32([1.0]).tobytes()
+            asyncio.run(courses.send(peer_id, sent_kind, 0, 1, payload))
+        for peer_id, values in expected.items():
+            assert sent.values[peer_id] == pytest.approx(values)

@@ -148,7 +148,7 @@ class Stalls:
         if mine.computes or mine.fetches:
             return []
         walk = _Walk(self._me, mine, self._said, possible, handed)
-        for lack in mine.lacks:
+        for lack in sorted(mine.lacks, key=lambda lack: lack.kind is not Kind.PART):
             walk.follow(lack, mine.step)
         if not walk.found:
             return [_Found(peer_id, in_circle=True) for peer_id in sorted(walk.owing)]
@@ -242,6 +242,9 @@ class _Walk:
             if may_wait(owed.kind, lack.kind, both_in_one_step=work.step == step)
             and self._possible.allow(owed.peer_id, lack)
         ]
+        if work.step == step and owed in self._mine.lacks and owed.kind is Kind.PART:
+            # that it has not come this peer knows by itself: no reduction holds up a part of it
+            lacks = [lack for lack in lacks if lack.kind not in (Kind.PART, Kind.SUM)]
         of_others = [lack for lack in lacks if self._is_reason(lack, work.step)]
         if not of_others:
             of_me = [lack for lack in lacks if lack.peer_id == self._me]

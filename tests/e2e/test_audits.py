@@ -11,6 +11,7 @@ from p2p_dtfm.testbed.lies.played import MODULE
 from p2p_dtfm.testbed.local_swarm import Child, LocalSwarm
 from tests.e2e.helpers import logged, step_of, wait_until, write_spec
 from tests.e2e.parity import assert_equals_the_plain_loop
+from tests.e2e.test_bars import barred
 from tests.e2e.test_liars import swarm
 
 AUDIT = {"audit": {"rate": 1.0}}
@@ -45,6 +46,23 @@ def play(directory: Path, data: Path, lie: Lie) -> None:
         assert not any(blamed(child, honest) for child in honest)
         wait_until(lambda: (honest[0].status() or {}).get("state") == "done", "the checkpoint")
     assert_equals_the_plain_loop(honest[0], STEPS)
+
+
+def test_two_liars_of_four_are_barred_one_after_the_other(
+    tmp_path: Path, prepared_data: Path
+) -> None:
+    """One leaves out a microbatch; of the three that stay one says another loss than it has."""
+    lies = {1: Lie("skipped", LIED_AT), 2: Lie("loss", LIED_AT + 8)}
+    with swarm(tmp_path, prepared_data, lies, STEPS, AUDIT) as (local, _):
+        first, *liars, last = local.children
+        wait_until(lambda: all(step_of(child) >= 0 for child in liars), "their first step")
+        lying = {(child.status() or {})["peer_id"] for child in liars}
+        wait_until(lambda: step_of(first) >= STEPS - 1, "the last step")
+        assert all(child.running for child in local.children)
+        assert barred(first) == barred(last) == lying
+        assert not any(blamed(child, [first, last]) for child in (first, last))
+        wait_until(lambda: (first.status() or {}).get("state") == "done", "the checkpoint")
+    assert_equals_the_plain_loop(first, STEPS)
 
 
 def blamed(child: Child, honest: list[Child]) -> bool:

@@ -84,7 +84,7 @@ def test_what_others_are_sent(
     kind: str, sent_kind: FrameKind, told: dict[str, list[float]], put_back: None
 ) -> None:
     INSTALLED[kind](Lie(kind, 5))
-    for step, expected in ((4, dict.fromkeys(told, [1.0])), (5, told)):
+    for step, expected in ((4, {peer_id: [1.0] for peer_id in told}), (5, told)):
         sent = Sent()
         courses = _Courses(None, sent, step, 0, "fp32")  # type: ignore[arg-type]
         for peer_id in told:

@@ -19,7 +19,7 @@ class Promise(NamedTuple):
 
     text: str
     within: int | None
-    """In which of its lying steps it is out at the latest; None: it stays in."""
+    """In which of its lying steps it is out at the latest; None: it need not be."""
     barred: bool = False
     spoils: str = ""
     """What is wrong afterwards, and nobody knows; nothing, where all works are audited."""
@@ -59,7 +59,7 @@ ONE_OF_TWO = Promise(
     None,
     costs_another=True,
 )
-ONLY_TIME = Promise("not found out, and costs nothing but time", None)
+ONLY_TIME = Promise("not found out by anybody, and costs nothing but time", None)
 BELIEVED = Promise(
     "not found out: what it says is believed", None, spoils="the held-out losses that all show"
 )

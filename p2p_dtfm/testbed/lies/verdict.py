@@ -103,9 +103,8 @@ def judge(promise: Promise, within: int | None, tolerance: float, verdict: LieVe
     say = verdict.violations.append
     for name, count in verdict.caught_after.items():
         if within is None:
-            if count is not None and not promise.costs_another:
-                say(f"{name} was left out, and is to be {promise.text}")
-        elif count is None:
+            continue
+        if count is None:
             say(f"{name} lied to the end")
         elif count > within:
             say(f"{name} was caught in its lying step {count}, later than in the {within}.")

@@ -63,6 +63,31 @@ def test_who_has_claimed_tensors_and_shows_none_is_blamed_and_who_is_not_reached
     assert told == [("poison", "denies"), ("trouble", "is far")]
 
 
+def test_what_is_withheld_is_told_at_once_and_not_when_all_is_computed_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Those that audit compute for unlike times, and are to blame it together."""
+
+    async def compute_for_ever(self: Judge, *work: object) -> None:
+        await asyncio.get_running_loop().create_future()
+
+    async def show_nothing(self: Judge, *wanted: object) -> None:
+        raise BlobUnavailable("0123", {"z": "blob 0123 is not here"}, {"z"})
+
+    monkeypatch.setattr(Judge, "_own", compute_for_ever)
+    monkeypatch.setattr(Judge, "_parts", show_nothing)
+    spec: Any = run_spec()
+    judge = Judge(spec, PLAN, None, {}, None, None)  # type: ignore[arg-type]
+    claims = {"a": claim("a")}
+
+    async def scene() -> None:
+        work = judge.work_of("a", (0, 1), None, 7, claims, {}, adds=True)  # type: ignore[arg-type]
+        with pytest.raises(BlobUnavailable):
+            await asyncio.wait_for(work, 5)
+
+    asyncio.run(scene())
+
+
 def test_who_could_not_audit_is_not_waited_for_and_nothing_is_disputed() -> None:
     book = ClaimBook(VIEW, PLAN, 1_000_000)
     book.step_begins(7)

@@ -1,5 +1,5 @@
-"""`p2p-dtfm chaos --lie`: each kind comes to what the design promises of it, and no honest member is
-barred or called a liar."""
+"""`p2p-dtfm chaos --lie`: each kind comes to what the design promises of it, and no honest member
+is barred or called a liar."""
 
 import json
 

@@ -6,6 +6,8 @@ from typing import Any
 
 import msgspec
 
+from p2p_dtfm.core.commit import judgement
+from p2p_dtfm.core.commit import step as transaction
 from p2p_dtfm.core.messages.prepared import Prepared, SignedPrepared, sign_prepared
 from p2p_dtfm.core.protocol.canonical import decode
 from p2p_dtfm.daemon.node import participant
@@ -37,6 +39,24 @@ def state_another_norm(lie: Lie) -> None:
     _state(lie, changed)
 
 
+def _say_and_believe(lie: Lie, changed: Callable[[Any], dict[str, Any]]) -> None:
+    """What it has computed itself: of what it says it makes its own lineage as well, or that would
+    tell the others a step later."""
+    honest, mine = step_loop.StepLoop._say_prepared, list[str]()
+
+    def say_prepared(self: Any, view: Any, step: int, local: Any, *rest: Any) -> None:
+        if lie.is_told(step):
+            local = dataclasses.replace(local, **changed(local))
+        mine[:] = [self._tools.me]
+        honest(self, view, step, local, *rest)
+
+    def fault_of(prepared: Prepared, *rest: Any) -> str:
+        return "" if prepared.peer_id in mine else judgement.fault_of(prepared, *rest)
+
+    put(step_loop.StepLoop, "_say_prepared", say_prepared)
+    put(transaction, "fault_of", fault_of)
+
+
 def state_another_loss(lie: Lie) -> None:
     """In its claim as well: or it would be out for stating what it has not claimed."""
     factor, honest = 1.0 + lie.strength, Audits._claim
@@ -47,12 +67,12 @@ def state_another_loss(lie: Lie) -> None:
         return await honest(self, here, local)
 
     put(Audits, "_claim", claim)
-    _state(lie, lambda prepared: {"loss_sum": prepared.loss_sum * factor})
+    _say_and_believe(lie, lambda local: {"loss_sum": local.loss_sum * factor})
 
 
 def state_another_held_out_loss(lie: Lie) -> None:
     factor = 1.0 + lie.strength
-    _state(lie, lambda prepared: {"held_out_loss_sum": prepared.held_out_loss_sum * factor})
+    _say_and_believe(lie, lambda local: {"held_out_loss_sum": local.held_out_loss_sum * factor})
 
 
 def count_one_more(lie: Lie) -> None:

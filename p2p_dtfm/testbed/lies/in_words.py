@@ -8,10 +8,11 @@ import msgspec
 
 from p2p_dtfm.core.commit import judgement
 from p2p_dtfm.core.commit import step as transaction
+from p2p_dtfm.core.messages.audit_messages import Claimed
 from p2p_dtfm.core.messages.prepared import Prepared, SignedPrepared, sign_prepared
 from p2p_dtfm.core.protocol.canonical import decode
 from p2p_dtfm.daemon.node import participant
-from p2p_dtfm.daemon.trainer import audits, step_loop
+from p2p_dtfm.daemon.trainer import step_loop
 from p2p_dtfm.daemon.trainer.audits import Audits
 from p2p_dtfm.testbed.lies.in_work import change_gradients
 from p2p_dtfm.testbed.lies.kinds import CONFESSES_AFTER
@@ -115,21 +116,27 @@ def confess_late(lie: Lie) -> None:
     _prove_oneself_a_liar(lambda step: step >= lie.from_step + CONFESSES_AFTER)
 
 
-def open_another_thing(lie: Lie) -> None:
+def _claim_otherwise(lie: Lie, changed: Callable[[Claimed], dict[str, Any]]) -> None:
     honest = Audits._claim
 
-    async def claim(self: Any, here: Any, local: Any) -> Any:
+    async def claim(self: Any, here: Any, local: Any) -> Claimed:
         said = await honest(self, here, local)
-        if lie.is_told(here.step):
-            return msgspec.structs.replace(said, opening=bytes(len(said.opening)))
-        return said
+        return msgspec.structs.replace(said, **changed(said)) if lie.is_told(here.step) else said
 
     put(Audits, "_claim", claim)
 
 
+def open_another_thing(lie: Lie) -> None:
+    _claim_otherwise(lie, lambda said: {"opening": bytes(len(said.opening))})
+
+
 def compute_like_nobody(lie: Lie) -> None:
     """By its word: so that nobody could compute it again."""
-    put(audits, "arithmetic_name", lambda device: "cpu-of-its-own")
+
+    def changed(said: Claimed) -> dict[str, Any]:
+        return {"share": msgspec.structs.replace(said.share, arithmetic="cpu-of-its-own")}
+
+    _claim_otherwise(lie, changed)
     change_gradients(lie)
 
 

@@ -41,7 +41,8 @@ FOLLOW_STEPS = 10
 EVALUATED_EVERY = 10
 RATES = 5
 """So many times as many steps as it takes on average until a liar is drawn."""
-START_S = 120.0
+START_S = 300.0
+"""Until all train, and while they wait for who withholds something."""
 STEP_S = 1.0
 """Of each daemon: all of them share one machine."""
 POLL_S = 0.2

@@ -88,7 +88,7 @@ _WORK = {
     ),
 }
 _SUMS = {
-    "sum": Kind("adds up so much too much, and tells all the same sum", BARRED, 1.0),
+    "sum": Kind("makes its sums larger by so many times, and tells all the same", BARRED, 1.0),
     "part": Kind("sends other gradients than it claims", LEFT_OUT),
     "unlike-sums": Kind("gives each other holder another sum", LEFT_OUT),
     "nan": Kind("sends gradients that are no numbers", LEFT_OUT),

@@ -183,10 +183,11 @@ def _until_step(first: Child, case: LieCase, verdict: LieVerdict) -> None:
 def _until_done(
     children: list[Child], honest: list[Child], case: LieCase, verdict: LieVerdict
 ) -> None:
-    """Till each that is honest has the last step and its checkpoint; no liar ends before."""
+    """Till each that is honest has the last step and its checkpoint. Who has no place then ends by
+    itself, as the run is complete; nobody else does."""
     end_s = time.monotonic() + case.limit_s
     while not all(_is_done(child) for child in honest):
-        if ended := [child.name for child in children if not child.running]:
+        if ended := [child.name for child in children if child.process.poll()]:
             verdict.violations.append(f"{', '.join(ended)} ended")
             break
         if time.monotonic() > end_s:
@@ -199,7 +200,7 @@ def _until_done(
 
 
 def _is_done(child: Child) -> bool:
-    return (child.status() or {}).get("state") == "done"
+    return child.process.poll() == 0 or (child.status() or {}).get("state") == "done"
 
 
 def _barred_by(child: Child) -> set[str]:

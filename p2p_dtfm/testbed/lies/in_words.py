@@ -76,8 +76,7 @@ def state_another_held_out_loss(lie: Lie) -> None:
     _say_and_believe(lie, lambda local: {"held_out_loss_sum": local.held_out_loss_sum * factor})
 
 
-def count_one_more(lie: Lie) -> None:
-    """It has at least one microbatch."""
+def count_twice(lie: Lie) -> None:
     _state(lie, lambda prepared: {"token_count": 2 * prepared.token_count})
 
 
@@ -160,7 +159,7 @@ IN_WORDS = {
     "unlike-norms": tell_each_another_norm,
     "loss": state_another_loss,
     "held-out": state_another_held_out_loss,
-    "count": count_one_more,
+    "count": count_twice,
     "digest": state_other_states,
     "lineage": state_another_lineage,
     "opening": open_another_thing,

@@ -109,7 +109,7 @@ _WORDS = {
     "held-out": Kind(
         "says that its held-out loss is larger by so many times", BELIEVED, 1.0, from_step=10
     ),
-    "count": Kind("counts a microbatch more than it has computed", LEFT_OUT),
+    "count": Kind("counts twice the tokens that it has computed", LEFT_OUT),
     "digest": Kind("says that its states are others than they are", LEFT_OUT, from_step=20),
     "lineage": Kind("says that it starts the step from another state", LEFT_OUT),
     "opening": Kind("opens something else than it was committed to", LEFT_OUT),

@@ -114,7 +114,10 @@ def judge(promise: Promise, within: int | None, tolerance: float, verdict: LieVe
     for peers, what in (
         (verdict.wrongly_left_out, "called liars, and is not"),
         (verdict.false_bars, "barred for nothing"),
-        ([] if promise.costs_another else verdict.honest_out, "out for a while, and has not lied"),
+        (
+            [] if promise.costs_another else verdict.honest_out,
+            "out for a while, and has not lied (or was too slow)",
+        ),
     ):
         if peers:
             say(f"{', '.join(peers)} {what}")

@@ -31,6 +31,7 @@ import msgspec
 
 from p2p_dtfm.core.consensus.actions import SECOND_NS, Timing, ViewAgreed
 from p2p_dtfm.core.messages.agreement_messages import AgreementMessage
+from p2p_dtfm.core.messages.on_the_wire import compressed
 from p2p_dtfm.core.messages.prepared import SignedPrepared
 from p2p_dtfm.core.protocol.canonical import encode, encode_for_wire
 from p2p_dtfm.core.protocol.errors import UserError
@@ -125,9 +126,10 @@ class ScenarioWorld(AgreementWorld):
         if not peer.alive or peer.gone:
             return
         if self._measured[0] is not message:
-            self._measured = message, len(encode_for_wire(message))
-            if self._measured[1] > LIMIT_BYTES:
-                raise Violation(f"a {type(message).__name__} of {self._measured[1]} bytes")
+            payload = encode_for_wire(message)
+            if len(payload) > LIMIT_BYTES:
+                raise Violation(f"a {type(message).__name__} of {len(payload)} bytes")
+            self._measured = message, len(compressed(message, payload))
         size = self._measured[1]
         self.message_count += 1
         self.byte_count += size

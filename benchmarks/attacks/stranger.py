@@ -66,7 +66,7 @@ class Stranger:
         heard: list[tuple[str, AgreementMessage]] = []
 
         async def answer(sender: str, body: bytes) -> bytes:
-            _, message = unpack(body)
+            _, message, _ = unpack(body)
             if isinstance(message, AGREEMENT):
                 heard.append((sender, message))
             return b""

@@ -108,7 +108,7 @@ class Daemon:
             return  # no number that goes over the line
         if len(body) > BODY_LIMIT_BYTES:
             return  # nor so much at once
-        _, heard = unpack(body)
+        _, heard, _ = unpack(body)
         gate = GateKeeper({OTHER})
         gate.attach(self._agreement, False)
         gate.require_message(OTHER, heard, len(body))

@@ -32,7 +32,7 @@ def test_all_messages_come_and_idle_workers_end(
         heard: list[int] = []
 
         async def hear(sender: str, body: bytes) -> bytes:
-            _, message = unpack(body)
+            _, message, _ = unpack(body)
             assert isinstance(message, Hello)
             heard.append(message.protocol_version)
             return b""
@@ -91,7 +91,7 @@ def test_what_is_not_answered_yet_is_not_said_again(tmp_path: Path) -> None:
         answer = asyncio.Event()
 
         async def hear(sender: str, body: bytes) -> bytes:
-            _, message = unpack(body)
+            _, message, _ = unpack(body)
             assert isinstance(message, Hello)
             heard.append(message.protocol_version)
             await answer.wait()
@@ -129,7 +129,7 @@ def test_nobody_waits_for_the_answer_to_an_earlier_message(
         answer = asyncio.Event()
 
         async def hear(sender: str, body: bytes) -> bytes:
-            _, message = unpack(body)
+            _, message, _ = unpack(body)
             assert isinstance(message, Hello)
             if message.protocol_version:
                 waiting.append(message.protocol_version)

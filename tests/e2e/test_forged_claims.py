@@ -54,7 +54,7 @@ class Stranger:
         self.asked = 0
 
     async def hear(self, sender: str, body: bytes) -> bytes:
-        _, message = unpack(body)
+        _, message, _ = unpack(body)
         if isinstance(message, AGREEMENT):
             self.heard.append((sender, message))
         if isinstance(message, Hello) and self.welcome is not None:

@@ -238,8 +238,8 @@ class Network:
     # what comes in -------------------------------------------------------------------------------
 
     async def _serve(self, sender: str, body: bytes) -> bytes:
-        _, message = unpack(body)
-        self.keeper.require_message(sender, message, len(body))
+        _, message, size_bytes = unpack(body)
+        self.keeper.require_message(sender, message, size_bytes)
         self.messenger.heard(sender)
         return await self.inside.answer(sender, message)
 

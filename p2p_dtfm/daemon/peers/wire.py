@@ -14,10 +14,12 @@ from p2p_dtfm.core.messages.agreement_messages import (
     Tidings,
 )
 from p2p_dtfm.core.messages.audit_messages import Audited, Claimed
+from p2p_dtfm.core.messages.on_the_wire import compressed, expanded
 from p2p_dtfm.core.messages.prepared import PreparedSteps, SignedPrepared
 from p2p_dtfm.core.protocol.canonical import decode, encode_for_wire
 from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.protocol.snapshot import ViewId
+from p2p_dtfm.net.libp2p.control import BODY_LIMIT_BYTES
 from p2p_dtfm.web.state import Span
 
 
@@ -279,10 +281,13 @@ class _Body(msgspec.Struct, frozen=True, array_like=True):
 
 def pack(life: int, message: Message) -> bytes:
     """A message as spoken by this peer in one of its lives."""
-    return encode_for_wire(_Body(life, message))
+    payload = encode_for_wire(_Body(life, message))
+    assert len(payload) <= BODY_LIMIT_BYTES, f"a {type(message).__name__} of {len(payload)} bytes"
+    return compressed(message, payload)
 
 
-def unpack(body: bytes) -> tuple[int, Message]:
-    """(life of the sender, message). Raises `PeerFault`."""
-    opened = decode(body, _Body)
-    return opened.life, opened.message
+def unpack(body: bytes) -> tuple[int, Message, int]:
+    """(life of the sender, message, bytes that were read for it). Raises `PeerFault`."""
+    payload = expanded(body)
+    opened = decode(payload, _Body)
+    return opened.life, opened.message, len(payload)

@@ -21,7 +21,7 @@ from p2p_dtfm.core.protocol.measured_plans import MeasuredPlan, is_sane
 from p2p_dtfm.core.protocol.names import fault_of_name, generated_name
 from p2p_dtfm.core.protocol.signed import Sign, Signed, Verify, open_signed, sign
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 2
 RECORD_LIMIT_BYTES = 64 * 1024
 NAME_LIMIT = 64
 ADDRESSES_LIMIT = 16

@@ -242,15 +242,16 @@ class _Walk:
             if may_wait(owed.kind, lack.kind, both_in_one_step=work.step == step)
             and self._possible.allow(owed.peer_id, lack)
         ]
-        if work.step == step and owed in self._mine.lacks and owed.kind is Kind.PART:
-            # that it has not come this peer knows by itself: no reduction holds up a part of it
+        is_known = work.step == step and owed in self._mine.lacks and owed.kind is Kind.PART
+        if is_known:  # this peer needs nobody's word for it, and no reduction holds up a part of it
             lacks = [lack for lack in lacks if lack.kind not in (Kind.PART, Kind.SUM)]
         of_others = [lack for lack in lacks if self._is_reason(lack, work.step)]
         if not of_others:
             of_me = [lack for lack in lacks if lack.peer_id == self._me]
             denied = tuple(lack for lack in of_me if self._handed(owed.peer_id, lack))
             on_its_way = owed.peer_id in self._mine.sends_to
-            travels = bool(work.sends_to or (of_me and on_its_way))
+            # on a busy machine one may say late that it sends: it has a whole step's patience
+            travels = bool(work.sends_to or (of_me and on_its_way) or (is_known and work.lacks))
             self.found[owed.peer_id] = _Found(owed.peer_id, denied, travels)
         return [(lack, work.step) for lack in of_others]
 

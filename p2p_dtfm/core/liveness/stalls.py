@@ -236,13 +236,8 @@ class _Walk:
 
     def _excuses(self, owed: Lack, work: Work, step: int) -> list[tuple[Lack, int]]:
         """Of a peer that says it can do nothing: what it waits for."""
-        lacks = [
-            lack
-            for lack in work.lacks
-            if may_wait(owed.kind, lack.kind, both_in_one_step=work.step == step)
-            and self._possible.allow(owed.peer_id, lack)
-        ]
-        is_known = work.step == step and owed in self._mine.lacks and owed.kind is Kind.PART
+        is_known = work.step == step and owed.kind is Kind.PART and owed in self._mine.lacks
+        lacks = [lack for lack in work.lacks if self._may_wait(owed, lack, work.step == step)]
         if is_known:  # this peer needs nobody's word for it, and no reduction holds up a part of it
             lacks = [lack for lack in lacks if lack.kind not in (Kind.PART, Kind.SUM)]
         of_others = [lack for lack in lacks if self._is_reason(lack, work.step)]
@@ -254,6 +249,10 @@ class _Walk:
             travels = bool(work.sends_to or (of_me and on_its_way) or (is_known and work.lacks))
             self.found[owed.peer_id] = _Found(owed.peer_id, denied, travels)
         return [(lack, work.step) for lack in of_others]
+
+    def _may_wait(self, owed: Lack, lack: Lack, in_one_step: bool) -> bool:
+        is_due = may_wait(owed.kind, lack.kind, both_in_one_step=in_one_step)
+        return is_due and self._possible.allow(owed.peer_id, lack)
 
     def _is_reason(self, lack: Lack, step: int) -> bool:
         """Who has gone on to a later step has given everybody all of this one."""

@@ -26,8 +26,8 @@ from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.train.stage.replay.work import (
     ACTIVATION,
     GRADIENT,
-    Edge,
     Frame,
+    ReplayedEdge,
     bytes_of,
     chunk_digest,
     replay,
@@ -66,8 +66,8 @@ class StageStep:
         )
         return tokens[0], tokens[1]
 
-    def edge(self, number: int) -> Edge:
-        return Edge(self._frame(number, 1), self._frame(number, 2), self.codec, self.codec)
+    def edge(self, number: int) -> ReplayedEdge:
+        return ReplayedEdge(self._frame(number, 1), self._frame(number, 2), self.codec, self.codec)
 
     def _frame(self, number: int, kind: int) -> Frame:
         model = self.spec.model

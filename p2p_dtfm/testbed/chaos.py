@@ -19,7 +19,7 @@ from p2p_dtfm.testbed.chaos_schedule import ChaosFault
 from p2p_dtfm.testbed.harmed_links import HarmedLinks
 from p2p_dtfm.testbed.local_swarm import Child, LocalSwarm
 from p2p_dtfm.testbed.recovery.times import Histories, Inflicted
-from p2p_dtfm.testbed.watched_swarm import POLL_S, WatchedSwarm, view_in_words
+from p2p_dtfm.testbed.watched_swarm import POLL_S, Say, WatchedSwarm, view_in_words
 
 SLICE_S = 0.1
 """A slow peer runs for so long, then stands still."""
@@ -30,9 +30,6 @@ CORRUPT_ELSEWHERE_AFTER_S = 1.0
 """If nothing has gone the way on which a byte is to be changed."""
 CALM_STEPS = 5
 """Committed since the last fault ended, before one that needs all others well."""
-
-Say = Callable[[float, int, str], None]
-"""Seconds since the beginning, committed step, what happened."""
 
 
 @dataclass

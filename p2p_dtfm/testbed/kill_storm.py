@@ -14,7 +14,7 @@ from p2p_dtfm.net.contacts.identity import Identity
 from p2p_dtfm.testbed.local_swarm import Child, LocalSwarm
 from p2p_dtfm.testbed.recovery.times import Inflicted
 from p2p_dtfm.testbed.storm_facts import StormFacts
-from p2p_dtfm.testbed.watched_swarm import POLL_S, WatchedSwarm
+from p2p_dtfm.testbed.watched_swarm import POLL_S, Say, WatchedSwarm
 
 WHOLE_LIMIT_S = 240.0
 """How long a swarm may take to be whole, at first and after each kill."""
@@ -23,9 +23,6 @@ STEPS_AFTER = 5
 """Without a kill, at the end."""
 ETA_KILLS = 20
 """The time left is told by so many last kills."""
-
-Say = Callable[[float, int, str], None]
-"""Seconds since the beginning, committed step, what happened."""
 
 
 @dataclass

@@ -17,7 +17,7 @@ SHAPE_FILE = "shape.json"
 
 
 @dataclass(frozen=True)
-class Player:
+class PlayedPeer:
     """A daemon that is a peer of the scenario; `arguments` are its own."""
 
     name: str
@@ -27,7 +27,7 @@ class Player:
     """Whether its device only takes the time of the one that the scenario names."""
 
 
-def cast_scenario(scenario: Scenario, homes: list[Path], shape_path: Path) -> list[Player]:
+def cast_scenario(scenario: Scenario, homes: list[Path], shape_path: Path) -> list[PlayedPeer]:
     """Give each peer of the scenario an identity in a home of its own, and write the shape file.
 
     The identities are made before any daemon starts, so that one file says for all of them who is
@@ -55,7 +55,7 @@ def cast_scenario(scenario: Scenario, homes: list[Path], shape_path: Path) -> li
             arguments += ["--device", f"emulated:{peer.forward_flops / 1e12:.12g}"]
             arguments += ["--memory-gib", f"{peer.memory_bytes / (1 << 30):.3f}"]
         emulated = peer.forward_flops is not None
-        players.append(Player(peer.name, home, tuple(arguments), emulated))
+        players.append(PlayedPeer(peer.name, home, tuple(arguments), emulated))
     return players
 
 
@@ -80,7 +80,7 @@ def shape_of(scenario: Scenario, peer_ids: dict[str, str]) -> Shape:
     )
 
 
-def threads_of(players: list[Player]) -> int:
+def threads_of(players: list[PlayedPeer]) -> int:
     """CPU threads for each daemon that really computes."""
     computing = sum(not player.emulated for player in players) or len(players)
     return max(1, (os.cpu_count() or 1) // computing)

@@ -3,13 +3,16 @@ what they write of their run, and where they can be called."""
 
 import signal
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.daemon.machine.local_client import ask_daemon
 from p2p_dtfm.testbed.growing_history import GrowingHistory
 from p2p_dtfm.testbed.local_swarm import Child, LocalSwarm
 from p2p_dtfm.testbed.recovery.times import Event, Histories
+
+Say = Callable[[float, int, str], None]
+"""Seconds since the beginning, committed step, what happened."""
 
 POLL_S = 0.1
 ADDRESS_WAIT_S = 30.0

@@ -31,7 +31,7 @@ figure { margin: 0 } figcaption { font-weight: 600; margin-top: 10px } figure sv
 Point = tuple[float, float]
 
 
-class Line(msgspec.Struct):
+class HistoryLine(msgspec.Struct):
     """Of a history, what is needed here of it."""
 
     time_s: float
@@ -41,7 +41,7 @@ class Line(msgspec.Struct):
     held_out_loss: float | None = None
 
 
-class Row(msgspec.Struct, frozen=True, array_like=True):
+class ComparedStep(msgspec.Struct, frozen=True, array_like=True):
     """A committed step; `seconds` since the first one."""
 
     step: int
@@ -56,7 +56,7 @@ class RunCurves(msgspec.Struct, frozen=True):
     name: str
     digest: str
     tokens_per_step: int
-    rows: tuple[Row, ...]
+    rows: tuple[ComparedStep, ...]
     unreadable_lines: int = 0
 
     def training(self, by_time: bool) -> list[Point]:
@@ -72,15 +72,15 @@ class RunCurves(msgspec.Struct, frozen=True):
             if row.held_out_loss is not None
         ]
 
-    def _x(self, row: Row, by_time: bool) -> float:
+    def _x(self, row: ComparedStep, by_time: bool) -> float:
         return row.seconds if by_time else row.step * self.tokens_per_step
 
 
-def read_rows(lines: Iterable[bytes]) -> tuple[tuple[Row, ...], int]:
+def read_rows(lines: Iterable[bytes]) -> tuple[tuple[ComparedStep, ...], int]:
     """The steps of a history, and how many of its lines cannot be read. Of a step that was repeated
     the last time counts, and what came after the first is no part of the run."""
-    decoder, unreadable = msgspec.json.Decoder(Line), 0
-    found: list[Row] = []
+    decoder, unreadable = msgspec.json.Decoder(HistoryLine), 0
+    found: list[ComparedStep] = []
     for text in lines:
         try:
             line = decoder.decode(text)
@@ -91,7 +91,7 @@ def read_rows(lines: Iterable[bytes]) -> tuple[tuple[Row, ...], int]:
             continue
         while found and found[-1].step >= line.step:
             found.pop()
-        found.append(Row(line.step, line.time_s, line.loss, line.held_out_loss))
+        found.append(ComparedStep(line.step, line.time_s, line.loss, line.held_out_loss))
     began_s = found[0].seconds if found else 0.0
     rows = (msgspec.structs.replace(row, seconds=row.seconds - began_s) for row in found)
     return tuple(rows), unreadable

@@ -10,7 +10,7 @@ from hashlib import sha256
 from html import escape
 
 from p2p_dtfm.core.protocol.facts.in_words import counted, duration
-from p2p_dtfm.web.state import Contribution, Course, DashboardState, History, Sample
+from p2p_dtfm.web.state import ContributionBoard, Course, DashboardState, History, Sample
 
 WIDTH, HEIGHT = 760, 280
 LEFT, TOP, RIGHT, BOTTOM = 88, 10, 10, 40
@@ -122,7 +122,7 @@ def _took(course: Course) -> str:
     return duration(course.ended_s - course.began_s)
 
 
-def _repeated(given: Contribution) -> str:
+def _repeated(given: ContributionBoard) -> str:
     again = round(given.repeated_tokens)
     return f", of which {again:,} were lost in a failure and done again" if again else ""
 

@@ -112,7 +112,7 @@ class ViewState(msgspec.Struct, frozen=True):
     """With no address but this peer's, and empty where others cannot call it."""
 
 
-class Worth(msgspec.Struct, frozen=True):
+class MeasuredWorth(msgspec.Struct, frozen=True):
     """What the swarm did before this peer came and does now, both as measured."""
 
     before_tokens_per_s: float
@@ -174,7 +174,7 @@ class Live(msgspec.Struct, frozen=True):
     next: tuple[str, ...] = ()
     """What happens next, soonest first; of a complete run, what can be typed."""
     problems: tuple[Problem, ...] = ()
-    worth: Worth | None = None
+    worth: MeasuredWorth | None = None
     """None for a peer that was there from the beginning, or did not learn what was before it."""
     heard_s_ago: tuple[float | None, ...] = ()
     """Parallel to the view's peers; None for this peer and for peers never heard."""
@@ -258,7 +258,7 @@ class Course(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Members that were lost without leaving in an orderly way."""
 
 
-class Contribution(msgspec.Struct, frozen=True):
+class ContributionBoard(msgspec.Struct, frozen=True):
     """This peer's own, and the swarm's board, from the most to the least."""
 
     today: Given = Given()
@@ -331,6 +331,6 @@ class DashboardState(msgspec.Struct, frozen=True):
     history: History = History()
     timeline: Timeline = Timeline()
     samples: Samples = Samples()
-    contribution: Contribution = Contribution()
+    contribution: ContributionBoard = ContributionBoard()
     events: tuple[Event, ...] = ()
     """Newest first."""

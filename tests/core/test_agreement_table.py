@@ -12,7 +12,15 @@ import pytest
 from p2p_dtfm.core.consensus.actions import SECOND_NS
 from p2p_dtfm.core.consensus.agreement import Agreement
 from p2p_dtfm.core.consensus.phase import DESCRIBED, MEMBERS, NEWCOMERS, Phase, phase_of
-from p2p_dtfm.core.consensus.table import HANDLERS, MESSAGES, Handler, Refusal, state_table
+from p2p_dtfm.core.consensus.table import (
+    HANDLERS,
+    INSIDE,
+    IS_OUTSIDE,
+    MESSAGES,
+    Handler,
+    Refusal,
+    Row,
+)
 from p2p_dtfm.core.messages.agreement_messages import (
     AgreementMessage,
     Heartbeat,
@@ -28,6 +36,34 @@ from tests.core.liars import are_together, swarm
 
 DOCS = Path(__file__).parents[2] / "docs" / "agreement.md"
 BEGIN, END = "<!-- from core/consensus/table.py -->\n", "<!-- end of the table -->\n"
+
+
+def state_table() -> str:
+    """For `docs/agreement.md`: the phases, and what each message comes to in them."""
+    lines = ["| phase | what holds | how it ends |", "|---|---|---|"]
+    lines += [f"| {phase} | {it.holds} | {it.ends} |" for phase, it in DESCRIBED.items()]
+    lines += ["", "| message | in the phases | what comes of it |", "|---|---|---|"]
+    lines.append(f"| all | {Phase.OUTSIDE} | refused: {IS_OUTSIDE.reason} |")
+    for message in MESSAGES:
+        rows: dict[Row, list[Phase]] = {}
+        for phase in INSIDE:
+            rows.setdefault(HANDLERS[phase, message], []).append(phase)
+        told = [(_named(frozenset(phases)), row) for row, phases in rows.items()]
+        for phases, row in sorted(told, key=lambda item: item[0]):
+            does = row.does if isinstance(row, Handler) else f"refused: {row.reason}"
+            lines.append(f"| {message.__name__} | {phases} | {does} |")
+    return "\n".join(lines) + "\n"
+
+
+def _named(phases: frozenset[Phase]) -> str:
+    """In words; a set that has a name by that."""
+    names = {INSIDE: "all others", MEMBERS: "a member's", NEWCOMERS: "a newcomer's"}
+    for known, name in names.items():
+        if phases == known:
+            return name
+    if phases > MEMBERS:
+        return f"a member's; {_named(phases - MEMBERS)}"
+    return "; ".join(phase for phase in Phase if phase in phases)
 
 
 def test_each_pair_has_a_row() -> None:

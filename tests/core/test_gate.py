@@ -12,8 +12,8 @@ from p2p_dtfm.core.gate.gate import (
     SENDERS_LIMIT,
     Admitted,
     Gate,
+    GateRefusal,
     Reason,
-    Refusal,
 )
 from p2p_dtfm.core.gate.gate_table import EVERYBODY, FAR, FILES, MEMBERS, TABLE, Role, row_of
 from p2p_dtfm.daemon.peers.wire import Message
@@ -43,7 +43,7 @@ def test_each_row_lets_in_its_roles_and_nobody_else(kind: str) -> None:
             if role in roles:
                 assert answer == Admitted(role)
             else:
-                assert answer == Refusal(role, Reason.PLACE)
+                assert answer == GateRefusal(role, Reason.PLACE)
 
 
 @pytest.mark.parametrize("kind", sorted(TABLE))
@@ -54,11 +54,11 @@ def test_each_row_bounds_size_and_rate(kind: str) -> None:
         limit_bytes = row.size_bytes
         if role is Role.STRANGER and row.stranger_bytes is not None:
             limit_bytes = row.stranger_bytes
-        assert gate.admit(sender, kind, limit_bytes + 1, 0) == Refusal(role, Reason.SIZE)
+        assert gate.admit(sender, kind, limit_bytes + 1, 0) == GateRefusal(role, Reason.SIZE)
         rate = row.sender if role in FAR else row.near
         answers = [gate.admit(sender + "b", kind, limit_bytes, 0) for _ in range(rate.burst + 1)]
         assert answers[:-1] == [Admitted(role)] * rate.burst
-        assert answers[-1] == Refusal(role, Reason.RATE)
+        assert answers[-1] == GateRefusal(role, Reason.RATE)
         later = gate.admit(sender + "b", kind, limit_bytes, 2 * SECOND_NS)
         assert later == Admitted(role), "what is used up comes back"
 
@@ -101,12 +101,12 @@ def test_refusals_cost_and_mute_for_growing_times() -> None:
     gate, now_ns = _gate(), 0
     for times in (1, 2, 4):
         for _ in range(PATIENCE + 1):
-            assert gate.admit("a", "FollowLayers", 0, now_ns) == Refusal(
+            assert gate.admit("a", "FollowLayers", 0, now_ns) == GateRefusal(
                 Role.STRANGER, Reason.PLACE
             )
-        assert gate.admit("a", "Hello", 0, now_ns) == Refusal(Role.STRANGER, Reason.MUTED)
+        assert gate.admit("a", "Hello", 0, now_ns) == GateRefusal(Role.STRANGER, Reason.MUTED)
         now_ns += times * MUTED_NS - 1
-        assert gate.admit("a", "Hello", 0, now_ns) == Refusal(Role.STRANGER, Reason.MUTED)
+        assert gate.admit("a", "Hello", 0, now_ns) == GateRefusal(Role.STRANGER, Reason.MUTED)
         now_ns += 1
     assert isinstance(gate.admit("a", "Hello", 0, now_ns), Admitted)
     assert gate.refused["stranger", "FollowLayers", "not its place to say"] == 3 * (PATIENCE + 1)
@@ -124,7 +124,7 @@ def test_what_is_served_at_once_is_bounded_for_one_and_for_all_strangers() -> No
     gate, row = _gate(), TABLE["blob"]
     for _ in range(row.at_once):
         assert isinstance(gate.admit("a", "blob", 0, 0, stays=True), Admitted)
-    assert gate.admit("a", "blob", 0, 0, stays=True) == Refusal(Role.STRANGER, Reason.AT_ONCE)
+    assert gate.admit("a", "blob", 0, 0, stays=True) == GateRefusal(Role.STRANGER, Reason.AT_ONCE)
     gate.left("a", Role.STRANGER, "blob")
     assert isinstance(gate.admit("a", "blob", 0, 0, stays=True), Admitted)
     others = [gate.admit(f"b{n}", "blob", 0, 0, stays=True) for n in range(10 * row.at_once)]

@@ -5,7 +5,7 @@ import pytest
 
 from p2p_dtfm.core.protocol.errors import PeerFault, UserError
 from p2p_dtfm.core.protocol.invited.chains import (
-    Link,
+    ChainLink,
     Revocation,
     bound_to,
     run_mark,
@@ -39,7 +39,7 @@ def line_of(
 ) -> tuple[Signed, ...]:
     facts = {"may_invite": False, "expires_s": NOW_S + DAY_S, "run": RUN, **changes}
     run = run_mark(str(facts.pop("run")))
-    link = Link(run, key.peer_id, True, **facts)  # type: ignore[arg-type]
+    link = ChainLink(run, key.peer_id, True, **facts)  # type: ignore[arg-type]
     return (*above, sign_link(link, giver.peer_id, giver.sign))
 
 
@@ -120,7 +120,7 @@ def test_only_who_may_invite_does_and_not_for_longer_than_itself() -> None:
     bobs = shown(BOB, line_of(ALICE, SECOND, plain), SECOND)
     assert "may not invite others" in refused(found, BOB, bobs)
     first, _ = plain
-    more = Link(run_mark(RUN), ALICE.peer_id, False, True, NOW_S + DAY_S)
+    more = ChainLink(run_mark(RUN), ALICE.peer_id, False, True, NOW_S + DAY_S)
     greedy = (first, sign_link(more, LINE.peer_id, LINE.sign))
     assert "a right that it has not" in refused(found, ALICE, greedy)
     trusted = shown(ALICE, line_of(FOUNDER, LINE, may_invite=True), LINE)

@@ -7,7 +7,7 @@ from p2p_dtfm.core.consensus.actions import SECOND_NS, Rejoin, Report
 from p2p_dtfm.core.consensus.agreement_state import MEMBERS_LIMIT
 from p2p_dtfm.core.consensus.parts.outsiders import COMMIT_TOLD
 from p2p_dtfm.core.consensus.views.known_views import KnownViews
-from p2p_dtfm.core.gate.gate import Admitted, Gate, Refusal
+from p2p_dtfm.core.gate.gate import Admitted, Gate, GateRefusal
 from p2p_dtfm.core.gate.gate_table import Role
 from p2p_dtfm.core.membership.familiar_peers import STRANGERS_LIMIT, FamiliarPeers
 from p2p_dtfm.core.messages.agreement_messages import KnownView, PresentView, Standing
@@ -242,7 +242,7 @@ def test_the_largest_swarm_can_tell_a_stranger_where_it_stands() -> None:
     gate = Gate(lambda peer_id: Role.STRANGER)
     for kind in ("control", "Standing"):
         assert isinstance(gate.admit("stranger", kind, size_bytes, 0), Admitted)
-    assert isinstance(gate.admit("stranger", "Hello", size_bytes, 0), Refusal)
+    assert isinstance(gate.admit("stranger", "Hello", size_bytes, 0), GateRefusal)
 
 
 def test_an_old_view_of_which_nobody_is_left_is_no_view_in_common() -> None:

@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 
 from p2p_dtfm.core.cost_model.placement_problem import (
-    MESSAGE_NS,
     UNLIMITED_BYTES_PER_S,
     PlanningProblem,
     problem_of,
 )
 from p2p_dtfm.core.cost_model.reduction_timing import Reduction, reduced_ns
+from p2p_dtfm.core.cost_model.tables.link_tables import MESSAGE_NS
 from p2p_dtfm.core.protocol.records import Link
 from tests.core.planning import Peer, snapshot
 
@@ -60,6 +60,8 @@ def test_segments_of_one_pair_follow_one_another() -> None:
 
 
 def test_without_limits_nothing_but_latency_is_left() -> None:
-    unlimited = replace(problem(2), bytes_per_s=((UNLIMITED_BYTES_PER_S,) * 2,) * 2)
+    limited = problem(2)
+    rates = ((UNLIMITED_BYTES_PER_S,) * 2,) * 2
+    unlimited = replace(limited, links=replace(limited.links, bytes_per_s=rates))
     spent = reduced_ns(unlimited, [Reduction((0, 1), (1, 1), 200)], {0: 0, 1: 0})
     assert LATENCY_NS <= spent <= 2 * BOTH_NS + 10

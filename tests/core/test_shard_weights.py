@@ -1,6 +1,7 @@
 """Parts of a segment, sized for the links of its holders."""
 
 from fractions import Fraction
+from importlib.util import find_spec
 
 import pytest
 from hypothesis import given
@@ -9,9 +10,14 @@ from hypothesis import strategies as st
 from p2p_dtfm.core.cost_model.placement_problem import UNLIMITED_BYTES_PER_S as UNLIMITED
 from p2p_dtfm.core.cost_model.segment_weights import segment_weights
 from p2p_dtfm.core.schedule.pieces import divide
-from p2p_dtfm.core.schedule.shard_weights import fair_weights, has_compiled_weights, shard_weights
+from p2p_dtfm.core.schedule.shard_weights import fair_weights, shard_weights
 
 Table = list[list[int]]
+
+needs_compiled_weights = pytest.mark.skipif(
+    find_spec("p2p_dtfm.core.schedule._weights") is None,
+    reason="no C compiler when this was installed",
+)
 
 
 def symmetric(table: Table) -> Table:
@@ -135,7 +141,7 @@ large_groups = st.integers(2, 66).flatmap(
 )  # fmt: skip
 
 
-@pytest.mark.skipif(not has_compiled_weights(), reason="no C compiler when this was installed")
+@needs_compiled_weights
 @given(st.one_of(groups, large_groups))
 def test_the_compiled_twin_gives_equal_parts(group: tuple[Table, list[int]]) -> None:
     """Up to 64 holders; more are left to the other."""
@@ -144,7 +150,7 @@ def test_the_compiled_twin_gives_equal_parts(group: tuple[Table, list[int]]) -> 
     assert fair_weights(pair, limit) == fair_weights(pair, limit, compiled=False)
 
 
-@pytest.mark.skipif(not has_compiled_weights(), reason="no C compiler when this was installed")
+@needs_compiled_weights
 @pytest.mark.parametrize("rate", [0, -1, UNLIMITED + 1, 1 << 70])
 def test_the_compiled_twin_leaves_what_it_cannot_count_to_the_other(rate: int) -> None:
     from p2p_dtfm.core.schedule import _weights

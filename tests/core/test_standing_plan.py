@@ -8,7 +8,7 @@ from p2p_dtfm.core.cost_model.placement_problem import problem_of
 from p2p_dtfm.core.planner.feasibility import memory_pipeline
 from p2p_dtfm.core.planner.planner import compute_plan, fixed_plan, standing_plan
 from p2p_dtfm.core.planner.search import search
-from p2p_dtfm.core.planner.stability import Present
+from p2p_dtfm.core.planner.stability import PresentPlan
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.prng import prng_of_digest
 from p2p_dtfm.core.protocol.records import Intent
@@ -75,7 +75,7 @@ def test_a_swarm_that_stands_still_searches_less() -> None:
     spent, found = [], []
     for in_a_hurry in (False, True):
         model = StepModel(problem)
-        start = Present(model, plan, None).placement()
+        start = PresentPlan(model, plan, None).placement()
         prng = prng_of_digest(made.digest())
         found.append(search(model, fallback, prng, start, in_a_hurry).step_ns)
         spent.append(model.work)

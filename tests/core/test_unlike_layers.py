@@ -7,7 +7,8 @@ import msgspec
 import pytest
 
 from p2p_dtfm.core.cost_model.costs import StepModel
-from p2p_dtfm.core.cost_model.placement_problem import kinds_in, problem_of
+from p2p_dtfm.core.cost_model.placement_problem import problem_of
+from p2p_dtfm.core.cost_model.tables.layer_tables import kinds_in
 from p2p_dtfm.core.planner.planner import compute_plan
 from p2p_dtfm.core.planner.recomputation import must_recompute
 from p2p_dtfm.core.protocol.canonical import decode, encode
@@ -201,7 +202,7 @@ def test_no_contiguous_cut_is_faster_than_the_plan(seed: int) -> None:
     assert isinstance(plan, Plan)
     problem = problem_of(shot)
     model = StepModel(problem)
-    layers, count = problem.layer_count, problem.microbatch_count
+    layers, count = problem.layer_count, problem.step.microbatch_count
     best_ns = 1 << 62
     for depth in range(1, min(problem.peer_count, layers) + 1):
         for peers in itertools.permutations(range(problem.peer_count), depth):
@@ -237,11 +238,12 @@ def test_a_cut_avoids_the_wide_boundary() -> None:
 def test_time_is_that_of_the_layers_themselves() -> None:
     shot = drawn(random.Random(3))
     problem = problem_of(shot)
-    times, device = problem.layer_ns[0], shot.records[0].device
+    times, device = problem.devices.layer_ns[0], shot.records[0].device
     kinds = kinds_in(1, 3, problem.layer_count)
     wanted = [timing_of(device, shot.workload, layer).forward_ns for layer in (1, 2)]
     assert times.forward_ns(kinds) == sum(wanted)
-    assert problem.state_bytes(1, 3) == sum(shot.workload.cost(n).state_bytes for n in (1, 2))
+    here = [shot.workload.cost(layer) for layer in (1, 2)]
+    assert problem.layers.state_bytes(1, 3) == sum(cost.state_bytes for cost in here)
 
 
 @pytest.mark.parametrize("recompute", ["always", "auto", "never"])

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from p2p_dtfm.core.protocol.canonical import encode
-from p2p_dtfm.core.protocol.workload import LayerKind, workload_of
+from p2p_dtfm.core.protocol.workload import LayerRole, workload_of
 from tests.core.builders import run_spec
 
 
@@ -21,7 +21,7 @@ def test_parameters_of_gpt2_small_add_up_to_the_published_count() -> None:
 def test_layers_are_embedding_blocks_head() -> None:
     work = workload_of(run_spec())
     kinds = [work.kind(layer) for layer in range(work.layer_count)]
-    assert kinds == [LayerKind.EMBEDDING, *[LayerKind.BLOCK] * 4, LayerKind.HEAD]
+    assert kinds == [LayerRole.EMBEDDING, *[LayerRole.BLOCK] * 4, LayerRole.HEAD]
     assert work.cost(0) is work.embedding and work.cost(5) is work.head
 
 

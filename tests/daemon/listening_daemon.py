@@ -18,6 +18,7 @@ from p2p_dtfm.daemon.dashboard.seen import Seen
 from p2p_dtfm.daemon.node.dispatch import Dispatch
 from p2p_dtfm.daemon.peers.gate import GateKeeper
 from p2p_dtfm.daemon.peers.guests.guest_book import GuestBook
+from p2p_dtfm.daemon.peers.guests.own_invitation import OwnInvitation
 from p2p_dtfm.daemon.peers.messenger import Messenger
 from p2p_dtfm.daemon.peers.wire import (
     pack,
@@ -51,8 +52,8 @@ class Daemon:
         self._agreement = Agreement(Member(ME, 1), digest, workload, lambda _: b"1" * 64, always)
         self._agreement.terms = terms_of(SPEC)
         self._keeper.attach(self._agreement, False)
-        book = GuestBook(directory, digest, cast(Any, None))
-        book.guests = GuestList("the founder", digest, always)
+        own = OwnInvitation(directory, digest, cast(Any, None))
+        book = GuestBook(own, GuestList("the founder", digest, always))
         signed = Signed("the founder", "run", SPEC.canonical_bytes(), b"")
         manifest = SimpleNamespace(blobs=dict)
         run = SimpleNamespace(spec=SPEC, digest=digest, manifest=manifest, signed_spec=signed)
@@ -82,7 +83,7 @@ class Daemon:
             membership=membership,
             local=local,
             trainer=trainer,
-            checkpoints=tools.checkpoints,
+            checkpoints=tools.stores.checkpoints,
             step_watch=StepWatch(ME, SPEC, 0, trainer.waits, liveness.sleep_ns),
             transcript=transcript_in(directory, SPEC, 1),
             measured_rate=lambda: 0,

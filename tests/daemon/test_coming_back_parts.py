@@ -21,7 +21,7 @@ from p2p_dtfm.daemon.machine.settings import Settings
 from p2p_dtfm.daemon.machine.view_history import ViewHistory
 from p2p_dtfm.daemon.machine.world import Machine
 from p2p_dtfm.daemon.node.acquaintances import Acquaintances
-from p2p_dtfm.daemon.node.join import Joining
+from p2p_dtfm.daemon.node.join import RunJoining
 from p2p_dtfm.daemon.node.local import Local
 from p2p_dtfm.daemon.node.network import Network
 from p2p_dtfm.daemon.node.resident import _to_come_back
@@ -117,7 +117,7 @@ def test_who_names_a_spec_is_introduced_to_no_other_run(tmp_path: Path) -> None:
         host = SimpleNamespace(identity=SimpleNamespace(peer_id=me))
         found.messenger, found.host = cast(Any, messenger), cast(Any, host)
         found.first_contacts = (f"/ip4/192.0.2.7/tcp/4001/p2p/{other}",)
-        found.guest_book, found.refusal = None, ""
+        found.invitation, found.refusal = None, ""
         return found
 
     past = Past([memory], memory)
@@ -136,7 +136,7 @@ def test_who_names_a_spec_is_introduced_to_no_other_run(tmp_path: Path) -> None:
         known.come_to(memory.run_digest)
     assert refused.value.exit_code == 5
     known.come_to(run_spec(seed=9).digest())
-    assert known.guest_book is None and known.messenger.introduction is None
+    assert known.invitation is None and known.messenger.introduction is None
 
 
 def test_the_same_line_goes_on_with_the_newest_founding_of_its_spec(tmp_path: Path) -> None:
@@ -186,12 +186,12 @@ def test_a_home_that_has_lost_its_memory_looks_before_it_founds(
     assert founds, "nobody answered"
 
 
-def joining_of(home: Path, **settings: object) -> Joining:
+def joining_of(home: Path, **settings: object) -> RunJoining:
     past = recall(settings_of(home, run="tiny", **settings))
     network = network_of()
     acquaintances = acquaintances_of(home, network, past, run="tiny", **settings)
     local = Local(settings_of(home, run="tiny", **settings), DashboardHost())
-    return Joining(local, network, acquaintances)
+    return RunJoining(local, network, acquaintances)
 
 
 def test_a_full_disk_costs_the_memory_and_nothing_else(
@@ -290,7 +290,7 @@ def test_remembered_peers_that_are_no_nodes_of_the_directory_end_nothing(
     network = network_of()
     network.first_contacts = (at,)
     network.reachability = SimpleNamespace(is_behind_router=False)
-    network.guest_book = None
+    network.invitation = None
 
     async def not_said(error: UserError) -> UserError:
         return error

@@ -192,12 +192,12 @@ def test_receipts_may_come_while_layers_are_sent_anew(
 
     async def scenario(holder: End, guardian: End) -> None:
         every = VIEW.cut_pace.every_steps if VIEW.cut_pace is not None else 0
-        line: Any = guardian.cuts._tools.messenger
+        line: Any = guardian.cuts._tools.net.messenger
         receipts: list[Any] = []
         deliver, line.deliver = line.deliver, lambda *receipt: receipts.append(receipt)
         holder.cuts.begin(STEP, states_at(STEP))
         await holder.cuts.copied()
-        bulk: Any = holder.cuts._tools.bulk
+        bulk: Any = holder.cuts._tools.net.bulk
         send, again = bulk.send, asyncio.Event()
 
         async def commits_meanwhile(*frame: Any) -> None:
@@ -231,7 +231,7 @@ def test_a_cut_goes_on_in_the_next_view_if_all_stay_in_their_places(
 
     async def scenario(holder: End, guardian: End) -> None:
         lost: list[Any] = []
-        line: Any = holder.cuts._tools.bulk
+        line: Any = holder.cuts._tools.net.bulk
         deliver, line.deliver = line.deliver, lambda *message: lost.append(message)
         holder.cuts.begin(STEP, states_at(STEP))
         await holder.cuts.copied()
@@ -258,7 +258,7 @@ def test_cuts_take_a_tenth_of_the_line() -> None:
 def test_what_cannot_be_a_piece_is_refused(play: Callable[..., None]) -> None:
     async def scenario(holder: End, guardian: End) -> None:
         sent: list[Any] = []
-        line: Any = holder.cuts._tools.bulk
+        line: Any = holder.cuts._tools.net.bulk
         line.deliver = lambda _, header, payload: payload and sent.append((header, payload))
         holder.cuts.begin(STEP, states_at(STEP))
         await until(lambda: bool(sent))

@@ -16,7 +16,7 @@ from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.protocol.snapshot import Member
 from p2p_dtfm.daemon.dashboard.dashboard_host import DashboardHost
 from p2p_dtfm.daemon.node import join
-from p2p_dtfm.daemon.node.join import Joining
+from p2p_dtfm.daemon.node.join import RunJoining
 from p2p_dtfm.daemon.node.local import Local
 from p2p_dtfm.daemon.peers import run_source
 from p2p_dtfm.daemon.peers.home_memory import acquaintance
@@ -86,7 +86,7 @@ def test_that_a_run_is_complete_is_shown_by_what_its_members_have_signed() -> No
     assert fault_of_end("a", under_way, SPEC) is None
 
 
-class Seeker(Joining):
+class Seeker(RunJoining):
     """`leads` are who answers, and why it cannot be followed; None: it can."""
 
     leads: dict[str, UserError | None]

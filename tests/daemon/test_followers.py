@@ -1,7 +1,6 @@
 """What comes for a follower in the very moment in which it is stopped changes nothing any more."""
 
 import asyncio
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +88,7 @@ def test_layers_come_side_by_side_and_a_later_offer_replaces_an_earlier_one(tmp_
     blobs: Any = Blobs()
     outlet = Outlet()
     line = Line()
-    tools = dataclasses.replace(trainer_tools(tmp_path, name_of(1), line), blobs=blobs)
+    tools = trainer_tools(tmp_path, name_of(1), line, blobs)
     state = TrainerState()
     found = view_of(1, 2)
     view = View(

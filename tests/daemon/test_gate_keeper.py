@@ -9,7 +9,7 @@ from p2p_dtfm.core.gate.gate_table import FIRST_WORDS, TABLE, Role
 from p2p_dtfm.core.messages.agreement_messages import Gather, KnownView
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.invited.chains import (
-    Link,
+    ChainLink,
     Revocation,
     bound_to,
     run_mark,
@@ -136,7 +136,7 @@ def test_the_door_counts_what_it_refuses_and_asks_to_come_again() -> None:
 def test_a_run_by_invitation_answers_nobody_who_is_not_invited() -> None:
     founder, guest, key = (identity_of_seed(bytes([n]) * 32) for n in (1, 2, 3))
     run = "ab" * 32
-    line = Link(run_mark(run), key.peer_id, True, False, 2_000_000_000)
+    line = ChainLink(run_mark(run), key.peer_id, True, False, 2_000_000_000)
     signed = (sign_link(line, founder.peer_id, founder.sign),)
     keeper = _keeper(_agreement(view=_view("me", "a")), vouched=("friend",))
     keeper.guests = GuestList(founder.peer_id, run, verify)

@@ -27,6 +27,7 @@ from p2p_dtfm.daemon.node.dispatch import Dispatch
 from p2p_dtfm.daemon.peers.guests.desk import new_line, revoke
 from p2p_dtfm.daemon.peers.guests.guest_book import GuestBook
 from p2p_dtfm.daemon.peers.guests.guest_watch import TOLD_AT_ONCE, GuestWatch
+from p2p_dtfm.daemon.peers.guests.own_invitation import OwnInvitation
 from p2p_dtfm.daemon.peers.wire import Introduction, Revocations, pack
 from p2p_dtfm.net.contacts.identity import Identity, identity_of_seed, verify
 from p2p_dtfm.ports import now
@@ -45,9 +46,9 @@ FOUNDER, ALICE, BOB, CAROL = (peer(number) for number in range(1, 5))
 def book_of(folder: Path, who: Identity) -> GuestBook:
     """Of a home that has just come to know its run."""
     folder.mkdir(exist_ok=True)
-    book = GuestBook(folder, RUN, who)
-    book.guests, book.directory_key = GuestList(FOUNDER.peer_id, RUN, verify), bytes(32)
-    return book
+    own = OwnInvitation(folder, RUN, who)
+    own.directory_key = bytes(32)
+    return GuestBook(own, GuestList(FOUNDER.peer_id, RUN, verify))
 
 
 def chain_by(line: InvitationLine, who: Identity) -> tuple[Signed, ...]:
@@ -110,8 +111,8 @@ def test_a_newcomer_believes_old_guests_in_its_view_and_hears_of_those_away(
     Receiver(newer)._of_guests(ALICE.peer_id, message)
     Receiver(newer)._of_guests(BOB.peer_id, Introduction(chain_by(line, BOB)))
     assert newer.known.admits(BOB.peer_id)
-    again = GuestBook(tmp_path / "newer", RUN, CAROL)
-    assert BOB.peer_id in again._kept.guests.guests, "and it knows so after a restart"
+    again = OwnInvitation(tmp_path / "newer", RUN, CAROL)
+    assert BOB.peer_id in again.kept.guests.guests, "and it knows so after a restart"
 
 
 def word(by: Identity, holder: str) -> Signed:
@@ -131,7 +132,7 @@ def test_one_bad_revocation_costs_no_other_and_all_are_told(tmp_path: Path) -> N
         receiver._of_guests(ALICE.peer_id, Revocations(words))
     assert receiver.blamed == [ALICE.peer_id] and book.changes == 1
     assert book.known.admits(ALICE.peer_id) and not book.known.admits(BOB.peer_id)
-    assert len(GuestBook(tmp_path / "home", RUN, CAROL)._kept.guests.revocations) == 1
+    assert len(OwnInvitation(tmp_path / "home", RUN, CAROL).kept.guests.revocations) == 1
     unknown = tuple(word(peer(50), f"somebody{number}") for number in range(UNKNOWN_LIMIT + 3))
     receiver._of_guests(ALICE.peer_id, Revocations(unknown))  # it may know more of them than this
     assert receiver.blamed == [ALICE.peer_id]
@@ -152,7 +153,8 @@ def test_a_delegate_takes_back_a_line_that_nobody_has_used_and_hears_how_long_it
     week = founders_line(tmp_path / "founder", may_invite=True)
     book = book_of(tmp_path / "alice", ALICE)
     book.introduced(ALICE.peer_id, chain_by(week, ALICE))
-    book._kept = msgspec.structs.replace(book._kept, chain=chain_by(week, ALICE))
+    own = book._own
+    own.kept = msgspec.structs.replace(own.kept, chain=chain_by(week, ALICE))
 
     def ordered(home: Any, what: str) -> Any:
         parameters = dict(parse_qsl(what.partition("?")[2]))
@@ -169,11 +171,11 @@ def test_a_delegate_takes_back_a_line_that_nobody_has_used_and_hears_how_long_it
     assert "for 2 h 0 min" in said.err and "shorter" not in said.err
     second = read_line(said.out.split()[-1])
 
-    again = GuestBook(tmp_path / "alice", RUN, ALICE)  # as after a restart
-    again.guests = GuestList(FOUNDER.peer_id, RUN, verify)
-    again.guests.restore(again._kept.guests)
+    own = OwnInvitation(tmp_path / "alice", RUN, ALICE)  # as after a restart
+    again = GuestBook(own, GuestList(FOUNDER.peer_id, RUN, verify))
+    again.known.restore(own.kept.guests)
     revoke(again, first.holder, (), str)
-    again._kept = msgspec.structs.replace(again._kept, lines={})  # too many since
+    own.kept = msgspec.structs.replace(own.kept, lines={})  # too many since
     with pytest.raises(UserError, match="not this peer that invited"):
         revoke(again, second.holder, (), str)
     revoke(again, second.text(), (), str)

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from p2p_dtfm.daemon.peers import member_search
-from p2p_dtfm.daemon.peers.member_search import HEAD_START_S, Found, Search, Sought
+from p2p_dtfm.daemon.peers.member_search import HEAD_START_S, Found, MemberSearch, Sought
 
 MET = (("met", ("/ip4/192.0.2.7/tcp/1",)),)
 FOUND: Any = SimpleNamespace()
 """A welcome; nobody reads it."""
 
 
-class Searched(Search):
+class Searched(MemberSearch):
     """Those that were met answer after `met_s`, or fail to; the directory knows one at once."""
 
     def __init__(self, met_s: float, met_answers: bool) -> None:

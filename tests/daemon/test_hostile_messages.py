@@ -3,7 +3,6 @@ fault. Nothing else is raised, at once or by a task later; nothing of it is kept
 it takes no time. It comes as from the line: as bytes, through the gate and to who hands it on."""
 
 import asyncio
-import dataclasses
 import gc
 import inspect
 import itertools
@@ -283,6 +282,15 @@ def guards(trainer: Trainer, view: View) -> None:
     trainer.take_over(lags, 0, Ledger(lags.id, lags.plan, 0, terms, counts), None)
 
 
+@pytest.fixture
+def silence() -> Iterator[None]:
+    """Loggers remember what is enabled: `disable` itself has them forget it."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.mark.usefixtures("silence")
 @pytest.mark.parametrize("prepare", [no_view, agreed, trains, guards, stopped, left])
 def test_every_message_with_every_value(
     tmp_path: Path, prepare: Any, monkeypatch: pytest.MonkeyPatch
@@ -290,9 +298,8 @@ def test_every_message_with_every_value(
     """Its name or its view says nothing of a message's worth: whatever is signed counts as such."""
     torch.set_num_threads(1)
     monkeypatch.setattr(dispatch, "verify", lambda *signed: True)
-    monkeypatch.setattr(logging.root.manager, "disable", logging.CRITICAL)
     blobs: Any = Blobs()
-    tools = dataclasses.replace(trainer_tools(tmp_path, ME, Line()), blobs=blobs)
+    tools = trainer_tools(tmp_path, ME, Line(), blobs)
     faults = 0
 
     async def run() -> None:
@@ -315,7 +322,7 @@ def test_every_message_with_every_value(
             running.cancel()
             ended = await asyncio.gather(running, return_exceptions=True)
             await trainer.close()
-            await tools.checkpoints.close()
+            await tools.stores.checkpoints.close()
             tools.compute.close()
         assert isinstance(ended[0], asyncio.CancelledError), ended
 
@@ -378,7 +385,7 @@ def _found_bytes() -> int:
 
 def test_nobody_is_two_steps_ahead_of_who_has_a_stage(tmp_path: Path) -> None:
     """It lies, or belongs to somebody else: it is refused, not dropped without a word."""
-    tools = dataclasses.replace(trainer_tools(tmp_path, ME, Line()), blobs=Blobs())  # type: ignore[arg-type]
+    tools = trainer_tools(tmp_path, ME, Line(), Blobs())
 
     async def run() -> None:
         outlet: Any = QuietOutlet()
@@ -390,7 +397,7 @@ def test_nobody_is_two_steps_ahead_of_who_has_a_stage(tmp_path: Path) -> None:
         with pytest.raises(PeerFault, match="Prepared of step 2 while step 0 is not committed"):
             trainer.prepared(stated(ahead))
         await trainer.close()
-        await tools.checkpoints.close()
+        await tools.stores.checkpoints.close()
         tools.compute.close()
 
     asyncio.run(asyncio.wait_for(run(), 60))

@@ -16,7 +16,7 @@ from p2p_dtfm.core.protocol.snapshot import Member, ViewId
 from p2p_dtfm.daemon.node import coming_and_going
 from p2p_dtfm.daemon.node.coming_and_going import Entry
 from p2p_dtfm.daemon.peers.discovery import first_found
-from p2p_dtfm.daemon.peers.member_search import Found, Search, Sought
+from p2p_dtfm.daemon.peers.member_search import Found, MemberSearch, Sought
 from p2p_dtfm.daemon.peers.run_source import RunComplete
 from p2p_dtfm.daemon.peers.wire import Barred, KnownPeers, PeerAddress
 from p2p_dtfm.daemon.telemetry.status import State, Status
@@ -349,7 +349,7 @@ def test_it_says_where_it_asks() -> None:
     async def own() -> tuple[str, ...]:
         return ()
 
-    search = Search(None, None, None, own)  # type: ignore[arg-type]
+    search = MemberSearch(None, None, None, own)  # type: ignore[arg-type]
     assert search.places(Sought("ab", ())) == "the directory"
     met = (("a", ()), ("b", ()))
     assert search.places(Sought("ab", met)) == "2 peers met before and the directory"

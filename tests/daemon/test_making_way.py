@@ -12,7 +12,7 @@ import pytest
 from p2p_dtfm.daemon.machine.home import Home
 from p2p_dtfm.daemon.machine.local_client import call_daemon
 from p2p_dtfm.daemon.machine.owner import sights, yields
-from p2p_dtfm.daemon.machine.owner.sights import ProcessorUse, Sight
+from p2p_dtfm.daemon.machine.owner.sights import OwnerSight, ProcessorUse
 from p2p_dtfm.daemon.machine.owner.yields import REASONS, Yields, yields_of
 from p2p_dtfm.daemon.machine.settings import Settings
 from p2p_dtfm.daemon.node.resident import Resident
@@ -44,7 +44,11 @@ class Hand:
 
 
 def told(
-    yields: Yields, clock: Hand, sights: list[Sight], into: list[Sight], each_s: float = 5.0
+    yields: Yields,
+    clock: Hand,
+    sights: list[OwnerSight],
+    into: list[OwnerSight],
+    each_s: float = 5.0,
 ) -> list[str | None]:
     """What is said of each of these sights, one after another."""
 
@@ -61,9 +65,9 @@ def told(
 
 
 def test_a_plug_that_is_pulled_for_a_moment_is_nothing_and_one_that_stays_out_is() -> None:
-    seen: list[Sight] = []
+    seen: list[OwnerSight] = []
     judge, clock = Yields(False, False, 0, lambda: seen[0]), Hand()
-    plugged, pulled = Sight(), Sight(on_battery=True)
+    plugged, pulled = OwnerSight(), OwnerSight(on_battery=True)
     assert told(judge, clock, [plugged, pulled, plugged, plugged], seen) == [None] * 4
     said = told(judge, clock, [pulled] * 3, seen)
     assert said == [None, None, REASONS["battery"]]
@@ -73,18 +77,18 @@ def test_a_plug_that_is_pulled_for_a_moment_is_nothing_and_one_that_stays_out_is
 
 
 def test_who_starts_on_battery_does_not_begin() -> None:
-    seen: list[Sight] = []
+    seen: list[OwnerSight] = []
     judge = Yields(False, False, 0, lambda: seen[0])
-    assert told(judge, Hand(), [Sight(on_battery=True)], seen) == [REASONS["battery"]]
+    assert told(judge, Hand(), [OwnerSight(on_battery=True)], seen) == [REASONS["battery"]]
     judge, clock = Yields(True, False, 0, lambda: seen[0]), Hand()
-    assert told(judge, clock, [Sight(on_battery=True)] * 9, seen) == [None] * 9
-    assert told(judge, clock, [Sight(is_metered=True)] * 9, seen)[-1] == REASONS["metered"]
+    assert told(judge, clock, [OwnerSight(on_battery=True)] * 9, seen) == [None] * 9
+    assert told(judge, clock, [OwnerSight(is_metered=True)] * 9, seen)[-1] == REASONS["metered"]
 
 
 def test_other_programs_count_from_the_given_share_on_and_if_they_stay() -> None:
-    seen: list[Sight] = []
+    seen: list[OwnerSight] = []
     judge, clock = Yields(False, False, 40, lambda: seen[0]), Hand()
-    calm, busy = Sight(busy_share=0.39), Sight(busy_share=0.41)
+    calm, busy = OwnerSight(busy_share=0.39), OwnerSight(busy_share=0.41)
     assert told(judge, clock, [calm] * 20, seen) == [None] * 20
     said = told(judge, clock, [busy] * 8, seen)
     assert said == [None] * 6 + [REASONS["busy"]] * 2
@@ -94,9 +98,9 @@ def test_other_programs_count_from_the_given_share_on_and_if_they_stay() -> None
 
 
 def test_who_resumes_takes_part_until_what_was_in_the_way_has_passed() -> None:
-    seen: list[Sight] = []
+    seen: list[OwnerSight] = []
     judge, clock = Yields(False, False, 0, lambda: seen[0]), Hand()
-    pulled, plugged = Sight(on_battery=True), Sight()
+    pulled, plugged = OwnerSight(on_battery=True), OwnerSight()
     assert told(judge, clock, [pulled], seen) == [REASONS["battery"]]
     judge.waive()
     assert told(judge, clock, [pulled] * 100, seen) == [None] * 100
@@ -183,7 +187,7 @@ def test_it_stays_away_while_the_owner_needs_the_machine(
 def test_a_process_that_takes_a_paused_ones_place_does_not_come_back_at_once(
     tmp_path: Path,
 ) -> None:
-    seen: list[Sight] = []
+    seen: list[OwnerSight] = []
     judge = yields_of(Settings(home=tmp_path, busy_percent=50), REASONS["busy"])
     assert judge is not None
     judge._look = lambda: seen[0]
@@ -192,8 +196,8 @@ def test_a_process_that_takes_a_paused_ones_place_does_not_come_back_at_once(
     async def first() -> str | None:
         live_by(clock)
         judge.is_away_for(REASONS["busy"])
-        seen[:] = [Sight()]
+        seen[:] = [OwnerSight()]
         return await judge.reason()
 
     assert asyncio.run(first()) == REASONS["busy"], "two looks tell what others use"
-    assert told(judge, clock, [Sight()] * 14, seen)[-1] is None
+    assert told(judge, clock, [OwnerSight()] * 14, seen)[-1] is None

@@ -51,7 +51,7 @@ def test_a_link_that_leads_another_way_is_measured_anew() -> None:
 
 def test_the_record_says_how_a_peer_is_reached() -> None:
     record = SelfRecord(Member(SECOND, 1), "00" * 32, device(), (), None)  # type: ignore[arg-type]
-    record.state_way_in((RELAYED,), Reachability.RELAYED)
+    record.state_reachability((RELAYED,), Reachability.RELAYED)
     made, _ = record.make(lambda payload: b"")
     assert (made.addresses, made.reachability) == ((RELAYED,), Reachability.RELAYED)
 

@@ -6,7 +6,13 @@ from collections.abc import Iterator
 import pytest
 
 from p2p_dtfm.daemon.machine.compute import Compute
-from p2p_dtfm.daemon.trainer.sample_writer import KEPT, PART_OF_TIME, TOKENS, Model, SampleWriter
+from p2p_dtfm.daemon.trainer.sample_writer import (
+    KEPT,
+    PART_OF_TIME,
+    TOKENS,
+    ModelSource,
+    SampleWriter,
+)
 from p2p_dtfm.train.data.tokenizer import ByteTokenizer
 from p2p_dtfm.train.model.gpt import layer_count
 from p2p_dtfm.train.model.layer_state import LayerState
@@ -31,7 +37,7 @@ class Case:
         self.states = {layer: LayerState.genesis(SPEC, layer) for layer in layers}
         self.saved: int | None = None
         self.told: list[Samples] = []
-        model = Model(SPEC, lambda: self.states, lambda: self.saved, self.load, 4)
+        model = ModelSource(SPEC, lambda: self.states, lambda: self.saved, self.load, 4)
         self.writer = SampleWriter(model, ByteTokenizer(), compute, self.told.append)
 
     async def load(self, layer: int, step: int) -> LayerState:

@@ -18,7 +18,7 @@ from p2p_dtfm.daemon.state_transfer.donor_choice import donors_of
 from p2p_dtfm.daemon.telemetry.run_history import RunHistory
 from p2p_dtfm.daemon.trainer.cut_transfers import Cuts
 from p2p_dtfm.daemon.trainer.followers import Followers
-from p2p_dtfm.daemon.trainer.place import Place
+from p2p_dtfm.daemon.trainer.place import PlaceInView
 from p2p_dtfm.daemon.trainer.step_loop import StepLoop
 from p2p_dtfm.daemon.trainer.trainer_state import Outlet, Tools, TrainerState
 from p2p_dtfm.net.streams.frames import FrameHeader, FrameKind
@@ -64,7 +64,7 @@ class Parts:
     line: Line
     state: TrainerState
     followers: Followers
-    place: Place
+    place: PlaceInView
     outlet: Outlet
 
 
@@ -86,14 +86,14 @@ def play(tmp_path: Path) -> Callable[..., None]:
 
         async def whole() -> None:
             followers = Followers(tools, outlet, state)
-            place = Place(tools, outlet, state, followers, Cuts(tools, outlet, state))
-            tools.donor.take_over(VIEW.id)
+            place = PlaceInView(tools, outlet, state, followers, Cuts(tools, outlet, state))
+            tools.stores.donor.take_over(VIEW.id)
             try:
                 await scenario(Parts(tools, line, state, followers, place, outlet))
             finally:
                 followers.stop_following()
                 followers.stop_guarding()
-                tools.donor.close()
+                tools.stores.donor.close()
                 tools.compute.close()
 
         asyncio.run(asyncio.wait_for(whole(), 20))

@@ -15,8 +15,8 @@ from p2p_dtfm.daemon.dashboard.waits import (
     WAITS_FOR_WORK,
     WAITS_OF_A_MACHINE,
     OwnWaits,
+    TaskWaits,
     Wait,
-    Waits,
 )
 from p2p_dtfm.daemon.node.action_loop import ActionLoop
 from p2p_dtfm.daemon.telemetry.problems import Sight, problems_in
@@ -30,7 +30,7 @@ def told_after(tmp_path: Path, seconds: int, *work: Coroutine[Any, Any, Any]) ->
     """What is told of tasks that do `work`, looked at each second of virtual time."""
 
     async def scene(swarm: Swarm) -> list[Wait]:
-        tasks, waits = [asyncio.create_task(each) for each in work], Waits()
+        tasks, waits = [asyncio.create_task(each) for each in work], TaskWaits()
         waits.look(tasks, 0.0)
         for _ in range(seconds):
             await asyncio.sleep(1)

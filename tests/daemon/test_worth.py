@@ -14,7 +14,7 @@ from p2p_dtfm.core.protocol.records import Device, Link, PeerRecord
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.daemon.machine.settings import Settings
 from p2p_dtfm.daemon.peers import doctor
-from p2p_dtfm.daemon.peers.checks.check import Check, Verdict
+from p2p_dtfm.daemon.peers.checks.check import Check, Grade
 from p2p_dtfm.daemon.peers.doctor import Examination, check_worth
 from p2p_dtfm.daemon.peers.facts import newcomer
 from p2p_dtfm.daemon.peers.facts.newcomer import Newcomer, within_limits
@@ -118,5 +118,5 @@ def test_of_a_run_by_invitation_nothing_is_promised(tmp_path: Path) -> None:
     machine = partial(within_limits, Settings())
     what = Examination(tmp_path, (), (), (AT,), "cpu", 1, run_spec(), machine, is_invited=True)
     (check,) = asyncio.run(check_worth(None, what))  # type: ignore[arg-type]  # nobody is asked
-    assert check.verdict is Verdict.SKIPPED
+    assert check.verdict is Grade.SKIPPED
     assert "its members tell only who has joined" in check.found

@@ -18,6 +18,7 @@ from p2p_dtfm.daemon.state_transfer.checkpoints import Checkpoints
 from p2p_dtfm.daemon.state_transfer.donor import Donor
 from p2p_dtfm.daemon.state_transfer.initial_states import InitialStates
 from p2p_dtfm.daemon.state_transfer.offers import Offers
+from p2p_dtfm.daemon.state_transfer.state_tools import StateStores, TowardsOthers
 from p2p_dtfm.daemon.telemetry.status import Status
 from p2p_dtfm.daemon.trainer.trainer_state import Outlet, Tools
 from p2p_dtfm.net.errors import Unreachable
@@ -96,7 +97,9 @@ def view_of(number: int, peer_count: int) -> View:
     return View(msgspec.structs.replace(found, number=number), plan)
 
 
-def trainer_tools(directory: Path, me: str = ME, messenger: Any = None) -> Tools:
+def trainer_tools(
+    directory: Path, me: str = ME, messenger: Any = None, blobs: Any = NO_BLOBS
+) -> Tools:
     (directory / "text").write_text("the quick brown fox jumps over the lazy dog. " * 200)
     notes = {"name": "a sentence", "licence": "CC0", "source": "here"}
     manifest = prepare([directory / "text"], directory / "data", context=32, **notes)
@@ -108,13 +111,12 @@ def trainer_tools(directory: Path, me: str = ME, messenger: Any = None) -> Tools
         me=me,
         spec=SPEC,
         batches=Batches(dataset, SPEC),
-        messenger=line,
-        bulk=line,
-        blobs=NO_BLOBS,
+        net=TowardsOthers(line, line, blobs, lambda payload: b""),
+        stores=StateStores(
+            InitialStates(SPEC, given, NO_BLOBS, compute, status, list),
+            Checkpoints(*saved),
+            Donor(line, line, compute, Offers(directory / "offers")),
+        ),
         compute=compute,
-        checkpoints=Checkpoints(*saved),
-        donor=Donor(line, line, compute, Offers(directory / "offers")),
-        initial=InitialStates(SPEC, given, NO_BLOBS, compute, status, list),
         status=status,
-        sign=lambda payload: b"",
     )

@@ -9,7 +9,7 @@ import msgspec
 import psutil
 import pytest
 
-from p2p_dtfm.daemon.telemetry.contribution import FILE, Kept
+from p2p_dtfm.daemon.telemetry.contribution import FILE, KeptTallies
 from p2p_dtfm.sim.scenario.files import read_run_spec
 from p2p_dtfm.testbed.local_swarm import Child, LocalSwarm
 from p2p_dtfm.train.model.gpt import layer_count
@@ -97,7 +97,7 @@ def test_a_complete_run_leaves_equal_boards_and_a_report_at_each_peer(demo_run: 
     boards = []
     for home in homes:
         (path,) = home.glob(f"runs/*/{FILE}")
-        tallies = msgspec.json.decode(path.read_bytes(), type=Kept).tallies
+        tallies = msgspec.json.decode(path.read_bytes(), type=KeptTallies).tallies
         assert tallies.step_count == 40
         boards.append(tallies.board())
         (report,) = home.glob("runs/*/report.html")

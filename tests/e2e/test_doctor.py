@@ -21,8 +21,8 @@ from p2p_dtfm.core.protocol.invited.line import open_line
 from p2p_dtfm.daemon.machine.settings import Settings
 from p2p_dtfm.daemon.peers import doctor
 from p2p_dtfm.daemon.peers.checks import this_machine
-from p2p_dtfm.daemon.peers.checks.check import Check, Verdict
-from p2p_dtfm.daemon.peers.checks.kernel import Way, check_kernel, ways_of
+from p2p_dtfm.daemon.peers.checks.check import Check, Grade
+from p2p_dtfm.daemon.peers.checks.kernel import MeasuredWay, check_kernel, ways_of
 from p2p_dtfm.daemon.peers.checks.ports import check_ports
 from p2p_dtfm.daemon.peers.checks.this_machine import check_devices, check_disk
 from p2p_dtfm.daemon.peers.doctor import Examination, check_reachability
@@ -212,24 +212,24 @@ def test_a_wrong_clock(ahead_s: float, verdict: str, tmp_path: Path) -> None:
 def test_a_home_that_is_no_directory(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     check = check_disk(tmp_path / "file" / "home")
-    assert check.verdict is Verdict.FAILED and str(tmp_path / "file") in check.found
+    assert check.verdict is Grade.FAILED and str(tmp_path / "file") in check.found
 
 
 def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(this_machine, "DISK_NEEDED_BYTES", 1 << 60)
     check = check_disk(tmp_path / "not" / "yet" / "there")
-    assert check.verdict is Verdict.FAILED and "--home DIR" in check.fix
+    assert check.verdict is Grade.FAILED and "--home DIR" in check.fix
 
 
 def test_a_port_in_use() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         address = f"/ip4/127.0.0.1/tcp/{port}"
-        assert next(check_ports([address], False)).verdict is Verdict.FAILED
-        assert next(check_ports([address], True)).verdict is Verdict.OK
-    assert next(check_ports([address], False)).verdict is Verdict.OK
-    assert next(check_ports([LOOPBACK], False)).verdict is Verdict.OK
-    assert next(check_ports(["127.0.0.1:80"], False)).verdict is Verdict.FAILED
+        assert next(check_ports([address], False)).verdict is Grade.FAILED
+        assert next(check_ports([address], True)).verdict is Grade.OK
+    assert next(check_ports([address], False)).verdict is Grade.OK
+    assert next(check_ports([LOOPBACK], False)).verdict is Grade.OK
+    assert next(check_ports(["127.0.0.1:80"], False)).verdict is Grade.FAILED
 
 
 def test_the_port_above_is_looked_at_where_direct_lines_come_in() -> None:
@@ -237,24 +237,24 @@ def test_the_port_above_is_looked_at_where_direct_lines_come_in() -> None:
         above = server.getsockname()[1]
         address = f"/ip4/127.0.0.1/tcp/{above - 1}"
         (check,) = check_ports([address], False, True)
-        assert check.verdict is Verdict.WARNING and f"{above}, where direct" in check.found
+        assert check.verdict is Grade.WARNING and f"{above}, where direct" in check.found
         assert f"sport = :{above}" in check.fix
         (check,) = check_ports([address], False, False)
-        assert check.verdict is Verdict.OK and str(above) not in check.found
+        assert check.verdict is Grade.OK and str(above) not in check.found
     (check,) = check_ports([address], False, True)
-    assert check.verdict is Verdict.OK and f"so is {above}, for direct lines" in check.found
+    assert check.verdict is Grade.OK and f"so is {above}, for direct lines" in check.found
 
 
 def test_a_check_for_each_of_several_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = with_sizes(read_run_spec("tiny"))
     two = list(check_devices("cpu, emulated:1,cpu", 3, spec))
-    assert [check.verdict for check in two] == [Verdict.OK, Verdict.OK]
+    assert [check.verdict for check in two] == [Grade.OK, Grade.OK]
     nothing = subprocess.CompletedProcess((), 0, stdout="")
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: nothing)
     (all_of_them,) = check_devices("all", 1, spec)  # no accelerator: the processor
-    assert all_of_them.verdict is Verdict.OK
+    assert all_of_them.verdict is Grade.OK
     (wrong,) = check_devices("cpu,gpu", 1, spec)
-    assert wrong.verdict is Verdict.FAILED and "no list of devices" in wrong.found
+    assert wrong.verdict is Grade.FAILED and "no list of devices" in wrong.found
 
 
 def kernel(folder: Path, receive: int, send: int, control: str, *others: str) -> Path:
@@ -271,30 +271,30 @@ def kernel(folder: Path, receive: int, send: int, control: str, *others: str) ->
 
 def test_what_the_kernel_lets_a_connection_carry(tmp_path: Path) -> None:
     usual = kernel(tmp_path, 6 << 20, 4 << 20, "cubic", "bbr")
-    near, far = Way(125_000_000, 0.0005), Way(60_000_000, 0.15)
+    near, far = MeasuredWay(125_000_000, 0.0005), MeasuredWay(60_000_000, 0.15)
     check = check_kernel([near], usual)
-    assert check.verdict is Verdict.OK, "for short ways all is well"
+    assert check.verdict is Grade.OK, "for short ways all is well"
     assert "cubic; a buffer of 4.00 MiB carries 168 Mbit/s over 100 ms" in check.found
     assert "tcp_congestion_control=bbr" in check.fix and "rmem" not in check.fix
     check = check_kernel([near, far], usual)
-    assert check.verdict is Verdict.WARNING and "480 Mbit/s over 150 ms" in check.found
+    assert check.verdict is Grade.WARNING and "480 Mbit/s over 150 ms" in check.found
     assert check.fix.startswith(
         "sudo sysctl -w net.ipv4.tcp_rmem='4096 131072 67108864' "
         "net.ipv4.tcp_wmem='4096 16384 67108864' net.ipv4.tcp_congestion_control=bbr"
     )
     check = check_kernel([], usual)
-    assert check.verdict is Verdict.OK and "for 1.00 Gbit/s, if your line has it" in check.found
+    assert check.verdict is Grade.OK and "for 1.00 Gbit/s, if your line has it" in check.found
     assert "'4096 131072 33554432'" in check.found
     check = check_kernel([far], kernel(tmp_path, 64 << 20, 64 << 20, "bbr"))
-    assert check.verdict is Verdict.OK and not check.fix
+    assert check.verdict is Grade.OK and not check.fix
     (tmp_path / "tcp_wmem").unlink()
-    assert check_kernel([far], tmp_path).verdict is Verdict.SKIPPED
+    assert check_kernel([far], tmp_path).verdict is Grade.SKIPPED
 
 
 def test_the_ways_are_those_that_the_daemon_itself_has_measured() -> None:
     link = {"round_trip_ns": 20_000_000, "bytes_per_s": 1_000}
     members = [{"peer_id": "me", "links": {"b": link}}, {"peer_id": "b", "links": {"c": link}}]
-    assert ways_of(members, "me") == [Way(1_000, 0.02)]
+    assert ways_of(members, "me") == [MeasuredWay(1_000, 0.02)]
     assert ways_of(members, "c") == [] and ways_of(None, None) == []
 
 
@@ -309,27 +309,27 @@ def seen_by(listen: str, announce: tuple[str, ...] = (), takes_lines: bool = Tru
 @pytest.mark.parametrize(
     ("address", "verdict", "word"),
     [
-        ("/ip4/8.8.8.8/tcp/4001", Verdict.OK, "public address 8.8.8.8"),
-        ("/ip4/192.168.1.5/tcp/4001", Verdict.WARNING, "router to 192.168.1.5"),
+        ("/ip4/8.8.8.8/tcp/4001", Grade.OK, "public address 8.8.8.8"),
+        ("/ip4/192.168.1.5/tcp/4001", Grade.WARNING, "router to 192.168.1.5"),
     ],
 )
-def test_reachability_as_far_as_it_can_be_told(address: str, verdict: Verdict, word: str) -> None:
+def test_reachability_as_far_as_it_can_be_told(address: str, verdict: Grade, word: str) -> None:
     check = check_reachability([f"{address}/p2p/{SOMEBODY}"], seen_by("/ip4/0.0.0.0/tcp/4001"))
     assert check.verdict is verdict
     assert word in check.found + check.fix
-    assert verdict is Verdict.OK or "TCP ports 4001 and 4002" in check.fix
+    assert verdict is Grade.OK or "TCP ports 4001 and 4002" in check.fix
 
 
 def test_loopback_and_announced_addresses() -> None:
     check = check_reachability([f"{LOOPBACK}/p2p/{SOMEBODY}"], seen_by(LOOPBACK))
-    assert check.verdict is Verdict.WARNING and "no other machine" in check.found
+    assert check.verdict is Grade.WARNING and "no other machine" in check.found
     check = check_reachability([], seen_by("/ip4/0.0.0.0/tcp/1", ("/ip4/8.8.8.8/tcp/1",)))
-    assert check.verdict is Verdict.OK and "/ip4/8.8.8.8/tcp/1" in check.found
+    assert check.verdict is Grade.OK and "/ip4/8.8.8.8/tcp/1" in check.found
 
 
 def test_exit_codes() -> None:
-    fine = Check("disk", Verdict.OK, "")
-    lost = Check("initial peer", Verdict.FAILED, "")
+    fine = Check("disk", Grade.OK, "")
+    lost = Check("initial peer", Grade.FAILED, "")
     assert doctor.exit_code([fine]) == 0
     assert doctor.exit_code([fine, lost]) == 6
-    assert doctor.exit_code([lost, Check("disk", Verdict.FAILED, "")]) == 2
+    assert doctor.exit_code([lost, Check("disk", Grade.FAILED, "")]) == 2

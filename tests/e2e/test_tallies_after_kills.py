@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from p2p_dtfm.daemon.telemetry.contribution import FILE, Kept
+from p2p_dtfm.daemon.telemetry.contribution import FILE, KeptTallies
 from p2p_dtfm.net.contacts.identity import Identity
 from p2p_dtfm.testbed.local_swarm import Child, LocalSwarm
 from p2p_dtfm.train.model.gpt import layer_count
@@ -17,9 +17,9 @@ STEPS = 500
 MODEL = {"layers": 4, "width": 64, "heads": 2, "context": 64, "vocabulary": 256}
 
 
-def kept(child: Child) -> Kept:
+def kept(child: Child) -> KeptTallies:
     (path,) = child.home.glob(f"runs/*/{FILE}")
-    return msgspec.json.decode(path.read_bytes(), type=Kept)
+    return msgspec.json.decode(path.read_bytes(), type=KeptTallies)
 
 
 def peer_id_of(child: Child) -> str:

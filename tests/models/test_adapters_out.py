@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from p2p_dtfm.core.protocol.sections.lora_spec import LoraSpec
 from p2p_dtfm.train.data.blob_store import BlobStore
 from p2p_dtfm.train.hugging_face.export import export_hugging_face
-from p2p_dtfm.train.hugging_face.model_card import Told
+from p2p_dtfm.train.hugging_face.model_card import KnownOfModel
 from p2p_dtfm.train.hugging_face.peft_adapter import export_adapter
 from p2p_dtfm.train.model.checkpoint import save_layers
 from tests.models.families import losses_of
@@ -62,7 +62,7 @@ def test_an_adapter_goes_out_without_the_model(tmp_path: Path) -> None:
     spec, states, checkpoint = trained("llama", tmp_path)
     for path in (checkpoint.parents[1] / "blobs").iterdir():
         path.unlink()
-    export_adapter(checkpoint, tmp_path / "out", Told())
+    export_adapter(checkpoint, tmp_path / "out", KnownOfModel())
     tensors = load_file(tmp_path / "out" / "adapter_model.safetensors")
     assert len(tensors) == 2 * 7 * spec.model.layers
     name = "base_model.model.model.layers.1.mlp.down_proj.lora_A.weight"
@@ -78,7 +78,7 @@ def test_an_adapter_goes_out_without_the_model(tmp_path: Path) -> None:
 def test_peft_reads_the_adapter(case: str, tmp_path: Path) -> None:
     peft = pytest.importorskip("peft", reason=PEFT)
     spec, states, checkpoint = trained(case, tmp_path)
-    export_adapter(checkpoint, tmp_path / "out", Told())
+    export_adapter(checkpoint, tmp_path / "out", KnownOfModel())
     tokens = tokens_of(spec)
     model = peft.PeftModel.from_pretrained(their_model(tmp_path / "hf"), tmp_path / "out")
     expected = logits_here(states, tokens)
@@ -91,7 +91,7 @@ def test_twenty_steps_equal_those_of_peft(tmp_path: Path) -> None:
     torch.set_num_threads(1)
     spec = imported(tmp_path, LoraSpec(rank=4, alpha=8, targets=EVERY), num_hidden_layers=3)
     checkpoint = save_layers(tmp_path / "first", spec, 0, 0, first_states(tmp_path, spec))
-    export_adapter(checkpoint, tmp_path / "adapter", Told())
+    export_adapter(checkpoint, tmp_path / "adapter", KnownOfModel())
     model = peft.PeftModel.from_pretrained(
         their_model(tmp_path / "hf"), tmp_path / "adapter", is_trainable=True
     )

@@ -7,7 +7,7 @@ from p2p_dtfm.cli.commands.models import told_of
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.train.data.manifest import Notes
 from p2p_dtfm.train.hugging_face.export import export_hugging_face
-from p2p_dtfm.train.hugging_face.model_card import Told, model_card
+from p2p_dtfm.train.hugging_face.model_card import KnownOfModel, model_card
 from p2p_dtfm.train.model.checkpoint import save_layers
 from tests.models.conftest import make_spec, random_states
 
@@ -43,13 +43,13 @@ def test_the_card_says_what_the_home_knows(tmp_path: Path) -> None:
 def test_a_founders_words_stay_words() -> None:
     spec: RunSpec = make_spec()
     notes = Notes("a | b\n# big", "[MIT](https://x)", "")
-    card = model_card(spec, 3, Told(notes=notes))
+    card = model_card(spec, 3, KnownOfModel(notes=notes))
     assert "| name | a \\| b \\# big |" in card and "\\[MIT\\]" in card
     assert "## Loss" not in card and "## Members" not in card
 
 
 def test_a_long_curve_is_cut_to_a_few_rows() -> None:
     curve = [(step, 1.0) for step in range(1000)]
-    card = model_card(make_spec(), 1000, Told(losses=curve))
+    card = model_card(make_spec(), 1000, KnownOfModel(losses=curve))
     assert card.count("training, step") == 12
     assert "training, step 0 |" in card and "training, step 999 |" in card

@@ -29,7 +29,7 @@ def no_daemon_is_left(tmp_path: Path):
 
 
 def status_of(child: Child) -> dict:
-    return child.status() or {"way_in": {}}
+    return child.status() or {"reachability": {}}
 
 
 def links_of(child: Child) -> dict[str, dict]:
@@ -71,9 +71,11 @@ def test_peers_behind_routers_train_and_outlive_a_relay(tmp_path: Path) -> None:
         others = [swarm.daemon(home, [*own, "--run-digest", digest]) for home, _ in homes[1:]]
         everyone = [founder, *others]
         for child, (_, router) in zip(everyone, homes, strict=True):
-            wait_until(lambda c=child: len(status_of(c)["way_in"].get("relays", ())) == 2, "relays")
-            assert status_of(child)["way_in"]["reachability"] == "relayed"
-            assert status_of(child)["way_in"]["public_host"] == router
+            wait_until(
+                lambda c=child: len(status_of(c)["reachability"].get("relays", ())) == 2, "relays"
+            )
+            assert status_of(child)["reachability"]["reachability"] == "relayed"
+            assert status_of(child)["reachability"]["public_host"] == router
 
         wait_until(lambda: step_of(founder) >= 5, "they train")
         straight, crooked = (status_of(child)["peer_id"] for child in others)

@@ -8,12 +8,12 @@ from typing import Any, cast
 
 import pytest
 
-from p2p_dtfm.net.direct.line import Line
+from p2p_dtfm.net.direct.line import DirectLine
 
-Begin = Callable[[Line], Awaitable[object]]
+Begin = Callable[[DirectLine], Awaitable[object]]
 
 
-class EndsFirst(Line):
+class EndsFirst(DirectLine):
     """Its thread ends after the job was put into the queue, and before it is woken."""
 
     ends = False

@@ -14,7 +14,13 @@ from p2p_dtfm.cli.scenarios.advise import toml_of
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.run_spec import RunSpec, parse_run_spec
 from p2p_dtfm.sim.advice import sweep
-from p2p_dtfm.sim.advice.choices import DIMENSIONS, Choice, dimensions_in, neighbours, starts
+from p2p_dtfm.sim.advice.choices import (
+    DIMENSIONS,
+    SettingsChoice,
+    dimensions_in,
+    neighbours,
+    starts,
+)
 from p2p_dtfm.sim.advice.hiring import hire
 from p2p_dtfm.sim.advice.loss_costs import EXACT, loss_cost
 from p2p_dtfm.sim.scenario.files import (
@@ -168,7 +174,7 @@ def outer_of(spec: RunSpec) -> tuple[float, float]:
     return spec.sync.outer_learning_rate, spec.sync.outer_momentum
 
 
-def one_of(choices: Iterable[Choice], name: str, value: object) -> Choice:
+def one_of(choices: Iterable[SettingsChoice], name: str, value: object) -> SettingsChoice:
     return next(each for each in choices if dict(each.settings).get(name) == value)
 
 

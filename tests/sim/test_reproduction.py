@@ -15,7 +15,7 @@ from p2p_dtfm.sim.paper.cost import matching, paper_plan, path_ns, shortest_path
 from p2p_dtfm.sim.paper.evaluation import Evaluator, shortest_path_ns
 from p2p_dtfm.sim.paper.evolution import evolve
 from p2p_dtfm.sim.paper.published import published_rows
-from p2p_dtfm.sim.reproduction.bars import Kind
+from p2p_dtfm.sim.reproduction.bars import FigureKind
 from p2p_dtfm.sim.reproduction.convergence import case_problem, shuffled
 from p2p_dtfm.sim.reproduction.story import REACHED
 from tests.programs import skip_without
@@ -62,7 +62,7 @@ def test_the_page_is_whole_and_nothing_sticks_out(made, page: Page, width: int, 
 def test_every_bar_and_curve_has_its_kind_and_its_source(made) -> None:
     out, told = made
     assert json.loads((out / "bars.json").read_text()) == told
-    kinds = {kind.value for kind in Kind}
+    kinds = {kind.value for kind in FigureKind}
     for each in [*told["bars"], *told["curves"]]:
         assert each["kind"] in kinds and each["source"].strip()
     page = (out / "index.html").read_text()

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from p2p_dtfm.cli.app import app
 from p2p_dtfm.cli.commands import plan  # noqa: F401  (registers the command)
-from p2p_dtfm.sim.reproduction.bars import Kind
+from p2p_dtfm.sim.reproduction.bars import FigureKind
 from p2p_dtfm.sim.reproduction.swarm import swarm_bars
 from tests.programs import skip_without
 from tests.sim.test_simulate_command import call_json
@@ -41,7 +41,7 @@ to = "*"
 latency_ms = 20.0
 bandwidth_mbps = 500.0
 """
-KINDS = {kind.value for kind in Kind}
+KINDS = {kind.value for kind in FigureKind}
 
 
 def typed(*arguments: str) -> dict:

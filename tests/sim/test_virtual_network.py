@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2p_dtfm.core.virtual.virtual_network import VirtualNetwork
+from p2p_dtfm.core.virtual.virtual_network import TransferNetwork
 from p2p_dtfm.core.virtual.virtual_time import VirtualTime
 from p2p_dtfm.sim.scenario.scenario import lines_of
 from tests.sim.sim_support import equal_peers
@@ -20,7 +20,7 @@ def arrivals(
 ) -> list[int]:
     """Send (time ms, origin, to, bytes) messages; when each arrives, in ns."""
     time = VirtualTime()
-    network = VirtualNetwork(time, lines_of(equal_peers(6, limits=limits)), overhead_ns=0)
+    network = TransferNetwork(time, lines_of(equal_peers(6, limits=limits)), overhead_ns=0)
     arrived = [0] * len(messages)
 
     def note(number: int) -> None:

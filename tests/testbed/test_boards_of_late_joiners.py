@@ -27,7 +27,7 @@ from p2p_dtfm.core.transcript.entries import (
 )
 from p2p_dtfm.daemon.proof import of_others
 from p2p_dtfm.daemon.proof.transcript_file import FILE_NAME
-from p2p_dtfm.daemon.telemetry.contribution import FILE, Kept
+from p2p_dtfm.daemon.telemetry.contribution import FILE, KeptTallies
 from p2p_dtfm.net.contacts.identity import Identity, verify
 from p2p_dtfm.sim.scenario.files import read_run_spec
 from p2p_dtfm.testbed.virtual.peer import Peer
@@ -76,9 +76,9 @@ def history(run: Path, tmp_path_factory: pytest.TempPathFactory) -> History:
     return found[0]
 
 
-def kept(peer: Peer) -> Kept:
+def kept(peer: Peer) -> KeptTallies:
     (path,) = peer.home.glob(f"runs/*/{FILE}")
-    return msgspec.json.decode(path.read_bytes(), type=Kept)
+    return msgspec.json.decode(path.read_bytes(), type=KeptTallies)
 
 
 def transcript_of(peer: Peer) -> Path:
@@ -188,7 +188,7 @@ async def killed_and_back(swarm: Swarm, victim: Peer, away_steps: int) -> None:
     await swarm.until(lambda: victim.step() >= at + 3, "it is back", 120)
 
 
-def ever_tokens(given: Kept) -> float:
+def ever_tokens(given: KeptTallies) -> float:
     return given.older.tokens + sum(day.tokens for day in given.days.values())
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from p2p_dtfm.core.commit.shares import Tallies
 from p2p_dtfm.daemon.peers.run_source import RunComplete
-from p2p_dtfm.daemon.telemetry.contribution import FILE, Kept
+from p2p_dtfm.daemon.telemetry.contribution import FILE, KeptTallies
 from p2p_dtfm.sim.scenario.files import read_run_spec
 from p2p_dtfm.testbed.virtual.peer import Peer
 from p2p_dtfm.testbed.virtual.seeds.faults import Fault, Schedule
@@ -148,9 +148,9 @@ def _tallies(peer: Peer) -> Tallies:
     return _kept(peer).tallies
 
 
-def _kept(peer: Peer) -> Kept:
+def _kept(peer: Peer) -> KeptTallies:
     (path,) = peer.home.glob(f"runs/*/{FILE}")
-    return msgspec.json.decode(path.read_bytes(), type=Kept)
+    return msgspec.json.decode(path.read_bytes(), type=KeptTallies)
 
 
 def _views(peer: Peer) -> list[list[str]]:

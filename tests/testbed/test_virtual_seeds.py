@@ -25,7 +25,7 @@ from p2p_dtfm.testbed.virtual.seeds.faults import KINDS, NAMES, Fault, Schedule,
 from p2p_dtfm.testbed.virtual.seeds.nudges import Nudges
 from p2p_dtfm.testbed.virtual.seeds.player import Player
 from p2p_dtfm.testbed.virtual.seeds.playing import Play, Played, play_seed
-from p2p_dtfm.testbed.virtual.seeds.reached import Lines
+from p2p_dtfm.testbed.virtual.seeds.reached import LinesReached
 from p2p_dtfm.testbed.virtual.seeds.shrink import shrunk
 from p2p_dtfm.testbed.virtual.seeds.waits import Waits
 from p2p_dtfm.testbed.virtual.swarm import Swarm, play
@@ -235,7 +235,7 @@ def objects(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.mark.usefixtures("objects")
 def test_what_is_reached_is_what_was_run_while_it_was_watched() -> None:
-    lines, plan = Lines(), SimpleNamespace(pipelines=(1, 2))
+    lines, plan = LinesReached(), SimpleNamespace(pipelines=(1, 2))
     spec: Any = SimpleNamespace(microbatches_per_step=4, evaluation_microbatches=3)
     plain: Any = SimpleNamespace(places_of=lambda me: ())
 

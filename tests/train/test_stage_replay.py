@@ -12,8 +12,8 @@ from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.train.stage.replay.work import (
     ACTIVATION,
     GRADIENT,
-    Edge,
     Frame,
+    ReplayedEdge,
     SegmentParts,
     bytes_of,
     chunk_digest,
@@ -48,9 +48,9 @@ def frame(codec: str, values: Tensor) -> Frame:
     return Frame(codec, bytes(memoryview(codec_of(codec, SPEC.codecs).encode(values)).cast("B")))
 
 
-def edge(number: int, codec: str = "fp32") -> Edge:
+def edge(number: int, codec: str = "fp32") -> ReplayedEdge:
     came, back = frame(codec, boundary(number)), frame(codec, boundary(100 + number))
-    return Edge(came, back, codec, codec)
+    return ReplayedEdge(came, back, codec, codec)
 
 
 def work(layers: tuple[int, ...], codec: str, recompute: bool):

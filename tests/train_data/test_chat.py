@@ -18,8 +18,8 @@ from p2p_dtfm.core.protocol.run_spec import AuditSpec, DataSpec
 from p2p_dtfm.train.data.blob_store import BlobStore
 from p2p_dtfm.train.data.chat.conversations import (
     Exchange,
-    LeftOut,
     Message,
+    RowsLeftOut,
     conversation_files,
     read_conversations,
 )
@@ -215,7 +215,7 @@ def test_the_same_rows_are_read_in_every_form(form: str, tmp_path: Path) -> None
         (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     files = conversation_files([folder], tmp_path / "out")
     assert [path.parent for path in files] == [folder]
-    left_out = LeftOut()
+    left_out = RowsLeftOut()
     found = [each for each, _, _ in read_conversations(files, left_out)]
     assert found == [each for each, _, _ in read_conversations([plain], left_out)]
     assert len(found) == 30 and str(left_out) == "nothing"

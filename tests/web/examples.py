@@ -19,7 +19,7 @@ from p2p_dtfm.sim.scenario.scenario_snapshot import scenario_snapshot
 from p2p_dtfm.web.api import Action
 from p2p_dtfm.web.state import (
     BoardRow,
-    Contribution,
+    ContributionBoard,
     Course,
     DashboardState,
     Event,
@@ -205,7 +205,7 @@ def _events(order: tuple[str, ...], me: str) -> tuple[Event, ...]:
     )
 
 
-def _contribution(view: ViewState) -> Contribution:
+def _contribution(view: ViewState) -> ContributionBoard:
     given = Given(61_200, 512, 3_910.0, 201_000_000, 43_500_000)
     holders = [peer for peer in view.peers if peer.pipeline is not None]
     board = tuple(
@@ -214,7 +214,7 @@ def _contribution(view: ViewState) -> Contribution:
     )
     ever = msgspec.structs.replace(given, steps=901)
     course = Course(began_s=NOW_S - 8000, losses=1)
-    return Contribution(given, given, ever, board, 690, 60_000.0, 1_200.0, course)
+    return ContributionBoard(given, given, ever, board, 690, 60_000.0, 1_200.0, course)
 
 
 SAMPLES = Samples(

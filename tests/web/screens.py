@@ -20,7 +20,7 @@ from p2p_dtfm.daemon.dashboard.report_file import next_commands
 from p2p_dtfm.daemon.machine.home import default_home
 from p2p_dtfm.daemon.telemetry.problems import Sight, problems_in
 from p2p_dtfm.daemon.telemetry.status import State
-from p2p_dtfm.web.state import DashboardState, Event, Live, Timeline, ViewState, Worth
+from p2p_dtfm.web.state import DashboardState, Event, Live, MeasuredWorth, Timeline, ViewState
 from tests.web.chromium import Page, chromium
 from tests.web.examples import NOW_S, Example, example, sixty_four
 from tests.web.serving import TOKEN, served
@@ -52,7 +52,7 @@ def _swarm(peers: int) -> Example:
     names = ("london-1", "london-2", "berlin-1")[:peers]
     made = example("two-cities", "tiny", min(2, peers), steps=120, step_ns=380_000_000, only=names)
     if peers > 1:
-        made.change_live(worth=Worth(2_700.0, 1, 4_042.0, peers))
+        made.change_live(worth=MeasuredWorth(2_700.0, 1, 4_042.0, peers))
     return made
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from p2p_dtfm.core.protocol.invited.line import open_line
 from p2p_dtfm.web.qr import qr_picture
-from p2p_dtfm.web.state import Event, Timeline, ViewState, Worth
+from p2p_dtfm.web.state import Event, MeasuredWorth, Timeline, ViewState
 from tests.e2e.helpers import wait_until
 from tests.programs import skip_without
 from tests.web import chromium as browser
@@ -296,8 +296,8 @@ def test_whether_this_peer_is_useful_is_said_once_it_is_measured(page: Page) -> 
     page.set_view(1440, 900)
     part = "(document.querySelector('#part')?.textContent ?? '')"
 
-    def measured(now: float | None) -> Worth:
-        return Worth(
+    def measured(now: float | None) -> MeasuredWorth:
+        return MeasuredWorth(
             before_tokens_per_s=2000.0, before_members=1, now_tokens_per_s=now, now_members=2
         )
 

@@ -24,7 +24,7 @@ from p2p_dtfm.daemon.dashboard.report_file import next_commands
 from p2p_dtfm.daemon.machine.local_client import ask_daemon
 from p2p_dtfm.sim.scenario.files import find_run_spec, read_run_spec, read_scenario
 from p2p_dtfm.testbed.local_swarm import Child, LocalSwarm
-from p2p_dtfm.testbed.scenario_swarm import SHAPE_FILE, Player, cast_scenario, threads_of
+from p2p_dtfm.testbed.scenario_swarm import SHAPE_FILE, PlayedPeer, cast_scenario, threads_of
 from p2p_dtfm.testbed.swarm_directory import kept_directory, processes_left
 
 POLL_S = 0.5
@@ -89,7 +89,7 @@ def demo(
             first, address = swarm.found(run_arguments, founder.name)
             _tell_dashboard(console, first)
 
-            def join(player: Player) -> None:
+            def join(player: PlayedPeer) -> None:
                 swarm.join(address, player.arguments, player.name)
 
             for player in others[: len(others) - late]:
@@ -111,11 +111,11 @@ def demo(
 
 def _cast(
     swarm: LocalSwarm, scenario_name: str | None, peers: int | None, console: Console
-) -> list[Player]:
+) -> list[PlayedPeer]:
     """Who plays whom. Raises `UserError`."""
     if scenario_name is None:
         homes = [swarm.home(number) for number in range(4 if peers is None else peers)]
-        players = [Player(home.name, home, (), emulated=False) for home in homes]
+        players = [PlayedPeer(home.name, home, (), emulated=False) for home in homes]
     else:
         if peers is not None:
             raise UserError("a scenario says which peers there are", "leave out --peers")
@@ -177,7 +177,7 @@ def _tell_dashboard(console: Console, child: Child) -> None:
 
 
 def _watch(
-    swarm: LocalSwarm, join: Callable[[Player], None], late: list[Player], console: Console
+    swarm: LocalSwarm, join: Callable[[PlayedPeer], None], late: list[PlayedPeer], console: Console
 ) -> None:
     began_s = time.monotonic()
     with _display(console) as show:

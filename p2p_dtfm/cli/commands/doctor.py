@@ -54,7 +54,7 @@ def doctor(
 ) -> None:
     """Find what would keep this machine from taking part, and say what to do about it."""
     from p2p_dtfm.daemon.machine.settings import resolve
-    from p2p_dtfm.daemon.peers.checks.check import Check, Verdict
+    from p2p_dtfm.daemon.peers.checks.check import Check, Grade
     from p2p_dtfm.daemon.peers.doctor import Examination, examine, exit_code
     from p2p_dtfm.daemon.peers.facts.newcomer import within_limits
     from p2p_dtfm.daemon.peers.guests.pasted_line import addresses_of, is_invited, run_digest_of
@@ -102,7 +102,7 @@ def doctor(
             f"{_MARKS[check.verdict]} [bold]{check.name:<13}[/bold]", end="", soft_wrap=True
         )
         console.print(check.found, markup=False, highlight=False, soft_wrap=True)
-        if check.fix and check.verdict is not Verdict.OK:
+        if check.fix and check.verdict is not Grade.OK:
             console.print(
                 f"{'':<21}fix: {check.fix}", markup=False, highlight=False, soft_wrap=True
             )

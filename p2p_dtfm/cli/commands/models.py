@@ -16,7 +16,7 @@ from p2p_dtfm.core.protocol.facts.in_words import counted
 if TYPE_CHECKING:
     from p2p_dtfm.core.protocol.sections.lora_spec import LoraSpec
     from p2p_dtfm.train.data import Tokenizer
-    from p2p_dtfm.train.hugging_face.model_card import Told
+    from p2p_dtfm.train.hugging_face.model_card import KnownOfModel
 
 
 class ExportFormat(StrEnum):
@@ -189,15 +189,15 @@ def _export_adapter(directory: Path, out: Path) -> None:
     )
 
 
-def told_of(directory: Path) -> "Told":
+def told_of(directory: Path) -> "KnownOfModel":
     """What the home of a checkpoint knows of the run, as far as its files are there."""
     from p2p_dtfm.core.protocol.errors import PeerFault
     from p2p_dtfm.train.data import BlobStore, load_manifest
-    from p2p_dtfm.train.hugging_face.model_card import Told
+    from p2p_dtfm.train.hugging_face.model_card import KnownOfModel
     from p2p_dtfm.train.model.checkpoint import read_manifest
 
     if not (directory / "manifest.json").is_file():
-        return Told()  # imported, and not trained here
+        return KnownOfModel()  # imported, and not trained here
     manifest = read_manifest(directory)
     run = directory.parents[1]
     notes = None
@@ -206,7 +206,7 @@ def told_of(directory: Path) -> "Told":
         with contextlib.suppress(UserError, PeerFault):
             notes = load_manifest(path).notes if path is not None else None
     steps, members = _history(run, manifest.step)
-    return Told(
+    return KnownOfModel(
         tokens=manifest.committed_tokens,
         notes=notes,
         members=sorted(members),

@@ -13,13 +13,13 @@ from rich.text import Text
 
 from p2p_dtfm.cli.app import GlobalBatchOption, HomeOption, JsonOption, LayersOption, app
 from p2p_dtfm.cli.commands.swarm import IdsOption, how_to_call
-from p2p_dtfm.cli.scenarios.advise import Wish, advise_on
+from p2p_dtfm.cli.scenarios.advise import AdviceWish, advise_on
 from p2p_dtfm.cli.scenarios.plan_scenario import (
     DEFAULT_RUN,
     PAPER_STAGES,
     Cost,
     Objective,
-    Question,
+    PlanQuestion,
     plan_scenario,
     write_graph,
 )
@@ -115,14 +115,17 @@ def plan(
             )
         _refuse_advised(context)
         advise_on(
-            Wish(scenario, run or DEFAULT_RUN, layers, global_batch, what_if), vary, out, as_json
+            AdviceWish(scenario, run or DEFAULT_RUN, layers, global_batch, what_if),
+            vary,
+            out,
+            as_json,
         )
         return
     if scenario is not None:
         if cost is not Cost.PAPER:
             _refuse_stepwise(context)
         plan_scenario(
-            Question(
+            PlanQuestion(
                 scenario, run, layers, global_batch, cost, stages or PAPER_STAGES, replicas,
                 what_if, explained, as_json, svg, html, graphml, objective,
             )

@@ -16,7 +16,7 @@ from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.sim.reproduction.named_steps import (
     PlanName,
-    Question,
+    StepQuestion,
     named_step,
     question_of,
     recomputing,
@@ -111,7 +111,7 @@ def simulate(
     typer.echo(json.dumps(result) if as_json else _table(result))
 
 
-def _result(question: Question, name: PlanName, plan: Plan, step: StepTime) -> dict[str, Any]:
+def _result(question: StepQuestion, name: PlanName, plan: Plan, step: StepTime) -> dict[str, Any]:
     spec = question.spec
     sequences = step.microbatches * spec.batch.microbatch
     seconds = step.total_ns / 1e9

@@ -20,7 +20,7 @@ from p2p_dtfm.sim.scenario.what_if import what_if
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class AdviceWish:
     """What is to be advised on."""
 
     scenario: str
@@ -34,7 +34,7 @@ class Wish:
         return self.scenario if self.change is None else f"{self.scenario} with {self.change}"
 
 
-def advise_on(wish: Wish, vary: str | None, out: Path | None, as_json: bool) -> None:
+def advise_on(wish: AdviceWish, vary: str | None, out: Path | None, as_json: bool) -> None:
     """Print the frontier, and write the run spec that is advised. Raises `UserError`."""
     dimensions = dimensions_in(vary)
     check_writable(out, "--out")

@@ -51,7 +51,7 @@ class Cost(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class PlanQuestion:
     """What is asked of `plan SCENARIO`."""
 
     scenario: str
@@ -70,7 +70,7 @@ class Question:
     objective: Objective = Objective.SPEED
 
 
-def plan_scenario(question: Question) -> None:
+def plan_scenario(question: PlanQuestion) -> None:
     """Print the plan of a scenario; write its picture if asked. Raises `UserError`."""
     scenario = read_scenario(question.scenario)
     if question.cost is Cost.PAPER:
@@ -91,7 +91,7 @@ def plan_scenario(question: Question) -> None:
     _plan_step(scenario, question)
 
 
-def _paper_result(scenario: Scenario, question: Question) -> dict[str, Any]:
+def _paper_result(scenario: Scenario, question: PlanQuestion) -> dict[str, Any]:
     began = time.perf_counter()
     sizes = _paper_sizes(scenario, question)
     replicas = question.replicas or len(scenario.peers) // question.stages
@@ -116,7 +116,7 @@ def _paper_result(scenario: Scenario, question: Question) -> dict[str, Any]:
     }
 
 
-def _paper_sizes(scenario: Scenario, question: Question) -> PaperSizes:
+def _paper_sizes(scenario: Scenario, question: PlanQuestion) -> PaperSizes:
     """The run's; the paper's own where no run is asked for. Raises `UserError`."""
     asked = question.layers is not None or question.global_batch is not None
     if question.run == PAPER_SIZES.name and asked:
@@ -148,7 +148,7 @@ def _paper_text(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _plan_step(scenario: Scenario, question: Question) -> None:
+def _plan_step(scenario: Scenario, question: PlanQuestion) -> None:
     from p2p_dtfm.train.model.kinds.registry import with_sizes  # torch, only for this
 
     spec = with_sizes(
@@ -188,7 +188,7 @@ def _plan_step(scenario: Scenario, question: Question) -> None:
 
 
 def _write_page(
-    question: Question, swarm: Scenario, spec: RunSpec, snapshot: Snapshot, plan: Plan
+    question: PlanQuestion, swarm: Scenario, spec: RunSpec, snapshot: Snapshot, plan: Plan
 ) -> list[dict[str, Any]]:
     """The scenario's own page; its bars, as data."""
     assert question.html is not None
@@ -203,7 +203,7 @@ def _write_page(
     return [msgspec.to_builtins(bar) for bar in found.bars]
 
 
-def _typed(question: Question) -> str:
+def _typed(question: PlanQuestion) -> str:
     """Scenario and run, as the commands that plan or simulate them take them."""
     words = [question.scenario, "--run", question.run or DEFAULT_RUN]
     for option, value in (

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from p2p_dtfm.cli.terminal.plain import plain
 from p2p_dtfm.core.protocol.facts.in_words import counted, duration, given_text
-from p2p_dtfm.web.state import Contribution, DashboardState, Samples, ViewState
+from p2p_dtfm.web.state import ContributionBoard, DashboardState, Samples, ViewState
 
 REFRESH_S = 0.5
 BAR_WIDTH = 30
@@ -161,7 +161,7 @@ def _figures(state: DashboardState) -> list[str]:
     return found
 
 
-def _given(contribution: Contribution) -> list[Text]:
+def _given(contribution: ContributionBoard) -> list[Text]:
     today, ever = contribution.today.tokens, contribution.ever.tokens
     text = given_text(today, ever, contribution.repeated_tokens)
     return [] if text is None else [Text(f"given: {text}")]

@@ -82,15 +82,6 @@ def kept_microbatches(boundary_bytes: int) -> int:
     return KEPT_LIMIT_BYTES // (2 * boundary_bytes)
 
 
-def bytes_for_stages(plan: Plan, boundary_bytes: int) -> dict[str, int]:
-    """What each stage-holder keeps of a step's boundary tensors, at most."""
-    return {
-        peer: boundary_bytes
-        * sum(bool(it.before) + bool(it.after) for it in beside(plan, peer).values())
-        for peer in plan.stage_holders()
-    }
-
-
 def inputs_are_kept(plan: Plan, peer_id: str, microbatches: int) -> bool:
     """Whether the neighbours of a stage keep all that they send, of so many each."""
     neighbours = {peer for it in beside(plan, peer_id).values() for peer in it if peer}

@@ -25,7 +25,7 @@ def shares_of(plan: Plan, tokens_per_microbatch: int) -> dict[str, int]:
     return dict(found)
 
 
-class Span(msgspec.Struct, forbid_unknown_fields=True):
+class StepSpan(msgspec.Struct, forbid_unknown_fields=True):
     """The steps of one view that are committed."""
 
     first_step: int
@@ -37,7 +37,7 @@ class Span(msgspec.Struct, forbid_unknown_fields=True):
 class Tallies(msgspec.Struct, forbid_unknown_fields=True):
     """What this peer has seen committed, and by whom it was computed."""
 
-    spans: list[Span] = msgspec.field(default_factory=list)
+    spans: list[StepSpan] = msgspec.field(default_factory=list)
     before: dict[str, int] = msgspec.field(default_factory=dict)
     """By the steps of spans that are no longer kept."""
     steps_before: int = 0
@@ -48,7 +48,7 @@ class Tallies(msgspec.Struct, forbid_unknown_fields=True):
         self.spans = [span for span in self.spans if span.first_step < step]
         for span in self.spans:
             span.end_step = min(span.end_step, step)
-        self.spans.append(Span(step, step, dict(shares)))
+        self.spans.append(StepSpan(step, step, dict(shares)))
         while len(self.spans) > SPANS_KEPT:
             self._fold(self.spans.pop(0))
 
@@ -82,16 +82,16 @@ class Tallies(msgspec.Struct, forbid_unknown_fields=True):
         while len(self.spans) > SPANS_KEPT:
             self._fold(self.spans.pop(0))
 
-    def _put(self, new: Span) -> None:
+    def _put(self, new: StepSpan) -> None:
         """In the place of what there is of its steps."""
-        parts: list[Span] = []
+        parts: list[StepSpan] = []
         for span in self.spans:
             if span.first_step < new.first_step:
                 end = min(span.end_step, new.first_step)
-                parts.append(Span(span.first_step, end, span.shares))
+                parts.append(StepSpan(span.first_step, end, span.shares))
             if span.end_step > new.end_step or span.first_step >= new.end_step:
                 first = max(span.first_step, new.end_step)
-                parts.append(Span(first, span.end_step, span.shares))
+                parts.append(StepSpan(first, span.end_step, span.shares))
         at = sum(part.first_step < new.first_step for part in parts)
         self.spans = [*parts[:at], new, *parts[at:]]
 
@@ -120,19 +120,19 @@ class Tallies(msgspec.Struct, forbid_unknown_fields=True):
         """How many steps the board is of; fewer than the run's where this peer was away."""
         return self.steps_before + sum(span.end_step - span.first_step for span in self.spans)
 
-    def _fold(self, span: Span) -> None:
+    def _fold(self, span: StepSpan) -> None:
         steps = span.end_step - span.first_step
         self.steps_before += steps
         for peer_id, share in span.shares.items():
             self.before[peer_id] = self.before.get(peer_id, 0) + share * steps
 
 
-def _spans_of(known: Mapping[int, Mapping[str, int]]) -> list[Span]:
+def _spans_of(known: Mapping[int, Mapping[str, int]]) -> list[StepSpan]:
     """Steps that follow one another and were computed alike, together."""
-    found: list[Span] = []
+    found: list[StepSpan] = []
     for step, shares in sorted(known.items()):
         if found and found[-1].end_step == step and found[-1].shares == shares:
             found[-1].end_step = step + 1
         else:
-            found.append(Span(step, step + 1, dict(shares)))
+            found.append(StepSpan(step, step + 1, dict(shares)))
     return found

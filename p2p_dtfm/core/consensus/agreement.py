@@ -47,7 +47,7 @@ from p2p_dtfm.core.consensus.actions import (
     refused,
 )
 from p2p_dtfm.core.consensus.agreement_readings import AgreementReadings
-from p2p_dtfm.core.consensus.agreement_state import AgreementState, Settings
+from p2p_dtfm.core.consensus.agreement_state import AgreementState, RunConstants
 from p2p_dtfm.core.consensus.attempts.patience import patience_ns
 from p2p_dtfm.core.consensus.machines import machines_of
 from p2p_dtfm.core.consensus.phase import phase_of
@@ -90,7 +90,7 @@ class Agreement(AgreementReadings):
         timing: Timing | None = None,
         history: tuple[KnownView, ...] = (),
     ) -> None:
-        settings = Settings(run_digest, workload, signer, verify, timing or Timing())
+        settings = RunConstants(run_digest, workload, signer, verify, timing or Timing())
         self._state = AgreementState(me, settings, history)
         self._machines = machines_of(self._state)
         self.last_heard: Heard | None = None

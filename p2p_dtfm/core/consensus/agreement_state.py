@@ -43,7 +43,7 @@ MEMBERS_LIMIT = 1024
 
 
 @dataclass
-class Settings:
+class RunConstants:
     """What stays the same, however often this peer begins a new life."""
 
     run_digest: str
@@ -181,7 +181,7 @@ class AgreementState:
     """All of it, for the machines that work on it; each part has the fields that belong together.
     Properties are for what is read everywhere; only the parts are assigned to."""
 
-    def __init__(self, me: Member, settings: Settings, history: tuple[KnownView, ...]) -> None:
+    def __init__(self, me: Member, settings: RunConstants, history: tuple[KnownView, ...]) -> None:
         self.settings = settings
         self.recovery_evidence = RecoveryEvidence()
         self.record: Signed | None = None

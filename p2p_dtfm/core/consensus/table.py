@@ -1,6 +1,6 @@
 """Which message goes where, in which phase: each pair is handled, or refused with a reason.
 
-`docs/agreement.md` holds this table in words; `state_table` writes it.
+`docs/agreement.md` holds this table in words; `tests/core/test_agreement_table.py` writes it.
 """
 
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from typing import Any
 
 from p2p_dtfm.core.consensus.actions import Verdict, refused
 from p2p_dtfm.core.consensus.machines import Machines
-from p2p_dtfm.core.consensus.phase import ATTEMPTING, DESCRIBED, MEMBERS, NEWCOMERS, Phase
+from p2p_dtfm.core.consensus.phase import ATTEMPTING, MEMBERS, NEWCOMERS, Phase
 from p2p_dtfm.core.messages.agreement_messages import (
     Active,
     AgreementMessage,
@@ -138,31 +138,3 @@ def dispatch(
     if isinstance(row, Refusal):
         return refused(row.reason)
     return row.run(machines, sender, message, now_ns)
-
-
-def state_table() -> str:
-    """For `docs/agreement.md`: the phases, and what each message comes to in them."""
-    lines = ["| phase | what holds | how it ends |", "|---|---|---|"]
-    lines += [f"| {phase} | {it.holds} | {it.ends} |" for phase, it in DESCRIBED.items()]
-    lines += ["", "| message | in the phases | what comes of it |", "|---|---|---|"]
-    lines.append(f"| all | {Phase.OUTSIDE} | refused: {IS_OUTSIDE.reason} |")
-    for message in MESSAGES:
-        rows: dict[Row, list[Phase]] = {}
-        for phase in INSIDE:
-            rows.setdefault(HANDLERS[phase, message], []).append(phase)
-        told = [(_named(frozenset(phases)), row) for row, phases in rows.items()]
-        for phases, row in sorted(told, key=lambda item: item[0]):
-            does = row.does if isinstance(row, Handler) else f"refused: {row.reason}"
-            lines.append(f"| {message.__name__} | {phases} | {does} |")
-    return "\n".join(lines) + "\n"
-
-
-def _named(phases: frozenset[Phase]) -> str:
-    """In words; a set that has a name by that."""
-    names = {INSIDE: "all others", MEMBERS: "a member's", NEWCOMERS: "a newcomer's"}
-    for known, name in names.items():
-        if phases == known:
-            return name
-    if phases > MEMBERS:
-        return f"a member's; {_named(phases - MEMBERS)}"
-    return "; ".join(phase for phase in Phase if phase in phases)

@@ -14,16 +14,13 @@ from dataclasses import dataclass, replace
 from p2p_dtfm.core.cost_model.guarding import Guarded, guarded_by, guarded_ns, waited_for
 from p2p_dtfm.core.cost_model.pipeline_cost import PipelineCost, PipelineModel, split_microbatches
 from p2p_dtfm.core.cost_model.pipeline_timing import TimedPipeline, stage_ends_ns
-from p2p_dtfm.core.cost_model.placement_problem import (
-    MESSAGE_NS,
-    UNLIMITED_BYTES_PER_S,
-    PlanningProblem,
-)
+from p2p_dtfm.core.cost_model.placement_problem import UNLIMITED_BYTES_PER_S, PlanningProblem
 from p2p_dtfm.core.cost_model.reduction_cost import ReductionModel, SegmentCost
 from p2p_dtfm.core.cost_model.reduction_timing import Reduction, reduced_ns
 from p2p_dtfm.core.cost_model.segment_weights import MOST_PAIRS as MOST_PAIRS_DIVIDED
 from p2p_dtfm.core.cost_model.segment_weights import segment_weights
 from p2p_dtfm.core.cost_model.step_timing import StepEnds, event_count, step_ends
+from p2p_dtfm.core.cost_model.tables.link_tables import MESSAGE_NS
 from p2p_dtfm.core.schedule.pieces import PIECE_ELEMENTS_EACH, pieces_of
 
 Placement = tuple[tuple[int, ...], ...]
@@ -109,7 +106,7 @@ class StepModel:
 
         Where all are cut alike, those that take long to reduce end sooner.
         """
-        count = self.problem.microbatch_count
+        count = self.problem.step.microbatch_count
         dealt = split_microbatches(costs, count)
         if 0 in dealt:
             placement, costs, dealt = _used(placement, costs, dealt)
@@ -218,7 +215,8 @@ class StepModel:
         segments = self._divided(cost)
         if segments is None:
             return 1 << 40
-        limits = min(*self.problem.uplink_bytes_per_s, *self.problem.downlink_bytes_per_s)
+        links = self.problem.links
+        limits = min(*links.uplink_bytes_per_s, *links.downlink_bytes_per_s)
         dear = 1 if limits >= UNLIMITED_BYTES_PER_S else 3
         return dear * event_count(self._timed(cost), segments)
 
@@ -238,7 +236,7 @@ class StepModel:
                 peers,
                 self.pipelines.stage_timings(peers, pipeline),
                 count,
-                self.problem.inner_steps,
+                self.problem.step.inner_steps,
             )
             for peers, pipeline, count in counted
         ]
@@ -264,7 +262,7 @@ class StepModel:
             if found is None:
                 if len(self._ends_alike) > 1 << 12:
                     self._ends_alike.clear()
-                steps = self.problem.inner_steps
+                steps = self.problem.step.inner_steps
                 found = self._ends_alike[stages, count] = stage_ends_ns(stages, count, steps)
             self._ends[key] = found
         return found
@@ -290,7 +288,7 @@ class StepModel:
             len(each) * len(pair[0]) ** 2 for each, pair in zip(pieces, divided, strict=True)
         ) > (MOST_PAIRS):
             return None
-        rates = self.problem.pair_bytes_per_s
+        rates = self.problem.links.pair_bytes_per_s
         weights = segment_weights(
             divided,
             lambda a, b: rates[a][b],
@@ -313,7 +311,7 @@ class StepModel:
         }
         size, last_part = self.reductions.segment_bytes, self.pipelines.last_part_ns
         for first, end, holders, _ in self._segments(cost.placement, list(cost.pipelines)):
-            layers = map(self.problem.layer_bytes, range(first, end))
+            layers = map(self.problem.layers.of, range(first, end))
             elements = [layer.gradient_elements for layer in layers]
             found.append(
                 [
@@ -321,7 +319,7 @@ class StepModel:
                         size(first + piece.start, first + piece.stop),
                         tuple(
                             0  # differences set out together
-                            if self.problem.inner_steps
+                            if self.problem.step.inner_steps
                             else last_part(
                                 peer, place[peer][1], first + piece.start, place[peer][0]
                             )
@@ -385,7 +383,7 @@ class StepModel:
         """Of the layers `first .. end - 1`; too small ones travel together, and nothing early."""
         group = self.reductions.group(holders, alone)
         size = low = self.reductions.segment_bytes(first, end)
-        if self.problem.block.gradient_elements < len(holders) * PIECE_ELEMENTS_EACH:
+        if self.problem.layers.block.gradient_elements < len(holders) * PIECE_ELEMENTS_EACH:
             hides = (0,) * len(holders)
         else:
             low = self.reductions.segment_bytes(first, first + 1)

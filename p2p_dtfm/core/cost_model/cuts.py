@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from p2p_dtfm.core.cost_model.placement_problem import duration_ns
+from p2p_dtfm.core.cost_model.tables.link_tables import duration_ns
 
 SECOND_NS = 1_000_000_000
 LAGGING_STEP_SHARE = 50

@@ -15,11 +15,8 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from p2p_dtfm.core.cost_model.codings import Coding, Codings, Edge, Edges
-from p2p_dtfm.core.cost_model.placement_problem import (
-    MESSAGE_NS,
-    PlanningProblem,
-    duration_ns,
-)
+from p2p_dtfm.core.cost_model.placement_problem import PlanningProblem
+from p2p_dtfm.core.cost_model.tables.link_tables import MESSAGE_NS, duration_ns
 
 
 class _Way(NamedTuple):
@@ -85,11 +82,12 @@ def _ways(
         one, other = peers[sender], peers[receiver]
         sent, received = (1 if position in (0, last) else 2 for position in (sender, receiver))
         rate = min(
-            problem.bytes_per_s[one][other],
-            problem.uplink_bytes_per_s[one] // sent,
-            problem.downlink_bytes_per_s[other] // received,
+            problem.links.bytes_per_s[one][other],
+            problem.links.uplink_bytes_per_s[one] // sent,
+            problem.links.downlink_bytes_per_s[other] // received,
         )
-        ends = problem.layer_ns[one].block_forward_ns, problem.layer_ns[other].block_forward_ns
+        times = problem.devices.layer_ns
+        ends = times[one].block_forward_ns, times[other].block_forward_ns
         return _Way(allowed, rate, *ends)
 
     for here, there in pairwise(range(len(peers))):

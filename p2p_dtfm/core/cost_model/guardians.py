@@ -12,7 +12,7 @@ from p2p_dtfm.core.cost_model.cuts import (
     pace_of,
 )
 from p2p_dtfm.core.cost_model.links.swarm_links import SwarmLinks
-from p2p_dtfm.core.cost_model.placement_problem import duration_ns
+from p2p_dtfm.core.cost_model.tables.link_tables import duration_ns
 from p2p_dtfm.core.cost_model.unmeasured import held_back
 from p2p_dtfm.core.protocol.plan import NoPlan, Plan
 from p2p_dtfm.core.protocol.records import ACCELERATOR, Intent, PeerRecord

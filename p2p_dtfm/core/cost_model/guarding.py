@@ -22,12 +22,8 @@ from p2p_dtfm.core.cost_model.guardians import (
     anybody,
     assigned,
 )
-from p2p_dtfm.core.cost_model.placement_problem import (
-    MESSAGE_NS,
-    UNLIMITED_BYTES_PER_S,
-    PlanningProblem,
-    duration_ns,
-)
+from p2p_dtfm.core.cost_model.placement_problem import UNLIMITED_BYTES_PER_S, PlanningProblem
+from p2p_dtfm.core.cost_model.tables.link_tables import MESSAGE_NS, duration_ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +52,15 @@ def guarded_by(
     """Of each stage of the only pipeline, in order; without layers that nobody can guard."""
     watchers = problem.watchers
     held = {peer: list(range(cuts[at], cuts[at + 1])) for at, peer in enumerate(peers)}
-    room = dict(enumerate((*problem.memory_bytes, *watchers.memory_bytes))) | watchers.beside_bytes
+    memory_bytes = (*problem.devices.memory_bytes, *watchers.memory_bytes)
+    room = dict(enumerate(memory_bytes)) | watchers.beside_bytes
     for at, peer in enumerate(peers):
         if peer not in watchers.accelerated:
             first, end = cuts[at], cuts[at + 1]
-            room[peer] -= problem.state_bytes(first, end)
-            room[peer] -= in_flight[at] * problem.saved_bytes(first, end)
+            room[peer] -= problem.layers.state_bytes(first, end)
+            room[peer] -= in_flight[at] * problem.layers.saved_bytes(first, end)
     candidates = sorted(watchers.order, key=lambda peer: peer in held)
-    sizes = [problem.layer_bytes(layer).guarded_bytes for layer in range(problem.layer_count)]
+    sizes = [problem.layers.of(layer).guarded_bytes for layer in range(problem.layer_count)]
     return guarded_of(held, candidates, room, sizes, partial(_link, problem), problem.may_have)
 
 
@@ -101,9 +98,9 @@ def _link(problem: PlanningProblem, holder: int, guardian: int) -> tuple[int, in
     if other >= 0:
         watchers = problem.watchers
         return watchers.bytes_per_s[holder][other], watchers.round_trip_ns[holder][other]
-    latency_ns = problem.latency_ns
+    latency_ns = problem.links.latency_ns
     round_trip_ns = latency_ns[holder][guardian] + latency_ns[guardian][holder]
-    return problem.bytes_per_s[holder][guardian], round_trip_ns
+    return problem.links.bytes_per_s[holder][guardian], round_trip_ns
 
 
 def waited_for(guarded: Sequence[Guarded], step_ns: int) -> tuple[Guarded, ...]:
@@ -132,5 +129,5 @@ def guarded_ns(
 
 def downlink_of(problem: PlanningProblem, peer: int) -> int:
     """Of any member, by its number."""
-    both = (*problem.downlink_bytes_per_s, *problem.watchers.downlink_bytes_per_s)
+    both = (*problem.links.downlink_bytes_per_s, *problem.watchers.downlink_bytes_per_s)
     return both[peer]

@@ -31,13 +31,9 @@ from dataclasses import dataclass
 from p2p_dtfm.core.cost_model.codings import Edges, coding_ns, tensor_bytes, unlike_edges
 from p2p_dtfm.core.cost_model.edge_codecs import assignments
 from p2p_dtfm.core.cost_model.pipeline_timing import StageTiming
-from p2p_dtfm.core.cost_model.placement_problem import (
-    MESSAGE_NS,
-    UNLIMITED_BYTES_PER_S,
-    PlanningProblem,
-    duration_ns,
-    kinds_in,
-)
+from p2p_dtfm.core.cost_model.placement_problem import UNLIMITED_BYTES_PER_S, PlanningProblem
+from p2p_dtfm.core.cost_model.tables.layer_tables import kinds_in
+from p2p_dtfm.core.cost_model.tables.link_tables import MESSAGE_NS, duration_ns
 from p2p_dtfm.core.protocol.run_spec import Codec
 
 IN_FLIGHT_LIMIT = 4096
@@ -64,7 +60,7 @@ class PipelineCost:
 
     def codecs_of(self, problem: PlanningProblem) -> tuple[tuple[Codec, Codec], ...]:
         """What a plan states of them: nothing where the run leaves no choice."""
-        return tuple(edge.names for edge in self.edges) if problem.codings else ()
+        return tuple(edge.names for edge in self.edges) if problem.step.codings else ()
 
     def duration_ns(self, microbatches: int) -> int:
         return self.fill_ns + (microbatches - 1) * self.period_ns
@@ -82,13 +78,13 @@ class PipelineModel:
         self.problem = problem
         self._cuts: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[int, ...] | None] = {}
         self._costs: dict[tuple[int, ...], PipelineCost | None] = {}
-        self._together = -(-problem.microbatch_count // max(1, problem.inner_steps))
+        self._together = -(-problem.step.microbatch_count // max(1, problem.step.inner_steps))
         """Microbatches of a step that do not wait for one another."""
         classes: dict[object, int] = {}
         self._classes = tuple(
             classes.setdefault((times, memory, problem.may_have(peer, 0)), len(classes))
             for peer, (times, memory) in enumerate(
-                zip(problem.layer_ns, problem.memory_bytes, strict=True)
+                zip(problem.devices.layer_ns, problem.devices.memory_bytes, strict=True)
             )
         )
 
@@ -129,12 +125,12 @@ class PipelineModel:
         """(microbatches in flight that each stage wants, timing with those that fit); in the
         codecs with which the step's microbatches take least."""
         problem = self.problem
-        if problem.unlike and len(peers) > 1:
-            return self._time(peers, cuts, unlike_edges(problem.unlike_boundaries, cuts[1:-1]))
-        if problem.codings is None or len(peers) == 1:
+        if problem.layers.unlike and len(peers) > 1:
+            return self._time(peers, cuts, unlike_edges(problem.step.unlike_boundaries, cuts[1:-1]))
+        if problem.step.codings is None or len(peers) == 1:
             return self._time(peers, cuts, ())
         busiest_ns = max(map(int.__add__, *self._compute(peers, cuts, ())))
-        offers = assignments(problem, problem.codings, peers, busiest_ns)
+        offers = assignments(problem, problem.step.codings, peers, busiest_ns)
         timed = [self._time(peers, cuts, edges) for edges in offers]
         return min(timed, key=lambda each: each[1].duration_ns(self._together))
 
@@ -152,11 +148,11 @@ class PipelineModel:
             here, there = peers[stage], peers[stage + 1]
             out, back = self._hop_ns(peers, stage, edges)
             period = max(period, out, back)
-            drain[stage + 1] = back + problem.latency_ns[there][here] + backward[stage]
+            drain[stage + 1] = back + problem.links.latency_ns[there][here] + backward[stage]
             round_trips[stage] = (
                 round_trips[stage + 1]
                 + out
-                + problem.latency_ns[here][there]
+                + problem.links.latency_ns[here][there]
                 + drain[stage + 1]
                 + forward[stage]
             )
@@ -183,13 +179,13 @@ class PipelineModel:
         hides = tuple(
             self.last_part_ns(peers[s], cuts[s], cuts[s + 1] - 1, s) for s in range(last + 1)
         )
-        if problem.inner_steps:
+        if problem.step.inner_steps:
             hides = (0,) * (last + 1)  # differences set out together
-        again_ns = max(0, problem.inner_steps - 1) * max(0, round_trips[0] - period)
+        again_ns = max(0, problem.step.inner_steps - 1) * max(0, round_trips[0] - period)
         fill = round_trips[0] + again_ns
-        if problem.block_update_ppm:
+        if problem.step.block_update_ppm:
             updates = [self._update_ns(peers[s], cuts[s], cuts[s + 1]) for s in range(last + 1)]
-            fill += max(1, problem.inner_steps) * max(updates)
+            fill += max(1, problem.step.inner_steps) * max(updates)
         return wanted, PipelineCost(cuts, fitting, fill, period, tuple(drain), hides, edges)
 
     def stage_timings(self, peers: tuple[int, ...], cost: PipelineCost) -> tuple[StageTiming, ...]:
@@ -202,13 +198,14 @@ class PipelineModel:
             if stage + 1 < len(peers):
                 there = peers[stage + 1]
                 out, back = self._hop_ns(peers, stage, cost.edges)
-                hop = out, problem.latency_ns[here][there], back, problem.latency_ns[there][here]
+                latency_ns = problem.links.latency_ns
+                hop = out, latency_ns[here][there], back, latency_ns[there][here]
             shared = (0, 0)
             if 0 < stage < len(peers) - 1:  # others send and receive one thing at a time
                 up, down = self._two_tensors(stage, cost.edges)
                 shared = (
-                    self._limited_ns(problem.uplink_bytes_per_s[here], -(-up // 2)),
-                    self._limited_ns(problem.downlink_bytes_per_s[here], -(-down // 2)),
+                    self._limited_ns(problem.links.uplink_bytes_per_s[here], -(-up // 2)),
+                    self._limited_ns(problem.links.downlink_bytes_per_s[here], -(-down // 2)),
                 )
             out_bytes, back_bytes = tensor_bytes(cost.edges, stage)
             weight = self.last_part_ns(here, cost.cuts[stage], cost.cuts[stage + 1], stage)
@@ -232,7 +229,7 @@ class PipelineModel:
     ) -> tuple[list[int], list[int]]:
         """Forward and backward nanoseconds of each stage, with what it codes."""
         forward, backward = [], []
-        layer_ns, layer_count = self.problem.layer_ns, self.problem.layer_count
+        layer_ns, layer_count = self.problem.devices.layer_ns, self.problem.layer_count
         for stage, peer in enumerate(peers):
             kinds = kinds_in(cuts[stage], cuts[stage + 1], layer_count)
             there, back = coding_ns(edges, stage, layer_ns[peer].block_forward_ns)
@@ -242,19 +239,19 @@ class PipelineModel:
 
     def _hop_ns(self, peers: tuple[int, ...], stage: int, edges: Edges) -> tuple[int, int]:
         """Transmission of an activation to the next stage, and of its gradient back."""
-        here, there = peers[stage], peers[stage + 1]
+        here, there, links = peers[stage], peers[stage + 1], self.problem.links
         if not edges:
-            return self.problem.transmit_ns[here][there], self.problem.transmit_ns[there][here]
-        rates = self.problem.bytes_per_s[here][there], self.problem.bytes_per_s[there][here]
+            return links.transmit_ns[here][there], links.transmit_ns[there][here]
+        rates = links.bytes_per_s[here][there], links.bytes_per_s[there][here]
         out, back = map(duration_ns, tensor_bytes(edges, stage), rates)
         return MESSAGE_NS + out, MESSAGE_NS + back
 
     def _shared_links_ns(self, peers: tuple[int, ...], edges: Edges) -> int:
         """A middle stage sends, and receives, two tensors for each microbatch."""
-        up, down = self.problem.uplink_bytes_per_s, self.problem.downlink_bytes_per_s
+        up, down = self.problem.links.uplink_bytes_per_s, self.problem.links.downlink_bytes_per_s
         if not edges:
             slowest = min(min(up[peer], down[peer]) for peer in peers[1:-1])
-            return duration_ns(2 * self.problem.boundary_bytes, slowest)
+            return duration_ns(2 * self.problem.step.boundary_bytes, slowest)
         longest = 0
         for stage, peer in enumerate(peers[1:-1], start=1):
             sent, received = self._two_tensors(stage, edges)
@@ -264,23 +261,24 @@ class PipelineModel:
     def _two_tensors(self, stage: int, edges: Edges) -> tuple[int, int]:
         """Bytes that a middle stage sends, and receives, for each microbatch."""
         if not edges:
-            return 2 * self.problem.boundary_bytes, 2 * self.problem.boundary_bytes
+            return 2 * self.problem.step.boundary_bytes, 2 * self.problem.step.boundary_bytes
         before, after = tensor_bytes(edges, stage - 1), tensor_bytes(edges, stage)
         return after[0] + before[1], before[0] + after[1]
 
     def splits(self, stage: int) -> bool:
         """Whether the stage at this position leaves a part of its backwards for later."""
-        return self.problem.splits_backwards and stage > 0
+        return self.problem.step.splits_backwards and stage > 0
 
     def last_part_ns(self, peer: int, first: int, end: int, stage: int) -> int:
         """The last part of a microbatch at the layers `first .. end - 1` of this stage."""
         kinds = kinds_in(first, end, self.problem.layer_count)
-        return self.problem.layer_ns[peer].last_part_ns(kinds, self.splits(stage))
+        return self.problem.devices.layer_ns[peer].last_part_ns(kinds, self.splits(stage))
 
     def _update_ns(self, peer: int, first: int, end: int) -> int:
         """Of the layers `first .. end - 1`."""
-        kinds = kinds_in(first, end, self.problem.layer_count)
-        return self.problem.layer_ns[peer].update_ns(kinds, self.problem.block_update_ppm)
+        problem = self.problem
+        kinds = kinds_in(first, end, problem.layer_count)
+        return problem.devices.layer_ns[peer].update_ns(kinds, problem.step.block_update_ppm)
 
     def _limited_ns(self, bytes_per_s: int, size_bytes: int) -> int:
         """Of one boundary tensor through a shared limit; 0 if there is none."""
@@ -294,8 +292,8 @@ class PipelineModel:
         problem = self.problem
         if not problem.may_hold(peer, first, end):
             return 0
-        saved = problem.saved_bytes(first, end)
-        spare = problem.memory_bytes[peer] - problem.state_bytes(first, end)
+        saved = problem.layers.saved_bytes(first, end)
+        spare = problem.devices.memory_bytes[peer] - problem.layers.state_bytes(first, end)
         if saved == 0 and spare >= 0:
             return IN_FLIGHT_LIMIT
         return spare // max(1, saved)
@@ -315,7 +313,7 @@ class PipelineModel:
             return None
         if not all(problem.may_have(peer, 0) for peer in (peers[0], peers[-1])):
             return None
-        times = [problem.layer_ns[peer] for peer in peers]
+        times = [problem.devices.layer_ns[peer] for peer in peers]
         whole = kinds_in(0, problem.layer_count, problem.layer_count)
         alone = [t.forward_ns(whole) + t.backward_ns(whole) for t in times]
         low = (1 << 80) // sum((1 << 80) // duration for duration in alone)
@@ -343,14 +341,14 @@ class PipelineModel:
         """
         problem = self.problem
         layer_count, stages = problem.layer_count, len(peers)
-        if problem.unlike:
+        if problem.layers.unlike:
             return self._fill_unlike(peers, kept, budget_ns)
-        embedding, block, head = problem.embedding, problem.block, problem.head
+        embedding, block, head = problem.layers.embedding, problem.layers.block, problem.layers.head
         cuts = [0]
         layer = 0
         for position, peer in enumerate(peers):
-            times, count = problem.layer_ns[peer], kept[position]
-            left_ns, left_bytes = budget_ns, problem.memory_bytes[peer]
+            times, count = problem.devices.layer_ns[peer], kept[position]
+            left_ns, left_bytes = budget_ns, problem.devices.memory_bytes[peer]
             if layer == 0:
                 left_ns -= times.embedding_ns
                 left_bytes -= embedding.state_bytes + count * embedding.saved_bytes
@@ -377,13 +375,13 @@ class PipelineModel:
         problem = self.problem
         cuts, layer = [0], 0
         for position, peer in enumerate(peers):
-            left_ns, left_bytes = budget_ns, problem.memory_bytes[peer]
+            left_ns, left_bytes = budget_ns, problem.devices.memory_bytes[peer]
             end = problem.layer_count - (len(peers) - 1 - position)
-            times, count = problem.layer_ns[peer], kept[position]
+            times, count = problem.devices.layer_ns[peer], kept[position]
             while layer < end:
                 kinds = kinds_in(layer, layer + 1, problem.layer_count)
                 left_ns -= times.forward_ns(kinds) + times.backward_ns(kinds)
-                size = problem.unlike[layer]
+                size = problem.layers.unlike[layer]
                 left_bytes -= size.state_bytes + count * size.saved_bytes
                 if left_ns < 0 or left_bytes < 0:
                     break

@@ -13,11 +13,8 @@ from itertools import accumulate
 from operator import floordiv, itemgetter
 from typing import NamedTuple
 
-from p2p_dtfm.core.cost_model.placement_problem import (
-    UNLIMITED_BYTES_PER_S,
-    PlanningProblem,
-    duration_ns,
-)
+from p2p_dtfm.core.cost_model.placement_problem import UNLIMITED_BYTES_PER_S, PlanningProblem
+from p2p_dtfm.core.cost_model.tables.link_tables import duration_ns
 from p2p_dtfm.core.schedule.shard_weights import MANY, fair_weights, shard_weights
 
 _GIBIBYTE = 1 << 30
@@ -99,7 +96,7 @@ class ReductionModel:
     def __init__(self, problem: PlanningProblem) -> None:
         self.problem = problem
         self.work = 0
-        layers = map(problem.layer_bytes, range(problem.layer_count))
+        layers = map(problem.layers.of, range(problem.layer_count))
         self._bytes_below = [0, *accumulate(layer.gradient_bytes for layer in layers)]
         self._groups: dict[tuple[tuple[int, ...], bool], Group] = {}
 
@@ -165,7 +162,7 @@ class ReductionModel:
             spent = 10 + count * count // 4 if count <= MANY else count * count // 16
             self.work += spent if min(limits) >= UNLIMITED_BYTES_PER_S else 2 * spent
         divide = shard_weights if alone else fair_weights
-        weights = divide([pick(problem.pair_bytes_per_s[a]) for a in holders], limits)
+        weights = divide([pick(problem.links.pair_bytes_per_s[a]) for a in holders], limits)
         total = sum(weights)
         rates = [
             limit * total // (total + (count - 2) * weight)
@@ -197,7 +194,7 @@ class ReductionModel:
         scaled = [weight * _SCALE for weight in weights]
         sums = 0
         for at, (peer, weight) in enumerate(zip(holders, weights, strict=True)):
-            rates = list(pick(self.problem.pair_bytes_per_s[peer]))
+            rates = list(pick(self.problem.links.pair_bytes_per_s[peer]))
             rates[at] = UNLIMITED_BYTES_PER_S
             mine = scaled[at]
             pairs = max(map(floordiv, map(mine.__add__, scaled), rates))
@@ -227,7 +224,7 @@ class ReductionModel:
                 part = _GIBIBYTE * (total + several * weight) // total
                 if (each_ns := duration_ns(part, limit)) >= light_ns:
                     loads.append((a * count + a, each_ns))
-            row = problem.pair_bytes_per_s[a]
+            row = problem.links.pair_bytes_per_s[a]
             most = _GIBIBYTE * (weight + heaviest) // total
             fast = -(-most * 1_000_000_000 // (light_ns - 1)) if light_ns > 1 else 1 << 60
             before = zip(group.holders[:at], group.weights[:at], strict=True)
@@ -241,14 +238,14 @@ class ReductionModel:
     def limit(self, peer: int) -> int:
         """The lesser of a peer's uplink and downlink."""
         problem = self.problem
-        return min(problem.uplink_bytes_per_s[peer], problem.downlink_bytes_per_s[peer])
+        return min(problem.links.uplink_bytes_per_s[peer], problem.links.downlink_bytes_per_s[peer])
 
     def longest_latency_ns(self, holders: tuple[int, ...]) -> int:
         """One way, among two or more peers."""
         pick, longest = itemgetter(*holders), 0
-        farthest_ns = self.problem.farthest_ns
+        farthest_ns = self.problem.links.farthest_ns
         for a in sorted(holders, key=farthest_ns.__getitem__, reverse=True):
             if farthest_ns[a] <= longest:
                 break
-            longest = max(longest, *pick(self.problem.latency_ns[a]))
+            longest = max(longest, *pick(self.problem.links.latency_ns[a]))
         return longest

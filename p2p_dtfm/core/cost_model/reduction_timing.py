@@ -14,12 +14,8 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from p2p_dtfm.core.cost_model.placement_problem import (
-    MESSAGE_NS,
-    UNLIMITED_BYTES_PER_S,
-    PlanningProblem,
-    duration_ns,
-)
+from p2p_dtfm.core.cost_model.placement_problem import UNLIMITED_BYTES_PER_S, PlanningProblem
+from p2p_dtfm.core.cost_model.tables.link_tables import MESSAGE_NS, duration_ns
 from p2p_dtfm.core.virtual.exchange import chunk_count
 
 
@@ -49,7 +45,7 @@ def reduced_ns(
     return timing.end_ns()
 
 
-class _Line:
+class _BusyLine:
     """What a link, an uplink or a downlink has carried, and what waits for its turn."""
 
     __slots__ = ("busy_ns", "waiting")
@@ -85,14 +81,14 @@ class _Timing:
     def __init__(self, problem: PlanningProblem, ready_ns: dict[int, int]) -> None:
         self.problem = problem
         self.ready_ns = ready_ns
-        self.links: dict[tuple[int, int], _Line] = {}
-        self.uplinks = self._limited(problem.uplink_bytes_per_s)
-        self.downlinks = self._limited(problem.downlink_bytes_per_s)
+        self.links: dict[tuple[int, int], _BusyLine] = {}
+        self.uplinks = self._limited(problem.links.uplink_bytes_per_s)
+        self.downlinks = self._limited(problem.links.downlink_bytes_per_s)
         self._last_chunks_ns = 0
         self._known_ns: dict[tuple[int, int], int] = {}
 
-    def _limited(self, rates: tuple[int, ...]) -> dict[int, _Line]:
-        return {p: _Line() for p in self.ready_ns if rates[p] < UNLIMITED_BYTES_PER_S}
+    def _limited(self, rates: tuple[int, ...]) -> dict[int, _BusyLine]:
+        return {p: _BusyLine() for p in self.ready_ns if rates[p] < UNLIMITED_BYTES_PER_S}
 
     def last_ready_ns(self, segment: Reduction) -> int:
         return max(self._ready_of(segment).values())
@@ -112,7 +108,7 @@ class _Timing:
         for peer, own in sorted(pairs, key=lambda pair: ready[pair[0]]):
             for other, part, there in self._sent_gradients(peer, own, pairs, ready[peer]):
                 came[other] = max(came[other], there)
-                spent = self._sent_ns(part, self.problem.bytes_per_s[peer][other])
+                spent = self._sent_ns(part, self.problem.links.bytes_per_s[peer][other])
                 begun[other] = max(begun[other], there - spent + spent // chunk_count(part))
         for peer, own in pairs:
             self._send_sums(peer, own, pairs, begun, came[peer])
@@ -122,22 +118,22 @@ class _Timing:
     ) -> Iterator[tuple[int, int, int]]:
         """(to whom, bytes, when they are there)."""
         problem, links, downlinks = self.problem, self.links, self.downlinks
-        rates, latencies = problem.bytes_per_s[peer], problem.latency_ns[peer]
+        rates, latencies = problem.links.bytes_per_s[peer], problem.links.latency_ns[peer]
         up_ns = 0
         if peer in self.uplinks:
             sent = sum(part for _, part in pairs) - own
-            spent = duration_ns(sent, problem.uplink_bytes_per_s[peer])
+            spent = duration_ns(sent, problem.links.uplink_bytes_per_s[peer])
             up_ns = self.uplinks[peer].first(start, spent)
         for other, part in pairs:
             if other == peer:
                 continue
             line = links.get((peer, other))
             if line is None:
-                line = links[peer, other] = _Line()
+                line = links[peer, other] = _BusyLine()
             there = max(up_ns, line.carry(start, self._sent_ns(part, rates[other])))
             there += latencies[other]
             if other in downlinks:
-                spent = duration_ns(part, problem.downlink_bytes_per_s[other])
+                spent = duration_ns(part, problem.links.downlink_bytes_per_s[other])
                 there = max(there, downlinks[other].first(start, spent))
             yield other, part, there
 
@@ -145,13 +141,13 @@ class _Timing:
         self, peer: int, own: int, pairs: list[tuple[int, int]], begun: dict[int, int], came: int
     ) -> None:
         problem, since, chunks = self.problem, begun[peer], chunk_count(own)
-        rates, latencies = problem.bytes_per_s[peer], problem.latency_ns[peer]
+        rates, latencies = problem.links.bytes_per_s[peer], problem.links.latency_ns[peer]
         if peer in self.uplinks:
-            spent = duration_ns((len(pairs) - 1) * own, problem.uplink_bytes_per_s[peer])
+            spent = duration_ns((len(pairs) - 1) * own, problem.links.uplink_bytes_per_s[peer])
             self.uplinks[peer].waiting.append((since, spent))
         if peer in self.downlinks:
             others = sum(part for _, part in pairs) - own
-            spent = duration_ns(others, problem.downlink_bytes_per_s[peer])
+            spent = duration_ns(others, problem.links.downlink_bytes_per_s[peer])
             self.downlinks[peer].waiting.append((max(begun.values()), spent))
         last = came
         for other, _ in pairs:
@@ -163,7 +159,7 @@ class _Timing:
 
     def end_ns(self) -> int:
         """When all sums have arrived."""
-        latency, uplinks = self.problem.latency_ns, self.uplinks
+        latency, uplinks = self.problem.links.latency_ns, self.uplinks
         up_ns = {peer: line.end_ns() for peer, line in uplinks.items()}
         links = (
             max(line.end_ns(), up_ns.get(peer, 0)) + latency[peer][other]

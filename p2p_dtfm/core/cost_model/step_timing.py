@@ -19,14 +19,11 @@ from p2p_dtfm.core.cost_model.pipeline_timing import (
     TimedPipeline,
     in_turns,
 )
-from p2p_dtfm.core.cost_model.placement_problem import (
-    MESSAGE_NS,
-    UNLIMITED_BYTES_PER_S,
-    PlanningProblem,
-)
+from p2p_dtfm.core.cost_model.placement_problem import UNLIMITED_BYTES_PER_S, PlanningProblem
 from p2p_dtfm.core.cost_model.reduction_timing import Reduction
+from p2p_dtfm.core.cost_model.tables.link_tables import MESSAGE_NS
 from p2p_dtfm.core.virtual.exchange import ShardedExchange, chunk_count
-from p2p_dtfm.core.virtual.virtual_network import Lines, VirtualNetwork
+from p2p_dtfm.core.virtual.virtual_network import NetworkLines, TransferNetwork
 from p2p_dtfm.core.virtual.virtual_time import VirtualTime
 
 Contribution = tuple[int, Callable[[int], None]]
@@ -46,10 +43,12 @@ class StepEnds:
 class StepAtWork:
     """A step in virtual time. Reductions use its `time` and `network`, and say `is_ready`."""
 
-    def __init__(self, lines: Lines, boundary_bytes: int, guarded: Sequence[Guarded] = ()) -> None:
+    def __init__(
+        self, lines: NetworkLines, boundary_bytes: int, guarded: Sequence[Guarded] = ()
+    ) -> None:
         """`guarded`: for whose guardians Prepared waits."""
         self.time = VirtualTime()
-        self.network = VirtualNetwork(self.time, lines, MESSAGE_NS)
+        self.network = TransferNetwork(self.time, lines, MESSAGE_NS)
         self.computed_ns = 0
         self.ready_ns: dict[int, int] = {}
         """When each peer has what it says in its Prepared, as far as is known."""
@@ -142,7 +141,7 @@ def step_ends(
 ) -> StepEnds:
     """`segments` are those with two or more holders; weights are parallel to holders. `guarded`:
     for whose guardians Prepared waits, if there is one pipeline."""
-    step = StepAtWork(_lines_of(problem), problem.boundary_bytes, guarded)
+    step = StepAtWork(_lines_of(problem), problem.step.boundary_bytes, guarded)
     contributions: dict[int, list[Contribution]] = {}
     for segment in segments:
         exchange = ShardedExchange(
@@ -156,21 +155,21 @@ def step_ends(
     return StepEnds(step.computed_ns, reduced_ns, step.committed_ns())
 
 
-def _lines_of(problem: PlanningProblem) -> Lines:
+def _lines_of(problem: PlanningProblem) -> NetworkLines:
     count, watchers = problem.peer_count, problem.watchers
 
     def link(origin: int, to: int) -> tuple[int, int]:
         if to >= count:
             round_trip_ns = watchers.round_trip_ns[origin][to - count]
             return round_trip_ns // 2, watchers.bytes_per_s[origin][to - count]
-        return problem.latency_ns[origin][to], problem.bytes_per_s[origin][to]
+        return problem.links.latency_ns[origin][to], problem.links.bytes_per_s[origin][to]
 
     watching = watchers.downlink_bytes_per_s
     uplinks, downlinks = (
         [0 if rate >= UNLIMITED_BYTES_PER_S else rate for rate in rates]
         for rates in (
-            (*problem.uplink_bytes_per_s, *(UNLIMITED_BYTES_PER_S for _ in watching)),
-            (*problem.downlink_bytes_per_s, *watching),
+            (*problem.links.uplink_bytes_per_s, *(UNLIMITED_BYTES_PER_S for _ in watching)),
+            (*problem.links.downlink_bytes_per_s, *watching),
         )
     )
-    return Lines(link, uplinks, downlinks)
+    return NetworkLines(link, uplinks, downlinks)

@@ -42,7 +42,7 @@ class Admitted(msgspec.Struct, frozen=True):
     role: Role
 
 
-class Refusal(msgspec.Struct, frozen=True):
+class GateRefusal(msgspec.Struct, frozen=True):
     role: Role
     reason: Reason
 
@@ -118,7 +118,7 @@ class Gate:
         *,
         stays: bool = False,
         pays: str = "",
-    ) -> Admitted | Refusal:
+    ) -> Admitted | GateRefusal:
         """Whether `sender` may say this now. With `stays` it counts as being served until `left`
         is called with the role that it was admitted in. `pays`: of what kind it must owe nothing
         (`spend`)."""
@@ -204,7 +204,9 @@ class Gate:
         together = self._serving[role, kind] >= CLASS_AT_ONCE * row.at_once
         return together or held.serving[kind] >= row.at_once
 
-    def _refuse(self, held: _Sender, role: Role, kind: str, reason: Reason, now_ns: int) -> Refusal:
+    def _refuse(
+        self, held: _Sender, role: Role, kind: str, reason: Reason, now_ns: int
+    ) -> GateRefusal:
         self.refused[role, kind, reason] += 1
         if reason not in (Reason.TOGETHER, Reason.MUTED):  # these are not of its own doing
             if (bucket := held.buckets.get(kind)) is not None:
@@ -216,7 +218,7 @@ class Gate:
                 held.muted_until_ns = now_ns + (MUTED_NS << held.mutes)
                 held.mutes = min(held.mutes + 1, MUTES_LIMIT - 1)
                 held.refused = 0
-        return Refusal(role, reason)
+        return GateRefusal(role, reason)
 
     def _sender(self, sender: str) -> _Sender:
         held = self._senders.get(sender)

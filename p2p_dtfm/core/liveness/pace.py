@@ -4,7 +4,7 @@ from collections import deque
 from dataclasses import dataclass
 from statistics import median
 
-from p2p_dtfm.core.cost_model.placement_problem import duration_ns
+from p2p_dtfm.core.cost_model.tables.link_tables import duration_ns
 from p2p_dtfm.core.protocol.layers.timings import timing_of
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.run_spec import RunSpec

@@ -112,19 +112,35 @@ def view_body(present: PresentView) -> KnownView:
     return KnownView(present.view, present.members, digest)
 
 
+class _NewestSigned(dict[bytes, Signed]):
+    """By name; so many, and of so many bytes."""
+
+    def __init__(self, count_limit: int, limit_bytes: int) -> None:
+        super().__init__()
+        self._count_limit, self._limit_bytes = count_limit, limit_bytes
+        self._size_bytes = 0
+
+    def keep(self, name: bytes, signed: Signed) -> bytes:
+        """What is older makes room. Returns the name."""
+        if name not in self:
+            self._size_bytes += len(signed.payload)
+            self[name] = signed
+        while len(self) > self._count_limit or self._size_bytes > self._limit_bytes:
+            self._size_bytes -= len(self.pop(next(iter(self))).payload)
+        return name
+
+
 class NamedBodies:
     """What outlines name, as far as it is known. Bounded; what went is asked for again."""
 
     def __init__(self) -> None:
-        self._records: dict[bytes, Signed] = {}
-        self._records_bytes = 0
+        self._records = _NewestSigned(RECORDS_LIMIT, RECORDS_LIMIT_BYTES)
         self._views: dict[bytes, KnownView] = {}
         self._plans: dict[str, Plan] = {}
         self._presents: dict[tuple[bytes, bool], PresentView] = {}
         self._names: dict[int, tuple[PresentView, bytes]] = {}
         self._rows: dict[Member, tuple[int, ...]] = {}
-        self._prepared: dict[bytes, Signed] = {}
-        self._prepared_bytes = 0
+        self._prepared = _NewestSigned(PREPARED_KEPT, PREPARED_KEPT_BYTES)
         self._retained: dict[bytes, RetainedBody] = {}
 
     def keep_retained(self, body: RetainedBody) -> bytes:
@@ -137,14 +153,7 @@ class NamedBodies:
 
     def keep_prepared(self, prepared: Signed) -> bytes:
         """One that has been opened. Returns its name."""
-        name = prepared_name(prepared)
-        if name not in self._prepared:
-            self._prepared_bytes += len(prepared.payload)
-            self._prepared[name] = prepared
-        while len(self._prepared) > PREPARED_KEPT or self._prepared_bytes > PREPARED_KEPT_BYTES:
-            oldest = next(iter(self._prepared))
-            self._prepared_bytes -= len(self._prepared.pop(oldest).payload)
-        return name
+        return self._prepared.keep(prepared_name(prepared), prepared)
 
     def has_prepared(self, prepared: Signed) -> bool:
         """Whether this very one is kept, and so has been opened."""
@@ -161,14 +170,7 @@ class NamedBodies:
 
     def keep_record(self, record: Signed) -> bytes:
         """Whoever gave it has been checked. Returns its name."""
-        name = record_name(record)
-        if name not in self._records:
-            self._records_bytes += len(record.payload)
-            self._records[name] = record
-        while len(self._records) > RECORDS_LIMIT or self._records_bytes > RECORDS_LIMIT_BYTES:
-            oldest = next(iter(self._records))
-            self._records_bytes -= len(self._records.pop(oldest).payload)
-        return name
+        return self._records.keep(record_name(record), record)
 
     def record(self, name: bytes) -> Signed | None:
         """None: it is not known, or not any more."""

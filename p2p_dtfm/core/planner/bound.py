@@ -36,7 +36,8 @@ only over pairs no faster than r, of which each holder has all but k, at least
 2 (P - 1 - k) G / (P (P - 1) r).
 """
 
-from p2p_dtfm.core.cost_model.placement_problem import PlanningProblem, duration_ns
+from p2p_dtfm.core.cost_model.placement_problem import PlanningProblem
+from p2p_dtfm.core.cost_model.tables.link_tables import duration_ns
 from p2p_dtfm.core.schedule.tasklets import weight_part_ns
 
 _RATE_SCALE = 1 << 80
@@ -45,19 +46,19 @@ _RATE_SCALE = 1 << 80
 def step_lower_bound_ns(problem: PlanningProblem) -> int:
     """The least T that either one pipeline or several satisfy, rounded down. Of unlike layers no
     such bound is known."""
-    assert not problem.unlike
+    assert not problem.layers.unlike
     return min(_one_pipeline_ns(problem), _several_pipelines_ns(problem))
 
 
 def _one_pipeline_ns(problem: PlanningProblem) -> int:
-    rates = sorted((_RATE_SCALE // t.block_ns for t in problem.layer_ns), reverse=True)
-    work = problem.microbatch_count * problem.block_count
+    rates = sorted((_RATE_SCALE // t.block_ns for t in problem.devices.layer_ns), reverse=True)
+    work = problem.step.microbatch_count * problem.layers.block_count
     return work * _RATE_SCALE // (sum(rates[: problem.layer_count]) + len(rates))
 
 
 def _several_pipelines_ns(problem: PlanningProblem) -> int:
     """By bisection: more time lets every peer do more."""
-    wanted = problem.microbatch_count * problem.block_count << 20
+    wanted = problem.step.microbatch_count * problem.layers.block_count << 20
     peers = [_Reach(problem, peer) for peer in range(problem.peer_count)]
     low, high = 0, 1
     while sum(peer.work_q20(high) for peer in peers) < wanted:
@@ -75,21 +76,22 @@ class _Reach:
     """What one peer can do at most within a given time."""
 
     def __init__(self, problem: PlanningProblem, peer: int) -> None:
-        out = [rate for other, rate in enumerate(problem.bytes_per_s[peer]) if other != peer]
-        back = [row[peer] for other, row in enumerate(problem.bytes_per_s) if other != peer]
-        limit = min(problem.uplink_bytes_per_s[peer], problem.downlink_bytes_per_s[peer])
+        links = problem.links
+        out = [rate for other, rate in enumerate(links.bytes_per_s[peer]) if other != peer]
+        back = [row[peer] for other, row in enumerate(links.bytes_per_s) if other != peer]
+        limit = min(links.uplink_bytes_per_s[peer], links.downlink_bytes_per_s[peer])
         everything = max(1, min(limit, sum(out), sum(back)))
-        times = problem.layer_ns[peer]
+        times = problem.devices.layer_ns[peer]
         self.block_ns = times.block_ns
-        self.backward_ns = None if problem.splits_backwards else times.block_backward_ns
-        self.gradient_ns = duration_ns(problem.block.gradient_bytes, everything)
+        self.backward_ns = None if problem.step.splits_backwards else times.block_backward_ns
+        self.gradient_ns = duration_ns(problem.layers.block.gradient_bytes, everything)
         self.activation_ns = duration_ns(
-            problem.boundary_bytes, max(1, min(limit, max([*out, *back], default=1)))
+            problem.step.boundary_bytes, max(1, min(limit, max([*out, *back], default=1)))
         )
-        block = problem.block.state_bytes + problem.block.saved_bytes
-        fitting = problem.memory_bytes[peer] // max(1, block)
-        self.whole = fitting >= problem.block_count
-        self.most_blocks = min(fitting, problem.block_count)
+        block = problem.layers.block.needed_bytes
+        fitting = problem.devices.memory_bytes[peer] // max(1, block)
+        self.whole = fitting >= problem.layers.block_count
+        self.most_blocks = min(fitting, problem.layers.block_count)
 
     def work_q20(self, time_ns: int) -> int:
         """Blocks of a microbatch, times 2^20."""
@@ -129,39 +131,39 @@ class _Grid:
         self.problem = problem
         self.stages = stages
         self.pipelines = problem.peer_count // stages
-        fastest = min(problem.layer_ns, key=lambda times: times.block_ns)
+        fastest = min(problem.devices.layer_ns, key=lambda times: times.block_ns)
         self.forward_ns, self.block_ns = fastest.block_forward_ns, fastest.block_ns
         self.backward_ns: int | None = fastest.block_backward_ns
         self.round_ns = self.block_ns
-        if problem.splits_backwards:
+        if problem.step.splits_backwards:
             self.backward_ns = None
             self.round_ns -= weight_part_ns(fastest.block_forward_ns, fastest.block_backward_ns)
-        block = problem.block.state_bytes + problem.block.saved_bytes
-        self.most_blocks = max(problem.memory_bytes) // max(1, block)
+        block = problem.layers.block.needed_bytes
+        self.most_blocks = max(problem.devices.memory_bytes) // max(1, block)
         everyone = range(problem.peer_count)
         self.hop_ns = min(
-            (problem.latency_ns[a][b] + problem.transmit_ns[a][b]
+            (problem.links.latency_ns[a][b] + problem.links.transmit_ns[a][b]
              for a in everyone for b in everyone if a != b),
             default=0,
         )  # fmt: skip
         farthest = (
-            max(problem.latency_ns[a][b] for b in everyone if b != a)
+            max(problem.links.latency_ns[a][b] for b in everyone if b != a)
             for a in everyone
             if len(everyone) > 1
         )
         self.commit_ns = min(farthest, default=0)
-        self.reduction_ns = self._reduction_ns(problem.block.gradient_bytes)
+        self.reduction_ns = self._reduction_ns(problem.layers.block.gradient_bytes)
 
     def step_ns(self) -> int | None:
         problem = self.problem
-        if self.stages * self.most_blocks < problem.block_count:
+        if self.stages * self.most_blocks < problem.layers.block_count:
             return None
-        shortest = problem.microbatch_count * problem.block_count * self.block_ns
+        shortest = problem.step.microbatch_count * problem.layers.block_count * self.block_ns
         low = shortest // (self.pipelines * self.stages) - 1
         high = (
             2 * shortest
             + 2 * self.stages * self.hop_ns
-            + problem.block_count * (self.reduction_ns + self.block_ns)
+            + problem.layers.block_count * (self.reduction_ns + self.block_ns)
         )
         while high - low > max(1, high >> 14):
             middle = (low + high) // 2
@@ -175,7 +177,7 @@ class _Grid:
         """Whether some cut into stages can be reduced within the time."""
         return any(
             self._covers(first, time_ns)
-            for first in range(1, min(self.most_blocks, self.problem.block_count) + 1)
+            for first in range(1, min(self.most_blocks, self.problem.layers.block_count) + 1)
         )
 
     def _covers(self, first: int, time_ns: int) -> bool:
@@ -196,11 +198,11 @@ class _Grid:
             if most < 1 or (stage == 0 and most < first):
                 return False
             before += first if stage == 0 else most
-        return before >= self.problem.block_count
+        return before >= self.problem.layers.block_count
 
     def _blocks_within(self, time_ns: int, extra_ns: int) -> int:
         """Blocks that a stage computes for its share of the microbatches within a time."""
-        work_ns = self.problem.microbatch_count * self.block_ns + extra_ns * self.pipelines
+        work_ns = self.problem.step.microbatch_count * self.block_ns + extra_ns * self.pipelines
         return max(0, time_ns) * self.pipelines // work_ns
 
     def _reduction_ns(self, size_bytes: int) -> int:
@@ -211,11 +213,10 @@ class _Grid:
         problem = self.problem
         rows = [
             sorted((rate for b, rate in enumerate(row) if b != a), reverse=True)
-            for a, row in enumerate(problem.bytes_per_s)
+            for a, row in enumerate(problem.links.bytes_per_s)
         ]
-        most = max(
-            min(sum(row[: count - 1]), problem.uplink_bytes_per_s[a]) for a, row in enumerate(rows)
-        )
+        uplinks = problem.links.uplink_bytes_per_s
+        most = max(min(sum(row[: count - 1]), uplinks[a]) for a, row in enumerate(rows))
         longest = duration_ns(2 * (count - 1) * size_bytes, count * most)
         for rate in {row[at] for row in rows for at in (0, len(row) // 4, len(row) // 2, -1)}:
             faster = max(sum(1 for each in row if each > rate) for row in rows)

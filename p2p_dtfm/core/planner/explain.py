@@ -288,8 +288,8 @@ def _compute_ns(snapshot: Snapshot, plan: Plan, stage: Stage, record: PeerRecord
 
 
 def _used_bytes(problem: PlanningProblem, stage: Stage) -> int:
-    state = problem.state_bytes(stage.first_layer, stage.end_layer)
-    return state + stage.in_flight * problem.saved_bytes(stage.first_layer, stage.end_layer)
+    state = problem.layers.state_bytes(stage.first_layer, stage.end_layer)
+    return state + stage.in_flight * problem.layers.saved_bytes(stage.first_layer, stage.end_layer)
 
 
 def _without(model: _Model, placement: Placement, peer_id: str) -> Alternative | None:

@@ -2,7 +2,8 @@
 
 from itertools import permutations
 
-from p2p_dtfm.core.cost_model.placement_problem import LayerBytes, PlanningProblem
+from p2p_dtfm.core.cost_model.placement_problem import PlanningProblem
+from p2p_dtfm.core.cost_model.tables.layer_tables import LayerBytes
 from p2p_dtfm.core.protocol.facts.in_words import bytes_text, counted
 from p2p_dtfm.core.protocol.plan import NoPlan
 
@@ -16,7 +17,7 @@ def memory_pipeline(problem: PlanningProblem) -> tuple[int, ...] | None:
     and last peer (which has room for the head), the blocks that fit on them and on all others
     between them cover the model.
     """
-    if problem.unlike:
+    if problem.layers.unlike:
         return _unlike_pipeline(problem)
     capacities = _block_capacities(problem)
     middle = sorted(range(problem.peer_count), key=lambda peer: (-capacities[peer], peer))
@@ -24,9 +25,9 @@ def memory_pipeline(problem: PlanningProblem) -> tuple[int, ...] | None:
     lasts = _best_ends(problem, capacities, with_embedding=False)
     best: tuple[int, ...] | None = None
     for peer in range(problem.peer_count):
-        if _end_capacity(problem, peer, True, True) >= problem.block_count:
+        if _end_capacity(problem, peer, True, True) >= problem.layers.block_count:
             return (peer,)
-    if problem.one_stage:
+    if problem.step.one_stage:
         return None
     for first in firsts:
         for last in lasts:
@@ -41,7 +42,8 @@ def memory_pipeline(problem: PlanningProblem) -> tuple[int, ...] | None:
 def _unlike_pipeline(problem: PlanningProblem) -> tuple[int, ...] | None:
     """Of unlike layers: each peer alone, then the largest first, each with as many layers as fit;
     of few peers every order. Of many, another order might fit where none of these does."""
-    roomy = sorted(range(problem.peer_count), key=lambda peer: (-problem.memory_bytes[peer], peer))
+    memory_bytes = problem.devices.memory_bytes
+    roomy = sorted(range(problem.peer_count), key=lambda peer: (-memory_bytes[peer], peer))
     few = len(roomy) <= _FEW_PEERS
     for order in permutations(roomy) if few else (tuple(roomy), tuple(reversed(roomy))):
         held = _unlike_holders(problem, order)
@@ -54,9 +56,9 @@ def _unlike_holders(problem: PlanningProblem, order: tuple[int, ...]) -> tuple[i
     """Those of `order` that hold all layers; who has no room for the next holds none."""
     layer, holders = 0, []
     for peer in order:
-        left_bytes, first = problem.memory_bytes[peer], layer
+        left_bytes, first = problem.devices.memory_bytes[peer], layer
         while layer < problem.layer_count:
-            left_bytes -= _needed_bytes(problem.unlike[layer])
+            left_bytes -= problem.layers.unlike[layer].needed_bytes
             if left_bytes < 0:
                 break
             layer += 1
@@ -67,14 +69,9 @@ def _unlike_holders(problem: PlanningProblem, order: tuple[int, ...]) -> tuple[i
     return None
 
 
-def _needed_bytes(layer: LayerBytes) -> int:
-    """With one microbatch in flight."""
-    return layer.state_bytes + layer.saved_bytes
-
-
 def _block_capacities(problem: PlanningProblem) -> list[int]:
-    block_bytes = max(1, problem.block.state_bytes + problem.block.saved_bytes)
-    return [memory // block_bytes for memory in problem.memory_bytes]
+    block_bytes = max(1, problem.layers.block.needed_bytes)
+    return [memory // block_bytes for memory in problem.devices.memory_bytes]
 
 
 def _end_capacity(problem: PlanningProblem, peer: int, embedding: bool, head: bool) -> int:
@@ -82,10 +79,10 @@ def _end_capacity(problem: PlanningProblem, peer: int, embedding: bool, head: bo
     not left to this peer."""
     if (embedding or head) and not problem.may_have(peer, 0):
         return -1
-    room = problem.memory_bytes[peer]
-    room -= (problem.embedding.state_bytes + problem.embedding.saved_bytes) if embedding else 0
-    room -= (problem.head.state_bytes + problem.head.saved_bytes) if head else 0
-    return room // max(1, problem.block.state_bytes + problem.block.saved_bytes)
+    room = problem.devices.memory_bytes[peer]
+    room -= problem.layers.embedding.needed_bytes if embedding else 0
+    room -= problem.layers.head.needed_bytes if head else 0
+    return room // max(1, problem.layers.block.needed_bytes)
 
 
 def _best_ends(problem: PlanningProblem, capacities: list[int], with_embedding: bool) -> list[int]:
@@ -101,7 +98,7 @@ def _best_ends(problem: PlanningProblem, capacities: list[int], with_embedding: 
 def _cover(
     problem: PlanningProblem, capacities: list[int], middle: list[int], first: int, last: int
 ) -> tuple[int, ...] | None:
-    left = problem.block_count
+    left = problem.layers.block_count
     left -= _end_capacity(problem, first, True, False)
     left -= _end_capacity(problem, last, False, True)
     between: list[int] = []
@@ -117,12 +114,12 @@ def _cover(
 
 def why_infeasible(problem: PlanningProblem) -> NoPlan:
     """Which memory is short, and by how much."""
-    offered = sum(problem.memory_bytes)
-    needed = problem.state_bytes(0, problem.layer_count) + problem.saved_bytes(
+    offered = sum(problem.devices.memory_bytes)
+    needed = problem.layers.state_bytes(0, problem.layer_count) + problem.layers.saved_bytes(
         0, problem.layer_count
     )
-    most = max(problem.memory_bytes, default=0)
-    if problem.one_stage:
+    most = max(problem.devices.memory_bytes, default=0)
+    if problem.step.one_stage:
         return NoPlan(
             f"the head of this run is its token embedding, so where work is audited each peer "
             f"holds the whole model: "
@@ -145,7 +142,7 @@ def why_infeasible(problem: PlanningProblem) -> NoPlan:
             needed - offered,
         )
     for name, layer in _named_layers(problem):
-        size = layer.state_bytes + layer.saved_bytes
+        size = layer.needed_bytes
         if size > most:
             return NoPlan(
                 f"{name} needs {gibibytes(size)} on one peer; the largest of "
@@ -153,7 +150,8 @@ def why_infeasible(problem: PlanningProblem) -> NoPlan:
                 f"{gibibytes(size - most)} more memory",
                 size - most,
             )
-    short = min(map(_needed_bytes, problem.unlike)) if problem.unlike else _rounding_loss(problem)
+    unlike = problem.layers.unlike
+    short = min(layer.needed_bytes for layer in unlike) if unlike else _rounding_loss(problem)
     return NoPlan(
         f"this run needs {gibibytes(needed)} for its layers; {peers} {gibibytes(offered)}, but "
         f"layers do not divide: {gibibytes(short)} more memory is needed",
@@ -163,27 +161,27 @@ def why_infeasible(problem: PlanningProblem) -> NoPlan:
 
 def _named_layers(problem: PlanningProblem) -> list[tuple[str, LayerBytes]]:
     """Those that may be too large for any peer."""
-    if problem.unlike:
-        return [(f"layer {number}", layer) for number, layer in enumerate(problem.unlike)]
+    if problem.layers.unlike:
+        return [(f"layer {number}", layer) for number, layer in enumerate(problem.layers.unlike)]
     return [
-        ("the embedding", problem.embedding),
-        ("the head", problem.head),
-        ("the transformer block", problem.block),
+        ("the embedding", problem.layers.embedding),
+        ("the head", problem.layers.head),
+        ("the transformer block", problem.layers.block),
     ]
 
 
 def _rounding_loss(problem: PlanningProblem) -> int:
     """Bytes of the blocks that stay without a place when every peer takes whole layers."""
     capacities = _block_capacities(problem)
-    fewest = problem.block_count
+    fewest = problem.layers.block_count
     for first in _best_ends(problem, capacities, True):
         for last in _best_ends(problem, capacities, False):
             if first != last:
                 held = sum(c for p, c in enumerate(capacities) if p not in (first, last))
                 held += _end_capacity(problem, first, True, False)
                 held += _end_capacity(problem, last, False, True)
-                fewest = min(fewest, problem.block_count - held)
-    return max(1, fewest) * (problem.block.state_bytes + problem.block.saved_bytes)
+                fewest = min(fewest, problem.layers.block_count - held)
+    return max(1, fewest) * problem.layers.block.needed_bytes
 
 
 def gibibytes(size: int) -> str:

@@ -38,8 +38,8 @@ def _between_named(problem: PlanningProblem, placement: Placement) -> Iterator[P
 
 def _of_anybody(problem: PlanningProblem) -> Iterator[Placement]:
     everyone = list(range(problem.peer_count))
-    by_speed = sorted(everyone, key=lambda p: (problem.layer_ns[p].block_ns, p))
-    by_links = sorted(everyone, key=lambda p: (-problem.reach_bytes_per_s[p], p))
+    by_speed = sorted(everyone, key=lambda p: (problem.devices.layer_ns[p].block_ns, p))
+    by_links = sorted(everyone, key=lambda p: (-problem.links.reach_bytes_per_s[p], p))
     for peer in by_speed[:16]:
         yield ((peer,),)
     for count in _counts(problem.peer_count):
@@ -66,7 +66,7 @@ def _arranged(
         yield runs(listed[: len(even)], pipelines)
     if stages > 1 and pipelines > 1:
         yield tuple(tuple(even[first::pipelines]) for first in range(pipelines))
-        fastest_first = sorted(chain, key=lambda p: problem.layer_ns[p].block_ns)
+        fastest_first = sorted(chain, key=lambda p: problem.devices.layer_ns[p].block_ns)
         yield tuple(tuple(fastest_first[first::pipelines]) for first in range(pipelines))
         yield _layered(problem, even, pipelines)
     if pipelines > 1:
@@ -76,7 +76,7 @@ def _arranged(
 def _layered(problem: PlanningProblem, chain: list[int], pipelines: int) -> Placement:
     """Those with the best links in the first stage, which ends last and has the most to reduce."""
     place = {peer: at for at, peer in enumerate(chain)}
-    reach = problem.reach_bytes_per_s
+    reach = problem.links.reach_bytes_per_s
     by_links = sorted(chain, key=lambda p: (-reach[p], place[p]))
     layers = [by_links[at : at + pipelines] for at in range(0, len(chain), pipelines)]
     return tuple(zip(*(sorted(layer, key=place.__getitem__) for layer in layers), strict=True))
@@ -89,7 +89,7 @@ def _deeper(problem: PlanningProblem, chain: list[int], stages: int) -> Iterator
     """
     depth = 2 * stages
     place = {peer: at for at, peer in enumerate(chain)}
-    reach = problem.reach_bytes_per_s
+    reach = problem.links.reach_bytes_per_s
     by_links = sorted(chain, key=lambda p: (-reach[p], place[p]))
     half = len(chain) // 2
     better = sorted(by_links[:half], key=place.__getitem__)
@@ -131,7 +131,7 @@ def nearest_chain(problem: PlanningProblem, peers: list[int]) -> list[int]:
     chain = left[:1]
     del left[:1]
     while left:
-        out, latency = problem.transmit_ns[chain[-1]], problem.latency_ns[chain[-1]]
+        out, latency = problem.links.transmit_ns[chain[-1]], problem.links.latency_ns[chain[-1]]
         costs = [out[peer] + latency[peer] for peer in left]
         chain.append(left.pop(costs.index(min(costs))))
     return chain

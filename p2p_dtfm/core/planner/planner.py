@@ -10,7 +10,7 @@ from p2p_dtfm.core.planner.feasibility import memory_pipeline, why_infeasible
 from p2p_dtfm.core.planner.least_gain import without_idlers
 from p2p_dtfm.core.planner.recomputation import recomputing
 from p2p_dtfm.core.planner.search import search
-from p2p_dtfm.core.planner.stability import Present
+from p2p_dtfm.core.planner.stability import PresentPlan
 from p2p_dtfm.core.planner.unlike_cuts import best_cut
 from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.core.protocol.measured_plans import agreed
@@ -110,7 +110,7 @@ def _plan(snapshot: Snapshot, problem: PlanningProblem) -> tuple[Plan | NoPlan, 
     # in a planned view members have what their present stages need
     states = None if snapshot.planned else snapshot.states()
     measured = agreed([record.measured for record in snapshot.records])
-    present = Present(model, snapshot.present, states, measured) if snapshot.present else None
+    present = PresentPlan(model, snapshot.present, states, measured) if snapshot.present else None
     warm = present.placement() if present else None
     in_a_hurry = warm is not None and not snapshot.planned  # all wait; it starts from what stands
     best = search(model, fallback, prng_of_digest(snapshot.digest()), warm, in_a_hurry)
@@ -165,7 +165,7 @@ def plan_of(problem: PlanningProblem, cost: PlacementCost) -> Plan:
     step_ns = min(cost.step_ns, LONGEST_STEP_NS)
     plan = Plan(tuple(pipelines), tuple(sorted([*spares, *problem.idle])), step_ns)
     members = {*problem.peer_ids, *problem.idle}
-    check_plan(plan, problem.layer_count, problem.microbatch_count, members)
+    check_plan(plan, problem.layer_count, problem.step.microbatch_count, members)
     return plan
 
 
@@ -176,7 +176,7 @@ def fixed_plan(snapshot: Snapshot, stage_counts: tuple[int, ...]) -> Plan:
     Members beyond the sum of `stage_counts` are spares.
     """
     problem = problem_of(snapshot)
-    layers, microbatches = problem.layer_count, problem.microbatch_count
+    layers, microbatches = problem.layer_count, problem.step.microbatch_count
     total = sum(stage_counts)
     assert 0 < total <= problem.peer_count, (stage_counts, problem.peer_count)
     assert all(0 < count <= layers for count in stage_counts), (stage_counts, layers)

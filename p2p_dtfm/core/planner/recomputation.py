@@ -8,13 +8,8 @@ alike.
 
 from dataclasses import replace
 
-from p2p_dtfm.core.cost_model.placement_problem import (
-    LayerNs,
-    PlanningProblem,
-    UnlikeNs,
-    problem_of,
-    unlike_ns,
-)
+from p2p_dtfm.core.cost_model.placement_problem import DeviceTables, PlanningProblem, problem_of
+from p2p_dtfm.core.cost_model.tables.layer_tables import LayerNs, LayerTable, UnlikeNs, unlike_ns
 from p2p_dtfm.core.protocol.plan import Plan, Stage
 from p2p_dtfm.core.protocol.snapshot import Snapshot
 from p2p_dtfm.core.protocol.workload import Workload
@@ -53,40 +48,48 @@ def recomputing(problem: PlanningProblem, workload: Workload) -> PlanningProblem
     Besides the inputs of its layers a stage then holds what one layer saves, while it goes back
     through that layer. The wider of the two kinds counts: the head's, where it is held.
     """
-    if problem.unlike:
-        return _unlike_recomputing(problem, workload)
-    entry_bytes = workload.boundary_bytes
-    block, head = problem.block, problem.head
-    once = block.saved_bytes
+    layers = problem.layers
+    if layers.unlike:
+        sizes, once = _unlike_recomputing(layers, workload)
+    else:
+        sizes, once = _alike_recomputing(layers, workload)
     return replace(
         problem,
+        layers=sizes,
+        devices=DeviceTables(
+            layer_ns=tuple(map(_forward_again, problem.devices.layer_ns)),
+            memory_bytes=tuple(max(0, room - once) for room in problem.devices.memory_bytes),
+        ),
+        step=replace(problem.step, splits_backwards=False),
+    )
+
+
+def _alike_recomputing(layers: LayerTable, workload: Workload) -> tuple[LayerTable, int]:
+    """What each layer keeps, and what is saved once."""
+    entry_bytes = workload.boundary_bytes
+    block, head = layers.block, layers.head
+    once = block.saved_bytes
+    sizes = replace(
+        layers,
         block=replace(block, saved_bytes=min(block.saved_bytes, entry_bytes)),
         head=replace(
             head,
             state_bytes=head.state_bytes + max(0, head.saved_bytes - once),
             saved_bytes=min(head.saved_bytes, entry_bytes),
         ),
-        layer_ns=tuple(map(_forward_again, problem.layer_ns)),
-        splits_backwards=False,
-        memory_bytes=tuple(max(0, memory - once) for memory in problem.memory_bytes),
     )
+    return sizes, once
 
 
-def _unlike_recomputing(problem: PlanningProblem, workload: Workload) -> PlanningProblem:
+def _unlike_recomputing(layers: LayerTable, workload: Workload) -> tuple[LayerTable, int]:
     """The same where each layer saves, and is entered with, its own; the most counts once."""
     boundaries = workload.unlike.boundary_bytes if workload.unlike is not None else ()
-    once = max(layer.saved_bytes for layer in problem.unlike)
+    once = max(layer.saved_bytes for layer in layers.unlike)
     kept = tuple(
         replace(layer, saved_bytes=min(layer.saved_bytes, entry_bytes))
-        for layer, entry_bytes in zip(problem.unlike, (boundaries[0], *boundaries), strict=True)
+        for layer, entry_bytes in zip(layers.unlike, (boundaries[0], *boundaries), strict=True)
     )
-    return replace(
-        problem,
-        unlike=kept,
-        layer_ns=tuple(map(_forward_again, problem.layer_ns)),
-        splits_backwards=False,
-        memory_bytes=tuple(max(0, memory - once) for memory in problem.memory_bytes),
-    )
+    return replace(layers, unlike=kept), once
 
 
 def _forward_again(times: LayerNs) -> LayerNs:

@@ -76,7 +76,7 @@ class RememberedCosts:
         costs = [cost for cost, _ in map(self._model.pipelines.cost, placement) if cost is not None]
         if len(costs) < len(placement):
             return _NEVER_NS
-        dealt = split_microbatches(costs, self._model.problem.microbatch_count)
+        dealt = split_microbatches(costs, self._model.problem.step.microbatch_count)
         return max(
             PipelineCost.duration_ns(*each) for each in zip(costs, dealt, strict=True) if each[1]
         )

@@ -221,13 +221,13 @@ def _orders(problem: PlanningProblem, placement: Placement) -> Iterator[list[int
     which lets whole neighbourhoods end early."""
     slowest = [
         min(
-            min(rate for other, rate in enumerate(problem.bytes_per_s[peer]) if other != peer)
+            min(rate for other, rate in enumerate(problem.links.bytes_per_s[peer]) if other != peer)
             for peer in peers
         )
         for peers in placement
     ]
-    medians = [min(problem.reach_bytes_per_s[peer] for peer in peers) for peers in placement]
-    nearness = [-max(problem.farthest_ns[peer] for peer in peers) for peers in placement]
+    medians = [min(problem.links.reach_bytes_per_s[peer] for peer in peers) for peers in placement]
+    nearness = [-max(problem.links.farthest_ns[peer] for peer in peers) for peers in placement]
     for links in (medians, slowest, nearness):
         yield sorted(range(len(placement)), key=lambda n: (-links[n], -nearness[n], n))
     listed = sorted(range(len(placement)), key=placement.__getitem__)

@@ -22,7 +22,7 @@ import msgspec
 
 from p2p_dtfm.core.cost_model.costs import PlacementCost, StepModel
 from p2p_dtfm.core.cost_model.pipeline_cost import PipelineCost
-from p2p_dtfm.core.cost_model.placement_problem import duration_ns
+from p2p_dtfm.core.cost_model.tables.link_tables import duration_ns
 from p2p_dtfm.core.planner.search import rank
 from p2p_dtfm.core.protocol.measured_plans import PlanShape
 from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
@@ -45,7 +45,7 @@ _Fixed = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class PlanChoice:
     """A candidate, and what leaving the present plan for it costs."""
 
     cost: PlacementCost
@@ -64,7 +64,7 @@ class Choice:
         return gradients_ns * FOLLOWED_SHARE <= step_ns
 
 
-class Present:
+class PresentPlan:
     """The plan in force, seen from a new snapshot's problem."""
 
     def __init__(
@@ -121,7 +121,7 @@ class Present:
         worthwhile = [c for c in (rival, *grown) if _pays(c, base) and self._arrives(c, base)]
         return min([base, *worthwhile], key=_bargain).cost
 
-    def _arrives(self, choice: Choice, base: Choice) -> bool:
+    def _arrives(self, choice: PlanChoice, base: PlanChoice) -> bool:
         return not self._steps_go_on or choice.can_follow(base.step_ns)
 
     def at_once(self, wanted: PlacementCost) -> PlacementCost:
@@ -144,7 +144,7 @@ class Present:
             return None
         counts = [pipeline.microbatch_count for pipeline in self.pipelines]
         stages = [stage for pipeline in self.pipelines for stage in pipeline.stages]
-        if sum(counts) != self.problem.microbatch_count or not all(map(self._fits, stages)):
+        if sum(counts) != self.problem.step.microbatch_count or not all(map(self._fits, stages)):
             return None
         placement = tuple(peers for peers, _ in whole)
         as_dealt = self.model.dealt(placement, [timed[p] for p in placement], tuple(counts))
@@ -173,7 +173,7 @@ class Present:
         if cost is not None:
             yield cost
 
-    def _others(self, base: Choice) -> Iterator[PlacementCost]:
+    def _others(self, base: PlanChoice) -> Iterator[PlacementCost]:
         """What may be better than the present plan, besides what a search finds."""
         yield from self._grown(base.cost)
         yield from self._tried()
@@ -188,7 +188,7 @@ class Present:
     def _tried(self) -> Iterator[PlacementCost]:
         """Plans that were measured, if all who held a stage are still here."""
         for shape in self.measured:
-            if len(shape) > self.problem.microbatch_count:
+            if len(shape) > self.problem.step.microbatch_count:
                 continue
             if all(peer in self.numbers for peers, _ in shape for peer in peers):
                 ends = {cuts[-1] for _, cuts in shape}
@@ -307,7 +307,7 @@ class Present:
             timed.append(cost)
         return self.model.combine(tuple(peers for peers, _ in fixed), timed, None)
 
-    def _choice(self, cost: PlacementCost) -> Choice:
+    def _choice(self, cost: PlacementCost) -> PlanChoice:
         move_ns, only_adds = 0, True
         for peers, timed in zip(cost.placement, cost.pipelines, strict=True):
             for position, peer in enumerate(peers):
@@ -315,7 +315,7 @@ class Present:
                 before = self.held.get(peer, range(0))
                 move_ns = max(move_ns, self._fetch_ns(peer, layers))
                 only_adds &= not before or layers == before
-        return Choice(cost, move_ns, only_adds, self._step_ns(cost))
+        return PlanChoice(cost, move_ns, only_adds, self._step_ns(cost))
 
     def _fetch_ns(self, peer: int, layers: range) -> int:
         """Time to fetch parameters and moments, three quarters of the state, of new layers.
@@ -323,33 +323,32 @@ class Present:
         From the peer that holds something and has the best link to this one.
         """
         size = sum(
-            3 * self.problem.layer_bytes(layer).state_bytes // 4
+            3 * self.problem.layers.of(layer).state_bytes // 4
             for layer in layers
             if layer not in self.states.get(peer, ())
         )
         if size == 0:
             return 0
-        rates = [
-            self.problem.bytes_per_s[donor][peer] for donor in sorted(self.states) if donor != peer
-        ]
+        rows = self.problem.links.bytes_per_s
+        rates = [rows[donor][peer] for donor in sorted(self.states) if donor != peer]
         return duration_ns(size, max(rates)) if rates else 0
 
 
-def _next_step_first(choice: Choice) -> tuple[int, object]:
+def _next_step_first(choice: PlanChoice) -> tuple[int, object]:
     return _next_step_ns(choice), rank(choice.cost)
 
 
-def _next_step_ns(choice: Choice) -> int:
+def _next_step_ns(choice: PlanChoice) -> int:
     """Until it ends: first all wait for whoever must fetch something."""
     wait_ns = choice.move_ns + HAND_OVER_NS if choice.move_ns else 0
     return wait_ns + choice.step_ns
 
 
-def _bargain(choice: Choice) -> tuple[int, object]:
+def _bargain(choice: PlanChoice) -> tuple[int, object]:
     return choice.horizon_ns, rank(choice.cost)
 
 
-def _pays(choice: Choice, base: Choice) -> bool:
+def _pays(choice: PlanChoice, base: PlanChoice) -> bool:
     divisor = ADDING_DIVISOR if choice.only_adds else NOISE_DIVISOR
     gain = base.step_ns - choice.step_ns
     return gain * divisor > base.step_ns and choice.horizon_ns < base.horizon_ns

@@ -23,7 +23,7 @@ def best_cut(model: StepModel, found: PlacementCost, in_a_hurry: bool = False) -
     """
     problem = model.problem
     few = problem.peer_count <= FEW_PEERS and problem.layer_count <= FEW_LAYERS
-    if not (problem.unlike and few):
+    if not (problem.layers.unlike and few):
         return found
     best = model.judged(found)
     spent, limit = 0, 8 * EVENTS // (HURRY_DIVISOR if in_a_hurry else 1)
@@ -45,7 +45,7 @@ def best_cut(model: StepModel, found: PlacementCost, in_a_hurry: bool = False) -
 def _pipelines(model: StepModel) -> Iterator[tuple[int, PlacementCost]]:
     """(least time that the busiest stage takes for a step, the pipeline), each that fits."""
     problem = model.problem
-    count, layers = problem.microbatch_count, problem.layer_count
+    count, layers = problem.step.microbatch_count, problem.layer_count
     for depth in range(1, min(problem.peer_count, problem.most_stages) + 1):
         for peers in permutations(range(problem.peer_count), depth):
             for inner in combinations(range(1, layers), depth - 1):

@@ -8,13 +8,10 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
-from p2p_dtfm.core.cost_model.placement_problem import (
-    PlanningProblem,
-    duration_ns,
-    kinds_in,
-    problem_of,
-)
+from p2p_dtfm.core.cost_model.placement_problem import PlanningProblem, problem_of
 from p2p_dtfm.core.cost_model.segment_weights import segment_weights
+from p2p_dtfm.core.cost_model.tables.layer_tables import kinds_in
+from p2p_dtfm.core.cost_model.tables.link_tables import duration_ns
 from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Segment
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.snapshot import Snapshot
@@ -113,9 +110,9 @@ def _weights(
         return [(1,) * len(segment.holders) for segment in segments]
     numbers = {peer: number for number, peer in enumerate(problem.peer_ids)}
     rates, up, down = (
-        problem.pair_bytes_per_s,
-        problem.uplink_bytes_per_s,
-        problem.downlink_bytes_per_s,
+        problem.links.pair_bytes_per_s,
+        problem.links.uplink_bytes_per_s,
+        problem.links.downlink_bytes_per_s,
     )
     divided = [
         (tuple(sorted(numbers[holder] for holder in segment.holders)), length)
@@ -144,8 +141,8 @@ def _boundary_codecs(
 
     def rate(a: int, b: int, sent: int, received: int) -> int:
         """Of one tensor where a stage in the middle sends, and receives, two at a time."""
-        up, down = problem.uplink_bytes_per_s[a], problem.downlink_bytes_per_s[b]
-        return min(problem.bytes_per_s[a][b], up // sent, down // received)
+        up, down = problem.links.uplink_bytes_per_s[a], problem.links.downlink_bytes_per_s[b]
+        return min(problem.links.bytes_per_s[a][b], up // sent, down // received)
 
     first_layer = next(s.first_layer for s in pipeline.stages if s.peer_id == edge[1])
     shape = spec.boundary_shape(first_layer)
@@ -166,6 +163,6 @@ def _codec(allowed: tuple[str, ...], bytes_per_s: int, limit_ns: int, size_bytes
 
 
 def _microbatch_ns(problem: PlanningProblem, peer_id: str, layers: range) -> int:
-    times = problem.layer_ns[problem.peer_ids.index(peer_id)]
+    times = problem.devices.layer_ns[problem.peer_ids.index(peer_id)]
     kinds = kinds_in(layers.start, layers.stop, problem.layer_count)
     return times.forward_ns(kinds) + times.backward_ns(kinds)

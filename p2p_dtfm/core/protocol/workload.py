@@ -29,7 +29,7 @@ _SECOND_MOMENTS = 2
 _MILLION = 1_000_000
 
 
-class LayerKind(StrEnum):
+class LayerRole(StrEnum):
     EMBEDDING = "embedding"
     BLOCK = "block"
     HEAD = "head"
@@ -173,11 +173,11 @@ class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     def layer_count(self) -> int:
         return self.block_count + 2
 
-    def kind(self, layer: int) -> LayerKind:
+    def kind(self, layer: int) -> LayerRole:
         assert 0 <= layer < self.layer_count, layer
         if layer == 0:
-            return LayerKind.EMBEDDING
-        return LayerKind.BLOCK if layer <= self.block_count else LayerKind.HEAD
+            return LayerRole.EMBEDDING
+        return LayerRole.BLOCK if layer <= self.block_count else LayerRole.HEAD
 
     def cost(self, layer: int) -> LayerCost:
         unlike = self.unlike

@@ -37,7 +37,7 @@ def agreed_states(committed: Iterable[Signed]) -> dict[int, bytes]:
 
 
 @dataclass
-class _Said:
+class _SaidOfStep:
     """Of one step."""
 
     plans: list[Plan] = field(default_factory=list)
@@ -77,7 +77,7 @@ def evidence(parts: Iterable[Contribution], terms: StepTerms | None = None) -> C
 def _judge_step(
     said: Mapping[str, Prepared],
     plan: Plan,
-    facts: _Said,
+    facts: _SaidOfStep,
     terms: StepTerms | None,
     found: Conflict,
 ) -> None:
@@ -107,12 +107,12 @@ def _judge_step(
         found.doubt(one, other, reason)
 
 
-def _steps(parts: Iterable[Contribution]) -> dict[_Step, _Said]:
-    steps: dict[_Step, _Said] = {}
+def _steps(parts: Iterable[Contribution]) -> dict[_Step, _SaidOfStep]:
+    steps: dict[_Step, _SaidOfStep] = {}
     for part in parts:
         present, pending, retained = part.present, part.pending, part.retained
         if pending is not None and present is not None:
-            said = steps.setdefault((present.view, pending.step), _Said())
+            said = steps.setdefault((present.view, pending.step), _SaidOfStep())
             if pending.counts:
                 said.counts.append(pending.counts)
             said.are_whole &= retained is None or bool(retained.prepared)
@@ -122,7 +122,7 @@ def _steps(parts: Iterable[Contribution]) -> dict[_Step, _Said]:
         )
         for signed in passed_on:
             prepared = stated(signed)
-            said = steps.setdefault((prepared.view, prepared.step), _Said())
+            said = steps.setdefault((prepared.view, prepared.step), _SaidOfStep())
             said.signed[signed] = None
     plans = [p.present for p in parts if p.present is not None and p.present.plan is not None]
     for (view, _), said in steps.items():

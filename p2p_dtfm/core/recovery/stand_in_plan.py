@@ -12,7 +12,7 @@ from itertools import accumulate
 
 import msgspec
 
-from p2p_dtfm.core.cost_model.placement_problem import kinds_in, layer_ns_of
+from p2p_dtfm.core.cost_model.tables.layer_tables import kinds_in, layer_ns_of
 from p2p_dtfm.core.messages.agreement_messages import Contribution
 from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage, check_plan
 from p2p_dtfm.core.protocol.records import Intent

@@ -54,11 +54,6 @@ def fair_weights(pair: Rows, limit: Sequence[int], compiled: bool = True) -> tup
     return _Filler(rows, list(range(len(rows)))).filling(next(_own_rates(limit)), 0)
 
 
-def has_compiled_weights() -> bool:
-    """Whether `_weights.c` was built."""
-    return _weights is not None
-
-
 def shard_weights(pair: Rows, limit: Sequence[int], compiled: bool = True) -> tuple[int, ...]:
     """Positive weights by the filling that makes one segment alone go fastest.
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from p2p_dtfm.core.schedule.pieces import divide
-from p2p_dtfm.core.virtual.virtual_network import VirtualNetwork
+from p2p_dtfm.core.virtual.virtual_network import TransferNetwork
 
 CHUNK_BYTES = 1 << 20
 MOST_CHUNKS = 32
@@ -25,7 +25,7 @@ class ShardedExchange:
 
     def __init__(
         self,
-        network: VirtualNetwork,
+        network: TransferNetwork,
         holders: tuple[int, ...],
         weights: tuple[int, ...],
         size: int,
@@ -73,7 +73,7 @@ class StarExchange:
 
     def __init__(
         self,
-        network: VirtualNetwork,
+        network: TransferNetwork,
         centre: int,
         members: tuple[int, ...],
         size: int,

@@ -22,7 +22,7 @@ SECOND_NS = 1_000_000_000
 Delivered = Callable[[Any], None]
 
 
-class Lines(NamedTuple):
+class NetworkLines(NamedTuple):
     """What a network is made of; peers are numbers."""
 
     link: Callable[[int, int], tuple[int, int]]
@@ -72,10 +72,10 @@ class _Link:
         self.version = 0
 
 
-class VirtualNetwork:
+class TransferNetwork:
     """Links that open when they are first used."""
 
-    def __init__(self, time: VirtualTime, lines: Lines, overhead_ns: int) -> None:
+    def __init__(self, time: VirtualTime, lines: NetworkLines, overhead_ns: int) -> None:
         self._time = time
         self._lines = lines
         self._overhead_ns = overhead_ns

@@ -24,17 +24,17 @@ from p2p_dtfm.daemon.telemetry.problems import SILENT_S, UNHEARD_S, Sight, probl
 from p2p_dtfm.daemon.telemetry.status import State, Status
 from p2p_dtfm.ports import now
 from p2p_dtfm.web.state import (
-    Contribution,
+    ContributionBoard,
     DashboardState,
     Event,
     Live,
+    MeasuredWorth,
     Problem,
     RefusedCount,
     RunFacts,
     Samples,
     Timeline,
     ViewState,
-    Worth,
 )
 
 log = logging.getLogger("p2p_dtfm")
@@ -218,7 +218,7 @@ class Observer:
             events=self._events.newest_first(),
         )
 
-    def contribution(self) -> Contribution:
+    def contribution(self) -> ContributionBoard:
         """What this peer has given, and the board."""
         if self._contributions is not None and self._has_given_more:
             self._has_given_more = False
@@ -263,13 +263,13 @@ class Observer:
         known = self._agreement.step if self._agreement is not None else 0
         return int(self._status.facts.get("step") or known or self._told_step)
 
-    def _worth(self, tokens_per_s: float | None) -> Worth | None:
+    def _worth(self, tokens_per_s: float | None) -> MeasuredWorth | None:
         """Nothing for who was there from the beginning."""
         if self._before is None or self._view_state.me is None:
             return None
         settled = tokens_per_s is not None and self._is_settled()
         before_tokens_per_s, before_members = self._before
-        return Worth(
+        return MeasuredWorth(
             before_tokens_per_s=round(before_tokens_per_s, 1),
             before_members=before_members,
             now_tokens_per_s=tokens_per_s if settled else None,

@@ -4,7 +4,7 @@ from collections import deque
 
 from p2p_dtfm.daemon.dashboard.series import Series
 from p2p_dtfm.daemon.telemetry.names import Names
-from p2p_dtfm.web.state import Contribution, DashboardState, Event, Samples
+from p2p_dtfm.web.state import ContributionBoard, DashboardState, Event, Samples
 
 EVENTS_LIMIT = 200
 
@@ -34,7 +34,7 @@ class Seen:
         self.names = Names()
         self.events = Events()
         self.samples = Samples()
-        self.contribution = Contribution()
+        self.contribution = ContributionBoard()
         self.committed_count = 0
 
     @classmethod

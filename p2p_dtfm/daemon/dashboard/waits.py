@@ -84,7 +84,7 @@ class _Await:
     waited_s: float = 0.0
 
 
-class Waits:
+class TaskWaits:
     """Of some tasks, looked at now and then; `look` again for what is true now."""
 
     def __init__(self) -> None:
@@ -138,7 +138,7 @@ class OwnWaits:
 
     def __init__(self, tasks: Callable[[], set[asyncio.Task[Any]]]) -> None:
         self._tasks = tasks
-        self._waits = Waits()
+        self._waits = TaskWaits()
         self._looked_s = now.monotonic_s()
 
     async def keep_looking(self) -> None:

@@ -23,7 +23,7 @@ from p2p_dtfm.net.directory.directory import Directory
 from p2p_dtfm.net.directory.port import DirectoryPort
 from p2p_dtfm.net.libp2p.host import Host
 from p2p_dtfm.net.libp2p.port import HostPort
-from p2p_dtfm.net.streams.wire import Lines
+from p2p_dtfm.net.streams.wire import LinesPort
 from p2p_dtfm.train.stage.emulated import EmulatedStageRunner, emulated_flops_per_s
 from p2p_dtfm.train.stage.measure import measure_device, select_device
 from p2p_dtfm.train.stage.stage_runner import StageRunner
@@ -52,7 +52,9 @@ class World(Protocol):
         """Raises `UserError`."""
         ...
 
-    def direct_lines(self, host: HostPort, run_digest: str, listen: Sequence[str]) -> Lines | None:
+    def direct_lines(
+        self, host: HostPort, run_digest: str, listen: Sequence[str]
+    ) -> LinesPort | None:
         """Connections beside libp2p's for what is large; None where there are none."""
         ...
 
@@ -102,7 +104,9 @@ class Machine:
         assert isinstance(host, Host), "the DHT is a part of libp2p's host"
         return await Directory.start(host, initial_peers, serves)
 
-    def direct_lines(self, host: HostPort, run_digest: str, listen: Sequence[str]) -> Lines | None:
+    def direct_lines(
+        self, host: HostPort, run_digest: str, listen: Sequence[str]
+    ) -> LinesPort | None:
         return DirectLines(host, run_digest, listen)
 
     def measure_device(

@@ -19,7 +19,7 @@ from p2p_dtfm.daemon.peers.home_memory import (
     this_machine,
     write_memory,
 )
-from p2p_dtfm.daemon.peers.member_search import Found, Search, Sought
+from p2p_dtfm.daemon.peers.member_search import Found, MemberSearch, Sought
 from p2p_dtfm.daemon.peers.recall import Past
 from p2p_dtfm.daemon.peers.run_source import Run
 from p2p_dtfm.daemon.telemetry.status import State
@@ -63,7 +63,9 @@ class Acquaintances:
         self._nearby: Nearby | None = None
         if local.settings.nearby:
             self._nearby = Nearby(network.me.peer_id, network.host.is_only_local)
-        self._search = Search(network.messenger, directory, self._nearby, network.host.addresses)
+        self._search = MemberSearch(
+            network.messenger, directory, self._nearby, network.host.addresses
+        )
         self._memory_lock = asyncio.Lock()
         self._memory_fails = False
 
@@ -90,9 +92,9 @@ class Acquaintances:
 
     def seal_directory(self) -> None:
         """In a run by invitation members find one another there, and nobody else."""
-        book = self._network.guest_book
-        if book is not None:
-            self.directory.seal(book.run_digest, book.directory_key)
+        own = self._network.invitation
+        if own is not None:
+            self.directory.seal(own.run_digest, own.directory_key)
 
     async def close(self) -> None:
         self.be_silent()

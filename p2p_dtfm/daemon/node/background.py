@@ -93,7 +93,7 @@ class Background:
         if local.disk_limit_bytes:
             directory = local.home.run_directory(self._run.digest)
             local.life.spawn(keep_under(local.home.root, directory, local.disk_limit_bytes))
-        if (book := self._network.guest_book) is not None and book.guests is not None:
+        if (book := self._network.guest_book) is not None:
             watch = GuestWatch(book, self._agreement, self._messenger, self._do)
             local.life.spawn(watch.keep())
         local.life.spawn(self._record_loop())
@@ -263,7 +263,7 @@ class Background:
             try:
                 if self._network.reachability.changed.is_set():
                     self._network.reachability.changed.clear()
-                    self._membership.self_record.state_way_in(
+                    self._membership.self_record.state_reachability(
                         await self._network.host.addresses(),
                         self._network.reachability.finding.reachability,
                     )

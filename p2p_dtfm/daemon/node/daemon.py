@@ -32,7 +32,7 @@ from p2p_dtfm.daemon.node.background import Background
 from p2p_dtfm.daemon.node.coming_and_going import Departure, Entry
 from p2p_dtfm.daemon.node.dispatch import Dispatch
 from p2p_dtfm.daemon.node.effects import Effects
-from p2p_dtfm.daemon.node.join import Joining, measure
+from p2p_dtfm.daemon.node.join import RunJoining, measure
 from p2p_dtfm.daemon.node.local import Local
 from p2p_dtfm.daemon.node.membership import Membership
 from p2p_dtfm.daemon.node.network import Network
@@ -98,7 +98,7 @@ class Daemon:
         await self.status_api.start(stack)
         acquaintances = await Acquaintances.start(local, network, past)
         stack.push_async_callback(acquaintances.close)
-        joining = Joining(local, network, acquaintances)
+        joining = RunJoining(local, network, acquaintances)
         run = await joining.enter_run()
         if run.spec.admission.is_invited:
             network.let_in_by_invitation(run.spec, local.home.run_directory(run.digest))

@@ -62,7 +62,7 @@ KNOCKING_S = 10.0
 KNOCK_PAUSE_S = 1.0
 
 
-class Joining:
+class RunJoining:
     """Founding and joining. `founds`: nobody else is there, so this peer makes the first view;
     `may_go_on_alone`: it may do so later, if those that it has found die."""
 
@@ -389,7 +389,7 @@ async def measure(local: Local, network: Network, run: Run) -> SelfRecord:
     record = SelfRecord(network.me, run.digest, measured, await host.addresses(), network.probes)
     record.state_name(settings.name)
     record.state_swarm({network.me.peer_id, *network.others()})
-    record.state_way_in(await host.addresses(), network.reachability.finding.reachability)
+    record.state_reachability(await host.addresses(), network.reachability.finding.reachability)
     if (shaper := host.shaper) is not None:
         record.state_line(shaper.uplink_bytes_per_s, shaper.downlink_bytes_per_s)
     await record.probe_all(

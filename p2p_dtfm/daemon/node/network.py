@@ -16,7 +16,12 @@ from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.snapshot import Member
 from p2p_dtfm.daemon.node.local import Local
 from p2p_dtfm.daemon.peers.gate import GateKeeper
-from p2p_dtfm.daemon.peers.guests.guest_book import GuestBook, book_of, not_let_in
+from p2p_dtfm.daemon.peers.guests.guest_book import GuestBook, book_of
+from p2p_dtfm.daemon.peers.guests.own_invitation import (
+    OwnInvitation,
+    invitation_of,
+    not_let_in,
+)
 from p2p_dtfm.daemon.peers.messenger import Messenger
 from p2p_dtfm.daemon.peers.reachability import ReachabilityService
 from p2p_dtfm.daemon.peers.recall import Past
@@ -106,8 +111,10 @@ class Network:
         self.evidence = asyncio.Event()
         """That a peer may have ended, or how one is heard elsewhere: to be judged now."""
         self.keeper = GateKeeper.of(host)
+        self.invitation: OwnInvitation | None = None
+        """To a run, as soon as it is known to be by invitation."""
         self.guest_book: GuestBook | None = None
-        """Of a run by invitation, as soon as it is known to be one."""
+        """Once that run's spec is known."""
         self.refusal = ""
         """Why nobody lets this peer in to a run that may not be the one that its user wants."""
         self.reachability = ReachabilityService(host, settings.relay)
@@ -183,10 +190,10 @@ class Network:
         if line is None and (spec is None or not spec.admission.is_invited):
             return
         directory = local.home.run_directory(digest)
-        self.guest_book = book_of(directory, self.host.identity, line, spec)
-        if self.guest_book is None or self.guest_book.introduction is None:
+        self.invitation = invitation_of(directory, self.host.identity, line, spec)
+        if self.invitation is None or self.invitation.introduction is None:
             return
-        self.messenger.introduction = self.guest_book.introduction
+        self.messenger.introduction = self.invitation.introduction
         contacts = peer_ids_of(self.first_contacts)
         answers = await asyncio.gather(*map(self.messenger.turned_away, contacts))
         reasons = [reason for reason in answers if reason]
@@ -198,8 +205,8 @@ class Network:
     def come_to(self, run_digest: str) -> None:
         """The run that is founded, or gone on with, is this one: to members of any other this peer
         says nothing of how it came there. Raises `UserError` where it is not let in."""
-        if self.guest_book is None or self.guest_book.run_digest != run_digest:
-            self.guest_book = self.messenger.introduction = None
+        if self.invitation is None or self.invitation.run_digest != run_digest:
+            self.invitation = self.messenger.introduction = None
         elif self.refusal:
             raise not_let_in(self.refusal)
 
@@ -216,11 +223,12 @@ class Network:
 
     def let_in_by_invitation(self, spec: RunSpec, directory: Path) -> None:
         """The run is known to be by invitation. Raises `UserError` where this peer has none."""
-        book = self.guest_book
-        if book is None or book.run_digest != spec.digest():
-            book = self.guest_book = GuestBook(directory, spec.digest(), self.host.identity)
-        self.keeper.guests = book.open_for(spec)
-        self.messenger.introduction = book.introduction
+        own = self.invitation
+        if own is None or own.run_digest != spec.digest():
+            own = self.invitation = OwnInvitation(directory, spec.digest(), self.host.identity)
+        self.guest_book = book_of(own, spec)
+        self.keeper.guests = self.guest_book.known
+        self.messenger.introduction = own.introduction
 
     def others(self) -> list[str]:
         """All peers of whom it is known where they are."""

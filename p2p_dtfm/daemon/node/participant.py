@@ -36,9 +36,10 @@ from p2p_dtfm.daemon.state_transfer.checkpoints import Checkpoints
 from p2p_dtfm.daemon.state_transfer.donor import Donor
 from p2p_dtfm.daemon.state_transfer.initial_states import InitialStates
 from p2p_dtfm.daemon.state_transfer.offers import Offers
+from p2p_dtfm.daemon.state_transfer.state_tools import StateStores, TowardsOthers
 from p2p_dtfm.daemon.telemetry.device_pace import DevicePace
 from p2p_dtfm.daemon.telemetry.event_log import FILE_NAME, EventLog
-from p2p_dtfm.daemon.trainer.sample_writer import Model, SampleWriter
+from p2p_dtfm.daemon.trainer.sample_writer import ModelSource, SampleWriter
 from p2p_dtfm.daemon.trainer.step_watch import StepWatch
 from p2p_dtfm.daemon.trainer.trainer import Trainer
 from p2p_dtfm.daemon.trainer.trainer_state import Tools
@@ -106,7 +107,7 @@ class Participant:
             local.status.troubles,
         )
         tools = self._tools()
-        self.initial = tools.initial
+        self.initial = tools.stores.initial
         withheld = run.spec.privacy.withheld(network.me.peer_id, layer_count(run.spec))
         self.checkpoints.withheld = self.initial.withheld = withheld
         self.trainer = Trainer(tools, self)
@@ -161,7 +162,7 @@ class Participant:
             return None
         layers = range(layer_count(run.spec))
         entries = [entry for layer in layers for entry in plain_entries(run.spec, layer)]
-        model = Model(
+        model = ModelSource(
             run.spec,
             lambda: self.trainer.states,
             lambda: self.checkpoints.whole_step,
@@ -227,22 +228,20 @@ class Participant:
 
     def _tools(self) -> Tools:
         local, network, run = self.local, self.network, self.membership.run
+        messenger, blobs, compute = network.messenger, network.blobs, local.compute
         dataset = Dataset(run.manifest, run.blobs.path, run.spec.model.context)
         return Tools(
             me=network.me.peer_id,
             spec=run.spec,
             batches=Batches(dataset, run.spec),
-            messenger=network.messenger,
-            bulk=self.bulk,
-            blobs=network.blobs,
-            compute=local.compute,
-            checkpoints=self.checkpoints,
-            donor=Donor(network.messenger, self.bulk, local.compute, self.offers),
-            initial=InitialStates(
-                run.spec, run.blobs, network.blobs, local.compute, local.status, network.others
+            net=TowardsOthers(messenger, self.bulk, blobs, network.host.identity.sign),
+            stores=StateStores(
+                InitialStates(run.spec, run.blobs, blobs, compute, local.status, network.others),
+                self.checkpoints,
+                Donor(messenger, self.bulk, compute, self.offers),
             ),
+            compute=compute,
             status=local.status,
-            sign=network.host.identity.sign,
             recorder=local.recorder,
         )
 

@@ -133,7 +133,7 @@ class StatusApi:
             "dashboard": local.dashboard.address,
             "peer_id": network.me.peer_id,
             "name": local.observer.seen.names.of(network.me.peer_id),
-            "way_in": {**reachability.finding.as_json(), "relays": list(reachability.relays)},
+            "reachability": {**reachability.finding.as_json(), "relays": list(reachability.relays)},
             "life": participant.membership.me.life if participant else network.me.life,
             "shaped_links": shaper.label if shaper else None,
             "this_machine": list(local.home.of_this_machine()),

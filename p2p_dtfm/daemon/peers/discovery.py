@@ -73,27 +73,25 @@ async def _look(
     asking: asyncio.Task[Answer],
 ) -> Answer:
     """In the directory, while initial peers are still asked. Raises `UserError`."""
-    refused: UserError | None = None
     began_s = now.monotonic_s()
 
     async def hear_of_it() -> Answer | None:
-        nonlocal refused
-        try:
+        with contextlib.suppress(UserError):
             return await asyncio.shield(asking)
-        except UserError as error:
-            refused = error
-            return None
+        return None
 
     while True:
         ways = [hear_of_it(), ask_present(messenger, directory, initial_peers, own, run_digest)]
         found = await first_found(ways, None)
         if found is not None:
             return found
-        assert refused is not None
-        # who trains another run has told so: then most likely the digest is mistyped
-        patience_s = LOOK_FOR_S if refused.exit_code == UNREACHABLE else 0.0
-        if now.monotonic_s() > began_s + patience_s:
-            raise await _nobody(directory, run_digest, refused) from refused
+        try:
+            return asking.result()
+        except UserError as refused:
+            # who trains another run has told so: then most likely the digest is mistyped
+            patience_s = LOOK_FOR_S if refused.exit_code == UNREACHABLE else 0.0
+            if now.monotonic_s() > began_s + patience_s:
+                raise await _nobody(directory, run_digest, refused) from refused
         await asyncio.sleep(LOOK_AGAIN_S)
 
 

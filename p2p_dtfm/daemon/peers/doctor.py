@@ -15,7 +15,7 @@ from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.daemon.machine.devices.shares import threads_of_each
 from p2p_dtfm.daemon.machine.home import Home
 from p2p_dtfm.daemon.machine.local_client import ask_daemon
-from p2p_dtfm.daemon.peers.checks.check import Check, Verdict
+from p2p_dtfm.daemon.peers.checks.check import Check, Grade
 from p2p_dtfm.daemon.peers.checks.kernel import check_kernel, ways_of
 from p2p_dtfm.daemon.peers.checks.ports import check_ports, free_to_listen
 from p2p_dtfm.daemon.peers.checks.this_machine import (
@@ -88,7 +88,7 @@ async def examine(what: Examination, tell: Callable[[Check], None]) -> list[Chec
 
 def exit_code(checks: Sequence[Check]) -> int:
     """0: nothing failed; 6: only initial peers are out of reach; 2: something else failed."""
-    failed = [check.name for check in checks if check.verdict is Verdict.FAILED]
+    failed = [check.name for check in checks if check.verdict is Grade.FAILED]
     if not failed:
         return 0
     return 6 if all(name == "initial peer" for name in failed) else 2
@@ -96,8 +96,8 @@ def exit_code(checks: Sequence[Check]) -> int:
 
 def check_daemon(home: Path, status: dict[str, object] | None) -> Check:
     if status is None:
-        return Check("daemon", Verdict.OK, f"none runs in {Home(home).root}")
-    return Check("daemon", Verdict.OK, f"runs: {status['state']}, {status['reason']}")
+        return Check("daemon", Grade.OK, f"none runs in {Home(home).root}")
+    return Check("daemon", Grade.OK, f"runs: {status['state']}, {status['reason']}")
 
 
 async def examine_network(
@@ -111,16 +111,16 @@ async def examine_network(
         try:
             host = await Host.start(Path(scratch) / "identity.key", free_to_listen(what.listen))
         except UserError as error:
-            add(Check("libp2p", Verdict.FAILED, error.cause, error.fixes[0]))
+            add(Check("libp2p", Grade.FAILED, error.cause, error.fixes[0]))
             return
         try:
-            add(Check("libp2p", Verdict.OK, "starts"))
+            add(Check("libp2p", Grade.OK, "starts"))
             if not what.initial_peers:
                 hint = (
                     "give what you were given, to see the way there and its clock: "
                     "--invite LINE, or --initial-peers ADDRESS"
                 )
-                add(Check("initial peer", Verdict.SKIPPED, "none is given", hint))
+                add(Check("initial peer", Grade.SKIPPED, "none is given", hint))
             for check in await check_initial_peers(host, what.initial_peers):
                 add(check)
             if what.initial_peers:
@@ -131,7 +131,7 @@ async def examine_network(
             add(check_reachability(addresses, what, found))
         except Unreachable as error:
             fix = "try again; if it stays so, reinstall hivemind"
-            add(Check("libp2p", Verdict.FAILED, error.cause, fix))
+            add(Check("libp2p", Grade.FAILED, error.cause, fix))
         finally:
             await host.close()
 
@@ -139,15 +139,17 @@ async def examine_network(
 async def check_initial_peers(host: Host, addresses: Sequence[str]) -> list[Check]:
     """Of several, as in an invitation, one that answers is enough."""
     findings = [it for address in addresses for it in await check_initial_peer(host, address)]
-    checks = [Check(it.name, Verdict(it.verdict), *it.rest) for it in findings]
+    checks = [Check(it.name, Grade(it.verdict), *it.rest) for it in findings]
     peers = [check for check in checks if check.name == "initial peer"]
-    if all(check.verdict is Verdict.FAILED for check in peers):
+    if all(check.verdict is Grade.FAILED for check in peers):
         return checks
     return [
         replace(
-            check, verdict=Verdict.WARNING, found=f"{check.found}; another answers, which is enough"
+            check,
+            verdict=Grade.WARNING,
+            found=f"{check.found}; another answers, which is enough",
         )
-        if check in peers and check.verdict is Verdict.FAILED
+        if check in peers and check.verdict is Grade.FAILED
         else check
         for check in checks
     ]
@@ -160,15 +162,15 @@ async def check_worth(
     that runs."""
     if what.is_invited:
         found = "its members tell only who has joined, and the doctor joins nothing"
-        return [Check("worth", Verdict.SKIPPED, found)]
+        return [Check("worth", Grade.SKIPPED, found)]
     connected = await host.connected_peers()
     reached = [at for at in what.initial_peers if parse_address(at)[0] in connected]
     if not reached:
-        return [Check("worth", Verdict.SKIPPED, "no initial peer is reached")]
+        return [Check("worth", Grade.SKIPPED, "no initial peer is reached")]
     try:
         devices = await asyncio.to_thread(named_devices, what.device)
     except UserError as error:
-        return [Check("worth", Verdict.SKIPPED, error.cause, error.fixes[0])]
+        return [Check("worth", Grade.SKIPPED, error.cause, error.fixes[0])]
     member = str(daemon.get("peer_id", "")) if daemon is not None else ""
     threads = threads_of_each(what.threads, len(devices))
     checks = [
@@ -189,9 +191,9 @@ async def _worth_of(
     try:
         worth = await ask_worth(host, reached, newcomer, what.run_digest, member)
     except UserError as error:
-        return Check("worth", Verdict.SKIPPED, error.cause, error.fixes[0])
+        return Check("worth", Grade.SKIPPED, error.cause, error.fixes[0])
     if worth is None:
-        return Check("worth", Verdict.SKIPPED, "its members publish nothing, or none was measured")
+        return Check("worth", Grade.SKIPPED, "its members publish nothing, or none was measured")
     facts: dict[str, object] = {
         "tokens_per_s_before": round(worth.before, 1),
         "tokens_per_s_after": round(worth.after, 1),
@@ -199,14 +201,14 @@ async def _worth_of(
         "members": worth.members,
         "links_measured": worth.measured,
     }
-    return Check("worth", Verdict.OK, words(worth), facts=facts)
+    return Check("worth", Grade.OK, words(worth), facts=facts)
 
 
 async def _finding(
     host: Host, what: Examination, daemon: Mapping[str, object] | None
 ) -> ReachabilityFinding | None:
     """What peers elsewhere say; a daemon that runs has asked them. None: nobody was asked."""
-    if daemon is not None and isinstance(reachability := daemon.get("way_in"), dict):
+    if daemon is not None and isinstance(reachability := daemon.get("reachability"), dict):
         return ReachabilityFinding(
             Reachability(reachability["reachability"]),
             reachability["reason"],
@@ -233,17 +235,19 @@ def check_reachability(
         return _as_others_found(addresses, what, finding)
     if what.announce:
         return Check(
-            "reachability", Verdict.OK, f"others are told {', '.join(what.announce)} (not tried)"
+            "reachability",
+            Grade.OK,
+            f"others are told {', '.join(what.announce)} (not tried)",
         )
     hosts = sorted({host_and_port(address)[0] for address in addresses})
     facts: dict[str, object] = {"hosts": hosts}
     public = [host for host in hosts if is_public(host)]
     if public:
         found = f"public address {', '.join(public)}: reachable, unless a firewall drops the port"
-        return Check("reachability", Verdict.OK, found, facts=facts)
+        return Check("reachability", Grade.OK, found, facts=facts)
     if all(map(is_loopback, what.listen)):
         found = "loopback only: no other machine can join"
-        return Check("reachability", Verdict.WARNING, found, "listen on /ip4/0.0.0.0/tcp/0", facts)
+        return Check("reachability", Grade.WARNING, found, "listen on /ip4/0.0.0.0/tcp/0", facts)
     port = next((port for _, port in map(host_and_port, what.listen) if port), 31330)
     found = f"only private addresses ({', '.join(hosts)}): reachable within this network"
     here = hosts[0] if hosts else "this machine"
@@ -252,7 +256,7 @@ def check_reachability(
         f"{ports_text(port, what.takes_lines)} of your router to {here}, and announce "
         f"/ip4/YOUR-PUBLIC-ADDRESS/tcp/{port}"
     )
-    return Check("reachability", Verdict.WARNING, found, fix, facts)
+    return Check("reachability", Grade.WARNING, found, fix, facts)
 
 
 def _as_others_found(
@@ -264,9 +268,9 @@ def _as_others_found(
         "public_host": finding.public_host,
     }
     if finding.reachability is Reachability.DIRECT:
-        return Check("reachability", Verdict.OK, found, facts=facts)
+        return Check("reachability", Grade.OK, found, facts=facts)
     relayed = finding.reachability is Reachability.RELAYED
     fix = opening_fix(finding.public_host, addresses, what.listen, what.takes_lines)
     if relayed:
         fix = f"nothing must be done; for faster links: {fix}"
-    return Check("reachability", Verdict.WARNING if relayed else Verdict.FAILED, found, fix, facts)
+    return Check("reachability", Grade.WARNING if relayed else Grade.FAILED, found, fix, facts)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Container
 
 from p2p_dtfm.core.consensus.agreement import Agreement
 from p2p_dtfm.core.gate.admissions import Admissions
-from p2p_dtfm.core.gate.gate import Admitted, Gate, Reason, Refusal
+from p2p_dtfm.core.gate.gate import Admitted, Gate, GateRefusal, Reason
 from p2p_dtfm.core.gate.gate_table import NEAR, Role
 from p2p_dtfm.core.messages.agreement_messages import Gather, JoinRequest, Spread
 from p2p_dtfm.core.protocol.errors import PeerFault
@@ -142,7 +142,7 @@ class GateKeeper:
     def enter(self, sender: str, kind: str, size_bytes: int) -> Leave | str:
         """See `net.door.Door`."""
         answer = self._gate.admit(sender, kind, size_bytes, now.monotonic_ns(), stays=True)
-        if isinstance(answer, Refusal):
+        if isinstance(answer, GateRefusal):
             return self._told(sender, kind, answer)
         return _Leaving(self._gate, sender, answer, kind)
 
@@ -150,7 +150,7 @@ class GateKeeper:
         """Raises `PeerFault` unless `sender` may say this now, and owes nothing of what it
         `pays`."""
         answer = self._gate.admit(sender, kind, size_bytes, now.monotonic_ns(), pays=pays)
-        if isinstance(answer, Refusal):
+        if isinstance(answer, GateRefusal):
             raise PeerFault(self._told(sender, kind, answer), sender)
 
     def require_message(self, sender: str, message: Message, size_bytes: int) -> None:
@@ -197,7 +197,7 @@ class GateKeeper:
         """See `net.door.Door`."""
         return self.role_of(sender) in NEAR
 
-    def _told(self, sender: str, kind: str, refusal: Refusal) -> str:
+    def _told(self, sender: str, kind: str, refusal: GateRefusal) -> str:
         """The refusal in words; logged now and then, or a flood would fill the log."""
         text = f"{kind}: {refusal.reason.value} of a {refusal.role.value}"
         if self.guests is not None and refusal.role is Role.STRANGER:

@@ -48,7 +48,7 @@ class Sought:
     """Peers through whom the directory is read first."""
 
 
-class Search:
+class MemberSearch:
     """For any run; `own`: this peer's addresses, for those that answer."""
 
     def __init__(

@@ -124,7 +124,7 @@ class SelfRecord:
     def device(self) -> Device:
         return self._device
 
-    def state_way_in(self, addresses: tuple[str, ...], reachability: Reachability) -> None:
+    def state_reachability(self, addresses: tuple[str, ...], reachability: Reachability) -> None:
         """Where others reach this peer, and how."""
         self._addresses, self._reachability = addresses, reachability
 

@@ -1,7 +1,7 @@
 """What a peer has given, with what a killed process had not written down: its transcript has it."""
 
 from p2p_dtfm.core.protocol.run_spec import RunSpec
-from p2p_dtfm.daemon.proof.transcript_file import Lines, Transcript
+from p2p_dtfm.daemon.proof.transcript_file import Transcript, TranscriptLines
 from p2p_dtfm.daemon.telemetry.contribution import FILE, Contributions
 
 
@@ -14,5 +14,5 @@ def contributions_beside(
     found = Contributions(path.parent / FILE, spec, layer_count, me, lambda: transcript.size_bytes)
     counted = found.counted_bytes
     if counted is not None and path.exists() and counted < transcript.size_bytes:
-        found.catch_up(Lines(path, counted).entries(), path.stat().st_mtime)
+        found.catch_up(TranscriptLines(path, counted).entries(), path.stat().st_mtime)
     return found

@@ -6,7 +6,7 @@ from pathlib import Path
 from p2p_dtfm.core.protocol.errors import PeerFault, UserError
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.transcript.checking import Step
-from p2p_dtfm.daemon.proof.sample_again import Sample
+from p2p_dtfm.daemon.proof.sample_again import WorkSample
 from p2p_dtfm.train.data import BlobStore, Dataset, parse_manifest
 from p2p_dtfm.train.model.gpt import layer_count
 from p2p_dtfm.train.model.initial_state import initial_layer_state, parse_initial
@@ -18,7 +18,7 @@ Tell = Callable[[int, int], None]
 
 def sample_of(
     spec: RunSpec, steps: Mapping[int, Step], run: Path, data: Path | None, tell: Tell
-) -> Sample:
+) -> WorkSample:
     """`run`: the run's directory in a home, with its checkpoints and, unless `data` says where they
     are, its data. Raises `UserError`."""
     blobs = _blobs(data or run)
@@ -37,7 +37,9 @@ def sample_of(
         raise UserError(
             f"the data in {blobs.root} are damaged: {fault.cause}", "copy them anew"
         ) from fault
-    return Sample(spec, steps, batches, lambda: _genesis(spec, blobs), run / "checkpoints", tell)
+    return WorkSample(
+        spec, steps, batches, lambda: _genesis(spec, blobs), run / "checkpoints", tell
+    )
 
 
 def _blobs(place: Path) -> BlobStore:

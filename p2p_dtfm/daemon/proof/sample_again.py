@@ -55,7 +55,7 @@ class _Damaged(Exception):
     """A checkpoint is of no use; there may be one before it."""
 
 
-class Sample:
+class WorkSample:
     """`judge` raises `NotTrue` for the first work that is not what was signed."""
 
     def __init__(

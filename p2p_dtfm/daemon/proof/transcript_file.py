@@ -115,7 +115,7 @@ def _ends_within_a_line(path: Path) -> bool:
         return file.read(1) != b"\n"
 
 
-class Lines:
+class TranscriptLines:
     """`entries` of a file; afterwards `damaged` of its lines could not be read."""
 
     def __init__(self, path: Path, from_byte: int = 0) -> None:

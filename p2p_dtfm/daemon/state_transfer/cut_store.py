@@ -1,6 +1,6 @@
 """Copies of layers' states as of earlier steps, in main memory: this peer's part of cuts."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from p2p_dtfm.core.cost_model.cuts import cuts_that_stay
 from p2p_dtfm.core.messages.agreement_messages import SavedState
@@ -27,10 +27,11 @@ class CutStore:
         self._tell()
 
     def find(self, layer: int, step: int, lineage: str) -> LayerSnapshot | None:
-        return self._cuts.get((step, lineage), {}).get(layer)
+        return self.layers(step, lineage).get(layer)
 
-    def layers(self, step: int, lineage: str) -> frozenset[int]:
-        return frozenset(self._cuts.get((step, lineage), {}))
+    def layers(self, step: int, lineage: str) -> Mapping[int, LayerSnapshot]:
+        """What is here of one cut."""
+        return self._cuts.get((step, lineage), {})
 
     @property
     def size_bytes(self) -> int:

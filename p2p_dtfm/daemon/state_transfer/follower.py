@@ -18,7 +18,6 @@ from p2p_dtfm.core.protocol.workload import workload_of
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.machine.byte_semaphore import ByteSemaphore
 from p2p_dtfm.daemon.machine.compute import Compute
-from p2p_dtfm.daemon.peers.messenger import Messenger
 from p2p_dtfm.daemon.peers.wire import (
     FollowDone,
     FollowEnded,
@@ -29,10 +28,11 @@ from p2p_dtfm.daemon.peers.wire import (
 )
 from p2p_dtfm.daemon.state_transfer.arriving_gradients import ArrivingGradients
 from p2p_dtfm.daemon.state_transfer.donor_choice import donors_of, guarded_from, holders_in
+from p2p_dtfm.daemon.state_transfer.state_tools import TowardsOthers
 from p2p_dtfm.daemon.state_transfer.witnesses import WITNESSES_LIMIT, StateVotes, finite_state
 from p2p_dtfm.daemon.telemetry.estimate import Estimate
 from p2p_dtfm.net.errors import Refused, Unreachable
-from p2p_dtfm.net.streams.blobs import BlobExchange, BlobUnavailable
+from p2p_dtfm.net.streams.blobs import BlobUnavailable
 from p2p_dtfm.net.streams.frames import FrameHeader
 from p2p_dtfm.train.data import is_digest
 from p2p_dtfm.train.model.layer_state import LayerState, state_bytes_limit
@@ -60,8 +60,7 @@ class FollowerTools:
     spec: RunSpec
     states: dict[int, LayerState]
     """Gets each layer as it arrives."""
-    messenger: Messenger
-    blobs: BlobExchange
+    net: TowardsOthers
     compute: Compute
     numbers: Iterator[int]
     """Names for requests, none used twice in this life."""
@@ -152,7 +151,7 @@ class Follower:
         number = self._number_of[donor] = next(self._tools.numbers)
         request = FollowLayers(self.view.id, number, layers, self._from_takeover)
         try:
-            await self._tools.messenger.ask(donor, request)
+            await self._tools.net.messenger.ask(donor, request)
         except (Unreachable, Refused) as error:
             log.info("asks for state: %s", error)
             self._turn_from(donor)
@@ -169,7 +168,7 @@ class Follower:
                 of.setdefault(peer, []).append(layer)
         for peer, asked in of.items():
             number = next(self._tools.numbers)
-            self._tools.messenger.tell(peer, self._votes.ask(peer, self.view.id, number, asked))
+            self._tools.net.messenger.tell(peer, self._votes.ask(peer, self.view.id, number, asked))
 
     def confirmed(self, sender: str, message: StateDigest) -> None:
         """A holder says what it has of a layer. Raises `PeerFault`."""
@@ -269,7 +268,7 @@ class Follower:
         donors = list(dict.fromkeys([donor, *self._donors(offer.layer)]))
         async with self._room.taken(offer.size_bytes):
             try:
-                payload = await tools.blobs.fetch_bytes(offer.blob, donors, offer.size_bytes)
+                payload = await tools.net.blobs.fetch_bytes(offer.blob, donors, offer.size_bytes)
                 state = await tools.compute.run(finite_state, tools.spec, offer.layer, payload)
             except (BlobUnavailable, PeerFault) as error:
                 log.warning("state of layer %d: %s", offer.layer, error)
@@ -354,7 +353,7 @@ class Follower:
         """
         self._has_stopped = True
         for donor, number in sorted(self._number_of.items()):
-            self._tools.messenger.tell(donor, FollowDone(self.view.id, number))
+            self._tools.net.messenger.tell(donor, FollowDone(self.view.id, number))
 
     @property
     def behind(self) -> str:

@@ -44,7 +44,7 @@ def finite_state(spec: RunSpec, layer: int, payload: bytes) -> LayerState:
 
 
 @dataclass
-class _Request:
+class _AskedWitness:
     message: ConfirmLayers
     versions: set[int] = field(default_factory=set)
     """That were told."""
@@ -56,14 +56,14 @@ class WitnessDesk:
     def __init__(self, messenger: Messenger, compute: Compute) -> None:
         self._messenger = messenger
         self._compute = compute
-        self._requests: dict[str, _Request] = {}
+        self._requests: dict[str, _AskedWitness] = {}
 
     def asked(self, sender: str, message: ConfirmLayers) -> None:
         """A new request replaces the sender's old one; of too many the oldest goes."""
         self._requests.pop(sender, None)
         while len(self._requests) >= REQUESTS_LIMIT:
             del self._requests[next(iter(self._requests))]
-        self._requests[sender] = _Request(message)
+        self._requests[sender] = _AskedWitness(message)
 
     def is_due(self, version: int) -> bool:
         """Whether somebody waits for what is here at `version`."""

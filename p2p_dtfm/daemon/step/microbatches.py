@@ -308,7 +308,6 @@ class Microbatches:
         unfinished = self._work.unfinished
         result = backward(number, layer, gradient if unfinished is None else unfinished.gradient)
         if layer > min(self._runner.layer_states):
-            assert result is not None, "only the embedding has no input gradient"
             self._work.unfinished = Unfinished(number, layer, result)
             return None
         self._work.unfinished = None
@@ -407,10 +406,7 @@ class Microbatches:
 
     def _beside(self, number: int, *, after: bool) -> Stage:
         """The stage that a microbatch comes from, or goes to."""
-        beside = self._neighbours[self._place(number)]
-        found = beside.after if after else beside.before
-        assert found is not None, "an end of a pipeline exchanges nothing outward"
-        return found
+        return self._neighbours[self._place(number)].beside(after)
 
     def _codec(self, kind: FrameKind, number: int) -> str:
         """In which it goes there."""

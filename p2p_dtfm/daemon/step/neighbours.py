@@ -1,5 +1,6 @@
 """Whom a stage exchanges boundary tensors with: in its own pipeline, and where it stands in."""
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from p2p_dtfm.core.protocol.plan import Plan, Stage
@@ -7,20 +8,33 @@ from p2p_dtfm.core.protocol.run_spec import RunSpec
 
 
 class Neighbours(NamedTuple):
-    """The stages beside one of a peer's places, and the held-out microbatches of that pipeline."""
+    """The stages around one of a peer's places, and the held-out microbatches of that pipeline."""
 
-    before: Stage | None
-    after: Stage | None
+    stages: Mapping[int, Stage]
+    """Of the pipeline, by their positions."""
+    position: int
     held_out: range
+
+    @property
+    def before(self) -> Stage | None:
+        return self.stages.get(self.position - 1)
+
+    @property
+    def after(self) -> Stage | None:
+        return self.stages.get(self.position + 1)
+
+    def beside(self, after: bool) -> Stage:
+        """One that must be there: an end of a pipeline exchanges nothing outward."""
+        return self.stages[self.position + 1 if after else self.position - 1]
 
 
 def neighbours_of(plan: Plan, me: str, spec: RunSpec) -> tuple[Neighbours, ...]:
     """One for each of `Plan.places_of`."""
     found = []
     for number, position in plan.places_of(me):
-        around = (None, *plan.pipelines[number].stages, None)
+        stages = dict(enumerate(plan.pipelines[number].stages))
         held_out = held_out_indices(plan, spec, number)
-        found.append(Neighbours(around[position], around[position + 2], held_out))
+        found.append(Neighbours(stages, position, held_out))
     return tuple(found)
 
 

@@ -27,9 +27,9 @@ from p2p_dtfm.train.stage.replay.arithmetic import max_threads
 from p2p_dtfm.train.stage.replay.work import (
     ACTIVATION,
     GRADIENT,
-    Edge,
     Frame,
     Replayed,
+    ReplayedEdge,
     SegmentParts,
     added,
     bytes_of,
@@ -211,7 +211,7 @@ class Judge:
         batch: WeighedBatches,
         step: int,
         threads: int,
-        near: Mapping[int, Edge],
+        near: Mapping[int, ReplayedEdge],
     ) -> tuple[StageAccount, bytes]:
         """Its gradients, and the first half of its work."""
         result: Replayed = await self._compute.run(
@@ -221,7 +221,7 @@ class Judge:
             microbatches,
             partial(batch, step),
             threads,
-            lambda number: near.get(number, Edge()),
+            lambda number: near.get(number, ReplayedEdge()),
             self._recompute,
             partial(batch.weight, step),
         )
@@ -273,7 +273,7 @@ class Judge:
             raise UnlikeParts(holder)
         return payload
 
-    async def _edges(self, peer_id: str, claims: Mapping[str, Claimed]) -> dict[int, Edge]:
+    async def _edges(self, peer_id: str, claims: Mapping[str, Claimed]) -> dict[int, ReplayedEdge]:
         """What its neighbours have sent a stage, by microbatch, from them. All of it is in memory
         at once: what a stage's neighbours keep is bounded."""
         shape = (self._spec.batch.microbatch, self._spec.model.context, self._spec.model.width)
@@ -291,7 +291,7 @@ class Judge:
                 activation_out, codec = lines.activation, lines.gradient
                 digest = claimed[number].gradient_in
                 gradient = Frame(codec, await self._frame(after, digest, codec, shape))
-            found[number] = Edge(activation, gradient, activation_out, gradient_out)
+            found[number] = ReplayedEdge(activation, gradient, activation_out, gradient_out)
         return found
 
     async def _frame(

@@ -22,7 +22,7 @@ from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.core.transcript.entries import Committed, Entry, TookOver
 from p2p_dtfm.daemon.telemetry.names import Names
 from p2p_dtfm.ports import disk, now
-from p2p_dtfm.web.state import BoardRow, Contribution, Course, Given
+from p2p_dtfm.web.state import BoardRow, ContributionBoard, Course, Given
 
 FILE = "contribution.json"
 WRITE_EVERY_S = 10.0
@@ -40,7 +40,7 @@ LIMIT_BYTES = 16 << 20
 log = logging.getLogger("p2p_dtfm")
 
 
-class Kept(msgspec.Struct, forbid_unknown_fields=True):
+class KeptTallies(msgspec.Struct, forbid_unknown_fields=True):
     """As it is on the disk. `days`: by the local calendar, as 2026-01-31."""
 
     tallies: Tallies = msgspec.field(default_factory=Tallies)
@@ -202,13 +202,13 @@ class Contributions:
             except OSError as error:
                 log.warning("what this peer has given is not written down: %s", error)
 
-    def shown(self, names: Names) -> Contribution:
+    def shown(self, names: Names) -> ContributionBoard:
         """For people, by names; the board from the most to the least."""
         wall_s, days = now.wall_s(), self._kept.days
         week = {_day(wall_s - 86_400 * back) for back in range(7)}
         tallies = self._kept.tallies
         board = sorted(tallies.board().items(), key=lambda item: (-item[1], item[0]))
-        return Contribution(
+        return ContributionBoard(
             today=days.get(_day(wall_s), Given()),
             week=_sum(*(given for day, given in days.items() if day in week)),
             ever=_sum(self._kept.older, *days.values()),
@@ -241,18 +241,18 @@ def _sum(*each: Given) -> Given:
     return Given(*(sum(getattr(given, name) for given in each) for name in fields))
 
 
-def _read(path: Path) -> tuple[Kept, bool]:
+def _read(path: Path) -> tuple[KeptTallies, bool]:
     """Nothing where it is missing; a damaged one is put aside, and all is counted from
     the transcript again, which does not say on which days it was: then the second is true."""
     try:
         if path.stat().st_size <= LIMIT_BYTES:
-            return msgspec.json.decode(path.read_bytes(), type=Kept), False
+            return msgspec.json.decode(path.read_bytes(), type=KeptTallies), False
     except FileNotFoundError:
-        return Kept(transcript_bytes=0), False
+        return KeptTallies(transcript_bytes=0), False
     except (OSError, msgspec.MsgspecError, ValueError) as error:
         log.warning("what this peer had given cannot be read: %s", error)
     try:
         path.replace(path.with_suffix(".damaged"))
     except OSError as error:
         log.warning("it cannot be put aside either: %s", error)
-    return Kept(transcript_bytes=0), True
+    return KeptTallies(transcript_bytes=0), True

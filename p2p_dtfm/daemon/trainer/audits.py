@@ -189,7 +189,7 @@ class Audits:
     def _say(self, here: "_Open", said: Claimed | Audited) -> None:
         here.book.record(self._tools.me, said)
         for peer_id in here.plan.stage_holders():  # a spare has no part in it
-            self._tools.messenger.tell(peer_id, said)
+            self._tools.net.messenger.tell(peer_id, said)
 
     async def _until(self, view: View, kind: Kind, missing: Missing) -> None:
         """Nobody's claim, or audit, is missing."""
@@ -278,4 +278,4 @@ class Audits:
         """Raises `BlobUnavailable`."""
         if peer_id == self._tools.me and (mine := self.find(blob)) is not None:
             return mine
-        return await self._tools.blobs.fetch_bytes(blob, [peer_id], size_bytes, blake3)
+        return await self._tools.net.blobs.fetch_bytes(blob, [peer_id], size_bytes, blake3)

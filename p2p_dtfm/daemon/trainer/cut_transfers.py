@@ -188,11 +188,10 @@ class Cuts:
 
         while is_missing():
             for pair in mine:
-                self._tools.messenger.tell(pair.guardian, CutBegun(view.id, step, lineage))
+                self._tools.net.messenger.tell(pair.guardian, CutBegun(view.id, step, lineage))
                 for layer in pair.layers:
                     if layer in is_missing():
-                        copy = self._store.find(layer, step, lineage)
-                        assert copy is not None
+                        copy = self._store.layers(step, lineage)[layer]
                         self._digests[layer] = await asyncio.to_thread(copy.digest)
                         await self._send_layer(view, pair.guardian, pair.bytes_per_s, copy)
             self._received.clear()
@@ -208,7 +207,7 @@ class Cuts:
     async def _send_layer(
         self, view: View, guardian: str, bytes_per_s: int, copy: LayerSnapshot
     ) -> None:
-        bulk, began_s, sent_bytes = self._tools.bulk, now.monotonic_s(), 0
+        bulk, began_s, sent_bytes = self._tools.net.bulk, now.monotonic_s(), 0
         pieces = list(pieces_of(copy))
         last_index = len(pieces) - 1
         for index, piece in enumerate(pieces):
@@ -290,7 +289,7 @@ class Cuts:
         if is_wanted and lineage is not None:
             self._store.put(lineage, [copy])
             receipt = CutReceipt(view.id, coming.step, coming.layer, digest)
-            self._tools.messenger.tell(holder, receipt)
+            self._tools.net.messenger.tell(holder, receipt)
 
     def begun(self, sender: str, message: CutBegun) -> None:
         """Which lineage the copies lie on that `sender` sends. Raises `PeerFault`."""

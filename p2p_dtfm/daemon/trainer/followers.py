@@ -104,11 +104,10 @@ class Followers:
             me=tools.me,
             spec=tools.spec,
             states=self._state.states,
-            messenger=tools.messenger,
-            blobs=tools.blobs,
+            net=tools.net,
             compute=tools.compute,
             numbers=self._request_numbers,
-            keep_frozen=tools.initial.keep,
+            keep_frozen=tools.stores.initial.keep,
         )
         follower = Follower(view, layers, follower_tools, on_progress, on_gradient)
         self._tasks[follower] = self._state.watched(follower.run())
@@ -162,7 +161,7 @@ class Followers:
         state = self._state
         for layer in sorted(mine):
             if state.step == 0 and view.cut_pace is None and layer not in state.states:
-                made = await self._tools.initial.state(layer)
+                made = await self._tools.stores.initial.state(layer)
                 state.states.setdefault(layer, made)
         step_s = view.plan.predicted_step_ns / 1e9 if isinstance(view.plan, Plan) else 0.0
         with contextlib.suppress(TimeoutError):
@@ -204,7 +203,7 @@ class Followers:
         view = guardian.view.id
         self._state.reduced.setdefault((view, step), {})[layer] = gradient
         self._outlet.reduced(step, {layer})
-        self._tools.messenger.tell(holder, LayerReceipt(view, step, (layer,)))
+        self._tools.net.messenger.tell(holder, LayerReceipt(view, step, (layer,)))
 
     # what arrives -------------------------------------------------------------------------------
 
@@ -217,7 +216,7 @@ class Followers:
 
     def receive(self, sender: str, message: Following) -> None:
         """Raises `PeerFault`."""
-        donor = self._tools.donor
+        donor = self._tools.stores.donor
         if isinstance(message, FollowLayers):
             donor.subscribe(sender, message)
             if self.receipts is not None and message.from_takeover:
@@ -251,7 +250,7 @@ class Followers:
         if self.receipts is not None:
             self.receipts.receipt(sender, message.view, message.step, message.layers)
             if self.receipts.received_all_of(sender):
-                self._tools.donor.arrived(sender, message.view)
+                self._tools.stores.donor.arrived(sender, message.view)
             self._state.wake.set()
 
     def _that_asked(self, sender: str, number: int) -> Follower | None:

@@ -13,7 +13,7 @@ GUARDIAN_GRACE_S = 3.0
 """How long a layer that is guarded here may take to catch up before it is asked for anew."""
 
 
-class Place:
+class PlaceInView:
     """An unplanned view takes over first, and its layers come while its first step waits; those of
     a planned one come while steps go on, and then this peer says synced."""
 
@@ -99,7 +99,7 @@ class Place:
         mine = plan.layers_of(self._tools.me)
         for layer in mine:
             if state.step == 0 and layer not in state.states:
-                state.states[layer] = await self._tools.initial.state(layer)
+                state.states[layer] = await self._tools.stores.initial.state(layer)
         grace_end_s = now.monotonic_s() + GUARDIAN_GRACE_S
         while late := state.late(mine):
             guardian = followers.guardian
@@ -117,7 +117,7 @@ class Place:
             if state.is_over(view):
                 raise Stopped
         for layer in mine:
-            await self._tools.initial.complete(state.states[layer])
+            await self._tools.stores.initial.complete(state.states[layer])
         if state.is_over(view):
             raise Stopped
         self.guard(view)
@@ -127,7 +127,7 @@ class Place:
 
     async def offer_states(self) -> None:
         """To new followers; after a failure only what the next view has put right."""
-        state, donor = self._state, self._tools.donor
+        state, donor = self._state, self._tools.stores.donor
         version = min(state.step, self._tools.spec.total_steps)
         is_asked = donor.has_new_followers or donor.desk.is_due(version)
         if is_asked and not state.stopped and state.restart is None:

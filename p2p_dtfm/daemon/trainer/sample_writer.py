@@ -15,7 +15,7 @@ from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.daemon.machine.compute import Compute
 from p2p_dtfm.ports import now
-from p2p_dtfm.train.model.generate import Tokenizer, written_by
+from p2p_dtfm.train.model.generate import GenerationTokenizer, written_by
 from p2p_dtfm.train.model.gpt import layer_count
 from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.train.model.model_copy import TextModel, copied_layer, copied_model
@@ -45,7 +45,7 @@ class Budget:
 
 
 @dataclass
-class Model:
+class ModelSource:
     """Where the model is to be had. `states`: the layers here; `whole_step`: of the newest whole
     checkpoint; `load(layer, step)`: of one."""
 
@@ -60,8 +60,8 @@ class Model:
 class SampleWriter:
     """`evaluated` after each held-out evaluation; `show` hears what there is."""
 
-    model: Model
-    tokenizer: Tokenizer
+    model: ModelSource
+    tokenizer: GenerationTokenizer
     compute: Compute
     show: Callable[[Samples], None]
     samples: Samples = field(default_factory=Samples)

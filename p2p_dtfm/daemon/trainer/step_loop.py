@@ -25,7 +25,7 @@ from p2p_dtfm.daemon.telemetry.status import State
 from p2p_dtfm.daemon.trainer.audits import Audits
 from p2p_dtfm.daemon.trainer.cut_transfers import Cuts
 from p2p_dtfm.daemon.trainer.followers import Followers
-from p2p_dtfm.daemon.trainer.place import Place
+from p2p_dtfm.daemon.trainer.place import PlaceInView
 from p2p_dtfm.daemon.trainer.step_shards import have_shards
 from p2p_dtfm.daemon.trainer.trainer_state import Outlet, Stopped, Tensor, Tools, TrainerState
 from p2p_dtfm.ports import now
@@ -47,7 +47,7 @@ class StepLoop:
         tools: Tools,
         outlet: Outlet,
         state: TrainerState,
-        place: Place,
+        place: PlaceInView,
         followers: Followers,
         cuts: Cuts,
         history: RunHistory,
@@ -79,7 +79,7 @@ class StepLoop:
         states = {layer: state.states[layer] for layer in plan.layers_of(tools.me)}
         state.memory.keep_only(states)
         outlet = self._outlet
-        frames = StepFrames(mailbox.view, tools.bulk, outlet.trouble, outlet.poison)
+        frames = StepFrames(mailbox.view, tools.net.bulk, outlet.trouble, outlet.poison)
         engine = StepEngine(
             StagePlace(plan, tools.me, self._spec, must_recompute(view.snapshot, plan, tools.me)),
             states,
@@ -144,7 +144,7 @@ class StepLoop:
         account = None
         if train:
             self._keep_reduced(view, step, engine.reduced)
-            self._tools.donor.reduced(step, engine.reduced)
+            self._tools.stores.donor.reduced(step, engine.reduced)
             with recorder.span("guard"):
                 await self._guarded(view, plan, step, engine.reduced)
             account = await self.audits.account(view, plan, step, engine, local)
@@ -222,7 +222,7 @@ class StepLoop:
         """Its guardian gets it while the rest of the step is computed."""
         if not self._state.is_over(view):
             self._keep_reduced(view, step, {layer: gradient})
-            self._tools.donor.reduced(step, {layer: gradient}, stays=True)
+            self._tools.stores.donor.reduced(step, {layer: gradient}, stays=True)
 
     def _keep_reduced(self, view: View, step: int, reduced: dict[int, Tensor]) -> None:
         """Until a later step commits, the next view may have to roll this one forward."""
@@ -234,7 +234,7 @@ class StepLoop:
 
         Those that begin again meanwhile get the state, and the gradients once more.
         """
-        state, receipts, donor = self._state, self._followers.receipts, self._tools.donor
+        state, receipts, donor = self._state, self._followers.receipts, self._tools.stores.donor
         patience_s = max(GUARDIAN_LIMIT_S, 2 * plan.predicted_step_ns / 1e9)
         give_up_s = now.monotonic_s() + patience_s
         while not state.is_over(view) and receipts is not None and receipts.waits_for(step):
@@ -274,7 +274,7 @@ class StepLoop:
         )
         if self._state.ledger is None or self._state.is_over(view):
             raise Stopped
-        signed = sign_prepared(prepared, self._tools.sign)
+        signed = sign_prepared(prepared, self._tools.net.sign)
         try:
             self._state.ledger.record(Statement(prepared, signed))
         except PeerFault as fault:
@@ -294,7 +294,7 @@ class StepLoop:
             if outcome is not None:
                 status.facts["waits_for"] = []
                 state.step, self.is_applying = outcome.step + 1, True
-                self._tools.donor.committed(outcome)
+                self._tools.stores.donor.committed(outcome)
                 self._cuts.committed(view, outcome)
                 self._outlet.committed(outcome)
                 return outcome
@@ -303,7 +303,7 @@ class StepLoop:
                 self._outlet.contradiction(ledger.conflict.reason)
             status.facts["waits_for"] = list(ledger.missing)
             await self._place.offer_states()
-            self._tools.donor.reduced(step, reduced)
+            self._tools.stores.donor.reduced(step, reduced)
             await state.wait()
         raise Stopped
 
@@ -329,7 +329,7 @@ class StepLoop:
         is_due = (step + 1) % spec.checkpoint.every_steps == 0 or step + 1 == spec.total_steps
         if train and is_due:
             with recorder.span("save"):
-                await self._tools.checkpoints.save(step + 1, engine.states, lineage)
+                await self._tools.stores.checkpoints.save(step + 1, engine.states, lineage)
 
 
 def _apply_all(spec: RunSpec, engine: StepEngine, outcome: StepOutcome) -> None:

@@ -94,7 +94,7 @@ class StepWaits:
         engine = self._engine()
         if engine is not None and engine.frames.is_writing_to(peer_id):
             return True
-        bulk = self._tools.bulk
+        bulk = self._tools.net.bulk
         return any(bulk.unacknowledged_bytes(peer_id, lane) for lane in STEP_LANES)
 
 

@@ -32,7 +32,7 @@ from p2p_dtfm.daemon.telemetry.run_history import RunHistory
 from p2p_dtfm.daemon.telemetry.status import State
 from p2p_dtfm.daemon.trainer.cut_transfers import Cuts
 from p2p_dtfm.daemon.trainer.followers import Followers, Following
-from p2p_dtfm.daemon.trainer.place import Place
+from p2p_dtfm.daemon.trainer.place import PlaceInView
 from p2p_dtfm.daemon.trainer.step_loop import StepLoop
 from p2p_dtfm.daemon.trainer.step_waits import StepWaits
 from p2p_dtfm.daemon.trainer.trainer_state import Outlet, Stopped, Tools, TrainerState
@@ -61,7 +61,7 @@ class Trainer:
         self._mail = ViewMail(tools.me, tools.spec, self._state)
         self._followers = Followers(tools, outlet, self._state)
         self.cuts = Cuts(tools, outlet, self._state)
-        self._place = Place(tools, outlet, self._state, self._followers, self.cuts)
+        self._place = PlaceInView(tools, outlet, self._state, self._followers, self.cuts)
         self._steps = StepLoop(
             tools, outlet, self._state, self._place, self._followers, self.cuts, self.history
         )
@@ -90,7 +90,7 @@ class Trainer:
         if view is not None and view.cut_pace is not None:
             return self.cuts.safe_step
         is_alone = view is None or len(view.members) < 2 or bool(view.unguarded)
-        return self._tools.checkpoints.whole_step if is_alone else state.step
+        return self._tools.stores.checkpoints.whole_step if is_alone else state.step
 
     # what the daemon tells ---------------------------------------------------------------------
 
@@ -158,7 +158,7 @@ class Trainer:
         self._place.take_over(view)
         if not view.layers_of(self._tools.me):
             self._steps.forget_work()
-        self._tools.donor.take_over(view.id)
+        self._tools.stores.donor.take_over(view.id)
         state.wake.set()
 
     def may_commit(self) -> None:
@@ -266,19 +266,19 @@ class Trainer:
 
     def undelivered(self, receiver: str) -> None:
         """Gradients on their way to a follower are lost."""
-        self._tools.donor.undelivered(receiver)
+        self._tools.stores.donor.undelivered(receiver)
         self.cuts.undelivered(receiver)
 
     async def hand_over(self) -> None:
         """Wait, for a bounded time, until those who take over layers from here have them."""
-        await self._tools.donor.drain()
+        await self._tools.stores.donor.drain()
 
     async def close(self) -> None:
         self._is_closed = True
         self._followers.stop_following()
         self._followers.stop_guarding()
         self.cuts.stop()
-        self._tools.donor.close()
+        self._tools.stores.donor.close()
 
     # the loop ---------------------------------------------------------------------------------
 
@@ -334,9 +334,9 @@ class Trainer:
                     LayerState.from_bytes, self._spec, layer, copy.to_bytes()
                 )
             elif step == 0:
-                state.states[layer] = await self._tools.initial.state(layer)
+                state.states[layer] = await self._tools.stores.initial.state(layer)
             else:
-                state.states[layer] = await self._tools.checkpoints.load(layer, step)
+                state.states[layer] = await self._tools.stores.checkpoints.load(layer, step)
         if restart.rolled_view is not None and restart.outcome is not None:
             kept = state.reduced.get((restart.rolled_view, step - 1), {})
             norm = restart.outcome.gradient_norm

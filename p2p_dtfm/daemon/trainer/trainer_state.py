@@ -11,20 +11,15 @@ from p2p_dtfm.core.messages.agreement_messages import SavedState
 from p2p_dtfm.core.messages.prepared import StepOutcome
 from p2p_dtfm.core.messages.stage_progress import StageProgress
 from p2p_dtfm.core.protocol.run_spec import RunSpec
-from p2p_dtfm.core.protocol.signed import Sign, Signed
+from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.protocol.snapshot import ViewId
 from p2p_dtfm.core.recovery.partial_replay import PartialReplay
 from p2p_dtfm.core.recovery.recovery_evidence import Restart
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.machine.compute import Compute
-from p2p_dtfm.daemon.peers.messenger import Messenger
-from p2p_dtfm.daemon.state_transfer.checkpoints import Checkpoints
-from p2p_dtfm.daemon.state_transfer.donor import Donor
-from p2p_dtfm.daemon.state_transfer.initial_states import InitialStates
+from p2p_dtfm.daemon.state_transfer.state_tools import StateStores, TowardsOthers
 from p2p_dtfm.daemon.telemetry.status import Status
 from p2p_dtfm.daemon.telemetry.step_recorder import StepRecorder
-from p2p_dtfm.net.streams.blobs import BlobExchange
-from p2p_dtfm.net.streams.bulk import BulkPlane
 from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.train.stage.batches import Batches
 from p2p_dtfm.train.stage.replica_memory import ReplicaMemory
@@ -92,15 +87,10 @@ class Tools:
     me: str
     spec: RunSpec
     batches: Batches
-    messenger: Messenger
-    bulk: BulkPlane
-    blobs: BlobExchange
+    net: TowardsOthers
+    stores: StateStores
     compute: Compute
-    checkpoints: Checkpoints
-    donor: Donor
-    initial: InitialStates
     status: Status
-    sign: Sign
     recorder: StepRecorder = field(default_factory=StepRecorder)
 
 

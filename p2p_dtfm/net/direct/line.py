@@ -20,7 +20,7 @@ POSTED_LIMIT = 64
 """Words that may wait to be written, with nobody waiting for them."""
 
 
-class Turn(Protocol):
+class RightOfWay(Protocol):
     """Whether somebody goes first."""
 
     def must_wait(self) -> bool:
@@ -34,7 +34,7 @@ class _Write:
     __slots__ = ("future", "pieces", "turn")
 
     def __init__(
-        self, data: Sequence[Bytes], turn: Turn | None, future: "asyncio.Future[None] | None"
+        self, data: Sequence[Bytes], turn: RightOfWay | None, future: "asyncio.Future[None] | None"
     ) -> None:
         views = [memoryview(part) for part in data]
         self.pieces = collections.deque(
@@ -64,7 +64,7 @@ class _Read:
         self.future = future
 
 
-class Line:
+class DirectLine:
     """A connection whose handshake is done. Used from the event loop that made it.
 
     Whatever goes wrong ends it: what waits raises `OSError`, `EOFError` or, where nothing moves
@@ -95,7 +95,7 @@ class Line:
         self._thread = threading.Thread(target=self._work, name="direct line", daemon=True)
         self._thread.start()
 
-    async def write(self, data: Sequence[Bytes], turn: Turn | None = None) -> None:
+    async def write(self, data: Sequence[Bytes], turn: RightOfWay | None = None) -> None:
         """Returns once all of it is on its way, and its memory is the caller's again."""
         future: asyncio.Future[None] = self._loop.create_future()
         self._writes.append(_Write(data, turn, future))
@@ -268,7 +268,7 @@ class Line:
 
     # on the event loop again ---------------------------------------------------------------------
 
-    def _give_way(self, turn: Turn) -> None:
+    def _give_way(self, turn: RightOfWay) -> None:
         waiting = self._loop.create_task(_wait(turn), name="gives way")
         waiting.add_done_callback(self._goes_on)
 
@@ -277,7 +277,7 @@ class Line:
         self._ring()
 
 
-async def _wait(turn: Turn) -> None:
+async def _wait(turn: RightOfWay) -> None:
     await turn.wait()
 
 

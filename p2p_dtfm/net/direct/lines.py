@@ -18,7 +18,7 @@ from p2p_dtfm.net.contacts.addresses import host_and_port, is_loopback
 from p2p_dtfm.net.contacts.calling import put_newest
 from p2p_dtfm.net.direct.card import read_card
 from p2p_dtfm.net.direct.handshake import seal, shake_hands
-from p2p_dtfm.net.direct.line import Line
+from p2p_dtfm.net.direct.line import DirectLine
 from p2p_dtfm.net.direct.reception import HANDSHAKE_S, Reception, prepare
 from p2p_dtfm.net.direct.sealed import SealedSocket
 from p2p_dtfm.net.direct.trust import Trust
@@ -79,13 +79,13 @@ class DirectLines:
         self._control = ControlPlane(host, self._show, name="lines")
         self._reception: Reception | None = None
         self._tries: dict[str, _Tries] = {}
-        self._lines: dict[Line, str] = {}
-        self._come: set[Line] = set()
+        self._lines: dict[DirectLine, str] = {}
+        self._come: set[DirectLine] = set()
         """Those of them that others have opened."""
-        self._accept: Callable[[str, Line], None] = lambda peer_id, line: line.close()
+        self._accept: Callable[[str, DirectLine], None] = lambda peer_id, line: line.close()
         self.port = 0
 
-    async def ready(self, accept: Callable[[str, Line], None]) -> None:
+    async def ready(self, accept: Callable[[str, DirectLine], None]) -> None:
         """Listen, and answer; `accept(peer_id, line)` is told of each that has come."""
         self._accept = accept
         self._reception = Reception(self._trust, self._welcome, self._stall_s)
@@ -110,7 +110,7 @@ class DirectLines:
         tries = self._tries.get(peer_id)
         return tries is not None and tries.works and self.are_allowed
 
-    async def open(self, peer_id: str) -> Line:
+    async def open(self, peer_id: str) -> DirectLine:
         """A line to a peer. Raises `Unreachable`."""
         tries = self._tries.get(peer_id) or _Tries()
         put_newest(self._tries, peer_id, tries, PEERS_REMEMBERED)
@@ -153,7 +153,7 @@ class DirectLines:
         self._part_from_strangers()
         return encode(self._trust.own().card)
 
-    async def _open(self, peer_id: str) -> Line:
+    async def _open(self, peer_id: str) -> DirectLine:
         if not self.are_allowed:
             raise Unreachable(peer_id, "no direct lines from here")
         address = await self._host.direct_address(peer_id)
@@ -168,7 +168,7 @@ class DirectLines:
         self._trust.add(peer_id, card)
         return await self._dial(peer_id, host_and_port(address)[0], card.port)
 
-    async def _dial(self, peer_id: str, host: str, port: int) -> Line:
+    async def _dial(self, peer_id: str, host: str, port: int) -> DirectLine:
         raw = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
         connection: socket.socket = raw
         try:
@@ -189,12 +189,12 @@ class DirectLines:
             connection.close()
             raise
 
-    def _line(self, peer_id: str, connection: SealedSocket) -> Line:
+    def _line(self, peer_id: str, connection: SealedSocket) -> DirectLine:
         def ended() -> None:
             self._lines.pop(line, None)
             self._come.discard(line)
 
-        line = Line(connection, self._stall_s, ended)
+        line = DirectLine(connection, self._stall_s, ended)
         self._lines[line] = peer_id
         return line
 

@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, TypeVar
 
 import base58
@@ -64,6 +64,7 @@ from p2p_dtfm.net.libp2p.host import CONNECTION_ERRORS, Host
 from p2p_dtfm.ports import now
 
 Result = TypeVar("Result")
+Opened = TypeVar("Opened")
 
 PRESENCE_TTL_S = 90.0
 RUN_TTL_S = 600.0
@@ -217,7 +218,7 @@ class Directory:
                 if seal is not None:
                     presence = _try_unseal(seal, entry, run_digest)
                 else:
-                    presence = _try_open_presence(entry)
+                    presence = _try_open(entry, open_presence, "presence")
                 if presence is not None and presence.run_digest == run_digest:
                     present[presence.peer_id] = presence
         return present
@@ -275,7 +276,7 @@ class Directory:
         for start in range(0, len(peer_ids), FACTS_AT_ONCE):
             keys = [facts_key(run_digest, it) for it in peer_ids[start : start + FACTS_AT_ONCE]]
             for value in await self._get(keys):
-                facts = _try_open_facts(value)
+                facts = _try_open(value, open_facts, "facts")
                 if facts is not None and facts.record.run_digest == run_digest:
                     found[facts.record.peer_id] = facts
         return {peer_id: found[peer_id] for peer_id in sorted(found) if peer_id in peer_ids}
@@ -415,13 +416,13 @@ def entries_of(value: object) -> list[object]:
     return []
 
 
-def _try_open_presence(value: object) -> Presence | None:
+def _try_open(value: object, opened: Callable[[Signed], Opened], what: str) -> Opened | None:
     if not isinstance(value, bytes):
         return None
     try:
-        return open_presence(decode(value, Signed, VALUE_LIMIT_BYTES))
+        return opened(decode(value, Signed, VALUE_LIMIT_BYTES))
     except PeerFault as fault:
-        log.debug("presence in the directory: %s", fault)
+        log.debug("%s in the directory: %s", what, fault)
         return None
 
 
@@ -433,13 +434,3 @@ def _try_unseal(seal: Seal, value: object, run_digest: str) -> Presence | None:
         with contextlib.suppress(PeerFault):
             return open_presence(seal.open(presence_key(run_digest, shard), value))
     return None
-
-
-def _try_open_facts(value: object) -> Facts | None:
-    if not isinstance(value, bytes):
-        return None
-    try:
-        return open_facts(decode(value, Signed, VALUE_LIMIT_BYTES))
-    except PeerFault as fault:
-        log.debug("facts in the directory: %s", fault)
-        return None

@@ -22,6 +22,7 @@ from p2p_dtfm.net.contacts.addresses import is_public
 from p2p_dtfm.net.errors import Refused, Unreachable
 from p2p_dtfm.net.libp2p.control import ControlPlane
 from p2p_dtfm.net.libp2p.port import HostPort
+from p2p_dtfm.net.nat.until_one_ends import until_one_ends
 from p2p_dtfm.ports import now
 
 ASK_DEADLINE_S = 5.0
@@ -167,7 +168,7 @@ class Punching:
             try:
                 near = await asyncio.open_connection("127.0.0.1", port)
                 try:
-                    await _join(far, near)
+                    await until_one_ends(_carry(far[0], near[1]), _carry(near[0], far[1]))
                 finally:
                     near[1].close()
             finally:
@@ -194,23 +195,6 @@ def _socket_at(port: int) -> socket.socket:
         opening.close()
         raise
     return opening
-
-
-Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
-
-
-async def _join(far: Connection, near: Connection) -> None:
-    """Carry bytes both ways until one side ends."""
-    both = [
-        asyncio.create_task(_carry(far[0], near[1])),
-        asyncio.create_task(_carry(near[0], far[1])),
-    ]
-    try:
-        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in both:
-            task.cancel()
-        await asyncio.gather(*both, return_exceptions=True)
 
 
 async def _carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

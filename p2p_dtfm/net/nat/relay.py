@@ -30,6 +30,7 @@ from p2p_dtfm.net.nat.circuit_messages import (
     read_hop,
     read_stop,
 )
+from p2p_dtfm.net.nat.until_one_ends import until_one_ends
 from p2p_dtfm.ports import now
 
 RESERVATION_S = 3600.0
@@ -119,7 +120,7 @@ class Relay:
                 return
             try:
                 writer.write(encode_hop(RelayMessage(HopKind.STATUS, status=RelayStatus.OK)))
-                await self._splice((reader, writer), (far_reader, far_writer))
+                await until_one_ends(_carry(reader, far_writer), _carry(far_reader, writer))
             finally:
                 far_writer.close()
         finally:
@@ -154,32 +155,16 @@ class Relay:
             raise
         return reader, writer
 
-    async def _splice(
-        self,
-        near: tuple[asyncio.StreamReader, Writer],
-        far: tuple[asyncio.StreamReader, Writer],
-    ) -> None:
-        """Carry bytes both ways until one side ends: then the circuit has ended."""
-        both = [
-            asyncio.create_task(self._carry(near[0], far[1])),
-            asyncio.create_task(self._carry(far[0], near[1])),
-        ]
-        try:
-            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in both:
-                task.cancel()
-            await asyncio.gather(*both, return_exceptions=True)
 
-    async def _carry(self, reader: asyncio.StreamReader, writer: Writer) -> None:
-        with contextlib.suppress(TimeoutError, *CONNECTION_ERRORS):
-            while True:
-                async with asyncio.timeout(IDLE_S):
-                    data = await reader.read(_READ_BYTES)
-                if not data:
-                    return
-                writer.write(data)
-                await writer.drain()
+async def _carry(reader: asyncio.StreamReader, writer: Writer) -> None:
+    with contextlib.suppress(TimeoutError, *CONNECTION_ERRORS):
+        while True:
+            async with asyncio.timeout(IDLE_S):
+                data = await reader.read(_READ_BYTES)
+            if not data:
+                return
+            writer.write(data)
+            await writer.drain()
 
 
 async def reserve(host: HostPort, relay: str) -> float:

@@ -51,7 +51,7 @@ class Damage:
     """The highest number of `ShapedLink.corrupted` of which a byte was changed."""
 
 
-class Link:
+class ShapedPath:
     """The way to one peer. Who sends over it takes turns, chunk by chunk."""
 
     def __init__(self, link: ShapedLink, uplink: Channel, damage: Damage) -> None:

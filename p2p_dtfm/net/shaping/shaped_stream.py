@@ -6,7 +6,7 @@ import collections
 import struct
 from typing import Protocol
 
-from p2p_dtfm.net.shaping.links import LATE_LIMIT_S, Link, chunk_bytes, clock_s, until
+from p2p_dtfm.net.shaping.links import LATE_LIMIT_S, ShapedPath, chunk_bytes, clock_s, until
 
 SEND_BUFFER_BYTES = 1 << 18
 """What a sender may have written of a stream that has not left yet, as in a socket's buffer."""
@@ -32,7 +32,7 @@ class ShapedWriter:
     does not idle while its sender prepares the next piece. What is written is copied."""
 
     def __init__(
-        self, link: Link, raw: asyncio.StreamWriter, arrivals: "Arrivals", stamps: bool
+        self, link: ShapedPath, raw: asyncio.StreamWriter, arrivals: "Arrivals", stamps: bool
     ) -> None:
         raw.transport.set_write_buffer_limits(high=0)
         self._stamps = stamps

@@ -5,7 +5,7 @@ import struct
 from pathlib import Path
 
 from p2p_dtfm.core.protocol.errors import UserError
-from p2p_dtfm.net.shaping.links import LATE_LIMIT_S, Channel, Damage, Link, clock_s, until
+from p2p_dtfm.net.shaping.links import LATE_LIMIT_S, Channel, Damage, ShapedPath, clock_s, until
 from p2p_dtfm.net.shaping.shape import PEERS_LIMIT, Shape, ShapedLink, ShapedPeer
 from p2p_dtfm.net.shaping.shaped_stream import Arrivals, ShapedWriter
 
@@ -41,7 +41,7 @@ class Shaper:
         self._downlink = Channel(me.downlink_bytes_per_s)
         own = [link for link in shape.links if link.origin == peer_id]
         self._damage = Damage(max((link.corrupted for link in own), default=0))
-        self._out = {link.to: Link(link, self._uplink, self._damage) for link in own}
+        self._out = {link.to: ShapedPath(link, self._uplink, self._damage) for link in own}
         self._in = {link.origin: link for link in shape.links if link.to == peer_id}
 
     def change(self, shape: Shape) -> None:
@@ -73,7 +73,7 @@ class Shaper:
         """Whether the ways to and from a peer are shaped."""
         return self._link_to(peer_id) is not None and self._link_from(peer_id) is not None
 
-    def _link_to(self, peer_id: str) -> Link | None:
+    def _link_to(self, peer_id: str) -> ShapedPath | None:
         return self._out.get(peer_id)
 
     def _link_from(self, peer_id: str) -> ShapedLink | None:
@@ -144,11 +144,11 @@ class LineLimit(Shaper):
     def latency_s(self, origin: str) -> float:
         return 0.0
 
-    def _link_to(self, peer_id: str) -> Link:
+    def _link_to(self, peer_id: str) -> ShapedPath:
         if (link := self._out.get(peer_id)) is None:
             if len(self._out) >= PEERS_LIMIT:
                 self._out.clear()
-            link = self._out[peer_id] = Link(
+            link = self._out[peer_id] = ShapedPath(
                 ShapedLink("me", peer_id, 0, 0), self._uplink, self._damage
             )
         return link

@@ -24,11 +24,11 @@ from p2p_dtfm.net.libp2p.port import HostPort
 from p2p_dtfm.net.streams.donors import (
     CHUNK_DEADLINE_S,
     CHUNK_LIMIT_BYTES,
+    DonorPatience,
     Donors,
-    Patience,
+    DonorTurn,
+    DonorTurns,
     TooSlow,
-    Turn,
-    Turns,
 )
 from p2p_dtfm.ports import disk, now
 
@@ -251,7 +251,7 @@ class BlobExchange:
 
     async def _download(self, download: _Download, peers: Sequence[str]) -> bool:
         """From where it stands on; whether it came to its end."""
-        turns = Turns(self._donors, peers)
+        turns = DonorTurns(self._donors, peers)
         while (following := turns.next()) is not None:
             peer, patience = following
             try:
@@ -270,7 +270,7 @@ class BlobExchange:
                 return True
         return False
 
-    async def _continue(self, download: _Download, peer: str, patience: Patience) -> None:
+    async def _continue(self, download: _Download, peer: str, patience: DonorPatience) -> None:
         """Raises `TooSlow` where it takes more patience."""
         turn = self._donors.turn(peer, patience)
         try:
@@ -280,7 +280,7 @@ class BlobExchange:
             raise
         self._donors.was_in_time(peer, turn)
 
-    async def _take(self, download: _Download, peer: str, turn: Turn) -> None:
+    async def _take(self, download: _Download, peer: str, turn: DonorTurn) -> None:
         """Fetch from one peer what is missing, several chunks at once, and keep what came."""
         first = await self._in_time(turn, self._begin(peer, download, turn))
         if download.total not in (None, first.total_bytes):
@@ -305,7 +305,7 @@ class BlobExchange:
                 call.task.cancel()
             await asyncio.gather(*(call.task for call in calls), return_exceptions=True)
 
-    async def _in_time(self, turn: Turn, call: _Call) -> _Chunk:
+    async def _in_time(self, turn: DonorTurn, call: _Call) -> _Chunk:
         """Raises `TooSlow`."""
         try:
             async with asyncio.timeout(turn.left_s(call.asked_s, call.length)) as limit:
@@ -317,7 +317,7 @@ class BlobExchange:
         turn.came(call.asked_s, len(chunk.content))
         return chunk
 
-    def _begin(self, peer: str, download: _Download, turn: Turn) -> _Call:
+    def _begin(self, peer: str, download: _Download, turn: DonorTurn) -> _Call:
         """The chunk where the download stands, whatever the total."""
         return self._call(peer, download, None, turn.length_bytes)
 

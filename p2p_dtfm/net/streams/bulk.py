@@ -40,7 +40,7 @@ from p2p_dtfm.net.streams.stripes import (
     LaneListeners,
     read_reason,
 )
-from p2p_dtfm.net.streams.wire import Lines, LineWay, StreamWay, Way, Wire
+from p2p_dtfm.net.streams.wire import LinesPort, LineWay, StreamWay, Way, Wire
 from p2p_dtfm.ports import now
 
 OPEN_DEADLINE_S = 10.0
@@ -64,7 +64,7 @@ class BulkPlane:
         run_digest: str,
         listeners: BulkListeners,
         limits: BulkLimits | None = None,
-        lines: Lines | None = None,
+        lines: LinesPort | None = None,
     ) -> None:
         """`lines`: direct lines, which belong to the plane from now on; without, libp2p carries
         everything."""

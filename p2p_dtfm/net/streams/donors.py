@@ -31,7 +31,7 @@ LAST_S = 180.0
 DONORS_REMEMBERED = 1024
 
 
-class Patience(NamedTuple):
+class DonorPatience(NamedTuple):
     """With one donor."""
 
     wait_s: float
@@ -41,9 +41,9 @@ class Patience(NamedTuple):
 
 
 PATIENCES = (
-    Patience(3.0, FETCH_BYTES_PER_S),
-    Patience(10.0, FETCH_BYTES_PER_S // 8),
-    Patience(CHUNK_DEADLINE_S, 0),
+    DonorPatience(3.0, FETCH_BYTES_PER_S),
+    DonorPatience(10.0, FETCH_BYTES_PER_S // 8),
+    DonorPatience(CHUNK_DEADLINE_S, 0),
 )
 """While others are left; then with those that were too slow, and with those that still are."""
 
@@ -56,10 +56,10 @@ class TooSlow(Exception):
         super().__init__(f"gives {bytes_per_s} bytes a second")
 
 
-class Turn:
+class DonorTurn:
     """What comes from one donor, until the end or the next one's turn."""
 
-    def __init__(self, patience: Patience, length_bytes: int) -> None:
+    def __init__(self, patience: DonorPatience, length_bytes: int) -> None:
         self.length_bytes = length_bytes
         """To ask for now."""
         self._patience = patience
@@ -95,7 +95,7 @@ class Turn:
 
 
 @dataclass(frozen=True)
-class _Known:
+class _KnownDonor:
     length_bytes: int
     bytes_per_s: int
     last_until_s: float
@@ -105,7 +105,7 @@ class Donors:
     """Those that were asked lately, and how it went."""
 
     def __init__(self) -> None:
-        self._known: dict[str, _Known] = {}
+        self._known: dict[str, _KnownDonor] = {}
 
     def is_slow(self, peer_id: str) -> bool:
         """Whether it was too slow a while ago."""
@@ -121,27 +121,27 @@ class Donors:
             peers, key=lambda it: -self._known[it].bytes_per_s if it in self._known else 0
         )
 
-    def turn(self, peer_id: str, patience: Patience) -> Turn:
+    def turn(self, peer_id: str, patience: DonorPatience) -> DonorTurn:
         known = self._known.get(peer_id)
-        return Turn(patience, CHUNK_FIRST_BYTES if known is None else known.length_bytes)
+        return DonorTurn(patience, CHUNK_FIRST_BYTES if known is None else known.length_bytes)
 
-    def was_late(self, peer_id: str, turn: Turn) -> None:
+    def was_late(self, peer_id: str, turn: DonorTurn) -> None:
         self._note(peer_id, turn, CHUNK_LEAST_BYTES, now.monotonic_s() + LAST_S)
 
-    def was_in_time(self, peer_id: str, turn: Turn) -> None:
+    def was_in_time(self, peer_id: str, turn: DonorTurn) -> None:
         """If with much patience, it stays as slow as it was."""
         known, is_fast = self._known.get(peer_id), turn.bytes_per_s >= FETCH_BYTES_PER_S
         until_s = known.last_until_s if known is not None and not is_fast else 0.0
         self._note(peer_id, turn, turn.length_bytes, until_s)
 
-    def _note(self, peer_id: str, turn: Turn, length_bytes: int, until_s: float) -> None:
+    def _note(self, peer_id: str, turn: DonorTurn, length_bytes: int, until_s: float) -> None:
         self._known.pop(peer_id, None)
-        self._known[peer_id] = _Known(length_bytes, turn.bytes_per_s, until_s)
+        self._known[peer_id] = _KnownDonor(length_bytes, turn.bytes_per_s, until_s)
         if len(self._known) > DONORS_REMEMBERED:
             del self._known[next(iter(self._known))]
 
 
-class Turns:
+class DonorTurns:
     """Of the donors of one blob: whose turn it is, and how much patience there is for it."""
 
     def __init__(self, donors: Donors, peers: Sequence[str]) -> None:
@@ -155,7 +155,7 @@ class Turns:
     def _is_last_round(self) -> bool:
         return self._round == len(PATIENCES) - 1
 
-    def next(self) -> tuple[str, Patience] | None:
+    def next(self) -> tuple[str, DonorPatience] | None:
         """None once all were asked with all patience."""
         if len(self._left) + len(self._late) == 1:  # nobody better is there
             self._round = len(PATIENCES) - 1

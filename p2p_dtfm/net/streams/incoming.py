@@ -9,7 +9,7 @@ import msgspec
 
 from p2p_dtfm.core.protocol.canonical import decode
 from p2p_dtfm.core.protocol.errors import PeerFault
-from p2p_dtfm.net.direct.line import Line
+from p2p_dtfm.net.direct.line import DirectLine
 from p2p_dtfm.net.door import Door
 from p2p_dtfm.net.errors import Unreachable, one_line
 from p2p_dtfm.net.libp2p.host import CONNECTION_ERRORS
@@ -112,7 +112,7 @@ class IncomingLanes:
         """One through libp2p, which the host has let in."""
         await self._accept(sender, StreamWire(reader, writer), None)
 
-    def accept_line(self, sender: str, line: Line) -> None:
+    def accept_line(self, sender: str, line: DirectLine) -> None:
         """A direct line, of one whom TLS has let in."""
         work = self._accept(sender, LineWire(line, self._memory), self._host.door)
         task = asyncio.create_task(work, name="direct line, incoming")

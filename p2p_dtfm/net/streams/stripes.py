@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
 from p2p_dtfm.core.protocol.errors import PeerFault
-from p2p_dtfm.net.direct.line import Turn
+from p2p_dtfm.net.direct.line import RightOfWay
 from p2p_dtfm.net.errors import Refused, Unreachable, one_line
 from p2p_dtfm.net.libp2p.host import CONNECTION_ERRORS
 from p2p_dtfm.net.streams.bulk_settings import BulkLimits, OnFault, OnLost, OnUndelivered
@@ -66,7 +66,7 @@ class Lane:
         limits: BulkLimits,
         open_stripe: OpenStripe,
         listeners: LaneListeners,
-        turn: Turn,
+        turn: RightOfWay,
     ) -> None:
         """`whose`: the peer, and which of its lanes. `turn` is asked before each write."""
         self.turn = turn

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from p2p_dtfm.net.direct.line import Line, Turn
+from p2p_dtfm.net.direct.line import DirectLine, RightOfWay
 from p2p_dtfm.net.errors import Unreachable
 from p2p_dtfm.net.libp2p.port import HostPort, Writer
 from p2p_dtfm.net.streams.bulk_settings import STRIPES_LIMIT
@@ -56,7 +56,7 @@ class Wire(Protocol):
         ...
 
     async def write_frame(
-        self, start: bytes, payload: memoryview, turn: Turn, stall_s: float
+        self, start: bytes, payload: memoryview, turn: RightOfWay, stall_s: float
     ) -> None:
         """Once it returns, the payload's memory is the caller's again. Others go first where
         `turn` says so."""
@@ -93,7 +93,7 @@ class StreamWire:
         return await read_frame(self.reader, limits, stall_s, admit)
 
     async def write_frame(
-        self, start: bytes, payload: memoryview, turn: Turn, stall_s: float
+        self, start: bytes, payload: memoryview, turn: RightOfWay, stall_s: float
     ) -> None:
         # a drain then means that nothing of the caller's payload is referred to any more
         self.writer.transport.set_write_buffer_limits(high=0)
@@ -102,7 +102,9 @@ class StreamWire:
         for offset in range(first, payload.nbytes, _WRITE_BYTES):
             await self._write_piece(payload[offset : offset + _WRITE_BYTES], turn, stall_s)
 
-    async def _write_piece(self, piece: bytes | memoryview, turn: Turn, stall_s: float) -> None:
+    async def _write_piece(
+        self, piece: bytes | memoryview, turn: RightOfWay, stall_s: float
+    ) -> None:
         await turn.wait()
         if self.writer.is_closing():
             raise ConnectionResetError("the stream was closed")
@@ -123,7 +125,7 @@ class LineWire:
 
     seals = True
 
-    def __init__(self, line: Line, memory: FrameMemory | None = None) -> None:
+    def __init__(self, line: DirectLine, memory: FrameMemory | None = None) -> None:
         """`memory`: where frames are put that come over it."""
         self.line = line
         self._memory = memory or FrameMemory(0)
@@ -152,7 +154,7 @@ class LineWire:
         return header, payload
 
     async def write_frame(
-        self, start: bytes, payload: memoryview, turn: Turn, stall_s: float
+        self, start: bytes, payload: memoryview, turn: RightOfWay, stall_s: float
     ) -> None:
         first = min(payload.nbytes, _JOINED_BYTES)
         await self.line.write((start + payload[:first], payload[first:]), turn)
@@ -199,16 +201,16 @@ class StreamWay:
         return StreamWire(*await self._host.open_stream(peer_id, protocol, deadline_s))
 
 
-class Lines(Protocol):
+class LinesPort(Protocol):
     """What lanes need of `net.direct.lines.DirectLines`."""
 
-    async def ready(self, accept: Callable[[str, Line], None]) -> None: ...
+    async def ready(self, accept: Callable[[str, DirectLine], None]) -> None: ...
 
     def wants(self, peer_id: str) -> bool: ...
 
     def works(self, peer_id: str) -> bool: ...
 
-    async def open(self, peer_id: str) -> Line:
+    async def open(self, peer_id: str) -> DirectLine:
         """Raises `Unreachable`."""
         ...
 
@@ -223,7 +225,7 @@ class LineWay:
     is_direct = True
     most_stripes = DIRECT_STRIPES_LIMIT
 
-    def __init__(self, lines: Lines) -> None:
+    def __init__(self, lines: LinesPort) -> None:
         self._lines = lines
 
     async def open(self, peer_id: str, protocol: str, deadline_s: float) -> Wire:

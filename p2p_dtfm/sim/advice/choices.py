@@ -53,7 +53,7 @@ STARTS: tuple[Values, ...] = (
 """Changes that pay together where none does alone."""
 
 
-class Choice(NamedTuple):
+class SettingsChoice(NamedTuple):
     """Settings by dimension, as factors or names; what is not in it stays as the run says."""
 
     settings: tuple[tuple[str, Any], ...]
@@ -81,9 +81,9 @@ def dimensions_in(text: str | None) -> tuple[str, ...]:
 
 def starts(
     values: Values, origin: str, dimensions: tuple[str, ...], read: Read = parse_run_spec
-) -> Iterator[Choice]:
+) -> Iterator[SettingsChoice]:
     """The run as it is, then changes that pay only together."""
-    yield Choice((), values, read(values, origin))
+    yield SettingsChoice((), values, read(values, origin))
     for start in STARTS:
         settings = {name: value for name, value in start.items() if name in dimensions}
         if (made := _made(values, origin, settings, read)) is not None:
@@ -93,10 +93,10 @@ def starts(
 def neighbours(
     values: Values,
     origin: str,
-    choice: Choice,
+    choice: SettingsChoice,
     dimensions: Iterable[str],
     read: Read = parse_run_spec,
-) -> Iterator[Choice]:
+) -> Iterator[SettingsChoice]:
     """With one setting more, or another one."""
     for name in dimensions:
         for value in _values_of(name):
@@ -117,7 +117,7 @@ def _values_of(name: str) -> tuple[Any, ...]:
     }[name]
 
 
-def _made(values: Values, origin: str, settings: Values, read: Read) -> Choice | None:
+def _made(values: Values, origin: str, settings: Values, read: Read) -> SettingsChoice | None:
     """None where the run spec does not allow it."""
     made = deepcopy(values)
     try:
@@ -126,7 +126,7 @@ def _made(values: Values, origin: str, settings: Values, read: Read) -> Choice |
     except (UserError, _OutOfReachError):
         return None
     ordered = tuple((name, settings[name]) for name in DIMENSIONS if name in settings)
-    return Choice(ordered, made, spec)
+    return SettingsChoice(ordered, made, spec)
 
 
 class _OutOfReachError(Exception):

@@ -62,7 +62,7 @@ def hire(
             "give its groups a price_per_hour, in dollars for each peer",
         )
     kinds = _kinds(scenario)
-    search = _Search(scenario, spec, PLANS_FOR_A_KIND * len(kinds), progress)
+    search = _HiringSearch(scenario, spec, PLANS_FOR_A_KIND * len(kinds), progress)
     for names in _begun(kinds):
         search.consider(names)
     if not search.found:
@@ -79,7 +79,7 @@ def hire(
         best = rival
 
 
-class _Search:
+class _HiringSearch:
     """Plans each swarm once, as long as there is work left."""
 
     def __init__(self, scenario: Scenario, spec: RunSpec, most: int, progress: Progress) -> None:

@@ -4,13 +4,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from p2p_dtfm.core.cost_model.codings import boundary_loads
-from p2p_dtfm.core.cost_model.placement_problem import layer_ns_of
+from p2p_dtfm.core.cost_model.tables.layer_tables import layer_ns_of
 from p2p_dtfm.core.planner.planner import compute_plan
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.plan import NoPlan, Plan
 from p2p_dtfm.core.protocol.run_spec import RunSpec, parse_run_spec
 from p2p_dtfm.core.protocol.snapshot import Snapshot
-from p2p_dtfm.sim.advice.choices import Choice, Read, Values, neighbours, starts
+from p2p_dtfm.sim.advice.choices import Read, SettingsChoice, Values, neighbours, starts
 from p2p_dtfm.sim.advice.loss_costs import LossCost, loss_cost
 from p2p_dtfm.sim.advice.progress import Progress
 from p2p_dtfm.sim.scenario.execution import AS_RUN
@@ -31,7 +31,7 @@ WORTH_A_CHANGE = 0.02
 class Weighed:
     """A choice and what it comes to, as predicted."""
 
-    choice: Choice
+    choice: SettingsChoice
     plan: Plan
     tokens_per_s: float
     bytes_per_token: float
@@ -161,7 +161,7 @@ class _Sweep:
     def before(self) -> Weighed | None:
         return self.seen.get(self.original.digest())
 
-    def weigh(self, choice: Choice) -> Weighed | None:
+    def weigh(self, choice: SettingsChoice) -> Weighed | None:
         """None where there is no plan, or no work left for it."""
         digest = choice.spec.digest()
         if digest not in self.seen and self.left:
@@ -169,7 +169,7 @@ class _Sweep:
             self.progress(len(self.seen), self.most)
         return self.seen.get(digest)
 
-    def _weighed(self, choice: Choice) -> Weighed | None:
+    def _weighed(self, choice: SettingsChoice) -> Weighed | None:
         spec = choice.spec
         snapshot = scenario_snapshot(self.scenario, spec, AS_RUN)
         plan = compute_plan(snapshot)

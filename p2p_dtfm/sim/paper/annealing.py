@@ -111,7 +111,7 @@ def anneal(
         placement = array("q")
         placement.frombytes(members)
         return best, tuple(placement)
-    walk = _Walk(ground, start, seed)
+    walk = _KernelWalk(ground, start, seed)
     return walk.anneal(temperature_ns, factor_q20, levels, moves)
 
 
@@ -146,7 +146,7 @@ def _alike(row: list[int], other: list[int], peer: int, first: int) -> bool:
     )
 
 
-class _Walk:
+class _KernelWalk:
     """The kernel's state and moves, in Python; see `_kernel.c` for what each part does."""
 
     def __init__(self, ground: Ground, start: tuple[int, ...], seed: int) -> None:

@@ -4,11 +4,10 @@ from enum import StrEnum
 
 import msgspec
 
-QUICK_COMMAND = "p2p-dtfm reproduce --quick --out DIR"
 COMMAND = "p2p-dtfm reproduce --out DIR"
 
 
-class Kind(StrEnum):
+class FigureKind(StrEnum):
     """How a figure came about."""
 
     PUBLISHED = "published"
@@ -37,7 +36,7 @@ class Chart(StrEnum):
     """Rows that somebody else has measured."""
 
 
-class Bar(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class ChartBar(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One figure."""
 
     chart: Chart
@@ -45,7 +44,7 @@ class Bar(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     layers: int
     batch: int
     system: str
-    kind: Kind
+    kind: FigureKind
     source: str
     """A publication, or the command that gives this figure again."""
     seconds: float
@@ -65,7 +64,7 @@ class Curve(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     case: str
     method: str
     seed: int
-    kind: Kind
+    kind: FigureKind
     source: str
     evaluations: list[int]
     seconds: list[float]
@@ -77,7 +76,7 @@ class Curve(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 class Results(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """All that was computed, or came along."""
 
-    bars: list[Bar]
+    bars: list[ChartBar]
     curves: list[Curve]
     quality: dict[str, dict[str, float]]
     """Of each number of peers: the planned step, over a lower bound, and seconds of planning."""
@@ -86,7 +85,7 @@ class Results(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     in the scenario's order."""
 
 
-def bars_of(results: Results, chart: Chart) -> list[Bar]:
+def bars_of(results: Results, chart: Chart) -> list[ChartBar]:
     return [bar for bar in results.bars if bar.chart is chart]
 
 

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from p2p_dtfm.sim.reproduction.bars import Bar
+from p2p_dtfm.sim.reproduction.bars import ChartBar
 from p2p_dtfm.sim.reproduction.html_bars import css_class
 
 WIDTH, HEIGHT = 400, 280
@@ -28,7 +28,7 @@ svg.chart .predicted{fill:var(--predicted)}svg.chart .measured-here{fill:var(--m
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ChartLine:
     """Points of several runs of one thing: the middle is drawn, and a band from least to most."""
 
     name: str
@@ -60,7 +60,7 @@ def svg(width: int, height: int, title: str, parts: Sequence[str]) -> str:
     )
 
 
-def line_chart(title: str, lines: Sequence[Line], across: Axis, up: Axis) -> str:
+def line_chart(title: str, lines: Sequence[ChartLine], across: Axis, up: Axis) -> str:
     """Each run ends where it ended; the middle of the runs is drawn, and what they lie between."""
     points = [point for line in lines for run in line.runs for point in run]
     places, values = [p[0] for p in points], [p[1] for p in points]
@@ -90,7 +90,7 @@ def line_chart(title: str, lines: Sequence[Line], across: Axis, up: Axis) -> str
 
 
 def _drawn(
-    line: Line,
+    line: ChartLine,
     stations: Sequence[float],
     colour: str,
     x: Callable[[float], float],
@@ -135,7 +135,7 @@ def _legend(names: Sequence[str]) -> list[str]:
     return parts
 
 
-def bar_chart(title: str, bars: Sequence[Bar], most_s: float) -> str:
+def bar_chart(title: str, bars: Sequence[ChartBar], most_s: float) -> str:
     """One under the other; what is longer than `most_s` is cut, and says so."""
     row, left = 22, 190
     height = 34 + row * len(bars) + 8

@@ -12,10 +12,10 @@ from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.sim.paper.published import SCENARIOS, published_rows, published_source
 from p2p_dtfm.sim.reproduction.bars import (
     COMMAND,
-    Bar,
     Chart,
+    ChartBar,
     Curve,
-    Kind,
+    FigureKind,
     Results,
     command_of,
 )
@@ -171,22 +171,22 @@ def _results(rows: dict[str, Any], from_cache: set[str]) -> Results:
     return Results(bars=bars, curves=curves, quality=quality, levels=levels)
 
 
-def _table_bar(shape: Shape, sequences: int, seconds: float, **fields: Any) -> Bar:
+def _table_bar(shape: Shape, sequences: int, seconds: float, **fields: Any) -> ChartBar:
     """A bar of the paper's table: `sequences` are those that a step of `seconds` computed."""
     case, layers, batch = shape
     pflops = model_pflop(layers, sequences) / seconds
     table: dict[str, Any] = {"chart": Chart.TABLE, "case": case, "layers": layers, "batch": batch}
-    return Bar(**table, seconds=seconds, pflops=pflops, **fields)
+    return ChartBar(**table, seconds=seconds, pflops=pflops, **fields)
 
 
-def _published_bars() -> list[Bar]:
+def _published_bars() -> list[ChartBar]:
     return [
         _table_bar(
             (row.case, row.layers, row.batch),
             _sequences(row.system, row.layers, row.batch),
             row.measured_s,
             system=row.system,
-            kind=Kind.PUBLISHED,
+            kind=FigureKind.PUBLISHED,
             source=published_source(),
         )
         for row in published_rows()
@@ -197,7 +197,7 @@ def _sequences(system: str, layers: int, batch: int) -> int:
     return dtfm_sequences(layers, batch) if system.startswith("DT-FM") else batch
 
 
-def _simulated_bars(rows: dict[str, Any], from_cache: set[str]) -> list[Bar]:
+def _simulated_bars(rows: dict[str, Any], from_cache: set[str]) -> list[ChartBar]:
     systems = {"region": "DT-FM scheduled", "random": "DT-FM random"}
     return [
         _table_bar(
@@ -205,7 +205,7 @@ def _simulated_bars(rows: dict[str, Any], from_cache: set[str]) -> list[Bar]:
             dtfm_sequences(layers, batch),
             rows[key][str(batch)],
             system=f"{system}, simulated",
-            kind=Kind.SIMULATED,
+            kind=FigureKind.SIMULATED,
             source=command_of(SCENARIOS[case], layers, batch, placement, "dtfm"),
             cached=key in from_cache,
         )
@@ -215,10 +215,10 @@ def _simulated_bars(rows: dict[str, Any], from_cache: set[str]) -> list[Bar]:
     ]
 
 
-def _our_bars(rows: dict[str, Any], from_cache: set[str]) -> list[Bar]:
+def _our_bars(rows: dict[str, Any], from_cache: set[str]) -> list[ChartBar]:
     made = (
-        ("ours", Kind.SIMULATED, "simulated_s"),
-        ("ours, predicted", Kind.PREDICTED, "predicted_s"),
+        ("ours", FigureKind.SIMULATED, "simulated_s"),
+        ("ours, predicted", FigureKind.PREDICTED, "predicted_s"),
     )
     return [
         _table_bar(
@@ -244,7 +244,7 @@ _PLANS = {
 }
 
 
-def _scheduler_bars(rows: dict[str, Any], from_cache: set[str]) -> list[Bar]:
+def _scheduler_bars(rows: dict[str, Any], from_cache: set[str]) -> list[ChartBar]:
     bars = []
     layers, batch = LAYERS[0], BATCHES[0]
     for case, scenario in SCENARIOS.items():
@@ -252,13 +252,13 @@ def _scheduler_bars(rows: dict[str, Any], from_cache: set[str]) -> list[Bar]:
         for system, seconds in (rows[key] | {"ours": rows[own]["simulated_s"]}).items():
             plan = _PLANS.get(system)
             bars.append(
-                Bar(
+                ChartBar(
                     chart=Chart.SCHEDULER,
                     case=case,
                     layers=layers,
                     batch=batch,
                     system=system,
-                    kind=Kind.SIMULATED,
+                    kind=FigureKind.SIMULATED,
                     source=command_of(scenario, layers, batch, plan, "ours") if plan else COMMAND,
                     seconds=seconds,
                     pflops=model_pflop(layers, batch) / seconds,
@@ -268,15 +268,15 @@ def _scheduler_bars(rows: dict[str, Any], from_cache: set[str]) -> list[Bar]:
     return bars
 
 
-def _scale_bars(rows: dict[str, Any], from_cache: set[str]) -> list[Bar]:
+def _scale_bars(rows: dict[str, Any], from_cache: set[str]) -> list[ChartBar]:
     return [
-        Bar(
+        ChartBar(
             chart=Chart.SCALE,
             case="large",
             layers=24,
             batch=batch,
             system="planning",
-            kind=Kind.MEASURED_HERE,
+            kind=FigureKind.MEASURED_HERE,
             source=COMMAND,
             seconds=rows[f"scale {count}"]["planned_s"],
             peers=count,
@@ -286,7 +286,7 @@ def _scale_bars(rows: dict[str, Any], from_cache: set[str]) -> list[Bar]:
     ]
 
 
-def _price_bars(rows: dict[str, Any], from_cache: set[str]) -> list[Bar]:
+def _price_bars(rows: dict[str, Any], from_cache: set[str]) -> list[ChartBar]:
     spec, everybody = read_run_spec(RUN), read_scenario(PRICED)
     command = f"p2p-dtfm plan {PRICED} --run {RUN}"
     sources = {
@@ -306,7 +306,7 @@ def _curves(rows: dict[str, Any], from_cache: set[str]) -> list[Curve]:
             case=case,
             method=method,
             seed=seed,
-            kind=Kind.MEASURED_HERE,
+            kind=FigureKind.MEASURED_HERE,
             source=COMMAND,
             cached=key in from_cache,
             **rows[key],

@@ -4,7 +4,7 @@ import html
 from collections.abc import Iterable, Sequence
 
 from p2p_dtfm.core.protocol.facts.in_words import counted
-from p2p_dtfm.sim.reproduction.bars import Bar, Kind
+from p2p_dtfm.sim.reproduction.bars import ChartBar, FigureKind
 
 STYLE = """
 :root{--ink:#22303c;--quiet:#5f6f7b;--page:#fff;--card:#f5f7f9;--rule:#dde4ea;--published:#8b98a3;
@@ -29,25 +29,25 @@ width:14px;height:11px;border-radius:2px;margin-right:5px}.quiet{color:var(--qui
 code{font-size:12.5px;overflow-wrap:anywhere}
 """
 _TOLD = {
-    Kind.PUBLISHED: "measured by the paper's authors",
-    Kind.SIMULATED: "a step played in virtual time",
-    Kind.PREDICTED: "the planner's own cost model",
-    Kind.MEASURED_HERE: "by the clock of a machine that ran it",
+    FigureKind.PUBLISHED: "measured by the paper's authors",
+    FigureKind.SIMULATED: "a step played in virtual time",
+    FigureKind.PREDICTED: "the planner's own cost model",
+    FigureKind.MEASURED_HERE: "by the clock of a machine that ran it",
 }
 
 
-def kinds_key(kinds: Iterable[Kind] = Kind) -> str:
+def kinds_key(kinds: Iterable[FigureKind] = FigureKind) -> str:
     """What the colours mean."""
     return "".join(
         f'<span><i class="{css_class(kind)}"></i>{kind}: {_TOLD[kind]}</span>' for kind in kinds
     )
 
 
-def css_class(kind: Kind) -> str:
+def css_class(kind: FigureKind) -> str:
     return kind.value.replace(" ", "-")
 
 
-def bar_row(bar: Bar, share: float, value: str, own: bool = False) -> str:
+def bar_row(bar: ChartBar, share: float, value: str, own: bool = False) -> str:
     """One bar as long as `share` of the room; what is longer than all of it is cut."""
     speed = f", {bar.pflops:.2f} PFLOPS" if bar.pflops is not None else ""
     cached = "; cached" if bar.cached else ""
@@ -64,7 +64,7 @@ def bar_row(bar: Bar, share: float, value: str, own: bool = False) -> str:
     )
 
 
-def seconds_rows(bars: Sequence[Bar], own: str = "ours") -> str:
+def seconds_rows(bars: Sequence[ChartBar], own: str = "ours") -> str:
     """Bars in seconds on one scale; those whose system begins with `own` stand out."""
     longest = max(bar.seconds for bar in bars)
     return "".join(
@@ -79,7 +79,7 @@ def seconds_told(seconds: float) -> str:
     return f"{seconds:.2f} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
 
 
-def price_rows_html(bars: Sequence[Bar]) -> str:
+def price_rows_html(bars: Sequence[ChartBar]) -> str:
     """Bars of tokens for a dollar."""
     most = max(bar.tokens_per_dollar or 0.0 for bar in bars)
     return "".join(

@@ -35,7 +35,7 @@ class PlanName(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class StepQuestion:
     """What is simulated."""
 
     scenario: Scenario
@@ -58,11 +58,11 @@ class NamedStep:
 
 def question_of(
     scenario: Scenario, spec: RunSpec, execution: Execution, stages: int | None = None
-) -> Question:
+) -> StepQuestion:
     """With as many stages as asked for, or as the peers make."""
     workload = workload_in(scenario, spec, execution)
     depth = stages or default_stages(len(scenario.peers), workload.block_count)
-    return Question(scenario, spec, workload, execution, depth)
+    return StepQuestion(scenario, spec, workload, execution, depth)
 
 
 def recomputing(how: Execution, wanted: bool | None, spec: RunSpec, plan: PlanName) -> Execution:
@@ -72,7 +72,7 @@ def recomputing(how: Execution, wanted: bool | None, spec: RunSpec, plan: PlanNa
     return how if wanted is None else replace(how, recompute=wanted)
 
 
-def named_step(question: Question, name: PlanName, trace: bool = False) -> NamedStep:
+def named_step(question: StepQuestion, name: PlanName, trace: bool = False) -> NamedStep:
     """Raises `UserError` where the peers, their memory or the batch do not allow that plan."""
     plans = _plans(question, name)
     steps = [
@@ -84,7 +84,7 @@ def named_step(question: Question, name: PlanName, trace: bool = False) -> Named
     return NamedStep(plans[middle], steps[middle], tuple(step.total_ns for step in steps))
 
 
-def _plans(question: Question, name: PlanName) -> list[Plan]:
+def _plans(question: StepQuestion, name: PlanName) -> list[Plan]:
     """The plan of that name; of random orders, all three."""
     scenario, workload = question.scenario, question.workload
     if name is PlanName.OURS:
@@ -109,6 +109,6 @@ def _plans(question: Question, name: PlanName) -> list[Plan]:
     return [within_memory(plan, scenario, workload) for plan in plans]
 
 
-def _sizes(question: Question) -> PaperSizes:
+def _sizes(question: StepQuestion) -> PaperSizes:
     """What the paper's cost counts of this run."""
     return sizes_of(question.spec.name, on_the_wire(question.workload, question.execution))

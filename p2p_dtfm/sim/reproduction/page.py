@@ -7,9 +7,9 @@ from typing import Any
 from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.sim.paper.cost import paper_plan
 from p2p_dtfm.sim.paper.published import PLANNED_SCENARIOS, TITLES
-from p2p_dtfm.sim.reproduction.bars import Bar, Chart, Results, bars_of
+from p2p_dtfm.sim.reproduction.bars import Chart, ChartBar, Results, bars_of
 from p2p_dtfm.sim.reproduction.bilevel import bilevel_svg
-from p2p_dtfm.sim.reproduction.charts import Axis, Line, bar_chart, line_chart
+from p2p_dtfm.sim.reproduction.charts import Axis, ChartLine, bar_chart, line_chart
 from p2p_dtfm.sim.reproduction.convergence import CASES, METHODS, OURS, case_problem
 from p2p_dtfm.sim.reproduction.html_bars import (
     STYLE,
@@ -138,14 +138,14 @@ machine is taken away is not counted.</p>
 """
 
 
-def _bar(bar: Bar, most_s: float) -> str:
+def _bar(bar: ChartBar, most_s: float) -> str:
     value = f"{bar.seconds:.1f} s"
     if bar.pflops is not None:
         value += f" · {bar.pflops:.2f}"
     return bar_row(bar, bar.seconds / most_s, value, bar.system.startswith("ours"))
 
 
-def _cell_card(cell: Cell, table: dict[Cell, dict[str, Bar]]) -> str:
+def _cell_card(cell: Cell, table: dict[Cell, dict[str, ChartBar]]) -> str:
     case, layers, batch = cell
     bars = [table[cell][name] for name in TABLE_ORDER if name in table[cell]]
     most = max(bar.seconds for bar in bars if bar.system != CUT)
@@ -283,7 +283,7 @@ def _convergence(results: Results, case: str, across: str) -> str:
                 best = min(best, total)
                 run.append((max(float(place), 1e-3 if across == "seconds" else 1.0), best))
             runs.append(sorted(run))
-        lines.append(Line(method if method != OURS else "ours", runs))
+        lines.append(ChartLine(method if method != OURS else "ours", runs))
     across_axis = Axis("seconds of one core" if across == "seconds" else across, _short)
     return line_chart(f"Case {case}", lines, across_axis, Axis("the paper's cost, s", _short))
 
@@ -291,13 +291,13 @@ def _convergence(results: Results, case: str, across: str) -> str:
 def _scale(results: Results) -> tuple[str, str]:
     bars = bars_of(results, Chart.SCALE)
     planned = [(float(bar.peers), max(1e-3, bar.seconds)) for bar in bars]
-    seconds = Line("planning", [planned], stepped=False)
+    seconds = ChartLine("planning", [planned], stepped=False)
     above = [(float(count), row["over_bound"]) for count, row in results.quality.items()]
     peers = Axis("peers", _short)
     return (
         line_chart("Seconds of planning (measured here)", [seconds], peers, Axis("s", _short)),
         line_chart(
-            "Predicted step over a lower bound", [Line("ours", [above], stepped=False)], peers,
+            "Predicted step over a lower bound", [ChartLine("ours", [above], stepped=False)], peers,
             Axis("times", _short, logarithmic=False),
         ),
     )  # fmt: skip

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.sim.advice.hiring import MICRO, Hired, hire, planned_hire
-from p2p_dtfm.sim.reproduction.bars import Bar, Chart, Kind
+from p2p_dtfm.sim.reproduction.bars import Chart, ChartBar, FigureKind
 from p2p_dtfm.sim.scenario.scenario import Scenario
 
 PRICES_APART = 6
@@ -67,14 +67,14 @@ def _row(hired: Hired) -> PriceRow:
 
 def price_bar(
     name: str, row: PriceRow, case: str, spec: RunSpec, source: str, cached: bool = False
-) -> Bar:
-    return Bar(
+) -> ChartBar:
+    return ChartBar(
         chart=Chart.PRICES,
         case=case,
         layers=spec.model.layers,
         batch=spec.batch.global_batch,
         system=name,
-        kind=Kind.PREDICTED,
+        kind=FigureKind.PREDICTED,
         source=source,
         seconds=row["step_s"],
         tokens_per_dollar=row["tokens_per_dollar"],

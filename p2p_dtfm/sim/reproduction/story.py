@@ -4,14 +4,14 @@ import statistics
 from dataclasses import dataclass
 from typing import Any
 
-from p2p_dtfm.sim.reproduction.bars import Bar, Chart, Curve, Results, bars_of
+from p2p_dtfm.sim.reproduction.bars import Chart, ChartBar, Curve, Results, bars_of
 from p2p_dtfm.sim.reproduction.convergence import CASES, METHODS, REACHED
 
 Cell = tuple[str, int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class SimulatedRow:
     """A simulated row of DT-FM beside the published one."""
 
     cell: Cell
@@ -24,34 +24,34 @@ class Compared:
         return self.simulated_s / self.published_s - 1
 
 
-def cells(results: Results) -> dict[Cell, dict[str, Bar]]:
+def cells(results: Results) -> dict[Cell, dict[str, ChartBar]]:
     """Bars of the table by case, layers and batch, then by system."""
-    found: dict[Cell, dict[str, Bar]] = {}
+    found: dict[Cell, dict[str, ChartBar]] = {}
     for bar in bars_of(results, Chart.TABLE):
         found.setdefault((bar.case, bar.layers, bar.batch), {})[bar.system] = bar
     return found
 
 
-def compared(results: Results) -> list[Compared]:
+def compared(results: Results) -> list[SimulatedRow]:
     """Every published row of DT-FM."""
     rows = []
     for cell, bars in cells(results).items():
         for system in ("DT-FM scheduled", "DT-FM random"):
             simulated = bars[f"{system}, simulated"].seconds
-            rows.append(Compared(cell, system, bars[system].seconds, simulated))
+            rows.append(SimulatedRow(cell, system, bars[system].seconds, simulated))
     return rows
 
 
-def own_compared(results: Results) -> list[Compared]:
+def own_compared(results: Results) -> list[SimulatedRow]:
     """Rows of somebody's own, beside what is simulated."""
     bars = bars_of(results, Chart.OWN)
     return [
-        Compared((row.case, row.layers, row.batch), row.system, row.seconds, simulated.seconds)
+        SimulatedRow((row.case, row.layers, row.batch), row.system, row.seconds, simulated.seconds)
         for row, simulated in zip(bars[::2], bars[1::2], strict=True)
     ]
 
 
-def errors(rows: list[Compared]) -> dict[str, float]:
+def errors(rows: list[SimulatedRow]) -> dict[str, float]:
     """{"rows", "median", "worst"} of what is given."""
     found = [abs(row.error) for row in rows]
     return {"rows": len(found), "median": statistics.median(found), "worst": max(found)}

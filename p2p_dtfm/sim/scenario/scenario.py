@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.facts.in_words import counted
-from p2p_dtfm.core.virtual.virtual_network import Lines
+from p2p_dtfm.core.virtual.virtual_network import NetworkLines
 from p2p_dtfm.sim.scenario.scenario_file import (
     LARGEST_SCENARIO,
     FaultTable,
@@ -343,7 +343,7 @@ def _scaled(value: float | None, unit: float) -> int:
     return 0 if value is None else math.floor(value * unit + 0.5)
 
 
-def lines_of(scenario: Scenario) -> Lines:
+def lines_of(scenario: Scenario) -> NetworkLines:
     """A scenario's links as a virtual network has them; peers are numbers in the file's order.
 
     The link of a pair that the scenario does not state raises `UserError` when it is used.
@@ -354,7 +354,7 @@ def lines_of(scenario: Scenario) -> Lines:
         stated = scenario.link(peers[origin].name, peers[to].name)
         return stated.latency_ns, stated.bytes_per_s
 
-    return Lines(
+    return NetworkLines(
         link,
         [peer.uplink_bytes_per_s for peer in peers],
         [peer.downlink_bytes_per_s for peer in peers],

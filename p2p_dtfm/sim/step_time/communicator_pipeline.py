@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from p2p_dtfm.sim.scenario.execution import Communicator
 from p2p_dtfm.sim.scenario.scenario import Scenario
-from p2p_dtfm.sim.step_time.step_work import StageWork, StepWork
+from p2p_dtfm.sim.step_time.step_work import SimulatedStage, StepWork
 from p2p_dtfm.sim.step_time.timeline import StageTimeline
 
 SECOND_NS = 1_000_000_000
@@ -149,8 +149,8 @@ def _hop(
     scenario: Scenario,
     boundary_bytes: int,
     communicator: Communicator,
-    origin: StageWork,
-    to: StageWork,
+    origin: SimulatedStage,
+    to: SimulatedStage,
 ) -> _Hop:
     link, back = scenario.link(origin.name, to.name), scenario.link(to.name, origin.name)
     limits = (scenario.peer(origin.name).uplink_bytes_per_s, link.bytes_per_s)

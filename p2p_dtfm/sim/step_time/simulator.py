@@ -17,7 +17,7 @@ from p2p_dtfm.sim.scenario.scenario import Scenario, lines_of
 from p2p_dtfm.sim.step_time.communicator_pipeline import run_communicator_pipelines, whole_flushes
 from p2p_dtfm.sim.step_time.guard_transfers import guards_in_place
 from p2p_dtfm.sim.step_time.reduction_transfers import Reductions
-from p2p_dtfm.sim.step_time.step_work import StageWork, StepWork, step_work
+from p2p_dtfm.sim.step_time.step_work import SimulatedStage, StepWork, step_work
 from p2p_dtfm.sim.step_time.timeline import NEVER, StageTimeline, StepTime
 
 
@@ -98,7 +98,7 @@ def _watched(
     """A timeline of each stage, and what keeps it."""
     flush = _flush(execution, work) if execution.order == "gpipe" else NEVER
 
-    def timeline(stage: StageWork) -> StageTimeline:
+    def timeline(stage: SimulatedStage) -> StageTimeline:
         begins = frozenset(accumulate(group_sizes(stage.microbatches, work.inner_steps)))
         return StageTimeline(stage, tasklets=[] if trace else None, flush=flush, begins=begins)
 

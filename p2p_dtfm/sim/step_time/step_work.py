@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from p2p_dtfm.core.cost_model.codings import Edges, coding_ns, edges_of, tensor_bytes
 from p2p_dtfm.core.cost_model.pipeline_timing import StageTiming, TimedPipeline
-from p2p_dtfm.core.cost_model.placement_problem import kinds_in, layer_ns_of
+from p2p_dtfm.core.cost_model.tables.layer_tables import kinds_in, layer_ns_of
 from p2p_dtfm.core.planner.recomputation import stage_recomputes
 from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Segment
 from p2p_dtfm.core.protocol.workload import Workload
@@ -15,7 +15,7 @@ from p2p_dtfm.sim.scenario.scenario_snapshot import activation_bytes, device_of,
 
 
 @dataclass(frozen=True, slots=True)
-class StageWork:
+class SimulatedStage:
     """One stage: its peer (a number in the scenario's order) and a microbatch's times."""
 
     peer: int
@@ -45,7 +45,7 @@ class SegmentWork:
 class StepWork:
     """All of a step."""
 
-    pipelines: tuple[tuple[StageWork, ...], ...]
+    pipelines: tuple[tuple[SimulatedStage, ...], ...]
     segments: tuple[SegmentWork, ...]
     boundary_bytes: int
     inner_steps: int = 0
@@ -114,7 +114,7 @@ def step_work(
                 back_bytes=back_bytes,
             )
             place = numbers[stage.peer_id], stage.peer_id, index, position
-            stages.append(StageWork(*place, pipeline.microbatch_count, timing, below_ns))
+            stages.append(SimulatedStage(*place, pipeline.microbatch_count, timing, below_ns))
         pipelines.append(tuple(stages))
     boundary = activation_bytes(workload, execution)
     return StepWork(tuple(pipelines), segments, boundary, workload.inner_steps)

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from p2p_dtfm.core.cost_model.pipeline_timing import StageAtWork
 from p2p_dtfm.core.schedule.tasklets import FORWARD, WEIGHT, TaskletKind
-from p2p_dtfm.sim.step_time.step_work import StageWork
+from p2p_dtfm.sim.step_time.step_work import SimulatedStage
 
 NEVER = 1 << 62
 
@@ -17,7 +17,7 @@ class StageTimeline:
     tasklet of a flush's forwards or backwards, and after its last), else as waiting for links.
     """
 
-    work: StageWork
+    work: SimulatedStage
     busy_ns: int = 0
     fill_and_drain_ns: int = 0
     waiting_ns: int = 0

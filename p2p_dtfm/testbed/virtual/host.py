@@ -56,7 +56,6 @@ class VirtualHost:
         self.door: Door = OpenDoor()
         self.calling = Calling(self.remote_addresses)
         self.relayed_addresses: tuple[str, ...] = ()
-        self.p2pd_pid = 0
         self.is_only_local = True
         self.is_closed = False
         self.linked: dict[str, None] = {}

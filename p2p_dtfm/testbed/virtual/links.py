@@ -23,7 +23,7 @@ PATIENCE_S = 30.0
 
 
 @dataclass
-class Link:
+class VirtualLink:
     """One direction."""
 
     latency_ns: int
@@ -68,9 +68,9 @@ class Links:
         """All machines are in one room."""
         self.are_narrow = False
         """Models are large for them."""
-        self._links: dict[tuple[str, str], Link] = {}
+        self._links: dict[tuple[str, str], VirtualLink] = {}
 
-    def of(self, origin: str, goal: str) -> Link:
+    def of(self, origin: str, goal: str) -> VirtualLink:
         """Drawn when it is first asked for."""
         link = self._links.get((origin, goal))
         if link is None:
@@ -80,7 +80,7 @@ class Links:
                 latency_ns, bytes_per_s = latency_ns // NEARER, bytes_per_s * NEARER
             if self.are_narrow:
                 bytes_per_s //= NARROWER
-            link = self._links[origin, goal] = Link(latency_ns, bytes_per_s)
+            link = self._links[origin, goal] = VirtualLink(latency_ns, bytes_per_s)
         return link
 
     def carry(

@@ -81,7 +81,7 @@ def _numbered(it: VirtualTask | VirtualFuture) -> int:
     return it._number
 
 
-class Turn(asyncio.TimerHandle):
+class LoopTurn(asyncio.TimerHandle):
     """A callback in the process that has begun it, as asyncio keeps it: it may be cancelled."""
 
     __slots__ = ("process",)
@@ -138,8 +138,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._passes = 0
         """Since time has moved."""
         self._lanes: dict[Executor, collections.deque[_Job]] = {}
-        self._ready: collections.deque[Turn]
-        self._later: list[tuple[float, int, Turn]] = []
+        self._ready: collections.deque[LoopTurn]
+        self._later: list[tuple[float, int, LoopTurn]] = []
         """By when they are due, and then in the order in which they were asked for."""
         super().__init__()
         self.set_exception_handler(_note_failure)
@@ -175,7 +175,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     ) -> asyncio.Handle:
         if self._closed:  # type: ignore[attr-defined]
             raise RuntimeError(_IS_OVER)
-        turn = Turn(0.0, callback, args, _here(context))
+        turn = LoopTurn(0.0, callback, args, _here(context))
         self._ready.append(turn)
         return turn
 
@@ -188,7 +188,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     ) -> asyncio.TimerHandle:
         if self._closed:  # type: ignore[attr-defined]
             raise RuntimeError(_IS_OVER)
-        turn = Turn(when, callback, args, _here(context))
+        turn = LoopTurn(when, callback, args, _here(context))
         heapq.heappush(self._later, (when, self.next_number(), turn))
         return turn
 
@@ -209,7 +209,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     ) -> asyncio.Handle:
         return self.call_soon(callback, *args, context=context)
 
-    def again(self, turn: Turn) -> None:
+    def again(self, turn: LoopTurn) -> None:
         """A turn that was missed."""
         self._ready.append(turn)
 
@@ -301,7 +301,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return _NoServer()
 
 
-def _who_goes_on(ready: collections.deque[Turn]) -> str:
+def _who_goes_on(ready: collections.deque[LoopTurn]) -> str:
     """Names nobody where what is ready is over already."""
     for turn in ready:
         if not turn._cancelled:
@@ -316,7 +316,7 @@ def _here(context: contextvars.Context | None) -> contextvars.Context:
     return contextvars.copy_context() if context is None else context
 
 
-def _failure(turn: Turn, error: Exception) -> dict[str, Any]:
+def _failure(turn: LoopTurn, error: Exception) -> dict[str, Any]:
     return {"message": f"exception in {turn._callback!r}", "exception": error}
 
 

@@ -63,7 +63,7 @@ class BytePairTokenizer:
     def from_bytes(cls, payload: bytes) -> "BytePairTokenizer":
         """Read a tokenizer.json. Raises `PeerFault`."""
         try:
-            file = msgspec.json.decode(payload, type=_File)
+            file = msgspec.json.decode(payload, type=_PairsFile)
         except (msgspec.MsgspecError, RecursionError, ValueError) as error:
             raise PeerFault(f"not a byte-level BPE tokenizer: {error}") from error
         if file.model.byte_fallback:
@@ -140,7 +140,7 @@ class _Nfc(msgspec.Struct, tag_field="type", tag="NFC"):
     pass
 
 
-class _Model(msgspec.Struct):
+class _PairsModel(msgspec.Struct):
     type: Literal["BPE"]
     vocab: Annotated[dict[_Piece, int], Meta(min_length=256, max_length=1 << 20)]
     merges: Annotated[list[tuple[str, str]], Meta(max_length=1 << 20)]
@@ -152,11 +152,11 @@ class _Model(msgspec.Struct):
     ignore_merges: bool = False
 
 
-class _File(msgspec.Struct):
+class _PairsFile(msgspec.Struct):
     """The parts of tokenizer.json that change what encoding does."""
 
     pre_tokenizer: _ByteLevel | _Sequence
-    model: _Model
+    model: _PairsModel
     normalizer: _Nfc | None = None
     truncation: None = None
     padding: None = None

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from p2p_dtfm.core.protocol.errors import UserError
-from p2p_dtfm.train.data.atomic_file import fix_of, write_atomically
+from p2p_dtfm.train.data.atomic_file import fix_of
 from p2p_dtfm.train.data.blob_store import BlobStore
 from p2p_dtfm.train.data.manifest import (
     FORMAT_VERSION,
@@ -23,8 +23,7 @@ from p2p_dtfm.train.data.manifest import (
 )
 from p2p_dtfm.train.data.prepare import (
     BLOBS_NAME,
-    MANIFEST_NAME,
-    TOKENIZER_NAME,
+    finish,
     remove_unused,
     require_ours,
 )
@@ -67,10 +66,7 @@ def prepare_digits(out: Path) -> Manifest:
             totals=Totals(train.tokens, held_out.tokens, len(pictures), pictures.size),
             notes=Notes(DIGITS, "CC-BY-4.0", "sklearn.datasets.load_digits"),
         )
-        payload = manifest.to_bytes()
-        store.put_bytes(payload)
-        write_atomically(out / TOKENIZER_NAME, file)
-        write_atomically(out / MANIFEST_NAME, payload)
+        finish(out, store, manifest, tokenizer, shard_tokens)
         if replaces:
             remove_unused(store, manifest)
     except OSError as error:

@@ -19,8 +19,8 @@ from p2p_dtfm.train.data.formats.compressed import inner_name, is_compressed, op
 from p2p_dtfm.train.data.text_files import (
     Candidate,
     NoTextField,
-    Row,
     Skipped,
+    TextRow,
     is_text,
     read_pieces,
     split_text,
@@ -114,7 +114,7 @@ def _text_file(path: Path, piece_bytes: int, by_document: bool) -> Iterator[Piec
         yield piece(held, True)
 
 
-def _rows(rows: Iterator[Row], piece_bytes: int, skipped: Skipped) -> Iterator[Piece]:
+def _rows(rows: Iterator[TextRow], piece_bytes: int, skipped: Skipped) -> Iterator[Piece]:
     for text, read_bytes, line in rows:
         if not text or not is_text(text):
             skipped.rows_without_text += 1
@@ -131,9 +131,9 @@ def _key(text: bytes, number: int) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=8, salt=salt).digest(), "little")
 
 
-def _json_lines(path: Path, field: str, skipped: Skipped) -> Iterator[Row]:
+def _json_lines(path: Path, field: str, skipped: Skipped) -> Iterator[TextRow]:
     known = False
-    before: list[Row] = []
+    before: list[TextRow] = []
     fields: dict[str, bool] = {}
     with open_lines(path, LINE_LIMIT_BYTES) as lines:
         for number, line in lines:
@@ -148,7 +148,7 @@ def _json_lines(path: Path, field: str, skipped: Skipped) -> Iterator[Row]:
             known = known or field in row
             if not known:
                 fields |= {name: isinstance(value, str) for name, value in row.items()}
-                before.append(Row(None, lines.read_bytes, number))
+                before.append(TextRow(None, lines.read_bytes, number))
                 if len(before) >= _ROWS_WITHOUT_FIELD:
                     break
                 continue
@@ -156,7 +156,7 @@ def _json_lines(path: Path, field: str, skipped: Skipped) -> Iterator[Row]:
             before = []
             value = row.get(field)
             text = value.encode("utf-8") if isinstance(value, str) else None
-            yield Row(text, lines.read_bytes, number)
+            yield TextRow(text, lines.read_bytes, number)
     if before:
         texts_first = sorted(fields, key=lambda name: (not fields[name], name))
         raise NoTextField(path, field, texts_first)
@@ -169,7 +169,7 @@ def _json_object(line: bytes) -> dict[str, object] | None:
         return None
 
 
-def _columns(file: Candidate, form: Form, field: str) -> Iterator[Row]:
+def _columns(file: Candidate, form: Form, field: str) -> Iterator[TextRow]:
     """The text column of a table, a few rows at a time."""
     with pyarrow_needed(file.path, form):
         from p2p_dtfm.train.data.formats.tables import read_column

@@ -64,7 +64,7 @@ class Survey:
 
 
 @dataclass
-class _Found:
+class _FoundInFile:
     """What the first reading found in one file; a number for each piece."""
 
     keys: "array[int]" = field(default_factory=lambda: array("Q"))
@@ -107,9 +107,9 @@ def read_first(
 
 def _read_file_first(
     file: Candidate, survey: Survey, skipped: Skipped, tell: Callable[[int], None]
-) -> _Found | None:
+) -> _FoundInFile | None:
     """None, and counted, if the file cannot be used; `UserError` if the user asked for it."""
-    found = _Found()
+    found = _FoundInFile()
     try:
         for piece in survey.pieces_of(file, skipped):
             found.keys.append(piece.key)

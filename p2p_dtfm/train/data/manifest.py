@@ -4,8 +4,9 @@ Canonical JSON: keys sorted, no blanks, and only those very bytes are accepted, 
 manifest has one digest. It holds no paths: where the founder keeps files is nobody's business.
 """
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -13,6 +14,7 @@ from msgspec import Meta
 from p2p_dtfm.core.protocol.canonical import digest_bytes
 from p2p_dtfm.core.protocol.errors import PeerFault, UserError
 
+Part = TypeVar("Part")
 FORMAT_VERSION = 1
 MANIFEST_LIMIT_BYTES = 16 << 20
 SHARD_LIMIT_TOKENS = 1 << 28
@@ -183,13 +185,20 @@ def parse_manifest(payload: bytes, expected_digest: str | None = None) -> Manife
 def load_manifest(path: Path) -> Manifest:
     """Read the manifest of a prepared directory. Raises `UserError`."""
     fix = f"make the data anew: p2p-dtfm prepare PATH... --out {path.parent}"
+    return load_part(path, str(path), MANIFEST_LIMIT_BYTES, parse_manifest, fix)
+
+
+def load_part(
+    path: Path, name: str, limit_bytes: int, parse: Callable[[bytes], Part], fix: str
+) -> Part:
+    """One of a prepared directory's files, on the user's own disk. Raises `UserError`."""
     try:
         with open(path, "rb") as file:
-            payload = file.read(MANIFEST_LIMIT_BYTES + 1)
+            payload = file.read(limit_bytes + 1)
     except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}", fix) from error
+        raise UserError(f"cannot read {name}: {error.strerror}", fix) from error
     try:
-        return parse_manifest(payload)
+        return parse(payload)
     except PeerFault as error:
         raise UserError(f"{path} cannot be used: {error.cause}", fix) from error
 

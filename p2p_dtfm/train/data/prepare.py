@@ -126,11 +126,7 @@ def prepare(
             store = BlobStore(out / BLOBS_NAME)
             store.remove_temporary_files()
             manifest = _write(survey, tokenizer, store, shard_tokens, context, notes, progress)
-            payload = manifest.to_bytes()
-            require_readable(payload, shard_tokens)
-            store.put_bytes(payload)
-            write_atomically(out / TOKENIZER_NAME, tokenizer.to_bytes())
-            write_atomically(out / MANIFEST_NAME, payload)
+            finish(out, store, manifest, tokenizer, shard_tokens)
             if replaces:
                 remove_unused(store, manifest)
         except OSError as error:
@@ -220,6 +216,17 @@ def require_ours(out: Path) -> bool:
             f"{out} is in the way: {error.cause}", "remove it or choose another --out directory"
         ) from error
     return MANIFEST_NAME in names
+
+
+def finish(
+    out: Path, store: BlobStore, manifest: Manifest, tokenizer: Tokenizer, shard_tokens: int
+) -> None:
+    """From now on `out` holds these data. Raises `UserError` where peers would refuse them."""
+    payload = manifest.to_bytes()
+    _require_readable(payload, shard_tokens)
+    store.put_bytes(payload)
+    write_atomically(out / TOKENIZER_NAME, tokenizer.to_bytes())
+    write_atomically(out / MANIFEST_NAME, payload)
 
 
 def remove_unused(store: BlobStore, manifest: Manifest) -> None:
@@ -334,7 +341,7 @@ def _batches(pieces: Iterator[tuple[Piece, bool]]) -> Iterator[list[tuple[Piece,
         yield batch
 
 
-def require_readable(payload: bytes, shard_tokens: int) -> None:
+def _require_readable(payload: bytes, shard_tokens: int) -> None:
     """A manifest that peers would refuse must not leave this machine."""
     if len(payload) > MANIFEST_LIMIT_BYTES:
         raise UserError(

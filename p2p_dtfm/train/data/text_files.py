@@ -225,7 +225,7 @@ def _identity(path: Path) -> tuple[int, int] | None:
 _FIELDS_SHOWN = 12
 
 
-class Row(NamedTuple):
+class TextRow(NamedTuple):
     """The text of a row, if it has any, and how far into the file it is."""
 
     text: bytes | None

@@ -13,7 +13,7 @@ import numpy as np
 
 from p2p_dtfm.core.protocol.errors import PeerFault, UserError
 from p2p_dtfm.train.data.blob_store import BlobStore
-from p2p_dtfm.train.data.manifest import TOKENIZER_LIMIT_BYTES, TokenizerEntry
+from p2p_dtfm.train.data.manifest import TOKENIZER_LIMIT_BYTES, TokenizerEntry, load_part
 
 END_OF_DOCUMENT = "\0"
 """Whose token is written after each document, unless a model has one of its own for it. Text files
@@ -116,15 +116,8 @@ def tokenizer_from_bytes(payload: bytes) -> Tokenizer:
 def load_tokenizer(path: Path) -> Tokenizer:
     """Read a tokenizer file. Raises `UserError`."""
     fix = "make the data anew with p2p-dtfm prepare, or restore the file"
-    try:
-        with open(path, "rb") as file:
-            payload = file.read(TOKENIZER_LIMIT_BYTES + 1)
-    except OSError as error:
-        raise UserError(f"cannot read tokenizer {path}: {error.strerror}", fix) from error
-    try:
-        return tokenizer_from_bytes(payload)
-    except PeerFault as error:
-        raise UserError(f"{path} cannot be used: {error.cause}", fix) from error
+    name = f"tokenizer {path}"
+    return load_part(path, name, TOKENIZER_LIMIT_BYTES, tokenizer_from_bytes, fix)
 
 
 def require_tokenizer_of(model: Path, own: Tokenizer, data: str, given: Tokenizer) -> None:

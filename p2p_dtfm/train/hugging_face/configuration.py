@@ -83,7 +83,7 @@ class _Qwen3(_Llama, frozen=True):
     max_position_embeddings: int = 32768
 
 
-class _Kind(msgspec.Struct, frozen=True):
+class _KindOfModel(msgspec.Struct, frozen=True):
     model_type: str = ""
     quantization_config: Any = None
 
@@ -94,7 +94,7 @@ def read_configuration(path: Path) -> Configuration:
     try:
         with path.open("rb") as file:
             payload = file.read(LIMIT_BYTES)
-        kind = msgspec.json.decode(payload, type=_Kind)
+        kind = msgspec.json.decode(payload, type=_KindOfModel)
         json.loads(payload, object_pairs_hook=_once_each)
         if kind.model_type not in CLASSES:
             known = ", ".join(map(repr, CLASSES))

@@ -23,7 +23,7 @@ from p2p_dtfm.train.data.prepare import TOKENIZER_NAME
 from p2p_dtfm.train.data.tokenizer import Tokenizer
 from p2p_dtfm.train.hugging_face.configuration import CONFIGURATION_NAME, configuration_of
 from p2p_dtfm.train.hugging_face.families import Part, family_of, own_parts, parts_of
-from p2p_dtfm.train.hugging_face.model_card import CARD_NAME, Told, model_card
+from p2p_dtfm.train.hugging_face.model_card import CARD_NAME, KnownOfModel, model_card
 from p2p_dtfm.train.hugging_face.model_import import (
     GENERATION_NAME,
     INITIAL_NAME,
@@ -43,12 +43,12 @@ from p2p_dtfm.train.model.lora.frozen_base import computing_layer
 from p2p_dtfm.train.model.tensor_file import Entry, entry_bytes, file_bytes, write_tensors
 
 Naming = Callable[[ModelSpec, int, str, tuple[int, ...]], list[Part]]
-NOTHING_TOLD = Told()
+NOTHING_TOLD = KnownOfModel()
 _SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 @dataclass(frozen=True)
-class Model:
+class ExportedModel:
     """What can be exported."""
 
     spec: RunSpec
@@ -73,12 +73,12 @@ def require_imported(directory: Path) -> None:
         )
 
 
-def model_in(directory: Path) -> Model:
+def model_in(directory: Path) -> ExportedModel:
     """Of one step's checkpoint, or of what `import` wrote. Raises `UserError`."""
     if not is_imported(directory):
         manifest = read_manifest(directory)
         require_gpt(manifest.spec(), "export")
-        return Model(
+        return ExportedModel(
             manifest.spec(), manifest.step, lambda layer: _merged(directory, manifest.spec(), layer)
         )
     path = directory / RUN_SPEC_NAME
@@ -98,7 +98,7 @@ def model_in(directory: Path) -> Model:
                 f"{files[layer]} cannot be used: {error}", "import the model anew"
             ) from error
 
-    return Model(spec, 0, layer_of, directory / ORIGIN_NAME)
+    return ExportedModel(spec, 0, layer_of, directory / ORIGIN_NAME)
 
 
 def _merged(directory: Path, spec: RunSpec, layer: int) -> nn.Module:
@@ -107,7 +107,7 @@ def _merged(directory: Path, spec: RunSpec, layer: int) -> nn.Module:
     return merged_into(build_plain_layer(spec, layer), module) if spec.trains_adapters else module
 
 
-def model_from(source: Path, imported: Path | None) -> Model:
+def model_from(source: Path, imported: Path | None) -> ExportedModel:
     """As `model_in`; what `imported`, which `import` made, knows of its tokenizer goes along."""
     model = model_in(source)
     if imported is None:
@@ -122,7 +122,7 @@ def export_hugging_face(
     tokenizer: Tokenizer | None,
     progress: Progress = lambda done_bytes, total_bytes: None,
     imported: Path | None = None,
-    told: Told = NOTHING_TOLD,
+    told: KnownOfModel = NOTHING_TOLD,
 ) -> None:
     """Make the directory `out` from the checkpoint of one step, or from an imported model.
 
@@ -161,7 +161,7 @@ def export_safetensors(
         _write_model(model_in(source), made, own_parts, progress)
 
 
-def configuration(model: Model, tokenizer: Tokenizer | None) -> dict[str, object]:
+def configuration(model: ExportedModel, tokenizer: Tokenizer | None) -> dict[str, object]:
     """The content of config.json."""
     end = None if tokenizer is None else tokenizer.end_of_document
     return configuration_of(model.spec.model, end, special_tokens(model.origin))
@@ -208,7 +208,7 @@ def _tokenizer_configuration(spec: RunSpec, tokenizer: Tokenizer, file: bytes) -
     }
 
 
-def _write_model(model: Model, path: Path, place: Naming, progress: Progress) -> None:
+def _write_model(model: ExportedModel, path: Path, place: Naming, progress: Progress) -> None:
     spec = model.spec
     entries: list[Entry] = [(part.name, part.stored_shape) for part in places_of(spec, place)]
     metadata = {
@@ -230,7 +230,9 @@ def places_of(spec: RunSpec, place: Naming) -> Iterator[Part]:
             yield from place(spec.model, layer, name, shape)
 
 
-def placed_tensors(model: Model, layer: int, place: Naming) -> Iterator[tuple[Part, Tensor]]:
+def placed_tensors(
+    model: ExportedModel, layer: int, place: Naming
+) -> Iterator[tuple[Part, Tensor]]:
     """The parameters of a layer, each in as many tensors as it has places."""
     for name, parameter in model.layer(layer).named_parameters():
         parts = place(model.spec.model, layer, name, tuple(parameter.shape))
@@ -239,7 +241,7 @@ def placed_tensors(model: Model, layer: int, place: Naming) -> Iterator[tuple[Pa
 
 
 def _parameters(
-    model: Model, place: Naming, progress: Progress, total_bytes: int
+    model: ExportedModel, place: Naming, progress: Progress, total_bytes: int
 ) -> Iterator[Tensor]:
     done_bytes = 0
     for layer in range(layer_count(model.spec)):
@@ -249,7 +251,7 @@ def _parameters(
             progress(done_bytes, total_bytes)
 
 
-def require_tied(model: Model) -> None:
+def require_tied(model: ExportedModel) -> None:
     """Both copies of a shared matrix are the same bits."""
     if not model.spec.model.tied_head:
         return

@@ -23,7 +23,7 @@ from p2p_dtfm.train.data.chat.template import read_template
 from p2p_dtfm.train.data.prepare import TOKENIZER_NAME
 from p2p_dtfm.train.data.tokenizer import Tokenizer
 from p2p_dtfm.train.hugging_face.export import (
-    Model,
+    ExportedModel,
     ends_of,
     model_from,
     placed_tensors,
@@ -114,7 +114,7 @@ def _require_known(model: ModelSpec, family: str) -> None:
 # what is said of the model ------------------------------------------------------------------------
 
 
-def _describe(writer: Any, model: Model, library: Any) -> None:
+def _describe(writer: Any, model: ExportedModel, library: Any) -> None:
     spec = model.spec
     shape = spec.model
     writer.add_name(spec.name)
@@ -157,7 +157,9 @@ def _describe_rope(writer: Any, shape: ModelSpec, library: Any) -> None:
             writer.add_rope_scaling_attn_factors(more)
 
 
-def _describe_tokens(writer: Any, model: Model, tokenizer: Tokenizer | None, library: Any) -> None:
+def _describe_tokens(
+    writer: Any, model: ExportedModel, tokenizer: Tokenizer | None, library: Any
+) -> None:
     content = _tokenizer_content(model, tokenizer)
     if content is None:
         writer.add_tokenizer_model("no_vocab")
@@ -182,7 +184,7 @@ def _describe_tokens(writer: Any, model: Model, tokenizer: Tokenizer | None, lib
     _describe_special(writer, model, content, tokenizer)
 
 
-def _tokenizer_content(model: Model, tokenizer: Tokenizer | None) -> dict[str, Any] | None:
+def _tokenizer_content(model: ExportedModel, tokenizer: Tokenizer | None) -> dict[str, Any] | None:
     """tokenizer.json, with its special tokens where the model came with them."""
     origin = model.origin / TOKENIZER_NAME if model.origin is not None else None
     try:
@@ -211,7 +213,7 @@ def _merges(content: Mapping[str, Any]) -> list[str]:
 
 
 def _describe_special(
-    writer: Any, model: Model, content: Mapping[str, Any], tokenizer: Tokenizer | None
+    writer: Any, model: ExportedModel, content: Mapping[str, Any], tokenizer: Tokenizer | None
 ) -> None:
     stated = special_tokens(model.origin)
     usual = content["model"]["vocab"].get(_ZERO_BYTE)
@@ -269,7 +271,7 @@ def _tensors(spec: RunSpec, family: str, library: Any) -> Iterator[tuple[str, tu
         yield theirs, part.shape
 
 
-def _values(model: Model, family: str) -> Iterator[np.ndarray]:
+def _values(model: ExportedModel, family: str) -> Iterator[np.ndarray]:
     """fp32, one tensor after another."""
     shape = model.spec.model
     if shape.rope.scaling == "llama3":

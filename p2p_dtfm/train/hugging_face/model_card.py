@@ -15,7 +15,7 @@ UNSAID = "not stated"
 
 
 @dataclass(frozen=True)
-class Told:
+class KnownOfModel:
     """What a home knows of a model besides its weights. Losses are (step, nats for each token)."""
 
     tokens: int | None = None
@@ -26,7 +26,7 @@ class Told:
     held_out: Sequence[tuple[int, float]] = ()
 
 
-def model_card(spec: RunSpec, step: int, told: Told, is_adapter: bool = False) -> str:
+def model_card(spec: RunSpec, step: int, told: KnownOfModel, is_adapter: bool = False) -> str:
     """In the form that model hubs read: a table of keys, then Markdown."""
     parts = [_head(is_adapter), f"# {_line(spec.name)}", _what(spec, step, told), _data(told.notes)]
     if told.losses or told.held_out:
@@ -44,7 +44,7 @@ def _head(is_adapter: bool) -> str:
     return f"---\n{keys}\n---"
 
 
-def _what(spec: RunSpec, step: int, told: Told) -> str:
+def _what(spec: RunSpec, step: int, told: KnownOfModel) -> str:
     model = spec.model
     rows = [
         ("run", f"`{spec.digest()}`"),
@@ -71,7 +71,7 @@ def _data(notes: Notes | None) -> str:
     return "## Data\n\n" + _table(("", "as the founder stated it"), rows)
 
 
-def _curve(told: Told) -> str:
+def _curve(told: KnownOfModel) -> str:
     rows: list[tuple[str, str]] = []
     for name, curve in (("training", told.losses), ("held-out text", told.held_out)):
         rows += [(f"{name}, step {step:,}", f"{loss:.4f}") for step, loss in _spread(curve)]

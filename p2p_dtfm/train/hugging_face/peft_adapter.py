@@ -15,7 +15,7 @@ from torch import Tensor
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.sections.lora_spec import AdaptedMatrix, adapted_matrices
 from p2p_dtfm.train.hugging_face.families import family_of, parts_of
-from p2p_dtfm.train.hugging_face.model_card import CARD_NAME, Told, model_card
+from p2p_dtfm.train.hugging_face.model_card import CARD_NAME, KnownOfModel, model_card
 from p2p_dtfm.train.hugging_face.new_place import made_whole, require_new
 from p2p_dtfm.train.model.checkpoint import load_layer, read_manifest
 from p2p_dtfm.train.model.layer_state import LayerState
@@ -27,7 +27,7 @@ WEIGHTS_NAME = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 
 
-def export_adapter(checkpoint: Path, out: Path, told: Told) -> tuple[RunSpec, int]:
+def export_adapter(checkpoint: Path, out: Path, told: KnownOfModel) -> tuple[RunSpec, int]:
     """Make the directory `out` from the checkpoint of one step. Raises `UserError`.
 
     What is frozen is not needed for it. `out` appears whole or not at all. Returns of which run and

@@ -28,7 +28,7 @@ Loaded = tuple[RunSpec, list[nn.Module]]
 """A model in memory: what it is like, and its layers."""
 
 
-class Tokenizer(Protocol):
+class GenerationTokenizer(Protocol):
     """What generation needs of a tokenizer."""
 
     vocabulary: int
@@ -40,7 +40,7 @@ class Tokenizer(Protocol):
 
 def generate(
     checkpoint: Path,
-    tokenizer: Tokenizer,
+    tokenizer: GenerationTokenizer,
     prompt: str,
     tokens: int,
     temperature: float = 0.8,
@@ -52,7 +52,7 @@ def generate(
 
 def stream(
     checkpoint: Path,
-    tokenizer: Tokenizer,
+    tokenizer: GenerationTokenizer,
     prompt: str,
     tokens: int,
     temperature: float = 0.8,
@@ -75,7 +75,7 @@ def stream(
 def stream_until(
     end: int | None,
     loaded: Loaded,
-    tokenizer: Tokenizer,
+    tokenizer: GenerationTokenizer,
     prompt: str,
     tokens: int,
     temperature: float,
@@ -97,7 +97,11 @@ def spare_processors(spec: RunSpec) -> None:
 
 
 def written_by(
-    layers: Sequence[nn.Module], context: int, tokenizer: Tokenizer, prompt: str, tokens: int
+    layers: Sequence[nn.Module],
+    context: int,
+    tokenizer: GenerationTokenizer,
+    prompt: str,
+    tokens: int,
 ) -> Iterator[str]:
     """What a model that is in memory makes of `prompt`, piece by piece; the same each time."""
     model = _Continuation(layers, context)
@@ -157,7 +161,7 @@ def load_model(checkpoint: Path) -> Loaded:
 
 def _draw(
     model: _Continuation,
-    tokenizer: Tokenizer,
+    tokenizer: GenerationTokenizer,
     prompt: str,
     tokens: int,
     temperature: float,
@@ -181,7 +185,7 @@ def _choose(logits: Tensor, temperature: float, chance: float) -> int:
     return min(place, len(weights) - 1)
 
 
-def _whole_characters(tokenizer: Tokenizer, drawn: Iterable[int]) -> Iterator[str]:
+def _whole_characters(tokenizer: GenerationTokenizer, drawn: Iterable[int]) -> Iterator[str]:
     """Decode as tokens come, holding back those that end within a character."""
     pending: list[int] = []
     for token in drawn:

@@ -104,10 +104,10 @@ def _found(place: Path) -> Path:
 def _checked(path: Path, told: dict[str, Any]) -> "Checker":
     """Signatures, certificates, and the chain of steps. Raises `NotTrue` and `UserError`."""
     from p2p_dtfm.core.transcript.checking import Checker, NotTrue
-    from p2p_dtfm.daemon.proof.transcript_file import Lines
+    from p2p_dtfm.daemon.proof.transcript_file import TranscriptLines
     from p2p_dtfm.net.contacts.identity import verify as is_signed
 
-    lines, checker = Lines(path), Checker(is_signed)
+    lines, checker = TranscriptLines(path), Checker(is_signed)
     for entry in lines.entries():
         checker.take(entry)
     if checker.spec is None:

@@ -25,7 +25,7 @@ SKEW_S = 300
 NOT_INVITED = "not invited"
 
 
-class Link(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class ChainLink(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Its signer lets `holder` in: a line, or the peer that has come by one."""
 
     run: bytes
@@ -62,7 +62,7 @@ class Chain(msgspec.Struct, frozen=True):
         return self.holders[-2]
 
 
-def sign_link(link: Link, signer_id: str, signer: Sign) -> Signed:
+def sign_link(link: ChainLink, signer_id: str, signer: Sign) -> Signed:
     """As its giver states it."""
     return sign(signer_id, LINK_KIND, encode(link), signer)
 
@@ -77,8 +77,8 @@ def bound_to(
 ) -> tuple[Signed, ...]:
     """The chain of the peer that has a line; `chain` ends in it, and `signer` has its key. Raises
     `PeerFault` if it is none."""
-    last = decode(chain[-1].payload, Link, LINK_BYTES)
-    link = Link(run_mark(run_digest), peer_id, False, last.may_invite, last.expires_s)
+    last = decode(chain[-1].payload, ChainLink, LINK_BYTES)
+    link = ChainLink(run_mark(run_digest), peer_id, False, last.may_invite, last.expires_s)
     return (*chain, sign_link(link, last.holder, signer))
 
 
@@ -86,7 +86,7 @@ def holder_of(shown: tuple[Signed, ...]) -> str:
     """Whom a chain is about, by its own word. Raises `PeerFault` if it is none."""
     if not 0 < len(shown) <= CHAIN_LIMIT or len(shown[-1].payload) > LINK_BYTES:
         raise PeerFault(f"{NOT_INVITED}: the invitation cannot be")
-    return decode(shown[-1].payload, Link, LINK_BYTES).holder
+    return decode(shown[-1].payload, ChainLink, LINK_BYTES).holder
 
 
 def size_of(signed: Signed) -> int:
@@ -118,11 +118,11 @@ def open_chain(
     return Chain(tuple(holders), min(ends_s), may_give)
 
 
-def _open_link(signed: Signed, giver: str, run_digest: str, verify: Verify) -> Link:
+def _open_link(signed: Signed, giver: str, run_digest: str, verify: Verify) -> ChainLink:
     if len(signed.payload) > LINK_BYTES or signed.peer_id != giver:
         raise PeerFault(f"{NOT_INVITED}: the invitation is not from who may give it", giver)
     try:
-        link = open_signed(signed, LINK_KIND, Link, verify)
+        link = open_signed(signed, LINK_KIND, ChainLink, verify)
     except PeerFault as fault:
         raise PeerFault(f"{NOT_INVITED}: the invitation is forged ({fault.cause})") from fault
     if link.run != run_mark(run_digest):

@@ -9,7 +9,7 @@ import msgspec
 
 from p2p_dtfm.core.protocol.canonical import decode, encode
 from p2p_dtfm.core.protocol.errors import PeerFault, UserError
-from p2p_dtfm.core.protocol.invited.chains import SKEW_S, Link
+from p2p_dtfm.core.protocol.invited.chains import SKEW_S, ChainLink
 from p2p_dtfm.core.protocol.signed import Signed
 
 PREFIX = "p2pi1-"
@@ -49,8 +49,8 @@ class InvitationLine(msgspec.Struct, frozen=True, array_like=True, forbid_unknow
         return self._link.expires_s if self.chain else None
 
     @property
-    def _link(self) -> Link:
-        return decode(self.chain[-1].payload, Link)
+    def _link(self) -> ChainLink:
+        return decode(self.chain[-1].payload, ChainLink)
 
     def text(self) -> str:
         packed = zlib.compress(encode(self), 9)

@@ -1,7 +1,7 @@
 """How long a device takes for a layer, by its record."""
 
 from p2p_dtfm.core.protocol.records import Device, LayerTiming
-from p2p_dtfm.core.protocol.workload import LayerKind, Workload
+from p2p_dtfm.core.protocol.workload import LayerRole, Workload
 
 
 def timing_of(device: Device, workload: Workload, layer: int) -> LayerTiming:
@@ -10,5 +10,5 @@ def timing_of(device: Device, workload: Workload, layer: int) -> LayerTiming:
     unlike = workload.unlike
     if unlike is not None and len(device.unlike) == len(unlike.costs):
         return device.unlike[unlike.order[layer]]
-    kinds = {LayerKind.EMBEDDING: device.embedding, LayerKind.HEAD: device.head}
+    kinds = {LayerRole.EMBEDDING: device.embedding, LayerRole.HEAD: device.head}
     return kinds.get(workload.kind(layer), device.block)

@@ -25,7 +25,7 @@ Ask = Callable[[Sequence[str]], str]
 
 
 @dataclass(frozen=True)
-class Sight:
+class OwnerSight:
     """At one moment."""
 
     on_battery: bool = False

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import psutil
 
 from p2p_dtfm.daemon.machine.owner.sights import (
+    OwnerSight,
     ProcessorUse,
-    Sight,
     devices_busy_share,
     is_metered,
     on_battery,
@@ -36,7 +36,7 @@ class Yields:
     """Fed with what was seen; says why this peer is to be away, if it is."""
 
     def __init__(
-        self, on_battery: bool, on_metered: bool, busy_percent: int, look: Callable[[], Sight]
+        self, on_battery: bool, on_metered: bool, busy_percent: int, look: Callable[[], OwnerSight]
     ) -> None:
         """`on_battery`, `on_metered`: take part all the same. `busy_percent`: make way for others
         that use more; 0: for none. `look` is called in a thread."""
@@ -69,7 +69,7 @@ class Yields:
         """The owner wants it to take part, until what is in the way now has passed."""
         self._is_waived, self._yields_for = True, None
 
-    def _judge(self, sight: Sight, now_s: float, at_once: bool) -> None:
+    def _judge(self, sight: OwnerSight, now_s: float, at_once: bool) -> None:
         present = {
             "battery": sight.on_battery,
             "metered": sight.is_metered,
@@ -104,13 +104,13 @@ def yields_of(settings: Settings, away_for: str = "") -> Yields | None:
         return None
     use, looks_at_devices = ProcessorUse(), settings.device != "cpu"
 
-    def look() -> Sight:
+    def look() -> OwnerSight:
         busy = 0.0
         if settings.busy_percent:
             with contextlib.suppress(OSError, psutil.Error):  # not every system tells
                 busy = use.share()
             busy = max(busy, devices_busy_share() if looks_at_devices else 0.0)
-        return Sight(
+        return OwnerSight(
             on_battery=not on_power and on_battery(),
             is_metered=not on_line and is_metered(),
             busy_share=busy,

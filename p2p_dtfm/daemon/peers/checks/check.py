@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 
-class Verdict(StrEnum):
+class Grade(StrEnum):
     OK = "ok"
     WARNING = "warning"
     FAILED = "failed"
@@ -16,7 +16,7 @@ class Check:
     """One finding. `fix` says what to do about a warning or a failure."""
 
     name: str
-    verdict: Verdict
+    verdict: Grade
     found: str
     fix: str = ""
     facts: dict[str, object] = field(default_factory=dict)

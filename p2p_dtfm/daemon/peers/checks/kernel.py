@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from p2p_dtfm.core.protocol.facts.in_words import bytes_text, rate_text
-from p2p_dtfm.daemon.peers.checks.check import Check, Verdict
+from p2p_dtfm.daemon.peers.checks.check import Check, Grade
 
 SETTINGS = Path("/proc/sys/net/ipv4")
 PAYLOAD = 0.5
@@ -19,7 +19,7 @@ BBR = "bbr"
 
 
 @dataclass(frozen=True)
-class Way:
+class MeasuredWay:
     """To another member, as this machine measured it."""
 
     bytes_per_s: int
@@ -30,7 +30,7 @@ class Way:
         return self.bytes_per_s * self.round_trip_s
 
 
-def check_kernel(ways: Sequence[Way], settings: Path = SETTINGS) -> Check:
+def check_kernel(ways: Sequence[MeasuredWay], settings: Path = SETTINGS) -> Check:
     """Too small for a measured way is worth a warning; for the wanted one, a hint."""
     try:
         control = (settings / "tcp_congestion_control").read_text().strip()
@@ -41,7 +41,7 @@ def check_kernel(ways: Sequence[Way], settings: Path = SETTINGS) -> Check:
         }
         largest_bytes = min(sizes[2] for sizes in buffers.values())
     except (OSError, ValueError, IndexError):
-        return Check("kernel", Verdict.SKIPPED, "this system does not say how it sends over TCP")
+        return Check("kernel", Grade.SKIPPED, "this system does not say how it sends over TCP")
     way = max(ways, key=lambda way: way.in_flight_bytes, default=None)
     wanted_bytes = WANTED_BYTES_PER_S * WANTED_S
     needed_bytes = _buffer_bytes(wanted_bytes if way is None else way.in_flight_bytes * GROWTH)
@@ -58,22 +58,22 @@ def check_kernel(ways: Sequence[Way], settings: Path = SETTINGS) -> Check:
     }
     fix = f"{line}  (in a file of /etc/sysctl.d it lasts)" if line else ""
     if largest_bytes >= needed_bytes:
-        return Check("kernel", Verdict.OK, found, fix, facts)
+        return Check("kernel", Grade.OK, found, fix, facts)
     if way is None:
         aim = f"{rate_text(WANTED_BYTES_PER_S)}, if your line has it: {line}"
-        return Check("kernel", Verdict.OK, f"{found}; for {aim}", fix, facts)
+        return Check("kernel", Grade.OK, f"{found}; for {aim}", fix, facts)
     found += (
         f"; a way of yours has {rate_text(way.bytes_per_s)} over {way.round_trip_s * 1e3:.0f} ms "
         "and may be held back"
     )
-    return Check("kernel", Verdict.WARNING, found, fix, facts)
+    return Check("kernel", Grade.WARNING, found, fix, facts)
 
 
-def ways_of(members: object, peer_id: object) -> list[Way]:
+def ways_of(members: object, peer_id: object) -> list[MeasuredWay]:
     """Out of what a daemon says of its members: those that it has measured itself."""
     own = [it for it in members if it["peer_id"] == peer_id] if isinstance(members, list) else []
     links = own[0]["links"].values() if own else ()
-    return [Way(link["bytes_per_s"], link["round_trip_ns"] / 1e9) for link in links]
+    return [MeasuredWay(link["bytes_per_s"], link["round_trip_ns"] / 1e9) for link in links]
 
 
 def _buffer_bytes(in_flight_bytes: float) -> int:

@@ -4,7 +4,7 @@ import socket
 from collections.abc import Iterator, Sequence
 
 from p2p_dtfm.core.protocol.errors import UserError
-from p2p_dtfm.daemon.peers.checks.check import Check, Verdict
+from p2p_dtfm.daemon.peers.checks.check import Check, Grade
 from p2p_dtfm.net.contacts.addresses import check_listen_address, host_and_port
 
 LAST_PORT = 65_535
@@ -18,24 +18,24 @@ def check_ports(
         try:
             host, port = host_and_port(check_listen_address(address))
         except UserError as error:
-            yield Check("port", Verdict.FAILED, error.cause, error.fixes[0])
+            yield Check("port", Grade.FAILED, error.cause, error.fixes[0])
             continue
         if port == 0:
             fix = "to forward a port on a router, or to open one, choose it: " + address.replace(
                 "/tcp/0", "/tcp/31330"
             )
-            yield Check("port", Verdict.OK, f"{address}: a free one is taken at each start", fix)
+            yield Check("port", Grade.OK, f"{address}: a free one is taken at each start", fix)
             continue
         cause = _cannot_listen(host, port)
         if cause and not daemon_runs:
             fix = f"end the program that uses it (ss -tlnp sport = :{port}), or choose another port"
-            yield Check("port", Verdict.FAILED, f"{address}: {cause}", fix)
+            yield Check("port", Grade.FAILED, f"{address}: {cause}", fix)
             continue
         by_whom = "in use, by the daemon that runs" if cause else "free"
         yield (
             _with_lines(address, by_whom, daemon_runs)
             if takes_lines
-            else Check("port", Verdict.OK, f"{address}: {by_whom}")
+            else Check("port", Grade.OK, f"{address}: {by_whom}")
         )
 
 
@@ -46,13 +46,13 @@ def _with_lines(address: str, by_whom: str, daemon_runs: bool) -> Check:
     cause = _cannot_listen(host, above) if above <= LAST_PORT else "there is none"
     if not cause or daemon_runs:
         found = f"{address}: {by_whom}; so is {above}, for direct lines"
-        return Check("port", Verdict.OK, found)
+        return Check("port", Grade.OK, found)
     found = (
         f"{address}: {by_whom}; {above}, where direct lines come in, is not ({cause}): any other "
         "port would be taken for them, which no router forwards"
     )
     fix = f"end the program that uses it (ss -tlnp sport = :{above}), or choose another port"
-    return Check("port", Verdict.WARNING, found, fix)
+    return Check("port", Grade.WARNING, found, fix)
 
 
 def _cannot_listen(host: str, port: int) -> str:
@@ -71,7 +71,7 @@ def free_to_listen(listen: Sequence[str]) -> list[str]:
     return [
         address if not _cannot_listen(*host_and_port(address)) else _any_port(address)
         for address in listen
-        if next(check_ports([address], True)).verdict is Verdict.OK
+        if next(check_ports([address], True)).verdict is Grade.OK
     ]
 
 

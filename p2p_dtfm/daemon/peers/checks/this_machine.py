@@ -15,7 +15,7 @@ from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.facts.in_words import bytes_text, counted
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.daemon.machine.devices.shares import devices_of, is_several, threads_of_each
-from p2p_dtfm.daemon.peers.checks.check import Check, Verdict
+from p2p_dtfm.daemon.peers.checks.check import Check, Grade
 from p2p_dtfm.train.stage.measure import measure_device, select_device
 
 DISK_NEEDED_BYTES = 2 << 30
@@ -32,12 +32,12 @@ def check_versions() -> Check:
         except importlib.metadata.PackageNotFoundError:
             return Check(
                 "versions",
-                Verdict.FAILED,
+                Grade.FAILED,
                 f"{name} is not installed",
                 f"install it: {sys.executable} -m pip install {name}",
             )
     found = ", ".join(f"{name} {version}" for name, version in versions.items())
-    return Check("versions", Verdict.OK, found, facts={"versions": versions})
+    return Check("versions", Grade.OK, found, facts={"versions": versions})
 
 
 def check_disk(home: Path) -> Check:
@@ -46,20 +46,20 @@ def check_disk(home: Path) -> Check:
     found = f"{bytes_text(free_bytes)} free for {home}"
     if not place.is_dir() or not os.access(place, os.W_OK):
         fix = f"choose another place: --home DIR, or make {place} a directory you may write to"
-        return Check("disk", Verdict.FAILED, f"{place} is no directory to write to", fix)
+        return Check("disk", Grade.FAILED, f"{place} is no directory to write to", fix)
     if free_bytes < DISK_NEEDED_BYTES:
         fix = f"free {bytes_text(DISK_NEEDED_BYTES)} there, or choose another disk: --home DIR"
-        return Check("disk", Verdict.FAILED, found, fix)
-    return Check("disk", Verdict.OK, found, facts={"free_bytes": free_bytes})
+        return Check("disk", Grade.FAILED, found, fix)
+    return Check("disk", Grade.OK, found, facts={"free_bytes": free_bytes})
 
 
 def check_open_files() -> Check:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     found = f"this process may open {counted(soft, 'file')} and streams"
     if soft >= OPEN_FILES_WANTED:
-        return Check("open files", Verdict.OK, found)
+        return Check("open files", Grade.OK, found)
     wanted = OPEN_FILES_WANTED if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES_WANTED)
-    return Check("open files", Verdict.WARNING, found, f"before the start: ulimit -n {wanted}")
+    return Check("open files", Grade.WARNING, found, f"before the start: ulimit -n {wanted}")
 
 
 def check_memory() -> Check:
@@ -71,8 +71,8 @@ def check_memory() -> Check:
             f"close other programs: less than {bytes_text(MEMORY_NEEDED_BYTES)} is too little even "
             "for a small run"
         )
-        return Check("memory", Verdict.FAILED, found, fix, facts)
-    return Check("memory", Verdict.OK, found, facts=facts)
+        return Check("memory", Grade.FAILED, found, fix, facts)
+    return Check("memory", Grade.OK, found, facts=facts)
 
 
 def named_devices(setting: str) -> tuple[str, ...]:
@@ -85,7 +85,7 @@ def check_devices(setting: str, threads: int, spec: RunSpec) -> Iterator[Check]:
     try:
         devices = named_devices(setting)
     except UserError as error:
-        yield Check("device", Verdict.FAILED, error.cause, error.fixes[0])
+        yield Check("device", Grade.FAILED, error.cause, error.fixes[0])
         return
     for name in dict.fromkeys(devices):
         yield check_device(name, threads_of_each(threads, len(devices)), spec)
@@ -96,7 +96,7 @@ def check_device(name: str, threads: int, spec: RunSpec) -> Check:
     try:
         device = select_device(name)
     except UserError as error:
-        return Check("device", Verdict.FAILED, error.cause, error.fixes[0])
+        return Check("device", Grade.FAILED, error.cause, error.fixes[0])
     measured = measure_device(spec, device, threads or None)
     block_ms = (measured.block.forward_ns + measured.block.backward_ns) / 1e6
     found = (
@@ -106,8 +106,8 @@ def check_device(name: str, threads: int, spec: RunSpec) -> Check:
     facts: dict[str, object] = {"block_ms": round(block_ms, 3), "kind": measured.kind}
     if measured.kind == "cpu" and name == "auto" and Path("/proc/driver/nvidia/version").exists():
         fix = "install a build of torch for CUDA: https://pytorch.org/get-started/locally"
-        return Check("device", Verdict.WARNING, f"{found}; the NVIDIA GPU is unused", fix, facts)
-    return Check("device", Verdict.OK, found, facts=facts)
+        return Check("device", Grade.WARNING, f"{found}; the NVIDIA GPU is unused", fix, facts)
+    return Check("device", Grade.OK, found, facts=facts)
 
 
 def _existing(path: Path) -> Path:

@@ -43,7 +43,7 @@ def new_line(
 ) -> dict[str, Any]:
     """What `p2p-dtfm invite` prints. Where the run asks for no invitation, the line only says where
     it is. Raises `UserError`."""
-    if book is None or book.guests is None:
+    if book is None:
         line = open_line(run_digest, addresses)
         return {
             "line": line.text(),
@@ -76,7 +76,7 @@ def revoke(
     book: GuestBook | None, who: str, members: Sequence[str], name_of: Callable[[str], str]
 ) -> dict[str, Any]:
     """A member by name or id, or a line. Raises `UserError`."""
-    if book is None or book.guests is None:
+    if book is None:
         raise UserError(
             "this run is not by invitation, so nobody can be revoked",
             'found one whose run spec says [admission] mode = "invited"',

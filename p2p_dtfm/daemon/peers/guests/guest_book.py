@@ -1,10 +1,7 @@
-"""What a home knows of who may be in a run by invitation, and by what it came itself."""
+"""What a home knows of who may be in a run by invitation."""
 
-import contextlib
-import logging
 import secrets
 from collections.abc import Sequence
-from pathlib import Path
 
 import msgspec
 
@@ -12,96 +9,38 @@ from p2p_dtfm.core.protocol.errors import PeerFault, UserError
 from p2p_dtfm.core.protocol.invited.chains import (
     CHAIN_LIMIT,
     SKEW_S,
-    Link,
+    ChainLink,
     Revocation,
-    bound_to,
     open_chain,
     run_mark,
     sign_link,
     sign_revocation,
 )
-from p2p_dtfm.core.protocol.invited.guest_list import HANDED_ON_LIMIT, GuestList, SavedGuests
+from p2p_dtfm.core.protocol.invited.guest_list import HANDED_ON_LIMIT, GuestList
 from p2p_dtfm.core.protocol.invited.line import (
     ADDRESSES_LIMIT,
-    ASK_AGAIN,
     KEY_BYTES,
     InvitationLine,
-    require_in_time,
 )
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.signed import Signed
-from p2p_dtfm.daemon.peers.wire import Introduction
-from p2p_dtfm.net.contacts.identity import Identity, identity_of_seed, verify
-from p2p_dtfm.ports import disk, now
+from p2p_dtfm.daemon.peers.guests.own_invitation import OwnInvitation, not_let_in
+from p2p_dtfm.net.contacts.identity import identity_of_seed, verify
+from p2p_dtfm.ports import now
 
-FILE_NAME = "guests.json"
-FILE_LIMIT_BYTES = 16 << 20
 OWN_LINES_LIMIT = 1024
-
-log = logging.getLogger("p2p_dtfm")
-
-
-class _Kept(msgspec.Struct, frozen=True):
-    """In the run's directory."""
-
-    chain: tuple[Signed, ...] = ()
-    guests: SavedGuests = SavedGuests()
-    lines: dict[str, int] = {}
-    """That this peer has given, by name, and until when they last: it may take them back, also
-    before anybody has come by them."""
 
 
 class GuestBook:
-    """Of one run by invitation. `guests` is there once the run is known."""
+    """Of one run by invitation, whose founder is known."""
 
-    def __init__(self, directory: Path, run_digest: str, identity: Identity) -> None:
-        self.run_digest = run_digest
-        self.directory_key = b""
+    def __init__(self, own: OwnInvitation, known: GuestList) -> None:
+        self.run_digest = own.run_digest
+        self.known = known
         self.changes = 0
         """How often somebody's invitation was taken back, as far as is known here."""
-        self.guests: GuestList | None = None
-        self._path = directory / FILE_NAME
-        self._identity = identity
-        self._kept = self._read()
-
-    @property
-    def introduction(self) -> Introduction | None:
-        """None where this peer needs none: the founder."""
-        return Introduction(self._kept.chain) if self._kept.chain else None
-
-    @property
-    def known(self) -> GuestList:
-        """Once the run is known."""
-        assert self.guests is not None
-        return self.guests
-
-    def come_by(self, line: InvitationLine) -> None:
-        """This peer's user has pasted it. Raises `UserError` if it has expired, or is damaged."""
-        self.directory_key = line.directory_key
-        came_by_it = len(self._kept.chain) > 1 and self._kept.chain[:-1] == line.chain
-        if came_by_it or not line.chain:
-            return
-        require_in_time(line, int(now.wall_s()))
-        try:
-            signer = identity_of_seed(line.seed).sign
-            chain = bound_to(line.chain, line.run_digest, self._identity.peer_id, signer)
-        except PeerFault as fault:
-            raise UserError(f"the invitation is no good: {fault.cause}", ASK_AGAIN) from fault
-        self._kept = msgspec.structs.replace(self._kept, chain=chain)
-
-    def open_for(self, spec: RunSpec) -> GuestList:
-        """The run is known. Raises `UserError` where this peer may not be in it."""
-        admission, me = spec.admission, self._identity.peer_id
-        self.directory_key = bytes.fromhex(admission.key)
-        guests = GuestList(admission.founder, self.run_digest, verify)
-        guests.restore(self._kept.guests)
-        try:
-            guests.introduce(me, self._kept.chain, 0)
-        except PeerFault as fault:
-            raise not_let_in(fault.cause) from fault
-        self.guests = guests
-        self.save()
-        return guests
+        self._own = own
+        self._identity = own.identity
 
     def introduced(self, sender: str, chain: tuple[Signed, ...], came_before: bool = False) -> None:
         """Somebody says by what it comes. `came_before`: views say that it has been let in.
@@ -138,7 +77,7 @@ class GuestBook:
 
     def invite(self, expires_s: int, may_invite: bool, addresses: Sequence[str]) -> InvitationLine:
         """A new line. Raises `UserError` if this peer may not invite. `expires_s`: Unix time."""
-        own = self._kept.chain
+        own = self._own.kept.chain
         guests, me = self.known, self._identity.peer_id
         chain = guests.chain_of(me)
         if chain is not None and not (chain.may_invite and len(own) + 2 <= CHAIN_LIMIT):
@@ -157,18 +96,18 @@ class GuestBook:
                 )
         seed = secrets.token_bytes(KEY_BYTES)
         holder = identity_of_seed(seed).peer_id
-        link = Link(run_mark(self.run_digest), holder, True, may_invite, ends_s)
+        link = ChainLink(run_mark(self.run_digest), holder, True, may_invite, ends_s)
         signed = sign_link(link, me, self._identity.sign)
         run, some = bytes.fromhex(self.run_digest), tuple(addresses)[:ADDRESSES_LIMIT]
-        line = InvitationLine(run, self.directory_key, seed, (*own, signed), some)
+        line = InvitationLine(run, self._own.directory_key, seed, (*own, signed), some)
         self._note_own(holder, ends_s, now_s)
         return line
 
     def _note_own(self, holder: str, ends_s: int, now_s: int) -> None:
-        lines = {name: end for name, end in self._kept.lines.items() if end + SKEW_S > now_s}
+        lines = {name: end for name, end in self._own.kept.lines.items() if end + SKEW_S > now_s}
         lines[holder] = ends_s
         newest = dict(list(lines.items())[-OWN_LINES_LIMIT:])
-        self._kept = msgspec.structs.replace(self._kept, lines=newest)
+        self._own.kept = msgspec.structs.replace(self._own.kept, lines=newest)
         self.save()
 
     def _gave(self, line: InvitationLine) -> bool:
@@ -191,7 +130,7 @@ class GuestBook:
                 msgspec.structs.replace(words[0], holder=chain.line, stays_for_guests=True)
             )
         signed = [sign_revocation(word, me, self._identity.sign) for word in words]
-        is_own = holder in self._kept.lines or (line is not None and self._gave(line))
+        is_own = holder in self._own.kept.lines or (line is not None and self._gave(line))
         if not (is_own or guests.may_revoke(me, holder)):
             raise UserError(
                 f"it was not this peer that invited {holder}",
@@ -203,50 +142,21 @@ class GuestBook:
             raise UserError(f"cannot be revoked: {fault.cause}") from fault
 
     def save(self) -> None:
-        """A full disk costs the memory, and nothing else."""
-        if self.guests is not None:
-            self._kept = msgspec.structs.replace(self._kept, guests=self.guests.saved())
-        try:
-            data = msgspec.json.encode(self._kept)
-            disk.write_whole(self._path, data, disk.ONLY_OWNER)
-        except OSError as error:
-            log.warning("cannot write down who was invited: %s", error)
-
-    def _read(self) -> _Kept:
-        try:
-            with self._path.open("rb") as file:
-                kept = msgspec.json.decode(file.read(FILE_LIMIT_BYTES), type=_Kept)
-        except FileNotFoundError:
-            return _Kept()
-        except (OSError, msgspec.MsgspecError, RecursionError) as error:
-            aside = self._path.with_suffix(".damaged")
-            log.warning("who was invited is not known: %s (set aside as %s)", error, aside)
-            with contextlib.suppress(OSError):
-                self._path.replace(aside)
-            return _Kept()
-        return kept
+        own = self._own
+        own.kept = msgspec.structs.replace(own.kept, guests=self.known.saved())
+        own.write()
 
 
-def book_of(
-    directory: Path, identity: Identity, line: InvitationLine | None, recalled: RunSpec | None
-) -> GuestBook | None:
-    """By the line that was pasted, or what this home remembers; None where no run is known to be
-    by invitation."""
-    if line is not None and line.chain:
-        book = GuestBook(directory, line.run_digest, identity)
-        book.come_by(line)
-        return book
-    if recalled is not None and recalled.admission.is_invited:
-        book = GuestBook(directory, recalled.digest(), identity)
-        book.directory_key = bytes.fromhex(recalled.admission.key)
-        return book
-    return None
-
-
-def not_let_in(cause: str) -> UserError:
-    """Members have answered, and do not let this peer in."""
-    return UserError(
-        f"the members do not let this peer in: {cause}",
-        (ASK_AGAIN, "then join with it: p2p-dtfm --invite LINE"),
-        exit_code=5,
-    )
+def book_of(own: OwnInvitation, spec: RunSpec) -> GuestBook:
+    """The run is known. Raises `UserError` where this peer may not be in it."""
+    admission = spec.admission
+    own.directory_key = bytes.fromhex(admission.key)
+    guests = GuestList(admission.founder, own.run_digest, verify)
+    guests.restore(own.kept.guests)
+    try:
+        guests.introduce(own.identity.peer_id, own.kept.chain, 0)
+    except PeerFault as fault:
+        raise not_let_in(fault.cause) from fault
+    book = GuestBook(own, guests)
+    book.save()
+    return book

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.plain_words import in_plain_words
 from p2p_dtfm.core.protocol.run_spec import RunSpec
-from p2p_dtfm.sim.reproduction.bars import Bar, Chart, Kind
+from p2p_dtfm.sim.reproduction.bars import Chart, ChartBar, FigureKind
 from p2p_dtfm.sim.reproduction.named_steps import PlanName, named_step, question_of, recomputing
 from p2p_dtfm.sim.scenario.execution import Execution, execution_named
 from p2p_dtfm.sim.scenario.files import read_scenario
@@ -133,22 +133,22 @@ def _carried_out(row: OwnRow, spec: RunSpec, plan: PlanName) -> Execution:
     return how if row.reduction is None else how.with_reduction(row.reduction)
 
 
-def own_bars(rows: OwnRows, read_run: ReadRun, seconds: dict[str, float]) -> list[Bar]:
+def own_bars(rows: OwnRows, read_run: ReadRun, seconds: dict[str, float]) -> list[ChartBar]:
     """Of each row what was measured, then what is simulated; `seconds` by the rows' keys."""
     bars = []
     for row in rows.row:
         scenario, spec = _asked(row, read_run)
         for system, kind, source, value in (
-            (row.system, Kind(rows.kind), rows.source, row.seconds),
+            (row.system, FigureKind(rows.kind), rows.source, row.seconds),
             (
                 f"{row.system}, simulated",
-                Kind.SIMULATED,
+                FigureKind.SIMULATED,
                 command_of_row(row),
                 seconds[row_key(row, read_run)],
             ),
         ):
             bars.append(
-                Bar(
+                ChartBar(
                     chart=Chart.OWN,
                     case=scenario.name,
                     layers=spec.model.layers,

@@ -20,7 +20,7 @@ from p2p_dtfm.sim.advice.changes import (
     with_codecs,
 )
 from p2p_dtfm.sim.advice.hiring import planned_hire
-from p2p_dtfm.sim.reproduction.bars import Bar, Chart, Kind
+from p2p_dtfm.sim.reproduction.bars import Chart, ChartBar, FigureKind
 from p2p_dtfm.sim.reproduction.named_steps import PlanName, named_step, question_of, recomputing
 from p2p_dtfm.sim.reproduction.price_rows import (
     WORTH_IT,
@@ -67,8 +67,10 @@ class SwarmQuestion:
     simulated_by: str | None
     """The beginning of the `simulate` command for the same scenario and run, where there is one."""
 
-    def bar(self, chart: Chart, system: str, kind: Kind, seconds: float, source: str = "") -> Bar:
-        return Bar(
+    def bar(
+        self, chart: Chart, system: str, kind: FigureKind, seconds: float, source: str = ""
+    ) -> ChartBar:
+        return ChartBar(
             chart=chart,
             case=self.scenario.name,
             layers=self.spec.model.layers,
@@ -97,7 +99,7 @@ class SwarmQuestion:
 class SwarmBars:
     """All charts of a scenario's page, and why what is missing is missing."""
 
-    bars: list[Bar]
+    bars: list[ChartBar]
     where: dict[str, Parts]
     """By peer, or by group where there are many: parts of the step."""
     notes: list[str]
@@ -111,14 +113,16 @@ def swarm_bars(asked: SwarmQuestion, told: Told = lambda what: None) -> SwarmBar
     step = simulate_step(asked.plan, asked.scenario, workload, AS_RUN, trace=True)
     where = _by_row(stage_shares(step), asked.scenario)
     bars = [
-        asked.bar(Chart.STEP, "ours", Kind.SIMULATED, step.total_ns / 1e9, asked.simulated("ours")),
         asked.bar(
-            Chart.STEP, "ours, predicted", Kind.PREDICTED, asked.plan.predicted_step_ns / 1e9
+            Chart.STEP, "ours", FigureKind.SIMULATED, step.total_ns / 1e9, asked.simulated("ours")
+        ),
+        asked.bar(
+            Chart.STEP, "ours, predicted", FigureKind.PREDICTED, asked.plan.predicted_step_ns / 1e9
         ),
         *_bounds(asked),
         *_other_placements(asked, notes, told),
         *(
-            asked.bar(Chart.PARTS, f"{row}: {name}", Kind.SIMULATED, length_ns / 1e9)
+            asked.bar(Chart.PARTS, f"{row}: {name}", FigureKind.SIMULATED, length_ns / 1e9)
             for row, parts in where.items()
             for name, length_ns in parts.values().items()
         ),
@@ -140,21 +144,21 @@ def _by_row(shares: list[StageShares], scenario: Scenario) -> dict[str, Parts]:
     return rows | {f"{group} ({len(groups[group])})": mean_parts(groups[group]) for group in kept}
 
 
-def _bounds(asked: SwarmQuestion) -> Iterator[Bar]:
+def _bounds(asked: SwarmQuestion) -> Iterator[ChartBar]:
     """What is no plan of these peers: the fastest of them alone, and what none can beat."""
     fastest = max(asked.scenario.peers, key=lambda peer: peer.forward_flops or 0)
     if len(asked.scenario.peers) > 1:
         alone = planned_hire(asked.scenario.with_peers((fastest.name,)), asked.spec)
         if alone is not None:
             seconds = alone.plan.predicted_step_ns / 1e9
-            yield asked.bar(Chart.STEP, f"{fastest.name} alone", Kind.PREDICTED, seconds)
+            yield asked.bar(Chart.STEP, f"{fastest.name} alone", FigureKind.PREDICTED, seconds)
     problem = problem_of(asked.snapshot)
-    if not problem.unlike and not asked.snapshot.workload.inner_steps:
+    if not problem.layers.unlike and not asked.snapshot.workload.inner_steps:
         bound_s = step_lower_bound_ns(problem) / 1e9
-        yield asked.bar(Chart.STEP, "no plan takes less than", Kind.PREDICTED, bound_s)
+        yield asked.bar(Chart.STEP, "no plan takes less than", FigureKind.PREDICTED, bound_s)
 
 
-def _other_placements(asked: SwarmQuestion, notes: list[str], told: Told) -> Iterator[Bar]:
+def _other_placements(asked: SwarmQuestion, notes: list[str], told: Told) -> Iterator[ChartBar]:
     """Each with the depth that the peers make, carried out as ours."""
     if len(asked.scenario.peers) > OTHERS_LIMIT:
         notes.append(f"Other placements are played with up to {OTHERS_LIMIT} peers.")
@@ -166,7 +170,7 @@ def _other_placements(asked: SwarmQuestion, notes: list[str], told: Told) -> Ite
         except UserError as error:
             notes.append(f"No {words}: {error.cause}.")
             continue
-        yield asked.bar(Chart.STEP, words, Kind.SIMULATED, step_ns / 1e9, source)
+        yield asked.bar(Chart.STEP, words, FigureKind.SIMULATED, step_ns / 1e9, source)
 
 
 def _played(asked: SwarmQuestion, name: PlanName) -> list[tuple[int, str]]:
@@ -190,7 +194,9 @@ def _played(asked: SwarmQuestion, name: PlanName) -> list[tuple[int, str]]:
     return played
 
 
-def _changes(asked: SwarmQuestion, step_ns: int, notes: list[str], told: Told) -> Iterator[Bar]:
+def _changes(
+    asked: SwarmQuestion, step_ns: int, notes: list[str], told: Told
+) -> Iterator[ChartBar]:
     """Planned anew where that is done in a minute; else the same plan, played with the change."""
     bar = partial(asked.bar, Chart.CHANGES)
     if len(asked.scenario.peers) > PEERS_LIMIT:
@@ -198,24 +204,24 @@ def _changes(asked: SwarmQuestion, step_ns: int, notes: list[str], told: Told) -
             f"With more than {PEERS_LIMIT} peers changes are played with the plan as it is. Any "
             f'other: {asked.command} --what-if "+1 GROUP".'
         )
-        yield bar("as it is", Kind.SIMULATED, step_ns / 1e9)
+        yield bar("as it is", FigureKind.SIMULATED, step_ns / 1e9)
         yield from _one_more(asked, told)
         for words, scenario, spec in _kept_plan(asked):
             told(words)
             workload = workload_in(scenario, spec, AS_RUN)
             step = simulate_step(_without_codecs(asked.plan), scenario, workload, AS_RUN)
-            yield bar(f"{words}, same plan", Kind.SIMULATED, step.total_ns / 1e9)
+            yield bar(f"{words}, same plan", FigureKind.SIMULATED, step.total_ns / 1e9)
         return
-    yield bar("as it is", Kind.PREDICTED, asked.plan.predicted_step_ns / 1e9)
+    yield bar("as it is", FigureKind.PREDICTED, asked.plan.predicted_step_ns / 1e9)
     told("what would change it")
     for change in changes_of(asked.scenario, asked.spec):
         if change.step_ns is None:
             notes.append(f"No plan: {change.words}.")
         else:
-            yield bar(change.words, Kind.PREDICTED, change.step_ns / 1e9)
+            yield bar(change.words, FigureKind.PREDICTED, change.step_ns / 1e9)
 
 
-def _one_more(asked: SwarmQuestion, told: Told) -> Iterator[Bar]:
+def _one_more(asked: SwarmQuestion, told: Told) -> Iterator[ChartBar]:
     """A peer more in the largest group, planned anew, where that does not take too long."""
     if len(asked.scenario.peers) > REPLANNED_LIMIT:
         return
@@ -227,7 +233,7 @@ def _one_more(asked: SwarmQuestion, told: Told) -> Iterator[Bar]:
         seconds = more.plan.predicted_step_ns / 1e9
         source = f'{asked.command} --what-if "+1 {largest}"'
         yield asked.bar(
-            Chart.CHANGES, f"one more peer in {largest}", Kind.PREDICTED, seconds, source
+            Chart.CHANGES, f"one more peer in {largest}", FigureKind.PREDICTED, seconds, source
         )
 
 
@@ -249,7 +255,7 @@ def _without_codecs(plan: Plan) -> Plan:
     return msgspec.structs.replace(plan, pipelines=tuple(pipelines))
 
 
-def _prices(asked: SwarmQuestion, notes: list[str], told: Told) -> Iterator[Bar]:
+def _prices(asked: SwarmQuestion, notes: list[str], told: Told) -> Iterator[ChartBar]:
     if not has_prices(asked.scenario):
         return
     if len(asked.scenario.peers) > PEERS_LIMIT:

@@ -3,7 +3,7 @@
 import html
 from collections.abc import Sequence
 
-from p2p_dtfm.sim.reproduction.bars import Bar, Chart
+from p2p_dtfm.sim.reproduction.bars import Chart, ChartBar
 from p2p_dtfm.sim.reproduction.html_bars import STYLE as BARS_STYLE
 from p2p_dtfm.sim.reproduction.html_bars import (
     bar_row,
@@ -68,7 +68,7 @@ def charts_html(found: SwarmBars) -> str:
     )
 
 
-def _of(found: SwarmBars, chart: Chart) -> list[Bar]:
+def _of(found: SwarmBars, chart: Chart) -> list[ChartBar]:
     return [bar for bar in found.bars if bar.chart is chart]
 
 
@@ -100,7 +100,7 @@ def _parts(row: str, found: SwarmBars) -> str:
     )
 
 
-def _change_rows(bars: Sequence[Bar]) -> str:
+def _change_rows(bars: Sequence[ChartBar]) -> str:
     """Seconds, and how much of the first they are."""
     before, longest = bars[0].seconds, max(bar.seconds for bar in bars)
     rows = []
@@ -113,7 +113,7 @@ def _change_rows(bars: Sequence[Bar]) -> str:
     return "".join(rows)
 
 
-def _prices_html(bars: Sequence[Bar]) -> str:
+def _prices_html(bars: Sequence[ChartBar]) -> str:
     """Nothing where a scenario has no prices."""
     if not bars:
         return ""

@@ -1,7 +1,6 @@
 """What is written, and read again."""
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,6 @@ from p2p_dtfm.daemon.telemetry.event_log import EventLog
 from p2p_dtfm.ports import disk, now
 from p2p_dtfm.testbed.virtual.planted.patches import Patches, Planted
 from p2p_dtfm.train.model import checkpoint
-
-_STEP = re.compile(r"step-([0-9]+)")
 
 
 def _checkpoints_are_believed(patches: Patches) -> None:

@@ -11,7 +11,7 @@ from p2p_dtfm.daemon.peers.messenger import Messenger
 from p2p_dtfm.daemon.state_transfer import follower
 from p2p_dtfm.daemon.state_transfer.follower import Follower
 from p2p_dtfm.daemon.trainer.followers import Followers
-from p2p_dtfm.daemon.trainer.place import Place
+from p2p_dtfm.daemon.trainer.place import PlaceInView
 from p2p_dtfm.daemon.trainer.step_loop import StepLoop
 from p2p_dtfm.daemon.trainer.trainer import Trainer
 from p2p_dtfm.daemon.trainer.trainer_state import TrainerState
@@ -26,7 +26,7 @@ def _gives_no_states_while_it_waits(patches: Patches) -> None:
         if not place._tools.status.facts.get("waits_for"):
             await offered(place)
 
-    offered = patches.put(Place, "offer_states", offer_states)
+    offered = patches.put(PlaceInView, "offer_states", offer_states)
 
 
 def _new_holder_sleeps(patches: Patches) -> None:

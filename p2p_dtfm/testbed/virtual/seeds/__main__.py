@@ -25,7 +25,7 @@ from p2p_dtfm.sim.faults.agreement_seeds import seeds_of
 from p2p_dtfm.testbed.virtual.seeds.faults import Schedule
 from p2p_dtfm.testbed.virtual.seeds.many import (
     NoSuchFault,
-    Outcome,
+    SeedOutcome,
     one_by_one,
     schedule_of,
     several_at_a_time,
@@ -36,7 +36,7 @@ from p2p_dtfm.testbed.virtual.seeds.player import (
     memory_disk,
 )
 from p2p_dtfm.testbed.virtual.seeds.playing import Played, Story
-from p2p_dtfm.testbed.virtual.seeds.reached import Lines, told
+from p2p_dtfm.testbed.virtual.seeds.reached import LinesReached, told
 from p2p_dtfm.testbed.virtual.seeds.shrink import shrunk
 
 WORLD_BEGAN_S = 1000.0
@@ -85,7 +85,7 @@ def _places_of(text: str) -> list[int]:
     return list(map(int, places))
 
 
-def _outcomes(players: "_Players", options: argparse.Namespace) -> Iterator[Outcome]:
+def _outcomes(players: "_Players", options: argparse.Namespace) -> Iterator[SeedOutcome]:
     ends_at_s = time.time() + 60 * options.minutes
     which = options.seeds, options.faults, ends_at_s
     if options.jobs > 1:
@@ -166,7 +166,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         players = _Players(Path(scratch))
         if options.jobs == 1:
             players.here()  # before lines are watched, and what is loaded is left alone
-        lines = Lines() if options.coverage else None
+        lines = LinesReached() if options.coverage else None
         with lines.watched() if lines is not None else contextlib.nullcontext():
             leave_alone_what_is_loaded()
             exit_code = _play_all(players, options)

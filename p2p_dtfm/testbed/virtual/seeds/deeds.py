@@ -5,7 +5,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from p2p_dtfm.testbed.virtual.links import Link
+from p2p_dtfm.testbed.virtual.links import VirtualLink
 from p2p_dtfm.testbed.virtual.peer import Peer
 from p2p_dtfm.testbed.virtual.seeds.faults import AHEAD_S, BACK_S, Fault
 from p2p_dtfm.testbed.virtual.swarm import Swarm
@@ -203,7 +203,7 @@ class Deeds:
     def _links(self, fault: Fault, name: str, value: object) -> bool:
         one, other = self._both(fault)
         for here, there in ((one, other), (other, one)):
-            link: Link = self._swarm.network.links.of(here.peer_id, there.peer_id)
+            link: VirtualLink = self._swarm.network.links.of(here.peer_id, there.peer_id)
             setattr(link, name, value)
         return True
 

@@ -7,7 +7,7 @@ have the same trace twice. So the founder finds a spec that names it already, an
 from pathlib import Path
 
 from p2p_dtfm.core.protocol.canonical import digest_bytes
-from p2p_dtfm.core.protocol.invited.chains import Link, run_mark, sign_link
+from p2p_dtfm.core.protocol.invited.chains import ChainLink, run_mark, sign_link
 from p2p_dtfm.core.protocol.invited.line import InvitationLine
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.net.contacts.identity import Identity, identity_of_seed
@@ -33,7 +33,7 @@ def line_of(founder: Peer, identity: Identity, address: str) -> dict[str, object
     assert founder.daemon is not None
     run_digest, key = founder.daemon.run_digest, directory_key(identity)
     seed = bytes.fromhex(digest_bytes(b"line of " + identity.peer_id.encode()))
-    link = Link(run_mark(run_digest), identity_of_seed(seed).peer_id, True, True, EXPIRES_S)
+    link = ChainLink(run_mark(run_digest), identity_of_seed(seed).peer_id, True, True, EXPIRES_S)
     signed = sign_link(link, identity.peer_id, identity.sign)
     line = InvitationLine(bytes.fromhex(run_digest), key, seed, (signed,), (address,))
     return {"invite": line.text(), "run_digest": run_digest}

@@ -16,7 +16,7 @@ from p2p_dtfm.testbed.virtual.seeds.playing import Played, last_messages
 
 
 @dataclass
-class Outcome:
+class SeedOutcome:
     """What came of a seed, and the last words of each daemon in it."""
 
     seed: int
@@ -44,7 +44,7 @@ def one_by_one(
     places: Sequence[int] | None,
     ends_at_s: float,
     around: Callable[[], contextlib.AbstractContextManager[object]],
-) -> Iterator[Outcome]:
+) -> Iterator[SeedOutcome]:
     """`ends_at_s`: by the wall's clock; from then on no seed begins."""
     for seed in seeds:
         if time.time() > ends_at_s:
@@ -56,7 +56,7 @@ def one_by_one(
 
 def several_at_a_time(
     jobs: int, scratch: Path, seeds: Sequence[int], places: Sequence[int] | None, ends_at_s: float
-) -> Iterator[Outcome]:
+) -> Iterator[SeedOutcome]:
     """In the order of the seeds."""
     fresh = multiprocessing.get_context("spawn")
     with fresh.Pool(min(jobs, len(seeds)), _begin_process, (str(scratch),)) as pool:
@@ -66,10 +66,10 @@ def several_at_a_time(
                 yield outcome
 
 
-def _played(player: Player, seed: int, places: Sequence[int] | None) -> Outcome:
+def _played(player: Player, seed: int, places: Sequence[int] | None) -> SeedOutcome:
     with last_messages() as said:
         played = player.play(seed, schedule_of(seed, places))
-    return Outcome(seed, played, {name: list(lines) for name, lines in said.items()})
+    return SeedOutcome(seed, played, {name: list(lines) for name, lines in said.items()})
 
 
 _PLAYERS: list[Player] = []
@@ -82,7 +82,9 @@ def _begin_process(scratch: str) -> None:
     leave_alone_what_is_loaded()
 
 
-def _play_in_process(seed: int, places: Sequence[int] | None, ends_at_s: float) -> Outcome | None:
+def _play_in_process(
+    seed: int, places: Sequence[int] | None, ends_at_s: float
+) -> SeedOutcome | None:
     if time.time() > ends_at_s:
         return None
     return _played(_PLAYERS[0], seed, places)

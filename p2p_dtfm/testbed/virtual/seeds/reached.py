@@ -49,7 +49,7 @@ class _Module:
     codes: dict[_Key, CodeType]
 
 
-class Lines:
+class LinesReached:
     """That were run, by file."""
 
     def __init__(self) -> None:
@@ -174,7 +174,7 @@ def _is_silent(statement: ast.stmt) -> bool:
     return is_constant or isinstance(statement, ast.Pass | ast.Nonlocal | ast.Global)
 
 
-def told(lines: Lines) -> str:
+def told(lines: LinesReached) -> str:
     """For a terminal."""
     rooms = lines.rooms()
     reached, count = sum(room.reached for room in rooms), sum(room.all for room in rooms)

@@ -12,7 +12,7 @@ class Waits:
     """Of one seed, looked at now and then."""
 
     def __init__(self) -> None:
-        self._waits = of_daemons.Waits()
+        self._waits = of_daemons.TaskWaits()
         self._looked_s: float | None = None
 
     def look(self, now_s: float) -> str:

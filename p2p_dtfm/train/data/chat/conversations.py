@@ -44,7 +44,7 @@ class _Turn(msgspec.Struct, frozen=True, rename={"sender": "from"}):
         return Message(role, self.value)
 
 
-class _Row(msgspec.Struct, frozen=True):
+class _ChatRow(msgspec.Struct, frozen=True):
     messages: tuple[Message, ...] | None = None
     conversations: tuple[_Turn, ...] | None = None
     prompt: str | None = None
@@ -63,7 +63,7 @@ Conversation = tuple[Message, ...] | Exchange
 
 
 @dataclass
-class LeftOut:
+class RowsLeftOut:
     """Rows that cannot be used, by reason."""
 
     unreadable: int = 0
@@ -96,7 +96,7 @@ class LeftOut:
 
 
 def read_conversations(
-    paths: list[Path], left_out: LeftOut
+    paths: list[Path], left_out: RowsLeftOut
 ) -> Iterator[tuple[Conversation, bytes, str]]:
     """Each row that is one, with its line and where that is. Raises `UserError`."""
     for path in paths:
@@ -131,7 +131,7 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
         with pyarrow_needed(path, form):
             from p2p_dtfm.train.data.formats.tables import read_rows
 
-            rows = read_rows(path, form is Form.PARQUET, set(_Row.__struct_fields__))
+            rows = read_rows(path, form is Form.PARQUET, set(_ChatRow.__struct_fields__))
             for number, row in enumerate(rows, 1):
                 yield number, msgspec.json.encode(row)
         return
@@ -139,9 +139,9 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
         yield from lines
 
 
-def _conversation(line: bytes, left_out: LeftOut) -> Conversation | None:
+def _conversation(line: bytes, left_out: RowsLeftOut) -> Conversation | None:
     try:
-        row = msgspec.json.decode(line, type=_Row)
+        row = msgspec.json.decode(line, type=_ChatRow)
     except (msgspec.MsgspecError, RecursionError, ValueError):
         left_out.unreadable += 1
         return None

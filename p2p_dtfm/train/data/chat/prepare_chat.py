@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 
 from p2p_dtfm.core.protocol.errors import UserError
-from p2p_dtfm.train.data.atomic_file import fix_of, write_atomically
+from p2p_dtfm.train.data.atomic_file import fix_of
 from p2p_dtfm.train.data.blob_store import BlobStore
-from p2p_dtfm.train.data.chat.conversations import Conversation, LeftOut, read_conversations
+from p2p_dtfm.train.data.chat.conversations import Conversation, RowsLeftOut, read_conversations
 from p2p_dtfm.train.data.chat.template import (
     ChatForm,
     ChatWriter,
@@ -34,11 +34,9 @@ from p2p_dtfm.train.data.manifest import (
 )
 from p2p_dtfm.train.data.prepare import (
     BLOBS_NAME,
-    MANIFEST_NAME,
-    TOKENIZER_NAME,
+    finish,
     remove_unused,
     require_ours,
-    require_readable,
 )
 from p2p_dtfm.train.data.shard_files import ShardWriter
 from p2p_dtfm.train.data.tokenizer import Tokenizer, ending_with, entry_of
@@ -60,7 +58,7 @@ class ChatTotals:
     taken_apart: int = 0
     """Of these, written once for each answer, as the template writes the last one otherwise."""
     counted_tokens: int = 0
-    left_out: LeftOut = field(default_factory=LeftOut)
+    left_out: RowsLeftOut = field(default_factory=RowsLeftOut)
 
 
 def prepare_chat(
@@ -122,11 +120,7 @@ def prepare_chat(
             notes=notes or Notes("", "", ""),
             sequence_tokens=window,
         )
-        payload = manifest.to_bytes()
-        require_readable(payload, shard_tokens)
-        store.put_bytes(payload)
-        write_atomically(out / TOKENIZER_NAME, tokenizer.to_bytes())
-        write_atomically(out / MANIFEST_NAME, payload)
+        finish(out, store, manifest, tokenizer, shard_tokens)
         if replaces:
             remove_unused(store, manifest)
     except OSError as error:
@@ -181,7 +175,7 @@ def _written(writer: ChatWriter, conversation: Conversation) -> tuple[list[Row],
         return list(writer.each_answer(conversation)), True
 
 
-def _cut(row: Row, window: int, left_out: LeftOut) -> Row | None:
+def _cut(row: Row, window: int, left_out: RowsLeftOut) -> Row | None:
     """As much of it as a sequence holds, if any of that counts."""
     tokens, counts = row
     if len(tokens) > window:
@@ -248,7 +242,7 @@ def _key(line: bytes) -> int:
 
 def _held_out_key(paths: list[Path], fraction: float) -> int:
     """First reading: rows with hashes up to it are held out, so equal ones are on one side."""
-    keys = [_key(line) for _, line, _ in read_conversations(paths, LeftOut())]
+    keys = [_key(line) for _, line, _ in read_conversations(paths, RowsLeftOut())]
     if not keys:
         raise UserError(
             f"no conversations in {', '.join(map(str, paths))}",

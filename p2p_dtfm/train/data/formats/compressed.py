@@ -29,7 +29,7 @@ def is_compressed(path: Path) -> bool:
     return path.suffix.lower() in COMPRESSED
 
 
-class Lines:
+class BoundedLines:
     """Lines of bounded length out of one file, decompressed as they are read."""
 
     def __init__(self, path: Path, raw: BinaryIO, text: BinaryIO, limit_bytes: int) -> None:
@@ -61,22 +61,22 @@ class Lines:
 
 
 @contextmanager
-def open_lines(path: Path, limit_bytes: int) -> Iterator[Lines]:
+def open_lines(path: Path, limit_bytes: int) -> Iterator[BoundedLines]:
     """Raises `UserError` for a file that is not whole, within the context too, and OSError."""
     with open(path, "rb") as raw:
         if not is_compressed(path):
-            yield Lines(path, raw, raw, limit_bytes)
+            yield BoundedLines(path, raw, raw, limit_bytes)
             return
         try:
-            yield Lines(path, raw, _decompressed(path, raw), limit_bytes)
-        except (EOFError, zlib.error, gzip.BadGzipFile, _Damaged) as error:
+            yield BoundedLines(path, raw, _decompressed(path, raw), limit_bytes)
+        except (EOFError, zlib.error, gzip.BadGzipFile, _DamagedStream) as error:
             raise UserError(
                 f"{path} is not a whole compressed file: {error}",
                 "fetch or write it again, or leave it out",
             ) from error
 
 
-class _Damaged(Exception):
+class _DamagedStream(Exception):
     """A zstd stream that is not one."""
 
 
@@ -111,7 +111,7 @@ class _Frames(io.RawIOBase):
                 self._encoded = self._raw.read(_FEED_BYTES)
             if not self._encoded:
                 if self._frame is not None:
-                    raise _Damaged("its end is missing")
+                    raise _DamagedStream("its end is missing")
                 return 0
             self._feed()
         part = self._decoded[: len(buffer)]
@@ -126,7 +126,7 @@ class _Frames(io.RawIOBase):
         try:
             self._decoded = self._frame.decompress(self._encoded)
         except self._library.ZstdError as error:
-            raise _Damaged(str(error)) from error
+            raise _DamagedStream(str(error)) from error
         self._encoded = b""
         if self._frame.eof:
             self._encoded, self._frame = self._frame.unused_data, None

@@ -8,12 +8,12 @@ import pyarrow
 import pyarrow.ipc
 import pyarrow.parquet
 
-from p2p_dtfm.train.data.text_files import NoTextField, Row
+from p2p_dtfm.train.data.text_files import NoTextField, TextRow
 
 _ROWS_AT_ONCE = 256
 
 
-def read_column(path: Path, parquet: bool, field: str, size_bytes: int) -> Iterator[Row]:
+def read_column(path: Path, parquet: bool, field: str, size_bytes: int) -> Iterator[TextRow]:
     """Rows in order. Raises `NoTextField`, `pyarrow.ArrowException` and OSError."""
     if parquet:
         with pyarrow.parquet.ParquetFile(path) as table:
@@ -62,13 +62,13 @@ def _arrow_batches(
     return reader.schema, iter(reader)
 
 
-def _texts(column: pyarrow.Array, read_bytes: int) -> Iterator[Row]:
+def _texts(column: pyarrow.Array, read_bytes: int) -> Iterator[TextRow]:
     if pyarrow.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     large = pyarrow.types.is_large_string(column.type)
     # as bytes: nobody has checked yet that they are UTF-8
     for text in column.cast(pyarrow.large_binary() if large else pyarrow.binary()).to_pylist():
-        yield Row(text, read_bytes)
+        yield TextRow(text, read_bytes)
 
 
 def _require_text(path: Path, schema: pyarrow.Schema, field: str) -> None:

@@ -21,7 +21,7 @@ from p2p_dtfm.train.data.formats.compressed import open_lines
 from p2p_dtfm.train.data.manifest import LeftOut, Selection
 from p2p_dtfm.train.data.quality import signal_files
 from p2p_dtfm.train.data.quality.expression import Rules, parse_rules
-from p2p_dtfm.train.data.quality.near_duplicates import Signatures
+from p2p_dtfm.train.data.quality.near_duplicates import TextSignatures
 from p2p_dtfm.train.data.quality.signals import COMPUTED, TEXT_LIMIT_BYTES, Text, compute
 from p2p_dtfm.train.data.quality.work_file import WorkFile
 from p2p_dtfm.train.data.text_files import Candidate, NoTextField, NotText, Skipped
@@ -83,7 +83,7 @@ class Choosing:
         self._places = {file.path: number for number, file in enumerate(files)}
         self._rules = rules
         near = wish.duplicates == "near"
-        self._signatures = Signatures(wish.similarity) if near else None
+        self._signatures = TextSignatures(wish.similarity) if near else None
 
     def read_all(self, piece_bytes: int, progress: Progress) -> None:
         """Goes on where a process that was ended got to. Raises `UserError`."""

@@ -16,7 +16,7 @@ RUN_WORDS = 5
 """What is compared are sets of runs of so many words (as Penedo et al. 2024 did for FineWeb)."""
 
 
-class Signatures:
+class TextSignatures:
     """Signatures and bands for one wanted similarity (of Jaccard). Raises `UserError`."""
 
     def __init__(self, similarity: float) -> None:

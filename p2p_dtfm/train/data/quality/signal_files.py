@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from p2p_dtfm.core.protocol.errors import UserError
-from p2p_dtfm.train.data.formats.compressed import Lines, inner_name, open_lines
+from p2p_dtfm.train.data.formats.compressed import BoundedLines, inner_name, open_lines
 
 LINE_LIMIT_BYTES = 1 << 26
 _LOOKED_AT_LINES = 100
@@ -62,7 +62,7 @@ def names_in(path: Path) -> set[str]:
 class SignalFile:
     """Read line by line, beside the documents. Raises `UserError` where the two do not match."""
 
-    def __init__(self, path: Path, lines: Lines) -> None:
+    def __init__(self, path: Path, lines: BoundedLines) -> None:
         self._path = path
         self._lines: Iterator[tuple[int, bytes]] = iter(lines)
 

@@ -39,7 +39,7 @@ class Frame(NamedTuple):
     payload: bytes
 
 
-class Edge(NamedTuple):
+class ReplayedEdge(NamedTuple):
     """Of one microbatch: what came into the stage, and the codecs of what it sends."""
 
     activation: Frame | None = None
@@ -83,7 +83,7 @@ def replay(
     microbatches: Sequence[int],
     batch: Callable[[int], tuple[Tensor, Tensor]],
     threads: int,
-    edge: Callable[[int], Edge] = lambda number: Edge(),
+    edge: Callable[[int], ReplayedEdge] = lambda number: ReplayedEdge(),
     recompute: bool = True,
     weight: Callable[[int], float] = lambda number: 1.0,
 ) -> Replayed:

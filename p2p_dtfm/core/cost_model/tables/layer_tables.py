@@ -1,0 +1,225 @@
+"""What layers take: time on a peer, memory, and bytes on the wire."""
+
+from dataclasses import dataclass
+
+from p2p_dtfm.core.protocol.layers.timings import timing_of
+from p2p_dtfm.core.protocol.records import Device
+from p2p_dtfm.core.protocol.workload import LayerCost, Workload
+from p2p_dtfm.core.schedule.tasklets import weight_part_ns
+
+Kinds = tuple[int, int, int, int, int]
+"""How many embeddings, blocks and heads there are among some layers, and their first and end: where
+layers are unlike it counts which they are."""
+
+
+def kinds_in(first: int, end: int, layer_count: int) -> Kinds:
+    """Of the layers `first .. end - 1`."""
+    if first >= end:
+        return 0, 0, 0, first, first
+    head = layer_count - 1
+    return int(first == 0), min(end, head) - max(first, 1), int(end > head), first, end
+
+
+@dataclass(frozen=True, slots=True)
+class LayerNs:
+    """Forward and backward time of the layer kinds on one peer, for one microbatch."""
+
+    embedding_forward_ns: int
+    embedding_backward_ns: int
+    block_forward_ns: int
+    block_backward_ns: int
+    head_forward_ns: int
+    head_backward_ns: int
+
+    @property
+    def embedding_ns(self) -> int:
+        return self.embedding_forward_ns + self.embedding_backward_ns
+
+    @property
+    def block_ns(self) -> int:
+        return self.block_forward_ns + self.block_backward_ns
+
+    @property
+    def head_ns(self) -> int:
+        return self.head_forward_ns + self.head_backward_ns
+
+    def forward_ns(self, kinds: Kinds) -> int:
+        embeddings, blocks, heads, _, _ = kinds
+        return (
+            embeddings * self.embedding_forward_ns
+            + blocks * self.block_forward_ns
+            + heads * self.head_forward_ns
+        )
+
+    def backward_ns(self, kinds: Kinds) -> int:
+        """With what a split leaves for later."""
+        embeddings, blocks, heads, _, _ = kinds
+        return (
+            embeddings * self.embedding_backward_ns
+            + blocks * self.block_backward_ns
+            + heads * self.head_backward_ns
+        )
+
+    def update_ns(self, kinds: Kinds, block_update_ppm: int) -> int:
+        """Of an update of these layers."""
+        return kinds[1] * self.block_forward_ns * block_update_ppm // 1_000_000
+
+    def last_part_ns(self, kinds: Kinds, splits: bool) -> int:
+        """The last part of a microbatch, in which the gradients become final: what a split leaves
+        of the backward, else all of it."""
+        if not splits:
+            return self.backward_ns(kinds)
+        embeddings, blocks, heads, _, _ = kinds
+        return (
+            embeddings * weight_part_ns(self.embedding_forward_ns, self.embedding_backward_ns)
+            + blocks * weight_part_ns(self.block_forward_ns, self.block_backward_ns)
+            + heads * weight_part_ns(self.head_forward_ns, self.head_backward_ns)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class UnlikeNs(LayerNs):
+    """Of layers that a run lists; a block is the mean of those between the ends."""
+
+    forwards_ns: tuple[int, ...]
+    """Of each layer."""
+    backwards_ns: tuple[int, ...]
+
+    def forward_ns(self, kinds: Kinds) -> int:
+        return sum(self.forwards_ns[kinds[3] : kinds[4]])
+
+    def backward_ns(self, kinds: Kinds) -> int:
+        return sum(self.backwards_ns[kinds[3] : kinds[4]])
+
+    def last_part_ns(self, kinds: Kinds, splits: bool) -> int:
+        if not splits:
+            return self.backward_ns(kinds)
+        here = slice(kinds[3], kinds[4])
+        return sum(map(weight_part_ns, self.forwards_ns[here], self.backwards_ns[here]))
+
+
+def unlike_ns(forwards_ns: tuple[int, ...], backwards_ns: tuple[int, ...]) -> UnlikeNs:
+    """Of each layer, the first and the last among them."""
+    count = len(forwards_ns) - 2
+    return UnlikeNs(
+        forwards_ns[0],
+        backwards_ns[0],
+        -(-sum(forwards_ns[1:-1]) // count),
+        -(-sum(backwards_ns[1:-1]) // count),
+        forwards_ns[-1],
+        backwards_ns[-1],
+        forwards_ns,
+        backwards_ns,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class LayerBytes:
+    """What one layer of a kind occupies or sends."""
+
+    state_bytes: int
+    saved_bytes: int
+    gradient_elements: int
+    gradient_bytes: int
+    """On the wire, in one direction, when a replica contributes its gradient."""
+    guarded_bytes: int
+    """On the wire, when the only holder sends its guardian the reduced gradient."""
+    shared_bytes: int = 0
+    """On the wire, when the ends of a pipeline give each other the sums of a tied matrix."""
+
+    @property
+    def needed_bytes(self) -> int:
+        """With one microbatch in flight."""
+        return self.state_bytes + self.saved_bytes
+
+
+@dataclass(frozen=True)
+class LayerTable:
+    """Of all layers of the model."""
+
+    block_count: int
+    embedding: LayerBytes
+    block: LayerBytes
+    head: LayerBytes
+    unlike: tuple[LayerBytes, ...] = ()
+    """Each layer, where a run lists them; `block` is then the mean of those between the ends."""
+
+    @property
+    def count(self) -> int:
+        return self.block_count + 2
+
+    def of(self, layer: int) -> LayerBytes:
+        if self.unlike:
+            return self.unlike[layer]
+        if layer == 0:
+            return self.embedding
+        return self.block if layer <= self.block_count else self.head
+
+    def state_bytes(self, first: int, end: int) -> int:
+        """Of the layers `first .. end - 1`."""
+        if self.unlike:
+            return sum(layer.state_bytes for layer in self.unlike[first:end])
+        embeddings, blocks, heads, _, _ = kinds_in(first, end, self.count)
+        return (
+            embeddings * self.embedding.state_bytes
+            + blocks * self.block.state_bytes
+            + heads * self.head.state_bytes
+        )
+
+    def saved_bytes(self, first: int, end: int) -> int:
+        """Of the layers `first .. end - 1`, for each microbatch in flight."""
+        if self.unlike:
+            return sum(layer.saved_bytes for layer in self.unlike[first:end])
+        embeddings, blocks, heads, _, _ = kinds_in(first, end, self.count)
+        return (
+            embeddings * self.embedding.saved_bytes
+            + blocks * self.block.saved_bytes
+            + heads * self.head.saved_bytes
+        )
+
+
+def layer_sizes(workload: Workload) -> LayerTable:
+    """Of a run."""
+    return LayerTable(
+        workload.block_count,
+        _layer_bytes(workload, workload.embedding),
+        _layer_bytes(workload, workload.block),
+        _layer_bytes(workload, workload.head),
+        _unlike_bytes(workload),
+    )
+
+
+def _layer_bytes(workload: Workload, cost: LayerCost) -> LayerBytes:
+    return LayerBytes(
+        cost.state_bytes,
+        cost.saved_bytes,
+        cost.parameter_count,
+        workload.gradient_wire_bytes(cost),
+        workload.guarded_bytes(cost),
+        cost.shared_bytes,
+    )
+
+
+def _unlike_bytes(workload: Workload) -> tuple[LayerBytes, ...]:
+    if workload.unlike is None:
+        return ()
+    return tuple(
+        _layer_bytes(workload, workload.cost(layer)) for layer in range(workload.layer_count)
+    )
+
+
+def layer_ns_of(device: Device, workload: Workload) -> LayerNs:
+    """A layer that took no measurable time counts one nanosecond."""
+    if workload.unlike is not None:
+        times = [timing_of(device, workload, layer) for layer in range(workload.layer_count)]
+        forward = tuple(max(1, each.forward_ns) for each in times)
+        backward = tuple(max(1, each.backward_ns) for each in times)
+        return unlike_ns(forward, backward)
+    return LayerNs(
+        max(1, device.embedding.forward_ns),
+        max(1, device.embedding.backward_ns),
+        max(1, device.block.forward_ns),
+        max(1, device.block.backward_ns),
+        max(1, device.head.forward_ns),
+        max(1, device.head.backward_ns),
+    )

@@ -1,0 +1,109 @@
+"""By what a home comes to a run by invitation, and the file that says so."""
+
+import contextlib
+import logging
+from pathlib import Path
+
+import msgspec
+
+from p2p_dtfm.core.protocol.errors import PeerFault, UserError
+from p2p_dtfm.core.protocol.invited.chains import bound_to
+from p2p_dtfm.core.protocol.invited.guest_list import SavedGuests
+from p2p_dtfm.core.protocol.invited.line import ASK_AGAIN, InvitationLine, require_in_time
+from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.core.protocol.signed import Signed
+from p2p_dtfm.daemon.peers.wire import Introduction
+from p2p_dtfm.net.contacts.identity import Identity, identity_of_seed
+from p2p_dtfm.ports import disk, now
+
+FILE_NAME = "guests.json"
+FILE_LIMIT_BYTES = 16 << 20
+
+log = logging.getLogger("p2p_dtfm")
+
+
+class KeptInvitation(msgspec.Struct, frozen=True):
+    """In the run's directory."""
+
+    chain: tuple[Signed, ...] = ()
+    guests: SavedGuests = SavedGuests()
+    lines: dict[str, int] = {}
+    """That this peer has given, by name, and until when they last: it may take them back, also
+    before anybody has come by them."""
+
+
+class OwnInvitation:
+    """To one run, of which nothing more need be known yet; a `GuestBook` is made of it and the
+    run's founder."""
+
+    def __init__(self, directory: Path, run_digest: str, identity: Identity) -> None:
+        self.run_digest = run_digest
+        self.directory_key = b""
+        self.identity = identity
+        self._path = directory / FILE_NAME
+        self.kept = self._read()
+
+    @property
+    def introduction(self) -> Introduction | None:
+        """None where this peer needs none: the founder."""
+        return Introduction(self.kept.chain) if self.kept.chain else None
+
+    def come_by(self, line: InvitationLine) -> None:
+        """This peer's user has pasted it. Raises `UserError` if it has expired, or is damaged."""
+        self.directory_key = line.directory_key
+        came_by_it = len(self.kept.chain) > 1 and self.kept.chain[:-1] == line.chain
+        if came_by_it or not line.chain:
+            return
+        require_in_time(line, int(now.wall_s()))
+        try:
+            signer = identity_of_seed(line.seed).sign
+            chain = bound_to(line.chain, line.run_digest, self.identity.peer_id, signer)
+        except PeerFault as fault:
+            raise UserError(f"the invitation is no good: {fault.cause}", ASK_AGAIN) from fault
+        self.kept = msgspec.structs.replace(self.kept, chain=chain)
+
+    def write(self) -> None:
+        """A full disk costs the memory, and nothing else."""
+        try:
+            disk.write_whole(self._path, msgspec.json.encode(self.kept), disk.ONLY_OWNER)
+        except OSError as error:
+            log.warning("cannot write down who was invited: %s", error)
+
+    def _read(self) -> KeptInvitation:
+        try:
+            with self._path.open("rb") as file:
+                kept = msgspec.json.decode(file.read(FILE_LIMIT_BYTES), type=KeptInvitation)
+        except FileNotFoundError:
+            return KeptInvitation()
+        except (OSError, msgspec.MsgspecError, RecursionError) as error:
+            aside = self._path.with_suffix(".damaged")
+            log.warning("who was invited is not known: %s (set aside as %s)", error, aside)
+            with contextlib.suppress(OSError):
+                self._path.replace(aside)
+            return KeptInvitation()
+        return kept
+
+
+def invitation_of(
+    directory: Path, identity: Identity, line: InvitationLine | None, recalled: RunSpec | None
+) -> OwnInvitation | None:
+    """By the line that was pasted, or what this home remembers; None where no run is known to be
+    by invitation."""
+    if line is not None and line.chain:
+        own = OwnInvitation(directory, line.run_digest, identity)
+        own.come_by(line)
+        return own
+    if recalled is not None and recalled.admission.is_invited:
+        own = OwnInvitation(directory, recalled.digest(), identity)
+        own.directory_key = bytes.fromhex(recalled.admission.key)
+        return own
+    return None
+
+
+def not_let_in(cause: str) -> UserError:
+    """Members have answered, and do not let this peer in."""
+    return UserError(
+        f"the members do not let this peer in: {cause}",
+        (ASK_AGAIN, "then join with it: p2p-dtfm --invite LINE"),
+        exit_code=5,
+    )

@@ -27,7 +27,7 @@ class Promise(NamedTuple):
     """An honest one may lose its place for a while."""
 
 
-class Kind(NamedTuple):
+class LieKind(NamedTuple):
     """One way to lie."""
 
     what: str
@@ -65,34 +65,36 @@ BELIEVED = Promise(
 )
 
 _GRADIENTS = {
-    "zeros": Kind("sends no gradients: zeros", BARRED),
-    "flip": Kind(
+    "zeros": LieKind("sends no gradients: zeros", BARRED),
+    "flip": LieKind(
         "points its gradients the other way; by 0.1 they have 0.8 of their size", BARRED, 1.0
     ),
-    "scale": Kind("makes its gradients larger by so many times", BARRED, 1.0),
-    "noise": Kind("adds so many times as much noise as there is gradient", BARRED, 1.0),
-    "bend": Kind("adds so many times 1e-4 to one in a thousand elements", BARRED, 1.0),
-    "replay": Kind("gives the gradients of its first step as a liar again and again", BARRED),
+    "scale": LieKind("makes its gradients larger by so many times", BARRED, 1.0),
+    "noise": LieKind("adds so many times as much noise as there is gradient", BARRED, 1.0),
+    "bend": LieKind("adds so many times 1e-4 to one in a thousand elements", BARRED, 1.0),
+    "replay": LieKind("gives the gradients of its first step as a liar again and again", BARRED),
 }
 assert _GRADIENTS.keys() == GRADIENT_LIES.keys()
 
 _WORK = {
-    "tokens": Kind("trains on other tokens than its share's", BARRED),
-    "skipped": Kind("leaves out its last microbatch", BARRED),
-    "activation": Kind("sends the next stage other activations", LEFT_OUT_OF_SIX, pipelines=True),
-    "edge-out": Kind(
+    "tokens": LieKind("trains on other tokens than its share's", BARRED),
+    "skipped": LieKind("leaves out its last microbatch", BARRED),
+    "activation": LieKind(
+        "sends the next stage other activations", LEFT_OUT_OF_SIX, pipelines=True
+    ),
+    "edge-out": LieKind(
         "claims other tensors than it has sent its neighbours", LEFT_OUT_OF_SIX, pipelines=True
     ),
-    "edge-in": Kind(
+    "edge-in": LieKind(
         "claims that other tensors came from its neighbours", ONE_OF_TWO, pipelines=True
     ),
 }
 _SUMS = {
-    "sum": Kind("makes its sums larger by so many times, and tells all the same", BARRED, 1.0),
-    "part": Kind("sends other gradients than it claims", LEFT_OUT),
-    "unlike-sums": Kind("gives each other holder another sum", LEFT_OUT),
-    "nan": Kind("sends gradients that are no numbers", LEFT_OUT),
-    "withheld": Kind(
+    "sum": LieKind("makes its sums larger by so many times, and tells all the same", BARRED, 1.0),
+    "part": LieKind("sends other gradients than it claims", LEFT_OUT),
+    "unlike-sums": LieKind("gives each other holder another sum", LEFT_OUT),
+    "nan": LieKind("sends gradients that are no numbers", LEFT_OUT),
+    "withheld": LieKind(
         "withholds its gradients from so large a part of the others, and says that it has sent "
         "them",
         Promise(
@@ -100,22 +102,24 @@ _SUMS = {
         ),
         1.0,
     ),
-    "unshown": Kind("shows nobody what an audit asks it for", LEFT_OUT),
+    "unshown": LieKind("shows nobody what an audit asks it for", LEFT_OUT),
 }
 _WORDS = {
-    "norm": Kind("says that the norm is larger by so many times", LEFT_OUT, 1.0),
-    "unlike-norms": Kind("tells each member another norm", BARRED),
-    "loss": Kind("says that its loss is larger by so many times", BARRED, 1.0),
-    "held-out": Kind(
+    "norm": LieKind("says that the norm is larger by so many times", LEFT_OUT, 1.0),
+    "unlike-norms": LieKind("tells each member another norm", BARRED),
+    "loss": LieKind("says that its loss is larger by so many times", BARRED, 1.0),
+    "held-out": LieKind(
         "says that its held-out loss is larger by so many times", BELIEVED, 1.0, from_step=10
     ),
-    "count": Kind("counts twice the tokens that it has computed", LEFT_OUT),
-    "digest": Kind("says that its states are others than they are", LEFT_OUT, from_step=20),
-    "lineage": Kind("says that it starts the step from another state", LEFT_OUT),
-    "opening": Kind("opens something else than it was committed to", LEFT_OUT),
-    "alien": Kind("flips its gradients, and calls its arithmetic one of its own", LEFT_OUT),
-    "mute": Kind("flips its gradients, and says no Prepared once an auditor has found it", BARRED),
-    "confess": Kind(
+    "count": LieKind("counts twice the tokens that it has computed", LEFT_OUT),
+    "digest": LieKind("says that its states are others than they are", LEFT_OUT, from_step=20),
+    "lineage": LieKind("says that it starts the step from another state", LEFT_OUT),
+    "opening": LieKind("opens something else than it was committed to", LEFT_OUT),
+    "alien": LieKind("flips its gradients, and calls its arithmetic one of its own", LEFT_OUT),
+    "mute": LieKind(
+        "flips its gradients, and says no Prepared once an auditor has found it", BARRED
+    ),
+    "confess": LieKind(
         "flips its gradients for ten steps, then proves that it lies, to have others undo them",
         Promise(
             "out and barred when it confesses; its wrong steps that nobody drew stay, and none is "
@@ -128,12 +132,12 @@ _WORDS = {
     ),
 }
 _OF_OTHERS = {
-    "accuse": Kind("finds fault with whomever it is drawn to audit", BARRED),
-    "lazy": Kind(
+    "accuse": LieKind("finds fault with whomever it is drawn to audit", BARRED),
+    "lazy": LieKind(
         "audits nothing: says of whomever it is drawn to audit that all is as claimed",
         Promise("not found out: it harms where it is drawn for another liar", None),
     ),
-    "silence": Kind(
+    "silence": LieKind(
         "accuses all others of silence, again and again",
         Promise(
             "out once it has cost others their places: one of them twice at most",
@@ -143,18 +147,18 @@ _OF_OTHERS = {
     ),
 }
 _OF_ITSELF = {
-    "speed": Kind(
+    "speed": LieKind(
         "says that it computes so many times as fast as it does", ONLY_TIME, 10.0, from_step=0
     ),
-    "links": Kind(
+    "links": LieKind(
         "says that its lines carry so many times what they do", ONLY_TIME, 1e-3, from_step=0
     ),
-    "state": Kind(
+    "state": LieKind(
         "gives a newcomer noise in place of states",
         Promise("not left out; the newcomer takes the states from another one", None),
         from_step=0,
         newcomer=True,
     ),
 }
-KINDS: dict[str, Kind] = {**_GRADIENTS, **_WORK, **_SUMS, **_WORDS, **_OF_OTHERS, **_OF_ITSELF}
+KINDS: dict[str, LieKind] = {**_GRADIENTS, **_WORK, **_SUMS, **_WORDS, **_OF_OTHERS, **_OF_ITSELF}
 WITH_STRENGTH = tuple(name for name, kind in KINDS.items() if kind.strength is not None)

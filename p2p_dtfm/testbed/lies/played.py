@@ -17,7 +17,7 @@ from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.workload import workload_of
 from p2p_dtfm.testbed.kill_storm import peer_id_of
-from p2p_dtfm.testbed.lies.kinds import KINDS, Kind
+from p2p_dtfm.testbed.lies.kinds import KINDS, LieKind
 from p2p_dtfm.testbed.lies.lie import LIE_VARIABLE, MEMORY_VARIABLE, Lie
 from p2p_dtfm.testbed.lies.verdict import (
     LieVerdict,
@@ -63,7 +63,7 @@ class LieCase:
     """Each finds nothing wrong with the others' work."""
 
     @property
-    def of(self) -> Kind:
+    def of(self) -> LieKind:
         return KINDS[self.kind]
 
     @property

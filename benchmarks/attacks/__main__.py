@@ -3,11 +3,11 @@
     python -m benchmarks.attacks [NAME ...] [--seconds 10] [--json] [--list]
 
 First a few that strangers try (`by_strangers.py`: everybody with an address can) and newcomers
-(`by_newcomers.py`), on three members; then members that lie (`tests/e2e/liar.py`: the second of
-four, from step 30 on). Reported of the honest members: the longest time without a commit from the
-attack's beginning on, beside the longest before it; how many ended; steps whose losses they tell
-differently; how much resident memory the one that grew most had taken at most; and seconds until an
-honest newcomer was let in afterwards.
+(`by_newcomers.py`), on three members; then members that lie (`p2p_dtfm/testbed/lies/`: the second
+of four, from step 30 on). Reported of the honest members: the longest time without a commit from
+the attack's beginning on, beside the longest before it; how many ended; steps whose losses they
+tell differently; how much resident memory the one that grew most had taken at most; and seconds
+until an honest newcomer was let in afterwards.
 Nothing leaves loopback. Exit code 1 if a limit was passed.
 """
 
@@ -26,19 +26,22 @@ from benchmarks.attacks.by_newcomers import BY_NEWCOMERS
 from benchmarks.attacks.by_strangers import BY_STRANGERS, Attack, Notes
 from benchmarks.attacks.stranger import Stranger
 from benchmarks.attacks.watched import AFTERMATH_S, POLL_S, Seen, Watched, swarm_of
+from p2p_dtfm.testbed.lies.lie import Lie
 
 SPAN_LIMIT_S = 10.0
 MEMORY_LIMIT_MIB = 300
 CONNECTIONS_LIMIT = 10
 ATTACK_LIMIT_S = 120.0
 FROM_STEP = 30
+LARGE = 1e30
+"""Of norms and losses."""
 BY_OTHERS = BY_STRANGERS | BY_NEWCOMERS
 BY_MEMBERS = {
     "nan": "gradients that are no numbers",
-    "norm": "a norm of 1e30",
-    "loss": "a loss of 1e30",
-    "equivsum": "other sums of gradients to each holder",
-    "equivnorm": "another norm to each member",
+    "norm": "a norm that is 1e30 times as large",
+    "loss": "a loss that is 1e30 times as large",
+    "unlike-sums": "other sums of gradients to each holder",
+    "unlike-norms": "another norm to each member",
     "silence": "accuses all others of silence, ten times a second",
     "part": "other gradients than it computed; found out by audits alone",
     "state": "noise in place of a layer's state, to a newcomer",
@@ -76,7 +79,7 @@ def attacked_by_stranger(attack: Attack, directory: Path, seconds: float) -> See
 
 def attacked_by_member(kind: str, directory: Path, seconds: float) -> Seen:
     first = 0 if kind == "state" else FROM_STEP
-    with swarm_of(directory, 4, {"kind": kind, "step": first}) as watched:
+    with swarm_of(directory, 4, Lie(kind, first, LARGE)) as watched:
         watched.begin()
         time.sleep(seconds)
         return _afterwards(watched, {})

@@ -1,8 +1,6 @@
 """A swarm of real daemons, and what an attack did to those of them that are honest."""
 
 import itertools
-import json
-import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,10 +19,11 @@ from p2p_dtfm.core.protocol.run_spec import (
     RunSpec,
 )
 from p2p_dtfm.core.protocol.sections.optimizer_spec import OptimizerSpec
+from p2p_dtfm.testbed.lies.lie import Lie
+from p2p_dtfm.testbed.lies.played import MODULE, OPTIONS, environment, told
 from p2p_dtfm.testbed.local_swarm import Child, LocalSwarm
 from p2p_dtfm.train.data import prepare
 
-LIAR = "tests.e2e.liar"
 DEADLINE_S = 180.0
 POLL_S = 0.1
 STEPS_BEFORE = 20
@@ -147,20 +146,17 @@ def _longest(times_s: Sequence[float]) -> float:
 
 @contextmanager
 def swarm_of(
-    directory: Path, count: int, lies: Mapping[str, Any] | None = None, steps: int = 100_000
+    directory: Path, count: int, lie: Lie | None = None, steps: int = 100_000
 ) -> Iterator[Watched]:
-    """So many members that train; with `lies` the second is a liar, told what to lie about."""
+    """So many members that train; with `lie` the second is a liar."""
     spec = run_spec(directory, steps)
-    options = ("--threads", "1", "--dashboard", "off")
-    module = LIAR if lies is not None else "p2p_dtfm"
-    with LocalSwarm(directory, options, module) as local:
+    module = MODULE if lie is not None else "p2p_dtfm"
+    with LocalSwarm(directory, OPTIONS, module) as local:
         _, address = local.found(["--run", str(spec), "--expect-peers", str(count)])
         for number in range(1, count):
-            if lies is not None:
-                os.environ["LIES"] = json.dumps(lies if number == 1 else {})
-            local.join(address)
-        os.environ.pop("LIES", None)
-        liars = {1} if lies else set()
+            with environment(told(lie) if lie is not None and number == 1 else {}):
+                local.join(address)
+        liars = {1} if lie else set()
         honest = [child for number, child in enumerate(local.children) if number not in liars]
         watched = Watched(local, address, honest)
         watched.until_step(STEPS_BEFORE)

@@ -280,6 +280,41 @@ class TestReplicas:
                 assert me != B or (set(found) == {C} and found[C] < 7)
                 assert found.keys() <= {C}, (me, lies)
 
+    def owners(self, liar: str, *victims: str) -> dict[str, Script]:
+        """Each owns a chunk. The liar has given `victims` no part, and says what is true of it:
+        that it lacks their sums. An owner that lacks no part has given its sum."""
+        said: dict[str, Script] = {}
+        for number, me in enumerate((A, B, C, D)):
+            parts = [Lack(liar, Kind.PART, 0, number)] if me in victims else []
+            sums = [Lack(it, Kind.SUM, 0, chunk) for chunk, it in enumerate((A, B, C, D))]
+            due = [it for it in sums if it.peer_id in victims and it.peer_id != me]
+            said[me] = always(self.work(*parts, *due))
+        return said
+
+    def test_a_sum_that_it_lacks_is_no_reason_to_withhold_a_part_from_all(self) -> None:
+        """No part waits for anybody's sum: each of the three knows by itself who is in the way."""
+        scripts = self.owners(C, A, B, D)
+        for me in (A, B, D):
+            _, mine = scripts[me](0)
+            assert mine is not None
+            found = Judge(me, self.view, mine).run(scripts, seconds=20)
+            assert set(found) == {C} and found[C] < 8, (me, found)
+
+    def test_who_lacks_none_itself_takes_nobodys_word_for_it(self) -> None:
+        """Of A that lacks C's part, and C that has given it, one lies: B and D cannot know which,
+        and are not to be the first to say so."""
+        scripts = self.owners(C, A)
+        for me in (B, D):
+            _, mine = scripts[me](0)
+            assert mine is not None
+            patience = Patience(6 * SECOND_NS, 6 * SECOND_NS, SECOND_NS)
+            found = Judge(me, self.view, mine, patience=patience).run(scripts, seconds=10)
+            assert found == {}, (me, found)
+        _, mine = scripts[A](0)
+        assert mine is not None
+        found = Judge(A, self.view, mine).run(scripts, seconds=10)
+        assert set(found) == {C} and found[C] < 8
+
     def test_a_receipt_is_owed_whatever_else_the_guardian_waits_for(self) -> None:
         mine = self.work(Lack(D, Kind.RECEIPT))
         scripts = {D: always(self.work(Lack(A, Kind.PREPARED)))}

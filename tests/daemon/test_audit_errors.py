@@ -12,6 +12,8 @@ from p2p_dtfm.core.messages.audit_messages import COULD_NOT, Audited, Claimed
 from p2p_dtfm.daemon.machine.compute import Compute
 from p2p_dtfm.daemon.step.stage_account import Judge
 from p2p_dtfm.daemon.trainer.audits import Audits
+from p2p_dtfm.daemon.trainer.trainer_state import Stopped
+from p2p_dtfm.net.streams.blobs import BlobUnavailable
 from p2p_dtfm.train.stage.replay.arithmetic import max_threads
 from tests.core.audit.parts import NAMES, PLAN, VIEW, share_of
 from tests.core.builders import run_spec
@@ -36,6 +38,54 @@ def test_an_error_in_a_replay_is_no_word_against_anybody(caplog: pytest.LogCaptu
 
     assert asyncio.run(result()) == COULD_NOT
     assert "no room for an audit" in caplog.text
+
+
+def test_who_has_claimed_tensors_and_shows_none_is_blamed_and_who_is_not_reached_is_not() -> None:
+    told: list[tuple[str, str]] = []
+    outlet = SimpleNamespace(
+        poison=lambda peer_id, cause: told.append(("poison", peer_id)),
+        trouble=lambda peer_id, cause: told.append(("trouble", peer_id)),
+    )
+    over = SimpleNamespace(is_over=lambda view: True)
+    audits = Audits(SimpleNamespace(spec=run_spec()), outlet, over)  # type: ignore[arg-type]
+
+    async def fail() -> bytes:
+        causes = {"denies": "blob 0123 is not here", "is far": "no answer within 5 s"}
+        raise BlobUnavailable("0123", causes, {"denies"})
+
+    async def result() -> bytes:
+        work = asyncio.create_task(fail())
+        await asyncio.wait([work])
+        return await audits._result(None, work)  # type: ignore[arg-type]
+
+    with pytest.raises(Stopped):
+        asyncio.run(result())
+    assert told == [("poison", "denies"), ("trouble", "is far")]
+
+
+def test_what_is_withheld_is_told_at_once_and_not_when_all_is_computed_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Those that audit compute for unlike times, and are to blame it together."""
+
+    async def compute_for_ever(self: Judge, *work: object) -> None:
+        await asyncio.get_running_loop().create_future()
+
+    async def show_nothing(self: Judge, *wanted: object) -> None:
+        raise BlobUnavailable("0123", {"z": "blob 0123 is not here"}, {"z"})
+
+    monkeypatch.setattr(Judge, "_own", compute_for_ever)
+    monkeypatch.setattr(Judge, "_parts", show_nothing)
+    spec: Any = run_spec()
+    judge = Judge(spec, PLAN, None, {}, None, None)  # type: ignore[arg-type]
+    claims = {"a": claim("a")}
+
+    async def scene() -> None:
+        work = judge.work_of("a", (0, 1), None, 7, claims, {}, adds=True)  # type: ignore[arg-type]
+        with pytest.raises(BlobUnavailable):
+            await asyncio.wait_for(work, 5)
+
+    asyncio.run(scene())
 
 
 def test_who_could_not_audit_is_not_waited_for_and_nothing_is_disputed() -> None:

@@ -1,7 +1,6 @@
 """Audits of stages that are not the whole model: three pipelines of two, so that each stage has two
 replicas that compute its work again. Nothing that was found wrong stays."""
 
-import json
 import re
 import time
 from collections.abc import Iterator
@@ -10,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.testbed.lies.lie import MEMORY_VARIABLE, Lie
+from p2p_dtfm.testbed.lies.played import MODULE, OPTIONS, environment, told, two_thirds_bytes
 from p2p_dtfm.testbed.local_swarm import Child, LocalSwarm
 from tests.e2e.helpers import logged, step_of, wait_until, write_spec
 from tests.e2e.parity import assert_equals_the_plain_loop
@@ -17,27 +19,21 @@ from tests.e2e.parity import assert_equals_the_plain_loop
 STEPS = 20
 LIED_AT = 4
 LIAR = 2
-OPTIONS = ("--threads", "1", "--dashboard", "off")
-HALF = 1_200_000
-"""Bytes: of two thirds of the model with what one microbatch saves."""
 FOUND = "works otherwise than those who computed it again"
 UNLIKE = "are not those that"
 TOLD = {
     "flip": FOUND,
-    "weak": FOUND,
     "zeros": FOUND,
     "bend": FOUND,
     "activation": FOUND,
     "accuse": "otherwise than those who computed it again",
-    "edge": FOUND,
-    "edgein": UNLIKE,
+    "edge-out": FOUND,
+    "edge-in": UNLIKE,
 }
 
 
 @contextmanager
-def swarm(
-    directory: Path, data: Path, patch: pytest.MonkeyPatch, kind: str, count: int, steps: int
-) -> Iterator[LocalSwarm]:
+def swarm(directory: Path, data: Path, kind: str, count: int, steps: int) -> Iterator[LocalSwarm]:
     spec = write_spec(
         directory,
         total_steps=steps,
@@ -46,14 +42,15 @@ def swarm(
         audit={"rate": 1.0},
         batch={"global_batch": 12, "microbatch": 2},
     )
-    patch.setenv("MEMORY_BYTES", str(HALF))
-    with LocalSwarm(directory, OPTIONS, "tests.e2e.liar") as local:
+    memory_bytes = two_thirds_bytes(RunSpec.model_validate_json(spec.read_text()))
+    with (
+        environment({MEMORY_VARIABLE: str(memory_bytes)}),
+        LocalSwarm(directory, OPTIONS, MODULE) as local,
+    ):
         _, address = local.found(["--run", str(spec), "--expect-peers", str(count)])
         for number in range(1, count):
-            lie = {"kind": kind, "step": LIED_AT} if kind and number == LIAR else {}
-            patch.setenv("LIES", json.dumps(lie))
-            local.join(address)
-        patch.delenv("LIES")
+            with environment(told(Lie(kind, LIED_AT)) if kind and number == LIAR else {}):
+                local.join(address)
         wait_until(lambda: step_of(local.children[0]) >= 0, "the first step")
         yield local
 
@@ -78,10 +75,8 @@ def layers(local: LocalSwarm) -> list[tuple[int, ...]]:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("kind", sorted(TOLD))
-def test_one_liar_of_six(
-    tmp_path: Path, prepared_data: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
-    with swarm(tmp_path, prepared_data, monkeypatch, kind, 6, STEPS) as local:
+def test_one_liar_of_six(tmp_path: Path, prepared_data: Path, kind: str) -> None:
+    with swarm(tmp_path, prepared_data, kind, 6, STEPS) as local:
         honest = [child for number, child in enumerate(local.children) if number != LIAR]
         assert len(set(layers(local))) == 2, layers(local)
         wait_until(lambda: any(logged(child, TOLD[kind]) for child in honest), "it is found")
@@ -99,9 +94,9 @@ def test_one_liar_of_six(
 
 @pytest.mark.nightly
 def test_two_pipelines_of_two_lose_a_member_and_nobody_is_blamed(
-    tmp_path: Path, prepared_data: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, prepared_data: Path
 ) -> None:
-    with swarm(tmp_path, prepared_data, monkeypatch, "", 4, STEPS) as local:
+    with swarm(tmp_path, prepared_data, "", 4, STEPS) as local:
         first, *_, last = local.children
         until([first], 5)
         assert len(set(layers(local))) == 2, layers(local)

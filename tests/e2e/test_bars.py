@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from p2p_dtfm.testbed.lies.lie import Lie
 from p2p_dtfm.testbed.local_swarm import Child
 from tests.e2e.helpers import logged, step_of, wait_until
 from tests.e2e.test_liars import swarm
@@ -41,12 +42,10 @@ def stays_out(liar: str, honest: list[Child]) -> None:
 
 
 @pytest.mark.nightly
-def test_who_is_found_out_and_says_no_more_is_barred(
-    tmp_path: Path, prepared_data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_is_found_out_and_says_no_more_is_barred(tmp_path: Path, prepared_data: Path) -> None:
     """A Prepared of its own is not needed to prove that it lies."""
-    lies = {2: ("mute", LIED_AT)}
-    with swarm(tmp_path, prepared_data, monkeypatch, lies, STEPS, AUDIT) as (local, _):
+    lies = {2: Lie("mute", LIED_AT)}
+    with swarm(tmp_path, prepared_data, lies, STEPS, AUDIT) as (local, _):
         liar = local.children[2]
         honest = [child for child in local.children if child is not liar]
         wait_until(lambda: step_of(liar) >= 0, "the liar's first step")
@@ -57,10 +56,10 @@ def test_who_is_found_out_and_says_no_more_is_barred(
 
 @pytest.mark.nightly
 def test_neither_a_new_life_nor_a_restart_of_the_others_ends_a_bar(
-    tmp_path: Path, prepared_data: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, prepared_data: Path
 ) -> None:
-    lies = {2: ("zeros", LIED_AT)}
-    with swarm(tmp_path, prepared_data, monkeypatch, lies, STEPS, AUDIT) as (local, address):
+    lies = {2: Lie("zeros", LIED_AT)}
+    with swarm(tmp_path, prepared_data, lies, STEPS, AUDIT) as (local, address):
         first, second, liar, last = local.children
         honest = [first, second, last]
         wait_until(lambda: step_of(liar) >= 0, "the liar's first step")

@@ -1,7 +1,6 @@
 """Members that lie lose their place. Nobody's daemon ends, nobody's states part, and the others'
 losses are those of one machine."""
 
-import json
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -10,20 +9,21 @@ from typing import Any
 
 import pytest
 
+from p2p_dtfm.testbed.lies.lie import Lie
+from p2p_dtfm.testbed.lies.played import MODULE, OPTIONS, environment, told
 from p2p_dtfm.testbed.local_swarm import Child, LocalSwarm
 from tests.e2e.helpers import logged, losses, step_of, wait_until, write_spec
 from tests.e2e.parity import assert_equals_the_plain_loop
 
 STEPS = 60
 HELD_UP_LIMIT_S = 10.0
-OPTIONS = ("--threads", "1", "--dashboard", "off")
+NORM, NAN = Lie("norm", 5), Lie("nan", 20)
 TOLD = {
-    "norm": "another norm than the other holders",
-    "loss": "a loss that no model has",
-    "nan": "not finite",
-    "equivsum": "are not those that",
-    "equivnorm": "two different Prepared",
-    "state": "is another than that of the rest",
+    NORM: "another norm than the other holders",
+    NAN: "not finite",
+    Lie("loss", 5, 1e30): "a loss that no model has",
+    Lie("unlike-sums", 5): "are not those that",
+    Lie("unlike-norms", 5): "two different Prepared",
 }
 
 
@@ -31,8 +31,7 @@ TOLD = {
 def swarm(
     directory: Path,
     data: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    liars: dict[int, tuple[str, int]],
+    liars: dict[int, Lie],
     steps: int = STEPS,
     more: Mapping[str, Any] | None = None,
 ) -> Iterator[tuple[LocalSwarm, str]]:
@@ -44,13 +43,11 @@ def swarm(
         checkpoint={"every_steps": 10, "keep": 2},
         **(more or {}),
     )
-    with LocalSwarm(directory, OPTIONS, "tests.e2e.liar") as local:
+    with LocalSwarm(directory, OPTIONS, MODULE) as local:
         _, address = local.found(["--run", str(spec), "--expect-peers", "4"])
         for number in (1, 2, 3):
-            kind, step = liars.get(number, ("", 0))
-            monkeypatch.setenv("LIES", json.dumps({"kind": kind, "step": step} if kind else {}))
-            local.join(address)
-        monkeypatch.delenv("LIES")
+            with environment(told(liars[number]) if number in liars else {}):
+                local.join(address)
         yield local, address
 
 
@@ -70,35 +67,30 @@ def watch(honest: list[Child], others: list[Child], told: list[str], steps: int 
     assert curves[0] == {step: loss for step, loss in curves[-1].items() if step in curves[0]}
 
 
-def test_two_liars_of_four(
-    tmp_path: Path, prepared_data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_liars_of_four(tmp_path: Path, prepared_data: Path) -> None:
     """One sends gradients that are none, the other says of them what is not so."""
-    liars = {1: ("norm", 5), 2: ("nan", 20)}
-    with swarm(tmp_path, prepared_data, monkeypatch, liars) as (local, _):
+    with swarm(tmp_path, prepared_data, {1: NORM, 2: NAN}) as (local, _):
         first, norm, nan, last = local.children
-        watch([first, last], [norm, nan], [TOLD["norm"], TOLD["nan"]])
+        watch([first, last], [norm, nan], [TOLD[NORM], TOLD[NAN]])
         wait_until(lambda: (first.status() or {}).get("state") == "done", "the checkpoint")
     assert_equals_the_plain_loop(first, STEPS)
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("kind", ["loss", "equivsum", "equivnorm"])
-def test_one_liar_of_four(
-    tmp_path: Path, prepared_data: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
-    with swarm(tmp_path, prepared_data, monkeypatch, {2: (kind, 5)}) as (local, _):
+@pytest.mark.parametrize(
+    "lie", [lie for lie in TOLD if lie not in (NORM, NAN)], ids=lambda lie: lie.kind
+)
+def test_one_liar_of_four(tmp_path: Path, prepared_data: Path, lie: Lie) -> None:
+    with swarm(tmp_path, prepared_data, {2: lie}) as (local, _):
         honest = [child for number, child in enumerate(local.children) if number != 2]
-        watch(honest, [local.children[2]], [TOLD[kind]])
+        watch(honest, [local.children[2]], [TOLD[lie]])
         wait_until(lambda: (honest[0].status() or {}).get("state") == "done", "the checkpoint")
     assert_equals_the_plain_loop(honest[0], STEPS)
 
 
 @pytest.mark.nightly
-def test_a_donor_that_gives_noise(
-    tmp_path: Path, prepared_data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with swarm(tmp_path, prepared_data, monkeypatch, {1: ("state", 0)}, 500) as (local, address):
+def test_a_donor_that_gives_noise(tmp_path: Path, prepared_data: Path) -> None:
+    with swarm(tmp_path, prepared_data, {1: Lie("state", 0)}, 500) as (local, address):
         wait_until(lambda: step_of(local.children[0]) >= 10, "ten steps")
         newcomer = local.join(address)
         honest = [child for number, child in enumerate(local.children) if number != 1]

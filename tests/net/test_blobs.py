@@ -144,6 +144,23 @@ def test_bad_donors_are_passed_over_and_the_liar_is_named(tmp_path: Path) -> Non
     run(scenario())
 
 
+def test_who_answers_that_it_has_none_is_told_apart_from_who_does_not_answer(
+    tmp_path: Path,
+) -> None:
+    async def scenario() -> None:
+        async with hosts(tmp_path, 4, all_met=True) as (liar, empty, gone, fetcher):
+            lie = _put(tmp_path, "lie", CONTENT[1:] + b"?")
+            peers = [await _donor(empty, None), await _donor(liar, lie), gone.peer_id]
+            await gone.close()
+            exchange = BlobExchange(fetcher, lambda digest: None)
+            with pytest.raises(BlobUnavailable) as found:
+                await exchange.fetch_bytes(DIGEST, peers, 4 << 20)
+            assert set(found.value.causes) == set(peers)
+            assert found.value.denied == {empty.peer_id, liar.peer_id}
+
+    run(scenario())
+
+
 @pytest.mark.parametrize("honest_second", [True, False])
 def test_a_donor_that_dies_midway_is_continued_by_the_next(
     tmp_path: Path, honest_second: bool

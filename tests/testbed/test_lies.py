@@ -1,10 +1,26 @@
-"""What a liar makes of its gradients is something else, or the lie would show nothing."""
+"""What a liar makes of its gradients is something else, or the lie would show nothing; and a run is
+judged by what the design promises of its kind, also where that is that nobody finds it out."""
+
+import math
 
 import pytest
 import torch
 
-from p2p_dtfm.testbed.lies.kinds import BENT_PART, GRADIENT_LIES, Lie
-from p2p_dtfm.testbed.lies.played import IN_DOUBT, LEFT_OUT, LieCase
+from p2p_dtfm.testbed.lies.daemon import INSTALLED
+from p2p_dtfm.testbed.lies.gradients import BENT_PART, GRADIENT_LIES
+from p2p_dtfm.testbed.lies.kinds import KINDS
+from p2p_dtfm.testbed.lies.lie import Lie
+from p2p_dtfm.testbed.lies.played import LieCase
+from p2p_dtfm.testbed.lies.verdict import (
+    IN_DOUBT,
+    LEFT_OUT,
+    LieVerdict,
+    judge,
+    what_it_cost,
+    who_was_caught,
+)
+
+HONEST, OTHER, LIAR = "a", "b", "z"
 
 
 def lied(kind: str, strength: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -33,12 +49,91 @@ def test_strengths_are_what_they_say() -> None:
     assert set(lied("replay")[1].tolist()) == {7.0}
 
 
-def test_a_case_has_a_quarter_of_liars_and_time_to_draw_them() -> None:
-    assert [LieCase("tiny", "flip", 1.0, peers, 1.0).liars for peers in (4, 7, 8)] == [1, 1, 2]
-    seldom, always = (LieCase("tiny", "flip", 1.0, 4, rate) for rate in (0.01, 1.0))
-    assert seldom.steps > always.steps and seldom.limit_s > 1000 > always.limit_s
+def test_each_kind_is_told_by_something() -> None:
+    of_audits = {"accuse", "lazy"}
+    assert INSTALLED.keys() | of_audits == KINDS.keys() and not INSTALLED.keys() & of_audits
+
+
+def case_of(kind: str, peers: int = 4, rate: float = 1.0) -> LieCase:
+    return LieCase("tiny", kind, 1.0, peers, rate, peers // 4)
+
+
+def test_a_case_has_time_to_draw_its_liars() -> None:
+    seldom, always = case_of("flip", rate=0.01), case_of("flip")
+    assert seldom.steps > always.steps and seldom.limit_s > 2000 > 500 > always.limit_s
+    assert always.within == 2 and seldom.within == 500 < seldom.steps
+    confession = case_of("confess", rate=0.02)
+    assert confession.within == 12 < confession.steps < 50, "its promise is for that rate"
+    assert case_of("speed").within is None
 
 
 def test_what_daemons_say_of_liars_and_of_doubts_is_told_apart() -> None:
     text = "leaves out abc: works otherwise\nleaves out one of def and ghi: unlike"
     assert LEFT_OUT.findall(text) == ["abc"] and IN_DOUBT.findall(text) == [("def", "ghi")]
+
+
+def view(step: int, *members: str) -> dict[str, object]:
+    return {"event": "view", "step": step, "members": list(members), "time_s": float(step)}
+
+
+def step(number: int, time_s: float, held_out: float | None = None) -> dict[str, object]:
+    told = {} if held_out is None else {"held_out_loss": held_out}
+    return {"event": "step", "step": number, "loss": 1.0, "time_s": time_s, **told}
+
+
+def test_who_is_out_and_back_and_out_again_is_counted() -> None:
+    history = [
+        view(0, HONEST, OTHER, LIAR),
+        view(6, HONEST, OTHER),
+        view(9, HONEST, OTHER, LIAR),
+        view(9, HONEST, LIAR),
+    ]
+    verdict = LieVerdict()
+    who_was_caught(history, {LIAR: "peer-2"}, 5, verdict)
+    what_it_cost(history, {HONEST: "peer-0", OTHER: "peer-1"}, 5, verdict)
+    assert verdict.caught_after == {"peer-2": 2} and verdict.came_back == 1
+    assert verdict.views == 3 and verdict.honest_out == ["peer-1"]
+
+
+def test_what_a_lie_cost_is_the_longest_wait_and_what_was_undone() -> None:
+    times = [(0, 0.0), (1, 1.0), (2, 2.0), (3, 7.0), (4, 8.0)]
+    history = [step(number, time_s) for number, time_s in times]
+    history += [step(2, 9.0), step(5, 10.0, held_out=4.0)]
+    verdict = LieVerdict()
+    what_it_cost(history, {}, 2, verdict)
+    assert (verdict.usual_step_s, verdict.held_up_s) == (1.0, 4.0)
+    assert verdict.repeated_steps == 1 and verdict.held_out_losses == {5: 4.0}
+
+
+def judged(kind: str, **found: object) -> list[str]:
+    verdict = LieVerdict(**{"max_loss_difference": 1e-7, **found})  # type: ignore[arg-type]
+    case = case_of(kind)
+    judge(case.of.promise, case.within, 1e-4, verdict)
+    return verdict.violations
+
+
+def test_a_run_is_judged_by_what_is_promised_of_its_kind() -> None:
+    barred = {"caught_after": {"z": 1}, "barred": ["z"]}
+    never = {"caught_after": {"z": None}}
+    assert not judged("flip", **barred)
+    assert judged("flip", caught_after={"z": 3}, barred=["z"])[0].startswith("z was caught in its")
+    assert judged("flip", **never) == ["z lied to the end", "z is not barred"]
+    assert judged("flip", caught_after={"z": 1}) == ["z is not barred"]
+    assert not judged("norm", caught_after={"z": 1})
+    assert not judged("held-out", **never)
+
+
+def test_whatever_the_kind_no_honest_one_may_suffer() -> None:
+    barred = {"caught_after": {"z": 1}, "barred": ["z"]}
+    for harm in (
+        {"false_bars": ["a"]},
+        {"wrongly_left_out": ["a"]},
+        {"honest_out": ["a"]},
+        {"repeated_steps": 1},
+        {"max_loss_difference": 1e-3},
+        {"max_loss_difference": math.nan},
+    ):
+        assert len(judged("flip", **barred, **harm)) == 1, harm
+    one_of_two = {"caught_after": {"z": None}, "honest_out": ["a"]}
+    assert not judged("edge-in", **one_of_two), "it may cost the honest one its place"
+    assert judged("edge-in", **one_of_two, false_bars=["a"])

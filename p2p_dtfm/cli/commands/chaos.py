@@ -19,7 +19,6 @@ from p2p_dtfm.cli.scenarios.chaos_case import (
     chaos_case,
     replayed_case,
 )
-from p2p_dtfm.cli.scenarios.lies import PEERS as LIE_PEERS
 from p2p_dtfm.cli.scenarios.lies import lie_case, lies_summary, play_lies
 from p2p_dtfm.cli.scenarios.storm import KILLS, StormCase, play_storm, storm_summary
 from p2p_dtfm.cli.scenarios.storm import PEERS as STORM_PEERS
@@ -32,7 +31,7 @@ from p2p_dtfm.net.shaping import Shape, ShapedLink, ShapedPeer
 from p2p_dtfm.sim.scenario.files import read_run_spec
 from p2p_dtfm.testbed.chaos import Chaos
 from p2p_dtfm.testbed.chaos_verdict import ChaosVerdict, judge
-from p2p_dtfm.testbed.lies.kinds import KINDS, WITH_STRENGTH
+from p2p_dtfm.testbed.lies.kinds import KINDS
 from p2p_dtfm.testbed.local_swarm import Child, LocalSwarm
 from p2p_dtfm.testbed.plain_losses import comparable, plain_losses
 from p2p_dtfm.testbed.recovery.phases import PHASES
@@ -86,19 +85,22 @@ def chaos(
     ] = None,
     lie: Annotated[
         str | None,
-        typer.Option(help=f"A quarter of the daemons lies, with audits: {', '.join(KINDS)}."),
-    ] = None,
-    strength: Annotated[
-        float | None,
         typer.Option(
-            min=1e-6,
-            max=100.0,
-            help=f"Of {', '.join(WITH_STRENGTH)}; default: 1, as it usually is.",
+            metavar="KIND[:STRENGTH]",
+            help="A quarter of the daemons lies, with audits; a STRENGTH for those that have one. "
+            f"KIND: {', '.join(KINDS)}.",
         ),
     ] = None,
+    liars: Annotated[
+        int | None, typer.Option(min=1, help="How many lie; default: a quarter.")
+    ] = None,
+    apart: Annotated[
+        bool,
+        typer.Option("--apart", help="Liars that find each other out, rather than fellows."),
+    ] = False,
     rate: Annotated[
         float | None,
-        typer.Option(min=0.01, max=1.0, help="Of audits, while somebody lies; default: 1."),
+        typer.Option(min=0.01, max=1.0, help="Of audits, while somebody lies; default: mostly 1."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -113,10 +115,10 @@ def chaos(
             "--seed": seed,
         }
         _refuse_with_lies(given | {"--storm": storm or None})
-        lies = lie_case(run, lie, strength, peers or LIE_PEERS, rate)
+        lies = lie_case(run, lie, peers, rate, liars, not apart)
         _end(play_lies(lies, keep, console), console, as_json, lies_summary)
         return
-    _refuse_without_lie({"--strength": strength, "--rate": rate})
+    _refuse_without_lie({"--liars": liars, "--apart": apart or None, "--rate": rate})
     seed = _or_else(seed, SEED)
     if storm:
         _refuse_with_storm({"a scenario": scenario, "--faults": faults, "--replay": replay})

@@ -1,5 +1,6 @@
 """`p2p-dtfm chaos --lie KIND`: a quarter of a swarm with audits lies, and the others are judged."""
 
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,25 +15,51 @@ from p2p_dtfm.testbed.lies.played import LieCase, play
 from p2p_dtfm.testbed.swarm_directory import kept_directory, processes_left
 
 PEERS = 4
+PIPELINE_PEERS = 6
+"""Three pipelines of two stages: of each stage two others compute the work again."""
+LEAST_STRENGTH, MOST_STRENGTH = 1e-6, 1e30
+STAYS = "the steps in which it lied and that nobody drew"
 
 
 def lie_case(
-    run: str, kind: str, strength: float | None, peers: int, rate: float | None
+    run: str, lie: str, peers: int | None, rate: float | None, liars: int | None, together: bool
 ) -> LieCase:
-    """Raises `UserError`."""
-    if kind not in KINDS:
-        raise UserError(f"there is no lie of the kind {kind}", f"one of: {', '.join(KINDS)}")
-    if peers < PEERS:
+    """`lie` is KIND or KIND:STRENGTH. Raises `UserError`."""
+    name, colon, told = lie.partition(":")
+    kind = KINDS.get(name)
+    if kind is None:
+        raise UserError(f"there is no lie of the kind {name}", f"one of: {', '.join(KINDS)}")
+    if kind.strength is None and colon:
         raise UserError(
-            f"a quarter of {peers} daemons is none", f"play {PEERS} or more: --peers {PEERS}"
+            f"--lie {name} has no strength", f"leave it out; {', '.join(WITH_STRENGTH)} have one"
         )
-    if strength is not None and kind not in WITH_STRENGTH:
+    strength = _strength(name, told) if colon else kind.strength or 1.0
+    fewest = PIPELINE_PEERS if kind.pipelines else PEERS
+    count = peers or fewest
+    if count < fewest:
         raise UserError(
-            f"--lie {kind} has no strength", f"leave it out; {', '.join(WITH_STRENGTH)} have one"
+            f"--lie {name} needs {fewest} daemons or more", f"play as many: --peers {fewest}"
         )
-    case = LieCase(run, kind, strength or 1.0, peers, rate or 1.0)
+    lying = liars or count // 4
+    if 2 * lying >= count:
+        raise UserError(
+            f"{lying} liars of {count} daemons are not fewer than half of them",
+            f"play fewer (--liars {(count - 1) // 2}), or more daemons",
+        )
+    case = LieCase(run, name, strength, count, rate or kind.rate, lying, together)
     case.spec(read_run_spec(run))
     return case
+
+
+def _strength(name: str, told: str) -> float:
+    """Raises `UserError`."""
+    with suppress(ValueError):
+        if LEAST_STRENGTH <= (strength := float(told)) <= MOST_STRENGTH:
+            return strength
+    raise UserError(
+        f"the strength of --lie {name}:{told} is none",
+        f"give a number between {LEAST_STRENGTH:g} and {MOST_STRENGTH:g}, as in {name}:0.1",
+    )
 
 
 def play_lies(case: LieCase, keep: Path | None, console: Console) -> dict[str, Any]:
@@ -41,25 +68,48 @@ def play_lies(case: LieCase, keep: Path | None, console: Console) -> dict[str, A
         verdict = play(directory, case, spec, lambda text: console.print(text, highlight=False))
         if left := processes_left(directory):
             verdict.violations.append(f"{counted(left, 'process')} left")
-    return {**asdict(case), **asdict(verdict), "ok": not verdict.violations}
+    promise = case.of.promise
+    return {
+        **asdict(case),
+        "promise": promise.text,
+        "spoils": promise.spoils or (STAYS if case.rate < 1.0 else ""),
+        **asdict(verdict),
+        "ok": not verdict.violations,
+    }
 
 
 def lies_summary(console: Console, report: dict[str, Any]) -> None:
     def say(text: str) -> None:
         console.print(text, highlight=False, markup=False)
 
-    for name, count in report["caught_after"].items():
-        found = "was never caught" if count is None else f"was caught in its lying step {count}"
+    say(f"promised is that the liar is {report['promise']}")
+    caught = report["caught_after"]
+    for name, count in caught.items():
+        found = "was never out" if count is None else f"was out in its lying step {count}"
         say(f"{name} {found}; {'barred' if name in report['barred'] else 'not barred'}")
     say(
         f"honest members barred: {len(report['false_bars'])}, called liars: "
-        f"{len(report['wrongly_left_out'])}, in doubt: {len(report['doubted'])}"
+        f"{len(report['wrongly_left_out'])}, in doubt: {len(report['doubted'])}, out for a while: "
+        f"{len(report['honest_out'])}"
     )
     difference = report["max_loss_difference"]
     say(
         f"{counted(report['steps'], 'step')}; largest loss difference to an honest run "
         + ("not compared" if difference is None else f"{difference:.1e}")
     )
+    if report["held_up_s"] is not None:
+        say(
+            f"cost: {counted(report['views'], 'view')}, at most {report['held_up_s']:.1f} s longer "
+            f"than the usual {report['usual_step_s']:.1f} s without a commit; a liar came back "
+            f"{report['came_back']} times"
+        )
     for violation in report["violations"]:
         console.print(f"violated: {violation}", style="red", highlight=False, markup=False)
-    console.print("[green]the lie did no harm[/green]" if report["ok"] else "[red]NOT ok[/red]")
+    if not report["ok"]:
+        console.print("[red]NOT ok[/red]")
+    elif report["spoils"]:
+        say(f"as promised, and nobody knows it: wrong are {report['spoils']}")
+    elif None in caught.values():
+        say("as promised: nobody was found out, and the training is unharmed")
+    else:
+        console.print("[green]the lie did no harm[/green]")

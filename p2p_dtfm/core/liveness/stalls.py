@@ -148,7 +148,7 @@ class Stalls:
         if mine.computes or mine.fetches:
             return []
         walk = _Walk(self._me, mine, self._said, possible, handed)
-        for lack in mine.lacks:
+        for lack in sorted(mine.lacks, key=lambda lack: lack.kind is not Kind.PART):
             walk.follow(lack, mine.step)
         if not walk.found:
             return [_Found(peer_id, in_circle=True) for peer_id in sorted(walk.owing)]
@@ -236,20 +236,23 @@ class _Walk:
 
     def _excuses(self, owed: Lack, work: Work, step: int) -> list[tuple[Lack, int]]:
         """Of a peer that says it can do nothing: what it waits for."""
-        lacks = [
-            lack
-            for lack in work.lacks
-            if may_wait(owed.kind, lack.kind, both_in_one_step=work.step == step)
-            and self._possible.allow(owed.peer_id, lack)
-        ]
+        is_known = work.step == step and owed.kind is Kind.PART and owed in self._mine.lacks
+        lacks = [lack for lack in work.lacks if self._may_wait(owed, lack, work.step == step)]
+        if is_known:  # this peer needs nobody's word for it, and no reduction holds up a part of it
+            lacks = [lack for lack in lacks if lack.kind not in (Kind.PART, Kind.SUM)]
         of_others = [lack for lack in lacks if self._is_reason(lack, work.step)]
         if not of_others:
             of_me = [lack for lack in lacks if lack.peer_id == self._me]
             denied = tuple(lack for lack in of_me if self._handed(owed.peer_id, lack))
             on_its_way = owed.peer_id in self._mine.sends_to
-            travels = bool(work.sends_to or (of_me and on_its_way))
+            # on a busy machine one may say late that it sends: it has a whole step's patience
+            travels = bool(work.sends_to or (of_me and on_its_way) or (is_known and work.lacks))
             self.found[owed.peer_id] = _Found(owed.peer_id, denied, travels)
         return [(lack, work.step) for lack in of_others]
+
+    def _may_wait(self, owed: Lack, lack: Lack, in_one_step: bool) -> bool:
+        is_due = may_wait(owed.kind, lack.kind, both_in_one_step=in_one_step)
+        return is_due and self._possible.allow(owed.peer_id, lack)
 
     def _is_reason(self, lack: Lack, step: int) -> bool:
         """Who has gone on to a later step has given everybody all of this one."""

@@ -184,11 +184,13 @@ class Judge:
         if threads > max_threads():
             return bytes(WORK_BYTES)  # nobody of this arithmetic computes so
         coming = asyncio.create_task(self._parts(peer_id, claims, mine) if adds else _nothing())
-        try:
-            theirs, own = await self._own(peer_id, microbatches, batch, step, threads, near)
-            parts = await coming
+        replay = self._own(peer_id, microbatches, batch, step, threads, near)
+        replayed = asyncio.create_task(replay)
+        try:  # who withholds its part is known as soon as it says so, to all that audit at once
+            (theirs, own), parts = await asyncio.gather(replayed, coming)
         finally:
             coming.cancel()
+            replayed.cancel()
         if not adds:
             return own + claims[peer_id].work[OWN_BYTES:]
         known = {**mine, peer_id: theirs}

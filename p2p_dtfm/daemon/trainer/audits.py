@@ -265,7 +265,10 @@ class Audits:
             self._outlet.poison(found.peer_id, "a claim of other chunks than its segments have")
         except BlobUnavailable as found:
             for peer_id, cause in found.causes.items():
-                self._outlet.trouble(peer_id, f"its tensors for an audit: {cause}")
+                # it has claimed them in this step: who says now that it has none is out as who
+                # sends what nobody should, once all who audit have been told so
+                blame = self._outlet.poison if peer_id in found.denied else self._outlet.trouble
+                blame(peer_id, f"no tensors for an audit: {cause}")
         except Exception:  # an audit is a favour: whatever goes wrong in it here, training goes on
             log.exception("an audit did not come to an end here")
             return COULD_NOT

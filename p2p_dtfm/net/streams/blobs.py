@@ -9,7 +9,7 @@ import logging
 import os
 import re
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, Protocol
 
@@ -67,9 +67,11 @@ def _blake2b() -> Hasher:
 class BlobUnavailable(Exception):
     """No peer that was asked has given the blob."""
 
-    def __init__(self, digest: str, causes: dict[str, str]) -> None:
+    def __init__(self, digest: str, causes: dict[str, str], denied: Collection[str] = ()) -> None:
+        """`denied`: who has answered, that it has none or otherwise than with the blob."""
         self.digest = digest
         self.causes = causes
+        self.denied = frozenset(denied)
         tried = "; ".join(f"{peer_id}: {cause}" for peer_id, cause in causes.items())
         super().__init__(f"blob {digest} could not be fetched ({tried or 'no peer to ask'})")
 
@@ -103,6 +105,8 @@ class _Download:
         self.max_bytes = max_bytes
         self.causes: dict[str, str] = {}
         """What went wrong with whom."""
+        self.denied: set[str] = set()
+        """Of these whoever has answered: it is no link, nor is it busy."""
         self.offset = 0
         self.total: int | None = None
         self.donors: list[str] = []
@@ -193,7 +197,7 @@ class BlobExchange:
         download = _Download(file, digest, max_bytes, hasher)
         if digest in self._begun:
             download, file = self._begun.pop(digest)
-            download.max_bytes, download.causes = max_bytes, {}
+            download.max_bytes, download.causes, download.denied = max_bytes, {}, set()
         try:
             await self._complete(download, peers)
         except BaseException:
@@ -212,7 +216,7 @@ class BlobExchange:
         assert _DIGEST.fullmatch(download.digest), download.digest
         try:
             if not await self._download_right(download, peers):
-                raise BlobUnavailable(download.digest, download.causes)
+                raise BlobUnavailable(download.digest, download.causes, download.denied)
         finally:
             self._on_progress(download.digest, 0, 0)
 
@@ -239,6 +243,7 @@ class BlobExchange:
 
     def _report(self, peer_id: str, download: _Download) -> None:
         download.causes[peer_id] = "sent bytes that do not have this digest"
+        download.denied.add(peer_id)
         fault = PeerFault(f"sent wrong bytes for blob {download.digest[:12]}", peer_id)
         log.warning("%s", fault)
         if self._on_fault is not None:
@@ -257,6 +262,8 @@ class BlobExchange:
                     download.causes[peer] = str(error)
             except (Unreachable, PeerFault) as error:
                 download.causes[peer] = error.cause
+                if isinstance(error, PeerFault) and error.cause != BUSY:
+                    download.denied.add(peer)
                 if not isinstance(error, Refused | Unreachable) and self._on_fault is not None:
                     self._on_fault(peer, PeerFault(error.cause, peer))
             else:

@@ -1,11 +1,12 @@
 """The program, run as `python -m p2p_dtfm.testbed.lies.daemon`: if its environment says so it lies.
 
-All of them say that they are equal and near, so that plans give each all layers: where nobody else
-has a layer nobody can compute its work again.
+All of them say that they are equal and near, so that plans give each all layers, or as many as
+`MEMORY_OF_A_DAEMON` has room for: where nobody else has a layer nobody can compute its work again.
 """
 
 import os
 import runpy
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -13,20 +14,24 @@ import msgspec
 from p2p_dtfm.core.protocol.records import Device, LayerTiming, Link
 from p2p_dtfm.daemon.machine import world
 from p2p_dtfm.daemon.peers import self_record
-from p2p_dtfm.daemon.step.microbatches import Microbatches
-from p2p_dtfm.daemon.step.stage_account import Judge
-from p2p_dtfm.testbed.lies.kinds import GRADIENT_LIES, LIE_VARIABLE, Lie
+from p2p_dtfm.testbed.lies.in_sums import IN_SUMS
+from p2p_dtfm.testbed.lies.in_words import IN_WORDS
+from p2p_dtfm.testbed.lies.in_work import IN_WORK
+from p2p_dtfm.testbed.lies.lie import LIE_VARIABLE, MEMORY_VARIABLE, Lie, put
+from p2p_dtfm.testbed.lies.of_peers import OF_PEERS, find_what_suits
 
 MEMORY_BYTES = 4 << 30
 NEAR = Link(50_000, 4 << 30)
-WRONG = bytes(32)
+INSTALLED: dict[str, Callable[[Lie], None]] = {**IN_WORK, **IN_SUMS, **IN_WORDS, **OF_PEERS}
+"""Of those kinds that are not only about whom a liar audits."""
 
 
 def be_equal_and_near() -> None:
     block, end = LayerTiming(20_000_000, 40_000_000), LayerTiming(500_000, 1_000_000)
 
     def device(*arguments: object, **more: object) -> Device:
-        return Device("cpu", "equal", MEMORY_BYTES, end, block, end)
+        memory_bytes = int(os.environ.get(MEMORY_VARIABLE, MEMORY_BYTES))
+        return Device("cpu", "equal", memory_bytes, end, block, end)
 
     take = self_record.SelfRecord.make
 
@@ -34,57 +39,21 @@ def be_equal_and_near() -> None:
         self._links = dict.fromkeys(self._links, NEAR)
         return take(self, *arguments)
 
-    world.Machine.measure_device = device  # type: ignore[method-assign]
-    self_record.SelfRecord.make = make  # type: ignore[assignment,method-assign]
+    put(world.Machine, "measure_device", device)
+    put(self_record.SelfRecord, "make", make)
 
 
-def lie_in_gradients(lie: Lie) -> None:
-    honest, change = Microbatches.train, GRADIENT_LIES[lie.kind]
-    kept: dict[int, Any] = {}
-
-    async def train(self: Any, step: int, replay: Any, on_final: Any = None) -> None:
-        def final(layer: int) -> None:
-            if step >= lie.from_step:
-                gradient = self._runner.layer_states[layer].gradient_vector()
-                change(gradient, lie, kept.setdefault(layer, gradient.clone().zero_()))
-                kept[layer].copy_(gradient)
-            on_final(layer)
-
-        await honest(self, step, replay, final)
-
-    Microbatches.train = train  # type: ignore[method-assign]
-
-
-def find_what_suits(lie: Lie) -> None:
-    """Of a fellow's work what it claims; of others', where that is the lie, something else."""
-    honest = Judge.work_of
-
-    async def work_of(
-        self: Any,
-        peer_id: str,
-        microbatches: Any,
-        batch: Any,
-        step: int,
-        claims: Any,
-        *rest: Any,
-        **more: Any,
-    ) -> bytes:
-        if step >= lie.from_step and peer_id in lie.fellows:
-            work: bytes = claims[peer_id].work
-            return work
-        found = await honest(self, peer_id, microbatches, batch, step, claims, *rest, **more)
-        return WRONG if step >= lie.from_step and lie.kind == "accuse" else found
-
-    Judge.work_of = work_of  # type: ignore[method-assign]
+def install(lie: Lie) -> None:
+    """In this process, for good."""
+    if lie.kind in INSTALLED:
+        INSTALLED[lie.kind](lie)
+    find_what_suits(lie)
 
 
 def main() -> None:
     be_equal_and_near()
     if told := os.environ.get(LIE_VARIABLE):
-        lie = msgspec.json.decode(told, type=Lie)
-        if lie.kind in GRADIENT_LIES:
-            lie_in_gradients(lie)
-        find_what_suits(lie)
+        install(msgspec.json.decode(told, type=Lie))
     runpy.run_module("p2p_dtfm", run_name="__main__")
 
 

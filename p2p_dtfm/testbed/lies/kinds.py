@@ -1,61 +1,164 @@
-"""What a liar makes of its own gradients: in its buffers, so that all that it says agrees."""
+"""The kinds of lies that `p2p-dtfm chaos --lie` plays, and what the design promises of each.
 
-from collections.abc import Callable
-from typing import Any
+A run is judged by its kind's promise: also where that is that nobody finds the lie out. What the
+liars do is in the files beside this one; `daemon` puts it into the program.
+"""
 
-import msgspec
+from typing import NamedTuple
 
-LIE_VARIABLE = "LIE_OF_A_DAEMON"
-BENT_PART = 1000
-"""Of so many elements one is bent."""
-BEND = 1e-4
+from p2p_dtfm.testbed.lies.gradients import GRADIENT_LIES
 
-
-class Lie(msgspec.Struct, frozen=True):
-    """`fellows` are the peers that lie together: each finds nothing wrong with the others' work."""
-
-    kind: str
-    from_step: int
-    strength: float = 1.0
-    fellows: tuple[str, ...] = ()
+FIRST_LIE = 5
+WITHIN_STEPS = 2
+CONFESSES_AFTER = 10
+"""Steps in which it has lied."""
 
 
-def zeros(gradient: Any, lie: Lie, kept: Any) -> None:
-    gradient.mul_(0.0)
+class Promise(NamedTuple):
+    """With audits of all works. `text` ends "the design promises that the liar is"."""
+
+    text: str
+    within: int | None
+    """In which of its lying steps it is out at the latest; None: it need not be."""
+    barred: bool = False
+    spoils: str = ""
+    """What is wrong afterwards, and nobody knows; nothing, where all works are audited."""
+    costs_another: bool = False
+    """An honest one may lose its place for a while."""
 
 
-def flip(gradient: Any, lie: Lie, kept: Any) -> None:
-    """By a strength of 1 it points the other way; by less it is the weaker for it."""
-    gradient.mul_(1.0 - 2.0 * lie.strength)
+class LieKind(NamedTuple):
+    """One way to lie."""
+
+    what: str
+    promise: Promise
+    strength: float | None = None
+    """Unless another is asked for; None: it has none."""
+    from_step: int = FIRST_LIE
+    rate: float = 1.0
+    """Of audits, unless another is asked for."""
+    newcomer: bool = False
+    """Somebody comes while it is told."""
+    pipelines: bool = False
+    """Of two stages: nobody has the whole model."""
 
 
-def scale(gradient: Any, lie: Lie, kept: Any) -> None:
-    gradient.mul_(1.0 + lie.strength)
+BARRED = Promise("out within two steps, and barred", WITHIN_STEPS, barred=True)
+LEFT_OUT = Promise(
+    "out within two steps, and back after 10, 20, 40, 80 seconds: nobody can prove it to those "
+    "that were not there",
+    WITHIN_STEPS,
+)
+LEFT_OUT_OF_SIX = Promise(
+    "out within two steps, and back after 10, 20, 40, 80 seconds: three of six can compute its "
+    "work, and these are not more than half",
+    WITHIN_STEPS,
+)
+ONE_OF_TWO = Promise(
+    "in doubt with who stands beside it: one of the two is out, and it may be the honest one",
+    None,
+    costs_another=True,
+)
+ONLY_TIME = Promise("not found out by anybody, and costs nothing but time", None)
+BELIEVED = Promise(
+    "not found out: what it says is believed", None, spoils="the held-out losses that all show"
+)
 
-
-def noise(gradient: Any, lie: Lie, kept: Any) -> None:
-    """Of the gradient's own size, by a strength of 1."""
-    size = gradient.norm() / max(1, gradient.numel()) ** 0.5
-    gradient.add_(gradient.clone().normal_(), alpha=float(size) * lie.strength)
-
-
-def bend(gradient: Any, lie: Lie, kept: Any) -> None:
-    """One direction in a few elements, as a backdoor does."""
-    gradient[: max(1, len(gradient) // BENT_PART)] += BEND * lie.strength
-
-
-def replay(gradient: Any, lie: Lie, kept: Any) -> None:
-    """That of the first step in which it lies, again and again; that one it leaves out."""
-    gradient.copy_(kept)
-
-
-GRADIENT_LIES: dict[str, Callable[[Any, Lie, Any], None]] = {
-    "zeros": zeros,
-    "flip": flip,
-    "scale": scale,
-    "noise": noise,
-    "bend": bend,
-    "replay": replay,
+_GRADIENTS = {
+    "zeros": LieKind("sends no gradients: zeros", BARRED),
+    "flip": LieKind(
+        "points its gradients the other way; by 0.1 they have 0.8 of their size", BARRED, 1.0
+    ),
+    "scale": LieKind("makes its gradients larger by so many times", BARRED, 1.0),
+    "noise": LieKind("adds so many times as much noise as there is gradient", BARRED, 1.0),
+    "bend": LieKind("adds so many times 1e-4 to one in a thousand elements", BARRED, 1.0),
+    "replay": LieKind("gives the gradients of its first step as a liar again and again", BARRED),
 }
-WITH_STRENGTH = ("flip", "scale", "noise", "bend")
-KINDS = (*GRADIENT_LIES, "accuse")
+assert _GRADIENTS.keys() == GRADIENT_LIES.keys()
+
+_WORK = {
+    "tokens": LieKind("trains on other tokens than its share's", BARRED),
+    "skipped": LieKind("leaves out its last microbatch", BARRED),
+    "activation": LieKind(
+        "sends the next stage other activations", LEFT_OUT_OF_SIX, pipelines=True
+    ),
+    "edge-out": LieKind(
+        "claims other tensors than it has sent its neighbours", LEFT_OUT_OF_SIX, pipelines=True
+    ),
+    "edge-in": LieKind(
+        "claims that other tensors came from its neighbours", ONE_OF_TWO, pipelines=True
+    ),
+}
+_SUMS = {
+    "sum": LieKind("makes its sums larger by so many times, and tells all the same", BARRED, 1.0),
+    "part": LieKind("sends other gradients than it claims", LEFT_OUT),
+    "unlike-sums": LieKind("gives each other holder another sum", LEFT_OUT),
+    "nan": LieKind("sends gradients that are no numbers", LEFT_OUT),
+    "withheld": LieKind(
+        "withholds its gradients from so large a part of the others, and says that it has sent "
+        "them",
+        Promise(
+            "out when the others have waited for some seconds, and back after 10, 20, 40, 80", 1
+        ),
+        1.0,
+    ),
+    "unshown": LieKind("shows nobody what an audit asks it for", LEFT_OUT),
+}
+_WORDS = {
+    "norm": LieKind("says that the norm is larger by so many times", LEFT_OUT, 1.0),
+    "unlike-norms": LieKind("tells each member another norm", BARRED),
+    "loss": LieKind("says that its loss is larger by so many times", BARRED, 1.0),
+    "held-out": LieKind(
+        "says that its held-out loss is larger by so many times", BELIEVED, 1.0, from_step=10
+    ),
+    "count": LieKind("counts twice the tokens that it has computed", LEFT_OUT),
+    "digest": LieKind("says that its states are others than they are", LEFT_OUT, from_step=20),
+    "lineage": LieKind("says that it starts the step from another state", LEFT_OUT),
+    "opening": LieKind("opens something else than it was committed to", LEFT_OUT),
+    "alien": LieKind("flips its gradients, and calls its arithmetic one of its own", LEFT_OUT),
+    "mute": LieKind(
+        "flips its gradients, and says no Prepared once an auditor has found it", BARRED
+    ),
+    "confess": LieKind(
+        "flips its gradients for ten steps, then proves that it lies, to have others undo them",
+        Promise(
+            "out and barred when it confesses; its wrong steps that nobody drew stay, and none is "
+            "undone",
+            CONFESSES_AFTER + WITHIN_STEPS,
+            barred=True,
+            spoils="the steps in which it lied",
+        ),
+        rate=0.02,
+    ),
+}
+_OF_OTHERS = {
+    "accuse": LieKind("finds fault with whomever it is drawn to audit", BARRED),
+    "lazy": LieKind(
+        "audits nothing: says of whomever it is drawn to audit that all is as claimed",
+        Promise("not found out: it harms where it is drawn for another liar", None),
+    ),
+    "silence": LieKind(
+        "accuses all others of silence, again and again",
+        Promise(
+            "out once it has cost others their places: one of them twice at most",
+            None,
+            costs_another=True,
+        ),
+    ),
+}
+_OF_ITSELF = {
+    "speed": LieKind(
+        "says that it computes so many times as fast as it does", ONLY_TIME, 10.0, from_step=0
+    ),
+    "links": LieKind(
+        "says that its lines carry so many times what they do", ONLY_TIME, 1e-3, from_step=0
+    ),
+    "state": LieKind(
+        "gives a newcomer noise in place of states",
+        Promise("not left out; the newcomer takes the states from another one", None),
+        from_step=0,
+        newcomer=True,
+    ),
+}
+KINDS: dict[str, LieKind] = {**_GRADIENTS, **_WORK, **_SUMS, **_WORDS, **_OF_OTHERS, **_OF_ITSELF}
+WITH_STRENGTH = tuple(name for name, kind in KINDS.items() if kind.strength is not None)

@@ -1,13 +1,12 @@
 """A swarm with audits of which a part lies together: who is caught, after how many steps, who is
-barred that has not lied, and how far the others' losses are from those of an honest run."""
+barred that has not lied, what it cost, and how far the losses are from those of an honest run."""
 
 import math
 import os
-import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -16,44 +15,73 @@ from pydantic import ValidationError
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.core.protocol.workload import workload_of
 from p2p_dtfm.testbed.kill_storm import peer_id_of
-from p2p_dtfm.testbed.lies.kinds import LIE_VARIABLE, Lie
+from p2p_dtfm.testbed.lies.kinds import KINDS, LieKind
+from p2p_dtfm.testbed.lies.lie import LIE_VARIABLE, MEMORY_VARIABLE, Lie
+from p2p_dtfm.testbed.lies.verdict import (
+    LieVerdict,
+    judge,
+    what_it_cost,
+    who_is_barred,
+    who_was_caught,
+    who_was_doubted,
+)
 from p2p_dtfm.testbed.local_swarm import Child, LocalSwarm
 from p2p_dtfm.testbed.plain_losses import comparable, plain_losses
 from p2p_dtfm.testbed.recovery.times import steps_of
 
 MODULE = "p2p_dtfm.testbed.lies.daemon"
 OPTIONS = ("--threads", "1", "--dashboard", "off")
-FIRST_LIE = 5
 STEPS_AFTER = 25
+NEWCOMER_STEPS = 150
+"""Until somebody who comes has joined, followed, and taken part."""
+FOLLOW_STEPS = 10
+"""Of such a newcomer without a stage."""
+EVALUATED_EVERY = 10
 RATES = 5
 """So many times as many steps as it takes on average until a liar is drawn."""
-START_S = 120.0
+START_S = 300.0
+"""Until all train, and while they wait for who withholds something."""
 STEP_S = 1.0
 """Of each daemon: all of them share one machine."""
 POLL_S = 0.2
 LOSS_TOLERANCE = 1e-4
-LEFT_OUT = re.compile(r"leaves out (?!one of )(\w+): ")
-IN_DOUBT = re.compile(r"leaves out one of (\w+) and (\w+): ")
 
 
 @dataclass(frozen=True)
 class LieCase:
-    """`peers` daemons, a quarter of them liars."""
+    """`peers` daemons, of which some lie."""
 
     run: str
     kind: str
     strength: float
     peers: int
     rate: float
+    liars: int
+    together: bool = True
+    """Each finds nothing wrong with the others' work."""
 
     @property
-    def liars(self) -> int:
-        return self.peers // 4
+    def of(self) -> LieKind:
+        return KINDS[self.kind]
+
+    @property
+    def within(self) -> int | None:
+        """In which of its lying steps a liar is out at the latest."""
+        within = self.of.promise.within
+        return within if within is None else max(within, self._steps_to_draw)
+
+    @property
+    def _steps_to_draw(self) -> int:
+        """More than those that it takes at the rate for which the kind's promise is."""
+        return math.ceil(RATES / self.rate) if self.rate < self.of.rate else 0
 
     @property
     def steps(self) -> int:
-        return FIRST_LIE + max(STEPS_AFTER, math.ceil(RATES / self.rate))
+        if self.of.newcomer:
+            return NEWCOMER_STEPS
+        return self.of.from_step + max(STEPS_AFTER, self._steps_to_draw)
 
     @property
     def limit_s(self) -> float:
@@ -61,8 +89,12 @@ class LieCase:
 
     def spec(self, run: RunSpec) -> RunSpec:
         """Raises `UserError` where the run cannot have audits."""
-        audit = run.audit.model_copy(update={"rate": self.rate})
-        changed = comparable(run, self.steps).model_copy(update={"audit": audit})
+        more = {"follow_steps": FOLLOW_STEPS} if self.of.newcomer else {}
+        changes = {
+            "audit": run.audit.model_copy(update={"rate": self.rate, **more}),
+            "evaluation": run.evaluation.model_copy(update={"every_steps": EVALUATED_EVERY}),
+        }
+        changed = comparable(run, self.steps).model_copy(update=changes)
         try:
             return RunSpec.model_validate(changed.model_dump())
         except ValidationError as error:
@@ -71,22 +103,16 @@ class LieCase:
                 f"the run {self.run} cannot have audits: {why}", "name another one: --run tiny"
             ) from error
 
+    def environment(self, spec: RunSpec) -> dict[str, str]:
+        """Of all daemons: what their plan depends on."""
+        return {MEMORY_VARIABLE: str(two_thirds_bytes(spec))} if self.of.pipelines else {}
 
-@dataclass
-class LieVerdict:
-    violations: list[str] = field(default_factory=list)
-    steps: int = 0
-    caught_after: dict[str, int | None] = field(default_factory=dict)
-    """By liar: in which step in which it lied, counted from 1; None: it never was."""
-    barred: list[str] = field(default_factory=list)
-    """Of the liars, by the word of the first daemon at the end."""
-    false_bars: list[str] = field(default_factory=list)
-    wrongly_left_out: list[str] = field(default_factory=list)
-    """Honest ones of whom it was said that they lie."""
-    doubted: list[str] = field(default_factory=list)
-    """Honest ones that were one of two of whom nobody knew which one lies."""
-    max_loss_difference: float | None = None
-    """To an honest run in one process."""
+
+def two_thirds_bytes(spec: RunSpec) -> int:
+    """Of a model, with what one microbatch saves: so nobody has all layers."""
+    work = workload_of(spec)
+    layers = (work.embedding, *[work.block] * work.block_count, work.head)
+    return sum(it.state_bytes + it.saved_bytes for it in layers) * 2 // 3
 
 
 def play(directory: Path, case: LieCase, spec: RunSpec, say: Callable[[str], None]) -> LieVerdict:
@@ -94,47 +120,74 @@ def play(directory: Path, case: LieCase, spec: RunSpec, say: Callable[[str], Non
     names = [f"peer-{number}" for number in range(case.peers)]
     ids = {name: peer_id_of(directory / name) for name in names}
     lying = names[-case.liars :]
-    lie = Lie(case.kind, FIRST_LIE, case.strength, tuple(ids[name] for name in lying))
+    fellows = tuple(ids[name] for name in lying) if case.together else ()
+    lie = Lie(case.kind, case.of.from_step, case.strength, fellows)
     (directory / "run.json").write_text(spec.model_dump_json())
-    with LocalSwarm(directory, OPTIONS, MODULE) as swarm:
+    verdict, liars = LieVerdict(), {ids[name]: name for name in lying}
+    with environment(case.environment(spec)), LocalSwarm(directory, OPTIONS, MODULE) as swarm:
         run = ["--run", str(directory / "run.json"), "--expect-peers", str(case.peers)]
         first, address = swarm.found(run, names[0], directory / names[0])
         for name in names[1:]:
-            with _environment(lie if name in lying else None):
+            with environment(told(lie) if name in lying else {}):
                 swarm.join(address, (), name, directory / name)
         say(
-            f"{counted(case.peers, 'daemon')}, of which {', '.join(lying)} lie from step "
-            f"{FIRST_LIE} on"
+            f"{counted(case.peers, 'daemon')}, of which {', '.join(lying)} "
+            f"{'lies' if case.liars == 1 else 'lie'} from step {lie.from_step} on: {case.of.what}"
         )
-        verdict, honest = LieVerdict(), [it for it in swarm.children if it.name not in lying]
+        honest = [it for it in swarm.children if it.name not in lying]
+        if case.of.newcomer:
+            _until_step(first, case, verdict)
+            honest.append(swarm.join(address, (), "newcomer", directory / "newcomer"))
         _until_done(swarm.children, honest, case, verdict)
-        liars = {ids[name]: name for name in lying}
-        _who_was_caught(honest, liars, verdict)
-        _who_is_barred(first, liars, verdict)
+        who_is_barred(_barred_by(first), liars, verdict)
+    history = first.events()
+    who_was_caught(history, liars, lie.from_step, verdict)
+    texts = ((child.home / "stderr").read_text(errors="replace") for child in honest)
+    who_was_doubted(texts, liars, verdict)
+    others = {peer_id: name for name, peer_id in ids.items() if name not in lying}
+    what_it_cost(history, others, lie.from_step, verdict)
     _compare(first, case, verdict)
+    if case.of.newcomer:
+        _compare_newcomer(first, honest[-1], verdict)
+    drawn = case.rate < 1.0  # then steps that nobody drew are kept
+    judge(case.of.promise, case.within, math.inf if drawn else LOSS_TOLERANCE, verdict)
     return verdict
 
 
+def told(lie: Lie) -> dict[str, str]:
+    """In the environment of a daemon that is to lie."""
+    return {LIE_VARIABLE: msgspec.json.encode(lie).decode()}
+
+
 @contextmanager
-def _environment(lie: Lie | None) -> Iterator[None]:
-    """Of a daemon that is started meanwhile."""
-    if lie is None:
-        yield
-        return
-    os.environ[LIE_VARIABLE] = msgspec.json.encode(lie).decode()
+def environment(more: dict[str, str]) -> Iterator[None]:
+    """Of daemons that are started meanwhile."""
+    os.environ.update(more)
     try:
         yield
     finally:
-        del os.environ[LIE_VARIABLE]
+        for name in more:
+            del os.environ[name]
+
+
+def _until_step(first: Child, case: LieCase, verdict: LieVerdict) -> None:
+    """In which it commits anything."""
+    end_s = time.monotonic() + case.limit_s
+    while not steps_of(first.events()):
+        if time.monotonic() > end_s or not first.running:
+            verdict.violations.append("no step has committed")
+            return
+        time.sleep(POLL_S)
 
 
 def _until_done(
     children: list[Child], honest: list[Child], case: LieCase, verdict: LieVerdict
 ) -> None:
-    """Till each that is honest has the last step and its checkpoint; no liar ends before."""
+    """Till each that is honest has the last step and its checkpoint. Who has no place then ends by
+    itself, as the run is complete; nobody else does."""
     end_s = time.monotonic() + case.limit_s
     while not all(_is_done(child) for child in honest):
-        if ended := [child.name for child in children if not child.running]:
+        if ended := [child.name for child in children if child.process.poll()]:
             verdict.violations.append(f"{', '.join(ended)} ended")
             break
         if time.monotonic() > end_s:
@@ -147,33 +200,11 @@ def _until_done(
 
 
 def _is_done(child: Child) -> bool:
-    return (child.status() or {}).get("state") == "done"
+    return child.process.poll() == 0 or (child.status() or {}).get("state") == "done"
 
 
-def _who_was_caught(honest: list[Child], liars: dict[str, str], verdict: LieVerdict) -> None:
-    """By the first view of the first daemon without each, and by what all have said."""
-    views = [event for event in honest[0].events() if event["event"] == "view"]
-    for peer_id, name in liars.items():
-        without = [it["step"] for it in views if peer_id not in it["members"]]
-        late = [step for step in without if step >= FIRST_LIE]
-        verdict.caught_after[name] = late[0] - FIRST_LIE + 1 if late else None
-        if not late:
-            verdict.violations.append(f"{name} lied to the end")
-    texts = [(child.home / "stderr").read_text(errors="replace") for child in honest]
-    named = {peer_id for text in texts for peer_id in LEFT_OUT.findall(text)}
-    pairs = {peer for text in texts for pair in IN_DOUBT.findall(text) for peer in pair}
-    verdict.wrongly_left_out = sorted(named - liars.keys())
-    verdict.doubted = sorted(pairs - liars.keys())
-    if verdict.wrongly_left_out:
-        verdict.violations.append(f"{', '.join(verdict.wrongly_left_out)} called liars, and is not")
-
-
-def _who_is_barred(first: Child, liars: dict[str, str], verdict: LieVerdict) -> None:
-    barred = {it["peer_id"] for it in (first.status() or {}).get("barred", ())}
-    verdict.barred = sorted(liars[peer_id] for peer_id in barred & liars.keys())
-    verdict.false_bars = sorted(barred - liars.keys())
-    if verdict.false_bars:
-        verdict.violations.append(f"{', '.join(verdict.false_bars)} barred for nothing")
+def _barred_by(child: Child) -> set[str]:
+    return {it["peer_id"] for it in (child.status() or {}).get("barred", ())}
 
 
 def _compare(first: Child, case: LieCase, verdict: LieVerdict) -> None:
@@ -182,9 +213,14 @@ def _compare(first: Child, case: LieCase, verdict: LieVerdict) -> None:
     use_one_thread()  # several wait for one another wherever the machine does other things, too
     expected = plain_losses(first.home, case.steps)
     seen = {event["step"]: event["loss"] for event in steps_of(first.events())}
-    if expected is None or not seen:
-        return
-    worst = max(abs(loss - expected[step]) for step, loss in seen.items())
-    verdict.max_loss_difference = worst
-    if case.rate == 1.0 and not worst <= LOSS_TOLERANCE:  # else steps that nobody drew are kept
-        verdict.violations.append(f"the loss is {worst:.2g} off the honest run's")
+    if expected is not None and seen:
+        verdict.max_loss_difference = max(abs(loss - expected[step]) for step, loss in seen.items())
+
+
+def _compare_newcomer(first: Child, newcomer: Child, verdict: LieVerdict) -> None:
+    theirs = {event["step"]: event["loss"] for event in steps_of(first.events())}
+    own = {event["step"]: event["loss"] for event in steps_of(newcomer.events())}
+    if not own:
+        verdict.violations.append("the newcomer has taken part in no step")
+    elif any(theirs.get(step) != loss for step, loss in own.items()):
+        verdict.violations.append("the newcomer has other losses than the others")

@@ -1,0 +1,131 @@
+"""Lies in what holders of the same layers send each other, to add up or added up."""
+
+import math
+from typing import Any
+
+import numpy
+
+from p2p_dtfm.daemon.step.step_frames import StepFrames
+from p2p_dtfm.daemon.step.step_reduction import _Courses
+from p2p_dtfm.daemon.trainer.audits import Audits
+from p2p_dtfm.net.streams.frames import FrameKind
+from p2p_dtfm.testbed.lies.lie import Lie, put
+from p2p_dtfm.train.stage import finite, segment_reduction
+
+_FLOAT = "<f4"
+
+
+def _know_their_step() -> None:
+    """Reductions do not."""
+    begin = segment_reduction.SegmentReduction.__init__
+
+    def init(self: Any, spec: Any, codec: Any, step: int, *arguments: Any) -> None:
+        begin(self, spec, codec, step, *arguments)
+        self.step = step
+
+    put(segment_reduction.SegmentReduction, "__init__", init)
+
+
+def add_up_wrongly(lie: Lie) -> None:
+    """And tell all holders the same."""
+    honest = segment_reduction.SegmentReduction.add_parts
+    _know_their_step()
+
+    def add_parts(self: Any, chunk: int, parts: Any) -> Any:
+        sent = honest(self, chunk, parts)
+        if not lie.is_told(self.step):
+            return sent
+        mine = self._of(self.reduced, chunk)
+        mine.mul_(1.0 + lie.strength)
+        return self._codec.encode(mine, self._turns[chunk])
+
+    put(segment_reduction.SegmentReduction, "add_parts", add_parts)
+
+
+def send_no_numbers(lie: Lie) -> None:
+    honest = segment_reduction.SegmentReduction.fill
+    _know_their_step()
+
+    def fill(self: Any, layer: int, gradient: Any) -> None:
+        honest(self, layer, gradient)
+        if lie.is_told(self.step):
+            start, end = self._layers[layer]
+            self.reduced[start:end].fill_(math.nan)
+
+    for module in (finite, segment_reduction):
+        put(module, "is_finite", lambda values: True)
+    put(segment_reduction.SegmentReduction, "fill", fill)
+
+
+def send_other_parts(lie: Lie) -> None:
+    _change_sent(lie, FrameKind.GRADIENT_PART, lambda values, peer_id: -values)
+
+
+def send_each_another_sum(lie: Lie) -> None:
+    seen: dict[str, int] = {}
+
+    def change(values: Any, peer_id: str) -> Any:
+        return values * numpy.float32(1.0 + 0.1 * seen.setdefault(peer_id, len(seen) + 1))
+
+    _change_sent(lie, FrameKind.GRADIENT_SUM, change)
+
+
+def _change_sent(lie: Lie, lied: FrameKind, change: Any) -> None:
+    """Frames of one kind, not what is claimed of them."""
+    honest = _Courses.send
+
+    async def send(
+        self: Any, peer_id: str, kind: Any, chunk: int, elements: int, payload: Any
+    ) -> None:
+        if kind is lied and lie.is_told(self._step):
+            values = numpy.frombuffer(bytes(payload), dtype=_FLOAT)
+            payload = change(values, peer_id).astype(_FLOAT).tobytes()
+        await honest(self, peer_id, kind, chunk, elements, payload)
+
+    put(_Courses, "send", send)
+
+
+def withhold_parts(lie: Lie) -> None:
+    """From some of the others, and to all it says that it has sent them."""
+    honest = StepFrames._send
+    chosen: dict[str, bool] = {}
+
+    def is_chosen(peer_id: str) -> bool:
+        """So large a part of those that it meets, the first one in any case."""
+        taken = sum(chosen.values())
+        return chosen.setdefault(peer_id, taken <= lie.strength * len(chosen))
+
+    async def send(self: Any, peer_id: str, lane: str, header: Any, payload: Any) -> None:
+        is_part = header.kind is FrameKind.GRADIENT_PART
+        if is_part and lie.is_told(header.step) and is_chosen(peer_id):
+            self._under_way[peer_id] -= 1
+            return
+        await honest(self, peer_id, lane, header, payload)
+
+    put(StepFrames, "_send", send)
+
+
+def show_no_part(lie: Lie) -> None:
+    """An audit of anybody may need what this peer has sent."""
+    honest, begun = Audits.find, Audits.account
+    steps: list[int] = [-1]
+
+    async def account(self: Any, view: Any, plan: Any, step: int, *rest: Any) -> Any:
+        steps[0] = step
+        return await begun(self, view, plan, step, *rest)
+
+    def find(self: Any, digest: str) -> bytes | None:
+        return None if lie.is_told(steps[0]) else honest(self, digest)
+
+    put(Audits, "account", account)
+    put(Audits, "find", find)
+
+
+IN_SUMS = {
+    "sum": add_up_wrongly,
+    "part": send_other_parts,
+    "unlike-sums": send_each_another_sum,
+    "nan": send_no_numbers,
+    "withheld": withhold_parts,
+    "unshown": show_no_part,
+}

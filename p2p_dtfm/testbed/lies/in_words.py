@@ -1,0 +1,169 @@
+"""Lies in what a liar states of its step: in its claim, and in its signed Prepared."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from p2p_dtfm.core.commit import judgement
+from p2p_dtfm.core.commit import step as transaction
+from p2p_dtfm.core.messages.audit_messages import Claimed
+from p2p_dtfm.core.messages.prepared import Prepared, SignedPrepared, sign_prepared
+from p2p_dtfm.core.protocol.canonical import decode
+from p2p_dtfm.daemon.node import participant
+from p2p_dtfm.daemon.trainer import step_loop
+from p2p_dtfm.daemon.trainer.audits import Audits
+from p2p_dtfm.testbed.lies.in_work import change_gradients
+from p2p_dtfm.testbed.lies.kinds import CONFESSES_AFTER
+from p2p_dtfm.testbed.lies.lie import Lie, put
+
+_DIGEST = bytes(16)
+
+
+def _state(lie: Lie, changed: Callable[[Prepared], dict[str, Any]]) -> None:
+    """To all the same, signed."""
+
+    def sign(prepared: Prepared, signer: Any) -> Any:
+        if lie.is_told(prepared.step):
+            prepared = msgspec.structs.replace(prepared, **changed(prepared))
+        return sign_prepared(prepared, signer)
+
+    put(step_loop, "sign_prepared", sign)
+
+
+def state_another_norm(lie: Lie) -> None:
+    def changed(prepared: Prepared) -> dict[str, Any]:
+        factor = 1.0 + lie.strength
+        return {"squared_norms": {n: it * factor for n, it in prepared.squared_norms.items()}}
+
+    _state(lie, changed)
+
+
+def _say_and_believe(lie: Lie, changed: Callable[[Any], dict[str, Any]]) -> None:
+    """What it has computed itself: of what it says it makes its own lineage as well, or that would
+    tell the others a step later."""
+    honest, mine = step_loop.StepLoop._say_prepared, list[str]()
+
+    def say_prepared(self: Any, view: Any, step: int, local: Any, *rest: Any) -> None:
+        if lie.is_told(step):
+            local = dataclasses.replace(local, **changed(local))
+        mine[:] = [self._tools.me]
+        honest(self, view, step, local, *rest)
+
+    def fault_of(prepared: Prepared, *rest: Any) -> str:
+        return "" if prepared.peer_id in mine else judgement.fault_of(prepared, *rest)
+
+    put(step_loop.StepLoop, "_say_prepared", say_prepared)
+    put(transaction, "fault_of", fault_of)
+
+
+def state_another_loss(lie: Lie) -> None:
+    """In its claim as well: or it would be out for stating what it has not claimed."""
+    factor, honest = 1.0 + lie.strength, Audits._claim
+
+    async def claim(self: Any, here: Any, local: Any) -> Any:
+        if lie.is_told(here.step):
+            local = dataclasses.replace(local, loss_sum=local.loss_sum * factor)
+        return await honest(self, here, local)
+
+    put(Audits, "_claim", claim)
+    _say_and_believe(lie, lambda local: {"loss_sum": local.loss_sum * factor})
+
+
+def state_another_held_out_loss(lie: Lie) -> None:
+    factor = 1.0 + lie.strength
+    _say_and_believe(lie, lambda local: {"held_out_loss_sum": local.held_out_loss_sum * factor})
+
+
+def count_twice(lie: Lie) -> None:
+    _state(lie, lambda prepared: {"token_count": 2 * prepared.token_count})
+
+
+def state_other_states(lie: Lie) -> None:
+    _state(lie, lambda prepared: {"states": dict.fromkeys(prepared.states, _DIGEST)})
+
+
+def state_another_lineage(lie: Lie) -> None:
+    _state(lie, lambda prepared: {"base": "0" * len(prepared.base)})
+
+
+def tell_each_another_norm(lie: Lie) -> None:
+    _prove_oneself_a_liar(lie.is_told)
+
+
+def _prove_oneself_a_liar(at: Callable[[int], bool]) -> None:
+    """By two Prepared of one step, each signed."""
+    honest = participant.Participant.say_prepared
+
+    def say_prepared(self: Any, signed: Any, view: Any) -> None:
+        prepared = decode(signed.payload, Prepared)
+        if not at(prepared.step):
+            honest(self, signed, view)
+            return
+        for number, peer_id in enumerate(sorted(view.member_ids)):
+            norms = {n: it * (1 + number) for n, it in prepared.squared_norms.items()}
+            other = msgspec.structs.replace(prepared, squared_norms=norms)
+            said = sign_prepared(other, self.network.host.identity.sign)
+            self.network.messenger.tell(peer_id, SignedPrepared(said))
+
+    put(participant.Participant, "say_prepared", say_prepared)
+
+
+def confess_late(lie: Lie) -> None:
+    change_gradients(lie)
+    _prove_oneself_a_liar(lambda step: step >= lie.from_step + CONFESSES_AFTER)
+
+
+def _claim_otherwise(lie: Lie, changed: Callable[[Claimed], dict[str, Any]]) -> None:
+    honest = Audits._claim
+
+    async def claim(self: Any, here: Any, local: Any) -> Claimed:
+        said = await honest(self, here, local)
+        return msgspec.structs.replace(said, **changed(said)) if lie.is_told(here.step) else said
+
+    put(Audits, "_claim", claim)
+
+
+def open_another_thing(lie: Lie) -> None:
+    _claim_otherwise(lie, lambda said: {"opening": bytes(len(said.opening))})
+
+
+def compute_like_nobody(lie: Lie) -> None:
+    """By its word: so that nobody could compute it again."""
+
+    def changed(said: Claimed) -> dict[str, Any]:
+        return {"share": msgspec.structs.replace(said.share, arithmetic="cpu-of-its-own")}
+
+    _claim_otherwise(lie, changed)
+    change_gradients(lie)
+
+
+def withhold_prepared(lie: Lie) -> None:
+    """Once an auditor has found its flipped gradients: then nothing that it says proves them."""
+    honest = Audits.account
+
+    async def account(self: Any, view: Any, plan: Any, step: int, *rest: Any) -> Any:
+        made = await honest(self, view, plan, step, *rest)
+        if made is not None and lie.is_told(step):
+            while self._tools.me in made.disputed and not self._state.is_over(view):
+                await self._state.wait()
+        return made
+
+    put(Audits, "account", account)
+    change_gradients(lie)
+
+
+IN_WORDS = {
+    "norm": state_another_norm,
+    "unlike-norms": tell_each_another_norm,
+    "loss": state_another_loss,
+    "held-out": state_another_held_out_loss,
+    "count": count_twice,
+    "digest": state_other_states,
+    "lineage": state_another_lineage,
+    "opening": open_another_thing,
+    "alien": compute_like_nobody,
+    "mute": withhold_prepared,
+    "confess": confess_late,
+}

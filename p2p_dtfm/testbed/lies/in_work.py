@@ -1,0 +1,107 @@
+"""Lies in what a liar computes itself, and in what it sends the stages beside it."""
+
+from typing import Any
+
+from p2p_dtfm.daemon.step import stage_account
+from p2p_dtfm.daemon.step.microbatches import Microbatches
+from p2p_dtfm.daemon.trainer import audits
+from p2p_dtfm.testbed.lies.gradients import GRADIENT_LIES, flip
+from p2p_dtfm.testbed.lies.lie import Lie, put
+
+_SENT, _CAME = (1, 3), (0, 2)
+"""Places in a claim of what crosses a boundary."""
+
+
+def change_gradients(lie: Lie) -> None:
+    """In its buffers, so that all that it claims and sends agrees."""
+    honest, change = Microbatches.train, GRADIENT_LIES.get(lie.kind, flip)
+    kept: dict[int, Any] = {}
+
+    async def train(self: Any, step: int, replay: Any, on_final: Any = None) -> None:
+        def final(layer: int) -> None:
+            if lie.is_told(step):
+                gradient = self._runner.layer_states[layer].gradient_vector()
+                change(gradient, lie, kept.setdefault(layer, gradient.clone().zero_()))
+                kept[layer].copy_(gradient)
+            on_final(layer)
+
+        await honest(self, step, replay, final)
+
+    put(Microbatches, "train", train)
+
+
+def train_on_other_tokens(lie: Lie) -> None:
+    """Those of its share, from the last to the first."""
+    begin = Microbatches.__init__
+
+    def init(self: Any, *arguments: Any) -> None:
+        begin(self, *arguments)
+        honest, count = self._batch, self._spec.microbatches_per_step
+
+        def batch(step: int, number: int) -> Any:
+            inputs, targets = honest(step, number)
+            if lie.is_told(step) and number < count:
+                return inputs.flip(-1), targets
+            return inputs, targets
+
+        self._batch = batch
+
+    put(Microbatches, "__init__", init)
+
+
+def leave_out_the_last(lie: Lie) -> None:
+    """Microbatch: it counts nothing."""
+    begin = Microbatches.__init__
+
+    def init(self: Any, *arguments: Any) -> None:
+        begin(self, *arguments)
+        honest = self._weight_of
+
+        def weight(step: int, number: int) -> float:
+            is_left_out = lie.is_told(step) and number == max(self._replay.microbatches, default=-1)
+            due: float = honest(step, number)
+            return 0.0 if is_left_out else due
+
+        self._weight_of = weight
+
+    put(Microbatches, "__init__", init)
+
+
+def send_other_activations(lie: Lie) -> None:
+    """To the next stage, or gradients to the one before, and claim them as well."""
+    honest = Microbatches._outgoing
+
+    def outgoing(self: Any, kind: Any, number: int, values: Any) -> Any:
+        step, trains = self._work.step, number < self._spec.microbatches_per_step
+        lies = trains and step is not None and lie.is_told(step)
+        return honest(self, kind, number, values * 1.01 if lies else values)
+
+    put(Microbatches, "_outgoing", outgoing)
+
+
+def claim_other_tensors(lie: Lie) -> None:
+    """Than it has sent its neighbours, or than have come from them."""
+    honest, fields = stage_account.edges_of, _SENT if lie.kind == "edge-out" else _CAME
+
+    def edges_of(plan: Any, me: str, work: Any) -> Any:
+        edges = honest(plan, me, work)
+        if not lie.is_told(work.step):
+            return edges
+        return {
+            number: type(edge)(
+                *(bytes(len(it)) if place in fields else it for place, it in enumerate(edge))
+            )
+            for number, edge in edges.items()
+        }
+
+    put(audits, "edges_of", edges_of)
+
+
+IN_WORK = {
+    **dict.fromkeys(GRADIENT_LIES, change_gradients),
+    "tokens": train_on_other_tokens,
+    "skipped": leave_out_the_last,
+    "activation": send_other_activations,
+    "edge-out": claim_other_tensors,
+    "edge-in": claim_other_tensors,
+}

@@ -1,0 +1,128 @@
+"""What came of a lie, and whether that is what the design promises of its kind."""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from p2p_dtfm.testbed.lies.kinds import Promise
+from p2p_dtfm.testbed.recovery.times import Event, commits_of, steps_of, usual_step_s
+
+LEFT_OUT = re.compile(r"leaves out (?!one of )(\w+): ")
+IN_DOUBT = re.compile(r"leaves out one of (\w+) and (\w+): ")
+
+
+@dataclass
+class LieVerdict:
+    violations: list[str] = field(default_factory=list)
+    """Of what the design promises."""
+    steps: int = 0
+    caught_after: dict[str, int | None] = field(default_factory=dict)
+    """By liar: in which step in which it lied, counted from 1; None: it never was."""
+    came_back: int = 0
+    """How often a liar that was out had a place again."""
+    barred: list[str] = field(default_factory=list)
+    """Of the liars, by the word of the first daemon at the end."""
+    false_bars: list[str] = field(default_factory=list)
+    wrongly_left_out: list[str] = field(default_factory=list)
+    """Honest ones of whom it was said that they lie."""
+    doubted: list[str] = field(default_factory=list)
+    """Honest ones that were one of two of whom nobody knew which one lies."""
+    honest_out: list[str] = field(default_factory=list)
+    """Honest ones that had no place for a while."""
+    views: int = 0
+    """Since the first lie: each of an open step costs that step's beginning anew."""
+    repeated_steps: int = 0
+    """Committed steps that were given up, and computed again."""
+    usual_step_s: float | None = None
+    held_up_s: float | None = None
+    """The longest time without a commit since the first lie, less a usual step."""
+    held_out_losses: dict[int, float] = field(default_factory=dict)
+    """As all show them."""
+    max_loss_difference: float | None = None
+    """To an honest run in one process."""
+
+
+def who_was_caught(
+    history: Sequence[Event], liars: dict[str, str], from_step: int, verdict: LieVerdict
+) -> None:
+    """`history` of an honest daemon; `liars` are names by peer id."""
+    views = [event for event in history if event["event"] == "view"]
+    for peer_id, name in liars.items():
+        there = [(view["step"], peer_id in view["members"]) for view in views]
+        out = [step for step, is_there in there if not is_there and step >= from_step]
+        verdict.caught_after[name] = out[0] - from_step + 1 if out else None
+        verdict.came_back += sum(
+            not before and after for (_, before), (_, after) in pairwise(there)
+        )
+
+
+def who_was_doubted(texts: Iterable[str], liars: Iterable[str], verdict: LieVerdict) -> None:
+    """By what honest daemons have said."""
+    said, lying = list(texts), set(liars)
+    named = {peer_id for text in said for peer_id in LEFT_OUT.findall(text)}
+    pairs = {peer for text in said for pair in IN_DOUBT.findall(text) for peer in pair}
+    verdict.wrongly_left_out = sorted(named - lying)
+    verdict.doubted = sorted(pairs - lying)
+
+
+def who_is_barred(barred: Iterable[str], liars: dict[str, str], verdict: LieVerdict) -> None:
+    found = set(barred)
+    verdict.barred = sorted(liars[peer_id] for peer_id in found & liars.keys())
+    verdict.false_bars = sorted(found - liars.keys())
+
+
+def what_it_cost(
+    history: Sequence[Event], honest: dict[str, str], from_step: int, verdict: LieVerdict
+) -> None:
+    """As one honest daemon has seen it; `honest` are names by peer id."""
+    views = [it for it in history if it["event"] == "view" and it["step"] >= from_step]
+    verdict.views = len(views)
+    verdict.honest_out = sorted(
+        {name for it in views for peer, name in honest.items() if peer not in it["members"]}
+    )
+    steps = [it["step"] for it in steps_of(history)]
+    verdict.repeated_steps = len(steps) - len(set(steps))
+    told: list[dict[str, Any]] = [it for it in history if it["event"] == "step"]
+    verdict.held_out_losses = {
+        it["step"]: it["held_out_loss"] for it in told if it.get("held_out_loss") is not None
+    }
+    commits = commits_of({"": list(history)})
+    if len(commits) > 1:
+        verdict.usual_step_s = usual_s = usual_step_s(commits)
+        gaps_s = [
+            after[1] - before[1] for before, after in pairwise(commits) if after[0] >= from_step
+        ]
+        verdict.held_up_s = max(0.0, max(gaps_s, default=usual_s) - usual_s)
+
+
+def judge(promise: Promise, within: int | None, tolerance: float, verdict: LieVerdict) -> None:
+    """Add what is otherwise than promised. `within`: in which of its lying steps a liar is out at
+    the latest, at this rate of audits; `tolerance`: of losses, where none is to be wrong."""
+    say = verdict.violations.append
+    for name, count in verdict.caught_after.items():
+        if within is None:
+            continue
+        if count is None:
+            say(f"{name} lied to the end")
+        elif count > within:
+            say(f"{name} was caught in its lying step {count}, later than in the {within}.")
+    if promise.barred:
+        for name in sorted(set(verdict.caught_after) - set(verdict.barred)):
+            say(f"{name} is not barred")
+    for peers, what in (
+        (verdict.wrongly_left_out, "called liars, and is not"),
+        (verdict.false_bars, "barred for nothing"),
+        (
+            [] if promise.costs_another else verdict.honest_out,
+            "out for a while, and has not lied (or was too slow)",
+        ),
+    ):
+        if peers:
+            say(f"{', '.join(peers)} {what}")
+    if verdict.repeated_steps:
+        say(f"{verdict.repeated_steps} committed steps were undone")
+    worst = verdict.max_loss_difference
+    if worst is not None and not worst <= tolerance:
+        say(f"the loss is {worst:.2g} off the honest run's")

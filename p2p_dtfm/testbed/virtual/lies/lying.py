@@ -5,7 +5,7 @@ for as long as the seed is played, and ask at each turn whose it is: so the hone
 interpreter stay what they are.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -50,6 +50,16 @@ class Deed:
 
 
 @dataclass
+class Denied:
+    """One liar's work of a step."""
+
+    holders: int
+    """How many have a stage."""
+    by: set[str] = field(default_factory=set)
+    """The honest ones that came to something else, and said so in their Prepared."""
+
+
+@dataclass
 class Committed:
     """As honest members have seen one step of one view."""
 
@@ -57,6 +67,8 @@ class Committed:
     """Of the outcome, by peer."""
     drawn: dict[str, str] = field(default_factory=dict)
     """By whose work, who was to compute it again."""
+    judges: dict[str, int] = field(default_factory=dict)
+    """By liar, how many honest ones can compute its work again."""
 
 
 class Lying:
@@ -72,6 +84,8 @@ class Lying:
         self.told: dict[Deed, dict[str, str]] = {}
         """In which steps who has lied in its work, and how."""
         self.committed: dict[Deed, Committed] = {}
+        self.denied: dict[tuple[Deed, str], Denied] = {}
+        """By step and the liar's peer id."""
         self.reports: list[str] = []
         """Of honest ones: whom they leave out of a view, and why."""
         self.count = 0
@@ -110,12 +124,26 @@ class Lying:
         self.count += 1
         self.told.setdefault(Deed(view, step), {})[self.ids[self.here()]] = self.kind()
 
-    def commit(self, view: ViewId, step: int, digest: str, drawn: dict[str, str]) -> None:
-        """By the peer whose turn it is."""
-        if self.here() not in self.ids:
-            seen = self.committed.setdefault(Deed(view, step), Committed())
-            seen.digests[self.here()] = digest
-            seen.drawn |= drawn
+    def commit(self, deed: Deed, digest: str) -> Committed | None:
+        """By the peer whose turn it is, if it is honest."""
+        if self.here() in self.ids:
+            return None
+        seen = self.committed.setdefault(deed, Committed())
+        seen.digests[self.here()] = digest
+        return seen
+
+    def deny(self, deed: Deed, holders: int, peer_ids: Iterable[str]) -> None:
+        """By the peer whose turn it is, if it is honest."""
+        for peer_id in peer_ids if self.here() not in self.ids else ():
+            self.denied.setdefault((deed, peer_id), Denied(holders)).by.add(self.here())
+
+    def found_out(self) -> set[str]:
+        """Peer ids of liars whose work more than half of all stage-holders, all honest, deny."""
+        return {liar for (_, liar), it in self.denied.items() if 2 * len(it.by) > it.holders}
+
+    def stayed(self) -> list[int]:
+        """Steps that honest peers have committed, and in which somebody had lied in its work."""
+        return sorted({deed.step for deed in self.committed if self.told.get(deed)})
 
 
 @contextmanager

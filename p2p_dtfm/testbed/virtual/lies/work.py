@@ -8,8 +8,9 @@ from p2p_dtfm.daemon.node.membership import Membership
 from p2p_dtfm.daemon.step.microbatches import Microbatches
 from p2p_dtfm.daemon.step.step_engine import StepEngine
 from p2p_dtfm.daemon.step.step_reduction import StepReduction
+from p2p_dtfm.daemon.trainer.audits import Audits
 from p2p_dtfm.daemon.trainer.step_loop import StepLoop
-from p2p_dtfm.testbed.virtual.lies.lying import Lying
+from p2p_dtfm.testbed.virtual.lies.lying import Deed, Lying
 from p2p_dtfm.testbed.virtual.planted.patches import Patches
 
 LEFT_OUT = "leaves out "
@@ -126,12 +127,26 @@ def _losses(patches: Patches, lying: Lying) -> None:
 def _commits_are_noted(patches: Patches, lying: Lying) -> None:
     async def outcome(self: Any, view: Any, step: int, reduced: Any) -> Any:
         found = await honest(self, view, step, reduced)
-        book = self.audits._book
-        is_open = book is not None and book.view == view.id and found.loss is not None
-        lying.commit(view.id, step, found.digest, dict(book.drawn()) if is_open else {})
+        book, deed = self.audits._book, Deed(view.id, step)
+        seen = lying.commit(deed, found.digest)
+        if seen is not None and book is not None and deed in lying.told:
+            seen.drawn |= book.drawn()
+            honest_ones = lying.victims(view.plan.stage_holders())
+            for liar in lying.told[deed]:
+                seen.judges[liar] = sum(book.may_judge(it, liar) for it in honest_ones)
         return found
 
     honest = patches.put(StepLoop, "_outcome", outcome)
+
+
+def _denials_are_noted(patches: Patches, lying: Lying) -> None:
+    async def account(self: Any, view: Any, plan: Any, step: int, *rest: Any) -> Any:
+        said = await honest(self, view, plan, step, *rest)
+        denied = (it for it, is_denied in (said.disputed if said else {}).items() if is_denied)
+        lying.deny(Deed(view.id, step), len(plan.stage_holders()), denied)
+        return said
+
+    honest = patches.put(Audits, "account", account)
 
 
 def _reports_are_noted(patches: Patches, lying: Lying) -> None:
@@ -143,4 +158,11 @@ def _reports_are_noted(patches: Patches, lying: Lying) -> None:
     honest = patches.put(Membership, "_report", report)
 
 
-LIES = (_gradients, _sums, _losses, _commits_are_noted, _reports_are_noted)
+LIES = (
+    _gradients,
+    _sums,
+    _losses,
+    _commits_are_noted,
+    _denials_are_noted,
+    _reports_are_noted,
+)

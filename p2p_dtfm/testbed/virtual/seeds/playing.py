@@ -53,6 +53,8 @@ class Played:
     """That all peers together have told of."""
     lies: int = 0
     """That were told."""
+    stayed: int = 0
+    """Steps with a lie that were committed, since nobody honest was drawn for them."""
     problem: str = ""
     """Empty where all invariants hold."""
 
@@ -205,14 +207,14 @@ def play_seed(
                 if own_steps == len(reference.losses):
                     judge.require_states(peers, reference)
                 if schedule.liars:
-                    verdict.require(peers, lies, len(reference.losses))
+                    verdict.require(peers, lies, len(reference.losses), schedule)
                 await judge.require_clean_ends(swarm, peers)
                 blames.require_none()
         except (Broken, NeverHappened) as error:
             played.problem = _with_cause(error)
         finally:
             played.done, played.faults = one.deeds.done, one.deeds.begun_count
-            played.lies = one.lying.count
+            played.lies, played.stayed = one.lying.count, len(one.lying.stayed())
             played.steps = sum(len(peer.losses()) for peer in swarm.peers)
 
     async def scene_with_liars(swarm: Swarm) -> None:

@@ -380,12 +380,10 @@ class AgreementState:
         self.attempts.under_way = None
 
     def heed_accusers(self, attempt: Attempt, now_ns: int) -> None:
-        """An attempt is over: whose accusations were not borne out is remembered, and who was in
-        doubt."""
+        """An attempt is over: it is remembered whose accusations were idle, and who was in doubt."""
         heard = attempt.universe & set(attempt.opened)
-        accusers = self.doubts.accusers
-        accusers.heed(attempt.number, attempt.charges, heard, self.me, now_ns)
-        accusers.heed_doubts(attempt.distrust.doubts, self.me.peer_id, now_ns)
+        self.doubts.accusers.heed(attempt.number, attempt.charges, heard, self.me, now_ns)
+        self.doubts.accusers.heed_doubts(attempt.distrust.doubts, self.me.peer_id, now_ns)
 
     def waits_for_takeover(self, view: View, now_ns: int) -> None:
         """All have said Ready to a planned view."""

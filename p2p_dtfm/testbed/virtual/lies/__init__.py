@@ -3,4 +3,5 @@
 lying    who lies now, and what was told and committed
 work     other gradients, sums and losses than were computed
 words    what is said to others: accusations, states, speed, or nothing
+putting  all of it in its place
 """

@@ -1,17 +1,15 @@
 """Who lies in a seed, and in what; and what the honest committed meanwhile.
 
-Nothing of it is known to the daemons. Lies are put in place of functions of the daemon's (`put_in`)
+Nothing of it is known to the daemons. Lies are put in place of functions of the daemon's (`putting.put_in`)
 for as long as the seed is played, and ask at each turn whose it is: so the honest ones in the same
 interpreter stay what they are.
 """
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from p2p_dtfm.core.protocol.snapshot import ViewId
-from p2p_dtfm.testbed.virtual.planted.patches import Patches
 from p2p_dtfm.testbed.virtual.process import PROCESS
 
 IN_WORK = (
@@ -144,17 +142,3 @@ class Lying:
     def stayed(self) -> list[int]:
         """Steps that honest peers have committed, and in which somebody had lied in its work."""
         return sorted({deed.step for deed in self.committed if self.told.get(deed)})
-
-
-@contextmanager
-def put_in(lying: Lying) -> Iterator[None]:
-    """All functions that lies need to be in the place of; each is honest where nobody lies."""
-    from p2p_dtfm.testbed.virtual.lies import words, work
-
-    patches = Patches()
-    try:
-        for lie in (*work.LIES, *words.LIES):
-            lie(patches, lying)
-        yield
-    finally:
-        patches.undo()

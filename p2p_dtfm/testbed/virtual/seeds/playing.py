@@ -14,7 +14,8 @@ from pathlib import Path
 from p2p_dtfm.daemon.node.network import DISCONNECTED
 from p2p_dtfm.daemon.node.participant import BLAMED
 from p2p_dtfm.sim.faults.agreement_seeds import problem_of
-from p2p_dtfm.testbed.virtual.lies.lying import Lying, put_in
+from p2p_dtfm.testbed.virtual.lies.lying import Lying
+from p2p_dtfm.testbed.virtual.lies.putting import put_in
 from p2p_dtfm.testbed.virtual.peer import Peer
 from p2p_dtfm.testbed.virtual.process import PROCESS
 from p2p_dtfm.testbed.virtual.seeds import judge, verdict

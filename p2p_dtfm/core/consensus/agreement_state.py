@@ -380,7 +380,7 @@ class AgreementState:
         self.attempts.under_way = None
 
     def heed_accusers(self, attempt: Attempt, now_ns: int) -> None:
-        """An attempt is over: it is remembered whose accusations were idle, and who was in doubt."""
+        """An attempt is over: whose accusations were idle is kept, and who was in doubt."""
         heard = attempt.universe & set(attempt.opened)
         self.doubts.accusers.heed(attempt.number, attempt.charges, heard, self.me, now_ns)
         self.doubts.accusers.heed_doubts(attempt.distrust.doubts, self.me.peer_id, now_ns)

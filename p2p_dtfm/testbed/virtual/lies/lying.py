@@ -1,8 +1,8 @@
 """Who lies in a seed, and in what; and what the honest committed meanwhile.
 
-Nothing of it is known to the daemons. Lies are put in place of functions of the daemon's (`putting.put_in`)
-for as long as the seed is played, and ask at each turn whose it is: so the honest ones in the same
-interpreter stay what they are.
+Nothing of it is known to the daemons. Lies are put in place of functions of the daemon's
+(`putting.put_in`) for as long as the seed is played, and ask at each turn whose it is: so the
+honest ones in the same interpreter stay what they are.
 """
 
 from collections.abc import Iterable

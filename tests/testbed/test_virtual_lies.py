@@ -71,6 +71,7 @@ def bug(name: str) -> Planted:
     ("name", "what", "told"),
     [
         ("every-accusation", "accuses", "an honest peer"),
+        ("one-is-enough", "accuses", "an honest peer"),
         ("never-drawn", "flipped", "nobody honest was to compute that again"),
         ("audits-unheeded", "zeros", "an honest peer was to compute that again"),
     ],

@@ -30,6 +30,7 @@ nightly: lint
 	$(BIN)/python -m p2p_dtfm.sim.faults.agreement_seeds --seeds 0-9999 --jobs 2
 	$(BIN)/python -m p2p_dtfm.testbed.virtual.seeds --seeds 0-199 --jobs 2 --shrink
 	$(BIN)/python -m p2p_dtfm.testbed.virtual.seeds --seeds 100000-100049 --jobs 2 --shrink
+	$(BIN)/python -m p2p_dtfm.testbed.virtual.seeds --seeds 200000-200199 --jobs 2 --shrink
 
 demo: environment
 	$(BIN)/p2p-dtfm demo

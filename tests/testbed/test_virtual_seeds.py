@@ -188,7 +188,7 @@ def test_who_could_go_on_and_is_not_woken_is_seen(tmp_path: Path, is_woken: bool
         peer = swarm.peer("a")
         peer.process = Process("a.0", swarm.loop, random.Random("a"))
         peer.ended = peer.process.begin(waits())
-        nudges, found = Nudges(swarm.loop, swarm.peers), list[str]()
+        nudges, found = Nudges(swarm.loop, lambda: swarm.peers), list[str]()
         for second in range(6):
             if second == 4:
                 has_come.append(True)

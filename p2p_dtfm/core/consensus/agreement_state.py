@@ -380,9 +380,10 @@ class AgreementState:
         self.attempts.under_way = None
 
     def heed_accusers(self, attempt: Attempt, now_ns: int) -> None:
-        """An attempt is over: whose accusations were not borne out is remembered."""
+        """An attempt is over: whose accusations were idle is kept, and who was in doubt."""
         heard = attempt.universe & set(attempt.opened)
         self.doubts.accusers.heed(attempt.number, attempt.charges, heard, self.me, now_ns)
+        self.doubts.accusers.heed_doubts(attempt.distrust.doubts, self.me.peer_id, now_ns)
 
     def waits_for_takeover(self, view: View, now_ns: int) -> None:
         """All have said Ready to a planned view."""

@@ -1,6 +1,7 @@
-"""Who accuses others again and again, though they are heard by most, or holds up all others."""
+"""Who accuses others again and again, though they are heard by most, who was lately in doubt with
+somebody, or holds up all others."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from p2p_dtfm.core.messages.agreement_messages import Accusation
 from p2p_dtfm.core.protocol.snapshot import Member
@@ -20,6 +21,8 @@ class Accusers:
 
     def __init__(self) -> None:
         self._seen: dict[str, dict[int, int]] = {}
+        self._doubted: dict[str, int] = {}
+        """When each was in doubt last."""
         self._held_up: dict[Member, tuple[int, int]] = {}
         self._stops: dict[Member, list[tuple[int, int]]] = {}
         self._commits = 0
@@ -81,14 +84,25 @@ class Accusers:
                 for accuser in by - {me, of}:
                     self._note(accuser.peer_id, number, now_ns)
 
+    def heed_doubts(self, pairs: Iterable[tuple[str, str]], me: str, now_ns: int) -> None:
+        """An attempt is over, in which one of each pair had to go, and nobody knew which one says
+        what is not so. Who it was will be in doubt with somebody else next: then that one stays.
+        Else a liar whose id is low has the others go, one after the other, until it is alone."""
+        for peer_id in sorted({peer_id for pair in pairs for peer_id in pair} - {me}):
+            self._doubted.pop(peer_id, None)
+            self._doubted[peer_id] = now_ns
+        while len(self._doubted) > PEERS_LIMIT:
+            del self._doubted[next(iter(self._doubted))]
+
     def named(self, now_ns: int) -> tuple[str, ...]:
-        """Those that have done so in several attempts of late."""
-        found = []
+        """Those that have done so in several attempts of late, or were in doubt in one."""
+        doubted = self._doubted.items()
+        found = [peer_id for peer_id, at_ns in doubted if now_ns - at_ns < REMEMBERED_NS]
         for peer_id, attempts in self._seen.items():
             recent = [at for at in attempts.values() if now_ns - at < REMEMBERED_NS]
             if len(recent) >= ATTEMPTS:
                 found.append(peer_id)
-        return tuple(sorted(found)[:NAMED_LIMIT])
+        return tuple(sorted(set(found))[:NAMED_LIMIT])
 
     def _note(self, peer_id: str, number: int, now_ns: int) -> None:
         attempts = self._seen.setdefault(peer_id, {})

@@ -79,9 +79,10 @@ def mutually_reachable(
 ) -> tuple[Member, ...]:
     """The contributors without those that must go so that no evidence is left between two.
 
-    Goes first who has most links in doubt; among equals who accuses again and again by the word of
-    most members, then the one without whom the rest goes on from the furthest step (`reached_step`
-    of their contributions, -1 if layers are lost), then newcomers, then the highest peer id.
+    Goes first who has most links in doubt; among equals who accuses again and again, or was lately
+    in doubt, by the word of most members, then the one without whom the rest goes on from the
+    furthest step (`reached_step` of their contributions, -1 if layers are lost), then newcomers,
+    then the highest peer id.
     """
     staying = dict(heard)
     accusers = known_accusers(heard.values())

@@ -9,7 +9,6 @@ is found wrong does not commit.
 import asyncio
 import contextlib
 import logging
-import secrets
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -39,6 +38,7 @@ from p2p_dtfm.daemon.step.step_engine import LocalResult, StepEngine
 from p2p_dtfm.daemon.trainer.step_shards import have_shards
 from p2p_dtfm.daemon.trainer.trainer_state import Outlet, Stopped, Tools, TrainerState
 from p2p_dtfm.net.streams.blobs import BlobUnavailable
+from p2p_dtfm.ports import chance
 from p2p_dtfm.train.stage.replay.arithmetic import arithmetic_name, threads_here
 
 EARLY_LIMIT = 4
@@ -173,8 +173,8 @@ class Audits:
         places = {n: segment.holders.index(me) for n, segment in segments_of(plan, me).items()}
         sums = {number: digests[places[number]] for number, digests in local.sums.items()}
         device = next(iter(engine.states.values())).device
-        opening = self._next_opening or secrets.token_bytes(OPENING_BYTES)
-        self._next_opening = secrets.token_bytes(OPENING_BYTES)
+        opening = self._next_opening or chance.token_bytes(OPENING_BYTES)
+        self._next_opening = chance.token_bytes(OPENING_BYTES)
         share = Share(
             arithmetic=arithmetic_name(device) if engine.work.runner.repeats_bits else "",
             threads=await self._tools.compute.run(threads_here),

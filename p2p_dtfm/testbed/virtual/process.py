@@ -65,6 +65,11 @@ class Process:
         if writes_to is not None:
             disk.live_by(writes_to)
 
+    @property
+    def peer_name(self) -> str:
+        """Of whose machine it runs on: each life there has a process of its own."""
+        return self.name.rpartition(".")[0]
+
     # its clock -----------------------------------------------------------------------------------
 
     def monotonic_ns(self) -> int:

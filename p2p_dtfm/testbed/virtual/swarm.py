@@ -69,6 +69,8 @@ class Swarm:
         self.peers: list[Peer] = []
         self.memory_gib = MEMORY_GIB
         """Of each machine."""
+        self.are_equal = False
+        """All machines are as fast as the fastest: each has the whole model in all plans."""
         self.stays_resident = False
         """Who is paused by its owner stays, and comes back in the same process."""
         self.plans: dict[bytes, Plan | NoPlan] = {}
@@ -98,6 +100,8 @@ class Swarm:
         }
         made = Settings.model_validate(values | settings)
         flops_per_s = random.Random(f"{self._seed} {name}").randrange(*FLOPS_PER_S)
+        if self.are_equal:
+            flops_per_s = FLOPS_PER_S[1]
         disk = VirtualDisk(self.loop)
         peer = Peer(name, home, made, identity.peer_id, flops_per_s, disk)
         self.peers.append(peer)

@@ -5,4 +5,5 @@ waiting         who is not woken, not asked, or never ends
 states          gradients and states that are wrong, lost or doubled
 disks           what is written, and read again
 lives           who comes and goes, and what it owes the others meanwhile
+verdicts        who is believed, and whose work is looked at: with seeds in which some lie
 """

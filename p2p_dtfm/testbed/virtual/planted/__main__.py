@@ -16,6 +16,7 @@ from p2p_dtfm.testbed.virtual.planted.disks import DISKS
 from p2p_dtfm.testbed.virtual.planted.lives import LIVES
 from p2p_dtfm.testbed.virtual.planted.patches import Planted, planted
 from p2p_dtfm.testbed.virtual.planted.states import STATES
+from p2p_dtfm.testbed.virtual.planted.verdicts import VERDICTS
 from p2p_dtfm.testbed.virtual.planted.waiting import WAITING
 from p2p_dtfm.testbed.virtual.seeds.player import (
     Player,
@@ -23,7 +24,7 @@ from p2p_dtfm.testbed.virtual.seeds.player import (
     memory_disk,
 )
 
-BUGS = (*WAITING, *STATES, *DISKS, *LIVES)
+BUGS = (*WAITING, *STATES, *DISKS, *LIVES, *VERDICTS)
 
 
 class Search:

@@ -3,6 +3,7 @@
 faults    what is drawn from a seed
 deeds     how it is done
 judge     what must hold
+verdict   what must hold besides, where some lie
 run       what is trained
 playing   one seed from its beginning to its end
 shrink    the fewest faults with which it still fails

@@ -3,7 +3,9 @@
 `python -m p2p_dtfm.testbed.virtual.seeds --seeds 0-99 [--jobs 2] [--shrink] [--story] [--coverage]`
 
 What is done to whom the seed draws: `seeds.faults` has the kinds; from seed 100000 on they are
-storms: eight machines, and nothing but kills, one upon the other. Then all is mended, and these
+storms: eight machines, and nothing but kills, one upon the other; from 200000 on a quarter of the
+members lies (`lies`), in a run with audits, and `seeds.verdict` says what must hold for the others.
+Then all is mended, and these
 must hold: each daemon comes to the end of the run within a bound; loss, gradient norm and held-out
 loss of each step are those of a single process on the same data, at all that have seen it; so are
 the layers that are saved of the last step; each step was seen; what a peer tells to be safe is not
@@ -121,8 +123,11 @@ def _play_all(players: _Players, options: argparse.Namespace) -> int:
             if options.shrink:
                 _shrink(players.here(), seed, played.schedule, played.problem)
         else:
+            done = f"{played.faults} faults"
+            if played.schedule.liars:
+                done += f", {played.lies} lies, {played.stayed} stayed"
             print(
-                f"seed {seed}: {played.ended_s - WORLD_BEGAN_S:.1f} s, {played.faults} faults, "
+                f"seed {seed}: {played.ended_s - WORLD_BEGAN_S:.1f} s, {done}, "
                 f"settled {played.settled_s:.1f} s after them, {played.digest}"
             )
         sys.stdout.flush()

@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from p2p_dtfm.testbed.virtual.lies.lying import Lying
 from p2p_dtfm.testbed.virtual.links import VirtualLink
 from p2p_dtfm.testbed.virtual.peer import Peer
 from p2p_dtfm.testbed.virtual.seeds.faults import AHEAD_S, BACK_S, Fault
@@ -23,7 +24,9 @@ log = logging.getLogger("p2p_dtfm")
 class Deeds:
     """`begin` says whether a fault was possible; `done` is what was, for whoever reads a story."""
 
-    def __init__(self, swarm: Swarm) -> None:
+    def __init__(self, swarm: Swarm, lying: Lying | None = None) -> None:
+        """`lying`: where some lie, who does."""
+        self._lying = lying
         self.done: list[str] = []
         self.begun_count = 0
         self.crashes_s: list[float] = []
@@ -52,6 +55,7 @@ class Deeds:
             "outage": self._cut_all_power,
             "lost memory": self._lose_memory,
             "swizzle": self._cut_off,
+            "lie": self._lie,
         }
         self._end: dict[str, Callable[[Fault], object]] = {
             "kill": lambda fault: self._start(self._one(fault)),
@@ -73,6 +77,7 @@ class Deeds:
             "outage": self._come_back_first,
             "lost memory": lambda fault: self._start(self._one(fault)),
             "swizzle": self._take_back,
+            "lie": self._be_honest,
         }
 
     def begin(self, fault: Fault) -> bool:
@@ -186,6 +191,18 @@ class Deeds:
             self._swarm.set_hours(peer, are_over=False)
         else:
             self._start(peer)
+
+    def _lie(self, fault: Fault) -> bool:
+        assert self._lying is not None, "only who is drawn to lies"
+        self._lying.kinds |= dict.fromkeys(fault.whom, fault.what)
+        return True
+
+    def _be_honest(self, fault: Fault) -> None:
+        """Unless another lie has begun."""
+        assert self._lying is not None
+        for name in fault.whom:
+            if self._lying.kinds.get(name) == fault.what:
+                del self._lying.kinds[name]
 
     # links ---------------------------------------------------------------------------------------
 

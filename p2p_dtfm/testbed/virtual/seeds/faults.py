@@ -1,7 +1,10 @@
 """What is to happen in a seed: how many daemons there are, and what is done to them when."""
 
+import math
 import random
 from dataclasses import dataclass, replace
+
+from p2p_dtfm.testbed.virtual.lies.lying import KINDS as KINDS_OF_LIES
 
 NAMES = "abcdefghijkl"
 BEGUN = (3, 5)
@@ -74,6 +77,18 @@ STORM_OF = "abcdefgh"
 KILLED_EVERY_S = (0.8, 3.0)
 BACK_AFTER_S = (0.3, 2.0)
 
+LIES = 200_000
+"""From this seed on: a quarter of the members lie, in a run with audits; in every other one
+machines crash besides, and owners take theirs back."""
+BEGUN_WITH_LIARS = (4, 4, 5, 6, 8)
+RATES = (1.0, 0.5)
+LIES_LAST_S = (1.0, 3.0, math.inf)
+"""The last one: it never ends."""
+FIRST_LIE_S, LAST_LIE_S, LAST_WITH_LIES_S = 1.0, 4.0, 8.0
+"""Their runs are short."""
+BESIDE_LIES = {"kill": 3, "power cut": 1, "pause": 2, "leave": 2, "slow disk": 1, "clock": 1}
+BESIDE_LIES_COUNT = (2, 4)
+
 
 @dataclass(frozen=True)
 class Fault:
@@ -87,9 +102,11 @@ class Fault:
     who comes back first."""
     draw: float
     """Between 0 and 1: how far, where that is asked."""
+    what: str = ""
+    """Of lies: in what."""
 
     def __str__(self) -> str:
-        return f"{self.kind} {'-'.join(self.whom)}"
+        return f"{self.kind} {'-'.join(self.whom)}{self.what and f' ({self.what})'}"
 
 
 @dataclass(frozen=True)
@@ -119,6 +136,12 @@ class Schedule:
     """Whoever joins shows a line of the founder's."""
     is_private: bool = False
     """All that begin but the last one are named as those that alone may have ends and data."""
+    liars: tuple[str, ...] = ()
+    """Who ever lies: a quarter of those that begin, at most."""
+    lie_together: bool = False
+    """Each finds the others' work right, and says so."""
+    audit_rate: float = 0.5
+    """Where it is audited."""
 
     @property
     def has_only_crashes(self) -> bool:
@@ -133,6 +156,8 @@ class Schedule:
 
 def draw(seed: int) -> Schedule:
     """The same for the same seed."""
+    if seed >= LIES:
+        return _lies(seed)
     if seed >= STORMS:
         return _storm(seed)
     draws = random.Random(f"faults {seed}")
@@ -182,6 +207,38 @@ def _storm(seed: int) -> Schedule:
         whom, lasts_s = draws.choice(STORM_OF), draws.uniform(*BACK_AFTER_S)
         faults.append(Fault(at_s, lasts_s, "kill", (whom,), draws.random()))
     return Schedule(tuple(STORM_OF), (), tuple(faults), is_small=draws.random() < 0.7)
+
+
+def _lies(seed: int) -> Schedule:
+    """Those that begin have the whole model each, and so has who comes: with fewer than three that
+    can compute a work again nothing is promised."""
+    draws = random.Random(f"lies {seed}")
+    count, joiner_count = draws.choice(BEGUN_WITH_LIARS), draws.randint(0, 2)
+    begun, joiners = NAMES[:count], NAMES[count : count + joiner_count]
+    liars, together = tuple(sorted(draws.sample(begun, count // 4))), draws.random() < 0.5
+    faults = [
+        Fault(draws.uniform(FIRST_LIE_S, LAST_WITH_LIES_S), 0.0, "join", (name,), 0.0)
+        for name in joiners
+    ]
+    for whom in [liars] if together else [(name,) for name in liars]:
+        for _ in range(draws.randint(1, 2)):
+            at_s, lasts_s = draws.uniform(FIRST_LIE_S, LAST_LIE_S), draws.choice(LIES_LAST_S)
+            faults.append(Fault(at_s, lasts_s, "lie", whom, 0.0, draws.choice(KINDS_OF_LIES)))
+    for _ in range(draws.randint(*BESIDE_LIES_COUNT) if seed % 2 else 0):
+        kind = draws.choices(list(BESIDE_LIES), list(BESIDE_LIES.values()))[0]
+        lasts_s = draws.choice(LASTING_S) * draws.uniform(0.5, 1.5)
+        at_s, whom = draws.uniform(FIRST_LIE_S, LAST_WITH_LIES_S), (draws.choice(begun + joiners),)
+        faults.append(Fault(at_s, lasts_s, kind, whom, draws.random()))
+    faults.sort(key=lambda fault: fault.at_s)
+    return Schedule(
+        tuple(begun),
+        tuple(joiners),
+        tuple(faults),
+        is_audited=True,
+        liars=liars,
+        lie_together=together,
+        audit_rate=draws.choice(RATES),
+    )
 
 
 def _outage(seed: int, begun: str) -> Fault:

@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from p2p_dtfm.testbed.virtual.loop import VirtualTask
 from p2p_dtfm.testbed.virtual.peer import Peer
 from p2p_dtfm.testbed.virtual.streams import UNREAD_BYTES
 from p2p_dtfm.testbed.virtual.swarm import NeverHappened, Swarm
-from p2p_dtfm.train.model.checkpoint import complete, list_checkpoints, load_layer
+from p2p_dtfm.train.model.checkpoint import Checkpoint, complete, list_checkpoints, load_layer
 
 TOLERANCE = 1e-4
 STATE_TOLERANCE = 2e-3
@@ -63,17 +63,20 @@ def _is_for_its_owner(peer: Peer, error: BaseException, took_part: bool) -> bool
     return error.exit_code == UNREACHABLE
 
 
-def require_bounds(swarm: Swarm) -> None:
-    """Of queues and tasks, at any time. Raises `Broken`."""
+def require_bounds(swarm: Swarm, liars: Collection[str] = ()) -> None:
+    """Of queues and tasks of those that do not lie, at any time. Raises `Broken`."""
     counts: dict[str, int] = {}
     for task in asyncio.all_tasks():
         if isinstance(task, VirtualTask) and task.process is not None:
             name = task.process.name
-            counts[name] = counts.get(name, 0) + (not task.process.is_dead)
+            if task.process.peer_name not in liars:
+                counts[name] = counts.get(name, 0) + (not task.process.is_dead)
     for name, count in counts.items():
         if count > TASKS_LIMIT:
             raise Broken(f"{name} has {count} tasks")
     for host in swarm.network.hosts.values():
+        if host.process.peer_name in liars:
+            continue
         for ends in host.open.values():
             for end in ends:
                 if end.unread_bytes > UNREAD_BYTES:
@@ -99,15 +102,20 @@ def require_safe_steps_stay(peer: Peer, crashes_s: Sequence[float] = ()) -> None
 
 
 def check(
-    swarm: Swarm, reference: Reference, crashes_s: Sequence[float], has_only_crashes: bool
+    peers: Sequence[Peer],
+    reference: Reference,
+    crashes_s: Sequence[float],
+    has_only_crashes: bool,
+    own_steps: int,
 ) -> None:
-    """Raises `Broken`."""
+    """`own_steps`: so many are like those of one process; what came after a lie that was committed
+    is not. Raises `Broken`."""
     seen: set[int] = set()
-    for peer in swarm.peers:
+    for peer in peers:
         _require_no_failure(peer)
         if has_only_crashes:
             require_safe_steps_stay(peer, crashes_s)
-        seen |= _require_outcomes(peer, reference)
+        seen |= _require_outcomes(peer, reference, own_steps)
     if missing := set(range(len(reference.losses))) - seen:
         raise Broken(f"nobody has told of the steps {sorted(missing)}")
 
@@ -124,13 +132,16 @@ def _require_no_failure(peer: Peer) -> None:
         raise Broken(f"{peer.name}: {failures[0]}")
 
 
-def _require_outcomes(peer: Peer, reference: Reference) -> set[int]:
+def _require_outcomes(peer: Peer, reference: Reference, own_steps: int) -> set[int]:
     """Each one that it has told, also of steps that were computed again; which steps."""
     seen = set()
     for event in peer.events():
         if event["event"] != "step":
             continue
         step = event["step"]
+        seen.add(step)
+        if step > own_steps or (step == own_steps and step < len(reference.losses)):
+            continue
         is_trained = step < len(reference.losses)
         expected = {
             "loss": reference.losses[step] if is_trained else None,
@@ -143,49 +154,52 @@ def _require_outcomes(peer: Peer, reference: Reference) -> set[int]:
                 continue
             if found is None or not math.isclose(found, value, rel_tol=TOLERANCE):
                 raise Broken(f"{peer.name}, step {step}: {name} {found}, not {value}")
-        seen.add(step)
     return seen & set(range(len(reference.losses)))
 
 
-def require_states(swarm: Swarm, reference: Reference) -> None:
+def require_states(peers: Sequence[Peer], reference: Reference) -> None:
     """What is saved of the last step is what a process alone has saved. Raises `Broken`."""
     steps = len(reference.losses)
     (right,) = reference.home.glob(f"runs/*/checkpoints/step-{steps:08d}")
     compared: set[tuple[int, str]] = set()
     whole = 0
-    for peer in swarm.peers:
-        for root in peer.home.glob("runs/*/checkpoints"):
-            for checkpoint in list_checkpoints(root):
-                if checkpoint.manifest.step != steps:
+    for peer in peers:
+        for checkpoint in saved_at(peer, steps):
+            whole += complete(checkpoint.directory)
+            for name, file in checkpoint.manifest.layers.items():
+                if (int(name), file.digest) in compared:
                     continue
-                whole += complete(checkpoint.directory)
-                for name, file in checkpoint.manifest.layers.items():
-                    if (int(name), file.digest) in compared:
-                        continue
-                    compared.add((int(name), file.digest))
-                    found = load_layer(checkpoint.directory, int(name)).parameters
-                    apart = float((found - load_layer(right, int(name)).parameters).abs().max())
-                    if apart > STATE_TOLERANCE:
-                        raise Broken(f"{peer.name}: layer {name} of the last step is {apart} off")
+                compared.add((int(name), file.digest))
+                found = load_layer(checkpoint.directory, int(name)).parameters
+                apart = float((found - load_layer(right, int(name)).parameters).abs().max())
+                if apart > STATE_TOLERANCE:
+                    raise Broken(f"{peer.name}: layer {name} of the last step is {apart} off")
     if not whole:
         raise Broken("nobody has saved the whole model of the last step")
 
 
-async def require_clean_ends(swarm: Swarm) -> None:
+def saved_at(peer: Peer, step: int) -> list[Checkpoint]:
+    """What it has saved of its states before that step."""
+    roots = sorted(peer.home.glob("runs/*/checkpoints"))
+    saved = (checkpoint for root in roots for checkpoint in list_checkpoints(root))
+    return [checkpoint for checkpoint in saved if checkpoint.manifest.step == step]
+
+
+async def require_clean_ends(swarm: Swarm, peers: Sequence[Peer]) -> None:
     """Whoever is asked to leaves, and neither task nor file stays behind. Raises `Broken`."""
-    for peer in swarm.peers:
+    for peer in peers:
         if peer.is_running:
             swarm.end(peer)
     try:
         await swarm.until(
-            lambda: not any(peer.is_running for peer in swarm.peers),
+            lambda: not any(peer.is_running for peer in peers),
             "they leave when they are asked to",
             LEAVES_WITHIN_S,
         )
     except NeverHappened as error:
         raise Broken(str(error)) from error
     await asyncio.sleep(1.0)
-    for peer in swarm.peers:
+    for peer in peers:
         _require_no_failure(peer)
         if left := _tasks_left(peer):
             raise Broken(f"{peer.name} has ended, and these of its tasks have not: {left}")

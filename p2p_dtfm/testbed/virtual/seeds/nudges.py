@@ -38,7 +38,8 @@ class _Sleeper:
 class Nudges:
     """Of one seed. `problem` says who had not been woken, and where it waited."""
 
-    def __init__(self, loop: VirtualLoop, peers: Sequence[Peer]) -> None:
+    def __init__(self, loop: VirtualLoop, peers: Callable[[], Sequence[Peer]]) -> None:
+        """`peers`: those that are there by now, of whom it is asked."""
         self._loop = loop
         self._peers = peers
         self._slept: dict[VirtualTask, object] = {}
@@ -75,7 +76,7 @@ class Nudges:
     def _sleepers(self) -> list[_Sleeper]:
         names = {
             peer.process: peer.name
-            for peer in self._peers
+            for peer in self._peers()
             if peer.is_running and peer.process is not None and peer.process.takes_turns
         }
         tasks = (task for task in asyncio.all_tasks() if isinstance(task, VirtualTask))

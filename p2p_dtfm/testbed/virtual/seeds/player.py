@@ -17,6 +17,11 @@ from p2p_dtfm.testbed.virtual.seeds.run import (
 
 COLLECTED_AFTER = 50_000
 """New objects."""
+LIES = "lies"
+STEPS_WITH_LIES = 24
+"""Audits are half of such a seed: it has to be a short one."""
+FOLLOW_STEPS = 5
+"""Where some lie: so that who comes gets states, and a stage, within the run."""
 
 
 class Player:
@@ -25,22 +30,29 @@ class Player:
     def __init__(self, scratch: Path, steps: int = STEPS) -> None:
         self._scratch = scratch
         run = make_run(scratch, steps)
-        self._audited = with_audits(run)
         self._runs: dict[str, tuple[Path, Reference]] = {}
         """By the model that is trained, once a seed does: with what one process makes of it."""
         self._runs[""] = (run, reference_of(run, scratch / "reference"))
+        self._steps = steps
 
     def play(self, seed: int, schedule: Schedule | None = None) -> Played:
         schedule = schedule or draw(seed)
-        run, reference = self._run_of(schedule.model)
-        if schedule.is_audited:
-            run = self._audited
+        run, reference = self._run_of(LIES if schedule.liars else schedule.model)
+        if schedule.liars:
+            run = with_audits(run, schedule.audit_rate, FOLLOW_STEPS)
+        elif schedule.is_audited:
+            run = with_audits(run, schedule.audit_rate)
         with tempfile.TemporaryDirectory(dir=memory_disk()) as home:
             return play_seed(seed, schedule, run, Path(home), reference)
 
     def _run_of(self, model: str) -> tuple[Path, Reference]:
         if model not in self._runs:
-            run = with_given_weights(self._runs[""][0], model)
+            if model == LIES:
+                folder = self._scratch / LIES
+                folder.mkdir()
+                run = make_run(folder, min(self._steps, STEPS_WITH_LIES))
+            else:
+                run = with_given_weights(self._runs[""][0], model)
             self._runs[model] = (run, reference_of(run, self._scratch / f"reference-{model}"))
         return self._runs[model]
 

@@ -2,7 +2,9 @@
 
 import asyncio
 import collections
+import contextlib
 import logging
+import math
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,9 +14,11 @@ from pathlib import Path
 from p2p_dtfm.daemon.node.network import DISCONNECTED
 from p2p_dtfm.daemon.node.participant import BLAMED
 from p2p_dtfm.sim.faults.agreement_seeds import problem_of
+from p2p_dtfm.testbed.virtual.lies.lying import Lying
+from p2p_dtfm.testbed.virtual.lies.putting import put_in
 from p2p_dtfm.testbed.virtual.peer import Peer
 from p2p_dtfm.testbed.virtual.process import PROCESS
-from p2p_dtfm.testbed.virtual.seeds import judge
+from p2p_dtfm.testbed.virtual.seeds import judge, verdict
 from p2p_dtfm.testbed.virtual.seeds.deeds import Deeds
 from p2p_dtfm.testbed.virtual.seeds.faults import Fault, Schedule
 from p2p_dtfm.testbed.virtual.seeds.invited import by_invitation, line_of
@@ -48,6 +52,10 @@ class Played:
     digest: str = ""
     steps: int = 0
     """That all peers together have told of."""
+    lies: int = 0
+    """That were told."""
+    stayed: int = 0
+    """Steps with a lie that were committed, since nobody honest was drawn for them."""
     problem: str = ""
     """Empty where all invariants hold."""
 
@@ -56,7 +64,10 @@ class Play:
     """One seed's faults, on one swarm."""
 
     def __init__(self, swarm: Swarm, run: Path, schedule: Schedule) -> None:
-        self.deeds = Deeds(swarm)
+        self.lying = Lying(
+            {it: swarm.identity_of(it).peer_id for it in schedule.liars}, schedule.lie_together
+        )
+        self.deeds = Deeds(swarm, self.lying)
         self._swarm = swarm
         self._run = run
         self._steps = steps_of(run)
@@ -67,8 +78,12 @@ class Play:
         self._starts_s: dict[str, float] = {}
         self._looks_s = 0.0
         self.mended_s = 0.0
-        self._nudges = Nudges(swarm.loop, swarm.peers)
-        self._waits = Waits()
+        self._nudges = Nudges(swarm.loop, self.honest)
+        self._waits = Waits(schedule.liars)
+
+    def honest(self) -> list[Peer]:
+        """Those of whom anything is asked."""
+        return [peer for peer in self._swarm.peers if peer.name not in self.lying.ids]
 
     async def play(self) -> None:
         swarm, schedule = self._swarm, self._schedule
@@ -77,6 +92,8 @@ class Play:
         if schedule.is_small:
             swarm.memory_gib, swarm.network.links.are_near = SMALL_GIB, True
         swarm.network.links.are_narrow = schedule.is_narrow
+        if schedule.liars:
+            swarm.are_equal = swarm.network.links.are_near = True
         swarm.stays_resident = schedule.stays_resident
         run = self._run
         if schedule.stays_resident:
@@ -102,7 +119,8 @@ class Play:
         began_s = swarm.now_s
         for number, fault in enumerate(schedule.faults):
             self._due.append((began_s + fault.at_s, number, fault))
-            self._due.append((began_s + fault.at_s + fault.lasts_s, -1 - number, fault))
+            if math.isfinite(fault.lasts_s):
+                self._due.append((began_s + fault.at_s + fault.lasts_s, -1 - number, fault))
         self._due.sort(key=lambda due: due[:2])
         self.mended_s = max((due[0] for due in self._due), default=began_s)
         limit_s = self.mended_s - swarm.now_s + PATIENCE_S
@@ -119,7 +137,7 @@ class Play:
                     swarm.start(peer)
         if swarm.now_s >= self._looks_s:
             self._looks_s = swarm.now_s + LOOKS_EVERY_S
-            judge.require_bounds(swarm)
+            judge.require_bounds(swarm, self._schedule.liars)
             if problem := self._waits.look(swarm.now_s):
                 raise Broken(problem)
             if self._schedule.is_watched:
@@ -128,7 +146,7 @@ class Play:
             self._nudges.look()
         if self._nudges.problem:
             raise Broken(self._nudges.problem)
-        return not self._due and all(self._is_done(peer) for peer in swarm.peers)
+        return not self._due and all(self._is_done(peer) for peer in self.honest())
 
     def _do_what_is_due(self) -> None:
         while self._due and self._due[0][0] <= self._swarm.now_s:
@@ -154,7 +172,7 @@ class Play:
             self._begun.add(fault)
 
     def _is_complete(self) -> bool:
-        running = (peer for peer in self._swarm.peers if peer.is_running)
+        running = (peer for peer in self.honest() if peer.is_running)
         return any(peer.told_step() == self._steps for peer in running)
 
     def _is_done(self, peer: Peer) -> bool:
@@ -175,28 +193,39 @@ def play_seed(
 
     blames = Blames()
 
-    async def scene(swarm: Swarm) -> None:
-        one = Play(swarm, run, schedule)
+    async def scene(swarm: Swarm, one: Play) -> None:
+        blames.lying = one.lying
         try:
             await one.play()
             played.ended_s, played.digest = swarm.now_s, swarm.trace.digest()
             played.settled_s = max(0.0, swarm.now_s - one.mended_s)
             if reference is not None:
                 await asyncio.sleep(SAVES_WITHIN_S)
+                peers, lies = one.honest(), one.lying
                 crashes_s = one.deeds.crashes_s
-                judge.check(swarm, reference, crashes_s, schedule.has_only_crashes)
-                judge.require_states(swarm, reference)
-                await judge.require_clean_ends(swarm)
+                own_steps = verdict.own_steps(lies, len(reference.losses))
+                judge.check(peers, reference, crashes_s, schedule.has_only_crashes, own_steps)
+                if own_steps == len(reference.losses):
+                    judge.require_states(peers, reference)
+                if schedule.liars:
+                    verdict.require(peers, lies, len(reference.losses), schedule)
+                await judge.require_clean_ends(swarm, peers)
                 blames.require_none()
         except (Broken, NeverHappened) as error:
             played.problem = _with_cause(error)
         finally:
             played.done, played.faults = one.deeds.done, one.deeds.begun_count
+            played.lies, played.stayed = one.lying.count, len(one.lying.stayed())
             played.steps = sum(len(peer.losses()) for peer in swarm.peers)
+
+    async def scene_with_liars(swarm: Swarm) -> None:
+        one = Play(swarm, run, schedule)
+        with put_in(one.lying) if schedule.liars else contextlib.nullcontext():
+            await scene(swarm, one)
 
     with blames.heard():
         try:
-            play(seed, folder, scene)
+            play(seed, folder, scene_with_liars)
         except Exception as error:  # noqa: BLE001 - of whatever kind, other seeds go on
             played.problem = problem_of(error)
     return played
@@ -209,14 +238,18 @@ def _with_cause(error: BaseException) -> str:
 
 
 class Blames(logging.Handler):
-    """All are honest here, so nobody may say of another what no correct peer does."""
+    """Nobody may say of an honest one what no correct peer does; liars may say so of anybody."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
+        self.lying = Lying({}, together=False)
         self._first = ""
 
     def emit(self, record: logging.LogRecord) -> None:
-        if record.msg in (BLAMED, DISCONNECTED) and not self._first:
+        if record.msg not in (BLAMED, DISCONNECTED) or self._first:
+            return
+        blamed = record.args[0] if isinstance(record.args, tuple) else ""
+        if self.lying.here() not in self.lying.ids and blamed not in self.lying.names:
             self._first = Story().format(record)
 
     def require_none(self) -> None:

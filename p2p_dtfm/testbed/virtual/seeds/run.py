@@ -77,11 +77,12 @@ def make_run(folder: Path, steps: int = STEPS, saves_every_steps: int = 10) -> P
     return path
 
 
-def with_audits(run: Path) -> Path:
-    """The same run, of which others compute half of all works again; its steps are the same."""
+def with_audits(run: Path, rate: float = 0.5, follow_steps: int = 50) -> Path:
+    """The same run, of which others compute a part of all works again; its steps are the same."""
     spec = RunSpec.model_validate_json(run.read_text())
-    audited = RunSpec.model_validate({**spec.model_dump(), "audit": {"rate": 0.5}})
-    path = run.with_name("audited.json")
+    audit = {"rate": rate, "follow_steps": follow_steps}
+    audited = RunSpec.model_validate({**spec.model_dump(), "audit": audit})
+    path = run.with_name(f"audited-{rate}-{follow_steps}.json")
     path.write_text(audited.model_dump_json())
     return path
 

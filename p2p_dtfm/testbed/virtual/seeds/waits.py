@@ -2,6 +2,7 @@
 `daemon.dashboard.waits`, by which a daemon also tells its user."""
 
 import asyncio
+from collections.abc import Collection
 
 from p2p_dtfm.daemon.dashboard import waits as of_daemons
 from p2p_dtfm.daemon.dashboard.waits import LIMIT_S, WAITS_FOR_WORK, owner_and_place
@@ -11,7 +12,9 @@ from p2p_dtfm.testbed.virtual.loop import VirtualTask
 class Waits:
     """Of one seed, looked at now and then."""
 
-    def __init__(self) -> None:
+    def __init__(self, liars: Collection[str] = ()) -> None:
+        """Of `liars` nothing is asked."""
+        self._liars = liars
         self._waits = of_daemons.TaskWaits()
         self._looked_s: float | None = None
 
@@ -20,7 +23,7 @@ class Waits:
         time does not count."""
         passed_s = 0.0 if self._looked_s is None else now_s - self._looked_s
         self._looked_s = now_s
-        tasks = [task for task in asyncio.all_tasks() if _lives(task)]
+        tasks = [task for task in asyncio.all_tasks() if self._is_asked(task)]
         self._waits.look(tasks, passed_s, _takes_turns)
         for task, waited_s in self._waits.longer_than(LIMIT_S):
             place = owner_and_place(task)[1]
@@ -30,10 +33,10 @@ class Waits:
                 return f"{who} has waited for {waited_s:.0f} s at {place}: {task.waits_at()}"
         return ""
 
-
-def _lives(task: asyncio.Task[object]) -> bool:
-    process = task.process if isinstance(task, VirtualTask) else None
-    return process is not None and not process.is_dead
+    def _is_asked(self, task: asyncio.Task[object]) -> bool:
+        process = task.process if isinstance(task, VirtualTask) else None
+        lives = process is not None and not process.is_dead
+        return lives and process is not None and process.peer_name not in self._liars
 
 
 def _takes_turns(task: asyncio.Task[object]) -> bool:

@@ -1,0 +1,144 @@
+"""Who lies in a seed, and in what; and what the honest committed meanwhile.
+
+Nothing of it is known to the daemons. Lies are put in place of functions of the daemon's
+(`putting.put_in`) for as long as the seed is played, and ask at each turn whose it is: so the
+honest ones in the same interpreter stay what they are.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from p2p_dtfm.core.protocol.snapshot import ViewId
+from p2p_dtfm.testbed.virtual.process import PROCESS
+
+IN_WORK = (
+    "zeros",
+    "flipped",
+    "noise",
+    "replayed",
+    "skipped",
+    "tokens",
+    "sum",
+    "loss",
+)
+"""Of a stage-holder's own work: only who computes it again finds it, and where it is not drawn, or
+a fellow is, it stays."""
+IN_WORDS = (
+    "sum to some",
+    "norm",
+    "state",
+    "accuses",
+    "accuses unasked",
+    "claims withheld",
+    "frames withheld",
+    "evidence withheld",
+    "speed",
+)
+"""What others see without an audit, or what changes no state: nothing of it may stay."""
+KINDS = IN_WORK + IN_WORDS
+
+
+@dataclass(frozen=True)
+class Deed:
+    """A step of a view, in which somebody lied, or which somebody committed."""
+
+    view: ViewId
+    step: int
+
+
+@dataclass
+class Denied:
+    """One liar's work of a step."""
+
+    holders: int
+    """How many have a stage."""
+    by: set[str] = field(default_factory=set)
+    """The honest ones that came to something else, and said so in their Prepared."""
+
+
+@dataclass
+class Committed:
+    """As honest members have seen one step of one view."""
+
+    digests: dict[str, str] = field(default_factory=dict)
+    """Of the outcome, by peer."""
+    drawn: dict[str, str] = field(default_factory=dict)
+    """By whose work, who was to compute it again."""
+    judges: dict[str, int] = field(default_factory=dict)
+    """By liar, how many honest ones can compute its work again."""
+
+
+class Lying:
+    """Of one seed. `ids` are the peer ids by name of all that ever lie."""
+
+    def __init__(self, ids: dict[str, str], together: bool) -> None:
+        self.ids = ids
+        self.names = {peer_id: name for name, peer_id in ids.items()}
+        self.together = together
+        """They lie as one: each finds the others' work right, and says so."""
+        self.kinds: dict[str, str] = {}
+        """In what each lies now, by name."""
+        self.told: dict[Deed, dict[str, str]] = {}
+        """In which steps who has lied in its work, and how."""
+        self.committed: dict[Deed, Committed] = {}
+        self.denied: dict[tuple[Deed, str], Denied] = {}
+        """By step and the liar's peer id."""
+        self.reports: list[str] = []
+        """Of honest ones: whom they leave out of a view, and why."""
+        self.count = 0
+        """Lies of whatever kind that were told."""
+        self.states: dict[bytes, bytes] = {}
+        """Of states that were given: digests, by what they should have been."""
+        self.kept: dict[tuple[str, int], Any] = {}
+        """Gradients that are given again and again, by name and layer."""
+
+    # who is asked ------------------------------------------------------------------------------
+
+    def here(self) -> str:
+        """The name of the peer whose turn it is; empty for the world's."""
+        process = PROCESS.get()
+        return process.peer_name if process is not None else ""
+
+    def kind(self) -> str:
+        """In what the peer whose turn it is lies; empty: it does not."""
+        return self.kinds.get(self.here(), "")
+
+    def is_fellow(self, peer_id: str) -> bool:
+        """Of the peer whose turn it is."""
+        return self.together and self.here() in self.ids and peer_id in self.names
+
+    def victims(self, peer_ids: Any) -> list[str]:
+        """Of these the honest ones, in order: all fellows choose the same."""
+        return sorted(peer_id for peer_id in peer_ids if peer_id not in self.names)
+
+    # what was done -----------------------------------------------------------------------------
+
+    def tell(self) -> None:
+        """A lie that changes no work."""
+        self.count += 1
+
+    def tell_work(self, view: ViewId, step: int) -> None:
+        self.count += 1
+        self.told.setdefault(Deed(view, step), {})[self.ids[self.here()]] = self.kind()
+
+    def commit(self, deed: Deed, digest: str) -> Committed | None:
+        """By the peer whose turn it is, if it is honest."""
+        if self.here() in self.ids:
+            return None
+        seen = self.committed.setdefault(deed, Committed())
+        seen.digests[self.here()] = digest
+        return seen
+
+    def deny(self, deed: Deed, holders: int, peer_ids: Iterable[str]) -> None:
+        """By the peer whose turn it is, if it is honest."""
+        for peer_id in peer_ids if self.here() not in self.ids else ():
+            self.denied.setdefault((deed, peer_id), Denied(holders)).by.add(self.here())
+
+    def found_out(self) -> set[str]:
+        """Peer ids of liars whose work more than half of all stage-holders, all honest, deny."""
+        return {liar for (_, liar), it in self.denied.items() if 2 * len(it.by) > it.holders}
+
+    def stayed(self) -> list[int]:
+        """Steps that honest peers have committed, and in which somebody had lied in its work."""
+        return sorted({deed.step for deed in self.committed if self.told.get(deed)})

@@ -1,0 +1,185 @@
+"""What a liar says to others, or does not: of their work, of its states and its speed."""
+
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from p2p_dtfm.core.audit.work import WORK_BYTES
+from p2p_dtfm.core.commit.judgement import DIGEST_BYTES
+from p2p_dtfm.core.protocol.canonical import digest_bytes
+from p2p_dtfm.core.protocol.records import Link
+from p2p_dtfm.daemon.peers.messenger import Messenger
+from p2p_dtfm.daemon.peers.self_record import SelfRecord
+from p2p_dtfm.daemon.peers.wire import StateDigest
+from p2p_dtfm.daemon.state_transfer.offers import Offers
+from p2p_dtfm.daemon.step.step_frames import StepFrames
+from p2p_dtfm.daemon.step.step_reduction import _Courses
+from p2p_dtfm.daemon.trainer.audits import Audits
+from p2p_dtfm.daemon.trainer.step_loop import StepLoop
+from p2p_dtfm.net.streams.frames import FrameKind
+from p2p_dtfm.testbed.virtual.lies.lying import Lying
+from p2p_dtfm.testbed.virtual.planted.patches import Patches
+
+WRONG = bytes(WORK_BYTES)
+FASTER = 20
+NEAR = Link(50_000, 4 << 30)
+
+
+def _audits(patches: Patches, lying: Lying) -> None:
+    """Of a fellow's work what it claims; of others', where that is the lie, something else."""
+
+    async def again(self: Any, here: Any, peer_id: str) -> bytes:
+        if lying.is_fellow(peer_id):
+            lying.tell()
+            work: bytes = here.book.claims[peer_id].work
+            return work
+        if lying.kind() == "accuses":
+            lying.tell()
+            return WRONG
+        found: bytes = await honest(self, here, peer_id)
+        return found
+
+    honest = patches.put(Audits, "_again", again)
+
+
+def _accusations(patches: Patches, lying: Lying) -> None:
+    """Of a work that nobody has drawn, or doubts: in Prepared alone, which most see too late."""
+
+    async def account(self: Any, view: Any, plan: Any, *rest: Any) -> Any:
+        said = await honest(self, view, plan, *rest)
+        if said is None or lying.kind() != "accuses unasked":
+            return said
+        if victims := lying.victims(plan.stage_holders()):
+            lying.tell()
+            found, disputed = said.found | {victims[0]: WRONG}, said.disputed | {victims[0]: True}
+            return msgspec.structs.replace(said, found=found, disputed=disputed)
+        return said
+
+    honest = patches.put(Audits, "account", account)
+
+
+def _norms(patches: Patches, lying: Lying) -> None:
+    def say_prepared(self: Any, view: Any, step: int, local: Any, *rest: Any) -> None:
+        if lying.kind() == "norm":
+            lying.tell()
+            norms = {number: 2 * norm for number, norm in local.squared_norms.items()}
+            local = replace(local, squared_norms=norms)
+        honest(self, view, step, local, *rest)
+
+    honest = patches.put(StepLoop, "_say_prepared", say_prepared)
+
+
+def _sums_to_some(patches: Patches, lying: Lying) -> None:
+    async def send(
+        self: Any, peer_id: str, kind: Any, chunk: int, elements: int, payload: Any
+    ) -> None:
+        is_sum = kind is FrameKind.GRADIENT_SUM
+        if is_sum and lying.kind() == "sum to some" and _is_first(lying, peer_id, self):
+            lying.tell()
+            payload = _other(bytes(memoryview(payload).cast("B")))
+        await honest(self, peer_id, kind, chunk, elements, payload)
+
+    honest = patches.put(_Courses, "send", send)
+
+
+def _is_first(lying: Lying, peer_id: str, courses: Any) -> bool:
+    """Of the honest ones that hold what is summed."""
+    return lying.victims(courses._mailbox._holders[courses._layer])[:1] == [peer_id]
+
+
+def _other(payload: bytes) -> bytes:
+    """A number of another sign at its end, and a finite one."""
+    return payload[:-1] + bytes([payload[-1] ^ 0x80])
+
+
+def _states(patches: Patches, lying: Lying) -> None:
+    """What a newcomer is given, and what fellows say of it when they are asked."""
+
+    def put(self: Any, payload: bytes, of_end: bool = False) -> str:
+        if lying.kind() != "state":
+            return str(right(self, payload, of_end))
+        lying.tell()
+        other = _other(payload)
+        named = (bytes.fromhex(digest_bytes(it))[:DIGEST_BYTES] for it in (payload, other))
+        lying.states.update([tuple(named)])  # type: ignore[list-item]
+        return str(right(self, other, of_end))
+
+    def tell(self: Any, peer_id: str, message: Any) -> None:
+        if isinstance(message, StateDigest) and lying.kind() == "state":
+            told = lying.states.get(message.digest, message.digest)
+            message = msgspec.structs.replace(message, digest=told)
+        said(self, peer_id, message)
+
+    right = patches.put(Offers, "put", put)
+    said = patches.put(Messenger, "tell", tell)
+
+
+def _frames(patches: Patches, lying: Lying) -> None:
+    """Nothing goes to those who are no fellows, and whoever asks is told that all has."""
+
+    def send_later(self: Any, peer_id: str, lane: str, header: Any, payload: Any) -> None:
+        if lying.kind() == "frames withheld" and peer_id not in lying.names:
+            lying.tell()
+            self._given.add((peer_id, header.step, header.kind, header.layer, header.index))
+            return
+        honest(self, peer_id, lane, header, payload)
+
+    honest = patches.put(StepFrames, "send_later", send_later)
+
+
+def _claims(patches: Patches, lying: Lying) -> None:
+    """Said to nobody, and told to be said."""
+
+    def say(self: Any, here: Any, said: Any) -> None:
+        if lying.kind() == "claims withheld":
+            lying.tell()
+            here.book.record(self._tools.me, said)
+            return
+        honest(self, here, said)
+
+    def find(self: Any, digest: str) -> bytes | None:
+        if lying.kind() == "evidence withheld":
+            lying.tell()
+            return None
+        found: bytes | None = gives(self, digest)
+        return found
+
+    honest = patches.put(Audits, "_say", say)
+    gives = patches.put(Audits, "find", find)
+
+
+def _speed(patches: Patches, lying: Lying) -> None:
+    """In each version of its record that a liar makes."""
+
+    def make(self: Any, *how: Any) -> Any:
+        if lying.kind() != "speed":
+            return honest(self, *how)
+        lying.tell()
+        before = self._device, self._links
+        device = self._device
+        times = {
+            name: type(it)(max(1, it.forward_ns // FASTER), max(1, it.backward_ns // FASTER))
+            for name in ("embedding", "block", "head")
+            for it in [getattr(device, name)]
+        }
+        self._device = msgspec.structs.replace(device, **times)
+        self._links = dict.fromkeys(self._links, NEAR)
+        try:
+            return honest(self, *how)
+        finally:
+            self._device, self._links = before
+
+    honest = patches.put(SelfRecord, "make", make)
+
+
+LIES = (
+    _audits,
+    _accusations,
+    _norms,
+    _sums_to_some,
+    _states,
+    _frames,
+    _claims,
+    _speed,
+)

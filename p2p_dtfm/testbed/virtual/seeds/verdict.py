@@ -1,0 +1,94 @@
+"""What must hold for those who do not lie, whatever the others say (decision 56).
+
+Promised is, where a stage has three that can compute its work again and less than half lie: what is
+drawn and given to an honest auditor does not commit if it is wrong, its maker is barred, nobody
+honest is, and all honest ones have the same. What was not drawn, or given to a fellow, stays: there
+is no undo.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+from p2p_dtfm.testbed.virtual.lies.lying import Lying
+from p2p_dtfm.testbed.virtual.peer import Peer
+from p2p_dtfm.testbed.virtual.seeds.faults import Schedule
+from p2p_dtfm.testbed.virtual.seeds.judge import Broken, saved_at
+
+MISSED_LIMIT = 16
+"""At half of all steps so many in a row are drawn for nobody once in 65,536 times."""
+UNDISTURBED = ("lie", "join")
+NAMED = re.compile(r"leaves out (?!one of )(\w+): ")
+
+
+def own_steps(lying: Lying, steps: int) -> int:
+    """How many of the first steps are like those of an honest run: no lie about a work was
+    committed in any of them."""
+    return min(lying.stayed(), default=steps)
+
+
+def require(peers: Sequence[Peer], lying: Lying, steps: int, schedule: Schedule) -> None:
+    """Raises `Broken`."""
+    _require_nothing_found_commits(lying, schedule.audit_rate)
+    _require_one_lineage(lying)
+    _require_one_end(peers, steps)
+    _require_no_honest_blame(lying)
+    _require_bars(peers, lying, all(fault.kind in UNDISTURBED for fault in schedule.faults))
+
+
+def _require_nothing_found_commits(lying: Lying, rate: float) -> None:
+    """Where an honest one can compute a liar's work again at all."""
+    missed = Counter[str]()
+    for deed, committed in lying.committed.items():
+        for liar, kind in lying.told.get(deed, {}).items():
+            auditor, name = committed.drawn.get(liar, ""), lying.names[liar]
+            if not committed.judges.get(liar):
+                continue
+            what = (
+                f"step {deed.step} of view {deed.view.number} is committed, in which {name} lies "
+                f"({kind}), and"
+            )
+            if auditor and not (lying.together and auditor in lying.names):
+                raise Broken(f"{what} an honest peer was to compute that again")
+            missed[liar] += 1
+            if (not auditor and rate == 1.0) or missed[liar] > MISSED_LIMIT:
+                raise Broken(f"{what} nobody honest was to compute that again")
+
+
+def _require_one_lineage(lying: Lying) -> None:
+    for deed, committed in lying.committed.items():
+        if len(set(committed.digests.values())) > 1:
+            raise Broken(
+                f"honest peers have committed step {deed.step} of view {deed.view.number} "
+                f"unlike: {committed.digests}"
+            )
+
+
+def _require_one_end(peers: Sequence[Peer], steps: int) -> None:
+    ends: dict[str, str] = {}
+    for peer in peers:
+        for checkpoint in saved_at(peer, steps):
+            for name, file in checkpoint.manifest.layers.items():
+                if ends.setdefault(name, file.digest) != file.digest:
+                    raise Broken(f"{peer.name} has saved another layer {name} of the last step")
+
+
+def _require_no_honest_blame(lying: Lying) -> None:
+    """That somebody is one of two in doubt may be said of honest ones, too."""
+    for report in lying.reports:
+        named = NAMED.match(report)
+        if named is not None and named[1] not in lying.names:
+            raise Broken(f"an honest peer is called a liar: {report}")
+
+
+def _require_bars(peers: Sequence[Peer], lying: Lying, is_undisturbed: bool) -> None:
+    """Where nobody crashed while it was found out, each liar that was is barred by all."""
+    found = lying.found_out() if is_undisturbed else set()
+    for peer in peers:
+        told = peer.daemon.status_json() if peer.daemon is not None else {}
+        barred = {bar["peer_id"]: bar["reason"] for bar in told.get("barred", ())}
+        for peer_id in sorted(barred.keys() - lying.names.keys()):
+            raise Broken(f"{peer.name} has barred an honest peer: {barred[peer_id]}")
+        for peer_id in sorted(found - barred.keys()):
+            name = lying.names[peer_id]
+            raise Broken(f"{name} was found out by most, and {peer.name} has not barred it")

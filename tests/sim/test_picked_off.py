@@ -1,0 +1,70 @@
+"""Who gives one of the others another sum than the rest is in doubt with that one, and nobody knows
+which of the two lies. That costs one honest member its place, and no second one."""
+
+import msgspec
+import pytest
+
+from p2p_dtfm.core.consensus.actions import SECOND_NS
+from p2p_dtfm.core.membership.accusers import REMEMBERED_NS, Accusers
+from p2p_dtfm.core.messages.prepared import Prepared
+from p2p_dtfm.core.protocol.plan import Plan
+from p2p_dtfm.core.recovery.view import View
+from p2p_dtfm.sim.faults.agreement_seeds import TIMING
+from p2p_dtfm.sim.faults.agreement_world import AgreementWorld
+from p2p_dtfm.sim.faults.simulated_peer import SimulatedPeer
+from p2p_dtfm.sim.faults.simulated_training import SimulatedTraining
+from tests.core.builders import WORKLOAD, record
+from tests.sim.test_lying_members import replicas
+
+MEMBERS = ["a", "b", "c", "d", "e"]
+LIAR = "a"
+"""The lowest id: of two in doubt of which nothing else is known the other one goes."""
+FROM_STEP = 4
+
+
+class GotAnotherSum(SimulatedTraining):
+    """The first of the others says what it has got: nobody else has got that."""
+
+    def make_prepared(self, view: View, plan: Plan, step: int, done: dict) -> Prepared:  # type: ignore[type-arg]
+        said = super().make_prepared(view, plan, step, done)
+        honest = [name for name in view.member_ids if name != LIAR]
+        if step < FROM_STEP or LIAR not in view.member_ids or said.peer_id != honest[0]:
+            return said
+        place = view.member_ids.index(LIAR)
+        sums = {n: (*of[:place], b"?" * 16, *of[place + 1 :]) for n, of in said.sums.items()}
+        return msgspec.structs.replace(said, sums=sums)
+
+
+class PickedOff(SimulatedPeer):
+    training_type = GotAnotherSum
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_liar_does_not_have_the_others_go_one_after_the_other(seed: int) -> None:
+    world = AgreementWorld(seed, WORKLOAD, record("template"), replicas, timing=TIMING)
+    # who says what it has got is honest, and the simulation would hold it for a liar
+    world.peer_type, world.liars = PickedOff, frozenset(MEMBERS)
+    for name in MEMBERS:
+        world.add_peer(name)
+        world.peers[name].agreement.wants_view()
+    world.after(3 * SECOND_NS, lambda: world.found("a"))
+    for name in MEMBERS[1:]:
+        world.ask_to_join(name, "a")
+    everybody = list(world.peers.values())
+    world.run_until(lambda: all(peer.agreement.step >= FROM_STEP for peer in everybody))
+    world.run_until(lambda: any(peer.agreement.step >= FROM_STEP + 2 for peer in everybody))
+    goes_on = [peer for peer in everybody if peer.agreement.step >= FROM_STEP + 2]
+    assert all(
+        peer.view is not None and set(peer.view.member_ids) == {"c", "d", "e"} for peer in goes_on
+    ), [peer.view.member_ids for peer in goes_on if peer.view is not None]
+
+
+def test_who_was_in_doubt_is_named_for_a_while_and_nobody_names_itself() -> None:
+    seen = Accusers()
+    assert seen.named(0) == ()
+    seen.heed_doubts([("a", "b"), ("a", "c")], me="c", now_ns=5)
+    assert seen.named(5) == ("a", "b")
+    assert seen.named(5 + REMEMBERED_NS) == ()
+    for number in range(1000):
+        seen.heed_doubts([(f"x{number}", f"y{number}")], me="c", now_ns=6)
+    assert len(seen._doubted) == 256

@@ -1,0 +1,99 @@
+"""Real daemons in virtual time of which some lie: who is drawn to, what is seen, and what is not
+promised."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+from p2p_dtfm.testbed.virtual.lies.lying import IN_WORDS, IN_WORK, KINDS
+from p2p_dtfm.testbed.virtual.planted.patches import Planted, planted
+from p2p_dtfm.testbed.virtual.planted.verdicts import VERDICTS
+from p2p_dtfm.testbed.virtual.seeds.faults import LIES, Fault, Schedule, draw
+from p2p_dtfm.testbed.virtual.seeds.player import Player
+from p2p_dtfm.testbed.virtual.seeds.playing import Played
+
+STEPS = 10
+
+
+def lies(
+    what: str, at_s: float = 1.0, rate: float = 1.0, together: bool = False, begun: str = "abcd"
+) -> Schedule:
+    """The last quarter lies to the end."""
+    liars = tuple(begun[-(len(begun) // 4) :])
+    fault = Fault(at_s, math.inf, "lie", liars, 0.0, what)
+    return Schedule(
+        tuple(begun),
+        (),
+        (fault,),
+        is_audited=True,
+        liars=liars,
+        lie_together=together,
+        audit_rate=rate,
+    )
+
+
+def test_a_quarter_at_most_is_drawn_to_lie_and_all_kinds_are() -> None:
+    schedules = [draw(seed) for seed in range(LIES, LIES + 400)]
+    assert draw(LIES) == schedules[0] != schedules[1]
+    for schedule in schedules:
+        told = [fault for fault in schedule.faults if fault.kind == "lie"]
+        assert 1 <= len(schedule.liars) <= len(schedule.begun) // 4
+        assert {name for fault in told for name in fault.whom} == set(schedule.liars)
+        assert schedule.is_audited and not schedule.is_small
+        alone = all(len(fault.whom) == 1 for fault in told)
+        assert schedule.lie_together or alone, "fellows tell the same, at once"
+        assert schedule.only(frozenset()).liars == schedule.liars
+    kinds = {fault.what for it in schedules for fault in it.faults if fault.kind == "lie"}
+    assert kinds == set(KINDS)
+    crashes = [any(f.kind not in ("lie", "join") for f in it.faults) for it in schedules]
+    assert crashes == [seed % 2 == 1 for seed in range(LIES, LIES + 400)]
+    assert all(not draw(seed).liars for seed in range(200))
+
+
+@pytest.fixture(scope="module")
+def player(tmp_path_factory: pytest.TempPathFactory) -> Player:
+    return Player(tmp_path_factory.mktemp("player"), STEPS)
+
+
+def test_a_liar_is_found_and_the_same_seed_has_the_same_trace_again(player: Player) -> None:
+    played = [player.play(LIES, lies("flipped")) for _ in range(2)]
+    assert [it.problem for it in played] == ["", ""]
+    assert played[0].lies > 0 and played[0].stayed == 0
+    assert played[0].digest == played[1].digest != ""
+
+
+def bug(name: str) -> Planted:
+    return next(it for it in VERDICTS if it.name == name)
+
+
+@pytest.mark.parametrize(
+    ("name", "what", "told"),
+    [
+        ("every-accusation", "accuses", "an honest peer"),
+        ("one-is-enough", "accuses", "an honest peer"),
+        ("never-drawn", "flipped", "nobody honest was to compute that again"),
+        ("audits-unheeded", "zeros", "an honest peer was to compute that again"),
+    ],
+)
+def test_a_bug_in_verdicts_is_found(player: Player, name: str, what: str, told: str) -> None:
+    with planted(bug(name)):
+        assert told in player.play(LIES, lies(what)).problem
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("what", KINDS)
+def test_each_kind_of_lie_is_told_and_none_stays(player: Player, what: str) -> None:
+    """Newcomers alone are given states, and evidence is asked for where a stage has neighbours."""
+    played: Played = player.play(LIES, lies(what))
+    assert played.problem == ""
+    assert played.lies or what in ("state", "evidence withheld")
+    assert played.stayed == 0
+    assert set(IN_WORK).isdisjoint(IN_WORDS)
+
+
+@pytest.mark.nightly
+def test_what_seeds_have_found_stays_mended(tmp_path: Path) -> None:
+    """Two liars of eight gave one honest member at a time another sum than the rest; of two in
+    doubt the higher id went, each time, until the liars were alone."""
+    assert Player(tmp_path).play(200_002).problem == ""

@@ -52,7 +52,7 @@ APART_S = (0.2, 3.0)
 
 
 @dataclass
-class Recovery:
+class MeasuredRecovery:
     """What came of one fault."""
 
     kind: str
@@ -69,7 +69,7 @@ Done = tuple[Sequence[Peer], Callable[[], object]]
 """To whom a fault was done, and what ends it."""
 
 
-class Fault:
+class DrawnFault:
     """Of one kind, to whom chance says."""
 
     def __init__(self, swarm: Swarm, draws: random.Random) -> None:
@@ -135,11 +135,13 @@ class Fault:
         return self._swarm.peers, unite
 
 
-def recovery_of(kind: str, seed: int, run: Path, folder: Path, loaded_s: float = 0.0) -> Recovery:
+def recovery_of(
+    kind: str, seed: int, run: Path, folder: Path, loaded_s: float = 0.0
+) -> MeasuredRecovery:
     """One world, one fault."""
     draws = random.Random(f"recovery {kind} {seed}")
 
-    async def scene(swarm: Swarm) -> Recovery:
+    async def scene(swarm: Swarm) -> MeasuredRecovery:
         await _begin(swarm, run)
         if loaded_s:
             for peer in swarm.peers:
@@ -147,7 +149,7 @@ def recovery_of(kind: str, seed: int, run: Path, folder: Path, loaded_s: float =
         await asyncio.sleep(draws.uniform(*QUIET_S))
         with _accusations() as said:
             began_s = swarm.now_s
-            struck, end = Fault(swarm, draws).kinds[kind]()
+            struck, end = DrawnFault(swarm, draws).kinds[kind]()
             await asyncio.sleep(LASTS_S)
             end()
             await asyncio.sleep(WATCHED_S - LASTS_S)
@@ -211,7 +213,7 @@ def _judged(
     struck: Sequence[Peer],
     began_s: float,
     said: Sequence[tuple[str, str]],
-) -> Recovery:
+) -> MeasuredRecovery:
     histories = {peer.name: [_by_the_world(it) for it in peer.events()] for peer in swarm.peers}
     commits = commits_of(histories)
     usual_s = usual_step_s([commit for commit in commits if commit[1] < began_s])
@@ -219,7 +221,7 @@ def _judged(
     fault = Inflicted(kind, gone, 0, began_s, began_s + LASTS_S)
     named = {peer.peer_id for peer in struck}
     names = {peer.peer_id: peer.name for peer in swarm.peers}
-    return Recovery(
+    return MeasuredRecovery(
         kind,
         seed,
         max(0.0, longest_without_s(commits, began_s, swarm.now_s) - usual_s),
@@ -240,7 +242,7 @@ def _by_the_world(event: dict[str, Any]) -> dict[str, Any]:
     )
 
 
-def _line(recovery: Recovery) -> str:
+def _line(recovery: MeasuredRecovery) -> str:
     phases = ", ".join(f"{name} {recovery.phases_s.get(name, 0.0):.2f}" for name in PHASES)
     head = f"{recovery.kind} {recovery.seed}: {recovery.held_up_s:.2f} s"
     lines = [f"{head} over {recovery.usual_step_s:.2f} s ({phases})"]
@@ -254,7 +256,7 @@ def main() -> None:
     parser.add_argument("--loaded", type=float, default=0.0, metavar="SECONDS")
     options = parser.parse_args()
     leave_alone_what_is_loaded()
-    found: dict[str, list[Recovery]] = {}
+    found: dict[str, list[MeasuredRecovery]] = {}
     with tempfile.TemporaryDirectory(dir=memory_disk()) as scratch:
         run = make_run(Path(scratch), STEPS, saves_every_steps=STEPS)
         kinds = options.kinds or [

@@ -58,7 +58,7 @@ class Denied:
 
 
 @dataclass
-class Committed:
+class CommittedStep:
     """As honest members have seen one step of one view."""
 
     digests: dict[str, str] = field(default_factory=dict)
@@ -81,7 +81,7 @@ class Lying:
         """In what each lies now, by name."""
         self.told: dict[Deed, dict[str, str]] = {}
         """In which steps who has lied in its work, and how."""
-        self.committed: dict[Deed, Committed] = {}
+        self.committed: dict[Deed, CommittedStep] = {}
         self.denied: dict[tuple[Deed, str], Denied] = {}
         """By step and the liar's peer id."""
         self.reports: list[str] = []
@@ -122,11 +122,11 @@ class Lying:
         self.count += 1
         self.told.setdefault(Deed(view, step), {})[self.ids[self.here()]] = self.kind()
 
-    def commit(self, deed: Deed, digest: str) -> Committed | None:
+    def commit(self, deed: Deed, digest: str) -> CommittedStep | None:
         """By the peer whose turn it is, if it is honest."""
         if self.here() in self.ids:
             return None
-        seen = self.committed.setdefault(deed, Committed())
+        seen = self.committed.setdefault(deed, CommittedStep())
         seen.digests[self.here()] = digest
         return seen
 

@@ -18,8 +18,16 @@ from p2p_dtfm.core.protocol.workload import (
     Workload,
 )
 
-CODING_OPERATIONS = {"fp32": (0, 0), "bf16": (12, 8), "fp16": (40, 24), "int8": (120, 24)}
-"""To encode and to decode a value, as measured on a processor of 97 GFLOP/s."""
+CODING_OPERATIONS = {
+    "fp32": (0, 0),
+    "bf16": (12, 8),
+    "fp16": (40, 24),
+    "int8": (120, 24),
+    "rotated4": (1000, 900),
+    "rotated6": (1000, 900),
+}
+"""To encode and to decode a value, as measured on a processor of 97 GFLOP/s; rotations beside int8,
+on a busy one."""
 _MILLION = 1_000_000
 
 

@@ -19,11 +19,11 @@ from tests.e2e.swarm_in_process import engine_peers
 from tests.e2e.test_compressed_training import STEPS, Wire, train
 from tests.e2e.test_parity import even_plan, synthetic_batch
 
-Codecs = Literal["fp32", "bf16", "int8", "rotated4", "rotated6"]
+Codecs = Literal["fp32", "bf16", "int8", "rotated4", "rotated6", "subspace"]
 EDGES: tuple[tuple[Codecs, Codecs], ...] = (("fp32", "bf16"), ("int8", "int8"), ("bf16", "fp32"))
 FEW_LEVELS: tuple[tuple[Codecs, Codecs], ...] = (
     ("rotated4", "rotated4"),
-    ("rotated6", "rotated4"),
+    ("subspace", "subspace"),
     ("fp32", "rotated6"),
 )
 
@@ -85,7 +85,7 @@ def test_losses_equal_the_plain_loop_with_the_same_codecs_on_the_same_edges(
     tmp_path: Path, edges: tuple[tuple[Codecs, Codecs], ...]
 ) -> None:
     """Four peers; each edge has what the plan says, which is not what the run names first."""
-    every = ("fp32", "bf16", "int8", "rotated6", "rotated4")
+    every = ("fp32", "bf16", "int8", "rotated6", "rotated4", "subspace")
     allowed = CodecSpec(activations=every, gradients=every)
     spec = run_spec().model_copy(update={"codecs": allowed})
     wire = Wire()

@@ -96,7 +96,7 @@ def work(layers: tuple[int, ...], codec: str, recompute: bool):
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 @pytest.mark.parametrize("recompute", [False, True])
-@pytest.mark.parametrize("codec", ["fp32", "bf16", "rotated4"])
+@pytest.mark.parametrize("codec", ["fp32", "bf16", "rotated4", "subspace"])
 @pytest.mark.parametrize("layers", [(0, 1, 2), (2, 3), (3, 4, 5)])
 def test_a_stage_again(
     layers: tuple[int, ...], codec: str, recompute: bool, count: int, threads: None

@@ -25,6 +25,7 @@ CODEC_BYTES_PER_KIBI = {
     "int8": 1065,
     "rotated4": 496,
     "rotated6": 776,
+    "subspace": 480,
     "sign": 132,
 }
 """Bytes of 1024 values on the wire; int8, sign and rotations are blockwise, with a scale for each

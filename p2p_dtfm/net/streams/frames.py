@@ -53,6 +53,7 @@ OTHER_CODEC_BYTES: Mapping[str, int] = {
     "int8": 2,
     "rotated4": 1,
     "rotated6": 1,
+    "subspace": 1,
     "sparse": 2,
     "sign": 1,
 }

@@ -15,7 +15,7 @@ CODEC_BITS_PER_VALUE = {"fp32": 32, "fp16": 16, "bf16": 16, "int8": 9}
 """int8 is blockwise: 8 bits a value and a scale for each 32 of them."""
 OF_REDUCTIONS = ("sparse", "sign")
 """Codecs that reductions alone know."""
-OF_BOUNDARIES = ("rotated4", "rotated6")
+OF_BOUNDARIES = ("rotated4", "rotated6", "subspace")
 """Codecs that are for what travels between stages alone."""
 
 

@@ -7,13 +7,14 @@ from p2p_dtfm.train.codecs.packing import Buffer
 from p2p_dtfm.train.codecs.rotated import Rotated
 from p2p_dtfm.train.codecs.sign import Sign
 from p2p_dtfm.train.codecs.sparse import Sparse
+from p2p_dtfm.train.codecs.subspace import Subspace
 from p2p_dtfm.train.codecs.turns import boundary_turn
 
 __all__ = ["Buffer", "Codec", "Turn", "boundary_turn", "codec_of"]
 
 _ROTATED = Rotated("rotated4", 14, 400), Rotated("rotated6", 64, 110)
 _DENSE: dict[str, Codec] = {
-    codec.name: codec for codec in (Fp32(), Fp16(), Bf16(), Int8(), Sign(), *_ROTATED)
+    codec.name: codec for codec in (Fp32(), Fp16(), Bf16(), Int8(), Sign(), Subspace(), *_ROTATED)
 }
 
 

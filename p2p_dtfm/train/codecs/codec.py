@@ -62,7 +62,11 @@ class Codec:
             raise PeerFault(
                 f"{len(view)} bytes in {self.name} where {due} are due for {count} elements"
             )
-        return self._decoded(as_tensor(view, device), count, turn).view(shape)
+        return self._decoded_as(as_tensor(view, device), shape, turn)
+
+    def _decoded_as(self, payload: Tensor, shape: tuple[int, ...], turn: Turn) -> Tensor:
+        """Of a codec that goes by more than the number of elements. Raises `PeerFault`."""
+        return self._decoded(payload, math.prod(shape), turn).view(shape)
 
     def _decoded(self, payload: Tensor, count: int, turn: Turn) -> Tensor:
         """`count` fp32 elements on the payload's device, from its flat uint8 of the right length.

@@ -77,12 +77,13 @@ class Rotated(Codec):
     def encode(self, values: Tensor, turn: Turn = FIRST) -> Buffer:
         assert values.dtype == torch.float32, values.dtype
         flat = values.detach().reshape(-1)
-        exponent = _exponent(flat)
-        head = torch.tensor([self.version, exponent], dtype=torch.int32, device=flat.device)
-        if exponent == _NOT_FINITE:
+        exponent = largest_exponent(flat)
+        told = _NOT_FINITE if exponent is None else exponent
+        head = torch.tensor([self.version, told], dtype=torch.int32, device=flat.device)
+        if exponent is None:
             rest = self.payload_bytes(flat.numel()) - _HEAD_BYTES
             return join([head, torch.zeros(rest, dtype=torch.uint8, device=flat.device)])
-        tiles = _times_power_of_two(_in_tiles(flat), -exponent)
+        tiles = times_power_of_two(_in_tiles(flat), -exponent)
         scales, key = _scales(tiles), _key(turn)
         # a tile of scale 0 decodes to zero, whatever its numbers are
         parts = tiles / _scale_values(1 / _FINE, flat.device)[scales.clamp(min=1)][:, None]
@@ -117,7 +118,7 @@ class Rotated(Codec):
             whole = whole.to(torch.float32)
         turned_back = (whole @ _hadamard(device)) * _signs(key, device)
         decoded = turned_back * _scale_values(unit / _ROOT, device)[scales][:, None]
-        found = _times_power_of_two(decoded.view(-1)[:count], exponent)
+        found = times_power_of_two(decoded.view(-1)[:count], exponent)
         if exponent > _SAFE_EXPONENT:  # what was finite must not come out as what is not
             found = found.clamp(-_LARGEST, _LARGEST)
         return found
@@ -132,13 +133,14 @@ class Rotated(Codec):
         return self._nearest_on[device]
 
 
-def _exponent(flat: Tensor) -> int:
-    """The power of two just above the largest magnitude; 0 if all are zero."""
-    largest = float(flat.abs().amax()) if flat.numel() else 0.0
-    return math.frexp(largest)[1] if math.isfinite(largest) else _NOT_FINITE
+def largest_exponent(values: Tensor) -> int | None:
+    """The power of two just above the largest magnitude, 0 if all are zero; None: one is not
+    finite."""
+    largest = float(values.abs().amax()) if values.numel() else 0.0
+    return math.frexp(largest)[1] if math.isfinite(largest) else None
 
 
-def _times_power_of_two(values: Tensor, exponent: int) -> Tensor:
+def times_power_of_two(values: Tensor, exponent: int) -> Tensor:
     """In two factors, each of which fp32 holds."""
     half = exponent // 2
     return values * 2.0**half * 2.0 ** (exponent - half)

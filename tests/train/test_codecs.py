@@ -327,7 +327,7 @@ def low_rank(rows: int, width: int, rank: int, seed: int = 0) -> Tensor:
     return places @ torch.randn(rank, width, generator=generator)
 
 
-@pytest.mark.parametrize("shape", [(4, 48, 128), (2, 32, 32), (1, 40, 200), (3, 7, 5)])
+@pytest.mark.parametrize("shape", [(4, 48, 128), (2, 32, 32), (1, 40, 200), (3, 7, 64)])
 def test_a_subspace_of_what_has_few_directions_loses_next_to_nothing(
     shape: tuple[int, ...],
 ) -> None:
@@ -350,8 +350,8 @@ def test_a_subspace_takes_as_many_bytes_as_plans_count_and_fewer_directions_for_
 ):
     codec = Subspace()
     for count in (1, 1024, 24_576, 786_432):
-        blocks = -(-count // 1024)
-        assert codec.payload_bytes(count) == CODEC_BYTES_PER_KIBI["subspace"] * blocks + 4
+        due = math.ceil(count * CODEC_BYTES_PER_KIBI["subspace"] / 1024)
+        assert codec.payload_bytes(count) == due + 4
     assert codec.rank(192, 128) == 39
     assert codec.rank(1024, 768) == 233
     for rows, width in ((1, 1), (1, 5000), (5000, 1), (64, 64), (1, 0)):

@@ -42,7 +42,7 @@ class Subspace(Codec):
     name = "subspace"
 
     def payload_bytes(self, count: int) -> int:
-        return VERSION_BYTES + -(-count // KIBI) * CODEC_BYTES_PER_KIBI[self.name]
+        return VERSION_BYTES + -(-count * CODEC_BYTES_PER_KIBI[self.name] // KIBI)
 
     def rank(self, rows: int, width: int) -> int:
         """Of what is sent of so many rows."""
@@ -112,8 +112,8 @@ def _as_matrix(values: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def _basis(parts: Tensor, rank: int) -> Tensor:
-    """Whole numbers [rank, width], whose rows are nearly orthogonal and span nearly what the rows of
-    `parts` are best put into: two rounds of subspace iteration from signs that are always the same."""
+    """Whole numbers [rank, width], whose rows are nearly orthogonal and span nearly the directions
+    that hold most of `parts`: two rounds of subspace iteration, from signs that never change."""
     width = parts.shape[1]
     places = torch.arange(width * rank, dtype=torch.int64, device=parts.device)
     found = (random_bits(places) >> 30).to(torch.float32).view(width, rank) * 2.0 - 1.0

@@ -20,7 +20,7 @@ class Digits:
         self._word = 4 if base**4 <= 1 << 16 else 2
         """Numbers that are looked up together: 65,536 entries at most."""
         self._each = 4 * self._word
-        self._bits = (base**self._each - 1).bit_length()
+        self._bits = int(base**self._each - 1).bit_length()
         assert self._bits < 64, base
 
     def packed_bytes(self, count: int) -> int:

@@ -63,6 +63,7 @@ class Microbatches:
         self._stage = place.stage
         self._neighbours = neighbours_of(place.plan, place.me, place.spec)
         self._replay = whole_step(place.plan, place.me)
+        self._step = 0
 
     async def train(
         self,
@@ -72,7 +73,7 @@ class Microbatches:
     ) -> None:
         """Forward and backward of each that `work` has not done yet. `on_final(layer)` is called,
         for the last layer first, when all gradients of these are in its buffer."""
-        self._replay = replay
+        self._replay, self._step = replay, step
         work, places = self._work, {number: n for n, number in enumerate(replay.microbatches)}
         if work.unfinished is not None:
             await self._compute.run(self._finish_backward)
@@ -259,8 +260,7 @@ class Microbatches:
         self._recorder.timed("backward", number, self._runner.weight_backward)(number)
 
     def _backward_done(self, number: int, gradient: Tensor | None) -> Outgoing | None:
-        kind, step = FrameKind.ACTIVATION_GRADIENT, self._work.step
-        assert step is not None, "it has begun"
+        kind, step = FrameKind.ACTIVATION_GRADIENT, self._step
         sent = None if gradient is None else self._outgoing(step, kind, number, gradient)
         self._work.backward_done(number, sent)
         return sent

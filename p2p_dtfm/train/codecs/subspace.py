@@ -45,10 +45,15 @@ class Subspace(Codec):
         return VERSION_BYTES + -(-count * CODEC_BYTES_PER_KIBI[self.name] // KIBI)
 
     def rank(self, rows: int, width: int) -> int:
-        """Of what is sent of so many rows."""
-        room = self.payload_bytes(rows * width) - VERSION_BYTES - _SCALE_BYTES * rows
+        """Of what is sent of so many rows; 0, where all becomes zero: what is narrow or very small
+        has no room."""
+        room = self._room_bytes(rows, width)
         numbers = max(0, room) // _DIGITS.packed_bytes(_TOGETHER) * _TOGETHER
         return min(rows, width, numbers // max(1, rows + width))
+
+    def _room_bytes(self, rows: int, width: int) -> int:
+        """Behind the scales; below zero: not even these are sent."""
+        return self.payload_bytes(rows * width) - VERSION_BYTES - _SCALE_BYTES * rows
 
     def encode(self, values: Tensor, turn: Turn = FIRST) -> Buffer:
         assert values.dtype == torch.float32, values.dtype
@@ -73,6 +78,7 @@ class Subspace(Codec):
             whole = torch.cat([numbers.reshape(-1), basis.reshape(-1)])
         bits = scales.view(torch.int16)
         scales = torch.where(scales.isnan(), _NOT_A_NUMBER, bits).to(torch.int16)
+        scales = scales if self._room_bytes(rows, width) >= 0 else scales[:0]
         filled = torch.nn.functional.pad(whole, (0, -whole.numel() % _TOGETHER))
         packed = _DIGITS.pack(filled.to(torch.int64) + _TOP)
         head = [self._version_tensor(matrix.device), scales, packed]
@@ -82,6 +88,8 @@ class Subspace(Codec):
     def _decoded_as(self, payload: Tensor, shape: tuple[int, ...], turn: Turn) -> Tensor:
         body = self._without_version(payload)
         rows, width = _matrix_shape(shape)
+        if self._room_bytes(rows, width) < 0:
+            return torch.zeros(shape, device=body.device)
         rank, end = self.rank(rows, width), _SCALE_BYTES * rows
         bits = body[:end].view(torch.int16)
         if bool(((bits < 0) | ((bits >= _INFINITE) & (bits != _NOT_A_NUMBER))).any()):

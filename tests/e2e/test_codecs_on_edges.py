@@ -80,11 +80,15 @@ def reference(spec: RunSpec, names_before: Mapping[int, tuple[str, str]]) -> Ref
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("edges", [EDGES, FEW_LEVELS], ids=["any", "few levels"])
+@pytest.mark.parametrize(
+    ("edges", "tolerance"), [(EDGES, 1e-5), (FEW_LEVELS, 3e-4)], ids=["any", "few levels"]
+)
 def test_losses_equal_the_plain_loop_with_the_same_codecs_on_the_same_edges(
-    tmp_path: Path, edges: tuple[tuple[Codecs, Codecs], ...]
+    tmp_path: Path, edges: tuple[tuple[Codecs, Codecs], ...], tolerance: float
 ) -> None:
-    """Four peers; each edge has what the plan says, which is not what the run names first."""
+    """Four peers; each edge has what the plan says, which is not what the run names first.
+
+    Where levels are few, a sum in another order moves some value a whole level now and then."""
     every = ("fp32", "bf16", "int8", "rotated6", "rotated4", "subspace")
     allowed = CodecSpec(activations=every, gradients=every)
     spec = run_spec().model_copy(update={"codecs": allowed})
@@ -114,6 +118,6 @@ def test_losses_equal_the_plain_loop_with_the_same_codecs_on_the_same_edges(
     before = {stage.first_layer: names for stage, names in zip(stages, edges, strict=True)}
     expected = list(reference(spec, before).losses(STEPS))
     plain = list(ReferenceRun(spec, synthetic_batch(spec)).losses(STEPS))
-    assert seen == pytest.approx(expected, abs=1e-5)
-    assert seen != pytest.approx(plain, abs=1e-5)
+    assert seen == pytest.approx(expected, abs=tolerance)
+    assert seen != pytest.approx(plain, abs=tolerance)
     assert seen[-1] < seen[0] - 0.05, "it learns"

@@ -2,6 +2,7 @@
 
     python -m benchmarks.compression [--quick] [--json] [--only NAME ...]
     python -m benchmarks.compression --seeds A-B [--replicas N] [--json] [--only NAME ...]
+    python -m benchmarks.compression --boundaries --seeds A-B [--quick] [--json] [--only NAME ...]
 
 The run is `configs/tiny.toml`: its model, data, batch, steps and learning rate; only what a row
 says differs. Replicas of two stages each live in one process and nothing travels, but all
@@ -16,6 +17,8 @@ batch, and Muon with one bit for each element of the differences of N replicas. 
 last were fixed on seeds below 3, so other seeds tell. What all reduce in fp32 does not depend on
 the number of replicas, so those rows have one. Target: 400 times fewer bytes, and a mean loss no
 worse than synchronous AdamW's, whose bytes are those of N replicas, headers left out.
+
+With `--boundaries` it is what travels between stages: see `boundaries`.
 """
 
 import argparse
@@ -31,11 +34,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.boundaries import CODECS, compare_boundaries, seeds_in
 from p2p_dtfm.core.planner.wire_plan import segment_chunks
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.net.streams.frames import FrameHeader, FrameKind, encode_frame
 from p2p_dtfm.sim.scenario.files import read_run_spec
-from p2p_dtfm.train.codecs import Buffer, codec_of
+from p2p_dtfm.train.codecs import Buffer, boundary_turn, codec_of
 from p2p_dtfm.train.data.corpus import prepare_standard_library
 from p2p_dtfm.train.data.dataset import Dataset
 from p2p_dtfm.train.data.prepare import open_prepared
@@ -89,6 +93,11 @@ ROWS = (
     Row("local", replicas=2, steps_each=10, inner_steps=40, rate=0.5),
     Row("local + sparse", 2, SPARSE, steps_each=10, inner_steps=40, rate=0.5),
     Row("local + sparse, four", 4, SPARSE, steps_each=10, inner_steps=20, rate=0.5),
+)
+
+
+BOUNDARY_ROWS = tuple(
+    Row(name, 1, {"activations": codec, "gradients": codec}) for name, codec in CODECS.items()
 )
 
 
@@ -157,36 +166,38 @@ class Replica:
         self.local_steps = LocalSteps(spec, self.states, self.memory.moments)
         self.boundary_bytes = 0
 
-    def _cross(self, kind: FrameKind, tensor: Tensor) -> Tensor:
-        codecs = self.spec.codecs
-        allowed = codecs.activations if kind is FrameKind.ACTIVATION else codecs.gradients
-        codec = codec_of(allowed[0], codecs)
-        payload = codec.encode(tensor)
+    def _cross(self, kind: FrameKind, tensor: Tensor, step: int, number: int) -> Tensor:
+        codecs, back = self.spec.codecs, kind is FrameKind.ACTIVATION_GRADIENT
+        codec = codec_of((codecs.gradients if back else codecs.activations)[0], codecs)
+        turn = boundary_turn(self.spec, step, len(self.states) // 2, number, back=back)
+        payload = codec.encode(tensor, turn)
         self.boundary_bytes += frame_bytes(kind, codec.name, tuple(tensor.shape), payload)
-        return codec.decode(bytes(payload), tuple(tensor.shape))
+        return codec.decode(bytes(payload), tuple(tensor.shape), turn)
 
-    def microbatch(self, batch: tuple[Tensor, Tensor], number: int) -> float:
+    def microbatch(self, batch: tuple[Tensor, Tensor], step: int, number: int) -> float:
         """Forward and backward; the loss summed over tokens."""
         first, last = self.stages
         activation = first.forward(number, batch[0])
         assert isinstance(activation, Tensor)
-        loss = last.forward(number, self._cross(FrameKind.ACTIVATION, activation), batch[1])
+        entry = self._cross(FrameKind.ACTIVATION, activation, step, number)
+        loss = last.forward(number, entry, batch[1])
         assert isinstance(loss, float)
         gradient = last.backward(number)
         assert gradient is not None
-        first.backward(number, self._cross(FrameKind.ACTIVATION_GRADIENT, gradient))
+        back = self._cross(FrameKind.ACTIVATION_GRADIENT, gradient, step, number)
+        first.backward(number, back)
         return loss
 
     def attempt(self, step: int, share: range, batches: Batches) -> None:
         """Leave this replica's part of the step in the gradient buffers."""
         if self.spec.sync.mode == "every_step":
             for number in share:
-                self.microbatch(batches(step, number), number)
+                self.microbatch(batches(step, number), step, number)
             return
         self.local_steps.begin(step)
         for inner_step, group in enumerate(inner_microbatches(self.spec, share)):
             for number in group:
-                self.microbatch(batches(step, number), number)
+                self.microbatch(batches(step, number), step, number)
             self.local_steps.inner_step(inner_step, len(group))
         self.local_steps.finish(len(share))
 
@@ -199,7 +210,8 @@ class Replica:
             inputs, targets = batches(0, number)
             activation = first.evaluate(inputs)
             assert isinstance(activation, Tensor)
-            loss = last.evaluate(self._cross(FrameKind.ACTIVATION, activation), targets)
+            entry = self._cross(FrameKind.ACTIVATION, activation, 0, number)
+            loss = last.evaluate(entry, targets)
             assert isinstance(loss, float)
             loss_sum += loss
             tokens += targets.numel()
@@ -310,7 +322,7 @@ def compare(rows: list[dict[str, Any]]) -> None:
 
 
 def measure_seeds(
-    seeds: range, replicas: int, names: list[str], steps: int
+    seeds: range, rows: tuple[Row, ...], names: list[str], steps: int
 ) -> Iterator[dict[str, Any]]:
     """The rows of `--seeds`, or those named of them."""
     torch.set_num_threads(1)
@@ -318,7 +330,7 @@ def measure_seeds(
         folder = Path(name) / "data"
         prepare_standard_library(folder)
         for seed in seeds:
-            for row in seed_rows(replicas):
+            for row in rows:
                 if not names or row.name in names:
                     yield train(row, steps, folder, seed)
 
@@ -348,10 +360,8 @@ def by_seed(rows: list[dict[str, Any]], replicas: int, steps: int) -> list[dict[
 
 def compare_seeds(options: argparse.Namespace, steps: int) -> int:
     """Run and print `--seeds`."""
-    first, _, last = options.seeds.partition("-")
-    seeds, replicas = range(int(first), int(last or first) + 1), options.replicas
-    rows = []
-    for row in measure_seeds(seeds, replicas, options.only, steps):
+    seeds, replicas, rows = seeds_in(options.seeds), options.replicas, []
+    for row in measure_seeds(seeds, seed_rows(replicas), options.only, steps):
         rows.append(row)
         if not options.json:
             print(
@@ -397,12 +407,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a few steps: bytes, and no verdict")
     parser.add_argument("--json", action="store_true")
-    names = [row.name for row in (*ROWS, *seed_rows(2))]
+    names = [row.name for row in (*ROWS, *seed_rows(2), *BOUNDARY_ROWS)]
     parser.add_argument("--only", nargs="*", default=[], choices=names, metavar="NAME")
     parser.add_argument("--seeds", metavar="A-B", help="others' seeds: both optimizers, and signs")
     parser.add_argument("--replicas", type=int, default=4, help="with --seeds (default: 4)")
+    parser.add_argument("--boundaries", action="store_true", help="with --seeds: between stages")
     options = parser.parse_args()
+    if options.boundaries and not options.seeds:
+        parser.error("--boundaries needs --seeds A-B")
     steps = QUICK_STEPS if options.quick else read_run_spec("tiny").total_steps
+    if options.boundaries:
+        names = [*CODECS][:1] + options.only if options.only else []
+        measured = measure_seeds(seeds_in(options.seeds), BOUNDARY_ROWS, names, steps)
+        return compare_boundaries(measured, options, steps)
     if options.seeds:
         return compare_seeds(options, 2 * QUICK_STEPS if options.quick else steps)
     rows: list[dict[str, Any]] = []

@@ -39,6 +39,8 @@ INT8 = CodecSpec(
 )
 SIGNS = CodecSpec(reduction="sign")
 MUON = OptimizerSpec(peak_learning_rate=1e-3, kind="muon")
+ADAM = OptimizerSpec(peak_learning_rate=1e-3)
+EIGHTH = CodecSpec(activations=("subspace",), gradients=("subspace",))
 LOCAL = SyncSpec(mode="local", inner_steps=2, outer_learning_rate=0.9, outer_momentum=0.3)
 
 
@@ -181,8 +183,8 @@ def test_daemons_train_with_muon_through_a_join_and_a_crash(tmp_path: Path) -> N
 @pytest.mark.nightly
 @pytest.mark.parametrize(
     ("codecs", "optimizer"),
-    [(INT8, OptimizerSpec(peak_learning_rate=1e-3)), (SIGNS, MUON)],
-    ids=["sparse", "sign"],
+    [(INT8, ADAM), (SIGNS, MUON), (EIGHTH, ADAM)],
+    ids=["sparse", "sign", "subspace"],
 )
 def test_daemons_train_compressed_and_locally_through_a_crash(
     tmp_path: Path, codecs: CodecSpec, optimizer: OptimizerSpec

@@ -7,6 +7,7 @@ Engines in one process over real libp2p; who takes part in a view, and what is k
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -222,9 +223,13 @@ async def replace_one(swarm: Swarm, step: int, lost: str, forwards: int) -> None
     swarm.start(step, replay)
 
 
-async def scenario(folder: Path, spec: RunSpec) -> list[float]:
+async def scenario(
+    folder: Path, spec: RunSpec, watch: Callable[[EnginePeer], None] = lambda peer: None
+) -> list[float]:
     losses: list[float] = []
     async with engine_peers(5, folder, spec) as peers:
+        for peer in peers:
+            watch(peer)
         by_name = {peer.host.peer_id: peer for peer in peers}
         names = sorted(by_name)
         plan = even_plan(names[:4], (2, 2), spec)

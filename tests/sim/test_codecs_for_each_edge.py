@@ -1,5 +1,6 @@
 """Where a run allows several codecs, the plan says which for each boundary, and counts it."""
 
+import math
 from itertools import pairwise
 
 import msgspec
@@ -17,8 +18,13 @@ from p2p_dtfm.core.protocol.workload import AllowedCodecs, Workload, workload_of
 from p2p_dtfm.sim.advice.sweep import sent_bytes
 from p2p_dtfm.sim.scenario.execution import AS_RUN
 from p2p_dtfm.sim.scenario.scenario import Scenario, parse_scenario
-from p2p_dtfm.sim.scenario.scenario_snapshot import scenario_snapshot, workload_in
+from p2p_dtfm.sim.scenario.scenario_snapshot import (
+    activation_bytes,
+    scenario_snapshot,
+    workload_in,
+)
 from p2p_dtfm.sim.step_time.simulator import simulate_step
+from p2p_dtfm.train.codecs import codec_of
 from tests.sim.sim_support import small_spec
 
 TWO_HOUSES = """
@@ -163,3 +169,29 @@ def test_uniform_choices_use_the_least_where_gradients_may_not() -> None:
     names = [edge.names for edge in uniform_choices(codings)]
     assert names == [("fp32", "fp32"), ("int8", "fp16")]
     assert changed.boundary_wire_bytes == coding_of(changed, "fp16").wire_bytes
+
+
+def test_below_int8_where_the_link_is_slower_yet_and_the_run_allows_it() -> None:
+    """An eighth of the bytes; also for who simulates a run that has other codecs."""
+    spec = run_of(["fp32", "int8", "subspace"], global_batch=256)
+    scenario = houses(spec, 0.05)
+    snapshot = scenario_snapshot(scenario, spec, AS_RUN)
+    plan = planned(snapshot)
+    (pipeline,) = plan.pipelines
+    assert ("subspace", "subspace") in pipeline.codecs and ("fp32", "fp32") in pipeline.codecs
+    sizes = {
+        name: coding_of(snapshot.workload, name).wire_bytes
+        for name in ("fp32", "rotated6", "rotated4", "subspace")
+    }
+    values = math.prod(spec.boundary_shape(1))
+    for name, size in sizes.items():
+        assert 0 <= codec_of(name, spec.codecs).payload_bytes(values) - size <= 8
+    assert sizes["fp32"] > 8.5 * sizes["subspace"] > 5 * sizes["rotated6"]
+    less = step_ns_with(snapshot, "fp32", "int8")
+    assert plan.predicted_step_ns < less
+    step = simulate_step(plan, scenario, workload_in(scenario, spec, AS_RUN), AS_RUN)
+    assert step.total_ns == pytest.approx(plan.predicted_step_ns, rel=1e-3)
+    for name in ("rotated4", "subspace"):
+        asked = AS_RUN.with_codec(name)
+        assert activation_bytes(snapshot.workload, asked) == sizes[name]
+        assert asked.gradient_codec is None, "the reduction has none of these"

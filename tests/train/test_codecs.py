@@ -1,7 +1,10 @@
 """Codecs: how far off, how many bytes, what malformed bytes do, and that nothing else matters."""
 
+import hashlib
 import math
 import random
+from itertools import pairwise
+from statistics import NormalDist
 
 import pytest
 import torch
@@ -11,14 +14,19 @@ from torch import Tensor
 
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.run_spec import CodecSpec, SparseSpec
+from p2p_dtfm.core.protocol.workload import CODEC_BYTES_PER_KIBI
 from p2p_dtfm.train.codecs import Codec, Turn, codec_of
 from p2p_dtfm.train.codecs.dense import INT8_BLOCK
+from p2p_dtfm.train.codecs.digits import Digits
+from p2p_dtfm.train.codecs.normal_levels import NORMAL_LEVELS, UNIT
 from p2p_dtfm.train.codecs.packing import pack, unpack
 from p2p_dtfm.train.codecs.selection import selected_count, selected_indices
 from p2p_dtfm.train.codecs.sign import BLOCK as SIGN_BLOCK
+from p2p_dtfm.train.codecs.subspace import Subspace
 
 DENSE = ["fp32", "fp16", "bf16", "int8"]
-ALL = [*DENSE, "sparse", "sign"]
+ROTATED = ["rotated4", "rotated6"]
+ALL = [*DENSE, *ROTATED, "subspace", "sparse", "sign"]
 SPARSE = CodecSpec(sparse=SparseSpec(one_in=5, keep_percent=30, bits=4))
 TURN = Turn(place=(1 << 63) + 12345, step=17)
 
@@ -116,7 +124,7 @@ def test_selection_and_bytes_are_the_same_for_ever() -> None:
     assert payload.hex() == "010000000cae053f003a253e1a04ffc0"
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", [name for name in ALL if name != "subspace"])
 def test_threads_do_not_matter(name: str) -> None:
     values = numbers(300_000, 5)
     found = set()
@@ -132,7 +140,7 @@ def test_threads_do_not_matter(name: str) -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", [name for name in ALL if name != "subspace"])
 def test_devices_do_not_matter(name: str) -> None:
     codec, values = codec_of(name, SPARSE), numbers(300_001, 6)
     payload = bytes(codec.encode(values, TURN))
@@ -236,6 +244,170 @@ def test_what_no_correct_peer_writes_is_named() -> None:
         fp16.decode(bad, (4,))
     with pytest.raises(PeerFault, match="32 are due for 8"):
         codec_of("fp32", SPARSE).decode(b"1234", (2, 4))
+
+
+@pytest.mark.parametrize(
+    ("name", "bits", "lost"), [("rotated4", 3.876, 0.02), ("rotated6", 6.07, 1.2e-3)]
+)
+@pytest.mark.parametrize("unbiased", [False, True])
+def test_rotations_lose_little_whatever_the_values(
+    name: str, bits: float, lost: float, unbiased: bool
+) -> None:
+    """Of as many bytes for each value as plans count, but for the head."""
+    codec, turn = codec_of(name, SPARSE), TURN._replace(unbiased=unbiased)
+    generator = torch.Generator().manual_seed(1)
+    normal = torch.randn(192, 128, generator=generator)
+    few = torch.where(torch.rand(192, 128, generator=generator) < 0.02, 1000 * normal, normal)
+    for values in (normal, few, normal * 2.0 ** -torch.arange(0, 192)[:, None].float().fmod(12)):
+        error = (there_and_back(codec, values, turn) - values).square().sum()
+        assert float(error) < lost * float(values.square().sum())
+    assert 8 * codec.payload_bytes(1 << 20) < bits * (1 << 20)
+    assert codec.payload_bytes(1 << 10) == CODEC_BYTES_PER_KIBI[name] + 8
+
+
+@settings(deadline=None)
+@given(st.integers(1, 700), seeds, exponents)
+def test_rotations_of_any_length(count: int, seed: int, exponent: int) -> None:
+    values = numbers(count, seed, exponent)
+    for name in ROTATED:
+        for unbiased in (False, True):
+            turn = Turn(seed, 3, unbiased)
+            error = (there_and_back(codec_of(name, SPARSE), values, turn) - values).square()
+            bound = 0.4 if name == "rotated4" else 0.05
+            assert float(error.sum()) <= bound * float(values.square().sum())
+
+
+@pytest.mark.parametrize("name", ROTATED)
+def test_gradients_are_right_on_average_and_activations_nearer(name: str) -> None:
+    values = torch.randn(1280, generator=torch.Generator().manual_seed(7))
+    codec = codec_of(name, SPARSE)
+    found = [there_and_back(codec, values, Turn(5, step, True)) for step in range(400)]
+    once = float((found[0] - values).norm())
+    assert float((torch.stack(found).mean(dim=0) - values).norm()) < 2 * once / 400**0.5
+    nearest = there_and_back(codec, values, Turn(5, 0))
+    assert float((nearest - values).norm()) < once
+    other = bytes(codec.encode(values, Turn(6, 0)))
+    assert (
+        other != bytes(codec.encode(values, Turn(5, 0))) != bytes(codec.encode(values, Turn(5, 1)))
+    )
+
+
+@pytest.mark.parametrize("name", ROTATED)
+def test_rotations_of_extreme_values(name: str) -> None:
+    for largest in (3.3e38, 1.2e-38, 1e-44, 0.0):
+        values = torch.linspace(-1, 1, 301) * largest
+        decoded = there_and_back(codec_of(name, SPARSE), values)
+        assert bool(decoded.isfinite().all())
+        assert float((decoded - values).abs().amax()) <= largest / 2 + 2e-44
+
+
+@pytest.mark.parametrize("unbiased", [False, True])
+def test_rotations_have_the_same_bytes_for_ever(unbiased: bool) -> None:
+    found = hashlib.blake2b(digest_size=8)
+    for name in ROTATED:
+        codec, turn = codec_of(name, SPARSE), Turn(1, 2, unbiased)
+        payload = bytes(codec.encode(numbers(600, 3), turn))
+        found.update(payload + bytes(codec.decode(payload, (600,), turn).numpy()))
+    assert found.hexdigest() == ("a1205351184e9faf", "0c0f372d5baedb7c")[unbiased]
+
+
+@pytest.mark.parametrize("count", NORMAL_LEVELS)
+def test_the_levels_are_the_best_of_a_normal_distribution(count: int) -> None:
+    normal, half = NormalDist(), [level / UNIT for level in NORMAL_LEVELS[count]]
+    levels = [-level for level in reversed(half)] + half
+    borders = [-9.0, *((a + b) / 2 for a, b in pairwise(levels)), 9.0]
+    for level, (low, high) in zip(levels, pairwise(borders), strict=True):
+        mean = (normal.pdf(low) - normal.pdf(high)) / (normal.cdf(high) - normal.cdf(low))
+        assert level == pytest.approx(mean, abs=4e-3)
+
+
+def low_rank(rows: int, width: int, rank: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    places = torch.randn(rows, rank, generator=generator)
+    return places @ torch.randn(rank, width, generator=generator)
+
+
+@pytest.mark.parametrize("shape", [(4, 48, 128), (2, 32, 32), (1, 40, 200), (3, 7, 64)])
+def test_a_subspace_of_what_has_few_directions_loses_next_to_nothing(
+    shape: tuple[int, ...],
+) -> None:
+    codec = Subspace()
+    rows, width = math.prod(shape[:-1]), shape[-1]
+    rank = codec.rank(rows, width)
+    assert 1 <= rank <= min(rows, width)
+    values = low_rank(rows, width, rank, 1).view(shape)
+    error = (there_and_back(codec, values) - values).square().sum()
+    assert float(error) < 5e-3 * float(values.square().sum())
+    more = low_rank(rows, width, min(rows, width), 2).view(shape)
+    lost = float((there_and_back(codec, more) - more).square().sum() / more.square().sum())
+    directions = torch.linalg.svdvals(more.view(rows, width)).square()
+    due = float(directions[rank:].sum() / directions.sum())
+    assert lost < due + 0.15, "hardly more than what lies outside of the best directions"
+
+
+def test_a_subspace_takes_as_many_bytes_as_plans_count_and_fewer_directions_for_more_width() -> (
+    None
+):
+    codec = Subspace()
+    for count in (1, 1024, 24_576, 786_432):
+        due = math.ceil(count * CODEC_BYTES_PER_KIBI["subspace"] / 1024)
+        assert codec.payload_bytes(count) == due + 4
+    assert codec.rank(192, 128) == 39
+    assert codec.rank(1024, 768) == 233
+    for rows, width in ((1, 1), (1, 5000), (5000, 1), (64, 64), (1, 0)):
+        values = torch.ones(rows, width)
+        decoded = there_and_back(codec, values)
+        assert bool(decoded.isfinite().all())
+        if codec.rank(rows, width):
+            assert torch.allclose(decoded, values, atol=0.02)
+
+
+def test_a_subspace_of_extreme_values_and_the_bytes_that_nobody_writes() -> None:
+    codec = Subspace()
+    for largest in (3.3e38, 1.2e-38, 1e-44, 0.0):
+        values = torch.linspace(-1, 1, 1024).view(8, 128) * largest
+        decoded = there_and_back(codec, values)
+        assert bool(decoded.isfinite().all())
+        assert float((decoded - values).abs().amax()) <= largest / 10 + 2e-38
+    good = bytearray(codec.encode(torch.ones(8, 128)))
+    for places, value, reason in (
+        ([5], 0xFF, "a scale that is none"),
+        (range(20, 400), 0xFF, "none of 127"),
+        ([0], 2, "version 2"),
+    ):
+        bad = bytearray(good)
+        for place in places:
+            bad[place] = value
+        with pytest.raises(PeerFault, match=reason):
+            codec.decode(bad, (8, 128))
+
+
+@settings(deadline=None)
+@given(st.integers(2, 64), st.integers(1, 4), seeds)
+def test_digits(base: int, tiles: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.randint(0, base, (128 * tiles,), generator=generator)
+    digits = Digits(base)
+    packed = digits.pack(drawn)
+    assert packed.numel() == digits.packed_bytes(128 * tiles)
+    unpacked = digits.unpack(packed, 128 * tiles)
+    assert unpacked is not None and torch.equal(unpacked, drawn)
+    assert packed.numel() * 8 < 128 * tiles * (math.log2(base) + 0.13)
+
+
+def test_numbers_that_no_correct_peer_packs_are_its_fault() -> None:
+    codec = codec_of("rotated4", SPARSE)
+    good = bytearray(codec.encode(numbers(256)))
+    for places, value, reason in (
+        (range(10, len(good)), 255, "none of 14"),
+        ([6, 7], 9, "exponent"),
+        ([0], 2, "version 2"),
+    ):
+        bad = bytearray(good)
+        for place in places:
+            bad[place] = value
+        with pytest.raises(PeerFault, match=reason):
+            codec.decode(bad, (256,))
 
 
 @given(st.sampled_from([1, 2, 4, 8]), st.lists(st.integers(0, 255), max_size=70))

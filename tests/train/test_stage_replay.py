@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from p2p_dtfm.core.planner.wire_plan import Chunks
-from p2p_dtfm.train.codecs import codec_of
+from p2p_dtfm.train.codecs import Turn, boundary_turn, codec_of
 from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.train.stage.replay.work import (
     ACTIVATION,
@@ -24,6 +24,7 @@ from tests.core.builders import run_spec
 
 SPEC = run_spec()
 MICROBATCHES = (3, 1, 2)
+STEP = 7
 SHAPE = (SPEC.batch.microbatch, SPEC.model.context)
 
 
@@ -44,13 +45,25 @@ def boundary(seed: int) -> Tensor:
     return torch.randn((*SHAPE, SPEC.model.width), generator=torch.Generator().manual_seed(seed))
 
 
-def frame(codec: str, values: Tensor) -> Frame:
-    return Frame(codec, bytes(memoryview(codec_of(codec, SPEC.codecs).encode(values)).cast("B")))
+def frame(codec: str, values: Tensor, turn: Turn) -> Frame:
+    payload = codec_of(codec, SPEC.codecs).encode(values, turn)
+    return Frame(codec, bytes(memoryview(payload).cast("B")))
 
 
-def edge(number: int, codec: str = "fp32") -> ReplayedEdge:
-    came, back = frame(codec, boundary(number)), frame(codec, boundary(100 + number))
-    return ReplayedEdge(came, back, codec, codec)
+def turns(layers: tuple[int, ...], number: int) -> tuple[Turn, Turn, Turn, Turn]:
+    """Of what comes in front and leaves behind, and of their gradients."""
+    first, end = layers[0], layers[-1] + 1
+    before, after = (
+        [boundary_turn(SPEC, STEP, layer, number, back=back) for back in (False, True)]
+        for layer in (first, end)
+    )
+    return before[0], after[0], before[1], after[1]
+
+
+def edge(number: int, codec: str = "fp32", layers: tuple[int, ...] = (0,)) -> ReplayedEdge:
+    there, _, _, back = turns(layers, number)
+    came = frame(codec, boundary(number), there)
+    return ReplayedEdge(came, frame(codec, boundary(100 + number), back), codec, codec)
 
 
 def work(layers: tuple[int, ...], codec: str, recompute: bool):
@@ -60,20 +73,21 @@ def work(layers: tuple[int, ...], codec: str, recompute: bool):
     runner.zero_gradients()
     sent, losses = {}, {}
     for number in MICROBATCHES:
-        near, (tokens, targets) = edge(number, codec), batch(number)
-        entry = tokens if runner.has_embedding else near.decoded(SPEC, near.activation)
+        near, (tokens, targets) = edge(number, codec, layers), batch(number)
+        there, sent_there, _, _ = turns(layers, number)
+        entry = tokens if runner.has_embedding else near.decoded(SPEC, near.activation, there)
         result = runner.forward(number, entry, targets if runner.has_head else None)
         if runner.has_head:
             losses[number] = result
         else:
-            sent[ACTIVATION, number] = near.digest(SPEC, codec, result)
+            sent[ACTIVATION, number] = near.digest(SPEC, codec, result, sent_there)
     for number in MICROBATCHES:
-        near = edge(number, codec)
-        gradient = None if runner.has_head else near.decoded(SPEC, near.gradient)
+        near, (_, _, sent_back, back_there) = edge(number, codec, layers), turns(layers, number)
+        gradient = None if runner.has_head else near.decoded(SPEC, near.gradient, back_there)
         backward = runner.input_backward if runner.splits else runner.backward
         back = backward(number, gradient)
         if not runner.has_embedding:
-            sent[GRADIENT, number] = near.digest(SPEC, codec, back)
+            sent[GRADIENT, number] = near.digest(SPEC, codec, back, sent_back)
     for layer in reversed(layers):
         for number in MICROBATCHES if runner.splits else ():
             runner.weight_backward_layer(number, layer)
@@ -82,7 +96,7 @@ def work(layers: tuple[int, ...], codec: str, recompute: bool):
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 @pytest.mark.parametrize("recompute", [False, True])
-@pytest.mark.parametrize("codec", ["fp32", "bf16"])
+@pytest.mark.parametrize("codec", ["fp32", "bf16", "rotated4", "subspace"])
 @pytest.mark.parametrize("layers", [(0, 1, 2), (2, 3), (3, 4, 5)])
 def test_a_stage_again(
     layers: tuple[int, ...], codec: str, recompute: bool, count: int, threads: None
@@ -91,11 +105,20 @@ def test_a_stage_again(
     states, sent, loss_sum = work(layers, codec, recompute)
     torch.set_num_threads(1)
     fresh = {layer: LayerState.genesis(SPEC, layer) for layer in layers}
-    again = replay(SPEC, fresh, MICROBATCHES, batch, count, lambda n: edge(n, codec))
-    assert torch.get_num_threads() == 1
-    keeps = replay(
-        SPEC, fresh, MICROBATCHES, batch, count, lambda n: edge(n, codec), recompute=False
+    again, keeps = (
+        replay(
+            SPEC,
+            fresh,
+            MICROBATCHES,
+            batch,
+            count,
+            lambda n: edge(n, codec, layers),
+            recompute=saves_memory,
+            step=STEP,
+        )
+        for saves_memory in (True, False)
     )
+    assert torch.get_num_threads() == 1
     for each in (again, keeps):
         assert each.sent == sent and each.loss_sum == loss_sum
         for layer, state in states.items():
@@ -126,7 +149,7 @@ def test_another_input_comes_to_another_work() -> None:
     one = replay(SPEC, states, MICROBATCHES, batch, 1, edge)
     bent = boundary(1)
     bent[0, 0, 0] += 1e-3
-    lied = edge(1)._replace(activation=frame("fp32", bent))
+    lied = edge(1)._replace(activation=frame("fp32", bent, Turn()))
     other = replay(SPEC, states, MICROBATCHES, batch, 1, lambda n: lied if n == 1 else edge(n))
     unlike = {key for key in one.sent if one.sent[key] != other.sent[key]}
     assert unlike == {(ACTIVATION, 1), (GRADIENT, 1)}

@@ -68,8 +68,8 @@ def simulate(
     codec: Annotated[
         str | None,
         typer.Option(
-            help="Of all tensors, instead of the run's: fp32, fp16, bf16, int8; or, of the "
-            "reduction alone, sparse or sign."
+            help="Of all tensors, instead of the run's: fp32, fp16, bf16, int8; of those between "
+            "stages alone, rotated6, rotated4 or subspace; of the reduction alone, sparse or sign."
         ),
     ] = None,
     reduction: Annotated[

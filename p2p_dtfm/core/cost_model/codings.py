@@ -18,8 +18,17 @@ from p2p_dtfm.core.protocol.workload import (
     Workload,
 )
 
-CODING_OPERATIONS = {"fp32": (0, 0), "bf16": (12, 8), "fp16": (40, 24), "int8": (120, 24)}
-"""To encode and to decode a value, as measured on a processor of 97 GFLOP/s."""
+CODING_OPERATIONS = {
+    "fp32": (0, 0),
+    "bf16": (12, 8),
+    "fp16": (40, 24),
+    "int8": (120, 24),
+    "rotated4": (1000, 800),
+    "rotated6": (1000, 800),
+    "subspace": (3000, 600),
+}
+"""To encode and to decode a value, as measured on a processor of 97 GFLOP/s; the last three on a
+busy one of 52, `subspace` at a width of 768, with which its part of them grows."""
 _MILLION = 1_000_000
 
 

@@ -21,7 +21,15 @@ from p2p_dtfm.core.schedule.pieces import pieces_of
 CHUNK_ELEMENTS = 1 << 20
 """4 MiB of fp32: large enough for a fast link, small enough to overlap sending with summing."""
 
-CODEC_PERCENT = {"fp32": 100, "fp16": 50, "bf16": 50, "int8": 26}
+CODEC_PERCENT = {
+    "fp32": 100,
+    "fp16": 50,
+    "bf16": 50,
+    "int8": 26,
+    "rotated4": 13,
+    "rotated6": 19,
+    "subspace": 12,
+}
 """Bytes of a boundary tensor in a codec, against fp32."""
 
 

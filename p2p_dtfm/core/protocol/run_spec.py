@@ -18,7 +18,7 @@ from p2p_dtfm.core.protocol.sections.lora_spec import LoraSpec, reason_against
 from p2p_dtfm.core.protocol.sections.optimizer_spec import OptimizerSpec
 from p2p_dtfm.core.protocol.sections.privacy_spec import PrivacySpec
 
-Codec = Literal["fp32", "fp16", "bf16", "int8"]
+Codec = Literal["fp32", "fp16", "bf16", "int8", "rotated4", "rotated6", "subspace"]
 ReductionCodec = Literal["fp32", "bf16", "int8", "sparse", "sign"]
 AUTO_CODECS: tuple[Codec, ...] = ("fp32", "bf16", "int8")
 """Of equal sizes one: bf16 is encoded sooner than fp16."""

@@ -19,7 +19,8 @@ from p2p_dtfm.core.protocol.sections.lora_spec import adapted_matrices
 FLOAT_BYTES = 4
 KIBI = 1024
 CODEC_BYTES_PER_KIBI = {"fp32": 4096, "fp16": 2048, "bf16": 2048, "int8": 1065, "sign": 132}
-"""Bytes of 1024 values on the wire; int8 and sign are blockwise, with a scale for each block."""
+CODEC_BYTES_PER_KIBI |= {"rotated6": 776, "rotated4": 496, "subspace": 480}
+"""Bytes of 1024 values on the wire, with the scales of blocks."""
 STATE_COPIES = 4
 """Parameters, gradient and two moments."""
 MUON_ITERATIONS = 5

@@ -153,6 +153,7 @@ class WorkAgain:
     def _batches_of(self, step: int, numbers: Iterable[int]) -> StepBatches:
         self._batches.open_shards(sorted(self._batches.shards(step, numbers, held_out=False)))
         return StepBatches(
+            step,
             lambda number: self._batches(step, number),
             lambda number: self._batches.weight(step, number),
         )

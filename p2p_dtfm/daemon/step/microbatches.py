@@ -3,7 +3,6 @@
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 from p2p_dtfm.core.protocol.errors import PeerFault
@@ -13,10 +12,10 @@ from p2p_dtfm.core.schedule.pipeline_order import Done, StageOrder
 from p2p_dtfm.core.schedule.tasklets import Tasklet, TaskletKind
 from p2p_dtfm.daemon.step.mailbox import FrameKey
 from p2p_dtfm.daemon.step.neighbours import neighbours_of
-from p2p_dtfm.daemon.step.open_step_work import OpenStepWork, Outgoing, Unfinished
+from p2p_dtfm.daemon.step.open_step_work import Arrived, OpenStepWork, Outgoing, Unfinished
 from p2p_dtfm.daemon.step.stage_tools import OnProgress, StageLinks, StagePlace, StageTools
 from p2p_dtfm.net.streams.frames import FrameKind
-from p2p_dtfm.train.codecs import codec_of
+from p2p_dtfm.train.codecs import Turn, boundary_turn, codec_of
 from p2p_dtfm.train.stage.finite import NotFinite, is_finite
 
 Tensor = Any
@@ -26,14 +25,6 @@ _BOUNDARY_OF = {
     TaskletKind.FORWARD: FrameKind.ACTIVATION,
     TaskletKind.BACKWARD: FrameKind.ACTIVATION_GRADIENT,
 }
-
-
-@dataclass(frozen=True)
-class _Arrived:
-    """Tensors for tasklets that have not begun, by the microbatch's place in the order."""
-
-    inputs: dict[int, Tensor] = field(default_factory=dict)
-    gradients: dict[int, Tensor] = field(default_factory=dict)
 
 
 class _Begun(NamedTuple):
@@ -72,6 +63,7 @@ class Microbatches:
         self._stage = place.stage
         self._neighbours = neighbours_of(place.plan, place.me, place.spec)
         self._replay = whole_step(place.plan, place.me)
+        self._step = 0
 
     async def train(
         self,
@@ -81,7 +73,7 @@ class Microbatches:
     ) -> None:
         """Forward and backward of each that `work` has not done yet. `on_final(layer)` is called,
         for the last layer first, when all gradients of these are in its buffer."""
-        self._replay = replay
+        self._replay, self._step = replay, step
         work, places = self._work, {number: n for n, number in enumerate(replay.microbatches)}
         if work.unfinished is not None:
             await self._compute.run(self._finish_backward)
@@ -95,7 +87,7 @@ class Microbatches:
         self._on_progress(step, work.progress)
         await self._send_kept(step, replay)
         work.drop_if_too_large()
-        tensors = _Arrived()
+        tensors = Arrived()
         ahead: _Begun | None = None
         try:
             while not order.done:
@@ -157,7 +149,7 @@ class Microbatches:
             assert fault.peer_id, "it is a neighbour"
             await self._frames.refuse(fault.peer_id, fault)
 
-    def _begin(self, step: int, tasklet: Tasklet, tensors: "_Arrived") -> "_Begun":
+    def _begin(self, step: int, tasklet: Tasklet, tensors: Arrived) -> "_Begun":
         """Give a tasklet to the compute thread, behind what it has to do already."""
         place, number = tasklet.microbatch, self._replay.microbatches[tasklet.microbatch]
         run = self._compute.run
@@ -170,7 +162,7 @@ class Microbatches:
         return _Begun(tasklet, asyncio.create_task(work))
 
     def _look_ahead(
-        self, step: int, under_way: Tasklet, order: StageOrder, tensors: "_Arrived"
+        self, step: int, under_way: Tasklet, order: StageOrder, tensors: Arrived
     ) -> "_Begun | None":
         """Begin what surely comes after `under_way`: then the compute thread goes on at once, and
         does not wait for the event loop. But what is told of as progress is begun one by one,
@@ -184,7 +176,7 @@ class Microbatches:
         self,
         step: int,
         tasklet: Tasklet,
-        tensors: "_Arrived",
+        tensors: Arrived,
         is_final: Callable[[int], None],
     ) -> None:
         """The last backward of a stage that does not split."""
@@ -207,7 +199,7 @@ class Microbatches:
         self._work.drop_if_too_large()
 
     async def _take_arrivals(
-        self, step: int, places: Mapping[int, int], order: StageOrder, tensors: "_Arrived"
+        self, step: int, places: Mapping[int, int], order: StageOrder, tensors: Arrived
     ) -> None:
         for key, payload in self._mailbox.take_arrivals(step, places):
             try:
@@ -221,7 +213,7 @@ class Microbatches:
         payload: bytearray,
         place: int,
         order: StageOrder,
-        tensors: "_Arrived",
+        tensors: Arrived,
     ) -> None:
         """Raises `PeerFault`.
 
@@ -251,7 +243,7 @@ class Microbatches:
                 raise NotFinite(f"the loss of microbatch {number} is not finite")
             self._work.forward_done(number, None, loss)
             return None
-        sent = self._outgoing(FrameKind.ACTIVATION, number, result)
+        sent = self._outgoing(step, FrameKind.ACTIVATION, number, result)
         self._work.forward_done(number, sent, None)
         return sent
 
@@ -268,8 +260,8 @@ class Microbatches:
         self._recorder.timed("backward", number, self._runner.weight_backward)(number)
 
     def _backward_done(self, number: int, gradient: Tensor | None) -> Outgoing | None:
-        kind = FrameKind.ACTIVATION_GRADIENT
-        sent = None if gradient is None else self._outgoing(kind, number, gradient)
+        kind, step = FrameKind.ACTIVATION_GRADIENT, self._step
+        sent = None if gradient is None else self._outgoing(step, kind, number, gradient)
         self._work.backward_done(number, sent)
         return sent
 
@@ -285,7 +277,7 @@ class Microbatches:
         for kind, number in due:
             sent = work.kept(kind, number)
             if sent.codec != self._codec(kind, number):
-                sent = await self._compute.run(self._again, kind, number, sent)
+                sent = await self._compute.run(self._again, step, kind, number, sent)
             self._send(step, kind, number, sent)
 
     async def _last_backward(
@@ -347,8 +339,9 @@ class Microbatches:
             if self._runner.has_head:
                 loss_sum += float(result)
             else:
-                sent = await self._compute.run(self._outgoing, FrameKind.ACTIVATION, number, result)
-                self._send(step, FrameKind.ACTIVATION, number, sent)
+                kind = FrameKind.ACTIVATION
+                sent = await self._compute.run(self._outgoing, step, kind, number, result)
+                self._send(step, kind, number, sent)
         return loss_sum
 
     def _evaluate(self, step: int, number: int, activation: Tensor | None) -> Tensor | float:
@@ -375,7 +368,12 @@ class Microbatches:
         shape = self._spec.boundary_shape(key.layer)
         if codec.lossless:
             return codec.decode(payload, shape)
-        return await self._compute.run(codec.decode, payload, shape)
+        turn = self._turn(key.step, key.kind, key.layer, key.index)
+        return await self._compute.run(codec.decode, payload, shape, turn)
+
+    def _turn(self, step: int, kind: FrameKind, layer: int, number: int) -> Turn:
+        back = kind is FrameKind.ACTIVATION_GRADIENT
+        return boundary_turn(self._spec, step, layer, number, back=back)
 
     def _require_finite(self, kind: FrameKind, number: int, values: Tensor | None) -> None:
         """What a neighbour has sent; raises `PeerFault`. Compute thread."""
@@ -420,7 +418,7 @@ class Microbatches:
         ahead = kind is FrameKind.ACTIVATION
         return (self._neighbour(kind, number) if ahead else self._stage).first_layer
 
-    def _outgoing(self, kind: FrameKind, number: int, tensor: Tensor) -> Outgoing:
+    def _outgoing(self, step: int, kind: FrameKind, number: int, tensor: Tensor) -> Outgoing:
         """Compute thread."""
         name = self._codec(kind, number)
         codec = codec_of(name, self._spec.codecs)
@@ -428,13 +426,14 @@ class Microbatches:
             tensor = self._runner.copies.to_host(tensor).wait()
         if not is_finite(tensor):
             raise NotFinite(f"{kind} of microbatch {number} is not finite")
-        return Outgoing(name, codec.encode(tensor))
+        turn = self._turn(step, kind, self._layer_behind(kind, number), number)
+        return Outgoing(name, codec.encode(tensor, turn))
 
-    def _again(self, kind: FrameKind, number: int, sent: Outgoing) -> Outgoing:
+    def _again(self, step: int, kind: FrameKind, number: int, sent: Outgoing) -> Outgoing:
         """In the codec of the present view. Compute thread."""
-        codec = codec_of(sent.codec, self._spec.codecs)
-        shape = self._spec.boundary_shape(self._layer_behind(kind, number))
-        return self._outgoing(kind, number, codec.decode(sent.payload, shape))
+        codec, layer = codec_of(sent.codec, self._spec.codecs), self._layer_behind(kind, number)
+        turn, shape = self._turn(step, kind, layer, number), self._spec.boundary_shape(layer)
+        return self._outgoing(step, kind, number, codec.decode(sent.payload, shape, turn))
 
     def _send(self, step: int, kind: FrameKind, number: int, sent: Outgoing) -> None:
         neighbour, layer = self._neighbour(kind, number), self._layer_behind(kind, number)

@@ -6,6 +6,7 @@ computed twice, and what a replaced neighbour lost is sent again from here.
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from p2p_dtfm.core.audit.boundaries import KEPT_LIMIT_BYTES
@@ -22,6 +23,14 @@ class Outgoing(NamedTuple):
 
     codec: str
     payload: Payload
+
+
+@dataclass(frozen=True)
+class Arrived:
+    """Tensors for tasklets that have not begun, by the microbatch's place in the order."""
+
+    inputs: dict[int, Tensor] = field(default_factory=dict)
+    gradients: dict[int, Tensor] = field(default_factory=dict)
 
 
 class Unfinished(NamedTuple):

@@ -224,6 +224,7 @@ class Judge:
             lambda number: near.get(number, ReplayedEdge()),
             self._recompute,
             partial(batch.weight, step),
+            step,
         )
         theirs = await self._compute.run_beside(
             account_of, self._plan, self._wire, peer_id, result.gradients

@@ -48,7 +48,15 @@ ITEM_BYTES: Mapping[str, int] = {
 CODEC_ITEM_BYTES: Mapping[str, int | None] = {"raw": None, "fp32": None, "bf16": 2}
 """Codecs whose payload is one item for each element; None: as wide as the type itself."""
 
-OTHER_CODEC_BYTES: Mapping[str, int] = {"fp16": 2, "int8": 2, "sparse": 2, "sign": 1}
+OTHER_CODEC_BYTES: Mapping[str, int] = {
+    "fp16": 2,
+    "int8": 2,
+    "rotated4": 1,
+    "rotated6": 1,
+    "subspace": 1,
+    "sparse": 2,
+    "sign": 1,
+}
 """Codecs whose payload has a length of its own: bytes that it has for each element at most, besides
 64 KiB. Whoever decodes it knows the exact length."""
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, cast, get_args
 
 from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.core.protocol.workload import CODEC_BYTES_PER_KIBI, KIBI
 
 Order = Literal["1f1b", "gpipe"]
 Transport = Literal["streams", "communicator"]
@@ -14,6 +15,8 @@ CODEC_BITS_PER_VALUE = {"fp32": 32, "fp16": 16, "bf16": 16, "int8": 9}
 """int8 is blockwise: 8 bits a value and a scale for each 32 of them."""
 OF_REDUCTIONS = ("sparse", "sign")
 """Codecs that reductions alone know."""
+OF_BOUNDARIES = ("rotated4", "rotated6", "subspace")
+"""Codecs that are for what travels between stages alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +64,10 @@ class Execution:
     """GPipe: forwards before the first backward; 0: all of the step's."""
 
     def __post_init__(self) -> None:
-        codecs = (self.activation_codec, *(() if self.is_of_reductions else (self.gradient_codec,)))
-        for codec in codecs:
+        between = None if self.activation_codec in OF_BOUNDARIES else self.activation_codec
+        for codec in (between, None if self.is_of_reductions else self.gradient_codec):
             if codec is not None and codec not in CODEC_BITS_PER_VALUE:
-                known = ", ".join((*CODEC_BITS_PER_VALUE, *OF_REDUCTIONS))
+                known = ", ".join((*CODEC_BITS_PER_VALUE, *OF_BOUNDARIES, *OF_REDUCTIONS))
                 raise UserError(f"unknown codec {codec!r}", f"one of: {known}")
 
     def with_reduction(self, kind: str) -> "Execution":
@@ -76,9 +79,11 @@ class Execution:
 
     def with_codec(self, codec: str) -> "Execution":
         """The same with that codec for all tensors; `sparse` and `sign`: for the reduction, which
-        alone knows them. Raises `UserError`."""
+        alone knows them, rotations for what travels between stages. Raises `UserError`."""
         if codec in OF_REDUCTIONS:
             return replace(self, gradient_codec=codec)
+        if codec in OF_BOUNDARIES:
+            return replace(self, activation_codec=codec)
         return replace(self, activation_codec=codec, gradient_codec=codec)
 
     @property
@@ -138,4 +143,6 @@ def execution_named(name: str, block_count: int) -> Execution:
 
 def wire_bytes(values: int, codec: str) -> int:
     """Bytes of a tensor of `values` numbers on the wire."""
+    if codec in OF_BOUNDARIES:
+        return -(-values * CODEC_BYTES_PER_KIBI[codec] // KIBI)
     return -(-values * CODEC_BITS_PER_VALUE[codec] // 8)

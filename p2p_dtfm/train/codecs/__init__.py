@@ -4,12 +4,18 @@ from p2p_dtfm.core.protocol.run_spec import CodecSpec
 from p2p_dtfm.train.codecs.codec import Codec, Turn
 from p2p_dtfm.train.codecs.dense import Bf16, Fp16, Fp32, Int8
 from p2p_dtfm.train.codecs.packing import Buffer
+from p2p_dtfm.train.codecs.rotated import Rotated
 from p2p_dtfm.train.codecs.sign import Sign
 from p2p_dtfm.train.codecs.sparse import Sparse
+from p2p_dtfm.train.codecs.subspace import Subspace
+from p2p_dtfm.train.codecs.turns import boundary_turn
 
-__all__ = ["Buffer", "Codec", "Turn", "codec_of"]
+__all__ = ["Buffer", "Codec", "Turn", "boundary_turn", "codec_of"]
 
-_DENSE: dict[str, Codec] = {codec.name: codec for codec in (Fp32(), Fp16(), Bf16(), Int8(), Sign())}
+_ROTATED = Rotated("rotated4", 14, 400), Rotated("rotated6", 64, 110)
+_DENSE: dict[str, Codec] = {
+    codec.name: codec for codec in (Fp32(), Fp16(), Bf16(), Int8(), Sign(), Subspace(), *_ROTATED)
+}
 
 
 def codec_of(name: str, spec: CodecSpec) -> Codec:

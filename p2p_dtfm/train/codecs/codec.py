@@ -14,11 +14,13 @@ VERSION_BYTES = 4
 
 
 class Turn(NamedTuple):
-    """What sender and receiver know alike about a tensor, for codecs that select by chance."""
+    """What sender and receiver know alike about a tensor, for codecs that use chance."""
 
     place: int = 0
-    """Names the elements: run, layer and chunk. 0 <= place < 2^64."""
+    """Names the elements: run, layer and chunk or microbatch. 0 <= place < 2^64."""
     step: int = 0
+    unbiased: bool = False
+    """What is lost must be nothing on average, as of gradients, rather than as little as can be."""
 
 
 FIRST = Turn()
@@ -30,7 +32,7 @@ class Codec:
     Any device may encode and decode; equal values give equal bytes on all of them.
     """
 
-    name: ClassVar[str]
+    name: str
     version: ClassVar[int] = 1
     lossless: ClassVar[bool] = False
 
@@ -60,7 +62,11 @@ class Codec:
             raise PeerFault(
                 f"{len(view)} bytes in {self.name} where {due} are due for {count} elements"
             )
-        return self._decoded(as_tensor(view, device), count, turn).view(shape)
+        return self._decoded_as(as_tensor(view, device), shape, turn)
+
+    def _decoded_as(self, payload: Tensor, shape: tuple[int, ...], turn: Turn) -> Tensor:
+        """Of a codec that goes by more than the number of elements. Raises `PeerFault`."""
+        return self._decoded(payload, math.prod(shape), turn).view(shape)
 
     def _decoded(self, payload: Tensor, count: int, turn: Turn) -> Tensor:
         """`count` fp32 elements on the payload's device, from its flat uint8 of the right length.

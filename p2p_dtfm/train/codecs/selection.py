@@ -32,13 +32,13 @@ def selected_indices(
     if one_in == 1:
         return strata
     starts = strata * one_in
-    first = _mix(strata + signed(turn.place))
+    first = random_bits(strata + signed(turn.place))
     widths = torch.full_like(strata, one_in)
     widths[-1:] = count - one_in * (strata.numel() - 1)
     return starts + (first + turn.step % (one_in * 64)) % widths
 
 
-def _mix(values: Tensor) -> Tensor:
+def random_bits(values: Tensor) -> Tensor:
     """31 bits from each int64: SplitMix64's output function (Steele, Lea, Flood 2014)."""
     mixed = values * _GOLDEN
     mixed = (mixed ^ _shifted(mixed, 30)) * _FIRST_FACTOR

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from p2p_dtfm.core.protocol.run_spec import RunSpec
-from p2p_dtfm.train.codecs import codec_of
+from p2p_dtfm.train.codecs import boundary_turn, codec_of
 from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.train.stage.replay.work import (
     ACTIVATION,
@@ -44,6 +44,7 @@ class StepBatches(NamedTuple):
     """Of one step, by microbatch: inputs and targets, int64 [sequences, tokens], and what its loss
     counts."""
 
+    step: int
     batch: Callable[[int], tuple[Tensor, Tensor]]
     weight: Callable[[int], float]
 
@@ -74,6 +75,7 @@ class _Runner:
     """One peer's stage, and what came of it so far."""
 
     def __init__(self, spec: RunSpec, states: Mapping[int, LayerState], threads: int) -> None:
+        self.first_layer, self.end_layer = min(states), max(states) + 1
         self._layers = {n: SharedLayer(spec, state) for n, state in sorted(states.items())}
         self._runner = StageRunner(spec, cast(dict[int, LayerState], self._layers))
         self._threads = threads
@@ -115,23 +117,33 @@ def _pass(
     for peer, (codec, _) in zip(each.peers, (*each.codecs, ("", "")), strict=True):
         result = runners[peer].forward(each.number, entry, tokens, targets, weight)
         if result is not None:
-            entry = _crossed(spec, codec, result, runners[peer], ACTIVATION, each.number)
+            place = batches.step, runners[peer].end_layer, each.number
+            entry = _crossed(spec, codec, result, runners[peer], ACTIVATION, place)
     gradient: Tensor | None = None
     for peer, (_, codec) in zip(
         reversed(each.peers), (*reversed(each.codecs), ("", "")), strict=True
     ):
         back = runners[peer].backward(each.number, gradient)
         if back is not None:
-            gradient = _crossed(spec, codec, back, runners[peer], GRADIENT, each.number)
+            place = batches.step, runners[peer].first_layer, each.number
+            gradient = _crossed(spec, codec, back, runners[peer], GRADIENT, place)
 
 
 def _crossed(
-    spec: RunSpec, codec_name: str, values: Tensor, sender: _Runner, kind: str, number: int
+    spec: RunSpec,
+    codec_name: str,
+    values: Tensor,
+    sender: _Runner,
+    kind: str,
+    place: tuple[int, int, int],
 ) -> Tensor:
-    """As it comes out at the other end of a line."""
-    codec = codec_of(codec_name, spec.codecs)
-    payload = codec.encode(values)
-    sender.sends(kind, number, payload)
+    """As it comes out at the other end of a line. `place`: step, layer behind it, microbatch."""
+    codec, turn = (
+        codec_of(codec_name, spec.codecs),
+        boundary_turn(spec, *place, back=kind == GRADIENT),
+    )
+    payload = codec.encode(values, turn)
+    sender.sends(kind, place[-1], payload)
     shape = (spec.batch.microbatch, spec.model.context, spec.model.width)
-    decoded: Tensor = codec.decode(bytearray(payload), shape)
+    decoded: Tensor = codec.decode(bytearray(payload), shape, turn)
     return decoded

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from p2p_dtfm.core.planner.wire_plan import Chunks
 from p2p_dtfm.core.protocol.run_spec import RunSpec
-from p2p_dtfm.train.codecs import codec_of
+from p2p_dtfm.train.codecs import Turn, boundary_turn, codec_of
 from p2p_dtfm.train.model.gpt import build_layer
 from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.train.stage.stage_runner import StageRunner
@@ -47,16 +47,16 @@ class ReplayedEdge(NamedTuple):
     activation_out: str = ""
     gradient_out: str = ""
 
-    def decoded(self, spec: RunSpec, frame: Frame | None) -> Tensor:
+    def decoded(self, spec: RunSpec, frame: Frame | None, turn: Turn) -> Tensor:
         assert frame is not None, "a neighbour has sent it"
         shape = (spec.batch.microbatch, spec.model.context, spec.model.width)
         codec = codec_of(frame.codec, spec.codecs)
-        values: Tensor = codec.decode(bytearray(frame.payload), shape)
+        values: Tensor = codec.decode(bytearray(frame.payload), shape, turn)
         return values
 
-    def digest(self, spec: RunSpec, codec: str, values: object) -> bytes:
+    def digest(self, spec: RunSpec, codec: str, values: object, turn: Turn) -> bytes:
         """Of what the stage sends."""
-        return chunk_digest(codec_of(codec, spec.codecs).encode(cast(Tensor, values)))
+        return chunk_digest(codec_of(codec, spec.codecs).encode(cast(Tensor, values), turn))
 
 
 class SharedLayer:
@@ -86,6 +86,7 @@ def replay(
     edge: Callable[[int], ReplayedEdge] = lambda number: ReplayedEdge(),
     recompute: bool = True,
     weight: Callable[[int], float] = lambda number: 1.0,
+    step: int = 0,
 ) -> Replayed:
     """Of the stage with the layers of `states`, which stay as they are. Compute thread.
 
@@ -95,6 +96,7 @@ def replay(
     """
     layers = {layer: SharedLayer(spec, state) for layer, state in sorted(states.items())}
     runner = StageRunner(spec, cast(dict[int, LayerState], layers), recompute)
+    first, end = min(states), max(states) + 1
     needs_batch = runner.has_embedding or runner.has_head or spec.data.masks_documents
     before = torch.get_num_threads()
     losses: dict[int, float] = {}
@@ -104,7 +106,8 @@ def replay(
         for number in microbatches:
             near = edge(number)
             tokens, targets = batch(number) if needs_batch else (None, None)
-            entry = tokens if runner.has_embedding else near.decoded(spec, near.activation)
+            there = boundary_turn(spec, step, first, number, back=False)
+            entry = tokens if runner.has_embedding else near.decoded(spec, near.activation, there)
             assert entry is not None, "a stage starts from tokens, or from what it was sent"
             result = runner.forward(number, entry, targets if runner.has_head else None, tokens)
             gradient = None
@@ -112,11 +115,14 @@ def replay(
                 runner.weigh(number, weight(number))
                 losses[number] = float(cast(float, result)) * weight(number)
             else:
-                sent[ACTIVATION, number] = near.digest(spec, near.activation_out, result)
-                gradient = near.decoded(spec, near.gradient)
+                there = boundary_turn(spec, step, end, number, back=False)
+                sent[ACTIVATION, number] = near.digest(spec, near.activation_out, result, there)
+                back_there = boundary_turn(spec, step, end, number, back=True)
+                gradient = near.decoded(spec, near.gradient, back_there)
             back = runner.backward(number, gradient)
             if not runner.has_embedding:
-                sent[GRADIENT, number] = near.digest(spec, near.gradient_out, back)
+                turn = boundary_turn(spec, step, first, number, back=True)
+                sent[GRADIENT, number] = near.digest(spec, near.gradient_out, back, turn)
     finally:
         torch.set_num_threads(before)
     gradients = {n: layer.gradient for n, layer in layers.items()}

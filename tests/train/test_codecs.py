@@ -12,8 +12,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from p2p_dtfm.core.protocol.errors import PeerFault
-from p2p_dtfm.core.protocol.run_spec import CodecSpec, SparseSpec
+from p2p_dtfm.core.protocol.errors import PeerFault, UserError
+from p2p_dtfm.core.protocol.run_spec import CodecSpec, RunSpec, SparseSpec
 from p2p_dtfm.core.protocol.workload import CODEC_BYTES_PER_KIBI
 from p2p_dtfm.train.codecs import Codec, Turn, codec_of
 from p2p_dtfm.train.codecs.dense import INT8_BLOCK
@@ -22,7 +22,7 @@ from p2p_dtfm.train.codecs.normal_levels import NORMAL_LEVELS, UNIT
 from p2p_dtfm.train.codecs.packing import pack, unpack
 from p2p_dtfm.train.codecs.selection import selected_count, selected_indices
 from p2p_dtfm.train.codecs.sign import BLOCK as SIGN_BLOCK
-from p2p_dtfm.train.codecs.subspace import Subspace
+from p2p_dtfm.train.codecs.subspace import Subspace, require_directions
 
 DENSE = ["fp32", "fp16", "bf16", "int8"]
 ROTATED = ["rotated4", "rotated6"]
@@ -419,3 +419,24 @@ def test_packing(bits: int, drawn: list[int]) -> None:
     assert int.from_bytes(bytes(packed.tolist()), "little") == sum(
         number << (bits * place) for place, number in enumerate(small.tolist())
     )
+
+
+def test_a_subspace_without_room_for_directions_is_refused_before_a_run_begins() -> None:
+    def run(microbatch: int, context: int, width: int) -> RunSpec:
+        sizes = {"layers": 2, "width": width, "heads": 2, "context": context, "vocabulary": 256}
+        return RunSpec.model_validate(
+            {
+                "name": "narrow",
+                "seed": 1,
+                "total_steps": 1,
+                "model": sizes,
+                "batch": {"global_batch": 2 * microbatch, "microbatch": microbatch},
+                "codecs": {"activations": "subspace", "gradients": "rotated4"},
+                "data": {"source": "standard-library"},
+                "optimizer": {"peak_learning_rate": 1e-3},
+            }
+        )
+
+    require_directions(run(4, 48, 128))
+    with pytest.raises(UserError, match="room for 0 directions of 8 in microbatches of 8 rows"):
+        require_directions(run(1, 8, 8))

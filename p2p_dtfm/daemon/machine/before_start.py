@@ -12,6 +12,7 @@ from p2p_dtfm.net.contacts.addresses import (
     parse_address,
 )
 from p2p_dtfm.sim.scenario.files import find_run_spec, read_run_spec
+from p2p_dtfm.train.codecs import require_directions
 from p2p_dtfm.train.data import DIGITS, STANDARD_LIBRARY, open_prepared
 from p2p_dtfm.train.model.kinds.registry import with_sizes
 from p2p_dtfm.train.stage.emulated import emulated_flops_per_s
@@ -30,6 +31,7 @@ def check_before_start(settings: Settings) -> None:
     if settings.run:
         path = find_run_spec(settings.run)
         spec = with_sizes(read_run_spec(path))
+        require_directions(spec)
         if spec.data.source not in (STANDARD_LIBRARY, DIGITS):
             open_prepared(data_directory(spec, path))
         device = select_device(settings.device)

@@ -7,10 +7,10 @@ from p2p_dtfm.train.codecs.packing import Buffer
 from p2p_dtfm.train.codecs.rotated import Rotated
 from p2p_dtfm.train.codecs.sign import Sign
 from p2p_dtfm.train.codecs.sparse import Sparse
-from p2p_dtfm.train.codecs.subspace import Subspace
+from p2p_dtfm.train.codecs.subspace import Subspace, require_directions
 from p2p_dtfm.train.codecs.turns import boundary_turn
 
-__all__ = ["Buffer", "Codec", "Turn", "boundary_turn", "codec_of"]
+__all__ = ["Buffer", "Codec", "Turn", "boundary_turn", "codec_of", "require_directions"]
 
 _ROTATED = Rotated("rotated4", 14, 400), Rotated("rotated6", 64, 110)
 _DENSE: dict[str, Codec] = {

@@ -11,6 +11,9 @@ import math
 import torch
 from torch import Tensor
 
+from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.core.protocol.facts.in_words import counted
+from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.workload import CODEC_BYTES_PER_KIBI, KIBI
 from p2p_dtfm.train.codecs.codec import FIRST, VERSION_BYTES, Codec, Turn
 from p2p_dtfm.train.codecs.digits import Digits
@@ -27,6 +30,10 @@ _TOGETHER = 128
 _NOT_A_NUMBER = 0x7FC0
 _INFINITE = 0x7F80
 """Of bf16, as in `sign`."""
+
+
+LEAST_SHARE = 8
+"""Of the directions that a boundary's tensors can have, one in so many must find room."""
 
 
 class Subspace(Codec):
@@ -108,6 +115,23 @@ class Subspace(Codec):
         scales = bits.view(torch.bfloat16).to(torch.float32)
         largest = torch.finfo(torch.float32).max
         return ((places @ basis) * scales[:, None]).clamp(-largest, largest).view(shape)
+
+
+def require_directions(spec: RunSpec) -> None:
+    """Raises `UserError` where a run allows `subspace` and its microbatches are so small, or its
+    model so narrow, that hardly a direction has room beside its own basis."""
+    codec = Subspace()
+    if codec.name not in (*spec.codecs.activations, *spec.codecs.gradients):
+        return
+    for layer in range(1, len(spec.layers) or spec.model.layer_count):
+        rows, width = _matrix_shape(spec.boundary_shape(layer))
+        rank = codec.rank(rows, width)
+        if LEAST_SHARE * rank < min(rows, width):
+            raise UserError(
+                f"codecs: subspace has room for {counted(rank, 'direction')} of {width} in "
+                f"microbatches of {counted(rows, 'row')}: what is outside of them is lost",
+                "use rotated4, which takes as many bytes; or larger microbatches",
+            )
 
 
 def _matrix_shape(shape: tuple[int, ...]) -> tuple[int, int]:

@@ -17,8 +17,8 @@ class Digits:
 
     def __init__(self, base: int) -> None:
         self._base = base
-        self._word = 4 if base**4 <= 1 << 16 else 2
-        """Numbers that are looked up together: 65,536 entries at most."""
+        self._word = 4 if base < 16 else 2
+        """Numbers that are looked up together: 65,536 entries at most, and sixteen in 63 bits."""
         self._each = 4 * self._word
         self._bits = int(base**self._each - 1).bit_length()
         assert self._bits < 64, base

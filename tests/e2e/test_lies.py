@@ -33,8 +33,8 @@ def test_two_of_eight_lie_together_and_little() -> None:
 def test_what_cannot_be_played_is_refused_with_its_reason() -> None:
     for arguments, reason in (
         (("--lie", "fibs"), "there is no lie of the kind fibs"),
-        (("--lie", "flip", "--peers", "3"), "--lie flip needs 4 daemons or more"),
-        (("--lie", "edge-in", "--peers", "5"), "--lie edge-in needs 6 daemons or more"),
+        (("--lie", "flip", "--peers", "3"), "--lie flip is played by at least 4 daemons"),
+        (("--lie", "edge-in", "--peers", "5"), "--lie edge-in is played by at least 6 daemons"),
         (("--lie", "flip", "--liars", "2"), "2 liars of 4 daemons are not fewer than half"),
         (("--lie", "flip", "--storm"), "--lie does not go with --storm"),
         (("--lie", "flip", "--seed", "3"), "--lie does not go with --seed"),

@@ -39,10 +39,7 @@ class Run(NamedTuple):
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory, prepared_data: Path) -> Run:
     directory = tmp_path_factory.mktemp("verified")
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        swarm(directory, prepared_data, patch, "", 4, STEPS) as local,
-    ):
+    with swarm(directory, prepared_data, "", 4, STEPS) as local:
         first, *_, last = local.children
         until([first], 5)
         last.process.kill()

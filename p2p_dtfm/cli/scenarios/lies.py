@@ -38,7 +38,8 @@ def lie_case(
     count = peers or fewest
     if count < fewest:
         raise UserError(
-            f"--lie {name} needs {fewest} daemons or more", f"play as many: --peers {fewest}"
+            f"--lie {name} is played by at least {counted(fewest, 'daemon')}",
+            f"play as many: --peers {fewest}",
         )
     lying = liars or count // 4
     if 2 * lying >= count:

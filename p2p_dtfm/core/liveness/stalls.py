@@ -245,8 +245,7 @@ class _Walk:
             of_me = [lack for lack in lacks if lack.peer_id == self._me]
             denied = tuple(lack for lack in of_me if self._handed(owed.peer_id, lack))
             on_its_way = owed.peer_id in self._mine.sends_to
-            # on a busy machine one may say late that it sends: it has a whole step's patience
-            travels = bool(work.sends_to or (of_me and on_its_way) or (is_known and work.lacks))
+            travels = bool(work.sends_to or (of_me and on_its_way))
             self.found[owed.peer_id] = _Found(owed.peer_id, denied, travels)
         return [(lack, work.step) for lack in of_others]
 

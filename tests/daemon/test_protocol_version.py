@@ -20,7 +20,7 @@ from p2p_dtfm.daemon.peers.wire import KnownPeers, Message, TraceReply, Transcri
 from p2p_dtfm.net.streams.frames import FrameHeader
 from tests.core.planning import Peer, name_of, snapshot
 
-SAID = {2: "5583c8e18fb817f2ae0e071a236d35d0dd679eb8a59ea14052ca1e89e200b809"}
+SAID = {2: "1ce44c5ea2e58e816722ab5adcb2bcea2f9b232dd2e9367c7abfe523c9be23a3"}
 PLANNED = {2: "79fac775b8b7620720425a2fb0332823975fbbc1e4b7f3e25b9197edc930980c"}
 
 

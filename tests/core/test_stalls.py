@@ -1,8 +1,11 @@
 """Who is suspected of holding up a step: who is stuck or lies, never the slow or those who wait."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
+
+import msgspec
+import pytest
 
 from p2p_dtfm.core.liveness.liveness import SECOND_NS
 from p2p_dtfm.core.liveness.pace import Pace, Patience
@@ -341,6 +344,29 @@ def test_patience_follows_the_plan_and_the_last_steps() -> None:
         pace.committed(20 * SECOND_NS)
     assert pace.patience(A, 3).step_ns > 100 * SECOND_NS
     assert pace.patience(A, 0).stuck_ns > small.stuck_ns, "what is done for the first time"
+
+
+def with_uplinks(*uplinks_bytes_per_s: int) -> View:
+    """The first members have these lines."""
+    view = view_of((4,))
+    records = tuple(
+        msgspec.structs.replace(record, uplink_bytes_per_s=uplink)
+        for record, uplink in zip(view.snapshot.records, uplinks_bytes_per_s, strict=True)
+    )
+    return replace(view, snapshot=msgspec.structs.replace(view.snapshot, records=records))
+
+
+def test_who_fetches_over_thin_lines_is_waited_for() -> None:
+    """Five homes that fetched the data from a sixth, at 47 KB/s, were all called silent by it: it
+    went on alone, and came back as a spare."""
+    usual = Pace(with_uplinks(0, 0, 0, 0), SPEC, 200_000)
+    thin = Pace(with_uplinks(47_000, 47_000, 118_000, 1_183_000), SPEC, 200_000)
+    longer_ns = thin.patience(A, 3).fetch_ns - usual.patience(A, 3).fetch_ns
+    assert longer_ns / SECOND_NS == pytest.approx(200_000 / (47_000 / 3) - 0.8, rel=0.01)
+    one_liar = Pace(with_uplinks(1, 4_000_000, 4_000_000, 4_000_000), SPEC, 200_000)
+    assert one_liar.patience(A, 3) == usual.patience(A, 3)
+    all_thin = Pace(with_uplinks(1, 1, 1, 1), SPEC, 200_000)
+    assert all_thin.patience(A, 3).fetch_ns < (5 + 32) * SECOND_NS
 
 
 class TestJoining:

@@ -19,6 +19,11 @@ PIECE_FACTOR = 20
 STEP_FACTOR = 10
 """So many times as long as all expect of a step may a peer hold it up, though its work gets on."""
 FETCH_BYTES_PER_S = 250_000
+FETCHING_AT_ONCE = 8
+"""In a new swarm all fetch from one home, until the first of them can give as well."""
+SLOWER_FETCHES = 32
+"""So many times less than that may come over thin lines, and no less: who only says that it fetches
+holds up no longer."""
 SAVE_BYTES_PER_S = 10_000_000
 WARM_UP_NS = SECOND_NS
 """What is done for the first time in a view takes longer."""
@@ -52,6 +57,7 @@ class Pace:
         self._had = view.snapshot.states()
         self._first_step: int | None = None
         self._measured_ns: deque[int] = deque(maxlen=MEASURED_STEPS)
+        self._fetch_bytes_per_s = fetch_bytes_per_s(view)
 
     def begin(self, step: int) -> None:
         """The view's first step, as far as this peer knows."""
@@ -106,12 +112,12 @@ class Pace:
     def _fetch_ns(self, peer_id: str, step: int) -> int:
         size = self._file_bytes
         if step != self._first_step or self._view.snapshot.planned:
-            return duration_ns(size, FETCH_BYTES_PER_S)
+            return duration_ns(size, self._fetch_bytes_per_s)
         layers = self._layers(peer_id)  # they may come from a disk, or be made
         made_ns = duration_ns(self._state_bytes(layers), SAVE_BYTES_PER_S)
         if step > 0:
             size += self._state_bytes(layers - self._had.get(peer_id, set()))
-        return made_ns + duration_ns(size, FETCH_BYTES_PER_S)
+        return made_ns + duration_ns(size, self._fetch_bytes_per_s)
 
     def _layers(self, peer_id: str) -> set[int]:
         plan = self._view.plan
@@ -120,3 +126,15 @@ class Pace:
     def _state_bytes(self, layers: set[int]) -> int:
         workload: Workload = self._view.snapshot.workload
         return sum(workload.cost(layer).state_bytes for layer in layers)
+
+
+def fetch_bytes_per_s(view: View) -> int:
+    """At which one of those that fetch at once gets what it fetches: of lines as most in the view
+    have them, since a few may say anything of theirs."""
+    sharing = min(len(view.members) - 1, FETCHING_AT_ONCE)
+    uplinks = sorted(record.uplink_bytes_per_s for record in view.snapshot.records)
+    known = [each for each in uplinks if each > 0]
+    if not known or sharing < 1:
+        return FETCH_BYTES_PER_S
+    share = known[(len(known) - 1) // 2] // sharing
+    return min(FETCH_BYTES_PER_S, max(share, FETCH_BYTES_PER_S // SLOWER_FETCHES))

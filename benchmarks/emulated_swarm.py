@@ -45,6 +45,7 @@ SCENARIOS = Path(__file__).parent / "scenarios"
 WARM_STEPS = 2
 """Of a view: streams open, and a lane may double its streams."""
 NEVER = 1 << 30
+TEXT_LINES = 4000
 TRACED_STEPS = 16
 START_S = 300.0
 POLL_S = 0.25
@@ -141,14 +142,16 @@ def play(
     spec: RunSpec | None = None,
     forced: Plan | None = None,
     execution: str = "",
+    text_lines: int = TEXT_LINES,
 ) -> Played:
     """Let a swarm live through a scenario for so many measured steps.
 
     `forced`: a plan by the scenario's names that the daemons take in place of the planner's;
-    `execution`: "gpipe" for DT-FM's (`benchmarks.daemon_with_plan`).
+    `execution`: "gpipe" for DT-FM's (`benchmarks.daemon_with_plan`); `text_lines`: of the data,
+    which the founder has alone at first, some 27 bytes each.
     """
     spec = (spec or emulated_spec()).model_copy(update={"total_steps": NEVER})
-    run = _run_file(spec, directory)
+    run = _run_file(spec, directory, text_lines)
     environment = dict(os.environ)
     module = "p2p_dtfm" if forced is None else "benchmarks.daemon_with_plan"
     with LocalSwarm(directory, ("--threads", "1", "--dashboard", "off"), module) as swarm:
@@ -208,11 +211,11 @@ def shape_of_plan(plan: Plan) -> str:
     return f"{depths}, {len(plan.spares)} spare" if plan.spares else depths
 
 
-def _run_file(spec: RunSpec, directory: Path) -> Path:
+def _run_file(spec: RunSpec, directory: Path, text_lines: int) -> Path:
     """With data that are small, so that fetching them is over before anything is measured."""
     directory.mkdir(parents=True, exist_ok=True)
     text = directory / "text.txt"
-    text.write_text("\n".join(f"{n} times {n} is {n * n}." for n in range(4000)))
+    text.write_text("\n".join(f"{n} times {n} is {n * n}." for n in range(text_lines)))
     prepare([text], directory / "data", context=spec.model.context)
     path = directory / "run.json"
     path.write_text(spec.model_dump_json())

@@ -196,7 +196,7 @@ def _accusations() -> Iterator[list[tuple[str, str]]]:
                 said.append((found[1], f"{at_s:.2f} {process.name}: {found[2]}"))
 
     log, listener = logging.getLogger("p2p_dtfm"), Listener()
-    level, log.propagate = log.level, False
+    level, was, log.propagate = log.level, log.propagate, False
     log.setLevel(logging.INFO)
     log.addHandler(listener)
     try:
@@ -204,6 +204,7 @@ def _accusations() -> Iterator[list[tuple[str, str]]]:
     finally:
         log.removeHandler(listener)
         log.setLevel(level)
+        log.propagate = was
 
 
 def _judged(

@@ -2,9 +2,11 @@
 
 import fcntl
 import json
+import logging
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +19,18 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 # of computing, and every worker of pytest all tests.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+
+@pytest.fixture(autouse=True)
+def log_as_before() -> Iterator[None]:
+    """Commands that are called in this process say of the log what they want of it, until they end:
+    here other tests come after them, which listen to it."""
+    log = logging.getLogger("p2p_dtfm")
+    level, propagate, handlers = log.level, log.propagate, list(log.handlers)
+    yield
+    log.setLevel(level)
+    log.propagate = propagate
+    log.handlers = handlers
 
 
 @dataclass(frozen=True)

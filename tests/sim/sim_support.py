@@ -1,6 +1,10 @@
-"""Scenarios and run specs for the simulator's tests."""
+"""Scenarios, run specs and worlds for the simulator's tests."""
 
+from collections.abc import Sequence
+
+from p2p_dtfm.core.consensus.actions import SECOND_NS
 from p2p_dtfm.core.protocol.run_spec import RunSpec, parse_run_spec
+from p2p_dtfm.sim.faults.agreement_world import AgreementWorld
 from p2p_dtfm.sim.scenario.scenario import Scenario, parse_scenario
 
 EQUAL_PEERS = """
@@ -50,3 +54,13 @@ def small_spec(layers: int = 4, global_batch: int = 16, width: int = 256) -> Run
         },
         "small.toml",
     )
+
+
+def found_together(world: AgreementWorld, names: Sequence[str]) -> None:
+    """The first founds a run after three seconds, and all others ask it to be let in."""
+    for name in names:
+        world.add_peer(name)
+        world.peers[name].agreement.wants_view()
+    world.after(3 * SECOND_NS, lambda: world.found(names[0]))
+    for name in names[1:]:
+        world.ask_to_join(name, names[0])

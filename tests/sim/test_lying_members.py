@@ -20,6 +20,7 @@ from p2p_dtfm.sim.faults.simulated_peer import SimulatedPeer
 from p2p_dtfm.sim.faults.simulated_process import sign_for
 from p2p_dtfm.sim.faults.simulated_training import SimulatedTraining
 from tests.core.builders import WORKLOAD, record
+from tests.sim.sim_support import found_together
 
 MEMBERS = ["a", "b", "c", "d"]
 LIAR = "b"
@@ -101,12 +102,7 @@ def test_an_honest_member_that_is_found_at_fault_fails_the_simulation() -> None:
 def started(seed: int, kind: str, liars: frozenset[str]) -> AgreementWorld:
     world = AgreementWorld(seed, WORKLOAD, record("template"), replicas, timing=TIMING)
     world.peer_type, world.liars = type("Liar", (Lying,), {"kind": kind}), liars
-    for name in MEMBERS:
-        world.add_peer(name)
-        world.peers[name].agreement.wants_view()
-    world.after(3 * SECOND_NS, lambda: world.found("a"))
-    for name in MEMBERS[1:]:
-        world.ask_to_join(name, "a")
+    found_together(world, MEMBERS)
     world.run_until(lambda: all(peer.agreement.step >= 1 for peer in world.peers.values()))
     return world
 

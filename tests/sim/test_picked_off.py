@@ -4,7 +4,6 @@ which of the two lies. That costs one honest member its place, and no second one
 import msgspec
 import pytest
 
-from p2p_dtfm.core.consensus.actions import SECOND_NS
 from p2p_dtfm.core.membership.accusers import REMEMBERED_NS, Accusers
 from p2p_dtfm.core.messages.prepared import Prepared
 from p2p_dtfm.core.protocol.plan import Plan
@@ -14,6 +13,7 @@ from p2p_dtfm.sim.faults.agreement_world import AgreementWorld
 from p2p_dtfm.sim.faults.simulated_peer import SimulatedPeer
 from p2p_dtfm.sim.faults.simulated_training import SimulatedTraining
 from tests.core.builders import WORKLOAD, record
+from tests.sim.sim_support import found_together
 from tests.sim.test_lying_members import replicas
 
 MEMBERS = ["a", "b", "c", "d", "e"]
@@ -44,12 +44,7 @@ def test_a_liar_does_not_have_the_others_go_one_after_the_other(seed: int) -> No
     world = AgreementWorld(seed, WORKLOAD, record("template"), replicas, timing=TIMING)
     # who says what it has got is honest, and the simulation would hold it for a liar
     world.peer_type, world.liars = PickedOff, frozenset(MEMBERS)
-    for name in MEMBERS:
-        world.add_peer(name)
-        world.peers[name].agreement.wants_view()
-    world.after(3 * SECOND_NS, lambda: world.found("a"))
-    for name in MEMBERS[1:]:
-        world.ask_to_join(name, "a")
+    found_together(world, MEMBERS)
     everybody = list(world.peers.values())
     world.run_until(lambda: all(peer.agreement.step >= FROM_STEP for peer in everybody))
     world.run_until(lambda: any(peer.agreement.step >= FROM_STEP + 2 for peer in everybody))

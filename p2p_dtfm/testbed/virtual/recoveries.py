@@ -30,6 +30,7 @@ from p2p_dtfm.testbed.recovery.times import (
     longest_without_s,
     usual_step_s,
 )
+from p2p_dtfm.testbed.virtual.listening import listening
 from p2p_dtfm.testbed.virtual.peer import Peer
 from p2p_dtfm.testbed.virtual.process import PROCESS
 from p2p_dtfm.testbed.virtual.seeds.player import leave_alone_what_is_loaded, memory_disk
@@ -195,16 +196,8 @@ def _accusations() -> Iterator[list[tuple[str, str]]]:
                 at_s = process.monotonic_ns() / 1e9
                 said.append((found[1], f"{at_s:.2f} {process.name}: {found[2]}"))
 
-    log, listener = logging.getLogger("p2p_dtfm"), Listener()
-    level, was, log.propagate = log.level, log.propagate, False
-    log.setLevel(logging.INFO)
-    log.addHandler(listener)
-    try:
+    with listening(Listener(), logging.INFO):
         yield said
-    finally:
-        log.removeHandler(listener)
-        log.setLevel(level)
-        log.propagate = was
 
 
 def _judged(

@@ -1,5 +1,6 @@
 """What layers take: time on a peer, memory, and bytes on the wire."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from p2p_dtfm.core.protocol.layers.timings import timing_of
@@ -157,24 +158,20 @@ class LayerTable:
 
     def state_bytes(self, first: int, end: int) -> int:
         """Of the layers `first .. end - 1`."""
-        if self.unlike:
-            return sum(layer.state_bytes for layer in self.unlike[first:end])
-        embeddings, blocks, heads, _, _ = kinds_in(first, end, self.count)
-        return (
-            embeddings * self.embedding.state_bytes
-            + blocks * self.block.state_bytes
-            + heads * self.head.state_bytes
-        )
+        return self._total(first, end, lambda layer: layer.state_bytes)
 
     def saved_bytes(self, first: int, end: int) -> int:
         """Of the layers `first .. end - 1`, for each microbatch in flight."""
+        return self._total(first, end, lambda layer: layer.saved_bytes)
+
+    def _total(self, first: int, end: int, bytes_of: Callable[[LayerBytes], int]) -> int:
         if self.unlike:
-            return sum(layer.saved_bytes for layer in self.unlike[first:end])
+            return sum(map(bytes_of, self.unlike[first:end]))
         embeddings, blocks, heads, _, _ = kinds_in(first, end, self.count)
         return (
-            embeddings * self.embedding.saved_bytes
-            + blocks * self.block.saved_bytes
-            + heads * self.head.saved_bytes
+            embeddings * bytes_of(self.embedding)
+            + blocks * bytes_of(self.block)
+            + heads * bytes_of(self.head)
         )
 
 

@@ -16,6 +16,7 @@ from p2p_dtfm.daemon.node.participant import BLAMED
 from p2p_dtfm.sim.faults.agreement_seeds import problem_of
 from p2p_dtfm.testbed.virtual.lies.lying import Lying
 from p2p_dtfm.testbed.virtual.lies.putting import put_in
+from p2p_dtfm.testbed.virtual.listening import listening
 from p2p_dtfm.testbed.virtual.peer import Peer
 from p2p_dtfm.testbed.virtual.process import PROCESS
 from p2p_dtfm.testbed.virtual.seeds import judge, verdict
@@ -259,17 +260,9 @@ class Blames(logging.Handler):
 
     @contextmanager
     def heard(self) -> Iterator[None]:
-        log = logging.getLogger("p2p_dtfm")
-        level, was = log.level, log.propagate
-        log.setLevel(min(level, logging.WARNING) or logging.WARNING)
-        log.propagate = False
-        log.addHandler(self)
-        try:
+        level = min(logging.getLogger("p2p_dtfm").level, logging.WARNING)
+        with listening(self, level or logging.WARNING):
             yield
-        finally:
-            log.removeHandler(self)
-            log.setLevel(level)
-            log.propagate = was
 
 
 class _Lines(logging.Handler):
@@ -300,16 +293,6 @@ class Story(logging.Formatter):
 @contextmanager
 def last_messages() -> Iterator[dict[str, collections.deque[str]]]:
     """Of each peer, by name; of the world's own deeds under no name."""
-    log = logging.getLogger("p2p_dtfm")
     lines = _Lines()
-    level = log.level
-    log.setLevel(logging.INFO)
-    log.addHandler(lines)
-    was = log.propagate
-    log.propagate = False
-    try:
+    with listening(lines, logging.INFO):
         yield lines.by_process
-    finally:
-        log.removeHandler(lines)
-        log.setLevel(level)
-        log.propagate = was

@@ -100,15 +100,12 @@ def smaller_swarm() -> Smaller:
 
 
 def _parameters(workload: Workload) -> int:
-    layers = (workload.embedding, workload.head)
-    blocks = workload.block_count * workload.block.parameter_count
-    return blocks + sum(layer.parameter_count for layer in layers)
+    return sum(workload.cost(layer).parameter_count for layer in range(workload.layer_count))
 
 
 def _step_operations(workload: Workload) -> int:
-    blocks = workload.block_count * workload.block.forward_flops
-    ends = workload.embedding.forward_flops + workload.head.forward_flops
-    return workload.microbatch_count * (blocks + ends)
+    each = (workload.cost(layer).forward_flops for layer in range(workload.layer_count))
+    return workload.microbatch_count * sum(each)
 
 
 def _played(smaller: Smaller, scenario: Scenario, steps: int) -> Played:

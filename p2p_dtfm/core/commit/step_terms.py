@@ -31,6 +31,10 @@ class StepTerms(msgspec.Struct, frozen=True):
     """Without a stage, of a key that comes while training is under way; 0: none."""
     kept_microbatches: int = 1 << 30
     """Of so many, at most, a stage keeps all that it sends its neighbours."""
+    undo_steps: int = 0
+    """So far back from the proof goes a run in which somebody is barred; 0: nothing is undone."""
+    undo_every: int = 0
+    """Between the states that are kept for it; these tell their digests, too."""
 
     def trains(self, step: int) -> bool:
         return step < self.total_steps
@@ -39,7 +43,8 @@ class StepTerms(msgspec.Struct, frozen=True):
         return not self.trains(step) or step % self.evaluation_every == 0
 
     def tells_states(self, step: int) -> bool:
-        return step > 0 and (step % self.states_every == 0 or step == self.total_steps)
+        is_kept = self.undo_every > 0 and step % self.undo_every == 0
+        return step > 0 and (step % self.states_every == 0 or is_kept or step == self.total_steps)
 
     def held_out_tokens(self, step: int, plan: Plan, peer_id: str) -> int:
         """That a peer with the head counts."""
@@ -62,6 +67,8 @@ def terms_of(spec: RunSpec) -> StepTerms:
         kept_microbatches=kept_microbatches(boundary_bytes(spec)),
         follow_steps=spec.audit.follow_steps if spec.audit.rate > 0 else 0,
         one_arithmetic=spec.audit.rate > 0 and spec.audit.arithmetic == "most",
+        undo_steps=spec.audit.undo_steps,
+        undo_every=spec.undo_every,
     )
 
 

@@ -106,6 +106,19 @@ class TakeOver:
     ledger: Ledger | None = None
     restart: Restart | None = None
     replay: PartialReplay | None = None
+    went_back: "WentBack | None" = None
+
+
+@dataclass(frozen=True)
+class WentBack:
+    """What was committed from `to_step` on is taken back, and done again without `peers`, who are
+    barred for false work. `is_far_enough`: nothing that they may have done since `undo_steps`
+    before the proof stays."""
+
+    from_step: int
+    to_step: int
+    peers: tuple[str, ...]
+    is_far_enough: bool = True
 
 
 @dataclass(frozen=True)

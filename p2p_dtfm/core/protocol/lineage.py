@@ -3,7 +3,17 @@
 Named by its length, which is the version of the state, and a digest. Two states are the same
 exactly when both are equal: a step redone in another view after a failure is another lineage, even
 though it has the same result; and so is a step of which somebody was told another outcome.
+
+Where a run takes back what a convicted liar has done (`[audit] undo_steps`), it goes back to an
+earlier state and begins an *epoch*. Names then begin with how many epochs there were, and from
+which steps the last of them went on: `2:40,24:<digest>`. So whoever has a state of before knows, by
+the name alone, that it was taken back: if it is of an earlier epoch, and longer than what a later
+one began with. A run in which nothing was taken back has plain digests.
 """
+
+import re
+from functools import lru_cache
+from typing import NamedTuple
 
 from p2p_dtfm.core.protocol.canonical import digest
 from p2p_dtfm.core.protocol.snapshot import ViewId
@@ -12,11 +22,74 @@ GENESIS_LINEAGE = ""
 """Of the initial parameters, which anyone can compute from the run spec."""
 
 REMEMBERED_STEPS = 1024
+STARTS_REMEMBERED = 8
+"""In a name: of states from before so many epochs only the initial parameters count."""
+_MARKED = re.compile(r"([1-9][0-9]{0,8}):((?:[0-9]{1,15},){0,7}[0-9]{1,15}):(.*)", re.DOTALL)
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+class Epochs(NamedTuple):
+    """How often what was committed has been taken back, and the step from which each of the last
+    epochs went on."""
+
+    number: int = 0
+    starts: tuple[int, ...] = ()
+
+    def next_one(self, step: int) -> "Epochs":
+        """One more, from `step` on."""
+        return Epochs(self.number + 1, (*self.starts, step)[-STARTS_REMEMBERED:])
+
+
+@lru_cache(maxsize=4096)
+def epochs_of(lineage: str) -> Epochs:
+    """As a name says it."""
+    found = _MARKED.fullmatch(lineage)
+    if found is None:
+        return Epochs()
+    return Epochs(int(found[1]), tuple(int(step) for step in found[2].split(",")))
+
+
+def unmarked(lineage: str) -> str:
+    """The digest alone: of one state, in whatever epoch it is named."""
+    found = _MARKED.fullmatch(lineage)
+    return lineage if found is None else found[3]
+
+
+def marked(lineage: str, epochs: Epochs) -> str:
+    """The same state, named in these epochs."""
+    bare = unmarked(lineage)
+    if not epochs.number:
+        return bare
+    return f"{epochs.number}:{','.join(map(str, epochs.starts))}:{bare}"
+
+
+def is_lineage(text: str) -> bool:
+    """Whether it is the name of one, and so no path to anywhere else."""
+    bare = unmarked(text)
+    return bare == GENESIS_LINEAGE or _DIGEST.fullmatch(bare) is not None
+
+
+def is_undone(version: int, lineage: str, epochs: Epochs) -> bool:
+    """Whether a state was taken back, where training has come to `epochs`."""
+    behind = epochs.number - epochs_of(lineage).number
+    if behind <= 0:
+        return False
+    if behind > len(epochs.starts):
+        return version > 0
+    return version > min(epochs.starts[-behind:])
+
+
+def named_in(version: int, lineage: str, epochs: Epochs) -> str:
+    """The name of a state that was not taken back: the one that the last epoch went on from has
+    that epoch's."""
+    is_start = bool(epochs.starts) and version == epochs.starts[-1]
+    is_older = epochs_of(lineage).number < epochs.number
+    return marked(lineage, epochs) if is_start and is_older else lineage
 
 
 def extend(lineage: str, step: int, view: ViewId, outcome_digest: str = "") -> str:
     """The lineage after `step` is committed in `view`; `StepOutcome.digest` says to what."""
-    return digest((lineage, step, view, outcome_digest))
+    return marked(digest((lineage, step, view, outcome_digest)), epochs_of(lineage))
 
 
 class Lineage:
@@ -32,7 +105,7 @@ class Lineage:
 
     def at(self, length: int) -> str | None:
         """The digest when the lineage was that long; None if it is not remembered."""
-        return GENESIS_LINEAGE if length == 0 else self._digests.get(length)
+        return self._digests.get(length, GENESIS_LINEAGE if length == 0 else None)
 
     def committed(self, step: int, lineage: str) -> None:
         """One step more."""

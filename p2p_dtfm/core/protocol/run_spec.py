@@ -14,6 +14,7 @@ from p2p_dtfm.core.protocol.layers.listed import reason_against as reason_agains
 from p2p_dtfm.core.protocol.model_spec import ModelSpec, Section, with_preset
 from p2p_dtfm.core.protocol.plain_words import explained, looked_up
 from p2p_dtfm.core.protocol.sections.audit_spec import MICROBATCHES_LIMIT, AuditSpec
+from p2p_dtfm.core.protocol.sections.checkpoint_spec import CheckpointSpec
 from p2p_dtfm.core.protocol.sections.lora_spec import LoraSpec, reason_against
 from p2p_dtfm.core.protocol.sections.optimizer_spec import OptimizerSpec
 from p2p_dtfm.core.protocol.sections.privacy_spec import PrivacySpec
@@ -188,13 +189,6 @@ class AdmissionSpec(Section):
     @property
     def is_invited(self) -> bool:
         return self.mode == "invited"
-
-
-class CheckpointSpec(Section):
-    """How often the state is written to disk, and how many states are kept."""
-
-    every_steps: int = Field(default=100, ge=1)
-    keep: int = Field(default=2, ge=2, description="two, so that a torn one never is the last")
 
 
 class RunSpec(Section):
@@ -382,11 +376,19 @@ class RunSpec(Section):
             del values["admission"]["founder"], values["admission"]["key"]
         if self.sync.sums == "plain":
             del values["sync"]["sums"]
-        if not self.audit.rate:
-            del values["audit"]
+        self.audit.without_later_defaults(values)
         if not self.privacy.ends:
             del values["privacy"]
         return encode(_floats_to_text(values))
+
+    @property
+    def undo_every(self) -> int:
+        """So many steps lie between states that are kept to go back to; 0: none are."""
+        return self.audit.undo_every(self.checkpoint.every_steps)
+
+    def saves_at(self, step: int) -> bool:
+        """Whether the states after so many steps are written to the disk."""
+        return self.checkpoint.saves_at(step, self.undo_every) or step == self.total_steps
 
     @property
     def unmarked(self) -> "RunSpec":

@@ -8,7 +8,7 @@ from p2p_dtfm.core.commit.ledger import Ledger
 from p2p_dtfm.core.messages.agreement_messages import PendingStep, RetainedStep, SavedState
 from p2p_dtfm.core.messages.prepared import StepOutcome
 from p2p_dtfm.core.messages.stage_progress import StageProgress
-from p2p_dtfm.core.protocol.lineage import Lineage, extend
+from p2p_dtfm.core.protocol.lineage import Lineage, extend, unmarked
 from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.protocol.snapshot import Member, ViewId
 from p2p_dtfm.core.recovery.complete_steps import RETAINED_LIMIT, StepKey
@@ -138,7 +138,7 @@ class RecoveryEvidence:
             layer
             for layer, version in sorted(self.held.items())
             if layer not in roll
-            and (version, self.lineage.at(version)) != (target.step, target.lineage)
+            and not (version == target.step and self._is_at(target.step, target.lineage))
         ]
         if key is not None and recovery.outcome is not None:
             layers = self._gradients_of(key)
@@ -151,6 +151,11 @@ class RecoveryEvidence:
             self.held[layer] = target.step
         outcome, rolled_view = (recovery.outcome, key[0]) if key else (None, None)
         return Restart(tuple(roll), outcome, rolled_view, tuple(load), tuple(discard))
+
+    def _is_at(self, version: int, lineage: str) -> bool:
+        """Whether this peer's own lineage comes by there, in whatever epoch it was named."""
+        mine = self.lineage.at(version)
+        return mine is not None and unmarked(mine) == unmarked(lineage)
 
     def _rolls(self, layer: int, key: StepKey) -> bool:
         _, step, base = key

@@ -19,6 +19,16 @@ _GENESIS = Target(0, GENESIS_LINEAGE)
 
 
 @dataclass(frozen=True)
+class Undo:
+    """What is to be taken back: all that is longer than `newest`, because `peers` are barred. A
+    state no more than `every` steps older than that is kept, if disks have done their part."""
+
+    peers: tuple[str, ...]
+    newest: int
+    every: int
+
+
+@dataclass(frozen=True)
 class Recovery:
     """`target` is None where some layer is lost; `lost_layers` says which."""
 
@@ -31,6 +41,8 @@ class Recovery:
     held: Mapping[Member, tuple[int, ...]] = field(default_factory=dict)
     """Layers that a member has at the target, or reaches by rolling forward."""
     lost_layers: tuple[int, ...] = ()
+    undo: Undo | None = None
+    """What is taken back by going there (`going_back`)."""
 
 
 def recover(
@@ -54,7 +66,7 @@ def recover(
     lost_layers = tuple(range(layer_count))
     newer: Recovery | None = None
     for target in _targets(parts, complete, claims, limit, floor):
-        found = _to(target, parts, complete, layer_count)
+        found = what_it_comes_to(target, parts, complete, layer_count)
         is_whole, at_once = not found.lost_layers, target.step >= floor
         if is_whole and at_once:
             return found
@@ -71,14 +83,14 @@ def _cuts(parts: list[Contribution]) -> set[Target]:
     return {Target(item.version, item.lineage) for part in parts for item in part.cuts}
 
 
-def _to(
+def what_it_comes_to(
     target: Target, parts: list[Contribution], complete: Complete, layer_count: int
 ) -> Recovery:
-    """What going there comes to; with the layers that nobody has there."""
+    """Going to a target; with the layers that nobody has there."""
     held = {part.member: _reach(part, target, complete) for part in parts}
     there = {layer for layers in held.values() for layer in layers}
     missing = tuple(layer for layer in range(layer_count) if layer not in there)
-    lost = () if target == _GENESIS else missing
+    lost = () if target.step == 0 else missing  # in whatever epoch, they are made again
     step = complete.get(target)
     if step is None:
         return Recovery(target, held=held, lost_layers=lost)
@@ -165,9 +177,13 @@ def _is_backed(target: Target, complete: Complete, claims: BelievedClaims) -> bo
 
 
 def _tells_of(part: Contribution, target: Target, complete: Complete) -> bool:
+    return is_told(part, target) or _stands_on(part, target, complete)
+
+
+def is_told(part: Contribution, target: Target) -> bool:
+    """Whether a contributor has a copy of that state, of some layers, or says so."""
     others = (*part.cuts, *part.saved)
-    is_there = any((it.version, it.lineage) == (target.step, target.lineage) for it in others)
-    return is_there or _stands_on(part, target, complete)
+    return any((it.version, it.lineage) == (target.step, target.lineage) for it in others)
 
 
 def _stands_on(part: Contribution, target: Target, complete: Complete) -> bool:

@@ -12,11 +12,11 @@ from p2p_dtfm.core.commit.step_terms import StepTerms, terms_of
 from p2p_dtfm.core.messages.prepared import Prepared, Statement, StepOutcome, open_prepared
 from p2p_dtfm.core.messages.statements import signers
 from p2p_dtfm.core.protocol.errors import PeerFault
-from p2p_dtfm.core.protocol.lineage import GENESIS_LINEAGE, extend
+from p2p_dtfm.core.protocol.lineage import GENESIS_LINEAGE, extend, unmarked
 from p2p_dtfm.core.protocol.plan import Plan, flaw_of
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.signed import Signed, Verify
-from p2p_dtfm.core.protocol.snapshot import ViewId
+from p2p_dtfm.core.protocol.snapshot import Snapshot, ViewId
 from p2p_dtfm.core.recovery.loss_counts import loss_counts
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.core.transcript.entries import FORMAT, Began, Committed, Entry, TookOver
@@ -127,6 +127,7 @@ class Checker:
         if view.id not in self.views:
             self.views.append(view.id)
         self._give_up_from(entry.step)
+        self._begin_epoch(entry.snapshot)
         self._view, self._ledger = view, None
         if isinstance(view.plan, Plan):
             counts = loss_counts(view.plan)
@@ -151,6 +152,13 @@ class Checker:
         for number in given_up:
             del self.steps[number]
         self._lineage = {n: lineage for n, lineage in self._lineage.items() if n <= step}
+
+    def _begin_epoch(self, snapshot: Snapshot) -> None:
+        """A view that takes back what a liar did names the state that it goes on from anew."""
+        known = self._lineage.get(snapshot.step)
+        is_same = known is not None and unmarked(known) == unmarked(snapshot.lineage)
+        if not snapshot.planned and is_same:
+            self._lineage[snapshot.step] = snapshot.lineage
 
     def _commit(self, entry: Committed) -> None:
         view, ledger = self._view, self._ledger

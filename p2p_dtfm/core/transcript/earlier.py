@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from p2p_dtfm.core.commit.shares import shares_of
 from p2p_dtfm.core.protocol.errors import PeerFault
-from p2p_dtfm.core.protocol.lineage import extend
+from p2p_dtfm.core.protocol.lineage import extend, unmarked
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.signed import Verify
@@ -78,7 +78,7 @@ class EarlierSteps:
     def _add(self, number: int, step: Step) -> None:
         base = next(iter(step.said.values())).base
         led_to = extend(base, number, step.view.id, step.outcome.digest)
-        self.led[led_to] = Led(number, base, self._shares)
+        self.led[unmarked(led_to)] = Led(number, base, self._shares)
 
 
 def leading_to(led: Mapping[str, Led], known: Mapping[int, str]) -> dict[int, Mapping[str, int]]:
@@ -86,9 +86,9 @@ def leading_to(led: Mapping[str, Led], known: Mapping[int, str]) -> dict[int, Ma
     states, by how long they are."""
     found: dict[int, Mapping[str, int]] = {}
     for length, lineage in sorted(known.items(), reverse=True):
-        step = led.get(lineage)
+        step = led.get(unmarked(lineage))
         while step is not None and step.step == length - 1 and step.step not in found:
             found[step.step] = step.shares
             length, lineage = step.step, step.base
-            step = led.get(lineage)
+            step = led.get(unmarked(lineage))
     return found

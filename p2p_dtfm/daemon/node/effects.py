@@ -13,6 +13,7 @@ from p2p_dtfm.core.consensus.actions import (
     StopStep,
     TakeOver,
     ViewAgreed,
+    WentBack,
 )
 from p2p_dtfm.core.protocol.canonical import encode
 from p2p_dtfm.core.protocol.facts.in_words import counted
@@ -27,6 +28,7 @@ from p2p_dtfm.ports import disk, now
 
 HISTORY_LIMIT = 256
 DISAGREEMENTS_KEPT = 16
+WENT_BACK_KEPT = 16
 LIFE_RETRY_S = 5.0
 SIGNED_POLL_S = 1.0
 
@@ -103,6 +105,8 @@ class Effects:
         entry = _history_entry(action)
         participant.views = [*participant.views, entry][-HISTORY_LIMIT:]
         participant.events.write("view", **entry, **membership.recovery_marks.take())
+        if action.went_back is not None:
+            self._went_back(action.went_back)
         life.spawn(membership.acquaintances.remember(view))
         participant.transcript.took_over(view, step)
         observer.view_took_over(membership.run.spec, view, step)
@@ -126,6 +130,22 @@ class Effects:
         participant.trainer.take_over(view, step, action.ledger, action.restart, action.replay)
         if life.leaving.is_set():
             self._departure.leave_now_or_ask()
+
+    def _went_back(self, what: WentBack) -> None:
+        """What a liar has done is taken back: say so once, and keep nothing that could be started
+        from again."""
+        participant, lineage = (
+            self._participant,
+            self._membership.agreement.recovery_evidence.lineage,
+        )
+        self._local.tell(went_back_text(what), logging.WARNING)
+        told = {"from_step": what.from_step, "step": what.to_step, "peers": list(what.peers)}
+        participant.events.write("went back", **told, all_of_it=what.is_far_enough)
+        self._local.status.facts["went_back"] = [
+            *self._local.status.facts.get("went_back", ()),
+            {**told, "text": went_back_text(what)},
+        ][-WENT_BACK_KEPT:]
+        self._local.life.spawn(participant.checkpoints.take_back(what.to_step, lineage.digest))
 
     def _write_history(self) -> None:
         """A later start must know the views from which this peer comes, and no others."""
@@ -199,6 +219,15 @@ class Effects:
         except OSError as error:
             log.warning("a disagreement cannot be written down: %s", error)
         self._local.tell(text, logging.WARNING)
+
+
+def went_back_text(what: WentBack) -> str:
+    who = ", ".join(what.peers)
+    verb = "was" if len(what.peers) == 1 else "were"
+    text = f"went back from step {what.from_step} to {what.to_step}: {who} {verb} barred"
+    if not what.is_far_enough:
+        text += "; no older state was kept, and what is wrong before stays"
+    return text
 
 
 def _history_entry(action: TakeOver) -> dict[str, Any]:

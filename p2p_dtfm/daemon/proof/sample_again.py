@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.core.protocol.lineage import unmarked
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.transcript.checking import Checker, NotTrue, Step
 from p2p_dtfm.daemon.proof.work_again import Unjudged, WorkAgain
@@ -213,7 +214,8 @@ def _anchors(root: Path | None, spec: RunSpec, steps: Mapping[int, Step]) -> dic
             continue
         said = step.said.values()
         named = {layer for prepared in said for layer in prepared.states}
-        is_same = all(prepared.base == manifest.lineage for prepared in said)
+        lineage = unmarked(manifest.lineage)
+        is_same = all(unmarked(prepared.base) == lineage for prepared in said)
         if is_same and len(named) == layer_count(spec):
             found[manifest.step] = checkpoint.directory
     return found

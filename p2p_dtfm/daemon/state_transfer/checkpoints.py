@@ -12,6 +12,8 @@ from pathlib import Path
 
 from p2p_dtfm.core.messages.agreement_messages import SavedState
 from p2p_dtfm.core.protocol.errors import PeerFault, UserError
+from p2p_dtfm.core.protocol.facts.in_words import counted
+from p2p_dtfm.core.protocol.lineage import epochs_of, is_lineage, unmarked
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.daemon.machine.compute import Compute
 from p2p_dtfm.daemon.machine.disk import changed_ns
@@ -30,6 +32,8 @@ from p2p_dtfm.train.model.checkpoint import (
     prune,
     read_manifest,
     save_layers,
+    take_back,
+    worth_keeping,
 )
 from p2p_dtfm.train.model.gpt import layer_count
 from p2p_dtfm.train.model.layer_state import LayerState, state_bytes_limit
@@ -44,7 +48,8 @@ computes alone, the others hear up to sixteen steps at a time (`daemon.peers.hel
 SET_ASIDE = "set-aside"
 SET_ASIDE_KEPT = 2
 SAVED_TOLD = 4
-"""So many of the newest checkpoints others are told of, should all have to go back to one."""
+"""So many of the newest checkpoints others are told of, should all have to go back to one; and of
+those that are kept for that as many."""
 
 
 class Checkpoints:
@@ -81,8 +86,11 @@ class Checkpoints:
         self._committed_step = -1
         self._lineage = ""
         """From which that step started."""
+        self._epoch = 0
+        """In which this disk was looked through for what was taken back."""
         self._busy = asyncio.Lock()
         self._completing: asyncio.Task[None] | None = None
+        self._taking_back: asyncio.Task[None] | None = None
         self._has_news = False
         self._unsaved: set[int] = set()
         """The last step of which this disk has taken nothing."""
@@ -111,7 +119,8 @@ class Checkpoints:
         """What can be loaded from this disk, newest first; read anew when that has changed."""
         seen = (self._changes, changed_ns(self._root))
         if seen != self._seen:
-            found = list_checkpoints(self._root)[:SAVED_TOLD]
+            every = self._spec.undo_every
+            found = worth_keeping(list_checkpoints(self._root), SAVED_TOLD, every)
             self._seen, self._saved = (
                 seen,
                 tuple(SavedState(it.manifest.step, it.manifest.lineage, it.layers) for it in found),
@@ -174,6 +183,23 @@ class Checkpoints:
             return None
         return path
 
+    async def take_back(self, step: int, lineage: str) -> None:
+        """Training goes on from `step`, without what a barred peer has done since: what is here of
+        that must never be started from. Whoever was away meanwhile calls it when it is back."""
+        self._epoch = epochs_of(lineage).number
+        async with self._busy:
+            try:
+                gone = await asyncio.to_thread(take_back, self._root, lineage, step)
+            except CheckpointFailed as error:
+                log.warning("what was taken back stays on this disk: %s", error)
+                return
+        if gone:
+            log.info("removes %s that were taken back", counted(len(gone), "checkpoint"))
+        if self.whole_step is not None and self.whole_step > step:
+            self.whole_step = None
+        self._changes += 1
+        self._remember_files()
+
     def remote_files(self, sender: str, message: CheckpointFiles) -> None:
         """Another member has these files. Raises `PeerFault` for impossible ones."""
         if not 0 <= message.step <= self._spec.total_steps:
@@ -185,7 +211,7 @@ class Checkpoints:
                 raise PeerFault(f"a checkpoint file of {size_bytes} bytes", sender)
             if not is_digest(digest):
                 raise PeerFault("a checkpoint file under a name that is no digest", sender)
-        if message.lineage and not is_digest(message.lineage):
+        if not is_lineage(message.lineage):
             raise PeerFault("a checkpoint of a lineage that is no digest", sender)
         if message.step > self._committed_step + STEPS_AHEAD >= STEPS_AHEAD:
             raise PeerFault(f"a checkpoint of step {message.step}, which is far ahead", sender)
@@ -214,6 +240,9 @@ class Checkpoints:
         """A step is committed that started from this lineage; in its Prepared all holders say these
         digests of the states from which it starts, by layer, or none."""
         self._committed_step, self._lineage = step, lineage
+        if epochs_of(lineage).number > self._epoch:  # this peer was away meanwhile
+            self._taking_back = asyncio.create_task(self.take_back(step, lineage))
+            self._taking_back.add_done_callback(_report_bug)
         if agreed:
             self._agreed[step] = agreed
             for oldest in sorted(self._agreed)[:-STEPS_REMEMBERED]:
@@ -289,7 +318,7 @@ class Checkpoints:
                 peer: item.files[layer]
                 for peer, item in remote.items()
                 if layer in item.files
-                and item.lineage == manifest.lineage
+                and unmarked(item.lineage) == unmarked(manifest.lineage)
                 and self._is_that(manifest.step, layer, item.files[layer][0])
             }
             if offers:
@@ -332,7 +361,7 @@ class Checkpoints:
 
     def _prune(self, made: int) -> None:
         try:
-            prune(self._root, self._spec.checkpoint.keep, made)
+            prune(self._root, self._spec.checkpoint.keep, made, self._spec.undo_every)
         except CheckpointFailed as error:
             log.warning("old checkpoints stay: %s", error)
 
@@ -347,12 +376,13 @@ class Checkpoints:
         self._of_ends = frozenset(digest for digest, layer, _ in found if layer in ends)
 
     async def close(self) -> None:
-        if self._completing is not None:
-            self._completing.cancel()
-            await asyncio.gather(self._completing, return_exceptions=True)
+        for task in (self._completing, self._taking_back):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
 
 
 def _report_bug(task: asyncio.Task[None]) -> None:
     """Training goes on without a whole checkpoint, but not without a word."""
     if not task.cancelled() and (error := task.exception()) is not None:
-        log.error("bug while fetching a checkpoint", exc_info=error)
+        log.error("bug while keeping checkpoints", exc_info=error)

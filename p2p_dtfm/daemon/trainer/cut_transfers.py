@@ -12,6 +12,7 @@ from p2p_dtfm.core.cost_model.cuts import LINE_SHARE, CutClock
 from p2p_dtfm.core.cost_model.guardians import guarded_pairs
 from p2p_dtfm.core.messages.prepared import StepOutcome
 from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.core.protocol.lineage import is_lineage
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.workload import workload_of
 from p2p_dtfm.core.recovery.view import View
@@ -21,7 +22,6 @@ from p2p_dtfm.daemon.trainer.trainer_state import Outlet, Tools, TrainerState
 from p2p_dtfm.net.errors import Refused, Unreachable
 from p2p_dtfm.net.streams.frames import FrameHeader, FrameKind
 from p2p_dtfm.ports import now
-from p2p_dtfm.train.data import is_digest
 from p2p_dtfm.train.model.layer_copy import PartialCopy, pieces_of
 from p2p_dtfm.train.model.layer_state import LayerSnapshot, LayerState
 from p2p_dtfm.train.stage.tensor_bytes import tensor_from_bytes, tensor_to_bytes
@@ -297,7 +297,7 @@ class Cuts:
         if view is not None and self._clock is not None and message.view == view.id:
             if not view.layers_of(sender):
                 raise PeerFault("begins a cut without a stage", sender)
-            if message.lineage and not is_digest(message.lineage):
+            if not is_lineage(message.lineage):
                 raise PeerFault("a cut of a lineage that is no digest", sender)
             self._require_near(sender, message.step, self._clock)
             self._begun[sender] = message

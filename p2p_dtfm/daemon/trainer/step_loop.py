@@ -326,8 +326,7 @@ class StepLoop:
             self._place.drop_unwanted()
         self._outlet.states_changed()
         self._history.record(outcome)
-        is_due = (step + 1) % spec.checkpoint.every_steps == 0 or step + 1 == spec.total_steps
-        if train and is_due:
+        if train and spec.saves_at(step + 1):
             with recorder.span("save"):
                 await self._tools.stores.checkpoints.save(step + 1, engine.states, lineage)
 

@@ -24,7 +24,9 @@ import msgspec
 import torch
 
 from p2p_dtfm.core.protocol.errors import PeerFault, UserError
+from p2p_dtfm.core.protocol.lineage import epochs_of, is_undone, unmarked
 from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.core.protocol.sections.audit_spec import UNDO_COPIES
 from p2p_dtfm.ports import disk
 from p2p_dtfm.train.model.gpt import layer_count
 from p2p_dtfm.train.model.layer_state import LayerSnapshot, LayerState, version_in
@@ -191,7 +193,8 @@ def load_layer(directory: Path, layer: int, device: torch.device | str = "cpu") 
 
 
 def list_checkpoints(root: Path) -> list[Checkpoint]:
-    """Newest first; those without a sound manifest or with a file missing are left out.
+    """Newest first, and those of a later epoch before what it took back; those without a sound
+    manifest or with a file missing are left out.
 
     Compares the files' lengths only; `load_layer` and `complete` compare their digests.
     """
@@ -207,19 +210,52 @@ def list_checkpoints(root: Path) -> list[Checkpoint]:
         ]
         if manifest.layers and all(there == expected for there, expected in lengths):
             found.append(Checkpoint(directory, manifest))
-    return sorted(found, key=lambda checkpoint: checkpoint.manifest.step, reverse=True)
+    return sorted(found, key=_how_new, reverse=True)
 
 
-def prune(root: Path, keep: int, made: int | None = None) -> list[Path]:
+def _how_new(checkpoint: Checkpoint) -> tuple[int, int]:
+    manifest = checkpoint.manifest
+    return epochs_of(manifest.lineage).number, manifest.step
+
+
+def worth_keeping(found: list[Checkpoint], count: int, undo_every: int) -> list[Checkpoint]:
+    """Of those on a disk, newest first: the newest `count`, and the newest of those that are kept
+    to go back to, `undo_every` steps apart."""
+    kept = found[:count]
+    if undo_every:
+        apart = [it for it in found if it.manifest.step % undo_every == 0][:UNDO_COPIES]
+        kept += [it for it in apart if it not in kept]
+    return kept
+
+
+def take_back(root: Path, lineage: str, step: int) -> list[Path]:
+    """Delete what training, which goes on from `step` of this lineage, has taken back; and name
+    the one that it goes on from as training does. The deleted directories. Raises
+    `CheckpointFailed`."""
+    epochs, gone = epochs_of(lineage), []
+    for checkpoint in list_checkpoints(root):
+        manifest, directory = checkpoint.manifest, checkpoint.directory
+        if is_undone(manifest.step, manifest.lineage, epochs):
+            remove_checkpoint(directory)
+            gone.append(directory)
+        elif manifest.step == step and unmarked(manifest.lineage) == unmarked(lineage):
+            with _disk_errors(directory):
+                _write_manifest(directory, msgspec.structs.replace(manifest, lineage=lineage))
+    return gone
+
+
+def prune(root: Path, keep: int, made: int | None = None, undo_every: int = 0) -> list[Path]:
     """Delete all but the newest `keep` checkpoints, and torn ones older than those.
 
     The one of step `made` stays as well: those of later steps may be of a side of a split swarm
-    that was given up. Returns the deleted directories. Raises `CheckpointFailed`.
+    that was given up. So do those that are kept to go back to (`worth_keeping`). Returns the
+    deleted directories. Raises `CheckpointFailed`.
     """
     assert keep >= 1, keep
     found = list_checkpoints(root)
     kept = [it.directory for n, it in enumerate(found) if n < keep or it.manifest.step == made]
     oldest = min((_step_of(directory) for directory in kept), default=0)
+    kept += [it.directory for it in worth_keeping(found, 0, undo_every)]
     doomed = [d for d in _step_directories(root) if d not in kept and _step_of(d) < oldest]
     for directory in doomed:
         remove_checkpoint(directory)

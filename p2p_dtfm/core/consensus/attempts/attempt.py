@@ -43,6 +43,7 @@ from p2p_dtfm.core.protocol.snapshot import (
 )
 from p2p_dtfm.core.protocol.workload import Workload
 from p2p_dtfm.core.recovery.believed_claims import BelievedClaims
+from p2p_dtfm.core.recovery.going_back import restart_of
 from p2p_dtfm.core.recovery.partial_replay import PartialReplay, begun_by, replay_of
 from p2p_dtfm.core.recovery.restart_point import recover
 from p2p_dtfm.core.recovery.stand_in_plan import with_stand_ins
@@ -402,7 +403,9 @@ class Attempt:
         plan = newest.plan if newest else None
         step, held = BelievedClaims(parts, slack_steps=1).furthest(), held_layers(parts)
         if not self.planned:
-            self.outcome.recovery = found = recover(parts, self.layer_count, self.terms)
+            said = self._judged()
+            found = restart_of(parts, self.layer_count, self.terms, said.epochs, said.undo)
+            self.outcome.recovery = found
             if found.target is not None:
                 step, held = found.target.step, held_at_target(found)
         recovery = self.outcome.recovery

@@ -15,17 +15,24 @@ from p2p_dtfm.core.membership.bars import (
     with_convicted,
 )
 from p2p_dtfm.core.membership.eligibility import mutually_reachable
+from p2p_dtfm.core.membership.undo import agreed_epochs, undo_due
 from p2p_dtfm.core.messages.agreement_messages import Accusation, Contribution
+from p2p_dtfm.core.protocol.lineage import Epochs
 from p2p_dtfm.core.protocol.snapshot import Bar, Member
 from p2p_dtfm.core.recovery.contradictions import evidence
+from p2p_dtfm.core.recovery.going_back import without_undone
+from p2p_dtfm.core.recovery.restart_point import Undo
 
 
 class Chosen(NamedTuple):
-    """`conflict` is what the contributions say against their makers."""
+    """`conflict` is what the contributions say against their makers; `undo` what is to be taken
+    back because of that, in a run in which `epochs` were begun before."""
 
     participants: tuple[Member, ...]
     conflict: Conflict
     bars: tuple[Bar, ...]
+    epochs: Epochs = Epochs()
+    undo: Undo | None = None
 
 
 def chosen_of(
@@ -36,6 +43,7 @@ def chosen_of(
 ) -> Chosen:
     """Without those that are barred, by what most have from before, and those that lie now."""
     known, step = agreed_bars(heard.values()), step_of_most(heard.values())
+    epochs = agreed_epochs(heard.values())
     stayed = {it.member.peer_id for it in voters(heard.values()) if it.present is not None}
     barred = barred_at(known, step)
     heard = {member: part for member, part in heard.items() if member.peer_id not in barred}
@@ -44,10 +52,14 @@ def chosen_of(
     named = {member.peer_id: member for member in heard}
     pairs = (pair for pair in found.doubts if set(pair) <= set(named))
     doubts = {Accusation(named[one], named[other]) for one, other in pairs}
-    participants = mutually_reachable(heard, {*accusations, *doubts}, reached_step)
+
+    def reached(rest: list[Contribution]) -> int:
+        return reached_step(list(without_undone(rest, epochs)))
+
+    participants = mutually_reachable(heard, {*accusations, *doubts}, reached)
     bars = with_convicted(known, found.convicted, found.liars)
     if terms is not None and terms.follow_steps > 0:
         names = {member.peer_id for member in participants}
         roles = with_roles(bars, names & stayed, names - stayed, step, terms.follow_steps)
         bars = united(roles)
-    return Chosen(participants, found, bars)
+    return Chosen(participants, found, bars, epochs, undo_due(known, bars, terms))

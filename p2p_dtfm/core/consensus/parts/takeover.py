@@ -1,7 +1,13 @@
 """From an agreed view to its first commit: the takeover, Active, and what commits in the view."""
 
 from p2p_dtfm.core.commit.ledger import Ledger
-from p2p_dtfm.core.consensus.actions import Actions, Left, SendMessage, TakeOver
+from p2p_dtfm.core.consensus.actions import (
+    Actions,
+    Left,
+    SendMessage,
+    TakeOver,
+    WentBack,
+)
 from p2p_dtfm.core.consensus.agreement_state import AgreementState, Present
 from p2p_dtfm.core.consensus.parts.outsiders import Outsiders
 from p2p_dtfm.core.consensus.parts.wide.telling import Telling
@@ -91,7 +97,9 @@ class Takeover:
     def take_over(self, view: View, now_ns: int) -> Actions:
         """An unplanned view starts where its contributions lead, a planned one at this step."""
         state = self._state
+        from_step = state.step
         restart, replay = self._start_of(view)
+        went_back = self._went_back(view, from_step)
         state.recovery_evidence.progress = (
             replay.progress(view.plan, state.me.peer_id)
             if replay is not None and isinstance(view.plan, Plan)
@@ -108,7 +116,17 @@ class Takeover:
             return [*tells, Left()]
         standing = self._outsiders.standing_of(view)
         told = [SendMessage((m.peer_id,), standing) for m in view.snapshot.absent]
-        return [*tells, *told, TakeOver(view, state.step, state.ledger, restart, replay)]
+        over = TakeOver(view, state.step, state.ledger, restart, replay, went_back)
+        return [*tells, *told, over]
+
+    def _went_back(self, view: View, from_step: int) -> WentBack | None:
+        """Before the attempt is over: whose work is taken back with it."""
+        attempt = self._state.attempt
+        recovery = attempt.outcome.recovery if attempt is not None else None
+        if view.snapshot.planned or recovery is None or recovery.undo is None:
+            return None
+        undo, to_step = recovery.undo, view.snapshot.step
+        return WentBack(from_step, to_step, undo.peers, to_step <= undo.newest)
 
     def _start_of(self, view: View) -> tuple[Restart | None, PartialReplay | None]:
         """Where an unplanned view starts, and what it keeps of the step under way."""

@@ -13,6 +13,7 @@ from p2p_dtfm.core.messages.agreement_messages import KnownView, Standing
 from p2p_dtfm.core.messages.prepared import open_prepared
 from p2p_dtfm.core.messages.statements import signers
 from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.core.protocol.lineage import epochs_of
 from p2p_dtfm.core.protocol.signed import Verify
 from p2p_dtfm.core.protocol.snapshot import ViewId
 
@@ -33,6 +34,8 @@ class Side:
     signed: frozenset[str] = frozenset()
     last: Mapping[str, int] = field(default_factory=dict)
     """The number of the view that each of them signed last on this side, if not of this one."""
+    epoch: int = 0
+    """How often what a liar had done was taken back on this side, as the last commit shows it."""
 
     def count(self, other: "Side") -> int:
         """How many of them have not signed the other view, or one before it, later."""
@@ -44,13 +47,15 @@ class Side:
 
 
 def outranks(one: Side, other: Side) -> bool:
-    """One that trains before one that cannot, then the one with more support, then the longer
-    lineage, then the higher view id."""
+    """One that trains before one that cannot, then the one with more support, then the one that has
+    taken back more of what liars did, then the longer lineage, then the higher view id."""
     if one.has_plan != other.has_plan:
         return one.has_plan
     counts = one.count(other), other.count(one)
     if counts[0] != counts[1]:
         return counts[0] > counts[1]
+    if one.epoch != other.epoch:
+        return one.epoch > other.epoch
     if abs(one.step - other.step) > LENGTHS_ALIKE:
         return one.step > other.step
     return one.view > other.view
@@ -78,16 +83,16 @@ def side_of(
     has_plan = standing.has_plan and len(certificate.members) >= min_members
     names = frozenset(member.peer_id for member in said)
     voices = _voices(standing, names, common, verify)
-    step = proven_step(standing, verify, _known(common))
-    return Side(has_plan, frozenset(voices), step, standing.view, names, voices)
+    epoch, step = _proven(standing, verify, _known(common))
+    return Side(has_plan, frozenset(voices), step, standing.view, names, voices, epoch)
 
 
 def own_side(standing: Standing, common: KnownView | None) -> Side:
     """The same of this peer's own view, whose signatures it has checked."""
     said = frozenset(member.peer_id for member, _ in standing.certificate.ready)
     voices = _voices(standing, said, common, lambda *_: True)
-    step = proven_step(standing, lambda *_: True, _known(common))
-    return Side(standing.has_plan, frozenset(voices), step, standing.view, said, voices)
+    epoch, step = _proven(standing, lambda *_: True, _known(common))
+    return Side(standing.has_plan, frozenset(voices), step, standing.view, said, voices, epoch)
 
 
 def _may_have_voices(standing: Standing, common: KnownView) -> bool:
@@ -116,18 +121,25 @@ def proven_step(standing: Standing, verify: Verify, known: Collection[str] = fro
 
     Whoever held the stages may be gone since: of those that were in the view before both, `known`,
     it counts as well."""
+    return _proven(standing, verify, known)[1]
+
+
+def _proven(standing: Standing, verify: Verify, known: Collection[str]) -> tuple[int, int]:
+    """In which epoch it is, and how far it has come there."""
     if not standing.has_plan:
-        return standing.step
+        return 0, standing.step
     believed = {member.peer_id for member in standing.members} | set(known)
     ends = []
     for signed in standing.commit:
         try:
             prepared = open_prepared(signed, verify)
         except PeerFault:
-            return 0
+            return 0, 0
         if signed.peer_id in believed:
-            ends.append(prepared.step + 1)
-    return _proven(standing, min(ends, default=0))
+            ends.append((epochs_of(prepared.base).number, prepared.step + 1))
+    epoch, committed = min(ends, default=(0, 0))
+    # who has no stage knows of a step more, or one less, than it can show
+    return epoch, min(standing.step, committed + LENGTHS_ALIKE)
 
 
 def _known(common: KnownView | None) -> frozenset[str]:
@@ -137,8 +149,3 @@ def _known(common: KnownView | None) -> frozenset[str]:
 def shows_end(standing: Standing, total_steps: int, verify: Verify) -> bool:
     """Whether those with a stage in its view have signed the last step of the run."""
     return standing.has_plan and proven_step(standing, verify) > total_steps
-
-
-def _proven(standing: Standing, committed: int) -> int:
-    """Who has no stage knows of a step more, or one less, than it can show."""
-    return min(standing.step, committed + LENGTHS_ALIKE)

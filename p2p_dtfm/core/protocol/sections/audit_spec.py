@@ -1,8 +1,8 @@
 """Audits before a commit: `[audit]` of a run spec."""
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from p2p_dtfm.core.protocol.model_spec import Section
 
@@ -11,6 +11,9 @@ EDGE_BYTES = 140
 MICROBATCHES_LIMIT = 48 * 1024 // EDGE_BYTES
 """In a step: where all go through one stage, its Prepared states that much of their edges, and is
 passed on as a whole after a failure (`message_bounds.ACCOUNT_LIMIT_BYTES`)."""
+UNDO_COPIES = 4
+"""States that are kept to go back to: three reach back over `undo_steps`, while the newest is still
+being made whole."""
 
 
 class AuditSpec(Section):
@@ -37,6 +40,36 @@ class AuditSpec(Section):
         "then it gets one beside somebody else's, and a fifth of its works is audited for 300 "
         "steps; 0: newcomers are like all others",
     )
+
+    undo_steps: int = Field(
+        default=0,
+        ge=0,
+        le=1_000_000,
+        description="when somebody is barred for false work, the run goes back to a state of at "
+        "least so many steps before the proof, and does again what was done since; 0: what was "
+        "committed stays",
+    )
+
+    @model_validator(mode="after")
+    def _takes_back_what_is_proven(self) -> "AuditSpec":
+        if self.undo_steps and not self.rate:
+            raise ValueError("audit.undo_steps needs audit.rate: without audits nobody is barred")
+        return self
+
+    def undo_every(self, checkpoint_every: int) -> int:
+        """So many steps lie between the states that are kept for it; 0: none are. Half of
+        `undo_steps`, on the steps of the run's checkpoints where these come oftener."""
+        every = -(-self.undo_steps // 2)
+        if every <= checkpoint_every:
+            return every
+        return -(-every // checkpoint_every) * checkpoint_every
+
+    def without_later_defaults(self, values: dict[str, Any]) -> None:
+        """A run without audits, or that takes nothing back, keeps the name that it had."""
+        if not self.rate:
+            del values["audit"]
+        elif not self.undo_steps:
+            del values["audit"]["undo_steps"]
 
     @property
     def rate_millionths(self) -> int:

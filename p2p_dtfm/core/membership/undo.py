@@ -1,0 +1,66 @@
+"""How far a run goes back when somebody is barred, and in which epoch its members are.
+
+Only a verdict that bars does that, once: neither doubt nor accusation. What lies so far back that
+the proof came later than `undo_steps` stays.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterable
+
+from p2p_dtfm.core.audit.roles import KNOWN
+from p2p_dtfm.core.commit.step_terms import StepTerms
+from p2p_dtfm.core.membership.bars import voters
+from p2p_dtfm.core.messages.agreement_messages import Contribution
+from p2p_dtfm.core.protocol.lineage import Epochs, epochs_of
+from p2p_dtfm.core.protocol.snapshot import Bar
+from p2p_dtfm.core.recovery.restart_point import Undo
+
+
+def agreed_epochs(contributions: Collection[Contribution]) -> Epochs:
+    """The highest that more than half of the voters have come to, as their bars are: where fewer
+    know of a verdict it is found again, and what it takes back with it."""
+    told = sorted((_epochs(part) for part in voters(contributions)), reverse=True)
+    if not told:
+        return Epochs()
+    number = told[len(told) // 2].number
+    named = Counter(epochs for epochs in told if epochs.number == number)
+    return max(named, key=lambda epochs: (named[epochs], epochs))
+
+
+def _epochs(part: Contribution) -> Epochs:
+    """Of a member those of the step under way; of who is in no view the last that it has seen."""
+    if part.pending is not None:
+        return epochs_of(part.pending.base)
+    names = [*part.lineages.values(), *(it.lineage for it in (*part.saved, *part.cuts))]
+    return max(map(epochs_of, names), default=Epochs())
+
+
+def undo_due(before: Iterable[Bar], bars: Iterable[Bar], terms: StepTerms | None) -> Undo | None:
+    """What is to be taken back for those that are barred now, and were not, or for something
+    else, `before`."""
+    if terms is None or not terms.undo_steps:
+        return None
+    known = {bar.peer_id: bar for bar in before}
+    news = {
+        bar.peer_id: bar
+        for bar in bars
+        if bar.count > 0 and bar.count > _count(known.get(bar.peer_id))
+    }
+    if not news:
+        return None
+    newest = min(
+        max(bar.step - terms.undo_steps, _first_step(known.get(peer_id)), 0)
+        for peer_id, bar in news.items()
+    )
+    return Undo(tuple(sorted(news)), newest, terms.undo_every)
+
+
+def _count(bar: Bar | None) -> int:
+    return 0 if bar is None else bar.count
+
+
+def _first_step(bar: Bar | None) -> int:
+    """In which it may have had a stage: none before it was known, nor while it was barred."""
+    if bar is None or bar.reason == KNOWN:
+        return 0
+    return bar.until_step if bar.count > 0 else bar.step

@@ -1,0 +1,16 @@
+"""What is written to the disk, and how often: `[checkpoint]` of a run spec."""
+
+from pydantic import Field
+
+from p2p_dtfm.core.protocol.model_spec import Section
+
+
+class CheckpointSpec(Section):
+    """How often the state is written to disk, and how many states are kept."""
+
+    every_steps: int = Field(default=100, ge=1)
+    keep: int = Field(default=2, ge=2, description="two, so that a torn one never is the last")
+
+    def saves_at(self, step: int, undo_every: int) -> bool:
+        """Also where audits take back what a liar did, and keep states for that."""
+        return step % self.every_steps == 0 or (undo_every > 0 and step % undo_every == 0)

@@ -1,0 +1,119 @@
+"""To which state a run goes back when it takes back what a barred peer has done; and what of an
+epoch that is over still counts.
+
+Kept for that are checkpoints, as each member has them on its disk: whole ones, fetched from one
+another and compared with what all holders have said of their states. A pure function of the
+contributions.
+"""
+
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import replace
+
+import msgspec
+
+from p2p_dtfm.core.commit.step_terms import StepTerms
+from p2p_dtfm.core.messages.agreement_messages import Contribution, SavedState
+from p2p_dtfm.core.protocol.lineage import Epochs, epochs_of, is_undone, marked, named_in
+from p2p_dtfm.core.recovery.complete_steps import Target
+from p2p_dtfm.core.recovery.restart_point import (
+    Recovery,
+    Undo,
+    is_told,
+    recover,
+    what_it_comes_to,
+)
+
+
+def restart_of(
+    parts: list[Contribution],
+    layer_count: int,
+    terms: StepTerms | None,
+    epochs: Epochs,
+    undo: Undo | None,
+) -> Recovery:
+    """Where an unplanned view starts, named in the epoch in which its members are, or in the one
+    that it begins."""
+    parts = list(without_undone(parts, epochs))
+    if undo is not None:
+        found = _kept_state(parts, layer_count, undo)
+        if found is not None and found.target is not None:
+            target = found.target
+            return _named(replace(found, undo=undo), epochs.next_one(target.step))
+    return _named(recover(parts, layer_count, terms), epochs)
+
+
+def _named(found: Recovery, epochs: Epochs) -> Recovery:
+    target = found.target
+    if target is None or epochs_of(target.lineage).number > epochs.number:
+        return found
+    return replace(found, target=Target(target.step, marked(target.lineage, epochs)))
+
+
+def without_undone(parts: Iterable[Contribution], epochs: Epochs) -> Iterator[Contribution]:
+    """What contributors bring, without what was taken back while they were away. Of who is still in
+    an epoch that is over the step under way does not count either."""
+    for part in parts:
+        yield _without_undone(part, epochs) if epochs.number else part
+
+
+def _without_undone(part: Contribution, epochs: Epochs) -> Contribution:
+    stay = {
+        version: named_in(version, lineage, epochs)
+        for version, lineage in part.lineages.items()
+        if not is_undone(version, lineage, epochs)
+    }
+    held = {layer: version for layer, version in part.held.items() if version in stay}
+    counted = msgspec.structs.replace(
+        part,
+        held=held,
+        lineages=stay,
+        saved=_that_stay(part.saved, epochs),
+        cuts=_that_stay(part.cuts, epochs),
+    )
+    pending, retained = part.pending, part.retained
+    if retained is not None and epochs_of(retained.base).number < epochs.number:
+        counted = msgspec.structs.replace(counted, retained=None)
+    own = pending.base if pending is not None else part.lineages.get(part.step)
+    if own is not None and epochs_of(own).number >= epochs.number:
+        return counted
+    return msgspec.structs.replace(counted, pending=None, step=max(stay, default=0))
+
+
+def _that_stay(saved: Iterable[SavedState], epochs: Epochs) -> tuple[SavedState, ...]:
+    return tuple(
+        msgspec.structs.replace(it, lineage=named_in(it.version, it.lineage, epochs))
+        for it in saved
+        if not is_undone(it.version, it.lineage, epochs)
+    )
+
+
+def _kept_state(parts: list[Contribution], layer_count: int, undo: Undo) -> Recovery | None:
+    """The newest whole one that is old enough and was kept for it; the initial parameters are where
+    they are due; else the oldest that there is, and what lies before it stays. None: nothing is
+    kept. What most members tell of counts before what fewer do: one of them may invent it."""
+    oldest = undo.newest - undo.every
+    targets = {Target(it.version, it.lineage) for part in parts for it in (*part.saved, *part.cuts)}
+    by_most = [target for target in targets if _is_told_by_most(target, parts)]
+    for among in (by_most, targets):
+        whole = _whole(among, parts, layer_count)
+        enough = {target: it for target, it in whole.items() if oldest < target.step <= undo.newest}
+        if enough:
+            return enough[max(enough)]
+        if oldest < 0:
+            return what_it_comes_to(Target(0, ""), parts, {}, layer_count)
+        later = {target: it for target, it in whole.items() if target.step > undo.newest}
+        if later:
+            return later[min(later)]
+    return None
+
+
+def _is_told_by_most(target: Target, parts: list[Contribution]) -> bool:
+    members = [part for part in parts if part.present is not None] or parts
+    return 2 * sum(1 for part in members if is_told(part, target)) > len(members)
+
+
+def _whole(
+    targets: Collection[Target], parts: list[Contribution], layer_count: int
+) -> dict[Target, Recovery]:
+    found = {it: what_it_comes_to(it, parts, {}, layer_count) for it in targets if it.step > 0}
+    return {target: it for target, it in found.items() if not it.lost_layers}

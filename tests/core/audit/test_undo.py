@@ -1,0 +1,271 @@
+"""What a barred peer did is taken back, once, and comes back by nobody's word or disk."""
+
+import msgspec
+import pytest
+
+from p2p_dtfm.core.commit.step_terms import StepTerms
+from p2p_dtfm.core.consensus.attempts.chosen import Chosen, chosen_of
+from p2p_dtfm.core.consensus.views.view_precedence import Side, outranks
+from p2p_dtfm.core.membership.undo import agreed_epochs, undo_due
+from p2p_dtfm.core.messages.agreement_messages import (
+    Contribution,
+    PendingStep,
+    PresentView,
+    RetainedStep,
+    SavedState,
+)
+from p2p_dtfm.core.messages.prepared import StepOutcome
+from p2p_dtfm.core.protocol.lineage import (
+    STARTS_REMEMBERED,
+    Epochs,
+    Lineage,
+    epochs_of,
+    extend,
+    is_lineage,
+    is_undone,
+    marked,
+    named_in,
+    unmarked,
+)
+from p2p_dtfm.core.protocol.snapshot import GENESIS, Bar, Member, ViewId
+from p2p_dtfm.core.recovery.complete_steps import Target
+from p2p_dtfm.core.recovery.going_back import restart_of
+from p2p_dtfm.core.recovery.recovery_evidence import RecoveryEvidence
+from p2p_dtfm.core.recovery.restart_point import Recovery, Undo
+from tests.core.audit.parts import NAMES, PLAN, VIEW, step_of
+from tests.core.audit.test_bars import HONEST, MEMBERS, all_find, part
+from tests.core.builders import stated
+
+LAYERS = 3
+NOW = 40
+TERMS = StepTerms(
+    5, 4, 10, 10, 100, 20.0, audits=True, follow_steps=5, undo_steps=12, undo_every=6
+)
+NEXT = ViewId(5, "cd" * 32)
+PLACES = tuple(range(LAYERS))
+
+
+def lineage(step: int) -> str:
+    """Of the run as the liar has made it."""
+    return extend("", step, VIEW) if step else ""
+
+
+def saved(*steps: int, layers: tuple[int, ...] = PLACES) -> tuple[SavedState, ...]:
+    return tuple(SavedState(step, lineage(step), layers) for step in steps)
+
+
+def at(name: str, kept: tuple[SavedState, ...], base: str = "", **changes: object) -> Contribution:
+    """A member in the middle of step `NOW`."""
+    base = base or lineage(NOW)
+    said = part(name, step=NOW, saved=kept, pending=PendingStep(NOW, base, (), ()))
+    return msgspec.structs.replace(said, lineages={NOW: base}, **changes)
+
+
+def undone(parts: list[Contribution], newest: int, epochs: Epochs | None = None) -> Recovery:
+    undo = Undo(("d",), newest, TERMS.undo_every)
+    return restart_of(parts, LAYERS, TERMS, epochs or Epochs(), undo)
+
+
+# names -------------------------------------------------------------------------------------------
+
+
+def test_names_tell_the_epoch_and_pass_it_on() -> None:
+    begun = marked(lineage(24), Epochs().next_one(24))
+    after = extend(begun, 24, NEXT)
+    assert epochs_of(begun) == epochs_of(after) == Epochs(1, (24,)) != epochs_of(lineage(24))
+    assert unmarked(begun) == lineage(24) and is_lineage(after) and is_lineage("")
+    assert not is_lineage("../etc") and not is_lineage("1:24:../etc")
+    assert extend("", 0, VIEW) == unmarked(extend("", 0, VIEW)), "off, names are what they were"
+
+
+def test_a_state_longer_than_what_a_later_epoch_began_with_was_taken_back() -> None:
+    epochs = Epochs().next_one(40).next_one(24)
+    first = marked(lineage(30), Epochs(1, (40,)))
+    assert not is_undone(24, lineage(24), epochs) and is_undone(25, lineage(25), epochs)
+    assert is_undone(30, first, epochs) and not is_undone(30, first, Epochs(1, (40,)))
+    later = Epochs(2, (24, 40))
+    assert is_undone(30, lineage(30), later), "the first epoch began before it"
+    assert not is_undone(30, first, later), "and this one lies behind the second's beginning"
+    assert named_in(24, lineage(24), epochs) == marked(lineage(24), epochs)
+    assert named_in(20, lineage(20), epochs) == lineage(20)
+
+
+def test_of_epochs_that_are_forgotten_nothing_counts_but_the_beginning() -> None:
+    epochs = Epochs()
+    for step in range(100, 100 + STARTS_REMEMBERED + 1):
+        epochs = epochs.next_one(step)
+    assert epochs_of(marked(lineage(9), epochs)) == epochs
+    assert is_undone(1, lineage(1), epochs) and not is_undone(0, "", epochs)
+
+
+def test_the_beginning_has_an_epoch_too() -> None:
+    mine = Lineage()
+    mine.move_to(0, marked("", Epochs().next_one(0)))
+    assert epochs_of(mine.digest) == Epochs(1, (0,)) and mine.at(0) == mine.digest
+    mine.move_to(7, lineage(7))
+    assert mine.at(0) == ""
+
+
+# when --------------------------------------------------------------------------------------------
+
+
+def bar(count: int = 1, step: int = NOW, until: int = NOW + 400, reason: str = "lies") -> Bar:
+    return Bar(VIEW if count else GENESIS, step, "d", count, until, reason)
+
+
+def due(before: tuple[Bar, ...], *after: Bar, terms: StepTerms = TERMS) -> Undo | None:
+    return undo_due(before, after, terms)
+
+
+def test_a_verdict_takes_back_so_many_steps_and_only_once() -> None:
+    assert due((), bar()) == Undo(("d",), NOW - 12, 6)
+    assert due((bar(),), bar()) is None, "the same verdict again"
+    assert due((bar(),), bar(2, 500, 1300)) == Undo(("d",), 488, 6)
+    assert due((), bar(0)) is None, "that a key is known is no verdict"
+    assert due((), bar(), terms=msgspec.structs.replace(TERMS, undo_steps=0)) is None
+
+
+def test_nothing_is_taken_back_from_before_it_had_a_stage() -> None:
+    assert due((bar(0, 35, 36, "came"),), bar()) == Undo(("d",), 35, 6)
+    assert due((bar(1, 7, 39),), bar(2)) == Undo(("d",), 39, 6), "it was barred until then"
+    assert due((), bar(step=3)) == Undo(("d",), 0, 6)
+
+
+def with_verdict(found: dict[str, dict[str, bytes]]) -> list[Contribution]:
+    signed = tuple(stated(item).signed for item in step_of(HONEST, found).values())
+    pending = PendingStep(7, "", signed, PLACES, counts=dict.fromkeys(NAMES, 2))
+    return [part(name, pending=pending) for name in NAMES]
+
+
+def chosen(parts: list[Contribution]) -> Chosen:
+    return chosen_of({it.member: it for it in parts}, TERMS, (), lambda rest: 7)
+
+
+def test_only_who_is_barred_has_work_taken_back() -> None:
+    assert chosen(with_verdict(all_find("c"))).undo == Undo(("c",), 0, 6)
+    in_doubt = {"a": {"c": b"0" * 32}}
+    assert chosen(with_verdict(in_doubt)).undo is None
+    known = [msgspec.structs.replace(it, bars=(bar(),)) for it in with_verdict({})]
+    assert chosen(known).undo is None, "whoever is barred already"
+
+
+def test_a_few_begin_no_epoch_by_saying_so() -> None:
+    high = marked(lineage(NOW), Epochs(9, (0,)))
+    told = [at(name, (), high if name in "cd" else "") for name in NAMES]
+    assert agreed_epochs(told) == Epochs()
+    told = [at(name, (), high if name in "bcd" else "") for name in NAMES]
+    assert agreed_epochs(told) == Epochs(9, (0,))
+    out = [msgspec.structs.replace(it, present=None) for it in told[2:]]
+    assert agreed_epochs([*told[:1], *out]) == Epochs(), "newcomers have no voice"
+
+
+# where -------------------------------------------------------------------------------------------
+
+
+def test_it_goes_back_to_the_newest_copy_that_is_old_enough() -> None:
+    parts = [at(name, saved(18, 24, 30, 36)) for name in "abc"]
+    found = undone(parts, NOW - 12)
+    assert found.target == Target(24, marked(lineage(24), Epochs(1, (24,))))
+    assert found.undo is not None and found.held == {it.member: PLACES for it in parts}
+
+
+def test_a_copy_that_is_not_whole_is_none_and_parts_of_several_make_one() -> None:
+    torn = [at(name, saved(18) + saved(24, layers=(0, 1))) for name in "abc"]
+    found = undone(torn, 26)
+    assert found.target is not None and found.target.step != 24
+    shared = [at(name, saved(24, layers=(place,))) for place, name in enumerate("abc")]
+    found = undone(shared, 26)
+    assert found.target is not None and found.target.step == 24 and not found.lost_layers
+
+
+def test_the_beginning_can_always_be_made_again_where_it_is_due() -> None:
+    found = undone([at(name, saved(6, 12)) for name in "abc"], 5)
+    assert found.target == Target(0, marked("", Epochs(1, (0,)))) and not found.lost_layers
+
+
+def test_where_nothing_old_enough_is_kept_it_is_the_oldest_that_there_is() -> None:
+    """Confessing late must not cost more than was said, either: 6 is too far back."""
+    found = undone([at(name, saved(6, 30, 36)) for name in "abc"], 28)
+    assert found.target is not None and found.target.step == 30
+    assert undone([at(name, ()) for name in "abc"], 28).target == Target(NOW, lineage(NOW))
+
+
+def test_one_that_invents_a_copy_leads_nobody_there() -> None:
+    parts = [at(name, saved(24)) for name in "ab"]
+    parts.append(at("c", (SavedState(27, "f" * 64, PLACES), *saved(24))))
+    found = undone(parts, 28)
+    assert found.target is not None and found.target.step == 24
+
+
+def test_a_second_undo_begins_a_second_epoch() -> None:
+    epochs = Epochs(1, (24,))
+    base, kept = marked(lineage(NOW), epochs), marked(lineage(36), epochs)
+    parts = [at(name, (SavedState(36, kept, PLACES), *saved(24)), base) for name in "abc"]
+    found = undone(parts, 38, epochs)
+    assert found.target == Target(36, marked(lineage(36), Epochs(2, (24, 36))))
+
+
+def test_who_has_the_state_in_memory_keeps_it_whatever_its_name() -> None:
+    evidence = RecoveryEvidence()
+    evidence.lineage.move_to(24, lineage(24))
+    evidence.held = {0: 24, 1: 30}
+    me = Member("a", 1)
+    target = Target(24, marked(lineage(24), Epochs(1, (24,))))
+    restart = evidence.restart(me, Recovery(target, held={me: (0, 1)}))
+    assert restart.discard == (1,) and restart.load == (1,)
+    assert evidence.lineage.digest == target.lineage
+
+
+# and stays so ------------------------------------------------------------------------------------
+
+EPOCHS = Epochs(1, (24,))
+BACK = marked(lineage(24), EPOCHS)
+
+
+def back(name: str, **changes: object) -> Contribution:
+    """A member that has gone back to 24, and stands in step 30 again."""
+    base = extend(BACK, 29, NEXT)
+    here = PresentView(NEXT, tuple(MEMBERS[it] for it in "abc"), PLAN)
+    said = at(name, (), base, step=30, present=here, held=dict.fromkeys(PLACES, 30))
+    pending = PendingStep(30, base, (), ())
+    return msgspec.structs.replace(said, lineages={30: base}, pending=pending, **changes)
+
+
+@pytest.mark.parametrize("is_member", [True, False])
+def test_a_home_that_was_away_does_not_bring_it_back(is_member: bool) -> None:
+    """Without the epoch it would: it is longer, and whole."""
+    away = at("d", saved(24, 36, NOW))
+    outcome = StepOutcome(NOW - 1, 1.0, 0.0, 4, None, None)
+    retained = RetainedStep(VIEW, NOW - 1, lineage(NOW - 1), outcome, PLACES)
+    away = msgspec.structs.replace(away, retained=retained, held=dict.fromkeys(PLACES, NOW))
+    if not is_member:
+        away = msgspec.structs.replace(away, present=None, pending=None)
+    parts = [back("a"), back("b"), back("c"), away]
+    assert agreed_epochs(parts) == EPOCHS
+    found = restart_of(parts, LAYERS, TERMS, EPOCHS, None)
+    assert found.target == Target(30, extend(BACK, 29, NEXT))
+    assert MEMBERS["d"] not in {m for m, layers in found.held.items() if layers}
+
+
+def test_after_a_restart_of_all_what_was_taken_back_counts_for_nothing() -> None:
+    homes = [at(name, (SavedState(24, BACK, PLACES),), BACK) for name in "abc"]
+    homes = [
+        msgspec.structs.replace(it, present=None, pending=None, held={}, lineages={}, step=0)
+        for it in homes
+    ]
+    away = msgspec.structs.replace(homes[0], member=MEMBERS["d"], saved=saved(24, 36))
+    parts = [*homes, away]
+    assert agreed_epochs(parts) == EPOCHS
+    found = restart_of(parts, LAYERS, TERMS, agreed_epochs(parts), None)
+    assert found.target == Target(24, BACK)
+    assert len(found.held) == 4, "what it has of the state that they went back to is the same"
+    poisoned = restart_of(parts, LAYERS, TERMS, Epochs(), None)
+    assert poisoned.target is not None and poisoned.target.step == 36, "or this could not fail"
+
+
+def test_parts_of_a_split_swarm_go_by_the_epoch_before_the_length() -> None:
+    here = frozenset("ab")
+    old = Side(True, here, 400, ViewId(8, "f"))
+    new = Side(True, frozenset("cd"), 30, ViewId(7, "0"), epoch=1)
+    assert outranks(new, old) and not outranks(old, new)
+    assert outranks(Side(True, frozenset("abe"), 400, old.view), new), "who stands behind it first"

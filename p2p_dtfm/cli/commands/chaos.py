@@ -102,6 +102,14 @@ def chaos(
         float | None,
         typer.Option(min=0.01, max=1.0, help="Of audits, while somebody lies; default: mostly 1."),
     ] = None,
+    undo: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="STEPS",
+            help="What a liar did is undone when it is barred, to so many steps before the proof.",
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Train with real daemons under a seeded schedule of faults, and judge how they bore it."""
@@ -115,10 +123,11 @@ def chaos(
             "--seed": seed,
         }
         _refuse_with_lies(given | {"--storm": storm or None})
-        lies = lie_case(run, lie, peers, rate, liars, not apart)
+        lies = lie_case(run, lie, peers, rate, liars, together=not apart, undo=undo)
         _end(play_lies(lies, keep, console), console, as_json, lies_summary)
         return
-    _refuse_without_lie({"--liars": liars, "--apart": apart or None, "--rate": rate})
+    told: dict[str, object] = {"--liars": liars, "--rate": rate, "--undo": undo}
+    _refuse_without_lie(told | {"--apart": apart or None})
     seed = _or_else(seed, SEED)
     if storm:
         _refuse_with_storm({"a scenario": scenario, "--faults": faults, "--replay": replay})

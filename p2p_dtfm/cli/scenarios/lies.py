@@ -22,7 +22,14 @@ STAYS = "the steps in which it lied and that nobody drew"
 
 
 def lie_case(
-    run: str, lie: str, peers: int | None, rate: float | None, liars: int | None, together: bool
+    run: str,
+    lie: str,
+    peers: int | None,
+    rate: float | None,
+    liars: int | None,
+    *,
+    together: bool,
+    undo: int | None = None,
 ) -> LieCase:
     """`lie` is KIND or KIND:STRENGTH. Raises `UserError`."""
     name, colon, told = lie.partition(":")
@@ -47,7 +54,7 @@ def lie_case(
             f"{lying} liars of {count} daemons are not fewer than half of them",
             f"play fewer (--liars {(count - 1) // 2}), or more daemons",
         )
-    case = LieCase(run, name, strength, count, rate or kind.rate, lying, together)
+    case = LieCase(run, name, strength, count, rate or kind.rate, lying, together, undo or 0)
     case.spec(read_run_spec(run))
     return case
 
@@ -69,11 +76,11 @@ def play_lies(case: LieCase, keep: Path | None, console: Console) -> dict[str, A
         verdict = play(directory, case, spec, lambda text: console.print(text, highlight=False))
         if left := processes_left(directory):
             verdict.violations.append(f"{counted(left, 'process')} left")
-    promise = case.of.promise
+    promise, stays = case.promise, case.rate < 1.0 and not verdict.is_undone
     return {
         **asdict(case),
         "promise": promise.text,
-        "spoils": promise.spoils or (STAYS if case.rate < 1.0 else ""),
+        "spoils": promise.spoils or (STAYS if stays else ""),
         **asdict(verdict),
         "ok": not verdict.violations,
     }
@@ -103,6 +110,12 @@ def lies_summary(console: Console, report: dict[str, Any]) -> None:
             f"cost: {counted(report['views'], 'view')}, at most {report['held_up_s']:.1f} s longer "
             f"than the usual {report['usual_step_s']:.1f} s without a commit; a liar came back "
             f"{report['came_back']} times"
+        )
+    if report["undo"]:
+        found = "undone" if report["is_undone"] else "not undone, or not all of it"
+        say(
+            f"what it did: {found}; {counted(report['undone_steps'], 'step')} repeated, of "
+            f"{report['undo_limit']} that a verdict may cost"
         )
     for violation in report["violations"]:
         console.print(f"violated: {violation}", style="red", highlight=False, markup=False)

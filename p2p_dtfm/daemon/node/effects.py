@@ -106,7 +106,7 @@ class Effects:
         participant.views = [*participant.views, entry][-HISTORY_LIMIT:]
         participant.events.write("view", **entry, **membership.recovery_marks.take())
         if action.went_back is not None:
-            self._went_back(action.went_back)
+            self._went_back(action.went_back, view.id.number)
         life.spawn(membership.acquaintances.remember(view))
         participant.transcript.took_over(view, step)
         observer.view_took_over(membership.run.spec, view, step)
@@ -131,7 +131,7 @@ class Effects:
         if life.leaving.is_set():
             self._departure.leave_now_or_ask()
 
-    def _went_back(self, what: WentBack) -> None:
+    def _went_back(self, what: WentBack, view_number: int) -> None:
         """What a liar has done is taken back: say so once, and keep nothing that could be started
         from again."""
         participant, lineage = (
@@ -140,7 +140,8 @@ class Effects:
         )
         self._local.tell(went_back_text(what), logging.WARNING)
         told = {"from_step": what.from_step, "step": what.to_step, "peers": list(what.peers)}
-        participant.events.write("went back", **told, all_of_it=what.is_far_enough)
+        all_of_it = what.is_far_enough
+        participant.events.write("went back", **told, all_of_it=all_of_it, view=view_number)
         self._local.status.facts["went_back"] = [
             *self._local.status.facts.get("went_back", ()),
             {**told, "text": went_back_text(what)},

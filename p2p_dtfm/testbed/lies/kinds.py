@@ -27,6 +27,14 @@ class Promise(NamedTuple):
     """An honest one may lose its place for a while."""
 
 
+def undone(promise: Promise) -> Promise:
+    """The same where what a barred peer did is taken back."""
+    if not promise.barred:
+        return promise
+    text = f"{promise.text.partition(';')[0]}; what it did is undone"
+    return promise._replace(text=text, spoils="")
+
+
 class LieKind(NamedTuple):
     """One way to lie."""
 
@@ -123,7 +131,7 @@ _WORDS = {
         "flips its gradients for ten steps, then proves that it lies, to have others undo them",
         Promise(
             "out and barred when it confesses; its wrong steps that nobody drew stay, and none is "
-            "undone",
+            "undone, unless the run undoes them",
             CONFESSES_AFTER + WITHIN_STEPS,
             barred=True,
             spoils="the steps in which it lied",

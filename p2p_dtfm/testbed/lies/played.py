@@ -17,12 +17,13 @@ from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.workload import workload_of
 from p2p_dtfm.testbed.kill_storm import peer_id_of
-from p2p_dtfm.testbed.lies.kinds import KINDS, LieKind
+from p2p_dtfm.testbed.lies.kinds import KINDS, LieKind, Promise, undone
 from p2p_dtfm.testbed.lies.lie import LIE_VARIABLE, MEMORY_VARIABLE, Lie
 from p2p_dtfm.testbed.lies.verdict import (
     LieVerdict,
     judge,
     what_it_cost,
+    what_was_undone,
     who_is_barred,
     who_was_caught,
     who_was_doubted,
@@ -34,6 +35,8 @@ from p2p_dtfm.testbed.recovery.times import steps_of
 MODULE = "p2p_dtfm.testbed.lies.daemon"
 OPTIONS = ("--threads", "1", "--dashboard", "off")
 STEPS_AFTER = 25
+UNDONE_FROM = 2
+"""So many times as many steps as are taken back are honest ones."""
 NEWCOMER_STEPS = 150
 """Until somebody who comes has joined, followed, and taken part."""
 FOLLOW_STEPS = 10
@@ -61,15 +64,28 @@ class LieCase:
     liars: int
     together: bool = True
     """Each finds nothing wrong with the others' work."""
+    undo: int = 0
+    """So many steps before the proof are taken back, where a liar is barred; 0: none."""
 
     @property
     def of(self) -> LieKind:
         return KINDS[self.kind]
 
     @property
+    def promise(self) -> Promise:
+        """Of its kind; and, where liars' work is undone, of that."""
+        return undone(self.of.promise) if self.undo else self.of.promise
+
+    @property
+    def from_step(self) -> int:
+        """The first lie. Where it is undone there is something before it to go back to, that is
+        not the beginning."""
+        return max(self.of.from_step, UNDONE_FROM * self.undo)
+
+    @property
     def within(self) -> int | None:
         """In which of its lying steps a liar is out at the latest."""
-        within = self.of.promise.within
+        within = self.promise.within
         return within if within is None else max(within, self._steps_to_draw)
 
     @property
@@ -81,7 +97,7 @@ class LieCase:
     def steps(self) -> int:
         if self.of.newcomer:
             return NEWCOMER_STEPS
-        return self.of.from_step + max(STEPS_AFTER, self._steps_to_draw)
+        return self.from_step + max(STEPS_AFTER, self._steps_to_draw)
 
     @property
     def limit_s(self) -> float:
@@ -90,8 +106,9 @@ class LieCase:
     def spec(self, run: RunSpec) -> RunSpec:
         """Raises `UserError` where the run cannot have audits."""
         more = {"follow_steps": FOLLOW_STEPS} if self.of.newcomer else {}
+        audit = {"rate": self.rate, "undo_steps": self.undo, **more}
         changes = {
-            "audit": run.audit.model_copy(update={"rate": self.rate, **more}),
+            "audit": run.audit.model_copy(update=audit),
             "evaluation": run.evaluation.model_copy(update={"every_steps": EVALUATED_EVERY}),
         }
         changed = comparable(run, self.steps).model_copy(update=changes)
@@ -121,7 +138,7 @@ def play(directory: Path, case: LieCase, spec: RunSpec, say: Callable[[str], Non
     ids = {name: peer_id_of(directory / name) for name in names}
     lying = names[-case.liars :]
     fellows = tuple(ids[name] for name in lying) if case.together else ()
-    lie = Lie(case.kind, case.of.from_step, case.strength, fellows)
+    lie = Lie(case.kind, case.from_step, case.strength, fellows)
     (directory / "run.json").write_text(spec.model_dump_json())
     verdict, liars = LieVerdict(), {ids[name]: name for name in lying}
     with environment(case.environment(spec)), LocalSwarm(directory, OPTIONS, MODULE) as swarm:
@@ -149,8 +166,9 @@ def play(directory: Path, case: LieCase, spec: RunSpec, say: Callable[[str], Non
     _compare(first, case, verdict)
     if case.of.newcomer:
         _compare_newcomer(first, honest[-1], verdict)
-    drawn = case.rate < 1.0  # then steps that nobody drew are kept
-    judge(case.of.promise, case.within, math.inf if drawn else LOSS_TOLERANCE, verdict)
+    what_was_undone(history, liars, spec, verdict)
+    stays = case.rate < 1.0 and not verdict.is_undone  # steps that nobody drew are kept
+    judge(case.promise, case.within, math.inf if stays else LOSS_TOLERANCE, verdict)
     return verdict
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.testbed.lies.kinds import Promise
 from p2p_dtfm.testbed.recovery.times import Event, commits_of, steps_of, usual_step_s
 
@@ -35,6 +36,12 @@ class LieVerdict:
     """Since the first lie: each of an open step costs that step's beginning anew."""
     repeated_steps: int = 0
     """Committed steps that were given up, and computed again."""
+    undone_steps: int = 0
+    """Of these, such as a liar had had a hand in, or may have."""
+    undo_limit: int = 0
+    """So many may be undone for each liar; 0: nothing is."""
+    is_undone: bool = False
+    """All that any liar had done was taken back."""
     usual_step_s: float | None = None
     held_up_s: float | None = None
     """The longest time without a commit since the first lie, less a usual step."""
@@ -50,12 +57,33 @@ def who_was_caught(
     """`history` of an honest daemon; `liars` are names by peer id."""
     views = [event for event in history if event["event"] == "view"]
     for peer_id, name in liars.items():
-        there = [(view["step"], peer_id in view["members"]) for view in views]
+        there = [(_reached(view, history), peer_id in view["members"]) for view in views]
         out = [step for step, is_there in there if not is_there and step >= from_step]
         verdict.caught_after[name] = out[0] - from_step + 1 if out else None
         verdict.came_back += sum(
             not before and after for (_, before), (_, after) in pairwise(there)
         )
+
+
+def _reached(view: Event, history: Sequence[Event]) -> int:
+    """How far all had come when it took over: one that undoes what a liar did begins earlier."""
+    found = [it for it in history if it["event"] == "went back" and it["view"] == view["view"]]
+    return int(found[0]["from_step"] if found else view["step"])
+
+
+def what_was_undone(
+    history: Sequence[Event], liars: dict[str, str], spec: RunSpec, verdict: LieVerdict
+) -> None:
+    """As one honest daemon has seen it."""
+    undoing = [event for event in history if event["event"] == "went back"]
+    verdict.undone_steps = sum(it["from_step"] - it["step"] for it in undoing)
+    if not spec.audit.undo_steps:
+        return
+    verdict.undo_limit = spec.audit.undo_steps + spec.undo_every
+    gone = {peer_id for it in undoing for peer_id in it["peers"]}
+    within = [count for count in verdict.caught_after.values() if count is not None]
+    in_time = all(count <= spec.audit.undo_steps for count in within)
+    verdict.is_undone = gone == liars.keys() and in_time and all(it["all_of_it"] for it in undoing)
 
 
 def who_was_doubted(texts: Iterable[str], liars: Iterable[str], verdict: LieVerdict) -> None:
@@ -77,7 +105,8 @@ def what_it_cost(
     history: Sequence[Event], honest: dict[str, str], from_step: int, verdict: LieVerdict
 ) -> None:
     """As one honest daemon has seen it; `honest` are names by peer id."""
-    views = [it for it in history if it["event"] == "view" and it["step"] >= from_step]
+    all_views = (event for event in history if event["event"] == "view")
+    views = [view for view in all_views if _reached(view, history) >= from_step]
     verdict.views = len(views)
     verdict.honest_out = sorted(
         {name for it in views for peer, name in honest.items() if peer not in it["members"]}
@@ -121,8 +150,12 @@ def judge(promise: Promise, within: int | None, tolerance: float, verdict: LieVe
     ):
         if peers:
             say(f"{', '.join(peers)} {what}")
-    if verdict.repeated_steps:
-        say(f"{verdict.repeated_steps} committed steps were undone")
+    if verdict.repeated_steps > verdict.undone_steps:
+        say(f"{verdict.repeated_steps - verdict.undone_steps} committed steps were undone")
+    if promise.barred and verdict.undo_limit and not verdict.is_undone:
+        say("what a liar did was not undone, or not all of it")
+    if verdict.undone_steps > verdict.undo_limit * len(verdict.caught_after):
+        say(f"{verdict.undone_steps} steps were undone, which is more than promised")
     worst = verdict.max_loss_difference
     if worst is not None and not worst <= tolerance:
         say(f"the loss is {worst:.2g} off the honest run's")

@@ -38,9 +38,7 @@ from tests.core.builders import stated
 
 LAYERS = 3
 NOW = 40
-TERMS = StepTerms(
-    5, 4, 10, 10, 100, 20.0, audits=True, follow_steps=5, undo_steps=12, undo_every=6
-)
+TERMS = StepTerms(5, 4, 10, 10, 100, 20.0, audits=True, follow_steps=5, undo_steps=12, undo_every=6)
 NEXT = ViewId(5, "cd" * 32)
 PLACES = tuple(range(LAYERS))
 

@@ -77,9 +77,7 @@ def make_run(folder: Path, steps: int = STEPS, saves_every_steps: int = 10) -> P
     return path
 
 
-def with_audits(
-    run: Path, rate: float = 0.5, follow_steps: int = 50, undo_steps: int = 0
-) -> Path:
+def with_audits(run: Path, rate: float = 0.5, follow_steps: int = 50, undo_steps: int = 0) -> Path:
     """The same run, of which others compute a part of all works again; its steps are the same."""
     spec = RunSpec.model_validate_json(run.read_text())
     audit = {"rate": rate, "follow_steps": follow_steps, "undo_steps": undo_steps}

@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from p2p_dtfm.core.commit.step_terms import terms_of
 from p2p_dtfm.core.protocol.canonical import encode
 from p2p_dtfm.core.protocol.errors import PeerFault, UserError
 from p2p_dtfm.core.protocol.run_spec import RunSpec, parse_run_spec
+from p2p_dtfm.core.protocol.sections.audit_spec import UNDO_COPIES
 from tests.core.builders import run_spec
 
 
@@ -217,3 +219,32 @@ def test_a_run_names_its_founder_and_one_that_names_nobody_keeps_its_digest() ->
     assert stated.privacy.withheld("12D3KooWother", 6) == {0, 5}
     assert b"privacy" not in run_spec().canonical_bytes()
     assert b"privacy" in stated.canonical_bytes()
+
+
+def test_what_liars_did_is_taken_back_only_where_the_run_says_so_and_audits() -> None:
+    audit = {**values()["audit"], "undo_steps": 30}
+    assert "audit.undo_steps needs audit.rate" in error_of({**values(), "audit": audit}).cause
+    plain, undoing = run_spec(audit={"rate": 0.1}), run_spec(audit={"rate": 0.1, "undo_steps": 30})
+    assert b"undo_steps" not in plain.canonical_bytes() and plain.digest() != undoing.digest()
+    assert RunSpec.from_canonical_bytes(undoing.canonical_bytes()) == undoing
+    assert plain.undo_every == 0 and not plain.saves_at(15)
+
+
+@pytest.mark.parametrize(
+    "undo_steps, checkpoints, every", [(30, 100, 15), (31, 100, 16), (30, 10, 20), (1, 100, 1)]
+)
+def test_states_to_go_back_to_reach_back_over_what_is_undone(
+    undo_steps: int, checkpoints: int, every: int
+) -> None:
+    """With the newest of four still under way, the others lie at most `undo_steps` and as much as
+    lies between two of them before now."""
+    spec = run_spec(
+        audit={"rate": 0.1, "undo_steps": undo_steps},
+        checkpoint={"every_steps": checkpoints},
+        total_steps=1000,
+    )
+    assert spec.undo_every == every
+    saved = [step for step in range(1, 1001) if spec.saves_at(step)]
+    assert set(range(every, 1001, every)) | set(range(checkpoints, 1001, checkpoints)) == set(saved)
+    assert (UNDO_COPIES - 2) * every >= undo_steps
+    assert all(terms_of(spec).tells_states(step) for step in saved), "their digests are stated"

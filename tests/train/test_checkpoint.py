@@ -7,7 +7,9 @@ import pytest
 import torch
 
 from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.core.protocol.lineage import Epochs, marked
 from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.core.protocol.sections.audit_spec import UNDO_COPIES
 from p2p_dtfm.train.model.checkpoint import (
     CheckpointFailed,
     add_layer_file,
@@ -18,6 +20,8 @@ from p2p_dtfm.train.model.checkpoint import (
     prune,
     read_manifest,
     save_layers,
+    take_back,
+    worth_keeping,
 )
 from p2p_dtfm.train.model.layer_state import LayerState
 
@@ -30,8 +34,9 @@ def states_at(spec: RunSpec, step: int, layers: range = range(5)) -> list[LayerS
     return states
 
 
-def save(root: Path, spec: RunSpec, step: int, layers: range = range(5)) -> Path:
-    return save_layers(root, spec, step, step * spec.tokens_per_step, states_at(spec, step, layers))
+def save(root: Path, spec: RunSpec, step: int, layers: range = range(5), lineage: str = "") -> Path:
+    states, tokens = states_at(spec, step, layers), step * spec.tokens_per_step
+    return save_layers(root, spec, step, tokens, states, lineage)
 
 
 def steps(root: Path) -> list[int]:
@@ -148,6 +153,36 @@ def test_pruning_keeps_what_was_just_made_though_others_are_of_later_steps(
     save(tmp_path, spec, 4)
     prune(tmp_path, 2, made=4)
     assert steps(tmp_path) == [9, 8, 4]
+
+
+def test_states_to_go_back_to_stay_beside_the_newest_and_are_bounded(
+    spec: RunSpec, tmp_path: Path
+) -> None:
+    for step in range(1, 20):
+        save(tmp_path, spec, step, range(1))
+        prune(tmp_path, 2, made=step, undo_every=3)
+    assert steps(tmp_path) == [19, 18, 15, 12, 9]
+    kept = worth_keeping(list_checkpoints(tmp_path), 1, 3)
+    assert [it.manifest.step for it in kept] == [19, 18, 15, 12, 9]
+    assert len(worth_keeping(list_checkpoints(tmp_path), 0, 3)) == UNDO_COPIES
+    assert worth_keeping(list_checkpoints(tmp_path), 1, 0) == kept[:1]
+
+
+def test_what_was_taken_back_goes_and_the_state_before_it_gets_the_new_name(
+    spec: RunSpec, tmp_path: Path
+) -> None:
+    for step in (2, 4, 6, 8):
+        save(tmp_path, spec, step, lineage=f"{step:064x}")
+    now = marked(f"{4:064x}", Epochs(1, (4,)))
+    gone = take_back(tmp_path, now, 4)
+    assert sorted(path.name for path in gone) == ["step-00000006", "step-00000008"]
+    found = {it.manifest.step: it.manifest.lineage for it in list_checkpoints(tmp_path)}
+    assert found == {2: f"{2:064x}", 4: now}
+    assert complete(tmp_path / "step-00000004")
+    save(tmp_path, spec, 7, lineage=marked("7" * 64, Epochs(1, (4,))))
+    save(tmp_path, spec, 9, lineage="9" * 64)
+    assert steps(tmp_path)[0] == 7, "of a later epoch, though the other is longer"
+    assert take_back(tmp_path, marked("7" * 64, Epochs(1, (4,))), 7) == [tmp_path / "step-00000009"]
 
 
 def test_no_place_to_write_is_an_error_to_live_with(spec: RunSpec, tmp_path: Path) -> None:

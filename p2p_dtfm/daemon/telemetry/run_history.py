@@ -39,6 +39,12 @@ class RunHistory:
         self._from_step = step
         self.pace.begins()
 
+    def takes_back(self, step: int) -> None:
+        """What was committed from there on was a liar's, too: it is nowhere in the curves."""
+        for curve in (self.losses, self.held_out):
+            while curve and curve[-1][0] >= step:
+                curve.pop()
+
     def record(self, outcome: StepOutcome) -> None:
         """A step is committed; it counts once."""
         if outcome.step <= self._recorded_step:

@@ -1,0 +1,188 @@
+"""Real daemons in virtual time: what a liar did before it was found is taken back, and stays so."""
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from p2p_dtfm.core.transcript.checking import Checker
+from p2p_dtfm.daemon.proof.transcript_file import FILE_NAME, TranscriptLines
+from p2p_dtfm.net.contacts.identity import verify
+from p2p_dtfm.testbed.virtual.lies.lying import Lying
+from p2p_dtfm.testbed.virtual.lies.putting import put_in
+from p2p_dtfm.testbed.virtual.peer import Peer
+from p2p_dtfm.testbed.virtual.seeds import judge
+from p2p_dtfm.testbed.virtual.seeds.faults import Fault, Schedule
+from p2p_dtfm.testbed.virtual.seeds.playing import Play
+from p2p_dtfm.testbed.virtual.seeds.run import make_run, reference_of, with_audits
+from p2p_dtfm.testbed.virtual.swarm import Swarm, play
+from p2p_dtfm.train.model.checkpoint import list_checkpoints
+
+STEPS = 50
+UNDO_STEPS = 16
+EVERY = 8
+"""Steps between the states that are kept, as `RunSpec.undo_every` has it."""
+SAVED_EVERY = 4
+RATE = 0.1
+SEED = 6
+"""In which the liar is found late."""
+FIRST_S = 6.0
+LIAR = "d"
+
+
+class World(NamedTuple):
+    run: Path
+    reference: judge.Reference
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    folder = tmp_path_factory.mktemp("run")
+    run = make_run(folder, STEPS, saves_every_steps=SAVED_EVERY)
+    return World(with_audits(run, RATE, 5, UNDO_STEPS), reference_of(run, folder / "reference"))
+
+
+SCHEDULE = Schedule(
+    tuple("abcd"),
+    (),
+    (Fault(FIRST_S, math.inf, "lie", (LIAR,), 0.0, "flipped"),),
+    is_audited=True,
+    liars=(LIAR,),
+    audit_rate=RATE,
+)
+Meddle = Callable[[Swarm, Lying], Awaitable[None]]
+"""What else happens."""
+
+
+def went_back(peer: Peer) -> list[tuple[int, int]]:
+    return [(it["from_step"], it["step"]) for it in peer.events() if it["event"] == "went back"]
+
+
+def final_losses(peer: Peer) -> dict[int, float]:
+    return {it["step"]: it["loss"] for it in peer.events() if it["event"] == "step" and it["loss"]}
+
+
+def require_no_trace(peers: Sequence[Peer], world: World, through: Sequence[Peer]) -> None:
+    """All that stays is what an honest process alone comes to; `through`: who was there."""
+    judge.require_states(peers, world.reference)
+    for peer in through:
+        off = [abs(loss - world.reference.losses[n]) for n, loss in final_losses(peer).items()]
+        assert len(off) == STEPS and max(off) <= 1e-4
+    for peer in peers:
+        (root,) = peer.home.glob("runs/*/checkpoints")
+        epochs = {it.manifest.lineage[:2] for it in list_checkpoints(root) if it.manifest.step > 24}
+        assert epochs == {"1:"}, "no state of before is on a disk"
+
+
+def played(
+    world: World, folder: Path, seed: int, meddle: Meddle | None = None
+) -> tuple[Lying, list[Peer]]:
+    async def scene(swarm: Swarm) -> tuple[Lying, list[Peer]]:
+        one = Play(swarm, world.run, SCHEDULE)
+        with put_in(one.lying):
+            meddling = asyncio.create_task(meddle(swarm, one.lying)) if meddle else None
+            await one.play()
+            if meddling is not None:
+                await meddling
+                await swarm.until(lambda: all(map(is_done, one.honest())), "they end again", 120)
+            await asyncio.sleep(10)
+        return one.lying, one.honest()
+
+    return play(seed, folder, scene)
+
+
+def is_done(peer: Peer) -> bool:
+    return peer.told_step() == STEPS
+
+
+def saved(peer: Peer) -> list[tuple[int, str]]:
+    """Whole models on its disk."""
+    roots = peer.home.glob("runs/*/checkpoints")
+    found = (it for root in roots for it in list_checkpoints(root) if len(it.layers) == 6)
+    return [(it.manifest.step, it.manifest.lineage) for it in found]
+
+
+def test_a_liars_steps_are_taken_back_and_the_losses_are_the_honest_runs(
+    world: World, tmp_path: Path
+) -> None:
+    lying, honest = played(world, tmp_path, seed=1)
+    first = min(deed.step for deed in lying.told)
+    committed = [deed.step for deed in lying.committed if lying.told.get(deed)]
+    assert committed, "or there was nothing to take back"
+    ((from_step, step),) = {back for peer in honest for back in went_back(peer)}
+    assert step <= first and from_step - UNDO_STEPS - EVERY < step <= from_step - UNDO_STEPS
+    assert step > 0 and step % EVERY == 0, "a state that was kept, and not the beginning"
+    for peer in honest:
+        assert len(went_back(peer)) == 1, "it is said once"
+    require_no_trace(honest, world, honest)
+    wrong = [it for it in honest[0].events() if it["event"] == "step" and it["step"] == first]
+    assert len(wrong) == 2, "that step was done again"
+    _check_transcript(honest[0], from_step - step)
+
+
+def _check_transcript(peer: Peer, undone: int) -> None:
+    """Whoever reads it follows from the steps that were taken back to those that stayed."""
+    (path,) = peer.home.glob(f"runs/*/{FILE_NAME}")
+    checker, lines = Checker(verify), TranscriptLines(path)
+    for entry in lines.entries():
+        checker.take(entry)
+    assert checker.repeated == undone and not checker.gaps
+    assert sorted(checker.steps) == list(range(STEPS + 1)) and not lines.damaged
+
+
+async def dies_among_lies(swarm: Swarm, lying: Lying) -> None:
+    """One whose disk has the whole model as a liar has made it; it is back once all went back."""
+    await swarm.until(lambda: bool(lying.stayed()), "a lie is committed", 60)
+    away, here = swarm.named("c"), swarm.named("a")
+
+    def has_poison() -> bool:
+        stayed = lying.stayed()
+        return bool(stayed) and max(saved(away), default=(0, ""))[0] > stayed[0]
+
+    await swarm.until(has_poison, "c has saved what a liar made", 60)
+    swarm.kill(away)
+    await swarm.until(lambda: bool(went_back(here)), "they go back", 60)
+    newest = max(saved(away))
+    assert newest[0] > went_back(here)[0][1] and newest[1][1] != ":", "it has what was taken back"
+
+
+def test_after_a_power_cut_of_all_what_was_taken_back_counts_for_nothing(
+    world: World, tmp_path: Path
+) -> None:
+    """All start again from their disks; that of one has more steps than the others', and whole."""
+
+    async def meddle(swarm: Swarm, lying: Lying) -> None:
+        await dies_among_lies(swarm, lying)
+        a, b, c = (swarm.named(name) for name in "abc")
+        await asyncio.sleep(0.5)
+        swarm.cut_power(a)
+        swarm.cut_power(b)
+        assert max(saved(c)) > max(saved(a)), "or nothing is asked of the epoch"
+        await asyncio.sleep(1.0)
+        for peer in (c, a, b):
+            swarm.start(peer)
+
+    _, honest = played(world, tmp_path, SEED, meddle)
+    require_no_trace(honest, world, [])
+
+
+def test_who_was_away_and_all_that_fail_at_once_bring_nothing_back(
+    world: World, tmp_path: Path
+) -> None:
+    """It is let in at once, and then the others lose one whose layers all have: what counts then
+    is what they bring, and it would bring more steps."""
+
+    async def meddle(swarm: Swarm, lying: Lying) -> None:
+        await dies_among_lies(swarm, lying)
+        b, c = swarm.named("b"), swarm.named("c")
+        swarm.start(c)
+        await swarm.until(lambda: c.daemon is not None and c.told_step() > 0, "c is in", 60)
+        swarm.kill(b)
+        await asyncio.sleep(2.0)
+        swarm.start(b)
+
+    _, honest = played(world, tmp_path, SEED, meddle)
+    require_no_trace(honest, world, [honest[0]])

@@ -53,6 +53,11 @@ def _about_the_run(state: DashboardState) -> Iterator[Metric]:
     committed = CounterMetricFamily("p2p_dtfm_steps_seen", "Steps committed while this ran.")
     committed.add_metric([], live.committed_here)
     yield committed
+    undone = CounterMetricFamily(
+        "p2p_dtfm_steps_undone", "Steps taken back because who had a hand in them was barred."
+    )
+    undone.add_metric([], live.undone_here)
+    yield undone
     yield _gauge("loss", "Of the last step, in nats per token.", live.loss)
     yield _gauge("held_out_loss", "Latest, in nats per token.", live.held_out_loss)
     yield _gauge("tokens_per_second", "Of the whole swarm, of late.", live.tokens_per_s)

@@ -169,6 +169,8 @@ class Live(msgspec.Struct, frozen=True):
     eta_s: float | None = None
     committed_here: int = 0
     """Steps that this process has seen committed."""
+    undone_here: int = 0
+    """Of these, such as were taken back since a liar had had a hand in them, or may have."""
     waits_for: tuple[str, ...] = ()
     """Peers without whom the step does not commit."""
     next: tuple[str, ...] = ()

@@ -23,6 +23,17 @@ def test_one_lies(kind: str) -> None:
 
 
 @pytest.mark.nightly
+@pytest.mark.parametrize("arguments", [("flip", "--rate", "0.2"), ("confess",)])
+def test_what_one_did_before_it_was_found_is_undone(arguments: tuple[str, ...]) -> None:
+    """With certainty of 99%: else nobody is drawn for it in twenty lying steps."""
+    done = run_program("chaos", "--lie", *arguments, "--undo", "20", "--json", deadline_s=900)
+    report = json.loads(done.stdout)
+    assert done.returncode == 0 and report["ok"], report
+    assert report["is_undone"] and 20 <= report["undone_steps"] <= report["undo_limit"]
+    assert report["max_loss_difference"] <= 1e-4
+
+
+@pytest.mark.nightly
 def test_two_of_eight_lie_together_and_little() -> None:
     done = run_program("chaos", "--lie", "scale:0.01", "--peers", "8", "--json", deadline_s=900)
     report = json.loads(done.stdout)
@@ -42,6 +53,7 @@ def test_what_cannot_be_played_is_refused_with_its_reason() -> None:
         (("--lie", "flip:much"), "the strength of --lie flip:much is none"),
         (("--apart",), "--apart is for a lie"),
         (("--rate", "0.1"), "--rate is for a lie"),
+        (("--undo", "20"), "--undo is for a lie"),
         (("--lie", "flip", "--run", "gpt2-small-homes"), "cannot have audits: audit.rate needs"),
     ):
         done = run_program("chaos", *arguments)

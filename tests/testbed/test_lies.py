@@ -8,7 +8,7 @@ import torch
 
 from p2p_dtfm.testbed.lies.daemon import INSTALLED
 from p2p_dtfm.testbed.lies.gradients import BENT_PART, GRADIENT_LIES
-from p2p_dtfm.testbed.lies.kinds import KINDS
+from p2p_dtfm.testbed.lies.kinds import KINDS, undone
 from p2p_dtfm.testbed.lies.lie import Lie
 from p2p_dtfm.testbed.lies.played import LieCase
 from p2p_dtfm.testbed.lies.verdict import (
@@ -17,8 +17,10 @@ from p2p_dtfm.testbed.lies.verdict import (
     LieVerdict,
     judge,
     what_it_cost,
+    what_was_undone,
     who_was_caught,
 )
+from tests.core.builders import run_spec
 
 HONEST, OTHER, LIAR = "a", "b", "z"
 
@@ -103,6 +105,45 @@ def test_what_a_lie_cost_is_the_longest_wait_and_what_was_undone() -> None:
     what_it_cost(history, {}, 2, verdict)
     assert (verdict.usual_step_s, verdict.held_up_s) == (1.0, 4.0)
     assert verdict.repeated_steps == 1 and verdict.held_out_losses == {5: 4.0}
+
+
+def undoing(*steps: int, all_of_it: bool = True, peer: str = LIAR) -> LieVerdict:
+    """A liar from step 40 on; as told by who went back `from_step` to `to_step`."""
+    from_step, to_step = steps
+    back = {"event": "went back", "from_step": from_step, "step": to_step, "peers": [peer]}
+    history = [
+        {"view": 1, **view(0, HONEST, OTHER, LIAR)},
+        {"view": 3, **view(to_step, HONEST, OTHER)},
+        {"view": 3, "all_of_it": all_of_it, **back},
+        *[step(number, float(number)) for number in range(from_step)],
+        *[step(number, float(number)) for number in range(to_step, 65)],
+    ]
+    verdict = LieVerdict(max_loss_difference=1e-7, barred=[LIAR])
+    who_was_caught(history, {LIAR: LIAR}, 40, verdict)
+    what_it_cost(history, {}, 40, verdict)
+    spec = run_spec(audit={"rate": 0.2, "undo_steps": 20})
+    what_was_undone(history, {LIAR: LIAR}, spec, verdict)
+    judge(undone(KINDS["flip"].promise), 25, 1e-4, verdict)
+    return verdict
+
+
+def test_where_lies_are_undone_all_of_them_must_be_and_by_no_more_than_is_promised() -> None:
+    found = undoing(59, 30)
+    assert not found.violations and found.is_undone and found.caught_after == {LIAR: 20}
+    assert (found.undone_steps, found.repeated_steps, found.undo_limit) == (29, 29, 30)
+    not_all = "what a liar did was not undone, or not all of it"
+    assert undoing(59, 30, all_of_it=False).violations == [not_all]
+    assert undoing(64, 40).violations == [not_all], "it was found later than is undone"
+    assert undoing(59, 30, peer=OTHER).violations == [not_all]
+    assert undoing(59, 20).violations == ["39 steps were undone, which is more than promised"]
+
+
+def test_a_case_with_an_undo_has_honest_steps_before_and_promises_more() -> None:
+    case = LieCase("tiny", "confess", 1.0, 4, 0.02, 1, undo=20)
+    assert case.from_step == 40 and case.steps == 65 and case.within == 12
+    assert case.promise.text.endswith("what it did is undone") and not case.promise.spoils
+    assert undone(KINDS["norm"].promise) == KINDS["norm"].promise, "it bars nobody"
+    assert case.spec(run_spec()).audit.undo_steps == 20
 
 
 def judged(kind: str, **found: object) -> list[str]:

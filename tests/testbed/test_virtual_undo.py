@@ -24,7 +24,7 @@ from p2p_dtfm.train.model.checkpoint import list_checkpoints
 STEPS = 50
 UNDO_STEPS = 16
 EVERY = 8
-"""Steps between the states that are kept, as `RunSpec.undo_every` has it."""
+"""Steps between the states that are kept, as `AuditSpec.undo_every` has it."""
 SAVED_EVERY = 4
 RATE = 0.1
 SEED = 6

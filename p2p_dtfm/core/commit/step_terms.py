@@ -68,7 +68,7 @@ def terms_of(spec: RunSpec) -> StepTerms:
         follow_steps=spec.audit.follow_steps if spec.audit.rate > 0 else 0,
         one_arithmetic=spec.audit.rate > 0 and spec.audit.arithmetic == "most",
         undo_steps=spec.audit.undo_steps,
-        undo_every=spec.undo_every,
+        undo_every=spec.audit.undo_every,
     )
 
 

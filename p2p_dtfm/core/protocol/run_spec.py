@@ -381,14 +381,9 @@ class RunSpec(Section):
             del values["privacy"]
         return encode(_floats_to_text(values))
 
-    @property
-    def undo_every(self) -> int:
-        """So many steps lie between states that are kept to go back to; 0: none are."""
-        return self.audit.undo_every(self.checkpoint.every_steps)
-
     def saves_at(self, step: int) -> bool:
         """Whether the states after so many steps are written to the disk."""
-        return self.checkpoint.saves_at(step, self.undo_every) or step == self.total_steps
+        return self.checkpoint.saves_at(step, self.audit.undo_every) or step == self.total_steps
 
     @property
     def unmarked(self) -> "RunSpec":

@@ -244,6 +244,7 @@ class Observer:
             step_ns=step_ns,
             eta_s=facts.get("eta_s"),
             committed_here=self.seen.committed_count,
+            undone_here=self.seen.undone_count,
             waits_for=tuple(facts.get("waits_for") or ()),
             next=tuple(self._next()),
             problems=tuple(self.problems()),

@@ -36,6 +36,7 @@ class Seen:
         self.samples = Samples()
         self.contribution = ContributionBoard()
         self.committed_count = 0
+        self.undone_count = 0
 
     @classmethod
     def of(cls, shown: DashboardState) -> "Seen":
@@ -47,4 +48,5 @@ class Seen:
         seen.samples = shown.samples
         seen.contribution = shown.contribution
         seen.committed_count = shown.live.committed_here
+        seen.undone_count = shown.live.undone_here
         return seen

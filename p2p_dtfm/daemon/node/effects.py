@@ -140,6 +140,7 @@ class Effects:
         )
         self._local.tell(went_back_text(what), logging.WARNING)
         participant.trainer.history.takes_back(what.to_step)
+        self._local.observer.seen.undone_count += what.from_step - what.to_step
         told = {"from_step": what.from_step, "step": what.to_step, "peers": list(what.peers)}
         all_of_it = what.is_far_enough
         participant.events.write("went back", **told, all_of_it=all_of_it, view=view_number)

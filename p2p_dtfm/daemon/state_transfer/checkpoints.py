@@ -119,7 +119,7 @@ class Checkpoints:
         """What can be loaded from this disk, newest first; read anew when that has changed."""
         seen = (self._changes, changed_ns(self._root))
         if seen != self._seen:
-            every = self._spec.undo_every
+            every = self._spec.audit.undo_every
             found = worth_keeping(list_checkpoints(self._root), SAVED_TOLD, every)
             self._seen, self._saved = (
                 seen,
@@ -361,7 +361,7 @@ class Checkpoints:
 
     def _prune(self, made: int) -> None:
         try:
-            prune(self._root, self._spec.checkpoint.keep, made, self._spec.undo_every)
+            prune(self._root, self._spec.checkpoint.keep, made, self._spec.audit.undo_every)
         except CheckpointFailed as error:
             log.warning("old checkpoints stay: %s", error)
 

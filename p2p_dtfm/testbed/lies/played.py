@@ -147,10 +147,7 @@ def play(directory: Path, case: LieCase, spec: RunSpec, say: Callable[[str], Non
         for name in names[1:]:
             with environment(told(lie) if name in lying else {}):
                 swarm.join(address, (), name, directory / name)
-        say(
-            f"{counted(case.peers, 'daemon')}, of which {', '.join(lying)} "
-            f"{'lies' if case.liars == 1 else 'lie'} from step {lie.from_step} on: {case.of.what}"
-        )
+        say(_what_is_played(case, lying))
         honest = [it for it in swarm.children if it.name not in lying]
         if case.of.newcomer:
             _until_step(first, case, verdict)
@@ -170,6 +167,12 @@ def play(directory: Path, case: LieCase, spec: RunSpec, say: Callable[[str], Non
     stays = case.rate < 1.0 and not verdict.is_undone  # steps that nobody drew are kept
     judge(case.promise, case.within, math.inf if stays else LOSS_TOLERANCE, verdict)
     return verdict
+
+
+def _what_is_played(case: LieCase, lying: list[str]) -> str:
+    verb = "lies" if case.liars == 1 else "lie"
+    who = f"{counted(case.peers, 'daemon')}, of which {', '.join(lying)} {verb}"
+    return f"{who} from step {case.from_step} on: {case.of.what}"
 
 
 def told(lie: Lie) -> dict[str, str]:

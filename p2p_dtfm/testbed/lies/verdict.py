@@ -1,7 +1,7 @@
 """What came of a lie, and whether that is what the design promises of its kind."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -79,7 +79,7 @@ def what_was_undone(
     verdict.undone_steps = sum(it["from_step"] - it["step"] for it in undoing)
     if not spec.audit.undo_steps:
         return
-    verdict.undo_limit = spec.audit.undo_steps + spec.undo_every
+    verdict.undo_limit = spec.audit.undo_steps + spec.audit.undo_every
     gone = {peer_id for it in undoing for peer_id in it["peers"]}
     within = [count for count in verdict.caught_after.values() if count is not None]
     in_time = all(count <= spec.audit.undo_steps for count in within)
@@ -150,12 +150,16 @@ def judge(promise: Promise, within: int | None, tolerance: float, verdict: LieVe
     ):
         if peers:
             say(f"{', '.join(peers)} {what}")
-    if verdict.repeated_steps > verdict.undone_steps:
-        say(f"{verdict.repeated_steps - verdict.undone_steps} committed steps were undone")
-    if promise.barred and verdict.undo_limit and not verdict.is_undone:
-        say("what a liar did was not undone, or not all of it")
-    if verdict.undone_steps > verdict.undo_limit * len(verdict.caught_after):
-        say(f"{verdict.undone_steps} steps were undone, which is more than promised")
+    verdict.violations += _undone_otherwise(promise, verdict)
     worst = verdict.max_loss_difference
     if worst is not None and not worst <= tolerance:
         say(f"the loss is {worst:.2g} off the honest run's")
+
+
+def _undone_otherwise(promise: Promise, verdict: LieVerdict) -> Iterator[str]:
+    if verdict.repeated_steps > verdict.undone_steps:
+        yield f"{verdict.repeated_steps - verdict.undone_steps} committed steps were undone"
+    if promise.barred and verdict.undo_limit and not verdict.is_undone:
+        yield "what a liar did was not undone, or not all of it"
+    if verdict.undone_steps > verdict.undo_limit * len(verdict.caught_after):
+        yield f"{verdict.undone_steps} steps were undone, which is more than promised"

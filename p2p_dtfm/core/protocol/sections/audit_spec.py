@@ -56,13 +56,10 @@ class AuditSpec(Section):
             raise ValueError("audit.undo_steps needs audit.rate: without audits nobody is barred")
         return self
 
-    def undo_every(self, checkpoint_every: int) -> int:
-        """So many steps lie between the states that are kept for it; 0: none are. Half of
-        `undo_steps`, on the steps of the run's checkpoints where these come oftener."""
-        every = -(-self.undo_steps // 2)
-        if every <= checkpoint_every:
-            return every
-        return -(-every // checkpoint_every) * checkpoint_every
+    @property
+    def undo_every(self) -> int:
+        """So many steps lie between the states that are kept for it; 0: none are."""
+        return -(-self.undo_steps // 2)
 
     def without_later_defaults(self, values: dict[str, Any]) -> None:
         """A run without audits, or that takes nothing back, keeps the name that it had."""

@@ -111,7 +111,7 @@ def _rows(facts: dict[str, Any], named: Callable[[str], str]) -> list[tuple[str,
         ("tensors go over", named(_carriers(facts) or "") or None),
         ("would cut it", named(_weak_points(facts) or "") or None),
         ("barred", named(_barred(facts) or "") or None),
-        *(("went back", named(each)) for each in _went_back(facts)),
+        *_went_back(facts, named),
         ("checkpoints", facts["checkpoints"]),
         ("turned away", _turned_away(facts)),
         *(("others join with", each) for each in _ways_in(facts)),
@@ -191,9 +191,9 @@ def _barred(facts: dict[str, Any]) -> str | None:
     return "; ".join(words[:WEAK_POINTS_TOLD]) + more if words else None
 
 
-def _went_back(facts: dict[str, Any]) -> list[str]:
+def _went_back(facts: dict[str, Any], named: Callable[[str], str]) -> list[tuple[str, str]]:
     """What was taken back as somebody was barred, of late."""
-    return [str(it["text"]) for it in facts.get("went_back") or ()]
+    return [("went back", named(str(it["text"]))) for it in facts.get("went_back") or ()]
 
 
 def _layers(facts: dict[str, Any]) -> str | None:

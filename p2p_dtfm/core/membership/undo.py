@@ -35,9 +35,18 @@ def _epochs(part: Contribution) -> Epochs:
     return max(map(epochs_of, names), default=Epochs())
 
 
-def undo_due(before: Iterable[Bar], bars: Iterable[Bar], terms: StepTerms | None) -> Undo | None:
+def undo_due(
+    before: Iterable[Bar],
+    bars: Iterable[Bar],
+    terms: StepTerms | None,
+    epochs: Epochs,
+) -> Undo | None:
     """What is to be taken back for those that are barred now, and were not, or for something
-    else, `before`."""
+    else, `before`.
+
+    Where the last verdict took back so many steps, whoever is found in them again was there the
+    first time as well, and was drawn for nothing in all of them: what is older stays.
+    """
     if terms is None or not terms.undo_steps:
         return None
     known = {bar.peer_id: bar for bar in before}
@@ -48,8 +57,11 @@ def undo_due(before: Iterable[Bar], bars: Iterable[Bar], terms: StepTerms | None
     }
     if not news:
         return None
+    begun = epochs.starts[-1] if epochs.starts else 0
+    reached = max((bar.step for bar in known.values() if bar.count > 0), default=0)
+    least = begun if reached - begun >= terms.undo_steps else 0
     newest = min(
-        max(bar.step - terms.undo_steps, _first_step(known.get(peer_id)), 0)
+        max(bar.step - terms.undo_steps, _first_step(known.get(peer_id)), least)
         for peer_id, bar in news.items()
     )
     return Undo(tuple(sorted(news)), newest, terms.undo_every)

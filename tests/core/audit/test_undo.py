@@ -112,7 +112,7 @@ def bar(count: int = 1, step: int = NOW, until: int = NOW + 400, reason: str = "
 
 
 def due(before: tuple[Bar, ...], *after: Bar, terms: StepTerms = TERMS) -> Undo | None:
-    return undo_due(before, after, terms)
+    return undo_due(before, after, terms, Epochs())
 
 
 def test_a_verdict_takes_back_so_many_steps_and_only_once() -> None:
@@ -127,6 +127,15 @@ def test_nothing_is_taken_back_from_before_it_had_a_stage() -> None:
     assert due((bar(0, 35, 36, "came"),), bar()) == Undo(("d",), 35, 6)
     assert due((bar(1, 7, 39),), bar(2)) == Undo(("d",), 39, 6), "it was barred until then"
     assert due((), bar(step=3)) == Undo(("d",), 0, 6)
+
+
+def test_who_is_found_in_steps_that_are_done_again_costs_no_more_of_those_before() -> None:
+    """Fellows are found one after the other; each was drawn for nothing in them the first time."""
+    first, again = msgspec.structs.replace(bar(), peer_id="c"), bar(step=26)
+    assert undo_due((first,), (first, again), TERMS, Epochs(1, (24,))) == Undo(("d",), 24, 6)
+    assert undo_due((first,), (first, again), TERMS, Epochs(1, (30,))) == Undo(("d",), 14, 6)
+    late = bar(step=60)
+    assert undo_due((first,), (first, late), TERMS, Epochs(1, (24,))) == Undo(("d",), 48, 6)
 
 
 def with_verdict(found: dict[str, dict[str, bytes]]) -> list[Contribution]:

@@ -62,4 +62,4 @@ def chosen_of(
         names = {member.peer_id for member in participants}
         roles = with_roles(bars, names & stayed, names - stayed, step, terms.follow_steps)
         bars = united(roles)
-    return Chosen(participants, found, bars, epochs, undo_due(known, bars, terms))
+    return Chosen(participants, found, bars, epochs, undo_due(known, bars, terms, epochs))

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
+from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.transcript.checking import Checker
 from p2p_dtfm.daemon.proof.transcript_file import FILE_NAME, TranscriptLines
 from p2p_dtfm.net.contacts.identity import verify
@@ -31,6 +32,8 @@ SEED = 6
 """In which the liar is found late."""
 FIRST_S = 6.0
 LIAR = "d"
+LIARS = {"h": 4.66, "g": 5.76}
+"""Of two, each by itself: from when on."""
 
 
 class World(NamedTuple):
@@ -78,10 +81,14 @@ def require_no_trace(peers: Sequence[Peer], world: World, through: Sequence[Peer
 
 
 def played(
-    world: World, folder: Path, seed: int, meddle: Meddle | None = None
+    world: World,
+    folder: Path,
+    seed: int,
+    meddle: Meddle | None = None,
+    schedule: Schedule = SCHEDULE,
 ) -> tuple[Lying, list[Peer]]:
     async def scene(swarm: Swarm) -> tuple[Lying, list[Peer]]:
-        one = Play(swarm, world.run, SCHEDULE)
+        one = Play(swarm, world.run, schedule)
         with put_in(one.lying):
             meddling = asyncio.create_task(meddle(swarm, one.lying)) if meddle else None
             await one.play()
@@ -186,3 +193,29 @@ def test_who_was_away_and_all_that_fail_at_once_bring_nothing_back(
 
     _, honest = played(world, tmp_path, SEED, meddle)
     require_no_trace(honest, world, [honest[0]])
+
+
+@pytest.mark.nightly
+def test_two_that_are_found_one_after_the_other_are_both_undone(tmp_path: Path) -> None:
+    """Eight equal replicas, so that six are more than half."""
+    run = make_run(tmp_path, STEPS)
+    plain = RunSpec.model_validate_json(run.read_text())
+    batch = plain.batch.model_copy(update={"microbatch": 1})
+    run.write_text(plain.model_copy(update={"batch": batch}).model_dump_json())
+    reference = reference_of(run, tmp_path / "reference")
+    world = World(with_audits(run, 0.3, 5, 20), reference)
+    lies = [Fault(at_s, math.inf, "lie", (name,), 0.0, "flipped") for name, at_s in LIARS.items()]
+    schedule = Schedule(
+        tuple("abcdefgh"),
+        (),
+        tuple(lies),
+        is_audited=True,
+        liars=tuple(sorted(LIARS)),
+        audit_rate=0.3,
+    )
+    _, honest = played(world, tmp_path / "swarm", 0, schedule=schedule)
+    judge.require_states(honest, reference)
+    for peer in honest:
+        assert len(went_back(peer)) == 2
+        off = [abs(loss - reference.losses[n]) for n, loss in final_losses(peer).items()]
+        assert len(off) == STEPS and max(off) <= 1e-4

@@ -45,6 +45,9 @@ BUSY_PAUSES_S = (0.1, 0.2, 0.4, 0.8, 1.6)
 BEGUN_LIMIT_BYTES = 256 << 20
 """In memory, of downloads that broke off: whoever has the rest may be found later."""
 PEERS_REMEMBERED = 4096
+GIVES_S = 15.0
+"""What was asked for is on its way for so long, at most: chunks are as large as a line carries in
+a few seconds."""
 _DIGEST = re.compile("[0-9a-f]{64}")
 
 log = logging.getLogger(__name__)
@@ -154,6 +157,7 @@ class BlobExchange:
         """In all, of chunks that were asked for."""
         self.given_bytes: collections.Counter[str] = collections.Counter()
         """To each peer, of those that asked lately."""
+        self._gave_at_s: dict[str, float] = {}
         self._begun: dict[str, tuple[_Download, io.BytesIO]] = {}
         self._donors = Donors()
         self._plane = ControlPlane(host, self._serve, name="blob")
@@ -204,6 +208,12 @@ class BlobExchange:
             self._set_aside(download, file)
             raise
         return file.getvalue()
+
+    def gave_lately(self, peer_id: str) -> bool:
+        """Whether it has fetched something here while it may still be on its way, as far as this
+        end sees."""
+        gave_at_s = self._gave_at_s.get(peer_id)
+        return gave_at_s is not None and now.monotonic_s() - gave_at_s < GIVES_S
 
     def _set_aside(self, download: _Download, file: io.BytesIO) -> None:
         if download.has_begun:
@@ -368,7 +378,9 @@ class BlobExchange:
         chunk = await self._read(found, request)
         if sender not in self.given_bytes and len(self.given_bytes) >= PEERS_REMEMBERED:
             self.given_bytes.clear()
+            self._gave_at_s.clear()
         self.given_bytes[sender] += len(chunk.content)
+        self._gave_at_s[sender] = now.monotonic_s()
         return encode(chunk)
 
     async def _read(self, found: Path | bytes, request: _Request) -> _Chunk:

@@ -32,6 +32,8 @@ class Bytes:
     def decode(self, tokens: Iterable[int]) -> str:
         return bytes(tokens).decode("utf-8", errors="replace")
 
+    decode_on = decode
+
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory, spec: RunSpec) -> Path:

@@ -48,6 +48,7 @@ from p2p_dtfm.train.model.initial_state import write_initial
 RUN_SPEC_NAME = "run.toml"
 INITIAL_NAME = "initial"
 GENERATION_NAME = "generation_config.json"
+_SENTENCE_PIECE_NAME = "tokenizer.model"
 ORIGIN_FILES = (
     CONFIGURATION_NAME,
     GENERATION_NAME,
@@ -58,6 +59,7 @@ ORIGIN_FILES = (
     "chat_template.jinja",
     "vocab.json",
     "merges.txt",
+    _SENTENCE_PIECE_NAME,
 )
 LONGEST_CONTEXT = 1024
 """Of a run whose founder does not say: models with rotary positions are made for far longer
@@ -131,6 +133,12 @@ def import_hugging_face(
     configuration = read_configuration(directory / CONFIGURATION_NAME)
     draft = _draft(configuration, directory, name, training, tell)
     tokenizer = _tokenizer(directory, draft)
+    if tokenizer is None and (directory / _SENTENCE_PIECE_NAME).is_file():
+        tell(
+            f"{directory / _SENTENCE_PIECE_NAME} is not read, and {TOKENIZER_NAME} is not there: "
+            "only the weights come in. transformers makes one of the other: "
+            "AutoTokenizer.from_pretrained(DIRECTORY).save_pretrained(DIRECTORY)"
+        )
     _require_data(training.data, directory, tokenizer)
     if training.data == STANDARD_LIBRARY and not isinstance(tokenizer, ByteTokenizer | None):
         tell(

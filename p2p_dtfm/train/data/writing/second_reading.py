@@ -92,11 +92,10 @@ class SecondReading:
         writers: dict[Split, KeptShardWriter] = {"train": self.train, "held_out": self.held_out}
         open_split, done_bytes = place.open_split, place.text_bytes
         for batch in _batches(self._survey.located(place.file, place.piece)):
-            texts = [located.piece.text for located in batch]
-            for located, tokens in zip(batch, self._tokenizer.encode_batch(texts), strict=True):
-                split: Split = "held_out" if located.held_out else "train"
-                if open_split is not None and open_split != split:
-                    writers[open_split].append(separator)
+            for located, tokens, before in self._encoded(batch, open_split):
+                split = _split_of(located)
+                if before is not None and before != split:
+                    writers[before].append(separator)
                 writers[split].append(tokens)
                 if located.piece.ends_document:
                     writers[split].append(separator)
@@ -106,6 +105,21 @@ class SecondReading:
             last = batch[-1]
             batch.clear()  # while the next one is read
             yield WrittenSoFar(last.file, last.number + 1, done_bytes, open_split)
+
+    def _encoded(
+        self, batch: list[Located], open_split: Split | None
+    ) -> Iterator[tuple[Located, np.ndarray, Split | None]]:
+        """Pieces, their tokens, and in which split a document is open before them."""
+        before = [open_split]
+        for located in batch:
+            before.append(None if located.piece.ends_document else _split_of(located))
+        goes_on = [opened == _split_of(at) for at, opened in zip(batch, before, strict=False)]
+        tokens = self._tokenizer.encode_batch([at.piece.text for at in batch], goes_on)
+        return zip(batch, tokens, before, strict=False)
+
+
+def _split_of(located: Located) -> Split:
+    return "held_out" if located.held_out else "train"
 
 
 def _batches(pieces: Iterator[Located]) -> Iterator[list[Located]]:

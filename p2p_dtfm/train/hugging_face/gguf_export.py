@@ -53,7 +53,7 @@ def export_gguf(
     out: Path,
     tokenizer: Tokenizer | None,
     progress: Progress = lambda done_bytes, total_bytes: None,
-    imported: Path | None = None,
+    origin: Path | None = None,
 ) -> None:
     """Write the checkpoint of one step, or an imported model, into the file `out`.
 
@@ -62,7 +62,7 @@ def export_gguf(
     """
     library = require_library()
     require_new(out)
-    model = model_from(source, imported)
+    model = model_from(source, origin)
     family = family_of(model.spec.model)
     _require_known(model.spec.model, family)
     require_tied(model)

@@ -30,6 +30,8 @@ from p2p_dtfm.train.model.lora.adapted import has_base
 
 INITIAL_NAME = "initial"
 RETRY_S = 1.0
+LONGEST_REST_S = 300.0
+"""Between asking for what nothing waits for."""
 
 log = logging.getLogger("p2p_dtfm")
 
@@ -111,7 +113,8 @@ class InitialStates:
 
     async def _keep_origin(self) -> None:
         """The small files of the model that the run began from, which whoever exports wants: also
-        who came late, and never needed initial.json."""
+        who came late, and never needed initial.json. Nobody may have them any more."""
+        rest_s = RETRY_S
         while True:
             try:
                 origin = (await self._named()).origin
@@ -119,7 +122,8 @@ class InitialStates:
                     await self._file(origin.digest, origin.bytes)
                 return
             except BlobUnavailable:
-                await asyncio.sleep(RETRY_S)
+                await asyncio.sleep(rest_s)
+                rest_s = min(2 * rest_s, LONGEST_REST_S)
             except PeerFault as fault:
                 return log.warning("the model's own files do not come along: %s", fault.cause)
 

@@ -94,7 +94,7 @@ class Exchange:
         path = self._store.path(digest)
         if path is None or self._failures:
             self._failures -= 1
-            raise BlobUnavailable(digest, [])
+            raise BlobUnavailable(digest, {})
         assert path.stat().st_size <= max_bytes and peers == ["founder"]
         shutil.copyfile(path, target)
         self.fetched.append(digest)
@@ -134,6 +134,8 @@ def test_every_member_exports_as_the_founder_does(
         ours, theirs = (tmp_path / place / name for place in ("out", "of"))
         if name == "tokenizer.json":
             assert read_merged(ours) == read_merged(theirs) == read_merged(model / name)
+        elif name.endswith(".json"):
+            assert json.loads(ours.read_text()) == json.loads(theirs.read_text()), name
         else:
             assert ours.read_bytes() == theirs.read_bytes(), name
     theirs = AutoTokenizer.from_pretrained(tmp_path / "out")
@@ -226,15 +228,22 @@ def test_what_comes_to_too_much_stays_with_the_founder(tmp_path: Path) -> None:
     assert model_in(tmp_path / "new").spec == spec
 
 
-def test_nothing_that_names_code_and_nothing_that_is_no_json_travels(tmp_path: Path) -> None:
+def test_neither_code_nor_places_nor_what_is_no_json_travels(
+    tmp_path: Path,
+) -> None:
     model = a_model(tmp_path / "hf", "llama")
     path = model / "tokenizer_config.json"
-    stated = json.loads(path.read_text()) | {"auto_map": {"AutoTokenizer": "theirs.Tokenizer"}}
+    stated = json.loads(path.read_text()) | {
+        "auto_map": {"AutoTokenizer": "theirs.Tokenizer"},
+        "name_or_path": "/home/somebody/models",
+        "special_tokens_map_file": "/home/somebody/.cache/special_tokens_map.json",
+    }
     path.write_text(json.dumps(stated))
     (model / "special_tokens_map.json").write_text("no table")
     tokenizer = read_tokenizer_json(model)
     payload = pack(model, tokenizer)
     assert payload is not None and b"auto_map" not in payload and b"no table" not in payload
+    assert b"somebody" not in payload, "where the founder keeps files"
     assert unpack(payload, tokenizer, tmp_path)
     assert json.loads((tmp_path / "tokenizer_config.json").read_text())["eos_token"] == "</s>"
 

@@ -130,7 +130,6 @@ def _export_once(
         export_safetensors,
         is_imported,
         model_in,
-        origin_of,
     )
     from p2p_dtfm.train.hugging_face.families import CLASSES, family_of
     from p2p_dtfm.train.hugging_face.gguf_export import export_gguf
@@ -146,9 +145,9 @@ def _export_once(
         return _export_adapter(directory, out)
     tokenizer = None if comes_from_import else _tokenizer_for(form, directory)
     with tempfile.TemporaryDirectory() as scratch, progress_of_bytes() as tell:
-        origin = None if imported is None else origin_of(imported)
-        if origin is None and not comes_from_import and form is not ExportFormat.SAFETENSORS:
-            origin = _travelled(directory, tokenizer, Path(scratch))
+        origin = None
+        if form is not ExportFormat.SAFETENSORS:
+            origin = _origin_for(directory, imported, tokenizer, Path(scratch))
 
         def progress(done_bytes: int, total_bytes: int) -> None:
             tell(done_bytes, total_bytes, "writing")
@@ -168,14 +167,21 @@ def _export_once(
         typer.echo(f"try it with: llama-cli -m {out}")
 
 
-def _travelled(directory: Path, tokenizer: "Tokenizer | None", scratch: Path) -> Path | None:
-    """The own files of the model that a checkpoint's run began from, where they came along with
-    it; what is not there is said."""
+def _origin_for(
+    directory: Path, imported: Path | None, tokenizer: "Tokenizer | None", scratch: Path
+) -> Path | None:
+    """The own files of the model that a checkpoint's run began from: those named, or those that
+    came along with the run; what is not there is said. What `import` made has its own."""
     from p2p_dtfm.core.protocol.errors import PeerFault
     from p2p_dtfm.train.data import BlobStore
+    from p2p_dtfm.train.hugging_face.export import is_imported, origin_of
     from p2p_dtfm.train.hugging_face.origin_files import travelled, unpack
     from p2p_dtfm.train.model.checkpoint import read_manifest
 
+    if imported is not None:
+        return origin_of(imported)
+    if is_imported(directory):
+        return None
     spec = read_manifest(directory).spec()
     if not spec.model.initial:
         return None

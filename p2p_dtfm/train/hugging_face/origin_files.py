@@ -37,8 +37,16 @@ TRAVELLING = (
     TEMPLATE_NAME,
 )
 """vocab.json, merges.txt and tokenizer.model are what tokenizer.json says once more."""
-_CODE = "auto_map"
-"""Names programs in a model's directory, which transformers runs where it is told to."""
+_LEFT_OUT = {
+    "auto_map",  # programs in the model's directory, which transformers runs where it is told to
+    "_name_or_path",  # from here on where a founder keeps files, which is nobody's business
+    "name_or_path",
+    "tokenizer_file",
+    "special_tokens_map_file",
+    "vocab_file",
+    "merges_file",
+}
+"""Of the tables."""
 
 
 class OriginFiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -121,10 +129,10 @@ def _checked(name: str, text: str) -> str:
         raise PeerFault(f"{name} that is not JSON: {error}") from error
     if not isinstance(content, dict):
         raise PeerFault(f"{name} that is no table")
-    if _CODE not in content:
+    if not _LEFT_OUT & set(content):
         return text
-    del content[_CODE]
-    return json.dumps(content, indent=2, ensure_ascii=False)
+    kept = {name: value for name, value in content.items() if name not in _LEFT_OUT}
+    return json.dumps(kept, indent=2, ensure_ascii=False)
 
 
 def _without_vocabulary(content: dict[str, Any]) -> dict[str, Any]:

@@ -32,6 +32,8 @@ class KeptShardWriter(ShardWriter):
 
     def state(self) -> SplitState:
         """What is on the disk. Raises OSError."""
+        for temporary, _ in self._full:
+            _force_to_disk(temporary)
         shard = None
         if self._file is not None:
             self._file.flush()
@@ -113,3 +115,11 @@ class KeptShardWriter(ShardWriter):
             raise NotAsLeft(f"the open shard of {self._split} is damaged")
         file.truncate()
         self._in_shard = shard.tokens
+
+
+def _force_to_disk(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -14,7 +14,9 @@ import pytest
 from data_examples import make_text
 
 from p2p_dtfm.core.protocol.errors import UserError
-from p2p_dtfm.train.data import prepare
+from p2p_dtfm.train.data import ByteTokenizer, prepare
+from p2p_dtfm.train.data.chat.prepare_chat import prepare_chat
+from p2p_dtfm.train.data.chat.template import ChatForm
 from p2p_dtfm.train.data.writing import journal as journal_module
 from p2p_dtfm.train.data.writing import second_reading
 from p2p_dtfm.train.data.writing.journal import JOURNAL_NAME, alone_in
@@ -256,6 +258,17 @@ def test_a_disk_that_fills_up_under_the_journal_loses_nothing(
     assert kept > 5000
     assert "goes on where it was interrupted" in go_on(texts, out)[0]
     assert content_of(out) == content_of(tmp_path / "whole")
+
+
+def test_conversations_in_its_place_leave_nothing_of_it(
+    texts: Path, tmp_path: Path, often: None
+) -> None:
+    interrupted(texts, out := tmp_path / "out")
+    rows = [{"prompt": f"what is {n}?", "completion": f"{n} it is"} for n in range(40)]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    prepare_chat([path], out, ByteTokenizer(), ChatForm(), context=64)
+    assert not [name for name in content_of(out) if ".tmp" in name]
 
 
 def test_two_do_not_write_at_once(texts: Path, tmp_path: Path) -> None:

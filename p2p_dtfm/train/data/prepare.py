@@ -48,7 +48,7 @@ from p2p_dtfm.train.data.tokenizer import (
     entry_of,
     load_tokenizer,
 )
-from p2p_dtfm.train.data.writing.journal import Journal, WrittenSoFar, alone_in
+from p2p_dtfm.train.data.writing.journal import JOURNAL_NAME, Journal, WrittenSoFar, alone_in
 from p2p_dtfm.train.data.writing.second_reading import SecondReading
 
 MANIFEST_NAME = "manifest.json"
@@ -132,7 +132,6 @@ def prepare(
                     finish(out, store, manifest, tokenizer, shard_tokens)
                 if replaces or journal.was_there:
                     remove_unused(store, manifest)
-                journal.remove()
         except OSError as error:
             cause = f"cannot write to {out}: {error.strerror}"
             raise UserError(cause, fix_of(error, out)) from error
@@ -231,6 +230,7 @@ def finish(
     store.put_bytes(payload)
     write_atomically(out / TOKENIZER_NAME, tokenizer.to_bytes())
     write_atomically(out / MANIFEST_NAME, payload)
+    (out / JOURNAL_NAME).unlink(missing_ok=True)  # of this result, or of one that is not to be
 
 
 def remove_unused(store: BlobStore, manifest: Manifest) -> None:

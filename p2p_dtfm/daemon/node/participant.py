@@ -148,8 +148,8 @@ class Participant:
         stack.callback(participant.contributions.write)
         stack.push_async_callback(participant.tell_end)
         membership.local.life.spawn(participant.when_done())
-        if run.spec.trains_adapters:
-            keeps = participant.initial.keep_all(lambda: membership.agreement.view is not None)
+        if run.spec.model.initial:
+            keeps = participant.initial.keep_beside(lambda: membership.agreement.view is not None)
             membership.local.life.spawn(keeps)
         observer.measures_with(lambda: participant.measured_rate() > 0)
         return participant

@@ -312,6 +312,8 @@ class Gathering:
             state.give_up(now_ns)
             state.attempts.frozen = False
             return [Report(f"gives up view {attempt.number}: no member of its views is left")]
+        if better := state.others.views.of_fellows.counts_more(attempt, state.view):
+            return self._outsiders.rejoin(f"view {better} counts, where more of its fellows are")
         left_out = [Report(f"leaves out {p}: {why}") for p, why in attempt.distrust.told()]
         settings = state.settings
         snapshot = attempt.freeze(settings.run_digest, settings.workload, state.open_record)
@@ -319,7 +321,7 @@ class Gathering:
         for member in attempt.kept_out:
             state.others.newcomers.refuse(member.peer_id, now_ns)
         if snapshot.lost_layers:
-            names = ", ".join(str(layer) for layer in snapshot.lost_layers)
+            names = ", ".join(map(str, snapshot.lost_layers))
             reason = f"no member holds layers {names} any more; waits for a peer that does"
             return left_out + self.plan_computed(snapshot, NoPlan(reason), now_ns)
         return [*left_out, ComputePlan(snapshot)]

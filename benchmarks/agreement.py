@@ -32,7 +32,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from p2p_dtfm.core.consensus.actions import SECOND_NS, Timing, ViewAgreed
+from p2p_dtfm.core.consensus.actions import SECOND_NS, WAN, ViewAgreed
 from p2p_dtfm.core.membership.leaving import leavers
 from p2p_dtfm.core.messages.agreement_messages import AgreementMessage
 from p2p_dtfm.core.messages.on_the_wire import compressed
@@ -44,7 +44,6 @@ from p2p_dtfm.core.protocol.records import Link, PeerRecord, packed
 from p2p_dtfm.core.protocol.snapshot import Snapshot
 from p2p_dtfm.core.protocol.workload import LayerCost, Workload
 from p2p_dtfm.core.recovery.view import View
-from p2p_dtfm.daemon.node.membership import WIDE_ABOVE
 from p2p_dtfm.sim.faults.agreement_world import AgreementWorld
 from p2p_dtfm.sim.faults.hash_training import Tensor
 from p2p_dtfm.sim.faults.invariants import Violation
@@ -108,8 +107,7 @@ class ScenarioWorld(AgreementWorld):
 
     def __init__(self, scenario: Scenario, records: dict[str, PeerRecord]) -> None:
         template = next(iter(records.values()))
-        timing = Timing(wide_above=WIDE_ABOVE)
-        super().__init__(1, WORKLOAD, template, small_plan, timing=timing)
+        super().__init__(1, WORKLOAD, template, small_plan, timing=WAN)
         self.scenario, self.records = scenario, records
         self.plan_ns = 1
         self.compute_ns = (SECOND_NS, 2 * SECOND_NS)

@@ -74,8 +74,7 @@ def test_at_the_door_of_one_member_more_wait_where_it_is_one_of_many(
 def test_in_a_swarm_of_many_a_storm_may_come_before_the_word_of_those_that_name_it(
     wide: Wide | None, kept: int
 ) -> None:
-    """A hundred newcomers that had asked members far away were heard of before these: of a third
-    nothing was kept, and 1,024 waited for a second until it was sent again."""
+    """What is not kept is asked for a second later, and everybody waits for it."""
     attempt = Attempt(MEMBERS[0], 4, True, VIEW, 4)
     attempt.passed_on.wide = wide
     for number in range(WAITING_WIDE_LIMIT + 20):

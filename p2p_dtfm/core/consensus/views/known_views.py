@@ -170,6 +170,11 @@ class KnownViews:
         known = (*self._history.values(), *(it for it in later if present < it.view))
         return any(peer_id == member.peer_id for it in known for member in it.members)
 
+    @property
+    def certified(self) -> frozenset[ViewId]:
+        """Views that were proven to this peer, in which it was not."""
+        return frozenset(self._certified)
+
     def is_proven(self, part: Contribution) -> bool:
         """Whether what a contributor says of its view is known to be so."""
         present = part.present

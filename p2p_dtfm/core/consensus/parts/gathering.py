@@ -19,7 +19,7 @@ from p2p_dtfm.core.consensus.attempts.attempt import Attempt
 from p2p_dtfm.core.consensus.attempts.attempt_parts import AttemptClock
 from p2p_dtfm.core.consensus.attempts.ready_verdict import Answers, ReadyVerdict, ready_verdict
 from p2p_dtfm.core.consensus.attempts.stall_verdict import are_newcomers_links
-from p2p_dtfm.core.consensus.attempts.whole_knowledge import whole_knowledge
+from p2p_dtfm.core.consensus.attempts.whole_knowledge import ends_that_lack, whole_knowledge
 from p2p_dtfm.core.consensus.parts.outsiders import Outsiders
 from p2p_dtfm.core.consensus.parts.syncing import Syncing
 from p2p_dtfm.core.consensus.parts.takeover import Takeover
@@ -255,6 +255,7 @@ class Gathering:
         if len(new) < len(others) and (own or not attempt.waits_for):
             told = tuple(peer_id for peer_id in others if peer_id not in new)
             actions.append(SendMessage(told, attempt.gather()))
+        actions += self._tell_all(attempt, ends_that_lack(attempt))
         return [*actions, *self.check_settled(attempt, now_ns)]
 
     def _tell_all(self, attempt: Attempt, peer_ids: tuple[str, ...]) -> Actions:

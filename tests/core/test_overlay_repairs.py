@@ -94,8 +94,8 @@ def test_who_is_in_doubt_hears_what_all_others_hear() -> None:
 def test_a_newcomer_comes_in_by_what_it_is_told_in_parts_in_whatever_order_they_come(
     late: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who names it is in one part, and proof of that one's view in another: of a hundred that came
-    to 1,024 some waited for a second, and everybody for them."""
+    """Who names it is in one part, and proof of that one's view in another: of a hundred that
+    came some waited for a second, and everybody for them."""
     monkeypatch.setattr(message_parts, "MESSAGE_LIMIT_BYTES", 2048)
     world = many()
     for peer in world.peers.values():

@@ -62,6 +62,17 @@ def test_ids_as_long_as_real_ones_take_more_bytes(capsys: pytest.CaptureFixture[
     assert real.link(first, second) == scenario.link("london-1", "london-2")
 
 
+def test_a_crash_is_no_news_before_what_was_said_just_before_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Far away the last words came after the end of the stream, which they took back: two of four
+    noticed three seconds later than the others, by silence."""
+    *rows, verdict = printed(capsys, "--peers", "8", "--events", "leave,crash", "--json")
+    assert [row["event"] for row in rows] == ["found", "leave", "crash"]
+    assert verdict["met"] is True
+    assert float(str(rows[-1]["round_trips"])) < 3
+
+
 def test_too_few_peers_and_files_that_are_not_there_are_told(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

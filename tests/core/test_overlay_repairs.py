@@ -5,7 +5,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from p2p_dtfm.core.consensus.actions import SECOND_NS
+from p2p_dtfm.core.consensus.attempts import message_parts
 from p2p_dtfm.core.messages.agreement_messages import Spread
 from p2p_dtfm.core.protocol.snapshot import Member
 from p2p_dtfm.sim.faults.agreement_seeds import TIMING
@@ -85,3 +88,35 @@ def test_who_is_in_doubt_hears_what_all_others_hear() -> None:
         return attempt is not None and {it.peer_id for it in attempt.known} == set("abcde")
 
     world.run_until(knows_all, limit_s=1)
+
+
+@pytest.mark.parametrize("late", ["proofs", "all else"])
+def test_a_newcomer_comes_in_by_what_it_is_told_in_parts_in_whatever_order_they_come(
+    late: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who names it is in one part, and proof of that one's view in another: of a hundred that
+    came some waited for a second, and everybody for them."""
+    monkeypatch.setattr(message_parts, "MESSAGE_LIMIT_BYTES", 2048)
+    world = many()
+    for peer in world.peers.values():
+        peer.agreement._state.attempts.failures = 0
+    asked = list[str]()
+
+    def comes_late(sender: str, receiver: str, message: Any) -> bool:
+        if not isinstance(message, Spread):
+            return False
+        asked.extend(message.wants)
+        if receiver != "n" or bool(message.certificates) != (late == "proofs"):
+            return False
+        world.after(SECOND_NS // 5, lambda: AgreementWorld.send(world, sender, "n", message))
+        return True
+
+    world.loses = comes_late
+    newcomer = world.add_peer("n").agreement
+    world.add_peer("first")
+    world.ask_to_join("first", "a")  # who opens the attempt, and names another one
+    world.run_to(world.now_ns + SECOND_NS // 4)
+    world.ask_to_join("n", "f")
+    world.run_until(lambda: newcomer.next_view is not None, limit_s=20)
+    assert "first" in newcomer.next_view.member_ids
+    assert asked == []

@@ -5,7 +5,8 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from p2p_dtfm.core.consensus.attempts.attempt import Attempt
+from p2p_dtfm.core.consensus.attempts.attempt import PARKED_LIMIT, Attempt
+from p2p_dtfm.core.consensus.attempts.wide import Wide
 from p2p_dtfm.core.consensus.parts import requests
 from p2p_dtfm.core.membership.eligibility import universe
 from p2p_dtfm.core.membership.newcomers import WAITING_LIMIT, WAITING_WIDE_LIMIT
@@ -65,3 +66,18 @@ def test_at_the_door_of_one_member_more_wait_where_it_is_one_of_many(
         _, fault = say(world, name, "a", request)
         assert fault is None
     assert len(agreement.joiners) == waiting
+
+
+@pytest.mark.parametrize(
+    ("wide", "kept"), [(None, PARKED_LIMIT), (Wide(), WAITING_WIDE_LIMIT)], ids=["few", "many"]
+)
+def test_in_a_swarm_of_many_a_storm_may_come_before_the_word_of_those_that_name_it(
+    wide: Wide | None, kept: int
+) -> None:
+    """What is not kept is asked for a second later, and everybody waits for it."""
+    attempt = Attempt(MEMBERS[0], 4, True, VIEW, 4)
+    attempt.passed_on.wide = wide
+    for number in range(WAITING_WIDE_LIMIT + 20):
+        signed = contribution(4, None, Member(f"n{number:03}", 1))
+        attempt.park(signed, open_contribution(signed, verify))
+    assert len(attempt.set_aside.parked) == kept

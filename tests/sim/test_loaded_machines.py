@@ -160,6 +160,21 @@ def test_who_stops_is_missed_within_three_seconds_of_load_that_all_bear() -> Non
     assert world.now_ns - stopped_ns < 4 * SECOND_NS
 
 
+def test_both_ends_of_a_cut_are_told_at_once_what_they_lack() -> None:
+    """They waited for half a second, until all that is known was sent again."""
+    loaded = Loaded(2, LAN_LIVENESS, longest_s=0.2)
+    loaded.longest_ns = 0
+    world = loaded.world
+    world.plan_ns, world.network.delay_ns = 2, (1_000_000, 2_000_000)
+    world.run_to(world.now_ns + 10 * SECOND_NS)
+    world.cut({("a", "b"), ("b", "a")}, "between a and b")
+    world.run_until(lambda: any("while others hear it" in line for line in world.story))
+    suspected_ns = world.now_ns
+    in_two = [peer for name, peer in world.peers.items() if name in "cde"]
+    world.run_until(lambda: all(it.view and len(it.view.members) < 5 for it in in_two))
+    assert world.now_ns - suspected_ns < SECOND_NS // 5
+
+
 def test_a_cut_between_two_is_told_from_a_machine_that_stands_still() -> None:
     """All the others hear both, so that nobody waits as long as for a silent peer."""
     loaded = Loaded(2, LAN_LIVENESS, longest_s=0.2)

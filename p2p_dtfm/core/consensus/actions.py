@@ -47,8 +47,11 @@ class Timing:
     """In a view of more members each speaks with its neighbours of the overlay, not with all."""
 
 
-LAN = Timing(resend_ns=SECOND_NS // 2, retry_ns=2 * SECOND_NS)
-WAN = Timing()
+WIDE_ABOVE = 16
+"""Of daemons, from the 17th member on, each speaks with its neighbours of the overlay only: that
+each speaks with all takes more of a small machine than it has."""
+LAN = Timing(resend_ns=SECOND_NS // 2, retry_ns=2 * SECOND_NS, wide_above=WIDE_ABOVE)
+WAN = Timing(wide_above=WIDE_ABOVE)
 """Deadlines are alike: a busy machine is slow on any network."""
 
 

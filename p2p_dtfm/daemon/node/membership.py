@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-from dataclasses import replace
 
 from p2p_dtfm.core.commit.step_terms import terms_of
 from p2p_dtfm.core.consensus.actions import LAN, WAN, ComputePlan, PassOnSoon, Report, SendMessage
@@ -25,10 +24,6 @@ from p2p_dtfm.net.contacts.identity import verify
 from p2p_dtfm.ports import now
 
 log = logging.getLogger("p2p_dtfm")
-
-WIDE_ABOVE = 16
-"""From the 17th member on each speaks with its neighbours of the overlay only: that each speaks
-with all takes more of a small machine than it has."""
 
 
 class Membership:
@@ -63,7 +58,7 @@ class Membership:
             self.workload,
             network.host.identity.sign,
             verify,
-            replace(LAN if local.settings.is_near else WAN, wide_above=WIDE_ABOVE),
+            LAN if local.settings.is_near else WAN,
             self.view_history.read(),
         )
         self.agreement.terms = terms_of(run.spec)

@@ -62,6 +62,8 @@ class PassedOn:
     """Of views that contributors are in."""
     told: set[str] = field(default_factory=set)
     """Who was sent this peer's contribution."""
+    mediated: set[Accusation] = field(default_factory=set)
+    """Whose ends were sent all that this peer knows."""
     wide: Wide | None = None
     """In a swarm of many."""
 

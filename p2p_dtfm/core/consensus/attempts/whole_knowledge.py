@@ -1,10 +1,27 @@
-"""All that a peer knows in an attempt, as messages."""
+"""All that a peer knows in an attempt, as messages; and who is told all of it at once."""
 
 import msgspec
 
 from p2p_dtfm.core.consensus.attempts.attempt import Attempt
 from p2p_dtfm.core.consensus.attempts.message_parts import message_parts
 from p2p_dtfm.core.messages.agreement_messages import Gather
+
+MEDIATORS = 2
+
+
+def ends_that_lack(attempt: Attempt) -> tuple[str, ...]:
+    """Where a link is cut, its ends lack each other's contribution, and a resend would bring it
+    half a second later: two of those that have both, and are in no doubt, tell both ends now, of
+    each link once."""
+    mediated, ends = attempt.passed_on.mediated, set[str]()
+    in_doubt = {end for link in attempt.charges for end in (link.by, link.of)}
+    if attempt.me not in sorted(attempt.known.keys() - in_doubt)[:MEDIATORS]:
+        return ()
+    for link in attempt.charges.keys() - mediated:
+        if link.by in attempt.known and link.of in attempt.known:
+            mediated.add(link)
+            ends |= {link.by.peer_id, link.of.peer_id}
+    return tuple(sorted(ends))
 
 
 def whole_knowledge(attempt: Attempt, proofs: bool) -> list[Gather]:

@@ -19,7 +19,7 @@ from p2p_dtfm.core.consensus.attempts.attempt import Attempt
 from p2p_dtfm.core.consensus.attempts.attempt_parts import AttemptClock
 from p2p_dtfm.core.consensus.attempts.ready_verdict import Answers, ReadyVerdict, ready_verdict
 from p2p_dtfm.core.consensus.attempts.stall_verdict import are_newcomers_links
-from p2p_dtfm.core.consensus.attempts.whole_knowledge import whole_knowledge
+from p2p_dtfm.core.consensus.attempts.whole_knowledge import ends_that_lack, whole_knowledge
 from p2p_dtfm.core.consensus.parts.outsiders import Outsiders
 from p2p_dtfm.core.consensus.parts.syncing import Syncing
 from p2p_dtfm.core.consensus.parts.takeover import Takeover
@@ -255,6 +255,7 @@ class Gathering:
         if len(new) < len(others) and (own or not attempt.waits_for):
             told = tuple(peer_id for peer_id in others if peer_id not in new)
             actions.append(SendMessage(told, attempt.gather()))
+        actions += self._tell_all(attempt, ends_that_lack(attempt))
         return [*actions, *self.check_settled(attempt, now_ns)]
 
     def _tell_all(self, attempt: Attempt, peer_ids: tuple[str, ...]) -> Actions:
@@ -312,6 +313,8 @@ class Gathering:
             state.give_up(now_ns)
             state.attempts.frozen = False
             return [Report(f"gives up view {attempt.number}: no member of its views is left")]
+        if better := state.others.views.of_fellows.counts_more(attempt, state.view):
+            return self._outsiders.rejoin(f"view {better} counts, where more of its fellows are")
         left_out = [Report(f"leaves out {p}: {why}") for p, why in attempt.distrust.told()]
         settings = state.settings
         snapshot = attempt.freeze(settings.run_digest, settings.workload, state.open_record)
@@ -319,7 +322,7 @@ class Gathering:
         for member in attempt.kept_out:
             state.others.newcomers.refuse(member.peer_id, now_ns)
         if snapshot.lost_layers:
-            names = ", ".join(str(layer) for layer in snapshot.lost_layers)
+            names = ", ".join(map(str, snapshot.lost_layers))
             reason = f"no member holds layers {names} any more; waits for a peer that does"
             return left_out + self.plan_computed(snapshot, NoPlan(reason), now_ns)
         return [*left_out, ComputePlan(snapshot)]

@@ -194,9 +194,13 @@ class Meeting:
         went = said & set(view.members)
         if message.sender not in went:
             return refused("its sender has not signed that view")
+        views = state.others.views
+        theirs = self._side_of(message, views.find(view.id))
         if 2 * len(went) < len(view.members):
+            views.of_fellows.note(theirs)
             return self._go_on_without(message, "less than half of the members went there", now_ns)
-        if 2 * len(went) == len(view.members) and not self._half_counts(view, message):
+        if 2 * len(went) == len(view.members) and not self._half_counts(view, theirs):
+            views.of_fellows.note(theirs)
             reason = "half of the members went there, and theirs counts no more"
             return self._go_on_without(message, reason, now_ns)
         reason = f"view {message.view} has succeeded {view.id} without this peer"
@@ -204,15 +208,15 @@ class Meeting:
         return Verdict(self._outsiders.rejoin(reason, may_be_needed=they_wait), reason)
 
     def _go_on_without(self, message: Standing, reason: str, now_ns: int) -> Verdict:
-        """Silence does not show that it has gone: where it holds no stage nothing waits for it, and
-        it is heard from, as it says again and again where it is."""
+        """Unless the attempt shows that fewer are left here (`FellowsViews`). Silence does not show
+        that it has gone: where it holds no stage nothing waits for it, and it is heard from, as it
+        says again and again where it is."""
         gone = f"it is in view {message.view}, without this peer"
         return Verdict(self._suspicion.holds_up(message.sender.peer_id, gone, now_ns), reason)
 
-    def _half_counts(self, view: View, message: Standing) -> bool:
+    def _half_counts(self, view: View, theirs: Side | None) -> bool:
         common = self._state.others.views.find(view.id)
         mine = own_side(self._outsiders.standing_of(view), common)
-        theirs = self._side_of(message, common)
         return theirs is not None and outranks(theirs, mine)
 
     def _side_of(self, message: Standing, common: KnownView | None) -> Side | None:

@@ -8,6 +8,7 @@ knows have signed.
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from p2p_dtfm.core.consensus.views.fellows_views import FellowsViews
 from p2p_dtfm.core.membership.familiar_peers import FamiliarPeers
 from p2p_dtfm.core.messages.agreement_messages import Contribution, KnownView, PresentView
 from p2p_dtfm.core.messages.certificate import Certificate
@@ -52,10 +53,12 @@ class KnownViews:
         self._has_left_all = False
         self._proven: dict[int, tuple[PresentView, KnownView, frozenset[Member]]] = {}
         """By what contributors say of their views, which many say alike: whose word fits."""
+        self.of_fellows = FellowsViews()
         self._trim()
 
     def begin_life(self) -> None:
         self._readied, self._certified, self._sources = {}, {}, {}
+        self.of_fellows = FellowsViews()
 
     @property
     def history(self) -> tuple[KnownView, ...]:
@@ -96,6 +99,7 @@ class KnownViews:
         held = {**before, **self._history}
         self._history = {at: held[at] for at in sorted(held) if at != view.id}
         self._history[view.id] = _known(view)
+        self.of_fellows = FellowsViews()
         self._trim()
 
     def origins(self, members: Iterable[Member]) -> tuple[KnownView, ...]:
@@ -165,6 +169,11 @@ class KnownViews:
         later = (*self._readied.values(), *self._certified.values())
         known = (*self._history.values(), *(it for it in later if present < it.view))
         return any(peer_id == member.peer_id for it in known for member in it.members)
+
+    @property
+    def certified(self) -> frozenset[ViewId]:
+        """Views that were proven to this peer, in which it was not."""
+        return frozenset(self._certified)
 
     def is_proven(self, part: Contribution) -> bool:
         """Whether what a contributor says of its view is known to be so."""

@@ -47,17 +47,35 @@ class SpreadReception:
         """Raises `PeerFault`."""
         if not self._may_be_of_many(message):
             return refused("it is for a swarm of many, and nobody known has said that this is one")
-        was_in = self._wide(message) is not None
+        was_in, proven = self._wide(message) is not None, self._state.others.views.certified
         verdict = self._receive(message, now_ns)
+        actions = [*verdict.actions]
         if self._wide(message) is None:
             self._keep_for_later(message)
-            return verdict
-        early, self._state.attempts.early = self._state.attempts.early, []
-        actions = [*verdict.actions]
-        for one in early if not was_in else ():
-            if one.number == message.number and one.base == message.base:
+            if self._state.others.views.certified == proven:
+                return verdict
+            actions += self._enter_by_early(message, now_ns)
+        return Verdict(actions + self._read_early(message, was_in, now_ns), verdict.reason)
+
+    def _enter_by_early(self, message: Spread, now_ns: int) -> Actions:
+        """What a newcomer is told in parts may come in any order: who names it may have done so
+        before there was proof of its view."""
+        actions: Actions = []
+        for one in self._state.attempts.early:
+            if self._wide(message) is None and _are_of_one_attempt(one, message):
                 actions += self._receive(one, now_ns).actions
-        return Verdict(actions, verdict.reason)
+        return actions
+
+    def _read_early(self, message: Spread, was_in: bool, now_ns: int) -> Actions:
+        """Once this peer takes part."""
+        if self._wide(message) is None:
+            return []
+        early, self._state.attempts.early = self._state.attempts.early, []
+        actions: Actions = []
+        for one in early if not was_in else ():
+            if _are_of_one_attempt(one, message):
+                actions += self._receive(one, now_ns).actions
+        return actions
 
     def _may_be_of_many(self, message: Spread) -> bool:
         """Whoever has been in a view with this peer may know of more. Nobody else makes the members
@@ -244,6 +262,10 @@ class SpreadReception:
             certificates=(view.certificate,),
         )
         return [SendMessage((message.sender.peer_id,), proof)]
+
+
+def _are_of_one_attempt(one: Spread, other: Spread) -> bool:
+    return (one.number, one.base) == (other.number, other.base)
 
 
 def _held_bytes(message: Spread) -> int:

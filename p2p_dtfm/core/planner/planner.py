@@ -2,6 +2,7 @@
 
 import msgspec
 
+from p2p_dtfm.core.audit.believed_speeds import believed
 from p2p_dtfm.core.audit.roles import alone, following
 from p2p_dtfm.core.cost_model.costs import Placement, PlacementCost, StepModel
 from p2p_dtfm.core.cost_model.placement_problem import PlanningProblem, problem_of
@@ -31,6 +32,7 @@ def compute_plan(snapshot: Snapshot) -> Plan | NoPlan:
     Peers that do not intend to train get no stage. `NoPlan` says what is short.
     """
     snapshot = msgspec.structs.replace(snapshot, records=sorted_records(list(snapshot.records)))
+    snapshot = believed(snapshot)
     plan = _without(snapshot, frozenset())
     if isinstance(plan, NoPlan) or not (by_itself := alone(snapshot, plan)):
         return plan

@@ -34,6 +34,7 @@ IN_WORDS = (
     "frames withheld",
     "evidence withheld",
     "speed",
+    "calls others slow",
 )
 """What others see without an audit, or what changes no state: nothing of it may stay."""
 KINDS = IN_WORK + IN_WORDS

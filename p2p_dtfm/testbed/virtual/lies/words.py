@@ -15,6 +15,7 @@ from p2p_dtfm.daemon.peers.wire import StateDigest
 from p2p_dtfm.daemon.state_transfer.offers import Offers
 from p2p_dtfm.daemon.step.step_frames import StepFrames
 from p2p_dtfm.daemon.step.step_reduction import _Courses
+from p2p_dtfm.daemon.telemetry.seen_paces import SeenPaces
 from p2p_dtfm.daemon.trainer.audits import Audits
 from p2p_dtfm.daemon.trainer.step_loop import StepLoop
 from p2p_dtfm.net.streams.frames import FrameKind
@@ -23,6 +24,7 @@ from p2p_dtfm.testbed.virtual.planted.patches import Patches
 
 WRONG = bytes(WORK_BYTES)
 FASTER = 20
+SLOWEST_NS = 1 << 50
 NEAR = Link(50_000, 4 << 30)
 
 
@@ -173,6 +175,18 @@ def _speed(patches: Patches, lying: Lying) -> None:
     honest = patches.put(SelfRecord, "make", make)
 
 
+def _slander(patches: Patches, lying: Lying) -> None:
+    """That all others compute next to nothing, in each version of its record."""
+
+    def told(self: Any) -> dict[str, int]:
+        if lying.kind() != "calls others slow":
+            return dict(honest(self))
+        lying.tell()
+        return dict.fromkeys(lying.victims(self._seen), SLOWEST_NS)
+
+    honest = patches.put(SeenPaces, "told", told)
+
+
 LIES = (
     _audits,
     _accusations,
@@ -182,4 +196,5 @@ LIES = (
     _frames,
     _claims,
     _speed,
+    _slander,
 )

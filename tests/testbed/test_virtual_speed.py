@@ -71,7 +71,7 @@ def share_of(peers: list[Peer], name: str) -> int:
 def step_s(peer: Peer, last: int = 10) -> float:
     """The median of the last ones."""
     times = [it["at_s"] for it in peer.events() if it["event"] == "step"][-last - 1 :]
-    return median(after - before for before, after in pairwise(times))
+    return float(median(after - before for before, after in pairwise(times)))
 
 
 def lying(swarm: Swarm, kind: str, *names: str) -> Lying:

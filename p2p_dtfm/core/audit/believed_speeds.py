@@ -5,13 +5,11 @@ where it has all stages alone, those without one have. Nobody is asked who is ne
 audits: keys cost nothing.
 """
 
-from collections.abc import Sequence
-
 import msgspec
 
 from p2p_dtfm.core.audit.roles import watched
 from p2p_dtfm.core.protocol.facts.seen_paces import middle_of
-from p2p_dtfm.core.protocol.measured_plans import PlanShape
+from p2p_dtfm.core.protocol.measured_plans import names_in
 from p2p_dtfm.core.protocol.records import Device, LayerTiming, PeerRecord
 from p2p_dtfm.core.protocol.snapshot import Snapshot
 
@@ -78,10 +76,5 @@ def _believed(record: PeerRecord, slow: dict[str, int]) -> PeerRecord:
     device, pace_ns = record.device, slow.get(record.peer_id)
     if pace_ns is not None:
         device = scaled(device, pace_ns, pace_of(device))
-    measured = tuple(it for it in record.measured if _names(it.shape).isdisjoint(slow))
+    measured = tuple(it for it in record.measured if names_in(it.shape).isdisjoint(slow))
     return msgspec.structs.replace(record, device=device, measured=measured)
-
-
-def _names(shape: PlanShape) -> set[str]:
-    pipelines: Sequence[tuple[tuple[str, ...], tuple[int, ...]]] = shape
-    return {peer for peers, _ in pipelines for peer in peers}

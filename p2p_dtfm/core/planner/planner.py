@@ -111,7 +111,7 @@ def _plan(snapshot: Snapshot, problem: PlanningProblem) -> tuple[Plan | NoPlan, 
     model = StepModel(problem)
     # in a planned view members have what their present stages need
     states = None if snapshot.planned else snapshot.states()
-    measured = agreed([record.measured for record in snapshot.records])
+    measured = agreed({record.peer_id: record.measured for record in snapshot.records})
     present = PresentPlan(model, snapshot.present, states, measured) if snapshot.present else None
     warm = present.placement() if present else None
     in_a_hurry = warm is not None and not snapshot.planned  # all wait; it starts from what stands

@@ -383,14 +383,16 @@ class Background:
         if seen is not None and seen is not record.device:
             self._times_slow += record.device is record.measured_device
             record.state_device(seen)
+            self._membership.plan_times.forget(self._me)
             self._membership.set_record()
 
     def _state_paces_of_others(self, is_late: bool) -> None:
         """Who is slower than it says, as seen here: the plan goes by what most have seen."""
         paces = self._participant.trainer.seen_paces
         paces.look(is_late)
-        if self._membership.self_record.state_paces(paces.told()):
-            log.info("slower than they say, in ns: %s", paces.told())
+        for peer_id in self._membership.self_record.state_paces(paces.told()):
+            log.info("%s: %s ns (0: as it says)", peer_id, paces.told().get(peer_id, 0))
+            self._membership.plan_times.forget(peer_id)
             self._membership.set_record()
 
     def _who_is_fast_again(self, snapshot: Snapshot) -> str:

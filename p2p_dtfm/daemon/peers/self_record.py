@@ -117,10 +117,11 @@ class SelfRecord:
             abs(now[shape] - told[shape]) > NOTABLE_STEP_CHANGE * told[shape] for shape in now
         )
 
-    def state_paces(self, paces: dict[str, int]) -> bool:
-        """How slow others were seen to compute; whether that is news."""
+    def state_paces(self, paces: dict[str, int]) -> list[str]:
+        """How slow others were seen to compute; of whom that is news."""
         before, self._paces = self._paces, dict(paces)
-        return before != self._paces
+        everybody = sorted(before.keys() | paces.keys())
+        return [peer for peer in everybody if before.get(peer) != paces.get(peer)]
 
     def state_device(self, device: Device) -> None:
         """As it is seen to work, beside whatever else its machine does."""

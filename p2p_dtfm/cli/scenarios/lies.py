@@ -104,6 +104,12 @@ def lies_summary(console: Console, report: dict[str, Any]) -> None:
             f"than the usual {report['usual_step_s']:.1f} s without a commit; a liar came back "
             f"{report['came_back']} times"
         )
+    if report["fair_step_s"] is not None:
+        say(
+            f"the first ten steps took {report['first_steps_s']:.2f} s each, the last ten "
+            f"{report['last_steps_s']:.2f} s; {report['fair_step_s']:.2f} s where all compute as "
+            f"much; from step {report['fair_from']} on nearly so"
+        )
     for violation in report["violations"]:
         console.print(f"violated: {violation}", style="red", highlight=False, markup=False)
     if not report["ok"]:

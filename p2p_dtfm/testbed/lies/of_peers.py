@@ -11,10 +11,12 @@ from p2p_dtfm.daemon.node.background import Background
 from p2p_dtfm.daemon.peers.self_record import SelfRecord
 from p2p_dtfm.daemon.step.stage_account import Judge
 from p2p_dtfm.daemon.telemetry.device_pace import DevicePace
+from p2p_dtfm.daemon.telemetry.seen_paces import SeenPaces
 from p2p_dtfm.testbed.lies.lie import Lie, put
 from p2p_dtfm.train.model.layer_state import LayerState
 
 WRONG = bytes(32)
+SLOWEST_NS = 1 << 50
 _FLOAT_BYTES = 4
 _MOMENTS = 2
 
@@ -80,6 +82,15 @@ def be_fast(lie: Lie) -> None:
     put(DevicePace, "seen", lambda *arguments: None)
 
 
+def call_others_slow(lie: Lie) -> None:
+    """All whom it has seen work, by its record."""
+
+    def told(self: SeenPaces) -> dict[str, int]:
+        return dict.fromkeys(sorted(self._seen), SLOWEST_NS)
+
+    put(SeenPaces, "told", told)
+
+
 def have_other_lines(lie: Lie) -> None:
     """By its record, to everybody."""
     honest = SelfRecord._record
@@ -114,6 +125,7 @@ def give_noise(lie: Lie) -> None:
 OF_PEERS = {
     "silence": accuse_of_silence,
     "speed": be_fast,
+    "slander": call_others_slow,
     "links": have_other_lines,
     "state": give_noise,
 }

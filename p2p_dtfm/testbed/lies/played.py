@@ -17,12 +17,14 @@ from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.workload import workload_of
 from p2p_dtfm.testbed.kill_storm import peer_id_of
+from p2p_dtfm.testbed.lies.equal import fair_step_s
 from p2p_dtfm.testbed.lies.kinds import KINDS, LieKind
-from p2p_dtfm.testbed.lies.lie import LIE_VARIABLE, MEMORY_VARIABLE, Lie
+from p2p_dtfm.testbed.lies.lie import LIE_VARIABLE, MEMORY_VARIABLE, PACE_VARIABLE, Lie
 from p2p_dtfm.testbed.lies.verdict import (
     LieVerdict,
     judge,
     what_it_cost,
+    when_it_was_fair,
     who_is_barred,
     who_was_caught,
     who_was_doubted,
@@ -33,7 +35,6 @@ from p2p_dtfm.testbed.recovery.times import steps_of
 
 MODULE = "p2p_dtfm.testbed.lies.daemon"
 OPTIONS = ("--threads", "1", "--dashboard", "off")
-STEPS_AFTER = 25
 NEWCOMER_STEPS = 150
 """Until somebody who comes has joined, followed, and taken part."""
 FOLLOW_STEPS = 10
@@ -81,7 +82,7 @@ class LieCase:
     def steps(self) -> int:
         if self.of.newcomer:
             return NEWCOMER_STEPS
-        return self.of.from_step + max(STEPS_AFTER, self._steps_to_draw)
+        return self.of.from_step + max(self.of.steps_after, self._steps_to_draw)
 
     @property
     def limit_s(self) -> float:
@@ -105,7 +106,8 @@ class LieCase:
 
     def environment(self, spec: RunSpec) -> dict[str, str]:
         """Of all daemons: what their plan depends on."""
-        return {MEMORY_VARIABLE: str(two_thirds_bytes(spec))} if self.of.pipelines else {}
+        memory = {MEMORY_VARIABLE: str(two_thirds_bytes(spec))} if self.of.pipelines else {}
+        return memory | ({PACE_VARIABLE: "1"} if self.of.is_paced else {})
 
 
 def two_thirds_bytes(spec: RunSpec) -> int:
@@ -146,6 +148,8 @@ def play(directory: Path, case: LieCase, spec: RunSpec, say: Callable[[str], Non
     who_was_doubted(texts, liars, verdict)
     others = {peer_id: name for name, peer_id in ids.items() if name not in lying}
     what_it_cost(history, others, lie.from_step, verdict)
+    if case.of.is_paced:
+        when_it_was_fair(history, fair_step_s(spec, case.peers), verdict)
     _compare(first, case, verdict)
     if case.of.newcomer:
         _compare_newcomer(first, honest[-1], verdict)

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from p2p_dtfm.core.audit.auditors import with_auditors
 from p2p_dtfm.core.audit.believed_speeds import believed
 from p2p_dtfm.core.audit.roles import alone, following
 from p2p_dtfm.core.cost_model.costs import Placement, PlacementCost, StepModel
@@ -121,9 +122,11 @@ def _plan(snapshot: Snapshot, problem: PlanningProblem) -> tuple[Plan | NoPlan, 
     settled = present.held if present else ()
     wanted = without_idlers(model, wanted, snapshot.workload.least_gain_ppm, settled)
     chosen = present.at_once(wanted) if present and in_a_hurry else wanted
+    is_hurried = _shape(chosen) != _shape(wanted)
+    chosen, is_stopgap = with_auditors(model, snapshot, chosen)
     unchanged = present.unchanged(chosen) if present else None
     plan = unchanged or plan_of(problem, model.judged(chosen))
-    if _shape(chosen) != _shape(wanted):
+    if is_hurried or is_stopgap:
         plan = msgspec.structs.replace(plan, provisional=True)
     return plan, _has_room(model, chosen)
 

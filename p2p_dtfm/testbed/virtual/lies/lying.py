@@ -38,6 +38,10 @@ IN_WORDS = (
 )
 """What others see without an audit, or what changes no state: nothing of it may stay."""
 KINDS = IN_WORK + IN_WORDS
+SELDOM_TOLD = frozenset(
+    {"accuses", "accuses unasked", "state", "evidence withheld", "calls others slow"}
+)
+"""Only to who asks, or by who is asked."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +93,8 @@ class Lying:
         """Of honest ones: whom they leave out of a view, and why."""
         self.count = 0
         """Lies of whatever kind that were told."""
+        self.has_told: set[tuple[str, str]] = set()
+        """Who has told something, and of which kind."""
         self.states: dict[bytes, bytes] = {}
         """Of states that were given: digests, by what they should have been."""
         self.kept: dict[tuple[str, int], Any] = {}
@@ -118,9 +124,10 @@ class Lying:
     def tell(self) -> None:
         """A lie that changes no work."""
         self.count += 1
+        self.has_told.add((self.here(), self.kind()))
 
     def tell_work(self, view: ViewId, step: int) -> None:
-        self.count += 1
+        self.tell()
         self.told.setdefault(Deed(view, step), {})[self.ids[self.here()]] = self.kind()
 
     def commit(self, deed: Deed, digest: str) -> CommittedStep | None:

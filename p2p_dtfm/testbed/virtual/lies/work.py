@@ -32,6 +32,7 @@ def _noise(gradient: Any, kept: Any) -> None:
 
 
 def _replayed(gradient: Any, kept: Any) -> None:
+    """That of the first step in which it lies, again and again; that one it leaves out."""
     gradient.copy_(kept)
 
 
@@ -45,8 +46,11 @@ def _gradients(patches: Patches, lying: Lying) -> None:
 
             def final(layer: int) -> None:
                 gradient = self._runner.layer_states[layer].gradient_vector()
-                kept = lying.kept.setdefault((lying.here(), layer), gradient.clone())
+                kept = lying.kept.setdefault((lying.here(), layer), gradient.clone().zero_())
+                honest_one = gradient.clone()
                 GRADIENTS[kind](gradient, kept)
+                if kind == "replayed" and not kept.any():
+                    kept.copy_(honest_one)
                 told(layer)
 
             lying.tell_work(self._mailbox.view, step)

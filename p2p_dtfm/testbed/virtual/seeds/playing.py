@@ -130,6 +130,7 @@ class Play:
     def _is_over(self) -> bool:
         swarm, due_before = self._swarm, len(self._due)
         self._do_what_is_due()
+        self.deeds.end_lies_that_were_told()
         for peer in swarm.peers:
             if judge.starts_again(peer):
                 due_s = self._starts_s.setdefault(peer.name, swarm.now_s + STARTS_AGAIN_S)

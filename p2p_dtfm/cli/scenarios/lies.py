@@ -73,7 +73,7 @@ def play_lies(case: LieCase, keep: Path | None, console: Console) -> dict[str, A
     return {
         **asdict(case),
         "promise": promise.text,
-        "spoils": promise.spoils or (STAYS if case.rate < 1.0 else ""),
+        "spoils": promise.spoils or (STAYS if case.may_stay else ""),
         **asdict(verdict),
         "ok": not verdict.violations,
     }

@@ -10,6 +10,7 @@ from p2p_dtfm.testbed.lies.gradients import GRADIENT_LIES
 
 FIRST_LIE = 5
 WITHIN_STEPS = 2
+SELDOM = 0.02
 CONFESSES_AFTER = 10
 """Steps in which it has lied."""
 
@@ -143,7 +144,7 @@ _WORDS = {
             barred=True,
             spoils="the steps in which it lied",
         ),
-        rate=0.02,
+        rate=SELDOM,
     ),
 }
 _OF_OTHERS = {
@@ -167,6 +168,7 @@ _OF_ITSELF = {
         TAKEN_BACK,
         10.0,
         from_step=0,
+        rate=SELDOM,
         is_paced=True,
         steps_after=SEEN_WITHIN + 20,
     ),
@@ -174,6 +176,7 @@ _OF_ITSELF = {
         "says that it has seen all others compute next to nothing",
         NOT_HEARD,
         from_step=0,
+        rate=SELDOM,
         is_paced=True,
         steps_after=SEEN_WITHIN + 20,
     ),

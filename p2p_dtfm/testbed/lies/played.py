@@ -74,6 +74,11 @@ class LieCase:
         return within if within is None else max(within, self._steps_to_draw)
 
     @property
+    def may_stay(self) -> bool:
+        """Steps in which it lied about its work and that nobody drew are kept."""
+        return self.rate < 1.0 and not self.of.is_paced
+
+    @property
     def _steps_to_draw(self) -> int:
         """More than those that it takes at the rate for which the kind's promise is."""
         return math.ceil(RATES / self.rate) if self.rate < self.of.rate else 0
@@ -153,8 +158,7 @@ def play(directory: Path, case: LieCase, spec: RunSpec, say: Callable[[str], Non
     _compare(first, case, verdict)
     if case.of.newcomer:
         _compare_newcomer(first, honest[-1], verdict)
-    drawn = case.rate < 1.0  # then steps that nobody drew are kept
-    judge(case.of.promise, case.within, math.inf if drawn else LOSS_TOLERANCE, verdict)
+    judge(case.of.promise, case.within, math.inf if case.may_stay else LOSS_TOLERANCE, verdict)
     return verdict
 
 

@@ -57,7 +57,7 @@ def player(tmp_path_factory: pytest.TempPathFactory) -> Player:
 
 
 def test_a_liar_is_found_and_the_same_seed_has_the_same_trace_again(player: Player) -> None:
-    played = [player.play(LIES, lies("flipped")) for _ in range(2)]
+    played = [player.play(LIES, lies("flip")) for _ in range(2)]
     assert [it.problem for it in played] == ["", ""]
     assert played[0].lies > 0 and played[0].stayed == 0
     assert played[0].digest == played[1].digest != ""
@@ -70,9 +70,9 @@ def bug(name: str) -> Planted:
 @pytest.mark.parametrize(
     ("name", "what", "told"),
     [
-        ("every-accusation", "accuses", "an honest peer"),
-        ("one-is-enough", "accuses", "an honest peer"),
-        ("never-drawn", "flipped", "nobody honest was to compute that again"),
+        ("every-accusation", "accuse", "an honest peer"),
+        ("one-is-enough", "accuse", "an honest peer"),
+        ("never-drawn", "flip", "nobody honest was to compute that again"),
         ("audits-unheeded", "zeros", "an honest peer was to compute that again"),
     ],
 )
@@ -87,7 +87,7 @@ def test_each_kind_of_lie_is_told_and_none_stays(player: Player, what: str) -> N
     """Newcomers alone are given states, and evidence is asked for where a stage has neighbours."""
     played: Played = player.play(LIES, lies(what))
     assert played.problem == ""
-    assert played.lies or what in ("state", "evidence withheld")
+    assert played.lies or what in ("state", "unshown", "slander")
     assert played.stayed == 0
     assert set(IN_WORK).isdisjoint(IN_WORDS)
 
@@ -95,5 +95,11 @@ def test_each_kind_of_lie_is_told_and_none_stays(player: Player, what: str) -> N
 @pytest.mark.nightly
 def test_what_seeds_have_found_stays_mended(tmp_path: Path) -> None:
     """Two liars of eight gave one honest member at a time another sum than the rest; of two in
-    doubt the higher id went, each time, until the liars were alone."""
-    assert Player(tmp_path).play(200_002).problem == ""
+    doubt the higher id went, each time, until the liars were alone. Two that said that they were
+    fast had all layers and four others parts of them, so that each was audited by the other alone:
+    24 steps in which they lied stayed."""
+    player = Player(tmp_path)
+    for seed in (200_002, 200_007):
+        played = player.play(seed)
+        assert played.problem == "" and played.lies
+        assert seed != 200_007 or played.stayed == 0

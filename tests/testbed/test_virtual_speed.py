@@ -105,7 +105,7 @@ def test_work_is_taken_back_from_who_says_that_it_is_fast(run: Path, tmp_path: P
 
 def test_who_calls_the_others_slow_moves_no_work(run: Path, tmp_path: Path) -> None:
     async def scene(swarm: Swarm) -> None:
-        with put_in(lying(swarm, "calls others slow", LIAR)):
+        with put_in(lying(swarm, "slander", LIAR)):
             peers = await begin(swarm, run)
             shares = {name: share_of(peers, name) for name in NAMES}
             view = view_of(peers[0])

@@ -12,35 +12,33 @@ from typing import Any
 from p2p_dtfm.core.protocol.snapshot import ViewId
 from p2p_dtfm.testbed.virtual.process import PROCESS
 
-IN_WORK = (
-    "zeros",
-    "flipped",
-    "noise",
-    "replayed",
-    "skipped",
-    "tokens",
-    "sum",
-    "loss",
-)
+IN_WORK = ("zeros", "flip", "noise", "replay", "skipped", "tokens", "sum", "loss", "scale", "bend")
 """Of a stage-holder's own work: only who computes it again finds it, and where it is not drawn, or
 a fellow is, it stays."""
 IN_WORDS = (
     "sum to some",
     "norm",
     "state",
-    "accuses",
+    "accuse",
     "accuses unasked",
     "claims withheld",
     "frames withheld",
-    "evidence withheld",
+    "unshown",
     "speed",
-    "calls others slow",
+    "slander",
+    "count",
+    "lineage",
+    "opening",
+    "part",
+    "nan",
 )
 """What others see without an audit, or what changes no state: nothing of it may stay."""
-KINDS = IN_WORK + IN_WORDS
-SELDOM_TOLD = frozenset(
-    {"accuses", "accuses unasked", "state", "evidence withheld", "calls others slow"}
+HERE_ALONE = frozenset(
+    {"sum to some", "state", "accuses unasked", "claims withheld", "frames withheld"}
 )
+"""Not among those of real daemons (`testbed.lies`), as several have to lie alike."""
+KINDS = IN_WORK[:8] + IN_WORDS[:10] + IN_WORK[8:] + IN_WORDS[10:]
+SELDOM_TOLD = frozenset({"accuse", "accuses unasked", "state", "unshown", "slander"})
 """Only to who asks, or by who is asked."""
 
 
@@ -95,10 +93,12 @@ class Lying:
         """Lies of whatever kind that were told."""
         self.has_told: set[tuple[str, str]] = set()
         """Who has told something, and of which kind."""
+        self.views: dict[str, ViewId] = {}
+        """In which each liar takes its step."""
+        self.steps = 1 << 62
+        """That train."""
         self.states: dict[bytes, bytes] = {}
         """Of states that were given: digests, by what they should have been."""
-        self.kept: dict[tuple[str, int], Any] = {}
-        """Gradients that are given again and again, by name and layer."""
 
     # who is asked ------------------------------------------------------------------------------
 

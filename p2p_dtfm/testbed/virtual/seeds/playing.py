@@ -68,6 +68,7 @@ class Play:
         self.lying = Lying(
             {it: swarm.identity_of(it).peer_id for it in schedule.liars}, schedule.lie_together
         )
+        self.lying.steps = steps_of(run)
         self.deeds = Deeds(swarm, self.lying)
         self._swarm = swarm
         self._run = run
@@ -222,7 +223,8 @@ def play_seed(
 
     async def scene_with_liars(swarm: Swarm) -> None:
         one = Play(swarm, run, schedule)
-        with put_in(one.lying) if schedule.liars else contextlib.nullcontext():
+        told = [(name, it.what) for it in schedule.faults if it.what for name in it.whom]
+        with put_in(one.lying, told) if schedule.liars else contextlib.nullcontext():
             await scene(swarm, one)
 
     with blames.heard():

@@ -223,6 +223,18 @@ class TestPipelineOfFour:
         found = Judge(B, self.view, mine, patience=patience).run(scripts)
         assert 19 < found[C] < 22
 
+    def test_whom_somebody_gives_its_data_has_longer(self) -> None:
+        """D, which has nothing else to do, gives them over a thin line. What it gives is no reason
+        for D itself: anybody may ask for a file."""
+        fetching = Work(self.view.id, 3, fetches=True)
+        giving = Work(self.view.id, 3, lacks=(self.activation(C, D),), sends_to=(C,))
+        scripts = self.honest() | {C: always(fetching), D: always(giving)}
+        _, mine = scripts[B](0)
+        assert mine is not None
+        patience = Patience(SECOND_NS, SECOND_NS, 20 * SECOND_NS, 40 * SECOND_NS)
+        found = Judge(B, self.view, mine, patience=patience).run(scripts, seconds=60)
+        assert found.keys() == {C} and 39 < found[C] < 42
+
     def test_two_liars_that_wait_for_each_other_leave_the_honest_alone(self) -> None:
         """A cycle: B and C say that they wait for each other."""
         scripts = {
@@ -363,8 +375,13 @@ def test_who_fetches_over_thin_lines_is_waited_for() -> None:
     thin = Pace(with_uplinks(47_000, 47_000, 118_000, 1_183_000), SPEC, 200_000)
     longer_ns = thin.patience(A, 3).fetch_ns - usual.patience(A, 3).fetch_ns
     assert longer_ns / SECOND_NS == pytest.approx(200_000 / (47_000 / 3) - 0.8, rel=0.01)
+    assert thin.patience(A, 3).given_ns == thin.patience(A, 3).fetch_ns
+    one_thin = Pace(with_uplinks(47_000, 118_000, 118_000, 1_183_000), SPEC, 200_000)
+    assert one_thin.patience(A, 3).fetch_ns < thin.patience(A, 3).fetch_ns, "few may say anything"
+    assert one_thin.patience(A, 3).given_ns == thin.patience(A, 3).given_ns, "it may be the giver"
     one_liar = Pace(with_uplinks(1, 4_000_000, 4_000_000, 4_000_000), SPEC, 200_000)
-    assert one_liar.patience(A, 3) == usual.patience(A, 3)
+    assert one_liar.patience(A, 3).fetch_ns == usual.patience(A, 3).fetch_ns
+    assert one_liar.patience(A, 3).given_ns < (5 + 32) * SECOND_NS
     all_thin = Pace(with_uplinks(1, 1, 1, 1), SPEC, 200_000)
     assert all_thin.patience(A, 3).fetch_ns < (5 + 32) * SECOND_NS
 

@@ -269,7 +269,7 @@ def test_a_full_disk_is_not_answered_with_another_name_on_it(tmp_path: Path, mon
     def full(*_: object) -> None:
         raise OSError(28, os.strerror(28))
 
-    monkeypatch.setattr(sys.modules["p2p_dtfm.train.data.prepare"], "_write", full)
+    monkeypatch.setattr(sys.modules["p2p_dtfm.train.data.prepare"], "finish", full)
     with pytest.raises(UserError) as caught:
         make(text_in(tmp_path), tmp_path / "data")
     assert "No space left" in caught.value.cause

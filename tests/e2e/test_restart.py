@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -97,10 +98,15 @@ def whole_checkpoint(child: Child) -> int:
     return status.get("whole_checkpoint_step") or 0
 
 
+def views_of(child: Child) -> list[dict[str, Any]]:
+    return [event for event in child.events() if event["event"] == "view"]
+
+
 @pytest.mark.nightly
 def test_lost_layers_come_from_the_newest_checkpoint(tmp_path: Path) -> None:
     """Of three peers, each of which has room for some layers, two die at once, for good. Nobody has
-    some layers any more, but the disk of the third has all of them, as they were before."""
+    some layers any more, but the disk of the third has all of them, as they were before; unless it
+    has just got copies of all, which are newer."""
     spec = write_endless_spec(tmp_path, checkpoint={"every_steps": EVERY})
     half = ["--threads", "1", "--memory-gib", "0.0042"]
     with LocalSwarm(tmp_path) as swarm:
@@ -108,11 +114,12 @@ def test_lost_layers_come_from_the_newest_checkpoint(tmp_path: Path) -> None:
         others = [swarm.join(address, half) for _ in range(2)]
         wait_until(lambda: whole_checkpoint(founder) >= 2 * EVERY, "all of it is on disk")
         kill(others)
-        killed_at = step_of(founder)
+        killed_at, views_before = step_of(founder), len(views_of(founder))
         newcomer = swarm.join(address, half)
         end = killed_at + STEPS_AFTER
         wait_until(lambda: min(step_of(founder), step_of(newcomer)) >= end, "they go on")
-    views = [event for event in founder.events() if event["event"] == "view"]
+    views = views_of(founder)
     assert_equals_the_plain_loop(founder, step_of(founder) + 1, may_repeat=True)
-    assert any("no member holds layers" in view.get("no_plan", "") for view in views)
+    is_from_disk = any("no member holds layers" in view.get("no_plan", "") for view in views)
+    assert is_from_disk or views[views_before]["step"] <= killed_at
     assert views[-1]["step"] >= 2 * EVERY, "from a checkpoint, not from the start"

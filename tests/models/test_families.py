@@ -347,7 +347,7 @@ def test_the_tokenizer_goes_round_or_is_refused_where_it_does_not_match(tmp_path
     states = imported_states(tmp_path / "again", spec)
     trained = save_layers(tmp_path / "checkpoints", spec, 0, 0, states)
     plain = read_tokenizer_json(tmp_path / "in" / "tokenizer.json")
-    export_hugging_face(trained, tmp_path / "trained", plain, imported=tmp_path / "in")
+    export_hugging_face(trained, tmp_path / "trained", plain, origin=tmp_path / "in" / "origin")
     written = [(tmp_path / name / "tokenizer.json").read_bytes() for name in ("out", "trained")]
     assert written[0] == written[1]
     again = AutoTokenizer.from_pretrained(tmp_path / "out")

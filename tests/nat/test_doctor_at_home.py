@@ -55,16 +55,19 @@ def test_each_place_gets_its_finding_and_one_fix(tmp_path: Path) -> None:
     assert f"{open_router}, TCP port {FORWARDED}" in reach[1]["found"]
 
     assert (reach[2]["verdict"], reach[2]["reachability"]) == ("warning", "relayed")
-    forward = f"on the router at {router}, forward TCP port {FORWARDED} to {HOME}, and start with "
+    ports = f"TCP ports {FORWARDED} and {FORWARDED + 1} (the second for direct lines)"
     assert reach[2]["fix"] == (
-        f"nothing must be done; for faster links: {forward}--listen {own_port}"
+        f"nothing must be done; for faster links: on the router at {router}, forward {ports} to "
+        f"{HOME}, and start with --listen {own_port}"
     )
 
     assert (reach[3]["verdict"], reach[3]["reachability"]) == ("failed", "unreachable")
-    assert f"forward TCP port 31330 to {HOME}" in reach[3]["fix"]
+    ports = "TCP ports 31330 and 31331 (the second for direct lines)"
+    assert f"forward {ports} to {HOME}" in reach[3]["fix"]
 
     assert (reach[4]["verdict"], reach[4]["reachability"]) == ("failed", "unreachable")
-    assert f"open TCP port {FORWARDED} of {closed_host} in the firewall" in reach[4]["fix"]
+    ports = f"TCP ports {FORWARDED} and {FORWARDED + 1} (the second for direct lines)"
+    assert f"open {ports} of {closed_host} in the firewall" in reach[4]["fix"]
 
     assert found[5]["initial peer"]["found"].startswith("nothing listens on TCP port 9 of")
     assert nobody in found[5]["initial peer"]["fix"]

@@ -12,6 +12,7 @@ from p2p_dtfm.core.protocol.canonical import digest_bytes
 from p2p_dtfm.net.door import OpenDoor
 from p2p_dtfm.net.errors import Unreachable
 from p2p_dtfm.net.streams.blobs import BlobExchange, BlobUnavailable
+from p2p_dtfm.net.streams.donors import CHUNK_FIRST_BYTES, PATIENCES, DonorTurn
 from p2p_dtfm.ports import now
 from p2p_dtfm.testbed.virtual.loop import VirtualLoop
 
@@ -144,6 +145,35 @@ def test_a_slow_home_gives_all_to_many_at_once(names: tuple[str, ...]) -> None:
         assert longest_s < 1.3 * least_s + 15
 
     in_virtual_time(scene)
+
+
+def test_over_a_thin_line_no_byte_comes_twice() -> None:
+    """A founder with 47 kB/s up has the data alone, and all who fetch ask one another as well. Each
+    broke off what the founder was sending after three seconds, and asked for it again."""
+
+    async def scene(hosts: dict[str, Any]) -> None:
+        founder = await exchange_of(hosts, "founder", bytes_per_s=47_000)
+        names = [f"home {n}" for n in range(5)]
+        homes = [await exchange_of(hosts, name, has=False) for name in names]
+        fetches = []
+        for name, home in zip(names, homes, strict=True):
+            others = [each for each in names if each != name]
+            peers = [*others[:2], "founder", *others[2:]]
+            fetches.append(took_s(home.fetch_bytes(DIGEST, peers, 4 << 20)))
+        longest_s = max(await asyncio.gather(*fetches))
+        assert founder.given_bytes.total() < 1.001 * 5 * len(CONTENT)
+        assert longest_s < 1.05 * 5 * len(CONTENT) / 47_000
+
+    in_virtual_time(scene)
+
+
+def test_what_is_small_says_nothing_of_a_line() -> None:
+    """A chunk that is the whole of a file comes at once over any line."""
+    turn = DonorTurn(PATIENCES[0], CHUNK_FIRST_BYTES)
+    turn.came(now.monotonic_s(), 531)
+    assert turn.length_bytes == CHUNK_FIRST_BYTES
+    turn.came(now.monotonic_s(), CHUNK_FIRST_BYTES)
+    assert turn.length_bytes == 2 * CHUNK_FIRST_BYTES
 
 
 def test_a_home_of_five_mbit_alone_is_as_fast_as_its_line() -> None:

@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 
 from p2p_dtfm.cli.app import app
 from p2p_dtfm.cli.commands import plan  # noqa: F401  (registers the command)
-from p2p_dtfm.cli.scenarios.advise import toml_of
+from p2p_dtfm.cli.scenarios.advise import _read, toml_of
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.run_spec import RunSpec, parse_run_spec
 from p2p_dtfm.sim.advice import sweep
@@ -168,6 +168,33 @@ def test_loss_is_what_was_measured_or_unknown() -> None:
     assert muons is not None and muons.percent > 0, "more than Muon's own in step"
     for known in (two, four, muons):
         assert f"{known.percent:+.1f}%" in source
+
+
+def test_of_boundaries_the_loss_is_known_where_one_codec_was_measured() -> None:
+    path = find_run_spec("tiny")
+    values = read_values(path)
+    begin, *_ = starts(values, path.name, DIMENSIONS)
+    source = (packaged_configs().parent / "docs" / "benchmarks" / "compression.md").read_text()
+    for codec in ("rotated6", "subspace"):
+        choice = one_of(neighbours(values, path.name, begin, DIMENSIONS), "boundaries", (codec,))
+        known = loss_cost(choice.spec, begin.spec, 1)
+        assert known is not None and f"**{known.percent:+.2f}%**" in source
+        longer = one_of(neighbours(values, path.name, choice, DIMENSIONS), "inner-steps", 8)
+        assert loss_cost(longer.spec, begin.spec, 1) is None, "not beside local steps"
+    several = ("bf16", "int8", "subspace")
+    choice = one_of(neighbours(values, path.name, begin, DIMENSIONS), "boundaries", several)
+    assert loss_cost(choice.spec, begin.spec, 1) is None
+
+
+def test_nothing_is_advised_that_cannot_be_founded() -> None:
+    """Microbatches of few rows leave `subspace` no directions."""
+    path = find_run_spec("tiny")
+    values = read_values(path)
+    values["batch"] |= {"microbatch": 1}
+    values["model"] |= {"context": 8, "width": 32, "heads": 2}
+    made = neighbours(values, path.name, next(starts(values, "", (), _read)), DIMENSIONS, _read)
+    offered = {dict(each.settings).get("boundaries") for each in made}
+    assert ("rotated6",) in offered and ("subspace",) not in offered
 
 
 def outer_of(spec: RunSpec) -> tuple[float, float]:

@@ -13,19 +13,22 @@ from typing import Any
 import pytest
 
 from p2p_dtfm.daemon.step.neighbours import held_out_indices, neighbours_of
+from p2p_dtfm.daemon.trainer import step_loop
 from p2p_dtfm.daemon.trainer.trainer_state import TrainerState
 from p2p_dtfm.testbed.virtual.planted import __main__ as planted_tool
 from p2p_dtfm.testbed.virtual.planted.__main__ import BUGS, Search
 from p2p_dtfm.testbed.virtual.planted.patches import Patches, planted
-from p2p_dtfm.testbed.virtual.process import Process
+from p2p_dtfm.testbed.virtual.process import PROCESS, Process
 from p2p_dtfm.testbed.virtual.seeds import __main__ as seeds_tool
 from p2p_dtfm.testbed.virtual.seeds import playing
 from p2p_dtfm.testbed.virtual.seeds.deeds import Deeds
 from p2p_dtfm.testbed.virtual.seeds.faults import KINDS, NAMES, Fault, Schedule, draw
+from p2p_dtfm.testbed.virtual.seeds.faults import RECIPES as RECIPES_FROM
 from p2p_dtfm.testbed.virtual.seeds.nudges import Nudges
 from p2p_dtfm.testbed.virtual.seeds.player import Player
 from p2p_dtfm.testbed.virtual.seeds.playing import Play, Played, play_seed
 from p2p_dtfm.testbed.virtual.seeds.reached import LinesReached
+from p2p_dtfm.testbed.virtual.seeds.run import RECIPES
 from p2p_dtfm.testbed.virtual.seeds.shrink import shrunk
 from p2p_dtfm.testbed.virtual.seeds.waits import Waits
 from p2p_dtfm.testbed.virtual.swarm import Swarm, play
@@ -313,6 +316,31 @@ def test_a_doubled_gradient_and_a_task_left_behind_are_found(tmp_path: Path) -> 
     for name, told in (("update-twice", "step 11: "), ("tasks-stay", "of its tasks have not")):
         with planted(next(bug for bug in BUGS if bug.name == name)):
             assert told in player.play(0, schedule).problem
+
+
+def test_from_300000_on_runs_are_trained_otherwise() -> None:
+    schedules = [draw(seed) for seed in range(RECIPES_FROM, RECIPES_FROM + 40)]
+    assert {it.model for it in schedules} == set(RECIPES)
+    assert not any(it.is_small or it.is_audited or it.is_private for it in schedules)
+    assert [it.faults for it in schedules] == [draw(seed).faults for seed in range(40)]
+
+
+def test_members_of_a_run_that_no_process_plays_alone_are_compared(tmp_path: Path) -> None:
+    player = Player(tmp_path, steps=13)
+    schedule = Schedule(("a", "b"), (), (), model="local")
+    assert player.play(0, schedule).problem == ""
+
+    def apply_outcome(spec: Any, state: Any, gradient: Any, step: int, norm: float) -> None:
+        process = PROCESS.get()
+        is_wrong = step == 11 and process is not None and process.peer_name == "b"
+        right(spec, state, gradient * (1 + is_wrong), step, norm)
+
+    patches = Patches()
+    right = patches.put(step_loop, "apply_outcome", apply_outcome)
+    try:
+        assert "of the last step is not the same at" in player.play(0, schedule).problem
+    finally:
+        patches.undo()
 
 
 def test_a_disk_that_was_full_at_the_last_step_takes_it_afterwards(tmp_path: Path) -> None:

@@ -32,6 +32,8 @@ class Bytes:
     def decode(self, tokens: Iterable[int]) -> str:
         return bytes(tokens).decode("utf-8", errors="replace")
 
+    decode_on = decode
+
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory, spec: RunSpec) -> Path:
@@ -80,15 +82,15 @@ def test_nothing_is_written_behind_the_end_of_a_text(checkpoints: Path) -> None:
     drawn = list(_draw(model, Bytes(), "def ", 40, 1.0, 1))
     end = drawn[20]
     text = "".join(stream_until(end, loaded, Bytes(), "def ", 40, 1.0, 1))
-    assert text == "".join(_whole_characters(Bytes(), drawn[: drawn.index(end)]))
+    assert text == "".join(_whole_characters(Bytes(), drawn[: drawn.index(end)], False))
     whole = "".join(stream_until(-1, loaded, Bytes(), "def ", 40, 1.0, 1))
-    assert whole == "".join(_whole_characters(Bytes(), drawn)) != text
+    assert whole == "".join(_whole_characters(Bytes(), drawn, False)) != text
 
 
 def test_characters_come_whole() -> None:
     text = "a€ü🙂b"
-    assert list(_whole_characters(Bytes(), text.encode())) == list(text)
-    assert "".join(_whole_characters(Bytes(), b"\xff\xff\xffab\xe2")).endswith(
+    assert list(_whole_characters(Bytes(), text.encode(), False)) == list(text)
+    assert "".join(_whole_characters(Bytes(), b"\xff\xff\xffab\xe2", True)).endswith(
         "b\N{REPLACEMENT CHARACTER}"
     )
 

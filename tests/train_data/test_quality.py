@@ -333,3 +333,10 @@ def test_memory_stays_bounded(tmp_path: Path) -> None:
         tracemalloc.stop()
     text_bytes = 600 * 5600
     assert peaks[1] - peaks[0] < text_bytes / 10, peaks
+
+
+def test_tokens_can_be_learnt_of_chosen_documents(tmp_path: Path) -> None:
+    """The library that learns them reads in a thread of its own."""
+    path = write_rows(tmp_path / "a.jsonl", [text_of(seed, 40) for seed in range(60)])
+    wish = Wish("rps_doc_word_count > 5", "exact")
+    assert prepare([path], tmp_path / "out", wish=wish, vocabulary=300).vocabulary == 300

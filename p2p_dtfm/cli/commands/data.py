@@ -141,6 +141,7 @@ def prepare(
             validation=validation,
             wish=Wish(keep, deduplicate, similarity),
             held_out_by_document=held_out_by_document,
+            say=lambda text: typer.echo(f"note: {text}", err=True),
         )
     train, test = manifest.totals.train_tokens, manifest.totals.held_out_tokens
     typer.echo(f"{train:,} training and {test:,} held-out tokens in {out}")

@@ -1,6 +1,7 @@
 """Commands that bring models out and in: export, import."""
 
 import contextlib
+import tempfile
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -28,8 +29,8 @@ class ExportFormat(StrEnum):
 DEFAULT_TARGETS = "query,value"
 _WITHOUT_ORIGIN = (
     "without the special tokens, chat template and generation settings of the model that the run "
-    "began from; --tokenizer-of DIR takes them along, from the directory that import made on the "
-    "founder's machine"
+    "began from, since {why}; --tokenizer-of DIR takes them along, from the directory that import "
+    "made on the founder's machine"
 )
 
 
@@ -55,7 +56,7 @@ def export(
         typer.Option(
             "--tokenizer-of",
             help="A directory that import made: the tokenizer's files and special tokens of the "
-            "model that the run began with go along.",
+            "model that the run began with go along; needed where these did not come with the run.",
         ),
     ] = None,
     merged: Annotated[
@@ -142,21 +143,20 @@ def _export_once(
     is_adapter = model.spec.trains_adapters and not comes_from_import and not merged
     if is_adapter and form is ExportFormat.HF:
         return _export_adapter(directory, out)
-    tokenizer = None
-    if not comes_from_import:
-        if model.spec.model.initial and imported is None:
-            typer.echo(f"note: {_WITHOUT_ORIGIN}", err=True)
-        tokenizer = _tokenizer_for(form, directory)
-    with progress_of_bytes() as tell:
+    tokenizer = None if comes_from_import else _tokenizer_for(form, directory)
+    with tempfile.TemporaryDirectory() as scratch, progress_of_bytes() as tell:
+        origin = None
+        if form is not ExportFormat.SAFETENSORS:
+            origin = _origin_for(directory, imported, tokenizer, Path(scratch))
 
         def progress(done_bytes: int, total_bytes: int) -> None:
             tell(done_bytes, total_bytes, "writing")
 
         if form is ExportFormat.HF:
             told = told_of(directory)
-            export_hugging_face(directory, out, tokenizer, progress, imported, told)
+            export_hugging_face(directory, out, tokenizer, progress, origin, told)
         elif form is ExportFormat.GGUF:
-            export_gguf(directory, out, tokenizer, progress, imported)
+            export_gguf(directory, out, tokenizer, progress, origin)
         else:
             export_safetensors(directory, out, progress)
     typer.echo(f"the model of {model.spec.name} after step {model.step} is in {out}")
@@ -165,6 +165,38 @@ def _export_once(
         typer.echo(f"load it with: transformers.{family}.from_pretrained({str(out)!r})")
     elif form is ExportFormat.GGUF:
         typer.echo(f"try it with: llama-cli -m {out}")
+
+
+def _origin_for(
+    directory: Path, imported: Path | None, tokenizer: "Tokenizer | None", scratch: Path
+) -> Path | None:
+    """The own files of the model that a checkpoint's run began from: those named, or those that
+    came along with the run; what is not there is said. What `import` made has its own."""
+    from p2p_dtfm.core.protocol.errors import PeerFault
+    from p2p_dtfm.train.data import BlobStore
+    from p2p_dtfm.train.hugging_face.export import is_imported, origin_of
+    from p2p_dtfm.train.hugging_face.origin_files import travelled, unpack
+    from p2p_dtfm.train.model.checkpoint import read_manifest
+
+    if imported is not None:
+        return origin_of(imported)
+    if is_imported(directory):
+        return None
+    spec = read_manifest(directory).spec()
+    if not spec.model.initial:
+        return None
+    blobs = directory.resolve().parents[1] / "blobs"
+    why = "they did not come to this machine with the run"
+    try:
+        payload = travelled(BlobStore(blobs), spec) if blobs.is_dir() else None
+        if payload is not None and tokenizer is not None:
+            if unpack(payload, tokenizer, scratch):
+                return scratch
+            why = "the run is trained with another tokenizer"
+    except PeerFault as fault:
+        why = f"they cannot be used ({fault.cause})"
+    typer.echo(f"note: {_WITHOUT_ORIGIN.format(why=why)}", err=True)
+    return None
 
 
 def _tokenizer_for(form: ExportFormat, directory: Path) -> "Tokenizer | None":

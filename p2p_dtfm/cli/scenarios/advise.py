@@ -52,10 +52,13 @@ def advise_on(wish: AdviceWish, vary: str | None, out: Path | None, as_json: boo
 
 
 def _read(values: Values, origin: str) -> RunSpec:
-    """Raises `UserError`."""
-    from p2p_dtfm.train.model.kinds.registry import with_sizes  # torch, only for this
+    """Raises `UserError` for whatever cannot be founded."""
+    from p2p_dtfm.train.codecs import require_directions  # torch, only for these
+    from p2p_dtfm.train.model.kinds.registry import with_sizes
 
-    return with_sizes(parse_run_spec(values, origin))
+    spec = with_sizes(parse_run_spec(values, origin))
+    require_directions(spec)
+    return spec
 
 
 def _result(found: Advice, out: Path | None) -> dict[str, Any]:

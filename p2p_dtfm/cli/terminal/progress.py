@@ -59,16 +59,20 @@ class ProgressLines:
         self._clock_s = clock_s
         self._write = write
         self._what = ""
+        self._began_bytes = 0
+        """Where what was interrupted goes on."""
         self._began_s = self._told_s = 0.0
 
     def __call__(self, done_bytes: int, total_bytes: int, what: str) -> None:
         now_s = self._clock_s()
         if what != self._what:
             self._what, self._began_s, self._told_s = what, now_s, now_s
-        if now_s - self._told_s < LINE_EVERY_S or not 0 < done_bytes <= total_bytes:
+            self._began_bytes = done_bytes
+        if now_s - self._told_s < LINE_EVERY_S or not self._began_bytes < done_bytes <= total_bytes:
             return
         self._told_s = now_s
-        left_s = (now_s - self._began_s) * (total_bytes - done_bytes) / done_bytes
+        since_bytes = done_bytes - self._began_bytes
+        left_s = (now_s - self._began_s) * (total_bytes - done_bytes) / since_bytes
         facts = {
             "doing": what,
             "done_bytes": done_bytes,

@@ -22,7 +22,7 @@ AUDITORS = 2
 SLOWEST_FACTOR = 4
 
 
-class Audited(NamedTuple):
+class Auditable(NamedTuple):
     """What the planner makes of a placement in a run with audits."""
 
     cost: PlacementCost
@@ -39,15 +39,15 @@ class _Whole(NamedTuple):
     """A microbatch."""
 
 
-def with_auditors(model: StepModel, snapshot: Snapshot, found: PlacementCost) -> Audited:
+def with_auditors(model: StepModel, snapshot: Snapshot, found: PlacementCost) -> Auditable:
     """`found`, or the whole model at all who have room for it."""
     if not snapshot.bars:  # in a run with audits all members stand among them
-        return Audited(found)
+        return Auditable(found)
     able = _not_too_slow(_able(model))
     if min(len(able), model.problem.step.microbatch_count) <= AUDITORS:
-        return Audited(found)
+        return Auditable(found)
     if _has_auditors(found) and 2 * found.stage_count >= len(able):
-        return Audited(found)
+        return Auditable(found)
     here = able
     if snapshot.step > 0 and not snapshot.planned:
         states, layers = snapshot.states(), model.problem.layer_count
@@ -55,11 +55,11 @@ def with_auditors(model: StepModel, snapshot: Snapshot, found: PlacementCost) ->
         here = [it for it in able if len(states.get(ids[it.peer], ())) == layers]
     chosen = _chosen(model, snapshot, here)
     if len(chosen) <= AUDITORS:
-        return Audited(found, is_stopgap=True)
+        return Auditable(found, is_stopgap=True)
     placement = tuple((each.peer,) for each in chosen)
     dealt = _dealt(chosen, model.problem.step.microbatch_count)
     made = model.dealt(placement, [each.cost for each in chosen], dealt)
-    return Audited(made, is_stopgap=len(here) < len(able))
+    return Auditable(made, is_stopgap=len(here) < len(able))
 
 
 def _able(model: StepModel) -> list[_Whole]:

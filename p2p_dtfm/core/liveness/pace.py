@@ -43,6 +43,8 @@ class Patience:
     """In all, while the others wait for nobody else."""
     fetch_ns: int
     """For data or states that it says it fetches."""
+    given_ns: int = 0
+    """For those, if somebody says that it gives them: over the thinnest line that any here has."""
 
 
 class Pace:
@@ -58,6 +60,7 @@ class Pace:
         self._first_step: int | None = None
         self._measured_ns: deque[int] = deque(maxlen=MEASURED_STEPS)
         self._fetch_bytes_per_s = fetch_bytes_per_s(view)
+        self._given_bytes_per_s = given_bytes_per_s(view)
 
     def begin(self, step: int) -> None:
         """The view's first step, as far as this peer knows."""
@@ -87,7 +90,8 @@ class Pace:
         return Patience(
             stuck_ns=FLOOR_NS + extra_ns + PIECE_FACTOR * self._piece_ns(peer_id),
             step_ns=factor * (FLOOR_NS + extra_ns + STEP_FACTOR * step_ns),
-            fetch_ns=FLOOR_NS + extra_ns + self._fetch_ns(peer_id, step),
+            fetch_ns=FLOOR_NS + extra_ns + self._fetch_ns(peer_id, step, self._fetch_bytes_per_s),
+            given_ns=FLOOR_NS + extra_ns + self._fetch_ns(peer_id, step, self._given_bytes_per_s),
         )
 
     def _evaluates(self, step: int) -> bool:
@@ -109,15 +113,15 @@ class Pace:
             return 0
         return duration_ns(self._state_bytes(self._layers(peer_id)), SAVE_BYTES_PER_S)
 
-    def _fetch_ns(self, peer_id: str, step: int) -> int:
-        size = self._file_bytes
+    def _fetch_ns(self, peer_id: str, step: int, bytes_per_s: int) -> int:
+        size = self._file_bytes * (2 if self._evaluates(step) else 1)  # held-out data, too
         if step != self._first_step or self._view.snapshot.planned:
-            return duration_ns(size, self._fetch_bytes_per_s)
+            return duration_ns(size, bytes_per_s)
         layers = self._layers(peer_id)  # they may come from a disk, or be made
         made_ns = duration_ns(self._state_bytes(layers), SAVE_BYTES_PER_S)
         if step > 0:
             size += self._state_bytes(layers - self._had.get(peer_id, set()))
-        return made_ns + duration_ns(size, self._fetch_bytes_per_s)
+        return made_ns + duration_ns(size, bytes_per_s)
 
     def _layers(self, peer_id: str) -> set[int]:
         plan = self._view.plan
@@ -131,10 +135,28 @@ class Pace:
 def fetch_bytes_per_s(view: View) -> int:
     """At which one of those that fetch at once gets what it fetches: of lines as most in the view
     have them, since a few may say anything of theirs."""
-    sharing = min(len(view.members) - 1, FETCHING_AT_ONCE)
-    uplinks = sorted(record.uplink_bytes_per_s for record in view.snapshot.records)
-    known = [each for each in uplinks if each > 0]
-    if not known or sharing < 1:
-        return FETCH_BYTES_PER_S
-    share = known[(len(known) - 1) // 2] // sharing
-    return min(FETCH_BYTES_PER_S, max(share, FETCH_BYTES_PER_S // SLOWER_FETCHES))
+    uplinks = _uplinks_bytes_per_s(view)
+    return _share_of(uplinks[(len(uplinks) - 1) // 2], view) if uplinks else FETCH_BYTES_PER_S
+
+
+def given_bytes_per_s(view: View) -> int:
+    """The same, where all that is fetched comes over the thinnest line: in a new swarm the founder
+    has all data, whatever its line."""
+    uplinks = _uplinks_bytes_per_s(view)
+    return _share_of(uplinks[0], view) if uplinks else FETCH_BYTES_PER_S
+
+
+def _uplinks_bytes_per_s(view: View) -> list[int]:
+    """As members state them, the thinnest first; without those that nobody has measured."""
+    return sorted(
+        record.uplink_bytes_per_s
+        for record in view.snapshot.records
+        if record.uplink_bytes_per_s > 0
+    )
+
+
+def _share_of(uplink_bytes_per_s: int, view: View) -> int:
+    """Of a line over which as many fetch as may."""
+    sharing = max(1, min(len(view.members) - 1, FETCHING_AT_ONCE))
+    least = FETCH_BYTES_PER_S // SLOWER_FETCHES
+    return min(FETCH_BYTES_PER_S, max(uplink_bytes_per_s // sharing, least))

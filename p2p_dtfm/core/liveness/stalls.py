@@ -56,6 +56,8 @@ class _Found:
     travels: bool = False
     """Something is on its way from it or to it: nobody sees it complete anything."""
     fetches: bool = False
+    is_given: bool = False
+    """What it fetches: somebody says that it gives it something."""
     in_circle: bool = False
     """There is no end: peers say that they wait for one another. Those of them that do not lie know
     who does, and are given the time to say so."""
@@ -135,6 +137,7 @@ class Stalls:
             self._stretched_ns(patience.stuck_ns),
             self._stretched_ns(patience.step_ns),
             self._stretched_ns(patience.fetch_ns),
+            self._stretched_ns(patience.given_ns),
         )
 
     def _stretched_ns(self, patience_ns: int) -> int:
@@ -164,6 +167,9 @@ class Stalls:
             end.progress, end.stuck_ns = progress, 0
         end.false_ns = {lack: end.false_ns.get(lack, 0) + gap_ns for lack in found.denied}
         if found.fetches:
+            if found.is_given:
+                limit_ns = max(patience.fetch_ns, patience.given_ns)
+                return _late(end.held_ns, limit_ns, "fetches, and it does not come to an end")
             return _late(end.held_ns, patience.fetch_ns, "fetches, and nothing comes of it")
         for lack, false_ns in end.false_ns.items():
             if false_ns >= self._stretched_ns(FLOOR_NS):
@@ -229,7 +235,9 @@ class _Walk:
             else:  # a step may end without a spare, which learns of it later
                 self.owing.discard(peer_id)
         elif work.computes or work.fetches:
-            self.found[peer_id] = _Found(peer_id, fetches=work.fetches and not work.computes)
+            fetches = work.fetches and not work.computes
+            is_given = fetches and self._is_given(peer_id)
+            self.found[peer_id] = _Found(peer_id, fetches=fetches, is_given=is_given)
         else:
             return self._excuses(owed, work, step)
         return []
@@ -245,9 +253,20 @@ class _Walk:
             of_me = [lack for lack in lacks if lack.peer_id == self._me]
             denied = tuple(lack for lack in of_me if self._handed(owed.peer_id, lack))
             on_its_way = owed.peer_id in self._mine.sends_to
-            travels = bool(work.sends_to or (of_me and on_its_way))
+            travels = self._sends_work(work) or bool(of_me and on_its_way)
             self.found[owed.peer_id] = _Found(owed.peer_id, denied, travels)
         return [(lack, work.step) for lack in of_others]
+
+    def _is_given(self, peer_id: str) -> bool:
+        """Whether anybody says that it gives this one what it may fetch."""
+        others = (self._work_of(each) for each in self._said if each != peer_id)
+        said = (self._mine, *others)
+        return any(work is not None and peer_id in work.sends_to for work in said)
+
+    def _sends_work(self, work: Work) -> bool:
+        """What is given to those that fetch excuses nobody: anybody may ask for it."""
+        works = ((to, self._work_of(to)) for to in work.sends_to)
+        return any(each is None or not each.fetches for _, each in works)
 
     def _may_wait(self, owed: Lack, lack: Lack, in_one_step: bool) -> bool:
         is_due = may_wait(owed.kind, lack.kind, both_in_one_step=in_one_step)

@@ -43,6 +43,6 @@ class Work(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     """Something is computed, or is about to be."""
     lacks: tuple[Lack, ...] = ()
     sends_to: tuple[str, ...] = ()
-    """What is on its way to these has not been accepted yet."""
+    """What is on its way to these has not been accepted yet, or they fetch files here."""
     fetches: bool = False
     """States or data for this step are on their way here."""

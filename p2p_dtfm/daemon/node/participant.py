@@ -28,7 +28,7 @@ from p2p_dtfm.daemon.dashboard.report_file import last_words, next_commands, wri
 from p2p_dtfm.daemon.machine.resident_limit import memory_bytes
 from p2p_dtfm.daemon.node.membership import Membership
 from p2p_dtfm.daemon.peers.held_back import HeldBack
-from p2p_dtfm.daemon.peers.run_source import fetch_blob
+from p2p_dtfm.daemon.peers.run_source import SharedFetches
 from p2p_dtfm.daemon.peers.wire import CheckpointFiles
 from p2p_dtfm.daemon.proof.counted_again import contributions_beside
 from p2p_dtfm.daemon.proof.transcript_file import transcript_in
@@ -96,6 +96,7 @@ class Participant:
         self.views: list[dict[str, Any]] = []
         """What the history keeps of each."""
         self.offers = Offers(directory / "offers")
+        self._fetches = SharedFetches(run.blobs, network.blobs, network.donors)
         self.bulk = self._bulk_plane()
         self.checkpoints = Checkpoints(
             local.home.checkpoints(run.digest),
@@ -137,6 +138,7 @@ class Participant:
             participant.bulk.close,
             participant.trainer.close,
             participant.checkpoints.close,
+            participant._fetches.close,
             participant.close_samples,
         ):
             stack.push_async_callback(close)
@@ -146,8 +148,8 @@ class Participant:
         stack.callback(participant.contributions.write)
         stack.push_async_callback(participant.tell_end)
         membership.local.life.spawn(participant.when_done())
-        if run.spec.trains_adapters:
-            keeps = participant.initial.keep_all(lambda: membership.agreement.view is not None)
+        if run.spec.model.initial:
+            keeps = participant.initial.keep_beside(lambda: membership.agreement.view is not None)
             membership.local.life.spawn(keeps)
         observer.measures_with(lambda: participant.measured_rate() > 0)
         return participant
@@ -385,11 +387,9 @@ class Participant:
         self._later(self._agreement.synced(view))
 
     async def fetch_shards(self, digests: set[str]) -> None:
-        run, network = self.membership.run, self.network
-        sizes = run.manifest.blobs()
+        sizes = self.membership.run.manifest.blobs()
         for digest in sorted(digests):
-            peers = network.donors()
-            await fetch_blob(run.blobs, network.blobs, digest, peers, sizes[digest])
+            await self._fetches.have(digest, sizes[digest])
 
     def damaged_shard(self, digest: str) -> None:
         self.membership.run.blobs.quarantine(digest)

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -304,3 +305,36 @@ async def fetch_blob(
     if path is not None:
         return path
     return await exchange.fetch(digest, peers, store.root / digest, max_bytes)
+
+
+class SharedFetches:
+    """Of a run's files while it trains. Each is under way once, whoever waits for it, and goes on
+    where a waiter is cancelled: a new view needs most of what the last one did, and over a thin
+    line a file that begins anew with each view does not come before the next one."""
+
+    def __init__(
+        self, store: BlobStore, exchange: BlobExchange, donors: Callable[[], list[str]]
+    ) -> None:
+        self._store = store
+        self._exchange = exchange
+        self._donors = donors
+        self._under_way: dict[str, asyncio.Task[Path]] = {}
+
+    async def have(self, digest: str, max_bytes: int) -> None:
+        """Raises `BlobUnavailable`, and `OSError` for a disk that does not take it."""
+        task = self._under_way.get(digest)
+        if task is None:
+            fetch = fetch_blob(self._store, self._exchange, digest, self._donors(), max_bytes)
+            task = self._under_way[digest] = asyncio.create_task(fetch)
+            task.add_done_callback(lambda ended: self._ended(digest, ended))
+        await asyncio.shield(task)
+
+    def _ended(self, digest: str, task: asyncio.Task[Path]) -> None:
+        del self._under_way[digest]
+        if not task.cancelled():
+            task.exception()  # seen, even if nobody waits for it any more
+
+    async def close(self) -> None:
+        for task in (tasks := list(self._under_way.values())):
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -18,6 +18,8 @@ from p2p_dtfm.train.data import BlobStore
 from p2p_dtfm.train.model.gpt import layer_count
 from p2p_dtfm.train.model.initial_state import (
     INITIAL_LIMIT_BYTES,
+    InitialFile,
+    InitialState,
     attach_base,
     initial_layer_state,
     initial_paths,
@@ -28,6 +30,8 @@ from p2p_dtfm.train.model.lora.adapted import has_base
 
 INITIAL_NAME = "initial"
 RETRY_S = 1.0
+LONGEST_REST_S = 300.0
+"""Between asking for what nothing waits for."""
 
 log = logging.getLogger("p2p_dtfm")
 
@@ -92,13 +96,36 @@ class InitialStates:
         except PeerFault as fault:
             raise _unusable(fault) from fault
 
-    async def keep_all(self, is_member: Callable[[], bool]) -> None:
-        """All of a frozen model: who ends with adapters wants to use them. One file after another,
-        beside training; members refuse weights to those who are none yet."""
+    async def keep_beside(self, is_member: Callable[[], bool]) -> None:
+        """What training itself may never need, beside it; members refuse weights to those who are
+        none yet."""
         while not is_member():
             await asyncio.sleep(RETRY_S)
+        if self._spec.trains_adapters:
+            await self._keep_all()
+        await self._keep_origin()
+
+    async def _keep_all(self) -> None:
+        """All of a frozen model: who ends with adapters wants to use them. One file after
+        another."""
         for layer in sorted(set(range(layer_count(self._spec))) - self.withheld):
             await self.keep(layer)
+
+    async def _keep_origin(self) -> None:
+        """The small files of the model that the run began from, which whoever exports wants: also
+        who came late, and never needed initial.json. Nobody may have them any more."""
+        rest_s = RETRY_S
+        while True:
+            try:
+                origin = (await self._named()).origin
+                if isinstance(origin, InitialFile):
+                    await self._file(origin.digest, origin.bytes)
+                return
+            except BlobUnavailable:
+                await asyncio.sleep(rest_s)
+                rest_s = min(2 * rest_s, LONGEST_REST_S)
+            except PeerFault as fault:
+                return log.warning("the model's own files do not come along: %s", fault.cause)
 
     def is_of_ends(self, digest: str) -> bool:
         """Whether it is a file of given weights of the first layer, or of the last one."""
@@ -121,10 +148,12 @@ class InitialStates:
                 raise _unusable(fault) from fault
 
     async def _fetched(self, layer: int) -> Path:
-        path = await self._file(self._spec.model.initial, INITIAL_LIMIT_BYTES)
-        initial = parse_initial(await asyncio.to_thread(path.read_bytes), self._spec)
-        file = initial.layers[layer]
+        file = (await self._named()).layers[layer]
         return await self._file(file.digest, file.bytes)
+
+    async def _named(self) -> InitialState:
+        path = await self._file(self._spec.model.initial, INITIAL_LIMIT_BYTES)
+        return parse_initial(await asyncio.to_thread(path.read_bytes), self._spec)
 
     async def _file(self, digest: str, max_bytes: int) -> Path:
         async with self._fetching.setdefault(digest, asyncio.Lock()):

@@ -43,7 +43,7 @@ class StepWaits:
             step=state.step,
             computes=not self._tools.compute.is_idle,
             lacks=self._lacks(not_active)[:LACKS_LIMIT],
-            sends_to=tuple(peer for peer in view.member_ids if self._is_on_its_way(peer)),
+            sends_to=tuple(peer for peer in view.member_ids if self._gives(peer)),
             fetches=state.fetches or state.restart is not None,
         )
 
@@ -89,6 +89,9 @@ class StepWaits:
         engine, view = self._steps.engine, self._state.view
         of_this_view = engine is not None and view is not None and engine.view == view.id
         return engine if of_this_view else None
+
+    def _gives(self, peer_id: str) -> bool:
+        return self._is_on_its_way(peer_id) or self._tools.net.blobs.gave_lately(peer_id)
 
     def _is_on_its_way(self, peer_id: str) -> bool:
         engine = self._engine()

@@ -44,7 +44,14 @@ CALLS_IN_FLIGHT = 4
 BUSY_PAUSES_S = (0.1, 0.2, 0.4, 0.8, 1.6)
 BEGUN_LIMIT_BYTES = 256 << 20
 """In memory, of downloads that broke off: whoever has the rest may be found later."""
+CROWD = 3
+"""Of so many it is asked first who has a blob at all."""
+ASKED_AT_ONCE = 16
+ASK_DEADLINE_S = 3.0
 PEERS_REMEMBERED = 4096
+GIVES_S = 15.0
+"""What was asked for is on its way for so long, at most: chunks are as large as a line carries in
+a few seconds."""
 _DIGEST = re.compile("[0-9a-f]{64}")
 
 log = logging.getLogger(__name__)
@@ -154,6 +161,7 @@ class BlobExchange:
         """In all, of chunks that were asked for."""
         self.given_bytes: collections.Counter[str] = collections.Counter()
         """To each peer, of those that asked lately."""
+        self._gave_at_s: dict[str, float] = {}
         self._begun: dict[str, tuple[_Download, io.BytesIO]] = {}
         self._donors = Donors()
         self._plane = ControlPlane(host, self._serve, name="blob")
@@ -205,6 +213,12 @@ class BlobExchange:
             raise
         return file.getvalue()
 
+    def gave_lately(self, peer_id: str) -> bool:
+        """Whether it has fetched something here while it may still be on its way, as far as this
+        end sees."""
+        gave_at_s = self._gave_at_s.get(peer_id)
+        return gave_at_s is not None and now.monotonic_s() - gave_at_s < GIVES_S
+
     def _set_aside(self, download: _Download, file: io.BytesIO) -> None:
         if download.has_begun:
             self._begun[download.digest] = (download, file)
@@ -215,10 +229,37 @@ class BlobExchange:
         """Raises `BlobUnavailable`."""
         assert _DIGEST.fullmatch(download.digest), download.digest
         try:
+            if len(peers) >= CROWD:
+                peers = await self._who_may_have(download, peers)
             if not await self._download_right(download, peers):
                 raise BlobUnavailable(download.digest, download.causes, download.denied)
         finally:
             self._on_progress(download.digest, 0, 0)
+
+    async def _who_may_have(self, download: _Download, peers: Sequence[str]) -> list[str]:
+        """The first of many are asked for one byte, all at once: who has the blob alone is given
+        the time that its line takes, since nobody is better. What was broken off too early would
+        be on that line twice."""
+        asked, rest = peers[:ASKED_AT_ONCE], peers[ASKED_AT_ONCE:]
+        answers = await asyncio.gather(*(self._has(peer, download) for peer in asked))
+        have = [peer for peer, has in zip(asked, answers, strict=True) if has]
+        unknown = [peer for peer, has in zip(asked, answers, strict=True) if has is None]
+        return [*have, *unknown, *rest]
+
+    async def _has(self, peer: str, download: _Download) -> bool | None:
+        """None: it has not said."""
+        request = encode(_Request(download.digest, 0, 1))
+        try:
+            await self._plane.call(peer, request, ASK_DEADLINE_S)
+        except Unreachable:
+            return None
+        except PeerFault as error:
+            if error.cause == BUSY:
+                return None
+            download.causes[peer] = error.cause
+            download.denied.add(peer)
+            return False
+        return True
 
     async def _download_right(self, download: _Download, peers: Sequence[str]) -> bool:
         """First all donors together; if that has the wrong digest, each of them on its own."""
@@ -368,7 +409,9 @@ class BlobExchange:
         chunk = await self._read(found, request)
         if sender not in self.given_bytes and len(self.given_bytes) >= PEERS_REMEMBERED:
             self.given_bytes.clear()
+            self._gave_at_s.clear()
         self.given_bytes[sender] += len(chunk.content)
+        self._gave_at_s[sender] = now.monotonic_s()
         return encode(chunk)
 
     async def _read(self, found: Path | bytes, request: _Request) -> _Chunk:

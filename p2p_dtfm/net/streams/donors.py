@@ -88,7 +88,7 @@ class DonorTurn:
         if bytes_per_s:
             due_s = self._due_s + size_bytes / bytes_per_s
             self._due_s = min(due_s, now_s + CREDIT * wait_s)
-        if now_s - asked_s < QUICK_S:
+        if now_s - asked_s < QUICK_S and size_bytes >= self.length_bytes:
             self.length_bytes = min(2 * self.length_bytes, CHUNK_LIMIT_BYTES)
         elif now_s - asked_s > LONG_S:
             self.length_bytes = max(self.length_bytes // 2, CHUNK_LEAST_BYTES)
@@ -145,6 +145,7 @@ class DonorTurns:
     """Of the donors of one blob: whose turn it is, and how much patience there is for it."""
 
     def __init__(self, donors: Donors, peers: Sequence[str]) -> None:
+        """`peers`: without those that have said that they have none."""
         self._donors = donors
         self._late = [peer for peer in peers if donors.is_slow(peer)]
         self._left = [peer for peer in peers if peer not in self._late]

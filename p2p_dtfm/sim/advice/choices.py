@@ -37,7 +37,15 @@ REDUCTIONS: Mapping[str, Values] = {
     "sign": {"reduction": "sign"},
 }
 OPTIMIZERS = ("adamw", "muon")
-BOUNDARIES = (("fp32",), ("bf16",), ("bf16", "int8"))
+BOUNDARIES = (
+    ("fp32",),
+    ("bf16",),
+    ("bf16", "int8"),
+    ("bf16", "int8", "subspace"),
+    ("rotated6",),
+    ("subspace",),
+)
+"""Of several the planner chooses for each edge. What the last two cost alone is measured."""
 MICROBATCH_FACTORS = (1, 2, 0.5, 0.25)
 CONTEXT_FACTORS = (1, 0.5, 0.25)
 DEFAULT_DIMENSIONS = ("global-batch", "inner-steps", "reduction", "boundaries", "microbatch")

@@ -27,6 +27,15 @@ class MeasuredRow(NamedTuple):
     cost: LossCost
 
 
+BOUNDARIES: dict[str, LossCost] = {
+    "rotated6": LossCost(
+        0.11, "tiny, one codec between two stages, nine seeds (docs/benchmarks/compression.md)"
+    ),
+    "subspace": LossCost(
+        0.36, "tiny, one codec between two stages, ten seeds (docs/benchmarks/compression.md)"
+    ),
+}
+"""Both ways, of runs that are in fp32 and in step besides."""
 EXACT = LossCost(0.0, "the run's own batches, reduced in fp32")
 MEASURED = (
     MeasuredRow(
@@ -64,12 +73,15 @@ def loss_cost(spec: RunSpec, original: RunSpec, replicas: int) -> LossCost | Non
         spec.batch.global_batch != original.batch.global_batch
         or spec.model.context != original.model.context
     )
-    if {*codecs.activations, *codecs.gradients} != {"fp32"}:
-        return None
+    boundaries = {*codecs.activations, *codecs.gradients}
     if spec.sync.mode == "every_step":
         is_exact = codecs.reduction == "fp32" and not changes_batches
-        is_exact = is_exact and optimizers[0] == optimizers[1]
-        return EXACT if is_exact else None
+        if not is_exact or optimizers[0] != optimizers[1] or len(boundaries) > 1:
+            return None
+        [boundary] = boundaries
+        return EXACT if boundary == "fp32" else BOUNDARIES.get(boundary)
+    if boundaries != {"fp32"}:
+        return None
     for row in MEASURED:
         if (
             _told(codecs) == row.reduction

@@ -4,7 +4,7 @@ barred that has not lied, what it cost, and how far the losses are from those of
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +31,7 @@ from p2p_dtfm.testbed.lies.verdict import (
 )
 from p2p_dtfm.testbed.local_swarm import Child, LocalSwarm
 from p2p_dtfm.testbed.plain_losses import comparable, plain_losses
-from p2p_dtfm.testbed.recovery.times import steps_of
+from p2p_dtfm.testbed.recovery.times import Event, steps_of
 
 MODULE = "p2p_dtfm.testbed.lies.daemon"
 OPTIONS = ("--threads", "1", "--dashboard", "off")
@@ -153,8 +153,7 @@ def play(directory: Path, case: LieCase, spec: RunSpec, say: Callable[[str], Non
     who_was_doubted(texts, liars, verdict)
     others = {peer_id: name for name, peer_id in ids.items() if name not in lying}
     what_it_cost(history, others, lie.from_step, verdict)
-    if case.of.is_paced:
-        when_it_was_fair(history, fair_step_s(spec, case.peers), verdict)
+    _look_at_times(history, case, spec, verdict)
     _compare(first, case, verdict)
     if case.of.newcomer:
         _compare_newcomer(first, honest[-1], verdict)
@@ -213,6 +212,14 @@ def _is_done(child: Child) -> bool:
 
 def _barred_by(child: Child) -> set[str]:
     return {it["peer_id"] for it in (child.status() or {}).get("barred", ())}
+
+
+def _look_at_times(
+    history: Sequence[Event], case: LieCase, spec: RunSpec, verdict: LieVerdict
+) -> None:
+    """Where daemons take the time that they say."""
+    if case.of.is_paced:
+        when_it_was_fair(history, fair_step_s(spec, case.peers), verdict)
 
 
 def _compare(first: Child, case: LieCase, verdict: LieVerdict) -> None:

@@ -140,12 +140,7 @@ def judge(promise: Promise, within: int | None, tolerance: float, verdict: LieVe
     if promise.barred:
         for name in sorted(set(verdict.caught_after) - set(verdict.barred)):
             say(f"{name} is not barred")
-    if promise.fair_within is not None and verdict.fair_step_s is not None:
-        fair_s, last_s = verdict.fair_step_s, verdict.last_steps_s or 0.0
-        if verdict.fair_from is None or last_s > FAIR_FACTOR * fair_s:
-            say(f"steps take {last_s:.2f} s at the end, and {fair_s:.2f} s where all do as much")
-        elif verdict.fair_from > promise.fair_within:
-            say(f"steps were slow until step {verdict.fair_from}, not {promise.fair_within}")
+    _judge_times(promise, verdict)
     for peers, what in (
         (verdict.wrongly_left_out, "called liars, and is not"),
         (verdict.false_bars, "barred for nothing"),
@@ -161,3 +156,18 @@ def judge(promise: Promise, within: int | None, tolerance: float, verdict: LieVe
     worst = verdict.max_loss_difference
     if worst is not None and not worst <= tolerance:
         say(f"the loss is {worst:.2g} off the honest run's")
+
+
+def _judge_times(promise: Promise, verdict: LieVerdict) -> None:
+    """Whether steps were soon as fast as where each computes as much as the others."""
+    if promise.fair_within is None or verdict.fair_step_s is None:
+        return
+    fair_s, last_s = verdict.fair_step_s, verdict.last_steps_s or 0.0
+    if verdict.fair_from is None or last_s > FAIR_FACTOR * fair_s:
+        verdict.violations.append(
+            f"steps take {last_s:.2f} s at the end, and {fair_s:.2f} s where all do as much"
+        )
+    elif verdict.fair_from > promise.fair_within:
+        verdict.violations.append(
+            f"steps were slow until step {verdict.fair_from}, not {promise.fair_within}"
+        )

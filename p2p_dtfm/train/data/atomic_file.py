@@ -2,10 +2,12 @@
 
 import errno
 import os
+import re
 import secrets
 from pathlib import Path
 
 TEMPORARY_PREFIX = ".tmp-"
+_TEMPORARY = re.compile(re.escape(TEMPORARY_PREFIX) + "[0-9a-f]{32}")
 
 
 def write_atomically(path: Path, payload: bytes) -> None:
@@ -26,6 +28,13 @@ def temporary_path(folder: Path) -> Path:
     path = folder / f"{TEMPORARY_PREFIX}{secrets.token_hex(16)}"
     path.touch(exist_ok=False)
     return path
+
+
+def clear_temporary_files(folder: Path) -> None:
+    """What `write_atomically` left where its process was killed. Only while nobody writes there."""
+    for left in folder.glob(f"{TEMPORARY_PREFIX}*"):
+        if _TEMPORARY.fullmatch(left.name):
+            left.unlink(missing_ok=True)
 
 
 def fix_of(error: OSError, directory: Path) -> str:

@@ -9,6 +9,7 @@ import hashlib
 import os
 import re
 import shutil
+from collections.abc import Collection
 from pathlib import Path
 
 from p2p_dtfm.core.protocol.errors import PeerFault
@@ -140,10 +141,11 @@ class BlobStore:
         """Forget a blob. Nothing happens if it is not here."""
         self._place(digest).unlink(missing_ok=True)
 
-    def remove_temporary_files(self) -> None:
-        """Clear what an interrupted process left. Only while nobody else writes here."""
+    def remove_temporary_files(self, but: Collection[str] = ()) -> None:
+        """Clear what an interrupted process left, `but` these names. Only while nobody else writes
+        here."""
         for entry in os.scandir(self.root):
-            if entry.name.startswith(TEMPORARY_PREFIX):
+            if entry.name.startswith(TEMPORARY_PREFIX) and entry.name not in but:
                 Path(entry.path).unlink(missing_ok=True)
 
     def _place(self, digest: str) -> Path:

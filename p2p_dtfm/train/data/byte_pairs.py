@@ -30,6 +30,8 @@ _Piece = Annotated[str, Meta(min_length=1, max_length=1 << 16)]
 class BytePairTokenizer:
     """A vocabulary of byte strings: all 256 single bytes, and merges of them."""
 
+    begins_after_control = False
+
     def __init__(
         self,
         vocabulary: dict[str, int],
@@ -83,7 +85,9 @@ class BytePairTokenizer:
     def encode_bytes(self, text: bytes) -> np.ndarray:
         return self.encode_batch([text])[0]
 
-    def encode_batch(self, texts: Sequence[bytes]) -> list[np.ndarray]:
+    def encode_batch(
+        self, texts: Sequence[bytes], goes_on: Sequence[bool] | None = None
+    ) -> list[np.ndarray]:
         encodings = self._inner.encode_batch_fast(
             [text.decode("utf-8", "replace") for text in texts]
         )
@@ -95,6 +99,8 @@ class BytePairTokenizer:
             self._bytes_of[token] if 0 <= token < self.vocabulary else b"\xff"
             for token in map(int, tokens)
         ).decode("utf-8", errors="replace")
+
+    decode_on = decode
 
     def to_bytes(self) -> bytes:
         return self._inner.to_str().encode("utf-8")

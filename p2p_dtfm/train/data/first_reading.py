@@ -1,9 +1,10 @@
 """The first reading of the files: which hold text, and which pieces are held out."""
 
+import hashlib
 from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -26,6 +27,17 @@ class Verdicts(Protocol):
         ...
 
 
+class Located(NamedTuple):
+    """A piece, and where it lies."""
+
+    file: int
+    """Its number among the survey's files."""
+    number: int
+    """In that file, of the pieces that count."""
+    piece: Piece
+    held_out: bool
+
+
 @dataclass
 class Survey:
     """What the first reading found."""
@@ -44,19 +56,24 @@ class Survey:
     """Which documents count; None: all."""
     selection: Selection | msgspec.UnsetType = msgspec.UNSET
     """The same in figures."""
+    content: "hashlib.blake2b" = field(default_factory=lambda: hashlib.blake2b(digest_size=32))
+    """Of all pieces, as they were read: a later command sees by it whether they are the same."""
 
     def pieces_of(self, file: Candidate, skipped: Skipped) -> Iterator[Piece]:
         """The pieces of a file's documents that count. Raises as `read_documents` does."""
         pieces = read_documents(file, self.text_field, self.piece_bytes, skipped, self.by_document)
         return pieces if self.verdicts is None else self.verdicts.kept(file, pieces)
 
-    def pieces(self) -> Iterator[tuple[Piece, bool]]:
-        """All pieces and whether they are held out, on a later reading, when nothing may be wrong
-        with the files any more. Raises `UserError`."""
-        for file in self.files:
+    def located(self, first_file: int = 0, first_piece: int = 0) -> Iterator[Located]:
+        """All pieces, or those from this one of this file on, on a later reading, when nothing may
+        be wrong with the files any more. Raises `UserError`."""
+        for place, file in enumerate(self.files[first_file:], first_file):
+            pieces_before = first_piece if place == first_file else 0
             try:
-                for piece in self.pieces_of(file, Skipped()):
-                    yield piece, file.held_out or piece.key <= self.threshold
+                for number, piece in enumerate(self.pieces_of(file, Skipped())):
+                    if number >= pieces_before:
+                        held_out = file.held_out or piece.key <= self.threshold
+                        yield Located(place, number, piece, held_out)
             except (NotText, NoTextField, OSError) as error:
                 raise UserError(
                     f"{file.path} changed while it was being read: {error}", "run the command again"
@@ -70,6 +87,7 @@ class _FoundInFile:
     keys: "array[int]" = field(default_factory=lambda: array("Q"))
     sizes_bytes: "array[int]" = field(default_factory=lambda: array("Q"))
     documents: int = 0
+    content: "hashlib.blake2b" = field(default_factory=lambda: hashlib.blake2b(digest_size=32))
 
 
 def read_first(
@@ -93,6 +111,7 @@ def read_first(
         done_bytes += file.size_bytes
         if found is not None and found.documents:
             survey.files.append(file)
+            survey.content.update(b"%d" % file.held_out + found.content.digest())
             survey.documents += found.documents
             survey.text_bytes += sum(found.sizes_bytes)
             keys.append(np.frombuffer(found.keys, dtype=np.uint64))
@@ -112,6 +131,8 @@ def _read_file_first(
     found = _FoundInFile()
     try:
         for piece in survey.pieces_of(file, skipped):
+            found.content.update(b"%d %d %d " % (len(piece.text), piece.key, piece.ends_document))
+            found.content.update(piece.text)
             found.keys.append(piece.key)
             found.sizes_bytes.append(len(piece.text))
             found.documents += piece.ends_document

@@ -2,24 +2,27 @@
 
 The files are read twice. The first reading finds out which are text and which pieces are held out;
 the second one writes. (With byte-pair encoding a reading for training lies between.) Memory stays
-bounded: a few pieces at a time, and a few bytes for each piece.
+bounded: a few pieces at a time, and a few bytes for each piece. What is written outlives a process
+that is killed (`writing/journal.py`): the same command goes on from there.
 
 The pieces with the lowest content hashes are held out, so equal documents are never on both sides,
 and the split does not depend on where the files lie; or else the files that were named for it.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 
-import numpy as np
+import msgspec
 
+from p2p_dtfm.core.protocol.canonical import digest_bytes
 from p2p_dtfm.core.protocol.errors import PeerFault, UserError
 from p2p_dtfm.core.protocol.facts.in_words import counted
-from p2p_dtfm.train.data.atomic_file import fix_of, write_atomically
+from p2p_dtfm.train.data.atomic_file import clear_temporary_files, fix_of, write_atomically
 from p2p_dtfm.train.data.blob_store import BlobStore
-from p2p_dtfm.train.data.documents import Piece
 from p2p_dtfm.train.data.first_reading import PROGRESS_EVERY_PIECES, Progress, Survey, read_first
 from p2p_dtfm.train.data.manifest import (
     FORMAT_VERSION,
@@ -27,7 +30,6 @@ from p2p_dtfm.train.data.manifest import (
     SHARD_LIMIT_TOKENS,
     Manifest,
     Notes,
-    Split,
     Totals,
     load_manifest,
     parse_manifest,
@@ -35,7 +37,6 @@ from p2p_dtfm.train.data.manifest import (
 )
 from p2p_dtfm.train.data.quality.choosing import Wish, chosen
 from p2p_dtfm.train.data.quality.signal_files import is_signal_file
-from p2p_dtfm.train.data.shard_files import ShardWriter
 from p2p_dtfm.train.data.text_files import (
     Skipped,
     find_files,
@@ -47,6 +48,8 @@ from p2p_dtfm.train.data.tokenizer import (
     entry_of,
     load_tokenizer,
 )
+from p2p_dtfm.train.data.writing.journal import JOURNAL_NAME, Journal, WrittenSoFar, alone_in
+from p2p_dtfm.train.data.writing.second_reading import SecondReading
 
 MANIFEST_NAME = "manifest.json"
 TOKENIZER_NAME = "tokenizer.json"
@@ -55,8 +58,6 @@ BLOBS_NAME = "blobs"
 _PIECE_BYTES = (1 << 10, 1 << 16)
 """Least and most. A batch of large ones, encoded, takes a hundred times its size."""
 _BPE_TRAINING_LIMIT_BYTES = 1 << 28
-_BATCH_PIECES = 1024
-_BATCH_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,7 @@ def prepare(
     validation: list[Path] | None = None,
     wish: Wish | None = None,
     held_out_by_document: bool = False,
+    say: Callable[[str], None] = lambda text: None,
 ) -> Manifest:
     """Make the directory `out` from files and directories. Raises `UserError`.
 
@@ -98,6 +100,7 @@ def prepare(
     `skipped`: filled with counts of what was left out, if given.
     `wish`: which documents are wanted, and how often each.
     `held_out_by_document`: whether a text file is held out as a whole or not at all.
+    `say`: hears from where a command that was interrupted goes on.
     """
     skipped = Skipped() if skipped is None else skipped
     _require_sane(vocabulary, shard_tokens, held_out_fraction, context)
@@ -112,23 +115,23 @@ def prepare(
     with chosen(wish or Wish(), files, survey, out, progress):
         read_first(survey, files, held_out_fraction, context, progress, skipped)
         for named, held_out in ((paths, False), (validation or [], True)):
-            if named and not any(file.held_out == held_out for file in survey.files):
-                raise UserError(
-                    f"no text found in {', '.join(map(str, named))} (skipped: {skipped})",
-                    (
-                        "name files or directories with UTF-8 text, JSON lines, Parquet or Arrow",
-                        "name the rows' text with --field, where there are rows",
-                    ),
-                )
-        if tokenizer is None:
-            tokenizer = _make_tokenizer(survey, vocabulary, progress)
+            _require_text(survey, named, held_out, skipped)
         try:
             store = BlobStore(out / BLOBS_NAME)
-            store.remove_temporary_files()
-            manifest = _write(survey, tokenizer, store, shard_tokens, context, notes, progress)
-            finish(out, store, manifest, tokenizer, shard_tokens)
-            if replaces:
-                remove_unused(store, manifest)
+            with alone_in(out):
+                clear_temporary_files(out)
+                wishes = (vocabulary, shard_tokens, tokenizer and _named(tokenizer))
+                journal = Journal(out, _bound_to(survey, wishes), say)
+                if tokenizer is None:
+                    tokenizer = _make_tokenizer(survey, vocabulary, store, journal, progress)
+                reading = SecondReading(survey, tokenizer, store, shard_tokens)
+                reading.write(journal, progress)
+                with _kept_unless_refused(journal):
+                    _require_windows(reading, context, survey)
+                    manifest = _manifest(survey, reading, tokenizer, store, notes)
+                    finish(out, store, manifest, tokenizer, shard_tokens)
+                if replaces or journal.was_there:
+                    remove_unused(store, manifest)
         except OSError as error:
             cause = f"cannot write to {out}: {error.strerror}"
             raise UserError(cause, fix_of(error, out)) from error
@@ -227,6 +230,7 @@ def finish(
     store.put_bytes(payload)
     write_atomically(out / TOKENIZER_NAME, tokenizer.to_bytes())
     write_atomically(out / MANIFEST_NAME, payload)
+    (out / JOURNAL_NAME).unlink(missing_ok=True)  # of this result, or of one that is not to be
 
 
 def remove_unused(store: BlobStore, manifest: Manifest) -> None:
@@ -237,108 +241,105 @@ def remove_unused(store: BlobStore, manifest: Manifest) -> None:
             store.remove(digest)
 
 
-def _make_tokenizer(survey: Survey, vocabulary: int | None, progress: Progress) -> Tokenizer:
+@contextmanager
+def _kept_unless_refused(journal: Journal) -> Iterator[None]:
+    """What is wrong with tokens that are all there nobody mends by going on."""
+    try:
+        yield
+    except UserError:
+        journal.remove()
+        raise
+
+
+def _bound_to(survey: Survey, wishes: tuple[object, ...]) -> str:
+    """Names all that the tokens of shards depend on. (The manifest's notes are not among it.)"""
+    return digest_bytes(
+        msgspec.json.encode(
+            (
+                survey.content.hexdigest(),
+                survey.threshold,
+                survey.by_document,
+                survey.piece_bytes,
+                wishes,
+                metadata.version("tokenizers"),
+            )
+        )
+    )
+
+
+def _named(tokenizer: Tokenizer) -> tuple[str, int]:
+    return digest_bytes(tokenizer.to_bytes()), tokenizer.end_of_document
+
+
+def _make_tokenizer(
+    survey: Survey, vocabulary: int | None, store: BlobStore, journal: Journal, progress: Progress
+) -> Tokenizer:
+    """Of bytes, or one that is learnt; or was, before an earlier command was interrupted."""
     if vocabulary is None:
         return ByteTokenizer()
     from p2p_dtfm.train.data.byte_pairs import BytePairTokenizer  # a heavy library, only for this
 
+    if journal.tokenizer is not None:
+        if store.verify(journal.tokenizer):
+            journal.say("takes the tokens that were learnt before it was interrupted")
+            return load_tokenizer(store.held(journal.tokenizer))
+        journal.begin_anew("the tokenizer that was learnt is missing or damaged")
     try:
-        return BytePairTokenizer.train(_training_texts(survey, progress), vocabulary)
+        learnt = BytePairTokenizer.train(_training_texts(survey, progress), vocabulary)
     except PeerFault as error:
         raise AssertionError(f"the tokenizer just trained is refused: {error}") from error
+    journal.save(WrittenSoFar(), store.put_bytes(learnt.to_bytes()))
+    return learnt
 
 
 def _training_texts(survey: Survey, progress: Progress) -> Iterator[str]:
     """Training text, of a huge corpus every so many-th piece."""
     stride = -(-survey.text_bytes // _BPE_TRAINING_LIMIT_BYTES)
     done_bytes = 0
-    for number, (piece, held_out) in enumerate(survey.pieces(), 1):
-        done_bytes += len(piece.text)
-        if not held_out and number % stride == 0:
-            yield piece.text.decode("utf-8")
+    for number, located in enumerate(survey.located(), 1):
+        done_bytes += len(located.piece.text)
+        if not located.held_out and number % stride == 0:
+            yield located.piece.text.decode("utf-8")
         if number % PROGRESS_EVERY_PIECES == 0:
             progress(done_bytes, survey.text_bytes, "learning tokens")
     progress(survey.text_bytes, survey.text_bytes, "learning tokens")
 
 
-def _write(
-    survey: Survey,
-    tokenizer: Tokenizer,
-    store: BlobStore,
-    shard_tokens: int,
-    context: int,
-    notes: Notes,
-    progress: Progress,
-) -> Manifest:
-    """Second reading: tokens into shards."""
-    token_type = token_type_for(tokenizer.vocabulary)
-    train, held_out = (
-        ShardWriter(store, split, token_type, shard_tokens) for split in ("train", "held_out")
-    )
-    try:
-        _write_tokens(survey, tokenizer, train, held_out, progress)
-        for writer in (train, held_out):
-            writer.close()
-    finally:
-        for writer in (train, held_out):
-            writer.abandon()
-    for split, writer in (("training", train), ("held-out", held_out)):
+def _require_text(survey: Survey, named: list[Path], held_out: bool, skipped: Skipped) -> None:
+    if named and not any(file.held_out == held_out for file in survey.files):
+        raise UserError(
+            f"no text found in {', '.join(map(str, named))} (skipped: {skipped})",
+            (
+                "name files or directories with UTF-8 text, JSON lines, Parquet or Arrow",
+                "name the rows' text with --field, where there are rows",
+            ),
+        )
+
+
+def _require_windows(reading: SecondReading, context: int, survey: Survey) -> None:
+    for split, writer in (("training", reading.train), ("held-out", reading.held_out)):
         if writer.tokens <= context:
             raise UserError(
                 f"too little text: {counted(writer.tokens, f'{split} token')} do not make one "
                 f"window of {context + 1} (from {survey.text_bytes} bytes of text)",
                 ("add text", "choose a smaller context"),
             )
+
+
+def _manifest(
+    survey: Survey, reading: SecondReading, tokenizer: Tokenizer, store: BlobStore, notes: Notes
+) -> Manifest:
     return Manifest(
         format_version=FORMAT_VERSION,
-        token_type=token_type,
+        token_type=token_type_for(tokenizer.vocabulary),
         tokenizer=entry_of(tokenizer, store),
-        shards=(*train.entries, *held_out.entries),
-        totals=Totals(train.tokens, held_out.tokens, survey.documents, survey.text_bytes),
+        shards=reading.shards,
+        totals=Totals(
+            reading.train.tokens, reading.held_out.tokens, survey.documents, survey.text_bytes
+        ),
         notes=notes,
         selection=survey.selection,
     )
-
-
-def _write_tokens(
-    survey: Survey,
-    tokenizer: Tokenizer,
-    train: ShardWriter,
-    held_out: ShardWriter,
-    progress: Progress,
-) -> None:
-    """Each document, or each stretch of one within a split, ends with a token for it."""
-    separator = np.array([tokenizer.end_of_document])
-    writers: dict[Split, ShardWriter] = {"train": train, "held_out": held_out}
-    open_split: Split | None = None
-    done_bytes = 0
-    for batch in _batches(survey.pieces()):
-        for (piece, held_out_piece), tokens in zip(
-            batch, tokenizer.encode_batch([piece.text for piece, _ in batch]), strict=True
-        ):
-            split: Split = "held_out" if held_out_piece else "train"
-            if open_split not in (None, split):
-                writers[open_split].append(separator)
-            writers[split].append(tokens)
-            if piece.ends_document:
-                writers[split].append(separator)
-            open_split = None if piece.ends_document else split
-            done_bytes += len(piece.text)
-        progress(done_bytes, survey.text_bytes, "writing")
-
-
-def _batches(pieces: Iterator[tuple[Piece, bool]]) -> Iterator[list[tuple[Piece, bool]]]:
-    """Pieces to encode at once: of a bounded size and number."""
-    batch: list[tuple[Piece, bool]] = []
-    size_bytes = 0
-    for piece in pieces:
-        batch.append(piece)
-        size_bytes += len(piece[0].text)
-        if len(batch) >= _BATCH_PIECES or size_bytes >= _BATCH_BYTES:
-            yield batch
-            batch, size_bytes = [], 0
-    if batch:
-        yield batch
 
 
 def _require_readable(payload: bytes, shard_tokens: int) -> None:

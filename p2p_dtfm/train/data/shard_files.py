@@ -66,17 +66,14 @@ class ShardWriter:
 
     def abandon(self) -> None:
         """Remove an unfinished shard."""
-        if self._file is not None:
-            with contextlib.suppress(OSError):  # what it could not write is not wanted any more
-                self._file.close()
-            self._file = None
+        self._close_file()
         if self._temporary is not None:
             self._temporary.unlink(missing_ok=True)
             self._temporary = None
 
     def _write(self, tokens: np.ndarray) -> None:
         if self._file is None:
-            self._temporary = self._store.temporary_path()
+            self._temporary = self._begin()
             self._file = open(self._temporary, "wb")  # noqa: SIM115 closed in _finish, abandon
             self._hasher = hashlib.blake2b(digest_size=32)
         payload = tokens.tobytes()
@@ -90,9 +87,22 @@ class ShardWriter:
         assert self._file is not None and self._temporary is not None
         self._file.close()
         digest = self._hasher.hexdigest()
-        self._temporary.replace(self._store.root / digest)
+        self._name(self._temporary, digest)
         self.entries.append(ShardEntry(digest, self._in_shard, self._split))
         self._file, self._temporary, self._in_shard = None, None, 0
+
+    def _close_file(self) -> None:
+        if self._file is not None:
+            with contextlib.suppress(OSError):  # what it could not write is not wanted any more
+                self._file.close()
+            self._file = None
+
+    def _begin(self) -> Path:
+        """Where to write the next shard until it is full."""
+        return self._store.temporary_path()
+
+    def _name(self, temporary: Path, digest: str) -> None:
+        temporary.replace(self._store.root / digest)
 
 
 def open_shard(

@@ -27,6 +27,11 @@ class Tokenizer(Protocol):
     end_of_document: int
     """The token after each document."""
 
+    @property
+    def begins_after_control(self) -> bool:
+        """Whether what follows a control token is encoded as the beginning of a text is."""
+        ...
+
     def encode(self, text: str) -> np.ndarray:
         """Tokens [t] of an unsigned or signed integer type."""
         ...
@@ -35,12 +40,19 @@ class Tokenizer(Protocol):
         """The same for UTF-8 bytes."""
         ...
 
-    def encode_batch(self, texts: Sequence[bytes]) -> list[np.ndarray]:
-        """The same for many texts at once, which may be faster."""
+    def encode_batch(
+        self, texts: Sequence[bytes], goes_on: Sequence[bool] | None = None
+    ) -> list[np.ndarray]:
+        """The same for many texts at once, which may be faster. `goes_on`: of each, whether it is
+        the middle of a text; else each is one of its own."""
         ...
 
     def decode(self, tokens: Iterable[int]) -> str:
         """Text. Bytes that are not UTF-8 and tokens outside the vocabulary become U+FFFD."""
+        ...
+
+    def decode_on(self, tokens: Iterable[int]) -> str:
+        """The same of tokens that stand in the middle of a text."""
         ...
 
     def to_bytes(self) -> bytes:
@@ -53,6 +65,7 @@ class ByteTokenizer:
 
     vocabulary = 256
     end_of_document = 0
+    begins_after_control = False
 
     def encode(self, text: str) -> np.ndarray:
         return self.encode_bytes(text.encode("utf-8", errors="replace"))
@@ -60,7 +73,9 @@ class ByteTokenizer:
     def encode_bytes(self, text: bytes) -> np.ndarray:
         return np.frombuffer(text, dtype=np.uint8)
 
-    def encode_batch(self, texts: Sequence[bytes]) -> list[np.ndarray]:
+    def encode_batch(
+        self, texts: Sequence[bytes], goes_on: Sequence[bool] | None = None
+    ) -> list[np.ndarray]:
         return [self.encode_bytes(text) for text in texts]
 
     def decode(self, tokens: Iterable[int]) -> str:
@@ -68,6 +83,8 @@ class ByteTokenizer:
         return bytes(token if 0 <= token < 256 else 0xFF for token in map(int, tokens)).decode(
             "utf-8", errors="replace"
         )
+
+    decode_on = decode
 
     def to_bytes(self) -> bytes:
         return b'{"kind":"bytes"}'
@@ -106,7 +123,10 @@ def tokenizer_from_bytes(payload: bytes) -> Tokenizer:
     if kind is msgspec.UNSET:
         # Only who needs byte pairs pays for loading the library.
         from p2p_dtfm.train.data.byte_pairs import BytePairTokenizer
+        from p2p_dtfm.train.data.tokens.sentence_pieces import SentencePieces, is_like_llamas
 
+        if is_like_llamas(payload):
+            return SentencePieces.from_bytes(payload)
         return BytePairTokenizer.from_bytes(payload)
     if payload != ByteTokenizer().to_bytes():
         raise PeerFault(f"tokenizer of unknown kind {kind[:40]!r}")

@@ -107,13 +107,16 @@ def _merged(directory: Path, spec: RunSpec, layer: int) -> nn.Module:
     return merged_into(build_plain_layer(spec, layer), module) if spec.trains_adapters else module
 
 
-def model_from(source: Path, imported: Path | None) -> ExportedModel:
-    """As `model_in`; what `imported`, which `import` made, knows of its tokenizer goes along."""
-    model = model_in(source)
-    if imported is None:
-        return model
+def origin_of(imported: Path) -> Path:
+    """What `import` kept of the model's own files there. Raises `UserError`."""
     require_imported(imported)
-    return replace(model, origin=imported / ORIGIN_NAME)
+    return imported / ORIGIN_NAME
+
+
+def model_from(source: Path, origin: Path | None) -> ExportedModel:
+    """As `model_in`; the model's own files in `origin` go along."""
+    model = model_in(source)
+    return model if origin is None else replace(model, origin=origin)
 
 
 def export_hugging_face(
@@ -121,18 +124,18 @@ def export_hugging_face(
     out: Path,
     tokenizer: Tokenizer | None,
     progress: Progress = lambda done_bytes, total_bytes: None,
-    imported: Path | None = None,
+    origin: Path | None = None,
     told: KnownOfModel = NOTHING_TOLD,
 ) -> None:
     """Make the directory `out` from the checkpoint of one step, or from an imported model.
 
     Raises `UserError`. Without a tokenizer the directory holds the model alone; an imported model
-    takes its own along, and that of `imported`, which `import` made, goes along with a checkpoint.
+    takes its own along, and what lies in `origin` goes along with a checkpoint.
     `told` goes into the model's card.
     `out` appears whole or not at all.
     """
     require_new(out)
-    model = model_from(source, imported)
+    model = model_from(source, origin)
     family_of(model.spec.model)
     require_tied(model)
     with made_whole(out) as made:

@@ -22,6 +22,7 @@ from p2p_dtfm.train.data.byte_pairs import KNOWN_PATTERNS
 from p2p_dtfm.train.data.chat.template import read_template
 from p2p_dtfm.train.data.prepare import TOKENIZER_NAME
 from p2p_dtfm.train.data.tokenizer import Tokenizer
+from p2p_dtfm.train.data.tokens.sentence_pieces import BYTE_PIECES
 from p2p_dtfm.train.hugging_face.export import (
     ExportedModel,
     ends_of,
@@ -33,6 +34,7 @@ from p2p_dtfm.train.hugging_face.export import (
     special_tokens,
 )
 from p2p_dtfm.train.hugging_face.families import family_of, parts_of
+from p2p_dtfm.train.hugging_face.gguf_pieces import describe_pieces
 from p2p_dtfm.train.hugging_face.model_import import Progress
 from p2p_dtfm.train.hugging_face.new_place import made_whole, require_new
 from p2p_dtfm.train.hugging_face.tokenizer_json import tokenizer_json
@@ -51,7 +53,7 @@ def export_gguf(
     out: Path,
     tokenizer: Tokenizer | None,
     progress: Progress = lambda done_bytes, total_bytes: None,
-    imported: Path | None = None,
+    origin: Path | None = None,
 ) -> None:
     """Write the checkpoint of one step, or an imported model, into the file `out`.
 
@@ -60,7 +62,7 @@ def export_gguf(
     """
     library = require_library()
     require_new(out)
-    model = model_from(source, imported)
+    model = model_from(source, origin)
     family = family_of(model.spec.model)
     _require_known(model.spec.model, family)
     require_tied(model)
@@ -176,11 +178,14 @@ def _describe_tokens(
         piece, kind = special.get(token, normal)
         pieces.append(piece)
         types.append(kind)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(_splitting(content))
-    writer.add_token_list(pieces)
-    writer.add_token_types(types)
-    writer.add_token_merges(_merges(content))
+    if content["model"].get("byte_fallback"):
+        describe_pieces(writer, content, pieces, types, kinds)
+    else:
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre(_splitting(content))
+        writer.add_token_list(pieces)
+        writer.add_token_types(types)
+        writer.add_token_merges(_merges(content))
     _describe_special(writer, model, content, tokenizer)
 
 
@@ -216,7 +221,8 @@ def _describe_special(
     writer: Any, model: ExportedModel, content: Mapping[str, Any], tokenizer: Tokenizer | None
 ) -> None:
     stated = special_tokens(model.origin)
-    usual = content["model"]["vocab"].get(_ZERO_BYTE)
+    known = content["model"]["vocab"]
+    usual = known.get(_ZERO_BYTE, known.get(BYTE_PIECES[0]))
     end = usual if tokenizer is None else tokenizer.end_of_document
     say = {
         "bos_token_id": writer.add_bos_token_id,

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from p2p_dtfm.core.protocol.errors import UserError
-from p2p_dtfm.core.protocol.facts.in_words import counted
+from p2p_dtfm.core.protocol.facts.in_words import bytes_text, counted
 from p2p_dtfm.core.protocol.run_spec import RunSpec, parse_run_spec
 from p2p_dtfm.core.protocol.sections.lora_spec import LoraSpec
 from p2p_dtfm.train.data.corpus import STANDARD_LIBRARY
@@ -39,15 +39,17 @@ from p2p_dtfm.train.hugging_face.families import (
     parts_of,
 )
 from p2p_dtfm.train.hugging_face.new_place import made_whole, require_new
+from p2p_dtfm.train.hugging_face.origin_files import pack
 from p2p_dtfm.train.hugging_face.tokenizer_json import ORIGIN_NAME, read_tokenizer_json
 from p2p_dtfm.train.hugging_face.training_options import require_options
 from p2p_dtfm.train.hugging_face.weights import Weights
 from p2p_dtfm.train.model.gpt import layer_count, plain_entries
-from p2p_dtfm.train.model.initial_state import write_initial
+from p2p_dtfm.train.model.initial_state import ORIGIN_LIMIT_BYTES, write_initial
 
 RUN_SPEC_NAME = "run.toml"
 INITIAL_NAME = "initial"
 GENERATION_NAME = "generation_config.json"
+_SENTENCE_PIECE_NAME = "tokenizer.model"
 ORIGIN_FILES = (
     CONFIGURATION_NAME,
     GENERATION_NAME,
@@ -58,6 +60,7 @@ ORIGIN_FILES = (
     "chat_template.jinja",
     "vocab.json",
     "merges.txt",
+    _SENTENCE_PIECE_NAME,
 )
 LONGEST_CONTEXT = 1024
 """Of a run whose founder does not say: models with rotary positions are made for far longer
@@ -131,6 +134,12 @@ def import_hugging_face(
     configuration = read_configuration(directory / CONFIGURATION_NAME)
     draft = _draft(configuration, directory, name, training, tell)
     tokenizer = _tokenizer(directory, draft)
+    if tokenizer is None and (directory / _SENTENCE_PIECE_NAME).is_file():
+        tell(
+            f"{directory / _SENTENCE_PIECE_NAME} is not read, and {TOKENIZER_NAME} is not there: "
+            "only the weights come in. transformers makes one of the other: "
+            "AutoTokenizer.from_pretrained(DIRECTORY).save_pretrained(DIRECTORY)"
+        )
     _require_data(training.data, directory, tokenizer)
     if training.data == STANDARD_LIBRARY and not isinstance(tokenizer, ByteTokenizer | None):
         tell(
@@ -141,9 +150,9 @@ def import_hugging_face(
         )
     with made_whole(out) as made:
         given = _Given(directory, configuration, draft)
-        initial = write_initial(
-            made / INITIAL_NAME, draft, _told(draft, given.parameters, progress)
-        )
+        parameters = _told(draft, given.parameters, progress)
+        origin = _travelling(directory, tokenizer, tell)
+        initial = write_initial(made / INITIAL_NAME, draft, parameters, origin)
         text = _spec_text(draft, directory, training, initial.digest())
         if tokenizer is not None:
             (made / TOKENIZER_NAME).write_bytes(tokenizer.to_bytes())
@@ -302,6 +311,21 @@ def _told(
             progress(done_bytes, total_bytes)
 
     return of_layer
+
+
+def _travelling(
+    directory: Path, tokenizer: Tokenizer | None, tell: Callable[[str], None]
+) -> bytes | None:
+    """What goes to all members with the weights. Of a model without a tokenizer nothing does: what
+    its files say of tokens does not hold of whatever the run is trained with."""
+    origin = None if tokenizer is None else pack(directory, tokenizer)
+    if tokenizer is not None and origin is None:
+        tell(
+            f"the model's own files in {ORIGIN_NAME}/ come to more than "
+            f"{bytes_text(ORIGIN_LIMIT_BYTES)} and stay here: other members export without its "
+            "special tokens and chat template"
+        )
+    return origin
 
 
 def _copy_origin(directory: Path, to: Path) -> None:

@@ -37,7 +37,7 @@ def tokenizer_json(tokenizer: Tokenizer) -> bytes:
 
 
 def read_tokenizer_json(path: Path) -> Tokenizer:
-    """A byte-level BPE from elsewhere, or of a directory, without its special tokens. `UserError`.
+    """A BPE from elsewhere, or of a directory, without its special tokens. `UserError`.
 
     Special tokens, such as GPT-2's <|endoftext|>, keep their numbers but are never produced: a
     text that spells one out is a text like any other. What ends texts of the model that it belongs
@@ -88,8 +88,8 @@ def json_of(path: Path) -> dict[str, Any]:
 
 def _read(path: Path) -> Tokenizer:
     fix = (
-        "import a model whose tokenizer.json is a byte-level BPE that splits words as GPT-2's, "
-        "SmolLM's, Llama 3's or Qwen's does; or remove the file and prepare the data with another"
+        "import a model whose tokenizer.json is a BPE like that of GPT-2, SmolLM, Llama or Qwen; "
+        "or remove the file and prepare the data with another"
     )
     try:
         with path.open("rb") as file:
@@ -121,14 +121,29 @@ def _add(vocabulary: dict[str, Any], text: str, token: Any) -> None:
     vocabulary[spelt] = token
 
 
+def _add_piece(vocabulary: dict[str, Any], text: str, token: Any) -> None:
+    """The same where tokens are spelt as they are: only a single character is made of a text
+    without a merge."""
+    if vocabulary.get(text, token) != token:
+        return  # numbered twice: refused
+    if text not in vocabulary and len(text) == 1:
+        text += "\0"
+    vocabulary[text] = token
+
+
 def _plain(content: dict[str, Any]) -> bytes:
     """Without what our tokenizers do not have, where that changes no token of plain text."""
     model = dict(content["model"])
+    kind = model.get("type", "BPE")  # the oldest files do not say it
+    if kind != "BPE":
+        raise PeerFault(f"a tokenizer of kind {str(kind)[:40]}, and only BPE can be read")
+    model["type"] = kind
     if model.get("vocab") == SYMBOLS and not model.get("merges"):
         return ByteTokenizer().to_bytes()
     vocabulary = dict(model.get("vocab") or {})
+    add = _add_piece if model.get("byte_fallback") else _add
     for added in content.get("added_tokens") or ():
-        _add(vocabulary, str(added.get("content")), added.get("id"))
+        add(vocabulary, str(added.get("content")), added.get("id"))
     model["vocab"] = vocabulary
     model["merges"] = [
         merge.split(" ") if isinstance(merge, str) else merge for merge in model.get("merges") or ()

@@ -37,6 +37,10 @@ class GenerationTokenizer(Protocol):
 
     def decode(self, tokens: Iterable[int]) -> str: ...
 
+    def decode_on(self, tokens: Iterable[int]) -> str:
+        """Of tokens that stand in the middle of a text."""
+        ...
+
 
 def generate(
     checkpoint: Path,
@@ -85,7 +89,8 @@ def stream_until(
     spec, layers = loaded
     model = _Continuation(layers, spec.model.context)
     drawn = _draw(model, tokenizer, prompt, tokens, temperature, seed)
-    return _whole_characters(tokenizer, itertools.takewhile(lambda token: token != end, drawn))
+    until_end = itertools.takewhile(lambda token: token != end, drawn)
+    return _whole_characters(tokenizer, until_end, goes_on=bool(prompt))
 
 
 def spare_processors(spec: RunSpec) -> None:
@@ -106,7 +111,7 @@ def written_by(
     """What a model that is in memory makes of `prompt`, piece by piece; the same each time."""
     model = _Continuation(layers, context)
     drawn = _draw(model, tokenizer, prompt, tokens, temperature=0.8, seed=0)
-    return _whole_characters(tokenizer, drawn)
+    return _whole_characters(tokenizer, drawn, goes_on=bool(prompt))
 
 
 def whole_checkpoint(checkpoint: Path) -> Path:
@@ -185,14 +190,18 @@ def _choose(logits: Tensor, temperature: float, chance: float) -> int:
     return min(place, len(weights) - 1)
 
 
-def _whole_characters(tokenizer: GenerationTokenizer, drawn: Iterable[int]) -> Iterator[str]:
-    """Decode as tokens come, holding back those that end within a character."""
+def _whole_characters(
+    tokenizer: GenerationTokenizer, drawn: Iterable[int], goes_on: bool
+) -> Iterator[str]:
+    """Decode as tokens come, holding back those that end within a character. `goes_on`: whether
+    text stands before the first."""
     pending: list[int] = []
+    decode = tokenizer.decode_on if goes_on else tokenizer.decode
     for token in drawn:
         pending.append(token)
-        text = tokenizer.decode(pending)
+        text = decode(pending)
         if not text.endswith(_REPLACEMENT) or len(pending) >= _LONGEST_CHARACTER_TOKENS:
             yield text
-            pending = []
+            pending, decode = [], tokenizer.decode_on
     if pending:
-        yield tokenizer.decode(pending)
+        yield decode(pending)

@@ -2,6 +2,7 @@
 
     initial/initial.json             digest and size of each layer's file
     initial/layer-0000.safetensors   parameters only; the optimizer starts empty
+    initial/origin.json              if there is one: the model's own small files, in one
 
 The digest of initial.json is `model.initial` in the run spec. So the run spec's own digest, which
 names the run, covers the weights, and a layer's file may come from anybody.
@@ -28,7 +29,9 @@ from p2p_dtfm.train.model.lora.adapted import has_base, set_base
 from p2p_dtfm.train.model.tensor_file import file_bytes, header, write_tensors
 
 MANIFEST_NAME = "initial.json"
+ORIGIN_FILES_NAME = "origin.json"
 INITIAL_LIMIT_BYTES = 1 << 20
+ORIGIN_LIMIT_BYTES = 4 << 20
 _METADATA = {"format": "pt"}
 
 
@@ -44,6 +47,9 @@ class InitialState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     format: int
     layers: Annotated[tuple[InitialFile, ...], Meta(min_length=3, max_length=1026)]
+    origin: InitialFile | msgspec.UnsetType = msgspec.UNSET
+    """What the model's directory says besides its weights; training needs none of it. Unset where
+    it did not come along, as in files that know nothing of it."""
 
     def to_bytes(self) -> bytes:
         return msgspec.json.encode(self, order="sorted")
@@ -53,7 +59,10 @@ class InitialState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def write_initial(
-    folder: Path, spec: RunSpec, parameters: Callable[[int], Iterable[Tensor]]
+    folder: Path,
+    spec: RunSpec,
+    parameters: Callable[[int], Iterable[Tensor]],
+    origin: bytes | None = None,
 ) -> InitialState:
     """Write `folder` from `parameters(layer)`, tensors in canonical order. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -62,7 +71,12 @@ def write_initial(
         path = initial_layer_path(folder, layer)
         write_tensors(path, plain_entries(spec, layer), _METADATA, parameters(layer))
         files.append(InitialFile(file_digest(path), path.stat().st_size))
-    initial = InitialState(1, tuple(files))
+    told: InitialFile | msgspec.UnsetType = msgspec.UNSET
+    if origin is not None:
+        assert len(origin) <= ORIGIN_LIMIT_BYTES, f"{len(origin)} bytes"
+        (folder / ORIGIN_FILES_NAME).write_bytes(origin)
+        told = InitialFile(digest_bytes(origin), len(origin))
+    initial = InitialState(1, tuple(files), told)
     (folder / MANIFEST_NAME).write_bytes(initial.to_bytes())
     return initial
 
@@ -72,14 +86,19 @@ def initial_layer_path(folder: Path, layer: int) -> Path:
 
 
 def initial_paths(folder: Path, spec: RunSpec) -> list[Path]:
-    """All files of `folder`, if they are what the run spec names. Raises `UserError`."""
+    """All files of `folder`, if they are what the run spec names: initial.json, the layers', and
+    the model's own where they came along. Raises `UserError`."""
     fix = f"copy the directory {folder.name}/ along with the run spec, or import the model anew"
     path = folder / MANIFEST_NAME
     try:
         payload = path.read_bytes()
         initial = parse_initial(payload, spec)
         paths = [initial_layer_path(folder, layer) for layer in range(len(initial.layers))]
-        for file, found in zip(initial.layers, paths, strict=True):
+        files = list(initial.layers)
+        if isinstance(initial.origin, InitialFile):
+            files.append(initial.origin)
+            paths.append(folder / ORIGIN_FILES_NAME)
+        for file, found in zip(files, paths, strict=True):
             if file_digest(found) != file.digest:
                 raise UserError(f"{found} is not the file that was imported", fix)
     except OSError as error:
@@ -105,6 +124,8 @@ def parse_initial(payload: bytes, spec: RunSpec) -> InitialState:
         raise PeerFault(f"initial state of format {initial.format}, this version reads 1")
     if len(initial.layers) != layer_count(spec):
         raise PeerFault(f"initial state of {len(initial.layers)} layers, not {layer_count(spec)}")
+    if isinstance(initial.origin, InitialFile) and initial.origin.bytes > ORIGIN_LIMIT_BYTES:
+        raise PeerFault(f"initial state with {initial.origin.bytes} bytes besides its layers")
     for layer, file in enumerate(initial.layers):
         if file.bytes != _expected_bytes(spec, layer):
             raise PeerFault(f"initial state whose layer {layer} has {file.bytes} bytes")

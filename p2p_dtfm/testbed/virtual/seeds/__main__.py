@@ -4,14 +4,18 @@
 
 What is done to whom the seed draws: `seeds.faults` has the kinds; from seed 100000 on they are
 storms: eight machines, and nothing but kills, one upon the other; from 200000 on a quarter of the
-members lies (`lies`), in a run with audits, and `seeds.verdict` says what must hold for the others.
-Then all is mended, and these
-must hold: each daemon comes to the end of the run within a bound; loss, gradient norm and held-out
-loss of each step are those of a single process on the same data, at all that have seen it; so are
-the layers that are saved of the last step; each step was seen; what a peer tells to be safe is not
-computed again, where nobody was out of reach and at most one was killed; nobody has failed, nobody
-honest is blamed, and nothing was raised that nobody caught; nobody has more tasks or unread bytes
-than it may; whoever is asked to leaves then, and neither task nor file stays behind.
+members lies (`lies`), in a run with audits, and `seeds.verdict` says what must hold for the others;
+from 300000 on the run is trained otherwise (`run.RECIPES`): by Muon, by local steps in fp32, sparse
+or in signs, or in eight bits. Of most of these a single process says nothing: members are compared
+with one another, bit for bit, and what they learn with the beginning.
+
+Then all is mended, and these must hold: each daemon comes to the end of the run within a bound;
+loss, gradient norm and held-out loss of each step are those of a single process on the same data,
+at all that have seen it; so are the layers that are saved of the last step; each step was seen;
+what a peer tells to be safe is not computed again, where nobody was out of reach and at most one
+was killed; nobody has failed, nobody honest is blamed, and nothing was raised that nobody caught;
+nobody has more tasks or unread bytes than it may; whoever is asked to leaves then, and neither
+task nor file stays behind.
 """
 
 import argparse

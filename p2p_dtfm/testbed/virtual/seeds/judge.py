@@ -5,6 +5,7 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from p2p_dtfm.core.protocol.errors import UNREACHABLE, UserError
 from p2p_dtfm.daemon.machine.home import is_full
@@ -38,6 +39,8 @@ class Reference:
     held_out: dict[int, float]
     home: Path
     """With what it has saved after the last step."""
+    is_like_one: bool = True
+    """Whether a swarm comes to the same; else its members are compared with one another."""
 
 
 def failed(peer: Peer) -> BaseException | None:
@@ -143,6 +146,9 @@ def _require_outcomes(peer: Peer, reference: Reference, own_steps: int) -> set[i
         if step > own_steps or (step == own_steps and step < len(reference.losses)):
             continue
         is_trained = step < len(reference.losses)
+        if not reference.is_like_one:
+            _require_numbers(peer, event, is_trained)
+            continue
         expected = {
             "loss": reference.losses[step] if is_trained else None,
             "gradient_norm": reference.norms[step] if is_trained else None,
@@ -157,9 +163,19 @@ def _require_outcomes(peer: Peer, reference: Reference, own_steps: int) -> set[i
     return seen & set(range(len(reference.losses)))
 
 
+def _require_numbers(peer: Peer, event: dict[str, Any], is_trained: bool) -> None:
+    for name in ("loss", "gradient_norm") if is_trained else ():
+        if event[name] is None or not math.isfinite(event[name]):
+            raise Broken(f"{peer.name}, step {event['step']}: {name} {event[name]}")
+
+
 def require_states(peers: Sequence[Peer], reference: Reference) -> None:
-    """What is saved of the last step is what a process alone has saved. Raises `Broken`."""
+    """What is saved of the last step is what a process alone has saved; or, where a process alone
+    comes to something else, the same at all, bit for bit. Raises `Broken`."""
     steps = len(reference.losses)
+    if not reference.is_like_one:
+        _require_alike(peers, steps)
+        return
     (right,) = reference.home.glob(f"runs/*/checkpoints/step-{steps:08d}")
     compared: set[tuple[int, str]] = set()
     whole = 0
@@ -176,6 +192,29 @@ def require_states(peers: Sequence[Peer], reference: Reference) -> None:
                     raise Broken(f"{peer.name}: layer {name} of the last step is {apart} off")
     if not whole:
         raise Broken("nobody has saved the whole model of the last step")
+
+
+def _require_alike(peers: Sequence[Peer], steps: int) -> None:
+    digests: dict[int, dict[str, str]] = {}
+    whole = 0
+    for peer in peers:
+        for checkpoint in saved_at(peer, steps):
+            whole += complete(checkpoint.directory)
+            for name, file in checkpoint.manifest.layers.items():
+                digests.setdefault(int(name), {})[file.digest] = peer.name
+    for layer, holders in sorted(digests.items()):
+        if len(holders) > 1:
+            raise Broken(f"layer {layer} of the last step is not the same at {holders.values()}")
+    if not whole:
+        raise Broken("nobody has saved the whole model of the last step")
+    told = [
+        {e["step"]: e["held_out_loss"] for e in peer.events() if e["event"] == "step"}
+        for peer in peers
+    ]
+    last = {each[steps] for each in told if each.get(steps) is not None}
+    first = [each[0] for each in told if each.get(0) is not None]
+    if len(last) > 1 or not first or not all(loss < min(first) for loss in last):
+        raise Broken(f"held-out losses: {first} at first, {sorted(last)} in the end")
 
 
 def saved_at(peer: Peer, step: int) -> list[Checkpoint]:

@@ -8,11 +8,15 @@ from p2p_dtfm.testbed.virtual.seeds.faults import Schedule, draw
 from p2p_dtfm.testbed.virtual.seeds.judge import Reference
 from p2p_dtfm.testbed.virtual.seeds.playing import Played, play_seed
 from p2p_dtfm.testbed.virtual.seeds.run import (
+    LIKE_ONE,
+    RECIPES,
     STEPS,
     make_run,
     reference_of,
+    unlike_one,
     with_audits,
     with_given_weights,
+    with_recipe,
 )
 
 COLLECTED_AFTER = 50_000
@@ -51,10 +55,17 @@ class Player:
                 folder = self._scratch / LIES
                 folder.mkdir()
                 run = make_run(folder, min(self._steps, STEPS_WITH_LIES))
+            elif model in RECIPES:
+                run = with_recipe(self._runs[""][0], model)
             else:
                 run = with_given_weights(self._runs[""][0], model)
-            self._runs[model] = (run, reference_of(run, self._scratch / f"reference-{model}"))
+            self._runs[model] = (run, self._reference_of(run, model))
         return self._runs[model]
+
+    def _reference_of(self, run: Path, model: str) -> Reference:
+        if model in RECIPES and model not in LIKE_ONE:
+            return unlike_one(self._steps)
+        return reference_of(run, self._scratch / f"reference-{model}")
 
 
 def leave_alone_what_is_loaded() -> None:

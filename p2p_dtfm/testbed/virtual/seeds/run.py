@@ -1,5 +1,6 @@
 """The small run that seeds train, and what a process alone makes of it."""
 
+import math
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -112,6 +113,32 @@ def with_given_weights(run: Path, name: str) -> Path:
     return path
 
 
+_LOCAL: Mapping[str, Mapping[str, object]] = {
+    "sync": {"mode": "local", "inner_steps": 4},
+    "batch": {"global_batch": 32},
+}
+"""A microbatch for each inner step of four replicas."""
+RECIPES: Mapping[str, Mapping[str, Mapping[str, object]]] = {
+    "muon": {"optimizer": {"kind": "muon"}},
+    "local": _LOCAL,
+    "signs": {**_LOCAL, "optimizer": {"kind": "muon"}, "codecs": {"reduction": "sign"}},
+    "sparse": {**_LOCAL, "codecs": {"reduction": "sparse"}},
+    "int8": {"codecs": {"activations": ["int8"], "gradients": ["int8"], "reduction": "int8"}},
+}
+"""What is other in runs that are trained otherwise."""
+LIKE_ONE = ("muon",)
+"""Recipes with which a process alone comes to the same, however a swarm is cut."""
+
+
+def with_recipe(run: Path, name: str) -> Path:
+    """A run of `RECIPES` on the same data."""
+    plain = RunSpec.model_validate_json(run.read_text()).model_dump()
+    changed = {part: {**plain[part], **changes} for part, changes in RECIPES[name].items()}
+    path = run.with_name(f"{name}.json")
+    path.write_text(RunSpec.model_validate({**plain, **changed}).model_dump_json())
+    return path
+
+
 def with_named_ends(run: Path, named: Sequence[str], folder: Path) -> Path:
     """The same run, which leaves ends and data to these peer ids; its steps are the same."""
     spec = RunSpec.model_validate_json(run.read_text())
@@ -124,6 +151,11 @@ def with_named_ends(run: Path, named: Sequence[str], folder: Path) -> Path:
 
 def steps_of(run: Path) -> int:
     return RunSpec.model_validate_json(run.read_text()).total_steps
+
+
+def unlike_one(steps: int) -> Reference:
+    """Of a run of which a single process says nothing: its steps depend on who computes what."""
+    return Reference([math.nan] * steps, [math.nan] * steps, {}, Path(), is_like_one=False)
 
 
 def reference_of(run: Path, folder: Path) -> Reference:

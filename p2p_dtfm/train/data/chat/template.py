@@ -134,8 +134,9 @@ class ChatWriter:
         """Tokens and whether each counts. Raises `NotTheSame`, and `UserError`."""
         tokens: list[np.ndarray] = []
         counts: list[np.ndarray] = []
+        begins = True
         for text, counts_here in self._parts(conversation):
-            piece = self._encode(text)
+            piece, begins = self._encode(text, begins)
             tokens.append(piece)
             counts.append(np.full(len(piece), counts_here))
         return np.concatenate(tokens), np.concatenate(counts)
@@ -148,14 +149,15 @@ class ChatWriter:
             if message.role != "assistant":
                 continue
             asked, said = self._answer(conversation, number)
-            before, answer = self._encode(asked), self._encode(said[len(asked) :])
+            before, begins = self._encode(asked, True)
+            answer, _ = self._encode(said[len(asked) :], begins)
             counts = np.arange(len(before) + len(answer)) >= len(before)
             yield np.concatenate([before, answer]), counts
 
     @property
     def filling(self) -> int:
         """What stands behind the last conversation of a sequence."""
-        return int(self._encode(self._end)[-1])
+        return int(self._encode(self._end, True)[0][-1])
 
     def _parts(self, conversation: Conversation) -> Iterator[Part]:
         if isinstance(conversation, Exchange):
@@ -196,21 +198,22 @@ class ChatWriter:
             raise RefusedByTemplate("an answer does not begin with what asks for one")
         return asked, said
 
-    def _encode(self, text: str | int) -> np.ndarray:
+    def _encode(self, text: str | int, begins: bool) -> tuple[np.ndarray, bool]:
         """With control tokens where they are spelt out: the template's, since words that hold some
-        are left out."""
+        are left out. `begins`: whether what is encoded here is the beginning of a text; returned is
+        whether what follows is one."""
         if isinstance(text, int):
-            return np.array([text], dtype=np.uint32)
-        if self._split is None:
-            return self._tokenizer.encode(text).astype(np.uint32)
-        pieces = [
-            np.array([self._form.special[piece]], dtype=np.uint32)
-            if piece in self._form.special
-            else self._tokenizer.encode(piece).astype(np.uint32)
-            for piece in self._split.split(text)
-            if piece
-        ]
-        return np.concatenate(pieces) if pieces else np.empty(0, dtype=np.uint32)
+            return np.array([text], dtype=np.uint32), self._tokenizer.begins_after_control
+        pieces = [np.empty(0, dtype=np.uint32)]
+        for piece in [text] if self._split is None else self._split.split(text):
+            if piece in self._form.special:
+                pieces.append(np.array([self._form.special[piece]], dtype=np.uint32))
+                begins = self._tokenizer.begins_after_control
+            elif piece:
+                encoded = piece.encode("utf-8", errors="replace")
+                pieces += self._tokenizer.encode_batch([encoded], [not begins])
+                begins = False
+        return np.concatenate(pieces).astype(np.uint32), begins
 
 
 def _any_of(words: set[str]) -> re.Pattern[str] | None:

@@ -50,7 +50,12 @@ class WorkFile:
         """Of the documents since the last commit."""
 
     def _open(self, wish: str) -> None:
-        self._base = sqlite3.connect(self.path, isolation_level=None, timeout=0)
+        self._base = sqlite3.connect(
+            self.path,
+            isolation_level=None,
+            timeout=0,
+            check_same_thread=False,  # the library that learns tokens reads in a thread of its own
+        )
         self._base.execute("PRAGMA locking_mode = EXCLUSIVE")
         self._base.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
         self._base.executescript(_TABLES)

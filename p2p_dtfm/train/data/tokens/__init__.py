@@ -1,0 +1,1 @@
+"""Tokenizers beside bytes and byte-level pairs: those of Llama's family (`sentence_pieces`)."""

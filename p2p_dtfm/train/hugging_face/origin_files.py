@@ -1,0 +1,163 @@
+"""What a model's directory says besides its weights, as one small file that travels with a run.
+
+A run knows a tokenizer's plain part only. Special tokens, the chat template and how to generate are
+the model's own, and whoever exports what was trained wants them back. `import` packs them into a
+JSON file, named by its hash in initial.json, and so by the run's digest. Its largest part, a
+tokenizer's vocabulary, is left out: the run has it, and `unpack` puts it back.
+
+It comes from a stranger, as all of a run does: text and JSON only, under names from a list, and
+nothing in it that names code.
+"""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from p2p_dtfm.core.protocol.canonical import digest_bytes
+from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.train.data.blob_store import BlobStore
+from p2p_dtfm.train.data.chat.template import TEMPLATE_NAME
+from p2p_dtfm.train.data.manifest import TOKENIZER_LIMIT_BYTES
+from p2p_dtfm.train.data.prepare import TOKENIZER_NAME
+from p2p_dtfm.train.data.tokenizer import ByteTokenizer, Tokenizer
+from p2p_dtfm.train.hugging_face.configuration import CONFIGURATION_NAME
+from p2p_dtfm.train.model.initial_state import ORIGIN_LIMIT_BYTES, InitialFile, parse_initial
+
+TRAVELLING = (
+    CONFIGURATION_NAME,
+    "generation_config.json",
+    TOKENIZER_NAME,
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    TEMPLATE_NAME,
+)
+"""vocab.json, merges.txt and tokenizer.model are what tokenizer.json says once more."""
+_LEFT_OUT = {
+    "auto_map",  # programs in the model's directory, which transformers runs where it is told to
+    "_name_or_path",  # from here on where a founder keeps files, which is nobody's business
+    "name_or_path",
+    "tokenizer_file",
+    "special_tokens_map_file",
+    "vocab_file",
+    "merges_file",
+}
+"""Of the tables."""
+
+
+class OriginFiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The file."""
+
+    format: int
+    tokenizer: Annotated[str, Meta(pattern="^[0-9a-f]{64}$", max_length=64)]
+    """The hash of the plain tokenizer whose numbers they speak of."""
+    files: Annotated[dict[str, str], Meta(max_length=len(TRAVELLING))]
+
+
+def pack(directory: Path, tokenizer: Tokenizer) -> bytes | None:
+    """None where it comes to too much. `tokenizer`: the plain one, as it was read from there. What
+    cannot be read as what it should be is left out. Raises OSError."""
+    files = {}
+    for name in TRAVELLING:
+        path = directory / name
+        if not path.is_file() or path.stat().st_size > TOKENIZER_LIMIT_BYTES:
+            continue
+        try:
+            text = path.read_bytes().decode("utf-8")
+            if name == TOKENIZER_NAME and not isinstance(tokenizer, ByteTokenizer):
+                text = json.dumps(_without_vocabulary(json.loads(text)), ensure_ascii=False)
+            files[name] = _checked(name, text)
+        except (ValueError, PeerFault):
+            continue
+    origin = OriginFiles(1, digest_bytes(tokenizer.to_bytes()), files)
+    payload = msgspec.json.encode(origin, order="sorted")
+    return payload if len(payload) <= ORIGIN_LIMIT_BYTES else None
+
+
+def unpack(payload: bytes, tokenizer: Tokenizer, folder: Path) -> bool:
+    """Write the files into `folder`; nothing, and False, where they are of another tokenizer.
+    Raises `PeerFault`, before anything is written, and OSError."""
+    if len(payload) > ORIGIN_LIMIT_BYTES:
+        raise PeerFault(f"{len(payload)} bytes of a model's own files, limit {ORIGIN_LIMIT_BYTES}")
+    try:
+        packed = msgspec.json.decode(payload, type=OriginFiles)
+    except (msgspec.MsgspecError, RecursionError, ValueError) as error:
+        raise PeerFault(f"not a model's own files: {error}") from error
+    if packed.format != 1:
+        raise PeerFault(f"a model's own files of format {packed.format}, this version reads 1")
+    unknown = [name for name in packed.files if name not in TRAVELLING]
+    if unknown:
+        raise PeerFault(f"a model's own file of the name {unknown[0][:60]!r}")
+    plain = tokenizer.to_bytes()
+    texts = {name: _checked(name, text) for name, text in packed.files.items()}
+    if digest_bytes(plain) != packed.tokenizer:
+        return False
+    if TOKENIZER_NAME in texts and not isinstance(tokenizer, ByteTokenizer):
+        content = _with_vocabulary(json.loads(texts[TOKENIZER_NAME]), json.loads(plain))
+        texts[TOKENIZER_NAME] = json.dumps(content, indent=2, ensure_ascii=False)
+    for name, text in texts.items():
+        (folder / name).write_bytes(text.encode("utf-8"))
+    return True
+
+
+def travelled(blobs: BlobStore, spec: RunSpec) -> bytes | None:
+    """The file of a run, as a member's home has it; None where it has none. Raises `PeerFault`."""
+    path = blobs.path(spec.model.initial) if spec.model.initial else None
+    origin = None if path is None else parse_initial(path.read_bytes(), spec).origin
+    if not isinstance(origin, InitialFile) or not blobs.verify(origin.digest):
+        return None
+    return blobs.held(origin.digest).read_bytes()
+
+
+def _checked(name: str, text: str) -> str:
+    """Raises `PeerFault` for what is neither JSON nor, as a template, text."""
+    if "\0" in text:
+        raise PeerFault(f"{name} with zero bytes")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise PeerFault(f"{name} that is no text") from error
+    if not name.endswith(".json"):
+        return text
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise PeerFault(f"{name} that is not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise PeerFault(f"{name} that is no table")
+    if not _LEFT_OUT & set(content):
+        return text
+    kept = {name: value for name, value in content.items() if name not in _LEFT_OUT}
+    return json.dumps(kept, indent=2, ensure_ascii=False)
+
+
+def _without_vocabulary(content: dict[str, Any]) -> dict[str, Any]:
+    """Of the vocabulary control tokens stay, where they are in it: the plain one may spell them
+    otherwise."""
+    model = content["model"]
+    known = model.get("vocab") or {}
+    kept = {
+        added["content"]: added["id"]
+        for added in content.get("added_tokens") or ()
+        if known.get(added["content"]) == added["id"]
+    }
+    return {**content, "model": {**model, "vocab": kept, "merges": []}}
+
+
+def _with_vocabulary(content: dict[str, Any], plain: dict[str, Any]) -> dict[str, Any]:
+    """Raises `PeerFault` where the two do not belong together."""
+    try:
+        control = {added["id"] for added in content.get("added_tokens") or ()}
+        model = content["model"]
+        pieces = {
+            piece: token for piece, token in plain["model"]["vocab"].items() if token not in control
+        }
+        vocabulary = dict(sorted({**pieces, **model["vocab"]}.items(), key=lambda item: item[1]))
+        model = {**model, "vocab": vocabulary, "merges": plain["model"]["merges"]}
+    except (AttributeError, KeyError, TypeError) as error:
+        raise PeerFault(f"{TOKENIZER_NAME} that is not one of a model: {error}") from error
+    return {**content, "model": model}

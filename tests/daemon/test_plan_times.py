@@ -119,7 +119,7 @@ def test_a_device_is_stated_as_slow_as_it_is_seen_to_be() -> None:
         pace.took_over()
         for step in range(12):
             pace.committed(step * factor * said_ns)
-        found = pace.seen(device, ALONE, name_of(0))
+        found = pace.seen(device, device, ALONE, name_of(0))
         assert (found is None) == (expected is None)
         if found is not None:
             assert found.block.forward_ns == expected * device.block.forward_ns

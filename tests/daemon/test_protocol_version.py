@@ -20,8 +20,8 @@ from p2p_dtfm.daemon.peers.wire import KnownPeers, Message, TraceReply, Transcri
 from p2p_dtfm.net.streams.frames import FrameHeader
 from tests.core.planning import Peer, name_of, snapshot
 
-SAID = {2: "1ce44c5ea2e58e816722ab5adcb2bcea2f9b232dd2e9367c7abfe523c9be23a3"}
-PLANNED = {2: "79fac775b8b7620720425a2fb0332823975fbbc1e4b7f3e25b9197edc930980c"}
+SAID = {2: "21389e671669d727037f657c0a63e88ba5e5b0bcf8dd8e0bf4bb2b3f593f47d5"}
+PLANNED = {2: "c793e962633be8a171cfa201e76ad94916e75846a2bb811a71fcded297ceb0f9"}
 
 
 def without_words(schema: Any) -> Any:

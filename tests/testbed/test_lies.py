@@ -18,6 +18,7 @@ from p2p_dtfm.testbed.lies.verdict import (
     judge,
     what_it_cost,
     what_was_undone,
+    when_it_was_fair,
     who_was_caught,
 )
 from tests.core.builders import run_spec
@@ -178,3 +179,29 @@ def test_whatever_the_kind_no_honest_one_may_suffer() -> None:
     one_of_two = {"caught_after": {"z": None}, "honest_out": ["a"]}
     assert not judged("edge-in", **one_of_two), "it may cost the honest one its place"
     assert judged("edge-in", **one_of_two, false_bars=["a"])
+
+
+def commits(took_s: list[float]) -> list[dict[str, object]]:
+    ends_s = [sum(took_s[: at + 1]) for at in range(len(took_s))]
+    return [step(number, end_s) for number, end_s in enumerate(ends_s)]
+
+
+@pytest.mark.parametrize(
+    ("took_s", "fair_from", "faults"),
+    [
+        ([4.0] * 12 + [1.2] * 40, 13, 0),
+        ([4.0] * 35 + [1.2] * 20, 36, 1),
+        ([4.0] * 50, None, 1),
+        ([4.0] * 12 + [1.2] * 20 + [4.0] * 20, 13, 1),
+        ([4.0] * 10, None, 0),
+    ],
+)
+def test_work_that_is_not_taken_back_breaks_the_promise(
+    took_s: list[float], fair_from: int | None, faults: int
+) -> None:
+    verdict = LieVerdict()
+    when_it_was_fair(commits(took_s), 1.0, verdict)
+    judge(KINDS["speed"].promise, None, 1.0, verdict)
+    assert len(verdict.violations) == faults
+    assert verdict.fair_from is None or abs(verdict.fair_from - (fair_from or 0)) <= 3
+    assert (verdict.fair_from is None) == (fair_from is None)

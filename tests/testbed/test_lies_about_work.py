@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from p2p_dtfm.core.protocol.records import Device, LayerTiming, Link
-from p2p_dtfm.daemon.machine import world
 from p2p_dtfm.daemon.peers.self_record import SelfRecord
 from p2p_dtfm.daemon.step.microbatches import Microbatches
 from p2p_dtfm.daemon.step.stage_account import Judge
 from p2p_dtfm.daemon.step.step_frames import StepFrames
+from p2p_dtfm.daemon.telemetry.seen_paces import SeenPaces
 from p2p_dtfm.daemon.trainer.audits import Audits
 from p2p_dtfm.net.streams.frames import FrameKind
 from p2p_dtfm.testbed.lies import in_sums, in_work, of_peers
@@ -132,15 +132,21 @@ def test_what_it_finds_as_an_auditor(
 def test_speed_and_lines_are_so_many_times_what_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     timing = LayerTiming(100, 200)
     honest = Device("cpu", "any", 1 << 30, timing, timing, timing)
-    said = record("z", links={"a": Link(50_000, 4_000)})
-    monkeypatch.setattr(world.Machine, "measure_device", lambda self: honest)
+    said = record("z", links={"a": Link(50_000, 4_000)}, device=honest)
     monkeypatch.setattr(SelfRecord, "_record", lambda self, is_brief: said)
     install(Lie("speed", 0, 10.0))
     install(Lie("links", 0, 1e-3))
-    told = world.Machine.measure_device(None)  # type: ignore[call-arg,arg-type]
-    assert told.block == told.head == LayerTiming(10, 20)
     made = SelfRecord._record(None, False)  # type: ignore[arg-type]
+    assert made.device.block == made.device.head == LayerTiming(10, 20)
     assert made.links == {"a": Link(50_000, 4)}
+
+
+def test_all_but_fellows_are_called_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SeenPaces, "told", lambda self: {})
+    paces = SeenPaces("z")
+    paces._seen = dict.fromkeys("abc")  # type: ignore[arg-type]
+    install(Lie("slander", 0, fellows=("b",)))
+    assert paces.told().keys() == {"a", "c"}
 
 
 def test_noise_is_in_place_of_the_parameters_alone(monkeypatch: pytest.MonkeyPatch) -> None:

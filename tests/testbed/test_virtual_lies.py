@@ -57,7 +57,7 @@ def player(tmp_path_factory: pytest.TempPathFactory) -> Player:
 
 
 def test_a_liar_is_found_and_the_same_seed_has_the_same_trace_again(player: Player) -> None:
-    played = [player.play(LIES, lies("flipped")) for _ in range(2)]
+    played = [player.play(LIES, lies("flip")) for _ in range(2)]
     assert [it.problem for it in played] == ["", ""]
     assert played[0].lies > 0 and played[0].stayed == 0
     assert played[0].digest == played[1].digest != ""
@@ -70,9 +70,9 @@ def bug(name: str) -> Planted:
 @pytest.mark.parametrize(
     ("name", "what", "told"),
     [
-        ("every-accusation", "accuses", "an honest peer"),
-        ("one-is-enough", "accuses", "an honest peer"),
-        ("never-drawn", "flipped", "nobody honest was to compute that again"),
+        ("every-accusation", "accuse", "an honest peer"),
+        ("one-is-enough", "accuse", "an honest peer"),
+        ("never-drawn", "flip", "nobody honest was to compute that again"),
         ("audits-unheeded", "zeros", "an honest peer was to compute that again"),
     ],
 )
@@ -87,7 +87,7 @@ def test_each_kind_of_lie_is_told_and_none_stays(player: Player, what: str) -> N
     """Newcomers alone are given states, and evidence is asked for where a stage has neighbours."""
     played: Played = player.play(LIES, lies(what))
     assert played.problem == ""
-    assert played.lies or what in ("state", "evidence withheld")
+    assert played.lies or what in ("state", "unshown", "slander")
     assert played.stayed == 0
     assert set(IN_WORK).isdisjoint(IN_WORDS)
 

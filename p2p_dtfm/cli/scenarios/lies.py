@@ -76,7 +76,7 @@ def play_lies(case: LieCase, keep: Path | None, console: Console) -> dict[str, A
         verdict = play(directory, case, spec, lambda text: console.print(text, highlight=False))
         if left := processes_left(directory):
             verdict.violations.append(f"{counted(left, 'process')} left")
-    promise, stays = case.promise, case.rate < 1.0 and not verdict.is_undone
+    promise, stays = case.promise, case.may_stay and not verdict.is_undone
     return {
         **asdict(case),
         "promise": promise.text,
@@ -116,6 +116,12 @@ def lies_summary(console: Console, report: dict[str, Any]) -> None:
         say(
             f"what it did: {found}; {counted(report['undone_steps'], 'step')} repeated, of "
             f"{report['undo_limit']} that a verdict may cost"
+        )
+    if report["fair_step_s"] is not None:
+        say(
+            f"the first ten steps took {report['first_steps_s']:.2f} s each, the last ten "
+            f"{report['last_steps_s']:.2f} s; {report['fair_step_s']:.2f} s where all compute as "
+            f"much; from step {report['fair_from']} on nearly so"
         )
     for violation in report["violations"]:
         console.print(f"violated: {violation}", style="red", highlight=False, markup=False)

@@ -2,6 +2,8 @@
 
 import msgspec
 
+from p2p_dtfm.core.audit.auditors import with_auditors
+from p2p_dtfm.core.audit.believed_speeds import believed
 from p2p_dtfm.core.audit.roles import alone, following
 from p2p_dtfm.core.cost_model.costs import Placement, PlacementCost, StepModel
 from p2p_dtfm.core.cost_model.placement_problem import PlanningProblem, problem_of
@@ -31,6 +33,7 @@ def compute_plan(snapshot: Snapshot) -> Plan | NoPlan:
     Peers that do not intend to train get no stage. `NoPlan` says what is short.
     """
     snapshot = msgspec.structs.replace(snapshot, records=sorted_records(list(snapshot.records)))
+    snapshot = believed(snapshot)
     plan = _without(snapshot, frozenset())
     if isinstance(plan, NoPlan) or not (by_itself := alone(snapshot, plan)):
         return plan
@@ -109,7 +112,7 @@ def _plan(snapshot: Snapshot, problem: PlanningProblem) -> tuple[Plan | NoPlan, 
     model = StepModel(problem)
     # in a planned view members have what their present stages need
     states = None if snapshot.planned else snapshot.states()
-    measured = agreed([record.measured for record in snapshot.records])
+    measured = agreed({record.peer_id: record.measured for record in snapshot.records})
     present = PresentPlan(model, snapshot.present, states, measured) if snapshot.present else None
     warm = present.placement() if present else None
     in_a_hurry = warm is not None and not snapshot.planned  # all wait; it starts from what stands
@@ -119,9 +122,11 @@ def _plan(snapshot: Snapshot, problem: PlanningProblem) -> tuple[Plan | NoPlan, 
     settled = present.held if present else ()
     wanted = without_idlers(model, wanted, snapshot.workload.least_gain_ppm, settled)
     chosen = present.at_once(wanted) if present and in_a_hurry else wanted
+    is_hurried = _shape(chosen) != _shape(wanted)
+    chosen, is_stopgap = with_auditors(model, snapshot, chosen)
     unchanged = present.unchanged(chosen) if present else None
     plan = unchanged or plan_of(problem, model.judged(chosen))
-    if _shape(chosen) != _shape(wanted):
+    if is_hurried or is_stopgap:
         plan = msgspec.structs.replace(plan, provisional=True)
     return plan, _has_room(model, chosen)
 

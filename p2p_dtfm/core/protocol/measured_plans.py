@@ -5,7 +5,7 @@ Each record tells of the last plans under which its peer has seen some steps. Wh
 one, the median counts, so that all plan alike and nobody's word alone decides.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 import msgspec
@@ -71,10 +71,20 @@ def _is_rising(cuts: Sequence[int]) -> bool:
     return cuts[0] == 0 and all(a < b for a, b in pairwise(cuts))
 
 
-def agreed(told: Sequence[Sequence[MeasuredPlan]]) -> dict[PlanShape, int]:
-    """The lower median of what members tell of each shape."""
-    found: dict[PlanShape, list[int]] = {}
-    for measured in told:
+def names_in(shape: PlanShape) -> frozenset[str]:
+    """All who had a stage."""
+    return frozenset(peer for peers, _ in shape for peer in peers)
+
+
+def agreed(told: Mapping[str, Sequence[MeasuredPlan]]) -> dict[PlanShape, int]:
+    """The lower median of what members tell of each shape, if all who had a stage in it and are
+    here tell of it as well: whose speed is another one by now forgets it."""
+    found: dict[PlanShape, dict[str, int]] = {}
+    for peer_id, measured in told.items():
         for plan in measured:
-            found.setdefault(plan.shape, []).append(plan.step_ns)
-    return {shape: sorted(each)[(len(each) - 1) // 2] for shape, each in sorted(found.items())}
+            found.setdefault(plan.shape, {})[peer_id] = plan.step_ns
+    return {
+        shape: sorted(each.values())[(len(each) - 1) // 2]
+        for shape, each in sorted(found.items())
+        if told.keys() & names_in(shape) <= each.keys()
+    }

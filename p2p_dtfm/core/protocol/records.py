@@ -16,6 +16,7 @@ from p2p_dtfm.core.protocol.facts.brief_links import (
 )
 from p2p_dtfm.core.protocol.facts.brief_links import Link as Link  # part of a record
 from p2p_dtfm.core.protocol.facts.device_facts import DeviceFacts, fault_of_facts
+from p2p_dtfm.core.protocol.facts.seen_paces import is_possible
 from p2p_dtfm.core.protocol.layers.listed import MOST_LAYERS
 from p2p_dtfm.core.protocol.measured_plans import MeasuredPlan, is_sane
 from p2p_dtfm.core.protocol.names import fault_of_name, generated_name
@@ -120,6 +121,8 @@ class PeerRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     of it."""
     brief: BriefLinks | msgspec.UnsetType = msgspec.UNSET
     """In a large swarm, in place of `links`."""
+    paces: dict[str, int] = {}
+    """How slow it has seen others compute that say they are faster (`facts.seen_paces`)."""
 
     def link_to(self, peer_id: str) -> Link | None:
         """As this peer has measured it, if it says so."""
@@ -175,6 +178,7 @@ class PackedRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, arra
     intent: Annotated[int, msgspec.Meta(ge=0, lt=len(INTENTS))]
     measured: tuple[MeasuredPlan, ...]
     name: str | None
+    paces: dict[str, int]
 
 
 def packed(record: PeerRecord) -> PackedRecord:
@@ -198,6 +202,7 @@ def packed(record: PeerRecord) -> PackedRecord:
         INTENTS.index(record.intent),
         record.measured,
         _or_none(record.name),
+        record.paces,
     )
 
 
@@ -229,6 +234,7 @@ def unpacked(peer_id: str, told: PackedRecord) -> PeerRecord:
         told.measured,
         _or_unset(told.name),
         _or_unset(told.brief),
+        told.paces,
     )
 
 
@@ -297,9 +303,9 @@ def is_peer_id(text: str) -> bool:
 
 
 def _require_sane_names(record: PeerRecord) -> None:
-    names = (record.peer_id, *record.links)
+    names = (record.peer_id, *record.links, *record.paces)
     if len(record.links) > LINKS_LIMIT or not all(map(is_peer_id, names)):
-        raise PeerFault("record with links to what cannot be peers", record.peer_id)
+        raise PeerFault("record with links to, or paces of, what cannot be peers", record.peer_id)
     if len(record.addresses) > ADDRESSES_LIMIT:
         raise PeerFault(f"record with {len(record.addresses)} addresses", record.peer_id)
     if any(len(address) > ADDRESS_LIMIT for address in record.addresses):
@@ -326,3 +332,5 @@ def _require_sane_numbers(record: PeerRecord) -> None:
         raise PeerFault("record with a number below 0 or above 2^60", record.peer_id)
     if not is_sane(record.measured):
         raise PeerFault("record with steps measured under no plan", record.peer_id)
+    if not is_possible(record.paces):
+        raise PeerFault("record with paces that nobody has", record.peer_id)

@@ -5,9 +5,11 @@ import collections
 import contextlib
 import logging
 
+from p2p_dtfm.core.audit.believed_speeds import pace_of, seen_slower
 from p2p_dtfm.core.audit.roles import comes_of_age
 from p2p_dtfm.core.gate.gate_table import FAR
 from p2p_dtfm.core.messages.agreement_messages import Heartbeat
+from p2p_dtfm.core.protocol.snapshot import Snapshot
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.machine.disk import keep_under
 from p2p_dtfm.daemon.node.coming_and_going import TICK_S, Departure
@@ -16,6 +18,8 @@ from p2p_dtfm.daemon.peers.facts.publishing import Publishing
 from p2p_dtfm.daemon.peers.guests.guest_watch import GuestWatch
 from p2p_dtfm.daemon.peers.self_record import LinkNews
 from p2p_dtfm.daemon.proof.of_others import StepsOfOthers
+from p2p_dtfm.daemon.telemetry.plan_times import SLOW_PERCENT
+from p2p_dtfm.daemon.telemetry.seen_paces import pause_s
 from p2p_dtfm.net.contacts.addresses import is_relayed
 from p2p_dtfm.net.directory.values import Presence
 from p2p_dtfm.net.errors import Refused, Unreachable
@@ -74,6 +78,10 @@ class Background:
             participant.local.settings.publish and not self._run.spec.admission.is_invited,
         )
         self._placed_s = 0.0
+        self._worked_s = now.monotonic_s()
+        """When this peer had a stage last."""
+        self._times_slow = 0
+        """How often its device was seen to be slower than when it was measured."""
         self._presences = 0
         self._places_of: View | None = None
         self._gives_for: View | None = None
@@ -337,6 +345,7 @@ class Background:
         is_of_links = news is LinkNews.CHANGED
         since_s = self._replans_view_since_s if is_of_links else self._replanned_s
         reason = news.value if news is not None else ""
+        reason = reason or self._who_is_fast_again(view.snapshot)
         if not reason and comes_of_age(view.snapshot, self._me, agreement.step):
             reason = "a newcomer has followed for long enough"
         if reason and now_s - max(since_s, self._replanned_s) >= REPLAN_INTERVAL_S:
@@ -350,17 +359,52 @@ class Background:
         view = agreement.view
         if view is None or self._membership.me not in view.members or len(view.members) == 1:
             return
-        if self._membership.plan_times.reason is not None:
-            seen = self._participant.device_pace.seen(
-                self._membership.self_record.device, view, self._me
-            )
-            if seen is not None:
-                self._membership.self_record.state_device(seen)
-                self._membership.set_record()
+        is_late = self._membership.plan_times.reason is not None
+        self._state_own_pace(view, is_late)
+        self._state_paces_of_others(is_late)
         reason = self._membership.plan_times.why_anew()
         if reason is not None:
             self._local.tell(reason)
             self._do(agreement.request_replan(reason, now.monotonic_ns()))
+
+    def _state_own_pace(self, view: View, is_late: bool) -> None:
+        """As slow as this device is seen to work while steps are late, and as fast again."""
+        record = self._membership.self_record
+        if not is_late and record.device is record.measured_device:
+            return
+        seen = self._participant.device_pace.seen(
+            record.measured_device, record.device, view, self._me
+        )
+        now_s = now.monotonic_s()
+        if seen is not None or self._membership.has_stage():
+            self._worked_s = now_s
+        elif now_s - self._worked_s >= pause_s(self._times_slow):
+            seen = record.measured_device  # without work it cannot show that it is faster
+        if seen is not None and seen is not record.device:
+            self._times_slow += record.device is record.measured_device
+            record.state_device(seen)
+            self._membership.plan_times.forget(self._me)
+            self._membership.set_record()
+
+    def _state_paces_of_others(self, is_late: bool) -> None:
+        """Who is slower than it says, as seen here: the plan goes by what most have seen."""
+        paces = self._participant.trainer.seen_paces
+        paces.look(is_late)
+        for peer_id in self._membership.self_record.state_paces(paces.told()):
+            log.info("%s: %s ns (0: as it says)", peer_id, paces.told().get(peer_id, 0))
+            self._membership.plan_times.forget(peer_id)
+            self._membership.set_record()
+
+    def _who_is_fast_again(self, snapshot: Snapshot) -> str:
+        """Why the plan in force takes somebody to be slower than it is now; empty: it does not."""
+        record = self._membership.self_record
+        planned_ns = pace_of(snapshot.record(self._me).device)
+        if planned_ns * 100 >= SLOW_PERCENT * pace_of(record.device):
+            return "this device is as fast again as it was"
+        paces = self._participant.trainer.seen_paces
+        if better := paces.are_better(seen_slower(snapshot)):
+            return f"{', '.join(better)} may be as fast again as it says"
+        return ""
 
     async def _data_loop(self) -> None:
         """Bring all data here ahead of need, so that no peer's death takes the only copy along.

@@ -71,7 +71,7 @@ class SelfRecord:
     ) -> None:
         self._me = me
         self._run_digest = run_digest
-        self._device = device
+        self._device = self.measured_device = device
         self._addresses = addresses
         self._probes = probes
         self._links: dict[str, Link] = {}
@@ -82,6 +82,7 @@ class SelfRecord:
         self._downlink_bytes_per_s = 0
         self._reachability = Reachability.UNKNOWN
         self._measured: tuple[MeasuredPlan, ...] = ()
+        self._paces: dict[str, int] = {}
         self._name: str | msgspec.UnsetType = msgspec.UNSET
         self._straight: dict[str, bool] = {}
         """Whether the link was direct when it was measured."""
@@ -115,6 +116,12 @@ class SelfRecord:
         return told.keys() != now.keys() or any(
             abs(now[shape] - told[shape]) > NOTABLE_STEP_CHANGE * told[shape] for shape in now
         )
+
+    def state_paces(self, paces: dict[str, int]) -> list[str]:
+        """How slow others were seen to compute; of whom that is news."""
+        before, self._paces = self._paces, dict(paces)
+        everybody = sorted(before.keys() | paces.keys())
+        return [peer for peer in everybody if before.get(peer) != paces.get(peer)]
 
     def state_device(self, device: Device) -> None:
         """As it is seen to work, beside whatever else its machine does."""
@@ -243,14 +250,14 @@ class SelfRecord:
         return record, sign_record(record, signer)
 
     def make_public(self, signer: Sign) -> Signed:
-        """The last version as the directory carries it: without what steps took, with links in a
-        few bytes where they are many or would leave addresses no room, and with as many addresses
-        as there is room for, the first of them first."""
+        """The last version as the directory carries it: without what steps took and who is slow,
+        with links in a few bytes where they are many or would leave addresses no room, and with as
+        many addresses as there is room for, the first of them first."""
         is_brief = len(self._links) > PUBLIC_LINKS or len(self._members) >= BRIEF_FROM_MEMBERS
-        record = msgspec.structs.replace(self._record(is_brief), measured=())
+        record = msgspec.structs.replace(self._record(is_brief), measured=(), paces={})
         signed = sign_record(record, signer)
         if not is_brief and _is_too_large(signed):
-            record = msgspec.structs.replace(self._record(True), measured=())
+            record = msgspec.structs.replace(self._record(True), measured=(), paces={})
             signed = sign_record(record, signer)
         while record.addresses and _is_too_large(signed):
             record = msgspec.structs.replace(record, addresses=record.addresses[:-1])
@@ -276,6 +283,7 @@ class SelfRecord:
             measured=self._measured,
             name=self._name,
             brief=self._brief() if is_brief else msgspec.UNSET,
+            paces=self._paces,
         )
 
     def _brief(self) -> BriefLinks:

@@ -3,12 +3,11 @@
 from collections import deque
 from statistics import median
 
-import msgspec
-
+from p2p_dtfm.core.audit.believed_speeds import pace_of, scaled
 from p2p_dtfm.core.protocol.layers.timings import timing_of
 from p2p_dtfm.core.protocol.measured_plans import STEPS_ENOUGH
 from p2p_dtfm.core.protocol.plan import Plan
-from p2p_dtfm.core.protocol.records import Device, LayerTiming
+from p2p_dtfm.core.protocol.records import Device
 from p2p_dtfm.core.recovery.view import View
 
 NOTABLE_PERCENT = 20
@@ -31,29 +30,28 @@ class DevicePace:
             self._steps_ns.append(busy_ns - self._busy_ns)
         self._busy_ns = busy_ns
 
-    def seen(self, device: Device, view: View, me: str) -> Device | None:
-        """The device as its steps show it, if that is notably slower than `device` says."""
+    def seen(self, measured: Device, stated: Device, view: View, me: str) -> Device | None:
+        """The device as its steps show it, if that is notably other than `stated`, as its record
+        says: slower than when it was `measured`, or as fast again."""
+        if (seen_ns := self._seen_ns(view, me)) is None:
+            return None
+        plan, workload = view.plan, view.snapshot.workload
+        assert isinstance(plan, Plan)
+        timings = [timing_of(measured, workload, layer) for layer in plan.layers_of(me)]
+        count = plan.pipelines[plan.places_of(me)[0][0]].microbatch_count
+        once_ns = count * sum(timing.forward_ns + timing.backward_ns for timing in timings)
+        if once_ns == 0:
+            return None
+        found = measured
+        if seen_ns * 100 > (100 + NOTABLE_PERCENT) * once_ns:
+            found = scaled(measured, min(seen_ns, SLOWEST_FACTOR * once_ns), once_ns)
+        slower, faster = sorted((pace_of(found), pace_of(stated)), reverse=True)
+        return found if slower * 100 > (100 + NOTABLE_PERCENT) * faster else None
+
+    def _seen_ns(self, view: View, me: str) -> int | None:
+        """That the compute thread is busy with a step."""
         plan = view.plan
-        place = plan.place_of(me) if isinstance(plan, Plan) else None
-        if not isinstance(plan, Plan) or place is None or len(self._steps_ns) < STEPS_ENOUGH:
+        has_stage = isinstance(plan, Plan) and plan.place_of(me) is not None
+        if not has_stage or len(self._steps_ns) < STEPS_ENOUGH:
             return None
-        workload = view.snapshot.workload
-        timings = [timing_of(device, workload, layer) for layer in plan.layers_of(me)]
-        count = plan.pipelines[place[0]].microbatch_count
-        said_ns = count * sum(timing.forward_ns + timing.backward_ns for timing in timings)
-        seen_ns = int(median(self._steps_ns))
-        if said_ns == 0 or seen_ns * 100 <= (100 + NOTABLE_PERCENT) * said_ns:
-            return None
-        seen_ns = min(seen_ns, SLOWEST_FACTOR * said_ns)
-
-        def slower(timing: LayerTiming) -> LayerTiming:
-            forward_ns, backward_ns = timing.forward_ns, timing.backward_ns
-            return LayerTiming(forward_ns * seen_ns // said_ns, backward_ns * seen_ns // said_ns)
-
-        return msgspec.structs.replace(
-            device,
-            listed=tuple(map(slower, device.unlike)) or msgspec.UNSET,
-            embedding=slower(device.embedding),
-            block=slower(device.block),
-            head=slower(device.head),
-        )
+        return int(median(self._steps_ns))

@@ -10,6 +10,7 @@ from p2p_dtfm.core.protocol.measured_plans import (
     MeasuredPlan,
     PlanShape,
     is_told_of,
+    names_in,
     shape_of,
 )
 from p2p_dtfm.core.protocol.plan import Plan
@@ -40,6 +41,9 @@ class PlanTimes:
         self._steps_ns: deque[int] = deque(maxlen=STEPS_ENOUGH)
         self._view: View | None = None
         self._shape: PlanShape = ()
+        self._dealt: tuple[int, ...] = ()
+        self._untold = False
+        """The plan in force was made for another speed of somebody in it."""
         self._began_s = self._last_s = 0.0
         self._asked: dict[PlanShape, float] = {}
         self._since_s: float | None = None
@@ -47,7 +51,13 @@ class PlanTimes:
 
     def took_over(self, view: View) -> None:
         shape = shape_of(view.plan) if isinstance(view.plan, Plan) else ()
+        dealt = _dealt(view.plan) if isinstance(view.plan, Plan) else ()
         is_same = shape == self._shape and not self._is_mended(view)
+        is_untold, self._untold = self._untold, False
+        if is_same and is_untold and dealt != self._dealt:
+            is_same = False  # its work is dealt by another speed of somebody in it
+            self._known.pop(shape, None)
+        self._dealt = dealt
         if not is_same:
             self._steps_ns.clear()
             self._began_s = self._clock_s()
@@ -75,7 +85,18 @@ class PlanTimes:
     def told(self) -> tuple[MeasuredPlan, ...]:
         """For this peer's record: the newest, in an order that is always the same."""
         self._forget(self._clock_s())
-        return tuple(MeasuredPlan(shape, ns) for shape, (ns, _) in sorted(self._known.items()))
+        return tuple(
+            MeasuredPlan(shape, ns)
+            for shape, (ns, _) in sorted(self._known.items())
+            if not (self._untold and shape == self._shape)
+        )
+
+    def forget(self, peer_id: str) -> None:
+        """It is notably slower or faster than it was: what steps took with it says nothing now."""
+        self._untold = self._untold or peer_id in names_in(self._shape)
+        others = (it for it in self._known if it != self._shape and peer_id in names_in(it))
+        for shape in list(others):
+            del self._known[shape]
 
     def why_anew(self) -> str | None:
         """Why the members should plan anew, if they should: once for each plan in a while, and ever
@@ -103,7 +124,7 @@ class PlanTimes:
         if not isinstance(plan, Plan):
             return None
         others = [(ns, shape) for shape, (ns, _) in self._known.items() if shape != self._shape]
-        best_ns = min((ns for ns, shape in others if _holders(shape) <= members), default=0)
+        best_ns = min((ns for ns, shape in others if names_in(shape) <= members), default=0)
         if best_ns and step_ns * 100 > WORSE_PERCENT * best_ns:
             return (
                 f"a step takes {_ms(step_ns)}, and took {_ms(best_ns)} under an earlier plan: "
@@ -127,9 +148,9 @@ class PlanTimes:
         self._known = {k: v for k, v in newest if now_s - v[1] < FORGOTTEN_S}
 
 
-def _holders(shape: PlanShape) -> set[str]:
-    """All who had a stage."""
-    return {peer for peers, _ in shape for peer in peers}
+def _dealt(plan: Plan) -> tuple[int, ...]:
+    """How many microbatches each pipeline has."""
+    return tuple(pipeline.microbatch_count for pipeline in plan.pipelines)
 
 
 def _ms(duration_ns: int) -> str:

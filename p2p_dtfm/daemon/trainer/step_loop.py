@@ -132,6 +132,7 @@ class StepLoop:
         )
         self._tools.status.say(State.TRAINING, f"step {step:,} of {spec.total_steps:,}")
         digests = asyncio.create_task(self._state_digests(engine, step))
+        self._state.paces.begins(step)
         try:
             local = await self._compute(
                 view, engine.run(step, train=train, evaluate=evaluate, replay=replay)
@@ -296,6 +297,7 @@ class StepLoop:
                 state.step, self.is_applying = outcome.step + 1, True
                 self._tools.stores.donor.committed(outcome)
                 self._cuts.committed(view, outcome)
+                self._state.paces.committed()
                 self._outlet.committed(outcome)
                 return outcome
             if ledger.conflict.reason and not is_told:

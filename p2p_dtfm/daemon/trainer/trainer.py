@@ -57,7 +57,7 @@ class Trainer:
         self._tools = tools
         self._outlet = outlet
         self._spec = tools.spec
-        self._state = TrainerState()
+        self._state = TrainerState(tools.me)
         self._mail = ViewMail(tools.me, tools.spec, self._state)
         self._followers = Followers(tools, outlet, self._state)
         self.cuts = Cuts(tools, outlet, self._state)
@@ -66,6 +66,7 @@ class Trainer:
             tools, outlet, self._state, self._place, self._followers, self.cuts, self.history
         )
         self.waits = StepWaits(tools, self._state, self._steps, self._followers)
+        self.seen_paces = self._state.paces
         self._is_closed = False
         self._behind: Ledger | None = None
         """Of the view before, whose last step this peer has not seen commit yet."""
@@ -152,6 +153,7 @@ class Trainer:
         state.ledger, state.restart = ledger, restart or state.restart
         state.replay, state.stopped = replay, False
         self.cuts.take_over(view, step)
+        self.seen_paces.took_over(view)
         for statement in self._mail.take_over(view, replay):
             with contextlib.suppress(PeerFault):
                 self.prepared(statement)
@@ -249,6 +251,8 @@ class Trainer:
             self._followers.gradient(sender, header, payload)
         elif (mailbox := self._mail.mailbox(view)) is not None:
             mailbox.put(sender, header, payload)
+            if header.kind is FrameKind.GRADIENT_PART:
+                self.seen_paces.came(sender, header.step, len(payload))
 
     def following(self, sender: str, message: Following | CutBegun | CutReceipt) -> None:
         """Raises `PeerFault`."""
@@ -379,6 +383,7 @@ class Trainer:
             self._outlet.states_changed()
             state.step = outcome.step + 1
             self.cuts.committed(view, outcome)
+            self.seen_paces.committed()
             self._outlet.committed(outcome)
             state.forget_reduced(outcome.step)
             await self._outlet.settled()  # or it would go on counting in a view that is over

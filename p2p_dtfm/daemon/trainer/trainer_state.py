@@ -18,6 +18,7 @@ from p2p_dtfm.core.recovery.recovery_evidence import Restart
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.machine.compute import Compute
 from p2p_dtfm.daemon.state_transfer.state_tools import StateStores, TowardsOthers
+from p2p_dtfm.daemon.telemetry.seen_paces import SeenPaces
 from p2p_dtfm.daemon.telemetry.status import Status
 from p2p_dtfm.daemon.telemetry.step_recorder import StepRecorder
 from p2p_dtfm.train.model.layer_state import LayerState
@@ -101,7 +102,9 @@ class Stopped(Exception):
 class TrainerState:
     """Where this peer stands; whoever changes it so that somebody may go on calls `wake.set`."""
 
-    def __init__(self) -> None:
+    def __init__(self, me: str = "") -> None:
+        self.paces = SeenPaces(me)
+        """How slow the others are seen to compute."""
         self.states: dict[int, LayerState] = {}
         self.view: View | None = None
         self.step = 0

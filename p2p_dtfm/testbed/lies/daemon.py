@@ -7,18 +7,21 @@ All of them say that they are equal and near, so that plans give each all layers
 import os
 import runpy
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
 
-from p2p_dtfm.core.protocol.records import Device, LayerTiming, Link
+from p2p_dtfm.core.protocol.records import Device, Link
 from p2p_dtfm.daemon.machine import world
 from p2p_dtfm.daemon.peers import self_record
+from p2p_dtfm.testbed.lies.equal import equal_device
 from p2p_dtfm.testbed.lies.in_sums import IN_SUMS
 from p2p_dtfm.testbed.lies.in_words import IN_WORDS
 from p2p_dtfm.testbed.lies.in_work import IN_WORK
-from p2p_dtfm.testbed.lies.lie import LIE_VARIABLE, MEMORY_VARIABLE, Lie, put
+from p2p_dtfm.testbed.lies.lie import LIE_VARIABLE, MEMORY_VARIABLE, PACE_VARIABLE, Lie, put
 from p2p_dtfm.testbed.lies.of_peers import OF_PEERS, find_what_suits
+from p2p_dtfm.train.stage.timed import TimedStageRunner
 
 MEMORY_BYTES = 4 << 30
 NEAR = Link(50_000, 4 << 30)
@@ -27,11 +30,11 @@ INSTALLED: dict[str, Callable[[Lie], None]] = {**IN_WORK, **IN_SUMS, **IN_WORDS,
 
 
 def be_equal_and_near() -> None:
-    block, end = LayerTiming(20_000_000, 40_000_000), LayerTiming(500_000, 1_000_000)
+    is_paced = bool(os.environ.get(PACE_VARIABLE))
+    memory_bytes = int(os.environ.get(MEMORY_VARIABLE, MEMORY_BYTES))
 
     def device(*arguments: object, **more: object) -> Device:
-        memory_bytes = int(os.environ.get(MEMORY_VARIABLE, MEMORY_BYTES))
-        return Device("cpu", "equal", memory_bytes, end, block, end)
+        return equal_device(memory_bytes, is_paced)
 
     take = self_record.SelfRecord.make
 
@@ -41,6 +44,9 @@ def be_equal_and_near() -> None:
 
     put(world.Machine, "measure_device", device)
     put(self_record.SelfRecord, "make", make)
+    if is_paced:
+        runner = partial(TimedStageRunner, device())
+        put(world.Machine, "stage_runner", lambda *arguments: runner)
 
 
 def install(lie: Lie) -> None:

@@ -24,9 +24,9 @@ def scale(gradient: Any, lie: Lie, kept: Any) -> None:
 
 
 def noise(gradient: Any, lie: Lie, kept: Any) -> None:
-    """Of the gradient's own size, by a strength of 1."""
-    size = gradient.norm() / max(1, gradient.numel()) ** 0.5
-    gradient.add_(gradient.clone().normal_(), alpha=float(size) * lie.strength)
+    """Of the gradient's own size, by a strength of 1, and the same each time: to each element what
+    belongs to another one."""
+    gradient.add_(gradient.flip(0), alpha=lie.strength)
 
 
 def bend(gradient: Any, lie: Lie, kept: Any) -> None:

@@ -40,7 +40,7 @@ def train_on_other_tokens(lie: Lie) -> None:
 
         def batch(step: int, number: int) -> Any:
             inputs, targets = honest(step, number)
-            if lie.is_told(step) and number < count:
+            if number < count and lie.is_told(step):
                 return inputs.flip(-1), targets
             return inputs, targets
 
@@ -58,9 +58,9 @@ def leave_out_the_last(lie: Lie) -> None:
         honest = self._weight_of
 
         def weight(step: int, number: int) -> float:
-            is_left_out = lie.is_told(step) and number == max(self._replay.microbatches, default=-1)
             due: float = honest(step, number)
-            return 0.0 if is_left_out else due
+            is_last = number == max(self._replay.microbatches, default=-1)
+            return 0.0 if is_last and lie.is_told(step) else due
 
         self._weight_of = weight
 

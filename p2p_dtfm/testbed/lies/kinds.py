@@ -10,6 +10,7 @@ from p2p_dtfm.testbed.lies.gradients import GRADIENT_LIES
 
 FIRST_LIE = 5
 WITHIN_STEPS = 2
+SELDOM = 0.02
 CONFESSES_AFTER = 10
 """Steps in which it has lied."""
 
@@ -25,6 +26,8 @@ class Promise(NamedTuple):
     """What is wrong afterwards, and nobody knows; nothing, where all works are audited."""
     costs_another: bool = False
     """An honest one may lose its place for a while."""
+    fair_within: int | None = None
+    """By which step at the latest steps take what they take where nobody lies, or nearly."""
 
 
 def undone(promise: Promise) -> Promise:
@@ -49,6 +52,10 @@ class LieKind(NamedTuple):
     """Somebody comes while it is told."""
     pipelines: bool = False
     """Of two stages: nobody has the whole model."""
+    is_paced: bool = False
+    """Each takes the time that it would say it takes if nobody lied."""
+    steps_after: int = 25
+    """The first lie."""
 
 
 BARRED = Promise("out within two steps, and barred", WITHIN_STEPS, barred=True)
@@ -67,6 +74,15 @@ ONE_OF_TWO = Promise(
     None,
     costs_another=True,
 )
+SEEN_WITHIN = 25
+"""Steps: of fifteen seconds, of ten in which the others see it, and of some until a new plan."""
+TAKEN_BACK = Promise(
+    f"not left out; within {SEEN_WITHIN} steps the others have seen how fast it is, and it has no "
+    "more work than it can do",
+    None,
+    fair_within=SEEN_WITHIN,
+)
+NOT_HEARD = Promise("not left out, and not heard: no work is moved", None, fair_within=5)
 ONLY_TIME = Promise("not found out by anybody, and costs nothing but time", None)
 BELIEVED = Promise(
     "not found out: what it says is believed", None, spoils="the held-out losses that all show"
@@ -136,7 +152,7 @@ _WORDS = {
             barred=True,
             spoils="the steps in which it lied",
         ),
-        rate=0.02,
+        rate=SELDOM,
     ),
 }
 _OF_OTHERS = {
@@ -156,7 +172,21 @@ _OF_OTHERS = {
 }
 _OF_ITSELF = {
     "speed": LieKind(
-        "says that it computes so many times as fast as it does", ONLY_TIME, 10.0, from_step=0
+        "says that it computes so many times as fast as it does",
+        TAKEN_BACK,
+        10.0,
+        from_step=0,
+        rate=SELDOM,
+        is_paced=True,
+        steps_after=SEEN_WITHIN + 20,
+    ),
+    "slander": LieKind(
+        "says that it has seen all others compute next to nothing",
+        NOT_HEARD,
+        from_step=0,
+        rate=SELDOM,
+        is_paced=True,
+        steps_after=SEEN_WITHIN + 20,
     ),
     "links": LieKind(
         "says that its lines carry so many times what they do", ONLY_TIME, 1e-3, from_step=0

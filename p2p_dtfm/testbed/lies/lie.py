@@ -7,6 +7,8 @@ import msgspec
 LIE_VARIABLE = "LIE_OF_A_DAEMON"
 MEMORY_VARIABLE = "MEMORY_OF_A_DAEMON"
 """Bytes that it says it has."""
+PACE_VARIABLE = "PACE_OF_A_DAEMON"
+"""Whether it takes the time that it says it takes."""
 
 
 class Lie(msgspec.Struct, frozen=True):

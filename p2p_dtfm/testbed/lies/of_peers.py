@@ -5,16 +5,20 @@ from typing import Any
 import msgspec
 import numpy
 
-from p2p_dtfm.core.protocol.records import Device, LayerTiming, Link, PeerRecord
-from p2p_dtfm.daemon.machine import world
+from p2p_dtfm.core.audit.believed_speeds import scaled
+from p2p_dtfm.core.protocol.facts.seen_paces import PACES_LIMIT
+from p2p_dtfm.core.protocol.records import Link, PeerRecord
 from p2p_dtfm.daemon.node.background import Background
 from p2p_dtfm.daemon.peers.self_record import SelfRecord
 from p2p_dtfm.daemon.step.stage_account import Judge
-from p2p_dtfm.daemon.telemetry.device_pace import DevicePace
+from p2p_dtfm.daemon.telemetry.seen_paces import SeenPaces
 from p2p_dtfm.testbed.lies.lie import Lie, put
 from p2p_dtfm.train.model.layer_state import LayerState
 
 WRONG = bytes(32)
+SLOWEST_NS = 1 << 50
+FINE = 1 << 10
+"""Parts in which a strength is counted."""
 _FLOAT_BYTES = 4
 _MOMENTS = 2
 
@@ -58,26 +62,31 @@ def accuse_of_silence(lie: Lie) -> None:
 
 
 def be_fast(lie: Lie) -> None:
-    """By its record, however slow its steps show it to be."""
-    honest = world.Machine.measure_device
+    """By its record, however fast its steps show it to be."""
+    honest = SelfRecord._record
 
-    def faster(timing: LayerTiming) -> LayerTiming:
-        factor = lie.strength
-        return LayerTiming(
-            max(1, round(timing.forward_ns / factor)), max(1, round(timing.backward_ns / factor))
-        )
+    def record(self: Any, is_brief: bool) -> PeerRecord:
+        made = honest(self, is_brief)
+        if not lie.is_told(0):
+            return made
+        whole = round(FINE * lie.strength)
+        return msgspec.structs.replace(made, device=scaled(made.device, FINE, whole))
 
-    def measure(*arguments: Any, **more: Any) -> Device:
-        found: Device = honest(*arguments, **more)
-        return msgspec.structs.replace(
-            found,
-            embedding=faster(found.embedding),
-            block=faster(found.block),
-            head=faster(found.head),
-        )
+    put(SelfRecord, "_record", record)
 
-    put(world.Machine, "measure_device", measure)
-    put(DevicePace, "seen", lambda *arguments: None)
+
+def call_others_slow(lie: Lie) -> None:
+    """All whom it has seen work, by its record."""
+
+    honest = SeenPaces.told
+
+    def told(self: SeenPaces) -> dict[str, int]:
+        if not lie.is_told(0):
+            return honest(self)
+        victims = sorted(self._seen.keys() - set(lie.fellows))
+        return dict.fromkeys(victims[:PACES_LIMIT], SLOWEST_NS)
+
+    put(SeenPaces, "told", told)
 
 
 def have_other_lines(lie: Lie) -> None:
@@ -114,6 +123,7 @@ def give_noise(lie: Lie) -> None:
 OF_PEERS = {
     "silence": accuse_of_silence,
     "speed": be_fast,
+    "slander": call_others_slow,
     "links": have_other_lines,
     "state": give_noise,
 }

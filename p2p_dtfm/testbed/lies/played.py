@@ -4,7 +4,7 @@ barred that has not lied, what it cost, and how far the losses are from those of
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,24 +17,25 @@ from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.workload import workload_of
 from p2p_dtfm.testbed.kill_storm import peer_id_of
+from p2p_dtfm.testbed.lies.equal import fair_step_s
 from p2p_dtfm.testbed.lies.kinds import KINDS, LieKind, Promise, undone
-from p2p_dtfm.testbed.lies.lie import LIE_VARIABLE, MEMORY_VARIABLE, Lie
+from p2p_dtfm.testbed.lies.lie import LIE_VARIABLE, MEMORY_VARIABLE, PACE_VARIABLE, Lie
 from p2p_dtfm.testbed.lies.verdict import (
     LieVerdict,
     judge,
     what_it_cost,
     what_was_undone,
+    when_it_was_fair,
     who_is_barred,
     who_was_caught,
     who_was_doubted,
 )
 from p2p_dtfm.testbed.local_swarm import Child, LocalSwarm
 from p2p_dtfm.testbed.plain_losses import comparable, plain_losses
-from p2p_dtfm.testbed.recovery.times import steps_of
+from p2p_dtfm.testbed.recovery.times import Event, steps_of
 
 MODULE = "p2p_dtfm.testbed.lies.daemon"
 OPTIONS = ("--threads", "1", "--dashboard", "off")
-STEPS_AFTER = 25
 UNDONE_FROM = 2
 """So many times as many steps as are taken back are honest ones."""
 NEWCOMER_STEPS = 150
@@ -89,6 +90,11 @@ class LieCase:
         return within if within is None else max(within, self._steps_to_draw)
 
     @property
+    def may_stay(self) -> bool:
+        """Steps in which it lied about its work and that nobody drew are kept."""
+        return self.rate < 1.0 and not self.of.is_paced
+
+    @property
     def _steps_to_draw(self) -> int:
         """More than those that it takes at the rate for which the kind's promise is."""
         return math.ceil(RATES / self.rate) if self.rate < self.of.rate else 0
@@ -97,7 +103,7 @@ class LieCase:
     def steps(self) -> int:
         if self.of.newcomer:
             return NEWCOMER_STEPS
-        return self.from_step + max(STEPS_AFTER, self._steps_to_draw)
+        return self.from_step + max(self.of.steps_after, self._steps_to_draw)
 
     @property
     def limit_s(self) -> float:
@@ -122,7 +128,8 @@ class LieCase:
 
     def environment(self, spec: RunSpec) -> dict[str, str]:
         """Of all daemons: what their plan depends on."""
-        return {MEMORY_VARIABLE: str(two_thirds_bytes(spec))} if self.of.pipelines else {}
+        memory = {MEMORY_VARIABLE: str(two_thirds_bytes(spec))} if self.of.pipelines else {}
+        return memory | ({PACE_VARIABLE: "1"} if self.of.is_paced else {})
 
 
 def two_thirds_bytes(spec: RunSpec) -> int:
@@ -160,11 +167,12 @@ def play(directory: Path, case: LieCase, spec: RunSpec, say: Callable[[str], Non
     who_was_doubted(texts, liars, verdict)
     others = {peer_id: name for name, peer_id in ids.items() if name not in lying}
     what_it_cost(history, others, lie.from_step, verdict)
+    _look_at_times(history, case, spec, verdict)
     _compare(first, case, verdict)
     if case.of.newcomer:
         _compare_newcomer(first, honest[-1], verdict)
     what_was_undone(history, liars, spec, verdict)
-    stays = case.rate < 1.0 and not verdict.is_undone  # steps that nobody drew are kept
+    stays = case.may_stay and not verdict.is_undone
     judge(case.promise, case.within, math.inf if stays else LOSS_TOLERANCE, verdict)
     return verdict
 
@@ -226,6 +234,14 @@ def _is_done(child: Child) -> bool:
 
 def _barred_by(child: Child) -> set[str]:
     return {it["peer_id"] for it in (child.status() or {}).get("barred", ())}
+
+
+def _look_at_times(
+    history: Sequence[Event], case: LieCase, spec: RunSpec, verdict: LieVerdict
+) -> None:
+    """Where daemons take the time that they say."""
+    if case.of.is_paced:
+        when_it_was_fair(history, fair_step_s(spec, case.peers), verdict)
 
 
 def _compare(first: Child, case: LieCase, verdict: LieVerdict) -> None:

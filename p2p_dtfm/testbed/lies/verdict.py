@@ -4,12 +4,16 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from statistics import median
 from typing import Any
 
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.testbed.lies.kinds import Promise
 from p2p_dtfm.testbed.recovery.times import Event, commits_of, steps_of, usual_step_s
 
+STEPS_LOOKED_AT, FEW = 10, 5
+FAIR_FACTOR = 2.0
+"""What a step costs besides, on a machine that several daemons share, is no lie."""
 LEFT_OUT = re.compile(r"leaves out (?!one of )(\w+): ")
 IN_DOUBT = re.compile(r"leaves out one of (\w+) and (\w+): ")
 
@@ -45,6 +49,14 @@ class LieVerdict:
     usual_step_s: float | None = None
     held_up_s: float | None = None
     """The longest time without a commit since the first lie, less a usual step."""
+    fair_from: int | None = None
+    """The step from which on five take at most `FAIR_FACTOR` times what they take where each
+    computes as much; None: there is none, or nobody has looked."""
+    fair_step_s: float | None = None
+    """What they would take there."""
+    first_steps_s: float | None = None
+    last_steps_s: float | None = None
+    """Medians of ten."""
     held_out_losses: dict[int, float] = field(default_factory=dict)
     """As all show them."""
     max_loss_difference: float | None = None
@@ -126,6 +138,23 @@ def what_it_cost(
         verdict.held_up_s = max(0.0, max(gaps_s, default=usual_s) - usual_s)
 
 
+def when_it_was_fair(history: Sequence[Event], fair_s: float, verdict: LieVerdict) -> None:
+    """`fair_s`: what a step takes where each computes as much as the others."""
+    commits = commits_of({"": list(history)})
+    took_s = [(after[0], after[1] - before[1]) for before, after in pairwise(commits)]
+    if len(took_s) < 2 * STEPS_LOOKED_AT:
+        return
+    verdict.fair_step_s = fair_s
+    verdict.first_steps_s, verdict.last_steps_s = (
+        median(each for _, each in part)
+        for part in (took_s[:STEPS_LOOKED_AT], took_s[-STEPS_LOOKED_AT:])
+    )
+    for at in range(len(took_s) - FEW + 1):
+        if median(each for _, each in took_s[at : at + FEW]) <= FAIR_FACTOR * fair_s:
+            verdict.fair_from = took_s[at][0]
+            return
+
+
 def judge(promise: Promise, within: int | None, tolerance: float, verdict: LieVerdict) -> None:
     """Add what is otherwise than promised. `within`: in which of its lying steps a liar is out at
     the latest, at this rate of audits; `tolerance`: of losses, where none is to be wrong."""
@@ -140,6 +169,7 @@ def judge(promise: Promise, within: int | None, tolerance: float, verdict: LieVe
     if promise.barred:
         for name in sorted(set(verdict.caught_after) - set(verdict.barred)):
             say(f"{name} is not barred")
+    _judge_times(promise, verdict)
     for peers, what in (
         (verdict.wrongly_left_out, "called liars, and is not"),
         (verdict.false_bars, "barred for nothing"),
@@ -163,3 +193,18 @@ def _undone_otherwise(promise: Promise, verdict: LieVerdict) -> Iterator[str]:
         yield "what a liar did was not undone, or not all of it"
     if verdict.undone_steps > verdict.undo_limit * len(verdict.caught_after):
         yield f"{verdict.undone_steps} steps were undone, which is more than promised"
+
+
+def _judge_times(promise: Promise, verdict: LieVerdict) -> None:
+    """Whether steps were soon as fast as where each computes as much as the others."""
+    if promise.fair_within is None or verdict.fair_step_s is None:
+        return
+    fair_s, last_s = verdict.fair_step_s, verdict.last_steps_s or 0.0
+    if verdict.fair_from is None or last_s > FAIR_FACTOR * fair_s:
+        verdict.violations.append(
+            f"steps take {last_s:.2f} s at the end, and {fair_s:.2f} s where all do as much"
+        )
+    elif verdict.fair_from > promise.fair_within:
+        verdict.violations.append(
+            f"steps were slow until step {verdict.fair_from}, not {promise.fair_within}"
+        )

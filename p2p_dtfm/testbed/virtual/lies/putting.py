@@ -1,20 +1,103 @@
-"""Lies in the place of functions of the daemon's, for as long as a seed is played."""
+"""Lies in the place of functions of the daemon's, for as long as a seed is played.
 
-from collections.abc import Iterator
+The kinds are those of real daemons (`testbed.lies`), each put in once for each that tells it: what
+a liar's process has in place of a function the others in the same interpreter never come to.
+"""
+
+import functools
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
-from p2p_dtfm.testbed.virtual.lies import words, work
-from p2p_dtfm.testbed.virtual.lies.lying import Lying
+from p2p_dtfm.testbed.lies import in_sums, in_words, in_work, of_peers
+from p2p_dtfm.testbed.lies.daemon import INSTALLED
+from p2p_dtfm.testbed.lies.kinds import KINDS as KINDS_OF_DAEMONS
+from p2p_dtfm.testbed.virtual.lies import notes, words
+from p2p_dtfm.testbed.virtual.lies.lying import HERE_ALONE, IN_WORK, Lying
 from p2p_dtfm.testbed.virtual.planted.patches import Patches
+
+STRENGTHS = {"speed": 20.0}
+"""Where it is not that of real daemons."""
+_WITH_PUT = (in_work, in_sums, in_words, of_peers)
+
+
+class LieInTurn:
+    """A `testbed.lies.lie.Lie` that is told while its liar has a turn, and lies in this."""
+
+    def __init__(self, lying: Lying, name: str, kind: str) -> None:
+        self.kind = kind
+        default = KINDS_OF_DAEMONS[kind].strength if kind in KINDS_OF_DAEMONS else None
+        self.strength = STRENGTHS.get(kind, default or 1.0)
+        self.fellows = tuple(sorted(lying.ids.values())) if lying.together else ()
+        self._lying = lying
+        self._name = name
+
+    def is_told(self, step: int) -> bool:
+        lying = self._lying
+        is_its_turn = lying.here() == self._name and lying.kind() == self.kind
+        if not is_its_turn or step >= lying.steps:
+            return False
+        view = lying.views.get(self._name)
+        if self.kind in IN_WORK and view is not None:
+            lying.tell_work(view, step)
+        else:
+            lying.tell()
+        return True
+
+
+class LieOfOthers(LieInTurn):
+    """About whom it audits: it spares its fellows whatever it lies in now."""
+
+    def __init__(self, lying: Lying, name: str) -> None:
+        super().__init__(lying, name, "accuse")
+
+    def is_told(self, step: int) -> bool:
+        self.kind = "accuse" if self._lying.kind() == "accuse" else ""
+        if self.kind:
+            self._lying.tell()
+        return True
 
 
 @contextmanager
-def put_in(lying: Lying) -> Iterator[None]:
-    """All functions that lies need to be in the place of; each is honest where nobody lies."""
+def put_in(lying: Lying, pairs: Iterable[tuple[str, str]] = ()) -> Iterator[None]:
+    """All functions that lies need to be in the place of; each is honest where nobody lies. `pairs`
+    are names and what they will lie in, besides what they lie in now."""
     patches = Patches()
     try:
-        for lie in (*work.LIES, *words.LIES):
-            lie(patches, lying)
+        for note in (*notes.NOTES, *words.LIES):
+            note(patches, lying)
+        for name in sorted(lying.ids):
+            kinds = {kind for who, kind in (*pairs, *lying.kinds.items()) if who == name}
+            for kind in sorted(kinds - HERE_ALONE):
+                if kind in INSTALLED:
+                    with _put_for(patches, lying, name):
+                        INSTALLED[kind](LieInTurn(lying, name, kind))  # type: ignore[arg-type]
+            with _put_for(patches, lying, name):
+                of_peers.find_what_suits(LieOfOthers(lying, name))  # type: ignore[arg-type]
         yield
     finally:
         patches.undo()
+
+
+@contextmanager
+def _put_for(patches: Patches, lying: Lying, name: str) -> Iterator[None]:
+    """What the kinds of real daemons put in is there for this peer's process alone."""
+
+    def put(owner: Any, attribute: str, made: Any) -> None:
+        before = owner.__dict__[attribute]
+
+        @functools.wraps(before)
+        def asked(*arguments: Any, **named: Any) -> Any:
+            whose = made if lying.here() == name else before
+            return whose(*arguments, **named)
+
+        patches.put(owner, attribute, asked)
+
+    kept = [(module, module.put) for module in _WITH_PUT]
+    try:
+        for module in _WITH_PUT:
+            module.put = put  # type: ignore[attr-defined]
+        yield
+    finally:
+        for module, before in kept:
+            module.put = before  # type: ignore[attr-defined]

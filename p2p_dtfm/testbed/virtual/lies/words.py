@@ -1,6 +1,5 @@
-"""What a liar says to others, or does not: of their work, of its states and its speed."""
+"""Lies that fellows tell together, or that only a world in one process can tell of each of them."""
 
-from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -8,39 +7,17 @@ import msgspec
 from p2p_dtfm.core.audit.work import WORK_BYTES
 from p2p_dtfm.core.commit.judgement import DIGEST_BYTES
 from p2p_dtfm.core.protocol.canonical import digest_bytes
-from p2p_dtfm.core.protocol.records import Link
 from p2p_dtfm.daemon.peers.messenger import Messenger
-from p2p_dtfm.daemon.peers.self_record import SelfRecord
 from p2p_dtfm.daemon.peers.wire import StateDigest
 from p2p_dtfm.daemon.state_transfer.offers import Offers
 from p2p_dtfm.daemon.step.step_frames import StepFrames
 from p2p_dtfm.daemon.step.step_reduction import _Courses
 from p2p_dtfm.daemon.trainer.audits import Audits
-from p2p_dtfm.daemon.trainer.step_loop import StepLoop
 from p2p_dtfm.net.streams.frames import FrameKind
 from p2p_dtfm.testbed.virtual.lies.lying import Lying
 from p2p_dtfm.testbed.virtual.planted.patches import Patches
 
 WRONG = bytes(WORK_BYTES)
-FASTER = 20
-NEAR = Link(50_000, 4 << 30)
-
-
-def _audits(patches: Patches, lying: Lying) -> None:
-    """Of a fellow's work what it claims; of others', where that is the lie, something else."""
-
-    async def again(self: Any, here: Any, peer_id: str) -> bytes:
-        if lying.is_fellow(peer_id):
-            lying.tell()
-            work: bytes = here.book.claims[peer_id].work
-            return work
-        if lying.kind() == "accuses":
-            lying.tell()
-            return WRONG
-        found: bytes = await honest(self, here, peer_id)
-        return found
-
-    honest = patches.put(Audits, "_again", again)
 
 
 def _accusations(patches: Patches, lying: Lying) -> None:
@@ -57,17 +34,6 @@ def _accusations(patches: Patches, lying: Lying) -> None:
         return said
 
     honest = patches.put(Audits, "account", account)
-
-
-def _norms(patches: Patches, lying: Lying) -> None:
-    def say_prepared(self: Any, view: Any, step: int, local: Any, *rest: Any) -> None:
-        if lying.kind() == "norm":
-            lying.tell()
-            norms = {number: 2 * norm for number, norm in local.squared_norms.items()}
-            local = replace(local, squared_norms=norms)
-        honest(self, view, step, local, *rest)
-
-    honest = patches.put(StepLoop, "_say_prepared", say_prepared)
 
 
 def _sums_to_some(patches: Patches, lying: Lying) -> None:
@@ -138,48 +104,13 @@ def _claims(patches: Patches, lying: Lying) -> None:
             return
         honest(self, here, said)
 
-    def find(self: Any, digest: str) -> bytes | None:
-        if lying.kind() == "evidence withheld":
-            lying.tell()
-            return None
-        found: bytes | None = gives(self, digest)
-        return found
-
     honest = patches.put(Audits, "_say", say)
-    gives = patches.put(Audits, "find", find)
-
-
-def _speed(patches: Patches, lying: Lying) -> None:
-    """In each version of its record that a liar makes."""
-
-    def make(self: Any, *how: Any) -> Any:
-        if lying.kind() != "speed":
-            return honest(self, *how)
-        lying.tell()
-        before = self._device, self._links
-        device = self._device
-        times = {
-            name: type(it)(max(1, it.forward_ns // FASTER), max(1, it.backward_ns // FASTER))
-            for name in ("embedding", "block", "head")
-            for it in [getattr(device, name)]
-        }
-        self._device = msgspec.structs.replace(device, **times)
-        self._links = dict.fromkeys(self._links, NEAR)
-        try:
-            return honest(self, *how)
-        finally:
-            self._device, self._links = before
-
-    honest = patches.put(SelfRecord, "make", make)
 
 
 LIES = (
-    _audits,
     _accusations,
-    _norms,
     _sums_to_some,
     _states,
     _frames,
     _claims,
-    _speed,
 )

@@ -115,10 +115,13 @@ class _Players:
 
 def _play_all(players: _Players, options: argparse.Namespace) -> int:
     broken, count, faults, steps = list[int](), 0, 0, 0
+    with_liars = told_one = 0
     began_s = time.monotonic()
     for outcome in _outcomes(players, options):
         seed, played = outcome.seed, outcome.played
         count, faults, steps = count + 1, faults + played.faults, steps + played.steps
+        with_liars += bool(played.schedule.liars)
+        told_one += played.lies > 0
         if played.problem:
             broken.append(seed)
             _tell_of_failure(seed, played, options.faults)
@@ -136,6 +139,8 @@ def _play_all(players: _Players, options: argparse.Namespace) -> int:
             )
         sys.stdout.flush()
     took_s = time.monotonic() - began_s
+    if with_liars:
+        print(f"a lie was told in {told_one} of {with_liars} seeds with liars")
     print(
         f"{count} seeds, {faults} faults, {len(broken)} broken {broken or ''}, "
         f"{60 * count / took_s:.1f} seeds and {60 * steps / took_s:.0f} steps a minute"

@@ -5,7 +5,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from p2p_dtfm.testbed.virtual.lies.lying import Lying
+from p2p_dtfm.testbed.virtual.lies.lying import SELDOM_TOLD, Lying
 from p2p_dtfm.testbed.virtual.links import VirtualLink
 from p2p_dtfm.testbed.virtual.peer import Peer
 from p2p_dtfm.testbed.virtual.seeds.faults import AHEAD_S, BACK_S, Fault
@@ -35,6 +35,8 @@ class Deeds:
         self._copies: dict[str, Path] = {}
         """Of homes, from which an old disk comes back."""
         self._cut_off_names: set[str] = set()
+        self._ending: list[Fault] = []
+        """Lies that are to end once they were told."""
         self._begin: dict[str, Callable[[Fault], bool]] = {
             "kill": lambda fault: self._kill(fault, swarm.kill),
             "power cut": lambda fault: self._kill(fault, swarm.cut_power),
@@ -198,11 +200,23 @@ class Deeds:
         return True
 
     def _be_honest(self, fault: Fault) -> None:
-        """Unless another lie has begun."""
-        assert self._lying is not None
-        for name in fault.whom:
-            if self._lying.kinds.get(name) == fault.what:
-                del self._lying.kinds[name]
+        """Once it has lied; unless another lie has begun."""
+        self._ending.append(fault)
+        self.end_lies_that_were_told()
+
+    def end_lies_that_were_told(self) -> None:
+        """Of those that should be over by now. While a swarm stands still nobody lies."""
+        lying, waiting = self._lying, list[Fault]()
+        for fault in self._ending if lying is not None else ():
+            assert lying is not None
+            those = [name for name in fault.whom if lying.kinds.get(name) == fault.what]
+            seldom = fault.what in SELDOM_TOLD
+            for name in those:
+                if seldom or (name, fault.what) in lying.has_told:
+                    del lying.kinds[name]
+            if any(lying.kinds.get(name) == fault.what for name in those):
+                waiting.append(fault)
+        self._ending = waiting
 
     # links ---------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ import random
 from dataclasses import dataclass, replace
 
 from p2p_dtfm.testbed.virtual.lies.lying import KINDS as KINDS_OF_LIES
+from p2p_dtfm.testbed.virtual.lies.lying import SELDOM_TOLD
 
 NAMES = "abcdefghijkl"
 BEGUN = (3, 5)
@@ -236,9 +237,13 @@ def _lies(seed: int) -> Schedule:
         for name in joiners
     ]
     for whom in [liars] if together else [(name,) for name in liars]:
+        kinds = set[str]()
         for _ in range(draws.randint(1, 2)):
             at_s, lasts_s = draws.uniform(FIRST_LIE_S, LAST_LIE_S), draws.choice(LIES_LAST_S)
             faults.append(Fault(at_s, lasts_s, "lie", whom, 0.0, draws.choice(KINDS_OF_LIES)))
+            kinds.add(faults[-1].what)
+        if kinds <= SELDOM_TOLD:
+            faults.append(_another_lie(seed, whom))
     for _ in range(draws.randint(*BESIDE_LIES_COUNT) if seed % 2 else 0):
         kind = draws.choices(list(BESIDE_LIES), list(BESIDE_LIES.values()))[0]
         lasts_s = draws.choice(LASTING_S) * draws.uniform(0.5, 1.5)
@@ -254,6 +259,13 @@ def _lies(seed: int) -> Schedule:
         lie_together=together,
         audit_rate=draws.choice(RATES),
     )
+
+
+def _another_lie(seed: int, whom: tuple[str, ...]) -> Fault:
+    """One that is told in any case; it is the first, and over when it was told."""
+    draws = random.Random(f"another lie {seed} {whom}")
+    what = draws.choice([kind for kind in KINDS_OF_LIES if kind not in SELDOM_TOLD])
+    return Fault(FIRST_LIE_S / 2, FIRST_LIE_S / 4, "lie", whom, 0.0, what)
 
 
 def _outage(seed: int, begun: str) -> Fault:

@@ -248,6 +248,8 @@ async def require_clean_ends(swarm: Swarm, peers: Sequence[Peer]) -> None:
 
 
 def _tasks_left(peer: Peer) -> list[str]:
+    if peer.process is None:  # its joining was left out
+        return []
     return [
         task.waits_at()
         for task in asyncio.all_tasks()

@@ -68,6 +68,7 @@ class Play:
         self.lying = Lying(
             {it: swarm.identity_of(it).peer_id for it in schedule.liars}, schedule.lie_together
         )
+        self.lying.steps = steps_of(run)
         self.deeds = Deeds(swarm, self.lying)
         self._swarm = swarm
         self._run = run
@@ -130,6 +131,7 @@ class Play:
     def _is_over(self) -> bool:
         swarm, due_before = self._swarm, len(self._due)
         self._do_what_is_due()
+        self.deeds.end_lies_that_were_told()
         for peer in swarm.peers:
             if judge.starts_again(peer):
                 due_s = self._starts_s.setdefault(peer.name, swarm.now_s + STARTS_AGAIN_S)
@@ -221,7 +223,8 @@ def play_seed(
 
     async def scene_with_liars(swarm: Swarm) -> None:
         one = Play(swarm, run, schedule)
-        with put_in(one.lying) if schedule.liars else contextlib.nullcontext():
+        told = [(name, it.what) for it in schedule.faults if it.what for name in it.whom]
+        with put_in(one.lying, told) if schedule.liars else contextlib.nullcontext():
             await scene(swarm, one)
 
     with blames.heard():

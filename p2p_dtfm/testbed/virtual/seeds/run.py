@@ -122,7 +122,11 @@ RECIPES: Mapping[str, Mapping[str, Mapping[str, object]]] = {
     "muon": {"optimizer": {"kind": "muon"}},
     "local": _LOCAL,
     "signs": {**_LOCAL, "optimizer": {"kind": "muon"}, "codecs": {"reduction": "sign"}},
-    "sparse": {**_LOCAL, "codecs": {"reduction": "sparse"}},
+    "sparse": {
+        **_LOCAL,
+        "sync": {**_LOCAL["sync"], "outer_learning_rate": 1.0, "outer_momentum": 0.0},
+        "codecs": {"reduction": "sparse", "sparse": {"one_in": 1, "keep_percent": 50, "bits": 4}},
+    },
     "int8": {"codecs": {"activations": ["int8"], "gradients": ["int8"], "reduction": "int8"}},
 }
 """What is other in runs that are trained otherwise."""

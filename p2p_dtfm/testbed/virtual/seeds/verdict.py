@@ -82,13 +82,15 @@ def _require_no_honest_blame(lying: Lying) -> None:
 
 
 def _require_bars(peers: Sequence[Peer], lying: Lying, is_undisturbed: bool) -> None:
-    """Where nobody crashed while it was found out, each liar that was is barred by all."""
+    """Where nobody crashed while it was found out, each liar that was is barred by all who were
+    ever in a view."""
     found = lying.found_out() if is_undisturbed else set()
     for peer in peers:
         told = peer.daemon.status_json() if peer.daemon is not None else {}
         barred = {bar["peer_id"]: bar["reason"] for bar in told.get("barred", ())}
         for peer_id in sorted(barred.keys() - lying.names.keys()):
             raise Broken(f"{peer.name} has barred an honest peer: {barred[peer_id]}")
-        for peer_id in sorted(found - barred.keys()):
+        was_in_a_view = any(event["event"] == "view" for event in peer.events())
+        for peer_id in sorted(found - barred.keys() if was_in_a_view else ()):
             name = lying.names[peer_id]
             raise Broken(f"{name} was found out by most, and {peer.name} has not barred it")

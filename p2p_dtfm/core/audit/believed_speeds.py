@@ -1,0 +1,80 @@
+"""How fast each peer is taken to be: the slower of its own word and of what others have measured.
+
+Who may say so are the other holders of stages in the plan in force, since they have seen it work;
+where it has all stages alone, those without one have. Nobody is asked who is new in a run with
+audits: keys cost nothing.
+"""
+
+import msgspec
+
+from p2p_dtfm.core.audit.roles import watched
+from p2p_dtfm.core.protocol.facts.seen_paces import middle_of
+from p2p_dtfm.core.protocol.measured_plans import names_in
+from p2p_dtfm.core.protocol.records import Device, LayerTiming, PeerRecord
+from p2p_dtfm.core.protocol.snapshot import Snapshot
+
+LONGEST_NS = (1 << 60) - 1
+"""As in records."""
+
+
+def pace_of(device: Device) -> int:
+    """One microbatch there and back through one layer of each kind, by the device's record."""
+    timings = (device.embedding, device.block, device.head, *device.unlike)
+    return max(1, sum(each.forward_ns + each.backward_ns for each in timings))
+
+
+def scaled(device: Device, numerator: int, denominator: int) -> Device:
+    """The device, so many times as slow."""
+
+    def slower(timing: LayerTiming) -> LayerTiming:
+        return LayerTiming(
+            min(LONGEST_NS, timing.forward_ns * numerator // denominator),
+            min(LONGEST_NS, timing.backward_ns * numerator // denominator),
+        )
+
+    return msgspec.structs.replace(
+        device,
+        embedding=slower(device.embedding),
+        block=slower(device.block),
+        head=slower(device.head),
+        listed=tuple(map(slower, device.unlike)) or msgspec.UNSET,
+    )
+
+
+def seen_slower(snapshot: Snapshot) -> dict[str, int]:
+    """The pace of each peer whom the others have seen to be slower than its own record says."""
+    if snapshot.present is None or not any(record.paces for record in snapshot.records):
+        return {}
+    holders = snapshot.present.stage_holders()
+    new = watched(snapshot.bars, snapshot.step)
+    voices = [
+        record
+        for record in snapshot.records
+        if (record.peer_id in holders or len(holders) == 1) and record.peer_id not in new
+    ]
+    found = {}
+    for record in snapshot.records:
+        me = record.peer_id
+        pace_ns = middle_of([it.paces.get(me, 0) for it in voices if it.peer_id != me])
+        if pace_ns > pace_of(record.device):
+            found[me] = pace_ns
+    return found
+
+
+def believed(snapshot: Snapshot) -> Snapshot:
+    """With each peer as slow as the others have seen it, and without what steps took under plans
+    in which such a peer had a stage: how its work was dealt there followed from its false word."""
+    slow = seen_slower(snapshot)
+    if not slow:
+        return snapshot
+    return msgspec.structs.replace(
+        snapshot, records=tuple(_believed(record, slow) for record in snapshot.records)
+    )
+
+
+def _believed(record: PeerRecord, slow: dict[str, int]) -> PeerRecord:
+    device, pace_ns = record.device, slow.get(record.peer_id)
+    if pace_ns is not None:
+        device = scaled(device, pace_ns, pace_of(device))
+    measured = tuple(it for it in record.measured if names_in(it.shape).isdisjoint(slow))
+    return msgspec.structs.replace(record, device=device, measured=measured)

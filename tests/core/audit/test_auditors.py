@@ -1,0 +1,74 @@
+"""In a run with audits nobody's work is left to a fellow alone, where members have the memory."""
+
+import msgspec
+import pytest
+
+from p2p_dtfm.core.audit.roles import with_roles
+from p2p_dtfm.core.audit.work import few_judges
+from p2p_dtfm.core.planner.planner import compute_plan, fixed_plan
+from p2p_dtfm.core.protocol.plan import Plan
+from p2p_dtfm.core.protocol.snapshot import HeldLayer, Snapshot
+from tests.core.planning import MEBIBYTE, Peer, name_of, snapshot, workload
+
+FAST, USUAL = Peer(1_500_000), Peer(30_000_000)
+NO_ROOM = Peer(30_000_000, memory_bytes=150 * MEBIBYTE)
+
+
+def audited(peers: list[Peer], microbatches: int = 64, **changes: object) -> Snapshot:
+    made = snapshot(peers, workload(microbatches=microbatches))
+    bars = with_roles((), (), [record.peer_id for record in made.records], 0, 50)
+    return msgspec.structs.replace(made, bars=bars, **changes)
+
+
+def plan(found: Snapshot) -> Plan:
+    made = compute_plan(found)
+    assert isinstance(made, Plan)
+    return made
+
+
+def test_two_that_say_they_are_fast_are_not_left_to_each_other() -> None:
+    peers = [FAST, FAST, *[USUAL] * 5]
+    plain = plan(snapshot(peers, workload(microbatches=4)))
+    assert few_judges(plain), "without audits speed is all that counts"
+    made = plan(audited(peers, microbatches=4))
+    assert not few_judges(made) and len(made.stage_holders()) == 4
+    many = plan(audited(peers, microbatches=64))
+    assert set(many.stage_holders()) == {name_of(n) for n in range(7)}
+    assert sum(pipeline.microbatch_count for pipeline in many.pipelines) == 64
+    assert many.predicted_step_ns < 2 * plain.predicted_step_ns * 16
+
+
+@pytest.mark.parametrize("peers", [[FAST, USUAL], [FAST, USUAL, NO_ROOM, NO_ROOM]])
+def test_two_with_room_for_the_model_are_too_few_to_judge(peers: list[Peer]) -> None:
+    shapes = [
+        [pipeline.stages for pipeline in plan(found).pipelines]
+        for found in (audited(peers), snapshot(peers))
+    ]
+    assert shapes[0] == shapes[1]
+
+
+def test_who_is_much_slower_than_the_middle_one_is_left_out() -> None:
+    snail = Peer(300_000_000)
+    made = plan(audited([FAST, FAST, USUAL, USUAL, USUAL, snail]))
+    assert name_of(5) not in made.stage_holders() and len(made.stage_holders()) == 5
+
+
+def test_while_all_stand_still_nobody_waits_for_states() -> None:
+    peers = [FAST, FAST, *[USUAL] * 4]
+    before = audited(peers)
+    present = fixed_plan(before, (1, 1, 1, 1))
+    held = tuple(HeldLayer(name_of(n), layer, 5) for n in range(4) for layer in range(14))
+    failed = {"planned": False, "step": 5, "present": present, "held": held}
+    without_one = msgspec.structs.replace(before, records=before.records[:3] + before.records[4:])
+    made = plan(msgspec.structs.replace(without_one, **failed))
+    assert not few_judges(made)
+    gone = msgspec.structs.replace(before, records=before.records[:2] + before.records[4:])
+    fewer = plan(msgspec.structs.replace(gone, **failed))
+    assert fewer.provisional or not few_judges(fewer), "or a planned view follows"
+
+
+def test_a_plan_that_stands_stays_to_the_byte() -> None:
+    found = audited([FAST, FAST, *[USUAL] * 5])
+    made = plan(found)
+    again = plan(msgspec.structs.replace(found, present=made, number=2))
+    assert again == msgspec.structs.replace(made, spares=again.spares)

@@ -1,0 +1,129 @@
+"""How slow another one is seen to be: by when its parts come, less their way, and for how long."""
+
+import msgspec
+import pytest
+
+from p2p_dtfm.core.audit.believed_speeds import pace_of
+from p2p_dtfm.core.planner.planner import fixed_plan
+from p2p_dtfm.core.protocol.measured_plans import STEPS_ENOUGH
+from p2p_dtfm.core.protocol.records import Link
+from p2p_dtfm.core.protocol.workload import workload_of
+from p2p_dtfm.core.recovery.view import View
+from p2p_dtfm.daemon.telemetry.seen_paces import FIRST_PAUSE_S, LONGEST_PAUSE_S, SeenPaces, pause_s
+from tests.core.builders import run_spec
+from tests.core.planning import Peer, name_of, snapshot
+
+ME, OTHER, THIRD = name_of(0), name_of(1), name_of(2)
+SECOND_NS = 10**9
+MIB = 1 << 20
+
+
+def view_of(stages: tuple[int, ...], bytes_per_s: int = 1 << 40) -> View:
+    link = Link(round_trip_ns=0, bytes_per_s=bytes_per_s)
+    found = snapshot([Peer(30_000_000)] * 3, workload_of(run_spec(batch=BATCH)), link=link)
+    return View(found, msgspec.structs.replace(fixed_plan(found, stages), predicted_step_ns=1))
+
+
+BATCH = {"global_batch": 24, "microbatch": 2}
+REPLICAS, PIPELINE, ALONE = view_of((1, 1, 1)), view_of((1, 2)), view_of((1,))
+WORK_NS = 4 * (4 * 30_000_000 + 2 * 3_000_000)
+"""Of each of three, by its record."""
+
+
+class Clock:
+    def __init__(self, me: str = ME) -> None:
+        self.now_ns = 0
+        self.paces = SeenPaces(me, lambda: self.now_ns)
+        self.step = 0
+
+    def train(
+        self, took_ns: int, steps: int = STEPS_ENOUGH, size_bytes: int = 0, by: str = OTHER
+    ) -> None:
+        """So long after each step's beginning the first part comes."""
+        for _ in range(steps):
+            self.paces.begins(self.step)
+            self.now_ns += took_ns
+            self.paces.came(by, self.step, size_bytes)
+            self.paces.came(by, self.step, 9 * size_bytes)
+            self.now_ns += SECOND_NS // 10
+            self.paces.came(THIRD, self.step - 1, 0)
+            self.paces.committed()
+            self.step += 1
+
+
+def told(clock: Clock, is_late: bool = True) -> dict[str, int]:
+    clock.paces.look(is_late)
+    return clock.paces.told()
+
+
+def test_who_is_three_times_as_slow_as_it_says_is_told_of() -> None:
+    clock = Clock()
+    clock.paces.took_over(REPLICAS)
+    clock.train(3 * WORK_NS, STEPS_ENOUGH - 1)
+    assert told(clock) == {}, "few steps say nothing"
+    clock.train(3 * WORK_NS, 1)
+    assert told(clock, is_late=False) == {}, "nobody waits for it"
+    assert told(clock) == {OTHER: 3 * pace_of(REPLICAS.snapshot.records[1].device)}
+
+
+@pytest.mark.parametrize("percent", [50, 100, 145])
+def test_who_is_nearly_as_fast_as_it_says_is_not(percent: int) -> None:
+    clock = Clock()
+    clock.paces.took_over(REPLICAS)
+    clock.train(WORK_NS * percent // 100)
+    assert told(clock) == {}
+
+
+def test_what_the_line_takes_is_not_its_devices_doing() -> None:
+    """Two others get as much at the same time."""
+    clock, line = Clock(), 10 * MIB
+    clock.paces.took_over(view_of((1, 1, 1), line))
+    clock.train(WORK_NS + 2 * SECOND_NS, size_bytes=line)
+    assert told(clock) == {}
+    clock.train(3 * WORK_NS + 2 * SECOND_NS, size_bytes=line)
+    assert told(clock).keys() == {OTHER}
+
+
+def test_in_a_pipeline_nobody_knows_who_was_waited_for() -> None:
+    clock = Clock()
+    clock.paces.took_over(PIPELINE)
+    clock.train(9 * WORK_NS)
+    assert told(clock) == {}
+
+
+def test_who_has_all_alone_takes_what_its_steps_take() -> None:
+    clock = Clock(OTHER)
+    clock.paces.took_over(ALONE)
+    for step_ns in [1, *[0, 4 * 3 * WORK_NS] * (STEPS_ENOUGH // 2 + 1)]:
+        clock.now_ns += step_ns
+        clock.paces.committed()
+    device = ALONE.snapshot.records[0].device
+    assert told(clock) == {ME: 2 * pace_of(device)}, "two steps are told of at once"
+
+
+def test_it_is_told_of_until_it_is_as_fast_and_then_there_is_a_reason_to_plan() -> None:
+    clock = Clock()
+    clock.paces.took_over(REPLICAS)
+    clock.train(3 * WORK_NS)
+    before = told(clock)
+    clock.train(3 * WORK_NS * 9 // 10)
+    assert told(clock, is_late=False) == before, "a little less is no news"
+    assert clock.paces.are_better(before) == []
+    clock.train(WORK_NS)
+    assert told(clock) == {}
+    assert clock.paces.are_better(before) == [OTHER] and clock.paces.are_better({}) == []
+
+
+def test_who_has_no_work_any_more_is_tried_again_ever_later() -> None:
+    clock, waited_s = Clock(), list[float]()
+    for _ in range(6):
+        clock.paces.took_over(REPLICAS)
+        clock.train(3 * WORK_NS)
+        assert told(clock)
+        clock.paces.took_over(PIPELINE)
+        since_ns = clock.now_ns
+        while told(clock):
+            clock.now_ns += SECOND_NS
+        waited_s.append((clock.now_ns - since_ns) / SECOND_NS)
+    assert waited_s == [60.0, 120.0, 240.0, 480.0, 600.0, 600.0]
+    assert (pause_s(0), pause_s(99)) == (FIRST_PAUSE_S, LONGEST_PAUSE_S)

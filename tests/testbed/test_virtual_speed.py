@@ -1,0 +1,147 @@
+"""Who says that it is faster than it is: the plan goes by what the others have seen, and gives the
+work back; who calls others slow moves nothing; and a load that passes is forgotten.
+
+Real daemons in virtual time, in which each stage takes the time of its machine, whatever it says.
+"""
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+from p2p_dtfm.core.audit.believed_speeds import seen_slower
+from p2p_dtfm.core.protocol.plan import Plan
+from p2p_dtfm.core.recovery.view import View
+from p2p_dtfm.testbed.virtual.lies.lying import Lying
+from p2p_dtfm.testbed.virtual.lies.putting import put_in
+from p2p_dtfm.testbed.virtual.peer import Peer
+from p2p_dtfm.testbed.virtual.process import Process
+from p2p_dtfm.testbed.virtual.seeds.run import make_run
+from p2p_dtfm.testbed.virtual.swarm import Swarm, play
+
+NAMES = "abcd"
+LIAR = "d"
+MICROBATCHES = 16
+WITHIN_STEPS = 60
+"""Fifteen seconds of a view, ten steps to see it, and a few to agree: of steps so short."""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = make_run(tmp_path_factory.mktemp("run"), 1000, saves_every_steps=1000)
+    spec = json.loads(path.read_text())
+    spec["batch"]["global_batch"] = 2 * MICROBATCHES
+    spec["evaluation"]["every_steps"] = 1000
+    path.write_text(json.dumps(spec))
+    return path
+
+
+async def begin(swarm: Swarm, run: Path) -> list[Peer]:
+    swarm.are_equal = swarm.network.links.are_near = True
+    first = swarm.peer(NAMES[0], run=str(run), expect_peers=len(NAMES))
+    others = [swarm.peer(it, initial_peers=(swarm.address(first),)) for it in NAMES[1:]]
+    swarm.start(first)
+    await swarm.until(lambda: first.has_run, "the run is founded", 60)
+    for peer in others:
+        swarm.start(peer)
+    await swarm.until(lambda: first.step() >= 2, "steps", 120)
+    return [first, *others]
+
+
+def view_of(peer: Peer) -> View:
+    assert peer.daemon is not None and peer.daemon.status_api is not None
+    participant = peer.daemon.status_api.participant
+    assert participant is not None
+    view = participant.membership.agreement.view
+    assert view is not None and isinstance(view.plan, Plan)
+    return view
+
+
+def share_of(peers: list[Peer], name: str) -> int:
+    """Of a step's microbatches."""
+    plan = view_of(peers[0]).plan
+    assert isinstance(plan, Plan)
+    whom = next(peer.peer_id for peer in peers if peer.name == name)
+    place = plan.place_of(whom)
+    return 0 if place is None else plan.pipelines[place[0]].microbatch_count
+
+
+def step_s(peer: Peer, last: int = 10) -> float:
+    """The median of the last ones."""
+    times = [it["at_s"] for it in peer.events() if it["event"] == "step"][-last - 1 :]
+    return float(median(after - before for before, after in pairwise(times)))
+
+
+def lying(swarm: Swarm, kind: str, *names: str) -> Lying:
+    made = Lying({it: swarm.identity_of(it).peer_id for it in names}, together=True)
+    made.kinds = dict.fromkeys(names, kind)
+    return made
+
+
+def test_work_is_taken_back_from_who_says_that_it_is_fast(run: Path, tmp_path: Path) -> None:
+    async def scene(swarm: Swarm) -> None:
+        with put_in(lying(swarm, "speed", LIAR)):
+            peers = await begin(swarm, run)
+            first = peers[0]
+            assert share_of(peers, LIAR) > MICROBATCHES // 2, "it is believed at first"
+            slow_s = step_s(first, 2)
+            await swarm.until(
+                lambda: share_of(peers, LIAR) <= MICROBATCHES // 4, "work is taken back", 200
+            )
+            assert first.step() <= WITHIN_STEPS
+            until = first.step() + 20
+            await swarm.until(lambda: first.step() >= until, "more steps", 100)
+            assert step_s(first) < slow_s / 2
+            honest_s, until = step_s(first), first.step() + 400
+            await swarm.until(lambda: first.step() >= until, "many more steps", 800)
+            assert share_of(peers, LIAR) <= MICROBATCHES // 4
+            assert step_s(first) < 1.2 * honest_s
+            assert seen_slower(view_of(first).snapshot).keys() == {peers[-1].peer_id}
+
+    play(1, tmp_path, scene)
+
+
+def test_who_calls_the_others_slow_moves_no_work(run: Path, tmp_path: Path) -> None:
+    async def scene(swarm: Swarm) -> None:
+        with put_in(lying(swarm, "slander", LIAR)):
+            peers = await begin(swarm, run)
+            shares = {name: share_of(peers, name) for name in NAMES}
+            view = view_of(peers[0])
+            until = peers[0].step() + 150
+            await swarm.until(lambda: peers[0].step() >= until, "more steps", 300)
+            assert peers[-1].daemon is not None
+            own = view_of(peers[-1]).snapshot.record(peers[-1].peer_id)
+            assert {name: share_of(peers, name) for name in NAMES} == shares, (view.id, own.paces)
+            assert seen_slower(view_of(peers[0]).snapshot) == {}
+
+    play(1, tmp_path, scene)
+
+
+@pytest.mark.nightly
+def test_a_load_that_passes_costs_its_peer_its_work_for_as_long(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own word says so, too: also that is taken back."""
+    slow = set[str]()
+    block_ns = Process.block_ns
+
+    def loaded(self: Process, duration_ns: int) -> None:
+        block_ns(self, 8 * duration_ns if self.peer_name in slow else duration_ns)
+
+    monkeypatch.setattr(Process, "block_ns", loaded)
+
+    async def scene(swarm: Swarm) -> None:
+        peers = await begin(swarm, run)
+        fair = share_of(peers, LIAR)
+        assert fair == MICROBATCHES // 4
+        await swarm.until(lambda: peers[0].step() >= 80, "settled steps", 200)
+        slow.add(LIAR)
+        await swarm.until(lambda: share_of(peers, LIAR) < fair, "it gets less", 200)
+        slow.clear()
+        passed_s = swarm.now_s
+        await swarm.until(lambda: share_of(peers, LIAR) == fair, "it has its share again", 400)
+        assert swarm.now_s - passed_s < 150
+
+    play(1, tmp_path, scene)

@@ -136,7 +136,7 @@ def test_where_lies_are_undone_all_of_them_must_be_and_by_no_more_than_is_promis
     assert undoing(59, 30, all_of_it=False).violations == [not_all]
     assert undoing(64, 40).violations == [not_all], "it was found later than is undone"
     assert undoing(59, 30, peer=OTHER).violations == [not_all]
-    assert undoing(59, 20).violations == ["39 steps were undone, which is more than promised"]
+    assert undoing(59, 20).violations == ["39 steps undone, which is more than promised"]
 
 
 def test_a_case_with_an_undo_has_honest_steps_before_and_promises_more() -> None:

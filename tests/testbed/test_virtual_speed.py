@@ -80,6 +80,7 @@ def lying(swarm: Swarm, kind: str, *names: str) -> Lying:
     return made
 
 
+@pytest.mark.nightly
 def test_work_is_taken_back_from_who_says_that_it_is_fast(run: Path, tmp_path: Path) -> None:
     async def scene(swarm: Swarm) -> None:
         with put_in(lying(swarm, "speed", LIAR)):
@@ -103,6 +104,7 @@ def test_work_is_taken_back_from_who_says_that_it_is_fast(run: Path, tmp_path: P
     play(1, tmp_path, scene)
 
 
+@pytest.mark.nightly
 def test_who_calls_the_others_slow_moves_no_work(run: Path, tmp_path: Path) -> None:
     async def scene(swarm: Swarm) -> None:
         with put_in(lying(swarm, "slander", LIAR)):

@@ -28,7 +28,7 @@ EVERY = 8
 """Steps between the states that are kept, as `AuditSpec.undo_every` has it."""
 SAVED_EVERY = 4
 RATE = 0.1
-SEED = 6
+SEED = 5
 """In which the liar is found late."""
 FIRST_S = 6.0
 LIAR = "d"
@@ -51,7 +51,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 SCHEDULE = Schedule(
     tuple("abcd"),
     (),
-    (Fault(FIRST_S, math.inf, "lie", (LIAR,), 0.0, "flipped"),),
+    (Fault(FIRST_S, math.inf, "lie", (LIAR,), 0.0, "flip"),),
     is_audited=True,
     liars=(LIAR,),
     audit_rate=RATE,
@@ -89,7 +89,7 @@ def played(
 ) -> tuple[Lying, list[Peer]]:
     async def scene(swarm: Swarm) -> tuple[Lying, list[Peer]]:
         one = Play(swarm, world.run, schedule)
-        with put_in(one.lying):
+        with put_in(one.lying, schedule.lies):
             meddling = asyncio.create_task(meddle(swarm, one.lying)) if meddle else None
             await one.play()
             if meddling is not None:
@@ -204,7 +204,7 @@ def test_two_that_are_found_one_after_the_other_are_both_undone(tmp_path: Path) 
     run.write_text(plain.model_copy(update={"batch": batch}).model_dump_json())
     reference = reference_of(run, tmp_path / "reference")
     world = World(with_audits(run, 0.3, 5, 20), reference)
-    lies = [Fault(at_s, math.inf, "lie", (name,), 0.0, "flipped") for name, at_s in LIARS.items()]
+    lies = [Fault(at_s, math.inf, "lie", (name,), 0.0, "flip") for name, at_s in LIARS.items()]
     schedule = Schedule(
         tuple("abcdefgh"),
         (),

@@ -2,7 +2,6 @@
 
 from p2p_dtfm.core.protocol.records import Device, LayerTiming
 from p2p_dtfm.core.protocol.run_spec import RunSpec
-from p2p_dtfm.train.stage.emulated import timings_of
 
 BLOCK, END = LayerTiming(20_000_000, 40_000_000), LayerTiming(500_000, 1_000_000)
 PACED_BLOCK = LayerTiming(60_000_000, 120_000_000)
@@ -15,6 +14,8 @@ def equal_device(memory_bytes: int, is_paced: bool = False) -> Device:
 
 def fair_step_s(spec: RunSpec, peers: int) -> float:
     """What a step takes where all compute as many microbatches, in the time that they say."""
+    from p2p_dtfm.train.stage.emulated import timings_of  # torch, which no command waits for
+
     timings = timings_of(equal_device(0, is_paced=True), spec, range(spec.model.layers + 2))
     once_ns = sum(each.forward_ns + each.backward_ns for each in timings.values())
     return -(-spec.microbatches_per_step // peers) * once_ns / 1e9

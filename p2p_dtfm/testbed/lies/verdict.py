@@ -7,6 +7,7 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
+from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.testbed.lies.kinds import Promise
 from p2p_dtfm.testbed.recovery.times import Event, commits_of, steps_of, usual_step_s
@@ -192,7 +193,7 @@ def _undone_otherwise(promise: Promise, verdict: LieVerdict) -> Iterator[str]:
     if promise.barred and verdict.undo_limit and not verdict.is_undone:
         yield "what a liar did was not undone, or not all of it"
     if verdict.undone_steps > verdict.undo_limit * len(verdict.caught_after):
-        yield f"{verdict.undone_steps} steps were undone, which is more than promised"
+        yield f"{counted(verdict.undone_steps, 'step')} undone, which is more than promised"
 
 
 def _judge_times(promise: Promise, verdict: LieVerdict) -> None:

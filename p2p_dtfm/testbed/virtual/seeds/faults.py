@@ -153,6 +153,11 @@ class Schedule:
         """Nobody is out of reach but who is dead."""
         return all(fault.kind in CRASHES for fault in self.faults)
 
+    @property
+    def lies(self) -> list[tuple[str, str]]:
+        """Who lies in what."""
+        return [(name, fault.what) for fault in self.faults if fault.what for name in fault.whom]
+
     def only(self, kept: frozenset[int]) -> "Schedule":
         """With these of its faults, by their place in it."""
         faults = tuple(fault for place, fault in enumerate(self.faults) if place in kept)

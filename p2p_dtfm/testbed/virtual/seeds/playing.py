@@ -223,8 +223,7 @@ def play_seed(
 
     async def scene_with_liars(swarm: Swarm) -> None:
         one = Play(swarm, run, schedule)
-        told = [(name, it.what) for it in schedule.faults if it.what for name in it.whom]
-        with put_in(one.lying, told) if schedule.liars else contextlib.nullcontext():
+        with put_in(one.lying, schedule.lies) if schedule.liars else contextlib.nullcontext():
             await scene(swarm, one)
 
     with blames.heard():

@@ -154,7 +154,7 @@ def test_a_merge_that_prefers_the_older_record_is_found(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(eligibility, "newest_lives", oldest)
     monkeypatch.setattr(newcomers, "newer", older)
-    _, violation = first_seed_that_fails(first=103)
+    _, violation = first_seed_that_fails(first=124)
     assert "names" in violation or "has the record" in violation
 
 
@@ -177,7 +177,7 @@ def test_a_guardian_that_nobody_waits_for_at_first_is_found(
 
     without_lagging(monkeypatch)
     monkeypatch.setattr(Receipts, "__init__", later)
-    _, violation = first_seed_that_fails(says=("loses",), first=66)
+    _, violation = first_seed_that_fails(says=("loses",), first=125)
     assert "loses" in violation
 
 
@@ -214,7 +214,7 @@ def test_a_receipt_that_counts_for_another_cut_is_found(monkeypatch: pytest.Monk
     monkeypatch.setattr(CutClock, "missing", property(lambda self: frozenset()))
     monkeypatch.setattr(CutClock, "kept", property(lambda self: self.newest))
     monkeypatch.setattr(CutClock, "receipt", any_step)
-    _, violation = first_seed_that_fails(says=("loses", "copies"), first=39)
+    _, violation = first_seed_that_fails(says=("loses", "copies"), first=54)
     assert violation
 
 

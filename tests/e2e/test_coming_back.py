@@ -3,6 +3,7 @@ in `test_restart`."""
 
 import itertools
 import json
+import math
 import os
 import signal
 import socket
@@ -48,10 +49,16 @@ def assert_nothing_was_lost_or_counted_twice(stayed: Child, returned: Child) -> 
     went_back = [n for n, (one, other) in enumerate(pairwise(steps)) if other != one + 1]
     assert len(went_back) <= 1, steps
     assert set(steps) == set(range(min(steps), max(steps) + 1))
-    assert len({(event["step"], event["loss"]) for event in events}) == len(set(steps))
     there, here = losses(stayed), losses(returned)
+    assert all(is_the_same(event["loss"], there[event["step"]]) for event in events)
     both = set(there) & set(here)
-    assert len(both) > 5 and all(there[step] == here[step] for step in both)
+    assert len(both) > 5 and all(is_the_same(there[step], here[step]) for step in both)
+
+
+def is_the_same(one: float, other: float) -> bool:
+    """But for the order in which it was added up: a step that is repeated after a failure is cut
+    otherwise, and was 2.4e-8 off."""
+    return math.isclose(one, other, rel_tol=1e-6)
 
 
 def test_a_killed_founder_finds_its_swarm(tmp_path: Path) -> None:

@@ -265,8 +265,8 @@ class _Walk:
 
     def _sends_work(self, work: Work) -> bool:
         """What is given to those that fetch excuses nobody: anybody may ask for it."""
-        works = ((to, self._work_of(to)) for to in work.sends_to)
-        return any(each is None or not each.fetches for _, each in works)
+        theirs = map(self._work_of, work.sends_to)
+        return any(each is None or not each.fetches for each in theirs)
 
     def _may_wait(self, owed: Lack, lack: Lack, in_one_step: bool) -> bool:
         is_due = may_wait(owed.kind, lack.kind, both_in_one_step=in_one_step)

@@ -218,14 +218,24 @@ def _assemble(model: models.BPE, splitting: Splitting) -> tokenizers.Tokenizer:
 
 
 def _check(vocabulary: dict[str, int], merges: list[tuple[str, str]]) -> None:
-    """Refuse what the library would choke on or quietly encode to nothing."""
-    if sorted(vocabulary.values()) != list(range(len(vocabulary))):
-        raise PeerFault("tokenizer whose tokens are not numbered 0, 1, 2 ...")
-    missing = [symbol for symbol in SYMBOLS if symbol not in vocabulary]
-    if missing:
-        raise PeerFault(f"tokenizer that has no token for {len(missing)} of the 256 bytes")
+    require_all_bytes(vocabulary, SYMBOLS)
     if any(symbol not in SYMBOLS for piece in vocabulary for symbol in piece):
         raise PeerFault("tokenizer with tokens that are no byte strings")
+    require_merges_within(vocabulary, merges)
+
+
+def require_all_bytes(vocabulary: dict[str, int], of_bytes: Iterable[str]) -> None:
+    """Refuse what the library would choke on or quietly encode to nothing: `of_bytes` are the
+    pieces that stand for the 256 bytes. Raises `PeerFault`."""
+    if sorted(vocabulary.values()) != list(range(len(vocabulary))):
+        raise PeerFault("tokenizer whose tokens are not numbered 0, 1, 2 ...")
+    missing = [piece for piece in of_bytes if piece not in vocabulary]
+    if missing:
+        raise PeerFault(f"tokenizer that has no token for {len(missing)} of the 256 bytes")
+
+
+def require_merges_within(vocabulary: dict[str, int], merges: list[tuple[str, str]]) -> None:
+    """Raises `PeerFault`."""
     for left, right in merges:
         if left not in vocabulary or right not in vocabulary or left + right not in vocabulary:
             raise PeerFault("tokenizer that merges into something outside its vocabulary")

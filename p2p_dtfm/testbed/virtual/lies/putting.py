@@ -5,7 +5,7 @@ a liar's process has in place of a function the others in the same interpreter n
 """
 
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -59,7 +59,7 @@ class LieOfOthers(LieInTurn):
 
 
 @contextmanager
-def put_in(lying: Lying, pairs: Iterable[tuple[str, str]] = ()) -> Iterator[None]:
+def put_in(lying: Lying, pairs: Sequence[tuple[str, str]] = ()) -> Iterator[None]:
     """All functions that lies need to be in the place of; each is honest where nobody lies. `pairs`
     are names and what they will lie in, besides what they lie in now."""
     patches = Patches()

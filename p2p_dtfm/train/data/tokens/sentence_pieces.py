@@ -19,6 +19,7 @@ from msgspec import Meta
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.train.data.byte_pairs import require_all_bytes, require_merges_within
 
 SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 """U+2581, which stands for a space."""
@@ -62,7 +63,8 @@ class SentencePieces:
             file = msgspec.json.decode(payload, type=_PiecesFile)
         except (msgspec.MsgspecError, RecursionError, ValueError) as error:
             raise PeerFault(f"not a tokenizer like Llama's: {error}") from error
-        _check(file.model.vocab, file.model.merges)
+        require_all_bytes(file.model.vocab, BYTE_PIECES)
+        require_merges_within(file.model.vocab, file.model.merges)
         return cls(file.model.vocab, file.model.merges, _beginning(file), _strips(file))
 
     @property
@@ -249,15 +251,3 @@ def _assemble(model: models.BPE, beginning: Beginning) -> tokenizers.Tokenizer:
 def _decoder(strips: bool) -> decoders.Sequence:
     steps = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     return decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if strips else steps)
-
-
-def _check(vocabulary: dict[str, int], merges: list[tuple[str, str]]) -> None:
-    """Refuse what the library would choke on or quietly encode to nothing."""
-    if sorted(vocabulary.values()) != list(range(len(vocabulary))):
-        raise PeerFault("tokenizer whose tokens are not numbered 0, 1, 2 ...")
-    missing = [piece for piece in BYTE_PIECES if piece not in vocabulary]
-    if missing:
-        raise PeerFault(f"tokenizer that has no token for {len(missing)} of the 256 bytes")
-    for left, right in merges:
-        if left not in vocabulary or right not in vocabulary or left + right not in vocabulary:
-            raise PeerFault("tokenizer that merges into something outside its vocabulary")

@@ -306,6 +306,18 @@ def test_a_home_on_a_full_disk_is_no_bug(tmp_path: Path, monkeypatch) -> None:
     assert "a disk is full" in caught.value.cause and str(tmp_path) in caught.value.fixes[0]
 
 
+def test_a_home_that_is_a_file_is_told_so(monkeypatch, capsys, tmp_path: Path) -> None:
+    """Bare it was told to join with that home, and `status` said `[Errno 20]`."""
+    path = tmp_path / "file"
+    path.write_text("no home")
+    for words in (["--home", str(path)], ["status", "--home", str(path)]):
+        monkeypatch.setattr("sys.argv", ["p2p-dtfm", *words])
+        with pytest.raises(SystemExit) as caught:
+            main()
+        assert caught.value.code == 2
+        assert f"{path} is a file, and no home of a daemon" in capsys.readouterr().err
+
+
 def test_an_option_before_a_command_is_not_lost(monkeypatch, capsys) -> None:
     monkeypatch.setattr("sys.argv", ["p2p-dtfm", "--home", "/nowhere", "status"])
     with pytest.raises(SystemExit) as caught:

@@ -19,8 +19,7 @@ pytestmark = [
 ]
 STEPS = 60
 RELAY_MBPS = 40
-THIRD_OF_THE_MODEL_GIB = "0.0017"
-"""Two such peers cannot hold it: each of the three has a stage, however slow it is beside others."""
+THIRD_OF_THE_MODEL_GIB = "0.003"
 
 
 @pytest.fixture(autouse=True)

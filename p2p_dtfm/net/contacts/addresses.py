@@ -140,6 +140,8 @@ def _check_transport(parts: list[str]) -> None:
         position += 2
     if not names or names[0] not in _HOSTS or len(names) < 2 or names[1] not in ("tcp", "udp"):
         raise _Malformed("a host must be followed by /tcp/ and a port")
+    if names[1] == "udp" and not {"quic", "quic-v1"} & set(names):
+        raise _Malformed("over UDP libp2p speaks QUIC only", "write /tcp/ in place of /udp/")
 
 
 def _check_part(name: str, value: str) -> None:

@@ -32,6 +32,7 @@ from p2p_dtfm.daemon.peers.home_memory import (
     write_memory,
 )
 from p2p_dtfm.daemon.peers.recall import Past, recall
+from p2p_dtfm.daemon.peers.run_source import is_here
 from p2p_dtfm.sim.scenario.files import read_run_spec
 from p2p_dtfm.train.data import BlobStore
 from tests.core.builders import run_spec
@@ -205,6 +206,20 @@ def test_who_cannot_go_on_alone_says_what_its_disk_lacks(tmp_path: Path) -> None
     joining._network.me.peer_id = memory.signed_spec.peer_id  # type: ignore[misc]
     said = joining._why_not_alone(memory, store)
     assert str(store.root) in said and "p2p-dtfm --run FILE" in said
+
+
+def test_a_damaged_manifest_is_put_aside_and_not_a_bug(tmp_path: Path) -> None:
+    """It was "this is a bug" for a founder, and blamed on the others by who joined them again."""
+    manifest = tmp_path / "manifest"
+    manifest.write_bytes(b"{}")
+    memory = memory_of(tmp_path)
+    store = BlobStore(place_of(tmp_path, memory) / "blobs")
+    digest = store.put_file(manifest)
+    data = {"source": "python-standard-library", "manifest": digest}
+    memory = memory_of(tmp_path, run_spec(data=data))
+    store.held(digest).write_bytes(b"{")
+    assert is_here(memory.signed_spec, store) is False
+    assert store.path(digest) is None, "and so it is fetched again"
 
 
 def test_a_full_disk_costs_the_memory_and_nothing_else(

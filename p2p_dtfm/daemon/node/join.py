@@ -241,7 +241,7 @@ class RunJoining:
         remedy = "start one of the others, who have them"
         if founded_it:
             remedy += ", or make them anew with the line that founded it, p2p-dtfm --run FILE"
-        return f"its manifest or tokenizer is missing in {store.root}: {remedy}"
+        return f"its manifest or tokenizer is missing or damaged in {store.root}: {remedy}"
 
     def _whole_step(self, recalled: Memory) -> int:
         """Of the newest whole checkpoint on this disk; 0 without one."""

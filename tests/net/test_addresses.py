@@ -43,6 +43,7 @@ def test_good_addresses(base: str) -> None:
         (f"/ip4/203.0.113.7/p2p/{PEER}", "followed by /tcp/"),
         (f"/ip4/203.0.113.7/udp/4001/p2p/{PEER}", "write /tcp/ in place of /udp/"),
         (f"/p2p/{PEER}", "no host"),
+        (f"/ip4/192.0.2.7/tcp/1/p2p/{PEER}, /ip4/192.0.2.7/tcp/1/p2p/{PEER}", "once for each"),
         (f"/ipx/1/tcp/1/p2p/{PEER}", "unknown"),
         ("/" + "x" * 1000, "characters"),
     ],

@@ -1,6 +1,7 @@
 """Addresses as people paste them: /ip4/203.0.113.7/tcp/4001/p2p/12D3Koo..."""
 
 import ipaddress
+import re
 from collections.abc import Iterable
 
 import base58
@@ -54,6 +55,8 @@ def _refusal(text: str, cause: str, fixes: list[str]) -> UserError:
 
 def _peer_and_rest(address: str) -> tuple[str, str]:
     parts = _parts(address)
+    if any(rest.lstrip().startswith("/") for rest in re.split(r"[,;\s]", address)[1:]):
+        raise _Malformed("it is several in one", "give --initial-peers once for each of them")
     if len(parts) < 2 or parts[-2] != "p2p":
         raise _Malformed("it does not end in /p2p/ and the id of the other peer")
     peer_id = parts[-1]

@@ -72,6 +72,20 @@ def _peer_and_rest(address: str) -> tuple[str, str]:
     return peer_id, "/" + "/".join(rest)
 
 
+def why_uncallable(address: str) -> tuple[str, str]:
+    """Of a well formed address that libp2p does not call: cause and fix."""
+    kind, host = address.split("/")[1:3]
+    if host in ("0.0.0.0", "::"):
+        cause = f"{host} is what a daemon listens on, and no machine's own address"
+        return cause, f"put the other machine's address in the place of {host}"
+    if kind.startswith("dns"):
+        return f"the name {host} is not known here", f"see whether {host} is spelt right"
+    if kind == "ip6" and ipaddress.ip_address(host).is_link_local:
+        cause = "a link-local address holds on one cable only, and does not say on which"
+        return cause, "use another address of that machine"
+    return "it cannot be called from here", ""
+
+
 def check_listen_address(text: str) -> str:
     """An address to listen on, such as /ip4/0.0.0.0/tcp/4001. Raises `UserError`."""
     return _without_peer(text, "to listen on", LISTEN_EXAMPLE, "; port 0 takes any free one")

@@ -5,7 +5,7 @@ from enum import Enum, auto
 from p2p_dtfm.core.protocol.snapshot import ViewId
 
 
-class Remedy(Enum):
+class AfterLoss(Enum):
     REPEAT = auto()
     """It may be the link: the step is repeated, in a view that accuses nobody."""
     NOTHING = auto()
@@ -20,13 +20,13 @@ class LostTensors:
     def __init__(self) -> None:
         self._first: dict[str, ViewId] = {}
 
-    def remedy(self, peer_id: str, view: ViewId) -> Remedy:
+    def remedy(self, peer_id: str, view: ViewId) -> AfterLoss:
         """A tensor is lost in this view."""
         first = self._first.get(peer_id)
         if first is None:
             self._first[peer_id] = view
-            return Remedy.REPEAT
-        return Remedy.NOTHING if first == view else Remedy.SUSPECT
+            return AfterLoss.REPEAT
+        return AfterLoss.NOTHING if first == view else AfterLoss.SUSPECT
 
     def clear(self) -> None:
         """A step has committed."""

@@ -14,7 +14,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from p2p_dtfm.core.consensus.actions import Actions, StopStep
-from p2p_dtfm.core.liveness.lost_tensors import LostTensors, Remedy
+from p2p_dtfm.core.liveness.lost_tensors import AfterLoss, LostTensors
 from p2p_dtfm.core.messages.agreement_messages import SavedState
 from p2p_dtfm.core.messages.prepared import PreparedSteps, SignedPrepared, StepOutcome
 from p2p_dtfm.core.messages.stage_progress import StageProgress
@@ -353,9 +353,9 @@ class Participant:
             return
         self.network.on_broken(peer_id, cause)
         remedy = self._lost_tensors.remedy(peer_id, view.id)
-        if remedy is Remedy.SUSPECT:
+        if remedy is AfterLoss.SUSPECT:
             self._later(self._agreement.suspect(peer_id, cause, now_ns))
-        elif remedy is Remedy.REPEAT:
+        elif remedy is AfterLoss.REPEAT:
             text = f"what goes to or comes from {peer_id} is lost: {cause}"
             self._later(self._agreement.repeat_step(text, now_ns))
 

@@ -258,7 +258,7 @@ class Background:
         has this peer's own id."""
         lived_s = now.monotonic_s() - self._began_s
         identity = self._local.home.identity
-        require_no_twin(present, self._agreement.me, now.wall_s() - lived_s, identity)
+        require_no_twin(present, self._membership.me, now.wall_s() - lived_s, identity)
         others = [peer for peer in present if peer.peer_id != self._me]
         roles = {peer.peer_id: self._network.keeper.role_of(peer.peer_id) for peer in others}
         strangers = [peer for peer in others if roles[peer.peer_id] in FAR]

@@ -296,6 +296,37 @@ def test_a_swarm_whose_nodes_lost_each_other_meets_again(tmp_path: Path) -> None
     run(scenario())
 
 
+def test_a_node_that_was_started_again_is_met_again(tmp_path: Path) -> None:
+    """A bootstrap node keeps its address and loses all else; members have one another meanwhile."""
+
+    async def scenario() -> None:
+        key = tmp_path / "bootstrap.key"
+        node = await Host.start(key, LOOPBACK)
+        at = await node.addresses()
+        await Directory.start(node)
+        members = [
+            await Host.start(tmp_path / f"{number}.key", LOOPBACK, [], at) for number in (0, 1)
+        ]
+        directories = [await Directory.start(host, at) for host in members]
+        await directories[0].meet([members[1].peer_id])
+        signed = sign_run(SPEC, members[0].peer_id, members[0].identity.sign)
+        await directories[0].publish_run(RUN, signed)
+        await directories[0].publish_presence(await _presence(members[0]))
+        await node.close()
+        for directory in directories:  # as calls in vain would have told them
+            table = directory._node.protocol.routing_table
+            del table[table[PeerID.from_base58(node.peer_id)]]
+        again = await Host.start(key, [at[0].partition("/p2p/")[0]])
+        try:
+            there = await Directory.start(again)
+            await directories[0].refresh()
+            assert [it.peer_id for it in await there.present_peers(RUN)] == [members[0].peer_id]
+        finally:
+            await asyncio.gather(*(host.close() for host in (*members, again)))
+
+    run(scenario())
+
+
 def test_nodes_that_know_a_third_one_find_each_other(tmp_path: Path) -> None:
     """A node's address is told by those that it has been to: libp2p does not look for it."""
 

@@ -101,7 +101,8 @@ class Directory:
         self._asked_s = 0.0
         self._host = host
         self._node = node
-        self._acquaintances = dict(parse_address(address) for address in initial_peers)
+        self._initial = dict(parse_address(address) for address in initial_peers)
+        self._acquaintances = dict(self._initial)
         self._presence: Presence | None = None
         self._presence_ttl_s = PRESENCE_TTL_S
         self._runs: dict[str, Signed] = {}
@@ -319,15 +320,15 @@ class Directory:
     async def refresh(self) -> bool:
         """Publish again what this peer published: to be called each third of the TTL.
 
-        When all other DHT nodes were lost, known peers are tried first. False if refused.
+        Nodes that were lost are tried first. False if refused.
         """
-        if not self._node.protocol.routing_table.uid_to_peer_id:
-            await self._meet_again()
-        accepted = True
-        if self._presence is not None:
-            accepted = await self.publish_presence(self._presence, self._presence_ttl_s)
+        await self.meet_again()
+        accepted = True  # runs first: presences are only taken in runs that are known
         for run_digest, signed in list(self._runs.items()):
             accepted = await self.publish_run(run_digest, signed) and accepted
+        if self._presence is not None:
+            presence, ttl_s = self._presence, self._presence_ttl_s
+            accepted = await self.publish_presence(presence, ttl_s) and accepted
         return accepted
 
     async def close(self) -> None:
@@ -380,14 +381,24 @@ class Directory:
                     f"/p2p/{presence.peer_id}"
                 )
 
-    async def _meet_again(self) -> None:
+    async def meet_again(self) -> None:
+        """Initial peers of whom the node knows nothing any more: one that was started again knows
+        nobody, and newcomers come through it. Where it knows no node at all, others are tried."""
+        known = set(self.nodes)
+        absent = [item for item in self._initial.items() if item[0] not in known]
+        back = await asyncio.gather(*(self._call_again(*item) for item in absent))
+        if known or any(back):
+            return
         for peer_id, address in list(self._acquaintances.items()):
-            try:
-                await self._host.connect(peer_id, [address], 5.0)
-            except Unreachable:
-                continue
-            if await self._bounded(self._node.protocol.call_ping(PeerID.from_base58(peer_id))):
+            if await self._call_again(peer_id, address):
                 return
+
+    async def _call_again(self, peer_id: str, address: str) -> bool:
+        with contextlib.suppress(Unreachable):
+            await self._host.connect(peer_id, [address], 5.0)
+            ping = self._node.protocol.call_ping(PeerID.from_base58(peer_id))
+            return await self._bounded(ping) is not None
+        return False
 
 
 def _not_joined(initial_peers: list[str], error: Exception) -> UserError:

@@ -19,6 +19,8 @@ from rich.console import Console
 from p2p_dtfm.cli.terminal.live_view import panel
 from p2p_dtfm.daemon.machine.local_client import ask_daemon, call_daemon
 from p2p_dtfm.testbed.local_swarm import Child, LocalSwarm
+from p2p_dtfm.web.public_facts import public_facts
+from p2p_dtfm.web.public_page import public_html
 from p2p_dtfm.web.state import DashboardState
 from tests.e2e.helpers import step_of, wait_until
 from tests.web.chromium import Page, chromium
@@ -72,7 +74,7 @@ def _take_daemons(page: Page, out: Path, directory: Path) -> None:
     own = ["--threads", "1", "--memory-gib", PLANNED_GIB]
     with LocalSwarm(directory, own) as swarm:
         _, address = swarm.found(["--run", str(directory / "tiny.toml"), "--expect-peers", "2"])
-        shown = swarm.join(address)
+        shown = swarm.join(address, ["--no-ids"])
         wait_until(lambda: step_of(shown) >= 30, "two train")
         swarm.join(address)
         wait_until(lambda: len((shown.status() or {}).get("members", ())) == 3, "a third one")
@@ -100,6 +102,14 @@ def _take_states(page: Page, out: Path) -> None:
             show(page, address, NARROW, dark)
             page.screenshot(out / f"phone-{situation}.png", whole=False)
             page.open("about:blank")
+    with tempfile.TemporaryDirectory() as temporary:
+        public = Path(temporary) / "public.html"
+        public.write_text(public_html(public_facts(screen(64, "live"))), encoding="utf-8")
+        page.set_view(NARROW, HEIGHT, dark=True)
+        page.open(public.as_uri())
+        page.wait_for("document.querySelector('svg polyline')")
+        page.screenshot(out / "public.png")
+        page.open("about:blank")
 
 
 def _open(page: Page, link: str, width: int, dark: bool, height: int = HEIGHT) -> None:

@@ -27,6 +27,7 @@ from p2p_dtfm.cli.terminal.output_files import check_writable
 from p2p_dtfm.cli.terminal.plain import harmless_lines, plain
 from p2p_dtfm.core.planner.explain import explain
 from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.core.protocol.facts.in_words import layers_text
 from p2p_dtfm.core.protocol.names import distinct
 from p2p_dtfm.core.protocol.plan import NoPlan, Plan
 from p2p_dtfm.core.protocol.snapshot import Snapshot
@@ -214,7 +215,7 @@ def _table(made: Plan, snapshot: Snapshot, named: Callable[[str], str]) -> Table
     table = Table("pipeline", "microbatches", *(f"stage {n + 1}" for n in range(depth)))
     for number, pipeline in enumerate(made.pipelines):
         cells: list[Any] = [
-            Text(f"{plain(named(at.peer_id))}: layers {at.first_layer}-{at.end_layer - 1}")
+            Text(f"{plain(named(at.peer_id))}: {layers_text(at.first_layer, at.end_layer)}")
             for at in pipeline.stages
         ]
         cells += [""] * (depth - len(cells))

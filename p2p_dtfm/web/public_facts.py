@@ -147,25 +147,31 @@ def facts_told(body: bytes, digest: str) -> PublicFacts:
 
 
 def _oddities(facts: PublicFacts) -> Iterator[str]:
-    numbers = [facts.time_s, facts.step, facts.total_steps, facts.parameter_count, facts.peers]
-    numbers += [facts.pipelines, *facts.loss_steps, *facts.held_out_steps]
-    maybe = (facts.loss, facts.held_out_loss, facts.tokens_per_s, facts.left_s)
-    numbers += [value for value in maybe if value is not None]
-    numbers += [*facts.losses, *facts.held_out_losses, *(sample.step for sample in facts.samples)]
-    numbers += [dot.pipeline for dot in facts.dots if dot.pipeline is not None]
-    if not all(math.isfinite(number) and 0 <= number < LARGEST for number in numbers):
+    if not all(math.isfinite(number) and 0 <= number < LARGEST for number in _numbers(facts)):
         yield "a number"
     if not all(0 <= place <= 1 for dot in facts.dots for place in (dot.x, dot.y)):
         yield "a place"
     texts = (facts.run, facts.state, facts.prompt, *facts.marks)
     if any(len(text) > TEXT_LIMIT for text in (*texts, *(it.text for it in facts.samples))):
         yield "a text"
-    if len(facts.loss_steps) != len(facts.losses) or len(facts.losses) > POINTS_SHOWN:
+    curve = (len(facts.loss_steps), len(facts.losses))
+    held_out = (len(facts.held_out_steps), len(facts.held_out_losses))
+    if any(steps != losses or losses > POINTS_SHOWN for steps, losses in (curve, held_out)):
         yield "the losses"
-    held_out = len(facts.held_out_losses)
-    if len(facts.held_out_steps) != held_out or held_out > POINTS_SHOWN:
-        yield "the held-out losses"
-    if len(facts.samples) > SAMPLES_SHOWN or len(facts.marks) > MARKS_LIMIT:
-        yield "too much text"
-    if len(facts.dots) > DOTS_LIMIT:
-        yield "too many peers"
+    counts = (
+        (facts.samples, SAMPLES_SHOWN),
+        (facts.marks, MARKS_LIMIT),
+        (facts.dots, DOTS_LIMIT),
+    )
+    if any(len(items) > limit for items, limit in counts):
+        yield "too much of something"
+
+
+def _numbers(facts: PublicFacts) -> Iterator[float]:
+    yield from (facts.time_s, facts.step, facts.total_steps, facts.parameter_count)
+    yield from (facts.peers, facts.pipelines)
+    maybe = (facts.loss, facts.held_out_loss, facts.tokens_per_s, facts.left_s)
+    yield from (value for value in maybe if value is not None)
+    yield from (*facts.loss_steps, *facts.losses, *facts.held_out_steps, *facts.held_out_losses)
+    yield from (sample.step for sample in facts.samples)
+    yield from (dot.pipeline for dot in facts.dots if dot.pipeline is not None)

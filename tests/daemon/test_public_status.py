@@ -93,7 +93,8 @@ def test_whom_it_asks_is_bounded_and_changes(tmp_path: Path) -> None:
         async with hosts(tmp_path, 1) as (node,):
             heard = StatusHeard(node, Shelf([node]), RUN, LINE)  # type: ignore[arg-type]
             present = [Presence(f"peer-{at}", 1, (), RUN) for at in range(1000)]
-            heard._founder, heard._tellers = "peer-7", [f"peer-{at}" for at in range(20, 40)]
+            heard._tellers = [f"peer-{at}" for at in (*range(20, 40), 7)]
+            heard._founder = "peer-7"
             chosen = [peer.peer_id for peer in heard._chosen(present)]
             assert len(set(chosen)) == public_status.ASKED_LIMIT and chosen[0] == "peer-7"
             assert sum(peer in heard._tellers for peer in chosen[1:4]) == 3

@@ -114,7 +114,7 @@ class StatusHeard:
     def _chosen(self, present: Sequence[Presence]) -> list[Presence]:
         """The founder, those who answered last time, and others by lot."""
         drawn = chance.sample(present, len(present))
-        before = {self._founder: 0, **dict.fromkeys(self._tellers, 1)}
+        before = {**dict.fromkeys(self._tellers, 1), self._founder: 0}
         rest = [peer for peer in drawn if peer.peer_id != self._host.peer_id]
         ranked = sorted(rest, key=lambda peer: before.get(peer.peer_id, 2))
         known = [peer for peer in ranked if peer.peer_id in before][: ASKED_LIMIT // 2]

@@ -34,6 +34,7 @@ from p2p_dtfm.net.directory.facts import (
     open_facts,
     sign_facts,
 )
+from p2p_dtfm.net.directory.lost_nodes import LostNodes
 from p2p_dtfm.net.directory.sealed import Seal, sealed_key
 from p2p_dtfm.net.directory.validator import DirectoryValidator
 from p2p_dtfm.net.directory.values import (
@@ -102,6 +103,7 @@ class Directory:
         self._host = host
         self._node = node
         self._initial = dict(parse_address(address) for address in initial_peers)
+        self._lost = LostNodes()
         self._acquaintances = dict(self._initial)
         self._presence: Presence | None = None
         self._presence_ttl_s = PRESENCE_TTL_S
@@ -322,7 +324,8 @@ class Directory:
 
         Nodes that were lost are tried first. False if refused.
         """
-        await self.meet_again()
+        if not await self.meet_again() and not self.nodes:
+            await self._meet_anybody()
         accepted = True  # runs first: presences are only taken in runs that are known
         for run_digest, signed in list(self._runs.items()):
             accepted = await self.publish_run(run_digest, signed) and accepted
@@ -381,14 +384,14 @@ class Directory:
                     f"/p2p/{presence.peer_id}"
                 )
 
-    async def meet_again(self) -> None:
-        """Initial peers of whom the node knows nothing any more: one that was started again knows
-        nobody, and newcomers come through it. Where it knows no node at all, others are tried."""
-        known = set(self.nodes)
-        absent = [item for item in self._initial.items() if item[0] not in known]
-        back = await asyncio.gather(*(self._call_again(*item) for item in absent))
-        if known or any(back):
-            return
+    async def meet_again(self) -> bool:
+        """Call initial peers of whom the node knows nothing any more: one that was started again
+        knows nobody, and newcomers come through it. Whether one of them answers."""
+        absent = self._initial.keys() - set(self.nodes)
+        due = self._lost.due(sorted(absent), now.monotonic_s())
+        return any(await asyncio.gather(*(self._call_again(it, self._initial[it]) for it in due)))
+
+    async def _meet_anybody(self) -> None:
         for peer_id, address in list(self._acquaintances.items()):
             if await self._call_again(peer_id, address):
                 return

@@ -96,8 +96,7 @@ def plan_html(
     rows = "\n".join(
         f"<tr><td>{number + 1}</td><td>{pipeline.microbatch_count}</td><td>"
         + " → ".join(
-            f"{html.escape(s.peer_id)} <small>{layers_text(s.first_layer, s.end_layer)}, "
-            f"{s.in_flight} in flight</small>"
+            f"{html.escape(s.peer_id)} <small>{_layers(s.layers)}, {s.in_flight} in flight</small>"
             for s in pipeline.stages
         )
         + "</td></tr>"
@@ -249,7 +248,7 @@ def _pipeline(
         parts.append(
             f'<circle class="peer" fill="{colour}" cx="{x:.1f}" cy="{y:.1f}" r="{size:.1f}">'
             f"<title>{html.escape(stage.peer_id)}: "
-            f"{layers_text(stage.first_layer, stage.end_layer)}, "
+            f"{_layers(stage.layers)}, "
             f"{stage.in_flight} in flight</title></circle>"
         )
     if strip:
@@ -303,3 +302,7 @@ def _told(number: int, pipeline: Pipeline) -> str:
 
 def _seconds(duration_ns: int) -> str:
     return f"{duration_ns / 1e9:.2f} s" if duration_ns >= 10**9 else f"{duration_ns / 1e6:.0f} ms"
+
+
+def _layers(layers: range) -> str:
+    return layers_text(layers.start, layers.stop).replace("-", "–")

@@ -23,9 +23,11 @@ progress::-moz-progress-bar { background: var(--curve) } .code { width: 200px; b
 def public_html(facts: PublicFacts) -> str:
     """All text is escaped: the model's and the run's may be anything."""
     name = escape(facts.run) or _nameless(facts)
-    sections = [f"<h1>{name}</h1>", f'<p class="quiet">{_in_a_line(facts)}</p>', _progress(facts)]
-    sections.append(_tiles(facts))
-    sections[2:2] = [f'<p role="status"><b>{escape(facts.note)}</b></p>'] if facts.note else []
+    sections = [f"<h1>{name}</h1>", f'<p class="quiet">{_in_a_line(facts)}</p>']
+    if facts.note:
+        sections.append(f'<p role="status"><b>{escape(facts.note)}</b></p>')
+    if facts.run or not facts.note:  # else there is nothing to say but why
+        sections += [_progress(facts), _tiles(facts)]
     sections += [f"<p>{escape(mark)}</p>" for mark in facts.marks]
     if facts.losses:
         sections += ["<h2>Loss</h2>", loss_curve(history_of(facts))]

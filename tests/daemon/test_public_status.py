@@ -65,6 +65,7 @@ def test_it_shows_the_middle_word_or_the_founders_and_says_when_nobody_answers(
             await heard.ask()
             page = public_html(heard.facts())
             assert "--tell-status" in page and RUN[:16] in page, "nobody allows it yet"
+            assert "<progress" not in page and " of 0" not in page, "no figures of what nobody told"
             tellers = [
                 await StatusTeller(host, lambda step=step: told(step=step, peers=4)).ready()  # type: ignore[misc]
                 for host, step in zip(members, (700, 10**9, 720), strict=True)

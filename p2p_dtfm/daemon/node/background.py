@@ -227,6 +227,7 @@ class Background:
                     run_digest=self._run.digest,
                 )
                 if self._looks_around():
+                    await directory.meet_again()
                     await directory.publish_run(self._run.digest, self._run.signed_spec)
                     # before this peer's own presence takes the place of another's with its id
                     self._meet_present(await directory.present_peers(self._run.digest))

@@ -17,7 +17,10 @@ from p2p_dtfm.train.hugging_face.families import CLASSES, family_of
 
 CONFIGURATION_NAME = "config.json"
 LIMIT_BYTES = 16 << 20
-_TANH_GELU = ("gelu_new", "gelu_pytorch_tanh")
+_TANH_GELU = (
+    "gelu_new", "gelu_pytorch_tanh", "gelu_python_tanh", "gelu_fast", "gelu_accurate"
+)  # fmt: skip
+"""One function, written down in several ways."""
 _THETA = 10000.0
 _ROPE_KEYS = frozenset(
     (
@@ -74,6 +77,8 @@ class _Llama(msgspec.Struct, frozen=True):
     mlp_bias: bool = False
     tie_word_embeddings: bool = False
     use_sliding_window: bool = False
+    sliding_window: int | None = 4096
+    max_window_layers: int = 28
     layer_types: list[str] | None = None
 
 
@@ -91,6 +96,8 @@ class _KindOfModel(msgspec.Struct, frozen=True):
 def read_configuration(path: Path) -> Configuration:
     """Raises `UserError` for what cannot be trained here, with the reason."""
     fix = f"give the directory of a {' or '.join(CLASSES.values())}, as save_pretrained writes it"
+    if path.exists() and not path.is_file():  # whoever opens a pipe waits for its other end
+        raise UserError(f"cannot read {path}: it is no file", fix)
     try:
         with path.open("rb") as file:
             payload = file.read(LIMIT_BYTES)
@@ -150,7 +157,7 @@ def _from_gpt2(given: _Gpt2) -> Configuration:
 def _from_llama(given: _Llama, family: str) -> Configuration:
     if given.hidden_act not in ("silu", "swish"):
         raise ValueError(f"hidden_act is {given.hidden_act!r}, not 'silu'")
-    if given.use_sliding_window or set(given.layer_types or ()) - {"full_attention"}:
+    if _slides(given):
         raise ValueError("its attention slides: it does not see all tokens before")
     heads, width = given.num_attention_heads, given.hidden_size
     groups = given.num_key_value_heads
@@ -173,6 +180,15 @@ def _from_llama(given: _Llama, family: str) -> Configuration:
         "query_key_norm": family == "qwen3",
     }
     return Configuration(family, model, given.max_position_embeddings, given.tie_word_embeddings)
+
+
+def _slides(given: _Llama) -> bool:
+    """Whether any block is left with the newest tokens alone: what is stated for each of them
+    counts, else the first `max_window_layers` see all."""
+    if given.layer_types is not None:
+        return bool(set(given.layer_types) - {"full_attention"})
+    has_window = given.use_sliding_window and given.sliding_window is not None
+    return has_window and given.max_window_layers < given.num_hidden_layers
 
 
 def _rope(given: _Llama) -> dict[str, Any]:
@@ -223,7 +239,10 @@ def _stretched(given: _Llama, stated: Mapping[str, Any], kind: str) -> dict[str,
 def _attention_factor(stated: Mapping[str, Any], factor: float) -> float:
     """0 where it follows from `factor` alone."""
     if stated.get("attention_factor") is not None:
-        return _number(stated, "attention_factor", None)
+        factor = _number(stated, "attention_factor", None)
+        if factor <= 0:
+            raise ValueError(f"the rope parameter attention_factor is {factor:g}")
+        return factor
     scale, all_dimensions = stated.get("mscale"), stated.get("mscale_all_dim")
     if not (scale and all_dimensions) or factor <= 1:
         return 0.0

@@ -91,6 +91,9 @@ class _Qwen3(_Llama, frozen=True):
 class _KindOfModel(msgspec.Struct, frozen=True):
     model_type: str = ""
     quantization_config: Any = None
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+    pad_token_id: int | None = None
 
 
 def read_configuration(path: Path) -> Configuration:
@@ -108,6 +111,7 @@ def read_configuration(path: Path) -> Configuration:
             raise ValueError(f"model_type is {kind.model_type!r}, not one of {known}")
         if kind.quantization_config is not None:
             raise ValueError("its weights are quantised")
+        _require_tokens(kind)
         if kind.model_type == "gpt2":
             return _from_gpt2(msgspec.json.decode(payload, type=_Gpt2))
         shape: type[_Llama] = _Qwen3 if kind.model_type == "qwen3" else _Llama
@@ -132,6 +136,26 @@ def _once_each(pairs: list[tuple[str, Any]]) -> None:
         names.add(name)
 
 
+def _require_tokens(kind: _KindOfModel) -> None:
+    """They go out again as they are. Some stand beyond the vocabulary, as GPT-2's do by default,
+    and -1 is no token."""
+    ends = kind.eos_token_id if isinstance(kind.eos_token_id, list) else [kind.eos_token_id]
+    for name, token in (
+        ("bos_token_id", kind.bos_token_id),
+        ("pad_token_id", kind.pad_token_id),
+        *(("eos_token_id", end) for end in ends),
+    ):
+        if token is not None and not -1 <= token < 1 << 31:
+            raise ValueError(f"{name} is {token}")
+
+
+def _require_something(**sizes: int | None) -> None:
+    """Where a size is left out, another is meant; 0 of it is nothing."""
+    for name, size in sizes.items():
+        if size == 0:
+            raise ValueError(f"{name} is 0")
+
+
 def _from_gpt2(given: _Gpt2) -> Configuration:
     if given.activation_function not in _TANH_GELU:
         raise ValueError(f"activation_function is {given.activation_function!r}, not 'gelu_new'")
@@ -141,6 +165,7 @@ def _from_gpt2(given: _Gpt2) -> Configuration:
         raise ValueError(
             "its attention is scaled by layer: scale_attn_by_inverse_layer_idx is true"
         )
+    _require_something(n_inner=given.n_inner)
     if given.add_cross_attention:
         raise ValueError("it has cross-attention")
     model = {
@@ -159,6 +184,11 @@ def _from_llama(given: _Llama, family: str) -> Configuration:
         raise ValueError(f"hidden_act is {given.hidden_act!r}, not 'silu'")
     if _slides(given):
         raise ValueError("its attention slides: it does not see all tokens before")
+    _require_something(
+        head_dim=given.head_dim,
+        num_key_value_heads=given.num_key_value_heads,
+        intermediate_size=given.intermediate_size,
+    )
     heads, width = given.num_attention_heads, given.hidden_size
     groups = given.num_key_value_heads
     shared = heads > 0 and given.head_dim is not None and given.head_dim * heads == width

@@ -146,6 +146,13 @@ def run(
         int | None,
         typer.Option(help="Port of a page about the run that anybody may read; 0: none."),
     ] = None,
+    tell_status: Annotated[
+        bool | None,
+        typer.Option(
+            "--tell-status/--no-tell-status",
+            help="Tell bootstrap nodes what such a page shows, so that they can serve it.",
+        ),
+    ] = None,
     tensorboard: Annotated[
         str | None,
         typer.Option(metavar="<path>", help="Write figures for TensorBoard into this directory."),
@@ -158,7 +165,8 @@ def run(
         int | None, typer.Option(help="Most MiB of the run's transcript; 0: none is kept.")
     ] = None,
     ids: Annotated[
-        bool | None, typer.Option("--ids", help="Peers in the log by their ids, not their names.")
+        bool | None,
+        typer.Option("--ids/--no-ids", help="Peers in the log by their ids, not their names."),
     ] = None,
     log: Annotated[str | None, typer.Option(help="Log format: auto, human or json.")] = None,
     home: Annotated[

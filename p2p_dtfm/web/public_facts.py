@@ -5,12 +5,22 @@ never gets here, and of the join line only the one that leads to the peer that s
 address whoever asks has used already.
 """
 
+import math
+from collections.abc import Iterator
+
 import msgspec
 
+from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.web.state import DashboardState, History, Sample
 
 SAMPLES_SHOWN = 3
 POINTS_SHOWN = 400
+DOTS_LIMIT = 4096
+MARKS_LIMIT = 8
+TEXT_LIMIT = 4096
+"""Characters of a sample, of a mark, of a name."""
+TOLD_LIMIT_BYTES = 256 << 10
+LARGEST = 10**18
 
 
 class Dot(msgspec.Struct, frozen=True, array_like=True):
@@ -47,6 +57,8 @@ class PublicFacts(msgspec.Struct, frozen=True):
     held_out_losses: tuple[float, ...]
     dots: tuple[Dot, ...]
     marks: tuple[str, ...]
+    note: str = ""
+    """Why there is less to see than there should be, if so."""
 
 
 def public_facts(state: DashboardState) -> PublicFacts:
@@ -87,3 +99,79 @@ def history_of(facts: PublicFacts) -> History:
         held_out_step=facts.held_out_steps,
         held_out_loss=facts.held_out_losses,
     )
+
+
+def nothing_heard(digest: str, join_line: str, note: str) -> PublicFacts:
+    """Of a run of which nobody has told anything."""
+    return PublicFacts(
+        run="",
+        digest=digest,
+        state="nobody answers",
+        time_s=0,
+        step=0,
+        total_steps=0,
+        parameter_count=0,
+        loss=None,
+        held_out_loss=None,
+        tokens_per_s=None,
+        left_s=None,
+        peers=0,
+        pipelines=0,
+        join_line=join_line,
+        prompt="",
+        samples=(),
+        loss_steps=(),
+        losses=(),
+        held_out_steps=(),
+        held_out_losses=(),
+        dots=(),
+        marks=(),
+        note=note,
+    )
+
+
+def facts_told(body: bytes, digest: str) -> PublicFacts:
+    """What another peer says of the run of this digest, as JSON; it may have invented all of it.
+    Raises `PeerFault` for what cannot be drawn."""
+    if len(body) > TOLD_LIMIT_BYTES:
+        raise PeerFault(f"tells {len(body)} bytes of a run, more than {TOLD_LIMIT_BYTES}")
+    try:
+        facts = msgspec.json.decode(body, type=PublicFacts)
+    except (msgspec.MsgspecError, RecursionError, ValueError) as error:
+        raise PeerFault(f"what it tells of a run cannot be read: {error}") from error
+    if facts.digest != digest:
+        raise PeerFault("tells of another run")
+    if (wrong := next(_oddities(facts), None)) is not None:
+        raise PeerFault(f"tells of a run what cannot be: {wrong}")
+    return msgspec.structs.replace(facts, note="")
+
+
+def _oddities(facts: PublicFacts) -> Iterator[str]:
+    if not all(math.isfinite(number) and 0 <= number < LARGEST for number in _numbers(facts)):
+        yield "a number"
+    if not all(0 <= place <= 1 for dot in facts.dots for place in (dot.x, dot.y)):
+        yield "a place"
+    texts = (facts.run, facts.state, facts.prompt, *facts.marks)
+    if any(len(text) > TEXT_LIMIT for text in (*texts, *(it.text for it in facts.samples))):
+        yield "a text"
+    curve = (len(facts.loss_steps), len(facts.losses))
+    held_out = (len(facts.held_out_steps), len(facts.held_out_losses))
+    if any(steps != losses or losses > POINTS_SHOWN for steps, losses in (curve, held_out)):
+        yield "the losses"
+    counts = (
+        (facts.samples, SAMPLES_SHOWN),
+        (facts.marks, MARKS_LIMIT),
+        (facts.dots, DOTS_LIMIT),
+    )
+    if any(len(items) > limit for items, limit in counts):
+        yield "too much of something"
+
+
+def _numbers(facts: PublicFacts) -> Iterator[float]:
+    yield from (facts.time_s, facts.step, facts.total_steps, facts.parameter_count)
+    yield from (facts.peers, facts.pipelines)
+    maybe = (facts.loss, facts.held_out_loss, facts.tokens_per_s, facts.left_s)
+    yield from (value for value in maybe if value is not None)
+    yield from (*facts.loss_steps, *facts.losses, *facts.held_out_steps, *facts.held_out_losses)
+    yield from (sample.step for sample in facts.samples)
+    yield from (dot.pipeline for dot in facts.dots if dot.pipeline is not None)

@@ -12,15 +12,22 @@ MAP_WIDTH, MAP_HEIGHT, RIM = 760, 220, 16
 MORE_STYLE = """
 dl { display: grid; grid-template-columns: repeat(auto-fit, minmax(130px, 1fr)); gap: 12px }
 dt { color: var(--quiet); font-size: 13px } dd { margin: 0; font-size: 22px; font-weight: 600 }
-progress { width: 100%; accent-color: #2563c4 } .code { width: 200px; background: #fff }
+progress { width: 100%; height: 8px; appearance: none; border: 0; border-radius: 4px;
+  overflow: hidden; background: var(--line) }
+progress::-webkit-progress-bar { background: var(--line) }
+progress::-webkit-progress-value { background: var(--curve) }
+progress::-moz-progress-bar { background: var(--curve) } .code { width: 200px; background: #fff }
 """
 
 
 def public_html(facts: PublicFacts) -> str:
     """All text is escaped: the model's and the run's may be anything."""
-    name = escape(facts.run) or "a run that is being prepared"
-    sections = [f"<h1>{name}</h1>", f'<p class="quiet">{_in_a_line(facts)}</p>', _progress(facts)]
-    sections.append(_tiles(facts))
+    name = escape(facts.run) or _nameless(facts)
+    sections = [f"<h1>{name}</h1>", f'<p class="quiet">{_in_a_line(facts)}</p>']
+    if facts.note:
+        sections.append(f'<p role="status"><b>{escape(facts.note)}</b></p>')
+    if facts.run or not facts.note:  # else there is nothing to say but why
+        sections += [_progress(facts), _tiles(facts)]
     sections += [f"<p>{escape(mark)}</p>" for mark in facts.marks]
     if facts.losses:
         sections += ["<h2>Loss</h2>", loss_curve(history_of(facts))]
@@ -41,8 +48,12 @@ def public_html(facts: PublicFacts) -> str:
     )
 
 
+def _nameless(facts: PublicFacts) -> str:
+    return f"run {escape(facts.digest[:16])}" if facts.digest else "a run that is being prepared"
+
+
 def _in_a_line(facts: PublicFacts) -> str:
-    if not facts.digest:
+    if not facts.run:
         return "nothing is known of it yet"
     return (
         f"{facts.parameter_count:,} parameters, trained together over the internet; "

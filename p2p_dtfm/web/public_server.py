@@ -19,9 +19,8 @@ import msgspec
 
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.ports import now
-from p2p_dtfm.web.public_facts import public_facts
+from p2p_dtfm.web.public_facts import PublicFacts
 from p2p_dtfm.web.public_page import public_html
-from p2p_dtfm.web.state import DashboardState
 
 CONNECTIONS_LIMIT = 64
 HEAD_LIMIT_BYTES = 8192
@@ -72,10 +71,10 @@ class RateLimit:
 
 
 class PublicServer:
-    """Serves what `state()` says, to everybody who can reach the port."""
+    """Serves what `facts()` says, to everybody who can reach the port."""
 
-    def __init__(self, state: Callable[[], DashboardState], listener: socket.socket) -> None:
-        self._state = state
+    def __init__(self, facts: Callable[[], PublicFacts], listener: socket.socket) -> None:
+        self._facts = facts
         self._listener = listener
         self._limit = RateLimit(now.monotonic_s())
         self._made: tuple[float, dict[str, tuple[str, bytes]]] | None = None
@@ -139,7 +138,7 @@ class PublicServer:
     def _pages(self) -> dict[str, tuple[str, bytes]]:
         now_s = now.monotonic_s()
         if self._made is None or now_s - self._made[0] >= MADE_ANEW_S:
-            facts = public_facts(self._state())
+            facts = self._facts()
             page = public_html(facts).encode()
             pages = {
                 "/": ("text/html; charset=utf-8", page),

@@ -16,9 +16,11 @@ WIDTH, HEIGHT = 760, 280
 LEFT, TOP, RIGHT, BOTTOM = 88, 10, 10, 40
 EVENTS_SHOWN = 40
 STYLE = """
-:root { color-scheme: light dark; --text: #1c2630; --quiet: #5d6b78; --line: #d5dce2; --page: #fff }
+:root { color-scheme: light dark; --text: #1c2630; --quiet: #5d6b78; --line: #d5dce2; --page: #fff;
+  --curve: #2563c4; --points: #c9620c }
 @media (prefers-color-scheme: dark) {
-  :root { --text: #e4eaf0; --quiet: #9aa7b3; --line: #38424c; --page: #14191e } }
+  :root { --text: #e4eaf0; --quiet: #9aa7b3; --line: #38424c; --page: #14191e;
+    --curve: #6ca6f5; --points: #f0924a } }
 body { font: 15px/1.55 system-ui, sans-serif; color: var(--text); background: var(--page);
   max-width: 800px; margin: 0 auto; padding: 20px }
 h1 { font-size: 26px; margin-bottom: 0 } h2 { font-size: 18px; margin-top: 2em }
@@ -169,7 +171,9 @@ def loss_curve(history: History) -> str:
         f'<text x="{LEFT - 6}" y="{floor}" text-anchor="end">{low:.2f}</text>'
         f'<text x="{LEFT}" y="{floor}" dy="1.15em">0</text>'
         f'<text x="{end}" y="{floor}" dy="1.15em" text-anchor="end">step {last:,}</text>'
-        f'<polyline points="{line}" fill="none" stroke="#2563c4" stroke-width="1.5"/>'
-        + "".join(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="#c9620c"/>' for x, y in dots)
+        f'<polyline points="{line}" fill="none" stroke="var(--curve)" stroke-width="1.5"/>'
+        + "".join(
+            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="var(--points)"/>' for x, y in dots
+        )
         + '</svg><p class="quiet">Nats per token; the points are of text that is held out.</p>'
     )

@@ -167,7 +167,7 @@ def test_a_founders_way(typist: Typist) -> None:
 @pytest.mark.nightly
 def test_bootstrap_nodes(typist: Typist) -> None:
     type_page(typist, "docs/bootstrap.md", not_typed=8)
-    assert (len(typist.nodes), len(typist.daemons)) == (3, 2)
+    assert (len(typist.nodes), len(typist.daemons)) == (4, 3)
 
 
 @pytest.mark.nightly

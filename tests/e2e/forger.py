@@ -42,14 +42,16 @@ def forged(
     keys: dict[str, Identity],
     works: Collection[tuple[int, str]],
     change: Change = other_gradients,
+    state: Callable[[Prepared], Prepared] = lambda prepared: prepared,
 ) -> list[Entry]:
-    """With other works of these stage-holders in these steps, to which all have sworn."""
+    """With other works of these stage-holders in these steps, to which all have sworn; `state`:
+    what these say of them besides."""
     plan, found = None, list[Entry]()
     for entry in entries:
         if isinstance(entry, TookOver):
             plan = entry.plan
         if isinstance(entry, Committed) and isinstance(plan, Plan):
-            entry = _step(entry, plan, keys, works, change)
+            entry = _step(entry, plan, keys, works, change, state)
         found.append(entry)
     return found
 
@@ -60,9 +62,11 @@ def _step(
     keys: dict[str, Identity],
     works: Collection[tuple[int, str]],
     change: Change,
+    state: Callable[[Prepared], Prepared],
 ) -> Committed:
     said = [open_prepared(signed, verify) for signed in entry.signed]
     liars = {it.peer_id for it in said if (it.step, it.peer_id) in works and it.audit is not None}
+    said = [state(it) if it.peer_id in liars else it for it in said]
     if not liars:
         return entry
     shares = {it.peer_id: it.audit.share for it in said if it.audit is not None}

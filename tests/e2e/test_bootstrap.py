@@ -4,9 +4,12 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -16,12 +19,17 @@ from tests.core.builders import run_spec
 from tests.e2e.helpers import DEADLINE_S
 from tests.e2e.test_daemons import alive, step_of, wait_until
 
+PUBLIC_PORT = 28744
+
 
 @contextmanager
-def bootstrap_node(home: Path, listen: str = "/ip4/127.0.0.1/tcp/0") -> Iterator[tuple]:
+def bootstrap_node(
+    home: Path, listen: str = "/ip4/127.0.0.1/tcp/0", more: Sequence[str] = ()
+) -> Iterator[tuple]:
     """The process, and its address."""
     command = [sys.executable, "-m", "p2p_dtfm", "bootstrap", "--home", str(home), "--json"]
-    process = subprocess.Popen([*command, "--listen", listen], stdout=subprocess.PIPE, text=True)
+    command += ["--listen", listen, *more]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
         yield process, json.loads(process.stdout.readline())["addresses"][0]
@@ -72,6 +80,39 @@ def test_a_swarm_meets_at_a_bootstrap_node_and_outlives_it(tmp_path: Path) -> No
         wait_until(lambda: members(third) == 3, "a newcomer joins without the bootstrap node")
         before = step_of(third)
         wait_until(lambda: step_of(third) > before + 3, "and they train on")
+
+
+@pytest.mark.nightly
+def test_a_node_that_was_started_again_shows_a_run_to_everybody(tmp_path: Path) -> None:
+    """As its owner does it: the run's digest is known only once it is founded through the node."""
+    with LocalSwarm(tmp_path, ["--threads", "1", "--dashboard", "off"]) as swarm:
+        with bootstrap_node(tmp_path / "bootstrap") as (_, address):
+            run = ["--run", str(write_spec(tmp_path)), "--initial-peers", address]
+            founder, _ = swarm.found([*run, "--tell-status", "--name", "Ada"])
+        digest = digest_from(founder)
+        page = ["--public-status", str(PUBLIC_PORT), "--run-digest", digest]
+        at = address.partition("/p2p/")[0]
+        with bootstrap_node(tmp_path / "bootstrap", at, page):
+            assert status_at(PUBLIC_PORT)["state"] == "nobody answers"
+            wait_until(lambda: status_at(PUBLIC_PORT)["step"] > 0, "the member tells of its run")
+            told = status_at(PUBLIC_PORT)
+            assert told["run"] == "test" and told["losses"] and told["peers"] == 1
+            assert told["join_line"] == f"p2p-dtfm --initial-peers {address} --run-digest {digest}"
+            with urllib.request.urlopen(f"http://127.0.0.1:{PUBLIC_PORT}/", timeout=10) as reply:
+                html = reply.read()
+            assert b"<svg" in html and b"Ada" not in html
+            assert founder.home.name not in html.decode()
+            founder.process.kill()
+            before = status_at(PUBLIC_PORT)["step"]
+            wait_until(lambda: status_at(PUBLIC_PORT)["state"] == "nobody answers", "it says so")
+            assert status_at(PUBLIC_PORT)["step"] >= before, "and shows what it knows"
+
+
+def status_at(port: int) -> dict[str, Any]:
+    time.sleep(1.2)  # an address gets an answer a second
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/status.json", timeout=10) as reply:
+        found: dict[str, Any] = json.load(reply)
+    return found
 
 
 @pytest.mark.nightly

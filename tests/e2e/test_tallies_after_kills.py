@@ -6,6 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from p2p_dtfm.daemon.machine.local_client import call_daemon
 from p2p_dtfm.daemon.telemetry.contribution import FILE, KeptTallies
 from p2p_dtfm.net.contacts.identity import Identity
 from p2p_dtfm.testbed.local_swarm import Child, LocalSwarm
@@ -14,6 +15,8 @@ from tests.core.builders import run_spec
 from tests.e2e.helpers import DEADLINE_S, losses, step_of, wait_until, write_spec
 
 STEPS = 500
+LONG = 900
+"""Steps of a run that lasts until all have read in the others' transcripts what they missed."""
 MODEL = {"layers": 4, "width": 64, "heads": 2, "context": 64, "vocabulary": 256}
 
 
@@ -67,3 +70,40 @@ def test_tallies_add_up_to_the_run_after_kills(tmp_path: Path) -> None:
     seen = kept(back).tallies
     assert seen.step_count >= len(losses(back)), "its file of events spans both of its lives"
     assert sum(seen.board().values()) == seen.step_count * each_step
+
+
+@pytest.mark.nightly
+def test_what_each_has_given_adds_up_to_the_run(tmp_path: Path) -> None:
+    """Of four daemons one is killed and comes back, and one leaves: the tokens that each counts for
+    itself are the run's, to the last one."""
+    spec_path = write_spec(tmp_path, total_steps=LONG, model=MODEL, checkpoint={"every_steps": 100})
+    spec = run_spec(total_steps=LONG, model=MODEL)
+    half = ["--memory-gib", "0.0042"]
+    with LocalSwarm(tmp_path, ["--threads", "1", "--dashboard", "off"]) as swarm:
+        founder, address = swarm.found(["--run", str(spec_path), *half, "--expect-peers", "3"])
+        mortal, guest, third = (swarm.join(address, more) for more in (half, half, []))
+        wait_until(lambda: step_of(guest) >= 40, "they train")
+        killed(mortal)
+        at = step_of(founder)
+        wait_until(lambda: step_of(founder) >= at + 40, "the others go on")
+        back = swarm.join(address, half, home=mortal.home)
+        wait_until(lambda: (back.status() or {}).get("state") == "training", "it is back")
+        call_daemon(guest.home, "leave", "POST")
+        guest.process.wait(DEADLINE_S)
+        assert step_of(founder) < LONG, "all of it happened while they trained"
+        here = (founder, back, third)
+        wait_until(
+            lambda: all((child.status() or {}).get("state") == "done" for child in here),
+            "the run is complete",
+            2 * DEADLINE_S,
+        )
+    everybody = (*here, guest)  # who ends has written down all of it
+    assert all(kept(child).tallies.step_count == LONG for child in here)
+    assert min(map(own_share, everybody)) > 0, "each has given something"
+    whole = LONG * spec.tokens_per_step * layer_count(spec)
+    assert sum(map(own_share, everybody)) == whole
+
+
+def own_share(child: Child) -> int:
+    """Tokens times layers that this one says it has computed, and that stayed."""
+    return kept(child).tallies.of(peer_id_of(child))

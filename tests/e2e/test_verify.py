@@ -11,10 +11,12 @@ import msgspec
 import pytest
 
 from p2p_dtfm.core.messages.audit_messages import Share
+from p2p_dtfm.core.messages.prepared import Prepared
 from p2p_dtfm.core.transcript.entries import Committed, Entry, TookOver
 from p2p_dtfm.daemon.proof.sample_again import drawn
 from p2p_dtfm.daemon.proof.transcript_file import FILE_NAME
 from p2p_dtfm.net.contacts.identity import Identity
+from p2p_dtfm.testbed.virtual.seeds.run import make_run, reference_of, with_audits
 from p2p_dtfm.train.model.checkpoint import layer_path
 from p2p_dtfm.train.stage.replay.arithmetic import max_threads
 from tests.e2e.forger import entries_in, forged, keys_of, other_gradients, write_entries
@@ -85,6 +87,27 @@ def test_a_history_that_all_have_sworn_to_is_refused_by_who_computes_it(
     code, told = verified(path, "--sample", "30%", "--seed", "1", *data)
     assert code == 1 and (told["step"], told["signed_by"]) in works, told
     assert "another work than it had to do" in told["refused"]
+
+
+def evaluated_better(prepared: Prepared) -> Prepared:
+    return msgspec.structs.replace(prepared, held_out_loss_sum=prepared.held_out_loss_sum / 2)
+
+
+def test_held_out_losses_are_computed_again_where_a_stage_is_the_whole_model(
+    tmp_path: Path,
+) -> None:
+    """The last step is forged, or the next one would name another lineage."""
+    home = reference_of(with_audits(make_run(tmp_path, steps=11)), tmp_path / "alone").home
+    path = next(home.glob(f"runs/*/{FILE_NAME}"))
+    data, entries = ("--data", str(path.parent)), entries_in(path)[:-1]
+    assert verified(write_entries(tmp_path / FILE_NAME, entries), "--sample", "100%", *data)[0] == 0
+    keys = keys_of([home])
+    works = [(10, peer) for peer in keys]
+    entries = forged(entries, keys, works, lambda share: share, evaluated_better)
+    path = write_entries(tmp_path / FILE_NAME, entries)
+    code, told = verified(path, "--sample", "100%", *data)
+    assert code == 1 and "another work than it had to do" in told["refused"], told
+    assert verified(path, "--sample", "0", *data)[0] == 0
 
 
 def by_another_machine(share: Share) -> Share:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from operator import sub
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from p2p_dtfm.core.protocol.canonical import digest_bytes, encode
 from p2p_dtfm.core.protocol.errors import PeerFault, UserError
 from p2p_dtfm.net.contacts.identity import Identity
 from p2p_dtfm.net.directory.directory import ASKED_NODES, Directory
+from p2p_dtfm.net.directory.lost_nodes import PAUSE_LIMIT_S, LostNodes
 from p2p_dtfm.net.directory.validator import RUNS_LIMIT, DirectoryValidator
 from p2p_dtfm.net.directory.values import (
     VALUE_LIMIT_BYTES,
@@ -294,6 +296,47 @@ def test_a_swarm_whose_nodes_lost_each_other_meets_again(tmp_path: Path) -> None
             assert len(await directories[1].present_peers(RUN)) == 2
 
     run(scenario())
+
+
+def test_a_node_that_was_started_again_is_met_again(tmp_path: Path) -> None:
+    """A bootstrap node keeps its address and loses all else; members have one another meanwhile."""
+
+    async def scenario() -> None:
+        key = tmp_path / "bootstrap.key"
+        node = await Host.start(key, LOOPBACK)
+        at = await node.addresses()
+        await Directory.start(node)
+        members = [
+            await Host.start(tmp_path / f"{number}.key", LOOPBACK, [], at) for number in (0, 1)
+        ]
+        directories = [await Directory.start(host, at) for host in members]
+        await directories[0].meet([members[1].peer_id])
+        signed = sign_run(SPEC, members[0].peer_id, members[0].identity.sign)
+        await directories[0].publish_run(RUN, signed)
+        await directories[0].publish_presence(await _presence(members[0]))
+        await node.close()
+        for directory in directories:  # as calls in vain would have told them
+            table = directory._node.protocol.routing_table
+            del table[table[PeerID.from_base58(node.peer_id)]]
+        again = await Host.start(key, [at[0].partition("/p2p/")[0]])
+        try:
+            there = await Directory.start(again)
+            await directories[0].refresh()
+            assert [it.peer_id for it in await there.present_peers(RUN)] == [members[0].peer_id]
+        finally:
+            await asyncio.gather(*(host.close() for host in (*members, again)))
+
+    run(scenario())
+
+
+def test_who_is_gone_for_good_is_called_ever_more_seldom() -> None:
+    lost, called = LostNodes(), []
+    for now_s in range(0, 3600, 20):
+        called += [now_s for _ in lost.due(["gone"], float(now_s))]
+    assert called[:4] == [0, 20, 60, 120] and max(map(sub, called[1:], called)) == PAUSE_LIMIT_S
+    assert lost.due([], 3600.0) == [], "it is back"
+    assert lost.due(["gone"], 3610.0) == ["gone"] and lost.due(["gone"], 3624.0) == []
+    assert lost.due(["gone"], 3625.0) == ["gone"]
 
 
 def test_nodes_that_know_a_third_one_find_each_other(tmp_path: Path) -> None:

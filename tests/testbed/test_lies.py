@@ -162,7 +162,7 @@ def test_a_run_is_judged_by_what_is_promised_of_its_kind() -> None:
     assert judged("flip", **never) == ["z lied to the end", "z is not barred"]
     assert judged("flip", caught_after={"z": 1}) == ["z is not barred"]
     assert not judged("norm", caught_after={"z": 1})
-    assert not judged("held-out", **never)
+    assert not judged("lazy", **never)
 
 
 def test_whatever_the_kind_no_honest_one_may_suffer() -> None:

@@ -63,6 +63,13 @@ def test_a_liar_is_found_and_the_same_seed_has_the_same_trace_again(player: Play
     assert played[0].digest == played[1].digest != ""
 
 
+def test_evaluation_is_part_of_the_work_that_others_compute_again(tmp_path: Path) -> None:
+    """Or all would show the liar's word: nothing else depends on it. Of four replicas two have a
+    part in it, and b is one of them."""
+    played = Player(tmp_path, 12).play(LIES, lies("held-out", at_s=3.0, begun="acdb"))
+    assert played.problem == "" and played.lies
+
+
 def bug(name: str) -> Planted:
     return next(it for it in VERDICTS if it.name == name)
 

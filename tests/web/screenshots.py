@@ -17,8 +17,11 @@ import msgspec
 from rich.console import Console
 
 from p2p_dtfm.cli.terminal.live_view import panel
+from p2p_dtfm.core.protocol.invited.line import open_line
 from p2p_dtfm.daemon.machine.local_client import ask_daemon, call_daemon
 from p2p_dtfm.testbed.local_swarm import Child, LocalSwarm
+from p2p_dtfm.web.public_facts import public_facts
+from p2p_dtfm.web.public_page import public_html
 from p2p_dtfm.web.state import DashboardState
 from tests.e2e.helpers import step_of, wait_until
 from tests.web.chromium import Page, chromium
@@ -34,6 +37,9 @@ DRAWN = (
     "document.querySelector('#map .peer') && document.querySelector('#timeline .span')"
     " && document.querySelector('.u-over') && document.querySelector('#actions button:enabled')"
 )
+EXAMPLE_ADDRESS = (
+    "/ip4/203.0.113.5/tcp/31330/p2p/12D3KooWEAEpB8hov1K9AVM92VHHvVQLyVSHeLftnMNXYA8PAiqq"
+)
 PLANNED_GIB = "0.012"
 """Each daemon has memory for less than the whole model: a pipeline, and a spare."""
 
@@ -46,6 +52,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary, chromium(Path(temporary) / "profile") as page:
         _take_examples(page, options.out, Path(temporary))
         _take_states(page, options.out)
+        _take_public(page, options.out, Path(temporary))
         if not options.examples_only:
             _take_daemons(page, options.out, Path(temporary))
 
@@ -72,7 +79,7 @@ def _take_daemons(page: Page, out: Path, directory: Path) -> None:
     own = ["--threads", "1", "--memory-gib", PLANNED_GIB]
     with LocalSwarm(directory, own) as swarm:
         _, address = swarm.found(["--run", str(directory / "tiny.toml"), "--expect-peers", "2"])
-        shown = swarm.join(address)
+        shown = swarm.join(address, ["--no-ids"])
         wait_until(lambda: step_of(shown) >= 30, "two train")
         swarm.join(address)
         wait_until(lambda: len((shown.status() or {}).get("members", ())) == 3, "a third one")
@@ -100,6 +107,24 @@ def _take_states(page: Page, out: Path) -> None:
             show(page, address, NARROW, dark)
             page.screenshot(out / f"phone-{situation}.png", whole=False)
             page.open("about:blank")
+
+
+def _take_public(page: Page, out: Path, rest: Path) -> None:
+    """Of a member that others can call, in a run that asks for no invitation."""
+    state = screen(64, "live")
+    run = state.run
+    assert run is not None
+    line = f"p2p-dtfm --invite {open_line(run.digest, (EXAMPLE_ADDRESS,)).text()}"
+    state = msgspec.structs.replace(
+        state, view=msgspec.structs.replace(state.view, own_join_line=line)
+    )
+    path = rest / "public.html"
+    path.write_text(public_html(public_facts(state)), encoding="utf-8")
+    page.set_view(NARROW, HEIGHT, dark=True)
+    page.open(path.as_uri())
+    page.wait_for("document.querySelector('svg polyline')")
+    page.screenshot(out / "public.png")
+    page.open("about:blank")
 
 
 def _open(page: Page, link: str, width: int, dark: bool, height: int = HEIGHT) -> None:

@@ -112,7 +112,7 @@ async def ask(port: int, request: bytes) -> bytes:
 
 def test_it_is_read_only_and_ends_though_somebody_says_nothing(example: Example) -> None:
     async def play() -> None:
-        server = PublicServer(example, public_listener(0))
+        server = PublicServer(lambda: public_facts(example()), public_listener(0))
         await server.start()
         silent = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(3)]
         page = await ask(server.port, b"GET / HTTP/1.1\r\nHost: anywhere\r\n\r\n")
@@ -137,7 +137,7 @@ def test_it_is_read_only_and_ends_though_somebody_says_nothing(example: Example)
 
 def test_so_many_connections_are_held_and_no_more(example: Example) -> None:
     async def play() -> None:
-        server = PublicServer(example, public_listener(0))
+        server = PublicServer(lambda: public_facts(example()), public_listener(0))
         await server.start()
         held = [
             await asyncio.open_connection("127.0.0.1", server.port)

@@ -20,13 +20,18 @@ def bootstrap(
         typer.Option("--initial-peers", help="Another bootstrap node; may be repeated."),
     ] = None,
     relay: Annotated[bool, typer.Option(help="Pass bytes on between peers behind routers.")] = True,
+    public_status: Annotated[
+        int,
+        typer.Option(min=0, max=65535, help="Port of a page about a run, for anybody; 0: none."),
+    ] = 0,
+    run_digest: Annotated[str, typer.Option(help="The run that this page is of.")] = "",
     log: Annotated[str, typer.Option(help="Log format: auto, human or json.")] = "auto",
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run a node at which newcomers and members of any run meet. It trains nothing."""
     from p2p_dtfm.daemon.machine.home import default_home
-    from p2p_dtfm.daemon.peers.bootstrap_node import DEFAULT_LISTEN, Bootstrap
+    from p2p_dtfm.daemon.peers.bootstrap_node import DEFAULT_LISTEN, Bootstrap, public_page
 
     set_up_logging(log)
     node = Bootstrap(
@@ -36,5 +41,6 @@ def bootstrap(
         tuple(initial_peers or ()),
         as_json,
         relay,
+        public_page(public_status, run_digest),
     )
     raise typer.Exit(asyncio.run(node.run()))

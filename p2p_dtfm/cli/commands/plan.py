@@ -1,14 +1,13 @@
 """`p2p-dtfm plan`: the plan of the live swarm or of a scenario, and why it is as it is."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 import typer
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from p2p_dtfm.cli.app import GlobalBatchOption, HomeOption, JsonOption, LayersOption, app
@@ -24,7 +23,8 @@ from p2p_dtfm.cli.scenarios.plan_scenario import (
     write_graph,
 )
 from p2p_dtfm.cli.terminal.output_files import check_writable
-from p2p_dtfm.cli.terminal.plain import harmless_lines, plain
+from p2p_dtfm.cli.terminal.plain import harmless_lines
+from p2p_dtfm.cli.terminal.plan_table import plan_table
 from p2p_dtfm.core.planner.explain import explain
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.names import distinct
@@ -203,23 +203,7 @@ def _plan_in_force(
         return
     called = distinct({record.peer_id: record.called for record in snapshot.records})
     named = how_to_call(called, ids)
-    console.print(_table(made, snapshot, named))
+    console.print(plan_table(made, named, console.width))
     if explanation is not None:
         text = harmless_lines(named(explanation.text()))
         console.print(Text(text), highlight=False, soft_wrap=True)
-
-
-def _table(made: Plan, snapshot: Snapshot, named: Callable[[str], str]) -> Table:
-    depth = max(len(pipeline.stages) for pipeline in made.pipelines)
-    table = Table("pipeline", "microbatches", *(f"stage {n + 1}" for n in range(depth)))
-    for number, pipeline in enumerate(made.pipelines):
-        cells: list[Any] = [
-            Text(f"{plain(named(at.peer_id))}: layers {at.first_layer}-{at.end_layer - 1}")
-            for at in pipeline.stages
-        ]
-        cells += [""] * (depth - len(cells))
-        table.add_row(str(number + 1), str(pipeline.microbatch_count), *cells)
-    if made.spares:
-        spares = Text(", ".join(plain(named(peer_id)) for peer_id in made.spares))
-        table.add_row("spares", "", spares, *[""] * (depth - 1))
-    return table

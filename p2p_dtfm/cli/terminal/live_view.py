@@ -15,7 +15,7 @@ from rich.live import Live
 from rich.text import Text
 
 from p2p_dtfm.cli.terminal.plain import plain
-from p2p_dtfm.core.protocol.facts.in_words import counted, duration, given_text
+from p2p_dtfm.core.protocol.facts.in_words import counted, duration, given_text, layers_text
 from p2p_dtfm.web.state import ContributionBoard, DashboardState, Samples, ViewState
 
 REFRESH_S = 0.5
@@ -184,8 +184,8 @@ def _place(view: ViewState) -> list[str]:
     if me.pipeline is not None:
         place = (
             f"pipeline {me.pipeline + 1} of {len(view.pipelines)}, stage {(me.position or 0) + 1} "
-            f"of {len(view.pipelines[me.pipeline].peers)}, layers {me.first_layer}-"
-            f"{me.end_layer - 1}"
+            f"of {len(view.pipelines[me.pipeline].peers)}, "
+            + layers_text(me.first_layer, me.end_layer)
         )
         return [place, peers, name]
     return [peers, name] if view.no_plan else ["spare", peers, name]

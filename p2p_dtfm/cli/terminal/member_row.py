@@ -57,6 +57,12 @@ def _wide(name_width: int) -> Table:
     return table
 
 
+def _span(layers: list[int]) -> str:
+    if not layers:
+        return "spare"
+    return f"{layers[0]}-{layers[-1]}" if len(layers) > 1 else f"{layers[0]}"
+
+
 def _row_of(member: dict[str, Any], ids: bool) -> tuple[str, ...]:
     device, links = member["device"], member["links"].values()
     block_ms = (device["block"]["forward_ns"] + device["block"]["backward_ns"]) / 1e6
@@ -67,7 +73,7 @@ def _row_of(member: dict[str, Any], ids: bool) -> tuple[str, ...]:
         plain(f"{device['kind']}, {device['name']}", SHORT_CHARACTERS),
         bytes_text(device["memory_bytes"]),
         f"{block_ms:,.1f} ms",
-        f"{layers[0]}-{layers[-1]}" if layers else "spare",
+        _span(layers),
         _rates_text(rates),
     )
 

@@ -23,10 +23,19 @@ def _digest(payload: bytes) -> bytes:
     return bytes.fromhex(digest_bytes(payload))
 
 
-def own_digest(parts: Parts, loss_sum: float, edges: Edges | None = None) -> bytes:
-    """Of `edges` what is sent."""
+def own_digest(
+    parts: Parts, loss_sum: float, edges: Edges | None = None, held_out_loss_sum: float = 0.0
+) -> bytes:
+    """Of `edges` what is sent. `held_out_loss_sum`: see `judged_held_out`."""
     sent = [(n, it.activation_out, it.gradient_out) for n, it in sorted((edges or {}).items())]
-    return _digest(encode([sorted(parts.items()), loss_sum.hex(), sent]))[:OWN_BYTES]
+    losses = loss_sum.hex(), held_out_loss_sum.hex()
+    return _digest(encode([sorted(parts.items()), *losses, sent]))[:OWN_BYTES]
+
+
+def judged_held_out(edges: Edges, held_out_loss_sum: float) -> float:
+    """The part of a work that evaluation is: of a stage that is the whole model. What neighbours
+    send for evaluation is claimed by nobody, so of other stages it cannot be computed again."""
+    return 0.0 if edges else held_out_loss_sum
 
 
 def sums_digest(sums: Mapping[int, bytes]) -> bytes:
@@ -40,7 +49,8 @@ def work_of(prepared: Prepared, segments: Sequence[Segment]) -> bytes:
     me = prepared.peer_id
     sums = {n: s[segments[n].holders.index(me)] for n, s in prepared.sums.items()}
     share = prepared.audit.share
-    return own_digest(share.parts, prepared.loss_sum, share.edges) + sums_digest(sums)
+    held_out = judged_held_out(share.edges, prepared.held_out_loss_sum)
+    return own_digest(share.parts, prepared.loss_sum, share.edges, held_out) + sums_digest(sums)
 
 
 def claim_digest(share: Share, work: bytes) -> bytes:

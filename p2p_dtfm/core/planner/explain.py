@@ -14,7 +14,7 @@ from p2p_dtfm.core.cost_model.placement_problem import PlanningProblem
 from p2p_dtfm.core.cost_model.unmeasured import held_back
 from p2p_dtfm.core.planner.link_sources import link_sources
 from p2p_dtfm.core.planner.recomputation import problem_in_force
-from p2p_dtfm.core.protocol.facts.in_words import bytes_text, counted, rate_text
+from p2p_dtfm.core.protocol.facts.in_words import bytes_text, counted, layers_text, rate_text
 from p2p_dtfm.core.protocol.layers.timings import timing_of
 from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
 from p2p_dtfm.core.protocol.records import PeerRecord
@@ -246,7 +246,7 @@ def _role(plan: Plan, stage: Stage, record: PeerRecord, links: SwarmLinks) -> st
     pipeline = plan.pipelines[place[0]]
     text = (
         f"pipeline {place[0] + 1} of {len(plan.pipelines)}, stage {place[1] + 1} of "
-        f"{len(pipeline.stages)}: layers {stage.first_layer}-{stage.end_layer - 1}, "
+        f"{len(pipeline.stages)}: {layers_text(stage.first_layer, stage.end_layer)}, "
         f"{counted(pipeline.microbatch_count, 'microbatch')}, {stage.in_flight} in flight"
     )
     if place[1] + 1 < len(pipeline.stages):

@@ -18,6 +18,7 @@ from p2p_dtfm.daemon.telemetry.status import State
 from p2p_dtfm.ports import now
 from p2p_dtfm.web.api import Action
 from p2p_dtfm.web.dashboard import Dashboard
+from p2p_dtfm.web.public_facts import PublicFacts, public_facts
 from p2p_dtfm.web.public_server import PublicServer, public_listener
 from p2p_dtfm.web.server import Server, loopback_listener
 from p2p_dtfm.web.state import DashboardState, Live
@@ -61,6 +62,10 @@ class DashboardHost:
         """What is shown now."""
         return self._state()
 
+    def public_facts(self) -> PublicFacts:
+        """What of it anybody may know, if this daemon's user allows it."""
+        return public_facts(self.state())
+
     async def start(
         self,
         port: int | str,
@@ -98,7 +103,7 @@ class DashboardHost:
         """The page that anybody may read; 0: none. Raises `UserError` if the port is taken."""
         if not port or self._public is not None:
             return
-        self._public = PublicServer(self.state, public_listener(port))
+        self._public = PublicServer(self.public_facts, public_listener(port))
         await self._public.start()
         log.info("a page that anybody may read: http://%s:%d/", socket.gethostname(), port)
 

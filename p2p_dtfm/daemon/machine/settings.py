@@ -183,6 +183,11 @@ class Settings(BaseModel):
         description="port of a page that anybody may read: loss, speed and how many take part, no "
         "names or addresses; 0: no such page",
     )
+    tell_status: bool = Field(
+        default=False,
+        description="tell bootstrap nodes that ask what such a page shows, so that they can serve "
+        "it; with public_status it is told as well",
+    )
     tensorboard: Annotated[Path | None, BeforeValidator(_path)] = Field(
         default=None, description="directory for TensorBoard's event files; none without it"
     )

@@ -225,6 +225,7 @@ class Background:
                     run_digest=self._run.digest,
                 )
                 if looks := self._looks_around():
+                    await directory.meet_again()
                     await directory.publish_run(self._run.digest, self._run.signed_spec)
                 accepted = await directory.publish_presence(presence)
                 accepted &= await self._publishing.publish(

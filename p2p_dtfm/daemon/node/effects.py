@@ -205,7 +205,7 @@ class Effects:
                 status.troubles.over("life")
                 return life
             except OSError as error:
-                what = f"its life cannot be written down: {error.strerror or error}"
+                what = f"this start cannot be noted in the home: {error.strerror or error}"
                 fix = "free space on that disk"
                 status.say(State.WAITING, f"{what}; {fix}")
                 status.troubles.tell("life", what, fix)

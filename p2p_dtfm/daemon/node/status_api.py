@@ -22,6 +22,7 @@ from p2p_dtfm.daemon.machine.settings import Settings
 from p2p_dtfm.daemon.node.local import Local
 from p2p_dtfm.daemon.node.network import Network
 from p2p_dtfm.daemon.node.participant import Participant
+from p2p_dtfm.daemon.peers.facts.public_status import StatusTeller
 from p2p_dtfm.daemon.peers.guests.desk import addresses_to_tell, new_line, revoke
 from p2p_dtfm.daemon.peers.reachability import relay_of
 from p2p_dtfm.daemon.telemetry.names import PEER_ID
@@ -77,6 +78,9 @@ class StatusApi:
         local.dashboard.show(local.observer.state, for_all_devices(local.home.root, actions))
         await local.dashboard.start(local.settings.dashboard, local.home.root)
         await local.dashboard.start_public(local.settings.public_status)
+        if local.settings.public_status or local.settings.tell_status:
+            teller = await StatusTeller(self._network.host, local.dashboard.public_facts).ready()
+            stack.push_async_callback(teller.close)
         api = LocalApi(
             make_app(
                 readers,

@@ -9,11 +9,14 @@ import contextlib
 import json
 import logging
 import signal
+import socket
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from p2p_dtfm.core.protocol.errors import PeerFault, UserError
 from p2p_dtfm.daemon.machine.home import Home
+from p2p_dtfm.daemon.peers.facts.public_status import StatusHeard
 from p2p_dtfm.daemon.peers.gate import GateKeeper
 from p2p_dtfm.daemon.peers.reachability import ReachabilityService
 from p2p_dtfm.net.contacts.addresses import parse_address
@@ -21,12 +24,41 @@ from p2p_dtfm.net.directory.directory import Directory
 from p2p_dtfm.net.errors import Unreachable
 from p2p_dtfm.net.libp2p.control import ControlPlane
 from p2p_dtfm.net.libp2p.host import Host
+from p2p_dtfm.web.public_server import PublicServer, public_listener
 
 log = logging.getLogger("p2p_dtfm")
 
 DEFAULT_LISTEN = "/ip4/0.0.0.0/tcp/31331"
 REFRESH_S = 30.0
 REFUSAL = "it is a bootstrap node and trains nothing"
+
+
+DIGEST_DIGITS = 64
+
+
+@dataclass(frozen=True)
+class PublicPage:
+    """A page that anybody may read, of one run: which one is for the node's owner to say, or
+    strangers would have theirs shown there."""
+
+    port: int
+    run_digest: str
+
+
+def public_page(port: int, run_digest: str) -> PublicPage | None:
+    """None without a port. Raises `UserError`."""
+    if not port:
+        return None
+    digest = run_digest.lower()
+    if len(digest) != DIGEST_DIGITS or not set(digest) <= set("0123456789abcdef"):
+        raise UserError(
+            "a bootstrap node's page is of one run, which its digest names",
+            (
+                f"add --run-digest and the {DIGEST_DIGITS} digits that the founder's daemon prints",
+                "or leave out --public-status",
+            ),
+        )
+    return PublicPage(port, digest)
 
 
 class Bootstrap:
@@ -40,8 +72,10 @@ class Bootstrap:
         initial_peers: Sequence[str] = (),
         as_json: bool = False,
         relays: bool = True,
+        page: PublicPage | None = None,
     ) -> None:
         self._relays = relays
+        self._page = page
         self._home = Home(home)
         self._listen = tuple(listen)
         self._announce = tuple(announce)
@@ -54,6 +88,7 @@ class Bootstrap:
         self._home.acquire()
         async with contextlib.AsyncExitStack() as stack:
             stack.callback(self._home.release)
+            listener = public_listener(self._page.port) if self._page is not None else None
             loop = asyncio.get_running_loop()
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.add_signal_handler(number, self._on_signal)
@@ -70,7 +105,13 @@ class Bootstrap:
             stack.push_async_callback(reachability.close)
             directory = await Directory.start(host, self._initial_peers)
             stack.push_async_callback(directory.close)
-            self._print_addresses(await host.addresses())
+            addresses = await host.addresses()
+            if self._page is not None and listener is not None:
+                line = f"p2p-dtfm --initial-peers {addresses[0]} --run-digest "
+                line += self._page.run_digest
+                heard = StatusHeard(host, directory, self._page.run_digest, line)
+                await _serve_page(stack, heard, listener)
+            self._print_addresses(addresses)
             await self._until_end(host, directory)
         log.info("the bootstrap node has ended")
         return 0
@@ -106,6 +147,18 @@ class Bootstrap:
             for task in (refreshing, ending, lost):
                 task.cancel()
             await asyncio.gather(refreshing, ending, lost, return_exceptions=True)
+
+
+async def _serve_page(
+    stack: contextlib.AsyncExitStack, heard: StatusHeard, listener: socket.socket
+) -> None:
+    server = PublicServer(heard.facts, listener)
+    await server.start()
+    stack.push_async_callback(server.close)
+    asking = asyncio.create_task(heard.keep())
+    stack.callback(asking.cancel)
+    name = socket.gethostname()
+    log.info("a page that anybody may read: http://%s:%d/", name, server.port)
 
 
 async def _refuse(sender: str, body: bytes) -> bytes:

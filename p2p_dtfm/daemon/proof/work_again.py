@@ -7,10 +7,11 @@ cannot, and that is said.
 
 import itertools
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from p2p_dtfm.core.audit.work import OWN_BYTES, own_digest, work_of
+from p2p_dtfm.core.commit.step_terms import terms_of
 from p2p_dtfm.core.messages.audit_messages import Boundary, Edges, Share
 from p2p_dtfm.core.planner.wire_plan import WirePlan, wire_plan
 from p2p_dtfm.core.protocol.plan import Plan, Segment
@@ -18,6 +19,7 @@ from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.schedule.one_order import merged
 from p2p_dtfm.core.schedule.tied_ends import tied_ends
 from p2p_dtfm.core.transcript.checking import NotTrue, Step
+from p2p_dtfm.daemon.step.neighbours import held_out_alone
 from p2p_dtfm.daemon.step.segment_exchange import sum_digest
 from p2p_dtfm.daemon.step.stage_account import StageAccount, account_of
 from p2p_dtfm.train.model.layer_state import LayerState
@@ -116,12 +118,14 @@ class WorkAgain:
         needed, None for all. Raises `NotTrue` and `Unjudged`."""
         passed = [each for each in _passed(plan, wire) if numbers is None or each.number in numbers]
         needed = {peer for each in passed for peer in each.peers}
+        is_judged = number == step.outcome.step
+        held_out = self._held_out(step, plan, needed, numbers) if is_judged else {}
         works = replay_pipelines(
             self.spec,
             self.states,
             self._holders(step, plan, needed),
             passed,
-            self._batches_of(number, [each.number for each in passed]),
+            self._batches_of(number, [each.number for each in passed], held_out),
         )
         gradients = {peer: work.gradients for peer, work in works.items()}
         accounts = {peer: account_of(plan, wire, peer, gradients[peer]) for peer in sorted(needed)}
@@ -150,12 +154,25 @@ class WorkAgain:
             found[peer] = Holder(plan.layers_of(peer), share.threads)
         return found
 
-    def _batches_of(self, step: int, numbers: Iterable[int]) -> StepBatches:
-        self._batches.open_shards(sorted(self._batches.shards(step, numbers, held_out=False)))
+    def _held_out(
+        self, step: Step, plan: Plan, needed: Collection[str], numbers: Collection[int] | None
+    ) -> dict[str, list[int]]:
+        """By peers whose whole work is computed, where their stage is the whole model."""
+        if not terms_of(self.spec).evaluates(step.outcome.step):
+            return {}
+        whole = [peer for peer in sorted(needed) if _is_whole(plan, peer, numbers)]
+        return {peer: held_out_alone(plan, peer, self.spec) for peer in whole}
+
+    def _batches_of(
+        self, step: int, numbers: Iterable[int], held_out: Mapping[str, Sequence[int]]
+    ) -> StepBatches:
+        reads = any(held_out.values())
+        self._batches.open_shards(sorted(self._batches.shards(step, numbers, held_out=reads)))
         return StepBatches(
             step,
             lambda number: self._batches(step, number),
             lambda number: self._batches.weight(step, number),
+            held_out,
         )
 
     def _judge_own(
@@ -165,7 +182,7 @@ class WorkAgain:
         self.judged += 1
         share = _share_of(step, peer_id)
         sent = _edges(share.edges, work)
-        own = own_digest(account.parts, work.loss_sum, sent)
+        own = own_digest(account.parts, work.loss_sum, sent, work.held_out_loss_sum)
         if own == work_of(prepared, plan.segments())[:OWN_BYTES]:
             return
         what = "its tensors or its loss"

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from p2p_dtfm.core.audit.boundaries import beside
 from p2p_dtfm.core.protocol.plan import Plan, Stage
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 
@@ -36,6 +37,15 @@ def neighbours_of(plan: Plan, me: str, spec: RunSpec) -> tuple[Neighbours, ...]:
         held_out = held_out_indices(plan, spec, number)
         found.append(Neighbours(stages, position, held_out))
     return tuple(found)
+
+
+def held_out_alone(plan: Plan, peer_id: str, spec: RunSpec) -> list[int]:
+    """The held-out microbatches of a stage that is the whole model, in its order; of others none,
+    as what comes into them for evaluation is not claimed."""
+    if beside(plan, peer_id):
+        return []
+    places = neighbours_of(plan, peer_id, spec)
+    return sorted(number for place in places for number in place.held_out)
 
 
 def held_out_indices(plan: Plan, spec: RunSpec, pipeline: int) -> range:

@@ -176,15 +176,16 @@ class Judge:
         mine: Mapping[str, StageAccount],
         *,
         adds: bool,
+        held_out: Sequence[int] = (),
     ) -> bytes:
         """`mine`: this peer's own account by its id. Without `adds` its sums are taken as claimed.
-        Raises as `fetch` does, and `UnlikeParts`."""
+        `held_out`: as in `replay`. Raises as `fetch` does, and `UnlikeParts`."""
         near = await self._edges(peer_id, claims)
         threads = claims[peer_id].share.threads
         if threads > max_threads():
             return bytes(WORK_BYTES)  # nobody of this arithmetic computes so
         coming = asyncio.create_task(self._parts(peer_id, claims, mine) if adds else _nothing())
-        replay = self._own(peer_id, microbatches, batch, step, threads, near)
+        replay = self._own(peer_id, microbatches, batch, step, threads, near, held_out)
         replayed = asyncio.create_task(replay)
         try:  # who withholds its part is known as soon as it says so, to all that audit at once
             (theirs, own), parts = await asyncio.gather(replayed, coming)
@@ -212,6 +213,7 @@ class Judge:
         step: int,
         threads: int,
         near: Mapping[int, ReplayedEdge],
+        held_out: Sequence[int],
     ) -> tuple[StageAccount, bytes]:
         """Its gradients, and the first half of its work."""
         result: Replayed = await self._compute.run(
@@ -225,12 +227,14 @@ class Judge:
             self._recompute,
             partial(batch.weight, step),
             step,
+            held_out,
         )
         theirs = await self._compute.run_beside(
             account_of, self._plan, self._wire, peer_id, result.gradients
         )
         sent = {number: _sent(result, number) for number in near}
-        return theirs, own_digest(theirs.parts, result.loss_sum, sent)
+        losses = result.loss_sum, result.held_out_loss_sum
+        return theirs, own_digest(theirs.parts, losses[0], sent, losses[1])
 
     def _shared(self, peer_id: str) -> list[tuple[int, Segment, Chunks]]:
         """Its segments with other holders."""

@@ -17,7 +17,7 @@ from typing import NoReturn
 from blake3 import blake3
 
 from p2p_dtfm.core.audit.claim_book import OPENING_BYTES, ClaimBook, commitment_to
-from p2p_dtfm.core.audit.work import heard_of, own_digest, sums_digest
+from p2p_dtfm.core.audit.work import heard_of, judged_held_out, own_digest, sums_digest
 from p2p_dtfm.core.commit.step_terms import terms_of
 from p2p_dtfm.core.messages.audit_messages import COULD_NOT, Account, Audited, Claimed, Share
 from p2p_dtfm.core.messages.work import Kind, Lack
@@ -27,6 +27,7 @@ from p2p_dtfm.core.protocol.snapshot import ViewId
 from p2p_dtfm.core.recovery.partial_replay import whole_step
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.step.mailbox import segments_of
+from p2p_dtfm.daemon.step.neighbours import held_out_alone
 from p2p_dtfm.daemon.step.stage_account import (
     Judge,
     StageAccount,
@@ -35,7 +36,7 @@ from p2p_dtfm.daemon.step.stage_account import (
     got_by_holder,
 )
 from p2p_dtfm.daemon.step.step_engine import LocalResult, StepEngine
-from p2p_dtfm.daemon.trainer.step_shards import have_shards
+from p2p_dtfm.daemon.trainer.step_shards import StepShards, have_shards
 from p2p_dtfm.daemon.trainer.trainer_state import Outlet, Stopped, Tools, TrainerState
 from p2p_dtfm.net.streams.blobs import BlobUnavailable
 from p2p_dtfm.ports import chance
@@ -182,7 +183,9 @@ class Audits:
             got=got_by_holder(plan, engine.mailbox.wire, me, local.got),
             edges=edges_of(plan, me, engine.work),
         )
-        work = own_digest(share.parts, local.loss_sum, share.edges) + sums_digest(sums)
+        held_out = judged_held_out(share.edges, local.held_out_loss_sum)
+        own = own_digest(share.parts, local.loss_sum, share.edges, held_out)
+        work = own + sums_digest(sums)
         next_one = commitment_to(self._next_opening)
         return Claimed(here.view.id, here.step, share, work, opening, next_one)
 
@@ -219,9 +222,10 @@ class Audits:
         """A work as it comes out here, or `COULD_NOT`. Raises `Stopped`."""
         tools, state, step = self._tools, self._state, here.step
         microbatches = whole_step(here.plan, peer_id).microbatches
-        await have_shards(
-            tools, self._outlet, state, here.view, here.plan, step, microbatches, evaluate=False
-        )
+        evaluates = terms_of(tools.spec).evaluates(step)
+        held_out = held_out_alone(here.plan, peer_id, tools.spec) if evaluates else []
+        shards = StepShards(step, microbatches, held_out=bool(held_out))
+        await have_shards(tools, self._outlet, state, here.view, here.plan, shards)
         engine, claims = here.engine, here.book.claims
         judge = Judge(
             tools.spec,
@@ -235,7 +239,14 @@ class Audits:
         mine, adds = {tools.me: here.mine}, peer_id not in here.book.misled()
         with tools.recorder.span("audit"):
             work = judge.work_of(
-                peer_id, microbatches, tools.batches, step, claims, mine, adds=adds
+                peer_id,
+                microbatches,
+                tools.batches,
+                step,
+                claims,
+                mine,
+                adds=adds,
+                held_out=held_out,
             )
             found = await self._unless_over(here.view, asyncio.create_task(work))
         self.count += 1

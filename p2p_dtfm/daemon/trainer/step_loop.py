@@ -16,6 +16,7 @@ from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.recovery.partial_replay import StageReplay
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.step.mailbox import Mailbox
+from p2p_dtfm.daemon.step.neighbours import neighbours_of
 from p2p_dtfm.daemon.step.open_step_work import OpenStepWork
 from p2p_dtfm.daemon.step.stage_tools import StageLinks, StageListeners, StagePlace, StageTools
 from p2p_dtfm.daemon.step.step_engine import LocalResult, StepEngine
@@ -26,7 +27,7 @@ from p2p_dtfm.daemon.trainer.audits import Audits
 from p2p_dtfm.daemon.trainer.cut_transfers import Cuts
 from p2p_dtfm.daemon.trainer.followers import Followers
 from p2p_dtfm.daemon.trainer.place import PlaceInView
-from p2p_dtfm.daemon.trainer.step_shards import have_shards
+from p2p_dtfm.daemon.trainer.step_shards import StepShards, have_shards
 from p2p_dtfm.daemon.trainer.trainer_state import Outlet, Stopped, Tensor, Tools, TrainerState
 from p2p_dtfm.ports import now
 from p2p_dtfm.train.model.layer_state import LayerState
@@ -127,9 +128,10 @@ class StepLoop:
             self._cuts.begin(step, engine.states)
         replay = self._replay(plan, step) or engine.whole
         microbatches = replay.microbatches if train else ()
-        await have_shards(
-            self._tools, self._outlet, self._state, view, plan, step, microbatches, evaluate
-        )
+        places = neighbours_of(plan, self._tools.me, spec)
+        held_out = evaluate and any(each.held_out for each in places)
+        shards = StepShards(step, microbatches, held_out=held_out)
+        await have_shards(self._tools, self._outlet, self._state, view, plan, shards)
         self._tools.status.say(State.TRAINING, f"step {step:,} of {spec.total_steps:,}")
         digests = asyncio.create_task(self._state_digests(engine, step))
         self._state.paces.begins(step)

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.recovery.view import View
@@ -18,24 +19,23 @@ log = logging.getLogger("p2p_dtfm")
 SHARD_RETRY_S = 1.0
 
 
+class StepShards(NamedTuple):
+    """What is to be read in a step: these training microbatches, and held-out ones."""
+
+    step: int
+    microbatches: Sequence[int]
+    held_out: bool
+
+
 async def have_shards(
-    tools: Tools,
-    outlet: Outlet,
-    state: TrainerState,
-    view: View,
-    plan: Plan,
-    step: int,
-    microbatches: Sequence[int],
-    evaluate: bool,
+    tools: Tools, outlet: Outlet, state: TrainerState, view: View, plan: Plan, read: StepShards
 ) -> None:
-    """Bring what this stage reads for these microbatches and, if it is time, held-out ones; or
-    until the view is over."""
+    """Bring what this stage reads; or until the view is over."""
     beside = neighbours_of(plan, tools.me, tools.spec)
     is_between = beside[0].before is not None and beside[0].after is not None
     if is_between and not tools.spec.data.masks_documents:
         return
-    held_out = evaluate and any(each.held_out for each in beside)
-    needed = tools.batches.shards(step, microbatches, held_out=held_out)
+    needed = tools.batches.shards(read.step, read.microbatches, held_out=read.held_out)
     try:
         await _fetch(tools, outlet, state, view, needed)
     finally:

@@ -34,6 +34,7 @@ from p2p_dtfm.net.directory.facts import (
     open_facts,
     sign_facts,
 )
+from p2p_dtfm.net.directory.lost_nodes import LostNodes
 from p2p_dtfm.net.directory.sealed import Seal, sealed_key
 from p2p_dtfm.net.directory.validator import DirectoryValidator
 from p2p_dtfm.net.directory.values import (
@@ -101,7 +102,9 @@ class Directory:
         self._asked_s = 0.0
         self._host = host
         self._node = node
-        self._acquaintances = dict(parse_address(address) for address in initial_peers)
+        self._initial = dict(parse_address(address) for address in initial_peers)
+        self._lost = LostNodes()
+        self._acquaintances = dict(self._initial)
         self._presence: Presence | None = None
         self._presence_ttl_s = PRESENCE_TTL_S
         self._runs: dict[str, Signed] = {}
@@ -319,15 +322,16 @@ class Directory:
     async def refresh(self) -> bool:
         """Publish again what this peer published: to be called each third of the TTL.
 
-        When all other DHT nodes were lost, known peers are tried first. False if refused.
+        Nodes that were lost are tried first. False if refused.
         """
-        if not self._node.protocol.routing_table.uid_to_peer_id:
-            await self._meet_again()
-        accepted = True
-        if self._presence is not None:
-            accepted = await self.publish_presence(self._presence, self._presence_ttl_s)
+        if not await self.meet_again() and not self.nodes:
+            await self._meet_anybody()
+        accepted = True  # runs first: presences are only taken in runs that are known
         for run_digest, signed in list(self._runs.items()):
             accepted = await self.publish_run(run_digest, signed) and accepted
+        if self._presence is not None:
+            presence, ttl_s = self._presence, self._presence_ttl_s
+            accepted = await self.publish_presence(presence, ttl_s) and accepted
         return accepted
 
     async def close(self) -> None:
@@ -380,14 +384,24 @@ class Directory:
                     f"/p2p/{presence.peer_id}"
                 )
 
-    async def _meet_again(self) -> None:
+    async def meet_again(self) -> bool:
+        """Call initial peers of whom the node knows nothing any more: one that was started again
+        knows nobody, and newcomers come through it. Whether one of them answers."""
+        absent = self._initial.keys() - set(self.nodes)
+        due = self._lost.due(sorted(absent), now.monotonic_s())
+        return any(await asyncio.gather(*(self._call_again(it, self._initial[it]) for it in due)))
+
+    async def _meet_anybody(self) -> None:
         for peer_id, address in list(self._acquaintances.items()):
-            try:
-                await self._host.connect(peer_id, [address], 5.0)
-            except Unreachable:
-                continue
-            if await self._bounded(self._node.protocol.call_ping(PeerID.from_base58(peer_id))):
+            if await self._call_again(peer_id, address):
                 return
+
+    async def _call_again(self, peer_id: str, address: str) -> bool:
+        with contextlib.suppress(Unreachable):
+            await self._host.connect(peer_id, [address], 5.0)
+            ping = self._node.protocol.call_ping(PeerID.from_base58(peer_id))
+            return await self._bounded(ping) is not None
+        return False
 
 
 def _not_joined(initial_peers: list[str], error: Exception) -> UserError:

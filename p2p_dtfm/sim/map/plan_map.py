@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from p2p_dtfm.core.cost_model.codings import boundary_loads
-from p2p_dtfm.core.protocol.facts.in_words import bytes_text, counted
+from p2p_dtfm.core.protocol.facts.in_words import bytes_text, counted, layers_text
 from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
 from p2p_dtfm.core.protocol.workload import Workload
 from p2p_dtfm.sim.map.map_layout import Layout, lay_out
@@ -96,8 +96,7 @@ def plan_html(
     rows = "\n".join(
         f"<tr><td>{number + 1}</td><td>{pipeline.microbatch_count}</td><td>"
         + " → ".join(
-            f"{html.escape(s.peer_id)} <small>layers {s.first_layer}–{s.end_layer - 1}, "
-            f"{s.in_flight} in flight</small>"
+            f"{html.escape(s.peer_id)} <small>{_layers(s.layers)}, {s.in_flight} in flight</small>"
             for s in pipeline.stages
         )
         + "</td></tr>"
@@ -248,8 +247,9 @@ def _pipeline(
         size = 4 + 5 * math.sqrt(len(stage.layers) / workload.layer_count)
         parts.append(
             f'<circle class="peer" fill="{colour}" cx="{x:.1f}" cy="{y:.1f}" r="{size:.1f}">'
-            f"<title>{html.escape(stage.peer_id)}: layers {stage.first_layer}–"
-            f"{stage.end_layer - 1}, {stage.in_flight} in flight</title></circle>"
+            f"<title>{html.escape(stage.peer_id)}: "
+            f"{_layers(stage.layers)}, "
+            f"{stage.in_flight} in flight</title></circle>"
         )
     if strip:
         parts += _bar(number, pipeline, workload, colour)
@@ -302,3 +302,7 @@ def _told(number: int, pipeline: Pipeline) -> str:
 
 def _seconds(duration_ns: int) -> str:
     return f"{duration_ns / 1e9:.2f} s" if duration_ns >= 10**9 else f"{duration_ns / 1e6:.0f} ms"
+
+
+def _layers(layers: range) -> str:
+    return layers_text(layers.start, layers.stop).replace("-", "–")

@@ -58,22 +58,28 @@ def _say_and_believe(lie: Lie, changed: Callable[[Any], dict[str, Any]]) -> None
     put(transaction, "fault_of", fault_of)
 
 
-def state_another_loss(lie: Lie) -> None:
+def _claim_and_say(lie: Lie, name: str) -> None:
     """In its claim as well: or it would be out for stating what it has not claimed."""
     factor, honest = 1.0 + lie.strength, Audits._claim
 
+    def changed(local: Any) -> dict[str, Any]:
+        return {name: getattr(local, name) * factor}
+
     async def claim(self: Any, here: Any, local: Any) -> Any:
         if lie.is_told(here.step):
-            local = dataclasses.replace(local, loss_sum=local.loss_sum * factor)
+            local = dataclasses.replace(local, **changed(local))
         return await honest(self, here, local)
 
     put(Audits, "_claim", claim)
-    _say_and_believe(lie, lambda local: {"loss_sum": local.loss_sum * factor})
+    _say_and_believe(lie, changed)
+
+
+def state_another_loss(lie: Lie) -> None:
+    _claim_and_say(lie, "loss_sum")
 
 
 def state_another_held_out_loss(lie: Lie) -> None:
-    factor = 1.0 + lie.strength
-    _say_and_believe(lie, lambda local: {"held_out_loss_sum": local.held_out_loss_sum * factor})
+    _claim_and_say(lie, "held_out_loss_sum")
 
 
 def count_twice(lie: Lie) -> None:

@@ -84,9 +84,6 @@ TAKEN_BACK = Promise(
 )
 NOT_HEARD = Promise("not left out, and not heard: no work is moved", None, fair_within=5)
 ONLY_TIME = Promise("not found out by anybody, and costs nothing but time", None)
-BELIEVED = Promise(
-    "not found out: what it says is believed", None, spoils="the held-out losses that all show"
-)
 
 _GRADIENTS = {
     "zeros": LieKind("sends no gradients: zeros", BARRED),
@@ -133,7 +130,7 @@ _WORDS = {
     "unlike-norms": LieKind("tells each member another norm", BARRED),
     "loss": LieKind("says that its loss is larger by so many times", BARRED, 1.0),
     "held-out": LieKind(
-        "says that its held-out loss is larger by so many times", BELIEVED, 1.0, from_step=10
+        "says that its held-out loss is larger by so many times", BARRED, 1.0, from_step=10
     ),
     "count": LieKind("counts twice the tokens that it has computed", LEFT_OUT),
     "digest": LieKind("says that its states are others than they are", LEFT_OUT, from_step=20),

@@ -73,6 +73,9 @@ class VirtualDirectory:
         held = self._runs.get(run_digest)
         return held if isinstance(held, Signed) else None
 
+    async def meet_again(self) -> bool:
+        return False  # the shelf forgets nobody
+
     async def meet(self, peer_ids: Sequence[str]) -> None:
         await self._reach()
 

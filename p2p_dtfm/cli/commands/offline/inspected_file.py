@@ -16,7 +16,7 @@ import msgspec
 from p2p_dtfm.core.messages.agreement_messages import KnownView
 from p2p_dtfm.core.protocol.canonical import decode
 from p2p_dtfm.core.protocol.errors import PeerFault, UserError
-from p2p_dtfm.core.protocol.facts.in_words import bytes_text, counted, rate_text
+from p2p_dtfm.core.protocol.facts.in_words import bytes_text, counted, layers_text, rate_text
 from p2p_dtfm.core.protocol.plan import NoPlan, Plan
 from p2p_dtfm.core.protocol.records import RECORD_KIND, PackedRecord, PeerRecord, unpacked
 from p2p_dtfm.core.protocol.run_spec import RunSpec
@@ -140,7 +140,7 @@ def _plan_words(plan: Plan) -> list[str]:
     ]
     for number, pipeline in enumerate(plan.pipelines, 1):
         stages = ", ".join(
-            f"{stage.peer_id} layers {stage.first_layer}-{stage.end_layer - 1}"
+            f"{stage.peer_id} {layers_text(stage.first_layer, stage.end_layer)}"
             + (" (stands in)" if stage.stands_in else "")
             for stage in pipeline.stages
         )

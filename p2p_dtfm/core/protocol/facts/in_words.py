@@ -24,6 +24,11 @@ def counted(count: float, one: str) -> str:
     return f"{text} {one if text == '1' else one + ('es' if one.endswith(('ch', 'ss')) else 's')}"
 
 
+def layers_text(first: int, end: int) -> str:
+    """`layers 3-5`, `layer 2`: of a range that ends before `end`."""
+    return f"layer {first}" if end - first == 1 else f"layers {first}-{end - 1}"
+
+
 def given_text(today: float, ever: float, repeated: float) -> str | None:
     """`900 tokens today, 12,000 ever, of which 300 repeated`; None before the first one."""
     if round(ever) < 1:

@@ -86,6 +86,7 @@ def _as_another(settings: Settings, number: int) -> dict[str, Any]:
         "run": "",
         "new": False,
         "public_status": 0,
+        "tell_status": False,
         "webhook": "",
         "notify": False,
         "expect_peers": 1,

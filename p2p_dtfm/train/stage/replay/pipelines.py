@@ -20,6 +20,7 @@ from p2p_dtfm.train.stage.replay.work import (
     Replayed,
     SharedLayer,
     chunk_digest,
+    evaluated,
 )
 from p2p_dtfm.train.stage.stage_runner import StageRunner
 
@@ -47,6 +48,8 @@ class StepBatches(NamedTuple):
     step: int
     batch: Callable[[int], tuple[Tensor, Tensor]]
     weight: Callable[[int], float]
+    held_out: Mapping[str, Sequence[int]] = {}
+    """By peers whose stages are the whole model: the microbatches that they evaluate before."""
 
 
 def replay_pipelines(
@@ -64,6 +67,8 @@ def replay_pipelines(
     }
     before = torch.get_num_threads()
     try:
+        for peer, held_out in batches.held_out.items():
+            runners[peer].evaluate(held_out, batches)
         for each in passed:
             _pass(spec, runners, each, batches)
     finally:
@@ -81,6 +86,12 @@ class _Runner:
         self._threads = threads
         self._sent: dict[tuple[str, int], bytes] = {}
         self._losses: list[float] = []
+        self._held_out_loss_sum = 0.0
+
+    def evaluate(self, held_out: Sequence[int], batches: StepBatches) -> None:
+        torch.set_num_threads(self._threads)
+        loss_sum = evaluated(self._runner, held_out, batches.batch, batches.weight)
+        self._held_out_loss_sum = loss_sum
 
     def forward(
         self, number: int, entry: Tensor, tokens: Tensor, targets: Tensor, weight: float
@@ -104,7 +115,7 @@ class _Runner:
 
     def replayed(self) -> Replayed:
         gradients = {n: layer.gradient for n, layer in self._layers.items()}
-        return Replayed(gradients, sum(self._losses, 0.0), self._sent)
+        return Replayed(gradients, sum(self._losses, 0.0), self._sent, self._held_out_loss_sum)
 
 
 def _pass(

@@ -30,6 +30,7 @@ class Replayed(NamedTuple):
     """0 without the head."""
     sent: dict[tuple[str, int], bytes]
     """Digests of the frames for the neighbours, by `ACTIVATION` or `GRADIENT` and microbatch."""
+    held_out_loss_sum: float = 0.0
 
 
 class Frame(NamedTuple):
@@ -87,8 +88,11 @@ def replay(
     recompute: bool = True,
     weight: Callable[[int], float] = lambda number: 1.0,
     step: int = 0,
+    held_out: Sequence[int] = (),
 ) -> Replayed:
     """Of the stage with the layers of `states`, which stay as they are. Compute thread.
+
+    `held_out`: microbatches of a stage that is the whole model, which are evaluated before.
 
     `edge(microbatch)`: what has come into it. `recompute`: less memory for a third more time; the
     bits are the same. `weight(microbatch)`: what its loss counts. Raises `PeerFault` for a frame
@@ -103,6 +107,7 @@ def replay(
     sent: dict[tuple[str, int], bytes] = {}
     try:
         torch.set_num_threads(threads)
+        held_out_loss_sum = evaluated(runner, held_out, batch, weight)
         for number in microbatches:
             near = edge(number)
             tokens, targets = batch(number) if needs_batch else (None, None)
@@ -126,7 +131,21 @@ def replay(
     finally:
         torch.set_num_threads(before)
     gradients = {n: layer.gradient for n, layer in layers.items()}
-    return Replayed(gradients, sum(losses.values(), 0.0), sent)
+    return Replayed(gradients, sum(losses.values(), 0.0), sent, held_out_loss_sum)
+
+
+def evaluated(
+    runner: StageRunner,
+    held_out: Sequence[int],
+    batch: Callable[[int], tuple[Tensor, Tensor]],
+    weight: Callable[[int], float],
+) -> float:
+    """The summed loss of microbatches through the whole model, in their order."""
+    loss_sum = 0.0
+    for number in held_out:
+        tokens, targets = batch(number)
+        loss_sum += cast(float, runner.evaluate(tokens, targets, tokens)) * weight(number)
+    return loss_sum
 
 
 class SegmentParts:

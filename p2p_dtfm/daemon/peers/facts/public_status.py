@@ -1,0 +1,147 @@
+"""What a public page shows of a run, told by members that allow it to a node that serves the page.
+
+It has a protocol name of its own, beside the messages of members: whoever does not allow it serves
+none, and nothing that is said between members changes with it.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.core.protocol.facts.in_words import duration
+from p2p_dtfm.net.directory.port import DirectoryPort
+from p2p_dtfm.net.directory.values import Presence
+from p2p_dtfm.net.errors import Refused, Unreachable
+from p2p_dtfm.net.libp2p.control import ControlPlane
+from p2p_dtfm.net.libp2p.port import HostPort
+from p2p_dtfm.ports import chance, now
+from p2p_dtfm.web.public_facts import PublicFacts, facts_told, nothing_heard
+
+KIND = "public-status"
+MADE_ANEW_S = 2.0
+ASK_EVERY_S = 10.0
+ASKED_LIMIT = 8
+DEADLINE_S = 5.0
+STALE_S = 45.0
+"""Older words are shown with their age."""
+NOBODY_YET = (
+    "No member that lets this run be shown has answered yet. A member allows it with --tell-status."
+)
+
+log = logging.getLogger("p2p_dtfm")
+
+
+class StatusTeller:
+    """A member's: answers whoever asks, with what its own public page would show."""
+
+    def __init__(self, host: HostPort, facts: Callable[[], PublicFacts]) -> None:
+        self._facts = facts
+        self._plane = ControlPlane(host, self._answer, KIND)
+        self._made: tuple[float, bytes] | None = None
+
+    async def ready(self) -> "StatusTeller":
+        """From now on it answers."""
+        await self._plane.ready()
+        return self
+
+    async def close(self) -> None:
+        await self._plane.close()
+
+    async def _answer(self, sender: str, body: bytes) -> bytes:
+        now_s = now.monotonic_s()
+        if self._made is None or now_s - self._made[0] >= MADE_ANEW_S:
+            self._made = now_s, msgspec.json.encode(self._facts())
+        return self._made[1]
+
+
+class StatusHeard:
+    """A bootstrap node's: asks some members of one run now and then, and keeps what one said."""
+
+    def __init__(
+        self, host: HostPort, directory: DirectoryPort, run_digest: str, join_line: str
+    ) -> None:
+        self._host = host
+        self._directory = directory
+        self._run_digest = run_digest
+        self._join_line = join_line
+        """Through the node itself: no member's address gets onto the page."""
+        self._plane = ControlPlane(host, _tell_nothing, KIND)
+        self._founder = ""
+        self._tellers: list[str] = []
+        """Who answered last time: they are asked again before others."""
+        self._heard: tuple[float, PublicFacts] | None = None
+
+    def facts(self) -> PublicFacts:
+        """The newest words, and how old they are where that matters."""
+        if self._heard is None:
+            return nothing_heard(self._run_digest, self._join_line, NOBODY_YET)
+        heard_s, facts = self._heard
+        age_s = now.monotonic_s() - heard_s
+        if age_s < STALE_S or facts.state == "done":
+            return facts
+        note = f"No member answers now. What stands here is {duration(age_s)} old."
+        return msgspec.structs.replace(
+            facts, state="nobody answers", note=note, tokens_per_s=None, left_s=None
+        )
+
+    async def keep(self) -> None:
+        """Until it is cancelled."""
+        while True:
+            with contextlib.suppress(Unreachable):
+                await self.ask()
+            await asyncio.sleep(ASK_EVERY_S)
+
+    async def ask(self) -> None:
+        """Once. Raises `Unreachable` if the directory cannot be read."""
+        if not self._founder and (signed := await self._directory.fetch_run(self._run_digest)):
+            self._founder = signed.peer_id  # the digest names what it has signed
+        present = await self._directory.present_peers(self._run_digest)
+        asked = self._chosen(present)
+        answers = await asyncio.gather(*map(self._ask_one, asked))
+        told = {
+            peer.peer_id: facts
+            for peer, facts in zip(asked, answers, strict=True)
+            if facts is not None
+        }
+        self._tellers = list(told)
+        if told:
+            self._heard = now.monotonic_s(), self._believed(told)
+
+    def _chosen(self, present: Sequence[Presence]) -> list[Presence]:
+        """The founder, those who answered last time, and others by lot."""
+        drawn = chance.sample(present, len(present))
+        before = {**dict.fromkeys(self._tellers, 1), self._founder: 0}
+        rest = [peer for peer in drawn if peer.peer_id != self._host.peer_id]
+        ranked = sorted(rest, key=lambda peer: before.get(peer.peer_id, 2))
+        known = [peer for peer in ranked if peer.peer_id in before][: ASKED_LIMIT // 2]
+        new = [peer for peer in rest if peer not in known]
+        return [*known, *new][:ASKED_LIMIT]
+
+    async def _ask_one(self, peer: Presence) -> PublicFacts | None:
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                await self._host.connect(peer.peer_id, peer.addresses, DEADLINE_S)
+                answer = await self._plane.call(peer.peer_id, b"", DEADLINE_S)
+            facts = facts_told(answer, self._run_digest)
+        except (TimeoutError, Unreachable, Refused):
+            return None  # most members do not allow it, which is no fault
+        except PeerFault as fault:
+            log.debug("%s says of the run: %s", peer.peer_id, fault.cause)
+            return None
+        return msgspec.structs.replace(facts, join_line=self._join_line)
+
+    def _believed(self, told: dict[str, PublicFacts]) -> PublicFacts:
+        """The founder's word, whom the run's digest names; else that of whoever is in the middle by
+        steps: who invents one answer does not write the page while others are honest."""
+        if self._founder in told:
+            return told[self._founder]
+        by_step = sorted(told.values(), key=lambda facts: facts.step)
+        return by_step[len(by_step) // 2]
+
+
+async def _tell_nothing(sender: str, body: bytes) -> bytes:
+    raise PeerFault("it is a bootstrap node and takes part in no run", sender)

@@ -55,14 +55,14 @@ def _grouped(chance: random.Random, family: str) -> dict[str, Any]:
         "attention_dropout": chance.choice((0.0, 0.1)),
         "tie_word_embeddings": chance.random() < 0.5,
         "hidden_act": chance.choice(("silu", "silu", "silu", "gelu", "swish")),
-        "rope_parameters": _rope(chance, positions),
+        "rope_parameters": drawn_rope(chance, positions),
     }
     if family == "llama":
         stated["mlp_bias"] = chance.random() < 0.3
     return stated
 
 
-def _rope(chance: random.Random, positions: int) -> dict[str, Any]:
+def drawn_rope(chance: random.Random, positions: int) -> dict[str, Any]:
     kind = chance.choice(_ROPES)
     stated: dict[str, Any] = {
         "rope_type": kind,

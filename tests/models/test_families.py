@@ -228,7 +228,7 @@ def test_stages_train_as_transformers_own_model_under_torchs_optimizer(
         ({"intermediate_size": None}, "does not describe"),
         ({"vocab_size": 1 << 40}, "model.vocabulary"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantised"),
-        ({"use_sliding_window": True}, "slides"),
+        ({"use_sliding_window": True, "max_window_layers": 1}, "slides"),
     ],
 )
 def test_configurations_that_cannot_be_trained_are_refused(

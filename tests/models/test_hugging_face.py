@@ -1,8 +1,10 @@
 """Models go out to the real `transformers` and come in from it, and compute the same."""
 
 import json
+import shutil
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy
 import pytest
@@ -107,6 +109,20 @@ def test_one_file_holds_every_parameter_under_our_names(
         for name, parameter in state.module.named_parameters():
             assert torch.equal(tensors.pop(f"layer.{state.layer}.{name}"), parameter.detach())
     assert not tensors
+
+
+def test_a_full_disk_is_called_by_the_name_that_was_given(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not by that of the hidden directory in which it would have been made."""
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=100))
+    (tmp_path / "there").mkdir()
+    for out in (tmp_path / "new", tmp_path / "there"):
+        with pytest.raises(UserError, match="free") as refused:
+            export_hugging_face(checkpoint, out, None)
+        assert "partial" not in refused.value.cause and str(tmp_path) in refused.value.cause
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoints", "there"]
+    assert not list((tmp_path / "there").iterdir())
 
 
 def test_nothing_is_overwritten(checkpoint: Path, tmp_path: Path) -> None:

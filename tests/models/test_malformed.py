@@ -1,6 +1,7 @@
 """Damaged and hostile directories of models: refused with cause and fix, and nothing stays."""
 
 import json
+import os
 import shutil
 import struct
 from collections.abc import Callable
@@ -129,6 +130,14 @@ def other_tokenizer(directory: Path) -> None:
     (directory / TOKENIZER).write_bytes(BytePairTokenizer.train(iter([text]), 400).to_bytes())
 
 
+def a_pipe(name: str) -> Damage:
+    def damage(directory: Path) -> None:
+        (directory / name).unlink(missing_ok=True)
+        os.mkfifo(directory / name)
+
+    return damage
+
+
 def huge_header(directory: Path) -> None:
     (directory / WEIGHTS).write_bytes(struct.pack("<Q", 1 << 60) + b"{}")
 
@@ -136,6 +145,8 @@ def huge_header(directory: Path) -> None:
 MALFORMED: dict[str, tuple[Damage, str]] = {
     "no configuration": (lambda directory: (directory / CONFIG).unlink(), "cannot read"),
     "no JSON": (writes(CONFIG, b"layers: 2"), "does not describe"),
+    "a pipe": (a_pipe(CONFIG), "it is no file"),
+    "a tokenizer that is a pipe": (a_pipe(TOKENIZER), "it is no file"),
     "a list": (writes(CONFIG, b"[]"), "does not describe"),
     "no text": (writes(CONFIG, b"\xff\xfe{}"), "does not describe"),
     "deep": (writes(CONFIG, b"[" * 100_000), "does not describe"),
@@ -151,6 +162,13 @@ MALFORMED: dict[str, tuple[Damage, str]] = {
     "no heads": (config(num_attention_heads=0), "heads"),
     "negative groups": (config(num_key_value_heads=-2), "kv_heads"),
     "no vocabulary": (config(vocab_size=0), "vocabulary"),
+    "an end that is no token": (config(eos_token_id="x"), "eos_token_id"),
+    "an end below all tokens": (config(eos_token_id=[2, -3]), "eos_token_id is -3"),
+    "a beginning beyond all tokens": (config(bos_token_id=1 << 40), "bos_token_id is"),
+    "two beginnings": (config(bos_token_id=[1, 2]), "bos_token_id"),
+    "heads of nothing": (config(head_dim=0), "head_dim is 0"),
+    "no groups": (config(num_key_value_heads=0), "num_key_value_heads is 0"),
+    "a feed-forward network of nothing": (config(intermediate_size=0), "intermediate_size is 0"),
     "absurd vocabulary": (config(vocab_size=10**15), "vocabulary"),
     "no positions": (config(max_position_embeddings=0), "context"),
     "epsilon of nothing": (config(rms_norm_eps=0.0), "norm_epsilon"),
@@ -167,6 +185,10 @@ MALFORMED: dict[str, tuple[Damage, str]] = {
     "a rope of no type": (rope(rope_type=["linear"], factor=2.0), "rope type"),
     "a rope without factor": (rope(rope_type="linear"), "factor"),
     "a rope that shrinks": (rope(rope_type="linear", factor=-2.0), "factor"),
+    "yarn without attention": (
+        rope(rope_type="yarn", factor=4.0, attention_factor=0.0),
+        "attention_factor is 0",
+    ),
     "a rope beyond numbers": (rope(rope_type="linear", factor=10**400), "factor|number"),
     "a half rope": (rope(rope_type="default", partial_rotary_factor=0.5), "part of each head"),
     "theta of nothing": (config(rope_parameters={"rope_theta": 0.0}), "theta"),
@@ -238,5 +260,17 @@ def test_a_malformed_directory_is_refused(case: str, sound: Path, tmp_path: Path
 
 
 def test_the_sound_one_comes_in(sound: Path, tmp_path: Path) -> None:
-    import_hugging_face(sound, tmp_path / "new", "", TRAINING)
+    """Also with something beside it that would keep a reader waiting."""
+    shutil.copytree(sound, tmp_path / "model")
+    for name in ("tokenizer_config.json", "generation_config.json"):
+        a_pipe(name)(tmp_path / "model")
+    import_hugging_face(tmp_path / "model", tmp_path / "new", "", TRAINING)
     assert (tmp_path / "new" / "run.toml").is_file()
+
+
+def test_a_missing_tokenizer_is_said(sound: Path, tmp_path: Path) -> None:
+    shutil.copytree(sound, tmp_path / "model")
+    (tmp_path / "model" / TOKENIZER).unlink()
+    notes: list[str] = []
+    import_hugging_face(tmp_path / "model", tmp_path / "new", "", TRAINING, tell=notes.append)
+    assert len(notes) == 1 and f"there is no {TOKENIZER}" in notes[0]

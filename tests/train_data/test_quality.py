@@ -123,6 +123,9 @@ def test_each_part_joined_by_and_is_a_rule() -> None:
     [
         ("x > 1 and rps_words > 2", "no signal 'rps_words' .character 11", "'rps_doc_word_count'"),
         ("x = 1", "'=' means nothing here .character 3", "write =="),
+        ("x => 1", "'=' means nothing here .character 3", "write >="),
+        ("x \u2264 1", "means nothing here .character 3", "write <="),
+        ("RPS_DOC_WORD_COUNT > 1", "no signal", "'rps_doc_word_count'"),
         ("x > 1 && y > 2", "'&' means nothing here .character 7", "write and"),
         ("(x > 1", "never closed .character 1", "add"),
         ("x > 1)", "'.' is not expected here .character 6", "join"),

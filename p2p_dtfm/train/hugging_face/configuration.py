@@ -17,7 +17,10 @@ from p2p_dtfm.train.hugging_face.families import CLASSES, family_of
 
 CONFIGURATION_NAME = "config.json"
 LIMIT_BYTES = 16 << 20
-_TANH_GELU = ("gelu_new", "gelu_pytorch_tanh")
+_TANH_GELU = (
+    "gelu_new", "gelu_pytorch_tanh", "gelu_python_tanh", "gelu_fast", "gelu_accurate"
+)  # fmt: skip
+"""One function, written down in several ways."""
 _THETA = 10000.0
 _ROPE_KEYS = frozenset(
     (
@@ -74,6 +77,8 @@ class _Llama(msgspec.Struct, frozen=True):
     mlp_bias: bool = False
     tie_word_embeddings: bool = False
     use_sliding_window: bool = False
+    sliding_window: int | None = 4096
+    max_window_layers: int = 28
     layer_types: list[str] | None = None
 
 
@@ -86,11 +91,16 @@ class _Qwen3(_Llama, frozen=True):
 class _KindOfModel(msgspec.Struct, frozen=True):
     model_type: str = ""
     quantization_config: Any = None
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+    pad_token_id: int | None = None
 
 
 def read_configuration(path: Path) -> Configuration:
     """Raises `UserError` for what cannot be trained here, with the reason."""
     fix = f"give the directory of a {' or '.join(CLASSES.values())}, as save_pretrained writes it"
+    if path.exists() and not path.is_file():  # whoever opens a pipe waits for its other end
+        raise UserError(f"cannot read {path}: it is no file", fix)
     try:
         with path.open("rb") as file:
             payload = file.read(LIMIT_BYTES)
@@ -101,6 +111,7 @@ def read_configuration(path: Path) -> Configuration:
             raise ValueError(f"model_type is {kind.model_type!r}, not one of {known}")
         if kind.quantization_config is not None:
             raise ValueError("its weights are quantised")
+        _require_tokens(kind)
         if kind.model_type == "gpt2":
             return _from_gpt2(msgspec.json.decode(payload, type=_Gpt2))
         shape: type[_Llama] = _Qwen3 if kind.model_type == "qwen3" else _Llama
@@ -125,6 +136,26 @@ def _once_each(pairs: list[tuple[str, Any]]) -> None:
         names.add(name)
 
 
+def _require_tokens(kind: _KindOfModel) -> None:
+    """They go out again as they are. Some stand beyond the vocabulary, as GPT-2's do by default,
+    and -1 is no token."""
+    ends = kind.eos_token_id if isinstance(kind.eos_token_id, list) else [kind.eos_token_id]
+    for name, token in (
+        ("bos_token_id", kind.bos_token_id),
+        ("pad_token_id", kind.pad_token_id),
+        *(("eos_token_id", end) for end in ends),
+    ):
+        if token is not None and not -1 <= token < 1 << 31:
+            raise ValueError(f"{name} is {token}")
+
+
+def _require_something(**sizes: int | None) -> None:
+    """Where a size is left out, another is meant; 0 of it is nothing."""
+    for name, size in sizes.items():
+        if size == 0:
+            raise ValueError(f"{name} is 0")
+
+
 def _from_gpt2(given: _Gpt2) -> Configuration:
     if given.activation_function not in _TANH_GELU:
         raise ValueError(f"activation_function is {given.activation_function!r}, not 'gelu_new'")
@@ -134,6 +165,7 @@ def _from_gpt2(given: _Gpt2) -> Configuration:
         raise ValueError(
             "its attention is scaled by layer: scale_attn_by_inverse_layer_idx is true"
         )
+    _require_something(n_inner=given.n_inner)
     if given.add_cross_attention:
         raise ValueError("it has cross-attention")
     model = {
@@ -150,8 +182,13 @@ def _from_gpt2(given: _Gpt2) -> Configuration:
 def _from_llama(given: _Llama, family: str) -> Configuration:
     if given.hidden_act not in ("silu", "swish"):
         raise ValueError(f"hidden_act is {given.hidden_act!r}, not 'silu'")
-    if given.use_sliding_window or set(given.layer_types or ()) - {"full_attention"}:
+    if _slides(given):
         raise ValueError("its attention slides: it does not see all tokens before")
+    _require_something(
+        head_dim=given.head_dim,
+        num_key_value_heads=given.num_key_value_heads,
+        intermediate_size=given.intermediate_size,
+    )
     heads, width = given.num_attention_heads, given.hidden_size
     groups = given.num_key_value_heads
     shared = heads > 0 and given.head_dim is not None and given.head_dim * heads == width
@@ -173,6 +210,15 @@ def _from_llama(given: _Llama, family: str) -> Configuration:
         "query_key_norm": family == "qwen3",
     }
     return Configuration(family, model, given.max_position_embeddings, given.tie_word_embeddings)
+
+
+def _slides(given: _Llama) -> bool:
+    """Whether any block is left with the newest tokens alone: what is stated for each of them
+    counts, else the first `max_window_layers` see all."""
+    if given.layer_types is not None:
+        return bool(set(given.layer_types) - {"full_attention"})
+    has_window = given.use_sliding_window and given.sliding_window is not None
+    return has_window and given.max_window_layers < given.num_hidden_layers
 
 
 def _rope(given: _Llama) -> dict[str, Any]:
@@ -223,7 +269,10 @@ def _stretched(given: _Llama, stated: Mapping[str, Any], kind: str) -> dict[str,
 def _attention_factor(stated: Mapping[str, Any], factor: float) -> float:
     """0 where it follows from `factor` alone."""
     if stated.get("attention_factor") is not None:
-        return _number(stated, "attention_factor", None)
+        factor = _number(stated, "attention_factor", None)
+        if factor <= 0:
+            raise ValueError(f"the rope parameter attention_factor is {factor:g}")
+        return factor
     scale, all_dimensions = stated.get("mscale"), stated.get("mscale_all_dim")
     if not (scale and all_dimensions) or factor <= 1:
         return 0.0

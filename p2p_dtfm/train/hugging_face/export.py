@@ -31,7 +31,7 @@ from p2p_dtfm.train.hugging_face.model_import import (
     RUN_SPEC_NAME,
     Progress,
 )
-from p2p_dtfm.train.hugging_face.new_place import made_whole, require_new
+from p2p_dtfm.train.hugging_face.new_place import made_whole, require_new, seen_beside
 from p2p_dtfm.train.hugging_face.tokenizer_json import ORIGIN_NAME, json_of, tokenizer_json
 from p2p_dtfm.train.hugging_face.weights import WEIGHTS_NAME
 from p2p_dtfm.train.model.checkpoint import read_manifest
@@ -271,7 +271,7 @@ def require_room(path: Path, needed_bytes: int) -> None:
     free_bytes = shutil.disk_usage(path.parent).free
     if free_bytes < needed_bytes:
         raise UserError(
-            f"the model needs {bytes_text(needed_bytes)}, and {path.parent} has "
+            f"the model needs {bytes_text(needed_bytes)}, and {seen_beside(path)} has "
             f"{bytes_text(free_bytes)} free",
             "free space there, or name a directory on another disk with --out",
         )

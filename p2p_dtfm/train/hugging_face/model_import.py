@@ -41,7 +41,7 @@ from p2p_dtfm.train.hugging_face.families import (
 from p2p_dtfm.train.hugging_face.new_place import made_whole, require_new
 from p2p_dtfm.train.hugging_face.origin_files import pack
 from p2p_dtfm.train.hugging_face.tokenizer_json import ORIGIN_NAME, read_tokenizer_json
-from p2p_dtfm.train.hugging_face.training_options import require_options
+from p2p_dtfm.train.hugging_face.training_options import require_model, require_options
 from p2p_dtfm.train.hugging_face.weights import Weights
 from p2p_dtfm.train.model.gpt import layer_count, plain_entries
 from p2p_dtfm.train.model.initial_state import ORIGIN_LIMIT_BYTES, write_initial
@@ -134,12 +134,8 @@ def import_hugging_face(
     configuration = read_configuration(directory / CONFIGURATION_NAME)
     draft = _draft(configuration, directory, name, training, tell)
     tokenizer = _tokenizer(directory, draft)
-    if tokenizer is None and (directory / _SENTENCE_PIECE_NAME).is_file():
-        tell(
-            f"{directory / _SENTENCE_PIECE_NAME} is not read, and {TOKENIZER_NAME} is not there: "
-            "only the weights come in. transformers makes one of the other: "
-            "AutoTokenizer.from_pretrained(DIRECTORY).save_pretrained(DIRECTORY)"
-        )
+    if tokenizer is None:
+        tell(_of_no_tokenizer(directory))
     _require_data(training.data, directory, tokenizer)
     if training.data == STANDARD_LIBRARY and not isinstance(tokenizer, ByteTokenizer | None):
         tell(
@@ -159,6 +155,19 @@ def import_hugging_face(
         _copy_origin(directory, made / ORIGIN_NAME)
         (made / RUN_SPEC_NAME).write_text(text, encoding="utf-8")
     return parse_run_spec(tomllib.loads(text), str(out / RUN_SPEC_NAME))
+
+
+def _of_no_tokenizer(directory: Path) -> str:
+    if (directory / _SENTENCE_PIECE_NAME).is_file():
+        return (
+            f"{directory / _SENTENCE_PIECE_NAME} is not read, and {TOKENIZER_NAME} is not there: "
+            "only the weights come in. transformers makes one of the other: "
+            "AutoTokenizer.from_pretrained(DIRECTORY).save_pretrained(DIRECTORY)"
+        )
+    return (
+        f"there is no {TOKENIZER_NAME} in {directory}: only the weights come in, and whether the "
+        "data are in the tokens that the model has learnt with cannot be checked"
+    )
 
 
 def _of_tied_head(training: Training) -> str:
@@ -196,6 +205,7 @@ def _draft(
     if configuration.is_tied:
         model["tied_head"] = not training.untie
         tell(_of_tied_head(training))
+    require_model(model, str(directory / CONFIGURATION_NAME))
     values = {
         "name": name or run_name(directory.resolve().name),
         "total_steps": training.total_steps,
@@ -237,7 +247,12 @@ def _context(configuration: Configuration, training: Training, tell: Callable[[s
 def _tokenizer(directory: Path, spec: RunSpec) -> Tokenizer | None:
     """Raises `UserError` for one that does not fit the model."""
     path = directory / TOKENIZER_NAME
-    if not path.is_file():
+    if path.exists() and not path.is_file():
+        raise UserError(
+            f"cannot read {path}: it is no file",
+            "put the tokenizer that belongs to the model there, or remove it",
+        )
+    if not path.exists():
         return None
     tokenizer = read_tokenizer_json(path)
     if tokenizer.vocabulary > spec.model.vocabulary:

@@ -55,6 +55,12 @@ def made_whole(out: Path) -> Iterator[Path]:
         ) from error
 
 
+def seen_beside(path: Path) -> Path:
+    """The directory of something that is being made, as somebody will find it."""
+    hidden = [parent for parent in path.parents if parent.name.startswith(_MARK)]
+    return hidden[-1].parent if hidden else path.parent
+
+
 def _clear(parent: Path) -> None:
     """What processes that were killed have left."""
     for left in parent.glob(f"{_MARK}*"):

@@ -78,6 +78,8 @@ def _end_of_text(directory: Path) -> int | None:
 
 def json_of(path: Path) -> dict[str, Any]:
     """Empty where there is none that can be read: nothing but tokens is asked of it."""
+    if not path.is_file():
+        return {}
     try:
         with path.open("rb") as file:
             content = json.loads(file.read(TOKENIZER_LIMIT_BYTES))

@@ -1,5 +1,6 @@
-"""Options of `import` that no run can have, told under their own names."""
+"""What no run can have, of a model or of the options of `import`, told under its own name."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from p2p_dtfm.core.protocol.errors import UserError
@@ -13,6 +14,15 @@ _SOME_RUN: dict[str, Any] = {
     "optimizer": {"peak_learning_rate": 1e-4},
     "evaluation": {"sequences": 1},
 }
+
+
+def require_model(model: Mapping[str, Any], origin: str) -> None:
+    """Refuse sizes and choices that no run trains. Raises `UserError`."""
+    try:
+        parse_run_spec({**_SOME_RUN, "model": dict(model)}, origin)
+    except UserError as error:
+        fix = "import another model: changing that file alone would make it unlike its weights"
+        raise UserError(error.cause, fix) from error
 
 
 def require_options(

@@ -127,21 +127,29 @@ class Weights:
         return self._places[name]
 
     def _files(self) -> list[Path]:
-        index = self.directory / INDEX_NAME
+        index, whole = self.directory / INDEX_NAME, self.directory / WEIGHTS_NAME
         if not index.is_file():
-            path = self.directory / WEIGHTS_NAME
-            if not path.is_file():
+            if not whole.is_file():
                 raise self._without_weights()
-            return [path]
+            return [whole]
         try:
             with index.open("rb") as file:
                 places = json.loads(file.read(_INDEX_LIMIT_BYTES))["weight_map"].values()
-            files = sorted({str(place) for place in places})
+            files = sorted({"".join(place) for place in places})  # TypeError for what is no text
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise _damaged(index, error) from error
         if not all(map(_is_plain_name, files)):
             raise UserError(f"{index} names files outside its directory", "import another copy")
-        return [self.directory / name for name in files]
+        shards = [self.directory / name for name in files]
+        if not shards or whole in shards or not whole.is_file():
+            return shards
+        if not any(shard.exists() for shard in shards):
+            return [whole]  # saved anew as one file, which leaves the index behind
+        raise UserError(
+            f"{self.directory} holds the weights twice: {WEIGHTS_NAME}, and what {INDEX_NAME} "
+            f"names, such as {files[0]}",
+            "remove those that are not meant (transformers reads the one file)",
+        )
 
     def _without_weights(self) -> UserError:
         fix = "save the model as safetensors: model.save_pretrained(DIRECTORY)"

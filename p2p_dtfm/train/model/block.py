@@ -156,16 +156,21 @@ def _angles(rope: RopeSpec, channels: int, tokens: int, device: str) -> tuple[Te
 
 
 def frequencies(rope: RopeSpec, channels: int) -> Tensor:
-    """Radians for each token, fp32 [channels / 2], from the fastest to the slowest pair."""
+    """Radians for each token, fp32 [channels / 2], from the fastest to the slowest pair.
+
+    In the order of operations of `transformers`: one bit more or less is multiplied by the
+    position, which is 1e-4 of a turn after a few thousand tokens.
+    """
     exponents = torch.arange(0, channels, 2, dtype=torch.float32) / channels
-    plain = 1.0 / rope.theta**exponents
+    powers = rope.theta**exponents
+    plain = 1.0 / powers
     if rope.scaling == "linear":
         return plain / rope.factor
     if rope.scaling == "llama3":
         return _by_wavelength(rope, plain)
     if rope.scaling == "yarn":
-        share = _ramp(rope, channels)
-        return plain / rope.factor * share + plain * (1.0 - share)
+        kept = 1.0 - _ramp(rope, channels)
+        return 1.0 / (rope.factor * powers) * (1.0 - kept) + plain * kept
     return plain  # dynamic scaling begins beyond the positions that the model is made for
 
 
@@ -179,10 +184,12 @@ def attention_factor(rope: RopeSpec) -> float:
 def _by_wavelength(rope: RopeSpec, plain: Tensor) -> Tensor:
     """Waves that turn often within the original positions stay, those that hardly turn become
     `factor` times longer, and those between are mixed."""
-    turns = rope.original_positions * plain / (2.0 * math.pi)
+    lengths = 2.0 * math.pi / plain
     low, high = rope.low_frequency_factor, rope.high_frequency_factor
-    kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)
-    return (1.0 - kept) * plain / rope.factor + kept * plain
+    kept = (rope.original_positions / lengths - low) / (high - low)
+    mixed = (1.0 - kept) * plain / rope.factor + kept * plain
+    mixed = torch.where(lengths > rope.original_positions / low, plain / rope.factor, mixed)
+    return torch.where(lengths < rope.original_positions / high, plain, mixed)
 
 
 def _ramp(rope: RopeSpec, channels: int) -> Tensor:

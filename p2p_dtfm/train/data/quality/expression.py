@@ -30,7 +30,10 @@ _COMPARE: Mapping[str, Callable[[float, float], bool]] = {
     "!=": operator.ne,
 }
 _WORDS = ("and", "or", "not")
-_USUAL = {"=": "write == for equality", "&": "write and", "|": "write or", "!": "write not"}
+_USUAL = {
+    "=": "write == for equality", "&": "write and", "|": "write or", "!": "write not",
+    "=>": "write >=", "=<": "write <=", "\u2265": "write >=", "\u2264": "write <=",
+}  # fmt: skip
 
 Truth = bool | None
 """None: it cannot be said, since a document lacks a signal."""
@@ -161,7 +164,7 @@ class _Parser:
             found = f"{token.text!r}" if token.text else "the end"
             raise self._wrong(f"a signal or a number is expected, not {found}", _BETWEEN)
         if token.text not in self._known:
-            near = difflib.get_close_matches(token.text, self._known, n=1, cutoff=0.5)
+            near = difflib.get_close_matches(token.text.lower(), self._known, n=1, cutoff=0.5)
             hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(self._known)}"
             raise self._wrong(f"there is no signal {token.text!r}", hint)
         self.names.add(token.text)
@@ -174,7 +177,8 @@ class _Parser:
             if match is None:
                 start = len(self._text) - len(self._text[place:].lstrip())
                 odd = self._text[start]
-                fix = _USUAL.get(odd, "use signals, numbers, comparisons, and, or, not, brackets")
+                fix = "use signals, numbers, comparisons, and, or, not, brackets"
+                fix = _USUAL.get(self._text[start : start + 2], _USUAL.get(odd, fix))
                 raise _error(self._text, start, f"{odd!r} means nothing here", fix)
             kind = match.lastgroup or ""
             found.append(_Token(kind, match[kind], match.start(kind)))

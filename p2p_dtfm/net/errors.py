@@ -43,4 +43,11 @@ def nobody_listens(cause: str) -> bool:
     return {reason.strip() for reason in _DIALLED.findall(cause)} == {"connection refused"}
 
 
+def no_relay_has_it(cause: str) -> bool:
+    """Whether a relay that was asked for a peer answers that it has lost it: then the peer is gone,
+    or has lost its relays, and no way through another one is to be waited for."""
+    return _NOT_AT_RELAY.search(cause) is not None
+
+
+_NOT_AT_RELAY = re.compile(r"error opening relay circuit: (CONNECTION_FAILED|NO_RESERVATION)\b")
 _DIALLED = re.compile(r"\[/[^\]]+\] [^*]*?([^:*]+)(?=\*|$)")

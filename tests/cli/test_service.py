@@ -13,7 +13,7 @@ import pytest
 import typer.main
 from typer.testing import CliRunner
 
-from p2p_dtfm.cli import python_fault
+from p2p_dtfm.cli import main, python_fault
 from p2p_dtfm.cli.app import app
 from p2p_dtfm.cli.commands.here import service
 from p2p_dtfm.cli.terminal.durations import seconds_of
@@ -155,3 +155,14 @@ def test_lengths_of_time() -> None:
     for wrong in ("", "0h", "h", "2", "-1h", "1h1d", "9" * 40 + "h"):
         with pytest.raises(UserError):
             seconds_of(wrong)
+
+
+def test_a_wrong_length_of_time_is_answered_with_the_option_that_was_typed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`invite --expires 3` was told to write `--for 2h`, which `invite` does not have."""
+    for command, option in (("invite", "--expires"), ("pause", "--for")):
+        monkeypatch.setattr(sys, "argv", ["p2p-dtfm", command, option, "3"])
+        with pytest.raises(SystemExit, match="2"):
+            main()
+        assert f": {option} 2h" in capsys.readouterr().err

@@ -140,6 +140,47 @@ def test_where_nobody_listens_any_more_a_broken_stream_is_enough() -> None:
     assert run(liveness, 2, 4) == [], "they are back"
 
 
+def in_calm_times(timing: LivenessTiming) -> tuple[Liveness, float]:
+    liveness = watching(*ALL, timing=timing)
+    run(liveness, 0, 30, talking=ALL)
+    return liveness, 30.0
+
+
+@pytest.mark.parametrize("timing", [LAN_LIVENESS, WAN_LIVENESS], ids=["lan", "wan"])
+def test_where_a_relay_was_between_another_way_may_be_found_first(timing: LivenessTiming) -> None:
+    """A redial over the second relay took 2.05 s beside a load of 14, and whoever has the greater
+    id lets the other one call first. Others, between whom no relay was, hear it all the while."""
+    liveness, at_s = in_calm_times(timing)
+    liveness.stream_reset("b", int(at_s * SECOND_NS), is_rerouted=True)
+    assert "b" in liveness.due_heartbeats(int(at_s * SECOND_NS)), "it is called at once"
+    patience_s = timing.least_silence_ns / SECOND_NS
+    while at_s < 30 + patience_s - 0.25:
+        at_s += 0.25
+        tell(liveness, at_s, {"b": 0}, "a", "c")
+        assert run(liveness, at_s - 0.25, at_s, talking=("a", "c")) == [], f"after {at_s - 30} s"
+    assert run(liveness, at_s, at_s + 1, talking=("a", "c")) == ["b"]
+
+
+@pytest.mark.parametrize("timing", [LAN_LIVENESS, WAN_LIVENESS], ids=["lan", "wan"])
+def test_whom_the_second_relay_cannot_reach_either_is_missed_as_soon_as_ever(
+    timing: LivenessTiming,
+) -> None:
+    liveness, at_s = in_calm_times(timing)
+    liveness.stream_reset("b", int(at_s * SECOND_NS), is_rerouted=True)
+    run(liveness, at_s, at_s + 0.25, talking=("a", "c"))
+    liveness.stream_reset("b", int((at_s + 0.25) * SECOND_NS))
+    until_s = at_s + timing.reset_ns / SECOND_NS
+    assert run(liveness, at_s + 0.25, until_s, talking=("a", "c")) == ["b"]
+
+
+def test_who_is_heard_over_another_way_is_watched_as_before() -> None:
+    liveness, at_s = in_calm_times(LAN_LIVENESS)
+    liveness.stream_reset("b", int(at_s * SECOND_NS), is_rerouted=True)
+    run(liveness, at_s, at_s + 1, talking=ALL)
+    liveness.stream_reset("b", int((at_s + 1) * SECOND_NS))
+    assert run(liveness, at_s + 1, at_s + 1.75, talking=("a", "c")) == ["b"]
+
+
 def test_who_is_in_doubt_is_called_at_once() -> None:
     liveness = watching("a", timing=REGULAR)
     heard_s = beats(liveness, to_s=20, every_s=0.5)

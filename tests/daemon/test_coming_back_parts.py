@@ -32,7 +32,9 @@ from p2p_dtfm.daemon.peers.home_memory import (
     write_memory,
 )
 from p2p_dtfm.daemon.peers.recall import Past, recall
+from p2p_dtfm.daemon.peers.run_source import is_here
 from p2p_dtfm.sim.scenario.files import read_run_spec
+from p2p_dtfm.train.data import BlobStore
 from tests.core.builders import run_spec
 from tests.daemon.test_memory import memory_of, peer_ids, place_of
 
@@ -192,6 +194,32 @@ def joining_of(home: Path, **settings: object) -> RunJoining:
     acquaintances = acquaintances_of(home, network, past, run="tiny", **settings)
     local = Local(settings_of(home, run="tiny", **settings), DashboardHost())
     return RunJoining(local, network, acquaintances)
+
+
+def test_who_cannot_go_on_alone_says_what_its_disk_lacks(tmp_path: Path) -> None:
+    """The files of a run were removed by hand: its founder looked for others for ever, and said no
+    more than that."""
+    data = {"source": "python-standard-library", "manifest": "ab" * 32}
+    joining, memory = joining_of(tmp_path), memory_of(tmp_path, run_spec(data=data))
+    store = BlobStore(place_of(tmp_path, memory) / "blobs")
+    assert "another founded it" in joining._why_not_alone(memory, store)
+    joining._network.me.peer_id = memory.signed_spec.peer_id  # type: ignore[misc]
+    said = joining._why_not_alone(memory, store)
+    assert str(store.root) in said and "p2p-dtfm --run FILE" in said
+
+
+def test_a_damaged_manifest_is_put_aside_and_not_a_bug(tmp_path: Path) -> None:
+    """It was "this is a bug" for a founder, and blamed on the others by who joined them again."""
+    manifest = tmp_path / "manifest"
+    manifest.write_bytes(b"{}")
+    memory = memory_of(tmp_path)
+    store = BlobStore(place_of(tmp_path, memory) / "blobs")
+    digest = store.put_file(manifest)
+    data = {"source": "python-standard-library", "manifest": digest}
+    memory = memory_of(tmp_path, run_spec(data=data))
+    store.held(digest).write_bytes(b"{")
+    assert is_here(memory.signed_spec, store) is False
+    assert store.path(digest) is None, "and so it is fetched again"
 
 
 def test_a_full_disk_costs_the_memory_and_nothing_else(

@@ -10,6 +10,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
+from p2p_dtfm.core.protocol.canonical import decode, encode
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.daemon.peers.home_memory import (
     ACQUAINTANCES_LIMIT,
@@ -70,6 +71,21 @@ def test_whoever_was_seen_last_comes_first_and_all_is_bounded(tmp_path: Path) ->
     assert len(memory.members) == ACQUAINTANCES_LIMIT
     assert memory.members[0].peer_id == f"peer-{3 * ACQUAINTANCES_LIMIT - 1}"
     assert all(len(item.addresses) == ADDRESSES_LIMIT for item in memory.members)
+
+
+def test_what_a_newer_program_remembers_is_left_for_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whose home is used with an older program once, and says nothing wrong of its memory."""
+    identity = Identity.load_or_create(tmp_path / "identity.key")
+    values = decode(run_spec().canonical_bytes(), dict)
+    payload = encode({**values, "colour": "blue"})
+    memory = Memory(sign_run(payload, identity.peer_id, identity.sign), 1, "here")
+    directory = place_of(tmp_path, memory)
+    write_memory(directory, memory)
+    assert remembered_runs(tmp_path) == []
+    assert "a newer p2p-dtfm" in caplog.text and "damaged" not in caplog.text
+    assert (directory / FILE_NAME).exists(), "an update brings the run back"
 
 
 @pytest.mark.parametrize(

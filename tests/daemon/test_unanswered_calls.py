@@ -13,8 +13,11 @@ from p2p_dtfm.core.liveness.liveness import (
     Liveness,
     LivenessTiming,
 )
+from p2p_dtfm.core.liveness.lost_tensors import LostTensors
+from p2p_dtfm.core.protocol.snapshot import ViewId
 from p2p_dtfm.daemon.node import network
 from p2p_dtfm.daemon.node.network import Network
+from p2p_dtfm.daemon.node.participant import Participant
 from p2p_dtfm.daemon.peers.messenger import DEADLINE_S
 from p2p_dtfm.net.errors import NO_ANSWER
 
@@ -24,6 +27,18 @@ HEARD_NS = 20 * SECOND_NS
 """When the slow one was last heard."""
 UNANSWERED = f"{NO_ANSWER} {DEADLINE_S:g} s"
 BROKEN = "stream reset"
+RELAY = "/ip4/192.0.2.1/tcp/1/p2p/12D3KooWJw6Lokk2uzgHtz2k3cu6BTJN2HQVJAioayC8K1TgrZiY"
+CIRCUIT = f"{RELAY}/p2p-circuit"
+ITS_RELAY_IS_DEAD = (
+    "failed to dial: failed to dial 12D3: all dials failed   * [/ip4/192.168.1.2/tcp/2] dial tcp4 "
+    f"192.168.1.2:2: connect: connection refused   * [{CIRCUIT}] error opening hop stream to "
+    "relay: failed to dial: failed to dial 12D3: all dials failed   * [/ip4/192.0.2.1/tcp/1] dial "
+    "tcp4 192.0.2.1:1: connect: connection refused"
+)
+NO_RELAY_HAS_IT = (
+    f"{ITS_RELAY_IS_DEAD}   * [/ip4/192.0.2.9/tcp/1/p2p/12D3/p2p-circuit] error opening relay "
+    "circuit: CONNECTION_FAILED (203)"
+)
 REFUSED = "error:dial to 12D3: * [/ip4/192.0.2.7/tcp/1] dial tcp 192.0.2.7:1: connection refused"
 
 
@@ -32,13 +47,21 @@ class Watching:
 
     def __init__(self, timing: LivenessTiming, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_ns = 0
+        self.way, self.addresses = "", ("/ip4/192.0.2.7/tcp/1",)
         self.liveness = Liveness(timing)
         self.liveness.watch([SLOW, OTHER], 0)
         monkeypatch.setattr(network, "now", SimpleNamespace(monotonic_ns=lambda: self.now_ns))
 
     def fails(self, cause: str) -> None:
         """A call to the slow one."""
-        part: Any = SimpleNamespace(liveness=self.liveness, evidence=asyncio.Event())
+        ways = {SLOW: self.way} if self.way else {}
+        part: Any = SimpleNamespace(
+            liveness=self.liveness,
+            evidence=asyncio.Event(),
+            far_ends=ways,
+            messenger=SimpleNamespace(where=lambda peer_id: self.addresses),
+        )
+        part.is_relayed = lambda peer_id: Network.is_relayed(part, peer_id)
         Network.on_broken(part, SLOW, cause)
 
     def noticed_s(self, cause: str, after_s: float, heard_again_s: float | None = None) -> float:
@@ -91,3 +114,73 @@ class TestOfThree:
     ) -> None:
         """Its streams break, and nobody listens: both are said, and no deadline is waited for."""
         assert Watching(timing, monkeypatch).noticed_s(REFUSED, 0.1) < 0.8
+
+    @pytest.mark.parametrize("is_seen", [True, False], ids=["way seen", "way not seen yet"])
+    def test_a_relay_that_dies_costs_a_line_and_no_member(
+        self, is_seen: bool, timing: LivenessTiming, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        watching = Watching(timing, monkeypatch)
+        watching.way = CIRCUIT if is_seen else ""
+        watching.addresses = (CIRCUIT, "/ip4/192.168.1.2/tcp/2")
+        again_s = timing.least_silence_ns / SECOND_NS - 0.5
+        assert watching.noticed_s(BROKEN, 0.1, heard_again_s=again_s) == float("inf")
+        assert watching.noticed_s(ITS_RELAY_IS_DEAD, 0.1, heard_again_s=again_s) == float("inf")
+
+    def test_whom_no_relay_has_any_more_is_noticed_at_once(
+        self, timing: LivenessTiming, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        watching = Watching(timing, monkeypatch)
+        watching.way = CIRCUIT
+        noticed_s = watching.noticed_s(NO_RELAY_HAS_IT, 0.1)
+        assert noticed_s < timing.reset_ns / SECOND_NS + 0.3
+
+
+class Told:
+    """What a participant says of frames that were lost."""
+
+    def __init__(self) -> None:
+        self.suspected: list[str] = []
+        self.repeats = 0
+        self.view = ViewId(1, "a" * 64)
+        self.lost = LostTensors()
+
+    def _repeat(self, text: str, now_ns: int) -> list[Any]:
+        self.repeats += 1
+        return []
+
+    def _suspect(self, peer_id: str, cause: str, now_ns: int) -> list[Any]:
+        self.suspected.append(peer_id)
+        return []
+
+    def loses(self) -> None:
+        view = SimpleNamespace(id=self.view, member_ids=(SLOW, OTHER))
+        agreement = SimpleNamespace(
+            view=view, repeat_step=self._repeat, suspect=self._suspect, frozen=False
+        )
+        part: Any = SimpleNamespace(
+            _agreement=agreement,
+            _lost_tensors=self.lost,
+            _later=lambda actions: None,
+            network=SimpleNamespace(on_broken=lambda peer_id, cause: None),
+        )
+        Participant.trouble(part, SLOW, BROKEN)
+
+
+def test_all_lanes_that_break_at_once_are_one_trouble_and_no_accusation() -> None:
+    """Of a relay's death each frame under way over it is told, and each lane by itself."""
+    told = Told()
+    for _ in range(4):
+        told.loses()
+    assert (told.repeats, told.suspected) == (1, [])
+    told.view = ViewId(3, "b" * 64)
+    told.loses()
+    assert told.suspected == [SLOW], "the step that was repeated for it fails of it as well"
+
+
+def test_what_has_committed_since_clears_it() -> None:
+    told = Told()
+    told.loses()
+    told.lost.clear()
+    told.view = ViewId(3, "b" * 64)
+    told.loses()
+    assert (told.repeats, told.suspected) == (2, [])

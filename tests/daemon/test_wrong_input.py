@@ -1,5 +1,6 @@
 """What is typed wrongly is answered with its cause and with what is right."""
 
+import errno
 import logging
 import os
 import subprocess
@@ -14,6 +15,7 @@ from p2p_dtfm.cli.commands.run import run_daemon
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.run_spec import RunSpec, parse_run_spec
 from p2p_dtfm.daemon.machine.before_start import check_before_start
+from p2p_dtfm.daemon.machine.home import fault_of_home
 from p2p_dtfm.daemon.machine.settings import Settings, given_zeros, resolve
 from p2p_dtfm.net.contacts.addresses import (
     check_announced_address,
@@ -304,6 +306,30 @@ def test_a_home_on_a_full_disk_is_no_bug(tmp_path: Path, monkeypatch) -> None:
         root.handlers[:] = handlers
         root.setLevel(level)
     assert "a disk is full" in caught.value.cause and str(tmp_path) in caught.value.fixes[0]
+
+
+def test_what_lies_in_the_way_in_a_home_is_no_bug(tmp_path: Path) -> None:
+    (tmp_path / "life.json").mkdir()
+    with pytest.raises(OSError) as caught:
+        (tmp_path / "life.json").write_bytes(b"")
+    assert (
+        fault_of_home(caught.value, tmp_path)
+        == f"cannot use {tmp_path}/life.json: {os.strerror(errno.EISDIR)}"
+    )
+    assert fault_of_home(caught.value, tmp_path / "another") == ""
+    assert fault_of_home(OSError(5, "Input/output error", str(tmp_path)), tmp_path) == ""
+
+
+def test_a_home_that_is_a_file_is_told_so(monkeypatch, capsys, tmp_path: Path) -> None:
+    """Bare it was told to join with that home, and `status` said `[Errno 20]`."""
+    path = tmp_path / "file"
+    path.write_text("no home")
+    for words in (["--home", str(path)], ["status", "--home", str(path)]):
+        monkeypatch.setattr("sys.argv", ["p2p-dtfm", *words])
+        with pytest.raises(SystemExit) as caught:
+            main()
+        assert caught.value.code == 2
+        assert f"{path} is a file, and no home of a daemon" in capsys.readouterr().err
 
 
 def test_an_option_before_a_command_is_not_lost(monkeypatch, capsys) -> None:

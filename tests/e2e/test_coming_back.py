@@ -5,6 +5,7 @@ import itertools
 import json
 import math
 import os
+import shutil
 import signal
 import socket
 import time
@@ -85,6 +86,29 @@ def test_without_a_past_nothing_is_begun(tmp_path: Path) -> None:
     text = errors_of(done)
     for choice in ("--initial-peers", "--run", "p2p-dtfm demo", "p2p-dtfm doctor"):
         assert choice in text
+
+
+@pytest.mark.nightly
+def test_of_a_home_that_runs_here_and_copied_elsewhere_the_older_daemon_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock of its identity lies on each machine by itself; both trained alone for as long as
+    both ran, and the third was thrown out by one or the other."""
+    line = ["--run", str(write_endless_spec(tmp_path))]
+    with LocalSwarm(tmp_path, ["--threads", "1", "--dashboard", "off", "--log", "human"]) as swarm:
+        founder, address = swarm.found(line)
+        member = swarm.join(address)
+        wait_until(lambda: are_one_swarm([founder, member]), "they train together")
+        copy, elsewhere = tmp_path / "copy", tmp_path / "elsewhere"
+        shutil.copytree(founder.home, copy, ignore=shutil.ignore_patterns("*.sock", "std*"))
+        elsewhere.mkdir()
+        monkeypatch.setenv("TMPDIR", str(elsewhere))
+        twin = swarm.start([], "twin", copy)
+        assert founder.process.wait(120) == 3, founder.log_tail()
+        assert logged(founder, "another daemon speaks as this very peer (at ")
+        wait_until(lambda: are_one_swarm([twin, member]), "one swarm with the newer one")
+        before = step_of(member)
+        wait_until(lambda: step_of(member) > before + 5, "it goes on")
 
 
 CASES = list(itertools.product(("fixed", "random"), (5, 20, 90), (1, 3), (0, 2)))

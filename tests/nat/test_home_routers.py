@@ -19,7 +19,7 @@ pytestmark = [
 ]
 STEPS = 60
 RELAY_MBPS = 40
-THIRD_OF_THE_MODEL_GIB = "0.003"
+THIRD_OF_THE_MODEL_GIB = "0.0024"
 
 
 @pytest.fixture(autouse=True)
@@ -81,6 +81,9 @@ def test_peers_behind_routers_train_and_outlive_a_relay(tmp_path: Path) -> None:
         straight, crooked = (status_of(child)["peer_id"] for child in others)
         assert status_of(others[1])["layers"], "the peer that only relays reach has a stage"
         wait_until(lambda: ways_of(founder).get(straight) == "direct", "a direct connection")
+        for child in everyone[:2]:
+            wait_until(lambda c=child: crooked in ways_of(c), "the way to the other one is seen")
+        wait_until(lambda: crooked in links_of(founder), "and measured")
         way = ways_of(founder)[crooked]
         assert way.startswith("relayed by ") and ways_of(others[0])[crooked].startswith("relayed")
         measured = links_of(founder)[crooked]["bytes_per_s"]

@@ -1,5 +1,8 @@
 """What people paste is taken or explained."""
 
+import asyncio
+from types import SimpleNamespace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +14,8 @@ from p2p_dtfm.net.contacts.addresses import (
     is_loopback,
     parse_address,
 )
-from p2p_dtfm.net.errors import in_plain_words, nobody_listens
+from p2p_dtfm.net.contacts.first_contacts import reach_first_peers
+from p2p_dtfm.net.errors import Unreachable, in_plain_words, nobody_listens
 
 PEER = "12D3KooWPjceQrSwdWXPyLLeABRXmuqt69Rg3sBYbU1Nft9HyQ6X"
 
@@ -41,7 +45,9 @@ def test_good_addresses(base: str) -> None:
         (f"/ip4/203.0.113.7/tcp/99999/p2p/{PEER}", "no port"),
         (f"/ip4/203.0.113.700/tcp/4001/p2p/{PEER}", "no IPv4 address"),
         (f"/ip4/203.0.113.7/p2p/{PEER}", "followed by /tcp/"),
+        (f"/ip4/203.0.113.7/udp/4001/p2p/{PEER}", "write /tcp/ in place of /udp/"),
         (f"/p2p/{PEER}", "no host"),
+        (f"/ip4/192.0.2.7/tcp/1/p2p/{PEER}, /ip4/192.0.2.7/tcp/1/p2p/{PEER}", "once for each"),
         (f"/ipx/1/tcp/1/p2p/{PEER}", "unknown"),
         ("/" + "x" * 1000, "characters"),
     ],
@@ -88,3 +94,25 @@ def test_why_an_address_was_not_reached_is_said_in_few_words() -> None:
     assert not nobody_listens(said), "one of its addresses may be cut off"
     assert nobody_listens(said.replace("i/o timeout", "connection refused"))
     assert not nobody_listens("no answer within 10 s")
+
+
+@pytest.mark.parametrize(
+    ("where", "cause", "fix"),
+    [
+        ("/ip4/0.0.0.0/tcp/1", "no machine's own address", "in the place of 0.0.0.0"),
+        ("/dns4/mistypd.example/tcp/1", "the name mistypd.example is not known", "spelt right"),
+        ("/ip6/fe80::1/tcp/1", "link-local", "another address"),
+        ("/ip6/2001:db8::1/tcp/1", "cannot be called from here", "daemon is running"),
+    ],
+)
+def test_what_libp2p_does_not_even_call_is_told_in_words(where: str, cause: str, fix: str) -> None:
+    """Each was `failed to dial: no good addresses`, and the port's fault."""
+
+    async def connect(*arguments: object, **options: object) -> None:
+        raise Unreachable(PEER, f"Connect failed. msg=failed to dial {PEER}: no good addresses")
+
+    host = SimpleNamespace(peer_id="me", connect=connect)
+    with pytest.raises(UserError) as error:
+        asyncio.run(reach_first_peers(host, [f"{where}/p2p/{PEER}"]))
+    assert cause in error.value.cause and "no good" not in error.value.cause
+    assert fix in error.value.fixes[0]

@@ -27,7 +27,7 @@ def invite(
     as_json: JsonOption = False,
 ) -> None:
     """Print one line with which others join; it works while any one of several members lives."""
-    seconds = seconds_of(expires)
+    seconds = seconds_of(expires, "--expires")
     asked = urlencode({"seconds": seconds, "may_invite": int(may_invite)})
     made = _order(home, f"invite?{asked}")
     if as_json:

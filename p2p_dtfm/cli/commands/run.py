@@ -13,10 +13,16 @@ from p2p_dtfm.cli.terminal.logs import set_up_logging
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.daemon.machine.away import Away, StepAside
 from p2p_dtfm.daemon.machine.devices.shares import devices_of, is_several
-from p2p_dtfm.daemon.machine.home import is_full
+from p2p_dtfm.daemon.machine.home import fault_of_home, is_full
 from p2p_dtfm.daemon.machine.settings import Settings, given_zeros
 from p2p_dtfm.daemon.node.resident import Resident
 from p2p_dtfm.daemon.peers.guests.pasted_line import with_invitation
+
+_FIXES_OF_HOME = (
+    "see that it is what the daemon made, is yours and may be written to: ls -ld on it and above",
+    "if it is in the way, move it aside and start again",
+    "choose another --home",
+)
 
 
 def run_daemon(settings: Settings) -> int:
@@ -55,6 +61,8 @@ def _run(resident: Resident, settings: Settings, remarks: Sequence[str] = ()) ->
             raise UserError(
                 f"a disk is full: {error}", f"free space on the disk of {settings.home}"
             ) from error
+        if isinstance(error, OSError) and (cause := fault_of_home(error, settings.home)):
+            raise UserError(cause, _FIXES_OF_HOME) from error
         logging.getLogger("p2p_dtfm").exception("this is a bug; please report it with this text")
         return 1
 

@@ -95,6 +95,8 @@ class _Watched:
     reset_ns: int | None = None
     is_refused: bool = False
     """Since the stream broke: nobody listens where it was."""
+    is_rerouted: bool = False
+    """Since the stream broke: a relay was between, and the way may lead through another one."""
     said_ns: int = 0
     beat_ns: int = 0
     asked: bool = False
@@ -153,22 +155,26 @@ class Liveness:
             if not self._is_late(now_ns):
                 watched.truly_heard_ns = now_ns
             watched.reset_ns = None
-            watched.is_refused = False
+            watched.is_refused = watched.is_rerouted = False
             watched.suspected = False
             if watched.missed:
                 watched.missed = watched.missed_again = False
                 self._second_hand.is_heard(peer_id)
 
-    def stream_reset(self, peer_id: str, now_ns: int, is_refused: bool = False) -> None:
+    def stream_reset(
+        self, peer_id: str, now_ns: int, is_refused: bool = False, is_rerouted: bool = False
+    ) -> None:
         """A stream to this peer broke, or a call to it failed; `is_refused`: nobody listens at any
-        of its addresses. It is called at once, so that one finds out which it is."""
+        of its addresses; `is_rerouted`: a relay was between, and no other one says that it has lost
+        the peer. It is called at once, so that one finds out which it is."""
         watched = self._watched.get(peer_id)
         if watched is None:
             return
         if watched.reset_ns is None:
             watched.reset_ns = now_ns
-            watched.asked = True
+            watched.asked = watched.is_rerouted = True
         watched.is_refused = watched.is_refused or is_refused
+        watched.is_rerouted = watched.is_rerouted and is_rerouted
 
     def doubt(self, peers: Iterable[str]) -> None:
         """Somebody else accuses these, or is accused by them: they are called at once."""
@@ -260,6 +266,8 @@ class Liveness:
         if watched.suspected:
             return None
         timing = self._timing
+        if watched.reset_ns is not None and watched.is_rerouted:
+            return max(now_ns, watched.reset_ns + self._patience_ns(timing.least_silence_ns))
         due_ns = watched.heard_ns + self._patience_ns(self._bound_ns(watched, now_ns))
         if timing.cut_ns and not watched.missed:
             missed_ns = self._patience_ns(self._thinned_ns(timing.missed_ns))
@@ -370,6 +378,8 @@ class Liveness:
         return heard_ns is not None and now_ns - heard_ns >= bound_ns
 
     def _judge(self, peer_id: str, watched: _Watched, now_ns: int) -> str:
+        if watched.reset_ns is not None and watched.is_rerouted:
+            return self._judge_rerouted(now_ns - watched.reset_ns)
         timing = self._timing
         silent_ns = now_ns - watched.heard_ns
         elsewhere_ns = self._second_hand.heard_elsewhere_ns(peer_id, len(self._watched) - 1)
@@ -388,3 +398,11 @@ class Liveness:
         if broken_ns >= self._patience_ns(timing.reset_ns):
             return "its stream broke, and nothing was heard since"
         return ""
+
+    def _judge_rerouted(self, broken_ns: int) -> str:
+        """It may be the relay that died, which breaks all lines over it at once. Finding the way
+        through another one takes two who call one another, and a third who joins them: seconds, in
+        which others hear the peer, or miss it just as well."""
+        if broken_ns < self._patience_ns(self._timing.least_silence_ns):
+            return ""
+        return "its relay is gone, and nothing was heard another way since"

@@ -44,6 +44,18 @@ def is_full(error: OSError) -> bool:
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
+def fault_of_home(error: OSError, home: Path) -> str:
+    """What is wrong with a file of a home, where that is why this was raised: a directory in its
+    place, a disk that may only be read. Empty if it is something else."""
+    kinds = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.EEXIST)
+    name = error.filename2 or error.filename
+    if error.errno not in kinds or not isinstance(name, str):
+        return ""
+    path = Path(name)
+    is_in_home = path.is_absolute() and path.is_relative_to(home.expanduser().absolute())
+    return f"cannot use {name}: {error.strerror}" if is_in_home else ""
+
+
 def home_option(root: Path) -> str:
     """What a command needs to mean this home: nothing where it is the default."""
     return "" if root == default_home() else f" --home {root}"

@@ -61,6 +61,11 @@ def call_daemon(
         payload = response.read()
     except (OSError, http.client.HTTPException) as error:
         none_runs = isinstance(error, FileNotFoundError | ConnectionRefusedError)
+        if isinstance(error, NotADirectoryError):
+            raise UserError(
+                f"{place.root} is a file, and no home of a daemon",
+                "name the directory of the one you mean: --home DIR",
+            ) from error
         if none_runs and _lives(place):
             raise UserError(
                 f"the daemon in {place.root} does not answer yet: it starts or ends just now",

@@ -15,6 +15,7 @@ from p2p_dtfm.daemon.machine.disk import keep_under
 from p2p_dtfm.daemon.node.coming_and_going import TICK_S, Departure
 from p2p_dtfm.daemon.node.participant import Participant
 from p2p_dtfm.daemon.peers.facts.publishing import Publishing
+from p2p_dtfm.daemon.peers.facts.twin import require_no_twin
 from p2p_dtfm.daemon.peers.guests.guest_watch import GuestWatch
 from p2p_dtfm.daemon.peers.self_record import LinkNews
 from p2p_dtfm.daemon.proof.of_others import StepsOfOthers
@@ -83,6 +84,7 @@ class Background:
         self._times_slow = 0
         """How often its device was seen to be slower than when it was measured."""
         self._presences = 0
+        self._began_s = now.monotonic_s()
         self._places_of: View | None = None
         self._gives_for: View | None = None
         self._given_before: collections.Counter[str] = collections.Counter()
@@ -224,9 +226,11 @@ class Background:
                     addresses=await self._network.host.addresses(),
                     run_digest=self._run.digest,
                 )
-                if looks := self._looks_around():
+                if self._looks_around():
                     await directory.meet_again()
                     await directory.publish_run(self._run.digest, self._run.signed_spec)
+                    # before this peer's own presence takes the place of another's with its id
+                    self._meet_present(await directory.present_peers(self._run.digest))
                 accepted = await directory.publish_presence(presence)
                 accepted &= await self._publishing.publish(
                     self._membership.self_record,
@@ -234,8 +238,6 @@ class Background:
                     self._agreement.view,
                     self._local.observer.step(),
                 )
-                if looks:
-                    self._meet_present(await directory.present_peers(self._run.digest))
             except Unreachable as error:
                 log.warning("directory: %s", error)
             with contextlib.suppress(TimeoutError):
@@ -253,7 +255,11 @@ class Background:
 
     def _meet_present(self, present: list[Presence]) -> None:
         """Others of this run may be in another view; of those that were never in one with this
-        peer there may be any number, and so a few are tried each time."""
+        peer there may be any number, and so a few are tried each time. Raises `UserError` where one
+        has this peer's own id."""
+        lived_s = now.monotonic_s() - self._began_s
+        identity = self._local.home.identity
+        require_no_twin(present, self._membership.me, now.wall_s() - lived_s, identity)
         others = [peer for peer in present if peer.peer_id != self._me]
         roles = {peer.peer_id: self._network.keeper.role_of(peer.peer_id) for peer in others}
         strangers = [peer for peer in others if roles[peer.peer_id] in FAR]

@@ -172,9 +172,10 @@ class RunJoining:
         its own disk, if that has a whole checkpoint or this peer founded the run; others wait."""
         digest, pause_s = recalled.run_digest, LOOK_AGAIN_S
         store = BlobStore(self._local.home.run_directory(digest) / "blobs")
-        self.may_go_on_alone = not self._local.settings.initial_peers and await asyncio.to_thread(
-            self._can_go_on, recalled, store
-        )
+        why_not = await asyncio.to_thread(self._why_not_alone, recalled, store)
+        self.may_go_on_alone = not self._local.settings.initial_peers and not why_not
+        if why_not and not self._local.settings.initial_peers:
+            log.warning("cannot go on with run %s alone: %s", digest[:16], why_not)
         alone, known = self.may_go_on_alone, self._acquaintances
         while True:
             look = known.look_before_going_alone if alone else known.look_for_members
@@ -184,6 +185,8 @@ class RunJoining:
             if alone and not self._turned_away():
                 self.founds = True
                 log.info("takes up run %s (%s) alone", digest[:16], recalled.spec.name)
+                if not await asyncio.to_thread(self._whole_step, recalled):
+                    log.warning("no whole checkpoint of it is here: it begins again at step 0")
                 return open_local_run(recalled.signed_spec, store)
             known.say_nobody_answers(digest, pause_s)
             await asyncio.sleep(pause_s)
@@ -228,10 +231,17 @@ class RunJoining:
                 exit_code=UNREACHABLE,
             )
 
-    def _can_go_on(self, recalled: Memory, store: BlobStore) -> bool:
+    def _why_not_alone(self, recalled: Memory, store: BlobStore) -> str:
+        """What this disk lacks to go on by itself; empty if nothing."""
         founded_it = recalled.signed_spec.peer_id == self._network.me.peer_id
-        is_whole = self._whole_step(recalled) > 0
-        return (is_whole or founded_it) and is_here(recalled.signed_spec, store)
+        if not (founded_it or self._whole_step(recalled) > 0):
+            return "another founded it, and no whole checkpoint is here: start one of the others"
+        if is_here(recalled.signed_spec, store):
+            return ""
+        remedy = "start one of the others, who have them"
+        if founded_it:
+            remedy += ", or make them anew with the line that founded it, p2p-dtfm --run FILE"
+        return f"its manifest or tokenizer is missing or damaged in {store.root}: {remedy}"
 
     def _whole_step(self, recalled: Memory) -> int:
         """Of the newest whole checkpoint on this disk; 0 without one."""

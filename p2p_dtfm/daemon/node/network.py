@@ -28,13 +28,13 @@ from p2p_dtfm.daemon.peers.recall import Past
 from p2p_dtfm.daemon.peers.wire import Hello, Introduction, Knock, Message, unpack
 from p2p_dtfm.daemon.telemetry.status import State
 from p2p_dtfm.daemon.telemetry.trace_collector import TraceCollector
-from p2p_dtfm.net.contacts.addresses import peer_ids_of
+from p2p_dtfm.net.contacts.addresses import is_relayed, peer_ids_of
 from p2p_dtfm.net.contacts.first_contacts import (
     FIRST_CONNECT_DEADLINE_S,
     reach_any,
     reach_first_peers,
 )
-from p2p_dtfm.net.errors import Unreachable, is_unanswered, nobody_listens
+from p2p_dtfm.net.errors import Unreachable, is_unanswered, no_relay_has_it, nobody_listens
 from p2p_dtfm.net.libp2p.control import ControlPlane
 from p2p_dtfm.net.libp2p.port import HostPort
 from p2p_dtfm.net.shaping import LineLimit, Shape, Shaper
@@ -261,7 +261,16 @@ class Network:
         if is_unanswered(cause):
             self.liveness.doubt((peer_id,))
             return
-        self.liveness.stream_reset(peer_id, now.monotonic_ns(), nobody_listens(cause))
+        is_rerouted = self.is_relayed(peer_id) and not no_relay_has_it(cause)
+        now_ns = now.monotonic_ns()
+        self.liveness.stream_reset(peer_id, now_ns, nobody_listens(cause), is_rerouted)
+
+    def is_relayed(self, peer_id: str) -> bool:
+        """Whether the way to a peer leads through a relay, as far as was seen; where none was seen
+        yet, whether it may."""
+        if (far_end := self.far_ends.get(peer_id)) is not None:
+            return is_relayed(far_end)
+        return any(map(is_relayed, self.messenger.where(peer_id)))
 
     def on_fault(self, sender: str, fault: PeerFault) -> None:
         """A stream of `sender` ends, for it carries what is not allowed."""

@@ -14,6 +14,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from p2p_dtfm.core.consensus.actions import Actions, StopStep
+from p2p_dtfm.core.liveness.lost_tensors import AfterLoss, LostTensors
 from p2p_dtfm.core.messages.agreement_messages import SavedState
 from p2p_dtfm.core.messages.prepared import PreparedSteps, SignedPrepared, StepOutcome
 from p2p_dtfm.core.messages.stage_progress import StageProgress
@@ -122,8 +123,7 @@ class Participant:
             network.liveness.sleep_ns,
         )
         self.device_pace = DevicePace()
-        self._troubled: set[str] = set()
-        """Peers with whom a tensor was lost since the last commit."""
+        self._lost_tensors = LostTensors()
         self._held_back = HeldBack()
         self.samples = self._sample_writer()
         self._has_told_end = False
@@ -319,7 +319,7 @@ class Participant:
         return agreement.next_view is None and agreement.step < spec.total_steps
 
     def committed(self, outcome: StepOutcome) -> None:
-        self._troubled.clear()
+        self._lost_tensors.clear()
         self.step_watch.committed(now.monotonic_ns())
         self.membership.plan_times.committed()
         self.device_pace.committed(self.local.compute.busy_ns)
@@ -347,15 +347,15 @@ class Participant:
         self._agreement.skip_to(step, lineage)
 
     def trouble(self, peer_id: str, cause: str) -> None:
-        """Once in a step it may be the link, and the step is repeated; twice it is the peer."""
+        """It may be the link, and the step is repeated; where that fails as well it is the peer."""
         view, now_ns = self._agreement.view, now.monotonic_ns()
         if view is None or peer_id not in view.member_ids:
             return
         self.network.on_broken(peer_id, cause)
-        if peer_id in self._troubled:
+        remedy = self._lost_tensors.remedy(peer_id, view.id)
+        if remedy is AfterLoss.SUSPECT:
             self._later(self._agreement.suspect(peer_id, cause, now_ns))
-        else:
-            self._troubled.add(peer_id)
+        elif remedy is AfterLoss.REPEAT:
             text = f"what goes to or comes from {peer_id} is lost: {cause}"
             self._later(self._agreement.repeat_step(text, now_ns))
 

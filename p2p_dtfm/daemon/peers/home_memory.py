@@ -102,6 +102,14 @@ def _read(path: Path, run: str) -> Memory | None:
     except OSError as error:
         log.warning("cannot read %s: %s", path, error.strerror)
         return None
+    except _OfAnotherVersion as error:
+        log.warning(
+            "run %s was last trained here by a newer p2p-dtfm than this one, which cannot read its "
+            "run spec (%s): update this program, or name another --home",
+            run,
+            error,
+        )
+        return None
     except (msgspec.DecodeError, PeerFault, ValueError, RecursionError) as error:
         aside = path.with_suffix(".damaged")
         log.warning("what was remembered is damaged (%s): set aside as %s", error, aside)
@@ -118,10 +126,21 @@ def _checked(data: bytes, name: str) -> Memory:
     if digest[: len(name)] != name:
         raise ValueError(f"it is of run {digest[:16]}")
     open_run(memory.signed_spec, digest)
-    RunSpec.from_canonical_bytes(memory.signed_spec.payload)  # raises, if it is none
+    _require_known(memory.signed_spec.payload)
     members = [item for item in memory.members[:ACQUAINTANCES_LIMIT] if _is_usable(item)]
     points = tuple(filter(_is_address, memory.meeting_points[:MEETING_POINTS_LIMIT]))
     return msgspec.structs.replace(memory, members=tuple(members), meeting_points=points)
+
+
+class _OfAnotherVersion(Exception):
+    """What is signed is whole, and says what this program does not know."""
+
+
+def _require_known(payload: bytes) -> None:
+    try:
+        RunSpec.from_canonical_bytes(payload)
+    except PeerFault as fault:
+        raise _OfAnotherVersion(fault.cause.splitlines()[0]) from fault
 
 
 def _is_usable(item: Acquaintance) -> bool:

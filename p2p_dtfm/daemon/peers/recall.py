@@ -37,6 +37,11 @@ def recall(settings: Settings) -> Past:
     for address in settings.initial_peers:
         parse_address(address)  # what is mistyped is told before anything is begun
     home = settings.home.expanduser().absolute()
+    if home.is_file():
+        raise UserError(
+            f"{home} is a file, and no home of a daemon",
+            "name a directory, which need not be there yet: --home DIR",
+        )
     past = remembered_runs(home)
     wanted = (item for item in past if item.run_digest.startswith(settings.run_digest))
     if past and settings.run and not settings.new:

@@ -118,12 +118,13 @@ def sign_spec(spec: RunSpec, identity: Identity) -> Signed:
 
 
 def is_here(memory: Signed, store: BlobStore) -> bool:
-    """Whether manifest and tokenizer of a run are in `store`, so that `open_local_run` can."""
-    path = store.path(RunSpec.from_canonical_bytes(memory.payload).data.manifest)
-    if path is None:
+    """Whether manifest and tokenizer of a run are in `store`, so that `open_local_run` can. What is
+    damaged is put aside: it is not here."""
+    digest = RunSpec.from_canonical_bytes(memory.payload).data.manifest
+    if not store.verify(digest):
         return False
-    manifest = parse_manifest(path.read_bytes(), path.name)
-    return store.has(manifest.tokenizer.digest)
+    manifest = parse_manifest(store.held(digest).read_bytes(), digest)
+    return store.verify(manifest.tokenizer.digest)
 
 
 def open_local_run(signed: Signed, store: BlobStore) -> Run:
@@ -276,12 +277,14 @@ async def fetch_run(
     try:
         # kinds are looked up, and sizes compared, before anything is fetched
         spec = with_sizes(RunSpec.from_canonical_bytes(welcome.run_spec.payload))
+        await asyncio.to_thread(store.verify, spec.data.manifest)  # a damaged one is fetched again
         manifest_path = await fetch_blob(
             store, exchange, spec.data.manifest, peers, MANIFEST_LIMIT_BYTES
         )
         payload = await asyncio.to_thread(manifest_path.read_bytes)
         manifest = parse_manifest(payload, spec.data.manifest)
         size_bytes = manifest.blobs()[manifest.tokenizer.digest]
+        await asyncio.to_thread(store.verify, manifest.tokenizer.digest)
         path = await fetch_blob(store, exchange, manifest.tokenizer.digest, peers, size_bytes)
         tokenizer = tokenizer_from_bytes(await asyncio.to_thread(path.read_bytes))
     except (BlobUnavailable, PeerFault) as error:

@@ -1,6 +1,7 @@
 """Addresses as people paste them: /ip4/203.0.113.7/tcp/4001/p2p/12D3Koo..."""
 
 import ipaddress
+import re
 from collections.abc import Iterable
 
 import base58
@@ -54,6 +55,8 @@ def _refusal(text: str, cause: str, fixes: list[str]) -> UserError:
 
 def _peer_and_rest(address: str) -> tuple[str, str]:
     parts = _parts(address)
+    if any(rest.lstrip().startswith("/") for rest in re.split(r"[,;\s]", address)[1:]):
+        raise _Malformed("it is several in one", "give --initial-peers once for each of them")
     if len(parts) < 2 or parts[-2] != "p2p":
         raise _Malformed("it does not end in /p2p/ and the id of the other peer")
     peer_id = parts[-1]
@@ -67,6 +70,20 @@ def _peer_and_rest(address: str) -> tuple[str, str]:
         raise _Malformed("it names a peer but no host and port")
     _check_transport(rest)
     return peer_id, "/" + "/".join(rest)
+
+
+def why_uncallable(address: str) -> tuple[str, str]:
+    """Of a well formed address that libp2p does not call: cause and fix."""
+    kind, host = address.split("/")[1:3]
+    if host in ("0.0.0.0", "::"):
+        cause = f"{host} is what a daemon listens on, and no machine's own address"
+        return cause, f"put the other machine's address in the place of {host}"
+    if kind.startswith("dns"):
+        return f"the name {host} is not known here", f"see whether {host} is spelt right"
+    if kind == "ip6" and ipaddress.ip_address(host).is_link_local:
+        cause = "a link-local address holds on one cable only, and does not say on which"
+        return cause, "use another address of that machine"
+    return "it cannot be called from here", ""
 
 
 def check_listen_address(text: str) -> str:
@@ -140,6 +157,8 @@ def _check_transport(parts: list[str]) -> None:
         position += 2
     if not names or names[0] not in _HOSTS or len(names) < 2 or names[1] not in ("tcp", "udp"):
         raise _Malformed("a host must be followed by /tcp/ and a port")
+    if names[1] == "udp" and not {"quic", "quic-v1"} & set(names):
+        raise _Malformed("over UDP libp2p speaks QUIC only", "write /tcp/ in place of /udp/")
 
 
 def _check_part(name: str, value: str) -> None:

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from p2p_dtfm.core.protocol.errors import UNREACHABLE, UserError
-from p2p_dtfm.net.contacts.addresses import parse_address
+from p2p_dtfm.net.contacts.addresses import parse_address, why_uncallable
 from p2p_dtfm.net.errors import Unreachable, in_plain_words
 
 FIRST_CONNECT_DEADLINE_S = 10.0
 GRACE_S = 0.3
 """For further ones, when the first is reached."""
+_NOTHING_TO_CALL = "no good addresses"
 
 log = logging.getLogger(__name__)
 
@@ -45,10 +46,12 @@ async def reach_first_peers(
         *(host.connect(peer, [at], deadline_s, is_chosen=True) for peer, at in others),
         return_exceptions=True,
     )
-    causes, reached = [], []
+    causes, fixes, reached = [], [], []
     for (peer_id, address), result in zip(others, results, strict=True):
         if isinstance(result, Unreachable):
-            causes.append(f"{address}/p2p/{peer_id} ({in_plain_words(result.cause)})")
+            cause, fix = _why(address, result.cause)
+            causes.append(f"{address}/p2p/{peer_id} ({cause})")
+            fixes += [fix] if fix else []
         elif isinstance(result, BaseException):
             raise result
         else:
@@ -59,6 +62,7 @@ async def reach_first_peers(
         raise UserError(
             "no initial peer could be reached: " + "; ".join(causes),
             (
+                *dict.fromkeys(fixes),
                 "see that the other daemon is running, and prints this very address",
                 "see that its port is open: no firewall or router in between may drop it",
                 "copy the address whole, up to its last character",
@@ -66,6 +70,11 @@ async def reach_first_peers(
             exit_code=UNREACHABLE,
         )
     return tuple(reached)
+
+
+def _why(address: str, cause: str) -> tuple[str, str]:
+    """In plain words, and what to do where libp2p did not even try to call."""
+    return why_uncallable(address) if _NOTHING_TO_CALL in cause else (in_plain_words(cause), "")
 
 
 async def reach_any(host: Connects, addresses: Sequence[str], deadline_s: float) -> tuple[str, ...]:

@@ -1,0 +1,39 @@
+"""Two daemons of one identity on two machines: locks do not tell, and the directory does."""
+
+from pathlib import Path
+
+import pytest
+
+from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.core.protocol.snapshot import Member
+from p2p_dtfm.daemon.peers.facts.twin import DOUBT_S, require_no_twin
+from p2p_dtfm.net.directory.directory import PRESENCE_TTL_S
+from p2p_dtfm.net.directory.values import Presence
+
+ME = Member("me", 5)
+BEGAN_S = 1000.0
+IDENTITY = Path("/home/of/me/identity.key")
+
+
+def presence(life: int, published_s: float, peer_id: str = "me") -> Presence:
+    expires_ms = round((published_s + PRESENCE_TTL_S) * 1000)
+    return Presence(peer_id, life, ("/ip4/192.0.2.7/tcp/1",), "00" * 32, expires_ms)
+
+
+def test_the_older_of_two_with_one_identity_ends_and_says_where_the_other_is() -> None:
+    with pytest.raises(UserError, match="speaks as this very peer") as caught:
+        require_no_twin([presence(6, BEGAN_S + 60)], ME, BEGAN_S, IDENTITY)
+    assert caught.value.exit_code == 3 and "192.0.2.7" in caught.value.cause
+    assert str(IDENTITY) in caught.value.fixes[0]
+
+
+def test_the_newer_one_others_and_a_predecessors_last_word_end_nobody() -> None:
+    """A predecessor's life may be the higher one: its number was lost, and the clock was set."""
+    for there in (
+        presence(4, BEGAN_S + 60),
+        presence(5, BEGAN_S + 60),
+        presence(6, BEGAN_S + 60, "another"),
+        presence(6, BEGAN_S - 20),
+        presence(6, BEGAN_S + DOUBT_S / 2),
+    ):
+        require_no_twin([there], ME, BEGAN_S, IDENTITY)

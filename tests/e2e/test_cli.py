@@ -54,7 +54,7 @@ def test_without_a_daemon_commands_say_how_to_start_one(
 ) -> None:
     code, out, err = program(command, "--home", tmp_path)
     assert code == 4 and out == ""
-    assert str(tmp_path) in err and "fix 1: start one: p2p-dtfm" in err
+    assert f"fix 1: start one: p2p-dtfm --home {tmp_path}" in err
 
 
 def test_an_id_is_made_once(tmp_path: Path, program: Program) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from p2p_dtfm.core.protocol.errors import UserError
-from p2p_dtfm.daemon.machine.home import DEVICES, Home, default_home
+from p2p_dtfm.daemon.machine.home import DEVICES, Home, default_home, home_option
 
 TIMEOUT_S = 10.0
 PATIENCE_S = 10.0
@@ -75,7 +75,10 @@ def call_daemon(
         why = "it was not started there, or has ended" if none_runs else error
         raise UserError(
             f"no daemon answers in {place.root} ({why})",
-            ("start one: p2p-dtfm", "name the home of the one you mean: --home DIR"),
+            (
+                f"start one: p2p-dtfm{home_option(place.root)}",
+                "name the home of the one you mean: --home DIR",
+            ),
             exit_code=4,
         ) from error
     finally:

@@ -19,6 +19,7 @@ from p2p_dtfm.daemon.machine.hours import HOURS_PATTERN, Hours
 
 PREFIX = "P2P_DTFM_"
 LEAST_DISK_GIB = 0.01
+LEAST_RATE_MBPS = 0.01
 MBIT_BYTES = 125_000
 _PATTERNS = {
     "hours": 'must be two times of day, as in "22-07"',
@@ -55,6 +56,13 @@ def _disk(gib: float) -> float:
     if 0 < gib < LEAST_DISK_GIB:
         raise ValueError(f"must be 0, or {LEAST_DISK_GIB} at least")
     return gib
+
+
+def _rate(mbps: float) -> float:
+    """Nobody can take part by less: signs of life alone would fill the line."""
+    if 0 < mbps < LEAST_RATE_MBPS:
+        raise ValueError(f"must be 0, or {LEAST_RATE_MBPS} at least")
+    return mbps
 
 
 class Settings(BaseModel):
@@ -126,10 +134,10 @@ class Settings(BaseModel):
         le=1e6,
         description="most memory of the whole process and p2pd, on the processor; 0: no limit",
     )
-    uplink_mbps: float = Field(
+    uplink_mbps: Annotated[float, AfterValidator(_rate)] = Field(
         default=0.0, ge=0, le=1e6, description="most to send, in Mbit/s; 0: no limit"
     )
-    downlink_mbps: float = Field(
+    downlink_mbps: Annotated[float, AfterValidator(_rate)] = Field(
         default=0.0, ge=0, le=1e6, description="most to receive, in Mbit/s; 0: no limit"
     )
     disk_gib: Annotated[float, AfterValidator(_disk)] = Field(

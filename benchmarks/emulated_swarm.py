@@ -38,6 +38,7 @@ from p2p_dtfm.sim.scenario.scenario import Scenario, load_scenario
 from p2p_dtfm.testbed.local_swarm import Child, LocalSwarm
 from p2p_dtfm.testbed.scenario_swarm import SHAPE_FILE, cast_scenario
 from p2p_dtfm.train.data import prepare
+from p2p_dtfm.train.model.kinds.registry import with_sizes
 
 LABEL = "emulated devices, shaped links"
 """Stands wherever figures of such a swarm do."""
@@ -100,6 +101,16 @@ def emulated_spec(blocks: int = 16, microbatches: int = 24) -> RunSpec:
         checkpoint=CheckpointSpec(every_steps=NEVER),
         compute=ComputeSpec(recompute="never"),  # as the simulator: everywhere or nowhere
     )
+
+
+def unlike_spec(microbatches: int) -> RunSpec:
+    """Blocks of two widths: between the narrow ones a microbatch crosses in 128 KiB, between the
+    wide ones in 256."""
+    narrow, wide = [{"kind": "block"}] * 4, [{"kind": "block", "heads": 8}] * 5
+    up, down = ({"kind": "projection", "width": width} for width in (256, 128))
+    listed = [{"kind": "embedding"}, *narrow, up, *wide, down, *narrow, {"kind": "head"}]
+    like = emulated_spec(len(listed) - 2, microbatches).model_dump()
+    return with_sizes(RunSpec.model_validate({**like, "name": "unlike", "layers": listed}))
 
 
 def scenario_file(name: str) -> Scenario:

@@ -52,6 +52,45 @@ def test_it_does_not_wait_for_ever() -> None:
     run(scenario())
 
 
+def test_what_is_written_and_has_not_left_goes_before_what_is_not_written() -> None:
+    """Buffers take a small frame at once. Sixteen streams of another lane had the link then: the
+    last gradient of a step came behind three megabytes that a guardian was sent."""
+
+    async def scenario() -> None:
+        way = LanePriority()
+        way.leaves("x", "backward", 0.1)
+        began_s = time.monotonic()
+        await way.give("y", "state")
+        await way.give("x", "forward")
+        assert time.monotonic() - began_s < 0.05 and way.must_give("x", "state")
+        await way.give("x", "state")
+        assert 0.09 <= time.monotonic() - began_s < GIVE_WAY_S
+        assert not way.must_give("x", "state")
+
+    run(scenario())
+
+
+def test_a_frame_that_a_buffer_took_keeps_its_place_until_it_has_left(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with hosts(tmp_path, 2) as (one, two):
+            one.shaper = LineLimit(500_000, 0)
+            listeners = BulkListeners(lambda *frame: None, lambda sender, fault: None)
+            planes = [await BulkPlane(host, "aa" * 32, listeners).ready() for host in (one, two)]
+            frame = os.urandom(128 * KIB)
+            await planes[0].send(two.peer_id, "backward", header(FrameKind.ACTIVATION, 4), b"abcd")
+            began_s = time.monotonic()
+            due = header(FrameKind.ACTIVATION_GRADIENT, len(frame))
+            await planes[0].send(two.peer_id, "backward", due, frame)
+            assert time.monotonic() - began_s < 0.1, "it lies in a buffer"
+            while planes[0]._lane_priority.must_give(two.peer_id, "state"):
+                await asyncio.sleep(0.005)
+            assert 0.2 < time.monotonic() - began_s < 0.4, "128 KiB at 500 KB/s are 0.26 s"
+            for plane in planes:
+                await plane.close()
+
+    run(scenario())
+
+
 @pytest.mark.parametrize("same_peer", [True, False])
 def test_an_activation_overtakes_state_on_a_limited_uplink(same_peer: bool, tmp_path: Path) -> None:
     """4 MB/s carry 16 pieces of 256 KiB in a second; beside an activation of 2 MiB hardly any."""

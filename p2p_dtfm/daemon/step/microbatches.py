@@ -184,7 +184,9 @@ class Microbatches:
         gradient = tensors.gradients.pop(tasklet.microbatch, None)
         sent = await self._last_backward(number, gradient, is_final)
         self._say(step)
+        # before the last layer's own gradient sets out: the stage before waits for nothing else
         self._send_if_missing(step, tasklet, sent)
+        is_final(min(self._runner.layer_states))
 
     def _send_if_missing(self, step: int, tasklet: Tasklet, sent: Outgoing | None) -> None:
         """To the neighbour, unless it has kept what came of it."""
@@ -283,14 +285,17 @@ class Microbatches:
     async def _last_backward(
         self, number: int, gradient: Tensor | None, is_final: Callable[[int], None]
     ) -> Outgoing | None:
-        """Layer by layer, so that other work of this peer's thread gets in between."""
+        """Layer by layer, so that other work of this peer's thread gets in between. All but the
+        first of them are final then."""
         sent: Outgoing | None = None
+        first = min(self._runner.layer_states)
         for layer in reversed(self._runner.layer_states):
             work = self._compute.run(self._backward_layer, number, layer, gradient)
             sent = await self._unless_poisoned(work)
             gradient = None
-            is_final(layer)
-            await asyncio.sleep(0)  # what is now to be done with it goes first
+            if layer != first:
+                is_final(layer)
+                await asyncio.sleep(0)  # what is now to be done with it goes first
         return sent
 
     def _backward_layer(self, number: int, layer: int, gradient: Tensor | None) -> Outgoing | None:

@@ -107,7 +107,7 @@ class BulkPlane:
         """
         view = as_bytes(payload)
         held = await self._lane(peer_id, lane)
-        shaper = self._host.shaper
+        shaper, began_s = self._host.shaper, now.monotonic_s()
         self._lane_priority.shares_uplink = bool(shaper and shaper.uplink_bytes_per_s)
         try:
             with self._lane_priority.taken(peer_id, lane):
@@ -115,6 +115,15 @@ class BulkPlane:
         except (Refused, Unreachable):
             self._forget(held)
             raise
+        if rate := self._known_rate(peer_id):
+            left_s = view.nbytes / rate - (now.monotonic_s() - began_s)
+            self._lane_priority.leaves(peer_id, lane, left_s)
+
+    def _known_rate(self, peer_id: str) -> float:
+        """Bytes per second at which frames to it leave, as far as that is known; 0: it is not."""
+        shaper = self._host.shaper
+        rates = (shaper.uplink_bytes_per_s if shaper else 0, self._estimates.get(peer_id, 0.0))
+        return min((rate for rate in rates if rate), default=0.0)
 
     async def flush(self, peer_id: str, lane: str) -> None:
         """Wait until the peer has accepted all frames sent to it. Raises as `send` does."""

@@ -4,6 +4,9 @@ Activations and their gradients hold up computing, parameter gradients the end o
 nobody. Lanes to one peer share its link; lanes to all peers share this host's uplink, where it is
 known to be limited. A lane gives way before each piece that it writes, and not for ever: so a slow
 link holds up others for a moment only, and nothing starves.
+
+What is written has not left: buffers take a small frame at once, and many streams of another lane
+would then have most of the link. So a lane keeps its place for as long as its bytes take to leave.
 """
 
 import asyncio
@@ -16,6 +19,8 @@ RANKS = {"forward": 0, "backward": 0, "reduce": 1, "state": 2}
 """By lane; the lower goes first."""
 GIVE_WAY_S = 0.2
 """For each piece, at most."""
+LEAVES_LIMIT_S = 1.0
+"""An estimate of a rate may be wrong."""
 
 
 class LanePriority:
@@ -24,6 +29,8 @@ class LanePriority:
     def __init__(self) -> None:
         self.shares_uplink = False
         self._writing: dict[tuple[str, int], int] = {}
+        self._leaving: dict[tuple[str, int], float] = {}
+        """Until when what was written is still on its way out of here, by peer and rank."""
         self._changed = asyncio.Event()
 
     @contextlib.contextmanager
@@ -39,6 +46,13 @@ class LanePriority:
                 del self._writing[key]
             self._changed.set()
 
+    def leaves(self, peer_id: str, lane: str, seconds: float) -> None:
+        """What was just written takes so long to leave."""
+        now_s, key = now.monotonic_s(), (peer_id, RANKS[lane])
+        until_s = now_s + min(seconds, LEAVES_LIMIT_S)
+        self._leaving = {each: end_s for each, end_s in self._leaving.items() if end_s > now_s}
+        self._leaving[key] = max(until_s, self._leaving.get(key, 0.0))
+
     def of(self, peer_id: str, lane: str) -> "LaneTurn":
         """What a lane asks before each piece that it writes."""
         return LaneTurn(self, peer_id, lane)
@@ -50,17 +64,25 @@ class LanePriority:
         while self._must_wait(peer_id, rank) and (left_s := end_s - now.monotonic_s()) > 0:
             self._changed.clear()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(left_s):
+                async with asyncio.timeout(min(left_s, self._next_change_s())):
                     await self._changed.wait()
+
+    def _next_change_s(self) -> float:
+        """Until something has left, of which nobody is told."""
+        now_s = now.monotonic_s()
+        ends = [end_s - now_s for end_s in tuple(self._leaving.values()) if end_s > now_s]
+        return min(ends, default=GIVE_WAY_S)
 
     def must_give(self, peer_id: str, lane: str) -> bool:
         """Whether a lane that goes first has something to write. May be asked from any thread."""
         return self._must_wait(peer_id, RANKS[lane])
 
     def _must_wait(self, peer_id: str, rank: int) -> bool:
+        now_s = now.monotonic_s()
+        leaving = (key for key, end_s in tuple(self._leaving.items()) if end_s > now_s)
         return any(
             other < rank and (self.shares_uplink or peer == peer_id)
-            for peer, other in tuple(self._writing)
+            for peer, other in (*tuple(self._writing), *leaving)
         )
 
 

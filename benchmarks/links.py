@@ -3,7 +3,7 @@
     python -m benchmarks.links --wanem PATH/wanem.c [--quick] [--json]
     python -m benchmarks.links --loopback [--quick] [--json]
 
-A real network: `wanem` (one C file; also by the variable P2P_DTFM_WANEM) carries packets between
+A real network: `wanem` (one C file; also by the variable BENCHMARK_WANEM) carries packets between
 two network namespaces with the link's latency and rate. It needs root, /dev/net/tun, gcc and ip;
 where one is missing, this says so and ends with code 0. The transfer that counts is made three
 times, each with daemons and connections of its own, and the median counts. The same transfer then
@@ -424,7 +424,7 @@ def report(rows: list[dict[str, Any]], as_json: bool) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    wanem = os.environ.get("P2P_DTFM_WANEM")
+    wanem = os.environ.get("BENCHMARK_WANEM")
     parser.add_argument("--wanem", type=Path, default=Path(wanem) if wanem else None)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--repeats", type=int, default=REPEATS, help="of the transfer that counts")

@@ -102,6 +102,13 @@ def until(condition: Callable[[], bool], what: str, limit_s: float = START_S) ->
         time.sleep(0.2)
 
 
+def ended(child: Child) -> bool:
+    """Raises `SystemExit` with its last words if it has."""
+    if child.running:
+        return False
+    raise SystemExit(f"{child.name} has ended:\n{child.log_tail()}")
+
+
 def steps_of(child: Child) -> list[dict[str, Any]]:
     found = [event for event in child.events() if event["event"] == "step"]
     return [event for event in found if event["loss"] is not None]
@@ -117,7 +124,7 @@ def swarm_of(count: int, folder: Path, spec: Path) -> Iterator[Swarm]:
     swarm = Swarm(folder, spec)
     try:
         founder = swarm.start()
-        until(lambda: founder.invitation() is not None, "the founder's address")
+        until(lambda: founder.invitation() is not None or ended(founder), "the founder's address")
         for _ in range(count - 1):
             swarm.start()
         until(lambda: swarm.members() == count, f"a view of {count}")

@@ -19,7 +19,7 @@ class Missing(Exception):
 def options_of(description: str) -> argparse.ArgumentParser:
     """With the options that all measurements over such a network have."""
     parser = argparse.ArgumentParser(description=description.splitlines()[0])
-    wanem = os.environ.get("P2P_DTFM_WANEM")
+    wanem = os.environ.get("BENCHMARK_WANEM")
     parser.add_argument("--wanem", type=Path, default=Path(wanem) if wanem else None)
     parser.add_argument("--json", action="store_true")
     return parser
@@ -47,7 +47,7 @@ def wide_area(
 ) -> Iterator[None]:
     """Namespaces wan0 .. with the links of `matrix` between them. Raises `Missing`."""
     if source is None or not source.is_file():
-        raise Missing("no wanem.c: give --wanem PATH or set P2P_DTFM_WANEM")
+        raise Missing("no wanem.c: give --wanem PATH or set BENCHMARK_WANEM")
     if os.geteuid() != 0 or not Path("/dev/net/tun").exists():
         raise Missing("network namespaces need root and /dev/net/tun")
     for tool in ("gcc", "ip"):

@@ -11,6 +11,7 @@ anything, and an answer is made at most once in some seconds, however many ask.
 
 import asyncio
 import contextlib
+import logging
 import socket
 from collections import OrderedDict
 from collections.abc import Callable
@@ -21,6 +22,8 @@ from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.ports import now
 from p2p_dtfm.web.public_facts import PublicFacts
 from p2p_dtfm.web.public_page import public_html
+
+log = logging.getLogger("p2p_dtfm")
 
 CONNECTIONS_LIMIT = 64
 HEAD_LIMIT_BYTES = 8192
@@ -90,6 +93,8 @@ class PublicServer:
         self._server = await asyncio.start_server(
             self._meet, sock=self._listener, limit=HEAD_LIMIT_BYTES
         )
+        name = socket.gethostname()
+        log.info("a page that anybody may read: http://%s:%d/", name, self.port)
 
     async def close(self) -> None:
         if self._server is not None:

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from p2p_dtfm.cli.terminal.plain import SHORT_CHARACTERS, plain
-from p2p_dtfm.core.protocol.facts.in_words import bytes_text, rate_text
+from p2p_dtfm.core.protocol.facts.in_words import bytes_text, rate_text, span_text
 
 NARROW_BELOW = 90
 """Columns of a terminal. Below, what a row does not need is left out, and no word is cut."""
@@ -57,12 +57,6 @@ def _wide(name_width: int) -> Table:
     return table
 
 
-def _span(layers: list[int]) -> str:
-    if not layers:
-        return "spare"
-    return f"{layers[0]}-{layers[-1]}" if len(layers) > 1 else f"{layers[0]}"
-
-
 def _row_of(member: dict[str, Any], ids: bool) -> tuple[str, ...]:
     device, links = member["device"], member["links"].values()
     block_ms = (device["block"]["forward_ns"] + device["block"]["backward_ns"]) / 1e6
@@ -73,7 +67,7 @@ def _row_of(member: dict[str, Any], ids: bool) -> tuple[str, ...]:
         plain(f"{device['kind']}, {device['name']}", SHORT_CHARACTERS),
         bytes_text(device["memory_bytes"]),
         f"{block_ms:,.1f} ms",
-        _span(layers),
+        span_text(layers[0], layers[-1] + 1) if layers else "spare",
         _rates_text(rates),
     )
 

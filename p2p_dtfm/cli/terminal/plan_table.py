@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from p2p_dtfm.cli.terminal.plain import plain
-from p2p_dtfm.core.protocol.facts.in_words import layers_text
+from p2p_dtfm.core.protocol.facts.in_words import layers_text, span_text
 from p2p_dtfm.core.protocol.plan import Plan
 
 STAGE_WIDTH = 26
@@ -46,7 +46,7 @@ def _narrow(made: Plan, named: Callable[[str], str]) -> Table:
         table.add_column(heading, no_wrap=heading != "peer", overflow="fold")
     for number, pipeline in enumerate(made.pipelines):
         for place, at in enumerate(pipeline.stages):
-            layers = layers_text(at.first_layer, at.end_layer).partition(" ")[2]
+            layers = span_text(at.first_layer, at.end_layer)
             peer, count = Text(plain(named(at.peer_id))), str(pipeline.microbatch_count)
             table.add_row(str(number + 1), str(place + 1), peer, layers, count)
     for peer_id in made.spares:

@@ -26,16 +26,10 @@ def _digest(payload: bytes) -> bytes:
 def own_digest(
     parts: Parts, loss_sum: float, edges: Edges | None = None, held_out_loss_sum: float = 0.0
 ) -> bytes:
-    """Of `edges` what is sent. `held_out_loss_sum`: see `judged_held_out`."""
+    """Of `edges` what is sent. `held_out_loss_sum`: see `stated_work`."""
     sent = [(n, it.activation_out, it.gradient_out) for n, it in sorted((edges or {}).items())]
     losses = loss_sum.hex(), held_out_loss_sum.hex()
     return _digest(encode([sorted(parts.items()), *losses, sent]))[:OWN_BYTES]
-
-
-def judged_held_out(edges: Edges, held_out_loss_sum: float) -> float:
-    """The part of a work that evaluation is: of a stage that is the whole model. What neighbours
-    send for evaluation is claimed by nobody, so of other stages it cannot be computed again."""
-    return 0.0 if edges else held_out_loss_sum
 
 
 def sums_digest(sums: Mapping[int, bytes]) -> bytes:
@@ -48,9 +42,20 @@ def work_of(prepared: Prepared, segments: Sequence[Segment]) -> bytes:
     assert prepared.audit is not None
     me = prepared.peer_id
     sums = {n: s[segments[n].holders.index(me)] for n, s in prepared.sums.items()}
-    share = prepared.audit.share
-    held_out = judged_held_out(share.edges, prepared.held_out_loss_sum)
-    return own_digest(share.parts, prepared.loss_sum, share.edges, held_out) + sums_digest(sums)
+    return stated_work(prepared.audit.share, prepared.loss_sum, prepared.held_out_loss_sum, sums)
+
+
+def stated_work(
+    share: Share, loss_sum: float, held_out_loss_sum: float, sums: Mapping[int, bytes]
+) -> bytes:
+    """What a stage-holder says of its own: in its claim, and again in its Prepared. `sums`: as in
+    `sums_digest`.
+
+    Evaluation is a part of it where the stage is the whole model. What neighbours send for it is
+    claimed by nobody, so of other stages it cannot be computed again.
+    """
+    held_out = 0.0 if share.edges else held_out_loss_sum
+    return own_digest(share.parts, loss_sum, share.edges, held_out) + sums_digest(sums)
 
 
 def claim_digest(share: Share, work: bytes) -> bytes:

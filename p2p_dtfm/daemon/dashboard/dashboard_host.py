@@ -105,7 +105,6 @@ class DashboardHost:
             return
         self._public = PublicServer(self.public_facts, public_listener(port))
         await self._public.start()
-        log.info("a page that anybody may read: http://%s:%d/", socket.gethostname(), port)
 
     @property
     def port(self) -> int | None:

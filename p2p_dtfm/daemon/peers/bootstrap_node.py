@@ -21,6 +21,7 @@ from p2p_dtfm.daemon.peers.gate import GateKeeper
 from p2p_dtfm.daemon.peers.reachability import ReachabilityService
 from p2p_dtfm.net.contacts.addresses import parse_address
 from p2p_dtfm.net.directory.directory import Directory
+from p2p_dtfm.net.directory.values import HEXADECIMAL
 from p2p_dtfm.net.errors import Unreachable
 from p2p_dtfm.net.libp2p.control import ControlPlane
 from p2p_dtfm.net.libp2p.host import Host
@@ -31,8 +32,6 @@ log = logging.getLogger("p2p_dtfm")
 DEFAULT_LISTEN = "/ip4/0.0.0.0/tcp/31331"
 REFRESH_S = 30.0
 REFUSAL = "it is a bootstrap node and trains nothing"
-
-
 DIGEST_DIGITS = 64
 
 
@@ -50,7 +49,7 @@ def public_page(port: int, run_digest: str) -> PublicPage | None:
     if not port:
         return None
     digest = run_digest.lower()
-    if len(digest) != DIGEST_DIGITS or not set(digest) <= set("0123456789abcdef"):
+    if len(digest) != DIGEST_DIGITS or not set(digest) <= HEXADECIMAL:
         raise UserError(
             "a bootstrap node's page is of one run, which its digest names",
             (
@@ -157,8 +156,6 @@ async def _serve_page(
     stack.push_async_callback(server.close)
     asking = asyncio.create_task(heard.keep())
     stack.callback(asking.cancel)
-    name = socket.gethostname()
-    log.info("a page that anybody may read: http://%s:%d/", name, server.port)
 
 
 async def _refuse(sender: str, body: bytes) -> bytes:

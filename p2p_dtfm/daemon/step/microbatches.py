@@ -11,7 +11,7 @@ from p2p_dtfm.core.recovery.partial_replay import StageReplay, whole_step
 from p2p_dtfm.core.schedule.pipeline_order import Done, StageOrder
 from p2p_dtfm.core.schedule.tasklets import Tasklet, TaskletKind
 from p2p_dtfm.daemon.step.mailbox import FrameKey
-from p2p_dtfm.daemon.step.neighbours import neighbours_of
+from p2p_dtfm.daemon.step.neighbours import held_out_of, neighbours_of
 from p2p_dtfm.daemon.step.open_step_work import Arrived, OpenStepWork, Outgoing, Unfinished
 from p2p_dtfm.daemon.step.stage_tools import OnProgress, StageLinks, StagePlace, StageTools
 from p2p_dtfm.net.streams.frames import FrameKind
@@ -394,7 +394,7 @@ class Microbatches:
     @property
     def held_out(self) -> list[int]:
         """The held-out microbatches that go through this stage."""
-        return sorted(number for beside in self._neighbours for number in beside.held_out)
+        return held_out_of(self._neighbours)
 
     def _place(self, number: int) -> int:
         """Which of this peer's places a microbatch goes through."""

@@ -1,6 +1,6 @@
 """Whom a stage exchanges boundary tensors with: in its own pipeline, and where it stands in."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from p2p_dtfm.core.audit.boundaries import beside
@@ -44,7 +44,11 @@ def held_out_alone(plan: Plan, peer_id: str, spec: RunSpec) -> list[int]:
     as what comes into them for evaluation is not claimed."""
     if beside(plan, peer_id):
         return []
-    places = neighbours_of(plan, peer_id, spec)
+    return held_out_of(neighbours_of(plan, peer_id, spec))
+
+
+def held_out_of(places: Sequence[Neighbours]) -> list[int]:
+    """The held-out microbatches that go through a stage, in its order."""
     return sorted(number for place in places for number in place.held_out)
 
 

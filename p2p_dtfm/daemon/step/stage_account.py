@@ -233,8 +233,7 @@ class Judge:
             account_of, self._plan, self._wire, peer_id, result.gradients
         )
         sent = {number: _sent(result, number) for number in near}
-        losses = result.loss_sum, result.held_out_loss_sum
-        return theirs, own_digest(theirs.parts, losses[0], sent, losses[1])
+        return theirs, own_digest(theirs.parts, result.loss_sum, sent, result.held_out_loss_sum)
 
     def _shared(self, peer_id: str) -> list[tuple[int, Segment, Chunks]]:
         """Its segments with other holders."""

@@ -95,6 +95,11 @@ class StepEngine:
         self._account: StageAccount | None = None
         self._local_steps = LocalSteps(spec, states, tools.memory.moments)
 
+    @property
+    def evaluates(self) -> bool:
+        """Whether held-out microbatches go through this stage."""
+        return bool(self._microbatches.held_out)
+
     # one step ---------------------------------------------------------------------------------
 
     async def run(

@@ -17,7 +17,7 @@ from typing import NoReturn
 from blake3 import blake3
 
 from p2p_dtfm.core.audit.claim_book import OPENING_BYTES, ClaimBook, commitment_to
-from p2p_dtfm.core.audit.work import heard_of, judged_held_out, own_digest, sums_digest
+from p2p_dtfm.core.audit.work import heard_of, stated_work
 from p2p_dtfm.core.commit.step_terms import terms_of
 from p2p_dtfm.core.messages.audit_messages import COULD_NOT, Account, Audited, Claimed, Share
 from p2p_dtfm.core.messages.work import Kind, Lack
@@ -183,9 +183,7 @@ class Audits:
             got=got_by_holder(plan, engine.mailbox.wire, me, local.got),
             edges=edges_of(plan, me, engine.work),
         )
-        held_out = judged_held_out(share.edges, local.held_out_loss_sum)
-        own = own_digest(share.parts, local.loss_sum, share.edges, held_out)
-        work = own + sums_digest(sums)
+        work = stated_work(share, local.loss_sum, local.held_out_loss_sum, sums)
         next_one = commitment_to(self._next_opening)
         return Claimed(here.view.id, here.step, share, work, opening, next_one)
 

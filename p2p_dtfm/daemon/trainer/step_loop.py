@@ -16,7 +16,6 @@ from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.recovery.partial_replay import StageReplay
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.step.mailbox import Mailbox
-from p2p_dtfm.daemon.step.neighbours import neighbours_of
 from p2p_dtfm.daemon.step.open_step_work import OpenStepWork
 from p2p_dtfm.daemon.step.stage_tools import StageLinks, StageListeners, StagePlace, StageTools
 from p2p_dtfm.daemon.step.step_engine import LocalResult, StepEngine
@@ -128,9 +127,7 @@ class StepLoop:
             self._cuts.begin(step, engine.states)
         replay = self._replay(plan, step) or engine.whole
         microbatches = replay.microbatches if train else ()
-        places = neighbours_of(plan, self._tools.me, spec)
-        held_out = evaluate and any(each.held_out for each in places)
-        shards = StepShards(step, microbatches, held_out=held_out)
+        shards = StepShards(step, microbatches, held_out=evaluate and engine.evaluates)
         await have_shards(self._tools, self._outlet, self._state, view, plan, shards)
         self._tools.status.say(State.TRAINING, f"step {step:,} of {spec.total_steps:,}")
         digests = asyncio.create_task(self._state_digests(engine, step))

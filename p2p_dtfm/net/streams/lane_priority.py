@@ -11,6 +11,7 @@ would then have most of the link. So a lane keeps its place for as long as its b
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Iterator
 
 from p2p_dtfm.ports import now
@@ -48,10 +49,14 @@ class LanePriority:
 
     def leaves(self, peer_id: str, lane: str, seconds: float) -> None:
         """What was just written takes so long to leave."""
-        now_s, key = now.monotonic_s(), (peer_id, RANKS[lane])
-        until_s = now_s + min(seconds, LEAVES_LIMIT_S)
-        self._leaving = {each: end_s for each, end_s in self._leaving.items() if end_s > now_s}
-        self._leaving[key] = max(until_s, self._leaving.get(key, 0.0))
+        key, until_s = (peer_id, RANKS[lane]), now.monotonic_s() + min(seconds, LEAVES_LIMIT_S)
+        leaving = self._not_left()
+        self._leaving = {**leaving, key: max(until_s, leaving.get(key, 0.0))}
+
+    def _not_left(self) -> dict[tuple[str, int], float]:
+        """By now. From any thread."""
+        now_s = now.monotonic_s()
+        return {key: end_s for key, end_s in self._leaving.items() if end_s > now_s}
 
     def of(self, peer_id: str, lane: str) -> "LaneTurn":
         """What a lane asks before each piece that it writes."""
@@ -69,20 +74,17 @@ class LanePriority:
 
     def _next_change_s(self) -> float:
         """Until something has left, of which nobody is told."""
-        now_s = now.monotonic_s()
-        ends = [end_s - now_s for end_s in tuple(self._leaving.values()) if end_s > now_s]
-        return min(ends, default=GIVE_WAY_S)
+        end_s = min(self._not_left().values(), default=math.inf)
+        return max(0.0, end_s - now.monotonic_s())
 
     def must_give(self, peer_id: str, lane: str) -> bool:
         """Whether a lane that goes first has something to write. May be asked from any thread."""
         return self._must_wait(peer_id, RANKS[lane])
 
     def _must_wait(self, peer_id: str, rank: int) -> bool:
-        now_s = now.monotonic_s()
-        leaving = (key for key, end_s in tuple(self._leaving.items()) if end_s > now_s)
         return any(
             other < rank and (self.shares_uplink or peer == peer_id)
-            for peer, other in (*tuple(self._writing), *leaving)
+            for peer, other in (*tuple(self._writing), *self._not_left())
         )
 
 

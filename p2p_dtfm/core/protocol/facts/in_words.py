@@ -26,7 +26,12 @@ def counted(count: float, one: str) -> str:
 
 def layers_text(first: int, end: int) -> str:
     """`layers 3-5`, `layer 2`: of a range that ends before `end`."""
-    return f"layer {first}" if end - first == 1 else f"layers {first}-{end - 1}"
+    return f"layer{'' if end - first == 1 else 's'} {span_text(first, end)}"
+
+
+def span_text(first: int, end: int) -> str:
+    """`3-5`, `2`: of a range that ends before `end`."""
+    return f"{first}" if end - first == 1 else f"{first}-{end - 1}"
 
 
 def given_text(today: float, ever: float, repeated: float) -> str | None:

@@ -320,8 +320,9 @@ def test_a_slow_receiver_stops_its_sender_and_little_is_held(tmp_path: Path) -> 
                 before = sent
                 await asyncio.sleep(0.3)
             under_way = 40_000_000 * 50 // 1000
-            # besides: what libp2p buffers, the pieces in hand, and what the reader itself holds
-            assert under_way < sent < under_way + QUEUE_BYTES + 6 * MIB
+            # besides: the pieces in hand, sockets' buffers, and a stream's window in libp2p, which
+            # a loaded machine's slower answers widen up to 16 MiB
+            assert under_way < sent < under_way + QUEUE_BYTES + (16 + 6) * MIB
             go.set()
             await asyncio.wait_for(flooding, 10)
             writer.close()

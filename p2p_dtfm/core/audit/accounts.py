@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from p2p_dtfm.core.audit.boundaries import fault_of_edges, unlike_boundaries
+from p2p_dtfm.core.audit.boundaries import TRAINING, Due, fault_of_edges, unlike_boundaries
 from p2p_dtfm.core.audit.work import (
     CLAIM_BYTES,
     MANY,
@@ -43,11 +43,14 @@ class Findings(NamedTuple):
         self.doubts.setdefault((one, other) if one < other else (other, one), reason)
 
 
-def fault_of_share(share: Share, plan: Plan, segments: Sequence[Segment], peer_id: str) -> str:
+def fault_of_share(
+    share: Share, plan: Plan, segments: Sequence[Segment], peer_id: str, due: Due = TRAINING
+) -> str:
     """Why no correct peer states that; empty if it may."""
     if not 1 <= share.threads <= THREADS_LIMIT or len(share.arithmetic) > ARITHMETIC_LIMIT:
         return "a claim by threads or an arithmetic that there are not"
-    held = {n: it.holders for n, it in enumerate(segments) if peer_id in it.holders}
+    reduced = segments if due.trains else ()
+    held = {n: it.holders for n, it in enumerate(reduced) if peer_id in it.holders}
     shared = {number for number, holders in held.items() if len(holders) > 1}
     if set(share.parts) != set(held) or set(share.got) != shared:
         return "a claim that is not of its segments"
@@ -57,7 +60,7 @@ def fault_of_share(share: Share, plan: Plan, segments: Sequence[Segment], peer_i
         return "a claim with a part's digest of another length"
     if not all(_is_of(got, share.parts[n], held[n]) for n, got in share.got.items()):
         return "a claim of other holders or chunks than its segments have"
-    return fault_of_edges(share.edges, plan, peer_id)
+    return fault_of_edges(share.edges, plan, peer_id, due)
 
 
 def _is_of(got: Sequence[Sequence[bytes]], parts: Sequence[bytes], holders: Sequence[str]) -> bool:
@@ -68,7 +71,11 @@ def _is_of(got: Sequence[Sequence[bytes]], parts: Sequence[bytes], holders: Sequ
 
 
 def fault_of_account(
-    account: Account | None, plan: Plan, segments: Sequence[Segment], peer_id: str
+    account: Account | None,
+    plan: Plan,
+    segments: Sequence[Segment],
+    peer_id: str,
+    due: Due = TRAINING,
 ) -> str:
     """Why it cannot be true; empty if it may be, or there is none."""
     if account is None:
@@ -84,7 +91,7 @@ def fault_of_account(
         return "Prepared denies a work that its maker has not computed again"
     if any(len(work) != WORK_BYTES for work in account.found.values()):
         return "Prepared with an audit's digest of another length"
-    return fault_of_share(account.share, plan, segments, peer_id)
+    return fault_of_share(account.share, plan, segments, peer_id, due)
 
 
 def findings(
@@ -93,6 +100,7 @@ def findings(
     segments: Sequence[Segment],
     one_arithmetic: bool = False,
     kept_microbatches: int = MANY,
+    due: Due = TRAINING,
 ) -> Findings:
     """Of all stage-holders' Prepared, each with an account; while one is missing only what more
     than half of all stage-holders deny, or whoever is found out would withhold its own.
@@ -110,8 +118,8 @@ def findings(
     if found.liars or found.doubts:
         return found  # from unlike claims follow unlike audits, and nobody need have lied
     shares = {peer: account.share for peer, account in accounts.items()}
-    misled = _doubt_edges(shares, segments, found)
-    without_input = _doubt_boundaries(shares, plan, found)
+    misled = _doubt_edges(shares, segments if due.trains else (), found)
+    without_input = _doubt_boundaries(shares, plan, due, found)
     arithmetics = {peer: share.arithmetic for peer, share in shares.items()}
     if one_arithmetic:
         _judge_arithmetics(arithmetics, found)
@@ -143,9 +151,11 @@ def _doubt_edges(
     return {owner for owner, _ in unlike}
 
 
-def _doubt_boundaries(shares: Mapping[str, Share], plan: Plan, found: Findings) -> set[str]:
+def _doubt_boundaries(
+    shares: Mapping[str, Share], plan: Plan, due: Due, found: Findings
+) -> set[str]:
     """Returns who says that something else came to it than was sent."""
-    unlike = unlike_boundaries(shares, plan)
+    unlike = unlike_boundaries(shares, plan, due)
     for receiver, sender in sorted(unlike):
         reason = f"the tensors of {sender} are not those that {receiver} has got from it"
         found.doubt(receiver, sender, reason)

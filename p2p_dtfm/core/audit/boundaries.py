@@ -2,14 +2,17 @@
 
 Both ends of an edge claim the digest of each frame on it before the draw. The sender keeps what it
 has sent until the step commits, so an auditor fetches what came into a stage from its neighbours.
+So it is with held-out microbatches, which go there and not back.
 """
 
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from typing import NamedTuple
 
 from p2p_dtfm.core.messages.audit_messages import Boundary, Edges, Share
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.core.protocol.sections.audit_spec import MICROBATCHES_LIMIT
 from p2p_dtfm.core.protocol.workload import FLOAT_BYTES
 
 FRAME_BYTES = 32
@@ -19,6 +22,18 @@ KEPT_LIMIT_BYTES = 1 << 30
 NOTHING = Boundary(b"", b"", b"", b"")
 
 
+class Due(NamedTuple):
+    """What the claims of a step are of."""
+
+    trains: bool = True
+    """Gradients; after the last step there are none."""
+    held_out: int = 0
+    """So many held-out microbatches, between the stages of pipelines."""
+
+
+TRAINING = Due()
+
+
 class Beside(NamedTuple):
     """The peers before and after a stage in a pipeline; empty at its ends."""
 
@@ -26,7 +41,20 @@ class Beside(NamedTuple):
     after: str
 
 
-def beside(plan: Plan, peer_id: str) -> dict[int, Beside]:
+def held_out_through(plan: Plan, pipeline: int, first: int, count: int) -> range:
+    """Of so many held-out microbatches, numbered from `first` on, those of a pipeline: they go
+    round the pipelines in turn."""
+    return range(first + pipeline, first + count, len(plan.pipelines))
+
+
+def _numbers(plan: Plan, pipeline: int, due: Due) -> list[int]:
+    """Of a pipeline's microbatches in a step. Held-out ones come after all that train."""
+    last = plan.pipelines[-1].microbatches.stop
+    trained = plan.pipelines[pipeline].microbatches if due.trains else ()
+    return [*trained, *held_out_through(plan, pipeline, last, due.held_out)]
+
+
+def beside(plan: Plan, peer_id: str, due: Due = TRAINING) -> dict[int, Beside]:
     """By microbatch of this peer's places; empty for a stage that is the whole model."""
     found: dict[int, Beside] = {}
     for number, position in plan.places_of(peer_id):
@@ -35,37 +63,51 @@ def beside(plan: Plan, peer_id: str) -> dict[int, Beside]:
             continue
         peers = ["", *(stage.peer_id for stage in pipeline.stages), ""]
         neighbours = Beside(peers[position], peers[position + 2])
-        found |= dict.fromkeys(pipeline.microbatches, neighbours)
+        found |= dict.fromkeys(_numbers(plan, number, due), neighbours)
     return found
 
 
-def fault_of_edges(edges: Edges, plan: Plan, peer_id: str) -> str:
+def fault_of_edges(edges: Edges, plan: Plan, peer_id: str, due: Due = TRAINING) -> str:
     """Why no correct peer states that; empty if it may."""
-    due = beside(plan, peer_id)
-    if edges.keys() != due.keys():
+    places = beside(plan, peer_id, due)
+    if edges.keys() != places.keys():
         return "a claim of other microbatches than go through its stage"
-    for number, neighbours in due.items():
-        edge = edges[number]
-        before = (edge.activation_in, edge.gradient_out)
-        after = (edge.activation_out, edge.gradient_in)
-        for digests, peer in ((before, neighbours.before), (after, neighbours.after)):
-            if any(len(digest) != (FRAME_BYTES if peer else 0) for digest in digests):
-                return "a claim with a boundary's digest of another length"
+    held_out_from = plan.pipelines[-1].microbatches.stop
+    for number, (before, after) in places.items():
+        edge, comes_back = edges[number], number < held_out_from
+        lengths = (
+            (edge.activation_in, bool(before)),
+            (edge.activation_out, bool(after)),
+            (edge.gradient_in, bool(after) and comes_back),
+            (edge.gradient_out, bool(before) and comes_back),
+        )
+        if any(len(digest) != FRAME_BYTES * is_there for digest, is_there in lengths):
+            return "a claim with a boundary's digest of another length"
     return ""
 
 
-def unlike_boundaries(shares: Mapping[str, Share], plan: Plan) -> set[tuple[str, str]]:
+def states_held_out(edges: Edges) -> bool:
+    """Whether a stage's evaluation is part of its work: where it is the whole model, or claims what
+    came for it."""
+    return not edges or any(not (it.gradient_in or it.gradient_out) for it in edges.values())
+
+
+def unlike_boundaries(
+    shares: Mapping[str, Share], plan: Plan, due: Due = TRAINING
+) -> set[tuple[str, str]]:
     """(receiver, sender) where what has come is not what was sent."""
-    return {
-        (receiver, sender) for sender, receiver, sent, came in _frames(shares, plan) if sent != came
-    }
+    frames = _frames(shares, plan, due)
+    return {(receiver, sender) for sender, receiver, sent, came in frames if sent != came}
 
 
-def _frames(shares: Mapping[str, Share], plan: Plan) -> Iterator[tuple[str, str, bytes, bytes]]:
-    for pipeline in plan.pipelines:
+def _frames(
+    shares: Mapping[str, Share], plan: Plan, due: Due
+) -> Iterator[tuple[str, str, bytes, bytes]]:
+    for place, pipeline in enumerate(plan.pipelines):
+        numbers = _numbers(plan, place, due)
         for one, other in zip(pipeline.stages, pipeline.stages[1:], strict=False):
             first, second = one.peer_id, other.peer_id
-            for number in pipeline.microbatches:
+            for number in numbers:
                 low = shares[first].edges.get(number, NOTHING)
                 high = shares[second].edges.get(number, NOTHING)
                 yield first, second, low.activation_out, high.activation_in
@@ -86,3 +128,15 @@ def inputs_are_kept(plan: Plan, peer_id: str, microbatches: int) -> bool:
     """Whether the neighbours of a stage keep all that they send, of so many each."""
     neighbours = {peer for it in beside(plan, peer_id).values() for peer in it if peer}
     return all(len(beside(plan, peer)) <= microbatches for peer in neighbours)
+
+
+@lru_cache(maxsize=64)
+def held_out_is_kept(plan: Plan, due: Due, microbatches: int) -> bool:
+    """Whether every stage can keep what it sends in a step that evaluates, as `inputs_are_kept`
+    has it, and state all of it. A held-out microbatch is one tensor, where others are two."""
+    for peer_id in plan.stage_holders():
+        trained = len(beside(plan, peer_id, due._replace(held_out=0)))
+        held_out = len(beside(plan, peer_id, due)) - trained
+        if 2 * trained + held_out > 2 * microbatches or trained + held_out > MICROBATCHES_LIMIT:
+            return False
+    return True

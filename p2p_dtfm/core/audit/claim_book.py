@@ -1,10 +1,10 @@
 """What was claimed and found in the steps of one view, as one member has heard it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from p2p_dtfm.core.audit.accounts import fault_of_share
-from p2p_dtfm.core.audit.boundaries import unlike_boundaries
+from p2p_dtfm.core.audit.boundaries import TRAINING, Due, unlike_boundaries
 from p2p_dtfm.core.audit.draw import draw, drawn_watched, seed_of
 from p2p_dtfm.core.audit.roles import watched
 from p2p_dtfm.core.audit.work import MANY, WORK_BYTES, can_replay, unlike_edges
@@ -18,6 +18,10 @@ STEPS_AHEAD_LIMIT = 2
 OPENING_BYTES = 32
 EVERYBODY = 1_000_000
 """Millionths."""
+
+
+def always_training(step: int) -> Due | None:
+    return TRAINING
 
 
 def commitment_to(opening: bytes) -> bytes:
@@ -41,9 +45,12 @@ class ClaimBook:
         rate_millionths: int,
         kept_microbatches: int = MANY,
         bars: tuple[Bar, ...] = (),
+        due: Callable[[int], Due | None] = always_training,
     ) -> None:
-        """`bars` of the view's snapshot say who is watched."""
+        """`bars` of the view's snapshot say who is watched. `due(step)`: what is claimed of it, if
+        anything is."""
         self.view = view
+        self._due = due
         self._bars = bars
         self._kept_microbatches = kept_microbatches
         self._plan = plan
@@ -79,7 +86,10 @@ class ClaimBook:
             self._audited(sender, said)
 
     def _claimed(self, sender: str, said: Claimed) -> None:
-        fault = fault_of_claim(said, self._plan, self._segments, sender)
+        due = self._due(said.step)
+        if due is None:
+            raise PeerFault(f"a claim of step {said.step}, of which nothing is claimed", sender)
+        fault = fault_of_claim(said, self._plan, self._segments, sender, due)
         if fault:
             raise PeerFault(fault, sender)
         claims = self._at(said.step).claims
@@ -120,15 +130,16 @@ class ClaimBook:
         In the first step of a view nobody has committed itself to anything, and all are: whoever
         withholds an opening brings such a step about. Who has sent a neighbour something else than
         that one says is audited in any case, and the neighbour is not: there is no input for it.
-        Who is new here is drawn more often (`roles`).
+        Who is new here is drawn more often (`roles`). After the last step all are: it is the number
+        by which a run is known, there is one of it, and nobody who lies has a step to lose.
         """
         assert not self.not_claimed()
         if self._draw is None:
             knows_all = self._holders <= self._commitments.keys()
             openings = {peer: claim.opening for peer, claim in self.claims.items()}
             seed = seed_of(f"{self.view.number}:{self.view.snapshot}", self._step, openings)
-            rate = self._rate if knows_all else EVERYBODY
-            unlike = unlike_boundaries(self._shares(), self._plan)
+            rate = self._rate if knows_all and self._open.trains else EVERYBODY
+            unlike = unlike_boundaries(self._shares(), self._plan, self._open)
             kept, senders = self._kept_microbatches, {sender for _, sender in unlike}
             always = senders | drawn_watched(seed, watched(self._bars, self._step))
             drawn = draw(seed, self._plan, self.arithmetics(), rate, kept, always)
@@ -158,17 +169,24 @@ class ClaimBook:
 
     def misled(self) -> set[str]:
         """Who says that something else came to it than its sender has claimed."""
-        return {owner for owner, _ in unlike_edges(self._shares(), self._segments)}
+        segments = self._segments if self._open.trains else ()
+        return {owner for owner, _ in unlike_edges(self._shares(), segments)}
+
+    @property
+    def _open(self) -> Due:
+        return self._due(self._step) or TRAINING
 
     def may_judge(self, judge: str, peer_id: str) -> bool:
         kept = self._kept_microbatches
         return can_replay(judge, peer_id, self._plan, self.arithmetics(), kept)
 
 
-def fault_of_claim(said: Claimed, plan: Plan, segments: Sequence[Segment], peer_id: str) -> str:
+def fault_of_claim(
+    said: Claimed, plan: Plan, segments: Sequence[Segment], peer_id: str, due: Due = TRAINING
+) -> str:
     """Why no correct peer says that; empty if it may."""
     if len(said.work) != WORK_BYTES or len(said.commitment) != OPENING_BYTES:
         return "a claim with a digest of another length"
     if len(said.opening) != OPENING_BYTES:
         return "a claim with an opening of another length"
-    return fault_of_share(said.share, plan, segments, peer_id)
+    return fault_of_share(said.share, plan, segments, peer_id, due)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from p2p_dtfm.core.audit.boundaries import inputs_are_kept
+from p2p_dtfm.core.audit.boundaries import inputs_are_kept, states_held_out
 from p2p_dtfm.core.messages.audit_messages import Claimed, Edges, Parts, Share
 from p2p_dtfm.core.messages.prepared import Prepared
 from p2p_dtfm.core.protocol.canonical import digest_bytes, encode
@@ -51,10 +51,10 @@ def stated_work(
     """What a stage-holder says of its own: in its claim, and again in its Prepared. `sums`: as in
     `sums_digest`.
 
-    Evaluation is a part of it where the stage is the whole model. What neighbours send for it is
-    claimed by nobody, so of other stages it cannot be computed again.
+    Evaluation is a part of it where it can be computed again: not of a stage whose neighbours
+    could not keep what they send for it.
     """
-    held_out = 0.0 if share.edges else held_out_loss_sum
+    held_out = held_out_loss_sum if states_held_out(share.edges) else 0.0
     return own_digest(share.parts, loss_sum, share.edges, held_out) + sums_digest(sums)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from p2p_dtfm.core.audit.accounts import Findings, fault_of_account, findings
+from p2p_dtfm.core.audit.boundaries import TRAINING
 from p2p_dtfm.core.audit.work import MANY
 from p2p_dtfm.core.commit.step_terms import SQUARED_NORM_LIMIT, StepTerms
 from p2p_dtfm.core.messages.prepared import Prepared
@@ -86,7 +87,8 @@ def fault_of(
             return "Prepared with a sum's digest of another length"
     if not set(prepared.states) <= set(plan.layers_of(me)):
         return "Prepared with states of layers that it does not hold"
-    return fault_of_account(prepared.audit, plan, segments, me) or _fault_by_terms(
+    claimed = (terms.due(prepared.step, plan) if terms is not None else None) or TRAINING
+    return fault_of_account(prepared.audit, plan, segments, me, claimed) or _fault_by_terms(
         prepared, plan, terms, counts
     )
 
@@ -96,7 +98,7 @@ def _fault_by_terms(
 ) -> str:
     if terms is None:
         return ""
-    if (prepared.audit is not None) != (terms.audits and terms.trains(prepared.step)):
+    if (prepared.audit is None) != (terms.due(prepared.step, plan) is None):
         return "Prepared accounts for its work where it need not, or does not where it must"
     return _fault_of_counts(prepared, plan, terms, counts)
 
@@ -144,7 +146,10 @@ def conflict_of(
                     found.doubt(owner, peer, reason)
     one_arithmetic = terms is not None and terms.one_arithmetic
     kept = terms.kept_microbatches if terms is not None else MANY
-    audited = findings(said, plan, plan.segments(), one_arithmetic, kept)
+    due = None
+    if terms is not None and said:
+        due = terms.due(next(iter(said.values())).step, plan)
+    audited = findings(said, plan, plan.segments(), one_arithmetic, kept, due or TRAINING)
     if said:  # all of one view and step
         first = next(iter(said.values()))
         _take_findings(audited, (first.view, first.step), found)

@@ -4,7 +4,12 @@ import math
 
 import msgspec
 
-from p2p_dtfm.core.audit.boundaries import boundary_bytes, kept_microbatches
+from p2p_dtfm.core.audit.boundaries import (
+    Due,
+    boundary_bytes,
+    held_out_is_kept,
+    kept_microbatches,
+)
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 
@@ -24,7 +29,7 @@ class StepTerms(msgspec.Struct, frozen=True):
     loss_limit: float
     """Nats for each token. A model that knows nothing has ln(vocabulary)."""
     audits: bool = False
-    """Prepared of a step that trains have an account (`core.audit`); else none has."""
+    """Prepared have an account (`core.audit`) of what is `due`; else none has."""
     one_arithmetic: bool = False
     """Who computes otherwise than most has no place."""
     follow_steps: int = 0
@@ -41,6 +46,16 @@ class StepTerms(msgspec.Struct, frozen=True):
 
     def evaluates(self, step: int) -> bool:
         return not self.trains(step) or step % self.evaluation_every == 0
+
+    def due(self, step: int, plan: Plan) -> Due | None:
+        """Of what the claims of a step are; None: nothing is claimed. The frames of held-out
+        microbatches are, where all stages of the plan can keep them."""
+        if not self.audits:
+            return None
+        due = Due(self.trains(step), self.evaluation_microbatches if self.evaluates(step) else 0)
+        if held_out_is_kept(plan, due, self.kept_microbatches):
+            return due
+        return due._replace(held_out=0) if due.trains else None
 
     def tells_states(self, step: int) -> bool:
         is_kept = self.undo_every > 0 and step % self.undo_every == 0

@@ -20,12 +20,13 @@ States = Callable[[], dict[int, LayerState]]
 
 
 def works_of(checker: Checker) -> list[Work]:
-    """All stage-steps that trained and stayed, in order."""
+    """All stage-steps that trained and stayed, in order; and, where it is accounted for, the
+    evaluation after the last one."""
     return [
         (number, peer)
         for number, step in sorted(checker.steps.items())
-        if step.outcome.loss is not None
-        for peer in sorted(step.said)
+        for peer, prepared in sorted(step.said.items())
+        if step.outcome.loss is not None or prepared.audit is not None
     ]
 
 

@@ -10,6 +10,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from p2p_dtfm.core.audit.boundaries import TRAINING, Due
 from p2p_dtfm.core.audit.work import OWN_BYTES, own_digest, work_of
 from p2p_dtfm.core.commit.step_terms import terms_of
 from p2p_dtfm.core.messages.audit_messages import Boundary, Edges, Share
@@ -19,7 +20,7 @@ from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.schedule.one_order import merged
 from p2p_dtfm.core.schedule.tied_ends import tied_ends
 from p2p_dtfm.core.transcript.checking import NotTrue, Step
-from p2p_dtfm.daemon.step.neighbours import held_out_alone
+from p2p_dtfm.daemon.step.neighbours import held_out_indices
 from p2p_dtfm.daemon.step.segment_exchange import sum_digest
 from p2p_dtfm.daemon.step.stage_account import StageAccount, account_of
 from p2p_dtfm.train.model.layer_state import LayerState
@@ -54,6 +55,7 @@ class WorkAgain:
         self.judged = 0
         """Stage-steps."""
         self._batches = batches
+        self._terms = terms_of(spec)
         self._arithmetic = arithmetic_name(next(iter(states.values())).device)
 
     @property
@@ -116,10 +118,14 @@ class WorkAgain:
     ) -> _Computed:
         """`number`: of the step whose data are taken; `numbers`: of the microbatches that are
         needed, None for all. Raises `NotTrue` and `Unjudged`."""
-        passed = [each for each in _passed(plan, wire) if numbers is None or each.number in numbers]
-        needed = {peer for each in passed for peer in each.peers}
         is_judged = number == step.outcome.step
-        held_out = self._held_out(step, plan, needed, numbers) if is_judged else {}
+        due = (self._terms.due(number, plan) if is_judged else None) or TRAINING
+        whole = _pipelines_in(plan, numbers)
+        needed = {stage.peer_id for place in whole for stage in plan.pipelines[place].stages}
+        passed = [it for it in _passed(plan, wire) if numbers is None or it.number in numbers]
+        if not due.trains:
+            passed = []
+        held_out = self._held_out(number, plan, wire, due, whole) if is_judged else []
         works = replay_pipelines(
             self.spec,
             self.states,
@@ -128,7 +134,12 @@ class WorkAgain:
             self._batches_of(number, [each.number for each in passed], held_out),
         )
         gradients = {peer: work.gradients for peer, work in works.items()}
-        accounts = {peer: account_of(plan, wire, peer, gradients[peer]) for peer in sorted(needed)}
+        accounts = {
+            peer: account_of(plan, wire, peer, gradients[peer])
+            if due.trains
+            else StageAccount({}, {})
+            for peer in sorted(needed)
+        }
         return _Computed(works, accounts)
 
     def _judge_works(
@@ -155,18 +166,22 @@ class WorkAgain:
         return found
 
     def _held_out(
-        self, step: Step, plan: Plan, needed: Collection[str], numbers: Collection[int] | None
-    ) -> dict[str, list[int]]:
-        """By peers whose whole work is computed, where their stage is the whole model."""
-        if not terms_of(self.spec).evaluates(step.outcome.step):
-            return {}
-        whole = [peer for peer in sorted(needed) if _is_whole(plan, peer, numbers)]
-        return {peer: held_out_alone(plan, peer, self.spec) for peer in whole}
+        self, step: int, plan: Plan, wire: WirePlan, due: Due, pipelines: Iterable[int]
+    ) -> list[Passed]:
+        """In order: what goes through these pipelines and is part of a work."""
+        if not self._terms.evaluates(step):
+            return []
+        found = []
+        for place in pipelines:
+            if len(plan.pipelines[place].stages) == 1 or due.held_out:
+                numbers = held_out_indices(plan, self.spec, place)
+                found += [_through(plan, wire, place, number) for number in numbers]
+        return sorted(found, key=lambda each: each.number)
 
     def _batches_of(
-        self, step: int, numbers: Iterable[int], held_out: Mapping[str, Sequence[int]]
+        self, step: int, numbers: Sequence[int], held_out: Sequence[Passed]
     ) -> StepBatches:
-        reads = any(held_out.values())
+        reads = bool(held_out)
         self._batches.open_shards(sorted(self._batches.shards(step, numbers, held_out=reads)))
         return StepBatches(
             step,
@@ -266,17 +281,28 @@ def _is_whole(plan: Plan, peer_id: str, numbers: Collection[int] | None) -> bool
     return all(n in numbers for place, _ in places for n in plan.pipelines[place].microbatches)
 
 
+def _pipelines_in(plan: Plan, numbers: Collection[int] | None) -> list[int]:
+    """Of which all microbatches are among these."""
+    return [
+        place
+        for place, each in enumerate(plan.pipelines)
+        if numbers is None or all(number in numbers for number in each.microbatches)
+    ]
+
+
 def _passed(plan: Plan, wire: WirePlan) -> list[Passed]:
     """All microbatches of a step, in an order that is each peer's own."""
     lists = [tuple(each.microbatches) for each in plan.pipelines]
     pipeline_of = {number: n for n, numbers in enumerate(lists) for number in numbers}
-    found = []
-    for number in merged(plan, lists, {}):
-        peers = tuple(stage.peer_id for stage in plan.pipelines[pipeline_of[number]].stages)
-        lines = [wire.boundaries[edge] for edge in itertools.pairwise(peers)]
-        codecs = tuple((line.activation, line.gradient) for line in lines)
-        found.append(Passed(number, peers, codecs))
-    return found
+    order = merged(plan, lists, {})
+    return [_through(plan, wire, pipeline_of[number], number) for number in order]
+
+
+def _through(plan: Plan, wire: WirePlan, pipeline: int, number: int) -> Passed:
+    """A microbatch through all stages of a pipeline."""
+    peers = tuple(stage.peer_id for stage in plan.pipelines[pipeline].stages)
+    lines = [wire.boundaries[edge] for edge in itertools.pairwise(peers)]
+    return Passed(number, peers, tuple((line.activation, line.gradient) for line in lines))
 
 
 def _edges(claimed: Edges, work: Replayed) -> Edges:

@@ -335,25 +335,27 @@ class Microbatches:
                 key = self._activation(step, number)
                 with self._recorder.span("wait"):
                     payload = await self._mailbox.take(key)
+                await self._work.came(key.kind, number, payload)
                 try:
                     entry = await self._boundary(key, payload)
                 except PeerFault as fault:
                     await self._frames.refuse(key.sender, fault)
             work = self._compute.run(self._evaluate, step, number, entry)
             result = await self._unless_poisoned(work)
-            if self._runner.has_head:
-                loss_sum += float(result)
+            if isinstance(result, Outgoing):
+                self._send(step, FrameKind.ACTIVATION, number, result)
             else:
-                kind = FrameKind.ACTIVATION
-                sent = await self._compute.run(self._outgoing, step, kind, number, result)
-                self._send(step, kind, number, sent)
+                loss_sum += result
         return loss_sum
 
-    def _evaluate(self, step: int, number: int, activation: Tensor | None) -> Tensor | float:
+    def _evaluate(self, step: int, number: int, activation: Tensor | None) -> Outgoing | float:
         """Compute thread."""
         evaluate = self._recorder.timed("evaluate", number, self._runner.evaluate)
         result = evaluate(*self._entry(step, number, activation))
-        return result * self._weight_of(step, number) if self._runner.has_head else result
+        if self._runner.has_head:
+            return float(result) * self._weight_of(step, number)
+        sent = self._outgoing(step, FrameKind.ACTIVATION, number, result)
+        return self._work.evaluated(number, sent)
 
     def _entry(self, step: int, number: int, activation: Tensor | None) -> tuple[Any, ...]:
         """The arguments of a forward: input, targets where the head is, and the tokens themselves

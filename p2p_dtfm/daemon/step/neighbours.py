@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from p2p_dtfm.core.audit.boundaries import beside
+from p2p_dtfm.core.audit.boundaries import Due, beside, held_out_through
 from p2p_dtfm.core.protocol.plan import Plan, Stage
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 
@@ -39,10 +39,10 @@ def neighbours_of(plan: Plan, me: str, spec: RunSpec) -> tuple[Neighbours, ...]:
     return tuple(found)
 
 
-def held_out_alone(plan: Plan, peer_id: str, spec: RunSpec) -> list[int]:
-    """The held-out microbatches of a stage that is the whole model, in its order; of others none,
-    as what comes into them for evaluation is not claimed."""
-    if beside(plan, peer_id):
+def held_out_judged(plan: Plan, peer_id: str, spec: RunSpec, due: Due) -> list[int]:
+    """In a step that evaluates, the held-out microbatches that are part of a stage's work, in its
+    order: all that go through it, unless it has neighbours and claims nothing of them."""
+    if beside(plan, peer_id) and not due.held_out:
         return []
     return held_out_of(neighbours_of(plan, peer_id, spec))
 
@@ -57,6 +57,5 @@ def held_out_indices(plan: Plan, spec: RunSpec, pipeline: int) -> range:
 
     They go round the pipelines in turn.
     """
-    first = spec.microbatches_per_step
-    end = first + spec.evaluation_microbatches
-    return range(first + pipeline, end, len(plan.pipelines))
+    first, count = spec.microbatches_per_step, spec.evaluation_microbatches
+    return held_out_through(plan, pipeline, first, count)

@@ -63,6 +63,8 @@ class OpenStepWork:
         self._keeps = True
         self.edges: dict[tuple[FrameKind, int, bool], bytes] | None = None
         """With audits: digests of the frames that came and (True) those that were sent."""
+        self.keeps_held_out = False
+        """Also what is sent to be evaluated: others may compute that again."""
 
     def use_recompute(self, recompute: bool) -> None:
         """What the view asks of the stage's memory. A stage that recomputes does not split its
@@ -128,6 +130,12 @@ class OpenStepWork:
         self.backwards += 1
         self.unfinished = None
         self._keep(FrameKind.ACTIVATION_GRADIENT, microbatch, sent)
+
+    def evaluated(self, microbatch: int, sent: Outgoing) -> Outgoing:
+        """A held-out one, before any that trains."""
+        if self.keeps_held_out:
+            self._keep(FrameKind.ACTIVATION, microbatch, sent)
+        return sent
 
     async def came(self, kind: FrameKind, microbatch: int, payload: Payload) -> None:
         """Before anything is made of a frame: with audits it is claimed what it was."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from p2p_dtfm.core.audit.boundaries import beside
+from p2p_dtfm.core.audit.boundaries import TRAINING, Due, beside
 from p2p_dtfm.core.audit.work import OWN_BYTES, WORK_BYTES, own_digest, sums_digest
 from p2p_dtfm.core.messages.audit_messages import Boundary, Claimed, Edges, Got, Parts, Share
 from p2p_dtfm.core.planner.wire_plan import Chunks, WirePlan
@@ -105,7 +105,7 @@ def whole(gradients: Sequence[Tensor]) -> Chunks:
     return Chunks(((0, sum(len(gradient) for gradient in gradients)),), ("",))
 
 
-def edges_of(plan: Plan, me: str, work: OpenStepWork) -> Edges:
+def edges_of(plan: Plan, me: str, work: OpenStepWork, due: Due = TRAINING) -> Edges:
     """What this peer's work of a step has taken from the neighbours and given them."""
     noted, activation, gradient = work.edges or {}, *_BOUNDARIES
     return {
@@ -115,7 +115,7 @@ def edges_of(plan: Plan, me: str, work: OpenStepWork) -> Edges:
             noted.get((gradient, number, False), b""),
             noted.get((gradient, number, True), b""),
         )
-        for number in beside(plan, me)
+        for number in beside(plan, me, due)
     }
 
 
@@ -177,15 +177,17 @@ class Judge:
         *,
         adds: bool,
         held_out: Sequence[int] = (),
+        due: Due = TRAINING,
     ) -> bytes:
         """`mine`: this peer's own account by its id. Without `adds` its sums are taken as claimed.
         `held_out`: as in `replay`. Raises as `fetch` does, and `UnlikeParts`."""
-        near = await self._edges(peer_id, claims)
+        adds = adds and due.trains
+        near = await self._edges(peer_id, claims, due)
         threads = claims[peer_id].share.threads
         if threads > max_threads():
             return bytes(WORK_BYTES)  # nobody of this arithmetic computes so
         coming = asyncio.create_task(self._parts(peer_id, claims, mine) if adds else _nothing())
-        replay = self._own(peer_id, microbatches, batch, step, threads, near, held_out)
+        replay = self._own(peer_id, microbatches, batch, step, threads, near, held_out, due)
         replayed = asyncio.create_task(replay)
         try:  # who withholds its part is known as soon as it says so, to all that audit at once
             (theirs, own), parts = await asyncio.gather(replayed, coming)
@@ -214,6 +216,7 @@ class Judge:
         threads: int,
         near: Mapping[int, ReplayedEdge],
         held_out: Sequence[int],
+        due: Due,
     ) -> tuple[StageAccount, bytes]:
         """Its gradients, and the first half of its work."""
         result: Replayed = await self._compute.run(
@@ -229,9 +232,11 @@ class Judge:
             step,
             held_out,
         )
-        theirs = await self._compute.run_beside(
-            account_of, self._plan, self._wire, peer_id, result.gradients
-        )
+        theirs = StageAccount({}, {})
+        if due.trains:
+            theirs = await self._compute.run_beside(
+                account_of, self._plan, self._wire, peer_id, result.gradients
+            )
         sent = {number: _sent(result, number) for number in near}
         return theirs, own_digest(theirs.parts, result.loss_sum, sent, result.held_out_loss_sum)
 
@@ -277,12 +282,15 @@ class Judge:
             raise UnlikeParts(holder)
         return payload
 
-    async def _edges(self, peer_id: str, claims: Mapping[str, Claimed]) -> dict[int, ReplayedEdge]:
+    async def _edges(
+        self, peer_id: str, claims: Mapping[str, Claimed], due: Due
+    ) -> dict[int, ReplayedEdge]:
         """What its neighbours have sent a stage, by microbatch, from them. All of it is in memory
         at once: what a stage's neighbours keep is bounded."""
         shape = (self._spec.batch.microbatch, self._spec.model.context, self._spec.model.width)
         claimed, found = claims[peer_id].share.edges, {}
-        for number, (before, after) in beside(self._plan, peer_id).items():
+        for number, (before, after) in beside(self._plan, peer_id, due).items():
+            comes_back = number < self._spec.microbatches_per_step
             activation = gradient = None
             activation_out = gradient_out = ""
             if before:
@@ -294,7 +302,8 @@ class Judge:
                 lines = self._wire.boundaries[peer_id, after]
                 activation_out, codec = lines.activation, lines.gradient
                 digest = claimed[number].gradient_in
-                gradient = Frame(codec, await self._frame(after, digest, codec, shape))
+                if comes_back:
+                    gradient = Frame(codec, await self._frame(after, digest, codec, shape))
             found[number] = ReplayedEdge(activation, gradient, activation_out, gradient_out)
         return found
 

@@ -5,6 +5,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+from p2p_dtfm.core.commit.step_terms import terms_of
 from p2p_dtfm.core.recovery.partial_replay import StageReplay, whole_step
 from p2p_dtfm.daemon.step.mailbox import segments_of
 from p2p_dtfm.daemon.step.microbatches import Microbatches
@@ -74,6 +75,7 @@ class StepEngine:
         """This stage's part in a step of which nothing is done."""
         self._place = place
         self._spec = spec
+        self._terms = terms_of(spec)
         self._links = links
         self._tools = tools
         self._runner = self.work.runner
@@ -112,6 +114,8 @@ class StepEngine:
         """
         replay = replay or self.whole
         self._sums, self._got, self._account = {}, {}, None
+        due = self._terms.due(step, self._place.plan)
+        self.work.keeps_held_out = due is not None and due.held_out > 0
         self.mailbox.begin_step(step)
         self.frames.begin_step(step)
         self._tools.recorder.begin(step, goes_on=replay.forwards > 0)
@@ -121,6 +125,8 @@ class StepEngine:
             held_out_loss = await self._microbatches.evaluate(step)
         if train:
             await self._train(step, replay)
+        elif due is not None:
+            self._account = StageAccount({}, {}, self.work)
         makes_losses = self._runner.has_head
         count = len(replay.microbatches) if train and makes_losses else 0
         held_out_count = len(self._microbatches.held_out) if evaluate and makes_losses else 0

@@ -12,10 +12,12 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import NoReturn
 
 from blake3 import blake3
 
+from p2p_dtfm.core.audit.boundaries import TRAINING
 from p2p_dtfm.core.audit.claim_book import OPENING_BYTES, ClaimBook, commitment_to
 from p2p_dtfm.core.audit.work import heard_of, stated_work
 from p2p_dtfm.core.commit.step_terms import terms_of
@@ -27,7 +29,7 @@ from p2p_dtfm.core.protocol.snapshot import ViewId
 from p2p_dtfm.core.recovery.partial_replay import whole_step
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.step.mailbox import segments_of
-from p2p_dtfm.daemon.step.neighbours import held_out_alone
+from p2p_dtfm.daemon.step.neighbours import held_out_judged
 from p2p_dtfm.daemon.step.stage_account import (
     Judge,
     StageAccount,
@@ -64,7 +66,7 @@ class _Open:
 
 
 class Audits:
-    """`account` for each step that trains; `receive` what others claim and find."""
+    """`account` for each step of which something is due; `receive` what others claim and find."""
 
     def __init__(self, tools: Tools, outlet: Outlet, state: TrainerState) -> None:
         self._tools = tools
@@ -73,6 +75,7 @@ class Audits:
         self.count = 0
         """Works that were computed again here."""
         self._rate = tools.spec.audit.rate_millionths
+        self._terms = terms_of(tools.spec)
         self._book: ClaimBook | None = None
         self._early: dict[str, deque[Claimed | Audited]] = {}
         self._mine: StageAccount | None = None
@@ -157,8 +160,8 @@ class Audits:
         """With what came before this peer had taken over."""
         if self._book is not None and self._book.view == view.id:
             return self._book
-        kept = terms_of(self._tools.spec).kept_microbatches
-        self._book = book = ClaimBook(view.id, plan, self._rate, kept, view.snapshot.bars)
+        kept, due = self._terms.kept_microbatches, partial(self._terms.due, plan=plan)
+        self._book = book = ClaimBook(view.id, plan, self._rate, kept, view.snapshot.bars, due)
         self._next_opening = b""
         book.step_begins(self._state.step)
         for sender, words in self._early.items():
@@ -174,14 +177,15 @@ class Audits:
         places = {n: segment.holders.index(me) for n, segment in segments_of(plan, me).items()}
         sums = {number: digests[places[number]] for number, digests in local.sums.items()}
         device = next(iter(engine.states.values())).device
+        due, wire = self._terms.due(here.step, plan) or TRAINING, engine.mailbox.wire
         opening = self._next_opening or chance.token_bytes(OPENING_BYTES)
         self._next_opening = chance.token_bytes(OPENING_BYTES)
         share = Share(
             arithmetic=arithmetic_name(device) if engine.work.runner.repeats_bits else "",
             threads=await self._tools.compute.run(threads_here),
             parts=here.mine.parts,
-            got=got_by_holder(plan, engine.mailbox.wire, me, local.got),
-            edges=edges_of(plan, me, engine.work),
+            got=got_by_holder(plan, wire, me, local.got) if due.trains else {},
+            edges=edges_of(plan, me, engine.work, due),
         )
         work = stated_work(share, local.loss_sum, local.held_out_loss_sum, sums)
         next_one = commitment_to(self._next_opening)
@@ -219,9 +223,9 @@ class Audits:
     async def _again(self, here: "_Open", peer_id: str) -> bytes:
         """A work as it comes out here, or `COULD_NOT`. Raises `Stopped`."""
         tools, state, step = self._tools, self._state, here.step
-        microbatches = whole_step(here.plan, peer_id).microbatches
-        evaluates = terms_of(tools.spec).evaluates(step)
-        held_out = held_out_alone(here.plan, peer_id, tools.spec) if evaluates else []
+        due, evaluates = self._terms.due(step, here.plan) or TRAINING, self._terms.evaluates(step)
+        microbatches = whole_step(here.plan, peer_id).microbatches if due.trains else ()
+        held_out = held_out_judged(here.plan, peer_id, tools.spec, due) if evaluates else []
         shards = StepShards(step, microbatches, held_out=bool(held_out))
         await have_shards(tools, self._outlet, state, here.view, here.plan, shards)
         engine, claims = here.engine, here.book.claims
@@ -245,6 +249,7 @@ class Audits:
                 mine,
                 adds=adds,
                 held_out=held_out,
+                due=due,
             )
             found = await self._unless_over(here.view, asyncio.create_task(work))
         self.count += 1

@@ -141,13 +141,12 @@ class StepLoop:
             await self._not_finite(view, engine, step, str(found))
         finally:
             digests.cancel()
-        account = None
         if train:
             self._keep_reduced(view, step, engine.reduced)
             self._tools.stores.donor.reduced(step, engine.reduced)
             with recorder.span("guard"):
                 await self._guarded(view, plan, step, engine.reduced)
-            account = await self.audits.account(view, plan, step, engine, local)
+        account = await self.audits.account(view, plan, step, engine, local)
         self._say_prepared(view, step, local, states, account)
         with recorder.span("commit"):
             outcome = await self._outcome(view, step, engine.reduced if train else {})
@@ -321,6 +320,8 @@ class StepLoop:
             apply = recorder.timed("apply", 0, _apply_all)
             await self._tools.compute.run(apply, spec, engine, outcome)
             state.memory.commit(step)
+        else:
+            engine.work.end()
         await self._outlet.settled()
         self.is_applying = False
         if state.view is view:

@@ -20,7 +20,6 @@ from p2p_dtfm.train.stage.replay.work import (
     Replayed,
     SharedLayer,
     chunk_digest,
-    evaluated,
 )
 from p2p_dtfm.train.stage.stage_runner import StageRunner
 
@@ -48,8 +47,8 @@ class StepBatches(NamedTuple):
     step: int
     batch: Callable[[int], tuple[Tensor, Tensor]]
     weight: Callable[[int], float]
-    held_out: Mapping[str, Sequence[int]] = {}
-    """By peers whose stages are the whole model: the microbatches that they evaluate before."""
+    held_out: Sequence[Passed] = ()
+    """Those that are evaluated before."""
 
 
 def replay_pipelines(
@@ -67,8 +66,8 @@ def replay_pipelines(
     }
     before = torch.get_num_threads()
     try:
-        for peer, held_out in batches.held_out.items():
-            runners[peer].evaluate(held_out, batches)
+        for each in batches.held_out:
+            _evaluate(spec, runners, each, batches)
         for each in passed:
             _pass(spec, runners, each, batches)
     finally:
@@ -88,10 +87,17 @@ class _Runner:
         self._losses: list[float] = []
         self._held_out_loss_sum = 0.0
 
-    def evaluate(self, held_out: Sequence[int], batches: StepBatches) -> None:
+    def evaluate(
+        self, entry: Tensor, tokens: Tensor, targets: Tensor, weight: float
+    ) -> Tensor | None:
+        """As `forward`, of a held-out microbatch."""
         torch.set_num_threads(self._threads)
-        loss_sum = evaluated(self._runner, held_out, batches.batch, batches.weight)
-        self._held_out_loss_sum = loss_sum
+        has_head = self._runner.has_head
+        result = self._runner.evaluate(entry, targets if has_head else None, tokens)
+        if not has_head:
+            return cast(Tensor, result)
+        self._held_out_loss_sum += float(cast(float, result)) * weight
+        return None
 
     def forward(
         self, number: int, entry: Tensor, tokens: Tensor, targets: Tensor, weight: float
@@ -122,14 +128,11 @@ def _pass(
     spec: RunSpec, runners: Mapping[str, _Runner], each: Passed, batches: StepBatches
 ) -> None:
     """Forward through all stages, and back."""
-    tokens, targets = batches.batch(each.number)
-    weight = batches.weight(each.number)
-    entry: Tensor = tokens
-    for peer, (codec, _) in zip(each.peers, (*each.codecs, ("", "")), strict=True):
-        result = runners[peer].forward(each.number, entry, tokens, targets, weight)
-        if result is not None:
-            place = batches.step, runners[peer].end_layer, each.number
-            entry = _crossed(spec, codec, result, runners[peer], ACTIVATION, place)
+
+    def forward(runner: _Runner, *given: Any) -> Tensor | None:
+        return runner.forward(each.number, *given)
+
+    _there(spec, runners, each, batches, forward)
     gradient: Tensor | None = None
     for peer, (_, codec) in zip(
         reversed(each.peers), (*reversed(each.codecs), ("", "")), strict=True
@@ -138,6 +141,30 @@ def _pass(
         if back is not None:
             place = batches.step, runners[peer].first_layer, each.number
             gradient = _crossed(spec, codec, back, runners[peer], GRADIENT, place)
+
+
+def _evaluate(
+    spec: RunSpec, runners: Mapping[str, _Runner], each: Passed, batches: StepBatches
+) -> None:
+    """Forward alone."""
+    _there(spec, runners, each, batches, _Runner.evaluate)
+
+
+def _there(
+    spec: RunSpec,
+    runners: Mapping[str, _Runner],
+    each: Passed,
+    batches: StepBatches,
+    forward: Callable[..., Tensor | None],
+) -> None:
+    tokens, targets = batches.batch(each.number)
+    weight = batches.weight(each.number)
+    entry: Tensor = tokens
+    for peer, (codec, _) in zip(each.peers, (*each.codecs, ("", "")), strict=True):
+        result = forward(runners[peer], entry, tokens, targets, weight)
+        if result is not None:
+            place = batches.step, runners[peer].end_layer, each.number
+            entry = _crossed(spec, codec, result, runners[peer], ACTIVATION, place)
 
 
 def _crossed(

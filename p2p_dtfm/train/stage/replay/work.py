@@ -92,7 +92,7 @@ def replay(
 ) -> Replayed:
     """Of the stage with the layers of `states`, which stay as they are. Compute thread.
 
-    `held_out`: microbatches of a stage that is the whole model, which are evaluated before.
+    `held_out`: microbatches that are evaluated before.
 
     `edge(microbatch)`: what has come into it. `recompute`: less memory for a third more time; the
     bits are the same. `weight(microbatch)`: what its loss counts. Raises `PeerFault` for a frame
@@ -105,16 +105,28 @@ def replay(
     before = torch.get_num_threads()
     losses: dict[int, float] = {}
     sent: dict[tuple[str, int], bytes] = {}
+
+    def entry_of(number: int, near: ReplayedEdge) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        tokens, targets = batch(number) if needs_batch else (None, None)
+        there = boundary_turn(spec, step, first, number, back=False)
+        entry = tokens if runner.has_embedding else near.decoded(spec, near.activation, there)
+        assert entry is not None, "a stage starts from tokens, or from what it was sent"
+        return entry, targets if runner.has_head else None, tokens
+
     try:
         torch.set_num_threads(threads)
-        held_out_loss_sum = evaluated(runner, held_out, batch, weight)
+        held_out_loss_sum = 0.0
+        for number in held_out:
+            near = edge(number)
+            result = runner.evaluate(*entry_of(number, near))
+            if runner.has_head:
+                held_out_loss_sum += float(cast(float, result)) * weight(number)
+            else:
+                there = boundary_turn(spec, step, end, number, back=False)
+                sent[ACTIVATION, number] = near.digest(spec, near.activation_out, result, there)
         for number in microbatches:
             near = edge(number)
-            tokens, targets = batch(number) if needs_batch else (None, None)
-            there = boundary_turn(spec, step, first, number, back=False)
-            entry = tokens if runner.has_embedding else near.decoded(spec, near.activation, there)
-            assert entry is not None, "a stage starts from tokens, or from what it was sent"
-            result = runner.forward(number, entry, targets if runner.has_head else None, tokens)
+            result = runner.forward(number, *entry_of(number, near))
             gradient = None
             if runner.has_head:
                 runner.weigh(number, weight(number))
@@ -132,20 +144,6 @@ def replay(
         torch.set_num_threads(before)
     gradients = {n: layer.gradient for n, layer in layers.items()}
     return Replayed(gradients, sum(losses.values(), 0.0), sent, held_out_loss_sum)
-
-
-def evaluated(
-    runner: StageRunner,
-    held_out: Sequence[int],
-    batch: Callable[[int], tuple[Tensor, Tensor]],
-    weight: Callable[[int], float],
-) -> float:
-    """The summed loss of microbatches through the whole model, in their order."""
-    loss_sum = 0.0
-    for number in held_out:
-        tokens, targets = batch(number)
-        loss_sum += cast(float, runner.evaluate(tokens, targets, tokens)) * weight(number)
-    return loss_sum
 
 
 class SegmentParts:

@@ -1,0 +1,46 @@
+"""Plans of pipelines of two stages, whatever machines there are: so that each half of the model has
+as many replicas as there are pairs, and half of the members can compute a work again."""
+
+from typing import Any
+
+import pytest
+
+from p2p_dtfm.core.planner.planner import standing_plan
+from p2p_dtfm.core.protocol.canonical import digest_bytes
+from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
+from p2p_dtfm.core.protocol.snapshot import Snapshot
+from p2p_dtfm.net.contacts.identity import identity_of_seed
+from p2p_dtfm.testbed.virtual import swarm
+
+CUT = 3
+"""The layer with which each second stage begins."""
+
+
+def planned_in_pairs(monkeypatch: pytest.MonkeyPatch, seed: int, firsts: str, lasts: str) -> None:
+    """Who of `firsts` and who of `lasts` is there is paired in this order; the others are spares.
+    Nobody has room for the whole model."""
+    ids = {name: _peer_id(seed, name) for name in firsts + lasts}
+    honest = swarm.compute_plan
+
+    def compute_plan(snapshot: Snapshot) -> Any:
+        if (standing := standing_plan(snapshot)) is not None:
+            return standing
+        here = {record.peer_id for record in snapshot.records}
+        halves = [[ids[it] for it in names if ids[it] in here] for names in (firsts, lasts)]
+        pairs = list(zip(*halves, strict=False))
+        if not pairs:
+            return honest(snapshot)
+        total, pipelines, at = snapshot.workload.microbatch_count, [], 0
+        for place, (first, last) in enumerate(pairs):
+            end = total * (place + 1) // len(pairs)
+            stages = Stage(first, 0, CUT, 2), Stage(last, CUT, snapshot.workload.layer_count, 1)
+            pipelines.append(Pipeline(stages, at, end - at))
+            at = end
+        spares = here - {peer_id for pair in pairs for peer_id in pair}
+        return Plan(tuple(pipelines), tuple(sorted(spares)), 1_000_000)
+
+    monkeypatch.setattr(swarm, "compute_plan", compute_plan)
+
+
+def _peer_id(seed: int, name: str) -> str:
+    return identity_of_seed(bytes.fromhex(digest_bytes(f"{seed} {name}".encode()))).peer_id

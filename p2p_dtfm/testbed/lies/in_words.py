@@ -145,6 +145,22 @@ def compute_like_nobody(lie: Lie) -> None:
     change_gradients(lie)
 
 
+def claim_one_thing_to_some(lie: Lie) -> None:
+    """And to the others something else; in its Prepared it keeps to what it told the first ones."""
+    honest = Audits._say
+
+    def say(self: Any, here: Any, said: Any) -> None:
+        if not isinstance(said, Claimed) or not lie.is_told(here.step):
+            honest(self, here, said)
+            return
+        here.book.record(self._tools.me, said)
+        other = msgspec.structs.replace(said, work=said.work[::-1])
+        for place, peer_id in enumerate(sorted(here.plan.stage_holders())):
+            self._tools.net.messenger.tell(peer_id, other if place % 2 else said)
+
+    put(Audits, "_say", say)
+
+
 def withhold_prepared(lie: Lie) -> None:
     """Once an auditor has found its flipped gradients: then nothing that it says proves them."""
     honest = Audits.account
@@ -170,6 +186,7 @@ IN_WORDS = {
     "lineage": state_another_lineage,
     "opening": open_another_thing,
     "alien": compute_like_nobody,
+    "two-faced": claim_one_thing_to_some,
     "mute": withhold_prepared,
     "confess": confess_late,
 }

@@ -68,24 +68,30 @@ def leave_out_the_last(lie: Lie) -> None:
 
 
 def send_other_activations(lie: Lie) -> None:
-    """To the next stage, or gradients to the one before, and claim them as well."""
+    """To the next stage, or gradients to the one before, and claim them as well: of microbatches
+    that train, or, where that is the lie, of held-out ones alone."""
     honest = Microbatches._outgoing
 
     def outgoing(self: Any, step: int, kind: Any, number: int, values: Any) -> Any:
-        lies = number < self._spec.microbatches_per_step and lie.is_told(step)
+        is_held_out = number >= self._spec.microbatches_per_step
+        lies = is_held_out == (lie.kind == "held-out-sent") and lie.is_told(step)
         return honest(self, step, kind, number, values * 1.01 if lies else values)
 
     put(Microbatches, "_outgoing", outgoing)
 
 
 def claim_other_tensors(lie: Lie) -> None:
-    """Than it has sent its neighbours, or than have come from them."""
+    """Than it has sent its neighbours, or than have come from them; or what it has sent, of the
+    wrong microbatches."""
     honest, fields = stage_account.edges_of, _SENT if lie.kind == "edge-out" else _CAME
 
-    def edges_of(plan: Any, me: str, work: Any) -> Any:
-        edges = honest(plan, me, work)
+    def edges_of(plan: Any, me: str, work: Any, due: Any) -> Any:
+        edges = honest(plan, me, work, due)
         if not lie.is_told(work.step):
             return edges
+        if lie.kind == "swapped":
+            claimed = list(edges.values())
+            return dict(zip(edges, [*claimed[1:], *claimed[:1]], strict=True))
         return {
             number: type(edge)(
                 *(bytes(len(it)) if place in fields else it for place, it in enumerate(edge))
@@ -103,4 +109,6 @@ IN_WORK = {
     "activation": send_other_activations,
     "edge-out": claim_other_tensors,
     "edge-in": claim_other_tensors,
+    "swapped": claim_other_tensors,
+    "held-out-sent": send_other_activations,
 }

@@ -109,6 +109,17 @@ _WORK = {
     "edge-in": LieKind(
         "claims that other tensors came from its neighbours", ONE_OF_TWO, pipelines=True
     ),
+    "swapped": LieKind(
+        "claims of each microbatch what has come and gone for the next one",
+        ONE_OF_TWO,
+        pipelines=True,
+    ),
+    "held-out-sent": LieKind(
+        "sends the next stage other activations to be evaluated",
+        LEFT_OUT_OF_SIX,
+        from_step=10,
+        pipelines=True,
+    ),
 }
 _SUMS = {
     "sum": LieKind("makes its sums larger by so many times, and tells all the same", BARRED, 1.0),
@@ -137,6 +148,9 @@ _WORDS = {
     "lineage": LieKind("says that it starts the step from another state", LEFT_OUT),
     "opening": LieKind("opens something else than it was committed to", LEFT_OUT),
     "alien": LieKind("flips its gradients, and calls its arithmetic one of its own", LEFT_OUT),
+    "two-faced": LieKind(
+        "claims one thing to half of the others, and another to the rest", LEFT_OUT
+    ),
     "mute": LieKind(
         "flips its gradients, and says no Prepared once an auditor has found it", BARRED
     ),

@@ -8,13 +8,23 @@ from pydantic import ValidationError
 
 from p2p_dtfm.core.audit.accounts import CHUNKS_LIMIT, fault_of_share, findings
 from p2p_dtfm.core.audit.boundaries import (
+    Due,
     beside,
     fault_of_edges,
+    held_out_is_kept,
     inputs_are_kept,
     unlike_boundaries,
 )
 from p2p_dtfm.core.audit.claim_book import ClaimBook, commitment_to
-from p2p_dtfm.core.audit.work import CLAIM_BYTES, claim_digest, own_digest, sums_digest
+from p2p_dtfm.core.audit.work import (
+    CLAIM_BYTES,
+    WORK_BYTES,
+    claim_digest,
+    own_digest,
+    stated_work,
+    sums_digest,
+)
+from p2p_dtfm.core.commit.step_terms import terms_of
 from p2p_dtfm.core.gate.gate_table import TABLE
 from p2p_dtfm.core.messages.agreement_messages import RetainedStep
 from p2p_dtfm.core.messages.audit_messages import Account, Boundary, Claimed, Edges, Share
@@ -189,6 +199,93 @@ def test_what_is_kept_is_bounded() -> None:
     whole = Plan((Pipeline((Stage("a", 0, 3, 1),), 0, 5),), (), 1)
     assert inputs_are_kept(whole, "a", 0)
     assert beside(two_by_two(), "d") == {2: ("c", ""), 3: ("c", "")}
+
+
+EVALUATES, AFTER = Due(held_out=4), Due(trains=False, held_out=4)
+"""Held-out microbatches 6 to 9, of which the first pair has 6 and 9, the others one each."""
+
+
+def evaluated(peer: str, due: Due) -> Edges:
+    """There and not back."""
+    edges = edges_of(peer) if due.trains else {}
+    for number, (before, after) in beside(PLAN, peer, due).items():
+        if number >= 6:
+            there = digest("held-out", number)
+            edges[number] = Boundary(there if before else b"", there if after else b"", b"", b"")
+    return edges
+
+
+@pytest.mark.parametrize("due", [EVALUATES, AFTER])
+def test_what_is_evaluated_is_claimed_at_both_ends(due: Due) -> None:
+    shares = {
+        peer: msgspec.structs.replace(HONEST[peer], edges=evaluated(peer, due)) for peer in NAMES
+    }
+    trained = 2 * due.trains
+    assert [len(shares[peer].edges) - trained for peer in NAMES] == [2, 2, 1, 1, 1, 1]
+    assert not any(fault_of_edges(it.edges, PLAN, peer, due) for peer, it in shares.items())
+    assert all(fault_of_edges(it.edges, PLAN, peer) for peer, it in shares.items())
+    assert unlike_boundaries(shares, PLAN, due) == set()
+    edges = dict(shares["a"].edges)
+    edges[9] = edges[9]._replace(activation_out=digest("wrong"))
+    shares["a"] = msgspec.structs.replace(shares["a"], edges=edges)
+    assert unlike_boundaries(shares, PLAN, due) == {("b", "a")}
+    edges[9] = edges[9]._replace(gradient_in=digest("back"))
+    assert "another length" in fault_of_edges(edges, PLAN, "a", due), "nothing comes back of it"
+
+
+def test_after_the_last_step_nothing_else_is_claimed() -> None:
+    share = msgspec.structs.replace(HONEST["b"], parts={}, got={}, edges=evaluated("b", AFTER))
+    assert fault_of_share(share, PLAN, SEGMENTS, "b", AFTER) == ""
+    assert "of its segments" in fault_of_share(HONEST["b"], PLAN, SEGMENTS, "b", AFTER)
+
+
+def test_a_held_out_loss_is_part_of_a_work_where_it_can_be_computed_again() -> None:
+    for share, is_part in (
+        (HONEST["b"], False),
+        (msgspec.structs.replace(HONEST["b"], edges=evaluated("b", EVALUATES)), True),
+        (msgspec.structs.replace(HONEST["b"], edges={}), True),
+    ):
+        one, other = (stated_work(share, 3.0, loss, {}) for loss in (1.0, 2.0))
+        assert len(one) == WORK_BYTES and (one != other) == is_part
+
+
+def test_what_is_evaluated_is_kept_beside_the_rest_or_not_claimed() -> None:
+    """Each of the first pair has two microbatches there and back, and two there alone."""
+    assert held_out_is_kept(PLAN, EVALUATES, 3) and not held_out_is_kept(PLAN, EVALUATES, 2)
+    assert held_out_is_kept(PLAN, AFTER, 1) and not held_out_is_kept(PLAN, AFTER, 0)
+    many = Due(held_out=3 * MICROBATCHES_LIMIT)
+    assert not held_out_is_kept(PLAN, many, 1 << 30), "its claim would not fit in a message"
+    sections: dict[str, dict[str, object]] = {
+        "audit": {"rate": 0.1},
+        "batch": {"global_batch": 6, "microbatch": 1},
+        "evaluation": {"every_steps": 10, "sequences": 4},
+    }
+    terms = terms_of(run_spec(total_steps=25, **sections))
+    assert terms.due(7, PLAN) == Due() and terms.due(10, PLAN) == EVALUATES
+    assert terms.due(25, PLAN) == AFTER
+    small = msgspec.structs.replace(terms, kept_microbatches=2)
+    assert small.due(10, PLAN) == Due() and small.due(25, PLAN) == AFTER
+    assert msgspec.structs.replace(terms, kept_microbatches=0).due(25, PLAN) is None
+    assert msgspec.structs.replace(terms, audits=False).due(10, PLAN) is None
+
+
+def test_the_evaluation_after_the_last_step_is_drawn_at_any_rate() -> None:
+    drawn = []
+    for last in (9, 8):
+        due = {last: AFTER}
+        book = ClaimBook(VIEW, PLAN, 0, 100, (), lambda step, due=due: due.get(step, Due()))
+        for step in (7, 8):
+            book.step_begins(step)
+            for peer in NAMES:
+                opening, following = (peer.encode() * 31 + bytes([n]) for n in (step, step + 1))
+                share = HONEST[peer]
+                if step == last:
+                    edges = evaluated(peer, AFTER)
+                    share = msgspec.structs.replace(share, parts={}, got={}, edges=edges)
+                claim = Claimed(VIEW, step, share, WORKS[peer], opening, commitment_to(following))
+                book.record(peer, claim)
+        drawn.append(set(book.drawn()))
+    assert drawn == [set(), set(NAMES)]
 
 
 def test_the_largest_claim_of_a_run_fits_in_all_that_carries_it() -> None:

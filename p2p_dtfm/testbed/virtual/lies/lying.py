@@ -38,6 +38,9 @@ HERE_ALONE = frozenset(
 )
 """Not among those of real daemons (`testbed.lies`), as several have to lie alike."""
 KINDS = IN_WORK[:8] + IN_WORDS[:10] + IN_WORK[8:] + IN_WORDS[10:]
+AFTER_TRAINING = frozenset({"held-out", "held-out-sent"})
+"""Told of the evaluation after the last step as well. Of these and of those in pipelines no seed
+draws any."""
 SELDOM_TOLD = frozenset({"accuse", "accuses unasked", "state", "unshown", "slander"})
 """Only to who asks, or by who is asked."""
 

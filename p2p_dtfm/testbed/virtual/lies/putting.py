@@ -13,7 +13,7 @@ from p2p_dtfm.testbed.lies import in_sums, in_words, in_work, of_peers
 from p2p_dtfm.testbed.lies.daemon import INSTALLED
 from p2p_dtfm.testbed.lies.kinds import KINDS as KINDS_OF_DAEMONS
 from p2p_dtfm.testbed.virtual.lies import notes, words
-from p2p_dtfm.testbed.virtual.lies.lying import HERE_ALONE, IN_WORK, Lying
+from p2p_dtfm.testbed.virtual.lies.lying import AFTER_TRAINING, HERE_ALONE, IN_WORK, Lying
 from p2p_dtfm.testbed.virtual.planted.patches import Patches
 
 STRENGTHS = {"speed": 20.0}
@@ -35,7 +35,8 @@ class LieInTurn:
     def is_told(self, step: int) -> bool:
         lying = self._lying
         is_its_turn = lying.here() == self._name and lying.kind() == self.kind
-        if not is_its_turn or step >= lying.steps:
+        ends = lying.steps + (self.kind in AFTER_TRAINING)
+        if not is_its_turn or step >= ends:
             return False
         view = lying.views.get(self._name)
         if self.kind in IN_WORK and view is not None:

@@ -59,6 +59,8 @@ class Played:
     """Steps with a lie that were committed, since nobody honest was drawn for them."""
     problem: str = ""
     """Empty where all invariants hold."""
+    reports: list[str] = field(default_factory=list)
+    """Of honest ones: whom they have left out of a view, and why."""
 
 
 class Play:
@@ -219,6 +221,7 @@ def play_seed(
         finally:
             played.done, played.faults = one.deeds.done, one.deeds.begun_count
             played.lies, played.stayed = one.lying.count, len(one.lying.stayed())
+            played.reports = one.lying.reports
             played.steps = sum(len(peer.losses()) for peer in swarm.peers)
 
     async def scene_with_liars(swarm: Swarm) -> None:

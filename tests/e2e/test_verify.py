@@ -17,11 +17,13 @@ from p2p_dtfm.daemon.proof.sample_again import drawn
 from p2p_dtfm.daemon.proof.transcript_file import FILE_NAME
 from p2p_dtfm.net.contacts.identity import Identity
 from p2p_dtfm.testbed.virtual.seeds.run import make_run, reference_of, with_audits
+from p2p_dtfm.testbed.virtual.swarm import Swarm, play
 from p2p_dtfm.train.model.checkpoint import layer_path
 from p2p_dtfm.train.stage.replay.arithmetic import max_threads
 from tests.e2e.forger import entries_in, forged, keys_of, other_gradients, write_entries
 from tests.e2e.helpers import logged, run_program, wait_until
 from tests.e2e.test_audits_of_stages import STEPS, swarm, until
+from tests.testbed.pairs import begun_in_pairs, planned_in_pairs
 
 LAYERS = 6
 DRAWS = 2_000
@@ -108,6 +110,38 @@ def test_held_out_losses_are_computed_again_where_a_stage_is_the_whole_model(
     code, told = verified(path, "--sample", "100%", *data)
     assert code == 1 and "another work than it had to do" in told["refused"], told
     assert verified(path, "--sample", "0", *data)[0] == 0
+
+
+def test_held_out_losses_of_pipelines_are_computed_again_also_after_the_last_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three pipelines of two; through the third one nothing goes to be evaluated."""
+    steps, names = 11, "acebdf"
+    planned_in_pairs(monkeypatch, 1, names[:3], names[3:])
+
+    async def scene(swarm: Swarm) -> list[Path]:
+        peers = await begun_in_pairs(swarm, with_audits(make_run(tmp_path, steps), 0.1), names)
+        ended = lambda: all(not peer.is_running for peer in peers)  # noqa: E731
+        await swarm.until(ended, "they end with the run", 120)
+        return [peer.home for peer in peers]
+
+    homes = play(1, tmp_path / "world", scene)
+    path = next(homes[0].glob(f"runs/*/{FILE_NAME}"))
+    data, entries, keys = ("--data", str(path.parent)), entries_in(path), keys_of(homes)
+    code, told = verified(write_entries(tmp_path / FILE_NAME, entries), "--sample", "100%", *data)
+    assert code == 0 and told["stage_steps"] == (steps + 1) * len(names) == told["judged"], told
+    heads = [
+        peer
+        for peer, key in keys.items()
+        if any(key.to_bytes() == (home / "identity.key").read_bytes() for home in homes[3:])
+    ]
+    for last in (steps, steps - 1):  # a later one would name another lineage
+        kept = entries[: len(entries) - (steps - last)]
+        false = forged(kept, keys, [(last, it) for it in heads], lambda it: it, evaluated_better)
+        path = write_entries(tmp_path / FILE_NAME, false)
+        code, told = verified(path, "--sample", "100%", *data)
+        assert code == 1 and told["step"] == last and told["signed_by"] in heads, told
+        assert verified(path, "--sample", "0", *data)[0] == 0
 
 
 def by_another_machine(share: Share) -> Share:

@@ -1,6 +1,7 @@
 """Plans of pipelines of two stages, whatever machines there are: so that each half of the model has
 as many replicas as there are pairs, and half of the members can compute a work again."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,9 @@ from p2p_dtfm.core.protocol.canonical import digest_bytes
 from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
 from p2p_dtfm.core.protocol.snapshot import Snapshot
 from p2p_dtfm.net.contacts.identity import identity_of_seed
-from p2p_dtfm.testbed.virtual import swarm
+from p2p_dtfm.testbed.virtual import swarm as worlds
+from p2p_dtfm.testbed.virtual.peer import Peer
+from p2p_dtfm.testbed.virtual.swarm import Swarm
 
 CUT = 3
 """The layer with which each second stage begins."""
@@ -20,7 +23,7 @@ def planned_in_pairs(monkeypatch: pytest.MonkeyPatch, seed: int, firsts: str, la
     """Who of `firsts` and who of `lasts` is there is paired in this order; the others are spares.
     Nobody has room for the whole model."""
     ids = {name: _peer_id(seed, name) for name in firsts + lasts}
-    honest = swarm.compute_plan
+    honest = worlds.compute_plan
 
     def compute_plan(snapshot: Snapshot) -> Any:
         if (standing := standing_plan(snapshot)) is not None:
@@ -39,7 +42,24 @@ def planned_in_pairs(monkeypatch: pytest.MonkeyPatch, seed: int, firsts: str, la
         spares = here - {peer_id for pair in pairs for peer_id in pair}
         return Plan(tuple(pipelines), tuple(sorted(spares)), 1_000_000)
 
-    monkeypatch.setattr(swarm, "compute_plan", compute_plan)
+    monkeypatch.setattr(worlds, "compute_plan", compute_plan)
+
+
+async def begun_in_pairs(swarm: Swarm, run: Path, names: str) -> list[Peer]:
+    """The founder first."""
+    swarm.are_equal = swarm.network.links.are_near = True
+    first = swarm.peer(names[0], run=str(run), expect_peers=len(names))
+    others = [swarm.peer(it, initial_peers=(swarm.address(first),)) for it in names[1:]]
+    swarm.start(first)
+    await swarm.until(lambda: first.has_run, "the run is founded", 60)
+    for peer in others:
+        swarm.start(peer)
+    return [first, *others]
+
+
+def has_evaluated(peer: Peer, step: int) -> bool:
+    """What the states of this step come to is committed."""
+    return any(it["event"] == "step" and it["step"] == step for it in peer.events())
 
 
 def _peer_id(seed: int, name: str) -> str:

@@ -9,13 +9,12 @@ from pathlib import Path
 import pytest
 
 from p2p_dtfm.testbed.virtual.lies.putting import LieInTurn
-from p2p_dtfm.testbed.virtual.peer import Peer
 from p2p_dtfm.testbed.virtual.seeds.faults import LIES, Fault, Schedule
 from p2p_dtfm.testbed.virtual.seeds.player import Player
 from p2p_dtfm.testbed.virtual.seeds.playing import Blames, Played
 from p2p_dtfm.testbed.virtual.seeds.run import make_run, with_audits
 from p2p_dtfm.testbed.virtual.swarm import Swarm, play
-from tests.testbed.pairs import planned_in_pairs
+from tests.testbed.pairs import begun_in_pairs, has_evaluated, planned_in_pairs
 
 FIRSTS, LASTS = "ace", "bdf"
 """`a` and `b` are the first pair, through which one of the two held-out microbatches goes."""
@@ -90,11 +89,6 @@ def test_after_the_last_step_all_is_computed_again_at_any_rate(
     assert any(FOUND in report for report in found.reports), found.reports
 
 
-def _has_evaluated(peer: Peer) -> bool:
-    """After the last step."""
-    return any(it["event"] == "step" and it["step"] == STEPS for it in peer.events())
-
-
 def test_rounded_tensors_are_rounded_alike_by_who_computes_them_again(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -108,16 +102,9 @@ def test_rounded_tensors_are_rounded_alike_by_who_computes_them_again(
     audits = Counter[str]()
 
     async def scene(swarm: Swarm) -> None:
-        swarm.are_equal = swarm.network.links.are_near = True
-        names = FIRSTS + LASTS
-        first = swarm.peer(names[0], run=str(with_audits(run, 1.0)), expect_peers=len(names))
-        others = [swarm.peer(it, initial_peers=(swarm.address(first),)) for it in names[1:]]
-        swarm.start(first)
-        await swarm.until(lambda: first.has_run, "the run is founded", 60)
-        for peer in others:
-            swarm.start(peer)
-        await swarm.until(lambda: _has_evaluated(first), "the evaluation after all steps", 120)
-        for peer in (first, *others):
+        peers = await begun_in_pairs(swarm, with_audits(run, 1.0), FIRSTS + LASTS)
+        await swarm.until(lambda: has_evaluated(peers[0], STEPS), "the last evaluation", 120)
+        for peer in peers:
             assert peer.daemon is not None
             audits[peer.name] = peer.daemon.status_json()["audits"]
             assert len([it for it in peer.events() if it["event"] == "view"]) == 1, "one view"

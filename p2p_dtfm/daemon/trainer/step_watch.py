@@ -7,16 +7,19 @@ from p2p_dtfm.core.consensus.agreement import Agreement
 from p2p_dtfm.core.liveness.liveness import Suspicion
 from p2p_dtfm.core.liveness.pace import Pace
 from p2p_dtfm.core.liveness.stalls import Stalls
+from p2p_dtfm.core.liveness.vouches import Vouches
 from p2p_dtfm.core.liveness.waits import PossibleWaits
 from p2p_dtfm.core.messages.work import Work
 from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.core.protocol.signed import Signed
+from p2p_dtfm.core.recovery.contradictions import stated
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.core.schedule.tied_ends import tied_ends
 from p2p_dtfm.daemon.trainer.step_waits import StepWaits
 
 
 class StepWatch:
-    """`took_over` with each view, `committed` with each step, `tick` all the time."""
+    """`took_over` with each view, `committed` and `vouched` with each step, `tick` all the time."""
 
     def __init__(
         self, me: str, spec: RunSpec, largest_file_bytes: int, waits: StepWaits, sleep_ns: int
@@ -27,17 +30,26 @@ class StepWatch:
         self._stalls = Stalls(me, sleep_ns)
         self._in_view: tuple[PossibleWaits, Pace] | None = None
         self._step_began_ns: int | None = None
+        self._vouches = Vouches()
+        self._not_ready: list[Suspicion] = []
 
     def took_over(self, view: View, step: int) -> None:
         pace = Pace(view, self._spec, self._file_bytes)
         pace.begin(step)
         self._in_view = PossibleWaits(view, bool(tied_ends(self._spec))), pace
-        self._step_began_ns = None
+        self._step_began_ns, self._not_ready = None, []
 
     def committed(self, now_ns: int) -> None:
         if self._in_view is not None and self._step_began_ns is not None:
             self._in_view[1].committed(now_ns - self._step_began_ns)
         self._step_began_ns = now_ns
+
+    def vouched(self, agreement: Agreement, prepared: Iterable[Signed]) -> None:
+        """By what all have said of the step that has just `committed`, before it is a takeover."""
+        following = agreement.next_view
+        said = map(stated, prepared) if following is not None else ()
+        named = following.id if following is not None else None
+        self._not_ready = self._vouches.committed(said, named, self._step_began_ns or 0)
 
     def heard(self, peer_id: str, progress: int, work: Work | None) -> None:
         self._stalls.heard(peer_id, progress, work)
@@ -52,7 +64,8 @@ class StepWatch:
         if self._in_view is None:
             return []
         possible, pace = self._in_view
-        return self._stalls.tick(
+        not_ready, self._not_ready = self._not_ready, []
+        return not_ready + self._stalls.tick(
             self.work(agreement), possible, self._waits.has_given, pace.patience, now_ns
         )
 

@@ -1,0 +1,47 @@
+"""Who keeps an agreed view from being taken over, though it takes its steps and answers.
+
+A planned view is taken over with the first step of which every Prepared says that all are ready for
+it. One stage-holder that never says so would keep out all that ask to be let in, and keep a plan in
+force that serves it: nothing else of what it does is wrong.
+"""
+
+from collections.abc import Iterable
+
+from p2p_dtfm.core.liveness.liveness import Suspicion
+from p2p_dtfm.core.liveness.pace import SECOND_NS
+from p2p_dtfm.core.messages.prepared import Prepared
+from p2p_dtfm.core.protocol.snapshot import ViewId
+
+PATIENCE_NS = 24 * SECOND_NS
+"""Who cannot hear a newcomer gives that view up after eight seconds, and another is agreed on."""
+STEPS_ENOUGH = 3
+"""What was heard too late for one Prepared is in the next one."""
+REASON = "does not say that it is ready for the next view, as most are"
+
+
+class Vouches:
+    """`committed` with each step; all that have seen it come to the same."""
+
+    def __init__(self) -> None:
+        self._view: ViewId | None = None
+        self._since_ns: dict[str, int] = {}
+        self._steps: dict[str, int] = {}
+
+    def committed(
+        self, said: Iterable[Prepared], following: ViewId | None, now_ns: int
+    ) -> list[Suspicion]:
+        """`following`: the agreed view that was not taken over with this step."""
+        if following != self._view:
+            self._view, self._since_ns, self._steps = following, {}, {}
+        prepared = list(said)
+        silent = sorted(it.peer_id for it in prepared if it.ready_for != following)
+        if following is None or 2 * len(silent) >= len(prepared):
+            return []
+        for peer_id in silent:
+            self._since_ns.setdefault(peer_id, now_ns)
+            self._steps[peer_id] = self._steps.get(peer_id, 0) + 1
+        return [Suspicion(peer_id, REASON) for peer_id in silent if self._is_late(peer_id, now_ns)]
+
+    def _is_late(self, peer_id: str, now_ns: int) -> bool:
+        waited_ns = now_ns - self._since_ns[peer_id]
+        return waited_ns >= PATIENCE_NS and self._steps[peer_id] >= STEPS_ENOUGH

@@ -326,8 +326,7 @@ class Microbatches:
             await asyncio.sleep(0)
 
     async def evaluate(self, step: int) -> float:
-        """The held-out microbatches of this peer's places, in the order that all follow; returns
-        the summed loss where the head is, else 0."""
+        """Held-out microbatches, in the order of all; the summed loss, where the head is."""
         loss_sum = 0.0
         for number in self.held_out:
             entry = None
@@ -342,20 +341,21 @@ class Microbatches:
                     await self._frames.refuse(key.sender, fault)
             work = self._compute.run(self._evaluate, step, number, entry)
             result = await self._unless_poisoned(work)
-            if isinstance(result, Outgoing):
-                self._send(step, FrameKind.ACTIVATION, number, result)
+            if self._runner.has_head:
+                loss_sum += float(result)
             else:
-                loss_sum += result
+                kind = FrameKind.ACTIVATION
+                sent = await self._compute.run(self._outgoing, step, kind, number, result)
+                if self._work.keeps_held_out:
+                    await self._compute.run(self._work.evaluated, number, sent)
+                self._send(step, kind, number, sent)
         return loss_sum
 
-    def _evaluate(self, step: int, number: int, activation: Tensor | None) -> Outgoing | float:
+    def _evaluate(self, step: int, number: int, activation: Tensor | None) -> Tensor | float:
         """Compute thread."""
         evaluate = self._recorder.timed("evaluate", number, self._runner.evaluate)
         result = evaluate(*self._entry(step, number, activation))
-        if self._runner.has_head:
-            return float(result) * self._weight_of(step, number)
-        sent = self._outgoing(step, FrameKind.ACTIVATION, number, result)
-        return self._work.evaluated(number, sent)
+        return result * self._weight_of(step, number) if self._runner.has_head else result
 
     def _entry(self, step: int, number: int, activation: Tensor | None) -> tuple[Any, ...]:
         """The arguments of a forward: input, targets where the head is, and the tokens themselves

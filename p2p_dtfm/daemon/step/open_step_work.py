@@ -131,11 +131,9 @@ class OpenStepWork:
         self.unfinished = None
         self._keep(FrameKind.ACTIVATION_GRADIENT, microbatch, sent)
 
-    def evaluated(self, microbatch: int, sent: Outgoing) -> Outgoing:
+    def evaluated(self, microbatch: int, sent: Outgoing) -> None:
         """A held-out one, before any that trains."""
-        if self.keeps_held_out:
-            self._keep(FrameKind.ACTIVATION, microbatch, sent)
-        return sent
+        self._keep(FrameKind.ACTIVATION, microbatch, sent)
 
     async def came(self, kind: FrameKind, microbatch: int, payload: Payload) -> None:
         """Before anything is made of a frame: with audits it is claimed what it was."""

@@ -10,7 +10,7 @@ from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from p2p_dtfm.core.audit.accounts import Findings, fault_of_account, findings
-from p2p_dtfm.core.audit.boundaries import TRAINING
+from p2p_dtfm.core.audit.boundaries import TRAINING, Due
 from p2p_dtfm.core.audit.work import MANY
 from p2p_dtfm.core.commit.step_terms import SQUARED_NORM_LIMIT, StepTerms
 from p2p_dtfm.core.messages.prepared import Prepared
@@ -87,10 +87,15 @@ def fault_of(
             return "Prepared with a sum's digest of another length"
     if not set(prepared.states) <= set(plan.layers_of(me)):
         return "Prepared with states of layers that it does not hold"
-    claimed = (terms.due(prepared.step, plan) if terms is not None else None) or TRAINING
+    claimed = _due(prepared, plan, terms)
     return fault_of_account(prepared.audit, plan, segments, me, claimed) or _fault_by_terms(
         prepared, plan, terms, counts
     )
+
+
+def _due(prepared: Prepared, plan: Plan, terms: StepTerms | None) -> Due:
+    """What its account, if it has one, is of."""
+    return (terms.due(prepared.step, plan) if terms is not None else None) or TRAINING
 
 
 def _fault_by_terms(
@@ -146,12 +151,10 @@ def conflict_of(
                     found.doubt(owner, peer, reason)
     one_arithmetic = terms is not None and terms.one_arithmetic
     kept = terms.kept_microbatches if terms is not None else MANY
-    due = None
-    if terms is not None and said:
-        due = terms.due(next(iter(said.values())).step, plan)
-    audited = findings(said, plan, plan.segments(), one_arithmetic, kept, due or TRAINING)
     if said:  # all of one view and step
         first = next(iter(said.values()))
+        due = _due(first, plan, terms)
+        audited = findings(said, plan, plan.segments(), one_arithmetic, kept, due)
         _take_findings(audited, (first.view, first.step), found)
     return found
 

@@ -114,3 +114,16 @@ def test_too_much_is_not_kept_but_first_unsaid() -> None:
     stage.work.begin(STEP + 1)
     stage.forward(0)
     assert stage.work.progress is not None, "another step may be kept again"
+
+
+def test_what_is_sent_to_be_evaluated_is_shown_until_the_step_commits() -> None:
+    """Beside what trains; and it is no progress of the step."""
+    work = Stage().work
+    work.edges = {}
+    values = tensor(1)
+    work.evaluated(9, sent(values))
+    digest = work.edges[FrameKind.ACTIVATION, 9, True]
+    assert work.find(digest) == bytes(memoryview(values.numpy()).cast("B"))
+    assert work.progress is None and work.forwarded == []
+    work.end()
+    assert work.find(digest) is None and work.edges == {}

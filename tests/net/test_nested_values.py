@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import msgpack
+import msgpack  # type: ignore[import-untyped]
 import pytest
 
 from p2p_dtfm.net.directory.directory import Directory

@@ -27,7 +27,7 @@ from p2p_dtfm.core.messages.agreement_messages import (
 )
 from p2p_dtfm.core.messages.message_bounds import VIEWS_LIMIT as SENT_VIEWS_LIMIT
 from p2p_dtfm.core.messages.message_bounds import require_bounded_part
-from p2p_dtfm.core.protocol.canonical import encode, encode_for_wire
+from p2p_dtfm.core.protocol.canonical import Numbered, encode, encode_for_wire
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.records import PeerRecord, payload_of
@@ -56,11 +56,11 @@ class Outline(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_lik
     has_plan: bool
     origins: tuple[bytes, ...]
     step: int
-    held: dict[int, int]
+    held: Numbered[int]
     joiners: tuple[Member, ...]
     rows: tuple[int, ...]
     """In a founder's: in rows of so many its joiners and itself stand (`overlay.grid`)."""
-    lineages: dict[int, str]
+    lineages: Numbered[str]
     saved: tuple[SavedState, ...]
     cuts: tuple[SavedState, ...]
     pending: PendingStep | None

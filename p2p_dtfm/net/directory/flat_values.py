@@ -7,7 +7,7 @@ What nodes of ours write is bytes, and dictionaries of bytes.
 
 from typing import Any
 
-import msgpack
+import msgpack  # type: ignore[import-untyped]
 
 from p2p_dtfm.net.hivemind_parts import DictionaryDHTValue, MSGPackSerializer
 

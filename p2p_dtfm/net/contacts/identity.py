@@ -126,7 +126,7 @@ def is_peer_id(text: str) -> bool:
 
 
 def _public_key(peer_id: str) -> Ed25519PublicKey | None:
-    """What is too long is no id, and is not remembered either: names of half a MB would take 2 GB."""
+    """What is too long is no id, and is not remembered: names of half a MB would take 2 GB."""
     if not isinstance(peer_id, str) or len(peer_id) > _PEER_ID_TEXT_LIMIT:
         return None
     return _key_of(peer_id)

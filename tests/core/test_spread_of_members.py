@@ -1,5 +1,5 @@
 """A member that says much along the overlay, all of it well formed and signed, fills nobody's
-memory: 65 such messages of 1 MB took 300 MB of each other member, and 2,048 would have been kept."""
+memory: 65 such messages of 1 MB took 300 MB of each other one, and 2,048 would have been kept."""
 
 import tracemalloc
 

@@ -18,8 +18,8 @@ from p2p_dtfm.core.transcript.checking import Checker, NotTrue, Step
 from p2p_dtfm.core.transcript.entries import Began, Committed, Entry, TookOver, entry_of
 
 LINE_LIMIT_BYTES = 8 << 20
-"""Several times what a view of 1,024 members takes. What is read of a line may take fourteen times as much
-as it: of 64 MiB, all that is asked for of one transcript, it took 665 MB."""
+"""Several times what a view of 1,024 members takes. What is made of a line takes up to ten times as
+much: 665 MB of 64 MiB, which is all that is asked for of one transcript."""
 
 
 class Led(NamedTuple):

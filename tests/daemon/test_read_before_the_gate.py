@@ -20,38 +20,11 @@ from p2p_dtfm.core.protocol.snapshot import GENESIS, Member, ViewId
 from p2p_dtfm.daemon.peers import wire
 from p2p_dtfm.daemon.peers.gate import GateKeeper
 from p2p_dtfm.daemon.peers.wire import FollowLayers, Hello, Knock, pack, unpack
+from p2p_dtfm.testbed.crowded_numbers import crowded_numbers
 from tests.daemon.test_gate_keeper import _agreement, _view
 
 VIEW = ViewId(2, "ab")
 CHANCE = random.Random(2)
-TABLE_BITS = 16
-"""Of a dictionary of 40,000 numbers: in 207 KB."""
-
-
-def crowded_numbers() -> list[int]:
-    """Numbers of which Python's dictionary finds a place for each after asking thousands: the
-    first ones fill one way through its table, all others begin somewhere on it."""
-    size = 1 << TABLE_BITS
-    way, place, taken = [0] * size, [0] * size, bytearray(size)
-    slot, filled = 0, int(0.4 * size)
-    for step in range(size):
-        way[step], place[slot], taken[slot] = slot, step, step < filled
-        slot = (5 * slot + 1) % size
-    numbers, chance = way[:filled], random.Random(1)
-    seen = set(numbers)
-    while len(numbers) < 0.65 * size:
-        number = left = chance.randrange(1 << 24)
-        slot = number % size
-        while left and taken[slot]:
-            left >>= 5
-            slot = (5 * slot + left + 1) % size
-        if taken[slot] and place[slot] < filled // 4 and number not in seen:
-            seen.add(number)
-            taken[way[len(numbers)]] = True
-            numbers.append(number)
-    return numbers
-
-
 NUMBERS = dict.fromkeys(crowded_numbers(), 0)
 
 

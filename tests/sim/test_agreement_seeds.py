@@ -44,6 +44,7 @@ REGRESSIONS = {
     416: "a leaver took the next view for one without it, and left with the last states",
     523: "a guardian had the gradient of the last step, but not its outcome, and the step was lost",
     736: "a newcomer went on alone from the first step when the member that let it in was gone",
+    841: "two that waited for lost layers went over to who had founded alone, for good",
     962: "views of peers that knew nobody of one another never met",
     1153: "a newcomer was asked for an answer under numbers that it had passed",
     1343: "two that were ready to go back to an older state asked in turns, twice a second",

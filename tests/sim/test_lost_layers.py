@@ -76,3 +76,26 @@ def test_who_may_still_bring_them_is_waited_for(seed: int) -> None:
     since_ns = world.now_ns
     world.run_until(lambda: not lost_layers(world, "member"))
     assert world.now_ns - since_ns >= TIMING.lost_layers_ns // 2
+
+
+def test_another_swarm_that_trains_is_not_followed_while_they_are_waited_for() -> None:
+    """Else those that have these layers come back to a swarm that has nothing in common with them:
+    one of three that trains yields to nobody, so there would be two for ever (seed 841)."""
+    names = ["founder", "member"]
+    world = trained_together(1, names)
+    joins(world, "newcomer")
+    pairs = {(name, "newcomer") for name in names}
+    heal = world.cut(pairs | {(newcomer, name) for name, newcomer in pairs}, "alone")
+    world.crash("founder", lose_disk=False)
+    world.run_until(lambda: world.peers["newcomer"].view is not None)
+    before = world.peers["member"].view
+    assert before is not None and before.snapshot.lost_layers
+    heal()
+    meets_until_ns = world.now_ns + 2 * TIMING.meet_ns
+    world.run_until(lambda: world.now_ns >= meets_until_ns)
+    now = world.peers["member"].view
+    assert now is not None and now.id >= before.id and "member" in now.member_ids, "it has stayed"
+    world.restart("founder")
+    everyone = [*names, "newcomer"]
+    world.run_until(lambda: are_together(world, everyone), limit_s=60)
+    assert world.peers["member"].agreement.step > 7, "and goes on from what the founder had"

@@ -26,7 +26,9 @@ from p2p_dtfm.sim.faults.lossy_network import DirectedLink, LossyNetwork
 from p2p_dtfm.sim.faults.simulated_peer import SimulatedPeer
 
 TICK_NS = SECOND_NS // 4
+EVENTS_EACH_LIMIT = 10_000
 EVENT_LIMIT = 2_000_000
+"""In a whole world; where there are many peers, so many for each of them."""
 
 
 class AgreementWorld:
@@ -114,7 +116,7 @@ class AgreementWorld:
     def step(self) -> None:
         self.now_ns, _, event = heapq.heappop(self._events)
         self.event_count += 1
-        if self.event_count > EVENT_LIMIT:
+        if self.event_count > max(EVENT_LIMIT, EVENTS_EACH_LIMIT * len(self.peers)):
             raise Violation(f"messages without end: {self._where_all_are()}")
         event()
 

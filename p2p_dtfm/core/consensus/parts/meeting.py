@@ -101,7 +101,7 @@ class Meeting:
         if theirs is None:
             return refused(PROVES_NOTHING)
         mine = own_side(self._outsiders.standing_of(view), None)
-        if self._follows_foreigners(view, message, theirs, mine):
+        if self._follows_foreigners(view, message, (theirs, mine), now_ns):
             self._state.others.views.leaves(None)
             return self._goes_over(view, message)
         told = self._tell_of_foreigners(message, now_ns).actions
@@ -161,11 +161,15 @@ class Meeting:
         names = [it.peer_id for it in message.members if state.others.familiar.holds(it.peer_id)]
         return bool(names and signers(message.certificate, state.settings.verify, names))
 
-    def _follows_foreigners(self, view: View, message: Standing, theirs: Side, mine: Side) -> bool:
-        """Whether to go over to a view with which this peer's has nothing in common: only to where
-        somebody is whom it knows. Where its user told it to go, it goes, unless they come."""
+    def _follows_foreigners(
+        self, view: View, message: Standing, sides: tuple[Side, Side], now_ns: int
+    ) -> bool:
+        """Whether to go over to a view with which this peer's has nothing in common, by their side
+        and its own: only to where somebody is whom it knows. Where its user told it to go, it
+        goes, unless they come."""
         if self._state.ends_here:
             return False
+        theirs, mine = sides
         is_firm = len(view.members) >= FIRM_MEMBERS
         if is_firm and (mine.has_plan or len(theirs.support) < len(view.members)):
             return False
@@ -173,7 +177,13 @@ class Meeting:
         was_told = bool(theirs.support & given) and not mine.support & given
         if was_told and not set(message.follows) & set(view.member_ids):
             return theirs.has_plan or not mine.has_plan
-        return outranks(theirs, mine)
+        # who has the lost layers is of this swarm, and may train on elsewhere
+        return not self._waits_for_layers(now_ns) and outranks(theirs, mine)
+
+    def _waits_for_layers(self, now_ns: int) -> bool:
+        """That are lost: not for long enough to go back to an older state."""
+        since_ns, limit_ns = self._state.present.lost_since_ns, self._state.timing.lost_layers_ns
+        return since_ns is not None and now_ns - since_ns < limit_ns
 
     def _stays_where_told(self, common: KnownView, theirs: Side, mine: Side) -> bool:
         """Its user sent it over from the others to somebody who was never among them."""

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import base58
+import msgpack  # type: ignore[import-untyped]
 import msgspec
 
 from benchmarks.attacks.stranger import CALL_S, Stranger, invented
@@ -22,7 +23,7 @@ from p2p_dtfm.core.messages.agreement_messages import (
     Synced,
 )
 from p2p_dtfm.core.messages.statements import certified, members_digest, stated
-from p2p_dtfm.core.protocol.canonical import encode
+from p2p_dtfm.core.protocol.canonical import encode, encode_for_wire
 from p2p_dtfm.core.protocol.snapshot import GENESIS, Member, ViewId
 from p2p_dtfm.daemon.peers.wire import FollowLayers
 from p2p_dtfm.net.directory.directory import Directory
@@ -34,13 +35,20 @@ from p2p_dtfm.net.directory.values import (
     sign_presence,
     sign_run,
 )
-from p2p_dtfm.net.errors import Unreachable
-from p2p_dtfm.net.hivemind_parts import DHTID, MSGPackSerializer, PeerID, get_dht_time
+from p2p_dtfm.net.errors import Refused, Unreachable
+from p2p_dtfm.net.hivemind_parts import (
+    DHTID,
+    MSGPackSerializer,
+    PeerID,
+    dht_pb2,
+    get_dht_time,
+)
 from p2p_dtfm.net.libp2p.host import CONNECTION_ERRORS
 from p2p_dtfm.net.streams.blobs import BlobExchange, BlobUnavailable
 from p2p_dtfm.net.streams.bulk import LANES, LaneHello
 from p2p_dtfm.net.streams.frames import FrameHeader, FrameKind, encode_frame
 from p2p_dtfm.net.streams.stripes import LENGTH
+from p2p_dtfm.testbed.crowded_numbers import crowded_numbers
 
 MIB = 1 << 20
 NOWHERE = "f" * 64
@@ -221,6 +229,45 @@ async def oversize(one: Stranger, seconds: float) -> Notes:
     return {"answered": answers}
 
 
+async def crowded(one: Stranger, seconds: float) -> Notes:
+    """Forty messages of 207 KB, whose numbers are chosen so that reading them takes long."""
+    layers = dict.fromkeys(crowded_numbers(), 0)
+    body = encode_for_wire([1, FollowLayers(ViewId(*one.view), 1, layers, False)])
+    refused = 0
+    for _ in range(40):
+        try:
+            await one.control.call(one.member, body, CALL_S)
+        except Refused:
+            refused += 1
+        except Unreachable:
+            continue
+    return {"bytes": len(body), "refused": refused}
+
+
+async def nested(one: Stranger, seconds: float) -> Notes:
+    """2 KB for the directory: dictionaries within dictionaries."""
+    directory = await Directory.start(one.host, [])
+    protocol = directory._node.protocol
+    value = msgpack.packb([None, 0, []])
+    for _ in range(240):
+        value = msgpack.packb([msgpack.ExtType(0x50, value), 0, []])
+    value, stored = msgpack.packb(msgpack.ExtType(0x50, value)), 0
+    for peer_id in one.peers:
+        request = dht_pb2.StoreRequest(
+            keys=[DHTID.generate().to_bytes()],
+            subkeys=[protocol.IS_REGULAR_VALUE],
+            values=[value],
+            expiration_time=[get_dht_time() + 60],
+            in_cache=[False],
+            peer=protocol.node_info,
+        )
+        with contextlib.suppress(Exception):  # a refusal by silence is one as well
+            stub = protocol.get_stub(PeerID.from_base58(peer_id))
+            stored += sum((await asyncio.wait_for(stub.rpc_store(request), CALL_S)).store_ok)
+    await directory.close()
+    return {"bytes": len(value), "stored": stored}
+
+
 async def lockout(one: Stranger, seconds: float) -> Notes:
     """It is agreed on as a newcomer, says Ready to nothing true, and is never synced."""
 
@@ -285,6 +332,8 @@ BY_STRANGERS: dict[str, Attack] = {
     "presences": presences,
     "half-open": half_open,
     "oversize": oversize,
+    "crowded": crowded,
+    "nested": nested,
     "lockout": lockout,
     "another-plan": another_plan,
     **{

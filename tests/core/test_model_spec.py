@@ -2,6 +2,7 @@
 
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,7 +36,7 @@ def test_runs_keep_the_names_that_they_had_before_there_were_choices(name: str) 
 def test_what_is_stated_and_the_default_is_the_same_run() -> None:
     plain = with_model()
     assert with_model(norm="layer", rope={}, kv_heads=0, preset="gpt2").digest() == plain.digest()
-    stated = decode(plain.canonical_bytes(), dict)["model"]
+    stated = decode(plain.canonical_bytes(), dict[str, Any])["model"]
     assert stated.keys() == {*SIZES, "initial"}
     assert with_model(kv_heads=2).digest() != plain.digest()
 

@@ -57,7 +57,9 @@ def test_a_workload_of_listed_layers_has_each_cost_and_each_boundary() -> None:
 
 def test_a_gpt_says_nothing_of_listed_layers() -> None:
     assert b"unlike" not in encode(workload_of(run_spec()))
-    assert "layers" not in decode(run_spec().canonical_bytes(), dict, limit_bytes=1 << 16)
+    assert "layers" not in decode(
+        run_spec().canonical_bytes(), dict[str, object], limit_bytes=1 << 16
+    )
     assert b"listed" not in encode(record("a").device)
 
 

@@ -80,6 +80,10 @@ class FakeMessenger:
         self.agreement.view = "together"
         return encode(KnownPeers((PeerAddress("newly-named", ("/ip4/192.0.2.7/tcp/1",)),)))
 
+    def learn_named(self, peers: Iterable[PeerAddress]) -> None:
+        for peer in peers:
+            self.learn(peer.peer_id, peer.addresses)
+
     def learn(self, peer_id: str, addresses: Iterable[str]) -> None:
         self.known = (*self.known, peer_id)
 

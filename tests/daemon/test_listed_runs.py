@@ -3,7 +3,7 @@
 import asyncio
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -67,7 +67,7 @@ def test_sizes_that_are_not_the_kinds_are_refused(tmp_path: Path) -> None:
 
 def test_options_of_a_monster_are_refused(tmp_path: Path) -> None:
     assert "whole number" in refused(changed(2, options={"width": 1 << 40}), tmp_path).cause
-    values = decode(changed(2), dict, limit_bytes=1 << 16)
+    values = decode(changed(2), dict[str, Any], limit_bytes=1 << 16)
     values["layers"][2]["kind"] = "block" * 100
     assert "does not validate" in refused(encode(values), tmp_path).cause
 

@@ -78,7 +78,7 @@ def test_what_a_newer_program_remembers_is_left_for_it(
 ) -> None:
     """Whose home is used with an older program once, and says nothing wrong of its memory."""
     identity = Identity.load_or_create(tmp_path / "identity.key")
-    values = decode(run_spec().canonical_bytes(), dict)
+    values = decode(run_spec().canonical_bytes(), dict[str, Any])
     payload = encode({**values, "colour": "blue"})
     memory = Memory(sign_run(payload, identity.peer_id, identity.sign), 1, "here")
     directory = place_of(tmp_path, memory)

@@ -24,10 +24,13 @@ SAID = {2: "21389e671669d727037f657c0a63e88ba5e5b0bcf8dd8e0bf4bb2b3f593f47d5"}
 PLANNED = {2: "c793e962633be8a171cfa201e76ad94916e75846a2bb811a71fcded297ceb0f9"}
 
 
+NO_WORDS = ("description", "maxProperties")
+
+
 def without_words(schema: Any) -> Any:
-    """Names and kinds of fields, without what is written about them."""
+    """Names and kinds of fields, without what is written about them, nor how many nobody says."""
     if isinstance(schema, dict):
-        return {k: without_words(v) for k, v in sorted(schema.items()) if k != "description"}
+        return {k: without_words(v) for k, v in sorted(schema.items()) if k not in NO_WORDS}
     if isinstance(schema, list):
         return [without_words(item) for item in schema]
     return schema

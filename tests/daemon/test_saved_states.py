@@ -240,3 +240,60 @@ def test_nobody_hides_what_the_others_have_saved(tmp_path: Path) -> None:
 
     asyncio.run(scenario())
     compute.close()
+
+
+class _Slow(_FromAnother):
+    """As who has a file alone, and gives it when it likes."""
+
+    def __init__(self, *theirs: Path) -> None:
+        super().__init__(*theirs)
+        self.asked, self.gives = asyncio.Event(), asyncio.Event()
+
+    async def fetch(self, digest: str, peers: list[str], target: Path, max_bytes: int) -> Path:
+        self.asked.set()
+        await self.gives.wait()
+        return await super().fetch(digest, peers, target, max_bytes)
+
+
+def _states(step: int, layers: set[int]) -> dict[int, LayerState]:
+    states = {layer: LayerState.genesis(SPEC, layer) for layer in layers}
+    for state in states.values():
+        state.version = step
+    return states
+
+
+@pytest.mark.parametrize("begun_anew", [False, True])
+def test_who_gives_a_file_slowly_holds_up_nobody_who_saves(
+    tmp_path: Path, begun_anew: bool
+) -> None:
+    """Training waits until its layers are saved: who alone has one that the others lack gave it as
+    slowly as it liked, thirty seconds for each 32 KiB, and all stood still."""
+    compute, mine, theirs = Compute(), tmp_path / "mine", tmp_path / "theirs"
+    every = set(range(layer_count(SPEC)))
+
+    async def scenario() -> None:
+        told: list[CheckpointFiles] = []
+        liar = Checkpoints(theirs, SPEC, NO_BLOBS, compute, told.append, lambda: True)
+        await liar.save(4, _states(4, every), LINEAGE)
+        slow = _Slow(theirs)
+        blobs: Any = slow
+        honest = Checkpoints(mine, SPEC, blobs, compute, lambda files: None, lambda: True)
+        honest.committed(4, {}, LINEAGE)
+        await honest.save(4, _states(4, {0}), LINEAGE)
+        honest.remote_files("liar", told[-1])
+        async with asyncio.timeout(30):
+            await slow.asked.wait()
+            await honest.save(8, _states(8, {0}), LINEAGE)
+            if begun_anew:
+                remove_checkpoint(checkpoint_directory(mine, 4))
+                await honest.save(4, _states(4, {0}), "other" + LINEAGE[5:])
+            slow.gives.set()
+            while honest._completing is not None and not honest._completing.done():
+                await asyncio.sleep(0.01)
+        found = {it.version: set(it.layers) for it in honest.saved}
+        assert found == {8: {0}, 4: {0} if begun_anew else every}
+        await honest.close()
+        await liar.close()
+
+    asyncio.run(scenario())
+    compute.close()

@@ -1,6 +1,7 @@
 """Pieces of a transcript for other members, and members that give what is none."""
 
 import asyncio
+import base64
 import logging
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,17 @@ import pytest
 from p2p_dtfm.core.planner.planner import compute_plan
 from p2p_dtfm.core.protocol.canonical import decode, encode
 from p2p_dtfm.core.protocol.lineage import Lineage
+from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.recovery.view import View
+from p2p_dtfm.core.transcript.checking import NotTrue
+from p2p_dtfm.core.transcript.earlier import LINE_LIMIT_BYTES, EarlierSteps
+from p2p_dtfm.core.transcript.entries import Began, Committed, line_of
 from p2p_dtfm.daemon.peers.wire import TranscriptPiece, TranscriptRequest
 from p2p_dtfm.daemon.proof import of_others
 from p2p_dtfm.daemon.proof.of_others import StepsOfOthers, answer_with_piece
 from p2p_dtfm.daemon.proof.transcript_file import FILE_NAME, Transcript
 from p2p_dtfm.daemon.telemetry.contribution import FILE, Contributions
+from p2p_dtfm.net.contacts.identity import verify
 from p2p_dtfm.net.errors import Refused, Unreachable
 from tests.core.builders import run_spec
 from tests.core.planning import Peer, name_of, snapshot
@@ -113,3 +119,23 @@ def test_who_was_there_from_the_beginning_asks_nobody(
     steps = StepsOfOthers(messenger, SPEC, contributions)
     asyncio.run(steps.learn(lambda: ["another"], Lineage))
     assert messenger.asked == []
+
+
+def test_a_line_without_an_end_is_given_up_before_it_fills_the_memory() -> None:
+    """Of 64 MiB, which a member may give, 665 MB were made, and nothing else ran for a second."""
+    reader, statements = EarlierSteps(verify, SPEC), (LINE_LIMIT_BYTES // 4) // 7
+    empty = encode(Signed("", "", b"", b""))
+    head = encode([Committed(())])[:-1] + b"\xdd" + statements.to_bytes(4, "big")
+    reader.take(line_of(Began(1, SPEC.canonical_bytes())).encode() + b"\n")
+    whole = base64.b64encode(head + empty * statements)
+    assert len(whole) < LINE_LIMIT_BYTES
+    for at in range(0, len(whole), of_others.PIECE_BYTES):
+        reader.take(whole[at : at + of_others.PIECE_BYTES])
+    with pytest.raises(NotTrue, match="no view"):  # it was read as what it is
+        reader.take(b"\n")
+    reader = EarlierSteps(verify, SPEC)
+    with pytest.raises(NotTrue, match="a line of more than"):
+        for _ in range(LINE_LIMIT_BYTES // of_others.PIECE_BYTES + 1):
+            reader.take(b"A" * of_others.PIECE_BYTES)
+    with pytest.raises(NotTrue, match="a line of more than"):
+        EarlierSteps(verify, SPEC).take(b"A" * (LINE_LIMIT_BYTES + 1) + b"\n")

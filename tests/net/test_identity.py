@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.net.contacts import identity
 from p2p_dtfm.net.contacts.identity import Identity, is_peer_id, verify
 
 
@@ -69,3 +70,13 @@ def test_signature_holds_for_its_peer_and_payload_only(tmp_path: Path) -> None:
 @given(peer_id=st.text(), payload=st.binary(), signature=st.binary())
 def test_verify_never_raises(peer_id: str, payload: bytes, signature: bytes) -> None:
     assert verify(peer_id, payload, signature) is False
+
+
+def test_names_that_are_no_ids_are_not_remembered() -> None:
+    """4,096 texts were, however long: a member that takes back invitations of such a name, twice a
+    second, took half a MB each time."""
+    identity._key_of.cache_clear()
+    for number in range(10):
+        assert not verify(f"{number}" + "x" * 500_000, b"payload", b"")
+        assert not is_peer_id(f"{number}" + "1" * 65)
+    assert identity._key_of.cache_info().currsize == 0

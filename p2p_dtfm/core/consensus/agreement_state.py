@@ -125,7 +125,7 @@ class Attempts:
     """By whom, while that is read."""
     givers: dict[bytes, str] = field(default_factory=dict)
     """By signature of a contribution to that attempt: who was the first to give it."""
-    early: list[Spread] = field(default_factory=list)
+    early: list[tuple[Spread, int]] = field(default_factory=list)
     """Of an attempt in which this peer may not take part so far."""
     disagreements: int = 0
     """In a row: plans of this peer that no other peer made."""

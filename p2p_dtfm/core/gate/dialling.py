@@ -26,6 +26,10 @@ LOOKS_BURST = 24
 LOOK_EVERY_NS = 2 * SECOND_NS
 """Between two nodes of the directory that are called wherever libp2p was told that they are."""
 DOORS_REMEMBERED = 4096
+BEHIND_A_DOOR = 2
+"""Peers, or relays, that one is said to lead to: one may have taken the place of another."""
+DOORS_OF_A_HOST = 5
+"""Of the internet. Members behind one router beyond these come to know each other in a view."""
 
 Door = tuple[str, int]
 """Host and port."""
@@ -136,6 +140,34 @@ class Dialling:
                 count, since_ns = 0, now_ns
             _put(self._doors, door, (count + 1, since_ns))
         return doors
+
+
+class NamedDoors:
+    """Where members are, as somebody says whom this peer has asked: it may have invented them."""
+
+    def __init__(self, limit: int = DOORS_REMEMBERED) -> None:
+        self._limit = limit
+        self._behind: collections.OrderedDict[Door, tuple[str, ...]] = collections.OrderedDict()
+        self._of_hosts: collections.Counter[str] = collections.Counter()
+
+    def __len__(self) -> int:
+        return len(self._behind)
+
+    def admits(self, door: Door, behind: str, is_public: bool) -> bool:
+        """Whether this peer may knock there for one more. `behind`: the peer, or the relay that
+        passes on to it."""
+        known = self._behind.get(door, ())
+        if behind in known:
+            return True
+        is_full = not known and is_public and self._of_hosts[door[0]] >= DOORS_OF_A_HOST
+        if len(known) >= BEHIND_A_DOOR or is_full:
+            return False
+        self._of_hosts[door[0]] += not known
+        self._behind[door] = (*known, behind)
+        if len(self._behind) > self._limit:
+            (host, _), _ = self._behind.popitem(last=False)
+            self._of_hosts -= collections.Counter({host: 1})
+        return True
 
 
 def _may_count(

@@ -54,11 +54,14 @@ class _Bucket:
 
     def take(self, rate: Rate, now_ns: int) -> bool:
         """Whether there was a token."""
+        has = self.has(rate, now_ns)
+        self.parts -= _UNIT * has
+        return has
+
+    def has(self, rate: Rate, now_ns: int) -> bool:
+        """Whether there is one."""
         self._regain(rate, now_ns)
-        if self.parts < _UNIT:
-            return False
-        self.parts -= _UNIT
-        return True
+        return self.parts >= _UNIT
 
     def spend(self, rate: Rate, amount: int, now_ns: int) -> None:
         """What has been done is paid for, if need be later."""
@@ -136,6 +139,24 @@ class Gate:
             self._serving[role, kind] += 1
         return Admitted(role)
 
+    def glance(
+        self, sender: str, kind: str, size_bytes: int, now_ns: int, pays: str = ""
+    ) -> GateRefusal | None:
+        """Why `sender` may not say this now, before it is read: what is let in pays for itself
+        once it is, and what is not pays here."""
+        role = self._role_of(sender)
+        row = row_of(kind, self._is_open(), self._is_closed())
+        held = self._sender(sender)
+        reason = self._owes(held, role, pays, now_ns) if pays else None
+        reason = reason or self._out_of_place(held, role, row, size_bytes, now_ns)
+        rate = row.sender if role in FAR else row.near
+        if reason is None and not _bucket(held, kind, rate, now_ns).has(rate, now_ns):
+            reason = Reason.RATE
+        is_bounded = reason is None and role in FAR
+        if is_bounded and not self._class(role, kind, row, now_ns).has(row.together, now_ns):
+            reason = Reason.TOGETHER
+        return None if reason is None else self._refuse(held, role, kind, reason, now_ns)
+
     def left(self, sender: str, role: Role, kind: str) -> None:
         """What was admitted with `stays` has been served."""
         self._serving[role, kind] -= 1
@@ -172,8 +193,20 @@ class Gate:
     def _reason(
         self, held: _Sender, role: Role, row: Row, kind: str, size_bytes: int, now_ns: int
     ) -> Reason | None:
+        if (reason := self._out_of_place(held, role, row, size_bytes, now_ns)) is not None:
+            return reason
         is_far = role in FAR
-        if is_far and now_ns < held.muted_until_ns:
+        rate = row.sender if is_far else row.near
+        if not _bucket(held, kind, rate, now_ns).take(rate, now_ns):
+            return Reason.RATE
+        if is_far and not self._class(role, kind, row, now_ns).take(row.together, now_ns):
+            return Reason.TOGETHER
+        return None
+
+    def _out_of_place(
+        self, held: _Sender, role: Role, row: Row, size_bytes: int, now_ns: int
+    ) -> Reason | None:
+        if role in FAR and now_ns < held.muted_until_ns:
             return Reason.MUTED
         roles = row.roles
         if self._is_outside():
@@ -185,11 +218,6 @@ class Gate:
             limit_bytes = row.stranger_bytes
         if size_bytes > limit_bytes:
             return Reason.SIZE
-        rate = row.sender if is_far else row.near
-        if not _bucket(held, kind, rate, now_ns).take(rate, now_ns):
-            return Reason.RATE
-        if is_far and not self._class(role, kind, row, now_ns).take(row.together, now_ns):
-            return Reason.TOGETHER
         return None
 
     def _class(self, role: Role, kind: str, row: Row, now_ns: int) -> _Bucket:

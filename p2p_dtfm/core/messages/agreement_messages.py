@@ -9,7 +9,7 @@ from p2p_dtfm.core.messages.certificate import Certificate
 from p2p_dtfm.core.messages.prepared import StepOutcome, open_prepared
 from p2p_dtfm.core.messages.stage_progress import StageProgress
 from p2p_dtfm.core.messages.work import Work
-from p2p_dtfm.core.protocol.canonical import digest, encode_for_wire
+from p2p_dtfm.core.protocol.canonical import Numbered, digest, encode_for_wire
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.signed import Sign, Signed, Verify, open_signed, sign
@@ -89,11 +89,11 @@ class Contribution(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     present: PresentView | None
     step: int
     """Committed steps."""
-    held: dict[int, int]
+    held: Numbered[int]
     """The layers whose state this peer has, with their versions."""
     joiners: tuple[Member, ...]
     """Newcomers that asked this peer to be let in; their records travel in `Gather.newcomers`."""
-    lineages: dict[int, str] = {}
+    lineages: Numbered[str] = {}
     """Lineage digest of each version in `held`; a version without one is of no use to others."""
     saved: tuple[SavedState, ...] = ()
     cuts: tuple[SavedState, ...] = ()

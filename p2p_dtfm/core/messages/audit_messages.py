@@ -4,12 +4,13 @@ from typing import NamedTuple
 
 import msgspec
 
+from p2p_dtfm.core.protocol.canonical import Numbered
 from p2p_dtfm.core.protocol.snapshot import ViewId
 
-Parts = dict[int, tuple[bytes, ...]]
+Parts = Numbered[tuple[bytes, ...]]
 """By segment: of one peer's own gradient, a digest of each chunk, under which its bytes can be
 fetched while the step is open. A segment with one holder has one."""
-Got = dict[int, tuple[tuple[bytes, ...], ...]]
+Got = Numbered[tuple[tuple[bytes, ...], ...]]
 """By segment with other holders, for each of them: a digest of what came from it of each chunk,
 empty for one that is not summed here. Nothing from the peer itself."""
 
@@ -28,7 +29,7 @@ class Boundary(NamedTuple):
     gradient_out: bytes
 
 
-Edges = dict[int, Boundary]
+Edges = Numbered[Boundary]
 """By microbatch; nothing for a stage that is the whole model."""
 
 

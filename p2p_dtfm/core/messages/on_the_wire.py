@@ -5,6 +5,7 @@ stand once for each: deflate takes a third off. What is said in each step is sho
 is.
 """
 
+import re
 import zlib
 
 from p2p_dtfm.core.messages.agreement_messages import (
@@ -27,6 +28,32 @@ _LEVEL = 1
 _FIRST_BYTE = b"\x78"
 """Of a zlib stream with a window of 32 KiB. To msgpack it would be the number 120, and all that is
 said in a call is an array."""
+_START_BYTES = 64
+_START = re.compile(
+    rb"\x92(?:[\x00-\x7f]|\xcc.|\xcd..|\xce.{4}|\xcf.{8})(?:[\x80-\x8f]|\xde..)\xa4type([\xa0-\xbf])",
+    re.DOTALL,
+)
+"""An array of two, a number, and a dictionary whose first word is its tag."""
+
+
+class Unreadable(PeerFault):
+    """What no correct peer sends to anybody."""
+
+
+def tag_of(body: bytes) -> str:
+    """What kind of message it is, by its first bytes: reading all of it, or expanding it, costs
+    more than a gate that lets nobody in without asking. Raises `Unreadable`."""
+    start = body[:_START_BYTES]
+    if body[:1] == _FIRST_BYTE:
+        try:
+            start = zlib.decompressobj().decompress(body[: 16 * _START_BYTES], _START_BYTES)
+        except zlib.error as error:
+            raise Unreadable(f"a compressed message that cannot be read: {error}") from error
+    found = _START.match(start)
+    if found is None:
+        raise Unreadable("bytes that are no message")
+    length = found[1][0] & 31
+    return start[found.end() : found.end() + length].decode("ascii", "replace")
 
 
 def compressed(message: object, payload: bytes) -> bytes:
@@ -40,7 +67,7 @@ def compressed(message: object, payload: bytes) -> bytes:
 
 
 def expanded(body: bytes) -> bytes:
-    """What `compressed` was given. Raises `PeerFault` for a stream that is damaged, too large for
+    """What `compressed` was given. Raises `Unreadable` for a stream that is damaged, too large for
     its length, or followed by something."""
     if body[:1] != _FIRST_BYTE:
         return body
@@ -48,9 +75,9 @@ def expanded(body: bytes) -> bytes:
     try:
         payload = stream.decompress(body, EXPANSION_LIMIT * len(body))
     except zlib.error as error:
-        raise PeerFault(f"a compressed message that cannot be read: {error}") from error
+        raise Unreadable(f"a compressed message that cannot be read: {error}") from error
     if not stream.eof or stream.unused_data:
-        raise PeerFault(
+        raise Unreadable(
             f"a compressed message of {len(body)} bytes that is cut off, followed by something, or "
             f"of more than {EXPANSION_LIMIT} times its length"
         )

@@ -27,7 +27,8 @@ from p2p_dtfm.core.messages.agreement_messages import (
 )
 from p2p_dtfm.core.messages.message_bounds import VIEWS_LIMIT as SENT_VIEWS_LIMIT
 from p2p_dtfm.core.messages.message_bounds import require_bounded_part
-from p2p_dtfm.core.protocol.canonical import encode, encode_for_wire
+from p2p_dtfm.core.messages.opened_once import OpenedOnce
+from p2p_dtfm.core.protocol.canonical import Numbered, encode, encode_for_wire
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.records import PeerRecord, payload_of
@@ -41,6 +42,8 @@ VIEWS_LIMIT = 64
 PREPARED_KEPT = 4096
 PREPARED_KEPT_BYTES = 16 << 20
 RETAINED_KEPT = 1024
+OUTLINES_OPENED_BYTES = 8 << 20
+PLANS_KEPT_BYTES = 8 << 20
 PREPARED_NAME_BYTES = 20
 """An outline may have many of these names; to find two Prepared with one takes 2^80 tries."""
 
@@ -56,11 +59,11 @@ class Outline(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_lik
     has_plan: bool
     origins: tuple[bytes, ...]
     step: int
-    held: dict[int, int]
+    held: Numbered[int]
     joiners: tuple[Member, ...]
     rows: tuple[int, ...]
     """In a founder's: in rows of so many its joiners and itself stand (`overlay.grid`)."""
-    lineages: dict[int, str]
+    lineages: Numbered[str]
     saved: tuple[SavedState, ...]
     cuts: tuple[SavedState, ...]
     pending: PendingStep | None
@@ -72,6 +75,10 @@ class Outline(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_lik
     accepts_loss: bool
     accusers: tuple[str, ...]
     bars: tuple[Bar, ...]
+
+
+_opened = OpenedOnce[Outline](OUTLINES_OPENED_BYTES)
+_names = OpenedOnce[bytes](PREPARED_KEPT_BYTES)
 
 
 def record_name(record: Signed) -> bytes:
@@ -89,10 +96,12 @@ def _name_of_record(peer_id: str, payload: bytes) -> bytes:
     return hashlib.blake2b(peer_id.encode() + b"\0" + payload, digest_size=32).digest()
 
 
-@lru_cache(maxsize=PREPARED_KEPT)
 def prepared_name(prepared: Signed) -> bytes:
     """What outlines name it by: as it was said, and by whom."""
-    return hashlib.blake2b(encode(prepared), digest_size=PREPARED_NAME_BYTES).digest()
+    if (name := _names.find(prepared)) is not None:
+        return name
+    name = hashlib.blake2b(encode(prepared), digest_size=PREPARED_NAME_BYTES).digest()
+    return _names.keep(prepared, name)
 
 
 def retained_name(body: RetainedBody) -> bytes:
@@ -137,6 +146,8 @@ class NamedBodies:
         self._records = _NewestSigned(RECORDS_LIMIT, RECORDS_LIMIT_BYTES)
         self._views: dict[bytes, KnownView] = {}
         self._plans: dict[str, Plan] = {}
+        self._plan_bytes: dict[str, int] = {}
+        """As they travel."""
         self._presents: dict[tuple[bytes, bool], PresentView] = {}
         self._names: dict[int, tuple[PresentView, bytes]] = {}
         self._rows: dict[Member, tuple[int, ...]] = {}
@@ -188,9 +199,12 @@ class NamedBodies:
 
     def keep_plan(self, plan: Plan) -> None:
         digest = plan.digest()
-        while len(self._plans) >= VIEWS_LIMIT and digest not in self._plans:
-            del self._plans[next(iter(self._plans))]
-        self._plans[digest] = plan
+        if digest in self._plans:
+            return
+        self._plans[digest], self._plan_bytes[digest] = plan, len(encode(plan))
+        while len(self._plans) > VIEWS_LIMIT or sum(self._plan_bytes.values()) > PLANS_KEPT_BYTES:
+            oldest = next(iter(self._plans))
+            del self._plans[oldest], self._plan_bytes[oldest]
 
     def keep(self, bodies: Bodies) -> None:
         """Of records and Prepared: those that the caller has opened."""
@@ -334,9 +348,12 @@ def sign_outline(outline: Outline, signer: Sign) -> Signed:
     return sign(outline.member.peer_id, OUTLINE, encode_for_wire(outline), signer)
 
 
-@lru_cache(maxsize=4096)
 def open_outline(signed: Signed, verify: Verify) -> Outline:
     """Raises `PeerFault` for a forgery or malformed contents."""
+    return _opened.find(signed) or _opened.keep(signed, _open_outline(signed, verify))
+
+
+def _open_outline(signed: Signed, verify: Verify) -> Outline:
     outline = open_signed(signed, OUTLINE, Outline, verify)
     pending, names = outline.pending, outline.pending_prepared
     if pending.prepared if pending is not None else names:

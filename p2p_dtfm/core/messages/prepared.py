@@ -5,7 +5,7 @@ from typing import NamedTuple
 import msgspec
 
 from p2p_dtfm.core.messages.audit_messages import Account
-from p2p_dtfm.core.protocol.canonical import digest_bytes, encode, encode_for_wire
+from p2p_dtfm.core.protocol.canonical import Numbered, digest_bytes, encode, encode_for_wire
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.signed import Sign, Signed, Verify, open_signed, sign
 from p2p_dtfm.core.protocol.snapshot import ViewId
@@ -24,7 +24,7 @@ class Prepared(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_li
     view: ViewId
     step: int
     peer_id: str
-    squared_norms: dict[int, float]
+    squared_norms: Numbered[float]
     loss_sum: float
     token_count: int
     held_out_loss_sum: float
@@ -32,10 +32,10 @@ class Prepared(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_li
     ready_for: ViewId | None
     base: str = ""
     """Lineage digest of the states that the step starts from."""
-    sums: dict[int, tuple[bytes, ...]] = {}
+    sums: Numbered[tuple[bytes, ...]] = {}
     """By segment with other holders: of the bytes of all sums that each holder has made, in the
     order of the holders, a digest; empty for a holder that makes none."""
-    states: dict[int, bytes] = {}
+    states: Numbered[bytes] = {}
     """By layer, a digest of the state that the step starts from; in some steps only."""
     kept: int = -1
     """The newest cut of which the sender's part is kept elsewhere; -1 for none

@@ -6,7 +6,7 @@ may disagree about the last bit of one.
 
 import hashlib
 from functools import cache
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import msgspec.inspect
@@ -15,9 +15,18 @@ from p2p_dtfm.core.protocol.errors import PeerFault
 
 Value = TypeVar("Value")
 
+NUMBERED_LIMIT = 4096
+"""Layers, segments, microbatches that anything names. Python puts a number into a dictionary by its
+lowest bits, so whoever chooses the numbers chooses how long that takes: with the square of how many
+they are. 86,507 of them in 467 KB took 7 s, before anybody had asked who says that."""
+Numbered = Annotated[dict[int, Value], msgspec.Meta(max_length=NUMBERED_LIMIT)]
+"""What is said of layers, segments or microbatches: the only dictionaries of numbers that are
+decoded. Names are put in by a hash that nobody foresees."""
+
 _ENCODER = msgspec.msgpack.Encoder(order="deterministic")
 _WIRE_ENCODER = msgspec.msgpack.Encoder()
 _DECODERS: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
+_HASHED = msgspec.inspect.DictType | msgspec.inspect.SetType | msgspec.inspect.FrozenSetType
 
 
 def encode(value: object) -> bytes:
@@ -36,6 +45,9 @@ def decode(payload: bytes, expected: type[Value], limit_bytes: int = 1 << 20) ->
         raise PeerFault(f"message of {len(payload)} bytes, more than the limit of {limit_bytes}")
     decoder = _DECODERS.get(expected)
     if decoder is None:
+        assert not _has_many_numbers(msgspec.inspect.type_info(expected), set()), (
+            f"{expected} has a dictionary or set of numbers that is not `Numbered`"
+        )
         decoder = _DECODERS[expected] = msgspec.msgpack.Decoder(expected)
     try:
         value: Value = decoder.decode(payload)
@@ -89,3 +101,21 @@ def _may_hold_float(info: object, seen: set[int]) -> bool:
         parts = (getattr(info, name) for name in info.__struct_fields__)
         return any(_may_hold_float(part, seen) for part in parts)
     return False
+
+
+def _has_many_numbers(info: object, seen: set[int]) -> bool:
+    """Whether a value of the type that msgspec describes so can have a dictionary or set in it of
+    more numbers than `NUMBERED_LIMIT`."""
+    if id(info) in seen:
+        return False
+    seen.add(id(info))
+    if isinstance(info, tuple):
+        return any(_has_many_numbers(item, seen) for item in info)
+    if not isinstance(info, msgspec.inspect.Type | msgspec.inspect.Field):
+        return False
+    if isinstance(info, _HASHED) and (info.max_length or NUMBERED_LIMIT + 1) > NUMBERED_LIMIT:
+        key = info.key_type if isinstance(info, msgspec.inspect.DictType) else info.item_type
+        if not isinstance(key, msgspec.inspect.StrType | msgspec.inspect.BytesType):
+            return True
+    parts = (getattr(info, name) for name in info.__struct_fields__)
+    return any(_has_many_numbers(part, seen) for part in parts)

@@ -410,7 +410,7 @@ class RunSpec(Section):
     def from_canonical_bytes(cls, payload: bytes) -> "RunSpec":
         """Read what a peer sent. Raises `PeerFault`."""
         try:
-            spec = cls.model_validate(decode(payload, dict, limit_bytes=1 << 16))
+            spec = cls.model_validate(decode(payload, dict[str, Any], limit_bytes=1 << 16))
         except ValidationError as error:
             raise PeerFault(f"run spec that does not validate: {error}") from error
         if any(layer.sizes is None for layer in spec.layers):

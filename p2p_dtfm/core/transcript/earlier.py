@@ -17,6 +17,10 @@ from p2p_dtfm.core.protocol.signed import Verify
 from p2p_dtfm.core.transcript.checking import Checker, NotTrue, Step
 from p2p_dtfm.core.transcript.entries import Began, Committed, Entry, TookOver, entry_of
 
+LINE_LIMIT_BYTES = 8 << 20
+"""Several times what a view of 1,024 members takes. What is made of a line takes up to ten times as
+much: 665 MB of 64 MiB, which is all that is asked for of one transcript."""
+
 
 class Led(NamedTuple):
     """A step that all its stage-holders have signed. `base`: the lineage from which it starts."""
@@ -39,14 +43,16 @@ class EarlierSteps:
         self._checker = Checker(verify)
         self._begun: list[bytes] = []
         """Of a line whose end has not come."""
+        self._begun_bytes = 0
         self._shares: Mapping[str, int] = {}
 
     def take(self, content: bytes) -> None:
         """The next piece. A damaged line costs itself. Raises `NotTrue`."""
         *ends, rest = content.split(b"\n")
         for end in ends:
-            line = b"".join((*self._begun, end))
-            self._begun = []
+            self._begin_line(end)
+            line = b"".join(self._begun)
+            self._begun, self._begun_bytes = [], 0
             if not line.strip():
                 continue
             try:
@@ -54,7 +60,14 @@ class EarlierSteps:
             except PeerFault:
                 continue
             self._take(entry)
-        self._begun.append(rest)
+        self._begin_line(rest)
+
+    def _begin_line(self, part: bytes) -> None:
+        """Raises `NotTrue`."""
+        self._begun.append(part)
+        self._begun_bytes += len(part)
+        if self._begun_bytes > LINE_LIMIT_BYTES:
+            raise NotTrue(f"a line of more than {LINE_LIMIT_BYTES} bytes")
 
     def _take(self, entry: Entry) -> None:
         if isinstance(entry, Began) and entry.run_spec != self._spec.canonical_bytes():

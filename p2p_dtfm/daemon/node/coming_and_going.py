@@ -202,8 +202,7 @@ class Entry:
             acquaintances.welcomed_by = found.peer_id
             named = (peer.peer_id for peer in found.welcome.peers)
             agreement.familiar.meet((found.peer_id, *named))
-            for peer in found.welcome.peers:
-                self._network.messenger.learn(peer.peer_id, peer.addresses)
+            self._network.messenger.learn_named(found.welcome.peers)
             return True
         if self._membership.may_go_on_alone and self._has_waited(pause_s):
             await self._go_on_alone()
@@ -290,8 +289,7 @@ class Entry:
     def _learn_known(self, known: KnownPeers) -> None:
         """What the member that this peer has asked says of others."""
         messenger = self._network.messenger
-        for peer in known.peers:
-            messenger.learn(peer.peer_id, peer.addresses)
+        messenger.learn_named(known.peers)
         self._membership.waiting_too = tuple(peer.peer_id for peer in known.waiting)
         for other in known.waiting:
             self._network.host.calling.seen_by_another(other.peer_id, other.seen_host)

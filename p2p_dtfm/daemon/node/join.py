@@ -302,8 +302,7 @@ class RunJoining:
         for address in self._network.first_contacts:
             if (contact := parse_address(address)[0]) not in members:
                 self._network.messenger.forget(contact)  # a bootstrap node
-        for peer in welcome.peers:
-            self._network.messenger.learn(peer.peer_id, peer.addresses)
+        self._network.messenger.learn_named(welcome.peers)
         self._acquaintances.members_named = tuple(sorted(members))
         spec_digest = digest_bytes(welcome.run_spec.payload)
         store = BlobStore(self._local.home.run_directory(spec_digest) / "blobs")

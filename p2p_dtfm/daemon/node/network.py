@@ -3,10 +3,12 @@
 import asyncio
 import contextlib
 import logging
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from p2p_dtfm.core.liveness.liveness import LAN_LIVENESS, WAN_LIVENESS, Liveness
+from p2p_dtfm.core.messages.on_the_wire import Unreadable
 from p2p_dtfm.core.protocol.errors import UNREACHABLE, PeerFault, UserError
 from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.core.protocol.invited.chains import NOT_INVITED
@@ -246,7 +248,11 @@ class Network:
     # what comes in -------------------------------------------------------------------------------
 
     async def _serve(self, sender: str, body: bytes) -> bytes:
-        _, message, size_bytes = unpack(body)
+        try:
+            _, message, size_bytes = unpack(body, partial(self.keeper.require_readable, sender))
+        except Unreadable:
+            self.keeper.blame(sender, "control")
+            raise
         self.keeper.require_message(sender, message, size_bytes)
         self.messenger.heard(sender)
         return await self.inside.answer(sender, message)

@@ -28,6 +28,9 @@ ENTERING = (Hello, Knock, JoinRequest)
 UNPAID = (Hello, Knock, JoinRequest, Introduction, Revocations)
 """What newcomers begin with: it holds a signature or two, and whoever floods with others keeps
 nobody from it."""
+_UNPAID_KINDS = frozenset(kind.__name__ for kind in UNPAID)
+_GATHERS = (Gather.__name__, Spread.__name__)
+_OF_A_STRANGER = "Gather of a stranger"
 _SOON = (Reason.RATE, Reason.TOGETHER, Reason.AT_ONCE)
 
 log = logging.getLogger("p2p_dtfm.gate")
@@ -153,6 +156,16 @@ class GateKeeper:
         if isinstance(answer, GateRefusal):
             raise PeerFault(self._told(sender, kind, answer), sender)
 
+    def require_readable(self, sender: str, kind: str, size_bytes: int) -> None:
+        """Raises `PeerFault` where `sender` may say nothing of this kind now, whatever stands in
+        it: asked before it is read, which costs more than all that the gate does."""
+        pays = "" if kind in _UNPAID_KINDS else self._opening
+        if kind in _GATHERS and not self.is_outside and self.role_of(sender) is Role.STRANGER:
+            kind = _OF_A_STRANGER
+        answer = self._gate.glance(sender, kind, size_bytes, now.monotonic_ns(), pays)
+        if answer is not None:
+            raise PeerFault(self._told(sender, kind, answer), sender)
+
     def require_message(self, sender: str, message: Message, size_bytes: int) -> None:
         """As `require`; a Gather of somebody unknown must carry what a member has signed."""
         kind = type(message).__name__
@@ -161,7 +174,7 @@ class GateKeeper:
         if isinstance(message, Gather | Spread) and self.role_of(sender) is Role.STRANGER:
             self._look_at_members()
             if not self.is_outside and self._members & {s.peer_id for s in message.contributions}:
-                kind = "Gather of a stranger"
+                kind = _OF_A_STRANGER
         if isinstance(message, UNPAID):
             self.require(sender, kind, size_bytes)
             return

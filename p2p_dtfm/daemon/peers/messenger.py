@@ -9,14 +9,16 @@ says by itself what it is about.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TypeVar
 
+from p2p_dtfm.core.gate.dialling import NamedDoors
 from p2p_dtfm.core.messages.agreement_messages import Standing
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.invited.chains import NOT_INVITED
-from p2p_dtfm.daemon.peers.wire import Introduction, Knock, Message, pack
-from p2p_dtfm.net.contacts.calling import NO_WAY, put_newest
+from p2p_dtfm.daemon.peers.wire import Introduction, Knock, Message, PeerAddress, pack
+from p2p_dtfm.net.contacts.addresses import is_public, is_relayed
+from p2p_dtfm.net.contacts.calling import NO_WAY, door_of, put_newest
 from p2p_dtfm.net.door import BUSY
 from p2p_dtfm.net.errors import Refused, Unreachable, in_plain_words
 from p2p_dtfm.net.libp2p.control import ControlPlane
@@ -62,6 +64,7 @@ class Messenger:
         self._control = control
         self._life = life
         self._addresses: dict[str, tuple[str, ...]] = {}
+        self._named_doors = NamedDoors()
         self._queues: dict[str, asyncio.Queue[Message]] = {}
         self._workers: dict[str, asyncio.Task[None]] = {}
         self._unanswered: dict[str, list[Message]] = {}
@@ -86,6 +89,20 @@ class Messenger:
             put_newest(self._addresses, peer_id, tuple(addresses)[:ADDRESSES_LIMIT], PEERS_LIMIT)
             self._host.know(peer_id, addresses)
             self._host.calling.vouch(peer_id)
+
+    def learn_named(self, peers: Iterable[PeerAddress]) -> None:
+        """Members, as one names them whom this peer has asked to be let in: many of them behind one
+        door it has invented, so that others knock there."""
+        for peer in peers:
+            addresses = peer.addresses[:ADDRESSES_LIMIT]
+            self.learn(peer.peer_id, [it for it in addresses if self._may_be_at(peer.peer_id, it)])
+
+    def _may_be_at(self, peer_id: str, address: str) -> bool:
+        door = door_of(address)
+        if door is None:
+            return False
+        behind = address.partition("/p2p/")[2].split("/", 1)[0] if is_relayed(address) else peer_id
+        return self._named_doors.admits(door, behind, is_public(door[0]))
 
     def hear_of(self, peer_id: str, addresses: Sequence[str]) -> None:
         """Somebody says where a peer is, perhaps to make this one knock there

@@ -1,5 +1,8 @@
 """What daemons say to one another in control calls, and how it is read."""
 
+from collections.abc import Callable
+from typing import get_args
+
 import msgspec
 
 from p2p_dtfm.core.messages.agreement_messages import (
@@ -14,9 +17,10 @@ from p2p_dtfm.core.messages.agreement_messages import (
     Tidings,
 )
 from p2p_dtfm.core.messages.audit_messages import Audited, Claimed
-from p2p_dtfm.core.messages.on_the_wire import compressed, expanded
+from p2p_dtfm.core.messages.on_the_wire import Unreadable, compressed, expanded, tag_of
 from p2p_dtfm.core.messages.prepared import PreparedSteps, SignedPrepared
-from p2p_dtfm.core.protocol.canonical import decode, encode_for_wire
+from p2p_dtfm.core.protocol.canonical import Numbered, decode, encode_for_wire
+from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.protocol.snapshot import ViewId
 from p2p_dtfm.net.libp2p.control import BODY_LIMIT_BYTES
@@ -113,7 +117,7 @@ class FollowLayers(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=
 
     view: ViewId
     number: int
-    layers: dict[int, int]
+    layers: Numbered[int]
     from_takeover: bool
 
 
@@ -201,7 +205,7 @@ class CheckpointFiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True, t
 
     step: int
     lineage: str
-    files: dict[int, tuple[str, int]]
+    files: Numbered[tuple[str, int]]
     """By layer: digest and size."""
 
 
@@ -286,8 +290,26 @@ def pack(life: int, message: Message) -> bytes:
     return compressed(message, payload)
 
 
-def unpack(body: bytes) -> tuple[int, Message, int]:
-    """(life of the sender, message, bytes that were read for it). Raises `PeerFault`."""
+_KINDS = {kind.__struct_config__.tag: kind.__name__ for kind in get_args(Message)}
+MayBeRead = Callable[[str, int], None]
+"""Raises `PeerFault` where nothing of this kind and size is to be read now."""
+
+
+def unpack(
+    body: bytes, may_be_read: MayBeRead = lambda kind, size_bytes: None
+) -> tuple[int, Message, int]:
+    """(life of the sender, message, bytes that were read for it). `may_be_read` is asked before
+    anything else is done with it, and again once it is known how long it is. Raises `Unreadable`.
+    """
+    kind = _KINDS.get(tag_of(body))
+    if kind is None:
+        raise Unreadable("a message of an unknown kind")
+    may_be_read(kind, len(body))
     payload = expanded(body)
-    opened = decode(payload, _Body)
+    if len(payload) > len(body):
+        may_be_read(kind, len(payload))
+    try:
+        opened = decode(payload, _Body)
+    except PeerFault as fault:
+        raise Unreadable(fault.cause) from fault
     return opened.life, opened.message, len(payload)

@@ -290,9 +290,8 @@ class Checkpoints:
                 continue
             try:
                 fetched = False
-                async with self._busy:
-                    while await self._fetch_one_missing(remote, directory):
-                        fetched = True
+                while await self._fetch_one_missing(remote, directory):
+                    fetched = True
                 if fetched:  # else all would answer one another's announcements for ever
                     self._files_changed(step)
             except (UserError, BlobUnavailable, OSError) as error:
@@ -322,21 +321,26 @@ class Checkpoints:
                 and self._is_that(manifest.step, layer, item.files[layer][0])
             }
             if offers:
-                await self._fetch_layer(directory, layer, offers)
+                await self._fetch_layer(directory, layer, offers, manifest.lineage)
                 return True
         return False
 
     async def _fetch_layer(
-        self, directory: Path, layer: int, offers: dict[str, tuple[str, int]]
+        self, directory: Path, layer: int, offers: dict[str, tuple[str, int]], lineage: str
     ) -> None:
-        """What most peers offer first. Raises what went wrong with the last of the offers."""
+        """What most peers offer first. Raises what went wrong with the last of the offers.
+
+        Meanwhile others may save: who has a file alone may take as long as it likes to give it.
+        """
         ranked = Counter(offers.values()).most_common()
         for number, ((blob, size_bytes), _) in enumerate(ranked, 1):
             donors = [peer for peer, offer in offers.items() if offer == (blob, size_bytes)]
             target = directory / f"fetched-{layer}.partial"
             try:
                 await self._blobs.fetch(blob, donors, target, size_bytes)
-                await asyncio.to_thread(add_layer_file, directory, layer, target)
+                async with self._busy:
+                    if read_manifest(directory).lineage == lineage:  # or it was begun anew
+                        await asyncio.to_thread(add_layer_file, directory, layer, target)
                 return
             except (UserError, BlobUnavailable) as error:
                 if number == len(ranked):

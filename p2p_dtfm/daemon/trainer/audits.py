@@ -9,7 +9,6 @@ is found wrong does not commit.
 import asyncio
 import contextlib
 import logging
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +22,7 @@ from p2p_dtfm.core.audit.work import heard_of, stated_work
 from p2p_dtfm.core.commit.step_terms import terms_of
 from p2p_dtfm.core.messages.audit_messages import COULD_NOT, Account, Audited, Claimed, Share
 from p2p_dtfm.core.messages.work import Kind, Lack
+from p2p_dtfm.core.protocol.canonical import encode_for_wire
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.snapshot import ViewId
@@ -38,15 +38,12 @@ from p2p_dtfm.daemon.step.stage_account import (
     got_by_holder,
 )
 from p2p_dtfm.daemon.step.step_engine import LocalResult, StepEngine
+from p2p_dtfm.daemon.trainer.early_words import EarlyWords
 from p2p_dtfm.daemon.trainer.step_shards import StepShards, have_shards
 from p2p_dtfm.daemon.trainer.trainer_state import Outlet, Stopped, Tools, TrainerState
 from p2p_dtfm.net.streams.blobs import BlobUnavailable
 from p2p_dtfm.ports import chance
 from p2p_dtfm.train.stage.replay.arithmetic import arithmetic_name, threads_here
-
-EARLY_LIMIT = 4
-"""Words of each sender, of views that have not taken over here."""
-EARLY_SENDERS_LIMIT = 256
 
 Missing = Callable[[], tuple[str, ...]]
 
@@ -77,7 +74,7 @@ class Audits:
         self._rate = tools.spec.audit.rate_millionths
         self._terms = terms_of(tools.spec)
         self._book: ClaimBook | None = None
-        self._early: dict[str, deque[Claimed | Audited]] = {}
+        self._early = EarlyWords[Claimed | Audited]()
         self._mine: StageAccount | None = None
         """Of the open step, once it is claimed."""
         self._next_opening = b""
@@ -95,9 +92,7 @@ class Audits:
             book.record(sender, said)
             self._state.wake.set()
         elif view is None or said.view.number >= view.id.number:
-            if sender not in self._early and len(self._early) >= EARLY_SENDERS_LIMIT:
-                return  # full of others' words, which is no fault of this one
-            self._early.setdefault(sender, deque(maxlen=EARLY_LIMIT)).append(said)
+            self._early.keep(sender, said, len(encode_for_wire(said)))
 
     def find(self, digest: str) -> bytes | None:
         """A chunk of this peer's own gradient, as claimed, or a frame that it has sent, while the
@@ -164,12 +159,10 @@ class Audits:
         self._book = book = ClaimBook(view.id, plan, self._rate, kept, view.snapshot.bars, due)
         self._next_opening = b""
         book.step_begins(self._state.step)
-        for sender, words in self._early.items():
-            for said in words:
-                if said.view == view.id:
-                    with contextlib.suppress(PeerFault):
-                        book.record(sender, said)
-        self._early = {}
+        for sender, said in self._early.take():
+            if said.view == view.id:
+                with contextlib.suppress(PeerFault):
+                    book.record(sender, said)
         return book
 
     async def _claim(self, here: "_Open", local: LocalResult) -> Claimed:

@@ -3,7 +3,6 @@
 import asyncio
 from collections import deque
 
-from p2p_dtfm.core.commit.ledger import STEPS_AHEAD_LIMIT
 from p2p_dtfm.core.messages.message_bounds import ACCOUNT_LIMIT_BYTES
 from p2p_dtfm.core.messages.prepared import Statement
 from p2p_dtfm.core.planner.wire_plan import wire_plan
@@ -14,13 +13,11 @@ from p2p_dtfm.core.protocol.snapshot import ViewId
 from p2p_dtfm.core.recovery.partial_replay import PartialReplay
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.step.mailbox import Mailbox
+from p2p_dtfm.daemon.trainer.early_words import EarlyWords
 from p2p_dtfm.daemon.trainer.trainer_state import TrainerState
 from p2p_dtfm.net.streams.frames import FrameHeader
 from p2p_dtfm.ports import now
 
-EARLY_SENDERS_LIMIT = 1024
-EARLY_PREPARED_LIMIT = 2 * STEPS_AHEAD_LIMIT
-"""Of each sender, from views that have not taken over here."""
 VIEWS_REMEMBERED = 64
 """A tensor of one of these comes late; one of any other view was never due."""
 VIEWS_AHEAD_LIMIT = 1024
@@ -38,7 +35,7 @@ class ViewMail:
         self._state = state
         self._mailboxes: dict[ViewId, Mailbox] = {}
         self._views: deque[ViewId] = deque(maxlen=VIEWS_REMEMBERED)
-        self._early: dict[str, deque[Statement]] = {}
+        self._early = EarlyWords[Statement]()
         self._begins_at = 0
         """The number of the first view that this process has taken over: it knows none before."""
 
@@ -66,17 +63,15 @@ class ViewMail:
         if view.id not in self._views:
             self._views.append(view.id)
         self._begins_at = self._begins_at or view.id.number
-        early, self._early = self._early, {}
-        return [statement for statements in early.values() for statement in statements]
+        return [statement for _, statement in self._early.take()]
 
     def keep_early(self, statement: Statement) -> None:
         """One of a view that has not taken over here. Raises `PeerFault`."""
         sender, size_bytes = statement.prepared.peer_id, len(statement.signed.payload)
         if size_bytes > ACCOUNT_LIMIT_BYTES:
             raise PeerFault(f"says Prepared of {size_bytes} bytes", sender)
-        if sender not in self._early and len(self._early) >= EARLY_SENDERS_LIMIT:
+        if not self._early.keep(sender, statement, size_bytes):
             raise PeerFault("says Prepared in a view that this peer does not know", sender)
-        self._early.setdefault(sender, deque(maxlen=EARLY_PREPARED_LIMIT)).append(statement)
 
     def require_possible(self, view: ViewId, sender: str) -> None:
         """A view that was, is, or may come soon. Raises `PeerFault`."""

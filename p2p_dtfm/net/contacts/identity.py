@@ -125,10 +125,15 @@ def is_peer_id(text: str) -> bool:
     return _public_key(text) is not None
 
 
-@functools.lru_cache(maxsize=4096)
 def _public_key(peer_id: str) -> Ed25519PublicKey | None:
+    """What is too long is no id, and is not remembered: names of half a MB would take 2 GB."""
     if not isinstance(peer_id, str) or len(peer_id) > _PEER_ID_TEXT_LIMIT:
         return None
+    return _key_of(peer_id)
+
+
+@functools.lru_cache(maxsize=4096)
+def _key_of(peer_id: str) -> Ed25519PublicKey | None:
     try:
         decoded = base58.b58decode(peer_id.encode("ascii"))
     except ValueError:

@@ -34,6 +34,7 @@ from p2p_dtfm.net.directory.facts import (
     open_facts,
     sign_facts,
 )
+from p2p_dtfm.net.directory.flat_values import FlatSerializer
 from p2p_dtfm.net.directory.lost_nodes import LostNodes
 from p2p_dtfm.net.directory.sealed import Seal, sealed_key
 from p2p_dtfm.net.directory.validator import DirectoryValidator
@@ -57,7 +58,6 @@ from p2p_dtfm.net.hivemind_parts import (
     DHTNode,
     DHTRefusal,
     DictionaryDHTValue,
-    MSGPackSerializer,
     PeerID,
     get_dht_time,
 )
@@ -426,7 +426,7 @@ def entries_of(value: object) -> list[object]:
     if not isinstance(value, DictionaryDHTValue):
         return []
     with contextlib.suppress(Exception):  # whatever msgpack makes of a stranger's bytes
-        return [MSGPackSerializer.loads(entry.value) for _, entry in value.items()]
+        return [FlatSerializer.loads(entry.value) for _, entry in value.items()]
     return []
 
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from p2p_dtfm.net.directory.flat_values import FlatSerializer
 from p2p_dtfm.net.directory.whereabouts import Whereabouts
 from p2p_dtfm.net.hivemind_parts import DHTID, PeerID, dht_node, dht_pb2, get_dht_time
 from p2p_dtfm.net.hivemind_parts import DHTProtocol as OpenProtocol
@@ -15,6 +16,7 @@ KEYS_LIMIT = 256
 class DHTProtocol(OpenProtocol):  # type: ignore[misc]
     """Named as hivemind's own: the name is part of what is spoken."""
 
+    serializer = FlatSerializer
     host: Host | None = None
     """Set once the node is made; until then it speaks with its first peers alone."""
     whereabouts: Whereabouts | None = None

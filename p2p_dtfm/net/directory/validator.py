@@ -16,6 +16,7 @@ from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.net.contacts.identity import is_peer_id
 from p2p_dtfm.net.directory.facts import FACTS_KIND, facts_key, open_facts
+from p2p_dtfm.net.directory.flat_values import FlatSerializer
 from p2p_dtfm.net.directory.held_facts import ENTRY_BYTES, HeldFacts
 from p2p_dtfm.net.directory.sealed import SEALED_KIND, open_sealed, sealed_key
 from p2p_dtfm.net.directory.values import (
@@ -33,7 +34,6 @@ from p2p_dtfm.net.door import Door, OpenDoor
 from p2p_dtfm.net.errors import one_line
 from p2p_dtfm.net.hivemind_parts import (
     DHTRecord,
-    MSGPackSerializer,
     RecordValidatorBase,
     get_dht_time,
 )
@@ -255,8 +255,8 @@ def _read(record: DHTRecord) -> tuple[bytes | None, bytes] | str:
     if len(record.value) > VALUE_LIMIT_BYTES + 8 or len(record.subkey or b"") > 64:
         return f"a value of {len(record.value)} bytes"
     try:
-        value = MSGPackSerializer.loads(record.value)
-        subkey = MSGPackSerializer.loads(record.subkey) if record.subkey else None
+        value = FlatSerializer.loads(record.value)
+        subkey = FlatSerializer.loads(record.subkey) if record.subkey else None
     except Exception as error:  # whatever msgpack makes of a stranger's bytes
         log.debug("undecodable value", exc_info=True)
         return f"undecodable bytes: {error!r}"

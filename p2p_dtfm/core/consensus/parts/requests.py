@@ -20,7 +20,8 @@ from p2p_dtfm.core.protocol.records import PeerRecord
 from p2p_dtfm.core.protocol.snapshot import Member
 
 NUMBERS_PASSED_LIMIT = 64
-"""By so much a newcomer may raise the number of the next attempt."""
+"""By so much newcomers may raise the number of the next attempt above the last one: all of them
+together, or many words to one member would take it where the others do not follow."""
 
 
 class Requests:
@@ -56,10 +57,9 @@ class Requests:
         bar = barred_at(state.others.bars, state.step).get(sender)
         if bar is not None:
             return Verdict(actions, f"it is barred until step {bar.until_step}: it {bar.reason}")
-        newcomers, promises = state.others.newcomers, state.promises
+        newcomers = state.others.newcomers
         if not newcomers.is_refused(record.peer_id, now_ns):
-            bound = promises.highest_number + NUMBERS_PASSED_LIMIT
-            promises.highest_number = max(promises.highest_number, min(message.passed, bound))
+            self._raise_number(message.passed)
         actions += self._outsiders.tell_while_frozen(sender, now_ns)
         if state.ends_here:
             return Verdict(actions, "the run is complete: nobody joins it")
@@ -68,6 +68,14 @@ class Requests:
         report = Report(f"{record.peer_id} asks to join")
         opened = self._opening.open_if_due(now_ns)
         return Verdict([*actions, report, *opened], "the next view may let it in")
+
+    def _raise_number(self, passed: int) -> None:
+        """Only a number above what it has passed is of use to a newcomer."""
+        state, promises = self._state, self._state.promises
+        attempts = (state.attempt.number,) if state.attempt is not None else ()
+        last = max(promises.passed_number, state.view_id.number, *attempts)
+        bound = last + NUMBERS_PASSED_LIMIT
+        promises.highest_number = max(promises.highest_number, min(passed, bound))
 
     def _room(self, message: JoinRequest) -> int:
         """How many may wait."""

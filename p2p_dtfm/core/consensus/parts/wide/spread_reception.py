@@ -18,12 +18,14 @@ from p2p_dtfm.core.consensus.parts.wide.spreading import Spreading
 from p2p_dtfm.core.messages.agreement_messages import Gather, Ready, ReadySet, Spread
 from p2p_dtfm.core.messages.outlines import OUTLINE, open_outline, require_sound
 from p2p_dtfm.core.messages.statements import is_stated
+from p2p_dtfm.core.protocol.canonical import encode_for_wire
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.protocol.snapshot import Member, ViewId
 
 EARLY_LIMIT = 128
 EARLY_LIMIT_BYTES = 16 << 20
+"""As they came; read, numbers and empty names take eight times as much."""
 GIVERS_LIMIT = 4096
 
 
@@ -61,7 +63,7 @@ class SpreadReception:
         """What a newcomer is told in parts may come in any order: who names it may have done so
         before there was proof of its view."""
         actions: Actions = []
-        for one in self._state.attempts.early:
+        for one, _ in self._state.attempts.early:
             if self._wide(message) is None and _are_of_one_attempt(one, message):
                 actions += self._receive(one, now_ns).actions
         return actions
@@ -72,7 +74,7 @@ class SpreadReception:
             return []
         early, self._state.attempts.early = self._state.attempts.early, []
         actions: Actions = []
-        for one in early if not was_in else ():
+        for one, _ in early if not was_in else ():
             if _are_of_one_attempt(one, message):
                 actions += self._receive(one, now_ns).actions
         return actions
@@ -105,9 +107,9 @@ class SpreadReception:
         state = self._state
         if message.number <= max(state.promises.passed_number, state.view_id.number):
             return
-        early = [it for it in state.attempts.early if it.number >= message.number]
-        early = [*early, message][-EARLY_LIMIT:]
-        sizes = list(accumulate(map(_held_bytes, reversed(early))))
+        early = [it for it in state.attempts.early if it[0].number >= message.number]
+        early = [*early, (message, len(encode_for_wire(message)))][-EARLY_LIMIT:]
+        sizes = list(accumulate(size_bytes for _, size_bytes in reversed(early)))
         state.attempts.early = early[len(early) - bisect_right(sizes, EARLY_LIMIT_BYTES) :]
 
     def _receive(self, message: Spread, now_ns: int) -> Verdict:
@@ -266,13 +268,6 @@ class SpreadReception:
 
 def _are_of_one_attempt(one: Spread, other: Spread) -> bool:
     return (one.number, one.base) == (other.number, other.base)
-
-
-def _held_bytes(message: Spread) -> int:
-    """Most of what it holds."""
-    bodies = message.bodies
-    held = (*message.contributions, *bodies.records, *bodies.prepared)
-    return sum(len(it.payload) for it in held)
 
 
 def _says_ready_only(message: Spread, attempt: Attempt) -> bool:

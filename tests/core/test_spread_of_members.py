@@ -1,0 +1,98 @@
+"""A member that says much along the overlay, all of it well formed and signed, fills nobody's
+memory: 65 such messages of 1 MB took 300 MB of each other one, and 2,048 would have been kept."""
+
+import tracemalloc
+
+import msgspec
+
+from p2p_dtfm.core.consensus.parts.wide.spread_reception import EARLY_LIMIT_BYTES
+from p2p_dtfm.core.messages import outlines
+from p2p_dtfm.core.messages.agreement_messages import (
+    Bodies,
+    RetainedBody,
+    RetainedStep,
+    SavedState,
+    Spread,
+)
+from p2p_dtfm.core.messages.opened_once import OpenedOnce
+from p2p_dtfm.core.messages.outlines import NamedBodies, Outline, open_outline, sign_outline
+from p2p_dtfm.core.protocol.canonical import encode_for_wire
+from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
+from p2p_dtfm.core.protocol.signed import Signed
+from p2p_dtfm.core.protocol.snapshot import GENESIS, Member, ViewId
+from p2p_dtfm.sim.faults.simulated_process import sign_for, verify
+from tests.core.liars import say, swarm, trains_on, view_of
+
+NAMES = ["a", "b", "c"]
+MB = 1_000_000
+
+
+def large_outline(number: int, maker: Member) -> Signed:
+    """As large as it may be: checkpoints that nobody has."""
+    saved = tuple(SavedState(0, "", (0,) * 1000) for _ in range(480))
+    said = Outline(
+        maker, number, b"", b"", False, (), 0, {}, (), (), {}, saved, (), None, (), b"", (), False,
+        (), (),
+    )  # fmt: skip
+    return sign_outline(said, sign_for(maker.peer_id))
+
+
+def test_outlines_that_a_member_makes_for_nothing_are_forgotten() -> None:
+    world = swarm(NAMES)
+    view = view_of(world, "a")
+    evil = next(member for member in view.members if member.peer_id == "b")
+    number = view.id.number // 2 * 2 + 2
+    tracemalloc.start()
+    for place in range(40):
+        both = large_outline(number, evil), large_outline(number + 2 * place, evil)
+        spread = Spread(evil, number, True, ViewId(7, "no"), 1, "", contributions=both)
+        say(world, "b", "a", spread)
+    taken, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert taken < 120 * MB
+    assert outlines._opened.held_bytes <= outlines.OUTLINES_OPENED_BYTES
+    trains_on(world, NAMES)
+
+
+def test_what_comes_too_early_is_kept_by_all_that_it_takes() -> None:
+    world = swarm(NAMES)
+    view = view_of(world, "a")
+    evil = next(member for member in view.members if member.peer_id == "b")
+    said = RetainedStep(GENESIS, 0, "", None, ())
+    bodies = Bodies(retained=tuple(RetainedBody(said, (b"",) * 1000) for _ in range(450)))
+    number = view.id.number // 2 * 2 + 2
+    raw = encode_for_wire(Spread(evil, number, True, ViewId(7, "no"), 1, "", bodies=bodies))
+    assert len(raw) > 900_000
+    for _ in range(40):
+        say(world, "b", "a", msgspec.msgpack.decode(raw, type=Spread))
+    early = world.peers["a"].agreement._state.attempts.early
+    assert 0 < len(early) * len(raw) <= EARLY_LIMIT_BYTES
+    trains_on(world, NAMES)
+
+
+def test_plans_that_are_named_are_kept_up_to_so_many_bytes() -> None:
+    bodies = NamedBodies()
+    codecs = (("fp32", "fp32"),) * 100_000
+    for step_ns in range(20):
+        stages = (Stage("a", 0, 1, 1),)
+        bodies.keep_plan(Plan((Pipeline(stages, 0, 1, codecs),), (), step_ns))
+    assert 0 < len(bodies._plans) < 9 and bodies._plans.keys() == bodies._plan_bytes.keys()
+    newest = Plan((Pipeline((Stage("a", 0, 1, 1),), 0, 1),), (), 77)
+    bodies.keep_plan(newest)
+    bodies.keep_plan(newest)
+    assert newest.digest() in bodies._plans
+
+
+def test_what_was_opened_is_found_again_until_newer_ones_take_its_room() -> None:
+    held, first = OpenedOnce[str](10_000), Signed("a", "kind", bytes(4000), b"")
+    assert held.find(first) is None
+    assert held.keep(first, "first") == held.find(first) == held.keep(first, "again") == "first"
+    for place in range(2):
+        assert held.find(first) == "first"
+        held.keep(Signed("b", "kind", bytes([place]) * 4000, b""), "newer")
+    assert held.find(first) is None and held.held_bytes <= 10_000
+
+
+def test_an_outline_is_opened_once() -> None:
+    signed = large_outline(4, Member("b", 1))
+    assert open_outline(signed, verify) is open_outline(signed, verify)

@@ -11,7 +11,7 @@ import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import NoReturn
 
 from blake3 import blake3
@@ -19,7 +19,7 @@ from blake3 import blake3
 from p2p_dtfm.core.audit.boundaries import TRAINING
 from p2p_dtfm.core.audit.claim_book import OPENING_BYTES, ClaimBook, commitment_to
 from p2p_dtfm.core.audit.work import heard_of, stated_work
-from p2p_dtfm.core.commit.step_terms import terms_of
+from p2p_dtfm.core.commit.step_terms import StepTerms, terms_of
 from p2p_dtfm.core.messages.audit_messages import COULD_NOT, Account, Audited, Claimed, Share
 from p2p_dtfm.core.messages.work import Kind, Lack
 from p2p_dtfm.core.protocol.canonical import encode_for_wire
@@ -72,7 +72,6 @@ class Audits:
         self.count = 0
         """Works that were computed again here."""
         self._rate = tools.spec.audit.rate_millionths
-        self._terms = terms_of(tools.spec)
         self._book: ClaimBook | None = None
         self._early = EarlyWords[Claimed | Audited]()
         self._mine: StageAccount | None = None
@@ -80,6 +79,10 @@ class Audits:
         self._next_opening = b""
         self._waits_for: tuple[Lack, ...] = ()
         self._given: set[tuple[Kind, int]] = set()
+
+    @cached_property
+    def _terms(self) -> StepTerms:
+        return terms_of(self._tools.spec)
 
     # what others say ----------------------------------------------------------------------------
 

@@ -41,12 +41,12 @@ def played(
     ("what", "liar", "told"),
     [
         ("held-out", "b", FOUND),
-        ("held-out-sent", "a", FOUND),
         ("swapped", "e", DOUBTED),
-        ("edge-in", "b", DOUBTED),
         *(
             pytest.param(*case, marks=pytest.mark.nightly)
             for case in (
+                ("held-out-sent", "a", FOUND),
+                ("edge-in", "b", DOUBTED),
                 ("flip", "a", FOUND),
                 ("flip", "d", FOUND),
                 ("activation", "a", FOUND),
@@ -72,7 +72,9 @@ def test_who_lies_is_found_and_nothing_of_it_stays(
     assert not told or any(told in report for report in found.reports), found.reports
 
 
-@pytest.mark.parametrize("what", ["held-out", "held-out-sent"])
+@pytest.mark.parametrize(
+    "what", [pytest.param("held-out", marks=pytest.mark.nightly), "held-out-sent"]
+)
 def test_after_the_last_step_all_is_computed_again_at_any_rate(
     player: Player, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:

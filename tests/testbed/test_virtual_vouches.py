@@ -22,6 +22,7 @@ def has_stage(peer: Peer) -> bool:
     return bool(peer.daemon is not None and peer.daemon.status_json().get("layers"))
 
 
+@pytest.mark.nightly
 def test_who_is_never_ready_keeps_nobody_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -170,6 +170,10 @@ class Chaos:
         if fault.kind != "join" and not set(fault.peers) <= self._watched.running:
             self._tell(step, f"{fault.kind} {' '.join(fault.peers)}: not done, it does not run")
             return
+        if fault.kind == "disk full" and not self._watched.child(fault.peers[0]).answers():
+            # without room for its lock and its socket it rightly ends, and says why
+            self._tell(step, f"{fault.kind} {fault.peers[0]}: not done, it only starts")
+            return
         self._tell(step, _in_words(fault))
         end = self._begin(fault)
         self._under_way.append(_UnderWay(fault, step, began_s, end))

@@ -23,6 +23,7 @@ START_DEADLINE_S = 300.0
 POLL_S = 0.05
 STOP_DEADLINE_S = 30.0
 LOG_TAIL_LINES = 20
+ANSWERS_WITHIN_S = 1.0
 
 
 @dataclass
@@ -60,6 +61,10 @@ class Child:
     def status(self) -> dict[str, Any] | None:
         """The daemon's own status, or None while it cannot be asked."""
         return ask_daemon(self.home, "status")
+
+    def answers(self) -> bool:
+        """Whether it has begun, and can be asked just now."""
+        return ask_daemon(self.home, "status", timeout_s=ANSWERS_WITHIN_S) is not None
 
 
 class LocalSwarm:

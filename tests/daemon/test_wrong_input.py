@@ -5,6 +5,7 @@ import logging
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from p2p_dtfm.core.protocol.run_spec import RunSpec, parse_run_spec
 from p2p_dtfm.daemon.machine.before_start import check_before_start
 from p2p_dtfm.daemon.machine.home import fault_of_home
 from p2p_dtfm.daemon.machine.settings import Settings, given_zeros, resolve
+from p2p_dtfm.daemon.machine.world import Machine
 from p2p_dtfm.net.contacts.addresses import (
     check_announced_address,
     check_listen_address,
@@ -424,3 +426,15 @@ def test_a_word_that_is_half_typed_does_not_stop_completion() -> None:
     group = get_command(app)
     context = group.make_context("p2p-dtfm", ["stat"], resilient_parsing=True)
     assert group.resolve_command(context, ["stat"])[1] is None  # type: ignore[attr-defined]
+
+
+def test_a_machine_without_room_for_temporary_files_is_told_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full() -> str:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
+
+    monkeypatch.setattr(tempfile, "gettempdir", full)
+    with pytest.raises(UserError, match=r"no folder for temporary files: .*'/tmp'") as told:
+        Machine().lock_folder  # noqa: B018 - it is looked up
+    assert "TMPDIR" in str(told.value.fixes)

@@ -5,13 +5,12 @@ import errno
 import fcntl
 import json
 import os
-import tempfile
 from pathlib import Path
 from typing import IO
 
 from p2p_dtfm.core.protocol.canonical import digest_bytes
 from p2p_dtfm.core.protocol.errors import UserError
-from p2p_dtfm.daemon.machine.locks import hold_identity
+from p2p_dtfm.daemon.machine.locks import hold_identity, temporary_folder
 from p2p_dtfm.ports import disk, now
 
 PRIVATE_UMASK = 0o077
@@ -83,7 +82,7 @@ class Home:
         if len(os.fsencode(path)) <= _SOCKET_PATH_LIMIT:
             return path
         name = digest_bytes(os.fsencode(self.root))[:16]
-        return Path(tempfile.gettempdir()) / f"p2p-dtfm-{os.getuid()}-{name}.sock"
+        return temporary_folder() / f"p2p-dtfm-{os.getuid()}-{name}.sock"
 
     def of_this_machine(self) -> tuple[str, ...]:
         """The ids of all peers that were begun together with this home's, for other devices; none

@@ -35,10 +35,12 @@ def homes_here(home: Path | None) -> list[Path]:
     return [first.root, *(root for root in below if _lives(Home(root)))]
 
 
-def ask_daemon(home: Path, name: str, method: str = "GET") -> Any | None:
+def ask_daemon(
+    home: Path, name: str, method: str = "GET", timeout_s: float = TIMEOUT_S
+) -> Any | None:
     """Like `call_daemon`, but None where no daemon answers."""
     try:
-        return call_daemon(home, name, method, patience_s=0.0)
+        return call_daemon(home, name, method, timeout_s, patience_s=0.0)
     except UserError:
         return None
 

@@ -17,6 +17,17 @@ from p2p_dtfm.core.protocol.errors import UserError
 HOLDER_LIMIT_BYTES = 4096
 
 
+def temporary_folder() -> Path:
+    """Of this machine. Raises `UserError` where nothing can be written in any."""
+    try:
+        return Path(tempfile.gettempdir())
+    except FileNotFoundError as error:
+        raise UserError(
+            f"no folder for temporary files: {error.strerror}",
+            "free space on their disk, or name a folder with the environment variable TMPDIR",
+        ) from error
+
+
 @contextlib.contextmanager
 def only_daemon_on(device: str | None) -> Iterator[None]:
     """Hold the lock of a device, of whichever user and home; None is one that may be shared.
@@ -26,7 +37,7 @@ def only_daemon_on(device: str | None) -> Iterator[None]:
     if device is None:
         yield
         return
-    path = Path(tempfile.gettempdir()) / f"p2p-dtfm-{device}.lock"
+    path = temporary_folder() / f"p2p-dtfm-{device}.lock"
     with os.fdopen(_open(path), "rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -50,7 +61,7 @@ def hold_identity(identity: Path, home: Path, folder: Path | None = None) -> IO[
     """The lock, held until it is closed; None where that cannot be told, as where it is another
     user's. Raises `UserError` with exit code 3 if a daemon of another home has it."""
     name = digest_bytes(identity.read_bytes())[:16]
-    folder = folder or Path(tempfile.gettempdir())
+    folder = folder or temporary_folder()
     path = folder / f"p2p-dtfm-identity-{name}.lock"
     try:
         lock = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), "r+")

@@ -7,7 +7,6 @@ is the world of whoever runs `p2p-dtfm`; swarms in virtual time bring their own.
 import asyncio
 import gc
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -18,6 +17,7 @@ from p2p_dtfm.core.protocol.plan import NoPlan, Plan
 from p2p_dtfm.core.protocol.records import Device
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.snapshot import Snapshot
+from p2p_dtfm.daemon.machine.locks import temporary_folder
 from p2p_dtfm.net.direct.lines import DirectLines
 from p2p_dtfm.net.directory.directory import Directory
 from p2p_dtfm.net.directory.port import DirectoryPort
@@ -91,7 +91,7 @@ class Machine:
 
     @property
     def lock_folder(self) -> Path:
-        return Path(tempfile.gettempdir())
+        return temporary_folder()
 
     async def start_host(
         self, identity: Path, listen: Sequence[str], announce: Sequence[str]

@@ -23,7 +23,8 @@ from p2p_dtfm.train.stage.replay.arithmetic import max_threads
 from tests.e2e.forger import entries_in, forged, keys_of, other_gradients, write_entries
 from tests.e2e.helpers import logged, run_program, wait_until
 from tests.e2e.test_audits_of_stages import STEPS, swarm, until
-from tests.testbed.pairs import begun_in_pairs, planned_in_pairs
+from tests.testbed.begun import begun
+from tests.testbed.pairs import planned_in_pairs
 
 LAYERS = 6
 DRAWS = 2_000
@@ -120,7 +121,7 @@ def test_held_out_losses_of_pipelines_are_computed_again_also_after_the_last_ste
     planned_in_pairs(monkeypatch, 1, names[:3], names[3:])
 
     async def scene(swarm: Swarm) -> list[Path]:
-        peers = await begun_in_pairs(swarm, with_audits(make_run(tmp_path, steps), 0.1), names)
+        peers = await begun(swarm, with_audits(make_run(tmp_path, steps), 0.1), names)
         ended = lambda: all(not peer.is_running for peer in peers)  # noqa: E731
         await swarm.until(ended, "they end with the run", 120)
         return [peer.home for peer in peers]

@@ -1,7 +1,6 @@
 """Plans of pipelines of two stages, whatever machines there are: so that each half of the model has
 as many replicas as there are pairs, and half of the members can compute a work again."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from p2p_dtfm.core.protocol.snapshot import Snapshot
 from p2p_dtfm.net.contacts.identity import identity_of_seed
 from p2p_dtfm.testbed.virtual import swarm as worlds
 from p2p_dtfm.testbed.virtual.peer import Peer
-from p2p_dtfm.testbed.virtual.swarm import Swarm
 
 CUT = 3
 """The layer with which each second stage begins."""
@@ -43,18 +41,6 @@ def planned_in_pairs(monkeypatch: pytest.MonkeyPatch, seed: int, firsts: str, la
         return Plan(tuple(pipelines), tuple(sorted(spares)), 1_000_000)
 
     monkeypatch.setattr(worlds, "compute_plan", compute_plan)
-
-
-async def begun_in_pairs(swarm: Swarm, run: Path, names: str) -> list[Peer]:
-    """The founder first."""
-    swarm.are_equal = swarm.network.links.are_near = True
-    first = swarm.peer(names[0], run=str(run), expect_peers=len(names))
-    others = [swarm.peer(it, initial_peers=(swarm.address(first),)) for it in names[1:]]
-    swarm.start(first)
-    await swarm.until(lambda: first.has_run, "the run is founded", 60)
-    for peer in others:
-        swarm.start(peer)
-    return [first, *others]
 
 
 def has_evaluated(peer: Peer, step: int) -> bool:

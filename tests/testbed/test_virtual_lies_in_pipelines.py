@@ -14,7 +14,8 @@ from p2p_dtfm.testbed.virtual.seeds.player import Player
 from p2p_dtfm.testbed.virtual.seeds.playing import Blames, Played
 from p2p_dtfm.testbed.virtual.seeds.run import make_run, with_audits
 from p2p_dtfm.testbed.virtual.swarm import Swarm, play
-from tests.testbed.pairs import begun_in_pairs, has_evaluated, planned_in_pairs
+from tests.testbed.begun import begun
+from tests.testbed.pairs import has_evaluated, planned_in_pairs
 
 FIRSTS, LASTS = "ace", "bdf"
 """`a` and `b` are the first pair, through which one of the two held-out microbatches goes."""
@@ -32,8 +33,8 @@ def played(
 ) -> Played:
     planned_in_pairs(monkeypatch, LIES, FIRSTS, LASTS)
     fault = Fault(1.0, math.inf, "lie", (liar,), 0.0, what)
-    begun = tuple(FIRSTS + LASTS)
-    schedule = Schedule(begun, (), (fault,), is_audited=True, liars=(liar,), audit_rate=rate)
+    names = tuple(FIRSTS + LASTS)
+    schedule = Schedule(names, (), (fault,), is_audited=True, liars=(liar,), audit_rate=rate)
     return player.play(LIES, schedule)
 
 
@@ -104,7 +105,7 @@ def test_rounded_tensors_are_rounded_alike_by_who_computes_them_again(
     audits = Counter[str]()
 
     async def scene(swarm: Swarm) -> None:
-        peers = await begun_in_pairs(swarm, with_audits(run, 1.0), FIRSTS + LASTS)
+        peers = await begun(swarm, with_audits(run, 1.0), FIRSTS + LASTS)
         await swarm.until(lambda: has_evaluated(peers[0], STEPS), "the last evaluation", 120)
         for peer in peers:
             assert peer.daemon is not None

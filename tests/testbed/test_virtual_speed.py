@@ -20,6 +20,7 @@ from p2p_dtfm.testbed.virtual.peer import Peer
 from p2p_dtfm.testbed.virtual.process import Process
 from p2p_dtfm.testbed.virtual.seeds.run import make_run
 from p2p_dtfm.testbed.virtual.swarm import Swarm, play
+from tests.testbed.begun import begun
 
 NAMES = "abcd"
 LIAR = "d"
@@ -39,15 +40,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 async def begin(swarm: Swarm, run: Path) -> list[Peer]:
-    swarm.are_equal = swarm.network.links.are_near = True
-    first = swarm.peer(NAMES[0], run=str(run), expect_peers=len(NAMES))
-    others = [swarm.peer(it, initial_peers=(swarm.address(first),)) for it in NAMES[1:]]
-    swarm.start(first)
-    await swarm.until(lambda: first.has_run, "the run is founded", 60)
-    for peer in others:
-        swarm.start(peer)
-    await swarm.until(lambda: first.step() >= 2, "steps", 120)
-    return [first, *others]
+    peers = await begun(swarm, run, NAMES)
+    await swarm.until(lambda: peers[0].step() >= 2, "steps", 120)
+    return peers
 
 
 def view_of(peer: Peer) -> View:

@@ -13,6 +13,7 @@ from p2p_dtfm.testbed.virtual.peer import Peer
 from p2p_dtfm.testbed.virtual.process import PROCESS
 from p2p_dtfm.testbed.virtual.seeds.run import make_run
 from p2p_dtfm.testbed.virtual.swarm import Swarm, play
+from tests.testbed.begun import begun
 
 NAMES, LIAR, NEWCOMER = "abcd", "d", "e"
 WITHIN_S = 30.0
@@ -37,13 +38,7 @@ def test_who_is_never_ready_keeps_nobody_out(
     run = make_run(tmp_path, 2000, saves_every_steps=2000)
 
     async def scene(swarm: Swarm) -> None:
-        swarm.are_equal = swarm.network.links.are_near = True
-        first = swarm.peer(NAMES[0], run=str(run), expect_peers=len(NAMES))
-        others = [swarm.peer(it, initial_peers=(swarm.address(first),)) for it in NAMES[1:]]
-        swarm.start(first)
-        await swarm.until(lambda: first.has_run, "the run is founded", 60)
-        for peer in others:
-            swarm.start(peer)
+        first, *_ = await begun(swarm, run, NAMES)
         await swarm.until(lambda: first.step() >= 5, "steps", 60)
         newcomer = swarm.peer(NEWCOMER, initial_peers=(swarm.address(first),))
         swarm.start(newcomer)

@@ -28,9 +28,11 @@ class DeviceLauncher:
         functions: dict[str, Any] = {}
         with cupy.cuda.Device(self._index):
             for source, names in KERNELS.items():
-                module = cupy.RawModule(
-                    code=source_text(source), options=COMPILER_OPTIONS, backend="nvrtc"
-                )
+                # not `RawModule`, which adds -ftz=true behind the options that it is given
+                given = (source_text(source), COMPILER_OPTIONS)
+                binary, _ = cupy.cuda.compiler.compile_using_nvrtc(*given)
+                module = cupy.cuda.function.Module()
+                module.load(binary)
                 functions |= {name: module.get_function(name) for name in names}
         return functions
 

@@ -6,8 +6,9 @@
 Stages of `gpt2-small` (all of it) and `gpt3-xl` (four blocks) in tokens per second beside a plain
 compiled loop on the same device, and as a share of what the device makes of two large matrices;
 codecs and AdamW against their torch twins, in bits and in time; a replica there and one on the
-processor over 1,000 steps; the cap of memory. With `--device cpu --quick` tiny sizes go through the
-same script on the processor: that shows that it runs, and nothing else.
+processor over 1,000 steps; recorded microbatches against plain ones, in bits; a daemon there among
+three on the processor, against the plain loop; the cap of memory. With `--device cpu --quick` tiny
+sizes go through the same script on the processor: that shows that it runs, and nothing else.
 """
 
 import argparse
@@ -19,8 +20,14 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu_bits import adam_w_figures, codec_figures, replica_figures
+from benchmarks.gpu_bits import (
+    adam_w_figures,
+    codec_figures,
+    recording_figures,
+    replica_figures,
+)
 from benchmarks.gpu_stages import StageWork, stage_figures
+from benchmarks.gpu_swarm import swarm_figures
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.sim.scenario.files import read_run_spec
@@ -87,8 +94,13 @@ def measure(device: torch.device, quick: bool) -> dict[str, Any]:
         "codecs": lambda: codec_figures(spec, device, finish, 1 << (12 if quick else 25)),
         "adam_w": lambda: adam_w_figures(spec, device, finish),
         "replica": lambda: replica_figures(tiny("gpt2-small.toml"), device, 20 if quick else 1000),
-        "memory_cap": lambda: cap_figures(device),
+        "recordings": lambda: recording_figures(works.values(), device),
     }
+    if device.type == "cuda":
+        steps, width = (5, 256) if quick else (20, 512)
+        for kind in ("fp32", "bf16"):
+            parts[f"swarm_{kind}"] = lambda kind=kind: swarm_figures(device, kind, steps, width)
+    parts["memory_cap"] = lambda: cap_figures(device)
     found: dict[str, Any] = {}
     for name, part in parts.items():
         began_s = time.monotonic()
@@ -117,6 +129,9 @@ def faults_in(found: dict[str, Any]) -> list[str]:
         faults.append("AdamW: other bits than its torch twin")
     if found["replica"].get("differ_by_step") is not None:
         faults.append("replicas on the device and on the processor drift apart")
+    if not found["recordings"].get("same_bits", True):
+        faults.append("recorded microbatches: other bits than those that are not")
+    faults += [f"{name}: {row['fault']}" for name, row in found.items() if "fault" in row]
     if not found["memory_cap"].get("refused", True):
         faults.append("the cap of memory does not hold")
     return faults

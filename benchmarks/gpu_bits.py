@@ -3,21 +3,25 @@
 import contextlib
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 from unittest import mock
 
 import torch
 from torch import Tensor
 
+from benchmarks.gpu_stages import StageWork
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.train.codecs import Turn, codec_of
 from p2p_dtfm.train.kernels import choice
 from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.train.model.optimizer import learning_rate
+from p2p_dtfm.train.stage.device.recorded_runner import RecordedStageRunner
+from p2p_dtfm.train.stage.stage_runner import StageRunner
 
 CODECS = ("fp16", "bf16", "int8", "sparse", "sign")
 _ROUNDS = 5
+_RECORDED_STEPS = 3
 _TURN = Turn(7, 3)
 
 
@@ -89,6 +93,36 @@ def adam_w_figures(
         "ms": round(1e3 * times["ours"], 3),
         "twin_ms": round(1e3 * times["twin"], 3),
     }
+
+
+def recording_figures(works: Iterable[StageWork], device: torch.device) -> dict[str, Any]:
+    """Whether microbatches that are recorded come to the states of those that are not."""
+    if device.type != "cuda":
+        return {"skipped": "a processor records nothing"}
+    same = []
+    for work in works:
+        given = work.input_for(device)
+        plain = _trained(work, given, StageRunner(work.spec, _genesis(work, device)))
+        recorded = RecordedStageRunner(work.spec, _genesis(work, device))
+        same.append(_trained(work, given, recorded) == plain and recorded.slots > 0)
+    return {"steps": _RECORDED_STEPS, "same_bits": all(same)}
+
+
+def _genesis(work: StageWork, device: torch.device) -> dict[int, LayerState]:
+    return {number: LayerState.genesis(work.spec, number, device) for number in work.layers}
+
+
+def _trained(
+    work: StageWork, given: tuple[Tensor, Tensor | None], runner: StageRunner
+) -> list[str]:
+    """Digests of the states after some steps; an output serves as its own gradient."""
+    for step in range(_RECORDED_STEPS):
+        outputs = [runner.forward(number, *given) for number in range(work.microbatches)]
+        for number, output in enumerate(outputs):
+            runner.backward(number, output if isinstance(output, Tensor) else None)
+        for state in runner.layer_states.values():
+            state.apply(state.gradient_vector(), 1.0, learning_rate(work.spec, step))
+    return [state.digest() for state in runner.layer_states.values()]
 
 
 def replica_figures(spec: RunSpec, device: torch.device, steps: int) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from p2p_dtfm.train.model.optimizer import learning_rate
 from p2p_dtfm.train.model.plain_optimizers import torch_adam_w
 from p2p_dtfm.train.model.precision import autocast, compute_type
 from p2p_dtfm.train.stage.device.facts import product_mflops
+from p2p_dtfm.train.stage.device.recorded_runner import RecordedStageRunner
 from p2p_dtfm.train.stage.stage_runner import StageRunner
 
 Step = Callable[[], None]
@@ -56,7 +57,8 @@ class StageWork:
 def our_step(work: StageWork, device: torch.device) -> Step:
     """A stage as a daemon runs it, one microbatch after the other; nothing is sent."""
     states = {n: LayerState.genesis(work.spec, n, device) for n in work.layers}
-    runner = StageRunner(work.spec, states)
+    make = RecordedStageRunner if device.type == "cuda" else StageRunner
+    runner = make(work.spec, states)
     entry, targets = work.input_for(device)
     slope = None if targets is not None else torch.full(entry.shape, 1e-3, device=device)
     if 0 in work.layers and targets is None:

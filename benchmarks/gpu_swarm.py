@@ -25,6 +25,7 @@ PEERS = 4
 FITS_TWO_THIRDS_GIB = {256: 0.09, 512: 0.33}
 """By the model's width: nobody may hold all layers, so that the device is a stage of a pipeline."""
 TOLERANCES = {"fp32": 1e-4, "bf16": 2e-2}
+LIMIT_S = 120.0
 _POLL_S = 0.1
 _MOST_LINES = 4000
 
@@ -82,7 +83,7 @@ def _spec(directory: Path, precision: str, steps: int, width: int) -> RunSpec:
     )
 
 
-def _until_done(children: list[Child], steps: int, limit_s: float = 120.0) -> list[list[int]]:
+def _until_done(children: list[Child], steps: int, limit_s: float = LIMIT_S) -> list[list[int]]:
     """The layers of each while they trained. Raises `SystemExit`."""
     stages: list[list[int]] = [[] for _ in children]
     end_s = time.monotonic() + limit_s
@@ -93,9 +94,9 @@ def _until_done(children: list[Child], steps: int, limit_s: float = 120.0) -> li
                 stages[number] = list(each.get("stage") or stages[number])
         if facts[0].get("state") == "done":
             return stages
-        for child in children:
-            if not child.running:
-                raise SystemExit(f"{child.name} ended:\n{child.log_tail()}")
-        if time.monotonic() > end_s:
-            raise SystemExit(f"{steps} steps took over {limit_s:g} s:\n{children[0].log_tail()}")
+        ended = [child.name for child in children if not child.running]
+        if ended or time.monotonic() > end_s:
+            what = f"{ended[0]} ended" if ended else f"{steps} steps took over {limit_s:g} s"
+            told = "\n".join(f"{child.name}:\n{child.log_tail()}" for child in children)
+            raise SystemExit(f"{what}:\n{told}")
         time.sleep(_POLL_S)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from benchmarks import gpu
+from benchmarks.gpu_swarm import swarm_figures
 
 
 def test_it_runs_through_on_the_processor(
@@ -37,6 +38,14 @@ def test_what_differs_is_a_fault() -> None:
         "codecs": {"int8": row, "took_s": 1.0},
         "adam_w": {"same_bits": False},
         "replica": {"differ_by_step": 99},
+        "recordings": {"same_bits": False},
+        "swarm_fp32": {"fault": "no checkpoint was saved"},
         "memory_cap": {"refused": False},
     }
-    assert len(gpu.faults_in(found)) == 4
+    assert len(gpu.faults_in(found)) == 6
+
+
+@pytest.mark.nightly
+def test_a_swarm_of_processors_has_the_losses_of_the_plain_loop() -> None:
+    found = swarm_figures(torch.device("cpu"), "fp32", 6, 256)
+    assert "fault" not in found and all(found["stages"])

@@ -13,6 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+_ADDS_TO_WIDER = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 8)
+"""Whether PyTorch adds a product of bf16 to fp32 in one operation; it does on CUDA devices."""
+
 
 class _Product(NamedTuple):
     """`weight.grad += gradient^T entry`, not done yet; both are [tokens, features]."""
@@ -30,6 +33,8 @@ def add_product(total: Tensor, gradient: Tensor, entry: Tensor) -> None:
     """`total += gradient^T entry`, where the product may be computed in fewer bits."""
     if gradient.dtype == total.dtype:
         total.addmm_(gradient.t(), entry)
+    elif total.is_cuda and _ADDS_TO_WIDER:  # the product itself is not written to memory
+        torch.addmm(total, gradient.t(), entry, out_dtype=total.dtype, out=total)
     else:
         total.add_(gradient.t().mm(entry))
 
@@ -59,6 +64,16 @@ class WeightGradients:
         taken = WeightGradients()
         taken._owed, self._owed = self._owed, []
         return taken
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._owed
+
+    @torch.no_grad()
+    def add(self) -> None:
+        """Add everything to the parameters' gradients, and keep it: for recordings."""
+        for work in self._owed:
+            work()
 
     @torch.no_grad()
     def settle(self) -> None:

@@ -24,6 +24,7 @@ from p2p_dtfm.train.model.gpt import build_timed_layer, layer_count
 from p2p_dtfm.train.model.kinds.registry import loss_sum_of_last
 from p2p_dtfm.train.model.precision import autocast
 from p2p_dtfm.train.stage.device.facts import device_facts
+from p2p_dtfm.train.stage.device.recorder import CudaRecorder, Recorder
 from p2p_dtfm.train.stage.emulated import emulated_device, emulated_flops_per_s
 from p2p_dtfm.train.stage.room_to_train import require_room
 
@@ -319,7 +320,10 @@ def _time_once(
 
 
 def _time_passes(spec: RunSpec, run: Callable[[], Tensor], device: torch.device) -> tuple[int, int]:
-    """(forward, backward) nanoseconds."""
+    """(forward, backward) nanoseconds; of a card's as `RecordedStageRunner` starts them."""
+    if device.type == "cuda":
+        with contextlib.suppress(RuntimeError):  # then it trains without recordings, too
+            return _time_recorded(spec, run, CudaRecorder(device), lambda: _finish(device))
     _finish(device)
     started_ns = time.perf_counter_ns()
     with autocast(spec, device):
@@ -330,6 +334,35 @@ def _time_passes(spec: RunSpec, run: Callable[[], Tensor], device: torch.device)
         torch.autograd.backward(result, torch.ones_like(result))
     _finish(device)
     return between_ns - started_ns, time.perf_counter_ns() - between_ns
+
+
+def _time_recorded(
+    spec: RunSpec, run: Callable[[], Tensor], recorder: Recorder, finish: Callable[[], None]
+) -> tuple[int, int]:
+    results: list[Tensor] = []
+
+    def forward() -> None:
+        with autocast(spec, torch.device("cuda")):
+            results.append(run())
+
+    def backward() -> None:
+        result = results.pop()
+        if result.requires_grad:
+            torch.autograd.backward(result, torch.ones_like(result))
+
+    with recorder.aside():
+        forward()
+        backward()
+    room = recorder.room()
+    recordings = [recorder.record(forward, room), recorder.record(backward, room)]
+    spent_ns = []
+    for recording in recordings:
+        finish()
+        started_ns = time.perf_counter_ns()
+        recording.replay()
+        finish()
+        spent_ns.append(time.perf_counter_ns() - started_ns)
+    return spent_ns[0], spent_ns[1]
 
 
 def _trial(

@@ -16,7 +16,7 @@ from p2p_dtfm.train.stage.host_copies import HostCopies
 
 
 @dataclass(frozen=True)
-class _InFlight:
+class InFlight:
     """What a microbatch leaves behind between its forward and its backward, layer by layer.
 
     Each layer has a graph of its own, so that a backward can stop between two layers.
@@ -58,7 +58,7 @@ class StageRunner:
         self.has_head = layers[-1] == layer_count(spec) - 1
         self.device = layer_states[layers[0]].device
         self.copies = HostCopies(self.device)
-        self._in_flight: dict[int, _InFlight] = {}
+        self._in_flight: dict[int, InFlight] = {}
         self._owed: dict[int, dict[int, WeightGradients]] = {}
         self._weights: dict[int, float] = {}
         self._weight_gradients = WeightGradients()
@@ -96,16 +96,21 @@ class StageRunner:
         assert microbatch not in self._in_flight, f"microbatch {microbatch} is already in flight"
         stream, targets = self._check(entry, targets)
         documents = self._documents(entry if self.has_embedding else tokens)
-        kept = _InFlight([], [], targets, documents)
+        kept = InFlight([], [], targets, documents)
+        stream = self._through(stream, kept)
+        self._in_flight[microbatch] = kept
+        return self._outward(stream)
+
+    def _through(self, stream: Tensor, kept: InFlight) -> Tensor:
+        """The output of the last layer; what backwards need goes into `kept`."""
         for layer in self.layer_states:
             if stream.is_floating_point():
                 stream = stream.detach().requires_grad_()
             kept.entries.append(stream)
             with torch.set_grad_enabled(not self.recompute):
-                stream = self._run(layer, stream, targets, documents)
+                stream = self._run(layer, stream, kept.targets, kept.documents)
             kept.results.append(None if self.recompute else stream)
-        self._in_flight[microbatch] = kept
-        return self._outward(stream)
+        return stream
 
     def weigh(self, microbatch: int, weight: float) -> None:
         """What a microbatch's loss counts in its backward, where the head is; 1 unless said."""
@@ -166,22 +171,39 @@ class StageRunner:
     def _layer_backward(
         self, microbatch: int, layer: int, gradient: Tensor | None
     ) -> Tensor | None:
+        kept, entry, result = self._next_layer(microbatch, layer)
+        if layer == layer_count(self.spec) - 1:
+            assert gradient is None, "no stage follows the head"
+            weight = self._weights.pop(microbatch, 1.0) / self.spec.tokens_per_step
+            gradient = torch.full((), weight, device=self.device)
+        assert gradient is not None
+        return self._back(layer, kept, entry, result, self.copies.to_device(gradient))
+
+    def _next_layer(self, microbatch: int, layer: int) -> tuple[InFlight, Tensor, Tensor | None]:
+        """Take the last layer whose backward is due: what is kept, its input and its output."""
         assert microbatch in self._in_flight, f"microbatch {microbatch} is not in flight"
         kept = self._in_flight[microbatch]
         entry, result = kept.entries.pop(), kept.results.pop()
         assert layer == min(self.layer_states) + len(kept.entries), "layers go last to first"
         if not kept.entries:
             del self._in_flight[microbatch]
+        return kept, entry, result
+
+    def _back(
+        self,
+        layer: int,
+        kept: InFlight,
+        entry: Tensor,
+        result: Tensor | None,
+        gradient: Tensor,
+    ) -> Tensor | None:
+        """A layer's backward: takes the gradient of its output, gives that of its input."""
         if result is None:
             with torch.enable_grad():
                 result = self._run(layer, entry, kept.targets, kept.documents)
-        if layer == layer_count(self.spec) - 1:
-            assert gradient is None, "no stage follows the head"
-            weight = self._weights.pop(microbatch, 1.0)
-            gradient = torch.full_like(result, weight / self.spec.tokens_per_step)
-        assert gradient is not None and gradient.shape == result.shape
+        assert gradient.shape == result.shape
         if result.requires_grad:  # of a frozen embedding nothing asks for a gradient
-            torch.autograd.backward(result, self.copies.to_device(gradient))
+            torch.autograd.backward(result, gradient)
         if not entry.is_floating_point():
             return None
         assert entry.grad is not None

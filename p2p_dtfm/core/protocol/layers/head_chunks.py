@@ -9,6 +9,8 @@ from p2p_dtfm.core.protocol.run_spec import RunSpec
 
 CHUNK_TOKENS = 256
 """Enough for a matrix product to be as fast as of all tokens."""
+CHUNK_TOKENS_OF_CARDS = 1024
+"""To whose memory each chunk adds a gradient of the whole matrix."""
 LEAST_LOGITS = 1 << 24
 """64 MiB of them. Fewer gain nothing, and their matrix's gradient can be left for later, as that of
 other matrices (`train.model.deferred_gradients`)."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from p2p_dtfm.core.protocol.layers.head_chunks import CHUNK_TOKENS
+from p2p_dtfm.core.protocol.layers.head_chunks import CHUNK_TOKENS, CHUNK_TOKENS_OF_CARDS
 from p2p_dtfm.train.model.deferred_gradients import Linear, add_product, compute_type_of
 from p2p_dtfm.train.model.kinds.ends import Head
 
@@ -91,17 +91,20 @@ def _products(
     loss = entry.new_zeros((), dtype=torch.float32)
     of_entry = torch.empty_like(entry, dtype=torch.float32) if wanted.of_entry else None
     of_matrix = torch.zeros_like(weight, dtype=torch.float32) if wanted.of_matrix else None
-    for first in range(0, len(entry), CHUNK_TOKENS):
-        chunk = slice(first, first + CHUNK_TOKENS)
+    at_once = CHUNK_TOKENS_OF_CARDS if entry.is_cuda else CHUNK_TOKENS
+    for first in range(0, len(entry), at_once):
+        chunk = slice(first, first + at_once)
         logits = functional.linear(entry[chunk], weight).float()
-        denominators = torch.logsumexp(logits, dim=1)
+        logarithms = torch.log_softmax(logits, dim=1)
+        denominators = logits[:, :1] - logarithms[:, :1]
         counts = targets[chunk] >= 0
         places = targets[chunk].clamp(min=0).unsqueeze(1)
-        losses = denominators - logits.gather(1, places).squeeze(1)
+        losses = -logarithms.gather(1, places).squeeze(1)
         loss += torch.where(counts, losses, losses.new_zeros(())).sum()
         if not any(wanted):
             continue
-        gradient = _of_logits(logits, denominators, places, counts, z_loss).to(entry.dtype)
+        del logits
+        gradient = _of_logits(logarithms, denominators, places, counts, z_loss).to(entry.dtype)
         if of_entry is not None:
             of_entry[chunk] = gradient.mm(weight)
         if of_matrix is not None:
@@ -110,12 +113,13 @@ def _products(
 
 
 def _of_logits(
-    logits: Tensor, denominators: Tensor, places: Tensor, counts: Tensor, z_loss: float
+    logarithms: Tensor, denominators: Tensor, places: Tensor, counts: Tensor, z_loss: float
 ) -> Tensor:
-    """Their gradient, in their memory: softmax less the target, which z-loss weighs (the squared
-    logarithm's derivative is twice the logarithm, times the softmax)."""
-    softmax = logits.sub_(denominators.unsqueeze(1)).exp_()
+    """Gradient of the logits, in the memory of the softmax's logarithms: softmax less the target,
+    which z-loss weighs (the squared logarithm's derivative is twice the logarithm, times the
+    softmax)."""
+    softmax = logarithms.exp_()
     if z_loss:
-        softmax.mul_((1.0 + 2.0 * z_loss * denominators).unsqueeze(1))
+        softmax.mul_(1.0 + 2.0 * z_loss * denominators)
     softmax.scatter_add_(1, places, torch.full_like(places, -1.0, dtype=softmax.dtype))
     return softmax.mul_(counts.unsqueeze(1))

@@ -1,0 +1,244 @@
+"""A stage whose microbatches are recorded once, and then only started again.
+
+The first microbatches run as any other. From the next step on each is given a *slot*: memory for
+what goes in and out, with recordings of the stage's forward, of each layer's backward and of what
+that leaves for later. There are as many slots as microbatches were ever in flight together.
+Kernels and their order are those of the plain runner.
+"""
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.train.model.deferred_gradients import WeightGradients, leave_weight_gradients
+from p2p_dtfm.train.model.gpt import layer_count
+from p2p_dtfm.train.model.layer_state import LayerState
+from p2p_dtfm.train.stage.device.recorder import CudaRecorder, Recorder, Recording
+from p2p_dtfm.train.stage.stage_runner import InFlight, StageRunner
+
+_log = logging.getLogger(__name__)
+
+PLAIN_PASSES = 4
+"""Microbatches before anything is recorded: libraries choose kernels in them."""
+
+_Shapes = tuple[object, ...]
+
+
+@dataclass
+class _Slot:
+    """For one microbatch at a time."""
+
+    entry: Tensor
+    kept: InFlight
+    """Targets and documents, to be written before a forward; entries and results by layer."""
+    recompute: bool
+    result: Tensor | None = None
+    """Of the forward."""
+    seed: Tensor | None = None
+    """Gradient of the result, to be written before the first backward."""
+    gradients: dict[int, Tensor | None] = field(default_factory=dict)
+    """Of each layer's input, after its backward."""
+    forward: Recording | None = None
+    backwards: dict[int, Recording] = field(default_factory=dict)
+    weights: dict[int, Recording] = field(default_factory=dict)
+    owed: list[WeightGradients] = field(default_factory=list)
+    """What `weights` read: it must stay where it is."""
+    due: set[int] = field(default_factory=set)
+    """Layers whose `weights` are to be started until the slot is free."""
+
+    @property
+    def shapes(self) -> _Shapes:
+        return _shapes(self.entry, self.kept.targets, self.kept.documents, self.recompute)
+
+
+class RecordedStageRunner(StageRunner):
+    """Where a step is computed in parts that are the same in each; not with local steps, which
+    compute with other memory in each round, nor with layers whose kinds are not known here."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        layer_states: dict[int, LayerState],
+        recompute: bool = False,
+        recorder: Recorder | None = None,
+    ) -> None:
+        super().__init__(spec, layer_states, recompute)
+        self._recorder = recorder or CudaRecorder(self.device)
+        self._records = spec.sync.mode != "local" and not spec.layers
+        self._plain_passes = 0
+        self._free: list[_Slot] = []
+        self._taken: dict[int, _Slot] = {}
+        self._weights_room: Any = None
+        if not (spec.trains_adapters or spec.layers):
+            for state in self.layer_states.values():  # a product that adds spares the device a sum
+                leave_weight_gradients(state.module, self._weight_gradients)
+
+    @property
+    def slots(self) -> int:
+        """Microbatches that are recorded: 0 before the first, and where none can be."""
+        return len(self._free) + len(self._taken)
+
+    def forward(
+        self,
+        microbatch: int,
+        entry: Tensor,
+        targets: Tensor | None = None,
+        tokens: Tensor | None = None,
+    ) -> Tensor | float:
+        """See `StageRunner.forward`."""
+        assert microbatch not in self._in_flight, f"microbatch {microbatch} is already in flight"
+        stream, here = self._check(entry, targets)
+        documents = self._documents(entry if self.has_embedding else tokens)
+        slot = self._slot_for(stream, here, documents)
+        if slot is None:
+            with self._recorder.aside():
+                return super().forward(microbatch, entry, targets, tokens)
+        assert slot.forward is not None and slot.result is not None
+        _write(slot.entry, stream)
+        _write(slot.kept.targets, here)
+        _write(slot.kept.documents, documents)
+        slot.forward.replay()
+        slot.due = set(self.layer_states)
+        self._taken[microbatch] = slot
+        kept = slot.kept
+        self._in_flight[microbatch] = InFlight(
+            list(kept.entries), list(kept.results), kept.targets, kept.documents
+        )
+        result = self._outward(slot.result)
+        return result.clone() if isinstance(result, Tensor) else result
+
+    def _layer_backward(
+        self, microbatch: int, layer: int, gradient: Tensor | None
+    ) -> Tensor | None:
+        slot = self._taken.get(microbatch)
+        if slot is None:
+            with self._recorder.aside():
+                back = super()._layer_backward(microbatch, layer, gradient)
+            self._plain_passes += layer == min(self.layer_states)
+            return back
+        self._next_layer(microbatch, layer)
+        last = max(self.layer_states)
+        above = slot.seed if layer == last else slot.gradients[layer + 1]
+        assert above is not None
+        if layer == layer_count(self.spec) - 1:
+            assert gradient is None, "no stage follows the head"
+            above.fill_(self._weights.pop(microbatch, 1.0) / self.spec.tokens_per_step)
+        else:
+            assert gradient is not None and gradient.shape == above.shape
+            _write(above, gradient)
+        slot.backwards[layer].replay()
+        self._weight_gradients.owe_work(lambda: self._start_weights(microbatch, slot, layer))
+        back = slot.gradients[layer]
+        return back.clone() if back is not None and layer == min(self.layer_states) else back
+
+    def _start_weights(self, microbatch: int, slot: _Slot, layer: int) -> None:
+        if layer in slot.weights:
+            slot.weights[layer].replay()
+        slot.due.discard(layer)
+        if not slot.due:
+            self._give_back(microbatch)
+
+    def weight_backward_layer(self, microbatch: int, layer: int) -> None:
+        """See `StageRunner.weight_backward_layer`."""
+        with self._recorder.aside():
+            super().weight_backward_layer(microbatch, layer)
+
+    def forget(self, microbatch: int) -> None:
+        """See `StageRunner.forget`."""
+        super().forget(microbatch)
+        self._give_back(microbatch)
+
+    def discard(self) -> None:
+        """See `StageRunner.discard`."""
+        super().discard()
+        for microbatch in list(self._taken):
+            self._give_back(microbatch)
+
+    def _give_back(self, microbatch: int) -> None:
+        slot = self._taken.pop(microbatch, None)
+        if slot is not None and slot.recompute == self.recompute:
+            self._free.append(slot)
+
+    # recording ----------------------------------------------------------------------------------
+
+    def _slot_for(
+        self, entry: Tensor, targets: Tensor | None, documents: Tensor | None
+    ) -> _Slot | None:
+        """A free one, or a new one; None: this microbatch runs without."""
+        if not self._records or self._plain_passes < PLAIN_PASSES:
+            return None
+        if not (self._in_flight.keys() | self._owed.keys()) <= self._taken.keys():
+            return None  # some began without
+        wanted = _shapes(entry, targets, documents, self.recompute)
+        self._free = [slot for slot in self._free if slot.shapes == wanted]
+        if self._free:
+            return self._free.pop()
+        try:
+            return self._recorded(entry, targets, documents)
+        except Exception as error:  # noqa: BLE001 - whatever a device cannot do, it runs without
+            _log.warning("microbatches are not recorded on %s: %s", self.device, error)
+            self._records = False
+            self._free = []
+            self._weight_gradients.take()
+            return None
+
+    def _recorded(self, entry: Tensor, targets: Tensor | None, documents: Tensor | None) -> _Slot:
+        """A new slot. Backwards are recorded from the last layer to the first, all of them before
+        what they leave for later: that may be started in any order, and has room of its own."""
+        kept = InFlight([], [], _alike(targets), _alike(documents))
+        slot = _Slot(torch.empty_like(entry), kept, self.recompute)
+        room = self._recorder.room()
+        self._weights_room = self._weights_room or self._recorder.room()
+        for place in (slot.entry, kept.targets, kept.documents):
+            if place is not None:
+                place.zero_()
+
+        def forward() -> None:
+            slot.result = self._through(slot.entry, kept)
+
+        slot.forward = self._recorder.record(forward, room)
+        assert slot.result is not None
+        slot.result = slot.result.detach()
+        slot.seed = torch.zeros_like(slot.result)
+        above: Tensor | None = slot.seed
+        for layer in reversed(self.layer_states):
+            assert above is not None
+            slot.backwards[layer] = self._backward_recorded(slot, layer, above, room)
+            above = slot.gradients[layer]
+            slot.owed.append(self._weight_gradients.take())
+        for layer, owed in zip(reversed(self.layer_states), slot.owed, strict=True):
+            if not owed.is_empty:
+                slot.weights[layer] = self._recorder.record(owed.add, self._weights_room)
+        kept.results[:] = [None] * len(kept.results)  # their graphs are used up
+        return slot
+
+    def _backward_recorded(self, slot: _Slot, layer: int, above: Tensor, room: Any) -> Recording:
+        place = layer - min(self.layer_states)
+        entry, result = slot.kept.entries[place], slot.kept.results[place]
+
+        def backward() -> None:
+            slot.gradients[layer] = self._back(layer, slot.kept, entry, result, above)
+
+        return self._recorder.record(backward, room)
+
+
+def _alike(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else torch.empty_like(tensor)
+
+
+def _write(place: Tensor | None, values: Tensor | None) -> None:
+    """Unless they are there already."""
+    if place is not None and values is not None and place.data_ptr() != values.data_ptr():
+        place.copy_(values)
+
+
+def _shapes(
+    entry: Tensor, targets: Tensor | None, documents: Tensor | None, recompute: bool
+) -> _Shapes:
+    given: Iterable[Tensor | None] = (entry, targets, documents)
+    return (*(None if each is None else tuple(each.shape) for each in given), recompute)

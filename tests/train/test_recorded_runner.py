@@ -1,0 +1,182 @@
+"""Recorded microbatches come to the bits of those that are not."""
+
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.train.model.layer_state import LayerState
+from p2p_dtfm.train.model.optimizer import learning_rate
+from p2p_dtfm.train.stage.device.recorded_runner import PLAIN_PASSES, RecordedStageRunner
+from p2p_dtfm.train.stage.stage_runner import StageRunner
+from tests.train.recorded_operations import ProcessorRecorder
+
+Batch = Callable[[int, int], tuple[Tensor, Tensor]]
+STEPS = 4
+MICROBATCHES = 4
+
+
+def states_of(spec: RunSpec, layers: range) -> dict[int, LayerState]:
+    return {number: LayerState.genesis(spec, number) for number in layers}
+
+
+def gradients(runner: StageRunner) -> list[bytes]:
+    return [s.gradient_vector().numpy().tobytes() for s in runner.layer_states.values()]
+
+
+class Pair:
+    """A plain runner and a recorded one of the same layers, given the same."""
+
+    def __init__(
+        self, spec: RunSpec, layers: range, recompute: bool = False, fails_at: int = 0
+    ) -> None:
+        self.spec = spec
+        self.recorder = ProcessorRecorder(fails_at)
+        self.plain = StageRunner(spec, states_of(spec, layers), recompute)
+        self.recorded = RecordedStageRunner(
+            spec, states_of(spec, layers), recompute, recorder=self.recorder
+        )
+        self.both = (self.plain, self.recorded)
+
+    def forward(self, number: int, batch: tuple[Tensor, Tensor]) -> None:
+        tokens, targets = batch
+        generator = torch.Generator().manual_seed(number)
+        width = self.spec.model.width
+        entry = tokens
+        if not self.plain.has_embedding:
+            entry = torch.randn(*tokens.shape, width, generator=generator)
+        given = (entry, targets if self.plain.has_head else None, tokens)
+        first, second = (runner.forward(number, *given) for runner in self.both)
+        same(first, second)
+
+    def slope(self, number: int) -> Tensor | None:
+        if self.plain.has_head:
+            return None
+        generator = torch.Generator().manual_seed(1000 + number)
+        model = self.spec.model
+        shape = (self.spec.batch.microbatch, model.context, model.width)
+        return torch.randn(*shape, generator=generator)
+
+    def update(self, step: int, records: bool = True) -> None:
+        assert self.recorded._records is records
+        assert gradients(self.plain) == gradients(self.recorded)
+        for runner in self.both:
+            for state in runner.layer_states.values():
+                state.apply(state.gradient_vector(), 0.5, learning_rate(self.spec, step))
+
+
+def same(first: object, second: object) -> None:
+    if isinstance(first, Tensor) and isinstance(second, Tensor):
+        assert torch.equal(first, second)
+    else:
+        assert first == second
+
+
+@pytest.mark.parametrize("layers", [range(5), range(2), range(1, 4), range(2, 5)])
+@pytest.mark.parametrize("recompute", [False, True])
+def test_steps_have_the_same_bits(
+    spec: RunSpec, toy_batch: Batch, layers: range, recompute: bool
+) -> None:
+    pair = Pair(spec, layers, recompute)
+    for step in range(STEPS):
+        waiting: list[int] = []
+        for number in range(MICROBATCHES):
+            pair.forward(number, toy_batch(step, number))
+            for runner in pair.both:
+                runner.weigh(number, 1.0 + number if runner.has_head else 1.0)
+            waiting.append(number)
+            if len(waiting) == 2:
+                first = waiting.pop(0)
+                same(*(runner.backward(first, pair.slope(first)) for runner in pair.both))
+        for number in waiting:
+            slope = pair.slope(number)
+            backs: list[Tensor | None] = [slope, slope]
+            for layer in reversed(layers):
+                backs = [
+                    runner.backward_layer(number, layer, back)
+                    for runner, back in zip(pair.both, backs, strict=True)
+                ]
+                same(*backs)
+        pair.update(step)
+    assert pair.recorder.recordings > 0 and pair.recorded.in_flight == 0
+
+
+def test_what_is_left_for_later_is_done_in_any_order(spec: RunSpec, toy_batch: Batch) -> None:
+    chance = random.Random(3)
+    pair = Pair(spec, range(2, 5))
+    for step in range(STEPS):
+        for number in range(MICROBATCHES):
+            pair.forward(number, toy_batch(step, number))
+        for number in range(MICROBATCHES):
+            same(*(runner.input_backward(number) for runner in pair.both))
+        assert pair.recorded.in_flight == MICROBATCHES
+        layers = list(pair.plain.layer_states)
+        chance.shuffle(layers)
+        for layer in layers:
+            for number in range(MICROBATCHES):
+                for runner in pair.both:
+                    runner.weight_backward_layer(number, layer)
+        assert pair.recorded.in_flight == 0
+        pair.update(step)
+    assert pair.recorder.recordings > 0
+
+
+def test_what_is_forgotten_or_discarded_leaves_no_trace(spec: RunSpec, toy_batch: Batch) -> None:
+    pair = Pair(spec, range(5))
+    for step in range(STEPS):
+        for number in range(MICROBATCHES):
+            pair.forward(number, toy_batch(step, number))
+        for runner in pair.both:
+            runner.forget(MICROBATCHES - 1)
+            runner.backward(0)
+            runner.discard()
+            runner.zero_gradients()
+        made = pair.recorder.recordings
+        for number in range(MICROBATCHES):
+            pair.forward(number, toy_batch(step, number))
+            for runner in pair.both:
+                runner.backward(number)
+        assert not made or pair.recorder.recordings == made, "slots are used again"
+        pair.update(step)
+
+
+def test_another_way_of_keeping_is_recorded_anew(spec: RunSpec, toy_batch: Batch) -> None:
+    pair = Pair(spec, range(2, 5))
+    for step in range(2 * STEPS):
+        for number in range(MICROBATCHES):
+            pair.forward(number, toy_batch(step, number))
+            if step % 2 and number == 1:
+                for runner in pair.both:
+                    runner.recompute = step % 4 == 1
+        for number in range(MICROBATCHES):
+            same(*(runner.backward(number) for runner in pair.both))
+        pair.update(step)
+
+
+@pytest.mark.parametrize("fails_at", [1, 2, 4, 7, 12])
+def test_a_device_that_cannot_record_runs_without(
+    spec: RunSpec, toy_batch: Batch, fails_at: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    pair = Pair(spec, range(2, 5), fails_at=fails_at)
+    for step in range(STEPS):
+        for number in range(MICROBATCHES):
+            pair.forward(number, toy_batch(step, number))
+        for number in range(MICROBATCHES):
+            same(*(runner.backward(number) for runner in pair.both))
+        pair.update(step, records=pair.recorder.recordings < fails_at)
+    assert pair.recorder.recordings == fails_at
+    assert "not recorded on cpu: none is left" in caplog.text
+
+
+def test_the_first_ones_run_plainly(spec: RunSpec, toy_batch: Batch) -> None:
+    pair = Pair(spec, range(5))
+    for number in range(PLAIN_PASSES):
+        pair.forward(number, toy_batch(0, number))
+        assert not pair.recorder.recordings
+        for runner in pair.both:
+            runner.backward(number)
+    pair.forward(PLAIN_PASSES, toy_batch(0, 3))
+    assert pair.recorder.recordings == 1 + 5 + len(pair.recorded._taken[PLAIN_PASSES].weights)

@@ -49,6 +49,7 @@ from p2p_dtfm.train.data import BlobStore, Progress
 from p2p_dtfm.train.model.checkpoint import list_checkpoints
 from p2p_dtfm.train.model.gpt import layer_count
 from p2p_dtfm.train.stage.measure import (
+    LIBRARIES_BYTES,
     TorchDevice,
     cap_device_memory,
     select_device,
@@ -412,10 +413,11 @@ async def measure(local: Local, network: Network, run: Run) -> SelfRecord:
 
 
 def _memory_limit_bytes(settings: Settings, device: TorchDevice) -> int | None:
-    """For the plan. On an accelerator what torch takes there is capped as well."""
+    """For the plan. On an accelerator what torch takes there is capped as well, with room for what
+    its libraries take to work in: an H200 was seen to need 0.2 GB of it."""
     limit_bytes = settings.memory_limit_bytes
     if limit_bytes is not None:
-        cap_device_memory(device, limit_bytes)
+        cap_device_memory(device, limit_bytes + LIBRARIES_BYTES)
     return limit_bytes
 
 

@@ -20,13 +20,14 @@ from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.records import NAME_LIMIT, Device, LayerTiming
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.workload import block_flops, workload_of
+from p2p_dtfm.train.model.deferred_gradients import WeightGradients, leave_weight_gradients
 from p2p_dtfm.train.model.gpt import build_timed_layer, layer_count
 from p2p_dtfm.train.model.kinds.registry import loss_sum_of_last
 from p2p_dtfm.train.model.precision import autocast
 from p2p_dtfm.train.stage.device.facts import device_facts
 from p2p_dtfm.train.stage.device.recorder import CudaRecorder, Recorder
 from p2p_dtfm.train.stage.emulated import emulated_device, emulated_flops_per_s
-from p2p_dtfm.train.stage.room_to_train import require_room
+from p2p_dtfm.train.stage.room_to_train import require_room, too_large
 
 TorchDevice = torch.device
 
@@ -35,6 +36,8 @@ _FEWEST_REPETITIONS = 3
 _LAYER_BUDGET_NS = 600_000_000
 _MEMORY_SHARE = 0.8
 _FIRST_TOKENS = 128
+_OWED = WeightGradients()
+"""Of a card's backward, which leaves them as `RecordedStageRunner` has it."""
 
 
 def select_device(text: str) -> torch.device:
@@ -70,6 +73,11 @@ def select_device(text: str) -> torch.device:
             f'use "cuda:0" to "cuda:{device_count - 1}"',
         )
     return torch.device("cuda", int(number or 0))
+
+
+LIBRARIES_BYTES = 512 << 20
+"""Of an accelerator, beside layers and what is kept for their backwards: what libraries work in, 32
+MiB for each thread and stream on some, and what lies between blocks in use."""
 
 
 def cap_device_memory(device: torch.device, limit_bytes: int) -> None:
@@ -124,13 +132,10 @@ def measure_device(
         return emulated_device(spec, emulated_flops_per_s, memory_bytes)
     require_room(spec, _memory_bytes(device, None))
     memory_bytes = _memory_bytes(device, memory_limit_bytes)
-    kinds = _layers_to_time(spec)
-    timings = []
-    for done, layer in enumerate(kinds):
-        progress(done, len(kinds))
-        measure = _measure_listed if spec.layers else _measure_layer
-        timings.append(measure(spec, layer, device))
-    progress(len(kinds), len(kinds))
+    try:
+        timings = _timings(spec, device, progress)
+    except torch.OutOfMemoryError as error:
+        raise too_large(spec, "timing its layers", "more", memory_bytes) from error
     name = _device_name(device)[:NAME_LIMIT]
     embedding, block, head = _as_a_gpt(spec, timings) if spec.layers else timings
     return Device(
@@ -143,6 +148,20 @@ def measure_device(
         device_facts(device),
         tuple(timings) if spec.layers else msgspec.UNSET,
     )
+
+
+def _timings(
+    spec: RunSpec, device: TorchDevice, progress: Callable[[int, int], None]
+) -> list[LayerTiming]:
+    """Of each kind of layers."""
+    kinds = _layers_to_time(spec)
+    timings = []
+    for done, layer in enumerate(kinds):
+        progress(done, len(kinds))
+        measure = _measure_listed if spec.layers else _measure_layer
+        timings.append(measure(spec, layer, device))
+    progress(len(kinds), len(kinds))
+    return timings
 
 
 def _layers_to_time(spec: RunSpec) -> list[int]:
@@ -204,6 +223,10 @@ def _measure_layer(spec: RunSpec, layer: int, device: torch.device) -> LayerTimi
     with torch.no_grad():
         for values in (*module.parameters(), *module.buffers()):
             values.fill_(0.01)
+    if device.type == "cuda" and not spec.trains_adapters:
+        for parameter in module.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        leave_weight_gradients(module, _OWED)
     whole = _Shape(spec.batch.microbatch, spec.model.context)
     large = _affordable(spec, layer, module, whole, device)
     large_runs = _time_often(spec, layer, module, large, device)
@@ -332,6 +355,7 @@ def _time_passes(spec: RunSpec, run: Callable[[], Tensor], device: torch.device)
     between_ns = time.perf_counter_ns()
     if result.requires_grad:
         torch.autograd.backward(result, torch.ones_like(result))
+    _OWED.settle()
     _finish(device)
     return between_ns - started_ns, time.perf_counter_ns() - between_ns
 
@@ -349,6 +373,7 @@ def _time_recorded(
         result = results.pop()
         if result.requires_grad:
             torch.autograd.backward(result, torch.ones_like(result))
+        _OWED.settle()
 
     with recorder.aside():
         forward()

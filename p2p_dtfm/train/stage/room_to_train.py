@@ -24,10 +24,14 @@ def require_room(spec: RunSpec, free_bytes: int) -> None:
     if spec.trains_adapters:  # the rest is frozen: it has no gradients
         timed = max(cost.state_bytes for cost in costs)
     needed, what = max((block, "a layer with one microbatch"), (timed, "timing its largest layer"))
-    if needed <= free_bytes:
-        return
-    raise UserError(
-        f"the run {spec.name} is too large for this machine: {what} takes {gibibytes(needed)}, "
+    if needed > free_bytes:
+        raise too_large(spec, what, gibibytes(needed), free_bytes)
+
+
+def too_large(spec: RunSpec, what: str, takes: str, free_bytes: int) -> UserError:
+    """`what` of the run `takes` more than there is."""
+    return UserError(
+        f"the run {spec.name} is too large for this machine: {what} takes {takes}, "
         f"and {gibibytes(free_bytes)} of memory are free",
         (
             "take part with a machine that has more memory, or close other programs",

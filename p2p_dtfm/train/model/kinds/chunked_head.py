@@ -94,9 +94,9 @@ def _products(
     at_once = CHUNK_TOKENS_OF_CARDS if entry.is_cuda else CHUNK_TOKENS
     for first in range(0, len(entry), at_once):
         chunk = slice(first, first + at_once)
-        logits = functional.linear(entry[chunk], weight).float()
-        logarithms = torch.log_softmax(logits, dim=1)
-        denominators = logits[:, :1] - logarithms[:, :1]
+        logits = functional.linear(entry[chunk], weight)
+        logarithms = torch.log_softmax(logits, dim=1, dtype=torch.float32)
+        denominators = logits[:, :1].float() - logarithms[:, :1]
         counts = targets[chunk] >= 0
         places = targets[chunk].clamp(min=0).unsqueeze(1)
         losses = -logarithms.gather(1, places).squeeze(1)
@@ -104,22 +104,21 @@ def _products(
         if not any(wanted):
             continue
         del logits
-        gradient = _of_logits(logarithms, denominators, places, counts, z_loss).to(entry.dtype)
+        gradient = _of_logits(logarithms, denominators, places, z_loss).to(entry.dtype)
+        counted = counts.unsqueeze(1).to(entry.dtype)  # rows of entries are shorter than of logits
         if of_entry is not None:
-            of_entry[chunk] = gradient.mm(weight)
+            of_entry[chunk] = gradient.mm(weight) * counted
         if of_matrix is not None:
-            add_product(of_matrix, gradient, entry[chunk])
+            add_product(of_matrix, gradient, entry[chunk] * counted)
     return loss, of_entry, of_matrix
 
 
-def _of_logits(
-    logarithms: Tensor, denominators: Tensor, places: Tensor, counts: Tensor, z_loss: float
-) -> Tensor:
-    """Gradient of the logits, in the memory of the softmax's logarithms: softmax less the target,
-    which z-loss weighs (the squared logarithm's derivative is twice the logarithm, times the
-    softmax)."""
+def _of_logits(logarithms: Tensor, denominators: Tensor, places: Tensor, z_loss: float) -> Tensor:
+    """Gradient of the logits as if all targets counted, in the memory of the softmax's logarithms:
+    softmax less the target, which z-loss weighs (the squared logarithm's derivative is twice the
+    logarithm, times the softmax)."""
     softmax = logarithms.exp_()
     if z_loss:
         softmax.mul_(1.0 + 2.0 * z_loss * denominators)
     softmax.scatter_add_(1, places, torch.full_like(places, -1.0, dtype=softmax.dtype))
-    return softmax.mul_(counts.unsqueeze(1))
+    return softmax

@@ -87,3 +87,17 @@ def test_foreign_bytes_are_refused(spec: RunSpec) -> None:
     with pytest.raises(UserError, match=r"layer-1\.safetensors") as caught:
         LayerState.from_bytes(spec, 1, payload[:-1], path="layer-1.safetensors")
     assert caught.value.fixes
+
+
+def test_a_state_that_moves_goes_on_alike(spec: RunSpec) -> None:
+    stays, moves = (LayerState.genesis(spec, 1) for _ in range(2))
+    elsewhere = torch.device("cpu", 0)  # by another name: all is moved
+    for step in range(3):
+        for state in (stays, moves):
+            state.gradient.fill_(0.25 + step)
+            state.apply(state.gradient_vector(), 0.5, 1e-2)
+        moves.move(elsewhere if step % 2 else None)
+    assert moves.digest() == stays.digest() and moves.version == 3
+    first = next(moves.module.parameters())
+    assert first.data_ptr() == moves.parameters.data_ptr() and first.grad is not None
+    assert first.grad.data_ptr() == moves.gradient_vector().data_ptr()

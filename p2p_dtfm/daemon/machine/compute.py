@@ -7,6 +7,7 @@ from functools import partial
 from typing import ParamSpec, TypeVar
 
 from p2p_dtfm.ports import now
+from p2p_dtfm.train.stage.measure import TorchDevice
 from p2p_dtfm.train.stage.stage_runner import StageRunner
 
 Parameters = ParamSpec("Parameters")
@@ -25,6 +26,8 @@ class Compute:
         self._waiting = 0
         self.stage_runner: Callable[..., StageRunner] = StageRunner
         """What runs a stage here: `stage_runner(spec, layer_states, recompute)`."""
+        self.device: TorchDevice | None = None
+        """Where a stage's states are while it computes; None: in the host's memory."""
 
     async def run(
         self,

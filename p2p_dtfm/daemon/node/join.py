@@ -395,6 +395,7 @@ async def measure(local: Local, network: Network, run: Run) -> SelfRecord:
         _progress_of_measuring(local),
     )
     measured = within_resident_limit(settings, measured)
+    local.compute.device = device
     local.compute.stage_runner = local.world.stage_runner(measured, settings.device)
     record = SelfRecord(network.me, run.digest, measured, await host.addresses(), network.probes)
     record.state_name(settings.name)

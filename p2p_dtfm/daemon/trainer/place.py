@@ -118,6 +118,9 @@ class PlaceInView:
                 raise Stopped
         for layer in mine:
             await self._tools.stores.initial.complete(state.states[layer])
+        compute = self._tools.compute
+        for layer, held in list(state.states.items()):  # what is guarded is in the host's memory
+            await compute.run(held.move, compute.device if layer in mine else None)
         if state.is_over(view):
             raise Stopped
         self.guard(view)

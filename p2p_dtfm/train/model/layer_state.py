@@ -99,6 +99,19 @@ class LayerState:
             parameter.grad = self.gradient[here].view_as(parameter)
             start = here.stop
 
+    def move(self, device: torch.device | None) -> None:
+        """All of it to a device, or (None) to the host's memory; nothing where it is there."""
+        device = device or torch.device("cpu")
+        if self.device == device:
+            return
+        self.module.to(device)
+        self.parameters, self.gradient = self.parameters.to(device), self.gradient.to(device)
+        kept = self.first_moments.to(device), self.second_moments.to(device)
+        self.first_moments, self.second_moments = kept
+        self.compute_with(self.parameters)
+        made = self._update.steps_made
+        self._update = LayerUpdate(self.spec, self.layer, self.shapes, kept, made, exact=True)
+
     @classmethod
     def genesis(cls, spec: RunSpec, layer: int, device: torch.device | str = "cpu") -> "LayerState":
         """The state before the first step, bit-equal on any machine."""

@@ -74,6 +74,7 @@ class RecordedStageRunner(StageRunner):
         self._free: list[_Slot] = []
         self._taken: dict[int, _Slot] = {}
         self._weights_room: Any = None
+        self._places = self._places_now()
         if not (spec.trains_adapters or spec.layers):
             for state in self.layer_states.values():  # a product that adds spares the device a sum
                 leave_weight_gradients(state.module, self._weight_gradients)
@@ -164,6 +165,10 @@ class RecordedStageRunner(StageRunner):
         if slot is not None and slot.recompute == self.recompute:
             self._free.append(slot)
 
+    def _places_now(self) -> list[int]:
+        """Where parameters lie: recordings know no others."""
+        return [state.parameters.data_ptr() for state in self.layer_states.values()]
+
     # recording ----------------------------------------------------------------------------------
 
     def _slot_for(
@@ -174,6 +179,8 @@ class RecordedStageRunner(StageRunner):
             return None
         if not (self._in_flight.keys() | self._owed.keys()) <= self._taken.keys():
             return None  # some began without
+        if self._places != (places := self._places_now()):
+            self._places, self._free = places, []
         wanted = _shapes(entry, targets, documents, self.recompute)
         self._free = [slot for slot in self._free if slot.shapes == wanted]
         if self._free:

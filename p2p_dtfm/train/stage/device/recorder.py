@@ -42,6 +42,7 @@ class CudaRecorder:
         self._stream = torch.cuda.Stream(device)
 
     def room(self) -> Any:
+        torch.cuda.empty_cache()  # that of recordings that are gone is free only then
         return torch.cuda.graph_pool_handle()
 
     def record(self, work: Callable[[], None], room: Any) -> Recording:

@@ -39,6 +39,7 @@ NO_DEVICE = 2
 """Exit code where there is nothing to measure."""
 WITHIN_S = 540.0
 CONFIGS = Path(__file__).parent.parent / "configs"
+SWARM_STEPS = 10
 _CAP_BYTES = 1 << 30
 _STAGE_BLOCKS = 4
 _MICROBATCHES = 4
@@ -97,9 +98,8 @@ def measure(device: torch.device, quick: bool) -> dict[str, Any]:
         "recordings": lambda: recording_figures(works.values(), device),
     }
     if device.type == "cuda":
-        steps, width = (5, 256) if quick else (20, 512)
         for kind in ("fp32", "bf16"):
-            parts[f"swarm_{kind}"] = lambda kind=kind: swarm_figures(device, kind, steps, width)
+            parts[f"swarm_{kind}"] = lambda kind=kind: swarm_figures(device, kind, SWARM_STEPS)
     parts["memory_cap"] = lambda: cap_figures(device)
     found: dict[str, Any] = {}
     for name, part in parts.items():

@@ -22,23 +22,24 @@ from p2p_dtfm.testbed.plain_losses import plain_losses
 from p2p_dtfm.train.data import prepare
 
 PEERS = 4
-FITS_TWO_THIRDS_GIB = {256: 0.09, 512: 0.33}
-"""By the model's width: nobody may hold all layers, so that the device is a stage of a pipeline."""
+WIDTH, CONTEXT = 256, 64
+FITS_TWO_THIRDS_GIB = 0.09
+"""Nobody may hold all layers, so that the device is a stage of a pipeline."""
 TOLERANCES = {"fp32": 1e-4, "bf16": 2e-2}
 LIMIT_S = 120.0
 _POLL_S = 0.1
 _MOST_LINES = 4000
 
 
-def swarm_figures(device: torch.device, precision: str, steps: int, width: int) -> dict[str, Any]:
+def swarm_figures(device: torch.device, precision: str, steps: int) -> dict[str, Any]:
     """Four daemons over loopback, of which the second computes on `device` in `precision` and
     the others on the processor; what they committed, against the plain loop in one process."""
     with tempfile.TemporaryDirectory(prefix="p2p-dtfm-gpu-") as name:
         directory = Path(name)
-        spec = _spec(directory, precision, steps, width)
+        spec = _spec(directory, precision, steps)
         (directory / "run.json").write_text(spec.model_dump_json())
         shared = ("--threads", "1", "--dashboard", "off")
-        limit = ("--memory-gib", f"{FITS_TWO_THIRDS_GIB[width]:g}")
+        limit = ("--memory-gib", f"{FITS_TWO_THIRDS_GIB:g}")
         with LocalSwarm(directory, (*shared, *limit)) as swarm:
             run = ("--run", str(directory / "run.json"), "--expect-peers", str(PEERS))
             founder, address = swarm.found((*run, "--device", "cpu"))
@@ -64,16 +65,15 @@ def swarm_figures(device: torch.device, precision: str, steps: int, width: int) 
     return found
 
 
-def _spec(directory: Path, precision: str, steps: int, width: int) -> RunSpec:
+def _spec(directory: Path, precision: str, steps: int) -> RunSpec:
     text = directory / "text.txt"
     text.write_text("\n".join(f"{n} times {n} is {n * n}." for n in range(_MOST_LINES)))
-    context = width // 4
-    prepare([text], directory / "data", context=context)
+    prepare([text], directory / "data", context=CONTEXT)
     return RunSpec(
         name="one-device",
         seed=1,
         total_steps=steps,
-        model=ModelSpec(layers=8, width=width, heads=4, context=context, vocabulary=256),
+        model=ModelSpec(layers=8, width=WIDTH, heads=4, context=CONTEXT, vocabulary=256),
         batch=BatchSpec(global_batch=16, microbatch=2),
         compute=ComputeSpec(precision="fp32" if precision == "fp32" else "auto"),
         optimizer=OptimizerSpec(peak_learning_rate=3e-4, final_learning_rate=3e-4),

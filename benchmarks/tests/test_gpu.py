@@ -47,5 +47,5 @@ def test_what_differs_is_a_fault() -> None:
 
 @pytest.mark.nightly
 def test_a_swarm_of_processors_has_the_losses_of_the_plain_loop() -> None:
-    found = swarm_figures(torch.device("cpu"), "fp32", 6, 256)
+    found = swarm_figures(torch.device("cpu"), "fp32", 6)
     assert "fault" not in found and all(found["stages"])

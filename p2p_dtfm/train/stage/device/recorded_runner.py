@@ -18,7 +18,7 @@ from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.train.model.deferred_gradients import WeightGradients, leave_weight_gradients
 from p2p_dtfm.train.model.gpt import layer_count
 from p2p_dtfm.train.model.layer_state import LayerState
-from p2p_dtfm.train.stage.device.recorder import CudaRecorder, Recorder, Recording
+from p2p_dtfm.train.stage.device.recorder import Recorder, Recording, recorder_of
 from p2p_dtfm.train.stage.stage_runner import InFlight, StageRunner
 
 _log = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ class RecordedStageRunner(StageRunner):
         recorder: Recorder | None = None,
     ) -> None:
         super().__init__(spec, layer_states, recompute)
-        self._recorder = recorder or CudaRecorder(self.device)
+        self._recorder = recorder or recorder_of(self.device)
         self._records = spec.sync.mode != "local" and not spec.layers
         self._plain_passes = 0
         self._free: list[_Slot] = []

@@ -6,6 +6,7 @@ the same memory each time: whoever starts it again writes into that memory befor
 """
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
@@ -32,6 +33,13 @@ class Recorder(Protocol):
     def aside(self) -> contextlib.AbstractContextManager[None]:
         """Around work that is of the kind to be recorded later: it leaves nothing behind that a
         recording could not depend on."""
+
+
+@functools.cache
+def recorder_of(device: torch.device) -> "CudaRecorder":
+    """One for all of a process: libraries keep room to work in, tens of MiB, for each stream that
+    was ever used, and never give it back."""
+    return CudaRecorder(device)
 
 
 class CudaRecorder:

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
 
 from p2p_dtfm.core.commit.ledger import Ledger
 from p2p_dtfm.core.protocol.plan import NoPlan, Plan
@@ -228,3 +229,19 @@ def test_whose_layers_are_all_here_does_not_say_that_it_waits_for_them(
         assert "its layers are here" in parts.tools.status.reason
 
     play(scenario)
+
+
+def test_a_stage_lies_where_it_is_computed_and_what_is_guarded_does_not(
+    play: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    card = torch.device("cuda", 0)
+    moved: dict[int, torch.device | None] = {}
+    monkeypatch.setattr(LayerState, "move", lambda state, to: moved.update({state.layer: to}))
+
+    async def scenario(parts: Parts) -> None:
+        parts.tools.compute.device = card
+        parts.state.states.update({layer: state_of(layer) for layer in (*MINE, *THEIRS)})
+        await parts.place.have_states(VIEW, PLAN)
+
+    play(scenario)
+    assert moved == {**dict.fromkeys(MINE, card), **dict.fromkeys(THEIRS)}

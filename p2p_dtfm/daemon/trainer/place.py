@@ -1,5 +1,7 @@
 """The place of this peer in the present view and the next: the layers it needs, and gets."""
 
+from collections.abc import Collection
+
 from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.core.protocol.plan import NoPlan, Plan
 from p2p_dtfm.core.recovery.view import View
@@ -116,17 +118,22 @@ class PlaceInView:
             await state.wait(grace_s if grace_s > 0 else None)
             if state.is_over(view):
                 raise Stopped
-        for layer in mine:
-            await self._tools.stores.initial.complete(state.states[layer])
-        compute = self._tools.compute
-        for layer, held in list(state.states.items()):  # what is guarded is in the host's memory
-            await compute.run(held.move, compute.device if layer in mine else None)
+        await self._make_ready(mine)
         if state.is_over(view):
             raise Stopped
         self.guard(view)
         followers.stop_following()  # for a view that was never taken over
         self._has_settled = True
         self._prepare_next_view()
+
+    async def _make_ready(self, mine: Collection[int]) -> None:
+        """This peer's layers whole, and where they are computed; what is guarded, in the host's
+        memory."""
+        compute, states = self._tools.compute, self._state.states
+        for layer in mine:
+            await self._tools.stores.initial.complete(states[layer])
+        for layer, held in list(states.items()):
+            await compute.run(held.move, compute.device if layer in mine else None)
 
     async def offer_states(self) -> None:
         """To new followers; after a failure only what the next view has put right."""

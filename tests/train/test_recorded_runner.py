@@ -167,7 +167,7 @@ def test_a_device_that_cannot_record_runs_without(
         for number in range(MICROBATCHES):
             same(*(runner.backward(number) for runner in pair.both))
         pair.update(step, records=pair.recorder.recordings < fails_at)
-    assert pair.recorder.recordings == fails_at
+    assert pair.recorder.recordings == fails_at and pair.recorded.slots == 0
     assert "not recorded on cpu: none is left" in caplog.text
 
 
@@ -180,3 +180,20 @@ def test_the_first_ones_run_plainly(spec: RunSpec, toy_batch: Batch) -> None:
             runner.backward(number)
     pair.forward(PLAIN_PASSES, toy_batch(0, 3))
     assert pair.recorder.recordings == 1 + 5 + len(pair.recorded._taken[PLAIN_PASSES].weights)
+
+
+def test_states_that_move_are_recorded_anew(spec: RunSpec, toy_batch: Batch) -> None:
+    pair = Pair(spec, range(2, 5))
+    for step in range(2 * STEPS):
+        for number in range(MICROBATCHES):
+            pair.forward(number, toy_batch(step, number))
+        for number in range(MICROBATCHES):
+            same(*(runner.backward(number) for runner in pair.both))
+        pair.update(step)
+        made = pair.recorder.recordings
+        if step == STEPS:
+            for runner in pair.both:
+                for state in runner.layer_states.values():
+                    state.move(torch.device("cpu", 0))
+        assert step <= STEPS or pair.recorder.recordings == made
+    assert pair.recorder.recordings > 0

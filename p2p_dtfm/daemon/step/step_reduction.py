@@ -17,7 +17,7 @@ from p2p_dtfm.net.streams.frames import FrameKind, Payload
 from p2p_dtfm.train.codecs import codec_of
 from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.train.stage.finite import NotFinite, is_finite
-from p2p_dtfm.train.stage.host_copies import host_room
+from p2p_dtfm.train.stage.host_copies import host_room, kept_on_host
 from p2p_dtfm.train.stage.replay.work import chunk_digest
 from p2p_dtfm.train.stage.segment_reduction import SegmentCut, SegmentReduction
 from p2p_dtfm.train.stage.tied_head import tie
@@ -189,11 +189,13 @@ class StepReduction:
             raise NotFinite(f"the gradient of layer {state.layer} is not finite")
         if owed is not None:
             gradient = await self._compute.run(lambda: gradient + owed.to(gradient.device))
-        if state.layer in self._tied:  # others are told once it is whole
+        is_tied = state.layer in self._tied  # others are told once it is whole
+        is_to_stay = owed is None and self._on_alone is not None and not is_tied
+        if is_to_stay or state.device.type != "cpu":  # sums are the host's, whoever computes
+            gradient = await self._compute.run(kept_on_host, gradient)
+        if is_tied:
             self._reduced[state.layer] = gradient
             return
-        if owed is None and self._on_alone is not None:
-            gradient = await self._compute.run(gradient.clone)
         self._reduced[state.layer] = gradient
         if self._on_alone is not None:
             self._on_alone(self._step, state.layer, gradient)

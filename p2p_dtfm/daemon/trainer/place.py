@@ -132,8 +132,9 @@ class PlaceInView:
         compute, states = self._tools.compute, self._state.states
         for layer in mine:
             await self._tools.stores.initial.complete(states[layer])
-        for layer, held in list(states.items()):
-            await compute.run(held.move, compute.device if layer in mine else None)
+        for layer in sorted(states, key=lambda layer: layer in mine):  # makes room before it takes
+            if (held := states.get(layer)) is not None:
+                await compute.run(held.move, compute.device if layer in mine else None)
 
     async def offer_states(self) -> None:
         """To new followers; after a failure only what the next view has put right."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Collection, Coroutine
 from functools import partial
 from typing import Any, NoReturn
 
@@ -95,6 +95,11 @@ class StepLoop:
             await self._one_step(view, plan, engine)
             await self._outlet.settled()
 
+    def forget_work_of_others(self, layers: Collection[int]) -> None:
+        """Unless the work is on these very layers."""
+        if self._work is not None and set(layers) != self._work.runner.layer_states.keys():
+            self.forget_work()
+
     def _work_of(self, states: dict[int, LayerState]) -> OpenStepWork | None:
         """That of the view before, if it was done on these very states."""
         work = self._work
@@ -109,8 +114,8 @@ class StepLoop:
         return self._computing is not None
 
     def forget_work(self) -> None:
-        """This peer has no stage any more."""
-        self._work = None
+        """This peer has no stage any more, or another one: what is kept for it is memory."""
+        self._work = self.engine = None
 
     def stop(self) -> None:
         """Compute nothing more of the step under way."""

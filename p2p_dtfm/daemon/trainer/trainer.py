@@ -158,8 +158,7 @@ class Trainer:
             with contextlib.suppress(PeerFault):
                 self.prepared(statement)
         self._place.take_over(view)
-        if not view.layers_of(self._tools.me):
-            self._steps.forget_work()
+        self._steps.forget_work_of_others(view.layers_of(self._tools.me))
         self._tools.stores.donor.take_over(view.id)
         state.wake.set()
 

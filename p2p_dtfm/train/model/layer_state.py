@@ -77,6 +77,7 @@ class LayerState:
         self.layer = layer
         self.module = module
         self.version = version
+        self.moves = 0
         named = list(module.named_parameters())
         self.shapes = tuple((name, tuple(parameter.shape)) for name, parameter in named)
         self.parameters = torch.cat([parameter.detach().reshape(-1) for _, parameter in named])
@@ -104,10 +105,16 @@ class LayerState:
         device = device or torch.device("cpu")
         if self.device == device:
             return
-        self.module.to(device)
-        self.parameters, self.gradient = self.parameters.to(device), self.gradient.to(device)
+        parameters, gradient = self.parameters.to(device), self.gradient.to(device)
         kept = self.first_moments.to(device), self.second_moments.to(device)
+        frozen = [(buffer, buffer.data.to(device)) for buffer in self.module.buffers()]
+        self.moves += 1  # from here on nothing takes memory: it is moved whole, or not at all
+        self.parameters, self.gradient = parameters, gradient
         self.first_moments, self.second_moments = kept
+        for buffer, moved in frozen:
+            buffer.data = moved
+        for parameter in self.module.parameters():
+            parameter.grad = None  # of the other device: it would not take the new data
         self.compute_with(self.parameters)
         made = self._update.steps_made
         self._update = LayerUpdate(self.spec, self.layer, self.shapes, kept, made, exact=True)

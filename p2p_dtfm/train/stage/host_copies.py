@@ -59,6 +59,11 @@ class HostCopies:
         return here
 
 
+def kept_on_host(flat: Tensor) -> Tensor:
+    """A copy of flat fp32 in the host's memory, wherever it is."""
+    return host_room(flat.numel(), flat.device).copy_(flat)
+
+
 def host_room(elements: int, device: torch.device) -> Tensor:
     """Flat fp32 on the host, of any values, which `device` copies into at its full rate."""
     return torch.empty(elements, pin_memory=device.type == "cuda")

@@ -25,6 +25,7 @@ from p2p_dtfm.train.model.gpt import build_timed_layer, layer_count
 from p2p_dtfm.train.model.kinds.registry import loss_sum_of_last
 from p2p_dtfm.train.model.precision import autocast
 from p2p_dtfm.train.stage.device.facts import device_facts
+from p2p_dtfm.train.stage.device.recorded_runner import is_recorded
 from p2p_dtfm.train.stage.device.recorder import Recorder, recorder_of
 from p2p_dtfm.train.stage.emulated import emulated_device, emulated_flops_per_s
 from p2p_dtfm.train.stage.room_to_train import require_room, too_large
@@ -344,7 +345,7 @@ def _time_once(
 
 def _time_passes(spec: RunSpec, run: Callable[[], Tensor], device: torch.device) -> tuple[int, int]:
     """(forward, backward) nanoseconds; of a card's as `RecordedStageRunner` starts them."""
-    if device.type == "cuda":
+    if device.type == "cuda" and is_recorded(spec):
         with contextlib.suppress(RuntimeError):  # then it trains without recordings, too
             return _time_recorded(spec, run, recorder_of(device), lambda: _finish(device))
     _finish(device)

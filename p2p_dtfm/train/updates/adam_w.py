@@ -58,7 +58,7 @@ class AdamW:
         largest = max((end - start for start, end, _ in self._chunks), default=0)
         self._launcher = choice.launcher_for(device)
         """None: the operations below."""
-        self._scratch = torch.empty(0 if self._launcher else largest, device=device)
+        self._scratch_elements = 0 if self._launcher else largest
 
     @torch.no_grad()
     def step(self, parameters: Tensor, gradient: Tensor, learning_rate: float) -> None:
@@ -71,6 +71,7 @@ class AdamW:
         step_size = learning_rate / correction1
         scale2 = rounded(1.0 / math.sqrt(correction2))
         decay = 1.0 - learning_rate * self._weight_decay
+        scratches = torch.empty(self._scratch_elements, device=self._first.device)
         for start, end, decays in self._chunks:
             value, slope = parameters[start:end], gradient[start:end]
             first, second = self._first[start:end], self._second[start:end]
@@ -80,7 +81,7 @@ class AdamW:
                 scalars = kernel.Scalars(*betas, scale2, settings.epsilon, kept, step_size)
                 kernel.step(self._launcher, value, slope, (first, second), scalars)
                 continue
-            scratch = self._scratch[: end - start]
+            scratch = scratches[: end - start]
             torch.mul(slope, slope, out=scratch)
             second.mul_(beta2).add_(scratch.mul_(1.0 - beta2))
             first.mul_(beta1).add_(slope.mul_(1.0 - beta1))

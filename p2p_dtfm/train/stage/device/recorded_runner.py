@@ -37,6 +37,7 @@ class _Slot:
     kept: InFlight
     """Targets and documents, to be written before a forward; entries and results by layer."""
     recompute: bool
+    places: list[int]
     result: Tensor | None = None
     """Of the forward."""
     seed: Tensor | None = None
@@ -56,9 +57,14 @@ class _Slot:
         return _shapes(self.entry, self.kept.targets, self.kept.documents, self.recompute)
 
 
+def is_recorded(spec: RunSpec) -> bool:
+    """Not with local steps, which compute with other memory in each round, nor with layers of kinds
+    that may not be known here."""
+    return spec.sync.mode != "local" and not spec.layers
+
+
 class RecordedStageRunner(StageRunner):
-    """Where a step is computed in parts that are the same in each; not with local steps, which
-    compute with other memory in each round, nor with layers whose kinds are not known here."""
+    """Of a run that `is_recorded`; any other it computes as a plain one does."""
 
     def __init__(
         self,
@@ -69,12 +75,11 @@ class RecordedStageRunner(StageRunner):
     ) -> None:
         super().__init__(spec, layer_states, recompute)
         self._recorder = recorder or recorder_of(self.device)
-        self._records = spec.sync.mode != "local" and not spec.layers
+        self._records = is_recorded(spec)
         self._plain_passes = 0
         self._free: list[_Slot] = []
         self._taken: dict[int, _Slot] = {}
         self._weights_room: Any = None
-        self._places = self._places_now()
         if not (spec.trains_adapters or spec.layers):
             for state in self.layer_states.values():  # a product that adds spares the device a sum
                 leave_weight_gradients(state.module, self._weight_gradients)
@@ -97,8 +102,7 @@ class RecordedStageRunner(StageRunner):
         documents = self._documents(entry if self.has_embedding else tokens)
         slot = self._slot_for(stream, here, documents)
         if slot is None:
-            with self._recorder.aside():
-                return super().forward(microbatch, entry, targets, tokens)
+            return self._plain_forward(microbatch, stream, here, documents)
         assert slot.forward is not None and slot.result is not None
         _write(slot.entry, stream)
         _write(slot.kept.targets, here)
@@ -112,6 +116,19 @@ class RecordedStageRunner(StageRunner):
         )
         result = self._outward(slot.result)
         return result.clone() if isinstance(result, Tensor) else result
+
+    def _plain_forward(
+        self,
+        microbatch: int,
+        stream: Tensor,
+        targets: Tensor | None,
+        documents: Tensor | None,
+    ) -> Tensor | float:
+        kept = InFlight([], [], targets, documents)
+        with self._recorder.aside():
+            result = self._through(stream, kept)
+        self._in_flight[microbatch] = kept
+        return self._outward(result)
 
     def _layer_backward(
         self, microbatch: int, layer: int, gradient: Tensor | None
@@ -131,7 +148,8 @@ class RecordedStageRunner(StageRunner):
             above.fill_(self._weights.pop(microbatch, 1.0) / self.spec.tokens_per_step)
         else:
             assert gradient is not None and gradient.shape == above.shape
-            _write(above, gradient)
+            _write(above, self.copies.to_device(gradient))
+        assert slot.places == self._places_now(), "its states have moved"
         slot.backwards[layer].replay()
         self._weight_gradients.owe_work(lambda: self._start_weights(microbatch, slot, layer))
         back = slot.gradients[layer]
@@ -162,12 +180,12 @@ class RecordedStageRunner(StageRunner):
 
     def _give_back(self, microbatch: int) -> None:
         slot = self._taken.pop(microbatch, None)
-        if slot is not None and slot.recompute == self.recompute:
+        if slot is not None and self._records:
             self._free.append(slot)
 
     def _places_now(self) -> list[int]:
-        """Where parameters lie: recordings know no others."""
-        return [state.parameters.data_ptr() for state in self.layer_states.values()]
+        """How often each state has moved: recordings know one place alone."""
+        return [state.moves for state in self.layer_states.values()]
 
     # recording ----------------------------------------------------------------------------------
 
@@ -179,16 +197,17 @@ class RecordedStageRunner(StageRunner):
             return None
         if not (self._in_flight.keys() | self._owed.keys()) <= self._taken.keys():
             return None  # some began without
-        if self._places != (places := self._places_now()):
-            self._places, self._free = places, []
-        wanted = _shapes(entry, targets, documents, self.recompute)
-        self._free = [slot for slot in self._free if slot.shapes == wanted]
+        wanted = _shapes(entry, targets, documents, self.recompute), self._places_now()
+        self._free = [slot for slot in self._free if (slot.shapes, slot.places) == wanted]
         if self._free:
             return self._free.pop()
         try:
             return self._recorded(entry, targets, documents)
+        except AssertionError:
+            raise
         except Exception as error:  # noqa: BLE001 - whatever a device cannot do, it runs without
             _log.warning("microbatches are not recorded on %s: %s", self.device, error)
+            _log.debug("what could not be recorded", exc_info=True)
             self._records = False
             self._free = []
             self._weight_gradients.take()
@@ -198,7 +217,7 @@ class RecordedStageRunner(StageRunner):
         """A new slot. Backwards are recorded from the last layer to the first, all of them before
         what they leave for later: that may be started in any order, and has room of its own."""
         kept = InFlight([], [], _alike(targets), _alike(documents))
-        slot = _Slot(torch.empty_like(entry), kept, self.recompute)
+        slot = _Slot(torch.empty_like(entry), kept, self.recompute, self._places_now())
         room = self._recorder.room()
         self._weights_room = self._weights_room or self._recorder.room()
         for place in (slot.entry, kept.targets, kept.documents):

@@ -48,22 +48,25 @@ class CudaRecorder:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device)
+        self._is_broken = False
 
     def room(self) -> Any:
+        torch.cuda.synchronize(self._device)
         torch.cuda.empty_cache()  # that of recordings that are gone is free only then
         return torch.cuda.graph_pool_handle()
 
     def record(self, work: Callable[[], None], room: Any) -> Recording:
+        if self._is_broken:
+            raise RuntimeError("a recording was broken off before")
         graph = torch.cuda.CUDAGraph()
         with self.aside():
             graph.capture_begin(pool=room, capture_error_mode="thread_local")
             try:
                 work()
-            except BaseException:
-                with contextlib.suppress(Exception):
-                    graph.capture_end()
-                raise
-            graph.capture_end()
+            finally:
+                self._is_broken = True  # if it cannot be ended, its room is never given back
+                graph.capture_end()
+                self._is_broken = False
         return graph
 
     @contextlib.contextmanager
@@ -72,6 +75,8 @@ class CudaRecorder:
         working memory for it, and autograd its nodes, in passes that are not recorded."""
         usual = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(usual)
-        with torch.cuda.stream(self._stream):
-            yield
-        usual.wait_stream(self._stream)
+        try:
+            with torch.cuda.stream(self._stream):
+                yield
+        finally:
+            usual.wait_stream(self._stream)

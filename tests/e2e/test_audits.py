@@ -48,6 +48,7 @@ def play(directory: Path, data: Path, lie: Lie) -> None:
     assert_equals_the_plain_loop(honest[0], STEPS)
 
 
+@pytest.mark.nightly
 def test_two_liars_of_four_are_barred_one_after_the_other(
     tmp_path: Path, prepared_data: Path
 ) -> None:

@@ -38,7 +38,7 @@ class Frames:
         peer.bulk._incoming.listeners = replace(peer.bulk._incoming.listeners, frame=seen)
 
 
-@pytest.mark.parametrize("codec", ["rotated4", "subspace"])
+@pytest.mark.parametrize("codec", ["rotated4", pytest.param("subspace", marks=pytest.mark.nightly)])
 def test_a_step_that_is_made_again_sends_the_same_bytes_and_comes_to_the_same_loss(
     tmp_path: Path, codec: str
 ) -> None:

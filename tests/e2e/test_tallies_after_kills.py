@@ -34,6 +34,7 @@ def killed(child: Child) -> None:
     child.process.wait(DEADLINE_S)
 
 
+@pytest.mark.nightly
 def test_tallies_add_up_to_the_run_after_kills(tmp_path: Path) -> None:
     spec_path = write_spec(tmp_path, total_steps=STEPS, model=MODEL, checkpoint={"every_steps": 50})
     spec = run_spec(total_steps=STEPS, model=MODEL)

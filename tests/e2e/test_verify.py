@@ -75,6 +75,7 @@ def test_an_honest_run_holds_though_a_member_was_killed(run: Run) -> None:
     assert done.returncode == 0 and "bit for bit" in done.stdout, done.stdout
 
 
+@pytest.mark.nightly
 def test_a_history_that_all_have_sworn_to_is_refused_by_who_computes_it(
     run: Run, tmp_path: Path
 ) -> None:
@@ -96,6 +97,7 @@ def evaluated_better(prepared: Prepared) -> Prepared:
     return msgspec.structs.replace(prepared, held_out_loss_sum=prepared.held_out_loss_sum / 2)
 
 
+@pytest.mark.nightly
 def test_held_out_losses_are_computed_again_where_a_stage_is_the_whole_model(
     tmp_path: Path,
 ) -> None:
@@ -113,6 +115,7 @@ def test_held_out_losses_are_computed_again_where_a_stage_is_the_whole_model(
     assert verified(path, "--sample", "0", *data)[0] == 0
 
 
+@pytest.mark.nightly
 def test_held_out_losses_of_pipelines_are_computed_again_also_after_the_last_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -325,6 +325,7 @@ def test_from_300000_on_runs_are_trained_otherwise() -> None:
     assert [it.faults for it in schedules] == [draw(seed).faults for seed in range(40)]
 
 
+@pytest.mark.nightly
 def test_members_of_a_run_that_no_process_plays_alone_are_compared(tmp_path: Path) -> None:
     player = Player(tmp_path, steps=13)
     schedule = Schedule(("a", "b"), (), (), model="local")

@@ -156,6 +156,7 @@ async def dies_among_lies(swarm: Swarm, lying: Lying) -> None:
     assert newest[0] > went_back(here)[0][1] and newest[1][1] != ":", "it has what was taken back"
 
 
+@pytest.mark.nightly
 def test_after_a_power_cut_of_all_what_was_taken_back_counts_for_nothing(
     world: World, tmp_path: Path
 ) -> None:
@@ -176,6 +177,7 @@ def test_after_a_power_cut_of_all_what_was_taken_back_counts_for_nothing(
     require_no_trace(honest, world, [])
 
 
+@pytest.mark.nightly
 def test_who_was_away_and_all_that_fail_at_once_bring_nothing_back(
     world: World, tmp_path: Path
 ) -> None:

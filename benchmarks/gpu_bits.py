@@ -102,14 +102,10 @@ def recording_figures(works: Iterable[StageWork], device: torch.device) -> dict[
     same = []
     for work in works:
         given = work.input_for(device)
-        plain = _trained(work, given, StageRunner(work.spec, _genesis(work, device)))
-        recorded = RecordedStageRunner(work.spec, _genesis(work, device))
+        plain = _trained(work, given, StageRunner(work.spec, work.states_on(device)))
+        recorded = RecordedStageRunner(work.spec, work.states_on(device))
         same.append(_trained(work, given, recorded) == plain and recorded.slots > 0)
     return {"steps": _RECORDED_STEPS, "same_bits": all(same)}
-
-
-def _genesis(work: StageWork, device: torch.device) -> dict[int, LayerState]:
-    return {number: LayerState.genesis(work.spec, number, device) for number in work.layers}
 
 
 def _trained(

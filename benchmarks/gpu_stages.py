@@ -16,8 +16,7 @@ from p2p_dtfm.train.model.optimizer import learning_rate
 from p2p_dtfm.train.model.plain_optimizers import torch_adam_w
 from p2p_dtfm.train.model.precision import autocast, compute_type
 from p2p_dtfm.train.stage.device.facts import product_mflops
-from p2p_dtfm.train.stage.device.recorded_runner import RecordedStageRunner
-from p2p_dtfm.train.stage.stage_runner import StageRunner
+from p2p_dtfm.train.stage.device.recorded_runner import runner_on
 
 Step = Callable[[], None]
 _PASSES = 3
@@ -43,6 +42,10 @@ class StageWork:
         attention = 2 * 2 * model.context * model.width * blocks
         return _PASSES * self.tokens * (2 * parameters + attention)
 
+    def states_on(self, device: torch.device) -> dict[int, LayerState]:
+        """Before the first step."""
+        return {layer: LayerState.genesis(self.spec, layer, device) for layer in self.layers}
+
     def input_for(self, device: torch.device) -> tuple[Tensor, Tensor | None]:
         """What enters the stage, and the targets of one with the head."""
         generator = torch.Generator().manual_seed(self.spec.seed)
@@ -56,9 +59,8 @@ class StageWork:
 
 def our_step(work: StageWork, device: torch.device) -> Step:
     """A stage as a daemon runs it, one microbatch after the other; nothing is sent."""
-    states = {n: LayerState.genesis(work.spec, n, device) for n in work.layers}
-    make = RecordedStageRunner if device.type == "cuda" else StageRunner
-    runner = make(work.spec, states)
+    states = work.states_on(device)
+    runner = runner_on(device.type)(work.spec, states)
     entry, targets = work.input_for(device)
     slope = None if targets is not None else torch.full(entry.shape, 1e-3, device=device)
     if 0 in work.layers and targets is None:

@@ -7,6 +7,7 @@ import torch
 
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.run_spec import RunSpec, parse_run_spec
+from p2p_dtfm.train.model.deferred_gradients import WeightGradients
 from p2p_dtfm.train.stage import measure
 from p2p_dtfm.train.stage.measure import cap_device_memory, measure_device, select_device
 from tests.train.recorded_operations import ProcessorRecorder
@@ -72,11 +73,16 @@ def test_no_cuda_says_so() -> None:
         select_device("cuda")
 
 
-def test_a_cards_passes_are_timed_as_they_are_recorded(spec: RunSpec) -> None:
+def test_a_cards_passes_are_timed_as_they_are_recorded(
+    spec: RunSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
     recorder = ProcessorRecorder()
+    monkeypatch.setattr(measure, "recorder_of", lambda device: recorder)
+    monkeypatch.setattr(measure, "_finish", lambda device: None)
     for layer in range(5):
         module = measure.build_timed_layer(spec, layer, CPU)
         run = measure._trial(spec, layer, module, measure._Shape(2, 12), CPU)
-        forward_ns, backward_ns = measure._time_recorded(spec, run, recorder, lambda: None)
+        owed = WeightGradients()
+        forward_ns, backward_ns = measure._time_passes(spec, run, torch.device("cuda"), owed)
         assert forward_ns > 0 and backward_ns > 0
     assert recorder.recordings == 10

@@ -24,7 +24,7 @@ from p2p_dtfm.net.directory.port import DirectoryPort
 from p2p_dtfm.net.libp2p.host import Host
 from p2p_dtfm.net.libp2p.port import HostPort
 from p2p_dtfm.net.streams.wire import LinesPort
-from p2p_dtfm.train.stage.device.recorded_runner import RecordedStageRunner
+from p2p_dtfm.train.stage.device.recorded_runner import runner_on
 from p2p_dtfm.train.stage.emulated import EmulatedStageRunner, emulated_flops_per_s
 from p2p_dtfm.train.stage.measure import measure_device, select_device
 from p2p_dtfm.train.stage.stage_runner import StageRunner
@@ -124,7 +124,7 @@ class Machine:
 
     def stage_runner(self, device: Device, setting: str) -> MakeStageRunner:
         if emulated_flops_per_s(setting) is None:
-            return RecordedStageRunner if device.kind == "cuda" else StageRunner
+            return runner_on(device.kind)
         return partial(EmulatedStageRunner, device)
 
     def plan(self, snapshot: Snapshot) -> Plan | NoPlan:

@@ -32,13 +32,14 @@ from p2p_dtfm.train.stage.room_to_train import require_room, too_large
 
 TorchDevice = torch.device
 
+LIBRARIES_BYTES = 512 << 20
+"""Of an accelerator, beside layers and what is kept for their backwards: what libraries work in, 32
+MiB for each thread and stream on some, and what lies between blocks in use."""
 _REPETITIONS = 5
 _FEWEST_REPETITIONS = 3
 _LAYER_BUDGET_NS = 600_000_000
 _MEMORY_SHARE = 0.8
 _FIRST_TOKENS = 128
-_OWED = WeightGradients()
-"""Of a card's backward, which leaves them as `RecordedStageRunner` has it."""
 
 
 def select_device(text: str) -> torch.device:
@@ -74,11 +75,6 @@ def select_device(text: str) -> torch.device:
             f'use "cuda:0" to "cuda:{device_count - 1}"',
         )
     return torch.device("cuda", int(number or 0))
-
-
-LIBRARIES_BYTES = 512 << 20
-"""Of an accelerator, beside layers and what is kept for their backwards: what libraries work in, 32
-MiB for each thread and stream on some, and what lies between blocks in use."""
 
 
 def cap_device_memory(device: torch.device, limit_bytes: int) -> None:
@@ -224,10 +220,6 @@ def _measure_layer(spec: RunSpec, layer: int, device: torch.device) -> LayerTimi
     with torch.no_grad():
         for values in (*module.parameters(), *module.buffers()):
             values.fill_(0.01)
-    if device.type == "cuda" and not spec.trains_adapters:
-        for parameter in module.parameters():
-            parameter.grad = torch.zeros_like(parameter)
-        leave_weight_gradients(module, _OWED)
     whole = _Shape(spec.batch.microbatch, spec.model.context)
     large = _affordable(spec, layer, module, whole, device)
     large_runs = _time_often(spec, layer, module, large, device)
@@ -288,7 +280,7 @@ def _time_listed(
         answer: Tensor = module(entry).float()
         return answer
 
-    return _time_passes(spec, run, device)
+    return _time_passes(spec, run, device, WeightGradients())
 
 
 def _each(choose: Callable[[list[int]], float], runs: list[tuple[int, int]]) -> tuple[float, float]:
@@ -340,55 +332,51 @@ def _time_once(
     spec: RunSpec, layer: int, module: nn.Module, shape: _Shape, device: torch.device
 ) -> tuple[int, int]:
     """(forward, backward) nanoseconds of one microbatch of that shape."""
-    return _time_passes(spec, _trial(spec, layer, module, shape, device), device)
+    owed = WeightGradients()
+    if device.type == "cuda" and not spec.trains_adapters:  # as `RecordedStageRunner` has it
+        for parameter in module.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        leave_weight_gradients(module, owed)
+    return _time_passes(spec, _trial(spec, layer, module, shape, device), device, owed)
 
 
-def _time_passes(spec: RunSpec, run: Callable[[], Tensor], device: torch.device) -> tuple[int, int]:
-    """(forward, backward) nanoseconds; of a card's as `RecordedStageRunner` starts them."""
-    if device.type == "cuda" and is_recorded(spec):
-        with contextlib.suppress(RuntimeError):  # then it trains without recordings, too
-            return _time_recorded(spec, run, recorder_of(device), lambda: _finish(device))
-    _finish(device)
-    started_ns = time.perf_counter_ns()
-    with autocast(spec, device):
-        result = run()
-    _finish(device)
-    between_ns = time.perf_counter_ns()
-    if result.requires_grad:
-        torch.autograd.backward(result, torch.ones_like(result))
-    _OWED.settle()
-    _finish(device)
-    return between_ns - started_ns, time.perf_counter_ns() - between_ns
-
-
-def _time_recorded(
-    spec: RunSpec, run: Callable[[], Tensor], recorder: Recorder, finish: Callable[[], None]
+def _time_passes(
+    spec: RunSpec, run: Callable[[], Tensor], device: torch.device, owed: WeightGradients
 ) -> tuple[int, int]:
+    """(forward, backward) nanoseconds; of a card's as `RecordedStageRunner` starts them."""
     results: list[Tensor] = []
 
     def forward() -> None:
-        with autocast(spec, torch.device("cuda")):
+        with autocast(spec, device):
             results.append(run())
 
     def backward() -> None:
         result = results.pop()
         if result.requires_grad:
             torch.autograd.backward(result, torch.ones_like(result))
-        _OWED.settle()
+        owed.settle()
 
-    with recorder.aside():
-        forward()
-        backward()
-    room = recorder.room()
-    recordings = [recorder.record(forward, room), recorder.record(backward, room)]
+    parts: list[Callable[[], None]] = [forward, backward]
+    if device.type == "cuda" and is_recorded(spec):
+        with contextlib.suppress(RuntimeError):  # then it trains without recordings, too
+            parts = _recorded(parts, recorder_of(device))
     spent_ns = []
-    for recording in recordings:
-        finish()
+    for part in parts:
+        _finish(device)
         started_ns = time.perf_counter_ns()
-        recording.replay()
-        finish()
+        part()
+        _finish(device)
         spent_ns.append(time.perf_counter_ns() - started_ns)
     return spent_ns[0], spent_ns[1]
+
+
+def _recorded(parts: list[Callable[[], None]], recorder: Recorder) -> list[Callable[[], None]]:
+    """What starts them again, one after another."""
+    with recorder.aside():
+        for part in parts:
+            part()
+    room = recorder.room()
+    return [recorder.record(part, room).replay for part in parts]
 
 
 def _trial(

@@ -96,10 +96,20 @@ class StageRunner:
         assert microbatch not in self._in_flight, f"microbatch {microbatch} is already in flight"
         stream, targets = self._check(entry, targets)
         documents = self._documents(entry if self.has_embedding else tokens)
+        return self._forward(microbatch, stream, targets, documents)
+
+    def _forward(
+        self,
+        microbatch: int,
+        stream: Tensor,
+        targets: Tensor | None,
+        documents: Tensor | None,
+    ) -> Tensor | float:
+        """Of what has been checked, and is on the device."""
         kept = InFlight([], [], targets, documents)
-        stream = self._through(stream, kept)
+        result = self._through(stream, kept)
         self._in_flight[microbatch] = kept
-        return self._outward(stream)
+        return self._outward(result)
 
     def _through(self, stream: Tensor, kept: InFlight) -> Tensor:
         """The output of the last layer; what backwards need goes into `kept`."""
@@ -174,10 +184,13 @@ class StageRunner:
         kept, entry, result = self._next_layer(microbatch, layer)
         if layer == layer_count(self.spec) - 1:
             assert gradient is None, "no stage follows the head"
-            weight = self._weights.pop(microbatch, 1.0) / self.spec.tokens_per_step
-            gradient = torch.full((), weight, device=self.device)
+            gradient = torch.full((), self._slope_of_loss(microbatch), device=self.device)
         assert gradient is not None
         return self._back(layer, kept, entry, result, self.copies.to_device(gradient))
+
+    def _slope_of_loss(self, microbatch: int) -> float:
+        """By which its loss enters the step's; said once."""
+        return self._weights.pop(microbatch, 1.0) / self.spec.tokens_per_step
 
     def _next_layer(self, microbatch: int, layer: int) -> tuple[InFlight, Tensor, Tensor | None]:
         """Take the last layer whose backward is due: what is kept, its input and its output."""

@@ -89,23 +89,20 @@ class RecordedStageRunner(StageRunner):
         """Microbatches that are recorded: 0 before the first, and where none can be."""
         return len(self._free) + len(self._taken)
 
-    def forward(
+    def _forward(
         self,
         microbatch: int,
-        entry: Tensor,
-        targets: Tensor | None = None,
-        tokens: Tensor | None = None,
+        stream: Tensor,
+        targets: Tensor | None,
+        documents: Tensor | None,
     ) -> Tensor | float:
-        """See `StageRunner.forward`."""
-        assert microbatch not in self._in_flight, f"microbatch {microbatch} is already in flight"
-        stream, here = self._check(entry, targets)
-        documents = self._documents(entry if self.has_embedding else tokens)
-        slot = self._slot_for(stream, here, documents)
+        slot = self._slot_for(stream, targets, documents)
         if slot is None:
-            return self._plain_forward(microbatch, stream, here, documents)
+            with self._recorder.aside():
+                return super()._forward(microbatch, stream, targets, documents)
         assert slot.forward is not None and slot.result is not None
         _write(slot.entry, stream)
-        _write(slot.kept.targets, here)
+        _write(slot.kept.targets, targets)
         _write(slot.kept.documents, documents)
         slot.forward.replay()
         slot.due = set(self.layer_states)
@@ -116,19 +113,6 @@ class RecordedStageRunner(StageRunner):
         )
         result = self._outward(slot.result)
         return result.clone() if isinstance(result, Tensor) else result
-
-    def _plain_forward(
-        self,
-        microbatch: int,
-        stream: Tensor,
-        targets: Tensor | None,
-        documents: Tensor | None,
-    ) -> Tensor | float:
-        kept = InFlight([], [], targets, documents)
-        with self._recorder.aside():
-            result = self._through(stream, kept)
-        self._in_flight[microbatch] = kept
-        return self._outward(result)
 
     def _layer_backward(
         self, microbatch: int, layer: int, gradient: Tensor | None
@@ -145,7 +129,7 @@ class RecordedStageRunner(StageRunner):
         assert above is not None
         if layer == layer_count(self.spec) - 1:
             assert gradient is None, "no stage follows the head"
-            above.fill_(self._weights.pop(microbatch, 1.0) / self.spec.tokens_per_step)
+            above.fill_(self._slope_of_loss(microbatch))
         else:
             assert gradient is not None and gradient.shape == above.shape
             _write(above, self.copies.to_device(gradient))
@@ -251,6 +235,11 @@ class RecordedStageRunner(StageRunner):
             slot.gradients[layer] = self._back(layer, slot.kept, entry, result, above)
 
         return self._recorder.record(backward, room)
+
+
+def runner_on(kind: str) -> type[StageRunner]:
+    """Of a stage on such a device: "cpu" or "cuda"."""
+    return RecordedStageRunner if kind == "cuda" else StageRunner
 
 
 def _alike(tensor: Tensor | None) -> Tensor | None:

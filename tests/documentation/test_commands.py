@@ -202,6 +202,7 @@ def test_own_data(typist: Typist) -> None:
     type_page(typist, "docs/data.md")
 
 
+@pytest.mark.nightly
 def test_models_in_and_out(typist: Typist) -> None:
     type_page(typist, "docs/models-in-and-out.md")
     assert (typist.directory / "finest" / "run.toml").is_file()

@@ -5,6 +5,8 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from p2p_dtfm.testbed.local_swarm import Child, LocalSwarm
 from p2p_dtfm.testbed.plain_losses import plain_losses
 from tests.e2e.helpers import losses, state_of, step_of, wait_until, write_endless_spec
@@ -14,6 +16,7 @@ STEPS_AFTER_CUT = 5
 STEPS_AFTER_KILL = 5
 
 
+@pytest.mark.nightly
 def test_training_goes_on_from_the_newest_whole_cut(tmp_path: Path) -> None:
     """Nobody saves a checkpoint in time: what is not in the guardian's memory is lost."""
     spec = write_endless_spec(tmp_path, checkpoint={"every_steps": 100_000})

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from p2p_dtfm.testbed.lies.kinds import KINDS
-from tests.e2e.helpers import run_program
+from tests.e2e.helpers import Program, run_program
 
 
 @pytest.mark.nightly
@@ -41,7 +41,7 @@ def test_two_of_eight_lie_together_and_little() -> None:
     assert report["barred"] == ["peer-6", "peer-7"]
 
 
-def test_what_cannot_be_played_is_refused_with_its_reason() -> None:
+def test_what_cannot_be_played_is_refused_with_its_reason(program: Program) -> None:
     for arguments, reason in (
         (("--lie", "fibs"), "there is no lie of the kind fibs"),
         (("--lie", "flip", "--peers", "3"), "--lie flip is played by at least 4 daemons"),
@@ -56,5 +56,5 @@ def test_what_cannot_be_played_is_refused_with_its_reason() -> None:
         (("--undo", "20"), "--undo is for a lie"),
         (("--lie", "flip", "--run", "gpt2-small-homes"), "cannot have audits: audit.rate needs"),
     ):
-        done = run_program("chaos", *arguments)
-        assert done.returncode == 2 and reason in done.stderr, done.stderr
+        code, _, said = program("chaos", *arguments)
+        assert code == 2 and reason in said, said

@@ -22,6 +22,7 @@ STEPS_AFTER = 40
 EVERY = 20
 
 
+@pytest.mark.nightly
 def test_one_is_killed_then_all_and_two_go_on_from_a_committed_step(tmp_path: Path) -> None:
     """The others go on without the first; of the rest, two come back."""
     spec = write_spec(

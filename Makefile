@@ -23,7 +23,7 @@ lint: environment
 	$(BIN)/mypy
 
 test: lint
-	$(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 nightly: lint
 	NIGHTLY=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder

@@ -18,7 +18,7 @@ from p2p_dtfm.core.audit.boundaries import beside
 from p2p_dtfm.core.audit.draw import draw, seed_of
 from p2p_dtfm.core.audit.work import WORK_BYTES, can_replay, claim_digest, own_digest, sums_digest
 from p2p_dtfm.core.commit.judgement import SUM_DIGEST_BYTES
-from p2p_dtfm.core.messages.audit_messages import Account, Boundary, Edges, Share
+from p2p_dtfm.core.messages.audit_messages import Account, Boundary, Edges, HeardClaim, Share
 from p2p_dtfm.core.messages.prepared import Prepared
 from p2p_dtfm.core.protocol.canonical import digest_bytes
 from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
@@ -139,7 +139,9 @@ def one_step(plan: Plan, step: int, liar: str, way: str) -> tuple[int, Findings]
         for judge in shares:
             if can_replay(judge, peer, plan, arithmetics, KEPT):
                 found[judge].setdefault(peer, _found(claimed, true, judge, peer, liar, way))
-    heard = {peer: claim_digest(share, claimed[peer]) for peer, share in shares.items()}
+    heard = {
+        peer: HeardClaim(claim_digest(share, claimed[peer]), b"") for peer, share in shares.items()
+    }
     said = {}
     for peer, share in shares.items():
         segments = plan.segments()

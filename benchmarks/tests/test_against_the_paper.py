@@ -60,6 +60,7 @@ def test_random_ranks_are_those_of_the_papers_runs() -> None:
     assert random_orders(scenario, 1) == random_orders(scenario, 1) != random_orders(scenario, 2)
 
 
+@pytest.mark.nightly
 def test_hundreds_of_peers_are_simulated_within_seconds() -> None:
     groups = "".join(
         f'[[group]]\nname = "g{n}"\ncount = 16\nforward_tflops = 50.0\nuplink_mbps = 2000.0\n'

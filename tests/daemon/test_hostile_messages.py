@@ -32,7 +32,7 @@ from p2p_dtfm.core.messages.agreement_messages import (
     Synced,
     Tidings,
 )
-from p2p_dtfm.core.messages.audit_messages import Account, Audited, Claimed, Share
+from p2p_dtfm.core.messages.audit_messages import Account, Audited, Claimed, HeardClaim, Share
 from p2p_dtfm.core.messages.certificate import Certificate
 from p2p_dtfm.core.messages.prepared import (
     Prepared,
@@ -121,7 +121,7 @@ def valid(view: ViewId) -> list[Any]:
     signed = Signed(OTHER, "nonsense", b"nonsense", b"1" * 64)
     share = Share("cpu", 1, {0: (b"1",)}, {0: ((b"1",),)})
     prepared = Prepared(view, 0, OTHER, {0: 1.0}, 1.0, 4, 0.0, 0, None)
-    account = Account(share, {OTHER: b"1"}, {OTHER: b"1"})
+    account = Account(share, {OTHER: HeardClaim(b"1", b"1" * 64)}, {OTHER: b"1"})
     certificate = Certificate(view, "00" * 32, (sender,), ((sender, b"1" * 64),))
     ready = ReadySet(view, "00" * 32, "00" * 32, ((sender, b"1" * 64),))
     return [

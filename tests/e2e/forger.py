@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from p2p_dtfm.core.audit.work import claim_digest, work_of
-from p2p_dtfm.core.messages.audit_messages import Share
+from p2p_dtfm.core.messages.audit_messages import HeardClaim, Share, claim_text
 from p2p_dtfm.core.messages.prepared import Prepared, open_prepared, sign_prepared
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.transcript.entries import Committed, Entry, TookOver, entry_of, line_of
@@ -73,9 +73,7 @@ def _step(
     shares |= {peer: change(shares[peer]) for peer in liars}
     shares = {peer: _got_that(peer, shares, liars, plan) for peer in shares}
     told = [_with(it, shares[it.peer_id]) for it in said]
-    heard = {
-        it.peer_id: claim_digest(shares[it.peer_id], work_of(it, plan.segments())) for it in told
-    }
+    heard = {it.peer_id: _heard(it, shares[it.peer_id], plan, keys) for it in told}
     signed = []
     for prepared in told:
         assert prepared.audit is not None
@@ -84,6 +82,12 @@ def _step(
         sworn = msgspec.structs.replace(prepared, audit=account)
         signed.append(sign_prepared(sworn, keys[prepared.peer_id].sign))
     return Committed(tuple(signed))
+
+
+def _heard(prepared: Prepared, share: Share, plan: Plan, keys: dict[str, Identity]) -> HeardClaim:
+    peer, claim = prepared.peer_id, claim_digest(share, work_of(prepared, plan.segments()))
+    text = claim_text(peer, prepared.view, prepared.step, claim)
+    return HeardClaim(claim, keys[peer].sign(text))
 
 
 def _got_that(peer: str, shares: dict[str, Share], liars: Collection[str], plan: Plan) -> Share:

@@ -156,6 +156,7 @@ def by_many_threads(share: Share) -> Share:
     return msgspec.structs.replace(other_gradients(share), threads=1 + max_threads())
 
 
+@pytest.mark.nightly
 def test_what_nobody_here_can_judge_is_not_said_to_hold(run: Run, tmp_path: Path) -> None:
     """Whoever forges names its arithmetic and its threads, too."""
     works = [(number, peer) for number in range(6, STEPS) for peer in run.keys]
@@ -174,6 +175,7 @@ def is_whole(checkpoint: Path) -> bool:
     return all(layer_path(checkpoint, layer).is_file() for layer in range(LAYERS))
 
 
+@pytest.mark.nightly
 def test_a_checkpoint_that_nobody_has_signed_is_passed_over(run: Run, tmp_path: Path) -> None:
     shutil.copytree(run.data, tmp_path / "run")
     directory = tmp_path / "run" / "checkpoints" / "step-00000010"

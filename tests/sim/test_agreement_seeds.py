@@ -87,6 +87,7 @@ def test_nothing_breaks_whatever_fails(first: int) -> None:
         assert sum(result.messages[number] for result in results) > 0, f"messages are {what}"
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("seed", [seed for seed in REGRESSIONS if seed >= SEEDS])
 def test_what_was_broken_once_stays_mended(seed: int) -> None:
     check(seed)

@@ -54,7 +54,7 @@ def played(
                 ("activation", "b", FOUND),
                 ("edge-out", "a", FOUND),
                 ("swapped", "f", DOUBTED),
-                ("two-faced", "a", "has claimed something else than"),
+                ("two-faced", "a", "has claimed one thing to some"),
                 ("accuse", "a", "otherwise than those who computed it again"),
                 ("unshown", "a", ""),
                 ("sum", "c", FOUND),
@@ -92,6 +92,7 @@ def test_after_the_last_step_all_is_computed_again_at_any_rate(
     assert any(FOUND in report for report in found.reports), found.reports
 
 
+@pytest.mark.nightly
 def test_rounded_tensors_are_rounded_alike_by_who_computes_them_again(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

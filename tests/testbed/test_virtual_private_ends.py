@@ -37,7 +37,7 @@ NIGHTLY = pytest.mark.nightly
     ("seed", "killed"),
     [
         (1, "b"),
-        (3, "bc"),
+        pytest.param(3, "bc", marks=NIGHTLY),
         pytest.param(2, "c", marks=NIGHTLY),
         pytest.param(4, "a", marks=NIGHTLY),
         pytest.param(5, "ad", marks=NIGHTLY),

@@ -310,6 +310,7 @@ def test_bugs_that_seeds_have_found_are_found(tmp_path: Path) -> None:
     assert missed == []
 
 
+@pytest.mark.nightly
 def test_a_doubled_gradient_and_a_task_left_behind_are_found(tmp_path: Path) -> None:
     player = Player(tmp_path, steps=13)
     schedule = Schedule(("a", "b"), (), ())

@@ -94,7 +94,7 @@ def work(layers: tuple[int, ...], codec: str, recompute: bool):
     return states, sent, sum(losses.values(), 0.0)
 
 
-@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("codec", ["fp32", "bf16", "rotated4", "subspace"])
 @pytest.mark.parametrize("layers", [(0, 1, 2), (2, 3), (3, 4, 5)])

@@ -1,6 +1,6 @@
 """What the accounts in the Prepared of a step, together, say of their makers.
 
-Nothing is judged while one is missing: the others' findings would be of few.
+Next to nothing is judged while one is missing: the others' findings would be of few.
 """
 
 from collections import Counter
@@ -33,7 +33,8 @@ CHUNKS_LIMIT = 1 << 13
 
 class Findings(NamedTuple):
     """`liars`: why each is left out; `doubts`: pairs of which one says what is not so;
-    `convicted`: liars by the word of more than half of all stage-holders."""
+    `convicted`: liars by the word of more than half of all stage-holders, or by their own
+    signatures."""
 
     liars: dict[str, str]
     doubts: dict[tuple[str, str], str]
@@ -83,7 +84,7 @@ def fault_of_account(
     holders = {holder for segment in segments for holder in segment.holders}
     if set(account.heard) != holders or not set(account.found) <= holders:
         return "Prepared with an account of other peers than have a stage"
-    if any(len(claim) != CLAIM_BYTES for claim in account.heard.values()):
+    if any(len(heard.claim) != CLAIM_BYTES for heard in account.heard.values()):
         return "Prepared with a claim's digest of another length"
     if not set(account.disputed) <= holders:
         return "Prepared with a dispute about a peer without a stage"
@@ -102,21 +103,24 @@ def findings(
     kept_microbatches: int = MANY,
     due: Due = TRAINING,
 ) -> Findings:
-    """Of all stage-holders' Prepared, each with an account; while one is missing only what more
-    than half of all stage-holders deny, or whoever is found out would withhold its own.
+    """Of all stage-holders' Prepared, each with an account; while one is missing only who has
+    claimed two things, and what more than half of all stage-holders deny, or whoever is found out
+    would withhold its own.
 
     Whose input at a boundary is not what was sent is not judged: of what it should have computed
     nobody can say. Its sender is: then it may be known which of the two is wrong.
     """
     found = Findings({}, {}, set())
     accounts = {peer: p.audit for peer, p in said.items() if p.audit is not None}
+    works = {peer: work_of(said[peer], segments) for peer in accounts}
+    for peer_id, reason in unlike_claims(accounts, works).items():
+        found.liars[peer_id] = reason
+        found.convicted.add(peer_id)
+    if found.liars:
+        return found  # from unlike claims follow unlike audits, and nobody else need have lied
     if set(plan.stage_holders()) != set(accounts):
         _convict_denied(accounts, plan.stage_holders(), found)
         return found
-    works = {peer: work_of(said[peer], segments) for peer in accounts}
-    _judge_claims(accounts, works, found)
-    if found.liars or found.doubts:
-        return found  # from unlike claims follow unlike audits, and nobody need have lied
     shares = {peer: account.share for peer, account in accounts.items()}
     misled = _doubt_edges(shares, segments if due.trains else (), found)
     without_input = _doubt_boundaries(shares, plan, due, found)
@@ -178,23 +182,22 @@ def _found_of(peer_id: str, accounts: Mapping[str, Account], length: int) -> dic
     }
 
 
-def _judge_claims(
-    accounts: Mapping[str, Account], works: Mapping[str, bytes], found: Findings
-) -> None:
-    """What a peer accounts for is what it has claimed before the draw, to everybody."""
-    for peer_id, account in accounts.items():
-        stated = claim_digest(account.share, works[peer_id])
-        others = [peer for peer, theirs in accounts.items() if theirs.heard[peer_id] != stated]
-        if 2 * len(others) > len(accounts):
-            found.liars.setdefault(peer_id, "accounts for another work than it has claimed")
-            found.convicted.add(peer_id)
-            continue
-        for other in others:
-            reason = f"{peer_id} has claimed something else than {other} has heard"
-            if other == peer_id:
-                found.liars.setdefault(peer_id, "accounts for another work than it has claimed")
-            else:
-                found.doubt(peer_id, other, reason)
+def unlike_claims(accounts: Mapping[str, Account], works: Mapping[str, bytes]) -> dict[str, str]:
+    """Who has claimed two things, and why that is known, by accounts of which some may be missing.
+
+    What a peer accounts for is what it has claimed before the draw, to everybody. It has signed
+    all of them, so no vote is needed: its own signatures convict it.
+    """
+    found: dict[str, str] = {}
+    for peer_id in sorted({peer for account in accounts.values() for peer in account.heard}):
+        claims = {account.heard[peer_id].claim for account in accounts.values()}
+        if len(claims) > 1:
+            found[peer_id] = "has claimed one thing to some and another to others"
+        elif peer_id in accounts:
+            stated = claim_digest(accounts[peer_id].share, works[peer_id])
+            if claims != {stated}:
+                found[peer_id] = "accounts for another work than it has claimed"
+    return found
 
 
 def _judge(peer_id: str, stated: Mapping[str, bytes], *, is_secret: bool, found: Findings) -> None:

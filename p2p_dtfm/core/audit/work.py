@@ -2,11 +2,23 @@
 
 from collections.abc import Mapping, Sequence
 
+import msgspec
+
 from p2p_dtfm.core.audit.boundaries import inputs_are_kept, states_held_out
-from p2p_dtfm.core.messages.audit_messages import Claimed, Edges, Parts, Share
+from p2p_dtfm.core.messages.audit_messages import (
+    Claimed,
+    Edges,
+    HeardClaim,
+    Parts,
+    Share,
+    claim_text,
+    is_claim_of,
+)
 from p2p_dtfm.core.messages.prepared import Prepared
 from p2p_dtfm.core.protocol.canonical import digest_bytes, encode
+from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.plan import Plan, Segment
+from p2p_dtfm.core.protocol.signed import Sign, Verify
 
 OWN_BYTES = 16
 """Of a work's digest, the first ones are of what its maker computes from the data and from what its
@@ -71,9 +83,25 @@ def claim_digest(share: Share, work: bytes) -> bytes:
     return _digest(encode(shared))[:CLAIM_BYTES]
 
 
-def heard_of(claims: Mapping[str, Claimed]) -> dict[str, bytes]:
+def signed_claim(claim: Claimed, peer_id: str, signer: Sign) -> Claimed:
+    digest = claim_digest(claim.share, claim.work)
+    text = claim_text(peer_id, claim.view, claim.step, digest)
+    return msgspec.structs.replace(claim, signature=signer(text))
+
+
+def require_signed(claim: Claimed, peer_id: str, verify: Verify) -> None:
+    """Raises `PeerFault` for a claim by which its maker could not be held to it."""
+    if not is_claim_of(peer_id, claim.view, claim.step, _heard(claim), verify):
+        raise PeerFault("a claim that it has not signed", peer_id)
+
+
+def _heard(claim: Claimed) -> HeardClaim:
+    return HeardClaim(claim_digest(claim.share, claim.work), claim.signature)
+
+
+def heard_of(claims: Mapping[str, Claimed]) -> dict[str, HeardClaim]:
     """As an account has it."""
-    return {peer: claim_digest(claim.share, claim.work) for peer, claim in sorted(claims.items())}
+    return {peer: _heard(claim) for peer, claim in sorted(claims.items())}
 
 
 def unlike_edges(shares: Mapping[str, Share], segments: Sequence[Segment]) -> set[tuple[str, str]]:

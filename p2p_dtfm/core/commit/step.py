@@ -100,20 +100,22 @@ class StepTransaction:
 
     @property
     def conflict(self) -> Conflict:
-        """What all Prepared together contradict; while one is missing, only if most deny a work:
-        its maker may never say its own."""
+        """What all Prepared together contradict; while one is missing, only if most deny a work, or
+        somebody has claimed two: it may never say its own."""
         if self.missing:
-            return self._denied()
+            return self._found_early()
         if self._conflict is None:
             self._conflict = conflict_of(self._prepared, self._plan, self._terms)
         return self._conflict
 
-    def _denied(self) -> Conflict:
+    def _found_early(self) -> Conflict:
         accounts = [it.audit for it in self._prepared.values() if it.audit is not None]
         denied = Counter(
             peer for it in accounts for peer, is_denied in it.disputed.items() if is_denied
         )
-        if 2 * max(denied.values(), default=0) <= len(self._holders):
+        is_denied = 2 * max(denied.values(), default=0) > len(self._holders)
+        claims = {(peer, it.claim) for each in accounts for peer, it in each.heard.items()}
+        if not is_denied and len(claims) <= len(self._holders):
             return Conflict()
         return conflict_of(self._prepared, self._plan, self._terms)
 

@@ -1,10 +1,12 @@
 """What stage-holders of an audited run say of their work, before and in Prepared."""
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import msgspec
 
-from p2p_dtfm.core.protocol.canonical import Numbered
+from p2p_dtfm.core.protocol.canonical import Numbered, encode
+from p2p_dtfm.core.protocol.signed import Verify, covered
 from p2p_dtfm.core.protocol.snapshot import ViewId
 
 Parts = Numbered[tuple[bytes, ...]]
@@ -15,6 +17,8 @@ Got = Numbered[tuple[tuple[bytes, ...], ...]]
 empty for one that is not summed here. Nothing from the peer itself."""
 
 
+SIGNED_LIMIT_BYTES = 512
+"""Of a claim's text and signature, which have some 300."""
 COULD_NOT = b""
 """Of an auditor whose machine did not get through the work: no word for it or against it."""
 
@@ -59,6 +63,8 @@ class Claimed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="clai
     """What the claim of the step before was committed to, in this view."""
     commitment: bytes
     """The digest of the next opening."""
+    signature: bytes = b""
+    """Of `claim_text`: who claims two things has signed both."""
 
 
 class Audited(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="audited"):
@@ -72,13 +78,41 @@ class Audited(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="audi
     """What the sender comes to, or `COULD_NOT`."""
 
 
+class HeardClaim(NamedTuple):
+    """A claim, as whoever has heard it can prove it to others."""
+
+    claim: bytes
+    """`core.audit.work.claim_digest`"""
+    signature: bytes
+    """By the maker of the claim, of `claim_text`."""
+
+
+def claim_text(peer_id: str, view: ViewId, step: int, claim: bytes) -> bytes:
+    """What the maker of a claim signs."""
+    return covered(peer_id, "claim", encode([view.number, view.snapshot, step, claim]))
+
+
+def is_claim_of(peer_id: str, view: ViewId, step: int, heard: HeardClaim, verify: Verify) -> bool:
+    """Whether its maker has signed it."""
+    text = claim_text(peer_id, view, step, heard.claim)
+    if len(text) + len(heard.signature) > SIGNED_LIMIT_BYTES:
+        return False  # nothing long is remembered
+    return _is_signed(peer_id, text, heard.signature, verify)
+
+
+@lru_cache(maxsize=128)
+def _is_signed(peer_id: str, text: bytes, signature: bytes, verify: Verify) -> bool:
+    """Remembered, since all pass on the same ones."""
+    return verify(peer_id, text, signature)
+
+
 class Account(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     """In a signed Prepared: what its maker has claimed, what it has heard others claim, and what
     it has found of their works."""
 
     share: Share
-    heard: dict[str, bytes]
-    """Of all stage-holders' claims, `core.audit.work.claim_digest`."""
+    heard: dict[str, HeardClaim]
+    """The claims of all stage-holders."""
     found: dict[str, bytes]
     """What the works of others, that were drawn or disputed, came to here."""
     disputed: dict[str, bool] = {}

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from p2p_dtfm.core.messages.audit_messages import Account
+from p2p_dtfm.core.messages.audit_messages import Account, is_claim_of
 from p2p_dtfm.core.protocol.canonical import Numbered, digest_bytes, encode, encode_for_wire
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.signed import Sign, Signed, Verify, open_signed, sign
@@ -69,10 +69,14 @@ def sign_prepared(prepared: Prepared, signer: Sign) -> Signed:
 
 
 def open_prepared(signed: Signed, verify: Verify) -> Prepared:
-    """Raises `PeerFault` for a forgery, malformed contents, or words put in another's mouth."""
+    """Raises `PeerFault` for a forgery, malformed contents, or words put in another's mouth, also
+    those that its maker says it has heard."""
     prepared = open_signed(signed, _KIND, Prepared, verify)
     if prepared.peer_id != signed.peer_id:
         raise PeerFault("says Prepared for another peer", signed.peer_id)
+    for peer_id, heard in prepared.audit.heard.items() if prepared.audit is not None else ():
+        if not is_claim_of(peer_id, prepared.view, prepared.step, heard, verify):
+            raise PeerFault(f"has heard what {peer_id} has not signed", signed.peer_id)
     return prepared
 
 

@@ -4,6 +4,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
+from p2p_dtfm.core.audit.work import require_signed
 from p2p_dtfm.core.consensus.actions import Rejoin
 from p2p_dtfm.core.gate.gate_table import Role
 from p2p_dtfm.core.membership.bars import barred_at
@@ -209,6 +210,8 @@ class Dispatch:
 
     def _of_a_step(self, sender: str, message: SignedPrepared | Claimed | Audited) -> None:
         trainer = self._participant.trainer
+        if isinstance(message, Claimed):
+            require_signed(message, sender, verify)
         if not isinstance(message, SignedPrepared):
             trainer.audited(sender, message)
             return

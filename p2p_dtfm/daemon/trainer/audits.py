@@ -18,7 +18,7 @@ from blake3 import blake3
 
 from p2p_dtfm.core.audit.boundaries import TRAINING
 from p2p_dtfm.core.audit.claim_book import OPENING_BYTES, ClaimBook, commitment_to
-from p2p_dtfm.core.audit.work import heard_of, stated_work
+from p2p_dtfm.core.audit.work import heard_of, signed_claim, stated_work
 from p2p_dtfm.core.commit.step_terms import StepTerms, terms_of
 from p2p_dtfm.core.messages.audit_messages import COULD_NOT, Account, Audited, Claimed, Share
 from p2p_dtfm.core.messages.work import Kind, Lack
@@ -127,7 +127,7 @@ class Audits:
         self._given = set()
         try:
             self._mine, here = mine, _Open(view, plan, step, engine, book, mine)
-            claim = await self._claim(here, local)
+            claim = self._signed(await self._claim(here, local))
             self._say(here, claim)
             self._given.add((Kind.CLAIM, step))
             await self._until(view, Kind.CLAIM, book.not_claimed)
@@ -186,6 +186,9 @@ class Audits:
         work = stated_work(share, local.loss_sum, local.held_out_loss_sum, sums)
         next_one = commitment_to(self._next_opening)
         return Claimed(here.view.id, here.step, share, work, opening, next_one)
+
+    def _signed(self, claim: Claimed) -> Claimed:
+        return signed_claim(claim, self._tools.me, self._tools.net.sign)
 
     def _say(self, here: "_Open", said: Claimed | Audited) -> None:
         here.book.record(self._tools.me, said)

@@ -154,7 +154,7 @@ def claim_one_thing_to_some(lie: Lie) -> None:
             honest(self, here, said)
             return
         here.book.record(self._tools.me, said)
-        other = msgspec.structs.replace(said, work=said.work[::-1])
+        other = self._signed(msgspec.structs.replace(said, work=said.work[::-1]))
         for place, peer_id in enumerate(sorted(here.plan.stage_holders())):
             self._tools.net.messenger.tell(peer_id, other if place % 2 else said)
 

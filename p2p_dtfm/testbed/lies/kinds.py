@@ -148,9 +148,7 @@ _WORDS = {
     "lineage": LieKind("says that it starts the step from another state", LEFT_OUT),
     "opening": LieKind("opens something else than it was committed to", LEFT_OUT),
     "alien": LieKind("flips its gradients, and calls its arithmetic one of its own", LEFT_OUT),
-    "two-faced": LieKind(
-        "claims one thing to half of the others, and another to the rest", LEFT_OUT
-    ),
+    "two-faced": LieKind("claims one thing to half of the others, and another to the rest", BARRED),
     "mute": LieKind(
         "flips its gradients, and says no Prepared once an auditor has found it", BARRED
     ),

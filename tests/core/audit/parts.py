@@ -5,7 +5,7 @@ from collections import Counter
 
 from p2p_dtfm.core.audit.work import claim_digest, own_digest, sums_digest
 from p2p_dtfm.core.commit.judgement import SUM_DIGEST_BYTES
-from p2p_dtfm.core.messages.audit_messages import Account, Got, Parts, Share
+from p2p_dtfm.core.messages.audit_messages import Account, Got, HeardClaim, Parts, Share
 from p2p_dtfm.core.messages.prepared import Prepared
 from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
 from p2p_dtfm.core.protocol.snapshot import ViewId
@@ -42,7 +42,7 @@ def work_of_share(share: Share, name: str, sums: bytes = b"", loss: float = 30.0
 def step_of(
     shares: dict[str, Share],
     found: dict[str, dict[str, bytes]],
-    heard: dict[str, dict[str, bytes]] | None = None,
+    heard: dict[str, dict[str, HeardClaim]] | None = None,
     told: str | None = None,
 ) -> dict[str, Prepared]:
     """All Prepared; `heard`: where a peer has heard something else than is accounted for; `told`:
@@ -53,7 +53,8 @@ def step_of(
         it for it, count in sorted(of.items()) if (count > 1 if told is None else it in told)
     ]
     claims = {
-        name: claim_digest(share, work_of_share(share, name)) for name, share in shares.items()
+        name: HeardClaim(claim_digest(share, work_of_share(share, name)), b"")
+        for name, share in shares.items()
     }
     said = {}
     for name, share in shares.items():

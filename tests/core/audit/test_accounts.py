@@ -6,10 +6,15 @@ import msgspec
 import pytest
 
 from p2p_dtfm.core.audit.accounts import fault_of_account, findings
+from p2p_dtfm.core.audit.work import require_signed, signed_claim
 from p2p_dtfm.core.commit.judgement import conflict_of, fault_of
 from p2p_dtfm.core.commit.ledger import Ledger
 from p2p_dtfm.core.commit.step_terms import StepTerms
-from p2p_dtfm.core.messages.prepared import Prepared
+from p2p_dtfm.core.messages.audit_messages import Claimed, HeardClaim, claim_text
+from p2p_dtfm.core.messages.prepared import Prepared, open_prepared, sign_prepared
+from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.core.protocol.snapshot import ViewId
+from p2p_dtfm.sim.faults.simulated_process import sign_for, verify
 from tests.core.audit.parts import NAMES, PLAN, VIEW, part, share_of, step_of, work_of_share
 from tests.core.builders import stated
 
@@ -17,6 +22,7 @@ HONEST = {name: share_of(name) for name in NAMES}
 WORKS = {name: work_of_share(share, name) for name, share in HONEST.items()}
 SEGMENTS = PLAN.segments()
 TERMS = StepTerms(5, 4, 10, 10, 100, 20.0)
+OTHER_CLAIM = HeardClaim(b"x" * 16, b"")
 
 
 def judged(said: dict[str, Prepared]) -> tuple[set[str], set[tuple[str, str]]]:
@@ -90,12 +96,58 @@ def test_who_was_sent_other_gradients_is_not_judged_by_its_sums() -> None:
 
 
 def test_who_accounts_for_another_work_than_it_has_claimed() -> None:
-    told = {name: {"c": b"x" * 16} for name in NAMES}
-    assert judged(step_of(HONEST, {}, told)) == ({"c"}, set())
-    some = {name: {"c": b"x" * 16} for name in "ab"}
-    assert judged(step_of(HONEST, {}, some)) == (set(), {("a", "c"), ("b", "c")})
+    told = {name: {"c": OTHER_CLAIM} for name in NAMES}
+    found = findings(step_of(HONEST, {}, told), PLAN, SEGMENTS)
+    assert set(found.liars) == found.convicted == {"c"} and "accounts for" in found.liars["c"]
     false_audits = {"a": {"b": b"0" * 32}, "d": {"b": b"0" * 32}, "c": {"b": b"0" * 32}}
     assert judged(step_of(HONEST, false_audits, told)) == ({"c"}, set()), "b was not heard either"
+
+
+def test_who_claims_two_things_is_convicted_by_its_own_signatures() -> None:
+    """Though only one has heard the other claim, and whether or not its own Prepared comes."""
+    said = step_of(HONEST, {}, {"a": {"c": OTHER_CLAIM}})
+    for told in (said, {name: said[name] for name in "ab"}):
+        found = findings(told, PLAN, SEGMENTS)
+        assert set(found.liars) == found.convicted == {"c"} and not found.doubts
+        assert "one thing to some" in found.liars["c"]
+    ledger = Ledger(VIEW, PLAN, 7)
+    for name in "ba":
+        assert not ledger.conflict.reason
+        ledger.record(stated(said[name]))
+    assert set(ledger.conflict.convicted) == {"c"}, "nobody waits for the rest"
+
+
+def test_nobody_is_convicted_by_a_claim_that_it_has_not_signed() -> None:
+    """Whoever says that it has heard one is told so."""
+    true = HeardClaim(OTHER_CLAIM.claim, sign_for("c")(claim_text("c", VIEW, 7, OTHER_CLAIM.claim)))
+    said = step_of(HONEST, {})["a"]
+    assert said.audit is not None
+    for heard, is_true in ((true, True), (OTHER_CLAIM, False)):
+        account = msgspec.structs.replace(said.audit, heard={"c": heard})
+        signed = sign_prepared(msgspec.structs.replace(said, audit=account), sign_for("a"))
+        if is_true:
+            assert open_prepared(signed, verify).audit == account
+            continue
+        with pytest.raises(PeerFault, match="has heard what c has not signed") as fault:
+            open_prepared(signed, verify)
+        assert fault.value.peer_id == "a"
+
+
+def test_a_claim_is_of_its_view_and_step() -> None:
+    claim = Claimed(VIEW, 7, HONEST["c"], WORKS["c"], b"o" * 32, b"c" * 32)
+    signed = signed_claim(claim, "c", sign_for("c"))
+    require_signed(signed, "c", verify)
+    others = (
+        claim,
+        msgspec.structs.replace(signed, step=8),
+        msgspec.structs.replace(signed, view=ViewId(4, VIEW.snapshot)),
+        msgspec.structs.replace(signed, work=WORKS["a"]),
+    )
+    for other in others:
+        with pytest.raises(PeerFault, match="not signed"):
+            require_signed(other, "c", verify)
+    with pytest.raises(PeerFault, match="not signed"):
+        require_signed(signed, "a", verify)
 
 
 def test_a_few_that_blame_one_behind_the_others_backs_go_themselves() -> None:
@@ -129,10 +181,6 @@ def test_half_do_not_convict_one_whose_prepared_is_missing() -> None:
         said = step_of(HONEST, everybody_finds("c", b"0" * 32, but=but))
         del said["c"]
         assert not findings(said, PLAN, SEGMENTS).convicted
-    two_claims = {"a": {"c": b"x" * 16}}
-    said = step_of(HONEST, everybody_finds("c", b"0" * 32), two_claims)
-    del said["c"]
-    assert not findings(said, PLAN, SEGMENTS).convicted, "they have heard unlike claims"
 
 
 def test_who_is_accused_falsely_and_falls_silent_is_not_convicted() -> None:

@@ -27,7 +27,14 @@ from p2p_dtfm.core.audit.work import (
 from p2p_dtfm.core.commit.step_terms import terms_of
 from p2p_dtfm.core.gate.gate_table import TABLE
 from p2p_dtfm.core.messages.agreement_messages import RetainedStep
-from p2p_dtfm.core.messages.audit_messages import Account, Boundary, Claimed, Edges, Share
+from p2p_dtfm.core.messages.audit_messages import (
+    Account,
+    Boundary,
+    Claimed,
+    Edges,
+    HeardClaim,
+    Share,
+)
 from p2p_dtfm.core.messages.message_bounds import require_bounded_part
 from p2p_dtfm.core.messages.prepared import Prepared, sign_prepared
 from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
@@ -95,7 +102,10 @@ WORKS = {peer: work_of(share, peer) for peer, share in HONEST.items()}
 
 
 def step_of(shares: dict[str, Share], found: dict[str, dict[str, bytes]]) -> dict[str, Prepared]:
-    heard = {peer: claim_digest(share, work_of(share, peer)) for peer, share in shares.items()}
+    heard = {
+        peer: HeardClaim(claim_digest(share, work_of(share, peer)), b"")
+        for peer, share in shares.items()
+    }
     works = {peer: work_of(share, peer) for peer, share in shares.items()}
     doubted = {it for mine in found.values() for it, work in mine.items() if work != works[it]}
     said = {}
@@ -296,11 +306,17 @@ def test_the_largest_claim_of_a_run_fits_in_all_that_carries_it() -> None:
     many = tuple(digest("part", number) for number in range(CHUNKS_LIMIT))
     edges = dict.fromkeys(numbers, edge)
     claimed = Claimed(
-        VIEW, 1 << 40, Share("x" * 64, 1024, {1: many}, {1: ((), many)}, edges), *(b"x" * 32,) * 3
+        VIEW,
+        1 << 40,
+        Share("x" * 64, 1024, {1: many}, {1: ((), many)}, edges),
+        *(b"x" * 32,) * 3,
+        b"x" * 64,
     )
     assert len(pack(1, claimed)) < TABLE["Claimed"].size_bytes
     share = Share("x" * 64, 1024, {1: many[:100]}, {1: ((), many[:100])}, edges)
-    heard = {"x" * 52 + str(number): bytes(CLAIM_BYTES) for number in range(64)}
+    heard = {
+        "x" * 52 + str(number): HeardClaim(bytes(CLAIM_BYTES), bytes(64)) for number in range(64)
+    }
     account = Account(share, heard, {})
     prepared = Prepared(VIEW, 7, "b", {1: 1.0}, 1.0, 1, 0.0, 0, None, "", {}, audit=account)
     signed = sign_prepared(prepared, lambda _: bytes(64))

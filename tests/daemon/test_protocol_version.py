@@ -20,7 +20,7 @@ from p2p_dtfm.daemon.peers.wire import KnownPeers, Message, TraceReply, Transcri
 from p2p_dtfm.net.streams.frames import FrameHeader
 from tests.core.planning import Peer, name_of, snapshot
 
-SAID = {2: "21389e671669d727037f657c0a63e88ba5e5b0bcf8dd8e0bf4bb2b3f593f47d5"}
+SAID = {2: "f30a47eb6c459efdadaa33a23e99fe83e2d21f5b460274c337c453c10e1900d3"}
 PLANNED = {2: "c793e962633be8a171cfa201e76ad94916e75846a2bb811a71fcded297ceb0f9"}
 
 

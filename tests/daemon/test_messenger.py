@@ -2,14 +2,17 @@
 
 import asyncio
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from p2p_dtfm.daemon.peers import messenger as messenger_module
+from p2p_dtfm.daemon.peers import wire
 from p2p_dtfm.daemon.peers.messenger import Messenger
-from p2p_dtfm.daemon.peers.wire import Hello, unpack
+from p2p_dtfm.daemon.peers.wire import Hello, Message, unpack
 from p2p_dtfm.net.libp2p.control import ControlPlane
 from p2p_dtfm.net.libp2p.host import Host
+from p2p_dtfm.net.libp2p.port import HostPort
 
 LOOPBACK = ["/ip4/127.0.0.1/tcp/0"]
 
@@ -174,5 +177,38 @@ def test_it_remembers_a_bounded_number_of_peers_and_addresses(
             assert host.peer_id not in messenger.known
         finally:
             await host.close()
+
+    asyncio.run(scenario())
+
+
+def test_what_is_told_to_many_is_packed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    packed: list[Message] = []
+
+    def pack(life: int, message: Message) -> bytes:
+        packed.append(message)
+        return wire.pack(life, message)
+
+    monkeypatch.setattr(messenger_module, "pack", pack)
+    calls: list[tuple[str, bytes]] = []
+
+    class Control:
+        async def call(self, peer_id: str, body: bytes, deadline_s: float) -> bytes:
+            calls.append((peer_id, body))
+            return b""
+
+    class NoHost:
+        peer_id = "me"
+
+    async def scenario() -> None:
+        messenger = Messenger(cast(HostPort, NoHost()), cast(ControlPlane, Control()), life=3)
+        one, another = Hello(1, ()), Hello(1, ())
+        for peer_id in ("a", "b", "c"):
+            await messenger.ask(peer_id, one)
+        await messenger.ask("a", another)
+        assert [message is one for message in packed] == [True, False], "by identity"
+        assert len(calls) == 4 and {body for _, body in calls} == {wire.pack(3, one)}
+        for number in range(2 * messenger_module.PACKED_LIMIT):
+            await messenger.ask("a", Hello(number, ()))
+        assert len(messenger._last_packed) == messenger_module.PACKED_LIMIT
 
     asyncio.run(scenario())

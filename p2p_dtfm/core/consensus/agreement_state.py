@@ -12,6 +12,7 @@ from p2p_dtfm.core.consensus.attempts.said_ready import SaidReady
 from p2p_dtfm.core.consensus.opened_records import OpenedRecords
 from p2p_dtfm.core.consensus.overlay.grid import Grid, grid_of_view
 from p2p_dtfm.core.consensus.overlay.plan_neighbours import plan_neighbours
+from p2p_dtfm.core.consensus.present import Present
 from p2p_dtfm.core.consensus.views.known_views import KnownViews
 from p2p_dtfm.core.consensus.views.reminders import Reminders
 from p2p_dtfm.core.consensus.views.voices import Farewells
@@ -26,7 +27,6 @@ from p2p_dtfm.core.messages.agreement_messages import (
     KnownView,
     PresentView,
     Spread,
-    Standing,
 )
 from p2p_dtfm.core.messages.outlines import NamedBodies, names_in
 from p2p_dtfm.core.protocol.canonical import digest
@@ -63,28 +63,6 @@ class Joining:
     """The others went on without it: it hears nothing until its next life."""
     wants_view: bool = False
     view_heard_ns: int | None = None
-
-
-@dataclass
-class Present:
-    """The view that this peer is in."""
-
-    said_active: Active
-    view: View | None = None
-    ledger: Ledger | None = None
-    taken_over_ns: int = 0
-    active_members: dict[ViewId, dict[Member, Active]] = field(default_factory=dict)
-    active_sent_ns: int = 0
-    last_commit: tuple[Signed, ...] = ()
-    lost_since_ns: int | None = None
-    """From when on each view has lacked layers."""
-    had_all: frozenset[str] = frozenset()
-    """While layers are lost: who was in the newest view of this peer that had all of them."""
-    end: Standing | None = None
-    """Where it stood when the run's last step was committed: nobody may be in that view now."""
-    accepts_loss: bool = False
-    met_ns: int = 0
-    record_names: frozenset[bytes] | None = None
 
 
 @dataclass
@@ -359,12 +337,6 @@ class AgreementState:
     def distrust_members(self, found: Collection[Member]) -> None:
         """Until a view takes over: being heard from is no excuse."""
         self.doubts.distrusted |= set(found) & set(self.members)
-
-    def agrees_to_loss(self, now_ns: int) -> bool:
-        """Of lost layers: has waited for them long enough, or half as long and is asked."""
-        since_ns = self.present.lost_since_ns
-        has_waited = since_ns is not None and now_ns - since_ns >= self.timing.lost_layers_ns // 2
-        return self.present.accepts_loss or has_waited
 
     def give_up(self, now_ns: int) -> None:
         """For good: rounds of a number that were said once must not begin anew."""

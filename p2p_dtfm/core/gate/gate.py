@@ -148,13 +148,7 @@ class Gate:
         row = row_of(kind, self._is_open(), self._is_closed())
         held = self._sender(sender)
         reason = self._owes(held, role, pays, now_ns) if pays else None
-        reason = reason or self._out_of_place(held, role, row, size_bytes, now_ns)
-        rate = row.sender if role in FAR else row.near
-        if reason is None and not _bucket(held, kind, rate, now_ns).has(rate, now_ns):
-            reason = Reason.RATE
-        is_bounded = reason is None and role in FAR
-        if is_bounded and not self._class(role, kind, row, now_ns).has(row.together, now_ns):
-            reason = Reason.TOGETHER
+        reason = reason or self._reason(held, role, row, kind, size_bytes, now_ns, _Bucket.has)
         return None if reason is None else self._refuse(held, role, kind, reason, now_ns)
 
     def left(self, sender: str, role: Role, kind: str) -> None:
@@ -191,15 +185,23 @@ class Gate:
         self._refuse(held, self._role_of(sender), kind, Reason.CONTENT, now_ns)
 
     def _reason(
-        self, held: _Sender, role: Role, row: Row, kind: str, size_bytes: int, now_ns: int
+        self,
+        held: _Sender,
+        role: Role,
+        row: Row,
+        kind: str,
+        size_bytes: int,
+        now_ns: int,
+        pay: Callable[[_Bucket, Rate, int], bool] = _Bucket.take,
     ) -> Reason | None:
+        """`pay`: takes a token, or only looks whether there is one."""
         if (reason := self._out_of_place(held, role, row, size_bytes, now_ns)) is not None:
             return reason
         is_far = role in FAR
         rate = row.sender if is_far else row.near
-        if not _bucket(held, kind, rate, now_ns).take(rate, now_ns):
+        if not pay(_bucket(held, kind, rate, now_ns), rate, now_ns):
             return Reason.RATE
-        if is_far and not self._class(role, kind, row, now_ns).take(row.together, now_ns):
+        if is_far and not pay(self._class(role, kind, row, now_ns), row.together, now_ns):
             return Reason.TOGETHER
         return None
 

@@ -27,6 +27,8 @@ class Rhythm:
     def __init__(self) -> None:
         self._longest_ns: deque[tuple[int, int]] = deque(maxlen=SLOTS)
         """By number of the slot, the longest silence that ended in it."""
+        self._usual_ns = 0
+        """The longest of them: asked for much more often than anything is heard."""
 
     def heard(self, silent_ns: int, now_ns: int) -> None:
         """It was heard now, for the first time since `silent_ns`."""
@@ -34,6 +36,7 @@ class Rhythm:
         if self._longest_ns and self._longest_ns[-1][0] == slot:
             silent_ns = max(silent_ns, self._longest_ns.pop()[1])
         self._longest_ns.append((slot, silent_ns))
+        self._usual_ns = max(map(itemgetter(1), self._longest_ns))
 
     @property
     def known_slots(self) -> int:
@@ -48,5 +51,4 @@ class Rhythm:
         """A silence that is longer is evidence."""
         if len(self._longest_ns) < FEWEST_SLOTS:
             return most_ns
-        usual_ns: int = max(map(itemgetter(1), self._longest_ns))
-        return min(most_ns, max(least_ns, FACTOR * usual_ns))
+        return min(most_ns, max(least_ns, FACTOR * self._usual_ns))

@@ -9,6 +9,7 @@ says by itself what it is about.
 import asyncio
 import contextlib
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TypeVar
 
@@ -39,6 +40,7 @@ LOOK_DEADLINE_S = 2.5
 CLOSE_S = 3.0
 IDLE_S = 60.0
 KNOCK_AGAIN_S = 300.0
+PACKED_LIMIT = 4
 PEERS_LIMIT = 4096
 """Peers remembered; whoever was learnt longest ago is forgotten first."""
 
@@ -69,6 +71,8 @@ class Messenger:
         self._workers: dict[str, asyncio.Task[None]] = {}
         self._unanswered: dict[str, list[Message]] = {}
         """What is queued or under way to each peer that has a worker."""
+        self._last_packed: deque[tuple[Message, bytes]] = deque(maxlen=PACKED_LIMIT)
+        """As they travel."""
         self._connected: set[str] = set()
         self._silent: set[str] = set()
         self._refusals: dict[str, str] = {}
@@ -186,7 +190,7 @@ class Messenger:
         try:
             await self.connect(peer_id)
             await self._introduce(peer_id)
-            reply = await self._control.call(peer_id, pack(self._life, message), deadline_s)
+            reply = await self._control.call(peer_id, self._packed(message), deadline_s)
         except Unreachable as error:
             self._connected.discard(peer_id)
             self._on_failed(peer_id, error.cause)
@@ -197,6 +201,16 @@ class Messenger:
             raise
         self.heard(peer_id)
         return reply
+
+    def _packed(self, message: Message) -> bytes:
+        """Of what is told to many, once for all: of a swarm's Gathers this took as long as all else
+        that is done to send them."""
+        for one, packed in self._last_packed:
+            if one is message:
+                return packed
+        packed = pack(self._life, message)
+        self._last_packed.append((message, packed))
+        return packed
 
     async def turned_away(self, peer_id: str) -> str:
         """Why a peer does not let this one in; empty if it does, or does not answer."""

@@ -154,7 +154,7 @@ class Gathering:
             cuts=evidence.cuts,
             pending=evidence.pending(state.view.id) if state.view and not planned else None,
             retained=evidence.told_of_last_step(planned, sees_fork),
-            accepts_loss=state.agrees_to_loss(now_ns) or sees_fork,
+            accepts_loss=sees_fork or state.present.agrees_to_loss(state.timing, now_ns),
             accusers=state.doubts.accusers.named(now_ns),
             bars=state.others.bars,
             origins=state.others.views.origins(state.members or (state.me,)),

@@ -36,8 +36,7 @@ def due_verdict(state: AgreementState, now_ns: int) -> DueVerdict:
         recovers = _recovers(state, view, now_ns)
         reason = "the step that all wait for goes before a better plan" if recovers else why
         return DueVerdict(not recovers, reason, planned)
-    lost_since_ns = state.present.lost_since_ns
-    if lost_since_ns is not None and now_ns - lost_since_ns >= timing.lost_layers_ns:
+    if state.present.has_waited(timing.lost_layers_ns, now_ns):
         reason = "goes back to an older state: layers are lost"
         return DueVerdict(True, reason, accepts_loss=True)
     if state.intent is Intent.LEAVING:

@@ -8,9 +8,10 @@ from p2p_dtfm.core.consensus.actions import (
     TakeOver,
     WentBack,
 )
-from p2p_dtfm.core.consensus.agreement_state import AgreementState, Present
+from p2p_dtfm.core.consensus.agreement_state import AgreementState
 from p2p_dtfm.core.consensus.parts.outsiders import Outsiders
 from p2p_dtfm.core.consensus.parts.wide.telling import Telling
+from p2p_dtfm.core.consensus.present import Present
 from p2p_dtfm.core.membership.bars import united
 from p2p_dtfm.core.messages.agreement_messages import Active
 from p2p_dtfm.core.messages.prepared import StepOutcome

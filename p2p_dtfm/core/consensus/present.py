@@ -1,0 +1,40 @@
+"""What a peer knows of the view that it is in."""
+
+from dataclasses import dataclass, field
+
+from p2p_dtfm.core.commit.ledger import Ledger
+from p2p_dtfm.core.consensus.actions import Timing
+from p2p_dtfm.core.messages.agreement_messages import Active, Standing
+from p2p_dtfm.core.protocol.signed import Signed
+from p2p_dtfm.core.protocol.snapshot import Member, ViewId
+from p2p_dtfm.core.recovery.view import View
+
+
+@dataclass
+class Present:
+    """The view that this peer is in."""
+
+    said_active: Active
+    view: View | None = None
+    ledger: Ledger | None = None
+    taken_over_ns: int = 0
+    active_members: dict[ViewId, dict[Member, Active]] = field(default_factory=dict)
+    active_sent_ns: int = 0
+    last_commit: tuple[Signed, ...] = ()
+    lost_since_ns: int | None = None
+    """From when on each view has lacked layers."""
+    had_all: frozenset[str] = frozenset()
+    """While layers are lost: who was in the newest view of this peer that had all of them."""
+    end: Standing | None = None
+    """Where it stood when the run's last step was committed: nobody may be in that view now."""
+    accepts_loss: bool = False
+    met_ns: int = 0
+    record_names: frozenset[bytes] | None = None
+
+    def has_waited(self, patience_ns: int, now_ns: int) -> bool:
+        """So long, for layers that are lost."""
+        return self.lost_since_ns is not None and now_ns - self.lost_since_ns >= patience_ns
+
+    def agrees_to_loss(self, timing: Timing, now_ns: int) -> bool:
+        """Has waited for lost layers long enough, or half as long and is asked."""
+        return self.accepts_loss or self.has_waited(timing.lost_layers_ns // 2, now_ns)

@@ -410,3 +410,27 @@ def test_the_first_step_of_a_view_may_take_long_for_who_gets_on() -> None:
     first, later = pace.patience(A, 3), pace.patience(A, 4)
     assert first.step_ns >= 2 * later.step_ns, "while its work gets on"
     assert first.stuck_ns - later.stuck_ns == SECOND_NS, "who completes nothing is missed as soon"
+
+
+class TestAmongMany:
+    """Four replicas, of which A listens to B and C only: D is watched by others."""
+
+    view = view_of((1, 1, 1, 1))
+
+    def found(self, mine: Lack, of_b: tuple[Lack, ...] = ()) -> dict[str, float]:
+        judge = Judge(A, self.view, Work(self.view.id, 3, lacks=(mine,)), crowd=2)
+        return judge.run({B: always(Work(self.view.id, 3, lacks=of_b))}, seconds=100)
+
+    @pytest.mark.parametrize("kind", [Kind.PART, Kind.SUM, Kind.PREPARED])
+    def test_who_is_not_listened_to_is_not_judged(self, kind: Kind) -> None:
+        """What it does meanwhile is not known here, and others wait for it as well."""
+        assert list(self.found(Lack(B, kind, 0, 0))) == [B], "it is heard, and does nothing"
+        assert self.found(Lack(D, kind, 0, 0)) == {}
+
+    def test_nor_is_who_waits_for_it(self) -> None:
+        waits = Lack(B, Kind.SUM, 0, 0)
+        assert self.found(waits, (Lack(D, Kind.PART, 0, 0),)) == {}
+        assert list(self.found(waits, (Lack(C, Kind.PART, 0, 0),))) == [C]
+
+    def test_but_for_receipts_for_which_nobody_else_waits(self) -> None:
+        assert list(self.found(Lack(D, Kind.RECEIPT, 0, 0))) == [D]

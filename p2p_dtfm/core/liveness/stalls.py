@@ -76,13 +76,13 @@ class Stalls:
         self._ticked_ns: int | None = None
         self._suspected: set[str] = set()
         self._lateness = Lateness()
-        self._watched_count = 0
+        self._watched: frozenset[str] | None = None
 
     def watch(self, peers: Iterable[str]) -> None:
-        """Forget all others."""
-        wanted = set(peers)
-        self._watched_count = len(wanted)
-        self._said = {peer: said for peer, said in self._said.items() if peer in wanted}
+        """Forget all others: of many these tell what they do, and who watches the rest judges it.
+        Until this is called everybody is watched."""
+        self._watched = frozenset(peers)
+        self._said = {peer: said for peer, said in self._said.items() if peer in self._watched}
 
     def heard(self, peer_id: str, progress: int, work: Work | None) -> None:
         """What a peer says of its work: a counter that grows, and where it stands."""
@@ -142,7 +142,8 @@ class Stalls:
 
     def _stretched_ns(self, patience_ns: int) -> int:
         """Those who share a slow machine with this peer are as late as it is."""
-        return self._lateness.stretched_ns(patience_ns, self._watched_count)
+        fellows = len(self._watched) if self._watched is not None else 0
+        return self._lateness.stretched_ns(patience_ns, fellows)
 
     # chains -----------------------------------------------------------------------------------
 
@@ -150,10 +151,10 @@ class Stalls:
         """Where the waits of this peer end, each peer once."""
         if mine.computes or mine.fetches:
             return []
-        walk = _Walk(self._me, mine, self._said, possible, handed)
+        walk = _Walk(self._me, mine, self._said, self._watched, possible, handed)
         for lack in sorted(mine.lacks, key=lambda lack: lack.kind is not Kind.PART):
             walk.follow(lack, mine.step)
-        if not walk.found:
+        if not walk.found and not walk.leads_away:
             return [_Found(peer_id, in_circle=True) for peer_id in sorted(walk.owing)]
         return [walk.found[peer_id] for peer_id in sorted(walk.found)]
 
@@ -199,18 +200,22 @@ class _Walk:
         me: str,
         mine: Work,
         said: dict[str, _Said],
+        watched: frozenset[str] | None,
         possible: PossibleWaits,
         handed: Handed,
     ) -> None:
         self._me = me
         self._mine = mine
         self._said = said
+        self._watched = watched
         self._possible = possible
         self._handed = handed
         self._visited: set[str] = set()
         self.found: dict[str, _Found] = {}
         self.owing: set[str] = set()
         """Those who owe this peer itself something."""
+        self.leads_away = False
+        """To one of whom this peer hears nothing. Others wait for it, too, and watch it."""
 
     def follow(self, owed: Lack, step: int) -> None:
         """`owed` is lacked in `step`: why has it not come?"""
@@ -227,6 +232,8 @@ class _Walk:
         peer_id, work = owed.peer_id, self._work_of(owed.peer_id)
         if owed.kind is Kind.RECEIPT:  # whatever else it does
             self.found[peer_id] = _Found(peer_id, travels=True)
+        elif self._watched is not None and peer_id not in self._watched:
+            self.leads_away = True
         elif work is None:
             self.found[peer_id] = _Found(peer_id)
         elif work.step > step:

@@ -229,7 +229,7 @@ def _convict_denied(
     So no Prepared of its maker is needed, and it is barred though it says none."""
     for peer_id in holders:
         denied = Counter(
-            (account.heard[peer_id], account.found[peer_id])
+            (account.heard[peer_id].claim, account.found[peer_id])
             for account in accounts.values()
             if account.disputed.get(peer_id)
         )

@@ -46,6 +46,11 @@ class Conflict:
         pairs = [(f"one of {a} and {b}", why) for (a, b), why in self.doubts.items()]
         return sorted([*self.liars.items(), *pairs])
 
+    def of_convicted(self) -> "Conflict":
+        """What is so, whatever the others have said."""
+        liars = {peer: why for peer, why in self.liars.items() if peer in self.convicted}
+        return Conflict(next(iter(liars.values()), ""), liars, convicted=self.convicted)
+
     def blame(self, peer_id: str, reason: str) -> None:
         self.reason = self.reason or reason
         self.liars.setdefault(peer_id, reason)

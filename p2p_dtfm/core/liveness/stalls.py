@@ -215,7 +215,8 @@ class _Walk:
         self.owing: set[str] = set()
         """Those who owe this peer itself something."""
         self.leads_away = False
-        """To one of whom this peer hears nothing. Others wait for it, too, and watch it."""
+        """To one of whom this peer hears nothing: it owes this one its word at most, as it owes it
+        to all, and others watch it."""
 
     def follow(self, owed: Lack, step: int) -> None:
         """`owed` is lacked in `step`: why has it not come?"""

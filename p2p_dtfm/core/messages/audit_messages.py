@@ -19,6 +19,8 @@ empty for one that is not summed here. Nothing from the peer itself."""
 
 SIGNED_LIMIT_BYTES = 512
 """Of a claim's text and signature, which have some 300."""
+HEARD_LIMIT = 256
+"""Claims in one account: audits are not for hundreds of stage-holders."""
 COULD_NOT = b""
 """Of an auditor whose machine did not get through the work: no word for it or against it."""
 

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from p2p_dtfm.core.messages.audit_messages import Account, is_claim_of
+from p2p_dtfm.core.messages.audit_messages import HEARD_LIMIT, Account, is_claim_of
 from p2p_dtfm.core.protocol.canonical import Numbered, digest_bytes, encode, encode_for_wire
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.signed import Sign, Signed, Verify, open_signed, sign
@@ -74,10 +74,17 @@ def open_prepared(signed: Signed, verify: Verify) -> Prepared:
     prepared = open_signed(signed, _KIND, Prepared, verify)
     if prepared.peer_id != signed.peer_id:
         raise PeerFault("says Prepared for another peer", signed.peer_id)
-    for peer_id, heard in prepared.audit.heard.items() if prepared.audit is not None else ():
-        if not is_claim_of(peer_id, prepared.view, prepared.step, heard, verify):
-            raise PeerFault(f"has heard what {peer_id} has not signed", signed.peer_id)
+    if prepared.audit is not None:
+        _require_heard(prepared, prepared.audit, verify)
     return prepared
+
+
+def _require_heard(prepared: Prepared, account: Account, verify: Verify) -> None:
+    if len(account.heard) > HEARD_LIMIT:  # looking at each takes time
+        raise PeerFault(f"has heard {len(account.heard)} claims", prepared.peer_id)
+    for peer_id, heard in account.heard.items():
+        if not is_claim_of(peer_id, prepared.view, prepared.step, heard, verify):
+            raise PeerFault(f"has heard what {peer_id} has not signed", prepared.peer_id)
 
 
 class StepOutcome(msgspec.Struct, frozen=True):

@@ -93,18 +93,30 @@ def _judge_step(
         else:
             true[peer] = prepared
     conflict = conflict_of(true, plan, terms)
-    if conflict.forks and not found.liars and facts.are_whole:
-        base, count = Counter(item.base for item in true.values()).most_common(1)[0]
-        for peer, prepared in true.items():
-            if prepared.base != base and 2 * count > len(holders):
-                found.blame(peer, "starts the step from another state than most")
     if conflict.forks:
-        return  # from different states come different sums, and nobody need have lied
+        of_most = _from_one_state(true, len(holders))
+        if of_most and not found.liars and facts.are_whole:
+            for peer in sorted(true.keys() - of_most.keys()):
+                found.blame(peer, "starts the step from another state than most")
+        conflict = conflict_of(of_most, plan, terms).of_convicted()
     for peer, reason in conflict.liars.items():
         found.blame(peer, reason)
     found.convicted |= conflict.convicted
     for (one, other), reason in conflict.doubts.items():
         found.doubt(one, other, reason)
+
+
+def _from_one_state(true: Mapping[str, Prepared], holders: int) -> dict[str, Prepared]:
+    """What those say that start from the same state as more than half of all; nothing where there
+    is no such state.
+
+    From different states come different sums, and nobody need have lied. But whoever is convicted
+    without its own Prepared is no better off for having said one of another state.
+    """
+    base, count = Counter(item.base for item in true.values()).most_common(1)[0]
+    if 2 * count <= holders:
+        return {}
+    return {peer: item for peer, item in true.items() if item.base == base}
 
 
 def _steps(parts: Iterable[Contribution]) -> dict[_Step, _SaidOfStep]:

@@ -68,7 +68,7 @@ class StepWaits:
         state, engine, me = self._state, self._engine(), self._tools.me
         if engine is not None and (keys := engine.mailbox.lacks()):
             first = {(key.sender, key.kind): key for key in reversed(keys)}
-            return tuple(sorted(map(_lack_of, first.values())))
+            return tuple(sorted(map(_lack_of, first.values()), key=_parts_first))
         ledger = state.ledger
         if ledger is None or state.view is None:
             return ()
@@ -99,6 +99,12 @@ class StepWaits:
             return True
         bulk = self._tools.net.bulk
         return any(bulk.unacknowledged_bytes(peer_id, lane) for lane in STEP_LANES)
+
+
+def _parts_first(lack: Lack) -> tuple[bool, Lack]:
+    """Only so many are told, and who lacks a part knows that its maker has not made it; who lacks a
+    sum, that its maker may wait for a part."""
+    return lack.kind is not Kind.PART, lack
 
 
 def _lack_of(key: FrameKey) -> Lack:

@@ -166,6 +166,15 @@ def test_who_is_found_out_and_withholds_its_prepared_is_convicted() -> None:
     assert "works otherwise" in conflict_of(said, PLAN).liars["c"]
 
 
+def test_nor_do_many_signatures_of_one_claim_help() -> None:
+    """A key can sign one text in many ways."""
+    claim = step_of(HONEST, {})["a"].audit.heard["c"].claim  # type: ignore[union-attr]
+    heard = {name: {"c": HeardClaim(claim, name.encode() * 64)} for name in NAMES}
+    said = step_of(HONEST, everybody_finds("c", b"0" * 32), heard)
+    del said["c"]
+    assert findings(said, PLAN, SEGMENTS).convicted == {"c"}
+
+
 def test_nobody_waits_for_the_prepared_of_one_whom_most_deny() -> None:
     ledger = Ledger(VIEW, PLAN, 7)
     said = step_of(HONEST, everybody_finds("c", b"0" * 32))

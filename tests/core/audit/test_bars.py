@@ -16,6 +16,7 @@ from p2p_dtfm.core.membership.bars import (
     with_convicted,
 )
 from p2p_dtfm.core.messages.agreement_messages import Contribution, PendingStep, PresentView
+from p2p_dtfm.core.messages.audit_messages import HeardClaim
 from p2p_dtfm.core.messages.prepared import Prepared
 from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.protocol.snapshot import Bar, Member, ViewId
@@ -73,6 +74,20 @@ def test_one_of_four_that_works_otherwise_is_barred_by_the_word_of_three() -> No
     (bar,) = found.bars
     assert (bar.peer_id, bar.view, bar.step, bar.count) == ("c", VIEW, 7, 1)
     assert bar.until_step == 7 + FIRST_STEPS and "works otherwise" in bar.reason
+
+
+@pytest.mark.parametrize("found", [all_find("c"), {}])
+def test_who_is_convicted_is_no_better_off_for_saying_another_state(
+    found: dict[str, dict[str, bytes]],
+) -> None:
+    """From other states come other sums: so what it was found by was forgotten."""
+    two_claims = {"a": {"c": HeardClaim(b"x" * 16, b"")}} if not found else None
+    said = step_of(HONEST, found, two_claims)
+    said["c"] = msgspec.structs.replace(said["c"], base="elsewhere")
+    assert [bar.peer_id for bar in chosen(with_step(said)).bars] == ["c"]
+    honest = step_of(HONEST, {})
+    honest["c"] = msgspec.structs.replace(honest["c"], base="elsewhere")
+    assert not chosen(with_step(honest)).bars, "a fork alone bars nobody"
 
 
 def test_a_false_accuser_is_barred_by_the_same_rule() -> None:

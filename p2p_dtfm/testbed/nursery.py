@@ -84,15 +84,21 @@ class Nursery:
         self._socket: socket.socket | None = None
 
     def start(
-        self, module: str, arguments: Sequence[str], output: IO[bytes], errors: IO[bytes]
+        self,
+        module: str,
+        arguments: Sequence[str],
+        output: IO[bytes],
+        errors: IO[bytes],
+        environment: Mapping[str, str] | None = None,
     ) -> ForkedProcess:
-        """`python -m module arguments...` in this directory and with this environment."""
+        """`python -m module arguments...` in this directory and with this environment, and what is
+        given of it besides."""
         theirs, stdin = os.pipe()
         ended, tells = os.pipe()
         request = {
             "module": module,
             "arguments": list(arguments),
-            "environment": {**os.environ, "PYTHONUNBUFFERED": "1"},
+            "environment": {**os.environ, "PYTHONUNBUFFERED": "1", **(environment or {})},
             "directory": os.getcwd(),
         }
         streams = [theirs, output.fileno(), errors.fileno(), tells]

@@ -1,6 +1,7 @@
 """Who is suspected of being out of reach: the silent and the broken."""
 
 import dataclasses
+import itertools
 
 import pytest
 
@@ -480,3 +481,29 @@ def test_judging_early_is_no_tick() -> None:
             early.tick_early(second * SECOND_NS + part * SECOND_NS // 50)
     assert early.due_ns(40 * SECOND_NS) == regular.due_ns(40 * SECOND_NS)
     assert early.tick(45 * SECOND_NS) == regular.tick(45 * SECOND_NS)
+
+
+@pytest.mark.parametrize(
+    ("fellows", "apart_s", "silent_s"),
+    [(1, 0.5, 5), (8, 0.5, 5), (16, 1.0, 5), (24, 1.5, 7.5), (32, 2.0, 10), (1023, 2.0, 10)],
+)
+def test_who_has_many_fellows_says_less_to_each_and_waits_longer(
+    fellows: int, apart_s: float, silent_s: float
+) -> None:
+    """Of 32 each else does nothing but to say that it lives. What breaks is known at once."""
+    liveness = Liveness(LAN_LIVENESS)
+    said_s, missed_s = [], 0.0
+    for tick in range(150):
+        now_ns = tick * SECOND_NS // 10
+        liveness.watch(["a"], now_ns, fellows)
+        if not missed_s and liveness.tick(now_ns):
+            missed_s = now_ns / SECOND_NS
+        if "a" in liveness.due_heartbeats(now_ns):
+            said_s.append(now_ns / SECOND_NS)
+    assert missed_s == pytest.approx(silent_s, abs=0.2)
+    usual = [b - a for a, b in itertools.pairwise(said_s) if a >= 12]
+    assert usual and usual == pytest.approx([apart_s] * len(usual), abs=0.11)
+    other = Liveness(LAN_LIVENESS)
+    other.watch(["a"], 0, fellows)
+    other.stream_reset("a", 0, is_refused=True)
+    assert other.tick(SECOND_NS // 10), "nobody listens there"

@@ -5,7 +5,6 @@ A daemon runs beside, until the page says `leave` or ends, with one thread and o
 is the one that all tests share. What would change the machine itself is not typed.
 """
 
-import os
 import re
 import shutil
 import subprocess
@@ -17,9 +16,11 @@ import pytest
 
 from p2p_dtfm.cli import main
 from p2p_dtfm.daemon.machine.local_client import ask_daemon, call_daemon
+from p2p_dtfm.testbed.nursery import ForkedProcess
 from tests.conftest import DemoRun
 from tests.documentation.pages import ROOT, Block
 from tests.e2e.helpers import DEADLINE_S, wait_until
+from tests.forked import run_to_its_end, start_program
 
 IN_THIS_PROCESS = {
     *("export", "generate", "id", "import", "invite", "leave", "pause", "resume"),
@@ -53,7 +54,7 @@ def why_not_typed(words: Sequence[str]) -> str:
 class Running:
     """A daemon or bootstrap node that a page has started."""
 
-    def __init__(self, home: Path, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, home: Path, process: ForkedProcess) -> None:
         self.home = home
         self.process = process
 
@@ -172,13 +173,7 @@ class Typist:
     def _start(self, home: Path, arguments: Sequence[str], settings: dict[str, str]) -> Running:
         home.mkdir(exist_ok=True)
         with (home / "stdout").open("wb") as out, (home / "stderr").open("wb") as err:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "p2p_dtfm", *arguments],
-                env={**os.environ, **settings},
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-            )
+            process = start_program(arguments, out, err, settings)
         return Running(home, process)
 
     def _in_this_process(self, arguments: Sequence[str]) -> None:
@@ -201,14 +196,7 @@ class Typist:
             wait_until(lambda: last.state() in SETTLED, "it takes part again")
 
     def _to_its_end(self, arguments: Sequence[str]) -> None:
-        done = subprocess.run(
-            [sys.executable, "-m", "p2p_dtfm", *arguments],
-            env={**os.environ, **CHEAP},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=DEADLINE_S,
-        )
+        done = run_to_its_end(arguments, DEADLINE_S, CHEAP)
         assert done.returncode == 0, f"{arguments}\n{done.stdout[-2000:]}\n{done.stderr[-3000:]}"
 
     def _look_at_demo(self, arguments: Sequence[str]) -> None:

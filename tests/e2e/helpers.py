@@ -1,9 +1,7 @@
 """What tests with real daemons share."""
 
 import json
-import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +12,7 @@ from p2p_dtfm.testbed.local_swarm import Child
 from p2p_dtfm.testbed.swarm_directory import writes_below
 from tests.core.builders import run_spec
 from tests.documentation.error_messages import PAGE, heading_of
+from tests.forked import run_to_its_end
 
 Program = Callable[..., tuple[int, str, str]]
 DEADLINE_S = 240.0
@@ -76,14 +75,7 @@ def run_program(
 ) -> subprocess.CompletedProcess[str]:
     """`p2p-dtfm` with these arguments, to its end; it must not show a traceback, and an error
     must be explained in the documentation."""
-    done = subprocess.run(
-        [sys.executable, "-m", "p2p_dtfm", *map(str, arguments)],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=deadline_s,
-        env={**os.environ, **environment},
-    )
+    done = run_to_its_end(arguments, deadline_s, environment)
     assert "Traceback" not in done.stderr, done.stderr
     assert_errors_are_explained(done.stderr)
     return done

@@ -18,6 +18,7 @@ from p2p_dtfm.testbed.local_swarm import Child, LocalSwarm
 from tests.core.builders import run_spec
 from tests.e2e.helpers import DEADLINE_S
 from tests.e2e.test_daemons import alive, step_of, wait_until
+from tests.forked import run_to_its_end
 
 PUBLIC_PORT = 28744
 
@@ -130,9 +131,8 @@ def test_who_brings_a_run_that_is_trained_already_joins_it(tmp_path: Path) -> No
 
 def test_without_a_digest_the_error_says_what_is_missing(tmp_path: Path) -> None:
     with bootstrap_node(tmp_path / "bootstrap") as (_, address):
-        command = [sys.executable, "-m", "p2p_dtfm", "--home", str(tmp_path / "peer")]
-        command += ["--listen", "/ip4/127.0.0.1/tcp/0", "--initial-peers", address]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S)
+        arguments = ["--home", str(tmp_path / "peer"), "--listen", "/ip4/127.0.0.1/tcp/0"]
+        done = run_to_its_end([*arguments, "--initial-peers", address], DEADLINE_S)
     assert done.returncode == 6
     assert "bootstrap node and trains nothing" in done.stderr
     assert "--run-digest" in done.stderr

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -36,6 +35,7 @@ from p2p_dtfm.train.model.kinds.registry import with_sizes
 from tests.core.builders import device
 from tests.e2e.helpers import DEADLINE_S, wait_until, write_endless_spec
 from tests.e2e.test_bootstrap import bootstrap_node
+from tests.forked import run_to_its_end
 
 assert swarm_commands, "imported, it registers its commands"
 SOMEBODY = "12D3KooWRbpEJ767DUrmMgm1PApxQQP6RGu8ZLY4XCYqd54AiwbL"
@@ -53,13 +53,11 @@ sys.exit(asyncio.run(node.run()))
 
 def ask_doctor(home: Path, *addresses: str, invite: str = "") -> tuple[int, dict[str, dict]]:
     """(exit code, findings by name)"""
-    command = [sys.executable, "-m", "p2p_dtfm", "doctor", "--json", "--home", str(home)]
-    command += ["--listen", LOOPBACK]
+    arguments = ["doctor", "--json", "--home", str(home), "--listen", LOOPBACK]
     for address in addresses:
-        command += ["--initial-peers", address]
-    command += ["--invite", invite] if invite else []
-    few = {**os.environ, "P2P_DTFM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, env=few)
+        arguments += ["--initial-peers", address]
+    arguments += ["--invite", invite] if invite else []
+    done = run_to_its_end(arguments, DEADLINE_S, {"P2P_DTFM_THREADS": "1"})
     assert "Traceback" not in done.stderr
     result = json.loads(done.stdout)
     assert result["ok"] == (done.returncode == 0)

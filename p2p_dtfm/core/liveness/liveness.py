@@ -22,8 +22,10 @@ LATE_FACTOR = 3
 """So many times what this peer's own loop was late by is added: others' may be as late."""
 THIN_ABOVE = 8
 """Who has more fellows speaks to each less often, so that it says as much a second in all,"""
-THINNEST = 16
-"""up to so many: then half as often."""
+THINNEST = 32
+"""up to so many: then a quarter as often."""
+PATIENT_ABOVE = 16
+"""Of more fellows each must be silent for longer, as it speaks so seldom."""
 
 
 @dataclass(frozen=True)
@@ -322,6 +324,9 @@ class Liveness:
         """Who is one of many says less to each, and misses each later."""
         return apart_ns * min(max(self._fellows, THIN_ABOVE), THINNEST) // THIN_ABOVE
 
+    def _of_many_ns(self, silence_ns: int) -> int:
+        return silence_ns * min(max(self._fellows, PATIENT_ABOVE), THINNEST) // PATIENT_ABOVE
+
     def _patience_ns(self, patience_ns: int) -> int:
         return self._lateness.stretched_ns(patience_ns, len(self._watched))
 
@@ -332,7 +337,8 @@ class Liveness:
         timing = self._timing
         is_calm = now_ns >= self._calm_from_ns and watched.rhythm.is_known
         least_ns = timing.calm_silence_ns if is_calm else timing.least_silence_ns
-        return watched.rhythm.bound_ns(least_ns, timing.silence_ns)
+        silence_ns = self._of_many_ns(timing.silence_ns)
+        return watched.rhythm.bound_ns(self._of_many_ns(least_ns), silence_ns)
 
     def _together_bound_ns(self, watched: _Watched, now_ns: int) -> int:
         """So long since anybody heard it, while all are asked, is evidence; 0: no time is. What
@@ -348,7 +354,7 @@ class Liveness:
         late_ns = LATE_FACTOR * self._lapses.longest_ns(now_ns)
         least_ns = self._thinned_ns(timing.together_ns) + unsettled_ns + unknown_ns + late_ns
         return self._patience_ns(
-            watched.rhythm.bound_ns(least_ns, max(least_ns, timing.silence_ns))
+            watched.rhythm.bound_ns(least_ns, max(least_ns, self._of_many_ns(timing.silence_ns)))
         )
 
     def _heard_by_any_ns(self, peer_id: str, watched: _Watched, now_ns: int) -> int | None:

@@ -18,7 +18,8 @@ def start_program(
     environment: Mapping[str, str] | None = None,
 ) -> ForkedProcess:
     """`python -m p2p_dtfm arguments...`, to which nobody types anything."""
-    process = NURSERY.start("p2p_dtfm", list(map(str, arguments)), output, errors, environment)
+    given = list(map(str, arguments))
+    process = NURSERY.start("p2p_dtfm", given, output, errors, environment=environment)
     assert process.stdin is not None
     process.stdin.close()
     return process

@@ -89,6 +89,7 @@ class Nursery:
         arguments: Sequence[str],
         output: IO[bytes],
         errors: IO[bytes],
+        *,
         environment: Mapping[str, str] | None = None,
     ) -> ForkedProcess:
         """`python -m module arguments...` in this directory and with this environment, and what is

@@ -203,8 +203,8 @@ class Messenger:
         return reply
 
     def _packed(self, message: Message) -> bytes:
-        """Of what is told to many, once for all: of a swarm's Gathers this took as long as all else
-        that is done to send them."""
+        """Of what is told to many, once for all: of 32 that agree this was two fifths of what it
+        took to send."""
         for one, packed in self._last_packed:
             if one is message:
                 return packed

@@ -168,7 +168,9 @@ def test_who_is_found_out_and_withholds_its_prepared_is_convicted() -> None:
 
 def test_nor_do_many_signatures_of_one_claim_help() -> None:
     """A key can sign one text in many ways."""
-    claim = step_of(HONEST, {})["a"].audit.heard["c"].claim  # type: ignore[union-attr]
+    account = step_of(HONEST, {})["a"].audit
+    assert account is not None
+    claim = account.heard["c"].claim
     heard = {name: {"c": HeardClaim(claim, name.encode() * 64)} for name in NAMES}
     said = step_of(HONEST, everybody_finds("c", b"0" * 32), heard)
     del said["c"]

@@ -131,6 +131,8 @@ def faults_in(found: dict[str, Any]) -> list[str]:
         faults.append("replicas on the device and on the processor drift apart")
     if not found["recordings"].get("same_bits", True):
         faults.append("recorded microbatches: other bits than those that are not")
+    if not found["recordings"].get("repeats_bits", True):
+        faults.append("audited work: other bits each time")
     faults += [f"{name}: {row['fault']}" for name, row in found.items() if "fault" in row]
     if not found["memory_cap"].get("refused", True):
         faults.append("the cap of memory does not hold")

@@ -1,9 +1,11 @@
 """Bits and speed of codecs, AdamW and replicas on a device in `benchmarks.gpu`."""
 
 import contextlib
+import dataclasses
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -12,6 +14,7 @@ from torch import Tensor
 
 from benchmarks.gpu_stages import StageWork
 from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.core.protocol.sections.audit_spec import AuditSpec
 from p2p_dtfm.train.codecs import Turn, codec_of
 from p2p_dtfm.train.kernels import choice
 from p2p_dtfm.train.model.layer_state import LayerState
@@ -96,16 +99,34 @@ def adam_w_figures(
 
 
 def recording_figures(works: Iterable[StageWork], device: torch.device) -> dict[str, Any]:
-    """Whether microbatches that are recorded come to the states of those that are not."""
+    """Whether microbatches come to the same states twice, recorded or not, as the cards of a run
+    with audits compute them."""
     if device.type != "cuda":
         return {"skipped": "a processor records nothing"}
-    same = []
+    same, again = [], []
     for work in works:
-        given = work.input_for(device)
-        plain = _trained(work, given, StageRunner(work.spec, work.states_on(device)))
-        recorded = RecordedStageRunner(work.spec, work.states_on(device))
-        same.append(_trained(work, given, recorded) == plain and recorded.slots > 0)
-    return {"steps": _RECORDED_STEPS, "same_bits": all(same)}
+        spec = work.spec.model_copy(update={"audit": AuditSpec(rate=0.1)})
+        audited = dataclasses.replace(work, spec=spec)
+        digests = partial(_digests, audited, device, _genesis(audited))
+        plain = digests(records=False)
+        again.append(digests(records=False) == plain)
+        same.append(digests(records=True) == plain)
+    return {"steps": _RECORDED_STEPS, "same_bits": all(same), "repeats_bits": all(again)}
+
+
+def _genesis(work: StageWork) -> dict[int, bytes]:
+    """Drawn once, since that takes longer than all that follows."""
+    return {layer: LayerState.genesis(work.spec, layer).to_bytes() for layer in work.layers}
+
+
+def _digests(
+    work: StageWork, device: torch.device, genesis: Mapping[int, bytes], records: bool
+) -> list[str]:
+    states = {n: LayerState.from_bytes(work.spec, n, it, device) for n, it in genesis.items()}
+    runner = RecordedStageRunner(work.spec, states, records=records)
+    found = _trained(work, work.input_for(device), runner)
+    assert runner.repeats_bits and bool(runner.slots) == records
+    return found
 
 
 def _trained(

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.core.protocol.run_spec import ComputeSpec, RunSpec
 from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.train.model.optimizer import learning_rate
 from p2p_dtfm.train.stage.device.recorded_runner import PLAIN_PASSES, RecordedStageRunner
@@ -198,3 +198,39 @@ def test_states_that_move_are_recorded_anew(spec: RunSpec, toy_batch: Batch) -> 
                     state.move(torch.device("cpu", 0))
     assert 0 < made[1] == made[STEPS], "one recording serves all steps"
     assert 2 * made[STEPS] == made[STEPS + 1] == made[-1]
+
+
+@pytest.mark.parametrize("layers", [range(1, 4), range(2, 5)])
+def test_rounded_parameters_have_the_bits_of_autocasts(
+    spec: RunSpec, toy_batch: Batch, layers: range
+) -> None:
+    """Of a stage that leaves its matrices' gradients for later wherever it is."""
+    narrow = spec.model_copy(update={"compute": ComputeSpec(precision="bf16")})
+    pair = Pair(narrow, layers)
+    for step in range(STEPS):
+        for number in range(MICROBATCHES):
+            pair.forward(number, toy_batch(step, number))
+        for number in range(MICROBATCHES):
+            same(*(runner.backward(number, pair.slope(number)) for runner in pair.both))
+        pair.update(step)
+    rounded = pair.recorded._rounded.by_parameter
+    for parameter, values in rounded.items():  # of the step before the last update
+        assert values.dtype == torch.bfloat16
+        assert values.shape == parameter.shape
+    assert len(rounded) == sum(len(s.shapes) for s in pair.recorded.layer_states.values())
+
+
+def test_who_computes_again_records_nothing(spec: RunSpec, toy_batch: Batch) -> None:
+    pair = Pair(spec, range(5))
+    once = RecordedStageRunner(
+        spec, states_of(spec, range(5)), recorder=ProcessorRecorder(), records=False
+    )
+    pair.both = (*pair.both, once)
+    for number in range(2 * PLAIN_PASSES):
+        tokens, targets = toy_batch(0, number)
+        losses = [runner.forward(number, tokens, targets) for runner in pair.both]
+        assert len(set(losses)) == 1
+        for runner in pair.both:
+            runner.backward(number)
+    assert pair.recorded.slots > 0 and once.slots == 0
+    assert gradients(once) == gradients(pair.recorded)

@@ -6,8 +6,8 @@ parallelism"). Of a block's backward nearly half are the gradients of its four m
 left (norms, biases, attention) is done at once.
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -48,8 +48,15 @@ def compute_type_of(entry: Tensor) -> torch.dtype:
 class WeightGradients:
     """The matrix gradients that backwards have left to be done, in order."""
 
-    def __init__(self) -> None:
+    def __init__(self, rounded: Mapping[nn.Parameter, Tensor] | None = None) -> None:
+        """`rounded`: of some parameters what they are in the type of products."""
         self._owed: list[Callable[[], None]] = []
+        self._rounded = rounded if rounded is not None else {}
+
+    def rounded(self, parameter: Tensor, kind: torch.dtype) -> Tensor:
+        """A parameter in the type of products, where it is kept so; else itself."""
+        found = self._rounded.get(cast(nn.Parameter, parameter))
+        return found if found is not None and found.dtype == kind else parameter
 
     def owe(self, weight: nn.Parameter, gradient: Tensor, entry: Tensor) -> None:
         """A matrix's gradient."""
@@ -120,16 +127,19 @@ class _SplitLinear(torch.autograd.Function):
         context.compute_type = compute_type_of(entry)
         context.entry_type = entry.dtype
         entry = entry.to(context.compute_type)
-        context.save_for_backward(entry, weight)
+        matrix = weight_gradients.rounded(weight, context.compute_type)
+        context.save_for_backward(entry, matrix)
         context.weight, context.weight_gradients = weight, weight_gradients
         context.has_bias = bias is not None
-        return functional.linear(entry, weight, bias)
+        if bias is not None:
+            bias = weight_gradients.rounded(bias, context.compute_type)
+        return functional.linear(entry, matrix, bias)
 
     @staticmethod
     def backward(context: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        entry, weight = context.saved_tensors
-        gradient = gradients[0].to(context.compute_type).reshape(-1, weight.shape[0])
+        entry, matrix = context.saved_tensors
+        gradient = gradients[0].to(context.compute_type).reshape(-1, matrix.shape[0])
         context.weight_gradients.owe(context.weight, gradient, entry.reshape(-1, entry.shape[-1]))
-        bias = gradient.sum(0, dtype=weight.dtype) if context.has_bias else None
-        back = gradient.mm(weight.to(context.compute_type)).view_as(entry)
+        bias = gradient.sum(0, dtype=context.weight.dtype) if context.has_bias else None
+        back = gradient.mm(matrix.to(context.compute_type)).view_as(entry)
         return back.to(context.entry_type), None, bias, None

@@ -8,7 +8,6 @@ import platform
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -23,10 +22,12 @@ from p2p_dtfm.core.protocol.workload import block_flops, workload_of
 from p2p_dtfm.train.model.deferred_gradients import WeightGradients, leave_weight_gradients
 from p2p_dtfm.train.model.gpt import build_timed_layer, layer_count
 from p2p_dtfm.train.model.kinds.registry import loss_sum_of_last
-from p2p_dtfm.train.model.precision import autocast
+from p2p_dtfm.train.model.precision import autocast, compute_type
 from p2p_dtfm.train.stage.device.facts import device_facts
 from p2p_dtfm.train.stage.device.recorded_runner import is_recorded
 from p2p_dtfm.train.stage.device.recorder import Recorder, recorder_of
+from p2p_dtfm.train.stage.device.repeatable import kernels_for, let_cublas_repeat
+from p2p_dtfm.train.stage.device.trial import TrialShape, trial_pass
 from p2p_dtfm.train.stage.emulated import emulated_device, emulated_flops_per_s
 from p2p_dtfm.train.stage.room_to_train import require_room, too_large
 
@@ -74,6 +75,7 @@ def select_device(text: str) -> torch.device:
             f"device {text!r}: this machine has {device_count} CUDA device(s)",
             f'use "cuda:0" to "cuda:{device_count - 1}"',
         )
+    let_cublas_repeat()
     return torch.device("cuda", int(number or 0))
 
 
@@ -202,14 +204,6 @@ def _device_name(device: torch.device) -> str:
     return (names or [platform.processor() or platform.machine()])[0][:128]
 
 
-@dataclass(frozen=True)
-class _Shape:
-    """Sequences and tokens in each, of a trial run."""
-
-    sequences: int
-    tokens: int
-
-
 def _measure_layer(spec: RunSpec, layer: int, device: torch.device) -> LayerTiming:
     """Times at the microbatch shape, extrapolated from two smaller ones if that takes too long.
 
@@ -220,13 +214,13 @@ def _measure_layer(spec: RunSpec, layer: int, device: torch.device) -> LayerTimi
     with torch.no_grad():
         for values in (*module.parameters(), *module.buffers()):
             values.fill_(0.01)
-    whole = _Shape(spec.batch.microbatch, spec.model.context)
+    whole = TrialShape(spec.batch.microbatch, spec.model.context)
     large = _affordable(spec, layer, module, whole, device)
     large_runs = _time_often(spec, layer, module, large, device)
     if large == whole:
         forward_ns, backward_ns = _each(statistics.median, large_runs)
     else:
-        small = _Shape(1, min(whole.tokens, _FIRST_TOKENS) // 8)
+        small = TrialShape(1, min(whole.tokens, _FIRST_TOKENS) // 8)
         small_runs = _time_often(spec, layer, module, small, device)
         operations = [_operations(spec, layer, shape) for shape in (small, large, whole)]
         reach = (operations[2] - operations[1]) / (operations[1] - operations[0])
@@ -289,7 +283,7 @@ def _each(choose: Callable[[list[int]], float], runs: list[tuple[int, int]]) -> 
 
 
 def _time_often(
-    spec: RunSpec, layer: int, module: nn.Module, shape: _Shape, device: torch.device
+    spec: RunSpec, layer: int, module: nn.Module, shape: TrialShape, device: torch.device
 ) -> list[tuple[int, int]]:
     """(forward, backward) nanoseconds after a warm-up: three runs, more if there is time."""
     _time_once(spec, layer, module, shape, device)
@@ -304,23 +298,23 @@ def _time_often(
 
 
 def _affordable(
-    spec: RunSpec, layer: int, module: nn.Module, whole: _Shape, device: torch.device
-) -> _Shape:
+    spec: RunSpec, layer: int, module: nn.Module, whole: TrialShape, device: torch.device
+) -> TrialShape:
     """The largest shape, by doubling, of which a warm-up and three repetitions fit the budget."""
     repetition_ns = _LAYER_BUDGET_NS // (_FEWEST_REPETITIONS + 1)
-    shape = _Shape(1, min(whole.tokens, _FIRST_TOKENS))
+    shape = TrialShape(1, min(whole.tokens, _FIRST_TOKENS))
     _time_once(spec, layer, module, shape, device)  # first use allocates and chooses kernels
     while shape != whole:
         if 2 * sum(_time_once(spec, layer, module, shape, device)) > repetition_ns:
             break
         if shape.tokens < whole.tokens:
-            shape = _Shape(1, min(whole.tokens, 2 * shape.tokens))
+            shape = TrialShape(1, min(whole.tokens, 2 * shape.tokens))
         else:
-            shape = _Shape(min(whole.sequences, 2 * shape.sequences), shape.tokens)
+            shape = TrialShape(min(whole.sequences, 2 * shape.sequences), shape.tokens)
     return shape
 
 
-def _operations(spec: RunSpec, layer: int, shape: _Shape) -> float:
+def _operations(spec: RunSpec, layer: int, shape: TrialShape) -> float:
     """Forward operations, up to a factor common to all shapes (as in `core.protocol.workload`)."""
     tokens = shape.sequences * shape.tokens
     is_block = 0 < layer <= spec.model.layers
@@ -329,21 +323,31 @@ def _operations(spec: RunSpec, layer: int, shape: _Shape) -> float:
 
 
 def _time_once(
-    spec: RunSpec, layer: int, module: nn.Module, shape: _Shape, device: torch.device
+    spec: RunSpec, layer: int, module: nn.Module, shape: TrialShape, device: torch.device
 ) -> tuple[int, int]:
     """(forward, backward) nanoseconds of one microbatch of that shape."""
     owed = WeightGradients()
     if device.type == "cuda" and not spec.trains_adapters:  # as `RecordedStageRunner` has it
         for parameter in module.parameters():
             parameter.grad = torch.zeros_like(parameter)
+        if spec.sync.mode != "local":
+            kind = compute_type(spec, device)
+            owed = WeightGradients({each: each.detach().to(kind) for each in module.parameters()})
         leave_weight_gradients(module, owed)
-    return _time_passes(spec, _trial(spec, layer, module, shape, device), device, owed)
+    return _time_passes(spec, trial_pass(spec, layer, module, shape, device), device, owed)
 
 
 def _time_passes(
     spec: RunSpec, run: Callable[[], Tensor], device: torch.device, owed: WeightGradients
 ) -> tuple[int, int]:
     """(forward, backward) nanoseconds; of a card's as `RecordedStageRunner` starts them."""
+    with kernels_for(spec, device):
+        return _time_parts(spec, run, device, owed)
+
+
+def _time_parts(
+    spec: RunSpec, run: Callable[[], Tensor], device: torch.device, owed: WeightGradients
+) -> tuple[int, int]:
     results: list[Tensor] = []
 
     def forward() -> None:
@@ -377,23 +381,6 @@ def _recorded(parts: list[Callable[[], None]], recorder: Recorder) -> list[Calla
             part()
     room = recorder.room()
     return [recorder.record(part, room).replay for part in parts]
-
-
-def _trial(
-    spec: RunSpec, layer: int, module: nn.Module, shape: _Shape, device: torch.device
-) -> Callable[[], Tensor]:
-    vocabulary, width = spec.model.vocabulary, spec.model.width
-    count = shape.sequences * shape.tokens
-    tokens = (torch.arange(count, device=device) % vocabulary).view(shape.sequences, shape.tokens)
-    if layer == 0:
-        return lambda: module(tokens)
-    scale = torch.linspace(-1.0, 1.0, count * width, device=device)
-    stream = scale.view(shape.sequences, shape.tokens, width).requires_grad_()
-    if layer <= spec.model.layers:
-        if spec.data.masks_documents:
-            return lambda: module(stream, documents=torch.zeros_like(tokens))
-        return lambda: module(stream)
-    return lambda: loss_sum_of_last(spec, module, stream, tokens)
 
 
 def _finish(device: torch.device) -> None:

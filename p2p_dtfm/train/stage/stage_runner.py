@@ -96,7 +96,8 @@ class StageRunner:
         assert microbatch not in self._in_flight, f"microbatch {microbatch} is already in flight"
         stream, targets = self._check(entry, targets)
         documents = self._documents(entry if self.has_embedding else tokens)
-        return self._forward(microbatch, stream, targets, documents)
+        with self._kernels():
+            return self._forward(microbatch, stream, targets, documents)
 
     def _forward(
         self,
@@ -144,7 +145,8 @@ class StageRunner:
         assert self.splits
         gradient = output_gradient
         for layer in reversed(self.layer_states):
-            gradient = self._layer_backward(microbatch, layer, gradient)
+            with self._kernels():
+                gradient = self._layer_backward(microbatch, layer, gradient)
             self._owed.setdefault(microbatch, {})[layer] = self._weight_gradients.take()
         assert gradient is not None
         return gradient
@@ -162,7 +164,8 @@ class StageRunner:
         """The same for one layer, unless it is done; layers can come in any order."""
         owed = self._owed.get(microbatch, {})
         if layer in owed:
-            owed.pop(layer).settle()
+            with self._kernels():
+                owed.pop(layer).settle()
             if not owed:
                 del self._owed[microbatch]
 
@@ -174,8 +177,9 @@ class StageRunner:
         Takes the gradient of the layer's output and returns that of its input. When the last
         microbatch is through, the layer's sum of gradients is final.
         """
-        gradient = self._layer_backward(microbatch, layer, gradient)
-        self._weight_gradients.settle()
+        with self._kernels():
+            gradient = self._layer_backward(microbatch, layer, gradient)
+            self._weight_gradients.settle()
         return gradient
 
     def _layer_backward(
@@ -229,8 +233,9 @@ class StageRunner:
         """Like `forward`, but nothing is kept and no backward follows."""
         stream, targets = self._check(entry, targets)
         documents = self._documents(entry if self.has_embedding else tokens)
-        for layer in self.layer_states:
-            stream = self._run(layer, stream, targets, documents)
+        with self._kernels():
+            for layer in self.layer_states:
+                stream = self._run(layer, stream, targets, documents)
         return self._outward(stream)
 
     def forget(self, microbatch: int) -> None:
@@ -247,6 +252,10 @@ class StageRunner:
 
     def beside_passes(self) -> contextlib.AbstractContextManager[None]:
         """Around what the device computes in a step besides forwards and backwards."""
+        return contextlib.nullcontext()
+
+    def _kernels(self) -> contextlib.AbstractContextManager[None]:
+        """Around passes, where it matters which kernels the device takes."""
         return contextlib.nullcontext()
 
     def zero_gradients(self) -> None:

@@ -52,10 +52,11 @@ class _ChunkedLoss(torch.autograd.Function):
         wanted: _Wanted,
         matrix: Linear,
     ) -> Tensor:
-        computed = compute_type_of(entry)
+        computed, left_to = compute_type_of(entry), matrix.weight_gradients
         with torch.autocast(entry.device.type, enabled=False):
+            factor = weight if left_to is None else left_to.rounded(weight, computed)
             loss, of_entry, of_matrix = _products(
-                entry.to(computed), weight.to(computed), targets, z_loss, wanted
+                entry.to(computed), factor.to(computed), targets, z_loss, wanted
             )
         context.of_entry, context.of_matrix, context.matrix = of_entry, of_matrix, matrix
         context.entry_type = entry.dtype

@@ -6,6 +6,7 @@ that leaves for later. There are as many slots as microbatches were ever in flig
 Kernels and their order are those of the plain runner.
 """
 
+import contextlib
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -18,7 +19,10 @@ from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.train.model.deferred_gradients import WeightGradients, leave_weight_gradients
 from p2p_dtfm.train.model.gpt import layer_count
 from p2p_dtfm.train.model.layer_state import LayerState
+from p2p_dtfm.train.model.precision import compute_type
 from p2p_dtfm.train.stage.device.recorder import Recorder, Recording, recorder_of
+from p2p_dtfm.train.stage.device.repeatable import repeating_kernels, repeats_bits
+from p2p_dtfm.train.stage.device.rounded_parameters import RoundedParameters
 from p2p_dtfm.train.stage.stage_runner import InFlight, StageRunner
 
 _log = logging.getLogger(__name__)
@@ -72,15 +76,25 @@ class RecordedStageRunner(StageRunner):
         layer_states: dict[int, LayerState],
         recompute: bool = False,
         recorder: Recorder | None = None,
+        records: bool = True,
     ) -> None:
+        """`records`: False of one that goes through a few microbatches alone; their bits are the
+        same."""
         super().__init__(spec, layer_states, recompute)
+        self.repeats_bits = repeats_bits(spec, self.device)
+        self._asks_for_repeats = self.repeats_bits and self.device.type != "cpu"
         self._recorder = recorder or recorder_of(self.device)
-        self._records = is_recorded(spec)
+        self._records = records and is_recorded(spec)
         self._plain_passes = 0
         self._free: list[_Slot] = []
         self._taken: dict[int, _Slot] = {}
         self._weights_room: Any = None
+        self._rounded = RoundedParameters((), torch.float32)
         if not (spec.trains_adapters or spec.layers):
+            if spec.sync.mode != "local":  # whose parameters change within a step
+                kind = compute_type(spec, self.device)
+                self._rounded = RoundedParameters(self.layer_states.values(), kind)
+            self._weight_gradients = WeightGradients(self._rounded.by_parameter)
             for state in self.layer_states.values():  # a product that adds spares the device a sum
                 leave_weight_gradients(state.module, self._weight_gradients)
 
@@ -89,6 +103,9 @@ class RecordedStageRunner(StageRunner):
         """Microbatches that are recorded: 0 before the first, and where none can be."""
         return len(self._free) + len(self._taken)
 
+    def _kernels(self) -> contextlib.AbstractContextManager[None]:
+        return repeating_kernels() if self._asks_for_repeats else contextlib.nullcontext()
+
     def _forward(
         self,
         microbatch: int,
@@ -96,6 +113,7 @@ class RecordedStageRunner(StageRunner):
         targets: Tensor | None,
         documents: Tensor | None,
     ) -> Tensor | float:
+        self._rounded.refresh()
         slot = self._slot_for(stream, targets, documents)
         if slot is None:
             with self._recorder.aside():
@@ -240,6 +258,18 @@ class RecordedStageRunner(StageRunner):
 def runner_on(kind: str) -> type[StageRunner]:
     """Of a stage on such a device: "cpu" or "cuda"."""
     return RecordedStageRunner if kind == "cuda" else StageRunner
+
+
+def runner_once(
+    spec: RunSpec,
+    layer_states: dict[int, LayerState],
+    device: torch.device,
+    recompute: bool = False,
+) -> StageRunner:
+    """With the bits of `runner_on`'s, for a few microbatches that are computed again."""
+    if device.type == "cuda":
+        return RecordedStageRunner(spec, layer_states, recompute, records=False)
+    return StageRunner(spec, layer_states, recompute)
 
 
 def _alike(tensor: Tensor | None) -> Tensor | None:

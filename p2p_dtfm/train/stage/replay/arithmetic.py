@@ -7,22 +7,18 @@ from pathlib import Path
 
 import torch
 
+from p2p_dtfm.train.stage.device.facts import CudaCard
+
 _PROCESSOR_LINES = ("model name", "flags", "Features")
 
 
 def arithmetic_name(device: torch.device) -> str:
-    """Of processor, vector unit and torch; empty for a device of which nobody has shown that it
-    repeats its bits. The number of threads counts as well, and is said with each work."""
-    if device.type != "cpu":
-        return ""
-    facts = [
-        str(torch.__version__),
-        torch.backends.cpu.get_cpu_capability(),
-        platform.machine(),
-        str(os.cpu_count()),
-        *_processor(),
-    ]
-    return "cpu-" + hashlib.blake2b("\0".join(facts).encode(), digest_size=8).hexdigest()
+    """Of processor, vector unit and torch, or of card, driver and libraries; whether the device is
+    made to repeat its bits at all, its runner says (`StageRunner.repeats_bits`). The number of
+    threads counts on a processor as well, and is said with each work."""
+    facts = _card(device) if device.type == "cuda" else _processor()
+    text = "\0".join([str(torch.__version__), *facts])
+    return f"{device.type}-" + hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def threads_here() -> int:
@@ -43,9 +39,24 @@ def threads_believed(threads: int) -> int:
 
 
 def _processor() -> list[str]:
+    about = [torch.backends.cpu.get_cpu_capability(), platform.machine(), str(os.cpu_count())]
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return [platform.processor()]
+        return [*about, platform.processor()]
     first = text.split("\n\n")[0].splitlines()
-    return [line for line in first if line.split(":")[0].strip() in _PROCESSOR_LINES]
+    return about + [line for line in first if line.split(":")[0].strip() in _PROCESSOR_LINES]
+
+
+def _card(device: torch.device) -> list[str]:
+    """Libraries choose kernels by the number of multiprocessors, too."""
+    card = torch.cuda.get_device_properties(device)
+    return [
+        str(torch.version.cuda),
+        str(torch.backends.cudnn.version()),
+        CudaCard(device).driver(),
+        card.name,
+        f"{card.major}.{card.minor}",
+        str(card.multi_processor_count),
+        torch.get_float32_matmul_precision(),
+    ]

@@ -14,6 +14,7 @@ from torch import Tensor
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.train.codecs import boundary_turn, codec_of
 from p2p_dtfm.train.model.layer_state import LayerState
+from p2p_dtfm.train.stage.device.recorded_runner import runner_once
 from p2p_dtfm.train.stage.replay.work import (
     ACTIVATION,
     GRADIENT,
@@ -21,7 +22,6 @@ from p2p_dtfm.train.stage.replay.work import (
     SharedLayer,
     chunk_digest,
 )
-from p2p_dtfm.train.stage.stage_runner import StageRunner
 
 
 class Holder(NamedTuple):
@@ -81,7 +81,8 @@ class _Runner:
     def __init__(self, spec: RunSpec, states: Mapping[int, LayerState], threads: int) -> None:
         self.first_layer, self.end_layer = min(states), max(states) + 1
         self._layers = {n: SharedLayer(spec, state) for n, state in sorted(states.items())}
-        self._runner = StageRunner(spec, cast(dict[int, LayerState], self._layers))
+        layers = cast(dict[int, LayerState], self._layers)
+        self._runner = runner_once(spec, layers, layers[self.first_layer].device)
         self._threads = threads
         self._sent: dict[tuple[str, int], bytes] = {}
         self._losses: list[float] = []

@@ -16,7 +16,7 @@ from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.train.codecs import Turn, boundary_turn, codec_of
 from p2p_dtfm.train.model.gpt import build_layer
 from p2p_dtfm.train.model.layer_state import LayerState
-from p2p_dtfm.train.stage.stage_runner import StageRunner
+from p2p_dtfm.train.stage.device.recorded_runner import runner_once
 from p2p_dtfm.train.updates.trimmed_sums import trimmed_sum
 
 ACTIVATION = "activation"
@@ -65,7 +65,8 @@ class SharedLayer:
 
     def __init__(self, spec: RunSpec, state: LayerState) -> None:
         self.module = build_layer(spec, state.layer, "meta")
-        self.device = state.device
+        self.device, self.layer = state.device, state.layer
+        self.version, self.moves, self.parameters = state.version, state.moves, state.parameters
         self.gradient = torch.zeros_like(state.parameters)
         start = 0
         for name, parameter in list(self.module.named_parameters()):
@@ -99,7 +100,8 @@ def replay(
     that is no tensor.
     """
     layers = {layer: SharedLayer(spec, state) for layer, state in sorted(states.items())}
-    runner = StageRunner(spec, cast(dict[int, LayerState], layers), recompute)
+    device = next(iter(layers.values())).device
+    runner = runner_once(spec, cast(dict[int, LayerState], layers), device, recompute)
     first, end = min(states), max(states) + 1
     needs_batch = runner.has_embedding or runner.has_head or spec.data.masks_documents
     before = torch.get_num_threads()

@@ -1,0 +1,86 @@
+"""A card that repeats its bits, where its work may be computed again by another one of its kind.
+
+As it comes a card adds up some sums in the order in which its threads happen to end (attention's
+backward, for one), so the same work has other last bits each time. PyTorch has kernels that do not,
+for about a tenth more time.
+"""
+
+import contextlib
+import functools
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.train.model.gpt import build_timed_layer, layer_count
+from p2p_dtfm.train.model.precision import autocast
+from p2p_dtfm.train.stage.device.trial import TrialShape, trial_pass
+
+_log = logging.getLogger(__name__)
+
+_CUBLAS_SETTING = "CUBLAS_WORKSPACE_CONFIG"
+_CUBLAS_REPEATS = ":4096:8"
+"""As much room as PyTorch gives cuBLAS on a large card in any case, in pieces of fixed sizes."""
+
+
+def let_cublas_repeat() -> None:
+    """Before it is used first, since it looks only then; nothing where somebody has chosen."""
+    os.environ.setdefault(_CUBLAS_SETTING, _CUBLAS_REPEATS)
+
+
+@contextlib.contextmanager
+def repeating_kernels() -> Iterator[None]:
+    """For what the body starts, in whichever thread. Raises `RuntimeError` where PyTorch has none;
+    memory is not filled before it is written, which is of no use to who writes all of it."""
+    settings: Any = torch.utils.deterministic
+    before = torch.are_deterministic_algorithms_enabled()
+    filled = settings.fill_uninitialized_memory
+    settings.fill_uninitialized_memory = False
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+        settings.fill_uninitialized_memory = filled
+
+
+def kernels_for(spec: RunSpec, device: torch.device) -> AbstractContextManager[None]:
+    """Around the passes of a stage there."""
+    is_needed = device.type == "cuda" and repeats_bits(spec, device)
+    return repeating_kernels() if is_needed else contextlib.nullcontext()
+
+
+@functools.lru_cache(maxsize=16)
+def repeats_bits(spec: RunSpec, device: torch.device) -> bool:
+    """Whether a stage's passes there come to the same bits each time: wherever a run asks for it
+    and PyTorch has kernels for all that its layers compute. Layers of unlike kinds are not tried.
+    """
+    if device.type == "cpu":
+        return True
+    if not spec.audit.rate or spec.layers:
+        return False
+    try:
+        with repeating_kernels():
+            for layer in (0, 1, layer_count(spec) - 1):
+                _pass(spec, layer, device)
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        _log.warning("no work of %s can be audited: %s", device, error)
+        return False
+    return True
+
+
+def _pass(spec: RunSpec, layer: int, device: torch.device) -> None:
+    """Forward and backward of one sequence: which kernels there are does not depend on how many."""
+    module = build_timed_layer(spec, layer, device)
+    with torch.no_grad():
+        for values in module.parameters():
+            values.fill_(0.01)
+    with autocast(spec, device):
+        result = trial_pass(spec, layer, module, TrialShape(1, spec.model.context), device)()
+    torch.autograd.backward(result, torch.ones_like(result))

@@ -1,0 +1,43 @@
+"""A stage's parameters in the type of its products, rounded once for each step.
+
+Autocast rounds them in each microbatch, and recorded microbatches would each keep what came of it.
+"""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from p2p_dtfm.train.model.layer_state import LayerState
+
+
+class RoundedParameters:
+    """Of states that change between steps alone. Nothing where products are computed in fp32."""
+
+    def __init__(self, states: Iterable[LayerState], kind: torch.dtype) -> None:
+        self._states = [] if kind is torch.float32 else list(states)
+        self._kind = kind
+        self.by_parameter: dict[nn.Parameter, Tensor] = {}
+        """Shaped as the parameter: a view of memory that stays where it is until states move."""
+        self._flat: dict[int, Tensor] = {}
+        self._seen: dict[int, tuple[int, int]] = {}
+
+    def refresh(self) -> None:
+        """Before the first forward of a step."""
+        for state in self._states:
+            now = state.version, state.moves
+            if self._seen.get(state.layer) != now:
+                self._round(state)
+                self._seen[state.layer] = now
+
+    def _round(self, state: LayerState) -> None:
+        flat = self._flat.get(state.layer)
+        if flat is None or flat.device != state.device:
+            flat = torch.empty_like(state.parameters, dtype=self._kind)
+            self._flat[state.layer] = flat
+            start = 0
+            for parameter in state.module.parameters():
+                here = slice(start, start + parameter.numel())
+                self.by_parameter[parameter] = flat[here].view(parameter.shape)
+                start = here.stop
+        flat.copy_(state.parameters)

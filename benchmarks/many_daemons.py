@@ -50,7 +50,7 @@ description = "Like machines in one room"
 name = "desk"
 count = {count}
 forward_tflops = 0.0002
-memory_gb = 0.06
+memory_gb = 0.004
 
 [[link]]
 from = "*"
@@ -67,14 +67,14 @@ Tell = Callable[[str], None]
 
 
 def run_spec(directory: Path, pipelines: int) -> Path:
-    """A small model and a batch that gives each of so many a microbatch."""
+    """A small model, of which nobody can hold half, and a batch with a microbatch for each."""
     data = directory / "data"
     prepare([Path(__file__).parent.parent / "README.md"], data, context=64)
     spec = RunSpec(
         name="many",
         seed=7,
         total_steps=NEVER,
-        model=ModelSpec(layers=2, width=64, heads=2, context=64, vocabulary=256),
+        model=ModelSpec(layers=6, width=64, heads=2, context=64, vocabulary=256),
         batch=BatchSpec(global_batch=4 * pipelines, microbatch=4),
         optimizer=OptimizerSpec(peak_learning_rate=2e-4, warmup_steps=20),
         data=DataSpec(source=str(data)),
@@ -111,6 +111,8 @@ class Watched:
         began_s = time.monotonic()
         phase_bytes = self._weigh()
         while not condition():
+            ended = [it for it in self.swarm.children if (it.process.poll() or 0) > 0]
+            assert not ended, f"{ended[0].name} ended by itself: {ended[0].log_tail()}"
             assert time.monotonic() < began_s + DEADLINE_S, f"not within {DEADLINE_S:g} s: {what}"
             time.sleep(POLL_S)
             phase_bytes = max(phase_bytes, self._weigh())

@@ -17,6 +17,7 @@ from p2p_dtfm.core.protocol.errors import PeerFault, UserError
 from p2p_dtfm.net.contacts.identity import Identity
 from p2p_dtfm.net.directory.directory import ASKED_NODES, Directory
 from p2p_dtfm.net.directory.lost_nodes import PAUSE_LIMIT_S, LostNodes
+from p2p_dtfm.net.directory.node import BOOTSTRAP_PAUSES_S, DHTProtocol
 from p2p_dtfm.net.directory.validator import RUNS_LIMIT, DirectoryValidator
 from p2p_dtfm.net.directory.values import (
     VALUE_LIMIT_BYTES,
@@ -30,7 +31,14 @@ from p2p_dtfm.net.directory.values import (
     sign_presence,
     sign_run,
 )
-from p2p_dtfm.net.hivemind_parts import DHTID, DHTRecord, MSGPackSerializer, PeerID, get_dht_time
+from p2p_dtfm.net.hivemind_parts import (
+    DHTID,
+    DHTRecord,
+    MSGPackSerializer,
+    PeerID,
+    dht_pb2,
+    get_dht_time,
+)
 from p2p_dtfm.net.libp2p.host import Host
 from tests.core.builders import run_spec
 from tests.net.net_support import LOOPBACK, hosts, run
@@ -364,6 +372,32 @@ def test_nodes_that_know_a_third_one_find_each_other(tmp_path: Path) -> None:
                 await directories[2].close()
             finally:
                 await late.close()
+
+    run(scenario())
+
+
+def test_a_node_that_has_no_time_at_first_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 32 that started at once on two cores one ended, since it was not answered in three s."""
+    refused: list[str] = []
+    answer = DHTProtocol.rpc_ping
+
+    async def rpc_ping(self: DHTProtocol, request: Any, context: Any) -> Any:
+        if len(refused) < len(BOOTSTRAP_PAUSES_S):
+            refused.append(context.remote_id.to_base58())
+            if len(refused) == 1:
+                raise ValueError("no time")
+            return dht_pb2.PingResponse(peer=self.node_info, dht_time=get_dht_time())
+        return await answer(self, request, context)
+
+    async def scenario() -> None:
+        async with hosts(tmp_path, 2) as peers:
+            monkeypatch.setattr(DHTProtocol, "rpc_ping", rpc_ping)
+            directories = await _joined(peers)
+            assert refused == 2 * [peers[1].peer_id]
+            assert await directories[0].publish_presence(await _presence(peers[0]))
+            assert len(await directories[1].present_peers(RUN)) == 1
 
     run(scenario())
 

@@ -48,7 +48,6 @@ from p2p_dtfm.core.consensus.actions import (
 )
 from p2p_dtfm.core.consensus.agreement_readings import AgreementReadings
 from p2p_dtfm.core.consensus.agreement_state import AgreementState, RunConstants
-from p2p_dtfm.core.consensus.attempts.patience import patience_ns
 from p2p_dtfm.core.consensus.machines import machines_of
 from p2p_dtfm.core.consensus.phase import phase_of
 from p2p_dtfm.core.consensus.table import dispatch
@@ -222,8 +221,7 @@ class Agreement(AgreementReadings):
         if attempt.snapshot is None and machines.reception.believe_absent(attempt, now_ns):
             actions += machines.gathering.knowledge_grew(attempt, now_ns)
         waited_ns = now_ns - attempt.clock.progress_ns
-        lateness = state.attempts.lateness
-        if waited_ns >= patience_ns(attempt, state.timing, not state.is_newcomer, lateness):
+        if waited_ns >= machines.reception.patience_ns(attempt):
             actions += machines.suspicion.stalled(attempt, now_ns)
         return actions
 

@@ -18,6 +18,10 @@ class Present:
     view: View | None = None
     ledger: Ledger | None = None
     taken_over_ns: int = 0
+    committed_ns: int = 0
+    """When the latest step of the view was; 0: none was."""
+    step_ns: int = 0
+    """What that step took."""
     active_members: dict[ViewId, dict[Member, Active]] = field(default_factory=dict)
     active_sent_ns: int = 0
     last_commit: tuple[Signed, ...] = ()
@@ -30,6 +34,15 @@ class Present:
     accepts_loss: bool = False
     met_ns: int = 0
     record_names: frozenset[bytes] | None = None
+
+    def commits(self, now_ns: int) -> None:
+        """A step."""
+        self.step_ns = self.under_way_ns(now_ns)
+        self.committed_ns = now_ns
+
+    def under_way_ns(self, now_ns: int) -> int:
+        """For how long the open step is."""
+        return max(0, now_ns - max(self.committed_ns, self.taken_over_ns))
 
     def has_waited(self, patience_ns: int, now_ns: int) -> bool:
         """So long, for layers that are lost."""

@@ -19,6 +19,15 @@ FEW = 8
 LONGEST = 4
 """No patience becomes more than so many times as long."""
 LAPSES_LIMIT = 64
+PATIENT_ABOVE = 16
+"""Of more fellows each must be silent for longer, as it speaks more seldom,"""
+THINNEST = 32
+"""up to so many: then for twice as long."""
+
+
+def of_many_ns(fellows: int, patience_ns: int) -> int:
+    """How long one waits for each of so many."""
+    return patience_ns * min(max(fellows, PATIENT_ABOVE), THINNEST) // PATIENT_ABOVE
 
 
 class Lateness:

@@ -9,7 +9,7 @@ its work is judged from who owes what to whom (`core.liveness.stalls`).
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from p2p_dtfm.core.liveness.lateness import Lapses, Lateness
+from p2p_dtfm.core.liveness.lateness import THINNEST, Lapses, Lateness, of_many_ns
 from p2p_dtfm.core.liveness.rhythm import FEWEST_SLOTS, KNOWN_SLOTS, SECOND_NS, Rhythm
 from p2p_dtfm.core.liveness.second_hand import MILLISECOND_NS, TELLERS, SecondHand
 from p2p_dtfm.core.messages.message_bounds import MISSED_LIMIT
@@ -21,11 +21,8 @@ ASKED_BEFORE_NS = SECOND_NS * 3 // 10
 LATE_FACTOR = 3
 """So many times what this peer's own loop was late by is added: others' may be as late."""
 THIN_ABOVE = 8
-"""Who has more fellows speaks to each less often, so that it says as much a second in all,"""
-THINNEST = 32
-"""up to so many: then a quarter as often."""
-PATIENT_ABOVE = 16
-"""Of more fellows each must be silent for longer, as it speaks so seldom."""
+"""Who has more fellows speaks to each less often, so that it says as much a second in all,
+up to `THINNEST`: then a quarter as often."""
 
 
 @dataclass(frozen=True)
@@ -324,9 +321,6 @@ class Liveness:
         """Who is one of many says less to each, and misses each later."""
         return apart_ns * min(max(self._fellows, THIN_ABOVE), THINNEST) // THIN_ABOVE
 
-    def _of_many_ns(self, silence_ns: int) -> int:
-        return silence_ns * min(max(self._fellows, PATIENT_ABOVE), THINNEST) // PATIENT_ABOVE
-
     def _patience_ns(self, patience_ns: int) -> int:
         return self._lateness.stretched_ns(patience_ns, len(self._watched))
 
@@ -337,8 +331,8 @@ class Liveness:
         timing = self._timing
         is_calm = now_ns >= self._calm_from_ns and watched.rhythm.is_known
         least_ns = timing.calm_silence_ns if is_calm else timing.least_silence_ns
-        silence_ns = self._of_many_ns(timing.silence_ns)
-        return watched.rhythm.bound_ns(self._of_many_ns(least_ns), silence_ns)
+        silence_ns = of_many_ns(self._fellows, timing.silence_ns)
+        return watched.rhythm.bound_ns(of_many_ns(self._fellows, least_ns), silence_ns)
 
     def _together_bound_ns(self, watched: _Watched, now_ns: int) -> int:
         """So long since anybody heard it, while all are asked, is evidence; 0: no time is. What
@@ -354,7 +348,9 @@ class Liveness:
         late_ns = LATE_FACTOR * self._lapses.longest_ns(now_ns)
         least_ns = self._thinned_ns(timing.together_ns) + unsettled_ns + unknown_ns + late_ns
         return self._patience_ns(
-            watched.rhythm.bound_ns(least_ns, max(least_ns, self._of_many_ns(timing.silence_ns)))
+            watched.rhythm.bound_ns(
+                least_ns, max(least_ns, of_many_ns(self._fellows, timing.silence_ns))
+            )
         )
 
     def _heard_by_any_ns(self, peer_id: str, watched: _Watched, now_ns: int) -> int | None:

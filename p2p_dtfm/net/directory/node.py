@@ -1,16 +1,28 @@
 """hivemind's DHT behind this peer's door: who asks how much, who brings what, and who is called."""
 
+import asyncio
+import contextlib
 from typing import Any
 
 from p2p_dtfm.net.directory.flat_values import FlatSerializer
 from p2p_dtfm.net.directory.whereabouts import Whereabouts
-from p2p_dtfm.net.hivemind_parts import DHTID, PeerID, dht_node, dht_pb2, get_dht_time
+from p2p_dtfm.net.hivemind_parts import (
+    DHTID,
+    DHTRefusal,
+    PeerID,
+    dht_node,
+    dht_pb2,
+    get_dht_time,
+)
 from p2p_dtfm.net.hivemind_parts import DHTProtocol as OpenProtocol
 from p2p_dtfm.net.libp2p.host import Host
 
 KIND = "directory"
 KEYS_LIMIT = 256
 """Of one request."""
+BOOTSTRAP_PAUSES_S = (0.5, 1.5)
+"""After the first ping, and the second, that nobody has answered or that was refused: where many
+start at once a node may have no time for one of them, which need not end for that."""
 
 
 class DHTProtocol(OpenProtocol):  # type: ignore[misc]
@@ -66,6 +78,11 @@ class DHTProtocol(OpenProtocol):  # type: ignore[misc]
     ) -> DHTID | None:
         if not await self._may_call(peer):
             return None
+        for pause_s in BOOTSTRAP_PAUSES_S if validate else ():
+            with contextlib.suppress(DHTRefusal):
+                if (found := await super().call_ping(peer, validate, strict)) is not None:
+                    return found
+            await asyncio.sleep(pause_s)
         return await super().call_ping(peer, validate, strict)
 
     async def call_store(self, peer: PeerID, *arguments: Any, **options: Any) -> Any:

@@ -4,15 +4,30 @@ from p2p_dtfm.core.consensus.actions import Timing
 from p2p_dtfm.core.consensus.attempts.attempt import Attempt
 from p2p_dtfm.core.liveness.lateness import Lateness
 
+DOUBLINGS_LIMIT = 2
+"""A liar that passes numbers over makes others wait four times as long for who is silent."""
 READY_FACTOR = 3
 """They plan on slower machines, perhaps, but not on that much slower ones."""
 
 
-def patience_ns(attempt: Attempt, timing: Timing, is_member: bool, lateness: Lateness) -> int:
+def patience_ns(
+    attempt: Attempt, timing: Timing, is_member: bool, lateness: Lateness, view_number: int
+) -> int:
     """Newcomers alone hold up nobody for long, nor do a few members of whom the rest is done; nor a
-    few of those that found a run. Who runs late itself waits for longer."""
-    in_time_ns = _in_time_ns(attempt, timing, is_member)
+    few of those that found a run. Who runs late itself waits for longer. `view_number`: of this
+    peer's view."""
+    in_time_ns = _in_time_ns(attempt, timing, is_member) << _doublings(attempt, view_number)
     return lateness.stretched_ns(in_time_ns, len(attempt.participants))
+
+
+def _doublings(attempt: Attempt, view_number: int) -> int:
+    """Of many each attempt after a failed one is given twice the time: where all are slow, one
+    after another would end before its end, and be what they are slow with. By the number, which all
+    know, and not by what failed here: the least patient ends it for all."""
+    if attempt.wide is None:
+        return 0
+    failed = (attempt.number - view_number) // 2 - 1
+    return min(max(failed, 0), DOUBLINGS_LIMIT)
 
 
 def _in_time_ns(attempt: Attempt, timing: Timing, is_member: bool) -> int:

@@ -110,13 +110,16 @@ class GatherReception:
         founds = state.is_newcomer and attempt.only_newcomers
         if state.is_newcomer and not founds:
             return
-        patience = patience_ns(
-            attempt, state.timing, not state.is_newcomer, state.attempts.lateness
-        )
-        if 2 * (now_ns - attempt.clock.progress_ns) >= patience:
+        if 2 * (now_ns - attempt.clock.progress_ns) >= self.patience_ns(attempt):
             silent = silent_in(attempt, is_member=True)
             state.distrust_members(silent)
             state.doubts.carried |= set(silent) if founds else set()
+
+    def patience_ns(self, attempt: Attempt) -> int:
+        """For how long an attempt may stand still."""
+        state, lateness = self._state, self._state.attempts.lateness
+        number = state.view_id.number
+        return patience_ns(attempt, state.timing, not state.is_newcomer, lateness, number)
 
     def _note_opener(self, message: Gather, parts: list[Contribution], now_ns: int) -> None:
         """Whoever stops steps again and again, and accuses nobody, is itself in doubt."""

@@ -31,6 +31,8 @@ def due_verdict(state: AgreementState, now_ns: int) -> DueVerdict:
         return DueVerdict(False, reason)
     planned, newcomers = isinstance(view.plan, Plan), state.others.newcomers
     if newcomers.due(now_ns, timing.join_window_ns):
+        if _has_just_begun(state, view, now_ns):
+            return DueVerdict(False, "of a view of many the first step goes before newcomers")
         return DueVerdict(True, f"{newcomers.count} join", planned)
     if why := _why_plan_anew(state):
         recovers = _recovers(state, view, now_ns)
@@ -67,9 +69,22 @@ def _recovers(state: AgreementState, view: View, now_ns: int) -> bool:
     """Everybody waits for the step that a failure has stopped: planning beside it would only hold
     it up. Where it takes long, a better plan may be what it needs."""
     is_after_failure = not view.snapshot.planned and isinstance(view.plan, Plan)
-    has_committed = state.step > state.present.said_active.step
     waited_ns = now_ns - state.present.taken_over_ns
-    return is_after_failure and not has_committed and waited_ns < state.timing.gather_ns
+    return is_after_failure and not _has_committed(state) and waited_ns < state.timing.gather_ns
+
+
+def _has_committed(state: AgreementState) -> bool:
+    """Any step of the view."""
+    return state.step > state.present.said_active.step
+
+
+def _has_just_begun(state: AgreementState, view: View, now_ns: int) -> bool:
+    """Of many some ask a little too late: with a view for each of them, beside a first step that
+    has all to be connected, machines that are slow by then would get to none."""
+    if not state.is_wide(view) or not isinstance(view.plan, Plan):
+        return False
+    waited_ns = now_ns - state.present.taken_over_ns
+    return not _has_committed(state) and waited_ns < state.timing.first_step_ns
 
 
 def _of_leaver(state: AgreementState, view: View, now_ns: int) -> DueVerdict:

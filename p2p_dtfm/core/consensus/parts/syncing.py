@@ -7,6 +7,7 @@ from p2p_dtfm.core.consensus.agreement_state import AgreementState
 from p2p_dtfm.core.consensus.parts.wide.telling import Telling
 from p2p_dtfm.core.cost_model.links.swarm_links import UNKNOWN_BYTES_PER_S, SwarmLinks
 from p2p_dtfm.core.cost_model.tables.link_tables import duration_ns
+from p2p_dtfm.core.liveness.lateness import of_many_ns
 from p2p_dtfm.core.messages.agreement_messages import Heartbeat, Synced
 from p2p_dtfm.core.messages.message_bounds import NEWCOMERS_LIMIT
 from p2p_dtfm.core.messages.statements import stated
@@ -121,7 +122,7 @@ class Syncing:
         """Members of both views that need no states for the next, and do not say that they have
         them: there is nothing that they could wait for."""
         state, view, following = self._state, self._state.view, self._state.next_view
-        deadline_ns = state.timing.newcomer_sync_ns + self._until_offered_ns
+        deadline_ns = self._sync_ns + self._until_offered_ns(now_ns)
         is_due = (now_ns - state.following.agreed_ns) * haste >= deadline_ns
         if view is None or following is None or not is_due or state.me not in view.members:
             return []
@@ -144,16 +145,17 @@ class Syncing:
 
     def _stuck_newcomers(self, now_ns: int, haste: int = 1) -> list[Member]:
         """Of these, who gets no more states, or takes many times as long as its links need."""
-        state, following, timing = self._state, self._state.following, self._state.timing
+        state, following, sync_ns = self._state, self._state.following, self._sync_ns
         stuck = []
         for member in self._unsynced_newcomers:
             needs_ns = self._transfer_ns(member)
             grown_ns = following.given.grown_ns(member.peer_id)
             patience = TRANSFERS_LIMIT << state.others.newcomers.refusals(member.peer_id)
-            longest_ns = DEADLINES_LIMIT * timing.newcomer_sync_ns + patience * needs_ns
-            deadline_ns = timing.newcomer_sync_ns
+            longest_ns = DEADLINES_LIMIT * sync_ns + patience * needs_ns
+            deadline_ns = sync_ns
             if grown_ns is None:  # it has not even begun: for that it takes no fast link
-                since_ns, deadline_ns = following.agreed_ns, deadline_ns + self._until_offered_ns
+                since_ns = following.agreed_ns
+                deadline_ns += self._until_offered_ns(now_ns)
             else:
                 since_ns, deadline_ns = grown_ns, deadline_ns + needs_ns
             no_progress = (now_ns - since_ns) * haste >= deadline_ns
@@ -162,9 +164,20 @@ class Syncing:
         return stuck
 
     @property
-    def _until_offered_ns(self) -> int:
-        plan = self._state.plan
-        return STEPS_AHEAD * plan.predicted_step_ns if plan is not None else 0
+    def _sync_ns(self) -> int:
+        """Longer among many, and where this peer itself runs late among some."""
+        state, view = self._state, self._state.next_view
+        fellows = len(view.members) if view is not None else 0
+        patience_ns = of_many_ns(fellows, state.timing.newcomer_sync_ns)
+        return state.attempts.lateness.stretched_ns(patience_ns, fellows)
+
+    def _until_offered_ns(self, now_ns: int) -> int:
+        """By the plan, or by what steps take: machines may be slower than they were."""
+        plan, present = self._state.plan, self._state.present
+        if plan is None:
+            return 0
+        takes_ns = max(present.step_ns, present.under_way_ns(now_ns))
+        return STEPS_AHEAD * max(plan.predicted_step_ns, takes_ns)
 
     def _transfer_ns(self, newcomer: Member) -> int:
         """What the states of its layers take on the way there, by what members measured."""

@@ -1,0 +1,111 @@
+"""In a view of many that share a slow machine nobody is hasty: each view beside the first step, and
+each attempt that is given up too soon, is what makes them slow."""
+
+import copy
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from p2p_dtfm.core.consensus.actions import SECOND_NS, Timing
+from p2p_dtfm.core.consensus.agreement_state import AgreementState
+from p2p_dtfm.core.consensus.attempts.attempt import Attempt
+from p2p_dtfm.core.consensus.attempts.patience import patience_ns
+from p2p_dtfm.core.consensus.attempts.wide import Wide
+from p2p_dtfm.core.consensus.parts.opening import due_verdict
+from p2p_dtfm.core.consensus.parts.syncing import STEPS_AHEAD, Syncing
+from p2p_dtfm.core.consensus.parts.wide.telling import Telling
+from p2p_dtfm.core.consensus.present import Present
+from p2p_dtfm.core.liveness.lateness import Lateness, of_many_ns
+from p2p_dtfm.core.messages.agreement_messages import Active
+from p2p_dtfm.core.protocol.snapshot import GENESIS, Member
+from p2p_dtfm.core.recovery.view import View
+from tests.core.builders import WORKLOAD, record
+from tests.core.liars import evil_record, swarm
+
+A = Member("a", 1)
+
+
+@pytest.fixture(scope="module")
+def three() -> AgreementState:
+    return swarm(["a", "b", "c"]).peers["a"].agreement._state
+
+
+@pytest.fixture(scope="module")
+def four() -> View:
+    view = swarm(["a", "b", "c", "d"]).peers["a"].view
+    assert view is not None
+    return view
+
+
+@pytest.fixture
+def state(three: AgreementState) -> AgreementState:
+    """Of `a`, in a view with `b` and `c`, that has just begun."""
+    state = copy.deepcopy(three)
+    said = msgspec.structs.replace(state.present.said_active, step=state.step)
+    state.present.said_active = said
+    state.present.taken_over_ns = state.present.committed_ns = 10 * SECOND_NS
+    state.attempts.quiet_until_ns = 0
+    return state
+
+
+@pytest.mark.parametrize("wide_above", [2, 3])
+def test_of_many_the_first_step_goes_before_newcomers(
+    state: AgreementState, wide_above: int
+) -> None:
+    state.settings.timing = replace(state.timing, wide_above=wide_above)
+    state.others.newcomers.ask(record("evil"), evil_record(), 0)
+    waits = due_verdict(state, 12 * SECOND_NS)
+    assert waits.opens == (wide_above == 3), "three are more than two"
+    if wide_above == 2:
+        assert waits.reason == "of a view of many the first step goes before newcomers"
+    assert due_verdict(state, 10 * SECOND_NS + state.timing.first_step_ns).opens, "not for ever"
+    earlier = msgspec.structs.replace(state.present.said_active, step=state.step - 1)
+    state.present.said_active = earlier
+    assert due_verdict(state, 12 * SECOND_NS).opens, "it is committed"
+
+
+def test_each_attempt_of_many_after_a_failed_one_has_twice_the_time() -> None:
+    def patience_s(number: int, is_wide: bool) -> int:
+        attempt = Attempt(A, number, False, GENESIS, WORKLOAD.layer_count)
+        attempt.next_round()
+        attempt.passed_on.wide = Wide() if is_wide else None
+        return patience_ns(attempt, Timing(), True, Lateness(), view_number=1) // SECOND_NS
+
+    least_s = Timing().gather_ns // SECOND_NS
+    assert [patience_s(number, True) // least_s for number in (3, 5, 7, 9, 1001)] == [1, 2, 4, 4, 4]
+    assert {patience_s(number, False) // least_s for number in (3, 5, 7, 1001)} == {1}
+
+
+def test_what_a_step_takes_is_measured_from_commit_to_commit() -> None:
+    present = Present(Active(A, GENESIS, 0), taken_over_ns=5 * SECOND_NS)
+    assert present.under_way_ns(7 * SECOND_NS) == 2 * SECOND_NS
+    present.commits(9 * SECOND_NS)
+    present.commits(12 * SECOND_NS)
+    assert present.step_ns == 3 * SECOND_NS
+    assert present.under_way_ns(20 * SECOND_NS) == 8 * SECOND_NS
+
+
+@pytest.mark.parametrize("step_s", [1, 30])
+def test_no_newcomer_is_stuck_before_states_can_be_offered(
+    state: AgreementState, four: View, step_s: int
+) -> None:
+    """Machines may be slower than the plan says: states are offered between two of their steps."""
+    assert state.plan is not None
+    assert STEPS_AHEAD * state.plan.predicted_step_ns < 10 * SECOND_NS
+    agreed_ns, following = 100 * SECOND_NS, state.following
+    state.waits_for_takeover(four, agreed_ns)
+    following.synced |= set(state.members)
+    state.present.committed_ns, state.present.step_ns = agreed_ns, step_s * SECOND_NS
+    syncing = Syncing(state, Telling(state))
+    waited_ns = agreed_ns + 30 * SECOND_NS
+    state.present.committed_ns = waited_ns - SECOND_NS // 2
+    assert bool(syncing.give_up_unsynced(waited_ns)) == (step_s == 1)
+    if step_s == 30:
+        late_ns = agreed_ns + 90 * SECOND_NS
+        state.present.committed_ns = late_ns - SECOND_NS // 2
+        assert syncing.give_up_unsynced(late_ns), "two steps and eight seconds are over"
+
+
+def test_of_many_each_may_take_longer() -> None:
+    assert [of_many_ns(fellows, 16) for fellows in (1, 16, 24, 32, 900)] == [16, 16, 24, 32, 32]

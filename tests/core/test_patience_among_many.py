@@ -12,7 +12,7 @@ from p2p_dtfm.core.consensus.agreement_state import AgreementState
 from p2p_dtfm.core.consensus.attempts.attempt import Attempt
 from p2p_dtfm.core.consensus.attempts.patience import patience_ns
 from p2p_dtfm.core.consensus.attempts.wide import Wide
-from p2p_dtfm.core.consensus.parts.opening import due_verdict
+from p2p_dtfm.core.consensus.parts.opening import FIRST_STEP_NS, due_verdict
 from p2p_dtfm.core.consensus.parts.syncing import STEPS_AHEAD, Syncing
 from p2p_dtfm.core.consensus.parts.wide.telling import Telling
 from p2p_dtfm.core.consensus.present import Present
@@ -59,7 +59,7 @@ def test_of_many_the_first_step_goes_before_newcomers(
     assert waits.opens == (wide_above == 3), "three are more than two"
     if wide_above == 2:
         assert waits.reason == "of a view of many the first step goes before newcomers"
-    assert due_verdict(state, 10 * SECOND_NS + state.timing.first_step_ns).opens, "not for ever"
+    assert due_verdict(state, 10 * SECOND_NS + FIRST_STEP_NS).opens, "not for ever"
     earlier = msgspec.structs.replace(state.present.said_active, step=state.step - 1)
     state.present.said_active = earlier
     assert due_verdict(state, 12 * SECOND_NS).opens, "it is committed"

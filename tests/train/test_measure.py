@@ -9,6 +9,7 @@ from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.run_spec import RunSpec, parse_run_spec
 from p2p_dtfm.train.model.deferred_gradients import WeightGradients
 from p2p_dtfm.train.stage import measure
+from p2p_dtfm.train.stage.device.trial import TrialShape, trial_pass
 from p2p_dtfm.train.stage.measure import cap_device_memory, measure_device, select_device
 from tests.train.recorded_operations import ProcessorRecorder
 
@@ -81,7 +82,7 @@ def test_a_cards_passes_are_timed_as_they_are_recorded(
     monkeypatch.setattr(measure, "_finish", lambda device: None)
     for layer in range(5):
         module = measure.build_timed_layer(spec, layer, CPU)
-        run = measure._trial(spec, layer, module, measure._Shape(2, 12), CPU)
+        run = trial_pass(spec, layer, module, TrialShape(2, 12), CPU)
         owed = WeightGradients()
         forward_ns, backward_ns = measure._time_passes(spec, run, torch.device("cuda"), owed)
         assert forward_ns > 0 and backward_ns > 0

@@ -41,8 +41,6 @@ class Timing:
     """How long a newcomer alone may hold up a Gather in which everyone else has settled."""
     newcomer_sync_ns: int = 8 * SECOND_NS
     """How long a newcomer may take, beyond what its link needs, without getting more states."""
-    first_step_ns: int = 30 * SECOND_NS
-    """So long newcomers wait for the first step of a view of many that has just begun."""
     orphan_ns: int = 0
     """A newcomer that hears of no view for so long makes one with other newcomers; 0: never."""
     wide_above: int = 64

@@ -2,13 +2,16 @@
 
 from dataclasses import dataclass
 
-from p2p_dtfm.core.consensus.actions import Actions
+from p2p_dtfm.core.consensus.actions import SECOND_NS, Actions
 from p2p_dtfm.core.consensus.agreement_state import AgreementState
 from p2p_dtfm.core.consensus.parts.gathering import Gathering
 from p2p_dtfm.core.membership.leaving import is_waited_for
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.records import Intent
 from p2p_dtfm.core.recovery.view import View
+
+FIRST_STEP_NS = 30 * SECOND_NS
+"""So long newcomers wait for the first step of a view of many that has just begun."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,7 @@ def _has_just_begun(state: AgreementState, view: View, now_ns: int) -> bool:
     if not state.is_wide(view) or not isinstance(view.plan, Plan):
         return False
     waited_ns = now_ns - state.present.taken_over_ns
-    return not _has_committed(state) and waited_ns < state.timing.first_step_ns
+    return not _has_committed(state) and waited_ns < FIRST_STEP_NS
 
 
 def _of_leaver(state: AgreementState, view: View, now_ns: int) -> DueVerdict:

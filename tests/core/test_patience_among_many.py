@@ -17,11 +17,12 @@ from p2p_dtfm.core.consensus.parts.syncing import STEPS_AHEAD, Syncing
 from p2p_dtfm.core.consensus.parts.wide.telling import Telling
 from p2p_dtfm.core.consensus.present import Present
 from p2p_dtfm.core.liveness.lateness import Lateness, of_many_ns
-from p2p_dtfm.core.messages.agreement_messages import Active
-from p2p_dtfm.core.protocol.snapshot import GENESIS, Member
+from p2p_dtfm.core.messages.agreement_messages import Active, PresentView, open_contribution
+from p2p_dtfm.core.protocol.records import Intent
+from p2p_dtfm.core.protocol.snapshot import GENESIS, Member, ViewId
 from p2p_dtfm.core.recovery.view import View
 from tests.core.builders import WORKLOAD, record
-from tests.core.liars import evil_record, swarm
+from tests.core.liars import contribution, evil_record, swarm
 
 A = Member("a", 1)
 
@@ -59,6 +60,9 @@ def test_of_many_the_first_step_goes_before_newcomers(
     assert waits.opens == (wide_above == 3), "three are more than two"
     if wide_above == 2:
         assert waits.reason == "of a view of many the first step goes before newcomers"
+        state.intent = Intent.LEAVING
+        assert due_verdict(state, 12 * SECOND_NS).reason == "a leaves", "for that nobody waits"
+        state.intent = Intent.TRAIN
     assert due_verdict(state, 10 * SECOND_NS + FIRST_STEP_NS).opens, "not for ever"
     earlier = msgspec.structs.replace(state.present.said_active, step=state.step - 1)
     state.present.said_active = earlier
@@ -66,15 +70,21 @@ def test_of_many_the_first_step_goes_before_newcomers(
 
 
 def test_each_attempt_of_many_after_a_failed_one_has_twice_the_time() -> None:
-    def patience_s(number: int, is_wide: bool) -> int:
-        attempt = Attempt(A, number, False, GENESIS, WORKLOAD.layer_count)
+    def times(number: int, view_number: int, is_wide: bool = True, is_member: bool = True) -> int:
+        attempt = Attempt(A, number, number % 2 == 0, GENESIS, WORKLOAD.layer_count)
+        present = PresentView(ViewId(view_number, "f" * 64), (A,), None)
+        part = contribution(number, present, A)
+        attempt.add(part, open_contribution(part, lambda *_: True))
         attempt.next_round()
         attempt.passed_on.wide = Wide() if is_wide else None
-        return patience_ns(attempt, Timing(), True, Lateness(), view_number=1) // SECOND_NS
+        takes_ns = patience_ns(attempt, Timing(), is_member, Lateness(), view_number)
+        return takes_ns // Timing().gather_ns
 
-    least_s = Timing().gather_ns // SECOND_NS
-    assert [patience_s(number, True) // least_s for number in (3, 5, 7, 9, 1001)] == [1, 2, 4, 4, 4]
-    assert {patience_s(number, False) // least_s for number in (3, 5, 7, 1001)} == {1}
+    for first, view_number in ((1, 0), (3, 1), (2, 1), (3, 2), (4, 2)):
+        numbers = [first, first + 2, first + 4, first + 6, first + 1000]
+        assert [times(number, view_number) for number in numbers] == [1, 2, 4, 4, 4]
+        assert {times(number, view_number, is_wide=False) for number in numbers} == {1}
+    assert times(1001, 0, is_member=False) == 1, "who joins knows no number to count from"
 
 
 def test_what_a_step_takes_is_measured_from_commit_to_commit() -> None:
@@ -109,3 +119,20 @@ def test_no_newcomer_is_stuck_before_states_can_be_offered(
 
 def test_of_many_each_may_take_longer() -> None:
     assert [of_many_ns(fellows, 16) for fellows in (1, 16, 24, 32, 900)] == [16, 16, 24, 32, 32]
+
+
+def test_a_step_that_stands_still_ends_no_wait_for_states(
+    state: AgreementState, four: View
+) -> None:
+    agreed_ns = 100 * SECOND_NS
+    state.waits_for_takeover(four, agreed_ns)
+    state.following.synced |= set(state.members)
+    state.present.committed_ns, state.present.step_ns = agreed_ns - 3600 * SECOND_NS, SECOND_NS
+    assert Syncing(state, Telling(state)).give_up_unsynced(agreed_ns + 30 * SECOND_NS)
+
+
+def test_nobody_commits_in_the_future_after_a_sleep() -> None:
+    present = Present(Active(A, GENESIS, 0))
+    present.commits(9 * SECOND_NS)
+    present.slept(3600 * SECOND_NS, 12 * SECOND_NS)
+    assert present.under_way_ns(13 * SECOND_NS) == SECOND_NS

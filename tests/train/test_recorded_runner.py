@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from p2p_dtfm.core.protocol.run_spec import ComputeSpec, RunSpec
+from p2p_dtfm.train.model.kinds import registry
 from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.train.model.optimizer import learning_rate
 from p2p_dtfm.train.stage.device.recorded_runner import PLAIN_PASSES, RecordedStageRunner
@@ -234,3 +235,23 @@ def test_who_computes_again_records_nothing(spec: RunSpec, toy_batch: Batch) -> 
             runner.backward(number)
     assert pair.recorded.slots > 0 and once.slots == 0
     assert gradients(once) == gradients(pair.recorded)
+
+
+def test_held_out_losses_are_of_the_newest_parameters(
+    spec: RunSpec, toy_batch: Batch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They come before a step's first forward, by the rounded matrix of a head in chunks."""
+    monkeypatch.setattr(registry, "head_in_chunks", lambda spec: True)
+    narrow = spec.model_copy(update={"compute": ComputeSpec(precision="bf16")})
+    pair = Pair(narrow, range(2, 5))
+    tokens, targets = toy_batch(9, 9)
+    entry = torch.randn(*tokens.shape, narrow.model.width)
+    for step in range(2):
+        same(*(runner.evaluate(entry, targets) for runner in pair.both))
+        for number in range(MICROBATCHES):
+            pair.forward(number, toy_batch(step, number))
+        for number in range(MICROBATCHES):
+            same(*(runner.backward(number) for runner in pair.both))
+        for runner in pair.both:
+            for state in runner.layer_states.values():
+                state.apply(state.gradient_vector(), 1.0, 0.1)

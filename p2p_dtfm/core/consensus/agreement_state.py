@@ -418,6 +418,6 @@ class AgreementState:
         if self.present.lost_since_ns is not None:
             self.present.lost_since_ns += gap_ns
         self.present.taken_over_ns += gap_ns
-        self.present.committed_ns += gap_ns if self.present.committed_ns else 0
+        self.present.slept(gap_ns, now_ns)
         self.following.agreed_ns += gap_ns
         self.following.given.slept(gap_ns)

@@ -44,6 +44,11 @@ class Present:
         """For how long the open step is."""
         return max(0, now_ns - max(self.committed_ns, self.taken_over_ns))
 
+    def slept(self, gap_ns: int, now_ns: int) -> None:
+        """The open step did not take that long."""
+        if self.committed_ns:
+            self.committed_ns = min(self.committed_ns + gap_ns, now_ns)
+
     def has_waited(self, patience_ns: int, now_ns: int) -> bool:
         """So long, for layers that are lost."""
         return self.lost_since_ns is not None and now_ns - self.lost_since_ns >= patience_ns

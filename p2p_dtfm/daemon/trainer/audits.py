@@ -178,7 +178,7 @@ class Audits:
         self._next_opening = chance.token_bytes(OPENING_BYTES)
         share = Share(
             arithmetic=arithmetic_name(device) if engine.work.runner.repeats_bits else "",
-            threads=await self._tools.compute.run(threads_here),
+            threads=await self._tools.compute.run(partial(threads_here, device)),
             parts=here.mine.parts,
             got=got_by_holder(plan, wire, me, local.got) if due.trains else {},
             edges=edges_of(plan, me, engine.work, due),

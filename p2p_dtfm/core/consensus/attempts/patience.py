@@ -16,17 +16,19 @@ def patience_ns(
     """Newcomers alone hold up nobody for long, nor do a few members of whom the rest is done; nor a
     few of those that found a run. Who runs late itself waits for longer. `view_number`: of this
     peer's view."""
-    in_time_ns = _in_time_ns(attempt, timing, is_member) << _doublings(attempt, view_number)
+    in_time_ns = _in_time_ns(attempt, timing, is_member)
+    if is_member or attempt.only_newcomers:  # who joins knows no number to count from
+        in_time_ns <<= _doublings(attempt, view_number)
     return lateness.stretched_ns(in_time_ns, len(attempt.participants))
 
 
 def _doublings(attempt: Attempt, view_number: int) -> int:
-    """Of many each attempt after a failed one is given twice the time: where all are slow, one
+    """Of many each attempt after a failed one has twice the time to gather: where all are slow, one
     after another would end before its end, and be what they are slow with. By the number, which all
     know, and not by what failed here: the least patient ends it for all."""
-    if attempt.wide is None:
+    if attempt.wide is None or attempt.snapshot is not None:
         return 0
-    failed = (attempt.number - view_number) // 2 - 1
+    failed = (attempt.number - view_number - 1) // 2
     return min(max(failed, 0), DOUBLINGS_LIMIT)
 
 

@@ -33,9 +33,8 @@ def due_verdict(state: AgreementState, now_ns: int) -> DueVerdict:
     if reason := _why_not_now(state, now_ns):
         return DueVerdict(False, reason)
     planned, newcomers = isinstance(view.plan, Plan), state.others.newcomers
-    if newcomers.due(now_ns, timing.join_window_ns):
-        if _has_just_begun(state, view, now_ns):
-            return DueVerdict(False, "of a view of many the first step goes before newcomers")
+    join, wait = newcomers.due(now_ns, timing.join_window_ns), _has_just_begun(state, view, now_ns)
+    if join and not wait:
         return DueVerdict(True, f"{newcomers.count} join", planned)
     if why := _why_plan_anew(state):
         recovers = _recovers(state, view, now_ns)
@@ -46,6 +45,8 @@ def due_verdict(state: AgreementState, now_ns: int) -> DueVerdict:
         return DueVerdict(True, reason, accepts_loss=True)
     if state.intent is Intent.LEAVING:
         return _of_leaver(state, view, now_ns)
+    if join:
+        return DueVerdict(False, "of a view of many the first step goes before newcomers")
     return DueVerdict(False, "nothing calls for another view")
 
 

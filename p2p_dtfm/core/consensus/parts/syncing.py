@@ -7,7 +7,7 @@ from p2p_dtfm.core.consensus.agreement_state import AgreementState
 from p2p_dtfm.core.consensus.parts.wide.telling import Telling
 from p2p_dtfm.core.cost_model.links.swarm_links import UNKNOWN_BYTES_PER_S, SwarmLinks
 from p2p_dtfm.core.cost_model.tables.link_tables import duration_ns
-from p2p_dtfm.core.liveness.lateness import of_many_ns
+from p2p_dtfm.core.liveness.lateness import PATIENT_ABOVE, of_many_ns
 from p2p_dtfm.core.messages.agreement_messages import Heartbeat, Synced
 from p2p_dtfm.core.messages.message_bounds import NEWCOMERS_LIMIT
 from p2p_dtfm.core.messages.statements import stated
@@ -19,6 +19,9 @@ DEADLINES_LIMIT = 6
 """A newcomer that gets on may take so many times as long as its states and the deadline need. What
 a transfer needs doubles with each time that it was refused: a link may be slower than was
 measured."""
+SLOWER_LIMIT = 4
+"""A step under way counts as so many times the one before at most: one that stands still ends no
+wait for states."""
 STEPS_AHEAD = 2
 """States are offered between two steps: so many may have to pass before."""
 
@@ -151,11 +154,11 @@ class Syncing:
             needs_ns = self._transfer_ns(member)
             grown_ns = following.given.grown_ns(member.peer_id)
             patience = TRANSFERS_LIMIT << state.others.newcomers.refusals(member.peer_id)
-            longest_ns = DEADLINES_LIMIT * sync_ns + patience * needs_ns
+            offered_ns = self._until_offered_ns(now_ns)
+            longest_ns = DEADLINES_LIMIT * sync_ns + offered_ns + patience * needs_ns
             deadline_ns = sync_ns
             if grown_ns is None:  # it has not even begun: for that it takes no fast link
-                since_ns = following.agreed_ns
-                deadline_ns += self._until_offered_ns(now_ns)
+                since_ns, deadline_ns = following.agreed_ns, sync_ns + offered_ns
             else:
                 since_ns, deadline_ns = grown_ns, deadline_ns + needs_ns
             no_progress = (now_ns - since_ns) * haste >= deadline_ns
@@ -165,9 +168,11 @@ class Syncing:
 
     @property
     def _sync_ns(self) -> int:
-        """Longer among many, and where this peer itself runs late among some."""
+        """Longer among many, and where this peer itself runs late among them."""
         state, view = self._state, self._state.next_view
         fellows = len(view.members) if view is not None else 0
+        if fellows <= PATIENT_ABOVE:
+            return state.timing.newcomer_sync_ns
         patience_ns = of_many_ns(fellows, state.timing.newcomer_sync_ns)
         return state.attempts.lateness.stretched_ns(patience_ns, fellows)
 
@@ -176,8 +181,9 @@ class Syncing:
         plan, present = self._state.plan, self._state.present
         if plan is None:
             return 0
-        takes_ns = max(present.step_ns, present.under_way_ns(now_ns))
-        return STEPS_AHEAD * max(plan.predicted_step_ns, takes_ns)
+        takes_ns = max(plan.predicted_step_ns, present.step_ns)
+        under_way_ns = min(present.under_way_ns(now_ns), SLOWER_LIMIT * takes_ns)
+        return STEPS_AHEAD * max(takes_ns, under_way_ns)
 
     def _transfer_ns(self, newcomer: Member) -> int:
         """What the states of its layers take on the way there, by what members measured."""

@@ -3,7 +3,8 @@
 The first microbatches run as any other. From the next step on each is given a *slot*: memory for
 what goes in and out, with recordings of the stage's forward, of each layer's backward and of what
 that leaves for later. There are as many slots as microbatches were ever in flight together.
-Kernels and their order are those of the plain runner.
+Kernels and their order are those of the plain runner, but for a stage with the embedding, which
+leaves its matrices' gradients for later here as well.
 """
 
 import contextlib
@@ -163,6 +164,13 @@ class RecordedStageRunner(StageRunner):
         slot.due.discard(layer)
         if not slot.due:
             self._give_back(microbatch)
+
+    def evaluate(
+        self, entry: Tensor, targets: Tensor | None = None, tokens: Tensor | None = None
+    ) -> Tensor | float:
+        """See `StageRunner.evaluate`."""
+        self._rounded.refresh()  # it comes before the step's first forward
+        return super().evaluate(entry, targets, tokens)
 
     def weight_backward_layer(self, microbatch: int, layer: int) -> None:
         """See `StageRunner.weight_backward_layer`."""

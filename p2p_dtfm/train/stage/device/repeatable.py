@@ -22,14 +22,14 @@ from p2p_dtfm.train.stage.device.trial import TrialShape, trial_pass
 
 _log = logging.getLogger(__name__)
 
-_CUBLAS_SETTING = "CUBLAS_WORKSPACE_CONFIG"
+CUBLAS_SETTING = "CUBLAS_WORKSPACE_CONFIG"
 _CUBLAS_REPEATS = ":4096:8"
 """As much room as PyTorch gives cuBLAS on a large card in any case, in pieces of fixed sizes."""
 
 
 def let_cublas_repeat() -> None:
     """Before it is used first, since it looks only then; nothing where somebody has chosen."""
-    os.environ.setdefault(_CUBLAS_SETTING, _CUBLAS_REPEATS)
+    os.environ.setdefault(CUBLAS_SETTING, _CUBLAS_REPEATS)
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ class RoundedParameters:
         self._seen: dict[int, tuple[int, int]] = {}
 
     def refresh(self) -> None:
-        """Before the first forward of a step."""
+        """Before anything is computed with them: nothing to do but after an update."""
         for state in self._states:
             now = state.version, state.moves
             if self._seen.get(state.layer) != now:

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from p2p_dtfm.train.stage.device.facts import CudaCard
+from p2p_dtfm.train.stage.device.repeatable import CUBLAS_SETTING
 
 _PROCESSOR_LINES = ("model name", "flags", "Features")
 
@@ -21,14 +22,16 @@ def arithmetic_name(device: torch.device) -> str:
     return f"{device.type}-" + hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
-def threads_here() -> int:
-    """Of the thread that asks."""
-    return torch.get_num_threads()
+def threads_here(device: torch.device) -> int:
+    """Of the thread that asks, where they matter: a card's bits do not depend on them, nor is the
+    number of cores in its name."""
+    return torch.get_num_threads() if device.type == "cpu" else 1
 
 
 def max_threads() -> int:
-    """That anybody of this arithmetic, whose name holds the number of cores, is believed to have
-    computed with: four for each core, so that no claim has an auditor make thousands."""
+    """That anybody of this processor's arithmetic, whose name holds the number of cores, is
+    believed to have computed with: four for each core, so that no claim has an auditor make
+    thousands."""
     return 4 * (os.cpu_count() or 1)
 
 
@@ -59,4 +62,5 @@ def _card(device: torch.device) -> list[str]:
         f"{card.major}.{card.minor}",
         str(card.multi_processor_count),
         torch.get_float32_matmul_precision(),
+        os.environ.get(CUBLAS_SETTING, ""),
     ]

@@ -13,6 +13,7 @@ from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.train.stage.device import repeatable
 from p2p_dtfm.train.stage.device.recorded_runner import RecordedStageRunner, runner_on, runner_once
 from p2p_dtfm.train.stage.replay.arithmetic import arithmetic_name
+from p2p_dtfm.train.stage.stage_runner import InFlight
 from tests.train.recorded_operations import ProcessorRecorder
 
 Batch = Callable[[int, int], tuple[Tensor, Tensor]]
@@ -65,13 +66,22 @@ def test_its_passes_run_with_them(audited: RunSpec, toy_batch: Batch) -> None:
     seen: set[str] = set()
 
     class Watched(RecordedStageRunner):
-        def _run(self, *given: object) -> Tensor:
+        def _run(
+            self, layer: int, entry: Tensor, targets: Tensor | None, documents: Tensor | None
+        ) -> Tensor:
             seen.add(f"forward {torch.are_deterministic_algorithms_enabled()}")
-            return super()._run(*given)  # type: ignore[arg-type]
+            return super()._run(layer, entry, targets, documents)
 
-        def _back(self, *given: object) -> Tensor | None:
+        def _back(
+            self,
+            layer: int,
+            kept: InFlight,
+            entry: Tensor,
+            result: Tensor | None,
+            gradient: Tensor,
+        ) -> Tensor | None:
             seen.add(f"backward {torch.are_deterministic_algorithms_enabled()}")
-            return super()._back(*given)  # type: ignore[arg-type]
+            return super()._back(layer, kept, entry, result, gradient)
 
     states = {layer: LayerState.genesis(audited, layer) for layer in range(5)}
     runner = Watched(audited, states, recorder=ProcessorRecorder())
@@ -113,9 +123,7 @@ def test_a_card_repeats_its_bits(audited: RunSpec, toy_batch: Batch) -> None:
 
     def trained(once: bool) -> list[str]:
         states = {layer: LayerState.genesis(audited, layer, CARD) for layer in range(5)}
-        runner = (
-            runner_once(audited, states, CARD) if once else RecordedStageRunner(audited, states)
-        )
+        runner = (runner_once if once else RecordedStageRunner)(audited, states)
         assert runner.repeats_bits
         for number in range(8):
             runner.forward(number, *toy_batch(0, number))

@@ -22,11 +22,12 @@ from p2p_dtfm.core.protocol.workload import block_flops, workload_of
 from p2p_dtfm.train.model.deferred_gradients import WeightGradients, leave_weight_gradients
 from p2p_dtfm.train.model.gpt import build_timed_layer, layer_count
 from p2p_dtfm.train.model.kinds.registry import loss_sum_of_last
-from p2p_dtfm.train.model.precision import autocast, compute_type
+from p2p_dtfm.train.model.precision import autocast
 from p2p_dtfm.train.stage.device.facts import device_facts
 from p2p_dtfm.train.stage.device.recorded_runner import is_recorded
 from p2p_dtfm.train.stage.device.recorder import Recorder, recorder_of
 from p2p_dtfm.train.stage.device.repeatable import kernels_for, let_cublas_repeat
+from p2p_dtfm.train.stage.device.rounded_parameters import rounded_type
 from p2p_dtfm.train.stage.device.trial import TrialShape, trial_pass
 from p2p_dtfm.train.stage.emulated import emulated_device, emulated_flops_per_s
 from p2p_dtfm.train.stage.room_to_train import require_room, too_large
@@ -330,9 +331,8 @@ def _time_once(
     if device.type == "cuda" and not spec.trains_adapters:  # as `RecordedStageRunner` has it
         for parameter in module.parameters():
             parameter.grad = torch.zeros_like(parameter)
-        if spec.sync.mode != "local":
-            kind = compute_type(spec, device)
-            owed = WeightGradients({each: each.detach().to(kind) for each in module.parameters()})
+        kind = rounded_type(spec, device)
+        owed = WeightGradients({each: each.detach().to(kind) for each in module.parameters()})
         leave_weight_gradients(module, owed)
     return _time_passes(spec, trial_pass(spec, layer, module, shape, device), device, owed)
 

@@ -20,10 +20,9 @@ from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.train.model.deferred_gradients import WeightGradients, leave_weight_gradients
 from p2p_dtfm.train.model.gpt import layer_count
 from p2p_dtfm.train.model.layer_state import LayerState
-from p2p_dtfm.train.model.precision import compute_type
 from p2p_dtfm.train.stage.device.recorder import Recorder, Recording, recorder_of
 from p2p_dtfm.train.stage.device.repeatable import repeating_kernels, repeats_bits
-from p2p_dtfm.train.stage.device.rounded_parameters import RoundedParameters
+from p2p_dtfm.train.stage.device.rounded_parameters import RoundedParameters, rounded_type
 from p2p_dtfm.train.stage.stage_runner import InFlight, StageRunner
 
 _log = logging.getLogger(__name__)
@@ -92,9 +91,8 @@ class RecordedStageRunner(StageRunner):
         self._weights_room: Any = None
         self._rounded = RoundedParameters((), torch.float32)
         if not (spec.trains_adapters or spec.layers):
-            if spec.sync.mode != "local":  # whose parameters change within a step
-                kind = compute_type(spec, self.device)
-                self._rounded = RoundedParameters(self.layer_states.values(), kind)
+            kind = rounded_type(spec, self.device)
+            self._rounded = RoundedParameters(self.layer_states.values(), kind)
             self._weight_gradients = WeightGradients(self._rounded.by_parameter)
             for state in self.layer_states.values():  # a product that adds spares the device a sum
                 leave_weight_gradients(state.module, self._weight_gradients)
@@ -269,13 +267,10 @@ def runner_on(kind: str) -> type[StageRunner]:
 
 
 def runner_once(
-    spec: RunSpec,
-    layer_states: dict[int, LayerState],
-    device: torch.device,
-    recompute: bool = False,
+    spec: RunSpec, layer_states: dict[int, LayerState], recompute: bool = False
 ) -> StageRunner:
     """With the bits of `runner_on`'s, for a few microbatches that are computed again."""
-    if device.type == "cuda":
+    if next(iter(layer_states.values())).device.type == "cuda":
         return RecordedStageRunner(spec, layer_states, recompute, records=False)
     return StageRunner(spec, layer_states, recompute)
 

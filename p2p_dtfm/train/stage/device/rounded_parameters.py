@@ -8,7 +8,15 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
+from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.train.model.layer_state import LayerState
+from p2p_dtfm.train.model.precision import compute_type
+
+
+def rounded_type(spec: RunSpec, device: torch.device) -> torch.dtype:
+    """To which a stage there may round: fp32, so to nothing, where parameters change within a
+    step."""
+    return torch.float32 if spec.sync.mode == "local" else compute_type(spec, device)
 
 
 class RoundedParameters:

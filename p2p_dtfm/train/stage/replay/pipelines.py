@@ -82,7 +82,7 @@ class _Runner:
         self.first_layer, self.end_layer = min(states), max(states) + 1
         self._layers = {n: SharedLayer(spec, state) for n, state in sorted(states.items())}
         layers = cast(dict[int, LayerState], self._layers)
-        self._runner = runner_once(spec, layers, layers[self.first_layer].device)
+        self._runner = runner_once(spec, layers)
         self._threads = threads
         self._sent: dict[tuple[str, int], bytes] = {}
         self._losses: list[float] = []

@@ -100,8 +100,7 @@ def replay(
     that is no tensor.
     """
     layers = {layer: SharedLayer(spec, state) for layer, state in sorted(states.items())}
-    device = next(iter(layers.values())).device
-    runner = runner_once(spec, cast(dict[int, LayerState], layers), device, recompute)
+    runner = runner_once(spec, cast(dict[int, LayerState], layers), recompute)
     first, end = min(states), max(states) + 1
     needs_batch = runner.has_embedding or runner.has_head or spec.data.masks_documents
     before = torch.get_num_threads()

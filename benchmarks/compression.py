@@ -1,7 +1,7 @@
 """Compression: bytes on the wire and held-out loss after equal tokens, for codecs and local sync.
 
     python -m benchmarks.compression [--quick] [--json] [--only NAME ...]
-    python -m benchmarks.compression --seeds A-B [--replicas N] [--json] [--only NAME ...]
+    python -m benchmarks.compression --seeds A-B [--replicas N] [--steps N] [--larger] [...]
     python -m benchmarks.compression --boundaries --seeds A-B [--quick] [--json] [--only NAME ...]
 
 The run is `configs/tiny.toml`: its model, data, batch, steps and learning rate; only what a row
@@ -16,7 +16,8 @@ With `--seeds` the rows are others: for each seed both optimizers with a step fo
 batch, and Muon with one bit for each element of the differences of N replicas. The settings of the
 last were fixed on seeds below 3, so other seeds tell. What all reduce in fp32 does not depend on
 the number of replicas, so those rows have one. Target: 400 times fewer bytes, and a mean loss no
-worse than synchronous AdamW's, whose bytes are those of N replicas, headers left out.
+worse than synchronous AdamW's, whose bytes are those of N replicas, headers left out. `--steps`:
+in place of the 250 of `tiny`; `--larger`: a model of 10.9 million parameters on the same tokens.
 
 With `--boundaries` it is what travels between stages: see `boundaries`.
 """
@@ -35,6 +36,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.boundaries import CODECS, compare_boundaries, seeds_in
+from benchmarks.compression_seeds import compare_seeds
 from p2p_dtfm.core.planner.wire_plan import segment_chunks
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.net.streams.frames import FrameHeader, FrameKind, encode_frame
@@ -101,6 +103,11 @@ BOUNDARY_ROWS = tuple(
 )
 
 
+LARGER_MODEL = {"layers": 6, "width": 384, "heads": 6}
+LARGER_RATE = 1.0
+"""Times the rates of `tiny`, for AdamW."""
+
+
 def seed_rows(replicas: int) -> tuple[Row, ...]:
     """What `--seeds` compares."""
     return (
@@ -119,10 +126,14 @@ def seed_rows(replicas: int) -> tuple[Row, ...]:
     )
 
 
-def spec_of(row: Row, steps: int, seed: int | None = None) -> RunSpec:
+def spec_of(row: Row, steps: int, seed: int | None = None, larger: bool = False) -> RunSpec:
     """`tiny` as the row changes it; equal tokens, in the same order."""
     tiny = read_run_spec("tiny")
     values = tiny.model_dump(mode="python")
+    if larger:
+        values["model"] |= LARGER_MODEL
+        for name in ("peak_learning_rate", "final_learning_rate"):
+            values["optimizer"][name] *= LARGER_RATE
     values["seed"] = tiny.seed if seed is None else seed
     values["evaluation"]["sequences"] = HELD_OUT_SEQUENCES
     values["codecs"] |= row.codecs
@@ -154,9 +165,9 @@ def spec_of(row: Row, steps: int, seed: int | None = None) -> RunSpec:
 class Replica:
     """One pipeline of two stages."""
 
-    def __init__(self, spec: RunSpec) -> None:
+    def __init__(self, spec: RunSpec, device: str) -> None:
         self.spec = spec
-        self.states = {n: LayerState.genesis(spec, n) for n in range(layer_count(spec))}
+        self.states = {n: LayerState.genesis(spec, n, device) for n in range(layer_count(spec))}
         half = len(self.states) // 2
         self.stages = [
             StageRunner(spec, {n: self.states[n] for n in layers})
@@ -267,12 +278,19 @@ def reduce_all(spec: RunSpec, step: int, replicas: list[Replica]) -> int:
     return sent
 
 
-def train(row: Row, steps: int, folder: Path, seed: int | None = None) -> dict[str, Any]:
+def train(
+    row: Row,
+    steps: int,
+    folder: Path,
+    seed: int | None = None,
+    larger: bool = False,
+    device: str = "cpu",
+) -> dict[str, Any]:
     """Train to the end; the row's figures."""
-    spec = spec_of(row, steps, seed)
+    spec = spec_of(row, steps, seed, larger)
     prepared = open_prepared(folder)
     batches = Batches(Dataset(prepared.manifest, prepared.store.path, spec.model.context), spec)
-    replicas = [Replica(spec) for _ in range(row.replicas)]
+    replicas = [Replica(spec, device) for _ in range(row.replicas)]
     bounds = even_ranges(spec.microbatches_per_step, row.replicas)
     reduction_bytes, began_s = 0, time.monotonic()
     for step in range(spec.total_steps):
@@ -322,74 +340,17 @@ def compare(rows: list[dict[str, Any]]) -> None:
 
 
 def measure_seeds(
-    seeds: range, rows: tuple[Row, ...], names: list[str], steps: int
+    options: argparse.Namespace, rows: tuple[Row, ...], names: list[str], steps: int
 ) -> Iterator[dict[str, Any]]:
     """The rows of `--seeds`, or those named of them."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="p2p-dtfm-compression-") as name:
         folder = Path(name) / "data"
         prepare_standard_library(folder)
-        for seed in seeds:
+        for seed in seeds_in(options.seeds):
             for row in rows:
                 if not names or row.name in names:
-                    yield train(row, steps, folder, seed)
-
-
-def by_seed(rows: list[dict[str, Any]], replicas: int, steps: int) -> list[dict[str, Any]]:
-    """Of each seed with all three rows: times fewer bytes, and the differences in loss."""
-    found = []
-    for seed in sorted({row["seed"] for row in rows}):
-        of = {row["name"]: row for row in rows if row["seed"] == seed}
-        if len(of) < 3:
-            continue
-        signs = of["Muon + signs"]
-        plain_bytes = steps * 2 * (replicas - 1) * 4 * signs["parameters"]
-        loss = {name: row["held_out_loss"] for name, row in of.items()}
-        found.append(
-            {
-                "seed": seed,
-                "times_fewer": round(plain_bytes / signs["reduction_bytes"], 1),
-                "tokens_share": signs["tokens"] / of["AdamW"]["tokens"],
-                "against_adamw": loss["Muon + signs"] / loss["AdamW"] - 1,
-                "against_muon": loss["Muon + signs"] / loss["Muon"] - 1,
-                "muon_against_adamw": loss["Muon"] / loss["AdamW"] - 1,
-            }
-        )
-    return found
-
-
-def compare_seeds(options: argparse.Namespace, steps: int) -> int:
-    """Run and print `--seeds`."""
-    seeds, replicas, rows = seeds_in(options.seeds), options.replicas, []
-    for row in measure_seeds(seeds, seed_rows(replicas), options.only, steps):
-        rows.append(row)
-        if not options.json:
-            print(
-                f"seed {row['seed']:3d}  {row['name']:14s} {row['replicas']:2d} replicas  "
-                f"{row['reduction_bytes']:13,d} bytes  held-out {row['held_out_loss']:.4f}  "
-                f"{row['took_s']:.0f} s",
-                flush=True,
-            )
-    found = by_seed(rows, replicas, steps)
-    means = {
-        key: sum(each[key] for each in found) / len(found)
-        for key in (found[0] if found else ())
-        if key != "seed"
-    }
-    met = bool(found) and means["times_fewer"] >= 400 and means["against_adamw"] <= 0
-    if options.json:
-        facts = {"steps": steps, "rows": rows, "seeds": found, "mean": means, "met": met}
-        print(json.dumps(facts))
-    elif found:
-        for each in [*found, {"seed": "mean"} | means]:
-            print(
-                f"seed {each['seed']!s:>4s}: {each['times_fewer']:.0f} times fewer bytes, "
-                f"{each['against_adamw']:+.2%} against AdamW in step, "
-                f"{each['against_muon']:+.2%} against Muon in step "
-                f"({each['muon_against_adamw']:+.2%} against AdamW)"
-            )
-        print("target: 400 times fewer, no worse than AdamW: " + ("met" if met else "MISSED"))
-    return 0 if met or options.quick or not found else 1
+                    yield train(row, steps, folder, seed, options.larger, options.device)
 
 
 def measure(names: list[str], steps: int) -> Iterator[dict[str, Any]]:
@@ -403,25 +364,8 @@ def measure(names: list[str], steps: int) -> Iterator[dict[str, Any]]:
                 yield train(row, steps, folder)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="a few steps: bytes, and no verdict")
-    parser.add_argument("--json", action="store_true")
-    names = [row.name for row in (*ROWS, *seed_rows(2), *BOUNDARY_ROWS)]
-    parser.add_argument("--only", nargs="*", default=[], choices=names, metavar="NAME")
-    parser.add_argument("--seeds", metavar="A-B", help="others' seeds: both optimizers, and signs")
-    parser.add_argument("--replicas", type=int, default=4, help="with --seeds (default: 4)")
-    parser.add_argument("--boundaries", action="store_true", help="with --seeds: between stages")
-    options = parser.parse_args()
-    if options.boundaries and not options.seeds:
-        parser.error("--boundaries needs --seeds A-B")
-    steps = QUICK_STEPS if options.quick else read_run_spec("tiny").total_steps
-    if options.boundaries:
-        names = [*CODECS][:1] + options.only if options.only else []
-        measured = measure_seeds(seeds_in(options.seeds), BOUNDARY_ROWS, names, steps)
-        return compare_boundaries(measured, options, steps)
-    if options.seeds:
-        return compare_seeds(options, 2 * QUICK_STEPS if options.quick else steps)
+def compare_codecs(options: argparse.Namespace, steps: int) -> int:
+    """Run and print the rows without `--seeds`; the exit status."""
     rows: list[dict[str, Any]] = []
     if not options.json:
         print(f"{'':24s} replicas  reduction B/step  fewer  boundary B/step  held-out  difference")
@@ -444,6 +388,35 @@ def main() -> int:
     else:
         print(f"target: {target}: {'met' if met else 'MISSED'}")
     return 0 if met or options.quick else 1
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="a few steps: bytes, and no verdict")
+    parser.add_argument("--json", action="store_true")
+    names = [row.name for row in (*ROWS, *seed_rows(2), *BOUNDARY_ROWS)]
+    parser.add_argument("--only", nargs="*", default=[], choices=names, metavar="NAME")
+    parser.add_argument("--seeds", metavar="A-B", help="others' seeds: both optimizers, and signs")
+    parser.add_argument("--replicas", type=int, default=4, help="with --seeds (default: 4)")
+    parser.add_argument("--steps", type=int, default=0, help="with --seeds (default: 250)")
+    parser.add_argument("--larger", action="store_true", help="with --seeds: a larger model")
+    parser.add_argument("--device", default="cpu", help="with --seeds: where to compute")
+    parser.add_argument("--boundaries", action="store_true", help="with --seeds: between stages")
+    options = parser.parse_args()
+    with_seeds = options.boundaries or options.steps or options.larger or options.device != "cpu"
+    if with_seeds and not options.seeds:
+        parser.error("--boundaries, --steps, --larger and --device need --seeds A-B")
+    steps = QUICK_STEPS if options.quick else options.steps or read_run_spec("tiny").total_steps
+    if not options.seeds:
+        return compare_codecs(options, steps)
+    rows, names, compare_rows = seed_rows(options.replicas), options.only, compare_seeds
+    if options.boundaries:
+        rows, compare_rows = BOUNDARY_ROWS, compare_boundaries
+        names = [*CODECS][:1] + names if names else []
+    elif options.quick:
+        steps *= 2  # fewer make no reduction of local steps
+    measured = measure_seeds(options, rows, names, steps)
+    return compare_rows(measured, options, steps)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.gpu_audits import audit_figures
 from benchmarks.gpu_bits import (
     adam_w_figures,
     codec_figures,
@@ -100,6 +101,7 @@ def measure(device: torch.device, quick: bool) -> dict[str, Any]:
     if device.type == "cuda":
         for kind in ("fp32", "bf16"):
             parts[f"swarm_{kind}"] = lambda kind=kind: swarm_figures(device, kind, SWARM_STEPS)
+        parts["audits"] = lambda: audit_figures(device)
     parts["memory_cap"] = lambda: cap_figures(device)
     found: dict[str, Any] = {}
     for name, part in parts.items():

@@ -14,6 +14,8 @@ class GrowingHistory:
         self.events: list[Event] = []
         self.step = -1
         self.view: Event | None = None
+        self.has_stepped = False
+        """In that view, some step was committed."""
         self._new_views: list[Event] = []
         self._home = home
         self._offsets: dict[Path, int] = {}
@@ -22,9 +24,9 @@ class GrowingHistory:
         for event in self._new_events():
             self.events.append(event)
             if event["event"] == "step" and event["loss"] is not None:
-                self.step = max(self.step, event["step"])
+                self.step, self.has_stepped = max(self.step, event["step"]), True
             elif event["event"] == "view":
-                self.view = event
+                self.view, self.has_stepped = event, False
                 self._new_views.append(event)
 
     def take_views(self) -> list[Event]:

@@ -118,8 +118,11 @@ class KillStorm:
         step was committed in it."""
 
         def is_whole() -> bool:
-            step, view = self.watched.step, self.watched.newest_view()
-            if view is None or not self.watched.all_take_part() or step < view["step"]:
+            self.watched.read()
+            view = self.watched.newest_view()
+            if view is None or not self.watched.all_take_part():
+                return False
+            if not self.watched.has_stepped(view):
                 return False
             if newest is None:
                 return True

@@ -101,6 +101,7 @@ class LocalSwarm:
             os.fchmod(file.fileno(), 0o600)
         options = ["--home", str(home), "--until-stdin-closes"]
         options += ["--listen", "/ip4/127.0.0.1/tcp/0", "--log", "human", "--ids"]
+        options += ["--device", "cpu"]  # an accelerator would have a single one of them
         given = [*options, *self._arguments, *arguments]
         process = NURSERY.start(self._module, given, *files)
         child = Child(name, home, process, list(files))

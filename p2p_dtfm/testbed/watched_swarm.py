@@ -90,22 +90,23 @@ class WatchedSwarm:
 
     @property
     def histories(self) -> Histories:
-        self._read()
+        self.read()
         return {name: history.events for name, history in self._histories.items()}
 
     @property
     def step(self) -> int:
         """The highest committed step, once the daemons' histories are read up to now."""
-        self._read()
+        self.read()
         return max((history.step for history in self._histories.values()), default=-1)
 
-    def _read(self) -> None:
+    def read(self) -> None:
+        """What the daemons have written since this was last called."""
         for history in self._histories.values():
             history.read()
 
     def take_views(self) -> list[Event]:
         """New views, each once, from whoever was the first to write it down."""
-        self._read()
+        self.read()
         new = [event for history in self._histories.values() for event in history.take_views()]
         found = []
         for event in sorted(new, key=lambda event: event["time_s"]):
@@ -118,6 +119,16 @@ class WatchedSwarm:
         """As far as the histories were read."""
         views = [v for v in (history.view for history in self._histories.values()) if v is not None]
         return max(views, key=lambda view: view["view"], default=None)
+
+    def has_stepped(self, view: Event) -> bool:
+        """Whether some member has committed a step in it. One that repeats steps does so below the
+        highest that ever was."""
+        return any(
+            history.has_stepped
+            and history.view is not None
+            and history.view["view"] == view["view"]
+            for history in self._histories.values()
+        )
 
     def all_take_part(self, away: Collection[str] = ()) -> bool:
         """Whether the newest view has every daemon that runs and is not `away`, and no other."""

@@ -8,7 +8,7 @@ import torch
 
 from p2p_dtfm.testbed.lies.daemon import INSTALLED
 from p2p_dtfm.testbed.lies.gradients import BENT_PART, GRADIENT_LIES
-from p2p_dtfm.testbed.lies.kinds import KINDS, undone
+from p2p_dtfm.testbed.lies.kinds import KINDS, NEXT_STAGE, undone
 from p2p_dtfm.testbed.lies.lie import Lie
 from p2p_dtfm.testbed.lies.played import LieCase
 from p2p_dtfm.testbed.lies.verdict import (
@@ -75,8 +75,12 @@ def test_what_daemons_say_of_liars_and_of_doubts_is_told_apart() -> None:
     assert LEFT_OUT.findall(text) == ["abc"] and IN_DOUBT.findall(text) == [("def", "ghi")]
 
 
-def view(step: int, *members: str) -> dict[str, object]:
-    return {"event": "view", "step": step, "members": list(members), "time_s": float(step)}
+def view(
+    step: int, *members: str, layers: tuple[tuple[int, int] | None, ...] = ()
+) -> dict[str, object]:
+    held = [*layers] or [(0, 4) for _ in members]
+    told = {"members": list(members), "layers": held, "time_s": float(step)}
+    return {"event": "view", "step": step, **told}
 
 
 def step(number: int, time_s: float, held_out: float | None = None) -> dict[str, object]:
@@ -96,6 +100,40 @@ def test_who_is_out_and_back_and_out_again_is_counted() -> None:
     what_it_cost(history, {HONEST: "peer-0", OTHER: "peer-1"}, 5, verdict)
     assert verdict.caught_after == {"peer-2": 2} and verdict.came_back == 1
     assert verdict.views == 3 and verdict.honest_out == ["peer-1"]
+
+
+def test_who_has_no_layers_yet_does_not_lie_yet() -> None:
+    spare = view(0, HONEST, OTHER, LIAR, layers=((0, 4), (0, 4), None))
+    history = [spare, view(9, HONEST, OTHER, LIAR), view(11, HONEST, OTHER)]
+    verdict = LieVerdict()
+    who_was_caught(history, {LIAR: "peer-2"}, 5, verdict)
+    assert verdict.caught_after == {"peer-2": 3} and not verdict.had_no_work
+
+    never = LieVerdict()
+    who_was_caught([spare], {LIAR: "peer-2"}, 5, never)
+    judge(KINDS["flip"].promise, 2, 1e-4, never)
+    assert never.had_no_work == ["peer-2"] and not never.caught_after
+    assert never.violations[0].startswith("no liar had work to lie about")
+
+
+def test_whoever_is_out_in_its_very_first_lying_step_has_lied() -> None:
+    verdict = LieVerdict()
+    who_was_caught([view(0, HONEST, LIAR), view(5, HONEST)], {LIAR: "peer-1"}, 5, verdict)
+    assert verdict.caught_after == {"peer-1": 1} and not verdict.had_no_work
+
+
+def test_the_last_stage_sends_nothing_on_that_it_could_lie_about() -> None:
+    stages = ((0, 2), (2, 4), (2, 4))
+    history = [
+        view(0, HONEST, OTHER, LIAR, layers=stages),
+        view(6, HONEST, OTHER, layers=stages[:2]),
+    ]
+    verdict = LieVerdict()
+    who_was_caught(history, {LIAR: "peer-2"}, 5, verdict, NEXT_STAGE)
+    assert verdict.had_no_work == ["peer-2"]
+    verdict = LieVerdict()
+    who_was_caught(history, {LIAR: "peer-2"}, 5, verdict)
+    assert verdict.caught_after == {"peer-2": 2}
 
 
 def test_what_a_lie_cost_is_the_longest_wait_and_what_was_undone() -> None:

@@ -95,6 +95,8 @@ def lies_summary(console: Console, report: dict[str, Any]) -> None:
     for name, count in caught.items():
         found = "was never out" if count is None else f"was out in its lying step {count}"
         say(f"{name} {found}; {'barred' if name in report['barred'] else 'not barred'}")
+    for name in report["had_no_work"]:
+        say(f"{name} had no work to lie about")
     say(
         f"honest members barred: {len(report['false_bars'])}, called liars: "
         f"{len(report['wrongly_left_out'])}, in doubt: {len(report['doubted'])}, out for a while: "

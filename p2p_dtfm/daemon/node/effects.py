@@ -250,7 +250,10 @@ def _history_entry(action: TakeOver) -> dict[str, Any]:
         entry["redone_microbatches"] = replay.redone_forwards
     if isinstance(view.plan, NoPlan):
         entry["no_plan"] = view.plan.reason
-    elif view.plan.stand_ins:
+        return entry
+    held = [view.plan.layers_of(peer_id) for peer_id in view.member_ids]
+    entry["layers"] = [[layers.start, layers.stop] if layers else None for layers in held]
+    if view.plan.stand_ins:
         entry["stand_ins"] = sorted(view.plan.stand_ins)
     elif view.plan.provisional:
         entry["provisional"] = True

@@ -14,6 +14,7 @@ import msgspec
 
 from p2p_dtfm.core.protocol.records import Device, Link
 from p2p_dtfm.daemon.machine import world
+from p2p_dtfm.daemon.node import daemon
 from p2p_dtfm.daemon.peers import self_record
 from p2p_dtfm.testbed.lies.equal import equal_device
 from p2p_dtfm.testbed.lies.in_sums import IN_SUMS
@@ -21,6 +22,7 @@ from p2p_dtfm.testbed.lies.in_words import IN_WORDS
 from p2p_dtfm.testbed.lies.in_work import IN_WORK
 from p2p_dtfm.testbed.lies.lie import LIE_VARIABLE, MEMORY_VARIABLE, PACE_VARIABLE, Lie, put
 from p2p_dtfm.testbed.lies.of_peers import OF_PEERS, find_what_suits
+from p2p_dtfm.train.stage.measure import select_device
 from p2p_dtfm.train.stage.timed import TimedStageRunner
 
 MEMORY_BYTES = 4 << 30
@@ -33,8 +35,10 @@ def be_equal_and_near() -> None:
     is_paced = bool(os.environ.get(PACE_VARIABLE))
     memory_bytes = int(os.environ.get(MEMORY_VARIABLE, MEMORY_BYTES))
 
-    def device(*arguments: object, **more: object) -> Device:
-        return equal_device(memory_bytes, is_paced)
+    def device(
+        machine: object, spec: object, setting: str, *more: object, **named: object
+    ) -> Device:
+        return equal_device(memory_bytes, is_paced, select_device(setting).type)
 
     take = self_record.SelfRecord.make
 
@@ -43,9 +47,10 @@ def be_equal_and_near() -> None:
         return take(self, *arguments)
 
     put(world.Machine, "measure_device", device)
+    put(daemon, "exclusive_name", lambda device: None)  # one card is there for all of them
     put(self_record.SelfRecord, "make", make)
     if is_paced:
-        runner = partial(TimedStageRunner, device())
+        runner = partial(TimedStageRunner, equal_device(memory_bytes, is_paced))
         put(world.Machine, "stage_runner", lambda *arguments: runner)
 
 

@@ -8,8 +8,8 @@ PACED_BLOCK = LayerTiming(60_000_000, 120_000_000)
 """Where it takes what it says: so long that what a step costs besides counts little."""
 
 
-def equal_device(memory_bytes: int, is_paced: bool = False) -> Device:
-    return Device("cpu", "equal", memory_bytes, END, PACED_BLOCK if is_paced else BLOCK, END)
+def equal_device(memory_bytes: int, is_paced: bool = False, kind: str = "cpu") -> Device:
+    return Device(kind, "equal", memory_bytes, END, PACED_BLOCK if is_paced else BLOCK, END)
 
 
 def fair_step_s(spec: RunSpec, peers: int) -> float:

@@ -11,6 +11,7 @@ from p2p_dtfm.testbed.lies.gradients import GRADIENT_LIES
 FIRST_LIE = 5
 WITHIN_STEPS = 2
 SELDOM = 0.02
+LAYERS, NEXT_STAGE = "layers", "next stage"
 CONFESSES_AFTER = 10
 """Steps in which it has lied."""
 
@@ -52,6 +53,8 @@ class LieKind(NamedTuple):
     """Somebody comes while it is told."""
     pipelines: bool = False
     """Of two stages: nobody has the whole model."""
+    needs: str = LAYERS
+    """What nobody lies without: `LAYERS`, `NEXT_STAGE` or nothing."""
     is_paced: bool = False
     """Each takes the time that it would say it takes if nobody lied."""
     steps_after: int = 25
@@ -101,7 +104,7 @@ _WORK = {
     "tokens": LieKind("trains on other tokens than its share's", BARRED),
     "skipped": LieKind("leaves out its last microbatch", BARRED),
     "activation": LieKind(
-        "sends the next stage other activations", LEFT_OUT_OF_SIX, pipelines=True
+        "sends the next stage other activations", LEFT_OUT_OF_SIX, pipelines=True, needs=NEXT_STAGE
     ),
     "edge-out": LieKind(
         "claims other tensors than it has sent its neighbours", LEFT_OUT_OF_SIX, pipelines=True
@@ -119,6 +122,7 @@ _WORK = {
         LEFT_OUT_OF_SIX,
         from_step=10,
         pipelines=True,
+        needs=NEXT_STAGE,
     ),
 }
 _SUMS = {
@@ -165,10 +169,11 @@ _WORDS = {
     ),
 }
 _OF_OTHERS = {
-    "accuse": LieKind("finds fault with whomever it is drawn to audit", BARRED),
+    "accuse": LieKind("finds fault with whomever it is drawn to audit", BARRED, needs=""),
     "lazy": LieKind(
         "audits nothing: says of whomever it is drawn to audit that all is as claimed",
         Promise("not found out: it harms where it is drawn for another liar", None),
+        needs="",
     ),
     "silence": LieKind(
         "accuses all others of silence, again and again",
@@ -177,6 +182,7 @@ _OF_OTHERS = {
             None,
             costs_another=True,
         ),
+        needs="",
     ),
 }
 _OF_ITSELF = {
@@ -186,6 +192,7 @@ _OF_ITSELF = {
         10.0,
         from_step=0,
         rate=SELDOM,
+        needs="",
         is_paced=True,
         steps_after=SEEN_WITHIN + 20,
     ),
@@ -194,17 +201,23 @@ _OF_ITSELF = {
         NOT_HEARD,
         from_step=0,
         rate=SELDOM,
+        needs="",
         is_paced=True,
         steps_after=SEEN_WITHIN + 20,
     ),
     "links": LieKind(
-        "says that its lines carry so many times what they do", ONLY_TIME, 1e-3, from_step=0
+        "says that its lines carry so many times what they do",
+        ONLY_TIME,
+        1e-3,
+        from_step=0,
+        needs="",
     ),
     "state": LieKind(
         "gives a newcomer noise in place of states",
         Promise("not left out; the newcomer takes the states from another one", None),
         from_step=0,
         newcomer=True,
+        needs="",
     ),
 }
 KINDS: dict[str, LieKind] = {**_GRADIENTS, **_WORK, **_SUMS, **_WORDS, **_OF_OTHERS, **_OF_ITSELF}

@@ -67,6 +67,8 @@ class LieCase:
     """Each finds nothing wrong with the others' work."""
     undo: int = 0
     """So many steps before the proof are taken back, where a liar is barred; 0: none."""
+    device: str = "cpu"
+    """Of all of them: they share it."""
 
     @property
     def of(self) -> LieKind:
@@ -116,6 +118,7 @@ class LieCase:
         changes = {
             "audit": run.audit.model_copy(update=audit),
             "evaluation": run.evaluation.model_copy(update={"every_steps": EVALUATED_EVERY}),
+            "compute": run.compute.model_copy(update={"precision": "fp32"}),
         }
         changed = comparable(run, self.steps).model_copy(update=changes)
         try:
@@ -148,7 +151,10 @@ def play(directory: Path, case: LieCase, spec: RunSpec, say: Callable[[str], Non
     lie = Lie(case.kind, case.from_step, case.strength, fellows)
     (directory / "run.json").write_text(spec.model_dump_json())
     verdict, liars = LieVerdict(), {ids[name]: name for name in lying}
-    with environment(case.environment(spec)), LocalSwarm(directory, OPTIONS, MODULE) as swarm:
+    with (
+        environment(case.environment(spec)),
+        LocalSwarm(directory, (*OPTIONS, "--device", case.device), MODULE) as swarm,
+    ):
         run = ["--run", str(directory / "run.json"), "--expect-peers", str(case.peers)]
         first, address = swarm.found(run, names[0], directory / names[0])
         for name in names[1:]:
@@ -162,7 +168,7 @@ def play(directory: Path, case: LieCase, spec: RunSpec, say: Callable[[str], Non
         _until_done(swarm.children, honest, case, verdict)
         who_is_barred(_barred_by(first), liars, verdict)
     history = first.events()
-    who_was_caught(history, liars, lie.from_step, verdict)
+    who_was_caught(history, liars, lie.from_step, verdict, case.of.needs)
     texts = ((child.home / "stderr").read_text(errors="replace") for child in honest)
     who_was_doubted(texts, liars, verdict)
     others = {peer_id: name for name, peer_id in ids.items() if name not in lying}

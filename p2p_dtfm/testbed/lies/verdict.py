@@ -1,5 +1,6 @@
 """What came of a lie, and whether that is what the design promises of its kind."""
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +10,7 @@ from typing import Any
 
 from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.core.protocol.run_spec import RunSpec
-from p2p_dtfm.testbed.lies.kinds import Promise
+from p2p_dtfm.testbed.lies.kinds import LAYERS, Promise
 from p2p_dtfm.testbed.recovery.times import Event, commits_of, steps_of, usual_step_s
 
 STEPS_LOOKED_AT, FEW = 10, 5
@@ -25,7 +26,10 @@ class LieVerdict:
     """Of what the design promises."""
     steps: int = 0
     caught_after: dict[str, int | None] = field(default_factory=dict)
-    """By liar: in which step in which it lied, counted from 1; None: it never was."""
+    """By liar that had something to lie about: in which step in which it lied, counted from 1;
+    None: it never was."""
+    had_no_work: list[str] = field(default_factory=list)
+    """Liars that never had what they would lie about."""
     came_back: int = 0
     """How often a liar that was out had a place again."""
     barred: list[str] = field(default_factory=list)
@@ -65,17 +69,45 @@ class LieVerdict:
 
 
 def who_was_caught(
-    history: Sequence[Event], liars: dict[str, str], from_step: int, verdict: LieVerdict
+    history: Sequence[Event],
+    liars: dict[str, str],
+    from_step: int,
+    verdict: LieVerdict,
+    needs: str = LAYERS,
 ) -> None:
-    """`history` of an honest daemon; `liars` are names by peer id."""
+    """`history` of an honest daemon; `liars` are names by peer id; `needs` as of a `LieKind`."""
     views = [event for event in history if event["event"] == "view"]
+    reached = [_reached(view, history) for view in views]
     for peer_id, name in liars.items():
-        there = [(_reached(view, history), peer_id in view["members"]) for view in views]
-        out = [step for step, is_there in there if not is_there and step >= from_step]
-        verdict.caught_after[name] = out[0] - from_step + 1 if out else None
+        there = [
+            (step, peer_id in view["members"]) for step, view in zip(reached, views, strict=True)
+        ]
+        can_lie = [_has(needs, view, peer_id) for view in views]
+        ends = [*reached[1:], math.inf]
+        lying = [
+            max(step, from_step)
+            for step, end, can in zip(reached, ends, can_lie, strict=True)
+            if can and end >= from_step  # it was out in that very step
+        ]
+        if not lying:
+            verdict.had_no_work.append(name)
+            continue
+        out = [step for step, is_there in there if not is_there and step >= lying[0]]
+        verdict.caught_after[name] = out[0] - lying[0] + 1 if out else None
         verdict.came_back += sum(
             not before and after for (_, before), (_, after) in pairwise(there)
         )
+
+
+def _has(needs: str, view: Event, peer_id: str) -> bool:
+    """Whether it had what a lie needs, in this view."""
+    if peer_id not in view["members"] or not needs:
+        return peer_id in view["members"]
+    held = view.get("layers") or [None] * len(view["members"])  # there is no plan
+    layers = held[view["members"].index(peer_id)]
+    if layers is None:
+        return False
+    return needs == LAYERS or layers[1] < max(stop for _, stop in filter(None, held))
 
 
 def _reached(view: Event, history: Sequence[Event]) -> int:
@@ -160,6 +192,8 @@ def judge(promise: Promise, within: int | None, tolerance: float, verdict: LieVe
     """Add what is otherwise than promised. `within`: in which of its lying steps a liar is out at
     the latest, at this rate of audits; `tolerance`: of losses, where none is to be wrong."""
     say = verdict.violations.append
+    if verdict.had_no_work and not verdict.caught_after:
+        say("no liar had work to lie about: play it again, or with more --peers")
     for name, count in verdict.caught_after.items():
         if within is None:
             continue

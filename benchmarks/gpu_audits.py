@@ -1,0 +1,36 @@
+"""Daemons that share one device and audit one another's work on it, in `benchmarks.gpu`."""
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from p2p_dtfm.sim.scenario.files import read_run_spec
+from p2p_dtfm.testbed.lies.played import LieCase, play
+
+PEERS, LIARS = 4, 1
+KINDS = {"flip": 1.0, "bend": 1.0, "lazy": 1.0}
+"""One that is gross, one that changes a thousandth of the elements by 1e-4, and one whose work is
+as claimed: nobody is to find fault with it."""
+
+
+def audit_figures(device: torch.device) -> dict[str, Any]:
+    """What came of each kind: in which of its lying steps the liar was out, and what was otherwise
+    than promised, with losses compared to those of one process on the processor."""
+    found: dict[str, Any] = {}
+    faults: list[str] = []
+    for kind, strength in KINDS.items():
+        case = LieCase("tiny", kind, strength, PEERS, 1.0, LIARS, device=str(device))
+        said: list[str] = []
+        with tempfile.TemporaryDirectory(prefix="p2p-dtfm-gpu-") as name:
+            verdict = play(Path(name), case, case.spec(read_run_spec("tiny")), said.append)
+        found[kind] = {
+            "steps": verdict.steps,
+            "caught_after": verdict.caught_after,
+            "barred": verdict.barred,
+            "max_loss_difference": verdict.max_loss_difference,
+            "step_s": verdict.usual_step_s,
+        }
+        faults += [f"{kind}: {violation}" for violation in verdict.violations]
+    return {**found, "fault": "; ".join(faults)} if faults else found

@@ -79,6 +79,7 @@ class ProcessorRecorder:
 
     def __init__(self, fails_at: int = 0) -> None:
         self.recordings = 0
+        self.at_end_of_aside: list[Callable[[], None]] = []
         self._fails_at = fails_at
 
     def room(self) -> object:
@@ -97,3 +98,5 @@ class ProcessorRecorder:
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
         yield
+        for look in self.at_end_of_aside:
+            look()

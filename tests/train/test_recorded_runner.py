@@ -1,6 +1,7 @@
 """Recorded microbatches come to the bits of those that are not."""
 
 import random
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -183,6 +184,32 @@ def test_the_first_ones_run_plainly(spec: RunSpec, toy_batch: Batch) -> None:
     assert pair.recorder.recordings == 1 + 5 + len(pair.recorded._taken[PLAIN_PASSES].weights)
 
 
+def test_what_is_given_stays_until_the_streams_have_met(spec: RunSpec, toy_batch: Batch) -> None:
+    """Let go of while it is still read, it is where the next copy from the host goes to."""
+    recorder = ProcessorRecorder()
+    runner = RecordedStageRunner(spec, states_of(spec, range(5)), recorder=recorder)
+    given = [each.clone() for each in toy_batch(0, 0)]
+    alive = [weakref.ref(each) for each in given]
+    seen: list[bool] = []
+    recorder.at_end_of_aside.append(lambda: seen.append(all(ref() is not None for ref in alive)))
+    runner.forward(0, *given)
+    del given
+    runner.backward(0)
+    assert seen == [True] * 6, "a forward and five layers"
+    assert not any(ref() is not None for ref in alive), "nobody keeps them for longer"
+
+
+def test_what_leaves_a_stage_is_not_of_the_recorders_memory(
+    spec: RunSpec, toy_batch: Batch
+) -> None:
+    recorder = ProcessorRecorder()
+    runner = RecordedStageRunner(spec, states_of(spec, range(2)), recorder=recorder)
+    result = runner.forward(0, toy_batch(0, 0)[0])
+    assert isinstance(result, Tensor)
+    kept = runner._in_flight[0].results[-1]
+    assert kept is not None and kept.data_ptr() != result.data_ptr()
+
+
 def test_states_that_move_are_recorded_anew(spec: RunSpec, toy_batch: Batch) -> None:
     pair = Pair(spec, range(2, 5))
     made = []
@@ -223,9 +250,9 @@ def test_rounded_parameters_have_the_bits_of_autocasts(
 
 def test_who_computes_again_records_nothing(spec: RunSpec, toy_batch: Batch) -> None:
     pair = Pair(spec, range(5))
-    once = RecordedStageRunner(
-        spec, states_of(spec, range(5)), recorder=ProcessorRecorder(), records=False
-    )
+    recorder = ProcessorRecorder()
+    recorder.at_end_of_aside.append(lambda: pytest.fail("others are recording there"))
+    once = RecordedStageRunner(spec, states_of(spec, range(5)), recorder=recorder, records=False)
     pair.both = (*pair.both, once)
     for number in range(2 * PLAIN_PASSES):
         tokens, targets = toy_batch(0, number)

@@ -1,6 +1,7 @@
 """Cards whose work may be computed again are made to repeat their bits."""
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from unittest import mock
 
 import pytest
@@ -116,18 +117,49 @@ def test_what_somebody_has_chosen_for_cublas_stays(monkeypatch: pytest.MonkeyPat
     assert repeatable.os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
 
 
+def test_one_thread_does_not_end_what_another_has_asked_for() -> None:
+    """A stage trains in one, and computes another one's work again in the other."""
+    first, second = repeatable.repeating_kernels(), repeatable.repeating_kernels()
+    with first:
+        with second:
+            pass
+        assert torch.are_deterministic_algorithms_enabled()
+    first, second = repeatable.repeating_kernels(), repeatable.repeating_kernels()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert torch.are_deterministic_algorithms_enabled(), "the second one is still at it"
+    second.__exit__(None, None, None)
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_card_repeats_its_bits(audited: RunSpec, toy_batch: Batch) -> None:
     repeatable.let_cublas_repeat()
     assert runner_on("cuda") is RecordedStageRunner
+    expected = trained_on_card(audited, toy_batch, once=True)
+    for once in (False, False, True):
+        assert trained_on_card(audited, toy_batch, once) == expected
 
-    def trained(once: bool) -> list[str]:
-        states = {layer: LayerState.genesis(audited, layer, CARD) for layer in range(5)}
-        runner = (runner_once if once else RecordedStageRunner)(audited, states)
-        assert runner.repeats_bits
-        for number in range(8):
-            runner.forward(number, *toy_batch(0, number))
-            runner.backward(number)
-        return [state.gradient_vector().cpu().numpy().tobytes().hex() for state in states.values()]
 
-    assert trained(False) == trained(False) == trained(True)
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_card_repeats_its_bits_while_another_thread_uses_it(
+    audited: RunSpec, toy_batch: Batch
+) -> None:
+    repeatable.let_cublas_repeat()
+    expected = trained_on_card(audited, toy_batch, once=True)
+    kinds = [False, True] * 8
+    with ThreadPoolExecutor(2) as threads:
+        found = list(threads.map(lambda once: trained_on_card(audited, toy_batch, once), kinds))
+    assert [each == expected for each in found] == [True] * len(kinds)
+
+
+def trained_on_card(run: RunSpec, batch: Batch, once: bool) -> list[bytes]:
+    """The sums of gradients of each layer, of a stage that has all of them."""
+    states = {layer: LayerState.genesis(run, layer, CARD) for layer in range(5)}
+    runner = (runner_once if once else RecordedStageRunner)(run, states)
+    assert runner.repeats_bits
+    for number in range(40):
+        runner.forward(number, *batch(0, number))
+        runner.backward(number)
+    return [state.gradient_vector().cpu().numpy().tobytes() for state in states.values()]

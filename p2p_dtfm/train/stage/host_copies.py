@@ -4,6 +4,7 @@ Copies go over a stream of their own, into and out of memory that the accelerato
 (pinned). Where tensors are the host's anyway nothing is copied.
 """
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +32,7 @@ class HostCopies:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._stream = _stream_for_copies(device) if device.type == "cuda" else None
 
     def to_host(self, tensor: Tensor) -> Leaving:
         """Begin after all that this thread has given to the accelerator until now."""
@@ -57,6 +58,13 @@ class HostCopies:
         computing.wait_stream(self._stream)
         here.record_stream(computing)
         return here
+
+
+@functools.cache
+def _stream_for_copies(device: torch.device) -> Any:
+    """One for all of a process. PyTorch has 32 and gives them out in turn: a stage that took one
+    for itself would in time be given the one in which another thread records."""
+    return torch.cuda.Stream(device)
 
 
 def kept_on_host(flat: Tensor) -> Tensor:

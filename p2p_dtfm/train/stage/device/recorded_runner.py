@@ -102,6 +102,18 @@ class RecordedStageRunner(StageRunner):
         """Microbatches that are recorded: 0 before the first, and where none can be."""
         return len(self._free) + len(self._taken)
 
+    def _aside(self) -> contextlib.AbstractContextManager[None]:
+        """Around a pass like those that will be recorded. What never records computes where all of
+        its memory is from: it may run in a thread beside one that does record, and memory that
+        either of two streams frees is the other one's to overwrite until they have met."""
+        return self._recorder.aside() if self._records else contextlib.nullcontext()
+
+    def _given(self, microbatch: int) -> tuple[Tensor | None, ...]:
+        """What came from outside for it. Whoever lets go of it aside, where it is still read, lets
+        the next copy overwrite it."""
+        kept = self._in_flight.get(microbatch)
+        return (kept.entries[0], kept.targets, kept.documents) if kept is not None else ()
+
     def _kernels(self) -> contextlib.AbstractContextManager[None]:
         return repeating_kernels() if self._asks_for_repeats else contextlib.nullcontext()
 
@@ -115,8 +127,9 @@ class RecordedStageRunner(StageRunner):
         self._rounded.refresh()
         slot = self._slot_for(stream, targets, documents)
         if slot is None:
-            with self._recorder.aside():
-                return super()._forward(microbatch, stream, targets, documents)
+            with self._aside():
+                result = super()._forward(microbatch, stream, targets, documents)
+            return result.clone() if isinstance(result, Tensor) else result
         assert slot.forward is not None and slot.result is not None
         _write(slot.entry, stream)
         _write(slot.kept.targets, targets)
@@ -136,10 +149,12 @@ class RecordedStageRunner(StageRunner):
     ) -> Tensor | None:
         slot = self._taken.get(microbatch)
         if slot is None:
-            with self._recorder.aside():
+            held = self._given(microbatch)
+            with self._aside():
                 back = super()._layer_backward(microbatch, layer, gradient)
+            del held
             self._plain_passes += layer == min(self.layer_states)
-            return back
+            return back.clone() if back is not None else None
         self._next_layer(microbatch, layer)
         last = max(self.layer_states)
         above = slot.seed if layer == last else slot.gradients[layer + 1]
@@ -172,7 +187,7 @@ class RecordedStageRunner(StageRunner):
 
     def weight_backward_layer(self, microbatch: int, layer: int) -> None:
         """See `StageRunner.weight_backward_layer`."""
-        with self._recorder.aside():
+        with self._aside():
             super().weight_backward_layer(microbatch, layer)
 
     def forget(self, microbatch: int) -> None:

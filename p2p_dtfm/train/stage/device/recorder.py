@@ -7,6 +7,7 @@ the same memory each time: whoever starts it again writes into that memory befor
 
 import contextlib
 import functools
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
@@ -43,11 +44,13 @@ def recorder_of(device: torch.device) -> "CudaRecorder":
 
 
 class CudaRecorder:
-    """CUDA graphs of one device. Other threads may use the device meanwhile."""
+    """CUDA graphs of one device. Other threads may use the device meanwhile, and the recorder's
+    stream after one another: whatever comes into it is recorded while anything is."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device)
+        self._turn = threading.RLock()
         self._is_broken = False
 
     def room(self) -> Any:
@@ -74,9 +77,10 @@ class CudaRecorder:
         """In a stream of its own, since the default one cannot be recorded; libraries get their
         working memory for it, and autograd its nodes, in passes that are not recorded."""
         usual = torch.cuda.current_stream(self._device)
-        self._stream.wait_stream(usual)
-        try:
-            with torch.cuda.stream(self._stream):
-                yield
-        finally:
-            usual.wait_stream(self._stream)
+        with self._turn:
+            self._stream.wait_stream(usual)
+            try:
+                with torch.cuda.stream(self._stream):
+                    yield
+            finally:
+                usual.wait_stream(self._stream)

@@ -9,6 +9,7 @@ import contextlib
 import functools
 import logging
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -32,20 +33,46 @@ def let_cublas_repeat() -> None:
     os.environ.setdefault(CUBLAS_SETTING, _CUBLAS_REPEATS)
 
 
+class _Asked:
+    """PyTorch's setting is one for all threads, and a stage trains in one while another audits."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._bodies = 0
+        self._before = (False, True)
+
+    def begin(self) -> None:
+        settings: Any = torch.utils.deterministic
+        with self._lock:
+            if not self._bodies:
+                enabled = torch.are_deterministic_algorithms_enabled()
+                self._before = enabled, settings.fill_uninitialized_memory
+                settings.fill_uninitialized_memory = False
+                torch.use_deterministic_algorithms(True)
+            self._bodies += 1
+
+    def end(self) -> None:
+        settings: Any = torch.utils.deterministic
+        with self._lock:
+            self._bodies -= 1
+            if not self._bodies:
+                enabled, settings.fill_uninitialized_memory = self._before
+                torch.use_deterministic_algorithms(enabled)
+
+
+_asked = _Asked()
+
+
 @contextlib.contextmanager
 def repeating_kernels() -> Iterator[None]:
-    """For what the body starts, in whichever thread. Raises `RuntimeError` where PyTorch has none;
-    memory is not filled before it is written, which is of no use to who writes all of it."""
-    settings: Any = torch.utils.deterministic
-    before = torch.are_deterministic_algorithms_enabled()
-    filled = settings.fill_uninitialized_memory
-    settings.fill_uninitialized_memory = False
-    torch.use_deterministic_algorithms(True)
+    """For what the body starts, in whichever thread, and for all others meanwhile. Raises
+    `RuntimeError` where PyTorch has none; memory is not filled before it is written, which is of no
+    use to who writes all of it."""
+    _asked.begin()
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(before)
-        settings.fill_uninitialized_memory = filled
+        _asked.end()
 
 
 def kernels_for(spec: RunSpec, device: torch.device) -> AbstractContextManager[None]:

@@ -104,7 +104,9 @@ _WORK = {
     "tokens": LieKind("trains on other tokens than its share's", BARRED),
     "skipped": LieKind("leaves out its last microbatch", BARRED),
     "activation": LieKind(
-        "sends the next stage other activations", LEFT_OUT_OF_SIX, pipelines=True, needs=NEXT_STAGE
+        "sends the next stage other activations, and the one before other gradients",
+        LEFT_OUT_OF_SIX,
+        pipelines=True,
     ),
     "edge-out": LieKind(
         "claims other tensors than it has sent its neighbours", LEFT_OUT_OF_SIX, pipelines=True

@@ -119,6 +119,18 @@ def test_the_odd_norm_of_three_is_left_out_and_of_two_nobody_knows() -> None:
     assert not found.liars and list(found.doubts) == [("a", "b")]
 
 
+def test_of_two_norms_with_two_behind_each_one_of_either_side_goes() -> None:
+    one_each = (Pipeline((Stage(it, 0, 3, 1),), at, 1) for at, it in enumerate("abcd"))
+    plan = Plan(tuple(one_each), (), 1)
+    said = {peer: prepared(peer, sums={}) for peer in "abcd"}
+    for peer in "bd":
+        said[peer] = prepared(peer, sums={}, squared_norms={0: 5.0})
+    found = conflict_of(said, plan)
+    assert not found.liars and not found.doubts and list(found.even) == [("a", "b")]
+    assert found.left_out == {"a", "b"}
+    assert found.told()[0][0] == "both a and b"
+
+
 def test_unlike_sums_put_their_owner_against_whoever_got_others() -> None:
     """Other norms follow from other sums, and accuse nobody."""
     said = {"a": prepared("a")}

@@ -4,7 +4,8 @@ Next to nothing is judged while one is missing: the others' findings would be of
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from itertools import combinations
 from typing import NamedTuple
 
 from p2p_dtfm.core.audit.boundaries import TRAINING, Due, fault_of_edges, unlike_boundaries
@@ -34,11 +35,12 @@ CHUNKS_LIMIT = 1 << 13
 class Findings(NamedTuple):
     """`liars`: why each is left out; `doubts`: pairs of which one says what is not so;
     `convicted`: liars by the word of more than half of all stage-holders, or by their own
-    signatures."""
+    signatures; `even`: pairs of which both go, one from either side."""
 
     liars: dict[str, str]
     doubts: dict[tuple[str, str], str]
     convicted: set[str]
+    even: dict[tuple[str, str], str]
 
     def doubt(self, one: str, other: str, reason: str) -> None:
         self.doubts.setdefault((one, other) if one < other else (other, one), reason)
@@ -110,7 +112,7 @@ def findings(
     Whose input at a boundary is not what was sent is not judged: of what it should have computed
     nobody can say. Its sender is: then it may be known which of the two is wrong.
     """
-    found = Findings({}, {}, set())
+    found = Findings({}, {}, set(), {})
     accounts = {peer: p.audit for peer, p in said.items() if p.audit is not None}
     works = {peer: work_of(said[peer], segments) for peer in accounts}
     for peer_id, reason in unlike_claims(accounts, works).items():
@@ -215,11 +217,24 @@ def _judge(peer_id: str, stated: Mapping[str, bytes], *, is_secret: bool, found:
         for peer in sorted(peer for peer, work in stated.items() if work != value):
             why = "works" if peer == peer_id else f"says that {peer_id} works"
             found.liars.setdefault(peer, f"{why} otherwise than those who computed it again")
-    else:
-        for one in sorted(stated):
-            for other in sorted(stated):
-                if one < other and stated[one] != stated[other]:
-                    found.doubt(one, other, f"{one} and {other} come to unlike works of {peer_id}")
+    elif not are_even(stated):
+        for one, other in combinations(sorted(stated), 2):
+            if stated[one] != stated[other]:
+                found.doubt(one, other, f"{one} and {other} come to unlike works of {peer_id}")
+    elif not found.even:  # else they are fewer now than they were
+        one, other = sorted((peer_id, accusers[0]))
+        found.even[one, other] = f"come to unlike works of {peer_id}, and as many with either"
+
+
+def are_even(stated: Mapping[str, Hashable]) -> bool:
+    """Whether two sides of several peers say unlike things, as many on either.
+
+    Each has as many links in doubt, so by these one side would go as a whole, and it may be the
+    honest one: then fellows that are half of a layer's holders would be most of them. One goes from
+    either side, and by whoever takes their places fellows are fewer than half.
+    """
+    counts = Counter(stated.values()).values()
+    return len(counts) == 2 and min(counts) == max(counts) >= 2
 
 
 def _convict_denied(

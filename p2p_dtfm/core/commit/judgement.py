@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from p2p_dtfm.core.audit.accounts import Findings, fault_of_account, findings
+from p2p_dtfm.core.audit.accounts import Findings, are_even, fault_of_account, findings
 from p2p_dtfm.core.audit.boundaries import TRAINING, Due
 from p2p_dtfm.core.audit.work import MANY
 from p2p_dtfm.core.commit.step_terms import SQUARED_NORM_LIMIT, StepTerms
@@ -35,6 +35,9 @@ class Conflict:
     """Why each of these is left out."""
     doubts: dict[tuple[str, str], str] = field(default_factory=dict)
     """Pairs of peers of which one says what is not so."""
+    even: dict[tuple[str, str], str] = field(default_factory=dict)
+    """At most one pair of which both are left out: several say what one of them says, and as many
+    what the other does (`core.audit.accounts.are_even`)."""
     convicted: dict[str, tuple[ViewId, int]] = field(default_factory=dict)
     """Liars by the word of more than half of all stage-holders, or by their own signatures: in
     which view, and in which step."""
@@ -44,7 +47,13 @@ class Conflict:
     def told(self) -> list[tuple[str, str]]:
         """Whom it is about, and why, in words."""
         pairs = [(f"one of {a} and {b}", why) for (a, b), why in self.doubts.items()]
-        return sorted([*self.liars.items(), *pairs])
+        both = [(f"both {a} and {b}", why) for (a, b), why in self.even.items()]
+        return sorted([*self.liars.items(), *pairs, *both])
+
+    @property
+    def left_out(self) -> set[str]:
+        """Who goes in any case."""
+        return {*self.liars, *(peer for pair in self.even for peer in pair)}
 
     def of_convicted(self) -> "Conflict":
         """What is so, whatever the others have said."""
@@ -54,6 +63,11 @@ class Conflict:
     def blame(self, peer_id: str, reason: str) -> None:
         self.reason = self.reason or reason
         self.liars.setdefault(peer_id, reason)
+
+    def lose_both(self, one: str, other: str, reason: str) -> None:
+        self.reason = self.reason or reason
+        if not self.even:
+            self.even[one, other] = reason
 
     def doubt(self, one: str, other: str, reason: str) -> None:
         self.reason = self.reason or reason
@@ -170,6 +184,8 @@ def _take_findings(audited: Findings, where: tuple[ViewId, int], found: Conflict
     found.convicted |= dict.fromkeys(audited.convicted, where)
     for (one, other), reason in audited.doubts.items():
         found.doubt(one, other, reason)
+    for (one, other), reason in audited.even.items():
+        found.lose_both(one, other, reason)
 
 
 def _comparable(
@@ -198,6 +214,11 @@ def _judge(stated: Mapping[str, Hashable], what: str, found: Conflict) -> None:
     if 2 * count > len(stated):
         for peer in odd:
             found.blame(peer, f"states another {what} than the other holders")
+        return
+    if are_even(stated):
+        one = min(stated)
+        other = min(peer for peer in stated if stated[peer] != stated[one])
+        found.lose_both(one, other, f"state unlike {what}s, and as many with either")
         return
     for one in sorted(stated):
         for other in sorted(stated):

@@ -69,7 +69,7 @@ def evidence(parts: Iterable[Contribution], terms: StepTerms | None = None) -> C
             only = {peer: items[0] for peer, items in versions.items() if len(items) == 1}
             _judge_step(only, plan, said, terms, found)
     found.doubts = {
-        pair: reason for pair, reason in found.doubts.items() if not set(pair) & set(found.liars)
+        pair: reason for pair, reason in found.doubts.items() if not set(pair) & found.left_out
     }
     return found
 
@@ -104,6 +104,8 @@ def _judge_step(
     found.convicted |= conflict.convicted
     for (one, other), reason in conflict.doubts.items():
         found.doubt(one, other, reason)
+    for (one, other), reason in conflict.even.items():
+        found.lose_both(one, other, reason)
 
 
 def _from_one_state(true: Mapping[str, Prepared], holders: int) -> dict[str, Prepared]:

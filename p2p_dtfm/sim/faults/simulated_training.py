@@ -251,7 +251,7 @@ class SimulatedTraining:
                 conflict = ledger.conflict
                 if conflict.reason:
                     pairs = {name for pair in conflict.doubts for name in pair}
-                    self._contradicted(conflict.reason, pairs | set(conflict.liars))
+                    self._contradicted(conflict.reason, pairs | conflict.left_out)
                 return
 
     def _contradicted(self, reason: str, accused: set[str]) -> None:

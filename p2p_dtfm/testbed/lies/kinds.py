@@ -39,6 +39,14 @@ def undone(promise: Promise) -> Promise:
     return promise._replace(text=text, spoils="")
 
 
+def of_several(promise: Promise) -> Promise:
+    """The same where fellows may be half of those that can compute one another's work again."""
+    text = (
+        f"{promise.text}; where its fellows are half of those, one of them goes for each other one"
+    )
+    return promise._replace(text=text, costs_another=True)
+
+
 class LieKind(NamedTuple):
     """One way to lie."""
 

@@ -18,7 +18,7 @@ from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.workload import workload_of
 from p2p_dtfm.testbed.kill_storm import peer_id_of
 from p2p_dtfm.testbed.lies.equal import fair_step_s
-from p2p_dtfm.testbed.lies.kinds import KINDS, LieKind, Promise, undone
+from p2p_dtfm.testbed.lies.kinds import KINDS, LieKind, Promise, of_several, undone
 from p2p_dtfm.testbed.lies.lie import LIE_VARIABLE, MEMORY_VARIABLE, PACE_VARIABLE, Lie
 from p2p_dtfm.testbed.lies.verdict import (
     LieVerdict,
@@ -76,8 +76,10 @@ class LieCase:
 
     @property
     def promise(self) -> Promise:
-        """Of its kind; and, where liars' work is undone, of that."""
-        return undone(self.of.promise) if self.undo else self.of.promise
+        """Of its kind; where liars' work is undone, of that; and where they are several, and may be
+        half of those that have a layer, of that."""
+        promise = undone(self.of.promise) if self.undo else self.of.promise
+        return of_several(promise) if self.of.pipelines and self.liars > 1 else promise
 
     @property
     def from_step(self) -> int:

@@ -17,7 +17,7 @@ STEPS_LOOKED_AT, FEW = 10, 5
 FAIR_FACTOR = 2.0
 """What a step costs besides, on a machine that several daemons share, is no lie."""
 LEFT_OUT = re.compile(r"leaves out (?!one of )(\w+): ")
-IN_DOUBT = re.compile(r"leaves out one of (\w+) and (\w+): ")
+IN_DOUBT = re.compile(r"leaves out (?:one of|both) (\w+) and (\w+): ")
 
 
 @dataclass

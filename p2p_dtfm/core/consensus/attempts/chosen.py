@@ -48,7 +48,7 @@ def chosen_of(
     barred = barred_at(known, step)
     heard = {member: part for member, part in heard.items() if member.peer_id not in barred}
     found = evidence(heard.values(), terms)
-    heard = {member: part for member, part in heard.items() if member.peer_id not in found.liars}
+    heard = {member: part for member, part in heard.items() if member.peer_id not in found.left_out}
     named = {member.peer_id: member for member in heard}
     pairs = (pair for pair in found.doubts if set(pair) <= set(named))
     doubts = {Accusation(named[one], named[other]) for one, other in pairs}

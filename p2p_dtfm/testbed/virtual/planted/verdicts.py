@@ -46,7 +46,7 @@ def _audits_change_nothing(patches: Patches) -> None:
     """What was found is told, and the step commits all the same."""
 
     def findings(*said: Any) -> Any:
-        return accounts.Findings({}, {}, set())
+        return accounts.Findings({}, {}, set(), {})
 
     from p2p_dtfm.core.commit import judgement
 

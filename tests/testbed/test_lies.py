@@ -10,7 +10,7 @@ from p2p_dtfm.testbed.lies.daemon import INSTALLED
 from p2p_dtfm.testbed.lies.gradients import BENT_PART, GRADIENT_LIES
 from p2p_dtfm.testbed.lies.kinds import KINDS, NEXT_STAGE, undone
 from p2p_dtfm.testbed.lies.lie import Lie
-from p2p_dtfm.testbed.lies.played import LieCase
+from p2p_dtfm.testbed.lies.played import LieCase, liars_of
 from p2p_dtfm.testbed.lies.verdict import (
     IN_DOUBT,
     LEFT_OUT,
@@ -70,9 +70,17 @@ def test_a_case_has_time_to_draw_its_liars() -> None:
     assert case_of("speed").within is None
 
 
+def test_who_is_to_send_something_on_is_no_last_stage() -> None:
+    ids = {"peer-0": "b", "peer-1": "e", "peer-2": "a", "peer-3": "f", "peer-4": "c", "peer-5": "d"}
+    assert liars_of(case_of("flip", peers=6), ids) == ["peer-5"]
+    assert liars_of(case_of("held-out-sent", peers=6), ids) == ["peer-4"], "a, c and e are firsts"
+
+
 def test_what_daemons_say_of_liars_and_of_doubts_is_told_apart() -> None:
     text = "leaves out abc: works otherwise\nleaves out one of def and ghi: unlike"
     assert LEFT_OUT.findall(text) == ["abc"] and IN_DOUBT.findall(text) == [("def", "ghi")]
+    both = "leaves out both abc and def: come to unlike works of abc"
+    assert not LEFT_OUT.findall(both) and IN_DOUBT.findall(both) == [("abc", "def")]
 
 
 def view(

@@ -18,7 +18,7 @@ from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.workload import workload_of
 from p2p_dtfm.testbed.kill_storm import peer_id_of
 from p2p_dtfm.testbed.lies.equal import fair_step_s
-from p2p_dtfm.testbed.lies.kinds import KINDS, LieKind, Promise, of_several, undone
+from p2p_dtfm.testbed.lies.kinds import KINDS, NEXT_STAGE, LieKind, Promise, of_several, undone
 from p2p_dtfm.testbed.lies.lie import LIE_VARIABLE, MEMORY_VARIABLE, PACE_VARIABLE, Lie
 from p2p_dtfm.testbed.lies.verdict import (
     LieVerdict,
@@ -148,7 +148,7 @@ def play(directory: Path, case: LieCase, spec: RunSpec, say: Callable[[str], Non
     """Blocks. Raises `UserError` where no swarm comes about."""
     names = [f"peer-{number}" for number in range(case.peers)]
     ids = {name: peer_id_of(directory / name) for name in names}
-    lying = names[-case.liars :]
+    lying = liars_of(case, ids)
     fellows = tuple(ids[name] for name in lying) if case.together else ()
     lie = Lie(case.kind, case.from_step, case.strength, fellows)
     (directory / "run.json").write_text(spec.model_dump_json())
@@ -183,6 +183,14 @@ def play(directory: Path, case: LieCase, spec: RunSpec, say: Callable[[str], Non
     stays = case.may_stay and not verdict.is_undone
     judge(case.promise, case.within, math.inf if stays else LOSS_TOLERANCE, verdict)
     return verdict
+
+
+def liars_of(case: LieCase, ids: dict[str, str]) -> list[str]:
+    """Names, of `ids` by name; the first one founds, and is honest. A lie about what goes to the
+    next stage is for who has one: of equal ones plans give every other one, by id, the first."""
+    firsts = sorted(ids, key=ids.__getitem__)[::2]
+    may_lie = [name for name in ids if case.of.needs != NEXT_STAGE or name in firsts]
+    return [name for name in may_lie if name != next(iter(ids))][-case.liars :]
 
 
 def _what_is_played(case: LieCase, lying: list[str]) -> str:

@@ -17,9 +17,12 @@ CUT = 3
 """The layer with which each second stage begins."""
 
 
-def planned_in_pairs(monkeypatch: pytest.MonkeyPatch, seed: int, firsts: str, lasts: str) -> None:
-    """Who of `firsts` and who of `lasts` is there is paired in this order; the others are spares.
-    Nobody has room for the whole model."""
+def planned_in_pairs(
+    monkeypatch: pytest.MonkeyPatch, seed: int, firsts: str, lasts: str, evens_out: bool = False
+) -> None:
+    """Who of `firsts` and who of `lasts` is there is paired in this order; the others are spares,
+    unless it `evens_out`: then the last of those that are more go over to the others. Nobody has
+    room for the whole model."""
     ids = {name: _peer_id(seed, name) for name in firsts + lasts}
     honest = worlds.compute_plan
 
@@ -28,6 +31,10 @@ def planned_in_pairs(monkeypatch: pytest.MonkeyPatch, seed: int, firsts: str, la
             return standing
         here = {record.peer_id for record in snapshot.records}
         halves = [[ids[it] for it in names if ids[it] in here] for names in (firsts, lasts)]
+        if evens_out:
+            many, few = sorted(halves, key=len, reverse=True)
+            while len(many) - len(few) > 1:
+                few.append(many.pop())
         pairs = list(zip(*halves, strict=False))
         if not pairs:
             return honest(snapshot)

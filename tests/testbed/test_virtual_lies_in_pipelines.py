@@ -20,6 +20,8 @@ from tests.testbed.pairs import has_evaluated, planned_in_pairs
 FIRSTS, LASTS = "ace", "bdf"
 """`a` and `b` are the first pair, through which one of the two held-out microbatches goes."""
 STEPS = 12
+NIGHTLY = pytest.mark.nightly
+FELLOWS = ("ac", "ce", "eg", "bd", "bf", "fh", "dh")
 FOUND, DOUBTED = "works otherwise than those who computed it again", "leaves out one of"
 
 
@@ -71,6 +73,29 @@ def test_who_lies_is_found_and_nothing_of_it_stays(
     found = played(player, monkeypatch, liar, what)
     assert found.problem == "" and found.lies and not found.stayed
     assert not told or any(told in report for report in found.reports), found.reports
+
+
+@pytest.mark.parametrize("liars", ["ag", *(pytest.param(it, marks=NIGHTLY) for it in FELLOWS)])
+def test_fellows_that_are_half_of_a_stage_do_not_win_it(
+    player: Player, monkeypatch: pytest.MonkeyPatch, liars: str
+) -> None:
+    """Two of four come to one work and two to the other. Where all links in doubt counted, one side
+    went as a whole, which was the honest one for four of these eight pairs: then nobody was left
+    who could compute the liars' work again, and the losses were others."""
+    planned_in_pairs(monkeypatch, LIES, "aceg", "bdfh", evens_out=True)
+    faults = [Fault(1.0, math.inf, "lie", (it,), 0.0, "activation") for it in liars]
+    schedule = Schedule(
+        tuple("acegbdfh"),
+        (),
+        tuple(faults),
+        is_audited=True,
+        liars=tuple(liars),
+        audit_rate=1.0,
+        lie_together=True,
+    )
+    found = player.play(LIES, schedule)
+    assert found.problem == "" and found.lies and not found.stayed
+    assert any("leaves out both" in report for report in found.reports), found.reports
 
 
 @pytest.mark.parametrize(

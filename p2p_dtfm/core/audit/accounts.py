@@ -22,6 +22,7 @@ from p2p_dtfm.core.audit.work import (
 )
 from p2p_dtfm.core.messages.audit_messages import Account, Share
 from p2p_dtfm.core.messages.prepared import Prepared
+from p2p_dtfm.core.protocol.canonical import digest_bytes, encode
 from p2p_dtfm.core.protocol.plan import Plan, Segment
 
 FEWEST_JUDGES = 3
@@ -222,7 +223,9 @@ def _judge(peer_id: str, stated: Mapping[str, bytes], *, is_secret: bool, found:
             if stated[one] != stated[other]:
                 found.doubt(one, other, f"{one} and {other} come to unlike works of {peer_id}")
     elif not found.even:  # else they are fewer now than they were
-        one, other = sorted((peer_id, accusers[0]))
+        seed = stated[peer_id].hex()  # not the same one each time
+        accuser = min(accusers, key=lambda it: digest_bytes(encode([seed, it])))
+        one, other = sorted((peer_id, accuser))
         found.even[one, other] = f"come to unlike works of {peer_id}, and as many with either"
 
 

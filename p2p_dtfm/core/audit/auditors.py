@@ -5,13 +5,15 @@ each of the two is audited by the other alone, at any rate; and of few stage-hol
 soon most. So where at least three members have room for the whole model, and the plan that was
 found gives somebody fewer than two possible auditors, or a stage to fewer than half of those
 members, all of them get the whole model and at least a microbatch: a quarter that lies is then less
-than half of those who judge. It costs time where they are unlike, so whoever is more than four
+than half of those who judge. Where nobody has that room it is pipelines that are cut alike
+(`alike_pipelines`). It costs time where they are unlike, so whoever is more than four
 times as slow as the middle one is left out: a few that say they are fast do not move the middle.
 """
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from p2p_dtfm.core.audit.alike_pipelines import cut_alike
 from p2p_dtfm.core.cost_model.costs import PlacementCost, StepModel
 from p2p_dtfm.core.cost_model.pipeline_cost import PipelineCost
 from p2p_dtfm.core.protocol.canonical import digest_bytes, encode
@@ -40,12 +42,13 @@ class _Whole(NamedTuple):
 
 
 def with_auditors(model: StepModel, snapshot: Snapshot, found: PlacementCost) -> Auditable:
-    """`found`, or the whole model at all who have room for it."""
+    """`found`, or the whole model at all who have room for it; where they are too few, pipelines
+    that are cut alike."""
     if not snapshot.bars:  # in a run with audits all members stand among them
         return Auditable(found)
     able = _not_too_slow(_able(model))
     if min(len(able), model.problem.step.microbatch_count) <= AUDITORS:
-        return Auditable(found)
+        return _in_pipelines(model, snapshot, found)
     if _has_auditors(found) and 2 * found.stage_count >= len(able):
         return Auditable(found)
     here = able
@@ -60,6 +63,16 @@ def with_auditors(model: StepModel, snapshot: Snapshot, found: PlacementCost) ->
     dealt = _dealt(chosen, model.problem.step.microbatch_count)
     made = model.dealt(placement, [each.cost for each in chosen], dealt)
     return Auditable(made, is_stopgap=len(here) < len(able))
+
+
+def _in_pipelines(model: StepModel, snapshot: Snapshot, found: PlacementCost) -> Auditable:
+    if _has_auditors(found):
+        return Auditable(found)
+    for at_once in (True, False):
+        alike = cut_alike(model, snapshot, found, 1 + AUDITORS, at_once=at_once)
+        if alike is not None:
+            return Auditable(alike) if at_once else Auditable(found, is_stopgap=True)
+    return Auditable(found)
 
 
 def _able(model: StepModel) -> list[_Whole]:

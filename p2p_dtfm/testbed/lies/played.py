@@ -169,7 +169,7 @@ def play(directory: Path, case: LieCase, spec: RunSpec, say: Callable[[str], Non
             honest.append(swarm.join(address, (), "newcomer", directory / "newcomer"))
         _until_done(swarm.children, honest, case, verdict)
         who_is_barred(_barred_by(first), liars, verdict)
-    history = first.events()
+    history = _of_who_was_never_out(honest)
     who_was_caught(history, liars, lie.from_step, verdict, case.of.needs)
     texts = ((child.home / "stderr").read_text(errors="replace") for child in honest)
     who_was_doubted(texts, liars, verdict)
@@ -250,6 +250,12 @@ def _is_done(child: Child) -> bool:
 
 def _barred_by(child: Child) -> set[str]:
     return {it["peer_id"] for it in (child.status() or {}).get("barred", ())}
+
+
+def _of_who_was_never_out(honest: Sequence[Child]) -> list[Event]:
+    """Of one of those that have seen most views: an honest one may lose its place for a while."""
+    histories = [child.events() for child in honest]
+    return max(histories, key=lambda each: sum(event["event"] == "view" for event in each))
 
 
 def _look_at_times(

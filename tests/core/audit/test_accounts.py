@@ -72,12 +72,13 @@ def test_of_two_against_two_one_of_either_goes() -> None:
     are half of a layer's holders would be most of them."""
     wrong = b"0" * 32
     found = {"a": {"c": wrong}, "b": {"c": wrong}, "d": {"c": WORKS["c"]}}
-    assert judged(step_of(HONEST, found)) == (set(), {("both", "a", "c")})
+    liars, both = judged(step_of(HONEST, found))
+    assert not liars and both in ({("both", "a", "c")}, {("both", "b", "c")})
     assert not findings(step_of(HONEST, found), PLAN, SEGMENTS).convicted
 
     again = {"a": {"c": wrong, "d": wrong}, "b": {"c": wrong, "d": wrong}}
     again |= {"c": {"d": WORKS["d"]}, "d": {"c": WORKS["c"]}}
-    assert judged(step_of(HONEST, again)) == (set(), {("both", "a", "c")}), "one pair at a time"
+    assert judged(step_of(HONEST, again)) == (set(), both), "one pair at a time"
 
 
 def test_where_three_come_to_three_works_nobody_knows() -> None:

@@ -12,6 +12,7 @@ from tests.core.planning import MEBIBYTE, Peer, name_of, snapshot, workload
 
 FAST, USUAL = Peer(1_500_000), Peer(30_000_000)
 NO_ROOM = Peer(30_000_000, memory_bytes=150 * MEBIBYTE)
+HALF_ROOM = Peer(30_000_000, memory_bytes=240 * MEBIBYTE)
 
 
 def audited(peers: list[Peer], microbatches: int = 64, **changes: object) -> Snapshot:
@@ -72,3 +73,43 @@ def test_a_plan_that_stands_stays_to_the_byte() -> None:
     made = plan(found)
     again = plan(msgspec.structs.replace(found, present=made, number=2))
     assert again == msgspec.structs.replace(made, spares=again.spares)
+
+
+@pytest.mark.parametrize("count", range(6, 11))
+@pytest.mark.parametrize("microbatches", [8, 64])
+def test_pipelines_are_cut_alike_where_nobody_has_the_whole_model(
+    count: int, microbatches: int
+) -> None:
+    """Of an odd number the fastest were two pipelines of two stages and one of three, of which the
+    middle one's work nobody could compute again."""
+    made = plan(audited([HALF_ROOM] * count, microbatches))
+    assert not few_judges(made)
+    assert sum(pipeline.microbatch_count for pipeline in made.pipelines) == microbatches
+    cuts = {tuple(stage.first_layer for stage in it.stages) for it in made.pipelines}
+    assert len(cuts) == 1
+
+
+def test_of_five_with_half_a_model_each_three_pipelines_cannot_be_made() -> None:
+    found = (audited([HALF_ROOM] * 5), snapshot([HALF_ROOM] * 5, workload()))
+    shapes = [
+        sorted(tuple(stage.first_layer for stage in it.stages) for it in plan(each).pipelines)
+        for each in found
+    ]
+    assert shapes[0] == shapes[1]
+
+
+def test_a_failure_that_leaves_pairs_enough_leaves_auditors() -> None:
+    seven = audited([HALF_ROOM] * 7)
+    present = plan(seven)
+    held = tuple(
+        HeldLayer(peer_id, layer, 5)
+        for peer_id in present.stage_holders()
+        for layer in present.layers_of(peer_id)
+    )
+    gone = present.pipelines[0].stages[0].peer_id
+    left = tuple(record for record in seven.records if record.peer_id != gone)
+    six = msgspec.structs.replace(seven, records=left, step=5, present=present, held=held)
+    made = plan(msgspec.structs.replace(six, planned=False))
+    assert made.provisional or not few_judges(made), "or a planned view follows"
+    better = plan(msgspec.structs.replace(six, present=made))
+    assert len(better.pipelines) == 3 and not few_judges(better)

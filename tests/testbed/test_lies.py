@@ -144,6 +144,13 @@ def test_the_last_stage_sends_nothing_on_that_it_could_lie_about() -> None:
     assert verdict.caught_after == {"peer-2": 2}
 
 
+def test_of_what_is_said_once_in_ten_steps_these_count() -> None:
+    history = [view(0, HONEST, LIAR), view(25, HONEST, LIAR), view(30, HONEST)]
+    verdict = LieVerdict()
+    who_was_caught(history, {LIAR: "peer-1"}, 10, verdict, every=10)
+    assert verdict.caught_after == {"peer-1": 3}, "10, 20 and 30"
+
+
 def test_what_a_lie_cost_is_the_longest_wait_and_what_was_undone() -> None:
     times = [(0, 0.0), (1, 1.0), (2, 2.0), (3, 7.0), (4, 8.0)]
     history = [step(number, time_s) for number, time_s in times]

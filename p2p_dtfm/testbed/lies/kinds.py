@@ -12,6 +12,7 @@ FIRST_LIE = 5
 WITHIN_STEPS = 2
 SELDOM = 0.02
 LAYERS, NEXT_STAGE = "layers", "next stage"
+EVALUATED_EVERY = 10
 CONFESSES_AFTER = 10
 """Steps in which it has lied."""
 
@@ -63,6 +64,8 @@ class LieKind(NamedTuple):
     """Of two stages: nobody has the whole model."""
     needs: str = LAYERS
     """What nobody lies without: `LAYERS`, `NEXT_STAGE` or nothing."""
+    every: int = 1
+    """In so many steps it can be told once."""
     is_paced: bool = False
     """Each takes the time that it would say it takes if nobody lied."""
     steps_after: int = 25
@@ -133,6 +136,7 @@ _WORK = {
         from_step=10,
         pipelines=True,
         needs=NEXT_STAGE,
+        every=EVALUATED_EVERY,
     ),
 }
 _SUMS = {
@@ -155,7 +159,11 @@ _WORDS = {
     "unlike-norms": LieKind("tells each member another norm", BARRED),
     "loss": LieKind("says that its loss is larger by so many times", BARRED, 1.0),
     "held-out": LieKind(
-        "says that its held-out loss is larger by so many times", BARRED, 1.0, from_step=10
+        "says that its held-out loss is larger by so many times",
+        BARRED,
+        1.0,
+        from_step=10,
+        every=EVALUATED_EVERY,
     ),
     "count": LieKind("counts twice the tokens that it has computed", LEFT_OUT),
     "digest": LieKind("says that its states are others than they are", LEFT_OUT, from_step=20),

@@ -18,7 +18,15 @@ from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.workload import workload_of
 from p2p_dtfm.testbed.kill_storm import peer_id_of
 from p2p_dtfm.testbed.lies.equal import fair_step_s
-from p2p_dtfm.testbed.lies.kinds import KINDS, NEXT_STAGE, LieKind, Promise, of_several, undone
+from p2p_dtfm.testbed.lies.kinds import (
+    EVALUATED_EVERY,
+    KINDS,
+    NEXT_STAGE,
+    LieKind,
+    Promise,
+    of_several,
+    undone,
+)
 from p2p_dtfm.testbed.lies.lie import LIE_VARIABLE, MEMORY_VARIABLE, PACE_VARIABLE, Lie
 from p2p_dtfm.testbed.lies.verdict import (
     LieVerdict,
@@ -42,7 +50,6 @@ NEWCOMER_STEPS = 150
 """Until somebody who comes has joined, followed, and taken part."""
 FOLLOW_STEPS = 10
 """Of such a newcomer without a stage."""
-EVALUATED_EVERY = 10
 RATES = 5
 """So many times as many steps as it takes on average until a liar is drawn."""
 START_S = 300.0
@@ -170,7 +177,7 @@ def play(directory: Path, case: LieCase, spec: RunSpec, say: Callable[[str], Non
         _until_done(swarm.children, honest, case, verdict)
         who_is_barred(_barred_by(first), liars, verdict)
     history = _of_who_was_never_out(honest)
-    who_was_caught(history, liars, lie.from_step, verdict, case.of.needs)
+    who_was_caught(history, liars, lie.from_step, verdict, case.of.needs, case.of.every)
     texts = ((child.home / "stderr").read_text(errors="replace") for child in honest)
     who_was_doubted(texts, liars, verdict)
     others = {peer_id: name for name, peer_id in ids.items() if name not in lying}

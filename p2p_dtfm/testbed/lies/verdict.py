@@ -1,6 +1,5 @@
 """What came of a lie, and whether that is what the design promises of its kind."""
 
-import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -74,26 +73,30 @@ def who_was_caught(
     from_step: int,
     verdict: LieVerdict,
     needs: str = LAYERS,
+    every: int = 1,
 ) -> None:
-    """`history` of an honest daemon; `liars` are names by peer id; `needs` as of a `LieKind`."""
+    """`history` of an honest daemon; `liars` are names by peer id; the rest as of a `LieKind`."""
     views = [event for event in history if event["event"] == "view"]
     reached = [_reached(view, history) for view in views]
+    last = max((event["step"] for event in steps_of(history)), default=0)
+    ends = [*reached[1:], max([last, *reached])]
     for peer_id, name in liars.items():
         there = [
             (step, peer_id in view["members"]) for step, view in zip(reached, views, strict=True)
         ]
-        can_lie = [_has(needs, view, peer_id) for view in views]
-        ends = [*reached[1:], math.inf]
-        lying = [
-            max(step, from_step)
-            for step, end, can in zip(reached, ends, can_lie, strict=True)
-            if can and end >= from_step  # it was out in that very step
-        ]
+        lying = {
+            step
+            for view, begin, end in zip(views, reached, ends, strict=True)
+            if _has(needs, view, peer_id)
+            for step in range(max(begin, from_step), end + 1)  # it was out in that very step
+            if step % every == 0
+        }
         if not lying:
             verdict.had_no_work.append(name)
             continue
-        out = [step for step, is_there in there if not is_there and step >= lying[0]]
-        verdict.caught_after[name] = out[0] - lying[0] + 1 if out else None
+        out = [step for step, is_there in there if not is_there and step >= min(lying)]
+        count = sum(step <= out[0] for step in lying) if out else None
+        verdict.caught_after[name] = count
         verdict.came_back += sum(
             not before and after for (_, before), (_, after) in pairwise(there)
         )

@@ -24,7 +24,9 @@ class GrowingHistory:
         for event in self._new_events():
             self.events.append(event)
             if event["event"] == "step" and event["loss"] is not None:
-                self.step, self.has_stepped = max(self.step, event["step"]), True
+                self.step = max(self.step, event["step"])
+                begins = self.view["step"] if self.view is not None else 0
+                self.has_stepped |= event["step"] >= begins  # the one before may be told after it
             elif event["event"] == "view":
                 self.view, self.has_stepped = event, False
                 self._new_views.append(event)

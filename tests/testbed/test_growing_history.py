@@ -22,6 +22,7 @@ def test_a_step_that_is_repeated_in_a_view_is_one_of_that_view(tmp_path: Path) -
     write(event="step", step=150, loss=2.0)
     assert history.has_stepped and history.step == 150
     write(event="view", view=2, step=10)
+    write(event="step", step=9, loss=3.0)
     assert not history.has_stepped and history.step == 150
     write(event="step", step=11, loss=None)
     assert not history.has_stepped, "what others did is no step of its own"

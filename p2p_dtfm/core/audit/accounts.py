@@ -211,7 +211,8 @@ def _judge(peer_id: str, stated: Mapping[str, bytes], *, is_secret: bool, found:
     accusers = sorted(peer for peer, work in stated.items() if work != stated[peer_id])
     if not accusers:
         return
-    if is_secret and value != stated[peer_id]:
+    agreeing = sum(work == stated[peer_id] for work in stated.values())
+    if is_secret and 2 * agreeing <= len(stated):
         for judge in accusers:
             found.liars.setdefault(judge, f"blames {peer_id}, and has told nobody")
     elif 2 * count > len(stated):

@@ -6,10 +6,12 @@ found out came back to such a stage, for there were seven members and the fastes
 number was two pipelines of two and one of three.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from heapq import heapify, heapreplace
 from itertools import pairwise
 
 from p2p_dtfm.core.cost_model.costs import PlacementCost, StepModel
+from p2p_dtfm.core.cost_model.pipeline_cost import PipelineCost
 from p2p_dtfm.core.protocol.canonical import digest_bytes, encode
 from p2p_dtfm.core.protocol.snapshot import Snapshot
 
@@ -18,6 +20,8 @@ Peers = tuple[int, ...]
 
 CUTS_LIMIT = 8
 """Of either kind, that are tried."""
+GAIN_DIVISOR = 10
+"""By at least one part in so many other cuts must be faster than those of the plan in force."""
 
 
 def cut_alike(
@@ -26,17 +30,41 @@ def cut_alike(
     """The fastest placement of at least `fewest` pipelines with the cuts of one that was found, or
     with even ones; None if too few have room. `at_once`: by those that have the states, where all
     wait for it."""
-    layers, most = model.problem.layer_count, model.problem.peer_count // fewest
-    tried = {pipeline.cuts for pipeline in found.pipelines[:CUTS_LIMIT]}
-    for stages in range(2, min(most, layers, CUTS_LIMIT) + 1):
+    problem = model.problem
+    layers = problem.layer_count
+    most = min(problem.peer_count // fewest, layers, problem.most_stages, CUTS_LIMIT)
+    standing = {cuts for _, cuts in _standing(model, snapshot)}
+    tried = {pipeline.cuts for pipeline in found.pipelines[:CUTS_LIMIT]} | standing
+    for stages in range(2, most + 1):
         tried.add(tuple(layers * stage // stages for stage in range(stages + 1)))
     made = [
         cost
         for cuts in sorted(tried)
-        if (cost := _Cut(model, snapshot, cuts, at_once).placed(found)) is not None
+        if len(cuts) - 1 <= most
+        and (cost := _Cut(model, snapshot, cuts, at_once).placed(found)) is not None
         and len(cost.placement) >= fewest
     ]
-    return min(made, key=lambda cost: (cost.step_ns, cost.placement), default=None)
+    best = min(made, key=lambda cost: (cost.step_ns, cost.placement), default=None)
+    for stands in made:
+        if best is not None and stands.pipelines[0].cuts in standing:
+            gain_ns = stands.step_ns - best.step_ns
+            return best if gain_ns * GAIN_DIVISOR > stands.step_ns else stands
+    return best
+
+
+def _standing(model: StepModel, snapshot: Snapshot) -> list[tuple[Peers, Cuts]]:
+    """The pipelines of the plan in force of which all peers are here."""
+    if snapshot.present is None:
+        return []
+    place_of = {peer_id: place for place, peer_id in enumerate(model.problem.peer_ids)}
+    found = []
+    for pipeline in snapshot.present.vacated().pipelines:
+        peers = [place_of.get(stage.peer_id) for stage in pipeline.stages]
+        here = tuple(peer for peer in peers if peer is not None)
+        if len(here) == len(peers):
+            ends = (stage.end_layer for stage in pipeline.stages)
+            found.append((here, (0, *ends)))
+    return found
 
 
 class _Cut:
@@ -46,17 +74,23 @@ class _Cut:
         self._model = model
         self._cuts = cuts
         self._ids = model.problem.peer_ids
+        self._standing = [peers for peers, its in _standing(model, snapshot) if its == cuts]
         self._waits = at_once and snapshot.step > 0 and not snapshot.planned
         self._states = snapshot.states() if self._waits else {}
         self._seed = snapshot.knowledge or snapshot.run_digest
 
     def placed(self, found: PlacementCost) -> PlacementCost | None:
-        """Those of `found` stay, then come those that had a stage, then the others, by a draw that
-        nobody alone decides."""
+        """Those of the plan in force stay, and those of `found`; then come those that would have a
+        stage, then the others, by a draw that nobody alone decides."""
         there = zip(found.placement, found.pipelines, strict=True)
-        placement = [peers for peers, pipeline in there if pipeline.cuts == self._cuts]
+        wanted = [peers for peers, pipeline in there if pipeline.cuts == self._cuts]
+        placement: list[Peers] = []
+        taken: set[int] = set()
+        for peers in (*self._standing, *wanted):
+            if taken.isdisjoint(peers) and all(map(self._fits, peers, *self._bounds())):
+                placement.append(peers)
+                taken |= set(peers)
         holders = {peer for peers in found.placement for peer in peers}
-        taken = {peer for peers in placement for peer in peers}
         left = sorted(
             set(range(self._model.problem.peer_count)) - taken,
             key=lambda peer: (peer not in holders, digest_bytes(encode([self._seed, peer]))),
@@ -67,7 +101,15 @@ class _Cut:
         timed = [cost for cost in costs if cost is not None]
         if not timed or len(timed) < len(placement):
             return None
-        return self._model.combine(tuple(placement), timed, None)
+        made = self._model.combine(tuple(placement), timed, None)
+        if made is None or len(made.placement) == len(placement):
+            return made
+        dealt = _one_at_least(timed, self._model.problem.step.microbatch_count)
+        return self._model.dealt(tuple(placement), timed, dealt)
+
+    def _bounds(self) -> tuple[Cuts, Cuts]:
+        """Where each stage begins, and where it ends."""
+        return self._cuts[:-1], self._cuts[1:]
 
     def _more(self, left: list[int]) -> Iterator[Peers]:
         """Of `left`, which loses them."""
@@ -87,3 +129,15 @@ class _Cut:
             return False
         held = self._states.get(self._ids[peer], set())
         return not self._waits or held.issuperset(range(first, end))
+
+
+def _one_at_least(costs: Sequence[PipelineCost], microbatches: int) -> tuple[int, ...]:
+    """Each further one goes where it ends soonest: who says that it is fast is not left alone."""
+    counts = [1] * len(costs)
+    ends = [(cost.duration_ns(2), at) for at, cost in enumerate(costs)]
+    heapify(ends)
+    for _ in range(microbatches - len(costs)):
+        _, at = ends[0]
+        counts[at] += 1
+        heapreplace(ends, (costs[at].duration_ns(counts[at] + 1), at))
+    return tuple(counts)

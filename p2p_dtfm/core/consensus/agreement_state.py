@@ -355,7 +355,8 @@ class AgreementState:
         """An attempt is over: whose accusations were idle is kept, and who was in doubt."""
         heard = attempt.universe & set(attempt.opened)
         self.doubts.accusers.heed(attempt.number, attempt.charges, heard, self.me, now_ns)
-        self.doubts.accusers.heed_doubts(attempt.distrust.doubts, self.me.peer_id, now_ns)
+        in_doubt = [*attempt.distrust.doubts, *attempt.distrust.even]
+        self.doubts.accusers.heed_doubts(in_doubt, self.me.peer_id, now_ns)
 
     def waits_for_takeover(self, view: View, now_ns: int) -> None:
         """All have said Ready to a planned view."""

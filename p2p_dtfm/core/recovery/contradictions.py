@@ -6,7 +6,7 @@ true, prove that it lies. Where two contradict each other and no third one knows
 """
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TypeVar
@@ -55,9 +55,9 @@ class _SaidOfStep:
 
 def evidence(parts: Iterable[Contribution], terms: StepTerms | None = None) -> Conflict:
     """Why each liar is to be left out, and which pairs are in doubt."""
-    found = Conflict()
-    steps = _steps(sorted(parts, key=lambda part: part.member))
-    for key, said in sorted(steps.items()):
+    found, heard = Conflict(), sorted(parts, key=lambda part: part.member)
+    even: dict[tuple[str, str], str] = {}
+    for key, said in sorted(_steps(heard).items()):
         versions = said.by_peer()
         for peer, items in versions.items():
             if len(items) > 1:
@@ -68,10 +68,28 @@ def evidence(parts: Iterable[Contribution], terms: StepTerms | None = None) -> C
         if plan is not None:
             only = {peer: items[0] for peer, items in versions.items() if len(items) == 1}
             _judge_step(only, plan, said, terms, found)
-    found.doubts = {
-        pair: reason for pair, reason in found.doubts.items() if not set(pair) & found.left_out
-    }
+            even |= _of_those_in(key[0], heard, found)
+    found.even = _without(found.liars, even)
+    found.doubts = _without(found.left_out, found.doubts)
     return found
+
+
+def _of_those_in(
+    view: ViewId, heard: Iterable[Contribution], found: Conflict
+) -> dict[tuple[str, str], str]:
+    """Takes what is even there. Who is silent, or has come back since, pays for no vote of then:
+    what was said in a view can be passed on for as long as anybody stays in it."""
+    there = {
+        it.member.peer_id for it in heard if it.present is not None and it.present.view == view
+    }
+    even, found.even = found.even, {}
+    return {pair: reason for pair, reason in even.items() if set(pair) <= there}
+
+
+def _without(
+    peers: Collection[str], pairs: Mapping[tuple[str, str], str]
+) -> dict[tuple[str, str], str]:
+    return {pair: reason for pair, reason in pairs.items() if not set(pair) & set(peers)}
 
 
 def _judge_step(

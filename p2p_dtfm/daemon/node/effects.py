@@ -251,8 +251,13 @@ def _history_entry(action: TakeOver) -> dict[str, Any]:
     if isinstance(view.plan, NoPlan):
         entry["no_plan"] = view.plan.reason
         return entry
-    held = [view.plan.layers_of(peer_id) for peer_id in view.member_ids]
-    entry["layers"] = [[layers.start, layers.stop] if layers else None for layers in held]
+    held = {
+        stage.peer_id: [stage.first_layer, stage.end_layer]
+        for pipeline in view.plan.pipelines
+        for stage in pipeline.stages
+        if not stage.stands_in
+    }
+    entry["layers"] = [held.get(peer_id) for peer_id in view.member_ids]
     if view.plan.stand_ins:
         entry["stand_ins"] = sorted(view.plan.stand_ins)
     elif view.plan.provisional:

@@ -28,6 +28,8 @@ class Promise(NamedTuple):
     """What is wrong afterwards, and nobody knows; nothing, where all works are audited."""
     costs_another: bool = False
     """An honest one may lose its place for a while."""
+    one_for_each: bool = False
+    """But no more of them than liars do."""
     fair_within: int | None = None
     """By which step at the latest steps take what they take where nobody lies, or nearly."""
 
@@ -45,7 +47,8 @@ def of_several(promise: Promise) -> Promise:
     text = (
         f"{promise.text}; where its fellows are half of those, one of them goes for each other one"
     )
-    return promise._replace(text=text, costs_another=True)
+    one_for_each = not promise.costs_another
+    return promise._replace(text=text, costs_another=True, one_for_each=one_for_each)
 
 
 class LieKind(NamedTuple):

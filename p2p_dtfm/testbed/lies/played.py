@@ -183,7 +183,7 @@ def play(directory: Path, case: LieCase, spec: RunSpec, say: Callable[[str], Non
     others = {peer_id: name for name, peer_id in ids.items() if name not in lying}
     what_it_cost(history, others, lie.from_step, verdict)
     _look_at_times(history, case, spec, verdict)
-    _compare(first, case, verdict)
+    _compare(first, honest, case, verdict)
     if case.of.newcomer:
         _compare_newcomer(first, honest[-1], verdict)
     what_was_undone(history, liars, spec, verdict)
@@ -260,9 +260,14 @@ def _barred_by(child: Child) -> set[str]:
 
 
 def _of_who_was_never_out(honest: Sequence[Child]) -> list[Event]:
-    """Of one of those that have seen most views: an honest one may lose its place for a while."""
-    histories = [child.events() for child in honest]
-    return max(histories, key=lambda each: sum(event["event"] == "view" for event in each))
+    """Of those that have seen most steps one with most views: an honest one may lose its place for
+    a while."""
+
+    def seen(history: list[Event]) -> tuple[int, int]:
+        views = sum(event["event"] == "view" for event in history)
+        return len({event["step"] for event in steps_of(history)}), views
+
+    return max((child.events() for child in honest), key=seen)
 
 
 def _look_at_times(
@@ -273,14 +278,18 @@ def _look_at_times(
         when_it_was_fair(history, fair_step_s(spec, case.peers), verdict)
 
 
-def _compare(first: Child, case: LieCase, verdict: LieVerdict) -> None:
+def _compare(first: Child, honest: list[Child], case: LieCase, verdict: LieVerdict) -> None:
     from p2p_dtfm.train.stage.timed import use_one_thread
 
     use_one_thread()  # several wait for one another wherever the machine does other things, too
     expected = plain_losses(first.home, case.steps)
-    seen = {event["step"]: event["loss"] for event in steps_of(first.events())}
+    seen = [
+        (event["step"], event["loss"])
+        for child in honest
+        for event in {it["step"]: it for it in steps_of(child.events())}.values()
+    ]
     if expected is not None and seen:
-        verdict.max_loss_difference = max(abs(loss - expected[step]) for step, loss in seen.items())
+        verdict.max_loss_difference = max(abs(loss - expected[step]) for step, loss in seen)
 
 
 def _compare_newcomer(first: Child, newcomer: Child, verdict: LieVerdict) -> None:

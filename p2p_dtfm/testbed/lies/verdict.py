@@ -131,7 +131,8 @@ def what_was_undone(
     gone = {peer_id for it in undoing for peer_id in it["peers"]}
     within = [count for count in verdict.caught_after.values() if count is not None]
     in_time = all(count <= spec.audit.undo_steps for count in within)
-    verdict.is_undone = gone == liars.keys() and in_time and all(it["all_of_it"] for it in undoing)
+    lied = {peer_id for peer_id, name in liars.items() if name not in verdict.had_no_work}
+    verdict.is_undone = gone == lied and in_time and all(it["all_of_it"] for it in undoing)
 
 
 def who_was_doubted(texts: Iterable[str], liars: Iterable[str], verdict: LieVerdict) -> None:
@@ -208,6 +209,14 @@ def judge(promise: Promise, within: int | None, tolerance: float, verdict: LieVe
         for name in sorted(set(verdict.caught_after) - set(verdict.barred)):
             say(f"{name} is not barred")
     _judge_times(promise, verdict)
+    verdict.violations += _harm_to_honest(promise, verdict)
+    verdict.violations += _undone_otherwise(promise, verdict)
+    worst = verdict.max_loss_difference
+    if worst is not None and not worst <= tolerance:
+        say(f"the loss is {worst:.2g} off the honest run's")
+
+
+def _harm_to_honest(promise: Promise, verdict: LieVerdict) -> Iterator[str]:
     for peers, what in (
         (verdict.wrongly_left_out, "called liars, and is not"),
         (verdict.false_bars, "barred for nothing"),
@@ -217,11 +226,10 @@ def judge(promise: Promise, within: int | None, tolerance: float, verdict: LieVe
         ),
     ):
         if peers:
-            say(f"{', '.join(peers)} {what}")
-    verdict.violations += _undone_otherwise(promise, verdict)
-    worst = verdict.max_loss_difference
-    if worst is not None and not worst <= tolerance:
-        say(f"the loss is {worst:.2g} off the honest run's")
+            yield f"{', '.join(peers)} {what}"
+    outs = verdict.came_back + sum(it is not None for it in verdict.caught_after.values())
+    if promise.one_for_each and len(verdict.honest_out) > outs:
+        yield f"{', '.join(verdict.honest_out)} out for a while, which are more than liars were"
 
 
 def _undone_otherwise(promise: Promise, verdict: LieVerdict) -> Iterator[str]:

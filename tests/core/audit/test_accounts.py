@@ -81,6 +81,13 @@ def test_of_two_against_two_one_of_either_goes() -> None:
     assert judged(step_of(HONEST, again)) == (set(), both), "one pair at a time"
 
 
+@pytest.mark.parametrize(("pair", "other"), [("ab", "d"), ("bd", "a"), ("ad", "b")])
+def test_two_that_have_told_nobody_go_though_as_many_say_otherwise(pair: str, other: str) -> None:
+    """Whoever of them has the lowest id."""
+    found = {it: {"c": b"0" * 32} for it in pair} | {other: {"c": WORKS["c"]}}
+    assert judged(step_of(HONEST, found, told="")) == (set(pair), set())
+
+
 def test_where_three_come_to_three_works_nobody_knows() -> None:
     found = {"a": {"c": b"0" * 32}, "b": {"c": b"1" * 32}, "d": {"c": WORKS["c"]}}
     liars, doubts = judged(step_of(HONEST, found))

@@ -8,6 +8,7 @@ from p2p_dtfm.core.audit.work import few_judges
 from p2p_dtfm.core.planner.planner import compute_plan, fixed_plan
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.snapshot import HeldLayer, Snapshot
+from p2p_dtfm.core.protocol.workload import Confined
 from tests.core.planning import MEBIBYTE, Peer, name_of, snapshot, workload
 
 FAST, USUAL = Peer(1_500_000), Peer(30_000_000)
@@ -87,6 +88,30 @@ def test_pipelines_are_cut_alike_where_nobody_has_the_whole_model(
     assert sum(pipeline.microbatch_count for pipeline in made.pipelines) == microbatches
     cuts = {tuple(stage.first_layer for stage in it.stages) for it in made.pipelines}
     assert len(cuts) == 1
+
+
+def test_who_says_that_it_is_fast_has_auditors_in_pipelines_as_well() -> None:
+    quick = Peer(1_500_000, memory_bytes=240 * MEBIBYTE)
+    made = plan(audited([quick, quick, *[HALF_ROOM] * 4], microbatches=8))
+    assert not few_judges(made) and len(made.stage_holders()) == 6
+
+
+def test_pipelines_that_are_cut_alike_stay_to_the_byte() -> None:
+    found = audited([HALF_ROOM] * 7)
+    made = plan(found)
+    for number in (2, 3, 4):
+        again = plan(
+            msgspec.structs.replace(found, present=made, number=number, knowledge=str(number))
+        )
+        assert again == msgspec.structs.replace(made, spares=again.spares)
+
+
+def test_a_run_that_allows_no_stages_gets_none() -> None:
+    whole = Peer(30_000_000)
+    found = audited([whole, whole, *[HALF_ROOM] * 4])
+    one_stage = msgspec.structs.replace(found.workload, confined=Confined(one_stage=True))
+    made = plan(msgspec.structs.replace(found, workload=one_stage))
+    assert all(len(pipeline.stages) == 1 for pipeline in made.pipelines)
 
 
 def test_of_five_with_half_a_model_each_three_pipelines_cannot_be_made() -> None:

@@ -104,6 +104,21 @@ def test_two_against_two_bars_nobody() -> None:
     assert left == {"a", "b", "c", "d"} - set(both)
 
 
+def test_who_is_silent_or_has_come_back_pays_for_no_even_vote_of_then() -> None:
+    """Evidence can be passed on for as long as anybody stays in the view."""
+    found = {"a": {"c": WRONG}, "b": {"c": WRONG}, "d": {"c": WORKS["c"]}}
+    parts = with_step(step_of(HONEST, found))
+    ((one, other),) = chosen(parts).conflict.even
+    assert not chosen([it for it in parts if it.member.peer_id != one]).conflict.even
+    back = [
+        msgspec.structs.replace(it, member=Member(other, 2), present=None, pending=None)
+        if it.member.peer_id == other
+        else it
+        for it in parts
+    ]
+    assert not chosen(back).conflict.even
+
+
 def test_half_of_all_stage_holders_bar_nobody_though_most_of_those_that_can_judge_do() -> None:
     """Two of three that can compute it again may be fellows of one liar."""
     shares = {n: share_of(n, "cpu-2" if n == "d" else "cpu-1") for n in NAMES}

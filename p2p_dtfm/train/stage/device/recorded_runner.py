@@ -154,7 +154,8 @@ class RecordedStageRunner(StageRunner):
                 back = super()._layer_backward(microbatch, layer, gradient)
             del held
             self._plain_passes += layer == min(self.layer_states)
-            return back.clone() if back is not None else None
+            is_last = layer == min(self.layer_states)
+            return back.clone() if back is not None and is_last else back
         self._next_layer(microbatch, layer)
         last = max(self.layer_states)
         above = slot.seed if layer == last else slot.gradients[layer + 1]

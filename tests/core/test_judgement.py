@@ -192,6 +192,23 @@ def test_who_starts_from_another_state_than_most_is_left_out() -> None:
     assert list(evidence([part("a", said), part("b", said)], TERMS).liars) == ["c"]
 
 
+def test_one_that_tells_alone_of_a_step_has_no_say_in_who_computed_what() -> None:
+    """Of the step that has committed all pass on the signed words by which it did: counts that one
+    invents for it would make liars of all others."""
+    six, seven = (signed(prepared(it, step=step) for it in NAMES) for step in (6, 7))
+    kept = RetainedStep(VIEW, 6, "", None, (0, 1, 2), six)
+    pending = PendingStep(7, "", seven, (0, 1, 2), counts=dict(COUNTS))
+    invented = PendingStep(6, "", (), (), counts={"a": 5, "b": 1, "c": 2})
+    parts = [
+        msgspec.structs.replace(
+            part(it, seven), retained=kept, pending=invented if it == "c" else pending
+        )
+        for it in NAMES
+    ]
+    found = evidence(parts, TERMS)
+    assert not found.reason and not found.liars
+
+
 def test_an_attempt_keeps_liars_out_and_one_of_a_pair_in_doubt() -> None:
     def participants(parts: list[Contribution]) -> str:
         attempt = Attempt(Member("a", 1), 5, False, GENESIS, 3, TERMS)

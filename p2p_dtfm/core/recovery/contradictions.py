@@ -42,6 +42,8 @@ class _SaidOfStep:
 
     plans: list[Plan] = field(default_factory=list)
     counts: list[dict[str, int]] = field(default_factory=list)
+    tellers: int = 0
+    """In its view those that tell any counts, of whichever step."""
     signed: dict[Signed, None] = field(default_factory=dict)
     are_whole: bool = True
     """Everyone tells by which Prepared it came to the step: then two of one peer would show."""
@@ -100,6 +102,8 @@ def _judge_step(
     found: Conflict,
 ) -> None:
     counts = _most(facts.counts, lambda item: tuple(sorted(item.items())))
+    if 2 * len(facts.counts) <= facts.tellers:  # one that tells of a step alone has no say in it
+        counts = None
     holders = plan.stage_holders()
     true: dict[str, Prepared] = {}
     for peer, prepared in said.items():
@@ -157,7 +161,11 @@ def _steps(parts: Iterable[Contribution]) -> dict[_Step, _SaidOfStep]:
             said = steps.setdefault((prepared.view, prepared.step), _SaidOfStep())
             said.signed[signed] = None
     plans = [p.present for p in parts if p.present is not None and p.present.plan is not None]
+    tellers = Counter(
+        part.present.view for part in parts if part.present and part.pending and part.pending.counts
+    )
     for (view, _), said in steps.items():
+        said.tellers = tellers[view]
         said.plans = [it.plan for it in plans if it.view == view and it.plan is not None]
     return steps
 

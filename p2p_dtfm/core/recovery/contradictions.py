@@ -6,7 +6,7 @@ true, prove that it lies. Where two contradict each other and no third one knows
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TypeVar
@@ -143,7 +143,13 @@ def _from_one_state(true: Mapping[str, Prepared], holders: int) -> dict[str, Pre
     return {peer: item for peer, item in true.items() if item.base == base}
 
 
-def _steps(parts: Iterable[Contribution]) -> dict[_Step, _SaidOfStep]:
+def _tellers(parts: Iterable[Contribution]) -> Counter[ViewId]:
+    """By view, how many tell any counts of a step in it."""
+    there = ((part.present, part.pending) for part in parts)
+    return Counter(here.view for here, pending in there if here and pending and pending.counts)
+
+
+def _steps(parts: Sequence[Contribution]) -> dict[_Step, _SaidOfStep]:
     steps: dict[_Step, _SaidOfStep] = {}
     for part in parts:
         present, pending, retained = part.present, part.pending, part.retained
@@ -161,9 +167,7 @@ def _steps(parts: Iterable[Contribution]) -> dict[_Step, _SaidOfStep]:
             said = steps.setdefault((prepared.view, prepared.step), _SaidOfStep())
             said.signed[signed] = None
     plans = [p.present for p in parts if p.present is not None and p.present.plan is not None]
-    tellers = Counter(
-        part.present.view for part in parts if part.present and part.pending and part.pending.counts
-    )
+    tellers = _tellers(parts)
     for (view, _), said in steps.items():
         said.tellers = tellers[view]
         said.plans = [it.plan for it in plans if it.view == view and it.plan is not None]

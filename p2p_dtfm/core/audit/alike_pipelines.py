@@ -33,7 +33,8 @@ def cut_alike(
     problem = model.problem
     layers = problem.layer_count
     most = min(problem.peer_count // fewest, layers, problem.most_stages, CUTS_LIMIT)
-    standing = {cuts for _, cuts in _standing(model, snapshot)}
+    present = _standing(model, snapshot)
+    standing = {cuts for _, cuts in present}
     tried = {pipeline.cuts for pipeline in found.pipelines[:CUTS_LIMIT]} | standing
     for stages in range(2, most + 1):
         tried.add(tuple(layers * stage // stages for stage in range(stages + 1)))
@@ -41,7 +42,7 @@ def cut_alike(
         cost
         for cuts in sorted(tried)
         if len(cuts) - 1 <= most
-        and (cost := _Cut(model, snapshot, cuts, at_once).placed(found)) is not None
+        and (cost := _Cut(model, snapshot, cuts, at_once).placed(found, present)) is not None
         and len(cost.placement) >= fewest
     ]
     best = min(made, key=lambda cost: (cost.step_ns, cost.placement), default=None)
@@ -74,20 +75,23 @@ class _Cut:
         self._model = model
         self._cuts = cuts
         self._ids = model.problem.peer_ids
-        self._standing = [peers for peers, its in _standing(model, snapshot) if its == cuts]
         self._waits = at_once and snapshot.step > 0 and not snapshot.planned
         self._states = snapshot.states() if self._waits else {}
         self._seed = snapshot.knowledge or snapshot.run_digest
 
-    def placed(self, found: PlacementCost) -> PlacementCost | None:
-        """Those of the plan in force stay, and those of `found`; then come those that would have a
-        stage, then the others, by a draw that nobody alone decides."""
+    def placed(
+        self, found: PlacementCost, present: Sequence[tuple[Peers, Cuts]]
+    ) -> PlacementCost | None:
+        """Those of the plan in force, `present`, stay, and those of `found`; then come those that
+        would have a stage, then the others, by a draw that nobody alone decides."""
         there = zip(found.placement, found.pipelines, strict=True)
-        wanted = [peers for peers, pipeline in there if pipeline.cuts == self._cuts]
+        wanted = [*present, *((peers, pipeline.cuts) for peers, pipeline in there)]
         placement: list[Peers] = []
         taken: set[int] = set()
-        for peers in (*self._standing, *wanted):
-            if taken.isdisjoint(peers) and all(map(self._fits, peers, *self._bounds())):
+        for peers, cuts in wanted:
+            if cuts != self._cuts or not taken.isdisjoint(peers):
+                continue
+            if all(map(self._fits, peers, self._cuts[:-1], self._cuts[1:])):
                 placement.append(peers)
                 taken |= set(peers)
         holders = {peer for peers in found.placement for peer in peers}
@@ -106,10 +110,6 @@ class _Cut:
             return made
         dealt = _one_at_least(timed, self._model.problem.step.microbatch_count)
         return self._model.dealt(tuple(placement), timed, dealt)
-
-    def _bounds(self) -> tuple[Cuts, Cuts]:
-        """Where each stage begins, and where it ends."""
-        return self._cuts[:-1], self._cuts[1:]
 
     def _more(self, left: list[int]) -> Iterator[Peers]:
         """Of `left`, which loses them."""

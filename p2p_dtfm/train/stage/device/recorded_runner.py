@@ -153,8 +153,8 @@ class RecordedStageRunner(StageRunner):
             with self._aside():
                 back = super()._layer_backward(microbatch, layer, gradient)
             del held
-            self._plain_passes += layer == min(self.layer_states)
             is_last = layer == min(self.layer_states)
+            self._plain_passes += is_last
             return back.clone() if back is not None and is_last else back
         self._next_layer(microbatch, layer)
         last = max(self.layer_states)

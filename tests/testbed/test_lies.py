@@ -8,7 +8,7 @@ import torch
 
 from p2p_dtfm.testbed.lies.daemon import INSTALLED
 from p2p_dtfm.testbed.lies.gradients import BENT_PART, GRADIENT_LIES
-from p2p_dtfm.testbed.lies.kinds import KINDS, NEXT_STAGE, of_several, undone
+from p2p_dtfm.testbed.lies.kinds import KINDS, NEXT_STAGE, undone
 from p2p_dtfm.testbed.lies.lie import Lie
 from p2p_dtfm.testbed.lies.played import LieCase, liars_of
 from p2p_dtfm.testbed.lies.verdict import (
@@ -232,15 +232,6 @@ def test_whatever_the_kind_no_honest_one_may_suffer() -> None:
     one_of_two = {"caught_after": {"z": None}, "honest_out": ["a"]}
     assert not judged("edge-in", **one_of_two), "it may cost the honest one its place"
     assert judged("edge-in", **one_of_two, false_bars=["a"])
-
-
-def test_where_fellows_are_half_no_more_honest_ones_go_than_liars() -> None:
-    promise = of_several(KINDS["activation"].promise)
-    for honest, faults in ((["a"], 0), (["a", "b"], 1)):
-        found = LieVerdict(caught_after={"z": 1}, honest_out=honest, max_loss_difference=1e-7)
-        judge(promise, 2, 1e-4, found)
-        assert len(found.violations) == faults
-    assert not of_several(KINDS["edge-in"].promise).one_for_each
 
 
 def commits(took_s: list[float]) -> list[dict[str, object]]:

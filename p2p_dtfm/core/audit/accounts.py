@@ -9,13 +9,12 @@ from itertools import combinations
 from typing import NamedTuple
 
 from p2p_dtfm.core.audit.boundaries import TRAINING, Due, fault_of_edges, unlike_boundaries
+from p2p_dtfm.core.audit.judging import ANYBODY, Judging, fault_of_parameters
 from p2p_dtfm.core.audit.work import (
     CLAIM_BYTES,
-    MANY,
     OWN_BYTES,
     PART_BYTES,
     WORK_BYTES,
-    can_replay,
     claim_digest,
     unlike_edges,
     work_of,
@@ -64,7 +63,8 @@ def fault_of_share(
         return "a claim with a part's digest of another length"
     if not all(_is_of(got, share.parts[n], held[n]) for n, got in share.got.items()):
         return "a claim of other holders or chunks than its segments have"
-    return fault_of_edges(share.edges, plan, peer_id, due)
+    edges = fault_of_edges(share.edges, plan, peer_id, due)
+    return edges or fault_of_parameters(share, plan, peer_id)
 
 
 def _is_of(got: Sequence[Sequence[bytes]], parts: Sequence[bytes], holders: Sequence[str]) -> bool:
@@ -103,7 +103,7 @@ def findings(
     plan: Plan,
     segments: Sequence[Segment],
     one_arithmetic: bool = False,
-    kept_microbatches: int = MANY,
+    judging: Judging = ANYBODY,
     due: Due = TRAINING,
 ) -> Findings:
     """Of all stage-holders' Prepared, each with an account; while one is missing only who has
@@ -132,9 +132,10 @@ def findings(
         _judge_arithmetics(arithmetics, found)
     for peer_id in [peer for peer in works if peer not in without_input]:
         length = OWN_BYTES if peer_id in misled else WORK_BYTES
-        stated = _found_of(peer_id, accounts, length) | {peer_id: works[peer_id][:length]}
-        judges = (can_replay(it, peer_id, plan, arithmetics, kept_microbatches) for it in accounts)
-        has_third = 1 + sum(judges) >= FEWEST_JUDGES
+        judges = judging.judges_of(peer_id, plan, shares)
+        stated = _found_of(peer_id, accounts, judges, length)
+        stated[peer_id] = works[peer_id][:length]
+        has_third = 1 + len(judges) >= FEWEST_JUDGES
         is_secret = has_third and not _most_were_told(peer_id, accounts)
         _judge(peer_id, stated, is_secret=is_secret, found=found)
         _convict(stated, len(accounts), found)
@@ -177,11 +178,14 @@ def _judge_arithmetics(arithmetics: Mapping[str, str], found: Findings) -> None:
             found.liars.setdefault(peer_id, "computes by another arithmetic than most")
 
 
-def _found_of(peer_id: str, accounts: Mapping[str, Account], length: int) -> dict[str, bytes]:
+def _found_of(
+    peer_id: str, accounts: Mapping[str, Account], judges: Sequence[str], length: int
+) -> dict[str, bytes]:
+    """What these have found: who cannot have computed it says what it likes."""
     return {
-        judge: account.found[peer_id][:length]
-        for judge, account in accounts.items()
-        if peer_id in account.found
+        judge: accounts[judge].found[peer_id][:length]
+        for judge in judges
+        if peer_id in accounts[judge].found
     }
 
 

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from p2p_dtfm.core.audit.accounts import fault_of_share
 from p2p_dtfm.core.audit.boundaries import TRAINING, Due, unlike_boundaries
 from p2p_dtfm.core.audit.draw import draw, drawn_watched, seed_of
+from p2p_dtfm.core.audit.judging import ANYBODY, Judging
 from p2p_dtfm.core.audit.roles import watched
-from p2p_dtfm.core.audit.work import MANY, WORK_BYTES, can_replay, unlike_edges
+from p2p_dtfm.core.audit.work import WORK_BYTES, unlike_edges
 from p2p_dtfm.core.messages.audit_messages import COULD_NOT, Audited, Claimed, Share
 from p2p_dtfm.core.protocol.canonical import digest_bytes
 from p2p_dtfm.core.protocol.errors import PeerFault
@@ -43,7 +44,7 @@ class ClaimBook:
         view: ViewId,
         plan: Plan,
         rate_millionths: int,
-        kept_microbatches: int = MANY,
+        judging: Judging = ANYBODY,
         bars: tuple[Bar, ...] = (),
         due: Callable[[int], Due | None] = always_training,
     ) -> None:
@@ -52,7 +53,7 @@ class ClaimBook:
         self.view = view
         self._due = due
         self._bars = bars
-        self._kept_microbatches = kept_microbatches
+        self._judging = judging
         self._plan = plan
         self._segments = plan.segments()
         self._holders = frozenset(plan.stage_holders())
@@ -140,12 +141,15 @@ class ClaimBook:
             seed = seed_of(f"{self.view.number}:{self.view.snapshot}", self._step, openings)
             rate = self._rate if knows_all and self._open.trains else EVERYBODY
             unlike = unlike_boundaries(self._shares(), self._plan, self._open)
-            kept, senders = self._kept_microbatches, {sender for _, sender in unlike}
-            always = senders | drawn_watched(seed, watched(self._bars, self._step))
-            drawn = draw(seed, self._plan, self.arithmetics(), rate, kept, always)
+            always = {sender for _, sender in unlike}
+            always |= drawn_watched(seed, watched(self._bars, self._step))
+            drawn = draw(seed, self._plan.stage_holders(), self._judges_of, rate, always)
             misled = {receiver for receiver, _ in unlike}
             self._draw = {peer: by for peer, by in drawn.items() if peer not in misled}
         return self._draw
+
+    def _judges_of(self, peer_id: str) -> list[str]:
+        return self._judging.judges_of(peer_id, self._plan, self._shares())
 
     def _shares(self) -> dict[str, Share]:
         return {peer: claim.share for peer, claim in self.claims.items()}
@@ -177,8 +181,8 @@ class ClaimBook:
         return self._due(self._step) or TRAINING
 
     def may_judge(self, judge: str, peer_id: str) -> bool:
-        kept = self._kept_microbatches
-        return can_replay(judge, peer_id, self._plan, self.arithmetics(), kept)
+        """With its layers, or with those of it that its holders state alike."""
+        return judge in self._judges_of(peer_id)
 
 
 def fault_of_claim(

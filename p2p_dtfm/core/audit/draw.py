@@ -5,12 +5,10 @@ that nobody knows it before all work of the step is done and claimed, and nobody
 """
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from p2p_dtfm.core.audit.roles import WATCHED_MILLIONTHS
-from p2p_dtfm.core.audit.work import can_replay
 from p2p_dtfm.core.protocol.canonical import digest_bytes, encode
-from p2p_dtfm.core.protocol.plan import Plan
 
 _SCALE = 1 << 64
 
@@ -21,13 +19,13 @@ def seed_of(view: str, step: int, openings: Mapping[str, bytes]) -> str:
 
 def draw(
     seed: str,
-    plan: Plan,
-    arithmetics: Mapping[str, str],
+    holders: Sequence[str],
+    judges_of: Callable[[str], Sequence[str]],
     rate_millionths: int,
-    kept_microbatches: int,
     always: Collection[str] = (),
 ) -> dict[str, str]:
     """The auditor of each that is drawn, or in `always`, if anybody can replay its work.
+    `judges_of` a stage-holder: who that is.
 
     A step is drawn as a whole, with all who work in it: each is audited as often as if it were
     drawn by itself, but all wait for audits in so many steps only, since the auditors work at once.
@@ -36,17 +34,11 @@ def draw(
     """
     busy: Counter[str] = Counter()
     found: dict[str, str] = {}
-    holders = plan.stage_holders()
     is_drawn = _number(seed, "drawn") * 1_000_000 < rate_millionths * _SCALE
     for peer_id in sorted(holders, key=lambda peer: _number(seed, "order", peer)):
         if not is_drawn and peer_id not in always:
             continue
-        judges = [
-            judge
-            for judge in holders
-            if can_replay(judge, peer_id, plan, arithmetics, kept_microbatches)
-        ]
-        if judges:
+        if judges := judges_of(peer_id):
             turn = {it: (busy[it], _number(seed, "auditor", peer_id, it)) for it in judges}
             auditor = min(judges, key=turn.__getitem__)
             busy[auditor] += 1

@@ -78,6 +78,7 @@ def claim_digest(share: Share, work: bytes) -> bytes:
         sorted(share.parts.items()),
         sorted(share.got.items()),
         sorted(share.edges.items()),
+        sorted(share.parameters.items()),
         work,
     ]
     return _digest(encode(shared))[:CLAIM_BYTES]
@@ -119,25 +120,6 @@ def unlike_edges(shares: Mapping[str, Share], segments: Sequence[Segment]) -> se
 def _fit(got: Sequence[bytes], sent: Sequence[bytes]) -> bool:
     pairs = zip(got, sent, strict=False)
     return len(got) == len(sent) and all(not mine or mine == theirs for mine, theirs in pairs)
-
-
-def few_judges(
-    plan: Plan, arithmetics: Mapping[str, str] | None = None, kept_microbatches: int = MANY
-) -> dict[str, int]:
-    """How many others can compute a stage-holder's work again, where they are fewer than two: with
-    none its work is not audited, with one nobody knows which of the two is wrong. `arithmetics`: of
-    whom it is known; of the others only layers count."""
-    known, holders = arithmetics or {}, plan.stage_holders()
-    alike = dict.fromkeys(holders, "unknown")
-    found = {}
-    for peer_id in holders:
-        judges = 0
-        for judge in holders:
-            both = known if {judge, peer_id} <= set(known) else alike
-            judges += can_replay(judge, peer_id, plan, both, kept_microbatches)
-        if judges < 2:
-            found[peer_id] = judges
-    return found
 
 
 def _has(mine: range, layers: range) -> bool:

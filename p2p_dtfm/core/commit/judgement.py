@@ -6,12 +6,12 @@ holders of the same layers state must be the same bits, whatever computes them.
 
 import math
 from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from p2p_dtfm.core.audit.accounts import Findings, are_even, fault_of_account, findings
 from p2p_dtfm.core.audit.boundaries import TRAINING, Due
-from p2p_dtfm.core.audit.work import MANY
+from p2p_dtfm.core.audit.judging import ANYBODY
 from p2p_dtfm.core.commit.step_terms import SQUARED_NORM_LIMIT, StepTerms
 from p2p_dtfm.core.messages.prepared import Prepared
 from p2p_dtfm.core.protocol.facts.in_words import counted
@@ -169,11 +169,11 @@ def conflict_of(
                     reason = f"the sums of {owner} are not those that {peer} has got from it"
                     found.doubt(owner, peer, reason)
     one_arithmetic = terms is not None and terms.one_arithmetic
-    kept = terms.kept_microbatches if terms is not None else MANY
+    judging = terms.judging if terms is not None else ANYBODY
     if said:  # all of one view and step
         first = next(iter(said.values()))
         due = _due(first, plan, terms)
-        audited = findings(said, plan, plan.segments(), one_arithmetic, kept, due)
+        audited = findings(said, plan, plan.segments(), one_arithmetic, judging, due)
         _take_findings(audited, (first.view, first.step), found)
     return found
 
@@ -203,6 +203,15 @@ def _comparable(
         for layer in segment.layers:
             with_digest = [peer for peer in peers if layer in said[peer].states]
             yield f"state of layer {layer}", {p: said[p].states[layer] for p in with_digest}
+            yield f"digest of layer {layer}", _parameters(layer, peers, said)
+
+
+def _parameters(
+    layer: int, peers: Sequence[str], said: Mapping[str, Prepared]
+) -> dict[str, Hashable]:
+    """With which each began the step, as its account has it."""
+    shares = ((peer, account.share) for peer in peers if (account := said[peer].audit) is not None)
+    return {peer: it.parameters[layer] for peer, it in shares if layer in it.parameters}
 
 
 def _judge(stated: Mapping[str, Hashable], what: str, found: Conflict) -> None:

@@ -4,11 +4,12 @@ from collections import deque
 from dataclasses import dataclass
 from statistics import median
 
+from p2p_dtfm.core.audit.judging import states_parameters
 from p2p_dtfm.core.cost_model.tables.link_tables import duration_ns
 from p2p_dtfm.core.protocol.layers.timings import timing_of
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.run_spec import RunSpec
-from p2p_dtfm.core.protocol.workload import Workload
+from p2p_dtfm.core.protocol.workload import FLOAT_BYTES, Workload
 from p2p_dtfm.core.recovery.view import View
 
 SECOND_NS = 1_000_000_000
@@ -57,6 +58,7 @@ class Pace:
         self._file_bytes = largest_file_bytes
         self._records = {record.peer_id: record for record in view.snapshot.records}
         self._had = view.snapshot.states()
+        self._lent_bytes = _lent_bytes(view) if spec.audit.rate else 0
         self._first_step: int | None = None
         self._measured_ns: deque[int] = deque(maxlen=MEASURED_STEPS)
         self._fetch_bytes_per_s = fetch_bytes_per_s(view)
@@ -115,6 +117,7 @@ class Pace:
 
     def _fetch_ns(self, peer_id: str, step: int, bytes_per_s: int) -> int:
         size = self._file_bytes * (2 if self._evaluates(step) else 1)  # held-out data, too
+        size += self._lent_bytes
         if step != self._first_step or self._view.snapshot.planned:
             return duration_ns(size, bytes_per_s)
         layers = self._layers(peer_id)  # they may come from a disk, or be made
@@ -130,6 +133,16 @@ class Pace:
     def _state_bytes(self, layers: set[int]) -> int:
         workload: Workload = self._view.snapshot.workload
         return sum(workload.cost(layer).state_bytes for layer in layers)
+
+
+def _lent_bytes(view: View) -> int:
+    """The parameters of a stage, which who judges a work of it and has other layers fetches."""
+    plan, workload = view.plan, view.snapshot.workload
+    if not isinstance(plan, Plan) or not states_parameters(plan):
+        return 0
+    stages = {stage.layers for pipeline in plan.pipelines for stage in pipeline.stages}
+    counts = (sum(workload.cost(layer).parameter_count for layer in layers) for layers in stages)
+    return FLOAT_BYTES * max(counts)
 
 
 def fetch_bytes_per_s(view: View) -> int:

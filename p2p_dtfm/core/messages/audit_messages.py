@@ -50,6 +50,9 @@ class Share(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=
     got: Got
     edges: Edges = {}
     """What came from the neighbours in the pipelines, and what they were sent."""
+    parameters: Numbered[bytes] = {}
+    """By layer, where members hold unlike ones: a digest of those with which the step began, under
+    which they can be fetched while it is open."""
 
 
 class Claimed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="claimed"):

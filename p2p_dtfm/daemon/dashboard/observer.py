@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from p2p_dtfm import __version__
-from p2p_dtfm.core.audit.work import few_judges
+from p2p_dtfm.core.audit.judging import few_judges, only_holders
 from p2p_dtfm.core.commit.step_terms import terms_of
 from p2p_dtfm.core.consensus.agreement import Agreement
 from p2p_dtfm.core.messages.prepared import StepOutcome
@@ -344,12 +344,14 @@ class Observer:
         if plan.stage_holders() == (self._peer_id,):
             return {}  # it need not believe anybody
         arithmetics = self._status.facts.get("arithmetics") or {}
-        judges = few_judges(plan, arithmetics, terms_of(spec).kept_microbatches)
+        judges = few_judges(plan, arithmetics, terms_of(spec).judging)
         by_layers = few_judges(plan) if 0 in judges.values() else {}
         found: dict[str, list[str]] = {"unsure": [], "alone": [], "unlike": []}
         for peer, count in judges.items():
             nobody = "unlike" if by_layers.get(peer, 2) else "alone"
             found["unsure" if count else nobody].append(self._names.of(peer))
+        believed = [peer for peer in only_holders(plan) if judges.get(peer, 1)]
+        found["believed"] = [self._names.of(peer) for peer in believed]
         return found
 
     def _silent(self) -> list[tuple[str, float]]:

@@ -304,7 +304,8 @@ class Dispatch:
     def _is_of_ends(self, digest: str) -> bool:
         """Whether a file here is of the first layer or the last one, by any way to it."""
         it = self._participant
-        return any(place.is_of_ends(digest) for place in (it.checkpoints, it.initial, it.offers))
+        places = it.checkpoints, it.initial, it.offers, it.trainer
+        return any(place.is_of_ends(digest) for place in places)
 
     def open_blob(self, digest: str) -> Path | bytes | None:
         if (path := self._run.blobs.path(digest)) is not None:

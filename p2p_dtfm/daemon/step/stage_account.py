@@ -15,6 +15,7 @@ from p2p_dtfm.core.protocol.plan import Plan, Segment
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.workload import FLOAT_BYTES
 from p2p_dtfm.daemon.machine.compute import Compute
+from p2p_dtfm.daemon.step.lent_parameters import BegunWith, began_with
 from p2p_dtfm.daemon.step.mailbox import segments_of
 from p2p_dtfm.daemon.step.open_step_work import OpenStepWork
 from p2p_dtfm.daemon.step.segment_exchange import sum_digest
@@ -28,6 +29,7 @@ from p2p_dtfm.train.stage.replay.work import (
     ACTIVATION,
     GRADIENT,
     Frame,
+    LentLayer,
     Replayed,
     ReplayedEdge,
     SegmentParts,
@@ -63,11 +65,17 @@ class StageAccount:
     """Of segments with other holders."""
     work: OpenStepWork | None = None
     """Of the open step: keeps the frames that were sent. None of another's that was replayed."""
+    began: BegunWith | None = None
+    """The parameters with which the step began, where members hold unlike layers."""
     _asked: dict[str, bytes] = field(default_factory=dict)
     """The chunk that was asked for last: others fetch it in pieces, each of which asks again."""
 
+    @property
+    def parameters(self) -> Mapping[int, bytes]:
+        return self.began.digests if self.began is not None else {}
+
     def find(self, digest: str) -> bytes | None:
-        """The bytes of an own chunk, or of a frame that was sent."""
+        """The bytes of an own chunk, of a frame that was sent, or of a layer's parameters."""
         if self.work is not None and (frame := self.work.find(bytes.fromhex(digest))) is not None:
             return frame
         if digest in self._asked:
@@ -78,6 +86,10 @@ class StageAccount:
                     self._asked.clear()
                     self._asked[digest] = cut.payload(chunk)
                     return self._asked[digest]
+        if self.began is not None and (found := self.began.find(digest)) is not None:
+            self._asked.clear()
+            self._asked[digest] = found
+            return found
         return None
 
 
@@ -87,9 +99,12 @@ def account_of(
     peer_id: str,
     gradients: Mapping[int, Tensor],
     work: OpenStepWork | None = None,
+    states: Mapping[int, LayerState] | None = None,
 ) -> StageAccount:
-    """`gradients` by layer. Reads all of them: beside the event loop."""
-    account = StageAccount({}, {}, work)
+    """`gradients` by layer; `states` of the peer itself. Reads all of them: beside the event
+    loop."""
+    began = began_with(plan, states) if states is not None else None
+    account = StageAccount({}, {}, work, began)
     for number, segment in segments_of(plan, peer_id).items():
         mine = [gradients[layer] for layer in segment.layers]
         if len(segment.holders) == 1:
@@ -150,14 +165,15 @@ class Judge:
         spec: RunSpec,
         plan: Plan,
         wire: WirePlan,
-        states: Mapping[int, LayerState],
+        states: Mapping[int, LayerState | LentLayer],
         compute: Compute,
         fetch: Fetch,
         *,
         recompute: bool = True,
     ) -> None:
-        """Without `recompute` where this peer's own stage, which has the same layers or more, does
-        not either: its own activations are gone when a step is audited."""
+        """`states`: of the layers of whom it judges. Without `recompute` where this peer's own
+        stage, which has the same layers or more, does not either: its own activations are gone when
+        a step is audited."""
         self._recompute = recompute
         self._spec = spec
         self._plan = plan

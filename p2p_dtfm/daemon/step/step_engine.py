@@ -3,10 +3,12 @@
 import asyncio
 import math
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from p2p_dtfm.core.commit.step_terms import terms_of
 from p2p_dtfm.core.recovery.partial_replay import StageReplay, whole_step
+from p2p_dtfm.daemon.step.lent_parameters import began_with
 from p2p_dtfm.daemon.step.mailbox import segments_of
 from p2p_dtfm.daemon.step.microbatches import Microbatches
 from p2p_dtfm.daemon.step.open_step_work import OpenStepWork
@@ -126,7 +128,8 @@ class StepEngine:
         if train:
             await self._train(step, replay)
         elif due is not None:
-            self._account = StageAccount({}, {}, self.work)
+            began = await asyncio.to_thread(began_with, self._place.plan, self.states)
+            self._account = StageAccount({}, {}, self.work, began)
         makes_losses = self._runner.has_head
         count = len(replay.microbatches) if train and makes_losses else 0
         held_out_count = len(self._microbatches.held_out) if evaluate and makes_losses else 0
@@ -199,8 +202,8 @@ class StepEngine:
             return None
         gradients = {layer: state.gradient_vector() for layer, state in self.states.items()}
         place, wire = self._place, self.mailbox.wire
-        begun = asyncio.to_thread(account_of, place.plan, wire, place.me, gradients, self.work)
-        return asyncio.create_task(begun)
+        account = partial(account_of, place.plan, wire, place.me, gradients, self.work)
+        return asyncio.create_task(asyncio.to_thread(account, self.states))
 
     async def _train_locally(self, step: int, replay: StageReplay) -> None:
         """Inner steps; then the gradient buffers hold this pipeline's part of the difference.

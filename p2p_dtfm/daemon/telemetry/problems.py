@@ -38,6 +38,8 @@ class Sight:
     """Members that were not heard of for so many seconds."""
     overdue: Sequence[tuple[str, str, float]] = ()
     """Which part of this daemon has been waiting where for more seconds than anybody should."""
+    believed: Sequence[str] = ()
+    """Who has layers that nobody else has, and is audited."""
     unsure: Sequence[str] = ()
     """In a run with audits, whose work one other member can compute again: of the two nobody knows
     who is wrong, should they disagree."""
@@ -84,6 +86,12 @@ def _audits(sight: Sight) -> Iterator[Problem]:
             f"the work of {', '.join(sight.unlike)} is audited by nobody: whoever has its layers "
             "has another processor or PyTorch, and would come to other bits",
             "start p2p-dtfm on another computer of the same kind, on its processor (--device cpu)",
+        )
+    if sight.believed:
+        yield Problem(
+            f"what {', '.join(sight.believed)} makes of its layers is audited; what they are is "
+            "its word, since nobody else has them",
+            "start p2p-dtfm on another computer, which can have them, too",
         )
     if sight.unsure:
         yield _unsure(sight.unsure)

@@ -1,22 +1,22 @@
 """Between a step's work and its Prepared, in a run whose spec asks for audits.
 
 All claim what they have done; what they open with it draws whose work is computed again, and by
-whom. Where that comes to something else, all that can compute it again, and Prepared says what they
-have found: most of them decide (`core.audit.accounts`). Nothing of it is kept for later steps: what
-is found wrong does not commit.
+whom. Where that comes to something else, all do that can or are given the stage's parameters, and
+Prepared says what they have found: most of them decide (`core.audit.accounts`). Nothing of it is
+kept for later steps: what is found wrong does not commit.
 """
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import NoReturn
 
 from blake3 import blake3
 
-from p2p_dtfm.core.audit.boundaries import TRAINING
+from p2p_dtfm.core.audit.boundaries import TRAINING, Due
 from p2p_dtfm.core.audit.claim_book import OPENING_BYTES, ClaimBook, commitment_to
 from p2p_dtfm.core.audit.work import heard_of, signed_claim, stated_work
 from p2p_dtfm.core.commit.step_terms import StepTerms, terms_of
@@ -28,6 +28,7 @@ from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.snapshot import ViewId
 from p2p_dtfm.core.recovery.partial_replay import whole_step
 from p2p_dtfm.core.recovery.view import View
+from p2p_dtfm.daemon.step.lent_parameters import Borrowing
 from p2p_dtfm.daemon.step.mailbox import segments_of
 from p2p_dtfm.daemon.step.neighbours import held_out_judged
 from p2p_dtfm.daemon.step.stage_account import (
@@ -43,7 +44,9 @@ from p2p_dtfm.daemon.trainer.step_shards import StepShards, have_shards
 from p2p_dtfm.daemon.trainer.trainer_state import Outlet, Stopped, Tools, TrainerState
 from p2p_dtfm.net.streams.blobs import BlobUnavailable
 from p2p_dtfm.ports import chance
+from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.train.stage.replay.arithmetic import arithmetic_name, threads_here
+from p2p_dtfm.train.stage.replay.work import LentLayer
 
 Missing = Callable[[], tuple[str, ...]]
 
@@ -102,6 +105,12 @@ class Audits:
         step is open."""
         return None if self._mine is None else self._mine.find(digest)
 
+    def is_of_ends(self, digest: str) -> bool:
+        """Whether these are parameters of the first layer or the last one."""
+        began = self._mine.began if self._mine is not None else None
+        layer = began.layer_of(digest) if began is not None else None
+        return layer in (0, self._tools.spec.model.layer_count - 1)
+
     def forget(self) -> None:
         """The gradients are about to be overwritten."""
         self._mine = None
@@ -158,8 +167,8 @@ class Audits:
         """With what came before this peer had taken over."""
         if self._book is not None and self._book.view == view.id:
             return self._book
-        kept, due = self._terms.kept_microbatches, partial(self._terms.due, plan=plan)
-        self._book = book = ClaimBook(view.id, plan, self._rate, kept, view.snapshot.bars, due)
+        due, bars = partial(self._terms.due, plan=plan), view.snapshot.bars
+        self._book = book = ClaimBook(view.id, plan, self._rate, self._terms.judging, bars, due)
         self._next_opening = b""
         book.step_begins(self._state.step)
         for sender, said in self._early.take():
@@ -182,6 +191,7 @@ class Audits:
             parts=here.mine.parts,
             got=got_by_holder(plan, wire, me, local.got) if due.trains else {},
             edges=edges_of(plan, me, engine.work, due),
+            parameters=dict(here.mine.parameters),
         )
         work = stated_work(share, local.loss_sum, local.held_out_loss_sum, sums)
         next_one = commitment_to(self._next_opening)
@@ -225,35 +235,63 @@ class Audits:
         due, evaluates = self._terms.due(step, here.plan) or TRAINING, self._terms.evaluates(step)
         microbatches = whole_step(here.plan, peer_id).microbatches if due.trains else ()
         held_out = held_out_judged(here.plan, peer_id, tools.spec, due) if evaluates else []
-        shards = StepShards(step, microbatches, held_out=bool(held_out))
+        shards = StepShards(step, microbatches, bool(held_out), peer_id)
         await have_shards(tools, self._outlet, state, here.view, here.plan, shards)
-        engine, claims = here.engine, here.book.claims
+        judged = self._judged(here, peer_id, microbatches, held_out, due)
+        with tools.recorder.span("audit"):
+            found = await self._unless_over(here.view, asyncio.create_task(judged))
+        self.count += 1
+        self._tools.status.facts["audits"] = self.count
+        return found
+
+    async def _judged(
+        self,
+        here: "_Open",
+        peer_id: str,
+        microbatches: Sequence[int],
+        held_out: Sequence[int],
+        due: Due,
+    ) -> bytes:
+        tools, engine, claims = self._tools, here.engine, here.book.claims
+        states = await self._states_of(here, peer_id)
+        if states is None:
+            return COULD_NOT
         judge = Judge(
             tools.spec,
             here.plan,
             engine.mailbox.wire,
-            engine.states,
+            states,
             tools.compute,
             self._fetch,
-            recompute=engine.work.runner.recompute,
+            recompute=engine.work.runner.recompute or states is not engine.states,
         )
-        mine, adds = {tools.me: here.mine}, peer_id not in here.book.misled()
-        with tools.recorder.span("audit"):
-            work = judge.work_of(
-                peer_id,
-                microbatches,
-                tools.batches,
-                step,
-                claims,
-                mine,
-                adds=adds,
-                held_out=held_out,
-                due=due,
-            )
-            found = await self._unless_over(here.view, asyncio.create_task(work))
-        self.count += 1
-        self._tools.status.facts["audits"] = self.count
-        return found
+        return await judge.work_of(
+            peer_id,
+            microbatches,
+            tools.batches,
+            here.step,
+            claims,
+            {tools.me: here.mine},
+            adds=peer_id not in here.book.misled(),
+            held_out=held_out,
+            due=due,
+        )
+
+    async def _states_of(
+        self, here: "_Open", peer_id: str
+    ) -> Mapping[int, LayerState | LentLayer] | None:
+        """Those that this peer holds, and what else a judge of that work needs; None if it does not
+        come."""
+        tools, own = self._tools, here.engine.states
+        borrowing = Borrowing(tools.me, tools.spec, here.plan, own, self._fetch_from)
+        if not borrowing.lacks(peer_id):
+            return own
+        self._state.fetches = True
+        try:
+            lent = await borrowing.borrowed(peer_id, here.book.claims[peer_id].share.parameters)
+        finally:
+            self._state.fetches = False
+        return None if lent is None else {**own, **lent}
 
     async def _unless_over(self, view: View, work: "asyncio.Task[bytes]") -> bytes:
         try:
@@ -291,4 +329,8 @@ class Audits:
         """Raises `BlobUnavailable`."""
         if peer_id == self._tools.me and (mine := self.find(blob)) is not None:
             return mine
-        return await self._tools.net.blobs.fetch_bytes(blob, [peer_id], size_bytes, blake3)
+        return await self._fetch_from([peer_id], blob, size_bytes)
+
+    async def _fetch_from(self, peer_ids: Sequence[str], blob: str, size_bytes: int) -> bytes:
+        """Raises `BlobUnavailable`."""
+        return await self._tools.net.blobs.fetch_bytes(blob, peer_ids, size_bytes, blake3)

@@ -20,18 +20,20 @@ SHARD_RETRY_S = 1.0
 
 
 class StepShards(NamedTuple):
-    """What is to be read in a step: these training microbatches, and held-out ones."""
+    """What is to be read in a step by a stage: these training microbatches, and held-out ones."""
 
     step: int
     microbatches: Sequence[int]
     held_out: bool
+    stage_of: str = ""
+    """Whose, if it is another peer's that is computed here again."""
 
 
 async def have_shards(
     tools: Tools, outlet: Outlet, state: TrainerState, view: View, plan: Plan, read: StepShards
 ) -> None:
-    """Bring what this stage reads; or until the view is over."""
-    beside = neighbours_of(plan, tools.me, tools.spec)
+    """Bring what a stage reads, if it reads any; or until the view is over."""
+    beside = neighbours_of(plan, read.stage_of or tools.me, tools.spec)
     is_between = beside[0].before is not None and beside[0].after is not None
     if is_between and not tools.spec.data.masks_documents:
         return

@@ -202,6 +202,9 @@ class Trainer:
         """Of this peer's own gradient of the open step, for an audit."""
         return self._steps.audits.find(digest)
 
+    def is_of_ends(self, digest: str) -> bool:
+        return self._steps.audits.is_of_ends(digest)
+
     async def counted(self) -> None:
         """Let the step that all have prepared commit, before more is said of the next ones."""
         ledger = self._state.ledger

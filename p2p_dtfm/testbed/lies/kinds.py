@@ -28,8 +28,6 @@ class Promise(NamedTuple):
     """What is wrong afterwards, and nobody knows; nothing, where all works are audited."""
     costs_another: bool = False
     """An honest one may lose its place for a while."""
-    one_for_each: bool = False
-    """But no more of them than liars do."""
     fair_within: int | None = None
     """By which step at the latest steps take what they take where nobody lies, or nearly."""
 
@@ -40,15 +38,6 @@ def undone(promise: Promise) -> Promise:
         return promise
     text = f"{promise.text.partition(';')[0]}; what it did is undone"
     return promise._replace(text=text, spoils="")
-
-
-def of_several(promise: Promise) -> Promise:
-    """The same where fellows may be half of those that can compute one another's work again."""
-    text = (
-        f"{promise.text}; where its fellows are half of those, one of them goes for each other one"
-    )
-    one_for_each = not promise.costs_another
-    return promise._replace(text=text, costs_another=True, one_for_each=one_for_each)
 
 
 class LieKind(NamedTuple):
@@ -79,11 +68,6 @@ BARRED = Promise("out within two steps, and barred", WITHIN_STEPS, barred=True)
 LEFT_OUT = Promise(
     "out within two steps, and back after 10, 20, 40, 80 seconds: nobody can prove it to those "
     "that were not there",
-    WITHIN_STEPS,
-)
-LEFT_OUT_OF_SIX = Promise(
-    "out within two steps, and back after 10, 20, 40, 80 seconds: three of six can compute its "
-    "work, and these are not more than half",
     WITHIN_STEPS,
 )
 ONE_OF_TWO = Promise(
@@ -119,11 +103,11 @@ _WORK = {
     "skipped": LieKind("leaves out its last microbatch", BARRED),
     "activation": LieKind(
         "sends the next stage other activations, and the one before other gradients",
-        LEFT_OUT_OF_SIX,
+        BARRED,
         pipelines=True,
     ),
     "edge-out": LieKind(
-        "claims other tensors than it has sent its neighbours", LEFT_OUT_OF_SIX, pipelines=True
+        "claims other tensors than it has sent its neighbours", BARRED, pipelines=True
     ),
     "edge-in": LieKind(
         "claims that other tensors came from its neighbours", ONE_OF_TWO, pipelines=True
@@ -135,7 +119,7 @@ _WORK = {
     ),
     "held-out-sent": LieKind(
         "sends the next stage other activations to be evaluated",
-        LEFT_OUT_OF_SIX,
+        BARRED,
         from_step=10,
         pipelines=True,
         needs=NEXT_STAGE,

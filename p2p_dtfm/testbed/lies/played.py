@@ -24,7 +24,6 @@ from p2p_dtfm.testbed.lies.kinds import (
     NEXT_STAGE,
     LieKind,
     Promise,
-    of_several,
     undone,
 )
 from p2p_dtfm.testbed.lies.lie import LIE_VARIABLE, MEMORY_VARIABLE, PACE_VARIABLE, Lie
@@ -83,10 +82,8 @@ class LieCase:
 
     @property
     def promise(self) -> Promise:
-        """Of its kind; where liars' work is undone, of that; and where they are several, and may be
-        half of those that have a layer, of that."""
-        promise = undone(self.of.promise) if self.undo else self.of.promise
-        return of_several(promise) if self.of.pipelines and self.liars > 1 else promise
+        """Of its kind; where liars' work is undone, of that."""
+        return undone(self.of.promise) if self.undo else self.of.promise
 
     @property
     def from_step(self) -> int:

@@ -227,9 +227,6 @@ def _harm_to_honest(promise: Promise, verdict: LieVerdict) -> Iterator[str]:
     ):
         if peers:
             yield f"{', '.join(peers)} {what}"
-    outs = verdict.came_back + sum(it is not None for it in verdict.caught_after.values())
-    if promise.one_for_each and len(verdict.honest_out) > outs:
-        yield f"{', '.join(verdict.honest_out)} out for a while, which are more than liars were"
 
 
 def _undone_otherwise(promise: Promise, verdict: LieVerdict) -> Iterator[str]:

@@ -186,12 +186,14 @@ def _as_a_gpt(spec: RunSpec, timings: list[LayerTiming]) -> tuple[LayerTiming, .
 
 def _memory_bytes(device: torch.device, limit_bytes: int | None) -> int:
     """Four fifths of what is free now, or the limit if that is less."""
-    if device.type == "cuda":
-        free_bytes = torch.cuda.mem_get_info(device)[0]
-    else:
-        free_bytes = psutil.virtual_memory().available
-    usable_bytes = int(free_bytes * _MEMORY_SHARE)
+    usable_bytes = int(free_bytes(device) * _MEMORY_SHARE)
     return usable_bytes if limit_bytes is None else min(limit_bytes, usable_bytes)
+
+
+def free_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return int(psutil.virtual_memory().available)
 
 
 def _device_name(device: torch.device) -> str:

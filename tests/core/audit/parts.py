@@ -67,6 +67,12 @@ def step_of(
     return said
 
 
+def few_others(plan: Plan) -> list[str]:
+    """Of whose layers fewer than two others have all."""
+    held = {peer: set(plan.layers_of(peer)) for peer in plan.stage_holders()}
+    return [peer for peer, mine in held.items() if sum(mine <= it for it in held.values()) < 3]
+
+
 def two_by_two() -> Plan:
     """Two pipelines of two stages: a and c begin, b and d end."""
     pairs = enumerate(("ab", "cd"))

@@ -4,11 +4,11 @@ import msgspec
 import pytest
 
 from p2p_dtfm.core.audit.roles import with_roles
-from p2p_dtfm.core.audit.work import few_judges
 from p2p_dtfm.core.planner.planner import compute_plan, fixed_plan
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.snapshot import HeldLayer, Snapshot
 from p2p_dtfm.core.protocol.workload import Confined
+from tests.core.audit.parts import few_others
 from tests.core.planning import MEBIBYTE, Peer, name_of, snapshot, workload
 
 FAST, USUAL = Peer(1_500_000), Peer(30_000_000)
@@ -31,9 +31,9 @@ def plan(found: Snapshot) -> Plan:
 def test_two_that_say_they_are_fast_are_not_left_to_each_other() -> None:
     peers = [FAST, FAST, *[USUAL] * 5]
     plain = plan(snapshot(peers, workload(microbatches=4)))
-    assert few_judges(plain), "without audits speed is all that counts"
+    assert few_others(plain), "without audits speed is all that counts"
     made = plan(audited(peers, microbatches=4))
-    assert not few_judges(made) and len(made.stage_holders()) == 4
+    assert not few_others(made) and len(made.stage_holders()) == 4
     many = plan(audited(peers, microbatches=64))
     assert set(many.stage_holders()) == {name_of(n) for n in range(7)}
     assert sum(pipeline.microbatch_count for pipeline in many.pipelines) == 64
@@ -63,10 +63,10 @@ def test_while_all_stand_still_nobody_waits_for_states() -> None:
     failed = {"planned": False, "step": 5, "present": present, "held": held}
     without_one = msgspec.structs.replace(before, records=before.records[:3] + before.records[4:])
     made = plan(msgspec.structs.replace(without_one, **failed))
-    assert not few_judges(made)
+    assert not few_others(made)
     gone = msgspec.structs.replace(before, records=before.records[:2] + before.records[4:])
     fewer = plan(msgspec.structs.replace(gone, **failed))
-    assert fewer.provisional or not few_judges(fewer), "or a planned view follows"
+    assert fewer.provisional or not few_others(fewer), "or a planned view follows"
 
 
 def test_a_plan_that_stands_stays_to_the_byte() -> None:
@@ -84,7 +84,7 @@ def test_pipelines_are_cut_alike_where_nobody_has_the_whole_model(
     """Of an odd number the fastest were two pipelines of two stages and one of three, of which the
     middle one's work nobody could compute again."""
     made = plan(audited([HALF_ROOM] * count, microbatches))
-    assert not few_judges(made)
+    assert not few_others(made)
     assert sum(pipeline.microbatch_count for pipeline in made.pipelines) == microbatches
     cuts = {tuple(stage.first_layer for stage in it.stages) for it in made.pipelines}
     assert len(cuts) == 1
@@ -93,7 +93,7 @@ def test_pipelines_are_cut_alike_where_nobody_has_the_whole_model(
 def test_who_says_that_it_is_fast_has_auditors_in_pipelines_as_well() -> None:
     quick = Peer(1_500_000, memory_bytes=240 * MEBIBYTE)
     made = plan(audited([quick, quick, *[HALF_ROOM] * 4], microbatches=8))
-    assert not few_judges(made) and len(made.stage_holders()) == 6
+    assert not few_others(made) and len(made.stage_holders()) == 6
 
 
 def test_pipelines_that_are_cut_alike_stay_to_the_byte() -> None:
@@ -135,6 +135,6 @@ def test_a_failure_that_leaves_pairs_enough_leaves_auditors() -> None:
     left = tuple(record for record in seven.records if record.peer_id != gone)
     six = msgspec.structs.replace(seven, records=left, step=5, present=present, held=held)
     made = plan(msgspec.structs.replace(six, planned=False))
-    assert made.provisional or not few_judges(made), "or a planned view follows"
+    assert made.provisional or not few_others(made), "or a planned view follows"
     better = plan(msgspec.structs.replace(six, present=made))
-    assert len(better.pipelines) == 3 and not few_judges(better)
+    assert len(better.pipelines) == 3 and not few_others(better)

@@ -16,6 +16,7 @@ from p2p_dtfm.core.audit.boundaries import (
     unlike_boundaries,
 )
 from p2p_dtfm.core.audit.claim_book import ClaimBook, commitment_to
+from p2p_dtfm.core.audit.judging import Judging
 from p2p_dtfm.core.audit.work import (
     CLAIM_BYTES,
     WORK_BYTES,
@@ -87,7 +88,8 @@ def share_of(peer: str) -> Share:
                 else tuple(digest("part", it, n) if n == mine else b"" for n in chunks)
                 for it in segment.holders
             )
-    return Share("cpu-1", 1, parts, got, edges_of(peer))
+    parameters = {layer: digest("layer", layer) for layer in PLAN.layers_of(peer)}
+    return Share("cpu-1", 1, parts, got, edges_of(peer), parameters)
 
 
 HONEST = {peer: share_of(peer) for peer in NAMES}
@@ -191,7 +193,7 @@ def test_nobody_is_judged_by_an_input_that_was_not_sent() -> None:
 
 def test_where_claims_do_not_fit_the_sender_is_drawn_and_the_receiver_is_not() -> None:
     shares = changed("a", activation_out=digest("wrong"))
-    book = ClaimBook(VIEW, PLAN, 0, 100)
+    book = ClaimBook(VIEW, PLAN, 0, Judging(100))
     for step in (7, 8):
         book.step_begins(step)
         for peer in NAMES:
@@ -283,7 +285,9 @@ def test_the_evaluation_after_the_last_step_is_drawn_at_any_rate() -> None:
     drawn = []
     for last in (9, 8):
         due = {last: AFTER}
-        book = ClaimBook(VIEW, PLAN, 0, 100, (), lambda step, due=due: due.get(step, Due()))
+        book = ClaimBook(
+            VIEW, PLAN, 0, Judging(100), (), lambda step, due=due: due.get(step, Due())
+        )
         for step in (7, 8):
             book.step_begins(step)
             for peer in NAMES:
@@ -305,15 +309,16 @@ def test_the_largest_claim_of_a_run_fits_in_all_that_carries_it() -> None:
     numbers = [1000 + number for number in range(MICROBATCHES_LIMIT)]
     many = tuple(digest("part", number) for number in range(CHUNKS_LIMIT))
     edges = dict.fromkeys(numbers, edge)
+    layers = {1000 + layer: digest("layer", layer) for layer in range(100)}
     claimed = Claimed(
         VIEW,
         1 << 40,
-        Share("x" * 64, 1024, {1: many}, {1: ((), many)}, edges),
+        Share("x" * 64, 1024, {1: many}, {1: ((), many)}, edges, layers),
         *(b"x" * 32,) * 3,
         b"x" * 64,
     )
     assert len(pack(1, claimed)) < TABLE["Claimed"].size_bytes
-    share = Share("x" * 64, 1024, {1: many[:100]}, {1: ((), many[:100])}, edges)
+    share = Share("x" * 64, 1024, {1: many[:100]}, {1: ((), many[:100])}, edges, layers)
     heard = {
         "x" * 52 + str(number): HeardClaim(bytes(CLAIM_BYTES), bytes(64)) for number in range(64)
     }

@@ -1,16 +1,19 @@
 """Who is audited: known to nobody before all have claimed, and as often as the run spec says."""
 
+from collections.abc import Collection, Mapping
+
 import msgspec
 import pytest
 
 from p2p_dtfm.core.audit.claim_book import ClaimBook, commitment_to
 from p2p_dtfm.core.audit.draw import draw, seed_of
-from p2p_dtfm.core.messages.audit_messages import Audited, Claimed
+from p2p_dtfm.core.audit.judging import Judging
+from p2p_dtfm.core.messages.audit_messages import Audited, Claimed, Share
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
 from tests.core.audit.parts import NAMES, PLAN, VIEW, share_of, two_by_two
 
-ALIKE = dict.fromkeys(NAMES, "cpu-1")
+SHARES = {name: share_of(name) for name in NAMES}
 ALL = 1_000_000
 
 
@@ -18,38 +21,65 @@ def seeds(count: int) -> list[str]:
     return [seed_of("1:ab", step, {"a": bytes([step % 256]) * 32}) for step in range(count)]
 
 
+def drawn(
+    seed: str,
+    rate: int,
+    plan: Plan = PLAN,
+    shares: Mapping[str, Share] = SHARES,
+    kept: int = 100,
+    always: Collection[str] = (),
+) -> dict[str, str]:
+    def judges_of(peer_id: str) -> list[str]:
+        return Judging(kept).judges_of(peer_id, plan, shares)
+
+    return draw(seed, plan.stage_holders(), judges_of, rate, always)
+
+
 def test_at_a_rate_of_one_all_are_audited_and_nobody_audits_more_than_two() -> None:
     for seed in seeds(50):
-        found = draw(seed, PLAN, ALIKE, ALL, 100)
+        found = drawn(seed, ALL)
         assert set(found) == set(NAMES)
         assert max(map(list(found.values()).count, NAMES)) <= 2
         assert all(peer != auditor for peer, auditor in found.items())
 
 
 def test_so_many_are_drawn_as_the_rate_says_and_each_auditor_as_often() -> None:
-    drawn = [draw(seed, PLAN, ALIKE, 100_000, 100) for seed in seeds(2000)]
-    assert 0.08 < sum(map(len, drawn)) / (2000 * len(NAMES)) < 0.12
-    by = [auditor for found in drawn for auditor in found.values()]
+    steps = [drawn(seed, 100_000) for seed in seeds(2000)]
+    assert 0.08 < sum(map(len, steps)) / (2000 * len(NAMES)) < 0.12
+    by = [auditor for found in steps for auditor in found.values()]
     assert all(0.15 < by.count(name) / len(by) < 0.35 for name in NAMES)
 
 
 def test_all_are_drawn_in_the_same_steps_so_that_waits_do_not_add_up() -> None:
-    drawn = [draw(seed, PLAN, ALIKE, 100_000, 100) for seed in seeds(2000)]
-    assert {len(found) for found in drawn} == {0, len(NAMES)}
-    assert 0.08 < sum(map(bool, drawn)) / 2000 < 0.12
+    steps = [drawn(seed, 100_000) for seed in seeds(2000)]
+    assert {len(found) for found in steps} == {0, len(NAMES)}
+    assert 0.08 < sum(map(bool, steps)) / 2000 < 0.12
 
 
 def test_another_arithmetic_audits_nobody_and_who_has_the_same_layers_does() -> None:
-    unlike = {**ALIKE, "a": "cpu-2", "b": ""}
-    assert draw(seeds(1)[0], PLAN, unlike, ALL, 100) == {"c": "d", "d": "c"}
-    halves = two_by_two().pipelines
+    names = {"a": "cpu-2", "b": "", "c": "cpu-1", "d": "cpu-1"}
+    unlike = {name: share_of(name, arithmetic) for name, arithmetic in names.items()}
+    assert drawn(seeds(1)[0], ALL, shares=unlike) == {"c": "d", "d": "c"}
+    halves = two_by_two()
     pairs = {"a": "c", "c": "a", "b": "d", "d": "b"}
-    assert draw(seeds(1)[0], Plan(halves, (), 1), ALIKE, ALL, 2) == pairs
-    assert draw(seeds(1)[0], Plan(halves, (), 1), ALIKE, ALL, 1) == {}, "too much to be kept"
-    assert draw(seeds(1)[0], Plan(halves, (), 1), ALIKE, 0, 2, {"d"}) == {"d": "b"}
-    unlike_cuts = (halves[0], Pipeline((Stage("c", 0, 2, 1), Stage("d", 2, 3, 1)), 2, 2))
-    found = draw(seeds(1)[0], Plan(unlike_cuts, (), 1), ALIKE, ALL, 2)
+    assert drawn(seeds(1)[0], ALL, halves, kept=2) == pairs
+    assert drawn(seeds(1)[0], ALL, halves, kept=1) == {}, "too much to be kept"
+    assert drawn(seeds(1)[0], 0, halves, kept=2, always={"d"}) == {"d": "b"}
+    other = Pipeline((Stage("c", 0, 2, 1), Stage("d", 2, 3, 1)), 2, 2)
+    unlike_cuts = Plan((halves.pipelines[0], other), (), 1)
+    found = drawn(seeds(1)[0], ALL, unlike_cuts, kept=2)
     assert found == {"a": "c", "d": "b"}, "of more layers than the other's"
+
+
+def test_where_parameters_are_stated_each_member_is_drawn_for_each() -> None:
+    """So a liar's only fellow is drawn for it once in three times, not each time."""
+    plan = two_by_two()
+    shares = {
+        name: msgspec.structs.replace(share, parameters=dict.fromkeys(plan.layers_of(name), b"p"))
+        for name, share in SHARES.items()
+    }
+    by = [drawn(seed, ALL, plan, shares)["a"] for seed in seeds(600)]
+    assert all(0.25 < by.count(name) / len(by) < 0.42 for name in "bcd")
 
 
 def claim(name: str, step: int, *, opened: bool = True) -> Claimed:

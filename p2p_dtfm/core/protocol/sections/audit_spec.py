@@ -8,7 +8,7 @@ from p2p_dtfm.core.protocol.model_spec import Section
 
 EDGE_BYTES = 140
 """That a stage in the middle claims of each microbatch: four digests, and what is around them."""
-MICROBATCHES_LIMIT = 48 * 1024 // EDGE_BYTES
+MICROBATCHES_LIMIT = 44 * 1024 // EDGE_BYTES
 """In a step: where all go through one stage, its Prepared states that much of their edges, and is
 passed on as a whole after a failure (`message_bounds.ACCOUNT_LIMIT_BYTES`)."""
 UNDO_COPIES = 4

@@ -63,7 +63,7 @@ class ReplayedEdge(NamedTuple):
 class SharedLayer:
     """A layer with the parameters of a state and gradients of its own."""
 
-    def __init__(self, spec: RunSpec, state: LayerState) -> None:
+    def __init__(self, spec: RunSpec, state: "LayerState | LentLayer") -> None:
         self.module = build_layer(spec, state.layer, "meta")
         self.device, self.layer = state.device, state.layer
         self.version, self.moves, self.parameters = state.version, state.moves, state.parameters
@@ -79,9 +79,22 @@ class SharedLayer:
             start = here.stop
 
 
+class LentLayer:
+    """Parameters of a layer that is trained elsewhere, as much of a state as a replay needs."""
+
+    def __init__(self, layer: int, payload: bytes, device: torch.device) -> None:
+        self.layer, self.device = layer, device
+        self.version = self.moves = 0
+        self.parameters = from_bytes(payload).to(device)
+
+
+def parameter_count(spec: RunSpec, layer: int) -> int:
+    return sum(it.numel() for it in build_layer(spec, layer, "meta").parameters())
+
+
 def replay(
     spec: RunSpec,
-    states: Mapping[int, LayerState],
+    states: "Mapping[int, LayerState | LentLayer]",
     microbatches: Sequence[int],
     batch: Callable[[int], tuple[Tensor, Tensor]],
     threads: int,

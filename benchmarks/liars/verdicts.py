@@ -16,7 +16,8 @@ from dataclasses import asdict, dataclass
 from p2p_dtfm.core.audit.accounts import Findings, findings
 from p2p_dtfm.core.audit.boundaries import beside
 from p2p_dtfm.core.audit.draw import draw, seed_of
-from p2p_dtfm.core.audit.work import WORK_BYTES, can_replay, claim_digest, own_digest, sums_digest
+from p2p_dtfm.core.audit.judging import Judging, states_parameters
+from p2p_dtfm.core.audit.work import WORK_BYTES, claim_digest, own_digest, sums_digest
 from p2p_dtfm.core.commit.judgement import SUM_DIGEST_BYTES
 from p2p_dtfm.core.messages.audit_messages import Account, Boundary, Edges, HeardClaim, Share
 from p2p_dtfm.core.messages.prepared import Prepared
@@ -26,7 +27,7 @@ from p2p_dtfm.core.protocol.snapshot import ViewId
 
 WAYS = ("nothing", "gradient", "sent", "edge", "edgein", "accuse")
 ALL = 1_000_000
-KEPT = 1 << 20
+JUDGING = Judging(1 << 20)
 VIEW = ViewId(1, "ab" * 32)
 
 
@@ -85,7 +86,10 @@ def shares_of(plan: Plan, step: int, liar: str, way: str) -> dict[str, Share]:
                 for it in segment.holders
             )
         edges = _edges(plan, step, peer, liar, way)
-        shares[peer] = Share("cpu-1", 1, parts, got if len(plan.pipelines) > 1 else {}, edges)
+        layers = plan.layers_of(peer) if states_parameters(plan) else ()
+        parameters = {layer: _digest("layer", step, layer) for layer in layers}
+        got = got if len(plan.pipelines) > 1 else {}
+        shares[peer] = Share("cpu-1", 1, parts, got, edges, parameters)
     return shares
 
 
@@ -128,17 +132,16 @@ def one_step(plan: Plan, step: int, liar: str, way: str) -> tuple[int, Findings]
     claimed = works_of(plan, shares)
     # what a replay comes to: the sums, and what is computed from what has come, as it should be
     true = works_of(plan, right)
-    arithmetics = dict.fromkeys(shares, "cpu-1")
+    judges = {peer: JUDGING.judges_of(peer, plan, shares) for peer in shares}
     seed = seed_of("1", step, {peer: _digest(peer, step) for peer in shares})
-    drawn = draw(seed, plan, arithmetics, ALL, KEPT)
+    drawn = draw(seed, plan.stage_holders(), judges.__getitem__, ALL)
     found: dict[str, dict[str, bytes]] = {peer: {} for peer in shares}
     for peer, judge in drawn.items():
         found[judge][peer] = _found(claimed, true, judge, peer, liar, way)
     disputed = [peer for peer, judge in drawn.items() if found[judge][peer] != claimed[peer]]
     for peer in disputed:
-        for judge in shares:
-            if can_replay(judge, peer, plan, arithmetics, KEPT):
-                found[judge].setdefault(peer, _found(claimed, true, judge, peer, liar, way))
+        for judge in judges[peer]:
+            found[judge].setdefault(peer, _found(claimed, true, judge, peer, liar, way))
     heard = {
         peer: HeardClaim(claim_digest(share, claimed[peer]), b"") for peer, share in shares.items()
     }
@@ -156,7 +159,7 @@ def one_step(plan: Plan, step: int, liar: str, way: str) -> tuple[int, Findings]
         said[peer] = Prepared(
             VIEW, step, peer, norms, 1.0, 1, 0.0, 0, None, "", sums, audit=account
         )
-    return sum(map(len, found.values())), findings(said, plan, plan.segments(), True, KEPT)
+    return sum(map(len, found.values())), findings(said, plan, plan.segments(), True, JUDGING)
 
 
 def _found(

@@ -215,6 +215,9 @@ def test_a_run_is_judged_by_what_is_promised_of_its_kind() -> None:
     assert judged("flip", **never) == ["z lied to the end", "z is not barred"]
     assert judged("flip", caught_after={"z": 1}) == ["z is not barred"]
     assert not judged("norm", caught_after={"z": 1})
+    few = {"lying_steps": {"z": 2}}
+    assert not judged("norm", **never, **few), "then it had no work, and nothing to be found in"
+    assert judged("flip", **never, **few) == ["z is not barred"]
     assert not judged("lazy", **never)
 
 

@@ -70,6 +70,11 @@ LEFT_OUT = Promise(
     "that were not there",
     WITHIN_STEPS,
 )
+OUT_OR_BARRED = Promise(
+    "out within two steps, and barred, unless who stands beside it claims others as well: then one "
+    "of the two is out, and the other the next time",
+    WITHIN_STEPS,
+)
 ONE_OF_TWO = Promise(
     "in doubt with who stands beside it: one of the two is out, and it may be the honest one",
     None,
@@ -107,7 +112,7 @@ _WORK = {
         pipelines=True,
     ),
     "edge-out": LieKind(
-        "claims other tensors than it has sent its neighbours", BARRED, pipelines=True
+        "claims other tensors than it has sent its neighbours", OUT_OR_BARRED, pipelines=True
     ),
     "edge-in": LieKind(
         "claims that other tensors came from its neighbours", ONE_OF_TWO, pipelines=True

@@ -27,6 +27,8 @@ class LieVerdict:
     caught_after: dict[str, int | None] = field(default_factory=dict)
     """By liar that had something to lie about: in which step in which it lied, counted from 1;
     None: it never was."""
+    lying_steps: dict[str, int] = field(default_factory=dict)
+    """By the same, in how many it could lie."""
     had_no_work: list[str] = field(default_factory=list)
     """Liars that never had what they would lie about."""
     came_back: int = 0
@@ -97,6 +99,7 @@ def who_was_caught(
         out = [step for step, is_there in there if not is_there and step >= min(lying)]
         count = sum(step <= out[0] for step in lying) if out else None
         verdict.caught_after[name] = count
+        verdict.lying_steps[name] = len(lying)
         verdict.came_back += sum(
             not before and after for (_, before), (_, after) in pairwise(there)
         )
@@ -201,6 +204,8 @@ def judge(promise: Promise, within: int | None, tolerance: float, verdict: LieVe
     for name, count in verdict.caught_after.items():
         if within is None:
             continue
+        if count is None and verdict.lying_steps.get(name, within + 1) <= within:
+            continue  # before it was found it had no work any more
         if count is None:
             say(f"{name} lied to the end")
         elif count > within:

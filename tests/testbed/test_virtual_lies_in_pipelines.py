@@ -63,6 +63,8 @@ def played(
                 ("sum", "c", FOUND),
                 ("loss", "b", FOUND),
                 ("norm", "b", "states another norm"),
+                ("parameters", "e", "states another digest of layer 0"),
+                ("update", "d", "states another digest of layer"),
             )
         ),
     ],

@@ -227,9 +227,11 @@ def _judge(stated: Mapping[str, Hashable], what: str, found: Conflict) -> None:
     if are_even(stated):
         one = min(stated)
         other = min(peer for peer in stated if stated[peer] != stated[one])
-        found.lose_both(one, other, f"state unlike {what}s, and as many with either")
+        found.lose_both(
+            one, other, f"differ in the {what} that they state, and as many with either"
+        )
         return
     for one in sorted(stated):
         for other in sorted(stated):
             if one < other and stated[one] != stated[other]:
-                found.doubt(one, other, f"{one} and {other} state unlike {what}s")
+                found.doubt(one, other, f"{one} and {other} differ in the {what} that they state")

@@ -2,14 +2,19 @@
 
 from typing import Any
 
+import msgspec
+
 from p2p_dtfm.daemon.step import stage_account
 from p2p_dtfm.daemon.step.microbatches import Microbatches
-from p2p_dtfm.daemon.trainer import audits
+from p2p_dtfm.daemon.trainer import audits, step_loop
 from p2p_dtfm.testbed.lies.gradients import GRADIENT_LIES, flip
 from p2p_dtfm.testbed.lies.lie import Lie, put
+from p2p_dtfm.train.model import optimizer
 
 _SENT, _CAME = (1, 3), (0, 2)
 """Places in a claim of what crosses a boundary."""
+UPDATED_BY = 1e-3
+"""A part of each parameter."""
 
 
 def change_gradients(lie: Lie) -> None:
@@ -102,6 +107,33 @@ def claim_other_tensors(lie: Lie) -> None:
     put(audits, "edges_of", edges_of)
 
 
+def claim_other_parameters(lie: Lie) -> None:
+    """Than it began the step with, where members hold unlike layers and so state them."""
+    honest = audits.Audits._claim
+
+    async def claim(self: Any, here: Any, local: Any) -> Any:
+        said = await honest(self, here, local)
+        if not said.share.parameters or not lie.is_told(here.step):
+            return said
+        others = {layer: it[::-1] for layer, it in said.share.parameters.items()}
+        share = msgspec.structs.replace(said.share, parameters=others)
+        return msgspec.structs.replace(said, share=share)
+
+    put(audits.Audits, "_claim", claim)
+
+
+def update_otherwise(lie: Lie) -> None:
+    """What it holds: all that it computes and claims from then on follows from that."""
+    honest = optimizer.apply_outcome
+
+    def apply_outcome(spec: Any, state: Any, reduced: Any, step: int, norm: float) -> None:
+        honest(spec, state, reduced, step, norm)
+        if lie.is_told(step):
+            state.parameters.mul_(1.0 + UPDATED_BY)
+
+    put(step_loop, "apply_outcome", apply_outcome)
+
+
 IN_WORK = {
     **dict.fromkeys(GRADIENT_LIES, change_gradients),
     "tokens": train_on_other_tokens,
@@ -111,4 +143,6 @@ IN_WORK = {
     "edge-in": claim_other_tensors,
     "swapped": claim_other_tensors,
     "held-out-sent": send_other_activations,
+    "parameters": claim_other_parameters,
+    "update": update_otherwise,
 }

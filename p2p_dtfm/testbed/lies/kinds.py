@@ -122,6 +122,12 @@ _WORK = {
         ONE_OF_TWO,
         pipelines=True,
     ),
+    "parameters": LieKind(
+        "claims that it began the step with other parameters", LEFT_OUT, pipelines=True
+    ),
+    "update": LieKind(
+        "makes its own parameters a thousandth larger at the end of each step", BARRED
+    ),
     "held-out-sent": LieKind(
         "sends the next stage other activations to be evaluated",
         BARRED,

@@ -4,7 +4,8 @@
 
 Each stage-step has layers, threads, codec and order of work drawn by its number: with or without
 recomputation, with split backwards where the stage can, and some begun anew. The second time it
-is what `train.stage.replay` makes of its parameters and of what came into it. One unequal digest
+is what `train.stage.replay` makes of its parameters, half of the times as another peer is lent
+them, and of what came into it. One unequal digest
 falsifies audits that judge by equality.
 """
 
@@ -20,13 +21,14 @@ from torch import Tensor
 
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.sim.scenario.files import read_run_spec
-from p2p_dtfm.train.codecs import codec_of
+from p2p_dtfm.train.codecs import Turn, boundary_turn, codec_of
 from p2p_dtfm.train.model.gpt import layer_count
 from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.train.stage.replay.work import (
     ACTIVATION,
     GRADIENT,
     Frame,
+    LentLayer,
     ReplayedEdge,
     bytes_of,
     chunk_digest,
@@ -36,6 +38,7 @@ from p2p_dtfm.train.stage.stage_runner import StageRunner
 
 MICROBATCHES = 3
 CODECS = ("fp32", "bf16")
+CPU = torch.device("cpu")
 
 
 @dataclass
@@ -45,6 +48,7 @@ class Compared:
     threads: Counter[int] = field(default_factory=Counter)
     recomputed: int = 0
     begun_anew: int = 0
+    lent: int = 0
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,8 @@ class StageStep:
     codec: str
     recompute: bool
     begins_anew: bool
+    is_lent: bool
+    """Who computes it again has not got its layers: only parameters, as bytes."""
     seed: int
 
     def batch(self, number: int) -> tuple[Tensor, Tensor]:
@@ -99,11 +105,14 @@ class StageStep:
         loss_sum = sum((self._forward(runner, n, sent) for n in range(MICROBATCHES)), 0.0)
         for number in range(MICROBATCHES):
             near = self.edge(number)
-            gradient = None if runner.has_head else near.decoded(self.spec, near.gradient)
+            gradient = None
+            if not runner.has_head:
+                gradient = near.decoded(self.spec, near.gradient, self._turn(number, 1, back=True))
             backward = runner.input_backward if runner.splits else runner.backward
             back = backward(number, gradient)
             if not runner.has_embedding:
-                sent[GRADIENT, number] = near.digest(self.spec, self.codec, back)
+                turn = self._turn(number, 0, back=True)
+                sent[GRADIENT, number] = near.digest(self.spec, self.codec, back, turn)
         if runner.splits:
             for layer in reversed(self.layers):
                 for number in range(MICROBATCHES):
@@ -115,18 +124,27 @@ class StageStep:
         self, runner: StageRunner, number: int, sent: dict[tuple[str, int], bytes]
     ) -> float:
         near, (tokens, targets) = self.edge(number), self.batch(number)
-        entry = tokens if runner.has_embedding else near.decoded(self.spec, near.activation)
+        entry = tokens
+        if not runner.has_embedding:
+            entry = near.decoded(self.spec, near.activation, self._turn(number, 0, back=False))
         result = runner.forward(number, entry, targets if runner.has_head else None, tokens)
         if runner.has_head:
             return float(cast(float, result))
-        sent[ACTIVATION, number] = near.digest(self.spec, self.codec, result)
+        turn = self._turn(number, 1, back=False)
+        sent[ACTIVATION, number] = near.digest(self.spec, self.codec, cast(Tensor, result), turn)
         return 0.0
+
+    def _turn(self, number: int, end: int, *, back: bool) -> Turn:
+        """`end`: 0 where the stage begins, 1 where it ends."""
+        layer = (self.layers.start, self.layers.stop)[end]
+        return boundary_turn(self.spec, 0, layer, number, back=back)
 
     def again(self) -> list[bytes]:
         torch.set_num_threads(1)
-        done = replay(
-            self.spec, self.states(), range(MICROBATCHES), self.batch, self.threads, self.edge
-        )
+        states: dict[int, LayerState | LentLayer] = dict(self.states())
+        if self.is_lent:
+            states = {n: LentLayer(n, bytes_of(it.parameters), CPU) for n, it in states.items()}
+        done = replay(self.spec, states, range(MICROBATCHES), self.batch, self.threads, self.edge)
         return _digests(done.gradients, done.loss_sum, done.sent)
 
 
@@ -148,6 +166,7 @@ def drawn(spec: RunSpec, number: int, threads: int) -> StageStep:
         chance.choice(CODECS),
         chance.random() < 0.5,
         chance.random() < 0.25,
+        chance.random() < 0.5,
         number + 1,
     )
 
@@ -166,6 +185,7 @@ def main() -> None:
         found.threads[each.threads] += 1
         found.recomputed += each.recompute
         found.begun_anew += each.begins_anew
+        found.lent += each.is_lent
         if each.first() != each.again():
             found.unequal.append(f"{number}: {each.layers}, {each.threads} threads, {each.codec}")
     if arguments.json:
@@ -174,7 +194,8 @@ def main() -> None:
         threads = dict(sorted(found.threads.items()))
         print(
             f"{found.replays} replays, {found.recomputed} of work that recomputed, "
-            f"{found.begun_anew} of work begun anew; by threads {threads}"
+            f"{found.begun_anew} of work begun anew, {found.lent} by parameters that were lent; by "
+            f"threads {threads}"
         )
         print(f"{len(found.unequal)} unequal", *found.unequal, sep="\n")
     if found.unequal:

@@ -1,6 +1,7 @@
 """Whether a stage's work, computed again as an audit does, is ever unlike the first time.
 
-    python -m benchmarks.liars.replays [--count 100] [--threads 4] [--run tiny] [--json]
+    python -m benchmarks.liars.replays [--count 100] [--threads 4] [--run tiny] [--width 32]
+        [--json]
 
 Each stage-step has layers, threads, codec and order of work drawn by its number: with or without
 recomputation, with split backwards where the stage can, and some begun anew. The second time it
@@ -39,6 +40,7 @@ from p2p_dtfm.train.stage.stage_runner import StageRunner
 MICROBATCHES = 3
 CODECS = ("fp32", "bf16")
 CPU = torch.device("cpu")
+SHORT_CONTEXT = 16
 
 
 @dataclass
@@ -176,9 +178,13 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--threads", type=int, default=4)
     parser.add_argument("--run", default="tiny")
+    parser.add_argument("--width", type=int, help="another than the run's, with few tokens")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     spec, found = read_run_spec(arguments.run), Compared()
+    if arguments.width:
+        smaller = {"width": arguments.width, "context": SHORT_CONTEXT}
+        spec = spec.model_copy(update={"model": spec.model.model_copy(update=smaller)})
     for number in range(arguments.count):
         each = drawn(spec, number, arguments.threads)
         found.replays += 1

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from p2p_dtfm.core.audit.accounts import Findings, findings
 from p2p_dtfm.core.audit.boundaries import beside
 from p2p_dtfm.core.audit.draw import draw, seed_of
-from p2p_dtfm.core.audit.judging import Judging, states_parameters
+from p2p_dtfm.core.audit.judging import judges_of, states_parameters
 from p2p_dtfm.core.audit.work import WORK_BYTES, claim_digest, own_digest, sums_digest
 from p2p_dtfm.core.commit.judgement import SUM_DIGEST_BYTES
 from p2p_dtfm.core.messages.audit_messages import Account, Boundary, Edges, HeardClaim, Share
@@ -27,7 +27,7 @@ from p2p_dtfm.core.protocol.snapshot import ViewId
 
 WAYS = ("nothing", "gradient", "sent", "edge", "edgein", "accuse")
 ALL = 1_000_000
-JUDGING = Judging(1 << 20)
+KEPT = 1 << 20
 VIEW = ViewId(1, "ab" * 32)
 
 
@@ -132,7 +132,7 @@ def one_step(plan: Plan, step: int, liar: str, way: str) -> tuple[int, Findings]
     claimed = works_of(plan, shares)
     # what a replay comes to: the sums, and what is computed from what has come, as it should be
     true = works_of(plan, right)
-    judges = {peer: JUDGING.judges_of(peer, plan, shares) for peer in shares}
+    judges = {peer: judges_of(peer, plan, shares, KEPT).all for peer in shares}
     seed = seed_of("1", step, {peer: _digest(peer, step) for peer in shares})
     drawn = draw(seed, plan.stage_holders(), judges.__getitem__, ALL)
     found: dict[str, dict[str, bytes]] = {peer: {} for peer in shares}
@@ -159,7 +159,7 @@ def one_step(plan: Plan, step: int, liar: str, way: str) -> tuple[int, Findings]
         said[peer] = Prepared(
             VIEW, step, peer, norms, 1.0, 1, 0.0, 0, None, "", sums, audit=account
         )
-    return sum(map(len, found.values())), findings(said, plan, plan.segments(), True, JUDGING)
+    return sum(map(len, found.values())), findings(said, plan, plan.segments(), True, KEPT)
 
 
 def _found(

@@ -358,6 +358,20 @@ def test_patience_follows_the_plan_and_the_last_steps() -> None:
     assert pace.patience(A, 0).stuck_ns > small.stuck_ns, "what is done for the first time"
 
 
+def test_who_computes_a_work_of_other_layers_again_is_given_time_to_fetch_them() -> None:
+    """And nobody else: who says that it fetches holds all up for as long."""
+    audited = SPEC.model_copy(update={"audit": SPEC.audit.model_copy(update={"rate": 1.0})})
+    view = view_of((4,))
+    pace, plain = Pace(view, audited, 0), Pace(view, SPEC, 0)
+    usual = pace.patience(A, 3)
+    assert usual == plain.patience(A, 3) == plain.patience(A, 3, borrowed=1)
+    one, two = (pace.patience(A, 3, borrowed=count) for count in (1, 2))
+    longer_ns = one.fetch_ns - usual.fetch_ns
+    assert longer_ns > 0 and two.fetch_ns - one.fetch_ns == pytest.approx(longer_ns, rel=0.01)
+    assert one.given_ns > usual.given_ns
+    assert (one.stuck_ns, one.step_ns) == (usual.stuck_ns, usual.step_ns)
+
+
 def with_uplinks(*uplinks_bytes_per_s: int) -> View:
     """The first members have these lines."""
     view = view_of((4,))

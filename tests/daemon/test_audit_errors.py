@@ -10,8 +10,10 @@ from p2p_dtfm.core.audit.claim_book import ClaimBook, commitment_to
 from p2p_dtfm.core.audit.work import WORK_BYTES
 from p2p_dtfm.core.messages.audit_messages import COULD_NOT, Audited, Claimed
 from p2p_dtfm.daemon.machine.compute import Compute
+from p2p_dtfm.daemon.step.lent_parameters import NoParameters
 from p2p_dtfm.daemon.step.stage_account import Judge
 from p2p_dtfm.daemon.trainer.audits import Audits
+from p2p_dtfm.daemon.trainer.step_shards import StepShards, could_have_shards
 from p2p_dtfm.daemon.trainer.trainer_state import Stopped
 from p2p_dtfm.net.streams.blobs import BlobUnavailable
 from p2p_dtfm.train.stage.replay.arithmetic import max_threads
@@ -109,3 +111,37 @@ def test_nobody_computes_with_more_threads_than_a_machine_is_asked_to() -> None:
         assert compute.is_idle and compute.done_count == 0
     finally:
         compute.close()
+
+
+def test_an_audit_of_data_that_nobody_gives_is_none_and_holds_nobody_up() -> None:
+    """For its own stage this peer would wait until they come."""
+
+    async def fetch_shards(needed: set[str]) -> None:
+        raise BlobUnavailable("0123", {"z": "blob 0123 is not here"}, {"z"})
+
+    outlet: Any = SimpleNamespace(fetch_shards=fetch_shards)
+    batches = SimpleNamespace(shards=lambda step, numbers, held_out: {"0123"})
+    tools: Any = SimpleNamespace(spec=run_spec(), me="a", batches=batches)
+    read = StepShards(7, (0,), held_out=False, stage_of="b")
+    has_data = could_have_shards(tools, outlet, PLAN, read)
+    assert asyncio.run(asyncio.wait_for(has_data, 5)) is False
+
+
+def test_parameters_that_nobody_shows_are_held_against_all_who_claim_them() -> None:
+    told: list[str] = []
+    outlet: Any = SimpleNamespace(poison=lambda peer_id, cause: told.append(peer_id))
+    over: Any = SimpleNamespace(is_over=lambda view: True)
+    tools: Any = SimpleNamespace(spec=run_spec())
+    audits = Audits(tools, outlet, over)
+
+    async def fail() -> bytes:
+        raise NoParameters(["y", "z"], 3)
+
+    async def result() -> bytes:
+        work = asyncio.create_task(fail())
+        await asyncio.wait([work])
+        return await audits._result(None, work)  # type: ignore[arg-type]
+
+    with pytest.raises(Stopped):
+        asyncio.run(result())
+    assert told == ["y", "z"]

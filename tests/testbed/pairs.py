@@ -1,5 +1,5 @@
 """Plans of pipelines of two stages, whatever machines there are: so that each half of the model has
-as many replicas as there are pairs, and half of the members can compute a work again."""
+as many replicas as there are pairs."""
 
 from typing import Any
 

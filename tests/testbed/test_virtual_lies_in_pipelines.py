@@ -109,7 +109,7 @@ def test_fellows_that_are_half_of_a_stage_do_not_win_it(
     for four of these eight pairs, and the losses were others."""
     found = fellows_play(player, monkeypatch, ("aceg", "bdfh"), liars)
     assert found.problem == "" and found.lies and not found.stayed
-    assert all(FOUND in report for report in found.reports), found.reports
+    assert found.reports and all(FOUND in it for it in found.reports), found.reports
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,10 @@ from itertools import combinations
 from typing import NamedTuple
 
 from p2p_dtfm.core.audit.boundaries import TRAINING, Due, fault_of_edges, unlike_boundaries
-from p2p_dtfm.core.audit.judging import ANYBODY, Judging, fault_of_parameters
+from p2p_dtfm.core.audit.judging import Judges, fault_of_parameters, judges_of
 from p2p_dtfm.core.audit.work import (
     CLAIM_BYTES,
+    MANY,
     OWN_BYTES,
     PART_BYTES,
     WORK_BYTES,
@@ -103,7 +104,7 @@ def findings(
     plan: Plan,
     segments: Sequence[Segment],
     one_arithmetic: bool = False,
-    judging: Judging = ANYBODY,
+    kept_microbatches: int = MANY,
     due: Due = TRAINING,
 ) -> Findings:
     """Of all stage-holders' Prepared, each with an account; while one is missing only who has
@@ -132,14 +133,22 @@ def findings(
         _judge_arithmetics(arithmetics, found)
     for peer_id in [peer for peer in works if peer not in without_input]:
         length = OWN_BYTES if peer_id in misled else WORK_BYTES
-        judges = judging.judges_of(peer_id, plan, shares)
-        stated = _found_of(peer_id, accounts, judges, length)
-        stated[peer_id] = works[peer_id][:length]
-        has_third = 1 + len(judges) >= FEWEST_JUDGES
+        judges = judges_of(peer_id, plan, shares, kept_microbatches)
+        mine = {peer_id: works[peer_id][:length]}
+        stated = _found_of(peer_id, accounts, judges.all, length) | mine
+        if not _is_decided(stated, judges):
+            stated = _found_of(peer_id, accounts, judges.holders, length) | mine
+        has_third = 1 + len(judges.holders) >= FEWEST_JUDGES
         is_secret = has_third and not _most_were_told(peer_id, accounts)
         _judge(peer_id, stated, is_secret=is_secret, found=found)
         _convict(stated, len(accounts), found)
     return found
+
+
+def _is_decided(stated: Mapping[str, bytes], judges: Judges) -> bool:
+    """Whether more than half of all that may judge come to the same. Else holders alone count: of
+    the others, who need room for it, honest ones may have none, and liars need none."""
+    return 2 * max(Counter(stated.values()).values()) > 1 + len(judges.all)
 
 
 def _most_were_told(peer_id: str, accounts: Mapping[str, Account]) -> bool:

@@ -1,9 +1,10 @@
 """Where work is audited and nobody has room for the whole model, pipelines that are cut alike.
 
-Only who has all layers of a stage can compute its work again. A stage that is cut otherwise than
-the others has nobody who does, so what its holder makes of them is its word: one that had been
-found out came back to such a stage, for there were seven members and the fastest plan for an odd
-number was two pipelines of two and one of three.
+Whoever has other layers is lent a stage's parameters to compute its work again (`judging`), if it
+has room for them. A stage that is cut otherwise than the others has nobody else who holds it: what
+its parameters are is its holder's word, and where memory is short nobody judges it. One that had
+been found out came back to such a stage, for there were seven members and the fastest plan for an
+odd number was two pipelines of two and one of three.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,14 +1,15 @@
 """What was claimed and found in the steps of one view, as one member has heard it."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from p2p_dtfm.core.audit.accounts import fault_of_share
 from p2p_dtfm.core.audit.boundaries import TRAINING, Due, unlike_boundaries
 from p2p_dtfm.core.audit.draw import draw, drawn_watched, seed_of
-from p2p_dtfm.core.audit.judging import ANYBODY, Judging
+from p2p_dtfm.core.audit.judging import Judges, judges_of
 from p2p_dtfm.core.audit.roles import watched
-from p2p_dtfm.core.audit.work import WORK_BYTES, unlike_edges
+from p2p_dtfm.core.audit.work import MANY, WORK_BYTES, has_layers_of, unlike_edges
 from p2p_dtfm.core.messages.audit_messages import COULD_NOT, Audited, Claimed, Share
 from p2p_dtfm.core.protocol.canonical import digest_bytes
 from p2p_dtfm.core.protocol.errors import PeerFault
@@ -44,7 +45,7 @@ class ClaimBook:
         view: ViewId,
         plan: Plan,
         rate_millionths: int,
-        judging: Judging = ANYBODY,
+        kept_microbatches: int = MANY,
         bars: tuple[Bar, ...] = (),
         due: Callable[[int], Due | None] = always_training,
     ) -> None:
@@ -53,7 +54,7 @@ class ClaimBook:
         self.view = view
         self._due = due
         self._bars = bars
-        self._judging = judging
+        self._kept_microbatches = kept_microbatches
         self._plan = plan
         self._segments = plan.segments()
         self._holders = frozenset(plan.stage_holders())
@@ -143,13 +144,14 @@ class ClaimBook:
             unlike = unlike_boundaries(self._shares(), self._plan, self._open)
             always = {sender for _, sender in unlike}
             always |= drawn_watched(seed, watched(self._bars, self._step))
-            drawn = draw(seed, self._plan.stage_holders(), self._judges_of, rate, always)
+            holders = self._plan.stage_holders()
+            drawn = draw(seed, holders, lambda it: self._judges_of(it).all, rate, always)
             misled = {receiver for receiver, _ in unlike}
             self._draw = {peer: by for peer, by in drawn.items() if peer not in misled}
         return self._draw
 
-    def _judges_of(self, peer_id: str) -> list[str]:
-        return self._judging.judges_of(peer_id, self._plan, self._shares())
+    def _judges_of(self, peer_id: str) -> Judges:
+        return judges_of(peer_id, self._plan, self._shares(), self._kept_microbatches)
 
     def _shares(self) -> dict[str, Share]:
         return {peer: claim.share for peer, claim in self.claims.items()}
@@ -159,17 +161,48 @@ class ClaimBook:
 
     def not_audited(self) -> tuple[str, ...]:
         """Auditors that were drawn and have not said what they have found."""
-        audited, pairs = self._at(self._step).audited, self.drawn().items()
-        return tuple(sorted({by for peer, by in pairs if (by, peer) not in audited}))
+        return self._silent(self.drawn()) or self._silent(self.drawn_instead())
+
+    def _silent(self, drawn: Mapping[str, str]) -> tuple[str, ...]:
+        audited = self._at(self._step).audited
+        return tuple(sorted({by for peer, by in drawn.items() if (by, peer) not in audited}))
+
+    def drawn_instead(self) -> dict[str, str]:
+        """Holders of a stage, where whoever was drawn has other layers and could not judge it, as
+        without room for it: else what it draws is audited by nobody. Once all drawn have spoken."""
+        audited = self._at(self._step).audited
+        found: dict[str, str] = {}
+        if self._silent(self.drawn()):
+            return found
+        for peer, by in self.drawn().items():
+            holders = self._judges_of(peer).holders
+            if audited[by, peer] == COULD_NOT and holders and by not in holders:
+                seed = f"{self.view.snapshot} {self._step} {peer}"
+                found[peer] = min(holders, key=lambda it: digest_bytes(f"{seed} {it}".encode()))
+        return found
+
+    def borrowers(self) -> Counter[str]:
+        """Who is to judge works of stages that it does not hold, drawn or disputed, and how
+        many."""
+        found: Counter[str] = Counter()
+        if self.not_claimed():
+            return found
+        for peer, by in self.drawn().items():
+            found[by] += by in self._judges_of(peer).lent
+        for peer in () if self.not_audited() else self.disputed():
+            found.update(it for it in self._judges_of(peer).lent if it != self.drawn()[peer])
+        return found
 
     def disputed(self) -> list[str]:
         """Whose auditor comes to something else than what was claimed."""
         audited = self._at(self._step).audited
+        said = [*self.drawn().items(), *self.drawn_instead().items()]
         return sorted(
-            peer
-            for peer, by in self.drawn().items()
-            if audited[by, peer] not in (COULD_NOT, self.claims[peer].work)
+            {peer for peer, by in said if audited[by, peer] not in (COULD_NOT, self._work_of(peer))}
         )
+
+    def _work_of(self, peer_id: str) -> bytes:
+        return self.claims[peer_id].work
 
     def misled(self) -> set[str]:
         """Who says that something else came to it than its sender has claimed."""
@@ -180,9 +213,12 @@ class ClaimBook:
     def _open(self) -> Due:
         return self._due(self._step) or TRAINING
 
+    def has_layers(self, judge: str, peer_id: str) -> bool:
+        return has_layers_of(judge, peer_id, self._plan)
+
     def may_judge(self, judge: str, peer_id: str) -> bool:
         """With its layers, or with those of it that its holders state alike."""
-        return judge in self._judges_of(peer_id)
+        return judge in self._judges_of(peer_id).all
 
 
 def fault_of_claim(

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from p2p_dtfm.core.audit.boundaries import inputs_are_kept
-from p2p_dtfm.core.audit.work import MANY, can_replay
+from p2p_dtfm.core.audit.work import MANY, computes_alike, has_layers_of
 from p2p_dtfm.core.messages.audit_messages import Share
 from p2p_dtfm.core.protocol.plan import Plan
 
@@ -22,61 +22,53 @@ PARAMETERS_BYTES = 32
 """Of a digest; names a blob."""
 
 
-class Judging(NamedTuple):
-    """Of a run: what decides who may judge whom."""
+class Judges(NamedTuple):
+    """Of one work."""
 
-    kept_microbatches: int = MANY
-    ends: tuple[str, ...] = ()
-    """Who alone may see the first and the last layer; none: anybody."""
+    holders: tuple[str, ...]
+    """Who has the layers, besides its maker."""
+    lent: tuple[str, ...]
+    """Who has others, and is lent the parameters: if it has room for them, and gets them."""
 
-    def judges_of(self, peer_id: str, plan: Plan, shares: Mapping[str, Share]) -> list[str]:
-        """The stage-holders that can compute its work again. `shares`: of all."""
-        names = {it: share.arithmetic for it, share in shares.items()}
-        is_lent = has_agreed_parameters(plan, peer_id, shares)
-        kept = self.kept_microbatches
-        return [
-            it
-            for it in plan.stage_holders()
-            if can_replay(it, peer_id, plan, names, kept)
-            or (is_lent and self.may_from_outside(it, peer_id, plan, names))
-        ]
-
-    def may_from_outside(
-        self, judge: str, peer_id: str, plan: Plan, arithmetics: Mapping[str, str]
-    ) -> bool:
-        """Whether it can if it is given the parameters, and may be."""
-        is_alike = arithmetics.get(judge, "") == arithmetics.get(peer_id) != ""
-        if judge == peer_id or not is_alike or self._withheld(judge, peer_id, plan):
-            return False
-        return inputs_are_kept(plan, peer_id, self.kept_microbatches)
-
-    def _withheld(self, judge: str, peer_id: str, plan: Plan) -> bool:
-        layers = plan.layers_of(peer_id)
-        has_end = layers.start == 0 or layers.stop == plan.pipelines[0].stages[-1].end_layer
-        return bool(self.ends) and judge not in self.ends and has_end
+    @property
+    def all(self) -> tuple[str, ...]:
+        return self.holders + self.lent
 
 
-ANYBODY = Judging()
+def judges_of(
+    peer_id: str, plan: Plan, shares: Mapping[str, Share], kept_microbatches: int = MANY
+) -> Judges:
+    """`shares`: of all stage-holders."""
+    names = {it: share.arithmetic for it, share in shares.items()}
+    holders, others = _able(peer_id, plan, names, kept_microbatches)
+    return Judges(holders, others if has_agreed_parameters(plan, peer_id, shares) else ())
+
+
+def _able(
+    peer_id: str, plan: Plan, arithmetics: Mapping[str, str], kept_microbatches: int
+) -> Judges:
+    """`lent`: if all holders state the same parameters."""
+    if not inputs_are_kept(plan, peer_id, kept_microbatches):
+        return Judges((), ())
+    able = [it for it in plan.stage_holders() if computes_alike(it, peer_id, arithmetics)]
+    holders = tuple(it for it in able if has_layers_of(it, peer_id, plan))
+    return Judges(holders, tuple(it for it in able if it not in holders))
 
 
 def few_judges(
-    plan: Plan, arithmetics: Mapping[str, str] | None = None, judging: Judging = ANYBODY
+    plan: Plan, arithmetics: Mapping[str, str] | None = None, kept_microbatches: int = MANY
 ) -> dict[str, int]:
     """How many others can compute a stage-holder's work again, where they are fewer than two: with
     none its work is not audited, with one nobody knows which of the two is wrong. `arithmetics`: of
     whom it is known; of the others only layers count."""
     known, holders = arithmetics or {}, plan.stage_holders()
-    alike = dict.fromkeys(holders, "unknown")
     found = {}
     for peer_id in holders:
-        judges = 0
-        for judge in holders:
-            both = known if {judge, peer_id} <= set(known) else alike
-            judges += can_replay(
-                judge, peer_id, plan, both, judging.kept_microbatches
-            ) or judging.may_from_outside(judge, peer_id, plan, both)
-        if judges < 2:
-            found[peer_id] = judges
+        name = known.get(peer_id, "unknown")
+        names = {it: known.get(it, name) if peer_id in known else name for it in holders}
+        count = len(_able(peer_id, plan, names, kept_microbatches).all)
+        if count < 2:
+            found[peer_id] = count
     return found
 
 

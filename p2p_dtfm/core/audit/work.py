@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from p2p_dtfm.core.audit.boundaries import inputs_are_kept, states_held_out
+from p2p_dtfm.core.audit.boundaries import states_held_out
 from p2p_dtfm.core.messages.audit_messages import (
     Claimed,
     Edges,
@@ -78,9 +78,10 @@ def claim_digest(share: Share, work: bytes) -> bytes:
         sorted(share.parts.items()),
         sorted(share.got.items()),
         sorted(share.edges.items()),
-        sorted(share.parameters.items()),
         work,
     ]
+    if share.parameters:
+        shared.append(sorted(share.parameters.items()))
     return _digest(encode(shared))[:CLAIM_BYTES]
 
 
@@ -122,19 +123,13 @@ def _fit(got: Sequence[bytes], sent: Sequence[bytes]) -> bool:
     return len(got) == len(sent) and all(not mine or mine == theirs for mine, theirs in pairs)
 
 
-def _has(mine: range, layers: range) -> bool:
+def computes_alike(judge: str, peer_id: str, arithmetics: Mapping[str, str]) -> bool:
+    """Whether another one comes to the same bits."""
+    name = arithmetics.get(peer_id, "")
+    return judge != peer_id and bool(name) and arithmetics.get(judge) == name
+
+
+def has_layers_of(judge: str, peer_id: str, plan: Plan) -> bool:
+    """The other's, or more."""
+    mine, layers = plan.layers_of(judge), plan.layers_of(peer_id)
     return bool(layers) and mine.start <= layers.start and layers.stop <= mine.stop
-
-
-def can_replay(
-    judge: str, peer_id: str, plan: Plan, arithmetics: Mapping[str, str], kept_microbatches: int
-) -> bool:
-    """Whether a member has the other's layers, or more, and computes as it does; what came into the
-    other's stage is to be had from its neighbours, if they keep so many microbatches' tensors.
-    """
-    if judge == peer_id or not arithmetics.get(peer_id):
-        return False
-    if arithmetics.get(judge) != arithmetics[peer_id]:
-        return False
-    has_layers = _has(plan.layers_of(judge), plan.layers_of(peer_id))
-    return has_layers and inputs_are_kept(plan, peer_id, kept_microbatches)

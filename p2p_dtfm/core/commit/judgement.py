@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from p2p_dtfm.core.audit.accounts import Findings, are_even, fault_of_account, findings
 from p2p_dtfm.core.audit.boundaries import TRAINING, Due
-from p2p_dtfm.core.audit.judging import ANYBODY
+from p2p_dtfm.core.audit.work import MANY
 from p2p_dtfm.core.commit.step_terms import SQUARED_NORM_LIMIT, StepTerms
 from p2p_dtfm.core.messages.prepared import Prepared
 from p2p_dtfm.core.protocol.facts.in_words import counted
@@ -169,11 +169,11 @@ def conflict_of(
                     reason = f"the sums of {owner} are not those that {peer} has got from it"
                     found.doubt(owner, peer, reason)
     one_arithmetic = terms is not None and terms.one_arithmetic
-    judging = terms.judging if terms is not None else ANYBODY
+    kept = terms.kept_microbatches if terms is not None else MANY
     if said:  # all of one view and step
         first = next(iter(said.values()))
         due = _due(first, plan, terms)
-        audited = findings(said, plan, plan.segments(), one_arithmetic, judging, due)
+        audited = findings(said, plan, plan.segments(), one_arithmetic, kept, due)
         _take_findings(audited, (first.view, first.step), found)
     return found
 

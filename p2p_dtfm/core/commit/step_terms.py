@@ -10,7 +10,6 @@ from p2p_dtfm.core.audit.boundaries import (
     held_out_is_kept,
     kept_microbatches,
 )
-from p2p_dtfm.core.audit.judging import Judging
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 
@@ -37,16 +36,10 @@ class StepTerms(msgspec.Struct, frozen=True):
     """Without a stage, of a key that comes while training is under way; 0: none."""
     kept_microbatches: int = 1 << 30
     """Of so many, at most, a stage keeps all that it sends its neighbours."""
-    ends: tuple[str, ...] = ()
-    """Who alone may see the first and the last layer; none: anybody."""
     undo_steps: int = 0
     """So far back from the proof goes a run in which somebody is barred; 0: nothing is undone."""
     undo_every: int = 0
     """Between the states that are kept for it; these tell their digests, too."""
-
-    @property
-    def judging(self) -> Judging:
-        return Judging(self.kept_microbatches, self.ends)
 
     def trains(self, step: int) -> bool:
         return step < self.total_steps
@@ -87,7 +80,6 @@ def terms_of(spec: RunSpec) -> StepTerms:
         loss_limit=10.0 * math.log(spec.model.vocabulary) + 100.0,
         audits=spec.audit.rate > 0,
         kept_microbatches=kept_microbatches(boundary_bytes(spec)),
-        ends=spec.privacy.ends,
         follow_steps=spec.audit.follow_steps if spec.audit.rate > 0 else 0,
         one_arithmetic=spec.audit.rate > 0 and spec.audit.arithmetic == "most",
         undo_steps=spec.audit.undo_steps,

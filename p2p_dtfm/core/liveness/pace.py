@@ -4,6 +4,7 @@ from collections import deque
 from dataclasses import dataclass
 from statistics import median
 
+from p2p_dtfm.core.audit.boundaries import boundary_bytes
 from p2p_dtfm.core.audit.judging import states_parameters
 from p2p_dtfm.core.cost_model.tables.link_tables import duration_ns
 from p2p_dtfm.core.protocol.layers.timings import timing_of
@@ -58,7 +59,7 @@ class Pace:
         self._file_bytes = largest_file_bytes
         self._records = {record.peer_id: record for record in view.snapshot.records}
         self._had = view.snapshot.states()
-        self._lent_bytes = _lent_bytes(view) if spec.audit.rate else 0
+        self._lent_bytes = _lent_bytes(view, boundary_bytes(spec)) if spec.audit.rate else 0
         self._first_step: int | None = None
         self._measured_ns: deque[int] = deque(maxlen=MEASURED_STEPS)
         self._fetch_bytes_per_s = fetch_bytes_per_s(view)
@@ -81,8 +82,9 @@ class Pace:
         measured_ns = int(median(self._measured_ns)) if self._measured_ns else 0
         return max(planned_ns, measured_ns)
 
-    def patience(self, peer_id: str, step: int) -> Patience:
-        """For what this peer does in `step`."""
+    def patience(self, peer_id: str, step: int, borrowed: int = 0) -> Patience:
+        """For what this peer does in `step`. `borrowed`: of so many works that it is to compute
+        again it has not got the layers."""
         extra_ns = WARM_UP_NS if step == self._first_step else 0
         extra_ns += self._save_ns(peer_id, step)
         step_ns, factor = self.expected_ns, FIRST_FACTOR if step == self._first_step else 1
@@ -92,8 +94,12 @@ class Pace:
         return Patience(
             stuck_ns=FLOOR_NS + extra_ns + PIECE_FACTOR * self._piece_ns(peer_id),
             step_ns=factor * (FLOOR_NS + extra_ns + STEP_FACTOR * step_ns),
-            fetch_ns=FLOOR_NS + extra_ns + self._fetch_ns(peer_id, step, self._fetch_bytes_per_s),
-            given_ns=FLOOR_NS + extra_ns + self._fetch_ns(peer_id, step, self._given_bytes_per_s),
+            fetch_ns=FLOOR_NS
+            + extra_ns
+            + self._fetch_ns(peer_id, step, borrowed, self._fetch_bytes_per_s),
+            given_ns=FLOOR_NS
+            + extra_ns
+            + self._fetch_ns(peer_id, step, borrowed, self._given_bytes_per_s),
         )
 
     def _evaluates(self, step: int) -> bool:
@@ -115,9 +121,9 @@ class Pace:
             return 0
         return duration_ns(self._state_bytes(self._layers(peer_id)), SAVE_BYTES_PER_S)
 
-    def _fetch_ns(self, peer_id: str, step: int, bytes_per_s: int) -> int:
+    def _fetch_ns(self, peer_id: str, step: int, borrowed: int, bytes_per_s: int) -> int:
         size = self._file_bytes * (2 if self._evaluates(step) else 1)  # held-out data, too
-        size += self._lent_bytes
+        size += borrowed * self._lent_bytes
         if step != self._first_step or self._view.snapshot.planned:
             return duration_ns(size, bytes_per_s)
         layers = self._layers(peer_id)  # they may come from a disk, or be made
@@ -135,14 +141,16 @@ class Pace:
         return sum(workload.cost(layer).state_bytes for layer in layers)
 
 
-def _lent_bytes(view: View) -> int:
-    """The parameters of a stage, which who judges a work of it and has other layers fetches."""
+def _lent_bytes(view: View, boundary_bytes: int) -> int:
+    """The parameters of a stage and what came into it, which whoever judges a work of it and has
+    other layers fetches."""
     plan, workload = view.plan, view.snapshot.workload
     if not isinstance(plan, Plan) or not states_parameters(plan):
         return 0
     stages = {stage.layers for pipeline in plan.pipelines for stage in pipeline.stages}
     counts = (sum(workload.cost(layer).parameter_count for layer in layers) for layers in stages)
-    return FLOAT_BYTES * max(counts)
+    microbatches = max(pipeline.microbatch_count for pipeline in plan.pipelines)
+    return FLOAT_BYTES * max(counts) + 2 * microbatches * boundary_bytes
 
 
 def fetch_bytes_per_s(view: View) -> int:

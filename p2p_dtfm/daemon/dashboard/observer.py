@@ -344,7 +344,7 @@ class Observer:
         if plan.stage_holders() == (self._peer_id,):
             return {}  # it need not believe anybody
         arithmetics = self._status.facts.get("arithmetics") or {}
-        judges = few_judges(plan, arithmetics, terms_of(spec).judging)
+        judges = few_judges(plan, arithmetics, terms_of(spec).kept_microbatches)
         by_layers = few_judges(plan) if 0 in judges.values() else {}
         found: dict[str, list[str]] = {"unsure": [], "alone": [], "unlike": []}
         for peer, count in judges.items():

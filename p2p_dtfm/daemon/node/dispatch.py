@@ -304,10 +304,9 @@ class Dispatch:
     def _is_of_ends(self, digest: str) -> bool:
         """Whether a file here is of the first layer or the last one, by any way to it."""
         it = self._participant
-        places = it.checkpoints, it.initial, it.offers, it.trainer
-        return any(place.is_of_ends(digest) for place in places)
+        return any(place.is_of_ends(digest) for place in (it.checkpoints, it.initial, it.offers))
 
-    def open_blob(self, digest: str) -> Path | bytes | None:
+    def open_blob(self, digest: str) -> Path | bytes | memoryview | None:
         if (path := self._run.blobs.path(digest)) is not None:
             return path
         if (offer := self._participant.offers.find(digest)) is not None:

@@ -60,7 +60,7 @@ class Inside(Protocol):
     async def answer(self, sender: str, message: Message) -> bytes:
         """Raises `PeerFault`."""
 
-    def open_blob(self, digest: str) -> Path | bytes | None:
+    def open_blob(self, digest: str) -> Path | bytes | memoryview | None:
         """A file of the run, or None."""
 
     def require_may_have(self, sender: str, digest: str) -> None:
@@ -81,7 +81,7 @@ class NoRunYet:
             raise PeerFault("this peer has no run yet, try again in a moment", sender)
         raise PeerFault("this peer does not take part in a run yet", sender)
 
-    def open_blob(self, digest: str) -> Path | bytes | None:
+    def open_blob(self, digest: str) -> Path | bytes | memoryview | None:
         return None
 
     def require_may_have(self, sender: str, digest: str) -> None:

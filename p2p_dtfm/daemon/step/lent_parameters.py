@@ -4,20 +4,20 @@ ones (`core.audit.judging`)."""
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
 
+from p2p_dtfm.core.audit.boundaries import beside, boundary_bytes
 from p2p_dtfm.core.audit.judging import states_parameters
 from p2p_dtfm.core.protocol.canonical import digest_bytes, encode
 from p2p_dtfm.core.protocol.facts.in_words import bytes_text
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.workload import FLOAT_BYTES
+from p2p_dtfm.daemon.machine.compute import Compute
 from p2p_dtfm.net.streams.blobs import BlobUnavailable
 from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.train.stage.measure import free_bytes
-from p2p_dtfm.train.stage.replay.work import LentLayer, bytes_of, chunk_digest, parameter_count
+from p2p_dtfm.train.stage.replay.work import LentLayer, chunk_digest, parameter_count
 
-Tensor = Any
 FetchFrom = Callable[[Sequence[str], str, int], Awaitable[bytes]]
 """`fetch(peer_ids, blob, size_bytes)`, from whichever of them has it."""
 ROOM_FACTOR = 3
@@ -26,41 +26,49 @@ ROOM_FACTOR = 3
 log = logging.getLogger("p2p_dtfm")
 
 
+class NoParameters(Exception):
+    """All holders of a layer have claimed a digest of what is none of its parameters, or of nothing
+    that any of them has."""
+
+    def __init__(self, peer_ids: Sequence[str], layer: int) -> None:
+        self.peer_ids = tuple(peer_ids)
+        super().__init__(f"what {', '.join(peer_ids)} claim as layer {layer} is not to be had")
+
+
 class BegunWith:
     """Digests of a stage's parameters, and these as long as no step has changed them."""
 
     def __init__(self, states: Mapping[int, LayerState]) -> None:
-        """Reads all of them: beside the event loop."""
+        """Reads all of them: beside the event loop. Copies what is not in main memory."""
         self._states = dict(states)
         self._versions = {layer: state.version for layer, state in states.items()}
-        self.digests = {
-            layer: chunk_digest(_on_host(state).numpy()) for layer, state in states.items()
-        }
+        self._on_host = {layer: it.parameters.detach().cpu() for layer, it in states.items()}
+        self.digests = {layer: chunk_digest(it.numpy()) for layer, it in self._on_host.items()}
 
-    def layer_of(self, digest: str) -> int | None:
-        return next((n for n, it in self.digests.items() if it.hex() == digest), None)
-
-    def find(self, digest: str) -> bytes | None:
-        layer = self.layer_of(digest)
-        if layer is None or self._states[layer].version != self._versions[layer]:
-            return None
-        return bytes_of(_on_host(self._states[layer]))
+    def find(self, digest: str) -> memoryview | None:
+        """Not a copy: others fetch it in pieces."""
+        for layer, it in self.digests.items():
+            if it.hex() == digest and self._states[layer].version == self._versions[layer]:
+                return self._on_host[layer].numpy().data.cast("B")
+        return None
 
 
-def began_with(plan: Plan, states: Mapping[int, LayerState]) -> BegunWith | None:
+def begun_with(plan: Plan, states: Mapping[int, LayerState]) -> BegunWith | None:
     """None where all hold the same layers, and nobody needs to be given any."""
     return BegunWith(states) if states_parameters(plan) else None
-
-
-def _on_host(state: LayerState) -> Tensor:
-    return state.parameters.detach().cpu()
 
 
 class Borrowing:
     """Of one step, at one judge."""
 
     def __init__(
-        self, me: str, spec: RunSpec, plan: Plan, states: Mapping[int, LayerState], fetch: FetchFrom
+        self,
+        me: str,
+        spec: RunSpec,
+        plan: Plan,
+        states: Mapping[int, LayerState],
+        fetch: FetchFrom,
+        compute: Compute,
     ) -> None:
         """`states`: of the judge's own layers, which it need not borrow."""
         self._me = me
@@ -68,36 +76,43 @@ class Borrowing:
         self._plan = plan
         self._states = states
         self._fetch = fetch
-
-    def lacks(self, peer_id: str) -> list[int]:
-        """Which of another's layers are not here."""
-        return [layer for layer in self._plan.layers_of(peer_id) if layer not in self._states]
+        self._compute = compute
 
     async def borrowed(
         self, peer_id: str, digests: Mapping[int, bytes]
     ) -> dict[int, LentLayer] | None:
-        """Those layers. None where there is no room for them, or nobody gives them: no fault of
-        whose work it is."""
-        layers = self.lacks(peer_id)
-        counts = {layer: parameter_count(self._spec, layer) for layer in layers}
+        """Another's layers that are not here. None where there is no room for them, or some holder
+        is not reached: no fault of whose work it is. Raises `NoParameters`."""
+        layers = [layer for layer in self._plan.layers_of(peer_id) if layer not in self._states]
         device = next(iter(self._states.values())).device
-        needed_bytes = ROOM_FACTOR * FLOAT_BYTES * sum(counts.values())
+        counts = await self._compute.run_beside(
+            lambda: {layer: parameter_count(self._spec, layer) for layer in layers}
+        )
+        frames_bytes = 2 * boundary_bytes(self._spec) * len(beside(self._plan, peer_id))
+        needed_bytes = ROOM_FACTOR * FLOAT_BYTES * sum(counts.values()) + frames_bytes
         if needed_bytes > free_bytes(device):
-            log.warning("an audit needs %s that are not free here", bytes_text(needed_bytes))
+            log.info("an audit needs %s that are not free here", bytes_text(needed_bytes))
             return None
         found = {}
         for layer in layers:
-            name = digests[layer].hex()
-            try:
-                payload = await self._fetch(self._holders(layer), name, FLOAT_BYTES * counts[layer])
-            except BlobUnavailable as error:
-                log.warning("nobody gives layer %d for an audit: %s", layer, error)
+            payload = await self._payload(layer, digests[layer], FLOAT_BYTES * counts[layer])
+            if payload is None:
                 return None
-            if len(payload) != FLOAT_BYTES * counts[layer]:
-                log.warning("what all claim as layer %d is none", layer)
-                return None
-            found[layer] = LentLayer(layer, payload, device)
+            found[layer] = await self._compute.run_beside(LentLayer, layer, payload, device)
         return found
+
+    async def _payload(self, layer: int, digest: bytes, size_bytes: int) -> bytes | None:
+        holders = self._holders(layer)
+        try:
+            payload = await self._fetch(holders, digest.hex(), size_bytes)
+        except BlobUnavailable as error:
+            if set(holders) <= error.denied:  # they have claimed it in this step
+                raise NoParameters(holders, layer) from error
+            log.warning("nobody gives layer %d for an audit: %s", layer, error)
+            return None
+        if len(payload) != size_bytes:
+            raise NoParameters(holders, layer)
+        return payload
 
     def _holders(self, layer: int) -> list[str]:
         """In an order of this judge's own: not all ask one of them."""

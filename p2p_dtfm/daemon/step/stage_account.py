@@ -15,7 +15,7 @@ from p2p_dtfm.core.protocol.plan import Plan, Segment
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.workload import FLOAT_BYTES
 from p2p_dtfm.daemon.machine.compute import Compute
-from p2p_dtfm.daemon.step.lent_parameters import BegunWith, began_with
+from p2p_dtfm.daemon.step.lent_parameters import BegunWith, begun_with
 from p2p_dtfm.daemon.step.mailbox import segments_of
 from p2p_dtfm.daemon.step.open_step_work import OpenStepWork
 from p2p_dtfm.daemon.step.segment_exchange import sum_digest
@@ -74,7 +74,7 @@ class StageAccount:
     def parameters(self) -> Mapping[int, bytes]:
         return self.began.digests if self.began is not None else {}
 
-    def find(self, digest: str) -> bytes | None:
+    def find(self, digest: str) -> bytes | memoryview | None:
         """The bytes of an own chunk, of a frame that was sent, or of a layer's parameters."""
         if self.work is not None and (frame := self.work.find(bytes.fromhex(digest))) is not None:
             return frame
@@ -86,11 +86,7 @@ class StageAccount:
                     self._asked.clear()
                     self._asked[digest] = cut.payload(chunk)
                     return self._asked[digest]
-        if self.began is not None and (found := self.began.find(digest)) is not None:
-            self._asked.clear()
-            self._asked[digest] = found
-            return found
-        return None
+        return self.began.find(digest) if self.began is not None else None
 
 
 def account_of(
@@ -103,7 +99,7 @@ def account_of(
 ) -> StageAccount:
     """`gradients` by layer; `states` of the peer itself. Reads all of them: beside the event
     loop."""
-    began = began_with(plan, states) if states is not None else None
+    began = begun_with(plan, states) if states is not None else None
     account = StageAccount({}, {}, work, began)
     for number, segment in segments_of(plan, peer_id).items():
         mine = [gradients[layer] for layer in segment.layers]

@@ -8,7 +8,7 @@ from typing import Any
 
 from p2p_dtfm.core.commit.step_terms import terms_of
 from p2p_dtfm.core.recovery.partial_replay import StageReplay, whole_step
-from p2p_dtfm.daemon.step.lent_parameters import began_with
+from p2p_dtfm.daemon.step.lent_parameters import begun_with
 from p2p_dtfm.daemon.step.mailbox import segments_of
 from p2p_dtfm.daemon.step.microbatches import Microbatches
 from p2p_dtfm.daemon.step.open_step_work import OpenStepWork
@@ -128,7 +128,7 @@ class StepEngine:
         if train:
             await self._train(step, replay)
         elif due is not None:
-            began = await asyncio.to_thread(began_with, self._place.plan, self.states)
+            began = await asyncio.to_thread(begun_with, self._place.plan, self.states)
             self._account = StageAccount({}, {}, self.work, began)
         makes_losses = self._runner.has_head
         count = len(replay.microbatches) if train and makes_losses else 0

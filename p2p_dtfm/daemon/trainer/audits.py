@@ -28,7 +28,7 @@ from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.snapshot import ViewId
 from p2p_dtfm.core.recovery.partial_replay import whole_step
 from p2p_dtfm.core.recovery.view import View
-from p2p_dtfm.daemon.step.lent_parameters import Borrowing
+from p2p_dtfm.daemon.step.lent_parameters import Borrowing, NoParameters
 from p2p_dtfm.daemon.step.mailbox import segments_of
 from p2p_dtfm.daemon.step.neighbours import held_out_judged
 from p2p_dtfm.daemon.step.stage_account import (
@@ -40,7 +40,7 @@ from p2p_dtfm.daemon.step.stage_account import (
 )
 from p2p_dtfm.daemon.step.step_engine import LocalResult, StepEngine
 from p2p_dtfm.daemon.trainer.early_words import EarlyWords
-from p2p_dtfm.daemon.trainer.step_shards import StepShards, have_shards
+from p2p_dtfm.daemon.trainer.step_shards import StepShards, could_have_shards, have_shards
 from p2p_dtfm.daemon.trainer.trainer_state import Outlet, Stopped, Tools, TrainerState
 from p2p_dtfm.net.streams.blobs import BlobUnavailable
 from p2p_dtfm.ports import chance
@@ -82,6 +82,9 @@ class Audits:
         self._next_opening = b""
         self._waits_for: tuple[Lack, ...] = ()
         self._given: set[tuple[Kind, int]] = set()
+        self._in_flight = 0
+        self._borrows = False
+        """Judges a work of a stage that it does not hold."""
 
     @cached_property
     def _terms(self) -> StepTerms:
@@ -100,16 +103,10 @@ class Audits:
         elif view is None or said.view.number >= view.id.number:
             self._early.keep(sender, said, len(encode_for_wire(said)))
 
-    def find(self, digest: str) -> bytes | None:
-        """A chunk of this peer's own gradient, as claimed, or a frame that it has sent, while the
-        step is open."""
+    def find(self, digest: str) -> bytes | memoryview | None:
+        """A chunk of this peer's own gradient, as claimed, a frame that it has sent, or parameters
+        of its, while the step is open."""
         return None if self._mine is None else self._mine.find(digest)
-
-    def is_of_ends(self, digest: str) -> bool:
-        """Whether these are parameters of the first layer or the last one."""
-        began = self._mine.began if self._mine is not None else None
-        layer = began.layer_of(digest) if began is not None else None
-        return layer in (0, self._tools.spec.model.layer_count - 1)
 
     def forget(self) -> None:
         """The gradients are about to be overwritten."""
@@ -118,6 +115,16 @@ class Audits:
     def lacks(self, view: ViewId) -> tuple[Lack, ...]:
         """Whose claims and audits a step waits for."""
         return self._waits_for if self._book is not None and self._book.view == view else ()
+
+    @property
+    def fetches(self) -> bool:
+        """What is lent to it, or what else a work of a stage that it does not hold takes."""
+        return self._borrows and self._in_flight > 0
+
+    def borrowers(self, view: ViewId) -> Mapping[str, int]:
+        """Who does so now, and of how many works."""
+        book = self._book
+        return book.borrowers() if book is not None and book.view == view else {}
 
     def has_given(self, kind: Kind, step: int) -> bool:
         """Whether this peer has said its own, if anything is to be said."""
@@ -142,14 +149,8 @@ class Audits:
             await self._until(view, Kind.CLAIM, book.not_claimed)
             self._tools.status.facts["arithmetics"] = book.arithmetics()
             await self._true_openings(view, book)
-            found: dict[str, bytes] = {}
-            for peer_id, auditor in sorted(book.drawn().items()):
-                if auditor == me:
-                    found[peer_id] = work = await self._again(here, peer_id)
-                    self._say(here, Audited(view.id, step, peer_id, work))
+            found = await self._audited(here)
             tried = set(found)
-            self._given.add((Kind.AUDIT, step))
-            await self._until(view, Kind.AUDIT, book.not_audited)
             disputed = book.disputed()
             for peer_id in disputed:
                 log.warning("%s has computed something else than was claimed", peer_id)
@@ -163,12 +164,26 @@ class Audits:
         finally:
             self._waits_for = ()
 
+    async def _audited(self, here: "_Open") -> dict[str, bytes]:
+        """Of whom this peer was drawn for, once all that were have said what they find."""
+        book, found = here.book, dict[str, bytes]()
+        for drawn in (book.drawn, book.drawn_instead):
+            mine = sorted(it for it, by in drawn().items() if by == self._tools.me)
+            if mine:
+                self._given.discard((Kind.AUDIT, here.step))
+            for peer_id in mine:
+                found[peer_id] = work = await self._again(here, peer_id)
+                self._say(here, Audited(here.view.id, here.step, peer_id, work))
+            self._given.add((Kind.AUDIT, here.step))
+            await self._until(here.view, Kind.AUDIT, book.not_audited)
+        return found
+
     def _book_of(self, view: View, plan: Plan) -> ClaimBook:
         """With what came before this peer had taken over."""
         if self._book is not None and self._book.view == view.id:
             return self._book
-        due, bars = partial(self._terms.due, plan=plan), view.snapshot.bars
-        self._book = book = ClaimBook(view.id, plan, self._rate, self._terms.judging, bars, due)
+        due, kept = partial(self._terms.due, plan=plan), self._terms.kept_microbatches
+        self._book = book = ClaimBook(view.id, plan, self._rate, kept, view.snapshot.bars, due)
         self._next_opening = b""
         book.step_begins(self._state.step)
         for sender, said in self._early.take():
@@ -236,8 +251,9 @@ class Audits:
         microbatches = whole_step(here.plan, peer_id).microbatches if due.trains else ()
         held_out = held_out_judged(here.plan, peer_id, tools.spec, due) if evaluates else []
         shards = StepShards(step, microbatches, bool(held_out), peer_id)
-        await have_shards(tools, self._outlet, state, here.view, here.plan, shards)
-        judged = self._judged(here, peer_id, microbatches, held_out, due)
+        if here.book.has_layers(tools.me, peer_id):
+            await have_shards(tools, self._outlet, state, here.view, here.plan, shards)
+        judged = self._judged(here, peer_id, shards, held_out, due)
         with tools.recorder.span("audit"):
             found = await self._unless_over(here.view, asyncio.create_task(judged))
         self.count += 1
@@ -245,17 +261,19 @@ class Audits:
         return found
 
     async def _judged(
-        self,
-        here: "_Open",
-        peer_id: str,
-        microbatches: Sequence[int],
-        held_out: Sequence[int],
-        due: Due,
+        self, here: "_Open", peer_id: str, shards: StepShards, held_out: Sequence[int], due: Due
     ) -> bytes:
-        tools, engine, claims = self._tools, here.engine, here.book.claims
-        states = await self._states_of(here, peer_id)
-        if states is None:
-            return COULD_NOT
+        tools, engine, own = self._tools, here.engine, here.engine.states
+        states: Mapping[int, LayerState | LentLayer] = own
+        claims = here.book.claims
+        self._borrows = not here.book.has_layers(tools.me, peer_id)
+        if self._borrows:
+            fetch = self._fetch_from
+            borrowing = Borrowing(tools.me, tools.spec, here.plan, own, fetch, tools.compute)
+            lent = await borrowing.borrowed(peer_id, claims[peer_id].share.parameters)
+            if lent is None or not await self._has_data(here.plan, shards):
+                return COULD_NOT
+            states = {**own, **lent}
         judge = Judge(
             tools.spec,
             here.plan,
@@ -263,11 +281,11 @@ class Audits:
             states,
             tools.compute,
             self._fetch,
-            recompute=engine.work.runner.recompute or states is not engine.states,
+            recompute=engine.work.runner.recompute or self._borrows,
         )
         return await judge.work_of(
             peer_id,
-            microbatches,
+            shards.microbatches,
             tools.batches,
             here.step,
             claims,
@@ -277,21 +295,12 @@ class Audits:
             due=due,
         )
 
-    async def _states_of(
-        self, here: "_Open", peer_id: str
-    ) -> Mapping[int, LayerState | LentLayer] | None:
-        """Those that this peer holds, and what else a judge of that work needs; None if it does not
-        come."""
-        tools, own = self._tools, here.engine.states
-        borrowing = Borrowing(tools.me, tools.spec, here.plan, own, self._fetch_from)
-        if not borrowing.lacks(peer_id):
-            return own
-        self._state.fetches = True
+    async def _has_data(self, plan: Plan, shards: StepShards) -> bool:
+        self._in_flight += 1
         try:
-            lent = await borrowing.borrowed(peer_id, here.book.claims[peer_id].share.parameters)
+            return await could_have_shards(self._tools, self._outlet, plan, shards)
         finally:
-            self._state.fetches = False
-        return None if lent is None else {**own, **lent}
+            self._in_flight -= 1
 
     async def _unless_over(self, view: View, work: "asyncio.Task[bytes]") -> bytes:
         try:
@@ -312,6 +321,9 @@ class Audits:
             return work.result()
         except asyncio.CancelledError:
             raise
+        except NoParameters as found:
+            for peer_id in found.peer_ids:
+                self._outlet.poison(peer_id, "claims parameters that are none")
         except UnlikeParts as found:
             self._outlet.poison(found.peer_id, "a claim of other chunks than its segments have")
         except BlobUnavailable as found:
@@ -328,9 +340,13 @@ class Audits:
     async def _fetch(self, peer_id: str, blob: str, size_bytes: int) -> bytes:
         """Raises `BlobUnavailable`."""
         if peer_id == self._tools.me and (mine := self.find(blob)) is not None:
-            return mine
+            return bytes(mine)
         return await self._fetch_from([peer_id], blob, size_bytes)
 
     async def _fetch_from(self, peer_ids: Sequence[str], blob: str, size_bytes: int) -> bytes:
         """Raises `BlobUnavailable`."""
-        return await self._tools.net.blobs.fetch_bytes(blob, peer_ids, size_bytes, blake3)
+        self._in_flight += 1
+        try:
+            return await self._tools.net.blobs.fetch_bytes(blob, peer_ids, size_bytes, blake3)
+        finally:
+            self._in_flight -= 1

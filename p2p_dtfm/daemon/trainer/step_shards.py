@@ -33,16 +33,37 @@ async def have_shards(
     tools: Tools, outlet: Outlet, state: TrainerState, view: View, plan: Plan, read: StepShards
 ) -> None:
     """Bring what a stage reads, if it reads any; or until the view is over."""
-    beside = neighbours_of(plan, read.stage_of or tools.me, tools.spec)
-    is_between = beside[0].before is not None and beside[0].after is not None
-    if is_between and not tools.spec.data.masks_documents:
+    needed = _needed(tools, plan, read)
+    if needed is None:
         return
-    needed = tools.batches.shards(read.step, read.microbatches, held_out=read.held_out)
     try:
         await _fetch(tools, outlet, state, view, needed)
     finally:
         state.fetches = False
         tools.status.troubles.over("data")  # there, or no longer this peer's concern
+
+
+async def could_have_shards(tools: Tools, outlet: Outlet, plan: Plan, read: StepShards) -> bool:
+    """The same in one try, by whom nothing waits for but an audit."""
+    needed = _needed(tools, plan, read)
+    if needed is None:
+        return True
+    try:
+        await outlet.fetch_shards(needed)
+        await tools.compute.run(tools.batches.open_shards, needed)
+    except (ShardDamaged, ShardMissing, BlobUnavailable, OSError) as error:
+        log.warning("an audit goes without data: %s", error)
+        return False
+    return True
+
+
+def _needed(tools: Tools, plan: Plan, read: StepShards) -> set[str] | None:
+    """None for a stage that reads no data."""
+    beside = neighbours_of(plan, read.stage_of or tools.me, tools.spec)
+    is_between = beside[0].before is not None and beside[0].after is not None
+    if is_between and not tools.spec.data.masks_documents:
+        return None
+    return tools.batches.shards(read.step, read.microbatches, held_out=read.held_out)
 
 
 async def _fetch(

@@ -1,5 +1,7 @@
 """Where this peer stands in its step: what it lacks of whom, and what it has given to whom."""
 
+from collections.abc import Mapping
+
 from p2p_dtfm.core.messages.work import LACKS_LIMIT, Kind, Lack, Work
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.snapshot import ViewId
@@ -44,8 +46,13 @@ class StepWaits:
             computes=not self._tools.compute.is_idle,
             lacks=self._lacks(not_active)[:LACKS_LIMIT],
             sends_to=tuple(peer for peer in view.member_ids if self._gives(peer)),
-            fetches=state.fetches or state.restart is not None,
+            fetches=state.fetches or state.restart is not None or self._steps.audits.fetches,
         )
+
+    def borrowers(self) -> Mapping[str, int]:
+        """Who computes works again of which it has not got the layers, and how many."""
+        view = self._state.view
+        return self._steps.audits.borrowers(view.id) if view is not None else {}
 
     def has_given(self, peer_id: str, lack: Lack) -> bool:
         """What `peer_id` says it lacks of this peer has been sent, and it has accepted all that."""

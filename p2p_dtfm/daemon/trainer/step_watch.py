@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from p2p_dtfm.core.consensus.agreement import Agreement
 from p2p_dtfm.core.liveness.liveness import Suspicion
 from p2p_dtfm.core.liveness.pace import Pace
-from p2p_dtfm.core.liveness.stalls import Stalls
+from p2p_dtfm.core.liveness.stalls import PatienceOf, Stalls
 from p2p_dtfm.core.liveness.vouches import Vouches
 from p2p_dtfm.core.liveness.waits import PossibleWaits
 from p2p_dtfm.core.messages.work import Work
@@ -65,13 +65,18 @@ class StepWatch:
             return []
         possible, pace = self._in_view
         not_ready, self._not_ready = self._not_ready, []
+        patience = self._patience(pace)
         return not_ready + self._stalls.tick(
-            self.work(agreement), possible, self._waits.has_given, pace.patience, now_ns
+            self.work(agreement), possible, self._waits.has_given, patience, now_ns
         )
+
+    def _patience(self, pace: Pace) -> PatienceOf:
+        borrowed = self._waits.borrowers()
+        return lambda peer_id, step: pace.patience(peer_id, step, borrowed.get(peer_id, 0))
 
     def take_sides(self, agreement: Agreement) -> list[Suspicion]:
         """Of those who accuse, or are accused, in the attempt that has just begun, who holds up
         this peer, too. Its next tick may come when all have agreed."""
         if self._in_view is None:
             return []
-        return self._stalls.join(agreement.doubted, self._in_view[1].patience)
+        return self._stalls.join(agreement.doubted, self._patience(self._in_view[1]))

@@ -198,12 +198,9 @@ class Trainer:
         """Raises `PeerFault`."""
         self._steps.audits.receive(sender, said)
 
-    def find_part(self, digest: str) -> bytes | None:
+    def find_part(self, digest: str) -> bytes | memoryview | None:
         """Of this peer's own gradient of the open step, for an audit."""
         return self._steps.audits.find(digest)
-
-    def is_of_ends(self, digest: str) -> bool:
-        return self._steps.audits.is_of_ends(digest)
 
     async def counted(self) -> None:
         """Let the step that all have prepared commit, before more is said of the next ones."""
@@ -331,6 +328,7 @@ class Trainer:
         """Bring the states to where an unplanned view starts; see
         `core.recovery.recovery_evidence.Restart`."""
         state, step, compute = self._state, self._state.step, self._tools.compute
+        self._steps.audits.forget()  # states may change
         state.memory.forget((*restart.discard, *restart.load))
         for layer in restart.discard:
             state.states.pop(layer, None)

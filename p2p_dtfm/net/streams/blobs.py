@@ -32,7 +32,7 @@ from p2p_dtfm.net.streams.donors import (
 )
 from p2p_dtfm.ports import disk, now
 
-OpenBlob = Callable[[str], Path | bytes | None]
+OpenBlob = Callable[[str], Path | bytes | memoryview | None]
 """Finds a blob, on disk or in memory, by its digest."""
 MayHave = Callable[[str, str], None]
 """Raises `PeerFault` for a sender that does not get the blob with this digest."""
@@ -414,10 +414,10 @@ class BlobExchange:
         self._gave_at_s[sender] = now.monotonic_s()
         return encode(chunk)
 
-    async def _read(self, found: Path | bytes, request: _Request) -> _Chunk:
-        if isinstance(found, bytes):
+    async def _read(self, found: Path | bytes | memoryview, request: _Request) -> _Chunk:
+        if not isinstance(found, Path):
             end = request.offset + request.length
-            return _Chunk(len(found), found[request.offset : end])
+            return _Chunk(len(found), bytes(found[request.offset : end]))
         try:
             return await asyncio.to_thread(_read_chunk, found, request)
         except FileNotFoundError as error:

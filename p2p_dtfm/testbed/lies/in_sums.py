@@ -114,7 +114,7 @@ def show_no_part(lie: Lie) -> None:
         steps[0] = step
         return await begun(self, view, plan, step, *rest)
 
-    def find(self: Any, digest: str) -> bytes | None:
+    def find(self: Any, digest: str) -> bytes | memoryview | None:
         return None if lie.is_told(steps[0]) else honest(self, digest)
 
     put(Audits, "account", account)

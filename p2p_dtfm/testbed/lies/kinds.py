@@ -75,6 +75,12 @@ OUT_OR_BARRED = Promise(
     "of the two is out, and the other the next time",
     WITHIN_STEPS,
 )
+ODD_ONE = Promise(
+    "out within two steps, and back after 10, 20, 40, 80 seconds; of fellows that are half of a "
+    "stage's holders one, with an honest one, and where they are most of them it is an honest one",
+    WITHIN_STEPS,
+    costs_another=True,
+)
 ONE_OF_TWO = Promise(
     "in doubt with who stands beside it: one of the two is out, and it may be the honest one",
     None,
@@ -123,7 +129,7 @@ _WORK = {
         pipelines=True,
     ),
     "parameters": LieKind(
-        "claims that it began the step with other parameters", LEFT_OUT, pipelines=True
+        "claims that it began the step with other parameters", ODD_ONE, pipelines=True
     ),
     "update": LieKind(
         "makes its own parameters a thousandth larger at the end of each step", BARRED

@@ -191,8 +191,10 @@ def _memory_bytes(device: torch.device, limit_bytes: int | None) -> int:
 
 
 def free_bytes(device: torch.device) -> int:
+    """With what PyTorch keeps of a card for itself and does not use."""
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
+        kept_bytes = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + int(kept_bytes)
     return int(psutil.virtual_memory().available)
 
 

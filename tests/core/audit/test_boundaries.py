@@ -16,7 +16,6 @@ from p2p_dtfm.core.audit.boundaries import (
     unlike_boundaries,
 )
 from p2p_dtfm.core.audit.claim_book import ClaimBook, commitment_to
-from p2p_dtfm.core.audit.judging import Judging
 from p2p_dtfm.core.audit.work import (
     CLAIM_BYTES,
     WORK_BYTES,
@@ -193,7 +192,7 @@ def test_nobody_is_judged_by_an_input_that_was_not_sent() -> None:
 
 def test_where_claims_do_not_fit_the_sender_is_drawn_and_the_receiver_is_not() -> None:
     shares = changed("a", activation_out=digest("wrong"))
-    book = ClaimBook(VIEW, PLAN, 0, Judging(100))
+    book = ClaimBook(VIEW, PLAN, 0, 100)
     for step in (7, 8):
         book.step_begins(step)
         for peer in NAMES:
@@ -285,9 +284,7 @@ def test_the_evaluation_after_the_last_step_is_drawn_at_any_rate() -> None:
     drawn = []
     for last in (9, 8):
         due = {last: AFTER}
-        book = ClaimBook(
-            VIEW, PLAN, 0, Judging(100), (), lambda step, due=due: due.get(step, Due())
-        )
+        book = ClaimBook(VIEW, PLAN, 0, 100, (), lambda step, due=due: due.get(step, Due()))
         for step in (7, 8):
             book.step_begins(step)
             for peer in NAMES:

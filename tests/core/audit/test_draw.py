@@ -1,14 +1,16 @@
 """Who is audited: known to nobody before all have claimed, and as often as the run spec says."""
 
+from collections import Counter
 from collections.abc import Collection, Mapping
 
 import msgspec
 import pytest
 
+from p2p_dtfm.core.audit.boundaries import beside
 from p2p_dtfm.core.audit.claim_book import ClaimBook, commitment_to
 from p2p_dtfm.core.audit.draw import draw, seed_of
-from p2p_dtfm.core.audit.judging import Judging
-from p2p_dtfm.core.messages.audit_messages import Audited, Claimed, Share
+from p2p_dtfm.core.audit.judging import judges_of
+from p2p_dtfm.core.messages.audit_messages import COULD_NOT, Audited, Boundary, Claimed, Share
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
 from tests.core.audit.parts import NAMES, PLAN, VIEW, share_of, two_by_two
@@ -29,10 +31,10 @@ def drawn(
     kept: int = 100,
     always: Collection[str] = (),
 ) -> dict[str, str]:
-    def judges_of(peer_id: str) -> list[str]:
-        return Judging(kept).judges_of(peer_id, plan, shares)
+    def all_of(peer_id: str) -> tuple[str, ...]:
+        return judges_of(peer_id, plan, shares, kept).all
 
-    return draw(seed, plan.stage_holders(), judges_of, rate, always)
+    return draw(seed, plan.stage_holders(), all_of, rate, always)
 
 
 def test_at_a_rate_of_one_all_are_audited_and_nobody_audits_more_than_two() -> None:
@@ -82,6 +84,28 @@ def test_where_parameters_are_stated_each_member_is_drawn_for_each() -> None:
     assert all(0.25 < by.count(name) / len(by) < 0.42 for name in "bcd")
 
 
+def stage_share(plan: Plan, name: str) -> Share:
+    """Of a stage of one of two pairs."""
+    parts, got, chunk = {}, {}, b"c" * 32
+    for number, segment in enumerate(plan.segments()):
+        if name in segment.holders:
+            mine = segment.holders.index(name)
+            parts[number] = (chunk, chunk)
+            came = tuple(chunk if it == mine else b"" for it in range(2))
+            got[number] = tuple(() if it == name else came for it in segment.holders)
+    edge = b"e" * 32
+    edges = {
+        number: Boundary(
+            edge if before else b"",
+            edge if after else b"",
+            edge if after else b"",
+            edge if before else b"",
+        )
+        for number, (before, after) in beside(plan, name).items()
+    }
+    return Share("cpu-1", 1, parts, got, edges)
+
+
 def claim(name: str, step: int, *, opened: bool = True) -> Claimed:
     opening = name.encode() * 31 + bytes([step])
     following = name.encode() * 31 + bytes([step + 1 if opened else 99])
@@ -102,6 +126,34 @@ def test_in_the_first_step_of_a_view_all_are_audited() -> None:
     assert set(book.drawn()) == set(NAMES)
     claimed(book, 8)
     assert book.drawn() == {} and book.false_openings() == {}
+
+
+def test_for_who_has_other_layers_and_no_room_a_holder_is_drawn_instead() -> None:
+    """Else what it draws is audited by nobody."""
+    plan = two_by_two()
+    book = ClaimBook(VIEW, plan, ALL)
+    book.step_begins(7)
+    assert book.borrowers() == {}, "not all have claimed"
+    for name in NAMES:
+        layers = dict.fromkeys(plan.layers_of(name), b"p" * 32)
+        share = msgspec.structs.replace(stage_share(plan, name), parameters=layers)
+        book.record(name, msgspec.structs.replace(claim(name, 7), share=share))
+    drawn = book.drawn()
+    outside = {peer: by for peer, by in drawn.items() if not book.has_layers(by, peer)}
+    assert 0 < len(outside) < 4 and book.drawn_instead() == {}
+    assert book.borrowers() == Counter(outside.values())
+    for peer, by in drawn.items():
+        word = COULD_NOT if peer in outside else b"w" * 32
+        book.record(by, Audited(VIEW, 7, peer, word))
+    instead = book.drawn_instead()
+    assert set(instead) == set(outside) and set(book.not_audited()) == set(instead.values())
+    for peer, by in instead.items():
+        assert book.has_layers(by, peer)
+        book.record(by, Audited(VIEW, 7, peer, b"x" * 32))
+    assert book.not_audited() == () and book.disputed() == sorted(outside)
+    asked = Counter({it: n for it, n in book.borrowers().items() if n})
+    others = [judge for peer in outside for judge in NAMES if not book.has_layers(judge, peer)]
+    assert asked == Counter(others), "all of them judge it"
 
 
 def test_nobody_opens_another_thing_than_it_has_committed_itself_to() -> None:

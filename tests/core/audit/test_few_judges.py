@@ -1,7 +1,7 @@
 """Where audits prove nothing by themselves: works that one other member can compute again, or none;
 and layers that nobody else has."""
 
-from p2p_dtfm.core.audit.judging import Judging, few_judges, only_holders
+from p2p_dtfm.core.audit.judging import few_judges, only_holders
 from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
 from tests.core.audit.parts import PLAN, two_by_two
 
@@ -15,11 +15,6 @@ def test_in_pipelines_members_judge_by_parameters_that_they_are_given() -> None:
     only_two = Plan((Pipeline((Stage("a", 0, 1, 1), Stage("b", 1, 3, 1)), 0, 2),), (), 1)
     assert few_judges(only_two) == dict.fromkeys("ab", 1)
     assert only_holders(only_two) == ["a", "b"], "what their layers are is their word"
-
-
-def test_who_may_not_see_texts_does_not_judge_the_ends() -> None:
-    assert few_judges(two_by_two(), judging=Judging(ends=("a", "b"))) == {}
-    assert few_judges(two_by_two(), judging=Judging(ends=("a",))) == {"a": 1, "c": 1}
 
 
 def test_who_computes_otherwise_judges_nobody() -> None:

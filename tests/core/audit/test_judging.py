@@ -5,7 +5,7 @@ import msgspec
 import pytest
 
 from p2p_dtfm.core.audit.accounts import Findings, fault_of_share, findings
-from p2p_dtfm.core.audit.judging import Judging, states_parameters
+from p2p_dtfm.core.audit.judging import judges_of, states_parameters
 from p2p_dtfm.core.audit.work import claim_digest
 from p2p_dtfm.core.commit.judgement import conflict_of
 from p2p_dtfm.core.messages.audit_messages import Share
@@ -53,18 +53,20 @@ def lied(peer: str) -> dict[str, Share]:
     return shares
 
 
+def judging(shares: dict[str, Share], kept_microbatches: int = 100) -> tuple[str, str]:
+    """Of a's work: holders, and those to whom its parameters are lent."""
+    found = judges_of("a", PLAN, shares, kept_microbatches)
+    return "".join(found.holders), "".join(found.lent)
+
+
 def test_whoever_has_the_same_arithmetic_judges_what_all_holders_began_with() -> None:
-    assert Judging().judges_of("a", PLAN, HONEST) == list("bcdef")
-    assert Judging().judges_of("a", PLAN, began_otherwise("c")) == list("ce"), "whose is it?"
+    assert judging(HONEST) == ("ce", "bdf")
+    assert judging(began_otherwise("c")) == ("ce", ""), "whose is it?"
     unlike = {**HONEST, "b": msgspec.structs.replace(HONEST["b"], arithmetic="cpu-2")}
-    assert Judging().judges_of("a", PLAN, unlike) == list("cdef")
+    assert judging(unlike) == ("ce", "df")
     nobodys = {**HONEST, "a": msgspec.structs.replace(HONEST["a"], arithmetic="")}
-    assert Judging().judges_of("a", PLAN, nobodys) == []
-    assert Judging(1).judges_of("a", PLAN, HONEST) == [], "what came in is not kept"
-
-
-def test_texts_are_shown_to_nobody_whom_the_run_does_not_name() -> None:
-    assert Judging(ends=tuple("aceb")).judges_of("a", PLAN, HONEST) == list("bce")
+    assert judging(nobodys) == ("", "")
+    assert judging(HONEST, 1) == ("", ""), "what came in is not kept"
 
 
 def test_where_all_have_the_same_layers_no_parameters_are_stated() -> None:
@@ -92,6 +94,17 @@ def test_fellows_that_are_most_of_a_stage_are_out_and_the_honest_one_is_not() ->
     found = {judge: {"a": WORKS["a"]} for judge in LASTS} | {it: {"a": JUNK} for it in "ce"}
     result = findings_of(HONEST, found)
     assert set(result.liars) == {"c", "e"} and not result.doubts and not result.even
+
+
+def test_where_honest_ones_cannot_judge_holders_alone_decide() -> None:
+    """Who needs room for a stage and has none says nothing, and liars need none."""
+    found = {"b": {"a": JUNK}, "d": {"a": JUNK}, "c": {"a": WORKS["a"]}}
+    result = findings_of(HONEST, found)
+    assert not result.liars and not result.doubts and not result.even
+    for few in ({"b": {"a": JUNK}}, {"b": {"a": JUNK}, "e": {"a": WORKS["a"]}}):
+        assert not findings_of(HONEST, few).liars, few
+    of_holders = {"c": {"a": JUNK}, "e": {"a": WORKS["a"]}, "b": {"a": JUNK}}
+    assert set(findings_of(HONEST, of_holders).liars) == {"c"}, "as without the others"
 
 
 def test_what_is_said_by_who_cannot_have_computed_it_is_no_word() -> None:

@@ -85,7 +85,8 @@ class LentLayer:
     def __init__(self, layer: int, payload: bytes, device: torch.device) -> None:
         self.layer, self.device = layer, device
         self.version = self.moves = 0
-        self.parameters = from_bytes(payload).to(device)
+        # a copy, where tensors begin: kernels may add otherwise from another place in memory
+        self.parameters = from_bytes(payload).clone().to(device)
 
 
 def parameter_count(spec: RunSpec, layer: int) -> int:

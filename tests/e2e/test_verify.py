@@ -93,6 +93,26 @@ def test_a_history_that_all_have_sworn_to_is_refused_by_who_computes_it(
     assert "another work than it had to do" in told["refused"]
 
 
+def begun_otherwise(share: Share) -> Share:
+    others = {layer: digest[::-1] for layer, digest in share.parameters.items()}
+    return msgspec.structs.replace(share, parameters=others)
+
+
+@pytest.mark.nightly
+def test_who_began_with_another_state_is_refused_though_all_its_holders_say_so(
+    run: Run, tmp_path: Path
+) -> None:
+    """While there were two pipelines of two."""
+    works = [(3, peer) for peer in run.keys]
+    path = write_entries(
+        tmp_path / FILE_NAME, forged(run.entries, run.keys, works, begun_otherwise)
+    )
+    data = ("--data", str(run.data))
+    assert verified(path, "--sample", "0", *data)[0] == 0
+    code, told = verified(path, "--sample", "100%", *data)
+    assert code == 1 and "began with another layer" in told["refused"], told
+
+
 def evaluated_better(prepared: Prepared) -> Prepared:
     return msgspec.structs.replace(prepared, held_out_loss_sum=prepared.held_out_loss_sum / 2)
 

@@ -28,7 +28,14 @@ from p2p_dtfm.train.model.optimizer import apply_outcome
 from p2p_dtfm.train.stage.batches import Batches
 from p2p_dtfm.train.stage.replay.arithmetic import arithmetic_name, max_threads
 from p2p_dtfm.train.stage.replay.pipelines import Holder, Passed, StepBatches, replay_pipelines
-from p2p_dtfm.train.stage.replay.work import ACTIVATION, GRADIENT, Replayed, added, bytes_of
+from p2p_dtfm.train.stage.replay.work import (
+    ACTIVATION,
+    GRADIENT,
+    Replayed,
+    added,
+    bytes_of,
+    chunk_digest,
+)
 from p2p_dtfm.train.stage.tied_head import counted_once, tie
 from p2p_dtfm.train.updates.exact_sums import squared_norm
 from p2p_dtfm.train.updates.trimmed_sums import trimmed_over
@@ -196,6 +203,7 @@ class WorkAgain:
         prepared, number = step.said[peer_id], step.outcome.step
         self.judged += 1
         share = _share_of(step, peer_id)
+        self._judge_parameters(share, number, peer_id)
         sent = _edges(share.edges, work)
         own = own_digest(account.parts, work.loss_sum, sent, work.held_out_loss_sum)
         if own == work_of(prepared, plan.segments())[:OWN_BYTES]:
@@ -209,6 +217,13 @@ class WorkAgain:
         raise NotTrue(
             f"{peer_id} has signed another work than it had to do: {what}", number, peer_id
         )
+
+    def _judge_parameters(self, share: Share, number: int, peer_id: str) -> None:
+        """Where it states with which it began."""
+        for layer, digest in sorted(share.parameters.items()):
+            if chunk_digest(self.states[layer].parameters.detach().cpu().numpy()) != digest:
+                reason = f"{peer_id} has signed that it began with another layer {layer}"
+                raise NotTrue(reason, number, peer_id)
 
     def _sums(self, plan: Plan, computed: _Computed) -> dict[int, Tensor]:
         """Of all holders' gradients, by layer."""

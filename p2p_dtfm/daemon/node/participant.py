@@ -62,8 +62,6 @@ WHOLE_LIMIT_S = 10.0
 WHOLE_POLL_S = 0.1
 """How long the last words wait until all layers of the last step are on this disk."""
 IN_FLIGHT_PART = 8  # of the memory offered here; in tensors that others have announced
-POISON_GRACE_S = 0.25
-"""For others to find out as well who sends what no correct peer sends."""
 LANE_KINDS = {
     "forward": (FrameKind.ACTIVATION,),
     "backward": (FrameKind.ACTIVATION_GRADIENT,),
@@ -367,7 +365,7 @@ class Participant:
             log.warning(BLAMED, peer_id, cause)
             self._later(self._agreement.distrust(peer_id, cause, now.monotonic_ns()))
             loop = asyncio.get_running_loop()
-            loop.call_later(POISON_GRACE_S, self._accuse, view, peer_id, cause)
+            loop.call_later(self.step_watch.grace_s, self._accuse, view, peer_id, cause)
 
     def _accuse(self, view: View, peer_id: str, cause: str) -> None:
         if self._agreement.view is view:

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from p2p_dtfm.core.consensus.agreement import Agreement
 from p2p_dtfm.core.liveness.liveness import Suspicion
-from p2p_dtfm.core.liveness.pace import Pace
+from p2p_dtfm.core.liveness.pace import SECOND_NS, Pace
 from p2p_dtfm.core.liveness.stalls import PatienceOf, Stalls
 from p2p_dtfm.core.liveness.vouches import Vouches
 from p2p_dtfm.core.liveness.waits import PossibleWaits
@@ -16,6 +16,11 @@ from p2p_dtfm.core.recovery.contradictions import stated
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.core.schedule.tied_ends import tied_ends
 from p2p_dtfm.daemon.trainer.step_waits import StepWaits
+
+GRACE_S = 0.25
+GRACE_LIMIT_S = 2.0
+STEPS_OF_GRACE = 2
+"""So many times shorter than a step."""
 
 
 class StepWatch:
@@ -50,6 +55,14 @@ class StepWatch:
         said = map(stated, prepared) if following is not None else ()
         named = following.id if following is not None else None
         self._not_ready = self._vouches.committed(said, named, self._step_began_ns or 0)
+
+    @property
+    def grace_s(self) -> float:
+        """For others to find out as well who sends what no correct peer sends, or withholds what it
+        has claimed: an accusation by one alone may cost the accuser its place. Machines that take
+        long for a step take long for that, too."""
+        expected_ns = self._in_view[1].expected_ns if self._in_view is not None else 0
+        return min(GRACE_LIMIT_S, max(GRACE_S, expected_ns / SECOND_NS / STEPS_OF_GRACE))
 
     def heard(self, peer_id: str, progress: int, work: Work | None) -> None:
         self._stalls.heard(peer_id, progress, work)

@@ -32,6 +32,7 @@ nightly: lint
 	$(BIN)/python -m p2p_dtfm.testbed.virtual.seeds --seeds 100000-100049 --jobs 2 --shrink
 	$(BIN)/python -m p2p_dtfm.testbed.virtual.seeds --seeds 200000-200199 --jobs 2 --shrink
 	$(BIN)/python -m p2p_dtfm.testbed.virtual.seeds --seeds 300000-300099 --jobs 2 --shrink
+	$(BIN)/python -m p2p_dtfm.testbed.virtual.seeds --seeds 400000-400099 --jobs 2 --shrink
 
 demo: environment
 	$(BIN)/p2p-dtfm demo

@@ -9,7 +9,15 @@ import pytest
 from p2p_dtfm.testbed.virtual.lies.lying import IN_WORDS, IN_WORK, KINDS
 from p2p_dtfm.testbed.virtual.planted.patches import Planted, planted
 from p2p_dtfm.testbed.virtual.planted.verdicts import VERDICTS
-from p2p_dtfm.testbed.virtual.seeds.faults import LIES, Fault, Schedule, draw
+from p2p_dtfm.testbed.virtual.seeds.faults import (
+    BEGUN_IN_STAGES,
+    KINDS_IN_STAGES,
+    LIES,
+    LIES_IN_STAGES,
+    Fault,
+    Schedule,
+    draw,
+)
 from p2p_dtfm.testbed.virtual.seeds.player import Player
 from p2p_dtfm.testbed.virtual.seeds.playing import Played
 
@@ -51,6 +59,18 @@ def test_a_quarter_at_most_is_drawn_to_lie_and_all_kinds_are() -> None:
     assert all(not draw(seed).liars for seed in range(200))
 
 
+def test_seeds_of_stages_have_one_liar_among_machines_without_room_for_the_model() -> None:
+    schedules = [draw(seed) for seed in range(LIES_IN_STAGES, LIES_IN_STAGES + 400)]
+    assert {len(it.begun) for it in schedules} == set(BEGUN_IN_STAGES)
+    assert all(it.is_small and it.is_audited and len(it.liars) == 1 for it in schedules)
+    lies = [fault for it in schedules for fault in it.faults if fault.kind == "lie"]
+    assert set(KINDS_IN_STAGES) <= {fault.what for fault in lies}
+    for it in schedules:
+        named = {name for fault in it.faults for name in fault.whom}
+        assert named <= {*it.begun, *it.joiners} and not {*it.begun} & {*it.joiners}
+        assert all(fault.whom == it.liars for fault in it.faults if fault.kind == "lie")
+
+
 @pytest.fixture(scope="module")
 def player(tmp_path_factory: pytest.TempPathFactory) -> Player:
     return Player(tmp_path_factory.mktemp("player"), STEPS)
@@ -61,6 +81,12 @@ def test_a_liar_is_found_and_the_same_seed_has_the_same_trace_again(player: Play
     assert [it.problem for it in played] == ["", ""]
     assert played[0].lies > 0 and played[0].stayed == 0
     assert played[0].digest == played[1].digest != ""
+
+
+def test_seeds_of_stages_hold(player: Player) -> None:
+    """Seven, of whom one lies, with crashes between."""
+    found = player.play(LIES_IN_STAGES + 1, draw(LIES_IN_STAGES + 1))
+    assert found.problem == "" and found.lies and not found.stayed
 
 
 def test_evaluation_is_part_of_the_work_that_others_compute_again(tmp_path: Path) -> None:

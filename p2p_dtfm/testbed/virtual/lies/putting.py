@@ -13,7 +13,13 @@ from p2p_dtfm.testbed.lies import in_sums, in_words, in_work, of_peers
 from p2p_dtfm.testbed.lies.daemon import INSTALLED
 from p2p_dtfm.testbed.lies.kinds import KINDS as KINDS_OF_DAEMONS
 from p2p_dtfm.testbed.virtual.lies import notes, words
-from p2p_dtfm.testbed.virtual.lies.lying import AFTER_TRAINING, HERE_ALONE, IN_WORK, Lying
+from p2p_dtfm.testbed.virtual.lies.lying import (
+    AFTER_TRAINING,
+    HERE_ALONE,
+    IN_STAGES,
+    IN_WORK,
+    Lying,
+)
 from p2p_dtfm.testbed.virtual.planted.patches import Patches
 
 STRENGTHS = {"speed": 20.0}
@@ -39,7 +45,7 @@ class LieInTurn:
         if not is_its_turn or step >= ends:
             return False
         view = lying.views.get(self._name)
-        if self.kind in IN_WORK and view is not None:
+        if self.kind in IN_WORK + IN_STAGES and view is not None:
             lying.tell_work(view, step)
         else:
             lying.tell()

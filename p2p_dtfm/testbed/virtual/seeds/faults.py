@@ -87,6 +87,10 @@ LIES_LAST_S = (1.0, 3.0, math.inf)
 """The last one: it never ends."""
 FIRST_LIE_S, LAST_LIE_S, LAST_WITH_LIES_S = 1.0, 4.0, 8.0
 """Their runs are short."""
+LIES_IN_STAGES = 400_000
+"""From this seed on: one of six or seven small machines lies."""
+BEGUN_IN_STAGES = (6, 7)
+KINDS_IN_STAGES = ("activation", "edge-out", "parameters", "flip", "sum", "loss")
 RECIPES = 300_000
 """From this seed on: the schedules of the first seeds, in runs that are trained otherwise."""
 RECIPE_NAMES = ("muon", "local", "signs", "sparse", "int8")
@@ -166,6 +170,8 @@ class Schedule:
 
 def draw(seed: int) -> Schedule:
     """The same for the same seed."""
+    if seed >= LIES_IN_STAGES:
+        return _lies_in_stages(seed)
     if seed >= RECIPES:
         return _otherwise(seed)
     if seed >= LIES:
@@ -263,6 +269,35 @@ def _lies(seed: int) -> Schedule:
         liars=liars,
         lie_together=together,
         audit_rate=draws.choice(RATES),
+    )
+
+
+def _lies_in_stages(seed: int) -> Schedule:
+    """One of six or seven lies, and none of them has room for the whole model: members of other
+    stages judge as well. Two liars would be most of a stage's three holders, whose norms and states
+    are their word."""
+    draws = random.Random(f"lies in stages {seed}")
+    plain = _lies(seed - LIES_IN_STAGES + LIES)
+    count = draws.choice(BEGUN_IN_STAGES)
+    begun, liar = tuple(NAMES[:count]), draws.choice(NAMES[:count])
+    joiners = tuple(NAMES[count : count + len(plain.joiners)])
+    renamed = dict(zip(plain.joiners, joiners, strict=True))
+
+    def of_these(fault: Fault) -> Fault:
+        if fault.kind == "lie":
+            what = draws.choice(KINDS_IN_STAGES) if draws.random() < 0.5 else fault.what
+            return replace(fault, whom=(liar,), what=what)
+        whom = fault.whom[0]
+        return replace(fault, whom=(renamed.get(whom, draws.choice(begun)),))
+
+    return replace(
+        plain,
+        begun=begun,
+        joiners=joiners,
+        faults=tuple(map(of_these, plain.faults)),
+        is_small=True,
+        liars=(liar,),
+        lie_together=False,
     )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from p2p_dtfm.daemon.step import lent_parameters
 from p2p_dtfm.testbed.virtual.lies.putting import LieInTurn
 from p2p_dtfm.testbed.virtual.seeds.faults import LIES, Fault, Schedule
 from p2p_dtfm.testbed.virtual.seeds.player import Player
@@ -143,6 +144,16 @@ def test_one_of_two_and_two_of_three_holders_are_judged_by_the_other_stage(
     found = fellows_play(player, monkeypatch, stages, liars, what)
     assert found.problem == "" and found.lies and not found.stayed
     assert any(FOUND in report for report in found.reports), found.reports
+
+
+def test_where_nobody_has_room_for_another_stage_its_holders_judge_as_they_did(
+    player: Player, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For whoever was drawn and cannot a holder is: the liar is out, and only not barred."""
+    monkeypatch.setattr(lent_parameters, "free_bytes", lambda device: 0)
+    found = fellows_play(player, monkeypatch, ("ace", "bdf"), "a", "flip")
+    assert found.problem == "" and found.lies and not found.stayed
+    assert found.reports and all(FOUND in it for it in found.reports), found.reports
 
 
 @pytest.mark.parametrize(

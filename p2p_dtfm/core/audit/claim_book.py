@@ -160,10 +160,12 @@ class ClaimBook:
         return {peer: claim.share.arithmetic for peer, claim in self.claims.items()}
 
     def not_audited(self) -> tuple[str, ...]:
-        """Auditors that were drawn and have not said what they have found."""
-        return self._silent(self.drawn()) or self._silent(self.drawn_instead())
+        """Auditors that were drawn and have not said what they have found; once all have, those
+        that were drawn instead."""
+        return self.silent(self.drawn()) or self.silent(self.drawn_instead())
 
-    def _silent(self, drawn: Mapping[str, str]) -> tuple[str, ...]:
+    def silent(self, drawn: Mapping[str, str]) -> tuple[str, ...]:
+        """Of auditors by whom they were drawn for."""
         audited = self._at(self._step).audited
         return tuple(sorted({by for peer, by in drawn.items() if (by, peer) not in audited}))
 
@@ -172,7 +174,7 @@ class ClaimBook:
         without room for it: else what it draws is audited by nobody. Once all drawn have spoken."""
         audited = self._at(self._step).audited
         found: dict[str, str] = {}
-        if self._silent(self.drawn()):
+        if self.silent(self.drawn()):
             return found
         for peer, by in self.drawn().items():
             holders = self._judges_of(peer).holders

@@ -167,15 +167,16 @@ class Audits:
     async def _audited(self, here: "_Open") -> dict[str, bytes]:
         """Of whom this peer was drawn for, once all that were have said what they find."""
         book, found = here.book, dict[str, bytes]()
-        for drawn in (book.drawn, book.drawn_instead):
-            mine = sorted(it for it, by in drawn().items() if by == self._tools.me)
+        for draw in (book.drawn, book.drawn_instead):
+            drawn = draw()
+            mine = sorted(it for it, by in drawn.items() if by == self._tools.me)
             if mine:
                 self._given.discard((Kind.AUDIT, here.step))
             for peer_id in mine:
                 found[peer_id] = work = await self._again(here, peer_id)
                 self._say(here, Audited(here.view.id, here.step, peer_id, work))
             self._given.add((Kind.AUDIT, here.step))
-            await self._until(here.view, Kind.AUDIT, book.not_audited)
+            await self._until(here.view, Kind.AUDIT, partial(book.silent, drawn))
         return found
 
     def _book_of(self, view: View, plan: Plan) -> ClaimBook:

@@ -17,7 +17,7 @@ def _commits_are_noted(patches: Patches, lying: Lying) -> None:
         book, deed = self.audits._book, Deed(view.id, step)
         seen = lying.commit(deed, found.digest)
         if seen is not None and book is not None and deed in lying.told:
-            seen.drawn |= book.drawn()
+            seen.drawn |= book.drawn() | book.drawn_instead()
             honest_ones = lying.victims(view.plan.stage_holders())
             for liar in lying.told[deed]:
                 seen.judges[liar] = sum(book.may_judge(it, liar) for it in honest_ones)

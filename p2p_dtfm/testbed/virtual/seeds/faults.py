@@ -170,14 +170,15 @@ class Schedule:
 
 def draw(seed: int) -> Schedule:
     """The same for the same seed."""
-    if seed >= LIES_IN_STAGES:
-        return _lies_in_stages(seed)
-    if seed >= RECIPES:
-        return _otherwise(seed)
-    if seed >= LIES:
-        return _lies(seed)
-    if seed >= STORMS:
-        return _storm(seed)
+    others = (
+        (LIES_IN_STAGES, _lies_in_stages),
+        (RECIPES, _otherwise),
+        (LIES, _lies),
+        (STORMS, _storm),
+    )
+    for first, other in others:
+        if seed >= first:
+            return other(seed)
     draws = random.Random(f"faults {seed}")
     kinds = CRASHES if seed % 4 == 3 else KINDS
     count, joiner_count = draws.randint(*BEGUN), draws.randint(*JOINERS)

@@ -28,7 +28,7 @@ def waits_of(keys: list[FrameKey]) -> StepWaits:
         spec=SimpleNamespace(total_steps=10),
         compute=SimpleNamespace(is_idle=True),
     )
-    steps = SimpleNamespace(engine=engine)
+    steps = SimpleNamespace(engine=engine, audits=SimpleNamespace(fetches=False))
     return StepWaits(*(cast(Any, it) for it in (tools, state, steps, SimpleNamespace())))
 
 

@@ -4,7 +4,7 @@ Next to nothing is judged while one is missing: the others' findings would be of
 """
 
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from itertools import combinations
 from typing import NamedTuple
 
@@ -131,8 +131,8 @@ def findings(
     arithmetics = {peer: share.arithmetic for peer, share in shares.items()}
     if one_arithmetic:
         _judge_arithmetics(arithmetics, found)
-    for peer_id in [peer for peer in works if peer not in without_input]:
-        length = OWN_BYTES if peer_id in misled else WORK_BYTES
+    judged = {peer: works[peer] for peer in works if peer not in without_input}
+    for peer_id, length in _denied(judged, accounts, misled).items():
         judges = judges_of(peer_id, plan, shares, kept_microbatches)
         mine = {peer_id: works[peer_id][:length]}
         stated = _found_of(peer_id, accounts, judges.all, length) | mine
@@ -143,6 +143,19 @@ def findings(
         _judge(peer_id, stated, is_secret=is_secret, found=found)
         _convict(stated, len(accounts), found)
     return found
+
+
+def _denied(
+    works: Mapping[str, bytes], accounts: Mapping[str, Account], misled: Collection[str]
+) -> dict[str, int]:
+    """Whose work somebody has found to be another, and how many bytes of it count."""
+    denied = {}
+    for peer_id, work in works.items():
+        length = OWN_BYTES if peer_id in misled else WORK_BYTES
+        found = (it.found[peer_id] for it in accounts.values() if peer_id in it.found)
+        if any(it[:length] != work[:length] for it in found):
+            denied[peer_id] = length
+    return denied
 
 
 def _is_decided(stated: Mapping[str, bytes], judges: Judges) -> bool:

@@ -19,7 +19,7 @@ LARGEST_PROBE_BYTES = 8 << 20
 LONG_ENOUGH_S = 0.05
 _SHORTEST_SPAN_S = 0.005
 _GROWTH = 4
-_PROTOCOL = "/p2p-dtfm/1/bandwidth"
+PROBE_PROTOCOL = "/p2p-dtfm/1/bandwidth"
 _REPORT_BYTES = 1 << 16
 _SERVED_BYTES_LIMIT = 32 << 20
 _SERVED_SECONDS_LIMIT = 12.0
@@ -53,7 +53,7 @@ class Probes:
     async def ready(self) -> "Probes":
         """Start to serve."""
         await self._echo.ready()
-        await self._host.serve_streams(_PROTOCOL, self._serve, "bandwidth")
+        await self._host.serve_streams(PROBE_PROTOCOL, self._serve, "bandwidth")
         return self
 
     async def probe_round_trip(self, peer_id: str) -> int:
@@ -88,7 +88,7 @@ class Probes:
         50 ms or are 8 MiB. Raises `Unreachable`, or `Refused` by a busy peer.
         """
         async with self._probing:
-            reader, writer = await self._host.open_stream(peer_id, _PROTOCOL, CALL_DEADLINE_S)
+            reader, writer = await self._host.open_stream(peer_id, PROBE_PROTOCOL, CALL_DEADLINE_S)
             try:
                 await self._expect_welcome(peer_id, reader, writer)
                 return await _measure(peer_id, reader, writer, first_bytes, deadline_s)

@@ -4,10 +4,13 @@ import asyncio
 import zlib
 from collections.abc import Callable
 
+from p2p_dtfm.net.streams.probing import LARGEST_PROBE_BYTES, PROBE_PROTOCOL
+
 BUFFER_BYTES = 1 << 18
 """What may be under way before a writer has to wait."""
 UNREAD_BYTES = 4 << 20
-"""What a reader may leave lying before it must be reset: all who send have bounds below it."""
+"""What a reader may leave lying before it must be reset: all who send have bounds below it, but for
+a probe of a line, of which the largest may lie at who is paused in the middle of it."""
 
 TRACED_BYTES = 4096
 """Of a piece, at each end: with its length as much as a trace tells apart."""
@@ -47,6 +50,11 @@ class VirtualWriter:
 
     def is_closing(self) -> bool:
         return self._closing
+
+    @property
+    def unread_limit_bytes(self) -> int:
+        is_probe = self._name.endswith(PROBE_PROTOCOL)
+        return UNREAD_BYTES + (LARGEST_PROBE_BYTES if is_probe else 0)
 
     @property
     def unread_bytes(self) -> int:

@@ -12,7 +12,6 @@ from p2p_dtfm.daemon.machine.home import is_full
 from p2p_dtfm.daemon.peers.run_source import RunComplete
 from p2p_dtfm.testbed.virtual.loop import VirtualTask
 from p2p_dtfm.testbed.virtual.peer import Peer
-from p2p_dtfm.testbed.virtual.streams import UNREAD_BYTES
 from p2p_dtfm.testbed.virtual.swarm import NeverHappened, Swarm
 from p2p_dtfm.train.model.checkpoint import Checkpoint, complete, list_checkpoints, load_layer
 
@@ -82,7 +81,7 @@ def require_bounds(swarm: Swarm, liars: Collection[str] = ()) -> None:
             continue
         for ends in host.open.values():
             for end in ends:
-                if end.unread_bytes > UNREAD_BYTES:
+                if end.unread_bytes > end.unread_limit_bytes:
                     raise Broken(f"{host.process.name}: {end.unread_bytes} bytes unread")
 
 

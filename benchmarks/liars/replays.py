@@ -6,8 +6,7 @@
 Each stage-step has layers, threads, codec and order of work drawn by its number: with or without
 recomputation, with split backwards where the stage can, and some begun anew. The second time it
 is what `train.stage.replay` makes of its parameters, half of the times as another peer is lent
-them, and of what came into it. One unequal digest
-falsifies audits that judge by equality.
+them, and of what came into it. One unequal digest falsifies audits that judge by equality.
 """
 
 import argparse

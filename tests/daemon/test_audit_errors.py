@@ -1,6 +1,7 @@
 """An audit that does not come to an end here costs nobody anything, and ends no daemon."""
 
 import asyncio
+from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,18 +28,21 @@ def claim(name: str, threads: int = 1) -> Claimed:
     return Claimed(VIEW, 7, share, b"w" * WORK_BYTES, b"o" * 32, commitment_to(b"o" * 32))
 
 
+async def result_of(audits: Audits, work: Callable[[], Coroutine[Any, Any, bytes]]) -> bytes:
+    """What the audit comes to, once its work has ended."""
+    view: Any = None
+    task = asyncio.create_task(work())
+    await asyncio.wait([task])
+    return await audits._result(view, task)
+
+
 def test_an_error_in_a_replay_is_no_word_against_anybody(caplog: pytest.LogCaptureFixture) -> None:
     audits = Audits(SimpleNamespace(spec=run_spec()), None, None)  # type: ignore[arg-type]
 
     async def fail() -> bytes:
         raise MemoryError("no room for an audit")
 
-    async def result() -> bytes:
-        work = asyncio.create_task(fail())
-        await asyncio.wait([work])
-        return await audits._result(None, work)  # type: ignore[arg-type]
-
-    assert asyncio.run(result()) == COULD_NOT
+    assert asyncio.run(result_of(audits, fail)) == COULD_NOT
     assert "no room for an audit" in caplog.text
 
 
@@ -55,13 +59,8 @@ def test_who_has_claimed_tensors_and_shows_none_is_blamed_and_who_is_not_reached
         causes = {"denies": "blob 0123 is not here", "is far": "no answer within 5 s"}
         raise BlobUnavailable("0123", causes, {"denies"})
 
-    async def result() -> bytes:
-        work = asyncio.create_task(fail())
-        await asyncio.wait([work])
-        return await audits._result(None, work)  # type: ignore[arg-type]
-
     with pytest.raises(Stopped):
-        asyncio.run(result())
+        asyncio.run(result_of(audits, fail))
     assert told == [("poison", "denies"), ("trouble", "is far")]
 
 
@@ -137,11 +136,6 @@ def test_parameters_that_nobody_shows_are_held_against_all_who_claim_them() -> N
     async def fail() -> bytes:
         raise NoParameters(["y", "z"], 3)
 
-    async def result() -> bytes:
-        work = asyncio.create_task(fail())
-        await asyncio.wait([work])
-        return await audits._result(None, work)  # type: ignore[arg-type]
-
     with pytest.raises(Stopped):
-        asyncio.run(result())
+        asyncio.run(result_of(audits, fail))
     assert told == ["y", "z"]

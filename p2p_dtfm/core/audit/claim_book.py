@@ -176,9 +176,10 @@ class ClaimBook:
         found: dict[str, str] = {}
         if self.silent(self.drawn()):
             return found
-        for peer, by in self.drawn().items():
+        unable = [(peer, by) for peer, by in self.drawn().items() if audited[by, peer] == COULD_NOT]
+        for peer, by in unable:
             holders = self._judges_of(peer).holders
-            if audited[by, peer] == COULD_NOT and holders and by not in holders:
+            if holders and by not in holders:
                 seed = f"{self.view.snapshot} {self._step} {peer}"
                 found[peer] = min(holders, key=lambda it: digest_bytes(f"{seed} {it}".encode()))
         return found
@@ -199,12 +200,8 @@ class ClaimBook:
         """Whose auditor comes to something else than what was claimed."""
         audited = self._at(self._step).audited
         said = [*self.drawn().items(), *self.drawn_instead().items()]
-        return sorted(
-            {peer for peer, by in said if audited[by, peer] not in (COULD_NOT, self._work_of(peer))}
-        )
-
-    def _work_of(self, peer_id: str) -> bytes:
-        return self.claims[peer_id].work
+        alike = {peer: (COULD_NOT, self.claims[peer].work) for peer, _ in said}
+        return sorted({peer for peer, by in said if audited[by, peer] not in alike[peer]})
 
     def misled(self) -> set[str]:
         """Who says that something else came to it than its sender has claimed."""

@@ -85,21 +85,18 @@ class Pace:
     def patience(self, peer_id: str, step: int, borrowed: int = 0) -> Patience:
         """For what this peer does in `step`. `borrowed`: of so many works that it is to compute
         again it has not got the layers."""
-        extra_ns = WARM_UP_NS if step == self._first_step else 0
-        extra_ns += self._save_ns(peer_id, step)
+        floor_ns = FLOOR_NS + (WARM_UP_NS if step == self._first_step else 0)
+        floor_ns += self._save_ns(peer_id, step)
         step_ns, factor = self.expected_ns, FIRST_FACTOR if step == self._first_step else 1
         if self._evaluates(step):
             share = self._spec.evaluation_microbatches / self._spec.microbatches_per_step
             step_ns += int(step_ns * share)
+        fetch_bytes = self._fetch_bytes(step) + borrowed * self._lent_bytes
         return Patience(
-            stuck_ns=FLOOR_NS + extra_ns + PIECE_FACTOR * self._piece_ns(peer_id),
-            step_ns=factor * (FLOOR_NS + extra_ns + STEP_FACTOR * step_ns),
-            fetch_ns=FLOOR_NS
-            + extra_ns
-            + self._fetch_ns(peer_id, step, borrowed, self._fetch_bytes_per_s),
-            given_ns=FLOOR_NS
-            + extra_ns
-            + self._fetch_ns(peer_id, step, borrowed, self._given_bytes_per_s),
+            stuck_ns=floor_ns + PIECE_FACTOR * self._piece_ns(peer_id),
+            step_ns=factor * (floor_ns + STEP_FACTOR * step_ns),
+            fetch_ns=floor_ns + self._fetch_ns(peer_id, step, fetch_bytes, self._fetch_bytes_per_s),
+            given_ns=floor_ns + self._fetch_ns(peer_id, step, fetch_bytes, self._given_bytes_per_s),
         )
 
     def _evaluates(self, step: int) -> bool:
@@ -121,9 +118,11 @@ class Pace:
             return 0
         return duration_ns(self._state_bytes(self._layers(peer_id)), SAVE_BYTES_PER_S)
 
-    def _fetch_ns(self, peer_id: str, step: int, borrowed: int, bytes_per_s: int) -> int:
-        size = self._file_bytes * (2 if self._evaluates(step) else 1)  # held-out data, too
-        size += borrowed * self._lent_bytes
+    def _fetch_bytes(self, step: int) -> int:
+        return self._file_bytes * (2 if self._evaluates(step) else 1)  # held-out data, too
+
+    def _fetch_ns(self, peer_id: str, step: int, size: int, bytes_per_s: int) -> int:
+        """Of so many bytes, and of the states with which the first step begins."""
         if step != self._first_step or self._view.snapshot.planned:
             return duration_ns(size, bytes_per_s)
         layers = self._layers(peer_id)  # they may come from a disk, or be made

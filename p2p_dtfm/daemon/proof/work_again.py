@@ -34,7 +34,7 @@ from p2p_dtfm.train.stage.replay.work import (
     Replayed,
     added,
     bytes_of,
-    chunk_digest,
+    parameters_digest,
 )
 from p2p_dtfm.train.stage.tied_head import counted_once, tie
 from p2p_dtfm.train.updates.exact_sums import squared_norm
@@ -221,7 +221,7 @@ class WorkAgain:
     def _judge_parameters(self, share: Share, number: int, peer_id: str) -> None:
         """Where it states with which it began."""
         for layer, digest in sorted(share.parameters.items()):
-            if chunk_digest(self.states[layer].parameters.detach().cpu().numpy()) != digest:
+            if parameters_digest(self.states[layer].parameters) != digest:
                 reason = f"{peer_id} has signed that it began with another layer {layer}"
                 raise NotTrue(reason, number, peer_id)
 

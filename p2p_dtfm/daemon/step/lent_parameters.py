@@ -14,9 +14,10 @@ from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.workload import FLOAT_BYTES
 from p2p_dtfm.daemon.machine.compute import Compute
 from p2p_dtfm.net.streams.blobs import BlobUnavailable
-from p2p_dtfm.train.model.layer_state import LayerState
+from p2p_dtfm.train.model.gpt import build_layer
+from p2p_dtfm.train.model.layer_state import LayerState, parameter_count
 from p2p_dtfm.train.stage.measure import free_bytes
-from p2p_dtfm.train.stage.replay.work import LentLayer, chunk_digest, parameter_count
+from p2p_dtfm.train.stage.replay.work import LentLayer, parameters_digest
 
 FetchFrom = Callable[[Sequence[str], str, int], Awaitable[bytes]]
 """`fetch(peer_ids, blob, size_bytes)`, from whichever of them has it."""
@@ -43,7 +44,7 @@ class BegunWith:
         self._states = dict(states)
         self._versions = {layer: state.version for layer, state in states.items()}
         self._on_host = {layer: it.parameters.detach().cpu() for layer, it in states.items()}
-        self.digests = {layer: chunk_digest(it.numpy()) for layer, it in self._on_host.items()}
+        self.digests = {layer: parameters_digest(it) for layer, it in self._on_host.items()}
 
     def find(self, digest: str) -> memoryview | None:
         """Not a copy: others fetch it in pieces."""
@@ -86,7 +87,7 @@ class Borrowing:
         layers = [layer for layer in self._plan.layers_of(peer_id) if layer not in self._states]
         device = next(iter(self._states.values())).device
         counts = await self._compute.run_beside(
-            lambda: {layer: parameter_count(self._spec, layer) for layer in layers}
+            lambda: {it: parameter_count(build_layer(self._spec, it, "meta")) for it in layers}
         )
         frames_bytes = 2 * boundary_bytes(self._spec) * len(beside(self._plan, peer_id))
         needed_bytes = ROOM_FACTOR * FLOAT_BYTES * sum(counts.values()) + frames_bytes

@@ -9,7 +9,7 @@ kept for later steps: what is found wrong does not commit.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import NoReturn
@@ -297,11 +297,8 @@ class Audits:
         )
 
     async def _has_data(self, plan: Plan, shards: StepShards) -> bool:
-        self._in_flight += 1
-        try:
+        with self._under_way():
             return await could_have_shards(self._tools, self._outlet, plan, shards)
-        finally:
-            self._in_flight -= 1
 
     async def _unless_over(self, view: View, work: "asyncio.Task[bytes]") -> bytes:
         try:
@@ -346,8 +343,13 @@ class Audits:
 
     async def _fetch_from(self, peer_ids: Sequence[str], blob: str, size_bytes: int) -> bytes:
         """Raises `BlobUnavailable`."""
+        with self._under_way():
+            return await self._tools.net.blobs.fetch_bytes(blob, peer_ids, size_bytes, blake3)
+
+    @contextlib.contextmanager
+    def _under_way(self) -> Iterator[None]:
         self._in_flight += 1
         try:
-            return await self._tools.net.blobs.fetch_bytes(blob, peer_ids, size_bytes, blake3)
+            yield
         finally:
             self._in_flight -= 1

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from p2p_dtfm.core.consensus.agreement import Agreement
 from p2p_dtfm.core.liveness.liveness import Suspicion
-from p2p_dtfm.core.liveness.pace import SECOND_NS, Pace
+from p2p_dtfm.core.liveness.pace import SECOND_NS, Pace, Patience
 from p2p_dtfm.core.liveness.stalls import PatienceOf, Stalls
 from p2p_dtfm.core.liveness.vouches import Vouches
 from p2p_dtfm.core.liveness.waits import PossibleWaits
@@ -84,8 +84,12 @@ class StepWatch:
         )
 
     def _patience(self, pace: Pace) -> PatienceOf:
-        borrowed = self._waits.borrowers()
-        return lambda peer_id, step: pace.patience(peer_id, step, borrowed.get(peer_id, 0))
+        """Who borrows is looked up for those alone that hold something up."""
+
+        def patience(peer_id: str, step: int) -> Patience:
+            return pace.patience(peer_id, step, self._waits.borrowers().get(peer_id, 0))
+
+        return patience
 
     def take_sides(self, agreement: Agreement) -> list[Suspicion]:
         """Of those who accuse, or are accused, in the attempt that has just begun, who holds up

@@ -125,7 +125,7 @@ class LayerState:
         module = build_layer(spec, layer)
         initialise_layer(module, spec, layer)
         move_trained(module, device)
-        return cls(spec, layer, module, 0, torch.zeros(2, _parameter_count(module)))
+        return cls(spec, layer, module, 0, torch.zeros(2, parameter_count(module)))
 
     @property
     def device(self) -> torch.device:
@@ -214,7 +214,7 @@ class LayerState:
         module = build_layer(spec, layer)
         shapes = tuple((name, tuple(p.shape)) for name, p in module.named_parameters())
         version = _check_header(view, spec.digest(), layer, shapes, path)
-        count = _parameter_count(module)
+        count = parameter_count(module)
         body = view[len(view) - 3 * 4 * count :]
         values = numpy.frombuffer(body, dtype="<f4").reshape(3, count)
         start = 0
@@ -248,10 +248,10 @@ def version_in(spec: RunSpec, layer: int, payload: bytes, path: str) -> int:
 @lru_cache(maxsize=256)
 def state_bytes_limit(spec: RunSpec, layer: int) -> int:
     """No valid `LayerState.to_bytes` of this layer is longer."""
-    return _HEADER_LIMIT_BYTES + 3 * 4 * _parameter_count(build_layer(spec, layer, "meta"))
+    return _HEADER_LIMIT_BYTES + 3 * 4 * parameter_count(build_layer(spec, layer, "meta"))
 
 
-def _parameter_count(module: nn.Module) -> int:
+def parameter_count(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 

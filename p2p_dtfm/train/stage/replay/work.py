@@ -89,10 +89,6 @@ class LentLayer:
         self.parameters = from_bytes(payload).clone().to(device)
 
 
-def parameter_count(spec: RunSpec, layer: int) -> int:
-    return sum(it.numel() for it in build_layer(spec, layer, "meta").parameters())
-
-
 def replay(
     spec: RunSpec,
     states: "Mapping[int, LayerState | LentLayer]",
@@ -212,6 +208,11 @@ def from_bytes(payload: bytes) -> Tensor:
 
 def bytes_of(values: Tensor) -> bytes:
     return bytes(cast(Any, values.numpy()).data.cast("B"))
+
+
+def parameters_digest(parameters: Tensor) -> bytes:
+    """Of a layer: names a blob, likewise."""
+    return chunk_digest(parameters.detach().cpu().numpy())
 
 
 def chunk_digest(payload: Any) -> bytes:

@@ -126,6 +126,12 @@ def test_link_efficiency_scales_rates_and_nothing_else() -> None:
         ('name = "tokyo"', 'name = "london"', 11, ["names two things"]),
         ('kind = "kill"', 'kind = "explode"', 47, ["'kill'"]),
         ('peer = "london-1"', 'peer = "rome-1"', 48, ["no peer is called 'rome-1'"]),
+        (
+            'kind = "kill"\n',
+            'kind = "degrade"\nother = "tokyo-1"\n',
+            48,
+            ["only cut and corrupt have an 'other' end, not 'degrade'", "leave out 'other'"],
+        ),
         ("latency_ms = 1.5\n", "", 27, ["latency_ms", "missing"]),
         ("[[fault]]", "[[falt]]", 45, ["unknown key 'falt'", "did you mean 'fault'"]),
         ("[[link]]", "[[link]", 20, ["not valid TOML"]),

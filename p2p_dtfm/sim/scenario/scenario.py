@@ -26,7 +26,8 @@ from p2p_dtfm.sim.scenario.scenario_file import (
 
 EVERYONE = "*"
 DEFAULT_MEMORY_GB = 16.0
-
+OF_TWO_PEERS = ("cut", "corrupt")
+"""Faults that happen to the links between two; all others to one peer, or to all its links."""
 
 Table = TypeVar("Table")
 
@@ -57,7 +58,7 @@ class ScenarioLink:
 
 @dataclass(frozen=True, slots=True)
 class ScenarioFault:
-    """Something that happens to a peer, or to its link to `other`, when `at_step` begins."""
+    """Something that happens to a peer, or to its links with `other`, when `at_step` begins."""
 
     at_step: int
     kind: str
@@ -305,6 +306,12 @@ class _Builder:
         for key, name in (("peer", table.peer), ("other", table.other)):
             if name and name not in self.peers:
                 self._refuse(("fault", number, key), f"no peer is called {name!r}")
+        if table.other and table.kind not in OF_TWO_PEERS:
+            self._refuse(
+                ("fault", number, "other"),
+                f"only {' and '.join(OF_TWO_PEERS)} have an 'other' end, not {table.kind!r}",
+                fix=f"leave out 'other', or make it a {OF_TWO_PEERS[0]}",
+            )
         return ScenarioFault(
             table.at_step,
             table.kind,
@@ -315,14 +322,15 @@ class _Builder:
             table.seconds,
         )
 
-    def _refuse(self, path: tuple[str | int, ...], cause: str) -> None:
+    def _refuse(self, path: tuple[str | int, ...], cause: str, fix: str = "") -> None:
+        """`fix`: instead of another value, of those that there are."""
         line = line_of(self.text, path)
         where = f"{self.origin}:{line}" if line else self.origin
         groups = ", ".join(
             f"{name} ({name}-1{f' to {name}-{count}' if count > 1 else ''})"
             for name, count in list(self.groups.items())[:8]
         )
-        self.mistakes[f"{where}: {cause}"] = f"change {path[-1]!r} there; groups: {groups}"
+        self.mistakes[f"{where}: {cause}"] = fix or f"change {path[-1]!r} there; groups: {groups}"
 
 
 def _present(tables: Sequence[Table | None]) -> Iterator[tuple[int, Table]]:

@@ -79,7 +79,7 @@ class FaultTable(BaseModel):
     ]
     peer: str
     other: str = ""
-    """The far end, for a fault of one link; empty: all links of the peer."""
+    """The far end, for `cut` and `corrupt`; empty: all links of the peer."""
     factor: float = Field(default=1.0, gt=0, le=1e6)
     """Times slower, for `slow` and `degrade`."""
     steps: int = Field(default=0, ge=0)

@@ -12,6 +12,7 @@ GENTLE_LEARNING_RATE = 3e-4
 """Losses are compared to 1e-4. At the demo's 3e-3 training is chaotic: the plain loop with its
 microbatches in another order is 4e-4 off after 300 steps; at this rate it stays 2e-7 off."""
 CHECKPOINT_EVERY_STEPS = 20
+NOTHING_SAVED = "nobody has saved a checkpoint yet"
 
 
 def comparable(spec: RunSpec, total_steps: int) -> RunSpec:
@@ -28,6 +29,22 @@ def comparable(spec: RunSpec, total_steps: int) -> RunSpec:
         "optimizer": spec.optimizer.model_copy(update=rates),
     }
     return spec.model_copy(update=changes)
+
+
+def why_not_plain(spec: RunSpec) -> str:
+    """Why the run's losses cannot be those of the plain loop, which knows no replicas and nothing
+    that travels; "" where they are."""
+    codecs = spec.codecs
+    found = {
+        'sync.mode = "local"': spec.sync.mode == "local",
+        f'sync.sums = "{spec.sync.sums}"': spec.sync.sums != "plain",
+        f'codecs.reduction = "{codecs.reduction}"': codecs.reduction != "fp32",
+        "lossy codecs.activations": set(codecs.activations) != {"fp32"},
+        "lossy codecs.gradients": set(codecs.gradients) != {"fp32"},
+        'compute.precision = "bf16"': spec.compute.precision == "bf16",
+    }
+    named = [name for name, is_so in found.items() if is_so]
+    return f"with {' and '.join(named)} they are not those of one process" if named else ""
 
 
 def plain_losses(home: Path, steps: int) -> list[float] | None:

@@ -69,7 +69,7 @@ def _summary(**changes: object) -> tuple[list[str], str]:
     report |= {"same_home": 5, "whole_s": None, "recovery_s": {}, "violations": [], "ok": True}
     report |= {"committed_steps": 50, "total_steps": 50, "compared_steps": 50, "views": 18}
     report |= dict.fromkeys(("lost_samples", "duplicated_samples", "repeated_steps"), 0)
-    report |= {"max_loss_difference": 1e-7}
+    report |= {"max_loss_difference": 1e-7, "not_compared": None}
     report |= {"memory": {"survivors": 3, "total": 0.01, "worst": 0.02}, **changes}
     report["not_looked_at"] = not_looked_at(report)
     console = Console(file=io.StringIO(), width=200)

@@ -10,7 +10,7 @@ from p2p_dtfm.testbed.lies.daemon import INSTALLED
 from p2p_dtfm.testbed.lies.gradients import BENT_PART, GRADIENT_LIES
 from p2p_dtfm.testbed.lies.kinds import KINDS, NEXT_STAGE, undone
 from p2p_dtfm.testbed.lies.lie import Lie
-from p2p_dtfm.testbed.lies.played import LieCase, liars_of
+from p2p_dtfm.testbed.lies.played import LieCase, compare_losses, liars_of
 from p2p_dtfm.testbed.lies.verdict import (
     IN_DOUBT,
     LEFT_OUT,
@@ -198,6 +198,14 @@ def test_a_case_with_an_undo_has_honest_steps_before_and_promises_more() -> None
     assert case.promise.text.endswith("what it did is undone") and not case.promise.spoils
     assert undone(KINDS["norm"].promise) == KINDS["norm"].promise, "it bars nobody"
     assert case.spec(run_spec()).audit.undo_steps == 20
+
+
+def test_losses_that_cannot_be_one_processs_are_not_compared() -> None:
+    """Trimmed sums go with audits, and the plain loop has none."""
+    case, verdict = LieCase("tiny", "flip", 1.0, 4, 1.0, 1), LieVerdict()
+    compare_losses([], case, case.spec(run_spec(sync={"sums": "trimmed"})), verdict)
+    assert verdict.max_loss_difference is None
+    assert verdict.not_compared is not None and "trimmed" in verdict.not_compared
 
 
 def judged(kind: str, **found: object) -> list[str]:

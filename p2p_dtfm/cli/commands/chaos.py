@@ -19,6 +19,7 @@ from p2p_dtfm.cli.scenarios.chaos_case import (
     chaos_case,
     replayed_case,
 )
+from p2p_dtfm.cli.scenarios.compared import EMULATED, not_compared, tell_end
 from p2p_dtfm.cli.scenarios.lies import lie_case, lies_summary, play_lies
 from p2p_dtfm.cli.scenarios.storm import KILLS, StormCase, play_storm, storm_summary
 from p2p_dtfm.cli.scenarios.storm import PEERS as STORM_PEERS
@@ -33,7 +34,12 @@ from p2p_dtfm.testbed.chaos import Chaos
 from p2p_dtfm.testbed.chaos_verdict import ChaosVerdict, judge
 from p2p_dtfm.testbed.lies.kinds import KINDS
 from p2p_dtfm.testbed.local_swarm import Child, LocalSwarm
-from p2p_dtfm.testbed.plain_losses import comparable, plain_losses
+from p2p_dtfm.testbed.plain_losses import (
+    NOTHING_SAVED,
+    comparable,
+    plain_losses,
+    why_not_plain,
+)
 from p2p_dtfm.testbed.recovery.phases import PHASES
 from p2p_dtfm.testbed.scenario_swarm import PLAYERS_LIMIT, SHAPE_FILE, cast_scenario
 from p2p_dtfm.testbed.swarm_directory import kept_directory, processes_left
@@ -147,7 +153,7 @@ def chaos(
             [f"{counted(left, 'process')} left"] if (left := processes_left(directory)) else []
         )
     report["ok"] = not report["violations"]
-    _end(report, console, as_json, _summary)
+    _end(report, console, as_json, summary)
 
 
 def _refuse_with_lies(given: dict[str, object]) -> None:
@@ -224,7 +230,8 @@ def _run(directory: Path, case: ChaosCase, spec: RunSpec, console: Console) -> d
         finally:
             runner.release_all()
     steps = runner.step + 1
-    expected = None if emulated else _expected_losses(directory, case, steps)
+    reason = EMULATED if emulated else why_not_plain(spec)
+    expected = None if reason else _expected_losses(directory, case, steps)
     verdict = judge(
         runner.histories,
         runner.inflicted,
@@ -233,7 +240,12 @@ def _run(directory: Path, case: ChaosCase, spec: RunSpec, console: Console) -> d
         expected,
     )
     verdict.violations[:0] = wrong
-    return _report(case, verdict, timeline) | {"total_steps": steps, "emulated": emulated}
+    return {
+        **_report(case, verdict, timeline),
+        **not_compared(reason or ("" if expected else NOTHING_SAVED)),
+        "total_steps": steps,
+        "emulated": emulated,
+    }
 
 
 def _start_all(
@@ -309,7 +321,7 @@ def _print_phases(console: Console, found: dict[str, dict[str, dict[str, float]]
     console.print(table)
 
 
-def _summary(console: Console, report: dict[str, Any]) -> None:
+def summary(console: Console, report: dict[str, Any]) -> None:
     table = Table(
         "fault",
         "times",
@@ -348,9 +360,8 @@ def _summary(console: Console, report: dict[str, Any]) -> None:
         f"steps given up by one side of a split {report['given_up_steps']}, "
         f"most repeated after a failure {report['repeated_steps']}; largest loss "
         "difference to an undisturbed run in one process "
-        + ("not compared" if difference is None else f"{difference:.1e}"),
+        + (f"not compared: {report['not_compared']}" if difference is None else f"{difference:.1e}"),
         highlight=False,
+        markup=False,
     )
-    for violation in report["violations"]:
-        console.print(f"violated: {violation}", style="red", highlight=False, markup=False)
-    console.print("[green]all invariants held[/green]" if report["ok"] else "[red]NOT ok[/red]")
+    tell_end(console, report)

@@ -105,7 +105,7 @@ def lies_summary(console: Console, report: dict[str, Any]) -> None:
     difference = report["max_loss_difference"]
     say(
         f"{counted(report['steps'], 'step')}; largest loss difference to an honest run "
-        + ("not compared" if difference is None else f"{difference:.1e}")
+        + (f"not compared: {report['not_compared']}" if difference is None else f"{difference:.1e}")
     )
     if report["held_up_s"] is not None:
         say(
@@ -131,6 +131,8 @@ def lies_summary(console: Console, report: dict[str, Any]) -> None:
         console.print("[red]NOT ok[/red]")
     elif report["spoils"]:
         say(f"as promised, and nobody knows it: wrong are {report['spoils']}")
+    elif report["not_compared"]:
+        console.print("[yellow]as promised, as far as looked at[/yellow]; not losses")
     elif None in caught.values():
         say("as promised: nobody was found out, and the training is unharmed")
     else:

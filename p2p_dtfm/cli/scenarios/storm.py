@@ -13,13 +13,14 @@ from typing import Any
 
 from rich.console import Console
 
+from p2p_dtfm.cli.scenarios.compared import LOSSES, tell_end
 from p2p_dtfm.core.protocol.facts.in_words import counted, duration
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.sim.scenario.files import read_run_spec
 from p2p_dtfm.testbed.chaos_verdict import judge
 from p2p_dtfm.testbed.kill_storm import KillStorm, StormReport, peer_id_of
 from p2p_dtfm.testbed.local_swarm import Child, LocalSwarm
-from p2p_dtfm.testbed.plain_losses import comparable, plain_run
+from p2p_dtfm.testbed.plain_losses import NOTHING_SAVED, comparable, plain_run, why_not_plain
 from p2p_dtfm.testbed.swarm_directory import kept_directory, processes_left
 
 PEERS = 8
@@ -72,12 +73,9 @@ def _storm_in(
             done = storm.run(case.kills)
             steps = storm.watched.step + 1
             homes = [directory / name for name in storm.watched.histories]
-            say(
-                time.time() - began_s,
-                steps - 1,
-                f"compares {counted(steps, 'step')} with one process's",
-            )
-            losses = _plain_losses(homes, steps, lambda: storm.is_stopped, say, began_s)
+            losses: list[float] = []
+            if not (reason := why_not_plain(spec)):
+                losses = _plain_losses(homes, steps, lambda: storm.is_stopped, say, began_s)
         histories = storm.watched.histories
     verdict = judge(
         histories, done.inflicted, steps, spec.batch.global_batch, _expected(losses, steps)
@@ -96,6 +94,7 @@ def _storm_in(
         "whole_s": _times(done.whole_s),
         "memory": asdict(growth) if growth is not None else None,
         "compared_steps": len(losses),
+        "not_compared": None if losses else reason or NOTHING_SAVED,
         "total_steps": steps,
         "took_s": round(time.time() - began_s, 1),
     }
@@ -141,6 +140,8 @@ def _plain_losses(
     running = next((found for home in homes if (found := plain_run(home, steps))), None)
     if running is None:
         return []
+    compared = f"compares {counted(steps, 'step')} with one process's"
+    say(time.time() - began_s, steps - 1, compared)
     from p2p_dtfm.train.stage.timed import use_one_thread
 
     use_one_thread()  # several wait for one another wherever the machine does other things, too
@@ -186,9 +187,9 @@ def not_looked_at(report: dict[str, Any]) -> list[str]:
     compared, steps = report["compared_steps"], report["total_steps"]
     missing = []
     if not compared:
-        missing.append("losses")
+        missing.append(LOSSES)
     elif compared < steps:
-        missing.append(f"losses of {counted(steps - compared, 'step')}")
+        missing.append(f"{LOSSES} of {counted(steps - compared, 'step')}")
     if report["memory"] is None:
         missing.append("how memory grows")
     if report["kills"] < report["wanted_kills"]:
@@ -215,7 +216,7 @@ def storm_summary(console: Console, report: dict[str, Any]) -> None:
     )
     difference = report["max_loss_difference"]
     lines.append(
-        "losses were not compared: nobody has saved a checkpoint yet"
+        f"losses were not compared: {report['not_compared']}"
         if difference is None
         else f"{report['compared_steps']} losses compared with one process's: at most "
         f"{difference:.1e} off"
@@ -228,11 +229,4 @@ def storm_summary(console: Console, report: dict[str, Any]) -> None:
     )
     for line in lines:
         console.print(line, highlight=False)
-    for violation in report["violations"]:
-        console.print(f"violated: {violation}", style="red", highlight=False, markup=False)
-    if not report["ok"]:
-        console.print("[red]NOT ok[/red]")
-    elif missing := report["not_looked_at"]:
-        console.print(f"[yellow]held, as far as looked at[/yellow]; not {', '.join(missing)}")
-    else:
-        console.print("[green]all invariants held[/green]")
+    tell_end(console, report)

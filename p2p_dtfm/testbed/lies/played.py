@@ -38,7 +38,12 @@ from p2p_dtfm.testbed.lies.verdict import (
     who_was_doubted,
 )
 from p2p_dtfm.testbed.local_swarm import Child, LocalSwarm
-from p2p_dtfm.testbed.plain_losses import comparable, plain_losses
+from p2p_dtfm.testbed.plain_losses import (
+    NOTHING_SAVED,
+    comparable,
+    plain_losses,
+    why_not_plain,
+)
 from p2p_dtfm.testbed.recovery.times import Event, steps_of
 
 MODULE = "p2p_dtfm.testbed.lies.daemon"
@@ -180,7 +185,7 @@ def play(directory: Path, case: LieCase, spec: RunSpec, say: Callable[[str], Non
     others = {peer_id: name for name, peer_id in ids.items() if name not in lying}
     what_it_cost(history, others, lie.from_step, verdict)
     _look_at_times(history, case, spec, verdict)
-    _compare(first, honest, case, verdict)
+    compare_losses(honest, case, spec, verdict)
     if case.of.newcomer:
         _compare_newcomer(first, honest[-1], verdict)
     what_was_undone(history, liars, spec, verdict)
@@ -275,17 +280,25 @@ def _look_at_times(
         when_it_was_fair(history, fair_step_s(spec, case.peers), verdict)
 
 
-def _compare(first: Child, honest: list[Child], case: LieCase, verdict: LieVerdict) -> None:
+def compare_losses(
+    honest: list[Child], case: LieCase, spec: RunSpec, verdict: LieVerdict
+) -> None:
+    """With those of an honest run in one process, where that says anything."""
+    verdict.not_compared = why_not_plain(spec) or None
+    if verdict.not_compared:
+        return
     from p2p_dtfm.train.stage.timed import use_one_thread
 
     use_one_thread()  # several wait for one another wherever the machine does other things, too
-    expected = plain_losses(first.home, case.steps)
+    expected = plain_losses(honest[0].home, case.steps)
     seen = [
         (event["step"], event["loss"])
         for child in honest
         for event in {it["step"]: it for it in steps_of(child.events())}.values()
     ]
-    if expected is not None and seen:
+    if expected is None or not seen:
+        verdict.not_compared = NOTHING_SAVED if seen else "no step has committed"
+    else:
         verdict.max_loss_difference = max(abs(loss - expected[step]) for step, loss in seen)
 
 

@@ -67,6 +67,8 @@ class LieVerdict:
     """As all show them."""
     max_loss_difference: float | None = None
     """To an honest run in one process."""
+    not_compared: str | None = None
+    """Why there is none; None: there is one."""
 
 
 def who_was_caught(

@@ -1,0 +1,25 @@
+"""What a verdict on losses rests on, and how a run ends in words where nothing was compared."""
+
+from typing import Any
+
+from rich.console import Console
+
+LOSSES = "losses"
+EMULATED = "emulated devices compute nothing"
+
+
+def not_compared(reason: str) -> dict[str, Any]:
+    """Of a report: why losses were not compared; "": they were."""
+    return {"not_looked_at": [LOSSES] if reason else [], "not_compared": reason or None}
+
+
+def tell_end(console: Console, report: dict[str, Any]) -> None:
+    """What was violated, and whether all that was to be looked at was looked at."""
+    for violation in report["violations"]:
+        console.print(f"violated: {violation}", style="red", highlight=False, markup=False)
+    if not report["ok"]:
+        console.print("[red]NOT ok[/red]")
+    elif missing := report["not_looked_at"]:
+        console.print(f"[yellow]held, as far as looked at[/yellow]; not {', '.join(missing)}")
+    else:
+        console.print("[green]all invariants held[/green]")

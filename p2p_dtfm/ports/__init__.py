@@ -1,4 +1,5 @@
-"""What the program asks of the world besides the network: the time, chance, and the disk.
+"""What the program asks of the world besides the network: the time, chance, the disk, and where
+it was installed.
 
 For `daemon`, `net` and `train`. Begin with `now`. Whoever runs a daemon in a world of its own
 gives its task another clock or disk before it begins; all that it begins inherits it.

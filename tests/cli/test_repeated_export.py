@@ -8,6 +8,7 @@ import pytest
 from p2p_dtfm.cli.commands.models import ExportFormat, _export_once, export
 from p2p_dtfm.cli.commands.offline.repeated_export import RepeatedExport
 from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.ports.packages import how_to_install
 from p2p_dtfm.train.model.checkpoint import list_checkpoints, save_layers
 from p2p_dtfm.train.model.layer_state import LayerState
 from tests.models.conftest import make_spec, random_states
@@ -82,8 +83,9 @@ def test_what_can_be_known_before_the_first_checkpoint_is_said_then(
     with pytest.raises(UserError, match=told):
         export(tmp_path / "out", imported=tmp_path, every=5, keep=1, home=tmp_path / "home")
     monkeypatch.setitem(sys.modules, "gguf", None)
-    with pytest.raises(UserError, match="needs the package gguf"):
+    with pytest.raises(UserError, match="needs the package gguf") as refused:
         export(tmp_path / "out", form=ExportFormat.GGUF, every=5, keep=1, home=tmp_path / "home")
+    assert how_to_install("gguf") in refused.value.fixes
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="file is a file"):
         export(tmp_path / "file", every=5, keep=1, home=tmp_path / "home")

@@ -12,6 +12,7 @@ from tensorboardX.record_writer import masked_crc32c
 from p2p_dtfm.core.messages.prepared import StepOutcome
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.daemon.telemetry.event_files import EventFiles
+from p2p_dtfm.ports.packages import how_to_install
 
 
 def events_of(directory: Path) -> Iterator[Event]:
@@ -59,7 +60,7 @@ def test_without_the_package_the_fix_is_named(
     monkeypatch.setitem(sys.modules, "tensorboardX.event_file_writer", None)
     with pytest.raises(UserError, match="needs tensorboardX") as refused:
         EventFiles(tmp_path / "board")
-    assert "pip install tensorboardX" in refused.value.fixes
+    assert how_to_install("tensorboardX") in refused.value.fixes
 
 
 def test_a_directory_that_cannot_be_is_named(tmp_path: Path) -> None:

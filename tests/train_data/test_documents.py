@@ -14,6 +14,7 @@ import pytest
 from data_examples import make_text
 
 from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.ports.packages import how_to_install
 from p2p_dtfm.train.data import Manifest, Skipped, Wish, prepare, stated_licence
 
 SAVED = Path(__file__).parent / "saved_data_set"
@@ -160,7 +161,7 @@ def test_without_pyarrow_the_fix_is_to_install_it(
     monkeypatch.setattr(builtins, "__import__", importing)
     with pytest.raises(UserError, match="needs pyarrow") as caught:
         prepare([path], tmp_path / "out")
-    assert "pip install pyarrow" in caught.value.fixes[0]
+    assert how_to_install("pyarrow") in caught.value.fixes[0]
 
 
 def test_a_saved_data_set(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from p2p_dtfm.core.messages.prepared import StepOutcome
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.ports import now
+from p2p_dtfm.ports.packages import how_to_install
 
 FLUSH_EVERY_S = 2.0
 
@@ -29,7 +30,7 @@ class EventFiles:
         except ImportError as error:
             raise UserError(
                 "--tensorboard needs tensorboardX, which is not installed here",
-                ("pip install tensorboardX", "or leave out --tensorboard"),
+                (how_to_install("tensorboardX"), "or leave out --tensorboard"),
             ) from error
         try:
             directory.mkdir(parents=True, exist_ok=True)

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.ports.packages import how_to_install
 from p2p_dtfm.train.data.atomic_file import fix_of
 from p2p_dtfm.train.data.blob_store import BlobStore
 from p2p_dtfm.train.data.manifest import (
@@ -82,7 +83,7 @@ def _pictures() -> np.ndarray:
         raise UserError(
             'data.source = "digits" are pictures that come with scikit-learn, which is not '
             "installed here",
-            "install it where the run is founded: pip install scikit-learn",
+            f"install it where the run is founded: {how_to_install('scikit-learn')}",
         ) from error
     found = load_digits()
     return np.column_stack([found.data, found.target]).astype(np.uint8)

@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.ports.packages import how_to_install
 from p2p_dtfm.train.data.formats.compressed import inner_name, is_compressed, open_lines
 from p2p_dtfm.train.data.text_files import (
     Candidate,
@@ -185,7 +186,7 @@ def pyarrow_needed(path: Path, form: Form) -> Iterator[None]:
     except ImportError:
         raise UserError(
             f"reading {path} needs pyarrow, which is not installed here",
-            ("install it: pip install pyarrow", "or write the data as JSON lines"),
+            (f"install it: {how_to_install('pyarrow')}", "or write the data as JSON lines"),
         ) from None
     try:
         yield

@@ -18,6 +18,7 @@ from torch import Tensor
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.model_spec import ModelSpec
 from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.ports.packages import how_to_install
 from p2p_dtfm.train.data.byte_pairs import KNOWN_PATTERNS
 from p2p_dtfm.train.data.chat.template import read_template
 from p2p_dtfm.train.data.prepare import TOKENIZER_NAME
@@ -93,7 +94,7 @@ def require_library() -> Any:
     except ImportError as error:
         raise UserError(
             "--format gguf needs the package gguf, which is not installed here",
-            ("pip install gguf", "or export for transformers: --format hf"),
+            (how_to_install("gguf"), "or export for transformers: --format hf"),
         ) from error
 
 

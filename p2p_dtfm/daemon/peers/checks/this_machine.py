@@ -16,6 +16,7 @@ from p2p_dtfm.core.protocol.facts.in_words import bytes_text, counted
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.daemon.machine.devices.shares import devices_of, is_several, threads_of_each
 from p2p_dtfm.daemon.peers.checks.check import Check, Grade
+from p2p_dtfm.ports.packages import how_to_install
 from p2p_dtfm.train.stage.measure import measure_device, select_device
 
 DISK_NEEDED_BYTES = 2 << 30
@@ -34,7 +35,7 @@ def check_versions() -> Check:
                 "versions",
                 Grade.FAILED,
                 f"{name} is not installed",
-                f"install it: {sys.executable} -m pip install {name}",
+                f"install it: {how_to_install(name)}",
             )
     found = ", ".join(f"{name} {version}" for name, version in versions.items())
     return Check("versions", Grade.OK, found, facts={"versions": versions})

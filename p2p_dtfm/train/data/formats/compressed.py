@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.ports.packages import how_to_install
 
 _WINDOW_LIMIT_BYTES = 1 << 27
 """What `zstd --ultra --long` makes; more is refused by the library."""
@@ -88,7 +89,10 @@ def _decompressed(path: Path, raw: BinaryIO) -> BinaryIO:
     except ImportError:
         raise UserError(
             f"reading {path} needs zstandard, which is not installed here",
-            ("install it: pip install zstandard", "or decompress it first: unzstd FILE"),
+            (
+                f"install it: {how_to_install('zstandard')}",
+                "or decompress it first: unzstd FILE",
+            ),
         ) from None
     return io.BufferedReader(_Frames(raw, zstandard))
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.ports.packages import how_to_install
 
 HASHES = 128
 RUN_WORDS = 5
@@ -25,7 +26,10 @@ class TextSignatures:
         except ImportError:
             raise UserError(
                 "--deduplicate near needs datasketch, which is not installed here",
-                ("install it: pip install datasketch", "leave out equal texts: exact"),
+                (
+                    f"install it: {how_to_install('datasketch')}",
+                    "or leave out equal texts alone: --deduplicate exact",
+                ),
             ) from None
         self.similarity = similarity
         self._min_hash = MinHash

@@ -106,7 +106,7 @@ def test_a_scenario_is_played_with_its_own_faults(tmp_path: Path) -> None:
 def case_of(tmp_path: Path, text: str, faults: int | None = None) -> ChaosCase:
     path = tmp_path / "scenario.toml"
     path.write_text(text)
-    return chaos_case(str(path), 6, 1, faults, "tiny")
+    return chaos_case(str(path), None, None, faults, "tiny")
 
 
 def test_the_case_of_a_scenario(tmp_path: Path) -> None:

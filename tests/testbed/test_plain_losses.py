@@ -25,9 +25,7 @@ def test_a_run_whose_replicas_add_everything_is_one_of_one_process() -> None:
         ({"compute": {"precision": "bf16"}}, 'compute.precision = "bf16"'),
     ],
 )
-def test_what_the_plain_loop_does_otherwise_is_named(
-    changes: dict[str, object], what: str
-) -> None:
+def test_what_the_plain_loop_does_otherwise_is_named(changes: dict[str, object], what: str) -> None:
     model = {"layers": 4, "width": 128, "heads": 4, "context": 48, "vocabulary": 256}
     batch = {"global_batch": 32, "microbatch": 4}
     assert what in why_not_plain(run_spec(model=model, batch=batch, **changes))

@@ -14,12 +14,19 @@ from rich.table import Table
 from p2p_dtfm.cli.app import JsonOption, app
 from p2p_dtfm.cli.scenarios.chaos_case import (
     FAULTS,
+    PEERS,
+    SEED,
     STEPS_AFTER,
     ChaosCase,
     chaos_case,
     replayed_case,
 )
-from p2p_dtfm.cli.scenarios.compared import EMULATED, not_compared, tell_end
+from p2p_dtfm.cli.scenarios.compared import (
+    EMULATED,
+    difference_in_words,
+    not_compared,
+    tell_end,
+)
 from p2p_dtfm.cli.scenarios.lies import lie_case, lies_summary, play_lies
 from p2p_dtfm.cli.scenarios.storm import KILLS, StormCase, play_storm, storm_summary
 from p2p_dtfm.cli.scenarios.storm import PEERS as STORM_PEERS
@@ -44,8 +51,7 @@ from p2p_dtfm.testbed.recovery.phases import PHASES
 from p2p_dtfm.testbed.scenario_swarm import PLAYERS_LIMIT, SHAPE_FILE, cast_scenario
 from p2p_dtfm.testbed.swarm_directory import kept_directory, processes_left
 
-PEERS = 6
-SEED = 1
+RUN = "tiny"
 START_S = 120.0
 FAULT_LIMIT_S = 90.0
 """What a run may take at most for each fault."""
@@ -75,7 +81,9 @@ def chaos(
             help=f"How many by chance; default: the scenario's own, else {FAULTS}.",
         ),
     ] = None,
-    run: Annotated[str, typer.Option(help="Run spec: a file or a name.")] = "tiny",
+    run: Annotated[
+        str | None, typer.Option(help=f"Run spec: a file or a name; default: {RUN}.")
+    ] = None,
     replay: Annotated[
         Path | None, typer.Option(help="Repeat the run of which this is the JSON object.")
     ] = None,
@@ -129,23 +137,25 @@ def chaos(
             "--seed": seed,
         }
         _refuse_with_lies(given | {"--storm": storm or None})
-        lies = lie_case(run, lie, peers, rate, liars, together=not apart, undo=undo)
+        lies = lie_case(run or RUN, lie, peers, rate, liars, together=not apart, undo=undo)
         _end(play_lies(lies, keep, console), console, as_json, lies_summary)
         return
     told: dict[str, object] = {"--liars": liars, "--rate": rate, "--undo": undo}
     _refuse_without_lie(told | {"--apart": apart or None})
-    seed = _or_else(seed, SEED)
     if storm:
         _refuse_with_storm({"a scenario": scenario, "--faults": faults, "--replay": replay})
-        storm_case = StormCase(run, seed, peers or STORM_PEERS, kills or KILLS)
+        storm_seed = SEED if seed is None else seed
+        storm_case = StormCase(run or RUN, storm_seed, peers or STORM_PEERS, kills or KILLS)
         _end(play_storm(storm_case, keep, console), console, as_json, storm_summary)
         return
     if kills is not None:
         raise UserError("--kills is for a storm", "add --storm")
-    if scenario is None and faults is None:
-        faults = FAULTS
-    played = replayed_case(replay) if replay else None
-    case = played or chaos_case(scenario, peers or PEERS, seed, faults, run)
+    if replay is not None:
+        drawn: dict[str, object] = {"a scenario": scenario, "--peers": peers, "--seed": seed}
+        refuse_with_replay(drawn | {"--faults": faults, "--run": run})
+        case = replayed_case(replay)
+    else:
+        case = chaos_case(scenario, peers, seed, faults, run or RUN)
     with kept_directory(keep) as directory:
         spec = _write_spec(directory, case)
         report = _run(directory, case, spec, console)
@@ -173,17 +183,22 @@ def _refuse_without_lie(given: dict[str, object]) -> None:
             raise UserError(f"{name} is for a lie", f"add --lie KIND: {', '.join(KINDS)}")
 
 
-def _or_else(given: int | None, default: int) -> int:
-    """Of a number that may be 0."""
-    return default if given is None else given
-
-
 def _refuse_with_storm(given: dict[str, object]) -> None:
     """Raises `UserError`."""
     for name, value in given.items():
         if value is not None:
             raise UserError(
                 f"a storm has no schedule: --storm does not go with {name}",
+                "leave one of the two out",
+            )
+
+
+def refuse_with_replay(given: dict[str, object]) -> None:
+    """Raises `UserError`."""
+    for name, value in given.items():
+        if value is not None:
+            raise UserError(
+                f"a run is repeated as it was: --replay does not go with {name}",
                 "leave one of the two out",
             )
 
@@ -343,7 +358,6 @@ def summary(console: Console, report: dict[str, Any]) -> None:
             "from their end",
             highlight=False,
         )
-    difference = report["max_loss_difference"]
     console.print(
         f"of steps that failed, {counted(report['kept_microbatches'], 'microbatch')} kept at their "
         f"stages, {report['redone_microbatches']} redone",
@@ -359,8 +373,7 @@ def summary(console: Console, report: dict[str, Any]) -> None:
         f"samples lost {report['lost_samples']}, counted twice {report['duplicated_samples']}; "
         f"steps given up by one side of a split {report['given_up_steps']}, "
         f"most repeated after a failure {report['repeated_steps']}; largest loss "
-        "difference to an undisturbed run in one process "
-        + (f"not compared: {report['not_compared']}" if difference is None else f"{difference:.1e}"),
+        f"difference to an undisturbed run in one process {difference_in_words(report)}",
         highlight=False,
         markup=False,
     )

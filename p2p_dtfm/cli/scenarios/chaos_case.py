@@ -10,6 +10,8 @@ from p2p_dtfm.sim.scenario.files import read_scenario
 from p2p_dtfm.sim.scenario.scenario import Scenario, ScenarioFault
 from p2p_dtfm.testbed.chaos_schedule import ChaosFault, chaos_schedule
 
+PEERS = 6
+SEED = 1
 STEPS_AFTER = 20
 """Without faults, at the end."""
 SPARE_STEPS = 60
@@ -62,20 +64,30 @@ class ChaosCase:
 
 
 def chaos_case(
-    scenario_name: str | None, peers: int, seed: int, faults: int | None, run: str
+    scenario_name: str | None, peers: int | None, seed: int | None, faults: int | None, run: str
 ) -> ChaosCase:
-    """`faults`: how many by chance; None: those of the scenario, if it has any.
+    """`faults`: how many by chance; None: those of the scenario, if it has any. What is None of the
+    rest is as usual.
 
-    Raises `UserError`.
+    Raises `UserError`, also for what would change nothing.
     """
+    drawn_by = SEED if seed is None else seed
+    by_chance = FAULTS if faults is None else faults
     if scenario_name is None:
-        names = tuple(f"peer-{number}" for number in range(peers))
-        return ChaosCase(None, run, seed, names, chaos_schedule(names, seed, faults or 0))
+        names = tuple(f"peer-{number}" for number in range(peers or PEERS))
+        return ChaosCase(None, run, drawn_by, names, chaos_schedule(names, drawn_by, by_chance))
+    if peers is not None:
+        raise UserError("a scenario says which peers there are", "leave out --peers")
     scenario = read_scenario(scenario_name)
     names = tuple(peer.name for peer in scenario.peers)
     if faults is not None or not scenario.faults:
-        schedule = chaos_schedule(names, seed, FAULTS if faults is None else faults)
-        return ChaosCase(scenario_name, run, seed, names, schedule)
+        schedule = chaos_schedule(names, drawn_by, by_chance)
+        return ChaosCase(scenario_name, run, drawn_by, names, schedule)
+    if seed is not None:
+        raise UserError(
+            f"{scenario.name} states its faults, so that nothing is drawn by --seed",
+            ("leave out --seed", "or say how many faults are drawn in place of them: --faults N"),
+        )
     stated = sorted(scenario.faults, key=lambda fault: fault.at_step)
     first = {fault.peer: fault.kind for fault in reversed(stated)}
     begin = tuple(name for name in names if first.get(name) != "join")
@@ -83,7 +95,7 @@ def chaos_case(
         raise UserError(
             f"in {scenario.name} every peer joins later", "let one be there from the beginning"
         )
-    return ChaosCase(scenario_name, run, seed, begin, tuple(map(_of_scenario, stated)))
+    return ChaosCase(scenario_name, run, drawn_by, begin, tuple(map(_of_scenario, stated)))
 
 
 def _of_scenario(fault: ScenarioFault) -> ChaosFault:

@@ -13,6 +13,12 @@ def not_compared(reason: str) -> dict[str, Any]:
     return {"not_looked_at": [LOSSES] if reason else [], "not_compared": reason or None}
 
 
+def difference_in_words(report: dict[str, Any]) -> str:
+    """The largest of losses, or why there is none."""
+    largest: float | None = report["max_loss_difference"]
+    return f"not compared: {report['not_compared']}" if largest is None else f"{largest:.1e}"
+
+
 def tell_end(console: Console, report: dict[str, Any]) -> None:
     """What was violated, and whether all that was to be looked at was looked at."""
     for violation in report["violations"]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
+from p2p_dtfm.cli.scenarios.compared import difference_in_words
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.sim.scenario.files import read_run_spec
@@ -102,10 +103,9 @@ def lies_summary(console: Console, report: dict[str, Any]) -> None:
         f"{len(report['wrongly_left_out'])}, in doubt: {len(report['doubted'])}, out for a while: "
         f"{len(report['honest_out'])}"
     )
-    difference = report["max_loss_difference"]
     say(
         f"{counted(report['steps'], 'step')}; largest loss difference to an honest run "
-        + (f"not compared: {report['not_compared']}" if difference is None else f"{difference:.1e}")
+        f"{difference_in_words(report)}"
     )
     if report["held_up_s"] is not None:
         say(

@@ -280,9 +280,7 @@ def _look_at_times(
         when_it_was_fair(history, fair_step_s(spec, case.peers), verdict)
 
 
-def compare_losses(
-    honest: list[Child], case: LieCase, spec: RunSpec, verdict: LieVerdict
-) -> None:
+def compare_losses(honest: list[Child], case: LieCase, spec: RunSpec, verdict: LieVerdict) -> None:
     """With those of an honest run in one process, where that says anything."""
     verdict.not_compared = why_not_plain(spec) or None
     if verdict.not_compared:

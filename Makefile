@@ -11,6 +11,10 @@ $(VENV)/.complete: pyproject.toml constraints.txt
 	  echo "error: $(PYTHON) is missing, or older than Python 3.11: $$($(PYTHON) --version 2>&1)" >&2; \
 	  echo "fix: install Python 3.11 or newer, and name it: make PYTHON=python3.11 $(MAKECMDGOALS)" >&2; \
 	  exit 2; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	  echo "error: $(PYTHON) cannot make environments: a part of Python is missing" >&2; \
+	  echo "fix: on Debian and Ubuntu: sudo apt install python3-venv" >&2; \
+	  exit 2; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'

@@ -281,17 +281,31 @@ def test_a_full_disk_is_not_answered_with_another_name_on_it(tmp_path: Path, mon
     assert "free disk space" in caught.value.fixes[0] and "--out" not in caught.value.fixes[0]
 
 
-def test_make_says_which_python_it_needs(tmp_path: Path) -> None:
-    old = tmp_path / "python3.9"
-    old.write_text('#!/bin/sh\n[ "$1" = --version ] && echo "Python 3.9.2"\n[ "$1" = --version ]\n')
-    old.chmod(0o755)
+def environment_made_by(tmp_path: Path, python: str) -> subprocess.CompletedProcess[str]:
+    """Of `make`, with a stand-in for Python that is this shell script."""
+    path = tmp_path / "python"
+    path.write_text(f"#!/bin/sh\n{python}\n")
+    path.chmod(0o755)
     for name in ("Makefile", "pyproject.toml", "constraints.txt"):
         (tmp_path / name).symlink_to(ROOT / name)
-    done = subprocess.run(
-        ["make", f"PYTHON={old}", "environment"], cwd=tmp_path, capture_output=True, text=True
-    )
+    command = ["make", f"PYTHON={path}", "environment"]
+    return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+
+
+def test_make_says_which_python_it_needs(tmp_path: Path) -> None:
+    old = '[ "$1" = --version ] && echo "Python 3.9.2"\n[ "$1" = --version ]'
+    done = environment_made_by(tmp_path, old)
     assert done.returncode == 2
     assert "older than Python 3.11: Python 3.9.2" in done.stderr and "fix: " in done.stderr
+    assert not (tmp_path / ".venv").exists()
+
+
+def test_make_says_which_package_of_python_it_needs(tmp_path: Path) -> None:
+    """Debian and Ubuntu have the part that makes environments in a package of its own."""
+    without = 'case "$*" in *ensurepip*|*venv*) exit 1;; esac'
+    done = environment_made_by(tmp_path, without)
+    assert done.returncode == 2
+    assert "cannot make environments" in done.stderr and "python3-venv" in done.stderr
     assert not (tmp_path / ".venv").exists()
 
 

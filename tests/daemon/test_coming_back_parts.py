@@ -86,6 +86,7 @@ def test_whoever_was_told_what_to_do_needs_no_past(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="nothing says what to do") as error:
         recall(settings_of(tmp_path))
     assert error.value.exit_code == 2 and len(error.value.fixes) == 4
+    assert "--invite LINE" in error.value.fixes[0], "what volunteers were given"
 
 
 def test_who_names_a_spec_comes_back_to_a_run_of_that_spec_or_to_none(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def nothing_to_take_up(home: Path, run_digest: str) -> UserError:
     """A daemon without an argument, in a home without a past."""
     here = home_option(home)
     fixes = (
-        f"join a swarm: p2p-dtfm{here} --initial-peers ADDRESS",
+        f"join a swarm: p2p-dtfm{here} --invite LINE, or --initial-peers ADDRESS",
         f"found one: p2p-dtfm{here} --run tiny, or a run spec of your own",
         "see one train on this machine: p2p-dtfm demo",
         "look at this machine and its network: p2p-dtfm doctor",

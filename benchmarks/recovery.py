@@ -34,7 +34,7 @@ QUICK_SEED = 31
 """Of three peers and one fault: a kill, and a new start after 3.6 s."""
 LIMITS_S = {"kill": 2.0, "pause": 3.0, "cut": 3.0, "partition": 8.0}
 SILENCE_S = LAN_LIVENESS.together_ns / SECOND_NS
-GOODPUT_TARGET = 0.95
+GOODPUT_TARGET = 0.99
 SCENARIO = Path(__file__).parent / "scenarios" / "eight-slow-machines.toml"
 GOODPUT_FAULTS = 10
 GOODPUT_SEED = 1

@@ -44,12 +44,14 @@ AT_ONCE = "At once."
 
 
 def introduction() -> str:
-    needed = "was there already: it takes as long as your line does"
+    needed = "was there already: it takes as long as your line does."
     if os.environ.get(WHOLE):
-        build = (
-            "of torch the build for the processor alone, as the [quick start](quick-start.md) says"
+        needed = (
+            "came over the network.\n"
+            "The index that was used has of this torch the build for the processor alone.\n"
+            "Elsewhere the same line brings gigabytes of libraries for NVIDIA cards;\n"
+            "the [quick start](quick-start.md) has the line that leaves them out."
         )
-        needed = f"came over the network,\n{build}"
     cores, gib = psutil.cpu_count(), psutil.virtual_memory().total / (1 << 30)
     system = f"{platform.system()}, Python {platform.python_version()}"
     lines = (
@@ -59,7 +61,7 @@ def introduction() -> str:
         f"{cores} processor cores and {gib:.0f} GiB of memory ({system}, load average",
         f"{os.getloadavg()[0]:.1f} when it began). The friend's daemon ran there, too,",
         "so each had half of its cores.",
-        f"What the wheel needs, torch above all, {needed}.",
+        f"What the wheel needs, torch above all, {needed}",
     )
     return "\n".join(lines)
 

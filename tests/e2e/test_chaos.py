@@ -12,7 +12,7 @@ from p2p_dtfm.testbed.chaos_schedule import KINDS, chaos_schedule
 from p2p_dtfm.testbed.chaos_verdict import judge
 from p2p_dtfm.testbed.recovery.times import Inflicted
 from tests.documentation.pages import blocks_of
-from tests.e2e.helpers import run_program, write_spec
+from tests.e2e.helpers import Program, run_program, write_spec
 
 WITHIN_S = 180.0
 NAMES = tuple(f"peer-{number}" for number in range(8))
@@ -125,6 +125,17 @@ def test_the_case_of_a_scenario(tmp_path: Path) -> None:
     assert names == [*by_chance.peers, *by_chance.newcomers]
     links = {played.link(one, two) for one in names for two in names if one != two}
     assert len(links) == 1
+
+
+def test_no_option_is_dropped_without_a_word(program: Program) -> None:
+    for arguments, reason in (
+        (("--replay", "run.json", "--run", "tiny"), "--replay does not go with --run"),
+        (("two-cities", "--replay", "run.json"), "--replay does not go with a scenario"),
+        (("two-cities", "--peers", "4"), "a scenario says which peers there are"),
+        (("three-homes", "--seed", "3"), "three-homes states its faults"),
+    ):
+        code, _, said = program("chaos", *arguments)
+        assert code == 2 and reason in said, said
 
 
 def test_a_seed_is_a_schedule() -> None:

@@ -23,6 +23,11 @@ class Door(Protocol):
         """Whether tensors of a sender may come at all, now."""
         ...
 
+    def goes_first(self, sender: str) -> bool:
+        """Whether a tensor of a sender comes in however much others have announced, as long as it
+        is the only one of that sender's."""
+        ...
+
 
 class OpenDoor:
     """For a host among friends: everything is let in."""
@@ -34,6 +39,9 @@ class OpenDoor:
         return
 
     def is_near(self, sender: str) -> bool:
+        return True
+
+    def goes_first(self, sender: str) -> bool:
         return True
 
 

@@ -135,10 +135,14 @@ def test_what_is_served_at_once_is_bounded_for_one_and_for_all_strangers() -> No
 def test_bytes_in_flight_are_bounded_for_one_and_for_all() -> None:
     budget = ByteBudget(of_one=100, in_all=150)
     assert budget.take("a", 60) and not budget.take("a", 60) and budget.take("b", 60)
-    assert not budget.take("c", 60), "all together"
-    budget.give_back("a", 60)
-    assert budget.take("c", 60) and budget.total == 120
-    budget.give_back("b", 60)
-    budget.give_back("c", 60)
-    assert budget.take("a", 1000), "one alone is let through, or it would never come"
-    assert budget.held("a") == 1000 and not budget.take("b", 1)
+    assert not budget.take("c", 60, goes_first=False) and not budget.take("b", 40), "all together"
+    assert budget.take("c", 60), "who has none in flight is let through, whoever fills the room"
+    assert not budget.take("c", 1) and budget.total == 180
+    for sender in "ac":
+        budget.give_back(sender, 60)
+    assert budget.take("c", 60, goes_first=False) and budget.total == 120
+    for sender in "bc":
+        budget.give_back(sender, 60)
+    assert budget.take("a", 1000, goes_first=False), "one alone, or it would never come"
+    assert budget.held("a") == 1000 and not budget.take("b", 1, goes_first=False)
+    assert budget.take("b", 1000) and not budget.take("b", 1)

@@ -17,6 +17,7 @@ from p2p_dtfm.daemon.peers.home_memory import (
     ADDRESSES_LIMIT,
     FILE_NAME,
     NAMES,
+    Acquaintance,
     Memory,
     acquaintance,
     read_memory,
@@ -160,6 +161,23 @@ def test_a_person_who_edits_it_loses_only_what_is_wrong(tmp_path: Path) -> None:
     write_memory(directory, memory)
     found = read_memory(directory)
     assert found is not None and found.members == (right,)
+
+
+def test_an_address_that_was_remembered_and_is_none_goes_alone(tmp_path: Path) -> None:
+    """Whoever was a member had its own words written down: each later start ended of them."""
+    (one, two) = peer_ids(tmp_path, 2)
+    bad = tuple(f"/ip4/192.0.2.7/tcp/0000019999999/p2p/{peer}" for peer in (one, two))
+    good = f"/ip4/192.0.2.7/tcp/4001/p2p/{one}"
+    memory = memory_of(tmp_path).met(
+        [Acquaintance(one, (bad[0], good), 5), Acquaintance(two, (bad[1],), 5)]
+    )
+    memory = msgspec.structs.replace(memory, meeting_points=(bad[0], good))
+    directory = place_of(tmp_path, memory)
+    write_memory(directory, memory)
+    found = read_memory(directory)
+    assert found is not None and found.members == (Acquaintance(one, (good,), 5),)
+    assert found.addresses() == (good,)
+    assert acquaintance(one, [*bad, good], 5).addresses == (good,), "nor is it written again"
 
 
 def test_who_is_killed_while_writing_has_the_memory_before(tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ from p2p_dtfm.daemon.peers import messenger as messenger_module
 from p2p_dtfm.daemon.peers import wire
 from p2p_dtfm.daemon.peers.messenger import Messenger
 from p2p_dtfm.daemon.peers.wire import Hello, Message, unpack
+from p2p_dtfm.net.contacts.identity import Identity
+from p2p_dtfm.net.errors import Unreachable
 from p2p_dtfm.net.libp2p.control import ControlPlane
 from p2p_dtfm.net.libp2p.host import Host
 from p2p_dtfm.net.libp2p.port import HostPort
@@ -175,6 +177,33 @@ def test_it_remembers_a_bounded_number_of_peers_and_addresses(
             assert all(len(where) <= 16 for where in messenger._addresses.values())
             messenger.learn(host.peer_id, ("/ip4/127.0.0.1/tcp/1",))
             assert host.peer_id not in messenger.known
+        finally:
+            await host.close()
+
+    asyncio.run(scenario())
+
+
+def test_no_word_of_others_that_is_no_address_gets_further(tmp_path: Path) -> None:
+    bad = ("/ip4/203.0.113.7/tcp/0000019999999", "/dns4/a b/tcp/80", "x", "/ip6/::1%lo/tcp/1")
+    good = "/ip4/127.0.0.1/tcp/1"
+
+    async def scenario() -> None:
+        host = await Host.start(tmp_path / "one.key", LOOPBACK)
+        peer_id = Identity.load_or_create(tmp_path / "other.key").peer_id
+        try:
+            messenger = Messenger(host, ControlPlane(host, lambda *_: None), life=1)  # type: ignore[arg-type]
+            messenger.hear_of(peer_id, bad)
+            assert host.where(peer_id) == ()
+            messenger.hear_of(peer_id, (*bad, good))
+            assert host.where(peer_id) == (good,)
+            messenger.learn(peer_id, bad)
+            assert not messenger.known and host.calling.vouched == {peer_id: None}
+            messenger.learn(peer_id, (*bad, f"{good}/p2p/{peer_id}", good))
+            assert messenger.where(peer_id) == (f"{good}/p2p/{peer_id}",) * 2
+            messenger.learn(peer_id, bad)
+            assert messenger.where(peer_id), "and what it was known by stays"
+            with pytest.raises(Unreachable):
+                await messenger.look_up(peer_id, bad, was_there=True)
         finally:
             await host.close()
 

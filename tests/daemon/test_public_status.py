@@ -14,6 +14,7 @@ from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.daemon.peers.bootstrap_node import public_page
 from p2p_dtfm.daemon.peers.facts import public_status
 from p2p_dtfm.daemon.peers.facts.public_status import StatusHeard, StatusTeller
+from p2p_dtfm.net.contacts.identity import Identity
 from p2p_dtfm.net.directory.values import Presence
 from p2p_dtfm.net.libp2p.host import Host
 from p2p_dtfm.web.public_facts import (
@@ -27,7 +28,7 @@ from p2p_dtfm.web.public_facts import (
 )
 from p2p_dtfm.web.public_page import public_html
 from p2p_dtfm.web.state import Sample
-from tests.net.net_support import hosts, run
+from tests.net.net_support import hosts, run, until
 
 RUN = "ab" * 32
 LINE = "p2p-dtfm --initial-peers NODE --run-digest RUN"
@@ -83,6 +84,37 @@ def test_it_shows_the_middle_word_or_the_founders_and_says_when_nobody_answers(
             facts = heard.facts()
             assert facts.state == "nobody answers" and facts.step == 710
             assert "0 s old" in public_html(facts), "it is shown with its age"
+
+    run(play())
+
+
+def test_an_address_that_is_none_does_not_stop_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does a bug: each time it is asked anew."""
+    monkeypatch.setattr(public_status, "ASK_EVERY_S", 0.05)
+
+    async def play() -> None:
+        async with hosts(tmp_path, 2) as (node, founder):
+            shelf = Shelf([founder])
+            stranger = Identity.load_or_create(tmp_path / "stranger.key").peer_id
+            bad = Presence(stranger, 1, ("/ip4/203.0.113.7/tcp/0000019999999",), RUN)
+            asked = 0
+
+            async def present_peers(run_digest: str) -> list[Presence]:
+                nonlocal asked
+                asked += 1
+                if asked == 1:
+                    raise KeyError("a bug")
+                return [bad, Presence(founder.peer_id, 1, await founder.addresses(), RUN)]
+
+            shelf.present_peers = present_peers  # type: ignore[method-assign]
+            await StatusTeller(founder, lambda: told(step=7, peers=1)).ready()
+            heard = StatusHeard(node, shelf, RUN, LINE)  # type: ignore[arg-type]
+            keeping = asyncio.create_task(heard.keep())
+            await until(lambda: asked > 3, "it goes on to ask")
+            assert heard.facts().step == 7 and not keeping.done()
+            keeping.cancel()
 
     run(play())
 

@@ -13,8 +13,10 @@ from p2p_dtfm.net.contacts.addresses import (
     check_listen_address,
     is_loopback,
     parse_address,
+    usable_addresses,
 )
-from p2p_dtfm.net.contacts.first_contacts import reach_first_peers
+from p2p_dtfm.net.contacts.calling import door_of
+from p2p_dtfm.net.contacts.first_contacts import reach_any, reach_first_peers
 from p2p_dtfm.net.errors import Unreachable, in_plain_words, nobody_listens
 
 PEER = "12D3KooWPjceQrSwdWXPyLLeABRXmuqt69Rg3sBYbU1Nft9HyQ6X"
@@ -73,6 +75,53 @@ def test_any_text_is_taken_or_explained(text: str) -> None:
         parse_address(text)
     except UserError as error:
         assert error.fixes
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        "/ip4/203.0.113.7/tcp/0000019999999",
+        "/ip4/203.0.113.7/tcp/65536",
+        "/ip4/203.0.113.7/tcp/-1",
+        "/ip4/203.0.113.7/tcp/１２",
+        "/ip6/fe80::1%eth0/tcp/80",
+        "/ip6/::1%/tcp/80",
+        "/dns4/a b/tcp/80",
+        "/dns4/a\x00b/tcp/80",
+        "/dns4/a\ud800b/tcp/80",
+        "/dns4/a..b/tcp/80",
+        f"/dns4/{'a' * 64}.example/tcp/80",
+        "/dns4/a\u2028b/tcp/80",
+        "/ip4/203.0.113.7/tcp/80/p2p",
+        "/ip4/203.0.113.7/tcp/80/p2p/x/p2p-circuit",
+    ],
+)
+def test_what_libp2p_cannot_read_is_not_handed_to_it(way: str) -> None:
+    """It raises what nobody who connects expects, at each who hears of that address."""
+    assert usable_addresses([way]) == [] and door_of(way) is None
+    with pytest.raises(UserError):
+        parse_address(f"{way}/p2p/{PEER}")
+
+
+@given(
+    st.text()
+    | st.from_regex(r"(/(ip4|ip6|tcp|udp|p2p|dns4|quic|p2p-circuit)/[^/]{0,9}){0,6}")
+    | st.tuples(st.text(), st.text()).map(lambda them: "/dns4/{}/tcp/{}".format(*them))
+    | st.text(st.characters(codec="utf-8"), min_size=1).map("/dns/{}/tcp/80".format)
+)
+def test_what_is_taken_can_be_said_to_libp2p(way: str) -> None:
+    for address in usable_addresses([way]):
+        assert address.to_bytes() and door_of(way) is not None
+
+
+def test_what_is_remembered_of_one_keeps_this_peer_from_no_other() -> None:
+    async def connect(peer_id: str, addresses: list[str], *rest: object, **options: object) -> None:
+        if addresses == ["/ip4/192.0.2.1/tcp/1"]:
+            raise ValueError("what hivemind makes of it")
+
+    host = SimpleNamespace(peer_id="me", connect=connect)
+    known = [f"/ip4/192.0.2.{number}/tcp/1/p2p/{PEER}" for number in (1, 2)]
+    assert asyncio.run(reach_any(host, known, 1.0)) == (known[1],)
 
 
 def test_listen_addresses_and_loopback() -> None:

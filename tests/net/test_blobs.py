@@ -98,6 +98,32 @@ def test_what_came_before_a_donor_died_is_not_asked_for_again(tmp_path: Path) ->
         run(scenario(honest_first))
 
 
+def test_what_broke_off_is_gone_on_with_by_the_same_digest_alone(tmp_path: Path) -> None:
+    """Who names a part by the digest that a state has by another hash, gives some of it and stops,
+    had the state's honest donor found wrong."""
+
+    async def scenario() -> None:
+        async with hosts(tmp_path, 3, all_met=True) as (liar, one, two):
+            given: list[str] = []
+
+            def dying(digest: str) -> bytes | None:
+                given.append(digest)
+                return CONTENT if len(given) <= 3 else None
+
+            await BlobExchange(liar, dying).ready()
+            donor = await _donor(one, CONTENT)
+            faults: list[str] = []
+            exchange = BlobExchange(
+                two, lambda digest: None, lambda peer_id, fault: faults.append(peer_id)
+            )
+            with pytest.raises(BlobUnavailable):
+                await exchange.fetch_bytes(DIGEST, [liar.peer_id], 4 << 20, blake3)
+            assert await exchange.fetch_bytes(DIGEST, [donor], 4 << 20) == CONTENT
+            assert not faults
+
+    run(scenario())
+
+
 def test_a_call_that_is_cancelled_loses_nothing_that_came(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with hosts(tmp_path, 2) as (one, two):

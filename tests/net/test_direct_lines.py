@@ -12,6 +12,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.x509.oid import NameOID
 
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.net.contacts.identity import Identity, identity_of_seed
@@ -333,6 +337,46 @@ def test_a_card_is_its_senders_of_this_run_and_neither_old_nor_for_ever() -> Non
     for body in (b"", b"\x00" * 40, b"\xc1" * 3_000, msgspec.msgpack.encode(good)[:-1]):
         with pytest.raises(PeerFault):
             read_card(body, one.peer_id, RUN, now_s)
+
+
+def _card_in_the_name_of(name: x509.Name, of: Identity, garbled: bool = False) -> Card:
+    """Of a certificate as its builder makes it, under a name that the member has chosen."""
+    key, at = Ed25519PrivateKey.generate(), datetime.datetime.now(datetime.UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(at)
+        .not_valid_after(at + datetime.timedelta(days=7))
+        .sign(key, None)
+    )
+    der = certificate.public_bytes(Encoding.DER)
+    der = der.replace(b"no-unicode", b"\xff" * 10) if garbled else der
+    card = Card(cards.CARD_VERSION, RUN, der, 4002, b"")
+    return msgspec.structs.replace(card, signature=of.sign(cards._signed(card)))
+
+
+def test_one_members_card_keeps_nobody_from_another() -> None:
+    """What its library reads and TLS does not made each context fail; and of two certificates with
+    one name TLS finds the first."""
+    identities, (server, client, _) = _trusts(1, 2, 3)
+    bad = identities[2]
+    garbled = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "no-unicode")])
+    taken = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, identities[1].peer_id)])
+    both = x509.Name([*taken, x509.NameAttribute(NameOID.COMMON_NAME, bad.peer_id)])
+    for name in (garbled, taken, both):
+        card = _card_in_the_name_of(name, bad, name is garbled)
+        with pytest.raises(PeerFault, match="a certificate"):
+            read_card(msgspec.msgpack.encode(card), bad.peer_id, RUN, time.time())
+    own = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, bad.peer_id)])
+    fine = _card_in_the_name_of(own, bad)
+    assert read_card(msgspec.msgpack.encode(fine), bad.peer_id, RUN, time.time()) == fine
+
+    server.add(bad.peer_id, _card_in_the_name_of(garbled, bad, garbled=True))  # however it came
+    _meet(identities[:2], [server, client])
+    assert _handshake(server, client) == identities[1].peer_id
 
 
 # who waits at the door ---------------------------------------------------------------------------

@@ -4,18 +4,23 @@ import asyncio
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
+from hivemind.p2p.p2p_daemon_bindings.datastructures import PeerInfo
 
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.net.contacts.addresses import parse_address
+from p2p_dtfm.net.contacts.calling import FRESH_S
 from p2p_dtfm.net.contacts.identity import Identity
 from p2p_dtfm.net.errors import Unreachable, nobody_listens
+from p2p_dtfm.net.hivemind_parts import Multiaddr, PeerID
 from p2p_dtfm.net.libp2p import around_hivemind
 from p2p_dtfm.net.libp2p.control import ControlPlane
 from p2p_dtfm.net.libp2p.host import STREAMS_LIMIT_PER_PEER, Host
@@ -63,6 +68,49 @@ def test_connect_to_nobody_is_unreachable_in_time(tmp_path: Path) -> None:
                 await host.connect("nonsense", ["/ip4/127.0.0.1/tcp/1"], 5.0)
             with pytest.raises(Unreachable):
                 await host.connect(other, ["nonsense"], 5.0)
+
+    run(scenario())
+
+
+def test_whatever_hivemind_raises_of_an_address_is_no_connection(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with hosts(tmp_path, 1) as (host,):
+            other = Identity.load_or_create(tmp_path / "other").peer_id
+            bad = ["/ip4/203.0.113.7/tcp/0000019999999", "/dns4/a b/tcp/80"]
+            for is_chosen in (False, True):
+                with pytest.raises(Unreachable):
+                    await host.connect(other, bad, 5.0, is_chosen)
+            for error in (ValueError(""), KeyError("x"), TypeError(), struct.error()):
+
+                async def connect(*arguments: object, error: Any = error) -> None:
+                    raise error
+
+                host.p2p._client.connect = connect
+                with pytest.raises(Unreachable):
+                    await host.connect(other, ["/ip4/127.0.0.1/tcp/1"], 5.0, is_chosen=True)
+
+    run(scenario())
+
+
+def test_a_far_end_of_a_kind_that_hivemind_does_not_know_hides_no_other(tmp_path: Path) -> None:
+    """Who has connected chooses how: each look at the connections failed for as long as it did."""
+
+    async def scenario() -> None:
+        async with hosts(tmp_path, 2) as (one, two):
+            infos = await one.p2p.list_peers()
+            stranger = Identity.load_or_create(tmp_path / "other").peer_id
+            of_another_kind = Multiaddr(b"\xc1\x03\x05hello")  # /sni/hello
+            infos += (PeerInfo(PeerID.from_base58(stranger), [of_another_kind]),)
+
+            async def list_peers() -> tuple[PeerInfo, ...]:
+                return infos
+
+            one.p2p.list_peers = list_peers
+            assert await one.connected_peers() == tuple(sorted((two.peer_id, stranger)))
+            assert await one.calling.is_linked(stranger)
+            assert await one.calling.seen_host(stranger) is None
+            await asyncio.sleep(FRESH_S)
+            assert await one.calling.seen_host(two.peer_id) == "127.0.0.1"
 
     run(scenario())
 

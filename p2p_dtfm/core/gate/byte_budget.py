@@ -5,7 +5,8 @@ import collections
 
 class ByteBudget:
     """At most `of_one` bytes for each sender and `in_all` together; the first frame of somebody who
-    has none in flight is always let through, or one larger than the budget would never come."""
+    has none in flight is let through, or one larger than the budget would never come, and whoever
+    fills the budget would hold up all others."""
 
     def __init__(self, of_one: int, in_all: int) -> None:
         assert 0 < of_one <= in_all
@@ -23,12 +24,14 @@ class ByteBudget:
         """Of these, bytes of one sender."""
         return self._held[sender]
 
-    def take(self, sender: str, size_bytes: int) -> bool:
-        """Whether there is room; if so it is taken."""
+    def take(self, sender: str, size_bytes: int, goes_first: bool = True) -> bool:
+        """Whether there is room; if so it is taken. `goes_first`: else a first frame waits for room
+        as well, unless nobody has any in flight."""
         mine = self._held[sender]
+        is_first = not mine if goes_first else not self._total
         fits_one = not mine or mine + size_bytes <= self.of_one
-        fits_all = not self._total or self._total + size_bytes <= self.in_all
-        if not (fits_one and fits_all):
+        fits_all = self._total + size_bytes <= self.in_all
+        if not is_first and not (fits_one and fits_all):
             return False
         self._held[sender] = mine + size_bytes
         self._total += size_bytes

@@ -16,7 +16,7 @@ from p2p_dtfm.core.protocol.snapshot import Snapshot
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.dashboard.flows import flows
 from p2p_dtfm.daemon.dashboard.peer_map import Points, place_peers
-from p2p_dtfm.net.contacts.addresses import host_and_port, is_public
+from p2p_dtfm.net.contacts.addresses import host_and_port, is_public, ways_to
 from p2p_dtfm.web.state import MyPart, PeerFacts, PipelineFacts, ViewState
 
 ADDRESS = re.compile(r"(?:/[A-Za-z0-9_.:-]+)+")
@@ -71,7 +71,7 @@ def join_line(records: Sequence[PeerRecord], me: str, run_digest: str) -> str:
     ranked = sorted(
         records, key=lambda it: (it.reachability is not Reachability.DIRECT, it.peer_id != me)
     )
-    found = [best for record in ranked if (best := _best_address(record.addresses))]
+    found = [best for record in ranked if (best := _best_address(record))]
     if not found:
         return ""
     return f"p2p-dtfm --invite {open_line(run_digest, found[:INVITING]).text()}"
@@ -81,26 +81,28 @@ def own_join_line(records: Sequence[PeerRecord], me: str, run_digest: str) -> st
     """The same with no address but this peer's own, and only where anybody can call it: who reads
     the public page through a proxy learns no address of a home's own network."""
     mine = [
-        msgspec.structs.replace(it, addresses=_public(it.addresses))
+        msgspec.structs.replace(it, addresses=_public(it))
         for it in records
         if it.peer_id == me and it.reachability is Reachability.DIRECT
     ]
     return join_line(mine, me, run_digest)
 
 
-def _public(addresses: Sequence[str]) -> tuple[str, ...]:
-    plain = _plain(addresses)
-    return tuple(address for address in plain if is_public(host_and_port(address)[0]))
+def _public(record: PeerRecord) -> tuple[str, ...]:
+    return tuple(address for address in _plain(record) if is_public(host_and_port(address)[0]))
 
 
-def _plain(addresses: Sequence[str]) -> list[str]:
-    """Those that a shell takes as they are."""
-    return [address for address in addresses if ADDRESS.fullmatch(address)]
+def _plain(record: PeerRecord) -> list[str]:
+    """Those that a shell takes as they are, and at which this very peer could be called: a line
+    with another one in it would be refused whole."""
+    plain = [address for address in record.addresses if ADDRESS.fullmatch(address)]
+    suffix = f"/p2p/{record.peer_id}"
+    return [at for at in ways_to(record.peer_id, plain) if at.endswith(suffix)]
 
 
-def _best_address(addresses: Sequence[str]) -> str:
-    """One that leads here from elsewhere, if there is one."""
-    plain = _plain(addresses)
+def _best_address(record: PeerRecord) -> str:
+    """One that leads there from elsewhere, if there is one."""
+    plain = _plain(record)
     outside = [address for address in plain if not address.startswith(("/ip4/127.", "/ip6/::1/"))]
     return next(iter(outside or plain), "")
 

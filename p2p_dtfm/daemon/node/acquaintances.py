@@ -23,7 +23,7 @@ from p2p_dtfm.daemon.peers.member_search import Found, MemberSearch, Sought
 from p2p_dtfm.daemon.peers.recall import Past
 from p2p_dtfm.daemon.peers.run_source import Run
 from p2p_dtfm.daemon.telemetry.status import State
-from p2p_dtfm.net.contacts.addresses import host_and_port, is_relayed, parse_address, peer_ids_of
+from p2p_dtfm.net.contacts.addresses import far_end, parse_address, peer_ids_of
 from p2p_dtfm.net.contacts.first_contacts import reach_any
 from p2p_dtfm.net.contacts.nearby import Nearby, Neighbour
 from p2p_dtfm.net.directory.port import DirectoryPort
@@ -207,7 +207,7 @@ class Acquaintances:
         if self._nearby is None:
             return
         own = await self._network.host.addresses()
-        ports = [host_and_port(address)[1] for address in own if not is_relayed(address)]
+        ports = [end[1] for address in own if (end := far_end(address)) is not None]
         if ports:
             await self._nearby.answer(run_digest, ports[0], self._has_met, only_known=only_known)
 

@@ -10,7 +10,7 @@ import contextlib
 import logging
 import math
 import shutil
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Coroutine
 from typing import Any
 
 from p2p_dtfm.core.consensus.actions import Actions, StopStep
@@ -38,6 +38,7 @@ from p2p_dtfm.daemon.state_transfer.donor import Donor
 from p2p_dtfm.daemon.state_transfer.initial_states import InitialStates
 from p2p_dtfm.daemon.state_transfer.offers import Offers
 from p2p_dtfm.daemon.state_transfer.state_tools import StateStores, TowardsOthers
+from p2p_dtfm.daemon.step.lane_frames import frame_limits, require_of_lane
 from p2p_dtfm.daemon.telemetry.device_pace import DevicePace
 from p2p_dtfm.daemon.telemetry.event_log import FILE_NAME, EventLog
 from p2p_dtfm.daemon.trainer.sample_writer import ModelSource, SampleWriter
@@ -47,7 +48,7 @@ from p2p_dtfm.daemon.trainer.trainer_state import Tools
 from p2p_dtfm.net.errors import Refused, Unreachable
 from p2p_dtfm.net.streams.bulk import BulkPlane
 from p2p_dtfm.net.streams.bulk_settings import BulkLimits, BulkListeners
-from p2p_dtfm.net.streams.frames import FrameHeader, FrameKind, FrameLimits
+from p2p_dtfm.net.streams.frames import FrameHeader
 from p2p_dtfm.ports import now
 from p2p_dtfm.train.data import Dataset, load_tokenizer
 from p2p_dtfm.train.model.checkpoint import list_checkpoints, load_layer
@@ -62,12 +63,6 @@ WHOLE_LIMIT_S = 10.0
 WHOLE_POLL_S = 0.1
 """How long the last words wait until all layers of the last step are on this disk."""
 IN_FLIGHT_PART = 8  # of the memory offered here; in tensors that others have announced
-LANE_KINDS = {
-    "forward": (FrameKind.ACTIVATION,),
-    "backward": (FrameKind.ACTIVATION_GRADIENT,),
-    "reduce": (FrameKind.GRADIENT_PART, FrameKind.GRADIENT_SUM),
-    "state": (FrameKind.LAYER_GRADIENT, FrameKind.LAYER_STATE),
-}
 
 BLAMED = "%s sends %s"
 """What no correct peer does."""
@@ -214,7 +209,7 @@ class Participant:
 
     def _bulk_plane(self) -> BulkPlane:
         membership, network = self.membership, self.network
-        frames = FrameLimits(payload_bytes=max(64 << 20, membership.workload.boundary_bytes))
+        frames = frame_limits(membership.workload)
         listeners = BulkListeners(
             self._on_frame, network.on_fault, self._on_lost, self._on_undelivered, self._admit_frame
         )
@@ -422,13 +417,12 @@ class Participant:
 
     # tensors -------------------------------------------------------------------------------------
 
-    def _admit_frame(self, sender: str, lane: str, header: FrameHeader) -> None:
-        """Before memory is taken for it. Raises `PeerFault`."""
+    def _admit_frame(self, sender: str, lane: str, header: FrameHeader) -> Awaitable[None] | None:
+        """Before memory is taken for it; what it returns is waited for. Raises `PeerFault`."""
         if not self.network.keeper.is_near(sender):
             raise PeerFault("a tensor of somebody who has no place here", sender)
-        if header.kind not in LANE_KINDS[lane]:
-            raise PeerFault(f"a frame of kind {header.kind} on the lane {lane}", sender)
-        self.trainer.require_possible(sender, header)
+        require_of_lane(sender, lane, header)
+        return self.trainer.admit(sender, header)
 
     def _on_frame(
         self, sender: str, header: FrameHeader, payload: bytearray

@@ -171,3 +171,5 @@ async def _refresh(directory: Directory) -> None:
             await directory.refresh()
         except Unreachable as error:
             log.warning("directory: %s", error)
+        except Exception:  # a node that no longer looks for others is lost to them unseen
+            log.exception("bug while the directory was looked after")

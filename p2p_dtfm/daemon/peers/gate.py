@@ -210,6 +210,10 @@ class GateKeeper:
         """See `net.door.Door`."""
         return self.role_of(sender) in NEAR
 
+    def goes_first(self, sender: str) -> bool:
+        """See `net.door.Door`. Of former members there may be any number."""
+        return self.role_of(sender) is Role.MEMBER
+
     def _told(self, sender: str, kind: str, refusal: GateRefusal) -> str:
         """The refusal in words; logged now and then, or a flood would fill the log."""
         text = f"{kind}: {refusal.reason.value} of a {refusal.role.value}"

@@ -14,10 +14,10 @@ from pathlib import Path
 import msgspec
 
 from p2p_dtfm.core.protocol.canonical import digest_bytes
-from p2p_dtfm.core.protocol.errors import PeerFault, UserError
+from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.signed import Signed
-from p2p_dtfm.net.contacts.addresses import parse_address
+from p2p_dtfm.net.contacts.addresses import is_address, ways_to, whole
 from p2p_dtfm.net.directory.values import open_run
 from p2p_dtfm.ports import disk
 
@@ -79,10 +79,9 @@ class Memory(msgspec.Struct, frozen=True):
 
 
 def acquaintance(peer_id: str, addresses: Sequence[str], seen_s: int) -> Acquaintance:
-    """With its addresses whole and bounded."""
-    suffix = f"/p2p/{peer_id}"
-    whole = (at if at.endswith(suffix) else at + suffix for at in addresses[:ADDRESSES_LIMIT])
-    return Acquaintance(peer_id, tuple(whole), seen_s)
+    """With those of its addresses at which it could be called, whole and bounded."""
+    ways = ways_to(peer_id, addresses)[:ADDRESSES_LIMIT]
+    return Acquaintance(peer_id, tuple(whole(at, peer_id) for at in ways), seen_s)
 
 
 def read_memory(directory: Path) -> Memory | None:
@@ -127,8 +126,9 @@ def _checked(data: bytes, name: str) -> Memory:
         raise ValueError(f"it is of run {digest[:16]}")
     open_run(memory.signed_spec, digest)
     _require_known(memory.signed_spec.payload)
-    members = [item for item in memory.members[:ACQUAINTANCES_LIMIT] if _is_usable(item)]
-    points = tuple(filter(_is_address, memory.meeting_points[:MEETING_POINTS_LIMIT]))
+    read = map(_with_sound_ways, memory.members[:ACQUAINTANCES_LIMIT])
+    members = [item for item in read if item.addresses]
+    points = tuple(filter(is_address, memory.meeting_points[:MEETING_POINTS_LIMIT]))
     return msgspec.structs.replace(memory, members=tuple(members), meeting_points=points)
 
 
@@ -143,17 +143,12 @@ def _require_known(payload: bytes) -> None:
         raise _OfAnotherVersion(fault.cause.splitlines()[0]) from fault
 
 
-def _is_usable(item: Acquaintance) -> bool:
+def _with_sound_ways(item: Acquaintance) -> Acquaintance:
+    """An earlier version wrote down whatever its members said of themselves: what is no address is
+    left out, and the rest holds."""
     suffix = f"/p2p/{item.peer_id}"
-    return all(_is_address(address) and address.endswith(suffix) for address in item.addresses)
-
-
-def _is_address(text: str) -> bool:
-    try:
-        parse_address(text)
-    except UserError:
-        return False
-    return True
+    sound = (at for at in item.addresses if at.endswith(suffix) and is_address(at))
+    return msgspec.structs.replace(item, addresses=tuple(sound))
 
 
 def write_memory(directory: Path, memory: Memory) -> None:

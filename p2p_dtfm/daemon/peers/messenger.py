@@ -18,7 +18,7 @@ from p2p_dtfm.core.messages.agreement_messages import Standing
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.invited.chains import NOT_INVITED
 from p2p_dtfm.daemon.peers.wire import Introduction, Knock, Message, PeerAddress, pack
-from p2p_dtfm.net.contacts.addresses import is_public, is_relayed
+from p2p_dtfm.net.contacts.addresses import is_public, is_relayed, ways_to, whole
 from p2p_dtfm.net.contacts.calling import NO_WAY, door_of, put_newest
 from p2p_dtfm.net.door import BUSY
 from p2p_dtfm.net.errors import Refused, Unreachable, in_plain_words
@@ -89,10 +89,12 @@ class Messenger:
 
     def learn(self, peer_id: str, addresses: Sequence[str]) -> None:
         """Remember where a peer is: one that the user named, or that members agreed on."""
-        if addresses and peer_id != self._host.peer_id:
-            put_newest(self._addresses, peer_id, tuple(addresses)[:ADDRESSES_LIMIT], PEERS_LIMIT)
-            self._host.know(peer_id, addresses)
-            self._host.calling.vouch(peer_id)
+        if not addresses or peer_id == self._host.peer_id:
+            return
+        self._host.calling.vouch(peer_id)
+        if ways := ways_to(peer_id, addresses[:ADDRESSES_LIMIT]):
+            put_newest(self._addresses, peer_id, ways, PEERS_LIMIT)
+            self._host.know(peer_id, ways)
 
     def learn_named(self, peers: Iterable[PeerAddress]) -> None:
         """Members, as one names them whom this peer has asked to be let in: many of them behind one
@@ -113,8 +115,10 @@ class Messenger:
         (`net.contacts.calling`)."""
         if peer_id in self._addresses:
             self.learn(peer_id, addresses)
-        elif addresses and peer_id != self._host.peer_id:
-            self._host.know(peer_id, addresses)
+        elif peer_id != self._host.peer_id and (
+            ways := ways_to(peer_id, addresses[:ADDRESSES_LIMIT])
+        ):
+            self._host.know(peer_id, ways)
 
     async def look_up(self, peer_id: str, addresses: Sequence[str], was_there: bool) -> None:
         """Connect to a peer that the directory names; `was_there`: as a node knows that this peer
@@ -147,10 +151,7 @@ class Messenger:
 
     def where(self, peer_id: str) -> tuple[str, ...]:
         """Its addresses, as far as they are known, each ending in its id."""
-        return tuple(
-            address if "/p2p/" in address else f"{address}/p2p/{peer_id}"
-            for address in self._addresses.get(peer_id, ())
-        )
+        return tuple(whole(address, peer_id) for address in self._addresses.get(peer_id, ()))
 
     def heard(self, peer_id: str) -> None:
         self._silent.discard(peer_id)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.records import Reachability
 from p2p_dtfm.net.contacts.addresses import (
+    far_end,
     host_and_port,
     is_loopback,
     is_public,
@@ -84,7 +85,7 @@ class ReachabilityService:
 
     async def ready(self) -> "ReachabilityService":
         """Serve others."""
-        own = [host_and_port(address) for address in await self._host.addresses()]
+        own = [end for at in await self._host.addresses() if (end := far_end(at)) is not None]
         self._listen_port = next((port for _, port in own), 0)
         self._ports = tuple(dict.fromkeys(port for _, port in own))
         await self._callbacks.ready()

@@ -87,9 +87,7 @@ class Mailbox:
 
     def check(self, sender: str, header: FrameHeader) -> None:
         """Raises `PeerFault` for what is not due, as far as its header tells."""
-        key = FrameKey(header.step, header.kind, header.layer, header.index, sender)
-        if self._step is None or header.step >= self._step:
-            self._check(key, header)
+        self._check(FrameKey(header.step, header.kind, header.layer, header.index, sender), header)
 
     def _check(self, key: FrameKey, header: FrameHeader) -> None:
         if header.dtype != "float32":

@@ -14,6 +14,7 @@ run_history     what has been committed
 
 import asyncio
 import contextlib
+from collections.abc import Awaitable
 
 from p2p_dtfm.core.audit.roles import followers
 from p2p_dtfm.core.commit.ledger import STEPS_AHEAD_LIMIT, Ledger
@@ -227,14 +228,9 @@ class Trainer:
                 asyncio.get_running_loop().call_soon(self._outlet.contradiction, reason)
             raise
 
-    def require_possible(self, sender: str, header: FrameHeader) -> None:
-        """Raises `PeerFault` for a tensor that cannot be due, as far as is known yet."""
-        view = ViewId(header.view_number, header.view_digest)
-        self._mail.require_possible(view, sender)
-        mailbox = self._mail.mailbox(view)
-        is_of_a_step = header.kind not in (FrameKind.LAYER_GRADIENT, FrameKind.LAYER_STATE)
-        if is_of_a_step and mailbox is not None:
-            self._mail.check(view, mailbox, sender, header)
+    def admit(self, sender: str, header: FrameHeader) -> Awaitable[None] | None:
+        """See `ViewMail.admit`."""
+        return self._mail.admit(ViewId(header.view_number, header.view_digest), sender, header)
 
     async def frame(self, sender: str, header: FrameHeader, payload: bytearray) -> None:
         """Raises `PeerFault` for what is not due.

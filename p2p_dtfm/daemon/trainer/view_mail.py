@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import deque
+from collections.abc import Awaitable
 
 from p2p_dtfm.core.messages.message_bounds import ACCOUNT_LIMIT_BYTES
 from p2p_dtfm.core.messages.prepared import Statement
@@ -15,7 +16,7 @@ from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.step.mailbox import Mailbox
 from p2p_dtfm.daemon.trainer.early_words import EarlyWords
 from p2p_dtfm.daemon.trainer.trainer_state import TrainerState
-from p2p_dtfm.net.streams.frames import FrameHeader
+from p2p_dtfm.net.streams.frames import WHOLE, FrameHeader, FrameKind
 from p2p_dtfm.ports import now
 
 VIEWS_REMEMBERED = 64
@@ -24,6 +25,12 @@ VIEWS_AHEAD_LIMIT = 1024
 """A tensor of a view further ahead than this is not waited for."""
 UNKNOWN_VIEW_WAIT_S = 5.0
 UNKNOWN_VIEW_POLL_S = 0.02
+EARLY_LIMIT_BYTES = 1 << 20
+"""Of a view that nobody knows here so much comes at once; more waits before memory is taken for it,
+since whoever has invented a view may say that its tensors are of any size."""
+EARLY_WAIT_S = 30.0
+"""As long as it takes a thin line to bring it, and less than its sender has patience for."""
+OF_A_STEP = frozenset(FrameKind) - {FrameKind.LAYER_GRADIENT, FrameKind.LAYER_STATE}
 
 
 class ViewMail:
@@ -81,17 +88,33 @@ class ViewMail:
         if not present.id.number < view.number <= present.id.number + VIEWS_AHEAD_LIMIT:
             raise PeerFault(f"a tensor of view {view}, which cannot be", sender)
 
-    def check(self, view: ViewId, mailbox: Mailbox, sender: str, header: FrameHeader) -> None:
-        """Raises `PeerFault` for a tensor that is not due in a view whose takeover is known."""
+    def admit(self, view: ViewId, sender: str, header: FrameHeader) -> Awaitable[None] | None:
+        """Before memory is taken for a tensor. Raises `PeerFault` for one that cannot be due, as
+        far as is known; and so may what it returns, until whose end the tensor is not read."""
+        self.require_possible(view, sender)
         if view in self._views:
+            self._check(view, sender, header)
+        elif header.part != WHOLE or header.payload_bytes > EARLY_LIMIT_BYTES:
+            return self._admit_late(view, sender, header)
+        return None
+
+    async def _admit_late(self, view: ViewId, sender: str, header: FrameHeader) -> None:
+        wait_s = UNKNOWN_VIEW_WAIT_S if self._state.view is None else EARLY_WAIT_S
+        if await self.until_known(view, sender, wait_s):
+            self._check(view, sender, header)
+
+    def _check(self, view: ViewId, sender: str, header: FrameHeader) -> None:
+        """Raises `PeerFault` for a tensor that is not due in a view that is known."""
+        mailbox = self._mailboxes.get(view)
+        if mailbox is not None and header.kind in OF_A_STEP:
             mailbox.check(sender, header)
 
-    async def until_known(self, view: ViewId, sender: str) -> bool:
+    async def until_known(self, view: ViewId, sender: str, wait_s: float | None = None) -> bool:
         """Wait for a view that comes next; meanwhile the lane of its sender waits. Whether it is
         known now: who has come back, and perhaps with an older disk, does not know the views in
         which it was, and whoever still sends what was due in them is not to blame. Raises
         `PeerFault`."""
-        end_s = now.monotonic_s() + UNKNOWN_VIEW_WAIT_S
+        end_s = now.monotonic_s() + (UNKNOWN_VIEW_WAIT_S if wait_s is None else wait_s)
         while view not in self._views:
             present = self._state.view
             is_next = present is None or view.number > present.id.number

@@ -1,5 +1,6 @@
 """Addresses as people paste them: /ip4/203.0.113.7/tcp/4001/p2p/12D3Koo..."""
 
+import functools
 import ipaddress
 import re
 from collections.abc import Iterable
@@ -15,6 +16,9 @@ LISTEN_EXAMPLE = "/ip4/0.0.0.0/tcp/31330"
 ANNOUNCE_EXAMPLE = "/ip4/203.0.113.7/tcp/31330"
 _ADDRESS_LIMIT_CHARACTERS = 512
 _HOSTS = ("ip4", "ip6", "dns", "dns4", "dns6")
+_PORT_DIGITS = 5
+_LABEL_BYTES = 63
+"""Of a part of a name: no resolver takes more."""
 _FLAGS = ("quic", "quic-v1", "ws", "wss", "p2p-circuit")
 _P2P_CODE = bytes((0xA5, 0x03))  # multicodec 421 as a varint
 
@@ -70,6 +74,15 @@ def _peer_and_rest(address: str) -> tuple[str, str]:
         raise _Malformed("it names a peer but no host and port")
     _check_transport(rest)
     return peer_id, "/" + "/".join(rest)
+
+
+def is_address(text: str) -> bool:
+    """Whether `parse_address` takes it."""
+    try:
+        _peer_and_rest(text.strip())
+    except _Malformed:
+        return False
+    return True
 
 
 def why_uncallable(address: str) -> tuple[str, str]:
@@ -159,27 +172,36 @@ def _check_transport(parts: list[str]) -> None:
         raise _Malformed("a host must be followed by /tcp/ and a port")
     if names[1] == "udp" and not {"quic", "quic-v1"} & set(names):
         raise _Malformed("over UDP libp2p speaks QUIC only", "write /tcp/ in place of /udp/")
+    try:
+        WireAddress("/".join(parts)).to_bytes()
+    except Exception as error:  # another library's, whatever it is: its word is the last one
+        raise _Malformed("libp2p cannot read it") from error
 
 
 def _check_part(name: str, value: str) -> None:
     if name in ("tcp", "udp"):
-        if not (value.isascii() and value.isdigit() and int(value[:6]) <= 65535):
+        is_digits = len(value) <= _PORT_DIGITS and value.isascii() and value.isdigit()
+        if not (is_digits and int(value) <= 65535):
             raise _Malformed(f"{value!r} is no port: that is a number up to 65535")
     elif name in ("ip4", "ip6"):
-        try:
-            valid = ipaddress.ip_address(value).version == int(name[2])
-        except ValueError:
-            valid = False
-        if not valid:
+        if not is_number(value) or ipaddress.ip_address(value).version != int(name[2]):
             raise _Malformed(f"{value!r} is no IPv{name[2]} address")
     elif name == "p2p":
         if not is_peer_id(value):
             raise _Malformed(f"{value!r} is no peer id")
     elif name in _HOSTS:
-        if not value:
-            raise _Malformed(f"nothing follows /{name}")
+        _check_name(name, value)
     else:
         raise _Malformed(f"{name!r} is unknown")
+
+
+def _check_name(kind: str, name: str) -> None:
+    if not name:
+        raise _Malformed(f"nothing follows /{kind}")
+    labels = name.encode("utf-8", "replace").removesuffix(b".").split(b".")
+    fit = all(0 < len(label) <= _LABEL_BYTES for label in labels)
+    if not fit or not name.isprintable() or " " in name:
+        raise _Malformed(f"{name!r} is no name of a machine")
 
 
 def is_loopback(address: str) -> bool:
@@ -197,7 +219,7 @@ def is_relayed(address: str) -> bool:
 
 
 class WireAddress:
-    """A multiaddr as p2pd wants its bytes.
+    """A multiaddr as p2pd wants its bytes; `to_bytes` is for one that was checked.
 
     hivemind's codec writes the base58 text of a /p2p/ part where its raw bytes belong, so those
     parts are written here.
@@ -228,30 +250,62 @@ def _peer_bytes(peer_id: str) -> bytes:
     return _P2P_CODE + bytes((len(raw),)) + raw
 
 
-def usable_addresses(addresses: Iterable[str]) -> list[WireAddress]:
-    """Of the addresses that a peer claims for itself, those that are well formed."""
-    usable = []
-    for address in addresses:
-        try:
-            _check_transport(_parts(address))
-        except _Malformed:
-            continue
-        usable.append(WireAddress(address))
-    return usable
+def is_way(address: str) -> bool:
+    """Whether a peer could be called at an address, which ends in no id of its own: each word of
+    others about where somebody is comes through here, and libp2p is given nothing else."""
+    return len(address) <= _ADDRESS_LIMIT_CHARACTERS and _is_way(address)
 
 
-def check_way(address: str) -> None:
-    """Raises `UserError` for what is no address at which a peer could be called."""
+@functools.lru_cache(maxsize=4096)
+def _is_way(address: str) -> bool:
     try:
         _check_transport(_parts(address))
-    except _Malformed as error:
-        raise UserError(f"malformed address {address!r}: {error}") from error
+    except _Malformed:
+        return False
+    return True
+
+
+def usable_addresses(addresses: Iterable[str]) -> list[WireAddress]:
+    """Of the addresses that a peer claims for itself, those that are well formed."""
+    return [WireAddress(address) for address in addresses if is_way(address)]
+
+
+def ways_to(peer_id: str, addresses: Iterable[str]) -> tuple[str, ...]:
+    """Those at which a peer could be called, as they are: each may end in its id."""
+    suffix = f"/p2p/{peer_id}"
+    return tuple(address for address in addresses if is_way(address.removesuffix(suffix)))
+
+
+def whole(address: str, peer_id: str) -> str:
+    """With the id of its peer at its end."""
+    suffix = f"/p2p/{peer_id}"
+    return address if address.endswith(suffix) else address + suffix
+
+
+def far_end(address: str) -> tuple[str, int] | None:
+    """Host and port of a connection that p2pd has; None of one that is relayed, or of another form,
+    as with the zone of a link-local number."""
+    if is_relayed(address):
+        return None
+    try:
+        return host_and_port(address)
+    except (ValueError, IndexError):
+        return None
 
 
 def host_and_port(address: str) -> tuple[str, int]:
     """The host (a number or a name) and the port of a valid multiaddr."""
     parts = address.strip("/").split("/")
     return parts[1], int(parts[3])
+
+
+def is_number(host: str) -> bool:
+    """Whether a host is an IP number, which holds without a zone."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return "%" not in host
 
 
 def is_public(host: str) -> bool:

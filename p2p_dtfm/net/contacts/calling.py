@@ -12,8 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from p2p_dtfm.core.gate.dialling import ADDRESSES_OF_ONE, Dialling, Door
-from p2p_dtfm.core.protocol.errors import UserError
-from p2p_dtfm.net.contacts.addresses import check_way, host_and_port, is_relayed
+from p2p_dtfm.net.contacts.addresses import far_end, host_and_port, is_relayed, is_way
 from p2p_dtfm.net.errors import Unreachable
 from p2p_dtfm.ports import now
 
@@ -76,7 +75,7 @@ class Calling:
         ends = self._linked.get(peer_id)
         if ends is not None:
             self.heard(peer_id)
-        if ends and (end := _far_end(ends[0])) is not None:
+        if ends and (end := far_end(ends[0])) is not None:
             put_newest(self._seen, peer_id, end[0], PEERS_REMEMBERED)
         return ends is not None
 
@@ -129,7 +128,7 @@ class Calling:
         """A call has reached the peer itself: nobody's door was knocked at in vain."""
         self._looked_s = -FRESH_S
         is_linked = await self.is_linked(peer_id)
-        if is_linked and (end := _far_end(self._linked[peer_id][0])) is not None:
+        if is_linked and (end := far_end(self._linked[peer_id][0])) is not None:
             self.dialling.answered(end)
 
 
@@ -141,21 +140,6 @@ def put_newest(kept: dict[str, Value], key: str, value: Value, limit: int) -> No
         del kept[next(iter(kept))]
 
 
-def _far_end(address: str) -> Door | None:
-    """Of a direct connection that p2pd has; None if it is relayed, or of a form without host and
-    port at the usual place, as with the zone of a link-local number."""
-    if is_relayed(address):
-        return None
-    try:
-        return host_and_port(address)
-    except (ValueError, IndexError):
-        return None
-
-
 def door_of(address: str) -> Door | None:
     """Host and port of an address, None if it is malformed."""
-    try:
-        check_way(address)
-    except UserError:
-        return None
-    return host_and_port(address)
+    return host_and_port(address) if is_way(address) else None

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from p2p_dtfm.core.protocol.errors import UNREACHABLE, UserError
 from p2p_dtfm.net.contacts.addresses import parse_address, why_uncallable
-from p2p_dtfm.net.errors import Unreachable, in_plain_words
+from p2p_dtfm.net.errors import Unreachable, in_plain_words, one_line
 
 FIRST_CONNECT_DEADLINE_S = 10.0
 GRACE_S = 0.3
@@ -94,6 +94,8 @@ async def reach_any(host: Connects, addresses: Sequence[str], deadline_s: float)
             reached.append(address)
         except Unreachable as error:
             log.debug("not there any more: %s", error)
+        except Exception:  # what is remembered of one must not keep this peer from all others
+            log.exception("bug while calling %s", one_line(address))
 
     tasks = {asyncio.create_task(reach(address)) for address in addresses}
     waiting = set(tasks)

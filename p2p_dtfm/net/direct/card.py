@@ -6,9 +6,11 @@ the peer's libp2p identity signs.
 
 import datetime
 import hashlib
+import ssl
 
 import msgspec
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
@@ -84,7 +86,7 @@ def _signed(card: Card) -> bytes:
 
 
 def _certificate(key: Ed25519PrivateKey, peer_id: str, now_s: float) -> x509.Certificate:
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, peer_id)])
+    name = _name_of(peer_id)
     return (
         x509.CertificateBuilder()
         .subject_name(name)
@@ -97,21 +99,43 @@ def _certificate(key: Ed25519PrivateKey, peer_id: str, now_s: float) -> x509.Cer
     )
 
 
+def _name_of(peer_id: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, peer_id)])
+
+
 def _check_certificate(der: bytes, sender: str, now_s: float) -> None:
-    """One certificate and no more, of such a key, and neither old nor for ever."""
+    """One certificate and no more, of such a key, with its peer's name and nothing else in it, and
+    neither old nor for ever. TLS looks for a certificate by its name: of two with one name it finds
+    the first, and the peer whose it is would be let in nowhere."""
     try:
         certificate = x509.load_der_x509_certificate(der)
         is_ours = isinstance(certificate.public_key(), Ed25519PublicKey)
+        is_plain = not len(certificate.extensions)
+        names = {certificate.subject.public_bytes(), certificate.issuer.public_bytes()}
         ends = certificate.not_valid_after_utc
         begins = certificate.not_valid_before_utc
-    except ValueError as error:
+    except (ValueError, x509.DuplicateExtension, UnsupportedAlgorithm) as error:
         raise PeerFault("a card without a certificate", sender) from error
-    if not is_ours or certificate.public_bytes(Encoding.DER) != der:
+    if not is_ours or not is_plain or certificate.public_bytes(Encoding.DER) != der:
         raise PeerFault("a certificate of another kind", sender)
+    if names != {_name_of(sender).public_bytes()}:
+        raise PeerFault("a certificate of another name", sender)
+    _require_that_tls_reads_it(der, sender)
     if not _date(now_s - SKEW_S) < ends <= _date(now_s + LIVES_S + 2 * SKEW_S):
         raise PeerFault("a certificate that is too old, or lives too long", sender)
     if begins > _date(now_s + SKEW_S):
         raise PeerFault("a certificate that is not valid yet", sender)
+
+
+def _require_that_tls_reads_it(der: bytes, sender: str) -> None:
+    """Else it would be refused together with all others that are loaded with it."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    try:
+        context.load_verify_locations(cadata=der)
+    except ssl.SSLError as error:
+        raise PeerFault("a certificate that TLS cannot read", sender) from error
+    if context.cert_store_stats()["x509"] != 1:
+        raise PeerFault("a certificate that TLS cannot read", sender)
 
 
 def _date(seconds: float) -> datetime.datetime:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from p2p_dtfm.core.protocol.canonical import encode
 from p2p_dtfm.core.protocol.errors import PeerFault
-from p2p_dtfm.net.contacts.addresses import host_and_port, is_loopback
+from p2p_dtfm.net.contacts.addresses import far_end, is_loopback
 from p2p_dtfm.net.contacts.calling import put_newest
 from p2p_dtfm.net.direct.card import read_card
 from p2p_dtfm.net.direct.handshake import seal, shake_hands
@@ -161,12 +161,14 @@ class DirectLines:
             raise Unreachable(peer_id, "it is only reached through a relay")
         if is_loopback(address) and not self._host.is_only_local:
             raise Unreachable(peer_id, "its connection was joined to ours here")
+        if (end := far_end(address)) is None:
+            raise Unreachable(peer_id, "its host has no plain number")
         body = await self._control.call(peer_id, encode(self._trust.own().card), CALL_S)
         card = read_card(body, peer_id, self._run_digest, now.wall_s())
         if not card.port:
             raise Unreachable(peer_id, "it takes none")
         self._trust.add(peer_id, card)
-        return await self._dial(peer_id, host_and_port(address)[0], card.port)
+        return await self._dial(peer_id, end[0], card.port)
 
     async def _dial(self, peer_id: str, host: str, port: int) -> DirectLine:
         raw = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)

@@ -137,7 +137,7 @@ class Directory:
                 ),
                 OPERATION_DEADLINE_S,
             )
-        except (TimeoutError, DHTRefusal, *CONNECTION_ERRORS) as error:
+        except (TimeoutError, DHTRefusal, ValueError, LookupError, *CONNECTION_ERRORS) as error:
             raise _not_joined(others, error) from error
         assert isinstance(node.protocol, directory_node.DHTProtocol)
         whereabouts = await Whereabouts(host).ready()

@@ -1,6 +1,8 @@
-"""What hivemind leaves undone: calls and streams that end early, and sockets of the dead."""
+"""What hivemind leaves undone: calls and streams that end early, addresses that it cannot read, and
+sockets of the dead."""
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import os
@@ -15,6 +17,9 @@ _FOLDER = Path("/tmp")  # hivemind's own choice, whatever TMPDIR says
 _PATTERN = "hivemind-p2p*-*.sock"
 _AT_MOST = 4096
 _MINIMUM_AGE_S = 60
+
+UNREADABLE = "/unreadable"
+"""Stands for an address of a connection of which hivemind does not know a part."""
 
 
 class PendingCalls(dict[Any, asyncio.Future[Any]]):
@@ -45,6 +50,14 @@ def expect_broken_streams(loop: asyncio.AbstractEventLoop) -> None:
 
     if loop.get_exception_handler() is None:
         loop.set_exception_handler(handle)
+
+
+def readable(address: Any) -> str | None:
+    """A multiaddr of p2pd as text. p2pd knows more kinds of them than hivemind, and who calls, or
+    is called, chooses of which kind the far end is: one that cannot be read hides no others."""
+    with contextlib.suppress(Exception):  # of the codec of whichever part
+        return str(address)
+    return None
 
 
 def remove_stale_sockets() -> int:

@@ -9,13 +9,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.net.contacts.addresses import (
     check_listen_address,
     is_loopback,
     is_relayed,
     parse_address,
     usable_addresses,
+    ways_to,
 )
 from p2p_dtfm.net.contacts.calling import NO_WAY, Calling, put_newest
 from p2p_dtfm.net.contacts.first_contacts import reach_first_peers
@@ -25,18 +25,19 @@ from p2p_dtfm.net.door import Door, OpenDoor
 from p2p_dtfm.net.errors import NO_ANSWER, Unreachable, one_line
 from p2p_dtfm.net.hivemind_parts import (
     P2P,
-    Multiaddr,
     P2PDaemonError,
     P2PHandlerError,
     PeerID,
     p2pd_pb2,
 )
 from p2p_dtfm.net.libp2p.around_hivemind import (
+    UNREADABLE,
     PendingCalls,
     expect_broken_streams,
+    readable,
     remove_stale_sockets,
 )
-from p2p_dtfm.net.libp2p.p2pd import P2pd, P2pdFailed, flags_of
+from p2p_dtfm.net.libp2p.p2pd import P2pd, flags_of, start_p2pd
 from p2p_dtfm.net.shaping import ShapedWriter, Shaper
 
 Result = TypeVar("Result")
@@ -44,7 +45,6 @@ Writer = asyncio.StreamWriter | ShapedWriter
 StreamHandler = Callable[[str, asyncio.StreamReader, Writer], Awaitable[None]]
 UnaryHandler = Callable[[str, bytes], Awaitable[bytes]]
 
-STARTUP_TIMEOUT_S = 60.0
 CLOSE_DEADLINE_S = 5.0
 ADDRESSES_LIMIT = 16
 MESSAGE_LIMIT_BYTES = 4 << 20
@@ -129,7 +129,7 @@ class Host:
         expect_broken_streams(asyncio.get_running_loop())
         flags = flags_of(identity_path, listen, announce, MESSAGE_LIMIT_BYTES)
         await refuse_taken_ports(listen)
-        p2pd, p2p = await _start_p2pd(flags, listen)
+        p2pd, p2p = await start_p2pd(flags, listen)
         on_loopback = any(is_loopback(address) for address in (*listen, *announce))
         host = cls(p2pd, p2p, identity, on_loopback)
         try:
@@ -151,7 +151,8 @@ class Host:
         Loopback is left out unless this peer was told to listen there, or has nothing else.
         """
         visible = await self._ask(self.p2p.get_visible_maddrs(latest=True), CLOSE_DEADLINE_S)
-        texts = [str(address) for address in visible]
+        readables = [text for address in visible if (text := readable(address)) is not None]
+        texts = list(ways_to(self.peer_id, readables))
         if not self._listens_on_loopback:
             texts = [text for text in texts if not is_loopback(text)] or texts
         return (*self.relayed_addresses, *texts)[:ADDRESSES_LIMIT]
@@ -224,7 +225,7 @@ class Host:
         found: dict[str, list[str]] = {}
         for info in await self._ask(self.p2p.list_peers(), CLOSE_DEADLINE_S):
             ends = found.setdefault(info.peer_id.to_base58(), [])
-            ends.extend(str(address) for address in info.addrs)
+            ends.extend(readable(address) or UNREADABLE for address in info.addrs)
         return {peer: tuple(sorted(ends, key=is_relayed)) for peer, ends in found.items()}
 
     async def direct_address(self, peer_id: str) -> str | None:
@@ -413,6 +414,10 @@ class Host:
         except CONNECTION_ERRORS as error:
             cause = self._why(peer_id, str(error) or repr(error))
             raise Unreachable(peer_id, cause) from error
+        except Exception as error:
+            # hivemind's mistake, or what it makes of a word of others: no daemon ends of it
+            log.warning("unexpected, of a request about %s: %s", peer_id, one_line(repr(error)))
+            raise Unreachable(peer_id, one_line(repr(error))) from error
 
     def _why(self, peer_id: str, cause: str) -> str:
         """p2pd does not dial again at once what it could not, and then says no more than that: why
@@ -427,23 +432,3 @@ class Host:
     async def _ask(self, request: Awaitable[Result], deadline_s: float) -> Result:
         """A request to our own p2pd."""
         return await self._reach(self.peer_id, request, deadline_s)
-
-
-async def _start_p2pd(flags: list[str], listen: list[str]) -> tuple[P2pd, P2P]:
-    try:
-        p2pd = await P2pd.start(flags, STARTUP_TIMEOUT_S)
-    except P2pdFailed as error:
-        where = ", ".join(listen) or "no address"
-        raise UserError(
-            f"the libp2p daemon could not start, listening on {where}: {error}",
-            (
-                "see whether another program uses the port: choose another one, or 0 for any",
-                "see whether the address is this machine's: /ip4/0.0.0.0/tcp/PORT always is",
-            ),
-        ) from error
-    try:
-        control = Multiaddr(f"/unix{p2pd.socket_path}")
-        return p2pd, await asyncio.wait_for(P2P.replicate(control), STARTUP_TIMEOUT_S)
-    except BaseException:
-        await p2pd.stop()
-        raise

@@ -15,10 +15,13 @@ import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.net.contacts.addresses import is_loopback
 from p2p_dtfm.net.errors import one_line
+from p2p_dtfm.net.hivemind_parts import P2P, Multiaddr
 
 READY_LINE = b"Peer ID:"
+STARTUP_TIMEOUT_S = 60.0
 CLOSE_DEADLINE_S = 5.0
 _SOCKET_FOLDER = Path("/tmp")
 _READ_BYTES = 1 << 16
@@ -141,3 +144,24 @@ def flags_of(
     flags += [f"-hostAddrs={','.join(listen)}"] if listen else ["-noListenAddrs=1"]
     flags += [f"-announceAddrs={','.join(announce)}"] if announce else []
     return flags
+
+
+async def start_p2pd(flags: list[str], listen: list[str]) -> tuple[P2pd, P2P]:
+    """p2pd, and hivemind's client of it. Raises `UserError`."""
+    try:
+        p2pd = await P2pd.start(flags, STARTUP_TIMEOUT_S)
+    except P2pdFailed as error:
+        where = ", ".join(listen) or "no address"
+        raise UserError(
+            f"the libp2p daemon could not start, listening on {where}: {error}",
+            (
+                "see whether another program uses the port: choose another one, or 0 for any",
+                "see whether the address is this machine's: /ip4/0.0.0.0/tcp/PORT always is",
+            ),
+        ) from error
+    try:
+        control = Multiaddr(f"/unix{p2pd.socket_path}")
+        return p2pd, await asyncio.wait_for(P2P.replicate(control), STARTUP_TIMEOUT_S)
+    except BaseException:
+        await p2pd.stop()
+        raise

@@ -13,7 +13,7 @@ import msgspec
 
 from p2p_dtfm.core.protocol.canonical import decode, encode
 from p2p_dtfm.core.protocol.errors import PeerFault
-from p2p_dtfm.net.contacts.addresses import host_and_port
+from p2p_dtfm.net.contacts.addresses import far_end, is_number
 from p2p_dtfm.net.libp2p.control import ControlPlane
 from p2p_dtfm.net.libp2p.port import HostPort
 from p2p_dtfm.ports import now
@@ -60,7 +60,10 @@ class CallBacks:
         """How a connected peer sees this one. Raises `Unreachable`, `Refused` or `PeerFault`."""
         request = encode(CallBack(ports[:PORTS_LIMIT]))
         reply = await self._control.call(peer_id, request, ASK_DEADLINE_S)
-        return decode(reply, SeenAddress, _REQUEST_LIMIT_BYTES)
+        seen = decode(reply, SeenAddress, _REQUEST_LIMIT_BYTES)
+        if not is_number(seen.host) or not set(seen.open_ports) <= set(ports):
+            raise PeerFault("sees this peer where nobody can be", peer_id)
+        return seen
 
     async def _answer(self, sender: str, body: bytes) -> bytes:
         request = decode(body, CallBack, _REQUEST_LIMIT_BYTES)
@@ -70,9 +73,11 @@ class CallBacks:
         address = await self._host.direct_address(sender)
         if address is None:
             raise PeerFault("asks over a relay, so nobody sees where it is", sender)
+        if (end := far_end(address)) is None:
+            raise PeerFault("asks from a host that has no plain number", sender)
         if sender in self._dialling or len(self._dialling) >= DIALS_LIMIT:
             raise PeerFault("busy", sender)
-        name, port = host_and_port(address)
+        name, port = end
         called = self._doors(name, ports)
         self._dialling.add(sender)
         try:

@@ -18,7 +18,7 @@ import msgspec
 
 from p2p_dtfm.core.protocol.canonical import decode, encode
 from p2p_dtfm.core.protocol.errors import PeerFault
-from p2p_dtfm.net.contacts.addresses import is_public
+from p2p_dtfm.net.contacts.addresses import is_number, is_public
 from p2p_dtfm.net.errors import Refused, Unreachable
 from p2p_dtfm.net.libp2p.control import ControlPlane
 from p2p_dtfm.net.libp2p.port import HostPort
@@ -118,7 +118,8 @@ class Punching:
 
     async def _answer(self, sender: str, body: bytes) -> bytes:
         request = decode(body, CallMe, _REQUEST_LIMIT_BYTES)
-        if not is_public(request.host) or not 0 < request.port < 1 << 16:
+        is_somewhere = is_number(request.host) and is_public(request.host)
+        if not is_somewhere or not 0 < request.port < 1 << 16:
             raise PeerFault("an address that nobody can call", sender)
         if await self._host.direct_address(sender) is not None:
             raise PeerFault("there is a direct connection already", sender)

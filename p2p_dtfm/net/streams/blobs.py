@@ -109,6 +109,7 @@ class _Download:
         self, file: BinaryIO, digest: str, max_bytes: int, hasher: NewHasher = _blake2b
     ) -> None:
         self.digest = digest
+        self.name = digest, hasher
         self.max_bytes = max_bytes
         self.causes: dict[str, str] = {}
         """What went wrong with whom."""
@@ -162,7 +163,8 @@ class BlobExchange:
         self.given_bytes: collections.Counter[str] = collections.Counter()
         """To each peer, of those that asked lately."""
         self._gave_at_s: dict[str, float] = {}
-        self._begun: dict[str, tuple[_Download, io.BytesIO]] = {}
+        self._begun: dict[tuple[str, NewHasher], tuple[_Download, io.BytesIO]] = {}
+        """By digest and what it is a digest by: who names a blob chooses its digits."""
         self._donors = Donors()
         self._plane = ControlPlane(host, self._serve, name="blob")
 
@@ -203,8 +205,8 @@ class BlobExchange:
         the rest, or the call is cancelled, is not asked for again next time."""
         file = io.BytesIO()
         download = _Download(file, digest, max_bytes, hasher)
-        if digest in self._begun:
-            download, file = self._begun.pop(digest)
+        if download.name in self._begun:
+            download, file = self._begun.pop(download.name)
             download.max_bytes, download.causes, download.denied = max_bytes, {}, set()
         try:
             await self._complete(download, peers)
@@ -221,7 +223,7 @@ class BlobExchange:
 
     def _set_aside(self, download: _Download, file: io.BytesIO) -> None:
         if download.has_begun:
-            self._begun[download.digest] = (download, file)
+            self._begun[download.name] = (download, file)
         while sum(item.offset for item, _ in self._begun.values()) > BEGUN_LIMIT_BYTES:
             del self._begun[next(iter(self._begun))]
 

@@ -70,7 +70,8 @@ class BulkPlane:
         everything."""
         self._limits = limits = limits or BulkLimits()
         of_one = 2 * max(limits.window_bytes, limits.frames.payload_bytes)
-        self.room = ByteRoom(ByteBudget(of_one, max(of_one, limits.in_flight_bytes)))
+        budget = ByteBudget(of_one, max(of_one, limits.in_flight_bytes))
+        self.room = ByteRoom(budget, lambda sender: host.door.goes_first(sender))
         self._host = host
         self._run_digest = run_digest
         self._listeners = listeners

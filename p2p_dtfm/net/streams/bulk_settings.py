@@ -11,7 +11,7 @@ OnFrame = Callable[[str, FrameHeader, bytearray], Awaitable[None] | None]
 OnFault = Callable[[str, PeerFault], None]
 OnLost = Callable[[str, str, Unreachable], None]
 OnUndelivered = Callable[[str, str, Refused | Unreachable], None]
-AdmitFrame = Callable[[str, str, FrameHeader], None]
+AdmitFrame = Callable[[str, str, FrameHeader], Awaitable[None] | None]
 
 STALL_S = 60.0
 WINDOW_BYTES = 64 << 20
@@ -36,7 +36,7 @@ class BulkListeners:
     `Refused`; `fault(sender, fault)` hears of every such end. `lost(peer_id, lane, error)` hears of
     streams that broke, in either direction; `undelivered(peer_id, lane, error)` of frames that were
     written and never acknowledged. `admit(sender, lane, header)` raises `PeerFault` for a frame
-    that cannot be, before memory is taken for it.
+    that cannot be, before memory is taken for it, and so may what it returns, which is waited for.
     """
 
     frame: OnFrame
@@ -57,4 +57,5 @@ class BulkLimits:
     stall_s: float = STALL_S
     most_stripes: int = STRIPES_LIMIT
     in_flight_bytes: int = 0
-    """Of what all senders have announced; some for each is taken in any case."""
+    """Of what all senders have announced; one frame of each that the door lets go first is taken in
+    any case."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 
 from p2p_dtfm.core.gate.byte_budget import ByteBudget
 
@@ -11,8 +12,12 @@ LOOK_S = 1.0
 class ByteRoom:
     """A `ByteBudget` that can be waited for."""
 
-    def __init__(self, budget: ByteBudget) -> None:
+    def __init__(
+        self, budget: ByteBudget, goes_first: Callable[[str], bool] = lambda sender: True
+    ) -> None:
+        """`goes_first`: whose first frame finds room in any case."""
         self._budget = budget
+        self._goes_first = goes_first
         self._freed = asyncio.Event()
 
     @property
@@ -22,7 +27,7 @@ class ByteRoom:
 
     def try_to_take(self, sender: str, size_bytes: int) -> bool:
         """Whether there is room; if so it is taken."""
-        return self._budget.take(sender, size_bytes)
+        return self._budget.take(sender, size_bytes, self._goes_first(sender))
 
     async def freed(self) -> None:
         """Wait until anything is given back, or for a moment: who waits may have been closed."""
@@ -33,10 +38,10 @@ class ByteRoom:
 
     async def take(self, sender: str, size_bytes: int, deadline_s: float) -> None:
         """Wait for room, and take it. Raises `TimeoutError`."""
-        if self._budget.take(sender, size_bytes):
+        if self.try_to_take(sender, size_bytes):
             return
         async with asyncio.timeout(deadline_s):
-            while not self._budget.take(sender, size_bytes):
+            while not self.try_to_take(sender, size_bytes):
                 await self.freed()
 
     def give_back(self, sender: str, size_bytes: int) -> None:

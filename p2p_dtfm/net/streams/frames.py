@@ -6,6 +6,7 @@ Every claim in the header is checked before a byte of the payload is allocated f
 """
 
 import asyncio
+import math
 import struct
 import zlib
 from collections.abc import Awaitable, Callable, Mapping
@@ -15,6 +16,7 @@ import msgspec
 
 from p2p_dtfm.core.protocol.canonical import decode, encode
 from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.ports import now
 
 Payload = bytes | bytearray | memoryview
 
@@ -26,6 +28,8 @@ WHOLE = -1
 _PREFIX = struct.Struct(">4sBBH")
 PREFIX_BYTES = _PREFIX.size
 _MAGIC = b"DTFM"
+SLOWEST_BYTES_PER_S = 4096
+"""What comes more slowly than this, and `stall_s` besides, is given up."""
 _READ_BYTES = 1 << 18
 _RANK_LIMIT = 8
 _DIMENSION_LIMIT = 1 << 40
@@ -58,7 +62,8 @@ OTHER_CODEC_BYTES: Mapping[str, int] = {
     "sign": 1,
 }
 """Codecs whose payload has a length of its own: bytes that it has for each element at most, besides
-64 KiB. Whoever decodes it knows the exact length."""
+`CODEC_ROOM_BYTES`. Whoever decodes it knows the exact length."""
+CODEC_ROOM_BYTES = 64 << 10
 
 
 class FrameKind(StrEnum):
@@ -194,10 +199,16 @@ def _check_length(header: FrameHeader, count: int) -> None:
                 f"{list(header.shape)} in {header.codec}, where {due} are due"
             )
     elif header.codec in OTHER_CODEC_BYTES:
-        if header.payload_bytes > count * OTHER_CODEC_BYTES[header.codec] + (64 << 10):
+        if header.payload_bytes > count * OTHER_CODEC_BYTES[header.codec] + CODEC_ROOM_BYTES:
             raise PeerFault(f"{header.payload_bytes} bytes for {count} elements in {header.codec}")
     else:
         raise PeerFault(f"the unknown codec {header.codec[:32]!r}")
+
+
+def patience_s(stall_s: float, size_bytes: int) -> float:
+    """How long so many bytes may take to come, however steadily they do: of half a frame somebody
+    else holds the memory."""
+    return stall_s + size_bytes / SLOWEST_BYTES_PER_S
 
 
 class FrameReader:
@@ -283,21 +294,27 @@ async def read_frame(
     `admit` sees each header before memory is taken for what follows it; it may wait, or raise.
 
     Raises `PeerFault` for a wrong frame, `EOFError` for a torn one, and `TimeoutError` when
-    nothing comes for `stall_s` in the middle of one.
+    nothing comes for `stall_s` in the middle of one, or all of it takes longer than `patience_s`.
     """
     frames = FrameReader(limits)
-    is_admitted = admit is None
+    is_admitted = False
+    ends_s = math.inf
     while True:
-        async with asyncio.timeout(stall_s if frames.inside_frame else None):
+        left_s = min(stall_s, ends_s - now.monotonic_s()) if frames.inside_frame else None
+        async with asyncio.timeout(left_s):
             data = await reader.read(min(frames.wanted_bytes(), _READ_BYTES))
+        if ends_s == math.inf:
+            ends_s = now.monotonic_s() + patience_s(stall_s, HEADER_LIMIT_BYTES)
         if not data:
             if frames.inside_frame:
                 raise EOFError("the stream ended inside a frame")
             return None
         done = frames.feed(data)
         header = done[0][0] if done else frames.header
-        if header is not None and admit is not None and not is_admitted:
-            await admit(header)
+        if header is not None and not is_admitted:
+            if admit is not None:
+                await admit(header)
             is_admitted = True
+            ends_s = now.monotonic_s() + patience_s(stall_s, header.following_bytes)
         if done:
             return done[0]

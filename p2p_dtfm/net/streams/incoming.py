@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 import inspect
 import logging
+from collections.abc import Coroutine
+from typing import Any
 
 import msgspec
 
@@ -28,6 +30,8 @@ HELLO_DEADLINE_S = 10.0
 STREAMS_LIMIT = 1024
 _HELLO_LIMIT_BYTES = 1024
 _LINGER_S = 2.0
+LOOKS = 4
+"""At what is half here, in the time that it may be silent."""
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +61,8 @@ class IncomingLane:
         """In the order in which they came."""
         self.reassembly = reassembly
         self.turn = asyncio.Lock()
+        self.watching: asyncio.Task[None] | None = None
+        """Over what is half here."""
         self._failed = False
 
     def fail(self) -> bool:
@@ -115,9 +121,13 @@ class IncomingLanes:
     def accept_line(self, sender: str, line: DirectLine) -> None:
         """A direct line, of one whom TLS has let in."""
         work = self._accept(sender, LineWire(line, self._memory), self._host.door)
-        task = asyncio.create_task(work, name="direct line, incoming")
+        self._spawn(work, "direct line, incoming")
+
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        task = asyncio.create_task(work, name=name)
         self._arriving.add(task)
         task.add_done_callback(self._arriving.discard)
+        return task
 
     async def _accept(self, sender: str, wire: Wire, door: Door | None) -> None:
         """`door`: still to be asked, once it is known which lane this is."""
@@ -209,17 +219,22 @@ class IncomingLanes:
                 await wire.write(COUNT.pack(accepted))
 
     async def _take_frame(self, sender: str, lane: IncomingLane, wire: Wire) -> None:
-        taken_bytes = 0
+        taken_bytes, listening = 0, lane.reassembly.listening
 
         async def admit(header: FrameHeader) -> None:
             nonlocal taken_bytes
-            self.listeners.admit(sender, lane.name, header)
-            if header.part == WHOLE:  # else the whole frame counts while it is put together
-                await self._room.take(sender, header.payload_bytes, self._limits.stall_s)
-                taken_bytes = header.payload_bytes
+            with listening.kept_waiting():
+                admitted = self.listeners.admit(sender, lane.name, header)
+                if admitted is not None:
+                    await admitted
+                if header.part == WHOLE:  # else the whole frame counts while it is put together
+                    await self._room.take(sender, header.payload_bytes, self._limits.stall_s)
+                    taken_bytes = header.payload_bytes
+            inside.enter_context(listening.inside())
 
         try:
-            frame = await wire.read_frame(self._limits.frames, self._limits.stall_s, admit)
+            with contextlib.ExitStack() as inside:
+                frame = await wire.read_frame(self._limits.frames, self._limits.stall_s, admit)
             if frame is None:
                 raise EOFError("the sender closed the stream")
             header, payload = frame
@@ -232,11 +247,28 @@ class IncomingLanes:
                     await self._deliver(sender, lane, *whole)
                 finally:
                     lane.reassembly.release(whole[0])
+            elif lane.watching is None or lane.watching.done():
+                lane.watching = self._spawn(self._watch(sender, lane), "half a frame")
         finally:
             if taken_bytes:
                 self._room.give_back(sender, taken_bytes)
 
+    async def _watch(self, sender: str, lane: IncomingLane) -> None:
+        """While something of a lane is half here: between its frames nobody else looks."""
+        while lane.reassembly.is_half_here:
+            await asyncio.sleep(self._limits.stall_s / LOOKS)
+            cause = lane.reassembly.why_late(self._limits.stall_s)
+            if cause and lane.fail():
+                lane.close()
+                self.listeners.lost(sender, lane.name, Unreachable(sender, cause))
+
     async def _deliver(
+        self, sender: str, lane: IncomingLane, header: FrameHeader, payload: bytearray
+    ) -> None:
+        with lane.reassembly.listening.kept_waiting():
+            await self._hand_over(sender, lane, header, payload)
+
+    async def _hand_over(
         self, sender: str, lane: IncomingLane, header: FrameHeader, payload: bytearray
     ) -> None:
         async with lane.turn:

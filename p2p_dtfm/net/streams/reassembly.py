@@ -6,14 +6,17 @@ import msgspec
 
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.net.streams.byte_room import ByteRoom
-from p2p_dtfm.net.streams.frames import PART_BYTES, WHOLE, FrameHeader
+from p2p_dtfm.net.streams.frames import PART_BYTES, WHOLE, FrameHeader, patience_s
+from p2p_dtfm.net.streams.listening import Listening
 
 OPEN_FRAMES_LIMIT = 64
 
 
 class _Partial:
-    def __init__(self, header: FrameHeader) -> None:
+    def __init__(self, header: FrameHeader, began_s: float) -> None:
         self.header = _of_frame(header)
+        self.began_s = began_s
+        """By what the lane had listened then."""
         self.payload = bytearray(header.payload_bytes)
         self.missing = set(range(-(-header.payload_bytes // PART_BYTES)))
 
@@ -34,6 +37,25 @@ class Reassembly:
         self._held_bytes = 0
         self._room = asyncio.Event()
         self._closed = False
+        self.listening = Listening()
+
+    @property
+    def is_half_here(self) -> bool:
+        """Whether more of any frame has to come."""
+        return bool(self._partial)
+
+    def why_late(self, stall_s: float) -> str:
+        """Why what is half here is waited for no longer; empty: it is. As of a whole frame: nothing
+        comes for `stall_s`, or it takes longer than `patience_s`."""
+        if not self._partial:
+            return ""
+        if self.listening.silent_s > stall_s:
+            return f"nothing came for {stall_s:g} s of a tensor that is half here"
+        now_s = self.listening.so_far_s
+        for partial in self._partial.values():
+            if now_s - partial.began_s > patience_s(stall_s, partial.header.payload_bytes):
+                return "a tensor comes too slowly"
+        return ""
 
     @property
     def held_bytes(self) -> int:
@@ -56,7 +78,7 @@ class Reassembly:
             elif self._shared and not self._shared.try_to_take(self._sender, header.payload_bytes):
                 await self._shared.freed()
             else:
-                self._partial[header.frame] = _Partial(header)
+                self._partial[header.frame] = _Partial(header, self.listening.so_far_s)
                 self._held_bytes += header.payload_bytes
         if partial.header != _of_frame(header):
             raise PeerFault(f"parts of different tensors as frame {header.frame}")

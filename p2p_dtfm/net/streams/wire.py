@@ -19,12 +19,11 @@ from p2p_dtfm.net.streams.frames import (
     FrameLimits,
     parse_header,
     parse_prefix,
+    patience_s,
     read_frame,
 )
 
 Admit = Callable[[FrameHeader], Awaitable[None]]
-SLOWEST_BYTES_PER_S = 4096
-"""A frame that comes over a line more slowly than this, and `stall_s` besides, is given up."""
 DIRECT_STRIPES_LIMIT = 4
 _WRITE_BYTES = 1 << 18
 _JOINED_BYTES = 1 << 14
@@ -149,7 +148,7 @@ class LineWire:
         header = parse_header(bytes(head[PREFIX_BYTES:]), limits)
         await admit(header)
         payload = self._memory.take(header.following_bytes)
-        async with asyncio.timeout(stall_s + len(payload) / SLOWEST_BYTES_PER_S):
+        async with asyncio.timeout(patience_s(stall_s, len(payload))):
             await self.line.read_into(memoryview(payload))
         return header, payload
 

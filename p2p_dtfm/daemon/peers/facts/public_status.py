@@ -5,7 +5,6 @@ none, and nothing that is said between members changes with it.
 """
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable, Sequence
 
@@ -91,8 +90,12 @@ class StatusHeard:
     async def keep(self) -> None:
         """Until it is cancelled."""
         while True:
-            with contextlib.suppress(Unreachable):
+            try:
                 await self.ask()
+            except Unreachable as error:
+                log.debug("%s", error)
+            except Exception:  # or the page would stand still for good
+                log.exception("bug while asking for the run's status")
             await asyncio.sleep(ASK_EVERY_S)
 
     async def ask(self) -> None:

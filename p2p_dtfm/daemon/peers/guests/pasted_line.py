@@ -3,11 +3,14 @@
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.invited.line import read_line
 from p2p_dtfm.daemon.machine.settings import Settings
+from p2p_dtfm.net.contacts.addresses import is_address
 
 
 def addresses_of(settings: Settings) -> tuple[str, ...]:
-    """Of members: those that were typed, and those of the line. Raises `UserError`."""
+    """Of members: those that were typed, and those of the line. Raises `UserError`. Who made the
+    line may have taken an address from another's word: one that is malformed spoils no others."""
     pasted = read_line(settings.invite).addresses if settings.invite else ()
+    pasted = tuple(filter(is_address, pasted)) or pasted
     return tuple(dict.fromkeys((*settings.initial_peers, *pasted)))
 
 

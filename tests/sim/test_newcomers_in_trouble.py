@@ -1,5 +1,6 @@
 """A newcomer that cannot be reached, or never gets its states, costs the others little."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -42,17 +43,20 @@ def one_pipeline(snapshot: Snapshot) -> Plan | NoPlan:
 
 
 def started(
-    seed: int, peer_type: type[SimulatedPeer] = SimulatedPeer, ready_ns: int = TIMING.ready_ns
+    seed: int,
+    peer_type: type[SimulatedPeer] = SimulatedPeer,
+    ready_ns: int = TIMING.ready_ns,
+    members: Sequence[str] = MEMBERS,
 ) -> AgreementWorld:
     timing = replace(TIMING, sync_ns=SYNC_S * SECOND_NS, ready_ns=ready_ns)
     world = AgreementWorld(seed, WORKLOAD, record("template"), one_pipeline, timing=timing)
     world.peer_type = peer_type
     world.rejoins = True
-    for name in MEMBERS:
+    for name in members:
         world.add_peer(name)
         world.peers[name].agreement.wants_view()
     world.after(3 * SECOND_NS, lambda: world.found("a"))
-    world.run_until(lambda: are_together(world, MEMBERS))
+    world.run_until(lambda: are_together(world, list(members)))
     return world
 
 
@@ -112,3 +116,49 @@ def test_a_newcomer_that_dies_in_its_download_is_given_up(seed: int) -> None:
     world.crash("dies", lose_disk=False)
     joins(world, "f")
     world.run_until(lambda: are_together(world, [*MEMBERS, "f"]), limit_s=SYNC_S)
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+@pytest.mark.parametrize("seed", range(3))
+def test_two_newcomers_that_cannot_reach_each_other_keep_nobody_out(seed: int, count: int) -> None:
+    """Each said that the other is silent, and whoever heard it kept out both: a member with two
+    links in doubt was then out itself, and all began anew every nine seconds, for ever."""
+    members = MEMBERS[:count]
+    world = started(seed, members=members)
+    views = len(world.invariants.views)
+    world.cut({("f", "h"), ("h", "f")}, "two that come")
+    for name in ("f", "g", "h"):
+        joins(world, name)
+    world.run_until(lambda: len(stays(world, [*members, "g"])) == 1, limit_s=60)
+    world.run_to(world.now_ns + 60 * SECOND_NS)
+    assert len(stays(world, [*members, "g"])) == 1
+    assert len(world.invariants.views) - views <= 8
+
+
+def stays(world: AgreementWorld, names: list[str]) -> set[str]:
+    """Who of `f` and `h` is in one view with all of these."""
+    views = [world.peers[name].view for name in names]
+    if any(view is None or view.id != views[0].id for view in views if views[0] is not None):
+        return set()
+    there = set(views[0].member_ids) if views[0] is not None else set()
+    return there & {"f", "h"} if there >= set(names) else set()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_those_that_found_a_run_do_so_together_again(seed: int) -> None:
+    """Of the others only the founder had heard. When two did not answer each other, each of them
+    began a swarm of its own."""
+    world = AgreementWorld(seed, WORKLOAD, record("template"), one_pipeline, timing=TIMING)
+    names = [*MEMBERS, "e", "f"]
+    for name in names:
+        world.add_peer(name)
+    world.cut({("e", "f"), ("f", "e")}, "two that come")
+    founder = world.peers["a"]
+    for name in names[1:]:
+        request = world.peers[name].agreement.wants_view()
+        founder.do(founder.agreement.receive(name, request, founder.now_ns))
+    founder.do(founder.agreement.found(founder.now_ns))
+    world.run_until(lambda: all(world.peers[name].view is not None for name in MEMBERS))
+    views = [world.peers[name].view for name in MEMBERS]
+    assert len({view.id for view in views if view is not None}) == 1
+    assert views[0] is not None and len(views[0].member_ids) >= len(MEMBERS)

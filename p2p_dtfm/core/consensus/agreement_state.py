@@ -1,7 +1,7 @@
 """What a peer remembers of the agreement: one object for each thing that it holds, and the small
 changes to them."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from p2p_dtfm.core.commit.ledger import Ledger
@@ -18,12 +18,14 @@ from p2p_dtfm.core.consensus.views.reminders import Reminders
 from p2p_dtfm.core.consensus.views.voices import Farewells
 from p2p_dtfm.core.liveness.lateness import Lateness
 from p2p_dtfm.core.membership.accusers import Accusers
+from p2p_dtfm.core.membership.eligibility import mutually_reachable
 from p2p_dtfm.core.membership.familiar_peers import FamiliarPeers
 from p2p_dtfm.core.membership.newcomers import Newcomers
 from p2p_dtfm.core.membership.states_given import StatesGiven
 from p2p_dtfm.core.messages.agreement_messages import (
     Accusation,
     Active,
+    Contribution,
     KnownView,
     PresentView,
     Spread,
@@ -399,10 +401,16 @@ class AgreementState:
         for member in newcomers:
             self.others.newcomers.refuse(member.peer_id, now_ns)
 
-    def doubt_links(self, accusations: Iterable[Accusation], now_ns: int) -> None:
-        """The same for newcomers with a link in doubt."""
-        doubted = [link for link in accusations if not {link.by, link.of} <= set(self.members)]
-        self.doubt_newcomers({end for link in doubted for end in (link.by, link.of)}, now_ns)
+    def doubt_links(
+        self, heard: Mapping[Member, Contribution], links: Collection[Accusation], now_ns: int
+    ) -> None:
+        """The same for newcomers with a link in doubt: of two of them one, since the other may
+        reach everybody else."""
+        members = set(self.members)
+        beside = {end for it in links if {it.by, it.of} & members for end in (it.by, it.of)}
+        between = [it for it in links if not {it.by, it.of} & beside]
+        staying = mutually_reachable(heard, between, lambda rest: 0)
+        self.doubt_newcomers(beside | (heard.keys() - set(staying)), now_ns)
 
     def wake_up(self, now_ns: int) -> None:
         """After a sleep, deadlines move: this peer has not listened, and judges nobody."""

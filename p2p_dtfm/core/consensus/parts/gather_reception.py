@@ -215,7 +215,8 @@ class GatherReception:
         if not moved_on or message.sender in attempt.ready:
             return refused("the knowledge is frozen, and it brings nothing new")
         news = [item for item in message.accusations if self._is_news(attempt, item)]
-        self._state.doubt_links({item.accusation for item in news}, now_ns)
+        heard = {member: attempt.opened[member] for member in attempt.participants}
+        self._state.doubt_links(heard, [item.accusation for item in news], now_ns)
         reason = f"{message.sender.peer_id} knows more"
         return Verdict(self._gathering.failed(attempt, reason, now_ns), reason)
 

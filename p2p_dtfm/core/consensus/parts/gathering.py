@@ -98,15 +98,16 @@ class Gathering:
         return attempt, actions
 
     def _inherit_requests(self, attempt: Attempt, now_ns: int) -> None:
-        """A failure undoes the attempt: newcomers that have answered in it need not ask again, nor
-        does it matter whether those whom they had asked are lost."""
+        """A failure undoes the attempt: newcomers that answered in it need not ask again, whomever
+        they had asked. Those that found together do so again together."""
         state = self._state
-        if state.is_newcomer or not attempt.planned:
+        if not (attempt.only_newcomers if state.is_newcomer else attempt.planned):
             return
-        accused = {charge.of for charge in attempt.charges}
+        suspects = state.doubts.suspects if state.is_newcomer else set()
+        gone = suspects | {state.me, *state.members, *(item.of for item in attempt.charges)}
         for member, part in sorted(attempt.opened.items()):
             is_there = member.life >= state.others.lives.get(member.peer_id, 0)
-            if part.present is None and is_there and member not in accused | set(state.members):
+            if part.present is None and is_there and member not in gone:
                 state.others.newcomers.ask(state.open_record(part.record), part.record, now_ns)
 
     def _freeze(self, planned: bool) -> Actions:
@@ -184,6 +185,7 @@ class Gathering:
             state.stop_attempt(now_ns)
             return [Report(f"gives up view {attempt.number}: {reason}")]
         if attempt is not None:
+            self._inherit_requests(attempt, now_ns)
             state.passes(attempt, now_ns)
         attempts.failures += 1
         if attempts.failures == 1:
@@ -444,6 +446,5 @@ class Gathering:
         pause_ns = min(DISAGREEMENT_NS << attempts.disagreements, DISAGREEMENT_LIMIT_NS)
         attempts.disagreements = min(attempts.disagreements + 1, 16)
         state.stop_attempt(now_ns)
-        if state.is_newcomer:
-            return [told]
-        return [told, *self._outsiders.rejoin(reason, pause_ns=pause_ns)]
+        outside = state.is_newcomer
+        return [told, *([] if outside else self._outsiders.rejoin(reason, pause_ns=pause_ns))]

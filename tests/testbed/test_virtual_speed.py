@@ -100,6 +100,32 @@ def test_work_is_taken_back_from_who_says_that_it_is_fast(run: Path, tmp_path: P
 
 
 @pytest.mark.nightly
+@pytest.mark.parametrize(("names", "liars"), [("abcdef", "f"), ("abcdefgh", "gh")])
+def test_a_stage_that_says_it_is_fast_holds_up_a_pipeline_for_a_while_only(
+    run: Path, tmp_path: Path, names: str, liars: str
+) -> None:
+    """Nobody has room for the whole model, and nobody alone sees which stage is slow."""
+
+    async def scene(swarm: Swarm) -> None:
+        swarm.memory_gib = 0.9 / 1024
+        with put_in(lying(swarm, "speed", *liars)):
+            peers = await begun(swarm, run, names)
+            first = peers[0]
+            await swarm.until(lambda: first.step() >= 10, "steps", 200)
+            slow_s = step_s(first, 5)
+            assert slow_s > 1.5 * view_of(first).plan.predicted_step_ns / 1e9
+            await swarm.until(lambda: first.step() >= WITHIN_STEPS, "more steps", 200)
+            honest_s = step_s(first)
+            assert honest_s < slow_s / 2
+            until = first.step() + 300
+            await swarm.until(lambda: first.step() >= until, "many more steps", 600)
+            assert step_s(first, 300) < 1.1 * honest_s
+            assert len(peers[0].daemon.status_api.participant.views) <= 3
+
+    play(1, tmp_path, scene)
+
+
+@pytest.mark.nightly
 def test_who_calls_the_others_slow_moves_no_work(run: Path, tmp_path: Path) -> None:
     async def scene(swarm: Swarm) -> None:
         with put_in(lying(swarm, "slander", LIAR)):

@@ -4,13 +4,14 @@ import msgspec
 
 from p2p_dtfm.core.audit.auditors import with_auditors
 from p2p_dtfm.core.audit.believed_speeds import believed
+from p2p_dtfm.core.audit.explained_speeds import explained, is_borne_out
 from p2p_dtfm.core.audit.roles import alone, following
 from p2p_dtfm.core.cost_model.costs import Placement, PlacementCost, StepModel
 from p2p_dtfm.core.cost_model.placement_problem import PlanningProblem, problem_of
 from p2p_dtfm.core.cost_model.unmeasured import held_back
 from p2p_dtfm.core.planner.feasibility import memory_pipeline, why_infeasible
 from p2p_dtfm.core.planner.least_gain import without_idlers
-from p2p_dtfm.core.planner.recomputation import recomputing
+from p2p_dtfm.core.planner.recomputation import problem_in_force, recomputing
 from p2p_dtfm.core.planner.search import search
 from p2p_dtfm.core.planner.stability import PresentPlan
 from p2p_dtfm.core.planner.unlike_cuts import best_cut
@@ -34,6 +35,15 @@ def compute_plan(snapshot: Snapshot) -> Plan | NoPlan:
     """
     snapshot = msgspec.structs.replace(snapshot, records=sorted_records(list(snapshot.records)))
     snapshot = believed(snapshot)
+    if (other := explained(snapshot, problem_in_force)) is not None:
+        plan = _planned(other)
+        if isinstance(plan, Plan) and is_borne_out(plan, snapshot):
+            return plan
+    return _planned(snapshot)
+
+
+def _planned(snapshot: Snapshot) -> Plan | NoPlan:
+    """By what is told in it."""
     plan = _without(snapshot, frozenset())
     if isinstance(plan, NoPlan) or not (by_itself := alone(snapshot, plan)):
         return plan

@@ -35,9 +35,12 @@ def stage_recomputes(workload: Workload, stage: Stage, memory_bytes: int) -> boo
 
 
 def problem_in_force(snapshot: Snapshot, plan: Plan) -> PlanningProblem:
-    """What this plan was made from: where one of its stages recomputes, all were taken to."""
+    """What this plan was made from: where one of its stages recomputes, all were taken to. Who had
+    a stage may be gone."""
     problem = problem_of(snapshot)
-    if any(must_recompute(snapshot, plan, peer_id) for peer_id in plan.stage_holders()):
+    here = {record.peer_id for record in snapshot.records}
+    holders = (peer_id for peer_id in plan.stage_holders() if peer_id in here)
+    if any(must_recompute(snapshot, plan, peer_id) for peer_id in holders):
         return recomputing(problem, snapshot.workload)
     return problem
 

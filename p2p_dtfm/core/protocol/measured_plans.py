@@ -5,7 +5,7 @@ Each record tells of the last plans under which its peer has seen some steps. Wh
 one, the median counts, so that all plan alike and nobody's word alone decides.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 
 import msgspec
@@ -76,9 +76,12 @@ def names_in(shape: PlanShape) -> frozenset[str]:
     return frozenset(peer for peers, _ in shape for peer in peers)
 
 
-def agreed(told: Mapping[str, Sequence[MeasuredPlan]]) -> dict[PlanShape, int]:
+def agreed(
+    told: Mapping[str, Sequence[MeasuredPlan]], *, by_most: bool = False
+) -> dict[PlanShape, int]:
     """The lower median of what members tell of each shape, if all who had a stage in it and are
-    here tell of it as well: whose speed is another one by now forgets it."""
+    here tell of it as well: whose speed is another one by now forgets it. `by_most`: if more than
+    half of those do."""
     found: dict[PlanShape, dict[str, int]] = {}
     for peer_id, measured in told.items():
         for plan in measured:
@@ -86,5 +89,10 @@ def agreed(told: Mapping[str, Sequence[MeasuredPlan]]) -> dict[PlanShape, int]:
     return {
         shape: sorted(each.values())[(len(each) - 1) // 2]
         for shape, each in sorted(found.items())
-        if told.keys() & names_in(shape) <= each.keys()
+        if _are_enough(told.keys() & names_in(shape), each.keys(), by_most)
     }
+
+
+def _are_enough(holders: Collection[str], tell: Collection[str], by_most: bool) -> bool:
+    silent = sum(holder not in tell for holder in holders)
+    return 2 * silent < len(holders) if by_most else not silent

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from p2p_dtfm import __version__
+from p2p_dtfm.core.audit.explained_speeds import doubted
 from p2p_dtfm.core.consensus.actions import (
     Disagreed,
     Left,
@@ -15,6 +16,7 @@ from p2p_dtfm.core.consensus.actions import (
     ViewAgreed,
     WentBack,
 )
+from p2p_dtfm.core.planner.recomputation import problem_in_force
 from p2p_dtfm.core.protocol.canonical import encode
 from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.core.protocol.plan import NoPlan, Plan
@@ -277,6 +279,12 @@ def _remarks(action: TakeOver) -> Iterator[str]:
         cost = counted(view.cut_pace.may_repeat_steps, "step")
         copies = f"guardians get copies every {every} or more, beside training"
         yield f"{copies}; a failure may cost up to {cost}"
+    if isinstance(view.plan, Plan) and view.snapshot.planned:
+        for peer_id in doubted(view.plan, view.snapshot, problem_in_force):
+            yield (
+                f"steps were as late as if {peer_id} were no faster than most: it gets as much to "
+                "do as if it were so"
+            )
     if view.unguarded:
         layers = ", ".join(map(str, view.unguarded))
         yield f"nobody has room to guard layers {layers}: one peer alone holds each of them"

@@ -1,0 +1,172 @@
+"""Whose word makes steps late, where nobody alone can see it: in pipelines of several stages.
+
+How fast a stage is only its holder knows; its neighbours know how long they waited, and each can
+blame the other. But what steps take under a plan most members tell alike. So where that is notably
+more than the members' words make of it, each of those that say they are faster than the middle one,
+and then all of them together, is taken to be as fast as that one. The plan is made by whichever
+explains best what was seen, under the plan in force and those before.
+
+It is a guess, and may fall on an honest fast member, whose line or neighbour is what is slow. So it
+counts only as long as the plan that comes of it is no slower than another one that was tried.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from p2p_dtfm.core.audit.believed_speeds import believed, pace_of, scaled
+from p2p_dtfm.core.cost_model.costs import Placement, StepModel
+from p2p_dtfm.core.cost_model.placement_problem import PlanningProblem
+from p2p_dtfm.core.protocol.measured_plans import PlanShape, agreed, names_in, shape_of
+from p2p_dtfm.core.protocol.plan import Plan
+from p2p_dtfm.core.protocol.records import Intent, PeerRecord
+from p2p_dtfm.core.protocol.snapshot import Snapshot
+
+LATE_PERCENT = 150
+"""Of what the members' words make of a step: more calls for an explanation."""
+FASTER_PERCENT = 125
+"""Of the middle one's speed: who says less has no word that could make steps so late."""
+BETTER_PERCENT = 80
+"""Of how far the words are off: an explanation is to be that much nearer."""
+WORSE_PERCENT = 110
+"""Of the shortest steps that were seen: a plan by an explanation may not take longer."""
+FEWEST, MOST = 3, 64
+"""Members. Of two nobody is the middle one; of more, a plan is too large to be told of."""
+SUSPECTS_LIMIT = 16
+
+InForce = Callable[[Snapshot, Plan], PlanningProblem]
+"""What a plan of that snapshot was made from."""
+
+
+class _Tried(NamedTuple):
+    """A plan under which steps were timed."""
+
+    shape: PlanShape
+    placement: Placement
+    cuts: tuple[tuple[int, ...], ...]
+    dealt: tuple[int, ...]
+    """The plan in force: as it is; others: as they would be dealt by the members' words."""
+    took_ns: int
+
+
+def explained(snapshot: Snapshot, in_force: InForce) -> Snapshot | None:
+    """With those as fast as the middle one whose words explain why steps are late, and without
+    what steps took under plans that followed from these; None where nothing does."""
+    plan, measured = snapshot.present, _measured(snapshot)
+    if plan is None or not measured or not FEWEST <= len(snapshot.records) <= MOST:
+        return None
+    model = StepModel(in_force(snapshot, plan))
+    tried = list(_tried(model, plan, measured))
+    late = [it for it in tried if it.took_ns * 100 > LATE_PERCENT * _predicted_ns(model, it)]
+    best, best_permille = None, _worst_permille(model, tried) * BETTER_PERCENT // 100
+    for doubted in _suspicions(snapshot, late):
+        told = _as_the_middle_one(snapshot, doubted, frozenset(it.shape for it in late))
+        permille = _worst_permille(StepModel(in_force(told, plan)), tried)
+        if permille < best_permille:
+            best, best_permille = told, permille
+    return best
+
+
+def doubted(plan: Plan, snapshot: Snapshot, in_force: InForce) -> list[str]:
+    """Who is taken to be slower than its word in this plan of the snapshot; nobody has seen it, and
+    nobody is blamed for it."""
+    found = explained(believed(snapshot), in_force)
+    if found is None or not is_borne_out(plan, believed(snapshot)):
+        return []
+    pairs = zip(found.records, believed(snapshot).records, strict=True)
+    return [taken.peer_id for taken, told in pairs if taken.device != told.device]
+
+
+def is_borne_out(plan: Plan, snapshot: Snapshot) -> bool:
+    """Whether the plan by an explanation is no slower than another one that was tried: as far as
+    that was seen, else as it is predicted."""
+    measured = _measured(snapshot)
+    step_ns = measured.get(shape_of(plan), plan.predicted_step_ns)
+    return step_ns * 100 <= WORSE_PERCENT * min(measured.values(), default=step_ns)
+
+
+def _measured(snapshot: Snapshot) -> dict[PlanShape, int]:
+    """Where work is audited it is enough that most holders tell: who lies would tell of none."""
+    told = {record.peer_id: record.measured for record in snapshot.records}
+    return agreed(told, by_most=bool(snapshot.bars))
+
+
+def _tried(model: StepModel, plan: Plan, measured: Mapping[PlanShape, int]) -> Iterator[_Tried]:
+    """Those of which everybody is still here, and has room."""
+    numbers = {peer_id: number for number, peer_id in enumerate(model.problem.peer_ids)}
+    counts = {
+        tuple(stage.peer_id for stage in it.stages): it.microbatch_count for it in plan.pipelines
+    }
+    for shape, took_ns in measured.items():
+        ends = {cuts[-1] for _, cuts in shape}
+        if not names_in(shape) <= numbers.keys() or ends != {model.problem.layer_count}:
+            continue
+        if len(shape) > model.problem.step.microbatch_count:
+            continue
+        placement = tuple(tuple(numbers[it] for it in peers) for peers, _ in shape)
+        cuts = tuple(each for _, each in shape)
+        timed = [model.pipelines.time_fixed(*pair) for pair in zip(placement, cuts, strict=True)]
+        fitting = [each for each in timed if each is not None]
+        if len(fitting) < len(timed):
+            continue
+        if shape == shape_of(plan):
+            dealt = tuple(counts[peers] for peers, _ in shape)
+        else:
+            cost = model.combine(placement, fitting, None)
+            assert cost is not None, "without a bound it is always timed"
+            by_peers = dict(zip(cost.placement, cost.microbatches, strict=True))
+            dealt = tuple(by_peers.get(peers, 0) for peers in placement)
+        yield _Tried(shape, placement, cuts, dealt, took_ns)
+
+
+def _predicted_ns(model: StepModel, tried: _Tried) -> int:
+    pairs = zip(tried.placement, tried.cuts, strict=True)
+    timed = [it for pair in pairs if (it := model.pipelines.time_fixed(*pair)) is not None]
+    return max(1, model.dealt(tried.placement, timed, tried.dealt).step_ns)
+
+
+def _worst_permille(model: StepModel, tried: list[_Tried]) -> int:
+    """By how much the model is off where it is off most, either way."""
+    pairs = [sorted((it.took_ns, _predicted_ns(model, it))) for it in tried]
+    return max((1000 * slower // faster for faster, slower in pairs), default=0)
+
+
+def _suspicions(snapshot: Snapshot, late: list[_Tried]) -> Iterator[frozenset[str]]:
+    """Whom to doubt: first one alone."""
+    paces = {it.peer_id: pace_of(it.device) for it in _training(snapshot)}
+    middle_ns = _middle_ns(paces)
+    named = frozenset[str]().union(*(names_in(it.shape) for it in late))
+    fast = sorted(
+        (it for it in named if paces[it] * FASTER_PERCENT <= 100 * middle_ns),
+        key=lambda it: (paces[it], it),
+    )[:SUSPECTS_LIMIT]
+    yield from (frozenset([it]) for it in fast)
+    if len(fast) > 1:
+        yield frozenset(fast)
+
+
+def _training(snapshot: Snapshot) -> list[PeerRecord]:
+    return [record for record in snapshot.records if record.intent is Intent.TRAIN]
+
+
+def _middle_ns(paces: Mapping[str, int]) -> int:
+    """The slower of two middle ones: fewer than half that lie do not move it to their side."""
+    return sorted(paces.values())[len(paces) // 2]
+
+
+def _as_the_middle_one(
+    snapshot: Snapshot, doubted: frozenset[str], late: frozenset[PlanShape]
+) -> Snapshot:
+    middle_ns = _middle_ns({it.peer_id: pace_of(it.device) for it in _training(snapshot)})
+
+    def told(record: PeerRecord) -> PeerRecord:
+        measured = tuple(
+            it for it in record.measured if it.shape not in late or not doubted & names_in(it.shape)
+        )
+        device = record.device
+        if record.peer_id in doubted:
+            device = scaled(device, middle_ns, pace_of(device))
+        return msgspec.structs.replace(record, device=device, measured=measured)
+
+    return msgspec.structs.replace(snapshot, records=tuple(map(told, snapshot.records)))

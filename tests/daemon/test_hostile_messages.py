@@ -32,7 +32,14 @@ from p2p_dtfm.core.messages.agreement_messages import (
     Synced,
     Tidings,
 )
-from p2p_dtfm.core.messages.audit_messages import Account, Audited, Claimed, HeardClaim, Share
+from p2p_dtfm.core.messages.audit_messages import (
+    Account,
+    Audited,
+    Claimed,
+    HeardClaim,
+    Share,
+    ShownClaims,
+)
 from p2p_dtfm.core.messages.certificate import Certificate
 from p2p_dtfm.core.messages.prepared import (
     Prepared,
@@ -143,6 +150,7 @@ def valid(view: ViewId) -> list[Any]:
         PreparedSteps((signed_by_other(prepared).signed,)),
         Claimed(view, 0, share, b"1" * 32, b"1" * 32, b"1" * 32),
         Audited(view, 0, OTHER, b"1" * 32),
+        ShownClaims(view, 0, {OTHER: HeardClaim(b"1", b"1" * 64)}),
         FollowLayers(view, 1, {0: -1}, False),
         FollowLayers(view, 1, {0: -1}, True),
         ConfirmLayers(view, 1, (0,)),

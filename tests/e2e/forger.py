@@ -85,7 +85,9 @@ def _step(
 
 
 def _heard(prepared: Prepared, share: Share, plan: Plan, keys: dict[str, Identity]) -> HeardClaim:
-    peer, claim = prepared.peer_id, claim_digest(share, work_of(prepared, plan.segments()))
+    assert prepared.audit is not None
+    work, openings = work_of(prepared, plan.segments()), prepared.audit.openings
+    peer, claim = prepared.peer_id, claim_digest(share, work, openings)
     text = claim_text(peer, prepared.view, prepared.step, claim)
     return HeardClaim(claim, keys[peer].sign(text))
 

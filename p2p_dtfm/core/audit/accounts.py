@@ -13,6 +13,7 @@ from p2p_dtfm.core.audit.judging import Judges, fault_of_parameters, judges_of
 from p2p_dtfm.core.audit.work import (
     CLAIM_BYTES,
     MANY,
+    OPENINGS_BYTES,
     OWN_BYTES,
     PART_BYTES,
     WORK_BYTES,
@@ -90,6 +91,8 @@ def fault_of_account(
         return "Prepared with an account of other peers than have a stage"
     if any(len(heard.claim) != CLAIM_BYTES for heard in account.heard.values()):
         return "Prepared with a claim's digest of another length"
+    if len(account.openings) != OPENINGS_BYTES:
+        return "Prepared with a digest of openings of another length"
     if not set(account.disputed) <= holders:
         return "Prepared with a dispute about a peer without a stage"
     if any(is_denied and it not in account.found for it, is_denied in account.disputed.items()):
@@ -223,7 +226,8 @@ def unlike_claims(accounts: Mapping[str, Account], works: Mapping[str, bytes]) -
         if len(claims) > 1:
             found[peer_id] = "has claimed one thing to some and another to others"
         elif peer_id in accounts:
-            stated = claim_digest(accounts[peer_id].share, works[peer_id])
+            mine = accounts[peer_id]
+            stated = claim_digest(mine.share, works[peer_id], mine.openings)
             if claims != {stated}:
                 found[peer_id] = "accounts for another work than it has claimed"
     return found

@@ -9,11 +9,19 @@ from p2p_dtfm.core.audit.boundaries import TRAINING, Due, unlike_boundaries
 from p2p_dtfm.core.audit.draw import draw, drawn_watched, seed_of
 from p2p_dtfm.core.audit.judging import Judges, judges_of
 from p2p_dtfm.core.audit.roles import watched
-from p2p_dtfm.core.audit.work import MANY, WORK_BYTES, has_layers_of, unlike_edges
-from p2p_dtfm.core.messages.audit_messages import COULD_NOT, Audited, Claimed, Share
+from p2p_dtfm.core.audit.work import MANY, WORK_BYTES, has_layers_of, heard_claim, unlike_edges
+from p2p_dtfm.core.messages.audit_messages import (
+    COULD_NOT,
+    Audited,
+    Claimed,
+    Share,
+    ShownClaims,
+    is_claim_of,
+)
 from p2p_dtfm.core.protocol.canonical import digest_bytes
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.plan import Plan, Segment
+from p2p_dtfm.core.protocol.signed import Verify
 from p2p_dtfm.core.protocol.snapshot import Bar, ViewId
 
 STEPS_AHEAD_LIMIT = 2
@@ -35,6 +43,8 @@ class _Step:
     claims: dict[str, Claimed] = field(default_factory=dict)
     audited: dict[tuple[str, str], bytes] = field(default_factory=dict)
     """By auditor and whose work it was."""
+    unlike: set[str] = field(default_factory=set)
+    """Who has signed another claim than has come here."""
 
 
 class ClaimBook:
@@ -105,6 +115,27 @@ class ClaimBook:
         if audited.setdefault((sender, said.peer_id), said.work) != said.work:
             raise PeerFault(f"two different audits of step {said.step}", sender)
 
+    def show(self, sender: str, said: ShownClaims, verify: Verify) -> None:
+        """What another one has heard. Raises `PeerFault`."""
+        if sender not in self._holders or not said.heard.keys() <= self._holders:
+            raise PeerFault("claims of peers without a stage, or shown by one", sender)
+        if not self._step <= said.step < self._step + STEPS_AHEAD_LIMIT:
+            return
+        here = self._at(said.step)
+        for peer_id, shown in sorted(said.heard.items()):
+            held = here.claims.get(peer_id)
+            is_known = held is None or shown.claim == heard_claim(held).claim
+            if is_known or peer_id in here.unlike:
+                continue
+            if not is_claim_of(peer_id, said.view, said.step, shown, verify):
+                raise PeerFault("shows a claim that its maker has not signed", sender)
+            here.unlike.add(peer_id)
+
+    @property
+    def is_shown_unlike(self) -> bool:
+        """Whether it is shown that somebody has claimed two things of the open step."""
+        return bool(self._at(self._step).unlike)
+
     def _at(self, step: int) -> _Step:
         return self._steps.setdefault(step, _Step())
 
@@ -117,6 +148,10 @@ class ClaimBook:
     def not_claimed(self) -> tuple[str, ...]:
         """Whose claim has not come."""
         return tuple(peer for peer in self._plan.stage_holders() if peer not in self.claims)
+
+    def has_committed(self, peer_id: str) -> bool:
+        """In its claim of the step before, of this view."""
+        return peer_id in self._commitments
 
     def false_openings(self) -> dict[str, str]:
         """Who opens what it has not committed itself to, and why that is known."""
@@ -165,9 +200,12 @@ class ClaimBook:
         return self.silent(self.drawn()) or self.silent(self.drawn_instead())
 
     def silent(self, drawn: Mapping[str, str]) -> tuple[str, ...]:
-        """Of auditors by whom they were drawn for."""
-        audited = self._at(self._step).audited
-        return tuple(sorted({by for peer, by in drawn.items() if (by, peer) not in audited}))
+        """Of auditors by whom they were drawn for. Nobody is waited for once it is shown that
+        somebody has claimed two things: others may have drawn others, and wait for this peer."""
+        here = self._at(self._step)
+        if here.unlike:
+            return ()
+        return tuple(sorted({by for peer, by in drawn.items() if (by, peer) not in here.audited}))
 
     def drawn_instead(self) -> dict[str, str]:
         """Holders of a stage, where whoever was drawn has other layers and could not judge it, as
@@ -176,7 +214,8 @@ class ClaimBook:
         found: dict[str, str] = {}
         if self.silent(self.drawn()):
             return found
-        unable = [(peer, by) for peer, by in self.drawn().items() if audited[by, peer] == COULD_NOT]
+        said = {peer: audited.get((by, peer)) for peer, by in self.drawn().items()}
+        unable = [(peer, by) for peer, by in self.drawn().items() if said[peer] == COULD_NOT]
         for peer, by in unable:
             holders = self._judges_of(peer).holders
             if holders and by not in holders:
@@ -201,7 +240,8 @@ class ClaimBook:
         audited = self._at(self._step).audited
         said = [*self.drawn().items(), *self.drawn_instead().items()]
         alike = {peer: (COULD_NOT, self.claims[peer].work) for peer, _ in said}
-        return sorted({peer for peer, by in said if audited[by, peer] not in alike[peer]})
+        found = {(peer, audited.get((by, peer), COULD_NOT)) for peer, by in said}
+        return sorted({peer for peer, work in found if work not in alike[peer]})
 
     def misled(self) -> set[str]:
         """Who says that something else came to it than its sender has claimed."""

@@ -25,6 +25,7 @@ OWN_BYTES = 16
 neighbours in the pipelines have sent, the others of what it adds up of others' parts."""
 WORK_BYTES = 2 * OWN_BYTES
 CLAIM_BYTES = 16
+OPENINGS_BYTES = 16
 MANY = 1 << 30
 """Microbatches whose inputs are kept, where there is no limit."""
 PART_BYTES = 32
@@ -70,8 +71,9 @@ def stated_work(
     return own_digest(share.parts, loss_sum, share.edges, held_out) + sums_digest(sums)
 
 
-def claim_digest(share: Share, work: bytes) -> bytes:
-    """Of what a claim and the account that follows it must have alike."""
+def claim_digest(share: Share, work: bytes, openings: bytes = b"") -> bytes:
+    """Of what a claim and the account that follows it must have alike. What the draw is made from
+    is a part of it: who tells some another opening would have them draw unlike auditors."""
     shared = [
         share.arithmetic,
         share.threads,
@@ -82,28 +84,36 @@ def claim_digest(share: Share, work: bytes) -> bytes:
     ]
     if share.parameters:
         shared.append(sorted(share.parameters.items()))
+    if openings:
+        shared.append(openings)
     return _digest(encode(shared))[:CLAIM_BYTES]
 
 
+def openings_digest(opening: bytes, commitment: bytes) -> bytes:
+    """Of what a claim opens, and of what it commits its maker to."""
+    return _digest(encode([opening, commitment]))[:OPENINGS_BYTES]
+
+
 def signed_claim(claim: Claimed, peer_id: str, signer: Sign) -> Claimed:
-    digest = claim_digest(claim.share, claim.work)
-    text = claim_text(peer_id, claim.view, claim.step, digest)
+    text = claim_text(peer_id, claim.view, claim.step, heard_claim(claim).claim)
     return msgspec.structs.replace(claim, signature=signer(text))
 
 
 def require_signed(claim: Claimed, peer_id: str, verify: Verify) -> None:
     """Raises `PeerFault` for a claim by which its maker could not be held to it."""
-    if not is_claim_of(peer_id, claim.view, claim.step, _heard(claim), verify):
+    if not is_claim_of(peer_id, claim.view, claim.step, heard_claim(claim), verify):
         raise PeerFault("a claim that it has not signed", peer_id)
 
 
-def _heard(claim: Claimed) -> HeardClaim:
-    return HeardClaim(claim_digest(claim.share, claim.work), claim.signature)
+def heard_claim(claim: Claimed) -> HeardClaim:
+    """What its maker can be held to."""
+    openings = openings_digest(claim.opening, claim.commitment)
+    return HeardClaim(claim_digest(claim.share, claim.work, openings), claim.signature)
 
 
 def heard_of(claims: Mapping[str, Claimed]) -> dict[str, HeardClaim]:
     """As an account has it."""
-    return {peer: _heard(claim) for peer, claim in sorted(claims.items())}
+    return {peer: heard_claim(claim) for peer, claim in sorted(claims.items())}
 
 
 def unlike_edges(shares: Mapping[str, Share], segments: Sequence[Segment]) -> set[tuple[str, str]]:

@@ -92,6 +92,15 @@ class HeardClaim(NamedTuple):
     """By the maker of the claim, of `claim_text`."""
 
 
+class ShownClaims(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="shown_claims"):
+    """What the sender has heard claimed, once audits take long: whoever opens one thing to some and
+    another to others has them draw unlike auditors, and wait for one another."""
+
+    view: ViewId
+    step: int
+    heard: dict[str, HeardClaim]
+
+
 def claim_text(peer_id: str, view: ViewId, step: int, claim: bytes) -> bytes:
     """What the maker of a claim signs."""
     return covered(peer_id, "claim", encode([view.number, view.snapshot, step, claim]))
@@ -123,3 +132,5 @@ class Account(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_lik
     disputed: dict[str, bool] = {}
     """Of whom an auditor has told the maker that the work is not what was claimed; and whether what
     was found here says so as well."""
+    openings: bytes = b""
+    """`core.audit.work.openings_digest`: what it has opened, and committed itself to."""

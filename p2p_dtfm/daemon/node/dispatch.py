@@ -16,7 +16,7 @@ from p2p_dtfm.core.messages.agreement_messages import (
     Spread,
     Tidings,
 )
-from p2p_dtfm.core.messages.audit_messages import Audited, Claimed
+from p2p_dtfm.core.messages.audit_messages import Audited, Claimed, ShownClaims
 from p2p_dtfm.core.messages.prepared import PreparedSteps, SignedPrepared, Statement, open_prepared
 from p2p_dtfm.core.protocol.canonical import encode
 from p2p_dtfm.core.protocol.errors import PeerFault
@@ -201,6 +201,8 @@ class Dispatch:
                 trainer.may_commit()
         elif isinstance(message, SignedPrepared | Claimed | Audited):
             self._of_a_step(sender, message)
+        elif isinstance(message, ShownClaims):
+            trainer.shown(sender, message, verify)
         elif isinstance(message, FOLLOWING):
             if isinstance(message, FollowLayers | ConfirmLayers):
                 self._require_layers(sender, message)

@@ -16,7 +16,7 @@ from p2p_dtfm.core.messages.agreement_messages import (
     Synced,
     Tidings,
 )
-from p2p_dtfm.core.messages.audit_messages import Audited, Claimed
+from p2p_dtfm.core.messages.audit_messages import Audited, Claimed, ShownClaims
 from p2p_dtfm.core.messages.on_the_wire import Unreadable, compressed, expanded, tag_of
 from p2p_dtfm.core.messages.prepared import PreparedSteps, SignedPrepared
 from p2p_dtfm.core.protocol.canonical import Numbered, decode, encode_for_wire
@@ -260,6 +260,7 @@ Message = (
     | PreparedSteps
     | Claimed
     | Audited
+    | ShownClaims
     | FollowLayers
     | LayerOffered
     | ConfirmLayers

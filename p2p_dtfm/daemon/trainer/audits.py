@@ -18,13 +18,21 @@ from blake3 import blake3
 
 from p2p_dtfm.core.audit.boundaries import TRAINING, Due
 from p2p_dtfm.core.audit.claim_book import OPENING_BYTES, ClaimBook, commitment_to
-from p2p_dtfm.core.audit.work import heard_of, signed_claim, stated_work
+from p2p_dtfm.core.audit.work import heard_of, openings_digest, signed_claim, stated_work
 from p2p_dtfm.core.commit.step_terms import StepTerms, terms_of
-from p2p_dtfm.core.messages.audit_messages import COULD_NOT, Account, Audited, Claimed, Share
+from p2p_dtfm.core.messages.audit_messages import (
+    COULD_NOT,
+    Account,
+    Audited,
+    Claimed,
+    Share,
+    ShownClaims,
+)
 from p2p_dtfm.core.messages.work import Kind, Lack
 from p2p_dtfm.core.protocol.canonical import encode_for_wire
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.plan import Plan
+from p2p_dtfm.core.protocol.signed import Verify
 from p2p_dtfm.core.protocol.snapshot import ViewId
 from p2p_dtfm.core.recovery.partial_replay import whole_step
 from p2p_dtfm.core.recovery.view import View
@@ -49,6 +57,8 @@ from p2p_dtfm.train.stage.replay.arithmetic import arithmetic_name, threads_here
 from p2p_dtfm.train.stage.replay.work import LentLayer
 
 Missing = Callable[[], tuple[str, ...]]
+SHOWN_AFTER_S = 1.0
+"""Waiting for audits: less than any accusation takes."""
 
 log = logging.getLogger("p2p_dtfm")
 
@@ -79,6 +89,10 @@ class Audits:
         self._early = EarlyWords[Claimed | Audited]()
         self._mine: StageAccount | None = None
         """Of the open step, once it is claimed."""
+        self._here: _Open | None = None
+        """The open step, from its claim on."""
+        self._shown_step = -1
+        """Of the view: in which this peer has shown what it has heard."""
         self._next_opening = b""
         self._waits_for: tuple[Lack, ...] = ()
         self._given: set[tuple[Kind, int]] = set()
@@ -103,6 +117,16 @@ class Audits:
         elif view is None or said.view.number >= view.id.number:
             self._early.keep(sender, said, len(encode_for_wire(said)))
 
+    def show(self, sender: str, said: ShownClaims, verify: Verify) -> None:
+        """What another one has heard claimed. Raises `PeerFault`."""
+        if not self._rate:
+            raise PeerFault("claims in a run without audits", sender)
+        if self._book is not None and said.view == self._book.view:
+            self._book.show(sender, said, verify)
+            if self._book.is_shown_unlike and self._here is not None:
+                self._show_claims(self._here)  # the others may lack just what came here
+            self._state.wake.set()
+
     def find(self, digest: str) -> bytes | memoryview | None:
         """A chunk of this peer's own gradient, as claimed, a frame that it has sent, or parameters
         of its, while the step is open."""
@@ -110,7 +134,7 @@ class Audits:
 
     def forget(self) -> None:
         """The gradients are about to be overwritten."""
-        self._mine = None
+        self._mine = self._here = None
 
     def lacks(self, view: ViewId) -> tuple[Lack, ...]:
         """Whose claims and audits a step waits for."""
@@ -142,7 +166,9 @@ class Audits:
         book.step_begins(step)
         self._given = set()
         try:
-            self._mine, here = mine, _Open(view, plan, step, engine, book, mine)
+            self._mine = mine
+            self._here = here = _Open(view, plan, step, engine, book, mine)
+            self._shown_step = -1
             claim = self._signed(await self._claim(here, local))
             self._say(here, claim)
             self._given.add((Kind.CLAIM, step))
@@ -160,7 +186,8 @@ class Audits:
             denied = {
                 it: told.get(it, book.claims[it].work) != book.claims[it].work for it in disputed
             }
-            return Account(claim.share, heard_of(book.claims), told, denied)
+            openings = openings_digest(claim.opening, claim.commitment)
+            return Account(claim.share, heard_of(book.claims), told, denied, openings)
         finally:
             self._waits_for = ()
 
@@ -176,8 +203,22 @@ class Audits:
                 found[peer_id] = work = await self._again(here, peer_id)
                 self._say(here, Audited(here.view.id, here.step, peer_id, work))
             self._given.add((Kind.AUDIT, here.step))
-            await self._until(here.view, Kind.AUDIT, partial(book.silent, drawn))
+            late = asyncio.get_running_loop().call_later(SHOWN_AFTER_S, self._show_claims, here)
+            try:
+                await self._until(here.view, Kind.AUDIT, partial(book.silent, drawn))
+            finally:
+                late.cancel()
         return found
+
+    def _show_claims(self, here: "_Open") -> None:
+        """Audits take long: it may be that others have heard another opening, and drawn others."""
+        book = here.book
+        if self._shown_step == here.step:
+            return
+        self._shown_step = here.step
+        shown = ShownClaims(here.view.id, here.step, heard_of(book.claims))
+        for peer_id in here.plan.stage_holders():
+            self._tools.net.messenger.tell(peer_id, shown)
 
     def _book_of(self, view: View, plan: Plan) -> ClaimBook:
         """With what came before this peer had taken over."""

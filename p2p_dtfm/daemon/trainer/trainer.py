@@ -19,11 +19,12 @@ from collections.abc import Awaitable
 from p2p_dtfm.core.audit.roles import followers
 from p2p_dtfm.core.commit.ledger import STEPS_AHEAD_LIMIT, Ledger
 from p2p_dtfm.core.cost_model.unmeasured import held_back
-from p2p_dtfm.core.messages.audit_messages import Audited, Claimed
+from p2p_dtfm.core.messages.audit_messages import Audited, Claimed, ShownClaims
 from p2p_dtfm.core.messages.message_bounds import require_bounded_part
 from p2p_dtfm.core.messages.prepared import Statement
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.plan import NoPlan
+from p2p_dtfm.core.protocol.signed import Verify
 from p2p_dtfm.core.protocol.snapshot import ViewId
 from p2p_dtfm.core.recovery.partial_replay import PartialReplay
 from p2p_dtfm.core.recovery.recovery_evidence import Restart
@@ -198,6 +199,10 @@ class Trainer:
     def audited(self, sender: str, said: Claimed | Audited) -> None:
         """Raises `PeerFault`."""
         self._steps.audits.receive(sender, said)
+
+    def shown(self, sender: str, said: ShownClaims, verify: Verify) -> None:
+        """Raises `PeerFault`."""
+        self._steps.audits.show(sender, said, verify)
 
     def find_part(self, digest: str) -> bytes | memoryview | None:
         """Of this peer's own gradient of the open step, for an audit."""

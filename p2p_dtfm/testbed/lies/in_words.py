@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from p2p_dtfm.core.audit.claim_book import OPENING_BYTES, commitment_to
 from p2p_dtfm.core.commit import judgement
 from p2p_dtfm.core.commit import step as transaction
 from p2p_dtfm.core.messages.audit_messages import Claimed
@@ -147,6 +148,23 @@ def compute_like_nobody(lie: Lie) -> None:
 
 def claim_one_thing_to_some(lie: Lie) -> None:
     """And to the others something else; in its Prepared it keeps to what it told the first ones."""
+    _claim_two_things(lie, lambda audits, here, said: {"work": said.work[::-1]})
+
+
+def open_one_thing_to_some(lie: Lie) -> None:
+    """Its claim is the same to all, but they draw others, and wait for one another: now, where it
+    has committed itself to nothing yet, else in the next step."""
+
+    def changed(audits: Any, here: Any, said: Claimed) -> dict[str, Any]:
+        other = {"commitment": commitment_to(bytes([1]) * OPENING_BYTES)}
+        if here.book.has_committed(audits._tools.me):
+            return other
+        return other | {"opening": bytes([1 + here.step % 255]) * OPENING_BYTES}
+
+    _claim_two_things(lie, changed)
+
+
+def _claim_two_things(lie: Lie, changed: Callable[[Any, Any, Claimed], dict[str, Any]]) -> None:
     honest = Audits._say
 
     def say(self: Any, here: Any, said: Any) -> None:
@@ -154,7 +172,7 @@ def claim_one_thing_to_some(lie: Lie) -> None:
             honest(self, here, said)
             return
         here.book.record(self._tools.me, said)
-        other = self._signed(msgspec.structs.replace(said, work=said.work[::-1]))
+        other = self._signed(msgspec.structs.replace(said, **changed(self, here, said)))
         for place, peer_id in enumerate(sorted(here.plan.stage_holders())):
             self._tools.net.messenger.tell(peer_id, other if place % 2 else said)
 
@@ -187,6 +205,7 @@ IN_WORDS = {
     "opening": open_another_thing,
     "alien": compute_like_nobody,
     "two-faced": claim_one_thing_to_some,
+    "unlike-openings": open_one_thing_to_some,
     "mute": withhold_prepared,
     "confess": confess_late,
 }

@@ -175,6 +175,11 @@ _WORDS = {
     "opening": LieKind("opens something else than it was committed to", LEFT_OUT),
     "alien": LieKind("flips its gradients, and calls its arithmetic one of its own", LEFT_OUT),
     "two-faced": LieKind("claims one thing to half of the others, and another to the rest", BARRED),
+    "unlike-openings": LieKind(
+        "claims the same to all, but opens, or commits itself to, one thing to half of them and "
+        "another to the rest: they would draw unlike auditors",
+        BARRED,
+    ),
     "mute": LieKind(
         "flips its gradients, and says no Prepared once an auditor has found it", BARRED
     ),

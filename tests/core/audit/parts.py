@@ -13,6 +13,8 @@ from p2p_dtfm.core.protocol.snapshot import ViewId
 NAMES = "abcd"
 VIEW = ViewId(3, "ab" * 32)
 PLAN = Plan(tuple(Pipeline((Stage(n, 0, 3, 1),), 2 * i, 2) for i, n in enumerate(NAMES)), (), 1)
+OPENINGS = bytes(16)
+"""Nothing is drawn by them here."""
 SUMS = tuple(name.encode() * SUM_DIGEST_BYTES for name in NAMES)
 
 
@@ -53,14 +55,14 @@ def step_of(
         it for it, count in sorted(of.items()) if (count > 1 if told is None else it in told)
     ]
     claims = {
-        name: HeardClaim(claim_digest(share, work_of_share(share, name)), b"")
+        name: HeardClaim(claim_digest(share, work_of_share(share, name), OPENINGS), b"")
         for name, share in shares.items()
     }
     said = {}
     for name, share in shares.items():
         mine = found.get(name, {})
         disputed = {it: mine.get(it, works[it]) != works[it] for it in doubted}
-        account = Account(share, claims | (heard or {}).get(name, {}), mine, disputed)
+        account = Account(share, claims | (heard or {}).get(name, {}), mine, disputed, OPENINGS)
         said[name] = Prepared(
             VIEW, 7, name, {0: 4.0}, 30.0, 10, 0.0, 0, None, "", {0: SUMS}, audit=account
         )

@@ -82,6 +82,8 @@ class Following:
     """It goes as soon as it is not vouched for."""
     dropped: View | None = None
     """The one that went: others may have taken it over."""
+    call_off: str = ""
+    """Why it went: the others wait for it, and learn by the next attempt that they need not."""
     given: StatesGiven = field(default_factory=StatesGiven)
     """What who is to join has got of its states."""
 
@@ -350,11 +352,14 @@ class AgreementState:
         """The attempt under way is over: its number is never entered again."""
         promises = self.promises
         promises.given_up_number = max(promises.given_up_number, attempt.number)
-        self.heed_accusers(attempt, now_ns)
+        self.ends(attempt, now_ns)
         self.attempts.under_way = None
 
-    def heed_accusers(self, attempt: Attempt, now_ns: int) -> None:
-        """An attempt is over: whose accusations were idle is kept, and who was in doubt."""
+    def ends(self, attempt: Attempt, now_ns: int) -> None:
+        """It is over: whose accusations were idle is kept, who was in doubt, and who tried to get
+        in."""
+        if attempt.planned:
+            self.tried_to_get_in(attempt.universe, now_ns)
         heard = attempt.universe & set(attempt.opened)
         self.doubts.accusers.heed(attempt.number, attempt.charges, heard, self.me, now_ns)
         in_doubt = [*attempt.distrust.doubts, *attempt.distrust.even]
@@ -364,14 +369,21 @@ class AgreementState:
         """All have said Ready to a planned view."""
         following = self.following
         following.view, following.agreed_ns = view, now_ns
+        self.tried_to_get_in(view.members, now_ns)
         following.synced, following.self_synced = set(), False
         needs = {peer_id: view.state_bytes_of(peer_id) for peer_id in view.member_ids}
         following.given.begin(needs if view.snapshot.step else {})
+
+    def tried_to_get_in(self, members: Iterable[Member], now_ns: int) -> None:
+        """With an attempt that is over, or has ended with a view."""
+        newcomers = set(members) - set(self.members)
+        self.others.newcomers.tried({member.peer_id for member in newcomers}, now_ns)
 
     def forget_next_view(self) -> None:
         """Another attempt begins: what was agreed before is not taken over any more."""
         following = self.following
         following.dropped = following.view = None
+        following.call_off = ""
         following.synced, following.self_synced, following.is_doomed = set(), False, False
 
     def drop_next_view(self) -> None:
@@ -380,9 +392,10 @@ class AgreementState:
         following.dropped, following.view = following.view, None
         following.is_doomed = following.self_synced = False
 
-    def doom_next_view(self) -> None:
+    def doom_next_view(self, reason: str) -> None:
         """It goes at once, or after the step for which this peer has vouched."""
         self.following.is_doomed = True
+        self.following.call_off = reason
         if self.following.vouched is None:
             self.drop_next_view()
 

@@ -1,5 +1,7 @@
 """Newcomers that wait to be let in, and those that were not let in lately."""
 
+from collections.abc import Iterable
+
 from p2p_dtfm.core.membership.roster import newer
 from p2p_dtfm.core.protocol.records import PeerRecord
 from p2p_dtfm.core.protocol.signed import Signed
@@ -22,6 +24,9 @@ WAITING_WIDE_LIMIT_BYTES = 768 * 1024
 Together they must fit in a message with what else it says."""
 FOUNDING_LIMIT = 1023
 """With who founds a run: it keeps nobody from training."""
+FREE_AGAIN_NS = FORGIVEN_AFTER * (REFUSED_NS << (REFUSALS_LIMIT - 1))
+"""Who does not come though others count on it pays nothing for the first time in so long: it may
+have been cut off, or started again."""
 SILENT_ONCE = 1
 """A newcomer that does not answer is heard again at once so often: a message may get lost."""
 
@@ -34,6 +39,7 @@ class Newcomers:
         self._first_ns = 0
         self._refused: dict[str, tuple[int, int]] = {}
         self._silent: dict[str, int] = {}
+        self._tries: dict[str, tuple[int, int]] = {}
 
     @property
     def count(self) -> int:
@@ -103,15 +109,32 @@ class Newcomers:
             self._silent.clear()
         self._silent[peer_id] = count + 1
 
+    def tried(self, peer_ids: Iterable[str], now_ns: int) -> None:
+        """A planned attempt with them has ended, as a view or not: all members know of it."""
+        for peer_id in peer_ids:
+            count = self.tries(peer_id, now_ns)
+            if len(self._tries) >= REMEMBERED:
+                self._tries.clear()
+            self._tries[peer_id] = (count + 1, now_ns)
+
+    def tries(self, peer_id: str, now_ns: int) -> int:
+        """Attempts with it, none of them `FREE_AGAIN_NS` after the one before."""
+        count, tried_ns = self._tries.get(peer_id, (0, 0))
+        return count if now_ns - tried_ns <= FREE_AGAIN_NS else 0
+
     def refuse(self, peer_id: str, now_ns: int) -> None:
-        """Some member could not reach it, or it did not get its states: longer each time."""
+        """Some member could not reach it, it did not get its states, or did not come: longer each
+        time. While it is refused it counts as the same time: whoever has found it out hears of it
+        once more when all have, and would refuse it for longer than they do."""
         self._asked.pop(peer_id, None)
         count, refused_ns = self._refused.get(peer_id, (0, 0))
         if count and now_ns - refused_ns > FORGIVEN_AFTER * (REFUSED_NS << (count - 1)):
             count = 0
+        if not self.is_refused(peer_id, now_ns):
+            count = min(count + 1, REFUSALS_LIMIT)
         if len(self._refused) >= REMEMBERED:
             self._refused.clear()
-        self._refused[peer_id] = (min(count + 1, REFUSALS_LIMIT), now_ns)
+        self._refused[peer_id] = (count, now_ns)
 
     def let_in(self, peer_ids: tuple[str, ...]) -> None:
         for peer_id in peer_ids:

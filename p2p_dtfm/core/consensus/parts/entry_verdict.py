@@ -16,6 +16,9 @@ NUMBERS_AHEAD_LIMIT = 1 << 16
 class EntryVerdict:
     enters: bool
     reason: str
+    calls_off: bool = False
+    """It shows that a member does not wait for the next view any more, for which this peer has
+    vouched: that is not to be taken over, unless the step under way does it."""
 
 
 def entry_verdict(
@@ -91,10 +94,10 @@ def _of_planned(
         return EntryVerdict(False, "a failure is dealt with first")
     if state.ends_here:
         return EntryVerdict(False, "all steps are committed: no view would take over")
-    if state.following.vouched is not None:
-        return EntryVerdict(False, "has said in its Prepared that it waits for another one")
     if message.base != view.id:
         return EntryVerdict(False, "it succeeds another view")
+    if state.following.vouched is not None:
+        return EntryVerdict(False, "has said in its Prepared that it waits for another one", True)
     return EntryVerdict(True, "it succeeds the present view")
 
 

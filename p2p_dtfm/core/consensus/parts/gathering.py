@@ -82,7 +82,7 @@ class Gathering:
         state, attempts, promises = self._state, self._state.attempts, self._state.promises
         assert number > promises.passed_number
         if attempts.under_way is not None:
-            state.heed_accusers(attempts.under_way, now_ns)
+            state.ends(attempts.under_way, now_ns)
             self._inherit_requests(attempts.under_way, now_ns)
         promises.highest_number = max(promises.highest_number, number)
         if attempts.replan_reason:

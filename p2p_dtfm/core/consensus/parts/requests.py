@@ -53,7 +53,9 @@ class Requests:
         if following is not None and member in following.members:
             if message.awaits == following.id:
                 return Verdict(actions, "it is in the next view already")
-            state.doom_next_view()
+            reason = f"{sender} gives up view {following.id}, which was agreed on with it"
+            self._suspicion.does_not_come(member, reason, now_ns)
+            actions.append(Report(reason))
         bar = barred_at(state.others.bars, state.step).get(sender)
         if bar is not None:
             return Verdict(actions, f"it is barred until step {bar.until_step}: it {bar.reason}")

@@ -87,12 +87,29 @@ class Suspicion:
             if state.frozen:
                 return [Report(text)]
             return self._gathering.open(False, text, now_ns)
-        if attempt is not None and member in attempt.universe:
-            state.give_up(now_ns)
-        if state.next_view is not None and member in state.next_view.members:
-            state.doom_next_view()
+        self.does_not_come(member, text, now_ns)
         state.others.newcomers.forget(member.peer_id)
         return [Report(text)]
+
+    def does_not_come(self, newcomer: Member, reason: str, now_ns: int) -> None:
+        """Though a view is agreed on with it, or about to be. The others wait for it in vain, and
+        hear of it by the next attempt.
+
+        The first time is free. Who does it again is in doubt there, so that all refuse it alike:
+        with many members a first time at each would be one whenever it likes.
+        """
+        state, attempt = self._state, self._state.attempt
+        gathers = attempt is not None and newcomer in attempt.universe
+        is_agreed = state.next_view is not None and newcomer in state.next_view.members
+        tries = state.others.newcomers.tries(newcomer.peer_id, now_ns)
+        if gathers:
+            state.give_up(now_ns)
+            state.following.call_off = reason
+        if is_agreed:
+            state.doom_next_view(reason)
+        if (gathers and tries > 0) or (is_agreed and tries > 1):
+            life = max(newcomer.life, state.others.lives.get(newcomer.peer_id, 0))
+            state.doubt_newcomers({newcomer, Member(newcomer.peer_id, life)}, now_ns)
 
     def _tell_in(self, attempt: Attempt, member: Member, text: str, now_ns: int) -> Actions:
         """While it is gathered the others hear of it; frozen, it fails if it waits for the one."""

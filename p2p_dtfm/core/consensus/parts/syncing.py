@@ -103,10 +103,9 @@ class Syncing:
             return []
         unsynced = ", ".join(m.peer_id for m in view.members if m not in state.following.synced)
         self.refuse_unsynced(now_ns, 1)
-        state.doom_next_view()
-        if not unsynced:
-            return []
-        return [Report(f"gives up view {view.id}, which waits for the states of {unsynced}")]
+        reason = f"gives up view {view.id}, which waits for the states of {unsynced or 'nobody'}"
+        state.doom_next_view(reason)
+        return [Report(reason)] if unsynced else []
 
     def refuse_unsynced(self, now_ns: int, haste: int) -> None:
         """Who did not get its states; with `haste`, in such a part of the time that it has."""

@@ -147,13 +147,13 @@ class Takeover:
         if view.snapshot.planned or 0 < attempts.replan_number <= view.id.number:
             attempts.replan_reason = ""  # a planned view has everybody's records, whoever asked
         if attempts.under_way is not None:
-            state.heed_accusers(attempts.under_way, now_ns)
+            state.ends(attempts.under_way, now_ns)
         attempts.under_way = attempts.reopen_ns = None
         attempts.frozen = False
         following = state.following
         following.view = following.dropped = following.vouched = None
         following.self_synced = following.is_doomed = False
-        following.synced = set()
+        following.synced, following.call_off = set(), ""
         state.promises.said_ready.take_over()
         views = state.others.views
         views.takes_over(view)
@@ -183,6 +183,7 @@ class Takeover:
         )
         state.doubts.suspects &= set(view.members)
         state.doubts.distrusted = set()
+        state.doubts.carried -= set(view.members)
         contributors = tuple(member.peer_id for member in view.snapshot.contributors)
         state.others.newcomers.let_in(contributors)  # who wants to leave needs no place
         state.others.familiar.meet(view.member_ids)

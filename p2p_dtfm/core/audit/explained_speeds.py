@@ -17,6 +17,7 @@ import msgspec
 
 from p2p_dtfm.core.audit.believed_speeds import believed, pace_of, scaled
 from p2p_dtfm.core.cost_model.costs import Placement, StepModel
+from p2p_dtfm.core.cost_model.pipeline_cost import PipelineCost
 from p2p_dtfm.core.cost_model.placement_problem import PlanningProblem
 from p2p_dtfm.core.protocol.measured_plans import PlanShape, agreed, names_in, shape_of
 from p2p_dtfm.core.protocol.plan import Plan
@@ -94,35 +95,44 @@ def _measured(snapshot: Snapshot) -> dict[PlanShape, int]:
 
 def _tried(model: StepModel, plan: Plan, measured: Mapping[PlanShape, int]) -> Iterator[_Tried]:
     """Those of which everybody is still here, and has room."""
-    numbers = {peer_id: number for number, peer_id in enumerate(model.problem.peer_ids)}
-    counts = {
-        tuple(stage.peer_id for stage in it.stages): it.microbatch_count for it in plan.pipelines
-    }
     for shape, took_ns in measured.items():
-        ends = {cuts[-1] for _, cuts in shape}
-        if not names_in(shape) <= numbers.keys() or ends != {model.problem.layer_count}:
-            continue
-        if len(shape) > model.problem.step.microbatch_count:
-            continue
-        placement = tuple(tuple(numbers[it] for it in peers) for peers, _ in shape)
-        cuts = tuple(each for _, each in shape)
-        timed = [model.pipelines.time_fixed(*pair) for pair in zip(placement, cuts, strict=True)]
-        fitting = [each for each in timed if each is not None]
-        if len(fitting) < len(timed):
-            continue
-        if shape == shape_of(plan):
-            dealt = tuple(counts[peers] for peers, _ in shape)
-        else:
-            cost = model.combine(placement, fitting, None)
-            assert cost is not None, "without a bound it is always timed"
-            by_peers = dict(zip(cost.placement, cost.microbatches, strict=True))
-            dealt = tuple(by_peers.get(peers, 0) for peers in placement)
-        yield _Tried(shape, placement, cuts, dealt, took_ns)
+        found = _placed(model, plan, shape)
+        if found is not None:
+            yield found._replace(took_ns=took_ns)
+
+
+def _placed(model: StepModel, plan: Plan, shape: PlanShape) -> _Tried | None:
+    problem = model.problem
+    numbers = {peer_id: number for number, peer_id in enumerate(problem.peer_ids)}
+    is_here = names_in(shape) <= numbers.keys() and len(shape) <= problem.step.microbatch_count
+    if not is_here or {cuts[-1] for _, cuts in shape} != {problem.layer_count}:
+        return None
+    placement = tuple(tuple(numbers[it] for it in peers) for peers, _ in shape)
+    cuts = tuple(each for _, each in shape)
+    timed = _timed(model, placement, cuts)
+    if len(timed) < len(shape):
+        return None
+    if shape == shape_of(plan):
+        counts = {tuple(s.peer_id for s in it.stages): it.microbatch_count for it in plan.pipelines}
+        dealt = tuple(counts[peers] for peers, _ in shape)
+    else:
+        cost = model.combine(placement, timed, None)
+        assert cost is not None, "without a bound it is always timed"
+        by_peers = dict(zip(cost.placement, cost.microbatches, strict=True))
+        dealt = tuple(by_peers.get(peers, 0) for peers in placement)
+    return _Tried(shape, placement, cuts, dealt, 0)
+
+
+def _timed(
+    model: StepModel, placement: Placement, cuts: tuple[tuple[int, ...], ...]
+) -> list[PipelineCost]:
+    """Of those pipelines that have room."""
+    each = (model.pipelines.time_fixed(*pair) for pair in zip(placement, cuts, strict=True))
+    return [it for it in each if it is not None]
 
 
 def _predicted_ns(model: StepModel, tried: _Tried) -> int:
-    pairs = zip(tried.placement, tried.cuts, strict=True)
-    timed = [it for pair in pairs if (it := model.pipelines.time_fixed(*pair)) is not None]
+    timed = _timed(model, tried.placement, tried.cuts)
     return max(1, model.dealt(tried.placement, timed, tried.dealt).step_ns)
 
 

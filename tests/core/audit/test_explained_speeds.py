@@ -1,4 +1,4 @@
-"""In pipelines of several stages nobody alone sees how fast a stage is; what steps take, all see."""
+"""In pipelines of several stages nobody alone sees how fast a stage is; steps are seen by all."""
 
 from itertools import product
 

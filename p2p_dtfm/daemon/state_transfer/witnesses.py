@@ -169,6 +169,18 @@ class StateVotes:
                     await self._heard.wait()
         return self._judge(layer, version, donor, blob)
 
+    def is_outvoted(
+        self, witnesses: Collection[str], layer: int, version: int, donor: str, blob: str
+    ) -> bool:
+        """Whether what the donor gives cannot count any more, though all that have not spoken yet
+        were to say the same."""
+        others = self._of(layer, version)
+        others.pop(donor, None)
+        awaited = set(witnesses) & set(self._asked) - {donor}
+        own = bytes.fromhex(blob)[:DIGEST_BYTES]
+        against = sum(digest != own for digest in others.values())
+        return 2 * against >= 1 + len(awaited | set(others))
+
     def _of(self, layer: int, version: int) -> dict[str, bytes]:
         said = self._said.get(layer, {}).items()
         return {sender: digest for (sender, of), digest in said if of == version}

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from p2p_dtfm.core.liveness.liveness import SECOND_NS
-from p2p_dtfm.core.liveness.pace import Pace, Patience
+from p2p_dtfm.core.liveness.pace import FETCH_BYTES_PER_S, Pace, Patience, bytes_per_s_from
 from p2p_dtfm.core.liveness.stalls import Stalls
 from p2p_dtfm.core.liveness.waits import PossibleWaits
 from p2p_dtfm.core.messages.work import Kind, Lack, Work
@@ -398,6 +398,14 @@ def test_who_fetches_over_thin_lines_is_waited_for() -> None:
     assert one_liar.patience(A, 3).given_ns < (5 + 32) * SECOND_NS
     all_thin = Pace(with_uplinks(1, 1, 1, 1), SPEC, 200_000)
     assert all_thin.patience(A, 3).fetch_ns < (5 + 32) * SECOND_NS
+
+
+def test_who_gives_is_expected_to_give_what_its_own_line_carries() -> None:
+    view = with_uplinks(47_000, 1, 4_000_000, 0)
+    giving = [bytes_per_s_from(record.peer_id, view) for record in view.snapshot.records]
+    assert giving[:3] == [47_000 // 3, FETCH_BYTES_PER_S // 32, FETCH_BYTES_PER_S]
+    of_most = bytes_per_s_from("who is no member any more", view)
+    assert giving[3] == of_most == 47_000 // 3, "of whom nobody knows it"
 
 
 class TestJoining:

@@ -4,6 +4,7 @@ import asyncio
 import itertools
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from p2p_dtfm.daemon.machine.compute import Compute
 from p2p_dtfm.daemon.peers.wire import FollowEnded, FollowLayers, LayerOffered, LayersCommitted
 from p2p_dtfm.daemon.state_transfer.donor import Donor
 from p2p_dtfm.daemon.state_transfer.offers import Offers
+from p2p_dtfm.daemon.state_transfer.places import KnownPlaces
 from p2p_dtfm.net.errors import Unreachable
 from p2p_dtfm.train.data import BlobStore
 from p2p_dtfm.train.model.layer_state import LayerState
@@ -49,7 +51,10 @@ class Line:
 
 
 @pytest.fixture
-def play(tmp_path: Path) -> Callable[..., None]:
+def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Every place needs every layer here: `test_asked_for_states` has those that do not."""
+    monkeypatch.setattr(KnownPlaces, "needs", lambda *asked: True)
+
     def run(scenario: Callable[..., Any]) -> None:
         async def whole() -> None:
             line, blobs, compute = Line(), BlobStore(tmp_path / "offers"), Compute()
@@ -71,6 +76,10 @@ NUMBERS = itertools.count(1)
 
 def request(layers: dict[int, int], view: ViewId = VIEW, from_takeover: bool = False) -> Any:
     return FollowLayers(view, next(NUMBERS), layers, from_takeover)
+
+
+def view_named(view: ViewId) -> Any:
+    return SimpleNamespace(id=view, member_ids=())
 
 
 def outcome(step: int) -> StepOutcome:
@@ -113,7 +122,7 @@ def test_a_follower_gets_state_then_every_step_and_its_blobs_go_in_the_end(play)
         for step in (0, 1):
             donor.reduced(step, gradients(states))
             donor.committed(outcome(step))
-        donor.take_over(VIEW)
+        donor.take_over(view_named(VIEW))
         donor.reduced(2, gradients(states))  # of the view that has taken over: not for them
         draining = asyncio.create_task(donor.drain(10.0))
         await settle()
@@ -153,9 +162,9 @@ def test_a_follower_that_cannot_be_reached_is_told_to_ask_again(play) -> None:
         await settle()
         (ended,) = line.heard_by("x", FollowEnded)
         assert "gone" in ended.reason
-        assert blobs.digests() == []
         donor.reduced(1, gradients(states))
         donor.committed(outcome(1))
+        assert blobs.digests() == []
         assert not donor.has_new_followers
 
     play(scenario)
@@ -177,6 +186,7 @@ def test_a_follower_that_does_not_keep_up_is_dropped_and_not_waited_for(
             await settle()
         (ended,) = line.heard_by("x", FollowEnded)
         assert "behind" in ended.reason
+        donor.committed(outcome(3))
         assert blobs.digests() == []
 
     play(scenario)
@@ -207,12 +217,12 @@ def test_a_guardian_may_ask_early_and_is_fed_through_the_takeover(play) -> None:
         await settle()
         assert [offer.layer for offer in line.heard_by("x", LayerOffered)] == [0]
         assert not donor.has_new_followers, "nothing is offered before the takeover"
-        donor.take_over(VIEW)
+        donor.take_over(view_named(VIEW))
         await donor.offer(states, 0)
         donor.reduced(0, gradients(states))
         await settle()
         assert line.gradients == [("x", 0, 1)], "the place is taken, the guardian goes on"
-        donor.take_over(ViewId(3, "cd" * 32))
+        donor.take_over(view_named(ViewId(3, "cd" * 32)))
         donor.reduced(1, gradients(states))
         await settle()
         assert line.gradients == [("x", 0, 1)]
@@ -222,7 +232,7 @@ def test_a_guardian_may_ask_early_and_is_fed_through_the_takeover(play) -> None:
 
 def test_who_leaves_waits_for_guardians_too(play) -> None:
     async def scenario(donor: Donor, line: Line, blobs: BlobStore, states: dict) -> None:
-        donor.take_over(VIEW)
+        donor.take_over(view_named(VIEW))
         donor.subscribe("x", request({0: -1}, from_takeover=True))
         await donor.offer(states, 0)
         await settle()

@@ -78,7 +78,9 @@ class Blobs:
         self.begun: list[str] = []
         self.given: dict[str, asyncio.Future[bytes]] = {}
 
-    async def fetch_bytes(self, digest: str, peers: list[str], max_bytes: int) -> bytes:
+    async def fetch_bytes(
+        self, digest: str, peers: list[str], max_bytes: int, on_came: Any = None
+    ) -> bytes:
         self.begun.append(digest)
         self.given[digest] = asyncio.get_running_loop().create_future()
         return await self.given[digest]

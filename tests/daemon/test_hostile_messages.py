@@ -247,7 +247,9 @@ class Line:
 class Blobs:
     """Nobody has any."""
 
-    async def fetch_bytes(self, digest: str, peers: list[str], max_bytes: int) -> bytes:
+    async def fetch_bytes(
+        self, digest: str, peers: list[str], max_bytes: int, on_came: Any = None
+    ) -> bytes:
         raise BlobUnavailable(digest, {OTHER: "gone"})
 
 

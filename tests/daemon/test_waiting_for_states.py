@@ -88,7 +88,7 @@ def play(tmp_path: Path) -> Callable[..., None]:
         async def whole() -> None:
             followers = Followers(tools, outlet, state)
             place = PlaceInView(tools, outlet, state, followers, Cuts(tools, outlet, state))
-            tools.stores.donor.take_over(VIEW.id)
+            tools.stores.donor.take_over(VIEW)
             try:
                 await scenario(Parts(tools, line, state, followers, place, outlet))
             finally:

@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -67,7 +68,8 @@ class Line:
 def test_a_holder_tells_what_it_has_in_the_next_steps() -> None:
     line, compute = Line(), Compute()
     messenger: Any = line
-    desk = WitnessDesk(messenger, compute)
+    places: Any = SimpleNamespace(needs=lambda *asked: True)
+    desk = WitnessDesk(messenger, compute, places)
     state = LayerState.genesis(SPEC, 0)
 
     async def run() -> None:

@@ -166,6 +166,15 @@ def given_bytes_per_s(view: View) -> int:
     return _share_of(uplinks[0], view) if uplinks else FETCH_BYTES_PER_S
 
 
+def bytes_per_s_from(giver: str, view: View) -> int:
+    """The same, from one member over the line that it says it has; of whom nobody knows it, as most
+    have them."""
+    for record in view.snapshot.records:
+        if record.peer_id == giver and record.uplink_bytes_per_s > 0:
+            return _share_of(record.uplink_bytes_per_s, view)
+    return fetch_bytes_per_s(view)
+
+
 def _uplinks_bytes_per_s(view: View) -> list[int]:
     """As members state them, the thinnest first; without those that nobody has measured."""
     return sorted(

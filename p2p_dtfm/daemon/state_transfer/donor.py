@@ -5,6 +5,7 @@ and from then on sends the reduced gradient of every step and says when the step
 follower fetches the state once and replays the optimizer, so it catches up without anyone waiting
 for it.
 
+    early    of a view that this peer does not know yet, in which its place may need the layers
     asked    until the step boundary of its view at which the state is offered
     fed      gradients and commits, in order, as fast as the follower takes them
     closed   another view has taken over: what is queued is still sent, nothing is added
@@ -15,16 +16,20 @@ import asyncio
 import logging
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from p2p_dtfm.core.cost_model.guardians import queued_bytes_limit
 from p2p_dtfm.core.messages.prepared import StepOutcome
 from p2p_dtfm.core.planner.wire_plan import CHUNK_ELEMENTS
+from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.snapshot import ViewId
+from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.machine.compute import Compute
 from p2p_dtfm.daemon.peers.messenger import Messenger
 from p2p_dtfm.daemon.peers.wire import FollowEnded, FollowLayers, LayerOffered, LayersCommitted
+from p2p_dtfm.daemon.state_transfer.made_of_states import MadeOfStates
 from p2p_dtfm.daemon.state_transfer.offers import Offers
+from p2p_dtfm.daemon.state_transfer.places import KnownPlaces
 from p2p_dtfm.daemon.state_transfer.witnesses import WitnessDesk
 from p2p_dtfm.net.errors import Refused, Unreachable
 from p2p_dtfm.net.streams.frames import FrameHeader, FrameKind, Payload
@@ -37,6 +42,7 @@ SUBSCRIPTIONS_LIMIT = 4
 """Of one follower: for its place in the next view, as a guardian, and those being closed."""
 CLOSED_LIMIT_S = 60.0
 """How long a follower may take to say that it has what it wants, after its view took over."""
+OVER = "that view is over here"
 
 log = logging.getLogger("p2p_dtfm.donor")
 Tensor = Any
@@ -54,9 +60,16 @@ _Key = tuple[str, ViewId, bool]
 """A follower, the view for which it follows, and whether from the takeover of that view on."""
 
 
+class _Written(NamedTuple):
+    blob: str
+    size_bytes: int
+
+
 @dataclass
 class _Subscription:
     request: FollowLayers
+    is_known: bool
+    """Its view is, and the follower needs the layers in it."""
     offered: set[int] = field(default_factory=set)
     fed: dict[int, int] = field(default_factory=dict)
     """The last step of each layer whose gradient is queued."""
@@ -84,21 +97,32 @@ class Donor:
         self._compute = compute
         self._offers = offers
         self._view: ViewId | None = None
+        self._places = KnownPlaces()
+        self._written: MadeOfStates[_Written] = MadeOfStates()
+        """Stays until the next step, whoever asks for it and leaves it."""
         self._subscriptions: dict[_Key, _Subscription] = {}
         self._workers: dict[_Key, asyncio.Task[None]] = {}
         self._changed = asyncio.Event()
-        self.desk = WitnessDesk(messenger, compute)
+        self.desk = WitnessDesk(messenger, compute, self._places)
 
     # what followers say
 
     def subscribe(self, follower: str, request: FollowLayers) -> None:
-        """A follower of an agreed view asks for layers; a new request replaces the old one."""
-        key = (follower, request.view, request.from_takeover)
+        """A follower asks for the layers that it needs in a view; a new request replaces the old
+        one. Raises `PeerFault` where its place there needs others."""
+        view = request.view
+        needs = self._places.needs(follower, view, request.layers)
+        if needs is False:
+            raise PeerFault("asks for layers that its place does not need", follower)
+        key = (follower, view, request.from_takeover)
         self._drop(key)
+        if needs is None and not self._places.may_come(view):
+            self._messenger.tell(follower, FollowEnded(view, request.number, OVER))
+            return
         mine = [other for other in self._subscriptions if other[0] == follower]
         for oldest in mine[: len(mine) + 1 - SUBSCRIPTIONS_LIMIT]:
             self._drop(oldest)
-        subscription = self._subscriptions[key] = _Subscription(request)
+        subscription = self._subscriptions[key] = _Subscription(request, needs is True)
         self._workers[key] = asyncio.create_task(self._feed(key, subscription))
 
     def unsubscribe(self, follower: str, view: ViewId, number: int) -> None:
@@ -116,14 +140,44 @@ class Donor:
 
     # what the trainer says
 
-    def take_over(self, view: ViewId) -> None:
+    def agreed(self, view: View) -> None:
+        """It is to follow the one in force."""
+        self._places.agreed(view)
+        self._look_at_early_ones()
+
+    def take_over(self, view: View) -> None:
         """From now on steps happen in `view`: what was for earlier ones is sent to its end."""
-        self._view = view
+        self._view = view.id
+        self._places.took_over(view)
+        self._forget_written()
+        self._look_at_early_ones()
+        self._forget_early_ones_of_strangers()
         for key, subscription in list(self._subscriptions.items()):
             follower_view, from_takeover = key[1:]
-            stays = follower_view == view and from_takeover
-            if not stays and follower_view.number <= view.number:
+            stays = follower_view == view.id and from_takeover
+            if not stays and follower_view.number <= view.id.number:
                 self._close(subscription)
+
+    def _look_at_early_ones(self) -> None:
+        """Another view is known."""
+        self.desk.look_at_early_ones()
+        for key, subscription in list(self._subscriptions.items()):
+            if subscription.is_known:
+                continue
+            follower, view, _ = key
+            needs = self._places.needs(follower, view, subscription.request.layers)
+            subscription.is_known = needs is True
+            if needs is False:
+                self._end(key, subscription, "its place there does not need these layers")
+            elif needs is None and not self._places.may_come(view):
+                self._end(key, subscription, OVER)
+
+    def _forget_early_ones_of_strangers(self) -> None:
+        """Views are numbered by whoever asks: one far ahead would be waited for always."""
+        self.desk.forget_early_ones_of_strangers()
+        for key, subscription in list(self._subscriptions.items()):
+            if not subscription.is_known and not self._places.has(key[0]):
+                self._end(key, subscription, "it is no member")
 
     def _close(self, subscription: _Subscription) -> None:
         if not subscription.closed:
@@ -137,7 +191,8 @@ class Donor:
     def _is_due(self, subscription: _Subscription) -> bool:
         """Before its takeover an unplanned view may yet change the states that are here."""
         request = subscription.request
-        return not subscription.closed and (not request.from_takeover or request.view == self._view)
+        is_time = not request.from_takeover or request.view == self._view
+        return subscription.is_known and not subscription.closed and is_time
 
     async def offer(
         self, states: dict[int, LayerState], version: int, coming: Collection[int] = ()
@@ -146,13 +201,12 @@ class Donor:
         are still `coming` here later."""
         await self.desk.tell(states, version)
         for key, subscription in list(self._subscriptions.items()):
-            for layer in sorted(subscription.pending) if self._is_due(subscription) else ():
-                state = states.get(layer)
-                if state is None and layer in coming:
-                    continue
-                if state is None:
-                    self._end(key, subscription, f"layer {layer} is not held here")
-                    break
+            pending = sorted(subscription.pending) if self._is_due(subscription) else []
+            never = [layer for layer in pending if layer not in states and layer not in coming]
+            if never:
+                self._end(key, subscription, f"layer {never[0]} is not held here")
+                continue
+            for state in filter(None, map(states.get, pending)):
                 if state.version == version and not await self._offer(key, subscription, state):
                     break
 
@@ -160,14 +214,11 @@ class Donor:
         """Whether the subscription is still there."""
         layer, version, blob, size_bytes = state.layer, state.version, "", 0
         if subscription.request.layers[layer] != version:
-            payload = await self._compute.run(state.to_bytes)
             try:
-                of_end = layer in (0, layer_count(state.spec) - 1)
-                blob = await asyncio.to_thread(self._offers.put, payload, of_end)
+                blob, size_bytes = await self._write(state)
             except OSError as error:
                 self._end(key, subscription, f"its state cannot be kept for it: {error}")
                 return False
-            size_bytes = len(payload)
             subscription.blobs.add(blob)
         if self._subscriptions.get(key) is not subscription:
             self._remove_unless_wanted(subscription.blobs)
@@ -179,6 +230,21 @@ class Donor:
         offered = LayerOffered(request.view, request.number, layer, version, blob, size_bytes)
         self._put(key, subscription, offered)
         return True
+
+    async def _write(self, state: LayerState) -> _Written:
+        """The state as a file on offer. Raises `OSError`."""
+        written = self._written.get(state)
+        if written is None:
+            version, payload = state.version, await self._compute.run(state.to_bytes)
+            of_end = state.layer in (0, layer_count(state.spec) - 1)
+            blob = await asyncio.to_thread(self._offers.put, payload, of_end)
+            written = _Written(blob, len(payload))
+            before = self._written.put(state, version, written)
+            self._remove_unless_wanted({each.blob for each in before})
+        return written
+
+    def _forget_written(self) -> None:
+        self._remove_unless_wanted({each.blob for each in self._written.clear()})
 
     def reduced(self, step: int, reduced: dict[int, Tensor], stays: bool = False) -> None:
         """Reduced gradients of `step`, by layer; all of them once the step is computed, and any
@@ -199,6 +265,7 @@ class Donor:
 
     def committed(self, outcome: StepOutcome) -> None:
         """Call it after `reduced` of the same step, and before the takeover that follows."""
+        self._forget_written()
         for key, subscription in list(self._subscriptions.items()):
             if subscription.offered and not subscription.closed:
                 view, number = subscription.request.view, subscription.request.number
@@ -222,6 +289,7 @@ class Donor:
     def close(self) -> None:
         for key in list(self._subscriptions):
             self._drop(key)
+        self._forget_written()
 
     def undelivered(self, follower: str) -> None:
         """A stream to a follower broke with gradients on their way."""
@@ -259,8 +327,9 @@ class Donor:
         self._changed.set()
 
     def _remove_unless_wanted(self, blobs: set[str]) -> None:
-        """Remove the states that were offered to this follower and to nobody else."""
+        """Remove the states that were offered to this follower and to nobody else, and are old."""
         wanted = {blob for other in self._subscriptions.values() for blob in other.blobs}
+        wanted |= {written.blob for written in self._written.all()}
         for blob in blobs - wanted:
             self._offers.remove(blob)
 

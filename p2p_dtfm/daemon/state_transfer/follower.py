@@ -2,22 +2,19 @@
 end.
 
 A follower asks a donor for each layer, fetches the state once, and replays the optimizer with the
-gradients that follow. A donor that fails is followed by the next one.
+gradients that follow. A donor that fails, or gives less than it could, is followed by the next one.
 """
 
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from p2p_dtfm.core.protocol.errors import PeerFault
-from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.workload import workload_of
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.machine.byte_semaphore import ByteSemaphore
-from p2p_dtfm.daemon.machine.compute import Compute
 from p2p_dtfm.daemon.peers.wire import (
     FollowDone,
     FollowEnded,
@@ -28,44 +25,30 @@ from p2p_dtfm.daemon.peers.wire import (
 )
 from p2p_dtfm.daemon.state_transfer.arriving_gradients import ArrivingGradients
 from p2p_dtfm.daemon.state_transfer.donor_choice import donors_of, guarded_from, holders_in
-from p2p_dtfm.daemon.state_transfer.state_tools import TowardsOthers
+from p2p_dtfm.daemon.state_transfer.giving import FETCHED_AT_ONCE, Giver, Givers
+from p2p_dtfm.daemon.state_transfer.state_tools import FollowerTools
 from p2p_dtfm.daemon.state_transfer.witnesses import WITNESSES_LIMIT, StateVotes, finite_state
 from p2p_dtfm.daemon.telemetry.estimate import Estimate
 from p2p_dtfm.net.errors import Refused, Unreachable
 from p2p_dtfm.net.streams.blobs import BlobUnavailable
 from p2p_dtfm.net.streams.frames import FrameHeader
 from p2p_dtfm.train.data import is_digest
-from p2p_dtfm.train.model.layer_state import LayerState, state_bytes_limit
+from p2p_dtfm.train.model.layer_state import state_bytes_limit
 from p2p_dtfm.train.model.optimizer import replay_outcome
 
 COMMITTED_LIMIT = 4096
-FETCHED_AT_ONCE = 4
 FETCHED_LIMIT_BYTES = 256 << 20
 """Of states on their way: one layer's from each of several donors, so that their uplinks add up."""
 REASON_LIMIT = 200
 RETRY_S = 1.0
 STALL_S = 5.0
 """Later steps arrive but the next one does not: part of it was lost, so ask anew."""
+LOOKS_EVERY_S = 0.5
+"""At what comes of a fetch, and of a request."""
 
 log = logging.getLogger("p2p_dtfm.follower")
 Tensor = Any
 OnGradient = Callable[[str, int, int, Tensor], None]
-
-
-@dataclass(frozen=True)
-class FollowerTools:
-    """What a follower works with."""
-
-    me: str
-    spec: RunSpec
-    states: dict[int, LayerState]
-    """Gets each layer as it arrives."""
-    net: TowardsOthers
-    compute: Compute
-    numbers: Iterator[int]
-    """Names for requests, none used twice in this life."""
-    keep_frozen: Callable[[int], Awaitable[None]]
-    """Brings what a layer has besides its state, where anything is frozen."""
 
 
 class Follower:
@@ -95,7 +78,8 @@ class Follower:
         self._from_takeover = on_gradient is not None or not view.snapshot.planned
         self._noted: set[tuple[int, int]] = set()
         self._donor_of: dict[int, str] = {}
-        self._number_of: dict[str, int] = {}
+        self._request_of: dict[str, FollowLayers] = {}
+        self._givers = Givers(view, tools.me, tools.slow)
         self._to_ask: dict[str, None] = {}
         self._asks = asyncio.Event()
         self._offers: asyncio.Queue[tuple[str, LayerOffered]] = asyncio.Queue()
@@ -114,11 +98,14 @@ class Follower:
             donors = self._donors(layer)
             assert donors, f"nobody holds layer {layer}"
             is_mine = self._tools.me in holders_in(self.view.plan, layer)
-            self._donor_of[layer] = donors[layer % len(donors) if is_mine else 0]
+            first = layer % len(donors) if is_mine else 0
+            in_turn = donors[first:] + donors[:first]
+            self._donor_of[layer] = self._givers.best_of(in_turn)
             self._ask_soon(self._donor_of[layer])
         async with asyncio.TaskGroup() as group:
             group.create_task(self._ask_donors())
             group.create_task(self._fetch_offers())
+            group.create_task(self._watch_offers())
             group.create_task(self._replay())
 
     # asking
@@ -148,8 +135,10 @@ class Follower:
         if not wanted:
             return
         layers = {n: held[n].version if n in held else -1 for n in wanted}
-        number = self._number_of[donor] = next(self._tools.numbers)
+        number = next(self._tools.numbers)
         request = FollowLayers(self.view.id, number, layers, self._from_takeover)
+        self._request_of[donor] = request
+        self._givers.asked(self.missing & set(wanted))
         try:
             await self._tools.net.messenger.ask(donor, request)
         except (Unreachable, Refused) as error:
@@ -176,30 +165,60 @@ class Follower:
 
     def _turn_from(self, donor: str) -> None:
         """Ask the next donor of each layer that this one was to give."""
-        self._number_of.pop(donor, None)
+        self._request_of.pop(donor, None)
+        self._givers.turned_from(donor)
         for layer, peer in list(self._donor_of.items()):
             if peer == donor:
-                donors = self._donors(layer)
-                after = donors.index(donor) + 1 if donor in donors else 0
-                self._donor_of[layer] = donors[after % len(donors)]
-                self._ask_soon(self._donor_of[layer])
+                self._turn_to_next(layer)
+
+    def _turn_to_next(self, layer: int) -> None:
+        donor, donors = self._donor_of[layer], self._donors(layer)
+        after = donors.index(donor) + 1 if donor in donors else 0
+        self._givers.offered(layer)
+        self._donor_of[layer] = donors[after % len(donors)]
+        self._ask_soon(self._donor_of[layer])
+
+    def _leave(self, donor: str, layers: Iterable[int]) -> None:
+        """Ask others for those of the layers that a donor has not given, where there are any; from
+        the same one comes the rest, and what moves on with the steps."""
+        comes = {layer for layer, fetch in self._fetches.items() if not fetch.done()}
+        for layer in sorted((self.missing | comes).intersection(layers)):
+            if self._donor_of[layer] == donor and self._has_others(donor, layer):
+                self._stop_fetch(layer)
+                self._turn_to_next(layer)
+        if donor not in self._donor_of.values() and donor in self._request_of:
+            number = self._request_of.pop(donor).number
+            self._tools.net.messenger.tell(donor, FollowDone(self.view.id, number))
+
+    def _has_others(self, donor: str, layer: int) -> bool:
+        return any(peer != donor for peer in self._donors(layer))
+
+    def _stop_fetch(self, layer: int) -> None:
+        fetch = self._fetches.pop(layer, None)
+        if fetch is not None and fetch is not asyncio.current_task():
+            fetch.cancel()
 
     def has_asked(self, sender: str, number: int) -> bool:
         """Whether a message answers this follower's latest request to its sender."""
-        return self._number_of.get(sender) == number
+        request = self._request_of.get(sender)
+        return request is not None and request.number == number
 
     # what arrives
 
     def offered(self, sender: str, message: LayerOffered) -> None:
         """Raises `PeerFault` for an offer that cannot be of the layer asked for."""
-        if self._donor_of.get(message.layer) != sender:
+        request = self._request_of.get(sender)
+        if request is None or message.layer not in request.layers:
             raise PeerFault(f"offers layer {message.layer}, for which it was not asked", sender)
+        if self._donor_of.get(message.layer) != sender:
+            return  # it has been too slow with others, and somebody else is to give this one
         has_blob = message.blob != ""  # else the state is here already
         size_bytes = message.size_bytes
         if has_blob and not 0 < size_bytes <= state_bytes_limit(self._tools.spec, message.layer):
             raise PeerFault(f"offers a layer of {size_bytes} bytes", sender)
         if has_blob and not is_digest(message.blob):
             raise PeerFault("offers a layer under a name that is no digest", sender)
+        self._givers.offered(message.layer)
         if self._offers.qsize() > 4 * len(self.layers):
             raise PeerFault("offers layers faster than they can be taken", sender)
         self._offers.put_nowait((sender, message))
@@ -231,14 +250,14 @@ class Follower:
     def stream_lost(self, donor: str) -> None:
         """A stream with a donor broke: what was on its way is gone."""
         if donor in self._donor_of.values():
-            self._number_of.pop(donor, None)
+            self._request_of.pop(donor, None)
             self._ask_soon(donor)
 
     def _begin_again(self, reason: str) -> None:
         log.warning("asks for newer states: %s", reason)
         self._gradients.clear()
         for donor in dict.fromkeys(self._donor_of.values()):
-            self._number_of.pop(donor, None)
+            self._request_of.pop(donor, None)
             self._ask_soon(donor)
 
     # work
@@ -257,7 +276,22 @@ class Follower:
                 elif self._has(offer.layer, offer.version):
                     self._arrived(offer.layer)
                 else:
+                    self._leave(donor, [offer.layer])
                     self._ask_soon(donor)
+
+    async def _watch_offers(self) -> None:
+        """Who takes a request and offers nothing is as slow as who gives nothing."""
+        while True:
+            await asyncio.sleep(LOOKS_EVERY_S)
+            late: dict[str, list[int]] = {}
+            for layer in sorted(self.missing):
+                donor = self._donor_of[layer]
+                if self._givers.owes(layer, donor) and self._has_others(donor, layer):
+                    late.setdefault(donor, []).append(layer)
+            for donor, layers in late.items():
+                log.warning("%s offers none of layers %s: asks others", donor, layers)
+                self._givers.too_slow(donor)
+                self._leave(donor, layers)
 
     def _has(self, layer: int, version: int) -> bool:
         state = self._tools.states.get(layer)
@@ -265,13 +299,17 @@ class Follower:
 
     async def _fetch(self, donor: str, offer: LayerOffered) -> None:
         tools = self._tools
-        donors = list(dict.fromkeys([donor, *self._donors(offer.layer)]))
         async with self._room.taken(offer.size_bytes):
             try:
-                payload = await tools.net.blobs.fetch_bytes(offer.blob, donors, offer.size_bytes)
+                payload = await self._take(donor, offer)
+                if payload is None:
+                    return
                 state = await tools.compute.run(finite_state, tools.spec, offer.layer, payload)
             except (BlobUnavailable, PeerFault) as error:
                 log.warning("state of layer %d: %s", offer.layer, error)
+                self._givers.of(donor).failed()
+                if isinstance(error, PeerFault) or donor in error.denied:
+                    self._leave(donor, [offer.layer])
                 self._ask_soon(donor)
                 return
         witnesses = self._witnesses(donor, offer.layer)
@@ -284,6 +322,48 @@ class Follower:
         if not self._has_stopped:
             tools.states[offer.layer] = state
         self._arrived(offer.layer)
+
+    async def _take(self, donor: str, offer: LayerOffered) -> bytes | None:
+        """What the donor offers; None where others are asked for it instead."""
+        giver = self._givers.of(donor)
+        fetch = asyncio.create_task(self._fetch_bytes(donor, giver, offer))
+        try:
+            with giver.gives(offer.layer, offer.size_bytes):
+                while not fetch.done():
+                    if self._is_left(donor, giver, offer):
+                        return None
+                    await asyncio.wait({fetch}, timeout=LOOKS_EVERY_S)
+            return fetch.result()
+        finally:
+            fetch.cancel()
+            fetch.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+
+    async def _fetch_bytes(self, donor: str, giver: Giver, offer: LayerOffered) -> bytes:
+        """Several layers over a thin line come so slowly that each seems to be stuck: what gives
+        something is gone on with. Raises `BlobUnavailable`."""
+        donors = list(dict.fromkeys([donor, *self._donors(offer.layer)]))
+        blob, size_bytes, blobs = offer.blob, offer.size_bytes, self._tools.net.blobs
+        while True:
+            before_bytes = giver.came_bytes
+            try:
+                return await blobs.fetch_bytes(blob, donors, size_bytes, on_came=giver.came)
+            except BlobUnavailable as error:
+                if donor in error.denied or giver.came_bytes == before_bytes:
+                    raise
+
+    def _is_left(self, donor: str, giver: Giver, offer: LayerOffered) -> bool:
+        """Whether somebody else is asked for what is on its way."""
+        of = (offer.layer, offer.version, donor, offer.blob)
+        if self._votes.is_outvoted(self._witnesses(donor, offer.layer), *of):
+            log.warning("refuses the state of layer %d that %s offers", offer.layer, donor)
+            self._turn_from(donor)
+            return True
+        if not giver.is_late or not self._has_others(donor, offer.layer):
+            return False
+        log.warning("%s gives layer %d too slowly: asks others", donor, offer.layer)
+        self._givers.too_slow(donor)
+        self._leave(donor, self.layers)
+        return True
 
     def _arrived(self, layer: int) -> None:
         if self._has_stopped:
@@ -352,8 +432,8 @@ class Follower:
         `run`, which is cancelled as well, may get a turn before it hears of that.
         """
         self._has_stopped = True
-        for donor, number in sorted(self._number_of.items()):
-            self._tools.net.messenger.tell(donor, FollowDone(self.view.id, number))
+        for donor, request in sorted(self._request_of.items()):
+            self._tools.net.messenger.tell(donor, FollowDone(self.view.id, request.number))
 
     @property
     def behind(self) -> str:

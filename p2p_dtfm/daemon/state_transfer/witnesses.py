@@ -19,6 +19,8 @@ from p2p_dtfm.core.protocol.snapshot import ViewId
 from p2p_dtfm.daemon.machine.compute import Compute
 from p2p_dtfm.daemon.peers.messenger import Messenger
 from p2p_dtfm.daemon.peers.wire import ConfirmLayers, StateDigest
+from p2p_dtfm.daemon.state_transfer.made_of_states import MadeOfStates
+from p2p_dtfm.daemon.state_transfer.places import KnownPlaces
 from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.train.stage.finite import is_finite
 
@@ -46,6 +48,8 @@ def finite_state(spec: RunSpec, layer: int, payload: bytes) -> LayerState:
 @dataclass
 class _AskedWitness:
     message: ConfirmLayers
+    is_known: bool
+    """Its view is, and who asks needs the layers in it."""
     versions: set[int] = field(default_factory=set)
     """That were told."""
 
@@ -53,29 +57,55 @@ class _AskedWitness:
 class WitnessDesk:
     """The side of a holder: at step boundaries it tells those who ask what it has."""
 
-    def __init__(self, messenger: Messenger, compute: Compute) -> None:
+    def __init__(self, messenger: Messenger, compute: Compute, places: KnownPlaces) -> None:
         self._messenger = messenger
         self._compute = compute
+        self._places = places
         self._requests: dict[str, _AskedWitness] = {}
+        self._digests: MadeOfStates[bytes] = MadeOfStates()
 
     def asked(self, sender: str, message: ConfirmLayers) -> None:
-        """A new request replaces the sender's old one; of too many the oldest goes."""
+        """A new request replaces the sender's old one; of too many the oldest goes. Raises
+        `PeerFault` for layers that the sender's place does not need."""
+        needs = self._places.needs(sender, message.view, message.layers)
+        if needs is False:
+            raise PeerFault("asks what layers are that its place does not need", sender)
         self._requests.pop(sender, None)
+        if needs is None and not self._places.may_come(message.view):
+            return
         while len(self._requests) >= REQUESTS_LIMIT:
             del self._requests[next(iter(self._requests))]
-        self._requests[sender] = _AskedWitness(message)
+        self._requests[sender] = _AskedWitness(message, needs is True)
+
+    def look_at_early_ones(self) -> None:
+        """Another view is known, of which somebody may have asked before."""
+        for sender, request in list(self._requests.items()):
+            view, layers = request.message.view, request.message.layers
+            needs = self._places.needs(sender, view, layers)
+            request.is_known = needs is True
+            if needs is False or (needs is None and not self._places.may_come(view)):
+                del self._requests[sender]
+
+    def forget_early_ones_of_strangers(self) -> None:
+        early = (sender for sender, request in self._requests.items() if not request.is_known)
+        for sender in [sender for sender in early if not self._places.has(sender)]:
+            del self._requests[sender]
 
     def is_due(self, version: int) -> bool:
         """Whether somebody waits for what is here at `version`."""
-        return any(version not in request.versions for request in self._requests.values())
+        return bool(self._due(version))
+
+    def _due(self, version: int) -> dict[str, _AskedWitness]:
+        asked = self._requests.items()
+        return {n: r for n, r in asked if r.is_known and version not in r.versions}
 
     async def tell(self, states: Mapping[int, LayerState], version: int) -> None:
-        """At a step boundary. Every layer is hashed once, however many ask."""
-        due = {n: r for n, r in self._requests.items() if version not in r.versions}
+        """At a step boundary. Every layer is hashed once, however many ask, and how often."""
+        due = self._due(version)
         wanted = {layer for request in due.values() for layer in request.message.layers}
         held = {n: states[n] for n in sorted(wanted) if n in states}
         digests = {
-            layer: await self._compute.run(state.file_digest)
+            layer: await self._digest(state)
             for layer, state in held.items()
             if state.version == version
         }
@@ -88,6 +118,13 @@ class WitnessDesk:
                 if layer in digests:
                     said = StateDigest(of.view, of.number, layer, version, digests[layer])
                     self._messenger.tell(sender, said)
+
+    async def _digest(self, state: LayerState) -> bytes:
+        digest = self._digests.get(state)
+        if digest is None:
+            version, digest = state.version, await self._compute.run(state.file_digest)
+            self._digests.put(state, version, digest)
+        return digest
 
 
 class StateVotes:
@@ -131,6 +168,18 @@ class StateVotes:
                     self._heard.clear()
                     await self._heard.wait()
         return self._judge(layer, version, donor, blob)
+
+    def is_outvoted(
+        self, witnesses: Collection[str], layer: int, version: int, donor: str, blob: str
+    ) -> bool:
+        """Whether what the donor gives cannot count any more, though all that have not spoken yet
+        were to say the same."""
+        others = self._of(layer, version)
+        others.pop(donor, None)
+        awaited = set(witnesses) & set(self._asked) - {donor}
+        own = bytes.fromhex(blob)[:DIGEST_BYTES]
+        against = sum(digest != own for digest in others.values())
+        return 2 * against >= 1 + len(awaited | set(others))
 
     def _of(self, layer: int, version: int) -> dict[str, bytes]:
         said = self._said.get(layer, {}).items()

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import itertools
+from collections import Counter
 from collections.abc import Callable
 
 from p2p_dtfm.core.protocol.plan import Plan
@@ -19,7 +20,8 @@ from p2p_dtfm.daemon.peers.wire import (
     LayersCommitted,
     StateDigest,
 )
-from p2p_dtfm.daemon.state_transfer.follower import Follower, FollowerTools, OnGradient
+from p2p_dtfm.daemon.state_transfer.follower import Follower, OnGradient
+from p2p_dtfm.daemon.state_transfer.state_tools import FollowerTools
 from p2p_dtfm.daemon.telemetry.status import State
 from p2p_dtfm.daemon.trainer.trainer_state import Outlet, Tensor, Tools, TrainerState
 from p2p_dtfm.net.streams.frames import FrameHeader
@@ -60,6 +62,7 @@ class Followers:
         self._beginning: asyncio.Task[None] | None = None
         self._progressed = asyncio.Event()
         self._request_numbers = itertools.count(1)
+        self._slow_donors: Counter[str] = Counter()
 
     # following ----------------------------------------------------------------------------------
 
@@ -108,6 +111,7 @@ class Followers:
             compute=tools.compute,
             numbers=self._request_numbers,
             keep_frozen=tools.stores.initial.keep,
+            slow=self._slow_donors,
         )
         follower = Follower(view, layers, follower_tools, on_progress, on_gradient)
         self._tasks[follower] = self._state.watched(follower.run())

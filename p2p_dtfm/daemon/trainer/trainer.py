@@ -108,6 +108,7 @@ class Trainer:
         if self._is_closed:
             return
         self._mail.agreed(view)
+        self._tools.stores.donor.agreed(view)
         self._place.agreed(view, discard)
 
     def stop_step(self) -> None:
@@ -161,7 +162,7 @@ class Trainer:
                 self.prepared(statement)
         self._place.take_over(view)
         self._steps.forget_work_of_others(view.layers_of(self._tools.me))
-        self._tools.stores.donor.take_over(view.id)
+        self._tools.stores.donor.take_over(view)
         state.wake.set()
 
     def may_commit(self) -> None:

@@ -21,6 +21,7 @@ from p2p_dtfm.net.door import BUSY
 from p2p_dtfm.net.errors import Refused, Unreachable
 from p2p_dtfm.net.libp2p.control import ControlPlane
 from p2p_dtfm.net.libp2p.port import HostPort
+from p2p_dtfm.net.streams.blob_files import read_part, settle
 from p2p_dtfm.net.streams.donors import (
     CHUNK_DEADLINE_S,
     CHUNK_LIMIT_BYTES,
@@ -39,6 +40,8 @@ MayHave = Callable[[str, str], None]
 OnFault = Callable[[str, PeerFault], None]
 OnProgress = Callable[[str, int, int], None]
 """Digest, bytes that are here, bytes in all. The end, good or not, is told as (digest, 0, 0)."""
+OnCame = Callable[[int], None]
+"""So many bytes more are here."""
 
 CALLS_IN_FLIGHT = 4
 BUSY_PAUSES_S = (0.1, 0.2, 0.4, 0.8, 1.6)
@@ -118,6 +121,7 @@ class _Download:
         self.offset = 0
         self.total: int | None = None
         self.donors: list[str] = []
+        self.on_came: OnCame | None = None
         self._file = file
         self._hasher = hasher
 
@@ -131,6 +135,8 @@ class _Download:
         else:
             await asyncio.to_thread(disk.write, self._file, chunk.content)
         self.offset += len(chunk.content)
+        if self.on_came is not None:
+            self.on_came(len(chunk.content))
 
     def restart(self) -> None:
         self._file.seek(0)
@@ -186,7 +192,7 @@ class BlobExchange:
         try:
             with open(descriptor, "w+b") as file:
                 await self._complete(_Download(file, digest, max_bytes), peers)
-                await asyncio.to_thread(_settle, file)
+                await asyncio.to_thread(settle, file)
             disk.name(Path(temporary), target)
         finally:
             with contextlib.suppress(FileNotFoundError):
@@ -199,15 +205,18 @@ class BlobExchange:
         peers: Sequence[str],
         max_bytes: int,
         hasher: NewHasher = _blake2b,
+        on_came: OnCame | None = None,
     ) -> bytes:
         """As `fetch`, for what is not to lie on disk, and may be named by another digest of 256
         bits. What has come of a blob when nobody can give
-        the rest, or the call is cancelled, is not asked for again next time."""
+        the rest, or the call is cancelled, is not asked for again next time. `on_came` is told of
+        what comes."""
         file = io.BytesIO()
         download = _Download(file, digest, max_bytes, hasher)
         if download.name in self._begun:
             download, file = self._begun.pop(download.name)
             download.max_bytes, download.causes, download.denied = max_bytes, {}, set()
+        download.on_came = on_came
         try:
             await self._complete(download, peers)
         except BaseException:
@@ -421,24 +430,13 @@ class BlobExchange:
             end = request.offset + request.length
             return _Chunk(len(found), bytes(found[request.offset : end]))
         try:
-            return await asyncio.to_thread(_read_chunk, found, request)
+            part = await asyncio.to_thread(read_part, found, request.offset, request.length)
+            return _Chunk(*part)
         except FileNotFoundError as error:
             raise PeerFault(f"blob {request.digest[:12]} is no longer here") from error
         except OSError as error:
             log.warning("blob %s cannot be read: %s", request.digest[:12], error)
             raise PeerFault(f"blob {request.digest[:12]} cannot be read here") from error
-
-
-def _read_chunk(path: Path, request: _Request) -> _Chunk:
-    with path.open("rb") as file:
-        total = os.fstat(file.fileno()).st_size
-        file.seek(request.offset)
-        return _Chunk(total, file.read(request.length))
-
-
-def _settle(file: BinaryIO) -> None:
-    file.flush()
-    os.fsync(file.fileno())
 
 
 def _digest_of(file: BinaryIO, hasher: Hasher) -> str:

@@ -1,0 +1,126 @@
+"""How long a donor is waited for, where others have the same states.
+
+What it offers lies with it alone, so nobody else can go on with what it has begun: who gives a byte
+now and then would never be left, and all would blame who fetches. So it must give what its own line
+carries for one of several that fetch at once (`core.liveness.pace`), beside a few seconds. Who was
+left is asked again once all others have been, with twice the patience each time: nobody who is slow
+is given up where nobody better is there.
+"""
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+
+from p2p_dtfm.core.liveness.pace import FLOOR_NS, SAVE_BYTES_PER_S, bytes_per_s_from
+from p2p_dtfm.core.protocol.plan import Plan
+from p2p_dtfm.core.recovery.view import View
+from p2p_dtfm.net.streams.blobs import CALLS_IN_FLIGHT
+from p2p_dtfm.net.streams.donors import CHUNK_LEAST_BYTES
+from p2p_dtfm.ports import now
+
+WAIT_S = FLOOR_NS / 1e9
+FETCHED_AT_ONCE = 4
+"""Layers."""
+IN_FLIGHT_BYTES = FETCHED_AT_ONCE * CALLS_IN_FLIGHT * CHUNK_LEAST_BYTES
+"""May be on their way over a thin line, before any of it is here."""
+DOUBLINGS_LIMIT = 16
+FAILED_S = 1.0
+"""A fetch that fails at once counts as so much time."""
+STEPS_AHEAD = 2
+"""States are offered between two steps: so many may have to pass before."""
+SLOW_REMEMBERED = 1024
+
+
+class Giver:
+    """One donor, from when it was turned to until it is left. Only time in which something of it is
+    fetched counts."""
+
+    def __init__(self, bytes_per_s: int, times_left: int) -> None:
+        """`times_left`: how often it was too slow before."""
+        patience = 1 << min(times_left, DOUBLINGS_LIMIT)
+        self._wait_s, self._bytes_per_s = WAIT_S * patience, bytes_per_s / patience
+        self._owed_bytes: dict[int, int] = {}
+        """By layer. Who gives one again gains no time by that."""
+        self.came_bytes = 0
+        self._fetches = 0
+        self._since_s = self._waited_s = 0.0
+
+    @contextlib.contextmanager
+    def gives(self, layer: int, size_bytes: int) -> Iterator[None]:
+        """A layer of this size is fetched meanwhile."""
+        self._owed_bytes[layer] = max(size_bytes, self._owed_bytes.get(layer, 0))
+        if not self._fetches:
+            self._since_s = now.monotonic_s()
+        self._fetches += 1
+        try:
+            yield
+        finally:
+            self._fetches -= 1
+            if not self._fetches:
+                self._waited_s += now.monotonic_s() - self._since_s
+
+    def came(self, size_bytes: int) -> None:
+        self.came_bytes += size_bytes
+
+    def failed(self) -> None:
+        """A fetch has."""
+        self._waited_s += FAILED_S
+
+    @property
+    def is_late(self) -> bool:
+        """Never while it gives at its rate, and at last when all should be here at that."""
+        here_s = now.monotonic_s() - self._since_s if self._fetches else 0.0
+        due_bytes = min(self.came_bytes + IN_FLIGHT_BYTES, sum(self._owed_bytes.values()))
+        return self._waited_s + here_s > self._wait_s + due_bytes / self._bytes_per_s
+
+
+class Givers:
+    """The donors of one follower. `slow`: how often each was left for others, by any follower of
+    this peer: who asks anew in the next view does not begin with the same one."""
+
+    def __init__(self, view: View, me: str, slow: Counter[str]) -> None:
+        self._view = view
+        self._slow = slow
+        self._left: Counter[str] = Counter()
+        self._givers: dict[str, Giver] = {}
+        self._asked_s: dict[int, float] = {}
+        """Since when each layer is asked for that nobody has offered yet."""
+        plans = [plan for plan in (view.plan, view.snapshot.present) if isinstance(plan, Plan)]
+        step_ns = max((plan.predicted_step_ns for plan in plans), default=0)
+        made_s = view.state_bytes_of(me) / SAVE_BYTES_PER_S
+        self._offers_s = WAIT_S + made_s + STEPS_AHEAD * step_ns / 1e9
+
+    def best_of(self, donors: Sequence[str]) -> str:
+        """The first of those that were left least."""
+        return min(donors, key=self._slow.__getitem__)
+
+    def of(self, donor: str) -> Giver:
+        if donor not in self._givers:
+            self._givers[donor] = Giver(bytes_per_s_from(donor, self._view), self._left[donor])
+        return self._givers[donor]
+
+    def turned_from(self, donor: str) -> None:
+        self._givers.pop(donor, None)
+
+    def too_slow(self, donor: str) -> None:
+        """It is left for that, and has more time when it is turned to again."""
+        self.turned_from(donor)
+        self._left[donor] += 1
+        if len(self._slow) >= SLOW_REMEMBERED:
+            self._slow.clear()
+        self._slow[donor] += 1
+
+    def asked(self, layers: Iterable[int]) -> None:
+        """Who makes this peer ask anew gains no time by that."""
+        for layer in layers:
+            self._asked_s.setdefault(layer, now.monotonic_s())
+
+    def offered(self, layer: int) -> None:
+        """Or somebody else is to be asked for it."""
+        self._asked_s.pop(layer, None)
+
+    def owes(self, layer: int, donor: str) -> bool:
+        """Whether it should have offered it."""
+        since_s = self._asked_s.get(layer)
+        limit_s = self._offers_s * (1 << min(self._left[donor], DOUBLINGS_LIMIT))
+        return since_s is not None and now.monotonic_s() - since_s > limit_s

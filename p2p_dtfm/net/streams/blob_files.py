@@ -1,0 +1,19 @@
+"""How blobs are read from a disk, and get there."""
+
+import os
+from pathlib import Path
+from typing import BinaryIO
+
+
+def read_part(path: Path, offset: int, length: int) -> tuple[int, bytes]:
+    """The size of the whole, and so much of it. Raises `OSError`."""
+    with path.open("rb") as file:
+        total = os.fstat(file.fileno()).st_size
+        file.seek(offset)
+        return total, file.read(length)
+
+
+def settle(file: BinaryIO) -> None:
+    """It outlives this machine's power."""
+    file.flush()
+    os.fsync(file.fileno())

@@ -87,7 +87,7 @@ def fault_of_account(
     if account is None:
         return ""
     holders = {holder for segment in segments for holder in segment.holders}
-    if set(account.heard) != holders or not set(account.found) <= holders:
+    if set(account.heard) != holders or not {*account.found, *account.unlike} <= holders:
         return "Prepared with an account of other peers than have a stage"
     if any(len(heard.claim) != CLAIM_BYTES for heard in account.heard.values()):
         return "Prepared with a claim's digest of another length"
@@ -223,6 +223,7 @@ def unlike_claims(accounts: Mapping[str, Account], works: Mapping[str, bytes]) -
     found: dict[str, str] = {}
     for peer_id in sorted({peer for account in accounts.values() for peer in account.heard}):
         claims = {account.heard[peer_id].claim for account in accounts.values()}
+        claims |= {it.unlike[peer_id].claim for it in accounts.values() if peer_id in it.unlike}
         if len(claims) > 1:
             found[peer_id] = "has claimed one thing to some and another to others"
         elif peer_id in accounts:

@@ -12,8 +12,10 @@ from p2p_dtfm.core.audit.roles import watched
 from p2p_dtfm.core.audit.work import MANY, WORK_BYTES, has_layers_of, heard_claim, unlike_edges
 from p2p_dtfm.core.messages.audit_messages import (
     COULD_NOT,
+    UNLIKE_LIMIT,
     Audited,
     Claimed,
+    HeardClaim,
     Share,
     ShownClaims,
     is_claim_of,
@@ -43,7 +45,9 @@ class _Step:
     claims: dict[str, Claimed] = field(default_factory=dict)
     audited: dict[tuple[str, str], bytes] = field(default_factory=dict)
     """By auditor and whose work it was."""
-    unlike: set[str] = field(default_factory=set)
+    shown: dict[str, HeardClaim] = field(default_factory=dict)
+    """By others, of who has not claimed here yet."""
+    unlike: dict[str, HeardClaim] = field(default_factory=dict)
     """Who has signed another claim than has come here."""
 
 
@@ -104,9 +108,12 @@ class ClaimBook:
         fault = fault_of_claim(said, self._plan, self._segments, sender, due)
         if fault:
             raise PeerFault(fault, sender)
-        claims = self._at(said.step).claims
-        if claims.setdefault(sender, said) != said:
+        here = self._at(said.step)
+        if here.claims.setdefault(sender, said) != said:
             raise PeerFault(f"two different claims of step {said.step}", sender)
+        shown = here.shown.pop(sender, None)
+        if shown is not None and shown.claim != heard_claim(said).claim:
+            here.unlike[sender] = shown
 
     def _audited(self, sender: str, said: Audited) -> None:
         if said.peer_id not in self._holders or len(said.work) not in (0, WORK_BYTES):
@@ -124,17 +131,17 @@ class ClaimBook:
         here = self._at(said.step)
         for peer_id, shown in sorted(said.heard.items()):
             held = here.claims.get(peer_id)
-            is_known = held is None or shown.claim == heard_claim(held).claim
-            if is_known or peer_id in here.unlike:
+            is_known = held is not None and shown.claim == heard_claim(held).claim
+            if is_known or peer_id in here.unlike or here.shown.get(peer_id) == shown:
                 continue
             if not is_claim_of(peer_id, said.view, said.step, shown, verify):
                 raise PeerFault("shows a claim that its maker has not signed", sender)
-            here.unlike.add(peer_id)
+            (here.shown if held is None else here.unlike)[peer_id] = shown
 
-    @property
-    def is_shown_unlike(self) -> bool:
-        """Whether it is shown that somebody has claimed two things of the open step."""
-        return bool(self._at(self._step).unlike)
+    def unlike(self) -> dict[str, HeardClaim]:
+        """Who is shown to have claimed two things of the open step, and what has not come here; of
+        many some, since one less is one less in the next step."""
+        return dict(sorted(self._at(self._step).unlike.items())[:UNLIKE_LIMIT])
 
     def _at(self, step: int) -> _Step:
         return self._steps.setdefault(step, _Step())

@@ -7,9 +7,10 @@ and then all of them together, is taken to be as fast as that one. The plan is m
 explains best what was seen, under the plan in force and those before.
 
 It is a guess, and may fall on an honest fast member, whose line or neighbour is what is slow. So it
-counts only as long as the plan that comes of it is no slower than another one that was tried.
+counts only as long as the plan that comes of it is hardly slower than another one that was tried.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
@@ -35,6 +36,8 @@ WORSE_PERCENT = 110
 FEWEST, MOST = 3, 64
 """Members. Of two nobody is the middle one; of more, a plan is too large to be told of."""
 SUSPECTS_LIMIT = 16
+PLANS_LIMIT = 16
+"""That are looked at."""
 
 InForce = Callable[[Snapshot, Plan], PlanningProblem]
 """What a plan of that snapshot was made from."""
@@ -55,11 +58,13 @@ def explained(snapshot: Snapshot, in_force: InForce) -> Snapshot | None:
     """With those as fast as the middle one whose words explain why steps are late, and without
     what steps took under plans that followed from these; None where nothing does."""
     plan, measured = snapshot.present, _measured(snapshot)
-    if plan is None or not measured or not FEWEST <= len(snapshot.records) <= MOST:
+    if plan is None or not measured or not FEWEST <= len(_training(snapshot)) <= MOST:
         return None
     model = StepModel(in_force(snapshot, plan))
     tried = list(_tried(model, plan, measured))
     late = [it for it in tried if it.took_ns * 100 > LATE_PERCENT * _predicted_ns(model, it)]
+    if not late:
+        return None
     best, best_permille = None, _worst_permille(model, tried) * BETTER_PERCENT // 100
     for doubted in _suspicions(snapshot, late):
         told = _as_the_middle_one(snapshot, doubted, frozenset(it.shape for it in late))
@@ -88,9 +93,15 @@ def is_borne_out(plan: Plan, snapshot: Snapshot) -> bool:
 
 
 def _measured(snapshot: Snapshot) -> dict[PlanShape, int]:
-    """Where work is audited it is enough that most holders tell: who lies would tell of none."""
+    """What more than half of all members tell of, and all or most of those that had a stage: one or
+    a few that lie cannot tell of steps that nobody else has seen. Where work is audited most of the
+    holders are enough: who lies would tell of none."""
     told = {record.peer_id: record.measured for record in snapshot.records}
-    return agreed(told, by_most=bool(snapshot.bars))
+    counts = Counter(it.shape for measured in told.values() for it in measured)
+    found = agreed(told, by_most=bool(snapshot.bars))
+    seen = (it for it in found.items() if 2 * counts[it[0]] > len(told))
+    here = (it for it in seen if names_in(it[0]) <= told.keys())
+    return dict(sorted(here, key=lambda it: (-counts[it[0]], it[0]))[:PLANS_LIMIT])
 
 
 def _tried(model: StepModel, plan: Plan, measured: Mapping[PlanShape, int]) -> Iterator[_Tried]:

@@ -19,6 +19,8 @@ empty for one that is not summed here. Nothing from the peer itself."""
 
 SIGNED_LIMIT_BYTES = 512
 """Of a claim's text and signature, which have some 300."""
+UNLIKE_LIMIT = 2
+"""Of those whose second claims a Prepared tells: it must fit into a message."""
 HEARD_LIMIT = 256
 """Claims in one account: audits are not for hundreds of stage-holders."""
 COULD_NOT = b""
@@ -134,3 +136,5 @@ class Account(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_lik
     was found here says so as well."""
     openings: bytes = b""
     """`core.audit.work.openings_digest`: what it has opened, and committed itself to."""
+    unlike: dict[str, HeardClaim] = {}
+    """Whose second claim of this step it was shown: with what it has heard, both are signed."""

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from p2p_dtfm.core.messages.audit_messages import HEARD_LIMIT, Account, is_claim_of
+from p2p_dtfm.core.messages.audit_messages import HEARD_LIMIT, UNLIKE_LIMIT, Account, is_claim_of
 from p2p_dtfm.core.protocol.canonical import Numbered, digest_bytes, encode, encode_for_wire
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.signed import Sign, Signed, Verify, open_signed, sign
@@ -82,7 +82,9 @@ def open_prepared(signed: Signed, verify: Verify) -> Prepared:
 def _require_heard(prepared: Prepared, account: Account, verify: Verify) -> None:
     if len(account.heard) > HEARD_LIMIT:  # looking at each takes time
         raise PeerFault(f"has heard {len(account.heard)} claims", prepared.peer_id)
-    for peer_id, heard in account.heard.items():
+    if len(account.unlike) > UNLIKE_LIMIT:
+        raise PeerFault(f"was shown {len(account.unlike)} second claims", prepared.peer_id)
+    for peer_id, heard in (*account.heard.items(), *account.unlike.items()):
         if not is_claim_of(peer_id, prepared.view, prepared.step, heard, verify):
             raise PeerFault(f"has heard what {peer_id} has not signed", prepared.peer_id)
 

@@ -91,8 +91,8 @@ class Audits:
         """Of the open step, once it is claimed."""
         self._here: _Open | None = None
         """The open step, from its claim on."""
-        self._shown_step = -1
-        """Of the view: in which this peer has shown what it has heard."""
+        self._shown: frozenset[str] | None = None
+        """In the open step, once this peer has shown what it has heard: of whom two things."""
         self._next_opening = b""
         self._waits_for: tuple[Lack, ...] = ()
         self._given: set[tuple[Kind, int]] = set()
@@ -113,6 +113,7 @@ class Audits:
         book, view = self._book, self._state.view
         if book is not None and said.view == book.view:
             book.record(sender, said)
+            self._show_unlike()
             self._state.wake.set()
         elif view is None or said.view.number >= view.id.number:
             self._early.keep(sender, said, len(encode_for_wire(said)))
@@ -123,8 +124,7 @@ class Audits:
             raise PeerFault("claims in a run without audits", sender)
         if self._book is not None and said.view == self._book.view:
             self._book.show(sender, said, verify)
-            if self._book.is_shown_unlike and self._here is not None:
-                self._show_claims(self._here)  # the others may lack just what came here
+            self._show_unlike()
             self._state.wake.set()
 
     def find(self, digest: str) -> bytes | memoryview | None:
@@ -168,7 +168,7 @@ class Audits:
         try:
             self._mine = mine
             self._here = here = _Open(view, plan, step, engine, book, mine)
-            self._shown_step = -1
+            self._shown = None
             claim = self._signed(await self._claim(here, local))
             self._say(here, claim)
             self._given.add((Kind.CLAIM, step))
@@ -187,7 +187,8 @@ class Audits:
                 it: told.get(it, book.claims[it].work) != book.claims[it].work for it in disputed
             }
             openings = openings_digest(claim.opening, claim.commitment)
-            return Account(claim.share, heard_of(book.claims), told, denied, openings)
+            heard, unlike = heard_of(book.claims), book.unlike()
+            return Account(claim.share, heard, told, denied, openings, unlike)
         finally:
             self._waits_for = ()
 
@@ -212,13 +213,19 @@ class Audits:
 
     def _show_claims(self, here: "_Open") -> None:
         """Audits take long: it may be that others have heard another opening, and drawn others."""
-        book = here.book
-        if self._shown_step == here.step:
+        unlike = here.book.unlike()
+        if self._shown == unlike.keys():
             return
-        self._shown_step = here.step
-        shown = ShownClaims(here.view.id, here.step, heard_of(book.claims))
-        for peer_id in here.plan.stage_holders():
-            self._tools.net.messenger.tell(peer_id, shown)
+        self._shown = frozenset(unlike)
+        for heard in filter(None, (heard_of(here.book.claims), unlike)):
+            shown = ShownClaims(here.view.id, here.step, heard)
+            for peer_id in here.plan.stage_holders():
+                self._tools.net.messenger.tell(peer_id, shown)
+
+    def _show_unlike(self) -> None:
+        """Somebody has claimed two things: the others may lack just what came here."""
+        if self._here is not None and self._book is self._here.book and self._here.book.unlike():
+            self._show_claims(self._here)
 
     def _book_of(self, view: View, plan: Plan) -> ClaimBook:
         """With what came before this peer had taken over."""

@@ -241,8 +241,11 @@ class IncomingLanes:
             del frame
             if header.part == WHOLE:
                 await self._deliver(sender, lane, header, payload)
-            elif (whole := await lane.reassembly.add(header, payload)) is not None:
-                del payload
+                return
+            with listening.kept_waiting():
+                whole = await lane.reassembly.add(header, payload)
+            del payload
+            if whole is not None:
                 try:
                     await self._deliver(sender, lane, *whole)
                 finally:

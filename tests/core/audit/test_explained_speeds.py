@@ -11,7 +11,8 @@ from p2p_dtfm.core.cost_model.costs import StepModel
 from p2p_dtfm.core.planner.planner import compute_plan, fixed_plan
 from p2p_dtfm.core.planner.recomputation import problem_in_force
 from p2p_dtfm.core.protocol.measured_plans import MeasuredPlan, shape_of
-from p2p_dtfm.core.protocol.plan import Plan
+from p2p_dtfm.core.protocol.plan import NoPlan, Plan
+from p2p_dtfm.core.protocol.records import Intent
 from p2p_dtfm.core.protocol.snapshot import GENESIS, Bar, Snapshot
 from tests.core.planning import MEBIBYTE, Peer, name_of, snapshot
 
@@ -174,3 +175,29 @@ def test_of_two_nobody_is_the_middle_one() -> None:
     plan = fixed_plan(made, (2,))
     late = timed(made, (plan, 50 * predicted_ns(made, plan)))
     assert explained(late, problem_in_force) is None
+
+
+def test_nobody_trains_any_more() -> None:
+    made = swarm(*SAID)
+    plan = planned(made)
+    late = timed(made, (plan, takes_ns(plan, *TRUE)))
+    records = tuple(msgspec.structs.replace(it, intent=Intent.SPARE) for it in late.records)
+    idle = msgspec.structs.replace(late, records=records)
+    assert explained(idle, problem_in_force) is None
+    assert isinstance(compute_plan(idle), NoPlan)
+
+
+def test_steps_that_only_one_has_seen_change_nothing() -> None:
+    """Whoever lies could say so of a plan in which it is alone."""
+    made = swarm(*SAID)
+    plan = planned(made)
+    late = timed(made, (plan, takes_ns(plan, *TRUE)))
+    for step_ns in (1, 1 << 59):
+        alone = MeasuredPlan((((name_of(LIAR),), (0, 14)),), step_ns)
+        records = tuple(
+            msgspec.structs.replace(it, measured=(*it.measured, alone)) if number == LIAR else it
+            for number, it in enumerate(late.records)
+        )
+        told = msgspec.structs.replace(late, records=records)
+        assert slowed(explained(told, problem_in_force), told) == {name_of(LIAR)}
+        assert is_borne_out(planned(late), told)

@@ -13,6 +13,7 @@ from p2p_dtfm.core.messages.audit_messages import (
     HeardClaim,
     ShownClaims,
 )
+from p2p_dtfm.core.messages.prepared import open_prepared, sign_prepared
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.snapshot import ViewId
 from p2p_dtfm.sim.faults.simulated_process import sign_for, verify
@@ -65,6 +66,45 @@ def test_two_openings_draw_unlike_auditors_and_nobody_is_waited_for_once_they_ar
         said = Claimed(VIEW, STEP + 1, share_of(name), b"w" * 32, b"o" * 32, b"c" * 32)
         first.record(name, said)
     assert first.silent(first.drawn()), "of that step alone"
+
+
+def test_a_claim_that_comes_late_is_held_against_what_was_shown_before() -> None:
+    book = ClaimBook(VIEW, PLAN, ALL)
+    book.step_begins(STEP)
+    other = claim(LIAR, b"x" * 32)
+    book.show("b", ShownClaims(VIEW, STEP, {LIAR: heard_claim(other)}), verify)
+    assert book.unlike() == {}
+    for name in NAMES:
+        book.record(name, claim(name))
+    assert book.unlike() == {LIAR: heard_claim(other)}
+    assert book.silent(book.drawn()) == ()
+
+
+def test_a_second_claim_that_was_only_shown_convicts_its_maker() -> None:
+    """Else it would free all from waiting for who audits it, and have that one blamed alone."""
+    shares = {name: share_of(name) for name in NAMES}
+    said = step_of(shares, {"a": {LIAR: b"0" * 32}}, told="")
+    second = HeardClaim(claim_digest(shares[LIAR], b"w" * 32, b"x" * 16), b"")
+    account = said["b"].audit
+    assert account is not None
+    told = msgspec.structs.replace(account, unlike={LIAR: second})
+    said["b"] = msgspec.structs.replace(said["b"], audit=told)
+    found = findings(said, PLAN, SEGMENTS)
+    assert set(found.liars) == found.convicted == {LIAR}
+
+
+def test_a_second_claim_in_an_account_is_signed_by_its_maker() -> None:
+    said = step_of({name: share_of(name) for name in NAMES}, {})["a"]
+    assert said.audit is not None
+    true = heard_claim(claim(LIAR, b"x" * 32))
+    for second, is_true in ((true, True), (true._replace(claim=b"y" * 16), False)):
+        account = msgspec.structs.replace(said.audit, heard={}, unlike={LIAR: second})
+        signed = sign_prepared(msgspec.structs.replace(said, audit=account), sign_for("a"))
+        if is_true:
+            assert open_prepared(signed, verify).audit == account
+        else:
+            with pytest.raises(PeerFault, match="has not signed"):
+                open_prepared(signed, verify)
 
 
 def test_claims_shown_as_they_were_heard_change_nothing() -> None:

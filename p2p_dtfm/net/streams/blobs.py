@@ -17,11 +17,11 @@ import msgspec
 
 from p2p_dtfm.core.protocol.canonical import decode, encode
 from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.net.blob_files import read_part, settle
 from p2p_dtfm.net.door import BUSY
 from p2p_dtfm.net.errors import Refused, Unreachable
 from p2p_dtfm.net.libp2p.control import ControlPlane
 from p2p_dtfm.net.libp2p.port import HostPort
-from p2p_dtfm.net.streams.blob_files import read_part, settle
 from p2p_dtfm.net.streams.donors import (
     CHUNK_DEADLINE_S,
     CHUNK_LIMIT_BYTES,

@@ -221,9 +221,8 @@ class ClaimBook:
         found: dict[str, str] = {}
         if self.silent(self.drawn()):
             return found
-        said = {peer: audited.get((by, peer)) for peer, by in self.drawn().items()}
-        unable = [(peer, by) for peer, by in self.drawn().items() if said[peer] == COULD_NOT]
-        for peer, by in unable:
+        drawn = self.drawn().items()
+        for peer, by in [it for it in drawn if audited.get(it[::-1]) == COULD_NOT]:
             holders = self._judges_of(peer).holders
             if holders and by not in holders:
                 seed = f"{self.view.snapshot} {self._step} {peer}"

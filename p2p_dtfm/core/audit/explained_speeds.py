@@ -77,10 +77,11 @@ def explained(snapshot: Snapshot, in_force: InForce) -> Snapshot | None:
 def doubted(plan: Plan, snapshot: Snapshot, in_force: InForce) -> list[str]:
     """Who is taken to be slower than its word in this plan of the snapshot; nobody has seen it, and
     nobody is blamed for it."""
-    found = explained(believed(snapshot), in_force)
-    if found is None or not is_borne_out(plan, believed(snapshot)):
+    snapshot = believed(snapshot)
+    found = explained(snapshot, in_force)
+    if found is None or not is_borne_out(plan, snapshot):
         return []
-    pairs = zip(found.records, believed(snapshot).records, strict=True)
+    pairs = zip(found.records, snapshot.records, strict=True)
     return [taken.peer_id for taken, told in pairs if taken.device != told.device]
 
 

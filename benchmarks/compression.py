@@ -2,7 +2,7 @@
 
     python -m benchmarks.compression [--quick] [--json] [--only NAME ...]
     python -m benchmarks.compression --seeds A-B [--replicas N] [--steps N] [--larger] [...]
-    python -m benchmarks.compression --boundaries --seeds A-B [--quick] [--json] [--only NAME ...]
+    python -m benchmarks.compression --boundaries [--wide] --seeds A-B [--quick] [--json] [...]
 
 The run is `configs/tiny.toml`: its model, data, batch, steps and learning rate; only what a row
 says differs. Replicas of two stages each live in one process and nothing travels, but all
@@ -19,7 +19,8 @@ the number of replicas, so those rows have one. Target: 400 times fewer bytes, a
 worse than synchronous AdamW's, whose bytes are those of N replicas, headers left out. `--steps`:
 in place of the 250 of `tiny`; `--larger`: a model of 10.9 million parameters on the same tokens.
 
-With `--boundaries` it is what travels between stages: see `boundaries`.
+With `--boundaries` it is what travels between stages: see `boundaries`. `--wide`: of a model of
+width 512, whose blocks write few of its channels (`model.written_width`).
 """
 
 import argparse
@@ -35,7 +36,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.boundaries import CODECS, compare_boundaries, seeds_in
+from benchmarks.boundaries import CODECS, WIDE_PLAIN, compare_boundaries, seeds_in
 from benchmarks.compression_seeds import compare_seeds
 from p2p_dtfm.core.planner.wire_plan import segment_chunks
 from p2p_dtfm.core.protocol.run_spec import RunSpec
@@ -59,6 +60,8 @@ HELD_OUT_SEQUENCES = 512
 TIMES_FEWER = 100.0
 WITHIN = 0.01
 QUICK_STEPS = 10
+TOKEN_BYTES = 2
+"""Of one in a shard of data."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,8 @@ class Row:
     microbatch of each are left out."""
     momentum: float = 0.0
     """Of the outer step."""
+    model: dict[str, int] = field(default_factory=dict)
+    """In place of what `tiny` says of it."""
 
 
 SPARSE = {"reduction": "sparse", "sparse": {"one_in": 1, "keep_percent": 50, "bits": 4}}
@@ -102,6 +107,26 @@ BOUNDARY_ROWS = tuple(
     Row(name, 1, {"activations": codec, "gradients": codec}) for name, codec in CODECS.items()
 )
 
+
+WIDE_MODEL = {"layers": 6, "width": 512, "heads": 8}
+WIDE_ROWS = (
+    Row(WIDE_PLAIN, 1, rate=0.35, model=WIDE_MODEL),
+    Row(
+        "60 written channels, int8",
+        1,
+        {"activations": "int8", "gradients": "int8"},
+        rate=0.5,
+        model={**WIDE_MODEL, "written_width": 60},
+    ),
+    Row(
+        "124 written channels, rotated4",
+        1,
+        {"activations": "rotated4", "gradients": "rotated4"},
+        rate=0.5,
+        model={**WIDE_MODEL, "written_width": 124},
+    ),
+)
+"""What `--wide` compares. The rates were the best of five on seeds 0 and 1, for each of its own."""
 
 LARGER_MODEL = {"layers": 6, "width": 384, "heads": 6}
 LARGER_RATE = 0.25
@@ -130,8 +155,7 @@ def spec_of(row: Row, steps: int, seed: int | None = None, larger: bool = False)
     """`tiny` as the row changes it; equal tokens, in the same order."""
     tiny = read_run_spec("tiny")
     values = tiny.model_dump(mode="python")
-    if larger:
-        values["model"] |= LARGER_MODEL
+    values["model"] |= LARGER_MODEL if larger else row.model
     values["seed"] = tiny.seed if seed is None else seed
     values["evaluation"]["sequences"] = HELD_OUT_SEQUENCES
     values["codecs"] |= row.codecs
@@ -182,6 +206,8 @@ class Replica:
         turn = boundary_turn(self.spec, step, len(self.states) // 2, number, back=back)
         payload = codec.encode(tensor, turn)
         self.boundary_bytes += frame_bytes(kind, codec.name, tuple(tensor.shape), payload)
+        if self.spec.stages_know_tokens and not back:  # the next stage fetches them with its data
+            self.boundary_bytes += TOKEN_BYTES * math.prod(tensor.shape[:2])
         return codec.decode(bytes(payload), tuple(tensor.shape), turn)
 
     def microbatch(self, batch: tuple[Tensor, Tensor], step: int, number: int) -> float:
@@ -190,7 +216,7 @@ class Replica:
         activation = first.forward(number, batch[0])
         assert isinstance(activation, Tensor)
         entry = self._cross(FrameKind.ACTIVATION, activation, step, number)
-        loss = last.forward(number, entry, batch[1])
+        loss = last.forward(number, entry, batch[1], batch[0])
         assert isinstance(loss, float)
         gradient = last.backward(number)
         assert gradient is not None
@@ -221,7 +247,7 @@ class Replica:
             activation = first.evaluate(inputs)
             assert isinstance(activation, Tensor)
             entry = self._cross(FrameKind.ACTIVATION, activation, 0, number)
-            loss = last.evaluate(entry, targets)
+            loss = last.evaluate(entry, targets, inputs)
             assert isinstance(loss, float)
             loss_sum += loss
             tokens += targets.numel()
@@ -393,7 +419,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a few steps: bytes, and no verdict")
     parser.add_argument("--json", action="store_true")
-    names = [row.name for row in (*ROWS, *seed_rows(2), *BOUNDARY_ROWS)]
+    names = [row.name for row in (*ROWS, *seed_rows(2), *BOUNDARY_ROWS, *WIDE_ROWS)]
     parser.add_argument("--only", nargs="*", default=[], choices=names, metavar="NAME")
     parser.add_argument("--seeds", metavar="A-B", help="others' seeds: both optimizers, and signs")
     parser.add_argument("--replicas", type=int, default=4, help="with --seeds (default: 4)")
@@ -401,8 +427,11 @@ def main() -> int:
     parser.add_argument("--larger", action="store_true", help="with --seeds: a larger model")
     parser.add_argument("--device", default="cpu", help="with --seeds: where to compute")
     parser.add_argument("--boundaries", action="store_true", help="with --seeds: between stages")
+    parser.add_argument("--wide", action="store_true", help="with --boundaries: of width 512")
     options = parser.parse_args()
     with_seeds = options.boundaries or options.steps or options.larger or options.device != "cpu"
+    if options.wide and not options.boundaries:
+        parser.error("--wide needs --boundaries")
     if with_seeds and not options.seeds:
         parser.error("--boundaries, --steps, --larger and --device need --seeds A-B")
     steps = QUICK_STEPS if options.quick else options.steps or read_run_spec("tiny").total_steps
@@ -410,8 +439,8 @@ def main() -> int:
         return compare_codecs(options, steps)
     rows, names, compare_rows = seed_rows(options.replicas), options.only, compare_seeds
     if options.boundaries:
-        rows, compare_rows = BOUNDARY_ROWS, compare_boundaries
-        names = [*CODECS][:1] + names if names else []
+        rows, compare_rows = WIDE_ROWS if options.wide else BOUNDARY_ROWS, compare_boundaries
+        names = [rows[0].name, *names] if names else []
     elif options.quick:
         steps *= 2  # fewer make no reduction of local steps
     measured = measure_seeds(options, rows, names, steps)

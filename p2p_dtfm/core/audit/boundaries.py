@@ -5,6 +5,7 @@ has sent until the step commits, so an auditor fetches what came into a stage fr
 So it is with held-out microbatches, which go there and not back.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import NamedTuple
@@ -116,7 +117,7 @@ def _frames(
 
 def boundary_bytes(spec: RunSpec) -> int:
     """Of one tensor as it is, before any codec."""
-    return FLOAT_BYTES * spec.batch.microbatch * spec.model.context * spec.model.width
+    return FLOAT_BYTES * math.prod(spec.boundary_shape(1))
 
 
 def kept_microbatches(boundary_bytes: int) -> int:

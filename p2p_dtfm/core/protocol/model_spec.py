@@ -107,6 +107,13 @@ class ModelSpec(Section):
         default=False,
         description="the head is the token embedding: both ends keep a copy, equal bit for bit",
     )
+    written_width: int = Field(
+        default=0,
+        ge=0,
+        le=65536,
+        description="channels that blocks write, which alone travel between stages; the others "
+        "hold a fixed code of each token and its place; 0: all",
+    )
 
     @model_validator(mode="after")
     def _sizes_fit(self) -> "ModelSpec":
@@ -117,6 +124,23 @@ class ModelSpec(Section):
             )
         if self.kv_heads and self.heads % self.kv_heads:
             raise ValueError(f"kv_heads ({self.kv_heads}) must divide heads ({self.heads})")
+        return self
+
+    @model_validator(mode="after")
+    def _some_channels_are_written(self) -> "ModelSpec":
+        if not self.written_width:
+            return self
+        if self.written_width >= self.width:
+            raise ValueError(
+                f"written_width ({self.written_width}) must be less than width ({self.width}); 0 "
+                f"stands for all channels"
+            )
+        for name, is_asked in (("tied_head", self.tied_head), ("initial", bool(self.initial))):
+            if is_asked:
+                raise ValueError(
+                    f"{name} with written_width: the token embedding has the written channels "
+                    f"alone, and given weights have all"
+                )
         return self
 
     @model_validator(mode="after")
@@ -141,6 +165,16 @@ class ModelSpec(Section):
     def layer_count(self) -> int:
         """Embedding, blocks and head together."""
         return self.layers + 2
+
+    @property
+    def boundary_width(self) -> int:
+        """Channels of what one layer hands to the next: all, or those that blocks write."""
+        return self.written_width or self.width
+
+    @property
+    def code_width(self) -> int:
+        """Channels that hold a fixed code of tokens (`train.model.narrow.fixed_code`)."""
+        return self.width - self.boundary_width
 
     @property
     def each_head(self) -> int:

@@ -70,7 +70,7 @@ class DataSpec(Section):
 
     @property
     def masks_documents(self) -> bool:
-        """Whether every stage must know the tokens, to see where documents end."""
+        """Whether attention stays within documents."""
         return self.packing == "documents"
 
 
@@ -245,6 +245,7 @@ class RunSpec(Section):
         refused = {
             "audit.rate": bool(self.audit.rate),
             'data.packing = "documents"': self.data.masks_documents,
+            "model.written_width": bool(self.model.written_width),
             'admission.mode = "open"': self.admission.mode == "open",
         }
         for name, asked in refused.items():
@@ -312,6 +313,7 @@ class RunSpec(Section):
             "[lora]": self.trains_adapters,
             'optimizer.kind = "muon"': self.optimizer.kind == "muon",
             'data.packing = "documents"': self.data.masks_documents,
+            "model.written_width": bool(self.model.written_width),
             "audit.rate": bool(self.audit.rate),
             "several codecs for one boundary": several,
             "privacy.ends": bool(self.privacy.ends),
@@ -327,10 +329,15 @@ class RunSpec(Section):
     def boundary_shape(self, layer: int) -> tuple[int, ...]:
         """Of what a microbatch brings to this layer from the one before."""
         if not self.layers:
-            return self.batch.microbatch, self.model.context, self.model.width
+            return self.batch.microbatch, self.model.context, self.model.boundary_width
         sizes = self.layers[layer - 1].sizes
         assert layer > 0 and sizes is not None, "sizes are stated before anything is computed"
         return self.batch.microbatch, *sizes.boundary
+
+    @property
+    def stages_know_tokens(self) -> bool:
+        """Whether every stage reads the tokens of its microbatches, not the two ends alone."""
+        return self.data.masks_documents or self.model.written_width > 0
 
     @property
     def trains_adapters(self) -> bool:

@@ -203,7 +203,7 @@ def workload_of(spec: RunSpec) -> Workload:
     model = spec.model
     tokens = spec.batch.microbatch * model.context
     width, vocabulary = model.width, model.vocabulary
-    boundary = tokens * width * FLOAT_BYTES
+    boundary = tokens * model.boundary_width * FLOAT_BYTES
     positions = model.context if model.position == "learned" else 0
     copies = STATE_COPIES + _private_copies(spec)
     whole = Workload(
@@ -211,7 +211,12 @@ def workload_of(spec: RunSpec) -> Workload:
         microbatch_count=spec.microbatches_per_step,
         evaluation_microbatch_count=spec.evaluation_microbatches,
         boundary_bytes=boundary,
-        embedding=_layer_cost((vocabulary + positions) * width, boundary, tokens * width, copies),
+        embedding=_layer_cost(
+            (vocabulary + positions) * model.boundary_width,
+            boundary,
+            tokens * model.boundary_width,
+            copies,
+        ),
         block=_with_update(
             spec,
             _layer_cost(
@@ -223,7 +228,7 @@ def workload_of(spec: RunSpec) -> Workload:
         ),
         head=_layer_cost(
             norm_parameters(model) + vocabulary * width,
-            2 * boundary + head_values(spec) * FLOAT_BYTES,
+            boundary + (tokens * _read_by_head(model) + head_values(spec)) * FLOAT_BYTES,
             2 * tokens * width * vocabulary,
             copies,
         ),
@@ -347,8 +352,9 @@ def _update_flops(spec: RunSpec) -> int:
         return 0
     model = spec.model
     width, hidden, inputs = model.width, model.hidden_width, _hidden_inputs(model)
-    shapes = [(width, model.query_width)] * 2 + [(width, model.key_width)] * 2
-    shapes += [(width, hidden)] * (inputs + 1)
+    shapes = [(width, model.query_width)] + [(width, model.key_width)] * 2
+    shapes += [(model.boundary_width, model.query_width), (model.boundary_width, hidden)]
+    shapes += [(width, hidden)] * inputs
     once = sum(2 * small * small * (2 * large + small) for small, large in map(sorted, shapes))
     return MUON_ITERATIONS * once * (1 if spec.sync.mode == "local" else 2)
 
@@ -362,9 +368,9 @@ def block_parameters(model: ModelSpec) -> int:
     """Of a block: matrices, biases and norms."""
     count = _block_matrices(model) + 2 * norm_parameters(model)
     if model.attention_bias:
-        count += model.query_width + 2 * model.key_width + model.width
+        count += model.query_width + 2 * model.key_width + model.boundary_width
     if model.feed_forward_bias:
-        count += _hidden_inputs(model) * model.hidden_width + model.width
+        count += _hidden_inputs(model) * model.hidden_width + model.boundary_width
     if model.query_key_norm:
         count += 2 * model.each_head
     return count
@@ -381,6 +387,7 @@ def saved_values(model: ModelSpec) -> int:
     Input, two norms, queries, keys and values, attention output, two residuals and the hidden layer
     before and after its non-linearity: 17 times the width of a GPT-2. A gated one keeps both
     inputs, the gate after its non-linearity and the product; an RMS norm its quotient as well.
+    Where few channels are written the input is as narrow, and what each norm reads is put together.
     Queries and keys that are turned are kept besides. Attention weights are not (fused attention).
     """
     norms = 2 if model.norm == "layer" else 4
@@ -390,12 +397,22 @@ def saved_values(model: ModelSpec) -> int:
         attention += model.query_width + model.key_width
     if model.query_key_norm:
         attention += 2 * (model.query_width + model.key_width)
-    return (3 + norms) * model.width + attention + hidden * model.hidden_width
+    return (
+        (2 + norms) * model.width + model.boundary_width + attention + hidden * model.hidden_width
+    )
+
+
+def _read_by_head(model: ModelSpec) -> int:
+    """For each token, besides the input: what leaves the norm, and what enters it where that is put
+    together of what was written and the code."""
+    return 2 * model.width if model.written_width else model.width
 
 
 def _block_matrices(model: ModelSpec) -> int:
-    attention = model.width * (2 * model.query_width + 2 * model.key_width)
-    return attention + (_hidden_inputs(model) + 1) * model.width * model.hidden_width
+    """Values; those that write into the stream have a row for each channel that is written."""
+    queries, hidden = model.query_width, model.hidden_width
+    read = model.width * (queries + 2 * model.key_width + _hidden_inputs(model) * hidden)
+    return read + model.boundary_width * (queries + hidden)
 
 
 def _hidden_inputs(model: ModelSpec) -> int:

@@ -359,13 +359,13 @@ class Microbatches:
 
     def _entry(self, step: int, number: int, activation: Tensor | None) -> tuple[Any, ...]:
         """The arguments of a forward: input, targets where the head is, and the tokens themselves
-        where documents are kept apart. Compute thread."""
-        masks = self._spec.data.masks_documents
-        needs_batch = self._runner.has_embedding or self._runner.has_head or masks
+        where every stage knows them. Compute thread."""
+        knows = self._spec.stages_know_tokens
+        needs_batch = self._runner.has_embedding or self._runner.has_head or knows
         tokens, targets = self._batch(step, number) if needs_batch else (None, None)
         self._require_finite(FrameKind.ACTIVATION, number, activation)
         entry = tokens if activation is None else activation
-        if masks:
+        if knows:
             return entry, targets if self._runner.has_head else None, tokens
         return (entry, targets) if self._runner.has_head else (entry,)
 

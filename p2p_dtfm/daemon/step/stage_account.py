@@ -299,7 +299,7 @@ class Judge:
     ) -> dict[int, ReplayedEdge]:
         """What its neighbours have sent a stage, by microbatch, from them. All of it is in memory
         at once: what a stage's neighbours keep is bounded."""
-        shape = (self._spec.batch.microbatch, self._spec.model.context, self._spec.model.width)
+        shape = self._spec.boundary_shape(1)
         claimed, found = claims[peer_id].share.edges, {}
         for number, (before, after) in beside(self._plan, peer_id, due).items():
             comes_back = number < self._spec.microbatches_per_step
@@ -320,7 +320,7 @@ class Judge:
         return found
 
     async def _frame(
-        self, peer_id: str, digest: bytes, codec: str, shape: tuple[int, int, int]
+        self, peer_id: str, digest: bytes, codec: str, shape: tuple[int, ...]
     ) -> bytes:
         size_bytes = codec_of(codec, self._spec.codecs).payload_bytes(math.prod(shape))
         return await self._fetch(peer_id, digest.hex(), size_bytes)

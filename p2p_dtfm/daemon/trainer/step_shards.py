@@ -61,7 +61,7 @@ def _needed(tools: Tools, plan: Plan, read: StepShards) -> set[str] | None:
     """None for a stage that reads no data."""
     beside = neighbours_of(plan, read.stage_of or tools.me, tools.spec)
     is_between = beside[0].before is not None and beside[0].after is not None
-    if is_between and not tools.spec.data.masks_documents:
+    if is_between and not tools.spec.stages_know_tokens:
         return None
     return tools.batches.shards(read.step, read.microbatches, held_out=read.held_out)
 

@@ -40,6 +40,8 @@ from p2p_dtfm.train.model.initial_state import given_tensors, initial_paths
 from p2p_dtfm.train.model.kinds.registry import require_gpt
 from p2p_dtfm.train.model.lora.adapted import merged_into
 from p2p_dtfm.train.model.lora.frozen_base import computing_layer
+from p2p_dtfm.train.model.narrow.whole_layers import made_whole as whole_layer
+from p2p_dtfm.train.model.narrow.whole_layers import whole_spec
 from p2p_dtfm.train.model.tensor_file import Entry, entry_bytes, file_bytes, write_tensors
 
 Naming = Callable[[ModelSpec, int, str, tuple[int, ...]], list[Part]]
@@ -57,6 +59,13 @@ class ExportedModel:
     """Raises `UserError` for a layer whose file is missing or damaged."""
     origin: Path | None = None
     """What `import` kept of the model's first directory."""
+    of_run: RunSpec | None = None
+    """None: `spec`, which else is that of a plain GPT that computes the same."""
+
+    @property
+    def run(self) -> RunSpec:
+        """That trained it."""
+        return self.of_run or self.spec
 
 
 def is_imported(directory: Path) -> bool:
@@ -77,9 +86,10 @@ def model_in(directory: Path) -> ExportedModel:
     """Of one step's checkpoint, or of what `import` wrote. Raises `UserError`."""
     if not is_imported(directory):
         manifest = read_manifest(directory)
-        require_gpt(manifest.spec(), "export")
+        spec = manifest.spec()
+        require_gpt(spec, "export")
         return ExportedModel(
-            manifest.spec(), manifest.step, lambda layer: _merged(directory, manifest.spec(), layer)
+            whole_spec(spec), manifest.step, lambda n: _merged(directory, spec, n), of_run=spec
         )
     path = directory / RUN_SPEC_NAME
     try:
@@ -102,9 +112,11 @@ def model_in(directory: Path) -> ExportedModel:
 
 
 def _merged(directory: Path, spec: RunSpec, layer: int) -> nn.Module:
-    """A checkpoint's layer of the model itself; adapters are added to what they lie beside."""
+    """A checkpoint's layer of a plain GPT; adapters are added to what they lie beside."""
     module = computing_layer(directory, layer)
-    return merged_into(build_plain_layer(spec, layer), module) if spec.trains_adapters else module
+    if spec.trains_adapters:
+        return merged_into(build_plain_layer(spec, layer), module)
+    return whole_layer(spec, layer, module)
 
 
 def origin_of(imported: Path) -> Path:
@@ -149,7 +161,7 @@ def export_hugging_face(
         if model.origin is not None and model.origin.is_dir():
             _copy_origin(model.origin, made)
         _write_json(made / CONFIGURATION_NAME, configuration(model, tokenizer))
-        card = model_card(model.spec, model.step, told)
+        card = model_card(model.run, model.step, told)
         (made / CARD_NAME).write_text(card, encoding="utf-8")
 
 
@@ -216,7 +228,7 @@ def _write_model(model: ExportedModel, path: Path, place: Naming, progress: Prog
     entries: list[Entry] = [(part.name, part.stored_shape) for part in places_of(spec, place)]
     metadata = {
         "format": "pt",
-        "run": spec.digest(),
+        "run": model.run.digest(),
         "run_name": spec.name,
         "step": str(model.step),
     }

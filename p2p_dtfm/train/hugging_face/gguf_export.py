@@ -121,7 +121,7 @@ def _describe(writer: Any, model: ExportedModel, library: Any) -> None:
     spec = model.spec
     shape = spec.model
     writer.add_name(spec.name)
-    writer.add_description(f"run {spec.digest()}, after step {model.step}")
+    writer.add_description(f"run {model.run.digest()}, after step {model.step}")
     writer.add_file_type(library.LlamaFileType.ALL_F32)
     writer.add_vocab_size(shape.vocabulary)
     writer.add_context_length(shape.rope.positions or shape.context)

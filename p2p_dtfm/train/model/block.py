@@ -4,6 +4,8 @@
       + attention(norm(stream))      heads of queries, groups of which share keys and values
       + feed_forward(norm(stream))   GELU (two matrices) or SwiGLU (three)
 
+Where it writes to few channels of the stream, these alone come in and go out (`fixed_code`).
+
 Matrices that read the same input are one matrix here, their rows one after another: queries, keys
 and values in `attention_input`; gate and value of SwiGLU in `feed_forward_input`.
 """
@@ -17,6 +19,7 @@ from torch.nn import functional
 
 from p2p_dtfm.core.protocol.model_spec import ModelSpec, RopeSpec
 from p2p_dtfm.train.model.deferred_gradients import Linear
+from p2p_dtfm.train.model.narrow.fixed_code import with_code
 
 _TABLES = 8
 """Of angles that are kept, each for a rope, a head's width, a number of tokens and a device."""
@@ -58,22 +61,33 @@ class Block(nn.Module):
         if model.query_key_norm:
             self.query_norm = norm_over(model, model.each_head)
             self.key_norm = norm_over(model, model.each_head)
-        self.attention_output = Linear(queries, width, bias=model.attention_bias)
+        self.attention_output = Linear(queries, model.boundary_width, bias=model.attention_bias)
         self.feed_forward_norm = norm_over(model, width)
         inputs = 1 if model.feed_forward == "gelu" else 2
         self.feed_forward_input = Linear(width, inputs * hidden, bias=model.feed_forward_bias)
-        self.feed_forward_output = Linear(hidden, width, bias=model.feed_forward_bias)
+        self.feed_forward_output = Linear(
+            hidden, model.boundary_width, bias=model.feed_forward_bias
+        )
 
     def forward(
-        self, stream: Tensor, past: PastTokens | None = None, documents: Tensor | None = None
+        self,
+        stream: Tensor,
+        past: PastTokens | None = None,
+        documents: Tensor | None = None,
+        tokens: Tensor | None = None,
     ) -> Tensor:
-        """[sequences, tokens, width] to the same. With a `past` that is not empty: one token.
+        """[sequences, tokens, boundary width] to the same. With a `past` that is not empty: one
+        token.
 
         `documents`: which one each token belongs to, int64 [sequences, tokens]; attention does not
-        cross from one to another.
+        cross from one to another. `tokens`: themselves, in the same shape, where not all channels
+        are written; then there is no past.
         """
-        stream = stream + self._attend(self.attention_norm(stream), past, documents)
-        hidden = self._hidden(self.feed_forward_input(self.feed_forward_norm(stream)))
+        assert past is None or not self.model.written_width, "generate from a model made whole"
+        whole = with_code(self.model, stream, tokens)
+        stream = stream + self._attend(self.attention_norm(whole), past, documents)
+        whole = with_code(self.model, stream, tokens)
+        hidden = self._hidden(self.feed_forward_input(self.feed_forward_norm(whole)))
         result: Tensor = stream + self.feed_forward_output(hidden)
         return result
 
@@ -85,7 +99,7 @@ class Block(nn.Module):
         return functional.silu(gate) * value
 
     def _attend(self, normed: Tensor, past: PastTokens | None, documents: Tensor | None) -> Tensor:
-        """[sequences, tokens, width] to the same."""
+        """[sequences, tokens, width] to what is added to the stream."""
         model = self.model
         parts = self.attention_input(normed).split(
             [model.query_width, model.key_width, model.key_width], dim=2

@@ -17,6 +17,7 @@ from p2p_dtfm.train.model.checkpoint import list_checkpoints, read_manifest
 from p2p_dtfm.train.model.gpt import layer_count
 from p2p_dtfm.train.model.kinds.registry import require_gpt
 from p2p_dtfm.train.model.lora.frozen_base import computing_layer
+from p2p_dtfm.train.model.narrow.whole_layers import made_whole
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _LONGEST_CHARACTER_TOKENS = 4
@@ -161,7 +162,8 @@ def load_model(checkpoint: Path) -> Loaded:
     directory = whole_checkpoint(checkpoint)
     spec = read_manifest(directory).spec()
     require_gpt(spec, "generate")
-    return spec, [computing_layer(directory, layer) for layer in range(layer_count(spec))]
+    layers = (computing_layer(directory, layer) for layer in range(layer_count(spec)))
+    return spec, [made_whole(spec, number, layer) for number, layer in enumerate(layers)]
 
 
 def _draw(

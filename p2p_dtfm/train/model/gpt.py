@@ -107,6 +107,17 @@ def document_numbers(tokens: Tensor, end_of_document: int) -> Tensor:
     return ends.cumsum(dim=1) - ends
 
 
+def told_beside(spec: RunSpec, tokens: Tensor | None) -> dict[str, Tensor]:
+    """What a block of the run is told besides the stream, of a microbatch's tokens, which are None
+    where not every stage knows them."""
+    if tokens is None:
+        return {}
+    if not spec.data.masks_documents:
+        return {"tokens": tokens}
+    documents = document_numbers(tokens, spec.data.end_of_document)
+    return {"tokens": tokens, "documents": documents}
+
+
 @torch.no_grad()
 def initialise_layer(module: nn.Module, spec: RunSpec, layer: int) -> None:
     """Genesis parameters, bit-equal on any machine: norms 1, biases 0, matrices random.

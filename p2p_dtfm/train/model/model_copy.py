@@ -9,13 +9,14 @@ from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.train.model.gpt import build_layer, layer_count
 from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.train.model.lora.adapted import has_base, set_base
+from p2p_dtfm.train.model.narrow.whole_layers import made_whole
 
 TextModel = list[nn.Module]
 """What text is written with: all layers, one after another."""
 
 
 def copied_layer(spec: RunSpec, state: LayerState) -> nn.Module:
-    """Parameters alone, in main memory."""
+    """Parameters alone, in main memory; of a plain GPT where the run's is none."""
     made = build_layer(spec, state.layer)
     start, flat = 0, state.parameters.detach().to("cpu")
     with torch.no_grad():
@@ -26,7 +27,7 @@ def copied_layer(spec: RunSpec, state: LayerState) -> nn.Module:
     if spec.trains_adapters:
         frozen = ((name, tensor.cpu()) for name, tensor in state.module.named_buffers())
         set_base(made, frozen)  # the same memory: nobody changes it
-    return made.requires_grad_(False)
+    return made_whole(spec, state.layer, made.requires_grad_(False))
 
 
 def copied_model(spec: RunSpec, states: Mapping[int, LayerState]) -> tuple[int, TextModel] | None:

@@ -66,9 +66,9 @@ def _matrices(model: ModelSpec, block: Block) -> Iterator[tuple[nn.Parameter, li
     hidden = 1 if model.feed_forward == "gelu" else 2
     queries, keys = model.query_width, model.key_width
     yield block.get_parameter("attention_input.weight"), [queries, keys, keys]
-    yield block.get_parameter("attention_output.weight"), [model.width]
+    yield block.get_parameter("attention_output.weight"), [model.boundary_width]
     yield block.get_parameter("feed_forward_input.weight"), [model.hidden_width] * hidden
-    yield block.get_parameter("feed_forward_output.weight"), [model.width]
+    yield block.get_parameter("feed_forward_output.weight"), [model.boundary_width]
 
 
 class _PlainMuon(torch.optim.Optimizer):

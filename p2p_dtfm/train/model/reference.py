@@ -19,8 +19,10 @@ from p2p_dtfm.train.model.gpt import (
     layer_count,
 )
 from p2p_dtfm.train.model.initial_state import given_tensors
+from p2p_dtfm.train.model.kinds.ends import Head
 from p2p_dtfm.train.model.kinds.registry import loss_sum
 from p2p_dtfm.train.model.lora.adapted import set_base
+from p2p_dtfm.train.model.narrow.fixed_code import with_code
 from p2p_dtfm.train.model.optimizer import learning_rate
 from p2p_dtfm.train.model.plain_optimizers import PlainOptimizer
 
@@ -89,10 +91,14 @@ class ReferenceRun:
     def _loss_sum(self, batch: Batch) -> Tensor:
         inputs, targets = batch
         stream = tokens = inputs.to(self.device)
+        documents = None
+        if self.spec.data.masks_documents:
+            documents = document_numbers(tokens, self.spec.data.end_of_document)
         for module in self.model:
-            if self.spec.data.masks_documents and isinstance(module, Block):
-                documents = document_numbers(tokens, self.spec.data.end_of_document)
-                stream = module(stream, documents=documents)
+            if isinstance(module, Block):
+                stream = module(stream, documents=documents, tokens=tokens)
+            elif isinstance(module, Head):
+                stream = module(with_code(self.spec.model, stream, tokens))
             else:
                 stream = module(stream)
         return loss_sum(self.spec, stream, targets.to(self.device))

@@ -138,7 +138,7 @@ class EmulatedStageRunner(StageRunner):
         self._late_ns = min(self._late_ns + took_ns, _LATE_LIMIT_NS)
 
     def _run(
-        self, layer: int, entry: Tensor, targets: Tensor | None, documents: Tensor | None
+        self, layer: int, entry: Tensor, targets: Tensor | None, tokens: Tensor | None
     ) -> Tensor:
         is_head = layer == layer_count(self.spec) - 1
         timing = self._timings[layer]

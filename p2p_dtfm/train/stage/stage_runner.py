@@ -8,7 +8,7 @@ from torch import Tensor
 
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.train.model.deferred_gradients import WeightGradients, leave_weight_gradients
-from p2p_dtfm.train.model.gpt import document_numbers, layer_count
+from p2p_dtfm.train.model.gpt import layer_count, told_beside
 from p2p_dtfm.train.model.kinds.registry import loss_sum_of_last
 from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.train.model.precision import autocast
@@ -27,7 +27,8 @@ class InFlight:
     results: list[Tensor | None]
     """Each layer's output, the last one's loss, with its graph; None: to be computed again."""
     targets: Tensor | None
-    documents: Tensor | None
+    tokens: Tensor | None
+    """Where every stage knows them."""
 
 
 class StageRunner:
@@ -88,26 +89,26 @@ class StageRunner:
         """Run one microbatch forward and keep what its backward needs.
 
         `entry` is int64 token numbers [sequences, tokens] if the stage has the embedding, else an
-        fp32 activation [sequences, tokens, width]. The stage with the head needs `targets`, int64
-        [sequences, tokens], and returns the loss summed over tokens in nats; any other returns
-        the fp32 activation that the next stage takes. `tokens`, int64 [sequences, tokens], are
-        for a run whose attention stays within documents, where the stage has no embedding.
+        fp32 activation [sequences, tokens, boundary width]. The stage with the head needs
+        `targets`, int64 [sequences, tokens], and returns the loss summed over tokens in nats; any
+        other returns the fp32 activation that the next stage takes. `tokens`, int64 [sequences,
+        tokens], are for a run whose every stage knows them, where the stage has no embedding.
         """
         assert microbatch not in self._in_flight, f"microbatch {microbatch} is already in flight"
         stream, targets = self._check(entry, targets)
-        documents = self._documents(entry if self.has_embedding else tokens)
+        beside = self._known(entry if self.has_embedding else tokens)
         with self._kernels():
-            return self._forward(microbatch, stream, targets, documents)
+            return self._forward(microbatch, stream, targets, beside)
 
     def _forward(
         self,
         microbatch: int,
         stream: Tensor,
         targets: Tensor | None,
-        documents: Tensor | None,
+        tokens: Tensor | None,
     ) -> Tensor | float:
         """Of what has been checked, and is on the device."""
-        kept = InFlight([], [], targets, documents)
+        kept = InFlight([], [], targets, tokens)
         result = self._through(stream, kept)
         self._in_flight[microbatch] = kept
         return self._outward(result)
@@ -119,7 +120,7 @@ class StageRunner:
                 stream = stream.detach().requires_grad_()
             kept.entries.append(stream)
             with torch.set_grad_enabled(not self.recompute):
-                stream = self._run(layer, stream, kept.targets, kept.documents)
+                stream = self._run(layer, stream, kept.targets, kept.tokens)
             kept.results.append(None if self.recompute else stream)
         return stream
 
@@ -217,7 +218,7 @@ class StageRunner:
         """A layer's backward: takes the gradient of its output, gives that of its input."""
         if result is None:
             with torch.enable_grad():
-                result = self._run(layer, entry, kept.targets, kept.documents)
+                result = self._run(layer, entry, kept.targets, kept.tokens)
         assert gradient.shape == result.shape
         if result.requires_grad:  # of a frozen embedding nothing asks for a gradient
             torch.autograd.backward(result, gradient)
@@ -232,10 +233,10 @@ class StageRunner:
     ) -> Tensor | float:
         """Like `forward`, but nothing is kept and no backward follows."""
         stream, targets = self._check(entry, targets)
-        documents = self._documents(entry if self.has_embedding else tokens)
+        beside = self._known(entry if self.has_embedding else tokens)
         with self._kernels():
             for layer in self.layer_states:
-                stream = self._run(layer, stream, targets, documents)
+                stream = self._run(layer, stream, targets, beside)
         return self._outward(stream)
 
     def forget(self, microbatch: int) -> None:
@@ -276,24 +277,24 @@ class StageRunner:
             targets = self.copies.to_device(targets)
         return self.copies.to_device(entry), targets
 
-    def _documents(self, tokens: Tensor | None) -> Tensor | None:
-        """Where attention stays within them: which one each token belongs to."""
-        if not self.spec.data.masks_documents:
+    def _known(self, tokens: Tensor | None) -> Tensor | None:
+        """Of a run whose every stage knows them."""
+        if not self.spec.stages_know_tokens:
             return None
         assert tokens is not None, "every stage needs the tokens"
-        return self.copies.to_device(document_numbers(tokens, self.spec.data.end_of_document))
+        return self.copies.to_device(tokens)
 
     def _run(
-        self, layer: int, entry: Tensor, targets: Tensor | None, documents: Tensor | None
+        self, layer: int, entry: Tensor, targets: Tensor | None, tokens: Tensor | None
     ) -> Tensor:
         """One layer; with the head, the loss."""
         is_block = 0 < layer < layer_count(self.spec) - 1
-        beside = {"documents": documents} if is_block and documents is not None else {}
         module = self.layer_states[layer].module
         with autocast(self.spec, self.device):
             if layer == layer_count(self.spec) - 1:
                 assert targets is not None
-                return loss_sum_of_last(self.spec, module, entry, targets)
+                return loss_sum_of_last(self.spec, module, entry, targets, tokens)
+            beside = told_beside(self.spec, tokens) if is_block else {}
             result: Tensor = module(entry, **beside).float()
         return result
 

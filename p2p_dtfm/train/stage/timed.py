@@ -33,10 +33,10 @@ class TimedStageRunner(StageRunner):
         self._timings = timings_of(device, spec, self.layer_states)
 
     def _run(
-        self, layer: int, entry: Tensor, targets: Tensor | None, documents: Tensor | None
+        self, layer: int, entry: Tensor, targets: Tensor | None, tokens: Tensor | None
     ) -> Tensor:
         now.block_ns(self._timings[layer].forward_ns)
-        return super()._run(layer, entry, targets, documents)
+        return super()._run(layer, entry, targets, tokens)
 
     def _layer_backward(
         self, microbatch: int, layer: int, gradient: Tensor | None

@@ -10,14 +10,14 @@ from p2p_dtfm.train.model.deferred_gradients import Linear
 
 
 class Embedding(nn.Module):
-    """Token numbers [sequences, tokens] to activations [sequences, tokens, width]."""
+    """Token numbers [sequences, tokens] to activations [sequences, tokens, boundary width]."""
 
     def __init__(self, model: ModelSpec) -> None:
         super().__init__()
-        self.token = _table(model.vocabulary, model.width)
+        self.token = _table(model.vocabulary, model.boundary_width)
         self.position = None
         if model.position == "learned":
-            self.position = _table(model.context, model.width)
+            self.position = _table(model.context, model.boundary_width)
 
     def forward(self, tokens: Tensor, first: int = 0) -> Tensor:
         """The first token of each sequence has position `first`."""

@@ -20,6 +20,7 @@ from p2p_dtfm.train.model.kinds.ends import Head, token_loss_sum
 from p2p_dtfm.train.model.kinds.gpt_kinds import BlockKind, EmbeddingKind, HeadKind, ProjectionKind
 from p2p_dtfm.train.model.kinds.image_kinds import ClassifierKind, ConvolutionKind, ImageKind
 from p2p_dtfm.train.model.kinds.kind import LayerKind, Place, Shape
+from p2p_dtfm.train.model.narrow.fixed_code import with_code
 
 GROUP = "p2p_dtfm.layers"
 """Of entry points, each an instance of `LayerKind`."""
@@ -159,8 +160,16 @@ def loss_sum(spec: RunSpec, answer: Tensor, targets: Tensor) -> Tensor:
     return token_loss_sum(answer, targets, z_loss)
 
 
-def loss_sum_of_last(spec: RunSpec, module: nn.Module, entry: Tensor, targets: Tensor) -> Tensor:
-    """The last layer and the loss: of a large vocabulary without all logits being there."""
+def loss_sum_of_last(
+    spec: RunSpec,
+    module: nn.Module,
+    entry: Tensor,
+    targets: Tensor,
+    tokens: Tensor | None = None,
+) -> Tensor:
+    """The last layer and the loss: of a large vocabulary without all logits being there. `tokens`:
+    where not all channels are written."""
+    entry = with_code(spec.model, entry, tokens)
     if head_in_chunks(spec):
         assert isinstance(module, Head)
         return chunked_loss_sum(module, entry, targets, spec.optimizer.z_loss)

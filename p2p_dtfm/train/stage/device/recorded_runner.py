@@ -39,7 +39,7 @@ class _Slot:
 
     entry: Tensor
     kept: InFlight
-    """Targets and documents, to be written before a forward; entries and results by layer."""
+    """Targets and tokens, to be written before a forward; entries and results by layer."""
     recompute: bool
     places: list[int]
     result: Tensor | None = None
@@ -58,7 +58,7 @@ class _Slot:
 
     @property
     def shapes(self) -> _Shapes:
-        return _shapes(self.entry, self.kept.targets, self.kept.documents, self.recompute)
+        return _shapes(self.entry, self.kept.targets, self.kept.tokens, self.recompute)
 
 
 def is_recorded(spec: RunSpec) -> bool:
@@ -112,7 +112,7 @@ class RecordedStageRunner(StageRunner):
         """What came from outside for it. Whoever lets go of it aside, where it is still read, lets
         the next copy overwrite it."""
         kept = self._in_flight.get(microbatch)
-        return (kept.entries[0], kept.targets, kept.documents) if kept is not None else ()
+        return (kept.entries[0], kept.targets, kept.tokens) if kept is not None else ()
 
     def _kernels(self) -> contextlib.AbstractContextManager[None]:
         return repeating_kernels() if self._asks_for_repeats else contextlib.nullcontext()
@@ -122,24 +122,24 @@ class RecordedStageRunner(StageRunner):
         microbatch: int,
         stream: Tensor,
         targets: Tensor | None,
-        documents: Tensor | None,
+        tokens: Tensor | None,
     ) -> Tensor | float:
         self._rounded.refresh()
-        slot = self._slot_for(stream, targets, documents)
+        slot = self._slot_for(stream, targets, tokens)
         if slot is None:
             with self._aside():
-                result = super()._forward(microbatch, stream, targets, documents)
+                result = super()._forward(microbatch, stream, targets, tokens)
             return result.clone() if isinstance(result, Tensor) else result
         assert slot.forward is not None and slot.result is not None
         _write(slot.entry, stream)
         _write(slot.kept.targets, targets)
-        _write(slot.kept.documents, documents)
+        _write(slot.kept.tokens, tokens)
         slot.forward.replay()
         slot.due = set(self.layer_states)
         self._taken[microbatch] = slot
         kept = slot.kept
         self._in_flight[microbatch] = InFlight(
-            list(kept.entries), list(kept.results), kept.targets, kept.documents
+            list(kept.entries), list(kept.results), kept.targets, kept.tokens
         )
         result = self._outward(slot.result)
         return result.clone() if isinstance(result, Tensor) else result
@@ -214,19 +214,19 @@ class RecordedStageRunner(StageRunner):
     # recording ----------------------------------------------------------------------------------
 
     def _slot_for(
-        self, entry: Tensor, targets: Tensor | None, documents: Tensor | None
+        self, entry: Tensor, targets: Tensor | None, tokens: Tensor | None
     ) -> _Slot | None:
         """A free one, or a new one; None: this microbatch runs without."""
         if not self._records or self._plain_passes < PLAIN_PASSES:
             return None
         if not (self._in_flight.keys() | self._owed.keys()) <= self._taken.keys():
             return None  # some began without
-        wanted = _shapes(entry, targets, documents, self.recompute), self._places_now()
+        wanted = _shapes(entry, targets, tokens, self.recompute), self._places_now()
         self._free = [slot for slot in self._free if (slot.shapes, slot.places) == wanted]
         if self._free:
             return self._free.pop()
         try:
-            return self._recorded(entry, targets, documents)
+            return self._recorded(entry, targets, tokens)
         except AssertionError:
             raise
         except Exception as error:  # noqa: BLE001 - whatever a device cannot do, it runs without
@@ -237,14 +237,14 @@ class RecordedStageRunner(StageRunner):
             self._weight_gradients.take()
             return None
 
-    def _recorded(self, entry: Tensor, targets: Tensor | None, documents: Tensor | None) -> _Slot:
+    def _recorded(self, entry: Tensor, targets: Tensor | None, tokens: Tensor | None) -> _Slot:
         """A new slot. Backwards are recorded from the last layer to the first, all of them before
         what they leave for later: that may be started in any order, and has room of its own."""
-        kept = InFlight([], [], _alike(targets), _alike(documents))
+        kept = InFlight([], [], _alike(targets), _alike(tokens))
         slot = _Slot(torch.empty_like(entry), kept, self.recompute, self._places_now())
         room = self._recorder.room()
         self._weights_room = self._weights_room or self._recorder.room()
-        for place in (slot.entry, kept.targets, kept.documents):
+        for place in (slot.entry, kept.targets, kept.tokens):
             if place is not None:
                 place.zero_()
 
@@ -302,7 +302,7 @@ def _write(place: Tensor | None, values: Tensor | None) -> None:
 
 
 def _shapes(
-    entry: Tensor, targets: Tensor | None, documents: Tensor | None, recompute: bool
+    entry: Tensor, targets: Tensor | None, tokens: Tensor | None, recompute: bool
 ) -> _Shapes:
-    given: Iterable[Tensor | None] = (entry, targets, documents)
+    given: Iterable[Tensor | None] = (entry, targets, tokens)
     return (*(None if each is None else tuple(each.shape) for each in given), recompute)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.train.model.gpt import told_beside
 from p2p_dtfm.train.model.kinds.registry import loss_sum_of_last
 
 
@@ -22,15 +23,14 @@ def trial_pass(
     spec: RunSpec, layer: int, module: nn.Module, shape: TrialShape, device: torch.device
 ) -> Callable[[], Tensor]:
     """The forward of `module`, a layer of a run whose layers are a GPT's, there."""
-    vocabulary, width = spec.model.vocabulary, spec.model.width
+    vocabulary, width = spec.model.vocabulary, spec.model.boundary_width
     count = shape.sequences * shape.tokens
     tokens = (torch.arange(count, device=device) % vocabulary).view(shape.sequences, shape.tokens)
     if layer == 0:
         return lambda: module(tokens)
     scale = torch.linspace(-1.0, 1.0, count * width, device=device)
     stream = scale.view(shape.sequences, shape.tokens, width).requires_grad_()
-    if layer <= spec.model.layers:
-        if spec.data.masks_documents:
-            return lambda: module(stream, documents=torch.zeros_like(tokens))
-        return lambda: module(stream)
-    return lambda: loss_sum_of_last(spec, module, stream, tokens)
+    if layer > spec.model.layers:
+        return lambda: loss_sum_of_last(spec, module, stream, tokens, tokens)
+    known = tokens if spec.stages_know_tokens else None
+    return lambda: module(stream, **told_beside(spec, known))

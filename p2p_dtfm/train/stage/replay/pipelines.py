@@ -183,6 +183,6 @@ def _crossed(
     )
     payload = codec.encode(values, turn)
     sender.sends(kind, place[-1], payload)
-    shape = (spec.batch.microbatch, spec.model.context, spec.model.width)
+    shape = spec.boundary_shape(1)
     decoded: Tensor = codec.decode(bytearray(payload), shape, turn)
     return decoded

@@ -50,7 +50,7 @@ class ReplayedEdge(NamedTuple):
 
     def decoded(self, spec: RunSpec, frame: Frame | None, turn: Turn) -> Tensor:
         assert frame is not None, "a neighbour has sent it"
-        shape = (spec.batch.microbatch, spec.model.context, spec.model.width)
+        shape = spec.boundary_shape(1)
         codec = codec_of(frame.codec, spec.codecs)
         values: Tensor = codec.decode(bytearray(frame.payload), shape, turn)
         return values
@@ -112,7 +112,7 @@ def replay(
     layers = {layer: SharedLayer(spec, state) for layer, state in sorted(states.items())}
     runner = runner_once(spec, cast(dict[int, LayerState], layers), recompute)
     first, end = min(states), max(states) + 1
-    needs_batch = runner.has_embedding or runner.has_head or spec.data.masks_documents
+    needs_batch = runner.has_embedding or runner.has_head or spec.stages_know_tokens
     before = torch.get_num_threads()
     losses: dict[int, float] = {}
     sent: dict[tuple[str, int], bytes] = {}

@@ -1,0 +1,78 @@
+"""The channels that nobody writes: what each token and its place are, in signs that all can make.
+
+Where blocks write to few channels of the stream (`model.written_width`), the others would be empty.
+They hold this code instead, which never changes. So only what is written travels between stages,
+each of which puts the code beside it again; and what travels back is the whole gradient of it, as
+nothing before reads the rest (Ramasinghe et al. 2025, arXiv 2506.01260, where what is written is a
+subspace turned at random and the code is drawn as the embedding is; here it is the first channels).
+
+A number is its digits of eight bits, a digit is a row of random signs for each place that it can
+have, and a number's row is the product of its digits' rows: alike for no two numbers, and as far
+apart as if each had been drawn. Sums of two signs times a power of two are exact anywhere.
+"""
+
+import hashlib
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from p2p_dtfm.core.protocol.model_spec import ModelSpec
+
+STRENGTH = 0.25
+"""Of each sign. Far more drowns what is written, and with far less a block hardly sees the code."""
+_DIGIT_BITS = 8
+_TABLES = 16
+"""That are kept: of tokens or places, for a digit, a number of channels and a device."""
+
+
+def with_code(model: ModelSpec, stream: Tensor, tokens: Tensor | None) -> Tensor:
+    """The whole stream [sequences, tokens, width] of what is written of it; as it is where that is
+    all. tokens: int64 [sequences, tokens]."""
+    if not model.written_width:
+        return stream
+    assert tokens is not None, "every stage knows the tokens"
+    return torch.cat((stream, fixed_code(model, tokens)), dim=2)
+
+
+def fixed_code(model: ModelSpec, tokens: Tensor) -> Tensor:
+    """fp32 [sequences, tokens, code width] on the device of the tokens."""
+    code = token_code(model, tokens)
+    places = place_code(model, torch.arange(tokens.shape[1], device=tokens.device))
+    return code if places is None else code + places
+
+
+def token_code(model: ModelSpec, tokens: Tensor) -> Tensor:
+    """The part of it that says which tokens these are, a dimension more than theirs."""
+    return _signs_of("token", tokens, model.vocabulary, model.code_width) * STRENGTH
+
+
+def place_code(model: ModelSpec, places: Tensor) -> Tensor | None:
+    """The part that says where they stand; None where positions are not learned but turned."""
+    if model.position != "learned":
+        return None
+    return _signs_of("place", places, model.context, model.code_width) * STRENGTH
+
+
+def _signs_of(what: str, numbers: Tensor, count: int, channels: int) -> Tensor:
+    """Of numbers below `count`."""
+    device, digits = str(numbers.device), max(1, -(-(count - 1).bit_length() // _DIGIT_BITS))
+    last = (1 << _DIGIT_BITS) - 1
+    signs = _table(what, 0, channels, device)[numbers & last]
+    for digit in range(1, digits):
+        place = (numbers >> _DIGIT_BITS * digit) & last
+        signs = signs * _table(what, digit, channels, device)[place]
+    return signs
+
+
+@lru_cache(maxsize=_TABLES)
+def _table(what: str, digit: int, channels: int, device: str) -> Tensor:
+    """Signs, fp32 [values of a digit, channels]: bits of a hash, so the same on any machine."""
+    values = 1 << _DIGIT_BITS
+    material = f"p2p-dtfm fixed code\0{what}\0{digit}".encode()
+    drawn = hashlib.shake_256(material).digest(-(-values * channels // 8))
+    with torch.inference_mode(False), torch.no_grad():
+        whole = torch.frombuffer(bytearray(drawn), dtype=torch.uint8)
+        bits = (whole[:, None] >> torch.arange(8, dtype=torch.uint8)) & 1
+        signs = bits.view(-1)[: values * channels].to(torch.float32) * 2.0 - 1.0
+        return signs.view(values, channels).to(device)

@@ -23,12 +23,12 @@ from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.run_spec import (
     BatchSpec,
     ComputeSpec,
-    DataSpec,
     EvaluationSpec,
     ModelSpec,
     RunSpec,
 )
 from p2p_dtfm.core.protocol.sections.checkpoint_spec import CheckpointSpec
+from p2p_dtfm.core.protocol.sections.data_spec import DataSpec
 from p2p_dtfm.core.protocol.sections.optimizer_spec import OptimizerSpec
 from p2p_dtfm.core.protocol.snapshot import Snapshot
 from p2p_dtfm.daemon.machine.local_client import call_daemon

@@ -10,12 +10,12 @@ import torch
 from p2p_dtfm.core.protocol.run_spec import (
     BatchSpec,
     ComputeSpec,
-    DataSpec,
     EvaluationSpec,
     ModelSpec,
     RunSpec,
 )
 from p2p_dtfm.core.protocol.sections.checkpoint_spec import CheckpointSpec
+from p2p_dtfm.core.protocol.sections.data_spec import DataSpec
 from p2p_dtfm.core.protocol.sections.optimizer_spec import OptimizerSpec
 from p2p_dtfm.testbed.local_swarm import Child, LocalSwarm
 from p2p_dtfm.testbed.plain_losses import plain_losses

@@ -28,14 +28,9 @@ from typing import Any
 import psutil
 
 from benchmarks.emulated_swarm import LABEL, NEVER
-from p2p_dtfm.core.protocol.run_spec import (
-    BatchSpec,
-    DataSpec,
-    EvaluationSpec,
-    ModelSpec,
-    RunSpec,
-)
+from p2p_dtfm.core.protocol.run_spec import BatchSpec, EvaluationSpec, ModelSpec, RunSpec
 from p2p_dtfm.core.protocol.sections.checkpoint_spec import CheckpointSpec
+from p2p_dtfm.core.protocol.sections.data_spec import DataSpec
 from p2p_dtfm.core.protocol.sections.optimizer_spec import OptimizerSpec
 from p2p_dtfm.sim.scenario.scenario import load_scenario
 from p2p_dtfm.testbed.local_swarm import Child, LocalSwarm

@@ -27,14 +27,9 @@ import psutil
 
 from benchmarks.command_line import conclude, parse_options
 from p2p_dtfm.core.protocol.plan import Plan
-from p2p_dtfm.core.protocol.run_spec import (
-    BatchSpec,
-    DataSpec,
-    EvaluationSpec,
-    ModelSpec,
-    RunSpec,
-)
+from p2p_dtfm.core.protocol.run_spec import BatchSpec, EvaluationSpec, ModelSpec, RunSpec
 from p2p_dtfm.core.protocol.sections.checkpoint_spec import CheckpointSpec
+from p2p_dtfm.core.protocol.sections.data_spec import DataSpec
 from p2p_dtfm.core.protocol.sections.optimizer_spec import OptimizerSpec
 from p2p_dtfm.core.protocol.workload import FLOAT_BYTES, STATE_COPIES, workload_of
 from p2p_dtfm.daemon.machine.local_client import ask_daemon

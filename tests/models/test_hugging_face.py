@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
@@ -29,6 +30,7 @@ from p2p_dtfm.train.model.initial_state import (
     parse_initial,
 )
 from p2p_dtfm.train.model.layer_state import LayerState
+from p2p_dtfm.train.model.narrow.fixed_code import with_code
 from tests.models.conftest import make_spec, own_logits, random_states
 
 TRAINING = Training("python-standard-library", 10, 8, 2, 1e-4)
@@ -337,3 +339,22 @@ def test_pickles_and_damaged_files_are_refused(checkpoint: Path, tmp_path: Path)
     path.rename(tmp_path / "hf" / "pytorch_model.bin")
     with pytest.raises(UserError, match=r"no model\.safetensors"):
         import_hugging_face(tmp_path / "hf", tmp_path / "new", "", TRAINING)
+
+
+def test_what_writes_few_channels_goes_out_as_a_plain_model(tmp_path: Path) -> None:
+    spec = make_spec(written_width=10)
+    states = random_states(spec)
+    saved = save_layers(tmp_path / "c", spec, 0, 0, states)
+    export_hugging_face(saved, tmp_path / "out", ByteTokenizer())
+    stream = tokens = tokens_of(spec)
+    with torch.no_grad():
+        for state in states[:-1]:
+            told = {"tokens": tokens} if state.layer else {}
+            stream = state.module(stream, **told)
+        ours = states[-1].module(with_code(spec.model, stream, tokens))
+    theirs = their_logits(tmp_path / "out", tokens)
+    assert ours.abs().max() > 1
+    assert torch.allclose(ours, theirs, rtol=1e-5, atol=1e-5), (ours - theirs).abs().max()
+    with safe_open(tmp_path / "out" / "model.safetensors", "pt") as file:
+        assert file.metadata()["run"] == spec.digest(), "the run that trained it"
+    assert spec.digest() in (tmp_path / "out" / "README.md").read_text()

@@ -14,7 +14,8 @@ import torch
 from data_examples import make_spec
 
 from p2p_dtfm.core.protocol.errors import UserError
-from p2p_dtfm.core.protocol.run_spec import AuditSpec, DataSpec
+from p2p_dtfm.core.protocol.run_spec import AuditSpec
+from p2p_dtfm.core.protocol.sections.data_spec import DataSpec
 from p2p_dtfm.train.data.blob_store import BlobStore
 from p2p_dtfm.train.data.chat.conversations import (
     Exchange,

@@ -15,6 +15,7 @@ from p2p_dtfm.core.protocol.model_spec import ModelSpec, Section, with_preset
 from p2p_dtfm.core.protocol.plain_words import explained, looked_up
 from p2p_dtfm.core.protocol.sections.audit_spec import MICROBATCHES_LIMIT, AuditSpec
 from p2p_dtfm.core.protocol.sections.checkpoint_spec import CheckpointSpec
+from p2p_dtfm.core.protocol.sections.data_spec import DataSpec
 from p2p_dtfm.core.protocol.sections.lora_spec import LoraSpec, reason_against
 from p2p_dtfm.core.protocol.sections.optimizer_spec import OptimizerSpec
 from p2p_dtfm.core.protocol.sections.privacy_spec import PrivacySpec
@@ -38,40 +39,6 @@ class BatchSpec(Section):
                 f"microbatch ({self.microbatch}) must divide global_batch ({self.global_batch})"
             )
         return self
-
-
-class DataSpec(Section):
-    """Where the tokens come from.
-
-    `source` is read by the founder only: "python-standard-library", "digits" (pictures that come
-    with scikit-learn), or the directory that `p2p-dtfm prepare` made. Founding puts the digest of
-    the manifest in `manifest`; from then on the digest is what counts.
-    """
-
-    source: str = "python-standard-library"
-    manifest: str = Field(default="", pattern="^([0-9a-f]{64})?$")
-    packing: Literal["plain", "documents"] = Field(
-        default="plain",
-        description="a sequence holds the end of one document and the beginning of others; "
-        "documents: attention does not cross from one to another; positions go on",
-    )
-    end_of_document: int = Field(
-        default=-1,
-        ge=-1,
-        lt=1 << 24,
-        description="with documents: the token that ends each; founding fills it in",
-    )
-
-    @model_validator(mode="after")
-    def _ends_count(self) -> "DataSpec":
-        if self.packing == "plain" and self.end_of_document >= 0:
-            raise ValueError('data.end_of_document counts only with data.packing = "documents"')
-        return self
-
-    @property
-    def masks_documents(self) -> bool:
-        """Whether attention stays within documents."""
-        return self.packing == "documents"
 
 
 class EvaluationSpec(Section):

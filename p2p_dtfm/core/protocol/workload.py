@@ -10,9 +10,17 @@ from enum import StrEnum
 import msgspec
 
 from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.core.protocol.layers.gpt_sizes import (
+    block_flops,
+    block_matrices,
+    block_parameters,
+    hidden_inputs,
+    norm_parameters,
+    read_by_head,
+    saved_values,
+)
 from p2p_dtfm.core.protocol.layers.head_chunks import head_values
 from p2p_dtfm.core.protocol.layers.listed import ListedLayer
-from p2p_dtfm.core.protocol.model_spec import ModelSpec
 from p2p_dtfm.core.protocol.run_spec import Codec, CodecSpec, RunSpec
 from p2p_dtfm.core.protocol.sections.lora_spec import adapted_matrices
 
@@ -228,7 +236,7 @@ def workload_of(spec: RunSpec) -> Workload:
         ),
         head=_layer_cost(
             norm_parameters(model) + vocabulary * width,
-            boundary + (tokens * _read_by_head(model) + head_values(spec)) * FLOAT_BYTES,
+            boundary + (tokens * read_by_head(model) + head_values(spec)) * FLOAT_BYTES,
             2 * tokens * width * vocabulary,
             copies,
         ),
@@ -329,7 +337,7 @@ def _of_adapters(spec: RunSpec, whole: Workload, copies: int, tokens: int) -> Wo
     return msgspec.structs.replace(
         whole,
         embedding=frozen(whole.embedding, 1, model.width),
-        block=frozen(whole.block, count, _block_matrices(model), narrow),
+        block=frozen(whole.block, count, block_matrices(model), narrow),
         head=frozen(whole.head, 1, model.width * model.vocabulary),
     )
 
@@ -338,7 +346,7 @@ def _with_update(spec: RunSpec, block: LayerCost) -> LayerCost:
     """With what Muon's updates take, and without what its inner steps do not keep."""
     unneeded = 0
     if spec.optimizer.kind == "muon" and spec.sync.mode == "local":
-        unneeded = _SECOND_MOMENTS * FLOAT_BYTES * _block_matrices(spec.model)
+        unneeded = _SECOND_MOMENTS * FLOAT_BYTES * block_matrices(spec.model)
     return msgspec.structs.replace(
         block, state_bytes=block.state_bytes - unneeded, update_flops=_update_flops(spec)
     )
@@ -351,73 +359,12 @@ def _update_flops(spec: RunSpec) -> int:
     if spec.optimizer.kind != "muon":
         return 0
     model = spec.model
-    width, hidden, inputs = model.width, model.hidden_width, _hidden_inputs(model)
+    width, hidden, inputs = model.width, model.hidden_width, hidden_inputs(model)
     shapes = [(width, model.query_width)] + [(width, model.key_width)] * 2
     shapes += [(model.boundary_width, model.query_width), (model.boundary_width, hidden)]
     shapes += [(width, hidden)] * inputs
     once = sum(2 * small * small * (2 * large + small) for small, large in map(sorted, shapes))
     return MUON_ITERATIONS * once * (1 if spec.sync.mode == "local" else 2)
-
-
-def block_flops(model: ModelSpec, tokens: int, context: int) -> int:
-    """Operations of a block's forward for `tokens` tokens in sequences of `context`."""
-    return tokens * (2 * _block_matrices(model) + 4 * context * model.query_width)
-
-
-def block_parameters(model: ModelSpec) -> int:
-    """Of a block: matrices, biases and norms."""
-    count = _block_matrices(model) + 2 * norm_parameters(model)
-    if model.attention_bias:
-        count += model.query_width + 2 * model.key_width + model.boundary_width
-    if model.feed_forward_bias:
-        count += _hidden_inputs(model) * model.hidden_width + model.boundary_width
-    if model.query_key_norm:
-        count += 2 * model.each_head
-    return count
-
-
-def norm_parameters(model: ModelSpec) -> int:
-    """Of one norm over the width: a scale, and LayerNorm's shift."""
-    return model.width * (2 if model.norm == "layer" else 1)
-
-
-def saved_values(model: ModelSpec) -> int:
-    """What autograd keeps of a block for each token.
-
-    Input, two norms, queries, keys and values, attention output, two residuals and the hidden layer
-    before and after its non-linearity: 17 times the width of a GPT-2. A gated one keeps both
-    inputs, the gate after its non-linearity and the product; an RMS norm its quotient as well.
-    Where few channels are written the input is as narrow, and what each norm reads is put together.
-    Queries and keys that are turned are kept besides. Attention weights are not (fused attention).
-    """
-    norms = 2 if model.norm == "layer" else 4
-    hidden = 2 if model.feed_forward == "gelu" else 4
-    attention = 2 * model.query_width + 2 * model.key_width
-    if model.position == "rope":
-        attention += model.query_width + model.key_width
-    if model.query_key_norm:
-        attention += 2 * (model.query_width + model.key_width)
-    return (
-        (2 + norms) * model.width + model.boundary_width + attention + hidden * model.hidden_width
-    )
-
-
-def _read_by_head(model: ModelSpec) -> int:
-    """For each token, besides the input: what leaves the norm, and what enters it where that is put
-    together of what was written and the code."""
-    return 2 * model.width if model.written_width else model.width
-
-
-def _block_matrices(model: ModelSpec) -> int:
-    """Values; those that write into the stream have a row for each channel that is written."""
-    queries, hidden = model.query_width, model.hidden_width
-    read = model.width * (queries + 2 * model.key_width + _hidden_inputs(model) * hidden)
-    return read + model.boundary_width * (queries + hidden)
-
-
-def _hidden_inputs(model: ModelSpec) -> int:
-    """Matrices that lead into the hidden layer: SwiGLU has a gate besides."""
-    return 1 if model.feed_forward == "gelu" else 2
 
 
 def reduced_bytes_per_kibi(codecs: CodecSpec, reduction: str) -> int:

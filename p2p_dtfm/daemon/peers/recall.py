@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from p2p_dtfm.core.protocol.errors import UserError
-from p2p_dtfm.core.protocol.run_spec import DataSpec, RunSpec
+from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.core.protocol.sections.data_spec import DataSpec
 from p2p_dtfm.core.protocol.sections.privacy_spec import PrivacySpec
 from p2p_dtfm.daemon.machine.home import home_option
 from p2p_dtfm.daemon.machine.settings import Settings

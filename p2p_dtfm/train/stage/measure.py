@@ -16,9 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.core.protocol.layers.gpt_sizes import block_flops
 from p2p_dtfm.core.protocol.records import NAME_LIMIT, Device, LayerTiming
 from p2p_dtfm.core.protocol.run_spec import RunSpec
-from p2p_dtfm.core.protocol.workload import block_flops, workload_of
+from p2p_dtfm.core.protocol.workload import workload_of
 from p2p_dtfm.train.model.deferred_gradients import WeightGradients, leave_weight_gradients
 from p2p_dtfm.train.model.gpt import build_timed_layer, layer_count
 from p2p_dtfm.train.model.kinds.registry import loss_sum_of_last

@@ -9,8 +9,8 @@ head        logits of the vocabulary, for each token
 from torch import Tensor, nn
 
 from p2p_dtfm.core.protocol.facts.in_words import counted
+from p2p_dtfm.core.protocol.layers.gpt_sizes import block_flops, saved_values
 from p2p_dtfm.core.protocol.model_spec import ModelSpec
-from p2p_dtfm.core.protocol.workload import block_flops, saved_values
 from p2p_dtfm.train.model.block import Block, norm_over
 from p2p_dtfm.train.model.deferred_gradients import Linear
 from p2p_dtfm.train.model.kinds.ends import Embedding, Head

@@ -24,13 +24,20 @@ CHOICES: dict[str, dict] = {
 }
 
 
+NARROW = {
+    "narrow gpt2": {"written_width": 12},
+    "narrow llama": {"preset": "llama", "written_width": 12},
+}
+"""Their blocks are told the tokens; `test_written_width` has more of them."""
+
+
 def spec_of(choice: str, precision: str = "fp32") -> RunSpec:
     sizes = {"layers": 2, "width": 32, "heads": 4, "context": 16, "vocabulary": 31}
     return parse_run_spec(
         {
             "name": "test",
             "total_steps": 20,
-            "model": sizes | CHOICES[choice],
+            "model": sizes | {**CHOICES, **NARROW}[choice],
             "batch": {"global_batch": 4, "microbatch": 2},
             "optimizer": {"peak_learning_rate": 0.01},
             "evaluation": {"sequences": 4},
@@ -51,7 +58,7 @@ def model_of(spec: RunSpec) -> torch.nn.Sequential:
     return torch.nn.Sequential(*layers)
 
 
-@pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.parametrize("choice", [*CHOICES, *NARROW])
 def test_sizes_and_operations_are_those_that_planning_uses(choice: str) -> None:
     spec = spec_of(choice)
     work = workload_of(spec)
@@ -59,9 +66,10 @@ def test_sizes_and_operations_are_those_that_planning_uses(choice: str) -> None:
         count = sum(p.numel() for p in build_layer(spec, layer, "meta").parameters())
         assert count == work.cost(layer).parameter_count, layer
     block = model_of(spec)[1]
-    stream = torch.randn(2, 16, 32, requires_grad=True)
+    stream = torch.randn(spec.boundary_shape(1), requires_grad=True)
+    tokens = torch.arange(32).view(2, 16) % 31
     with FlopCounterMode(display=False) as counter:
-        block(stream)
+        block(stream, tokens=tokens)
     # every key is counted, though half of them lie in the future; bar what the counter does not
     # know (the processor's fused attention), these are the matrices' products
     seen = counter.get_total_flops()
@@ -77,7 +85,7 @@ def test_sizes_and_operations_are_those_that_planning_uses(choice: str) -> None:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        block(stream)
+        block(stream, tokens=tokens)
     assert sum(kept.values()) == pytest.approx(work.block.saved_bytes, rel=0.2), {
         size // (2 * 16 * FLOAT_BYTES) for size in kept.values()
     }

@@ -17,7 +17,7 @@ batch, and Muon with one bit for each element of the differences of N replicas. 
 last were fixed on seeds below 3, so other seeds tell. What all reduce in fp32 does not depend on
 the number of replicas, so those rows have one. Target: 400 times fewer bytes, and a mean loss no
 worse than synchronous AdamW's, whose bytes are those of N replicas, headers left out. `--steps`:
-in place of the 250 of `tiny`; `--larger`: a model of 10.9 million parameters on the same tokens.
+in place of the 250 of `tiny`; `--reductions`: more of them, in more bytes; `--larger`: a model of 10.9 million parameters on the same tokens.
 
 With `--boundaries` it is what travels between stages: see `boundaries`. `--wide`: of a model of
 width 512, whose blocks write few of its channels (`model.written_width`).
@@ -133,8 +133,12 @@ LARGER_RATE = 0.25
 """Times the rates of `tiny` where AdamW is alone, fixed on seed 0 (of 1, 1/2 and 1/4)."""
 
 
-def seed_rows(replicas: int) -> tuple[Row, ...]:
-    """What `--seeds` compares."""
+REDUCTIONS = 19
+
+
+def seed_rows(replicas: int, reductions: int = REDUCTIONS) -> tuple[Row, ...]:
+    """What `--seeds` compares; with more reductions there are fewer steps between two."""
+    inner_steps = 26 if replicas < 4 else 13
     return (
         Row("AdamW", 1),
         Row("Muon", 1, muon_rate=0.02),
@@ -142,10 +146,10 @@ def seed_rows(replicas: int) -> tuple[Row, ...]:
             "Muon + signs",
             replicas,
             {"reduction": "sign"},
-            inner_steps=26 if replicas < 4 else 13,
+            inner_steps=max(1, inner_steps * REDUCTIONS // reductions),
             rate=1.5 if replicas > 4 else 1.0,
             muon_rate=0.03 if replicas > 4 else 0.02,
-            reductions=19,
+            reductions=reductions,
             momentum=0.5 if replicas > 2 else 0.3,
         ),
     )
@@ -423,6 +427,8 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", default=[], choices=names, metavar="NAME")
     parser.add_argument("--seeds", metavar="A-B", help="others' seeds: both optimizers, and signs")
     parser.add_argument("--replicas", type=int, default=4, help="with --seeds (default: 4)")
+    reductions = f"with --seeds (default: {REDUCTIONS}): of Muon with signs, in 250 steps"
+    parser.add_argument("--reductions", type=int, default=REDUCTIONS, help=reductions)
     parser.add_argument("--steps", type=int, default=0, help="with --seeds (default: 250)")
     parser.add_argument("--larger", action="store_true", help="with --seeds: a larger model")
     parser.add_argument("--device", default="cpu", help="with --seeds: where to compute")
@@ -437,7 +443,11 @@ def main() -> int:
     steps = QUICK_STEPS if options.quick else options.steps or read_run_spec("tiny").total_steps
     if not options.seeds:
         return compare_codecs(options, steps)
-    rows, names, compare_rows = seed_rows(options.replicas), options.only, compare_seeds
+    rows, names, compare_rows = (
+        seed_rows(options.replicas, options.reductions),
+        options.only,
+        compare_seeds,
+    )
     if options.boundaries:
         rows, compare_rows = WIDE_ROWS if options.wide else BOUNDARY_ROWS, compare_boundaries
         names = [rows[0].name, *names] if names else []

@@ -17,7 +17,8 @@ batch, and Muon with one bit for each element of the differences of N replicas. 
 last were fixed on seeds below 3, so other seeds tell. What all reduce in fp32 does not depend on
 the number of replicas, so those rows have one. Target: 400 times fewer bytes, and a mean loss no
 worse than synchronous AdamW's, whose bytes are those of N replicas, headers left out. `--steps`:
-in place of the 250 of `tiny`; `--reductions`: more of them, in more bytes; `--larger`: a model of 10.9 million parameters on the same tokens.
+in place of the 250 of `tiny`; `--reductions`: more of them, in more bytes; `--larger`: a model of
+10.9 million parameters on the same tokens.
 
 With `--boundaries` it is what travels between stages: see `boundaries`. `--wide`: of a model of
 width 512, whose blocks write few of its channels (`model.written_width`).

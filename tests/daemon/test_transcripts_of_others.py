@@ -88,6 +88,7 @@ class Member:
         (TranscriptPiece(0, b""), 1),
         (TranscriptPiece(-5, b"x"), 1),
         (TranscriptPiece(1 << 62, b""), 1),
+        (TranscriptPiece(1 << 62, b"x"), 1),
         (TranscriptPiece(1 << 62, b"x" * 1000), 10),
         (TranscriptPiece(1 << 62, b"\n" * 1000), 10),
         (TranscriptPiece(1 << 62, b"x" * (1 << 20)), 1),
@@ -104,6 +105,7 @@ def test_what_is_no_transcript_is_given_up_within_bounds(
     monkeypatch.setattr(of_others, "BEGIN_AFTER_S", 0.0)
     monkeypatch.setattr(of_others, "PIECE_EVERY_S", 0.0)
     monkeypatch.setattr(of_others, "LIMIT_BYTES", 10_000)
+    monkeypatch.setattr(of_others, "PIECE_BYTES", 1000)
     contributions = Contributions(tmp_path / FILE, SPEC, LAYERS, name_of(0))
     contributions.view_took_over(View(SHOT, compute_plan(SHOT)), 7)
     messenger: Any = Member(answer)

@@ -40,6 +40,8 @@ CIRCUITS_LIMIT_PER_PEER = 32
 IDLE_S = 300.0
 """libp2p's connections say something each 30 s, or they are dead."""
 DEADLINE_S = 10.0
+PEER_ID_LIMIT_BYTES = 64
+"""To write 4 KiB as text takes a tenth of a second."""
 _READ_BYTES = 1 << 16
 
 log = logging.getLogger(__name__)
@@ -104,7 +106,7 @@ class Relay:
     async def _connect(
         self, caller: str, raw: bytes, reader: asyncio.StreamReader, writer: Writer
     ) -> None:
-        called = base58.b58encode(raw).decode()
+        called = base58.b58encode(raw[:PEER_ID_LIMIT_BYTES]).decode()
         status = self._refusal(caller, called)
         if status is not RelayStatus.OK:
             await _answer(reader, writer, status)

@@ -29,8 +29,8 @@ _VERIFIED_LIMIT = 8192
 _verified: dict[bytes, None] = {}
 """Digests of what was found to be signed, oldest first: the same statements come again with every
 gathering, from each of those who pass them on, and a digest takes a fiftieth of a verification.
-What two texts could share is no digest: an id holds no zero byte, and no signature of another length
-is looked for here."""
+What two texts could share is no digest: an id holds no zero byte, and signatures have one length,
+also those that are looked for."""
 
 EFFORT_BYTES = 4096
 _effort = {"spent": 0}

@@ -1,5 +1,6 @@
 """What arrives is handed on, whatever else is wrong with it."""
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +17,9 @@ from p2p_dtfm.core.messages.agreement_messages import (
 from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.protocol.snapshot import GENESIS, Member
 from p2p_dtfm.daemon.node import dispatch
-from p2p_dtfm.daemon.node.dispatch import Dispatch
+from p2p_dtfm.daemon.node.dispatch import WAITING_TOLD_LIMIT, Dispatch
+from p2p_dtfm.net.contacts.calling import Calling
+from tests.core.builders import record
 from tests.core.liars import contribution, evil_record
 
 
@@ -85,3 +88,28 @@ def test_who_speaks_another_protocol_is_named_once_and_many_do_not_fill_the_log(
         "p20-0 speaks protocol 1",
         "p30-0 speaks protocol 1",
     ]
+
+
+def test_the_newcomers_that_a_newcomer_hears_of_are_looked_up_at_once() -> None:
+    """Of 32 keys that had asked and gone, one that asked twice a second had this peer ask libp2p
+    for all its connections 64 times a second."""
+    looks: list[None] = []
+
+    async def ends() -> dict[str, tuple[str, ...]]:
+        looks.append(None)
+        return {"peer 3": ("/ip4/5.9.0.3/tcp/4001",)}
+
+    async def addresses() -> tuple[str, ...]:
+        return ()
+
+    receiver: Any = Receiver()
+    joiners = [record(f"peer {number}") for number in range(40)]
+    receiver._agreement = SimpleNamespace(
+        view=None, joiners=tuple(joiners), proof_of_end=None, step=0, bars=()
+    )
+    receiver._membership = SimpleNamespace(lets_in=lambda: True)
+    receiver._me = "me"
+    receiver._host = SimpleNamespace(calling=Calling(ends), addresses=addresses)
+    known = asyncio.run(receiver._known_peers("peer 1"))
+    assert len(known.waiting) == WAITING_TOLD_LIMIT and len(looks) == 1
+    assert [it.peer_id for it in known.waiting if it.seen_host == "5.9.0.3"] == ["peer 3"]

@@ -160,10 +160,10 @@ class Dispatch:
         """Members, and newcomers that wait, for another newcomer; and whether that has no place."""
         view, joiners = self._agreement.view, self._agreement.joiners
         members = view.snapshot.records if view else ()
-        waiting = [
-            WaitingPeer(r.peer_id, r.addresses, await self._host.calling.seen_host(r.peer_id) or "")
-            for r in joiners[:WAITING_TOLD_LIMIT]
-        ]
+        joiners = joiners[:WAITING_TOLD_LIMIT]
+        hosts = await self._host.calling.seen_hosts([it.peer_id for it in joiners])
+        pairs = zip(joiners, hosts, strict=True)
+        waiting = [WaitingPeer(it.peer_id, it.addresses, host) for it, host in pairs]
         mine = () if view else (PeerAddress(self._me, await self._host.addresses()),)
         peers = (*mine, *(PeerAddress(r.peer_id, r.addresses) for r in members))
         lets_in, end = self._membership.lets_in(), self._agreement.proof_of_end

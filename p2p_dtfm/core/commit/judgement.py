@@ -13,6 +13,7 @@ from p2p_dtfm.core.audit.accounts import Findings, are_even, fault_of_account, f
 from p2p_dtfm.core.audit.boundaries import TRAINING, Due
 from p2p_dtfm.core.audit.work import MANY
 from p2p_dtfm.core.commit.step_terms import SQUARED_NORM_LIMIT, StepTerms
+from p2p_dtfm.core.messages.message_bounds import TEXT_LIMIT
 from p2p_dtfm.core.messages.prepared import Prepared
 from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.core.protocol.plan import Plan
@@ -106,6 +107,11 @@ def fault_of(
             return "Prepared with a sum's digest of another length"
     if not set(prepared.states) <= set(plan.layers_of(me)):
         return "Prepared with states of layers that it does not hold"
+    if any(len(digest) != DIGEST_BYTES for digest in prepared.states.values()):
+        return "Prepared with a state's digest of another length"
+    following = prepared.ready_for
+    if len(prepared.base) > TEXT_LIMIT or (following and len(following.snapshot) > TEXT_LIMIT):
+        return "Prepared with a name of a view or lineage that none has"
     claimed = _due(prepared, plan, terms)
     return fault_of_account(prepared.audit, plan, segments, me, claimed) or _fault_by_terms(
         prepared, plan, terms, counts

@@ -25,6 +25,7 @@ from p2p_dtfm.core.messages.agreement_messages import (
     Ready,
     Synced,
 )
+from p2p_dtfm.core.messages.message_bounds import require_bounded
 from p2p_dtfm.core.messages.statements import stated
 from p2p_dtfm.core.protocol.canonical import decode, encode_for_wire
 from p2p_dtfm.core.protocol.errors import PeerFault
@@ -371,6 +372,28 @@ def test_a_large_gather_goes_in_parts_that_come_to_the_same() -> None:
     assert len(parts) > 2 and {part.digest for part in parts} == {attempt.digest}
     assert [it for part in parts for it in part.contributions] == list(attempt.known.values())
     assert all(len(encode_for_wire(part)) < 640 * 1024 for part in parts)
+
+
+def test_however_many_newcomers_members_name_each_message_may_be_heard() -> None:
+    """Strangers that asked each another member: of 160 that were named all who gathered took one
+    another for faulty, and nobody joined."""
+    attempt = Attempt(Member("a", 1), 4, True, GENESIS, 4)
+    mine = contribution(4, None)
+    attempt.add(mine, decode(mine.payload, Contribution))
+    for number in range(160):
+        member = Member(f"n{number:03}", 1)
+        attempt.passed_on.newcomers[member] = evil_record(member)
+    attempt.digests[attempt.me] = (1, attempt.digest)
+    parts = whole_knowledge(attempt, proofs=True)
+    for part in parts:
+        require_bounded(part, "a")
+    told = [it for part in parts for it in part.newcomers]
+    assert told == list(attempt.passed_on.newcomers.values())
+    assert sum(len(part.contributions) for part in parts) == 1
+    large = dict.fromkeys(attempt.passed_on.newcomers, Signed("n", "record", bytes(16_000), b""))
+    attempt.passed_on.newcomers = large
+    sizes = [len(encode_for_wire(part)) for part in whole_knowledge(attempt, proofs=True)]
+    assert max(sizes) < 256 * 1024
 
 
 def test_two_sides_are_weighed_by_who_signed_last() -> None:

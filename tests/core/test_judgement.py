@@ -110,6 +110,8 @@ def test_what_honest_replicas_say_is_no_fault_and_no_conflict() -> None:
         ({"states": {3: b"1" * 16}}, "does not hold"),
         ({"states": {1: b"1" * 17}}, "another length"),
         ({"ready_for": ViewId(4, "x" * 257)}, "a view or lineage that none has"),
+        ({"ready_for": ViewId(-1, "x")}, "a view or lineage that none has"),
+        ({"ready_for": ViewId(1 << 53, "x")}, "a view or lineage that none has"),
         ({"base": "x" * 257}, "a view or lineage that none has"),
         ({"step": 10, "held_out_token_count": 10}, "digests of its states"),
     ],

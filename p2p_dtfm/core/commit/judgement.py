@@ -13,7 +13,7 @@ from p2p_dtfm.core.audit.accounts import Findings, are_even, fault_of_account, f
 from p2p_dtfm.core.audit.boundaries import TRAINING, Due
 from p2p_dtfm.core.audit.work import MANY
 from p2p_dtfm.core.commit.step_terms import SQUARED_NORM_LIMIT, StepTerms
-from p2p_dtfm.core.messages.message_bounds import TEXT_LIMIT
+from p2p_dtfm.core.messages.message_bounds import NUMBER_LIMIT, TEXT_LIMIT
 from p2p_dtfm.core.messages.prepared import Prepared
 from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.core.protocol.plan import Plan
@@ -109,13 +109,17 @@ def fault_of(
         return "Prepared with states of layers that it does not hold"
     if any(len(digest) != DIGEST_BYTES for digest in prepared.states.values()):
         return "Prepared with a state's digest of another length"
-    following = prepared.ready_for
-    if len(prepared.base) > TEXT_LIMIT or (following and len(following.snapshot) > TEXT_LIMIT):
+    if len(prepared.base) > TEXT_LIMIT or not _may_name(prepared.ready_for):
         return "Prepared with a name of a view or lineage that none has"
     claimed = _due(prepared, plan, terms)
     return fault_of_account(prepared.audit, plan, segments, me, claimed) or _fault_by_terms(
         prepared, plan, terms, counts
     )
+
+
+def _may_name(view: ViewId | None) -> bool:
+    """Others tell it as part of what came of the step."""
+    return view is None or (0 <= view.number < NUMBER_LIMIT and len(view.snapshot) <= TEXT_LIMIT)
 
 
 def _due(prepared: Prepared, plan: Plan, terms: StepTerms | None) -> Due:

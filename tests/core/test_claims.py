@@ -17,6 +17,8 @@ from p2p_dtfm.core.consensus.attempts.whole_knowledge import whole_knowledge
 from p2p_dtfm.core.consensus.views.view_precedence import Side, outranks
 from p2p_dtfm.core.membership.newcomers import WAITING_LIMIT
 from p2p_dtfm.core.messages.agreement_messages import (
+    Accusation,
+    Charge,
     Contribution,
     Gather,
     Heartbeat,
@@ -394,6 +396,25 @@ def test_however_many_newcomers_members_name_each_message_may_be_heard() -> None
     attempt.passed_on.newcomers = large
     sizes = [len(encode_for_wire(part)) for part in whole_knowledge(attempt, proofs=True)]
     assert max(sizes) < 256 * 1024
+
+
+def test_newcomers_that_accuse_everybody_leave_what_members_say_to_be_heard() -> None:
+    """Seventy that were named said so of all others, and of who gathered nobody was heard."""
+    me, other = Member("a", 1), Member("b", 1)
+    attempt = Attempt(me, 4, True, GENESIS, 4)
+    mine = contribution(4, None, me)
+    attempt.add(mine, decode(mine.payload, Contribution))
+    attempt._cache["members"] = (len(attempt.opened), {me, other})
+    newcomers = [Member(f"0{number:03}", 1) for number in range(70)]
+    for by in (*newcomers, me, other):
+        for of in newcomers:
+            item = Accusation(by, of)
+            attempt.charges[item] = Charge(item, bytes(64))
+    attempt.digests[me] = (1, attempt.digest)
+    told = attempt.gather()
+    require_bounded(told, "a")
+    assert {it.accusation.by for it in told.accusations[:70]} == {me}
+    assert {it.accusation.by for it in told.accusations[70:140]} == {other}
 
 
 def test_two_sides_are_weighed_by_who_signed_last() -> None:

@@ -16,7 +16,7 @@ from p2p_dtfm.core.commit.step_terms import SQUARED_NORM_LIMIT, StepTerms
 from p2p_dtfm.core.messages.message_bounds import NUMBER_LIMIT, TEXT_LIMIT
 from p2p_dtfm.core.messages.prepared import Prepared
 from p2p_dtfm.core.protocol.facts.in_words import counted
-from p2p_dtfm.core.protocol.plan import Plan
+from p2p_dtfm.core.protocol.plan import Plan, Segment
 from p2p_dtfm.core.protocol.snapshot import ViewId
 
 DIGEST_BYTES = 16
@@ -100,21 +100,30 @@ def fault_of(
         return f"Prepared for step {prepared.step} with a cut of {prepared.kept}"
     if max(prepared.squared_norms.values(), default=0.0) > SQUARED_NORM_LIMIT:
         return "Prepared with a norm that no gradient has"
+    if fault := _fault_of_digests(prepared, plan, segments, due):
+        return fault
+    claimed = _due(prepared, plan, terms)
+    return fault_of_account(prepared.audit, plan, segments, me, claimed) or _fault_by_terms(
+        prepared, plan, terms, counts
+    )
+
+
+def _fault_of_digests(
+    prepared: Prepared, plan: Plan, segments: Sequence[Segment], due: set[int]
+) -> str:
+    """Others pass on what it names, and have no room for what nobody names so."""
     for number, digests in prepared.sums.items():
         if number not in due or len(digests) != len(segments[number].holders):
             return "Prepared with sums of segments that it does not hold"
         if any(len(digest) not in (0, SUM_DIGEST_BYTES) for digest in digests):
             return "Prepared with a sum's digest of another length"
-    if not set(prepared.states) <= set(plan.layers_of(me)):
+    if not set(prepared.states) <= set(plan.layers_of(prepared.peer_id)):
         return "Prepared with states of layers that it does not hold"
     if any(len(digest) != DIGEST_BYTES for digest in prepared.states.values()):
         return "Prepared with a state's digest of another length"
     if len(prepared.base) > TEXT_LIMIT or not _may_name(prepared.ready_for):
         return "Prepared with a name of a view or lineage that none has"
-    claimed = _due(prepared, plan, terms)
-    return fault_of_account(prepared.audit, plan, segments, me, claimed) or _fault_by_terms(
-        prepared, plan, terms, counts
-    )
+    return ""
 
 
 def _may_name(view: ViewId | None) -> bool:

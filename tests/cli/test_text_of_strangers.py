@@ -2,14 +2,19 @@
 
 import logging
 import time
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from p2p_dtfm.cli.commands import swarm
+from p2p_dtfm.cli.commands.offline.verify import _tell, _tell_refusal
 from p2p_dtfm.cli.terminal.live_view import panel
 from p2p_dtfm.cli.terminal.logs import set_up_logging
 from p2p_dtfm.cli.terminal.plain import plain
+from p2p_dtfm.daemon.proof.sample_again import Judged
 from p2p_dtfm.web.state import DashboardState, Live, Problem
+from tests.core.builders import run_spec
 
 EVIL = "\x1b[2J\x1b]0;owned\x07[bold red]x[/nothing][link=file:///etc]\r\n\u202edlrow\x9b31m"
 OBEYED = ("\x1b", "\x07", "\x9b", "\r", "\u202e", "\x00")
@@ -75,6 +80,24 @@ def test_the_log(capsys: pytest.CaptureFixture[str]) -> None:
         root.handlers[:] = handlers
         root.setLevel(level)
     assert_harmless(capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("reason", ["unjudged", "passed over", "refused"])
+def test_what_a_transcript_says(reason: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whoever made it up chose what its arithmetic is called, and could have the terminal say that
+    all was computed again."""
+    if reason == "refused":
+        _tell_refusal({"refused": EVIL, "step": 3, "signed_by": EVIL}, False)
+    else:
+        judged = Judged(works=1)
+        if reason == "unjudged":
+            judged.unjudged[EVIL] = 1
+        else:
+            judged.passed_over.append(EVIL)
+        checker: Any = SimpleNamespace(spec=run_spec(), steps={})
+        told = {"steps": 1, "tokens": 1, "views": 1, "missing": [], "damaged_lines": 0}
+        _tell(checker, judged, [(0, PEER)], told | {"tallies": {}, "stage_steps": 1})
+    assert_harmless(capsys.readouterr().out)
 
 
 def test_what_is_cut_says_so() -> None:

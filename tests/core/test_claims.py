@@ -17,6 +17,8 @@ from p2p_dtfm.core.consensus.attempts.whole_knowledge import whole_knowledge
 from p2p_dtfm.core.consensus.views.view_precedence import Side, outranks
 from p2p_dtfm.core.membership.newcomers import WAITING_LIMIT
 from p2p_dtfm.core.messages.agreement_messages import (
+    Accusation,
+    Charge,
     Contribution,
     Gather,
     Heartbeat,
@@ -25,6 +27,7 @@ from p2p_dtfm.core.messages.agreement_messages import (
     Ready,
     Synced,
 )
+from p2p_dtfm.core.messages.message_bounds import require_bounded
 from p2p_dtfm.core.messages.statements import stated
 from p2p_dtfm.core.protocol.canonical import decode, encode_for_wire
 from p2p_dtfm.core.protocol.errors import PeerFault
@@ -371,6 +374,47 @@ def test_a_large_gather_goes_in_parts_that_come_to_the_same() -> None:
     assert len(parts) > 2 and {part.digest for part in parts} == {attempt.digest}
     assert [it for part in parts for it in part.contributions] == list(attempt.known.values())
     assert all(len(encode_for_wire(part)) < 640 * 1024 for part in parts)
+
+
+def test_however_many_newcomers_members_name_each_message_may_be_heard() -> None:
+    """Strangers that asked each another member: of 160 that were named all who gathered took one
+    another for faulty, and nobody joined."""
+    attempt = Attempt(Member("a", 1), 4, True, GENESIS, 4)
+    mine = contribution(4, None)
+    attempt.add(mine, decode(mine.payload, Contribution))
+    for number in range(160):
+        member = Member(f"n{number:03}", 1)
+        attempt.passed_on.newcomers[member] = evil_record(member)
+    attempt.digests[attempt.me] = (1, attempt.digest)
+    parts = whole_knowledge(attempt, proofs=True)
+    for part in parts:
+        require_bounded(part, "a")
+    told = [it for part in parts for it in part.newcomers]
+    assert told == list(attempt.passed_on.newcomers.values())
+    assert sum(len(part.contributions) for part in parts) == 1
+    large = dict.fromkeys(attempt.passed_on.newcomers, Signed("n", "record", bytes(16_000), b""))
+    attempt.passed_on.newcomers = large
+    sizes = [len(encode_for_wire(part)) for part in whole_knowledge(attempt, proofs=True)]
+    assert max(sizes) < 256 * 1024
+
+
+def test_newcomers_that_accuse_everybody_leave_what_members_say_to_be_heard() -> None:
+    """Seventy that were named said so of all others, and of who gathered nobody was heard."""
+    me, other = Member("a", 1), Member("b", 1)
+    attempt = Attempt(me, 4, True, GENESIS, 4)
+    mine = contribution(4, None, me)
+    attempt.add(mine, decode(mine.payload, Contribution))
+    attempt._cache["members"] = (len(attempt.opened), {me, other})
+    newcomers = [Member(f"0{number:03}", 1) for number in range(70)]
+    for by in (*newcomers, me, other):
+        for of in newcomers:
+            item = Accusation(by, of)
+            attempt.charges[item] = Charge(item, bytes(64))
+    attempt.digests[me] = (1, attempt.digest)
+    told = attempt.gather()
+    require_bounded(told, "a")
+    assert {it.accusation.by for it in told.accusations[:70]} == {me}
+    assert {it.accusation.by for it in told.accusations[70:140]} == {other}
 
 
 def test_two_sides_are_weighed_by_who_signed_last() -> None:

@@ -13,6 +13,7 @@ from p2p_dtfm.core.protocol.invited.chains import (
     sign_revocation,
 )
 from p2p_dtfm.core.protocol.invited.guest_list import (
+    GUESTS_LIMIT,
     REVOCATIONS_LIMIT,
     UNKNOWN_LIMIT,
     GuestList,
@@ -195,6 +196,36 @@ def test_where_there_is_no_more_room_whoever_fills_it_loses_its_last_word() -> N
     again = guests()
     again.restore(found.saved())
     assert again.revocations == found.revocations
+
+
+def test_what_has_no_room_is_not_even_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Words of keys that nobody knows: half a MB of them took a second, twice a second."""
+    seen: list[str] = []
+
+    def looked_at(peer_id: str, payload: bytes, signature: bytes) -> bool:
+        seen.append(peer_id)
+        return verify(peer_id, payload, signature)
+
+    found = GuestList(FOUNDER.peer_id, RUN, looked_at)
+    for number in range(3 * UNKNOWN_LIMIT):
+        revoke(found, key(1000 + number), BOB)
+    assert len(seen) == UNKNOWN_LIMIT == len(found.revocations)
+    revoke(found, FOUNDER, EVE)
+    revoke(found, key(1000), BOB)  # known already
+    assert len(seen) == UNKNOWN_LIMIT + 1
+
+
+def test_a_guest_with_thousands_of_keys_does_not_make_members_forget_by_what_they_came() -> None:
+    """Then a line that was taken back reached nobody who had come by it."""
+    found, line = guests(), line_of(FOUNDER, LINE)
+    found.introduce(ALICE.peer_id, shown(ALICE, line, LINE), NOW_S)
+    found.members = frozenset({ALICE.peer_id})
+    for number in range(GUESTS_LIMIT + 1):
+        guest = key(10_000 + number)
+        found.introduce(guest.peer_id, shown(guest, line, LINE), NOW_S)
+    assert len(found.saved().guests) == GUESTS_LIMIT
+    revoke(found, FOUNDER, LINE)
+    assert found.refusal(ALICE.peer_id) is not None
 
 
 def test_who_holds_a_line_takes_nothing_back_from_others_that_came_by_it() -> None:

@@ -18,6 +18,10 @@ from p2p_dtfm.core.messages.agreement_messages import (
     open_contribution,
     sign_contribution,
 )
+from p2p_dtfm.core.messages.message_bounds import (
+    CONTRIBUTION_LIMIT_BYTES,
+    require_bounded_contribution,
+)
 from p2p_dtfm.core.messages.prepared import (
     Prepared,
     Statement,
@@ -32,6 +36,7 @@ from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.protocol.snapshot import GENESIS, Member, ViewId
 from p2p_dtfm.core.recovery.complete_steps import Target
 from p2p_dtfm.core.recovery.contradictions import evidence
+from p2p_dtfm.core.recovery.recovery_evidence import RecoveryEvidence
 from p2p_dtfm.core.recovery.restart_point import recover
 from p2p_dtfm.sim.faults.simulated_process import sign_for, verify
 from tests.core.builders import stated
@@ -103,6 +108,11 @@ def test_what_honest_replicas_say_is_no_fault_and_no_conflict() -> None:
         ({"sums": {0: SUMS, 1: SUMS}}, "does not hold"),
         ({"sums": {0: (b"1", *SUMS[1:])}}, "another length"),
         ({"states": {3: b"1" * 16}}, "does not hold"),
+        ({"states": {1: b"1" * 17}}, "another length"),
+        ({"ready_for": ViewId(4, "x" * 257)}, "a view or lineage that none has"),
+        ({"ready_for": ViewId(-1, "x")}, "a view or lineage that none has"),
+        ({"ready_for": ViewId(1 << 53, "x")}, "a view or lineage that none has"),
+        ({"base": "x" * 257}, "a view or lineage that none has"),
         ({"step": 10, "held_out_token_count": 10}, "digests of its states"),
     ],
     ids=str,
@@ -159,6 +169,30 @@ def test_a_refused_prepared_is_passed_on_and_convicts() -> None:
     assert ledger.has_refused(false.signed)
     assert ledger.freeze() == (false.signed,)
     assert list(evidence([part("a", ledger.freeze()), part("c", ())], TERMS).liars) == ["b"]
+
+
+def test_no_word_of_a_liar_makes_what_honest_members_pass_on_too_long() -> None:
+    """One stage-holder that padded what it prepared, or what was refused, and all others' words
+    were refused as too long: no view was agreed on any more, whoever failed."""
+    padded = stated(prepared("b", ready_for=ViewId(4, "x" * 70_000))).signed
+    with pytest.raises(PeerFault, match="of 70"):
+        open_prepared(padded, verify)
+    names = [f"liar {number}" for number in range(9)]
+    one_each = (Pipeline((Stage(it, 0, 3, 1),), at, 1) for at, it in enumerate((*names, "a")))
+    ledger = Ledger(VIEW, Plan(tuple(one_each), (), 1), 7)
+    ledger.record(stated(prepared("a", sums={})))
+    for name in names:
+        with pytest.raises(PeerFault):
+            ledger.record(stated(prepared(name, ready_for=ViewId(4, "x" * 60_000))))
+    held = RecoveryEvidence()
+    held.lineage.move_to(7, BASE)
+    held.freeze(ledger)
+    pending = held.pending(VIEW)
+    assert pending.prepared[0].peer_id == "a"
+    assert 4 <= len(pending.prepared) < len(names)
+    said = part("a", (), pending=pending)
+    require_bounded_contribution(said, 3)
+    assert len(sign_contribution(said, sign_for("a")).payload) < CONTRIBUTION_LIMIT_BYTES
 
 
 def test_a_fork_by_a_liar_is_found_one_step_later_and_nothing_commits_after_it() -> None:

@@ -15,6 +15,7 @@ from p2p_dtfm.core.messages.certificate import Certificate
 from p2p_dtfm.core.messages.prepared import Prepared, sign_prepared
 from p2p_dtfm.core.messages.statements import stated
 from p2p_dtfm.core.protocol.canonical import encode_for_wire
+from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.protocol.snapshot import GENESIS, Member, ViewId
 from p2p_dtfm.sim.faults.agreement_world import AgreementWorld
 from p2p_dtfm.sim.faults.simulated_process import sign_for
@@ -243,6 +244,22 @@ def test_the_largest_swarm_can_tell_a_stranger_where_it_stands() -> None:
     for kind in ("control", "Standing"):
         assert isinstance(gate.admit("stranger", kind, size_bytes, 0), Admitted)
     assert isinstance(gate.admit("stranger", "Hello", size_bytes, 0), GateRefusal)
+
+
+def test_what_a_commit_shows_has_room_in_what_outsiders_may_hear() -> None:
+    """Of a run with audits a Prepared may take 64 KiB: of five no outsider heard where they stand,
+    and of sixteen there was no such message."""
+    world = swarm(["a", "b"])
+    agreement, view = world.peers["a"].agreement, view_of(world, "a")
+    ledger = agreement._state.ledger
+    assert ledger is not None
+    ledger.last_commit = tuple(
+        Signed(f"holder {number}", "prepared", bytes(44_000 + number), bytes(64))
+        for number in range(COMMIT_TOLD)
+    )
+    told = agreement._machines.outsiders.standing_of(view)
+    assert len(encode_for_wire(told)) < 128 * 1024
+    assert [it.peer_id for it in told.commit] == ["holder 0", "holder 1"]
 
 
 def test_an_old_view_of_which_nobody_is_left_is_no_view_in_common() -> None:

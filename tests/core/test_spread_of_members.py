@@ -6,14 +6,19 @@ import tracemalloc
 import msgspec
 
 from p2p_dtfm.core.consensus.parts.wide.spread_reception import EARLY_LIMIT_BYTES
+from p2p_dtfm.core.consensus.parts.wide.spreading import ready_sets
+from p2p_dtfm.core.consensus.parts.wide.telling import _tidings
 from p2p_dtfm.core.messages import outlines
 from p2p_dtfm.core.messages.agreement_messages import (
+    Active,
     Bodies,
+    Ready,
     RetainedBody,
     RetainedStep,
     SavedState,
     Spread,
 )
+from p2p_dtfm.core.messages.message_bounds import require_bounded
 from p2p_dtfm.core.messages.opened_once import OpenedOnce
 from p2p_dtfm.core.messages.outlines import NamedBodies, Outline, open_outline, sign_outline
 from p2p_dtfm.core.protocol.canonical import encode_for_wire
@@ -25,6 +30,7 @@ from tests.core.liars import say, swarm, trains_on, view_of
 
 NAMES = ["a", "b", "c"]
 MB = 1_000_000
+VIEW = ViewId(4, "view")
 
 
 def large_outline(number: int, maker: Member) -> Signed:
@@ -96,3 +102,23 @@ def test_what_was_opened_is_found_again_until_newer_ones_take_its_room() -> None
 def test_an_outline_is_opened_once() -> None:
     signed = large_outline(4, Member("b", 1))
     assert open_outline(signed, verify) is open_outline(signed, verify)
+
+
+def test_who_says_what_nobody_else_says_does_not_make_others_say_too_much() -> None:
+    """Nine newcomers that each agreed to another view, and what all members passed on was refused
+    as too long, with all that was true in it."""
+    honest, liars = (
+        [Member(f"{who}{number}", 1) for number in range(20)] for who in ("honest", "liar")
+    )
+    ready = [Ready(it, ViewId(4, it.peer_id), "plan", "members", b"x") for it in liars]
+    ready += [Ready(it, ViewId(4, "view"), "plan", "members", b"x") for it in honest]
+    sets = ready_sets(ready)
+    told = Spread(honest[0], 4, True, GENESIS, 1, "", ready_sets=sets)
+    require_bounded(told, "honest0")
+    assert any([member for member, _ in it.said] == honest for it in sets)
+
+    active = [Active(it, VIEW, number, signature=b"x") for number, it in enumerate(liars)]
+    active += [Active(it, VIEW, 100, signature=b"x") for it in honest]
+    tidings = _tidings(honest[0], VIEW, active)
+    require_bounded(tidings, "honest0")
+    assert any([member for member, _ in it.said] == honest for it in tidings.active)

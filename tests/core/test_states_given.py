@@ -1,6 +1,14 @@
 """Which progress of a newcomer counts."""
 
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from p2p_dtfm.core.consensus.parts.syncing import Syncing
+from p2p_dtfm.core.membership import states_given
 from p2p_dtfm.core.membership.states_given import StatesGiven
+from p2p_dtfm.core.messages.agreement_messages import Heartbeat
 from p2p_dtfm.core.protocol.snapshot import Member
 
 A, B = Member("a", 1), Member("b", 1)
@@ -26,3 +34,23 @@ def test_of_who_needs_nothing_known_each_word_counts() -> None:
     for now_ns in (1, 2):
         given.note(A, {"new": now_ns}, now_ns)
         assert given.grown_ns("new") == now_ns
+
+
+def test_a_member_that_gives_to_names_it_made_up_leaves_room_for_true_words(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nobody heard any more that a newcomer got on, and all refused it; and each such word was
+    added up with all others."""
+    monkeypatch.setattr(states_given, "WORDS_LIMIT", 256)
+    following = SimpleNamespace(synced=set(), given=StatesGiven())
+    view = SimpleNamespace(members=(A, B, Member("new", 1)), snapshot=SimpleNamespace(step=5))
+    state: Any = SimpleNamespace(
+        is_newcomer=False, members=(A, B), next_view=view, following=following
+    )
+    syncing = Syncing(state, None)  # type: ignore[arg-type]
+    for beat in range(10):
+        made_up = {f"{beat} {number}": 1 for number in range(100)}
+        syncing.note_progress(Heartbeat(A, beat, gives=made_up), beat)
+    syncing.note_progress(Heartbeat(B, 0, gives={"new": 10, "b": 1}), 20)
+    assert following.given.grown_ns("new") == 20
+    assert following.given.grown_ns("b") is None, "it is a member already"

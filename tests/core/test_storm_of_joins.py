@@ -5,6 +5,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
+from p2p_dtfm.core.consensus.actions import SECOND_NS
 from p2p_dtfm.core.consensus.attempts.attempt import PARKED_LIMIT, Attempt
 from p2p_dtfm.core.consensus.attempts.wide import Wide
 from p2p_dtfm.core.consensus.parts import requests
@@ -15,7 +16,7 @@ from p2p_dtfm.core.protocol.records import sign_record
 from p2p_dtfm.core.protocol.snapshot import GENESIS, Member, ViewId
 from p2p_dtfm.sim.faults.simulated_process import sign_for, verify
 from tests.core.builders import record
-from tests.core.liars import contribution, say, swarm
+from tests.core.liars import are_together, contribution, say, swarm
 
 VIEW = ViewId(2, "e" * 64)
 MEMBERS = tuple(Member(name, 1) for name in "abcd")
@@ -81,3 +82,22 @@ def test_in_a_swarm_of_many_a_storm_may_come_before_the_word_of_those_that_name_
         signed = contribution(4, None, Member(f"n{number:03}", 1))
         attempt.park(signed, open_contribution(signed, verify))
     assert len(attempt.set_aside.parked) == kept
+
+
+def test_a_strangers_life_keeps_nobody_from_joining() -> None:
+    """A record might say a higher one than any message: who let it wait named it, and was refused
+    by all others for that. With one request to a member nobody joined any more."""
+    world = swarm(["a", "b", "c"])
+    settings = world.peers["a"].agreement._state.settings
+    for life in (1 << 53, 1 << 59):
+        mine = msgspec.structs.replace(record("evil", life=life), run_digest=settings.run_digest)
+        request = JoinRequest(sign_record(mine, sign_for("evil")), None, 0)
+        _, fault = say(world, "evil", "a", request)
+        assert fault is not None
+    assert not world.peers["a"].agreement.joiners
+    world.add_peer("honest")
+    world.send("honest", "a", world.peers["honest"].agreement.wants_view())
+    names = ["a", "b", "c", "honest"]
+    end_ns = world.now_ns + 60 * SECOND_NS
+    world.run_until(lambda: are_together(world, names) or world.now_ns > end_ns)
+    assert are_together(world, names)

@@ -1,6 +1,7 @@
 """As much of a daemon as messages of others reach, without a host."""
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -45,7 +46,7 @@ class Daemon:
         host: Any = SimpleNamespace(
             peer_id=ME, addresses=self._addresses, know=self._nothing, identity=None
         )
-        host.calling = SimpleNamespace(vouch=self._nothing, seen_host=self._addresses)
+        host.calling = SimpleNamespace(vouch=self._nothing, seen_hosts=self._hosts)
         messenger = Messenger(host, cast(Any, None), 1)
         self._keeper = GateKeeper({OTHER})
         workload, digest = workload_of(SPEC), SPEC.digest()
@@ -92,6 +93,9 @@ class Daemon:
 
     async def _addresses(self, *of: str) -> tuple[str, ...]:
         return ()
+
+    async def _hosts(self, of: Sequence[str]) -> list[str]:
+        return ["" for _ in of]
 
     def _nothing(self, *what: Any) -> None: ...
 

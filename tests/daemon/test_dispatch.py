@@ -1,5 +1,6 @@
 """What arrives is handed on, whatever else is wrong with it."""
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,10 +14,17 @@ from p2p_dtfm.core.messages.agreement_messages import (
     Gather,
     Spread,
 )
+from p2p_dtfm.core.protocol.canonical import decode, encode
+from p2p_dtfm.core.protocol.records import PROTOCOL_VERSION
 from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.protocol.snapshot import GENESIS, Member
 from p2p_dtfm.daemon.node import dispatch
-from p2p_dtfm.daemon.node.dispatch import Dispatch
+from p2p_dtfm.daemon.node.dispatch import WAITING_TOLD_LIMIT, Dispatch
+from p2p_dtfm.daemon.peers.wire import Hello, Welcome
+from p2p_dtfm.net.contacts.calling import Calling
+from p2p_dtfm.net.contacts.identity import identity_of_seed
+from p2p_dtfm.net.libp2p.control import BODY_LIMIT_BYTES
+from tests.core.builders import record
 from tests.core.liars import contribution, evil_record
 
 
@@ -31,6 +39,7 @@ class Receiver(Dispatch):
         self.asked_for: set[Signed] = set()
         self._learnt: dict[str, Signed] = {}
         self._gathered = (0, 0)
+        self._told_of = (None, ())
         self.looks_again: list[bool] = []
         trainer = SimpleNamespace(may_commit=lambda: self.looks_again.append(True))
         self._participant = SimpleNamespace(trainer=trainer)
@@ -85,3 +94,71 @@ def test_who_speaks_another_protocol_is_named_once_and_many_do_not_fill_the_log(
         "p20-0 speaks protocol 1",
         "p30-0 speaks protocol 1",
     ]
+
+
+def test_the_newcomers_that_a_newcomer_hears_of_are_looked_up_at_once() -> None:
+    """Of 32 keys that had asked and gone, one that asked twice a second had this peer ask libp2p
+    for all its connections 64 times a second."""
+    looks: list[None] = []
+
+    async def ends() -> dict[str, tuple[str, ...]]:
+        looks.append(None)
+        return {"peer 3": ("/ip4/5.9.0.3/tcp/4001",)}
+
+    async def addresses() -> tuple[str, ...]:
+        return ()
+
+    receiver: Any = Receiver()
+    joiners = [record(f"peer {number}") for number in range(40)]
+    receiver._agreement = SimpleNamespace(
+        view=None, joiners=tuple(joiners), proof_of_end=None, step=0, bars=()
+    )
+    receiver._membership = SimpleNamespace(lets_in=lambda: True)
+    receiver._me = "me"
+    receiver._host = SimpleNamespace(calling=Calling(ends), addresses=addresses)
+    known = asyncio.run(receiver._known_peers("peer 1"))
+    assert len(known.waiting) == WAITING_TOLD_LIMIT and len(looks) == 1
+    assert [it.peer_id for it in known.waiting if it.seen_host == "5.9.0.3"] == ["peer 3"]
+
+
+def long_addresses(peer_id: str) -> tuple[str, ...]:
+    """As a record may hold them; each could be called."""
+    host = ".".join(["a" * 60] * 3)
+    return tuple(f"/dns4/{n}.{host}/tcp/4001/p2p/{peer_id}"[:256] for n in range(16))
+
+
+def test_newcomers_are_answered_however_long_the_addresses_of_members_are() -> None:
+    """Some dozens with records as long as may be, and nobody could be told anything: the answer was
+    larger than an answer may be. Of 32 that waited strangers got half a MB for each question."""
+    ids = [identity_of_seed(number.to_bytes(32, "big")).peer_id for number in range(600)]
+    liars = [record(it, addresses=long_addresses(it)) for it in ids[:300]]
+    odd = [record(it, addresses=("\U0001f9a4" * 256,) * 16) for it in ids[300:400]]
+    honest = [record(it) for it in ids[400:]]
+
+    async def ends() -> dict[str, tuple[str, ...]]:
+        return {}
+
+    async def addresses() -> tuple[str, ...]:
+        return ("/ip4/127.0.0.1/tcp/1",)
+
+    receiver: Any = Receiver()
+    view = SimpleNamespace(snapshot=SimpleNamespace(records=(*liars, *odd, *honest)))
+    receiver._agreement = SimpleNamespace(
+        view=view, joiners=tuple(liars), proof_of_end=None, step=0, bars=()
+    )
+    receiver._membership = SimpleNamespace(lets_in=lambda: True)
+    receiver._me = "me"
+    receiver._run = SimpleNamespace(signed_spec=Signed("", "", b"", b""))
+    receiver._network = SimpleNamespace(messenger=SimpleNamespace(hear_of=lambda *told: None))
+    receiver._participant = SimpleNamespace(
+        measured_rate=lambda: 0, local=SimpleNamespace(settings=SimpleNamespace(name=""))
+    )
+    receiver._host = SimpleNamespace(calling=Calling(ends), addresses=addresses)
+    known = asyncio.run(receiver._known_peers("new"))
+    body = asyncio.run(receiver._welcome("new", Hello(PROTOCOL_VERSION, ())))
+    assert max(len(encode(known)), len(body)) < BODY_LIMIT_BYTES
+    assert len(encode(known.waiting)) < 64 << 10
+    for peers in (known.peers, decode(body, Welcome).peers):
+        told = {peer.peer_id: peer.addresses for peer in peers}
+        assert all(told[it.peer_id] == it.addresses for it in honest)
+        assert not any(told.get(it.peer_id) for it in odd)

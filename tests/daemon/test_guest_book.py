@@ -24,9 +24,10 @@ from p2p_dtfm.core.protocol.invited.line import InvitationLine, read_line
 from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.protocol.snapshot import ViewId
 from p2p_dtfm.daemon.node.dispatch import Dispatch
+from p2p_dtfm.daemon.peers.guests import guest_book
 from p2p_dtfm.daemon.peers.guests.desk import new_line, revoke
-from p2p_dtfm.daemon.peers.guests.guest_book import GuestBook
-from p2p_dtfm.daemon.peers.guests.guest_watch import TOLD_AT_ONCE, GuestWatch
+from p2p_dtfm.daemon.peers.guests.guest_book import TOLD_AT_ONCE, GuestBook
+from p2p_dtfm.daemon.peers.guests.guest_watch import GuestWatch
 from p2p_dtfm.daemon.peers.guests.own_invitation import OwnInvitation
 from p2p_dtfm.daemon.peers.wire import Introduction, Revocations, pack
 from p2p_dtfm.net.contacts.identity import Identity, identity_of_seed, verify
@@ -86,6 +87,7 @@ def view(number: int, *members: Identity) -> SimpleNamespace:
 def test_a_newcomer_believes_old_guests_in_its_view_and_hears_of_those_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(guest_book, "WRITE_EVERY_S", 0.0)
     line = founders_line(tmp_path / "founder")
     older, newer = book_of(tmp_path / "older", ALICE), book_of(tmp_path / "newer", CAROL)
     for guest in (ALICE, BOB):
@@ -120,7 +122,10 @@ def word(by: Identity, holder: str) -> Signed:
     return sign_revocation(revocation, by.peer_id, by.sign)
 
 
-def test_one_bad_revocation_costs_no_other_and_all_are_told(tmp_path: Path) -> None:
+def test_one_bad_revocation_costs_no_other_and_all_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guest_book, "WRITE_EVERY_S", 0.0)
     line = founders_line(tmp_path / "founder")
     book = book_of(tmp_path / "home", CAROL)
     for guest in (ALICE, BOB):
@@ -145,6 +150,50 @@ def test_one_bad_revocation_costs_no_other_and_all_are_told(tmp_path: Path) -> N
     assert len(messages) == 2
     assert tuple(it for each in messages for it in each.signed) == book.known.revocations
     assert max(len(pack(1, each)) for each in messages) < TABLE["Revocations"].size_bytes
+
+
+def test_one_more_word_is_told_alone_and_costs_nobody_the_others_again(tmp_path: Path) -> None:
+    """Of a member that took something back each half second, all told all others all of them."""
+    book = book_of(tmp_path / "home", CAROL)
+    book.revoked([word(FOUNDER, f"somebody{number}") for number in range(10)])
+    views = SimpleNamespace(view=view(1, ALICE, CAROL), next_view=None)
+    watch, told = watch_of(book, CAROL, views)
+    assert watch._tell() and not watch._tell()
+    told.clear()
+    more = word(FOUNDER, BOB.peer_id)
+    book.revoked([more])
+    assert watch._tell()
+    assert [message.signed for to, message in told if to == ALICE.peer_id] == [(more,)]
+    views.view = view(2, ALICE, BOB, CAROL)
+    told.clear()
+    assert watch._tell()
+    assert {to: message.signed for to, message in told}[BOB.peer_id] == book.known.revocations
+    with pytest.raises(PeerFault, match="at once"):
+        book.revoked([more] * (TOLD_AT_ONCE + 1))
+
+
+def test_who_comes_in_again_and_again_by_other_lines_has_no_file_written_each_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each time all guests were, on the event loop; who may invite has lines without end, and a
+    member may say so two thousand times a second."""
+    monkeypatch.setattr(guest_book, "WRITE_EVERY_S", 10.0)
+    book = book_of(tmp_path / "home", CAROL)
+    lines = [founders_line(tmp_path / "founder") for _ in range(5)]
+    written: list[object] = []
+    write = book._own.write
+    monkeypatch.setattr(book._own, "write", lambda: (written.append(None), write()))
+    for line in lines:
+        book.introduced(ALICE.peer_id, chain_by(line, ALICE))
+    assert len(written) == 1
+    book.write_heard()
+    assert len(written) == 1
+    monkeypatch.setattr(guest_book, "WRITE_EVERY_S", 0.0)
+    book.write_heard()
+    book.write_heard()
+    assert len(written) == 2
+    again = OwnInvitation(tmp_path / "home", RUN, CAROL)
+    assert again.kept.guests.guests[ALICE.peer_id] == chain_by(lines[-1], ALICE)
 
 
 def test_a_delegate_takes_back_a_line_that_nobody_has_used_and_hears_how_long_it_lasts(

@@ -1,14 +1,26 @@
 """What a peer concludes about its way in, and when a link counts as another one."""
 
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
 from p2p_dtfm.core.protocol.records import Link, Reachability
 from p2p_dtfm.core.protocol.snapshot import Member
 from p2p_dtfm.daemon.node.status_api import way_words
-from p2p_dtfm.daemon.peers.reachability import meeting_points, opening_fix
+from p2p_dtfm.daemon.peers.reachability import (
+    ReachabilityFinding,
+    ReachabilityService,
+    _Reservation,
+    meeting_points,
+    opening_fix,
+)
 from p2p_dtfm.daemon.peers.self_record import SelfRecord
+from p2p_dtfm.net.nat.dial_back import SeenAddress
 from tests.core.builders import device
 
 FIRST = "12D3KooWRbpEJ767DUrmMgm1PApxQQP6RGu8ZLY4XCYqd54AiwbL"
 SECOND = "12D3KooWNnjQLdfqu9rfhd8Qr5UyzKEDCfA73AeW6CaX4B2xCrxa"
+RELAY = "12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp"
 RELAYED = f"/ip4/5.9.0.1/tcp/31331/p2p/{FIRST}/p2p-circuit"
 
 
@@ -54,6 +66,52 @@ def test_the_record_says_how_a_peer_is_reached() -> None:
     record.state_reachability((RELAYED,), Reachability.RELAYED)
     made, _ = record.make(lambda payload: b"")
     assert (made.addresses, made.reachability) == ((RELAYED,), Reachability.RELAYED)
+
+
+def seen_by(answers: dict[str, tuple[int, ...]], trusted: str) -> ReachabilityService:
+    """Of a peer behind a router that has a relay; `answers`: at which port each says that it gets
+    through."""
+
+    async def see(peer_id: str) -> SeenAddress:
+        return SeenAddress("5.9.0.4", 4001, answers[peer_id])
+
+    async def ends() -> dict[str, tuple[str, ...]]:
+        return {it: (f"/ip4/5.9.0.{n}/tcp/4001",) for n, it in enumerate((RELAY, *answers))}
+
+    host: Any = SimpleNamespace(
+        is_only_local=False,
+        peer_id=FIRST,
+        relayed_addresses=(RELAYED,),
+        remote_addresses=ends,
+        calling=SimpleNamespace(trusts=lambda peer_id: peer_id in (RELAY, trusted)),
+    )
+    service = ReachabilityService(host)
+    service._see = see  # type: ignore[method-assign]
+    service.finding = ReachabilityFinding(Reachability.RELAYED, "", "5.9.0.4", 4001)
+    for relay in (RELAY, SECOND):
+        service._reservations[relay] = _Reservation(RELAYED, 1e12)
+    answers[RELAY] = answers[SECOND] = ()
+    return service
+
+
+def test_a_stranger_does_not_talk_a_peer_out_of_its_relays() -> None:
+    """That it got through to it: from then on nobody did, and it asked nobody else any more."""
+    liars = {f"12D3KooW{n}": (4001,) for n in "123"}
+    service = seen_by(dict(liars), "")
+    asyncio.run(service._look_after())
+    assert service.relays == tuple(sorted((RELAY, SECOND)))
+    assert service.is_behind_router
+
+
+def test_where_most_that_it_trusts_get_through_it_needs_no_relays_any_more() -> None:
+    service = seen_by({"12D3KooW1": (4001,), SECOND: (4001,)}, SECOND)
+    service._see = lambda peer_id: _open(peer_id)  # type: ignore[method-assign]
+    asyncio.run(service._look_after())
+    assert service.relays == () and not service.is_behind_router
+
+
+async def _open(peer_id: str) -> SeenAddress:
+    return SeenAddress("5.9.0.4", 4001, (4001,))
 
 
 def test_ways_in_words() -> None:

@@ -1,19 +1,27 @@
 """What a peer did in its last steps, and how others' answers are put on one clock."""
 
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
 import pytest
 
-from p2p_dtfm.core.protocol.canonical import decode
+from p2p_dtfm.core.protocol.canonical import decode, encode
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.daemon.peers.wire import TracedStep, TraceReply, TraceRequest
-from p2p_dtfm.daemon.telemetry import step_recorder
+from p2p_dtfm.daemon.telemetry import step_recorder, trace_collector
 from p2p_dtfm.daemon.telemetry.step_recorder import STEPS_KEPT, StepRecorder
 from p2p_dtfm.daemon.telemetry.trace_collector import (
+    DAY_NS,
     STEPS_LIMIT,
     PeerTrace,
     TraceCollector,
     check_times,
     timeline_of,
 )
+from p2p_dtfm.net.libp2p.peer_clock import ClockReading
+from p2p_dtfm.ports import now
 from p2p_dtfm.web.state import Span
 
 
@@ -101,3 +109,29 @@ def test_a_timeline_begins_with_its_first_span_and_names_the_silent() -> None:
 def test_times_of_another_age_are_refused(span: Span) -> None:
     with pytest.raises(PeerFault):
         check_times([TracedStep(0, (span,))], "peer")
+
+
+@pytest.mark.parametrize(
+    ("offset_ns", "count", "is_shown"),
+    [(5, 1, True), (10**20, 1, False), (-DAY_NS, 1, False), (5, STEPS_LIMIT + 1, False)],
+)
+def test_whose_clock_or_answer_cannot_be_is_not_shown(
+    offset_ns: int, count: int, is_shown: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a clock put all others so far off that the page's state had no bytes; and of an answer
+    of as many steps as there is room for a dictionary was made."""
+
+    async def read_clock(host: object, peer_id: str, deadline_s: float) -> ClockReading:
+        return ClockReading(offset_ns, 10)
+
+    async def ask(peer_id: str, request: TraceRequest, deadline_s: float) -> bytes:
+        span = Span("forward", 0, now.wall_ns(), now.wall_ns() + 1)
+        return encode(TraceReply(tuple(TracedStep(step, (span,)) for step in range(count))))
+
+    messenger: Any = SimpleNamespace(me="me", ask=ask)
+    monkeypatch.setattr(trace_collector, "read_clock", read_clock)
+    collector = TraceCollector(recorded(0, 1), messenger, None)  # type: ignore[arg-type]
+    traces, missing = asyncio.run(collector.collect(["me", "liar"], 0, 1))
+    assert [trace.peer_id for trace in traces] == (["me", "liar"] if is_shown else ["me"])
+    assert missing == ([] if is_shown else ["liar"])
+    msgspec.json.encode(timeline_of(0, traces, missing))

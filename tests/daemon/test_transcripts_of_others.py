@@ -8,27 +8,34 @@ from typing import Any
 
 import pytest
 
+from p2p_dtfm.core.commit.step_terms import terms_of
+from p2p_dtfm.core.messages.agreement_messages import Ready
+from p2p_dtfm.core.messages.prepared import Prepared, sign_prepared
+from p2p_dtfm.core.messages.statements import certified, members_digest, stated
 from p2p_dtfm.core.planner.planner import compute_plan
 from p2p_dtfm.core.protocol.canonical import decode, encode
 from p2p_dtfm.core.protocol.lineage import Lineage
+from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
 from p2p_dtfm.core.protocol.signed import Signed
+from p2p_dtfm.core.protocol.snapshot import founding_snapshot
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.core.transcript.checking import NotTrue
 from p2p_dtfm.core.transcript.earlier import LINE_LIMIT_BYTES, EarlierSteps
-from p2p_dtfm.core.transcript.entries import Began, Committed, line_of
+from p2p_dtfm.core.transcript.entries import Began, Committed, TookOver, line_of
 from p2p_dtfm.daemon.peers.wire import TranscriptPiece, TranscriptRequest
 from p2p_dtfm.daemon.proof import of_others
 from p2p_dtfm.daemon.proof.of_others import StepsOfOthers, answer_with_piece
 from p2p_dtfm.daemon.proof.transcript_file import FILE_NAME, Transcript
 from p2p_dtfm.daemon.telemetry.contribution import FILE, Contributions
-from p2p_dtfm.net.contacts.identity import verify
+from p2p_dtfm.net.contacts.identity import identity_of_seed, verify
 from p2p_dtfm.net.errors import Refused, Unreachable
-from tests.core.builders import run_spec
+from tests.core.builders import WORKLOAD, record, run_spec
 from tests.core.planning import Peer, name_of, snapshot
 
 SHOT = snapshot([Peer()])
 SPEC = run_spec()
 LAYERS = SHOT.workload.layer_count
+LAYERS_OF_SPEC = SPEC.model.layer_count
 
 
 def given(transcript: Transcript, from_byte: int) -> TranscriptPiece:
@@ -81,6 +88,7 @@ class Member:
         (TranscriptPiece(0, b""), 1),
         (TranscriptPiece(-5, b"x"), 1),
         (TranscriptPiece(1 << 62, b""), 1),
+        (TranscriptPiece(1 << 62, b"x"), 1),
         (TranscriptPiece(1 << 62, b"x" * 1000), 10),
         (TranscriptPiece(1 << 62, b"\n" * 1000), 10),
         (TranscriptPiece(1 << 62, b"x" * (1 << 20)), 1),
@@ -97,6 +105,7 @@ def test_what_is_no_transcript_is_given_up_within_bounds(
     monkeypatch.setattr(of_others, "BEGIN_AFTER_S", 0.0)
     monkeypatch.setattr(of_others, "PIECE_EVERY_S", 0.0)
     monkeypatch.setattr(of_others, "LIMIT_BYTES", 10_000)
+    monkeypatch.setattr(of_others, "PIECE_BYTES", 1000)
     contributions = Contributions(tmp_path / FILE, SPEC, LAYERS, name_of(0))
     contributions.view_took_over(View(SHOT, compute_plan(SHOT)), 7)
     messenger: Any = Member(answer)
@@ -139,3 +148,46 @@ def test_a_line_without_an_end_is_given_up_before_it_fills_the_memory() -> None:
             reader.take(b"A" * of_others.PIECE_BYTES)
     with pytest.raises(NotTrue, match="a line of more than"):
         EarlierSteps(verify, SPEC).take(b"A" * (LINE_LIMIT_BYTES + 1) + b"\n")
+
+
+def forged_transcript(token_count: int) -> bytes:
+    """Of two who have the keys of both members: their first step counts so many tokens each."""
+    founders = [identity_of_seed(bytes([number]) * 32) for number in (1, 2)]
+    founders.sort(key=lambda it: it.peer_id)
+    half = SPEC.microbatches_per_step // 2
+    pipelines = (
+        Pipeline((Stage(it.peer_id, 0, LAYERS_OF_SPEC, 1),), number * half, half)
+        for number, it in enumerate(founders)
+    )
+    plan = Plan(tuple(pipelines), (), 1)
+    records = [record(it.peer_id) for it in founders]
+    shot = founding_snapshot(SPEC.digest(), WORKLOAD, records)
+    members = members_digest(shot.members)
+    ready = [
+        stated(Ready(member, shot.view_id, plan.digest(), members), it.sign)
+        for member, it in zip(shot.members, founders, strict=True)
+    ]
+    terms, sums = terms_of(SPEC), {0: (bytes(16), bytes(16))}
+    said = []
+    for it in founders:
+        held_out = terms.held_out_tokens(0, plan, it.peer_id)
+        prepared = Prepared(
+            shot.view_id, 0, it.peer_id, {0: 1.0}, 0.0, token_count, 0.0, held_out, None, "", sums
+        )
+        said.append(sign_prepared(prepared, it.sign))
+    entries = (
+        Began(1, SPEC.canonical_bytes()),
+        TookOver(shot, plan, certified(shot.view_id, shot.members, ready), 0),
+        Committed(tuple(said)),
+    )
+    return "".join(line_of(entry) + "\n" for entry in entries).encode()
+
+
+def test_a_transcript_that_counts_more_tokens_than_there_are_numbers_is_not_true() -> None:
+    """What is left of a step that failed may count any part of its tokens, so a transcript's first
+    one was not looked at. The sum of two had no bytes: the daemon that had asked for it ended."""
+    reader = EarlierSteps(verify, SPEC)
+    reader.take(forged_transcript(64))
+    assert [step.step for step in reader.led.values()] == [0]
+    with pytest.raises(NotTrue, match="more than the step has"):
+        EarlierSteps(verify, SPEC).take(forged_transcript((1 << 64) - 1))

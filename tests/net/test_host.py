@@ -108,9 +108,9 @@ def test_a_far_end_of_a_kind_that_hivemind_does_not_know_hides_no_other(tmp_path
             one.p2p.list_peers = list_peers
             assert await one.connected_peers() == tuple(sorted((two.peer_id, stranger)))
             assert await one.calling.is_linked(stranger)
-            assert await one.calling.seen_host(stranger) is None
+            assert await one.calling.seen_hosts([stranger]) == [""]
             await asyncio.sleep(FRESH_S)
-            assert await one.calling.seen_host(two.peer_id) == "127.0.0.1"
+            assert await one.calling.seen_hosts([two.peer_id]) == ["127.0.0.1"]
 
     run(scenario())
 

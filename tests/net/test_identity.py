@@ -72,6 +72,16 @@ def test_verify_never_raises(peer_id: str, payload: bytes, signature: bytes) -> 
     assert verify(peer_id, payload, signature) is False
 
 
+def test_what_is_remembered_as_signed_is_no_other_text(tmp_path: Path) -> None:
+    """Text of others stands in what a peer signs. Cut elsewhere, the same bytes are another text,
+    under a signature that goes on where the real one ends."""
+    signer = Identity.load_or_create(tmp_path / "identity.key")
+    ours, theirs = b"p2p-dtfm/1\x00heard of another: ", b"p2p-dtfm/1\x00revocation"
+    signature = signer.sign(ours + b"\x00" + theirs)
+    assert verify(signer.peer_id, ours + b"\x00" + theirs, signature)
+    assert not verify(signer.peer_id, theirs, signature + b"\x00" + ours)
+
+
 def test_names_that_are_no_ids_are_not_remembered() -> None:
     """4,096 texts were, however long: a member that takes back invitations of such a name, twice a
     second, took half a MB each time."""

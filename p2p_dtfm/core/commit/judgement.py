@@ -13,9 +13,10 @@ from p2p_dtfm.core.audit.accounts import Findings, are_even, fault_of_account, f
 from p2p_dtfm.core.audit.boundaries import TRAINING, Due
 from p2p_dtfm.core.audit.work import MANY
 from p2p_dtfm.core.commit.step_terms import SQUARED_NORM_LIMIT, StepTerms
+from p2p_dtfm.core.messages.message_bounds import NUMBER_LIMIT, TEXT_LIMIT
 from p2p_dtfm.core.messages.prepared import Prepared
 from p2p_dtfm.core.protocol.facts.in_words import counted
-from p2p_dtfm.core.protocol.plan import Plan
+from p2p_dtfm.core.protocol.plan import Plan, Segment
 from p2p_dtfm.core.protocol.snapshot import ViewId
 
 DIGEST_BYTES = 16
@@ -99,17 +100,35 @@ def fault_of(
         return f"Prepared for step {prepared.step} with a cut of {prepared.kept}"
     if max(prepared.squared_norms.values(), default=0.0) > SQUARED_NORM_LIMIT:
         return "Prepared with a norm that no gradient has"
+    if fault := _fault_of_digests(prepared, plan, segments, due):
+        return fault
+    claimed = _due(prepared, plan, terms)
+    return fault_of_account(prepared.audit, plan, segments, me, claimed) or _fault_by_terms(
+        prepared, plan, terms, counts
+    )
+
+
+def _fault_of_digests(
+    prepared: Prepared, plan: Plan, segments: Sequence[Segment], due: set[int]
+) -> str:
+    """Others pass on what it names, and have no room for what nobody names so."""
     for number, digests in prepared.sums.items():
         if number not in due or len(digests) != len(segments[number].holders):
             return "Prepared with sums of segments that it does not hold"
         if any(len(digest) not in (0, SUM_DIGEST_BYTES) for digest in digests):
             return "Prepared with a sum's digest of another length"
-    if not set(prepared.states) <= set(plan.layers_of(me)):
+    if not set(prepared.states) <= set(plan.layers_of(prepared.peer_id)):
         return "Prepared with states of layers that it does not hold"
-    claimed = _due(prepared, plan, terms)
-    return fault_of_account(prepared.audit, plan, segments, me, claimed) or _fault_by_terms(
-        prepared, plan, terms, counts
-    )
+    if any(len(digest) != DIGEST_BYTES for digest in prepared.states.values()):
+        return "Prepared with a state's digest of another length"
+    if len(prepared.base) > TEXT_LIMIT or not _may_name(prepared.ready_for):
+        return "Prepared with a name of a view or lineage that none has"
+    return ""
+
+
+def _may_name(view: ViewId | None) -> bool:
+    """Others tell it as part of what came of the step."""
+    return view is None or (0 <= view.number < NUMBER_LIMIT and len(view.snapshot) <= TEXT_LIMIT)
 
 
 def _due(prepared: Prepared, plan: Plan, terms: StepTerms | None) -> Due:
@@ -135,6 +154,8 @@ def _fault_of_counts(
         due = counts.get(me, 0) * terms.microbatch_tokens if terms.trains(step) else 0
         if prepared.token_count != due:
             return f"Prepared counts {counted(prepared.token_count, 'token')}, its share is {due:,}"
+    elif prepared.token_count > terms.microbatch_tokens * _microbatches_in(plan):
+        return f"Prepared counts {prepared.token_count:,} tokens, more than the step has"
     held_out = terms.held_out_tokens(step, plan, me)
     if prepared.held_out_token_count != held_out:
         return f"Prepared counts {prepared.held_out_token_count} held-out tokens, not {held_out}"
@@ -149,6 +170,10 @@ def _fault_of_counts(
     if terms.tells_states(step) and set(prepared.states) != set(plan.layers_of(me)):
         return "Prepared does not state the digests of its states"
     return ""
+
+
+def _microbatches_in(plan: Plan) -> int:
+    return sum(pipeline.microbatch_count for pipeline in plan.pipelines)
 
 
 def conflict_of(

@@ -109,7 +109,7 @@ TABLE: dict[str, Row] = {
     "opening": Row(EVERYBODY, sender=Rate(64, 1024), together=Rate(256, 2048)),
     "opening in no view": Row(EVERYBODY, sender=Rate(256, 8192), together=Rate(1024, 16384)),
     # of a run by invitation
-    "Introduction": Row(EVERYBODY, 4 * KIB, Rate(1, 8), Rate(20, 60)),
+    "Introduction": Row(EVERYBODY, 4 * KIB, Rate(1, 8), Rate(20, 60), near=Rate(2, 16)),
     "Revocations": Row(NEAR, 512 * KIB, near=Rate(2, 40)),
     # calls, before they are read
     "control": Row(

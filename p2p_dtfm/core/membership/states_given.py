@@ -16,6 +16,8 @@ class StatesGiven:
     def __init__(self) -> None:
         self._most: dict[tuple[str, Member], int] = {}
         """Newcomer and who gives: the most that was said."""
+        self._has: dict[str, int] = {}
+        """Of each the sum of these."""
         self._grown_ns: dict[str, int] = {}
         self._needs: dict[str, int] = {}
         self._counted: dict[str, int] = {}
@@ -24,19 +26,21 @@ class StatesGiven:
     def begin(self, needs: Mapping[str, int] | None = None) -> None:
         """A view is agreed on: nothing has been given for it. `needs`: bytes of the states of each
         place in it; of who is not named every word counts."""
-        self._most, self._grown_ns, self._counted = {}, {}, {}
+        self._most, self._has, self._grown_ns, self._counted = {}, {}, {}, {}
         self._needs = dict(needs or {})
 
     def note(self, by: Member, given: Mapping[str, int], now_ns: int) -> None:
         """So many bytes `by` has given to each in all."""
         for peer_id, size in given.items():
+            before = self._most.get((peer_id, by), 0)
             known = (peer_id, by) in self._most
-            if size > self._most.get((peer_id, by), 0) and (known or len(self._most) < WORDS_LIMIT):
+            if size > before and (known or len(self._most) < WORDS_LIMIT):
                 self._most[peer_id, by] = size
+                self._has[peer_id] = self._has.get(peer_id, 0) + size - before
                 self._count(peer_id, now_ns)
 
     def _count(self, peer_id: str, now_ns: int) -> None:
-        has = sum(size for (to, _), size in self._most.items() if to == peer_id)
+        has = self._has[peer_id]
         before = self._counted.get(peer_id)
         if before is None or PARTS * (has - before) >= self._needs.get(peer_id, 0):
             self._counted[peer_id] = has

@@ -15,6 +15,7 @@ from p2p_dtfm.core.messages.agreement_messages import (
     Standing,
 )
 from p2p_dtfm.core.messages.certificate import Certificate
+from p2p_dtfm.core.messages.prepared import ACCOUNT_LIMIT_BYTES
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.records import RECORD_LIMIT_BYTES
@@ -35,9 +36,6 @@ MISSED_LIMIT = 16
 """Who hears nothing of more of its fellows is cut off itself, and asks nobody."""
 COMMIT_LIMIT_BYTES = 16 * 1024
 """One Prepared in a Standing."""
-ACCOUNT_LIMIT_BYTES = 64 * 1024
-"""One Prepared that is passed on after a failure: in a run with audits it states what its maker has
-claimed (`sections.audit_spec.MICROBATCHES_LIMIT`)."""
 CONTRIBUTION_LIMIT_BYTES = 512 * 1024
 BARS_LIMIT = 128
 READY_SETS_LIMIT = 8

@@ -11,6 +11,13 @@ from p2p_dtfm.core.protocol.signed import Sign, Signed, Verify, open_signed, sig
 from p2p_dtfm.core.protocol.snapshot import ViewId
 
 _KIND = "prepared"
+ACCOUNT_LIMIT_BYTES = 64 * 1024
+"""One Prepared, which is passed on after a failure: in a run with audits it states what its maker
+has claimed (`sections.audit_spec.MICROBATCHES_LIMIT`)."""
+
+
+SIGNED_BYTES = 160
+"""What stands around the payload of one that is passed on."""
 
 
 class Prepared(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
@@ -70,7 +77,9 @@ def sign_prepared(prepared: Prepared, signer: Sign) -> Signed:
 
 def open_prepared(signed: Signed, verify: Verify) -> Prepared:
     """Raises `PeerFault` for a forgery, malformed contents, or words put in another's mouth, also
-    those that its maker says it has heard."""
+    those that its maker says it has heard; and for one that nobody could pass on."""
+    if len(signed.payload) > ACCOUNT_LIMIT_BYTES:
+        raise PeerFault(f"says Prepared of {len(signed.payload)} bytes", signed.peer_id)
     prepared = open_signed(signed, _KIND, Prepared, verify)
     if prepared.peer_id != signed.peer_id:
         raise PeerFault("says Prepared for another peer", signed.peer_id)
@@ -87,6 +96,18 @@ def _require_heard(prepared: Prepared, account: Account, verify: Verify) -> None
     for peer_id, heard in (*account.heard.items(), *account.unlike.items()):
         if not is_claim_of(peer_id, prepared.view, prepared.step, heard, verify):
             raise PeerFault(f"has heard what {peer_id} has not signed", prepared.peer_id)
+
+
+def with_room(passed_on: tuple[Signed, ...], limit_bytes: int) -> tuple[Signed, ...]:
+    """As many as fit beside what else a peer says of itself, the shortest first: who says much must
+    not make others say more than anybody hears."""
+    kept = set[Signed]()
+    for signed in sorted(passed_on, key=lambda it: len(it.payload)):
+        limit_bytes -= len(signed.payload) + SIGNED_BYTES
+        if limit_bytes < 0:
+            break
+        kept.add(signed)
+    return tuple(signed for signed in passed_on if signed in kept)
 
 
 class StepOutcome(msgspec.Struct, frozen=True):

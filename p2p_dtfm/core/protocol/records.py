@@ -25,6 +25,8 @@ from p2p_dtfm.core.protocol.signed import Sign, Signed, Verify, open_signed, sig
 PROTOCOL_VERSION = 2
 RECORD_LIMIT_BYTES = 64 * 1024
 NAME_LIMIT = 64
+LIFE_LIMIT = 1 << 53
+"""Others name it in what they sign (`messages.message_bounds.NUMBER_LIMIT`)."""
 ADDRESSES_LIMIT = 16
 ADDRESS_LIMIT = 256
 DIGEST_BYTES = 32
@@ -330,6 +332,8 @@ def _require_sane_numbers(record: PeerRecord) -> None:
     ]
     if any(not 0 <= number < 1 << 60 for number in numbers):
         raise PeerFault("record with a number below 0 or above 2^60", record.peer_id)
+    if record.life >= LIFE_LIMIT:
+        raise PeerFault("record of a life that no message may name", record.peer_id)
     if not is_sane(record.measured):
         raise PeerFault("record with steps measured under no plan", record.peer_id)
     if not is_possible(record.paces):

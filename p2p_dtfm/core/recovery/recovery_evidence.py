@@ -6,13 +6,20 @@ import msgspec
 
 from p2p_dtfm.core.commit.ledger import Ledger
 from p2p_dtfm.core.messages.agreement_messages import PendingStep, RetainedStep, SavedState
-from p2p_dtfm.core.messages.prepared import StepOutcome
+from p2p_dtfm.core.messages.prepared import StepOutcome, with_room
 from p2p_dtfm.core.messages.stage_progress import StageProgress
 from p2p_dtfm.core.protocol.lineage import Lineage, extend, unmarked
 from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.protocol.snapshot import Member, ViewId
 from p2p_dtfm.core.recovery.complete_steps import RETAINED_LIMIT, StepKey
 from p2p_dtfm.core.recovery.restart_point import Recovery
+
+PENDING_LIMIT_BYTES = 288 * 1024
+RETAINED_LIMIT_BYTES = 96 * 1024
+"""Of Prepared in a contribution, with which goes a record of 64 KiB at most
+(`message_bounds.CONTRIBUTION_LIMIT_BYTES`)."""
+FEW = 128
+"""In a swarm of many, where more are passed on, contributions name them (`messages.outlines`)."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +75,8 @@ class RecoveryEvidence:
 
     def freeze(self, ledger: Ledger | None) -> None:
         """From now on the step under way is decided by what peers bring to the next view."""
-        self._frozen = ledger.freeze() if ledger is not None else ()
+        passed_on = ledger.freeze() if ledger is not None else ()
+        self._frozen = _with_room(passed_on, PENDING_LIMIT_BYTES)
         self._counts = dict(ledger.counts_of(ledger.step)) if ledger is not None else {}
 
     def pending(self, view: ViewId) -> PendingStep:
@@ -82,9 +90,11 @@ class RecoveryEvidence:
         many have a stage, when members are seen to have different states: they are many bytes."""
         retained = self.retained
         needed = (retained is not None and len(retained.prepared) <= RETAINED_LIMIT) or sees_fork
-        if retained is None or (needed and not planned):
-            return retained
-        return msgspec.structs.replace(retained, prepared=())
+        if retained is None:
+            return None
+        told = needed and not planned
+        prepared = _with_room(retained.prepared, RETAINED_LIMIT_BYTES) if told else ()
+        return msgspec.structs.replace(retained, prepared=prepared)
 
     def _reduced_now(self, view: ViewId) -> tuple[int, ...]:
         return tuple(sorted(self._reduced)) if self._reduced_key == (view, self.step) else ()
@@ -169,3 +179,7 @@ class RecoveryEvidence:
         if self._reduced_key == (view, step):
             return tuple(sorted(self._reduced))
         return ()
+
+
+def _with_room(passed_on: tuple[Signed, ...], limit_bytes: int) -> tuple[Signed, ...]:
+    return with_room(passed_on, limit_bytes) if len(passed_on) <= FEW else passed_on

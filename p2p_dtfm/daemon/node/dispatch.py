@@ -22,6 +22,7 @@ from p2p_dtfm.core.protocol.canonical import encode
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.records import PROTOCOL_VERSION
 from p2p_dtfm.core.protocol.signed import Signed
+from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.node.participant import Participant
 from p2p_dtfm.daemon.peers.gate import UNPAID
 from p2p_dtfm.daemon.peers.held_back import LIMIT as STATEMENTS_LIMIT
@@ -51,6 +52,7 @@ from p2p_dtfm.daemon.peers.wire import (
     TranscriptRequest,
     WaitingPeer,
     Welcome,
+    with_room,
 )
 from p2p_dtfm.daemon.proof.of_others import answer_with_piece
 from p2p_dtfm.net.contacts.calling import put_newest
@@ -61,6 +63,8 @@ from p2p_dtfm.train.model.gpt import layer_count
 log = logging.getLogger("p2p_dtfm")
 
 WAITING_TOLD_LIMIT = 32
+WAITING_LIMIT_BYTES = 32 * 1024
+"""Of their addresses: anybody may wait, and ask again and again."""
 FOLLOWING = (
     FollowLayers,
     ConfirmLayers,
@@ -99,6 +103,7 @@ class Dispatch:
         """Of the run's data shards and tokenizer."""
         self._learnt: dict[str, Signed] = {}
         self._unlike_protocols = UnlikeProtocols()
+        self._told_of: tuple[View | None, tuple[PeerAddress, ...]] = (None, ())
         self._gathered = (0, 0)
         """Of how many contributions to which attempt the records have been learnt."""
 
@@ -159,18 +164,25 @@ class Dispatch:
     async def _known_peers(self, sender: str) -> KnownPeers:
         """Members, and newcomers that wait, for another newcomer; and whether that has no place."""
         view, joiners = self._agreement.view, self._agreement.joiners
-        members = view.snapshot.records if view else ()
-        waiting = [
-            WaitingPeer(r.peer_id, r.addresses, await self._host.calling.seen_host(r.peer_id) or "")
-            for r in joiners[:WAITING_TOLD_LIMIT]
-        ]
+        joiners = joiners[:WAITING_TOLD_LIMIT]
+        hosts = await self._host.calling.seen_hosts([it.peer_id for it in joiners])
+        asking = with_room(((it.peer_id, it.addresses) for it in joiners), WAITING_LIMIT_BYTES)
+        pairs = zip(asking, hosts, strict=True)
+        waiting = [WaitingPeer(it.peer_id, it.addresses, host) for it, host in pairs]
         mine = () if view else (PeerAddress(self._me, await self._host.addresses()),)
-        peers = (*mine, *(PeerAddress(r.peer_id, r.addresses) for r in members))
+        peers = (*mine, *self._members_told(view))
         lets_in, end = self._membership.lets_in(), self._agreement.proof_of_end
         step = self._agreement.step
         bar = barred_at(self._agreement.bars, step).get(sender)
         barred = None if bar is None else Barred(bar.until_step, step, bar.reason)
         return KnownPeers(peers, tuple(waiting), lets_in, end, barred)
+
+    def _members_told(self, view: View | None) -> tuple[PeerAddress, ...]:
+        """Where they say that they are; looked at once for each view."""
+        if view is not self._told_of[0]:
+            records = view.snapshot.records if view is not None else ()
+            self._told_of = view, with_room((it.peer_id, it.addresses) for it in records)
+        return self._told_of[1]
 
     def _receive_paid(self, sender: str, message: Message) -> None:
         """Strangers and newcomers may cost this peer so much, and no more."""
@@ -275,16 +287,16 @@ class Dispatch:
         self._network.messenger.hear_of(sender, message.addresses)
         own = PeerAddress(self._me, await self._host.addresses())
         view = self._agreement.view
-        records = view.snapshot.records if view is not None else ()
-        peers = [PeerAddress(record.peer_id, record.addresses) for record in records]
-        others = [peer for peer in peers if peer.peer_id not in (sender, own.peer_id)]
+        others = [
+            peer for peer in self._members_told(view) if peer.peer_id not in (sender, own.peer_id)
+        ]
         return encode(
             Welcome(
                 PROTOCOL_VERSION,
                 self._run.signed_spec,
                 (own, *others),
                 self._agreement.step,
-                len(records),
+                len(view.snapshot.records) if view is not None else 0,
                 self._participant.measured_rate(),
                 self._membership.lets_in(),
                 self._agreement.proof_of_end,

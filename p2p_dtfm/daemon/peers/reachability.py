@@ -122,19 +122,23 @@ class ReachabilityService:
         return self.finding
 
     async def _ask(self, peers: Sequence[str]) -> None:
-        """Sets `finding` to what these peers find; one that gets through is enough."""
+        """Sets `finding` to what these peers find; one that gets through is enough, unless others
+        have not before: a liar would have this peer give up its relays."""
         self._asked_s = now.monotonic_s()
         answers = await asyncio.gather(*map(self._see, peers))
         seen = [answer for answer in answers if answer is not None]
         if not seen:
             return
-        best = max(seen, key=lambda answer: len(answer.open_ports))
-        if best.open_ports:
+        through = [answer for answer in seen if answer.open_ports]
+        is_open = through and (not self.is_behind_router or 2 * len(through) > len(seen))
+        best = max(seen, key=lambda it: len(it.open_ports) * (1 if is_open else -1))
+        if is_open:
             port, how = best.open_ports[0], Reachability.DIRECT
             reason = f"a peer that was asked got through to {best.host}, TCP port {port}"
         else:
             port, how = best.port, Reachability.UNREACHABLE
-            reason = f"{len(seen)} asked, none got through to {best.host}"
+            got = "none" if not through else f"only {len(through)}"
+            reason = f"{len(seen)} asked, {got} got through to {best.host}"
         if how is not self.finding.reachability and not self._reservations:
             log.info("reachability: %s: %s", how.value, reason)
         if how is Reachability.UNREACHABLE and self._reservations:
@@ -165,12 +169,14 @@ class ReachabilityService:
         ends = await self._host.remote_addresses()
         uncertain = self.finding.reachability is not Reachability.DIRECT
         if uncertain and now_s - self._asked_s > ASK_AGAIN_S:
-            strangers = [
+            trusts = self._host.calling.trusts
+            near = [
                 peer
                 for peer, (address, *_) in sorted(ends.items())
                 if not is_relayed(address) and not is_loopback(address)
             ]
-            await self._ask(strangers[:ASKED_LIMIT])
+            # who connects may be anybody, and many of them one
+            await self._ask(([*filter(trusts, near)] or near)[:ASKED_LIMIT])
         for relay in [relay for relay in self._reservations if relay not in ends]:
             del self._reservations[relay]
             log.warning("the relay %s is gone: those that it passed on must go another way", relay)

@@ -1,6 +1,6 @@
 """What daemons say to one another in control calls, and how it is read."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import get_args
 
 import msgspec
@@ -23,6 +23,7 @@ from p2p_dtfm.core.protocol.canonical import Numbered, decode, encode_for_wire
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.protocol.snapshot import ViewId
+from p2p_dtfm.net.contacts.addresses import ways_to
 from p2p_dtfm.net.libp2p.control import BODY_LIMIT_BYTES
 from p2p_dtfm.web.state import Span
 
@@ -58,6 +59,24 @@ class Revocations(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="
 class PeerAddress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     peer_id: str
     addresses: tuple[str, ...]
+
+
+ADDRESSES_LIMIT_BYTES = 512 * 1024
+"""Of all members, in one answer."""
+
+
+def with_room(
+    named: Iterable[tuple[str, Sequence[str]]], limit_bytes: int = ADDRESSES_LIMIT_BYTES
+) -> tuple[PeerAddress, ...]:
+    """Peers and where they say that they are, as far as that fits into an answer: those that say
+    least have room first. Of the others there is the id."""
+    told = [PeerAddress(peer_id, ways_to(peer_id, at)) for peer_id, at in named]
+    sizes = {peer: sum(map(len, peer.addresses)) for peer in told}
+    for peer in sorted(told, key=lambda it: sizes[it]):
+        limit_bytes -= sizes[peer]
+        if limit_bytes < 0:
+            sizes[peer] = -1
+    return tuple(it if sizes[it] >= 0 else PeerAddress(it.peer_id, ()) for it in told)
 
 
 class Welcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -98,6 +98,8 @@ class StepsOfOthers:
                 return
             at += len(piece.content)
             await asyncio.to_thread(reader.take, piece.content)
+            if len(piece.content) < PIECE_BYTES:
+                return  # the last one, or it drips: nobody else would be asked for a year
             first = reader.first_step
             if first is not None and first >= self._contributions.seen_from:
                 reader.led.clear()  # it is no older than what is known here

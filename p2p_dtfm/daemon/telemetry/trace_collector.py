@@ -102,6 +102,8 @@ class TraceCollector:
             clock = await self._clock(peer_id)
             reply = await self._messenger.ask(peer_id, request, DEADLINE_S)
             steps = decode(reply, TraceReply).steps
+            if len(steps) > request.count or abs(clock.offset_ns) >= DAY_NS:
+                return None
             check_times(steps, peer_id)
         except (Unreachable, Refused, PeerFault):
             return None

@@ -4,7 +4,6 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable
 
-from p2p_dtfm.core.messages.message_bounds import ACCOUNT_LIMIT_BYTES
 from p2p_dtfm.core.messages.prepared import Statement
 from p2p_dtfm.core.planner.wire_plan import wire_plan
 from p2p_dtfm.core.protocol.errors import PeerFault
@@ -75,8 +74,6 @@ class ViewMail:
     def keep_early(self, statement: Statement) -> None:
         """One of a view that has not taken over here. Raises `PeerFault`."""
         sender, size_bytes = statement.prepared.peer_id, len(statement.signed.payload)
-        if size_bytes > ACCOUNT_LIMIT_BYTES:
-            raise PeerFault(f"says Prepared of {size_bytes} bytes", sender)
         if not self._early.keep(sender, statement, size_bytes):
             raise PeerFault("says Prepared in a view that this peer does not know", sender)
 

@@ -67,11 +67,18 @@ class Calling:
         asked_s = now.monotonic_s()
         if peer_id in self._linked and asked_s - self._looked_s < FRESH_S:
             return True
+        await self._look(asked_s)
+        return self._note(peer_id)
+
+    async def _look(self, asked_s: float) -> None:
         async with self._looking:
             if self._looked_s < asked_s:
                 looked_s = now.monotonic_s()
                 self._linked = await self._ends()
                 self._looked_s = looked_s
+
+    def _note(self, peer_id: str) -> bool:
+        """Whether it has a connection, and where that comes from."""
         ends = self._linked.get(peer_id)
         if ends is not None:
             self.heard(peer_id)
@@ -79,10 +86,14 @@ class Calling:
             put_newest(self._seen, peer_id, end[0], PEERS_REMEMBERED)
         return ends is not None
 
-    async def seen_host(self, peer_id: str) -> str | None:
-        """Where a peer's own connection comes from, or came from when it was last looked at."""
-        await self.is_linked(peer_id)
-        return self._seen.get(peer_id)
+    async def seen_hosts(self, peer_ids: Sequence[str]) -> list[str]:
+        """Where each one's own connection comes from, or came from when it was last looked at;
+        empty where that is not known. One look for all."""
+        if peer_ids:
+            await self._look(now.monotonic_s())
+        for peer_id in peer_ids:
+            self._note(peer_id)
+        return [self._seen.get(peer_id, "") for peer_id in peer_ids]
 
     async def may_look_for(self, peer_id: str) -> bool:
         """Whether p2pd may look for an unknown node of the directory now, at addresses that others

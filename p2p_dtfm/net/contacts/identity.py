@@ -23,13 +23,14 @@ _PRIVATE_PREFIX = bytes((0x08, 0x01, 0x12, 0x40))
 # identity multihash (code 0, 36 bytes) over crypto.PublicKey: type 1, field 2 of 32 bytes
 _PEER_ID_PREFIX = bytes((0x00, 0x24, 0x08, 0x01, 0x12, 0x20))
 _KEY_BYTES = 32
+_SIGNATURE_BYTES = 64
 _PEER_ID_TEXT_LIMIT = 64
 _VERIFIED_LIMIT = 8192
 _verified: dict[bytes, None] = {}
 """Digests of what was found to be signed, oldest first: the same statements come again with every
 gathering, from each of those who pass them on, and a digest takes a fiftieth of a verification.
-What two texts could share is no digest: an id holds no zero byte, and all signatures that are in
-here have one length."""
+What two texts could share is no digest: an id holds no zero byte, and signatures have one length,
+also those that are looked for."""
 
 EFFORT_BYTES = 4096
 _effort = {"spent": 0}
@@ -152,7 +153,7 @@ def _key_of(peer_id: str) -> Ed25519PublicKey | None:
 def verify(peer_id: str, payload: bytes, signature: bytes) -> bool:
     """Whether `peer_id` signed `payload`. Never raises, whatever a stranger put in."""
     key = _public_key(peer_id)
-    if key is None:
+    if key is None or len(signature) != _SIGNATURE_BYTES:
         return False
     mark = hashlib.blake2b(b"\x00".join((peer_id.encode(), signature, payload))).digest()
     if mark in _verified:

@@ -40,6 +40,8 @@ CIRCUITS_LIMIT_PER_PEER = 32
 IDLE_S = 300.0
 """libp2p's connections say something each 30 s, or they are dead."""
 DEADLINE_S = 10.0
+PEER_ID_LIMIT_BYTES = 64
+"""To write 4 KiB as text takes a tenth of a second."""
 _READ_BYTES = 1 << 16
 
 log = logging.getLogger(__name__)
@@ -89,6 +91,8 @@ class Relay:
         if sender not in held and len(held) >= RESERVATIONS_LIMIT:
             self._forget_absent(await self._host.connected_peers())
         if sender not in held and len(held) >= RESERVATIONS_LIMIT:
+            self._forget_a_stranger_for(sender)
+        if sender not in held and len(held) >= RESERVATIONS_LIMIT:
             await _answer(reader, writer, RelayStatus.RESERVATION_REFUSED)
             return
         if sender not in held:
@@ -101,10 +105,17 @@ class Relay:
         for peer_id in [p for p, until_s in held.items() if p not in connected or until_s < now_s]:
             del held[peer_id]
 
+    def _forget_a_stranger_for(self, sender: str) -> None:
+        """Members go first: keys are made for nothing."""
+        is_near = self._host.door.is_near
+        stranger = next((it for it in self._reserved_until_s if not is_near(it)), None)
+        if stranger is not None and is_near(sender):
+            del self._reserved_until_s[stranger]
+
     async def _connect(
         self, caller: str, raw: bytes, reader: asyncio.StreamReader, writer: Writer
     ) -> None:
-        called = base58.b58encode(raw).decode()
+        called = base58.b58encode(raw[:PEER_ID_LIMIT_BYTES]).decode()
         status = self._refusal(caller, called)
         if status is not RelayStatus.OK:
             await _answer(reader, writer, status)
@@ -132,7 +143,8 @@ class Relay:
             return RelayStatus.MALFORMED_MESSAGE
         if self._reserved_until_s.get(called, 0.0) < now.monotonic_s():
             return RelayStatus.NO_RESERVATION
-        if self.circuits >= CIRCUITS_LIMIT:
+        near = any(map(self._host.door.is_near, (caller, called)))
+        if self.circuits >= (CIRCUITS_LIMIT if near else CIRCUITS_LIMIT // 2):
             return RelayStatus.RESOURCE_LIMIT_EXCEEDED
         if max(self._circuits[caller], self._circuits[called]) >= CIRCUITS_LIMIT_PER_PEER:
             return RelayStatus.RESOURCE_LIMIT_EXCEEDED

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from p2p_dtfm.cli.app import JsonOption, app
+from p2p_dtfm.cli.terminal.plain import plain
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.facts.in_words import counted
 
@@ -175,9 +176,9 @@ def _tell_refusal(told: dict[str, Any], as_json: bool) -> None:
         typer.echo(json.dumps(told))
         return
     where = "" if told["step"] is None else f"step {told['step']}: "
-    typer.echo(f"REFUSED: {where}{told['refused']}")
+    typer.echo(f"REFUSED: {where}{plain(told['refused'])}")
     if told["signed_by"]:
-        typer.echo(f"It stands under the signature of {told['signed_by']}.")
+        typer.echo(f"It stands under the signature of {plain(told['signed_by'])}.")
 
 
 def _names(checker: "Checker") -> "Names":
@@ -218,10 +219,10 @@ def _tell(checker: "Checker", judged: "Judged", chosen: "list[Work]", told: dict
         table.add_row(*map(Text, (*row, f"{tally['guarded_layers']:,}")))
     console.print(table)
     for reason in judged.passed_over:
-        typer.echo(f"Passed over: {names.in_text(reason)}.")
+        typer.echo(f"Passed over: {plain(names.in_text(reason))}.")
     for reason, count in judged.unjudged.items():
         counts = counted(count, "stage-step")
-        typer.echo(f"{counts} could not be judged here: {names.in_text(reason)}.")
+        typer.echo(f"{counts} could not be judged here: {plain(names.in_text(reason))}.")
     unjudged = sum(judged.unjudged.values())
     if judged.works:
         drawn = counted(len(chosen) - unjudged, "stage-step")

@@ -335,7 +335,7 @@ class Attempt:
             contributions=(),
             absent=tuple(sorted(self.silent)),
             digest=self.digests[self.me][1],
-            accusations=tuple(self.charges[item] for item in sorted(self.charges)),
+            accusations=self.evidence.told(self.me, self.members),
         )
 
     def take_ready(self, certificate: Certificate, verify: Verify) -> None:

@@ -1,5 +1,6 @@
 """What an attempt at a view holds, by what belongs together."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from p2p_dtfm.core.consensus.attempts.wide import Wide
@@ -9,6 +10,10 @@ from p2p_dtfm.core.protocol.plan import NoPlan, Plan
 from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.protocol.snapshot import Member, Snapshot, ViewId
 from p2p_dtfm.core.recovery.restart_point import Recovery
+
+CHARGES_TOLD = 2048
+"""In one message; others hear twice as many (`message_bounds.CHARGES_LIMIT`). Of sixty-four
+members each half may accuse the other."""
 
 
 @dataclass
@@ -50,6 +55,14 @@ class Evidence:
     called_absent: dict[Member, set[Member]] = field(default_factory=dict)
     """By silent peer, whose word it is that it is silent."""
     charges: dict[Accusation, Charge] = field(default_factory=dict)
+
+    def told(self, me: Member, members: Collection[Member]) -> tuple[Charge, ...]:
+        """As many as others hear: this peer's own before those of members, and these before those
+        of newcomers, of whom many that accuse everybody would have nothing be heard."""
+        order = sorted(self.charges)
+        if len(order) > CHARGES_TOLD:
+            order.sort(key=lambda it: (it.by != me, it.by not in members))
+        return tuple(self.charges[item] for item in order[:CHARGES_TOLD])
 
 
 @dataclass

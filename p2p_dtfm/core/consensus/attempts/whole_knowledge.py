@@ -5,8 +5,12 @@ import msgspec
 from p2p_dtfm.core.consensus.attempts.attempt import Attempt
 from p2p_dtfm.core.consensus.attempts.message_parts import message_parts
 from p2p_dtfm.core.messages.agreement_messages import Gather
+from p2p_dtfm.core.protocol.signed import Signed
 
 MEDIATORS = 2
+RECORDS_LIMIT = 64
+RECORDS_LIMIT_BYTES = 192 * 1024
+"""Of newcomers, in one message, which may have others beside them."""
 
 
 def ends_that_lack(attempt: Attempt) -> tuple[str, ...]:
@@ -27,9 +31,10 @@ def ends_that_lack(attempt: Attempt) -> tuple[str, ...]:
 def whole_knowledge(attempt: Attempt, proofs: bool) -> list[Gather]:
     """`proofs`: with what shows to others which views there are."""
     newcomers, certificates = attempt.passed_on.newcomers, attempt.passed_on.certificates
+    records, *more = _in_parts([newcomers[member] for member in sorted(newcomers)])
     first = msgspec.structs.replace(
         attempt.gather(),
-        newcomers=tuple(newcomers[member] for member in sorted(newcomers)),
+        newcomers=tuple(records),
         certificates=tuple(certificates.values()) if proofs else (),
     )
     told = [attempt.known[member] for member in sorted(attempt.known)]
@@ -37,7 +42,23 @@ def whole_knowledge(attempt: Attempt, proofs: bool) -> list[Gather]:
     told += [contradicted[member] for member in sorted(contradicted)]
     size = sum(len(signed.payload) for signed in first.newcomers)
     parts = message_parts(told, lambda signed: len(signed.payload), size)
-    return [
+    messages = [
         msgspec.structs.replace(first if n == 0 else attempt.gather(), contributions=tuple(part))
         for n, part in enumerate(parts)
     ]
+    rest = (msgspec.structs.replace(attempt.gather(), newcomers=tuple(part)) for part in more)
+    return [*messages, *rest]
+
+
+def _in_parts(records: list[Signed]) -> list[list[Signed]]:
+    """Each member names others, and strangers choose whom they ask: together they are more than
+    one message may hold. At least one part."""
+    parts: list[list[Signed]] = [[]]
+    size = 0
+    for signed in records:
+        size += len(signed.payload)
+        if parts[-1] and (size > RECORDS_LIMIT_BYTES or len(parts[-1]) == RECORDS_LIMIT):
+            parts.append([])
+            size = len(signed.payload)
+        parts[-1].append(signed)
+    return parts

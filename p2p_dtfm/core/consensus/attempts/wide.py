@@ -1,9 +1,10 @@
 """Of an attempt in a swarm of many: what is new to this peer, and how far it has been passed on."""
 
-from collections.abc import Callable, Mapping, ValuesView
+from collections.abc import Callable, Collection, Mapping, ValuesView
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import islice
+from typing import TypeVar
 
 from p2p_dtfm.core.consensus.overlay.grid import Grid
 from p2p_dtfm.core.messages.agreement_messages import Active, Charge, Ready, Synced
@@ -11,6 +12,7 @@ from p2p_dtfm.core.protocol.records import PeerRecord
 from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.protocol.snapshot import Member
 
+Value = TypeVar("Value")
 Givers = Mapping[bytes, str]
 Item = Signed | Charge | Ready | Synced | Active
 
@@ -131,3 +133,8 @@ def _maker(item: Item) -> str:
     if isinstance(item, Signed):
         return item.peer_id
     return item.accusation.by.peer_id if isinstance(item, Charge) else item.sender.peer_id
+
+
+def fullest(sets: Collection[list[Value]], limit: int) -> list[list[Value]]:
+    """So many of them, with the most in them."""
+    return list(sets) if len(sets) <= limit else sorted(sets, key=len, reverse=True)[:limit]

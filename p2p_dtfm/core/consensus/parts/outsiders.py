@@ -8,6 +8,7 @@ from p2p_dtfm.core.messages.agreement_messages import (
     Reminder,
     Standing,
 )
+from p2p_dtfm.core.messages.prepared import with_room
 from p2p_dtfm.core.messages.statements import stated
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.records import Intent
@@ -16,7 +17,9 @@ from p2p_dtfm.core.protocol.snapshot import Member
 from p2p_dtfm.core.recovery.view import View
 
 COMMIT_TOLD = 16
-"""Of the Prepared of the last commit, to peers outside: each shows how far the view has come."""
+COMMIT_TOLD_BYTES = 96 * 1024
+"""Of the Prepared of the last commit, to peers outside: each shows how far the view has come. So
+many fit beside the certificate of 1,024 (`core.gate.gate_table.STANDING_BYTES`)."""
 
 
 class Outsiders:
@@ -35,6 +38,7 @@ class Outsiders:
         ancestors = tuple(item for item in state.others.views.told if item != view.id)
         commit = state.ledger.last_commit if state.ledger is not None else ()
         commit = (commit or state.present.last_commit)[:COMMIT_TOLD] if has_plan else ()
+        commit = with_room(commit, COMMIT_TOLD_BYTES)
         follows = tuple(sorted(state.others.familiar.given))
         farewells = state.others.farewells.shown_with(view.certificate)
         told = ancestors, commit, follows, reminder, farewells

@@ -220,8 +220,10 @@ class Syncing:
         if state.is_newcomer or following is None:
             return
         given, sender = state.following.given, message.sender
-        if sender in state.members:
-            given.note(sender, message.gives, now_ns)
+        if sender in state.members and message.gives:
+            joining = {member.peer_id for member in self._unsynced_newcomers}
+            named = {it: size for it, size in message.gives.items() if it in joining}
+            given.note(sender, named, now_ns)
         elif sender in following.members and following.snapshot.step == 0:
             given.note(sender, {sender.peer_id: message.progress}, now_ns)
 

@@ -1,9 +1,13 @@
 """Who is let into a run by invitation: whom the founder's word reaches, and nobody took back."""
 
+from collections import Counter
+
 import msgspec
 
+from p2p_dtfm.core.protocol.canonical import decode
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.invited.chains import (
+    LINK_BYTES,
     NOT_INVITED,
     SKEW_S,
     Chain,
@@ -41,6 +45,9 @@ class GuestList:
 
     def __init__(self, founder: str, run_digest: str, verify: Verify) -> None:
         self.founder = founder
+        self.members = frozenset[str]()
+        """Of the views of now: by what they have come is not forgotten, or a guest that lets in
+        thousands of keys could be in for good, whatever is taken back."""
         self._run_digest = run_digest
         self._verify = verify
         self._shown: dict[str, tuple[Signed, ...]] = {}
@@ -48,6 +55,8 @@ class GuestList:
         self._revocations: dict[tuple[str, str], tuple[Revocation, Signed]] = {}
         self._speakers: dict[str, str] | None = None
         """By `_lines_by_speaker`; None: chains have changed since."""
+        self._counts: Counter[str] | None = None
+        """Revocations by line; None: something has changed since."""
 
     def introduce(
         self, peer_id: str, shown: tuple[Signed, ...], now_s: int, came_before: bool = False
@@ -98,9 +107,9 @@ class GuestList:
 
     def _remember(self, peer_id: str, shown: tuple[Signed, ...], chain: Chain) -> None:
         self._shown[peer_id], self._chains[peer_id] = shown, chain
-        self._speakers = None
+        self._speakers = self._counts = None
         if len(self._chains) > GUESTS_LIMIT:
-            oldest = next(iter(self._chains))
+            oldest = next(it for it in self._chains if it not in self.members)
             del self._chains[oldest], self._shown[oldest]
 
     def admits(self, peer_id: str) -> bool:
@@ -119,16 +128,36 @@ class GuestList:
     def revoke(self, signed: Signed) -> bool:
         """Whether this is news, and is kept. Raises `PeerFault` for what nobody relays in good
         faith."""
-        revocation = open_revocation(signed, self._run_digest, self._verify)
-        key = (signed.peer_id, revocation.holder)
+        said = decode(signed.payload, Revocation, LINK_BYTES)
+        key = (signed.peer_id, said.holder)
         held = self._revocations.get(key)
-        if held is not None and not (held[0].stays_for_guests and not revocation.stays_for_guests):
+        if held is not None and not (held[0].stays_for_guests and not said.stays_for_guests):
             return False
+        if held is None and not self._has_room_for(signed.peer_id):
+            return False
+        revocation = open_revocation(signed, self._run_digest, self._verify)
         if revocation.holder == self.founder:
             raise PeerFault("revokes the founder", signed.peer_id)
         self._revocations[key] = revocation, signed
+        self._counts = None
         self._make_room()
         return key in self._revocations
+
+    def _has_room_for(self, giver: str) -> bool:
+        """Whether one more of it would stay: asked before a signature is looked at, which costs
+        more. `_make_room` has the last word."""
+        by = self._lines_by_speaker()
+        account = by.get(giver, _UNKNOWN)
+        if self._counts is None:
+            self._counts = Counter(by.get(each, _UNKNOWN) for each, _ in self._revocations)
+        counts = self._counts
+        is_full = len(self._revocations) >= REVOCATIONS_LIMIT
+        if account == _UNKNOWN:
+            return not is_full and counts[_UNKNOWN] < UNKNOWN_LIMIT
+        if account == self.founder or not is_full:
+            return True
+        others = (n for it, n in counts.items() if it not in (account, self.founder))
+        return counts[_UNKNOWN] > 0 or counts[account] < max(others, default=0)
 
     def _make_room(self) -> None:
         """Room is shared between the founder's lines, by which those that speak have come: the

@@ -69,7 +69,6 @@ class StatusHeard:
         self._join_line = join_line
         """Through the node itself: no member's address gets onto the page."""
         self._plane = ControlPlane(host, _tell_nothing, KIND)
-        self._founder = ""
         self._tellers: list[str] = []
         """Who answered last time: they are asked again before others."""
         self._heard: tuple[float, PublicFacts] | None = None
@@ -100,8 +99,6 @@ class StatusHeard:
 
     async def ask(self) -> None:
         """Once. Raises `Unreachable` if the directory cannot be read."""
-        if not self._founder and (signed := await self._directory.fetch_run(self._run_digest)):
-            self._founder = signed.peer_id  # the digest names what it has signed
         present = await self._directory.present_peers(self._run_digest)
         asked = self._chosen(present)
         answers = await asyncio.gather(*map(self._ask_one, asked))
@@ -115,12 +112,11 @@ class StatusHeard:
             self._heard = now.monotonic_s(), self._believed(told)
 
     def _chosen(self, present: Sequence[Presence]) -> list[Presence]:
-        """The founder, those who answered last time, and others by lot."""
+        """Some of those who answered last time, and others by lot."""
         drawn = chance.sample(present, len(present))
-        before = {**dict.fromkeys(self._tellers, 1), self._founder: 0}
+        before = frozenset(self._tellers)
         rest = [peer for peer in drawn if peer.peer_id != self._host.peer_id]
-        ranked = sorted(rest, key=lambda peer: before.get(peer.peer_id, 2))
-        known = [peer for peer in ranked if peer.peer_id in before][: ASKED_LIMIT // 2]
+        known = [peer for peer in rest if peer.peer_id in before][: ASKED_LIMIT // 2]
         new = [peer for peer in rest if peer not in known]
         return [*known, *new][:ASKED_LIMIT]
 
@@ -138,10 +134,9 @@ class StatusHeard:
         return msgspec.structs.replace(facts, join_line=self._join_line)
 
     def _believed(self, told: dict[str, PublicFacts]) -> PublicFacts:
-        """The founder's word, whom the run's digest names; else that of whoever is in the middle by
-        steps: who invents one answer does not write the page while others are honest."""
-        if self._founder in told:
-            return told[self._founder]
+        """That of whoever is in the middle by steps: who invents one answer does not write the page
+        while others are honest. Nobody's counts for more: the run's digest names what its founder
+        has signed, and anybody may sign the same."""
         by_step = sorted(told.values(), key=lambda facts: facts.step)
         return by_step[len(by_step) // 2]
 

@@ -29,6 +29,11 @@ from p2p_dtfm.net.contacts.identity import identity_of_seed, verify
 from p2p_dtfm.ports import now
 
 OWN_LINES_LIMIT = 1024
+TOLD_AT_ONCE = 512
+"""Revocations in one message."""
+WRITE_EVERY_S = 10.0
+"""What others say may be news again and again, and a file of all guests takes a tenth of a second.
+Who has been heard since is asked again, should this machine fail."""
 
 
 class GuestBook:
@@ -41,6 +46,8 @@ class GuestBook:
         """How often somebody's invitation was taken back, as far as is known here."""
         self._own = own
         self._identity = own.identity
+        self._is_written = True
+        self._written_s = -WRITE_EVERY_S
 
     def introduced(self, sender: str, chain: tuple[Signed, ...], came_before: bool = False) -> None:
         """Somebody says by what it comes. `came_before`: views say that it has been let in.
@@ -48,7 +55,7 @@ class GuestBook:
         before = self.known.chain_of(sender)
         self.known.introduce(sender, chain, int(now.wall_s()), came_before)
         if self.known.chain_of(sender) != before:
-            self.save()
+            self._heard()
 
     def told_of(self, chains: Sequence[tuple[Signed, ...]]) -> None:
         """A member says by what others have come. Raises `PeerFault` at the first that is none."""
@@ -58,12 +65,14 @@ class GuestBook:
                 is_news |= known.told_of(chain)
         finally:
             if is_news:
-                self.save()
+                self._heard()
 
     def revoked(self, signed: Sequence[Signed]) -> None:
         """By word of another member; it may have come a long way, and what is wrong with one keeps
         no other from being heard. Raises `PeerFault` at the end if one is forged."""
         is_news, fault = False, None
+        if len(signed) > TOLD_AT_ONCE:  # looking at each takes time
+            raise PeerFault(f"takes back {len(signed)} invitations at once")
         for each in signed:
             try:
                 is_news |= self.known.revoke(each)
@@ -71,7 +80,7 @@ class GuestBook:
                 fault = fault or found
         if is_news:
             self.changes += 1
-            self.save()
+            self._heard()
         if fault is not None:
             raise fault
 
@@ -140,9 +149,20 @@ class GuestBook:
             self.revoked(signed)
         except PeerFault as fault:
             raise UserError(f"cannot be revoked: {fault.cause}") from fault
+        self.save()
+
+    def _heard(self) -> None:
+        self._is_written = False
+        self.write_heard()
+
+    def write_heard(self) -> None:
+        """What others have said, if it is time to: called again and again."""
+        if not self._is_written and now.monotonic_s() - self._written_s >= WRITE_EVERY_S:
+            self.save()
 
     def save(self) -> None:
         own = self._own
+        self._is_written, self._written_s = True, now.monotonic_s()
         own.kept = msgspec.structs.replace(own.kept, guests=self.known.saved())
         own.write()
 

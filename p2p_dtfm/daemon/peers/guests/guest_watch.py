@@ -6,15 +6,15 @@ from collections.abc import Callable
 from p2p_dtfm.core.consensus.actions import Actions
 from p2p_dtfm.core.consensus.agreement import Agreement
 from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.protocol.snapshot import ViewId
-from p2p_dtfm.daemon.peers.guests.guest_book import GuestBook
+from p2p_dtfm.daemon.peers.guests.guest_book import TOLD_AT_ONCE, GuestBook
 from p2p_dtfm.daemon.peers.messenger import Messenger
 from p2p_dtfm.daemon.peers.wire import Revocations
 from p2p_dtfm.ports import now
 
 LOOK_EVERY_S = 0.5
 """And so long the others have to hear of it, before this peer asks for a view without it."""
-TOLD_AT_ONCE = 512
 HANDING_ON = 3
 """Members of a view that hand on to newcomers by what others have come."""
 
@@ -34,17 +34,24 @@ class GuestWatch:
         self._messenger = messenger
         self._do = do
         self._told: tuple[ViewId | None, int] = (None, 0)
+        self._told_words = frozenset[Signed]()
+        """In this view: one more is told alone, or each would cost all of them."""
         self._seen: tuple[ViewId | None, frozenset[str]] = (None, frozenset())
         self._held_up: tuple[ViewId | None, frozenset[str]] = (None, frozenset())
 
     async def keep(self) -> None:
         """For ever; raises `UserError` once this peer itself is out."""
-        while True:
-            self._require_own()
-            self._hand_on()
-            if not self._tell():
-                self._hold_up()
-            await asyncio.sleep(LOOK_EVERY_S)
+        try:
+            while True:
+                self._require_own()
+                self._name_members()
+                self._hand_on()
+                if not self._tell():
+                    self._hold_up()
+                self._book.write_heard()
+                await asyncio.sleep(LOOK_EVERY_S)
+        finally:
+            self._book.save()
 
     def _require_own(self) -> None:
         guests = self._book.known
@@ -54,6 +61,11 @@ class GuestWatch:
                 "ask whoever invited you; what it has trained stays with the others",
                 exit_code=5,
             )
+
+    def _name_members(self) -> None:
+        views = (self._agreement.view, self._agreement.next_view)
+        members = (peer_id for view in views if view is not None for peer_id in view.member_ids)
+        self._book.known.members = frozenset(members)
 
     def _hand_on(self) -> None:
         """Who is new in a view hears from a few by what others have come: it has seen nobody show
@@ -77,8 +89,9 @@ class GuestWatch:
         state = (view.id if view is not None else None, self._book.changes)
         if view is None or state == self._told or not guests.revocations:
             return False
-        self._told = state
-        revocations = guests.revocations
+        told = self._told_words if view.id == self._told[0] else frozenset()
+        revocations = tuple(word for word in guests.revocations if word not in told)
+        self._told, self._told_words = state, frozenset(guests.revocations)
         for first in range(0, len(revocations), TOLD_AT_ONCE):
             message = Revocations(revocations[first : first + TOLD_AT_ONCE])
             for peer_id in view.member_ids:

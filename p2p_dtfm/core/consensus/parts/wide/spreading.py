@@ -19,6 +19,7 @@ from p2p_dtfm.core.consensus.attempts.wide import (
     Item,
     News,
     Wide,
+    fullest,
     whence,
 )
 from p2p_dtfm.core.consensus.overlay.grid import Grid, grid_in_order, hosts_of, near_grid
@@ -31,6 +32,7 @@ from p2p_dtfm.core.messages.agreement_messages import (
     ReadySet,
     Spread,
 )
+from p2p_dtfm.core.messages.message_bounds import READY_SETS_LIMIT
 from p2p_dtfm.core.messages.outlines import prepared_name, record_name, sign_outline
 from p2p_dtfm.core.protocol.canonical import encode
 from p2p_dtfm.core.protocol.records import PeerRecord
@@ -405,7 +407,8 @@ def _goes_on(news: News) -> bool:
 
 
 def ready_sets(ready: Iterable[Ready]) -> tuple[ReadySet, ...]:
-    """Those that say the same in one."""
+    """Those that say the same in one; of too many that say other things those of which most say
+    the same. Whoever takes part may say what nobody else does, and would have none be heard."""
     alike: dict[tuple[object, ...], list[Ready]] = {}
     for item in ready:
         key = item.view, item.plan_digest, item.members_digest
@@ -417,5 +420,5 @@ def ready_sets(ready: Iterable[Ready]) -> tuple[ReadySet, ...]:
             said[0].members_digest,
             tuple((item.sender, item.signature) for item in said),
         )
-        for said in alike.values()
+        for said in fullest(alike.values(), READY_SETS_LIMIT)
     )

@@ -11,10 +11,12 @@ from p2p_dtfm.core.consensus.attempts.wide import (
     Item,
     Whence,
     Wide,
+    fullest,
     whence,
 )
 from p2p_dtfm.core.consensus.overlay.grid import hosts_of
 from p2p_dtfm.core.messages.agreement_messages import Active, ActiveSet, Synced, Tidings
+from p2p_dtfm.core.messages.message_bounds import READY_SETS_LIMIT
 from p2p_dtfm.core.protocol.snapshot import Member, ViewId
 from p2p_dtfm.core.recovery.view import View
 
@@ -155,5 +157,6 @@ def _tidings(
         else:
             key = item.step, item.lineage
             active.setdefault(key, []).append((item.sender, item.signature))
-    sets = tuple(ActiveSet(step, at, tuple(by)) for (step, at), by in active.items())
+    kept = fullest(active.values(), READY_SETS_LIMIT)
+    sets = tuple(ActiveSet(*key, tuple(by)) for key, by in active.items() if by in kept)
     return Tidings(me, view, tuple(synced), sets, wants)

@@ -79,8 +79,9 @@ def _run_demo(directory: Path) -> dict[str, object]:
 
 SLOW_FIRST = (
     *("test_verify", "test_daemons", "test_commands", "test_agreement_seeds", "test_doctor"),
-    *("test_good_neighbour", "test_bad_input", "test_parity", "test_planner_answers"),
-    *("test_virtual_lies_in_pipelines", "e2e", "testbed", "models", "sim"),
+    *("test_good_neighbour", "test_installed_wheel", "test_virtual_lies_in_pipelines"),
+    *("test_browser", "test_parity", "test_virtual_lies", "test_planner_answers", "test_shaping"),
+    *("test_bad_input", "test_screens", "e2e", "testbed", "models", "sim", "test_architecture"),
 )
 """Files, and folders, in order of their durations; no file is divided between workers."""
 

@@ -34,8 +34,8 @@ from p2p_dtfm.testbed.local_swarm import LocalSwarm
 from p2p_dtfm.train.model.kinds.registry import with_sizes
 from tests.core.builders import device
 from tests.e2e.helpers import DEADLINE_S, wait_until, write_endless_spec
-from tests.e2e.walking_daemon import MODULE
 from tests.e2e.test_bootstrap import bootstrap_node
+from tests.e2e.walking_daemon import MODULE
 from tests.forked import run_to_its_end
 
 assert swarm_commands, "imported, it registers its commands"

@@ -1,6 +1,6 @@
-"""The program, but for an engine that rests before each step: for runs that go on while a test waits
-for something else. Daemons that compute as fast as they can take the processor from what is waited
-for, and from all other tests.
+"""The program, but for an engine that rests before each step: for runs that only go on while a test
+waits for something else. Daemons that compute as fast as they can take the processor from what is
+waited for, and from all other tests.
 """
 
 import asyncio

@@ -42,6 +42,13 @@ def trees() -> tuple[tuple[Path, ast.Module], ...]:
     return tuple((path, ast.parse(path.read_text())) for path in sorted(PACKAGE.rglob("*.py")))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def no_trees_stay() -> Iterator[None]:
+    """Millions of objects, which collections among later tests would look through."""
+    yield
+    trees.cache_clear()
+
+
 @cache
 def other_sources() -> tuple[Path, ...]:
     """In C and in JavaScript; not what others wrote."""

@@ -4,6 +4,7 @@ import ast
 import json
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -150,14 +151,21 @@ def test_what_is_counted_in_the_log_may_be_one() -> None:
     assert LOGGED.search("agreed: %d members") and not LOGGED.search("%d of %d layers")
 
 
-def texts(path: Path) -> Iterator[tuple[int, str]]:
+def texts(path: Path) -> tuple[tuple[int, str], ...]:
     """Its string literals and the literal parts of its f-strings, without docstrings."""
-    tree = ast.parse(path.read_text())
+    return texts_in(path.read_text())
+
+
+@cache
+def texts_in(source: str) -> tuple[tuple[int, str], ...]:
+    tree = ast.parse(source)
     docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
-        is_text = isinstance(node, ast.Constant) and isinstance(node.value, str)
-        if is_text and id(node) not in docstrings:
-            yield node.lineno, node.value
+    return tuple(
+        (node.lineno, node.value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        if id(node) not in docstrings
+    )
 
 
 def counted_by_hand(path: Path) -> Iterator[tuple[int, str]]:

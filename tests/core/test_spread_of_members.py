@@ -69,7 +69,7 @@ def test_what_comes_too_early_is_kept_by_all_that_it_takes() -> None:
     number = view.id.number // 2 * 2 + 2
     raw = encode_for_wire(Spread(evil, number, True, ViewId(7, "no"), 1, "", bodies=bodies))
     assert len(raw) > 900_000
-    for _ in range(40):
+    for _ in range(4 * EARLY_LIMIT_BYTES // (3 * len(raw))):
         say(world, "b", "a", msgspec.msgpack.decode(raw, type=Spread))
     early = world.peers["a"].agreement._state.attempts.early
     assert 0 < len(early) * len(raw) <= EARLY_LIMIT_BYTES

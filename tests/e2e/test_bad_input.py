@@ -44,6 +44,7 @@ from tests.e2e.helpers import (
     wait_until,
     write_spec,
 )
+from tests.e2e.walking_daemon import MODULE
 
 LOOPBACK = ["/ip4/127.0.0.1/tcp/0"]
 OTHER_RUN = "f" * 64
@@ -163,7 +164,7 @@ def test_short_memory_is_named_and_ends_when_a_peer_joins_whose_damaged_shards_a
         data={"source": str(prepared_data)},
     )
     half = ["--memory-gib", "0.0035"]
-    with LocalSwarm(tmp_path, ["--threads", "1"]) as swarm:
+    with LocalSwarm(tmp_path, ["--threads", "1"], MODULE) as swarm:
         founder, address = swarm.found(["--run", str(spec), *half])
         wait_until(lambda: state_of(founder)[0] == "waiting", "the founder waits")
         reason = state_of(founder)[1]
@@ -223,7 +224,7 @@ def live(prepared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         checkpoint={"every_steps": 10_000},
         data={"source": str(prepared_data)},
     )
-    with LocalSwarm(directory, ["--threads", "1"]) as swarm:
+    with LocalSwarm(directory, ["--threads", "1"], MODULE) as swarm:
         founder, address = swarm.found(["--run", str(spec)])
         wait_until(lambda: (founder.status() or {}).get("step"), "it trains")
         yield Live(founder, address)

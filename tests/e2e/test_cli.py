@@ -21,6 +21,7 @@ from tests.e2e.helpers import (
     wait_until,
     write_spec,
 )
+from tests.e2e.walking_daemon import MODULE
 
 COMMANDS = [
     *("demo", "plan", "status", "peers", "pause", "resume", "leave", "dashboard", "trace"),
@@ -132,7 +133,7 @@ def test_without_a_checkpoint_generate_says_so(tmp_path: Path, program: Program)
 
 @pytest.fixture
 def swarm(tmp_path: Path) -> Iterator[LocalSwarm]:
-    with LocalSwarm(tmp_path, ["--threads", "1"]) as found:
+    with LocalSwarm(tmp_path, ["--threads", "1"], MODULE) as found:
         yield found
     assert_nothing_is_left(tmp_path)
 

@@ -25,6 +25,7 @@ from tests.e2e.helpers import (
     wait_until,
     write_endless_spec,
 )
+from tests.e2e.walking_daemon import MODULE
 
 TOGETHER_WITHIN_S = 30.0
 """From the start of the process that comes back, on an idle machine."""
@@ -66,7 +67,7 @@ def is_the_same(one: float, other: float) -> bool:
 def test_a_killed_founder_finds_its_swarm(tmp_path: Path) -> None:
     spec = write_endless_spec(tmp_path)
     line = ["--run", str(spec)]
-    with LocalSwarm(tmp_path, ["--threads", "1", "--dashboard", "off"]) as swarm:
+    with LocalSwarm(tmp_path, ["--threads", "1", "--dashboard", "off"], MODULE) as swarm:
         founder, address = swarm.found(line)
         member = swarm.join(address)
         wait_until(lambda: are_one_swarm([founder, member]), "they train together")

@@ -35,6 +35,7 @@ from p2p_dtfm.train.model.kinds.registry import with_sizes
 from tests.core.builders import device
 from tests.e2e.helpers import DEADLINE_S, wait_until, write_endless_spec
 from tests.e2e.test_bootstrap import bootstrap_node
+from tests.e2e.walking_daemon import MODULE
 from tests.forked import run_to_its_end
 
 assert swarm_commands, "imported, it registers its commands"
@@ -99,7 +100,7 @@ def test_a_healthy_machine_and_a_bootstrap_node(node_address: str, tmp_path: Pat
 def test_a_member_tells_what_it_trains_and_anybody_reads_what_it_can_do(tmp_path: Path) -> None:
     """A stranger sees device, links, run and plan in the directory, and what itself would add."""
     spec = write_endless_spec(tmp_path)
-    with LocalSwarm(tmp_path, ["--threads", "1"]) as swarm:
+    with LocalSwarm(tmp_path, ["--threads", "1"], MODULE) as swarm:
         founder, address = swarm.found(["--run", str(spec)])
         peer, clock = look_at(tmp_path, address)
         wait_until(lambda: published(address), "the founder publishes its part in the plan")

@@ -32,6 +32,7 @@ from tests.e2e.helpers import (
     wait_until,
     write_spec,
 )
+from tests.e2e.walking_daemon import MODULE
 from tests.net.test_ports import free_port
 
 MIB = 1 << 20
@@ -101,13 +102,13 @@ def test_limits_hold_and_a_pause_frees_memory_while_the_others_train_on(
     )
     limit_bytes = 100 * MIB  # a checkpoint has 22
     limits = ["--threads", "1", "--disk-gib", str(limit_bytes / (1 << 30))]
-    with LocalSwarm(tmp_path) as swarm:
+    with LocalSwarm(tmp_path, module=MODULE) as swarm:
         # one that no other daemon would choose while this one starts as a smaller process
         own_port = ["--dashboard", str(free_port())]
         founder, address = swarm.found(["--run", str(spec), *limits, *own_port])
         process = psutil.Process(founder.process.pid)
         wait_until(lambda: step_of(founder) >= 4, "it trains")
-        computing, waiting, *others = busy_threads(process, lambda: step_of(founder) >= 40)
+        computing, waiting, *others = busy_threads(process, lambda: step_of(founder) >= 30)
         assert computing > waiting, "the thread of torch, and that of the event loop"
         assert sum(others) < 0.2 * computing, "and no other thread computes"
 

@@ -15,7 +15,7 @@ from p2p_dtfm.testbed.local_swarm import Child, LocalSwarm
 from tests.e2e.helpers import logged, losses, step_of, wait_until, write_spec
 from tests.e2e.parity import assert_equals_the_plain_loop
 
-STEPS = 60
+STEPS = 40
 HELD_UP_LIMIT_S = 10.0
 NORM, NAN = Lie("norm", 5), Lie("nan", 20)
 TOLD = {

@@ -8,7 +8,7 @@ from pathlib import Path
 from p2p_dtfm.testbed.local_swarm import Child, LocalSwarm
 from tests.e2e.helpers import logged, step_of, wait_until, write_endless_spec
 
-STALLS_AT = 20
+STALLS_AT = 12
 HOLD_UP_LIMIT_S = 10.0
 PATIENT_STEPS = 15
 

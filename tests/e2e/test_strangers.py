@@ -41,6 +41,7 @@ from p2p_dtfm.net.streams.frames import FrameHeader, FrameKind, encode_frame
 from p2p_dtfm.net.streams.stripes import LENGTH
 from p2p_dtfm.testbed.local_swarm import Child, LocalSwarm
 from tests.e2e.helpers import step_of, takes_part, wait_until, write_endless_spec
+from tests.e2e.walking_daemon import MODULE
 
 MIB = 1 << 20
 MEMORY_LIMIT_MIB = 100
@@ -195,7 +196,7 @@ async def _attack(folder: Path, address: str) -> None:
 
 def test_a_stranger_gets_nothing_and_costs_nobody_a_step(tmp_path: Path) -> None:
     arguments = ["--threads", "1", "--dashboard", "off"]
-    with LocalSwarm(tmp_path, arguments) as swarm:
+    with LocalSwarm(tmp_path, arguments, MODULE) as swarm:
         spec = write_endless_spec(tmp_path)
         first, address = swarm.found(["--run", str(spec), "--expect-peers", "3"])
         children = [first, swarm.join(address), swarm.join(address)]

@@ -31,6 +31,7 @@ from tests.e2e.helpers import (
     wait_until,
     write_spec,
 )
+from tests.e2e.walking_daemon import MODULE
 
 ROOT = Path(__file__).parents[2]
 HALF_THE_MODEL_GIB = "0.0042"
@@ -49,7 +50,7 @@ def swarm(prepared_data: Path, tmp_path: Path) -> Iterator[LocalSwarm]:
         data={"source": str(prepared_data)},
     )
     half = ["--memory-gib", HALF_THE_MODEL_GIB]
-    with LocalSwarm(tmp_path, ["--threads", "1", *half]) as found:
+    with LocalSwarm(tmp_path, ["--threads", "1", *half], MODULE) as found:
         public = ["--public-status", str(PUBLIC_PORT)]
         founder, address = found.found(["--run", str(spec), "--expect-peers", str(COUNT), *public])
         found.join(address, ["--tensorboard", str(tmp_path / BOARD), "--name", "<b>Ada</b>"])

@@ -31,8 +31,8 @@ from p2p_dtfm.sim.faults.simulated_microbatches import SimulatedMicrobatches
 from p2p_dtfm.sim.faults.simulated_peer import SimulatedPeer
 from p2p_dtfm.sim.faults.simulated_process import Key
 
-SEEDS = 10
-BATCH = 10
+SEEDS = 6
+BATCH = 6
 FOUND_WITHIN = 60
 FAULTS_AT_LEAST = 10
 

@@ -232,8 +232,10 @@ def objects(request: pytest.FixtureRequest) -> Iterator[None]:
     """As a daemon or a seed that was in this process before may have left them."""
     if request.param == "frozen":
         gc.freeze()
+    else:
+        gc.unfreeze()
     yield
-    gc.unfreeze()
+    gc.freeze()
 
 
 @pytest.mark.usefixtures("objects")

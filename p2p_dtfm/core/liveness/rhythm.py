@@ -32,11 +32,16 @@ class Rhythm:
 
     def heard(self, silent_ns: int, now_ns: int) -> None:
         """It was heard now, for the first time since `silent_ns`."""
-        slot = now_ns // SLOT_NS
+        slot, goes_ns = now_ns // SLOT_NS, 0
         if self._longest_ns and self._longest_ns[-1][0] == slot:
             silent_ns = max(silent_ns, self._longest_ns.pop()[1])
+        elif len(self._longest_ns) == SLOTS:
+            goes_ns = self._longest_ns[0][1]
         self._longest_ns.append((slot, silent_ns))
-        self._usual_ns = max(map(itemgetter(1), self._longest_ns))
+        if silent_ns >= self._usual_ns:
+            self._usual_ns = silent_ns
+        elif goes_ns == self._usual_ns:  # nobody is longer than the one that went
+            self._usual_ns = max(map(itemgetter(1), self._longest_ns))
 
     @property
     def known_slots(self) -> int:

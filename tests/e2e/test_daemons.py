@@ -36,7 +36,7 @@ def offers_of(swarm: LocalSwarm) -> list[Path]:
 
 def test_peers_join_and_leave_mid_run_and_the_loss_is_that_of_one_machine(tmp_path: Path) -> None:
     """Memory for half the model each makes pipelines; one joins late, one leaves early."""
-    steps = 140
+    steps = 240
     spec = write_spec(
         tmp_path,
         total_steps=steps,

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from p2p_dtfm.core.cost_model.placement_problem import UNLIMITED_BYTES_PER_S, PlanningProblem
 from p2p_dtfm.core.cost_model.tables.link_tables import duration_ns
+from p2p_dtfm.core.schedule.pieces import PIECE_ELEMENTS_EACH
 from p2p_dtfm.core.schedule.shard_weights import MANY, fair_weights, shard_weights
 
 _GIBIBYTE = 1 << 30
@@ -44,6 +45,9 @@ class Group:
     """For each GiB: the sums alone, through the pair or limit that is slowest for them."""
     loads: tuple[tuple[int, int], ...] | None = None
     """(a * peers + b, ns for each GiB of a segment) of a pair, or of a's own limit where a = b."""
+
+
+_Groups = dict[tuple[int, ...], Group]
 
 
 class SegmentCost(NamedTuple):
@@ -82,43 +86,82 @@ class SegmentCost(NamedTuple):
             tails.append(((whole if whole > last else last) + hops, peer))
         return tails
 
-    def end_ns(self) -> tuple[int, int]:
-        """(when the last sum arrives, the holder because of which)."""
-        return max(
-            (ready + tail, peer)
-            for ready, (tail, peer) in zip(self.ready_ns, self.tails(), strict=True)
-        )
-
 
 class ReductionModel:
     """Times reductions among peers of one problem, and remembers what it knows of their groups."""
 
     def __init__(self, problem: PlanningProblem) -> None:
         self.problem = problem
-        self.work = 0
+        self.work = self.first_work = 0
+        """In all; and what of it is not done when the same comes again."""
+        self.forgotten = 0
+        """How often something was, whose work would be counted once more."""
         layers = map(problem.layers.of, range(problem.layer_count))
+        self._block_elements = problem.layers.block.gradient_elements
+        self._farthest: dict[tuple[int, ...], int] = {}
         self._bytes_below = [0, *accumulate(layer.gradient_bytes for layer in layers)]
         self._groups: dict[tuple[tuple[int, ...], bool], Group] = {}
+        self._in_order: tuple[_Groups, _Groups] = ({}, {})
+        """The same by holders as they are asked for: those that share links, and those alone."""
+        count = problem.peer_count
+        self._pairs = [divmod(key, count) for key in range(count * count)]
 
     def segment_bytes(self, first: int, end: int) -> int:
         """Gradients of the layers `first .. end - 1`."""
         return self._bytes_below[end] - self._bytes_below[first]
 
+    def segment(
+        self,
+        first: int,
+        end: int,
+        holders: tuple[int, ...],
+        alone: bool,
+        ready: tuple[int, ...],
+        hides: tuple[int, ...],
+    ) -> SegmentCost:
+        """Of the layers `first .. end - 1`; too small ones travel together, and nothing early."""
+        group = self.group(holders, alone)
+        size = low = self._bytes_below[end] - self._bytes_below[first]
+        if self._block_elements < len(holders) * PIECE_ELEMENTS_EACH:
+            hides = (0,) * len(holders)
+        else:
+            low = self._bytes_below[first + 1] - self._bytes_below[first]
+        return SegmentCost(group, size, low, holders, ready, hides)
+
     def group(self, holders: tuple[int, ...], alone: bool) -> Group:
         """What is known of two or more holders. `alone`: none of them has another segment."""
-        key = tuple(sorted(holders)), alone
+        known = self._in_order[alone]
+        found = known.get(holders)
+        if found is None:
+            if len(known) > 1 << 16:
+                known.clear()
+            found = known[holders] = self._sorted_group(tuple(sorted(holders)), alone)
+        return found
+
+    def _sorted_group(self, holders: tuple[int, ...], alone: bool) -> Group:
+        key = holders, alone
         found = self._groups.get(key)
         if found is None:
             if len(self._groups) > 1 << 15:
                 self._groups.clear()
+                for known in self._in_order:
+                    known.clear()
+                self.forgotten += 1
+            before = self.work
             found = self._groups[key] = self._new_group(*key)
+            self.first_work += self.work - before
         return found
 
     def end_ns(self, segments: list[SegmentCost]) -> tuple[int, int]:
         """(when all are reduced, the holder that holds up the last one); at least one segment, and
         peers may have several."""
-        end, critical = max(segment.end_ns() for segment in segments)
-        if sum(len(s.holders) ** 2 for s in segments) // 2 > MOST_LOADS:
+        end, critical = 0, -1
+        for segment in segments:
+            for ready, (tail, peer) in zip(segment.ready_ns, segment.tails(), strict=True):
+                tail += ready
+                if tail > end or (tail == end and peer > critical):
+                    end, critical = tail, peer
+        if sum([len(s.holders) ** 2 for s in segments]) // 2 > MOST_LOADS:
             return max(end, self._one_after_another_ns(segments)), critical
         return max(end, self._side_by_side_ns(segments)), critical
 
@@ -134,22 +177,27 @@ class ReductionModel:
 
     def _side_by_side_ns(self, segments: list[SegmentCost]) -> int:
         busy: dict[int, int] = {}
-        ready: dict[int, int] = {}
-        for segment in segments:
-            size = segment.size_bytes
-            starts = map(int.__sub__, segment.ready_ns, segment.hides_ns)
-            for peer, start in zip(segment.holders, starts, strict=True):
-                if start > ready.get(peer, 0):
-                    ready[peer] = start
-            loads = self._loads(segment.group)
+        ready = [0] * self.problem.peer_count
+        latency = 0
+        for group, size, _, holders, ready_ns, hides_ns in segments:
+            for peer, start, hidden in zip(holders, ready_ns, hides_ns, strict=True):
+                if start - hidden > ready[peer]:
+                    ready[peer] = start - hidden
+            if group.latency_ns > latency:
+                latency = group.latency_ns
+            loads = self._loads(group)
             self.work += len(loads) // 4
             for key, each_ns in loads:
-                busy[key] = busy.get(key, 0) + (each_ns * size >> 30)
-        count = self.problem.peer_count
-        latency = max(segment.group.latency_ns for segment in segments)
-        return 2 * latency + max(
-            busy_ns + max(ready[key // count], ready[key % count]) for key, busy_ns in busy.items()
-        )
+                spent = each_ns * size >> 30
+                busy[key] = busy[key] + spent if key in busy else spent
+        last = 0
+        pairs = self._pairs
+        for key, busy_ns in busy.items():
+            one, other = pairs[key]
+            end = busy_ns + (ready[one] if ready[one] > ready[other] else ready[other])
+            if end > last:
+                last = end
+        return 2 * latency + last
 
     def _new_group(self, holders: tuple[int, ...], alone: bool) -> Group:
         """With h holders, one that owns the share w sends and receives 1 + (h - 2) w segments."""
@@ -216,6 +264,7 @@ class ReductionModel:
         several = len(group.holders) - 2
         light_ns = duration_ns(_GIBIBYTE, group.bytes_per_s) // _LIGHT
         self.work += len(group.holders) ** 2 // 4
+        self.first_work += len(group.holders) ** 2 // 4
         loads: list[tuple[int, int]] = []
         heaviest = max(group.weights)
         for at, (a, weight) in enumerate(zip(group.holders, group.weights, strict=True)):
@@ -239,6 +288,18 @@ class ReductionModel:
         """The lesser of a peer's uplink and downlink."""
         problem = self.problem
         return min(problem.links.uplink_bytes_per_s[peer], problem.links.downlink_bytes_per_s[peer])
+
+    def farthest_ns(self, holders: tuple[int, ...]) -> int:
+        """`longest_latency_ns` of all stage-holders, sorted."""
+        found = self._farthest.get(holders)
+        if found is None:
+            if len(self._farthest) > 1 << 12:
+                self._farthest.clear()
+                self.forgotten += 1
+            self.work += len(holders) * len(holders) // 8
+            self.first_work += len(holders) * len(holders) // 8
+            found = self._farthest[holders] = self.longest_latency_ns(holders)
+        return found
 
     def longest_latency_ns(self, holders: tuple[int, ...]) -> int:
         """One way, among two or more peers."""

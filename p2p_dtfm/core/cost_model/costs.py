@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from operator import getitem
 
-from p2p_dtfm.core.cost_model.guarding import Guarded, guarded_by, guarded_ns, waited_for
+from p2p_dtfm.core.cost_model.guarding import Guarded, Guarding, waited_for
 from p2p_dtfm.core.cost_model.pipeline_cost import (
     PipelineCost,
     PipelineModel,
@@ -28,6 +28,7 @@ from p2p_dtfm.core.cost_model.step_timing import StepEnds, event_count, step_end
 from p2p_dtfm.core.cost_model.tables.link_tables import MESSAGE_NS
 from p2p_dtfm.core.cost_model.tables.segment_table import CutSegment, SegmentTable
 from p2p_dtfm.core.schedule.pieces import pieces_of
+from p2p_dtfm.core.virtual.virtual_time import NEVER_NS, TooLate
 
 Placement = tuple[tuple[int, ...], ...]
 """Pipelines as ordered peer numbers."""
@@ -78,6 +79,7 @@ class StepModel:
         self.pipelines = PipelineModel(problem)
         self.reductions = ReductionModel(problem)
         self._segment_table = SegmentTable()
+        self._guarding = Guarding(problem)
         self._ends: dict[tuple[object, ...], tuple[int, ...]] = {}
         self._segments_of: dict[tuple[object, ...], list[Reduction] | None] = {}
         self._ends_alike: dict[tuple[object, ...], tuple[int, ...]] = {}
@@ -97,7 +99,7 @@ class StepModel:
 
     @property
     def work(self) -> int:
-        """Of searching, in about microseconds; what bounds a search."""
+        """Of searching, in about microseconds."""
         return self._work + self.reductions.work
 
     def spend(self, work: int) -> None:
@@ -213,6 +215,12 @@ class StepModel:
 
     def simulated(self, cost: PlacementCost) -> PlacementCost:
         """The same, timed message by message (`step_timing`); `events` says how much work it is."""
+        found = self.simulated_within(cost, NEVER_NS)
+        assert found is not None, "nothing takes that long"
+        return found
+
+    def simulated_within(self, cost: PlacementCost, limit_ns: int) -> PlacementCost | None:
+        """The same; it may be None where the step takes longer than that."""
         segments = self._divided(cost)
         assert segments is not None, "a step of so many pairs is not simulated"
         key = cost.placement, cost.pipelines, cost.microbatches
@@ -220,26 +228,22 @@ class StepModel:
         if ends is None:
             if len(self._simulated) > 1 << 10:
                 self._simulated.clear()
-            ends = self._simulated[key] = self._step_ends(cost, segments)
-        return replace(
-            cost,
-            compute_ns=ends.computed_ns,
-            reduction_ns=ends.reduced_ns - ends.computed_ns,
-            commit_ns=ends.committed_ns
-            - ends.reduced_ns
-            + self.problem.ends_meet_ns(cost.placement),
-        )
+            try:
+                ends = self._simulated[key] = self._step_ends(cost, segments, limit_ns)
+            except TooLate:
+                return None
+        computed, reduced = ends.computed_ns, ends.reduced_ns
+        commit = ends.committed_ns - reduced + self.problem.ends_meet_ns(cost.placement)
+        reduction = reduced - computed
+        return replace(cost, compute_ns=computed, reduction_ns=reduction, commit_ns=commit)
 
-    def _step_ends(self, cost: PlacementCost, segments: list[Reduction]) -> StepEnds:
+    def _step_ends(self, cost: PlacementCost, segments: list[Reduction], limit_ns: int) -> StepEnds:
         timed = self._timed(cost)
+        if len(timed) > 1:
+            return step_ends(self.problem, timed, segments, limit_ns=limit_ns)
         ends = step_ends(self.problem, timed, segments)
-        if len(timed) == 1:
-            guarded = waited_for(
-                self._guarded(timed[0].peers, cost.pipelines[0]), ends.committed_ns
-            )
-            if guarded:
-                return step_ends(self.problem, timed, segments, guarded)
-        return ends
+        guarded = waited_for(self._guarded(timed[0].peers, cost.pipelines[0]), ends.committed_ns)
+        return step_ends(self.problem, timed, segments, guarded) if guarded else ends
 
     def events(self, cost: PlacementCost) -> int:
         """To simulate a step; one on a shared uplink counts as several."""
@@ -403,14 +407,14 @@ class StepModel:
 
     def _guarded(self, peers: tuple[int, ...], cost: PipelineCost) -> tuple[Guarded, ...]:
         self._work += 20 * len(peers)
-        return guarded_by(self.problem, peers, cost.cuts, cost.in_flight)
+        return self._guarding.by(peers, cost.cuts, cost.in_flight)
 
     def _guarded_ns(
         self, peers: tuple[int, ...], cost: PipelineCost, ends: tuple[int, ...], commit_ns: int
     ) -> int:
         """When the guardians of a lone pipeline have what they wait for; 0 without any."""
         guarded = waited_for(self._guarded(peers, cost), max(ends) + commit_ns)
-        return guarded_ns(self.problem, guarded, dict(zip(peers, ends, strict=True)))
+        return self._guarding.last_receipt_ns(guarded, dict(zip(peers, ends, strict=True)))
 
     def _segments(self, costs: Sequence[PipelineCost]) -> tuple[CutSegment, ...]:
         found = self._segment_table.of(tuple([cost.cuts for cost in costs]))

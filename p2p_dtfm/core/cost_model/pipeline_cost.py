@@ -84,6 +84,7 @@ class PipelineModel:
         self._costs: dict[tuple[int, ...], PipelineCost | None] = {}
         self.forgotten = 0
         """How often: a pipeline that was known would be new again."""
+        self._timings: dict[tuple[object, ...], tuple[StageTiming, ...]] = {}
         self._rooms: dict[tuple[int, int, int], int] = {}
         self._hops: dict[tuple[int, int, Edge | None], _Hop] = {}
         self._together = -(-problem.step.microbatch_count // max(1, problem.step.inner_steps))
@@ -189,6 +190,15 @@ class PipelineModel:
 
     def stage_timings(self, peers: tuple[int, ...], cost: PipelineCost) -> tuple[StageTiming, ...]:
         """What timing a pipeline tasklet by tasklet needs."""
+        key = peers, cost.cuts, cost.in_flight, cost.edges
+        found = self._timings.get(key)
+        if found is None:
+            if len(self._timings) > 1 << 12:
+                self._timings.clear()
+            found = self._timings[key] = self._new_timings(peers, cost)
+        return found
+
+    def _new_timings(self, peers: tuple[int, ...], cost: PipelineCost) -> tuple[StageTiming, ...]:
         problem = self.problem
         forward, backward = self._compute(peers, cost.cuts, cost.edges)
         timings = []

@@ -3,7 +3,7 @@
 Work is counted as if each were worked out anew: so a search ends where it always did, only sooner.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from p2p_dtfm.core.cost_model.costs import (
     EACH_PIPELINE_WORK,
@@ -19,6 +19,8 @@ KNOWN_LIMIT = 1 << 13
 LOOKED_AT_WHOLE = 8
 """With so few peers all pipelines of a placement that does not fit are timed when it comes again,
 and are not new to those after it: so it was once, and what a search counts must stay the same."""
+
+_NO_BOUND_NS = 1 << 200
 
 
 @dataclass(slots=True)
@@ -44,12 +46,21 @@ class RememberedCosts:
         self._remembers = model.problem.peer_count <= MOST_PEERS
         self._looks_at_whole = model.problem.peer_count <= LOOKED_AT_WHOLE
 
+    def of_start(self, placement: Placement) -> PlacementCost | None:
+        """Of a placement that no move has led to."""
+        if not self._remembers:
+            return self._model.cost(placement)
+        return self._cost(placement, _NO_BOUND_NS, False)
+
     def cost(self, placement: Placement, bound_ns: int) -> PlacementCost | None:
         """See `StepModel.cost`."""
-        model = self._model
         if not self._remembers:
-            return model.cost(placement, bound_ns)
+            return self._model.cost(placement, bound_ns)
         comes_again = self._looks_at_whole and self._comes_again(placement)
+        return self._cost(placement, bound_ns, comes_again)
+
+    def _cost(self, placement: Placement, bound_ns: int, comes_again: bool) -> PlacementCost | None:
+        model = self._model
         if model.forgotten != self._forgotten:
             self._forgotten = model.forgotten
             self._known.clear()
@@ -109,9 +120,13 @@ def _in_order(cost: PlacementCost, placement: Placement) -> PlacementCost:
     pairs = zip(cost.pipelines, cost.microbatches, strict=True)
     of = dict(zip(cost.placement, pairs, strict=True))
     used = tuple([peers for peers in placement if peers in of])
-    return replace(
-        cost,
-        placement=used,
-        pipelines=tuple([of[peers][0] for peers in used]),
-        microbatches=tuple([of[peers][1] for peers in used]),
+    return PlacementCost(
+        used,
+        tuple([of[peers][0] for peers in used]),
+        tuple([of[peers][1] for peers in used]),
+        cost.compute_ns,
+        cost.reduction_ns,
+        cost.commit_ns,
+        cost.critical,
+        cost.pipelines_ns,
     )

@@ -24,7 +24,7 @@ from p2p_dtfm.core.cost_model.reduction_cost import ReductionModel
 from p2p_dtfm.core.cost_model.reduction_timing import Reduction, reduced_ns
 from p2p_dtfm.core.cost_model.segment_weights import MOST_PAIRS as MOST_PAIRS_DIVIDED
 from p2p_dtfm.core.cost_model.segment_weights import segment_weights
-from p2p_dtfm.core.cost_model.step_timing import StepEnds, event_count, step_ends
+from p2p_dtfm.core.cost_model.step_timing import StepEnds, event_count, least_ns, step_ends
 from p2p_dtfm.core.cost_model.tables.link_tables import MESSAGE_NS
 from p2p_dtfm.core.cost_model.tables.segment_table import CutSegment, SegmentTable
 from p2p_dtfm.core.schedule.pieces import pieces_of
@@ -240,6 +240,8 @@ class StepModel:
     def _step_ends(self, cost: PlacementCost, segments: list[Reduction], limit_ns: int) -> StepEnds:
         timed = self._timed(cost)
         if len(timed) > 1:
+            if least_ns(timed) > limit_ns:
+                raise TooLate
             return step_ends(self.problem, timed, segments, limit_ns=limit_ns)
         ends = step_ends(self.problem, timed, segments)
         guarded = waited_for(self._guarded(timed[0].peers, cost.pipelines[0]), ends.committed_ns)

@@ -39,10 +39,10 @@ class Group:
     """Between the two that are farthest apart."""
     weakest: int
     """The holder that holds up the others most."""
-    each_ns: dict[int, int]
-    """For each GiB of a segment: how long a holder's busiest pair, or its own limit, is busy."""
-    sums_ns: int
-    """For each GiB: the sums alone, through the pair or limit that is slowest for them."""
+    times_ns: tuple[dict[int, int], int] | None = None
+    """For each GiB of a segment: how long each holder's busiest pair, or its own limit, is busy;
+    and the sums alone, through the pair or limit that is slowest for them. Worked out when a
+    segment of these holders is timed."""
     loads: tuple[tuple[int, int], ...] | None = None
     """(a * peers + b, ns for each GiB of a segment) of a pair, or of a's own limit where a = b."""
 
@@ -71,12 +71,8 @@ class SegmentCost(NamedTuple):
         """For each holder: (how long after it is ready the last sum may arrive because of it, it
         or the one that is slowest in sending sums)."""
         group, size, low = self.group, self.size_bytes, self.low_bytes
-        each, sums, hops, weakest = (
-            group.each_ns,
-            group.sums_ns,
-            2 * group.latency_ns,
-            group.weakest,
-        )
+        assert group.times_ns is not None, "known once there is a segment"
+        (each, sums), hops, weakest = group.times_ns, 2 * group.latency_ns, group.weakest
         tails = []
         for peer, hidden in zip(self.holders, self.hides_ns, strict=True):
             busy = each[peer]
@@ -103,7 +99,8 @@ class ReductionModel:
         self._groups: dict[tuple[tuple[int, ...], bool], Group] = {}
         self._in_order: tuple[_Groups, _Groups] = ({}, {})
         """The same by holders as they are asked for: those that share links, and those alone."""
-        count = problem.peer_count
+        links, count = problem.links, problem.peer_count
+        self._limits = tuple(map(min, links.uplink_bytes_per_s, links.downlink_bytes_per_s))
         self._pairs = [divmod(key, count) for key in range(count * count)]
 
     def segment_bytes(self, first: int, end: int) -> int:
@@ -121,6 +118,8 @@ class ReductionModel:
     ) -> SegmentCost:
         """Of the layers `first .. end - 1`; too small ones travel together, and nothing early."""
         group = self.group(holders, alone)
+        if group.times_ns is None:
+            group.times_ns = self._times_ns(group)
         size = low = self._bytes_below[end] - self._bytes_below[first]
         if self._block_elements < len(holders) * PIECE_ELEMENTS_EACH:
             hides = (0,) * len(holders)
@@ -204,7 +203,7 @@ class ReductionModel:
         problem = self.problem
         count = len(holders)
         pick = itemgetter(*holders)
-        limits = [self.limit(a) for a in holders]
+        limits = [self._limits[a] for a in holders]
         self.work += count * count // (2 if count <= MANY else 16)
         if alone:
             spent = 10 + count * count // 4 if count <= MANY else count * count // 16
@@ -219,23 +218,16 @@ class ReductionModel:
         rate = min(rates)
         weakest = rates.index(rate) if rate < total else weights.index(min(weights))
         rate = max(1, min(rate, total))
-        return Group(
-            holders,
-            weights,
-            rate,
-            self.longest_latency_ns(holders),
-            holders[weakest],
-            *self._times_ns(holders, weights, limits, rate),
-        )
+        latency_ns = self.longest_latency_ns(holders)
+        return Group(holders, weights, rate, latency_ns, holders[weakest])
 
-    def _times_ns(
-        self, holders: tuple[int, ...], weights: tuple[int, ...], limits: list[int], rate: int
-    ) -> tuple[dict[int, int], int]:
-        """(`each_ns`, `sums_ns`) of a group; of large ones, whose pairs are not looked at, as if
-        each were as busy as the busiest."""
+    def _times_ns(self, group: Group) -> tuple[dict[int, int], int]:
+        """`times_ns` of a group; of large ones, whose pairs are not looked at, as if each were as
+        busy as the busiest."""
+        holders, weights = group.holders, group.weights
         count, total = len(holders), sum(weights)
         if count > MANY:
-            longest = duration_ns(_GIBIBYTE, rate)
+            longest = duration_ns(_GIBIBYTE, group.bytes_per_s)
             return dict.fromkeys(holders, longest), longest
         pick = itemgetter(*holders)
         busiest: list[int] = []
@@ -246,10 +238,11 @@ class ReductionModel:
             rates[at] = UNLIMITED_BYTES_PER_S
             mine = scaled[at]
             pairs = max(map(floordiv, map(mine.__add__, scaled), rates))
-            own = (total + (count - 2) * weight) * _SCALE // limits[at]
+            limit = self._limits[peer]
+            own = (total + (count - 2) * weight) * _SCALE // limit
             busiest.append(max(pairs, own))
             most = max((count - 1) * weight, total - weight)
-            sums = max(sums, mine // min(rates), most * _SCALE // limits[at])
+            sums = max(sums, mine // min(rates), most * _SCALE // limit)
         times = [value * _GIBIBYTE_SECONDS // total // _SCALE for value in (*busiest, sums)]
         return dict(zip(holders, times, strict=False)), times[-1]
 
@@ -268,7 +261,7 @@ class ReductionModel:
         loads: list[tuple[int, int]] = []
         heaviest = max(group.weights)
         for at, (a, weight) in enumerate(zip(group.holders, group.weights, strict=True)):
-            limit = self.limit(a)
+            limit = self._limits[a]
             if limit < UNLIMITED_BYTES_PER_S:
                 part = _GIBIBYTE * (total + several * weight) // total
                 if (each_ns := duration_ns(part, limit)) >= light_ns:
@@ -286,8 +279,7 @@ class ReductionModel:
 
     def limit(self, peer: int) -> int:
         """The lesser of a peer's uplink and downlink."""
-        problem = self.problem
-        return min(problem.links.uplink_bytes_per_s[peer], problem.links.downlink_bytes_per_s[peer])
+        return self._limits[peer]
 
     def farthest_ns(self, holders: tuple[int, ...]) -> int:
         """`longest_latency_ns` of all stage-holders, sorted."""

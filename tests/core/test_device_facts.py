@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from p2p_dtfm.core.cost_model.guardians import guards_in
-from p2p_dtfm.core.cost_model.guarding import guarded_by
+from p2p_dtfm.core.cost_model.guarding import Guarding
 from p2p_dtfm.core.cost_model.placement_problem import problem_of
 from p2p_dtfm.core.planner.planner import compute_plan
 from p2p_dtfm.core.protocol.errors import PeerFault
@@ -76,7 +76,7 @@ def test_guardians_are_where_the_hosts_memory_is() -> None:
     other_way = with_cards(bare, [1 if free > 1 else 8 << 30 for free in beside])
     assert set(guards_in(other_way, plan).values()) == set(plan.stage_holders())
     numbers = tuple(map(problem_of(told).peer_ids.index, plan.stage_holders()))
-    kept = guarded_by(problem_of(other_way), numbers, (0, 7, 14), (1, 1))
+    kept = Guarding(problem_of(other_way)).by(numbers, (0, 7, 14), (1, 1))
     assert {each.guardian for each in kept} == set(numbers)
 
     silent = with_cards(bare, [None] * 3)

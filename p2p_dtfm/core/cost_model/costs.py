@@ -7,21 +7,28 @@ ends soonest. Reduction: `reduction_cost`; a lone pipeline has guardians instead
 Commit: Prepared travels between the two stage holders that are farthest apart.
 """
 
-import itertools
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from operator import getitem
 
-from p2p_dtfm.core.cost_model.guarding import Guarded, guarded_by, guarded_ns, waited_for
-from p2p_dtfm.core.cost_model.pipeline_cost import PipelineCost, PipelineModel, split_microbatches
+from p2p_dtfm.core.cost_model.guarding import Guarded, Guarding, waited_for
+from p2p_dtfm.core.cost_model.pipeline_cost import (
+    PipelineCost,
+    PipelineModel,
+    can_end_by,
+    split_microbatches,
+)
 from p2p_dtfm.core.cost_model.pipeline_timing import TimedPipeline, stage_ends_ns
 from p2p_dtfm.core.cost_model.placement_problem import UNLIMITED_BYTES_PER_S, PlanningProblem
-from p2p_dtfm.core.cost_model.reduction_cost import ReductionModel, SegmentCost
+from p2p_dtfm.core.cost_model.reduction_cost import ReductionModel
 from p2p_dtfm.core.cost_model.reduction_timing import Reduction, reduced_ns
 from p2p_dtfm.core.cost_model.segment_weights import MOST_PAIRS as MOST_PAIRS_DIVIDED
 from p2p_dtfm.core.cost_model.segment_weights import segment_weights
-from p2p_dtfm.core.cost_model.step_timing import StepEnds, event_count, step_ends
+from p2p_dtfm.core.cost_model.step_timing import StepEnds, event_count, least_ns, step_ends
 from p2p_dtfm.core.cost_model.tables.link_tables import MESSAGE_NS
-from p2p_dtfm.core.schedule.pieces import PIECE_ELEMENTS_EACH, pieces_of
+from p2p_dtfm.core.cost_model.tables.segment_table import CutSegment, SegmentTable
+from p2p_dtfm.core.schedule.pieces import pieces_of
+from p2p_dtfm.core.virtual.virtual_time import NEVER_NS, TooLate
 
 Placement = tuple[tuple[int, ...], ...]
 """Pipelines as ordered peer numbers."""
@@ -50,6 +57,10 @@ class PlacementCost:
     commit_ns: int
     critical: int
     """A peer that holds up the reduction; -1 if there is none."""
+    pipelines_ns: int = field(default=0, compare=False)
+    """That pipelines take at least, however microbatches are dealt; a bound is compared with it."""
+    is_tied: bool = field(default=False, compare=False)
+    """Who of two got a microbatch was left to the order of pipelines; else it says nothing."""
 
     @property
     def stage_count(self) -> int:
@@ -67,17 +78,28 @@ class StepModel:
         self.problem = problem
         self.pipelines = PipelineModel(problem)
         self.reductions = ReductionModel(problem)
-        self._farthest: dict[tuple[int, ...], int] = {}
+        self._segment_table = SegmentTable()
+        self._guarding = Guarding(problem)
         self._ends: dict[tuple[object, ...], tuple[int, ...]] = {}
         self._segments_of: dict[tuple[object, ...], list[Reduction] | None] = {}
         self._ends_alike: dict[tuple[object, ...], tuple[int, ...]] = {}
         self._refined: dict[tuple[object, ...], PlacementCost] = {}
         self._simulated: dict[tuple[object, ...], StepEnds] = {}
-        self._work = 0
+        self._work = self._first_work = 0
+
+    @property
+    def forgotten(self) -> int:
+        """How often something was forgotten whose work would be counted once more."""
+        return self.pipelines.forgotten + self.reductions.forgotten
+
+    @property
+    def first_work(self) -> int:
+        """What of `work` was done for the first time, and is not when the same comes again."""
+        return self._first_work + self.reductions.first_work
 
     @property
     def work(self) -> int:
-        """Of searching, in about microseconds; what bounds a search."""
+        """Of searching, in about microseconds."""
         return self._work + self.reductions.work
 
     def spend(self, work: int) -> None:
@@ -89,15 +111,22 @@ class StepModel:
 
         None if a pipeline does not fit, or if the step surely takes longer than `bound_ns`.
         """
+        costs = self.timed(placement)
+        return None if costs is None else self.combine(placement, costs, bound_ns)
+
+    def timed(self, placement: Placement) -> list[PipelineCost] | None:
+        """Its pipelines; None if one does not fit."""
         costs: list[PipelineCost] = []
         self._work += PLACEMENT_WORK + EACH_PIPELINE_WORK * len(placement)
         for peers in placement:
             cost, fresh = self.pipelines.cost(peers)
-            self._work += 40 * len(peers) if fresh else 0
+            if fresh:
+                self._work += 40 * len(peers)
+                self._first_work += 40 * len(peers)
             if cost is None:
                 return None
             costs.append(cost)
-        return self.combine(placement, costs, bound_ns)
+        return costs
 
     def combine(
         self, placement: Placement, costs: list[PipelineCost], bound_ns: int | None
@@ -107,16 +136,20 @@ class StepModel:
         Where all are cut alike, those that take long to reduce end sooner.
         """
         count = self.problem.step.microbatch_count
-        dealt = split_microbatches(costs, count)
+        if bound_ns is not None and not can_end_by(costs, count, bound_ns):
+            return None
+        dealt, is_tied = split_microbatches(costs, count)
         if 0 in dealt:
             placement, costs, dealt = _used(placement, costs, dealt)
-        if bound_ns is not None and bound_ns < max(map(PipelineCost.duration_ns, costs, dealt)):
+        longest_ns = max(map(PipelineCost.duration_ns, costs, dealt))
+        if bound_ns is not None and bound_ns < longest_ns:
             return None
         tails = self._tails(placement, costs) if _alike(costs) else []
         if tails:
-            again = split_microbatches(costs, count, [tail_ns for tail_ns, _ in tails])
+            again, is_tied_again = split_microbatches(costs, count, [tail for tail, _ in tails])
             dealt = dealt if 0 in again else again
-        return self._total(placement, costs, dealt, tails)
+            is_tied |= is_tied_again
+        return self._total(placement, costs, dealt, tails, (longest_ns, is_tied))
 
     def dealt(
         self, placement: Placement, costs: list[PipelineCost], dealt: tuple[int, ...]
@@ -133,6 +166,7 @@ class StepModel:
         costs: list[PipelineCost],
         dealt: tuple[int, ...],
         tails: list[tuple[int, int]],
+        as_dealt: tuple[int, bool] = (0, False),
     ) -> PlacementCost:
         durations = list(map(PipelineCost.duration_ns, costs, dealt))
         compute, commit = max(durations), self._commit_ns(placement)
@@ -146,9 +180,8 @@ class StepModel:
         else:
             each = [cost.ends_ns(count) for cost, count in zip(costs, dealt, strict=True)]
             reduced, critical = self._reduced_ns(placement, costs, each)
-        return PlacementCost(
-            placement, tuple(costs), dealt, compute, max(0, reduced - compute), commit, critical
-        )
+        spent = compute, max(0, reduced - compute), commit
+        return PlacementCost(placement, tuple(costs), dealt, *spent, critical, *as_dealt)
 
     def refined(self, cost: PlacementCost) -> PlacementCost:
         """The same, timed with care as far as that is cheap: pipelines tasklet by tasklet
@@ -182,6 +215,12 @@ class StepModel:
 
     def simulated(self, cost: PlacementCost) -> PlacementCost:
         """The same, timed message by message (`step_timing`); `events` says how much work it is."""
+        found = self.simulated_within(cost, NEVER_NS)
+        assert found is not None, "nothing takes that long"
+        return found
+
+    def simulated_within(self, cost: PlacementCost, limit_ns: int) -> PlacementCost | None:
+        """The same; it may be None where the step takes longer than that."""
         segments = self._divided(cost)
         assert segments is not None, "a step of so many pairs is not simulated"
         key = cost.placement, cost.pipelines, cost.microbatches
@@ -189,26 +228,24 @@ class StepModel:
         if ends is None:
             if len(self._simulated) > 1 << 10:
                 self._simulated.clear()
-            ends = self._simulated[key] = self._step_ends(cost, segments)
-        return replace(
-            cost,
-            compute_ns=ends.computed_ns,
-            reduction_ns=ends.reduced_ns - ends.computed_ns,
-            commit_ns=ends.committed_ns
-            - ends.reduced_ns
-            + self.problem.ends_meet_ns(cost.placement),
-        )
+            try:
+                ends = self._simulated[key] = self._step_ends(cost, segments, limit_ns)
+            except TooLate:
+                return None
+        computed, reduced = ends.computed_ns, ends.reduced_ns
+        commit = ends.committed_ns - reduced + self.problem.ends_meet_ns(cost.placement)
+        reduction = reduced - computed
+        return replace(cost, compute_ns=computed, reduction_ns=reduction, commit_ns=commit)
 
-    def _step_ends(self, cost: PlacementCost, segments: list[Reduction]) -> StepEnds:
+    def _step_ends(self, cost: PlacementCost, segments: list[Reduction], limit_ns: int) -> StepEnds:
         timed = self._timed(cost)
+        if len(timed) > 1:
+            if least_ns(timed) > limit_ns:
+                raise TooLate
+            return step_ends(self.problem, timed, segments, limit_ns=limit_ns)
         ends = step_ends(self.problem, timed, segments)
-        if len(timed) == 1:
-            guarded = waited_for(
-                self._guarded(timed[0].peers, cost.pipelines[0]), ends.committed_ns
-            )
-            if guarded:
-                return step_ends(self.problem, timed, segments, guarded)
-        return ends
+        guarded = waited_for(self._guarded(timed[0].peers, cost.pipelines[0]), ends.committed_ns)
+        return step_ends(self.problem, timed, segments, guarded) if guarded else ends
 
     def events(self, cost: PlacementCost) -> int:
         """To simulate a step; one on a shared uplink counts as several."""
@@ -280,8 +317,11 @@ class StepModel:
 
     def _divide(self, cost: PlacementCost) -> list[Reduction] | None:
         divided = [
-            (tuple(sorted(holders)), self.reductions.segment_bytes(first, end))
-            for first, end, holders, _ in self._segments(cost.placement, list(cost.pipelines))
+            (
+                tuple(sorted(map(getitem, cost.placement, stages))),
+                self.reductions.segment_bytes(first, end),
+            )
+            for first, end, stages in self._segments(cost.pipelines)
         ]
         pieces = self._pieces(cost)
         if sum(
@@ -310,7 +350,8 @@ class StepModel:
             for position, peer in enumerate(peers)
         }
         size, last_part = self.reductions.segment_bytes, self.pipelines.last_part_ns
-        for first, end, holders, _ in self._segments(cost.placement, list(cost.pipelines)):
+        for first, end, stages in self._segments(cost.pipelines):
+            holders = tuple(sorted(map(getitem, cost.placement, stages)))
             layers = map(self.problem.layers.of, range(first, end))
             elements = [layer.gradient_elements for layer in layers]
             found.append(
@@ -323,7 +364,7 @@ class StepModel:
                             else last_part(
                                 peer, place[peer][1], first + piece.start, place[peer][0]
                             )
-                            for peer in sorted(holders)
+                            for peer in holders
                         ),
                     )
                     for piece in pieces_of(elements, len(holders))
@@ -334,99 +375,61 @@ class StepModel:
     def _tails(self, placement: Placement, costs: list[PipelineCost]) -> list[tuple[int, int]]:
         """Of pipelines cut alike: (how long after its end it holds up the reduction, by whom)."""
         self._work += sum(map(len, placement))
-        ready = (0,) * len(costs)
-        hides = list(zip(*(cost.hides_ns for cost in costs), strict=True))
-        drains = list(zip(*(cost.drain_ns for cost in costs), strict=True))
-        stages = list(zip(*placement, strict=True))
-        segments = [
-            self._segment(first, end, holders, True, ready, hidden).tails()
-            for (first, end), holders, hidden in zip(
-                itertools.pairwise(costs[0].cuts), stages, hides, strict=True
-            )
-        ]
-        return [
-            max((tail - drain, peer) for (tail, peer), drain in zip(own, drained, strict=True))
-            for own, drained in zip(
-                zip(*segments, strict=True), zip(*drains, strict=True), strict=True
-            )
-        ]
+        cuts, nobody = costs[0].cuts, (0,) * len(costs)
+        found = [(-1 << 100, -1)] * len(costs)
+        for at, holders in enumerate(zip(*placement, strict=True)):
+            hides = tuple([cost.hides_ns[at] for cost in costs])
+            segment = self.reductions.segment(cuts[at], cuts[at + 1], holders, True, nobody, hides)
+            for number, (tail, peer) in enumerate(segment.tails()):
+                each = tail - costs[number].drain_ns[at], peer
+                if each > found[number]:
+                    found[number] = each
+        return found
 
     def _reduced_ns(
         self, placement: Placement, costs: list[PipelineCost], ends: list[tuple[int, ...]]
     ) -> tuple[int, int]:
         """(when the last segment is reduced, the peer that holds it up) where cuts differ."""
         hides = [cost.hides_ns for cost in costs]
-        cuts = {cut for cost in costs for cut in cost.cuts}
-        alone = (len(cuts) - 1) * len(costs) ** 2 <= MOST_PAIRS_DIVIDED
-        segments = [
-            self._segment(
-                first,
-                end,
-                holders,
-                alone,
-                tuple(map(tuple.__getitem__, ends, stages)),
-                tuple(map(tuple.__getitem__, hides, stages)),
-            )
-            for first, end, holders, stages in self._segments(placement, costs)
-        ]
-        return self.reductions.end_ns(segments)
-
-    def _segment(
-        self,
-        first: int,
-        end: int,
-        holders: tuple[int, ...],
-        alone: bool,
-        ready: tuple[int, ...],
-        hides: tuple[int, ...],
-    ) -> SegmentCost:
-        """Of the layers `first .. end - 1`; too small ones travel together, and nothing early."""
-        group = self.reductions.group(holders, alone)
-        size = low = self.reductions.segment_bytes(first, end)
-        if self.problem.layers.block.gradient_elements < len(holders) * PIECE_ELEMENTS_EACH:
-            hides = (0,) * len(holders)
-        else:
-            low = self.reductions.segment_bytes(first, first + 1)
-        return SegmentCost(group, size, low, holders, ready, hides)
+        found = self._segments(costs)
+        alone = len(found) * len(costs) ** 2 <= MOST_PAIRS_DIVIDED
+        return self.reductions.end_ns(
+            [
+                self.reductions.segment(
+                    first,
+                    end,
+                    tuple(map(getitem, placement, stages)),
+                    alone,
+                    tuple(map(getitem, ends, stages)),
+                    tuple(map(getitem, hides, stages)),
+                )
+                for first, end, stages in found
+            ]
+        )
 
     def _guarded(self, peers: tuple[int, ...], cost: PipelineCost) -> tuple[Guarded, ...]:
         self._work += 20 * len(peers)
-        return guarded_by(self.problem, peers, cost.cuts, cost.in_flight)
+        return self._guarding.by(peers, cost.cuts, cost.in_flight)
 
     def _guarded_ns(
         self, peers: tuple[int, ...], cost: PipelineCost, ends: tuple[int, ...], commit_ns: int
     ) -> int:
         """When the guardians of a lone pipeline have what they wait for; 0 without any."""
         guarded = waited_for(self._guarded(peers, cost), max(ends) + commit_ns)
-        return guarded_ns(self.problem, guarded, dict(zip(peers, ends, strict=True)))
+        return self._guarding.last_receipt_ns(guarded, dict(zip(peers, ends, strict=True)))
 
-    def _segments(
-        self, placement: Placement, costs: list[PipelineCost]
-    ) -> Iterator[tuple[int, int, tuple[int, ...], list[int]]]:
-        """(first layer, end, holder in each pipeline, its stage); the list is used again."""
-        edges = sorted({cut for cost in costs for cut in cost.cuts})
-        self._work += 2 * len(edges) * len(costs)
-        at = [0] * len(placement)
-        for first, end in itertools.pairwise(edges):
-            for number, cost in enumerate(costs):
-                if cost.cuts[at[number] + 1] <= first:
-                    at[number] += 1
-            yield first, end, tuple(map(tuple.__getitem__, placement, at)), at
+    def _segments(self, costs: Sequence[PipelineCost]) -> tuple[CutSegment, ...]:
+        found = self._segment_table.of(tuple([cost.cuts for cost in costs]))
+        self._work += 2 * (len(found) + 1) * len(costs)
+        return found
 
     def _commit_ns(self, placement: Placement) -> int:
         """Latency between the two stage holders that are farthest apart."""
         holders = tuple(sorted(peer for peers in placement for peer in peers))
         if len(holders) == 1:
             return 0
-        found = self._farthest.get(holders)
-        if found is None:
-            if len(self._farthest) > 1 << 12:
-                self._farthest.clear()
-            self._work += len(holders) * len(holders) // 8
-            found = self._farthest[holders] = (
-                self.reductions.longest_latency_ns(holders) + MESSAGE_NS
-            )
-        return found + self.problem.ends_meet_ns(placement)
+        farthest_ns = self.reductions.farthest_ns(holders)
+        return farthest_ns + MESSAGE_NS + self.problem.ends_meet_ns(placement)
 
 
 def _alike(costs: list[PipelineCost]) -> bool:

@@ -90,34 +90,38 @@ def assigned(
         size_bytes += room_bytes[guardian] - left_bytes[guardian]
         return round_trip_ns + duration_ns(size_bytes // GUARDED_COPIES, bytes_per_s)
 
-    def takes(guardian: Peer, layer: int) -> bool:
-        return left_bytes[guardian] >= cost_bytes(layer) and may(guardian, layer)
-
     for holder, held in alone.items():
-        layers = held
-        while layers:
-            needed_bytes = sum(map(cost_bytes, layers))
-            able = [p for p in candidates if p != holder and takes(p, layers[0])]
+        sizes = list(map(cost_bytes, held))
+        done = 0
+        while done < len(held):
+            size, layer = sizes[done], held[done]
+            able = [
+                p for p in candidates if left_bytes[p] >= size and p != holder and may(p, layer)
+            ]
             if not able:
-                layers = layers[1:]
+                done += 1
                 continue
+            needed_bytes = sum(sizes[done:])
             ready = [
                 (left_bytes[peer] < needed_bytes, ready_ns(holder, peer, needed_bytes))
                 for peer in able
             ]
             best = min(ready)
-            having = [
-                when
-                for when, peer in zip(ready, able, strict=True)
-                if states is not None
-                and states.get(peer, set()).issuperset(layers)
-                and when <= (best[0], 2 * best[1])
-            ]
-            guardian = able[ready.index(min(having, default=best))]
-            while layers and takes(guardian, layers[0]):
-                left_bytes[guardian] -= cost_bytes(layers[0])
-                guardians[layers[0]] = guardian
-                layers = layers[1:]
+            if states is not None:
+                layers = held[done:]
+                having = [
+                    when
+                    for when, peer in zip(ready, able, strict=True)
+                    if states.get(peer, set()).issuperset(layers) and when <= (best[0], 2 * best[1])
+                ]
+                best = min(having, default=best)
+            guardian = able[ready.index(best)]
+            while done < len(held) and left_bytes[guardian] >= sizes[done]:
+                if not may(guardian, held[done]):
+                    break
+                left_bytes[guardian] -= sizes[done]
+                guardians[held[done]] = guardian
+                done += 1
     return guardians
 
 

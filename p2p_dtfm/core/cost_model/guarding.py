@@ -11,7 +11,6 @@ the step guardians lag (`cuts`), and nobody waits for them.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from p2p_dtfm.core.cost_model.cuts import has_room_for_cuts, lags
 from p2p_dtfm.core.cost_model.guardians import (
@@ -24,6 +23,8 @@ from p2p_dtfm.core.cost_model.guardians import (
 )
 from p2p_dtfm.core.cost_model.placement_problem import UNLIMITED_BYTES_PER_S, PlanningProblem
 from p2p_dtfm.core.cost_model.tables.link_tables import MESSAGE_NS, duration_ns
+
+WAYS_LIMIT = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,25 +44,61 @@ class Guarded:
         return MESSAGE_NS + duration_ns(self.size_bytes, self.bytes_per_s)
 
 
-def guarded_by(
-    problem: PlanningProblem,
-    peers: tuple[int, ...],
-    cuts: tuple[int, ...],
-    in_flight: tuple[int, ...],
-) -> tuple[Guarded, ...]:
-    """Of each stage of the only pipeline, in order; without layers that nobody can guard."""
-    watchers = problem.watchers
-    held = {peer: list(range(cuts[at], cuts[at + 1])) for at, peer in enumerate(peers)}
-    memory_bytes = (*problem.devices.memory_bytes, *watchers.memory_bytes)
-    room = dict(enumerate(memory_bytes)) | watchers.beside_bytes
-    for at, peer in enumerate(peers):
-        if peer not in watchers.accelerated:
-            first, end = cuts[at], cuts[at + 1]
-            room[peer] -= problem.layers.state_bytes(first, end)
-            room[peer] -= in_flight[at] * problem.layers.saved_bytes(first, end)
-    candidates = sorted(watchers.order, key=lambda peer: peer in held)
-    sizes = [problem.layers.of(layer).guarded_bytes for layer in range(problem.layer_count)]
-    return guarded_of(held, candidates, room, sizes, partial(_link, problem), problem.may_have)
+class Guarding:
+    """Of the lone pipelines of one problem; whoever searches asks for many."""
+
+    def __init__(self, problem: PlanningProblem) -> None:
+        self.problem = problem
+        watchers = problem.watchers
+        memory_bytes = (*problem.devices.memory_bytes, *watchers.memory_bytes)
+        self._room = dict(enumerate(memory_bytes)) | watchers.beside_bytes
+        layers = map(problem.layers.of, range(problem.layer_count))
+        self._sizes = [layer.guarded_bytes for layer in layers]
+        self._downlinks = (
+            *problem.links.downlink_bytes_per_s,
+            *watchers.downlink_bytes_per_s,
+        )
+        self._ways: dict[tuple[int, int], tuple[int, int]] = {}
+        self._may: May[int] = anybody if problem.ends is None else problem.may_have
+
+    def by(
+        self, peers: tuple[int, ...], cuts: tuple[int, ...], in_flight: tuple[int, ...]
+    ) -> tuple[Guarded, ...]:
+        """Of each stage of the only pipeline, in order; without layers that nobody can guard."""
+        problem, watchers = self.problem, self.problem.watchers
+        held = {peer: list(range(cuts[at], cuts[at + 1])) for at, peer in enumerate(peers)}
+        room = dict(self._room)
+        for at, peer in enumerate(peers):
+            if peer not in watchers.accelerated:
+                first, end = cuts[at], cuts[at + 1]
+                room[peer] -= problem.layers.state_bytes(first, end)
+                room[peer] -= in_flight[at] * problem.layers.saved_bytes(first, end)
+        others = [peer for peer in watchers.order if peer not in held]
+        candidates = [*others, *(peer for peer in watchers.order if peer in held)]
+        return guarded_of(held, candidates, room, self._sizes, self._way, self._may)
+
+    def _way(self, holder: int, guardian: int) -> tuple[int, int]:
+        """(bytes/s, round trip)."""
+        found = self._ways.get((holder, guardian))
+        if found is None:
+            if len(self._ways) > WAYS_LIMIT:
+                self._ways.clear()
+            found = self._ways[holder, guardian] = _link(self.problem, holder, guardian)
+        return found
+
+    def last_receipt_ns(self, guarded: Sequence[Guarded], ends_ns: dict[int, int]) -> int:
+        """When it is back; 0 if there is none to wait for."""
+        last = 0
+        busy: dict[int, int] = {}
+        for each in sorted(guarded, key=lambda each: (ends_ns[each.holder], each.holder)):
+            arrived = ends_ns[each.holder] + each.transfer_ns
+            downlink = self._downlinks[each.guardian]
+            if downlink < UNLIMITED_BYTES_PER_S:
+                begins = max(busy.get(each.guardian, 0), ends_ns[each.holder])
+                busy[each.guardian] = begins + duration_ns(each.size_bytes, downlink)
+                arrived = max(arrived, busy[each.guardian])
+            last = max(last, arrived + each.round_trip_ns)
+        return last
 
 
 def guarded_of(
@@ -108,26 +145,3 @@ def waited_for(guarded: Sequence[Guarded], step_ns: int) -> tuple[Guarded, ...]:
     waits_ns = (g.transfer_ns - MESSAGE_NS + g.round_trip_ns for g in guarded)
     may_lag = all(each.may_lag for each in guarded)
     return () if may_lag and lags(waits_ns, step_ns) else tuple(guarded)
-
-
-def guarded_ns(
-    problem: PlanningProblem, guarded: Sequence[Guarded], ends_ns: dict[int, int]
-) -> int:
-    """When the last receipt is back; 0 if there is none to wait for."""
-    last = 0
-    busy: dict[int, int] = {}
-    for each in sorted(guarded, key=lambda each: (ends_ns[each.holder], each.holder)):
-        arrived = ends_ns[each.holder] + each.transfer_ns
-        downlink = downlink_of(problem, each.guardian)
-        if downlink < UNLIMITED_BYTES_PER_S:
-            begins = max(busy.get(each.guardian, 0), ends_ns[each.holder])
-            busy[each.guardian] = begins + duration_ns(each.size_bytes, downlink)
-            arrived = max(arrived, busy[each.guardian])
-        last = max(last, arrived + each.round_trip_ns)
-    return last
-
-
-def downlink_of(problem: PlanningProblem, peer: int) -> int:
-    """Of any member, by its number."""
-    both = (*problem.links.downlink_bytes_per_s, *problem.watchers.downlink_bytes_per_s)
-    return both[peer]

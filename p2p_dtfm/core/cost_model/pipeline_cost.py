@@ -24,19 +24,23 @@ term (Little 1961) is right to a hundredth on average, but up to a tenth too sho
 the round trip over the period; `pipeline_timing` tells.
 """
 
-import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from p2p_dtfm.core.cost_model.codings import Edges, coding_ns, tensor_bytes, unlike_edges
+from p2p_dtfm.core.cost_model.codings import Edge, Edges, coding_ns, tensor_bytes, unlike_edges
 from p2p_dtfm.core.cost_model.edge_codecs import assignments
 from p2p_dtfm.core.cost_model.pipeline_timing import StageTiming
 from p2p_dtfm.core.cost_model.placement_problem import UNLIMITED_BYTES_PER_S, PlanningProblem
 from p2p_dtfm.core.cost_model.tables.layer_tables import kinds_in
 from p2p_dtfm.core.cost_model.tables.link_tables import MESSAGE_NS, duration_ns
+from p2p_dtfm.core.cost_model.tables.stage_tables import StageNeeds, StageTable, fill_by
 from p2p_dtfm.core.protocol.run_spec import Codec
+from p2p_dtfm.core.schedule.dealing import Dealt, deal
 
 IN_FLIGHT_LIMIT = 4096
+_Hop = tuple[int, int, int, int]
+"""Transmission and latency of an activation to the next stage, and of its gradient back."""
+_NO_HOP = (0, 0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +82,18 @@ class PipelineModel:
         self.problem = problem
         self._cuts: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[int, ...] | None] = {}
         self._costs: dict[tuple[int, ...], PipelineCost | None] = {}
+        self.forgotten = 0
+        """How often: a pipeline that was known would be new again."""
+        self._timings: dict[tuple[object, ...], tuple[StageTiming, ...]] = {}
+        self._rooms: dict[tuple[int, int, int], int] = {}
+        self._hops: dict[tuple[int, int, Edge | None], _Hop] = {}
         self._together = -(-problem.step.microbatch_count // max(1, problem.step.inner_steps))
         """Microbatches of a step that do not wait for one another."""
+        self._stages = StageTable(problem.devices.layer_ns, problem.layer_count)
+        whole = [
+            self._stages.of(peer, 0, problem.layer_count) for peer in range(problem.peer_count)
+        ]
+        self._alone_ns = [stage.forward + stage.backward for stage in whole]
         classes: dict[object, int] = {}
         self._classes = tuple(
             classes.setdefault((times, memory, problem.may_have(peer, 0)), len(classes))
@@ -95,6 +109,7 @@ class PipelineModel:
         found = self._best_cost(peers)
         if len(self._costs) > 1 << 17:
             self._costs.clear()
+            self.forgotten += 1
         self._costs[peers] = found
         return found, True
 
@@ -137,69 +152,58 @@ class PipelineModel:
     def _time(
         self, peers: tuple[int, ...], cuts: tuple[int, ...], edges: Edges
     ) -> tuple[tuple[int, ...], PipelineCost]:
-        problem = self.problem
-        last = len(peers) - 1
+        problem, last = self.problem, len(peers) - 1
         forward, backward = self._compute(peers, cuts, edges)
-        period = max(map(int.__add__, forward, backward))
-        round_trips = [0] * (last + 1)
-        drain = [0] * (last + 1)
-        round_trips[last] = forward[last] + backward[last]
+        here_ns = list(map(int.__add__, forward, backward))
+        period, round_trip = max(here_ns), here_ns[last]
+        away_ns, drain = [0] * (last + 1), [0] * (last + 1)
         for stage in range(last - 1, -1, -1):
-            here, there = peers[stage], peers[stage + 1]
-            out, back = self._hop_ns(peers, stage, edges)
+            out, out_latency, back, back_latency = self._hop_ns(peers, stage, edges)
             period = max(period, out, back)
-            drain[stage + 1] = back + problem.links.latency_ns[there][here] + backward[stage]
-            round_trips[stage] = (
-                round_trips[stage + 1]
-                + out
-                + problem.links.latency_ns[here][there]
-                + drain[stage + 1]
-                + forward[stage]
-            )
+            drain[stage + 1] = drained = back + back_latency + backward[stage]
+            round_trip += out + out_latency + drained + forward[stage]
+            away_ns[stage] = round_trip - here_ns[stage]
         for stage in range(1, last + 1):
             drain[stage] += drain[stage - 1]
         if last > 1:
             period = max(period, self._shared_links_ns(peers, edges))
-        rooms = [self.room(peers[s], cuts[s], cuts[s + 1]) for s in range(last + 1)]
+        rooms = [self.room(peer, cuts[at], cuts[at + 1]) for at, peer in enumerate(peers)]
         limit = min(self._together, IN_FLIGHT_LIMIT)
-        here_ns = list(map(int.__add__, forward, backward))
-        away_ns = list(map(int.__sub__, round_trips, here_ns))
-        wanted = tuple(min(limit, 1 + -(-2 * away // period)) for away in away_ns)
-        fitting = tuple(map(min, wanted, rooms))
+        wanted = tuple([min(limit, 1 + -(-2 * away // period)) for away in away_ns])
+        fitting = list(map(min, wanted, rooms))
         for here, away, count in zip(here_ns, away_ns, fitting, strict=True):
             if count < limit:
                 period = max(period, -(-(here + away) // count))
-        owed = [
-            -(-drain[s] // self.last_part_ns(peers[s], cuts[s], cuts[s + 1], s))
-            if self.splits(s)
-            else 0
-            for s in range(last + 1)
-        ]
-        fitting = tuple(map(min, map(int.__add__, fitting, owed), rooms, (limit,) * (last + 1)))
-        hides = tuple(
-            self.last_part_ns(peers[s], cuts[s], cuts[s + 1] - 1, s) for s in range(last + 1)
-        )
+        for at in range(1, last + 1) if problem.step.splits_backwards else ():
+            owed = -(-drain[at] // self.last_part_ns(peers[at], cuts[at], cuts[at + 1], at))
+            fitting[at] = min(fitting[at] + owed, rooms[at], limit)
         if problem.step.inner_steps:
-            hides = (0,) * (last + 1)  # differences set out together
-        again_ns = max(0, problem.step.inner_steps - 1) * max(0, round_trips[0] - period)
-        fill = round_trips[0] + again_ns
+            hides: tuple[int, ...] = (0,) * (last + 1)  # differences set out together
+        else:
+            each = enumerate(peers)
+            hides = tuple([self.last_part_ns(p, cuts[s], cuts[s + 1] - 1, s) for s, p in each])
+        fill = round_trip + max(0, problem.step.inner_steps - 1) * max(0, round_trip - period)
         if problem.step.block_update_ppm:
             updates = [self._update_ns(peers[s], cuts[s], cuts[s + 1]) for s in range(last + 1)]
             fill += max(1, problem.step.inner_steps) * max(updates)
-        return wanted, PipelineCost(cuts, fitting, fill, period, tuple(drain), hides, edges)
+        return wanted, PipelineCost(cuts, tuple(fitting), fill, period, tuple(drain), hides, edges)
 
     def stage_timings(self, peers: tuple[int, ...], cost: PipelineCost) -> tuple[StageTiming, ...]:
         """What timing a pipeline tasklet by tasklet needs."""
+        key = peers, cost.cuts, cost.in_flight, cost.edges
+        found = self._timings.get(key)
+        if found is None:
+            if len(self._timings) > 1 << 12:
+                self._timings.clear()
+            found = self._timings[key] = self._new_timings(peers, cost)
+        return found
+
+    def _new_timings(self, peers: tuple[int, ...], cost: PipelineCost) -> tuple[StageTiming, ...]:
         problem = self.problem
         forward, backward = self._compute(peers, cost.cuts, cost.edges)
         timings = []
         for stage, here in enumerate(peers):
-            hop = (0, 0, 0, 0)
-            if stage + 1 < len(peers):
-                there = peers[stage + 1]
-                out, back = self._hop_ns(peers, stage, cost.edges)
-                latency_ns = problem.links.latency_ns
-                hop = out, latency_ns[here][there], back, latency_ns[there][here]
+            hop = self._hop_ns(peers, stage, cost.edges) if stage + 1 < len(peers) else _NO_HOP
             shared = (0, 0)
             if 0 < stage < len(peers) - 1:  # others send and receive one thing at a time
                 up, down = self._two_tensors(stage, cost.edges)
@@ -228,23 +232,36 @@ class PipelineModel:
         self, peers: tuple[int, ...], cuts: tuple[int, ...], edges: Edges
     ) -> tuple[list[int], list[int]]:
         """Forward and backward nanoseconds of each stage, with what it codes."""
-        forward, backward = [], []
-        layer_ns, layer_count = self.problem.devices.layer_ns, self.problem.layer_count
-        for stage, peer in enumerate(peers):
-            kinds = kinds_in(cuts[stage], cuts[stage + 1], layer_count)
-            there, back = coding_ns(edges, stage, layer_ns[peer].block_forward_ns)
-            forward.append(layer_ns[peer].forward_ns(kinds) + there)
-            backward.append(layer_ns[peer].backward_ns(kinds) + back)
+        of, layer_ns = self._stages.of, self.problem.devices.layer_ns
+        stages = [of(peer, cuts[at], cuts[at + 1]) for at, peer in enumerate(peers)]
+        forward, backward = [it.forward for it in stages], [it.backward for it in stages]
+        if edges:
+            for at, peer in enumerate(peers):
+                there, back = coding_ns(edges, at, layer_ns[peer].block_forward_ns)
+                forward[at] += there
+                backward[at] += back
         return forward, backward
 
-    def _hop_ns(self, peers: tuple[int, ...], stage: int, edges: Edges) -> tuple[int, int]:
-        """Transmission of an activation to the next stage, and of its gradient back."""
-        here, there, links = peers[stage], peers[stage + 1], self.problem.links
-        if not edges:
-            return links.transmit_ns[here][there], links.transmit_ns[there][here]
-        rates = links.bytes_per_s[here][there], links.bytes_per_s[there][here]
-        out, back = map(duration_ns, tensor_bytes(edges, stage), rates)
-        return MESSAGE_NS + out, MESSAGE_NS + back
+    def _hop_ns(self, peers: tuple[int, ...], stage: int, edges: Edges) -> _Hop:
+        """To the next stage and back."""
+        here, there = peers[stage], peers[stage + 1]
+        key = here, there, edges[stage] if edges else None
+        found = self._hops.get(key)
+        if found is None:
+            if len(self._hops) > 1 << 16:
+                self._hops.clear()
+            found = self._hops[key] = self._new_hop(*key)
+        return found
+
+    def _new_hop(self, here: int, there: int, edge: Edge | None) -> _Hop:
+        links = self.problem.links
+        if edge is None:
+            out, back = links.transmit_ns[here][there], links.transmit_ns[there][here]
+        else:
+            rates = links.bytes_per_s[here][there], links.bytes_per_s[there][here]
+            out, back = map(duration_ns, tensor_bytes((edge,), 0), rates)
+            out, back = MESSAGE_NS + out, MESSAGE_NS + back
+        return out, links.latency_ns[here][there], back, links.latency_ns[there][here]
 
     def _shared_links_ns(self, peers: tuple[int, ...], edges: Edges) -> int:
         """A middle stage sends, and receives, two tensors for each microbatch."""
@@ -271,8 +288,8 @@ class PipelineModel:
 
     def last_part_ns(self, peer: int, first: int, end: int, stage: int) -> int:
         """The last part of a microbatch at the layers `first .. end - 1` of this stage."""
-        kinds = kinds_in(first, end, self.problem.layer_count)
-        return self.problem.devices.layer_ns[peer].last_part_ns(kinds, self.splits(stage))
+        found = self._stages.of(peer, first, end)
+        return found.last_part_of_split if self.splits(stage) else found.last_part
 
     def _update_ns(self, peer: int, first: int, end: int) -> int:
         """Of the layers `first .. end - 1`."""
@@ -289,6 +306,14 @@ class PipelineModel:
     def room(self, peer: int, first: int, end: int) -> int:
         """Microbatches in flight for which this peer has memory; below 1 if it has too little, or
         may not hold these layers."""
+        found = self._rooms.get((peer, first, end))
+        if found is None:
+            if len(self._rooms) > 1 << 16:
+                self._rooms.clear()
+            found = self._rooms[peer, first, end] = self._new_room(peer, first, end)
+        return found
+
+    def _new_room(self, peer: int, first: int, end: int) -> int:
         problem = self.problem
         if not problem.may_hold(peer, first, end):
             return 0
@@ -313,88 +338,31 @@ class PipelineModel:
             return None
         if not all(problem.may_have(peer, 0) for peer in (peers[0], peers[-1])):
             return None
-        times = [problem.devices.layer_ns[peer] for peer in peers]
-        whole = kinds_in(0, problem.layer_count, problem.layer_count)
-        alone = [t.forward_ns(whole) + t.backward_ns(whole) for t in times]
+        fill = fill_by(problem.layers, list(map(self._needs, peers, kept)))
+        alone = [self._alone_ns[peer] for peer in peers]
         low = (1 << 80) // sum((1 << 80) // duration for duration in alone)
         high, most = low + low // 8 + 1, max(alone)
-        best = self._fill(peers, kept, high)
+        best = fill(high)
         while best is None and high < most:
             low, high = high, min(2 * high, most)
-            best = self._fill(peers, kept, high)
+            best = fill(high)
         while best is not None and high - low > max(1, high >> 9):
             middle = (low + high) // 2
-            cuts = self._fill(peers, kept, middle)
+            cuts = fill(middle)
             if cuts is None:
                 low = middle
             else:
                 high, best = middle, cuts
         return best
 
-    def _fill(
-        self, peers: tuple[int, ...], kept: tuple[int, ...], budget_ns: int
-    ) -> tuple[int, ...] | None:
-        """Give each stage in turn as many layers as `budget_ns` and its memory allow.
-
-        Each stage leaves at least one layer for each that follows. For a fixed order this finds a
-        cut whenever one exists.
-        """
-        problem = self.problem
-        layer_count, stages = problem.layer_count, len(peers)
-        if problem.layers.unlike:
-            return self._fill_unlike(peers, kept, budget_ns)
-        embedding, block, head = problem.layers.embedding, problem.layers.block, problem.layers.head
-        cuts = [0]
-        layer = 0
-        for position, peer in enumerate(peers):
-            times, count = problem.devices.layer_ns[peer], kept[position]
-            left_ns, left_bytes = budget_ns, problem.devices.memory_bytes[peer]
-            if layer == 0:
-                left_ns -= times.embedding_ns
-                left_bytes -= embedding.state_bytes + count * embedding.saved_bytes
-                layer = 1
-            if position == stages - 1:
-                left_ns -= times.head_ns
-                left_bytes -= head.state_bytes + count * head.saved_bytes
-            if left_ns < 0 or left_bytes < 0:
-                return None
-            block_bytes = block.state_bytes + count * block.saved_bytes
-            layer += min(left_ns // times.block_ns, left_bytes // block_bytes)
-            layer = min(layer, layer_count - max(1, stages - 1 - position))
-            if position == stages - 1:
-                layer += 1
-            if layer == cuts[-1]:
-                return None
-            cuts.append(layer)
-        return tuple(cuts) if layer == layer_count else None
-
-    def _fill_unlike(
-        self, peers: tuple[int, ...], kept: tuple[int, ...], budget_ns: int
-    ) -> tuple[int, ...] | None:
-        """The same, layer by layer."""
-        problem = self.problem
-        cuts, layer = [0], 0
-        for position, peer in enumerate(peers):
-            left_ns, left_bytes = budget_ns, problem.devices.memory_bytes[peer]
-            end = problem.layer_count - (len(peers) - 1 - position)
-            times, count = problem.devices.layer_ns[peer], kept[position]
-            while layer < end:
-                kinds = kinds_in(layer, layer + 1, problem.layer_count)
-                left_ns -= times.forward_ns(kinds) + times.backward_ns(kinds)
-                size = problem.layers.unlike[layer]
-                left_bytes -= size.state_bytes + count * size.saved_bytes
-                if left_ns < 0 or left_bytes < 0:
-                    break
-                layer += 1
-            if layer == cuts[-1]:
-                return None
-            cuts.append(layer)
-        return tuple(cuts) if layer == problem.layer_count else None
+    def _needs(self, peer: int, kept: int) -> StageNeeds:
+        devices = self.problem.devices
+        return StageNeeds(devices.layer_ns[peer], devices.memory_bytes[peer], kept)
 
 
 def split_microbatches(
     costs: list[PipelineCost], count: int, tails_ns: Sequence[int] = ()
-) -> tuple[int, ...]:
+) -> Dealt:
     """Microbatches for each pipeline so that the last to end ends soonest; some may get none.
 
     `tails_ns`: for each pipeline, what follows on its end.
@@ -402,32 +370,14 @@ def split_microbatches(
     fills = [cost.fill_ns for cost in costs]
     if tails_ns:
         fills = list(map(int.__add__, fills, tails_ns))
-    periods = [cost.period_ns for cost in costs]
-    dealt = _dealt_at_once(fills, periods, count)
-    queue = [
-        (fill + own * period, index)
-        for index, (fill, period, own) in enumerate(zip(fills, periods, dealt, strict=True))
-    ]
-    heapq.heapify(queue)
-    for _ in range(count - sum(dealt)):
-        end_ns, index = queue[0]
-        dealt[index] += 1
-        heapq.heapreplace(queue, (end_ns + periods[index], index))
-    return tuple(dealt)
+    return deal(fills, [cost.period_ns for cost in costs], count)
 
 
-def _dealt_at_once(fills: list[int], periods: list[int], count: int) -> list[int]:
-    """A little fewer than each gets in the end: the solution in fractions, rounded down."""
-    active = list(range(len(fills)))
-    while True:
-        rates = {index: (1 << 80) // periods[index] for index in active}
-        lost = sum((fills[i] - periods[i]) * rates[i] for i in active)
-        end_ns = ((count << 80) + lost) // sum(rates.values())
-        remaining = [index for index in active if fills[index] <= end_ns]
-        if len(remaining) == len(active) or not remaining:
-            break
-        active = remaining
-    dealt = [0] * len(fills)
-    for index in active:
-        dealt[index] = max(0, (end_ns - fills[index]) // periods[index])
-    return dealt if sum(dealt) <= count else [0] * len(fills)
+def can_end_by(costs: list[PipelineCost], count: int, bound_ns: int) -> bool:
+    """Whether these pipelines can compute so many microbatches by then, however they are dealt."""
+    room = 0
+    for cost in costs:
+        left_ns = bound_ns - cost.fill_ns
+        if left_ns >= 0:
+            room += left_ns // cost.period_ns + 1
+    return room >= count

@@ -16,7 +16,7 @@ from itertools import pairwise
 
 from p2p_dtfm.core.schedule.inner_steps import group_sizes
 from p2p_dtfm.core.schedule.tasklets import BACKWARD, FORWARD, TaskletKind, next_tasklet
-from p2p_dtfm.core.virtual.virtual_time import VirtualTime
+from p2p_dtfm.core.virtual.virtual_time import TooLate, VirtualTime
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +182,8 @@ class PipelinesAtWork:
             stage.held -= count - 1
             duration_ns, ended = count * timing.weight_ns, self._weights_ended
         end_ns = self._time.now_ns + duration_ns
+        if end_ns > self._time.limit_ns:
+            raise TooLate
         if self._began is not None:
             self._began(stage, kind, count, end_ns)
         if is_last and self._last_part is not None:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from p2p_dtfm.core.cost_model.placement_problem import UNLIMITED_BYTES_PER_S, PlanningProblem
 from p2p_dtfm.core.cost_model.tables.link_tables import duration_ns
+from p2p_dtfm.core.schedule.pieces import PIECE_ELEMENTS_EACH
 from p2p_dtfm.core.schedule.shard_weights import MANY, fair_weights, shard_weights
 
 _GIBIBYTE = 1 << 30
@@ -38,12 +39,15 @@ class Group:
     """Between the two that are farthest apart."""
     weakest: int
     """The holder that holds up the others most."""
-    each_ns: dict[int, int]
-    """For each GiB of a segment: how long a holder's busiest pair, or its own limit, is busy."""
-    sums_ns: int
-    """For each GiB: the sums alone, through the pair or limit that is slowest for them."""
+    times_ns: tuple[dict[int, int], int] | None = None
+    """For each GiB of a segment: how long each holder's busiest pair, or its own limit, is busy;
+    and the sums alone, through the pair or limit that is slowest for them. Worked out when a
+    segment of these holders is timed."""
     loads: tuple[tuple[int, int], ...] | None = None
     """(a * peers + b, ns for each GiB of a segment) of a pair, or of a's own limit where a = b."""
+
+
+_Groups = dict[tuple[int, ...], Group]
 
 
 class SegmentCost(NamedTuple):
@@ -67,12 +71,8 @@ class SegmentCost(NamedTuple):
         """For each holder: (how long after it is ready the last sum may arrive because of it, it
         or the one that is slowest in sending sums)."""
         group, size, low = self.group, self.size_bytes, self.low_bytes
-        each, sums, hops, weakest = (
-            group.each_ns,
-            group.sums_ns,
-            2 * group.latency_ns,
-            group.weakest,
-        )
+        assert group.times_ns is not None, "known once there is a segment"
+        (each, sums), hops, weakest = group.times_ns, 2 * group.latency_ns, group.weakest
         tails = []
         for peer, hidden in zip(self.holders, self.hides_ns, strict=True):
             busy = each[peer]
@@ -82,43 +82,85 @@ class SegmentCost(NamedTuple):
             tails.append(((whole if whole > last else last) + hops, peer))
         return tails
 
-    def end_ns(self) -> tuple[int, int]:
-        """(when the last sum arrives, the holder because of which)."""
-        return max(
-            (ready + tail, peer)
-            for ready, (tail, peer) in zip(self.ready_ns, self.tails(), strict=True)
-        )
-
 
 class ReductionModel:
     """Times reductions among peers of one problem, and remembers what it knows of their groups."""
 
     def __init__(self, problem: PlanningProblem) -> None:
         self.problem = problem
-        self.work = 0
+        self.work = self.first_work = 0
+        """In all; and what of it is not done when the same comes again."""
+        self.forgotten = 0
+        """How often something was, whose work would be counted once more."""
         layers = map(problem.layers.of, range(problem.layer_count))
+        self._block_elements = problem.layers.block.gradient_elements
+        self._farthest: dict[tuple[int, ...], int] = {}
         self._bytes_below = [0, *accumulate(layer.gradient_bytes for layer in layers)]
         self._groups: dict[tuple[tuple[int, ...], bool], Group] = {}
+        self._in_order: tuple[_Groups, _Groups] = ({}, {})
+        """The same by holders as they are asked for: those that share links, and those alone."""
+        links, count = problem.links, problem.peer_count
+        self._limits = tuple(map(min, links.uplink_bytes_per_s, links.downlink_bytes_per_s))
+        self._pairs = [divmod(key, count) for key in range(count * count)]
 
     def segment_bytes(self, first: int, end: int) -> int:
         """Gradients of the layers `first .. end - 1`."""
         return self._bytes_below[end] - self._bytes_below[first]
 
+    def segment(
+        self,
+        first: int,
+        end: int,
+        holders: tuple[int, ...],
+        alone: bool,
+        ready: tuple[int, ...],
+        hides: tuple[int, ...],
+    ) -> SegmentCost:
+        """Of the layers `first .. end - 1`; too small ones travel together, and nothing early."""
+        group = self.group(holders, alone)
+        if group.times_ns is None:
+            group.times_ns = self._times_ns(group)
+        size = low = self._bytes_below[end] - self._bytes_below[first]
+        if self._block_elements < len(holders) * PIECE_ELEMENTS_EACH:
+            hides = (0,) * len(holders)
+        else:
+            low = self._bytes_below[first + 1] - self._bytes_below[first]
+        return SegmentCost(group, size, low, holders, ready, hides)
+
     def group(self, holders: tuple[int, ...], alone: bool) -> Group:
         """What is known of two or more holders. `alone`: none of them has another segment."""
-        key = tuple(sorted(holders)), alone
+        known = self._in_order[alone]
+        found = known.get(holders)
+        if found is None:
+            if len(known) > 1 << 16:
+                known.clear()
+            found = known[holders] = self._sorted_group(tuple(sorted(holders)), alone)
+        return found
+
+    def _sorted_group(self, holders: tuple[int, ...], alone: bool) -> Group:
+        key = holders, alone
         found = self._groups.get(key)
         if found is None:
             if len(self._groups) > 1 << 15:
                 self._groups.clear()
+                for known in self._in_order:
+                    known.clear()
+                self.forgotten += 1
+            before = self.work
             found = self._groups[key] = self._new_group(*key)
+            self.first_work += self.work - before
         return found
 
     def end_ns(self, segments: list[SegmentCost]) -> tuple[int, int]:
         """(when all are reduced, the holder that holds up the last one); at least one segment, and
         peers may have several."""
-        end, critical = max(segment.end_ns() for segment in segments)
-        if sum(len(s.holders) ** 2 for s in segments) // 2 > MOST_LOADS:
+        end, critical = 0, -1
+        for segment in segments:
+            for ready, (tail, peer) in zip(segment.ready_ns, segment.tails(), strict=True):
+                tail += ready
+                if tail > end or (tail == end and peer > critical):
+                    end, critical = tail, peer
+        if sum([len(s.holders) ** 2 for s in segments]) // 2 > MOST_LOADS:
             return max(end, self._one_after_another_ns(segments)), critical
         return max(end, self._side_by_side_ns(segments)), critical
 
@@ -134,29 +176,34 @@ class ReductionModel:
 
     def _side_by_side_ns(self, segments: list[SegmentCost]) -> int:
         busy: dict[int, int] = {}
-        ready: dict[int, int] = {}
-        for segment in segments:
-            size = segment.size_bytes
-            starts = map(int.__sub__, segment.ready_ns, segment.hides_ns)
-            for peer, start in zip(segment.holders, starts, strict=True):
-                if start > ready.get(peer, 0):
-                    ready[peer] = start
-            loads = self._loads(segment.group)
+        ready = [0] * self.problem.peer_count
+        latency = 0
+        for group, size, _, holders, ready_ns, hides_ns in segments:
+            for peer, start, hidden in zip(holders, ready_ns, hides_ns, strict=True):
+                if start - hidden > ready[peer]:
+                    ready[peer] = start - hidden
+            if group.latency_ns > latency:
+                latency = group.latency_ns
+            loads = self._loads(group)
             self.work += len(loads) // 4
             for key, each_ns in loads:
-                busy[key] = busy.get(key, 0) + (each_ns * size >> 30)
-        count = self.problem.peer_count
-        latency = max(segment.group.latency_ns for segment in segments)
-        return 2 * latency + max(
-            busy_ns + max(ready[key // count], ready[key % count]) for key, busy_ns in busy.items()
-        )
+                spent = each_ns * size >> 30
+                busy[key] = busy[key] + spent if key in busy else spent
+        last = 0
+        pairs = self._pairs
+        for key, busy_ns in busy.items():
+            one, other = pairs[key]
+            end = busy_ns + (ready[one] if ready[one] > ready[other] else ready[other])
+            if end > last:
+                last = end
+        return 2 * latency + last
 
     def _new_group(self, holders: tuple[int, ...], alone: bool) -> Group:
         """With h holders, one that owns the share w sends and receives 1 + (h - 2) w segments."""
         problem = self.problem
         count = len(holders)
         pick = itemgetter(*holders)
-        limits = [self.limit(a) for a in holders]
+        limits = [self._limits[a] for a in holders]
         self.work += count * count // (2 if count <= MANY else 16)
         if alone:
             spent = 10 + count * count // 4 if count <= MANY else count * count // 16
@@ -171,23 +218,16 @@ class ReductionModel:
         rate = min(rates)
         weakest = rates.index(rate) if rate < total else weights.index(min(weights))
         rate = max(1, min(rate, total))
-        return Group(
-            holders,
-            weights,
-            rate,
-            self.longest_latency_ns(holders),
-            holders[weakest],
-            *self._times_ns(holders, weights, limits, rate),
-        )
+        latency_ns = self.longest_latency_ns(holders)
+        return Group(holders, weights, rate, latency_ns, holders[weakest])
 
-    def _times_ns(
-        self, holders: tuple[int, ...], weights: tuple[int, ...], limits: list[int], rate: int
-    ) -> tuple[dict[int, int], int]:
-        """(`each_ns`, `sums_ns`) of a group; of large ones, whose pairs are not looked at, as if
-        each were as busy as the busiest."""
+    def _times_ns(self, group: Group) -> tuple[dict[int, int], int]:
+        """`times_ns` of a group; of large ones, whose pairs are not looked at, as if each were as
+        busy as the busiest."""
+        holders, weights = group.holders, group.weights
         count, total = len(holders), sum(weights)
         if count > MANY:
-            longest = duration_ns(_GIBIBYTE, rate)
+            longest = duration_ns(_GIBIBYTE, group.bytes_per_s)
             return dict.fromkeys(holders, longest), longest
         pick = itemgetter(*holders)
         busiest: list[int] = []
@@ -198,10 +238,11 @@ class ReductionModel:
             rates[at] = UNLIMITED_BYTES_PER_S
             mine = scaled[at]
             pairs = max(map(floordiv, map(mine.__add__, scaled), rates))
-            own = (total + (count - 2) * weight) * _SCALE // limits[at]
+            limit = self._limits[peer]
+            own = (total + (count - 2) * weight) * _SCALE // limit
             busiest.append(max(pairs, own))
             most = max((count - 1) * weight, total - weight)
-            sums = max(sums, mine // min(rates), most * _SCALE // limits[at])
+            sums = max(sums, mine // min(rates), most * _SCALE // limit)
         times = [value * _GIBIBYTE_SECONDS // total // _SCALE for value in (*busiest, sums)]
         return dict(zip(holders, times, strict=False)), times[-1]
 
@@ -216,10 +257,11 @@ class ReductionModel:
         several = len(group.holders) - 2
         light_ns = duration_ns(_GIBIBYTE, group.bytes_per_s) // _LIGHT
         self.work += len(group.holders) ** 2 // 4
+        self.first_work += len(group.holders) ** 2 // 4
         loads: list[tuple[int, int]] = []
         heaviest = max(group.weights)
         for at, (a, weight) in enumerate(zip(group.holders, group.weights, strict=True)):
-            limit = self.limit(a)
+            limit = self._limits[a]
             if limit < UNLIMITED_BYTES_PER_S:
                 part = _GIBIBYTE * (total + several * weight) // total
                 if (each_ns := duration_ns(part, limit)) >= light_ns:
@@ -237,8 +279,19 @@ class ReductionModel:
 
     def limit(self, peer: int) -> int:
         """The lesser of a peer's uplink and downlink."""
-        problem = self.problem
-        return min(problem.links.uplink_bytes_per_s[peer], problem.links.downlink_bytes_per_s[peer])
+        return self._limits[peer]
+
+    def farthest_ns(self, holders: tuple[int, ...]) -> int:
+        """`longest_latency_ns` of all stage-holders, sorted."""
+        found = self._farthest.get(holders)
+        if found is None:
+            if len(self._farthest) > 1 << 12:
+                self._farthest.clear()
+                self.forgotten += 1
+            self.work += len(holders) * len(holders) // 8
+            self.first_work += len(holders) * len(holders) // 8
+            found = self._farthest[holders] = self.longest_latency_ns(holders)
+        return found
 
     def longest_latency_ns(self, holders: tuple[int, ...]) -> int:
         """One way, among two or more peers."""

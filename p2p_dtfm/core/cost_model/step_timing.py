@@ -24,7 +24,7 @@ from p2p_dtfm.core.cost_model.reduction_timing import Reduction
 from p2p_dtfm.core.cost_model.tables.link_tables import MESSAGE_NS
 from p2p_dtfm.core.virtual.exchange import ShardedExchange, chunk_count
 from p2p_dtfm.core.virtual.virtual_network import NetworkLines, TransferNetwork
-from p2p_dtfm.core.virtual.virtual_time import VirtualTime
+from p2p_dtfm.core.virtual.virtual_time import NEVER_NS, TooLate, VirtualTime
 
 Contribution = tuple[int, Callable[[int], None]]
 """How long before the end of a peer's last part a gradient of it is final; then `set_out(peer)`."""
@@ -44,10 +44,14 @@ class StepAtWork:
     """A step in virtual time. Reductions use its `time` and `network`, and say `is_ready`."""
 
     def __init__(
-        self, lines: NetworkLines, boundary_bytes: int, guarded: Sequence[Guarded] = ()
+        self,
+        lines: NetworkLines,
+        boundary_bytes: int,
+        guarded: Sequence[Guarded] = (),
+        limit_ns: int = NEVER_NS,
     ) -> None:
         """`guarded`: for whose guardians Prepared waits."""
-        self.time = VirtualTime()
+        self.time = VirtualTime(limit_ns)
         self.network = TransferNetwork(self.time, lines, MESSAGE_NS)
         self.computed_ns = 0
         self.ready_ns: dict[int, int] = {}
@@ -97,6 +101,8 @@ class StepAtWork:
 
     def is_ready(self, peer: int) -> None:
         """As far as is known: the peer has all sums of a segment, or nothing to wait for."""
+        if self.time.now_ns > self.time.limit_ns:
+            raise TooLate
         self.ready_ns[peer] = max(self.ready_ns.get(peer, 0), self.time.now_ns)
 
     def _is_guarded(self, each: Guarded) -> None:
@@ -120,6 +126,21 @@ class StepAtWork:
         return last_ns
 
 
+def least_ns(pipelines: Sequence[TimedPipeline]) -> int:
+    """No step of these is shorter: each stage waits for its first input, computes, and has its last
+    gradient go back to the first stage."""
+    least = 0
+    for pipeline in pipelines:
+        before = after = 0
+        for stage in pipeline.stages:
+            own = pipeline.microbatches * (stage.forward_ns + stage.backward_ns)
+            last_gradient = own - pipeline.microbatches * stage.weight_ns + after
+            least = max(least, before + own, before + last_gradient)
+            before += stage.forward_ns + stage.out_ns + stage.out_latency_ns
+            after += stage.backward_ns - stage.weight_ns + stage.back_ns + stage.back_latency_ns
+    return least
+
+
 def event_count(pipelines: Sequence[TimedPipeline], segments: Sequence[Reduction]) -> int:
     """About how many events a step has."""
     tasklets = sum(
@@ -138,10 +159,12 @@ def step_ends(
     pipelines: Sequence[TimedPipeline],
     segments: Sequence[Reduction],
     guarded: Sequence[Guarded] = (),
+    limit_ns: int = NEVER_NS,
 ) -> StepEnds:
     """`segments` are those with two or more holders; weights are parallel to holders. `guarded`:
-    for whose guardians Prepared waits, if there is one pipeline."""
-    step = StepAtWork(_lines_of(problem), problem.step.boundary_bytes, guarded)
+    for whose guardians Prepared waits, if there is one pipeline. Raises `TooLate` as soon as it is
+    sure that the step ends after `limit_ns`."""
+    step = StepAtWork(_lines_of(problem), problem.step.boundary_bytes, guarded, limit_ns)
     contributions: dict[int, list[Contribution]] = {}
     for segment in segments:
         exchange = ShardedExchange(

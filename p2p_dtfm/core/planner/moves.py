@@ -28,20 +28,21 @@ def random_move(cost: PlacementCost, peer_count: int, prng: Prng) -> Placement |
 
     A third of the moves concern the peer that holds up the reduction.
     """
-    pipelines = [list(peers) for peers in cost.placement]
-    source = pipelines[prng.below(len(pipelines))]
-    if cost.critical >= 0 and prng.below(3) == 0:
+    pipelines = list(map(list, cost.placement))
+    below = prng.below
+    source = pipelines[below(len(pipelines))]
+    if cost.critical >= 0 and below(3) == 0:
         source = next(peers for peers in pipelines if cost.critical in peers)
         here = source.index(cost.critical)
     else:
-        here = prng.below(len(source))
-    target = pipelines[prng.below(len(pipelines))]
-    there = prng.below(len(target))
-    move = _MOVES[prng.below(len(_MOVES))]
+        here = below(len(source))
+    target = pipelines[below(len(pipelines))]
+    there = below(len(target))
+    move = _MOVES[below(len(_MOVES))]
     if move is _join and source is target:
         return None
     move(_Drawn(pipelines, source, here, target, there, peer_count, prng))
-    return tuple(tuple(peers) for peers in pipelines if peers) or None
+    return tuple(filter(None, map(tuple, pipelines))) or None
 
 
 def _swap(source: list[int], here: int, target: list[int], there: int) -> None:

@@ -1,9 +1,9 @@
-"""Costs of placements to which a search of few peers comes again and again.
+"""Costs of placements to which a search comes again and again, in whatever order of pipelines.
 
 Work is counted as if each were worked out anew: so a search ends where it always did, only sooner.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from p2p_dtfm.core.cost_model.costs import (
     EACH_PIPELINE_WORK,
@@ -12,25 +12,27 @@ from p2p_dtfm.core.cost_model.costs import (
     PlacementCost,
     StepModel,
 )
-from p2p_dtfm.core.cost_model.pipeline_cost import PipelineCost, split_microbatches
 
-MOST_PEERS = 8
-"""What the model remembers of so few it never forgets: from the second time on, a placement takes
-the same work each time."""
+MOST_PEERS = 32
+"""Among more, placements hardly ever come again."""
 KNOWN_LIMIT = 1 << 13
-_NEVER_NS = 1 << 100
+LOOKED_AT_WHOLE = 8
+"""With so few peers all pipelines of a placement that does not fit are timed when it comes again,
+and are not new to those after it: so it was once, and what a search counts must stay the same."""
+
+_NO_BOUND_NS = 1 << 200
 
 
 @dataclass(slots=True)
 class _Known:
-    """Of a placement that has come once."""
+    """Of a placement whose pipelines all fit, in any order."""
 
     longest_ns: int = 0
-    """Which a bound must not be below; worked out when it comes for the second time."""
-    is_reduced: bool = False
-    """Its reduction has been timed, too."""
-    cost: PlacementCost | None = None
+    """Its pipelines take at least so long."""
     work: int = 0
+    cost: PlacementCost | None = None
+    tied: dict[Placement, PlacementCost] = field(default_factory=dict)
+    """In each order, where that matters."""
 
 
 class RememberedCosts:
@@ -39,44 +41,92 @@ class RememberedCosts:
     def __init__(self, model: StepModel) -> None:
         self._model = model
         self._known: dict[Placement, _Known] = {}
+        self._forgotten = model.forgotten
+        self._came: set[Placement] = set()
         self._remembers = model.problem.peer_count <= MOST_PEERS
+        self._looks_at_whole = model.problem.peer_count <= LOOKED_AT_WHOLE
+
+    def of_start(self, placement: Placement) -> PlacementCost | None:
+        """Of a placement that no move has led to."""
+        if not self._remembers:
+            return self._model.cost(placement)
+        return self._cost(placement, _NO_BOUND_NS, False)
 
     def cost(self, placement: Placement, bound_ns: int) -> PlacementCost | None:
         """See `StepModel.cost`."""
-        model, known = self._model, self._known.get(placement)
-        if known is not None:
-            if bound_ns < known.longest_ns:
-                model.spend(PLACEMENT_WORK + EACH_PIPELINE_WORK * len(placement))
-                return None
-            if known.cost is not None:
-                model.spend(known.work)
-                return known.cost
-        began = model.work
-        found = model.cost(placement, bound_ns)
-        if self._remembers:
-            self._remember(placement, known, found, model.work - began)
-        return found
+        if not self._remembers:
+            return self._model.cost(placement, bound_ns)
+        comes_again = self._looks_at_whole and self._comes_again(placement)
+        return self._cost(placement, bound_ns, comes_again)
 
-    def _remember(
-        self, placement: Placement, known: _Known | None, found: PlacementCost | None, work: int
-    ) -> None:
+    def _cost(self, placement: Placement, bound_ns: int, comes_again: bool) -> PlacementCost | None:
+        model = self._model
+        if model.forgotten != self._forgotten:
+            self._forgotten = model.forgotten
+            self._known.clear()
+        key = tuple(sorted(placement)) if len(placement) > 1 else placement
+        known = self._known.get(key)
+        if known is None:
+            return self._worked_out(placement, key, bound_ns, comes_again)
+        if bound_ns < known.longest_ns:
+            model.spend(PLACEMENT_WORK + EACH_PIPELINE_WORK * len(placement))
+            return None
+        cost = known.cost or known.tied.get(placement)
+        if cost is None:
+            return self._worked_out(placement, key, bound_ns, comes_again)
+        model.spend(known.work)
+        return _in_order(cost, placement)
+
+    def _worked_out(
+        self, placement: Placement, key: Placement, bound_ns: int, comes_again: bool
+    ) -> PlacementCost | None:
+        model = self._model
+        began = model.work - model.first_work
+        costs = model.timed(placement)
+        if costs is None:
+            for peers in placement if comes_again else ():
+                model.pipelines.cost(peers)
+            return None
+        known = self._known.get(key)
         if known is None:
             if len(self._known) >= KNOWN_LIMIT:
                 self._known.clear()
-            known = self._known[placement] = _Known()
-        elif not known.longest_ns:
-            known.longest_ns = self._longest_ns(placement)
-        if found is not None:
-            if known.is_reduced:
-                known.cost, known.work = found, work
-            known.is_reduced = True
+            known = self._known[key] = _Known()
+        found = model.combine(placement, costs, bound_ns)
+        if found is None:
+            known.longest_ns = bound_ns + 1
+            return None
+        known.work = model.work - model.first_work - began
+        known.longest_ns = found.pipelines_ns
+        if not found.is_tied:
+            known.cost = found
+        elif len(known.tied) < KNOWN_LIMIT:
+            known.tied[placement] = found
+        return found
 
-    def _longest_ns(self, placement: Placement) -> int:
-        """Of its pipelines; more than any bound where one does not fit."""
-        costs = [cost for cost, _ in map(self._model.pipelines.cost, placement) if cost is not None]
-        if len(costs) < len(placement):
-            return _NEVER_NS
-        dealt = split_microbatches(costs, self._model.problem.step.microbatch_count)
-        return max(
-            PipelineCost.duration_ns(*each) for each in zip(costs, dealt, strict=True) if each[1]
-        )
+    def _comes_again(self, placement: Placement) -> bool:
+        if placement in self._came:
+            return True
+        if len(self._came) >= KNOWN_LIMIT:
+            self._came.clear()
+        self._came.add(placement)
+        return False
+
+
+def _in_order(cost: PlacementCost, placement: Placement) -> PlacementCost:
+    """Of a placement of the same pipelines, those without a microbatch left out."""
+    if cost.placement == placement:
+        return cost
+    pairs = zip(cost.pipelines, cost.microbatches, strict=True)
+    of = dict(zip(cost.placement, pairs, strict=True))
+    used = tuple([peers for peers in placement if peers in of])
+    return PlacementCost(
+        used,
+        tuple([of[peers][0] for peers in used]),
+        tuple([of[peers][1] for peers in used]),
+        cost.compute_ns,
+        cost.reduction_ns,
+        cost.commit_ns,
+        cost.critical,
+        cost.pipelines_ns,
+    )

@@ -75,10 +75,10 @@ def search(
         // divisor
     )
     finalists = _finalists(peer_count)
-    pool = _first_costs(model, best, present, budget // 3)[:finalists]
+    costs = RememberedCosts(model)
+    pool = _first_costs(model, costs, best, present, budget // 3)[:finalists]
     share = 2 * budget // (3 * ROUNDS * ROUNDS.bit_length())
     survivors, found = _refined_first(model, pool)[:ROUNDS], pool
-    costs = RememberedCosts(model)
     while len(survivors) > 1:
         improved = [_anneal(model, costs, start, prng, share) for start in survivors]
         found += improved
@@ -113,8 +113,19 @@ def _judged(model: StepModel, found: list[PlacementCost], divisor: int) -> Place
     affordable += sum(events <= FEW_EVENTS // divisor for events in spent[len(first) :])
     if affordable < 2:
         return _dealt_well(model, refined[0], divisor)
-    best = min(wanted[:affordable], key=lambda cost: rank(model.simulated(cost)))
+    best = _soonest(model, wanted[:affordable])
     return _cut_well(model, _dealt_well(model, best, divisor), divisor)
+
+
+def _soonest(model: StepModel, found: list[PlacementCost]) -> PlacementCost:
+    """Message by message; of one that is surely later than another no more is looked at."""
+    best = found[0]
+    best_rank = rank(model.simulated(best))
+    for cost in found[1:]:
+        timed = model.simulated_within(cost, best_rank[0])
+        if timed is not None and rank(timed) < best_rank:
+            best, best_rank = cost, rank(timed)
+    return best
 
 
 def _cut_well(model: StepModel, cost: PlacementCost, divisor: int) -> PlacementCost:
@@ -127,9 +138,9 @@ def _cut_well(model: StepModel, cost: PlacementCost, divisor: int) -> PlacementC
     neighbours = _neighbours(model, cost)
     while tries > 0 and (moved := next(neighbours, None)) is not None:
         tries -= 1
-        moved_ns = model.simulated(moved).step_ns
-        if moved_ns < best_ns:
-            cost, best_ns = moved, moved_ns
+        timed = model.simulated_within(moved, best_ns)
+        if timed is not None and timed.step_ns < best_ns:
+            cost, best_ns = moved, timed.step_ns
             neighbours = _neighbours(model, cost)
     return cost
 
@@ -189,16 +200,17 @@ def _dealt_well(model: StepModel, cost: PlacementCost, divisor: int) -> Placemen
     Of pipelines that are equally fast first those with the best links get more; then single
     microbatches are handed on.
     """
-    timed, tries = model.simulated, EVENTS // divisor // model.events(cost) - 1
-    if tries < FEW_DEALS:
-        timed, tries = model.refined, max(3, PAIRS_FOR_DEALS // divisor // model.pairs(cost))
-    best_ns = timed(cost).step_ns
+    tries = EVENTS // divisor // model.events(cost) - 1
+    is_simulated = tries >= FEW_DEALS
+    if not is_simulated:
+        tries = max(3, PAIRS_FOR_DEALS // divisor // model.pairs(cost))
+    best_ns = (model.simulated if is_simulated else model.refined)(cost).step_ns
     deals = itertools.chain(_deals_by_links(model, cost), _handed_on(cost))
     for dealt in itertools.islice(deals, tries):
         moved = model.dealt(cost.placement, list(cost.pipelines), dealt)
-        moved_ns = timed(moved).step_ns
-        if moved_ns < best_ns:
-            cost, best_ns = moved, moved_ns
+        timed = model.simulated_within(moved, best_ns) if is_simulated else model.refined(moved)
+        if timed is not None and timed.step_ns < best_ns:
+            cost, best_ns = moved, timed.step_ns
     return cost
 
 
@@ -255,14 +267,18 @@ def _handed_on(cost: PlacementCost) -> Iterator[tuple[int, ...]]:
 
 
 def _first_costs(
-    model: StepModel, fallback: PlacementCost, present: Placement | None, budget: int
+    model: StepModel,
+    costs: RememberedCosts,
+    fallback: PlacementCost,
+    present: Placement | None,
+    budget: int,
 ) -> list[PlacementCost]:
     """Starts, cheapest first; of those with equal shapes and peers' number only the cheapest."""
     limit = model.work + budget
     by_shape: dict[tuple[int, int], PlacementCost] = {}
     offers = [present] if present else []
     for placement in [*offers, *initial_placements(model.problem)]:
-        cost = model.cost(placement)
+        cost = costs.of_start(placement)
         if cost is not None:
             shape = (len(cost.placement), len(cost.placement[0]))
             held = by_shape.get(shape)
@@ -288,24 +304,21 @@ def _anneal(
     """
     peer_count = model.problem.peer_count
     present = best = start
-    began, quiet = model.work, 0
-    while model.work < began + budget and quiet < PATIENCE * peer_count:
-        spent = model.work - began
+    present_ns = best_ns = start.step_ns
+    began, quiet, patience = model.work, 0, PATIENCE * peer_count
+    while (spent := model.work - began) < budget and quiet < patience:
         model.spend(5 + len(present.placement))
         quiet += 1
         moved = random_move(present, peer_count, prng)
         if moved is None:
             continue
-        bound = (
-            present.step_ns
-            + present.step_ns // COARSE_DIVISOR * max(0, budget - 2 * spent) // budget
-        )
+        bound = present_ns + present_ns // COARSE_DIVISOR * max(0, budget - 2 * spent) // budget
         cost = costs.cost(moved, bound)
-        if cost is None or cost.step_ns > bound:
+        if cost is None or (step_ns := cost.step_ns) > bound:
             continue
-        present = cost
-        if cost.step_ns <= best.step_ns and rank(cost) < rank(best):
-            if cost.step_ns < best.step_ns:
+        present, present_ns = cost, step_ns
+        if step_ns <= best_ns and rank(cost) < rank(best):
+            if step_ns < best_ns:
                 quiet = 0
-            best = cost
+            best, best_ns = cost, step_ns
     return best

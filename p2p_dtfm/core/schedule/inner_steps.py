@@ -14,5 +14,7 @@ def even_ranges(length: int, count: int) -> list[tuple[int, int]]:
 def group_sizes(microbatches: int, inner_steps: int) -> list[int]:
     """Microbatches of each inner step that has any: the pipeline drains behind each. All of them
     where replicas do not step alone (`inner_steps` is 0)."""
-    ranges = even_ranges(microbatches, max(1, inner_steps))
+    if inner_steps <= 1:
+        return [microbatches] if microbatches else []
+    ranges = even_ranges(microbatches, inner_steps)
     return [end - first for first, end in ranges if end > first]

@@ -37,7 +37,11 @@ class ShardedExchange:
         self._chunks: list[tuple[int, int]] = []
         """(owner, bytes), chunk by chunk across owners: the order in which a holder sends."""
         parts = divide(size, weights)
-        cut = [divide(part, (1,) * chunk_count(part)) for part in parts]
+        counts = map(chunk_count, parts)
+        cut = [
+            divide(part, (1,) * count) if count > 1 else (part,)
+            for part, count in zip(parts, counts, strict=True)
+        ]
         for number in range(max(map(len, cut))):
             for owner, chunks in zip(holders, cut, strict=True):
                 if number < len(chunks) and chunks[number]:

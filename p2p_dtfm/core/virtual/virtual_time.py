@@ -5,6 +5,11 @@ from collections.abc import Callable
 from typing import Any
 
 Callback = Callable[[Any], None]
+NEVER_NS = 1 << 200
+
+
+class TooLate(Exception):
+    """What was waited for comes after the limit."""
 
 
 class VirtualTime:
@@ -13,8 +18,11 @@ class VirtualTime:
     `settle` callbacks run once each after all events of an instant, before the clock moves on.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, limit_ns: int = NEVER_NS) -> None:
+        """`limit_ns`: when what is worth waiting for must be there: who does it
+        raises `TooLate` where that is seen."""
         self.now_ns = 0
+        self.limit_ns = limit_ns
         self.event_count = 0
         self._queue: list[tuple[int, int, Callback, Any]] = []
         self._settling: dict[Callback, None] = {}

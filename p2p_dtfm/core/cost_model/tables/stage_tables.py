@@ -1,0 +1,134 @@
+"""What a stage takes, looked up: a search asks for the same few again and again.
+
+Which layers a peer may hold in a stage is told by their first and end, so there are few stages of a
+small model, and what is known of each is worked out once.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from p2p_dtfm.core.cost_model.tables.layer_tables import LayerNs, LayerTable, kinds_in
+
+KNOWN_LIMIT = 1 << 16
+Cuts = tuple[int, ...]
+Fill = Callable[[int], Cuts | None]
+"""Give each stage in turn as many layers as so many nanoseconds and its memory allow. Each leaves
+at least one for each that follows, so for a fixed order a cut is found whenever one exists."""
+
+
+class StageNs(NamedTuple):
+    """Of one microbatch at some layers of a peer."""
+
+    forward: int
+    backward: int
+    last_part: int
+    """In which the gradients become final."""
+    last_part_of_split: int
+    """Where the stage splits its backwards."""
+
+
+class StageTable:
+    """Of all peers of a problem."""
+
+    def __init__(self, layer_ns: Sequence[LayerNs], layer_count: int) -> None:
+        self._layer_ns = layer_ns
+        self._layer_count = layer_count
+        self._known: dict[tuple[int, int, int], StageNs] = {}
+
+    def of(self, peer: int, first: int, end: int) -> StageNs:
+        """The layers `first .. end - 1`."""
+        found = self._known.get((peer, first, end))
+        if found is None:
+            if len(self._known) >= KNOWN_LIMIT:
+                self._known.clear()
+            times, kinds = self._layer_ns[peer], kinds_in(first, end, self._layer_count)
+            found = self._known[peer, first, end] = StageNs(
+                times.forward_ns(kinds),
+                times.backward_ns(kinds),
+                times.last_part_ns(kinds, False),
+                times.last_part_ns(kinds, True),
+            )
+        return found
+
+
+class StageNeeds(NamedTuple):
+    """Of a stage whose layers are not chosen yet."""
+
+    times: LayerNs
+    memory_bytes: int
+    kept: int
+    """Microbatches for which it keeps what each layer saves."""
+
+
+def fill_by(layers: LayerTable, stages: Sequence[StageNeeds]) -> Fill:
+    """How these stages are filled within a time."""
+    return _fill_unlike(layers, stages) if layers.unlike else _fill_alike(layers, stages)
+
+
+def _nothing_fits(budget_ns: int) -> Cuts | None:
+    return None
+
+
+def _fill_alike(layers: LayerTable, stages: Sequence[StageNeeds]) -> Fill:
+    last = len(stages) - 1
+    rows = []
+    for position, (times, left_bytes, kept) in enumerate(stages):
+        taken_ns = 0
+        if position == 0:
+            taken_ns += times.embedding_ns
+            left_bytes -= layers.embedding.state_bytes + kept * layers.embedding.saved_bytes
+        if position == last:
+            taken_ns += times.head_ns
+            left_bytes -= layers.head.state_bytes + kept * layers.head.saved_bytes
+        if left_bytes < 0:
+            return _nothing_fits
+        blocks = left_bytes // (layers.block.state_bytes + kept * layers.block.saved_bytes)
+        end = layers.count - max(1, last - position)
+        rows.append((taken_ns, times.block_ns, blocks, end, position == last))
+
+    def fill(budget_ns: int) -> Cuts | None:
+        cuts, layer, before = [0], 1, 0
+        for taken_ns, block_ns, blocks, end, is_last in rows:
+            left_ns = budget_ns - taken_ns
+            if left_ns < 0:
+                return None
+            more = left_ns // block_ns
+            layer += more if more < blocks else blocks
+            if layer > end:
+                layer = end
+            if is_last:
+                layer += 1
+            if layer == before:
+                return None
+            cuts.append(layer)
+            before = layer
+        return tuple(cuts) if layer == layers.count else None
+
+    return fill
+
+
+def _fill_unlike(layers: LayerTable, stages: Sequence[StageNeeds]) -> Fill:
+    count = layers.count
+    rows = []
+    for position, (times, room_bytes, kept) in enumerate(stages):
+        kinds = [kinds_in(layer, layer + 1, count) for layer in range(count)]
+        each_ns = [times.forward_ns(each) + times.backward_ns(each) for each in kinds]
+        each_bytes = [size.state_bytes + kept * size.saved_bytes for size in layers.unlike]
+        rows.append((room_bytes, each_ns, each_bytes, count - (len(stages) - 1 - position)))
+
+    def fill(budget_ns: int) -> Cuts | None:
+        cuts, layer = [0], 0
+        for left_bytes, each_ns, each_bytes, end in rows:
+            left_ns = budget_ns
+            while layer < end:
+                left_ns -= each_ns[layer]
+                left_bytes -= each_bytes[layer]
+                if left_ns < 0 or left_bytes < 0:
+                    break
+                layer += 1
+            if layer == cuts[-1]:
+                return None
+            cuts.append(layer)
+        return tuple(cuts) if layer == count else None
+
+    return fill

@@ -1,0 +1,89 @@
+"""How many microbatches each of several pipelines gets, so that the last to end ends soonest.
+
+A pipeline ends its first after `fill_ns`, and each further one a `period_ns` later. A search asks
+this for every placement it looks at, so it is asked first whether a bound can be met at all.
+"""
+
+import heapq
+from collections.abc import Sequence
+from typing import NamedTuple
+
+_SCALE_BITS = 80
+_FEW = 32
+"""Among so few the next one to end is found sooner by looking at all."""
+
+
+class Dealt(NamedTuple):
+    counts: tuple[int, ...]
+    """Of each pipeline; some may get none."""
+    is_tied: bool
+    """Another pipeline would have ended its next one just then: which of the two got it was left
+    to their order."""
+
+
+def deal(fills_ns: Sequence[int], periods_ns: Sequence[int], count: int) -> Dealt:
+    """`count` microbatches among one or more pipelines."""
+    if len(fills_ns) == 1:
+        return Dealt((count,), False)
+    counts = _at_once(fills_ns, periods_ns, count)
+    left = count - sum(counts)
+    if not left:
+        return Dealt(tuple(counts), False)
+    ends = [
+        fill + own * period for fill, period, own in zip(fills_ns, periods_ns, counts, strict=True)
+    ]
+    if len(ends) > _FEW:
+        return _one_by_one(ends, periods_ns, counts, left)
+    last_ns = 0
+    for _ in range(left):
+        last_ns = min(ends)
+        index = ends.index(last_ns)
+        counts[index] += 1
+        ends[index] += periods_ns[index]
+    return Dealt(tuple(counts), min(ends) == last_ns)
+
+
+def _one_by_one(ends: list[int], periods_ns: Sequence[int], counts: list[int], left: int) -> Dealt:
+    queue = [(end, index) for index, end in enumerate(ends)]
+    heapq.heapify(queue)
+    last_ns = 0
+    for _ in range(left):
+        last_ns, index = queue[0]
+        counts[index] += 1
+        heapq.heapreplace(queue, (last_ns + periods_ns[index], index))
+    return Dealt(tuple(counts), queue[0][0] == last_ns)
+
+
+def _at_once(fills_ns: Sequence[int], periods_ns: Sequence[int], count: int) -> list[int]:
+    """A little fewer than each gets in the end: the solution in fractions, rounded down."""
+    rates = [(1 << _SCALE_BITS) // period for period in periods_ns]
+    lost = 0
+    for fill, period, rate in zip(fills_ns, periods_ns, rates, strict=True):
+        lost += (fill - period) * rate
+    end_ns = ((count << _SCALE_BITS) + lost) // sum(rates)
+    if max(fills_ns) > end_ns:
+        return _among_the_soonest(fills_ns, periods_ns, rates, count, end_ns)
+    counts = [(end_ns - fill) // period for fill, period in zip(fills_ns, periods_ns, strict=True)]
+    return counts if sum(counts) <= count else [0] * len(fills_ns)
+
+
+def _among_the_soonest(
+    fills_ns: Sequence[int],
+    periods_ns: Sequence[int],
+    rates: Sequence[int],
+    count: int,
+    end_ns: int,
+) -> list[int]:
+    """Without those that would not end their first one by then."""
+    active = list(range(len(fills_ns)))
+    while True:
+        remaining = [index for index in active if fills_ns[index] <= end_ns]
+        if len(remaining) == len(active) or not remaining:
+            break
+        active = remaining
+        lost = sum((fills_ns[i] - periods_ns[i]) * rates[i] for i in active)
+        end_ns = ((count << _SCALE_BITS) + lost) // sum(map(rates.__getitem__, active))
+    counts = [0] * len(fills_ns)
+    for index in active:
+        counts[index] = max(0, (end_ns - fills_ns[index]) // periods_ns[index])
+    return counts if sum(counts) <= count else [0] * len(fills_ns)

@@ -22,16 +22,11 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
 
-COLLECTED_AFTER = 10_000
-"""New objects."""
-
-
 def pytest_collection_finish(session: pytest.Session) -> None:
     """What imports and tests themselves have left, six hundred thousand objects, is looked through
     in no collection: virtual worlds, which collect at their end, were a fifth slower for it."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(COLLECTED_AFTER, 20, 10)
 
 
 @pytest.fixture(autouse=True)

@@ -6,17 +6,25 @@ import msgspec
 import pytest
 
 from p2p_dtfm.core.consensus.actions import SECOND_NS
+from p2p_dtfm.core.consensus.agreement_state import AgreementState
 from p2p_dtfm.core.consensus.attempts.attempt import PARKED_LIMIT, Attempt
 from p2p_dtfm.core.consensus.attempts.wide import Wide
 from p2p_dtfm.core.consensus.parts import requests
 from p2p_dtfm.core.membership.eligibility import universe
 from p2p_dtfm.core.membership.newcomers import WAITING_LIMIT, WAITING_WIDE_LIMIT
-from p2p_dtfm.core.messages.agreement_messages import JoinRequest, PresentView, open_contribution
+from p2p_dtfm.core.messages.agreement_messages import (
+    AgreementMessage,
+    JoinRequest,
+    PresentView,
+    open_contribution,
+)
 from p2p_dtfm.core.protocol.records import sign_record
 from p2p_dtfm.core.protocol.snapshot import GENESIS, Member, ViewId
+from p2p_dtfm.sim.faults.invariants import Violation
+from p2p_dtfm.sim.faults.simulated_peer import SimulatedPeer
 from p2p_dtfm.sim.faults.simulated_process import sign_for, verify
 from tests.core.builders import record
-from tests.core.liars import are_together, contribution, say, swarm
+from tests.core.liars import are_together, contribution, say, swarm, view_of
 
 VIEW = ViewId(2, "e" * 64)
 MEMBERS = tuple(Member(name, 1) for name in "abcd")
@@ -101,3 +109,51 @@ def test_a_strangers_life_keeps_nobody_from_joining() -> None:
     end_ns = world.now_ns + 60 * SECOND_NS
     world.run_until(lambda: are_together(world, names) or world.now_ns > end_ns)
     assert are_together(world, names)
+
+
+class TakesOneForFaulty(SimulatedPeer):
+    """And only that one: what it says counts for nothing."""
+
+    def _receive_said(self, sender: str, message: AgreementMessage) -> None:
+        try:
+            super()._receive_said(sender, message)
+        except Violation as violation:
+            if "takes evil for faulty" not in str(violation):
+                raise
+
+
+def test_a_member_that_names_a_thousand_that_there_are_not_keeps_nobody_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whoever waits for them in vain says so: of more than a thousand others hear nothing, and take
+    who says it for faulty."""
+    world = swarm(["a", "b", "c", "evil"], peer_type=TakesOneForFaulty)
+    invented = tuple(Member(f"x{number:04}", 1) for number in range(1024))
+    liar = world.peers["evil"].agreement._state
+    honest = AgreementState.named_newcomers
+    monkeypatch.setattr(
+        AgreementState,
+        "named_newcomers",
+        lambda state, planned: invented if state is liar else honest(state, planned),
+    )
+    world.add_peer("n1")
+    names = ["a", "b", "c", "n1"]
+    end_ns = world.now_ns + 90 * SECOND_NS
+    while world.now_ns < end_ns and not are_together(world, names):
+        world.send("n1", "b", world.peers["n1"].agreement.wants_view())
+        again_ns = world.now_ns + 5 * SECOND_NS
+        world.run_until(lambda at=again_ns: world.now_ns > at, limit_s=10)  # type: ignore[misc]
+    assert are_together(world, names)
+    assert "evil" not in view_of(world, "a").member_ids, "it would have kept them out for good"
+
+
+def test_each_member_names_as_many_as_may_wait_at_it() -> None:
+    world = swarm(["a", "b"])
+    state = world.peers["a"].agreement._state
+    for number in range(WAITING_LIMIT + 8):  # as once they could, when members were many
+        name = f"n{number:03}"
+        mine = msgspec.structs.replace(record(name), run_digest=state.settings.run_digest)
+        signed = sign_record(mine, sign_for(name))
+        state.others.newcomers.ask(mine, signed, world.now_ns, WAITING_WIDE_LIMIT)
+    assert len(state.others.newcomers.members) == WAITING_LIMIT + 8
+    assert len(state.named_newcomers(planned=True)) == WAITING_LIMIT

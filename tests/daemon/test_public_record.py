@@ -6,7 +6,13 @@ import msgspec
 import pytest
 
 from p2p_dtfm.core.protocol.canonical import encode
-from p2p_dtfm.core.protocol.records import ADDRESSES_LIMIT, NAME_LIMIT, Link, PeerRecord
+from p2p_dtfm.core.protocol.records import (
+    ADDRESSES_LIMIT,
+    LIFE_LIMIT,
+    NAME_LIMIT,
+    Link,
+    PeerRecord,
+)
 from p2p_dtfm.core.protocol.snapshot import Member
 from p2p_dtfm.daemon.peers.self_record import PUBLIC_LINKS, SelfRecord
 from p2p_dtfm.net.contacts.identity import Identity
@@ -33,7 +39,7 @@ def published(own: Identity, link_count: int, address_count: int, long: int = 0)
     widest = msgspec.structs.replace(device(), kind="k" * NAME_LIMIT, name="n" * NAME_LIMIT)
     relayed = f"/ip4/255.255.255.255/tcp/65535/p2p/{SOMEBODY}aa/p2p-circuit/p2p/{own.peer_id}"
     addresses = tuple(f"/dns4/{'h' * long}{n}{relayed}" for n in range(address_count))
-    record = SelfRecord(Member(own.peer_id, MOST), RUN, widest, addresses, None)  # type: ignore[arg-type]
+    record = SelfRecord(Member(own.peer_id, LIFE_LIMIT - 1), RUN, widest, addresses, None)  # type: ignore[arg-type]
     record.state_name("ö" * 24)
     record.state_line(MOST, MOST)
     peers = [f"{SOMEBODY}{n:02}" for n in range(link_count)]

@@ -155,7 +155,7 @@ def _fault_of_counts(
         if prepared.token_count != due:
             return f"Prepared counts {counted(prepared.token_count, 'token')}, its share is {due:,}"
     elif prepared.token_count > terms.microbatch_tokens * _microbatches_in(plan):
-        return f"Prepared counts {prepared.token_count:,} tokens, more than the step has"
+        return f"Prepared counts {counted(prepared.token_count, 'token')}, more than the step has"
     held_out = terms.held_out_tokens(step, plan, me)
     if prepared.held_out_token_count != held_out:
         return f"Prepared counts {prepared.held_out_token_count} held-out tokens, not {held_out}"

@@ -20,7 +20,7 @@ from p2p_dtfm.core.liveness.lateness import Lateness
 from p2p_dtfm.core.membership.accusers import Accusers
 from p2p_dtfm.core.membership.eligibility import mutually_reachable
 from p2p_dtfm.core.membership.familiar_peers import FamiliarPeers
-from p2p_dtfm.core.membership.newcomers import Newcomers
+from p2p_dtfm.core.membership.newcomers import FOUNDING_LIMIT, Newcomers, most_waiting
 from p2p_dtfm.core.membership.states_given import StatesGiven
 from p2p_dtfm.core.messages.agreement_messages import (
     Accusation,
@@ -336,7 +336,8 @@ class AgreementState:
     def named_newcomers(self, planned: bool) -> tuple[Member, ...]:
         """After a failure steps wait, and newcomers are let in by the next planned view."""
         waits = self.plan is not None and not planned
-        return () if waits else tuple(self.others.newcomers.members)
+        limit = most_waiting(len(self.members)) if self.view is not None else FOUNDING_LIMIT
+        return () if waits else tuple(self.others.newcomers.members)[:limit]
 
     def distrust_members(self, found: Collection[Member]) -> None:
         """Until a view takes over: being heard from is no excuse."""

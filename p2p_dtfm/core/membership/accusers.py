@@ -14,6 +14,9 @@ STOPS_LIMIT = 3
 """So often a member may stop the steps without one that commits in between."""
 STOPS_OFTEN = 12
 OFTEN_NS = 60_000_000_000
+UNANSWERED_LIMIT = 3
+"""So many views within that time a member may leave without its word, while it trains: messages
+get lost, and machines are busy."""
 
 
 class Accusers:
@@ -25,6 +28,7 @@ class Accusers:
         """When each was in doubt last."""
         self._held_up: dict[Member, tuple[int, int]] = {}
         self._stops: dict[Member, list[tuple[int, int]]] = {}
+        self._unanswered: dict[Member, list[tuple[int, int]]] = {}
         self._commits = 0
 
     def holds_up(
@@ -46,6 +50,20 @@ class Accusers:
         while len(self._held_up) > PEERS_LIMIT:
             del self._held_up[next(iter(self._held_up))]
         return again
+
+    def says_nothing(self, members: Collection[Member], number: int, now_ns: int) -> set[Member]:
+        """They are alive, and an attempt was given up without a word of theirs; those of whom that
+        is so too often."""
+        found = set()
+        for member in members:
+            before = self._unanswered.pop(member, [])
+            recent = [it for it in before if it[0] != number and now_ns - it[1] < OFTEN_NS]
+            self._unanswered[member] = [*recent[-UNANSWERED_LIMIT:], (number, now_ns)]
+            if len(recent) + 1 >= UNANSWERED_LIMIT:
+                found.add(member)
+        while len(self._unanswered) > PEERS_LIMIT:
+            del self._unanswered[next(iter(self._unanswered))]
+        return found
 
     def commits(self) -> None:
         """A step has committed."""

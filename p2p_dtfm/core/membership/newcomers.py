@@ -31,6 +31,11 @@ SILENT_ONCE = 1
 """A newcomer that does not answer is heard again at once so often: a message may get lost."""
 
 
+def most_waiting(member_count: int) -> int:
+    """How many may be let in by one view of so many members, and be named by each."""
+    return WAITING_LIMIT if member_count <= WAITING_WIDE_ABOVE else WAITING_WIDE_LIMIT
+
+
 class Newcomers:
     """Kept by a member, or by a newcomer where nobody has a view yet."""
 

@@ -20,6 +20,7 @@ from p2p_dtfm.core.consensus.parts.far_senders import (
 from p2p_dtfm.core.consensus.parts.gathering import Gathering
 from p2p_dtfm.core.consensus.parts.outsiders import Outsiders
 from p2p_dtfm.core.consensus.parts.proofs import Proofs
+from p2p_dtfm.core.membership.newcomers import FOUNDING_LIMIT, most_waiting
 from p2p_dtfm.core.messages.agreement_messages import (
     Active,
     Charge,
@@ -296,6 +297,7 @@ class GatherReception:
             require_layers(contribution, layer_count)
         else:
             require_bounded_contribution(contribution, layer_count)
+        _require_few_joiners(contribution)
         return contribution
 
     def _filled(self, signed: Signed) -> Contribution:
@@ -369,3 +371,14 @@ class GatherReception:
         said, proof = self._state.present.said_active, view.certificate
         whole = Active(said.sender, said.view, said.step, said.lineage, certificate=proof)
         return stated(whole, self._state.settings.sign)
+
+
+def _require_few_joiners(contribution: Contribution) -> None:
+    """Raises `PeerFault`: who names a thousand that there are not has all who wait for these say
+    more names than anybody hears."""
+    present, named = contribution.present, len(contribution.joiners)
+    limit = FOUNDING_LIMIT if present is None else most_waiting(len(present.members))
+    if named > limit:
+        raise PeerFault(
+            f"names {named} newcomers, of whom {limit} may wait", contribution.member.peer_id
+        )

@@ -144,7 +144,21 @@ class Suspicion:
         if found.remedy is Remedy.KEEP_OUT:
             return [Report(found.reason), *gathering.accuse(attempt, found.members, now_ns)]
         report = Report(f"gives up: {found.reason}")
+        if not found.members and attempt.wide is None:
+            return [report, *self._left_unanswered(attempt, found.reason, now_ns)]
         return [report, *gathering.held_up(attempt, found.members, found.reason, now_ns)]
+
+    def _left_unanswered(self, attempt: Attempt, reason: str, now_ns: int) -> Actions:
+        """By members that train, and so are no reason to stop the steps: but one that never says a
+        word in planned views would keep newcomers out for good."""
+        state, unheard = self._state, attempt.waits_for & attempt.members
+        few = 2 * len(unheard) < len(attempt.members)
+        again = state.doubts.accusers.says_nothing(unheard, attempt.number, now_ns)
+        if state.is_newcomer or not (few and again):
+            return self._gathering.held_up(attempt, (), reason, now_ns)
+        state.distrust_members(again)
+        state.give_up(now_ns)
+        return self._gathering.open(False, reason, now_ns)
 
     def _go_on_without(self, attempt: Attempt, found: StallVerdict, now_ns: int) -> Actions:
         silent = set(found.members)

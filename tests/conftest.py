@@ -1,7 +1,6 @@
 """What all tests share."""
 
 import fcntl
-import gc
 import json
 import logging
 import os
@@ -20,13 +19,6 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 # of computing, and every worker of pytest all tests.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
-
-
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """What imports and tests themselves have left, six hundred thousand objects, is looked through
-    in no collection: virtual worlds, which collect at their end, were a fifth slower for it."""
-    gc.collect()
-    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -232,10 +232,8 @@ def objects(request: pytest.FixtureRequest) -> Iterator[None]:
     """As a daemon or a seed that was in this process before may have left them."""
     if request.param == "frozen":
         gc.freeze()
-    else:
-        gc.unfreeze()
     yield
-    gc.freeze()
+    gc.unfreeze()
 
 
 @pytest.mark.usefixtures("objects")

@@ -234,6 +234,9 @@ def objects(request: pytest.FixtureRequest) -> Iterator[None]:
         gc.freeze()
     yield
     gc.unfreeze()
+    heard, sys.unraisablehook = sys.unraisablehook, lambda unraisable: None
+    gc.collect()  # what was set aside of worlds that have ended is not left to tests of others
+    sys.unraisablehook = heard
 
 
 @pytest.mark.usefixtures("objects")

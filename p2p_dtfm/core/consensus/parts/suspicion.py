@@ -152,9 +152,11 @@ class Suspicion:
         """By members that train, and so are no reason to stop the steps: but one that never says a
         word in planned views would keep newcomers out for good."""
         state, unheard = self._state, attempt.waits_for & attempt.members
-        few = 2 * len(unheard) < len(attempt.members)
+        if state.is_newcomer or 2 * len(unheard) >= len(attempt.members):
+            # it may be this peer's own line
+            return self._gathering.held_up(attempt, (), reason, now_ns)
         again = state.doubts.accusers.says_nothing(unheard, attempt.number, now_ns)
-        if state.is_newcomer or not (few and again):
+        if not again:
             return self._gathering.held_up(attempt, (), reason, now_ns)
         state.distrust_members(again)
         state.give_up(now_ns)

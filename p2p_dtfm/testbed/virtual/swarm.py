@@ -8,11 +8,12 @@ and chance are the world's.
 import asyncio
 import contextlib
 import gc
+import inspect
 import io
 import logging
 import random
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -55,6 +56,8 @@ LOOK_S = 0.05
 MEMORY_GIB = 1.0
 FLOPS_PER_S = (20_000_000, 80_000_000)
 """A device has something between them."""
+ENDINGS_LIMIT = 64
+"""So many waits, one in another, may a coroutine have to its end."""
 
 
 class Swarm:
@@ -367,9 +370,20 @@ def _end_world(loop: VirtualLoop, swarm: Swarm) -> None:
     try:
         for task in tasks:
             task._log_destroy_pending = False  # type: ignore[attr-defined]
-            with contextlib.suppress(BaseException):  # what it has to say to its end
-                task.get_coro().close()
+            coroutine = task.get_coro()
+            assert isinstance(coroutine, Coroutine)
+            _end(coroutine)
         swarm.forget()
         gc.collect()
     finally:
         sys.unraisablehook = heard
+
+
+def _end(coroutine: Coroutine[Any, Any, Any]) -> None:
+    """One that waits for something to its end is told again: what is left of it would be told so
+    when it is collected, in whatever runs then."""
+    for _ in range(ENDINGS_LIMIT):
+        if inspect.getcoroutinestate(coroutine) == inspect.CORO_CLOSED:
+            return
+        with contextlib.suppress(BaseException):  # what it has to say to its end
+            coroutine.close()

@@ -22,7 +22,7 @@ from p2p_dtfm.train.hugging_face.export import export_hugging_face, export_safet
 from p2p_dtfm.train.hugging_face.model_import import Training, import_hugging_face
 from p2p_dtfm.train.hugging_face.tokenizer_json import read_tokenizer_json
 from p2p_dtfm.train.model.checkpoint import save_layers
-from p2p_dtfm.train.model.gpt import layer_count
+from p2p_dtfm.train.model.gpt import layer_count, told_beside
 from p2p_dtfm.train.model.initial_state import (
     initial_layer_path,
     initial_layer_state,
@@ -347,11 +347,11 @@ def test_what_writes_few_channels_goes_out_as_a_plain_model(tmp_path: Path) -> N
     saved = save_layers(tmp_path / "c", spec, 0, 0, states)
     export_hugging_face(saved, tmp_path / "out", ByteTokenizer())
     stream = tokens = tokens_of(spec)
+    told = told_beside(spec, tokens)
     with torch.no_grad():
         for state in states[:-1]:
-            told = {"tokens": tokens} if state.layer else {}
-            stream = state.module(stream, **told)
-        ours = states[-1].module(with_code(spec.model, stream, tokens))
+            stream = state.module(stream, **(told if state.layer else {}))
+        ours = states[-1].module(with_code(stream, told["code"]))
     theirs = their_logits(tmp_path / "out", tokens)
     assert ours.abs().max() > 1
     assert torch.allclose(ours, theirs, rtol=1e-5, atol=1e-5), (ours - theirs).abs().max()

@@ -7,7 +7,13 @@ from torch.utils.flop_counter import FlopCounterMode
 from p2p_dtfm.core.protocol.run_spec import RunSpec, parse_run_spec
 from p2p_dtfm.core.protocol.workload import FLOAT_BYTES, workload_of
 from p2p_dtfm.train.model.block import PastTokens
-from p2p_dtfm.train.model.gpt import build_layer, initialise_layer, layer_count, token_loss_sum
+from p2p_dtfm.train.model.gpt import (
+    build_layer,
+    initialise_layer,
+    layer_count,
+    token_loss_sum,
+    told_beside,
+)
 from p2p_dtfm.train.model.precision import autocast
 
 CHOICES: dict[str, dict] = {
@@ -69,7 +75,7 @@ def test_sizes_and_operations_are_those_that_planning_uses(choice: str) -> None:
     stream = torch.randn(spec.boundary_shape(1), requires_grad=True)
     tokens = torch.arange(32).view(2, 16) % 31
     with FlopCounterMode(display=False) as counter:
-        block(stream, tokens=tokens)
+        block(stream, **told_beside(spec, tokens))
     # every key is counted, though half of them lie in the future; bar what the counter does not
     # know (the processor's fused attention), these are the matrices' products
     seen = counter.get_total_flops()
@@ -85,7 +91,7 @@ def test_sizes_and_operations_are_those_that_planning_uses(choice: str) -> None:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        block(stream, tokens=tokens)
+        block(stream, **told_beside(spec, tokens))
     assert sum(kept.values()) == pytest.approx(work.block.saved_bytes, rel=0.2), {
         size // (2 * 16 * FLOAT_BYTES) for size in kept.values()
     }

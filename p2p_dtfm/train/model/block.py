@@ -74,19 +74,18 @@ class Block(nn.Module):
         stream: Tensor,
         past: PastTokens | None = None,
         documents: Tensor | None = None,
-        tokens: Tensor | None = None,
+        code: Tensor | None = None,
     ) -> Tensor:
         """[sequences, tokens, boundary width] to the same. With a `past` that is not empty: one
         token.
 
         `documents`: which one each token belongs to, int64 [sequences, tokens]; attention does not
-        cross from one to another. `tokens`: themselves, in the same shape, where not all channels
-        are written; then there is no past.
+        cross from one to another. `code`: the channels that nobody writes, where there are any.
         """
-        assert past is None or not self.model.written_width, "generate from a model made whole"
-        whole = with_code(self.model, stream, tokens)
+        assert (code is None) == (not self.model.written_width), "the code fills the stream"
+        whole = with_code(stream, code)
         stream = stream + self._attend(self.attention_norm(whole), past, documents)
-        whole = with_code(self.model, stream, tokens)
+        whole = with_code(stream, code)
         hidden = self._hidden(self.feed_forward_input(self.feed_forward_norm(whole)))
         result: Tensor = stream + self.feed_forward_output(hidden)
         return result

@@ -25,9 +25,13 @@ from p2p_dtfm.train.model.kinds.ends import token_loss_sum as token_loss_sum  # 
 from p2p_dtfm.train.model.kinds.kind import STANDARD_DEVIATION
 from p2p_dtfm.train.model.kinds.registry import build_listed, deviation_in_listed
 from p2p_dtfm.train.model.lora.adapted import adapt, allocate_trained, deviation_of_narrow
+from p2p_dtfm.train.model.narrow.fixed_code import fixed_code
 
 Entry = tuple[str, tuple[int, ...]]
 """Name and shape of a tensor."""
+Told = dict[str, Tensor]
+"""What blocks are told besides the stream, by the names of their arguments; alike for all of them,
+and of `code` the head as well."""
 _NO_ADAPTERS = LoraSpec()
 _WORDS_AT_ONCE = 1 << 20
 
@@ -107,15 +111,14 @@ def document_numbers(tokens: Tensor, end_of_document: int) -> Tensor:
     return ends.cumsum(dim=1) - ends
 
 
-def told_beside(spec: RunSpec, tokens: Tensor | None) -> dict[str, Tensor]:
-    """What a block of the run is told besides the stream, of a microbatch's tokens, which are None
-    where not every stage knows them."""
-    if tokens is None:
-        return {}
-    if not spec.data.masks_documents:
-        return {"tokens": tokens}
-    documents = document_numbers(tokens, spec.data.end_of_document)
-    return {"tokens": tokens, "documents": documents}
+def told_beside(spec: RunSpec, tokens: Tensor | None) -> Told:
+    """Of a microbatch's tokens, which are None where not every stage knows them."""
+    told: Told = {}
+    if tokens is not None and spec.model.written_width:
+        told["code"] = fixed_code(spec.model, tokens)
+    if tokens is not None and spec.data.masks_documents:
+        told["documents"] = document_numbers(tokens, spec.data.end_of_document)
+    return told
 
 
 @torch.no_grad()

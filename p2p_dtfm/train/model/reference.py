@@ -14,9 +14,9 @@ from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.train.model.block import Block
 from p2p_dtfm.train.model.gpt import (
     build_layer,
-    document_numbers,
     initialise_layer,
     layer_count,
+    told_beside,
 )
 from p2p_dtfm.train.model.initial_state import given_tensors
 from p2p_dtfm.train.model.kinds.ends import Head
@@ -91,14 +91,12 @@ class ReferenceRun:
     def _loss_sum(self, batch: Batch) -> Tensor:
         inputs, targets = batch
         stream = tokens = inputs.to(self.device)
-        documents = None
-        if self.spec.data.masks_documents:
-            documents = document_numbers(tokens, self.spec.data.end_of_document)
+        told = told_beside(self.spec, tokens)
         for module in self.model:
             if isinstance(module, Block):
-                stream = module(stream, documents=documents, tokens=tokens)
+                stream = module(stream, **told)
             elif isinstance(module, Head):
-                stream = module(with_code(self.spec.model, stream, tokens))
+                stream = module(with_code(stream, told.get("code")))
             else:
                 stream = module(stream)
         return loss_sum(self.spec, stream, targets.to(self.device))

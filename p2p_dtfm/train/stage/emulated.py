@@ -23,7 +23,7 @@ from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.workload import LayerCost, workload_of
 from p2p_dtfm.core.schedule.tasklets import weight_part_ns
 from p2p_dtfm.ports import now
-from p2p_dtfm.train.model.gpt import layer_count
+from p2p_dtfm.train.model.gpt import Told, layer_count
 from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.train.stage.stage_runner import StageRunner
 
@@ -137,9 +137,7 @@ class EmulatedStageRunner(StageRunner):
         took_ns = now.monotonic_ns() - began_ns - (self._slept_ns - slept_ns)
         self._late_ns = min(self._late_ns + took_ns, _LATE_LIMIT_NS)
 
-    def _run(
-        self, layer: int, entry: Tensor, targets: Tensor | None, tokens: Tensor | None
-    ) -> Tensor:
+    def _run(self, layer: int, entry: Tensor, targets: Tensor | None, told: Told) -> Tensor:
         is_head = layer == layer_count(self.spec) - 1
         timing = self._timings[layer]
         answer = None if is_head else (len(entry), *self.spec.boundary_shape(layer + 1)[1:])

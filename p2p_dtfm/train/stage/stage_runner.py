@@ -8,7 +8,7 @@ from torch import Tensor
 
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.train.model.deferred_gradients import WeightGradients, leave_weight_gradients
-from p2p_dtfm.train.model.gpt import layer_count, told_beside
+from p2p_dtfm.train.model.gpt import Told, layer_count, told_beside
 from p2p_dtfm.train.model.kinds.registry import loss_sum_of_last
 from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.train.model.precision import autocast
@@ -96,9 +96,9 @@ class StageRunner:
         """
         assert microbatch not in self._in_flight, f"microbatch {microbatch} is already in flight"
         stream, targets = self._check(entry, targets)
-        beside = self._known(entry if self.has_embedding else tokens)
+        known = self._known(entry if self.has_embedding else tokens)
         with self._kernels():
-            return self._forward(microbatch, stream, targets, beside)
+            return self._forward(microbatch, stream, targets, known)
 
     def _forward(
         self,
@@ -115,12 +115,13 @@ class StageRunner:
 
     def _through(self, stream: Tensor, kept: InFlight) -> Tensor:
         """The output of the last layer; what backwards need goes into `kept`."""
+        told = told_beside(self.spec, kept.tokens)
         for layer in self.layer_states:
             if stream.is_floating_point():
                 stream = stream.detach().requires_grad_()
             kept.entries.append(stream)
             with torch.set_grad_enabled(not self.recompute):
-                stream = self._run(layer, stream, kept.targets, kept.tokens)
+                stream = self._run(layer, stream, kept.targets, told)
             kept.results.append(None if self.recompute else stream)
         return stream
 
@@ -218,7 +219,8 @@ class StageRunner:
         """A layer's backward: takes the gradient of its output, gives that of its input."""
         if result is None:
             with torch.enable_grad():
-                result = self._run(layer, entry, kept.targets, kept.tokens)
+                told = told_beside(self.spec, kept.tokens)
+                result = self._run(layer, entry, kept.targets, told)
         assert gradient.shape == result.shape
         if result.requires_grad:  # of a frozen embedding nothing asks for a gradient
             torch.autograd.backward(result, gradient)
@@ -233,10 +235,11 @@ class StageRunner:
     ) -> Tensor | float:
         """Like `forward`, but nothing is kept and no backward follows."""
         stream, targets = self._check(entry, targets)
-        beside = self._known(entry if self.has_embedding else tokens)
+        known = self._known(entry if self.has_embedding else tokens)
         with self._kernels():
+            told = told_beside(self.spec, known)
             for layer in self.layer_states:
-                stream = self._run(layer, stream, targets, beside)
+                stream = self._run(layer, stream, targets, told)
         return self._outward(stream)
 
     def forget(self, microbatch: int) -> None:
@@ -284,18 +287,15 @@ class StageRunner:
         assert tokens is not None, "every stage needs the tokens"
         return self.copies.to_device(tokens)
 
-    def _run(
-        self, layer: int, entry: Tensor, targets: Tensor | None, tokens: Tensor | None
-    ) -> Tensor:
+    def _run(self, layer: int, entry: Tensor, targets: Tensor | None, told: Told) -> Tensor:
         """One layer; with the head, the loss."""
         is_block = 0 < layer < layer_count(self.spec) - 1
         module = self.layer_states[layer].module
         with autocast(self.spec, self.device):
             if layer == layer_count(self.spec) - 1:
                 assert targets is not None
-                return loss_sum_of_last(self.spec, module, entry, targets, tokens)
-            beside = told_beside(self.spec, tokens) if is_block else {}
-            result: Tensor = module(entry, **beside).float()
+                return loss_sum_of_last(self.spec, module, entry, targets, told.get("code"))
+            result: Tensor = module(entry, **(told if is_block else {})).float()
         return result
 
     def _outward(self, result: Tensor) -> Tensor | float:

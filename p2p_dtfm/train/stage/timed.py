@@ -9,6 +9,7 @@ from torch import Tensor
 from p2p_dtfm.core.protocol.records import Device
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.ports import now
+from p2p_dtfm.train.model.gpt import Told
 from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.train.stage.emulated import timings_of
 from p2p_dtfm.train.stage.stage_runner import StageRunner
@@ -32,11 +33,9 @@ class TimedStageRunner(StageRunner):
         super().__init__(spec, layer_states, recompute)
         self._timings = timings_of(device, spec, self.layer_states)
 
-    def _run(
-        self, layer: int, entry: Tensor, targets: Tensor | None, tokens: Tensor | None
-    ) -> Tensor:
+    def _run(self, layer: int, entry: Tensor, targets: Tensor | None, told: Told) -> Tensor:
         now.block_ns(self._timings[layer].forward_ns)
-        return super()._run(layer, entry, targets, tokens)
+        return super()._run(layer, entry, targets, told)
 
     def _layer_backward(
         self, microbatch: int, layer: int, gradient: Tensor | None

@@ -165,11 +165,11 @@ def loss_sum_of_last(
     module: nn.Module,
     entry: Tensor,
     targets: Tensor,
-    tokens: Tensor | None = None,
+    code: Tensor | None = None,
 ) -> Tensor:
-    """The last layer and the loss: of a large vocabulary without all logits being there. `tokens`:
-    where not all channels are written."""
-    entry = with_code(spec.model, entry, tokens)
+    """The last layer and the loss: of a large vocabulary without all logits being there. `code`:
+    the channels that nobody writes, where there are any."""
+    entry = with_code(entry, code)
     if head_in_chunks(spec):
         assert isinstance(module, Head)
         return chunked_loss_sum(module, entry, targets, spec.optimizer.z_loss)

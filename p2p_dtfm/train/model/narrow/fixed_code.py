@@ -7,8 +7,8 @@ nothing before reads the rest (Ramasinghe et al. 2025, arXiv 2506.01260, where w
 subspace turned at random and the code is drawn as the embedding is; here it is the first channels).
 
 A number is its digits of eight bits, a digit is a row of random signs for each place that it can
-have, and a number's row is the product of its digits' rows: alike for no two numbers, and as far
-apart as if each had been drawn. Sums of two signs times a power of two are exact anywhere.
+have, and a number's row is the product of its digits' rows: as far apart as if each had been drawn,
+so few channels tell few numbers apart. Sums of two signs times a power of two are exact anywhere.
 """
 
 import hashlib
@@ -26,17 +26,15 @@ _TABLES = 16
 """That are kept: of tokens or places, for a digit, a number of channels and a device."""
 
 
-def with_code(model: ModelSpec, stream: Tensor, tokens: Tensor | None) -> Tensor:
-    """The whole stream [sequences, tokens, width] of what is written of it; as it is where that is
-    all. tokens: int64 [sequences, tokens]."""
-    if not model.written_width:
-        return stream
-    assert tokens is not None, "every stage knows the tokens"
-    return torch.cat((stream, fixed_code(model, tokens)), dim=2)
+def with_code(stream: Tensor, code: Tensor | None) -> Tensor:
+    """The whole stream [sequences, tokens, width] of what is written of it; as it is without a
+    code, where that is all."""
+    return stream if code is None else torch.cat((stream, code), dim=2)
 
 
 def fixed_code(model: ModelSpec, tokens: Tensor) -> Tensor:
-    """fp32 [sequences, tokens, code width] on the device of the tokens."""
+    """fp32 [sequences, tokens, code width] on the device of the tokens, which are int64 [sequences,
+    tokens]."""
     code = token_code(model, tokens)
     places = place_code(model, torch.arange(tokens.shape[1], device=tokens.device))
     return code if places is None else code + places

@@ -30,7 +30,7 @@ def trial_pass(
         return lambda: module(tokens)
     scale = torch.linspace(-1.0, 1.0, count * width, device=device)
     stream = scale.view(shape.sequences, shape.tokens, width).requires_grad_()
+    told = told_beside(spec, tokens)
     if layer > spec.model.layers:
-        return lambda: loss_sum_of_last(spec, module, stream, tokens, tokens)
-    known = tokens if spec.stages_know_tokens else None
-    return lambda: module(stream, **told_beside(spec, known))
+        return lambda: loss_sum_of_last(spec, module, stream, tokens, told.get("code"))
+    return lambda: module(stream, **told)

@@ -154,7 +154,7 @@ def _fault_of_counts(
         due = counts.get(me, 0) * terms.microbatch_tokens if terms.trains(step) else 0
         if prepared.token_count != due:
             return f"Prepared counts {counted(prepared.token_count, 'token')}, its share is {due:,}"
-    elif prepared.token_count > terms.microbatch_tokens * _microbatches_in(plan):
+    elif prepared.token_count > terms.microbatch_tokens * plan.microbatch_count:
         return f"Prepared counts {counted(prepared.token_count, 'token')}, more than the step has"
     held_out = terms.held_out_tokens(step, plan, me)
     if prepared.held_out_token_count != held_out:
@@ -170,10 +170,6 @@ def _fault_of_counts(
     if terms.tells_states(step) and set(prepared.states) != set(plan.layers_of(me)):
         return "Prepared does not state the digests of its states"
     return ""
-
-
-def _microbatches_in(plan: Plan) -> int:
-    return sum(pipeline.microbatch_count for pipeline in plan.pipelines)
 
 
 def conflict_of(

@@ -1,10 +1,12 @@
 """What a stage-holder says when it has all of a step's reduced gradients, and under its name."""
 
+from itertools import compress
 from typing import NamedTuple
 
 import msgspec
 
 from p2p_dtfm.core.messages.audit_messages import HEARD_LIMIT, UNLIKE_LIMIT, Account, is_claim_of
+from p2p_dtfm.core.messages.room import fitting
 from p2p_dtfm.core.protocol.canonical import Numbered, digest_bytes, encode, encode_for_wire
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.signed import Sign, Signed, Verify, open_signed, sign
@@ -99,15 +101,9 @@ def _require_heard(prepared: Prepared, account: Account, verify: Verify) -> None
 
 
 def with_room(passed_on: tuple[Signed, ...], limit_bytes: int) -> tuple[Signed, ...]:
-    """As many as fit beside what else a peer says of itself, the shortest first: who says much must
-    not make others say more than anybody hears."""
-    kept = set[Signed]()
-    for signed in sorted(passed_on, key=lambda it: len(it.payload)):
-        limit_bytes -= len(signed.payload) + SIGNED_BYTES
-        if limit_bytes < 0:
-            break
-        kept.add(signed)
-    return tuple(signed for signed in passed_on if signed in kept)
+    """As many as fit beside what else a peer says of itself."""
+    sizes = [len(signed.payload) + SIGNED_BYTES for signed in passed_on]
+    return tuple(compress(passed_on, fitting(sizes, limit_bytes)))
 
 
 class StepOutcome(msgspec.Struct, frozen=True):

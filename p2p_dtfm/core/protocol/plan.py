@@ -89,9 +89,13 @@ class Plan(
 
     def covers(self, layer_count: int, microbatch_count: int) -> bool:
         """Whether it is one for so many layers, and so many microbatches in a step."""
-        microbatches = sum(pipeline.microbatch_count for pipeline in self.pipelines)
         ends = {pipeline.stages[-1].end_layer for pipeline in self.pipelines}
-        return microbatches == microbatch_count and ends == {layer_count}
+        return self.microbatch_count == microbatch_count and ends == {layer_count}
+
+    @property
+    def microbatch_count(self) -> int:
+        """Of a step."""
+        return sum(pipeline.microbatch_count for pipeline in self.pipelines)
 
     @property
     def stand_ins(self) -> frozenset[str]:

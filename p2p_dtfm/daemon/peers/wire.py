@@ -19,6 +19,7 @@ from p2p_dtfm.core.messages.agreement_messages import (
 from p2p_dtfm.core.messages.audit_messages import Audited, Claimed, ShownClaims
 from p2p_dtfm.core.messages.on_the_wire import Unreadable, compressed, expanded, tag_of
 from p2p_dtfm.core.messages.prepared import PreparedSteps, SignedPrepared
+from p2p_dtfm.core.messages.room import fitting
 from p2p_dtfm.core.protocol.canonical import Numbered, decode, encode_for_wire
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.signed import Signed
@@ -71,12 +72,9 @@ def with_room(
     """Peers and where they say that they are, as far as that fits into an answer: those that say
     least have room first. Of the others there is the id."""
     told = [PeerAddress(peer_id, ways_to(peer_id, at)) for peer_id, at in named]
-    sizes = {peer: sum(map(len, peer.addresses)) for peer in told}
-    for peer in sorted(told, key=lambda it: sizes[it]):
-        limit_bytes -= sizes[peer]
-        if limit_bytes < 0:
-            sizes[peer] = -1
-    return tuple(it if sizes[it] >= 0 else PeerAddress(it.peer_id, ()) for it in told)
+    fits = fitting([sum(map(len, peer.addresses)) for peer in told], limit_bytes)
+    pairs = zip(told, fits, strict=True)
+    return tuple(peer if fit else PeerAddress(peer.peer_id, ()) for peer, fit in pairs)
 
 
 class Welcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -97,8 +97,7 @@ class Contributions:
     def _follow(self, plan: Plan | NoPlan, step: int) -> None:
         shares: dict[str, int] = {}
         if isinstance(plan, Plan):
-            microbatches = sum(it.microbatch_count for it in plan.pipelines)
-            shares = shares_of(plan, self._spec.tokens_per_step // max(1, microbatches))
+            shares = shares_of(plan, self._spec.tokens_per_step // max(1, plan.microbatch_count))
         before = self._kept.tallies.of(self._me)
         self._kept.tallies.view_took_over(step, shares)
         self._kept.undone += before - self._kept.tallies.of(self._me)

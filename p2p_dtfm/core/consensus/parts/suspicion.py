@@ -152,10 +152,9 @@ class Suspicion:
         """By members that train, and so are no reason to stop the steps: but one that never says a
         word in planned views would keep newcomers out for good."""
         state, unheard = self._state, attempt.waits_for & attempt.members
-        if state.is_newcomer or 2 * len(unheard) >= len(attempt.members):
-            # it may be this peer's own line
-            return self._gathering.held_up(attempt, (), reason, now_ns)
-        again = state.doubts.accusers.says_nothing(unheard, attempt.number, now_ns)
+        again = set[Member]()
+        if not state.is_newcomer and 2 * len(unheard) < len(attempt.members):  # or it is one's line
+            again = state.doubts.accusers.says_nothing(unheard, attempt.number, now_ns)
         if not again:
             return self._gathering.held_up(attempt, (), reason, now_ns)
         state.distrust_members(again)

@@ -39,7 +39,7 @@ class StageWork:
         """Of matrix products in a step: weights, and the attention of all its blocks."""
         model = self.spec.model
         blocks = len([n for n in self.layers if 0 < n < layer_count(self.spec) - 1])
-        attention = 2 * 2 * model.context * model.width * blocks
+        attention = 2 * 2 * model.context * model.query_width * blocks
         return _PASSES * self.tokens * (2 * parameters + attention)
 
     def states_on(self, device: torch.device) -> dict[int, LayerState]:
@@ -52,7 +52,7 @@ class StageWork:
         model = self.spec.model
         shape = (self.spec.batch.microbatch, model.context)
         tokens = torch.randint(model.vocabulary, shape, generator=generator)
-        entry = tokens if 0 in self.layers else torch.randn(*shape, model.width)
+        entry = tokens if 0 in self.layers else torch.randn(*shape, model.boundary_width)
         targets = tokens if layer_count(self.spec) - 1 in self.layers else None
         return entry.to(device), None if targets is None else targets.to(device)
 
@@ -64,7 +64,7 @@ def our_step(work: StageWork, device: torch.device) -> Step:
     entry, targets = work.input_for(device)
     slope = None if targets is not None else torch.full(entry.shape, 1e-3, device=device)
     if 0 in work.layers and targets is None:
-        slope = torch.full((*entry.shape, work.spec.model.width), 1e-3, device=device)
+        slope = torch.full((*entry.shape, work.spec.model.boundary_width), 1e-3, device=device)
 
     def step() -> None:
         for number in range(work.microbatches):

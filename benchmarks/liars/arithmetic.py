@@ -92,8 +92,8 @@ def _inputs(
     generator = torch.Generator().manual_seed(seed * 1000 + microbatch)
     shape = (spec.batch.microbatch, spec.model.context)
     tokens = torch.randint(0, spec.model.vocabulary, (2, *shape), generator=generator)
-    stream = torch.randn(*shape, spec.model.width, generator=generator)
-    gradient = torch.randn(*shape, spec.model.width, generator=generator) * 1e-4
+    stream = torch.randn(*shape, spec.model.boundary_width, generator=generator)
+    gradient = torch.randn(*shape, spec.model.boundary_width, generator=generator) * 1e-4
     entry = tokens[0] if runner.has_embedding else stream
     return (entry, tokens[1], None) if runner.has_head else (entry, None, gradient)
 

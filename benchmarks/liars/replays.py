@@ -78,7 +78,7 @@ class StageStep:
 
     def _frame(self, number: int, kind: int) -> Frame:
         model = self.spec.model
-        shape = (self.spec.batch.microbatch, model.context, model.width)
+        shape = (self.spec.batch.microbatch, model.context, model.boundary_width)
         values = torch.randn(shape, generator=self._chance(number, kind))
         payload = codec_of(self.codec, self.spec.codecs).encode(values)
         return Frame(self.codec, bytes(memoryview(payload).cast("B")))

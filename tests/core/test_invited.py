@@ -228,6 +228,16 @@ def test_a_guest_with_thousands_of_keys_does_not_make_members_forget_by_what_the
     assert found.refusal(ALICE.peer_id) is not None
 
 
+def test_where_all_that_came_are_members_the_first_is_forgotten() -> None:
+    found, line = guests(), line_of(FOUNDER, LINE)
+    everybody = [key(10_000 + number).peer_id for number in range(GUESTS_LIMIT + 1)]
+    found.members = frozenset(everybody)
+    for number, peer_id in enumerate(everybody):
+        found.introduce(peer_id, shown(key(10_000 + number), line, LINE), NOW_S)
+    assert len(found.saved().guests) == GUESTS_LIMIT
+    assert not found.admits(everybody[0]) and found.admits(everybody[-1])
+
+
 def test_who_holds_a_line_takes_nothing_back_from_others_that_came_by_it() -> None:
     found, line = guests(), line_of(FOUNDER, LINE)
     found.introduce(ALICE.peer_id, shown(ALICE, line, LINE), NOW_S)

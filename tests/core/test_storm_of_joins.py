@@ -8,8 +8,10 @@ import pytest
 from p2p_dtfm.core.consensus.actions import SECOND_NS
 from p2p_dtfm.core.consensus.agreement_state import AgreementState
 from p2p_dtfm.core.consensus.attempts.attempt import PARKED_LIMIT, Attempt
+from p2p_dtfm.core.consensus.attempts.attempt_parts import ABSENT_TOLD
 from p2p_dtfm.core.consensus.attempts.wide import Wide
 from p2p_dtfm.core.consensus.parts import requests
+from p2p_dtfm.core.membership.accusers import UNANSWERED_LIMIT, Accusers
 from p2p_dtfm.core.membership.eligibility import universe
 from p2p_dtfm.core.membership.newcomers import WAITING_LIMIT, WAITING_WIDE_LIMIT
 from p2p_dtfm.core.messages.agreement_messages import (
@@ -18,6 +20,7 @@ from p2p_dtfm.core.messages.agreement_messages import (
     PresentView,
     open_contribution,
 )
+from p2p_dtfm.core.messages.message_bounds import require_bounded
 from p2p_dtfm.core.protocol.records import sign_record
 from p2p_dtfm.core.protocol.snapshot import GENESIS, Member, ViewId
 from p2p_dtfm.sim.faults.invariants import Violation
@@ -157,3 +160,40 @@ def test_each_member_names_as_many_as_may_wait_at_it() -> None:
         state.others.newcomers.ask(mine, signed, world.now_ns, WAITING_WIDE_LIMIT)
     assert len(state.others.newcomers.members) == WAITING_LIMIT + 8
     assert len(state.named_newcomers(planned=True)) == WAITING_LIMIT
+
+
+def test_of_more_that_are_silent_than_others_hear_members_are_told_first() -> None:
+    """Thirty-three members that each name thirty-two that there are not: who told all of them was
+    taken for faulty by everybody."""
+    attempt = Attempt(MEMBERS[0], 4, True, VIEW, 4)
+    present = PresentView(VIEW, (*MEMBERS, Member("z", 1)), None)
+    invented = tuple(Member(f"x{number:04}", 1) for number in range(1100))
+    signed = contribution(4, present, MEMBERS[0], joiners=invented)
+    attempt.add(signed, open_contribution(signed, verify))
+    attempt.evidence.absent |= {*invented, Member("z", 1)}
+    attempt.next_round()
+    told = attempt.gather()
+    require_bounded(told, "a")
+    assert told.absent == (*invented[: ABSENT_TOLD - 1], Member("z", 1))
+
+
+def test_a_view_left_unanswered_counts_once_between_two_steps() -> None:
+    """Who has promised to wait for another view must not answer before its step commits, however
+    many views are given up meanwhile."""
+    seen, slow = Accusers(), MEMBERS[1]
+    for _ in range(10):
+        assert not seen.says_nothing([slow])
+    for _ in range(UNANSWERED_LIMIT - 2):
+        seen.commits()
+        assert not seen.says_nothing([slow])
+    seen.commits()
+    assert seen.says_nothing([slow]) == {slow}
+
+
+def test_only_views_in_a_row_count() -> None:
+    seen, slow = Accusers(), MEMBERS[1]
+    for _ in range(UNANSWERED_LIMIT):
+        for _ in range(UNANSWERED_LIMIT - 1):
+            assert not seen.says_nothing([slow])
+            seen.commits()
+        seen.answers([slow])

@@ -342,7 +342,7 @@ def test_pickles_and_damaged_files_are_refused(checkpoint: Path, tmp_path: Path)
 
 
 def test_what_writes_few_channels_goes_out_as_a_plain_model(tmp_path: Path) -> None:
-    spec = make_spec(written_width=10)
+    spec = make_spec(written_width=8)
     states = random_states(spec)
     saved = save_layers(tmp_path / "c", spec, 0, 0, states)
     export_hugging_face(saved, tmp_path / "out", ByteTokenizer())

@@ -359,9 +359,10 @@ class AgreementState:
     def ends(self, attempt: Attempt, now_ns: int) -> None:
         """It is over: whose accusations were idle is kept, who was in doubt, and who tried to get
         in."""
+        heard = attempt.universe & set(attempt.opened)
         if attempt.planned:
             self.tried_to_get_in(attempt.universe, now_ns)
-        heard = attempt.universe & set(attempt.opened)
+            self.doubts.accusers.answers(heard)
         self.doubts.accusers.heed(attempt.number, attempt.charges, heard, self.me, now_ns)
         in_doubt = [*attempt.distrust.doubts, *attempt.distrust.even]
         self.doubts.accusers.heed_doubts(in_doubt, self.me.peer_id, now_ns)
@@ -371,6 +372,7 @@ class AgreementState:
         following = self.following
         following.view, following.agreed_ns = view, now_ns
         self.tried_to_get_in(view.members, now_ns)
+        self.doubts.accusers.answers(view.snapshot.contributors)
         following.synced, following.self_synced = set(), False
         needs = {peer_id: view.state_bytes_of(peer_id) for peer_id in view.member_ids}
         following.given.begin(needs if view.snapshot.step else {})

@@ -15,8 +15,8 @@ STOPS_LIMIT = 3
 STOPS_OFTEN = 12
 OFTEN_NS = 60_000_000_000
 UNANSWERED_LIMIT = 3
-"""So many views within that time a member may leave without its word, while it trains: messages
-get lost, and machines are busy."""
+"""So many views in a row a member may leave without its word, while it trains: messages get lost,
+and machines are busy."""
 
 
 class Accusers:
@@ -28,7 +28,8 @@ class Accusers:
         """When each was in doubt last."""
         self._held_up: dict[Member, tuple[int, int]] = {}
         self._stops: dict[Member, list[tuple[int, int]]] = {}
-        self._unanswered: dict[Member, list[tuple[int, int]]] = {}
+        self._unanswered: dict[Member, tuple[int, int]] = {}
+        """How many in a row, and how many steps had committed at the last of them."""
         self._commits = 0
 
     def holds_up(
@@ -51,19 +52,28 @@ class Accusers:
             del self._held_up[next(iter(self._held_up))]
         return again
 
-    def says_nothing(self, members: Collection[Member], number: int, now_ns: int) -> set[Member]:
+    def says_nothing(self, members: Collection[Member]) -> set[Member]:
         """They are alive, and an attempt was given up without a word of theirs; those of whom that
-        is so too often."""
+        is so too often in a row.
+
+        It counts once between two steps that commit: who has promised in its Prepared to wait for
+        an earlier view must not answer before that step commits, however long that takes.
+        """
         found = set()
         for member in members:
-            before = self._unanswered.pop(member, [])
-            recent = [it for it in before if it[0] != number and now_ns - it[1] < OFTEN_NS]
-            self._unanswered[member] = [*recent[-UNANSWERED_LIMIT:], (number, now_ns)]
-            if len(recent) + 1 >= UNANSWERED_LIMIT:
+            times, commits = self._unanswered.pop(member, (0, -1))
+            times += commits != self._commits
+            self._unanswered[member] = times, self._commits
+            if times >= UNANSWERED_LIMIT:
                 found.add(member)
         while len(self._unanswered) > PEERS_LIMIT:
             del self._unanswered[next(iter(self._unanswered))]
         return found
+
+    def answers(self, members: Iterable[Member]) -> None:
+        """They have contributed to a view that was to be agreed on."""
+        for member in members:
+            self._unanswered.pop(member, None)
 
     def commits(self) -> None:
         """A step has committed."""

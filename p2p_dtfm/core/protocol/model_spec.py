@@ -14,6 +14,9 @@ Norm = Literal["layer", "rms"]
 Position = Literal["learned", "rope"]
 FeedForward = Literal["gelu", "swiglu"]
 Scaling = Literal["none", "linear", "dynamic", "llama3", "yarn"]
+CODE_CHANNELS_PER_BIT = 2
+"""Of a token's number, at the least, in the fixed code: rows of so many random signs are all unlike
+but for about one pair. Of half as many a fifth of the tokens has another one's."""
 
 
 class Section(BaseModel):
@@ -134,6 +137,13 @@ class ModelSpec(Section):
             raise ValueError(
                 f"written_width ({self.written_width}) must be less than width ({self.width}); 0 "
                 f"stands for all channels"
+            )
+        needed = CODE_CHANNELS_PER_BIT * (self.vocabulary - 1).bit_length()
+        if self.code_width < needed:
+            raise ValueError(
+                f"written_width ({self.written_width}) leaves {self.code_width} channels for the "
+                f"code that tells {self.vocabulary} tokens apart: it needs {needed}, so "
+                f"{max(self.width - needed, 0)} may be written of width {self.width}"
             )
         for name, is_asked in (("tied_head", self.tied_head), ("initial", bool(self.initial))):
             if is_asked:

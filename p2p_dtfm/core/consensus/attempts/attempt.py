@@ -333,7 +333,7 @@ class Attempt:
             base=self.base,
             round=self.round,
             contributions=(),
-            absent=tuple(sorted(self.silent)),
+            absent=self.evidence.absent_told(self.silent, self.members),
             digest=self.digests[self.me][1],
             accusations=self.evidence.told(self.me, self.members),
         )

@@ -15,6 +15,9 @@ CHARGES_TOLD = 2048
 """In one message; others hear twice as many (`message_bounds.CHARGES_LIMIT`). Of sixty-four
 members each half may accuse the other."""
 
+ABSENT_TOLD = 1024
+"""In one message, of members and newcomers; nobody hears more (`message_bounds.ITEMS_LIMIT`)."""
+
 
 @dataclass
 class AttemptClock:
@@ -63,6 +66,16 @@ class Evidence:
         if len(order) > CHARGES_TOLD:
             order.sort(key=lambda it: (it.by != me, it.by not in members))
         return tuple(self.charges[item] for item in order[:CHARGES_TOLD])
+
+    def absent_told(
+        self, silent: Collection[Member], members: Collection[Member]
+    ) -> tuple[Member, ...]:
+        """As many of the silent as others hear: members before newcomers, of whom many that there
+        are not would have nothing be heard."""
+        order = sorted(silent)
+        if len(order) > ABSENT_TOLD:
+            order = sorted(sorted(order, key=lambda it: it not in members)[:ABSENT_TOLD])
+        return tuple(order)
 
 
 @dataclass

@@ -154,7 +154,7 @@ class Suspicion:
         state, unheard = self._state, attempt.waits_for & attempt.members
         again = set[Member]()
         if not state.is_newcomer and 2 * len(unheard) < len(attempt.members):  # or it is one's line
-            again = state.doubts.accusers.says_nothing(unheard, attempt.number, now_ns)
+            again = state.doubts.accusers.says_nothing(unheard)
         if not again:
             return self._gathering.held_up(attempt, (), reason, now_ns)
         state.distrust_members(again)

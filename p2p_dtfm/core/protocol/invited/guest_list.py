@@ -109,7 +109,8 @@ class GuestList:
         self._shown[peer_id], self._chains[peer_id] = shown, chain
         self._speakers = self._counts = None
         if len(self._chains) > GUESTS_LIMIT:
-            oldest = next(it for it in self._chains if it not in self.members)
+            others = (it for it in self._chains if it not in self.members)
+            oldest = next(others, next(iter(self._chains)))
             del self._chains[oldest], self._shown[oldest]
 
     def admits(self, peer_id: str) -> bool:

@@ -273,7 +273,7 @@ class Spreading:
     def _head(self, attempt: Attempt) -> Spread:
         state = self._state
         round_, mine = attempt.digests.get(attempt.me, (0, ""))
-        silent = tuple(sorted(attempt.silent))
+        silent = attempt.evidence.absent_told(attempt.silent, attempt.members)
         number, planned, base = attempt.number, attempt.planned, attempt.base
         return Spread(state.me, number, planned, base, round_, mine, absent=silent)
 

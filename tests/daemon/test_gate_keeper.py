@@ -183,9 +183,20 @@ def test_what_it_costs_to_read_newcomers_is_paid_by_all_of_them_together(view: A
         keeper.pays(f"n{number}", row.sender.burst)
     with pytest.raises(PeerFault, match=BUSY):
         keeper.require_message("other", _gather("other", "a"), 100)
-    keeper.pays("a", 1 << 20)
     if view is not None:
         keeper.require_message("a", _gather("a"), 100)
+
+
+def test_what_it_costs_to_read_a_member_has_a_bound_as_well() -> None:
+    """Six thousand false signatures in a message took half a second each time, and a member may
+    send two thousand such messages a second."""
+    keeper, rate = _keeper(_agreement(view=_view("me", "a", "b"))), TABLE["opening"].near
+    keeper.pays("a", rate.burst)
+    keeper.require_message("a", _gather("a"), 100)
+    keeper.pays("a", rate.per_s)
+    with pytest.raises(PeerFault, match=BUSY):
+        keeper.require_message("a", _gather("a"), 100)
+    keeper.require_message("b", _gather("b"), 100)
 
 
 def test_in_no_view_what_is_read_is_paid_for_though_all_of_it_is_known() -> None:

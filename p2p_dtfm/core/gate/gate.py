@@ -158,24 +158,24 @@ class Gate:
             held.serving[kind] -= 1
 
     def spend(self, sender: str, kind: str, amount: int, now_ns: int) -> None:
-        """What handling something of a stranger or newcomer has cost: what it, or all such senders
+        """What handling something has cost: what its sender, or all such strangers or newcomers
         together, cannot pay for is owed, and until it has come back nothing more is admitted that
         `pays` for this kind."""
         role = self._role_of(sender)
-        if role not in FAR or amount <= 0:
+        if amount <= 0:
             return
         row = row_of(kind, self._is_open(), self._is_closed())
-        held = self._sender(sender)
-        _bucket(held, kind, row.sender, now_ns).spend(row.sender, amount, now_ns)
-        self._class(role, kind, row, now_ns).spend(row.together, amount, now_ns)
+        rate, held = _rate_of(row, role), self._sender(sender)
+        _bucket(held, kind, rate, now_ns).spend(rate, amount, now_ns)
+        if role in FAR:
+            self._class(role, kind, row, now_ns).spend(row.together, amount, now_ns)
 
     def _owes(self, held: _Sender, role: Role, kind: str, now_ns: int) -> Reason | None:
         row = row_of(kind, self._is_open(), self._is_closed())
-        if role not in FAR:
-            return None
-        if _bucket(held, kind, row.sender, now_ns).owes(row.sender, now_ns):
+        rate = _rate_of(row, role)
+        if _bucket(held, kind, rate, now_ns).owes(rate, now_ns):
             return Reason.RATE
-        if self._class(role, kind, row, now_ns).owes(row.together, now_ns):
+        if role in FAR and self._class(role, kind, row, now_ns).owes(row.together, now_ns):
             return Reason.TOGETHER
         return None
 
@@ -197,11 +197,10 @@ class Gate:
         """`pay`: takes a token, or only looks whether there is one."""
         if (reason := self._out_of_place(held, role, row, size_bytes, now_ns)) is not None:
             return reason
-        is_far = role in FAR
-        rate = row.sender if is_far else row.near
+        rate = _rate_of(row, role)
         if not pay(_bucket(held, kind, rate, now_ns), rate, now_ns):
             return Reason.RATE
-        if is_far and not pay(self._class(role, kind, row, now_ns), row.together, now_ns):
+        if role in FAR and not pay(self._class(role, kind, row, now_ns), row.together, now_ns):
             return Reason.TOGETHER
         return None
 
@@ -259,6 +258,11 @@ class Gate:
         else:
             self._senders.move_to_end(sender)
         return held
+
+
+def _rate_of(row: Row, role: Role) -> Rate:
+    """Of one sender."""
+    return row.sender if role in FAR else row.near
 
 
 def _bucket(held: _Sender, kind: str, rate: Rate, now_ns: int) -> _Bucket:

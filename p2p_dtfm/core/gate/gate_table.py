@@ -39,6 +39,9 @@ KNOWN = NEAR | {Role.NEWCOMER}
 EVERYBODY = frozenset(Role)
 NEAR_RATE = Rate(2_000, 8_000)
 """Of each kind and sender."""
+NEAR_OPENING_RATE = Rate(2_000, 32_768)
+"""A quarter of a processor's time or less. A view of 1,024 is agreed on with some ten thousand
+signatures, from ten neighbours; what one has looked at costs nothing the next time."""
 FAR = frozenset({Role.STRANGER, Role.NEWCOMER})
 """Share one budget for each kind, as a class: a thousand keys gain nothing."""
 
@@ -106,8 +109,10 @@ TABLE: dict[str, Row] = {
     ),
     # what it costs to open what an agreement message passes on, beside the message itself: a unit
     # for each signature that is looked at, and in no view for each KiB (`Gate.spend`)
-    "opening": Row(EVERYBODY, sender=Rate(64, 1024), together=Rate(256, 2048)),
-    "opening in no view": Row(EVERYBODY, sender=Rate(256, 8192), together=Rate(1024, 16384)),
+    "opening": Row(EVERYBODY, MIB, Rate(64, 1024), Rate(256, 2048), near=NEAR_OPENING_RATE),
+    "opening in no view": Row(
+        EVERYBODY, MIB, Rate(256, 8192), Rate(1024, 16384), near=NEAR_OPENING_RATE
+    ),
     # of a run by invitation
     "Introduction": Row(EVERYBODY, 4 * KIB, Rate(1, 8), Rate(20, 60), near=Rate(2, 16)),
     "Revocations": Row(NEAR, 512 * KIB, near=Rate(2, 40)),

@@ -29,8 +29,8 @@ from contextlib import suppress
 from typing import IO, Any
 
 REQUEST_LIMIT_BYTES = 1 << 20
-LOADED = ("p2p_dtfm.cli", "p2p_dtfm.daemon.node.daemon")
-"""By name: the program is above this package, and runs daemons that it does not import."""
+LOADED = ("p2p_dtfm.cli.program", "p2p_dtfm.cli.commands.run", "p2p_dtfm.daemon.node.daemon")
+"""By name: the program is above this package, and imports what runs daemons when it does."""
 _STREAMS = 4  # what a request brings: standard input, output, error, and where to tell the end
 _STATUS = struct.Struct("<i")
 _PID = struct.Struct("<q")

@@ -20,11 +20,17 @@ def python_fault(version: "Sequence[Any]", oldest: "tuple[int, int]" = OLDEST_PY
 
 
 def main() -> None:
-    """The program, where this Python can read it."""
+    """The program. A `UserError` is shown as its cause and fixes, never as a traceback."""
     fault = python_fault(sys.version_info)
     if fault:
         print(fault, file=sys.stderr)
         raise SystemExit(2)
-    from p2p_dtfm.cli.program import run
+    from p2p_dtfm.cli.program import app
+    from p2p_dtfm.cli.terminal.plain import harmless_lines
+    from p2p_dtfm.core.protocol.errors import UserError
 
-    run()
+    try:
+        app(prog_name="p2p-dtfm")
+    except UserError as error:
+        print(harmless_lines(f"error: {error.render()}"), file=sys.stderr)
+        raise SystemExit(error.exit_code) from None

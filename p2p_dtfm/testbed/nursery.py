@@ -38,8 +38,8 @@ LOADED = (
     "numpy.random",
     "uvicorn.protocols.http.h11_impl",
 )
-"""By name: the program is above this package, and runs daemons that it does not import. The rest is
-what these load when they are at work."""
+"""By name: the program is above this package, and imports what runs daemons when it does. The last
+ones are what others load when they are at work."""
 _STREAMS = 4  # what a request brings: standard input, output, error, and where to tell the end
 _STATUS = struct.Struct("<i")
 _PID = struct.Struct("<q")

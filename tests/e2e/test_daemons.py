@@ -23,6 +23,7 @@ from tests.e2e.helpers import (
     write_spec,
 )
 from tests.e2e.parity import assert_equals_the_plain_loop
+from tests.e2e.walking_daemon import MODULE
 
 
 def digests_by_view(child: Child) -> dict[int, tuple[str, str]]:
@@ -35,8 +36,9 @@ def offers_of(swarm: LocalSwarm) -> list[Path]:
 
 
 def test_peers_join_and_leave_mid_run_and_the_loss_is_that_of_one_machine(tmp_path: Path) -> None:
-    """Memory for half the model each makes pipelines; one joins late, one leaves early."""
-    steps = 240
+    """Memory for half the model each makes pipelines; one joins late, one leaves early. They walk,
+    for of a run as quick as it can be more than half is over until the late one has come."""
+    steps = 120
     spec = write_spec(
         tmp_path,
         total_steps=steps,
@@ -47,7 +49,7 @@ def test_peers_join_and_leave_mid_run_and_the_loss_is_that_of_one_machine(tmp_pa
     )
     half = ["--memory-gib", "0.0042"]
     arguments = ["--threads", "1", "--exit-when-done"]
-    with LocalSwarm(tmp_path, arguments) as swarm:
+    with LocalSwarm(tmp_path, arguments, MODULE) as swarm:
         founder, address = swarm.found(["--run", str(spec), "--expect-peers", "3", *half])
         leaver = swarm.join(address, half)
         third = swarm.join(address, half)

@@ -13,7 +13,7 @@ import io
 import logging
 import random
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -341,6 +341,11 @@ class _WorldOf:
 
 def play(seed: int, folder: Path, scene: Callable[[Swarm], Awaitable[Result]]) -> Result:
     """What `scene` comes to. What the daemons print goes nowhere."""
+    with _what_was_there_set_aside():
+        return _play(seed, folder, scene)
+
+
+def _play(seed: int, folder: Path, scene: Callable[[Swarm], Awaitable[Result]]) -> Result:
     loop = VirtualLoop()
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
     use_one_thread()
@@ -356,6 +361,21 @@ def play(seed: int, folder: Path, scene: Callable[[Swarm], Awaitable[Result]]) -
     finally:
         asyncio.set_event_loop(None)
         _end_world(loop, swarm)
+
+
+@contextlib.contextmanager
+def _what_was_there_set_aside() -> Iterator[None]:
+    """The collector looks through the world's objects alone: through all that a process has loaded
+    it takes half a second, at each world's end and in its course. Then all is left to it again,
+    but where somebody else has set things aside for good."""
+    if gc.get_freeze_count():
+        yield
+        return
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def _end_world(loop: VirtualLoop, swarm: Swarm) -> None:

@@ -25,7 +25,7 @@ from p2p_dtfm.train.model.gpt import build_timed_layer, layer_count
 from p2p_dtfm.train.model.kinds.registry import loss_sum_of_last
 from p2p_dtfm.train.model.precision import autocast
 from p2p_dtfm.train.stage.device.facts import device_facts
-from p2p_dtfm.train.stage.device.passed_back import pass_back
+from p2p_dtfm.train.stage.device.given_gradient import backward_from
 from p2p_dtfm.train.stage.device.recorded_runner import is_recorded
 from p2p_dtfm.train.stage.device.recorder import Recorder, recorder_of
 from p2p_dtfm.train.stage.device.repeatable import kernels_for, let_cublas_repeat
@@ -363,7 +363,7 @@ def _time_parts(
     def backward() -> None:
         result = results.pop()
         if result.requires_grad:
-            pass_back(result, torch.ones_like(result))
+            backward_from(result, torch.ones_like(result))
         owed.settle()
 
     parts: list[Callable[[], None]] = [forward, backward]

@@ -12,7 +12,7 @@ from p2p_dtfm.train.model.gpt import Told, layer_count, told_beside
 from p2p_dtfm.train.model.kinds.registry import loss_sum_of_last
 from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.train.model.precision import autocast
-from p2p_dtfm.train.stage.device.passed_back import pass_back
+from p2p_dtfm.train.stage.device.given_gradient import backward_from
 from p2p_dtfm.train.stage.host_copies import HostCopies
 
 
@@ -222,8 +222,9 @@ class StageRunner:
             with torch.enable_grad():
                 told = told_beside(self.spec, kept.tokens)
                 result = self._run(layer, entry, kept.targets, told)
+        assert gradient.shape == result.shape
         if result.requires_grad:  # of a frozen embedding nothing asks for a gradient
-            pass_back(result, gradient)
+            backward_from(result, gradient)
         if not entry.is_floating_point():
             return None
         assert entry.grad is not None

@@ -19,7 +19,7 @@ import torch
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.train.model.gpt import build_timed_layer, layer_count
 from p2p_dtfm.train.model.precision import autocast
-from p2p_dtfm.train.stage.device.passed_back import pass_back
+from p2p_dtfm.train.stage.device.given_gradient import backward_from
 from p2p_dtfm.train.stage.device.trial import TrialShape, trial_pass
 
 _log = logging.getLogger(__name__)
@@ -111,4 +111,4 @@ def _pass(spec: RunSpec, layer: int, device: torch.device) -> None:
             values.fill_(0.01)
     with autocast(spec, device):
         result = trial_pass(spec, layer, module, TrialShape(1, spec.model.context), device)()
-    pass_back(result, torch.ones_like(result))
+    backward_from(result, torch.ones_like(result))

@@ -70,7 +70,7 @@ def test_a_return_to_the_first_step_is_not_called_founding() -> None:
 
 @pytest.mark.parametrize(
     "seed",
-    [*range(8), *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(8, 25))],
+    [*range(4), *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(4, 25))],
 )
 @pytest.mark.parametrize("network", [LossyNetwork(), BAD_NETWORK], ids=["good", "bad"])
 def test_newcomers_join_while_steps_go_on_and_one_leaves(seed: int, network: LossyNetwork) -> None:

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from p2p_dtfm.train.model.reference import ReferenceRun
 from tests.core.builders import run_spec
 from tests.e2e.swarm_in_process import engine_peers
 from tests.e2e.test_codecs_on_edges import reference
@@ -15,7 +14,7 @@ from tests.e2e.test_parity import (
     TOLERANCE,
     assert_replicas_are_equal,
     even_plan,
-    synthetic_batch,
+    plain_losses,
     train,
 )
 
@@ -43,10 +42,9 @@ def test_the_loss_equals_the_plain_loop(
             return losses, [stage.first_layer for stage in plan.pipelines[0].stages[1:]]
 
     losses, cuts = asyncio.run(run())
-    plain = ReferenceRun(spec, synthetic_batch(spec))
     lossless = codec == "fp32"
-    run_alone = plain if lossless else reference(spec, {cut: (codec, codec) for cut in cuts})
-    expected = list(run_alone.losses(STEPS))
+    coded = {cut: (codec, codec) for cut in cuts}
+    expected = plain_losses(spec) if lossless else tuple(reference(spec, coded).losses(STEPS))
     off = max(abs(a - b) for a, b in zip(losses, expected, strict=True))
     assert off < (TOLERANCE if lossless else MOVED), off
     assert expected[-1] < expected[0], "the plain loop itself must learn"

@@ -132,6 +132,8 @@ def _safe(facts: dict[str, Any]) -> str | None:
     safe, step = facts.get("safe_step"), facts.get("step")
     if not step or safe == step or facts.get("view") is None:
         return None
+    if safe is None and len(facts.get("members") or ()) > 1:  # a newcomer; others may know
+        return "not known yet: this peer has seen no copies made for guardians so far"
     return f"{safe or 0}: a crash of one peer may set training back to it"
 
 

@@ -61,7 +61,8 @@ async def standing(one: Stranger, seconds: float) -> Notes:
     fake, sign = ViewId(10**6, NOWHERE), one.host.identity.sign
     ready = stated(Ready(one.me, fake, "e" * 64, members_digest((one.me,))), sign)
     proof = certified(fake, (one.me,), (ready,))
-    said = stated(Standing(one.me, proof, True, 10**9, (ViewId(*one.view),)), sign)
+    views = (ViewId(*one.view),)
+    said = stated(Standing(one.me, proof, True, 10**9, one.run_digest, views), sign)
     for message in (said, msgspec.structs.replace(said, signature=b"")):
         await one.say_to_all(message)
     return {}

@@ -224,9 +224,18 @@ def _refuse_options_before_a_command(context: typer.Context) -> None:
         )
 
 
+def _options_of(command: Any) -> list[str]:
+    return [name for it in command.params for name in it.opts]
+
+
 def _place_of(context: typer.Context, verb: str, option: str) -> str:
     group: Any = context.command
-    known = [name for it in group.get_command(context, verb).params for name in it.opts]
+    command = group.get_command(context, verb)
+    for name, each in getattr(command, "commands", {}).items():  # of service
+        if option in _options_of(each):
+            verb, command = f"{verb} {name}", each
+            break
+    known = _options_of(command)
     more = f"p2p-dtfm {verb} --help lists what it knows"
     if option in known:
         return f"write it behind: p2p-dtfm {verb} {option} ... ({more})"

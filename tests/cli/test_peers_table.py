@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from p2p_dtfm.cli.app import app
-from p2p_dtfm.cli.commands import swarm
+from p2p_dtfm.cli.commands import plan, swarm
 
 NAMES = ("curious-albatross", "brave-otter", "Ada of London and more")
 
@@ -41,6 +41,15 @@ def shown(monkeypatch: pytest.MonkeyPatch, columns: int, *options: str) -> list[
     lines = done.output.splitlines()
     assert max(map(len, lines)) <= columns, done.output
     return lines
+
+
+def test_who_is_in_no_view_shows_no_empty_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was paused: neither is it not let in, as `plan` said."""
+    monkeypatch.setattr(swarm, "call_daemon", lambda home, what: [])
+    monkeypatch.setattr(plan, "call_daemon", lambda home, what: {"view": None})
+    for command in ("peers", "plan"):
+        done = CliRunner().invoke(app, [command])
+        assert done.output.splitlines() == [swarm.IN_NO_VIEW] and done.exit_code == 0
 
 
 @pytest.mark.parametrize("columns", [60, 80])

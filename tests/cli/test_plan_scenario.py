@@ -173,3 +173,8 @@ def test_what_needs_a_scenario_is_not_lost_without_one(given: tuple[str, str]) -
     done = typed(*given)
     assert isinstance(done.exception, UserError)
     assert done.exception.cause == f"{given[0]} goes with a scenario, and none is named"
+
+
+def test_a_short_step_is_not_said_to_take_no_time() -> None:
+    """founder.md has `tiny` planned, whose steps such machines do in a tenth of a millisecond."""
+    assert " ms a step, " in typed("three-homes", "--run", "tiny").stdout

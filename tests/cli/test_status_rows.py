@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from p2p_dtfm.cli.commands import swarm
-from p2p_dtfm.cli.commands.swarm import _carriers, _given
+from p2p_dtfm.cli.commands.swarm import _carriers, _given, _safe
 from p2p_dtfm.core.protocol.errors import UserError
 
 
@@ -28,6 +28,14 @@ def test_nothing_is_said_while_it_is_not_known() -> None:
     """While paused, and before there is a run."""
     assert _given({"given": None}) is None
     assert _given({}) is None
+
+
+def test_a_newcomer_does_not_say_that_a_crash_undoes_everything() -> None:
+    """It has seen no copy; the others have some, and checkpoints."""
+    facts: dict[str, Any] = {"step": 279, "view": 16, "members": ["a", "b"], "safe_step": None}
+    assert (_safe(facts) or "").startswith("not known yet")
+    assert (_safe({**facts, "safe_step": 270}) or "").startswith("270: a crash")
+    assert (_safe({**facts, "members": ["a"]}) or "").startswith("0: a crash"), "nobody has any"
 
 
 def test_what_carries_tensors_to_each_neighbour() -> None:

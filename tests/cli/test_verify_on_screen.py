@@ -1,11 +1,12 @@
 """What `verify` says of a transcript, besides that it holds."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import typer
 
-from p2p_dtfm.cli.commands.offline.verify import UNJUDGED, verify
+from p2p_dtfm.cli.commands.offline.verify import UNJUDGED, _tell, verify
 from p2p_dtfm.core.transcript.entries import FORMAT, Began, line_of
 from tests.core.builders import run_spec
 
@@ -41,3 +42,14 @@ def test_where_nothing_is_computed_again_nothing_is_shown(
     with pytest.raises(typer.Exit) as ended:
         verify(transcript(tmp_path), "1%", None, None, True)
     assert ended.value.exit_code == UNJUDGED and '"holds": null' in capsys.readouterr().out
+
+
+def test_where_nobody_can_judge_nobody_is_to_be_asked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checker = SimpleNamespace(spec=run_spec(), steps={})
+    told = {"steps": 1, "views": 1, "tokens": 1, "missing": (), "damaged_lines": 0, "tallies": {}}
+    judged = SimpleNamespace(passed_over=(), unjudged={"why": 2}, works=0)
+    _tell(checker, judged, [None, None], told)  # type: ignore[arg-type, list-item]
+    said = " ".join(capsys.readouterr().out.split())
+    assert "--sample 0" in said and "ask somebody" not in said

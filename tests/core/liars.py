@@ -26,7 +26,7 @@ from p2p_dtfm.sim.faults.agreement_seeds import TIMING
 from p2p_dtfm.sim.faults.agreement_world import AgreementWorld
 from p2p_dtfm.sim.faults.simulated_peer import SimulatedPeer
 from p2p_dtfm.sim.faults.simulated_process import sign_for
-from tests.core.builders import WORKLOAD, record
+from tests.core.builders import WORKLOAD, record, run_spec
 
 EVIL = Member("evil", 1)
 
@@ -41,11 +41,18 @@ def one_pipeline(snapshot: Snapshot) -> Plan | NoPlan:
     return Plan((Pipeline(stages, 0, snapshot.workload.microbatch_count),), spares, 1)
 
 
+RUN = run_spec().digest()
+
+
 def swarm(
-    names: list[str], seed: int = 1, peer_type: type[SimulatedPeer] = SimulatedPeer
+    names: list[str],
+    seed: int = 1,
+    peer_type: type[SimulatedPeer] = SimulatedPeer,
+    run_digest: str = RUN,
 ) -> AgreementWorld:
     """They train in one view; who loses its view asks to be let in again."""
-    world = AgreementWorld(seed, WORKLOAD, record("template"), one_pipeline, timing=TIMING)
+    template = record("template", run_digest=run_digest)
+    world = AgreementWorld(seed, WORKLOAD, template, one_pipeline, timing=TIMING)
     world.peer_type = peer_type
     world.rejoins = True
     for name in names:
@@ -124,7 +131,7 @@ def standing(
 ) -> Standing:
     prepared = Prepared(certificate.view, step - 1, sender.peer_id, {}, 0.0, 0, 0.0, 0, None)
     commit = (sign_prepared(prepared, sign_for(sender.peer_id)),)
-    said = Standing(sender, certificate, True, step, ancestors, commit)
+    said = Standing(sender, certificate, True, step, RUN, ancestors, commit)
     return stated(said, sign_for(sender.peer_id))
 
 

@@ -20,6 +20,7 @@ from p2p_dtfm.core.protocol.snapshot import GENESIS, Member, ViewId
 from p2p_dtfm.sim.faults.agreement_world import AgreementWorld
 from p2p_dtfm.sim.faults.simulated_process import sign_for
 from tests.core.liars import (
+    RUN,
     contribution,
     gather,
     lives,
@@ -45,7 +46,7 @@ def invented_standing(*others: Member, follows: tuple[str, ...] = ()) -> Standin
         )
         for m in INVENTED
     )
-    said = Standing(INVENTED[0], certificate, True, FAR, (), commit, follows)
+    said = Standing(INVENTED[0], certificate, True, FAR, RUN, (), commit, follows)
     return stated(said, sign_for(INVENTED[0].peer_id))
 
 
@@ -160,6 +161,25 @@ def test_a_small_swarm_goes_to_where_its_user_sent_it() -> None:
     assert told(world, "a", "x")
 
 
+def test_the_swarm_of_another_run_moves_nobody_and_is_not_told_of() -> None:
+    """Its member was named as a way into the directory (`--run FILE --initial-peers ADDRESS`)."""
+    world, other = swarm(["a", "b"]), swarm(["x", "y", "z"], run_digest="another run")
+    trains_on(other, ["x", "y", "z"])
+    for name in "ab":
+        world.peers[name].agreement.familiar.give(["x", "y", "z"])
+        actions, _ = say(world, "x", name, standing_of(other, "x"))
+        assert actions == [], "neither goes there nor says that it trains the same run"
+
+
+def test_a_newcomer_asks_no_swarm_of_another_run_to_be_let_in() -> None:
+    world, other = swarm(["a"]), swarm(["x"], run_digest="another run")
+    world.add_peer("n")
+    newcomer = world.peers["n"].agreement
+    newcomer.familiar.give(["x"])
+    newcomer.wants_view()
+    assert say(world, "x", "n", standing_of(other, "x"))[0] == []
+
+
 def test_of_two_that_were_sent_to_one_another_one_goes() -> None:
     world = apart(["a"], ["x"])
     world.peers["x"].agreement.familiar.give(["a"])
@@ -238,7 +258,8 @@ def test_the_largest_swarm_can_tell_a_stranger_where_it_stands() -> None:
     said = Prepared(view, 9, members[0].peer_id, {}, 1.0, 9, 0.0, 0, view, "a" * 64, sums)
     commit = (sign_prepared(said, lambda text: b"x" * 64),) * COMMIT_TOLD
     follows = tuple(m.peer_id for m in members[:16])
-    large = Standing(members[0], certificate, True, 9, (view,) * 130, commit, follows, b"x" * 64)
+    told = (view,) * 130, commit, follows
+    large = Standing(members[0], certificate, True, 9, "f" * 64, *told, b"x" * 64)
     size_bytes = len(encode_for_wire(large))
     gate = Gate(lambda peer_id: Role.STRANGER)
     for kind in ("control", "Standing"):

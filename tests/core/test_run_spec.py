@@ -29,6 +29,15 @@ def error_of(changed: dict) -> UserError:
     return caught.value
 
 
+def test_a_fix_names_what_is_to_change_and_not_all_that_stands_there() -> None:
+    changed = values()
+    changed["model"]["heads"] = 3
+    assert error_of(changed).fixes == ("change model",)
+    changed = values()
+    changed["model"]["context"] = 4_800_000
+    assert "model.context: must be 1048576 or less" in error_of(changed).cause
+
+
 SECTIONS = [name for name, value in values().items() if isinstance(value, dict)]
 
 

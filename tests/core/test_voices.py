@@ -12,7 +12,7 @@ from p2p_dtfm.core.messages.statements import certified, members_digest, stated
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.snapshot import Member, ViewId
 from p2p_dtfm.sim.faults.simulated_process import sign_for, verify
-from tests.core.liars import say, self_made_view, swarm, view_of
+from tests.core.liars import RUN, say, self_made_view, swarm, view_of
 from tests.core.liars import standing as standing_of
 
 FOUNDER = "f"
@@ -29,7 +29,7 @@ def view(number: int, members: str, signed: str = "") -> Certificate:
 
 def standing(now: Certificate, *farewells: Certificate) -> Standing:
     ancestors = tuple(it.view for it in farewells)
-    return Standing(now.members[0], now, True, 9, ancestors, farewells=farewells)
+    return Standing(now.members[0], now, True, 9, RUN, ancestors, farewells=farewells)
 
 
 def voices(now: Certificate, *farewells: Certificate) -> dict[str, int]:

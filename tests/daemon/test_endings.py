@@ -1,7 +1,10 @@
 """What ends a daemon is told to its user as what it is: a gone peer, or a bug."""
 
+import asyncio
 import contextvars
 import json
+import os
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -36,6 +39,26 @@ def test_a_bug_among_them_stays_a_bug() -> None:
     group = ExceptionGroup("step", [Unreachable("x", "gone"), ValueError("ours")])
     assert explained(group) is group
     assert isinstance(explained(AssertionError("ours")), AssertionError)
+
+
+def test_a_closed_terminal_has_it_leave_in_order_and_nohup_outlives_it() -> None:
+    """The shell and the kernel both send a hang-up: two of them are no second Ctrl-C."""
+
+    async def leaves() -> bool:
+        life = Life(lambda: None)
+        life.handle_signals(until_stdin_closes=False)
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGHUP)
+            await asyncio.sleep(0.05)
+        return life.leaving.is_set()
+
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert not asyncio.run(leaves())
+        signal.signal(signal.SIGHUP, lambda *_: None)
+        assert asyncio.run(leaves())
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_one_home_one_daemon(tmp_path: Path) -> None:

@@ -35,7 +35,9 @@ PAYLOAD = Signed("founder", "run", SPEC.canonical_bytes(), b"")
 MEMBERS = (Member("a", 1), Member("b", 1))
 
 
-def complete(said_by: str = "a", last_step: int = SPEC.total_steps) -> Welcome:
+def complete(
+    said_by: str = "a", last_step: int = SPEC.total_steps, run_digest: str = SPEC.digest()
+) -> Welcome:
     """The answer of a member of a swarm that has taken all steps, and shows it."""
     certificate = self_made_view(MEMBERS, 8, MEMBERS)
     commit = tuple(
@@ -46,7 +48,7 @@ def complete(said_by: str = "a", last_step: int = SPEC.total_steps) -> Welcome:
         for m in MEMBERS
     )
     sender = Member(said_by, 1)
-    said = Standing(sender, certificate, True, SPEC.total_steps + 1, (), commit)
+    said = Standing(sender, certificate, True, SPEC.total_steps + 1, run_digest, (), commit)
     standing = stated(said, sign_for(said_by))
     return Welcome(2, PAYLOAD, (), SPEC.total_steps + 1, 2, standing=standing)
 
@@ -65,6 +67,7 @@ def test_that_a_run_is_complete_is_shown_by_what_its_members_have_signed() -> No
         msgspec.structs.replace(true, standing=None),
         complete(last_step=SPEC.total_steps - 3),
         complete(said_by="stranger"),
+        complete(run_digest="of another run"),
         msgspec.structs.replace(
             true, standing=msgspec.structs.replace(true.standing, signature=b"x")
         ),

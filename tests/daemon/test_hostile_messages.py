@@ -142,7 +142,7 @@ def valid(view: ViewId) -> list[Any]:
         Ready(sender, view, "00" * 32, "00" * 32),
         Synced(sender, view),
         Active(sender, view, 0, "00" * 32, certificate=certificate),
-        Standing(sender, certificate, True, 0, (view,), (signed,), (OTHER,)),
+        Standing(sender, certificate, True, 0, "00" * 32, (view,), (signed,), (OTHER,)),
         Heartbeat(sender, 1, Work(view, 0), {OTHER: 1}, (OTHER,), {OTHER: 1}),
         JoinRequest(signed, view),
         signed_by_other(prepared),

@@ -24,7 +24,7 @@ from p2p_dtfm.net.errors import Refused, Unreachable
 
 SENDER = Member("somebody", 1)
 VIEW = ViewId(3, "ab" * 32)
-STANDING = Standing(SENDER, Certificate(VIEW, "", (SENDER,), ()), True, 9, ())
+STANDING = Standing(SENDER, Certificate(VIEW, "", (SENDER,), ()), True, 9, "")
 
 
 class FakeAgreement:

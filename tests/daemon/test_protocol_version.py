@@ -20,7 +20,7 @@ from p2p_dtfm.daemon.peers.wire import KnownPeers, Message, TraceReply, Transcri
 from p2p_dtfm.net.streams.frames import FrameHeader
 from tests.core.planning import Peer, name_of, snapshot
 
-SAID = {2: "1d6f2790d7b17d59134eca1a975d2ec8478592424f4a47c581d6816df79a062a"}
+SAID = {2: "0944188c0a1f56c7e2bc3b421921dcbfab7e957aa305ecff3f89f37f84d3502f"}
 PLANNED = {2: "c793e962633be8a171cfa201e76ad94916e75846a2bb811a71fcded297ceb0f9"}
 
 

@@ -121,7 +121,7 @@ def test_what_is_not_its_senders_to_say_is_not_read() -> None:
     assert "not its place" in _asked(keeper, "evil", follow) and not _asked(keeper, "a", follow)
     members = tuple(Member(CHANCE.randbytes(16).hex(), 1) for _ in range(8000))
     certificate = Certificate(VIEW, "", members, ())
-    standing = pack(1, Standing(Member("evil", 1), certificate, True, 1))
+    standing = pack(1, Standing(Member("evil", 1), certificate, True, 1, "f" * 64))
     assert len(standing) < STANDING_BYTES, "as it came"
     assert "too large" in _asked(keeper, "evil", standing)
     assert keeper.refused["stranger", "Standing", "too large"] == 1

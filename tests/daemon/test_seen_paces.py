@@ -9,7 +9,13 @@ from p2p_dtfm.core.protocol.measured_plans import STEPS_ENOUGH
 from p2p_dtfm.core.protocol.records import Link
 from p2p_dtfm.core.protocol.workload import workload_of
 from p2p_dtfm.core.recovery.view import View
-from p2p_dtfm.daemon.telemetry.seen_paces import FIRST_PAUSE_S, LONGEST_PAUSE_S, SeenPaces, pause_s
+from p2p_dtfm.daemon.telemetry.seen_paces import (
+    FIRST_PAUSE_S,
+    LONGEST_PAUSE_S,
+    SeenPaces,
+    pace_text,
+    pause_s,
+)
 from tests.core.builders import run_spec
 from tests.core.planning import Peer, name_of, snapshot
 
@@ -127,3 +133,10 @@ def test_who_has_no_work_any_more_is_tried_again_ever_later() -> None:
         waited_s.append((clock.now_ns - since_ns) / SECOND_NS)
     assert waited_s == [60.0, 120.0, 240.0, 480.0, 600.0, 600.0]
     assert (pause_s(0), pause_s(99)) == (FIRST_PAUSE_S, LONGEST_PAUSE_S)
+
+
+def test_the_log_says_in_words_who_is_slower_than_it_says() -> None:
+    """It said "young-moose: 36962722 ns (0: as it says)"."""
+    text = "x is slower than it says, as seen here: it takes 37.0 ms for a layer of each kind"
+    assert pace_text("x", 36_962_722) == text
+    assert pace_text("x", None) == "x is as fast as it says again, as seen here"

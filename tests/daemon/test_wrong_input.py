@@ -358,6 +358,24 @@ def test_an_option_before_a_command_is_not_lost(monkeypatch, capsys) -> None:
     assert "--home stands before status" in told and "p2p-dtfm status --home" in told
 
 
+def test_no_data_are_prepared_for_a_context_that_there_is_not(monkeypatch, capsys) -> None:
+    words = ["prepare", "text", "--out", "data", "--context", "0"]
+    monkeypatch.setattr("sys.argv", ["p2p-dtfm", *words])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 2 and "--context: must be 1 or more" in capsys.readouterr().err
+
+
+def test_an_option_before_a_group_belongs_behind_the_command_that_knows_it(
+    monkeypatch, capsys
+) -> None:
+    monkeypatch.setattr("sys.argv", ["p2p-dtfm", "--home", "/nowhere", "service", "install"])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 2
+    assert "fix: write it behind: p2p-dtfm service install --home" in capsys.readouterr().err
+
+
 def test_an_option_that_the_command_has_not_is_to_be_left_out(monkeypatch, capsys) -> None:
     monkeypatch.setattr("sys.argv", ["p2p-dtfm", "--threads", "1", "status"])
     with pytest.raises(SystemExit) as caught:

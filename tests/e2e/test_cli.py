@@ -126,6 +126,8 @@ def test_data_are_prepared_trained_on_and_written_from(tmp_path: Path, program: 
 def test_without_a_checkpoint_generate_says_so(tmp_path: Path, program: Program) -> None:
     code, _, err = program("generate", "--home", tmp_path)
     assert code == 2 and "no whole checkpoint" in err and "train first" in err
+    code, _, err = program("export", "--home", tmp_path, "--out", tmp_path / "out")
+    assert code == 2 and "no whole checkpoint" in err and "generate" not in err
 
 
 # with daemons -------------------------------------------------------------------------------------

@@ -69,12 +69,12 @@ class Stranger:
         return b""
 
 
-async def forge(one: Stranger, peers: list[str], view: ViewId) -> None:
+async def forge(one: Stranger, peers: list[str], view: ViewId, run_digest: str) -> None:
     """Everything that can be said without being anybody."""
     fake = ViewId(10**6, "f" * 64)
     ready = stated(Ready(one.me, fake, "e" * 64, members_digest((one.me,))), one.sign)
     proof = certified(fake, (one.me,), (ready,))
-    standing = stated(Standing(one.me, proof, True, 10**9, (view,)), one.sign)
+    standing = stated(Standing(one.me, proof, True, 10**9, run_digest, (view,)), one.sign)
     for peer_id in peers:
         for number in (2**64 - 2, 2**53 - 2, view.number // 2 * 2 + 2, view.number // 2 * 2 + 3):
             base = view if number % 2 == 0 else GENESIS
@@ -165,7 +165,7 @@ def test_a_strangers_claims_and_another_plan_move_nobody(
                 one.control = await ControlPlane(host, one.hear).ready()
                 target = parse_address(address)[0]
                 view = ViewId(before["view"], before["snapshot"])
-                await forge(one, others, view)
+                await forge(one, others, view, before["run_digest"])
                 assert all(child.running for child in swarm.children)
                 await mislead(one, target, lambda liar: join_through(swarm, [liar, address]))
                 return await join_with_another_plan(one, target, before["run_digest"])

@@ -15,6 +15,7 @@ from p2p_dtfm.sim.faults.agreement_world import AgreementWorld
 from p2p_dtfm.sim.faults.simulated_process import CHECKPOINT_STEPS, sign_for
 from tests.core.builders import record
 from tests.core.liars import (
+    RUN,
     are_together,
     say,
     self_made_view,
@@ -49,7 +50,7 @@ def test_who_leaves_goes_at_once_only_where_the_others_take_steps(trains: bool) 
     leaver.set_record(intent=Intent.LEAVING, sequence=leaver.record.sequence + 1)
     others = tuple(sorted(world.peers[name].agreement.me for name in "ab"))
     certificate = self_made_view(others, view_of(world, "c").id.number + 2, others)
-    said = Standing(others[0], certificate, trains, leaver.agreement.step)
+    said = Standing(others[0], certificate, trains, leaver.agreement.step, RUN)
     actions, _ = say(world, "a", "c", stated(said, sign_for("a")))
     assert [type(it) for it in actions if isinstance(it, Left | Rejoin)] == (
         [Left] if trains else [Rejoin]

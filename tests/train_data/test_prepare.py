@@ -352,6 +352,22 @@ def test_opening_finds_what_is_missing(texts: Path, tmp_path: Path) -> None:
         open_prepared(out)
 
 
+def test_what_is_to_be_typed_instead_works(texts: Path, tmp_path: Path) -> None:
+    """A text named where prepared data belong had its own place named to prepare into."""
+    text = tmp_path / "mine.txt"
+    text.write_text("x " * 3000)
+    with pytest.raises(UserError) as caught:
+        open_prepared(text)
+    assert caught.value.fixes[0].endswith(f"p2p-dtfm prepare {text} --out {tmp_path}/mine-data")
+    assert caught.value.fixes[1] == f'then say source = "{tmp_path}/mine-data"'
+    out = tmp_path / "out"
+    prepare([texts], out)
+    (out / "manifest.json").write_text("{}")
+    with pytest.raises(UserError) as caught:
+        open_prepared(out)
+    assert caught.value.fixes[0].endswith("--overwrite"), "else prepare refuses what lies there"
+
+
 def test_a_failed_run_leaves_the_earlier_result_whole(texts: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     manifest = prepare([texts], out)

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from p2p_dtfm.cli.app import app
 from p2p_dtfm.cli.commands.offline import compare as command  # noqa: F401  (registers it)
+from p2p_dtfm.cli.commands.offline.compare import headings
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.sim.scenario.files import read_run_spec
 from p2p_dtfm.train.model.checkpoint import CheckpointManifest
@@ -130,3 +131,10 @@ def test_the_page_fits_a_phone(tmp_path: Path, dark: bool) -> None:
         assert not page.evaluate(TOO_PALE)
         assert not MIXED_UNITS.search(page.evaluate("document.body.innerText"))
         assert not page.unnamed(("image", "img")) and not page.problems
+
+
+def test_two_runs_of_one_name_are_told_apart() -> None:
+    """As after a change of one setting; on the page their digests do."""
+    alike, other = curves("mine", 10, 1.0, 0.01), curves("other", 10, 1.0, 0.01)
+    assert headings([alike, alike]) == ["mine (first)", "mine (second)"]
+    assert headings([alike, other]) == ["mine", "other"]

@@ -69,7 +69,7 @@ def prepare(
     similarity: Annotated[
         float, typer.Option(help="From which on texts count as alike: shared runs of five words.")
     ] = 0.8,
-    context: Annotated[int, typer.Option(help="Tokens in a sequence of the run.")] = 128,
+    context: Annotated[int, typer.Option(min=1, help="Tokens in a sequence of the run.")] = 128,
     name: Annotated[str, typer.Option(help="What these data are called.")] = "",
     licence: Annotated[str, typer.Option(help="Under which licence they are.")] = "",
     source: Annotated[str, typer.Option(help="Where they come from.")] = "",
@@ -222,7 +222,7 @@ def newest_checkpoint(home: Path | None) -> Path:
             f"no whole checkpoint in {root}",
             (
                 "train first; a checkpoint is whole when every layer has been saved or fetched",
-                "name a checkpoint directory: p2p-dtfm generate DIR",
+                "name another home (--home DIR), or a checkpoint's directory instead",
             ),
         )
     return max(found, key=lambda item: (item.directory / "manifest.json").stat().st_mtime).directory

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from p2p_dtfm.cli.app import GlobalBatchOption, HomeOption, JsonOption, LayersOption, app
-from p2p_dtfm.cli.commands.swarm import IdsOption, how_to_call
+from p2p_dtfm.cli.commands.swarm import IN_NO_VIEW, IdsOption, how_to_call
 from p2p_dtfm.cli.scenarios.advise import AdviceWish, advise_on
 from p2p_dtfm.cli.scenarios.plan_scenario import (
     DEFAULT_RUN,
@@ -180,7 +180,7 @@ def _plan_in_force(
     check_writable(graphml, "--graphml")
     facts = call_daemon(home, "plan")
     if facts["view"] is None:
-        typer.echo(json.dumps(facts) if as_json else "no view yet: this peer is not let in so far")
+        typer.echo(json.dumps(facts) if as_json else IN_NO_VIEW)
         return
     snapshot = msgspec.convert(facts["snapshot"], Snapshot, strict=False)
     made = msgspec.convert(facts["plan"], Plan | NoPlan)

@@ -23,6 +23,7 @@ from p2p_dtfm.daemon.telemetry.names import Names
 
 AS_TEXT: dict[str, Any] = {"markup": False, "highlight": False, "soft_wrap": True}
 WEAK_POINTS_TOLD = 6
+IN_NO_VIEW = "the daemon is in no view now; p2p-dtfm status says why"
 WATCH_EVERY_S = 2.0
 LONG_CHARACTERS = 4096
 """Paths and addresses are the user's own, and must be whole to be copied."""
@@ -131,6 +132,8 @@ def _safe(facts: dict[str, Any]) -> str | None:
     safe, step = facts.get("safe_step"), facts.get("step")
     if not step or safe == step or facts.get("view") is None:
         return None
+    if safe is None and len(facts.get("members") or ()) > 1:  # a newcomer; others may know
+        return "not known yet: this peer has seen no copies made for guardians so far"
     return f"{safe or 0}: a crash of one peer may set training back to it"
 
 
@@ -255,6 +258,9 @@ def peers(
     members = call_daemon(home, "peers")
     if as_json:
         typer.echo(json.dumps(members))
+        return
+    if not members:
+        typer.echo(IN_NO_VIEW)
         return
     console = Console()
     console.print(member_table(members, ("heard", _heard), ids, console.width))

@@ -302,10 +302,14 @@ def _row(pipeline: dict[str, Any]) -> str:
     return first + "".join(f" →{codecs} {stage}" for codecs, stage in pairs)
 
 
+def _seconds_text(seconds: float) -> str:
+    return f"{seconds:.3f} s" if seconds >= 0.1 else f"{1000 * seconds:.3f} ms"
+
+
 def _step_text(result: dict[str, Any]) -> str:
     lines = [
-        f"{result['seconds_per_step']:.3f} s a step, {result['tokens_per_s']:.0f} tokens/s "
-        f"predicted; planned in {result['elapsed_s']} s"
+        f"{_seconds_text(result['seconds_per_step'])} a step, "
+        f"{result['tokens_per_s']:.0f} tokens/s predicted; planned in {result['elapsed_s']} s"
     ]
     if "before" in result:
         before = result["before"]["seconds_per_step"]

@@ -203,6 +203,8 @@ class Standing(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="sta
     certificate: Certificate
     has_plan: bool
     step: int
+    run_digest: str
+    """Swarms of several runs may meet in one directory."""
     ancestors: tuple[ViewId, ...] = ()
     commit: tuple[Signed, ...] = ()
     follows: tuple[str, ...] = ()

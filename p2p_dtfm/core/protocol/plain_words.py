@@ -48,7 +48,9 @@ def in_plain_words(item: Mapping[str, Any]) -> str:
 
 
 def _number(value: float) -> str:
-    """0.000001, not 1e-06."""
+    """0.000001, not 1e-06; 1048576, not 1.04858e+06."""
+    if isinstance(value, int):
+        return str(value)
     text = f"{value:g}"
     return f"{value:f}".rstrip("0") if "e-" in text else text
 
@@ -66,7 +68,9 @@ def explained(
         return f"unknown key {where!r}", f"{hint} Otherwise remove {where!r}."
     if item["type"] == "missing":
         return f"{where!r} is missing", f"add {where!r}"
-    return f"{where}: {in_plain_words(item)}", f"change {where} (now {looked_up(values, path)!r})"
+    present = looked_up(values, path)
+    now = "" if isinstance(present, dict) else f" (now {present!r})"  # its keys are many
+    return f"{where}: {in_plain_words(item)}", f"change {where}{now}"
 
 
 def _known_keys(path: list[str], root: type[BaseModel]) -> list[str]:

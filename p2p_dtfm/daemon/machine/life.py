@@ -91,6 +91,8 @@ class Life:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._on_signal)
+        if ends_with_its_terminal():
+            loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
         if until_stdin_closes:
             when_stdin_closes(self._begin_to_leave, ends_after_s=ORPHAN_GRACE_S)
 
@@ -102,6 +104,16 @@ class Life:
         self._signalled = True
         log.info("leaves after this step; a second signal ends at once")
         self.leave()
+
+    def _on_hangup(self) -> None:
+        """Not a signal of its user's: both the shell and the kernel may send it."""
+        log.info("its terminal is closed: leaves after this step")
+        self.leave()
+
+
+def ends_with_its_terminal() -> bool:
+    """Not so under nohup."""
+    return signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
 
 
 def when_stdin_closes(act: Callable[[], None], ends_after_s: float | None = None) -> None:

@@ -20,7 +20,7 @@ from p2p_dtfm.daemon.peers.guests.guest_watch import GuestWatch
 from p2p_dtfm.daemon.peers.self_record import LinkNews
 from p2p_dtfm.daemon.proof.of_others import StepsOfOthers
 from p2p_dtfm.daemon.telemetry.plan_times import SLOW_PERCENT
-from p2p_dtfm.daemon.telemetry.seen_paces import pause_s
+from p2p_dtfm.daemon.telemetry.seen_paces import pace_text, pause_s
 from p2p_dtfm.net.contacts.addresses import is_relayed
 from p2p_dtfm.net.directory.values import Presence
 from p2p_dtfm.net.errors import Refused, Unreachable
@@ -398,7 +398,7 @@ class Background:
         paces = self._participant.trainer.seen_paces
         paces.look(is_late)
         for peer_id in self._membership.self_record.state_paces(paces.told()):
-            log.info("%s: %s ns (0: as it says)", peer_id, paces.told().get(peer_id, 0))
+            log.info("%s", pace_text(peer_id, paces.told().get(peer_id)))
             self._membership.plan_times.forget(peer_id)
             self._membership.set_record()
 

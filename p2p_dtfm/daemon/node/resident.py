@@ -25,7 +25,7 @@ from p2p_dtfm.daemon.machine.away import Away, StepAside, as_plain
 from p2p_dtfm.daemon.machine.devices.together import for_all_devices
 from p2p_dtfm.daemon.machine.home import Home
 from p2p_dtfm.daemon.machine.hours import Hours, for_a_while, pause_seconds
-from p2p_dtfm.daemon.machine.life import when_stdin_closes
+from p2p_dtfm.daemon.machine.life import ends_with_its_terminal, when_stdin_closes
 from p2p_dtfm.daemon.machine.owner.yields import REASONS, yields_of
 from p2p_dtfm.daemon.machine.settings import Settings
 from p2p_dtfm.daemon.telemetry.attention.attention import Attention
@@ -252,6 +252,8 @@ class Resident:
         api = LocalApi(make_app(readers, actions, orders={"pause-for": pause_for}), home.socket)
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, decide, False)
+        if ends_with_its_terminal():
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, decide, False)
         if self._settings.until_stdin_closes:
             when_stdin_closes(lambda: decide(False))
         left = (self._away.port, self._away.listener) if self._away is not None else (None, None)

@@ -256,8 +256,10 @@ class RunComplete(UserError):
 
 def shows_end(peer_id: str, standing: Standing | None, spec: RunSpec) -> bool:
     """Whether all members of its view have signed that view, and those with a stage the last
-    step."""
+    step of this run."""
     if standing is None or standing.sender.peer_id != peer_id:
+        return False
+    if standing.run_digest != spec.digest():
         return False
     try:
         require_bounded(standing, peer_id)

@@ -64,6 +64,14 @@ class _Seen:
         return 100 * int(middle) // self.planned_ns
 
 
+def pace_text(peer_id: str, seen_ns: int | None) -> str:
+    """For the log. `seen_ns`: there and back through one layer of each kind; None: as it says."""
+    if seen_ns is None:
+        return f"{peer_id} is as fast as it says again, as seen here"
+    taken = f"{seen_ns / 1e6:.1f} ms for a layer of each kind"
+    return f"{peer_id} is slower than it says, as seen here: it takes {taken}"
+
+
 class SeenPaces:
     """Of this process. `took_over` with each view, `begins` and `committed` with each step, `came`
     with each part of a gradient; `look` now and then."""

@@ -184,7 +184,7 @@ def parse_manifest(payload: bytes, expected_digest: str | None = None) -> Manife
 
 def load_manifest(path: Path) -> Manifest:
     """Read the manifest of a prepared directory. Raises `UserError`."""
-    fix = f"make the data anew: p2p-dtfm prepare PATH... --out {path.parent}"
+    fix = f"make the data anew: p2p-dtfm prepare PATH... --out {path.parent} --overwrite"
     return load_part(path, str(path), MANIFEST_LIMIT_BYTES, parse_manifest, fix)
 
 

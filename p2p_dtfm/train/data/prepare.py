@@ -144,6 +144,12 @@ def open_prepared(out: Path) -> PreparedData:
     Raises `UserError`.
     """
     fix = f"make the data anew: p2p-dtfm prepare PATH... --out {out} --overwrite"
+    if out.is_file():  # the text itself, perhaps
+        made = out.with_name(f"{out.stem}-data")
+        raise UserError(
+            f"no prepared data in {out}",
+            (f"make them: p2p-dtfm prepare {out} --out {made}", f'then say source = "{made}"'),
+        )
     if not out.is_dir():
         raise UserError(f"no prepared data in {out}", f"p2p-dtfm prepare PATH... --out {out}")
     manifest = load_manifest(out / MANIFEST_NAME)
@@ -183,7 +189,9 @@ def _require_sane(
             "make shards larger or the context smaller",
         )
     if not 0 < held_out_fraction <= 0.5:
-        raise UserError(f"held-out fraction of {held_out_fraction}", "choose between 0 and 0.5")
+        raise UserError(
+            f"held-out fraction of {held_out_fraction}", "choose 0.5 or less, and more than 0"
+        )
 
 
 def notes_of(*notes: str) -> Notes:

@@ -1,6 +1,7 @@
 """`p2p-dtfm compare A B`: two runs' losses, by tokens and by time."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -41,7 +42,7 @@ def compare(
     if as_json:
         typer.echo(json.dumps(msgspec.to_builtins(comparison.compare(*curves))))
         return
-    table = Table("", *(escape(plain(each.name)) for each in curves))
+    table = Table("", *headings(curves))
     for row in comparison.comparison_rows(*curves):
         table.add_row(*map(Text, row))
     console = Console()
@@ -52,6 +53,16 @@ def compare(
             typer.echo(f"{place}: {lines} of its history cannot be read", err=True)
     if html is not None:
         console.print(f"curves: {html}", markup=False, highlight=False, soft_wrap=True)
+
+
+def headings(curves: "Sequence[RunCurves]") -> list[str]:
+    """The runs' names; where they are alike, as after a change of one setting, also which it is."""
+    names = [plain(each.name) for each in curves]
+    if len(set(names)) < len(names):
+        names = [
+            f"{name} ({which})" for name, which in zip(names, ("first", "second"), strict=True)
+        ]
+    return [escape(name) for name in names]
 
 
 def curves_of(place: Path) -> "RunCurves":

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 REFUSED = 1
 UNJUDGED = 3
+_WITH_AUDITS = "Whoever makes a run up can see to that; ask somebody whose machine can."
+_WITHOUT_AUDITS = "In a run without audits nobody can; --sample 0 checks signatures alone."
 SAMPLE_FIX = "give a share such as 1% or 0.01, or 0 to check signatures only"
 
 
@@ -235,5 +237,5 @@ def _tell(checker: "Checker", judged: "Judged", chosen: "list[Work]", told: dict
     if unjudged:
         typer.echo(
             f"NOT SHOWN: of {counted(len(chosen), 'stage-step')} drawn, {unjudged:,} could not be "
-            "judged. Whoever makes a run up can see to that; ask somebody whose machine can."
+            f"judged. {_WITHOUT_AUDITS if not spec.audit.rate else _WITH_AUDITS}"
         )

@@ -42,7 +42,8 @@ class Outsiders:
         follows = tuple(sorted(state.others.familiar.given))
         farewells = state.others.farewells.shown_with(view.certificate)
         told = ancestors, commit, follows, reminder, farewells
-        said = Standing(state.me, view.certificate, has_plan, step, *told)
+        run_digest = state.settings.run_digest
+        said = Standing(state.me, view.certificate, has_plan, step, run_digest, *told)
         return stated(said, state.settings.sign)
 
     def answer(self, sender: Member, now_ns: int, reminder: Reminder | None = None) -> Actions:

@@ -24,6 +24,7 @@ import psutil
 from p2p_dtfm.core.protocol.invited.line import read_line
 from p2p_dtfm.daemon.machine.devices.shares import environment_of, shares_of
 from p2p_dtfm.daemon.machine.home import BESIDE_FILE, Home
+from p2p_dtfm.daemon.machine.life import ends_with_its_terminal
 from p2p_dtfm.daemon.machine.local_client import ask_daemon
 from p2p_dtfm.daemon.machine.settings import Settings
 from p2p_dtfm.ports import disk, now
@@ -66,6 +67,8 @@ class SeveralDevices:
         """The exit code: of the first one that failed, or 0."""
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._on_signal)
+        if ends_with_its_terminal():
+            signal.signal(signal.SIGHUP, self._on_signal)
         if self._settings.until_stdin_closes:
             threading.Thread(target=self._leave_when_stdin_closes, daemon=True).start()
         first = self._begin(0, self._shares[0])

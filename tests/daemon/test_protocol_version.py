@@ -20,7 +20,7 @@ from p2p_dtfm.daemon.peers.wire import KnownPeers, Message, TraceReply, Transcri
 from p2p_dtfm.net.streams.frames import FrameHeader
 from tests.core.planning import Peer, name_of, snapshot
 
-SAID = {2: "1d6f2790d7b17d59134eca1a975d2ec8478592424f4a47c581d6816df79a062a"}
+SAID = {2: "fa8cf03e9d654907a2cc7a49129c7537955ccddf6112c7973f8268d1b4d86a49"}
 PLANNED = {2: "c793e962633be8a171cfa201e76ad94916e75846a2bb811a71fcded297ceb0f9"}
 
 

@@ -117,6 +117,11 @@ _WORK = {
         BARRED,
         pipelines=True,
     ),
+    "overflow": LieKind(
+        "sends its neighbours finite numbers of which they make what is none",
+        ONE_OF_TWO,
+        pipelines=True,
+    ),
     "edge-out": LieKind(
         "claims other tensors than it has sent its neighbours", OUT_OR_BARRED, pipelines=True
     ),

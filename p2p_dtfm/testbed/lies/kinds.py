@@ -251,6 +251,13 @@ _OF_ITSELF = {
         newcomer=True,
         needs="",
     ),
+    "followed": LieKind(
+        "gives a newcomer, behind a state that is right, other gradients than the others get",
+        Promise("not left out; the newcomer finds it in its first step, and asks anew", None),
+        from_step=0,
+        newcomer=True,
+        needs="",
+    ),
 }
 KINDS: dict[str, LieKind] = {**_GRADIENTS, **_WORK, **_SUMS, **_WORDS, **_OF_OTHERS, **_OF_ITSELF}
 WITH_STRENGTH = tuple(name for name, kind in KINDS.items() if kind.strength is not None)

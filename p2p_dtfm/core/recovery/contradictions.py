@@ -44,9 +44,25 @@ class _SaidOfStep:
     counts: list[dict[str, int]] = field(default_factory=list)
     tellers: int = 0
     """In its view those that tell any counts, of whichever step."""
+    holders: int = 0
+    """Contributors that have a stage in that view, wherever they say that they are now."""
+    near: int = 0
+    """Those of them that say they are in it, and in this step or just behind it."""
     signed: dict[Signed, None] = field(default_factory=dict)
     are_whole: bool = True
     """Everyone tells by which Prepared it came to the step: then two of one peer would show."""
+
+    @property
+    def is_over(self) -> bool:
+        """Most are elsewhere: what a few pass on of it is not what all have said there. Fellows
+        would be most of those of whom anything is heard, beside whomever they choose."""
+        return 2 * self.near <= self.holders
+
+    def agreed_counts(self) -> dict[str, int] | None:
+        """One that tells of a step alone has no say in it."""
+        if self.is_over or 2 * len(self.counts) <= self.tellers:
+            return None
+        return _most(self.counts, lambda item: tuple(sorted(item.items())))
 
     def by_peer(self) -> dict[str, list[Prepared]]:
         versions: dict[str, dict[bytes, Prepared]] = {}
@@ -101,9 +117,7 @@ def _judge_step(
     terms: StepTerms | None,
     found: Conflict,
 ) -> None:
-    counts = _most(facts.counts, lambda item: tuple(sorted(item.items())))
-    if 2 * len(facts.counts) <= facts.tellers:  # one that tells of a step alone has no say in it
-        counts = None
+    counts = facts.agreed_counts()
     holders = plan.stage_holders()
     true: dict[str, Prepared] = {}
     for peer, prepared in said.items():
@@ -117,10 +131,12 @@ def _judge_step(
     conflict = conflict_of(true, plan, terms)
     if conflict.forks:
         of_most = _from_one_state(true, len(holders))
-        if of_most and not found.liars and facts.are_whole:
+        if of_most and not found.liars and facts.are_whole and not facts.is_over:
             for peer in sorted(true.keys() - of_most.keys()):
                 found.blame(peer, "starts the step from another state than most")
         conflict = conflict_of(of_most, plan, terms).of_convicted()
+    elif facts.is_over:
+        conflict = conflict.of_convicted()
     for peer, reason in conflict.liars.items():
         found.blame(peer, reason)
     found.convicted |= conflict.convicted
@@ -168,10 +184,24 @@ def _steps(parts: Sequence[Contribution]) -> dict[_Step, _SaidOfStep]:
             said.signed[signed] = None
     plans = [p.present for p in parts if p.present is not None and p.present.plan is not None]
     tellers = _tellers(parts)
-    for (view, _), said in steps.items():
+    for (view, step), said in steps.items():
         said.tellers = tellers[view]
         said.plans = [it.plan for it in plans if it.view == view and it.plan is not None]
+        _count_those_near(said, view, step, parts)
     return steps
+
+
+def _count_those_near(
+    said: _SaidOfStep, view: ViewId, step: int, parts: Sequence[Contribution]
+) -> None:
+    plan = _most(said.plans, Plan.digest)
+    holders = set(plan.stage_holders()) if plan is not None else set[str]()
+    for part in parts:
+        present, pending = part.present, part.pending
+        if part.member.peer_id in holders:
+            said.holders += 1
+            is_there = present is not None and present.view == view and pending is not None
+            said.near += is_there and pending is not None and 0 <= pending.step - step <= 1
 
 
 def _most(items: list[Item], key: Callable[[Item], Hashable]) -> Item | None:

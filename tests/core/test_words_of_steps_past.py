@@ -97,3 +97,11 @@ def test_who_has_signed_two_things_of_a_step_that_is_over_is_out_in_any_case() -
     passed_on = (said("h", 20), said("h", 20, norm=9.0))
     parts = [part(it, passed_on) for it in HONEST]
     assert set(evidence(parts, TERMS).liars) == {"h"}
+
+
+def test_where_most_pass_nothing_on_of_a_step_a_few_convict_nobody_by_it() -> None:
+    """As of the last step where many have a stage, and of all where a view is planned."""
+    passed_on = (said("a", STEP - 1), *(said(it, STEP - 1, norm=9.0) for it in FELLOWS))
+    parts = [part(it, ()) for it in HONEST]
+    found = evidence([*parts, *(part(it, passed_on) for it in FELLOWS)], TERMS)
+    assert not found.liars and not found.doubts

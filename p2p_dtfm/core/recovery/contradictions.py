@@ -18,7 +18,7 @@ from p2p_dtfm.core.messages.prepared import Prepared
 from p2p_dtfm.core.protocol.canonical import decode
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.signed import Signed
-from p2p_dtfm.core.protocol.snapshot import ViewId
+from p2p_dtfm.core.protocol.snapshot import Member, ViewId
 
 Item = TypeVar("Item")
 _Step = tuple[ViewId, int]
@@ -44,10 +44,13 @@ class _SaidOfStep:
     counts: list[dict[str, int]] = field(default_factory=list)
     tellers: int = 0
     """In its view those that tell any counts, of whichever step."""
+    told_by: set[Member] = field(default_factory=set)
+    """Who passes on any Prepared of it."""
     holders: int = 0
     """Contributors that have a stage in that view, wherever they say that they are now."""
     near: int = 0
-    """Those of them that say they are in it, and in this step or just behind it."""
+    """Those of them that say they are in it, in this step or just behind it, and pass on what was
+    said there."""
     signed: dict[Signed, None] = field(default_factory=dict)
     are_whole: bool = True
     """Everyone tells by which Prepared it came to the step: then two of one peer would show."""
@@ -182,6 +185,7 @@ def _steps(parts: Sequence[Contribution]) -> dict[_Step, _SaidOfStep]:
             prepared = stated(signed)
             said = steps.setdefault((prepared.view, prepared.step), _SaidOfStep())
             said.signed[signed] = None
+            said.told_by.add(part.member)
     plans = [p.present for p in parts if p.present is not None and p.present.plan is not None]
     tellers = _tellers(parts)
     for (view, step), said in steps.items():
@@ -198,10 +202,11 @@ def _count_those_near(
     holders = set(plan.stage_holders()) if plan is not None else set[str]()
     for part in parts:
         present, pending = part.present, part.pending
-        if part.member.peer_id in holders:
-            said.holders += 1
-            is_there = present is not None and present.view == view and pending is not None
-            said.near += is_there and pending is not None and 0 <= pending.step - step <= 1
+        if part.member.peer_id not in holders:
+            continue
+        said.holders += 1
+        if part.member in said.told_by and present is not None and pending is not None:
+            said.near += present.view == view and 0 <= pending.step - step <= 1
 
 
 def _most(items: list[Item], key: Callable[[Item], Hashable]) -> Item | None:

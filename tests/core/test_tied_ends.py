@@ -4,14 +4,18 @@ from itertools import permutations
 
 import msgspec
 
+from p2p_dtfm.core.commit.judgement import conflict_of, fault_of
+from p2p_dtfm.core.commit.step_terms import StepTerms
 from p2p_dtfm.core.cost_model.costs import StepModel
 from p2p_dtfm.core.cost_model.placement_problem import problem_of
 from p2p_dtfm.core.liveness.waits import PossibleWaits
+from p2p_dtfm.core.messages.prepared import Prepared
 from p2p_dtfm.core.messages.work import Kind, Lack
 from p2p_dtfm.core.planner.planner import compute_plan
 from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
+from p2p_dtfm.core.protocol.snapshot import GENESIS
 from p2p_dtfm.core.recovery.view import View
-from p2p_dtfm.core.schedule.tied_ends import other_end, receivers, tied_chunks
+from p2p_dtfm.core.schedule.tied_ends import other_end, receivers, states_ends, tied_chunks
 from tests.core.builders import run_spec
 from tests.core.planning import Peer, snapshot, workload
 
@@ -80,3 +84,61 @@ def test_the_planner_counts_what_the_ends_give_each_other() -> None:
     assert plans[1].predicted_step_ns - plans[0].predicted_step_ns == exchange_ns
     costs = [StepModel(problem_of(each)).cost(((0, 1),)) for each in (plain, tied)]
     assert costs[1].step_ns - costs[0].step_ns == exchange_ns
+
+
+ENDS = {0: b"0" * 16, 5: b"5" * 16}
+TERMS = StepTerms(5, 4, 10, 10, 100, 20.0, tied_ends=(0, 5))
+COUNTS = {"c": 4, "f": 4}
+
+
+def said_of_ends(plan: Plan, **other: bytes) -> dict[str, Prepared]:
+    """`other`: who has something else of the end that it is given."""
+    found = {}
+    for peer in plan.stage_holders():
+        norms: dict[int, float] = {}
+        sums: dict[int, tuple[bytes, ...]] = {}
+        for number, segment in enumerate(plan.segments()):
+            if peer in segment.holders:
+                norms[number] = 4.0
+                if len(segment.holders) > 1:
+                    sums[number] = (b"s" * 16,) * len(segment.holders)
+        tied = dict(ENDS) if {0, 5} & set(plan.layers_of(peer)) else {}
+        lacks = other_end(plan, peer)
+        if peer in other and lacks is not None:
+            tied[lacks[0]] = other[peer]
+        tokens = 5 * COUNTS.get(peer, 0)
+        said = Prepared(GENESIS, 7, peer, norms, 1.0 * tokens, tokens, 0.0, 0, None, "base", sums)
+        found[peer] = msgspec.structs.replace(said, tied=tied)
+    return found
+
+
+def test_what_both_ends_say_of_one_matrix_is_alike() -> None:
+    plan = two_pipelines(stands_in=False)
+    said = said_of_ends(plan)
+    assert [fault_of(it, plan, TERMS, COUNTS) for it in said.values()] == [""] * len(said)
+    assert conflict_of(said, plan, TERMS).reason == ""
+
+
+def test_who_gives_another_sum_and_who_has_got_it_are_in_doubt_and_no_norm_is_compared() -> None:
+    """From another sum follow another norm and another state: nobody lies who says so."""
+    plan = two_pipelines(stands_in=False)
+    said = said_of_ends(plan, d=b"x" * 16)
+    norms = dict.fromkeys(said["d"].squared_norms, 9.0)
+    said["d"] = msgspec.structs.replace(said["d"], squared_norms=norms)
+    found = conflict_of(said, plan, TERMS)
+    assert set(found.doubts) == {("d", "f")} and not found.liars
+
+
+def test_who_stands_in_is_in_doubt_with_each_that_has_got_another_sum() -> None:
+    plan = two_pipelines(stands_in=True)
+    found = conflict_of(said_of_ends(plan, a=b"x" * 16, d=b"x" * 16), plan, TERMS)
+    assert set(found.doubts) == {("a", "c"), ("c", "d")} and not found.liars
+
+
+def test_what_is_said_of_ends_is_what_is_due() -> None:
+    plan = two_pipelines(stands_in=False)
+    middle, end = said_of_ends(plan)["b"], said_of_ends(plan)["a"]
+    for one, tied in ((middle, ENDS), (end, {}), (end, {0: b"0" * 16}), (end, {**ENDS, 0: b"0"})):
+        assert fault_of(msgspec.structs.replace(one, tied=tied), plan, TERMS, COUNTS)
+    whole = Plan((Pipeline((Stage("a", 0, 6, 1),), 0, 8),), (), 0)
+    assert not states_ends(whole, "a", (0, 5)), "it gives nobody anything"

@@ -20,7 +20,7 @@ from p2p_dtfm.daemon.peers.wire import KnownPeers, Message, TraceReply, Transcri
 from p2p_dtfm.net.streams.frames import FrameHeader
 from tests.core.planning import Peer, name_of, snapshot
 
-SAID = {2: "0944188c0a1f56c7e2bc3b421921dcbfab7e957aa305ecff3f89f37f84d3502f"}
+SAID = {2: "baac5eab68eba48e38e10434da5676d5c38d2714cc9c0bf4bc39a088e6c39a7b"}
 PLANNED = {2: "c793e962633be8a171cfa201e76ad94916e75846a2bb811a71fcded297ceb0f9"}
 
 

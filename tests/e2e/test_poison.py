@@ -5,14 +5,13 @@ import math
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from p2p_dtfm.daemon.step import microbatches
 from p2p_dtfm.train.stage import finite, segment_reduction
-from p2p_dtfm.train.stage.finite import NotFinite, is_finite
+from p2p_dtfm.train.stage.finite import NotFinite, is_finite, is_within
 from tests.core.builders import run_spec
 from tests.e2e.swarm_in_process import EnginePeer, engine_peers, prepare_engines, run_all
 from tests.e2e.test_parity import even_plan, synthetic_batch
@@ -59,11 +58,12 @@ async def poison(peer: EnginePeer, monkeypatch: pytest.MonkeyPatch) -> None:
         await peer.compute.run_beside(threading.get_ident),
     }
 
-    def unless_mine(honest: Callable[[Any], bool]) -> Callable[[Any], bool]:
-        return lambda value: threading.get_ident() in mine or honest(value)
+    def unless_mine(honest: Callable[..., bool]) -> Callable[..., bool]:
+        return lambda *values: threading.get_ident() in mine or honest(*values)
 
-    for module in (finite, segment_reduction, microbatches):
+    for module in (finite, segment_reduction):
         monkeypatch.setattr(module, "is_finite", unless_mine(is_finite))
+    monkeypatch.setattr(microbatches, "is_within", unless_mine(is_within))
     monkeypatch.setattr(microbatches.math, "isfinite", unless_mine(math.isfinite))
 
 

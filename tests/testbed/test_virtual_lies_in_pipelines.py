@@ -47,10 +47,12 @@ def played(
     [
         ("held-out", "b", FOUND),
         ("swapped", "e", DOUBTED),
+        ("overflow", "b", ""),
         *(
             pytest.param(*case, marks=pytest.mark.nightly)
             for case in (
                 ("held-out-sent", "a", FOUND),
+                ("overflow", "a", ""),
                 ("edge-in", "b", DOUBTED),
                 ("flip", "a", FOUND),
                 ("flip", "d", FOUND),

@@ -18,6 +18,7 @@ from p2p_dtfm.core.messages.prepared import Prepared
 from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.core.protocol.plan import Plan, Segment
 from p2p_dtfm.core.protocol.snapshot import ViewId
+from p2p_dtfm.core.schedule.tied_ends import other_end, states_ends
 
 DIGEST_BYTES = 16
 """Of states."""
@@ -121,6 +122,10 @@ def _fault_of_digests(
         return "Prepared with states of layers that it does not hold"
     if any(len(digest) != DIGEST_BYTES for digest in prepared.states.values()):
         return "Prepared with a state's digest of another length"
+    if not set(prepared.tied) <= {0, plan.pipelines[0].stages[-1].end_layer - 1}:
+        return "Prepared with sums of a matrix of layers that are no ends"
+    if any(len(digest) != SUM_DIGEST_BYTES for digest in prepared.tied.values()):
+        return "Prepared with a sum's digest of another length"
     if len(prepared.base) > TEXT_LIMIT or not _may_name(prepared.ready_for):
         return "Prepared with a name of a view or lineage that none has"
     return ""
@@ -169,6 +174,13 @@ def _fault_of_counts(
         return "Prepared does not state the sums of its segments"
     if terms.tells_states(step) and set(prepared.states) != set(plan.layers_of(me)):
         return "Prepared does not state the digests of its states"
+    return _fault_of_ends(prepared, plan, terms)
+
+
+def _fault_of_ends(prepared: Prepared, plan: Plan, terms: StepTerms) -> str:
+    is_due = terms.trains(prepared.step) and states_ends(plan, prepared.peer_id, terms.tied_ends)
+    if set(prepared.tied) != (set(terms.tied_ends) if is_due else set()):
+        return "Prepared does not state the sums of both ends' matrix"
     return ""
 
 
@@ -189,6 +201,7 @@ def conflict_of(
                 if owner in sums and digests[place] != sums[owner][place]:
                     reason = f"the sums of {owner} are not those that {peer} has got from it"
                     found.doubt(owner, peer, reason)
+    _doubt_ends(said, plan, found)
     one_arithmetic = terms is not None and terms.one_arithmetic
     kept = terms.kept_microbatches if terms is not None else MANY
     if said:  # all of one view and step
@@ -197,6 +210,17 @@ def conflict_of(
         audited = findings(said, plan, plan.segments(), one_arithmetic, kept, due)
         _take_findings(audited, (first.view, first.step), found)
     return found
+
+
+def _doubt_ends(said: Mapping[str, Prepared], plan: Plan, found: Conflict) -> None:
+    """Of a matrix that both ends hold: who gives the other end's sum, and who has got another."""
+    for peer, prepared in said.items():
+        lacks = other_end(plan, peer) if prepared.tied else None
+        if lacks is not None and lacks[1] in said:
+            end, giver = lacks
+            if said[giver].tied.get(end) != prepared.tied.get(end):
+                reason = f"the tied matrix's sum of {giver} is not what {peer} has got from it"
+                found.doubt(giver, peer, reason)
 
 
 def _take_findings(audited: Findings, where: tuple[ViewId, int], found: Conflict) -> None:
@@ -216,11 +240,17 @@ def _comparable(
     for number, segment in enumerate(plan.segments()):
         peers = [peer for peer in segment.holders if peer in said]
         alike: dict[Hashable, dict[str, Hashable]] = {}
+        made: dict[Hashable, dict[str, Hashable]] = {}
         for peer in peers:  # from other sums come other norms, and nobody lies who says so
-            sums = said[peer].sums.get(number)
-            alike.setdefault(sums, {})[peer] = said[peer].squared_norms[number]
+            sums, tied = said[peer].sums.get(number), said[peer].tied
+            got = tuple(sorted(tied.items()))
+            alike.setdefault((sums, got), {})[peer] = said[peer].squared_norms[number]
+            own = tuple(tied[end] for end in segment.layers if end in tied)
+            made.setdefault(sums, {})[peer] = own
         for norms in alike.values():
             yield "norm", norms
+        for ends in made.values():
+            yield "sum of the tied matrix", ends
         for layer in segment.layers:
             with_digest = [peer for peer in peers if layer in said[peer].states]
             yield f"state of layer {layer}", {p: said[p].states[layer] for p in with_digest}

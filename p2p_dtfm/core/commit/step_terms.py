@@ -12,6 +12,7 @@ from p2p_dtfm.core.audit.boundaries import (
 )
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.core.schedule.tied_ends import tied_ends
 
 SQUARED_NORM_LIMIT = 1e100
 """Of a segment. The largest gradient of 2^40 fp32 values has 1e89; a sum of such is no infinity."""
@@ -40,6 +41,8 @@ class StepTerms(msgspec.Struct, frozen=True):
     """So far back from the proof goes a run in which somebody is barred; 0: nothing is undone."""
     undo_every: int = 0
     """Between the states that are kept for it; these tell their digests, too."""
+    tied_ends: tuple[int, ...] = ()
+    """The two layers that hold one matrix, if any do."""
 
     def trains(self, step: int) -> bool:
         return step < self.total_steps
@@ -84,6 +87,7 @@ def terms_of(spec: RunSpec) -> StepTerms:
         one_arithmetic=spec.audit.rate > 0 and spec.audit.arithmetic == "most",
         undo_steps=spec.audit.undo_steps,
         undo_every=spec.audit.undo_every,
+        tied_ends=tied_ends(spec),
     )
 
 

@@ -51,6 +51,9 @@ class Prepared(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_li
     (`core.cost_model.cuts`)."""
     audit: Account | None = None
     """In a run whose spec asks for audits."""
+    tied: Numbered[bytes] = {}
+    """Where both ends hold one matrix, and lie with two peers: by end, of the bytes of that end's
+    sum of it a digest, as made here or got from the other end."""
 
 
 class SignedPrepared(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="prepared"):

@@ -18,7 +18,7 @@ from p2p_dtfm.core.messages.prepared import Prepared
 from p2p_dtfm.core.protocol.canonical import decode
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.signed import Signed
-from p2p_dtfm.core.protocol.snapshot import ViewId
+from p2p_dtfm.core.protocol.snapshot import Member, ViewId
 
 Item = TypeVar("Item")
 _Step = tuple[ViewId, int]
@@ -44,9 +44,28 @@ class _SaidOfStep:
     counts: list[dict[str, int]] = field(default_factory=list)
     tellers: int = 0
     """In its view those that tell any counts, of whichever step."""
+    told_by: set[Member] = field(default_factory=set)
+    """Who passes on any Prepared of it."""
+    holders: int = 0
+    """Contributors that have a stage in that view, wherever they say that they are now."""
+    near: int = 0
+    """Those of them that say they are in it, in this step or just behind it, and pass on what was
+    said there."""
     signed: dict[Signed, None] = field(default_factory=dict)
     are_whole: bool = True
     """Everyone tells by which Prepared it came to the step: then two of one peer would show."""
+
+    @property
+    def is_over(self) -> bool:
+        """Most are elsewhere: what a few pass on of it is not what all have said there. Fellows
+        would be most of those of whom anything is heard, beside whomever they choose."""
+        return 2 * self.near <= self.holders
+
+    def agreed_counts(self) -> dict[str, int] | None:
+        """One that tells of a step alone has no say in it."""
+        if self.is_over or 2 * len(self.counts) <= self.tellers:
+            return None
+        return _most(self.counts, lambda item: tuple(sorted(item.items())))
 
     def by_peer(self) -> dict[str, list[Prepared]]:
         versions: dict[str, dict[bytes, Prepared]] = {}
@@ -101,9 +120,7 @@ def _judge_step(
     terms: StepTerms | None,
     found: Conflict,
 ) -> None:
-    counts = _most(facts.counts, lambda item: tuple(sorted(item.items())))
-    if 2 * len(facts.counts) <= facts.tellers:  # one that tells of a step alone has no say in it
-        counts = None
+    counts = facts.agreed_counts()
     holders = plan.stage_holders()
     true: dict[str, Prepared] = {}
     for peer, prepared in said.items():
@@ -117,10 +134,12 @@ def _judge_step(
     conflict = conflict_of(true, plan, terms)
     if conflict.forks:
         of_most = _from_one_state(true, len(holders))
-        if of_most and not found.liars and facts.are_whole:
+        if of_most and not found.liars and facts.are_whole and not facts.is_over:
             for peer in sorted(true.keys() - of_most.keys()):
                 found.blame(peer, "starts the step from another state than most")
         conflict = conflict_of(of_most, plan, terms).of_convicted()
+    elif facts.is_over:
+        conflict = conflict.of_convicted()
     for peer, reason in conflict.liars.items():
         found.blame(peer, reason)
     found.convicted |= conflict.convicted
@@ -166,12 +185,28 @@ def _steps(parts: Sequence[Contribution]) -> dict[_Step, _SaidOfStep]:
             prepared = stated(signed)
             said = steps.setdefault((prepared.view, prepared.step), _SaidOfStep())
             said.signed[signed] = None
+            said.told_by.add(part.member)
     plans = [p.present for p in parts if p.present is not None and p.present.plan is not None]
     tellers = _tellers(parts)
-    for (view, _), said in steps.items():
+    for (view, step), said in steps.items():
         said.tellers = tellers[view]
         said.plans = [it.plan for it in plans if it.view == view and it.plan is not None]
+        _count_those_near(said, view, step, parts)
     return steps
+
+
+def _count_those_near(
+    said: _SaidOfStep, view: ViewId, step: int, parts: Sequence[Contribution]
+) -> None:
+    plan = _most(said.plans, Plan.digest)
+    holders = set(plan.stage_holders()) if plan is not None else set[str]()
+    for part in parts:
+        present, pending = part.present, part.pending
+        if part.member.peer_id not in holders:
+            continue
+        said.holders += 1
+        if part.member in said.told_by and present is not None and pending is not None:
+            said.near += present.view == view and 0 <= pending.step - step <= 1
 
 
 def _most(items: list[Item], key: Callable[[Item], Hashable]) -> Item | None:

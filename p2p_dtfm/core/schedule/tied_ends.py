@@ -7,6 +7,7 @@ either order adds up to the same bits: so every copy gets the same gradient, and
 for no other.
 """
 
+from collections.abc import Collection
 from itertools import pairwise
 
 from p2p_dtfm.core.protocol.plan import Plan
@@ -41,6 +42,13 @@ def other_end(plan: Plan, me: str) -> tuple[int, str] | None:
     if position == 0:
         return stages[-1].end_layer - 1, stages[-1].peer_id
     return 0, stages[0].peer_id
+
+
+def states_ends(plan: Plan, peer_id: str, ends: Collection[int]) -> bool:
+    """Whether a peer says what both ends' sums of the matrix are: who has one of them, where
+    anybody is given the other's."""
+    is_given = any(other_end(plan, it) is not None for it in plan.stage_holders())
+    return is_given and any(end in plan.layers_of(peer_id) for end in ends)
 
 
 def receivers(plan: Plan, me: str) -> tuple[tuple[int, str], ...]:

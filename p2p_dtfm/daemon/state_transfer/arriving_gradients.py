@@ -39,6 +39,8 @@ class ArrivingGradients:
         self._workload = workload
         self._found: dict[tuple[int, int], _Gradient] = {}
         self._held_bytes = 0
+        self.rolled: set[int] = set()
+        """Layers whose states were moved on by any."""
 
     def require_possible(self, sender: str, header: FrameHeader) -> None:
         """Raises `PeerFault` for a frame that cannot be a chunk of a gradient."""
@@ -76,6 +78,7 @@ class ArrivingGradients:
 
     def replayed(self, layer: int, step: int) -> None:
         """It is not needed any more, nor are those before it."""
+        self.rolled.add(layer)
         for old in [key for key in self._found if key[0] == layer and key[1] <= step]:
             self._held_bytes -= self._found.pop(old).whole.nbytes
 

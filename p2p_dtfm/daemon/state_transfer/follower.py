@@ -26,6 +26,7 @@ from p2p_dtfm.daemon.peers.wire import (
 from p2p_dtfm.daemon.state_transfer.arriving_gradients import ArrivingGradients
 from p2p_dtfm.daemon.state_transfer.donor_choice import donors_of, guarded_from, holders_in
 from p2p_dtfm.daemon.state_transfer.giving import FETCHED_AT_ONCE, Giver, Givers
+from p2p_dtfm.daemon.state_transfer.rolled_layers import unlike_layers
 from p2p_dtfm.daemon.state_transfer.state_tools import FollowerTools
 from p2p_dtfm.daemon.state_transfer.witnesses import WITNESSES_LIMIT, StateVotes, finite_state
 from p2p_dtfm.daemon.telemetry.estimate import Estimate
@@ -163,6 +164,11 @@ class Follower:
         """A holder says what it has of a layer. Raises `PeerFault`."""
         self._votes.said(sender, message)
 
+    async def unlike(self, version: int) -> set[int]:
+        """See `unlike_layers`."""
+        rolled = self._gradients.rolled & (self.layers - self.missing)
+        return await unlike_layers(self.view, self._tools, self._votes, rolled, version)
+
     def _turn_from(self, donor: str) -> None:
         """Ask the next donor of each layer that this one was to give."""
         self._request_of.pop(donor, None)
@@ -294,8 +300,7 @@ class Follower:
                 self._leave(donor, layers)
 
     def _has(self, layer: int, version: int) -> bool:
-        state = self._tools.states.get(layer)
-        return state is not None and state.version == version
+        return (held := self._tools.states.get(layer)) is not None and held.version == version
 
     async def _fetch(self, donor: str, offer: LayerOffered) -> None:
         tools = self._tools

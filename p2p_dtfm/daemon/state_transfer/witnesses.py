@@ -169,6 +169,25 @@ class StateVotes:
                     await self._heard.wait()
         return self._judge(layer, version, donor, blob)
 
+    async def is_odd(
+        self, witnesses: Collection[str], layer: int, version: int, own: bytes
+    ) -> bool:
+        """Whether at least half of those that speak have another state than this peer, once more
+        than half of all have the same, or all have spoken, or the time for it is over."""
+        asked = set(witnesses) & set(self._asked)
+
+        def is_clear() -> bool:
+            said = self._of(layer, version)
+            return asked <= set(said) or 2 * list(said.values()).count(own) > len(asked)
+
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LIMIT_S):
+                while not is_clear():
+                    self._heard.clear()
+                    await self._heard.wait()
+        said = self._of(layer, version)
+        return bool(said) and 2 * list(said.values()).count(own) <= len(said)
+
     def is_outvoted(
         self, witnesses: Collection[str], layer: int, version: int, donor: str, blob: str
     ) -> bool:

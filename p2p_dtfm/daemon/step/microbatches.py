@@ -16,7 +16,7 @@ from p2p_dtfm.daemon.step.open_step_work import Arrived, OpenStepWork, Outgoing,
 from p2p_dtfm.daemon.step.stage_tools import OnProgress, StageLinks, StagePlace, StageTools
 from p2p_dtfm.net.streams.frames import FrameKind
 from p2p_dtfm.train.codecs import Turn, boundary_turn, codec_of
-from p2p_dtfm.train.stage.finite import NotFinite, is_finite
+from p2p_dtfm.train.stage.finite import CODEC_TIMES, NotFinite, boundary_limit, is_within
 
 Tensor = Any
 Result = TypeVar("Result")
@@ -252,8 +252,7 @@ class Microbatches:
     def _backward(self, number: int, gradient: Tensor | None) -> Outgoing | None:
         """Compute thread."""
         self._require_finite(FrameKind.ACTIVATION_GRADIENT, number, gradient)
-        runner = self._runner
-        part = runner.input_backward if runner.splits else runner.backward
+        part = self._runner.input_backward if self._runner.splits else self._runner.backward
         result = self._recorder.timed("backward", number, part)(number, gradient)
         return self._backward_done(number, result)
 
@@ -327,9 +326,8 @@ class Microbatches:
 
     async def evaluate(self, step: int) -> float:
         """Held-out microbatches, in the order of all; the summed loss, where the head is."""
-        loss_sum = 0.0
+        loss_sum, entry = 0.0, None
         for number in self.held_out:
-            entry = None
             if not self._runner.has_embedding:
                 key = self._activation(step, number)
                 with self._recorder.span("wait"):
@@ -379,15 +377,16 @@ class Microbatches:
         return await self._compute.run(codec.decode, payload, shape, turn)
 
     def _turn(self, step: int, kind: FrameKind, layer: int, number: int) -> Turn:
-        back = kind is FrameKind.ACTIVATION_GRADIENT
-        return boundary_turn(self._spec, step, layer, number, back=back)
+        return boundary_turn(self._spec, step, layer, number, back=kind is not FrameKind.ACTIVATION)
 
     def _require_finite(self, kind: FrameKind, number: int, values: Tensor | None) -> None:
         """What a neighbour has sent; raises `PeerFault`. Compute thread."""
-        if values is not None and not is_finite(values):
-            sender = self._beside(number, after=kind is not FrameKind.ACTIVATION)
-            cause = f"{kind} of microbatch {number} with a value that is not finite"
-            raise PeerFault(cause, sender.peer_id)
+        ahead = kind is FrameKind.ACTIVATION
+        layer = self._stage.first_layer if ahead else self._stage.end_layer
+        limit = CODEC_TIMES * boundary_limit(self._spec, layer, back=not ahead)
+        if values is not None and not is_within(values, limit):
+            cause = f"{kind} of microbatch {number} with a value that is not finite, or too large"
+            raise PeerFault(cause, self._beside(number, after=not ahead).peer_id)
 
     def _activation(self, step: int, number: int) -> FrameKey:
         before, layer = self._beside(number, after=False), self._stage.first_layer
@@ -431,10 +430,11 @@ class Microbatches:
         codec = codec_of(name, self._spec.codecs)
         if codec.lossless:  # the others encode on the device, and their bytes are few
             tensor = self._runner.copies.to_host(tensor).wait()
-        if not is_finite(tensor):
-            raise NotFinite(f"{kind} of microbatch {number} is not finite")
-        turn = self._turn(step, kind, self._layer_behind(kind, number), number)
-        return Outgoing(name, codec.encode(tensor, turn))
+        layer = self._layer_behind(kind, number)
+        limit = boundary_limit(self._spec, layer, back=kind is not FrameKind.ACTIVATION)
+        if not is_within(tensor, limit):
+            raise NotFinite(f"{kind} of microbatch {number} is not finite, or too large")
+        return Outgoing(name, codec.encode(tensor, self._turn(step, kind, layer, number)))
 
     def _again(self, step: int, kind: FrameKind, number: int, sent: Outgoing) -> Outgoing:
         """In the codec of the present view. Compute thread."""

@@ -43,6 +43,8 @@ class LocalResult:
     """By segment with other holders, digests of each holder's sums."""
     got: dict[int, Arrived] = field(default_factory=dict)
     """By the first layer of such a segment, in a run with audits."""
+    tied: dict[int, bytes] = field(default_factory=dict)
+    """`Prepared.tied`"""
     account: StageAccount | None = None
     """Of this peer's own gradients, in such a run, once it has trained."""
 
@@ -95,6 +97,7 @@ class StepEngine:
         self._on_alone = listeners.alone
         self._rooms: dict[tuple[int, int], Tensor] = {}
         self._sums: dict[int, tuple[bytes, ...]] = {}
+        self._tied: dict[int, bytes] = {}
         self._got: dict[int, Arrived] = {}
         self._account: StageAccount | None = None
         self._local_steps = LocalSteps(spec, states, tools.memory.moments)
@@ -115,7 +118,7 @@ class StepEngine:
         this peer's own. Where a peer does not send what is due, this waits until it is cancelled.
         """
         replay = replay or self.whole
-        self._sums, self._got, self._account = {}, {}, None
+        self._sums, self._got, self._account, self._tied = {}, {}, None, {}
         due = self._terms.due(step, self._place.plan)
         self.work.keeps_held_out = due is not None and due.held_out > 0
         self.mailbox.begin_step(step)
@@ -147,6 +150,7 @@ class StepEngine:
                 if segment.first_layer in self._sums
             },
             got=self._got,
+            tied=self._tied,
             account=self._account,
             token_count=count * tokens,
             held_out_loss_sum=held_out_loss,
@@ -192,6 +196,7 @@ class StepEngine:
             accounting = self._begin_account()
             self.reduced = await reduction.finish()
             self._sums, self._got = reduction.sums, reduction.got
+            self._tied = reduction.tied
             self._account = await accounting if accounting is not None else None
         finally:
             reduction.cancel()

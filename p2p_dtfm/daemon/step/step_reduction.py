@@ -94,6 +94,11 @@ class StepReduction:
                     self._on_alone(self._step, layer, self._reduced[layer])
         return self._reduced
 
+    @property
+    def tied(self) -> dict[int, bytes]:
+        """Digests of each end's sum of the matrix that both hold, where others are given one."""
+        return self._tied_sums.digests if self._tied_sums is not None else {}
+
     def cancel(self) -> None:
         """Do no more; harmless after `finish`."""
         for task in (*self._filling, *self._segments):

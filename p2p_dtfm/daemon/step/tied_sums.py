@@ -5,8 +5,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from p2p_dtfm.core.protocol.errors import PeerFault
-from p2p_dtfm.core.schedule.tied_ends import other_end, receivers, tied_chunks
+from p2p_dtfm.core.schedule.tied_ends import (
+    other_end,
+    receivers,
+    states_ends,
+    tied_chunks,
+    tied_ends,
+)
 from p2p_dtfm.daemon.step.mailbox import TIED_CODEC, FrameKey
+from p2p_dtfm.daemon.step.segment_exchange import sum_digest
 from p2p_dtfm.daemon.step.stage_tools import StageLinks, StagePlace, StageTools
 from p2p_dtfm.net.streams.frames import FrameKind
 from p2p_dtfm.train.codecs import codec_of
@@ -33,13 +40,27 @@ class TiedSums:
         self._bounds = tied_chunks(place.spec)
         self._lacks = other_end(place.plan, place.me)
         self._receivers = receivers(place.plan, place.me)
+        self._states = states_ends(place.plan, place.me, tied_ends(place.spec))
+        self.digests: dict[int, bytes] = {}
+        """Of each end's sum of the matrix, as made here or got: what this peer states of them."""
 
     async def give_and_take(self, reduced: Mapping[int, Tensor]) -> Tensor | None:
         """The other end's sum of the matrix, flat fp32; None where this peer has both ends or
         neither. `reduced` has the sum of each layer of this peer's."""
         for end in {end for end, _ in self._receivers}:
             await self._give(end, reduced[end])
-        return await self._take(*self._lacks) if self._lacks is not None else None
+        for end in tied_ends(self._spec) if self._states else ():
+            if end in reduced:
+                await self._note(end, shared_part(self._spec, end, reduced[end]))
+        if self._lacks is None:
+            return None
+        got = await self._take(*self._lacks)
+        await self._note(self._lacks[0], got)
+        return got
+
+    async def _note(self, end: int, matrix: Tensor) -> None:
+        on_host = matrix.detach().cpu().numpy()
+        self.digests[end] = await asyncio.to_thread(sum_digest, on_host)
 
     async def _give(self, end: int, reduced: Tensor) -> None:
         """Of a copy: sends outlive a step that is stopped, and a gradient buffer does not."""

@@ -76,6 +76,14 @@ class Followers:
         follower = self.follower
         return follower.layers if follower and follower.view.id == view.id else frozenset()
 
+    async def unlike(self, view: View) -> set[int]:
+        """Of the layers that were brought for this peer's place in `view`, and are as of its first
+        step, those that are not what others have."""
+        follower = self.follower
+        if follower is None or follower.view.id != view.id:
+            return set()
+        return await follower.unlike(self._state.step)
+
     def stop_following(self) -> None:
         self._stop(self.follower)
         self.follower = None

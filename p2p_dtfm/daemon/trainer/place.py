@@ -1,5 +1,7 @@
 """The place of this peer in the present view and the next: the layers it needs, and gets."""
 
+import asyncio
+import logging
 from collections.abc import Collection
 
 from p2p_dtfm.core.protocol.facts.in_words import counted
@@ -13,6 +15,8 @@ from p2p_dtfm.ports import now
 
 GUARDIAN_GRACE_S = 3.0
 """How long a layer that is guarded here may take to catch up before it is asked for anew."""
+
+log = logging.getLogger("p2p_dtfm")
 
 
 class PlaceInView:
@@ -102,6 +106,39 @@ class PlaceInView:
         for layer in mine:
             if state.step == 0 and layer not in state.states:
                 state.states[layer] = await self._tools.stores.initial.state(layer)
+        await self._brought(view, mine)
+        while wrong := await self._unlike(view):
+            log.warning("asks anew for layers %s: they are not what others have", sorted(wrong))
+            followers.stop_following()
+            for layer in wrong:
+                del state.states[layer]
+            await self._brought(view, mine)
+        await self._make_ready(mine)
+        if state.is_over(view):
+            raise Stopped
+        self.guard(view)
+        followers.stop_following()  # for a view that was never taken over
+        self._has_settled = True
+        self._prepare_next_view()
+
+    async def _unlike(self, view: View) -> set[int]:
+        """Of what gradients have moved on here: in an honest swarm nothing."""
+        asking = asyncio.create_task(self._followers.unlike(view))
+        try:
+            while not asking.done() and not self._state.is_over(view):
+                await self._state.done_or_woken(asking)
+                self._state.wake.clear()
+                await self.offer_states()
+            if self._state.is_over(view):
+                raise Stopped
+            return asking.result()
+        finally:
+            asking.cancel()
+            self._state.wake.set()
+
+    async def _brought(self, view: View, mine: Collection[int]) -> None:
+        """All of these layers are here, as of the step that comes."""
+        state, followers = self._state, self._followers
         grace_end_s = now.monotonic_s() + GUARDIAN_GRACE_S
         while late := state.late(mine):
             guardian = followers.guardian
@@ -118,13 +155,6 @@ class PlaceInView:
             await state.wait(grace_s if grace_s > 0 else None)
             if state.is_over(view):
                 raise Stopped
-        await self._make_ready(mine)
-        if state.is_over(view):
-            raise Stopped
-        self.guard(view)
-        followers.stop_following()  # for a view that was never taken over
-        self._has_settled = True
-        self._prepare_next_view()
 
     async def _make_ready(self, mine: Collection[int]) -> None:
         """This peer's layers whole, and where they are computed; what is guarded, in the host's

@@ -275,6 +275,7 @@ class StepLoop:
             sums=local.sums,
             states=states,
             audit=account,
+            tied=local.tied,
         )
         if self._state.ledger is None or self._state.is_over(view):
             raise Stopped

@@ -1,10 +1,11 @@
 """Lies in what a liar computes itself, and in what it sends the stages beside it."""
 
+import math
 from typing import Any
 
 import msgspec
 
-from p2p_dtfm.daemon.step import stage_account
+from p2p_dtfm.daemon.step import microbatches, stage_account
 from p2p_dtfm.daemon.step.microbatches import Microbatches
 from p2p_dtfm.daemon.trainer import audits, step_loop
 from p2p_dtfm.testbed.lies.gradients import GRADIENT_LIES, flip
@@ -15,6 +16,8 @@ _SENT, _CAME = (1, 3), (0, 2)
 """Places in a claim of what crosses a boundary."""
 UPDATED_BY = 1e-3
 """A part of each parameter."""
+LARGEST = 3e38
+"""Nearly, of fp32."""
 
 
 def change_gradients(lie: Lie) -> None:
@@ -85,6 +88,18 @@ def send_other_activations(lie: Lie) -> None:
     put(Microbatches, "_outgoing", outgoing)
 
 
+def send_what_overflows(lie: Lie) -> None:
+    """Finite, and claimed as well: its neighbours make of it what is no number."""
+    honest = Microbatches._outgoing
+
+    def outgoing(self: Any, step: int, kind: Any, number: int, values: Any) -> Any:
+        lies = number < self._spec.microbatches_per_step and lie.is_told(step)
+        return honest(self, step, kind, number, values.clone().fill_(LARGEST) if lies else values)
+
+    put(microbatches, "boundary_limit", lambda spec, layer, back: math.inf)
+    put(Microbatches, "_outgoing", outgoing)
+
+
 def claim_other_tensors(lie: Lie) -> None:
     """Than it has sent its neighbours, or than have come from them; or what it has sent, of the
     wrong microbatches."""
@@ -139,6 +154,7 @@ IN_WORK = {
     "tokens": train_on_other_tokens,
     "skipped": leave_out_the_last,
     "activation": send_other_activations,
+    "overflow": send_what_overflows,
     "edge-out": claim_other_tensors,
     "edge-in": claim_other_tensors,
     "swapped": claim_other_tensors,

@@ -117,6 +117,11 @@ _WORK = {
         BARRED,
         pipelines=True,
     ),
+    "overflow": LieKind(
+        "sends its neighbours finite numbers of which they make what is none",
+        ONE_OF_TWO,
+        pipelines=True,
+    ),
     "edge-out": LieKind(
         "claims other tensors than it has sent its neighbours", OUT_OR_BARRED, pipelines=True
     ),
@@ -242,6 +247,13 @@ _OF_ITSELF = {
     "state": LieKind(
         "gives a newcomer noise in place of states",
         Promise("not left out; the newcomer takes the states from another one", None),
+        from_step=0,
+        newcomer=True,
+        needs="",
+    ),
+    "followed": LieKind(
+        "gives a newcomer, behind a state that is right, other gradients than the others get",
+        Promise("not left out; the newcomer finds it in its first step, and asks anew", None),
         from_step=0,
         newcomer=True,
         needs="",

@@ -10,6 +10,7 @@ from p2p_dtfm.core.protocol.facts.seen_paces import PACES_LIMIT
 from p2p_dtfm.core.protocol.records import Link, PeerRecord
 from p2p_dtfm.daemon.node.background import Background
 from p2p_dtfm.daemon.peers.self_record import SelfRecord
+from p2p_dtfm.daemon.state_transfer.donor import Donor
 from p2p_dtfm.daemon.step.stage_account import Judge
 from p2p_dtfm.daemon.telemetry.seen_paces import SeenPaces
 from p2p_dtfm.testbed.lies.lie import Lie, put
@@ -120,11 +121,22 @@ def give_noise(lie: Lie) -> None:
     put(LayerState, "to_bytes", to_bytes)
 
 
+def give_other_gradients(lie: Lie) -> None:
+    """To whoever follows the steps from a state that is right, until its place begins."""
+    honest = Donor._send_gradient
+
+    async def send(self: Any, peer_id: str, view: Any, step: int, layer: int, values: Any) -> None:
+        await honest(self, peer_id, view, step, layer, 2 * values if lie.is_told(step) else values)
+
+    put(Donor, "_send_gradient", send)
+
+
 OF_PEERS = {
     "silence": accuse_of_silence,
     "speed": be_fast,
     "slander": call_others_slow,
     "links": have_other_lines,
     "state": give_noise,
+    "followed": give_other_gradients,
 }
 """Of auditors there is `find_what_suits`, which every liar has."""

@@ -1,13 +1,29 @@
-"""Whether all values of a tensor are numbers: NaN and infinity spread to whatever they meet."""
+"""Whether all values of a tensor are numbers: NaN and infinity spread to whatever they meet.
+
+What crosses a boundary between stages is bounded as well: of finite numbers that are large enough
+the next stage makes some that are not, and would be the one that stands still.
+"""
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.train.model.gpt import layer_count
+
 BLOCK_ELEMENTS = 1 << 18
 """1 MiB of fp32: what is looked at and then copied or added comes from memory once, and PyTorch's
 calls cost next to nothing beside it."""
+FIRST_LIMIT, MOST_TIMES = 2.0**20, 2.0**30
+"""Between the first two stages, and so many times as much between the last two; for gradients the
+other way round. So who is given what is within bounds sends on what is, unless its parameters have
+grown beyond all measure themselves. The square of the largest is finite in fp32, and so is the sum
+of as many as a microbatch has."""
+CODEC_TIMES = 2.0
+"""What a codec may make larger."""
+PART_LIMIT = 2.0**110
+"""Of a gradient that is added to others: from two that were larger no sum need follow."""
 
 
 class NotFinite(Exception):
@@ -19,6 +35,22 @@ def is_finite(values: Tensor) -> bool:
     if bool(torch.isfinite(values.detach().sum())):
         return True
     return bool(torch.isfinite(values).all())
+
+
+def boundary_limit(spec: RunSpec, layer: int, *, back: bool) -> float:
+    """Of the values that whoever has the stage before sends over the boundary to this layer; or, of
+    their gradient, that it gets back."""
+    layers = layer_count(spec)
+    depth = (layers - layer if back else layer) / layers
+    return float(FIRST_LIMIT * MOST_TIMES**depth)
+
+
+def is_within(values: Tensor, limit: float) -> bool:
+    """Whether all are numbers, and none is larger. Reads the tensor once."""
+    if values.numel() == 0:
+        return True
+    least, most = torch.aminmax(values.detach())  # either is NaN where a value is
+    return bool((least >= -limit) & (most <= limit))
 
 
 def copy_if_finite(values: Tensor, target: Tensor) -> bool:

@@ -24,7 +24,14 @@ from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.train.codecs import Buffer, Codec, Turn
 from p2p_dtfm.train.kernels import choice, feedback
-from p2p_dtfm.train.stage.finite import NotFinite, add_if_finite, copy_if_finite, is_finite
+from p2p_dtfm.train.stage.finite import (
+    PART_LIMIT,
+    NotFinite,
+    add_if_finite,
+    copy_if_finite,
+    is_finite,
+    is_within,
+)
 from p2p_dtfm.train.updates.trimmed_sums import trimmed_sum
 
 
@@ -33,7 +40,9 @@ class PoisonedPart(Exception):
 
     def __init__(self, place: int) -> None:
         self.place = place
-        super().__init__("a part of gradients with a value that is not finite")
+        super().__init__(
+            "a part of gradients with a value that is not finite, or too large for one"
+        )
 
 
 def chunk_turn(spec: RunSpec, step: int, first_layer: int, start: int) -> Turn:
@@ -147,7 +156,7 @@ class SegmentReduction:
         # what is not finite makes every sum that it is in so
         if not self._add([mine if part is None else part for part in parts], mine):
             for place, part in enumerate(parts):
-                if part is not None and not is_finite(part):
+                if part is not None and not is_within(part, PART_LIMIT):
                     raise PoisonedPart(place)
             raise NotFinite("a sum of finite gradients is not finite")
         payload, decoded = self._encoded(chunk, mine)

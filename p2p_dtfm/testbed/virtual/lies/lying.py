@@ -15,7 +15,7 @@ from p2p_dtfm.testbed.virtual.process import PROCESS
 IN_WORK = ("zeros", "flip", "noise", "replay", "skipped", "tokens", "sum", "loss", "scale", "bend")
 """Of a stage-holder's own work: only who computes it again finds it, and where it is not drawn, or
 a fellow is, it stays."""
-IN_STAGES = ("activation",)
+IN_STAGES = ("activation", "overflow")
 """Likewise, in pipelines alone."""
 IN_WORDS = (
     "sum to some",

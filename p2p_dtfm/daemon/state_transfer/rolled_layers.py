@@ -1,0 +1,31 @@
+"""Layers that have come while training went on, and that gradients of their donors have moved on.
+
+The state that a donor gives counts once the other holders confirm it (`witnesses`). The gradients
+after it nobody else sees: who gets false ones would compute from a state of its own, and the others
+would take it for who lies. So in the first step of its place it asks once more.
+"""
+
+from collections.abc import Collection
+
+from p2p_dtfm.core.recovery.view import View
+from p2p_dtfm.daemon.state_transfer.donor_choice import donors_of
+from p2p_dtfm.daemon.state_transfer.state_tools import FollowerTools
+from p2p_dtfm.daemon.state_transfer.witnesses import WITNESSES_LIMIT, StateVotes
+
+
+async def unlike_layers(
+    view: View, tools: FollowerTools, votes: StateVotes, rolled: Collection[int], version: int
+) -> set[int]:
+    """Those that are not what the holders of the view before have at `version`, at which they wait
+    for this peer."""
+    holders = {n: donors_of(view, n, tools.me)[:WITNESSES_LIMIT] for n in sorted(rolled)}
+    for peer in sorted({peer for each in holders.values() for peer in each}):
+        asked = [layer for layer, peers in holders.items() if peer in peers]
+        said = votes.ask(peer, view.id, next(tools.numbers), asked)
+        tools.net.messenger.tell(peer, said)
+    found = set()
+    for layer, peers in holders.items():
+        own = await tools.compute.run(tools.states[layer].file_digest)
+        if await votes.is_odd(peers, layer, version, own):
+            found.add(layer)
+    return found

@@ -7,6 +7,7 @@ from typing import ClassVar
 import msgspec
 import pytest
 
+from p2p_dtfm.core.liveness.drips import LEAST_NS, STEPS, Drips
 from p2p_dtfm.core.liveness.liveness import SECOND_NS
 from p2p_dtfm.core.liveness.pace import FETCH_BYTES_PER_S, Pace, Patience, bytes_per_s_from
 from p2p_dtfm.core.liveness.stalls import Stalls
@@ -456,3 +457,74 @@ class TestAmongMany:
 
     def test_but_for_receipts_for_which_nobody_else_waits(self) -> None:
         assert list(self.found(Lack(D, Kind.RECEIPT, 0, 0))) == [D]
+
+
+class TestDrips:
+    """Three replicas; all wait for C's word, step after step, each time for less than a fault."""
+
+    view = view_of((1, 1, 1))
+    step_ns = 4 * SECOND_NS
+
+    def work(self, step: int, *lacks: Lack, computes: bool = False) -> Work:
+        return Work(self.view.id, step, computes, lacks)
+
+    def suspected_in(
+        self, lack: Lack, said: Callable[[int], Work], waits_s: float = 3.0, steps: int = 30
+    ) -> int | None:
+        """In which step A suspects C, of which it lacks something for so long in each."""
+        stalls, pace = Stalls(A, 2 * SECOND_NS), Pace(self.view, SPEC, 0)
+        stalls.watch([B, C])
+        possible = PossibleWaits(self.view)
+        for now_ns in range(0, steps * self.step_ns, TICK_NS):
+            step, into_ns = divmod(now_ns, self.step_ns)
+            waits = into_ns >= self.step_ns - waits_s * SECOND_NS
+            mine = self.work(step, lack) if waits else self.work(step, computes=True)
+            stalls.heard(B, step, mine)
+            stalls.heard(C, step, said(step))
+            for found in stalls.tick(mine, possible, lambda *_: True, pace.patience, now_ns):
+                assert found.peer_id == C and "only its word" in found.reason
+                return step
+        return None
+
+    @pytest.mark.parametrize("kind", [Kind.CLAIM, Kind.PREPARED])
+    @pytest.mark.parametrize("computes", [False, True])
+    def test_who_is_late_with_its_word_alone_is_found_after_twelve_steps(
+        self, kind: Kind, computes: bool
+    ) -> None:
+        """Whether or not it says that it computes: what it has to compute first is here."""
+        found = self.suspected_in(Lack(C, kind), lambda step: self.work(step, computes=computes))
+        assert found == STEPS
+
+    def test_what_takes_less_than_half_of_the_steps_is_none(self) -> None:
+        assert self.suspected_in(Lack(C, Kind.CLAIM), self.work, waits_s=1.9) is None
+
+    @pytest.mark.parametrize("kind", [Kind.PART, Kind.SUM, Kind.AUDIT, Kind.RECEIPT])
+    def test_who_owes_what_must_be_computed_or_travels_is_none(self, kind: Kind) -> None:
+        def computes(step: int) -> Work:
+            return self.work(step, computes=True)
+
+        assert self.suspected_in(Lack(C, kind), computes) is None
+
+    def test_who_waits_for_others_or_fetches_is_none(self) -> None:
+        def waits(step: int) -> Work:
+            return self.work(step, Lack(B, Kind.SUM))
+
+        def fetches(step: int) -> Work:
+            return msgspec.structs.replace(self.work(step), fetches=True)
+
+        for said in (waits, fetches):
+            assert self.suspected_in(Lack(C, Kind.PREPARED), said) is None
+
+    def test_steps_of_another_view_do_not_count(self) -> None:
+        drips = Drips()
+        for view in range(4):
+            drips.begins(view * 100 * SECOND_NS)
+            for step in range(1, STEPS):
+                now_ns = (view * 100 + step) * SECOND_NS
+                assert not drips.step_over({C: SECOND_NS}, LEAST_NS, now_ns)
+
+    def test_short_waits_are_none_however_short_the_steps(self) -> None:
+        drips = Drips()
+        drips.begins(0)
+        for step in range(1, 100):
+            assert not drips.step_over({C: LEAST_NS - 1}, LEAST_NS, step * LEAST_NS)

@@ -6,7 +6,8 @@ whose wait is no reason: the plan knows no such wait, or what it says it lacks o
 accepted. There time counts: while it completes nothing, against what one piece of its work may
 take; while its work gets on, against what a whole step may take (`core.liveness.pace`). So a slow
 peer is waited for as long as it takes, and those who wait for it are not blamed; who is stuck, or
-lies, is suspected after seconds.
+lies, is suspected after seconds; who is late with its word alone, by less than that in each step,
+after some steps (`core.liveness.drips`).
 
 Pure: time is an argument. Only time in which this peer was awake, and waited, counts. In a crowd
 who runs late itself is patient with others, as in judging silence (`core.liveness.lateness`).
@@ -17,10 +18,11 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from p2p_dtfm.core.liveness.drips import LEAST_NS, Drips
 from p2p_dtfm.core.liveness.lateness import Lateness
 from p2p_dtfm.core.liveness.liveness import Suspicion
 from p2p_dtfm.core.liveness.pace import FLOOR_NS, SECOND_NS, Patience
-from p2p_dtfm.core.liveness.waits import PossibleWaits, may_wait
+from p2p_dtfm.core.liveness.waits import WORDS, PossibleWaits, may_wait
 from p2p_dtfm.core.messages.work import LACKS_LIMIT, Kind, Lack, Work
 
 Handed = Callable[[str, Lack], bool]
@@ -43,6 +45,8 @@ class _End:
     progress: int
     stuck_ns: int = 0
     held_ns: int = 0
+    word_ns: int = 0
+    """Of that, for a word of its own, which needs nobody else."""
     false_ns: dict[Lack, int] = field(default_factory=dict)
     """By what it says it lacks of this peer, and has accepted."""
 
@@ -58,6 +62,9 @@ class _Found:
     fetches: bool = False
     is_given: bool = False
     """What it fetches: somebody says that it gives it something."""
+    owes_word: bool = False
+    """Its claim or its Prepared alone: it says that it does nothing else, or what it may have to
+    compute first is here."""
     in_circle: bool = False
     """There is no end: peers say that they wait for one another. Those of them that do not lie know
     who does, and are given the time to say so."""
@@ -76,6 +83,7 @@ class Stalls:
         self._ticked_ns: int | None = None
         self._suspected: set[str] = set()
         self._lateness = Lateness()
+        self._drips = Drips()
         self._watched: frozenset[str] | None = None
 
     def watch(self, peers: Iterable[str]) -> None:
@@ -106,15 +114,24 @@ class Stalls:
         gap_ns = gap_ns if gap_ns <= self._sleep_ns else 0
         if mine is None:
             return []
-        if self._at != (mine.view, mine.step):
-            self._at, self._ends, self._suspected = (mine.view, mine.step), {}, set()
         found: list[Suspicion] = []
+        if self._at != (mine.view, mine.step):
+            found = self._step_over(mine, now_ns)
+            self._at, self._ends = (mine.view, mine.step), {}
+            self._suspected = {suspicion.peer_id for suspicion in found}
         for end in self._chains(mine, possible, handed):
             reason = self._judge(end, self._stretched(patience(end.peer_id, mine.step)), gap_ns)
             if reason and end.peer_id not in self._suspected:
                 self._suspected.add(end.peer_id)
                 found.append(Suspicion(end.peer_id, reason))
         return found
+
+    def _step_over(self, mine: Work, now_ns: int) -> list[Suspicion]:
+        if self._at is None or self._at[0] != mine.view:
+            self._drips.begins(now_ns)
+            return []
+        waited_ns = {peer_id: end.word_ns for peer_id, end in self._ends.items() if end.word_ns}
+        return self._drips.step_over(waited_ns, self._stretched_ns(LEAST_NS), now_ns)
 
     def join(self, doubted: Iterable[str], patience: PatienceOf) -> list[Suspicion]:
         """The step is stopped, since one of these accuses another: who was about to be suspected
@@ -164,6 +181,7 @@ class Stalls:
         end = self._ends.setdefault(found.peer_id, _End(progress))
         end.held_ns += gap_ns
         end.stuck_ns += gap_ns
+        end.word_ns += gap_ns * found.owes_word
         if progress != end.progress:
             end.progress, end.stuck_ns = progress, 0
         end.false_ns = {lack: end.false_ns.get(lack, 0) + gap_ns for lack in found.denied}
@@ -245,7 +263,10 @@ class _Walk:
         elif work.computes or work.fetches:
             fetches = work.fetches and not work.computes
             is_given = fetches and self._is_given(peer_id)
-            self.found[peer_id] = _Found(peer_id, fetches=fetches, is_given=is_given)
+            is_done = owed.kind in WORDS and self._possible.are_fellows(self._me, peer_id)
+            self.found[peer_id] = _Found(
+                peer_id, fetches=fetches, is_given=is_given, owes_word=is_done and not fetches
+            )
         else:
             return self._excuses(owed, work, step)
         return []
@@ -262,7 +283,8 @@ class _Walk:
             denied = tuple(lack for lack in of_me if self._handed(owed.peer_id, lack))
             on_its_way = owed.peer_id in self._mine.sends_to
             travels = self._sends_work(work) or bool(of_me and on_its_way)
-            self.found[owed.peer_id] = _Found(owed.peer_id, denied, travels)
+            owes_word = owed.kind in WORDS and not travels
+            self.found[owed.peer_id] = _Found(owed.peer_id, denied, travels, owes_word=owes_word)
         return [(lack, work.step) for lack in of_others]
 
     def _is_given(self, peer_id: str) -> bool:

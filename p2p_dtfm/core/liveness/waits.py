@@ -22,6 +22,8 @@ _PHASE = {
 _NEED_NOTHING = (Kind.RECEIPT, Kind.ACTIVE)
 """To be given as soon as what they are for has come."""
 _OWN_FIRST = (Kind.CLAIM, Kind.AUDIT, Kind.PREPARED)
+WORDS = (Kind.CLAIM, Kind.PREPARED)
+"""Which need nothing but what their maker has, once nobody lacks a tensor of it."""
 
 
 def may_wait(owed: Kind, lacked: Kind, *, both_in_one_step: bool) -> bool:
@@ -76,6 +78,11 @@ class PossibleWaits:
 
     def has_stage(self, peer_id: str) -> bool:
         return peer_id in self._holders
+
+    def are_fellows(self, one: str, other: str) -> bool:
+        """They hold a layer together: who has got all that it is owed of the other's gradients
+        knows that it has computed them."""
+        return other in self._beside[one]
 
     def allow(self, waiting: str, lack: Lack) -> bool:
         """Whether the plan lets `waiting` lack this."""

@@ -1,5 +1,6 @@
 """Lies in what a liar states of its step: in its claim, and in its signed Prepared."""
 
+import asyncio
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -132,6 +133,18 @@ def _claim_otherwise(lie: Lie, changed: Callable[[Claimed], dict[str, Any]]) -> 
     put(Audits, "_claim", claim)
 
 
+def claim_late(lie: Lie) -> None:
+    honest = Audits._claim
+
+    async def claim(self: Any, here: Any, local: Any) -> Claimed:
+        said = await honest(self, here, local)
+        if lie.is_told(here.step):
+            await asyncio.sleep(lie.strength)
+        return said
+
+    put(Audits, "_claim", claim)
+
+
 def open_another_thing(lie: Lie) -> None:
     _claim_otherwise(lie, lambda said: {"opening": bytes(len(said.opening))})
 
@@ -207,5 +220,6 @@ IN_WORDS = {
     "two-faced": claim_one_thing_to_some,
     "unlike-openings": open_one_thing_to_some,
     "mute": withhold_prepared,
+    "drip": claim_late,
     "confess": confess_late,
 }

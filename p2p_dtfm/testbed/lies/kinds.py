@@ -86,6 +86,9 @@ ONE_OF_TWO = Promise(
     None,
     costs_another=True,
 )
+DRIPS_WITHIN = 16
+"""Steps: twelve in which most of the time goes by in waiting for its word, and what is noticed
+late."""
 SEEN_WITHIN = 25
 """Steps: of fifteen seconds, of ten in which the others see it, and of some until a new plan."""
 TAKEN_BACK = Promise(
@@ -187,6 +190,15 @@ _WORDS = {
     ),
     "mute": LieKind(
         "flips its gradients, and says no Prepared once an auditor has found it", BARRED
+    ),
+    "drip": LieKind(
+        "claims honestly, so many seconds after it could, in each step",
+        Promise(
+            f"out within {DRIPS_WITHIN} steps, and back after 10, 20, 40, 80 seconds",
+            DRIPS_WITHIN,
+        ),
+        2.0,
+        needs="",
     ),
     "confess": LieKind(
         "flips its gradients for ten steps, then proves that it lies, to have others undo them",

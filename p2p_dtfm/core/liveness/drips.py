@@ -1,0 +1,67 @@
+"""Who lets the others wait for its word step after step, each time for less than a fault.
+
+The patience with which a step is judged begins anew with each (`core.liveness.stalls`): a member
+that said its claim or its Prepared four seconds late slowed steps of a fifth of a second twenty
+times, for good. So of a view's last steps it counts how much of their time went by while one peer
+owed nothing but its word and had no reason to wait. Who computes or sends slowly is not meant: what
+it owes meanwhile are tensors.
+
+Pure: time is an argument.
+"""
+
+from collections import deque
+from collections.abc import Mapping
+
+from p2p_dtfm.core.liveness.liveness import Suspicion
+from p2p_dtfm.core.liveness.pace import SECOND_NS
+
+STEPS = 12
+"""All of one view. Machines that do other things are late for a few."""
+SHARE_OF_STEPS = 1, 2
+"""So much of their time or more: steps take twice as long as they could. Of honest members a tenth
+was seen, with eight daemons on two busy cores."""
+LEAST_NS = SECOND_NS // 2
+"""Of each step, on average: ticks, and what travels, take a part of that."""
+
+
+class Drips:
+    """`begins` with each view, `step_over` after each step."""
+
+    def __init__(self) -> None:
+        self._began_ns = 0
+        self._waited: deque[Mapping[str, int]] = deque(maxlen=STEPS)
+        self._took_ns: deque[int] = deque(maxlen=STEPS)
+
+    def begins(self, now_ns: int) -> None:
+        """Another view, or the first one."""
+        self._began_ns = now_ns
+        self._waited.clear()
+        self._took_ns.clear()
+
+    def step_over(
+        self, waited_ns: Mapping[str, int], least_ns: int, now_ns: int
+    ) -> list[Suspicion]:
+        """`waited_ns`: by peer, for how long its word alone was waited for in the step now over.
+        `least_ns`: `LEAST_NS`, or more where this peer itself is late."""
+        took_ns, self._began_ns = now_ns - self._began_ns, now_ns
+        self._took_ns.append(took_ns)
+        self._waited.append({peer_id: min(ns, took_ns) for peer_id, ns in waited_ns.items()})
+        if len(self._took_ns) < STEPS:
+            return []
+        return [
+            Suspicion(peer_id, _reason(held_ns, sum(self._took_ns)))
+            for peer_id in sorted(waited_ns)
+            if self._is_drip(held_ns := self._held_ns(peer_id), least_ns)
+        ]
+
+    def _held_ns(self, peer_id: str) -> int:
+        return sum(step.get(peer_id, 0) for step in self._waited)
+
+    def _is_drip(self, held_ns: int, least_ns: int) -> bool:
+        part, whole = SHARE_OF_STEPS
+        return whole * held_ns >= part * sum(self._took_ns) and held_ns >= STEPS * least_ns
+
+
+def _reason(held_ns: int, took_ns: int) -> str:
+    held_s, took_s = held_ns / SECOND_NS, took_ns / SECOND_NS
+    return f"only its word was waited for in {held_s:.1f} s of the last {took_s:.1f}"

@@ -178,7 +178,7 @@ def test_the_workload_counts_what_there_is(model: dict[str, object]) -> None:
     ("changes", "reason"),
     [
         ({"written_width": 32}, "must be less than width"),
-        ({"vocabulary": 2048, "written_width": 11}, "leaves 21 channels .* needs 22, so 10 may be"),
+        ({"vocabulary": 2048, "written_width": 11}, "too few channels .* at most 10 may be"),
         ({"written_width": 8, "tied_head": True}, "tied_head with written_width"),
         ({"written_width": 8, "initial": "ab" * 32}, "initial with written_width"),
     ],

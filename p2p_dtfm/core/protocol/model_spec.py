@@ -141,9 +141,9 @@ class ModelSpec(Section):
         needed = CODE_CHANNELS_PER_BIT * (self.vocabulary - 1).bit_length()
         if self.code_width < needed:
             raise ValueError(
-                f"written_width ({self.written_width}) leaves {self.code_width} channels for the "
-                f"code that tells {self.vocabulary} tokens apart: it needs {needed}, so "
-                f"{max(self.width - needed, 0)} may be written of width {self.width}"
+                f"written_width ({self.written_width}) leaves too few channels for the code that "
+                f"tells tokens apart: with vocabulary ({self.vocabulary}) at most "
+                f"{max(self.width - needed, 0)} may be written of width ({self.width})"
             )
         for name, is_asked in (("tied_head", self.tied_head), ("initial", bool(self.initial))):
             if is_asked:

@@ -8,8 +8,8 @@ import typer
 
 from p2p_dtfm.cli.app import HomeOption, app
 from p2p_dtfm.cli.commands.offline.conversations import prepare_conversations
-from p2p_dtfm.cli.terminal.progress import progress_of_bytes
 from p2p_dtfm.cli.terminal.plain import harmless_lines
+from p2p_dtfm.cli.terminal.progress import progress_of_bytes
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.facts.in_words import counted
 

@@ -157,7 +157,8 @@ class Home:
 
     def release(self) -> None:
         if self._lock is not None:
-            self.socket.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # of another user, in a place that all share
+                self.socket.unlink(missing_ok=True)
             self._lock.close()
             self._lock = None
         if self._identity_lock is not None:

@@ -169,7 +169,7 @@ def _views_words(history: ViewsFile) -> list[str]:
             for known in history.views
         ),
         *(
-            f"{bar.peer_id} is barred until step {bar.until_step} for what it did in step {bar.step}"
+            f"{bar.peer_id} is barred until step {bar.until_step}, for its work in step {bar.step}"
             for bar in history.bars
             if bar.count
         ),

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
+from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.web.server import Server
 
 Reader = Callable[[], Any]
@@ -62,10 +63,18 @@ class LocalApi:
         self._server: Server | None = None
 
     async def start(self) -> None:
-        self._path.unlink(missing_ok=True)
+        """Raises `UserError` where something stands in the way, as another user's may."""
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        listener.bind(str(self._path))
-        os.chmod(self._path, 0o600)  # before anybody can connect
+        try:
+            self._path.unlink(missing_ok=True)
+            listener.bind(str(self._path))
+            os.chmod(self._path, 0o600)  # before anybody can connect
+        except OSError as error:
+            listener.close()
+            raise UserError(
+                f"cannot use {self._path}: {error.strerror or error}",
+                ("see what lies there, and remove it", "choose another --home, of a shorter path"),
+            ) from error
         listener.listen()
         self._server = Server(self._app, listener)
         await self._server.start()
@@ -73,4 +82,4 @@ class LocalApi:
     async def close(self) -> None:
         if self._server is not None:
             await self._server.close()
-        self._path.unlink(missing_ok=True)
+            self._path.unlink(missing_ok=True)

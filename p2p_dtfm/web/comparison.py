@@ -84,7 +84,7 @@ def read_rows(lines: Iterable[bytes]) -> tuple[tuple[ComparedStep, ...], int]:
     for text in lines:
         try:
             line = decoder.decode(text)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, ValueError, RecursionError):
             unreadable += 1
             continue
         if line.event != "step" or line.step is None:

@@ -11,9 +11,9 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.web.bounded_connection import BoundedConnection
 
 CLOSE_S = 2.0
-CONNECTIONS_LIMIT = 128
 FIRST_PORT = 31380
 PORTS_TRIED = 20
 
@@ -27,9 +27,9 @@ class Server:
             log_config=None,
             access_log=False,
             lifespan="off",
+            http=BoundedConnection,
             ws="none",
             server_header=False,
-            limit_concurrency=CONNECTIONS_LIMIT,
             timeout_graceful_shutdown=1,
         )
         self._listener = listener

@@ -11,7 +11,6 @@ from typer.testing import CliRunner
 
 from p2p_dtfm.cli.app import app
 from p2p_dtfm.cli.commands.offline import inspect  # noqa: F401  (registers the command)
-from p2p_dtfm.cli.commands.offline.inspected_file import Views
 from p2p_dtfm.core.messages.agreement_messages import KnownView
 from p2p_dtfm.core.planner.planner import compute_plan
 from p2p_dtfm.core.protocol.canonical import encode, encode_for_wire
@@ -19,6 +18,8 @@ from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.plan import NoPlan
 from p2p_dtfm.core.protocol.records import packed
 from p2p_dtfm.core.protocol.signed import Signed
+from p2p_dtfm.core.protocol.snapshot import Bar
+from p2p_dtfm.daemon.machine.view_history import ViewHistory, ViewsFile
 from p2p_dtfm.net.streams.frames import (
     PART_BYTES,
     FrameHeader,
@@ -34,7 +35,7 @@ from tests.core.planning import Peer, snapshot
 RECORD = record("12D3KooWalice")
 SNAPSHOT = snapshot([Peer(), Peer(), Peer()])
 PLAN = compute_plan(SNAPSHOT)
-VIEWS = Views("run", (KnownView(SNAPSHOT.view_id, SNAPSHOT.members, PLAN.digest()),))
+VIEWS = ViewsFile("run", (KnownView(SNAPSHOT.view_id, SNAPSHOT.members, PLAN.digest()),))
 SIGNED = Signed(RECORD.peer_id, "record", encode(packed(RECORD)), b"\x01" * 64)
 HEADER = FrameHeader(3, "ab" * 32, 7, FrameKind.ACTIVATION, 5, 2, "fp32", "float32", (2, 4))
 KINDS = {
@@ -118,6 +119,15 @@ def test_a_plan_as_the_plan_command_prints_it(tmp_path: Path) -> None:
     assert typed(path).stdout.startswith(f"plan {PLAN.digest()[:16]}")
 
 
+def test_views_as_a_daemon_writes_them(tmp_path: Path) -> None:
+    history = ViewHistory(tmp_path, "run")
+    history.keep(VIEWS.views, (Bar(SNAPSHOT.view_id, 7, "peer-0009", 1, 90, "sums"),))
+    history.write()
+    told = typed(tmp_path / "views.msgpack").stdout
+    assert told.startswith("history of 1 view of run run") and "peer-0001" in told
+    assert "peer-0009 is barred until step 90" in told
+
+
 @pytest.mark.parametrize("payload", [b"", b"{", b"DTF", b"\xff" * 40, b"hello", b"{}", b"[1]"])
 def test_anything_else_is_refused_with_what_could_be_named(payload: bytes, tmp_path: Path) -> None:
     path = tmp_path / "other"
@@ -131,3 +141,43 @@ def test_what_a_stranger_wrote_cannot_act_on_the_terminal(tmp_path: Path) -> Non
     path = tmp_path / "record"
     path.write_bytes(encode(record("evil\x1b[2J")))
     assert "\x1b" not in typed(path).stdout
+
+
+def with_header(said: object) -> bytes:
+    head = json.dumps(said).encode()
+    return len(head).to_bytes(8, "little") + head + bytes(8)
+
+
+def tensor(**said: object) -> dict[str, object]:
+    return {"t": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8], **said}}
+
+
+def manifest(layers: object) -> bytes:
+    spec = run_spec().canonical_bytes().hex()
+    return json.dumps({"format": 1, "run_spec": spec, "step": 0, "layers": layers}).encode()
+
+
+def plan_json(**said: object) -> bytes:
+    return json.dumps({**msgspec.to_builtins(PLAN), **said}).encode()
+
+
+FALSE = {
+    "an offset that is text": with_header(tensor(data_offsets=[0, "x"])),
+    "an offset that is endless": with_header(tensor(data_offsets=[0, float("inf")])),
+    "an offset without measure": with_header(tensor(data_offsets=[0, 10**400])),
+    "an offset below nothing": with_header(tensor(data_offsets=[0, -1])),
+    "a shape that is text": with_header(tensor(shape="F32")),
+    "a head without a bottom": with_header(tensor()).replace(b"[2]", b"[" * 5000 + b"]" * 5000),
+    "a layer's size that is text": manifest({"0": {"bytes": "x"}}),
+    "a layer's size without measure": manifest({"0": {"bytes": 10**400}}),
+    "a plan's time without measure": plan_json(predicted_step_ns=10**400),
+    "a spare with half a letter": plan_json(spares=["\ud800"]),
+}
+
+
+@pytest.mark.parametrize("name", FALSE)
+def test_what_cannot_be_is_refused(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "false"
+    path.write_bytes(FALSE[name])
+    for options in ((), ("--json",)):
+        assert isinstance(typed(path, *options).exception, UserError), name

@@ -1,18 +1,26 @@
 """What other peers say of themselves is shown as text: no markup, no terminal commands."""
 
 import logging
+import sys
 import time
+from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import typer
+from rich.console import Console
 
-from p2p_dtfm.cli.commands import swarm
+from p2p_dtfm.cli.commands import data, demo, doctor, swarm, trace
 from p2p_dtfm.cli.commands.offline.verify import _tell, _tell_refusal
 from p2p_dtfm.cli.terminal.live_view import panel
 from p2p_dtfm.cli.terminal.logs import set_up_logging
 from p2p_dtfm.cli.terminal.plain import plain
+from p2p_dtfm.daemon.peers import doctor as doctors
+from p2p_dtfm.daemon.peers.checks.check import Check, Grade
 from p2p_dtfm.daemon.proof.sample_again import Judged
+from p2p_dtfm.train.model import generate
 from p2p_dtfm.web.state import DashboardState, Live, Problem
 from tests.core.builders import run_spec
 
@@ -98,6 +106,68 @@ def test_what_a_transcript_says(reason: str, capsys: pytest.CaptureFixture[str])
         told = {"steps": 1, "tokens": 1, "views": 1, "missing": [], "damaged_lines": 0}
         _tell(checker, judged, [(0, PEER)], told | {"tallies": {}, "stage_steps": 1})
     assert_harmless(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("on_terminal", [True, False])
+def test_what_a_model_writes(
+    on_terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Strangers have taught it, and one of bytes writes any of them; a file gets the text as it
+    is."""
+    loaded = (SimpleNamespace(model=SimpleNamespace(width=1 << 20)), [])
+    monkeypatch.setattr(data, "_model_of", lambda _: (loaded, SimpleNamespace(end_of_document=0)))
+    monkeypatch.setattr(generate, "stream_until", lambda *_: iter(EVIL))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: on_terminal)
+    data.generate(Path("none"), "def ")
+    written = capsys.readouterr().out
+    if on_terminal:
+        assert_harmless(written)
+    else:
+        assert written == f"def {EVIL}\n"
+
+
+def test_what_the_model_of_a_demo_writes(capsys: pytest.CaptureFixture[str]) -> None:
+    demo._say_sample(Console(width=200), EVIL)
+    assert_harmless(capsys.readouterr().out)
+
+
+def test_what_a_scenario_says_of_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scenario = SimpleNamespace(name="n", description=EVIL, peers=[], faults=[])
+    monkeypatch.setattr(demo, "read_scenario", lambda _: scenario)
+    monkeypatch.setattr(demo, "cast_scenario", lambda *_: [])
+    monkeypatch.setattr(demo, "threads_of", lambda _: 1)
+    swarm: Any = SimpleNamespace(directory=tmp_path)
+    demo._cast(swarm, "n", None, Console(width=200))
+    assert_harmless(capsys.readouterr().out)
+
+
+def test_what_the_doctor_was_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def examine(what: object, tell: Callable[[Check], None]) -> list[Check]:
+        tell(Check("initial peer", Grade.WARNING, EVIL, EVIL))
+        return []
+
+    monkeypatch.setattr(doctors, "examine", examine)
+    monkeypatch.setattr(doctor, "set_up_logging", lambda _: None)
+    with pytest.raises(typer.Exit):
+        doctor.doctor(home=tmp_path)
+    assert_harmless(capsys.readouterr().out)
+
+
+def test_who_does_not_answer_a_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = {
+        "peer_id": PEER, "steps": {"1": [["forward", 0, 0, 1]]}, "clock_error_ns": 0,
+        "pipeline": 0, "position": 0, "layers": [0, 1],
+    }  # fmt: skip
+    answer = {"peers": [told], "names": {PEER: EVIL}, "missing": [PEER]}
+    monkeypatch.setattr(trace, "call_daemon", lambda *_, **__: answer)
+    trace.trace(tmp_path / "trace.json")
+    assert_harmless(capsys.readouterr().err)
 
 
 def test_what_is_cut_says_so() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.core.protocol.names import fault_of_name
 from p2p_dtfm.daemon.machine.settings import Settings, resolve
 from p2p_dtfm.daemon.node.resident import Resident
 from p2p_dtfm.daemon.telemetry.attention import outbox as outboxes
@@ -119,6 +120,12 @@ def address_of(hook: Hook) -> str:
     return f"http://127.0.0.1:{hook.server_port}/secret-part"
 
 
+async def send_once(hook: Hook, notice: Notice) -> None:
+    outbox = Outbox(address_of(hook), to_desktop=False)
+    outbox.send(notice)
+    await outbox.close()
+
+
 def test_a_webhook_is_told_in_words_that_chat_programs_show(hook: Hook) -> None:
     async def send() -> None:
         outbox = Outbox(address_of(hook), to_desktop=False)
@@ -129,6 +136,45 @@ def test_a_webhook_is_told_in_words_that_chat_programs_show(hook: Hook) -> None:
     asyncio.run(send())
     assert [it["kind"] for it in hook.taken] == ["problem", "end"]
     assert hook.taken[0]["text"] == hook.taken[0]["content"] == "tiny: something is wrong: no step"
+
+
+@pytest.mark.parametrize(
+    "name", ["@everyone", "<!channel>", "<@U012AB3CD>", "[fix](http://e.vil)", "<http://e.vil|fix>"]
+)
+def test_what_a_peer_is_called_calls_nobody_and_leads_nowhere(name: str, hook: Hook) -> None:
+    """Its owner chose it, and a chat program would wake all who are in a channel."""
+    assert not fault_of_name(name)
+    asyncio.run(send_once(hook, Notice("problem", "tiny: something is wrong", f"{name} is gone")))
+    (told,) = hook.taken
+    assert told["allowed_mentions"] == {"parse": []}, "of Discord"
+    assert "<" not in told["text"], "of Slack, and of Mattermost"
+    for shown in (told["text"], told["content"]):
+        assert "@everyone" not in shown and "](" not in shown
+    assert told["message"] == f"{name} is gone", "for programs: as it is"
+
+
+def test_an_answer_that_is_none_is_told_and_ends_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(outboxes, "AGAIN_AFTER_S", (0.0,))
+
+    async def babble(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"what?\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    async def send() -> None:
+        server = await asyncio.start_server(babble, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        outbox = Outbox(f"http://127.0.0.1:{port}/", to_desktop=False)
+        outbox.send(Notice("problem", "one", "text"))
+        outbox.send(Notice("end", "two", "text"))
+        await outbox.close()
+        server.close()
+
+    asyncio.run(send())
+    assert "was not told 'one'" in caplog.text
 
 
 def test_one_that_fails_is_asked_again_and_its_secret_is_not_logged(
@@ -182,6 +228,9 @@ def test_the_desktop_is_told_where_there_is_one(
     monkeypatch.setenv("DISPLAY", ":0")
     outboxes.show_on_desktop(notice)
     assert taken.read_text().endswith("--urgency=critical|--|--tiny|no step|")
+    outboxes.show_on_desktop(Notice("problem", "tiny", "<a href=//x.yz>fix</a>\0 & gone"))
+    told = "&lt;a href=//x.yz&gt;fix&lt;/a&gt;  &amp; gone"
+    assert taken.read_text().endswith(f"|tiny|{told}|"), "desktops read a text as markup"
 
 
 def test_experiments_on_loopback_tell_no_desktop_and_bad_addresses_are_refused(

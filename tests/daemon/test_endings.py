@@ -12,8 +12,9 @@ import pytest
 
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.plan import NoPlan
+from p2p_dtfm.core.protocol.records import LIFE_LIMIT
 from p2p_dtfm.core.recovery.view import View
-from p2p_dtfm.daemon.machine.home import Home
+from p2p_dtfm.daemon.machine.home import BESIDE_FILE, Home
 from p2p_dtfm.daemon.machine.life import Life
 from p2p_dtfm.daemon.node import coming_and_going
 from p2p_dtfm.daemon.node.coming_and_going import Departure
@@ -78,8 +79,15 @@ def test_lives_grow_even_if_the_clock_goes_back_or_the_file_is_rubbish(tmp_path:
     assert home.next_life() > first
     (tmp_path / "life.json").write_text(json.dumps({"life": first + 10**9}))
     assert home.next_life() == first + 10**9 + 1
-    (tmp_path / "life.json").write_bytes(b"\xff{")
-    assert home.next_life() >= first
+    for rubbish in (b"\xff{", b'{"life": Infinity}', b"[" * 100_000, b'{"life": 1e300}'):
+        (tmp_path / "life.json").write_bytes(rubbish)
+        assert first <= home.next_life() < LIFE_LIMIT, "nobody would know a peer of a longer one"
+
+
+def test_what_is_said_to_stand_beside_a_home_may_be_rubbish(tmp_path: Path) -> None:
+    for rubbish in (b"\xff{", b"[" * 100_000, b"1"):
+        (tmp_path / BESIDE_FILE).write_bytes(rubbish)
+        assert Home(tmp_path).of_this_machine() == ()
 
 
 def test_the_event_log_keeps_a_bounded_history(

@@ -1,7 +1,10 @@
 """What a home holds is for its user alone, and the dashboard's token is on no command line."""
 
 import asyncio
+import contextlib
 import os
+import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,8 +13,11 @@ from typer.testing import CliRunner
 
 from p2p_dtfm.cli.app import app
 from p2p_dtfm.cli.commands import dashboard as dashboard_command
+from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.daemon.dashboard.dashboard_host import DashboardHost
 from p2p_dtfm.daemon.machine.home import Home
+from p2p_dtfm.daemon.machine.local_client import call_daemon
+from p2p_dtfm.web.api import LocalApi, make_app
 
 
 @pytest.fixture(autouse=True)
@@ -70,3 +76,58 @@ def test_a_browser_is_given_a_private_file(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(dashboard_command.webbrowser, "open", opened.append)
     assert CliRunner().invoke(app, ["dashboard", "--open"]).exit_code == 0
     assert opened == [page.as_uri()] and token not in opened[0]
+
+
+def _far_down(root: Path) -> Home:
+    """One whose path is longer than a socket's may be: its socket lies where all users write."""
+    home = Home(root / ("x" * 100))
+    home.root.mkdir()
+    assert not home.socket.is_relative_to(home.root)
+    return home
+
+
+def test_another_users_socket_is_not_spoken_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever can guess a home's path can be there before its daemon: it would be told to leave,
+    say which page a browser opens, and answer for the daemon."""
+    home = _far_down(tmp_path)
+    monkeypatch.setattr(os, "getuid", lambda: 12345)
+    asked = threading.Event()
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(str(home.socket))
+    listener.listen()
+
+    def answer() -> None:
+        with contextlib.suppress(OSError):
+            caller, _ = listener.accept()
+            caller.settimeout(5)
+            if caller.recv(1):
+                asked.set()
+            caller.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+            caller.close()
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    try:
+        with pytest.raises(UserError, match="another user"):
+            call_daemon(home.root, "leave", "POST")
+        thread.join(10)
+        assert not asked.is_set()
+    finally:
+        listener.close()
+        home.socket.unlink()
+
+
+def test_a_socket_whose_place_is_taken_is_told(tmp_path: Path) -> None:
+    home = _far_down(tmp_path)
+    home.acquire()
+    home.socket.mkdir()
+    try:
+        api = LocalApi(make_app({}, {}), home.socket)
+        with pytest.raises(UserError, match=f"cannot use {home.socket}"):
+            asyncio.run(api.start())
+        asyncio.run(api.close())
+        home.release()
+    finally:
+        home.socket.rmdir()

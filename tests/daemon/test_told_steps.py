@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from p2p_dtfm.core.messages.prepared import StepOutcome
-from p2p_dtfm.daemon.telemetry.event_log import FILE_NAME, TAIL_BYTES, EventLog
+from p2p_dtfm.daemon.telemetry.event_log import FILE_NAME, TAIL_BYTES, EventLog, read_events
 from p2p_dtfm.daemon.telemetry.run_history import RunHistory
 from p2p_dtfm.daemon.telemetry.status import Status
 from tests.core.builders import run_spec
@@ -50,9 +50,13 @@ def test_what_it_had_not_told_it_tells_and_what_is_computed_again_too(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", '{"event": "step", "step": "x"}\n', "[1]\n", "\xff" * TAIL_BYTES]
+    "text",
+    ["", "{", "[" * 60_000, '{"event": "step", "step": "x"}\n', "[1]\n", "\xff" * TAIL_BYTES],
 )
 def test_a_damaged_history_tells_of_nothing(tmp_path: Path, text: str) -> None:
     (tmp_path / FILE_NAME).write_text(text)
     assert EventLog(tmp_path / FILE_NAME).last_step() == -1
     assert EventLog(tmp_path / "none").last_step() == -1
+    assert not any(
+        event.get("event") == "step" and event["step"] == 0 for event in read_events(tmp_path)
+    )

@@ -274,3 +274,14 @@ def test_a_missing_tokenizer_is_said(sound: Path, tmp_path: Path) -> None:
     notes: list[str] = []
     import_hugging_face(tmp_path / "model", tmp_path / "new", "", TRAINING, tell=notes.append)
     assert len(notes) == 1 and f"there is no {TOKENIZER}" in notes[0]
+
+
+@pytest.mark.parametrize("name", ["a\x1b[2Jb", "a\rb", "a\x7fb"])
+def test_what_a_directory_is_called_does_not_spoil_the_run_spec(
+    name: str, sound: Path, tmp_path: Path
+) -> None:
+    """Whoever made the archive chose it, and the run spec says where the model is from."""
+    shutil.copytree(sound, tmp_path / name)
+    import_hugging_face(tmp_path / name, tmp_path / "new", "", TRAINING)
+    text = (tmp_path / "new" / "run.toml").read_text("utf-8")
+    assert text.splitlines()[0] in ("# Goes on from a [2Jb.", "# Goes on from a b.")

@@ -2,6 +2,8 @@
 
 import xml.etree.ElementTree as ElementTree
 
+import msgspec
+import networkx
 import pytest
 
 from p2p_dtfm.core.planner.planner import compute_plan, fixed_plan
@@ -9,9 +11,11 @@ from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.sim.map.map_layout import lay_out
 from p2p_dtfm.sim.map.plan_map import HEIGHT, WIDTH, plan_html, plan_svg
+from p2p_dtfm.sim.map.swarm_graph import graphml, swarm_graph
 from p2p_dtfm.sim.scenario.files import read_run_spec, read_scenario
 from p2p_dtfm.sim.scenario.scenario_snapshot import scenario_snapshot
 from p2p_dtfm.sim.scenario.what_if import what_if
+from tests.core.planning import Peer, snapshot
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -65,3 +69,14 @@ def test_groups_do_not_overlap_on_the_map() -> None:
     for number, (x, y, radius) in enumerate(circles):
         for other_x, other_y, other in circles[:number]:
             assert (x - other_x) ** 2 + (y - other_y) ** 2 > (radius + other) ** 2
+
+
+@pytest.mark.parametrize("name", ["\x1b[2J", "\0", "\ufffe", "\r"])
+def test_what_a_device_is_called_does_not_spoil_the_graph(name: str) -> None:
+    seen = snapshot([Peer(), Peer()])
+    records = tuple(
+        msgspec.structs.replace(it, device=msgspec.structs.replace(it.device, name=name))
+        for it in seen.records
+    )
+    text = graphml(swarm_graph(msgspec.structs.replace(seen, records=records), None))
+    assert len(networkx.parse_graphml(text)) == 2

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.run_spec import AuditSpec
 from p2p_dtfm.core.protocol.sections.data_spec import DataSpec
 from p2p_dtfm.train.data.blob_store import BlobStore
+from p2p_dtfm.train.data.chat import template as templates
 from p2p_dtfm.train.data.chat.conversations import (
     Exchange,
     Message,
@@ -324,6 +326,35 @@ def test_a_template_reaches_nothing(template: str) -> None:
     with pytest.raises(UserError, match="cannot be used"):
         writer = ChatWriter(ChatForm(template=template), ByteTokenizer())
         writer.tokens((Message("user", "a"), Message("assistant", "b")))
+
+
+DOUBLED = (
+    "{% set kept = namespace(text='xxxxxxxxxxxxxxxx') %}{% for n in range(23) %}"
+    "{% set kept.text = kept.text ~ kept.text %}{% endfor %}{{ kept.text|length }}"
+)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ ('%100000000d' % 1)|length }}",
+        "{{ '{:100000000}'.format(1)|length }}",
+        "{{ messages[0].content.ljust(100000000)|length }}",
+        "{{ messages[0].content|center(100000000)|length }}",
+        "{{ messages[0].content|indent(100000000, true)|length }}",
+        DOUBLED,
+    ],
+)
+def test_a_template_takes_so_much_memory_and_no_more(
+    template: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It writes a number, and would take a machine's whole memory for it."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    monkeypatch.setattr(templates, "MEMORY_LIMIT_BYTES", 32 << 20)
+    with pytest.raises(UserError, match="memory"):
+        writer = ChatWriter(ChatForm(template=template), ByteTokenizer())
+        writer.tokens((Message("user", "a"), Message("assistant", "b")))
+    assert resource.getrlimit(resource.RLIMIT_AS) == before
 
 
 def test_runs_of_spaces_are_nobodys_control_tokens() -> None:

@@ -8,6 +8,7 @@ import typer
 
 from p2p_dtfm.cli.app import HomeOption, app
 from p2p_dtfm.cli.commands.offline.conversations import prepare_conversations
+from p2p_dtfm.cli.terminal.plain import harmless_lines
 from p2p_dtfm.cli.terminal.progress import progress_of_bytes
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.facts.in_words import counted
@@ -181,10 +182,11 @@ def generate(
 
     loaded, tokenizer = _model_of(checkpoint or newest_checkpoint(home))
     spare_processors(loaded[0])
-    sys.stdout.write(prompt)
+    shown = harmless_lines if sys.stdout.isatty() else str
+    sys.stdout.write(shown(prompt))
     end = tokenizer.end_of_document
     for piece in stream_until(end, loaded, tokenizer, prompt, tokens, temperature, seed):
-        sys.stdout.write(piece)
+        sys.stdout.write(shown(piece))
         sys.stdout.flush()
     sys.stdout.write("\n")
 

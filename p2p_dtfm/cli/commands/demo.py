@@ -17,6 +17,7 @@ from rich.text import Text
 
 from p2p_dtfm.cli.app import JsonOption, app
 from p2p_dtfm.cli.commands.data import newest_checkpoint, tokenizer_of
+from p2p_dtfm.cli.terminal.plain import harmless_lines
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.facts.in_words import counted, duration
 from p2p_dtfm.core.protocol.run_spec import parse_run_spec
@@ -122,7 +123,8 @@ def _cast(
         scenario = read_scenario(scenario_name)
         homes = [swarm.home(number) for number in range(len(scenario.peers))]
         players = cast_scenario(scenario, homes, swarm.directory / SHAPE_FILE)
-        console.print(f"{scenario.name}: {scenario.description or 'no description'}")
+        about = harmless_lines(scenario.description or "no description")
+        console.print(f"{scenario.name}: {about}", markup=False)
         if scenario.faults:
             console.print("  its faults are not played here: see p2p-dtfm chaos")
     shared = ("--threads", str(threads_of(players)), "--exit-when-done")
@@ -376,8 +378,12 @@ def _summary(
     _say_next(console, keep, writes=sample is not None or result["emulated"])
     if sample is None:
         return
+    _say_sample(console, sample)
+
+
+def _say_sample(console: Console, sample: str) -> None:
     console.print("\n[bold]what the model writes now[/bold] (from 'def '):")
-    console.print(sample, markup=False, highlight=False, soft_wrap=True)
+    console.print(harmless_lines(sample), markup=False, highlight=False, soft_wrap=True)
 
 
 def _say_next(console: Console, keep: Path | None, writes: bool) -> None:

@@ -11,7 +11,10 @@ from rich.console import Console
 
 from p2p_dtfm.cli.app import HomeOption, JsonOption, app
 from p2p_dtfm.cli.terminal.logs import set_up_logging
+from p2p_dtfm.cli.terminal.plain import plain
 
+FOUND_CHARACTERS = 4096
+"""Of what is found, some of which other peers say."""
 _MARKS = {
     "ok": "[green]ok     [/green]",
     "warning": "[yellow]warning[/yellow]",
@@ -101,10 +104,15 @@ def doctor(
         console.print(
             f"{_MARKS[check.verdict]} [bold]{check.name:<13}[/bold]", end="", soft_wrap=True
         )
-        console.print(check.found, markup=False, highlight=False, soft_wrap=True)
+        console.print(
+            plain(check.found, FOUND_CHARACTERS), markup=False, highlight=False, soft_wrap=True
+        )
         if check.fix and check.verdict is not Grade.OK:
             console.print(
-                f"{'':<21}fix: {check.fix}", markup=False, highlight=False, soft_wrap=True
+                f"{'':<21}fix: {plain(check.fix, FOUND_CHARACTERS)}",
+                markup=False,
+                highlight=False,
+                soft_wrap=True,
             )
 
     checks = asyncio.run(examine(what, tell))

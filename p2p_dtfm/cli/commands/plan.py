@@ -23,7 +23,7 @@ from p2p_dtfm.cli.scenarios.plan_scenario import (
     write_graph,
 )
 from p2p_dtfm.cli.terminal.output_files import check_writable
-from p2p_dtfm.cli.terminal.plain import harmless_lines
+from p2p_dtfm.cli.terminal.plain import harmless_lines, plain
 from p2p_dtfm.cli.terminal.plan_table import plan_table
 from p2p_dtfm.core.planner.explain import explain
 from p2p_dtfm.core.protocol.errors import UserError
@@ -199,7 +199,7 @@ def _plan_in_force(
         highlight=False,
     )
     if isinstance(made, NoPlan):
-        console.print(f"no training: {made.reason}", highlight=False)
+        console.print(f"no training: {plain(made.reason)}", markup=False, highlight=False)
         return
     called = distinct({record.peer_id: record.called for record in snapshot.records})
     named = how_to_call(called, ids)

@@ -10,6 +10,7 @@ import typer
 from p2p_dtfm.cli.app import HomeOption, app
 from p2p_dtfm.cli.commands.swarm import how_to_call
 from p2p_dtfm.cli.terminal.output_files import write_text
+from p2p_dtfm.cli.terminal.plain import plain
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.daemon.machine.local_client import call_daemon
 from p2p_dtfm.sim.step_time.trace import complete_event, name_event
@@ -41,7 +42,8 @@ def trace(
         f"their clocks agree to {worst_ms:.1f} ms"
     )
     if answer["missing"]:
-        typer.echo(f"no answer from {', '.join(map(named, answer['missing']))}", err=True)
+        missing = ", ".join(plain(named(peer_id)) for peer_id in answer["missing"])
+        typer.echo(f"no answer from {missing}", err=True)
 
 
 def trace_events(peers: list[dict[str, Any]], named: Callable[[str], str] = str) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import IO
 
 from p2p_dtfm.core.protocol.canonical import digest_bytes
 from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.core.protocol.records import LIFE_LIMIT
 from p2p_dtfm.daemon.machine.locks import hold_identity, temporary_folder
 from p2p_dtfm.ports import disk, now
 
@@ -89,7 +90,7 @@ class Home:
         where it is alone."""
         try:
             return tuple(map(str, json.loads((self.root / BESIDE_FILE).read_text())))
-        except (OSError, ValueError, TypeError):
+        except (OSError, ValueError, TypeError, RecursionError):
             return ()
 
     def run_directory(self, run_digest: str) -> Path:
@@ -157,7 +158,8 @@ class Home:
 
     def release(self) -> None:
         if self._lock is not None:
-            self.socket.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # of another user, in a place that all share
+                self.socket.unlink(missing_ok=True)
             self._lock.close()
             self._lock = None
         if self._identity_lock is not None:
@@ -169,8 +171,10 @@ class Home:
         path = self.root / "life.json"
         try:
             last = int(json.loads(path.read_text())["life"])
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
             last = 0
+        if last + 1 >= LIFE_LIMIT:
+            last = 0  # damaged: nobody would know a peer of such a life
         life = max(last + 1, int(now.wall_s() * 1000))
         disk.write_whole(path, json.dumps({"life": life}).encode())
         return life

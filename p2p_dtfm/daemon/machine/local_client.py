@@ -4,6 +4,7 @@ import http.client
 import json
 import os
 import socket
+import struct
 import time
 from pathlib import Path
 from typing import Any
@@ -14,18 +15,29 @@ from p2p_dtfm.daemon.machine.home import DEVICES, Home, default_home, home_optio
 TIMEOUT_S = 10.0
 PATIENCE_S = 10.0
 LOOK_EVERY_S = 0.05
+_CREDENTIALS = struct.Struct("3i")
+"""Of who listens: process, user, group."""
 
 
 class _UnixConnection(http.client.HTTPConnection):
-    def __init__(self, path: Path, timeout_s: float) -> None:
+    def __init__(self, path: Path, timeout_s: float, is_own: bool) -> None:
+        """`is_own`: only this very user may listen there."""
         super().__init__("localhost", timeout=timeout_s)
         self._path = path
+        self._is_own = is_own
         self._timeout_s = timeout_s
 
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(self._timeout_s)
         self.sock.connect(str(self._path))
+        # a long home's socket lies where every user of the machine may put one
+        _, uid, _ = _CREDENTIALS.unpack(
+            self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        )
+        if self._is_own and uid != os.getuid():
+            self.sock.close()
+            raise PermissionError(f"at {self._path} another user listens")
 
 
 def homes_here(home: Path | None) -> list[Path]:
@@ -56,7 +68,8 @@ def call_daemon(
     lives, but has no socket at this moment, is waited for: it starts, or begins or ends a pause."""
     place = Home(home or default_home())
     _await_socket(place, patience_s)
-    connection = _UnixConnection(place.socket, timeout_s)
+    is_shared = not place.socket.is_relative_to(place.root)
+    connection = _UnixConnection(place.socket, timeout_s, is_own=is_shared)
     try:
         connection.request(method, f"/{name}")
         response = connection.getresponse()

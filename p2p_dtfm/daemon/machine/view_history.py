@@ -19,7 +19,9 @@ log = logging.getLogger("p2p_dtfm")
 LIMIT_BYTES = 16 << 20
 
 
-class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ViewsFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is in it."""
+
     run_digest: str
     views: tuple[KnownView, ...]
     bars: tuple[Bar, ...] = ()
@@ -33,7 +35,7 @@ class ViewHistory:
         self._path = directory / "views.msgpack"
         self._run_digest = run_digest
         self._lock = threading.Lock()
-        self._newest = _File(run_digest, ())
+        self._newest = ViewsFile(run_digest, ())
 
     def read(self) -> tuple[KnownView, ...]:
         """Nothing where there is no file, or one of another run or version."""
@@ -47,10 +49,10 @@ class ViewHistory:
         """By which others can be reminded of these views, should they have lost their disks."""
         return self._read().signatures
 
-    def _read(self) -> _File:
-        nothing = _File(self._run_digest, ())
+    def _read(self) -> ViewsFile:
+        nothing = ViewsFile(self._run_digest, ())
         try:
-            file = decode(self._path.read_bytes(), _File, LIMIT_BYTES)
+            file = decode(self._path.read_bytes(), ViewsFile, LIMIT_BYTES)
         except (OSError, PeerFault):
             return nothing
         return file if file.run_digest == self._run_digest else nothing
@@ -62,7 +64,7 @@ class ViewHistory:
         signatures: tuple[Signatures, ...] = (),
     ) -> None:
         """They are the newest: `write` writes them."""
-        self._newest = _File(self._run_digest, views, bars, signatures)
+        self._newest = ViewsFile(self._run_digest, views, bars, signatures)
 
     def write(self) -> None:
         """The newest, so of two threads it does not matter which comes first. A history that cannot
@@ -70,7 +72,7 @@ class ViewHistory:
         with self._lock:
             self._write(self._newest)
 
-    def _write(self, file: _File) -> None:
+    def _write(self, file: ViewsFile) -> None:
         try:
             payload = encode(file)
             disk.write_whole(self._path, payload, disk.ONLY_OWNER)

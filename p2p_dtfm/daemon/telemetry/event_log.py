@@ -98,6 +98,6 @@ def read_events(directory: Path) -> Iterator[dict[str, Any]]:
 def _parsed(line: str | bytes) -> dict[str, Any] | None:
     try:
         event = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return event if isinstance(event, dict) else None

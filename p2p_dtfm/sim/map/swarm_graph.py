@@ -20,7 +20,7 @@ def swarm_graph(snapshot: Snapshot, plan: Plan | None) -> Graph:
     for record in snapshot.records:
         places = plan.places_of(record.peer_id) if plan is not None else ()
         facts: dict[str, Any] = {
-            "device": record.device.name,
+            "device": _seen(record.device.name),
             "memory_bytes": record.device.memory_bytes,
             "block_forward_ns": record.device.block.forward_ns,
             "uplink_bytes_per_s": record.uplink_bytes_per_s,
@@ -48,6 +48,11 @@ def swarm_graph(snapshot: Snapshot, plan: Plan | None) -> Graph:
                     mbit_per_s=link.bytes_per_s * 8 / 1e6,
                 )
     return graph
+
+
+def _seen(text: str) -> str:
+    """XML has no way to write control characters, and a peer's owner chose it."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
 def graphml(graph: Graph) -> str:

@@ -352,10 +352,10 @@ def _copy_origin(directory: Path, to: Path) -> None:
 
 
 def _spec_text(spec: RunSpec, directory: Path, training: Training, initial: str) -> str:
-    origin = directory.resolve().name
+    origin = directory.resolve().name.encode("ascii", "replace").decode()
     model = spec.model.stated() | {"initial": initial}
     return _SPEC.format(
-        origin=origin.encode("ascii", "replace").decode().replace("\n", " "),
+        origin="".join(sign if sign.isprintable() else " " for sign in origin),
         name=spec.name,
         total_steps=training.total_steps,
         model=_toml("model", model) + _lora_text(training.lora),

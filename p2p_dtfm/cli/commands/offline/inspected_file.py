@@ -5,16 +5,14 @@ statements), frames as they were captured, safetensors of a layer, and manifests
 Nothing of it is believed: what is not whole is told so.
 """
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
-from p2p_dtfm.core.messages.agreement_messages import KnownView
-from p2p_dtfm.core.protocol.canonical import decode
+from p2p_dtfm.core.protocol.canonical import decode, encode
 from p2p_dtfm.core.protocol.errors import PeerFault, UserError
 from p2p_dtfm.core.protocol.facts.in_words import bytes_text, counted, layers_text, rate_text
 from p2p_dtfm.core.protocol.plan import NoPlan, Plan
@@ -22,6 +20,7 @@ from p2p_dtfm.core.protocol.records import RECORD_KIND, PackedRecord, PeerRecord
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.protocol.snapshot import Snapshot
+from p2p_dtfm.daemon.machine.view_history import ViewsFile
 from p2p_dtfm.net.streams.frames import WHOLE, FrameHeader, FrameLimits, FrameReader
 
 FILE_LIMIT_BYTES = 256 << 20
@@ -30,11 +29,21 @@ HEADER_LIMIT_BYTES = 1 << 20
 """Of a safetensors file."""
 
 
-class Views(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`views.msgpack` of a run's directory."""
+Size = Annotated[int, msgspec.Meta(ge=0, lt=1 << 60)]
 
-    run_digest: str
-    views: tuple[KnownView, ...]
+
+class _Tensor(msgspec.Struct, frozen=True):
+    """What the head of a safetensors file says of one."""
+
+    dtype: str
+    shape: list[Size]
+    data_offsets: tuple[Size, Size]
+
+
+class _LayerFile(msgspec.Struct, frozen=True):
+    """What a manifest says of one."""
+
+    bytes: Size = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +89,7 @@ def _message_pack(payload: bytes) -> Inspected | None:
         ("record", PeerRecord, _record_words),
         ("plan", Plan, _plan_words),
         ("no plan", NoPlan, lambda none: [f"no plan: {none.reason}"]),
-        ("history of views", Views, _views_words),
+        ("history of views", ViewsFile, _views_words),
         ("signed statement", Signed, _signed_words),
     )
     for kind, expected, words in kinds:
@@ -152,12 +161,17 @@ def _plan_words(plan: Plan) -> list[str]:
     return lines
 
 
-def _views_words(history: Views) -> list[str]:
+def _views_words(history: ViewsFile) -> list[str]:
     return [
         f"history of {counted(len(history.views), 'view')} of run {history.run_digest[:16]}",
         *(
             f"view {known.view}: {', '.join(member.peer_id for member in known.members)}"
             for known in history.views
+        ),
+        *(
+            f"{bar.peer_id} is barred until step {bar.until_step}, for its work in step {bar.step}"
+            for bar in history.bars
+            if bar.count
         ),
     ]
 
@@ -234,18 +248,19 @@ def _is_safetensors(payload: bytes) -> bool:
 def _layer_file(payload: bytes) -> Inspected:
     length = int.from_bytes(payload[:8], "little")
     try:
-        header: dict[str, Any] = json.loads(payload[8 : 8 + length])
-        tensors = {name: value for name, value in header.items() if name != "__metadata__"}
-        due = max((value["data_offsets"][1] for value in tensors.values()), default=0)
-        shapes = [
-            f"{name}: {' x '.join(map(str, value['shape'])) or 'one number'} {value['dtype']}"
-            for name, value in sorted(tensors.items())
-        ]
-        metadata = dict(header.get("__metadata__", {}))
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
+        header = msgspec.json.decode(payload[8 : 8 + length], type=dict[str, Any])
+        metadata = msgspec.convert(header.get("__metadata__", {}), dict[str, str])
+        others = {name: value for name, value in header.items() if name != "__metadata__"}
+        tensors = msgspec.convert(others, dict[str, _Tensor])
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise UserError(
             f"a safetensors file whose header is not sound: {error}", "fetch or save it again"
         ) from error
+    due = max((tensor.data_offsets[1] for tensor in tensors.values()), default=0)
+    shapes = [
+        f"{name}: {' x '.join(map(str, tensor.shape)) or 'one number'} {tensor.dtype}"
+        for name, tensor in sorted(tensors.items())
+    ]
     there = len(payload) - 8 - length
     whole = "" if there >= due or len(payload) > FILE_LIMIT_BYTES else f"; {due - there} bytes lack"
     said = ", ".join(f"{name} {value}" for name, value in sorted(metadata.items()))
@@ -256,16 +271,12 @@ def _layer_file(payload: bytes) -> Inspected:
 def _json(payload: bytes) -> Inspected | None:
     """A checkpoint's manifest, or a plan as `plan --json` prints it."""
     try:
-        values = json.loads(payload)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(values, dict):
-        return None
-    if isinstance(values.get("layers"), dict) and isinstance(values.get("run_spec"), str):
-        return Inspected("manifest of a checkpoint", _manifest_words(values), values)
-    try:
+        values = msgspec.json.decode(payload, type=dict[str, Any])
+        if isinstance(values.get("layers"), dict) and isinstance(values.get("run_spec"), str):
+            return Inspected("manifest of a checkpoint", _manifest_words(values), values)
         plan = msgspec.convert(values.get("plan", values), Plan)
-    except msgspec.ValidationError:
+        encode(plan)  # JSON knows numbers that no plan can hold
+    except (msgspec.MsgspecError, ValueError, RecursionError, OverflowError):
         return None
     return Inspected("plan", _plan_words(plan), msgspec.to_builtins(plan))
 
@@ -280,8 +291,8 @@ def _manifest_words(values: dict[str, Any]) -> list[str]:
         )
     except (PeerFault, UserError, ValueError):
         run = "its run spec cannot be read by this version"
-    layers = values["layers"]
-    size = sum(each.get("bytes", 0) for each in layers.values() if isinstance(each, dict))
+    layers = msgspec.convert(values["layers"], dict[str, _LayerFile])
+    size = sum(each.bytes for each in layers.values())
     return [
         f"manifest of a checkpoint of format {values.get('format')}, step {values.get('step')}, "
         f"committed tokens: {values.get('committed_tokens')}, "

@@ -1,6 +1,7 @@
 """Carries notices out of this machine, or to its desktop; training never waits for it."""
 
 import asyncio
+import http.client
 import json
 import logging
 import os
@@ -9,10 +10,12 @@ import subprocess
 import urllib.error
 import urllib.request
 from collections import deque
+from html import escape
 from urllib.parse import urlsplit
 
 from p2p_dtfm.daemon.machine.settings import LOOPBACK, Settings
 from p2p_dtfm.daemon.telemetry.attention.watch import Notice
+from p2p_dtfm.net.errors import one_line
 
 WAITING_LIMIT = 16
 """Older ones go: what is wrong now matters more."""
@@ -20,6 +23,8 @@ SEND_LIMIT_S = 10.0
 AGAIN_AFTER_S = (0.0, 5.0, 30.0)
 LAST_WORDS_LIMIT_S = 15.0
 SESSION = ("DBUS_SESSION_BUS_ADDRESS", "DISPLAY", "WAYLAND_DISPLAY")
+
+_UNSEEN = "\N{ZERO WIDTH SPACE}"
 
 log = logging.getLogger("p2p_dtfm")
 
@@ -71,35 +76,48 @@ class Outbox:
 
 def post(address: str, notice: Notice) -> str:
     """Why it was not taken; empty if it was. `text` is what Slack and Mattermost show of it,
-    `content` what Discord does."""
-    line = f"{notice.title}: {notice.text}"
+    `content` what Discord does; the others are for programs, and as they are."""
+    line = _waking_nobody(f"{notice.title}: {notice.text}")
     body = {
         "kind": notice.kind,
         "title": notice.title,
         "message": notice.text,
-        "text": line,
+        "text": escape(line, quote=False),
         "content": line,
+        "allowed_mentions": {"parse": []},
     }
     headers = {"Content-Type": "application/json", "User-Agent": "p2p-dtfm"}
-    request = urllib.request.Request(address, json.dumps(body).encode(), headers, method="POST")
     try:
+        data = json.dumps(body).encode()
+        request = urllib.request.Request(address, data, headers, method="POST")
         with urllib.request.urlopen(request, timeout=SEND_LIMIT_S):
             return ""
     except urllib.error.HTTPError as error:
         return f"it answers {error.code}"
+    except http.client.HTTPException as error:  # whose text may hold the address
+        return f"no sound address, or no answer of HTTP ({type(error).__name__})"
     except (OSError, ValueError) as error:
         return str(getattr(error, "reason", error))
 
 
+def _waking_nobody(line: str) -> str:
+    """Peers' names are in it, which strangers choose. A chat program would call all who are in a
+    channel by `@everyone`, and hide where a link leads behind words."""
+    return line.replace("@", f"@{_UNSEEN}").replace("](", f"]{_UNSEEN}(")
+
+
 def show_on_desktop(notice: Notice) -> None:
-    """Where there is no desktop nothing happens."""
+    """Where there is no desktop nothing happens. Desktops read the text as markup, and no program
+    can be given a zero byte."""
     urgency = "critical" if notice.kind == "problem" else "normal"
     command = ["notify-send", "--app-name=p2p-dtfm", f"--urgency={urgency}", "--"]
     if shutil.which(command[0]) is None or not any(os.environ.get(name) for name in SESSION):
         return
     try:
         subprocess.run(
-            [*command, notice.title, notice.text], capture_output=True, timeout=SEND_LIMIT_S
+            [*command, one_line(notice.title), escape(one_line(notice.text), quote=False)],
+            capture_output=True,
+            timeout=SEND_LIMIT_S,
         )
     except (OSError, subprocess.SubprocessError) as error:
         log.debug("the desktop was not told: %s", error)

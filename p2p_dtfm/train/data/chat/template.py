@@ -1,7 +1,7 @@
 """A model's chat template: how its conversations are written down, and which part of them counts.
 
 A template is a program of the model's maker. It is run in Jinja's sandbox, without anything of this
-machine in reach, and what it writes is bounded; how long it runs is not.
+machine in reach, and what it writes and what memory it takes is bounded; how long it runs is not.
 """
 
 import datetime
@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.train.data.chat.bounded_memory import bounded_memory
 from p2p_dtfm.train.data.chat.conversations import Conversation, Exchange, Message, as_given
 from p2p_dtfm.train.data.tokenizer import END_OF_DOCUMENT, Tokenizer
 
@@ -25,6 +26,8 @@ TEMPLATE_LIMIT_BYTES = 1 << 18
 WRITTEN_LIMIT_CHARACTERS = 1 << 26
 POWER_LIMIT = 64
 REPEATED_LIMIT = 1 << 16
+MEMORY_LIMIT_BYTES = 1 << 30
+"""More than the process has otherwise: one width of a number is enough to ask for all there is."""
 _FILE_LIMIT_BYTES = 64 << 20
 _GENERATION = re.compile(r"{%-?\s*(?:end)?generation\s*-?%}")
 """Marks that some templates carry; what counts is found without them."""
@@ -253,20 +256,24 @@ def _renderer(form: ChatForm) -> Any:
     environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
     assert form.template is not None
     try:
-        compiled = environment.from_string(_GENERATION.sub("", form.template))
-    except jinja2.TemplateError as error:
+        with bounded_memory(MEMORY_LIMIT_BYTES):  # what is constant is worked out here
+            compiled = environment.from_string(_GENERATION.sub("", form.template))
+    except (jinja2.TemplateError, *_MISTAKES) as error:
         raise _unusable(None, str(error)) from error
 
     def render(messages: tuple[Message, ...], asks: bool) -> str:
         pieces, length = [], 0
         values = {"messages": as_given(messages), "add_generation_prompt": asks, **form.names}
         try:
-            for piece in compiled.generate(values):
-                pieces.append(piece)
-                length += len(piece)
-                if length > WRITTEN_LIMIT_CHARACTERS:
-                    raise _unusable(None, "it writes without end")
-        except (SecurityError, RecursionError, MemoryError) as error:
+            with bounded_memory(MEMORY_LIMIT_BYTES):
+                for piece in compiled.generate(values):
+                    pieces.append(piece)
+                    length += len(piece)
+                    if length > WRITTEN_LIMIT_CHARACTERS:
+                        raise _unusable(None, "it writes without end")
+        except MemoryError as error:
+            raise _unusable(None, "it takes more memory than it may") from error
+        except (SecurityError, RecursionError) as error:
             raise _unusable(None, str(error)) from error
         except (jinja2.TemplateError, *_MISTAKES) as error:
             raise RefusedByTemplate(str(error)) from error

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import stat
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ import pytest
 
 from p2p_dtfm.core.protocol.canonical import decode, encode
 from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.daemon.peers import home_memory
 from p2p_dtfm.daemon.peers.home_memory import (
     ACQUAINTANCES_LIMIT,
     ADDRESSES_LIMIT,
@@ -193,6 +195,20 @@ def test_the_run_used_last_is_the_one_to_take_up(tmp_path: Path) -> None:
         memory = memory_of(tmp_path, run_spec(seed=seed), used_s)
         write_memory(place_of(tmp_path, memory), memory)
     assert [memory.spec.seed for memory in remembered_runs(tmp_path)] == [2, 3, 1]
+
+
+def test_of_very_many_runs_those_used_last_are_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By their names the newest could be the one that is left out, and is what to take up."""
+    monkeypatch.setattr(home_memory, "RUNS_LIMIT", 3)
+    for seed in range(8):
+        memory = memory_of(tmp_path, run_spec(seed=seed), used_s=seed)
+        directory = place_of(tmp_path, memory)
+        write_memory(directory, memory)
+        for path in (directory / NAMES[0], directory):
+            os.utime(path, (seed, seed))
+    assert [memory.spec.seed for memory in remembered_runs(tmp_path)] == [7, 6, 5]
 
 
 def test_a_new_founding_of_a_spec_is_another_run() -> None:

@@ -160,9 +160,18 @@ def write_memory(directory: Path, memory: Memory) -> None:
 
 def remembered_runs(home: Path) -> list[Memory]:
     """All runs that a home remembers, the one used last first."""
-    directories = sorted(home.glob("runs/*/"))[:RUNS_LIMIT]
+    directories = sorted(home.glob("runs/*/"), key=_written_s, reverse=True)[:RUNS_LIMIT]
     found = [memory for path in directories if (memory := read_memory(path)) is not None]
     return sorted(found, key=lambda memory: memory.used_s, reverse=True)
+
+
+def _written_s(directory: Path) -> float:
+    """When something was noted there last, roughly; 0 where nothing was."""
+    times_s = []
+    for name in NAMES:
+        with contextlib.suppress(OSError):
+            times_s.append((directory / name).stat().st_mtime)
+    return max(times_s, default=0.0)
 
 
 def this_machine() -> str:

@@ -257,3 +257,20 @@ def test_states_to_go_back_to_reach_back_over_what_is_undone(
     assert set(range(every, 1001, every)) | set(range(checkpoints, 1001, checkpoints)) == set(saved)
     assert (UNDO_COPIES - 2) * every >= undo_steps
     assert all(terms_of(spec).tells_states(step) for step in saved), "their digests are stated"
+
+
+@pytest.mark.parametrize(
+    ("changes", "cause"),
+    [
+        ({"total_steps": True}, "total_steps is true, and must be a number"),
+        ({"optimizer": {"peak_learning_rate": False}}, "peak_learning_rate is false"),
+        ({"data": {"source": ""}}, "data.source"),
+    ],
+    ids=str,
+)
+def test_true_is_no_number_and_nothing_no_source(changes: dict[str, object], cause: str) -> None:
+    """Python takes the one for 1, and of the other a founder heard when it was too late."""
+    spec = values()
+    for name, value in changes.items():
+        spec[name] = {**spec[name], **value} if isinstance(value, dict) else value
+    assert cause in error_of(spec).cause

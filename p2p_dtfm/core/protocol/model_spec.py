@@ -24,6 +24,16 @@ class Section(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _true_is_no_number(cls, said: Any) -> Any:
+        """Python takes it for 1."""
+        for name, value in said.items() if isinstance(said, Mapping) else ():
+            known = cls.model_fields.get(name)
+            if isinstance(value, bool) and known is not None and known.annotation in (int, float):
+                raise ValueError(f"{name} is {str(value).lower()}, and must be a number")
+        return said
+
 
 class RopeSpec(Section):
     """Rotary positions (Su et al. 2021), and how a checkpoint stretches them to longer texts.

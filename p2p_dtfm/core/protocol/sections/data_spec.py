@@ -15,7 +15,7 @@ class DataSpec(Section):
     the manifest in `manifest`; from then on the digest is what counts.
     """
 
-    source: str = "python-standard-library"
+    source: str = Field(default="python-standard-library", min_length=1)
     manifest: str = Field(default="", pattern="^([0-9a-f]{64})?$")
     packing: Literal["plain", "documents"] = Field(
         default="plain",

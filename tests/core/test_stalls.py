@@ -469,11 +469,17 @@ class TestDrips:
         return Work(self.view.id, step, computes, lacks)
 
     def suspected_in(
-        self, lack: Lack, said: Callable[[int], Work], waits_s: float = 3.0, steps: int = 30
+        self,
+        lack: Lack,
+        said: Callable[[int], Work],
+        waits_s: float = 3.0,
+        steps: int = 30,
+        has_given: bool = True,
+        members: int = 3,
     ) -> int | None:
         """In which step A suspects C, of which it lacks something for so long in each."""
         stalls, pace = Stalls(A, 2 * SECOND_NS), Pace(self.view, SPEC, 0)
-        stalls.watch([B, C])
+        stalls.watch([C, B][: members - 1])
         possible = PossibleWaits(self.view)
         for now_ns in range(0, steps * self.step_ns, TICK_NS):
             step, into_ns = divmod(now_ns, self.step_ns)
@@ -481,7 +487,7 @@ class TestDrips:
             mine = self.work(step, lack) if waits else self.work(step, computes=True)
             stalls.heard(B, step, mine)
             stalls.heard(C, step, said(step))
-            for found in stalls.tick(mine, possible, lambda *_: True, pace.patience, now_ns):
+            for found in stalls.tick(mine, possible, lambda *_: has_given, pace.patience, now_ns):
                 assert found.peer_id == C and "only its word" in found.reason
                 return step
         return None
@@ -514,6 +520,18 @@ class TestDrips:
 
         for said in (waits, fetches):
             assert self.suspected_in(Lack(C, Kind.PREPARED), said) is None
+
+    def test_who_waits_for_this_peer_is_none_unless_it_has_what_it_says_it_lacks(self) -> None:
+        def waits(step: int) -> Work:
+            return self.work(step, Lack(A, Kind.SUM))
+
+        prepared = Lack(C, Kind.PREPARED)
+        assert self.suspected_in(prepared, waits, has_given=False) is None
+        assert self.suspected_in(prepared, waits, has_given=True) == STEPS
+
+    def test_of_two_members_neither_suspects_the_other(self) -> None:
+        """Each would go on alone, and nobody knows which one is slow."""
+        assert self.suspected_in(Lack(C, Kind.CLAIM), self.work, members=2) is None
 
     def test_steps_of_another_view_do_not_count(self) -> None:
         drips = Drips()

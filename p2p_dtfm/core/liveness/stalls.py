@@ -28,6 +28,8 @@ from p2p_dtfm.core.messages.work import LACKS_LIMIT, Kind, Lack, Work
 Handed = Callable[[str, Lack], bool]
 """`handed(peer, lack)`: this peer has given `peer` what it says it lacks, and it was accepted."""
 PatienceOf = Callable[[str, int], Patience]
+FELLOWS_THAT_JUDGE = 2
+"""Of two members neither knows which one is slow, and each would go on alone."""
 JOINING_DIVISOR = 2
 """Where one accuses another, half the patience is enough to say which of them is at fault."""
 
@@ -127,11 +129,14 @@ class Stalls:
         return found
 
     def _step_over(self, mine: Work, now_ns: int) -> list[Suspicion]:
+        """Who has done no more in its step than let the others wait, as in those before."""
         if self._at is None or self._at[0] != mine.view:
             self._drips.begins(now_ns)
             return []
         waited_ns = {peer_id: end.word_ns for peer_id, end in self._ends.items() if end.word_ns}
-        return self._drips.step_over(waited_ns, self._stretched_ns(LEAST_NS), now_ns)
+        found = self._drips.step_over(waited_ns, self._stretched_ns(LEAST_NS), now_ns)
+        is_of_two = self._watched is not None and len(self._watched) < FELLOWS_THAT_JUDGE
+        return [] if is_of_two else found
 
     def join(self, doubted: Iterable[str], patience: PatienceOf) -> list[Suspicion]:
         """The step is stopped, since one of these accuses another: who was about to be suspected
@@ -283,7 +288,8 @@ class _Walk:
             denied = tuple(lack for lack in of_me if self._handed(owed.peer_id, lack))
             on_its_way = owed.peer_id in self._mine.sends_to
             travels = self._sends_work(work) or bool(of_me and on_its_way)
-            owes_word = owed.kind in WORDS and not travels
+            is_excused = travels or any(lack not in denied for lack in of_me)
+            owes_word = owed.kind in WORDS and not is_excused
             self.found[owed.peer_id] = _Found(owed.peer_id, denied, travels, owes_word=owes_word)
         return [(lack, work.step) for lack in of_others]
 

@@ -264,7 +264,7 @@ def test_states_to_go_back_to_reach_back_over_what_is_undone(
     [
         ({"total_steps": True}, "total_steps is true, and must be a number"),
         ({"optimizer": {"peak_learning_rate": False}}, "peak_learning_rate is false"),
-        ({"data": {"source": ""}}, "data.source"),
+        ({"data": {"source": ""}}, "source is empty"),
     ],
     ids=str,
 )

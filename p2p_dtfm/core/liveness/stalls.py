@@ -284,14 +284,17 @@ class _Walk:
             lacks = [lack for lack in lacks if lack.kind not in (Kind.PART, Kind.SUM)]
         of_others = [lack for lack in lacks if self._is_reason(lack, work.step)]
         if not of_others:
-            of_me = [lack for lack in lacks if lack.peer_id == self._me]
-            denied = tuple(lack for lack in of_me if self._handed(owed.peer_id, lack))
-            on_its_way = owed.peer_id in self._mine.sends_to
-            travels = self._sends_work(work) or bool(of_me and on_its_way)
-            is_excused = travels or any(lack not in denied for lack in of_me)
-            owes_word = owed.kind in WORDS and not is_excused
-            self.found[owed.peer_id] = _Found(owed.peer_id, denied, travels, owes_word=owes_word)
+            of_me = tuple(lack for lack in lacks if lack.peer_id == self._me)
+            self.found[owed.peer_id] = self._found_idle(owed, of_me, work)
         return [(lack, work.step) for lack in of_others]
+
+    def _found_idle(self, owed: Lack, of_me: tuple[Lack, ...], work: Work) -> _Found:
+        """Of one that says it can do nothing, and waits for nobody else: `of_me` it lacks."""
+        denied = tuple(lack for lack in of_me if self._handed(owed.peer_id, lack))
+        on_its_way = owed.peer_id in self._mine.sends_to
+        travels = self._sends_work(work) or bool(of_me and on_its_way)
+        owes_word = owed.kind in WORDS and not travels and denied == of_me
+        return _Found(owed.peer_id, denied, travels, owes_word=owes_word)
 
     def _is_given(self, peer_id: str) -> bool:
         """Whether anybody says that it gives this one what it may fetch."""

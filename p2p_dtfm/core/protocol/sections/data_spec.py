@@ -15,7 +15,7 @@ class DataSpec(Section):
     the manifest in `manifest`; from then on the digest is what counts.
     """
 
-    source: str = Field(default="python-standard-library", min_length=1)
+    source: str = "python-standard-library"
     manifest: str = Field(default="", pattern="^([0-9a-f]{64})?$")
     packing: Literal["plain", "documents"] = Field(
         default="plain",
@@ -28,6 +28,12 @@ class DataSpec(Section):
         lt=1 << 24,
         description="with documents: the token that ends each; founding fills it in",
     )
+
+    @model_validator(mode="after")
+    def _comes_from_somewhere(self) -> "DataSpec":
+        if not self.source and not self.manifest:
+            raise ValueError("source is empty: it says where the founder's data are")
+        return self
 
     @model_validator(mode="after")
     def _ends_count(self) -> "DataSpec":

@@ -86,9 +86,6 @@ ONE_OF_TWO = Promise(
     None,
     costs_another=True,
 )
-DRIPS_WITHIN = 16
-"""Steps: twelve in which most of the time goes by in waiting for its word, and what is noticed
-late."""
 SEEN_WITHIN = 25
 """Steps: of fifteen seconds, of ten in which the others see it, and of some until a new plan."""
 TAKEN_BACK = Promise(
@@ -194,8 +191,9 @@ _WORDS = {
     "drip": LieKind(
         "claims honestly, so many seconds after it could, in each step",
         Promise(
-            f"out within {DRIPS_WITHIN} steps, and back after 10, 20, 40, 80 seconds",
-            DRIPS_WITHIN,
+            "out after twelve steps where half of their time is seen to go by in waiting for its "
+            "word, and else not found out; it costs nothing but time",
+            None,
         ),
         2.0,
         needs="",

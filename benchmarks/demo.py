@@ -19,14 +19,16 @@ import statistics
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks.muon import random_batch
 from p2p_dtfm.core.protocol.run_spec import BatchSpec, RunSpec
 from p2p_dtfm.sim.scenario.files import read_run_spec
-from p2p_dtfm.train.model.reference import Batch, ReferenceRun
+from p2p_dtfm.train.model.reference import ReferenceRun
 
 TARGET = 1.3
 PEERS = 4
@@ -73,9 +75,7 @@ def plain_loop(share: int, threads: int, steps: int) -> None:
     """One of `share` equal loops: says that it is warm, waits for a line, says tokens/s."""
     spec = _shared(read_run_spec("tiny"), share)
     torch.set_num_threads(threads)
-    losses = ReferenceRun(spec, lambda step, microbatch: _batch(spec, step, microbatch)).losses(
-        WARM_UP_STEPS + steps
-    )
+    losses = ReferenceRun(spec, partial(random_batch, spec)).losses(WARM_UP_STEPS + steps)
     for _ in range(WARM_UP_STEPS):
         next(losses)
     print("warm", flush=True)
@@ -90,13 +90,6 @@ def _shared(spec: RunSpec, share: int) -> RunSpec:
         global_batch=spec.batch.global_batch // share, microbatch=spec.batch.microbatch
     )
     return spec.model_copy(update={"batch": batch})
-
-
-def _batch(spec: RunSpec, step: int, microbatch: int) -> Batch:
-    generator = torch.Generator().manual_seed(step * 4096 + microbatch)
-    shape = (spec.batch.microbatch, spec.model.context + 1)
-    tokens = torch.randint(spec.model.vocabulary, shape, generator=generator)
-    return tokens[:, :-1], tokens[:, 1:]
 
 
 def play(rounds: int, steps: int, against: Path | None) -> dict[str, list[float]]:

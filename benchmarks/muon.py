@@ -57,7 +57,7 @@ class Trainer:
         """Seconds of the whole step, and of its update alone."""
         began_s = time.perf_counter()
         for microbatch in range(self.spec.microbatches_per_step):
-            self.runner.forward(microbatch, *_batch(self.spec, number, microbatch))
+            self.runner.forward(microbatch, *random_batch(self.spec, number, microbatch))
             self.runner.backward(microbatch)
         reduced = [state.gradient.clone() for state in self.states]
         norm = math.sqrt(math.fsum(map(squared_norm, reduced)))
@@ -68,7 +68,8 @@ class Trainer:
         return ended_s - began_s, ended_s - updates_s
 
 
-def _batch(spec: RunSpec, step: int, microbatch: int) -> tuple[Tensor, Tensor]:
+def random_batch(spec: RunSpec, step: int, microbatch: int) -> tuple[Tensor, Tensor]:
+    """Inputs and targets of one microbatch: int64 [sequences, tokens] each."""
     generator = torch.Generator().manual_seed(step * 4096 + microbatch)
     shape = (spec.batch.microbatch, spec.model.context + 1)
     tokens = torch.randint(spec.model.vocabulary, shape, generator=generator)

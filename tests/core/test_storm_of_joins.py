@@ -8,7 +8,6 @@ import pytest
 from p2p_dtfm.core.consensus.actions import SECOND_NS
 from p2p_dtfm.core.consensus.agreement_state import AgreementState
 from p2p_dtfm.core.consensus.attempts.attempt import PARKED_LIMIT, Attempt
-from p2p_dtfm.core.consensus.attempts.attempt_parts import ABSENT_TOLD
 from p2p_dtfm.core.consensus.attempts.wide import Wide
 from p2p_dtfm.core.consensus.parts import requests
 from p2p_dtfm.core.membership.accusers import UNANSWERED_LIMIT, Accusers
@@ -20,7 +19,7 @@ from p2p_dtfm.core.messages.agreement_messages import (
     PresentView,
     open_contribution,
 )
-from p2p_dtfm.core.messages.message_bounds import require_bounded
+from p2p_dtfm.core.messages.message_bounds import ITEMS_LIMIT, require_bounded
 from p2p_dtfm.core.protocol.records import sign_record
 from p2p_dtfm.core.protocol.snapshot import GENESIS, Member, ViewId
 from p2p_dtfm.sim.faults.invariants import Violation
@@ -174,7 +173,7 @@ def test_of_more_that_are_silent_than_others_hear_members_are_told_first() -> No
     attempt.next_round()
     told = attempt.gather()
     require_bounded(told, "a")
-    assert told.absent == (*invented[: ABSENT_TOLD - 1], Member("z", 1))
+    assert told.absent == (*invented[: ITEMS_LIMIT - 1], Member("z", 1))
 
 
 def test_a_view_left_unanswered_counts_once_between_two_steps() -> None:

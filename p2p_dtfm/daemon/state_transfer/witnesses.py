@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from p2p_dtfm.core.commit.judgement import DIGEST_BYTES
@@ -162,11 +162,7 @@ class StateVotes:
         """Whether what the donor gives counts, once those that were asked have spoken, or the time
         for it is over."""
         awaited = set(witnesses) & set(self._asked)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LIMIT_S):
-                while not awaited <= set(self._of(layer, version)):
-                    self._heard.clear()
-                    await self._heard.wait()
+        await self._until(lambda: awaited <= set(self._of(layer, version)))
         return self._judge(layer, version, donor, blob)
 
     async def is_odd(
@@ -180,13 +176,17 @@ class StateVotes:
             said = self._of(layer, version)
             return asked <= set(said) or 2 * list(said.values()).count(own) > len(asked)
 
+        await self._until(is_clear)
+        said = self._of(layer, version)
+        return bool(said) and 2 * list(said.values()).count(own) <= len(said)
+
+    async def _until(self, is_clear: Callable[[], bool]) -> None:
+        """By what is said, or the time for it is over."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LIMIT_S):
                 while not is_clear():
                     self._heard.clear()
                     await self._heard.wait()
-        said = self._of(layer, version)
-        return bool(said) and 2 * list(said.values()).count(own) <= len(said)
 
     def is_outvoted(
         self, witnesses: Collection[str], layer: int, version: int, donor: str, blob: str

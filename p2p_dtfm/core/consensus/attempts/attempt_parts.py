@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from p2p_dtfm.core.consensus.attempts.wide import Wide
 from p2p_dtfm.core.messages.agreement_messages import Accusation, Charge, Contribution, Ready
 from p2p_dtfm.core.messages.certificate import Certificate
+from p2p_dtfm.core.messages.message_bounds import ITEMS_LIMIT
 from p2p_dtfm.core.protocol.plan import NoPlan, Plan
 from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.protocol.snapshot import Member, Snapshot, ViewId
@@ -14,9 +15,6 @@ from p2p_dtfm.core.recovery.restart_point import Recovery
 CHARGES_TOLD = 2048
 """In one message; others hear twice as many (`message_bounds.CHARGES_LIMIT`). Of sixty-four
 members each half may accuse the other."""
-
-ABSENT_TOLD = 1024
-"""In one message, of members and newcomers; nobody hears more (`message_bounds.ITEMS_LIMIT`)."""
 
 
 @dataclass
@@ -73,8 +71,8 @@ class Evidence:
         """As many of the silent as others hear: members before newcomers, of whom many that there
         are not would have nothing be heard."""
         order = sorted(silent)
-        if len(order) > ABSENT_TOLD:
-            order = sorted(sorted(order, key=lambda it: it not in members)[:ABSENT_TOLD])
+        if len(order) > ITEMS_LIMIT:
+            order = sorted(sorted(order, key=lambda it: it not in members)[:ITEMS_LIMIT])
         return tuple(order)
 
 

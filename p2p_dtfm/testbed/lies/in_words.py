@@ -42,13 +42,17 @@ def state_another_norm(lie: Lie) -> None:
     _state(lie, changed)
 
 
-def _say_and_believe(lie: Lie, changed: Callable[[Any], dict[str, Any]]) -> None:
+def _say_and_believe(
+    lie: Lie,
+    changed: Callable[[Any], dict[str, Any]],
+    is_there: Callable[[Any], bool] = lambda local: True,
+) -> None:
     """What it has computed itself: of what it says it makes its own lineage as well, or that would
-    tell the others a step later."""
+    tell the others a step later. `is_there`: there is something to lie about."""
     honest, mine = step_loop.StepLoop._say_prepared, list[str]()
 
     def say_prepared(self: Any, view: Any, step: int, local: Any, *rest: Any) -> None:
-        if lie.is_told(step):
+        if is_there(local) and lie.is_told(step):
             local = dataclasses.replace(local, **changed(local))
         mine[:] = [self._tools.me]
         honest(self, view, step, local, *rest)
@@ -61,19 +65,23 @@ def _say_and_believe(lie: Lie, changed: Callable[[Any], dict[str, Any]]) -> None
 
 
 def _claim_and_say(lie: Lie, name: str) -> None:
-    """In its claim as well: or it would be out for stating what it has not claimed."""
+    """In its claim as well: or it would be out for stating what it has not claimed. Only the holder
+    of a last layer has one that is not nought."""
     factor, honest = 1.0 + lie.strength, Audits._claim
+
+    def is_there(local: Any) -> bool:
+        return bool(getattr(local, name))
 
     def changed(local: Any) -> dict[str, Any]:
         return {name: getattr(local, name) * factor}
 
     async def claim(self: Any, here: Any, local: Any) -> Any:
-        if lie.is_told(here.step):
+        if is_there(local) and lie.is_told(here.step):
             local = dataclasses.replace(local, **changed(local))
         return await honest(self, here, local)
 
     put(Audits, "_claim", claim)
-    _say_and_believe(lie, changed)
+    _say_and_believe(lie, changed, is_there)
 
 
 def state_another_loss(lie: Lie) -> None:

@@ -3,7 +3,9 @@
 import errno
 import os
 import stat
+import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -21,6 +23,31 @@ def test_created_once_then_loaded(tmp_path: Path) -> None:
     assert first.peer_id.startswith("12D3Koo") and len(first.peer_id) == 52
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert [entry.name for entry in path.parent.iterdir()] == ["identity.key"]
+
+
+@pytest.mark.parametrize("has_links", [True, False])
+def test_of_two_programs_in_one_new_home_both_have_the_same_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_links: bool
+) -> None:
+    """Whoever waited for the other one's writing once kept a key that no file had any more."""
+    path, others = tmp_path / "identity.key", list[str]()
+    real = tempfile.mkstemp
+
+    def another_is_faster(*arguments: Any, **named: Any) -> Any:
+        monkeypatch.setattr(tempfile, "mkstemp", real)
+        others.append(Identity.load_or_create(path).peer_id)
+        return real(*arguments, **named)
+
+    def no_links(*arguments: Any) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    if not has_links:
+        monkeypatch.setattr(os, "link", no_links)
+    monkeypatch.setattr(tempfile, "mkstemp", another_is_faster)
+    mine = Identity.load_or_create(path).peer_id
+    assert mine == Identity.load_or_create(path).peer_id
+    assert (others == [mine]) == has_links
+    assert [entry.name for entry in tmp_path.iterdir()] == ["identity.key"]
 
 
 @pytest.mark.parametrize("damage", [b"", b"x", b"\x08\x01\x12\x40" + b"\x01" * 64])

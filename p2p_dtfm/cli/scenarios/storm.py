@@ -101,14 +101,15 @@ def _storm_in(
 
 
 def _start_all(swarm: LocalSwarm, case: StormCase) -> dict[str, str]:
-    """Peer ids by name."""
+    """Peer ids by name, made before anybody is there."""
     directory = swarm.directory
     names = [f"peer-{number}" for number in range(case.peers)]
+    peer_ids = {name: peer_id_of(directory / name) for name in names}
     run = ["--run", str(directory / "run.json"), "--expect-peers", str(case.peers)]
     _, address = swarm.found(run, names[0], directory / names[0])
     for name in names[1:]:
         swarm.join(address, (), name, directory / name)
-    return {name: peer_id_of(directory / name) for name in names}
+    return peer_ids
 
 
 @contextmanager

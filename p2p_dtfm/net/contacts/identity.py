@@ -45,16 +45,16 @@ class Identity:
 
     @classmethod
     def load_or_create(cls, path: Path) -> "Identity":
-        """The key in `path`; a new one, written with mode 0600, where there is no file.
+        """The key in `path`; a new one, written with mode 0600, where there is no file. Of two
+        programs that come to an empty home at once both have the key of the one that wrote first.
 
         Raises `UserError` when the file cannot be read or holds anything but an Ed25519 key.
         """
         try:
             stored = path.read_bytes()
         except FileNotFoundError:
-            identity = cls(Ed25519PrivateKey.generate())
-            _write_privately(path, identity.to_bytes())
-            return identity
+            new = cls(Ed25519PrivateKey.generate()).to_bytes()
+            return cls(_parse(_write_first(path, new), path))
         except OSError as error:
             raise UserError(
                 f"cannot read the identity {path}: {error.strerror}",
@@ -93,8 +93,9 @@ def _parse(stored: bytes, path: Path) -> Ed25519PrivateKey:
     )
 
 
-def _write_privately(path: Path, content: bytes) -> None:
-    """Whole or not at all, and never readable by others."""
+def _write_first(path: Path, content: bytes) -> bytes:
+    """Whole or not at all, never readable by others, and never over what another program has
+    written meanwhile. What is in `path` then."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -103,10 +104,11 @@ def _write_privately(path: Path, content: bytes) -> None:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(temporary, path)
+            _name_unless_taken(temporary, path)
         except OSError:
             os.unlink(temporary)
             raise
+        return path.read_bytes()
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         fix = f"make {path.parent} a directory that you may write to"
@@ -114,6 +116,19 @@ def _write_privately(path: Path, content: bytes) -> None:
             f"cannot write the identity {path}: {error.strerror}",
             "free space on that disk" if full else fix,
         ) from error
+
+
+def _name_unless_taken(temporary: str, path: Path) -> None:
+    """`temporary` is gone then. A second name cannot be given to a file on every file system: there
+    the last who writes wins."""
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        pass
+    except OSError:
+        os.replace(temporary, path)
+        return
+    os.unlink(temporary)
 
 
 def peer_id_of(public_key: bytes) -> str:

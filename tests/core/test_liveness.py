@@ -182,13 +182,13 @@ def test_who_is_heard_over_another_way_is_watched_as_before() -> None:
     assert run(liveness, at_s + 1, at_s + 1.75, talking=("a", "c")) == ["b"]
 
 
-def test_who_is_in_doubt_is_called_at_once() -> None:
+def test_who_is_to_hear_something_is_called_at_once() -> None:
     liveness = watching("a", timing=REGULAR)
     heard_s = beats(liveness, to_s=20, every_s=0.5)
     now_ns = int(heard_s * SECOND_NS)
     liveness.watch(["a", "b"], now_ns)
     liveness.due_heartbeats(now_ns)
-    liveness.doubt(["a", "b", "stranger"])
+    liveness.speak_to(["a", "b", "stranger"])
     assert liveness.due_heartbeats(now_ns + 1) == ("a", "b"), "though none is due"
     assert liveness.due_heartbeats(now_ns + 2) == ()
     assert run(liveness, heard_s, heard_s + 2.75) == [], "another's word makes no silence longer"

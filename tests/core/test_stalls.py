@@ -9,6 +9,7 @@ import pytest
 
 from p2p_dtfm.core.liveness.drips import LEAST_NS, STEPS, Drips
 from p2p_dtfm.core.liveness.liveness import SECOND_NS
+from p2p_dtfm.core.liveness.news import SETTLED_NS, News
 from p2p_dtfm.core.liveness.pace import FETCH_BYTES_PER_S, Pace, Patience, bytes_per_s_from
 from p2p_dtfm.core.liveness.stalls import Stalls
 from p2p_dtfm.core.liveness.waits import PossibleWaits
@@ -476,6 +477,8 @@ class TestDrips:
         steps: int = 30,
         has_given: bool = True,
         members: int = 3,
+        news: bool = True,
+        b_lacks: Lack | None = None,
     ) -> int | None:
         """In which step A suspects C, of which it lacks something for so long in each."""
         stalls, pace = Stalls(A, 2 * SECOND_NS), Pace(self.view, SPEC, 0)
@@ -485,7 +488,8 @@ class TestDrips:
             step, into_ns = divmod(now_ns, self.step_ns)
             waits = into_ns >= self.step_ns - waits_s * SECOND_NS
             mine = self.work(step, lack) if waits else self.work(step, computes=True)
-            stalls.heard(B, step, mine)
+            theirs = mine if b_lacks is None else self.work(step, b_lacks)
+            stalls.heard(B, step, theirs if news else self.work(step - 1, lack))
             stalls.heard(C, step, said(step))
             for found in stalls.tick(mine, possible, lambda *_: has_given, pace.patience, now_ns):
                 assert found.peer_id == C and "only its word" in found.reason
@@ -529,20 +533,105 @@ class TestDrips:
         assert self.suspected_in(prepared, waits, has_given=False) is None
         assert self.suspected_in(prepared, waits, has_given=True) == STEPS
 
+    def test_who_tells_nothing_of_a_step_has_no_reason_in_it(self) -> None:
+        """What it lacked in the step before excused it, as long as nothing newer was heard."""
+
+        def stale(step: int) -> Work:
+            return self.work(step - 1, Lack(B, Kind.SUM))
+
+        claim = Lack(C, Kind.CLAIM)
+        assert self.suspected_in(claim, stale, news=False) == STEPS
+        assert self.suspected_in(Lack(C, Kind.SUM), stale, news=False) is None
+
+    def test_news_has_a_second_to_come(self) -> None:
+        def late(step: int) -> Work:
+            return self.work(step - 1, Lack(B, Kind.SUM))
+
+        short = TestDrips()
+        short.step_ns = SECOND_NS * 3 // 2
+        claim = Lack(C, Kind.CLAIM)
+        assert short.suspected_in(claim, late, waits_s=0.9, news=False) is None
+        assert short.suspected_in(claim, late, waits_s=1.2, news=False) == STEPS
+
+    def test_what_it_gives_holds_up_no_word_unless_somebody_lacks_a_tensor_of_it(self) -> None:
+        """Who computes works again fetched something of each lately: that excused it for good."""
+
+        def gives(step: int) -> Work:
+            return msgspec.structs.replace(self.work(step), sends_to=(A, B))
+
+        claim = Lack(C, Kind.CLAIM)
+        assert self.suspected_in(claim, gives) == STEPS
+        assert self.suspected_in(claim, gives, b_lacks=Lack(C, Kind.PART)) is None
+
     def test_of_two_members_neither_suspects_the_other(self) -> None:
         """Each would go on alone, and nobody knows which one is slow."""
         assert self.suspected_in(Lack(C, Kind.CLAIM), self.work, members=2) is None
 
-    def test_steps_of_another_view_do_not_count(self) -> None:
-        drips = Drips()
-        for view in range(4):
+    def test_other_views_help_nobody(self) -> None:
+        """Plans that are made anew because steps are slow began the count anew."""
+        drips, found = Drips(), []
+        for view in range(3):
             drips.begins(view * 100 * SECOND_NS)
             for step in range(1, STEPS):
                 now_ns = (view * 100 + step) * SECOND_NS
-                assert not drips.step_over({C: SECOND_NS}, LEAST_NS, now_ns)
+                found.append(drips.step_over({C: SECOND_NS}, LEAST_NS, now_ns))
+        assert not any(found[: STEPS - 1]) and all(found[STEPS - 1 :])
+
+    def test_who_has_seen_half_of_it_joins_the_first_that_has_seen_enough(self) -> None:
+        """Who was the only one to accuse two of them lost its own place, one honest peer after the
+        other."""
+        stalls, pace = Stalls(A, 2 * SECOND_NS), Pace(self.view, SPEC, 0)
+        stalls.watch([B, C])
+        possible = PossibleWaits(self.view)
+        joined: dict[int, list[str]] = {}
+        for now_ns in range(0, STEPS * self.step_ns, TICK_NS):
+            step, into_ns = divmod(now_ns, self.step_ns)
+            if into_ns == TICK_NS:
+                joined[step] = [it.peer_id for it in stalls.join([B, C], pace.patience)]
+            mine = self.work(step, Lack(C, Kind.CLAIM))
+            stalls.heard(B, step, mine)
+            stalls.heard(C, step, self.work(step))
+            assert not stalls.tick(mine, possible, lambda *_: True, pace.patience, now_ns)
+        assert {step for step, names in joined.items() if names == [C]} == {*range(6, STEPS)}
+        assert not any(joined[step] for step in range(6))
+
+    def test_who_was_left_out_begins_anew(self) -> None:
+        drips, found = Drips(), []
+        drips.begins(0)
+        for step in range(1, 3 * STEPS):
+            drips.keep({B, C} if step != STEPS else {B})
+            found.append(drips.step_over({C: SECOND_NS}, LEAST_NS, step * SECOND_NS))
+        first = next(n for n, each in enumerate(found) if each)
+        assert first == STEPS + STEPS // 2 - 2, "half of the time is held against it again"
 
     def test_short_waits_are_none_however_short_the_steps(self) -> None:
         drips = Drips()
         drips.begins(0)
         for step in range(1, 100):
             assert not drips.step_over({C: LEAST_NS - 1}, LEAST_NS, step * LEAST_NS)
+
+
+class TestNews:
+    """What this peer says of its work between heartbeats."""
+
+    view = view_of((1, 1, 1))
+
+    def due(self, *stands: Work | None) -> list[int]:
+        """At which of the ticks, of which some are needed to settle."""
+        news = News()
+        return [n for n, work in enumerate(stands) if news.is_due(work, n * SETTLED_NS // 2)]
+
+    def work(self, step: int, *lacks: Lack) -> Work:
+        return Work(self.view.id, step, False, lacks)
+
+    def test_each_place_is_told_once_when_it_has_lasted(self) -> None:
+        one, other = self.work(3, Lack(B, Kind.SUM)), self.work(3, Lack(B, Kind.CLAIM))
+        assert self.due(one, one, one, one, other, other, other, other) == [2, 6]
+
+    def test_what_passes_at_once_is_not_told(self) -> None:
+        steps = [self.work(n, Lack(B, Kind.SUM)) for n in range(20)]
+        assert self.due(*(each for step in steps for each in (step, step))) == []
+
+    def test_microbatches_are_one_place_and_no_step_is_none(self) -> None:
+        parts = [self.work(3, Lack(B, Kind.ACTIVATION, 0, n)) for n in range(6)]
+        assert self.due(*parts, None, None, None, None) == [2]

@@ -12,11 +12,17 @@ FEW = 16
 """Steps in which most of the time goes by, and what is noticed late."""
 
 
+@pytest.mark.parametrize(
+    ("members", "liars", "rate"),
+    [("abcd", "d", 0.02), ("abcd", "d", 1.0), ("abcdefgh", "gh", 0.02)],
+)
 def test_who_has_the_others_wait_for_its_word_in_each_step_is_out(
-    tmp_path_factory: pytest.TempPathFactory,
+    tmp_path_factory: pytest.TempPathFactory, members: str, liars: str, rate: float
 ) -> None:
     """It was never late enough to be a fault: steps took ten times as long for good."""
-    fault = Fault(1.0, math.inf, "lie", ("d",), 0.0, "drip")
-    schedule = Schedule(tuple("abcd"), (), (fault,), is_audited=True, liars=("d",), audit_rate=0.02)
+    faults = tuple(Fault(1.0, math.inf, "lie", (name,), 0.0, "drip") for name in liars)
+    schedule = Schedule(
+        tuple(members), (), faults, is_audited=True, liars=tuple(liars), audit_rate=rate
+    )
     played = Player(tmp_path_factory.mktemp("player"), STEPS).play(LIES, schedule)
-    assert played.problem == "" and 0 < played.lies <= FEW
+    assert played.problem == "" and 0 < played.lies <= FEW * len(liars)

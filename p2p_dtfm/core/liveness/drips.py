@@ -2,7 +2,7 @@
 
 The patience with which a step is judged begins anew with each (`core.liveness.stalls`): a member
 that said its claim or its Prepared four seconds late slowed steps of a fifth of a second twenty
-times, for good. So of a view's last steps it counts how much of their time went by while one peer
+times, for good. So of the last steps it counts how much of their time went by while one peer
 owed nothing but its word and had no reason to wait. Who computes or sends slowly is not meant: what
 it owes meanwhile are tensors.
 
@@ -10,13 +10,16 @@ Pure: time is an argument.
 """
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from p2p_dtfm.core.liveness.liveness import Suspicion
 from p2p_dtfm.core.liveness.pace import SECOND_NS
 
 STEPS = 12
-"""All of one view. Machines that do other things are late for a few."""
+"""Of whatever views: who is late may have them changed. Machines that do other things are late for
+a few."""
+STEPS_TO_JOIN = STEPS // 2
+"""Where somebody else has seen enough."""
 SHARE_OF_STEPS = 1, 2
 """So much of their time or more: steps take twice as long as they could. Of honest members a tenth
 was seen, with eight daemons on two busy cores."""
@@ -25,18 +28,23 @@ LEAST_NS = SECOND_NS // 2
 
 
 class Drips:
-    """`begins` with each view, `step_over` after each step."""
+    """`begins` with each view, `step_over` after each step. The one in which a view begins is not
+    counted."""
 
     def __init__(self) -> None:
         self._began_ns = 0
-        self._waited: deque[Mapping[str, int]] = deque(maxlen=STEPS)
+        self._waited: deque[dict[str, int]] = deque(maxlen=STEPS)
         self._took_ns: deque[int] = deque(maxlen=STEPS)
 
     def begins(self, now_ns: int) -> None:
         """Another view, or the first one."""
         self._began_ns = now_ns
-        self._waited.clear()
-        self._took_ns.clear()
+
+    def keep(self, peers: Collection[str]) -> None:
+        """Of all others nothing is held against them: who was left out begins anew."""
+        for step in self._waited:
+            for peer_id in step.keys() - peers:
+                del step[peer_id]
 
     def step_over(
         self, waited_ns: Mapping[str, int], least_ns: int, now_ns: int
@@ -48,9 +56,17 @@ class Drips:
         self._waited.append({peer_id: min(ns, took_ns) for peer_id, ns in waited_ns.items()})
         if len(self._took_ns) < STEPS:
             return []
+        return self._found(waited_ns, least_ns)
+
+    def join(self, doubted: Collection[str], least_ns: int) -> list[Suspicion]:
+        """Somebody accuses, or is accused by, one of these: who was about to be suspected here is
+        so now. Whoever was the first to have seen enough would be out for being the only one."""
+        return self._found(doubted, least_ns) if len(self._took_ns) >= STEPS_TO_JOIN else []
+
+    def _found(self, peers: Iterable[str], least_ns: int) -> list[Suspicion]:
         return [
             Suspicion(peer_id, _reason(held_ns, sum(self._took_ns)))
-            for peer_id in sorted(waited_ns)
+            for peer_id in sorted(peers)
             if self._is_drip(held_ns := self._held_ns(peer_id), least_ns)
         ]
 
@@ -59,7 +75,10 @@ class Drips:
 
     def _is_drip(self, held_ns: int, least_ns: int) -> bool:
         part, whole = SHARE_OF_STEPS
-        return whole * held_ns >= part * sum(self._took_ns) and held_ns >= STEPS * least_ns
+        return (
+            whole * held_ns >= part * sum(self._took_ns)
+            and held_ns >= len(self._took_ns) * least_ns
+        )
 
 
 def _reason(held_ns: int, took_ns: int) -> str:

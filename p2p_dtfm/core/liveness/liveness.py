@@ -175,8 +175,8 @@ class Liveness:
         watched.is_refused = watched.is_refused or is_refused
         watched.is_rerouted = watched.is_rerouted and is_rerouted
 
-    def doubt(self, peers: Iterable[str]) -> None:
-        """Somebody else accuses these, or is accused by them: they are called at once."""
+    def speak_to(self, peers: Iterable[str]) -> None:
+        """There is something to say to these: a heartbeat is due at once."""
         for peer_id in peers:
             if (watched := self._watched.get(peer_id)) is not None:
                 watched.asked = True
@@ -309,7 +309,7 @@ class Liveness:
         for watched in again:
             watched.missed_again = True
         if newly or again:
-            self.doubt(name for name, watched in self._watched.items() if not watched.missed)
+            self.speak_to(name for name, watched in self._watched.items() if not watched.missed)
 
     def _is_to_be_missed_again(self, watched: _Watched, now_ns: int) -> bool:
         if watched.missed_again or watched.suspected or not watched.missed:

@@ -21,8 +21,9 @@ import msgspec
 from p2p_dtfm.core.liveness.drips import LEAST_NS, Drips
 from p2p_dtfm.core.liveness.lateness import Lateness
 from p2p_dtfm.core.liveness.liveness import Suspicion
+from p2p_dtfm.core.liveness.news import HEARD_WITHIN_NS
 from p2p_dtfm.core.liveness.pace import FLOOR_NS, SECOND_NS, Patience
-from p2p_dtfm.core.liveness.waits import WORDS, PossibleWaits, may_wait
+from p2p_dtfm.core.liveness.waits import TENSORS, WORDS, PossibleWaits, may_wait
 from p2p_dtfm.core.messages.work import LACKS_LIMIT, Kind, Lack, Work
 
 Handed = Callable[[str, Lack], bool]
@@ -81,6 +82,8 @@ class Stalls:
         self._sleep_ns = sleep_ns
         self._said: dict[str, _Said] = {}
         self._ends: dict[str, _End] = {}
+        self._untold_ns: dict[str, int] = {}
+        """For how long each has owed its word in this step of which it has said nothing."""
         self._at: tuple[object, int] | None = None
         self._ticked_ns: int | None = None
         self._suspected: set[str] = set()
@@ -93,6 +96,7 @@ class Stalls:
         Until this is called everybody is watched."""
         self._watched = frozenset(peers)
         self._said = {peer: said for peer, said in self._said.items() if peer in self._watched}
+        self._drips.keep(self._watched)
 
     def heard(self, peer_id: str, progress: int, work: Work | None) -> None:
         """What a peer says of its work: a counter that grows, and where it stands."""
@@ -119,9 +123,9 @@ class Stalls:
         found: list[Suspicion] = []
         if self._at != (mine.view, mine.step):
             found = self._step_over(mine, now_ns)
-            self._at, self._ends = (mine.view, mine.step), {}
+            self._at, self._ends, self._untold_ns = (mine.view, mine.step), {}, {}
             self._suspected = {suspicion.peer_id for suspicion in found}
-        for end in self._chains(mine, possible, handed):
+        for end in self._chains(mine, possible, handed, gap_ns):
             reason = self._judge(end, self._stretched(patience(end.peer_id, mine.step)), gap_ns)
             if reason and end.peer_id not in self._suspected:
                 self._suspected.add(end.peer_id)
@@ -134,9 +138,16 @@ class Stalls:
             self._drips.begins(now_ns)
             return []
         waited_ns = {peer_id: end.word_ns for peer_id, end in self._ends.items() if end.word_ns}
+        heard_within_ns = self._stretched_ns(HEARD_WITHIN_NS)
+        for peer_id, untold_ns in self._untold_ns.items():
+            if untold_ns >= heard_within_ns:
+                waited_ns[peer_id] = waited_ns.get(peer_id, 0) + untold_ns
         found = self._drips.step_over(waited_ns, self._stretched_ns(LEAST_NS), now_ns)
-        is_of_two = self._watched is not None and len(self._watched) < FELLOWS_THAT_JUDGE
-        return [] if is_of_two else found
+        return [] if self._is_of_two else found
+
+    @property
+    def _is_of_two(self) -> bool:
+        return self._watched is not None and len(self._watched) < FELLOWS_THAT_JUDGE
 
     def join(self, doubted: Iterable[str], patience: PatienceOf) -> list[Suspicion]:
         """The step is stopped, since one of these accuses another: who was about to be suspected
@@ -152,6 +163,14 @@ class Stalls:
             if any(ns * JOINING_DIVISOR >= limit for ns, limit in counted):
                 self._suspected.add(peer_id)
                 found.append(Suspicion(peer_id, "is waited for, and one of those in doubt"))
+        return found + self._join_drips(doubted)
+
+    def _join_drips(self, doubted: Iterable[str]) -> list[Suspicion]:
+        if self._is_of_two:
+            return []
+        asked = set(doubted) - self._suspected
+        found = self._drips.join(asked, self._stretched_ns(LEAST_NS))
+        self._suspected |= {suspicion.peer_id for suspicion in found}
         return found
 
     def _stretched(self, patience: Patience) -> Patience:
@@ -169,13 +188,17 @@ class Stalls:
 
     # chains -----------------------------------------------------------------------------------
 
-    def _chains(self, mine: Work, possible: PossibleWaits, handed: Handed) -> list[_Found]:
+    def _chains(
+        self, mine: Work, possible: PossibleWaits, handed: Handed, gap_ns: int
+    ) -> list[_Found]:
         """Where the waits of this peer end, each peer once."""
         if mine.computes or mine.fetches:
             return []
         walk = _Walk(self._me, mine, self._said, self._watched, possible, handed)
         for lack in sorted(mine.lacks, key=lambda lack: lack.kind is not Kind.PART):
             walk.follow(lack, mine.step)
+        for peer_id in walk.untold:
+            self._untold_ns[peer_id] = self._untold_ns.get(peer_id, 0) + gap_ns
         if not walk.found and not walk.leads_away:
             return [_Found(peer_id, in_circle=True) for peer_id in sorted(walk.owing)]
         return [walk.found[peer_id] for peer_id in sorted(walk.found)]
@@ -209,8 +232,12 @@ def _late(waited_ns: int, limit_ns: int, text: str) -> str:
     return f"{text} for {waited_ns / SECOND_NS:.1f} s" if waited_ns >= limit_ns else ""
 
 
+def _lacks_a_tensor(work: Work, of: str) -> bool:
+    return any(lack.peer_id == of and lack.kind in TENSORS for lack in work.lacks)
+
+
 def _named(lack: Lack) -> str:
-    if lack.kind in (Kind.ACTIVATION, Kind.GRADIENT, Kind.PART, Kind.SUM):
+    if lack.kind in TENSORS:
         return f"{lack.kind} {lack.index} of layer {lack.layer}"
     return f"{lack.kind}"
 
@@ -237,6 +264,8 @@ class _Walk:
         self.found: dict[str, _Found] = {}
         self.owing: set[str] = set()
         """Those who owe this peer itself something."""
+        self.untold: set[str] = set()
+        """Those who owe their word, and have said nothing of the step yet."""
         self.leads_away = False
         """To one of whom this peer hears nothing: it owes this one its word at most, as it owes it
         to all, and others watch it."""
@@ -250,6 +279,13 @@ class _Walk:
             if owed.peer_id not in self._visited:
                 self._visited.add(owed.peer_id)
                 waiting += self._visit(owed, step)
+                self._note_untold(owed, step)
+
+    def _note_untold(self, owed: Lack, step: int) -> None:
+        work, end = self._work_of(owed.peer_id), self.found.get(owed.peer_id)
+        has_told = work is None or work.step >= step
+        if owed.kind in WORDS and not has_told and not (end is not None and end.owes_word):
+            self.untold.add(owed.peer_id)
 
     def _visit(self, owed: Lack, step: int) -> list[tuple[Lack, int]]:
         """The waits that excuse who owes this; if there are none, the chain ends there."""
@@ -292,8 +328,10 @@ class _Walk:
         """Of one that says it can do nothing, and waits for nobody else: `of_me` it lacks."""
         denied = tuple(lack for lack in of_me if self._handed(owed.peer_id, lack))
         on_its_way = owed.peer_id in self._mine.sends_to
-        travels = self._sends_work(work) or bool(of_me and on_its_way)
-        owes_word = owed.kind in WORDS and not travels and denied == of_me
+        comes = bool(of_me and on_its_way)
+        travels = self._sends_work(work) or comes
+        is_free = not comes and denied == of_me and not self._is_wanted(owed.peer_id, work)
+        owes_word = owed.kind in WORDS and is_free
         return _Found(owed.peer_id, denied, travels, owes_word=owes_word)
 
     def _is_given(self, peer_id: str) -> bool:
@@ -306,6 +344,15 @@ class _Walk:
         """What is given to those that fetch excuses nobody: anybody may ask for it."""
         theirs = map(self._work_of, work.sends_to)
         return any(each is None or not each.fetches for each in theirs)
+
+    def _is_wanted(self, peer_id: str, work: Work) -> bool:
+        """Whether one of those to whom it gives something says that it lacks a tensor of it, or has
+        not come so far. What else it gives, to whom computes works again, holds up no word."""
+        theirs = (self._mine if each == self._me else self._work_of(each) for each in work.sends_to)
+        return any(
+            each is None or each.step < work.step or _lacks_a_tensor(each, peer_id)
+            for each in theirs
+        )
 
     def _may_wait(self, owed: Lack, lack: Lack, in_one_step: bool) -> bool:
         is_due = may_wait(owed.kind, lack.kind, both_in_one_step=in_one_step)

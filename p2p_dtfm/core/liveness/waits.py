@@ -22,6 +22,7 @@ _PHASE = {
 _NEED_NOTHING = (Kind.RECEIPT, Kind.ACTIVE)
 """To be given as soon as what they are for has come."""
 _OWN_FIRST = (Kind.CLAIM, Kind.AUDIT, Kind.PREPARED)
+TENSORS = (Kind.ACTIVATION, Kind.GRADIENT, Kind.PART, Kind.SUM)
 WORDS = (Kind.CLAIM, Kind.PREPARED)
 """Which need nothing but what their maker has, once nobody lacks a tensor of it."""
 

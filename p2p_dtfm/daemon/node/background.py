@@ -177,11 +177,13 @@ class Background:
         for suspicion in step_watch.tick(agreement, {*watched, self._me}, now_ns):
             self._do(agreement.holds_up(suspicion.peer_id, suspicion.reason, now_ns))
         self._call_doubted()
+        if step_watch.has_news(agreement, now_ns):
+            self._liveness.speak_to(watched)
         self._say_that_it_lives(now_ns)
 
     def _call_doubted(self) -> None:
         doubted = self._agreement.doubted
-        self._liveness.doubt(doubted - self._doubted)
+        self._liveness.speak_to(doubted - self._doubted)
         self._doubted = doubted
 
     def _say_that_it_lives(self, now_ns: int) -> None:

@@ -265,7 +265,7 @@ class Network:
         called again: whether that is silence, what else is heard of it says."""
         self.evidence.set()
         if is_unanswered(cause):
-            self.liveness.doubt((peer_id,))
+            self.liveness.speak_to((peer_id,))
             return
         is_rerouted = self.is_relayed(peer_id) and not no_relay_has_it(cause)
         now_ns = now.monotonic_ns()

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 
 from p2p_dtfm.core.consensus.agreement import Agreement
 from p2p_dtfm.core.liveness.liveness import Suspicion
+from p2p_dtfm.core.liveness.news import News
 from p2p_dtfm.core.liveness.pace import SECOND_NS, Pace, Patience
 from p2p_dtfm.core.liveness.stalls import PatienceOf, Stalls
 from p2p_dtfm.core.liveness.vouches import Vouches
@@ -36,6 +37,7 @@ class StepWatch:
         self._in_view: tuple[PossibleWaits, Pace] | None = None
         self._step_began_ns: int | None = None
         self._vouches = Vouches()
+        self._news = News()
         self._not_ready: list[Suspicion] = []
 
     def took_over(self, view: View, step: int) -> None:
@@ -70,6 +72,10 @@ class StepWatch:
     def work(self, agreement: Agreement) -> Work | None:
         """Where this peer stands, as it says to others."""
         return None if agreement.frozen else self._waits.work(agreement.not_active)
+
+    def has_news(self, agreement: Agreement, now_ns: int) -> bool:
+        """Where this peer stands is to be said to all now; ask at each tick."""
+        return self._news.is_due(self.work(agreement), now_ns)
 
     def tick(self, agreement: Agreement, watched: Iterable[str], now_ns: int) -> list[Suspicion]:
         """New suspicions."""

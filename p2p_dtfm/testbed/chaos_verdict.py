@@ -148,7 +148,8 @@ def _repeated_as_promised(name: str, history: list[Event], verdict: ChaosVerdict
             yield from back
         for step in back:
             del seen[step]
-        may_repeat = event.get("may_repeat_steps")
+        if "no_plan" not in event:  # what was said stands while layers are lost
+            may_repeat = event.get("may_repeat_steps")
 
 
 def _check_losses(

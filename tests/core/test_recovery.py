@@ -110,6 +110,21 @@ def test_what_lies_on_disks_counts_at_once_where_it_repeats_nothing() -> None:
     assert recover([part(A, {0: 7}, saved=(saved,))], 2).target == Target(7, BASE)
 
 
+def test_what_lies_on_disks_counts_at_once_where_so_much_may_be_repeated() -> None:
+    """Guardians lagged, and their first copy was not there yet: a minute went by beside a
+    checkpoint of four steps before."""
+    saved = SavedState(3, "old", (0, 1))
+    alone = part(A, {0: 7}, "a", saved=(saved,))
+    for may_repeat, target in ((3, None), (4, Target(3, "old"))):
+        told = msgspec.structs.replace(alone, may_repeat=may_repeat)
+        assert recover([told], 2).target == target
+    members = [alone, part(C, {}, step=7), part(Member("d", 1), {}, step=7)]
+    for count in (1, 2):
+        said = [msgspec.structs.replace(it, may_repeat=99) for it in members[:count]]
+        found = recover([*said, *members[count:]], 2).target
+        assert found == (Target(3, "old") if count == 2 else None), "as most say"
+
+
 def test_those_that_come_back_together_go_on_from_the_newest_that_their_disks_make_up() -> None:
     """Nobody is in a view. One has loaded an old checkpoint, which alone is whole at one place."""
     old, halves = SavedState(3, "old", (0, 1)), [SavedState(7, BASE, (n,)) for n in (0, 1)]

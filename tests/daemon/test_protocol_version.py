@@ -20,7 +20,7 @@ from p2p_dtfm.daemon.peers.wire import KnownPeers, Message, TraceReply, Transcri
 from p2p_dtfm.net.streams.frames import FrameHeader
 from tests.core.planning import Peer, name_of, snapshot
 
-SAID = {2: "baac5eab68eba48e38e10434da5676d5c38d2714cc9c0bf4bc39a088e6c39a7b"}
+SAID = {2: "6b0c249a2ea905028dd2a9606f3c8842847525ad200ef030580403a14800f20a"}
 PLANNED = {2: "c793e962633be8a171cfa201e76ad94916e75846a2bb811a71fcded297ceb0f9"}
 
 

@@ -187,6 +187,9 @@ def test_steps_since_the_newest_whole_cut_may_be_repeated_as_was_said() -> None:
     assert kept.ok and (kept.repeated_steps, kept.duplicated_samples) == (4, 0)
     one = [lagging, *before[:6], {**back, "step": 5}, step(5, 15.0), *after[1:]]
     assert judge({"a": one}, [], 12, 32, None).ok, "of one step, too"
+    waits = {**view(2, "w", "x"), "step": 9, "no_plan": "no member holds layers 2 any more"}
+    late = judge({"a": [lagging, *before, waits, back, *after]}, [], 12, 32, None)
+    assert late.ok and late.repeated_steps == 4, "what was said stands while layers are lost"
     too_far = [lagging, *before, {**back, "step": 4}, step(4, 14.0), *after]
     assert judge({"a": too_far}, [], 12, 32, None).duplicated_samples, "older than the whole cut"
     unsaid = [view(1, "s", "p"), *before, back, *after]

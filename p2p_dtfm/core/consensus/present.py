@@ -29,6 +29,8 @@ class Present:
     """From when on each view has lacked layers."""
     had_all: frozenset[str] = frozenset()
     """While layers are lost: who was in the newest view of this peer that had all of them."""
+    may_repeat_steps: int = 0
+    """That a failure may cost, as the newest view with a plan has said."""
     end: Standing | None = None
     """Where it stood when the run's last step was committed: nobody may be in that view now."""
     accepts_loss: bool = False

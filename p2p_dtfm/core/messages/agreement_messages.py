@@ -102,6 +102,8 @@ class Contribution(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     retained: RetainedStep | None = None
     accepts_loss: bool = False
     """Has waited long enough for lost layers: go back to what is left."""
+    may_repeat: int = 0
+    """Steps that its newest view with a plan said a failure may cost."""
     accusers: tuple[str, ...] = ()
     """Peers that this one has seen accuse others again and again, who were heard by most."""
     bars: tuple[Bar, ...] = ()

@@ -73,6 +73,7 @@ class Outline(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_lik
     retained_layers: tuple[int, ...]
     """Of these it has that step's reduced gradients."""
     accepts_loss: bool
+    may_repeat: int
     accusers: tuple[str, ...]
     bars: tuple[Bar, ...]
 
@@ -339,6 +340,7 @@ _SAID_IN_FULL = (
     "saved",
     "cuts",
     "accepts_loss",
+    "may_repeat",
     "accusers",
     "bars",
 )

@@ -53,16 +53,17 @@ def recover(
 
     One that ends more than one step before what members had committed is taken at once where a cut
     would be: the view before has said how much it may repeat, and what is newer than its cut
-    repeats less. Else it is taken only where most members accept the loss; the initial parameters
-    count only then. Steps past the end of the run are nobody's, nor are those that others' words
-    refute (`believed_claims`).
+    repeats less. So is what lies on disks, where it repeats no more than that. Else it is taken
+    only where most members accept the loss; the initial parameters count only then. Steps past the
+    end of the run are nobody's, nor are those that others' words refute (`believed_claims`).
     """
     parts = sorted(contributions, key=lambda part: part.member)
     claims = BelievedClaims(parts)
     complete = complete_steps(parts, terms)
     limit = terms.total_steps + 1 if terms is not None else None
-    floor = 0 if _accept_loss(claims.members or parts) else claims.furthest(limit) - 1
-    cuts = _cuts(parts)
+    members, furthest = claims.members or parts, claims.furthest(limit)
+    floor = 0 if _accept_loss(members) else furthest - 1
+    as_said = _cuts(parts) | _saved_since(parts, furthest - _may_repeat(members))
     lost_layers = tuple(range(layer_count))
     newer: Recovery | None = None
     for target in _targets(parts, complete, claims, limit, floor):
@@ -72,15 +73,26 @@ def recover(
             return found
         if is_whole:
             newer = newer or found
-        if is_whole and target in cuts:
+        if is_whole and target in as_said:
             return newer or found
-        if at_once or target in cuts:
+        if at_once or target in as_said:
             lost_layers = min(lost_layers, found.lost_layers, key=len)
     return Recovery(None, lost_layers=lost_layers)
 
 
 def _cuts(parts: list[Contribution]) -> set[Target]:
     return {Target(item.version, item.lineage) for part in parts for item in part.cuts}
+
+
+def _saved_since(parts: list[Contribution], step: int) -> set[Target]:
+    saved = (item for part in parts for item in part.saved)
+    return {Target(item.version, item.lineage) for item in saved if item.version >= step}
+
+
+def _may_repeat(parts: list[Contribution]) -> int:
+    """As many steps or more most of them were told that a failure may cost."""
+    said = sorted((part.may_repeat for part in parts), reverse=True)
+    return said[len(said) // 2] if said else 0
 
 
 def what_it_comes_to(

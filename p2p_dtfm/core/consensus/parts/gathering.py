@@ -156,6 +156,7 @@ class Gathering:
             pending=evidence.pending(state.view.id) if state.view and not planned else None,
             retained=evidence.told_of_last_step(planned, sees_fork),
             accepts_loss=sees_fork or state.present.agrees_to_loss(state.timing, now_ns),
+            may_repeat=state.present.may_repeat_steps,
             accusers=state.doubts.accusers.named(now_ns),
             bars=state.others.bars,
             origins=state.others.views.origins(state.members or (state.me,)),

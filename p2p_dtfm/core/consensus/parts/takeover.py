@@ -178,6 +178,7 @@ class Takeover:
             last_commit=committed or before.last_commit,
             lost_since_ns=self._lost_since_ns(view, had_all, now_ns),
             had_all=had_all,
+            may_repeat_steps=_may_repeat_steps(view, before),
             met_ns=now_ns,
             end=before.end if state.is_complete else None,
         )
@@ -244,3 +245,10 @@ class Takeover:
         proof = view.certificate if is_late else None  # it may lack somebody's Ready
         asking = Active(state.me, view.id, said.step, said.lineage, True, proof)
         return [SendMessage(to, stated(asking, state.settings.sign))]
+
+
+def _may_repeat_steps(view: View, before: Present) -> int:
+    """While layers are lost, what was said of a failure stands."""
+    if not isinstance(view.plan, Plan):
+        return before.may_repeat_steps
+    return view.cut_pace.may_repeat_steps if view.cut_pace is not None else 0

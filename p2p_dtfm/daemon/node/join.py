@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import secrets
 from collections.abc import Awaitable, Callable
@@ -343,14 +344,19 @@ class RunJoining:
         return open_local_run(recalled.signed_spec, store)
 
     async def _fetch_run(self, welcome: Welcome, store: BlobStore, peers: list[str]) -> Run:
-        """Knock, for only who does is given the manifest; where many do, again for a while."""
+        """Knock, for only who does is given the manifest; where many do, again for a while, and at
+        others' doors."""
+        turns = itertools.cycle(
+            peers[first : first + KNOCKED_LIMIT] for first in range(0, len(peers), KNOCKED_LIMIT)
+        )
         end_s = now.monotonic_s() + KNOCKING_S
         while True:
-            for peer_id in peers[:KNOCKED_LIMIT]:
+            asked = next(turns)
+            for peer_id in asked:
                 with contextlib.suppress(Unreachable):
                     await self._network.messenger.knock(peer_id)
             try:
-                return await fetch_run(welcome, store, self._network.blobs, peers)
+                return await fetch_run(welcome, store, self._network.blobs, asked)
             except UserError:
                 if now.monotonic_s() > end_s:
                     raise

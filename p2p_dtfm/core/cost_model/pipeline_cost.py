@@ -175,7 +175,8 @@ class PipelineModel:
             if count < limit:
                 period = max(period, -(-(here + away) // count))
         for at in range(1, last + 1) if problem.step.splits_backwards else ():
-            owed = -(-drain[at] // self.last_part_ns(peers[at], cuts[at], cuts[at + 1], at))
+            part_ns = max(1, self.last_part_ns(peers[at], cuts[at], cuts[at + 1], at))
+            owed = -(-drain[at] // part_ns)
             fitting[at] = min(fitting[at] + owed, rooms[at], limit)
         if problem.step.inner_steps:
             hides: tuple[int, ...] = (0,) * (last + 1)  # differences set out together

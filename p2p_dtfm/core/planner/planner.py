@@ -17,13 +17,18 @@ from p2p_dtfm.core.planner.stability import PresentPlan
 from p2p_dtfm.core.planner.unlike_cuts import best_cut
 from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.core.protocol.measured_plans import agreed
-from p2p_dtfm.core.protocol.plan import NoPlan, Pipeline, Plan, Stage, check_plan
+from p2p_dtfm.core.protocol.plan import (
+    LONGEST_STEP_NS,
+    NoPlan,
+    Pipeline,
+    Plan,
+    Stage,
+    check_plan,
+)
 from p2p_dtfm.core.protocol.prng import prng_of_digest
 from p2p_dtfm.core.protocol.records import Intent
 from p2p_dtfm.core.protocol.snapshot import Snapshot, sorted_records
 
-LONGEST_STEP_NS = 1 << 62
-"""A century and a half: more is not told apart, so that any plan fits into 64 bits."""
 RECOMPUTING_PAYS = 32
 """By at least one part in so many, else no stage is made to recompute."""
 

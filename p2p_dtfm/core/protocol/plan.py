@@ -7,7 +7,6 @@ import msgspec
 from p2p_dtfm.core.protocol.canonical import digest
 from p2p_dtfm.core.protocol.run_spec import Codec
 
-
 LONGEST_STEP_NS = (1 << 53) - 1
 """A hundred days: more is not told apart. Members tell of plans in what they sign, where no number
 is higher (`messages.message_bounds.NUMBER_LIMIT`): with a plan of more they would all be refused,

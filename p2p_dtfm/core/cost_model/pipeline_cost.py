@@ -128,7 +128,10 @@ class PipelineModel:
         return second if second.period_ns < first.period_ns else first
 
     def time_fixed(self, peers: tuple[int, ...], cuts: tuple[int, ...]) -> PipelineCost | None:
-        """Timing of stages that are cut already; None if one of them no longer fits."""
+        """Timing of stages that are cut already; None if one of them no longer fits, or where a
+        pipeline may not have so many: somebody may tell of any."""
+        if len(peers) > self.problem.most_stages:
+            return None
         for stage, peer in enumerate(peers):
             if self.room(peer, cuts[stage], cuts[stage + 1]) < 1:
                 return None

@@ -5,7 +5,7 @@ import msgspec
 from p2p_dtfm.core.audit.auditors import with_auditors
 from p2p_dtfm.core.audit.believed_speeds import believed
 from p2p_dtfm.core.audit.explained_speeds import explained, is_borne_out
-from p2p_dtfm.core.audit.roles import alone, following
+from p2p_dtfm.core.audit.roles import alone, following, unproven
 from p2p_dtfm.core.cost_model.costs import Placement, PlacementCost, StepModel
 from p2p_dtfm.core.cost_model.placement_problem import PlanningProblem, problem_of
 from p2p_dtfm.core.cost_model.unmeasured import held_back
@@ -48,11 +48,15 @@ def compute_plan(snapshot: Snapshot) -> Plan | NoPlan:
 
 
 def _planned(snapshot: Snapshot) -> Plan | NoPlan:
-    """By what is told in it."""
+    """By what is told in it. Keys cost nothing: where another new one gets what was kept from the
+    first, none of them gets anything."""
     plan = _without(snapshot, frozenset())
     if isinstance(plan, NoPlan) or not (by_itself := alone(snapshot, plan)):
         return plan
-    return _without(snapshot, by_itself)
+    plan = _without(snapshot, by_itself)
+    if isinstance(plan, NoPlan) or not alone(snapshot, plan):
+        return plan
+    return _without(snapshot, unproven(snapshot))
 
 
 def _without(snapshot: Snapshot, idle: frozenset[str]) -> Plan | NoPlan:

@@ -34,8 +34,8 @@ DRAWN_PEERS = 32
 """Where not all are measured, so many in the order of the tournament; the others by nearness."""
 LINKS_KEPT = 256
 LINKS_TOLD = 96
-"""To who is here, and to as many others as are missing of that. Who comes back as a newcomer is let in
-with a record of a newcomer's size (`consensus.opened_records`), however many it has met."""
+"""To who is here, and to as many others as are missing of that. Who comes back as a newcomer is let
+in with a record of a newcomer's size (`consensus.opened_records`), however many it has met."""
 PUBLIC_LINKS = 24
 """So many fit into the directory's 4 KiB as they are, beside a few addresses."""
 PUBLIC_RECORD_LIMIT_BYTES = 3700

@@ -1,5 +1,6 @@
 """A record of a large swarm stays small, and the links that it does not name are estimated."""
 
+import math
 import statistics
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from p2p_dtfm.core.protocol.facts.brief_links import (
     ROUND_TRIPS_NS,
     STEP_ERROR,
     BriefLinks,
+    Coordinate,
     Link,
     brief,
     measured_links,
@@ -169,6 +171,31 @@ def test_a_liars_place_moves_nobody_beyond_what_can_be_said() -> None:
         peer.observe(absurd, 1)
     told = BriefLinks(peer.coordinate, b"")
     open_record(sign_record(small_record(brief=told), alice.sign), RUN, verify)
+
+
+@pytest.mark.parametrize("height_us", [10, (1 << 32) - 1])
+@pytest.mark.parametrize("sides", [(1,), (1, -1)])
+def test_a_liar_that_says_it_is_far_away_leaves_the_others_where_they_are(
+    height_us: int, sides: tuple[int, ...]
+) -> None:
+    """Of forty one had all others an hour away from one another, and their links worth nothing."""
+    here = [(n % 7 * 20_000, n // 7 * 15_000) for n in range(40)]
+    peers = [Vivaldi(f"p{n}") for n in range(40)]
+    for turn in range(300):
+        at = sides[turn % len(sides)] * ((1 << 32) - 1)
+        lie = Coordinate((at,) * 8, height_us, 0)
+        for one in range(1, 40):
+            other = (one + turn) % 40
+            if other != one:
+                said = lie if other == 0 else peers[other].coordinate
+                peers[one].observe(said, int(2e6 + 1e3 * math.dist(here[one], here[other])))
+    off = [
+        abs(round_trip_us(peers[one].coordinate, peers[other].coordinate) / true_us - 1)
+        for one in range(1, 40)
+        for other in range(1, one)
+        for true_us in (2e3 + math.dist(here[one], here[other]),)
+    ]
+    assert statistics.median(off) < 0.1
 
 
 def test_links_around_the_world_are_estimated_from_some_of_them(tmp_path: Path) -> None:

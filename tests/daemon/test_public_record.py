@@ -5,6 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from p2p_dtfm.core.consensus.opened_records import OpenedRecords
 from p2p_dtfm.core.protocol.canonical import encode
 from p2p_dtfm.core.protocol.records import (
     ADDRESSES_LIMIT,
@@ -12,10 +13,11 @@ from p2p_dtfm.core.protocol.records import (
     NAME_LIMIT,
     Link,
     PeerRecord,
+    open_record,
 )
 from p2p_dtfm.core.protocol.snapshot import Member
-from p2p_dtfm.daemon.peers.self_record import PUBLIC_LINKS, SelfRecord
-from p2p_dtfm.net.contacts.identity import Identity
+from p2p_dtfm.daemon.peers.self_record import LINKS_KEPT, LINKS_TOLD, PUBLIC_LINKS, SelfRecord
+from p2p_dtfm.net.contacts.identity import Identity, verify
 from p2p_dtfm.net.directory.facts import (
     PublishedFacts,
     PublishedPart,
@@ -68,3 +70,21 @@ def test_what_fits_is_said_exactly(tmp_path: Path) -> None:
     told = published(Identity.load_or_create(tmp_path / "own"), PUBLIC_LINKS, 4)
     assert told.brief is msgspec.UNSET and len(told.links) == PUBLIC_LINKS
     assert len(told.addresses) == 4
+
+
+def test_who_has_met_many_comes_back_with_a_record_of_a_newcomers_size(tmp_path: Path) -> None:
+    """Links to all that had come and gone made it one that nobody let in."""
+    own = Identity.load_or_create(tmp_path / "own")
+    record = SelfRecord(Member(own.peer_id, 1), RUN, device(), (), None)  # type: ignore[arg-type]
+    peers = [f"{SOMEBODY}{n:03}" for n in range(LINKS_KEPT)]
+    record._links.update({peer: Link(40_000_000, MOST) for peer in peers})
+    members = frozenset(peers[:5])
+    record.state_swarm(members | {own.peer_id})
+    record.begin_life(Member(own.peer_id, 2))
+    said, signed = record.make(own.sign)
+    opener = OpenedRecords(lambda it: open_record(it, RUN, verify))
+    assert opener.open_newcomer(signed, len(members)) == said
+    last = set(peers[5 - LINKS_TOLD :])
+    assert said.links.keys() == members | last, "those it has met last may come back"
+    record.state_swarm(frozenset(peers[:60]))
+    assert set(peers[:60]) < record.make(own.sign)[0].links.keys()

@@ -3,10 +3,11 @@
 import msgspec
 import pytest
 
-from p2p_dtfm.core.audit.believed_speeds import pace_of
+from p2p_dtfm.core.audit.believed_speeds import believed, pace_of
 from p2p_dtfm.core.planner.planner import fixed_plan
+from p2p_dtfm.core.protocol.facts.seen_paces import is_possible
 from p2p_dtfm.core.protocol.measured_plans import STEPS_ENOUGH
-from p2p_dtfm.core.protocol.records import Link
+from p2p_dtfm.core.protocol.records import LAYER_LIMIT_NS, LayerTiming, Link
 from p2p_dtfm.core.protocol.workload import workload_of
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.telemetry.seen_paces import (
@@ -69,7 +70,33 @@ def test_who_is_three_times_as_slow_as_it_says_is_told_of() -> None:
     assert told(clock) == {}, "few steps say nothing"
     clock.train(3 * WORK_NS, 1)
     assert told(clock, is_late=False) == {}, "nobody waits for it"
-    assert told(clock) == {OTHER: 3 * pace_of(REPLICAS.snapshot.records[1].device)}
+    assert told(clock) == {
+        OTHER: 3 * pace_of(REPLICAS.snapshot.records[1].device, REPLICAS.snapshot.workload)
+    }
+
+
+def test_who_says_that_other_layers_take_years_makes_nobody_say_what_no_record_may() -> None:
+    """Whoever told of it was refused by all, and out: the liar's own word was in what they told."""
+    found = REPLICAS.snapshot
+    long = (LayerTiming(LAYER_LIMIT_NS - 1, LAYER_LIMIT_NS - 1),) * 256
+    liar = found.records[1]
+    liar = msgspec.structs.replace(liar, device=msgspec.structs.replace(liar.device, listed=long))
+    found = msgspec.structs.replace(found, records=(found.records[0], liar, found.records[2]))
+    clock = Clock()
+    clock.paces.took_over(View(found, REPLICAS.plan))
+    clock.train(1 << 50)
+    assert is_possible(told(clock))
+    taken = believed(
+        msgspec.structs.replace(
+            found,
+            present=REPLICAS.plan,
+            records=tuple(
+                it if it.peer_id == OTHER else msgspec.structs.replace(it, paces=told(clock))
+                for it in found.records
+            ),
+        )
+    )
+    assert taken.record(OTHER).device.block.forward_ns > 1000 * liar.device.block.forward_ns
 
 
 @pytest.mark.parametrize("percent", [50, 100, 145])
@@ -104,7 +131,9 @@ def test_who_has_all_alone_takes_what_its_steps_take() -> None:
         clock.now_ns += step_ns
         clock.paces.committed()
     device = ALONE.snapshot.records[0].device
-    assert told(clock) == {ME: 2 * pace_of(device)}, "two steps are told of at once"
+    assert told(clock) == {ME: 2 * pace_of(device, ALONE.snapshot.workload)}, (
+        "two steps are told of at once"
+    )
 
 
 def test_it_is_told_of_until_it_is_as_fast_and_then_there_is_a_reason_to_plan() -> None:

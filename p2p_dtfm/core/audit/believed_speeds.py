@@ -9,35 +9,46 @@ import msgspec
 
 from p2p_dtfm.core.audit.roles import watched
 from p2p_dtfm.core.protocol.facts.seen_paces import middle_of
+from p2p_dtfm.core.protocol.layers.timings import timings_of
 from p2p_dtfm.core.protocol.measured_plans import names_in
-from p2p_dtfm.core.protocol.records import Device, LayerTiming, PeerRecord
+from p2p_dtfm.core.protocol.records import LAYER_LIMIT_NS, Device, LayerTiming, PeerRecord
 from p2p_dtfm.core.protocol.snapshot import Snapshot
+from p2p_dtfm.core.protocol.workload import Workload
 
-LONGEST_NS = (1 << 60) - 1
-"""As in records."""
+LONGEST_NS = LAYER_LIMIT_NS - 1
 
 
-def pace_of(device: Device) -> int:
-    """One microbatch there and back through one layer of each kind, by the device's record."""
-    timings = (device.embedding, device.block, device.head, *device.unlike)
-    return max(1, sum(each.forward_ns + each.backward_ns for each in timings))
+def pace_of(device: Device, workload: Workload) -> int:
+    """One microbatch there and back through one layer of each kind, by the device's record. What it
+    says of kinds that the run has not would only hide how fast it says that it is."""
+    return sum(map(there_and_back_ns, timings_of(device, workload)))
+
+
+def there_and_back_ns(timing: LayerTiming) -> int:
+    """Of one microbatch; what takes no measurable time counts as in the plan."""
+    return max(1, timing.forward_ns) + max(1, timing.backward_ns)
+
+
+def slower(timing: LayerTiming, numerator: int, denominator: int) -> LayerTiming:
+    """So many times as slow, also what is said to take no time."""
+    return LayerTiming(
+        min(LONGEST_NS, max(1, timing.forward_ns) * numerator // denominator),
+        min(LONGEST_NS, max(1, timing.backward_ns) * numerator // denominator),
+    )
 
 
 def scaled(device: Device, numerator: int, denominator: int) -> Device:
     """The device, so many times as slow."""
 
-    def slower(timing: LayerTiming) -> LayerTiming:
-        return LayerTiming(
-            min(LONGEST_NS, timing.forward_ns * numerator // denominator),
-            min(LONGEST_NS, timing.backward_ns * numerator // denominator),
-        )
+    def each(timing: LayerTiming) -> LayerTiming:
+        return slower(timing, numerator, denominator)
 
     return msgspec.structs.replace(
         device,
-        embedding=slower(device.embedding),
-        block=slower(device.block),
-        head=slower(device.head),
-        listed=tuple(map(slower, device.unlike)) or msgspec.UNSET,
+        embedding=each(device.embedding),
+        block=each(device.block),
+        head=each(device.head),
+        listed=tuple(map(each, device.unlike)) or msgspec.UNSET,
     )
 
 
@@ -56,7 +67,7 @@ def seen_slower(snapshot: Snapshot) -> dict[str, int]:
     for record in snapshot.records:
         me = record.peer_id
         pace_ns = middle_of([it.paces.get(me, 0) for it in voices if it.peer_id != me])
-        if pace_ns > pace_of(record.device):
+        if pace_ns > pace_of(record.device, snapshot.workload):
             found[me] = pace_ns
     return found
 
@@ -68,13 +79,14 @@ def believed(snapshot: Snapshot) -> Snapshot:
     if not slow:
         return snapshot
     return msgspec.structs.replace(
-        snapshot, records=tuple(_believed(record, slow) for record in snapshot.records)
+        snapshot,
+        records=tuple(_believed(it, slow, snapshot.workload) for it in snapshot.records),
     )
 
 
-def _believed(record: PeerRecord, slow: dict[str, int]) -> PeerRecord:
+def _believed(record: PeerRecord, slow: dict[str, int], workload: Workload) -> PeerRecord:
     device, pace_ns = record.device, slow.get(record.peer_id)
     if pace_ns is not None:
-        device = scaled(device, pace_ns, pace_of(device))
+        device = scaled(device, pace_ns, pace_of(device, workload))
     measured = tuple(it for it in record.measured if names_in(it.shape).isdisjoint(slow))
     return msgspec.structs.replace(record, device=device, measured=measured)

@@ -11,19 +11,21 @@ counts only as long as the plan that comes of it is hardly slower than another o
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
 
-from p2p_dtfm.core.audit.believed_speeds import believed, pace_of, scaled
+from p2p_dtfm.core.audit.believed_speeds import believed, slower, there_and_back_ns
 from p2p_dtfm.core.cost_model.costs import Placement, StepModel
 from p2p_dtfm.core.cost_model.pipeline_cost import PipelineCost
 from p2p_dtfm.core.cost_model.placement_problem import PlanningProblem
+from p2p_dtfm.core.protocol.layers.timings import timings_of
 from p2p_dtfm.core.protocol.measured_plans import PlanShape, agreed, names_in, shape_of
 from p2p_dtfm.core.protocol.plan import Plan
-from p2p_dtfm.core.protocol.records import Intent, PeerRecord
+from p2p_dtfm.core.protocol.records import Device, Intent, PeerRecord
 from p2p_dtfm.core.protocol.snapshot import Snapshot
+from p2p_dtfm.core.protocol.workload import Workload
 
 LATE_PERCENT = 150
 """Of what the members' words make of a step: more calls for an explanation."""
@@ -155,32 +157,50 @@ def _worst_permille(model: StepModel, tried: list[_Tried]) -> int:
 
 
 def _suspicions(snapshot: Snapshot, late: list[_Tried]) -> Iterator[frozenset[str]]:
-    """Whom to doubt: first one alone."""
-    paces = {it.peer_id: pace_of(it.device) for it in _training(snapshot)}
-    middle_ns = _middle_ns(paces)
+    """Whom to doubt: first one alone. Who is fast by its word in whatever kind of layer: who says
+    that it is slow in one that it never gets is no slower for that."""
+    middles_ns = _middles_ns(snapshot)
     named = frozenset[str]().union(*(names_in(it.shape) for it in late))
     fast = sorted(
-        (it for it in named if paces[it] * FASTER_PERCENT <= 100 * middle_ns),
-        key=lambda it: (paces[it], it),
-    )[:SUSPECTS_LIMIT]
-    yield from (frozenset([it]) for it in fast)
-    if len(fast) > 1:
-        yield frozenset(fast)
+        (min(map(_ppm, _each_ns(it, snapshot), middles_ns)), it.peer_id)
+        for it in _training(snapshot)
+        if it.peer_id in named and _is_fast(_each_ns(it, snapshot), middles_ns)
+    )
+    doubted = [peer_id for _, peer_id in fast[:SUSPECTS_LIMIT]]
+    yield from (frozenset([it]) for it in doubted)
+    if len(doubted) > 1:
+        yield frozenset(doubted)
+
+
+def _is_fast(each_ns: Sequence[int], middles_ns: Sequence[int]) -> bool:
+    pairs = zip(each_ns, middles_ns, strict=True)
+    return any(own * FASTER_PERCENT <= 100 * middle for own, middle in pairs)
+
+
+def _ppm(own_ns: int, middle_ns: int) -> int:
+    return 1_000_000 * own_ns // middle_ns
 
 
 def _training(snapshot: Snapshot) -> list[PeerRecord]:
     return [record for record in snapshot.records if record.intent is Intent.TRAIN]
 
 
-def _middle_ns(paces: Mapping[str, int]) -> int:
-    """The slower of two middle ones: fewer than half that lie do not move it to their side."""
-    return sorted(paces.values())[len(paces) // 2]
+def _each_ns(record: PeerRecord, snapshot: Snapshot) -> list[int]:
+    """There and back through a layer of each kind that the run has."""
+    return list(map(there_and_back_ns, timings_of(record.device, snapshot.workload)))
+
+
+def _middles_ns(snapshot: Snapshot) -> list[int]:
+    """Of each kind the slower of two middle ones: fewer than half that lie do not move it to their
+    side."""
+    told = [_each_ns(it, snapshot) for it in _training(snapshot)]
+    return [sorted(each)[len(each) // 2] for each in zip(*told, strict=True)]
 
 
 def _as_the_middle_one(
     snapshot: Snapshot, doubted: frozenset[str], late: frozenset[PlanShape]
 ) -> Snapshot:
-    middle_ns = _middle_ns({it.peer_id: pace_of(it.device) for it in _training(snapshot)})
+    middles_ns = _middles_ns(snapshot)
 
     def told(record: PeerRecord) -> PeerRecord:
         measured = tuple(
@@ -188,7 +208,20 @@ def _as_the_middle_one(
         )
         device = record.device
         if record.peer_id in doubted:
-            device = scaled(device, middle_ns, pace_of(device))
+            device = _no_faster(device, snapshot.workload, middles_ns)
         return msgspec.structs.replace(record, device=device, measured=measured)
 
     return msgspec.structs.replace(snapshot, records=tuple(map(told, snapshot.records)))
+
+
+def _no_faster(device: Device, workload: Workload, middles_ns: Sequence[int]) -> Device:
+    """The device, as slow as the middle one in each kind of layer in which it says it is faster."""
+    timings = [
+        slower(timing, max(own_ns, middle_ns), own_ns)
+        for timing, middle_ns in zip(timings_of(device, workload), middles_ns, strict=True)
+        for own_ns in (there_and_back_ns(timing),)
+    ]
+    if workload.unlike is not None:
+        return msgspec.structs.replace(device, listed=tuple(timings))
+    embedding, block, head = timings
+    return msgspec.structs.replace(device, embedding=embedding, block=block, head=head)

@@ -86,6 +86,11 @@ def alone(snapshot: Snapshot, plan: Plan) -> frozenset[str]:
     return frozenset(found - _stages(snapshot))
 
 
+def unproven(snapshot: Snapshot) -> frozenset[str]:
+    """Who is watched and has no stage yet."""
+    return watched(snapshot.bars, snapshot.step) - _stages(snapshot)
+
+
 def comes_of_age(snapshot: Snapshot, peer_id: str, step: int) -> bool:
     """Whether it may have more at `step` than when the view was agreed on."""
     groups = (lambda at: followers(snapshot.bars, at), lambda at: watched(snapshot.bars, at))

@@ -128,7 +128,10 @@ class PipelineModel:
         return second if second.period_ns < first.period_ns else first
 
     def time_fixed(self, peers: tuple[int, ...], cuts: tuple[int, ...]) -> PipelineCost | None:
-        """Timing of stages that are cut already; None if one of them no longer fits."""
+        """Timing of stages that are cut already; None if one of them no longer fits, or where a
+        pipeline may not have so many: somebody may tell of any."""
+        if len(peers) > self.problem.most_stages:
+            return None
         for stage, peer in enumerate(peers):
             if self.room(peer, cuts[stage], cuts[stage + 1]) < 1:
                 return None
@@ -175,7 +178,8 @@ class PipelineModel:
             if count < limit:
                 period = max(period, -(-(here + away) // count))
         for at in range(1, last + 1) if problem.step.splits_backwards else ():
-            owed = -(-drain[at] // self.last_part_ns(peers[at], cuts[at], cuts[at + 1], at))
+            part_ns = max(1, self.last_part_ns(peers[at], cuts[at], cuts[at + 1], at))
+            owed = -(-drain[at] // part_ns)
             fitting[at] = min(fitting[at] + owed, rooms[at], limit)
         if problem.step.inner_steps:
             hides: tuple[int, ...] = (0,) * (last + 1)  # differences set out together

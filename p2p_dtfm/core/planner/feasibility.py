@@ -1,6 +1,6 @@
 """Whether any pipeline of the members can hold the model, and if not, what is short."""
 
-from itertools import permutations
+from itertools import chain, permutations
 
 from p2p_dtfm.core.cost_model.placement_problem import PlanningProblem
 from p2p_dtfm.core.cost_model.tables.layer_tables import LayerBytes
@@ -41,11 +41,12 @@ def memory_pipeline(problem: PlanningProblem) -> tuple[int, ...] | None:
 
 def _unlike_pipeline(problem: PlanningProblem) -> tuple[int, ...] | None:
     """Of unlike layers: each peer alone, then the largest first, each with as many layers as fit;
-    of few peers every order. Of many, another order might fit where none of these does."""
+    and the few largest in every order, so that nobody who comes takes away what they could do. Of
+    many, another order might fit where none of these does."""
     memory_bytes = problem.devices.memory_bytes
     roomy = sorted(range(problem.peer_count), key=lambda peer: (-memory_bytes[peer], peer))
-    few = len(roomy) <= _FEW_PEERS
-    for order in permutations(roomy) if few else (tuple(roomy), tuple(reversed(roomy))):
+    whole = [tuple(roomy), tuple(reversed(roomy))] if len(roomy) > _FEW_PEERS else []
+    for order in chain(whole, permutations(roomy[:_FEW_PEERS])):
         held = _unlike_holders(problem, order)
         if held is not None:
             return held

@@ -5,7 +5,7 @@ import msgspec
 from p2p_dtfm.core.audit.auditors import with_auditors
 from p2p_dtfm.core.audit.believed_speeds import believed
 from p2p_dtfm.core.audit.explained_speeds import explained, is_borne_out
-from p2p_dtfm.core.audit.roles import alone, following
+from p2p_dtfm.core.audit.roles import alone, following, unproven
 from p2p_dtfm.core.cost_model.costs import Placement, PlacementCost, StepModel
 from p2p_dtfm.core.cost_model.placement_problem import PlanningProblem, problem_of
 from p2p_dtfm.core.cost_model.unmeasured import held_back
@@ -17,13 +17,18 @@ from p2p_dtfm.core.planner.stability import PresentPlan
 from p2p_dtfm.core.planner.unlike_cuts import best_cut
 from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.core.protocol.measured_plans import agreed
-from p2p_dtfm.core.protocol.plan import NoPlan, Pipeline, Plan, Stage, check_plan
+from p2p_dtfm.core.protocol.plan import (
+    LONGEST_STEP_NS,
+    NoPlan,
+    Pipeline,
+    Plan,
+    Stage,
+    check_plan,
+)
 from p2p_dtfm.core.protocol.prng import prng_of_digest
 from p2p_dtfm.core.protocol.records import Intent
 from p2p_dtfm.core.protocol.snapshot import Snapshot, sorted_records
 
-LONGEST_STEP_NS = 1 << 62
-"""A century and a half: more is not told apart, so that any plan fits into 64 bits."""
 RECOMPUTING_PAYS = 32
 """By at least one part in so many, else no stage is made to recompute."""
 
@@ -43,11 +48,15 @@ def compute_plan(snapshot: Snapshot) -> Plan | NoPlan:
 
 
 def _planned(snapshot: Snapshot) -> Plan | NoPlan:
-    """By what is told in it."""
+    """By what is told in it. Keys cost nothing: where another new one gets what was kept from the
+    first, none of them gets anything."""
     plan = _without(snapshot, frozenset())
     if isinstance(plan, NoPlan) or not (by_itself := alone(snapshot, plan)):
         return plan
-    return _without(snapshot, by_itself)
+    plan = _without(snapshot, by_itself)
+    if isinstance(plan, NoPlan) or not alone(snapshot, plan):
+        return plan
+    return _without(snapshot, unproven(snapshot))
 
 
 def _without(snapshot: Snapshot, idle: frozenset[str]) -> Plan | NoPlan:
@@ -84,23 +93,44 @@ def standing_plan(snapshot: Snapshot) -> Plan | None:
     Nothing is searched for then: members agree as soon as they have gathered, and the step goes on.
     """
     plan = snapshot.present
-    work = snapshot.workload
-    if snapshot.planned or plan is None:
-        return None
-    if not plan.covers(work.layer_count, work.microbatch_count):
+    if snapshot.planned or plan is None or not _stands(snapshot, plan):
         return None
     members = {record.peer_id for record in snapshot.records}
+    holders = set(plan.stage_holders())
+    if not members <= holders | set(plan.spares):
+        return None
+    return _with_spares(snapshot, plan)
+
+
+def without_planning(snapshot: Snapshot) -> Plan | NoPlan:
+    """Where to plan fails, which is a fault of this program: the plan in force, if it still stands;
+    else nobody trains until others are here. All fail alike, and would end alike, whoever states
+    what their planners cannot bear."""
+    plan = snapshot.present
+    if plan is not None and _stands(snapshot, plan):
+        return _with_spares(snapshot, plan)
+    return NoPlan("a fault of this program: it cannot plan with what these members state")
+
+
+def _stands(snapshot: Snapshot, plan: Plan) -> bool:
+    """Whether it is of this run, and all who have a stage are here, train, and have its states."""
+    work = snapshot.workload
+    if not plan.covers(work.layer_count, work.microbatch_count):
+        return False
     training = {r.peer_id for r in snapshot.records if r.intent is Intent.TRAIN}
-    stages = [stage for pipeline in plan.pipelines for stage in pipeline.stages]
-    holders = {stage.peer_id for stage in stages}
-    if not holders <= training or not members <= holders | set(plan.spares):
-        return None
+    if not set(plan.stage_holders()) <= training:
+        return False
+    if snapshot.planned or snapshot.step == 0:
+        return True
     states = snapshot.states()
-    if snapshot.step > 0 and any(
-        not states.get(stage.peer_id, set()).issuperset(stage.layers) for stage in stages
-    ):
-        return None
-    return msgspec.structs.replace(plan, spares=tuple(sorted(members - holders)))
+    stages = (stage for pipeline in plan.pipelines for stage in pipeline.stages)
+    return all(states.get(it.peer_id, set()).issuperset(it.layers) for it in stages)
+
+
+def _with_spares(snapshot: Snapshot, plan: Plan) -> Plan:
+    """Whoever is here and has no stage."""
+    members = {record.peer_id for record in snapshot.records}
+    return msgspec.structs.replace(plan, spares=tuple(sorted(members - {*plan.stage_holders()})))
 
 
 def _problem(snapshot: Snapshot, idle: frozenset[str]) -> PlanningProblem:

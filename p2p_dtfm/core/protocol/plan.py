@@ -7,6 +7,11 @@ import msgspec
 from p2p_dtfm.core.protocol.canonical import digest
 from p2p_dtfm.core.protocol.run_spec import Codec
 
+LONGEST_STEP_NS = (1 << 53) - 1
+"""A hundred days: more is not told apart. Members tell of plans in what they sign, where no number
+is higher (`messages.message_bounds.NUMBER_LIMIT`): with a plan of more they would all be refused,
+and no view could come after it."""
+
 
 class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One peer's contiguous layers `first_layer .. end_layer - 1` in a pipeline."""

@@ -32,6 +32,9 @@ ADDRESS_LIMIT = 256
 DIGEST_BYTES = 32
 LINKS_LIMIT = 1024 + 64
 """As many members as there may be, and some that were."""
+LAYER_LIMIT_NS = 1 << 46
+"""A layer's forward, or its backward, of one microbatch takes no twenty hours. What others tell of
+a peer's pace (`facts.seen_paces`) is many of these, and must be a number that a record may say."""
 MOST_TIMES = 6 + 2 * MOST_LAYERS
 """Of a device: three kinds of layers, and each distinct one that a run lists."""
 RECORD_KIND = "record"
@@ -324,8 +327,12 @@ def _require_sane_names(record: PeerRecord) -> None:
 def _require_sane_numbers(record: PeerRecord) -> None:
     device = record.device
     timings = (device.embedding, device.block, device.head, *device.unlike)
+    times_ns = [ns for timing in timings for ns in (timing.forward_ns, timing.backward_ns)]
+    if any(not 0 <= ns < LAYER_LIMIT_NS for ns in times_ns):
+        raise PeerFault(
+            "record with a layer that takes less than no time, or years", record.peer_id
+        )
     numbers = [record.life, record.sequence, record.device.memory_bytes]
-    numbers += [value for timing in timings for value in (timing.forward_ns, timing.backward_ns)]
     numbers += [record.uplink_bytes_per_s, record.downlink_bytes_per_s]
     numbers += [
         value for link in record.links.values() for value in (link.round_trip_ns, link.bytes_per_s)

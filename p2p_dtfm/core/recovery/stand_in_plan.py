@@ -14,7 +14,7 @@ import msgspec
 
 from p2p_dtfm.core.cost_model.tables.layer_tables import kinds_in, layer_ns_of
 from p2p_dtfm.core.messages.agreement_messages import Contribution
-from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage, check_plan
+from p2p_dtfm.core.protocol.plan import LONGEST_STEP_NS, Pipeline, Plan, Stage, check_plan
 from p2p_dtfm.core.protocol.records import Intent
 from p2p_dtfm.core.protocol.snapshot import Snapshot
 from p2p_dtfm.core.recovery.complete_steps import Target
@@ -148,7 +148,7 @@ class _Swarm:
                 for stages, first, count in zip(pipelines, firsts, counts, strict=False)
             ),
             tuple(sorted(members - {s.peer_id for stages in pipelines for s in stages})),
-            max(before.predicted_step_ns, *busy_ns.values()),
+            min(LONGEST_STEP_NS, max(before.predicted_step_ns, *busy_ns.values())),
         )
         check_plan(plan, self.workload.layer_count, total, members)
         return plan

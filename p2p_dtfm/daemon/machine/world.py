@@ -6,13 +6,14 @@ is the world of whoever runs `p2p-dtfm`; swarms in virtual time bring their own.
 
 import asyncio
 import gc
+import logging
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from p2p_dtfm.core.planner.planner import compute_plan
+from p2p_dtfm.core.planner.planner import compute_plan, without_planning
 from p2p_dtfm.core.protocol.plan import NoPlan, Plan
 from p2p_dtfm.core.protocol.records import Device
 from p2p_dtfm.core.protocol.run_spec import RunSpec
@@ -31,6 +32,8 @@ from p2p_dtfm.train.stage.stage_runner import StageRunner
 
 SWITCH_INTERVAL_S = 0.0005
 MakeStageRunner = Callable[..., StageRunner]
+
+log = logging.getLogger("p2p_dtfm")
 
 
 class World(Protocol):
@@ -128,7 +131,11 @@ class Machine:
         return partial(EmulatedStageRunner, device)
 
     def plan(self, snapshot: Snapshot) -> Plan | NoPlan:
-        return compute_plan(snapshot)
+        try:
+            return compute_plan(snapshot)
+        except Exception:  # or what one member states would end all daemons at once
+            log.exception("bug while planning: the plan in force stays, if it can")
+            return without_planning(snapshot)
 
     def share_the_interpreter(self) -> None:
         """Event loop and compute thread hold each other up as little as they can.

@@ -407,8 +407,8 @@ class Background:
     def _who_is_fast_again(self, snapshot: Snapshot) -> str:
         """Why the plan in force takes somebody to be slower than it is now; empty: it does not."""
         record = self._membership.self_record
-        planned_ns = pace_of(snapshot.record(self._me).device)
-        if planned_ns * 100 >= SLOW_PERCENT * pace_of(record.device):
+        planned_ns = pace_of(snapshot.record(self._me).device, snapshot.workload)
+        if planned_ns * 100 >= SLOW_PERCENT * pace_of(record.device, snapshot.workload):
             return "this device is as fast again as it was"
         paces = self._participant.trainer.seen_paces
         if better := paces.are_better(seen_slower(snapshot)):

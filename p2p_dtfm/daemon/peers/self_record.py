@@ -33,6 +33,9 @@ PROBED_PEERS_LIMIT = 64
 DRAWN_PEERS = 32
 """Where not all are measured, so many in the order of the tournament; the others by nearness."""
 LINKS_KEPT = 256
+LINKS_TOLD = 96
+"""To who is here, and to as many others as are missing of that. Who comes back as a newcomer is let
+in with a record of a newcomer's size (`consensus.opened_records`), however many it has met."""
 PUBLIC_LINKS = 24
 """So many fit into the directory's 4 KiB as they are, beside a few addresses."""
 PUBLIC_RECORD_LIMIT_BYTES = 3700
@@ -274,7 +277,7 @@ class SelfRecord:
             device=self._device,
             uplink_bytes_per_s=self._uplink_bytes_per_s,
             downlink_bytes_per_s=self._downlink_bytes_per_s,
-            links={} if is_brief else dict(self._links),
+            links={} if is_brief else self._told_links(),
             addresses=tuple(it for it in self._addresses if len(it) <= ADDRESS_LIMIT)[
                 :ADDRESSES_LIMIT
             ],
@@ -285,6 +288,13 @@ class SelfRecord:
             brief=self._brief() if is_brief else msgspec.UNSET,
             paces=self._paces,
         )
+
+    def _told_links(self) -> dict[str, Link]:
+        """Of those who have gone the last ones: they may come back."""
+        gone = [peer for peer in self._links if peer not in self._members]
+        room = max(0, LINKS_TOLD - len(self._links) + len(gone))
+        forgotten = set(gone[: max(0, len(gone) - room)])
+        return {peer: link for peer, link in self._links.items() if peer not in forgotten}
 
     def _brief(self) -> BriefLinks:
         """Links to who has gone say nothing."""

@@ -45,7 +45,8 @@ class DevicePace:
         found = measured
         if seen_ns * 100 > (100 + NOTABLE_PERCENT) * once_ns:
             found = scaled(measured, min(seen_ns, SLOWEST_FACTOR * once_ns), once_ns)
-        slower, faster = sorted((pace_of(found), pace_of(stated)), reverse=True)
+        paces_ns = (pace_of(device, workload) for device in (found, stated))
+        slower, faster = sorted(paces_ns, reverse=True)
         return found if slower * 100 > (100 + NOTABLE_PERCENT) * faster else None
 
     def _seen_ns(self, view: View, me: str) -> int | None:

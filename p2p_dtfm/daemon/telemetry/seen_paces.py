@@ -15,7 +15,7 @@ from p2p_dtfm.core.audit.believed_speeds import pace_of
 from p2p_dtfm.core.cost_model.links.swarm_links import SwarmLinks
 from p2p_dtfm.core.cost_model.tables.link_tables import duration_ns
 from p2p_dtfm.core.planner.recomputation import must_recompute
-from p2p_dtfm.core.protocol.facts.seen_paces import PACES_LIMIT
+from p2p_dtfm.core.protocol.facts.seen_paces import LONGEST_PACE_NS, PACES_LIMIT
 from p2p_dtfm.core.protocol.layers.timings import timing_of
 from p2p_dtfm.core.protocol.measured_plans import STEPS_ENOUGH
 from p2p_dtfm.core.protocol.plan import Plan
@@ -104,7 +104,8 @@ class SeenPaces:
             (self._alone,) = plan.stage_holders()
             record = view.snapshot.record(self._alone)
             planned_ns = max(plan.predicted_step_ns, _work_ns(view, plan, self._alone))
-            self._seen = {self._alone: _Seen(planned_ns, pace_of(record.device), Link(0, 1), 0)}
+            pace_ns = pace_of(record.device, view.snapshot.workload)
+            self._seen = {self._alone: _Seen(planned_ns, pace_ns, Link(0, 1), 0)}
 
     def begins(self, step: int) -> None:
         """This peer begins to compute it, as the others do: all have seen the last one commit."""
@@ -157,6 +158,7 @@ class SeenPaces:
             self._times[peer_id] += 1
             for known in sorted(self._times.keys() - self._told.keys())[COUNTED_LIMIT:]:
                 del self._times[known]
+        pace_ns = min(pace_ns, LONGEST_PACE_NS)
         slower, faster = max(pace_ns, before_ns), min(pace_ns, before_ns)
         is_other = 100 * slower > NOTABLE_PERCENT * faster
         self._told[peer_id] = (pace_ns if is_other else before_ns), now_ns
@@ -188,7 +190,7 @@ def _measurable(view: View, plan: Plan, me: str) -> dict[str, _Seen]:
             rate, round_trip_ns = links.flow(records[peer_id], records[me])
             found[peer_id] = _Seen(
                 _work_ns(view, plan, peer_id),
-                pace_of(records[peer_id].device),
+                pace_of(records[peer_id].device, view.snapshot.workload),
                 Link(round_trip_ns, rate),
                 len(plan.pipelines) - 1,
             )

@@ -11,10 +11,16 @@ from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.facts.seen_paces import PACES_LIMIT, middle_of
 from p2p_dtfm.core.protocol.measured_plans import MeasuredPlan, shape_of
 from p2p_dtfm.core.protocol.plan import Plan
-from p2p_dtfm.core.protocol.records import open_record, sign_record
+from p2p_dtfm.core.protocol.records import (
+    LAYER_LIMIT_NS,
+    Device,
+    LayerTiming,
+    open_record,
+    sign_record,
+)
 from p2p_dtfm.core.protocol.snapshot import GENESIS, Bar, Snapshot
 from p2p_dtfm.net.contacts.identity import identity_of_seed, verify
-from tests.core.builders import record, run_spec
+from tests.core.builders import device, record, run_spec
 from tests.core.planning import Peer, name_of, snapshot
 
 HONEST_NS, SAID_NS = 30_000_000, 1_500_000
@@ -38,7 +44,7 @@ def shares(found: Snapshot) -> dict[str, int]:
     return {p.stages[0].peer_id: p.microbatch_count for p in plan.pipelines if len(p.stages) == 1}
 
 
-TRUE_NS = pace_of(told_by({}).records[0].device)
+TRUE_NS = pace_of(told_by({}).records[0].device, told_by({}).workload)
 
 
 def test_what_most_have_seen_takes_the_work_back() -> None:
@@ -67,7 +73,7 @@ def test_the_slower_of_its_own_word_and_theirs() -> None:
     found = told_by({by: {0: TRUE_NS - 1, LIAR: TRUE_NS} for by in (1, 2, 3, 0)})
     assert seen_slower(found).keys() == {name_of(LIAR)}
     device = believed(found).record(name_of(LIAR)).device
-    assert abs(pace_of(device) - TRUE_NS) < TRUE_NS // 100
+    assert abs(pace_of(device, found.workload) - TRUE_NS) < TRUE_NS // 100
 
 
 def test_those_without_a_stage_have_seen_only_who_has_all_alone() -> None:
@@ -117,3 +123,44 @@ def test_records_tell_of_few_and_of_nothing_that_cannot_be() -> None:
     for wrong in ({"b": 0}, {"b": -1}, {"b": 1 << 60}, {"": 5}, {"x" * 65: 5}, many):
         with pytest.raises(PeerFault):
             opened(wrong)
+
+
+def test_layers_that_the_run_does_not_list_hide_nothing() -> None:
+    """A liar that timed some besides was slower by its own word than anybody had seen it."""
+    said = told_by({}).records[LIAR].device
+    long = (LayerTiming(1 << 40, 1 << 40),)
+    found = stated(told_by({by: {LIAR: TRUE_NS} for by in range(3)}), said, listed=long)
+    assert shares(found)[name_of(LIAR)] == 16
+
+
+def test_who_says_that_it_takes_no_time_is_as_slow_as_it_was_seen() -> None:
+    """So many times as slow as nothing was nothing."""
+    seen, none = {by: {LIAR: TRUE_NS} for by in range(3)}, LayerTiming(0, 0)
+    said = told_by({}).records[LIAR].device
+    found = stated(told_by(seen), said, embedding=none, block=none, head=none)
+    taken = believed(found).record(name_of(LIAR)).device
+    assert pace_of(taken, found.workload) * 2 > TRUE_NS
+    assert shares(found)[name_of(LIAR)] < 32
+
+
+def stated(found: Snapshot, said: Device, **changes: object) -> Snapshot:
+    """The liar says something else of its device."""
+    said = msgspec.structs.replace(said, **changes)
+    liar = msgspec.structs.replace(found.records[LIAR], device=said)
+    return msgspec.structs.replace(found, records=(*found.records[:LIAR], liar))
+
+
+@pytest.mark.parametrize("wrong_ns", [-1, LAYER_LIMIT_NS, (1 << 60) - 1])
+def test_no_layer_takes_so_long_that_others_could_not_tell_of_it(wrong_ns: int) -> None:
+    identity, run = identity_of_seed(bytes(32)), run_spec().digest()
+
+    def opened(ns: int, kind: str) -> Device:
+        times = LayerTiming(1, ns)
+        said = msgspec.structs.replace(device(), **{kind: (times,) if kind == "listed" else times})
+        made = record(identity.peer_id, device=said)
+        return open_record(sign_record(made, identity.sign), run, verify).device
+
+    for kind in ("embedding", "block", "head", "listed"):
+        assert opened(LAYER_LIMIT_NS - 1, kind)
+        with pytest.raises(PeerFault, match="takes less than no time, or years"):
+            opened(wrong_ns, kind)

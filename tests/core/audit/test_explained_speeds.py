@@ -12,7 +12,7 @@ from p2p_dtfm.core.planner.planner import compute_plan, fixed_plan
 from p2p_dtfm.core.planner.recomputation import problem_in_force
 from p2p_dtfm.core.protocol.measured_plans import MeasuredPlan, shape_of
 from p2p_dtfm.core.protocol.plan import NoPlan, Plan
-from p2p_dtfm.core.protocol.records import Intent
+from p2p_dtfm.core.protocol.records import Intent, LayerTiming
 from p2p_dtfm.core.protocol.snapshot import GENESIS, Bar, Snapshot
 from tests.core.planning import MEBIBYTE, Peer, name_of, snapshot
 
@@ -63,7 +63,8 @@ def slowed(found: Snapshot | None, made: Snapshot) -> set[str]:
     if found is None:
         return set()
     pairs = zip(found.records, made.records, strict=True)
-    return {new.peer_id for new, old in pairs if pace_of(new.device) > pace_of(old.device)}
+    work = made.workload
+    return {it.peer_id for it, old in pairs if pace_of(it.device, work) > pace_of(old.device, work)}
 
 
 SAID = (TRUE_NS,) * 5 + (SAID_NS,)
@@ -81,6 +82,23 @@ def test_whose_word_explains_late_steps_has_as_much_to_do_as_the_others() -> Non
     after = planned(late)
     assert takes_ns(after, *TRUE) < 0.7 * took_ns
     assert takes_ns(after, *TRUE) < 1.1 * takes_ns(planned(swarm(*TRUE)), *TRUE)
+
+
+def test_a_kind_of_layer_that_it_says_is_slow_on_it_hides_nobody() -> None:
+    """A liar in the middle never gets the head, and with that it was no faster than the others."""
+    made = swarm(*SAID)
+    liar = made.records[LIAR]
+    device = msgspec.structs.replace(liar.device, head=LayerTiming(1 << 40, 1 << 40))
+    liar = msgspec.structs.replace(liar, device=device)
+    made = msgspec.structs.replace(made, records=(*made.records[:LIAR], liar))
+    before = planned(made)
+    assert len(before.layers_of(name_of(LIAR))) > 3, "it gets blocks"
+    late = timed(made, (before, takes_ns(before, *TRUE)))
+    found = explained(late, problem_in_force)
+    assert slowed(found, late) == {name_of(LIAR)}
+    assert found is not None
+    assert found.record(name_of(LIAR)).device.head == device.head
+    assert takes_ns(planned(late), *TRUE) < 0.7 * takes_ns(before, *TRUE)
 
 
 def test_it_stays_so_while_both_plans_are_remembered() -> None:

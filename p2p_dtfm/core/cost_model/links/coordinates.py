@@ -7,7 +7,9 @@ the origin, so that the swarm as a whole does not drift (Ledlie, Gardner, Seltze
 """
 
 import math
+from collections import deque
 from operator import mul, sub
+from statistics import median
 
 from p2p_dtfm.core.protocol.canonical import digest_bytes
 from p2p_dtfm.core.protocol.facts.brief_links import COORDINATE_LIMIT_US, DIMENSIONS, Coordinate
@@ -19,6 +21,13 @@ ERROR_SHARE = 0.25
 MOVE_SHARE = 0.25
 GRAVITY_RADIUS_US = 150e6
 """At a tenth of a second from the origin a peer sinks by half a microsecond each time."""
+RECENT, ENOUGH = 32, 8
+FAR_OFF = 4
+NOISE_US = 5_000.0
+MOST_OFF_US = 500_000.0
+"""By so much a round trip is off at most, and by so many times what it usually is: who says that it
+is far away, or near, and answers late, moves nobody further than an honest one can. Of forty one
+such had all others an hour away from one another."""
 MILLION = 1_000_000
 
 ORIGIN = Coordinate((0,) * DIMENSIONS, int(HEIGHT_LEAST_US), int(ERROR_MOST * MILLION))
@@ -38,6 +47,8 @@ class Vivaldi:
         self._position = [float(part) for part in begins_at.position_us]
         self._height_us = float(begins_at.height_us)
         self._error = begins_at.error_ppm / MILLION
+        self._recent_us: deque[float] = deque(maxlen=RECENT)
+        """By how much the last round trips were off."""
         self._prng = prng_of_digest(digest_bytes(me.encode()))
 
     @property
@@ -58,11 +69,12 @@ class Vivaldi:
         estimate_us = flat_us + self._height_us + other.height_us
         other_error = max(other.error_ppm / MILLION, 1e-6)
         trust = self._error / (self._error + other_error) if self._error else 0.0
-        off = abs(estimate_us - seen_us) / seen_us
+        off_us = self._believed_us(seen_us - estimate_us)
+        off = abs(off_us) / seen_us
         self._error = min(
             ERROR_MOST, off * ERROR_SHARE * trust + self._error * (1 - ERROR_SHARE * trust)
         )
-        force_us = MOVE_SHARE * trust * (seen_us - estimate_us)
+        force_us = MOVE_SHARE * trust * off_us
         if flat_us < 1e-3:
             away = self._anywhere()
             flat_us = math.hypot(*away)
@@ -71,6 +83,14 @@ class Vivaldi:
         lifted_us = (self._height_us + other.height_us) * force_us / max(flat_us, seen_us / 10)
         self._height_us = max(HEIGHT_LEAST_US, self._height_us + lifted_us)
         self._sink()
+
+    def _believed_us(self, off_us: float) -> float:
+        """What of it counts."""
+        most_us = MOST_OFF_US
+        if len(self._recent_us) >= ENOUGH:
+            most_us = min(most_us, FAR_OFF * median(self._recent_us) + NOISE_US)
+        self._recent_us.append(min(abs(off_us), MOST_OFF_US))
+        return max(-most_us, min(most_us, off_us))
 
     def _anywhere(self) -> list[float]:
         """A direction, for two that are at one place."""

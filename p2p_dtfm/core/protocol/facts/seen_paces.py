@@ -9,13 +9,16 @@ from collections.abc import Mapping, Sequence
 
 PACES_LIMIT = 16
 """Told of by a peer at a time: records stay small."""
+LONGEST_PACE_NS = (1 << 60) - 1
 VOICES_NEEDED = 2
 """One peer's word is not held against another's."""
 
 
 def is_possible(paces: Mapping[str, int]) -> bool:
     """Whether a record may tell of these, whoever they are."""
-    return len(paces) <= PACES_LIMIT and all(0 < pace_ns < 1 << 60 for pace_ns in paces.values())
+    return len(paces) <= PACES_LIMIT and all(
+        0 < pace_ns <= LONGEST_PACE_NS for pace_ns in paces.values()
+    )
 
 
 def middle_of(told: Sequence[int]) -> int:

@@ -12,3 +12,12 @@ def timing_of(device: Device, workload: Workload, layer: int) -> LayerTiming:
         return device.unlike[unlike.order[layer]]
     kinds = {LayerRole.EMBEDDING: device.embedding, LayerRole.HEAD: device.head}
     return kinds.get(workload.kind(layer), device.block)
+
+
+def timings_of(device: Device, workload: Workload) -> tuple[LayerTiming, ...]:
+    """Of one layer of each kind that the run has, and of nothing else that a record may say."""
+    unlike = workload.unlike
+    if unlike is None:
+        return device.embedding, device.block, device.head
+    layers = map(unlike.order.index, range(len(unlike.costs)))
+    return tuple(timing_of(device, workload, layer) for layer in layers)

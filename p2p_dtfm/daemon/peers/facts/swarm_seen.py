@@ -6,6 +6,7 @@ Whoever looks has an identity for the occasion, asks, and serves nobody.
 import asyncio
 import contextlib
 import tempfile
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.daemon.peers.wire import Hello, Welcome, pack
 from p2p_dtfm.net.contacts.addresses import parse_address
 from p2p_dtfm.net.directory.directory import Directory, open_run
-from p2p_dtfm.net.directory.facts import Facts
+from p2p_dtfm.net.directory.facts import Facts, PublishedPart
 from p2p_dtfm.net.directory.values import Presence
 from p2p_dtfm.net.errors import Refused, Unreachable
 from p2p_dtfm.net.libp2p.control import ControlPlane
@@ -29,7 +30,8 @@ from p2p_dtfm.net.libp2p.host import Host
 
 ASK_DEADLINE_S = 10.0
 LISTENS = ("/ip4/0.0.0.0/tcp/0",)
-MEMBERS_LIMIT = 4096
+MEMBERS_LIMIT = 1024
+"""As many as a swarm may have. Whoever answers for the directory may invent any number."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,19 @@ class SwarmSeen:
     def records(self) -> tuple[PeerRecord, ...]:
         """Sorted by peer id."""
         return tuple(self.facts[peer_id].record for peer_id in sorted(self.facts))
+
+    @property
+    def places(self) -> dict[str, PublishedPart]:
+        """Of those that say that they are in a view; not of who names layers that the run has not:
+        they may be strangers, and their numbers anything."""
+        places = {it: facts.place for it, facts in self.facts.items() if facts.place is not None}
+        most = self.spec.model.layer_count
+        return {it: p for it, p in places.items() if p.first_layer <= p.end_layer <= most}
+
+    def layers_of(self, peer_id: str) -> list[int]:
+        """That it says it holds."""
+        place = self.places.get(peer_id)
+        return [] if place is None else list(range(place.first_layer, place.end_layer))
 
 
 @contextlib.asynccontextmanager
@@ -151,17 +166,14 @@ def as_json(seen: SwarmSeen) -> dict[str, Any]:
 def _member(seen: SwarmSeen, facts: Facts) -> dict[str, Any]:
     record = facts.record
     told = msgspec.to_builtins(msgspec.structs.replace(record, brief=msgspec.UNSET))
+    place = seen.places.get(record.peer_id)
     return {
         **told,
         "name": record.called,
         "links": msgspec.to_builtins(record.links_among(seen.facts)),
-        "layers": _layers(facts),
-        "step": facts.place.step if facts.place is not None else None,
+        "layers": seen.layers_of(record.peer_id),
+        "step": place.step if place is not None else None,
     }
-
-
-def _layers(facts: Facts) -> list[int]:
-    return list(range(facts.place.first_layer, facts.place.end_layer)) if facts.place else []
 
 
 def _link_counts(records: tuple[PeerRecord, ...]) -> dict[str, int]:
@@ -170,20 +182,22 @@ def _link_counts(records: tuple[PeerRecord, ...]) -> dict[str, int]:
 
 
 def plan_seen(seen: SwarmSeen) -> dict[str, Any] | None:
-    """Of the newest view that a member says it is in; None where nobody is in one."""
-    places = {it: facts.place for it, facts in seen.facts.items() if facts.place is not None}
+    """Of the view that most of them say they are in, the newest of several such: one alone could
+    name any. None where nobody is in one."""
+    places = seen.places
     if not places:
         return None
-    newest = max((place.view, place.snapshot) for place in places.values())
-    inside = {it: p for it, p in places.items() if (p.view, p.snapshot) == newest}
+    named = Counter((place.view, place.snapshot) for place in places.values())
+    view = max(named, key=lambda it: (named[it], it))
+    inside = {it: p for it, p in places.items() if (p.view, p.snapshot) == view}
     pipelines: dict[int, list[tuple[int, str]]] = {}
     for peer_id, place in inside.items():
         if place.end_layer > place.first_layer:
             pipelines.setdefault(place.pipeline, []).append((place.stage, peer_id))
     step_ns = max(place.step_ns for place in inside.values())
     return {
-        "view": newest[0],
-        "snapshot": newest[1],
+        "view": view[0],
+        "snapshot": view[1],
         "step": max(place.step for place in inside.values()),
         "step_ns": step_ns,
         "tokens_per_s": round(seen.spec.tokens_per_s(step_ns), 1) if step_ns else None,
@@ -191,7 +205,7 @@ def plan_seen(seen: SwarmSeen) -> dict[str, Any] | None:
             {
                 "microbatches": inside[stages[0][1]].microbatches,
                 "stages": [
-                    {"peer_id": it, "layers": _layers(seen.facts[it])} for _, it in sorted(stages)
+                    {"peer_id": it, "layers": seen.layers_of(it)} for _, it in sorted(stages)
                 ],
             }
             for _, stages in sorted(pipelines.items())

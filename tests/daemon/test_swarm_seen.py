@@ -1,0 +1,55 @@
+"""A swarm as an onlooker sees it: what members publish, and what strangers say beside them."""
+
+import json
+
+from p2p_dtfm.daemon.peers.facts.swarm_seen import SwarmSeen, as_json
+from p2p_dtfm.net.directory.facts import Facts, PublishedPart
+from tests.core.builders import record, run_spec
+
+MOST = (1 << 60) - 1
+SPEC = run_spec()
+
+
+def part(
+    first_layer: int, end_layer: int, view: int = 3, step_ns: int = 10**9, snapshot: str = "ab"
+) -> PublishedPart:
+    return PublishedPart(view, snapshot, 0, first_layer, first_layer, end_layer, 4, 17, step_ns)
+
+
+def seen(**places: PublishedPart | None) -> dict[str, object]:
+    facts = {it: Facts(record(it), place, 0) for it, place in places.items()}
+    shown = as_json(SwarmSeen(SPEC, SPEC.digest(), (), facts))
+    assert json.dumps(shown)
+    return shown
+
+
+MEMBERS = {"a": part(0, 3), "b": part(3, 6), "c": part(0, 0)}
+
+
+def test_the_plan_that_members_are_in() -> None:
+    plan = seen(**MEMBERS, d=None)["plan"]
+    assert isinstance(plan, dict)
+    [pipeline] = plan["pipelines"]
+    assert pipeline["stages"] == [
+        {"peer_id": "a", "layers": [0, 1, 2]},
+        {"peer_id": "b", "layers": [3, 4, 5]},
+    ]
+    assert (plan["view"], plan["step"], plan["spares"]) == (3, 17, ["c"])
+
+
+def test_who_says_that_it_holds_more_layers_than_there_are_holds_none() -> None:
+    """`peers` and `plan` made a list of them all, and took whatever memory there was."""
+    for place in (part(0, MOST), part(0, 7), part(MOST, 3), part(0, MOST, view=MOST)):
+        shown = seen(**MEMBERS, evil=place)
+        assert shown["plan"] == seen(**MEMBERS)["plan"]
+        members = shown["members"]
+        assert isinstance(members, list)
+        assert {it["peer_id"]: (it["layers"], it["step"]) for it in members}["evil"] == ([], None)
+
+
+def test_one_that_names_a_newer_view_hides_nobodys_plan() -> None:
+    lie = part(0, 6, view=MOST, step_ns=1, snapshot="cd")
+    assert seen(**MEMBERS, evil=lie)["plan"] == seen(**MEMBERS)["plan"]
+    newer = part(0, 6, view=4)
+    plan = seen(a=part(0, 6), b=newer)["plan"]
+    assert isinstance(plan, dict) and plan["view"] == 4, "of as many, the newer one"

@@ -16,12 +16,12 @@ from p2p_dtfm.core.planner.planner import compute_plan
 from p2p_dtfm.core.protocol.canonical import decode, encode
 from p2p_dtfm.core.protocol.lineage import Lineage
 from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
-from p2p_dtfm.core.protocol.signed import Signed
+from p2p_dtfm.core.protocol.signed import Signed, signing_in
 from p2p_dtfm.core.protocol.snapshot import founding_snapshot
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.core.transcript.checking import NotTrue
 from p2p_dtfm.core.transcript.earlier import LINE_LIMIT_BYTES, EarlierSteps
-from p2p_dtfm.core.transcript.entries import Began, Committed, TookOver, line_of
+from p2p_dtfm.core.transcript.entries import FORMAT, Began, Committed, TookOver, line_of
 from p2p_dtfm.daemon.peers.wire import TranscriptPiece, TranscriptRequest
 from p2p_dtfm.daemon.proof import of_others
 from p2p_dtfm.daemon.proof.of_others import StepsOfOthers, answer_with_piece
@@ -135,7 +135,7 @@ def test_a_line_without_an_end_is_given_up_before_it_fills_the_memory() -> None:
     reader, statements = EarlierSteps(verify, SPEC), (LINE_LIMIT_BYTES // 4) // 7
     empty = encode(Signed("", "", b"", b""))
     head = encode([Committed(())])[:-1] + b"\xdd" + statements.to_bytes(4, "big")
-    reader.take(line_of(Began(1, SPEC.canonical_bytes())).encode() + b"\n")
+    reader.take(line_of(Began(FORMAT, SPEC.canonical_bytes())).encode() + b"\n")
     whole = base64.b64encode(head + empty * statements)
     assert len(whole) < LINE_LIMIT_BYTES
     for at in range(0, len(whole), of_others.PIECE_BYTES):
@@ -161,10 +161,11 @@ def forged_transcript(token_count: int) -> bytes:
     )
     plan = Plan(tuple(pipelines), (), 1)
     records = [record(it.peer_id) for it in founders]
-    shot = founding_snapshot(SPEC.digest(), WORKLOAD, records)
+    run = SPEC.digest()
+    shot = founding_snapshot(run, WORKLOAD, records)
     members = members_digest(shot.members)
     ready = [
-        stated(Ready(member, shot.view_id, plan.digest(), members), it.sign)
+        stated(Ready(member, shot.view_id, plan.digest(), members), signing_in(run, it.sign))
         for member, it in zip(shot.members, founders, strict=True)
     ]
     terms, sums = terms_of(SPEC), {0: (bytes(16), bytes(16))}
@@ -174,9 +175,9 @@ def forged_transcript(token_count: int) -> bytes:
         prepared = Prepared(
             shot.view_id, 0, it.peer_id, {0: 1.0}, 0.0, token_count, 0.0, held_out, None, "", sums
         )
-        said.append(sign_prepared(prepared, it.sign))
+        said.append(sign_prepared(prepared, signing_in(run, it.sign)))
     entries = (
-        Began(1, SPEC.canonical_bytes()),
+        Began(FORMAT, SPEC.canonical_bytes()),
         TookOver(shot, plan, certified(shot.view_id, shot.members, ready), 0),
         Committed(tuple(said)),
     )

@@ -15,7 +15,7 @@ from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.lineage import GENESIS_LINEAGE, extend, unmarked
 from p2p_dtfm.core.protocol.plan import Plan, flaw_of
 from p2p_dtfm.core.protocol.run_spec import RunSpec
-from p2p_dtfm.core.protocol.signed import Signed, Verify
+from p2p_dtfm.core.protocol.signed import Signed, Verify, verifying_in
 from p2p_dtfm.core.protocol.snapshot import Snapshot, ViewId
 from p2p_dtfm.core.recovery.loss_counts import loss_counts
 from p2p_dtfm.core.recovery.view import View
@@ -111,6 +111,7 @@ class Checker:
         except (PeerFault, ValueError) as error:
             raise NotTrue(f"its run spec is none: {error}") from error
         self._terms = terms_of(self.spec)
+        self._verify = verifying_in(self.spec.digest(), self._verify)
 
     def _take_over(self, entry: TookOver, spec: RunSpec) -> None:
         view = View(entry.snapshot, entry.plan, entry.certificate)

@@ -37,7 +37,6 @@ from p2p_dtfm.core.recovery.view import View
 FIRM_MEMBERS = 3
 """A view of so many that trains never yields to another swarm of the run with which it has nothing
 in common: one member's acquaintance does not outweigh the others."""
-ANOTHER_RUN = "it is of another run, whose views are not to be compared"
 PROVES_NOTHING = "it proves nothing of that view"
 FOREIGN_TOLD_NS = 600 * SECOND_NS
 TOLD_AT_ONCE = 16
@@ -66,8 +65,6 @@ class Meeting:
         """By who is in a view: where another one counts more, this peer goes over to it."""
         state, view = self._state, self._state.view
         assert view is not None
-        if message.run_digest != state.settings.run_digest:
-            return refused(ANOTHER_RUN)
         if message.view == view.id or state.me not in view.members:
             return refused("it is of the present view")
         if state.me in message.members:
@@ -259,7 +256,7 @@ class Meeting:
         """Newcomers never make a view of their own while there is one."""
         state, following = self._state, self._state.following
         if not self._is_proven_standing(message):
-            return refused("of another run, not signed by all members, or it knows none of them")
+            return refused("its members have not all signed, or it knows none of them")
         state.joining.view_heard_ns = now_ns
         waiting = following.view
         if waiting is not None and message.view.number >= waiting.id.number:
@@ -296,8 +293,6 @@ class Meeting:
 
     def _is_proven_standing(self, message: Standing) -> bool:
         state = self._state
-        if message.run_digest != state.settings.run_digest:
-            return False
         if not state.others.familiar.is_empty and not self._knows_signer(message):
             return False
         said = signers(message.certificate, state.settings.verify)

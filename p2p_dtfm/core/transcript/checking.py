@@ -16,7 +16,7 @@ from p2p_dtfm.core.protocol.lineage import GENESIS_LINEAGE, extend, unmarked
 from p2p_dtfm.core.protocol.plan import Plan, flaw_of
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.signed import Signed, Verify, verifying_in
-from p2p_dtfm.core.protocol.snapshot import Snapshot, ViewId
+from p2p_dtfm.core.protocol.snapshot import ViewId
 from p2p_dtfm.core.recovery.loss_counts import loss_counts
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.core.transcript.entries import FORMAT, Began, Committed, Entry, TookOver
@@ -61,6 +61,9 @@ class Checker:
         self._ledger: Ledger | None = None
         self._lineage: dict[int, str] = {0: GENESIS_LINEAGE}
         """After so many steps."""
+        self._must_follow = True
+        """Whether the next step starts where the last one here has led: else its writer may have
+        come over from another part of the swarm."""
 
     def take(self, entry: Entry) -> None:
         """Raises `NotTrue`."""
@@ -127,14 +130,17 @@ class Checker:
         self._check_certificate(entry, view, name)
         if view.id not in self.views:
             self.views.append(view.id)
-        self._give_up_from(entry.step)
-        self._begin_epoch(entry.snapshot)
+        step = entry.step
+        if not entry.snapshot.planned:  # all have signed where it goes on, and one alone says more
+            step = min(step, entry.snapshot.step)
+        self._give_up_from(step)
+        self._must_follow = self._goes_on(view)
         self._view, self._ledger = view, None
         if isinstance(view.plan, Plan):
             counts = loss_counts(view.plan)
             # the first step may be what is left of one that failed: whose losses count there is
             # the others' knowledge at that time
-            self._ledger = Ledger(view.id, view.plan, entry.step, self._terms, counts, {})
+            self._ledger = Ledger(view.id, view.plan, step, self._terms, counts, {})
 
     def _check_certificate(self, entry: TookOver, view: View, name: str) -> None:
         certificate = entry.certificate
@@ -142,6 +148,8 @@ class Checker:
             raise NotTrue(f"the certificate of {name} is of another view")
         if certificate.plan_digest != view.plan.digest():
             raise NotTrue(f"the plan of {name} is not the one that was agreed on")
+        if not view.snapshot.contributors:
+            raise NotTrue(f"{name} is one that nobody has agreed on")
         said = signers(certificate, self._verify)
         missing = sorted(it.peer_id for it in set(view.snapshot.contributors) - said)
         if missing:
@@ -154,12 +162,24 @@ class Checker:
             del self.steps[number]
         self._lineage = {n: lineage for n, lineage in self._lineage.items() if n <= step}
 
-    def _begin_epoch(self, snapshot: Snapshot) -> None:
-        """A view that takes back what a liar did names the state that it goes on from anew."""
+    def _goes_on(self, view: View) -> bool:
+        """Whether its first step starts from what came before it here. Whoever goes over to another
+        part of the swarm leaves its own steps: none of them leads to what follows."""
+        snapshot = view.snapshot
+        if snapshot.planned:
+            return self._view is not None and snapshot.previous == self._view.id
         known = self._lineage.get(snapshot.step)
-        is_same = known is not None and unmarked(known) == unmarked(snapshot.lineage)
-        if not snapshot.planned and is_same:
-            self._lineage[snapshot.step] = snapshot.lineage
+        if known is None or not isinstance(view.plan, Plan):
+            return False
+        if unmarked(known) != unmarked(snapshot.lineage):
+            self._leave_all()
+        # a view that takes back what a liar did names the state that it goes on from anew
+        self._lineage[snapshot.step] = snapshot.lineage
+        return True
+
+    def _leave_all(self) -> None:
+        self._give_up_from(0)
+        self._lineage = {}
 
     def _commit(self, entry: Committed) -> None:
         view, ledger = self._view, self._ledger
@@ -194,6 +214,9 @@ class Checker:
     ) -> None:
         base = next(iter(said.values())).base
         if step in self._lineage and self._lineage[step] != base:
-            raise NotTrue("it starts from another lineage than the step before led to", step)
+            if self._must_follow:
+                raise NotTrue("it starts from another lineage than the step before led to", step)
+            self._leave_all()
+        self._must_follow = True
         self._lineage[step + 1] = extend(base, step, view.id, outcome.digest)
         self.steps[step] = Step(view, said, outcome)

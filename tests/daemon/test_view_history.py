@@ -48,8 +48,8 @@ def test_a_file_from_before_there_were_bars_is_read(tmp_path: Path) -> None:
 
 
 def test_a_run_in_between_has_nobody_forgiven_and_nothing_forgotten(tmp_path: Path) -> None:
-    """A home kept the last run's alone: who was barred in one was in it again once the home had been
-    in another for a day, and who it had trained with were strangers."""
+    """A home kept the last run's alone: after a day in another one it had forgiven who was barred,
+    and who it had trained with were strangers."""
     bars = (Bar(VIEWS[1].view, 7, "b", 1, 407, "works otherwise"),)
     for run, views, convicted in (("run", VIEWS, bars), ("another", VIEWS[:1], ())):
         history = ViewHistory(tmp_path, run)

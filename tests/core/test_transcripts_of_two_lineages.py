@@ -52,18 +52,20 @@ def view(
     return TookOver(shot, plan, proof, step if says_step is None else says_step)
 
 
-def committed(checker: Checker, taken: TookOver, steps: Sequence[int], base: str = "") -> str:
-    """These steps of a view, one after the other, from this lineage; where they lead."""
-    terms = terms_of(SPEC)
+def words(taken: TookOver, step: int, base: str) -> Committed:
+    """A step of a view, from this lineage."""
     assert isinstance(taken.plan, Plan)
     (name,) = taken.plan.stage_holders()
+    held_out = terms_of(SPEC).held_out_tokens(step, taken.plan, name)
+    counts = (0.0, SPEC.tokens_per_step, 0.0, held_out)
+    said = Prepared(taken.snapshot.view_id, step, name, {0: 1.0}, *counts, None, base)
+    return Committed((sign_prepared(said, sign_of(name)),))
+
+
+def committed(checker: Checker, taken: TookOver, steps: Sequence[int], base: str = "") -> str:
+    """These steps, one after the other; where they lead."""
     for step in steps:
-        held_out = terms.held_out_tokens(step, taken.plan, name)
-        tokens = SPEC.tokens_per_step
-        said = Prepared(
-            taken.snapshot.view_id, step, name, {0: 1.0}, 0.0, tokens, 0.0, held_out, None, base
-        )
-        checker.take(Committed((sign_prepared(said, sign_of(name)),)))
+        checker.take(words(taken, step, base))
         base = checker._lineage[step + 1]
     return base
 
@@ -138,6 +140,31 @@ def test_an_unplanned_view_starts_from_the_state_that_all_have_signed() -> None:
     checker.take(back)
     with pytest.raises(NotTrue, match="another lineage"):
         committed(checker, back, (4,), elsewhere(4)[1])
+
+
+def test_a_view_whose_line_is_lost_costs_its_own_steps_and_accuses_nobody() -> None:
+    """Its disk was full for a moment, or a byte of it has changed: the next Prepared was of no view
+    in the file, and the one who had rightly signed it was named for that."""
+    checker, first = begun(), view("a", 1, 0)
+    checker.take(first)
+    led_to = committed(checker, first, range(3))
+    lost = view("b", 3, 3, first.snapshot.view_id, led_to)
+    checker.take(words(lost, 3, led_to))
+    checker.take(words(lost, 4, "0" * 64))
+    assert sorted(checker.steps) == [0, 1, 2]
+    after = view("a", 4, 5, lost.snapshot.view_id)
+    checker.take(after)
+    committed(checker, after, (5, 6), "f" * 64)
+    assert checker.gaps == [(3, 5)] and sorted(checker.tallies()) == ["a"]
+
+
+def test_words_of_several_steps_are_no_step() -> None:
+    checker, first = begun(), view("a", 1, 0)
+    checker.take(first)
+    committed(checker, first, range(2))
+    both = words(first, 2, checker._lineage[2]).signed + words(first, 3, "0" * 64).signed
+    with pytest.raises(NotTrue, match="several steps"):
+        checker.take(Committed(both))
 
 
 def test_a_view_that_nobody_has_agreed_on_is_none() -> None:

@@ -2,6 +2,8 @@
 
 import asyncio
 import base64
+import contextvars
+import errno
 import logging
 from pathlib import Path
 from typing import Any
@@ -21,14 +23,15 @@ from p2p_dtfm.core.protocol.snapshot import founding_snapshot
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.core.transcript.checking import NotTrue
 from p2p_dtfm.core.transcript.earlier import LINE_LIMIT_BYTES, EarlierSteps
-from p2p_dtfm.core.transcript.entries import FORMAT, Began, Committed, TookOver, line_of
+from p2p_dtfm.core.transcript.entries import FORMAT, Began, Committed, TookOver, entry_of, line_of
 from p2p_dtfm.daemon.peers.wire import TranscriptPiece, TranscriptRequest
 from p2p_dtfm.daemon.proof import of_others
 from p2p_dtfm.daemon.proof.of_others import StepsOfOthers, answer_with_piece
-from p2p_dtfm.daemon.proof.transcript_file import FILE_NAME, Transcript
+from p2p_dtfm.daemon.proof.transcript_file import FILE_NAME, Transcript, TranscriptLines
 from p2p_dtfm.daemon.telemetry.contribution import FILE, Contributions
 from p2p_dtfm.net.contacts.identity import identity_of_seed, verify
 from p2p_dtfm.net.errors import Refused, Unreachable
+from p2p_dtfm.ports import disk
 from tests.core.builders import WORKLOAD, record, run_spec
 from tests.core.planning import Peer, name_of, snapshot
 
@@ -192,3 +195,38 @@ def test_a_transcript_that_counts_more_tokens_than_there_are_numbers_is_not_true
     assert [step.step for step in reader.led.values()] == [0]
     with pytest.raises(NotTrue, match="more than the step has"):
         EarlierSteps(verify, SPEC).take(forged_transcript((1 << 64) - 1))
+
+
+class _FullNow(disk.MachineDisk):
+    """Takes half of a line while `is_full`."""
+
+    is_full = False
+
+    def append(self, path: Path, text: str) -> None:
+        if self.is_full:
+            super().append(path, text[: len(text) // 2])
+            raise OSError(errno.ENOSPC, "No space left on device")
+        super().append(path, text)
+
+
+def test_a_disk_that_was_full_for_a_moment_costs_no_view(tmp_path: Path) -> None:
+    """The rest of the view was lost with its line, and the line after that one, as it began within
+    what was written of it."""
+    machine, path = _FullNow(), tmp_path / FILE_NAME
+    began, taken, *steps = map(entry_of, forged_transcript(64).splitlines())
+    assert isinstance(taken, TookOver) and isinstance(steps[0], Committed)
+
+    def scene() -> None:
+        disk.live_by(machine)
+        transcript = Transcript(path, SPEC, 1 << 20)
+        machine.is_full = True
+        transcript.took_over(View(taken.snapshot, taken.plan, taken.certificate), taken.step)
+        transcript.committed(steps[0].signed)
+        machine.is_full = False
+        transcript.committed(steps[0].signed)
+        assert transcript.size_bytes == path.stat().st_size
+
+    contextvars.copy_context().run(scene)
+    lines = TranscriptLines(path)
+    assert list(lines.entries()) == [began, taken, *steps]
+    assert 0 < lines.damaged <= 2

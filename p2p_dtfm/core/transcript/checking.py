@@ -189,6 +189,11 @@ class Checker:
         if not said:
             raise NotTrue("a step that nobody has prepared", ledger.step)
         step = said[0].prepared.step
+        if any(it.prepared.step != step for it in said):
+            raise NotTrue("words of several steps where those of one are due", step)
+        named = said[0].prepared.view
+        if named != view.id and named not in self.views:
+            return  # the line of that view is lost, and its steps with it
         if step > ledger.step:
             ledger.skip_to(step)
         try:

@@ -5,6 +5,7 @@ all its stage-holders have signed, from the lineage to which the step before led
 that anybody has computed what it says: that is for whoever computes a sample of it again.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from p2p_dtfm.core.commit.ledger import Ledger
@@ -196,16 +197,7 @@ class Checker:
             return  # the line of that view is lost, and its steps with it
         if step > ledger.step:
             ledger.skip_to(step)
-        try:
-            for statement in said:
-                ledger.record(statement)
-        except PeerFault as fault:
-            raise NotTrue(fault.cause, step, fault.peer_id or "") from fault
-        conflict, missing = ledger.conflict, ledger.missing
-        outcome = ledger.next_outcome()
-        if outcome is None or outcome.step != step:
-            reason = conflict.reason or f"no Prepared of {', '.join(missing)}"
-            raise NotTrue(reason, step)
+        outcome = _outcome_of(ledger, step, said)
         self._follow(view, step, {it.prepared.peer_id: it.prepared for it in said}, outcome)
 
     def _opened(self, signed: Signed) -> Statement:
@@ -225,3 +217,17 @@ class Checker:
         self._must_follow = True
         self._lineage[step + 1] = extend(base, step, view.id, outcome.digest)
         self.steps[step] = Step(view, said, outcome)
+
+
+def _outcome_of(ledger: Ledger, step: int, said: Sequence[Statement]) -> StepOutcome:
+    """What these come to, as for the members. Raises `NotTrue`."""
+    try:
+        for statement in said:
+            ledger.record(statement)
+    except PeerFault as fault:
+        raise NotTrue(fault.cause, step, fault.peer_id or "") from fault
+    conflict, missing = ledger.conflict, ledger.missing
+    outcome = ledger.next_outcome()
+    if outcome is None or outcome.step != step:
+        raise NotTrue(conflict.reason or f"no Prepared of {', '.join(missing)}", step)
+    return outcome

@@ -254,6 +254,10 @@ class Agreement(AgreementReadings):
         however many attempts that takes, and though the member answers."""
         return self._machines.suspicion.holds_up(peer_id, reason, now_ns)
 
+    def turn_away(self, peer_id: str, now_ns: int) -> None:
+        """A newcomer that waits to be let in may not be any more."""
+        self._state.others.newcomers.refuse(peer_id, now_ns)
+
     def distrust(self, peer_id: str, reason: str, now_ns: int) -> Actions:
         """`peer_id` sends what no correct peer sends, and being heard from is no excuse.
 

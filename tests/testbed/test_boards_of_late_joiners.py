@@ -12,6 +12,8 @@ import pytest
 
 from p2p_dtfm.core.commit.shares import Tallies
 from p2p_dtfm.core.messages.prepared import open_prepared, sign_prepared
+from p2p_dtfm.core.messages.statements import signers
+from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.lineage import GENESIS_LINEAGE, extend
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.run_spec import RunSpec
@@ -291,3 +293,18 @@ def test_another_run_is_refused(history: History) -> None:
     began = line_of(Began(FORMAT, other.canonical_bytes())).encode()
     with pytest.raises(NotTrue, match="another run"):
         read(history, began + b"\n")
+
+
+def test_what_daemons_sign_in_one_run_holds_in_no_other(history: History) -> None:
+    """Their keys are the same in all runs of their homes."""
+    _, taken, *rest = map(entry_of, history.transcript.splitlines())
+    assert isinstance(taken, TookOver)
+    said = next(it for it in rest if isinstance(it, Committed))
+    agreed = set(taken.snapshot.contributors)
+    here = verifying_in(history.spec.digest(), verify)
+    assert signers(taken.certificate, here) == agreed
+    assert open_prepared(said.signed[0], here).view == taken.snapshot.view_id
+    for elsewhere in (verify, verifying_in("f" * 64, verify)):
+        assert not signers(taken.certificate, elsewhere)
+        with pytest.raises(PeerFault, match="forged signature"):
+            open_prepared(said.signed[0], elsewhere)

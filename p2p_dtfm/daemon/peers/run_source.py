@@ -255,8 +255,8 @@ class RunComplete(UserError):
 
 
 def shows_end(peer_id: str, standing: Standing | None, spec: RunSpec) -> bool:
-    """Whether all members of its view have signed that view, and those with a stage the last
-    step of this run."""
+    """Whether all members of its view have signed that view, and those whose Prepared it has the
+    last step, in this run."""
     if standing is None or standing.sender.peer_id != peer_id:
         return False
     if standing.run_digest != spec.digest():

@@ -37,6 +37,8 @@ from p2p_dtfm.core.recovery.view import View
 FIRM_MEMBERS = 3
 """A view of so many that trains never yields to another swarm of the run with which it has nothing
 in common: one member's acquaintance does not outweigh the others."""
+END_SHOWN_BY = 3
+"""Members that gather with a newcomer, or most of fewer."""
 PROVES_NOTHING = "it proves nothing of that view"
 FOREIGN_TOLD_NS = 600 * SECOND_NS
 TOLD_AT_ONCE = 16
@@ -60,6 +62,8 @@ class Meeting:
         self._activity = activity
         self._outsiders = outsiders
         self._suspicion = suspicion
+        self._show_end: tuple[int, set[Member]] = (0, set())
+        """Who has shown, in the attempt of this number, that the run is complete."""
 
     def receive_as_member(self, message: Standing, now_ns: int) -> Verdict:
         """By who is in a view: where another one counts more, this peer goes over to it."""
@@ -287,9 +291,20 @@ class Meeting:
             return refused("members gather with it")
         if not shows_end(message, terms.total_steps, state.settings.verify):
             return refused("members gather with it, and steps are left")
+        if not self._is_shown_by_most(attempt, message.sender):
+            return refused("few of the members that gather with it show that the run is complete")
         state.stop_attempt(now_ns)
         report = Report(f"gives up view {attempt.number}: the run is complete")
         return Verdict([report], "all steps are committed: no view would take over")
+
+    def _is_shown_by_most(self, attempt: Attempt, sender: Member) -> bool:
+        """Or by some of very many. One alone can show it, with its own Prepared of the last step:
+        who has a stage there the newcomer does not know."""
+        number, said = self._show_end
+        said = {*said, sender} if number == attempt.number else {sender}
+        self._show_end = attempt.number, said
+        members = attempt.members
+        return len(said & members) >= min(len(members) // 2 + 1, END_SHOWN_BY)
 
     def _is_proven_standing(self, message: Standing) -> bool:
         state = self._state

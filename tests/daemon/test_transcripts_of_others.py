@@ -230,3 +230,18 @@ def test_a_disk_that_was_full_for_a_moment_costs_no_view(tmp_path: Path) -> None
     lines = TranscriptLines(path)
     assert list(lines.entries()) == [began, taken, *steps]
     assert 0 < lines.damaged <= 2
+
+
+def test_what_an_earlier_version_has_written_is_put_aside_and_nothing_added_to_it(
+    tmp_path: Path,
+) -> None:
+    """Nobody could have read what came after it either."""
+    path = tmp_path / FILE_NAME
+    old = line_of(Began(FORMAT - 1, SPEC.canonical_bytes())) + "\nand so on\n"
+    path.write_text(old)
+    transcript = Transcript(path, SPEC, 1 << 20)
+    assert list(TranscriptLines(path).entries()) == [Began(FORMAT, SPEC.canonical_bytes())]
+    assert transcript.size_bytes == path.stat().st_size
+    assert (tmp_path / "transcript.before").read_text() == old
+    again = Transcript(path, SPEC, 1 << 20)
+    assert again.size_bytes == transcript.size_bytes, "and once only"

@@ -23,6 +23,7 @@ from p2p_dtfm.ports import disk
 
 FILE_NAME = "transcript.txt"
 MIB = 1 << 20
+LINE_READ_BYTES = 8 * MIB
 
 log = logging.getLogger("p2p_dtfm")
 
@@ -41,6 +42,7 @@ class Transcript:
         self._view: View | None = None
         self._unwritten: TookOver | None = None
         """Without it the steps of its view are nobody's."""
+        _put_older_aside(path)
         size_bytes = path.stat().st_size if path.exists() else 0
         self._size_bytes = size_bytes
         if not size_bytes:
@@ -124,6 +126,19 @@ class Transcript:
 def transcript_in(directory: Path, spec: RunSpec, limit_mib: int) -> Transcript:
     """Of the run whose directory it is."""
     return Transcript(directory / FILE_NAME, spec, limit_mib * MIB)
+
+
+def _put_older_aside(path: Path) -> None:
+    """Of a version whose lines are read no more: what would be added could not be read either."""
+    try:
+        with path.open("rb") as file:
+            began = entry_of(file.readline(LINE_READ_BYTES))
+        if isinstance(began, Began) and began.format < FORMAT:
+            path.replace(path.with_suffix(".before"))
+    except FileNotFoundError:
+        pass
+    except (OSError, PeerFault) as error:
+        log.debug("how the transcript begins cannot be read: %s", error)
 
 
 def _ends_within_a_line(path: Path) -> bool:

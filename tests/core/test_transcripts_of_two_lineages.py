@@ -142,6 +142,14 @@ def test_an_unplanned_view_starts_from_the_state_that_all_have_signed() -> None:
         committed(checker, back, (4,), elsewhere(4)[1])
 
 
+@pytest.mark.parametrize("number", [1, 2])
+def test_the_first_step_starts_from_what_the_run_begins_with(number: int) -> None:
+    checker, first = begun(), view("a", number, 0, lineage="0" * 64 if number == 1 else "")
+    checker.take(first)
+    with pytest.raises(NotTrue, match="another lineage"):
+        committed(checker, first, (0,), "0" * 64)
+
+
 def test_a_view_whose_line_is_lost_costs_its_own_steps_and_accuses_nobody() -> None:
     """Its disk was full for a moment, or a byte of it has changed: the next Prepared was of no view
     in the file, and the one who had rightly signed it was named for that."""

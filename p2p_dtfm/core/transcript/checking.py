@@ -210,8 +210,9 @@ class Checker:
         self, view: View, step: int, said: dict[str, Prepared], outcome: StepOutcome
     ) -> None:
         base = next(iter(said.values())).base
-        if step in self._lineage and self._lineage[step] != base:
-            if self._must_follow:
+        is_false_start = step == 0 and unmarked(base) != GENESIS_LINEAGE
+        if is_false_start or (step in self._lineage and self._lineage[step] != base):
+            if is_false_start or self._must_follow:
                 raise NotTrue("it starts from another lineage than the step before led to", step)
             self._leave_all()
         self._must_follow = True

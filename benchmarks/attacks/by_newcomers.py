@@ -25,6 +25,7 @@ from p2p_dtfm.core.messages.agreement_messages import (
 from p2p_dtfm.core.messages.prepared import Prepared, SignedPrepared, sign_prepared
 from p2p_dtfm.core.messages.statements import stated
 from p2p_dtfm.core.protocol.records import LayerTiming, Link, open_record, sign_record
+from p2p_dtfm.core.protocol.signed import verifying_in
 from p2p_dtfm.core.protocol.snapshot import ViewId
 from p2p_dtfm.net.contacts.identity import verify
 from p2p_dtfm.net.errors import Unreachable
@@ -100,7 +101,7 @@ async def foretold(one: Stranger, seconds: float) -> Notes:
             prepared = Prepared(
                 view, step, one.host.peer_id, {0: 1.0}, 1.0, count, 0.0, 0, None, "", {}, {}, step
             )
-            signed = sign_prepared(prepared, one.host.identity.sign)
+            signed = sign_prepared(prepared, one.sign)
             for peer_id in one.peers:
                 said += 1
                 refused += bool(await one.say(SignedPrepared(signed), peer_id))
@@ -137,7 +138,7 @@ async def _live_nearby(
                 key = (message.number, message.planned)
                 if key not in seen:
                     mine = Contribution(one.me, message.number, record, None, 0, {}, ())
-                    seen[key] = sign_contribution(mine, one.host.identity.sign)
+                    seen[key] = sign_contribution(mine, one.sign)
                 known = {item.peer_id: item for item in (*message.contributions, seen[key])}
                 answer = msgspec.structs.replace(
                     message,
@@ -149,7 +150,7 @@ async def _live_nearby(
                 agreed += 1
                 passed = max(passed, message.view.number)
                 mine_too = msgspec.structs.replace(message, sender=one.me, signature=b"")
-                await one.say_to_all(stated(mine_too, one.host.identity.sign))
+                await one.say_to_all(stated(mine_too, one.sign))
         if repeats:
             for sender, message in kept[-20:]:
                 for peer_id in one.peers:
@@ -160,11 +161,12 @@ async def _live_nearby(
 
 
 def _record(one: Stranger, sequence: int, change: Mapping[str, Any]) -> Any:
-    honest = open_record(one.record_of(one.host.identity, one.addresses), one.run_digest, verify)
+    is_signed = verifying_in(one.run_digest, verify)
+    honest = open_record(one.record_of(one.host.identity, one.addresses), one.run_digest, is_signed)
     device = msgspec.structs.replace(honest.device, **change.get("device", {}))
     other = {name: value for name, value in change.items() if name != "device"}
     record = msgspec.structs.replace(honest, sequence=sequence, device=device, **other)
-    return sign_record(record, one.host.identity.sign)
+    return sign_record(record, one.sign)
 
 
 async def unsynced(one: Stranger, seconds: float) -> Notes:

@@ -58,7 +58,7 @@ Attack = Callable[[Stranger, float], Awaitable[Notes]]
 
 async def standing(one: Stranger, seconds: float) -> Notes:
     """It stands a milliard steps further, unsigned and signed, with a certificate of its own."""
-    fake, sign = ViewId(10**6, NOWHERE), one.host.identity.sign
+    fake, sign = ViewId(10**6, NOWHERE), one.sign
     ready = stated(Ready(one.me, fake, "e" * 64, members_digest((one.me,))), sign)
     proof = certified(fake, (one.me,), (ready,))
     views = (ViewId(*one.view),)
@@ -82,9 +82,9 @@ async def active(one: Stranger, seconds: float) -> Notes:
     """Ten views, a milliard on, that it says it has taken over; and that it is synced in each."""
     for number in range(10):
         away = ViewId(10**9 + number, NOWHERE)
-        await one.say_to_all(stated(Active(one.me, away, 0), one.host.identity.sign))
+        await one.say_to_all(stated(Active(one.me, away, 0), one.sign))
         await one.say_to_all(Active(one.me, away, 0))
-        await one.say_to_all(stated(Synced(one.me, away), one.host.identity.sign))
+        await one.say_to_all(stated(Synced(one.me, away), one.sign))
     return {}
 
 

@@ -30,7 +30,7 @@ from p2p_dtfm.core.protocol.records import (
     sign_record,
 )
 from p2p_dtfm.core.protocol.run_spec import RunSpec
-from p2p_dtfm.core.protocol.signed import Signed
+from p2p_dtfm.core.protocol.signed import Signed, signing_in
 from p2p_dtfm.core.protocol.snapshot import Member
 from p2p_dtfm.daemon.peers.wire import AGREEMENT, Hello, Message, Welcome, pack, unpack
 from p2p_dtfm.net.contacts.identity import Identity
@@ -90,6 +90,10 @@ class Stranger:
     def me(self) -> Member:
         return Member(self.host.peer_id, 1)
 
+    def sign(self, payload: bytes) -> bytes:
+        """What is said within the run."""
+        return signing_in(self.run_digest, self.host.identity.sign)(payload)
+
     async def say(self, message: Message, to: str | None = None) -> str:
         """What the member says to it: the refusal, or nothing."""
         try:
@@ -108,7 +112,7 @@ class Stranger:
             identity.peer_id, 1, 1, PROTOCOL_VERSION, self.run_digest, device, 0, 0, {},
             addresses, Reachability.DIRECT, Intent.TRAIN,
         )  # fmt: skip
-        return sign_record(record, identity.sign)
+        return sign_record(record, signing_in(self.run_digest, identity.sign))
 
     async def ask_to_join(self) -> str:
         record = self.record_of(self.host.identity, self.addresses)
@@ -129,7 +133,7 @@ class Stranger:
                     key = (message.number, message.planned)
                     if key not in seen:
                         contribution = make(message)
-                        seen[key] = sign_contribution(contribution, self.host.identity.sign)
+                        seen[key] = sign_contribution(contribution, self.sign)
                     own = Gather(
                         self.me, message.number, message.planned, message.base, len(seen),
                         (seen[key],), message.absent, message.digest,
@@ -137,7 +141,7 @@ class Stranger:
                     await self.say(own, sender)
                 elif isinstance(message, Ready) and ready:
                     mine = Ready(self.me, message.view, "e" * 64, members_digest((self.me,)))
-                    await self.say(stated(mine, self.host.identity.sign), sender)
+                    await self.say(stated(mine, self.sign), sender)
             await asyncio.sleep(0.05)
         return asked
 

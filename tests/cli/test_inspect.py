@@ -123,7 +123,7 @@ def test_views_as_a_daemon_writes_them(tmp_path: Path) -> None:
     history = ViewHistory(tmp_path, "run")
     history.keep(VIEWS.views, (Bar(SNAPSHOT.view_id, 7, "peer-0009", 1, 90, "sums"),))
     history.write()
-    told = typed(tmp_path / "views.msgpack").stdout
+    told = typed(tmp_path / "runs" / "run" / "views.msgpack").stdout
     assert told.startswith("history of 1 view of run run") and "peer-0001" in told
     assert "peer-0009 is barred until step 90" in told
 

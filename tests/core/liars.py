@@ -1,5 +1,7 @@
 """A swarm in virtual time, and those who mean it harm: strangers with keys of their own."""
 
+from collections.abc import Callable
+
 import msgspec
 
 from p2p_dtfm.core.consensus.actions import SECOND_NS, Actions
@@ -19,7 +21,7 @@ from p2p_dtfm.core.messages.statements import certified, members_digest, stated
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.plan import NoPlan, Pipeline, Plan, Stage
 from p2p_dtfm.core.protocol.records import sign_record
-from p2p_dtfm.core.protocol.signed import Signed
+from p2p_dtfm.core.protocol.signed import Sign, Signed
 from p2p_dtfm.core.protocol.snapshot import Member, Snapshot, ViewId
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.sim.faults.agreement_seeds import TIMING
@@ -114,12 +116,15 @@ def evil_record(member: Member = EVIL, **changes: object) -> Signed:
 
 
 def self_made_view(
-    members: tuple[Member, ...], number: int, signers: tuple[Member, ...] = (EVIL,)
+    members: tuple[Member, ...],
+    number: int,
+    signers: tuple[Member, ...] = (EVIL,),
+    sign_of: Callable[[str], Sign] = sign_for,
 ) -> Certificate:
     """A view that nobody agreed on but its `signers`."""
     view = ViewId(number, "f" * 64)
     said = members_digest(members)
-    ready = [stated(Ready(m, view, "e" * 64, said), sign_for(m.peer_id)) for m in signers]
+    ready = [stated(Ready(m, view, "e" * 64, said), sign_of(m.peer_id)) for m in signers]
     return certified(view, members, ready)
 
 

@@ -13,7 +13,7 @@ from p2p_dtfm.core.protocol.records import (
     packed,
     sign_record,
 )
-from p2p_dtfm.core.protocol.signed import Signed, open_signed, sign
+from p2p_dtfm.core.protocol.signed import Signed, open_signed, sign, signing_in, verifying_in
 from p2p_dtfm.net.contacts.identity import Identity, verify
 from tests.core.builders import device, record, run_spec
 
@@ -73,6 +73,23 @@ def test_kind_and_peer_are_covered_by_the_signature_without_ambiguity() -> None:
     signed = sign("ab", "c", b"d", lambda payload: payload)
     assert signed.signature != sign("b", "ca", b"d", lambda payload: payload).signature
     assert signed.signature != sign("ab\x00d", "c", b"", lambda payload: payload).signature
+
+
+def test_what_is_signed_in_one_run_is_not_said_in_another_nor_outside_of_any() -> None:
+    said = sign("ab", "c", b"d", signing_in(RUN, lambda payload: payload)).signature
+    for other in ("", RUN[:-1], RUN + "c", "f" * 64):
+        assert said != sign("ab", "c", b"d", signing_in(other, lambda payload: payload)).signature
+    assert said != sign("ab", "c", b"d", lambda payload: payload).signature
+    mine = sign_record(record(alice.peer_id), signing_in(RUN, alice.sign))
+    assert open_record(mine, RUN, verifying_in(RUN, verify)).peer_id == alice.peer_id
+    for looks in (verify, verifying_in("f" * 64, verify)):
+        with pytest.raises(PeerFault, match="forged signature"):
+            open_record(mine, RUN, looks)
+    elsewhere = sign_record(
+        record(alice.peer_id, run_digest="f" * 64), signing_in("f" * 64, alice.sign)
+    )
+    with pytest.raises(PeerFault, match="takes part in run ffffffffffff"):
+        open_record(elsewhere, RUN, verifying_in(RUN, verify))
 
 
 def test_a_record_of_another_run_names_both() -> None:

@@ -75,6 +75,7 @@ class Daemon:
             actions=SimpleNamespace(do=self._nothing),
             members=lambda: {OTHER},
             lets_in=lambda: True,
+            verify=always,
         )
         local = SimpleNamespace(
             observer=SimpleNamespace(seen=Seen()), settings=SimpleNamespace(name="")

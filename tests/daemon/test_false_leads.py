@@ -12,7 +12,7 @@ from p2p_dtfm.core.messages.agreement_messages import Standing
 from p2p_dtfm.core.messages.prepared import Prepared, sign_prepared
 from p2p_dtfm.core.messages.statements import stated
 from p2p_dtfm.core.protocol.errors import UserError
-from p2p_dtfm.core.protocol.signed import Signed
+from p2p_dtfm.core.protocol.signed import Sign, Signed, signing_in
 from p2p_dtfm.core.protocol.snapshot import Member
 from p2p_dtfm.daemon.dashboard.dashboard_host import DashboardHost
 from p2p_dtfm.daemon.node import join
@@ -35,21 +35,29 @@ PAYLOAD = Signed("founder", "run", SPEC.canonical_bytes(), b"")
 MEMBERS = (Member("a", 1), Member("b", 1))
 
 
+def sign_in(run_digest: str, peer_id: str) -> Sign:
+    return signing_in(run_digest, sign_for(peer_id))
+
+
 def complete(
-    said_by: str = "a", last_step: int = SPEC.total_steps, run_digest: str = SPEC.digest()
+    said_by: str = "a",
+    last_step: int = SPEC.total_steps,
+    run_digest: str = SPEC.digest(),
+    agreed_in: str = SPEC.digest(),
+    trained_in: str = SPEC.digest(),
 ) -> Welcome:
     """The answer of a member of a swarm that has taken all steps, and shows it."""
-    certificate = self_made_view(MEMBERS, 8, MEMBERS)
+    certificate = self_made_view(MEMBERS, 8, MEMBERS, lambda peer: sign_in(agreed_in, peer))
     commit = tuple(
         sign_prepared(
             Prepared(certificate.view, last_step, m.peer_id, {}, 0.0, 0, 0.0, 0, None),
-            sign_for(m.peer_id),
+            sign_in(trained_in, m.peer_id),
         )
         for m in MEMBERS
     )
     sender = Member(said_by, 1)
     said = Standing(sender, certificate, True, SPEC.total_steps + 1, run_digest, (), commit)
-    standing = stated(said, sign_for(said_by))
+    standing = stated(said, sign_in(run_digest, said_by))
     return Welcome(2, PAYLOAD, (), SPEC.total_steps + 1, 2, standing=standing)
 
 
@@ -78,7 +86,7 @@ def test_that_a_run_is_complete_is_shown_by_what_its_members_have_signed() -> No
                     true.standing,
                     certificate=msgspec.structs.replace(certificate, ready=certificate.ready[:1]),
                 ),
-                sign_for("a"),
+                sign_in(SPEC.digest(), "a"),
             ),
         ),
     ):
@@ -87,6 +95,17 @@ def test_that_a_run_is_complete_is_shown_by_what_its_members_have_signed() -> No
     assert fault_of_end("b", true, SPEC) is not None, "of whom it is not"
     under_way = msgspec.structs.replace(true, step=SPEC.total_steps, standing=None)
     assert fault_of_end("a", under_way, SPEC) is None
+
+
+def test_the_end_of_another_run_is_none_of_this_one() -> None:
+    """A home has one key in all its runs, and no signature said in which it was made: one member of
+    both showed in a run that was under way what all had signed at the end of a shorter one, and
+    whoever asked it was told that there was nothing left to do."""
+    other = "of another run"
+    for false in (complete(agreed_in=other, trained_in=other), complete(trained_in=other)):
+        fault = fault_of_end("a", false, SPEC)
+        assert fault is not None and not isinstance(fault, RunComplete)
+    assert isinstance(fault_of_end("a", complete(), SPEC), RunComplete)
 
 
 class Seeker(RunJoining):

@@ -1,6 +1,7 @@
 """What members of a run by invitation tell one another of their guests, and what each believes."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 import p2p_dtfm.cli.commands.invite as cli_invite
 from p2p_dtfm.core.gate.gate_table import TABLE
+from p2p_dtfm.core.messages.agreement_messages import JoinRequest
 from p2p_dtfm.core.protocol.canonical import digest_bytes
 from p2p_dtfm.core.protocol.errors import PeerFault, UserError
 from p2p_dtfm.core.protocol.invited.chains import (
@@ -21,6 +23,7 @@ from p2p_dtfm.core.protocol.invited.chains import (
 )
 from p2p_dtfm.core.protocol.invited.guest_list import UNKNOWN_LIMIT, GuestList
 from p2p_dtfm.core.protocol.invited.line import InvitationLine, read_line
+from p2p_dtfm.core.protocol.records import sign_record
 from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.protocol.snapshot import ViewId
 from p2p_dtfm.daemon.node.dispatch import Dispatch
@@ -32,6 +35,9 @@ from p2p_dtfm.daemon.peers.guests.own_invitation import OwnInvitation
 from p2p_dtfm.daemon.peers.wire import Introduction, Revocations, pack
 from p2p_dtfm.net.contacts.identity import Identity, identity_of_seed, verify
 from p2p_dtfm.ports import now
+from p2p_dtfm.sim.faults.simulated_process import sign_for
+from tests.core.builders import record
+from tests.core.liars import say, swarm
 
 RUN = digest_bytes(b"a run")
 DAY_S = 86_400
@@ -238,3 +244,30 @@ def test_a_delegate_takes_back_a_line_that_nobody_has_used_and_hears_how_long_it
     monkeypatch.setattr(now, "wall_s", lambda: later_s)
     with pytest.raises(UserError, match="the line that this peer came by has ended"):
         again.invite(int(later_s) + DAY_S, False, ())
+
+
+def test_who_waits_to_be_let_in_is_turned_away_once_its_invitation_is_taken_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was let in with the next view, for which all wait, and then thrown out of it."""
+    world = swarm(["a", "b"])
+    agreement = world.peers["a"].agreement
+    settings = agreement._state.settings
+    settings.timing = replace(settings.timing, join_window_ns=1 << 60)
+    for guest in (ALICE, BOB):
+        name = guest.peer_id
+        mine = msgspec.structs.replace(record(name), run_digest=settings.run_digest)
+        say(world, name, "a", JoinRequest(sign_record(mine, sign_for(name))))
+    book = book_of(tmp_path / "a", CAROL)
+    line = founders_line(tmp_path / "founder")
+    for guest in (ALICE, BOB):
+        book.introduced(guest.peer_id, chain_by(line, guest))
+    monkeypatch.setattr(now, "monotonic_ns", lambda: world.now_ns)
+    messenger = SimpleNamespace(me="a", tell=lambda *what: None)
+    watch = GuestWatch(book, agreement, messenger, lambda actions: None)  # type: ignore[arg-type]
+    watch.look()
+    assert [it.peer_id for it in agreement.joiners] == sorted([ALICE.peer_id, BOB.peer_id])
+    word = Revocation(run_mark(RUN), BOB.peer_id, False, 0)
+    book.revoked([sign_revocation(word, FOUNDER.peer_id, FOUNDER.sign)])
+    watch.look()
+    assert [it.peer_id for it in agreement.joiners] == [ALICE.peer_id]

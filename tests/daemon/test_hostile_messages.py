@@ -57,7 +57,6 @@ from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.protocol.snapshot import GENESIS, Member, ViewId
 from p2p_dtfm.core.recovery.loss_counts import loss_counts
 from p2p_dtfm.core.recovery.view import View
-from p2p_dtfm.daemon.node import dispatch
 from p2p_dtfm.daemon.node.dispatch import FOLLOWING
 from p2p_dtfm.daemon.peers.wire import (
     CheckpointFiles,
@@ -302,12 +301,9 @@ def silence() -> Iterator[None]:
 
 @pytest.mark.usefixtures("silence")
 @pytest.mark.parametrize("prepare", [no_view, agreed, trains, guards, stopped, left])
-def test_every_message_with_every_value(
-    tmp_path: Path, prepare: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_message_with_every_value(tmp_path: Path, prepare: Any) -> None:
     """Its name or its view says nothing of a message's worth: whatever is signed counts as such."""
     torch.set_num_threads(1)
-    monkeypatch.setattr(dispatch, "verify", lambda *signed: True)
     blobs: Any = Blobs()
     tools = trainer_tools(tmp_path, ME, Line(), blobs)
     faults = 0

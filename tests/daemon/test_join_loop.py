@@ -61,6 +61,8 @@ class FakeMessenger:
         """That live, and ask to be let in themselves."""
         self.complete: set[str] = set()
         """That say that the run is complete."""
+        self.trains: set[str] = set()
+        """That let others in, some time."""
         self.barred: dict[str, Barred] = {}
         """Who says that this one is barred."""
         self.passed_over: dict[str, str] = {}
@@ -73,6 +75,8 @@ class FakeMessenger:
             return encode(KnownPeers((), lets_in=False))
         if peer_id in self.complete:
             return encode(KnownPeers((), standing=STANDING))
+        if peer_id in self.trains:
+            return encode(KnownPeers(()))
         if peer_id in self.barred:
             return encode(KnownPeers((), barred=self.barred[peer_id]))
         if peer_id not in self.living:
@@ -388,6 +392,57 @@ def test_who_says_that_the_run_is_complete_and_does_not_show_it_is_not_asked_for
     with pytest.raises(RunComplete):
         play(newcomer.join)
     assert newcomer.messenger.asked.count("only-says-it") == 1
+
+
+@pytest.mark.parametrize("others", [{"first", "second"}, {"first"}, set()], ids=len)
+def test_one_member_alone_has_nobody_end_who_is_agreed_on(
+    others: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Prepared of its own for the last step shows it, as nobody knows who has a stage there: a
+    member that started again was told so by one of those that had just let it in, and ended."""
+    newcomer = Newcomer()
+    messenger = newcomer.messenger
+    newcomer.agreement.next_view = SimpleNamespace(member_ids=("first", "liar", "me", "second"))
+    messenger.complete, messenger.trains = {"liar"}, others
+    messenger.refuses = {"first", "second"} - others
+    newcomer.agreement.familiar.meet(("first", "liar", "second"))
+    monkeypatch.setattr(coming_and_going, "shows_end", lambda *_: True)
+
+    async def for_a_while() -> None:
+        loop = asyncio.create_task(newcomer.join())
+        while messenger.asked.count("liar") < 3:
+            await asyncio.sleep(0.001)
+        newcomer.agreement.view = "let in"
+        await loop
+
+    play(for_a_while)
+
+
+def test_an_agreed_view_is_waited_for_no_more_once_most_of_its_members_show_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    newcomer = Newcomer()
+    newcomer.agreement.next_view = SimpleNamespace(member_ids=("first", "gone", "me", "second"))
+    newcomer.messenger.complete = {"first", "second"}
+    newcomer.agreement.familiar.meet(("first", "gone", "second"))
+    monkeypatch.setattr(coming_and_going, "shows_end", lambda *_: True)
+    with pytest.raises(RunComplete):
+        play(newcomer.join)
+
+
+def test_who_lets_others_in_speaks_against_who_says_that_the_run_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    newcomer = Newcomer()
+    newcomer.agreement.familiar.meet(("liar", "member"))
+    newcomer.messenger.complete, newcomer.messenger.trains = {"liar"}, {"member"}
+    monkeypatch.setattr(coming_and_going, "shows_end", lambda *_: True)
+
+    async def scene() -> None:
+        assert not await newcomer._ask_to_be_let_in("liar") and newcomer._complete is not None
+        assert await newcomer._ask_to_be_let_in("member") and newcomer._complete is None
+
+    play(scene)
 
 
 def test_who_has_trained_a_run_and_missed_its_last_step_ends_without_an_error(

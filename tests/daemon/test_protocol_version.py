@@ -15,6 +15,7 @@ from p2p_dtfm.core.planner.planner import compute_plan
 from p2p_dtfm.core.protocol.canonical import digest_bytes
 from p2p_dtfm.core.protocol.plan import NoPlan, Plan
 from p2p_dtfm.core.protocol.records import PROTOCOL_VERSION, Link, PackedRecord
+from p2p_dtfm.core.protocol.signed import covered, signing_in
 from p2p_dtfm.core.protocol.snapshot import HeldLayer, Snapshot
 from p2p_dtfm.daemon.peers.wire import KnownPeers, Message, TraceReply, TranscriptPiece, Welcome
 from p2p_dtfm.net.streams.frames import FrameHeader
@@ -22,6 +23,7 @@ from tests.core.planning import Peer, name_of, snapshot
 
 SAID = {2: "6b0c249a2ea905028dd2a9606f3c8842847525ad200ef030580403a14800f20a"}
 PLANNED = {2: "c793e962633be8a171cfa201e76ad94916e75846a2bb811a71fcded297ceb0f9"}
+COVERED = {2: "a4262e9dd0958f6caab747f25ef8ac5582c32a6ce176b105c45173e334ca2495"}
 
 
 NO_WORDS = ("description", "maxProperties")
@@ -42,6 +44,12 @@ def test_what_daemons_say() -> None:
     found = msgspec.json.schema_components([*kinds, *answers])
     said = digest_bytes(msgspec.json.encode(without_words(list(found)), order="sorted"))
     assert said == SAID[PROTOCOL_VERSION]
+
+
+def test_what_signatures_cover() -> None:
+    """Who looks for another text finds that nobody has signed anything."""
+    text = signing_in("a run", lambda payload: payload)(covered("a peer", "ready", b"said"))
+    assert digest_bytes(text) == COVERED[PROTOCOL_VERSION]
 
 
 def snapshots() -> list[Snapshot]:

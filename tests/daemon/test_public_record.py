@@ -15,6 +15,7 @@ from p2p_dtfm.core.protocol.records import (
     PeerRecord,
     open_record,
 )
+from p2p_dtfm.core.protocol.signed import signing_in
 from p2p_dtfm.core.protocol.snapshot import Member
 from p2p_dtfm.daemon.peers.self_record import LINKS_KEPT, LINKS_TOLD, PUBLIC_LINKS, SelfRecord
 from p2p_dtfm.net.contacts.identity import Identity, verify
@@ -46,9 +47,10 @@ def published(own: Identity, link_count: int, address_count: int, long: int = 0)
     record.state_line(MOST, MOST)
     peers = [f"{SOMEBODY}{n:02}" for n in range(link_count)]
     record._links.update({peer: Link(40_000_000_000 + n, MOST) for n, peer in enumerate(peers)})
-    record.make(own.sign)
+    sign = signing_in(RUN, own.sign)
+    record.make(sign)
     when_ms = int((get_dht_time() + 60) * 1000)
-    signed = sign_facts(PublishedFacts(when_ms, record.make_public(own.sign), PLACE), own.sign)
+    signed = sign_facts(PublishedFacts(when_ms, record.make_public(sign), PLACE), own.sign)
     key = key_bytes(facts_key(RUN, own.peer_id))
     assert DirectoryValidator.refusal(key, None, encode(signed), when_ms / 1000) is None
     return open_facts(signed).record

@@ -2,6 +2,8 @@
 
 import asyncio
 import base64
+import contextvars
+import errno
 import logging
 from pathlib import Path
 from typing import Any
@@ -16,19 +18,20 @@ from p2p_dtfm.core.planner.planner import compute_plan
 from p2p_dtfm.core.protocol.canonical import decode, encode
 from p2p_dtfm.core.protocol.lineage import Lineage
 from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
-from p2p_dtfm.core.protocol.signed import Signed
+from p2p_dtfm.core.protocol.signed import Signed, signing_in
 from p2p_dtfm.core.protocol.snapshot import founding_snapshot
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.core.transcript.checking import NotTrue
 from p2p_dtfm.core.transcript.earlier import LINE_LIMIT_BYTES, EarlierSteps
-from p2p_dtfm.core.transcript.entries import Began, Committed, TookOver, line_of
+from p2p_dtfm.core.transcript.entries import FORMAT, Began, Committed, TookOver, entry_of, line_of
 from p2p_dtfm.daemon.peers.wire import TranscriptPiece, TranscriptRequest
 from p2p_dtfm.daemon.proof import of_others
 from p2p_dtfm.daemon.proof.of_others import StepsOfOthers, answer_with_piece
-from p2p_dtfm.daemon.proof.transcript_file import FILE_NAME, Transcript
+from p2p_dtfm.daemon.proof.transcript_file import FILE_NAME, Transcript, TranscriptLines
 from p2p_dtfm.daemon.telemetry.contribution import FILE, Contributions
 from p2p_dtfm.net.contacts.identity import identity_of_seed, verify
 from p2p_dtfm.net.errors import Refused, Unreachable
+from p2p_dtfm.ports import disk
 from tests.core.builders import WORKLOAD, record, run_spec
 from tests.core.planning import Peer, name_of, snapshot
 
@@ -135,7 +138,7 @@ def test_a_line_without_an_end_is_given_up_before_it_fills_the_memory() -> None:
     reader, statements = EarlierSteps(verify, SPEC), (LINE_LIMIT_BYTES // 4) // 7
     empty = encode(Signed("", "", b"", b""))
     head = encode([Committed(())])[:-1] + b"\xdd" + statements.to_bytes(4, "big")
-    reader.take(line_of(Began(1, SPEC.canonical_bytes())).encode() + b"\n")
+    reader.take(line_of(Began(FORMAT, SPEC.canonical_bytes())).encode() + b"\n")
     whole = base64.b64encode(head + empty * statements)
     assert len(whole) < LINE_LIMIT_BYTES
     for at in range(0, len(whole), of_others.PIECE_BYTES):
@@ -161,10 +164,11 @@ def forged_transcript(token_count: int) -> bytes:
     )
     plan = Plan(tuple(pipelines), (), 1)
     records = [record(it.peer_id) for it in founders]
-    shot = founding_snapshot(SPEC.digest(), WORKLOAD, records)
+    run = SPEC.digest()
+    shot = founding_snapshot(run, WORKLOAD, records)
     members = members_digest(shot.members)
     ready = [
-        stated(Ready(member, shot.view_id, plan.digest(), members), it.sign)
+        stated(Ready(member, shot.view_id, plan.digest(), members), signing_in(run, it.sign))
         for member, it in zip(shot.members, founders, strict=True)
     ]
     terms, sums = terms_of(SPEC), {0: (bytes(16), bytes(16))}
@@ -174,9 +178,9 @@ def forged_transcript(token_count: int) -> bytes:
         prepared = Prepared(
             shot.view_id, 0, it.peer_id, {0: 1.0}, 0.0, token_count, 0.0, held_out, None, "", sums
         )
-        said.append(sign_prepared(prepared, it.sign))
+        said.append(sign_prepared(prepared, signing_in(run, it.sign)))
     entries = (
-        Began(1, SPEC.canonical_bytes()),
+        Began(FORMAT, SPEC.canonical_bytes()),
         TookOver(shot, plan, certified(shot.view_id, shot.members, ready), 0),
         Committed(tuple(said)),
     )
@@ -191,3 +195,53 @@ def test_a_transcript_that_counts_more_tokens_than_there_are_numbers_is_not_true
     assert [step.step for step in reader.led.values()] == [0]
     with pytest.raises(NotTrue, match="more than the step has"):
         EarlierSteps(verify, SPEC).take(forged_transcript((1 << 64) - 1))
+
+
+class _FullNow(disk.MachineDisk):
+    """Takes half of a line while `is_full`."""
+
+    is_full = False
+
+    def append(self, path: Path, text: str) -> None:
+        if self.is_full:
+            super().append(path, text[: len(text) // 2])
+            raise OSError(errno.ENOSPC, "No space left on device")
+        super().append(path, text)
+
+
+def test_a_disk_that_was_full_for_a_moment_costs_no_view(tmp_path: Path) -> None:
+    """The rest of the view was lost with its line, and the line after that one, as it began within
+    what was written of it."""
+    machine, path = _FullNow(), tmp_path / FILE_NAME
+    began, taken, *steps = map(entry_of, forged_transcript(64).splitlines())
+    assert isinstance(taken, TookOver) and isinstance(steps[0], Committed)
+
+    def scene() -> None:
+        disk.live_by(machine)
+        transcript = Transcript(path, SPEC, 1 << 20)
+        machine.is_full = True
+        transcript.took_over(View(taken.snapshot, taken.plan, taken.certificate), taken.step)
+        transcript.committed(steps[0].signed)
+        machine.is_full = False
+        transcript.committed(steps[0].signed)
+        assert transcript.size_bytes == path.stat().st_size
+
+    contextvars.copy_context().run(scene)
+    lines = TranscriptLines(path)
+    assert list(lines.entries()) == [began, taken, *steps]
+    assert 0 < lines.damaged <= 2
+
+
+def test_what_an_earlier_version_has_written_is_put_aside_and_nothing_added_to_it(
+    tmp_path: Path,
+) -> None:
+    """Nobody could have read what came after it either."""
+    path = tmp_path / FILE_NAME
+    old = line_of(Began(FORMAT - 1, SPEC.canonical_bytes())) + "\nand so on\n"
+    path.write_text(old)
+    transcript = Transcript(path, SPEC, 1 << 20)
+    assert list(TranscriptLines(path).entries()) == [Began(FORMAT, SPEC.canonical_bytes())]
+    assert transcript.size_bytes == path.stat().st_size
+    assert (tmp_path / "transcript.before").read_text() == old
+    again = Transcript(path, SPEC, 1 << 20)
+    assert again.size_bytes == transcript.size_bytes, "and once only"

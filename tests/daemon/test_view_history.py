@@ -47,6 +47,19 @@ def test_a_file_from_before_there_were_bars_is_read(tmp_path: Path) -> None:
     assert ViewHistory(tmp_path, "run").read() == VIEWS
 
 
+def test_a_run_in_between_has_nobody_forgiven_and_nothing_forgotten(tmp_path: Path) -> None:
+    """A home kept the last run's alone: after a day in another one it had forgiven who was barred,
+    and who it had trained with were strangers."""
+    bars = (Bar(VIEWS[1].view, 7, "b", 1, 407, "works otherwise"),)
+    for run, views, convicted in (("run", VIEWS, bars), ("another", VIEWS[:1], ())):
+        history = ViewHistory(tmp_path, run)
+        history.keep(views, convicted)
+        history.write()
+    assert ViewHistory(tmp_path, "run").read_bars() == bars
+    assert ViewHistory(tmp_path, "run").read() == VIEWS
+    assert ViewHistory(tmp_path, "another").read() == VIEWS[:1]
+
+
 def test_a_write_that_comes_late_does_not_bring_back_what_was_before(tmp_path: Path) -> None:
     """Two views are taken over one after the other; the thread of the first one runs last."""
     history = ViewHistory(tmp_path, "run")

@@ -8,10 +8,12 @@ import msgspec
 
 from p2p_dtfm.core.audit.work import claim_digest, work_of
 from p2p_dtfm.core.messages.audit_messages import HeardClaim, Share, claim_text
-from p2p_dtfm.core.messages.prepared import Prepared, open_prepared, sign_prepared
+from p2p_dtfm.core.messages.prepared import Prepared, sign_prepared
+from p2p_dtfm.core.protocol.canonical import decode, digest_bytes
 from p2p_dtfm.core.protocol.plan import Plan
-from p2p_dtfm.core.transcript.entries import Committed, Entry, TookOver, entry_of, line_of
-from p2p_dtfm.net.contacts.identity import Identity, verify
+from p2p_dtfm.core.protocol.signed import Sign, signing_in
+from p2p_dtfm.core.transcript.entries import Began, Committed, Entry, TookOver, entry_of, line_of
+from p2p_dtfm.net.contacts.identity import Identity
 
 Change = Callable[[Share], Share]
 
@@ -47,11 +49,13 @@ def forged(
     """With other works of these stage-holders in these steps, to which all have sworn; `state`:
     what these say of them besides."""
     plan, found = None, list[Entry]()
+    (run_digest,) = (digest_bytes(it.run_spec) for it in entries if isinstance(it, Began))
+    signers = {it: signing_in(run_digest, key.sign) for it, key in keys.items()}
     for entry in entries:
         if isinstance(entry, TookOver):
             plan = entry.plan
         if isinstance(entry, Committed) and isinstance(plan, Plan):
-            entry = _step(entry, plan, keys, works, change, state)
+            entry = _step(entry, plan, signers, works, change, state)
         found.append(entry)
     return found
 
@@ -59,12 +63,12 @@ def forged(
 def _step(
     entry: Committed,
     plan: Plan,
-    keys: dict[str, Identity],
+    signers: dict[str, Sign],
     works: Collection[tuple[int, str]],
     change: Change,
     state: Callable[[Prepared], Prepared],
 ) -> Committed:
-    said = [open_prepared(signed, verify) for signed in entry.signed]
+    said = [decode(signed.payload, Prepared) for signed in entry.signed]
     liars = {it.peer_id for it in said if (it.step, it.peer_id) in works and it.audit is not None}
     said = [state(it) if it.peer_id in liars else it for it in said]
     if not liars:
@@ -73,23 +77,23 @@ def _step(
     shares |= {peer: change(shares[peer]) for peer in liars}
     shares = {peer: _got_that(peer, shares, liars, plan) for peer in shares}
     told = [_with(it, shares[it.peer_id]) for it in said]
-    heard = {it.peer_id: _heard(it, shares[it.peer_id], plan, keys) for it in told}
+    heard = {it.peer_id: _heard(it, shares[it.peer_id], plan, signers) for it in told}
     signed = []
     for prepared in told:
         assert prepared.audit is not None
         found = {it: work for it, work in prepared.audit.found.items() if it not in liars}
         account = msgspec.structs.replace(prepared.audit, heard=heard, found=found)
         sworn = msgspec.structs.replace(prepared, audit=account)
-        signed.append(sign_prepared(sworn, keys[prepared.peer_id].sign))
+        signed.append(sign_prepared(sworn, signers[prepared.peer_id]))
     return Committed(tuple(signed))
 
 
-def _heard(prepared: Prepared, share: Share, plan: Plan, keys: dict[str, Identity]) -> HeardClaim:
+def _heard(prepared: Prepared, share: Share, plan: Plan, signers: dict[str, Sign]) -> HeardClaim:
     assert prepared.audit is not None
     work, openings = work_of(prepared, plan.segments()), prepared.audit.openings
     peer, claim = prepared.peer_id, claim_digest(share, work, openings)
     text = claim_text(peer, prepared.view, prepared.step, claim)
-    return HeardClaim(claim, keys[peer].sign(text))
+    return HeardClaim(claim, signers[peer](text))
 
 
 def _got_that(peer: str, shares: dict[str, Share], liars: Collection[str], plan: Plan) -> Share:

@@ -21,6 +21,7 @@ from p2p_dtfm.core.messages.agreement_messages import (
 )
 from p2p_dtfm.core.protocol.canonical import decode, encode
 from p2p_dtfm.core.protocol.records import PackedRecord, PeerRecord, sign_record
+from p2p_dtfm.core.protocol.signed import Sign, signing_in
 from p2p_dtfm.core.protocol.snapshot import GENESIS, Member
 from p2p_dtfm.daemon.peers.wire import CheckpointFiles, FollowLayers, pack, unpack
 from p2p_dtfm.net.contacts.addresses import parse_address
@@ -347,6 +348,10 @@ def test_a_wrong_run_digest_names_both_runs(live: Live, tmp_path: Path) -> None:
 # records --------------------------------------------------------------------------------------
 
 
+def sign_in(one: Stranger, run_digest: str) -> Sign:
+    return signing_in(run_digest, one.host.identity.sign)
+
+
 async def own_record(one: Stranger, live: Live, **changes: object) -> PeerRecord:
     addresses = await one.host.addresses()
     run_digest = live.facts["run_digest"]
@@ -356,7 +361,8 @@ async def own_record(one: Stranger, live: Live, **changes: object) -> PeerRecord
 
 def test_a_forged_record_is_refused_by_name(live: Live, tmp_path: Path) -> None:
     async def scenario(one: Stranger) -> None:
-        signed = sign_record(await own_record(one, live), one.host.identity.sign)
+        sign = sign_in(one, live.facts["run_digest"])
+        signed = sign_record(await own_record(one, live), sign)
         forgeries = [
             msgspec.structs.replace(signed, signature=bytes(64)),
             msgspec.structs.replace(signed, payload=signed.payload + b"\x00"),
@@ -368,7 +374,7 @@ def test_a_forged_record_is_refused_by_name(live: Live, tmp_path: Path) -> None:
             await one.call(JoinRequest(msgspec.structs.replace(signed, peer_id=OTHER_PEER)))
         other_run = await own_record(one, live, run_digest=OTHER_RUN)
         with pytest.raises(Refused, match="takes part in run"):
-            await one.call(JoinRequest(sign_record(other_run, one.host.identity.sign)))
+            await one.call(JoinRequest(sign_record(other_run, sign_in(one, OTHER_RUN))))
 
     with_stranger(live, tmp_path, scenario)
     live.assert_trains_on()
@@ -376,13 +382,13 @@ def test_a_forged_record_is_refused_by_name(live: Live, tmp_path: Path) -> None:
 
 def test_a_contribution_of_a_stranger_alone_is_refused(live: Live, tmp_path: Path) -> None:
     async def scenario(one: Stranger) -> None:
-        mine = await own_record(one, live)
-        signed = sign_record(mine, one.host.identity.sign)
+        mine, sign = await own_record(one, live), sign_in(one, live.facts["run_digest"])
+        signed = sign_record(mine, sign)
         forged = msgspec.structs.replace(signed, signature=bytes(64))
         number = live.facts["view"] // 2 * 2 + 2
         me = Member(one.host.peer_id, 1)
         contribution = Contribution(me, number, forged, None, 0, {}, ())
-        said = sign_contribution(contribution, one.host.identity.sign)
+        said = sign_contribution(contribution, sign)
         with pytest.raises(Refused, match="not its place"):
             await one.call(Gather(me, number, True, GENESIS, 1, (said,), (), ""))
 
@@ -395,9 +401,8 @@ def test_a_record_with_a_lower_sequence_does_not_replace_a_newer_one(
 ) -> None:
     async def scenario(one: Stranger) -> None:
         for sequence in (5, 3):
-            signed = sign_record(
-                await own_record(one, live, sequence=sequence), one.host.identity.sign
-            )
+            sign = sign_in(one, live.facts["run_digest"])
+            signed = sign_record(await own_record(one, live, sequence=sequence), sign)
             await one.call(JoinRequest(signed))
         while not isinstance(message := unpack(await one.heard.get())[1], Gather):
             pass

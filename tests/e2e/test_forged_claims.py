@@ -24,6 +24,7 @@ from p2p_dtfm.core.protocol.canonical import decode, encode
 from p2p_dtfm.core.protocol.plan import NoPlan
 from p2p_dtfm.core.protocol.records import PROTOCOL_VERSION, sign_record
 from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.core.protocol.signed import Sign, signing_in, verifying_in
 from p2p_dtfm.core.protocol.snapshot import GENESIS, Member, ViewId
 from p2p_dtfm.core.protocol.workload import workload_of
 from p2p_dtfm.daemon.peers.wire import AGREEMENT, Hello, KnownPeers, Welcome, pack, unpack
@@ -46,12 +47,14 @@ class Stranger:
     def __init__(self, host: Host) -> None:
         self.host = host
         self.me = Member(host.peer_id, 1)
-        self.sign = host.identity.sign
         self.heard: list[tuple[str, AgreementMessage]] = []
         self.control: ControlPlane | None = None
         self.welcome: Welcome | None = None
         """What it answers to those who look for a run."""
         self.asked = 0
+
+    def sign_in(self, run_digest: str) -> Sign:
+        return signing_in(run_digest, self.host.identity.sign)
 
     async def hear(self, sender: str, body: bytes) -> bytes:
         _, message, _ = unpack(body)
@@ -71,10 +74,10 @@ class Stranger:
 
 async def forge(one: Stranger, peers: list[str], view: ViewId, run_digest: str) -> None:
     """Everything that can be said without being anybody."""
-    fake = ViewId(10**6, "f" * 64)
-    ready = stated(Ready(one.me, fake, "e" * 64, members_digest((one.me,))), one.sign)
+    fake, sign = ViewId(10**6, "f" * 64), one.sign_in(run_digest)
+    ready = stated(Ready(one.me, fake, "e" * 64, members_digest((one.me,))), sign)
     proof = certified(fake, (one.me,), (ready,))
-    standing = stated(Standing(one.me, proof, True, 10**9, run_digest, (view,)), one.sign)
+    standing = stated(Standing(one.me, proof, True, 10**9, run_digest, (view,)), sign)
     for peer_id in peers:
         for number in (2**64 - 2, 2**53 - 2, view.number // 2 * 2 + 2, view.number // 2 * 2 + 3):
             base = view if number % 2 == 0 else GENESIS
@@ -84,7 +87,7 @@ async def forge(one: Stranger, peers: list[str], view: ViewId, run_digest: str) 
             await one.say(peer_id, message)
         for number in range(10):
             away = ViewId(10**9 + number, "f" * 64)
-            await one.say(peer_id, stated(Active(one.me, away, 0), one.sign))
+            await one.say(peer_id, stated(Active(one.me, away, 0), sign))
 
 
 async def join_with_another_plan(one: Stranger, target: str, run_digest: str) -> int:
@@ -94,9 +97,10 @@ async def join_with_another_plan(one: Stranger, target: str, run_digest: str) ->
     hello = pack(1, Hello(PROTOCOL_VERSION, addresses))
     welcome = decode(await one.control.call(target, hello, 5), Welcome)
     spec = RunSpec.from_canonical_bytes(welcome.run_spec.payload)
-    agreement = Agreement(one.me, run_digest, workload_of(spec), one.sign, verify)
+    sign, is_signed = one.sign_in(run_digest), verifying_in(run_digest, verify)
+    agreement = Agreement(one.me, run_digest, workload_of(spec), sign, is_signed)
     mine = record(one.host.peer_id, run_digest=run_digest, addresses=addresses)
-    agreement.set_record(mine, sign_record(mine, one.sign))
+    agreement.set_record(mine, sign_record(mine, sign))
 
     async def do(actions: list) -> None:  # type: ignore[type-arg]
         nonlocal lies

@@ -26,6 +26,7 @@ from p2p_dtfm.core.protocol.records import (
     sign_record,
 )
 from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.core.protocol.signed import signing_in
 from p2p_dtfm.core.protocol.snapshot import Member, ViewId
 from p2p_dtfm.daemon.peers.wire import FollowLayers, Hello, Message, Welcome, pack
 from p2p_dtfm.net.contacts.identity import Identity
@@ -91,7 +92,7 @@ class Stranger:
             identity.peer_id, 1, 1, PROTOCOL_VERSION, self.run_digest, device, 0, 0, {},
             (address,), Reachability.DIRECT, Intent.TRAIN,
         )  # fmt: skip
-        return JoinRequest(sign_record(record, identity.sign))
+        return JoinRequest(sign_record(record, signing_in(self.run_digest, identity.sign)))
 
     async def fill_memory(self, lane: str) -> int:
         """Bytes of a tensor of a view far ahead that went through; its end never comes."""

@@ -9,7 +9,7 @@ import pytest
 from p2p_dtfm.core.protocol.canonical import digest_bytes, encode
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.records import Link, PeerRecord, sign_record
-from p2p_dtfm.core.protocol.signed import Signed
+from p2p_dtfm.core.protocol.signed import Signed, signing_in
 from p2p_dtfm.net.contacts.identity import Identity
 from p2p_dtfm.net.directory.directory import Directory
 from p2p_dtfm.net.directory.facts import (
@@ -34,7 +34,7 @@ PLACE = PublishedPart(3, "ab" * 32, 0, 1, 2, 5, 8, 100, 250_000_000)
 
 def told(identity: Identity, sequence: int = 1, **changes: object) -> Signed:
     made: PeerRecord = record(identity.peer_id, sequence=sequence, **changes)  # type: ignore[arg-type]
-    return sign_record(made, identity.sign)
+    return sign_record(made, signing_in(made.run_digest, identity.sign))
 
 
 Value = tuple[bytes, bytes | None, bytes, float]

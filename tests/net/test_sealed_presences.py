@@ -1,17 +1,19 @@
 """What a node keeps of a run by invitation tells it nothing, and takes the room of one peer."""
 
 import base58
+import msgspec
 import pytest
 
 from p2p_dtfm.core.gate.gate import PATIENCE, Reason
 from p2p_dtfm.core.gate.gate_table import TABLE
 from p2p_dtfm.core.protocol.canonical import encode
 from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.core.protocol.signed import sign
 from p2p_dtfm.daemon.peers.gate import GateKeeper
 from p2p_dtfm.net.contacts.identity import Identity, identity_of_seed, verify
 from p2p_dtfm.net.directory import sealed
 from p2p_dtfm.net.directory.held_facts import ENTRY_BYTES
-from p2p_dtfm.net.directory.sealed import Seal, sealed_key
+from p2p_dtfm.net.directory.sealed import SEALED_KIND, Seal, open_sealed, sealed_key
 from p2p_dtfm.net.directory.validator import SLOTS_LIMIT, VALUE_KIND, DirectoryValidator
 from p2p_dtfm.net.directory.values import Presence, key_bytes, presence_key, sign_presence
 from p2p_dtfm.net.hivemind_parts import DHTRecord, MSGPackSerializer, get_dht_time
@@ -42,6 +44,23 @@ def test_only_who_has_the_key_reads_or_finds_a_sealed_presence() -> None:
     elsewhere = key_bytes(sealed_key(other.slot(name)))
     assert "not its own" in (DirectoryValidator.refusal(elsewhere, subkey, value, expires_s) or "")
     assert "another time" in (DirectoryValidator.refusal(key, subkey, value, expires_s + 9) or "")
+
+
+def test_a_sealed_presence_is_brought_by_its_own_peer_alone() -> None:
+    """Any node that keeps it could bring the same box again under a name of its own, without the
+    key: until whenever it liked, and in place of what its peer says since, who had moved."""
+    me, eve = (identity_of_seed(bytes([number]) * 32) for number in (1, 2))
+    seal, name = Seal(b"k" * 32), presence_key(RUN, 0)
+    expires_ms = int((get_dht_time() + 90) * 1000)
+    presence = sign_presence(Presence(me.peer_id, 1, (ADDRESS,), RUN, expires_ms), me.sign)
+    mine = seal.close(name, presence, expires_ms, me.sign)
+    box = open_sealed(mine)
+    later = msgspec.structs.replace(box, expires_ms=expires_ms + 3_600_000)
+    copied = sign(eve.peer_id, SEALED_KIND, encode(later), eve.sign)
+    assert open_sealed(copied).box == box.box, "to whoever keeps it, it is as good as any"
+    assert seal.open(name, encode(mine)) == presence
+    with pytest.raises(PeerFault, match="another peer"):
+        seal.open(name, encode(copied))
 
 
 def _brought(identity: Identity, number: int, ttl_s: float = 90.0) -> DHTRecord:

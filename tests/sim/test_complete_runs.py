@@ -125,6 +125,13 @@ def test_who_has_said_ready_as_the_last_step_commits_hears_that_it_did(wide_abov
     assert shows_end(false, LAST_STEP, verify), "else this shows nothing"
     say(world, EVIL.peer_id, "p2", false)
     assert late.agreement.attempting, "it takes nobody's word that gathers with others"
+    view = first.view
+    assert view is not None and view.certificate is not None and len(view.members) == 2
+    own = standing(view.certificate, LAST_STEP + 2, first.agreement.me)
+    assert shows_end(own, LAST_STEP, verify), "else this shows nothing"
+    for _ in range(3):
+        say(world, "p0", "p2", own)
+    assert late.agreement.attempting, "nor that of one alone, who needs nobody else to show it"
     for peer in (first, other):
         world.run_until(lambda peer=peer: peer.agreement.step > LAST_STEP)  # type: ignore[misc]
         assert not peer.agreement.attempting, "else this shows nothing"

@@ -12,9 +12,12 @@ import pytest
 
 from p2p_dtfm.core.commit.shares import Tallies
 from p2p_dtfm.core.messages.prepared import open_prepared, sign_prepared
+from p2p_dtfm.core.messages.statements import signers
+from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.lineage import GENESIS_LINEAGE, extend
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.core.protocol.signed import signing_in, verifying_in
 from p2p_dtfm.core.transcript.checking import Checker, NotTrue
 from p2p_dtfm.core.transcript.earlier import EarlierSteps, leading_to
 from p2p_dtfm.core.transcript.entries import (
@@ -231,19 +234,21 @@ def test_a_torn_line_costs_what_cannot_be_followed_through_it(history: History) 
 def test_what_all_have_signed_anew_leads_to_no_state_that_was(history: History) -> None:
     """Whoever makes a history up may have all its keys."""
     made_up, checker = [], Checker(verify)
+    run = history.spec.digest()
+    is_signed = verifying_in(run, verify)
     lineage = GENESIS_LINEAGE
     for line in history.transcript.splitlines():
         entry = entry_of(line)
         if isinstance(entry, Committed):
-            said = [open_prepared(signed, verify) for signed in entry.signed]
+            said = [open_prepared(signed, is_signed) for signed in entry.signed]
             step = said[0].step
             losses = {it.peer_id: 2 * it.loss_sum if step == 0 else it.loss_sum for it in said}
             other = [
                 msgspec.structs.replace(it, base=lineage, loss_sum=losses[it.peer_id])
                 for it in said
             ]
-            keys = history.keys
-            entry = Committed(tuple(sign_prepared(it, keys[it.peer_id].sign) for it in other))
+            signers = {it: signing_in(run, key.sign) for it, key in history.keys.items()}
+            entry = Committed(tuple(sign_prepared(it, signers[it.peer_id]) for it in other))
             checker.take(entry)
             taken = checker.steps[step]
             lineage = extend(lineage, step, taken.view.id, taken.outcome.digest)
@@ -288,3 +293,18 @@ def test_another_run_is_refused(history: History) -> None:
     began = line_of(Began(FORMAT, other.canonical_bytes())).encode()
     with pytest.raises(NotTrue, match="another run"):
         read(history, began + b"\n")
+
+
+def test_what_daemons_sign_in_one_run_holds_in_no_other(history: History) -> None:
+    """Their keys are the same in all runs of their homes."""
+    _, taken, *rest = map(entry_of, history.transcript.splitlines())
+    assert isinstance(taken, TookOver)
+    said = next(it for it in rest if isinstance(it, Committed))
+    agreed = set(taken.snapshot.contributors)
+    here = verifying_in(history.spec.digest(), verify)
+    assert signers(taken.certificate, here) == agreed
+    assert open_prepared(said.signed[0], here).view == taken.snapshot.view_id
+    for elsewhere in (verify, verifying_in("f" * 64, verify)):
+        assert not signers(taken.certificate, elsewhere)
+        with pytest.raises(PeerFault, match="forged signature"):
+            open_prepared(said.signed[0], elsewhere)

@@ -59,6 +59,7 @@ from p2p_dtfm.core.messages.agreement_messages import (
     JoinRequest,
     KnownView,
     SavedState,
+    Standing,
 )
 from p2p_dtfm.core.messages.message_bounds import require_bounded
 from p2p_dtfm.core.messages.prepared import StepOutcome
@@ -71,12 +72,16 @@ from p2p_dtfm.core.protocol.signed import Sign, Signed, Verify
 from p2p_dtfm.core.protocol.snapshot import Bar, Member, Snapshot, ViewId
 from p2p_dtfm.core.protocol.workload import Workload
 
+ANOTHER_RUN = "it is of another run, whose views are not to be compared"
+
 
 class Agreement(AgreementReadings):
     """One peer's part in agreeing on views.
 
     `step` is the number of its committed steps, `held` the version of each layer whose state it
-    has; the caller keeps `held` up to date.
+    has; the caller keeps `held` up to date. `signer` and `verify` are of this run
+    (`signed.signing_in`): certificates are believed whoever shows them, and a member may be in
+    another run as well.
     """
 
     def __init__(
@@ -182,6 +187,8 @@ class Agreement(AgreementReadings):
             raise PeerFault("speaks for another peer", sender)
         if message.sender.life < state.others.lives.get(sender, 0) or message.sender == state.me:
             return refused("it is of an earlier life, or this peer's own")
+        if isinstance(message, Standing) and message.run_digest != state.settings.run_digest:
+            return refused(ANOTHER_RUN)
         if isinstance(message, STATEMENTS):
             require_stated(message, state.settings.verify)
         actions = machines.suspicion.hear(message.sender, now_ns)
@@ -246,6 +253,10 @@ class Agreement(AgreementReadings):
         """Evidence that a member does not do its part of the step: it stays until the takeover,
         however many attempts that takes, and though the member answers."""
         return self._machines.suspicion.holds_up(peer_id, reason, now_ns)
+
+    def turn_away(self, peer_id: str, now_ns: int) -> None:
+        """A newcomer that waits to be let in may not be any more."""
+        self._state.others.newcomers.refuse(peer_id, now_ns)
 
     def distrust(self, peer_id: str, reason: str, now_ns: int) -> Actions:
         """`peer_id` sends what no correct peer sends, and being heard from is no excuse.

@@ -281,18 +281,13 @@ def open_record(signed: Signed, run_digest: str, verify: Verify) -> PeerRecord:
     """Check a record that arrived: signature, owner, protocol, run. Raises `PeerFault`."""
     if len(signed.payload) > RECORD_LIMIT_BYTES:
         raise PeerFault(f"record of {len(signed.payload)} bytes", signed.peer_id)
-    record = unpacked(signed.peer_id, open_signed(signed, RECORD_KIND, PackedRecord, verify))
-    if record.protocol_version != PROTOCOL_VERSION:
-        raise PeerFault(
-            f"speaks protocol {record.protocol_version}, this peer {PROTOCOL_VERSION}: "
-            "one of the two must update",
-            signed.peer_id,
-        )
-    if record.run_digest != run_digest:
-        raise PeerFault(
-            f"takes part in run {record.run_digest[:12]}, this swarm trains {run_digest[:12]}",
-            signed.peer_id,
-        )
+    try:
+        told = open_signed(signed, RECORD_KIND, PackedRecord, verify)
+    except PeerFault as forged:  # in another run it may hold: that is what is wrong then
+        raise _why_elsewhere(signed, run_digest) or forged from forged
+    record = unpacked(signed.peer_id, told)
+    if (elsewhere := _fault_of_place(record, run_digest)) is not None:
+        raise elsewhere
     _require_sane_names(record)
     _require_sane_numbers(record)
     if record.brief is not msgspec.UNSET:
@@ -300,6 +295,30 @@ def open_record(signed: Signed, run_digest: str, verify: Verify) -> PeerRecord:
         if fault:
             raise PeerFault(f"record with {fault}", record.peer_id)
     return record
+
+
+def _why_elsewhere(signed: Signed, run_digest: str) -> PeerFault | None:
+    try:
+        told = decode(signed.payload, PackedRecord, RECORD_LIMIT_BYTES)
+    except PeerFault:
+        return None
+    return _fault_of_place(unpacked(signed.peer_id, told), run_digest)
+
+
+def _fault_of_place(record: PeerRecord, run_digest: str) -> PeerFault | None:
+    """Of another protocol, or another run."""
+    if record.protocol_version != PROTOCOL_VERSION:
+        return PeerFault(
+            f"speaks protocol {record.protocol_version}, this peer {PROTOCOL_VERSION}: "
+            "one of the two must update",
+            record.peer_id,
+        )
+    if record.run_digest != run_digest:
+        return PeerFault(
+            f"takes part in run {record.run_digest[:12]}, this swarm trains {run_digest[:12]}",
+            record.peer_id,
+        )
+    return None
 
 
 def is_peer_id(text: str) -> bool:

@@ -5,6 +5,7 @@ all its stage-holders have signed, from the lineage to which the step before led
 that anybody has computed what it says: that is for whoever computes a sample of it again.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from p2p_dtfm.core.commit.ledger import Ledger
@@ -15,8 +16,8 @@ from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.lineage import GENESIS_LINEAGE, extend, unmarked
 from p2p_dtfm.core.protocol.plan import Plan, flaw_of
 from p2p_dtfm.core.protocol.run_spec import RunSpec
-from p2p_dtfm.core.protocol.signed import Signed, Verify
-from p2p_dtfm.core.protocol.snapshot import Snapshot, ViewId
+from p2p_dtfm.core.protocol.signed import Signed, Verify, verifying_in
+from p2p_dtfm.core.protocol.snapshot import ViewId
 from p2p_dtfm.core.recovery.loss_counts import loss_counts
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.core.transcript.entries import FORMAT, Began, Committed, Entry, TookOver
@@ -61,6 +62,9 @@ class Checker:
         self._ledger: Ledger | None = None
         self._lineage: dict[int, str] = {0: GENESIS_LINEAGE}
         """After so many steps."""
+        self._must_follow = True
+        """Whether the next step starts where the last one here has led: else its writer may have
+        come over from another part of the swarm."""
 
     def take(self, entry: Entry) -> None:
         """Raises `NotTrue`."""
@@ -111,6 +115,7 @@ class Checker:
         except (PeerFault, ValueError) as error:
             raise NotTrue(f"its run spec is none: {error}") from error
         self._terms = terms_of(self.spec)
+        self._verify = verifying_in(self.spec.digest(), self._verify)
 
     def _take_over(self, entry: TookOver, spec: RunSpec) -> None:
         view = View(entry.snapshot, entry.plan, entry.certificate)
@@ -126,14 +131,17 @@ class Checker:
         self._check_certificate(entry, view, name)
         if view.id not in self.views:
             self.views.append(view.id)
-        self._give_up_from(entry.step)
-        self._begin_epoch(entry.snapshot)
+        step = entry.step
+        if not entry.snapshot.planned:  # all have signed where it goes on, and one alone says more
+            step = min(step, entry.snapshot.step)
+        self._give_up_from(step)
+        self._must_follow = self._goes_on(view)
         self._view, self._ledger = view, None
         if isinstance(view.plan, Plan):
             counts = loss_counts(view.plan)
             # the first step may be what is left of one that failed: whose losses count there is
             # the others' knowledge at that time
-            self._ledger = Ledger(view.id, view.plan, entry.step, self._terms, counts, {})
+            self._ledger = Ledger(view.id, view.plan, step, self._terms, counts, {})
 
     def _check_certificate(self, entry: TookOver, view: View, name: str) -> None:
         certificate = entry.certificate
@@ -141,6 +149,8 @@ class Checker:
             raise NotTrue(f"the certificate of {name} is of another view")
         if certificate.plan_digest != view.plan.digest():
             raise NotTrue(f"the plan of {name} is not the one that was agreed on")
+        if not view.snapshot.contributors:
+            raise NotTrue(f"{name} is one that nobody has agreed on")
         said = signers(certificate, self._verify)
         missing = sorted(it.peer_id for it in set(view.snapshot.contributors) - said)
         if missing:
@@ -153,12 +163,24 @@ class Checker:
             del self.steps[number]
         self._lineage = {n: lineage for n, lineage in self._lineage.items() if n <= step}
 
-    def _begin_epoch(self, snapshot: Snapshot) -> None:
-        """A view that takes back what a liar did names the state that it goes on from anew."""
+    def _goes_on(self, view: View) -> bool:
+        """Whether its first step starts from what came before it here. Whoever goes over to another
+        part of the swarm leaves its own steps: none of them leads to what follows."""
+        snapshot = view.snapshot
+        if snapshot.planned:
+            return self._view is not None and snapshot.previous == self._view.id
         known = self._lineage.get(snapshot.step)
-        is_same = known is not None and unmarked(known) == unmarked(snapshot.lineage)
-        if not snapshot.planned and is_same:
-            self._lineage[snapshot.step] = snapshot.lineage
+        if known is None or not isinstance(view.plan, Plan):
+            return False
+        if unmarked(known) != unmarked(snapshot.lineage):
+            self._leave_all()
+        # a view that takes back what a liar did names the state that it goes on from anew
+        self._lineage[snapshot.step] = snapshot.lineage
+        return True
+
+    def _leave_all(self) -> None:
+        self._give_up_from(0)
+        self._lineage = {}
 
     def _commit(self, entry: Committed) -> None:
         view, ledger = self._view, self._ledger
@@ -168,18 +190,14 @@ class Checker:
         if not said:
             raise NotTrue("a step that nobody has prepared", ledger.step)
         step = said[0].prepared.step
+        if any(it.prepared.step != step for it in said):
+            raise NotTrue("words of several steps where those of one are due", step)
+        named = said[0].prepared.view
+        if named != view.id and named not in self.views:
+            return  # the line of that view is lost, and its steps with it
         if step > ledger.step:
             ledger.skip_to(step)
-        try:
-            for statement in said:
-                ledger.record(statement)
-        except PeerFault as fault:
-            raise NotTrue(fault.cause, step, fault.peer_id or "") from fault
-        conflict, missing = ledger.conflict, ledger.missing
-        outcome = ledger.next_outcome()
-        if outcome is None or outcome.step != step:
-            reason = conflict.reason or f"no Prepared of {', '.join(missing)}"
-            raise NotTrue(reason, step)
+        outcome = _outcome_of(ledger, step, said)
         self._follow(view, step, {it.prepared.peer_id: it.prepared for it in said}, outcome)
 
     def _opened(self, signed: Signed) -> Statement:
@@ -192,7 +210,25 @@ class Checker:
         self, view: View, step: int, said: dict[str, Prepared], outcome: StepOutcome
     ) -> None:
         base = next(iter(said.values())).base
-        if step in self._lineage and self._lineage[step] != base:
-            raise NotTrue("it starts from another lineage than the step before led to", step)
+        is_false_start = step == 0 and unmarked(base) != GENESIS_LINEAGE
+        if is_false_start or (step in self._lineage and self._lineage[step] != base):
+            if is_false_start or self._must_follow:
+                raise NotTrue("it starts from another lineage than the step before led to", step)
+            self._leave_all()
+        self._must_follow = True
         self._lineage[step + 1] = extend(base, step, view.id, outcome.digest)
         self.steps[step] = Step(view, said, outcome)
+
+
+def _outcome_of(ledger: Ledger, step: int, said: Sequence[Statement]) -> StepOutcome:
+    """What these come to, as for the members. Raises `NotTrue`."""
+    try:
+        for statement in said:
+            ledger.record(statement)
+    except PeerFault as fault:
+        raise NotTrue(fault.cause, step, fault.peer_id or "") from fault
+    conflict, missing = ledger.conflict, ledger.missing
+    outcome = ledger.next_outcome()
+    if outcome is None or outcome.step != step:
+        raise NotTrue(conflict.reason or f"no Prepared of {', '.join(missing)}", step)
+    return outcome

@@ -17,7 +17,7 @@ from p2p_dtfm.core.protocol.plan import NoPlan, Plan
 from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.protocol.snapshot import Snapshot
 
-FORMAT = 1
+FORMAT = 2
 ENTRY_LIMIT_BYTES = 64 << 20
 
 

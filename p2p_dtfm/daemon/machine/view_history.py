@@ -16,6 +16,7 @@ from p2p_dtfm.ports import disk
 
 log = logging.getLogger("p2p_dtfm")
 
+FILE_NAME = "views.msgpack"
 LIMIT_BYTES = 16 << 20
 
 
@@ -29,10 +30,13 @@ class ViewsFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ViewHistory:
-    """One file in the home, of the run that the peer took part in last."""
+    """One file in a home for each run that the peer took part in: whoever comes back to one after
+    another knows it still."""
 
-    def __init__(self, directory: Path, run_digest: str) -> None:
-        self._path = directory / "views.msgpack"
+    def __init__(self, home: Path, run_digest: str) -> None:
+        self._path = home / "runs" / run_digest[:16] / FILE_NAME
+        self._before = home / FILE_NAME
+        """Of the run that it was in last alone: where earlier programs kept it."""
         self._run_digest = run_digest
         self._lock = threading.Lock()
         self._newest = ViewsFile(run_digest, ())
@@ -50,12 +54,14 @@ class ViewHistory:
         return self._read().signatures
 
     def _read(self) -> ViewsFile:
-        nothing = ViewsFile(self._run_digest, ())
-        try:
-            file = decode(self._path.read_bytes(), ViewsFile, LIMIT_BYTES)
-        except (OSError, PeerFault):
-            return nothing
-        return file if file.run_digest == self._run_digest else nothing
+        for path in (self._path, self._before):
+            try:
+                file = decode(path.read_bytes(), ViewsFile, LIMIT_BYTES)
+            except (OSError, PeerFault):
+                continue
+            if file.run_digest == self._run_digest:
+                return file
+        return ViewsFile(self._run_digest, ())
 
     def keep(
         self,
@@ -75,6 +81,7 @@ class ViewHistory:
     def _write(self, file: ViewsFile) -> None:
         try:
             payload = encode(file)
+            self._path.parent.mkdir(parents=True, exist_ok=True)
             disk.write_whole(self._path, payload, disk.ONLY_OWNER)
         except OSError as error:
             log.warning("the views of this run cannot be written down: %s", error)

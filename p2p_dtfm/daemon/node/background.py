@@ -236,7 +236,7 @@ class Background:
                 accepted = await directory.publish_presence(presence)
                 accepted &= await self._publishing.publish(
                     self._membership.self_record,
-                    self._network.host.identity.sign,
+                    self._membership.sign,
                     self._agreement.view,
                     self._local.observer.step(),
                 )

@@ -32,6 +32,8 @@ REFUSALS_LIMIT = 5
 """In a row; then others are looked for, before that peer is asked again."""
 REMIND_EVERY = 2
 """Of these pauses, while an agreed view is waited for."""
+SHOWN_BY = 3
+"""Members of an agreed view, or most of fewer, that show that the run is complete."""
 LEAVE_LIMIT_S = 60.0
 """How long a peer with the only copy of a layer waits for others to be enough to train."""
 DONE_WAIT_S = 60.0
@@ -55,6 +57,8 @@ class Entry:
         self._network = participant.network
         self._complete: RunComplete | None = None
         """What ends this peer, if none of those that it may ask lets it in."""
+        self._ends = set[str]()
+        """Who has shown that, since somebody let others in."""
         self._alone_since_s: float | None = None
         """When it first found nobody who lets it in, and nobody has since."""
         self._refusals: dict[str, int] = {}
@@ -153,7 +157,7 @@ class Entry:
             elif agreement.next_view is not None and not agreement.attempting:
                 turn += 1
                 await self._say_that_it_waits(agreement.next_view, turn)
-                if self._complete is not None:  # by one of those with whom it was agreed on
+                if self._complete is not None and self._shows_most(agreement.next_view):
                     self._has_ended(self._complete)
                     return
             await asyncio.sleep(JOIN_RETRY_S)
@@ -167,6 +171,12 @@ class Entry:
         log.info("the model: a member that was there has it, p2p-dtfm export writes it")
         self._participant.local.status.say(State.DONE, complete.cause)
         self._participant.local.life.left.set()
+
+    def _shows_most(self, agreed: View) -> bool:
+        """Of those with whom it was agreed on most show the end, or some of very many: one alone
+        can, with nothing but its own word that it has taken the last step."""
+        others = set(agreed.member_ids) - {self._membership.me.peer_id}
+        return len(self._ends & others) >= min(len(others) // 2 + 1, SHOWN_BY)
 
     async def _say_that_it_waits(self, view: View, turn: int) -> None:
         """The members may have given up the agreed view since, as after a silence of this peer; it
@@ -253,6 +263,9 @@ class Entry:
             return isinstance(error, PeerFault) and count % REFUSALS_LIMIT != 0
         self._refusals.pop(member, None)
         self._hear_of_bar(member, known.barred)
+        if known.lets_in and known.standing is None:
+            self._complete = None
+            self._ends.clear()
         return known.lets_in and not self._is_at_end(member, known)
 
     def _hear_of_bar(self, member: str, barred: Barred | None) -> None:
@@ -284,6 +297,7 @@ class Entry:
         run, familiar = self._membership.run, self._membership.agreement.familiar
         if familiar.holds(member) and shows_end(member, known.standing, run.spec):
             self._complete = RunComplete(run.digest[:16], run.spec.total_steps)
+            self._ends.add(member)
         return True
 
     def _learn_known(self, known: KnownPeers) -> None:

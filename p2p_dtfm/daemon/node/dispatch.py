@@ -56,7 +56,7 @@ from p2p_dtfm.daemon.peers.wire import (
 )
 from p2p_dtfm.daemon.proof.of_others import answer_with_piece
 from p2p_dtfm.net.contacts.calling import put_newest
-from p2p_dtfm.net.contacts.identity import effort_spent, verify
+from p2p_dtfm.net.contacts.identity import effort_spent
 from p2p_dtfm.ports import now
 from p2p_dtfm.train.model.gpt import layer_count
 
@@ -214,7 +214,7 @@ class Dispatch:
         elif isinstance(message, SignedPrepared | Claimed | Audited):
             self._of_a_step(sender, message)
         elif isinstance(message, ShownClaims):
-            trainer.shown(sender, message, verify)
+            trainer.shown(sender, message, self._membership.verify)
         elif isinstance(message, FOLLOWING):
             if isinstance(message, FollowLayers | ConfirmLayers):
                 self._require_layers(sender, message)
@@ -225,13 +225,13 @@ class Dispatch:
     def _of_a_step(self, sender: str, message: SignedPrepared | Claimed | Audited) -> None:
         trainer = self._participant.trainer
         if isinstance(message, Claimed):
-            require_signed(message, sender, verify)
+            require_signed(message, sender, self._membership.verify)
         if not isinstance(message, SignedPrepared):
             trainer.audited(sender, message)
             return
         if message.signed.peer_id != sender:
             raise PeerFault("says Prepared for another peer", sender)
-        prepared = open_prepared(message.signed, verify)
+        prepared = open_prepared(message.signed, self._membership.verify)
         trainer.prepared(Statement(prepared, message.signed))
 
     def _hear_heartbeat(self, sender: str, message: Heartbeat) -> None:

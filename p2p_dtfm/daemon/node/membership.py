@@ -7,6 +7,7 @@ from p2p_dtfm.core.commit.step_terms import terms_of
 from p2p_dtfm.core.consensus.actions import LAN, WAN, ComputePlan, PassOnSoon, Report, SendMessage
 from p2p_dtfm.core.consensus.agreement import Agreement
 from p2p_dtfm.core.protocol.records import Intent, PeerRecord
+from p2p_dtfm.core.protocol.signed import signing_in, verifying_in
 from p2p_dtfm.core.protocol.snapshot import Member, Snapshot
 from p2p_dtfm.core.protocol.workload import workload_of
 from p2p_dtfm.daemon.machine.view_history import ViewHistory
@@ -50,14 +51,16 @@ class Membership:
         self.may_go_on_alone = joining.may_go_on_alone
         self.me = network.me
         """With the life that it has in the agreement."""
+        self.sign = signing_in(run.digest, network.host.identity.sign)
+        self.verify = verifying_in(run.digest, verify)
         self.workload = workload_of(run.spec)
         self.view_history = ViewHistory(local.home.root, run.digest)
         self.agreement = Agreement(
             self.me,
             run.digest,
             self.workload,
-            network.host.identity.sign,
-            verify,
+            self.sign,
+            self.verify,
             LAN if local.settings.is_near else WAN,
             self.view_history.read(),
         )
@@ -90,14 +93,14 @@ class Membership:
         if members := self.members():
             joiners = {joiner.peer_id for joiner in self.joiners()}
             self.self_record.state_swarm(members | joiners | {self.me.peer_id})
-        record, signed = self.self_record.make(self.network.host.identity.sign, intent)
+        record, signed = self.self_record.make(self.sign, intent)
         self.agreement.set_record(record, signed)
 
     def begin_life(self, life: int) -> None:
         """Come back as a newcomer, of whom nothing that was said before counts."""
         self.me = Member(self.me.peer_id, life)
         self.self_record.begin_life(self.me)
-        record, signed = self.self_record.make(self.network.host.identity.sign)
+        record, signed = self.self_record.make(self.sign)
         self.agreement.begin_life(record, signed)
 
     def members(self) -> set[str]:

@@ -229,7 +229,7 @@ class Participant:
             me=network.me.peer_id,
             spec=run.spec,
             batches=Batches(dataset, run.spec),
-            net=TowardsOthers(messenger, self.bulk, blobs, network.host.identity.sign),
+            net=TowardsOthers(messenger, self.bulk, blobs, self.membership.sign),
             stores=StateStores(
                 InitialStates(run.spec, run.blobs, blobs, compute, local.status, network.others),
                 self.checkpoints,

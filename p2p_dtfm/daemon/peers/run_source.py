@@ -14,7 +14,7 @@ from p2p_dtfm.core.protocol.canonical import decode, digest_bytes, encode
 from p2p_dtfm.core.protocol.errors import UNREACHABLE, PeerFault, UserError
 from p2p_dtfm.core.protocol.records import PROTOCOL_VERSION
 from p2p_dtfm.core.protocol.run_spec import RunSpec
-from p2p_dtfm.core.protocol.signed import Signed
+from p2p_dtfm.core.protocol.signed import Signed, verifying_in
 from p2p_dtfm.daemon.peers.bootstrap_node import REFUSAL as BOOTSTRAP_REFUSAL
 from p2p_dtfm.daemon.peers.messenger import Messenger
 from p2p_dtfm.daemon.peers.wire import Hello, Welcome
@@ -255,21 +255,22 @@ class RunComplete(UserError):
 
 
 def shows_end(peer_id: str, standing: Standing | None, spec: RunSpec) -> bool:
-    """Whether all members of its view have signed that view, and those with a stage the last
-    step of this run."""
+    """Whether all members of its view have signed that view, and those whose Prepared it has the
+    last step, in this run."""
     if standing is None or standing.sender.peer_id != peer_id:
         return False
     if standing.run_digest != spec.digest():
         return False
+    is_signed = verifying_in(spec.digest(), verify)
     try:
         require_bounded(standing, peer_id)
-        require_stated(standing, verify)
+        require_stated(standing, is_signed)
     except PeerFault:
         return False
     members = set(standing.members)
-    if standing.sender not in members or not members <= signers(standing.certificate, verify):
+    if standing.sender not in members or not members <= signers(standing.certificate, is_signed):
         return False
-    return ends_run(standing, spec.total_steps, verify)
+    return ends_run(standing, spec.total_steps, is_signed)
 
 
 async def fetch_run(

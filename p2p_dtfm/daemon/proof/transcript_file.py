@@ -1,5 +1,6 @@
 """The transcript in a home: written as steps commit, read by anybody."""
 
+import contextlib
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,7 @@ from p2p_dtfm.ports import disk
 
 FILE_NAME = "transcript.txt"
 MIB = 1 << 20
+LINE_READ_BYTES = 8 * MIB
 
 log = logging.getLogger("p2p_dtfm")
 
@@ -35,7 +37,12 @@ class Transcript:
         self._path = path
         self._limit_bytes = limit_bytes
         self._is_full = limit_bytes == 0
+        self._is_torn = False
+        """The last line was not written whole."""
         self._view: View | None = None
+        self._unwritten: TookOver | None = None
+        """Without it the steps of its view are nobody's."""
+        _put_older_aside(path)
         size_bytes = path.stat().st_size if path.exists() else 0
         self._size_bytes = size_bytes
         if not size_bytes:
@@ -74,20 +81,27 @@ class Transcript:
         """From `step` on the view is in force."""
         if view.certificate is not None:
             self._view = view
-            self._write(TookOver(view.snapshot, view.plan, view.certificate, step))
+            self._unwritten = TookOver(view.snapshot, view.plan, view.certificate, step)
+            self._write_view()
+
+    def _write_view(self) -> None:
+        if self._unwritten is not None and self._write(self._unwritten):
+            self._unwritten = None
 
     def committed(self, signed: tuple[Signed, ...]) -> None:
         """Every stage-holder's Prepared of a step of the view in force; nothing where this peer has
         not heard them all."""
-        if signed and self._view is not None:
+        self._write_view()
+        if signed and self._view is not None and self._unwritten is None:
             self._write(Committed(signed))
 
-    def _write(self, entry: Entry) -> None:
-        if not self._is_full:
-            self._append(line_of(entry) + "\n")
+    def _write(self, entry: Entry) -> bool:
+        return not self._is_full and self._append(line_of(entry) + "\n")
 
-    def _append(self, text: str) -> None:
-        """A full disk costs the line, not the daemon."""
+    def _append(self, text: str) -> bool:
+        """Whether it is written. A full disk costs the line, not the daemon."""
+        if self._is_torn:
+            text = "\n" + text
         if self._size_bytes + len(text) > self._limit_bytes:
             self._is_full = True
             if self._limit_bytes:
@@ -95,17 +109,36 @@ class Transcript:
                     "the transcript of this run is full: its %d MiB are kept, and nothing is added",
                     self._limit_bytes // MIB,
                 )
-            return
+            return False
         try:
             disk.append(self._path, text)
-            self._size_bytes += len(text)
         except OSError as error:
             log.warning("a line of the transcript is not written: %s", error)
+            self._is_torn = True
+            with contextlib.suppress(OSError):
+                self._size_bytes = self._path.stat().st_size
+            return False
+        self._size_bytes += len(text)
+        self._is_torn = False
+        return True
 
 
 def transcript_in(directory: Path, spec: RunSpec, limit_mib: int) -> Transcript:
     """Of the run whose directory it is."""
     return Transcript(directory / FILE_NAME, spec, limit_mib * MIB)
+
+
+def _put_older_aside(path: Path) -> None:
+    """Of a version whose lines are read no more: what would be added could not be read either."""
+    try:
+        with path.open("rb") as file:
+            began = entry_of(file.readline(LINE_READ_BYTES))
+        if isinstance(began, Began) and began.format < FORMAT:
+            path.replace(path.with_suffix(".before"))
+    except FileNotFoundError:
+        pass
+    except (OSError, PeerFault) as error:
+        log.debug("how the transcript begins cannot be read: %s", error)
 
 
 def _ends_within_a_line(path: Path) -> bool:

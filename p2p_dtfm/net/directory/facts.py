@@ -9,7 +9,7 @@ import msgspec
 from p2p_dtfm.core.protocol.canonical import encode
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.records import PeerRecord, open_record, run_of_record
-from p2p_dtfm.core.protocol.signed import Sign, Signed, open_signed, sign
+from p2p_dtfm.core.protocol.signed import Sign, Signed, open_signed, sign, verifying_in
 from p2p_dtfm.net.contacts.identity import verify
 from p2p_dtfm.net.directory.values import HEXADECIMAL
 from p2p_dtfm.net.errors import one_line
@@ -70,7 +70,8 @@ def open_facts(signed: Signed) -> Facts:
         raise PeerFault("facts that expire in no time", signed.peer_id)
     if told.place is not None:
         _require_sane(told.place, signed.peer_id)
-    record = open_record(told.record, run_of_record(told.record), verify)
+    run_digest = run_of_record(told.record)
+    record = open_record(told.record, run_digest, verifying_in(run_digest, verify))
     return Facts(record, told.place, told.expires_ms)
 
 

@@ -52,14 +52,19 @@ class Seal:
         return sign(value.peer_id, SEALED_KIND, encode(Sealed(expires_ms, slot, box)), signer)
 
     def open(self, name: str, value: bytes) -> Signed:
-        """What was closed under `name`. Raises `PeerFault`."""
-        sealed = open_sealed(decode(value, Signed, VALUE_LIMIT_BYTES))
+        """What was closed under `name`, by who brings it: who has not the key can copy a box, and
+        say that it lives longer. Raises `PeerFault`."""
+        brought = decode(value, Signed, VALUE_LIMIT_BYTES)
+        sealed = open_sealed(brought)
         nonce, rest = sealed.box[:NONCE_BYTES], sealed.box[NONCE_BYTES:]
         try:
             inner = self._cipher.decrypt(nonce, rest, self.slot(name).encode())
         except (InvalidTag, ValueError) as error:
             raise PeerFault("sealed with another key") from error
-        return decode(inner, Signed, VALUE_LIMIT_BYTES)
+        closed = decode(inner, Signed, VALUE_LIMIT_BYTES)
+        if closed.peer_id != brought.peer_id:
+            raise PeerFault("brings what another peer has sealed", brought.peer_id)
+        return closed
 
 
 def sealed_key(slot: str) -> str:

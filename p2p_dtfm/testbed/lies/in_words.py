@@ -120,7 +120,7 @@ def _prove_oneself_a_liar(at: Callable[[int], bool]) -> None:
         for number, peer_id in enumerate(sorted(view.member_ids)):
             norms = {n: it * (1 + number) for n, it in prepared.squared_norms.items()}
             other = msgspec.structs.replace(prepared, squared_norms=norms)
-            said = sign_prepared(other, self.network.host.identity.sign)
+            said = sign_prepared(other, self.membership.sign)
             self.network.messenger.tell(peer_id, SignedPrepared(said))
 
     put(participant.Participant, "say_prepared", say_prepared)

@@ -204,7 +204,8 @@ def _tell(checker: "Checker", judged: "Judged", chosen: "list[Work]", told: dict
         "every view and every step is signed by all who made it."
     )
     for first, end in told["missing"]:
-        typer.echo(f"Steps {first} to {end - 1} are not in it: its writer was not there.")
+        broken = " Nothing shows that those before led to those after." if first else ""
+        typer.echo(f"Steps {first} to {end - 1} are not in it: its writer was not there.{broken}")
     if told["damaged_lines"]:
         typer.echo(f"{counted(told['damaged_lines'], 'line')} could not be read.")
     if spec.admission.is_invited:

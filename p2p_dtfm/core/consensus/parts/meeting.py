@@ -37,7 +37,8 @@ from p2p_dtfm.core.recovery.view import View
 FIRM_MEMBERS = 3
 """A view of so many that trains never yields to another swarm of the run with which it has nothing
 in common: one member's acquaintance does not outweigh the others."""
-ANOTHER_RUN = "it is of another run, whose views are not to be compared"
+END_SHOWN_BY = 3
+"""Members that gather with a newcomer, or most of fewer."""
 PROVES_NOTHING = "it proves nothing of that view"
 FOREIGN_TOLD_NS = 600 * SECOND_NS
 TOLD_AT_ONCE = 16
@@ -61,13 +62,13 @@ class Meeting:
         self._activity = activity
         self._outsiders = outsiders
         self._suspicion = suspicion
+        self._show_end: tuple[int, set[Member]] = (0, set())
+        """Who has shown, in the attempt of this number, that the run is complete."""
 
     def receive_as_member(self, message: Standing, now_ns: int) -> Verdict:
         """By who is in a view: where another one counts more, this peer goes over to it."""
         state, view = self._state, self._state.view
         assert view is not None
-        if message.run_digest != state.settings.run_digest:
-            return refused(ANOTHER_RUN)
         if message.view == view.id or state.me not in view.members:
             return refused("it is of the present view")
         if state.me in message.members:
@@ -259,7 +260,7 @@ class Meeting:
         """Newcomers never make a view of their own while there is one."""
         state, following = self._state, self._state.following
         if not self._is_proven_standing(message):
-            return refused("of another run, not signed by all members, or it knows none of them")
+            return refused("its members have not all signed, or it knows none of them")
         state.joining.view_heard_ns = now_ns
         waiting = following.view
         if waiting is not None and message.view.number >= waiting.id.number:
@@ -290,14 +291,23 @@ class Meeting:
             return refused("members gather with it")
         if not shows_end(message, terms.total_steps, state.settings.verify):
             return refused("members gather with it, and steps are left")
+        if not self._is_shown_by_most(attempt, message.sender):
+            return refused("few of the members that gather with it show that the run is complete")
         state.stop_attempt(now_ns)
         report = Report(f"gives up view {attempt.number}: the run is complete")
         return Verdict([report], "all steps are committed: no view would take over")
 
+    def _is_shown_by_most(self, attempt: Attempt, sender: Member) -> bool:
+        """Or by some of very many. One alone can show it, with its own Prepared of the last step:
+        who has a stage there the newcomer does not know."""
+        number, said = self._show_end
+        said = {*said, sender} if number == attempt.number else {sender}
+        self._show_end = attempt.number, said
+        members = attempt.members
+        return len(said & members) >= min(len(members) // 2 + 1, END_SHOWN_BY)
+
     def _is_proven_standing(self, message: Standing) -> bool:
         state = self._state
-        if message.run_digest != state.settings.run_digest:
-            return False
         if not state.others.familiar.is_empty and not self._knows_signer(message):
             return False
         said = signers(message.certificate, state.settings.verify)

@@ -147,5 +147,6 @@ def _known(common: KnownView | None) -> frozenset[str]:
 
 
 def shows_end(standing: Standing, total_steps: int, verify: Verify) -> bool:
-    """Whether those with a stage in its view have signed the last step of the run."""
+    """Whether those of its view whose Prepared it has have signed the last step of the run. Who has
+    a stage there says the plan, which it has not: one member can show this alone."""
     return standing.has_plan and proven_step(standing, verify) > total_steps

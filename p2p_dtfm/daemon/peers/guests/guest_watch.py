@@ -43,15 +43,20 @@ class GuestWatch:
         """For ever; raises `UserError` once this peer itself is out."""
         try:
             while True:
-                self._require_own()
-                self._name_members()
-                self._hand_on()
-                if not self._tell():
-                    self._hold_up()
-                self._book.write_heard()
+                self.look()
                 await asyncio.sleep(LOOK_EVERY_S)
         finally:
             self._book.save()
+
+    def look(self) -> None:
+        """Once. Raises `UserError`."""
+        self._require_own()
+        self._name_members()
+        self._turn_away()
+        self._hand_on()
+        if not self._tell():
+            self._hold_up()
+        self._book.write_heard()
 
     def _require_own(self) -> None:
         guests = self._book.known
@@ -66,6 +71,12 @@ class GuestWatch:
         views = (self._agreement.view, self._agreement.next_view)
         members = (peer_id for view in views if view is not None for peer_id in view.member_ids)
         self._book.known.members = frozenset(members)
+
+    def _turn_away(self) -> None:
+        """Whose invitation was taken back while it waited to be let in."""
+        for joiner in self._agreement.joiners:
+            if self._book.known.refusal(joiner.peer_id) is not None:
+                self._agreement.turn_away(joiner.peer_id, now.monotonic_ns())
 
     def _hand_on(self) -> None:
         """Who is new in a view hears from a few by what others have come: it has seen nobody show

@@ -1,0 +1,185 @@
+"""Who was in two parts of a swarm has steps of two lineages in one file: those count that lead to
+where it is now, and none of those that a later view has given up."""
+
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+
+from p2p_dtfm.core.commit.step_terms import terms_of
+from p2p_dtfm.core.messages.agreement_messages import Ready
+from p2p_dtfm.core.messages.prepared import Prepared, sign_prepared
+from p2p_dtfm.core.messages.statements import certified, members_digest, stated
+from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
+from p2p_dtfm.core.protocol.signed import Sign, signing_in
+from p2p_dtfm.core.protocol.snapshot import GENESIS, ViewId, founding_snapshot
+from p2p_dtfm.core.transcript.checking import Checker, NotTrue
+from p2p_dtfm.core.transcript.entries import FORMAT, Began, Committed, TookOver
+from p2p_dtfm.sim.faults.simulated_process import sign_for, verify
+from tests.core.builders import WORKLOAD, record, run_spec
+
+SPEC = run_spec()
+LAYERS = SPEC.model.layer_count
+
+
+def sign_of(name: str) -> Sign:
+    return signing_in(SPEC.digest(), sign_for(name))
+
+
+def view(
+    name: str,
+    number: int,
+    step: int,
+    previous: ViewId = GENESIS,
+    lineage: str = "",
+    says_step: int | None = None,
+) -> TookOver:
+    """Of one member alone. A view of an even number was planned. `says_step`: what the writer says
+    where the view took over, in place of where it did."""
+    plan = Plan((Pipeline((Stage(name, 0, LAYERS, 1),), 0, SPEC.microbatches_per_step),), (), 1)
+    shot = msgspec.structs.replace(
+        founding_snapshot(SPEC.digest(), WORKLOAD, [record(name)]),
+        number=number,
+        planned=number % 2 == 0,
+        previous=previous,
+        step=step,
+        lineage=lineage,
+    )
+    (member,) = shot.members
+    digest = members_digest(shot.members)
+    ready = stated(Ready(member, shot.view_id, plan.digest(), digest), sign_of(name))
+    proof = certified(shot.view_id, shot.members, [ready])
+    return TookOver(shot, plan, proof, step if says_step is None else says_step)
+
+
+def words(taken: TookOver, step: int, base: str) -> Committed:
+    """A step of a view, from this lineage."""
+    assert isinstance(taken.plan, Plan)
+    (name,) = taken.plan.stage_holders()
+    held_out = terms_of(SPEC).held_out_tokens(step, taken.plan, name)
+    counts = (0.0, SPEC.tokens_per_step, 0.0, held_out)
+    said = Prepared(taken.snapshot.view_id, step, name, {0: 1.0}, *counts, None, base)
+    return Committed((sign_prepared(said, sign_of(name)),))
+
+
+def committed(checker: Checker, taken: TookOver, steps: Sequence[int], base: str = "") -> str:
+    """These steps, one after the other; where they lead."""
+    for step in steps:
+        checker.take(words(taken, step, base))
+        base = checker._lineage[step + 1]
+    return base
+
+
+def begun() -> Checker:
+    checker = Checker(verify)
+    checker.take(Began(FORMAT, SPEC.canonical_bytes()))
+    return checker
+
+
+def elsewhere(steps: int) -> tuple[TookOver, str]:
+    """Another part of the swarm has come so far by itself; its view, and its lineage."""
+    other, first = begun(), view("b", 1, 0)
+    other.take(first)
+    return first, committed(other, first, range(steps))
+
+
+@pytest.mark.parametrize("is_planned", [True, False])
+def test_who_goes_over_to_a_part_that_has_come_less_far_has_no_false_transcript(
+    is_planned: bool,
+) -> None:
+    """Its file was refused from then on, by everybody, for all that it had ever seen: the step in
+    which it was let in starts from another state than its own step of that number had left."""
+    checker, alone = begun(), view("a", 1, 0)
+    checker.take(alone)
+    committed(checker, alone, range(5))
+    there, lineage = elsewhere(3)
+    number = 4 if is_planned else 5
+    joined = view("b", number, 3, there.snapshot.view_id, "" if is_planned else lineage)
+    checker.take(joined)
+    committed(checker, joined, (3, 4, 5), lineage)
+    assert sorted(checker.steps) == [3, 4, 5] and checker.gaps == [(0, 3)]
+    assert checker.repeated == 5, "what it had done elsewhere is given up"
+    assert set(checker.tallies()) == {"b"}
+
+
+def test_within_a_view_and_into_the_next_planned_one_each_step_starts_where_the_last_has_led() -> (
+    None
+):
+    _, lineage = elsewhere(3)
+    for planned_next in (False, True):
+        checker, first = begun(), view("a", 1, 0)
+        checker.take(first)
+        committed(checker, first, range(3))
+        taken = view("a", 2, 3, first.snapshot.view_id) if planned_next else first
+        if planned_next:
+            checker.take(taken)
+        with pytest.raises(NotTrue, match="another lineage"):
+            committed(checker, taken, (3,), lineage)
+
+
+def test_what_a_view_has_given_up_stays_given_up_wherever_its_writer_says_that_it_began() -> None:
+    """Of an unplanned view its members have signed from which step it goes on. The line beside it
+    is its writer's word alone: by another number there, and one step left out, steps that had been
+    taken back counted for those who had done them."""
+    checker, first = begun(), view("a", 1, 0)
+    checker.take(first)
+    committed(checker, first, range(10))
+    kept = checker._lineage[4]
+    back = view("b", 3, 4, first.snapshot.view_id, kept, says_step=10)
+    checker.take(back)
+    assert sorted(checker.steps) == [0, 1, 2, 3] and checker.repeated == 6
+    committed(checker, back, (4, 5), kept)
+    assert checker.tallies()["a"].stage_steps == 4
+
+
+def test_an_unplanned_view_starts_from_the_state_that_all_have_signed() -> None:
+    checker, first = begun(), view("a", 1, 0)
+    checker.take(first)
+    led_to = committed(checker, first, range(4))
+    back = view("b", 3, 4, first.snapshot.view_id, led_to)
+    checker.take(back)
+    with pytest.raises(NotTrue, match="another lineage"):
+        committed(checker, back, (4,), elsewhere(4)[1])
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_the_first_step_starts_from_what_the_run_begins_with(number: int) -> None:
+    checker, first = begun(), view("a", number, 0, lineage="0" * 64 if number == 1 else "")
+    checker.take(first)
+    with pytest.raises(NotTrue, match="another lineage"):
+        committed(checker, first, (0,), "0" * 64)
+
+
+def test_a_view_whose_line_is_lost_costs_its_own_steps_and_accuses_nobody() -> None:
+    """Its disk was full for a moment, or a byte of it has changed: the next Prepared was of no view
+    in the file, and the one who had rightly signed it was named for that."""
+    checker, first = begun(), view("a", 1, 0)
+    checker.take(first)
+    led_to = committed(checker, first, range(3))
+    lost = view("b", 3, 3, first.snapshot.view_id, led_to)
+    checker.take(words(lost, 3, led_to))
+    checker.take(words(lost, 4, "0" * 64))
+    assert sorted(checker.steps) == [0, 1, 2]
+    after = view("a", 4, 5, lost.snapshot.view_id)
+    checker.take(after)
+    committed(checker, after, (5, 6), "f" * 64)
+    assert checker.gaps == [(3, 5)] and sorted(checker.tallies()) == ["a"]
+
+
+def test_words_of_several_steps_are_no_step() -> None:
+    checker, first = begun(), view("a", 1, 0)
+    checker.take(first)
+    committed(checker, first, range(2))
+    both = words(first, 2, checker._lineage[2]).signed + words(first, 3, "0" * 64).signed
+    with pytest.raises(NotTrue, match="several steps"):
+        checker.take(Committed(both))
+
+
+def test_a_view_that_nobody_has_agreed_on_is_none() -> None:
+    """Its contributors must have signed it: of none there was nobody whose signature lacked."""
+    taken = view("a", 1, 0)
+    shot = msgspec.structs.replace(taken.snapshot, contributors=())
+    assert isinstance(taken.plan, Plan)
+    proof = msgspec.structs.replace(taken.certificate, view=shot.view_id, ready=())
+    with pytest.raises(NotTrue, match="nobody"):
+        begun().take(TookOver(shot, taken.plan, proof, 0))

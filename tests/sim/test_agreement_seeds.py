@@ -156,7 +156,7 @@ def test_a_merge_that_prefers_the_older_record_is_found(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(eligibility, "newest_lives", oldest)
     monkeypatch.setattr(newcomers, "newer", older)
-    _, violation = first_seed_that_fails(first=124)
+    _, violation = first_seed_that_fails(first=91)
     assert "names" in violation or "has the record" in violation
 
 
@@ -179,7 +179,7 @@ def test_a_guardian_that_nobody_waits_for_at_first_is_found(
 
     without_lagging(monkeypatch)
     monkeypatch.setattr(Receipts, "__init__", later)
-    _, violation = first_seed_that_fails(says=("loses",), first=125)
+    _, violation = first_seed_that_fails(says=("loses",), first=66)
     assert "loses" in violation
 
 

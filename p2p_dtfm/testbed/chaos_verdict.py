@@ -148,8 +148,12 @@ def _repeated_as_promised(name: str, history: list[Event], verdict: ChaosVerdict
             yield from back
         for step in back:
             del seen[step]
-        if "no_plan" not in event:  # what was said stands while layers are lost
-            may_repeat = event.get("may_repeat_steps")
+        may_repeat = _may_repeat(event, may_repeat)
+
+
+def _may_repeat(view: Event, before: int | None) -> int | None:
+    """While layers are lost, what was said of a failure stands."""
+    return before if "no_plan" in view else view.get("may_repeat_steps")
 
 
 def _check_losses(

@@ -12,6 +12,7 @@ from p2p_dtfm.core.consensus.attempts.ready_verdict import Answers, ready_verdic
 from p2p_dtfm.core.consensus.attempts.stall_verdict import Remedy, stall_verdict
 from p2p_dtfm.core.consensus.parts.entry_verdict import EntryVerdict, entry_verdict
 from p2p_dtfm.core.consensus.parts.opening import due_verdict
+from p2p_dtfm.core.consensus.present import LostLayers
 from p2p_dtfm.core.messages.agreement_messages import (
     Contribution,
     PresentView,
@@ -133,7 +134,8 @@ def test_a_better_plan_waits_for_the_step_that_a_failure_has_stopped(state: Agre
 
 def test_a_lost_layer_is_waited_for_and_then_given_up(state: AgreementState) -> None:
     now_ns = state.attempts.quiet_until_ns + 2 * state.timing.lost_layers_ns
-    state.present.lost_since_ns = now_ns - state.timing.lost_layers_ns + 1
+    lost_ns = now_ns - state.timing.lost_layers_ns + 1
+    state.present.lost = LostLayers(lost_ns, frozenset())
     assert not due_verdict(state, now_ns).opens
     found = due_verdict(state, now_ns + 1)
     assert found.opens and found.accepts_loss and not found.planned

@@ -9,7 +9,7 @@ import pytest
 
 from p2p_dtfm.core.liveness.drips import LEAST_NS, STEPS, Drips
 from p2p_dtfm.core.liveness.liveness import SECOND_NS
-from p2p_dtfm.core.liveness.news import SETTLED_NS, News
+from p2p_dtfm.core.liveness.news import SETTLED_NS, EarlyNews
 from p2p_dtfm.core.liveness.pace import FETCH_BYTES_PER_S, Pace, Patience, bytes_per_s_from
 from p2p_dtfm.core.liveness.stalls import Stalls
 from p2p_dtfm.core.liveness.waits import PossibleWaits
@@ -618,7 +618,7 @@ class TestNews:
 
     def due(self, *stands: Work | None) -> list[int]:
         """At which of the ticks, of which some are needed to settle."""
-        news = News()
+        news = EarlyNews()
         return [n for n, work in enumerate(stands) if news.is_due(work, n * SETTLED_NS // 2)]
 
     def work(self, step: int, *lacks: Lack) -> Work:

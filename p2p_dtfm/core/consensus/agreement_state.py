@@ -2,7 +2,7 @@
 changes to them."""
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from p2p_dtfm.core.commit.ledger import Ledger
 from p2p_dtfm.core.commit.step_terms import StepTerms
@@ -440,8 +440,8 @@ class AgreementState:
             self.attempts.reopen_ns += gap_ns
         if self.joining.view_heard_ns is not None:
             self.joining.view_heard_ns += gap_ns
-        if self.present.lost_since_ns is not None:
-            self.present.lost_since_ns += gap_ns
+        if (lost := self.present.lost) is not None:
+            self.present.lost = replace(lost, since_ns=lost.since_ns + gap_ns)
         self.present.taken_over_ns += gap_ns
         self.present.slept(gap_ns, now_ns)
         self.following.agreed_ns += gap_ns

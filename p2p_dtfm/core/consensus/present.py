@@ -10,6 +10,15 @@ from p2p_dtfm.core.protocol.snapshot import Member, ViewId
 from p2p_dtfm.core.recovery.view import View
 
 
+@dataclass(frozen=True)
+class LostLayers:
+    """Each view since then has lacked some."""
+
+    since_ns: int
+    had_all: frozenset[str]
+    """Who was in the newest view of this peer that had all of them."""
+
+
 @dataclass
 class Present:
     """The view that this peer is in."""
@@ -25,10 +34,7 @@ class Present:
     active_members: dict[ViewId, dict[Member, Active]] = field(default_factory=dict)
     active_sent_ns: int = 0
     last_commit: tuple[Signed, ...] = ()
-    lost_since_ns: int | None = None
-    """From when on each view has lacked layers."""
-    had_all: frozenset[str] = frozenset()
-    """While layers are lost: who was in the newest view of this peer that had all of them."""
+    lost: LostLayers | None = None
     may_repeat_steps: int = 0
     """That a failure may cost, as the newest view with a plan has said."""
     end: Standing | None = None
@@ -53,7 +59,7 @@ class Present:
 
     def has_waited(self, patience_ns: int, now_ns: int) -> bool:
         """So long, for layers that are lost."""
-        return self.lost_since_ns is not None and now_ns - self.lost_since_ns >= patience_ns
+        return self.lost is not None and now_ns - self.lost.since_ns >= patience_ns
 
     def agrees_to_loss(self, timing: Timing, now_ns: int) -> bool:
         """Has waited for lost layers long enough, or half as long and is asked."""

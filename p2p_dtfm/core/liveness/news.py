@@ -20,7 +20,7 @@ HEARD_WITHIN_NS = SECOND_NS
 _Place = tuple[ViewId, int, bool, bool, frozenset[tuple[str, Kind]]]
 
 
-class News:
+class EarlyNews:
     """`is_due` at each tick."""
 
     def __init__(self) -> None:

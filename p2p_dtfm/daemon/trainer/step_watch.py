@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from p2p_dtfm.core.consensus.agreement import Agreement
 from p2p_dtfm.core.liveness.liveness import Suspicion
-from p2p_dtfm.core.liveness.news import News
+from p2p_dtfm.core.liveness.news import EarlyNews
 from p2p_dtfm.core.liveness.pace import SECOND_NS, Pace, Patience
 from p2p_dtfm.core.liveness.stalls import PatienceOf, Stalls
 from p2p_dtfm.core.liveness.vouches import Vouches
@@ -37,7 +37,7 @@ class StepWatch:
         self._in_view: tuple[PossibleWaits, Pace] | None = None
         self._step_began_ns: int | None = None
         self._vouches = Vouches()
-        self._news = News()
+        self._news = EarlyNews()
         self._not_ready: list[Suspicion] = []
 
     def took_over(self, view: View, step: int) -> None:

@@ -407,8 +407,7 @@ class Gathering:
     def _agreed(self, attempt: Attempt, now_ns: int) -> Actions:
         state = self._state
         assert attempt.snapshot is not None and attempt.plan is not None
-        contributors = attempt.snapshot.contributors
-        answers = [attempt.ready[member] for member in contributors]
+        answers = [attempt.ready[member] for member in attempt.snapshot.contributors]
         proof = certified(attempt.ready[state.me].view, attempt.snapshot.members, answers)
         view = View(attempt.snapshot, attempt.plan, proof)
         state.attempts.disagreements = 0
@@ -447,5 +446,5 @@ class Gathering:
         pause_ns = min(DISAGREEMENT_NS << attempts.disagreements, DISAGREEMENT_LIMIT_NS)
         attempts.disagreements = min(attempts.disagreements + 1, 16)
         state.stop_attempt(now_ns)
-        outside = state.is_newcomer
-        return [told, *([] if outside else self._outsiders.rejoin(reason, pause_ns=pause_ns))]
+        again = [] if state.is_newcomer else self._outsiders.rejoin(reason, pause_ns=pause_ns)
+        return [told, *again]

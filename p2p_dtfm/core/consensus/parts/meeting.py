@@ -187,7 +187,7 @@ class Meeting:
     def _waits_for_layers(self, now_ns: int) -> bool:
         """That are lost: not for long enough to go back to an older state."""
         present, patience_ns = self._state.present, self._state.timing.lost_layers_ns
-        return present.lost_since_ns is not None and not present.has_waited(patience_ns, now_ns)
+        return present.lost is not None and not present.has_waited(patience_ns, now_ns)
 
     def _stays_where_told(self, common: KnownView, theirs: Side, mine: Side) -> bool:
         """Its user sent it over from the others to somebody who was never among them."""

@@ -11,7 +11,7 @@ from p2p_dtfm.core.consensus.actions import (
 from p2p_dtfm.core.consensus.agreement_state import AgreementState
 from p2p_dtfm.core.consensus.parts.outsiders import Outsiders
 from p2p_dtfm.core.consensus.parts.wide.telling import Telling
-from p2p_dtfm.core.consensus.present import Present
+from p2p_dtfm.core.consensus.present import LostLayers, Present
 from p2p_dtfm.core.membership.bars import united
 from p2p_dtfm.core.messages.agreement_messages import Active
 from p2p_dtfm.core.messages.prepared import StepOutcome
@@ -164,7 +164,6 @@ class Takeover:
 
     def _enter_view(self, view: View, now_ns: int) -> None:
         state, before = self._state, self._state.present
-        had_all = self._who_had_all(view)
         said = Active(state.me, view.id, state.step, state.recovery_evidence.lineage.digest)
         said = stated(said, state.settings.sign)
         early = before.active_members.get(view.id, {})
@@ -176,8 +175,7 @@ class Takeover:
             active_members={view.id: early | {state.me: said}},
             active_sent_ns=before.active_sent_ns,
             last_commit=committed or before.last_commit,
-            lost_since_ns=self._lost_since_ns(view, had_all, now_ns),
-            had_all=had_all,
+            lost=self._lost(view, now_ns),
             may_repeat_steps=_may_repeat_steps(view, before),
             met_ns=now_ns,
             end=before.end if state.is_complete else None,
@@ -190,30 +188,28 @@ class Takeover:
         state.others.familiar.meet(view.member_ids)
         state.others.bars = united((*state.others.bars, *view.snapshot.bars))
 
+    def _lost(self, view: View, now_ns: int) -> LostLayers | None:
+        """Long enough ago to go back at once where all that had them have come: for whom to wait?
+        But once: of two that ask anew whenever the other's view was taken over, none would stop."""
+        if not view.snapshot.lost_layers:
+            return None
+        before, limit_ns = self._state.present, self._state.timing.lost_layers_ns
+        had_all = self._who_had_all(view)
+        if before.accepts_loss:  # where most others still wait, it asks again when they have waited
+            return LostLayers(now_ns - limit_ns // 2, had_all)
+        waited = set(before.view.member_ids) if before.view and before.lost else set()
+        if had_all and had_all <= set(view.member_ids) and not had_all <= waited:
+            return LostLayers(now_ns - limit_ns, had_all)
+        return LostLayers(before.lost.since_ns if before.lost is not None else now_ns, had_all)
+
     def _who_had_all(self, view: View) -> frozenset[str]:
         """Those that have lost layers between them, as far as this peer was there; nobody else can
         have a newer state of these than what is told in the view."""
         before, views, me = self._state.present, self._state.others.views, self._state.me
-        if not view.snapshot.lost_layers:
-            return frozenset()
         if before.view is not None:
-            was_whole = not before.view.snapshot.lost_layers
-            return frozenset(before.view.member_ids) if was_whole else before.had_all
+            return before.lost.had_all if before.lost else frozenset(before.view.member_ids)
         mine = (known for known in reversed(views.history) if me.peer_id in known.peer_ids)
         return next((known.peer_ids for known in mine if known.view != view.id), frozenset())
-
-    def _lost_since_ns(self, view: View, had_all: frozenset[str], now_ns: int) -> int | None:
-        """Long enough ago to go back at once where all that had them have come: for whom to wait?
-        But once: of two that ask anew whenever the other's view was taken over, none would stop."""
-        before, limit_ns = self._state.present, self._state.timing.lost_layers_ns
-        if not view.snapshot.lost_layers:
-            return None
-        if before.accepts_loss:  # where most others still wait, it asks again when they have waited
-            return now_ns - limit_ns // 2
-        waited = set(before.view.member_ids) if before.view and before.lost_since_ns else set()
-        if had_all and had_all <= set(view.member_ids) and not had_all <= waited:
-            return now_ns - limit_ns
-        return before.lost_since_ns if before.lost_since_ns is not None else now_ns
 
     def _new_ledger(self, view: ViewId, plan: Plan, replay: PartialReplay | None) -> Ledger:
         state = self._state

@@ -64,8 +64,9 @@ def call_daemon(
     timeout_s: float = TIMEOUT_S,
     patience_s: float = PATIENCE_S,
 ) -> Any:
-    """One request. Raises `UserError` with exit code 4 if no daemon runs in that home. One that
-    lives, but has no socket at this moment, is waited for: it starts, or begins or ends a pause."""
+    """One request. Raises `UserError` with exit code 4 if no daemon runs in that home, and with the
+    daemon's own words where it refuses. One that lives, but has no socket at this moment, is waited
+    for: it starts, or begins or ends a pause."""
     place = Home(home or default_home())
     _await_socket(place, patience_s)
     is_shared = not place.socket.is_relative_to(place.root)
@@ -104,7 +105,10 @@ def call_daemon(
             "use the same version of p2p-dtfm for the daemon and this command",
             exit_code=4,
         )
-    return json.loads(payload)
+    answer = json.loads(payload)
+    if isinstance(answer, dict) and "error" in answer:
+        raise UserError(answer["error"], tuple(answer["fixes"]))
+    return answer
 
 
 def _await_socket(place: Home, patience_s: float) -> None:

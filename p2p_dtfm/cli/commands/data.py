@@ -208,11 +208,11 @@ def _model_of(directory: Path) -> "tuple[Loaded, Tokenizer]":
 
 def newest_checkpoint(home: Path | None) -> Path:
     """The newest checkpoint with all layers, of any run of this home. Raises `UserError`."""
-    from p2p_dtfm.daemon.machine.home import default_home
+    from p2p_dtfm.daemon.machine.home import Home, default_home
     from p2p_dtfm.train.model.checkpoint import list_checkpoints
     from p2p_dtfm.train.model.gpt import layer_count
 
-    root = home or default_home()
+    root = Home(home or default_home()).root
     found = [
         checkpoint
         for run in sorted(root.glob("runs/*/checkpoints"))

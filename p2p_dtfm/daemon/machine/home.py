@@ -5,6 +5,7 @@ import errno
 import fcntl
 import json
 import os
+import shlex
 from pathlib import Path
 from typing import IO
 
@@ -58,7 +59,7 @@ def fault_of_home(error: OSError, home: Path) -> str:
 
 def home_option(root: Path) -> str:
     """What a command needs to mean this home: nothing where it is the default."""
-    return "" if root == default_home() else f" --home {root}"
+    return "" if root == default_home() else f" --home {shlex.quote(str(root))}"
 
 
 class Home:

@@ -11,7 +11,7 @@ from p2p_dtfm.testbed.swarm_directory import kept_directory
 def test_a_file_cannot_be_kept_in(tmp_path: Path) -> None:
     taken = tmp_path / "notes"
     taken.write_text("mine")
-    with pytest.raises(UserError, match="cannot use .*notes"), kept_directory(taken):
+    with pytest.raises(UserError, match=r"cannot use .*notes"), kept_directory(taken):
         pass
     assert taken.read_text() == "mine"
 
@@ -19,7 +19,7 @@ def test_a_file_cannot_be_kept_in(tmp_path: Path) -> None:
 def test_nor_can_a_directory_below_a_file(tmp_path: Path) -> None:
     taken = tmp_path / "notes"
     taken.write_text("mine")
-    with pytest.raises(UserError, match="cannot use .*below"), kept_directory(taken / "below"):
+    with pytest.raises(UserError, match=r"cannot use .*below"), kept_directory(taken / "below"):
         pass
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from p2p_dtfm.core.protocol.facts.in_words import bytes_text
+from p2p_dtfm.daemon.machine.home import all_below
 from p2p_dtfm.ports import now
 from p2p_dtfm.train.model.checkpoint import CheckpointFailed, list_checkpoints, remove_checkpoint
 
@@ -80,7 +81,7 @@ def trim(home: Path, run_directory: Path, limit_bytes: int) -> int:
 def size_of(path: Path) -> int:
     """Bytes in a file or in all files of a directory; a file with several names counts once."""
     sizes: dict[tuple[int, int], int] = {}
-    for file in [path, *path.rglob("*")]:
+    for file in (path, *all_below(path)):
         try:
             status = file.lstat()
         except OSError:  # removed meanwhile
@@ -96,7 +97,7 @@ def _removable(home: Path, run_directory: Path) -> Iterator[_Removable]:
             yield _item(checkpoint.directory, remove_checkpoint)
     for shard in home.glob("runs/*/blobs/*"):
         foreign = shard.parents[1] != run_directory
-        if foreign and shard.is_file() and shard.stat().st_size >= SHARD_LEAST_BYTES:
+        if foreign and shard.is_file() and size_of(shard) >= SHARD_LEAST_BYTES:
             yield _item(shard, Path.unlink)
     for prepared in home.glob("prepared/*"):
         yield _item(prepared, shutil.rmtree)

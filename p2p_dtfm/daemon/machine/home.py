@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
@@ -55,6 +56,13 @@ def fault_of_home(error: OSError, home: Path) -> str:
     path = Path(name)
     is_in_home = path.is_absolute() and path.is_relative_to(home.expanduser().absolute())
     return f"cannot use {name}: {error.strerror}" if is_in_home else ""
+
+
+def all_below(directory: Path) -> Iterator[Path]:
+    """Files and directories. `Path.rglob` fails where another removes one meanwhile."""
+    for folder, folders, files in os.walk(directory):
+        for name in (*folders, *files):
+            yield Path(folder, name)
 
 
 def home_option(root: Path) -> str:
@@ -150,7 +158,7 @@ class Home:
             self.root.chmod(0o700)  # else it is a directory of other things, too
         kept = [self.root / name for name in KEPT_FILES]
         for name in KEPT_DIRECTORIES:
-            kept += [self.root / name, *(self.root / name).rglob("*")]
+            kept += [self.root / name, *all_below(self.root / name)]
         for path in kept:
             if path.is_symlink() or not path.exists():
                 continue

@@ -109,6 +109,17 @@ def test_a_file_with_two_names_counts_once(tmp_path: Path) -> None:
     assert size_of(tmp_path) == 5000
 
 
+def test_what_other_devices_keep_below_this_home_is_under_limits_of_their_own(
+    tmp_path: Path,
+) -> None:
+    mine = tmp_path / "runs" / "mine"
+    checkpoints = [checkpoint(tmp_path, "mine", step, 100 - step) for step in (10, 20, 30)]
+    everything = size_of(tmp_path)
+    blob(tmp_path / "devices" / "2", "mine", "c" * 64, 3 << 20, 5000)
+    assert trim(tmp_path, mine, everything) == everything
+    assert all(path.exists() for path in checkpoints)
+
+
 @pytest.fixture
 def goes_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory that another thread or process removes as soon as it is to be read."""

@@ -58,9 +58,12 @@ def fault_of_home(error: OSError, home: Path) -> str:
     return f"cannot use {name}: {error.strerror}" if is_in_home else ""
 
 
-def all_below(directory: Path) -> Iterator[Path]:
-    """Files and directories. `Path.rglob` fails where another removes one meanwhile."""
+def all_below(directory: Path, but: Path | None = None) -> Iterator[Path]:
+    """Files and directories, but for one directory in it and what is below that. `Path.rglob` fails
+    where another removes one meanwhile."""
     for folder, folders, files in os.walk(directory):
+        if but is not None and but.parent == Path(folder):
+            folders[:] = [name for name in folders if name != but.name]
         for name in (*folders, *files):
             yield Path(folder, name)
 

@@ -15,6 +15,8 @@ from p2p_dtfm.daemon.machine.home import DEVICES, Home, default_home, home_optio
 TIMEOUT_S = 10.0
 PATIENCE_S = 10.0
 LOOK_EVERY_S = 0.05
+CLOCK_S = 2.0
+"""The beginning of a process is known about as well as this."""
 _CREDENTIALS = struct.Struct("3i")
 """Of who listens: process, user, group."""
 
@@ -118,9 +120,16 @@ def _await_socket(place: Home, patience_s: float) -> None:
 
 
 def _lives(place: Home) -> bool:
-    """Whether the process that held this home last is still there."""
+    """Whether the process that held this home last is still there, and has not left its number to
+    another: that would have begun since."""
+    import psutil  # only where no daemon answers at once
+
+    from p2p_dtfm.daemon.machine.owner.sights import is_ours
+
+    lock = place.root / "daemon.lock"
     try:
-        os.kill(int((place.root / "daemon.lock").read_text()), 0)
-    except (OSError, ValueError, OverflowError):
+        process = psutil.Process(int(lock.read_text()))
+        is_older = process.create_time() <= lock.stat().st_mtime + CLOCK_S
+        return is_older or is_ours(process.cmdline())  # a clock may have been put right
+    except (OSError, ValueError, OverflowError, psutil.Error):
         return False
-    return True

@@ -1,4 +1,4 @@
-"""A home whose daemon is gone is known as such, whatever has got the number of its process since."""
+"""A home whose daemon is gone is known as such, whoever has got the number of its process since."""
 
 import os
 import subprocess

@@ -138,3 +138,25 @@ def test_what_a_daemon_refuses_its_command_says(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="it ends") as refused:
         asyncio.run(asked())
     assert refused.value.fixes == ("start it again",)
+
+
+def test_a_bug_in_a_daemon_is_not_called_another_version(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+
+    async def fails() -> dict[str, object]:
+        raise RuntimeError("a bug")
+
+    async def asked(name: str) -> None:
+        api = LocalApi(make_app({}, {"resume": fails}), home.socket)
+        await api.start()
+        try:
+            await asyncio.to_thread(call_daemon, home.root, name, "POST")
+        finally:
+            await api.close()
+
+    with pytest.raises(UserError, match="answers 500 to POST resume") as refused:
+        asyncio.run(asked("resume"))
+    assert "log" in refused.value.fixes[0]
+    with pytest.raises(UserError, match="answers 404 to POST other") as unknown:
+        asyncio.run(asked("other"))
+    assert "the same version" in unknown.value.fixes[0]

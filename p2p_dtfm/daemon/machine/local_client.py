@@ -102,10 +102,11 @@ def call_daemon(
     finally:
         connection.close()
     if response.status != 200:
+        fix = "use the same version of p2p-dtfm for the daemon and this command"
+        if response.status >= 500:
+            fix = "see what the daemon's log says of it, and report that: it is a bug"
         raise UserError(
-            f"the daemon answers {response.status} to {method} {name}",
-            "use the same version of p2p-dtfm for the daemon and this command",
-            exit_code=4,
+            f"the daemon answers {response.status} to {method} {name}", fix, exit_code=4
         )
     answer = json.loads(payload)
     if isinstance(answer, dict) and "error" in answer:

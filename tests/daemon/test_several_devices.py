@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from p2p_dtfm.core.protocol.errors import UserError
-from p2p_dtfm.daemon.machine.devices import several
+from p2p_dtfm.daemon.machine.devices import several, shares
 from p2p_dtfm.daemon.machine.devices.several import SeveralDevices
 from p2p_dtfm.daemon.machine.devices.shares import (
     devices_of,
@@ -41,6 +41,14 @@ def test_what_names_no_devices_is_refused_with_what_would(wrong: str) -> None:
     with pytest.raises(UserError) as refused:
         devices_of(wrong)
     assert "cuda:0,cuda:1" in refused.value.fixes[0]
+
+
+def test_a_driver_that_does_not_answer_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shares, "_LIST_DEVICES", "import time; time.sleep(60)")
+    monkeypatch.setattr(shares, "LIST_LIMIT_S", 0.5)
+    with pytest.raises(UserError, match="does not say which accelerators") as told_so:
+        devices_of("all")
+    assert "cuda:0,cuda:1" in told_so.value.fixes[1]
 
 
 def test_what_the_machine_may_use_is_divided() -> None:

@@ -22,6 +22,9 @@ from p2p_dtfm.ports import disk
 
 FILE_NAME = "transcript.txt"
 MIB = 1 << 20
+OWED_LIMIT_BYTES = 16 * MIB
+"""Of the beginning and of views that a full disk did not take: a transcript that goes on without
+them is true to nobody."""
 
 log = logging.getLogger("p2p_dtfm")
 
@@ -38,10 +41,12 @@ class Transcript:
         self._view: View | None = None
         size_bytes = path.stat().st_size if path.exists() else 0
         self._size_bytes = size_bytes
+        self._owed = ""
+        """What must be written before anything else."""
         if not size_bytes:
             self._write(Began(FORMAT, spec.canonical_bytes()))
-        elif _ends_within_a_line(path):
-            self._append("\n")
+        elif _ends_within_a_line(path) and not self._append("\n"):
+            self._owed = "\n"
 
     @property
     def path(self) -> Path:
@@ -83,11 +88,21 @@ class Transcript:
             self._write(Committed(signed))
 
     def _write(self, entry: Entry) -> None:
-        if not self._is_full:
-            self._append(line_of(entry) + "\n")
+        """A full disk costs steps, not the daemon; and not what later steps rest on, if there is
+        room again in time."""
+        if self._is_full:
+            return
+        line = line_of(entry) + "\n"
+        if self._append(self._owed + line):
+            self._owed = ""
+        elif not isinstance(entry, Committed):
+            self._owed += line
+            if len(self._owed) > OWED_LIMIT_BYTES:
+                self._is_full, self._owed = True, ""
+                log.warning("the transcript ends here: its disk has been full for too long")
 
-    def _append(self, text: str) -> None:
-        """A full disk costs the line, not the daemon."""
+    def _append(self, text: str) -> bool:
+        """Whether it is there now."""
         if self._size_bytes + len(text) > self._limit_bytes:
             self._is_full = True
             if self._limit_bytes:
@@ -95,12 +110,14 @@ class Transcript:
                     "the transcript of this run is full: its %d MiB are kept, and nothing is added",
                     self._limit_bytes // MIB,
                 )
-            return
+            return False
         try:
             disk.append(self._path, text)
-            self._size_bytes += len(text)
         except OSError as error:
             log.warning("a line of the transcript is not written: %s", error)
+            return False
+        self._size_bytes += len(text)
+        return True
 
 
 def transcript_in(directory: Path, spec: RunSpec, limit_mib: int) -> Transcript:

@@ -263,7 +263,7 @@ def test_more_held_out_than_to_train_on_is_told_with_both_figures(tmp_path: Path
 def make(text: Path, out: Path, **options: object) -> None:
     """The command, with its defaults."""
     given = {
-        "vocabulary": None, "tokenizer": None, "field": "text", "held_out": 0.02,
+        "vocabulary": None, "tokenizer": None, "field": "text", "held_out": None,
         "validation": None, "context": 16, "name": "", "licence": "", "source": "",
         "overwrite": False,
     }  # fmt: skip

@@ -60,8 +60,16 @@ class MachineDisk:
             raise
 
     def append(self, path: Path, text: str) -> None:
-        with path.open("a") as file:
-            file.write(text)
+        whole_bytes = None
+        try:
+            with path.open("a") as file:
+                whole_bytes = file.tell()
+                file.write(text)
+        except OSError:
+            if whole_bytes is not None:
+                with contextlib.suppress(OSError):
+                    os.truncate(path, whole_bytes)
+            raise
 
     def write(self, file: BinaryIO, payload: Payload) -> None:
         file.write(payload)
@@ -91,7 +99,7 @@ def write_whole(path: Path, payload: Payload, mode: int = ALL_MAY) -> None:
 
 
 def append(path: Path, text: str) -> None:
-    """Raises `OSError`."""
+    """Raises `OSError`; then nothing of it is there, for the next text to be glued to."""
     _DISK.get().append(path, text)
 
 

@@ -26,9 +26,14 @@ def kept_directory(keep: Path | None) -> Iterator[Path]:
         finally:
             shutil.rmtree(path, ignore_errors=True)
         return
-    if keep.exists() and any(keep.iterdir()):
+    try:
+        keep.mkdir(parents=True, exist_ok=True)
+        is_empty = not any(keep.iterdir())
+    except OSError as error:
+        fix = "name a new directory for --keep, in a place that you may write to"
+        raise UserError(f"cannot use {keep}: {error.strerror}", fix) from error
+    if not is_empty:
         raise UserError(f"{keep} is not empty", "name a new directory for --keep")
-    keep.mkdir(parents=True, exist_ok=True)
     yield keep.absolute()
 
 

@@ -54,6 +54,11 @@ def make_app(
     return Starlette(routes=routes)
 
 
+def explained(error: UserError) -> dict[str, Any]:
+    """An answer that is a refusal: `daemon.machine.local_client` raises it for the command."""
+    return {"error": error.cause, "fixes": list(error.fixes)}
+
+
 class LocalApi:
     """Serves an app on a unix socket until closed."""
 

@@ -74,6 +74,23 @@ def test_a_pasted_invitation_and_what_may_be_said_of_a_network(
     assert found.home == home.parent / "at-home", "systemd starts it elsewhere"
 
 
+def test_what_the_environment_says_is_said_to_systemd_too(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """systemd has another one: the service lived in another home than the commands looked at."""
+    monkeypatch.chdir(home.parent)
+    monkeypatch.setenv("P2P_DTFM_HOME", "big disk/home")
+    monkeypatch.setenv("P2P_DTFM_THREADS", "3")
+    monkeypatch.setenv("P2P_DTFM_RESIDENT_GIB", "1.5")
+    monkeypatch.setenv("P2P_DTFM_LOG", "human")
+    done = CliRunner().invoke(app, ["service", "install", "--print", "--threads", "2"])
+    assert done.exit_code == 0, done.output
+    settings = tomllib.loads(done.output.partition("service.toml\n")[2])
+    where = str(home.parent / "big disk/home")
+    assert settings == {"home": where, "threads": 2, "resident_gib": 1.5}, "flags come first"
+    assert "MemoryMax=1536M" in done.output
+
+
 def test_a_damaged_invitation_is_refused_before_anything_is_written(home: Path) -> None:
     done = CliRunner().invoke(app, ["service", "install", "--invite", LINE[:-9]])
     assert isinstance(done.exception, UserError) and "invitation" in done.exception.cause

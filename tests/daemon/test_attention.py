@@ -197,6 +197,37 @@ def test_one_that_fails_is_asked_again_and_its_secret_is_not_logged(
     assert "secret" not in caplog.text
 
 
+def test_an_address_that_has_moved_has_not_taken_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of `http://` to a service that wants `https://`: what is asked there instead tells nobody."""
+    monkeypatch.setattr(outboxes, "AGAIN_AFTER_S", (0.0,))
+    asked: list[bytes] = []
+
+    async def moved(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        asked.append(head.split()[0])
+        if asked[-1] == b"POST":
+            writer.write(b"HTTP/1.0 301 Moved\r\nLocation: /secret-place\r\n\r\n")
+        else:
+            writer.write(b"HTTP/1.0 200 OK\r\nContent-Length: 0\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    async def send() -> None:
+        server = await asyncio.start_server(moved, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        outbox = Outbox(f"http://127.0.0.1:{port}/", to_desktop=False)
+        outbox.send(Notice("problem", "one", "text"))
+        await outbox.close()
+        server.close()
+
+    asyncio.run(send())
+    assert asked == [b"POST"]
+    assert "was not told 'one': it answers 301, and names another address" in caplog.text
+    assert "secret" not in caplog.text
+
+
 def test_a_daemon_that_cannot_go_on_says_so(hook: Hook, tmp_path: Path) -> None:
     """Nobody looks at its terminal: a run that does not exist ends it."""
     settings = Settings(

@@ -18,7 +18,7 @@ from p2p_dtfm.daemon.machine.home import BESIDE_FILE, Home
 from p2p_dtfm.daemon.machine.life import Life
 from p2p_dtfm.daemon.node import coming_and_going
 from p2p_dtfm.daemon.node.coming_and_going import Departure
-from p2p_dtfm.daemon.node.daemon import explained
+from p2p_dtfm.daemon.node.daemon import _until_end, explained
 from p2p_dtfm.daemon.telemetry import event_log
 from p2p_dtfm.daemon.telemetry.event_log import EventLog
 from p2p_dtfm.net.errors import Refused, Unreachable
@@ -40,6 +40,25 @@ def test_a_bug_among_them_stays_a_bug() -> None:
     group = ExceptionGroup("step", [Unreachable("x", "gone"), ValueError("ours")])
     assert explained(group) is group
     assert isinstance(explained(AssertionError("ours")), AssertionError)
+
+
+def test_what_goes_wrong_after_the_last_step_is_no_good_end() -> None:
+    """Nobody looked, and the daemon ended with 0."""
+
+    async def run_ended() -> None:
+        raise ValueError("ours")
+
+    async def to_the_end() -> int:
+        participant = SimpleNamespace(
+            local=SimpleNamespace(life=Life(lambda: None)),
+            network=SimpleNamespace(host=SimpleNamespace(lost=asyncio.Event())),
+            trainer=SimpleNamespace(done=asyncio.Event()),
+        )
+        departure = SimpleNamespace(participant=participant, run_ended=run_ended)
+        return await _until_end(departure)  # type: ignore[arg-type]
+
+    with pytest.raises(ValueError, match="ours"):
+        asyncio.run(to_the_end())
 
 
 def test_a_closed_terminal_has_it_leave_in_order_and_nohup_outlives_it() -> None:

@@ -159,6 +159,11 @@ def test_a_run_by_invitation_answers_nobody_who_is_not_invited() -> None:
     with pytest.raises(PeerFault, match="was revoked by the founder"):
         keeper.require_message(guest.peer_id, Hello(2, ()), 40)
     assert keeper.role_of(founder.peer_id) is Role.NEWCOMER, "it needs no invitation"
+    # who is refused before its words are read is told the same
+    with pytest.raises(PeerFault, match="was revoked by the founder"):
+        keeper.require_readable(guest.peer_id, "Hello", 40)
+    with pytest.raises(PeerFault, match="not invited: this run is by invitation"):
+        keeper.require_readable("nobody", "Hello", 40)
 
 
 def test_outside_of_views_a_run_by_invitation_hears_no_stranger_either() -> None:

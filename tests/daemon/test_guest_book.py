@@ -1,5 +1,6 @@
 """What members of a run by invitation tell one another of their guests, and what each believes."""
 
+import errno
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -34,7 +35,7 @@ from p2p_dtfm.daemon.peers.guests.guest_watch import GuestWatch
 from p2p_dtfm.daemon.peers.guests.own_invitation import OwnInvitation
 from p2p_dtfm.daemon.peers.wire import Introduction, Revocations, pack
 from p2p_dtfm.net.contacts.identity import Identity, identity_of_seed, verify
-from p2p_dtfm.ports import now
+from p2p_dtfm.ports import disk, now
 from p2p_dtfm.sim.faults.simulated_process import sign_for
 from tests.core.builders import record
 from tests.core.liars import say, swarm
@@ -211,11 +212,12 @@ def test_a_delegate_takes_back_a_line_that_nobody_has_used_and_hears_how_long_it
     own = book._own
     own.kept = msgspec.structs.replace(own.kept, chain=chain_by(week, ALICE))
 
-    def ordered(home: Any, what: str) -> Any:
+    def ordered(home: Any, what: str, method: str) -> Any:
+        assert method == "POST"
         parameters = dict(parse_qsl(what.partition("?")[2]))
         return new_line(book, RUN, parameters, ("/ip4/127.0.0.1/tcp/1",))
 
-    monkeypatch.setattr(cli_invite, "_order", ordered)
+    monkeypatch.setattr(cli_invite, "call_daemon", ordered)
     cli_invite.invite(None, "30d", False, False, False)
     said = capsys.readouterr()
     assert "for 6 days 23 h" in said.err or "for 7 days 0 h" in said.err, said.err
@@ -271,3 +273,30 @@ def test_who_waits_to_be_let_in_is_turned_away_once_its_invitation_is_taken_back
     book.revoked([sign_revocation(word, FOUNDER.peer_id, FOUNDER.sign)])
     watch.look()
     assert [it.peer_id for it in agreement.joiners] == [ALICE.peer_id]
+
+
+def test_what_a_full_disk_did_not_take_is_written_once_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Who had been sent away came in again, once those that knew had started again."""
+    line = founders_line(tmp_path)
+    book = book_of(tmp_path, FOUNDER)
+    at_s, full = [now.monotonic_s()], [True]
+    monkeypatch.setattr(guest_book.now, "monotonic_s", lambda: at_s[0])
+    write_whole = disk.write_whole
+
+    def write_if_there_is_room(*arguments: Any) -> None:
+        if full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write_whole(*arguments)
+
+    monkeypatch.setattr(disk, "write_whole", write_if_there_is_room)
+    book.revoke(line.holder)
+    for _ in range(3):
+        at_s[0] += guest_book.WRITE_EVERY_S
+        book.write_heard()
+    assert caplog.text.count("cannot write down") == 1, "it is said once"
+    full.clear()
+    at_s[0] += guest_book.WRITE_EVERY_S
+    book.write_heard()
+    assert OwnInvitation(tmp_path, RUN, FOUNDER).kept.guests.revocations

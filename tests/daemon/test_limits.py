@@ -3,12 +3,14 @@
 import os
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.daemon.machine.disk import CHECKPOINTS_KEPT, size_of, trim
+from p2p_dtfm.daemon.machine.home import Home
 from p2p_dtfm.daemon.machine.hours import Hours
 from p2p_dtfm.daemon.machine.locks import only_daemon_on
 from p2p_dtfm.daemon.machine.settings import Settings
@@ -105,6 +107,51 @@ def test_a_file_with_two_names_counts_once(tmp_path: Path) -> None:
     (tmp_path / "one").write_bytes(bytes(5000))
     os.link(tmp_path / "one", tmp_path / "two")
     assert size_of(tmp_path) == 5000
+
+
+def test_what_other_devices_keep_below_this_home_is_under_limits_of_their_own(
+    tmp_path: Path,
+) -> None:
+    mine = tmp_path / "runs" / "mine"
+    checkpoints = [checkpoint(tmp_path, "mine", step, 100 - step) for step in (10, 20, 30)]
+    everything = size_of(tmp_path)
+    blob(tmp_path / "devices" / "2", "mine", "c" * 64, 3 << 20, 5000)
+    assert trim(tmp_path, mine, everything) == everything
+    assert all(path.exists() for path in checkpoints)
+
+
+@pytest.fixture
+def goes_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory that another thread or process removes as soon as it is to be read."""
+    gone = tmp_path / "runs" / "mine" / "checkpoints" / "step-00000010"
+    gone.mkdir(parents=True)
+    really = os.scandir
+
+    def scandir(path: Any = ".") -> Any:
+        if Path(path) == gone and gone.exists():
+            gone.rmdir()
+        return really(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    return gone
+
+
+def test_a_checkpoint_that_is_pruned_while_it_is_counted_ends_nothing(
+    tmp_path: Path, goes_meanwhile: Path
+) -> None:
+    """Both happen at once: when there is a new one."""
+    (tmp_path / "one").write_bytes(bytes(5000))
+    assert size_of(tmp_path) == 5000
+    assert not goes_meanwhile.exists(), "else this test tests nothing"
+
+
+def test_nor_does_one_of_another_device_while_a_daemon_comes_to_its_home(
+    tmp_path: Path, goes_meanwhile: Path
+) -> None:
+    home = Home(tmp_path, tmp_path / "locks")
+    home.acquire()
+    home.release()
+    assert not goes_meanwhile.exists(), "else this test tests nothing"
 
 
 # device -----------------------------------------------------------------------------------------

@@ -4,12 +4,18 @@ import asyncio
 import time
 from pathlib import Path
 
+import pytest
+
+from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.daemon.machine.home import Home
 from p2p_dtfm.daemon.machine.hours import LONGEST_PAUSE_S, pause_seconds
 from p2p_dtfm.daemon.machine.life import Life
 from p2p_dtfm.daemon.machine.local_client import call_daemon
+from p2p_dtfm.daemon.machine.owner.sights import OwnerSight
+from p2p_dtfm.daemon.machine.owner.yields import REASONS, Yields
 from p2p_dtfm.daemon.machine.settings import Settings
 from p2p_dtfm.daemon.node.resident import Resident
+from p2p_dtfm.web.api import LocalApi, explained, make_app
 
 
 def test_it_ends_when_its_time_has_come_and_may_be_changed(tmp_path: Path) -> None:
@@ -47,8 +53,110 @@ def test_who_resumes_while_the_daemon_still_leaves_is_not_forgotten(tmp_path: Pa
     assert not life.resume(), "for good"
 
 
+def test_the_last_word_of_the_user_counts_while_the_daemon_still_leaves() -> None:
+    """`pause`, `resume` and `pause` again, and it came back; so did who asked for two hours after a
+    pause without an end, or while the hours ended."""
+    life = Life(lambda: None)
+    assert life.pause("asked for") and life.resume()
+    assert life.pause("for two hours", 7200.0, is_asked=True)
+    assert (life.pause_reason, life.pause_until_s) == ("for two hours", 7200.0)
+    assert life.pause("asked for", is_asked=True) and life.pause_until_s is None
+    assert life.pause("the hours end"), "it is away all the same"
+    assert life.pause_reason == "asked for", "and does not come back when they begin"
+    life.leave()
+    assert not life.pause("asked for", is_asked=True) and life.pause_reason is None, "for good"
+
+
+def test_who_resumes_while_it_makes_way_takes_part_in_spite_of_what_is_in_the_way(
+    tmp_path: Path,
+) -> None:
+    """It came back, saw the battery, and left again."""
+    resident = Resident(Settings(home=tmp_path / "home", dashboard="off"))
+    on_battery = OwnerSight(on_battery=True)
+    resident._yields = yields = Yields(False, False, 0, lambda: on_battery)
+
+    async def away() -> str | None:
+        assert await yields.reason() == REASONS["battery"]
+        life = Life(lambda: None)
+        life.pause(REASONS["battery"])
+        assert life.resume()
+        staying = resident._stay_away(REASONS["battery"], True, life.pause_until_s)
+        assert await asyncio.wait_for(staying, 20)
+        return await yields.reason()
+
+    assert asyncio.run(away()) is None
+
+
+def test_a_paused_daemon_says_that_it_is_when_it_is_asked_for_what_it_cannot_do(
+    tmp_path: Path,
+) -> None:
+    """They were told that daemon and command are of different versions."""
+    home = tmp_path / "home"
+    resident = Resident(Settings(home=home, dashboard="off"))
+    asked = {"invite?seconds=60": "POST", "revoke?who=x": "POST", "trace?steps=1": "GET"}
+
+    async def causes() -> list[str]:
+        staying = asyncio.create_task(resident._stay_away("for a test", False))
+        while not Home(home).socket.exists() and not staying.done():
+            await asyncio.sleep(0.01)
+        found = []
+        for name, method in asked.items():
+            with pytest.raises(UserError) as refused:
+                await asyncio.to_thread(call_daemon, home, name, method)
+            found.append(refused.value.cause)
+            assert "p2p-dtfm resume" in refused.value.fixes[0]
+        await asyncio.to_thread(call_daemon, home, "resume", "POST")
+        await asyncio.wait_for(staying, 20)
+        return found
+
+    assert all("paused" in cause for cause in asyncio.run(causes()))
+
+
 def test_what_is_asked_for_is_bounded() -> None:
     assert pause_seconds({"seconds": "7200"}) == 7200
     assert pause_seconds({"seconds": "1e99"}) == LONGEST_PAUSE_S
     for odd in ("nan", "-5", "x", ""):
         assert pause_seconds({"seconds": odd}) == 0
+
+
+def test_what_a_daemon_refuses_its_command_says(tmp_path: Path) -> None:
+    """`resume` did not read the answer, and said of a daemon that left for good that it would join
+    the others again."""
+    home = Home(tmp_path)
+
+    async def refuses() -> dict[str, object]:
+        return explained(UserError("it ends", ("start it again",)))
+
+    async def asked() -> None:
+        api = LocalApi(make_app({}, {"resume": refuses}), home.socket)
+        await api.start()
+        try:
+            await asyncio.to_thread(call_daemon, home.root, "resume", "POST")
+        finally:
+            await api.close()
+
+    with pytest.raises(UserError, match="it ends") as refused:
+        asyncio.run(asked())
+    assert refused.value.fixes == ("start it again",)
+
+
+def test_a_bug_in_a_daemon_is_not_called_another_version(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+
+    async def fails() -> dict[str, object]:
+        raise RuntimeError("a bug")
+
+    async def asked(name: str) -> None:
+        api = LocalApi(make_app({}, {"resume": fails}), home.socket)
+        await api.start()
+        try:
+            await asyncio.to_thread(call_daemon, home.root, name, "POST")
+        finally:
+            await api.close()
+
+    with pytest.raises(UserError, match="answers 500 to POST resume") as refused:
+        asyncio.run(asked("resume"))
+    assert "log" in refused.value.fixes[0]
+    with pytest.raises(UserError, match="answers 404 to POST other") as unknown:
+        asyncio.run(asked("other"))
+    assert "the same version" in unknown.value.fixes[0]

@@ -4,12 +4,14 @@ import asyncio
 import contextvars
 import errno
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.daemon.machine.compute import Compute
+from p2p_dtfm.daemon.node.participant import Participant
 from p2p_dtfm.daemon.peers.held_back import LIMIT as HELD_BACK
 from p2p_dtfm.daemon.peers.wire import CheckpointFiles
 from p2p_dtfm.daemon.state_transfer.checkpoints import (
@@ -57,6 +59,51 @@ def test_what_is_saved_and_removed_is_known_at_once(tmp_path: Path) -> None:
 
     asyncio.run(scenario())
     compute.close()
+
+
+def test_who_comes_back_to_a_damaged_checkpoint_goes_on_from_the_one_before(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As a power cut may leave it: as long as it was, and other bytes. The daemon ended, at each
+    start, and others were told that it had this step."""
+    compute, root, resumed = Compute(), tmp_path / "checkpoints", []
+    checkpoints = Checkpoints(root, SPEC, NO_BLOBS, compute, lambda files: None, lambda: True)
+    states = {layer: LayerState.genesis(SPEC, layer) for layer in range(layer_count(SPEC))}
+    agreement = SimpleNamespace(
+        view=None,
+        next_view=None,
+        has_saved=lambda saved: None,
+        resume=lambda step, held, lineage, saved: resumed.append(
+            (step, lineage, [it.version for it in saved])
+        ),
+    )
+    participant: Any = SimpleNamespace(
+        membership=SimpleNamespace(founds=True),
+        checkpoints=checkpoints,
+        trainer=SimpleNamespace(adopt=lambda states, step: None),
+        _agreement=agreement,
+    )
+
+    async def scenario() -> None:
+        for step in (5, 10):
+            for state in states.values():
+                state.version = step
+            await checkpoints.save(step, states, f"lineage {step}")
+        path = layer_path(checkpoint_directory(root, 10), 1)
+        path.write_bytes(bytes(path.stat().st_size))
+        await Participant.resume_from_checkpoint(participant)
+        await checkpoints.close()
+
+    asyncio.run(scenario())
+    compute.close()
+    assert resumed == [(5, "lineage 5", [5])] and checkpoints.whole_step == 5
+    assert path_is_named(caplog.text, root)
+
+
+def path_is_named(text: str, root: Path) -> bool:
+    """Whoever wants to look at what is damaged is told where it is now."""
+    aside = list(root.glob("damaged-*"))
+    return len(aside) == 1 and str(aside[0]) in text
 
 
 def test_the_newest_whole_one_is_of_the_side_that_this_peer_is_on(tmp_path: Path) -> None:

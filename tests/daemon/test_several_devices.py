@@ -1,10 +1,16 @@
 """What each daemon is told, where one command begins several."""
 
+import errno
+import io
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.daemon.machine.devices import several, shares
+from p2p_dtfm.daemon.machine.devices.several import SeveralDevices
 from p2p_dtfm.daemon.machine.devices.shares import (
     devices_of,
     environment_of,
@@ -35,6 +41,14 @@ def test_what_names_no_devices_is_refused_with_what_would(wrong: str) -> None:
     with pytest.raises(UserError) as refused:
         devices_of(wrong)
     assert "cuda:0,cuda:1" in refused.value.fixes[0]
+
+
+def test_a_driver_that_does_not_answer_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shares, "_LIST_DEVICES", "import time; time.sleep(60)")
+    monkeypatch.setattr(shares, "LIST_LIMIT_S", 0.5)
+    with pytest.raises(UserError, match="does not say which accelerators") as told_so:
+        devices_of("all")
+    assert "cuda:0,cuda:1" in told_so.value.fixes[1]
 
 
 def test_what_the_machine_may_use_is_divided() -> None:
@@ -72,3 +86,42 @@ def test_a_daemon_reads_what_it_was_told(monkeypatch: pytest.MonkeyPatch) -> Non
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert resolve(None, {}).settings == share
+
+
+def test_a_full_disk_ends_none_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that did not answer for a moment had the file written again, and all had to leave."""
+    log = io.StringIO()
+    parent = SeveralDevices(told(home=tmp_path), ("cpu", "cpu"), io.StringIO(), log)
+    homes = [tmp_path, tmp_path / "devices/2"]
+    homes[1].mkdir(parents=True)
+    daemons: Any = [SimpleNamespace(root=root) for root in homes]
+    parent._daemons = daemons
+    monkeypatch.setattr(several, "ask_daemon", lambda root, what: {"peer_id": str(root)})
+    room: list[bool] = []
+
+    def write_whole(path: Path, payload: bytes) -> None:
+        if not room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        path.write_bytes(payload)
+
+    monkeypatch.setattr(several.disk, "write_whole", write_whole)
+    for _ in range(3):
+        parent._tell_them_of_each_other()
+    assert log.getvalue().count("No space left") == 1, "it is said, and once"
+    room.append(True)
+    parent._tell_them_of_each_other()
+    assert all((root / several.BESIDE_FILE).exists() for root in homes), "once there is room"
+
+
+def test_a_log_that_nobody_reads_any_more_holds_up_no_daemon(tmp_path: Path) -> None:
+    """As behind `| head`: nobody took what a daemon wrote, and it stood still once its pipe was
+    full."""
+
+    class Closed(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    parent = SeveralDevices(told(home=tmp_path), ("cpu", "cpu"), Closed(), Closed())
+    lines = io.BytesIO(b"one\ntwo\nthree\n")
+    parent._pass_lines(lines, Closed(), "1 cpu")
+    assert lines.read() == b"", "all of it is taken"

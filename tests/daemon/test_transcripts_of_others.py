@@ -25,7 +25,7 @@ from p2p_dtfm.core.transcript.checking import NotTrue
 from p2p_dtfm.core.transcript.earlier import LINE_LIMIT_BYTES, EarlierSteps
 from p2p_dtfm.core.transcript.entries import FORMAT, Began, Committed, TookOver, entry_of, line_of
 from p2p_dtfm.daemon.peers.wire import TranscriptPiece, TranscriptRequest
-from p2p_dtfm.daemon.proof import of_others
+from p2p_dtfm.daemon.proof import of_others, transcript_file
 from p2p_dtfm.daemon.proof.of_others import StepsOfOthers, answer_with_piece
 from p2p_dtfm.daemon.proof.transcript_file import FILE_NAME, Transcript, TranscriptLines
 from p2p_dtfm.daemon.telemetry.contribution import FILE, Contributions
@@ -245,3 +245,67 @@ def test_what_an_earlier_version_has_written_is_put_aside_and_nothing_added_to_i
     assert (tmp_path / "transcript.before").read_text() == old
     again = Transcript(path, SPEC, 1 << 20)
     assert again.size_bytes == transcript.size_bytes, "and once only"
+
+
+def test_what_a_full_disk_did_not_take_is_written_before_what_rests_on_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The beginning was lost, or the view: nobody, its own user included, took for true what came
+    once there was room again."""
+    _, took_over, committed = (entry_of(line) for line in forged_transcript(64).splitlines())
+    assert isinstance(took_over, TookOver) and isinstance(committed, Committed)
+    view = View(took_over.snapshot, took_over.plan, took_over.certificate)
+    append, full = disk.append, [True]
+
+    def append_if_there_is_room(path: Path, text: str) -> None:
+        if full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        append(path, text)
+
+    monkeypatch.setattr(disk, "append", append_if_there_is_room)
+    transcript = Transcript(tmp_path / FILE_NAME, SPEC, 1 << 20)
+    transcript.took_over(view, 0)
+    transcript.committed(committed.signed)
+    assert transcript.told_bytes == 0
+    full.clear()
+    transcript.committed(committed.signed)
+    assert (tmp_path / FILE_NAME).read_bytes() == forged_transcript(64)
+    assert transcript.told_bytes == len(forged_transcript(64))
+
+
+def test_the_end_of_a_torn_line_is_owed_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, took_over, _ = forged_transcript(64).splitlines(keepends=True)
+    entry = entry_of(took_over)
+    assert isinstance(entry, TookOver)
+    (tmp_path / FILE_NAME).write_bytes(began + b"torn")
+
+    def refuse(path: Path, text: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(disk, "append", refuse)
+        transcript = Transcript(tmp_path / FILE_NAME, SPEC, 1 << 20)
+    transcript.took_over(View(entry.snapshot, entry.plan, entry.certificate), 0)
+    assert (tmp_path / FILE_NAME).read_bytes() == began + b"torn\n" + took_over
+
+
+def test_a_disk_that_stays_full_costs_no_more_memory_than_so_much(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, took_over, _ = (entry_of(line) for line in forged_transcript(64).splitlines())
+    assert isinstance(took_over, TookOver)
+    view = View(took_over.snapshot, took_over.plan, took_over.certificate)
+    monkeypatch.setattr(transcript_file, "OWED_LIMIT_BYTES", 10_000)
+
+    def refuse(path: Path, text: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(disk, "append", refuse)
+        transcript = Transcript(tmp_path / FILE_NAME, SPEC, 1 << 20)
+        for step in range(20):
+            transcript.took_over(view, step)
+    transcript.took_over(view, 20)
+    assert not (tmp_path / FILE_NAME).exists(), "it ends rather than go on without a view"

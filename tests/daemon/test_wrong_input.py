@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from p2p_dtfm.cli import main
-from p2p_dtfm.cli.commands.data import prepare
+from p2p_dtfm.cli.commands.data import newest_checkpoint, prepare
 from p2p_dtfm.cli.commands.run import run_daemon
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.run_spec import RunSpec, parse_run_spec
@@ -263,7 +263,7 @@ def test_more_held_out_than_to_train_on_is_told_with_both_figures(tmp_path: Path
 def make(text: Path, out: Path, **options: object) -> None:
     """The command, with its defaults."""
     given = {
-        "vocabulary": None, "tokenizer": None, "field": "text", "held_out": 0.02,
+        "vocabulary": None, "tokenizer": None, "field": "text", "held_out": None,
         "validation": None, "context": 16, "name": "", "licence": "", "source": "",
         "overwrite": False,
     }  # fmt: skip
@@ -448,6 +448,21 @@ def test_an_empty_home_is_not_the_directory_one_is_in(monkeypatch) -> None:
         resolve(None, {})
     monkeypatch.delenv("P2P_DTFM_HOME")
     assert resolve(None, {"home": "."}).settings.home == Path(".")
+
+
+def test_a_tilde_is_the_users_own_directory_wherever_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No shell expands it in a file, nor behind `--home=`: figures went to a directory called ~,
+    and no checkpoint was found."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    file = tmp_path / "settings.toml"
+    file.write_text('home = "~/there"\ntensorboard = "~/figures"\n')
+    found = resolve(file, {}).settings
+    assert (found.home, found.tensorboard) == (tmp_path / "there", tmp_path / "figures")
+    with pytest.raises(UserError) as nothing:
+        newest_checkpoint(Path("~/there"))
+    assert str(tmp_path / "there") in nothing.value.cause
 
 
 def test_a_word_that_is_half_typed_does_not_stop_completion() -> None:

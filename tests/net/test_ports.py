@@ -21,17 +21,17 @@ def free_port() -> int:
 def test_the_port_of_another_home_is_refused_and_its_home_named(tmp_path: Path) -> None:
     async def scenario() -> None:
         listen = [f"/ip4/127.0.0.1/tcp/{free_port()}"]
-        first = await Host.start(tmp_path / "first" / "identity.key", listen)
+        first = await Host.start(tmp_path / "the first" / "identity.key", listen)
         try:
             everywhere = [listen[0].replace("127.0.0.1", "0.0.0.0")]
             for wanted in (listen, everywhere):
                 with pytest.raises(UserError) as error:
                     await Host.start(tmp_path / "second" / "identity.key", wanted)
-                assert f"is taken by the daemon of {tmp_path / 'first'} (process" in str(
+                assert f"is taken by the daemon of {tmp_path / 'the first'} (process" in str(
                     error.value
                 )
                 assert error.value.exit_code == 2 and len(error.value.fixes) == 3
-                assert f"p2p-dtfm status --home {tmp_path / 'first'}" in error.value.fixes[0]
+                assert f"p2p-dtfm status --home '{tmp_path / 'the first'}'" in error.value.fixes[0]
         finally:
             await first.close()
         again = await Host.start(tmp_path / "second" / "identity.key", listen)

@@ -7,6 +7,7 @@ import typer
 
 from p2p_dtfm.cli.app import HomeOption, JsonOption, app
 from p2p_dtfm.cli.terminal.logs import set_up_logging
+from p2p_dtfm.core.protocol.errors import UserError
 
 
 @app.command()
@@ -33,6 +34,11 @@ def bootstrap(
     from p2p_dtfm.daemon.machine.home import default_home
     from p2p_dtfm.daemon.peers.bootstrap_node import DEFAULT_LISTEN, Bootstrap, public_page
 
+    if run_digest and not public_status:
+        raise UserError(
+            "--run-digest goes with --public-status",
+            "leave it out: a node serves the members of any run; a page is of one",
+        )
     set_up_logging(log)
     node = Bootstrap(
         home or default_home() / "bootstrap",

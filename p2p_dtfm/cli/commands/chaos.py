@@ -168,39 +168,38 @@ def chaos(
 
 def _refuse_with_lies(given: dict[str, object]) -> None:
     """Raises `UserError`."""
-    for name, value in given.items():
-        if value is not None:
-            raise UserError(
-                f"a lie is played alone: --lie does not go with {name}",
-                "leave one of the two out",
-            )
+    for name in _given(given):
+        raise UserError(
+            f"a lie is played alone: --lie does not go with {name}", "leave one of the two out"
+        )
 
 
 def _refuse_without_lie(given: dict[str, object]) -> None:
     """Raises `UserError`."""
-    for name, value in given.items():
-        if value is not None:
-            raise UserError(f"{name} is for a lie", f"add --lie KIND: {', '.join(KINDS)}")
+    for name in _given(given):
+        raise UserError(f"{name} is for a lie", f"add --lie KIND: {', '.join(KINDS)}")
 
 
 def _refuse_with_storm(given: dict[str, object]) -> None:
     """Raises `UserError`."""
-    for name, value in given.items():
-        if value is not None:
-            raise UserError(
-                f"a storm has no schedule: --storm does not go with {name}",
-                "leave one of the two out",
-            )
+    for name in _given(given):
+        raise UserError(
+            f"a storm has no schedule: --storm does not go with {name}", "leave one of the two out"
+        )
 
 
 def refuse_with_replay(given: dict[str, object]) -> None:
     """Raises `UserError`."""
-    for name, value in given.items():
-        if value is not None:
-            raise UserError(
-                f"a run is repeated as it was: --replay does not go with {name}",
-                "leave one of the two out",
-            )
+    for name in _given(given):
+        raise UserError(
+            f"a run is repeated as it was: --replay does not go with {name}",
+            "leave one of the two out",
+        )
+
+
+def _given(options: dict[str, object]) -> list[str]:
+    """Those that somebody has typed."""
+    return [name for name, value in options.items() if value is not None]
 
 
 def _end(

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from p2p_dtfm.train.model.generate import Loaded
 
 Duplicates = Literal["keep", "exact", "near"]
+HELD_OUT = 0.02
+SIMILARITY = 0.8
 
 
 @app.command()
@@ -46,8 +48,9 @@ def prepare(
         str, typer.Option(help="Which field of a row holds its text, where files have rows.")
     ] = "text",
     held_out: Annotated[
-        float, typer.Option(help="Fraction of the text kept for evaluation.")
-    ] = 0.02,
+        float | None,
+        typer.Option(help=f"Fraction of the text kept for evaluation; default: {HELD_OUT}."),
+    ] = None,
     validation: Annotated[
         list[Path] | None,
         typer.Option(help="Keep these files for evaluation instead; may be repeated."),
@@ -68,8 +71,12 @@ def prepare(
         typer.Option(help="Take equal texts once (exact), or also texts that are alike (near)."),
     ] = "keep",
     similarity: Annotated[
-        float, typer.Option(help="From which on texts count as alike: shared runs of five words.")
-    ] = 0.8,
+        float | None,
+        typer.Option(
+            help="With near: from which on texts count as alike, by their shared runs of five "
+            f"words; default: {SIMILARITY}."
+        ),
+    ] = None,
     context: Annotated[int, typer.Option(min=1, help="Tokens in a sequence of the run.")] = 128,
     name: Annotated[str, typer.Option(help="What these data are called.")] = "",
     licence: Annotated[str, typer.Option(help="Under which licence they are.")] = "",
@@ -115,6 +122,7 @@ def prepare(
             "--held-out-by-document": held_out_by_document,
             "--field": field != "text",
             "--vocabulary": vocabulary,
+            "--similarity": similarity,
         }
         if unused := [option for option, value in asked.items() if value]:
             raise UserError(
@@ -122,7 +130,11 @@ def prepare(
                 "leave out what is of plain text, or --conversations and --chat",
             )
         notes = (name, licence, source)
-        return prepare_conversations(paths, out, tokenizer, chat, held_out, context, notes)
+        part = HELD_OUT if held_out is None else held_out
+        return prepare_conversations(paths, out, tokenizer, chat, part, context, notes)
+    _refuse_what_changes_nothing(
+        validation, held_out, held_out_by_document, deduplicate, similarity
+    )
     given = None if tokenizer is None else read_tokenizer_json(tokenizer)
     skipped = Skipped()
     with progress_of_bytes() as progress:
@@ -130,7 +142,7 @@ def prepare(
             paths,
             out,
             vocabulary=vocabulary,
-            held_out_fraction=held_out,
+            held_out_fraction=HELD_OUT if held_out is None else held_out,
             context=context,
             name=name,
             licence=licence or stated_licence(paths),
@@ -140,7 +152,7 @@ def prepare(
             tokenizer=given,
             text_field=field,
             validation=validation,
-            wish=Wish(keep, deduplicate, similarity),
+            wish=Wish(keep, deduplicate, SIMILARITY if similarity is None else similarity),
             held_out_by_document=held_out_by_document,
             say=lambda text: typer.echo(f"note: {text}", err=True),
         )
@@ -156,6 +168,27 @@ def prepare(
     typer.echo(f"skipped: {skipped}")
     typer.echo(f"those who join are shown: {manifest.describe()}")
     typer.echo(f'use them in a run spec: [data] source = "{out.absolute()}"')
+
+
+def _refuse_what_changes_nothing(
+    validation: list[Path] | None,
+    held_out: float | None,
+    held_out_by_document: bool,
+    deduplicate: Duplicates,
+    similarity: float | None,
+) -> None:
+    """Raises `UserError`."""
+    if similarity is not None and deduplicate != "near":
+        raise UserError(
+            "--similarity goes with --deduplicate near",
+            "add that, or leave it out: equal texts are equal",
+        )
+    parts = {"--held-out": held_out is not None, "--held-out-by-document": held_out_by_document}
+    for option in (name for name, is_given in parts.items() if is_given and validation):
+        raise UserError(
+            f"--validation names what is held out: {option} does not go with it",
+            "leave out one of the two",
+        )
 
 
 @app.command()
@@ -208,11 +241,11 @@ def _model_of(directory: Path) -> "tuple[Loaded, Tokenizer]":
 
 def newest_checkpoint(home: Path | None) -> Path:
     """The newest checkpoint with all layers, of any run of this home. Raises `UserError`."""
-    from p2p_dtfm.daemon.machine.home import default_home
+    from p2p_dtfm.daemon.machine.home import Home, default_home
     from p2p_dtfm.train.model.checkpoint import list_checkpoints
     from p2p_dtfm.train.model.gpt import layer_count
 
-    root = home or default_home()
+    root = Home(home or default_home()).root
     found = [
         checkpoint
         for run in sorted(root.glob("runs/*/checkpoints"))

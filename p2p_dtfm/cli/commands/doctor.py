@@ -12,6 +12,7 @@ from rich.console import Console
 from p2p_dtfm.cli.app import HomeOption, JsonOption, app
 from p2p_dtfm.cli.terminal.logs import set_up_logging
 from p2p_dtfm.cli.terminal.plain import plain
+from p2p_dtfm.core.protocol.errors import UserError
 
 FOUND_CHARACTERS = 4096
 """Of what is found, some of which other peers say."""
@@ -83,6 +84,11 @@ def doctor(
             "announce": tuple(announce or ()),
         },
     ).settings
+    if run_digest and not (settings.initial_peers or settings.invite):
+        raise UserError(
+            "--run-digest goes with --initial-peers",
+            "name a peer through which that run is found: --initial-peers ADDRESS",
+        )
     what = Examination(
         home=settings.home,
         listen=settings.listen,

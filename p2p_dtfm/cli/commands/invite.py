@@ -1,7 +1,7 @@
 """Inviting others, and taking invitations back."""
 
 import json
-from typing import Annotated, Any
+from typing import Annotated
 from urllib.parse import urlencode
 
 import typer
@@ -9,7 +9,6 @@ from rich.console import Console
 
 from p2p_dtfm.cli.app import HomeOption, JsonOption, app
 from p2p_dtfm.cli.terminal.durations import seconds_of
-from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.facts.in_words import duration
 from p2p_dtfm.daemon.machine.local_client import call_daemon
 
@@ -29,7 +28,7 @@ def invite(
     """Print one line with which others join; it works while any one of several members lives."""
     seconds = seconds_of(expires, "--expires")
     asked = urlencode({"seconds": seconds, "may_invite": int(may_invite)})
-    made = _order(home, f"invite?{asked}")
+    made = call_daemon(home, f"invite?{asked}", "POST")
     if as_json:
         typer.echo(json.dumps(made))
         return
@@ -56,13 +55,5 @@ def revoke(
 ) -> None:
     """Take an invitation back: a member goes with the next view; with a line, all who came by it
     go."""
-    done = _order(home, f"revoke?{urlencode({'who': who})}")
+    done = call_daemon(home, f"revoke?{urlencode({'who': who})}", "POST")
     typer.echo(f"{done['revoked']} is revoked; the other members are told")
-
-
-def _order(home: Any, what: str) -> Any:
-    """Raises `UserError` with the daemon's own reason."""
-    answer = call_daemon(home, what, "POST")
-    if "error" in answer:
-        raise UserError(answer["error"], tuple(answer["fixes"]))
-    return answer

@@ -3,6 +3,7 @@
 import contextlib
 import tempfile
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,6 +28,7 @@ class ExportFormat(StrEnum):
 
 
 DEFAULT_TARGETS = "query,value"
+KEPT = 3
 _WITHOUT_ORIGIN = (
     "without the special tokens, chat template and generation settings of the model that the run "
     "began from, since {why}; --tokenizer-of DIR takes them along, from the directory that import "
@@ -75,11 +77,21 @@ def export(
             "home become whole; ends with the run. 0: once.",
         ),
     ] = 0,
-    keep: Annotated[int, typer.Option(min=1, help="With --every: so many of the newest stay.")] = 3,
+    keep: Annotated[
+        int | None,
+        typer.Option(min=1, help=f"With --every: so many of the newest stay; default: {KEPT}."),
+    ] = None,
     home: HomeOption = None,
 ) -> None:
     """Write the trained model for use elsewhere."""
+    if imported is not None and form is ExportFormat.SAFETENSORS:
+        raise UserError(
+            "--format safetensors holds parameters alone: --tokenizer-of does not go with it",
+            "leave it out, or choose hf or gguf",
+        )
     if not every:
+        if keep is not None:
+            raise UserError("--keep goes with --every", "add --every STEPS, or leave it out")
         return _export_once(out, checkpoint, form, imported, merged, home)
     import threading
 
@@ -97,7 +109,8 @@ def export(
         _export_once(target, directory, form, imported, merged, home)
 
     suffix = "" if form is ExportFormat.HF else f".{form.value}"
-    repeated = RepeatedExport(lambda: newest_checkpoint(home), write, out, every, keep, suffix)
+    newest, kept = partial(newest_checkpoint, home), KEPT if keep is None else keep
+    repeated = RepeatedExport(newest, write, out, every, kept, suffix)
     repeated.follow(lambda text: typer.echo(text, err=True), threading.Event().wait)
 
 

@@ -53,8 +53,12 @@ def simulate(
         int | None, typer.Option(min=1, help="Stages of a pipeline, for all plans but ours.")
     ] = None,
     seed: Annotated[
-        int, typer.Option(help="Of random orders; 0 with 64 peers: the paper's own three.")
-    ] = 0,
+        int | None,
+        typer.Option(
+            help="With --plan random, of its orders; default: 0, which is the paper's own three "
+            "with 64 peers."
+        ),
+    ] = None,
     link_efficiency: Annotated[
         float, typer.Option(help="Fraction of their stated rates that links reach.")
     ] = 1.0,
@@ -91,6 +95,8 @@ def simulate(
             "--stages goes with --plan paper, region, random or dtfm",
             "leave it out: our planner finds the stages itself",
         )
+    if seed is not None and plan is not PlanName.RANDOM:
+        raise UserError("--seed goes with --plan random", "leave it out: nothing else is drawn")
     peers = read_scenario(scenario).with_link_efficiency(link_efficiency)
     from p2p_dtfm.train.model.kinds.registry import with_sizes  # torch, only for this
 
@@ -101,7 +107,7 @@ def simulate(
         how = how.with_codec(codec)
     if reduction is not None:
         how = how.with_reduction(reduction)
-    question = replace(question_of(peers, spec, how, stages), seed=seed)
+    question = replace(question_of(peers, spec, how, stages), seed=seed or 0)
     found = named_step(question, plan, trace is not None)
     if trace is not None:
         write_text(trace, json.dumps(trace_json(found.step, question.scenario)), "--trace")

@@ -1,4 +1,4 @@
-"""Commands about the daemon that runs here and its swarm: status, peers, leave, id."""
+"""Commands about the daemon that runs here and its swarm: status, peers, leave, pause, resume."""
 
 import contextlib
 import json
@@ -316,14 +316,3 @@ def resume(home: HomeOption = None) -> None:
     is_leaving = "leaving" in states.values()
     when = "again, once it has handed its layers over" if is_leaving else "again"
     typer.echo(f"the daemon joins the others {when}; p2p-dtfm status shows how far it is")
-
-
-@app.command(name="id")
-def show_id(home: HomeOption = None) -> None:
-    """This machine's peer id; made if there is none."""
-    from p2p_dtfm.daemon.machine.home import Home, default_home
-    from p2p_dtfm.net.contacts.identity import Identity
-
-    place = Home(home or default_home())
-    place.root.mkdir(parents=True, exist_ok=True, mode=0o700)
-    typer.echo(Identity.load_or_create(place.identity).peer_id)

@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 
 from p2p_dtfm.core.protocol.facts.in_words import counted, duration
-from p2p_dtfm.daemon.machine.home import default_home
+from p2p_dtfm.daemon.machine.home import home_option
 from p2p_dtfm.web.report import report_html
 from p2p_dtfm.web.state import DashboardState
 
@@ -17,7 +17,7 @@ log = logging.getLogger("p2p_dtfm")
 
 def next_commands(home: Path, prompt: str = "def ") -> tuple[str, ...]:
     """What to do with a trained model, as it would be typed here."""
-    where = "" if home == default_home() else f" --home {shlex.quote(str(home))}"
+    where = home_option(home)
     return (
         f"p2p-dtfm generate{where} --prompt {shlex.quote(prompt)}",
         f"p2p-dtfm export{where} --out my-model",

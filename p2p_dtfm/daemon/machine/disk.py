@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from p2p_dtfm.core.protocol.facts.in_words import bytes_text
+from p2p_dtfm.daemon.machine.home import DEVICES, all_below
 from p2p_dtfm.ports import now
 from p2p_dtfm.train.model.checkpoint import CheckpointFailed, list_checkpoints, remove_checkpoint
 
@@ -60,11 +61,13 @@ def changed_ns(directory: Path) -> int:
 
 
 def trim(home: Path, run_directory: Path, limit_bytes: int) -> int:
-    """Remove the oldest until `home` holds at most `limit_bytes`; how many bytes it then holds.
+    """Remove the oldest until `home` holds at most `limit_bytes`; how many bytes it then holds,
+    without those of this machine's other daemons below it, which have limits of their own.
 
     `run_directory`: of the run that is trained now.
     """
-    used_bytes = size_of(home)
+    others = home / DEVICES
+    used_bytes = size_of(home, others)
     for item in sorted(_removable(home, run_directory), key=lambda item: item.changed_s):
         if used_bytes <= limit_bytes:
             break
@@ -73,14 +76,15 @@ def trim(home: Path, run_directory: Path, limit_bytes: int) -> int:
             item.remove(item.path)
         except (OSError, CheckpointFailed) as error:
             log.warning("%s stays: %s", item.path, error)
-        used_bytes = size_of(home)  # what has another name there frees nothing
+        used_bytes = size_of(home, others)  # what has another name there frees nothing
     return used_bytes
 
 
-def size_of(path: Path) -> int:
-    """Bytes in a file or in all files of a directory; a file with several names counts once."""
+def size_of(path: Path, but: Path | None = None) -> int:
+    """Bytes in a file, or in all files of a directory but those of one directory in it; a file with
+    several names counts once."""
     sizes: dict[tuple[int, int], int] = {}
-    for file in [path, *path.rglob("*")]:
+    for file in (path, *all_below(path, but)):
         try:
             status = file.lstat()
         except OSError:  # removed meanwhile
@@ -96,7 +100,7 @@ def _removable(home: Path, run_directory: Path) -> Iterator[_Removable]:
             yield _item(checkpoint.directory, remove_checkpoint)
     for shard in home.glob("runs/*/blobs/*"):
         foreign = shard.parents[1] != run_directory
-        if foreign and shard.is_file() and shard.stat().st_size >= SHARD_LEAST_BYTES:
+        if foreign and shard.is_file() and size_of(shard) >= SHARD_LEAST_BYTES:
             yield _item(shard, Path.unlink)
     for prepared in home.glob("prepared/*"):
         yield _item(prepared, shutil.rmtree)

@@ -5,6 +5,8 @@ import errno
 import fcntl
 import json
 import os
+import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
@@ -56,9 +58,19 @@ def fault_of_home(error: OSError, home: Path) -> str:
     return f"cannot use {name}: {error.strerror}" if is_in_home else ""
 
 
+def all_below(directory: Path, but: Path | None = None) -> Iterator[Path]:
+    """Files and directories, but for one directory in it and what is below that. `Path.rglob` fails
+    where another removes one meanwhile."""
+    for folder, folders, files in os.walk(directory):
+        if but is not None and but.parent == Path(folder):
+            folders[:] = [name for name in folders if name != but.name]
+        for name in (*folders, *files):
+            yield Path(folder, name)
+
+
 def home_option(root: Path) -> str:
     """What a command needs to mean this home: nothing where it is the default."""
-    return "" if root == default_home() else f" --home {root}"
+    return "" if root == default_home() else f" --home {shlex.quote(str(root))}"
 
 
 class Home:
@@ -149,7 +161,7 @@ class Home:
             self.root.chmod(0o700)  # else it is a directory of other things, too
         kept = [self.root / name for name in KEPT_FILES]
         for name in KEPT_DIRECTORIES:
-            kept += [self.root / name, *(self.root / name).rglob("*")]
+            kept += [self.root / name, *all_below(self.root / name)]
         for path in kept:
             if path.is_symlink() or not path.exists():
                 continue

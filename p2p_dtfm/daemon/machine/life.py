@@ -14,6 +14,8 @@ Result = TypeVar("Result")
 
 ORPHAN_GRACE_S = 15.0
 """A daemon whose parent has died hands its layers over within this time, or ends without."""
+RESUMED_S = 0.0
+"""`pause_until_s` of who was told to come back while it still left."""
 
 log = logging.getLogger("p2p_dtfm")
 
@@ -52,17 +54,22 @@ class Life:
         for task in self._tasks:
             task.cancel()
 
-    def pause(self, reason: str, until_s: float | None = None) -> None:
-        """Leave like any peer, but to come back: `run` ends with `pause_reason` set."""
-        if not self.leaving.is_set():
+    def pause(self, reason: str, until_s: float | None = None, *, is_asked: bool = False) -> bool:
+        """Leave like any peer, but to come back: `run` ends with `pause_reason` set. Who leaves for
+        a pause already is told otherwise by its user alone (`is_asked`), whose last word counts.
+        Whether it is a pause: else it leaves for good."""
+        is_leaving = self.leaving.is_set()
+        if not is_leaving or (is_asked and self.pause_reason is not None):
             self.pause_reason, self.pause_until_s = reason, until_s
+        if not is_leaving:
             self._begin_to_leave()
+        return self.pause_reason is not None
 
     def resume(self) -> bool:
         """Whoever still leaves for a pause comes back as soon as it has left. Whether it does."""
         if self.pause_reason is None:
             return False
-        self.pause_until_s = 0.0
+        self.pause_until_s = RESUMED_S
         return True
 
     def leave(self) -> None:

@@ -15,6 +15,8 @@ from p2p_dtfm.daemon.machine.home import DEVICES, Home, default_home, home_optio
 TIMEOUT_S = 10.0
 PATIENCE_S = 10.0
 LOOK_EVERY_S = 0.05
+CLOCK_S = 2.0
+"""The beginning of a process is known about as well as this."""
 _CREDENTIALS = struct.Struct("3i")
 """Of who listens: process, user, group."""
 
@@ -64,8 +66,9 @@ def call_daemon(
     timeout_s: float = TIMEOUT_S,
     patience_s: float = PATIENCE_S,
 ) -> Any:
-    """One request. Raises `UserError` with exit code 4 if no daemon runs in that home. One that
-    lives, but has no socket at this moment, is waited for: it starts, or begins or ends a pause."""
+    """One request. Raises `UserError` with exit code 4 if no daemon runs in that home, and with the
+    daemon's own words where it refuses. One that lives, but has no socket at this moment, is waited
+    for: it starts, or begins or ends a pause."""
     place = Home(home or default_home())
     _await_socket(place, patience_s)
     is_shared = not place.socket.is_relative_to(place.root)
@@ -99,12 +102,16 @@ def call_daemon(
     finally:
         connection.close()
     if response.status != 200:
+        fix = "use the same version of p2p-dtfm for the daemon and this command"
+        if response.status >= 500:
+            fix = "see what the daemon's log says of it, and report that: it is a bug"
         raise UserError(
-            f"the daemon answers {response.status} to {method} {name}",
-            "use the same version of p2p-dtfm for the daemon and this command",
-            exit_code=4,
+            f"the daemon answers {response.status} to {method} {name}", fix, exit_code=4
         )
-    return json.loads(payload)
+    answer = json.loads(payload)
+    if isinstance(answer, dict) and "error" in answer:
+        raise UserError(answer["error"], tuple(answer["fixes"]))
+    return answer
 
 
 def _await_socket(place: Home, patience_s: float) -> None:
@@ -114,9 +121,16 @@ def _await_socket(place: Home, patience_s: float) -> None:
 
 
 def _lives(place: Home) -> bool:
-    """Whether the process that held this home last is still there."""
+    """Whether the process that held this home last is still there, and has not left its number to
+    another: that would have begun since."""
+    import psutil  # only where no daemon answers at once
+
+    from p2p_dtfm.daemon.machine.owner.sights import is_ours
+
+    lock = place.root / "daemon.lock"
     try:
-        os.kill(int((place.root / "daemon.lock").read_text()), 0)
-    except (OSError, ValueError, OverflowError):
+        process = psutil.Process(int(lock.read_text()))
+        is_older = process.create_time() <= lock.stat().st_mtime + CLOCK_S
+        return is_older or is_ours(process.cmdline())  # a clock may have been put right
+    except (OSError, ValueError, OverflowError, psutil.Error):
         return False
-    return True

@@ -44,6 +44,11 @@ def _path(value: object) -> object:
     return value
 
 
+def _own(path: Path | None) -> Path | None:
+    """`~` is the user's own directory also where no shell has read it."""
+    return None if path is None else path.expanduser()
+
+
 def _webhook(text: str) -> str:
     parts = urlsplit(text)
     if text and (parts.scheme not in ("http", "https") or not parts.hostname):
@@ -70,7 +75,7 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    home: Annotated[Path, BeforeValidator(_path)] = Field(
+    home: Annotated[Path, BeforeValidator(_path), AfterValidator(_own)] = Field(
         default_factory=default_home, description="identity, data, checkpoints"
     )
     name: Annotated[str, AfterValidator(_name)] = Field(
@@ -196,7 +201,7 @@ class Settings(BaseModel):
         description="tell bootstrap nodes that ask what such a page shows, so that they can serve "
         "it; with public_status it is told as well",
     )
-    tensorboard: Annotated[Path | None, BeforeValidator(_path)] = Field(
+    tensorboard: Annotated[Path | None, BeforeValidator(_path), AfterValidator(_own)] = Field(
         default=None, description="directory for TensorBoard's event files; none without it"
     )
     samples: bool = Field(

@@ -227,8 +227,10 @@ async def _until_end(departure: Departure) -> int:
             if waits["left"].done():
                 await departure.end()
                 return 0
-            is_done = participant.trainer.done.is_set()
-            if waits["done"].done() or (waits["leaving"].done() and is_done):
+            if waits["done"].done():
+                waits["done"].result()  # raises what went wrong after the last step
+                return 0
+            if waits["leaving"].done() and participant.trainer.done.is_set():
                 return 0
             if waits["leaving"].done():
                 departure.leave_now_or_ask()

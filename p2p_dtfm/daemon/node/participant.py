@@ -51,7 +51,6 @@ from p2p_dtfm.net.streams.bulk_settings import BulkLimits, BulkListeners
 from p2p_dtfm.net.streams.frames import FrameHeader
 from p2p_dtfm.ports import now
 from p2p_dtfm.train.data import Dataset, load_tokenizer
-from p2p_dtfm.train.model.checkpoint import list_checkpoints, load_layer
 from p2p_dtfm.train.model.gpt import layer_count, plain_entries
 from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.train.model.lora.frozen_base import attach_held
@@ -243,26 +242,19 @@ class Participant:
     async def resume_from_checkpoint(self) -> None:
         """A founder that finds whole checkpoints of its run goes on from the newest; all tell
         what they have on disk before they ask to be let in."""
-        run, compute = self.membership.run, self.local.compute
         self._agreement.has_saved(self.checkpoints.saved)
-        if not self.membership.founds:
+        if not self.membership.founds or (found := await self.checkpoints.newest_whole()) is None:
             return
-        for checkpoint in list_checkpoints(self.local.home.checkpoints(run.digest)):
-            if len(checkpoint.layers) < layer_count(run.spec):
-                continue
-            step = checkpoint.manifest.step
-            states = {}
-            for layer in checkpoint.layers:
-                states[layer] = await compute.run(load_layer, checkpoint.directory, layer)
-            if self._agreement.view is not None or self._agreement.next_view is not None:
-                return  # let in meanwhile: its states are those of the others
-            self.trainer.adopt(states, step)
-            held = dict.fromkeys(states, step)
-            lineage = checkpoint.manifest.lineage
-            self._agreement.resume(step, held, lineage, self.checkpoints.saved)
-            self.checkpoints.resumed(step)
-            log.info("goes on from the checkpoint of step %d", step)
-            return
+        if self._agreement.view is not None or self._agreement.next_view is not None:
+            return  # let in meanwhile: its states are those of the others
+        checkpoint, states = found
+        step = checkpoint.manifest.step
+        self.trainer.adopt(states, step)
+        held = dict.fromkeys(states, step)
+        lineage = checkpoint.manifest.lineage
+        self._agreement.resume(step, held, lineage, self.checkpoints.saved)
+        self.checkpoints.resumed(step)
+        log.info("goes on from the checkpoint of step %d", step)
 
     def measured_rate(self) -> int:
         """Tokens a second of the view in force; 0 while too little of it was seen."""

@@ -25,13 +25,13 @@ from p2p_dtfm.daemon.machine.away import Away, StepAside, as_plain
 from p2p_dtfm.daemon.machine.devices.together import for_all_devices
 from p2p_dtfm.daemon.machine.home import Home
 from p2p_dtfm.daemon.machine.hours import Hours, for_a_while, pause_seconds
-from p2p_dtfm.daemon.machine.life import ends_with_its_terminal, when_stdin_closes
+from p2p_dtfm.daemon.machine.life import RESUMED_S, ends_with_its_terminal, when_stdin_closes
 from p2p_dtfm.daemon.machine.owner.yields import REASONS, yields_of
 from p2p_dtfm.daemon.machine.settings import Settings
 from p2p_dtfm.daemon.telemetry.attention.attention import Attention
 from p2p_dtfm.daemon.telemetry.status import State, Status
 from p2p_dtfm.ports import now
-from p2p_dtfm.web.api import LocalApi, make_app
+from p2p_dtfm.web.api import LocalApi, explained, make_app
 from p2p_dtfm.web.state import DashboardState, Event, Live, Timeline, ViewState
 
 if TYPE_CHECKING:
@@ -39,6 +39,10 @@ if TYPE_CHECKING:
     from p2p_dtfm.daemon.peers.recall import Past
 
 LOOK_EVERY_S = 1.0
+_PAUSED = UserError(
+    "the daemon is paused, and only one that takes part can do that",
+    "have it take part again: p2p-dtfm resume",
+)
 
 log = logging.getLogger("p2p_dtfm")
 
@@ -222,6 +226,9 @@ class Resident:
             decide(False)
             return {"state": "stopped"}
 
+        async def not_while_paused(parameters: Mapping[str, str]) -> dict[str, Any]:
+            return explained(_PAUSED)
+
         async def pause() -> dict[str, Any]:
             nonlocal until_s, by_itself
             until_s, by_itself = None, False
@@ -249,7 +256,10 @@ class Resident:
             "dashboard": self._dashboard.invitation,
         }
         actions = {"resume": resume, "leave": leave, "pause": pause}
-        api = LocalApi(make_app(readers, actions, orders={"pause-for": pause_for}), home.socket)
+        orders = {"pause-for": pause_for}
+        orders |= dict.fromkeys(("invite", "revoke"), not_while_paused)
+        app = make_app(readers, actions, {"trace": not_while_paused}, orders)
+        api = LocalApi(app, home.socket)
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, decide, False)
         if ends_with_its_terminal():
@@ -265,7 +275,9 @@ class Resident:
                 await asyncio.wait({going_on}, timeout=LOOK_EVERY_S)
                 if by_itself and await self._not_now() is None:
                     decide(True)
-                if until_s is not None and now.wall_s() >= until_s:
+                if until_s == RESUMED_S:
+                    await resume()
+                elif until_s is not None and now.wall_s() >= until_s:
                     decide(True)
             return going_on.result()
         finally:

@@ -31,7 +31,7 @@ from p2p_dtfm.net.contacts.addresses import is_relayed
 from p2p_dtfm.net.libp2p.port import HostPort
 from p2p_dtfm.ports import now
 from p2p_dtfm.train.stage.emulated import emulated_flops_per_s
-from p2p_dtfm.web.api import LocalApi, make_app
+from p2p_dtfm.web.api import LocalApi, explained, make_app
 
 log = logging.getLogger("p2p_dtfm")
 
@@ -50,17 +50,19 @@ class StatusApi:
         """Answer those who ask on this machine."""
         local, life = self._local, self._local.life
 
+        def left_for_a_pause(reason: str, until_s: float | None = None) -> dict[str, Any]:
+            is_pause = life.pause(reason, until_s, is_asked=True)
+            return {"state": "leaving"} if is_pause else explained(_ENDS)
+
         async def pause() -> dict[str, Any]:
-            life.pause("its user asked for it; p2p-dtfm resume ends it")
-            return {"state": "leaving"}
+            return left_for_a_pause("its user asked for it; p2p-dtfm resume ends it")
 
         async def pause_for(parameters: Mapping[str, str]) -> dict[str, Any]:
             until_s = now.wall_s() + pause_seconds(parameters)
-            life.pause(for_a_while(until_s), until_s)
-            return {"state": "leaving"}
+            return left_for_a_pause(for_a_while(until_s), until_s)
 
         async def resume() -> dict[str, Any]:
-            return {"state": "leaving"} if life.resume() else _explained(_NOT_PAUSED)
+            return {"state": "leaving"} if life.resume() else explained(_NOT_PAUSED)
 
         async def leave() -> dict[str, Any]:
             life.leave()
@@ -100,7 +102,7 @@ class StatusApi:
         no view yet is who they are to come to."""
         participant, view = self.participant, self._view
         if participant is None or (view is None and self._local.settings.initial_peers):
-            return _explained(_IN_NO_VIEW)
+            return explained(_IN_NO_VIEW)
         network, me = self._network, self._network.me.peer_id
         records = view.snapshot.records if view is not None else ()
         others = {record.peer_id: network.messenger.where(record.peer_id) for record in records}
@@ -112,7 +114,7 @@ class StatusApi:
         try:
             return new_line(network.guest_book, digest, parameters, told)
         except UserError as error:
-            return _explained(error)
+            return explained(error)
 
     async def revoke(self, parameters: Mapping[str, str]) -> dict[str, Any]:
         view, names = self._view, self._local.observer.seen.names
@@ -120,7 +122,7 @@ class StatusApi:
         try:
             return revoke(self._network.guest_book, parameters.get("who", ""), members, names.of)
         except UserError as error:
-            return _explained(error)
+            return explained(error)
 
     @property
     def _view(self) -> View | None:
@@ -316,15 +318,13 @@ def _wait_json(wait: Wait) -> dict[str, Any]:
 
 
 _NOT_PAUSED = UserError("the daemon is not paused", "see what it does: p2p-dtfm status")
+_ENDS = UserError(
+    "the daemon ends just now: it was told to leave", "start it again when it has: p2p-dtfm"
+)
 _IN_NO_VIEW = UserError(
     "the daemon is in no view yet, so it cannot say where the run is",
     "try again in a moment: p2p-dtfm status shows how far it is",
 )
-
-
-def _explained(error: UserError) -> dict[str, Any]:
-    """For the command, which says it to the user."""
-    return {"error": error.cause, "fixes": list(error.fixes)}
 
 
 def way_words(far_end: str | None) -> str | None:

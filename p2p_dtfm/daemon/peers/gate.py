@@ -193,10 +193,15 @@ class GateKeeper:
 
     def require_guest(self, sender: str) -> None:
         """Raises `PeerFault` where the run is by invitation and `sender` has shown none."""
+        if why := self._why_no_guest(sender):
+            raise PeerFault(why, sender)
+
+    def _why_no_guest(self, sender: str) -> str:
+        """In words for the sender; empty where all may come, or it may."""
         guests = self.guests
-        if guests is not None and not guests.admits(sender):
-            reason = guests.refusal(sender) or "this run is by invitation"
-            raise PeerFault(f"{NOT_INVITED}: {reason}", sender)
+        if guests is None or guests.admits(sender):
+            return ""
+        return f"{NOT_INVITED}: {guests.refusal(sender) or 'this run is by invitation'}"
 
     def _look_at_members(self) -> None:
         if self._agreement is not None:
@@ -217,14 +222,13 @@ class GateKeeper:
     def _told(self, sender: str, kind: str, refusal: GateRefusal) -> str:
         """The refusal in words; logged now and then, or a flood would fill the log."""
         text = f"{kind}: {refusal.reason.value} of a {refusal.role.value}"
-        if self.guests is not None and refusal.role is Role.STRANGER:
-            text = f"{NOT_INVITED} ({text})"
+        why = self._why_no_guest(sender) if refusal.role is Role.STRANGER else ""
         now_s = now.monotonic_s()
         self._untold += 1
         if now_s - self._told_s > TOLD_EVERY_S:
             log.warning("refuses %s (%s); %d refusals lately", sender, text, self._untold)
             self._told_s, self._untold = now_s, 0
-        return BUSY if refusal.reason in _SOON else text
+        return BUSY if refusal.reason in _SOON else why or text
 
 
 class _Leaving:

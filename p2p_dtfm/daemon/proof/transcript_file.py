@@ -24,6 +24,9 @@ from p2p_dtfm.ports import disk
 FILE_NAME = "transcript.txt"
 MIB = 1 << 20
 LINE_READ_BYTES = 8 * MIB
+OWED_LIMIT_BYTES = 16 * MIB
+"""Of the beginning and of views that a full disk did not take: a transcript that goes on without
+them is true to nobody."""
 
 log = logging.getLogger("p2p_dtfm")
 
@@ -38,17 +41,17 @@ class Transcript:
         self._limit_bytes = limit_bytes
         self._is_full = limit_bytes == 0
         self._is_torn = False
-        """The last line was not written whole."""
+        """The last line was not written whole, and could not be taken away."""
         self._view: View | None = None
-        self._unwritten: TookOver | None = None
-        """Without it the steps of its view are nobody's."""
         _put_older_aside(path)
         size_bytes = path.stat().st_size if path.exists() else 0
         self._size_bytes = size_bytes
+        self._owed = ""
+        """What must be written before anything else."""
         if not size_bytes:
             self._write(Began(FORMAT, spec.canonical_bytes()))
-        elif _ends_within_a_line(path):
-            self._append("\n")
+        elif _ends_within_a_line(path) and not self._append("\n"):
+            self._owed = "\n"
 
     @property
     def path(self) -> Path:
@@ -81,25 +84,30 @@ class Transcript:
         """From `step` on the view is in force."""
         if view.certificate is not None:
             self._view = view
-            self._unwritten = TookOver(view.snapshot, view.plan, view.certificate, step)
-            self._write_view()
-
-    def _write_view(self) -> None:
-        if self._unwritten is not None and self._write(self._unwritten):
-            self._unwritten = None
+            self._write(TookOver(view.snapshot, view.plan, view.certificate, step))
 
     def committed(self, signed: tuple[Signed, ...]) -> None:
         """Every stage-holder's Prepared of a step of the view in force; nothing where this peer has
         not heard them all."""
-        self._write_view()
-        if signed and self._view is not None and self._unwritten is None:
+        if signed and self._view is not None:
             self._write(Committed(signed))
 
-    def _write(self, entry: Entry) -> bool:
-        return not self._is_full and self._append(line_of(entry) + "\n")
+    def _write(self, entry: Entry) -> None:
+        """A full disk costs steps, not the daemon; and not what later steps rest on, if there is
+        room again in time."""
+        if self._is_full:
+            return
+        line = line_of(entry) + "\n"
+        if self._append(self._owed + line):
+            self._owed = ""
+        elif not isinstance(entry, Committed):
+            self._owed += line
+            if len(self._owed) > OWED_LIMIT_BYTES:
+                self._is_full, self._owed = True, ""
+                log.warning("the transcript ends here: its disk has been full for too long")
 
     def _append(self, text: str) -> bool:
-        """Whether it is written. A full disk costs the line, not the daemon."""
+        """Whether it is there now."""
         if self._is_torn:
             text = "\n" + text
         if self._size_bytes + len(text) > self._limit_bytes:
@@ -114,9 +122,10 @@ class Transcript:
             disk.append(self._path, text)
         except OSError as error:
             log.warning("a line of the transcript is not written: %s", error)
-            self._is_torn = True
             with contextlib.suppress(OSError):
-                self._size_bytes = self._path.stat().st_size
+                size_bytes = self._path.stat().st_size
+                self._is_torn = self._is_torn or size_bytes > self._size_bytes
+                self._size_bytes = size_bytes
             return False
         self._size_bytes += len(text)
         self._is_torn = False

@@ -22,6 +22,7 @@ from p2p_dtfm.daemon.telemetry.status import Troubles
 from p2p_dtfm.net.streams.blobs import BlobExchange, BlobUnavailable
 from p2p_dtfm.train.data import is_digest
 from p2p_dtfm.train.model.checkpoint import (
+    Checkpoint,
     CheckpointFailed,
     add_layer_file,
     checkpoint_directory,
@@ -30,6 +31,7 @@ from p2p_dtfm.train.model.checkpoint import (
     list_checkpoints,
     load_layer,
     prune,
+    put_aside,
     read_manifest,
     save_layers,
     take_back,
@@ -113,6 +115,33 @@ class Checkpoints:
     async def load(self, layer: int, step: int) -> LayerState:
         """A layer as it was saved after `step` steps. Raises `UserError`."""
         return await self._compute.run(load_layer, checkpoint_directory(self._root, step), layer)
+
+    async def newest_whole(self) -> tuple[Checkpoint, dict[int, LayerState]] | None:
+        """The newest on this disk that has all layers, loaded. Of one that is damaged, as a power
+        cut may leave it, nobody is told from now on."""
+        for checkpoint in list_checkpoints(self._root):
+            if len(checkpoint.layers) < layer_count(self._spec):
+                continue
+            try:
+                states = {
+                    layer: await self._compute.run(load_layer, checkpoint.directory, layer)
+                    for layer in checkpoint.layers
+                }
+                return checkpoint, states
+            except UserError as error:
+                await self._put_aside(checkpoint, error.cause)
+        return None
+
+    async def _put_aside(self, checkpoint: Checkpoint, cause: str) -> None:
+        step = checkpoint.manifest.step
+        try:
+            async with self._busy:
+                where = await asyncio.to_thread(put_aside, checkpoint.directory)
+            log.warning("the checkpoint of step %d is put aside as %s: %s", step, where, cause)
+        except CheckpointFailed as error:
+            log.warning("the checkpoint of step %d is of no use: %s (%s)", step, cause, error)
+        self._changes += 1
+        self._remember_files()
 
     @property
     def saved(self) -> tuple[SavedState, ...]:

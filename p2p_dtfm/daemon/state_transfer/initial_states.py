@@ -121,7 +121,8 @@ class InitialStates:
                 if isinstance(origin, InitialFile):
                     await self._file(origin.digest, origin.bytes)
                 return
-            except BlobUnavailable:
+            except (BlobUnavailable, OSError) as error:
+                log.debug("the model's own files: %s", error)
                 await asyncio.sleep(rest_s)
                 rest_s = min(2 * rest_s, LONGEST_REST_S)
             except PeerFault as fault:
@@ -137,15 +138,23 @@ class InitialStates:
 
     async def _path(self, layer: int, tells: bool = True) -> Path:
         """Where a layer's given weights are, once they are here."""
-        while True:
-            try:
-                return await self._fetched(layer)
-            except BlobUnavailable as error:
+        troubles = self._status.troubles
+        try:
+            while True:
+                try:
+                    return await self._fetched(layer)
+                except BlobUnavailable as error:
+                    what = f"initial weights of layer {layer}: {error}"
+                except OSError as error:
+                    what = f"initial weights cannot be written: {error.strerror or error}"
+                    troubles.tell("initial", what, "free space on that disk")
                 if tells:
-                    self._status.say(State.WAITING, f"initial weights of layer {layer}: {error}")
+                    self._status.say(State.WAITING, what)
                 await asyncio.sleep(RETRY_S)
-            except PeerFault as fault:
-                raise _unusable(fault) from fault
+        except PeerFault as fault:
+            raise _unusable(fault) from fault
+        finally:
+            troubles.over("initial")
 
     async def _fetched(self, layer: int) -> Path:
         file = (await self._named()).layers[layer]

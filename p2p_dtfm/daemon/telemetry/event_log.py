@@ -18,7 +18,7 @@ log = logging.getLogger("p2p_dtfm")
 
 
 class EventLog:
-    """Appends to a file; past `LIMIT_BYTES` the older half of the history moves to `*.old`."""
+    """Appends to a file; past `LIMIT_BYTES` it becomes `*.old`, in the place of an older one."""
 
     def __init__(self, path: Path, troubles: Troubles | None = None) -> None:
         self._path = path

@@ -6,6 +6,7 @@ other's calls. So it is tried first without.
 
 import asyncio
 import errno
+import shlex
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -89,9 +90,10 @@ def _owner(endpoint: _Endpoint) -> tuple[str, tuple[str, ...]]:
         parent = process.ppid()
     except psutil.Error:
         return f"process {pid}", ("end that program",)
+    option = f"--home {shlex.quote(one_line(str(home)))}"
     looks = (
-        f"look at that daemon: p2p-dtfm status --home {home}",
-        f"end it: p2p-dtfm leave --home {home}",
+        f"look at that daemon: p2p-dtfm status {option}",
+        f"end it: p2p-dtfm leave {option}",
     )
     return f"the daemon of {home} (process {parent})", looks
 

@@ -269,6 +269,17 @@ def remove_checkpoint(directory: Path) -> None:
         shutil.rmtree(directory)
 
 
+def put_aside(directory: Path) -> Path:
+    """A damaged one, for whoever wants to look at it: where it is now. The one that was put aside
+    before goes. Raises `CheckpointFailed`."""
+    aside = directory.with_name(f"damaged-{directory.name}")
+    with _disk_errors(directory):
+        for older in directory.parent.glob("damaged-*"):
+            shutil.rmtree(older)
+        directory.rename(aside)
+    return aside
+
+
 def _is_sound(manifest: CheckpointManifest) -> bool:
     spec = manifest.spec()
     layers = {str(layer) for layer in range(layer_count(spec))}

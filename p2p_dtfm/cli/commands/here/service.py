@@ -24,7 +24,7 @@ NOT_OF_A_SERVICE = {
 }
 """Of the daemon's options those for who founds a run, for who looks on, and what is no setting."""
 DIRECTORIES = {"home", "tensorboard"}
-"""systemd starts it somewhere else than where this is typed."""
+"""systemd starts it somewhere else than where this is typed, and without its environment."""
 service = typer.Typer(help="The daemon as a service of this user, in the background.")
 app.add_typer(service, name="service")
 
@@ -89,13 +89,18 @@ def install(
     from p2p_dtfm.daemon.machine.settings import resolve
     from p2p_dtfm.daemon.peers.guests.pasted_line import with_invitation
 
-    values: dict[str, Any] = {
-        name: str(Path(value).absolute()) if name in DIRECTORIES and value else value
-        for name, value in given.items()
-        if value is not None and value != []
-    }
+    typed = {name: value for name, value in given.items() if value is not None and value != []}
     # what is wrong is said now, not in a log that nobody reads
-    with_invitation(resolve(None, values).settings)
+    resolved = resolve(None, typed)
+    with_invitation(resolved.settings)
+    meant = resolved.settings.model_dump(mode="json")
+    values: dict[str, Any] = {
+        name: str(Path(meant[name]).absolute())
+        if name in DIRECTORIES and meant[name]
+        else meant[name]
+        for name, origin in resolved.origins.items()
+        if origin != "default" and name not in NOT_OF_A_SERVICE
+    }
     unit, settings = _places()
     text = unit_text(_program(), settings, values.get("resident_gib", 0.0))
     if print_only:

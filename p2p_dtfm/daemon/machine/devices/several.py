@@ -6,6 +6,8 @@ and planned with like links to other machines. What its user lets the whole mach
 among them. Nothing here loads torch or libp2p: a daemon does, each its own.
 """
 
+import contextlib
+import io
 import os
 import signal
 import subprocess
@@ -62,6 +64,8 @@ class SeveralDevices:
         self._daemons: list[_Daemon] = []
         self._signals: list[int] = []
         self._told = b""
+        self._is_refused = False
+        """That it could not be written was said."""
 
     def run(self) -> int:
         """The exit code: of the first one that failed, or 0."""
@@ -138,18 +142,27 @@ class SeveralDevices:
         found = [ask_daemon(daemon.root, "status") or {} for daemon in self._daemons]
         known = {facts["peer_id"] for facts in found if facts.get("peer_id")}
         told = msgspec.json.encode(sorted(known))
-        if told != self._told and len(known) > 1:
-            self._told = told
+        if told == self._told or len(known) < 2:
+            return
+        try:
             for daemon in self._daemons:
                 if daemon.root.exists():
                     disk.write_whole(daemon.root / BESIDE_FILE, told)
+            self._told = told
+        except OSError as error:  # a full disk; they train on, and it is tried again
+            if not self._is_refused:
+                text = f"the devices of this machine are not shown as one: {error}"
+                self._pass_lines(io.BytesIO(f"{text}\n".encode()), self._log, "")
+            self._is_refused = True
 
     def _pass_lines(self, lines: IO[bytes], to: IO[str], label: str) -> None:
-        """`label`: before each line that people read."""
+        """`label`: before each line that people read. Whether or not anybody reads `to`: a daemon
+        whose lines are not taken stands still."""
         before = f"[{label}] " if label and self._settings.log == "human" else ""
         for line in lines:
-            to.write(before + line.decode(errors="replace"))
-            to.flush()
+            with contextlib.suppress(OSError):
+                to.write(before + line.decode(errors="replace"))
+                to.flush()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._signals.append(number)

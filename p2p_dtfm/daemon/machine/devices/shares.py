@@ -20,6 +20,8 @@ FREE_SHARE = 0.8
 NAME_LIMIT = 24
 PORTS_OF_EACH = 2
 """The one that is listened on, and direct lines at the one above it."""
+LIST_LIMIT_S = 120.0
+"""A driver that hangs does so for ever; to load torch from a slow disk takes a minute."""
 _LIST_DEVICES = """
 import torch
 print(*(f"cuda:{number}" for number in range(torch.cuda.device_count())))
@@ -35,10 +37,7 @@ def devices_of(setting: str) -> tuple[str, ...]:
     """ "all": every accelerator, or the processor where there is none. Else as listed; the
     processor may be listed repeatedly. Raises `UserError`."""
     if setting.strip().lower() == ALL:
-        listed = subprocess.run(
-            [sys.executable, "-c", _LIST_DEVICES], capture_output=True, text=True, check=False
-        )  # in another process: torch would stay in this one
-        return tuple(listed.stdout.split()) or ("cpu",)
+        return _accelerators() or ("cpu",)
     devices = tuple(each.strip().lower() for each in setting.split(","))
     fix = 'separate devices by commas, as in "cuda:0,cuda:1", or use "all"'
     wrong = [each for each in devices if not re.fullmatch(ONE_DEVICE, each)]
@@ -48,6 +47,24 @@ def devices_of(setting: str) -> tuple[str, ...]:
     if twice:
         raise UserError(f"{sorted(twice)[0]} is listed twice, and has one daemon", fix)
     return devices
+
+
+def _accelerators() -> tuple[str, ...]:
+    """Looked for in another process: torch would stay in this one."""
+    command = [sys.executable, "-c", _LIST_DEVICES]
+    try:
+        listed = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=LIST_LIMIT_S
+        )
+    except subprocess.TimeoutExpired as error:
+        raise UserError(
+            f"this machine does not say which accelerators it has within {LIST_LIMIT_S:.0f} s",
+            (
+                "see whether its driver answers: nvidia-smi",
+                'name the devices, as in --device "cuda:0,cuda:1"',
+            ),
+        ) from error
+    return tuple(listed.stdout.split())
 
 
 def threads_of_each(threads: int, devices: int) -> int:

@@ -162,9 +162,8 @@ class GuestBook:
 
     def save(self) -> None:
         own = self._own
-        self._is_written, self._written_s = True, now.monotonic_s()
         own.kept = msgspec.structs.replace(own.kept, guests=self.known.saved())
-        own.write()
+        self._is_written, self._written_s = own.write(), now.monotonic_s()
 
 
 def book_of(own: OwnInvitation, spec: RunSpec) -> GuestBook:

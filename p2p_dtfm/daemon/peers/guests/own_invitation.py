@@ -41,6 +41,7 @@ class OwnInvitation:
         self.directory_key = b""
         self.identity = identity
         self._path = directory / FILE_NAME
+        self._write_fails = False
         self.kept = self._read()
 
     @property
@@ -62,12 +63,17 @@ class OwnInvitation:
             raise UserError(f"the invitation is no good: {fault.cause}", ASK_AGAIN) from fault
         self.kept = msgspec.structs.replace(self.kept, chain=chain)
 
-    def write(self) -> None:
-        """A full disk costs the memory, and nothing else."""
+    def write(self) -> bool:
+        """Whether it is there. A full disk costs the memory, told once, and nothing else."""
         try:
             disk.write_whole(self._path, msgspec.json.encode(self.kept), disk.ONLY_OWNER)
         except OSError as error:
-            log.warning("cannot write down who was invited: %s", error)
+            if not self._write_fails:
+                log.warning("cannot write down who was invited: %s", error)
+            self._write_fails = True
+            return False
+        self._write_fails = False
+        return True
 
     def _read(self) -> KeptInvitation:
         try:

@@ -11,6 +11,7 @@ import urllib.error
 import urllib.request
 from collections import deque
 from html import escape
+from typing import Any
 from urllib.parse import urlsplit
 
 from p2p_dtfm.daemon.machine.settings import LOOPBACK, Settings
@@ -24,6 +25,17 @@ AGAIN_AFTER_S = (0.0, 5.0, 30.0)
 LAST_WORDS_LIMIT_S = 15.0
 SESSION = ("DBUS_SESSION_BUS_ADDRESS", "DISPLAY", "WAYLAND_DISPLAY")
 
+_MOVED = frozenset({301, 302, 303, 307, 308})
+
+
+class _NotElsewhere(urllib.request.HTTPRedirectHandler):
+    """Behind a redirection `urllib` asks by GET, and leaves out what was to be told."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+_STRAIGHT = urllib.request.build_opener(_NotElsewhere)
 _UNSEEN = "\N{ZERO WIDTH SPACE}"
 
 log = logging.getLogger("p2p_dtfm")
@@ -90,10 +102,12 @@ def post(address: str, notice: Notice) -> str:
     try:
         data = json.dumps(body).encode()
         request = urllib.request.Request(address, data, headers, method="POST")
-        with urllib.request.urlopen(request, timeout=SEND_LIMIT_S):
+        with _STRAIGHT.open(request, timeout=SEND_LIMIT_S):
             return ""
     except urllib.error.HTTPError as error:
-        return f"it answers {error.code}"
+        error.close()
+        moved = ", and names another address" if error.code in _MOVED else ""
+        return f"it answers {error.code}{moved}"
     except http.client.HTTPException as error:  # whose text may hold the address
         return f"no sound address, or no answer of HTTP ({type(error).__name__})"
     except (OSError, ValueError) as error:

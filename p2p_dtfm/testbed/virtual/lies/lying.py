@@ -116,10 +116,6 @@ class Lying:
         """In what the peer whose turn it is lies; empty: it does not."""
         return self.kinds.get(self.here(), "")
 
-    def is_fellow(self, peer_id: str) -> bool:
-        """Of the peer whose turn it is."""
-        return self.together and self.here() in self.ids and peer_id in self.names
-
     def victims(self, peer_ids: Any) -> list[str]:
         """Of these the honest ones, in order: all fellows choose the same."""
         return sorted(peer_id for peer_id in peer_ids if peer_id not in self.names)

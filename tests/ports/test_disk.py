@@ -1,0 +1,22 @@
+"""What is appended to a file is there whole, or not at all."""
+
+import resource
+from pathlib import Path
+
+import pytest
+
+from p2p_dtfm.ports import disk
+
+
+def test_a_line_for_which_there_is_no_room_spoils_not_the_next_one(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    disk.append(path, "first\n")
+    _, hard = limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            disk.append(path, "torn, of which some bytes fit\n")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    disk.append(path, "next\n")
+    assert path.read_text() == "first\nnext\n"

@@ -23,6 +23,10 @@ from p2p_dtfm.core.protocol.errors import UserError
             "conversations are prepared without --similarity",
         ),
         (
+            "prepare TEXT --out OUT --conversations --similarity 0",
+            "conversations are prepared without --similarity",
+        ),
+        (
             "prepare TEXT --out OUT --validation TEXT --held-out 0.1",
             "--validation names what is held out: --held-out does not go with it",
         ),

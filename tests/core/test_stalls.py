@@ -479,10 +479,11 @@ class TestDrips:
         members: int = 3,
         news: bool = True,
         b_lacks: Lack | None = None,
+        watched_too: tuple[str, ...] = (),
     ) -> int | None:
         """In which step A suspects C, of which it lacks something for so long in each."""
         stalls, pace = Stalls(A, 2 * SECOND_NS), Pace(self.view, SPEC, 0)
-        stalls.watch([C, B][: members - 1])
+        stalls.watch([*[C, B][: members - 1], *watched_too])
         possible = PossibleWaits(self.view)
         for now_ns in range(0, steps * self.step_ns, TICK_NS):
             step, into_ns = divmod(now_ns, self.step_ns)
@@ -564,8 +565,51 @@ class TestDrips:
         assert self.suspected_in(claim, gives, b_lacks=Lack(C, Kind.PART)) is None
 
     def test_of_two_members_neither_suspects_the_other(self) -> None:
-        """Each would go on alone, and nobody knows which one is slow."""
-        assert self.suspected_in(Lack(C, Kind.CLAIM), self.work, members=2) is None
+        """Each would go on alone, and nobody knows which one is slow; nor does it help that each
+        watches itself, as daemons do, and who is to join."""
+        claim = Lack(C, Kind.CLAIM)
+        assert self.suspected_in(claim, self.work, members=2) is None
+        assert self.suspected_in(claim, self.work, members=2, watched_too=(A,)) is None
+        assert self.suspected_in(claim, self.work, members=2, watched_too=(A, "a joiner")) is None
+        assert self.suspected_in(claim, self.work, watched_too=(A, "a joiner")) == STEPS
+
+    def spare_suspects_in(self, way_s: float, c_is_late_s: float = 0.0) -> int | None:
+        """In which of its steps, of a second and a half, a spare A near B suspects C, which begins
+        each step later by the way from there, and says what it does after as long again."""
+        view = view_of((2, 1))  # A, B and C hold layers
+        spare, step_ns = name_of(3), SECOND_NS * 3 // 2
+        assert spare not in view.plan.stage_holders()  # type: ignore[union-attr]
+        stalls, pace = Stalls(spare, 2 * SECOND_NS), Pace(view, SPEC, 0)
+        stalls.watch([A, B, C, spare])
+        possible = PossibleWaits(view)
+        late_ns = int(c_is_late_s * SECOND_NS)
+        heard_ns = int((2 * way_s + 0.35) * SECOND_NS)
+        for now_ns in range(0, 30 * (step_ns + late_ns), TICK_NS):
+            step, into_ns = divmod(now_ns, step_ns + late_ns)
+            come = into_ns >= step_ns
+            missing = (C,) if come else (A, B, C)
+            mine = Work(view.id, step, False, tuple(Lack(it, Kind.PREPARED) for it in missing))
+            for peer_id in (A, B):
+                stalls.heard(peer_id, step, Work(view.id, step, computes=not come))
+            if come and into_ns >= heard_ns:
+                stalls.heard(C, step, Work(view.id, step, False, ()))
+            elif into_ns >= heard_ns:
+                stalls.heard(C, step, Work(view.id, step, True, ()))
+            else:  # what it said last of the step before
+                before = Lack(B, Kind.PREPARED)
+                stalls.heard(C, step, Work(view.id, step - 1, False, (before,)))
+            for found in stalls.tick(mine, possible, lambda *_: True, pace.patience, now_ns):
+                assert found.peer_id == C and "only its word" in found.reason
+                return step
+        return None
+
+    def test_a_spare_suspects_nobody_for_being_far_away(self) -> None:
+        """It owes nobody a tensor, so all owe it their word from a step's first moment on: who
+        began the step half a second later, and is heard half a second later, had told nothing of it
+        in most of its time. Once somebody's Prepared has come all others have begun."""
+        assert self.spare_suspects_in(0.5) is None
+        assert self.spare_suspects_in(0.05) is None
+        assert self.spare_suspects_in(0.05, c_is_late_s=3.0) == STEPS
 
     def test_other_views_help_nobody(self) -> None:
         """Plans that are made anew because steps are slow began the count anew."""
@@ -635,3 +679,13 @@ class TestNews:
     def test_microbatches_are_one_place_and_no_step_is_none(self) -> None:
         parts = [self.work(3, Lack(B, Kind.ACTIVATION, 0, n)) for n in range(6)]
         assert self.due(*parts, None, None, None, None) == [2]
+
+    def test_who_is_never_long_in_one_place_is_heard_of_once_in_each_step(self) -> None:
+        """A stage that waits and computes by turns said nothing before its heartbeat, in a crowd
+        after eight seconds: nothing was heard of its steps, and that is held against it."""
+        turns = [
+            msgspec.structs.replace(self.work(step), computes=bool(n % 2))
+            for step in (3, 4)
+            for n in range(8)
+        ]
+        assert self.due(*turns) == [2, 10]

@@ -430,6 +430,30 @@ def test_an_agreed_view_is_waited_for_no_more_once_most_of_its_members_show_the_
         play(newcomer.join)
 
 
+def test_other_newcomers_show_nothing_and_are_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Agreed on with one member, as the last step commits, and with two that are as new: most of
+    these three would never show the end, and it waited for as long as states may take."""
+    newcomer = Newcomer()
+    agreed = SimpleNamespace(member_ids=("first", "me", "new", "newer"))
+    newcomer.agreement.next_view = agreed
+    newcomer.messenger.complete = {"first"}
+    newcomer.messenger.newcomers = {"new", "newer"}
+    newcomer.agreement.familiar.meet(("first", "new", "newer"))
+    monkeypatch.setattr(coming_and_going, "shows_end", lambda *_: True)
+
+    async def for_a_while() -> None:
+        loop = asyncio.create_task(newcomer.join())
+        while newcomer.messenger.asked.count("first") < 3 and not loop.done():
+            await asyncio.sleep(0.001)
+        newcomer.agreement.view = "it waited too long"
+        await loop
+
+    with pytest.raises(RunComplete):
+        play(for_a_while)
+
+
 def test_who_lets_others_in_speaks_against_who_says_that_the_run_has_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

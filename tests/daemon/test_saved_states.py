@@ -3,13 +3,14 @@
 import asyncio
 import contextvars
 import errno
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.core.protocol.errors import PeerFault, UserError
 from p2p_dtfm.daemon.machine.compute import Compute
 from p2p_dtfm.daemon.node.participant import Participant
 from p2p_dtfm.daemon.peers.held_back import LIMIT as HELD_BACK
@@ -25,6 +26,7 @@ from p2p_dtfm.train.model.checkpoint import (
     layer_path,
     list_checkpoints,
     remove_checkpoint,
+    save_layers,
 )
 from p2p_dtfm.train.model.gpt import layer_count
 from p2p_dtfm.train.model.layer_state import LayerState
@@ -98,6 +100,37 @@ def test_who_comes_back_to_a_damaged_checkpoint_goes_on_from_the_one_before(
     compute.close()
     assert resumed == [(5, "lineage 5", [5])] and checkpoints.whole_step == 5
     assert path_is_named(caplog.text, root)
+
+
+def test_where_no_checkpoint_can_be_loaded_none_is_touched(tmp_path: Path) -> None:
+    """What keeps them from being read may be over: each was put aside in turn, and deleted for the
+    next one; then the run began anew."""
+    compute, root = Compute(), tmp_path / "checkpoints"
+    checkpoints = Checkpoints(root, SPEC, NO_BLOBS, compute, lambda files: None, lambda: True)
+    states = {layer: LayerState.genesis(SPEC, layer) for layer in range(layer_count(SPEC))}
+
+    async def scenario(whole: bool) -> None:
+        for step in (5, 10, 15):
+            for state in states.values():
+                state.version = step
+            snapshots = [state.snapshot() for state in states.values()]
+            save_layers(root, SPEC, step, 0, snapshots)
+            if step > 5 or not whole:
+                path = layer_path(checkpoint_directory(root, step), 1)
+                path.write_bytes(bytes(path.stat().st_size))
+        found = await checkpoints.newest_whole()
+        assert whole and found is not None and found[0].manifest.step == 5
+        await checkpoints.close()
+
+    before = {"step-00000005", "step-00000010", "step-00000015"}
+    with pytest.raises(UserError, match="is damaged"):
+        asyncio.run(scenario(False))
+    assert {it.name for it in root.iterdir()} == before
+    shutil.rmtree(root)
+    asyncio.run(scenario(True))
+    compute.close()
+    aside = {"damaged-step-00000010", "damaged-step-00000015"}
+    assert {it.name for it in root.iterdir()} == {"step-00000005"} | aside, "of both"
 
 
 def path_is_named(text: str, root: Path) -> bool:

@@ -122,7 +122,7 @@ def prepare(
             "--held-out-by-document": held_out_by_document,
             "--field": field != "text",
             "--vocabulary": vocabulary,
-            "--similarity": similarity,
+            "--similarity": similarity is not None,
         }
         if unused := [option for option, value in asked.items() if value]:
             raise UserError(

@@ -4,7 +4,7 @@ import contextlib
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -271,16 +271,23 @@ def _heard(member: dict[str, Any]) -> str:
     return "this peer" if heard is None else f"{heard:.0f} s ago"
 
 
-def _tell(home: Path | None, what: str) -> None:
-    """All daemons that compute on this machine for one home."""
-    for each in homes_here(home):
-        call_daemon(each, what, "POST")
+def _tell(homes: Iterable[Path], what: str) -> None:
+    """To each of the daemons that compute on this machine for one home, whatever another answers.
+    Raises `UserError` where one has refused."""
+    refused = list[UserError]()
+    for each in homes:
+        try:
+            call_daemon(each, what, "POST")
+        except UserError as error:
+            refused.append(error)
+    if refused:
+        raise refused[0]
 
 
 @app.command()
 def leave(home: HomeOption = None) -> None:
     """Finish the step, hand the layers to the others, and end the daemon."""
-    _tell(home, "leave")
+    _tell(homes_here(home), "leave")
     typer.echo("the daemon hands its layers over and leaves; p2p-dtfm status shows how far it is")
 
 
@@ -294,13 +301,13 @@ def pause(
     """Hand the layers to the others and free the memory; the daemon stays, and can come back."""
     if length is not None:
         seconds = seconds_of(length)
-        _tell(home, f"pause-for?seconds={seconds}")
+        _tell(homes_here(home), f"pause-for?seconds={seconds}")
         typer.echo(
             f"the daemon hands its layers over and is away for {duration(seconds)}; "
             "p2p-dtfm resume makes it take part before"
         )
         return
-    _tell(home, "pause")
+    _tell(homes_here(home), "pause")
     typer.echo("the daemon hands its layers over; p2p-dtfm resume makes it take part again")
 
 
@@ -311,8 +318,7 @@ def resume(home: HomeOption = None) -> None:
     paused = [each for each, state in states.items() if state in ("paused", "leaving")]
     if not paused:
         raise UserError("the daemon is not paused", "see what it does: p2p-dtfm status")
-    for each in paused:
-        call_daemon(each, "resume", "POST")
+    _tell(paused, "resume")
     is_leaving = "leaving" in states.values()
     when = "again, once it has handed its layers over" if is_leaving else "again"
     typer.echo(f"the daemon joins the others {when}; p2p-dtfm status shows how far it is")

@@ -2,8 +2,9 @@
 
 Others judge who holds up a step by what each says of its work, and a heartbeat says it every second
 or two: of a step of half a second they hear nothing, and what a peer said in an earlier one excuses
-it. So who is in one place of a step for longer than `SETTLED_NS` says so at once; and who has said
-nothing of a step for `HEARD_WITHIN_NS` has kept it to itself.
+it. So who is in one place of a step for longer than `SETTLED_NS` says so at once, as does once who
+is in none of it for so long; and who has said nothing of a step for `HEARD_WITHIN_NS` has kept it
+to itself.
 
 Pure: time is an argument.
 """
@@ -27,17 +28,26 @@ class EarlyNews:
         self._told: _Place | None = None
         self._stands: _Place | None = None
         self._since_ns = 0
+        self._step_since_ns = 0
 
     def is_due(self, work: Work | None, now_ns: int) -> bool:
         """Whether to say now where this peer stands; True once for each place. `work` is None
         while it takes no steps."""
         place = _place(work) if work is not None else None
+        if _step(place) != _step(self._stands):
+            self._step_since_ns = now_ns
         if place != self._stands:
             self._stands, self._since_ns = place, now_ns
-        if place in (None, self._told) or now_ns - self._since_ns < SETTLED_NS:
+        is_first = _step(place) != _step(self._told)
+        since_ns = self._step_since_ns if is_first else self._since_ns
+        if place in (None, self._told) or now_ns - since_ns < SETTLED_NS:
             return False
         self._told = place
         return True
+
+
+def _step(place: _Place | None) -> tuple[ViewId, int] | None:
+    return place[:2] if place is not None else None
 
 
 def _place(work: Work) -> _Place:

@@ -30,7 +30,7 @@ Handed = Callable[[str, Lack], bool]
 """`handed(peer, lack)`: this peer has given `peer` what it says it lacks, and it was accepted."""
 PatienceOf = Callable[[str, int], Patience]
 FELLOWS_THAT_JUDGE = 2
-"""Of two members neither knows which one is slow, and each would go on alone."""
+"""Beside this peer. Of two members neither knows which one is slow, and each would go on alone."""
 JOINING_DIVISOR = 2
 """Where one accuses another, half the patience is enough to say which of them is at fault."""
 
@@ -90,6 +90,8 @@ class Stalls:
         self._lateness = Lateness()
         self._drips = Drips()
         self._watched: frozenset[str] | None = None
+        self._is_of_two = False
+        """Of those that it watches one at most is in the view with it."""
 
     def watch(self, peers: Iterable[str]) -> None:
         """Forget all others: of many these tell what they do, and who watches the rest judges it.
@@ -121,6 +123,9 @@ class Stalls:
         if mine is None:
             return []
         found: list[Suspicion] = []
+        self._is_of_two = self._watched is not None and (
+            len(possible.members & self._watched - {self._me}) < FELLOWS_THAT_JUDGE
+        )
         if self._at != (mine.view, mine.step):
             found = self._step_over(mine, now_ns)
             self._at, self._ends, self._untold_ns = (mine.view, mine.step), {}, {}
@@ -144,10 +149,6 @@ class Stalls:
                 waited_ns[peer_id] = waited_ns.get(peer_id, 0) + untold_ns
         found = self._drips.step_over(waited_ns, self._stretched_ns(LEAST_NS), now_ns)
         return [] if self._is_of_two else found
-
-    @property
-    def _is_of_two(self) -> bool:
-        return self._watched is not None and len(self._watched) < FELLOWS_THAT_JUDGE
 
     def join(self, doubted: Iterable[str], patience: PatienceOf) -> list[Suspicion]:
         """The step is stopped, since one of these accuses another: who was about to be suspected
@@ -183,7 +184,7 @@ class Stalls:
 
     def _stretched_ns(self, patience_ns: int) -> int:
         """Those who share a slow machine with this peer are as late as it is."""
-        fellows = len(self._watched) if self._watched is not None else 0
+        fellows = len(self._watched - {self._me}) if self._watched is not None else 0
         return self._lateness.stretched_ns(patience_ns, fellows)
 
     # chains -----------------------------------------------------------------------------------
@@ -261,6 +262,7 @@ class _Walk:
         self._possible = possible
         self._handed = handed
         self._visited: set[str] = set()
+        self._words_count = self._all_have_begun()
         self.found: dict[str, _Found] = {}
         self.owing: set[str] = set()
         """Those who owe this peer itself something."""
@@ -284,7 +286,7 @@ class _Walk:
     def _note_untold(self, owed: Lack, step: int) -> None:
         work, end = self._work_of(owed.peer_id), self.found.get(owed.peer_id)
         has_told = work is None or work.step >= step
-        if owed.kind in WORDS and not has_told and not (end is not None and end.owes_word):
+        if self._is_due_word(owed) and not has_told and not (end is not None and end.owes_word):
             self.untold.add(owed.peer_id)
 
     def _visit(self, owed: Lack, step: int) -> list[tuple[Lack, int]]:
@@ -331,8 +333,21 @@ class _Walk:
         comes = bool(of_me and on_its_way)
         travels = self._sends_work(work) or comes
         is_free = not comes and denied == of_me and not self._is_wanted(owed.peer_id, work)
-        owes_word = owed.kind in WORDS and is_free
+        owes_word = self._is_due_word(owed) and is_free
         return _Found(owed.peer_id, denied, travels, owes_word=owes_word)
+
+    def _is_due_word(self, owed: Lack) -> bool:
+        return owed.kind in WORDS and self._words_count
+
+    def _all_have_begun(self) -> bool:
+        """This step. Who has a stage, and lacks no more tensors, has got what rests on all others'
+        work: how far away somebody is makes no difference then. A spare waits for all words from a
+        step's first moment on, and what is done of it far away it hears late: until somebody has
+        said Prepared, for which all were needed as well."""
+        if self._possible.has_stage(self._me):
+            return True
+        most = min(self._possible.stage_count, LACKS_LIMIT)
+        return len(self._mine.lacks) < most
 
     def _is_given(self, peer_id: str) -> bool:
         """Whether anybody says that it gives this one what it may fetch."""

@@ -46,7 +46,7 @@ class PossibleWaits:
 
     def __init__(self, view: View, ends_meet: bool = False) -> None:
         plan = view.plan
-        self._members = frozenset(view.member_ids)
+        self.members = frozenset(view.member_ids)
         self._before: dict[str, set[str]] = defaultdict(set)
         self._after: dict[str, set[str]] = defaultdict(set)
         self._beside: dict[str, set[str]] = defaultdict(set)
@@ -80,6 +80,11 @@ class PossibleWaits:
     def has_stage(self, peer_id: str) -> bool:
         return peer_id in self._holders
 
+    @property
+    def stage_count(self) -> int:
+        """How many peers have one."""
+        return len(self._holders)
+
     def are_fellows(self, one: str, other: str) -> bool:
         """They hold a layer together: who has got all that it is owed of the other's gradients
         knows that it has computed them."""
@@ -98,4 +103,4 @@ class PossibleWaits:
             return of in self._guards[waiting]
         if lack.kind in _OWN_FIRST:
             return of in self._holders
-        return of in (self._members if lack.kind is Kind.ACTIVE else self._beside[waiting])
+        return of in (self.members if lack.kind is Kind.ACTIVE else self._beside[waiting])

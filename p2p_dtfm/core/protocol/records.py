@@ -349,7 +349,7 @@ def _require_sane_numbers(record: PeerRecord) -> None:
     times_ns = [ns for timing in timings for ns in (timing.forward_ns, timing.backward_ns)]
     if any(not 0 <= ns < LAYER_LIMIT_NS for ns in times_ns):
         raise PeerFault(
-            "record with a layer that takes less than no time, or years", record.peer_id
+            "record with a layer that takes less than no time, or most of a day", record.peer_id
         )
     numbers = [record.life, record.sequence, record.device.memory_bytes]
     numbers += [record.uplink_bytes_per_s, record.downlink_bytes_per_s]

@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import logging
 
+from p2p_dtfm.core.consensus.views.view_precedence import is_shown_by_most
 from p2p_dtfm.core.membership.fellows import WAIT_NS
 from p2p_dtfm.core.protocol.canonical import decode
 from p2p_dtfm.core.protocol.errors import PeerFault
@@ -32,8 +33,6 @@ REFUSALS_LIMIT = 5
 """In a row; then others are looked for, before that peer is asked again."""
 REMIND_EVERY = 2
 """Of these pauses, while an agreed view is waited for."""
-SHOWN_BY = 3
-"""Members of an agreed view, or most of fewer, that show that the run is complete."""
 LEAVE_LIMIT_S = 60.0
 """How long a peer with the only copy of a layer waits for others to be enough to train."""
 DONE_WAIT_S = 60.0
@@ -59,6 +58,8 @@ class Entry:
         """What ends this peer, if none of those that it may ask lets it in."""
         self._ends = set[str]()
         """Who has shown that, since somebody let others in."""
+        self._as_new = set[str]()
+        """Who asks to be let in itself, and has nothing that shows it."""
         self._alone_since_s: float | None = None
         """When it first found nobody who lets it in, and nobody has since."""
         self._refusals: dict[str, int] = {}
@@ -173,10 +174,10 @@ class Entry:
         self._participant.local.life.left.set()
 
     def _shows_most(self, agreed: View) -> bool:
-        """Of those with whom it was agreed on most show the end, or some of very many: one alone
-        can, with nothing but its own word that it has taken the last step."""
-        others = set(agreed.member_ids) - {self._membership.me.peer_id}
-        return len(self._ends & others) >= min(len(others) // 2 + 1, SHOWN_BY)
+        """Of the members with whom it was agreed on most show the end, or some of very many: one
+        alone can, with nothing but its own word that it has taken the last step."""
+        others = set(agreed.member_ids) - {self._membership.me.peer_id} - self._as_new
+        return is_shown_by_most(self._ends, others)
 
     async def _say_that_it_waits(self, view: View, turn: int) -> None:
         """The members may have given up the agreed view since, as after a silence of this peer; it
@@ -266,6 +267,10 @@ class Entry:
         if known.lets_in and known.standing is None:
             self._complete = None
             self._ends.clear()
+        if known.lets_in or known.standing is not None:
+            self._as_new.discard(member)
+        else:
+            self._as_new.add(member)
         return known.lets_in and not self._is_at_end(member, known)
 
     def _hear_of_bar(self, member: str, barred: Barred | None) -> None:

@@ -50,8 +50,8 @@ class Transcript:
         """What must be written before anything else."""
         if not size_bytes:
             self._write(Began(FORMAT, spec.canonical_bytes()))
-        elif _ends_within_a_line(path) and not self._append("\n"):
-            self._owed = "\n"
+        elif _ends_within_a_line(path):
+            self._is_torn = not self._append("\n")
 
     @property
     def path(self) -> Path:

@@ -117,8 +117,10 @@ class Checkpoints:
         return await self._compute.run(load_layer, checkpoint_directory(self._root, step), layer)
 
     async def newest_whole(self) -> tuple[Checkpoint, dict[int, LayerState]] | None:
-        """The newest on this disk that has all layers, loaded. Of one that is damaged, as a power
-        cut may leave it, nobody is told from now on."""
+        """The newest on this disk that has all layers, loaded. Of newer ones that are damaged, as a
+        power cut may leave them, nobody is told from now on. Raises `UserError` where none can be
+        loaded, and leaves all of them as they are: that may be over, or have another reason."""
+        damaged: list[tuple[Checkpoint, UserError]] = []
         for checkpoint in list_checkpoints(self._root):
             if len(checkpoint.layers) < layer_count(self._spec):
                 continue
@@ -127,19 +129,26 @@ class Checkpoints:
                     layer: await self._compute.run(load_layer, checkpoint.directory, layer)
                     for layer in checkpoint.layers
                 }
-                return checkpoint, states
             except UserError as error:
-                await self._put_aside(checkpoint, error.cause)
+                damaged.append((checkpoint, error))
+                continue
+            if damaged:
+                await self._put_aside(damaged)
+            return checkpoint, states
+        if damaged:
+            raise damaged[0][1]
         return None
 
-    async def _put_aside(self, checkpoint: Checkpoint, cause: str) -> None:
-        step = checkpoint.manifest.step
+    async def _put_aside(self, damaged: list[tuple[Checkpoint, UserError]]) -> None:
+        directories = [checkpoint.directory for checkpoint, _ in damaged]
         try:
             async with self._busy:
-                where = await asyncio.to_thread(put_aside, checkpoint.directory)
-            log.warning("the checkpoint of step %d is put aside as %s: %s", step, where, cause)
+                places = await asyncio.to_thread(put_aside, directories)
+            for where, (checkpoint, error) in zip(places, damaged, strict=True):
+                step, cause = checkpoint.manifest.step, error.cause
+                log.warning("the checkpoint of step %d is put aside as %s: %s", step, where, cause)
         except CheckpointFailed as error:
-            log.warning("the checkpoint of step %d is of no use: %s (%s)", step, cause, error)
+            log.warning("damaged checkpoints stay where they are: %s", error)
         self._changes += 1
         self._remember_files()
 

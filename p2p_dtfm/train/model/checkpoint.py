@@ -15,7 +15,7 @@ import functools
 import hashlib
 import re
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -269,15 +269,16 @@ def remove_checkpoint(directory: Path) -> None:
         shutil.rmtree(directory)
 
 
-def put_aside(directory: Path) -> Path:
-    """A damaged one, for whoever wants to look at it: where it is now. The one that was put aside
-    before goes. Raises `CheckpointFailed`."""
-    aside = directory.with_name(f"damaged-{directory.name}")
-    with _disk_errors(directory):
-        for older in directory.parent.glob("damaged-*"):
+def put_aside(directories: Sequence[Path]) -> list[Path]:
+    """Damaged ones of one place, for whoever wants to look at them: where each is now. What was put
+    aside there before goes. Raises `CheckpointFailed`."""
+    places = [it.with_name(f"damaged-{it.name}") for it in directories]
+    with _disk_errors(directories[0]):
+        for older in directories[0].parent.glob("damaged-*"):
             shutil.rmtree(older)
-        directory.rename(aside)
-    return aside
+        for directory, aside in zip(directories, places, strict=True):
+            directory.rename(aside)
+    return places
 
 
 def _is_sound(manifest: CheckpointManifest) -> bool:

@@ -23,6 +23,7 @@ from p2p_dtfm.core.consensus.parts.suspicion import Suspicion
 from p2p_dtfm.core.consensus.views.reminders import reminded_of
 from p2p_dtfm.core.consensus.views.view_precedence import (
     Side,
+    is_shown_by_most,
     outranks,
     own_side,
     shows_end,
@@ -37,8 +38,6 @@ from p2p_dtfm.core.recovery.view import View
 FIRM_MEMBERS = 3
 """A view of so many that trains never yields to another swarm of the run with which it has nothing
 in common: one member's acquaintance does not outweigh the others."""
-END_SHOWN_BY = 3
-"""Members that gather with a newcomer, or most of fewer."""
 PROVES_NOTHING = "it proves nothing of that view"
 FOREIGN_TOLD_NS = 600 * SECOND_NS
 TOLD_AT_ONCE = 16
@@ -298,13 +297,12 @@ class Meeting:
         return Verdict([report], "all steps are committed: no view would take over")
 
     def _is_shown_by_most(self, attempt: Attempt, sender: Member) -> bool:
-        """Or by some of very many. One alone can show it, with its own Prepared of the last step:
-        who has a stage there the newcomer does not know."""
+        """One alone can show it, with its own Prepared of the last step: who has a stage there the
+        newcomer does not know."""
         number, said = self._show_end
         said = {*said, sender} if number == attempt.number else {sender}
         self._show_end = attempt.number, said
-        members = attempt.members
-        return len(said & members) >= min(len(members) // 2 + 1, END_SHOWN_BY)
+        return is_shown_by_most(said, attempt.members)
 
     def _is_proven_standing(self, message: Standing) -> bool:
         state = self._state

@@ -7,6 +7,7 @@ length decide, as the last commit proves it.
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from p2p_dtfm.core.consensus.views.voices import SIGNERS_LIMIT, voices_of
 from p2p_dtfm.core.messages.agreement_messages import KnownView, Standing
@@ -20,6 +21,9 @@ from p2p_dtfm.core.protocol.snapshot import ViewId
 LENGTHS_ALIKE = 1
 """Lineages whose lengths differ by no more count as equally long: a step is always under way, and
 two parts must not both take the other for the longer one."""
+END_SHOWN_BY = 3
+"""Members, or most of fewer, that show somebody new that the run is complete."""
+Named = TypeVar("Named")
 
 
 @dataclass(frozen=True)
@@ -150,3 +154,8 @@ def shows_end(standing: Standing, total_steps: int, verify: Verify) -> bool:
     """Whether those of its view whose Prepared it has have signed the last step of the run. Who has
     a stage there says the plan, which it has not: one member can show this alone."""
     return standing.has_plan and proven_step(standing, verify) > total_steps
+
+
+def is_shown_by_most(shown_by: Collection[Named], members: Collection[Named]) -> bool:
+    """Whether so many have shown it that it counts: most of few, or some of very many."""
+    return len(set(shown_by) & set(members)) >= min(len(members) // 2 + 1, END_SHOWN_BY)

@@ -29,14 +29,24 @@ lint: environment
 test: lint
 	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
+# One after the other, whatever is red: which of them are, it says at its end.
+SEEDS := $(BIN)/python -m p2p_dtfm.testbed.virtual.seeds --jobs 2 --shrink --seeds
+NIGHTLY_PARTS := \
+  "env NIGHTLY=1 $(BIN)/python -m pytest -r fEs --numprocesses 2 --dist loadfile --no-loadscope-reorder" \
+  "$(BIN)/python -m p2p_dtfm.sim.faults.agreement_seeds --seeds 0-9999 --jobs 2" \
+  "$(SEEDS) 0-199" \
+  "$(SEEDS) 100000-100049" \
+  "$(SEEDS) 200000-200199" \
+  "$(SEEDS) 300000-300099" \
+  "$(SEEDS) 400000-400099"
+
 nightly: lint
-	NIGHTLY=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
-	$(BIN)/python -m p2p_dtfm.sim.faults.agreement_seeds --seeds 0-9999 --jobs 2
-	$(BIN)/python -m p2p_dtfm.testbed.virtual.seeds --seeds 0-199 --jobs 2 --shrink
-	$(BIN)/python -m p2p_dtfm.testbed.virtual.seeds --seeds 100000-100049 --jobs 2 --shrink
-	$(BIN)/python -m p2p_dtfm.testbed.virtual.seeds --seeds 200000-200199 --jobs 2 --shrink
-	$(BIN)/python -m p2p_dtfm.testbed.virtual.seeds --seeds 300000-300099 --jobs 2 --shrink
-	$(BIN)/python -m p2p_dtfm.testbed.virtual.seeds --seeds 400000-400099 --jobs 2 --shrink
+	@red=; for part in $(NIGHTLY_PARTS); do \
+	  echo "$$part"; \
+	  $$part || red="$$red\n  $$part"; \
+	done; \
+	if [ -n "$$red" ]; then printf "red is, as told above:$$red\n"; exit 1; fi; \
+	echo "nothing is red"
 
 demo: environment
 	$(BIN)/p2p-dtfm demo

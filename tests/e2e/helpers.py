@@ -55,6 +55,12 @@ def step_of(child: Child) -> int:
     return max(losses(child), default=-1)
 
 
+def safe_of(child: Child) -> int:
+    """Steps that a crash of one peer cannot take back, as it says itself."""
+    facts = child.status()
+    return -1 if facts is None or facts["safe_step"] is None else int(facts["safe_step"])
+
+
 def logged(child: Child, text: str) -> bool:
     return text in (child.home / "stderr").read_text(errors="replace")
 

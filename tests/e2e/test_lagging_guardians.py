@@ -9,7 +9,7 @@ import pytest
 
 from p2p_dtfm.testbed.local_swarm import Child, LocalSwarm
 from p2p_dtfm.testbed.plain_losses import plain_losses
-from tests.e2e.helpers import losses, state_of, step_of, wait_until, write_endless_spec
+from tests.e2e.helpers import losses, safe_of, state_of, step_of, wait_until, write_endless_spec
 from tests.e2e.parity import TOLERANCE
 
 STEPS_AFTER_CUT = 5
@@ -66,12 +66,6 @@ def address_of(child: Child) -> str:
     assert facts is not None and facts["addresses"]
     (first, *_) = facts["addresses"]
     return str(first)
-
-
-def safe_of(child: Child) -> int:
-    """Steps that a crash of one peer cannot take back, as it says itself."""
-    facts = child.status()
-    return -1 if facts is None or facts["safe_step"] is None else int(facts["safe_step"])
 
 
 def views(child: Child) -> list[dict[str, Any]]:

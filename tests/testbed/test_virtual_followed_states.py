@@ -17,6 +17,7 @@ from p2p_dtfm.testbed.virtual.lies.putting import put_in
 from p2p_dtfm.testbed.virtual.peer import Peer
 from p2p_dtfm.testbed.virtual.seeds.run import make_run, with_audits
 from p2p_dtfm.testbed.virtual.swarm import Swarm, play
+from p2p_dtfm.train.model.layer_state import LayerState
 from tests.testbed.begun import begun
 from tests.testbed.test_virtual_speed import view_of
 
@@ -56,6 +57,20 @@ def losses_of(peer: Peer) -> dict[int, float]:
     return {event["step"]: event["loss"] for event in peer.events() if event["event"] == "step"}
 
 
+def states_of(peer: Peer) -> dict[int, LayerState]:
+    assert peer.daemon is not None and peer.daemon.status_api is not None
+    assert peer.daemon.status_api.participant is not None
+    return peer.daemon.status_api.participant.trainer.states
+
+
+def versions_of(peer: Peer) -> tuple[int, ...]:
+    return tuple(state.version for _, state in sorted(states_of(peer).items()))
+
+
+def digests_of(peer: Peer) -> list[str]:
+    return [state.digest() for _, state in sorted(states_of(peer).items())]
+
+
 @pytest.mark.parametrize("is_audited", [True, pytest.param(False, marks=pytest.mark.nightly)])
 def test_a_newcomer_that_was_given_false_gradients_asks_anew_and_is_not_blamed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_audited: bool
@@ -77,6 +92,8 @@ def test_a_newcomer_that_was_given_false_gradients_asks_anew_and_is_not_blamed(
             swarm.start(newcomer)
             if is_audited:  # who is new has no stage yet
                 await swarm.until(lambda: len(view_of(peers[0]).members) == 5, "it is in", 60)
+            else:  # to measure slow lines takes as long as the run
+                await swarm.until(lambda: "to be let in" in newcomer.standing(), "it asks", 60)
             by_slow_lines(swarm, newcomer, peers)
             await swarm.until(lambda: has_stage(peers[0], newcomer), "it has a stage", 120)
             assert lying.count, "it was given false gradients"
@@ -85,6 +102,9 @@ def test_a_newcomer_that_was_given_false_gradients_asks_anew_and_is_not_blamed(
             assert has_stage(peers[0], newcomer) and not lying.reports, lying.reports
             theirs, own = losses_of(peers[0]), losses_of(newcomer)
             assert all(theirs.get(step, loss) == loss for step, loss in own.items())
+            pair = (peers[0], newcomer)
+            await swarm.until(lambda: len({*map(versions_of, pair)}) == 1, "both are as far", 60)
+            assert digests_of(newcomer) == digests_of(peers[0]), "bit for bit what the others have"
             assert peers[0].daemon is not None and not peers[0].daemon.status_json().get("barred")
 
     play(SEED, tmp_path / "world", scene)

@@ -59,6 +59,27 @@ class View:
             return frozenset()
         return guarded_at_once(self.snapshot, self.guards)
 
+    def guarded_before_takeover(self, before: "View | None") -> frozenset[int]:
+        """Layers whose guardian fetches the state beside the last steps of the view before. Where
+        it may lag that costs a takeover its time; so only where nobody but their holder would be
+        left with a copy of some, who left being their guardian: a crash of the holder before the
+        first cut is whole took all since the last checkpoint."""
+        if self.cut_pace is None:
+            return self.guarded_at_once
+        if before is None or not self.snapshot.planned or not isinstance(before.plan, Plan):
+            return frozenset()
+        is_covered = all(before._has_copy(layer) & self._others(layer) for layer in self.guards)
+        return frozenset() if is_covered else frozenset(self.guards)
+
+    def _has_copy(self, layer: int) -> set[str]:
+        """Who holds or guards it."""
+        holders = {peer_id for peer_id, layers in self._layers.items() if layer in layers}
+        return holders | ({self.guards[layer]} if layer in self.guards else set())
+
+    def _others(self, layer: int) -> set[str]:
+        """Members that do not hold it."""
+        return {peer_id for peer_id in self.member_ids if layer not in self.layers_of(peer_id)}
+
     @cached_property
     def cut_pace(self) -> CutPace | None:
         """How often copies of all layers are taken for guardians that lag; None where those that

@@ -63,7 +63,7 @@ class PlaceInView:
         if view is None:
             return
         me = self._tools.me
-        guarded = view.guarded_by(me) & view.guarded_at_once
+        guarded = view.guarded_by(me) & view.guarded_before_takeover(self._state.view)
         self._wanted_next = guarded | set(view.layers_of(me))
         missing = self._wanted_next - self._kept_up()
         if missing:

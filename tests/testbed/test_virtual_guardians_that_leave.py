@@ -1,0 +1,60 @@
+"""Real daemons in virtual time: a guardian that lags leaves, and who holds the layers alone dies
+before its new guardian has got a copy beside training. The other one waited a minute for who had
+died, and then began at the first step."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from p2p_dtfm.core.planner.planner import standing_plan
+from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
+from p2p_dtfm.core.protocol.snapshot import Snapshot
+from p2p_dtfm.testbed.virtual import swarm as worlds
+from p2p_dtfm.testbed.virtual.seeds.run import make_run
+from p2p_dtfm.testbed.virtual.swarm import Swarm, play
+from tests.testbed.begun import begun
+from tests.testbed.test_virtual_speed import view_of
+
+STEPS = 200
+SEED = 1
+
+
+def one_holds_all(snapshot: Snapshot) -> Any:
+    """The first one in order; the others are spares."""
+    if (standing := standing_plan(snapshot)) is not None:
+        return standing
+    holder, *spares = sorted(record.peer_id for record in snapshot.records)
+    stage = Stage(holder, 0, snapshot.workload.layer_count, 1)
+    pipeline = Pipeline((stage,), 0, snapshot.workload.microbatch_count)
+    return Plan((pipeline,), tuple(spares), 1_000_000)
+
+
+def test_the_holder_dies_as_soon_as_its_guardian_has_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worlds, "compute_plan", one_holds_all)
+    run = make_run(tmp_path, STEPS, saves_every_steps=1000)
+
+    async def scene(swarm: Swarm) -> None:
+        peers = await begun(swarm, run, "abc")
+        await swarm.until(lambda: peers[0].step() >= 30, "steps", 120)
+        view = view_of(peers[0])
+        (guardian,) = set(view.guards.values())
+        named = {peer.peer_id: peer for peer in peers}
+        (holder,) = (peer for peer in peers if view.layers_of(peer.peer_id))
+        other = next(peer for peer in peers if peer.peer_id not in (guardian, holder.peer_id))
+        assert view.cut_pace is not None, "it lags"
+        for here, there in ((holder, other), (other, holder)):  # so that a copy takes its time
+            swarm.network.links.of(here.peer_id, there.peer_id).is_slow = True
+        swarm.leave(named[guardian])
+        await swarm.until(lambda: len(view_of(other).members) == 2, "it has left", 60)
+        begins = other.step()
+        await swarm.until(lambda: other.step() > begins, "a step commits without it", 60)
+        swarm.kill(holder)
+        last = other.step()
+        await swarm.until(lambda: other.step() > last + 2, "the other goes on at once", 30)
+        (*_, again) = (event["step"] for event in other.events() if event["event"] == "view")
+        assert again >= begins, "its first cut was whole when the guardian left"
+
+    play(SEED, tmp_path / "world", scene)

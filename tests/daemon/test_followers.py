@@ -140,8 +140,8 @@ def test_layers_come_side_by_side_and_a_later_offer_replaces_an_earlier_one(tmp_
 def test_a_donor_that_gives_too_much_undoes_nothing_of_what_others_give(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It sent the beginnings of gradients of ever later steps: all layers were asked for anew, again
-    and again, and whoever followed was never ready."""
+    """It sent the beginnings of gradients of ever later steps: all layers were asked for anew, and
+    again, and whoever followed was never ready."""
     monkeypatch.setattr(arriving_gradients, "GRADIENTS_LIMIT_BYTES", 1 << 20)
     line, state = Line(), TrainerState()
     tools = trainer_tools(tmp_path, name_of(2), line)

@@ -6,12 +6,23 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
+import base58
 import pytest
 
+from p2p_dtfm.core.protocol.canonical import encode
+from p2p_dtfm.net.contacts.identity import effort_spent, identity_of_seed
+from p2p_dtfm.net.directory.flat_values import FlatSerializer
 from p2p_dtfm.net.directory.node import KEYS_LIMIT, DHTProtocol
-from p2p_dtfm.net.directory.table import RENAMED_S, Entrances
+from p2p_dtfm.net.directory.table import LOOKED_AT_ONCE, RENAMED_S, Entrances
 from p2p_dtfm.net.directory.validator import DirectoryValidator
-from p2p_dtfm.net.hivemind_parts import DHTID, PeerID, dht_pb2, get_dht_time
+from p2p_dtfm.net.directory.values import Presence, presence_key, shard_of, sign_presence
+from p2p_dtfm.net.hivemind_parts import (
+    DHTID,
+    DictionaryDHTValue,
+    PeerID,
+    dht_pb2,
+    get_dht_time,
+)
 
 P2PD_LIMIT_BYTES = 4 << 20
 KEY = DHTID.generate(source="a key")
@@ -77,6 +88,44 @@ def test_of_very_many_neighbours_a_few_are_read(monkeypatch: pytest.MonkeyPatch)
         node = await _node(monkeypatch, SimpleNamespace(rpc_find=told))
         ((_, nearest),) = (await node.call_find(_peer(), [KEY])).values()
         assert len(nearest) == node.bucket_size
+
+    asyncio.run(scenario())
+
+
+def test_very_many_signatures_in_one_answer_hold_up_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each takes a fraction of a millisecond; who answers may have signed thousands."""
+    expires_s = float(int(get_dht_time()) + 100)
+    found = DictionaryDHTValue()
+    run_digest, makers = "aa" * 32, []
+    number = 0
+    while len(makers) < 400:
+        maker = identity_of_seed(number.to_bytes(32, "big"))
+        number += 1
+        if shard_of(maker.peer_id) == 0:
+            makers.append(maker)
+    for maker in makers:
+        presence = Presence(maker.peer_id, 1, (), run_digest, int(expires_s * 1000))
+        value = FlatSerializer.dumps(encode(sign_presence(presence, maker.sign)))
+        found.store(base58.b58decode(maker.peer_id), value, expires_s)
+    key = DHTID.generate(source=presence_key(run_digest, 0))
+
+    async def told(request: Any, timeout: float) -> Any:
+        result = dht_pb2.FindResult(type=dht_pb2.FOUND_DICTIONARY)
+        result.value, result.expiration_time = FlatSerializer.dumps(found), expires_s
+        return dht_pb2.FindResponse(results=[result], peer=dht_pb2.NodeInfo())
+
+    async def scenario() -> None:
+        node = await _node(monkeypatch, SimpleNamespace(rpc_find=told))
+        longest, before = 0, effort_spent()
+        finding = asyncio.create_task(node.call_find(_peer(), [key]))
+        while not finding.done():
+            await asyncio.sleep(0)
+            longest, before = max(longest, effort_spent() - before), effort_spent()
+        ((value, _),) = (await finding).values()
+        assert len(value.value.data) == len(makers)
+        assert longest <= 2 * LOOKED_AT_ONCE
 
     asyncio.run(scenario())
 

@@ -48,7 +48,7 @@ class DHTProtocol(OpenProtocol):  # type: ignore[misc]
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def get_stub(self, peer: PeerID) -> BoundedStub:
-        return BoundedStub(super().get_stub(peer), self.bucket_size)
+        return BoundedStub(super().get_stub(peer), self.bucket_size, self.record_validator)
 
     async def rpc_ping(self, request: dht_pb2.PingRequest, context: Any) -> dht_pb2.PingResponse:
         if not self._lets_in(context, 0, 0):

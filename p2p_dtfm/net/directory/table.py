@@ -1,26 +1,32 @@
 """What strangers may do to hivemind's table of nodes: answers are believed as they come, and who
 gives itself another id in each question would be another node each time."""
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
 from p2p_dtfm.net.contacts.calling import put_newest
-from p2p_dtfm.net.hivemind_parts import DHTID, PeerID
+from p2p_dtfm.net.directory.flat_values import FlatSerializer
+from p2p_dtfm.net.hivemind_parts import DHTID, DHTRecord, DictionaryDHTValue, PeerID, dht_pb2
 
 PEER_ID_LIMIT_BYTES = 64
 """hivemind writes each as text: 4 KiB take 26 ms, and 1 MiB take half an hour."""
 RENAMED_S = 60.0
 """For so long a node keeps the id by which it came in; calls to it go by its peer's anyway."""
 GIVE_EVERY_S = 0.2
+LOOKED_AT_ONCE = 8
+"""Signatures, before the event loop has a turn: an answer may hold thousands."""
 PEERS_REMEMBERED = 4096
 
 
 class BoundedStub:
     """Calls to a node, of whose answers no more is read than a correct one says."""
 
-    def __init__(self, stub: Any, neighbours_limit: int) -> None:
+    def __init__(self, stub: Any, neighbours_limit: int, validator: Any) -> None:
+        """`validator`: hivemind asks it once more, and it remembers what it has found good."""
         self._stub = stub
         self._neighbours_limit = neighbours_limit
+        self._validator = validator
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stub, name)
@@ -29,9 +35,26 @@ class BoundedStub:
         response = await self._stub.rpc_find(request, timeout=timeout)
         if len(response.results) != len(request.keys):
             raise ValueError(f"{len(response.results)} answers to {len(request.keys)} questions")
-        for result in response.results:
+        for key, result in zip(request.keys, response.results, strict=True):
             self._bound(result)
+            if result.type == dht_pb2.FOUND_DICTIONARY and not await self._is_good(key, result):
+                result.type, result.value = dht_pb2.NOT_FOUND, b""
         return response
+
+    async def _is_good(self, key: bytes, result: Any) -> bool:
+        """Raises `ValueError` for what is no dictionary."""
+        found = FlatSerializer.loads(result.value)
+        if self._validator is None or not isinstance(found, DictionaryDHTValue):
+            return True  # hivemind's own look at it costs nothing, or refuses it
+        with found.freeze():
+            entries = list(found.items())
+        for number, (subkey, (value, expires_s)) in enumerate(entries):
+            record = DHTRecord(key, FlatSerializer.dumps(subkey), value, expires_s)
+            if not self._validator.validate(record):
+                return False
+            if number % LOOKED_AT_ONCE == 0:
+                await asyncio.sleep(0)
+        return True
 
     def _bound(self, result: Any) -> None:
         """Raises `ValueError` for neighbours that cannot be."""

@@ -164,6 +164,35 @@ def test_no_answer_is_longer_than_libp2p_passes_on(monkeypatch: pytest.MonkeyPat
     asyncio.run(scenario())
 
 
+def test_what_many_ask_for_is_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        node, writes = await _node(monkeypatch), 0
+        expires_s = get_dht_time() + 100
+        write = FlatSerializer.dumps
+
+        def counted(value: object) -> bytes:
+            nonlocal writes
+            writes += 1
+            return bytes(write(value))
+
+        monkeypatch.setattr(FlatSerializer, "dumps", counted)
+
+        async def ask() -> Any:
+            request = dht_pb2.FindRequest(keys=[KEY.to_bytes()], peer=dht_pb2.NodeInfo())
+            (result,) = (await node.rpc_find(request, SimpleNamespace(remote_id=_peer()))).results
+            return {k: bytes(v.value) for k, v in FlatSerializer.loads(result.value).data.items()}
+
+        node.storage.store_subkey(KEY, b"one", b"value", expires_s)
+        for _ in range(5):
+            assert await ask() == {b"one": b"value"}
+        assert writes == 1
+        node.storage.store_subkey(KEY, b"one", b"other", expires_s + 1)
+        node.storage.store_subkey(KEY, b"two", b"value", expires_s)
+        assert await ask() == {b"one": b"other", b"two": b"value"}
+
+    asyncio.run(scenario())
+
+
 def test_who_gives_itself_many_ids_is_one_node(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         node, peer = await _node(monkeypatch), _peer()

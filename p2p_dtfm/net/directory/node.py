@@ -6,6 +6,7 @@ import logging
 from collections.abc import Coroutine
 from typing import Any
 
+from p2p_dtfm.net.contacts.calling import put_newest
 from p2p_dtfm.net.directory.flat_values import FlatSerializer
 from p2p_dtfm.net.directory.table import BoundedStub, Entrances, bound_replacements, due_to
 from p2p_dtfm.net.directory.whereabouts import Whereabouts
@@ -25,6 +26,8 @@ from p2p_dtfm.ports import now
 KIND = "directory"
 KEYS_LIMIT = 256
 """Of one request."""
+WRITTEN_KEPT = 16
+"""Dictionaries, as they are sent."""
 REPLY_LIMIT_BYTES = 3 << 20
 """p2pd passes on no more than 4 MiB, and hivemind never lets go of what is longer."""
 BOOTSTRAP_PAUSES_S = (0.5, 1.5)
@@ -46,6 +49,7 @@ class DHTProtocol(OpenProtocol):  # type: ignore[misc]
         super().__init__(_initialized_with_create=_initialized_with_create)
         self._entrances = Entrances()
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._written: dict[DHTID, tuple[int, bytes]] = {}
 
     def get_stub(self, peer: PeerID) -> BoundedStub:
         return BoundedStub(super().get_stub(peer), self.bucket_size, self.record_validator)
@@ -100,11 +104,21 @@ class DHTProtocol(OpenProtocol):  # type: ignore[misc]
         if held is None or left_bytes <= 0:
             return result
         is_many = isinstance(held.value, DictionaryDHTValue)
-        value = self.serializer.dumps(held.value) if is_many else held.value
+        value = self._written_form(key, held.value) if is_many else held.value
         if len(value) + result.ByteSize() <= left_bytes:
             result.type = dht_pb2.FOUND_DICTIONARY if is_many else dht_pb2.FOUND_REGULAR
             result.value, result.expiration_time = value, held.expiration_time
         return result
+
+    def _written_form(self, key: DHTID, dictionary: DictionaryDHTValue) -> bytes:
+        """To write one of many entries takes tens of milliseconds, and anybody may ask for it. An
+        entry takes the place of another only with a later expiration."""
+        form = hash(tuple((it, held.expiration_time) for it, held in dictionary.data.items()))
+        before, written = self._written.get(key, (0, b""))
+        if before != form or not written:
+            written = self.serializer.dumps(dictionary)
+            put_newest(self._written, key, (form, written), WRITTEN_KEPT)
+        return written
 
     def _lets_in(self, context: Any, count: int, size_bytes: int) -> bool:
         if count > KEYS_LIMIT:

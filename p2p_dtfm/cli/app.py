@@ -120,6 +120,13 @@ def run(
             help="Whether tensors may take connections of their own beside libp2p's.",
         ),
     ] = None,
+    port_mapping: Annotated[
+        bool | None,
+        typer.Option(
+            "--port-mapping/--no-port-mapping",
+            help="Whether the router is asked to forward the port that is listened on.",
+        ),
+    ] = None,
     publish: Annotated[
         bool | None,
         typer.Option(

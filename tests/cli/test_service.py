@@ -47,7 +47,10 @@ def test_what_the_page_for_volunteers_sets_can_be_set_of_the_service() -> None:
     named = set(re.findall(r"`(--[a-z-]+)", " ".join(rows)))
     assert len(named) >= 9
     named |= {"--initial-peers", "--invite", "--device", "--listen", "--no-publish"}
-    assert named | {"--no-relay", "--no-nearby", "--no-direct-lines"} <= options().keys()
+    assert (
+        named | {"--no-relay", "--no-nearby", "--no-direct-lines", "--no-port-mapping"}
+        <= options().keys()
+    )
 
 
 def test_each_option_of_the_service_is_a_setting_of_the_daemon() -> None:

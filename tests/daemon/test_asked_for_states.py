@@ -22,6 +22,7 @@ from p2p_dtfm.daemon.peers.wire import (
     FollowEnded,
     FollowLayers,
     LayerOffered,
+    LayerReceipt,
     StateDigest,
 )
 from p2p_dtfm.daemon.trainer.trainer import Trainer
@@ -302,5 +303,25 @@ def test_nothing_is_written_where_a_layer_is_not_here(play: Play) -> None:
         await donor.boundary()
         assert "layer 5 is not held here" in donor.line.heard(FollowEnded)[0].reason
         assert not donor.written
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("layers", [(0,) * 1_000, (0, 0), (-1,), (1 << 40,)])
+def test_no_layer_is_named_twice_and_none_that_there_is_not(
+    play: Play, layers: tuple[int, ...]
+) -> None:
+    """One message of a member had a million answers written, in each of three steps."""
+
+    async def scenario(giving: Giving) -> None:
+        of = [ConfirmLayers(view, 1, layers) for view in (VIEW.id, ViewId(9, "ab" * 32))]
+        for said in (*of, LayerReceipt(VIEW.id, STEP, layers)):
+            with pytest.raises(PeerFault):
+                giving.trainer.following(HOLDER, said)
+        if layers[0]:
+            with pytest.raises(PeerFault):
+                giving.asks(HOLDER, ViewId(9, "ab" * 32), layers)
+        await giving.boundary()
+        assert not giving.line.told
 
     play(scenario)

@@ -294,3 +294,43 @@ def test_a_guardian_tells_of_no_lineage_that_cannot_be(play: Callable[..., None]
         assert guardian.cuts._lineage_of(HOLDER, STEP) == begun.lineage
 
     play(scenario)
+
+
+def test_the_last_piece_again_and_again_is_checked_once_at_a_time(
+    play: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be of a few bytes, and each check hashes a whole layer in a thread."""
+    checks = 0
+    keep = Cuts._keep
+
+    async def counted(self: Cuts, *arguments: Any) -> None:
+        nonlocal checks
+        checks += 1
+        await keep(self, *arguments)
+
+    monkeypatch.setattr(Cuts, "_keep", counted)
+
+    async def scenario(holder: End, guardian: End) -> None:
+        sent: dict[int, list[Any]] = {}
+        line: Any = holder.cuts._tools.net.bulk
+
+        def note(_: str, header: Any, payload: Any) -> None:
+            if payload is not None:
+                sent.setdefault(header.layer, []).append((header, payload))
+
+        line.deliver = note
+        holder.cuts.begin(STEP, states_at(STEP))
+        await until(lambda: len(sent) > 1)
+        pieces = sent[min(sent)]
+        for header, payload in pieces:
+            guardian.cuts.frame(HOLDER, header, payload)
+        for _ in range(100):
+            guardian.cuts.frame(HOLDER, *pieces[-1])
+        assert len(guardian.cuts._coming) == 1
+        await until(lambda: bool(guardian.outlet.cuts))
+        assert checks == 1
+        await until(lambda: guardian.cuts._checking[min(sent)][1].done())
+        guardian.cuts.frame(HOLDER, *pieces[-1])
+        await until(lambda: checks == 2)  # its holder has not heard of it
+
+    play(scenario)

@@ -170,6 +170,23 @@ def test_a_follower_that_cannot_be_reached_is_told_to_ask_again(play) -> None:
     play(scenario)
 
 
+def test_a_follower_is_told_where_gradients_cannot_be_sent_at_all(play) -> None:
+    """It would wait for them for ever."""
+
+    async def scenario(donor: Donor, line: Line, blobs: BlobStore, states: dict) -> None:
+        async def fails(*frame: Any) -> None:
+            raise ValueError("a bug")
+
+        line.send = fails  # type: ignore[method-assign]
+        donor.subscribe("x", request({0: -1}))
+        await donor.offer(states, 0)
+        donor.reduced(0, gradients(states))
+        await settle()
+        assert line.heard_by("x", FollowEnded)
+
+    play(scenario)
+
+
 def test_a_follower_that_does_not_keep_up_is_dropped_and_not_waited_for(
     play, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,12 +7,16 @@ from typing import Any
 import msgspec
 import pytest
 
+from p2p_dtfm.core.planner.wire_plan import CHUNK_ELEMENTS
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.snapshot import HeldLayer, ViewId
+from p2p_dtfm.core.protocol.workload import workload_of
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.peers.wire import FollowLayers, LayerOffered
+from p2p_dtfm.daemon.state_transfer import arriving_gradients
 from p2p_dtfm.daemon.trainer.followers import Followers
 from p2p_dtfm.daemon.trainer.trainer_state import TrainerState
+from p2p_dtfm.net.streams.frames import FrameHeader, FrameKind
 from p2p_dtfm.train.model.layer_state import LayerState
 from tests.core.planning import name_of
 from tests.daemon.trainer_parts import SPEC, QuietOutlet, settle, trainer_tools, view_of
@@ -126,6 +130,46 @@ def test_layers_come_side_by_side_and_a_later_offer_replaces_an_earlier_one(tmp_
         while set(state.states) != {0, 1}:
             await state.wait(1.0)
         assert [state.states[layer].version for layer in (0, 1)] == [9, 7]
+        followers.stop_following()
+        await settle()
+
+    asyncio.run(asyncio.wait_for(run(), 20))
+    tools.compute.close()
+
+
+def test_a_donor_that_gives_too_much_undoes_nothing_of_what_others_give(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It sent the beginnings of gradients of ever later steps: all layers were asked for anew, and
+    again, and whoever followed was never ready."""
+    monkeypatch.setattr(arriving_gradients, "GRADIENTS_LIMIT_BYTES", 1 << 20)
+    line, state = Line(), TrainerState()
+    tools = trainer_tools(tmp_path, name_of(2), line)
+    found = view_of(1, 3)
+    held = (HeldLayer(name_of(0), 0, 7), HeldLayer(name_of(1), 1, 7), HeldLayer(name_of(1), 0, 7))
+    snapshot = msgspec.structs.replace(found.snapshot, planned=False, held=held, step=7)
+    view = View(snapshot, found.plan)
+
+    def first_chunk(layer: int, step: int) -> tuple[FrameHeader, bytearray]:
+        count = min(CHUNK_ELEMENTS, workload_of(SPEC).cost(layer).parameter_count)
+        at = (view.id.number, view.id.snapshot, step, FrameKind.LAYER_GRADIENT, 0, layer)
+        return FrameHeader(*at, "fp32", "float32", (count,)), bytearray(4 * count)
+
+    async def run() -> None:
+        followers = Followers(tools, Outlet(), state)
+        followers.follow(view, {0, 1})
+        await settle()
+        follower: Any = followers.follower
+        assert follower._donor_of == {0: name_of(0), 1: name_of(1)}
+        followers.gradient(name_of(1), *first_chunk(1, 7))
+        asked = follower._request_of[name_of(1)]
+        for step in range(8, 500):
+            followers.gradient(name_of(0), *first_chunk(0, step))
+            if follower._donor_of[0] != name_of(0):
+                break
+        assert follower._donor_of[0] == name_of(1), "others are asked for what it was to give"
+        assert follower._gradients.has_later(1, 6), "what another has given is here"
+        assert follower._request_of[name_of(1)] is asked
         followers.stop_following()
         await settle()
 

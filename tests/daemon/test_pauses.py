@@ -14,6 +14,7 @@ from p2p_dtfm.daemon.machine.local_client import call_daemon
 from p2p_dtfm.daemon.machine.owner.sights import OwnerSight
 from p2p_dtfm.daemon.machine.owner.yields import REASONS, Yields
 from p2p_dtfm.daemon.machine.settings import Settings
+from p2p_dtfm.daemon.node import resident as resident_module
 from p2p_dtfm.daemon.node.resident import Resident
 from p2p_dtfm.web.api import LocalApi, explained, make_app
 
@@ -160,3 +161,39 @@ def test_a_bug_in_a_daemon_is_not_called_another_version(tmp_path: Path) -> None
     with pytest.raises(UserError, match="answers 404 to POST other") as unknown:
         asyncio.run(asked("other"))
     assert "the same version" in unknown.value.fixes[0]
+
+
+def test_a_bug_in_looking_costs_one_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the owner's hours, battery and load: nobody would see that they are not made way for."""
+    monkeypatch.setattr(resident_module, "LOOK_EVERY_S", 0.01)
+    resident = Resident(Settings(home=tmp_path / "home", dashboard="off"))
+    looks: list[object] = [RuntimeError("a bug"), "the computer runs on its battery"]
+    paused: list[str] = []
+
+    class Owner:
+        async def reason(self) -> object:
+            if isinstance(looks[0], Exception):
+                raise looks.pop(0)  # type: ignore[misc]
+            return looks[0]
+
+    resident._yields = Owner()  # type: ignore[assignment]
+
+    class Daemon:
+        pause_reason = None
+        run_digest = ""
+
+        def __init__(self) -> None:
+            self.observer = type("Observer", (), {"state": staticmethod(resident.state)})()
+
+        def pause(self, reason: str) -> None:
+            paused.append(reason)
+
+        async def run(self, past: object) -> int:
+            await asyncio.sleep(0.3)
+            return 0
+
+    async def scenario() -> None:
+        assert await resident._take_part_within_hours(Daemon(), None) == 0  # type: ignore[arg-type]
+        assert paused == ["the computer runs on its battery"]
+
+    asyncio.run(scenario())

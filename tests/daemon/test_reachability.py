@@ -4,10 +4,15 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from p2p_dtfm.core.protocol.records import Link, Reachability
 from p2p_dtfm.core.protocol.snapshot import Member
+from p2p_dtfm.daemon.node import background
 from p2p_dtfm.daemon.node.status_api import way_words
+from p2p_dtfm.daemon.peers import reachability
 from p2p_dtfm.daemon.peers.reachability import (
+    ASKED_LIMIT,
     ReachabilityFinding,
     ReachabilityService,
     _Reservation,
@@ -15,6 +20,7 @@ from p2p_dtfm.daemon.peers.reachability import (
     opening_fix,
 )
 from p2p_dtfm.daemon.peers.self_record import SelfRecord
+from p2p_dtfm.net.errors import Unreachable
 from p2p_dtfm.net.nat.dial_back import SeenAddress
 from tests.core.builders import device
 
@@ -112,6 +118,78 @@ def test_where_most_that_it_trusts_get_through_it_needs_no_relays_any_more() -> 
 
 async def _open(peer_id: str) -> SeenAddress:
     return SeenAddress("5.9.0.4", 4001, (4001,))
+
+
+def test_strangers_that_say_nothing_do_not_keep_a_peer_from_its_relays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each is waited for, and whoever connects chooses an id that comes first."""
+    strangers = [f"12D3KooA{number:02}" for number in range(50)]
+    asked: list[str] = []
+
+    async def ends() -> dict[str, tuple[str, ...]]:
+        return {it: ("/ip4/5.9.0.1/tcp/4001",) for it in (*strangers, FIRST, RELAY)}
+
+    async def reserve(host: Any, relay: str) -> float:
+        asked.append(relay)
+        if relay in strangers:
+            raise Unreachable(relay, "it does not answer as a relay")
+        return 3600.0
+
+    monkeypatch.setattr(reachability, "reserve", reserve)
+    trusted: Any = SimpleNamespace(trusts=lambda peer: peer in (FIRST, RELAY))
+    host: Any = SimpleNamespace(
+        calling=trusted, remote_addresses=ends, peer_id=SECOND, relayed_addresses=()
+    )
+
+    async def scenario() -> None:
+        service = ReachabilityService(host)
+        await service._reserve()
+        assert asked == sorted([FIRST, RELAY]) and len(service.relays) == 2
+        asked.clear()
+        trusted.trusts = lambda peer: False
+        service._reservations.clear()
+        await service._reserve()
+        assert len(asked) == ASKED_LIMIT
+
+    asyncio.run(scenario())
+
+
+def test_what_could_not_be_told_of_another_way_is_told_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(background, "WAY_RETRY_S", 0.001)
+    told: list[Any] = []
+    changed, answers = asyncio.Event(), [Unreachable(SECOND, "busy"), (RELAYED,)]
+
+    async def addresses() -> tuple[str, ...]:
+        answer = answers.pop(0)
+        if isinstance(answer, Unreachable):
+            raise answer
+        return answer
+
+    async def ends() -> dict[str, tuple[str, ...]]:
+        raise Unreachable(SECOND, "busy")
+
+    finding = ReachabilityFinding(Reachability.RELAYED, "")
+    record = SimpleNamespace(state_reachability=lambda *said: told.append(said))
+    loops: Any = SimpleNamespace(
+        _network=SimpleNamespace(
+            host=SimpleNamespace(is_only_local=False, addresses=addresses, remote_addresses=ends),
+            reachability=SimpleNamespace(changed=changed, finding=finding),
+        ),
+        _membership=SimpleNamespace(self_record=record, set_record=lambda: None),
+        _moved=asyncio.Event(),
+    )
+
+    async def scenario() -> None:
+        changed.set()
+        loop = asyncio.create_task(background.Background._reachability_loop(loops))
+        await asyncio.sleep(0.2)
+        loop.cancel()
+        assert told == [((RELAYED,), Reachability.RELAYED)] and loops._moved.is_set()
+
+    asyncio.run(scenario())
 
 
 def test_ways_in_words() -> None:

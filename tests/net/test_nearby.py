@@ -1,10 +1,15 @@
 """Questions on the local network, over multicast on loopback."""
 
 import asyncio
+import ipaddress
 import secrets
 import socket
 import time
+from typing import Any
 
+import pytest
+
+from p2p_dtfm.net.contacts import nearby
 from p2p_dtfm.net.contacts.nearby import (
     ANSWERS_PER_S,
     GROUP,
@@ -113,3 +118,33 @@ def test_a_flood_of_questions_gets_few_answers() -> None:
         assert 0 < count <= ANSWERS_PER_S
 
     run(scenario())
+
+
+def test_a_machine_that_is_carried_elsewhere_asks_and_answers_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Until it was started again, nobody on its new network was found, or found it."""
+    home, away = map(ipaddress.IPv4Interface, ("192.168.1.7/24", "10.20.0.9/16"))
+    monkeypatch.setattr(nearby, "LISTEN_S", 0.0)
+    monkeypatch.setattr(nearby, "ASK_AT_S", (0.0,))
+    heard: list[Any] = []
+    monkeypatch.setattr(nearby, "_hear", lambda listener, found: heard.append(list(found)))
+    monkeypatch.setattr(nearby, "_interfaces", lambda only_loopback: [home])
+
+    async def scenario() -> None:
+        here = Nearby(MEMBER, only_loopback=False)
+        await here.answer("aa" * 32, 4001, lambda peer: False)
+        monkeypatch.setattr(nearby, "_interfaces", lambda only_loopback: [away])
+        await here.ask("aa" * 32, lambda found: None)
+        assert here._is_near("10.20.3.4") and not here._is_near("192.168.1.8")
+        assert heard == [[home], [away]]
+
+        def fails(only_loopback: bool) -> list[Any]:
+            raise ValueError("a netmask that is none")
+
+        monkeypatch.setattr(nearby, "_interfaces", fails)
+        await here.ask("aa" * 32, lambda found: None)
+        assert here._is_near("10.20.3.4")
+        here.close()
+
+    asyncio.run(scenario())

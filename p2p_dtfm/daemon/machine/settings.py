@@ -116,6 +116,10 @@ class Settings(BaseModel):
         description="exchange tensors over connections beside libp2p's, with members that can be "
         "called: they are taken at the port above the one that is listened on, or any",
     )
+    port_mapping: bool = Field(
+        default=True,
+        description="let libp2p ask the router to forward the port that is listened on",
+    )
     device: str = Field(
         default="auto",
         description='"auto", "cpu", "cuda" or "cuda:N"; "all" or a list with commas: a daemon for '

@@ -45,7 +45,7 @@ class World(Protocol):
         ...
 
     async def start_host(
-        self, identity: Path, listen: Sequence[str], announce: Sequence[str]
+        self, identity: Path, listen: Sequence[str], announce: Sequence[str], maps_port: bool
     ) -> HostPort:
         """Raises `UserError`."""
         ...
@@ -98,9 +98,9 @@ class Machine:
         return temporary_folder()
 
     async def start_host(
-        self, identity: Path, listen: Sequence[str], announce: Sequence[str]
+        self, identity: Path, listen: Sequence[str], announce: Sequence[str], maps_port: bool
     ) -> HostPort:
-        return await Host.start(identity, listen, announce)
+        return await Host.start(identity, listen, announce, maps_port=maps_port)
 
     async def start_directory(
         self, host: HostPort, initial_peers: Sequence[str], serves: bool

@@ -45,6 +45,7 @@ PRESENCE_RETRY_S = 3.0
 CROWD = 8
 """A view of so many looks half as often for others, of twice as many a third as often."""
 WAY_REFRESH_S = 5.0
+WAY_RETRY_S = 1.0
 RECORD_REFRESH_S = 1.0
 REPLAN_QUIET_S = 5.0
 """How long this peer's own facts must be unchanged before they are worth a new plan."""
@@ -279,16 +280,17 @@ class Background:
                     await self._network.reachability.changed.wait()
             try:
                 if self._network.reachability.changed.is_set():
+                    addresses = await self._network.host.addresses()  # or it is told of later
                     self._network.reachability.changed.clear()
-                    self._membership.self_record.state_reachability(
-                        await self._network.host.addresses(),
-                        self._network.reachability.finding.reachability,
-                    )
+                    finding = self._network.reachability.finding
+                    record = self._membership.self_record
+                    record.state_reachability(addresses, finding.reachability)
                     self._membership.set_record()
                     self._moved.set()
                 ends = await self._network.host.remote_addresses()
             except Unreachable as error:
                 log.debug("%s", error)
+                await asyncio.sleep(WAY_RETRY_S)
                 continue
             self._network.far_ends = {peer: end for peer, (end, *_) in ends.items()}
             straight = {peer: not is_relayed(end) for peer, end in self._network.far_ends.items()}

@@ -151,7 +151,9 @@ class Network:
         """Raises `UserError` if nobody who should be there is reached, or lets this peer in."""
         settings, status = local.settings, local.status
         status.say(State.STARTING, "starts libp2p")
-        host = await local.world.start_host(local.home.identity, settings.listen, settings.announce)
+        host = await local.world.start_host(
+            local.home.identity, settings.listen, settings.announce, settings.port_mapping
+        )
         stack.push_async_callback(host.close)
         network = cls(local, host, life, await _first_contacts(local, host, past.addresses))
         local.observer.guarded_by(network.keeper.refused_most)

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -167,9 +167,11 @@ class Resident:
 
     async def _take_part_within_hours(self, daemon: "Daemon", past: "Past | None") -> int:
         watching = [
-            asyncio.create_task(self._watch_hours(daemon)),
-            asyncio.create_task(self._watch_owner(daemon)),
-            asyncio.create_task(self._attention.keep_watching(daemon.observer.state)),
+            asyncio.create_task(kept_up(lambda: self._watch_hours(daemon))),
+            asyncio.create_task(kept_up(lambda: self._watch_owner(daemon))),
+            asyncio.create_task(
+                kept_up(lambda: self._attention.keep_watching(daemon.observer.state))
+            ),
         ]
         try:
             return await daemon.run(past)
@@ -301,6 +303,17 @@ class Resident:
         unknown = dict.fromkeys(("peer_id", "name", "run", "run_digest", "data", "checkpoints"))
         here = {"dashboard": self._dashboard.address, **status.as_json()}
         return {"version": __version__, **unknown, **self._last, **nothing, **here}
+
+
+async def kept_up(watch: Callable[[], Awaitable[None]]) -> None:
+    """Until it ends by itself: a bug costs one look, and is told of, but nobody would see that this
+    machine's owner is not made way for any more."""
+    while True:
+        try:
+            return await watch()
+        except Exception:
+            log.exception("bug while watching over a daemon")
+        await asyncio.sleep(LOOK_EVERY_S)
 
 
 def _release_memory() -> None:

@@ -21,6 +21,7 @@ from p2p_dtfm.net.contacts.addresses import (
     is_relayed,
     parse_address,
 )
+from p2p_dtfm.net.contacts.calling import put_newest
 from p2p_dtfm.net.errors import Refused, Unreachable
 from p2p_dtfm.net.libp2p.port import HostPort
 from p2p_dtfm.net.nat.dial_back import CallBacks, SeenAddress
@@ -187,19 +188,23 @@ class ReachabilityService:
 
     async def _reserve(self) -> None:
         """Ask peers to which there is a direct connection, until enough have said yes."""
-        now_s = now.monotonic_s()
-        for relay, (address, *_) in sorted((await self._host.remote_addresses()).items()):
-            held = self._reservations.get(relay)
+        now_s, trusts, asked = now.monotonic_s(), self._host.calling.trusts, 0
+        ends = await self._host.remote_addresses()
+        # who connects may be anybody, say nothing for long, and choose its id
+        in_turn = sorted(ends, key=lambda it: (it not in self._reservations, not trusts(it), it))
+        for relay in in_turn:
+            address, held = ends[relay][0], self._reservations.get(relay)
             wanted = held is not None and held.renew_s < now_s
             if held is None and len(self._reservations) < RELAYS_WANTED:
-                wanted = self._unwilling.get(relay, 0.0) < now_s
+                wanted = asked < ASKED_LIMIT and self._unwilling.get(relay, 0.0) < now_s
             if not wanted or is_relayed(address) or is_loopback(address):
                 continue
+            asked += held is None
             try:
                 granted_s = await reserve(self._host, relay)
             except (Unreachable, Refused) as error:
                 log.info("no relay: %s", error)
-                self._unwilling[relay] = now_s + ASK_AGAIN_S
+                put_newest(self._unwilling, relay, now_s + ASK_AGAIN_S, PEERS_REMEMBERED)
                 self._reservations.pop(relay, None)
                 continue
             full = relayed_address(address, relay, self._host.peer_id)

@@ -1,5 +1,7 @@
 """Reduced gradients on their way to one who follows layers: chunk by chunk, step by step."""
 
+from collections import Counter
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,5 +84,14 @@ class ArrivingGradients:
         for old in [key for key in self._found if key[0] == layer and key[1] <= step]:
             self._held_bytes -= self._found.pop(old).whole.nbytes
 
-    def clear(self) -> None:
-        self._found, self._held_bytes = {}, 0
+    def largest_of(self, donor_of: Mapping[int, str]) -> str:
+        """Of the donors of the layers, the one whose gradients take most room."""
+        held_bytes: Counter[str] = Counter()
+        for (layer, _), gradient in self._found.items():
+            held_bytes[donor_of[layer]] += gradient.whole.nbytes
+        return held_bytes.most_common(1)[0][0]
+
+    def drop(self, layers: Collection[int]) -> None:
+        """All that is here of these."""
+        for key in [key for key in self._found if key[0] in layers]:
+            self._held_bytes -= self._found.pop(key).whole.nbytes

@@ -346,6 +346,10 @@ class Donor:
             except (Unreachable, Refused) as error:
                 self._end(key, subscription, f"gradients do not reach it: {error}")
                 return
+            except Exception:  # or it would wait for ever for what nobody sends
+                log.exception("bug while feeding %s", follower)
+                self._end(key, subscription, "gradients cannot be sent to it")
+                return
             subscription.queued_bytes -= _size_bytes(gradients)
         await asyncio.sleep(CLOSED_LIMIT_S)
         self._drop(key)

@@ -250,7 +250,8 @@ class Follower:
             return  # it was the donor until lately, or is that of a request that ended
         self._gradients.take(sender, header, payload)
         if self._gradients.are_too_many:
-            self._begin_again("more steps wait than there is room for")
+            most = self._gradients.largest_of(self._donor_of)
+            self._begin_again(most, "more steps wait than there is room for")
         self._wake.set()
 
     def stream_lost(self, donor: str) -> None:
@@ -259,12 +260,12 @@ class Follower:
             self._request_of.pop(donor, None)
             self._ask_soon(donor)
 
-    def _begin_again(self, reason: str) -> None:
-        log.warning("asks for newer states: %s", reason)
-        self._gradients.clear()
-        for donor in dict.fromkeys(self._donor_of.values()):
-            self._request_of.pop(donor, None)
-            self._ask_soon(donor)
+    def _begin_again(self, donor: str, reason: str) -> None:
+        """What others give goes on: no donor can undo it."""
+        log.warning("asks for newer states than %s gives: %s", donor, reason)
+        self._gradients.drop({layer for layer, peer in self._donor_of.items() if peer == donor})
+        self._committed = {of: norm for of, norm in self._committed.items() if of[0] != donor}
+        self._turn_from(donor)
 
     # work
 
@@ -404,8 +405,7 @@ class Follower:
             version, donor = held[layer].version, self._donor_of[layer]
             later = self._gradients.has_later(layer, version)
             if later or any(peer == donor and step > version for peer, step in self._committed):
-                self._begin_again(f"step {version} of layer {layer} is lost")
-                self._committed = {}
+                self._begin_again(donor, f"step {version} of layer {layer} is lost")
                 return
 
     def _note_gradient(self, layer: int) -> None:

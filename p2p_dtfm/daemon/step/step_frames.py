@@ -1,6 +1,7 @@
 """The frames of one view's steps on their way out of a stage-holder."""
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Callable
 from typing import NoReturn, Protocol
@@ -9,6 +10,8 @@ from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.snapshot import ViewId
 from p2p_dtfm.net.errors import Refused, Unreachable
 from p2p_dtfm.net.streams.frames import FrameHeader, FrameKind, Payload
+
+log = logging.getLogger("p2p_dtfm")
 
 
 class FrameTransport(Protocol):
@@ -57,6 +60,11 @@ class StepFrames:
             await self._transport.send(peer_id, lane, header, payload)
         except (Unreachable, Refused) as error:
             self.on_trouble(peer_id, error.cause)
+        except (
+            Exception
+        ):  # or the others would wait for it, and take this peer for who stands still
+            log.exception("bug while sending a tensor to %s", peer_id)
+            self.on_trouble(peer_id, "a tensor could not be sent to it")
         finally:
             self._under_way[peer_id] -= 1
 

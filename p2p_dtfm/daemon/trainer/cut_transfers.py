@@ -71,7 +71,8 @@ class Cuts:
         """The newest of each holder."""
         self._digests: dict[int, str] = {}
         """Of the copies that are sent."""
-        self._checking: set[asyncio.Task[None]] = set()
+        self._checking: dict[int, tuple[PartialCopy, asyncio.Task[None]]] = {}
+        """By layer: one copy is hashed at a time, however often its last piece comes."""
         self._received = asyncio.Event()
 
     # views --------------------------------------------------------------------------------------
@@ -104,11 +105,12 @@ class Cuts:
 
     def stop(self) -> None:
         """Nothing more of the view's cuts is sent or taken; what is here stays."""
-        for task in (self._copying, self._sending, *self._checking):
+        checking = [task for _, task in self._checking.values()]
+        for task in (self._copying, self._sending, *checking):
             if task is not None:
                 task.cancel()
         self._view = self._clock = self._copying = self._sending = None
-        self._coming, self._digests, self._begun = {}, {}, {}
+        self._coming, self._digests, self._begun, self._checking = {}, {}, {}, {}
 
     def clear(self) -> None:
         """None of the copies here lies on the lineage that counts."""
@@ -273,9 +275,18 @@ class Cuts:
             )
         is_news = coming.take(header.index, tensor_from_bytes(payload, header.shape))
         if coming.is_whole and (is_news or header.index == coming.last_index):
-            task = self._state.watched(self._keep(sender, view, coming))
-            self._checking.add(task)
-            task.add_done_callback(self._checking.discard)
+            self._check(sender, view, coming)
+
+    def _check(self, holder: str, view: View, coming: PartialCopy) -> None:
+        before, task = self._checking.get(coming.layer, (None, None))
+        if task is not None and not task.done():
+            if before is coming:
+                return  # its receipt is about to be said
+            task.cancel()
+        self._checking[coming.layer] = (
+            coming,
+            self._state.watched(self._keep(holder, view, coming)),
+        )
 
     async def _keep(self, holder: str, view: View, coming: PartialCopy) -> None:
         """All of a layer is here: keep it once its lineage is known, and say so."""

@@ -4,8 +4,9 @@ import asyncio
 import contextlib
 import itertools
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
+from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.snapshot import ViewId
 from p2p_dtfm.core.recovery.receipts import Receipts
@@ -25,6 +26,7 @@ from p2p_dtfm.daemon.state_transfer.state_tools import FollowerTools
 from p2p_dtfm.daemon.telemetry.status import State
 from p2p_dtfm.daemon.trainer.trainer_state import Outlet, Tensor, Tools, TrainerState
 from p2p_dtfm.net.streams.frames import FrameHeader
+from p2p_dtfm.train.model.gpt import layer_count
 
 Following = (
     FollowLayers
@@ -229,6 +231,8 @@ class Followers:
     def receive(self, sender: str, message: Following) -> None:
         """Raises `PeerFault`."""
         donor = self._tools.stores.donor
+        if isinstance(message, FollowLayers | ConfirmLayers | LayerReceipt):
+            self._require_layers(sender, message.layers)
         if isinstance(message, FollowLayers):
             donor.subscribe(sender, message)
             if self.receipts is not None and message.from_takeover:
@@ -252,6 +256,15 @@ class Followers:
             asking.committed(sender, message)
         else:
             asking.ended(sender, message)
+
+    def _require_layers(self, sender: str, layers: Collection[int]) -> None:
+        """Raises `PeerFault` for what names a layer that there is not, or one of them twice: a
+        million times takes no more than a message, and each would have an answer."""
+        count = layer_count(self._tools.spec)
+        if len(layers) > count or len(set(layers)) < len(layers):
+            raise PeerFault(f"names {len(layers)} layers of {count}", sender)
+        if any(not 0 <= layer < count for layer in layers):
+            raise PeerFault("names a layer that there is not", sender)
 
     def stream_lost(self, sender: str) -> None:
         """What `sender` had sent of layers' states may not all arrive."""

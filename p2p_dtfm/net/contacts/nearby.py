@@ -111,7 +111,9 @@ class Nearby:
 
     def __init__(self, peer_id: str, only_loopback: bool) -> None:
         self._peer_id = peer_id
+        self._only_loopback = only_loopback
         self._interfaces = _interfaces(only_loopback)
+        self._listener: socket.socket | None = None
         self._transport: asyncio.DatagramTransport | None = None
         self._answered_s: list[float] = []
 
@@ -127,6 +129,7 @@ class Nearby:
         `only_known`: those of others get no answer, as while this peer does not train itself.
         Where the system does not allow it, others do not find this peer here: no reason to fail."""
         self.close()
+        self._look_around()
 
         def on_datagram(datagram: bytes, source: tuple[str, int]) -> None:
             question = read_question(datagram, run_digest)
@@ -139,7 +142,9 @@ class Nearby:
                 self._transport.sendto(reply, source)
 
         try:
-            listener = _listening_socket([str(item.ip) for item in self._interfaces])
+            listener = _listening_socket()
+            _hear(listener, self._interfaces)
+            self._listener = listener
             self._transport, _ = await asyncio.get_running_loop().create_datagram_endpoint(
                 lambda: _Datagrams(on_datagram), sock=listener
             )
@@ -148,6 +153,7 @@ class Nearby:
 
     async def ask(self, run_digest: str, on_answer: Callable[[Neighbour], None]) -> None:
         """Ask all neighbours; hear of each that answers, once, within `LISTEN_S`."""
+        self._look_around()
         nonce = secrets.token_bytes(NONCE_BYTES)
         heard: set[Neighbour] = set()
 
@@ -173,6 +179,18 @@ class Nearby:
             await asyncio.sleep(max(0.0, begin_s + LISTEN_S - now.monotonic_s()))
         finally:
             transport.close()
+
+    def _look_around(self) -> None:
+        """A machine that is carried elsewhere comes to other networks."""
+        try:
+            found = _interfaces(self._only_loopback)
+        except (OSError, ValueError) as error:
+            log.debug("local network: %s", error)
+            return
+        new = [interface for interface in found if interface not in self._interfaces]
+        self._interfaces = found
+        if self._listener is not None and self._transport is not None:
+            _hear(self._listener, new)
 
     async def _asking_socket(
         self, on_datagram: Callable[[bytes, tuple[str, int]], None]
@@ -215,7 +233,7 @@ class Nearby:
     def close(self) -> None:
         if self._transport is not None:
             self._transport.close()
-            self._transport = None
+            self._transport = self._listener = None
 
 
 class _Datagrams(asyncio.DatagramProtocol):
@@ -230,21 +248,25 @@ class _Datagrams(asyncio.DatagramProtocol):
         log.debug("local network: %s", exc)
 
 
-def _listening_socket(interfaces: Sequence[str]) -> socket.socket:
+def _listening_socket() -> socket.socket:
     """Shared by all daemons of a machine: each of them gets every question."""
     listener = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     try:
         listener.setblocking(False)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((GROUP, PORT))  # hears what is sent to the group, and nothing else
-        for own in interfaces:
-            wanted = socket.inet_aton(GROUP) + socket.inet_aton(own)
-            with contextlib.suppress(OSError):
-                listener.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, wanted)
     except OSError:
         listener.close()
         raise
     return listener
+
+
+def _hear(listener: socket.socket, interfaces: Sequence[ipaddress.IPv4Interface]) -> None:
+    """What is said to the group on these networks."""
+    for interface in interfaces:
+        wanted = socket.inet_aton(GROUP) + socket.inet_aton(str(interface.ip))
+        with contextlib.suppress(OSError):
+            listener.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, wanted)
 
 
 def _interfaces(only_loopback: bool) -> list[ipaddress.IPv4Interface]:

@@ -117,8 +117,10 @@ class DirectLines:
         outcomes_before = tries.outcomes
         try:
             line = await self._open(peer_id)
-        except (Unreachable, PeerFault, OSError) as error:
+        except Exception as error:
             tries.failed(outcomes_before)
+            if not isinstance(error, Unreachable | PeerFault | OSError):
+                log.warning("bug while making a direct line to %s", peer_id, exc_info=error)
             cause = error.cause if isinstance(error, Unreachable | PeerFault) else str(error)
             cause = one_line(cause or repr(error))
             raise Unreachable(peer_id, f"no direct line: {cause}") from error

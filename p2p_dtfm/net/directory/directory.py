@@ -374,15 +374,15 @@ class Directory:
             raise Unreachable(self._host.peer_id, "the libp2p daemon of this peer has ended")
         try:
             return await asyncio.wait_for(operation, OPERATION_DEADLINE_S)
-        except TimeoutError as error:
-            raise Unreachable(self._host.peer_id, "the DHT did not answer") from error
+        except Exception as error:  # whatever hivemind makes of others' words: no daemon ends of it
+            said = "" if isinstance(error, TimeoutError) else f": {one_line(repr(error))}"
+            raise Unreachable(self._host.peer_id, f"the DHT did not answer{said}") from error
 
     def _remember(self, presence: Presence) -> None:
         if len(self._acquaintances) < 64 and presence.peer_id != self._host.peer_id:
             for address in presence.addresses[:1]:
-                self._acquaintances[presence.peer_id] = address.removesuffix(
-                    f"/p2p/{presence.peer_id}"
-                )
+                suffix = f"/p2p/{presence.peer_id}"
+                self._acquaintances[presence.peer_id] = address.removesuffix(suffix)
 
     async def meet_again(self) -> bool:
         """Call initial peers of whom the node knows nothing any more: one that was started again

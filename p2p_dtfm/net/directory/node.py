@@ -2,13 +2,18 @@
 
 import asyncio
 import contextlib
+import logging
+from collections.abc import Coroutine
 from typing import Any
 
+from p2p_dtfm.net.contacts.calling import put_newest
 from p2p_dtfm.net.directory.flat_values import FlatSerializer
+from p2p_dtfm.net.directory.table import BoundedStub, Entrances, bound_replacements, due_to
 from p2p_dtfm.net.directory.whereabouts import Whereabouts
 from p2p_dtfm.net.hivemind_parts import (
     DHTID,
     DHTRefusal,
+    DictionaryDHTValue,
     PeerID,
     dht_node,
     dht_pb2,
@@ -16,13 +21,20 @@ from p2p_dtfm.net.hivemind_parts import (
 )
 from p2p_dtfm.net.hivemind_parts import DHTProtocol as OpenProtocol
 from p2p_dtfm.net.libp2p.host import Host
+from p2p_dtfm.ports import now
 
 KIND = "directory"
 KEYS_LIMIT = 256
 """Of one request."""
+WRITTEN_KEPT = 16
+"""Dictionaries, as they are sent."""
+REPLY_LIMIT_BYTES = 3 << 20
+"""p2pd passes on no more than 4 MiB, and hivemind never lets go of what is longer."""
 BOOTSTRAP_PAUSES_S = (0.5, 1.5)
 """After the first ping, and the second, that nobody has answered or that was refused: where many
 start at once a node may have no time for one of them, which need not end for that."""
+
+log = logging.getLogger(__name__)
 
 
 class DHTProtocol(OpenProtocol):  # type: ignore[misc]
@@ -32,6 +44,15 @@ class DHTProtocol(OpenProtocol):  # type: ignore[misc]
     host: Host | None = None
     """Set once the node is made; until then it speaks with its first peers alone."""
     whereabouts: Whereabouts | None = None
+
+    def __init__(self, *, _initialized_with_create: bool = False) -> None:
+        super().__init__(_initialized_with_create=_initialized_with_create)
+        self._entrances = Entrances()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._written: dict[DHTID, tuple[int, bytes]] = {}
+
+    def get_stub(self, peer: PeerID) -> BoundedStub:
+        return BoundedStub(super().get_stub(peer), self.bucket_size, self.record_validator)
 
     async def rpc_ping(self, request: dht_pb2.PingRequest, context: Any) -> dht_pb2.PingResponse:
         if not self._lets_in(context, 0, 0):
@@ -56,11 +77,48 @@ class DHTProtocol(OpenProtocol):  # type: ignore[misc]
 
     async def rpc_find(self, request: dht_pb2.FindRequest, context: Any) -> dht_pb2.FindResponse:
         count = len(request.keys)
-        if not self._lets_in(context, count, request.ByteSize()):
+        is_plain = len(set(request.keys)) == count  # what is asked for once is read once
+        if not self._lets_in(context, count, request.ByteSize()) or not is_plain:
             nothing = dht_pb2.FindResult(type=dht_pb2.NOT_FOUND)
             results = [nothing] * min(count, KEYS_LIMIT)
             return dht_pb2.FindResponse(results=results, peer=self.node_info)
-        return await super().rpc_find(request, context)
+        asker = DHTID.from_bytes(request.peer.node_id)
+        keys = list(map(DHTID.from_bytes, request.keys))
+        self._spawn(self.rpc_ping(dht_pb2.PingRequest(peer=request.peer), context))
+        response = dht_pb2.FindResponse(peer=self.node_info)
+        left_bytes = REPLY_LIMIT_BYTES
+        for key in keys:
+            result = self._found(key, asker, left_bytes)
+            left_bytes -= result.ByteSize()
+            response.results.append(result)
+        return response
+
+    def _found(self, key: DHTID, asker: DHTID, left_bytes: int) -> dht_pb2.FindResult:
+        """As hivemind answers, as far as there is room."""
+        result, held = dht_pb2.FindResult(type=dht_pb2.NOT_FOUND), self.storage.get(key)
+        for node_id, peer in self.routing_table.get_nearest_neighbors(
+            key, k=self.bucket_size, exclude=asker
+        ):
+            result.nearest_node_ids.append(node_id.to_bytes())
+            result.nearest_peer_ids.append(peer.to_bytes())
+        if held is None or left_bytes <= 0:
+            return result
+        is_many = isinstance(held.value, DictionaryDHTValue)
+        value = self._written_form(key, held.value) if is_many else held.value
+        if len(value) + result.ByteSize() <= left_bytes:
+            result.type = dht_pb2.FOUND_DICTIONARY if is_many else dht_pb2.FOUND_REGULAR
+            result.value, result.expiration_time = value, held.expiration_time
+        return result
+
+    def _written_form(self, key: DHTID, dictionary: DictionaryDHTValue) -> bytes:
+        """To write one of many entries takes tens of milliseconds, and anybody may ask for it. An
+        entry takes the place of another only with a later expiration."""
+        form = hash(tuple((it, held.expiration_time) for it, held in dictionary.data.items()))
+        before, written = self._written.get(key, (0, b""))
+        if before != form or not written:
+            written = self.serializer.dumps(dictionary)
+            put_newest(self._written, key, (form, written), WRITTEN_KEPT)
+        return written
 
     def _lets_in(self, context: Any, count: int, size_bytes: int) -> bool:
         if count > KEYS_LIMIT:
@@ -80,10 +138,48 @@ class DHTProtocol(OpenProtocol):  # type: ignore[misc]
             return None
         for pause_s in BOOTSTRAP_PAUSES_S if validate else ():
             with contextlib.suppress(DHTRefusal):
-                if (found := await super().call_ping(peer, validate, strict)) is not None:
+                if (found := await self._ping(peer, validate, strict)) is not None:
                     return found
             await asyncio.sleep(pause_s)
-        return await super().call_ping(peer, validate, strict)
+        return await self._ping(peer, validate, strict)
+
+    async def _ping(self, peer: PeerID, validate: bool, strict: bool) -> DHTID | None:
+        """Who answers with an id that cannot be has not answered."""
+        try:
+            return await super().call_ping(peer, validate, strict)
+        except (AssertionError, AttributeError, TypeError, ValueError) as error:
+            log.debug("no answer of a node: %r", error)
+            return None
+
+    async def update_routing_table(
+        self, node_id: DHTID | None, peer_id: PeerID, responded: bool = True
+    ) -> None:
+        """Who is new gets the specs of runs that it should keep: all else its own peer alone may
+        bring. hivemind looks at whatever lies here, for each id that anybody gives itself."""
+        table = self.routing_table
+        if responded and node_id is not None and node_id not in table:
+            if not self._entrances.enter(table, peer_id, now.monotonic_s()):
+                return
+            keys = self._run_keys() if self._entrances.may_give(now.monotonic_s()) else []
+            given = due_to(self, node_id, keys)
+            if given:
+                self._spawn(self.call_store(peer_id, *zip(*given, strict=True)))
+            to_ping = table.add_or_update_node(node_id, peer_id)
+            bound_replacements(table, node_id)
+            if to_ping is not None:
+                self._spawn(self.call_ping(to_ping[1]))
+        elif node_id is None or not responded or table.get(node_id=node_id) == peer_id:
+            await super().update_routing_table(node_id, peer_id, responded)
+
+    def _spawn(self, work: Coroutine[Any, Any, Any]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _run_keys(self) -> list[DHTID]:
+        validator = self.record_validator
+        keys = () if validator is None else validator.run_keys()
+        return [DHTID.from_bytes(key) for key in keys]
 
     async def call_store(self, peer: PeerID, *arguments: Any, **options: Any) -> Any:
         if not await self._may_call(peer):

@@ -101,6 +101,10 @@ class DirectoryValidator(RecordValidatorBase):  # type: ignore[misc]
         """Runs of others that are known here."""
         return len(self._runs)
 
+    def run_keys(self) -> list[bytes]:
+        """Of the specs that anybody may bring anywhere."""
+        return [key_bytes(run_key(digest)) for digest in dict.fromkeys((*self._own, *self._runs))]
+
     def validate(self, record: DHTRecord) -> bool:
         reason = self._refusal_of_record(record)
         if reason is not None:

@@ -115,8 +115,10 @@ class Host:
         listen_addresses: Sequence[str],
         announce_addresses: Sequence[str] = (),
         initial_peers: Sequence[str] = (),
+        maps_port: bool = True,
     ) -> "Host":
-        """Start p2pd and connect to at least one of `initial_peers`, if there are any.
+        """Start p2pd and connect to at least one of `initial_peers`, if there are any. `maps_port`:
+        a router may be asked to forward its port.
 
         Raises `UserError`: a malformed address, a damaged identity or a port that is taken, or p2pd
         that does not start (exit code 2), or no initial peer that answers within 10 s (6).
@@ -127,7 +129,7 @@ class Host:
         identity = Identity.load_or_create(identity_path)
         remove_stale_sockets()
         expect_broken_streams(asyncio.get_running_loop())
-        flags = flags_of(identity_path, listen, announce, MESSAGE_LIMIT_BYTES)
+        flags = flags_of(identity_path, listen, announce, MESSAGE_LIMIT_BYTES, maps_port)
         await refuse_taken_ports(listen)
         p2pd, p2p = await start_p2pd(flags, listen)
         on_loopback = any(is_loopback(address) for address in (*listen, *announce))

@@ -122,6 +122,7 @@ def flags_of(
     listen: list[str],
     announce: list[str],
     message_limit_bytes: int,
+    maps_port: bool = True,
 ) -> list[str]:
     """What p2pd is started with."""
     # a swarm on loopback has no router to talk to
@@ -133,7 +134,7 @@ def flags_of(
         "-relay=1",
         "-relayService=0",  # it would push `net.nat.relay` aside once p2pd believes itself public
         f"-autonat={beyond}",
-        f"-natPortMap={beyond}",
+        f"-natPortMap={int(beyond and maps_port)}",
         "-autoRelay=0",  # `daemon.peers.reachability` looks for relays
         # both kinds of encryption authenticate the peer id; TLS takes a quarter less CPU
         "-tls=1",

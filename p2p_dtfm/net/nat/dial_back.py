@@ -61,7 +61,8 @@ class CallBacks:
         request = encode(CallBack(ports[:PORTS_LIMIT]))
         reply = await self._control.call(peer_id, request, ASK_DEADLINE_S)
         seen = decode(reply, SeenAddress, _REQUEST_LIMIT_BYTES)
-        if not is_number(seen.host) or not set(seen.open_ports) <= set(ports):
+        is_somewhere = is_number(seen.host) and 0 < seen.port < 1 << 16
+        if not is_somewhere or not set(seen.open_ports) <= set(ports):
             raise PeerFault("sees this peer where nobody can be", peer_id)
         return seen
 

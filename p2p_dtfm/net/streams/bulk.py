@@ -15,10 +15,12 @@ frames, when all that were sent are acknowledged.
 import asyncio
 import contextlib
 import logging
+from collections.abc import AsyncIterator
 
 from p2p_dtfm.core.gate.byte_budget import ByteBudget
 from p2p_dtfm.core.protocol.canonical import encode
 from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.net.contacts.calling import put_newest
 from p2p_dtfm.net.errors import Refused, Unreachable
 from p2p_dtfm.net.libp2p.host import CONNECTION_ERRORS
 from p2p_dtfm.net.libp2p.port import HostPort
@@ -44,6 +46,7 @@ from p2p_dtfm.net.streams.wire import LinesPort, LineWay, StreamWay, Way, Wire
 from p2p_dtfm.ports import now
 
 OPEN_DEADLINE_S = 10.0
+PEERS_REMEMBERED = 1024
 QUIET_S = 10.0
 """How long a lane that moves is waited for."""
 _ESTIMATE_WEIGHT = 0.3
@@ -76,7 +79,8 @@ class BulkPlane:
         self._run_digest = run_digest
         self._listeners = listeners
         self._outgoing: dict[tuple[str, str], Lane] = {}
-        self._opening: dict[tuple[str, str], asyncio.Lock] = {}
+        self._opening: dict[tuple[str, str], tuple[asyncio.Lock, int]] = {}
+        """With how many hold it or wait for it."""
         self._incoming = IncomingLanes(host, run_digest, listeners, limits, self.room)
         self._estimates: dict[str, float] = {}
         self._lane_priority = LanePriority()
@@ -189,7 +193,7 @@ class BulkPlane:
     async def _lane(self, peer_id: str, lane: str) -> Lane:
         assert lane in LANES, lane
         key = (peer_id, lane)
-        async with self._opening.setdefault(key, asyncio.Lock()):
+        async with self._opens(key):
             if self._is_closed:
                 raise Unreachable(peer_id, CLOSING)
             held = self._outgoing.get(key)
@@ -211,6 +215,19 @@ class BulkPlane:
                 moving.add_done_callback(lambda done: self._moving.pop(key, None))
             return held
 
+    @contextlib.asynccontextmanager
+    async def _opens(self, key: tuple[str, str]) -> AsyncIterator[None]:
+        """One at a time opens a lane, or moves it."""
+        lock, users = self._opening.get(key, (asyncio.Lock(), 0))
+        self._opening[key] = lock, users + 1
+        try:
+            async with lock:
+                yield
+        finally:
+            lock, users = self._opening.pop(key)
+            if users > 1:
+                self._opening[key] = lock, users - 1
+
     async def _first_lane(self, peer_id: str, lane: str) -> Lane:
         if self._direct is not None and self._lines is not None and self._lines.works(peer_id):
             with contextlib.suppress(Unreachable):
@@ -231,7 +248,7 @@ class BulkPlane:
         wire: Wire | None = None
         try:
             wire = await self._direct.open(peer_id, _protocol(lane), OPEN_DEADLINE_S)
-            async with self._opening.setdefault(key, asyncio.Lock()):
+            async with self._opens(key):
                 if self._outgoing.get(key) is not before:
                     return  # it has failed meanwhile; the next one begins with a direct line
                 async with asyncio.timeout(QUIET_S):
@@ -280,7 +297,8 @@ class BulkPlane:
 
     def _measured(self, peer_id: str, bytes_per_s: float) -> None:
         held = self._estimates.get(peer_id, bytes_per_s)
-        self._estimates[peer_id] = held + _ESTIMATE_WEIGHT * (bytes_per_s - held)
+        estimate = held + _ESTIMATE_WEIGHT * (bytes_per_s - held)
+        put_newest(self._estimates, peer_id, estimate, PEERS_REMEMBERED)
 
 
 def _protocol(lane: str) -> str:

@@ -150,10 +150,7 @@ class IncomingLanes:
                 await _hang_up(wire, "internal error")
             finally:
                 if lane is not None:
-                    lane.wires.pop(wire, None)
-                    lane.close()  # its stripes live and end together
-                    if self.lanes.get((sender, lane.name)) is lane:
-                        del self.lanes[sender, lane.name]
+                    self._over(sender, lane, wire)
                 wire.close()
 
     async def _greet(
@@ -172,8 +169,20 @@ class IncomingLanes:
             leaving.callback(leave)
         lane = self._lane_of(sender, hello)
         lane.wires[wire] = None
-        await wire.write(COUNT.pack(0))
+        try:
+            async with asyncio.timeout(self._limits.stall_s):
+                await wire.write(COUNT.pack(0))
+        except BaseException:  # it has gone meanwhile; later stripes may have come beside it
+            self._over(sender, lane, wire)
+            raise
         return lane
+
+    def _over(self, sender: str, lane: IncomingLane, wire: Wire) -> None:
+        """One of a lane's streams has ended: they live and end together."""
+        lane.wires.pop(wire, None)
+        lane.close()
+        if self.lanes.get((sender, lane.name)) is lane:
+            del self.lanes[sender, lane.name]
 
     def _check(self, hello: LaneHello) -> None:
         if hello.version != BULK_VERSION:

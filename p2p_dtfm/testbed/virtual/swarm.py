@@ -293,7 +293,7 @@ class _WorldOf:
         return self._swarm.folder
 
     async def start_host(
-        self, identity: Path, listen: Sequence[str], announce: Sequence[str]
+        self, identity: Path, listen: Sequence[str], announce: Sequence[str], maps_port: bool
     ) -> HostPort:
         assert self._peer.process is not None
         host = self._swarm.network.join(self._peer.process, Identity.load_or_create(identity))

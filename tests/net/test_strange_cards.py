@@ -1,6 +1,8 @@
 """Cards that no library takes for a certificate, and what becomes of the tensors meanwhile."""
 
 import datetime
+import socket
+import ssl
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +16,7 @@ from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.net.contacts.identity import Identity, identity_of_seed
 from p2p_dtfm.net.direct import card as cards
 from p2p_dtfm.net.direct.card import Card, OwnCard, read_card
+from p2p_dtfm.net.direct.trust import REPLACED_LIMIT, Trust
 from tests.net.net_support import run, until
 from tests.net.test_direct_lines import RUN, _header, _pair
 
@@ -68,3 +71,39 @@ def test_whatever_a_direct_line_fails_by_libp2p_carries_the_lane(
             await until(lambda: any(index == 7 for index, _ in b.frames), "it comes")
 
     run(scenario())
+
+
+def test_a_member_with_ever_new_certificates_does_not_have_tls_begin_anew_each_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With those of all others, in the event loop: half a second for a thousand. Who is new is let
+    in beside them."""
+    begun = 0
+    make = Trust._context
+
+    def counted(self: Trust, is_server: bool) -> ssl.SSLContext:
+        nonlocal begun
+        begun += 1
+        return make(self, is_server)
+
+    monkeypatch.setattr(Trust, "_context", counted)
+    trust, now_s = Trust(identity_of_seed(b"0" * 32), RUN), time.time()
+    members = [identity_of_seed(bytes([number]) * 32) for number in range(1, 6)]
+    refused = 0
+
+    def connects() -> None:
+        with socket.socket() as raw:
+            trust.wrap(raw, is_server=True).close()
+
+    for member in members:
+        trust.add(member.peer_id, OwnCard(member, RUN, 4002, now_s).card)
+        connects()
+    assert begun == 2, "once for each side"
+    for _ in range(10):
+        try:
+            trust.add(members[0].peer_id, OwnCard(members[0], RUN, 4002, now_s).card)
+        except PeerFault:
+            refused += 1
+        connects()
+    assert refused == 10 - REPLACED_LIMIT, "it may have been started again"
+    assert begun == 2 + 2 * REPLACED_LIMIT

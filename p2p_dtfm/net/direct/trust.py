@@ -11,12 +11,16 @@ import tempfile
 from collections.abc import Callable
 
 from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.net.contacts.calling import put_newest
 from p2p_dtfm.net.contacts.identity import Identity
 from p2p_dtfm.net.direct.card import Card, OwnCard, fingerprint_of
 from p2p_dtfm.ports import now
 
 CARDS_LIMIT = 1024
 """Of those who have shown theirs last."""
+REPLACED_LIMIT, REPLACED_S = 4, 240.0
+"""So often in so long: a member that is started again has another one. To begin anew with those of
+a thousand takes half a second."""
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +35,7 @@ class Trust:
         self._own: OwnCard | None = None
         self._cards: dict[str, Card] = {}
         self._owners: dict[bytes, str] = {}
+        self._replaced: dict[str, tuple[float, int]] = {}
         self._contexts: tuple[ssl.SSLContext, ssl.SSLContext] | None = None
 
     def listens_at(self, port: int) -> None:
@@ -50,15 +55,29 @@ class Trust:
         is another's."""
         if self._owners.get(card.fingerprint, peer_id) != peer_id:
             raise PeerFault("a certificate that another peer has shown", peer_id)
-        before = self._cards.pop(peer_id, None)
-        if before is None or before.certificate != card.certificate:
-            self._contexts = None
+        before = self._cards.get(peer_id)
+        if before is None:
+            for context in self._contexts or ():
+                _let_in(context, peer_id, card)
+        elif before.certificate != card.certificate:
+            self._replace(peer_id)
         if before is not None:
-            del self._owners[before.fingerprint]
+            del self._owners[before.fingerprint], self._cards[peer_id]
         self._cards[peer_id] = card
         self._owners[card.fingerprint] = peer_id
         while len(self._cards) > CARDS_LIMIT:
             self.drop(next(iter(self._cards)))
+
+    def _replace(self, peer_id: str) -> None:
+        """TLS forgets nobody, so it begins anew with all others. Raises `PeerFault`."""
+        now_s = now.monotonic_s()
+        since_s, count = self._replaced.get(peer_id, (now_s, 0))
+        if now_s - since_s >= REPLACED_S:
+            since_s, count = now_s, 0
+        if count >= REPLACED_LIMIT:
+            raise PeerFault("shows one certificate after the other", peer_id)
+        put_newest(self._replaced, peer_id, (since_s, count + 1), CARDS_LIMIT)
+        self._contexts = None
 
     def drop(self, peer_id: str) -> None:
         """A peer is let in no more."""
@@ -98,9 +117,14 @@ class Trust:
             file.write(self.own().pem)
             file.flush()
             context.load_cert_chain(file.name)
-        for peer_id, card in self._cards.items():  # one by one: what is wrong with one is its own
-            try:
-                context.load_verify_locations(cadata=card.certificate)
-            except ssl.SSLError as error:
-                log.warning("TLS does not take the certificate of %s: %s", peer_id, error)
+        for peer_id, card in self._cards.items():
+            _let_in(context, peer_id, card)
         return context
+
+
+def _let_in(context: ssl.SSLContext, peer_id: str, card: Card) -> None:
+    """One by one: what is wrong with one is its own."""
+    try:
+        context.load_verify_locations(cadata=card.certificate)
+    except ssl.SSLError as error:
+        log.warning("TLS does not take the certificate of %s: %s", peer_id, error)

@@ -12,7 +12,15 @@ from p2p_dtfm.net.contacts.identity import Identity
 from p2p_dtfm.testbed.local_swarm import Child, LocalSwarm
 from p2p_dtfm.train.model.gpt import layer_count
 from tests.core.builders import run_spec
-from tests.e2e.helpers import DEADLINE_S, losses, step_of, wait_until, write_spec
+from tests.e2e.helpers import (
+    DEADLINE_S,
+    losses,
+    state_of,
+    step_of,
+    takes_part,
+    wait_until,
+    write_spec,
+)
 
 STEPS = 500
 LONG = 900
@@ -82,27 +90,37 @@ def test_what_each_has_given_adds_up_to_the_run(tmp_path: Path) -> None:
     half = ["--memory-gib", "0.0042"]
     with LocalSwarm(tmp_path, ["--threads", "1", "--dashboard", "off"]) as swarm:
         founder, address = swarm.found(["--run", str(spec_path), *half, "--expect-peers", "3"])
-        mortal, guest, third = (swarm.join(address, more) for more in (half, half, []))
-        wait_until(lambda: step_of(guest) >= 40, "they train")
+        rooms = (half, half, [])
+        others = [swarm.join(address, room) for room in rooms]
+        wait_until(lambda: min(map(step_of, others)) >= 40, "they train")
+        wait_until(lambda: any(map(has_stage, others)), "more than the founder has a stage")
+        place = next(n for n, child in enumerate(others) if has_stage(child))
+        mortal = others.pop(place)
         killed(mortal)
         at = step_of(founder)
         wait_until(lambda: step_of(founder) >= at + 40, "the others go on")
-        back = swarm.join(address, half, home=mortal.home)
-        wait_until(lambda: (back.status() or {}).get("state") == "training", "it is back")
+        back = swarm.join(address, rooms[place], home=mortal.home)
+        wait_until(lambda: takes_part(back), "it is back")
+        everybody = (founder, back, *others)
+        wait_until(lambda: any(map(has_stage, everybody[1:])), "one has a stage")
+        guest = next(filter(has_stage, everybody[1:]))
         call_daemon(guest.home, "leave", "POST")
         guest.process.wait(DEADLINE_S)
         assert step_of(founder) < LONG, "all of it happened while they trained"
-        here = (founder, back, third)
+        here = [child for child in everybody if child is not guest]
         wait_until(
             lambda: all((child.status() or {}).get("state") == "done" for child in here),
             "the run is complete",
             2 * DEADLINE_S,
         )
-    everybody = (*here, guest)  # who ends has written down all of it
     assert all(kept(child).tallies.step_count == LONG for child in here)
-    assert min(map(own_share, everybody)) > 0, "each has given something"
+    assert own_share(back) > 0 and own_share(guest) > 0, "who has a stage gives something"
     whole = LONG * spec.tokens_per_step * layer_count(spec)
     assert sum(map(own_share, everybody)) == whole
+
+
+def has_stage(child: Child) -> bool:
+    return state_of(child)[0] == "training"
 
 
 def own_share(child: Child) -> int:

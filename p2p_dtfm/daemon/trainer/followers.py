@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Collection
 
 from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.snapshot import ViewId
 from p2p_dtfm.core.recovery.receipts import Receipts
@@ -262,7 +263,7 @@ class Followers:
         million times takes no more than a message, and each would have an answer."""
         count = layer_count(self._tools.spec)
         if len(layers) > count or len(set(layers)) < len(layers):
-            raise PeerFault(f"names {len(layers)} layers of {count}", sender)
+            raise PeerFault(f"names {counted(len(layers), 'layer')} of {count}", sender)
         if any(not 0 <= layer < count for layer in layers):
             raise PeerFault("names a layer that there is not", sender)
 

@@ -639,6 +639,16 @@ class TestDrips:
         assert {step for step, names in joined.items() if names == [C]} == {*range(6, STEPS)}
         assert not any(joined[step] for step in range(6))
 
+    def test_who_has_waited_for_half_as_long_joins(self) -> None:
+        """It has computed works again meanwhile: at 50.1% and 49.9% one accused two alone, and was
+        out."""
+        for quarter_ns, joins in ((SECOND_NS, True), (SECOND_NS * 9 // 10, False)):
+            drips = Drips()
+            drips.begins(0)
+            for step in range(1, STEPS + 1):
+                assert not drips.step_over({C: quarter_ns}, LEAST_NS, step * self.step_ns)
+            assert bool(drips.join([B, C], LEAST_NS)) == joins
+
     def test_who_was_left_out_begins_anew(self) -> None:
         drips, found = Drips(), []
         drips.begins(0)

@@ -18,8 +18,9 @@ from p2p_dtfm.core.liveness.pace import SECOND_NS
 STEPS = 12
 """Of whatever views: who is late may have them changed. Machines that do other things are late for
 a few."""
-STEPS_TO_JOIN = STEPS // 2
-"""Where somebody else has seen enough."""
+JOINING_DIVISOR = 2
+"""Where somebody else has seen enough, half of the steps, of the share, and of the least are: not
+all see the same, who computes works again meanwhile has waited for less."""
 SHARE_OF_STEPS = 1, 2
 """So much of their time or more: steps take twice as long as they could. Of honest members a tenth
 was seen, with eight daemons on two busy cores."""
@@ -61,13 +62,15 @@ class Drips:
     def join(self, doubted: Collection[str], least_ns: int) -> list[Suspicion]:
         """Somebody accuses, or is accused by, one of these: who was about to be suspected here is
         so now. Whoever was the first to have seen enough would be out for being the only one."""
-        return self._found(doubted, least_ns) if len(self._took_ns) >= STEPS_TO_JOIN else []
+        if len(self._took_ns) * JOINING_DIVISOR < STEPS:
+            return []
+        return self._found(doubted, least_ns, JOINING_DIVISOR)
 
-    def _found(self, peers: Iterable[str], least_ns: int) -> list[Suspicion]:
+    def _found(self, peers: Iterable[str], least_ns: int, divisor: int = 1) -> list[Suspicion]:
         return [
             Suspicion(peer_id, _reason(held_ns, sum(self._took_ns)))
             for peer_id in sorted(peers)
-            if self._is_drip(held_ns := self._held_ns(peer_id), least_ns)
+            if self._is_drip(divisor * (held_ns := self._held_ns(peer_id)), least_ns)
         ]
 
     def _held_ns(self, peer_id: str) -> int:

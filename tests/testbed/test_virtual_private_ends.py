@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from p2p_dtfm.daemon.node.dispatch import NOT_NAMED
 from p2p_dtfm.daemon.node.participant import Participant
+from p2p_dtfm.daemon.trainer.followers import NOT_NAMED
 from p2p_dtfm.net.streams.blobs import BlobUnavailable
 from p2p_dtfm.testbed.virtual.peer import Peer
 from p2p_dtfm.testbed.virtual.seeds.judge import Reference

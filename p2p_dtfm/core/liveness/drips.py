@@ -19,8 +19,8 @@ STEPS = 12
 """Of whatever views: who is late may have them changed. Machines that do other things are late for
 a few."""
 JOINING_DIVISOR = 2
-"""Where somebody else has seen enough, half of the steps, of the share, and of the least are: not
-all see the same, who computes works again meanwhile has waited for less."""
+"""Where one accuses another, half of what is evidence alone is enough to say which of them is at
+fault: not all see the same, who computes works again meanwhile has waited for less."""
 SHARE_OF_STEPS = 1, 2
 """So much of their time or more: steps take twice as long as they could. Of honest members a tenth
 was seen, with eight daemons on two busy cores."""

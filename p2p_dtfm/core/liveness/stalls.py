@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from p2p_dtfm.core.liveness.drips import LEAST_NS, Drips
+from p2p_dtfm.core.liveness.drips import JOINING_DIVISOR, LEAST_NS, Drips
 from p2p_dtfm.core.liveness.lateness import Lateness
 from p2p_dtfm.core.liveness.liveness import Suspicion
 from p2p_dtfm.core.liveness.news import HEARD_WITHIN_NS
@@ -31,8 +31,6 @@ Handed = Callable[[str, Lack], bool]
 PatienceOf = Callable[[str, int], Patience]
 FELLOWS_THAT_JUDGE = 2
 """Beside this peer. Of two members neither knows which one is slow, and each would go on alone."""
-JOINING_DIVISOR = 2
-"""Where one accuses another, half the patience is enough to say which of them is at fault."""
 
 
 @dataclass

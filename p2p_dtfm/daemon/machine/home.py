@@ -73,6 +73,11 @@ def home_option(root: Path) -> str:
     return "" if root == default_home() else f" --home {shlex.quote(str(root))}"
 
 
+def place_of_run(root: Path, run_digest: str) -> Path:
+    """The directory of a run in a home, whether or not it is there."""
+    return root / "runs" / run_digest[:16]
+
+
 class Home:
     """A directory of one daemon."""
 
@@ -107,7 +112,7 @@ class Home:
 
     def run_directory(self, run_digest: str) -> Path:
         """Blobs, checkpoints and events of one run."""
-        path = self.root / "runs" / run_digest[:16]
+        path = place_of_run(self.root, run_digest)
         path.mkdir(parents=True, exist_ok=True)
         return path
 

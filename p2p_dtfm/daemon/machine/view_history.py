@@ -12,6 +12,7 @@ from p2p_dtfm.core.messages.agreement_messages import KnownView
 from p2p_dtfm.core.protocol.canonical import decode, encode
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.snapshot import Bar
+from p2p_dtfm.daemon.machine.home import place_of_run
 from p2p_dtfm.ports import disk
 
 log = logging.getLogger("p2p_dtfm")
@@ -34,7 +35,7 @@ class ViewHistory:
     another knows it still."""
 
     def __init__(self, home: Path, run_digest: str) -> None:
-        self._path = home / "runs" / run_digest[:16] / FILE_NAME
+        self._path = place_of_run(home, run_digest) / FILE_NAME
         self._before = home / FILE_NAME
         """Of the run that it was in last alone: where earlier programs kept it."""
         self._run_digest = run_digest

@@ -178,7 +178,7 @@ class Background:
         for suspicion in step_watch.tick(agreement, {*watched, self._me}, now_ns):
             self._do(agreement.holds_up(suspicion.peer_id, suspicion.reason, now_ns))
         self._call_doubted()
-        if step_watch.has_news(agreement, now_ns):
+        if step_watch.has_news:
             self._liveness.speak_to(watched)
         self._say_that_it_lives(now_ns)
 

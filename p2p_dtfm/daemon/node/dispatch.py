@@ -55,6 +55,7 @@ from p2p_dtfm.daemon.peers.wire import (
     with_room,
 )
 from p2p_dtfm.daemon.proof.of_others import answer_with_piece
+from p2p_dtfm.daemon.trainer.followers import NOT_NAMED
 from p2p_dtfm.net.contacts.calling import put_newest
 from p2p_dtfm.net.contacts.identity import effort_spent
 from p2p_dtfm.ports import now
@@ -80,8 +81,6 @@ FOLLOWING = (
 
 TOLD_EVERY_S = 10.0
 TOLD_LIMIT = 256
-
-NOT_NAMED = "this run leaves its data, its first and its last layer to members that it names"
 
 
 class Dispatch:
@@ -216,8 +215,6 @@ class Dispatch:
         elif isinstance(message, ShownClaims):
             trainer.shown(sender, message, self._membership.verify)
         elif isinstance(message, FOLLOWING):
-            if isinstance(message, FollowLayers | ConfirmLayers):
-                self._require_layers(sender, message)
             trainer.following(sender, message)
         elif isinstance(message, CheckpointFiles) and sender in self._membership.members():
             self._participant.checkpoints.remote_files(sender, message)
@@ -241,13 +238,6 @@ class Dispatch:
         )
         if message.missed or message.silent_ms:
             self._network.evidence.set()
-
-    def _require_layers(self, sender: str, message: FollowLayers | ConfirmLayers) -> None:
-        layers = range(layer_count(self._run.spec))
-        if len(message.layers) > len(layers) or not set(message.layers) <= set(layers):
-            raise PeerFault("asks for layers that there are not", sender)
-        if self._run.spec.privacy.withheld(sender, len(layers)) & set(message.layers):
-            raise PeerFault(NOT_NAMED, sender)
 
     def _learn_addresses(self, message: Any) -> None:
         """Newcomers must be answered before any view names them: of whom the agreement has opened

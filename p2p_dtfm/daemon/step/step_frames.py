@@ -60,9 +60,7 @@ class StepFrames:
             await self._transport.send(peer_id, lane, header, payload)
         except (Unreachable, Refused) as error:
             self.on_trouble(peer_id, error.cause)
-        except (
-            Exception
-        ):  # or the others would wait for it, and take this peer for who stands still
+        except Exception:  # else others wait for it, and take this peer for who stands still
             log.exception("bug while sending a tensor to %s", peer_id)
             self.on_trouble(peer_id, "a tensor could not be sent to it")
         finally:

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import itertools
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.facts.in_words import counted
@@ -29,6 +29,7 @@ from p2p_dtfm.daemon.trainer.trainer_state import Outlet, Tensor, Tools, Trainer
 from p2p_dtfm.net.streams.frames import FrameHeader
 from p2p_dtfm.train.model.gpt import layer_count
 
+NOT_NAMED = "this run leaves its data, its first and its last layer to members that it names"
 Following = (
     FollowLayers
     | ConfirmLayers
@@ -233,7 +234,7 @@ class Followers:
         """Raises `PeerFault`."""
         donor = self._tools.stores.donor
         if isinstance(message, FollowLayers | ConfirmLayers | LayerReceipt):
-            self._require_layers(sender, message.layers)
+            self._require_layers(sender, message)
         if isinstance(message, FollowLayers):
             donor.subscribe(sender, message)
             if self.receipts is not None and message.from_takeover:
@@ -258,14 +259,21 @@ class Followers:
         else:
             asking.ended(sender, message)
 
-    def _require_layers(self, sender: str, layers: Collection[int]) -> None:
+    def _require_layers(
+        self, sender: str, message: FollowLayers | ConfirmLayers | LayerReceipt
+    ) -> None:
         """Raises `PeerFault` for what names a layer that there is not, or one of them twice: a
-        million times takes no more than a message, and each would have an answer."""
-        count = layer_count(self._tools.spec)
+        million times takes no more than a message, and each would have an answer. Or asks for one
+        that is left to others."""
+        spec, layers = self._tools.spec, message.layers
+        count = layer_count(spec)
         if len(layers) > count or len(set(layers)) < len(layers):
             raise PeerFault(f"names {counted(len(layers), 'layer')} of {count}", sender)
         if any(not 0 <= layer < count for layer in layers):
             raise PeerFault("names a layer that there is not", sender)
+        asks = not isinstance(message, LayerReceipt)
+        if asks and spec.privacy.withheld(sender, count) & set(layers):
+            raise PeerFault(NOT_NAMED, sender)
 
     def stream_lost(self, sender: str) -> None:
         """What `sender` had sent of layers' states may not all arrive."""

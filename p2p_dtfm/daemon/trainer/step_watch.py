@@ -38,6 +38,7 @@ class StepWatch:
         self._step_began_ns: int | None = None
         self._vouches = Vouches()
         self._news = EarlyNews()
+        self.has_news = False
         self._not_ready: list[Suspicion] = []
 
     def took_over(self, view: View, step: int) -> None:
@@ -73,20 +74,19 @@ class StepWatch:
         """Where this peer stands, as it says to others."""
         return None if agreement.frozen else self._waits.work(agreement.not_active)
 
-    def has_news(self, agreement: Agreement, now_ns: int) -> bool:
-        """Where this peer stands is to be said to all now; ask at each tick."""
-        return self._news.is_due(self.work(agreement), now_ns)
-
     def tick(self, agreement: Agreement, watched: Iterable[str], now_ns: int) -> list[Suspicion]:
-        """New suspicions."""
+        """New suspicions; `has_news` says for this tick whether where this peer stands is to be
+        said to all now."""
         self._stalls.watch(watched)
+        mine = self.work(agreement)
+        self.has_news = self._news.is_due(mine, now_ns)
         if self._in_view is None:
             return []
         possible, pace = self._in_view
         not_ready, self._not_ready = self._not_ready, []
         patience = self._patience(pace)
         return not_ready + self._stalls.tick(
-            self.work(agreement), possible, self._waits.has_given, patience, now_ns
+            mine, possible, self._waits.has_given, patience, now_ns
         )
 
     def _patience(self, pace: Pace) -> PatienceOf:

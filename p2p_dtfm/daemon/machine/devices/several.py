@@ -25,7 +25,7 @@ import psutil
 
 from p2p_dtfm.core.protocol.invited.line import read_line
 from p2p_dtfm.daemon.machine.devices.shares import environment_of, shares_of
-from p2p_dtfm.daemon.machine.home import BESIDE_FILE, Home
+from p2p_dtfm.daemon.machine.home import BESIDE_FILE, Home, place_of_run
 from p2p_dtfm.daemon.machine.life import ends_with_its_terminal
 from p2p_dtfm.daemon.machine.local_client import ask_daemon
 from p2p_dtfm.daemon.machine.settings import Settings
@@ -192,7 +192,7 @@ class SeveralDevices:
 
 def _is_let_in(settings: Settings, run_digest: str) -> bool:
     """Its user has given a line, or it came by one before."""
-    remembers = (Home(settings.home).root / "runs" / run_digest[:16]).exists()
+    remembers = place_of_run(Home(settings.home).root, run_digest).exists()
     return bool(settings.invite) or remembers
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -153,6 +153,19 @@ def test_what_a_peer_is_called_calls_nobody_and_leads_nowhere(name: str, hook: H
     assert told["message"] == f"{name} is gone", "for programs: as it is"
 
 
+async def _sent_to(
+    answer: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
+    *notices: Notice,
+) -> None:
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    outbox = Outbox(f"http://127.0.0.1:{port}/", to_desktop=False)
+    for notice in notices:
+        outbox.send(notice)
+    await outbox.close()
+    server.close()
+
+
 def test_an_answer_that_is_none_is_told_and_ends_nothing(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -164,16 +177,8 @@ def test_an_answer_that_is_none_is_told_and_ends_nothing(
         await writer.drain()
         writer.close()
 
-    async def send() -> None:
-        server = await asyncio.start_server(babble, "127.0.0.1", 0)
-        port = server.sockets[0].getsockname()[1]
-        outbox = Outbox(f"http://127.0.0.1:{port}/", to_desktop=False)
-        outbox.send(Notice("problem", "one", "text"))
-        outbox.send(Notice("end", "two", "text"))
-        await outbox.close()
-        server.close()
-
-    asyncio.run(send())
+    both = Notice("problem", "one", "text"), Notice("end", "two", "text")
+    asyncio.run(_sent_to(babble, *both))
     assert "was not told 'one'" in caplog.text
 
 
@@ -214,15 +219,7 @@ def test_an_address_that_has_moved_has_not_taken_it(
         await writer.drain()
         writer.close()
 
-    async def send() -> None:
-        server = await asyncio.start_server(moved, "127.0.0.1", 0)
-        port = server.sockets[0].getsockname()[1]
-        outbox = Outbox(f"http://127.0.0.1:{port}/", to_desktop=False)
-        outbox.send(Notice("problem", "one", "text"))
-        await outbox.close()
-        server.close()
-
-    asyncio.run(send())
+    asyncio.run(_sent_to(moved, Notice("problem", "one", "text")))
     assert asked == [b"POST"]
     assert "was not told 'one': it answers 301, and names another address" in caplog.text
     assert "secret" not in caplog.text

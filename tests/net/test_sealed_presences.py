@@ -8,7 +8,7 @@ from p2p_dtfm.core.gate.gate import PATIENCE, Reason
 from p2p_dtfm.core.gate.gate_table import TABLE
 from p2p_dtfm.core.protocol.canonical import encode
 from p2p_dtfm.core.protocol.errors import PeerFault
-from p2p_dtfm.core.protocol.signed import sign
+from p2p_dtfm.core.protocol.signed import Signed, sign
 from p2p_dtfm.daemon.peers.gate import GateKeeper
 from p2p_dtfm.net.contacts.identity import Identity, identity_of_seed, verify
 from p2p_dtfm.net.directory import sealed
@@ -20,28 +20,32 @@ from p2p_dtfm.net.hivemind_parts import DHTRecord, MSGPackSerializer, get_dht_ti
 
 RUN = "ab" * 32
 ADDRESS = "/ip4/198.51.100.7/tcp/31330"
+ME, EVE = (identity_of_seed(bytes([number]) * 32) for number in (1, 2))
+SEAL, NAME = Seal(b"k" * 32), presence_key(RUN, 0)
+
+
+def _presence(expires_ms: int) -> Signed:
+    return sign_presence(Presence(ME.peer_id, 1, (ADDRESS,), RUN, expires_ms), ME.sign)
 
 
 def test_only_who_has_the_key_reads_or_finds_a_sealed_presence() -> None:
-    me, eve = (identity_of_seed(bytes([number]) * 32) for number in (1, 2))
-    seal, name = Seal(b"k" * 32), presence_key(RUN, 0)
     expires_ms = int((get_dht_time() + 90) * 1000)
-    presence = sign_presence(Presence(me.peer_id, 1, (ADDRESS,), RUN, expires_ms), me.sign)
-    closed = seal.close(name, presence, expires_ms, me.sign)
+    presence = _presence(expires_ms)
+    closed = SEAL.close(NAME, presence, expires_ms, ME.sign)
     value = encode(closed)
-    assert seal.open(name, value) == presence
+    assert SEAL.open(NAME, value) == presence
     for told in (RUN, ADDRESS, "198.51.100.7"):
         assert told.encode() not in value
     other = Seal(b"x" * 32)
-    assert other.slot(name) != seal.slot(name)
+    assert other.slot(NAME) != SEAL.slot(NAME)
     with pytest.raises(PeerFault, match="another key"):
-        other.open(name, value)
-    key, subkey = key_bytes(sealed_key(seal.slot(name))), base58.b58decode(me.peer_id)
+        other.open(NAME, value)
+    key, subkey = key_bytes(sealed_key(SEAL.slot(NAME))), base58.b58decode(ME.peer_id)
     expires_s = expires_ms / 1000
     assert DirectoryValidator.refusal(key, subkey, value, expires_s) is None
-    of_eve = base58.b58decode(eve.peer_id)
+    of_eve = base58.b58decode(EVE.peer_id)
     assert "another peer" in (DirectoryValidator.refusal(key, of_eve, value, expires_s) or "")
-    elsewhere = key_bytes(sealed_key(other.slot(name)))
+    elsewhere = key_bytes(sealed_key(other.slot(NAME)))
     assert "not its own" in (DirectoryValidator.refusal(elsewhere, subkey, value, expires_s) or "")
     assert "another time" in (DirectoryValidator.refusal(key, subkey, value, expires_s + 9) or "")
 
@@ -49,18 +53,16 @@ def test_only_who_has_the_key_reads_or_finds_a_sealed_presence() -> None:
 def test_a_sealed_presence_is_brought_by_its_own_peer_alone() -> None:
     """Any node that keeps it could bring the same box again under a name of its own, without the
     key: until whenever it liked, and in place of what its peer says since, who had moved."""
-    me, eve = (identity_of_seed(bytes([number]) * 32) for number in (1, 2))
-    seal, name = Seal(b"k" * 32), presence_key(RUN, 0)
     expires_ms = int((get_dht_time() + 90) * 1000)
-    presence = sign_presence(Presence(me.peer_id, 1, (ADDRESS,), RUN, expires_ms), me.sign)
-    mine = seal.close(name, presence, expires_ms, me.sign)
+    presence = _presence(expires_ms)
+    mine = SEAL.close(NAME, presence, expires_ms, ME.sign)
     box = open_sealed(mine)
     later = msgspec.structs.replace(box, expires_ms=expires_ms + 3_600_000)
-    copied = sign(eve.peer_id, SEALED_KIND, encode(later), eve.sign)
+    copied = sign(EVE.peer_id, SEALED_KIND, encode(later), EVE.sign)
     assert open_sealed(copied).box == box.box, "to whoever keeps it, it is as good as any"
-    assert seal.open(name, encode(mine)) == presence
+    assert SEAL.open(NAME, encode(mine)) == presence
     with pytest.raises(PeerFault, match="another peer"):
-        seal.open(name, encode(copied))
+        SEAL.open(NAME, encode(copied))
 
 
 def _brought(identity: Identity, number: int, ttl_s: float = 90.0) -> DHTRecord:

@@ -1,6 +1,11 @@
 """Who is left out of a view keeps nobody from agreeing on it, whenever its word arrives."""
 
+from collections.abc import Iterable
+
+import pytest
+
 from p2p_dtfm.core.consensus.actions import Actions, ComputePlan, Report, SendMessage, TakeOver
+from p2p_dtfm.core.liveness.liveness import Suspicion
 from p2p_dtfm.core.messages.agreement_messages import AgreementMessage
 from tests.core.liars import one_pipeline, swarm
 
@@ -17,10 +22,10 @@ def test_what_one_in_doubt_says_late_is_no_news() -> None:
     world = swarm(["a", "b", "s"])
     now_ns = world.peers["a"].now_ns
     a, b, s = (world.peers[name].agreement for name in "abs")
-    opened = a.holds_up("s", "completes nothing", now_ns)
+    opened = a.hold_up({"s": "completes nothing"}, now_ns)
     asked = to("b", opened)
     answers = [it for message in asked for it in b.receive("a", message, now_ns)]
-    answers += b.holds_up("s", "completes nothing", now_ns)
+    answers += b.hold_up({"s": "completes nothing"}, now_ns)
     late = [it for message in to("s", opened) for it in s.receive("a", message, now_ns)]
 
     settled = [it for message in to("a", answers) for it in a.receive("b", message, now_ns)]
@@ -40,3 +45,26 @@ def test_what_one_in_doubt_says_late_is_no_news() -> None:
     ]
     over = [it for message in to("b", ready[0]) for it in b.receive("a", message, now_ns)]
     assert any(isinstance(it, TakeOver) for it in over)
+
+
+@pytest.mark.parametrize("found", [[("l", "m")], [("l",), ("m",)]], ids=["at once", "in turn"])
+def test_who_finds_two_is_not_left_alone_with_the_second(found: list[tuple[str, ...]]) -> None:
+    """Seen with two that let the others wait in each step: one had seen enough of both, the others
+    sided with it against the first that they heard of, and it was out with the second."""
+    liars = {"l", "m"}
+
+    def has_seen_half(doubted: Iterable[str], _: object) -> list[Suspicion]:
+        return [Suspicion(name, "is waited for") for name in sorted(liars & set(doubted))]
+
+    world = swarm(["a", "b", "c", *sorted(liars), "z"])
+    for name in "abc":
+        waits = world.peers[name].waits
+
+        waits.stalls.join = has_seen_half  # type: ignore[method-assign]
+    finder = world.peers["z"]
+    for names in found:
+        finder.do(finder.agreement.hold_up(dict.fromkeys(names, "waited for"), finder.now_ns))
+    before = world.peers["a"].view
+    world.run_until(lambda: world.peers["a"].view is not before)
+    view = world.peers["a"].view
+    assert view is not None and view.member_ids == ("a", "b", "c", "z")

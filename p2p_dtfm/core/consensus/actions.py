@@ -85,6 +85,12 @@ class StopStep:
 
 
 @dataclass(frozen=True)
+class TakeSides:
+    """Others are accused in the attempt under way (`Agreement.doubted`): say at once, by
+    `holds_up`, which of those this peer would soon have accused as well."""
+
+
+@dataclass(frozen=True)
 class ViewAgreed:
     """Bring the state that the view asks of this peer, then call `synced`.
 
@@ -166,6 +172,7 @@ Action = (
     | PassOnSoon
     | ComputePlan
     | StopStep
+    | TakeSides
     | ViewAgreed
     | TakeOver
     | Left

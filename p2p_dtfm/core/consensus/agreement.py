@@ -41,6 +41,7 @@ from p2p_dtfm.core.consensus.actions import (
     SendMessage,
     StopStep,
     TakeOver,
+    TakeSides,
     Timing,
     Verdict,
     ViewAgreed,
@@ -249,10 +250,10 @@ class Agreement(AgreementReadings):
         """Evidence that this peer cannot reach `peer_id`; hearing from it takes it back."""
         return self._machines.suspicion.suspect(peer_id, reason, now_ns)
 
-    def holds_up(self, peer_id: str, reason: str, now_ns: int) -> Actions:
-        """Evidence that a member does not do its part of the step: it stays until the takeover,
-        however many attempts that takes, and though the member answers."""
-        return self._machines.suspicion.holds_up(peer_id, reason, now_ns)
+    def hold_up(self, reasons: Mapping[str, str], now_ns: int) -> Actions:
+        """Evidence, by peer, that members do not do their part of the step: it stays until the
+        takeover, however many attempts that takes, and though they answer."""
+        return self._machines.suspicion.hold_up(reasons, now_ns)
 
     def turn_away(self, peer_id: str, now_ns: int) -> None:
         """A newcomer that waits to be let in may not be any more."""
@@ -329,6 +330,7 @@ __all__ = [
     "SendMessage",
     "StopStep",
     "TakeOver",
+    "TakeSides",
     "Timing",
     "ViewAgreed",
 ]

@@ -175,8 +175,8 @@ class Background:
         self._liveness.watch(watched, now_ns, fellows)
         for suspicion in self._liveness.tick(now_ns):
             self._do(agreement.suspect(suspicion.peer_id, suspicion.reason, now_ns))
-        for suspicion in step_watch.tick(agreement, {*watched, self._me}, now_ns):
-            self._do(agreement.holds_up(suspicion.peer_id, suspicion.reason, now_ns))
+        found = step_watch.tick(agreement, {*watched, self._me}, now_ns)
+        self._do(agreement.hold_up({it.peer_id: it.reason for it in found}, now_ns))
         self._call_doubted()
         if step_watch.has_news:
             self._liveness.speak_to(watched)

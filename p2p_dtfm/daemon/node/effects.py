@@ -13,6 +13,7 @@ from p2p_dtfm.core.consensus.actions import (
     Rejoin,
     StopStep,
     TakeOver,
+    TakeSides,
     ViewAgreed,
     WentBack,
 )
@@ -50,6 +51,7 @@ class Effects:
         membership.actions.handle(
             {
                 StopStep: self._stop_step,
+                TakeSides: self._take_sides,
                 ViewAgreed: self._agreed,
                 TakeOver: self._take_over,
                 Rejoin: lambda action: self._local.life.spawn(self._rejoin(action)),
@@ -63,17 +65,14 @@ class Effects:
         self._local.observer.fault("a failure: the step under way has stopped")
         self._membership.recovery_marks.stopped()
         self._participant.trainer.stop_step()
-        self._take_sides()
         self._participant.network.evidence.set()
 
-    def _take_sides(self) -> None:
-        """At once, before all have agreed: say who holds up this peer, too, of those of whom one
-        accuses the other."""
+    def _take_sides(self, action: TakeSides) -> None:
+        """At once, before all have agreed."""
         membership, now_ns = self._membership, now.monotonic_ns()
         agreement = membership.agreement
-        for suspicion in self._participant.step_watch.take_sides(agreement):
-            accused = agreement.holds_up(suspicion.peer_id, suspicion.reason, now_ns)
-            membership.actions.do(accused)
+        found = self._participant.step_watch.take_sides(agreement)
+        membership.actions.do(agreement.hold_up({it.peer_id: it.reason for it in found}, now_ns))
 
     def _left(self, action: Left) -> None:
         self._departure.leave_now()

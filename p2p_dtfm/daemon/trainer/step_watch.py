@@ -98,8 +98,8 @@ class StepWatch:
         return patience
 
     def take_sides(self, agreement: Agreement) -> list[Suspicion]:
-        """Of those who accuse, or are accused, in the attempt that has just begun, who holds up
-        this peer, too. Its next tick may come when all have agreed."""
+        """Of those who accuse, or are accused, in the attempt under way, who holds up this
+        peer, too. Its next tick may come when all have agreed."""
         if self._in_view is None:
             return []
         return self._stalls.join(agreement.doubted, self._patience(self._in_view[1]))

@@ -16,6 +16,7 @@ from p2p_dtfm.core.consensus.actions import (
     SendMessage,
     StopStep,
     TakeOver,
+    TakeSides,
     ViewAgreed,
 )
 from p2p_dtfm.core.messages.agreement_messages import (
@@ -223,10 +224,11 @@ class SimulatedPeer(SimulatedProcess):
                 self.say(action.text)
             elif isinstance(action, Disagreed):
                 raise Violation(action.reason)
+            elif isinstance(action, TakeSides):
+                self.waits.take_sides()
             else:
                 assert isinstance(action, StopStep)
                 self.computing = self.microbatches.part = None
-                self.waits.take_sides()
 
     def _plan_later(self, action: ComputePlan) -> None:
         def planned() -> None:

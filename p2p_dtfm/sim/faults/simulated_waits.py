@@ -4,6 +4,7 @@ life."""
 from __future__ import annotations
 
 from p2p_dtfm.core.consensus.actions import SECOND_NS
+from p2p_dtfm.core.liveness.liveness import Suspicion
 from p2p_dtfm.core.liveness.pace import Patience
 from p2p_dtfm.core.liveness.stalls import Stalls
 from p2p_dtfm.core.liveness.waits import PossibleWaits
@@ -38,13 +39,14 @@ class SimulatedWaits:
         found = self.stalls.tick(
             mine, self.possible[1], self._has_given, self._patience, peer.now_ns
         )
-        for suspicion in found:
-            peer.do(peer.agreement.holds_up(suspicion.peer_id, suspicion.reason, peer.now_ns))
+        self._tell(found)
 
     def take_sides(self) -> None:
-        peer = self.peer
-        for suspicion in self.stalls.join(peer.agreement.doubted, self._patience):
-            peer.do(peer.agreement.holds_up(suspicion.peer_id, suspicion.reason, peer.now_ns))
+        self._tell(self.stalls.join(self.peer.agreement.doubted, self._patience))
+
+    def _tell(self, found: list[Suspicion]) -> None:
+        reasons = {suspicion.peer_id: suspicion.reason for suspicion in found}
+        self.peer.do(self.peer.agreement.hold_up(reasons, self.peer.now_ns))
 
     def _patience(self, peer_id: str, step: int) -> Patience:
         return PATIENCE

@@ -5,7 +5,7 @@ A contribution counts if its contributor is a member of a view that this peer kn
 or a newcomer that such a member names. Nobody else is ever waited for.
 """
 
-from p2p_dtfm.core.consensus.actions import Actions, SendMessage, Verdict, refused
+from p2p_dtfm.core.consensus.actions import Actions, SendMessage, TakeSides, Verdict, refused
 from p2p_dtfm.core.consensus.agreement_state import AgreementState
 from p2p_dtfm.core.consensus.attempts.attempt import Attempt
 from p2p_dtfm.core.consensus.attempts.patience import patience_ns
@@ -153,11 +153,14 @@ class GatherReception:
     ) -> Verdict:
         gathering = self._gathering
         grew = attempt.round == 0
+        sides: Actions = []
         grew |= self._admit(attempt, contributions)
         self._proofs.keep(attempt, message)
         if message.sender in attempt.universe:
             self._note_digest(attempt, message)
-            grew |= self._learn_evidence(attempt, message, now_ns)
+            if self._learn_charges(attempt, message):
+                grew, sides = True, [TakeSides()]
+            grew |= self._learn_absent(attempt, message, now_ns)
             self._learn_newcomers(attempt, message)
         liars = self._contradicted(attempt, contributions)
         if liars and gathering.charge(attempt, liars):
@@ -168,7 +171,7 @@ class GatherReception:
             attempt.set_aside.contradicted.setdefault(liar, contributions[liar][0])
         if grew:
             told = gathering.knowledge_grew(attempt, now_ns, own=bool(liars))
-            return Verdict(told, "it adds to what this peer knows")
+            return Verdict(sides + told, "it adds to what this peer knows")
         return Verdict(gathering.check_settled(attempt, now_ns), "it says what its sender knows")
 
     def _counts(self, part: Contribution, attempt: Attempt) -> bool:
@@ -230,14 +233,16 @@ class GatherReception:
             return False
         return is_charge(item, state.settings.run_digest, attempt.number, state.settings.verify)
 
-    def _learn_evidence(self, attempt: Attempt, message: Gather, now_ns: int) -> bool:
-        grew = False
+    def _learn_charges(self, attempt: Attempt, message: Gather) -> bool:
+        before = len(attempt.charges)
         for item in message.accusations:
             if item.accusation.of in attempt.universe and self._is_news(attempt, item):
                 attempt.charges[item.accusation] = item
-                grew = True
+        return len(attempt.charges) > before
+
+    def _learn_absent(self, attempt: Attempt, message: Gather, now_ns: int) -> bool:
         attempt.learn_absent(message.sender, message.absent)
-        return self.believe_absent(attempt, now_ns) or grew
+        return self.believe_absent(attempt, now_ns)
 
     def believe_absent(self, attempt: Attempt, now_ns: int) -> bool:
         """Nobody is given up on one peer's word before this peer has waited half as long itself."""

@@ -225,7 +225,7 @@ class Meeting:
         that it has gone: where it holds no stage nothing waits for it, and it is heard from, as it
         says again and again where it is."""
         gone = f"it is in view {message.view}, without this peer"
-        return Verdict(self._suspicion.holds_up(message.sender.peer_id, gone, now_ns), reason)
+        return Verdict(self._suspicion.hold_up({message.sender.peer_id: gone}, now_ns), reason)
 
     def _half_counts(self, view: View, theirs: Side | None) -> bool:
         common = self._state.others.views.find(view.id)

@@ -1,6 +1,8 @@
 """Evidence against peers: that they cannot be reached, hold up the step, or keep an attempt from
 its end."""
 
+from collections.abc import Collection, Mapping
+
 from p2p_dtfm.core.consensus.actions import Actions, Report
 from p2p_dtfm.core.consensus.agreement_state import MEMBERS_LIMIT, AgreementState
 from p2p_dtfm.core.consensus.attempts.attempt import Attempt
@@ -16,11 +18,18 @@ class Suspicion:
         self._state = state
         self._gathering = gathering
 
-    def holds_up(self, peer_id: str, reason: str, now_ns: int) -> Actions:
-        """Evidence that a member does not do its part of the step: it stays until the takeover,
-        however many attempts that takes, and though the member answers."""
-        self._doubt_until_takeover(peer_id)
-        return self.suspect(peer_id, reason, now_ns)
+    def hold_up(self, reasons: Mapping[str, str], now_ns: int) -> Actions:
+        """Evidence, by peer, that members do not do their part of the step: it stays until the
+        takeover, however many attempts that takes, and though they answer.
+
+        All that are found at once are told at once: who is accused by one alone while the others
+        stop for another is one word against another.
+        """
+        self._doubt_until_takeover(reasons)
+        actions: Actions = []
+        for peer_id in sorted(reasons):
+            actions += self.suspect(peer_id, reasons[peer_id], now_ns)
+        return actions
 
     def suspect(self, peer_id: str, reason: str, now_ns: int) -> Actions:
         """Evidence that this peer cannot reach `peer_id`; hearing from it takes it back."""
@@ -44,7 +53,7 @@ class Suspicion:
         later, with `suspect`: others, who were sent the same, have then found it out as well, and
         it is not one word against another.
         """
-        self._doubt_until_takeover(peer_id)
+        self._doubt_until_takeover({peer_id})
         return self.suspect(peer_id, reason, now_ns) if self._state.frozen else []
 
     def hear(self, sender: Member, now_ns: int) -> Actions:
@@ -70,10 +79,10 @@ class Suspicion:
                 actions += self.on_evidence(member, "it has started again", now_ns)
         return actions
 
-    def _doubt_until_takeover(self, peer_id: str) -> None:
+    def _doubt_until_takeover(self, peer_ids: Collection[str]) -> None:
         state = self._state
         if not state.joining.is_outside:
-            named = {member for member in state.members if member.peer_id == peer_id}
+            named = {member for member in state.members if member.peer_id in peer_ids}
             state.distrust_members(named - {state.me})
 
     def on_evidence(self, member: Member, reason: str, now_ns: int) -> Actions:

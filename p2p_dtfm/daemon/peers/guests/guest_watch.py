@@ -120,6 +120,5 @@ class GuestWatch:
         if not out or state == told:
             return
         self._held_up = state
-        for peer_id in sorted(out):
-            reason = guests.refusal(peer_id) or ""
-            self._do(agreement.holds_up(peer_id, reason, now.monotonic_ns()))
+        reasons = {peer_id: guests.refusal(peer_id) or "" for peer_id in out}
+        self._do(agreement.hold_up(reasons, now.monotonic_ns()))

@@ -281,6 +281,25 @@ def test_a_strangers_file_is_checked_before_anything_is_written(
     assert not list((tmp_path / "to").iterdir())
 
 
+def test_halves_of_characters_hold_up_no_export(tmp_path: Path) -> None:
+    """JSON may name them, and UTF-8 has none: a founder's file ended every member's `export`."""
+    model = a_model(tmp_path / "hf", "llama")
+    (model / "generation_config.json").write_text('{"auto_map": {}, "note": "\\ud800 and \u00fc"}')
+    tokenizer = read_tokenizer_json(model)
+    payload = pack(model, tokenizer)
+    assert payload is not None
+    (tmp_path / "to").mkdir()
+    assert unpack(payload, tokenizer, tmp_path / "to")
+    assert read_noted(tmp_path / "to" / "generation_config.json") == "\ud800 and \u00fc"
+    files = {"tokenizer.json": '{"model": {"vocab": {}}, "note": "\\ud83d"}'}
+    assert unpack(packed(tokenizer, files=files), tokenizer, tmp_path / "to")
+    assert read_noted(tmp_path / "to" / "tokenizer.json") == "\ud83d"
+
+
+def read_noted(path: Path) -> str:
+    return str(json.loads(path.read_text("utf-8"))["note"])
+
+
 def test_its_size_is_bounded_before_it_is_fetched(tmp_path: Path) -> None:
     spec, store = founded(tmp_path, a_model(tmp_path / "hf", "llama"))
     initial = parse_initial(store.held(spec.model.initial).read_bytes(), spec)

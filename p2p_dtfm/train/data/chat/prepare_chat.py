@@ -14,8 +14,6 @@ from pathlib import Path
 import numpy as np
 
 from p2p_dtfm.core.protocol.errors import UserError
-from p2p_dtfm.train.data.atomic_file import fix_of
-from p2p_dtfm.train.data.blob_store import BlobStore
 from p2p_dtfm.train.data.chat.conversations import Conversation, RowsLeftOut, read_conversations
 from p2p_dtfm.train.data.chat.template import (
     ChatForm,
@@ -33,7 +31,7 @@ from p2p_dtfm.train.data.manifest import (
     token_type_for,
 )
 from p2p_dtfm.train.data.prepare import (
-    BLOBS_NAME,
+    alone_with,
     finish,
     remove_unused,
     require_ours,
@@ -79,8 +77,7 @@ def prepare_chat(
     held_out_key = _held_out_key(paths, held_out_fraction)
     packing = {split: _Packed(window, writer.filling) for split in _SPLITS}
     total_bytes = sum(path.stat().st_size for path in paths)
-    try:
-        store = BlobStore(out / BLOBS_NAME)
+    with alone_with(out, replaces) as store:
         store.remove_temporary_files()
         token_type = token_type_for(2 * tokenizer.vocabulary)
         shard_tokens = max(1, SHARD_TOKENS // window) * window
@@ -123,8 +120,6 @@ def prepare_chat(
         finish(out, store, manifest, tokenizer, shard_tokens)
         if replaces:
             remove_unused(store, manifest)
-    except OSError as error:
-        raise UserError(f"cannot write to {out}: {error.strerror}", fix_of(error, out)) from error
     return manifest, totals
 
 

@@ -246,6 +246,35 @@ def test_what_cannot_be_used_is_left_out_and_counted(tmp_path: Path) -> None:
     assert totals.conversations == 41
 
 
+def test_control_tokens_that_the_tokenizer_has_not_are_refused(tmp_path: Path) -> None:
+    """They came into the shards as other tokens, which every member then refused."""
+    form = read_chat_form(model_directory(tmp_path / "model"))
+    assert max(form.special.values()) == 258
+    with pytest.raises(UserError, match=r"is token 25\d, and the tokenizer has 256"):
+        prepare_chat(
+            [written(tmp_path, rows(40))],
+            tmp_path / "out",
+            ByteTokenizer(),
+            form,
+            context=CONTEXT,
+        )
+
+
+@pytest.mark.parametrize(
+    "name, content",
+    [
+        ("tokenizer_config.json", '{"chat_template": [1, {"name": []}, "name"]}'),
+        ("tokenizer_config.json", '{"chat_template": "\\ud800"}'),
+        ("tokenizer.json", '{"added_tokens": 5}'),
+    ],
+)
+def test_files_of_a_model_that_are_not_as_they_should_be(
+    name: str, content: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_text(content)
+    assert read_chat_form(tmp_path).special == {}
+
+
 STRICT = (
     "{% if messages[0].role != 'user' %}{{ raise_exception('begin with the user') }}{% endif %}"
     "{{ strftime_now('%Y') }}"

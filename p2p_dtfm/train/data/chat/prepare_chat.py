@@ -73,6 +73,7 @@ def prepare_chat(
     """Make the directory `out` from JSON lines of conversations. Raises `UserError`."""
     replaces = require_ours(out)
     _require_sane(context, held_out_fraction)
+    _require_known(form, tokenizer)
     writer, totals, window = ChatWriter(form, tokenizer), ChatTotals(), context + 1
     held_out_key = _held_out_key(paths, held_out_fraction)
     packing = {split: _Packed(window, writer.filling) for split in _SPLITS}
@@ -128,6 +129,16 @@ def _require_sane(context: int, held_out_fraction: float) -> None:
         raise UserError(f"a context of {context} tokens", "choose the model's: --context 128")
     if not 0 < held_out_fraction <= 0.5:
         raise UserError(f"held-out fraction of {held_out_fraction}", "choose between 0 and 0.5")
+
+
+def _require_known(form: ChatForm, tokenizer: Tokenizer) -> None:
+    for name, token in form.special.items():
+        if not 0 <= token < tokenizer.vocabulary:
+            raise UserError(
+                f"the control token {name[:40]!r} is token {token}, and the tokenizer has "
+                f"{tokenizer.vocabulary}: it is that of another model",
+                "leave out --tokenizer: --chat takes the tokenizer of its model",
+            )
 
 
 def _require_both(shards: "Mapping[Split, _Shards]", totals: ChatTotals) -> None:

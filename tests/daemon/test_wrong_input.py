@@ -449,6 +449,7 @@ def test_a_word_that_is_no_command_is_answered_with_a_line_to_type(
         ("prepare", ("p2p-dtfm prepare: missing argument", "p2p-dtfm prepare --help")),
         ("--initial-peers --home here", ("--initial-peers stands without a value", "--home")),
         ("demo twice", ("p2p-dtfm demo: got unexpected", "p2p-dtfm demo --help")),
+        ("bootstrap --log x", ("--log: must be one of 'auto', 'human', 'json', not 'x'", "")),
     ],
 )
 def test_an_option_that_cannot_be_used_is_told_with_cause_and_fix(

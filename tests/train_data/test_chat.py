@@ -227,6 +227,14 @@ def test_the_same_rows_are_read_in_every_form(form: str, tmp_path: Path) -> None
         conversation_files([folder / "rows"], tmp_path / "out")
 
 
+def test_a_table_whose_texts_are_none_is_named(tmp_path: Path) -> None:
+    bytes_for_text = pyarrow.array([b"say \xff"], type=pyarrow.binary()).view(pyarrow.string())
+    table = pyarrow.table({"prompt": bytes_for_text, "completion": ["that"]})
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(UserError, match="is not a whole Parquet file"):
+        list(read_conversations([tmp_path / "a.parquet"], RowsLeftOut()))
+
+
 def test_what_cannot_be_used_is_left_out_and_counted(tmp_path: Path) -> None:
     content = [
         *rows(40),

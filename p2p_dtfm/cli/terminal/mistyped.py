@@ -98,7 +98,10 @@ def _mistake(error: Any) -> UserError:
         if help_text[1:2].islower():
             help_text = help_text[0].lower() + help_text[1:]
         fix = f"{name}: {help_text}" if help_text else more
-        return UserError(f"{name}: {in_plain_words(item)}, not {said!r}", fix)
+        words = in_plain_words(item)
+        _, is_choice, choices = words.rstrip(".").partition(" is not one of ")
+        words = f"must be one of {choices}" if is_choice else words
+        return UserError(f"{name}: {words}, not {said!r}", fix)
     cause = str(error.format_message()).strip().rstrip(".")
     return UserError(f"{place}: {cause[:1].lower()}{cause[1:]}", more)
 

@@ -150,7 +150,8 @@ def _places(parts: Tensor, basis: Tensor) -> Tensor:
     if bool(failed):  # rounding leaves nothing of a direction in which a wide row is spread evenly
         least = gram.diagonal().amax() / (1 << 10)
         places = torch.linalg.solve(gram + least * torch.eye(len(gram), device=gram.device), along)
-    return places.T
+    found: Tensor = places.T
+    return found
 
 
 def _basis(parts: Tensor, rank: int) -> Tensor:

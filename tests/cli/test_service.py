@@ -97,7 +97,7 @@ def test_what_the_environment_says_is_said_to_systemd_too(
 def test_a_name_is_read_again_as_it_was_typed() -> None:
     """One with a picture in it made a file that the daemon could not read: the service ended at
     once, and again at each log-in."""
-    values = {"name": "Ada \U0001f600", "home": '/home/\u00fc/a "b"', "nearby": False}
+    values = {"name": "Ada \U0001f600", "home": '/home/\u00fc/a "b"\x7f', "nearby": False}
     assert tomllib.loads(service.settings_text(values)) == values
 
 

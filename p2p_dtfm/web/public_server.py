@@ -26,6 +26,7 @@ from p2p_dtfm.web.public_page import public_html
 log = logging.getLogger("p2p_dtfm")
 
 CONNECTIONS_LIMIT = 64
+CONNECTIONS_LIMIT_PER_ADDRESS = 16
 HEAD_LIMIT_BYTES = 8192
 PATIENCE_S = 5.0
 MADE_ANEW_S = 2.0
@@ -82,7 +83,8 @@ class PublicServer:
         self._limit = RateLimit(now.monotonic_s())
         self._made: tuple[float, dict[str, tuple[str, bytes]]] | None = None
         self._server: asyncio.Server | None = None
-        self._open: set[asyncio.Task[None]] = set()
+        self._open: dict[asyncio.Task[None], str] = {}
+        """With the address at the other end."""
 
     @property
     def port(self) -> int:
@@ -105,18 +107,22 @@ class PublicServer:
         self._listener.close()
 
     def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._open) >= CONNECTIONS_LIMIT:
+        address = str((writer.get_extra_info("peername") or ("",))[0])
+        of_address = sum(each == address for each in self._open.values())
+        is_full = len(self._open) >= CONNECTIONS_LIMIT
+        if is_full or of_address >= CONNECTIONS_LIMIT_PER_ADDRESS:
             writer.transport.abort()
             return
-        task = asyncio.create_task(self._talk(reader, writer))
-        self._open.add(task)
-        task.add_done_callback(self._open.discard)
+        task = asyncio.create_task(self._talk(reader, writer, address))
+        self._open[task] = address
+        task.add_done_callback(self._open.pop)
 
-    async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _talk(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, address: str
+    ) -> None:
         try:
             async with asyncio.timeout(PATIENCE_S):
                 head = await reader.readuntil(b"\r\n\r\n")
-                address = str((writer.get_extra_info("peername") or ("",))[0])
                 writer.write(self._answer(head, address))
                 await writer.drain()
                 writer.close()

@@ -25,6 +25,7 @@ class Server:
         config = uvicorn.Config(
             app,
             log_config=None,
+            log_level="error",  # any web page may send what is warned of, as often as it likes
             access_log=False,
             lifespan="off",
             http=BoundedConnection,

@@ -94,6 +94,13 @@ def test_what_the_environment_says_is_said_to_systemd_too(
     assert "MemoryMax=1536M" in done.output
 
 
+def test_a_name_is_read_again_as_it_was_typed() -> None:
+    """One with a picture in it made a file that the daemon could not read: the service ended at
+    once, and again at each log-in."""
+    values = {"name": "Ada \U0001f600", "home": '/home/\u00fc/a "b"\x7f', "nearby": False}
+    assert tomllib.loads(service.settings_text(values)) == values
+
+
 def test_a_damaged_invitation_is_refused_before_anything_is_written(home: Path) -> None:
     done = CliRunner().invoke(app, ["service", "install", "--invite", LINE[:-9]])
     assert isinstance(done.exception, UserError) and "invitation" in done.exception.cause

@@ -160,6 +160,15 @@ def test_what_cannot_be_is_not_drawn(changes: dict[str, Any]) -> None:
         facts_told(msgspec.json.encode(told(**changes)), RUN)
 
 
+def test_a_number_beyond_all_is_the_fault_of_who_says_it() -> None:
+    """One of those that are asked together ended the question, and the page stood still."""
+    digits = b"1" + b"0" * 400
+    body = msgspec.json.encode(told(step=77)).replace(b'"step":77', b'"step":' + digits)
+    assert digits in body
+    with pytest.raises(PeerFault, match="a number"):
+        facts_told(body, RUN)
+
+
 def test_what_is_no_status_is_a_fault_and_the_rest_is_text() -> None:
     for body in (b"", b"[" * 100_000, b"{}", b'{"run": 1}', b"\xff"):
         with pytest.raises(PeerFault):

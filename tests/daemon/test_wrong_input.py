@@ -13,6 +13,7 @@ import pytest
 from p2p_dtfm.cli import main
 from p2p_dtfm.cli.commands.data import newest_checkpoint, prepare
 from p2p_dtfm.cli.commands.run import run_daemon
+from p2p_dtfm.cli.terminal.mistyped import fault_of_path
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.run_spec import RunSpec, parse_run_spec
 from p2p_dtfm.daemon.machine.before_start import check_before_start
@@ -349,6 +350,32 @@ def test_a_home_that_is_a_file_is_told_so(monkeypatch, capsys, tmp_path: Path) -
         assert f"{path} is a file, and no home of a daemon" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "line",
+    ["--run {}", "--home {} --run tiny", "status --home {}", "spec {}", "prepare {} --out o"],
+)
+def test_a_line_that_was_pasted_in_the_place_of_a_path_is_no_bug(
+    line: str, monkeypatch, capsys, tmp_path: Path
+) -> None:
+    """An invitation is longer than a file's name may be: it was answered with a traceback."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("P2P_DTFM_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr("sys.argv", ["p2p-dtfm", *line.format("p2pi1-" + "x" * 400).split()])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 2
+    error = capsys.readouterr().err
+    assert "error: cannot use " in error and "File name too long" in error
+    assert "--invite LINE" in error and "bug" not in error
+
+
+def test_what_is_closed_to_this_user_is_told_so_and_the_rest_is_a_bug() -> None:
+    closed = fault_of_path(OSError(errno.EACCES, "Permission denied", "/root/x"))
+    assert closed is not None and closed.cause == "cannot use /root/x: Permission denied"
+    assert fault_of_path(OSError(errno.EIO, "Input/output error", "/x")) is None
+    assert fault_of_path(OSError(errno.EACCES, "Permission denied")) is None
+
+
 def test_an_option_before_a_command_is_not_lost(monkeypatch, capsys) -> None:
     monkeypatch.setattr("sys.argv", ["p2p-dtfm", "--home", "/nowhere", "status"])
     with pytest.raises(SystemExit) as caught:
@@ -422,6 +449,7 @@ def test_a_word_that_is_no_command_is_answered_with_a_line_to_type(
         ("prepare", ("p2p-dtfm prepare: missing argument", "p2p-dtfm prepare --help")),
         ("--initial-peers --home here", ("--initial-peers stands without a value", "--home")),
         ("demo twice", ("p2p-dtfm demo: got unexpected", "p2p-dtfm demo --help")),
+        ("bootstrap --log x", ("--log: must be one of 'auto', 'human', 'json', not 'x'", "")),
     ],
 )
 def test_an_option_that_cannot_be_used_is_told_with_cause_and_fix(

@@ -17,6 +17,7 @@ from p2p_dtfm.train.model.checkpoint import save_layers
 from tests.models.conftest import make_spec, random_states
 from tests.models.families import CASES, made, make_model
 from tests.models.test_families import TRAINING, their_tokenizer
+from tests.models.test_origin_files import a_model
 
 UNKNOWN_THERE = {"qwen3, biases": "attention_bias", "yarn, all stated": "whole_rotations"}
 
@@ -124,6 +125,33 @@ def test_all_tokens_that_end_a_text_and_a_template_in_the_configuration_go_along
     assert said["tokenizer.chat_template"] == tokenizer.chat_template
     kinds = {kind: said[f"tokenizer.ggml.{kind}_token_id"] for kind in ("eos", "eot", "eom")}
     assert kinds == {"eos": end, "eot": eot, "eom": eom}
+
+
+def test_a_token_that_is_none_is_left_out(tmp_path: Path) -> None:
+    """Llama's first files say -1 where nothing fills up: nothing was exported of them."""
+    model = a_model(tmp_path / "hf", "llama")
+    stated = {"pad_token_id": -1, "bos_token_id": 5_000_000, "eos_token_id": [-1, 2]}
+    for name in ("config.json", "generation_config.json"):
+        content = json.loads((model / name).read_text()) | stated
+        (model / name).write_text(json.dumps(content))
+    import_hugging_face(model, tmp_path / "in", "", TRAINING)
+    export_gguf(tmp_path / "in", tmp_path / "model.gguf", None)
+    _, said = read(tmp_path / "model.gguf")
+    kinds = {name.split(".")[-1] for name in said if name.endswith("_token_id")}
+    assert kinds == {"eos_token_id", "unknown_token_id"}
+    assert said["tokenizer.ggml.eos_token_id"] == 2
+
+
+def test_a_strangers_tokenizer_that_is_none_is_no_bug(tmp_path: Path) -> None:
+    model = a_model(tmp_path / "hf", "llama")
+    import_hugging_face(model, tmp_path / "in", "", TRAINING)
+    path = tmp_path / "in" / "origin" / "tokenizer.json"
+    content = json.loads(path.read_text())
+    for odd in ({"added_tokens": [{"id": 1}]}, {"added_tokens": 5}, {"normalizer": [1]}):
+        path.write_text(json.dumps(content | odd))
+        with pytest.raises(UserError, match="of the model that the run began from"):
+            export_gguf(tmp_path / "in", tmp_path / "model.gguf", None)
+        assert not (tmp_path / "model.gguf").exists()
 
 
 def test_bytes_are_tokens_there_too(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from gguf import GGUFReader
 from tokenizers import Tokenizer as Tokenizers
 from transformers import AutoTokenizer
 
+from p2p_dtfm.cli.commands.data import tokenizer_of
 from p2p_dtfm.cli.commands.models import ExportFormat, _export_once
 from p2p_dtfm.core.protocol.canonical import digest_bytes
 from p2p_dtfm.core.protocol.errors import PeerFault, UserError
@@ -145,6 +146,22 @@ def test_every_member_exports_as_the_founder_does(
     _export_once(tmp_path / "m.gguf", checkpoint, ExportFormat.GGUF, None, False, None)
     fields = GGUFReader(tmp_path / "m.gguf").fields
     assert fields["tokenizer.chat_template"].contents() == TEMPLATE
+
+
+def test_a_checkpoint_is_named_from_beside_it_and_from_within(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec, store = founded(tmp_path, a_model(tmp_path / "hf", "llama"))
+    checkpoint = checkpoint_of(spec, store.root.parent, tmp_path / "new" / "initial")
+    monkeypatch.chdir(checkpoint.parent)
+    assert tokenizer_of(Path(checkpoint.name)).vocabulary
+    _export_once(tmp_path / "beside", Path(checkpoint.name), ExportFormat.HF, None, False, None)
+    monkeypatch.chdir(checkpoint)
+    _export_once(tmp_path / "within", Path("."), ExportFormat.HF, None, False, None)
+    for name in ("tokenizer.json", "README.md"):
+        assert (tmp_path / "beside" / name).read_bytes() == (
+            tmp_path / "within" / name
+        ).read_bytes()
 
 
 def read_merged(path: Path) -> dict[str, Any]:
@@ -279,6 +296,25 @@ def test_a_strangers_file_is_checked_before_anything_is_written(
     with pytest.raises(PeerFault, match=cause):
         unpack(packed(tokenizer, **changes), tokenizer, tmp_path / "to")
     assert not list((tmp_path / "to").iterdir())
+
+
+def test_halves_of_characters_hold_up_no_export(tmp_path: Path) -> None:
+    """JSON may name them, and UTF-8 has none: a founder's file ended every member's `export`."""
+    model = a_model(tmp_path / "hf", "llama")
+    (model / "generation_config.json").write_text('{"auto_map": {}, "note": "\\ud800 and \u00fc"}')
+    tokenizer = read_tokenizer_json(model)
+    payload = pack(model, tokenizer)
+    assert payload is not None
+    (tmp_path / "to").mkdir()
+    assert unpack(payload, tokenizer, tmp_path / "to")
+    assert read_noted(tmp_path / "to" / "generation_config.json") == "\ud800 and \u00fc"
+    files = {"tokenizer.json": '{"model": {"vocab": {}}, "note": "\\ud83d"}'}
+    assert unpack(packed(tokenizer, files=files), tokenizer, tmp_path / "to")
+    assert read_noted(tmp_path / "to" / "tokenizer.json") == "\ud83d"
+
+
+def read_noted(path: Path) -> str:
+    return str(json.loads(path.read_text("utf-8"))["note"])
 
 
 def test_its_size_is_bounded_before_it_is_fetched(tmp_path: Path) -> None:

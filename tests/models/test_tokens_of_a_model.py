@@ -184,6 +184,18 @@ def test_a_name_and_a_context_that_cannot_be_are_told_by_their_options(tmp_path:
     assert len(str(refused.value)) < 300
 
 
+def test_an_odd_tokenizer_beside_the_one_that_is_named_does_not_matter(tmp_path: Path) -> None:
+    (tmp_path / "mine.json").write_text(json.dumps(gpt2_like_tokenizer()))
+    for odd in (
+        {"added_tokens": 5},
+        {"added_tokens": [{"content": "<|end|>", "id": -1}], "model": {"vocab": {}}},
+    ):
+        (tmp_path / "tokenizer.json").write_text(json.dumps(odd))
+        (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<|end|>"}')
+        tokenizer = read_tokenizer_json(tmp_path / "mine.json")
+        assert tokenizer.decode([tokenizer.end_of_document]) == "\0"
+
+
 def test_control_tokens_may_be_of_any_letters_and_digits_may_stand_alone(tmp_path: Path) -> None:
     inner = Tokenizers(models.BPE())
     inner.pre_tokenizer = pre_tokenizers.Sequence(

@@ -504,3 +504,23 @@ def test_a_line_keeps_to_what_its_owner_gives_whoever_is_at_the_other_end(tmp_pa
             assert await b.probe_bandwidth(two.peer_id) < 2_400_000, "and probes measure it"
 
     run(scenario())
+
+
+def test_calls_of_strangers_leave_a_limited_line_to_others() -> None:
+    """As many and as large as the gate lets in at once: what a member said then came minutes later,
+    and the daemon heard from nobody."""
+
+    async def scenario() -> None:
+        line = LineLimit(0, 200_000)
+        flood = [
+            asyncio.create_task(line.arrive(f"stranger-{number % 4}", bytes(200_000)))
+            for number in range(64)
+        ]
+        await asyncio.sleep(0.05)
+        assert await _timed(lambda: line.arrive("member", bytes(2_000))) < 3
+        assert sum(call.done() for call in flood) <= 1, "it is a minute's worth"
+        for call in flood:
+            call.cancel()
+        await asyncio.gather(*flood, return_exceptions=True)
+
+    run(scenario())

@@ -227,6 +227,14 @@ def test_the_same_rows_are_read_in_every_form(form: str, tmp_path: Path) -> None
         conversation_files([folder / "rows"], tmp_path / "out")
 
 
+def test_a_table_whose_texts_are_none_is_named(tmp_path: Path) -> None:
+    bytes_for_text = pyarrow.array([b"say \xff"], type=pyarrow.binary()).view(pyarrow.string())
+    table = pyarrow.table({"prompt": bytes_for_text, "completion": ["that"]})
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(UserError, match="is not a whole Parquet file"):
+        list(read_conversations([tmp_path / "a.parquet"], RowsLeftOut()))
+
+
 def test_what_cannot_be_used_is_left_out_and_counted(tmp_path: Path) -> None:
     content = [
         *rows(40),
@@ -244,6 +252,35 @@ def test_what_cannot_be_used_is_left_out_and_counted(tmp_path: Path) -> None:
     assert (left_out.too_long, left_out.shortened, left_out.without_answer) == (1, 2, 2)
     assert (left_out.unreadable, left_out.with_control_tokens) == (1, 1)
     assert totals.conversations == 41
+
+
+def test_control_tokens_that_the_tokenizer_has_not_are_refused(tmp_path: Path) -> None:
+    """They came into the shards as other tokens, which every member then refused."""
+    form = read_chat_form(model_directory(tmp_path / "model"))
+    assert max(form.special.values()) == 258
+    with pytest.raises(UserError, match=r"is token 25\d, and the tokenizer has 256"):
+        prepare_chat(
+            [written(tmp_path, rows(40))],
+            tmp_path / "out",
+            ByteTokenizer(),
+            form,
+            context=CONTEXT,
+        )
+
+
+@pytest.mark.parametrize(
+    "name, content",
+    [
+        ("tokenizer_config.json", '{"chat_template": [1, {"name": []}, "name"]}'),
+        ("tokenizer_config.json", '{"chat_template": "\\ud800"}'),
+        ("tokenizer.json", '{"added_tokens": 5}'),
+    ],
+)
+def test_files_of_a_model_that_are_not_as_they_should_be(
+    name: str, content: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_text(content)
+    assert read_chat_form(tmp_path).special == {}
 
 
 STRICT = (

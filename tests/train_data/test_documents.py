@@ -16,6 +16,7 @@ from data_examples import make_text
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.ports.packages import how_to_install
 from p2p_dtfm.train.data import Manifest, Skipped, Wish, prepare, stated_licence
+from p2p_dtfm.train.data.saved_data_sets import data_set_files
 
 SAVED = Path(__file__).parent / "saved_data_set"
 """Written by `DatasetDict.save_to_disk` of datasets 5.2.0: 40 rows in two files, and 8."""
@@ -177,6 +178,18 @@ def test_a_saved_data_set(tmp_path: Path) -> None:
     assert [text.split(".")[0][-2:] for text in found["held_out"]] == list(map(str, range(40, 48)))
     assert stated_licence([mine / "train"]) == "CC0-1.0"
     assert stated_licence([tmp_path, SAVED / "nowhere"]) == ""
+
+
+@pytest.mark.parametrize(
+    "content", ['{"_data_files": [{}, 1, {"filename": []}, {"filename": "a.arrow"}]}', "[" * 10**5]
+)
+def test_a_saved_data_set_whose_list_is_no_list(content: str, tmp_path: Path) -> None:
+    (tmp_path / "state.json").write_text(content)
+    names = {"state.json", "dataset_info.json", "a.arrow"}
+    try:
+        assert data_set_files(tmp_path, names) == {"a.arrow"}
+    except UserError as error:
+        assert "state.json" in error.cause and content.startswith("[")
 
 
 def test_a_file_named_for_both_is_held_out(tmp_path: Path) -> None:

@@ -277,3 +277,31 @@ def test_two_do_not_write_at_once(texts: Path, tmp_path: Path) -> None:
     with alone_in(out), pytest.raises(UserError, match="another process is preparing data"):
         prepare([texts], out)
     prepare([texts], out)
+
+
+def test_who_comes_later_does_not_replace_what_came_meanwhile(texts: Path, tmp_path: Path) -> None:
+    """Two commands with one --out, which both found it empty: the second took the first one's
+    result away without a word."""
+    out, path = tmp_path / "out", tmp_path / "rows.jsonl"
+    rows = [{"prompt": f"what is {n}?", "completion": f"{n} it is"} for n in range(40)]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    first: list[dict[str, bytes]] = []
+
+    def meanwhile(done_bytes: int, total_bytes: int, stage: str) -> None:
+        if not first and stage == "reading":
+            first.append({})
+            prepare_chat([path], out, ByteTokenizer(), ChatForm(), context=64)
+            first[0] = content_of(out)
+
+    with pytest.raises(UserError, match="holds prepared data already"):
+        prepare([texts], out, progress=meanwhile)
+    assert content_of(out) == first[0]
+
+
+def test_conversations_are_not_written_beside_others(tmp_path: Path) -> None:
+    """They removed what the other command was writing."""
+    path, out = tmp_path / "rows.jsonl", tmp_path / "out"
+    path.write_text(json.dumps({"prompt": "what?", "completion": "that"}))
+    out.mkdir()
+    with alone_in(out), pytest.raises(UserError, match="another process is preparing data"):
+        prepare_chat([path], out, ByteTokenizer(), ChatForm(), context=64)

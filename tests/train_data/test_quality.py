@@ -3,6 +3,7 @@
 import gzip
 import io
 import json
+import os
 import random
 import signal
 import subprocess
@@ -185,6 +186,16 @@ def test_rules_and_duplicates_are_counted_for_those_who_join(tmp_path: Path) -> 
     assert parse_manifest(payload) == manifest
     with pytest.raises(PeerFault, match="leaves out more documents"):
         parse_manifest(payload.replace(b'"documents":7,', b'"documents":7000,'))
+
+
+def test_names_of_files_need_not_be_text(tmp_path: Path) -> None:
+    folder = tmp_path / "old-disk"
+    folder.mkdir()
+    for number in range(2):
+        path = Path(os.fsdecode(os.fsencode(folder) + b"/caf\xe9-%d.txt" % number))
+        path.write_text(text_of(1, 300))
+    manifest = prepare([folder], tmp_path / "out", wish=Wish("", "exact"))
+    assert counted(manifest) == {"duplicate": 1}
 
 
 def test_signal_files_count_before_what_the_text_says(tmp_path: Path) -> None:

@@ -115,6 +115,21 @@ def test_who_does_not_read_gives_its_place_back(monkeypatch: pytest.MonkeyPatch)
             time.sleep(SOON_S)
 
 
+def test_what_a_web_page_sends_is_not_written_into_the_log(
+    address: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each `new WebSocket` of a page of anybody left two warnings, which told the user to install
+    what the daemon does not want."""
+    upgrade = (
+        b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
+    )
+    for question in (upgrade, b"\xff\r\n\r\n"):
+        with calls(address) as called:
+            called.sendall(question)
+            assert called.recv(9) == b"HTTP/1.1 "
+    assert not caplog.records
+
+
 def test_an_open_page_stays_open(address: str) -> None:
     with urllib.request.urlopen(f"{address}api/events", timeout=10) as page:
         end_s = time.monotonic() + 6 * SOON_S

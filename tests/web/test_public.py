@@ -140,8 +140,10 @@ def test_so_many_connections_are_held_and_no_more(example: Example) -> None:
         server = PublicServer(lambda: public_facts(example()), public_listener(0))
         await server.start()
         held = [
-            await asyncio.open_connection("127.0.0.1", server.port)
-            for _ in range(CONNECTIONS_LIMIT)
+            await asyncio.open_connection(
+                "127.0.0.1", server.port, local_addr=(f"127.0.0.{2 + number % 8}", 0)
+            )
+            for number in range(CONNECTIONS_LIMIT)
         ]
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         with contextlib.suppress(ConnectionResetError):
@@ -149,6 +151,25 @@ def test_so_many_connections_are_held_and_no_more(example: Example) -> None:
         await server.close()
         for each in (*(opened for _, opened in held), writer):
             each.close()
+
+    asyncio.run(play())
+
+
+def test_one_address_keeps_no_other_from_the_page(example: Example) -> None:
+    """It held all connections, each for five seconds, and the page was nobody's."""
+
+    async def play() -> None:
+        server = PublicServer(lambda: public_facts(example()), public_listener(0))
+        await server.start()
+        held = [
+            await asyncio.open_connection("127.0.0.1", server.port, local_addr=("127.0.0.9", 0))
+            for _ in range(CONNECTIONS_LIMIT)
+        ]
+        page = await ask(server.port, b"GET / HTTP/1.1\r\n\r\n")
+        assert page.startswith(b"HTTP/1.1 200 OK")
+        await server.close()
+        for _, writer in held:
+            writer.close()
 
     asyncio.run(play())
 

@@ -1,7 +1,7 @@
 """The command of a bootstrap node."""
 
 import asyncio
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -26,7 +26,7 @@ def bootstrap(
         typer.Option(min=0, max=65535, help="Port of a page about a run, for anybody; 0: none."),
     ] = 0,
     run_digest: Annotated[str, typer.Option(help="The run that this page is of.")] = "",
-    log: Annotated[str, typer.Option(help="Log format: auto, human or json.")] = "auto",
+    log: Annotated[Literal["auto", "human", "json"], typer.Option(help="Log format.")] = "auto",
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:

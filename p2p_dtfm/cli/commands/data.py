@@ -271,7 +271,7 @@ def tokenizer_of(directory: Path) -> "Tokenizer":
     if not (directory / "manifest.json").is_file() and list_checkpoints(directory):
         directory = list_checkpoints(directory)[0].directory
     manifest = read_manifest(directory)
-    blobs = directory.parents[1] / "blobs"
+    blobs = directory.resolve().parents[1] / "blobs"
     store = BlobStore(blobs) if blobs.is_dir() else None
     path = store.path(manifest.spec().data.manifest) if store else None
     if store is None or path is None:

@@ -354,12 +354,13 @@ def _summary(
             "mean nothing",
             highlight=False,
         )
+    rate = result["tokens_per_s"]
     console.print(
         f"\n[bold]{counted(result['steps'], 'step')}[/bold] by "
         f"{counted(result['peers'], 'peer')} in {duration(result['training_s'])}: loss "
         f"{result['first_loss']:.3f} → "
         f"{result['last_loss']:.3f}, held-out [bold]{result['held_out_loss']:.3f}[/bold] nats per "
-        f"token, {result['tokens_per_s']:,.0f} tokens/s",
+        f"token{'' if rate is None else f', {rate:,.0f} tokens/s'}",
         highlight=False,
         soft_wrap=True,
     )

@@ -244,7 +244,7 @@ def told_of(directory: Path) -> "KnownOfModel":
     if not (directory / "manifest.json").is_file():
         return KnownOfModel()  # imported, and not trained here
     manifest = read_manifest(directory)
-    run = directory.parents[1]
+    run = directory.resolve().parents[1]
     notes = None
     if (run / "blobs").is_dir():
         path = BlobStore(run / "blobs").path(manifest.spec().data.manifest)

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from p2p_dtfm.cli.terminal.live_view import live_view
 from p2p_dtfm.cli.terminal.logs import set_up_logging
+from p2p_dtfm.cli.terminal.mistyped import fault_of_path
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.daemon.machine.away import Away, StepAside
 from p2p_dtfm.daemon.machine.devices.shares import devices_of, is_several
@@ -63,6 +64,8 @@ def _run(resident: Resident, settings: Settings, remarks: Sequence[str] = ()) ->
             ) from error
         if isinstance(error, OSError) and (cause := fault_of_home(error, settings.home)):
             raise UserError(cause, _FIXES_OF_HOME) from error
+        if isinstance(error, OSError) and (mistyped := fault_of_path(error)):
+            raise mistyped from error
         logging.getLogger("p2p_dtfm").exception("this is a bug; please report it with this text")
         return 1
 

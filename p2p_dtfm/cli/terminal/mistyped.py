@@ -1,6 +1,7 @@
 """What was probably meant by a line that cannot be run, in lines that can be typed."""
 
 import difflib
+import errno
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -57,13 +58,17 @@ class Commands(TyperGroup):
 
 @contextmanager
 def _told_as_others() -> Iterator[None]:
-    """What is wrong with options, as cause and fix."""
+    """What is wrong with options and with paths, as cause and fix."""
     try:
         yield
     except _USAGE_ERROR as error:
         if type(error).__name__ == "NoArgsIsHelpError":  # it shows the help
             raise
         raise _mistake(error) from error
+    except OSError as error:
+        if fault := fault_of_path(error):
+            raise fault from error
+        raise
 
 
 def _refuse_options_as_values(given: Mapping[str, Any]) -> None:
@@ -93,9 +98,25 @@ def _mistake(error: Any) -> UserError:
         if help_text[1:2].islower():
             help_text = help_text[0].lower() + help_text[1:]
         fix = f"{name}: {help_text}" if help_text else more
-        return UserError(f"{name}: {in_plain_words(item)}, not {said!r}", fix)
+        words = in_plain_words(item)
+        _, is_choice, choices = words.rstrip(".").partition(" is not one of ")
+        words = f"must be one of {choices}" if is_choice else words
+        return UserError(f"{name}: {words}, not {said!r}", fix)
     cause = str(error.format_message()).strip().rstrip(".")
     return UserError(f"{place}: {cause[:1].lower()}{cause[1:]}", more)
+
+
+def fault_of_path(error: OSError) -> UserError | None:
+    """What is wrong with a path that somebody has typed, where asking for it fails already. None:
+    it is something else."""
+    if not isinstance(error.filename, str):
+        return None
+    cause = f"cannot use {shortened(error.filename)}: {error.strerror}"
+    if error.errno == errno.ENAMETOOLONG:
+        return UserError(cause, "give a path here; an invitation goes with --invite LINE")
+    if error.errno in (errno.EACCES, errno.ELOOP):
+        return UserError(cause, "see that this user may read it: ls -ld on it and above")
+    return None
 
 
 def lines_for(word: str, known: Iterable[str]) -> tuple[str, ...]:

@@ -37,6 +37,7 @@ from p2p_dtfm.net.libp2p.around_hivemind import (
     readable,
     remove_stale_sockets,
 )
+from p2p_dtfm.net.libp2p.ended_streams import EndedStreams
 from p2p_dtfm.net.libp2p.p2pd import P2pd, flags_of, start_p2pd
 from p2p_dtfm.net.shaping import ShapedWriter, Shaper
 
@@ -103,6 +104,7 @@ class Host:
         self._address_book: dict[str, tuple[str, ...]] = {}
         self._not_dialled: dict[str, str] = {}
         self._streams: collections.Counter[str] = collections.Counter()
+        self._ended = EndedStreams()
         control = p2p._client.control
         control._pending_calls = PendingCalls(control._pending_calls)
         self._peer_ids: dict[str, PeerID] = {}
@@ -245,10 +247,17 @@ class Host:
             _, reader, writer = await self._reach(peer_id, opening, deadline_s)
             return reader, writer
 
-        reader, writer = await self._with_address_book(peer_id, open_once, deadline_s)
-        return (
-            (reader, writer) if self.shaper is None else self.shaper.wrap(peer_id, reader, writer)
-        )
+        return self._shaped(peer_id, *await self._with_address_book(peer_id, open_once, deadline_s))
+
+    def _shaped(
+        self, peer_id: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> tuple[asyncio.StreamReader, Writer]:
+        """A new stream as it is used here, of which nothing stays once it is closed."""
+        shaped: Writer = writer
+        if self.shaper is not None:
+            reader, shaped = self.shaper.wrap(peer_id, reader, writer)
+        self._ended.watch(shaped, writer)
+        return reader, shaped
 
     async def _with_address_book(
         self, peer_id: str, attempt: Callable[[], Awaitable[Result]], deadline_s: float
@@ -283,9 +292,7 @@ class Host:
                 writer.close()
                 return
             self._streams[sender] += 1
-            shaped: Writer = writer
-            if self.shaper is not None:
-                reader, shaped = self.shaper.wrap(sender, reader, writer)
+            reader, shaped = self._shaped(sender, reader, writer)
             try:
                 await handler(sender, reader, shaped)
             except Exception:

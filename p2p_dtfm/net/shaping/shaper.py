@@ -5,7 +5,15 @@ import struct
 from pathlib import Path
 
 from p2p_dtfm.core.protocol.errors import UserError
-from p2p_dtfm.net.shaping.links import LATE_LIMIT_S, Channel, Damage, ShapedPath, clock_s, until
+from p2p_dtfm.net.shaping.links import (
+    LATE_LIMIT_S,
+    Channel,
+    Damage,
+    ShapedPath,
+    chunk_bytes,
+    clock_s,
+    until,
+)
 from p2p_dtfm.net.shaping.shape import PEERS_LIMIT, Shape, ShapedLink, ShapedPeer
 from p2p_dtfm.net.shaping.shaped_stream import Arrivals, ShapedWriter
 
@@ -103,7 +111,12 @@ class Shaper:
             _, left_s = _CALL_STAMP.unpack_from(message.ljust(_CALL_STAMP.size, b"\0"))
             message = message[_CALL_STAMP.size :]
         due_s = min(left_s, now_s) + link.latency_ns / 1e9
-        await self.come(due_s, len(message) + CALL_OVERHEAD_BYTES)
+        left_bytes = len(message) + CALL_OVERHEAD_BYTES
+        rate, most = self._downlink.bytes_per_s, chunk_bytes(self._downlink.bytes_per_s)
+        while left_bytes > 0:  # chunk by chunk, as streams: who sends much takes its turns
+            part = min(left_bytes, most)
+            left_bytes -= part
+            await self.come(due_s - (left_bytes / rate if rate else 0.0), part)
         return message
 
     async def come(self, due_s: float, size_bytes: int) -> None:

@@ -75,7 +75,7 @@ class Subspace(Codec):
         elif rank:
             parts = times_power_of_two(matrix, -exponent)
             basis = _basis(parts, rank)
-            places = torch.linalg.solve(basis @ basis.T, basis @ parts.T).T
+            places = _places(parts, basis)
             # rounded up, so that no number is above the largest
             steps = places.abs().amax(dim=1) * (1.01 / _TOP)
             scales = times_power_of_two(steps, exponent).to(torch.bfloat16)
@@ -141,6 +141,17 @@ def _matrix_shape(shape: tuple[int, ...]) -> tuple[int, int]:
 
 def _as_matrix(values: Tensor, shape: tuple[int, ...]) -> Tensor:
     return values.reshape(_matrix_shape(shape))
+
+
+def _places(parts: Tensor, basis: Tensor) -> Tensor:
+    """Of each row of `parts` [rows, rank], by which the basis comes nearest to it."""
+    gram, along = basis @ basis.T, basis @ parts.T
+    places, failed = torch.linalg.solve_ex(gram, along)
+    if bool(failed):  # rounding leaves nothing of a direction in which a wide row is spread evenly
+        least = gram.diagonal().amax() / (1 << 10)
+        places = torch.linalg.solve(gram + least * torch.eye(len(gram), device=gram.device), along)
+    found: Tensor = places.T
+    return found
 
 
 def _basis(parts: Tensor, rank: int) -> Tensor:

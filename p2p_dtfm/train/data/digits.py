@@ -12,8 +12,6 @@ import numpy as np
 
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.ports.packages import how_to_install
-from p2p_dtfm.train.data.atomic_file import fix_of
-from p2p_dtfm.train.data.blob_store import BlobStore
 from p2p_dtfm.train.data.manifest import (
     FORMAT_VERSION,
     Manifest,
@@ -23,7 +21,7 @@ from p2p_dtfm.train.data.manifest import (
     token_type_for,
 )
 from p2p_dtfm.train.data.prepare import (
-    BLOBS_NAME,
+    alone_with,
     finish,
     remove_unused,
     require_ours,
@@ -46,8 +44,7 @@ def prepare_digits(out: Path) -> Manifest:
     file = tokenizer.to_bytes()
     token_type = token_type_for(tokenizer.vocabulary)
     shard_tokens = _PICTURES_IN_A_SHARD * (PLACES + 1)
-    try:
-        store = BlobStore(out / BLOBS_NAME)
+    with alone_with(out, replaces) as store:
         store.remove_temporary_files()
         train = ShardWriter(store, "train", token_type, shard_tokens)
         held_out = ShardWriter(store, "held_out", token_type, shard_tokens)
@@ -70,8 +67,6 @@ def prepare_digits(out: Path) -> Manifest:
         finish(out, store, manifest, tokenizer, shard_tokens)
         if replaces:
             remove_unused(store, manifest)
-    except OSError as error:
-        raise UserError(f"cannot write to {out}: {error.strerror}", fix_of(error, out)) from error
     return manifest
 
 

@@ -190,7 +190,7 @@ def pyarrow_needed(path: Path, form: Form) -> Iterator[None]:
         ) from None
     try:
         yield
-    except (pyarrow.ArrowException, OSError) as error:
+    except (pyarrow.ArrowException, UnicodeDecodeError, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
         raise UserError(

@@ -116,25 +116,20 @@ def prepare(
         read_first(survey, files, held_out_fraction, context, progress, skipped)
         for named, held_out in ((paths, False), (validation or [], True)):
             _require_text(survey, named, held_out, skipped)
-        try:
-            store = BlobStore(out / BLOBS_NAME)
-            with alone_in(out):
-                clear_temporary_files(out)
-                wishes = (vocabulary, shard_tokens, tokenizer and _named(tokenizer))
-                journal = Journal(out, _bound_to(survey, wishes), say)
-                if tokenizer is None:
-                    tokenizer = _make_tokenizer(survey, vocabulary, store, journal, progress)
-                reading = SecondReading(survey, tokenizer, store, shard_tokens)
-                reading.write(journal, progress)
-                with _kept_unless_refused(journal):
-                    _require_windows(reading, context, survey)
-                    manifest = _manifest(survey, reading, tokenizer, store, notes)
-                    finish(out, store, manifest, tokenizer, shard_tokens)
-                if replaces or journal.was_there:
-                    remove_unused(store, manifest)
-        except OSError as error:
-            cause = f"cannot write to {out}: {error.strerror}"
-            raise UserError(cause, fix_of(error, out)) from error
+        with alone_with(out, replaces) as store:
+            clear_temporary_files(out)
+            wishes = (vocabulary, shard_tokens, tokenizer and _named(tokenizer))
+            journal = Journal(out, _bound_to(survey, wishes), say)
+            if tokenizer is None:
+                tokenizer = _make_tokenizer(survey, vocabulary, store, journal, progress)
+            reading = SecondReading(survey, tokenizer, store, shard_tokens)
+            reading.write(journal, progress)
+            with _kept_unless_refused(journal):
+                _require_windows(reading, context, survey)
+                manifest = _manifest(survey, reading, tokenizer, store, notes)
+                finish(out, store, manifest, tokenizer, shard_tokens)
+            if replaces or journal.was_there:
+                remove_unused(store, manifest)
     return manifest
 
 
@@ -227,6 +222,29 @@ def require_ours(out: Path) -> bool:
             f"{out} is in the way: {error.cause}", "remove it or choose another --out directory"
         ) from error
     return MANIFEST_NAME in names
+
+
+@contextmanager
+def alone_with(out: Path, replaces: bool) -> Iterator[BlobStore]:
+    """The store of `out`, into which nobody else writes within it.
+
+    `replaces`: whether a result was there when this command began; one that has come since is not
+    its to replace. Raises `UserError`, also for OSError within.
+    """
+    try:
+        store = BlobStore(out / BLOBS_NAME)
+        with alone_in(out):
+            if require_ours(out) and not replaces:
+                raise UserError(
+                    f"{out} holds prepared data already, which runs may still need",
+                    (
+                        "choose a new directory for --out",
+                        "replace them: the same line with --overwrite",
+                    ),
+                )
+            yield store
+    except OSError as error:
+        raise UserError(f"cannot write to {out}: {error.strerror}", fix_of(error, out)) from error
 
 
 def finish(

@@ -25,7 +25,8 @@ def data_set_files(folder: Path, names: set[str]) -> set[str] | None:
         return None
     files = _read_json(folder / "state.json").get("_data_files")
     entries = files if isinstance(files, list) else []
-    return {entry["filename"] for entry in entries if isinstance(entry, dict)} & names
+    named = [entry.get("filename") for entry in entries if isinstance(entry, dict)]
+    return {name for name in named if isinstance(name, str)} & names
 
 
 def stated_licence(paths: list[Path]) -> str:
@@ -41,6 +42,6 @@ def stated_licence(paths: list[Path]) -> str:
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"cannot read {path}: {error}", "write the data set again") from error
     return value if isinstance(value, dict) else {}

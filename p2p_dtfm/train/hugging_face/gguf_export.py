@@ -73,7 +73,13 @@ def export_gguf(
         require_room(made, size_bytes + _BESIDE_TENSORS_BYTES)
         writer = library.GGUFWriter(made, family)
         _describe(writer, model, library)
-        _describe_tokens(writer, model, tokenizer, library)
+        try:
+            _describe_tokens(writer, model, tokenizer, library)
+        except (LookupError, TypeError, AttributeError) as error:  # it may be a stranger's
+            raise UserError(
+                f"the files of the model that the run began from cannot be used: {error!r}",
+                "export for transformers: --format hf",
+            ) from error
         for name, shape in tensors:
             writer.add_tensor_info(name, shape, np.dtype(np.float32), 4 * int(np.prod(shape)))
         writer.write_header_to_file()
@@ -231,14 +237,19 @@ def _describe_special(
     }
     for name, add in say.items():
         token = stated.get(name, end if name != "pad_token_id" and not stated else None)
-        if isinstance(token, int):
+        if _is_token(token, model):
             add(token)
     ends = ends_of(model.origin) if stated else [end]
-    _describe_ends(writer, [token for token in ends if token is not None], content)
+    _describe_ends(writer, [token for token in ends if _is_token(token, model)], content)
     writer.add_add_bos_token(_begins_with_a_special_token(content))
     template = None if model.origin is None else read_template(model.origin)
     if template is not None:
         writer.add_chat_template(template)
+
+
+def _is_token(token: Any, model: ExportedModel) -> bool:
+    """Files of models say -1, or what is beyond the vocabulary, where they have none."""
+    return isinstance(token, int) and 0 <= token < model.spec.model.vocabulary
 
 
 def _describe_ends(writer: Any, tokens: list[int], content: Mapping[str, Any]) -> None:

@@ -69,7 +69,7 @@ def pack(directory: Path, tokenizer: Tokenizer) -> bytes | None:
         try:
             text = path.read_bytes().decode("utf-8")
             if name == TOKENIZER_NAME and not isinstance(tokenizer, ByteTokenizer):
-                text = json.dumps(_without_vocabulary(json.loads(text)), ensure_ascii=False)
+                text = _written(_without_vocabulary(json.loads(text)))
             files[name] = _checked(name, text)
         except (ValueError, PeerFault):
             continue
@@ -98,7 +98,7 @@ def unpack(payload: bytes, tokenizer: Tokenizer, folder: Path) -> bool:
         return False
     if TOKENIZER_NAME in texts and not isinstance(tokenizer, ByteTokenizer):
         content = _with_vocabulary(json.loads(texts[TOKENIZER_NAME]), json.loads(plain))
-        texts[TOKENIZER_NAME] = json.dumps(content, indent=2, ensure_ascii=False)
+        texts[TOKENIZER_NAME] = _written(content, indent=2)
     for name, text in texts.items():
         (folder / name).write_bytes(text.encode("utf-8"))
     return True
@@ -132,7 +132,13 @@ def _checked(name: str, text: str) -> str:
     if not _LEFT_OUT & set(content):
         return text
     kept = {name: value for name, value in content.items() if name not in _LEFT_OUT}
-    return json.dumps(kept, indent=2, ensure_ascii=False)
+    return _written(kept, indent=2)
+
+
+def _written(content: dict[str, Any], indent: int | None = None) -> str:
+    """JSON, readable as far as it is text: half a character, which it may name, stays named."""
+    text = json.dumps(content, indent=indent, ensure_ascii=False)
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _without_vocabulary(content: dict[str, Any]) -> dict[str, Any]:

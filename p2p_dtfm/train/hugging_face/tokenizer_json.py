@@ -47,7 +47,7 @@ def read_tokenizer_json(path: Path) -> Tokenizer:
     tokenizer = _read(path)
     for directory in (path.parent, path.parent / ORIGIN_NAME):
         end = _end_of_text(directory)
-        if end is not None and end < tokenizer.vocabulary:
+        if end is not None and 0 <= end < tokenizer.vocabulary:
             return ending_with(tokenizer, end)
     return tokenizer
 
@@ -56,9 +56,10 @@ def _end_of_text(directory: Path) -> int | None:
     """The token with which a model ends its texts, if its directory says so and its tokenizer knows
     it for more than plain text."""
     content = json_of(directory / TOKENIZER_NAME)
+    listed = content.get("added_tokens")
     added = {
         str(each.get("content")): each.get("id")
-        for each in content.get("added_tokens") or ()
+        for each in (listed if isinstance(listed, list) else ())
         if isinstance(each, dict)
     }
     stated = json_of(directory / "tokenizer_config.json").get("eos_token")

@@ -58,9 +58,11 @@ def _quoted(text: str) -> str:
 
 
 def settings_text(values: dict[str, Any]) -> str:
-    """As a file for `--config`; JSON's strings, numbers and lists of strings are TOML's."""
-    lines = [f"{name} = {json.dumps(value)}" for name, value in values.items()]
-    return "\n".join(["# Settings of the service; p2p-dtfm --show-config lists all.", *lines, ""])
+    """As a file for `--config`; JSON's strings, numbers and lists of strings are TOML's, but for
+    characters that JSON writes as two halves."""
+    lines = [f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in values.items()]
+    lines = ["# Settings of the service; p2p-dtfm --show-config lists all.", *lines, ""]
+    return "\n".join(lines).replace("\x7f", "\\u007f")
 
 
 def _with_options_of_the_daemon(install: Callable[..., None]) -> Callable[..., None]:
@@ -115,8 +117,9 @@ def install(
         )
     for path, content in ((settings, settings_text(values)), (unit, text)):
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        path.write_text(content, encoding="utf-8")
+        path.touch(mode=0o600)  # before there is an invitation in it
         path.chmod(0o600)
+        path.write_text(content, encoding="utf-8")
     _systemctl("daemon-reload")
     _systemctl("enable", "--now", UNIT)
     typer.echo(f"the daemon runs as a service; its settings: {settings}")

@@ -14,8 +14,6 @@ from pathlib import Path
 import numpy as np
 
 from p2p_dtfm.core.protocol.errors import UserError
-from p2p_dtfm.train.data.atomic_file import fix_of
-from p2p_dtfm.train.data.blob_store import BlobStore
 from p2p_dtfm.train.data.chat.conversations import Conversation, RowsLeftOut, read_conversations
 from p2p_dtfm.train.data.chat.template import (
     ChatForm,
@@ -33,7 +31,7 @@ from p2p_dtfm.train.data.manifest import (
     token_type_for,
 )
 from p2p_dtfm.train.data.prepare import (
-    BLOBS_NAME,
+    alone_with,
     finish,
     remove_unused,
     require_ours,
@@ -75,12 +73,12 @@ def prepare_chat(
     """Make the directory `out` from JSON lines of conversations. Raises `UserError`."""
     replaces = require_ours(out)
     _require_sane(context, held_out_fraction)
+    _require_known(form, tokenizer)
     writer, totals, window = ChatWriter(form, tokenizer), ChatTotals(), context + 1
     held_out_key = _held_out_key(paths, held_out_fraction)
     packing = {split: _Packed(window, writer.filling) for split in _SPLITS}
     total_bytes = sum(path.stat().st_size for path in paths)
-    try:
-        store = BlobStore(out / BLOBS_NAME)
+    with alone_with(out, replaces) as store:
         store.remove_temporary_files()
         token_type = token_type_for(2 * tokenizer.vocabulary)
         shard_tokens = max(1, SHARD_TOKENS // window) * window
@@ -123,8 +121,6 @@ def prepare_chat(
         finish(out, store, manifest, tokenizer, shard_tokens)
         if replaces:
             remove_unused(store, manifest)
-    except OSError as error:
-        raise UserError(f"cannot write to {out}: {error.strerror}", fix_of(error, out)) from error
     return manifest, totals
 
 
@@ -133,6 +129,16 @@ def _require_sane(context: int, held_out_fraction: float) -> None:
         raise UserError(f"a context of {context} tokens", "choose the model's: --context 128")
     if not 0 < held_out_fraction <= 0.5:
         raise UserError(f"held-out fraction of {held_out_fraction}", "choose between 0 and 0.5")
+
+
+def _require_known(form: ChatForm, tokenizer: Tokenizer) -> None:
+    for name, token in form.special.items():
+        if not 0 <= token < tokenizer.vocabulary:
+            raise UserError(
+                f"the control token {name[:40]!r} is token {token}, and the tokenizer has "
+                f"{tokenizer.vocabulary}: it is that of another model",
+                "leave out --tokenizer: --chat takes the tokenizer of its model",
+            )
 
 
 def _require_both(shards: "Mapping[Split, _Shards]", totals: ChatTotals) -> None:

@@ -76,7 +76,8 @@ def read_chat_form(directory: Path) -> ChatForm:
     """Of a model's directory, or the origin/ of one that was imported. Raises `UserError`."""
     configuration = _json_of(directory / CONFIGURATION_NAME)
     special, plain = {}, set()
-    for added in _json_of(directory / TOKENIZER_NAME).get("added_tokens") or ():
+    stated = _json_of(directory / TOKENIZER_NAME).get("added_tokens")
+    for added in stated if isinstance(stated, list) else ():
         if isinstance(added, dict) and isinstance(added.get("id"), int):
             special[str(added.get("content"))] = int(added["id"])
             if added.get("special") is False:
@@ -104,11 +105,12 @@ def _template_in(directory: Path, template: Any) -> str | None:
     except (OSError, ValueError) as error:
         raise _unusable(directory, str(error)) from error
     if isinstance(template, list):  # several, by name
-        named = {each.get("name"): each.get("template") for each in template if "name" in each}
-        template = named.get("default")
+        tables = (each for each in template if isinstance(each, dict))
+        named = (each.get("template") for each in tables if each.get("name") == "default")
+        template = next(named, None)
     if template is not None and not isinstance(template, str):
         raise _unusable(directory, "its chat template is no text")
-    if template is not None and len(template.encode()) > TEMPLATE_LIMIT_BYTES:
+    if template is not None and len(template.encode("utf-8", "replace")) > TEMPLATE_LIMIT_BYTES:
         raise _unusable(directory, f"its chat template is longer than {TEMPLATE_LIMIT_BYTES} bytes")
     return template
 

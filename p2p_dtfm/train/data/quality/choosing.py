@@ -5,6 +5,7 @@ whether much of it came before; the first that speaks against it is what it is c
 """
 
 import hashlib
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -222,7 +223,7 @@ def _wish_digest(wish: Wish, files: list[Candidate], text_field: str) -> str:
         beside = signal_files.signal_file_of(file.path)
         other = beside.stat() if beside else None
         stats.append(
-            (str(file.path), status.st_size, status.st_mtime_ns,
+            (os.fsencode(file.path), status.st_size, status.st_mtime_ns,
              (other.st_size, other.st_mtime_ns) if other else None)
         )  # fmt: skip
     wanted = (_FORMAT, wish.keep, wish.duplicates, wish.similarity, text_field, stats)

@@ -57,7 +57,7 @@ def base_path(spec: RunSpec, layer: int, path_of: Callable[[str], Path | None]) 
 
 
 def _store_beside(directory: Path) -> Callable[[str], Path | None]:
-    root = directory.parents[1] / BLOBS_NAME
+    root = directory.resolve().parents[1] / BLOBS_NAME
     return BlobStore(root).path if root.is_dir() else lambda digest: None
 
 

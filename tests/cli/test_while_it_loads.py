@@ -6,11 +6,16 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.daemon.dashboard.dashboard_host import DashboardHost
+from p2p_dtfm.daemon.machine.home import Home
+from p2p_dtfm.daemon.machine.local_client import call_daemon
+from p2p_dtfm.daemon.machine.settings import Settings
 from p2p_dtfm.daemon.node import resident
 
 CTRL_C_AT = """
@@ -40,20 +45,34 @@ def test_ctrl_c_ends_it_at_once_and_without_pages_about_it(loaded: str, tmp_path
     assert (ended.returncode, ended.stdout, ended.stderr) == (-signal.SIGINT, "", "")
 
 
-def test_meanwhile_the_screen_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It stood still at "starting for 0 s"."""
-    (tmp_path / "loads_for_long.py").write_text("import time\ntime.sleep(0.5)\n")
+def test_meanwhile_the_screen_goes_on_and_others_are_told_that_it_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stood still at 0 s; `status` said that nothing had been started there, and a
+    second daemon in that home was told of the first one once it had loaded, too."""
+    (tmp_path / "loads_for_long.py").write_text("import time\ntime.sleep(1)\n")
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(resident, "_TRAINS", "loads_for_long")
+    home = tmp_path / "home"
+    starting = resident.Resident(Settings(home=home, dashboard="off"))
 
-    async def turns_meanwhile() -> int:
-        turns, loading = 0, asyncio.create_task(resident._loaded("loads_for_long"))
+    async def watched() -> list[str]:
+        told, loading = [], asyncio.create_task(starting._load_what_trains())
+        await asyncio.sleep(0.1)
         while not loading.done():
-            turns += 1
-            await asyncio.sleep(0.02)
-        assert (await loading).__name__ == "loads_for_long"
-        return turns
+            for ask in (Home(home).acquire, partial(call_daemon, home, "status", patience_s=0)):
+                with pytest.raises(UserError) as error:
+                    ask()
+                told.append(error.value.cause)
+            await asyncio.sleep(0.2)
+        await loading
+        Home(home).acquire()
+        return told
 
-    assert asyncio.run(turns_meanwhile()) > 5
+    here, starts, *more = asyncio.run(watched())
+    assert "a daemon is already running in" in here
+    assert starts.endswith("does not answer yet: it starts or ends just now")
+    assert len(more) >= 2
 
 
 def test_what_is_shown_before_there_is_a_daemon_has_its_reason_and_since_when() -> None:

@@ -92,6 +92,12 @@ def test_whoever_was_told_what_to_do_needs_no_past(tmp_path: Path) -> None:
     assert "--invite LINE" in error.value.fixes[0], "what volunteers were given"
 
 
+def test_a_run_that_there_is_not_is_told_before_anything_is_loaded(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="there is no run spec 'tny'"):
+        recall(settings_of(tmp_path / "new", run="tny"))
+    assert not (tmp_path / "new").exists()
+
+
 def test_who_names_a_spec_comes_back_to_a_run_of_that_spec_or_to_none(tmp_path: Path) -> None:
     """Whoever founds another run has nothing to say to those of the one before."""
     tiny = read_run_spec("tiny")

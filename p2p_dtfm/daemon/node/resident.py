@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from p2p_dtfm.daemon.peers.recall import Past
 
 LOOK_EVERY_S = 1.0
+_TRAINS = "p2p_dtfm.daemon.node.daemon"
 _PAUSED = UserError(
     "the daemon is paused, and only one that takes part can do that",
     "have it take part again: p2p-dtfm resume",
@@ -117,7 +118,7 @@ class Resident:
         elif (why := await self._not_now()) and not await self._stay_away(why, by_itself=True):
             return 0
         while True:
-            await _loaded("p2p_dtfm.daemon.node.daemon")  # only now: torch and libp2p come with it
+            await self._load_what_trains()
             daemon = self.make_daemon(settings, self._dashboard, self._seen)
             try:
                 code = await self._take_part_within_hours(daemon, past)
@@ -136,6 +137,18 @@ class Resident:
             self._step_aside_if_may(reason, settings, until_s)
             if not await self._stay_away(reason, self._ends_by_itself(reason), until_s):
                 return 0
+
+    async def _load_what_trains(self) -> None:
+        """Only now: torch and libp2p come with it. The home is held meanwhile, so that who asks for
+        its daemon is told that one starts, and who starts another one that one is there."""
+        if _TRAINS in sys.modules:
+            return
+        home = Home(self._settings.home)
+        home.acquire()
+        try:
+            await _loaded(_TRAINS)
+        finally:
+            home.release()
 
     def make_daemon(self, settings: Settings, dashboard: DashboardHost, seen: Seen) -> "Daemon":
         """On this machine; one of another world says so."""
@@ -311,7 +324,7 @@ async def _loaded(name: str) -> Any:
     """That module. Beside the event loop, so that what is shown goes on: it takes seconds, and half
     a minute on a machine that does much else."""
     with ends_at_once():
-        return sys.modules.get(name) or await asyncio.to_thread(importlib.import_module, name)
+        return await asyncio.to_thread(importlib.import_module, name)
 
 
 async def kept_up(watch: Callable[[], Awaitable[None]]) -> None:

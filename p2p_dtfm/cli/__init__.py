@@ -25,9 +25,12 @@ def main() -> None:
     if fault:
         print(fault, file=sys.stderr)
         raise SystemExit(2)
-    from p2p_dtfm.cli.program import app
-    from p2p_dtfm.cli.terminal.plain import harmless_lines
-    from p2p_dtfm.core.protocol.errors import UserError
+    from p2p_dtfm.ports.ctrl_c import ends_at_once
+
+    with ends_at_once():
+        from p2p_dtfm.cli.program import app
+        from p2p_dtfm.cli.terminal.plain import harmless_lines
+        from p2p_dtfm.core.protocol.errors import UserError
 
     try:
         app(prog_name="p2p-dtfm")

@@ -11,7 +11,9 @@ import msgspec
 import pytest
 
 from p2p_dtfm.core.messages.agreement_messages import KnownView
+from p2p_dtfm.core.protocol.canonical import encode
 from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.core.protocol.records import PROTOCOL_VERSION
 from p2p_dtfm.core.protocol.run_spec import AdmissionSpec
 from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.protocol.snapshot import Member, ViewId
@@ -33,6 +35,7 @@ from p2p_dtfm.daemon.peers.home_memory import (
 )
 from p2p_dtfm.daemon.peers.recall import Past, recall
 from p2p_dtfm.daemon.peers.run_source import is_here
+from p2p_dtfm.daemon.peers.wire import Hello, Welcome
 from p2p_dtfm.sim.scenario.files import read_run_spec
 from p2p_dtfm.train.data import BlobStore
 from tests.core.builders import run_spec
@@ -87,6 +90,12 @@ def test_whoever_was_told_what_to_do_needs_no_past(tmp_path: Path) -> None:
         recall(settings_of(tmp_path))
     assert error.value.exit_code == 2 and len(error.value.fixes) == 4
     assert "--invite LINE" in error.value.fixes[0], "what volunteers were given"
+
+
+def test_a_run_that_there_is_not_is_told_before_anything_is_loaded(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="there is no run spec 'tny'"):
+        recall(settings_of(tmp_path / "new", run="tny"))
+    assert not (tmp_path / "new").exists()
 
 
 def test_who_names_a_spec_comes_back_to_a_run_of_that_spec_or_to_none(tmp_path: Path) -> None:
@@ -187,6 +196,38 @@ def test_a_home_that_has_lost_its_memory_looks_before_it_founds(
     founds, said = asyncio.run(found())
     assert looked == [run_spec().digest()] and "what it remembered of it is gone" in said
     assert founds, "nobody answered"
+
+
+def test_who_founds_beside_a_member_of_another_run_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """`--run F --initial-peers A`, and A trains something else: it was "no member answers"."""
+    there = peer_ids(tmp_path, 1)[0]
+    given = f"/ip4/192.0.2.7/tcp/4001/p2p/{there}"
+    theirs = memory_of(tmp_path, run_spec(seed=9)).signed_spec
+
+    async def ask(peer_id: str, hello: Hello, deadline_s: float) -> bytes:
+        return encode(Welcome(PROTOCOL_VERSION, theirs, (), 1, 1))
+
+    async def addresses() -> tuple[str, ...]:
+        return ()
+
+    async def nobody(*who: object) -> list[Any]:
+        return []
+
+    network = network_of()
+    network.messenger = SimpleNamespace(
+        me="me", passed_over={}, ask=ask, learn=lambda *it: None, forget=lambda it: None
+    )
+    network.host.addresses, network.first_contacts = addresses, (given,)
+    settings = settings_of(tmp_path, nearby=False, run="tiny", initial_peers=(given,))
+    directory = SimpleNamespace(present_by_node=nobody, present_peers=nobody, nodes=())
+    local = Local(settings, DashboardHost())
+    looking = Acquaintances(local, network, Past([], None), cast(Any, directory))
+    ours, digest = run_spec().digest(), run_spec(seed=9).digest()
+    assert asyncio.run(looking.look_for_members(ours)) is None
+    trains_another = f"the swarm of {there} trains run {digest[:16]}, not {ours[:16]}"
+    assert f"{trains_another}; without --run this joins that one" in caplog.text
 
 
 def joining_of(home: Path, **settings: object) -> RunJoining:

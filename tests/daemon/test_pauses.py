@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.daemon.machine import life as life_module
 from p2p_dtfm.daemon.machine.home import Home
 from p2p_dtfm.daemon.machine.hours import LONGEST_PAUSE_S, pause_seconds
-from p2p_dtfm.daemon.machine.life import Life
+from p2p_dtfm.daemon.machine.life import Life, Standstill
 from p2p_dtfm.daemon.machine.local_client import call_daemon
 from p2p_dtfm.daemon.machine.owner.sights import OwnerSight
 from p2p_dtfm.daemon.machine.owner.yields import REASONS, Yields
@@ -197,3 +198,28 @@ def test_a_bug_in_looking_costs_one_look(tmp_path: Path, monkeypatch: pytest.Mon
         assert paused == ["the computer runs on its battery"]
 
     asyncio.run(scenario())
+
+
+def test_who_stood_still_can_say_so_when_the_others_have_gone_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A machine that slept, or was busy: its user heard "rejoins: view 17 has succeeded 16 without
+    this peer", and nothing of why."""
+    wall_s = 1000.0
+    monkeypatch.setattr(life_module.now, "wall_s", lambda: wall_s)
+    standstill = Standstill()
+
+    def after(seconds: float) -> str:
+        nonlocal wall_s
+        wall_s += seconds
+        standstill.look()
+        return standstill.lately()
+
+    assert after(1.0) == "", "a loop that is a little late"
+    assert "stood still for 20 s" in after(20.0)
+    assert "stood still for 20 s" in after(3.0), "the longest"
+    for _ in range(60):
+        after(1.0)
+    assert standstill.lately() == "", "that is long over"
+    wall_s += 7.0
+    assert "stood still for 7 s" in standstill.lately(), "before anybody has looked"

@@ -7,7 +7,7 @@ import pytest
 from p2p_dtfm.core.messages.prepared import StepOutcome
 from p2p_dtfm.daemon.telemetry.event_log import FILE_NAME, TAIL_BYTES, EventLog, read_events
 from p2p_dtfm.daemon.telemetry.run_history import RunHistory
-from p2p_dtfm.daemon.telemetry.status import Status
+from p2p_dtfm.daemon.telemetry.status import State, Status
 from tests.core.builders import run_spec
 
 
@@ -39,6 +39,16 @@ def test_who_comes_back_and_rolls_a_step_forward_does_not_tell_it_again(tmp_path
     back.record(outcome(4))
     back.record(outcome(5))
     assert told == [0, 1, 2, 3, 4, 5]
+
+
+def test_the_state_writes_a_step_as_the_bar_below_it_does(tmp_path: Path) -> None:
+    """It said "step 1234 of 6000" above a bar that said "step 1,234 of 6,000"."""
+    spec = run_spec().model_copy(update={"total_steps": 6000})
+    status = Status(State.TRAINING)
+    history = RunHistory(spec, status)
+    history.goes_on_from(1233)
+    history.record(outcome(1233))
+    assert status.reason == "step 1,234 of 6,000"
 
 
 def test_what_it_had_not_told_it_tells_and_what_is_computed_again_too(tmp_path: Path) -> None:

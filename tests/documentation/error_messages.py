@@ -49,6 +49,7 @@ def _templates(path: Path) -> Iterator[str]:
     calls = [node for node in ast.walk(tree) if _name(node) == "UserError"]
     for node in ast.walk(tree):  # classes whose own text becomes an error's
         if isinstance(node, ast.ClassDef) and node.name in (
+            "AnotherRun",
             "NoTextField",
             "NobodyTrains",
             "RunComplete",

@@ -165,3 +165,22 @@ def test_what_libp2p_does_not_even_call_is_told_in_words(where: str, cause: str,
         asyncio.run(reach_first_peers(host, [f"{where}/p2p/{PEER}"]))
     assert cause in error.value.cause and "no good" not in error.value.cause
     assert fix in error.value.fixes[0]
+
+
+def test_who_answers_in_the_place_of_the_peer_that_was_named_is_told_in_words() -> None:
+    """It was "expected 12D3..., but remote key matches 12D3...", and the firewall's fault."""
+    other = PEER[:-1] + "Y"
+
+    async def connect(*arguments: object, **options: object) -> None:
+        raise Unreachable(
+            PEER,
+            f"Connect failed. msg=failed to dial {PEER}: all dials failed * [/ip4/192.0.2.7/tcp/1] "
+            "failed to negotiate security protocol: peer id mismatch: "
+            f"expected {PEER}, but remote key matches {other}",
+        )
+
+    host = SimpleNamespace(peer_id="me", connect=connect)
+    with pytest.raises(UserError) as error:
+        asyncio.run(reach_first_peers(host, [f"/ip4/192.0.2.7/tcp/1/p2p/{PEER}"]))
+    assert f"({other} answers there: another peer)" in error.value.cause
+    assert "anew" in error.value.fixes[0]

@@ -64,6 +64,16 @@ def test_without_a_stopped_step_there_are_no_phases(history: list[dict[str, Any]
     assert not phases_of({"a": history}, COMMITS, KILL)
 
 
+def test_what_a_later_fault_stopped_is_not_said_of_the_one_before() -> None:
+    """A full disk stopped nothing, and was said to be suspected after 34.7 s: of a kill."""
+    full = Inflicted("disk full", ("b",), 3, 10.0, 12.0)
+    kill = Inflicted("kill", ("c",), 9, 40.0, 42.0)
+    commits = [(step, 9.0 + 4 * step) for step in range(10)]
+    histories = {"a": [view("s", 41.5, 40.5, 41.0, 41.25), step(8, 42.0)]}
+    assert not phases_of(histories, commits, full)
+    assert phases_of(histories, commits, kill)["suspected"] == 0.5
+
+
 def test_marks_are_of_failures_alone_and_taken_once() -> None:
     marks = RecoveryMarks()
     marks.gathered()

@@ -64,7 +64,7 @@ def explained(
     if item["type"] == "extra_forbidden":
         known = _known_keys(path[:-1], root)
         near = difflib.get_close_matches(path[-1], known, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"
+        hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}."
         return f"unknown key {where!r}", f"{hint} Otherwise remove {where!r}."
     if item["type"] == "missing":
         return f"{where!r} is missing", f"add {where!r}"

@@ -9,12 +9,13 @@ import os
 import secrets
 import socket
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from p2p_dtfm import __version__
 from p2p_dtfm.core.protocol.errors import UserError
-from p2p_dtfm.daemon.telemetry.status import State
+from p2p_dtfm.daemon.telemetry.status import Status
 from p2p_dtfm.ports import now
 from p2p_dtfm.web.api import Action
 from p2p_dtfm.web.dashboard import Dashboard
@@ -40,7 +41,7 @@ class DashboardHost:
 
     def __init__(self) -> None:
         self.address: str | None = None
-        self._state = _nothing_yet
+        self._state: Callable[[], DashboardState] = partial(_nothing_yet, Status())
         self._actions: Mapping[str, Action] = {}
         self._token = ""
         self._page: Path | None = None
@@ -130,9 +131,10 @@ class DashboardHost:
             await self._server.close()
 
 
-def _nothing_yet() -> DashboardState:
-    now_s = round(now.wall_s(), 3)
-    return DashboardState(Live(now_s, __version__, "", State.STARTING.value, "", now_s))
+def _nothing_yet(status: Status) -> DashboardState:
+    """Until there is a daemon."""
+    now_s, since_s = round(now.wall_s(), 3), round(status.since_s, 3)
+    return DashboardState(Live(now_s, __version__, "", status.state.value, status.reason, since_s))
 
 
 def stored_token(path: Path) -> str:

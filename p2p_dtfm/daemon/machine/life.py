@@ -10,10 +10,15 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from p2p_dtfm.core.protocol.facts.in_words import duration
+from p2p_dtfm.ports import now
+
 Result = TypeVar("Result")
 
 ORPHAN_GRACE_S = 15.0
 """A daemon whose parent has died hands its layers over within this time, or ends without."""
+STILL_S, LATELY_S = 2.0, 60.0
+"""From so long a silence on a peer may be taken for dead; so long that may be why it rejoins."""
 RESUMED_S = 0.0
 """`pause_until_s` of who was told to come back while it still left."""
 
@@ -34,6 +39,7 @@ class Life:
         self.pause_until_s: float | None = None
         """When it is to come back by itself, by the clock on the wall; None: when it is told."""
         self._on_leaving = on_leaving
+        self.standstill = Standstill()
         self._signalled = False
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -116,6 +122,34 @@ class Life:
         """Not a signal of its user's: both the shell and the kernel may send it."""
         log.info("its terminal is closed: leaves after this step")
         self.leave()
+
+
+class Standstill:
+    """Whether the machine has let this daemon run. By the clock on the wall, since the other one
+    stands still as well while a machine sleeps."""
+
+    def __init__(self) -> None:
+        self._seen_s = self._ended_s = now.wall_s()
+        self._still_s = 0.0
+
+    def look(self) -> None:
+        """All the time: who has not looked for a while stood still."""
+        seen_s, self._seen_s = self._seen_s, now.wall_s()
+        still_s = self._seen_s - seen_s
+        if self._seen_s > self._ended_s + LATELY_S:
+            self._still_s = 0.0
+        if still_s > max(STILL_S, self._still_s):
+            self._still_s, self._ended_s = still_s, self._seen_s
+
+    def lately(self) -> str:
+        """Why others have gone on without this peer, if it is that; else empty."""
+        self.look()
+        if not self._still_s:
+            return ""
+        return (
+            f"this program stood still for {duration(self._still_s)}, as where a machine sleeps or "
+            "does much else"
+        )
 
 
 def ends_with_its_terminal() -> bool:

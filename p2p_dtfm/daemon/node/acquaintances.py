@@ -130,12 +130,20 @@ class Acquaintances:
         found = await self._search.look(sought)
         if found is None:
             log.info("no member of run %s answers: asked %s", run_digest[:16], places)
+            self._say_who_trains_another()
         else:
             self._local.status.troubles.over(NOBODY_ANSWERS)
             log.info(
                 "found %s, a member of run %s, %s", found.peer_id, run_digest[:16], found.where
             )
         return found
+
+    def _say_who_trains_another(self) -> None:
+        """Whoever names a run spec and a member may well mean the run of that member."""
+        given = set(peer_ids_of(self._local.settings.initial_peers))
+        for peer_id, what in self._search.elsewhere.items():
+            means_it = self._local.settings.run and peer_id in given
+            log.warning("%s%s", what, "; without --run this joins that one" if means_it else "")
 
     def say_nobody_answers(self, run_digest: str, pause_s: float) -> None:
         """It goes on looking by itself; somebody may have to start one of the others."""

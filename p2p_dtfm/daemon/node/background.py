@@ -128,6 +128,7 @@ class Background:
     async def _tick_loop(self) -> None:
         while True:
             await self._rest()
+            self._local.life.standstill.look()
             now_ns = now.monotonic_ns()
             self._agreement.has_saved(self._participant.checkpoints.saved)
             self._beat(now_ns)

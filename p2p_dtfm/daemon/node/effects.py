@@ -174,9 +174,10 @@ class Effects:
 
     async def _rejoin(self, action: Rejoin) -> None:
         """The others went on without this peer: keep its work, and come back as a newcomer."""
-        trainer, reason = self._participant.trainer, action.reason
-        log.warning("rejoins: %s", reason)
-        self._local.status.say(State.JOINING, f"rejoins: {reason}")
+        trainer = self._participant.trainer
+        why = "; ".join(filter(None, (action.reason, self._local.life.standstill.lately())))
+        log.warning("rejoins: %s", why)
+        self._local.status.say(State.JOINING, f"rejoins: {why}")
         self._write_history()
         trainer.stop_step()
         if action.gives_up_steps:

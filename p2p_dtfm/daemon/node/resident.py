@@ -8,6 +8,7 @@ whom was met before; if they are gone, or there were none, as the daemon was sta
 """
 
 import asyncio
+import importlib
 import logging
 import signal
 import sys
@@ -31,6 +32,7 @@ from p2p_dtfm.daemon.machine.settings import Settings
 from p2p_dtfm.daemon.telemetry.attention.attention import Attention
 from p2p_dtfm.daemon.telemetry.status import State, Status
 from p2p_dtfm.ports import now
+from p2p_dtfm.ports.ctrl_c import ends_at_once
 from p2p_dtfm.web.api import LocalApi, explained, make_app
 from p2p_dtfm.web.state import DashboardState, Event, Live, Timeline, ViewState
 
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from p2p_dtfm.daemon.peers.recall import Past
 
 LOOK_EVERY_S = 1.0
+_TRAINS = "p2p_dtfm.daemon.node.daemon"
 _PAUSED = UserError(
     "the daemon is paused, and only one that takes part can do that",
     "have it take part again: p2p-dtfm resume",
@@ -106,9 +109,8 @@ class Resident:
         settings = self._settings
         away, past = self._away, None
         if away is None:
-            from p2p_dtfm.daemon.peers.recall import recall  # who is away needs it no more
-
-            past = await asyncio.to_thread(recall, settings)
+            recalling = await _loaded("p2p_dtfm.daemon.peers.recall")  # not by who is away
+            past = await asyncio.to_thread(recalling.recall, settings)
         if away is not None:
             if not await self._stay_away(away.reason, away.by_itself, away.until_s):
                 return 0
@@ -116,6 +118,7 @@ class Resident:
         elif (why := await self._not_now()) and not await self._stay_away(why, by_itself=True):
             return 0
         while True:
+            await self._load_what_trains()
             daemon = self.make_daemon(settings, self._dashboard, self._seen)
             try:
                 code = await self._take_part_within_hours(daemon, past)
@@ -135,9 +138,21 @@ class Resident:
             if not await self._stay_away(reason, self._ends_by_itself(reason), until_s):
                 return 0
 
+    async def _load_what_trains(self) -> None:
+        """Only now: torch and libp2p come with it. The home is held meanwhile, so that who asks for
+        its daemon is told that one starts, and who starts another one that one is there."""
+        if _TRAINS in sys.modules:
+            return
+        home = Home(self._settings.home)
+        home.acquire()
+        try:
+            await _loaded(_TRAINS)
+        finally:
+            home.release()
+
     def make_daemon(self, settings: Settings, dashboard: DashboardHost, seen: Seen) -> "Daemon":
         """On this machine; one of another world says so."""
-        from p2p_dtfm.daemon.node.daemon import Daemon  # only now: torch and libp2p come with it
+        from p2p_dtfm.daemon.node.daemon import Daemon  # which was loaded just before
 
         return Daemon(settings, dashboard, seen)
 
@@ -303,6 +318,13 @@ class Resident:
         unknown = dict.fromkeys(("peer_id", "name", "run", "run_digest", "data", "checkpoints"))
         here = {"dashboard": self._dashboard.address, **status.as_json()}
         return {"version": __version__, **unknown, **self._last, **nothing, **here}
+
+
+async def _loaded(name: str) -> Any:
+    """That module. Beside the event loop, so that what is shown goes on: it takes seconds, and half
+    a minute on a machine that does much else."""
+    with ends_at_once():
+        return await asyncio.to_thread(importlib.import_module, name)
 
 
 async def kept_up(watch: Callable[[], Awaitable[None]]) -> None:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from p2p_dtfm.core.protocol.errors import UNREACHABLE, UserError
 from p2p_dtfm.daemon.peers.messenger import Messenger
-from p2p_dtfm.daemon.peers.run_source import ask_welcome, ask_welcome_shortly
+from p2p_dtfm.daemon.peers.run_source import AnotherRun, ask_welcome, ask_welcome_shortly
 from p2p_dtfm.daemon.peers.wire import Welcome
 from p2p_dtfm.net.directory.port import DirectoryPort
 from p2p_dtfm.net.directory.values import Presence
@@ -151,7 +151,7 @@ async def _first_answer(
 
     async def ask(peer: Presence) -> Answer | None:
         async with turns:
-            with contextlib.suppress(Unreachable):
+            with contextlib.suppress(Unreachable, AnotherRun):
                 await messenger.look_up(peer.peer_id, peer.addresses, were_there)
                 answer = await ask_welcome_shortly(
                     messenger, peer.peer_id, own, run_digest, ANSWER_DEADLINE_S

@@ -12,7 +12,7 @@ from typing import Any
 
 from p2p_dtfm.daemon.peers.discovery import ask_present, first_found
 from p2p_dtfm.daemon.peers.messenger import Messenger
-from p2p_dtfm.daemon.peers.run_source import ask_welcome_shortly
+from p2p_dtfm.daemon.peers.run_source import AnotherRun, ask_welcome_shortly
 from p2p_dtfm.daemon.peers.wire import Welcome
 from p2p_dtfm.net.contacts.nearby import Nearby, Neighbour
 from p2p_dtfm.net.directory.port import DirectoryPort
@@ -62,6 +62,8 @@ class MemberSearch:
         self._directory = directory
         self._nearby = nearby
         self._own = own
+        self.elsewhere: dict[str, str] = {}
+        """Of those who were met and answered in the last look, but train something else: what."""
 
     def places(self, sought: Sought) -> str:
         """Where `look` looks, in words."""
@@ -74,7 +76,7 @@ class MemberSearch:
     async def look(self, sought: Sought, limit_s: float = LOOK_LIMIT_S) -> Found | None:
         """The first member that answers; None if nobody does within the limit. Those that were met
         have the first word: anybody can say in the directory, or nearby, that it is a member."""
-        own = await self._own()
+        own, self.elsewhere = await self._own(), {}
         met_are_silent = asyncio.Event()
 
         async def ask_met() -> Found | None:
@@ -159,16 +161,20 @@ class MemberSearch:
         """Who does not answer is forgotten, so that nobody waits for it any more."""
         if peer_id == self._messenger.me:
             return None
-        found = None
+        found, is_met = None, peer_id in {met for met, _ in sought.met}
         with contextlib.suppress(TimeoutError, Unreachable):
             async with asyncio.timeout(ANSWER_DEADLINE_S):
-                if peer_id in {met for met, _ in sought.met}:
+                if is_met:
                     self._messenger.learn(peer_id, addresses)
                 else:  # it says itself that it knows this peer
                     await self._messenger.look_up(peer_id, addresses, was_there=True)
-                found = await ask_welcome_shortly(
-                    self._messenger, peer_id, own, sought.run_digest, ANSWER_DEADLINE_S
-                )
+                try:
+                    found = await ask_welcome_shortly(
+                        self._messenger, peer_id, own, sought.run_digest, ANSWER_DEADLINE_S
+                    )
+                except AnotherRun as other:
+                    if is_met:
+                        self.elsewhere[peer_id] = other.cause
         if found is None:
             self._messenger.forget(peer_id)
         if found is None or not found[1].lets_in:

@@ -299,7 +299,13 @@ class Messenger:
                     is_news = first and not isinstance(message, Standing)  # told to outsiders
                     level = logging.WARNING if is_news else logging.DEBUG
                     why = in_plain_words(error.cause)
-                    log.log(level, "%s cannot be delivered: %s: %s", _name(message), peer_id, why)
+                    log.log(
+                        level,
+                        "what %s is told (%s) does not arrive: %s",
+                        peer_id,
+                        _name(message),
+                        why,
+                    )
             except PeerFault as fault:
                 log.warning("reply to a %s: %s", _name(message), fault)
                 return

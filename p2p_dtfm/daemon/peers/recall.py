@@ -43,10 +43,10 @@ def recall(settings: Settings) -> Past:
             f"{home} is a file, and no home of a daemon",
             "name a directory, which need not be there yet: --home DIR",
         )
+    named = _as_written(read_run_spec(settings.run)) if settings.run else None
     past = remembered_runs(home)
     wanted = (item for item in past if item.run_digest.startswith(settings.run_digest))
-    if past and settings.run and not settings.new:
-        named = _as_written(read_run_spec(settings.run))
+    if named is not None:
         wanted = (item for item in wanted if _as_written(item.spec) == named)
     recalled = None if settings.new else next(wanted, None)
     if recalled is None and not settings.run and not settings.initial_peers:

@@ -192,6 +192,20 @@ async def _ask_welcome_once(
     raise NobodyTrains(causes, for_good)
 
 
+class AnotherRun(UserError):
+    """Who was asked trains, and something else than what is looked for."""
+
+    def __init__(self, peer_id: str, digest: str, wanted: str) -> None:
+        super().__init__(
+            f"the swarm of {peer_id} trains run {digest[:16]}, not {wanted[:16]}",
+            (
+                "ask whoever invited you for the address of the right swarm",
+                "leave out --run-digest to take part in this run",
+            ),
+            exit_code=5,
+        )
+
+
 async def ask_welcome_shortly(
     messenger: Messenger,
     peer_id: str,
@@ -199,9 +213,11 @@ async def ask_welcome_shortly(
     run_digest: str,
     deadline_s: float,
 ) -> tuple[str, Welcome] | None:
-    """The answer of a peer that may not be there at all, or trains something else."""
+    """The answer of a peer that may not be there at all. Raises `AnotherRun`."""
     try:
         return await _ask_welcome_once(messenger, [peer_id], addresses, run_digest, deadline_s)
+    except AnotherRun:
+        raise
     except UserError:
         return None
 
@@ -210,14 +226,7 @@ def _check_run(peer_id: str, welcome: Welcome, expected_digest: str) -> None:
     digest = digest_bytes(welcome.run_spec.payload)
     open_run(welcome.run_spec, digest)
     if expected_digest and not digest.startswith(expected_digest):
-        raise UserError(
-            f"the swarm of {peer_id} trains run {digest[:16]}, not {expected_digest[:16]}",
-            (
-                "ask whoever invited you for the address of the right swarm",
-                "leave out --run-digest to take part in this run",
-            ),
-            exit_code=5,
-        )
+        raise AnotherRun(peer_id, digest, expected_digest)
 
 
 def _other_protocol(peer_id: str, version: int) -> UserError:

@@ -68,7 +68,7 @@ class RunHistory:
 
     def _of_all(self, step: int) -> str:
         total = self._spec.total_steps
-        return f"step {min(step, total)} of {total}"
+        return f"step {min(step, total):,} of {total:,}"
 
     def _measured(self) -> dict[str, object]:
         """Rate and time left, as they are at this moment."""

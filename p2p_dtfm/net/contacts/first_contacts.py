@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -13,6 +14,8 @@ FIRST_CONNECT_DEADLINE_S = 10.0
 GRACE_S = 0.3
 """For further ones, when the first is reached."""
 _NOTHING_TO_CALL = "no good addresses"
+_SOMEBODY_ELSE = re.compile(r"but remote key matches (\w+)")
+_ASK_AGAIN = "ask for the line anew: that daemon has another port or another home now"
 
 log = logging.getLogger(__name__)
 
@@ -73,8 +76,12 @@ async def reach_first_peers(
 
 
 def _why(address: str, cause: str) -> tuple[str, str]:
-    """In plain words, and what to do where libp2p did not even try to call."""
-    return why_uncallable(address) if _NOTHING_TO_CALL in cause else (in_plain_words(cause), "")
+    """In plain words, and what to do beside what is always said."""
+    if _NOTHING_TO_CALL in cause:
+        return why_uncallable(address)
+    if (other := _SOMEBODY_ELSE.search(cause)) is not None:
+        return f"{one_line(other[1])} answers there: another peer", _ASK_AGAIN
+    return in_plain_words(cause), ""
 
 
 async def reach_any(host: Connects, addresses: Sequence[str], deadline_s: float) -> tuple[str, ...]:

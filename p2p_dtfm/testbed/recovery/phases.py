@@ -1,8 +1,8 @@
 """Where the time of each recovery went, by what the survivors noted of the view that followed.
 
 A phase ends when the last survivor has come so far, since the step waits for all; only the stop
-counts at whoever is first, who tells the others. Faults after which no step was stopped, or that no
-view followed before the next commit, have no phases.
+counts at whoever is first, who tells the others. Faults after which no step was stopped for as long
+as they may hold up commits, or that no view followed before the next commit, have no phases.
 """
 
 import statistics
@@ -14,6 +14,7 @@ from p2p_dtfm.testbed.recovery.times import (
     Histories,
     Inflicted,
     Times,
+    span_of,
     steps_of,
 )
 
@@ -46,7 +47,7 @@ def recovery_phases(
 
 def phases_of(histories: Histories, commits: Commits, fault: Inflicted) -> dict[str, float]:
     """Of one fault, in seconds; together from the fault to the next commit of a new step."""
-    views = _views_after(histories, fault)
+    views = _views_after(histories, fault, span_of(commits, fault)[1])
     ends_s = _ends_s(views)
     new_s = [time_s for _, time_s in commits if ends_s and time_s > ends_s[-1]][:1]
     if not new_s:
@@ -71,14 +72,15 @@ def _ends_s(views: Sequence[Event]) -> list[float]:
     ]
 
 
-def _views_after(histories: Histories, fault: Inflicted) -> list[Event]:
-    """What each survivor wrote of the first view for which a step was stopped after the fault."""
+def _views_after(histories: Histories, fault: Inflicted, until_s: float) -> list[Event]:
+    """What each survivor wrote of the first view for which a step was stopped between the fault and
+    `until_s`: later it was another one's doing."""
     marked = [
         event
         for name, history in histories.items()
         if name not in fault.peers
         for event in history
-        if event["event"] == "view" and fault.began_s <= event.get("stopped_s", 0.0)
+        if event["event"] == "view" and fault.began_s <= event.get("stopped_s", 0.0) <= until_s
     ]
     marked = list(_whole(marked))
     if not marked:

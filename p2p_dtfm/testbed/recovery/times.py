@@ -65,7 +65,7 @@ def recovery_times(
     histories: Histories, commits: Commits, faults: Sequence[Inflicted]
 ) -> RecoveryTimes:
     usual_s = usual_step_s(commits)
-    spans = [_span(commits, fault) for fault in faults]
+    spans = [span_of(commits, fault) for fault in faults]
     all_s: dict[str, list[float]] = {}
     alone_s: dict[str, list[float]] = {}
     could_not_go_on = 0
@@ -88,7 +88,7 @@ def _medians(stalls_s: dict[str, list[float]]) -> Times:
     }
 
 
-def _span(commits: Commits, fault: Inflicted) -> tuple[float, float]:
+def span_of(commits: Commits, fault: Inflicted) -> tuple[float, float]:
     """From the fault until some steps after its end: so long it may hold up commits."""
     after_s = [time_s for _, time_s in commits if time_s > fault.ended_s]
     last_s = after_s[: STEPS_AFTER_FAULT + 1][-1] if after_s else commits[-1][1]

@@ -1,0 +1,84 @@
+"""What a program loads takes half a minute where a machine does much else: who watches is told so,
+and whoever thinks better of it is let go."""
+
+import asyncio
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.daemon.dashboard.dashboard_host import DashboardHost
+from p2p_dtfm.daemon.machine.home import Home
+from p2p_dtfm.daemon.machine.local_client import call_daemon
+from p2p_dtfm.daemon.machine.settings import Settings
+from p2p_dtfm.daemon.node import resident
+
+CTRL_C_AT = """
+import signal, sys
+class CtrlC:
+    def find_spec(self, name, *rest):
+        if name == wanted:
+            signal.raise_signal(signal.SIGINT)
+wanted = sys.argv.pop(1)
+sys.meta_path.insert(0, CtrlC())
+from p2p_dtfm.cli import main
+main()
+"""
+"""At the moment at which that module begins to be loaded."""
+
+
+@pytest.mark.parametrize("loaded", ["p2p_dtfm.cli.program", "p2p_dtfm.daemon.node.daemon"])
+def test_ctrl_c_ends_it_at_once_and_without_pages_about_it(loaded: str, tmp_path: Path) -> None:
+    """Python's own answer was a traceback at first; later nothing at all, until all was loaded."""
+    line = ["--run", "tiny", "--home", str(tmp_path / "home"), "--dashboard", "off"]
+    ended = subprocess.run(
+        [sys.executable, "-c", CTRL_C_AT, loaded, *line],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (-signal.SIGINT, "", "")
+
+
+def test_meanwhile_the_screen_goes_on_and_others_are_told_that_it_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stood still at 0 s; `status` said that nothing had been started there, and a
+    second daemon in that home was told of the first one once it had loaded, too."""
+    (tmp_path / "loads_for_long.py").write_text("import time\ntime.sleep(1)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(resident, "_TRAINS", "loads_for_long")
+    home = tmp_path / "home"
+    starting = resident.Resident(Settings(home=home, dashboard="off"))
+
+    async def watched() -> list[str]:
+        told, loading = [], asyncio.create_task(starting._load_what_trains())
+        await asyncio.sleep(0.1)
+        while not loading.done():
+            for ask in (Home(home).acquire, partial(call_daemon, home, "status", patience_s=0)):
+                with pytest.raises(UserError) as error:
+                    ask()
+                told.append(error.value.cause)
+            await asyncio.sleep(0.2)
+        await loading
+        Home(home).acquire()
+        return told
+
+    here, starts, *more = asyncio.run(watched())
+    assert "a daemon is already running in" in here
+    assert starts.endswith("does not answer yet: it starts or ends just now")
+    assert len(more) >= 2
+
+
+def test_what_is_shown_before_there_is_a_daemon_has_its_reason_and_since_when() -> None:
+    host = DashboardHost()
+    first = host.state().live
+    time.sleep(0.05)
+    later = host.state().live
+    assert first.reason == "loads the program"
+    assert later.since_s == first.since_s < later.time_s

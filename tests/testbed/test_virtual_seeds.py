@@ -278,7 +278,7 @@ def test_a_planted_bug_is_gone_afterwards() -> None:
 FOUND_BY = {
     "prepared-gives-nothing": 39,
     "new-holder-sleeps": 1,
-    "stop-wakes-nobody": 2,
+    "stop-wakes-nobody": 100_000,
     "tasks-stay": 0,
     "leaving-never-ends": 0,
     "part-twice": 0,
@@ -288,7 +288,7 @@ FOUND_BY = {
     "rolled-in-words": 4,
     "nothing-discarded": 6,
     "commits-without-one": 0,
-    "full-ends-training": 3,
+    "full-ends-training": 1325,
     "full-ends-history": 2,
     "files-stay": 0,
     "torn-memory": 8,

@@ -28,7 +28,7 @@ def main() -> None:
     from p2p_dtfm.ports.ctrl_c import ends_at_once
 
     with ends_at_once():
-        from p2p_dtfm.cli.program import app
+        from p2p_dtfm.cli.app import app
         from p2p_dtfm.cli.terminal.plain import harmless_lines
         from p2p_dtfm.core.protocol.errors import UserError
 

@@ -1,14 +1,63 @@
-"""What can be typed. Commands import what they need when they run, so that help is quick."""
+"""What can be typed. A command is imported when it is typed, and imports what it needs when it
+runs: whoever asks for a status on a slow machine does not wait for what simulates."""
 
+import importlib
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from p2p_dtfm.cli.terminal.mistyped import Commands
+from p2p_dtfm.ports.ctrl_c import ends_at_once
+
+MODULES = {
+    "bootstrap": "bootstrap",
+    "chaos": "chaos",
+    "dashboard": "dashboard",
+    "prepare": "data",
+    "generate": "data",
+    "demo": "demo",
+    "doctor": "doctor",
+    "invite": "invite",
+    "revoke": "invite",
+    "export": "models",
+    "import": "models",
+    "status": "swarm",
+    "peers": "swarm",
+    "leave": "swarm",
+    "pause": "swarm",
+    "resume": "swarm",
+    "plan": "plan",
+    "trace": "trace",
+    "id": "here.peer_id",
+    "compare": "offline.compare",
+    "inspect": "offline.inspect",
+    "reproduce": "offline.reproduce",
+    "spec": "offline.spec",
+    "verify": "offline.verify",
+    "simulate": "simulate",
+    "service": "here.service",
+}
+"""All commands, in the order of help, and the module of `cli.commands` that registers each."""
+
+
+class Program(Commands):
+    """Imports the module of a command when that is asked for."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(MODULES)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name in MODULES and cmd_name not in self.commands:
+            with ends_at_once():
+                importlib.import_module(f"p2p_dtfm.cli.commands.{MODULES[cmd_name]}")
+            group: Any = typer.main.get_command(app)
+            self.commands.update(group.commands)
+        return super().get_command(ctx, cmd_name)
+
 
 app = typer.Typer(
-    cls=Commands,
+    cls=Program,
     name="p2p-dtfm",
     help="Ordinary computers train one GPT together, peer to peer, with no leader.",
     invoke_without_command=True,

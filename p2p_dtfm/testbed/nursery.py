@@ -30,7 +30,7 @@ from typing import IO, Any
 
 REQUEST_LIMIT_BYTES = 1 << 20
 LOADED = (
-    "p2p_dtfm.cli.program",
+    "p2p_dtfm.cli.app",
     "p2p_dtfm.cli.commands.run",
     "p2p_dtfm.daemon.node.daemon",
     "cid",

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from p2p_dtfm.cli.program import app
+from p2p_dtfm.cli.app import app
 from p2p_dtfm.core.protocol.errors import UserError
 
 

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 import p2p_dtfm.cli.commands.swarm as commands
-from p2p_dtfm.cli.program import app
+from p2p_dtfm.cli.app import app
 from p2p_dtfm.core.protocol.errors import UserError
 
 

@@ -32,7 +32,7 @@ main()
 """At the moment at which that module begins to be loaded."""
 
 
-@pytest.mark.parametrize("loaded", ["p2p_dtfm.cli.program", "p2p_dtfm.daemon.node.daemon"])
+@pytest.mark.parametrize("loaded", ["p2p_dtfm.cli.app", "p2p_dtfm.daemon.node.daemon"])
 def test_ctrl_c_ends_it_at_once_and_without_pages_about_it(loaded: str, tmp_path: Path) -> None:
     """Python's own answer was a traceback at first; later nothing at all, until all was loaded."""
     line = ["--run", "tiny", "--home", str(tmp_path / "home"), "--dashboard", "off"]

@@ -30,7 +30,7 @@ def refuse_what_is_unknown(words: list[str]) -> dict[str, Any]:
     """What the program makes of these words, without doing it."""
     program: Any = typer.main.get_command(app)
     if words and not words[0].startswith("-"):
-        program, words = program.commands[words[0]], words[1:]
+        program, words = program.get_command(None, words[0]), words[1:]
     context = program.make_context("p2p-dtfm", list(words), resilient_parsing=False)
     values: dict[str, Any] = context.params
     return values

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from p2p_dtfm.cli.app import GlobalBatchOption, LayersOption
+from p2p_dtfm.cli.app import GlobalBatchOption, LayersOption, app
 from p2p_dtfm.cli.terminal.output_files import check_writable, write_text
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.facts.in_words import counted
@@ -32,6 +32,7 @@ class ExecutionName(StrEnum):
     DTFM = "dtfm"
 
 
+@app.command()
 def simulate(
     scenario: Annotated[str, typer.Argument(help="Scenario file, or the name of a packaged one.")],
     run: Annotated[

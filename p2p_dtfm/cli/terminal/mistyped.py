@@ -51,8 +51,8 @@ class Commands(TyperGroup):
         word = args[0]
         is_known = ctx.resilient_parsing or self.get_command(ctx, word) is not None
         if not is_known and not word.startswith("-"):
-            known = [name for name, command in self.commands.items() if not command.hidden]
-            raise UserError(f"there is no command {shortened(word)!r}", lines_for(word, known))
+            lines = lines_for(word, self.list_commands(ctx))
+            raise UserError(f"there is no command {shortened(word)!r}", lines)
         return super().resolve_command(ctx, args)
 
 

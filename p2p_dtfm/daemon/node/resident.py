@@ -145,6 +145,7 @@ class Resident:
             return
         home = Home(self._settings.home)
         home.acquire()
+        log.info("loads the program")  # the first line of a log, for half a minute where it is slow
         try:
             await _loaded(_TRAINS)
         finally:

@@ -21,6 +21,7 @@ from p2p_dtfm.daemon.node import resident
 
 CTRL_C_AT = """
 import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
 class CtrlC:
     def find_spec(self, name, *rest):
         if name == wanted:
@@ -30,7 +31,8 @@ sys.meta_path.insert(0, CtrlC())
 from p2p_dtfm.cli import main
 main()
 """
-"""At the moment at which that module begins to be loaded."""
+"""At the moment at which that module begins to be loaded. As on a screen: tests may run as a job in
+the background, which is not to be ended so, and neither is what it starts."""
 
 
 @pytest.mark.parametrize("loaded", ["p2p_dtfm.cli.app", "p2p_dtfm.daemon.node.daemon"])

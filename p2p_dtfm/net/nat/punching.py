@@ -29,6 +29,7 @@ ASK_DEADLINE_S = 5.0
 OPEN_DEADLINE_S = 6.0
 """p2pd gives up a call after five seconds."""
 BRIDGES_LIMIT = 64
+"""Half of them are kept for members: each lasts as long as whoever asked for it likes."""
 PEERS_REMEMBERED = 1024
 _REQUEST_LIMIT_BYTES = 256
 _READ_BYTES = 1 << 18
@@ -125,7 +126,8 @@ class Punching:
             raise PeerFault("there is a direct connection already", sender)
         if sender in self._under_way and self._host.peer_id < sender:
             raise PeerFault("this peer is about to do the same", sender)
-        if sender in self._tasks or len(self._tasks) >= BRIDGES_LIMIT:
+        limit = BRIDGES_LIMIT if self._host.door.is_near(sender) else BRIDGES_LIMIT // 2
+        if sender in self._tasks or len(self._tasks) >= limit:
             raise PeerFault("busy", sender)
         if not self._host.calling.trusts(sender):  # nobody sees where somebody relayed is
             door = (request.host, request.port)

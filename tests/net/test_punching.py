@@ -1,0 +1,42 @@
+"""How many connections strangers may have this peer hold, each for as long as they like."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from p2p_dtfm.core.protocol.canonical import encode
+from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.net.nat.punching import BRIDGES_LIMIT, CallMe, Punching
+
+
+def test_strangers_leave_members_room_for_direct_connections() -> None:
+    """Sixty-four keys of one stranger could keep every member behind the relay."""
+
+    async def filled() -> None:
+        async def relayed(peer_id: str) -> None:
+            return None
+
+        host: Any = SimpleNamespace(
+            peer_id="me",
+            door=SimpleNamespace(is_near=lambda sender: sender.startswith("member")),
+            calling=SimpleNamespace(trusts=lambda sender: True),
+            direct_address=relayed,
+        )
+        punching = Punching(host, lambda: ("1.1.1.1", 4001), lambda: True, lambda: 4001)
+        stays: Any = lambda request: asyncio.sleep(3600)  # noqa: E731
+        punching._open_and_bridge = stays  # type: ignore[method-assign]
+        asks = encode(CallMe("1.1.1.1", 4001, False))
+        for number in range(BRIDGES_LIMIT // 2):
+            await punching._answer(f"stranger-{number}", asks)
+        with pytest.raises(PeerFault, match="busy"):
+            await punching._answer("one more", asks)
+        for number in range(BRIDGES_LIMIT // 2):
+            await punching._answer(f"member-{number}", asks)
+        with pytest.raises(PeerFault, match="busy"):
+            await punching._answer("member too many", asks)
+        for task in punching._tasks.values():
+            task.cancel()
+
+    asyncio.run(filled())

@@ -291,7 +291,6 @@ FOUND_BY = {
     "full-ends-training": 1325,
     "full-ends-history": 2,
     "files-stay": 0,
-    "torn-memory": 8,
     "end-not-shown": 8,
     "founds-once": 513,
     "home-stays-locked": 1,

@@ -87,7 +87,7 @@ class StopStep:
 @dataclass(frozen=True)
 class TakeSides:
     """Others are accused in the attempt under way (`Agreement.doubted`): say at once, by
-    `holds_up`, which of those this peer would soon have accused as well."""
+    `hold_up`, which of those this peer would soon have accused as well."""
 
 
 @dataclass(frozen=True)

@@ -266,12 +266,16 @@ def newest_checkpoint(home: Path | None) -> Path:
 def tokenizer_of(directory: Path) -> "Tokenizer":
     """The tokenizer of a checkpoint's run, which lies beside it. Raises `UserError`."""
     from p2p_dtfm.train.data import BlobStore, ending_with, load_manifest, load_tokenizer
-    from p2p_dtfm.train.model.checkpoint import list_checkpoints, read_manifest
+    from p2p_dtfm.train.model.checkpoint import (
+        list_checkpoints,
+        read_manifest,
+        run_directory_of,
+    )
 
     if not (directory / "manifest.json").is_file() and list_checkpoints(directory):
         directory = list_checkpoints(directory)[0].directory
     manifest = read_manifest(directory)
-    blobs = directory.resolve().parents[1] / "blobs"
+    blobs = run_directory_of(directory) / "blobs"
     store = BlobStore(blobs) if blobs.is_dir() else None
     path = store.path(manifest.spec().data.manifest) if store else None
     if store is None or path is None:

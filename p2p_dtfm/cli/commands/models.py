@@ -189,7 +189,7 @@ def _origin_for(
     from p2p_dtfm.train.data import BlobStore
     from p2p_dtfm.train.hugging_face.export import is_imported, origin_of
     from p2p_dtfm.train.hugging_face.origin_files import travelled, unpack
-    from p2p_dtfm.train.model.checkpoint import read_manifest
+    from p2p_dtfm.train.model.checkpoint import read_manifest, run_directory_of
 
     if imported is not None:
         return origin_of(imported)
@@ -198,7 +198,7 @@ def _origin_for(
     spec = read_manifest(directory).spec()
     if not spec.model.initial:
         return None
-    blobs = directory.resolve().parents[1] / "blobs"
+    blobs = run_directory_of(directory) / "blobs"
     why = "they did not come to this machine with the run"
     try:
         payload = travelled(BlobStore(blobs), spec) if blobs.is_dir() else None
@@ -239,12 +239,12 @@ def told_of(directory: Path) -> "KnownOfModel":
     from p2p_dtfm.core.protocol.errors import PeerFault
     from p2p_dtfm.train.data import BlobStore, load_manifest
     from p2p_dtfm.train.hugging_face.model_card import KnownOfModel
-    from p2p_dtfm.train.model.checkpoint import read_manifest
+    from p2p_dtfm.train.model.checkpoint import read_manifest, run_directory_of
 
     if not (directory / "manifest.json").is_file():
         return KnownOfModel()  # imported, and not trained here
     manifest = read_manifest(directory)
-    run = directory.resolve().parents[1]
+    run = run_directory_of(directory)
     notes = None
     if (run / "blobs").is_dir():
         path = BlobStore(run / "blobs").path(manifest.spec().data.manifest)

@@ -83,6 +83,11 @@ class Checkpoint:
         return tuple(sorted(int(layer) for layer in self.manifest.layers))
 
 
+def run_directory_of(checkpoint: Path) -> Path:
+    """The run's directory in which a checkpoint lies, wherever it is named from."""
+    return checkpoint.resolve().parents[1]
+
+
 def checkpoint_directory(root: Path, step: int) -> Path:
     return root / f"step-{step:08d}"
 

@@ -4,6 +4,7 @@ import itertools
 import math
 import time
 from array import array
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -47,18 +48,30 @@ def random_problem(seed: int, stages: int, replicas: int) -> PaperProblem:
     return paper_problem(tuple(f"p{n:02d}" for n in range(count)), stages, lambda a, b: links[a, b])
 
 
+def processor_s(work: Callable[[], object]) -> float:
+    began = time.process_time()
+    work()
+    return time.process_time() - began
+
+
 @pytest.mark.parametrize("name", KNOWN)
 def test_reaches_the_known_optimum_of_the_papers_cases(name: str) -> None:
-    """In two seconds of one core with the kernel; in tens without."""
+    """In half a second of one core with the kernel; in tens without.
+
+    A busy or slow machine takes several times as long for all that it does, so the limit is in
+    sums of ten million numbers: 0.12 s each where the kernel takes 0.5 s.
+    """
     problem = paper_problem_of(load_scenario(SCENARIOS / f"{name}.toml"), 8, 8)
+    sums_s = processor_s(lambda: sum(range(10**7)))
     began = time.process_time()
     found = solve_paper(problem)
     elapsed = time.process_time() - began
+    sums_s += processor_s(lambda: sum(range(10**7)))
     assert found.total_ns <= KNOWN[name] * 1e9 * (1 + 1e-4)
     if name != "paper-2-spot":
         assert found.total_ns >= KNOWN[name] * 1e9 * (1 - 1e-4)
     if has_kernel():
-        assert elapsed < 2
+        assert elapsed < 17 * sums_s / 2
 
 
 def test_the_spot_case_has_a_better_placement_than_the_one_known() -> None:

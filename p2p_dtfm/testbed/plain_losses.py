@@ -56,8 +56,8 @@ def plain_losses(home: Path, steps: int) -> list[float] | None:
 def plain_run(home: Path, steps: int) -> Iterator[float] | None:
     """The same, each loss when it is computed: with as many threads as a daemon takes, for those of
     a small model wait for one another, spinning, and beside any load all of them are slower."""
-    from p2p_dtfm.train.data import BlobStore, Dataset, parse_manifest
-    from p2p_dtfm.train.model.checkpoint import read_manifest
+    from p2p_dtfm.train.data import Dataset, blobs_in, parse_manifest
+    from p2p_dtfm.train.model.checkpoint import read_manifest, run_directory_of
     from p2p_dtfm.train.model.lora.frozen_base import base_path
     from p2p_dtfm.train.model.reference import ReferenceRun
     from p2p_dtfm.train.stage.batches import Batches
@@ -66,9 +66,9 @@ def plain_run(home: Path, steps: int) -> Iterator[float] | None:
     if not manifests:
         return None
     spec = read_manifest(manifests[-1].parent).spec()
-    blobs = BlobStore(manifests[-1].parents[2] / "blobs")
-    held = blobs.path(spec.data.manifest)
-    if held is None:
+    blobs = blobs_in(run_directory_of(manifests[-1].parent))
+    held = blobs.path(spec.data.manifest) if blobs is not None else None
+    if blobs is None or held is None:
         return None
     manifest = parse_manifest(held.read_bytes(), spec.data.manifest)
     dataset = Dataset(manifest, blobs.path, spec.model.context)

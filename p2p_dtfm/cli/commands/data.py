@@ -265,7 +265,7 @@ def newest_checkpoint(home: Path | None) -> Path:
 
 def tokenizer_of(directory: Path) -> "Tokenizer":
     """The tokenizer of a checkpoint's run, which lies beside it. Raises `UserError`."""
-    from p2p_dtfm.train.data import BlobStore, ending_with, load_manifest, load_tokenizer
+    from p2p_dtfm.train.data import BLOBS_NAME, blobs_in, ending_with, load_manifest, load_tokenizer
     from p2p_dtfm.train.model.checkpoint import (
         list_checkpoints,
         read_manifest,
@@ -275,8 +275,8 @@ def tokenizer_of(directory: Path) -> "Tokenizer":
     if not (directory / "manifest.json").is_file() and list_checkpoints(directory):
         directory = list_checkpoints(directory)[0].directory
     manifest = read_manifest(directory)
-    blobs = run_directory_of(directory) / "blobs"
-    store = BlobStore(blobs) if blobs.is_dir() else None
+    run = run_directory_of(directory)
+    store, blobs = blobs_in(run), run / BLOBS_NAME
     path = store.path(manifest.spec().data.manifest) if store else None
     if store is None or path is None:
         raise UserError(

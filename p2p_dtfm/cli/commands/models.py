@@ -186,7 +186,7 @@ def _origin_for(
     """The own files of the model that a checkpoint's run began from: those named, or those that
     came along with the run; what is not there is said. What `import` made has its own."""
     from p2p_dtfm.core.protocol.errors import PeerFault
-    from p2p_dtfm.train.data import BlobStore
+    from p2p_dtfm.train.data import blobs_in
     from p2p_dtfm.train.hugging_face.export import is_imported, origin_of
     from p2p_dtfm.train.hugging_face.origin_files import travelled, unpack
     from p2p_dtfm.train.model.checkpoint import read_manifest, run_directory_of
@@ -198,10 +198,10 @@ def _origin_for(
     spec = read_manifest(directory).spec()
     if not spec.model.initial:
         return None
-    blobs = run_directory_of(directory) / "blobs"
+    blobs = blobs_in(run_directory_of(directory))
     why = "they did not come to this machine with the run"
     try:
-        payload = travelled(BlobStore(blobs), spec) if blobs.is_dir() else None
+        payload = travelled(blobs, spec) if blobs is not None else None
         if payload is not None and tokenizer is not None:
             if unpack(payload, tokenizer, scratch):
                 return scratch
@@ -237,7 +237,7 @@ def _export_adapter(directory: Path, out: Path) -> None:
 def told_of(directory: Path) -> "KnownOfModel":
     """What the home of a checkpoint knows of the run, as far as its files are there."""
     from p2p_dtfm.core.protocol.errors import PeerFault
-    from p2p_dtfm.train.data import BlobStore, load_manifest
+    from p2p_dtfm.train.data import blobs_in, load_manifest
     from p2p_dtfm.train.hugging_face.model_card import KnownOfModel
     from p2p_dtfm.train.model.checkpoint import read_manifest, run_directory_of
 
@@ -246,8 +246,8 @@ def told_of(directory: Path) -> "KnownOfModel":
     manifest = read_manifest(directory)
     run = run_directory_of(directory)
     notes = None
-    if (run / "blobs").is_dir():
-        path = BlobStore(run / "blobs").path(manifest.spec().data.manifest)
+    if (blobs := blobs_in(run)) is not None:
+        path = blobs.path(manifest.spec().data.manifest)
         with contextlib.suppress(UserError, PeerFault):
             notes = load_manifest(path).notes if path is not None else None
     steps, members = _history(run, manifest.step)

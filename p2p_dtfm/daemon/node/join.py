@@ -46,7 +46,7 @@ from p2p_dtfm.net.contacts.addresses import parse_address, peer_ids_of
 from p2p_dtfm.net.errors import Unreachable
 from p2p_dtfm.ports import now
 from p2p_dtfm.sim.scenario.files import find_run_spec
-from p2p_dtfm.train.data import BlobStore, Progress
+from p2p_dtfm.train.data import BLOBS_NAME, BlobStore, Progress
 from p2p_dtfm.train.model.checkpoint import list_checkpoints
 from p2p_dtfm.train.model.gpt import layer_count
 from p2p_dtfm.train.stage.measure import (
@@ -116,7 +116,7 @@ class RunJoining:
             self._require_nobody_known()
             self.founds = True
         signed = sign_spec(spec, self._network.host.identity)
-        store = BlobStore(self._local.home.run_directory(spec.digest()) / "blobs")
+        store = BlobStore(self._local.home.run_directory(spec.digest()) / BLOBS_NAME)
         await asyncio.to_thread(store_initial, spec, path, store)
         digests = prepared.digests()
         for done, digest in enumerate(digests):
@@ -173,7 +173,7 @@ class RunJoining:
         """Go where the others are. Where nobody is, a daemon that was told of no peers goes on from
         its own disk, if that has a whole checkpoint or this peer founded the run; others wait."""
         digest, pause_s = recalled.run_digest, LOOK_AGAIN_S
-        store = BlobStore(self._local.home.run_directory(digest) / "blobs")
+        store = BlobStore(self._local.home.run_directory(digest) / BLOBS_NAME)
         why_not = await asyncio.to_thread(self._why_not_alone, recalled, store)
         self.may_go_on_alone = not self._local.settings.initial_peers and not why_not
         if why_not and not self._local.settings.initial_peers:
@@ -307,7 +307,7 @@ class RunJoining:
         self._network.messenger.learn_named(welcome.peers)
         self._acquaintances.members_named = tuple(sorted(members))
         spec_digest = digest_bytes(welcome.run_spec.payload)
-        store = BlobStore(self._local.home.run_directory(spec_digest) / "blobs")
+        store = BlobStore(self._local.home.run_directory(spec_digest) / BLOBS_NAME)
         peers = list(dict.fromkeys([peer_id, *self._network.messenger.known]))
         self._network.messenger.run_digest = spec_digest
         run = await self._fetch_run(welcome, store, peers)
@@ -327,7 +327,7 @@ class RunJoining:
         recalled, run_digest = self._acquaintances.memory, digest_bytes(welcome.run_spec.payload)
         if recalled is None or recalled.run_digest != run_digest:
             return None
-        store = BlobStore(self._local.home.run_directory(run_digest) / "blobs")
+        store = BlobStore(self._local.home.run_directory(run_digest) / BLOBS_NAME)
         own = self._whole_step(recalled)
         is_met = peer_id in {item.peer_id for item in recalled.members}
         every_steps = spec.checkpoint.every_steps

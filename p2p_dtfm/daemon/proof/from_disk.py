@@ -7,7 +7,7 @@ from p2p_dtfm.core.protocol.errors import PeerFault, UserError
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.transcript.checking import Step
 from p2p_dtfm.daemon.proof.sample_again import WorkSample
-from p2p_dtfm.train.data import BlobStore, Dataset, parse_manifest
+from p2p_dtfm.train.data import BlobStore, Dataset, blobs_in, parse_manifest
 from p2p_dtfm.train.model.gpt import layer_count
 from p2p_dtfm.train.model.initial_state import initial_layer_state, parse_initial
 from p2p_dtfm.train.model.layer_state import LayerState
@@ -44,7 +44,7 @@ def sample_of(
 
 def _blobs(place: Path) -> BlobStore:
     """Of a run's directory, or of a directory of blobs."""
-    return BlobStore(place / "blobs" if (place / "blobs").is_dir() else place)
+    return blobs_in(place) or BlobStore(place)
 
 
 def _genesis(spec: RunSpec, blobs: BlobStore) -> dict[int, LayerState]:

@@ -1,6 +1,13 @@
 """Text to samples: tokenizers, preparing, shards by content hash, and the dataset."""
 
-from p2p_dtfm.train.data.blob_store import BLOB_LIMIT_BYTES, BlobStore, file_digest, is_digest
+from p2p_dtfm.train.data.blob_store import (
+    BLOB_LIMIT_BYTES,
+    BLOBS_NAME,
+    BlobStore,
+    blobs_in,
+    file_digest,
+    is_digest,
+)
 from p2p_dtfm.train.data.corpus import (
     STANDARD_LIBRARY,
     prepare_standard_library,
@@ -25,6 +32,7 @@ from p2p_dtfm.train.data.tokenizer import (
 )
 
 __all__ = [
+    "BLOBS_NAME",
     "BLOB_LIMIT_BYTES",
     "DIGITS",
     "STANDARD_LIBRARY",
@@ -40,6 +48,7 @@ __all__ = [
     "Skipped",
     "Tokenizer",
     "Wish",
+    "blobs_in",
     "ending_with",
     "file_digest",
     "is_digest",

@@ -17,6 +17,8 @@ from p2p_dtfm.ports import disk
 from p2p_dtfm.train.data.atomic_file import TEMPORARY_PREFIX, temporary_path
 
 BLOB_LIMIT_BYTES = 1 << 30
+BLOBS_NAME = "blobs"
+"""The folder of blobs in a run's directory, and in that of prepared data."""
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _CHUNK_BYTES = 1 << 20
 
@@ -33,6 +35,12 @@ def file_digest(path: Path) -> str:
         while chunk := file.read(_CHUNK_BYTES):
             hasher.update(chunk)
     return hasher.hexdigest()
+
+
+def blobs_in(directory: Path) -> "BlobStore | None":
+    """Those of a run, or of prepared data; None where there is no such folder."""
+    root = directory / BLOBS_NAME
+    return BlobStore(root) if root.is_dir() else None
 
 
 class BlobStore:

@@ -22,7 +22,7 @@ from p2p_dtfm.core.protocol.canonical import digest_bytes
 from p2p_dtfm.core.protocol.errors import PeerFault, UserError
 from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.train.data.atomic_file import clear_temporary_files, fix_of, write_atomically
-from p2p_dtfm.train.data.blob_store import BlobStore
+from p2p_dtfm.train.data.blob_store import BLOBS_NAME, BlobStore
 from p2p_dtfm.train.data.first_reading import PROGRESS_EVERY_PIECES, Progress, Survey, read_first
 from p2p_dtfm.train.data.manifest import (
     FORMAT_VERSION,
@@ -53,7 +53,6 @@ from p2p_dtfm.train.data.writing.second_reading import SecondReading
 
 MANIFEST_NAME = "manifest.json"
 TOKENIZER_NAME = "tokenizer.json"
-BLOBS_NAME = "blobs"
 
 _PIECE_BYTES = (1 << 10, 1 << 16)
 """Least and most. A batch of large ones, encoded, takes a hundred times its size."""

@@ -7,13 +7,12 @@ from torch import nn
 
 from p2p_dtfm.core.protocol.errors import PeerFault, UserError
 from p2p_dtfm.core.protocol.run_spec import RunSpec
-from p2p_dtfm.train.data.blob_store import BlobStore, file_digest
+from p2p_dtfm.train.data.blob_store import blobs_in, file_digest
 from p2p_dtfm.train.model.checkpoint import load_layer, run_directory_of
 from p2p_dtfm.train.model.initial_state import attach_base, parse_initial
 from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.train.model.lora.adapted import has_base
 
-BLOBS_NAME = "blobs"
 """Of a run's directory in a home, beside `checkpoints`."""
 
 
@@ -57,8 +56,8 @@ def base_path(spec: RunSpec, layer: int, path_of: Callable[[str], Path | None]) 
 
 
 def _store_beside(directory: Path) -> Callable[[str], Path | None]:
-    root = run_directory_of(directory) / BLOBS_NAME
-    return BlobStore(root).path if root.is_dir() else lambda digest: None
+    store = blobs_in(run_directory_of(directory))
+    return store.path if store is not None else lambda digest: None
 
 
 def _not_here(layer: int, why: str) -> UserError:

@@ -74,18 +74,18 @@ class Swarm:
             assert invitation is not None
             more = ["--initial-peers", invitation]
         ip = ADDRESS.format(number + 1)
-        files = [(home / stream).open("ab") for stream in ("stdout", "stderr")]
         command = ["ip", "netns", "exec", f"wan{number}", sys.executable, "-m", "p2p_dtfm"]
         command += ["--home", str(home), "--listen", f"/ip4/{ip}/tcp/0", "--until-stdin-closes"]
-        process = subprocess.Popen(
-            [*command, "--threads", "1", "--log", "human", *more],
-            stdin=subprocess.PIPE,
-            stdout=files[0],
-            stderr=files[1],
-            start_new_session=True,
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
-        )
-        child = Child(home.name, home, process, list(files))
+        with (home / "stdout").open("ab") as output, (home / "stderr").open("ab") as errors:
+            process = subprocess.Popen(
+                [*command, "--threads", "1", "--log", "human", *more],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=errors,
+                start_new_session=True,
+                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            )
+        child = Child(home.name, home, process)
         self.children.append(child)
         return child
 

@@ -10,9 +10,9 @@ import signal
 import subprocess
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.daemon.machine.local_client import ask_daemon
@@ -33,7 +33,6 @@ class Child:
     name: str
     home: Path
     process: ForkedProcess
-    files: list[IO[bytes]] = field(default_factory=list)
 
     @property
     def running(self) -> bool:
@@ -96,15 +95,15 @@ class LocalSwarm:
         home = home or self.home(len(self.children))
         name = name or home.name
         home.mkdir(parents=True, exist_ok=True, mode=0o700)
-        files = [(home / stream).open("ab") for stream in ("stdout", "stderr")]
-        for file in files:
-            os.fchmod(file.fileno(), 0o600)
         options = ["--home", str(home), "--until-stdin-closes"]
         options += ["--listen", "/ip4/127.0.0.1/tcp/0", "--log", "human", "--ids"]
         options += ["--device", "cpu"]  # an accelerator would have a single one of them
         given = [*options, *self._arguments, *arguments]
-        process = NURSERY.start(self._module, given, *files)
-        child = Child(name, home, process, list(files))
+        with (home / "stdout").open("ab") as output, (home / "stderr").open("ab") as errors:
+            for file in (output, errors):
+                os.fchmod(file.fileno(), 0o600)
+            process = NURSERY.start(self._module, given, output, errors)
+        child = Child(name, home, process)
         self.children.append(child)
         return child
 
@@ -151,5 +150,3 @@ def stop_all(children: Sequence[Child]) -> None:
             child.process.wait()
         if child.process.stdin is not None:
             child.process.stdin.close()
-        for file in child.files:
-            file.close()

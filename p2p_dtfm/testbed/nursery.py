@@ -14,6 +14,7 @@ import atexit
 import gc
 import importlib
 import json
+import math
 import os
 import runpy
 import select
@@ -67,13 +68,16 @@ class ForkedProcess:
     def wait(self, timeout: float | None = None) -> int:
         """Its exit status, negative where a signal ended it. Raises `subprocess.TimeoutExpired`."""
         if self.returncode is None:
-            readable, _, _ = select.select([self._ended], [], [], timeout)
-            if not readable:
+            end = select.poll()  # which takes descriptors of any number
+            end.register(self._ended, select.POLLIN)
+            if not end.poll(None if timeout is None else math.ceil(timeout * 1000)):
                 raise subprocess.TimeoutExpired(str(self.pid), timeout or 0)
             told = os.read(self._ended, _STATUS.size)
             # the nursery was ended, and cannot say how this one did
             self.returncode = _STATUS.unpack(told)[0] if told else -signal.SIGKILL
             os.close(self._ended)
+            if self.stdin is not None:  # nobody reads it any more
+                self.stdin.close()
         return self.returncode
 
     def send_signal(self, number: int) -> None:

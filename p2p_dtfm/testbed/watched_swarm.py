@@ -28,6 +28,8 @@ class WatchedSwarm:
         self._swarm = swarm
         self._names = {peer_id: name for name, peer_id in peer_ids.items()}
         self._histories = {child.name: GrowingHistory(child.home) for child in swarm.children}
+        self._read_to_the_end: set[str] = set()
+        """Of those that had ended when it was read: hundreds of dead in a storm."""
         self._told_views: set[str] = set()
         self._killed: set[int] = set()
         """Process ids."""
@@ -101,8 +103,11 @@ class WatchedSwarm:
 
     def read(self) -> None:
         """What the daemons have written since this was last called."""
-        for history in self._histories.values():
-            history.read()
+        running = self.running
+        for name, history in self._histories.items():
+            if name in running or name not in self._read_to_the_end:
+                history.read()
+        self._read_to_the_end = self._histories.keys() - running
 
     def take_views(self) -> list[Event]:
         """New views, each once, from whoever was the first to write it down."""

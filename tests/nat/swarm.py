@@ -41,25 +41,17 @@ class HomeSwarm:
     def _start(self, place: Namespace, arguments: Sequence[str]) -> Child:
         home = self._directory / f"peer-{len(self.children)}"
         home.mkdir(parents=True)
-        files = [(home / stream).open("ab") for stream in ("stdout", "stderr")]
-        process = subprocess.Popen(
-            [
-                *ENDS_WITH_US,
-                *place.enter,
-                sys.executable,
-                "-m",
-                "p2p_dtfm",
-                *arguments,
-                "--home",
-                str(home),
-            ],
-            stdin=subprocess.PIPE,
-            stdout=files[0],
-            stderr=files[1],
-            start_new_session=True,
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
-        )
-        child = Child(home.name, home, process, list(files))
+        command = [*ENDS_WITH_US, *place.enter, sys.executable, "-m", "p2p_dtfm", *arguments]
+        with (home / "stdout").open("ab") as output, (home / "stderr").open("ab") as errors:
+            process = subprocess.Popen(
+                [*command, "--home", str(home)],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=errors,
+                start_new_session=True,
+                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            )
+        child = Child(home.name, home, process)
         self.children.append(child)
         return child
 

@@ -1,5 +1,7 @@
 """Forks of a nursery are processes of their own, with an end that is told."""
 
+import os
+import resource
 import signal
 import subprocess
 import sys
@@ -10,6 +12,7 @@ import pytest
 from p2p_dtfm.testbed.nursery import NURSERY, ForkedProcess
 
 MODULE = "tests.testbed.said_by_a_fork"
+MANY_FILES = 2048
 
 
 def fork(directory: Path, *arguments: str) -> ForkedProcess:
@@ -78,3 +81,35 @@ def test_it_ends_with_who_started_it(tmp_path: Path) -> None:
             return
         signal.sigtimedwait([], 0.05)
     raise AssertionError("the nursery is still there")
+
+
+def test_nothing_stays_open_of_who_has_ended(tmp_path: Path) -> None:
+    """A storm of kills came to the limit of descriptors at its 330th: three stayed of each."""
+    fork(tmp_path, "draw").wait(60)  # the nursery itself stays
+    before = len(os.listdir("/proc/self/fd"))
+    for ended in range(3):
+        child = fork(tmp_path, "echo", "0")
+        if ended:
+            child.kill()
+        elif child.stdin is not None:
+            child.stdin.close()
+        child.wait(60)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_an_end_is_heard_beside_a_thousand_open_files(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < MANY_FILES:
+        pytest.skip(f"this machine lets nobody open {MANY_FILES} files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, MANY_FILES), hard))
+    opened = [os.open("/dev/null", os.O_RDONLY) for _ in range(1100)]
+    try:
+        child = fork(tmp_path, "echo", "3")
+        assert child.poll() is None
+        assert child.stdin is not None
+        child.stdin.close()
+        assert child.wait(60) == 3
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

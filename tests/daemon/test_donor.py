@@ -210,10 +210,12 @@ def test_a_follower_that_does_not_keep_up_is_dropped_and_not_waited_for(
 
 
 def test_layers_of_any_size_can_be_followed(play, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One step's gradients alone are more than may usually wait."""
+    """One step's gradients alone are more than may usually wait, and a state is more than others
+    may send as a file."""
     monkeypatch.setattr(guardians, "QUEUED_BYTES_LIMIT", 1)
 
     async def scenario(donor: Donor, line: Line, blobs: BlobStore, states: dict) -> None:
+        donor._offers._store.limit_bytes = 1
         donor.subscribe("x", request({0: -1, 1: -1}))
         await donor.offer(states, 0)
         for step in range(4):

@@ -1,6 +1,7 @@
 """What comes for a follower in the very moment in which it is stopped changes nothing any more."""
 
 import asyncio
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.snapshot import HeldLayer, ViewId
 from p2p_dtfm.core.protocol.workload import workload_of
 from p2p_dtfm.core.recovery.view import View
-from p2p_dtfm.daemon.peers.wire import FollowLayers, LayerOffered
+from p2p_dtfm.daemon.peers.wire import FollowLayers, LayerOffered, LayersCommitted
 from p2p_dtfm.daemon.state_transfer import arriving_gradients
 from p2p_dtfm.daemon.trainer.followers import Followers
 from p2p_dtfm.daemon.trainer.trainer_state import TrainerState
@@ -175,3 +176,53 @@ def test_a_donor_that_gives_too_much_undoes_nothing_of_what_others_give(
 
     asyncio.run(asyncio.wait_for(run(), 20))
     tools.compute.close()
+
+
+def test_layers_of_any_size_can_be_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All gradients of a step are here before it is committed, and of a stage of 135 million
+    parameters these alone are more than may usually wait: with each step all was asked for anew."""
+    monkeypatch.setattr(arriving_gradients, "GRADIENTS_LIMIT_BYTES", 1)
+    blobs: Any = Blobs()
+    line, state = Line(), TrainerState()
+    tools = trainer_tools(tmp_path, name_of(1), line, blobs)
+    found = view_of(1, 2)
+    view = View(
+        msgspec.structs.replace(found.snapshot, planned=False, held=HELD, step=7), found.plan
+    )
+    for layer in (0, 1):
+        state.states[layer] = LayerState.genesis(SPEC, layer)
+        state.states[layer].version = 7
+
+    async def run() -> None:
+        followers = Followers(tools, Outlet(), state)
+        followers.follow(view, {0, 1})
+        await settle()
+        number = line.requests[0].number
+        for layer in (0, 1):
+            followers.receive(name_of(0), LayerOffered(view.id, number, layer, 7, "", 0))
+        await settle()
+        for step in (7, 8):
+            for layer in (0, 1):
+                for frame in chunks(view, layer, step):
+                    followers.gradient(name_of(0), *frame)
+        for step in (7, 8):
+            followers.receive(name_of(0), LayersCommitted(view.id, number, step, 1.0))
+        while [state.states[layer].version for layer in (0, 1)] != [9, 9]:
+            await state.wait(1.0)
+            assert len(line.requests) == 1, "it is not asked for anew"
+        followers.stop_following()
+        await settle()
+
+    asyncio.run(asyncio.wait_for(run(), 20))
+    tools.compute.close()
+
+
+def chunks(view: View, layer: int, step: int) -> Iterator[tuple[FrameHeader, bytearray]]:
+    """A gradient of a layer, as it travels."""
+    length = workload_of(SPEC).cost(layer).parameter_count
+    for index, start in enumerate(range(0, length, CHUNK_ELEMENTS)):
+        count = min(CHUNK_ELEMENTS, length - start)
+        at = (view.id.number, view.id.snapshot, step, FrameKind.LAYER_GRADIENT, index, layer)
+        yield FrameHeader(*at, "fp32", "float32", (count,)), bytearray(4 * count)

@@ -88,7 +88,7 @@ class Follower:
         """The latest of each layer."""
         self._room = ByteSemaphore(FETCHED_AT_ONCE, FETCHED_LIMIT_BYTES)
         self._committed: dict[tuple[str, int], float] = {}
-        self._gradients = ArrivingGradients(workload_of(tools.spec))
+        self._gradients = ArrivingGradients(workload_of(tools.spec), self.layers)
         self._votes = StateVotes()
         self._wake = asyncio.Event()
         self._has_stopped = False

@@ -320,6 +320,7 @@ class Participant:
         self._later(self._agreement.committed(outcome, now.monotonic_ns()))
 
     def states_changed(self) -> None:
+        self._agreement.has_saved(self.checkpoints.saved)
         held = self.trainer.held
         if held is not None:
             self._agreement.held = held

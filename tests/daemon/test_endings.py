@@ -24,10 +24,11 @@ from p2p_dtfm.daemon.node import coming_and_going
 from p2p_dtfm.daemon.node import participant as participants
 from p2p_dtfm.daemon.node.coming_and_going import Departure
 from p2p_dtfm.daemon.node.daemon import _until_end, explained
+from p2p_dtfm.daemon.node.network import _until_lost
 from p2p_dtfm.daemon.node.participant import Participant
 from p2p_dtfm.daemon.telemetry import event_log
 from p2p_dtfm.daemon.telemetry.event_log import EventLog
-from p2p_dtfm.net.errors import Refused, Unreachable
+from p2p_dtfm.net.errors import P2PD_HAS_ENDED, Refused, Unreachable
 from p2p_dtfm.ports import now
 from tests.daemon.trainer_parts import view_of
 
@@ -47,6 +48,24 @@ def test_a_bug_among_them_stays_a_bug() -> None:
     group = ExceptionGroup("step", [Unreachable("x", "gone"), ValueError("ours")])
     assert explained(group) is group
     assert isinstance(explained(AssertionError("ours")), AssertionError)
+
+
+def test_who_has_lost_its_p2pd_is_told_so_also_before_it_takes_part() -> None:
+    """It ended with a traceback, or looked for members with what was no longer there."""
+    error = explained(Unreachable("me", P2PD_HAS_ENDED))
+    assert isinstance(error, UserError) and "has ended by itself" in error.cause
+
+    async def looks_for_members() -> None:
+        life, host = Life(lambda: None), SimpleNamespace(lost=asyncio.Event())
+        life.spawn(_until_lost(host))  # type: ignore[arg-type]
+        looking = asyncio.create_task(life.unless_leaving(asyncio.sleep(3600.0)))
+        await asyncio.sleep(0.01)
+        assert not looking.done()
+        host.lost.set()
+        await asyncio.wait_for(looking, 20.0)
+
+    with pytest.raises(UserError, match="has ended by itself"):
+        asyncio.run(looks_for_members())
 
 
 def test_what_goes_wrong_after_the_last_step_is_no_good_end() -> None:

@@ -31,6 +31,7 @@ def in_plain_words(cause: str) -> str:
 
 
 NO_ANSWER = "no answer within"
+P2PD_HAS_ENDED = "the libp2p daemon of this peer has ended"
 
 
 def is_unanswered(cause: str) -> bool:

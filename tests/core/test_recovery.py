@@ -21,7 +21,7 @@ from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.protocol.snapshot import Member, Snapshot, ViewId, sorted_records
 from p2p_dtfm.core.recovery.believed_claims import BelievedClaims
 from p2p_dtfm.core.recovery.complete_steps import Target
-from p2p_dtfm.core.recovery.receipts import Receipts
+from p2p_dtfm.core.recovery.receipts import GIVEN_UP_LIMIT, Receipts
 from p2p_dtfm.core.recovery.restart_point import recover
 from tests.core.builders import WORKLOAD, device, record, stated
 
@@ -263,6 +263,29 @@ def test_a_guardian_that_begins_again_is_waited_for_until_given_up() -> None:
     receipts.receipt("c", VIEW, 8, (0,))
     assert receipts.waits_for(9) == (0, 1)
     assert receipts.give_up(9) == (), "they have the states, and are only late"
+
+
+def test_who_waits_for_a_guardian_that_begins_again_says_so() -> None:
+    """It said that it waits for nobody, and the others went on without it."""
+    receipts = Receipts(VIEW, {0: "c"}, ())
+    receipts.receipt("c", VIEW, 7, (0,))
+    assert receipts.owed(7) == () and receipts.owed(8) == ("c",)
+    receipts.begins_again("c")
+    assert receipts.owed(8) == ("c",)
+    receipts.give_up(8)
+    assert receipts.owed(8) == ()
+
+
+def test_who_is_given_up_again_and_again_is_waited_for_no_more() -> None:
+    """A receipt, and a request for all of it anew: each pair of them cost ten seconds."""
+    receipts = Receipts(VIEW, {0: "c"}, ())
+    waits = 0
+    for step in range(7, 20):
+        receipts.receipt("c", VIEW, step, (0,))
+        receipts.begins_again("c")
+        waits += bool(receipts.waits_for(step + 1))
+        receipts.give_up(step + 1)
+    assert waits == GIVEN_UP_LIMIT
 
 
 def test_who_has_the_states_at_once_is_waited_for_from_the_first_step() -> None:

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from p2p_dtfm.core.cost_model import guardians
 from p2p_dtfm.core.messages.prepared import StepOutcome
@@ -210,10 +211,12 @@ def test_a_follower_that_does_not_keep_up_is_dropped_and_not_waited_for(
 
 
 def test_layers_of_any_size_can_be_followed(play, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One step's gradients alone are more than may usually wait."""
+    """One step's gradients alone are more than may usually wait, and a state is more than others
+    may send as a file."""
     monkeypatch.setattr(guardians, "QUEUED_BYTES_LIMIT", 1)
 
     async def scenario(donor: Donor, line: Line, blobs: BlobStore, states: dict) -> None:
+        donor._offers._store.limit_bytes = 1
         donor.subscribe("x", request({0: -1, 1: -1}))
         await donor.offer(states, 0)
         for step in range(4):
@@ -222,6 +225,39 @@ def test_layers_of_any_size_can_be_followed(play, monkeypatch: pytest.MonkeyPatc
             await settle()
         assert [m.step for m in line.heard_by("x", LayersCommitted)] == [0, 1, 2, 3]
         assert not line.heard_by("x", FollowEnded)
+
+    play(scenario)
+
+
+def test_gradients_are_copied_once_a_step_however_often_somebody_asks_anew(
+    play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each small request cost its holder a copy of all that it has reduced, while all waited."""
+    clone, copied = torch.Tensor.clone, []
+
+    def counted(tensor: Any, *of: Any, **form: Any) -> Any:
+        copied.append(tensor)
+        return clone(tensor, *of, **form)
+
+    async def scenario(donor: Donor, line: Line, blobs: BlobStore, states: dict) -> None:
+        reduced = gradients(states)
+        monkeypatch.setattr(torch.Tensor, "clone", counted)
+        for asked in range(5):
+            donor.subscribe("x", request({0: 0, 1: 0}))
+            await donor.offer(states, 0)
+            donor.reduced(0, reduced)
+            await settle()
+            assert len(line.gradients) == 2 * (asked + 1), "it has them each time"
+        assert len(copied) == 2
+        for step in (1, 2):
+            donor.committed(outcome(step - 1))
+            donor.reduced(step, reduced)
+        assert len(copied) == 6, "of each step anew"
+        donor.take_over(view_named(VIEW))
+        donor.subscribe("x", request({0: 0}, from_takeover=True))
+        await donor.offer(states, 0)
+        donor.reduced(2, reduced)
+        assert len(copied) == 7, "of a step that is repeated as well"
 
     play(scenario)
 

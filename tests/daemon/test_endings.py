@@ -5,11 +5,15 @@ import contextvars
 import json
 import os
 import signal
+from collections import Counter
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from p2p_dtfm.core.liveness.pace import FETCH_BYTES_PER_S
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.plan import NoPlan
 from p2p_dtfm.core.protocol.records import LIFE_LIMIT
@@ -17,15 +21,19 @@ from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.machine.home import BESIDE_FILE, Home
 from p2p_dtfm.daemon.machine.life import Life
 from p2p_dtfm.daemon.node import coming_and_going
+from p2p_dtfm.daemon.node import participant as participants
 from p2p_dtfm.daemon.node.coming_and_going import Departure
 from p2p_dtfm.daemon.node.daemon import _until_end, explained
+from p2p_dtfm.daemon.node.network import _until_lost
+from p2p_dtfm.daemon.node.participant import Participant
 from p2p_dtfm.daemon.telemetry import event_log
 from p2p_dtfm.daemon.telemetry.event_log import EventLog
-from p2p_dtfm.net.errors import Refused, Unreachable
+from p2p_dtfm.net.errors import P2PD_HAS_ENDED, Refused, Unreachable
 from p2p_dtfm.ports import now
 from tests.daemon.trainer_parts import view_of
 
 SECOND_NS = 1_000_000_000
+MODEL_BYTES = 100_000_000
 
 
 def test_gone_peers_are_no_bug() -> None:
@@ -40,6 +48,24 @@ def test_a_bug_among_them_stays_a_bug() -> None:
     group = ExceptionGroup("step", [Unreachable("x", "gone"), ValueError("ours")])
     assert explained(group) is group
     assert isinstance(explained(AssertionError("ours")), AssertionError)
+
+
+def test_who_has_lost_its_p2pd_is_told_so_also_before_it_takes_part() -> None:
+    """It ended with a traceback, or looked for members with what was no longer there."""
+    error = explained(Unreachable("me", P2PD_HAS_ENDED))
+    assert isinstance(error, UserError) and "has ended by itself" in error.cause
+
+    async def looks_for_members() -> None:
+        life, host = Life(lambda: None), SimpleNamespace(lost=asyncio.Event())
+        life.spawn(_until_lost(host))  # type: ignore[arg-type]
+        looking = asyncio.create_task(life.unless_leaving(asyncio.sleep(3600.0)))
+        await asyncio.sleep(0.01)
+        assert not looking.done()
+        host.lost.set()
+        await asyncio.wait_for(looking, 20.0)
+
+    with pytest.raises(UserError, match="has ended by itself"):
+        asyncio.run(looks_for_members())
 
 
 def test_what_goes_wrong_after_the_last_step_is_no_good_end() -> None:
@@ -59,6 +85,153 @@ def test_what_goes_wrong_after_the_last_step_is_no_good_end() -> None:
 
     with pytest.raises(ValueError, match="ours"):
         asyncio.run(to_the_end())
+
+
+class Complete:
+    """As much of a daemon as stays after its run's last step; `whole` is what it and all others
+    have."""
+
+    def __init__(self, exit_when_done: bool) -> None:
+        self.whole = False
+        self.trainer = SimpleNamespace(done=asyncio.Event())
+        self.blobs = SimpleNamespace(received_bytes=0, given_bytes=Counter[str]())
+        self.membership = SimpleNamespace(
+            agreement=SimpleNamespace(view=view_of(1, 2)),
+            me=SimpleNamespace(peer_id="me"),
+            run=SimpleNamespace(spec=SimpleNamespace(total_steps=40)),
+            workload=SimpleNamespace(
+                layer_count=1, cost=lambda layer: SimpleNamespace(state_bytes=MODEL_BYTES)
+            ),
+        )
+        checkpoints = SimpleNamespace(
+            whole_at=lambda step, members: self.whole, whole_step=40, refused=lambda step: False
+        )
+        self.life = Life(lambda: None)
+        self.participant = SimpleNamespace(
+            membership=self.membership,
+            trainer=self.trainer,
+            checkpoints=checkpoints,
+            network=SimpleNamespace(blobs=self.blobs),
+            local=SimpleNamespace(
+                life=self.life, settings=SimpleNamespace(exit_when_done=exit_when_done)
+            ),
+        )
+
+    def ends(self) -> asyncio.Task[None]:
+        return asyncio.create_task(Departure(self.participant).run_ended())  # type: ignore[arg-type]
+
+
+def in_quick_time(scene: Callable[[Callable[[float], Awaitable[None]]], Awaitable[None]]) -> None:
+    """`scene(passes)`: a sleep takes a turn of the loop, and puts the clock on; `passes(s)` lets
+    others sleep for so long."""
+    clock, sleep = SetClock(100 * SECOND_NS), asyncio.sleep
+
+    async def quick_sleep(duration_s: float) -> None:
+        clock.at_ns += round(duration_s * SECOND_NS)
+        await sleep(0)
+
+    async def passes(duration_s: float) -> None:
+        end_ns, before_ns = clock.at_ns + round(duration_s * SECOND_NS), -1
+        while before_ns < clock.at_ns < end_ns:  # or all wait for something else
+            before_ns = clock.at_ns
+            for _ in range(10):
+                await sleep(0)
+
+    async def played() -> None:
+        now.live_by(clock)
+        await scene(passes)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(asyncio, "sleep", quick_sleep)
+        contextvars.copy_context().run(asyncio.run, played())
+
+
+@pytest.mark.parametrize("exit_when_done", [True, False], ids=["exits", "stays"])
+def test_nobody_ends_while_its_last_steps_are_computed_again(exit_when_done: bool) -> None:
+    """A crash had cost them: a minute later all others had ended, with 0 and without the model; and
+    who was told to leave only later did not hand over what it held."""
+
+    async def scene(passes: Callable[[float], Awaitable[None]]) -> None:
+        peer = Complete(exit_when_done)
+        peer.trainer.done.set()
+        ends = peer.ends()
+        await passes(10.0)
+        peer.trainer.done.clear()
+        peer.life.leaving.set()
+        await passes(200.0)
+        assert not ends.done()
+        peer.trainer.done.set()
+        peer.whole = True
+        await passes(1.0)
+        assert ends.done()
+
+    in_quick_time(scene)
+
+
+def test_a_run_whose_last_steps_are_computed_again_is_told_complete_once_they_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The report was written in the middle of them, and nothing was said in the end."""
+    told: list[int] = []
+    monkeypatch.setattr(participants, "write_report", lambda *of: True)
+    monkeypatch.setattr(participants, "last_words", lambda *of: told.append(1) or ())
+    spec = SimpleNamespace(total_steps=40, layers=("listed",))
+    home = SimpleNamespace(run_directory=lambda digest: Path("run"))
+    observer = SimpleNamespace(state=lambda: None, ends_with=lambda commands: None)
+
+    async def scene(passes: Callable[[float], Awaitable[None]]) -> None:
+        peer: Any = Participant.__new__(Participant)
+        peer.trainer, peer.samples = SimpleNamespace(done=asyncio.Event()), None
+        peer.checkpoints = SimpleNamespace(whole_step=None, withheld=frozenset())
+        peer.membership = SimpleNamespace(run=SimpleNamespace(spec=spec, digest="ab"))
+        peer.local = SimpleNamespace(home=home, observer=observer)
+        peer._has_told_end, peer._telling_end = False, asyncio.Lock()
+        peer.trainer.done.set()
+        telling = asyncio.create_task(peer.when_done())
+        await passes(1.0)
+        peer.trainer.done.clear()
+        await passes(100.0)
+        assert not told and not telling.done()
+        peer.trainer.done.set()
+        await asyncio.wait_for(telling, 20.0)
+
+    in_quick_time(scene)
+    assert told == [1]
+
+
+def test_who_ends_with_its_run_waits_for_those_that_still_fetch_the_model() -> None:
+    """All ended a minute after the last step: what travels longer than that nobody had whole."""
+
+    async def scene(passes: Callable[[float], Awaitable[None]]) -> None:
+        peer = Complete(exit_when_done=True)
+        peer.trainer.done.set()
+        ends = peer.ends()
+        for _ in range(10):
+            await passes(30.0)
+            peer.blobs.received_bytes += 1
+            await passes(30.0)
+            peer.blobs.given_bytes["another"] += 1
+            assert not ends.done()
+        peer.whole = True
+        await passes(1.0)
+        assert ends.done()
+
+    in_quick_time(scene)
+
+
+def test_who_ends_with_its_run_waits_for_nobody_for_ever() -> None:
+    """Somebody asks for its files again and again."""
+
+    async def scene(passes: Callable[[float], Awaitable[None]]) -> None:
+        peer = Complete(exit_when_done=True)
+        peer.trainer.done.set()
+        ends = peer.ends()
+        for _ in range(4 * MODEL_BYTES // FETCH_BYTES_PER_S // 30):
+            await passes(30.0)
+            peer.blobs.given_bytes["another"] += 1
+        assert ends.done()
+
+    in_quick_time(scene)
 
 
 def test_a_closed_terminal_has_it_leave_in_order_and_nohup_outlives_it() -> None:

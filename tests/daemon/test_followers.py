@@ -1,6 +1,7 @@
 """What comes for a follower in the very moment in which it is stopped changes nothing any more."""
 
 import asyncio
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.snapshot import HeldLayer, ViewId
 from p2p_dtfm.core.protocol.workload import workload_of
 from p2p_dtfm.core.recovery.view import View
-from p2p_dtfm.daemon.peers.wire import FollowLayers, LayerOffered
+from p2p_dtfm.daemon.peers.wire import FollowLayers, LayerOffered, LayersCommitted
 from p2p_dtfm.daemon.state_transfer import arriving_gradients
+from p2p_dtfm.daemon.state_transfer import follower as follower_module
 from p2p_dtfm.daemon.trainer.followers import Followers
 from p2p_dtfm.daemon.trainer.trainer_state import TrainerState
 from p2p_dtfm.net.streams.frames import FrameHeader, FrameKind
@@ -175,3 +177,91 @@ def test_a_donor_that_gives_too_much_undoes_nothing_of_what_others_give(
 
     asyncio.run(asyncio.wait_for(run(), 20))
     tools.compute.close()
+
+
+def test_a_donor_that_says_too_much_has_nothing_forgotten_that_others_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Thousands of commits, while what others give was still on its way: it could not be replayed,
+    was asked for anew, and so again and again."""
+    monkeypatch.setattr(follower_module, "COMMITTED_LIMIT", 4)
+    line, state = Line(), TrainerState()
+    tools = trainer_tools(tmp_path, name_of(2), line)
+    found = view_of(1, 3)
+    held = (HeldLayer(name_of(0), 0, 7), HeldLayer(name_of(1), 1, 7))
+    snapshot = msgspec.structs.replace(found.snapshot, planned=False, held=held, step=7)
+    view = View(snapshot, found.plan)
+    state.states[1] = LayerState.genesis(SPEC, 1)
+    state.states[1].version = 7
+
+    async def run() -> None:
+        followers = Followers(tools, Outlet(), state)
+        followers.follow(view, {0, 1})
+        await settle()
+        numbers = {min(request.layers): request.number for request in line.requests}
+        followers.receive(name_of(1), LayersCommitted(view.id, numbers[1], 7, 1.0))
+        for step in range(8, 100):
+            followers.receive(name_of(0), LayersCommitted(view.id, numbers[0], step, 1.0))
+        for frame in chunks(view, 1, 7):
+            followers.gradient(name_of(1), *frame)
+        followers.receive(name_of(1), LayerOffered(view.id, numbers[1], 1, 7, "", 0))
+        for _ in range(100):
+            await state.wait(0.05)
+            if state.states[1].version == 8:
+                break
+        assert state.states[1].version == 8
+        followers.stop_following()
+        await settle()
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+    tools.compute.close()
+
+
+def test_layers_of_any_size_can_be_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All gradients of a step are here before it is committed, and of a stage of 135 million
+    parameters these alone are more than may usually wait: with each step all was asked for anew."""
+    monkeypatch.setattr(arriving_gradients, "GRADIENTS_LIMIT_BYTES", 1)
+    blobs: Any = Blobs()
+    line, state = Line(), TrainerState()
+    tools = trainer_tools(tmp_path, name_of(1), line, blobs)
+    found = view_of(1, 2)
+    view = View(
+        msgspec.structs.replace(found.snapshot, planned=False, held=HELD, step=7), found.plan
+    )
+    for layer in (0, 1):
+        state.states[layer] = LayerState.genesis(SPEC, layer)
+        state.states[layer].version = 7
+
+    async def run() -> None:
+        followers = Followers(tools, Outlet(), state)
+        followers.follow(view, {0, 1})
+        await settle()
+        number = line.requests[0].number
+        for layer in (0, 1):
+            followers.receive(name_of(0), LayerOffered(view.id, number, layer, 7, "", 0))
+        await settle()
+        for step in (7, 8):
+            for layer in (0, 1):
+                for frame in chunks(view, layer, step):
+                    followers.gradient(name_of(0), *frame)
+        for step in (7, 8):
+            followers.receive(name_of(0), LayersCommitted(view.id, number, step, 1.0))
+        while [state.states[layer].version for layer in (0, 1)] != [9, 9]:
+            await state.wait(1.0)
+            assert len(line.requests) == 1, "it is not asked for anew"
+        followers.stop_following()
+        await settle()
+
+    asyncio.run(asyncio.wait_for(run(), 20))
+    tools.compute.close()
+
+
+def chunks(view: View, layer: int, step: int) -> Iterator[tuple[FrameHeader, bytearray]]:
+    """A gradient of a layer, as it travels."""
+    length = workload_of(SPEC).cost(layer).parameter_count
+    for index, start in enumerate(range(0, length, CHUNK_ELEMENTS)):
+        count = min(CHUNK_ELEMENTS, length - start)
+        at = (view.id.number, view.id.snapshot, step, FrameKind.LAYER_GRADIENT, index, layer)
+        yield FrameHeader(*at, "fp32", "float32", (count,)), bytearray(4 * count)

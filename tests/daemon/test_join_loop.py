@@ -363,6 +363,28 @@ def test_it_says_where_it_asks() -> None:
     assert search.places(Sought("ab", met)) == "2 peers met before and the directory"
 
 
+def test_who_cannot_say_where_it_is_looks_for_members_all_the_same() -> None:
+    """Its p2pd had no time to answer for five seconds, as on a machine that does much else: the
+    daemon ended, and said that a peer that it works with is gone, itself."""
+
+    class Search(MemberSearch):
+        async def _ask(self, sought: Sought, peer_id: str, *of: Any) -> Found | None:
+            return member(peer_id)
+
+        async def _ask_directory(self, sought: Sought, own: tuple[str, ...]) -> Found | None:
+            return None
+
+    async def own() -> tuple[str, ...]:
+        raise Unreachable("me", "no connection within 5 s")
+
+    async def scenario() -> None:
+        search = Search(None, None, None, own)  # type: ignore[arg-type]
+        found = await search.look(Sought("ab", (("alive", ()),)))
+        assert found is not None and found.peer_id == "alive"
+
+    play(scenario)
+
+
 def test_who_cannot_go_on_alone_at_once_does_not_begin_it_twice() -> None:
     newcomer, resumed = Newcomer(run="tiny"), []
 

@@ -13,6 +13,7 @@ import torch
 from p2p_dtfm.core.commit.ledger import Ledger
 from p2p_dtfm.core.protocol.plan import NoPlan, Plan
 from p2p_dtfm.core.protocol.snapshot import HeldLayer
+from p2p_dtfm.core.recovery.recovery_evidence import Restart
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.peers.wire import FollowLayers, LayerOffered
 from p2p_dtfm.daemon.state_transfer.donor_choice import donors_of
@@ -21,7 +22,9 @@ from p2p_dtfm.daemon.trainer.cut_transfers import Cuts
 from p2p_dtfm.daemon.trainer.followers import Followers
 from p2p_dtfm.daemon.trainer.place import PlaceInView
 from p2p_dtfm.daemon.trainer.step_loop import StepLoop
+from p2p_dtfm.daemon.trainer.trainer import Trainer
 from p2p_dtfm.daemon.trainer.trainer_state import Outlet, Tools, TrainerState
+from p2p_dtfm.net.errors import Unreachable
 from p2p_dtfm.net.streams.frames import FrameHeader, FrameKind
 from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.train.stage.tensor_bytes import tensor_to_bytes
@@ -201,6 +204,64 @@ def test_a_gradient_of_another_view_is_nobodys(play: Callable[..., None]) -> Non
         while not received:
             await asyncio.sleep(0.01)
         assert received == [STEP]
+
+    play(scenario)
+
+
+def test_where_the_holders_of_before_are_gone_those_of_the_view_are_asked(
+    play: Callable[..., None],
+) -> None:
+    """It asked who had left, again and again, beside a fellow that has the layer."""
+    gone = name_of(5)
+    snapshot = msgspec.structs.replace(VIEW.snapshot, present=even_plan([gone], (1,), SPEC))
+    view = View(snapshot, even_plan([ME, OTHER], (1, 1), SPEC))
+    asked: list[str] = []
+
+    async def scenario(parts: Parts) -> None:
+        async def ask(peer_id: str, message: Any) -> None:
+            asked.append(peer_id)
+            if peer_id == gone:
+                raise Unreachable(peer_id, "gone")
+
+        parts.line.ask = ask  # type: ignore[method-assign]
+        parts.state.view = view
+        parts.followers.follow(view, {0})
+        while OTHER not in asked and len(asked) < 3:
+            await asyncio.sleep(0.01)
+        assert asked == [gone, OTHER]
+
+    play(scenario)
+
+
+def test_of_what_is_damaged_on_this_disk_the_others_are_told_that_it_is_not_here(
+    play: Callable[..., None],
+) -> None:
+    """As a power cut may leave it: the daemon ended, at each start, for as long as the others
+    counted on that file."""
+
+    class Outlet(QuietOutlet):
+        def __init__(self) -> None:
+            self.told: list[str] = []
+
+        def contradiction(self, reason: str) -> None:
+            self.told.append(reason)
+
+    async def scenario(parts: Parts) -> None:
+        outlet, checkpoints = Outlet(), parts.tools.stores.checkpoints
+        trainer = Trainer(parts.tools, outlet)
+        await checkpoints.save(STEP, {layer: state_of(layer) for layer in (0, 1)}, "lineage")
+        ((blob, path),) = [it for it in checkpoints._paths.items() if "0001" in it[1].name]
+        path.write_bytes(bytes(path.stat().st_size))
+        trainer._state.step = STEP
+        restart = trainer._state.restart = Restart(load=(0, 1))
+        await trainer._do_restart(restart)
+        assert {n: it.version for n, it in trainer.states.items()} == {0: STEP}
+        assert outlet.told == ["layers [1] of step 7 are damaged here"]
+        assert [it.layers for it in checkpoints.saved] == [(0,)]
+        assert checkpoints.path_of(blob) is None
+        await checkpoints.save(STEP, {1: state_of(1)}, "lineage")
+        assert [it.layers for it in checkpoints.saved] == [(0, 1)]
+        await checkpoints.close()
 
     play(scenario)
 

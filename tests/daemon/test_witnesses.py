@@ -57,6 +57,23 @@ def test_only_who_was_asked_is_heard() -> None:
     assert len(votes._said[0]) == witnesses.SAID_LIMIT
 
 
+@pytest.mark.parametrize("donor", [TRUE, FALSE], ids=["honest donor", "its fellow"])
+def test_nobody_talks_so_much_that_the_others_are_forgotten(donor: bytes) -> None:
+    """One that told digests of sixteen more versions was the only one left to say anything: with a
+    fellow it had any state taken for the right one, and alone it had all honest donors refused."""
+    votes, names = StateVotes(), ("one", "two", "three", "liar")
+    for number, name in enumerate(names):
+        votes.ask(name, VIEW, number, {0})
+    for number in range(3):
+        votes.said(names[number], StateDigest(VIEW, number, 0, 7, TRUE))
+    for version in range(100, 7, -1):
+        votes.said("liar", StateDigest(VIEW, 3, 0, version, FALSE))
+    votes.said("liar", StateDigest(VIEW, 3, 0, 7, FALSE))
+    blob = donor.hex() + "00" * 16
+    assert votes.is_outvoted(names, 0, 7, "donor", blob) == (donor is FALSE)
+    assert asyncio.run(votes.count(names, 0, 7, "donor", blob)) == (donor is TRUE)
+
+
 class Line:
     def __init__(self) -> None:
         self.told: list[StateDigest] = []

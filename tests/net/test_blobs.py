@@ -10,6 +10,7 @@ from blake3 import blake3
 from p2p_dtfm.core.protocol.canonical import digest_bytes
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.net.libp2p.host import Host
+from p2p_dtfm.net.streams import blobs
 from p2p_dtfm.net.streams.blobs import BlobExchange, BlobUnavailable
 from tests.net.net_support import hosts, run
 
@@ -69,8 +70,13 @@ def test_a_blob_comes_from_memory_to_memory(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_what_came_before_a_donor_died_is_not_asked_for_again(tmp_path: Path) -> None:
-    """The next donor is found later; it may be one that gave wrong bytes to go on with."""
+@pytest.mark.parametrize("limit_bytes", [blobs.BEGUN_LIMIT_BYTES, 1], ids=["small", "large"])
+def test_what_came_before_a_donor_died_is_not_asked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit_bytes: int
+) -> None:
+    """The next donor is found later; it may be one that gave wrong bytes to go on with. A state of
+    more than 256 MiB began anew each time that its line broke, and never came over some."""
+    monkeypatch.setattr(blobs, "BEGUN_LIMIT_BYTES", limit_bytes)
 
     async def scenario(honest_first: bool) -> None:
         async with hosts(tmp_path / f"{honest_first}", 3, all_met=True) as (one, two, three):

@@ -20,7 +20,13 @@ from p2p_dtfm.net.nat.circuit_messages import (
     read_hop,
 )
 from p2p_dtfm.net.nat.dial_back import CallBacks
-from p2p_dtfm.net.nat.relay import CIRCUITS_LIMIT, RESERVATIONS_LIMIT, Relay, reserve
+from p2p_dtfm.net.nat.relay import (
+    CIRCUITS_LIMIT,
+    CIRCUITS_LIMIT_PER_PEER,
+    RESERVATIONS_LIMIT,
+    Relay,
+    reserve,
+)
 from tests.net.net_support import hosts, run
 
 
@@ -119,6 +125,28 @@ def test_strangers_leave_members_half_of_the_circuits() -> None:
     assert relay._refusal(other, one) is RelayStatus.OK, "whom a member waits for"
     third = peer_id_of(bytes([3]) * 32)
     assert relay._refusal(third, other) is RelayStatus.RESOURCE_LIMIT_EXCEEDED
+
+
+def test_strangers_leave_room_for_those_who_call_a_member_as_members() -> None:
+    """One that opened 32 circuits to a member behind a router had it out of reach for all others,
+    for as long as it liked; eight of them had a whole relay."""
+    member, fellow, stranger = (peer_id_of(bytes([n]) * 32) for n in (1, 2, 3))
+    door = SimpleNamespace(is_near=lambda peer_id: peer_id in (member, fellow))
+    host: Any = SimpleNamespace(peer_id="me", door=door)
+    relay = Relay(host)
+    relay._reserved_until_s[member] = 1e18
+    opened = 0
+    while relay._refusal(stranger, member) is RelayStatus.OK:
+        relay._circuits.update((stranger, member))
+        opened += 1
+    assert opened == CIRCUITS_LIMIT_PER_PEER // 2
+    assert relay._refusal(fellow, member) is RelayStatus.OK
+    others = [(f"stranger {n}", f"member {n}") for n in range(CIRCUITS_LIMIT * 3 // 4 - opened)]
+    for pair in others:
+        relay._circuits.update(pair)
+    relay._reserved_until_s[fellow] = 1e18
+    assert relay._refusal(stranger, fellow) is RelayStatus.RESOURCE_LIMIT_EXCEEDED
+    assert relay._refusal(member, fellow) is RelayStatus.OK
 
 
 def test_a_peer_is_called_back_where_it_is_and_nowhere_else(tmp_path: Path) -> None:

@@ -44,6 +44,40 @@ def test_the_one_with_the_older_disk_throws_the_other_one_back_by_nothing(
     play(1, tmp_path / "world", scene)
 
 
+def test_who_has_a_damaged_checkpoint_goes_on_with_the_others_from_the_one_before(
+    tmp_path: Path,
+) -> None:
+    """Its newest one is as long as it was. It founds nothing, so nobody looks at it before all go
+    on from there: the daemon ended, at each start."""
+    run = make_run(tmp_path, steps=400, saves_every_steps=SAVES_EVERY_STEPS)
+
+    async def scene(swarm: Swarm) -> None:
+        older = swarm.peer("older", run=str(run), expect_peers=2)
+        newer = swarm.peer("newer", initial_peers=(swarm.address(older),))
+        swarm.start(older)
+        await swarm.until(lambda: older.has_run, "the run is founded", 60)
+        swarm.start(newer)
+        await swarm.until(lambda: min(older.step(), newer.step()) >= 10, "steps of two", 120)
+        swarm.kill(older)
+        at_step = newer.step() + AHEAD_STEPS
+        await swarm.until(lambda: newer.step() >= at_step, "one goes on alone", 120)
+        swarm.kill(newer)
+        seen = len(views(newer))
+        newest = max(newer.home.glob("runs/*/checkpoints/step-*"))
+        for path in newest.glob("layer-000[12]*"):
+            path.write_bytes(bytes(path.stat().st_size))
+        swarm.start(older, expect_peers=1)
+        await swarm.until(lambda: "waits 15 s at most" in older.standing(), "it waits", 30)
+        swarm.start(newer)
+        damaged = int(newest.name.removeprefix("step-"))
+        await swarm.until(lambda: older.step() > damaged, "steps of both", 90)
+        assert newer.is_running and len(members(newer)) == 2 == len(members(older))
+        went_on = [event["step"] for event in views(newer)[seen:]]
+        assert went_on[0] == damaged and damaged - SAVES_EVERY_STEPS in went_on
+
+    play(1, tmp_path / "world", scene)
+
+
 def views(peer: Peer) -> list[dict[str, int]]:
     return [event for event in peer.events() if event["event"] == "view"]
 

@@ -61,6 +61,15 @@ def test_too_large_a_blob(tmp_path: Path) -> None:
     assert not names(store)
 
 
+def test_what_this_peer_has_made_itself_may_be_of_any_size(tmp_path: Path) -> None:
+    """A layer's state with more than 1 GiB, such as an embedding of 90 million parameters: each
+    holder that was asked for it ended, one after the other; so did who founded a run of it."""
+    store = BlobStore(tmp_path / "blobs", limit_bytes=10)
+    file = tmp_path / "layer"
+    file.write_bytes(b"x" * 11)
+    assert store.put_bytes(b"x" * 11) == store.put_file(file) == digest_bytes(b"x" * 11)
+
+
 @pytest.mark.parametrize(
     "digest",
     ["", "..", "../../etc/passwd", "A" * 64, "a" * 63, "a" * 65, "a" * 63 + "/", "a" * 64 + "\n"],

@@ -1,8 +1,12 @@
 """What a holder knows of the guardians of its layers: who is in place, and what it has received."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from p2p_dtfm.core.protocol.snapshot import ViewId
+
+GIVEN_UP_LIMIT = 3
+"""So many times in a view is a guardian given up that begins again; then nobody waits for it."""
 
 
 class Receipts:
@@ -19,13 +23,14 @@ class Receipts:
         self._guards = guards
         self._received = {layer: -1 for layer in guards if layer in set(at_once)}
         """By layer whose guardian is in place, the last step received; -1 for none."""
+        self._given_up: Counter[str] = Counter()
         self._unsure = set(self._received)
         """Of those, the ones whose guardian has not said that it has the state as it is now."""
 
     def receipt(self, sender: str, view: ViewId, step: int, layers: tuple[int, ...]) -> None:
         """`sender` has the states of `layers` at `step` and the reduced gradients of `step`."""
         for layer in layers if view == self.view else ():
-            if self._guards.get(layer) == sender:
+            if self._guards.get(layer) == sender and self._given_up[sender] < GIVEN_UP_LIMIT:
                 self._received[layer] = max(step, self._received.get(layer, -1))
                 self._unsure.discard(layer)
 
@@ -49,9 +54,9 @@ class Receipts:
         return tuple(sorted(layer for layer, last in self._received.items() if last < step))
 
     def owed(self, step: int) -> tuple[str, ...]:
-        """Guardians that have the states, and owe a receipt for `step`."""
-        late = set(self.waits_for(step)) - self._unsure
-        return tuple(sorted({self._guards[layer] for layer in late}))
+        """Guardians that owe a receipt for `step`, also those that begin again: who waits for one
+        and does not say so would itself be taken for who stands still."""
+        return tuple(sorted({self._guards[layer] for layer in self.waits_for(step)}))
 
     def give_up(self, step: int) -> tuple[str, ...]:
         """Wait no more, until their next receipt, for guardians that have not got the states of
@@ -60,4 +65,6 @@ class Receipts:
         for layer in late:
             del self._received[layer]
         self._unsure -= late
-        return tuple(sorted({self._guards[layer] for layer in late}))
+        found = {self._guards[layer] for layer in late}
+        self._given_up.update(found)
+        return tuple(sorted(found))

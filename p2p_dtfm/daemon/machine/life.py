@@ -88,16 +88,19 @@ class Life:
         self.leaving.set()
 
     async def unless_leaving(self, work: Coroutine[Any, Any, Result]) -> Result | None:
-        """What `work` comes to; None if this peer is told to leave before, which cancels it."""
+        """What `work` comes to; None if this peer is told to leave before, which cancels it. Raises
+        what has ended one of its tasks before."""
         working = asyncio.create_task(work)
-        leaving = asyncio.create_task(self.leaving.wait())
+        ends = [asyncio.create_task(it.wait()) for it in (self.leaving, self.failed)]
         try:
-            await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({working, *ends}, return_when=asyncio.FIRST_COMPLETED)
+            if self.error is not None and not working.done():
+                raise self.error
             return working.result() if working.done() else None
         finally:
-            for task in (working, leaving):
+            for task in (working, *ends):
                 task.cancel()
-            await asyncio.gather(working, leaving, return_exceptions=True)
+            await asyncio.gather(working, *ends, return_exceptions=True)
 
     def handle_signals(self, *, until_stdin_closes: bool) -> None:
         """Leave at the first signal; end at once at the second."""

@@ -5,6 +5,7 @@ import itertools
 import logging
 
 from p2p_dtfm.core.consensus.views.view_precedence import is_shown_by_most
+from p2p_dtfm.core.liveness.pace import FETCH_BYTES_PER_S
 from p2p_dtfm.core.membership.fellows import WAIT_NS
 from p2p_dtfm.core.protocol.canonical import decode
 from p2p_dtfm.core.protocol.errors import PeerFault
@@ -36,6 +37,7 @@ REMIND_EVERY = 2
 LEAVE_LIMIT_S = 60.0
 """How long a peer with the only copy of a layer waits for others to be enough to train."""
 DONE_WAIT_S = 60.0
+"""How long who ends with its run waits for others to have the model, while none of it travels."""
 REASON_CHARACTERS = 200
 """Shown of what a member says."""
 BARRED_FIX = (
@@ -373,21 +375,48 @@ class Departure:
             await self.participant.checkpoints.save(step, newest, lineage)
 
     async def run_ended(self) -> None:
-        """After the last step: see that everyone has the whole model; then end if so set."""
-        participant, membership = self.participant, self._membership
-        await participant.trainer.done.wait()
-        view = membership.agreement.view
-        others = set(view.member_ids) - {membership.me.peer_id} if view is not None else set()
-        step = membership.run.spec.total_steps
+        """After the last step: see that everyone has the whole model; then end if so set. Should a
+        failure cost the last steps after all, they are computed again before that."""
+        done = self.participant.trainer.done
+        while True:
+            await done.wait()
+            await self._share_model()
+            if not self.participant.local.settings.exit_when_done:
+                await self._life.leaving.wait()
+            if done.is_set():
+                return
+
+    async def _share_model(self) -> None:
+        """For a bounded time, which begins anew while files are on their way."""
+        participant, done = self.participant, self.participant.trainer.done
+        step, moved = self._membership.run.spec.total_steps, self._moved_bytes()
         tried_s = now.monotonic_s()
-        end_s = tried_s + DONE_WAIT_S
-        while not participant.checkpoints.whole_at(step, others) and now.monotonic_s() < end_s:
+        end_s, longest_s = tried_s + DONE_WAIT_S, tried_s + DONE_WAIT_S + self._sharing_s()
+        while done.is_set() and now.monotonic_s() < min(end_s, longest_s):
+            if participant.checkpoints.whole_at(step, self._others()):
+                return
             await asyncio.sleep(TICK_S)
+            if moved != (moved := self._moved_bytes()):
+                end_s = now.monotonic_s() + DONE_WAIT_S
             if participant.checkpoints.refused(step) and now.monotonic_s() - tried_s > SAVE_AGAIN_S:
                 await self._save()  # no step comes with which it would be tried again
                 tried_s = now.monotonic_s()
-        if not participant.local.settings.exit_when_done:
-            await self._life.leaving.wait()
+
+    def _others(self) -> set[str]:
+        view = self._membership.agreement.view
+        return set(view.member_ids) - {self._membership.me.peer_id} if view is not None else set()
+
+    def _moved_bytes(self) -> tuple[int, int]:
+        """Of files: got, and given."""
+        blobs = self.participant.network.blobs
+        return blobs.received_bytes, blobs.given_bytes.total()
+
+    def _sharing_s(self) -> float:
+        """What the model takes to all others over a thin line: no longer is anybody waited for,
+        whatever it still asks for."""
+        workload = self._membership.workload
+        size_bytes = sum(workload.cost(n).state_bytes for n in range(workload.layer_count))
+        return (1 + len(self._others())) * size_bytes / FETCH_BYTES_PER_S
 
 
 def links_are_measured(records: tuple[PeerRecord, ...]) -> bool:

@@ -35,12 +35,12 @@ from p2p_dtfm.daemon.node.effects import Effects
 from p2p_dtfm.daemon.node.join import RunJoining, measure
 from p2p_dtfm.daemon.node.local import Local
 from p2p_dtfm.daemon.node.membership import Membership
-from p2p_dtfm.daemon.node.network import Network
+from p2p_dtfm.daemon.node.network import Network, p2pd_has_ended
 from p2p_dtfm.daemon.node.participant import Participant
 from p2p_dtfm.daemon.node.status_api import StatusApi
 from p2p_dtfm.daemon.peers.recall import Past, recall
 from p2p_dtfm.daemon.telemetry.event_files import EventFiles
-from p2p_dtfm.net.errors import Refused, Unreachable
+from p2p_dtfm.net.errors import P2PD_HAS_ENDED, Refused, Unreachable
 from p2p_dtfm.train.stage.emulated import emulated_flops_per_s
 from p2p_dtfm.train.stage.measure import exclusive_name, select_device
 
@@ -80,7 +80,10 @@ class Daemon:
             life.handle_signals(until_stdin_closes=settings.until_stdin_closes)
             life.spawn(local.waits.keep_looking())
             stack.callback(life.cancel_tasks)
-            departure = await life.unless_leaving(self._start(stack, past))
+            try:
+                departure = await life.unless_leaving(self._start(stack, past))
+            except Unreachable as error:
+                raise explained(error) from error
             if departure is None:
                 log.info("left before it took part")
                 return 0
@@ -217,11 +220,7 @@ async def _until_end(departure: Departure) -> int:
             pending = [task for task in waits.values() if not task.done()]
             await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
             if waits["lost"].done():  # first, for it makes everything else fail
-                raise UserError(
-                    "the libp2p daemon of this peer has ended by itself",
-                    "start p2p-dtfm again; it takes up where the swarm is",
-                    exit_code=1,
-                )
+                raise p2pd_has_ended()
             if life.error is not None:
                 raise explained(life.error)
             if waits["left"].done():
@@ -244,6 +243,8 @@ def explained(error: BaseException) -> BaseException:
     leaves = list(_leaves(error))
     if not all(isinstance(leaf, Unreachable | Refused) for leaf in leaves):
         return error
+    if any(P2PD_HAS_ENDED in str(leaf) for leaf in leaves):
+        return p2pd_has_ended()
     causes = "; ".join(dict.fromkeys(str(leaf) for leaf in leaves))
     return UserError(
         f"a peer that this one works with is gone: {causes}",

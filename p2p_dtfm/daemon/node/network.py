@@ -155,6 +155,7 @@ class Network:
             local.home.identity, settings.listen, settings.announce, settings.port_mapping
         )
         stack.push_async_callback(host.close)
+        local.life.spawn(_until_lost(host))
         network = cls(local, host, life, await _first_contacts(local, host, past.addresses))
         local.observer.guarded_by(network.keeper.refused_most)
         network._limit_line(local)
@@ -287,6 +288,21 @@ class Network:
 
     def _on_download(self, digest: str, done_bytes: int, total_bytes: int) -> None:
         self._status.receives(self.inside.name_of(digest), done_bytes, total_bytes)
+
+
+async def _until_lost(host: HostPort) -> None:
+    """Also while this peer starts, and looks for a run for as long as it takes. Raises `UserError`
+    once its p2pd has ended by itself."""
+    await host.lost.wait()
+    raise p2pd_has_ended()
+
+
+def p2pd_has_ended() -> UserError:
+    return UserError(
+        "the libp2p daemon of this peer has ended by itself",
+        "start p2p-dtfm again; it takes up where the swarm is",
+        exit_code=1,
+    )
 
 
 async def _first_contacts(

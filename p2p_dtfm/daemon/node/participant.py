@@ -175,21 +175,24 @@ class Participant:
 
     async def when_done(self) -> None:
         """Tells so; whoever ends with its run may end before."""
-        await self.trainer.done.wait()
-        await self.tell_end()
+        while not self._has_told_end:
+            await self.trainer.done.wait()
+            await self.tell_end()
 
     async def tell_end(self) -> None:
         """Once, and only of a run that is complete: thanks, a report, and what to do next."""
         async with self._telling_end:
             if not self._has_told_end and self.trainer.done.is_set():
-                await self._tell_end()
-                self._has_told_end = True
+                self._has_told_end = await self._tell_end()
 
-    async def _tell_end(self) -> None:
+    async def _tell_end(self) -> bool:
+        """Whether the run was still complete by then: a failure may have cost its last steps."""
         total = self.membership.run.spec.total_steps
         end_s = now.monotonic_s() + WHOLE_LIMIT_S
         while self.checkpoints.whole_step != total and now.monotonic_s() < end_s:
             await asyncio.sleep(WHOLE_POLL_S)
+        if not self.trainer.done.is_set():
+            return False
         if self.samples is not None:
             await self.samples.write_last(total)
         home, state = self.local.home, self.local.observer.state()
@@ -201,6 +204,7 @@ class Participant:
         written = await asyncio.to_thread(write_report, path, state, commands)
         for line in last_words(state, path if written else None, commands):
             log.info("%s", line)
+        return True
 
     async def close_samples(self) -> None:
         if self.samples is not None:
@@ -316,6 +320,7 @@ class Participant:
         self._later(self._agreement.committed(outcome, now.monotonic_ns()))
 
     def states_changed(self) -> None:
+        self._agreement.has_saved(self.checkpoints.saved)
         held = self.trainer.held
         if held is not None:
             self._agreement.held = held

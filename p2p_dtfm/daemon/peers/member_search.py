@@ -76,7 +76,7 @@ class MemberSearch:
     async def look(self, sought: Sought, limit_s: float = LOOK_LIMIT_S) -> Found | None:
         """The first member that answers; None if nobody does within the limit. Those that were met
         have the first word: anybody can say in the directory, or nearby, that it is a member."""
-        own, self.elsewhere = await self._own(), {}
+        own, self.elsewhere = await self._own_addresses(), {}
         met_are_silent = asyncio.Event()
 
         async def ask_met() -> Found | None:
@@ -102,6 +102,14 @@ class MemberSearch:
             return found
 
         return await first_found([ask_met(), ask_others()], limit_s)
+
+    async def _own_addresses(self) -> tuple[str, ...]:
+        """None while p2pd has no time to say: who is asked then is asked all the same."""
+        try:
+            return await self._own()
+        except Unreachable as error:
+            log.debug("own addresses: %s", error)
+            return ()
 
     async def _ask_met(self, sought: Sought, own: tuple[str, ...]) -> Found | None:
         return await self._ask_each(sought, sought.met[:ASKED_LIMIT], own, "met before")

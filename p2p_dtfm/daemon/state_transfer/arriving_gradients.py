@@ -7,13 +7,14 @@ from typing import Any
 
 from p2p_dtfm.core.planner.wire_plan import CHUNK_ELEMENTS
 from p2p_dtfm.core.protocol.errors import PeerFault
-from p2p_dtfm.core.protocol.workload import Workload
+from p2p_dtfm.core.protocol.workload import FLOAT_BYTES, Workload
 from p2p_dtfm.net.streams.frames import FrameHeader
 from p2p_dtfm.train.stage.finite import is_finite
 from p2p_dtfm.train.stage.tensor_bytes import tensor_from_bytes
 
 GRADIENTS_LIMIT_BYTES = 512 << 20
-"""Of steps that are not replayed yet; beyond it the follower begins again from a newer state."""
+"""Of steps that are not replayed yet; beyond it the follower begins again from a newer state. Of
+large layers more may wait: always two steps, as at the donor (`queued_bytes_limit`)."""
 
 Tensor = Any
 
@@ -37,8 +38,10 @@ class _Gradient:
 class ArrivingGradients:
     """Those of some layers, by step, until they are replayed."""
 
-    def __init__(self, workload: Workload) -> None:
+    def __init__(self, workload: Workload, layers: Collection[int]) -> None:
         self._workload = workload
+        step_bytes = sum(FLOAT_BYTES * workload.cost(n).parameter_count for n in layers)
+        self._limit_bytes = max(GRADIENTS_LIMIT_BYTES, 2 * step_bytes)
         self._found: dict[tuple[int, int], _Gradient] = {}
         self._held_bytes = 0
         self.rolled: set[int] = set()
@@ -67,7 +70,7 @@ class ArrivingGradients:
 
     @property
     def are_too_many(self) -> bool:
-        return self._held_bytes > GRADIENTS_LIMIT_BYTES
+        return self._held_bytes > self._limit_bytes
 
     def whole(self, layer: int, step: int) -> Tensor | None:
         """Flat fp32; None while a part of it is missing."""

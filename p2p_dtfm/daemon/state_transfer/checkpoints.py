@@ -94,6 +94,8 @@ class Checkpoints:
         self._completing: asyncio.Task[None] | None = None
         self._taking_back: asyncio.Task[None] | None = None
         self._has_news = False
+        self._damaged: set[tuple[int, int]] = set()
+        """Steps and layers whose files could not be loaded."""
         self._unsaved: set[int] = set()
         """The last step of which this disk has taken nothing."""
         self._changes = 0
@@ -113,8 +115,16 @@ class Checkpoints:
         return blob in self._of_ends
 
     async def load(self, layer: int, step: int) -> LayerState:
-        """A layer as it was saved after `step` steps. Raises `UserError`."""
-        return await self._compute.run(load_layer, checkpoint_directory(self._root, step), layer)
+        """A layer as it was saved after `step` steps. Raises `UserError`; then nobody is told of
+        that file any more, in this life."""
+        directory = checkpoint_directory(self._root, step)
+        try:
+            return await self._compute.run(load_layer, directory, layer)
+        except UserError:
+            self._damaged.add((step, layer))
+            self._changes += 1
+            self._remember_files()
+            raise
 
     async def newest_whole(self) -> tuple[Checkpoint, dict[int, LayerState]] | None:
         """The newest on this disk that has all layers, loaded. Of newer ones that are damaged, as a
@@ -159,11 +169,15 @@ class Checkpoints:
         if seen != self._seen:
             every = self._spec.audit.undo_every
             found = worth_keeping(list_checkpoints(self._root), SAVED_TOLD, every)
-            self._seen, self._saved = (
-                seen,
-                tuple(SavedState(it.manifest.step, it.manifest.lineage, it.layers) for it in found),
-            )
+            sound = ((it.manifest, self._sound_layers(it)) for it in found)
+            self._seen = seen
+            self._saved = tuple(SavedState(it.step, it.lineage, n) for it, n in sound if n)
         return self._saved
+
+    def _sound_layers(self, checkpoint: Checkpoint) -> tuple[int, ...]:
+        """As far as is known."""
+        step = checkpoint.manifest.step
+        return tuple(layer for layer in checkpoint.layers if (step, layer) not in self._damaged)
 
     def refused(self, step: int) -> bool:
         """Whether this disk has taken nothing of what was to be saved of that step, the last one
@@ -194,6 +208,7 @@ class Checkpoints:
                 return
         self._troubles.over("checkpoint")
         self._unsaved.discard(step)
+        self._damaged -= {(step, layer) for layer in states}
         self._files_changed(step)
         if states:
             self._complete_later()
@@ -412,6 +427,7 @@ class Checkpoints:
             (file.digest, int(layer), checkpoint.directory)
             for checkpoint in list_checkpoints(self._root)
             for layer, file in checkpoint.manifest.layers.items()
+            if (checkpoint.manifest.step, int(layer)) not in self._damaged
         ]
         ends = (0, layer_count(self._spec) - 1)
         self._paths = {digest: layer_path(where, layer) for digest, layer, where in found}

@@ -100,6 +100,9 @@ class Donor:
         self._places = KnownPlaces()
         self._written: MadeOfStates[_Written] = MadeOfStates()
         """Stays until the next step, whoever asks for it and leaves it."""
+        self._copies: dict[int, tuple[int, Tensor, Tensor]] = {}
+        """Of this step's reduced gradients, by layer: step, gradient, copy. Whoever asks again and
+        again costs no more of them."""
         self._subscriptions: dict[_Key, _Subscription] = {}
         self._workers: dict[_Key, asyncio.Task[None]] = {}
         self._changed = asyncio.Event()
@@ -149,7 +152,7 @@ class Donor:
         """From now on steps happen in `view`: what was for earlier ones is sent to its end."""
         self._view = view.id
         self._places.took_over(view)
-        self._forget_written()
+        self._forget_step()
         self._look_at_early_ones()
         self._forget_early_ones_of_strangers()
         for key, subscription in list(self._subscriptions.items()):
@@ -243,7 +246,8 @@ class Donor:
             self._remove_unless_wanted({each.blob for each in before})
         return written
 
-    def _forget_written(self) -> None:
+    def _forget_step(self) -> None:
+        self._copies.clear()
         self._remove_unless_wanted({each.blob for each in self._written.clear()})
 
     def reduced(self, step: int, reduced: dict[int, Tensor], stays: bool = False) -> None:
@@ -255,7 +259,7 @@ class Donor:
             if not s.closed
         }
         wanted = {layer for layers in due.values() for layer in layers}
-        held = {n: reduced[n] if stays else reduced[n].clone() for n in sorted(wanted)}
+        held = {n: reduced[n] if stays else self._copy(step, n, reduced[n]) for n in sorted(wanted)}
         for key, layers in due.items():
             subscription = self._subscriptions[key]
             subscription.fed |= dict.fromkeys(layers, step)
@@ -263,9 +267,15 @@ class Donor:
             if gradients:
                 self._put(key, subscription, (step, gradients), _size_bytes(gradients))
 
+    def _copy(self, step: int, layer: int, gradient: Tensor) -> Tensor:
+        known = self._copies.get(layer)
+        if known is None or known[0] != step or known[1] is not gradient:
+            known = self._copies[layer] = step, gradient, gradient.clone()
+        return known[2]
+
     def committed(self, outcome: StepOutcome) -> None:
         """Call it after `reduced` of the same step, and before the takeover that follows."""
-        self._forget_written()
+        self._forget_step()
         for key, subscription in list(self._subscriptions.items()):
             if subscription.offered and not subscription.closed:
                 view, number = subscription.request.view, subscription.request.number
@@ -289,7 +299,7 @@ class Donor:
     def close(self) -> None:
         for key in list(self._subscriptions):
             self._drop(key)
-        self._forget_written()
+        self._forget_step()
 
     def undelivered(self, follower: str) -> None:
         """A stream to a follower broke with gradients on their way."""

@@ -87,8 +87,8 @@ class Follower:
         self._fetches: dict[int, asyncio.Task[None]] = {}
         """The latest of each layer."""
         self._room = ByteSemaphore(FETCHED_AT_ONCE, FETCHED_LIMIT_BYTES)
-        self._committed: dict[tuple[str, int], float] = {}
-        self._gradients = ArrivingGradients(workload_of(tools.spec))
+        self._committed: dict[str, dict[int, float]] = {}
+        self._gradients = ArrivingGradients(workload_of(tools.spec), self.layers)
         self._votes = StateVotes()
         self._wake = asyncio.Event()
         self._has_stopped = False
@@ -206,8 +206,7 @@ class Follower:
 
     def has_asked(self, sender: str, number: int) -> bool:
         """Whether a message answers this follower's latest request to its sender."""
-        request = self._request_of.get(sender)
-        return request is not None and request.number == number
+        return (asked := self._request_of.get(sender)) is not None and asked.number == number
 
     # what arrives
 
@@ -233,9 +232,10 @@ class Follower:
         """Raises `PeerFault` for a gradient norm that is none."""
         if not 0 <= message.gradient_norm < math.inf:
             raise PeerFault(f"a gradient norm of {message.gradient_norm}", sender)
-        self._committed[sender, message.step] = message.gradient_norm
-        while len(self._committed) > COMMITTED_LIMIT:  # what came first was replayed long ago
-            del self._committed[next(iter(self._committed))]
+        committed = self._committed.setdefault(sender, {})
+        committed[message.step] = message.gradient_norm
+        while len(committed) > COMMITTED_LIMIT:  # what came first was replayed long ago
+            del committed[next(iter(committed))]
         self._wake.set()
 
     def ended(self, sender: str, message: FollowEnded) -> None:
@@ -264,7 +264,7 @@ class Follower:
         """What others give goes on: no donor can undo it."""
         log.warning("asks for newer states than %s gives: %s", donor, reason)
         self._gradients.drop({layer for layer, peer in self._donor_of.items() if peer == donor})
-        self._committed = {of: norm for of, norm in self._committed.items() if of[0] != donor}
+        self._committed.pop(donor, None)
         self._turn_from(donor)
 
     # work
@@ -403,8 +403,8 @@ class Follower:
         held = self._tools.states
         for layer in self.layers - self.missing:
             version, donor = held[layer].version, self._donor_of[layer]
-            later = self._gradients.has_later(layer, version)
-            if later or any(peer == donor and step > version for peer, step in self._committed):
+            committed = self._committed.get(donor, {})
+            if self._gradients.has_later(layer, version) or any(n > version for n in committed):
                 self._begin_again(donor, f"step {version} of layer {layer} is lost")
                 return
 
@@ -423,7 +423,7 @@ class Follower:
     async def _replay_step(self, layer: int) -> bool:
         tools, state = self._tools, self._tools.states[layer]
         step = state.version
-        norm = self._committed.get((self._donor_of[layer], step))
+        norm = self._committed.get(self._donor_of[layer], {}).get(step)
         gradient = self._gradients.whole(layer, step)
         if norm is None or gradient is None:
             return False

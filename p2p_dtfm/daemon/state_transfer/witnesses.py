@@ -32,7 +32,8 @@ WITNESSES_LIMIT = 4
 LIMIT_S = 5.0
 """How long what has come waits for the other holders' word; then who has spoken decides."""
 SAID_LIMIT = 16
-"""Digests of one layer that are remembered."""
+"""Digests of one layer that are remembered of each holder: what one tells takes the place of nobody
+else's."""
 
 log = logging.getLogger("p2p_dtfm.witnesses")
 
@@ -152,8 +153,9 @@ class StateVotes:
             raise PeerFault(f"a digest of layer {message.layer}, which was not asked for", sender)
         said = self._said.setdefault(message.layer, {})
         said[sender, message.version] = message.digest
-        while len(said) > SAID_LIMIT:
-            del said[next(iter(said))]
+        own = [of for of in said if of[0] == sender]
+        if len(own) > SAID_LIMIT:
+            del said[own[0]]
         self._heard.set()
 
     async def count(

@@ -74,6 +74,8 @@ class Followers:
         """Bring these layers for this peer's place in `view`."""
         self.stop_following()
         self.follower = self._new(view, layers, self._progress)
+        present = self._state.view
+        self.follower.taken_over = present is not None and present.id == view.id
 
     def brought_for(self, view: View) -> frozenset[int]:
         """Layers that are on their way for this peer's place in `view`."""

@@ -14,6 +14,7 @@ run_history     what has been committed
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Awaitable
 
 from p2p_dtfm.core.audit.roles import followers
@@ -22,7 +23,7 @@ from p2p_dtfm.core.cost_model.unmeasured import held_back
 from p2p_dtfm.core.messages.audit_messages import Audited, Claimed, ShownClaims
 from p2p_dtfm.core.messages.message_bounds import require_bounded_part
 from p2p_dtfm.core.messages.prepared import Statement
-from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.core.protocol.errors import PeerFault, UserError
 from p2p_dtfm.core.protocol.plan import NoPlan
 from p2p_dtfm.core.protocol.signed import Verify
 from p2p_dtfm.core.protocol.snapshot import ViewId
@@ -48,6 +49,8 @@ SETTLE_POLL_S = 0.02
 GUARDIAN_POLL_S = 0.2
 TURNS_LIMIT = 64
 """Of the event loop, for a step to commit; then whoever has no stage may skip it."""
+
+log = logging.getLogger("p2p_dtfm")
 
 
 class Trainer:
@@ -334,15 +337,7 @@ class Trainer:
         state.memory.forget((*restart.discard, *restart.load))
         for layer in restart.discard:
             state.states.pop(layer, None)
-        for layer in restart.load:
-            if (copy := self.cuts.find(layer, step)) is not None:
-                state.states[layer] = await compute.run(
-                    LayerState.from_bytes, self._spec, layer, copy.to_bytes()
-                )
-            elif step == 0:
-                state.states[layer] = await self._tools.stores.initial.state(layer)
-            else:
-                state.states[layer] = await self._tools.stores.checkpoints.load(layer, step)
+        damaged = [layer for layer in restart.load if not await self._load(layer, step)]
         if restart.rolled_view is not None and restart.outcome is not None:
             kept = state.reduced.get((restart.rolled_view, step - 1), {})
             norm = restart.outcome.gradient_norm
@@ -354,6 +349,25 @@ class Trainer:
         if state.restart is restart:
             state.restart = None
         self._outlet.states_changed()
+        if damaged:  # the members go on from what there is
+            self._outlet.contradiction(f"layers {damaged} of step {step} are damaged here")
+
+    async def _load(self, layer: int, step: int) -> bool:
+        """From where it is said to be; whether it is there: a power cut may damage what is saved,
+        and nobody has looked since."""
+        stores, compute = self._tools.stores, self._tools.compute
+        if (copy := self.cuts.find(layer, step)) is not None:
+            found = await compute.run(LayerState.from_bytes, self._spec, layer, copy.to_bytes())
+        elif step == 0:
+            found = await stores.initial.state(layer)
+        else:
+            try:
+                found = await stores.checkpoints.load(layer, step)
+            except UserError as error:
+                log.warning("%s: nobody is told any more that it is here", error.cause)
+                return False
+        self._state.states[layer] = found
+        return True
 
     async def _idle(self) -> None:
         """No steps happen: give state to whoever asks, until something changes.

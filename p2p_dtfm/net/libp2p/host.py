@@ -22,7 +22,7 @@ from p2p_dtfm.net.contacts.first_contacts import reach_first_peers
 from p2p_dtfm.net.contacts.identity import Identity, is_peer_id
 from p2p_dtfm.net.contacts.ports import refuse_taken_ports
 from p2p_dtfm.net.door import Door, OpenDoor
-from p2p_dtfm.net.errors import NO_ANSWER, Unreachable, one_line
+from p2p_dtfm.net.errors import NO_ANSWER, P2PD_HAS_ENDED, Unreachable, one_line
 from p2p_dtfm.net.hivemind_parts import (
     P2P,
     P2PDaemonError,
@@ -388,7 +388,7 @@ class Host:
             return
         log.error("the libp2p daemon of this peer has ended unexpectedly")
         self.lost.set()
-        self._fail_pending("the libp2p daemon of this peer has ended")
+        self._fail_pending(P2PD_HAS_ENDED)
 
     def _fail_pending(self, cause: str) -> None:
         for future in list(self.p2p._client.control._pending_calls.values()):
@@ -407,7 +407,7 @@ class Host:
 
     def _require_alive(self, peer_id: str) -> None:
         if self.lost.is_set() or self._closing:
-            raise Unreachable(peer_id, "the libp2p daemon of this peer has ended")
+            raise Unreachable(peer_id, P2PD_HAS_ENDED)
 
     async def _reach(self, peer_id: str, request: Awaitable[Result], deadline_s: float) -> Result:
         try:

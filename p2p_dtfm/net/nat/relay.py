@@ -143,10 +143,14 @@ class Relay:
             return RelayStatus.MALFORMED_MESSAGE
         if self._reserved_until_s.get(called, 0.0) < now.monotonic_s():
             return RelayStatus.NO_RESERVATION
-        near = any(map(self._host.door.is_near, (caller, called)))
-        if self.circuits >= (CIRCUITS_LIMIT if near else CIRCUITS_LIMIT // 2):
+        is_near, limit = self._host.door.is_near, CIRCUITS_LIMIT
+        per_peer = CIRCUITS_LIMIT_PER_PEER
+        if not is_near(caller):  # keys are made for nothing: members find room beside them
+            limit = CIRCUITS_LIMIT * 3 // 4 if is_near(called) else CIRCUITS_LIMIT // 2
+            per_peer = CIRCUITS_LIMIT_PER_PEER // 2
+        if self.circuits >= limit or self._circuits[called] >= per_peer:
             return RelayStatus.RESOURCE_LIMIT_EXCEEDED
-        if max(self._circuits[caller], self._circuits[called]) >= CIRCUITS_LIMIT_PER_PEER:
+        if self._circuits[caller] >= CIRCUITS_LIMIT_PER_PEER:
             return RelayStatus.RESOURCE_LIMIT_EXCEEDED
         return RelayStatus.OK
 

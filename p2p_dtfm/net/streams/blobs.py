@@ -46,7 +46,8 @@ OnCame = Callable[[int], None]
 CALLS_IN_FLIGHT = 4
 BUSY_PAUSES_S = (0.1, 0.2, 0.4, 0.8, 1.6)
 BEGUN_LIMIT_BYTES = 256 << 20
-"""In memory, of downloads that broke off: whoever has the rest may be found later."""
+"""In memory, of downloads that broke off: whoever has the rest may be found later. Of what broke
+off last there may be more: it is gone on with at once, most often."""
 CROWD = 3
 """Of so many it is asked first who has a blob at all."""
 ASKED_AT_ONCE = 16
@@ -219,8 +220,8 @@ class BlobExchange:
         download.on_came = on_came
         try:
             await self._complete(download, peers)
-        except BaseException:
-            self._set_aside(download, file)
+        except BaseException as error:
+            self._set_aside(download, file, kept=int(isinstance(error, BlobUnavailable)))
             raise
         return file.getvalue()
 
@@ -230,11 +231,13 @@ class BlobExchange:
         gave_at_s = self._gave_at_s.get(peer_id)
         return gave_at_s is not None and now.monotonic_s() - gave_at_s < GIVES_S
 
-    def _set_aside(self, download: _Download, file: io.BytesIO) -> None:
+    def _set_aside(self, download: _Download, file: io.BytesIO, kept: int) -> None:
+        """So many of the last stay, however large they are."""
         if download.has_begun:
             self._begun[download.name] = (download, file)
-        while sum(item.offset for item, _ in self._begun.values()) > BEGUN_LIMIT_BYTES:
-            del self._begun[next(iter(self._begun))]
+        begun = self._begun
+        while len(begun) > kept and sum(it.offset for it, _ in begun.values()) > BEGUN_LIMIT_BYTES:
+            del begun[next(iter(begun))]
 
     async def _complete(self, download: _Download, peers: Sequence[str]) -> None:
         """Raises `BlobUnavailable`."""

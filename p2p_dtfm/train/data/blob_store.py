@@ -17,6 +17,7 @@ from p2p_dtfm.ports import disk
 from p2p_dtfm.train.data.atomic_file import TEMPORARY_PREFIX, temporary_path
 
 BLOB_LIMIT_BYTES = 1 << 30
+"""Of what others send; what this peer has made itself is as large as its layers are."""
 BLOBS_NAME = "blobs"
 """The folder of blobs in a run's directory, and in that of prepared data."""
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -71,7 +72,6 @@ class BlobStore:
 
     def put_bytes(self, payload: bytes) -> str:
         """Store `payload` and return its digest."""
-        assert len(payload) <= self.limit_bytes, f"blob of {len(payload)} bytes"
         temporary = self.temporary_path()
         try:
             with temporary.open("wb") as file:
@@ -162,8 +162,6 @@ class BlobStore:
         return self.root / digest
 
     def _name(self, temporary: Path) -> str:
-        size = temporary.stat().st_size
-        assert size <= self.limit_bytes, f"blob of {size} bytes"
         digest = file_digest(temporary)
         # Between two links to one file, rename does nothing and leaves both: the caller's unlink
         # of the temporary name takes care of that.

@@ -10,7 +10,9 @@ from p2p_dtfm.testbed.lies.gradients import GRADIENT_LIES
 
 FIRST_LIE = 5
 WITHIN_STEPS = 2
-SELDOM = 0.02
+SELDOM, OFTEN = 0.02, 0.2
+EVADES_FOR = 50
+"""Steps, of which at least one is drawn so often, as good as always."""
 LAYERS, NEXT_STAGE = "layers", "next stage"
 EVALUATED_EVERY = 10
 CONFESSES_AFTER = 10
@@ -86,6 +88,13 @@ ONE_OF_TWO = Promise(
     None,
     costs_another=True,
 )
+ONCE_DRAWN = Promise(
+    "out and barred in the first step in which it is drawn; its wrong steps before stay, unless "
+    "the run undoes them",
+    EVADES_FOR,
+    barred=True,
+    spoils="the steps in which it was not drawn",
+)
 SEEN_WITHIN = 25
 """Steps: of fifteen seconds, of ten in which the others see it, and of some until a new plan."""
 TAKEN_BACK = Promise(
@@ -138,6 +147,18 @@ _WORK = {
     ),
     "update": LieKind(
         "makes its own parameters a thousandth larger at the end of each step", BARRED
+    ),
+    "evade": LieKind(
+        "flips its gradients, and has all agree anew when it is drawn: then it does it rightly",
+        ONCE_DRAWN,
+        rate=OFTEN,
+        steps_after=EVADES_FOR,
+    ),
+    "evade-early": LieKind(
+        "does so before it has said its claim, once it knows the draw from all others'",
+        ONCE_DRAWN,
+        rate=OFTEN,
+        steps_after=EVADES_FOR,
     ),
     "held-out-sent": LieKind(
         "sends the next stage other activations to be evaluated",

@@ -44,6 +44,7 @@ from p2p_dtfm.core.protocol.signed import Verify
 from p2p_dtfm.core.protocol.snapshot import ViewId
 from p2p_dtfm.core.recovery.partial_replay import whole_step
 from p2p_dtfm.core.recovery.view import View
+from p2p_dtfm.daemon.step.asked_parts import AskedParts
 from p2p_dtfm.daemon.step.lent_parameters import Borrowing, NoParameters
 from p2p_dtfm.daemon.step.mailbox import segments_of
 from p2p_dtfm.daemon.step.neighbours import held_out_judged
@@ -105,6 +106,7 @@ class Audits:
         self._next_opening = b""
         self._stopped = StoppedSteps(tools, terms_of(tools.spec))
         self._waits_for: tuple[Lack, ...] = ()
+        self._asked = AskedParts()
         self._given: set[tuple[Kind, int]] = set()
         self._in_flight = 0
         self._borrows = False
@@ -147,8 +149,9 @@ class Audits:
         self._mine = self._here = None
 
     def lacks(self, view: ViewId) -> tuple[Lack, ...]:
-        """Whose claims and audits a step waits for."""
-        return self._waits_for if self._book is not None and self._book.view == view else ()
+        """Whose claims and audits a step waits for, or whose parts what is computed again here."""
+        is_here = self._book is not None and self._book.view == view
+        return self._waits_for or self._asked.lacks if is_here else ()
 
     @property
     def fetches(self) -> bool:
@@ -366,7 +369,7 @@ class Audits:
             engine.mailbox.wire,
             states,
             tools.compute,
-            self._fetch,
+            partial(self._fetch, here),
             recompute=engine.work.runner.recompute or self._borrows,
         )
         return await judge.work_of(
@@ -420,11 +423,12 @@ class Audits:
             return COULD_NOT
         await self._until_over(view)
 
-    async def _fetch(self, peer_id: str, blob: str, size_bytes: int) -> bytes:
+    async def _fetch(self, here: "_Open", peer_id: str, blob: str, size_bytes: int) -> bytes:
         """Raises `BlobUnavailable`."""
         if peer_id == self._tools.me and (mine := self.find(blob)) is not None:
             return bytes(mine)
-        return await self._fetch_from([peer_id], blob, size_bytes)
+        with self._asked.waiting(here.plan, peer_id, here.book.claims[peer_id], blob):
+            return await self._fetch_from([peer_id], blob, size_bytes)
 
     async def _fetch_from(self, peer_ids: Sequence[str], blob: str, size_bytes: int) -> bytes:
         """Raises `BlobUnavailable`."""

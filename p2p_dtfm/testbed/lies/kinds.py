@@ -72,6 +72,9 @@ LEFT_OUT = Promise(
     "that were not there",
     WITHIN_STEPS,
 )
+WAITED_FOR = Promise(
+    "out when the others have waited for some seconds, and back after 10, 20, 40, 80", 1
+)
 OUT_OR_BARRED = Promise(
     "out within two steps, and barred, unless who stands beside it claims others as well: then one "
     "of the two is out, and the other the next time",
@@ -177,12 +180,13 @@ _SUMS = {
     "withheld": LieKind(
         "withholds its gradients from so large a part of the others, and says that it has sent "
         "them",
-        Promise(
-            "out when the others have waited for some seconds, and back after 10, 20, 40, 80", 1
-        ),
+        WAITED_FOR,
         1.0,
     ),
     "unshown": LieKind("shows nobody what an audit asks it for", LEFT_OUT),
+    "shown-late": LieKind(
+        "shows each part that an audit asks it for, so many seconds late", WAITED_FOR, 8.0
+    ),
 }
 _WORDS = {
     "norm": LieKind("says that the norm is larger by so many times", LEFT_OUT, 1.0),

@@ -204,6 +204,10 @@ _WORDS = {
     "lineage": LieKind("says that it starts the step from another state", LEFT_OUT),
     "opening": LieKind("opens something else than it was committed to", LEFT_OUT),
     "alien": LieKind("flips its gradients, and calls its arithmetic one of its own", LEFT_OUT),
+    "false-witness": LieKind(
+        "says that it has heard another claim of one of the others than that one has signed",
+        LEFT_OUT,
+    ),
     "two-faced": LieKind("claims one thing to half of the others, and another to the rest", BARRED),
     "unlike-openings": LieKind(
         "claims the same to all, but opens, or commits itself to, one thing to half of them and "

@@ -104,7 +104,7 @@ class Audits:
         self._shown: frozenset[str] | None = None
         """In the open step, once this peer has shown what it has heard: of whom two things."""
         self._next_opening = b""
-        self._stopped = StoppedSteps(tools, terms_of(tools.spec))
+        self._stopped = StoppedSteps(tools)
         self._waits_for: tuple[Lack, ...] = ()
         self._asked = AskedParts()
         self._given: set[tuple[Kind, int]] = set()

@@ -2,12 +2,13 @@
 committed (`core.audit.earlier_claims`)."""
 
 from collections.abc import Collection, Mapping
+from functools import cached_property
 from typing import NamedTuple
 
 from p2p_dtfm.core.audit.boundaries import TRAINING
 from p2p_dtfm.core.audit.claim_book import ClaimBook
 from p2p_dtfm.core.audit.earlier_claims import StoppedStep
-from p2p_dtfm.core.commit.step_terms import StepTerms
+from p2p_dtfm.core.commit.step_terms import StepTerms, terms_of
 from p2p_dtfm.core.messages.audit_messages import Claimed
 from p2p_dtfm.core.planner.wire_plan import WirePlan
 from p2p_dtfm.core.protocol.plan import Plan
@@ -36,11 +37,14 @@ class LateWork(NamedTuple):
 class StoppedSteps:
     """`begins` with each step, `view_is_over` with each book that is laid down."""
 
-    def __init__(self, tools: Tools, terms: StepTerms) -> None:
+    def __init__(self, tools: Tools) -> None:
         self._tools = tools
-        self._terms = terms
         self._under_way: tuple[str, WirePlan] | None = None
         self._stopped: list[tuple[StoppedStep, WirePlan]] = []
+
+    @cached_property
+    def _terms(self) -> StepTerms:
+        return terms_of(self._tools.spec)
 
     def view_is_over(self, book: ClaimBook | None) -> None:
         if book is not None and self._under_way is not None:

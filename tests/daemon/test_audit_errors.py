@@ -69,13 +69,13 @@ def test_what_is_withheld_is_told_at_once_and_not_when_all_is_computed_again(
 ) -> None:
     """Those that audit compute for unlike times, and are to blame it together."""
 
-    async def compute_for_ever(self: Judge, *work: object) -> None:
+    async def compute_for_ever(self: Judge, *work: object, **more: object) -> None:
         await asyncio.get_running_loop().create_future()
 
     async def show_nothing(self: Judge, *wanted: object) -> None:
         raise BlobUnavailable("0123", {"z": "blob 0123 is not here"}, {"z"})
 
-    monkeypatch.setattr(Judge, "_own", compute_for_ever)
+    monkeypatch.setattr(Judge, "own_work", compute_for_ever)
     monkeypatch.setattr(Judge, "_parts", show_nothing)
     spec: Any = run_spec()
     judge = Judge(spec, PLAN, None, {}, None, None)  # type: ignore[arg-type]

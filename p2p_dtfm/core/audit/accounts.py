@@ -17,6 +17,7 @@ from p2p_dtfm.core.audit.work import (
     OWN_BYTES,
     PART_BYTES,
     WORK_BYTES,
+    changed_work,
     claim_digest,
     unlike_edges,
     work_of,
@@ -30,6 +31,10 @@ FEWEST_JUDGES = 3
 """With the one that is judged: of two nobody knows who is wrong."""
 THREADS_LIMIT = 1024
 ARITHMETIC_LIMIT = 64
+GONE_LIMIT = 8
+"""Peers without a stage of which an account may say something: they had one when the step began
+before."""
+NAME_LIMIT = 128
 CHUNKS_LIMIT = 1 << 13
 """Of which a claim still fits in a message, with what came of each from the others."""
 
@@ -87,19 +92,27 @@ def fault_of_account(
     if account is None:
         return ""
     holders = {holder for segment in segments for holder in segment.holders}
-    if set(account.heard) != holders or not {*account.found, *account.unlike} <= holders:
+    if set(account.heard) != holders or not set(account.unlike) <= holders:
         return "Prepared with an account of other peers than have a stage"
     if any(len(heard.claim) != CLAIM_BYTES for heard in account.heard.values()):
         return "Prepared with a claim's digest of another length"
     if len(account.openings) != OPENINGS_BYTES:
         return "Prepared with a digest of openings of another length"
-    if not set(account.disputed) <= holders:
+    fault = _fault_of_findings(account, holders)
+    return fault or fault_of_share(account.share, plan, segments, peer_id, due)
+
+
+def _fault_of_findings(account: Account, holders: set[str]) -> str:
+    gone = account.found.keys() - holders
+    if len(gone) > GONE_LIMIT or any(len(it) > NAME_LIMIT for it in gone):
+        return "Prepared with an account of more peers that are gone than can be"
+    if not set(account.disputed) <= holders | gone:
         return "Prepared with a dispute about a peer without a stage"
     if any(is_denied and it not in account.found for it, is_denied in account.disputed.items()):
         return "Prepared denies a work that its maker has not computed again"
     if any(len(work) != WORK_BYTES for work in account.found.values()):
         return "Prepared with an audit's digest of another length"
-    return fault_of_share(account.share, plan, segments, peer_id, due)
+    return ""
 
 
 def findings(
@@ -125,9 +138,11 @@ def findings(
         found.convicted.add(peer_id)
     if found.liars:
         return found  # from unlike claims follow unlike audits, and nobody else need have lied
+    _convict_gone(accounts, plan.stage_holders(), found)
     if set(plan.stage_holders()) != set(accounts):
         _convict_denied(accounts, plan.stage_holders(), found)
         return found
+    _convict_changed(accounts, works, found)
     shares = {peer: account.share for peer, account in accounts.items()}
     misled = _doubt_edges(shares, segments if due.trains else (), found)
     without_input = _doubt_boundaries(shares, plan, due, found)
@@ -138,9 +153,9 @@ def findings(
     for peer_id, length in _denied(judged, accounts, misled).items():
         judges = judges_of(peer_id, plan, shares, kept_microbatches)
         mine = {peer_id: works[peer_id][:length]}
-        stated = _found_of(peer_id, accounts, judges.all, length) | mine
+        stated = _found_of(peer_id, accounts, judges.all, works[peer_id], length) | mine
         if not _is_decided(stated, judges):
-            stated = _found_of(peer_id, accounts, judges.holders, length) | mine
+            stated = _found_of(peer_id, accounts, judges.holders, works[peer_id], length) | mine
         has_third = 1 + len(judges.holders) >= FEWEST_JUDGES
         is_secret = has_third and not _most_were_told(peer_id, accounts)
         _judge(peer_id, stated, is_secret=is_secret, found=found)
@@ -155,8 +170,8 @@ def _denied(
     denied = {}
     for peer_id, work in works.items():
         length = OWN_BYTES if peer_id in misled else WORK_BYTES
-        found = (it.found[peer_id] for it in accounts.values() if peer_id in it.found)
-        if any(it[:length] != work[:length] for it in found):
+        found = [it.found[peer_id] for it in accounts.values() if peer_id in it.found]
+        if any(it[:length] != work[:length] for it in found if it != changed_work(work)):
             denied[peer_id] = length
     return denied
 
@@ -204,14 +219,16 @@ def _judge_arithmetics(arithmetics: Mapping[str, str], found: Findings) -> None:
 
 
 def _found_of(
-    peer_id: str, accounts: Mapping[str, Account], judges: Sequence[str], length: int
+    peer_id: str,
+    accounts: Mapping[str, Account],
+    judges: Sequence[str],
+    claimed: bytes,
+    length: int,
 ) -> dict[str, bytes]:
     """What these have found: who cannot have computed it says what it likes."""
-    return {
-        judge: accounts[judge].found[peer_id][:length]
-        for judge in judges
-        if peer_id in accounts[judge].found
-    }
+    found = {it: accounts[it].found[peer_id] for it in judges if peer_id in accounts[it].found}
+    changed = changed_work(claimed)
+    return {judge: work[:length] for judge, work in found.items() if work != changed}
 
 
 def unlike_claims(accounts: Mapping[str, Account], works: Mapping[str, bytes]) -> dict[str, str]:
@@ -287,6 +304,34 @@ def _convict_denied(
             why = "works otherwise than those who computed it again"
             found.liars.setdefault(peer_id, why)
             found.convicted.add(peer_id)
+
+
+def _convict_changed(
+    accounts: Mapping[str, Account], works: Mapping[str, bytes], found: Findings
+) -> None:
+    """More than half of all have heard another work of it when the step was done before
+    (`earlier_claims`). Of fewer nothing follows: it may have told a few alone."""
+    for peer_id, work in works.items():
+        changed = changed_work(work)
+        count = sum(it.found.get(peer_id) == changed for it in accounts.values())
+        if 2 * count > len(accounts):
+            found.liars[peer_id] = "claims another work of the step than it did before"
+            found.convicted.add(peer_id)
+
+
+def _convict_gone(accounts: Mapping[str, Account], holders: Sequence[str], found: Findings) -> None:
+    """Who has no stage any more, and more than half of all come to another work of it than it had
+    claimed, or sent, before it went."""
+    denied = Counter(
+        peer_id
+        for account in accounts.values()
+        for peer_id, is_denied in account.disputed.items()
+        if is_denied and peer_id not in holders
+    )
+    for peer_id in sorted(it for it, count in denied.items() if 2 * count > len(holders)):
+        why = "was gone when its work was to be computed again, which comes to another one"
+        found.liars.setdefault(peer_id, why)
+        found.convicted.add(peer_id)
 
 
 def _convict(stated: Mapping[str, bytes], holders: int, found: Findings) -> None:

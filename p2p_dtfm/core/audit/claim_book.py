@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from p2p_dtfm.core.audit.accounts import fault_of_share
 from p2p_dtfm.core.audit.boundaries import TRAINING, Due, unlike_boundaries
 from p2p_dtfm.core.audit.draw import draw, drawn_watched, seed_of
+from p2p_dtfm.core.audit.earlier_claims import StoppedStep, WayOfWork, way_of
 from p2p_dtfm.core.audit.judging import Judges, judges_of
 from p2p_dtfm.core.audit.roles import watched
 from p2p_dtfm.core.audit.work import MANY, WORK_BYTES, has_layers_of, heard_claim, unlike_edges
@@ -76,6 +77,8 @@ class ClaimBook:
         self._step = 0
         self._steps: dict[int, _Step] = {}
         self._commitments: dict[str, bytes] = {}
+        self._ways: dict[str, WayOfWork] = {}
+        """In which each has computed last."""
         self._draw: dict[str, str] | None = None
 
     def step_begins(self, step: int) -> None:
@@ -85,6 +88,7 @@ class ClaimBook:
         before = self._steps.get(step - 1)
         claims = before.claims if before is not None else {}
         self._commitments = {peer: claim.commitment for peer, claim in claims.items()}
+        self._ways |= {peer: way_of(claim.share) for peer, claim in claims.items()}
         self._step, self._draw = step, None
         self._steps = {n: kept for n, kept in self._steps.items() if n >= step}
 
@@ -248,6 +252,18 @@ class ClaimBook:
         alike = {peer: (COULD_NOT, self.claims[peer].work) for peer, _ in said}
         found = {(peer, audited.get((by, peer), COULD_NOT)) for peer, by in said}
         return sorted({peer for peer, work in found if work not in alike[peer]})
+
+    def stopped(self, me: str, base: str) -> StoppedStep:
+        """The open step, once the view is over. Of whose claim alone is missing, that one knew the
+        draw, and nobody else does."""
+        missing, audited = self.not_claimed(), self._at(self._step).audited
+        waiting = {*missing} if len(missing) == 1 else set[str]()
+        if not missing:
+            drawn, claims = self.drawn().items(), self.claims
+            waiting = {it for it, by in drawn if audited.get((by, it)) != claims[it].work}
+        ways = self._ways | {peer: way_of(claim.share) for peer, claim in self.claims.items()}
+        step, plan, claims = self._step, self._plan, dict(self.claims)
+        return StoppedStep(me, step, base, plan, claims, frozenset(waiting), ways)
 
     def misled(self) -> set[str]:
         """Who says that something else came to it than its sender has claimed."""

@@ -26,6 +26,8 @@ neighbours in the pipelines have sent, the others of what it adds up of others' 
 WORK_BYTES = 2 * OWN_BYTES
 CLAIM_BYTES = 16
 OPENINGS_BYTES = 16
+GONE_WORK = bytes(WORK_BYTES)
+"""In an account, of who has no stage any more: its work was another than it had claimed."""
 MANY = 1 << 30
 """Microbatches whose inputs are kept, where there is no limit."""
 PART_BYTES = 32
@@ -69,6 +71,12 @@ def stated_work(
     """
     held_out = held_out_loss_sum if states_held_out(share.edges) else 0.0
     return own_digest(share.parts, loss_sum, share.edges, held_out) + sums_digest(sums)
+
+
+def changed_work(work: bytes) -> bytes:
+    """In place of what a work comes to, in an account: its maker claimed another one when the step
+    was done before."""
+    return _digest(b"changed\0" + work)
 
 
 def claim_digest(share: Share, work: bytes, openings: bytes = b"") -> bytes:
@@ -123,12 +131,13 @@ def unlike_edges(shares: Mapping[str, Share], segments: Sequence[Segment]) -> se
     for number, segment in enumerate(segments):
         for owner in segment.holders if len(segment.holders) > 1 else ():
             for holder, theirs in zip(segment.holders, shares[owner].got[number], strict=True):
-                if holder != owner and not _fit(theirs, shares[holder].parts[number]):
+                if holder != owner and not fit(theirs, shares[holder].parts[number]):
                     found.add((owner, holder))
     return found
 
 
-def _fit(got: Sequence[bytes], sent: Sequence[bytes]) -> bool:
+def fit(got: Sequence[bytes], sent: Sequence[bytes]) -> bool:
+    """Whether what has come of each chunk, if anything, is what was sent."""
     pairs = zip(got, sent, strict=False)
     return len(got) == len(sent) and all(not mine or mine == theirs for mine, theirs in pairs)
 

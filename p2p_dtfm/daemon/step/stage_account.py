@@ -5,6 +5,7 @@ import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from p2p_dtfm.core.audit.boundaries import TRAINING, Due, beside
@@ -199,7 +200,9 @@ class Judge:
         if threads > max_threads():
             return bytes(WORK_BYTES)  # nobody of this arithmetic computes so
         coming = asyncio.create_task(self._parts(peer_id, claims, mine) if adds else _nothing())
-        replay = self._own(peer_id, microbatches, batch, step, threads, near, held_out, due)
+        replay = self.own_work(
+            peer_id, microbatches, batch, step, threads, near, held_out=held_out, due=due
+        )
         replayed = asyncio.create_task(replay)
         try:  # who withholds its part is known as soon as it says so, to all that audit at once
             (theirs, own), parts = await asyncio.gather(replayed, coming)
@@ -219,18 +222,19 @@ class Judge:
             sums[number] = sum_digest(b"".join(digests))
         return own + sums_digest(sums)
 
-    async def _own(
+    async def own_work(
         self,
         peer_id: str,
         microbatches: Sequence[int],
         batch: WeighedBatches,
         step: int,
         threads: int,
-        near: Mapping[int, ReplayedEdge],
+        near: Mapping[int, ReplayedEdge] = MappingProxyType({}),
+        *,
         held_out: Sequence[int],
         due: Due,
     ) -> tuple[StageAccount, bytes]:
-        """Its gradients, and the first half of its work."""
+        """Its gradients, and the first half of its work. `near`: what came into its stage."""
         result: Replayed = await self._compute.run(
             replay,
             self._spec,

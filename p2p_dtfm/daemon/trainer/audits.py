@@ -18,8 +18,16 @@ from blake3 import blake3
 
 from p2p_dtfm.core.audit.boundaries import TRAINING, Due
 from p2p_dtfm.core.audit.claim_book import OPENING_BYTES, ClaimBook, commitment_to
-from p2p_dtfm.core.audit.work import heard_of, openings_digest, signed_claim, stated_work
+from p2p_dtfm.core.audit.work import (
+    GONE_WORK,
+    changed_work,
+    heard_of,
+    openings_digest,
+    signed_claim,
+    stated_work,
+)
 from p2p_dtfm.core.commit.step_terms import StepTerms, terms_of
+from p2p_dtfm.core.membership.bars import barred_at
 from p2p_dtfm.core.messages.audit_messages import (
     COULD_NOT,
     Account,
@@ -36,6 +44,7 @@ from p2p_dtfm.core.protocol.signed import Verify
 from p2p_dtfm.core.protocol.snapshot import ViewId
 from p2p_dtfm.core.recovery.partial_replay import whole_step
 from p2p_dtfm.core.recovery.view import View
+from p2p_dtfm.daemon.step.asked_parts import AskedParts
 from p2p_dtfm.daemon.step.lent_parameters import Borrowing, NoParameters
 from p2p_dtfm.daemon.step.mailbox import segments_of
 from p2p_dtfm.daemon.step.neighbours import held_out_judged
@@ -49,6 +58,7 @@ from p2p_dtfm.daemon.step.stage_account import (
 from p2p_dtfm.daemon.step.step_engine import LocalResult, StepEngine
 from p2p_dtfm.daemon.trainer.early_words import EarlyWords
 from p2p_dtfm.daemon.trainer.step_shards import StepShards, could_have_shards, have_shards
+from p2p_dtfm.daemon.trainer.stopped_steps import DENIED, NOT_DENIED, LateWork, StoppedSteps
 from p2p_dtfm.daemon.trainer.trainer_state import Outlet, Stopped, Tools, TrainerState
 from p2p_dtfm.net.streams.blobs import BlobUnavailable
 from p2p_dtfm.ports import chance
@@ -94,7 +104,9 @@ class Audits:
         self._shown: frozenset[str] | None = None
         """In the open step, once this peer has shown what it has heard: of whom two things."""
         self._next_opening = b""
+        self._stopped = StoppedSteps(tools)
         self._waits_for: tuple[Lack, ...] = ()
+        self._asked = AskedParts()
         self._given: set[tuple[Kind, int]] = set()
         self._in_flight = 0
         self._borrows = False
@@ -137,8 +149,9 @@ class Audits:
         self._mine = self._here = None
 
     def lacks(self, view: ViewId) -> tuple[Lack, ...]:
-        """Whose claims and audits a step waits for."""
-        return self._waits_for if self._book is not None and self._book.view == view else ()
+        """Whose claims and audits a step waits for, or whose parts what is computed again here."""
+        is_here = self._book is not None and self._book.view == view
+        return self._waits_for or self._asked.lacks if is_here else ()
 
     @property
     def fetches(self) -> bool:
@@ -163,6 +176,7 @@ class Audits:
         if (mine := local.account) is None:
             return None
         book, me = self._book_of(view, plan), self._tools.me
+        self._stopped.begins(step, self._outlet.lineage_at(step), engine.mailbox.wire)
         book.step_begins(step)
         self._given = set()
         try:
@@ -186,6 +200,9 @@ class Audits:
             denied = {
                 it: told.get(it, book.claims[it].work) != book.claims[it].work for it in disputed
             }
+            otherwise = await self._otherwise_before(here)
+            told |= otherwise
+            denied |= dict.fromkeys(otherwise, True)
             openings = openings_digest(claim.opening, claim.commitment)
             heard, unlike = heard_of(book.claims), book.unlike()
             return Account(claim.share, heard, told, denied, openings, unlike)
@@ -211,6 +228,28 @@ class Audits:
                 late.cancel()
         return found
 
+    async def _otherwise_before(self, here: "_Open") -> dict[str, bytes]:
+        """Whose work of this step was another, or false, in a view that had ended before it was
+        known."""
+        found, claims = dict[str, bytes](), here.book.claims
+        for peer_id in self._stopped.changed(here.plan, claims):
+            log.warning("%s claims another work than it did before the step was stopped", peer_id)
+            found[peer_id] = changed_work(claims[peer_id].work)
+        barred, states = barred_at(here.view.snapshot.bars, here.step), here.engine.states
+        for it in self._stopped.unjudged(here.plan, barred, states):
+            judged = asyncio.create_task(self._judged_late(here, it))
+            if await self._unless_over(here.view, judged) == DENIED:
+                log.warning("the work of %s was false before the step was stopped", it.peer_id)
+                stays = it.peer_id in claims
+                found[it.peer_id] = changed_work(claims[it.peer_id].work) if stays else GONE_WORK
+        return found
+
+    async def _judged_late(self, here: "_Open", it: LateWork) -> bytes:
+        if not await self._has_data(it.stopped.plan, self._stopped.shards_of(it)):
+            return NOT_DENIED
+        with self._tools.recorder.span("audit"):
+            return await self._stopped.judged(it, here.engine.states)
+
     def _show_claims(self, here: "_Open") -> None:
         """Audits take long: it may be that others have heard another opening, and drawn others."""
         unlike = here.book.unlike()
@@ -231,6 +270,7 @@ class Audits:
         """With what came before this peer had taken over."""
         if self._book is not None and self._book.view == view.id:
             return self._book
+        self._stopped.view_is_over(self._book)
         due, kept = partial(self._terms.due, plan=plan), self._terms.kept_microbatches
         self._book = book = ClaimBook(view.id, plan, self._rate, kept, view.snapshot.bars, due)
         self._next_opening = b""
@@ -329,7 +369,7 @@ class Audits:
             engine.mailbox.wire,
             states,
             tools.compute,
-            self._fetch,
+            partial(self._fetch, here),
             recompute=engine.work.runner.recompute or self._borrows,
         )
         return await judge.work_of(
@@ -383,11 +423,12 @@ class Audits:
             return COULD_NOT
         await self._until_over(view)
 
-    async def _fetch(self, peer_id: str, blob: str, size_bytes: int) -> bytes:
+    async def _fetch(self, here: "_Open", peer_id: str, blob: str, size_bytes: int) -> bytes:
         """Raises `BlobUnavailable`."""
         if peer_id == self._tools.me and (mine := self.find(blob)) is not None:
             return bytes(mine)
-        return await self._fetch_from([peer_id], blob, size_bytes)
+        with self._asked.waiting(here.plan, peer_id, here.book.claims[peer_id], blob):
+            return await self._fetch_from([peer_id], blob, size_bytes)
 
     async def _fetch_from(self, peer_ids: Sequence[str], blob: str, size_bytes: int) -> bytes:
         """Raises `BlobUnavailable`."""

@@ -17,6 +17,7 @@ from p2p_dtfm.daemon.machine import world
 from p2p_dtfm.daemon.node import daemon
 from p2p_dtfm.daemon.peers import self_record
 from p2p_dtfm.testbed.lies.equal import equal_device
+from p2p_dtfm.testbed.lies.evasions import EVASIONS
 from p2p_dtfm.testbed.lies.in_sums import IN_SUMS
 from p2p_dtfm.testbed.lies.in_words import IN_WORDS
 from p2p_dtfm.testbed.lies.in_work import IN_WORK
@@ -27,7 +28,13 @@ from p2p_dtfm.train.stage.timed import TimedStageRunner
 
 MEMORY_BYTES = 4 << 30
 NEAR = Link(50_000, 4 << 30)
-INSTALLED: dict[str, Callable[[Lie], None]] = {**IN_WORK, **IN_SUMS, **IN_WORDS, **OF_PEERS}
+INSTALLED: dict[str, Callable[[Lie], None]] = {
+    **IN_WORK,
+    **EVASIONS,
+    **IN_SUMS,
+    **IN_WORDS,
+    **OF_PEERS,
+}
 """Of those kinds that are not only about whom a liar audits."""
 
 

@@ -1,5 +1,6 @@
 """Lies in what holders of the same layers send each other, to add up or added up."""
 
+import asyncio
 import math
 from typing import Any
 
@@ -8,6 +9,7 @@ import numpy
 from p2p_dtfm.daemon.step.step_frames import StepFrames
 from p2p_dtfm.daemon.step.step_reduction import _Courses
 from p2p_dtfm.daemon.trainer.audits import Audits
+from p2p_dtfm.net.streams.blobs import BlobExchange
 from p2p_dtfm.net.streams.frames import FrameKind
 from p2p_dtfm.testbed.lies.lie import Lie, put
 from p2p_dtfm.train.stage import finite, segment_reduction
@@ -121,6 +123,32 @@ def show_no_part(lie: Lie) -> None:
     put(Audits, "find", find)
 
 
+def show_late(lie: Lie) -> None:
+    """What an audit asks for; all else that others fetch here comes in time."""
+    honest, find, begun = BlobExchange._serve, Audits.find, Audits.account
+    steps, found = [-1], [False]
+
+    async def account(self: Any, view: Any, plan: Any, step: int, *rest: Any) -> Any:
+        steps[0] = step
+        return await begun(self, view, plan, step, *rest)
+
+    def noted(self: Any, digest: str) -> bytes | memoryview | None:
+        part = find(self, digest)
+        found[0] |= part is not None
+        return part
+
+    async def serve(self: Any, sender: str, body: bytes) -> bytes:
+        found[0] = False
+        reply = await honest(self, sender, body)
+        if found[0] and lie.is_told(steps[0]):
+            await asyncio.sleep(lie.strength)
+        return reply
+
+    put(Audits, "account", account)
+    put(Audits, "find", noted)
+    put(BlobExchange, "_serve", serve)
+
+
 IN_SUMS = {
     "sum": add_up_wrongly,
     "part": send_other_parts,
@@ -128,4 +156,5 @@ IN_SUMS = {
     "nan": send_no_numbers,
     "withheld": withhold_parts,
     "unshown": show_no_part,
+    "shown-late": show_late,
 }

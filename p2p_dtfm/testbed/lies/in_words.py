@@ -215,6 +215,21 @@ def withhold_prepared(lie: Lie) -> None:
     change_gradients(lie)
 
 
+def hear_otherwise(lie: Lie) -> None:
+    """Than another one has claimed: by a signature that is of something else."""
+    honest = Audits.account
+
+    async def account(self: Any, view: Any, plan: Any, step: int, *rest: Any) -> Any:
+        made, me = await honest(self, view, plan, step, *rest), self._tools.me
+        if made is None or not lie.is_told(step):
+            return made
+        whom = min(peer_id for peer_id in made.heard if peer_id not in (me, *lie.fellows))
+        other = made.heard[whom]._replace(claim=_DIGEST)
+        return msgspec.structs.replace(made, heard=made.heard | {whom: other})
+
+    put(Audits, "account", account)
+
+
 IN_WORDS = {
     "norm": state_another_norm,
     "unlike-norms": tell_each_another_norm,
@@ -225,6 +240,7 @@ IN_WORDS = {
     "lineage": state_another_lineage,
     "opening": open_another_thing,
     "alien": compute_like_nobody,
+    "false-witness": hear_otherwise,
     "two-faced": claim_one_thing_to_some,
     "unlike-openings": open_one_thing_to_some,
     "mute": withhold_prepared,

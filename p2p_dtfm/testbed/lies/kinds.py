@@ -10,7 +10,9 @@ from p2p_dtfm.testbed.lies.gradients import GRADIENT_LIES
 
 FIRST_LIE = 5
 WITHIN_STEPS = 2
-SELDOM = 0.02
+SELDOM, OFTEN = 0.02, 0.2
+EVADES_FOR = 50
+"""Steps, of which at least one is drawn so often, as good as always."""
 LAYERS, NEXT_STAGE = "layers", "next stage"
 EVALUATED_EVERY = 10
 CONFESSES_AFTER = 10
@@ -70,6 +72,9 @@ LEFT_OUT = Promise(
     "that were not there",
     WITHIN_STEPS,
 )
+WAITED_FOR = Promise(
+    "out when the others have waited for some seconds, and back after 10, 20, 40, 80", 1
+)
 OUT_OR_BARRED = Promise(
     "out within two steps, and barred, unless who stands beside it claims others as well: then one "
     "of the two is out, and the other the next time",
@@ -85,6 +90,13 @@ ONE_OF_TWO = Promise(
     "in doubt with who stands beside it: one of the two is out, and it may be the honest one",
     None,
     costs_another=True,
+)
+ONCE_DRAWN = Promise(
+    "out and barred in the first step in which it is drawn; its wrong steps before stay, unless "
+    "the run undoes them",
+    EVADES_FOR,
+    barred=True,
+    spoils="the steps in which it was not drawn",
 )
 SEEN_WITHIN = 25
 """Steps: of fifteen seconds, of ten in which the others see it, and of some until a new plan."""
@@ -139,6 +151,18 @@ _WORK = {
     "update": LieKind(
         "makes its own parameters a thousandth larger at the end of each step", BARRED
     ),
+    "evade": LieKind(
+        "flips its gradients, and has all agree anew when it is drawn: then it does it rightly",
+        ONCE_DRAWN,
+        rate=OFTEN,
+        steps_after=EVADES_FOR,
+    ),
+    "evade-early": LieKind(
+        "does so before it has said its claim, once it knows the draw from all others'",
+        ONCE_DRAWN,
+        rate=OFTEN,
+        steps_after=EVADES_FOR,
+    ),
     "held-out-sent": LieKind(
         "sends the next stage other activations to be evaluated",
         BARRED,
@@ -156,12 +180,13 @@ _SUMS = {
     "withheld": LieKind(
         "withholds its gradients from so large a part of the others, and says that it has sent "
         "them",
-        Promise(
-            "out when the others have waited for some seconds, and back after 10, 20, 40, 80", 1
-        ),
+        WAITED_FOR,
         1.0,
     ),
     "unshown": LieKind("shows nobody what an audit asks it for", LEFT_OUT),
+    "shown-late": LieKind(
+        "shows each part that an audit asks it for, so many seconds late", WAITED_FOR, 8.0
+    ),
 }
 _WORDS = {
     "norm": LieKind("says that the norm is larger by so many times", LEFT_OUT, 1.0),
@@ -179,6 +204,10 @@ _WORDS = {
     "lineage": LieKind("says that it starts the step from another state", LEFT_OUT),
     "opening": LieKind("opens something else than it was committed to", LEFT_OUT),
     "alien": LieKind("flips its gradients, and calls its arithmetic one of its own", LEFT_OUT),
+    "false-witness": LieKind(
+        "says that it has heard another claim of one of the others than that one has signed",
+        LEFT_OUT,
+    ),
     "two-faced": LieKind("claims one thing to half of the others, and another to the rest", BARRED),
     "unlike-openings": LieKind(
         "claims the same to all, but opens, or commits itself to, one thing to half of them and "

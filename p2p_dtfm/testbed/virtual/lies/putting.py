@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from p2p_dtfm.testbed.lies import in_sums, in_words, in_work, of_peers
+from p2p_dtfm.testbed.lies import evasions, in_sums, in_words, in_work, of_peers
 from p2p_dtfm.testbed.lies.daemon import INSTALLED
 from p2p_dtfm.testbed.lies.kinds import KINDS as KINDS_OF_DAEMONS
 from p2p_dtfm.testbed.virtual.lies import notes, words
@@ -18,13 +18,14 @@ from p2p_dtfm.testbed.virtual.lies.lying import (
     HERE_ALONE,
     IN_STAGES,
     IN_WORK,
+    WHILE_NOT_DRAWN,
     Lying,
 )
 from p2p_dtfm.testbed.virtual.planted.patches import Patches
 
 STRENGTHS = {"speed": 20.0}
 """Where it is not that of real daemons."""
-_WITH_PUT = (in_work, in_sums, in_words, of_peers)
+_WITH_PUT = (in_work, evasions, in_sums, in_words, of_peers)
 
 
 class LieInTurn:
@@ -45,7 +46,7 @@ class LieInTurn:
         if not is_its_turn or step >= ends:
             return False
         view = lying.views.get(self._name)
-        if self.kind in IN_WORK + IN_STAGES and view is not None:
+        if self.kind in IN_WORK + IN_STAGES + WHILE_NOT_DRAWN and view is not None:
             lying.tell_work(view, step)
         else:
             lying.tell()

@@ -1,0 +1,117 @@
+"""Of the step under way, what this peer has heard of it in views that have ended before it was
+committed (`core.audit.earlier_claims`)."""
+
+from collections.abc import Collection, Mapping
+from functools import cached_property
+from typing import NamedTuple
+
+from p2p_dtfm.core.audit.boundaries import TRAINING
+from p2p_dtfm.core.audit.claim_book import ClaimBook
+from p2p_dtfm.core.audit.earlier_claims import StoppedStep
+from p2p_dtfm.core.commit.step_terms import StepTerms, terms_of
+from p2p_dtfm.core.messages.audit_messages import Claimed
+from p2p_dtfm.core.planner.wire_plan import WirePlan
+from p2p_dtfm.core.protocol.plan import Plan
+from p2p_dtfm.core.recovery.partial_replay import whole_step
+from p2p_dtfm.daemon.step.neighbours import held_out_judged
+from p2p_dtfm.daemon.step.stage_account import Judge
+from p2p_dtfm.daemon.trainer.step_shards import StepShards
+from p2p_dtfm.daemon.trainer.trainer_state import Tools
+from p2p_dtfm.net.streams.blobs import BlobUnavailable
+from p2p_dtfm.train.model.layer_state import LayerState
+from p2p_dtfm.train.stage.replay.arithmetic import max_threads
+
+KEPT_LIMIT = 4
+"""Views of one step: the last ones."""
+DENIED, NOT_DENIED = b"denied", b""
+
+
+class LateWork(NamedTuple):
+    """Whose work of a step that was stopped nobody has computed again."""
+
+    peer_id: str
+    stopped: StoppedStep
+    wire: WirePlan
+
+
+class StoppedSteps:
+    """`begins` with each step, `view_is_over` with each book that is laid down."""
+
+    def __init__(self, tools: Tools) -> None:
+        self._tools = tools
+        self._under_way: tuple[str, WirePlan] | None = None
+        self._stopped: list[tuple[StoppedStep, WirePlan]] = []
+
+    @cached_property
+    def _terms(self) -> StepTerms:
+        return terms_of(self._tools.spec)
+
+    def view_is_over(self, book: ClaimBook | None) -> None:
+        if book is not None and self._under_way is not None:
+            base, wire = self._under_way
+            self._stopped.append((book.stopped(self._tools.me, base), wire))
+
+    def begins(self, step: int, base: str, wire: WirePlan) -> None:
+        again = [it for it in self._stopped if it[0].is_done_again(step, base)]
+        self._stopped, self._under_way = again[-KEPT_LIMIT:], (base, wire)
+
+    def _is_comparable(self, plan: Plan, stopped: StoppedStep, wire: WirePlan) -> bool:
+        """How a gradient is cut into chunks depends on the links that members tell of, too."""
+        now = self._under_way[1] if self._under_way is not None else None
+        return stopped.plan.pipelines == plan.pipelines and wire == now
+
+    def changed(self, plan: Plan, claims: Mapping[str, Claimed]) -> list[str]:
+        """Whose work was another before."""
+        found = set[str]()
+        for stopped, wire in self._stopped:
+            if self._is_comparable(plan, stopped, wire):
+                found |= set(stopped.changed(claims))
+        return sorted(found)
+
+    def unjudged(
+        self, plan: Plan, barred: Collection[str], layers: Collection[int]
+    ) -> list[LateWork]:
+        """Whose `layers` are here."""
+        return [
+            LateWork(peer_id, stopped, wire)
+            for stopped, wire in self._stopped
+            if not self._is_comparable(plan, stopped, wire)
+            for peer_id in stopped.unjudged(plan, barred)
+            if set(layers).issuperset(stopped.plan.layers_of(peer_id))
+        ]
+
+    def shards_of(self, it: LateWork) -> StepShards:
+        stopped = it.stopped
+        trains = self._terms.trains(stopped.step)
+        microbatches = whole_step(stopped.plan, it.peer_id).microbatches if trains else ()
+        return StepShards(stopped.step, microbatches, bool(self._held_out(it)), it.peer_id)
+
+    def _held_out(self, it: LateWork) -> list[int]:
+        stopped = it.stopped
+        if not self._terms.evaluates(stopped.step):
+            return []
+        due = self._terms.due(stopped.step, stopped.plan) or TRAINING
+        return held_out_judged(stopped.plan, it.peer_id, self._tools.spec, due)
+
+    async def judged(self, it: LateWork, states: Mapping[int, LayerState]) -> bytes:
+        """`DENIED` if its work comes to something else here than it has claimed, or sent."""
+        tools, stopped, peer_id = self._tools, it.stopped, it.peer_id
+        threads = stopped.ways[peer_id].threads
+        if threads > max_threads():
+            return NOT_DENIED
+        judge = Judge(tools.spec, stopped.plan, it.wire, states, tools.compute, _nothing_came)
+        theirs, own = await judge.own_work(
+            peer_id,
+            self.shards_of(it).microbatches,
+            tools.batches,
+            stopped.step,
+            threads,
+            held_out=self._held_out(it),
+            due=self._terms.due(stopped.step, stopped.plan) or TRAINING,
+        )
+        return DENIED if stopped.denies(peer_id, own, theirs.parts) else NOT_DENIED
+
+
+async def _nothing_came(peer_id: str, blob: str, size_bytes: int) -> bytes:
+    """Whoever computes the whole model needs nothing from others."""
+    raise BlobUnavailable(blob, {})

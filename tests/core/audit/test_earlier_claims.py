@@ -1,0 +1,152 @@
+"""Who stops the step in which it is drawn is held to what it claimed, or sent, in it: by most, and
+never by a few."""
+
+import msgspec
+import pytest
+
+from p2p_dtfm.core.audit.accounts import fault_of_account, findings
+from p2p_dtfm.core.audit.claim_book import ClaimBook, commitment_to
+from p2p_dtfm.core.audit.earlier_claims import StoppedStep
+from p2p_dtfm.core.audit.work import GONE_WORK, OWN_BYTES, changed_work
+from p2p_dtfm.core.messages.audit_messages import Audited, Claimed, Share
+from p2p_dtfm.core.messages.prepared import Prepared
+from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
+from tests.core.audit.parts import (
+    NAMES,
+    PLAN,
+    VIEW,
+    part,
+    share_of,
+    step_of,
+    two_by_two,
+    work_of_share,
+)
+
+ALL = 1_000_000
+STEP, BASE = 7, "lineage"
+LIAR = "d"
+SEGMENTS = PLAN.segments()
+HONEST = {name: share_of(name) for name in NAMES}
+FLIPPED = share_of(LIAR, word="flipped")
+
+
+def claim(name: str, share: Share) -> Claimed:
+    opening = name.encode() * 32
+    work = work_of_share(share, name)
+    return Claimed(VIEW, STEP, share, work, opening, commitment_to(opening))
+
+
+def claims(**others: Share) -> dict[str, Claimed]:
+    return {name: claim(name, share) for name, share in (HONEST | others).items()}
+
+
+def that_got(name: str, word: str) -> Share:
+    """From the liar."""
+    at, got = NAMES.index(name), list(HONEST[name].got[0])
+    got[NAMES.index(LIAR)] = tuple(
+        part(LIAR, n, word) if n == at else b"" for n in range(len(NAMES))
+    )
+    return msgspec.structs.replace(HONEST[name], got={0: tuple(got)})
+
+
+def stopped(
+    said: dict[str, Claimed], audited: tuple[str, ...] = (), work: bytes = b""
+) -> StoppedStep:
+    """As `a` has heard it; of these it is known what their auditors come to: `work`, or what was
+    claimed."""
+    book = ClaimBook(VIEW, PLAN, ALL)
+    book.step_begins(STEP)
+    for name, each in said.items():
+        book.record(name, each)
+    for name in audited:
+        by = book.drawn()[name]
+        book.record(by, Audited(VIEW, STEP, name, work or said[name].work))
+    return book.stopped("a", BASE)
+
+
+def test_who_claims_another_work_when_the_step_is_done_again_is_seen() -> None:
+    before = stopped(claims(d=FLIPPED))
+    assert before.is_done_again(STEP, BASE)
+    assert not before.is_done_again(STEP, "1:5:x") and not before.is_done_again(STEP + 1, BASE)
+    assert before.changed(claims()) == [LIAR]
+    assert before.changed(claims(d=FLIPPED)) == []
+    assert stopped(claims()).changed(claims(a=share_of("a", word="x"))) == [], "not this peer"
+
+
+@pytest.mark.parametrize("change", [{"threads": 2}, {"arithmetic": "gpu-1"}, {"arithmetic": ""}])
+def test_what_is_computed_in_another_way_is_another_work(change: dict[str, object]) -> None:
+    other = msgspec.structs.replace(HONEST[LIAR], **change)
+    assert stopped(claims(d=FLIPPED)).changed(claims(d=other)) == []
+
+
+def test_who_has_kept_its_claim_to_itself_is_held_to_what_it_sent() -> None:
+    others = {name: that_got(name, "flipped") for name in "abc"}
+    said = claims(**others)
+    del said[LIAR]
+    before = stopped(said)
+    assert before.not_audited == {LIAR}, "it alone knew the draw"
+    assert before.changed(claims()) == [LIAR]
+    assert before.changed(claims(d=FLIPPED)) == []
+    del said["b"]
+    assert stopped(said).not_audited == frozenset(), "nobody knew it"
+
+
+def test_of_who_is_gone_the_work_is_to_be_computed_again_unless_it_was() -> None:
+    without = Plan(tuple(Pipeline((Stage(n, 0, 3, 1),), 2, 2) for n in "abc"), (), 1)
+    before = stopped(claims(d=FLIPPED))
+    assert before.not_audited == set(NAMES)
+    assert before.unjudged(without, ()) == [LIAR] and before.unjudged(without, (LIAR,)) == []
+    assert before.unjudged(PLAN, ()) == ["b", "c", LIAR], "chunks are others now"
+    assert stopped(claims(), audited=(LIAR,)).unjudged(without, ()) == []
+    told = stopped(claims(d=FLIPPED), audited=(LIAR,), work=bytes(32))
+    assert told.unjudged(without, ()) == [LIAR], "it went when one had found it"
+    own = work_of_share(HONEST[LIAR], LIAR)[:OWN_BYTES]
+    assert before.denies(LIAR, own, HONEST[LIAR].parts)
+    assert not stopped(claims()).denies(LIAR, own, HONEST[LIAR].parts)
+    alien = msgspec.structs.replace(HONEST[LIAR], arithmetic="gpu-1")
+    assert stopped(claims(d=alien)).unjudged(without, ()) == [], "nobody here computes alike"
+
+
+def test_what_came_into_a_stage_is_gone_with_its_view() -> None:
+    plan, before = two_by_two(), stopped(claims())
+    in_pairs = msgspec.structs.replace(PLAN, pipelines=plan.pipelines)
+    there = StoppedStep("a", STEP, BASE, in_pairs, before.claims, before.not_audited, before.ways)
+    assert there.unjudged(PLAN, ()) == []
+
+
+def said_by(names: str, peer: str, work: bytes) -> dict[str, Prepared]:
+    """Each of these denies that work, and says it comes to `work`."""
+    said = step_of(HONEST, {name: {peer: work} for name in names}, told="")
+    for name in names:
+        account = said[name].audit
+        assert account is not None
+        denied = msgspec.structs.replace(account, disputed={peer: True})
+        said[name] = msgspec.structs.replace(said[name], audit=denied)
+        assert not fault_of_account(denied, PLAN, SEGMENTS, name)
+    return said
+
+
+@pytest.mark.parametrize(
+    ("peer", "work"),
+    [(LIAR, changed_work(work_of_share(HONEST[LIAR], LIAR))), ("gone", GONE_WORK)],
+)
+def test_more_than_half_of_all_convict_it_and_of_fewer_nothing_follows(
+    peer: str, work: bytes
+) -> None:
+    found = findings(said_by("abc", peer, work), PLAN, SEGMENTS)
+    assert set(found.liars) == found.convicted == {peer} and not found.doubts
+    for few in ("", "a", "ab"):
+        assert findings(said_by(few, peer, work), PLAN, SEGMENTS) == ({}, {}, set(), {})
+    for silent in (LIAR, "c"):
+        said = said_by("abc", peer, work)
+        del said[silent]
+        convicted = {peer} if silent == LIAR else set()
+        assert findings(said, PLAN, SEGMENTS).convicted == convicted, "it may say no Prepared"
+
+
+def test_an_account_names_few_that_are_gone() -> None:
+    (said, *_) = step_of(HONEST, {}).values()
+    assert said.audit is not None
+    for gone in ([f"gone-{n}" for n in range(9)], ["x" * 129]):
+        account = msgspec.structs.replace(said.audit, found=dict.fromkeys(gone, GONE_WORK))
+        assert "that are gone" in fault_of_account(account, PLAN, SEGMENTS, "a")

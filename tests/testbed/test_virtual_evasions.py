@@ -1,0 +1,105 @@
+"""Real daemons in virtual time: one flips its gradients, and whenever it is drawn it has all agree
+anew, or is gone, before anybody has computed its work again. Then that step was done rightly, as
+the first step of a view is audited whole, and it lied in the next ones. Nobody ever convicted it:
+at a rate of a half two thirds of all steps stayed wrong, and it had its place to the end."""
+
+import asyncio
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from p2p_dtfm.testbed.lies import evasions
+from p2p_dtfm.testbed.virtual.lies.putting import put_in
+from p2p_dtfm.testbed.virtual.process import PROCESS
+from p2p_dtfm.testbed.virtual.seeds.faults import LIES, Fault, Schedule
+from p2p_dtfm.testbed.virtual.seeds.player import Player
+from p2p_dtfm.testbed.virtual.seeds.playing import Play
+from p2p_dtfm.testbed.virtual.seeds.run import make_run, with_audits
+from p2p_dtfm.testbed.virtual.swarm import Swarm, play
+
+STEPS = 24
+RATE = 0.5
+CONVICTED = (
+    "claims another work of the step than it did before",
+    "works otherwise than those who computed it again",
+)
+"""The second one where it says no Prepared any more."""
+GONE = "was gone when its work was to be computed again"
+
+
+def one_evades(what: str, members: str, liars: str) -> Schedule:
+    return Schedule(
+        tuple(members),
+        (),
+        tuple(Fault(1.0, math.inf, "lie", (name,), 0.0, what) for name in liars),
+        is_audited=True,
+        liars=tuple(liars),
+        lie_together=len(liars) > 1,
+        audit_rate=RATE,
+    )
+
+
+@pytest.mark.parametrize(
+    ("what", "members", "liars", "seed"),
+    [
+        ("evade", "abcd", "d", 0),
+        ("evade-early", "abcd", "d", 0),
+        *(
+            pytest.param(*case, marks=pytest.mark.nightly)
+            for case in (
+                ("evade", "abcd", "d", 1),
+                ("evade", "abcd", "d", 2),
+                ("evade-early", "abcd", "d", 1),
+                ("evade-early", "abcd", "d", 2),
+                ("evade", "abcdefgh", "gh", 0),
+                ("evade-early", "abcdefgh", "gh", 0),
+            )
+        ),
+    ],
+)
+def test_who_stops_the_step_in_which_it_is_drawn_is_convicted_when_that_is_done_again(
+    tmp_path_factory: pytest.TempPathFactory, what: str, members: str, liars: str, seed: int
+) -> None:
+    schedule = one_evades(what, members, liars)
+    played = Player(tmp_path_factory.mktemp("player"), STEPS).play(LIES + seed, schedule)
+    assert played.problem == "" and played.lies
+    told = "\n".join(played.reports)
+    assert any(reason in told for reason in CONVICTED), told
+
+
+def test_of_who_is_gone_when_it_is_drawn_the_others_compute_the_work_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was back after a second, and had its stage."""
+    run, gone = with_audits(make_run(tmp_path, STEPS), RATE, 5), list[str]()
+
+    async def be_gone(audits: Any, view: Any) -> None:
+        process = PROCESS.get()
+        assert process is not None
+        gone.append(process.peer_name)
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(evasions, "_have_all_agree_anew", be_gone)
+
+    async def scene(swarm: Swarm) -> None:
+        one = Play(swarm, run, one_evades("evade", "abcd", "d"))
+        lying, first = one.lying, swarm.peers
+
+        async def end_it() -> None:
+            await swarm.until(lambda: bool(gone), "it is drawn", 60)
+            swarm.kill(swarm.named("d"))
+            await asyncio.sleep(0.3)
+            swarm.start(swarm.named("d"))
+
+        with put_in(lying, [("d", "evade")]):
+            ending = asyncio.create_task(end_it())
+            await one.play()
+            await ending
+        assert any(GONE in report for report in lying.reports), lying.reports
+        honest = first[0].daemon
+        assert honest is not None and len(gone) == 1
+        assert [it["peer_id"] for it in honest.status_json()["barred"]] == [lying.ids["d"]]
+
+    play(LIES, tmp_path / "world", scene)

@@ -1,0 +1,54 @@
+"""Real daemons in virtual time: one says in its Prepared that it has heard a claim that nobody has
+signed. All refused that, and waited for its Prepared for six seconds; it went on alone, was let in
+at once, and did so again: they stood still nearly all of the time."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+from p2p_dtfm.testbed.virtual.lies.putting import put_in
+from p2p_dtfm.testbed.virtual.seeds.faults import LIES, Fault, Schedule
+from p2p_dtfm.testbed.virtual.seeds.playing import Play
+from p2p_dtfm.testbed.virtual.seeds.run import make_run, with_audits
+from p2p_dtfm.testbed.virtual.swarm import Swarm, play
+
+STEPS = 20
+SOON_S = 2.0
+FIRST_WAIT_S = 9.0
+"""It may ask again after ten."""
+
+
+@pytest.mark.parametrize(
+    ("members", "liars"),
+    [("abcd", "d"), pytest.param("abcdefgh", "gh", marks=pytest.mark.nightly)],
+)
+def test_who_says_what_nobody_has_signed_is_out_at_once_and_not_let_in_at_once(
+    tmp_path: Path, members: str, liars: str
+) -> None:
+    run = with_audits(make_run(tmp_path, STEPS), 1.0, 5)
+    schedule = Schedule(
+        tuple(members),
+        (),
+        tuple(Fault(1.0, math.inf, "lie", (name,), 0.0, "false-witness") for name in liars),
+        is_audited=True,
+        liars=tuple(liars),
+        lie_together=len(liars) > 1,
+        audit_rate=1.0,
+    )
+
+    async def scene(swarm: Swarm) -> None:
+        one = Play(swarm, run, schedule)
+        with put_in(one.lying, schedule.lies):
+            await one.play()
+        honest = {peer.peer_id for peer in one.honest()}
+        for peer in one.honest():
+            views = [event for event in peer.events() if event["event"] == "view"]
+            began_s, members = views[0]["at_s"], [set(it["members"]) for it in views]
+            assert all(honest <= each for each in members)
+            out_s = next(it["at_s"] for it in views if set(it["members"]) == honest)
+            assert out_s - began_s < SOON_S
+            soon = [it for it in views if out_s < it["at_s"] < out_s + FIRST_WAIT_S]
+            assert all(set(it["members"]) == honest for it in soon)
+
+    play(LIES, tmp_path / "world", scene)

@@ -1,0 +1,62 @@
+"""Real daemons in virtual time: one shows what audits ask it for, but late. Who computed a work
+again, and waited for that, was taken for who stands still: of four two honest ones were out at
+once, and then the run went on with the liar and one other."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.testbed.lies.kinds import KINDS
+from p2p_dtfm.testbed.virtual.lies.putting import put_in
+from p2p_dtfm.testbed.virtual.seeds.faults import LIES, Fault, Schedule
+from p2p_dtfm.testbed.virtual.seeds.playing import Play
+from p2p_dtfm.testbed.virtual.seeds.run import make_run, with_audits
+from p2p_dtfm.testbed.virtual.swarm import Swarm, play
+
+STEPS = 8
+
+
+@pytest.mark.parametrize(
+    ("members", "liars", "late_s"),
+    [
+        ("abcd", "d", 8.0),
+        *(
+            pytest.param(*case, marks=pytest.mark.nightly)
+            for case in (("abcd", "d", 20.0), ("abcd", "a", 8.0), ("abcdefgh", "gh", 8.0))
+        ),
+    ],
+)
+def test_who_shows_late_what_audits_ask_for_costs_no_honest_one_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, members: str, liars: str, late_s: float
+) -> None:
+    kind = KINDS["shown-late"]._replace(strength=late_s)
+    monkeypatch.setitem(KINDS, "shown-late", kind)
+    run = make_run(tmp_path, STEPS)
+    plain = RunSpec.model_validate_json(run.read_text())  # of one microbatch for each of eight
+    batch = plain.batch.model_copy(update={"microbatch": 1})
+    run.write_text(plain.model_copy(update={"batch": batch}).model_dump_json())
+    run = with_audits(run, 1.0, 5)
+    schedule = Schedule(
+        tuple(members),
+        (),
+        tuple(Fault(1.0, math.inf, "lie", (name,), 0.0, "shown-late") for name in liars),
+        is_audited=True,
+        liars=tuple(liars),
+        lie_together=len(liars) > 1,
+        audit_rate=1.0,
+    )
+
+    async def scene(swarm: Swarm) -> None:
+        one = Play(swarm, run, schedule)
+        with put_in(one.lying, schedule.lies):
+            await one.play()
+        assert one.lying.count
+        honest = {peer.peer_id for peer in one.honest()}
+        told = (event for peer in one.honest() for event in peer.events())
+        seen = [set(event["members"]) for event in told if event["event"] == "view"]
+        assert all(honest <= view for view in seen), [sorted(honest - view) for view in seen]
+        assert all(any(liar not in view for view in seen) for liar in one.lying.names), "out"
+
+    play(LIES, tmp_path / "world", scene)

@@ -1,6 +1,6 @@
 """What an attempt at a view holds, by what belongs together."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from p2p_dtfm.core.consensus.attempts.wide import Wide
@@ -32,10 +32,10 @@ class AttemptClock:
         """Of an attempt that begins now."""
         return cls(began_ns=now_ns, progress_ns=now_ns, sent_ns=now_ns)
 
-    def sleep(self, gap_ns: int) -> None:
-        """This peer did not listen for so long: the others have as much time as before."""
-        self.began_ns += gap_ns
-        self.progress_ns += gap_ns
+    def sleep(self, moved_ns: Callable[[int], int]) -> None:
+        """This peer did not listen: the others have as much time as before."""
+        self.began_ns = moved_ns(self.began_ns)
+        self.progress_ns = moved_ns(self.progress_ns)
 
 
 @dataclass

@@ -21,7 +21,6 @@ from p2p_dtfm.core.membership.eligibility import (
     universe,
 )
 from p2p_dtfm.core.membership.leaving import staying
-from p2p_dtfm.core.membership.newcomers import WAITING_WIDE_LIMIT
 from p2p_dtfm.core.messages.agreement_messages import (
     Accusation,
     Charge,
@@ -50,9 +49,6 @@ from p2p_dtfm.core.recovery.restart_point import recover
 from p2p_dtfm.core.recovery.stand_in_plan import with_stand_ins
 
 OpenRecord = Callable[[Signed], PeerRecord]
-PARKED_LIMIT = 64
-"""Contributions of peers that nobody has named yet; in a swarm of many as many as one member may
-name (`WAITING_WIDE_LIMIT`), since a storm may come before the word of those that name it."""
 
 
 @dataclass
@@ -151,10 +147,7 @@ class Attempt:
 
     def park(self, signed: Signed, contribution: Contribution) -> None:
         """Keep it until somebody names its contributor."""
-        parked = self.set_aside.parked
-        limit = PARKED_LIMIT if self.wide is None else WAITING_WIDE_LIMIT
-        if contribution.member in parked or len(parked) < limit:
-            parked[contribution.member] = (signed, contribution)
+        self.set_aside.park(signed, contribution, is_wide=self.wide is not None)
 
     def learn_absent(self, by: Member, silent: Iterable[Member]) -> None:
         """`by` has not heard them before the deadline."""

@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from p2p_dtfm.core.consensus.attempts.wide import Wide
+from p2p_dtfm.core.membership.newcomers import WAITING_WIDE_LIMIT
 from p2p_dtfm.core.messages.agreement_messages import Accusation, Charge, Contribution, Ready
 from p2p_dtfm.core.messages.certificate import Certificate
 from p2p_dtfm.core.messages.message_bounds import ITEMS_LIMIT
@@ -15,6 +16,11 @@ from p2p_dtfm.core.recovery.restart_point import Recovery
 CHARGES_TOLD = 2048
 """In one message; others hear twice as many (`message_bounds.CHARGES_LIMIT`). Of sixty-four
 members each half may accuse the other."""
+PARKED_LIMIT = 64
+"""Contributions of peers that nobody has named yet; in a swarm of many as many as one member may
+name (`WAITING_WIDE_LIMIT`), since a storm may come before the word of those that name it."""
+PARKED_LIMIT_BYTES = 4 << 20
+"""Together, as they came: opened they take eight times as much."""
 
 
 @dataclass
@@ -46,6 +52,17 @@ class SetAside:
     """Who has signed two contributions, and the second one: neither counts, and both are shown."""
     parked: dict[Member, tuple[Signed, Contribution]] = field(default_factory=dict)
     """Of peers that no one who counts has named so far."""
+
+    def park(self, signed: Signed, part: Contribution, is_wide: bool) -> None:
+        """As many as there is room for; of one peer the newest."""
+        held = self.parked.get(part.member)
+        if held is not None and held[0] is signed:
+            return
+        others = {member: it for member, it in self.parked.items() if member != part.member}
+        size_bytes = len(signed.payload) + sum(len(it.payload) for it, _ in others.values())
+        limit = WAITING_WIDE_LIMIT if is_wide else PARKED_LIMIT
+        if len(others) < limit and size_bytes <= PARKED_LIMIT_BYTES:
+            self.parked[part.member] = (signed, part)
 
 
 @dataclass

@@ -105,6 +105,20 @@ def mutually_reachable(
         del staying[max((m for m, count in doubts.items() if count == most), key=rank)]
 
 
+def without_newcomers_in_doubt(
+    heard: Mapping[Member, Contribution], accusations: Iterable[Accusation]
+) -> dict[Member, Contribution]:
+    """Of those that agree on a planned view: a newcomer with a link in doubt to a member loses the
+    attempt, and no member its place. Keys are made for nothing, and two that accuse one member have
+    a link in doubt each, and that one has two."""
+    sides = {member: part.present is None for member, part in heard.items()}
+    gone: set[Member] = set()
+    for item in accusations:
+        if item.by in sides and item.of in sides and sides[item.by] != sides[item.of]:
+            gone.add(item.by if sides[item.by] else item.of)
+    return {member: part for member, part in heard.items() if member not in gone}
+
+
 def known_accusers(contributions: Iterable[Contribution]) -> frozenset[str]:
     """Whom more than half of the members among the contributors name so."""
     members = [part for part in contributions if part.present is not None]

@@ -19,6 +19,7 @@ from p2p_dtfm.core.membership.eligibility import (
     named_newcomers,
     unanswered,
     universe,
+    without_newcomers_in_doubt,
 )
 from p2p_dtfm.core.membership.leaving import staying
 from p2p_dtfm.core.messages.agreement_messages import (
@@ -150,8 +151,10 @@ class Attempt:
         self.set_aside.park(signed, contribution, is_wide=self.wide is not None)
 
     def learn_absent(self, by: Member, silent: Iterable[Member]) -> None:
-        """`by` has not heard them before the deadline."""
-        for member in self.universe & set(silent):
+        """`by` has not heard them before the deadline. In a planned attempt, in which steps go on,
+        nobody gives up a member for that; who says so, be it a newcomer, makes it up."""
+        spared = self.members if self.planned else set()
+        for member in self.universe & set(silent) - spared:
             self.evidence.called_absent.setdefault(member, set()).add(by)
 
     def believe_absent(self, has_waited: Callable[[Member], bool]) -> bool:
@@ -285,6 +288,8 @@ class Attempt:
         if held is None or held[0] != sizes:
             counted = self.opened.keys() - self.set_aside.contradicted.keys()
             heard = {m: self.opened[m] for m in self.universe if m in counted}
+            if self.planned:
+                heard = without_newcomers_in_doubt(heard, self.charges)
             chosen = chosen_of(heard, self.terms, self.accusations, self._reached_step)
             held = self._cache["participants"] = (sizes, chosen)
         assert isinstance(held[1], Chosen)

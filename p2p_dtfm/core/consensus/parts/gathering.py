@@ -18,6 +18,7 @@ from p2p_dtfm.core.consensus.agreement_state import AgreementState
 from p2p_dtfm.core.consensus.attempts.attempt import Attempt
 from p2p_dtfm.core.consensus.attempts.attempt_parts import AttemptClock
 from p2p_dtfm.core.consensus.attempts.ready_verdict import Answers, ReadyVerdict, ready_verdict
+from p2p_dtfm.core.consensus.attempts.silence import are_few
 from p2p_dtfm.core.consensus.attempts.stall_verdict import are_newcomers_links
 from p2p_dtfm.core.consensus.attempts.whole_knowledge import ends_that_lack, whole_knowledge
 from p2p_dtfm.core.consensus.parts.outsiders import Outsiders
@@ -203,7 +204,7 @@ class Gathering:
         had_agreed = snapshot is not None
         again = state.doubts.accusers.holds_up(few_or_many, attempt.number, now_ns, had_agreed)
         all_of_it = snapshot.contributors if snapshot is not None else attempt.participants
-        few = 2 * len(few_or_many) < len(all_of_it)
+        few = are_few(few_or_many, attempt, len(all_of_it))
         if state.is_newcomer or not (few and again):
             if few and attempt.only_newcomers:
                 state.doubts.carried |= again

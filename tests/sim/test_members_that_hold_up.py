@@ -9,6 +9,7 @@ import pytest
 from p2p_dtfm.core.consensus.actions import LAN, SECOND_NS
 from p2p_dtfm.core.liveness.liveness import LAN_LIVENESS
 from p2p_dtfm.core.messages.agreement_messages import (
+    Accusation,
     Active,
     AgreementMessage,
     Contribution,
@@ -18,9 +19,9 @@ from p2p_dtfm.core.messages.agreement_messages import (
     Synced,
     sign_contribution,
 )
-from p2p_dtfm.core.messages.statements import stated
+from p2p_dtfm.core.messages.statements import charge, stated
 from p2p_dtfm.core.protocol.canonical import decode
-from p2p_dtfm.core.protocol.snapshot import Member, ViewId
+from p2p_dtfm.core.protocol.snapshot import GENESIS, Member, ViewId
 from p2p_dtfm.sim.faults.agreement_world import AgreementWorld
 from p2p_dtfm.sim.faults.invariants import Violation
 from p2p_dtfm.sim.faults.simulated_peer import SimulatedPeer
@@ -61,6 +62,38 @@ def another_face_to_each(said: AgreementMessage, to: str) -> AgreementMessage | 
     return _with(said, lambda mine: msgspec.structs.replace(mine, step=mine.step + ord(to) - 97))
 
 
+def other_knowledge_for_ready(said: AgreementMessage, to: str) -> AgreementMessage | None:
+    """It says that it knows the same, and then that it knows something else."""
+    if not isinstance(said, Ready):
+        return said
+    number = said.view.number
+    return Gather(said.sender, number, number % 2 == 0, GENESIS, 1 << 20, (), (), "f" * 64)
+
+
+def accuses_nobody_there(said: AgreementMessage, to: str) -> AgreementMessage | None:
+    return _accusing(said, Member("nobody", 1))
+
+
+def accuses_itself(said: AgreementMessage, to: str) -> AgreementMessage | None:
+    return _accusing(said, said.sender) if isinstance(said, Gather) else said
+
+
+def _accusing(said: AgreementMessage, whom: Member) -> AgreementMessage:
+    if not isinstance(said, Gather):
+        return said
+    run_digest = record("template").run_digest
+    item = charge(Accusation(said.sender, whom), run_digest, said.number, sign_for(LIAR))
+    return msgspec.structs.replace(said, accusations=(*said.accusations, item))
+
+
+def brings_what_it_invents(said: AgreementMessage, to: str) -> AgreementMessage | None:
+    """So that it may be somebody else who has opened the attempt."""
+    if not isinstance(said, Gather) or not said.contributions:
+        return said
+    parts = (*said.contributions, contribution(said.number, None, INVENTED[0]))
+    return msgspec.structs.replace(said, contributions=parts)
+
+
 def inventions(said: AgreementMessage, to: str) -> AgreementMessage | None:
     """It names newcomers that answer one after the other."""
     named = _with(said, lambda mine: msgspec.structs.replace(mine, joiners=tuple(INVENTED)))
@@ -93,6 +126,9 @@ class HoldingUp(SimulatedPeer):
     last_invented_ns = 0
 
     def receive(self, sender: str, message: AgreementMessage) -> None:  # type: ignore[override]
+        agrees = type(self).lie is not other_knowledge_for_ready
+        if self.name == LIAR and self.begins and isinstance(message, Ready | Active) and not agrees:
+            return
         try:
             super().receive(sender, message)
         except Violation as violation:  # that the liar is found faulty is what should be
@@ -137,7 +173,11 @@ class HoldingUp(SimulatedPeer):
         (other_knowledge, 1),
         (another_face_to_each, 1),
         (inventions, 1),
+        (other_knowledge_for_ready, 1),
         (lambda said, to: said, 1_000_000),
+        (accuses_nobody_there, 1_000_000),
+        (accuses_itself, 1_000_000),
+        (brings_what_it_invents, 1_000_000),
     ],
     ids=lambda it: getattr(it, "__name__", str(it)),
 )

@@ -21,6 +21,10 @@ PARKED_LIMIT = 64
 name (`WAITING_WIDE_LIMIT`), since a storm may come before the word of those that name it."""
 PARKED_LIMIT_BYTES = 4 << 20
 """Together, as they came: opened they take eight times as much."""
+ROUNDS_LIMIT = 64
+"""Rounds of Gather that may each start the deadline anew."""
+DEADLINES_LIMIT = 8
+"""So many deadlines after its beginning no news starts the deadline of a Gather anew."""
 
 
 @dataclass
@@ -37,6 +41,11 @@ class AttemptClock:
     def started(cls, now_ns: int) -> "AttemptClock":
         """Of an attempt that begins now."""
         return cls(began_ns=now_ns, progress_ns=now_ns, sent_ns=now_ns)
+
+    def gets_on(self, round_: int, gather_ns: int, now_ns: int) -> None:
+        """This peer has learnt something, and says so for the `round_`th time."""
+        if round_ <= ROUNDS_LIMIT and now_ns - self.began_ns < DEADLINES_LIMIT * gather_ns:
+            self.progress_ns = now_ns
 
     def sleep(self, moved_ns: Callable[[int], int]) -> None:
         """This peer did not listen: the others have as much time as before."""
@@ -103,6 +112,8 @@ class PassedOn:
     """Of views that contributors are in."""
     told: set[str] = field(default_factory=set)
     """Who was sent this peer's contribution."""
+    said_all_of: int = 0
+    """Contributions that it had when it said last that it waits for nobody."""
     mediated: set[Accusation] = field(default_factory=set)
     """Whose ends were sent all that this peer knows."""
     wide: Wide | None = None

@@ -127,5 +127,18 @@ def test_no_member_is_silent_in_a_planned_attempt_by_the_word_of_others() -> Non
     assert not attempt.believe_absent(lambda _: True) and attempt.waits_for == {C}
 
 
+def test_who_has_answered_in_two_lives_has_one_word() -> None:
+    again, x = Member("s0", 2), Member("x", 1)
+    view = PresentView(ViewId(2, "e" * 64), (A, B), None)
+    attempt = Attempt(A, 4, True, view.view, WORKLOAD.layer_count)
+    for member in (A, B, Member("s0", 1), again):
+        there = view if member in view.members else None
+        named = (Member("s0", 1), again, x) if member == B else ()
+        signed = contribution(4, there, member, joiners=named)
+        attempt.add(signed, decode(signed.payload, Contribution))
+        attempt.learn_absent(member, [x] if member.peer_id == "s0" else [])
+    assert x in attempt.universe and not attempt.believe_absent(lambda _: False)
+
+
 def _part(member: Member, present: PresentView | None) -> Contribution:
     return decode(contribution(4, present, member).payload, Contribution)

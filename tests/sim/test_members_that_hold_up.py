@@ -292,7 +292,16 @@ def test_who_never_says_that_it_has_its_states_keeps_nobody_out() -> None:
     world.run_until(lambda: _are_in(world, ["a", "c", "d", "f"]), limit_s=45)
 
 
-@pytest.mark.parametrize("lie", [no_ready, another_view, other_knowledge, another_face_to_each])
+@pytest.mark.parametrize(
+    "lie",
+    [
+        no_ready,
+        another_view,
+        other_knowledge,
+        other_knowledge_for_ready,
+        another_face_to_each,
+    ],
+)
 def test_a_newcomer_does_not_keep_a_run_from_being_founded(lie: Lie) -> None:
     world = _world(lie, 0)
     world.peers[LIAR].begins = True  # type: ignore[attr-defined]

@@ -162,13 +162,13 @@ class Attempt:
         too; True if that is news."""
         if not self.evidence.called_absent:
             return False
-        heard = len(self.universe & set(self.opened))
+        heard = self.universe & set(self.opened)  # of one in two lives the newer word
         news = {
             member
             for member, by in self.evidence.called_absent.items()
             if member not in self.evidence.absent
             and member not in self.opened
-            and (has_waited(member) or 2 * len(by & set(self.opened)) > heard)
+            and (has_waited(member) or 2 * len(by & heard) > len(heard))
         }
         self.evidence.absent |= news
         return bool(news)

@@ -37,6 +37,8 @@ HELD_UP_LIMIT_NS = 10 * SECOND_NS
 WATCHED_NS = 40 * SECOND_NS
 INVENTED = [Member(f"nobody{number:02}", 1) for number in range(30)]
 Lie = Callable[[AgreementMessage, str], AgreementMessage | None]
+MADE: dict[int, Contribution] = {}
+"""By the liar, by number of the attempt."""
 
 
 def no_ready(said: AgreementMessage, to: str) -> AgreementMessage | None:
@@ -68,6 +70,21 @@ def other_knowledge_for_ready(said: AgreementMessage, to: str) -> AgreementMessa
         return said
     number = said.view.number
     return Gather(said.sender, number, number % 2 == 0, GENESIS, 1 << 20, (), (), "f" * 64)
+
+
+def another_face_to_one_late(said: AgreementMessage, to: str) -> AgreementMessage | None:
+    """Once the others have gone on one hears another contribution, and is the first to say so."""
+    if isinstance(said, Gather) and to == "a":
+        for signed in said.contributions:
+            if signed.peer_id == LIAR:
+                MADE[said.number] = decode(signed.payload, Contribution)
+        return msgspec.structs.replace(said, digest="")
+    if not isinstance(said, Ready) or to != "a":
+        return None if isinstance(said, Ready) else said
+    number = said.view.number
+    other = msgspec.structs.replace(MADE[number], step=MADE[number].step + 1)
+    shown = (sign_contribution(other, sign_for(LIAR)),)
+    return Gather(said.sender, number, number % 2 == 0, GENESIS, 1 << 20, shown, (), "")
 
 
 def accuses_nobody_there(said: AgreementMessage, to: str) -> AgreementMessage | None:
@@ -126,8 +143,8 @@ class HoldingUp(SimulatedPeer):
     last_invented_ns = 0
 
     def receive(self, sender: str, message: AgreementMessage) -> None:  # type: ignore[override]
-        agrees = type(self).lie is not other_knowledge_for_ready
-        if self.name == LIAR and self.begins and isinstance(message, Ready | Active) and not agrees:
+        is_deaf = type(self).lie in (other_knowledge_for_ready, another_face_to_one_late)
+        if self.name == LIAR and self.begins and isinstance(message, Ready | Active) and is_deaf:
             return
         try:
             super().receive(sender, message)
@@ -174,6 +191,7 @@ class HoldingUp(SimulatedPeer):
         (another_face_to_each, 1),
         (inventions, 1),
         (other_knowledge_for_ready, 1),
+        (another_face_to_one_late, 1),
         (lambda said, to: said, 1_000_000),
         (accuses_nobody_there, 1_000_000),
         (accuses_itself, 1_000_000),
@@ -198,6 +216,21 @@ def test_it_holds_up_the_others_for_seconds_only(lie: Lie, stops: int) -> None:
     assert max(longest_ns, end_ns - last_ns) < HELD_UP_LIMIT_NS
     honest = [world.peers[name] for name in NAMES if name != LIAR]
     assert sum(peer.view is not None for peer in honest) >= 2, "some are on their way back at most"
+
+
+def test_who_finds_out_late_that_one_has_said_two_things_stays() -> None:
+    """It shows both: that it knows something else was held against it, and it was out."""
+    world = _world(another_face_to_one_late, 1)
+    world.run_until(lambda: all(peer.agreement.step >= 4 for peer in world.peers.values()))
+    world.peers[LIAR].begins = True  # type: ignore[attr-defined]
+    others = [name for name in NAMES if name != LIAR]
+    world.run_until(lambda: _are_in(world, others) and LIAR not in _members(world), limit_s=30)
+    assert [world.peers[name].agreement.me.life for name in others] == [1, 1, 1]
+
+
+def _members(world: AgreementWorld) -> tuple[str, ...]:
+    view = world.peers["a"].view
+    return view.member_ids if view is not None else ()
 
 
 def a_next_life(said: AgreementMessage, to: str) -> AgreementMessage | None:

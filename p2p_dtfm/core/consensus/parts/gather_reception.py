@@ -250,8 +250,13 @@ class GatherReception:
         for member, (_, part) in contributions.items():
             if member not in attempt.known and self._counts(part, attempt):
                 found.add(member)
-        links = [item.accusation for item in news]
-        return found | {it.by for it in links if it.by != it.of and it.of in attempt.opened}
+        for by, of in ((it.accusation.by, it.accusation.of) for it in news):
+            accused = attempt.opened.get(of)
+            if by == of or accused is None or of in found:
+                continue
+            # a newcomer may lie to one member alone, which finds it out; and then with another key
+            found.add(of if attempt.planned and accused.present is None else by)
+        return found
 
     def _is_news(self, attempt: Attempt, item: Charge) -> bool:
         state = self._state

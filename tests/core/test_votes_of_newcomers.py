@@ -103,13 +103,41 @@ def test_however_many_strangers_lie_members_stay_and_others_come_in(lie: Lie) ->
     assert lives(world, NAMES) == [1, 1, 1]
 
 
+class ShutsOut(SimulatedPeer):
+    """One of the members accuses all newcomers, each time."""
+
+    def receive(self, sender: str, message: AgreementMessage) -> None:  # type: ignore[override]
+        super().receive(sender, message)
+        attempt = self.agreement._state.attempt
+        if self.name == "a" and attempt is not None and attempt.snapshot is None:
+            new = sorted(it for it in attempt.universe if it.peer_id not in NAMES)
+            self.do(self.agreement._machines.gathering.accuse(attempt, new, self.now_ns))
+
+
+def test_a_member_that_accuses_all_newcomers_keeps_them_out_for_a_while_only() -> None:
+    """It has accused others in vain before, as most members say."""
+    world = swarm(NAMES, peer_type=ShutsOut, timing=LAN)
+    world.liars = frozenset({"a"})
+    for name in ("f", "g"):
+        world.add_peer(name)
+        world.peers[name].agreement.wants_view()
+        world.ask_to_join(name, "b")
+    world.run_until(lambda: are_together(world, ["b", "c", "f", "g"]), limit_s=90)
+    assert lives(world, ["b", "c"]) == [1, 1]
+
+
 def test_a_newcomer_in_doubt_with_a_member_goes_and_the_member_stays() -> None:
     x, y = Member("x", 1), Member("y", 1)
     view = PresentView(ViewId(2, "e" * 64), (A, B), None)
     parts = {it: _part(it, view if it in (A, B) else None) for it in (A, B, x, y)}
     links = {Accusation(x, A), Accusation(A, y), Accusation(A, B)}
-    assert without_newcomers_in_doubt(parts, links).keys() == {A, B}
-    assert without_newcomers_in_doubt(parts, {Accusation(x, y)}).keys() == parts.keys()
+    staying, left = without_newcomers_in_doubt(parts, links)
+    assert staying.keys() == {A, B} and left == links
+    assert without_newcomers_in_doubt(parts, {Accusation(x, y)})[0].keys() == parts.keys()
+    for member in (A, B):
+        parts[member] = msgspec.structs.replace(parts[member], accusers=("a",))
+    staying, left = without_newcomers_in_doubt(parts, links)
+    assert staying.keys() == {A, B, y} and left == links - {Accusation(A, y)}
 
 
 def test_no_member_is_silent_in_a_planned_attempt_by_the_word_of_others() -> None:

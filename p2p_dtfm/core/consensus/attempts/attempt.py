@@ -287,10 +287,10 @@ class Attempt:
         held = self._cache.get("participants")
         if held is None or held[0] != sizes:
             counted = self.opened.keys() - self.set_aside.contradicted.keys()
-            heard = {m: self.opened[m] for m in self.universe if m in counted}
+            heard, links = {m: self.opened[m] for m in self.universe & counted}, self.accusations
             if self.planned:
-                heard = without_newcomers_in_doubt(heard, self.charges)
-            chosen = chosen_of(heard, self.terms, self.accusations, self._reached_step)
+                heard, links = without_newcomers_in_doubt(heard, links)
+            chosen = chosen_of(heard, self.terms, links, self._reached_step)
             held = self._cache["participants"] = (sizes, chosen)
         assert isinstance(held[1], Chosen)
         return held[1]

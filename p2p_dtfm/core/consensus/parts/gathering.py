@@ -417,6 +417,8 @@ class Gathering:
         if not attempt.planned:
             return [ViewAgreed(view), *self._takeover.take_over(view, now_ns)]
         state.attempts.under_way = None
+        heard = attempt.universe & attempt.opened.keys()
+        state.doubts.accusers.heed(attempt.number, attempt.charges, heard, state.me, now_ns)
         state.waits_for_takeover(view, now_ns)
         if state.is_newcomer:
             state.recovery_evidence.held = {}

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from p2p_dtfm.core.consensus.actions import SECOND_NS, Actions
+from p2p_dtfm.core.consensus.actions import SECOND_NS, Actions, Timing
 from p2p_dtfm.core.messages.agreement_messages import (
     Active,
     AgreementMessage,
@@ -51,10 +51,11 @@ def swarm(
     seed: int = 1,
     peer_type: type[SimulatedPeer] = SimulatedPeer,
     run_digest: str = RUN,
+    timing: Timing = TIMING,
 ) -> AgreementWorld:
     """They train in one view; who loses its view asks to be let in again."""
     template = record("template", run_digest=run_digest)
-    world = AgreementWorld(seed, WORKLOAD, template, one_pipeline, timing=TIMING)
+    world = AgreementWorld(seed, WORKLOAD, template, one_pipeline, timing=timing)
     world.peer_type = peer_type
     world.rejoins = True
     for name in names:

@@ -8,6 +8,7 @@ import pytest
 from p2p_dtfm.core.consensus.actions import SECOND_NS
 from p2p_dtfm.core.consensus.agreement_state import AgreementState
 from p2p_dtfm.core.consensus.attempts.attempt import Attempt
+from p2p_dtfm.core.consensus.attempts.attempt_parts import AttemptClock
 from p2p_dtfm.core.consensus.attempts.ready_verdict import Answers, ready_verdict
 from p2p_dtfm.core.consensus.attempts.stall_verdict import Remedy, stall_verdict
 from p2p_dtfm.core.consensus.parts.entry_verdict import EntryVerdict, entry_verdict
@@ -140,6 +141,27 @@ def test_a_lost_layer_is_waited_for_and_then_given_up(state: AgreementState) -> 
     found = due_verdict(state, now_ns + 1)
     assert found.opens and found.accepts_loss and not found.planned
     assert not state.present.accepts_loss, "a verdict changes nothing"
+
+
+def test_after_a_sleep_nothing_is_put_off_that_has_begun_since(state: AgreementState) -> None:
+    """Messages are read before the first tick. An attempt that began with one of them waited for
+    who was silent for as long as the whole sleep, and who had come along late was not missed."""
+    state.wake_up(10 * SECOND_NS)
+    before, woken_ns = attempt_of(3, False, A), 3610 * SECOND_NS
+    before.clock = AttemptClock.started(9 * SECOND_NS)
+    state.attempts.under_way = before
+    state.wake_up(woken_ns)
+    assert woken_ns - before.clock.progress_ns == SECOND_NS, "the others have as much time as ever"
+
+    now_ns = 2 * woken_ns
+    since = state.attempts.under_way = attempt_of(5, False, A)
+    since.clock = AttemptClock.started(now_ns)
+    state.present.taken_over_ns = state.following.agreed_ns = now_ns
+    state.attempts.reopen_ns = now_ns + SECOND_NS
+    state.wake_up(now_ns)
+    assert since.clock.began_ns == since.clock.progress_ns == now_ns
+    assert state.present.taken_over_ns == state.following.agreed_ns == now_ns
+    assert state.attempts.reopen_ns <= now_ns + state.timing.backoff_limit_ns
 
 
 def attempt_of(number: int, planned: bool, *heard: Member) -> Attempt:

@@ -53,7 +53,7 @@ def test_who_finds_two_is_not_left_alone_with_the_second(found: list[tuple[str, 
     sided with it against the first that they heard of, and it was out with the second."""
     liars = {"l", "m"}
 
-    def has_seen_half(doubted: Iterable[str], _: object) -> list[Suspicion]:
+    def has_seen_half(doubted: Iterable[str], *_: object) -> list[Suspicion]:
         return [Suspicion(name, "is waited for") for name in sorted(liars & set(doubted))]
 
     world = swarm(["a", "b", "c", *sorted(liars), "z"])

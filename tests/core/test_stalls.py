@@ -15,6 +15,7 @@ from p2p_dtfm.core.liveness.stalls import Stalls
 from p2p_dtfm.core.liveness.waits import PossibleWaits
 from p2p_dtfm.core.messages.work import Kind, Lack, Work
 from p2p_dtfm.core.planner.planner import fixed_plan
+from p2p_dtfm.core.protocol.snapshot import ViewId
 from p2p_dtfm.core.protocol.workload import workload_of
 from p2p_dtfm.core.recovery.view import View
 from tests.core.builders import run_spec
@@ -423,8 +424,46 @@ class TestJoining:
             for now_ns in range(0, waited_s * SECOND_NS, TICK_NS):
                 stalls.heard(C, 0, Work(self.view.id, 3))
                 stalls.tick(mine, possible, lambda peer, lack: False, pace.patience, now_ns)
-            found = stalls.join([A, C], pace.patience)
+            found = stalls.join([A, C], pace.patience, self.view.id)
             assert [suspicion.peer_id for suspicion in found] == expected
+
+    @pytest.mark.parametrize(
+        ("said", "waited_s", "joins"),
+        [
+            ({}, 4, True),
+            ({"fetches": True}, 8, False),
+            ({"fetches": True}, 31, True),
+            ({"sends_to": (D,)}, 8, False),
+            ({"sends_to": (D,)}, 11, True),
+        ],
+    )
+    def test_it_is_half_of_what_it_takes_to_be_suspected(
+        self, said: dict[str, object], waited_s: int, joins: bool
+    ) -> None:
+        """Who fetched its data, or sent something large, and told of somebody that had died, was
+        accused by all others that had waited for half a step."""
+        patience = Patience(5 * SECOND_NS, 20 * SECOND_NS, 60 * SECOND_NS, 60 * SECOND_NS)
+        stalls = self.waits_for(Work(self.view.id, 3, **said), waited_s, patience)  # type: ignore[arg-type]
+        found = stalls.join([A, C], lambda peer, step: patience, self.view.id)
+        assert [suspicion.peer_id for suspicion in found] == [C] * joins
+
+    def test_what_it_held_up_in_another_view_is_over(self) -> None:
+        patience = Patience(5 * SECOND_NS, 20 * SECOND_NS, 60 * SECOND_NS)
+        stalls = self.waits_for(Work(self.view.id, 3), 4, patience)
+        for view in (ViewId(self.view.id.number + 1, "f" * 64), None):
+            assert not stalls.join([A, C], lambda peer, step: patience, view)
+        assert stalls.join([A, C], lambda peer, step: patience, self.view.id)
+
+    def waits_for(self, said: Work, waited_s: int, patience: Patience) -> Stalls:
+        """B, which lacks a gradient of C, that says so much of itself."""
+        mine = Work(self.view.id, 3, lacks=(Lack(C, Kind.GRADIENT, 2, 0),))
+        stalls, possible = Stalls(B, 2 * SECOND_NS), PossibleWaits(self.view)
+        for now_ns in range(0, waited_s * SECOND_NS, TICK_NS):
+            stalls.heard(C, 0, said)
+            assert not stalls.tick(
+                mine, possible, lambda peer, lack: False, lambda peer, step: patience, now_ns
+            )
+        return stalls
 
 
 def test_the_first_step_of_a_view_may_take_long_for_who_gets_on() -> None:
@@ -631,7 +670,9 @@ class TestDrips:
         for now_ns in range(0, STEPS * self.step_ns, TICK_NS):
             step, into_ns = divmod(now_ns, self.step_ns)
             if into_ns == TICK_NS:
-                joined[step] = [it.peer_id for it in stalls.join([B, C], pace.patience)]
+                joined[step] = [
+                    it.peer_id for it in stalls.join([B, C], pace.patience, self.view.id)
+                ]
             mine = self.work(step, Lack(C, Kind.CLAIM))
             stalls.heard(B, step, mine)
             stalls.heard(C, step, self.work(step))

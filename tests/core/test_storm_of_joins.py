@@ -7,7 +7,9 @@ import pytest
 
 from p2p_dtfm.core.consensus.actions import SECOND_NS
 from p2p_dtfm.core.consensus.agreement_state import AgreementState
-from p2p_dtfm.core.consensus.attempts.attempt import PARKED_LIMIT, Attempt
+from p2p_dtfm.core.consensus.attempts.attempt import Attempt
+from p2p_dtfm.core.consensus.attempts.attempt_parts import PARKED_LIMIT
+from p2p_dtfm.core.consensus.attempts.said_ready import SaidReady
 from p2p_dtfm.core.consensus.attempts.wide import Wide
 from p2p_dtfm.core.consensus.parts import requests
 from p2p_dtfm.core.membership.accusers import UNANSWERED_LIMIT, Accusers
@@ -17,10 +19,12 @@ from p2p_dtfm.core.messages.agreement_messages import (
     AgreementMessage,
     JoinRequest,
     PresentView,
+    Ready,
     open_contribution,
 )
 from p2p_dtfm.core.messages.message_bounds import ITEMS_LIMIT, require_bounded
 from p2p_dtfm.core.protocol.records import sign_record
+from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.protocol.snapshot import GENESIS, Member, ViewId
 from p2p_dtfm.sim.faults.invariants import Violation
 from p2p_dtfm.sim.faults.simulated_peer import SimulatedPeer
@@ -92,6 +96,27 @@ def test_in_a_swarm_of_many_a_storm_may_come_before_the_word_of_those_that_name_
         signed = contribution(4, None, Member(f"n{number:03}", 1))
         attempt.park(signed, open_contribution(signed, verify))
     assert len(attempt.set_aside.parked) == kept
+
+
+def test_what_is_kept_of_those_that_nobody_has_named_is_counted_in_bytes() -> None:
+    """One member could send contributions of keys that it makes, each as large as may be."""
+    attempt = Attempt(MEMBERS[0], 3, False, GENESIS, 4)
+    for number in range(20):
+        part = open_contribution(contribution(3, None, Member(f"n{number:03}", 1)), verify)
+        attempt.park(Signed(part.member.peer_id, "contribution", bytes(500_000), b""), part)
+    kept = attempt.set_aside.parked
+    assert sum(len(signed.payload) for signed, _ in kept.values()) <= 4 << 20
+    small = contribution(3, None, Member("small", 1))
+    attempt.park(small, open_contribution(small, verify))
+    assert len(kept) == 9, "and there is room for a small one"
+
+
+def test_of_attempts_in_which_ready_was_said_nothing_is_kept_that_is_of_no_use() -> None:
+    attempt, said = Attempt(MEMBERS[0], 3, False, GENESIS, 4), SaidReady()
+    signed = contribution(3, None, Member("n", 1))
+    attempt.park(signed, open_contribution(signed, verify))
+    said.add(attempt, Ready(MEMBERS[0], VIEW, "", ""))
+    assert said.find(VIEW) is attempt and not attempt.set_aside.parked
 
 
 def test_a_strangers_life_keeps_nobody_from_joining() -> None:

@@ -9,6 +9,7 @@ import pytest
 from p2p_dtfm.core.consensus.actions import LAN, SECOND_NS
 from p2p_dtfm.core.liveness.liveness import LAN_LIVENESS
 from p2p_dtfm.core.messages.agreement_messages import (
+    Accusation,
     Active,
     AgreementMessage,
     Contribution,
@@ -18,9 +19,9 @@ from p2p_dtfm.core.messages.agreement_messages import (
     Synced,
     sign_contribution,
 )
-from p2p_dtfm.core.messages.statements import stated
+from p2p_dtfm.core.messages.statements import charge, stated
 from p2p_dtfm.core.protocol.canonical import decode
-from p2p_dtfm.core.protocol.snapshot import Member, ViewId
+from p2p_dtfm.core.protocol.snapshot import GENESIS, Member, ViewId
 from p2p_dtfm.sim.faults.agreement_world import AgreementWorld
 from p2p_dtfm.sim.faults.invariants import Violation
 from p2p_dtfm.sim.faults.simulated_peer import SimulatedPeer
@@ -36,6 +37,8 @@ HELD_UP_LIMIT_NS = 10 * SECOND_NS
 WATCHED_NS = 40 * SECOND_NS
 INVENTED = [Member(f"nobody{number:02}", 1) for number in range(30)]
 Lie = Callable[[AgreementMessage, str], AgreementMessage | None]
+MADE: dict[int, Contribution] = {}
+"""By the liar, by number of the attempt."""
 
 
 def no_ready(said: AgreementMessage, to: str) -> AgreementMessage | None:
@@ -59,6 +62,53 @@ def other_knowledge(said: AgreementMessage, to: str) -> AgreementMessage | None:
 
 def another_face_to_each(said: AgreementMessage, to: str) -> AgreementMessage | None:
     return _with(said, lambda mine: msgspec.structs.replace(mine, step=mine.step + ord(to) - 97))
+
+
+def other_knowledge_for_ready(said: AgreementMessage, to: str) -> AgreementMessage | None:
+    """It says that it knows the same, and then that it knows something else."""
+    if not isinstance(said, Ready):
+        return said
+    number = said.view.number
+    return Gather(said.sender, number, number % 2 == 0, GENESIS, 1 << 20, (), (), "f" * 64)
+
+
+def another_face_to_one_late(said: AgreementMessage, to: str) -> AgreementMessage | None:
+    """Once the others have gone on one hears another contribution, and is the first to say so."""
+    if isinstance(said, Gather) and to == "a":
+        for signed in said.contributions:
+            if signed.peer_id == LIAR:
+                MADE[said.number] = decode(signed.payload, Contribution)
+        return msgspec.structs.replace(said, digest="")
+    if not isinstance(said, Ready) or to != "a":
+        return None if isinstance(said, Ready) else said
+    number = said.view.number
+    other = msgspec.structs.replace(MADE[number], step=MADE[number].step + 1)
+    shown = (sign_contribution(other, sign_for(LIAR)),)
+    return Gather(said.sender, number, number % 2 == 0, GENESIS, 1 << 20, shown, (), "")
+
+
+def accuses_nobody_there(said: AgreementMessage, to: str) -> AgreementMessage | None:
+    return _accusing(said, Member("nobody", 1))
+
+
+def accuses_itself(said: AgreementMessage, to: str) -> AgreementMessage | None:
+    return _accusing(said, said.sender) if isinstance(said, Gather) else said
+
+
+def _accusing(said: AgreementMessage, whom: Member) -> AgreementMessage:
+    if not isinstance(said, Gather):
+        return said
+    run_digest = record("template").run_digest
+    item = charge(Accusation(said.sender, whom), run_digest, said.number, sign_for(LIAR))
+    return msgspec.structs.replace(said, accusations=(*said.accusations, item))
+
+
+def brings_what_it_invents(said: AgreementMessage, to: str) -> AgreementMessage | None:
+    """So that it may be somebody else who has opened the attempt."""
+    if not isinstance(said, Gather) or not said.contributions:
+        return said
+    parts = (*said.contributions, contribution(said.number, None, INVENTED[0]))
+    return msgspec.structs.replace(said, contributions=parts)
 
 
 def inventions(said: AgreementMessage, to: str) -> AgreementMessage | None:
@@ -93,6 +143,9 @@ class HoldingUp(SimulatedPeer):
     last_invented_ns = 0
 
     def receive(self, sender: str, message: AgreementMessage) -> None:  # type: ignore[override]
+        is_deaf = type(self).lie in (other_knowledge_for_ready, another_face_to_one_late)
+        if self.name == LIAR and self.begins and isinstance(message, Ready | Active) and is_deaf:
+            return
         try:
             super().receive(sender, message)
         except Violation as violation:  # that the liar is found faulty is what should be
@@ -137,7 +190,12 @@ class HoldingUp(SimulatedPeer):
         (other_knowledge, 1),
         (another_face_to_each, 1),
         (inventions, 1),
+        (other_knowledge_for_ready, 1),
+        (another_face_to_one_late, 1),
         (lambda said, to: said, 1_000_000),
+        (accuses_nobody_there, 1_000_000),
+        (accuses_itself, 1_000_000),
+        (brings_what_it_invents, 1_000_000),
     ],
     ids=lambda it: getattr(it, "__name__", str(it)),
 )
@@ -158,6 +216,21 @@ def test_it_holds_up_the_others_for_seconds_only(lie: Lie, stops: int) -> None:
     assert max(longest_ns, end_ns - last_ns) < HELD_UP_LIMIT_NS
     honest = [world.peers[name] for name in NAMES if name != LIAR]
     assert sum(peer.view is not None for peer in honest) >= 2, "some are on their way back at most"
+
+
+def test_who_finds_out_late_that_one_has_said_two_things_stays() -> None:
+    """It shows both: that it knows something else was held against it, and it was out."""
+    world = _world(another_face_to_one_late, 1)
+    world.run_until(lambda: all(peer.agreement.step >= 4 for peer in world.peers.values()))
+    world.peers[LIAR].begins = True  # type: ignore[attr-defined]
+    others = [name for name in NAMES if name != LIAR]
+    world.run_until(lambda: _are_in(world, others) and LIAR not in _members(world), limit_s=30)
+    assert [world.peers[name].agreement.me.life for name in others] == [1, 1, 1]
+
+
+def _members(world: AgreementWorld) -> tuple[str, ...]:
+    view = world.peers["a"].view
+    return view.member_ids if view is not None else ()
 
 
 def a_next_life(said: AgreementMessage, to: str) -> AgreementMessage | None:
@@ -252,7 +325,16 @@ def test_who_never_says_that_it_has_its_states_keeps_nobody_out() -> None:
     world.run_until(lambda: _are_in(world, ["a", "c", "d", "f"]), limit_s=45)
 
 
-@pytest.mark.parametrize("lie", [no_ready, another_view, other_knowledge, another_face_to_each])
+@pytest.mark.parametrize(
+    "lie",
+    [
+        no_ready,
+        another_view,
+        other_knowledge,
+        other_knowledge_for_ready,
+        another_face_to_each,
+    ],
+)
 def test_a_newcomer_does_not_keep_a_run_from_being_founded(lie: Lie) -> None:
     world = _world(lie, 0)
     world.peers[LIAR].begins = True  # type: ignore[attr-defined]

@@ -2,7 +2,7 @@
 changes to them."""
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from p2p_dtfm.core.commit.ledger import Ledger
 from p2p_dtfm.core.commit.step_terms import StepTerms
@@ -429,20 +429,22 @@ class AgreementState:
         self.doubt_newcomers(beside | (heard.keys() - set(staying)), now_ns)
 
     def wake_up(self, now_ns: int) -> None:
-        """After a sleep, deadlines move: this peer has not listened, and judges nobody."""
+        """After a sleep deadlines move, as this peer has not listened; not what has begun since."""
         gap_ns = now_ns - (now_ns if self.last_tick_ns is None else self.last_tick_ns)
         self.last_tick_ns = now_ns
         if gap_ns <= self.timing.sleep_ns:
             return
+
+        def moved_ns(at_ns: int) -> int:
+            return max(at_ns, min(at_ns + gap_ns, now_ns))
+
         if self.attempt is not None:
-            self.attempt.clock.sleep(gap_ns)
+            self.attempt.clock.sleep(moved_ns)
         if self.attempts.reopen_ns is not None:
-            self.attempts.reopen_ns += gap_ns
+            limit_ns = now_ns + self.timing.backoff_limit_ns
+            self.attempts.reopen_ns = min(self.attempts.reopen_ns + gap_ns, limit_ns)
         if self.joining.view_heard_ns is not None:
-            self.joining.view_heard_ns += gap_ns
-        if (lost := self.present.lost) is not None:
-            self.present.lost = replace(lost, since_ns=lost.since_ns + gap_ns)
-        self.present.taken_over_ns += gap_ns
-        self.present.slept(gap_ns, now_ns)
-        self.following.agreed_ns += gap_ns
-        self.following.given.slept(gap_ns)
+            self.joining.view_heard_ns = moved_ns(self.joining.view_heard_ns)
+        self.present.slept(moved_ns)
+        self.following.agreed_ns = moved_ns(self.following.agreed_ns)
+        self.following.given.slept(moved_ns)

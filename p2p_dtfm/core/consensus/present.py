@@ -1,6 +1,7 @@
 """What a peer knows of the view that it is in."""
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
 from p2p_dtfm.core.commit.ledger import Ledger
 from p2p_dtfm.core.consensus.actions import Timing
@@ -52,10 +53,13 @@ class Present:
         """For how long the open step is."""
         return max(0, now_ns - max(self.committed_ns, self.taken_over_ns))
 
-    def slept(self, gap_ns: int, now_ns: int) -> None:
-        """The open step did not take that long."""
+    def slept(self, moved_ns: Callable[[int], int]) -> None:
+        """The open step did not take that long, nor has this peer waited so long for layers."""
+        self.taken_over_ns = moved_ns(self.taken_over_ns)
         if self.committed_ns:
-            self.committed_ns = min(self.committed_ns + gap_ns, now_ns)
+            self.committed_ns = moved_ns(self.committed_ns)
+        if self.lost is not None:
+            self.lost = replace(self.lost, since_ns=moved_ns(self.lost.since_ns))
 
     def has_waited(self, patience_ns: int, now_ns: int) -> bool:
         """So long, for layers that are lost."""

@@ -25,6 +25,7 @@ from p2p_dtfm.core.liveness.news import HEARD_WITHIN_NS
 from p2p_dtfm.core.liveness.pace import FLOOR_NS, SECOND_NS, Patience
 from p2p_dtfm.core.liveness.waits import TENSORS, WORDS, PossibleWaits, may_wait
 from p2p_dtfm.core.messages.work import LACKS_LIMIT, Kind, Lack, Work
+from p2p_dtfm.core.protocol.snapshot import ViewId
 
 Handed = Callable[[str, Lack], bool]
 """`handed(peer, lack)`: this peer has given `peer` what it says it lacks, and it was accepted."""
@@ -50,6 +51,8 @@ class _End:
     """Of that, for a word of its own, which needs nobody else."""
     false_ns: dict[Lack, int] = field(default_factory=dict)
     """By what it says it lacks of this peer, and has accepted."""
+    found: "_Found | None" = None
+    """How it stood when a chain ended there last: that says how much time it has."""
 
 
 @dataclass(frozen=True)
@@ -148,18 +151,21 @@ class Stalls:
         found = self._drips.step_over(waited_ns, self._stretched_ns(LEAST_NS), now_ns)
         return [] if self._is_of_two else found
 
-    def join(self, doubted: Iterable[str], patience: PatienceOf) -> list[Suspicion]:
+    def join(
+        self, doubted: Iterable[str], patience: PatienceOf, view: ViewId | None
+    ) -> list[Suspicion]:
         """The step is stopped, since one of these accuses another: who was about to be suspected
-        here is so now."""
+        here is so now. Half of the time is enough, and that by the same measure: who fetches, or
+        has something on its way, is given as much more. `view`: in force; what was held against
+        somebody in another one's step is over."""
         found = []
-        for peer_id in sorted(set(doubted) & set(self._ends) - self._suspected):
-            end, step = self._ends[peer_id], self._at[1] if self._at else 0
+        if view is None:
+            return []
+        ends = self._ends if self._at is not None and self._at[0] == view else {}
+        for peer_id in sorted(set(doubted) & ends.keys() - self._suspected):
+            end, step = ends[peer_id], self._at[1] if self._at else 0
             limits = self._stretched(patience(peer_id, step))
-            counted = [(end.stuck_ns, limits.stuck_ns), (end.held_ns, limits.step_ns)]
-            counted += [
-                (false_ns, self._stretched_ns(FLOOR_NS)) for false_ns in end.false_ns.values()
-            ]
-            if any(ns * JOINING_DIVISOR >= limit for ns, limit in counted):
+            if self._reason(end, limits, JOINING_DIVISOR):
                 self._suspected.add(peer_id)
                 found.append(Suspicion(peer_id, "is waited for, and one of those in doubt"))
         return found + self._join_drips(doubted)
@@ -203,6 +209,7 @@ class Stalls:
         return [walk.found[peer_id] for peer_id in sorted(walk.found)]
 
     def _judge(self, found: _Found, patience: Patience, gap_ns: int) -> str:
+        """Why a peer in which a chain ends is suspected; nothing while it has time."""
         said = self._said.get(found.peer_id)
         progress = -1 if said is None else said.progress
         end = self._ends.setdefault(found.peer_id, _End(progress))
@@ -212,23 +219,32 @@ class Stalls:
         if progress != end.progress:
             end.progress, end.stuck_ns = progress, 0
         end.false_ns = {lack: end.false_ns.get(lack, 0) + gap_ns for lack in found.denied}
+        end.found = found
+        return self._reason(end, patience)
+
+    def _reason(self, end: _End, patience: Patience, divisor: int = 1) -> str:
+        """The same with such a part of the time that it has."""
+        found = end.found
+        if found is None:
+            return ""
+
+        def late(waited_ns: int, limit_ns: int, text: str) -> str:
+            is_late = divisor * waited_ns >= limit_ns
+            return f"{text} for {waited_ns / SECOND_NS:.1f} s" if is_late else ""
+
         if found.fetches:
             if found.is_given:
                 limit_ns = max(patience.fetch_ns, patience.given_ns)
-                return _late(end.held_ns, limit_ns, "fetches, and it does not come to an end")
-            return _late(end.held_ns, patience.fetch_ns, "fetches, and nothing comes of it")
+                return late(end.held_ns, limit_ns, "fetches, and it does not come to an end")
+            return late(end.held_ns, patience.fetch_ns, "fetches, and nothing comes of it")
         for lack, false_ns in end.false_ns.items():
-            if false_ns >= self._stretched_ns(FLOOR_NS):
+            if divisor * false_ns >= self._stretched_ns(FLOOR_NS):
                 return f"says that it lacks {_named(lack)} of this peer, and has accepted it"
         if found.in_circle:
-            return _late(end.held_ns, 2 * patience.step_ns, "waits in a circle with others")
-        if not found.travels and end.stuck_ns >= patience.stuck_ns:
-            return _late(end.stuck_ns, patience.stuck_ns, "is waited for, and completes nothing")
-        return _late(end.held_ns, max(patience.step_ns, patience.stuck_ns), "is waited for")
-
-
-def _late(waited_ns: int, limit_ns: int, text: str) -> str:
-    return f"{text} for {waited_ns / SECOND_NS:.1f} s" if waited_ns >= limit_ns else ""
+            return late(end.held_ns, 2 * patience.step_ns, "waits in a circle with others")
+        if not found.travels and divisor * end.stuck_ns >= patience.stuck_ns:
+            return late(end.stuck_ns, patience.stuck_ns, "is waited for, and completes nothing")
+        return late(end.held_ns, max(patience.step_ns, patience.stuck_ns), "is waited for")
 
 
 def _lacks_a_tensor(work: Work, of: str) -> bool:

@@ -105,6 +105,22 @@ def mutually_reachable(
         del staying[max((m for m, count in doubts.items() if count == most), key=rank)]
 
 
+def without_newcomers_in_doubt(
+    heard: Mapping[Member, Contribution], accusations: Iterable[Accusation]
+) -> tuple[dict[Member, Contribution], set[Accusation]]:
+    """Of those that agree on a planned view: a newcomer with a link in doubt to a member loses the
+    attempt, and no member its place. Keys are made for nothing, and two that accuse one member have
+    a link in doubt each, and that one has two. And the accusations that are left: of newcomers none
+    by whom most members have seen accuse others in vain, or it could keep all out for good."""
+    new = {member for member, part in heard.items() if part.present is None}
+    accusers, gone = known_accusers(heard.values()), set[Member]()
+    left = {it for it in accusations if not (it.of in new and it.by.peer_id in accusers)}
+    for item in left:
+        if item.by in heard and item.of in heard and (item.by in new) != (item.of in new):
+            gone.add(item.by if item.by in new else item.of)
+    return {member: part for member, part in heard.items() if member not in gone}, left
+
+
 def known_accusers(contributions: Iterable[Contribution]) -> frozenset[str]:
     """Whom more than half of the members among the contributors name so."""
     members = [part for part in contributions if part.present is not None]

@@ -1,6 +1,6 @@
 """Which of several records, and of several lives, of a peer counts: whatever the order."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from p2p_dtfm.core.protocol.canonical import digest
 from p2p_dtfm.core.protocol.records import PeerRecord
@@ -24,3 +24,9 @@ def newest_lives(members: Iterable[Member]) -> frozenset[Member]:
     for member in named:
         newest[member.peer_id] = max(newest.get(member.peer_id, 0), member.life)
     return frozenset(Member(peer_id, life) for peer_id, life in newest.items())
+
+
+def have_stayed(active: Iterable[Member], lives: Mapping[str, int]) -> frozenset[str]:
+    """Those of the `active` that have begun no other life since, as far as was heard: who has left
+    with a view says Active as well, and comes back knowing nothing of it."""
+    return frozenset(it.peer_id for it in active if it.life >= lives.get(it.peer_id, 0))

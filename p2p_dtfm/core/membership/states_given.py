@@ -1,6 +1,6 @@
 """How far those who are to join have come with their states, by the word of those who give them."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from p2p_dtfm.core.protocol.snapshot import Member
 
@@ -50,6 +50,6 @@ class StatesGiven:
         """When it was last heard that one has got on; None: it has got nothing."""
         return self._grown_ns.get(newcomer)
 
-    def slept(self, gap_ns: int) -> None:
-        """This peer has not listened for so long."""
-        self._grown_ns = {peer_id: at_ns + gap_ns for peer_id, at_ns in self._grown_ns.items()}
+    def slept(self, moved_ns: Callable[[int], int]) -> None:
+        """This peer has not listened for a while, after which everything was later."""
+        self._grown_ns = {peer_id: moved_ns(at_ns) for peer_id, at_ns in self._grown_ns.items()}

@@ -100,6 +100,7 @@ class StepWatch:
     def take_sides(self, agreement: Agreement) -> list[Suspicion]:
         """Of those who accuse, or are accused, in the attempt under way, who holds up this
         peer, too. Its next tick may come when all have agreed."""
-        if self._in_view is None:
+        if self._in_view is None or agreement.view is None:
             return []
-        return self._stalls.join(agreement.doubted, self._patience(self._in_view[1]))
+        patience = self._patience(self._in_view[1])
+        return self._stalls.join(agreement.doubted, patience, agreement.view.id)

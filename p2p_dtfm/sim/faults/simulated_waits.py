@@ -42,7 +42,9 @@ class SimulatedWaits:
         self._tell(found)
 
     def take_sides(self) -> None:
-        self._tell(self.stalls.join(self.peer.agreement.doubted, self._patience))
+        view, doubted = self.peer.agreement.view, self.peer.agreement.doubted
+        named = view.id if view is not None else None
+        self._tell(self.stalls.join(doubted, self._patience, named))
 
     def _tell(self, found: list[Suspicion]) -> None:
         reasons = {suspicion.peer_id: suspicion.reason for suspicion in found}

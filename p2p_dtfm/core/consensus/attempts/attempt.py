@@ -19,9 +19,9 @@ from p2p_dtfm.core.membership.eligibility import (
     named_newcomers,
     unanswered,
     universe,
+    without_newcomers_in_doubt,
 )
 from p2p_dtfm.core.membership.leaving import staying
-from p2p_dtfm.core.membership.newcomers import WAITING_WIDE_LIMIT
 from p2p_dtfm.core.messages.agreement_messages import (
     Accusation,
     Charge,
@@ -50,9 +50,6 @@ from p2p_dtfm.core.recovery.restart_point import recover
 from p2p_dtfm.core.recovery.stand_in_plan import with_stand_ins
 
 OpenRecord = Callable[[Signed], PeerRecord]
-PARKED_LIMIT = 64
-"""Contributions of peers that nobody has named yet; in a swarm of many as many as one member may
-name (`WAITING_WIDE_LIMIT`), since a storm may come before the word of those that name it."""
 
 
 @dataclass
@@ -151,14 +148,13 @@ class Attempt:
 
     def park(self, signed: Signed, contribution: Contribution) -> None:
         """Keep it until somebody names its contributor."""
-        parked = self.set_aside.parked
-        limit = PARKED_LIMIT if self.wide is None else WAITING_WIDE_LIMIT
-        if contribution.member in parked or len(parked) < limit:
-            parked[contribution.member] = (signed, contribution)
+        self.set_aside.park(signed, contribution, is_wide=self.wide is not None)
 
     def learn_absent(self, by: Member, silent: Iterable[Member]) -> None:
-        """`by` has not heard them before the deadline."""
-        for member in self.universe & set(silent):
+        """`by` has not heard them before the deadline. In a planned attempt, in which steps go on,
+        nobody gives up a member for that; who says so, be it a newcomer, makes it up."""
+        spared = self.members if self.planned else set()
+        for member in self.universe & set(silent) - spared:
             self.evidence.called_absent.setdefault(member, set()).add(by)
 
     def believe_absent(self, has_waited: Callable[[Member], bool]) -> bool:
@@ -166,13 +162,13 @@ class Attempt:
         too; True if that is news."""
         if not self.evidence.called_absent:
             return False
-        heard = len(self.universe & set(self.opened))
+        heard = self.universe & set(self.opened)  # of one in two lives the newer word
         news = {
             member
             for member, by in self.evidence.called_absent.items()
             if member not in self.evidence.absent
             and member not in self.opened
-            and (has_waited(member) or 2 * len(by & set(self.opened)) > heard)
+            and (has_waited(member) or 2 * len(by & heard) > len(heard))
         }
         self.evidence.absent |= news
         return bool(news)
@@ -291,8 +287,10 @@ class Attempt:
         held = self._cache.get("participants")
         if held is None or held[0] != sizes:
             counted = self.opened.keys() - self.set_aside.contradicted.keys()
-            heard = {m: self.opened[m] for m in self.universe if m in counted}
-            chosen = chosen_of(heard, self.terms, self.accusations, self._reached_step)
+            heard, links = {m: self.opened[m] for m in self.universe & counted}, self.accusations
+            if self.planned:
+                heard, links = without_newcomers_in_doubt(heard, links)
+            chosen = chosen_of(heard, self.terms, links, self._reached_step)
             held = self._cache["participants"] = (sizes, chosen)
         assert isinstance(held[1], Chosen)
         return held[1]

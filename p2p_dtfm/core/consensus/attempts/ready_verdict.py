@@ -44,16 +44,30 @@ def ready_verdict(attempt: Attempt) -> ReadyVerdict:
         return waits if missing else found
     others = [theirs for theirs in answers if not _says_the_same(theirs, mine)]
     if others:
-        return _of_other_plans(attempt, others, len(answers) - len(others)) or waits
+        return _of_other_plans(attempt, others, answers) or waits
     return waits if missing else ReadyVerdict(Answers.ALIKE, "all say Ready to the same view")
 
 
-def _of_other_plans(attempt: Attempt, others: list[Ready], alike: int) -> ReadyVerdict | None:
+def _voters(attempt: Attempt) -> set[Member]:
+    """Whose word decides what most say: of a planned view its members' alone. Strangers that are to
+    be let in may be more, and would have all members take themselves for wrong, and leave."""
+    assert attempt.snapshot is not None
+    contributors = attempt.snapshot.contributors
+    if not attempt.planned:
+        return set(contributors)
+    return {it for it in contributors if attempt.opened[it].present is not None}
+
+
+def _of_other_plans(
+    attempt: Attempt, others: list[Ready], answers: list[Ready]
+) -> ReadyVerdict | None:
     """They planned the same snapshot differently. None: it is not clear yet who is wrong."""
     assert attempt.snapshot is not None and attempt.plan is not None
-    digests = Counter(item.plan_digest for item in others)
-    plan_digest, count = digests.most_common(1)[0]
-    due = len(attempt.snapshot.contributors)
+    voters = _voters(attempt)
+    digests = Counter(item.plan_digest for item in others if item.sender in voters)
+    plan_digest, count = max(digests.items(), key=lambda it: (it[1], it[0]), default=("", 0))
+    due, answered = len(voters), sum(item.sender in voters for item in answers)
+    alike = answered - digests.total()
     if 2 * count > due:
         reason = (
             f"{count} of {due} peers planned view {attempt.number} as {plan_digest[:12]}, "
@@ -61,7 +75,7 @@ def _of_other_plans(attempt: Attempt, others: list[Ready], alike: int) -> ReadyV
         )
         return ReadyVerdict(Answers.OUTVOTED, reason)
     if 2 * alike < due:
-        decided = alike + len(others) == due
+        decided = answered == due
         reason = "the peers planned it in several ways"
         return ReadyVerdict(Answers.SPLIT, reason) if decided else None
     members = tuple(item.sender for item in others)

@@ -18,6 +18,7 @@ class SaidReady:
     def add(self, attempt: Attempt, ready: Ready) -> None:
         self.last = ready
         self._attempts[ready.view] = attempt
+        attempt.set_aside.parked.clear()  # nobody is named in it any more
         while len(self._attempts) > ATTEMPTS_LIMIT:
             del self._attempts[next(iter(self._attempts))]
 

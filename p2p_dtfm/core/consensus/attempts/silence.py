@@ -1,5 +1,7 @@
 """Who keeps an attempt from ending."""
 
+from collections.abc import Collection
+
 from p2p_dtfm.core.consensus.attempts.attempt import Attempt
 from p2p_dtfm.core.messages.agreement_messages import Accusation
 from p2p_dtfm.core.protocol.snapshot import Member
@@ -17,8 +19,15 @@ def silent_in(attempt: Attempt, is_member: bool) -> list[Member]:
         return silent
     if attempt.snapshot is not None:
         missing = [m for m in due if m not in attempt.ready]
-        return missing if 2 * len(missing) < len(due) else []
+        return missing if are_few(missing, attempt, len(due)) else []
     return _dissenting(attempt, len(due)) if is_member else []
+
+
+def are_few(members: Collection[Member], attempt: Attempt, due_count: int) -> bool:
+    """So few that the others are right; or, in a planned attempt, newcomers alone: however many
+    come, they keep no member from its end."""
+    newcomers_alone = attempt.planned and not attempt.members & set(members)
+    return newcomers_alone or 2 * len(members) < due_count
 
 
 def _is_silent(attempt: Attempt, member: Member) -> bool:
@@ -35,4 +44,4 @@ def _is_silent(attempt: Attempt, member: Member) -> bool:
 def _dissenting(attempt: Attempt, due_count: int) -> list[Member]:
     accused = {item.of for item in attempt.charges if item.by == attempt.me}
     dissenting = [member for member in attempt.dissenting if member not in accused]
-    return dissenting if 2 * len(dissenting) < due_count else []
+    return dissenting if are_few(dissenting, attempt, due_count) else []

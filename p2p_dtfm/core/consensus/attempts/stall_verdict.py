@@ -57,7 +57,8 @@ def _of_planned(
     attempt: Attempt, view: View | None, silent: tuple[Member, ...], reason: str
 ) -> StallVerdict:
     blamed = are_newcomers_links(silent, view)
-    may_accuse = blamed and attempt.snapshot is None and not _is_said_already(attempt, silent)
+    said = all(Accusation(attempt.me, member) in attempt.charges for member in silent)
+    may_accuse = blamed and attempt.snapshot is None and not said  # in vain, if it has before
     remedy = Remedy.KEEP_OUT if may_accuse else Remedy.HELD_UP
     return StallVerdict(remedy, reason, silent, blamed)
 

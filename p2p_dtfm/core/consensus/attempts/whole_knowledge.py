@@ -28,6 +28,19 @@ def ends_that_lack(attempt: Attempt) -> tuple[str, ...]:
     return tuple(sorted(ends))
 
 
+def late_knowledge(attempt: Attempt) -> list[Gather]:
+    """That this peer knows what it knows, for those that have the contributions; with those that
+    came after it has said that it waits for nobody, and second ones. By that word others may have
+    gone on, and who then knows something else has to show what."""
+    passed_on, known = attempt.passed_on, list(attempt.known.values())
+    late = known[passed_on.said_all_of :] if passed_on.said_all_of else []
+    late += attempt.set_aside.contradicted.values() if passed_on.said_all_of else ()
+    if not attempt.is_waiting:
+        passed_on.said_all_of = len(known)
+    parts = message_parts(late, lambda signed: len(signed.payload))
+    return [msgspec.structs.replace(attempt.gather(), contributions=tuple(it)) for it in parts]
+
+
 def whole_knowledge(attempt: Attempt, proofs: bool) -> list[Gather]:
     """`proofs`: with what shows to others which views there are."""
     newcomers, certificates = attempt.passed_on.newcomers, attempt.passed_on.certificates

@@ -125,13 +125,23 @@ class GatherReception:
         return patience_ns(attempt, state.timing, not state.is_newcomer, lateness, number)
 
     def _note_opener(self, message: Gather, parts: list[Contribution], now_ns: int) -> None:
-        """Whoever stops steps again and again, and accuses nobody, is itself in doubt."""
-        state = self._state
-        if state.plan is None or message.planned or message.accusations or state.frozen:
+        """Whoever stops steps again and again, and accuses no member, is itself in doubt."""
+        state, members = self._state, frozenset(self._state.members)
+        if state.plan is None or message.planned or state.frozen:
             return
-        makers = {part.member for part in parts} - {message.sender} or {message.sender}
+        if any(self._doubts_link(item, message.number, members) for item in message.accusations):
+            return
+        known = {part.member for part in parts} & members  # it may bring others, which it invents
+        makers = known - {message.sender} or {message.sender}
         if len(makers) == 1:  # who passes it on has entered on the word of another one
             state.distrust_members(state.doubts.accusers.stops_steps(makers, now_ns))
+
+    def _doubts_link(self, item: Charge, number: int, members: frozenset[Member]) -> bool:
+        """Whether it costs somebody its place: not who accuses nobody that there is, or itself."""
+        by, of, settings = item.accusation.by, item.accusation.of, self._state.settings
+        if by == of or not members >= {by, of}:
+            return False
+        return is_charge(item, settings.run_digest, number, settings.verify)
 
     # merging --------------------------------------------------------------------------------------
 
@@ -141,7 +151,7 @@ class GatherReception:
         if attempt.snapshot is None:
             merged = self._merge_knowledge(attempt, message, contributions, now_ns)
         else:
-            merged = self._hear_while_ready(attempt, message, now_ns)
+            merged = self._hear_while_ready(attempt, message, contributions, now_ns)
         sender = attempt.opened.get(message.sender)
         if sender is not None and sender.present is not None:
             # its members are only slow to agree on the next
@@ -212,7 +222,9 @@ class GatherReception:
             attempt.digests[message.sender] = (message.round, message.digest)
         return held[0]
 
-    def _hear_while_ready(self, attempt: Attempt, message: Gather, now_ns: int) -> Verdict:
+    def _hear_while_ready(
+        self, attempt: Attempt, message: Gather, contributions: Contributions, now_ns: int
+    ) -> Verdict:
         assert attempt.snapshot is not None
         if message.sender not in attempt.snapshot.contributors:
             return refused("the knowledge is frozen, without what its sender knows")
@@ -224,7 +236,27 @@ class GatherReception:
         heard = {member: attempt.opened[member] for member in attempt.participants}
         self._state.doubt_links(heard, [item.accusation for item in news], now_ns)
         reason = f"{message.sender.peer_id} knows more"
-        return Verdict(self._gathering.failed(attempt, reason, now_ns), reason)
+        if attempt.wide is not None and attempt.wide.hasty:  # nobody has said before what it knows
+            return Verdict(self._gathering.failed(attempt, reason, now_ns), reason)
+        late = self._late_makers(attempt, contributions, news) or {message.sender}
+        return Verdict(self._gathering.held_up(attempt, late, reason, now_ns, True), reason)
+
+    def _late_makers(
+        self, attempt: Attempt, contributions: Contributions, news: list[Charge]
+    ) -> set[Member]:
+        """Whose word comes after all have said that they know the same. Nobody's: then its sender
+        only says that it knows something else, and could say so for ever."""
+        found = set(self._contradicted(attempt, contributions))
+        for member, (_, part) in contributions.items():
+            if member not in attempt.known and self._counts(part, attempt):
+                found.add(member)
+        for by, of in ((it.accusation.by, it.accusation.of) for it in news):
+            accused = attempt.opened.get(of)
+            if by == of or accused is None or of in found:
+                continue
+            # a newcomer may lie to one member alone, which finds it out; and then with another key
+            found.add(of if attempt.planned and accused.present is None else by)
+        return found
 
     def _is_news(self, attempt: Attempt, item: Charge) -> bool:
         state = self._state

@@ -18,13 +18,19 @@ from p2p_dtfm.core.consensus.agreement_state import AgreementState
 from p2p_dtfm.core.consensus.attempts.attempt import Attempt
 from p2p_dtfm.core.consensus.attempts.attempt_parts import AttemptClock
 from p2p_dtfm.core.consensus.attempts.ready_verdict import Answers, ReadyVerdict, ready_verdict
+from p2p_dtfm.core.consensus.attempts.silence import are_few
 from p2p_dtfm.core.consensus.attempts.stall_verdict import are_newcomers_links
-from p2p_dtfm.core.consensus.attempts.whole_knowledge import ends_that_lack, whole_knowledge
+from p2p_dtfm.core.consensus.attempts.whole_knowledge import (
+    ends_that_lack,
+    late_knowledge,
+    whole_knowledge,
+)
 from p2p_dtfm.core.consensus.parts.outsiders import Outsiders
 from p2p_dtfm.core.consensus.parts.syncing import Syncing
 from p2p_dtfm.core.consensus.parts.takeover import Takeover
 from p2p_dtfm.core.consensus.parts.wide.spreading import Spreading
 from p2p_dtfm.core.consensus.views.origins import origins_of_newcomer
+from p2p_dtfm.core.membership.roster import have_stayed
 from p2p_dtfm.core.messages.agreement_messages import (
     Accusation,
     Contribution,
@@ -36,10 +42,6 @@ from p2p_dtfm.core.protocol.plan import NoPlan, Plan
 from p2p_dtfm.core.protocol.snapshot import GENESIS, Member, Snapshot, ViewId
 from p2p_dtfm.core.recovery.view import View
 
-ROUNDS_LIMIT = 64
-"""Rounds of Gather that may each start the deadline anew."""
-DEADLINES_LIMIT = 8
-"""So many deadlines after its beginning no news starts the deadline of a Gather anew."""
 DISAGREEMENT_NS = 10 * SECOND_NS
 DISAGREEMENT_LIMIT_NS = 640 * SECOND_NS
 """Whom most others contradict waits so long before it asks to join again; longer each time."""
@@ -196,14 +198,21 @@ class Gathering:
         attempts.reopen_ns = now_ns + delay_ns // 2 + delay_ns * state.prng.below(1024) // 2048
         return [Report(f"will try again: {reason}")]
 
-    def held_up(self, attempt: Attempt, by: Iterable[Member], reason: str, now_ns: int) -> Actions:
-        """A few of those that agreed say Ready to something else, or not at all. Messages that
-        cross may bring that about once; who does it again is left out, though it answers."""
+    def held_up(
+        self,
+        attempt: Attempt,
+        by: Iterable[Member],
+        reason: str,
+        now_ns: int,
+        is_late: bool = False,
+    ) -> Actions:
+        """A few of those that agreed say Ready to something else, or not at all; or what they know
+        `is_late`. Messages that cross may bring that about once; who does it again is left out."""
         state, few_or_many, snapshot = self._state, list(by), attempt.snapshot
-        had_agreed = snapshot is not None
+        had_agreed = snapshot is not None and not is_late
         again = state.doubts.accusers.holds_up(few_or_many, attempt.number, now_ns, had_agreed)
         all_of_it = snapshot.contributors if snapshot is not None else attempt.participants
-        few = 2 * len(few_or_many) < len(all_of_it)
+        few = are_few(few_or_many, attempt, len(all_of_it))
         if state.is_newcomer or not (few and again):
             if few and attempt.only_newcomers:
                 state.doubts.carried |= again
@@ -243,10 +252,7 @@ class Gathering:
         if attempt.wide is not None:
             self._spreading.place(attempt, attempt.wide)  # by that, who is still waited for
         attempt.next_round()
-        lasts_ns = now_ns - attempt.clock.began_ns
-        patience_ns = DEADLINES_LIMIT * self._state.timing.gather_ns
-        if attempt.round <= ROUNDS_LIMIT and lasts_ns < patience_ns:
-            attempt.clock.progress_ns = now_ns
+        attempt.clock.gets_on(attempt.round, self._state.timing.gather_ns, now_ns)
         if attempt.wide is not None:
             passed_on = self._spreading.note(attempt, now_ns)
             return passed_on + self.check_settled(attempt, now_ns)
@@ -255,9 +261,9 @@ class Gathering:
         new = tuple(peer_id for peer_id in others if peer_id not in attempt.passed_on.told)
         if new:
             actions += self._tell_all(attempt, new)
-        if len(new) < len(others) and (own or not attempt.waits_for):
-            told = tuple(peer_id for peer_id in others if peer_id not in new)
-            actions.append(SendMessage(told, attempt.gather()))
+        if own or not attempt.waits_for:
+            told, said = tuple(it for it in others if it not in new), late_knowledge(attempt)
+            actions += [SendMessage(told, part) for part in said] if told else []
         actions += self._tell_all(attempt, ends_that_lack(attempt))
         return [*actions, *self.check_settled(attempt, now_ns)]
 
@@ -266,7 +272,9 @@ class Gathering:
         state, passed_on = self._state, attempt.passed_on
         passed_on.told.update(peer_ids)
         alike = not state.is_newcomer and set(passed_on.certificates) <= {state.view_id}
-        fellows = self._fellows() if alike else set()
+        # members that have taken the present view over, and live since, need no proof of it
+        active = set(state.members) & state.active.keys() if alike else ()
+        fellows = have_stayed(active, state.others.lives)
         actions: Actions = []
         for proofs in (False, True):
             to = tuple(peer_id for peer_id in peer_ids if (peer_id not in fellows) == proofs)
@@ -274,16 +282,6 @@ class Gathering:
                 [SendMessage(to, part) for part in whole_knowledge(attempt, proofs)] if to else []
             )
         return actions
-
-    def _fellows(self) -> set[str]:
-        """Members that have taken the present view over, and live since: nobody need prove it to
-        them. Who has left with it says Active as well, and comes back knowing nothing of it."""
-        lives, active = self._state.others.lives, self._state.active
-        return {
-            member.peer_id
-            for member in self._state.members
-            if member in active and member.life >= lives.get(member.peer_id, 0)
-        }
 
     def resend(self, attempt: Attempt, now_ns: int) -> Actions:
         """Everything to those that know something else, what this peer knows to the others."""
@@ -419,6 +417,8 @@ class Gathering:
         if not attempt.planned:
             return [ViewAgreed(view), *self._takeover.take_over(view, now_ns)]
         state.attempts.under_way = None
+        heard = attempt.universe & attempt.opened.keys()
+        state.doubts.accusers.heed(attempt.number, attempt.charges, heard, state.me, now_ns)
         state.waits_for_takeover(view, now_ns)
         if state.is_newcomer:
             state.recovery_evidence.held = {}

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import contextvars
 import datetime
 import os
 import socket
@@ -17,6 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
 
+from p2p_dtfm.core.protocol.canonical import encode
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.net.contacts.identity import Identity, identity_of_seed
 from p2p_dtfm.net.direct import card as cards
@@ -292,6 +294,32 @@ def test_a_certificate_that_was_replaced_or_is_over_is_refused(
     server.add(identities[1].peer_id, old.card)
     with pytest.raises(ssl.SSLError, match="expired"):
         _handshake(server, late)
+
+
+def test_a_clock_that_is_set_right_leaves_no_certificate_of_the_future() -> None:
+    """One that was years ahead when the machine started: until then all others would refuse it."""
+
+    class Set(MachineClock):
+        ahead_s = 0.0
+
+        def wall_ns(self) -> int:
+            return super().wall_ns() + int(self.ahead_s * 1e9)
+
+    def scenario() -> None:
+        clock = Set()
+        now.live_by(clock)
+        for ahead_s in (10 * 365 * 86_400.0, 3 * 3_600.0, -40 * 365 * 86_400.0):
+            clock.ahead_s = ahead_s
+            (one, _), (trust, _) = _trusts(1, 2)
+            before = trust.own().card
+            clock.ahead_s = 0.0
+            card = trust.own().card
+            assert card != before
+            assert read_card(encode(card), one.peer_id, RUN, time.time()) == card
+        clock.ahead_s = -60.0
+        assert trust.own().card == card, "a minute is nothing"
+
+    contextvars.copy_context().run(scenario)
 
 
 def test_tls_1_2_is_refused() -> None:

@@ -15,7 +15,8 @@ frames, when all that were sent are acknowledged.
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any
 
 from p2p_dtfm.core.gate.byte_budget import ByteBudget
 from p2p_dtfm.core.protocol.canonical import encode
@@ -318,6 +319,14 @@ class BulkPlane:
         held = self._estimates.get(peer_id, bytes_per_s)
         estimate = held + _ESTIMATE_WEIGHT * (bytes_per_s - held)
         put_newest(self._estimates, peer_id, estimate, PEERS_REMEMBERED)
+
+
+async def to_its_end(send: Coroutine[Any, Any, None]) -> None:
+    """Send a frame, whose payload stays as it is; it goes on where whoever waits for it is
+    cancelled. One that is cut short costs the lane, and what others have under way there."""
+    sending = asyncio.create_task(send, name="sends to its end")
+    sending.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # seen
+    await asyncio.shield(sending)
 
 
 def _protocol(lane: str) -> str:

@@ -138,7 +138,6 @@ def test_of_many_lanes_those_that_stand_idle_end_at_both_ends(
     """In a large swarm each is everybody's neighbour once, and a line is a thread and three
     descriptors here and there."""
     monkeypatch.setattr(bulk, "LANES_KEPT", 2)
-    monkeypatch.setattr(bulk, "IDLE_S", 0.3)
 
     async def scenario() -> None:
         async with hosts(tmp_path, 2) as (one, two):
@@ -156,15 +155,16 @@ def test_of_many_lanes_those_that_stand_idle_end_at_both_ends(
                 if by_lines:
                     await until(lambda lane=lane: a.plane.is_direct(to, lane), "it moves")
             assert set(a.plane.carriers()[to]) == {"forward", "backward", "reduce"}, "none is idle"
-            await asyncio.sleep(0.4)
             await say("backward", 3)
+            monkeypatch.setattr(bulk, "IDLE_S", 0.0)
             await say("state", 4)
             assert set(a.plane.carriers()[to]) == {"backward", "state"}
             here = a.plane._outgoing.keys(), b.plane._incoming.lanes.keys()
             await until(lambda: len(here[0]) == len(here[1]) == 2, "so it is at the other end")
             if by_lines:
-                lines = [len(peer.plane._lines._lines) for peer in (a, b)]  # type: ignore
-                assert max(lines) <= 3, "their threads have ended"
+                for peer in (a, b):
+                    lines: Any = peer.plane._lines
+                    await until(lambda lines=lines: len(lines._lines) <= 2, "threads have ended")
             await say("forward", 5)
             assert b.frames == list(range(6)) and not (a.lost or a.faults or b.faults)
             for peer in (a, b):

@@ -36,7 +36,7 @@ from p2p_dtfm.net.shaping import LineLimit
 from p2p_dtfm.net.streams.bulk import BulkPlane
 from p2p_dtfm.net.streams.bulk_settings import BulkLimits, BulkListeners
 from p2p_dtfm.net.streams.frames import FrameHeader, FrameKind, FrameLimits
-from p2p_dtfm.net.streams.wire import LineWire
+from p2p_dtfm.net.streams.wire import LineWay, LineWire
 from p2p_dtfm.ports import now
 from p2p_dtfm.ports.now import MachineClock
 from tests.net.net_support import LOOPBACK, hosts, run, until
@@ -494,6 +494,25 @@ def test_lanes_that_call_at_once_and_in_vain_are_one_failure(tmp_path: Path) -> 
                 assert not lines.wants("12D3KooWNobody"), f"before {pause_s} s"
                 clock.ahead_s += 2
                 assert lines.wants("12D3KooWNobody"), f"after {pause_s} s"
+
+    run(scenario())
+
+
+def test_a_call_that_takes_longer_than_its_lane_waits_is_a_failure(tmp_path: Path) -> None:
+    """Else the next frame would call again, and so on without a pause."""
+
+    async def scenario() -> None:
+        async with hosts(tmp_path, 1) as (one,):
+            lines, to = DirectLines(one, RUN, LOOPBACK), "somebody"
+
+            async def forever(peer_id: str) -> None:
+                await asyncio.Event().wait()
+
+            lines._open = forever  # type: ignore[method-assign, assignment]
+            assert lines.wants(to)
+            with pytest.raises(Unreachable, match="no direct line within"):
+                await LineWay(lines).open(to, "", 0.1)
+            assert not lines.wants(to)
 
     run(scenario())
 

@@ -319,3 +319,21 @@ def test_layers_that_are_not_here_are_refused_in_words(play) -> None:
         assert blobs.digests() == []
 
     play(scenario)
+
+
+def test_what_is_on_its_way_goes_on_to_its_end_when_nobody_wants_it_any_more(play) -> None:
+    """A frame cut short costs the lane, and so the follower what it is sent there as a guardian."""
+
+    async def scenario(donor: Donor, line: Line, blobs: BlobStore, states: dict) -> None:
+        donor.subscribe("x", request({0: -1, 1: -1}))
+        await donor.offer(states, 0)
+        line.open.clear()
+        donor.reduced(0, gradients(states))
+        await settle()
+        donor.unsubscribe("x", VIEW, line.heard_by("x", LayerOffered)[0].number)
+        await settle()
+        line.open.set()
+        await settle()
+        assert line.gradients == [("x", 0, 0)], "and nothing more is sent"
+
+    play(scenario)

@@ -1,7 +1,10 @@
 """Blobs: whole, verified and bounded, whoever the donors are."""
 
 import asyncio
+import hashlib
 import os
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -238,5 +241,44 @@ def test_a_blob_above_the_bound_is_not_taken(tmp_path: Path) -> None:
                 await exchange.fetch(DIGEST, [donor], tmp_path / "blob", 1 << 20)
             with pytest.raises(BlobUnavailable, match="no peer to ask"):
                 await exchange.fetch(DIGEST, [], tmp_path / "blob", 1 << 20)
+
+    run(scenario())
+
+
+def test_who_fetches_again_while_it_is_still_hashed_finds_its_donor_honest(tmp_path: Path) -> None:
+    """A new view ends what followed the one before, wherever that was, and follows the same states:
+    the thread that hashed them went on, over the file that was now hashed anew."""
+    begun, goes_on = asyncio.Event(), threading.Event()
+
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+
+        class Slow:
+            """As `_blake2b`, and the first one waits in its middle."""
+
+            def __init__(self) -> None:
+                self._hash = hashlib.blake2b(digest_size=32)
+
+            def update(self, piece: bytes) -> None:
+                self._hash.update(piece)
+                if not begun.is_set():
+                    loop.call_soon_threadsafe(begun.set)
+                    goes_on.wait(10)
+                elif not goes_on.is_set():
+                    goes_on.set()
+                    time.sleep(0.2)  # the other one reads on meanwhile
+
+            def hexdigest(self) -> str:
+                return self._hash.hexdigest()
+
+        async with hosts(tmp_path, 2) as (one, two):
+            peers, faults = [await _donor(one, CONTENT)], []
+            exchange = BlobExchange(two, lambda digest: None, lambda peer, _: faults.append(peer))
+            call = asyncio.create_task(exchange.fetch_bytes(DIGEST, peers, 4 << 20, Slow))
+            await begun.wait()
+            call.cancel()
+            await asyncio.gather(call, return_exceptions=True)
+            assert await exchange.fetch_bytes(DIGEST, peers, 4 << 20, Slow) == CONTENT
+            assert not faults
 
     run(scenario())

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import contextvars
 import datetime
 import os
 import socket
@@ -17,6 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
 
+from p2p_dtfm.core.protocol.canonical import encode
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.net.contacts.identity import Identity, identity_of_seed
 from p2p_dtfm.net.direct import card as cards
@@ -34,7 +36,7 @@ from p2p_dtfm.net.shaping import LineLimit
 from p2p_dtfm.net.streams.bulk import BulkPlane
 from p2p_dtfm.net.streams.bulk_settings import BulkLimits, BulkListeners
 from p2p_dtfm.net.streams.frames import FrameHeader, FrameKind, FrameLimits
-from p2p_dtfm.net.streams.wire import LineWire
+from p2p_dtfm.net.streams.wire import LineWay, LineWire
 from p2p_dtfm.ports import now
 from p2p_dtfm.ports.now import MachineClock
 from tests.net.net_support import LOOPBACK, hosts, run, until
@@ -294,6 +296,32 @@ def test_a_certificate_that_was_replaced_or_is_over_is_refused(
         _handshake(server, late)
 
 
+def test_a_clock_that_is_set_right_leaves_no_certificate_of_the_future() -> None:
+    """One that was years ahead when the machine started: until then all others would refuse it."""
+
+    class Set(MachineClock):
+        ahead_s = 0.0
+
+        def wall_ns(self) -> int:
+            return super().wall_ns() + int(self.ahead_s * 1e9)
+
+    def scenario() -> None:
+        clock = Set()
+        now.live_by(clock)
+        for ahead_s in (10 * 365 * 86_400.0, 3 * 3_600.0, -40 * 365 * 86_400.0):
+            clock.ahead_s = ahead_s
+            (one, _), (trust, _) = _trusts(1, 2)
+            before = trust.own().card
+            clock.ahead_s = 0.0
+            card = trust.own().card
+            assert card != before
+            assert read_card(encode(card), one.peer_id, RUN, time.time()) == card
+        clock.ahead_s = -60.0
+        assert trust.own().card == card, "a minute is nothing"
+
+    contextvars.copy_context().run(scenario)
+
+
 def test_tls_1_2_is_refused() -> None:
     identities, (server, client) = _trusts(1, 2)
     _meet(identities, [server, client])
@@ -466,6 +494,25 @@ def test_lanes_that_call_at_once_and_in_vain_are_one_failure(tmp_path: Path) -> 
                 assert not lines.wants("12D3KooWNobody"), f"before {pause_s} s"
                 clock.ahead_s += 2
                 assert lines.wants("12D3KooWNobody"), f"after {pause_s} s"
+
+    run(scenario())
+
+
+def test_a_call_that_takes_longer_than_its_lane_waits_is_a_failure(tmp_path: Path) -> None:
+    """Else the next frame would call again, and so on without a pause."""
+
+    async def scenario() -> None:
+        async with hosts(tmp_path, 1) as (one,):
+            lines, to = DirectLines(one, RUN, LOOPBACK), "somebody"
+
+            async def forever(peer_id: str) -> None:
+                await asyncio.Event().wait()
+
+            lines._open = forever  # type: ignore[method-assign, assignment]
+            assert lines.wants(to)
+            with pytest.raises(Unreachable, match="no direct line within"):
+                await LineWay(lines).open(to, "", 0.1)
+            assert not lines.wants(to)
 
     run(scenario())
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import resource
 import signal
 import socket
 import struct
@@ -39,6 +40,23 @@ def test_addresses_can_be_pasted(tmp_path: Path) -> None:
             assert one.peer_id in await two.connected_peers()
 
     run(scenario())
+
+
+def test_a_host_has_as_many_descriptors_as_it_may(tmp_path: Path) -> None:
+    """Neighbours by direct lines, a hundred of them, take more than the 1,024 of most systems."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (1_024, hard))
+
+        async def scenario() -> None:
+            async with hosts(tmp_path, 1):
+                now_soft, now_hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+                bounds = [16_384] if hard == resource.RLIM_INFINITY else [16_384, hard]
+                assert (now_soft, now_hard) == (min(bounds), hard)
+
+        run(scenario())
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_two_joiners_of_one_peer_reach_each_other(tmp_path: Path) -> None:

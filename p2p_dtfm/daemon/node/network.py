@@ -31,6 +31,7 @@ from p2p_dtfm.daemon.peers.wire import Hello, Introduction, Knock, Message, unpa
 from p2p_dtfm.daemon.telemetry.status import State
 from p2p_dtfm.daemon.telemetry.trace_collector import TraceCollector
 from p2p_dtfm.net.contacts.addresses import is_relayed, peer_ids_of
+from p2p_dtfm.net.contacts.calling import put_newest
 from p2p_dtfm.net.contacts.first_contacts import (
     FIRST_CONNECT_DEADLINE_S,
     reach_any,
@@ -50,6 +51,9 @@ LATELY_S = 5.0
 """Members say something more often than that."""
 
 DISCONNECTED = "disconnected %s: %s"
+FAULTS_TOLD_EVERY_S = 10.0
+"""Of one peer: it may open lane after lane."""
+FAULTS_OF_LIMIT = 4096
 
 log = logging.getLogger("p2p_dtfm")
 
@@ -117,6 +121,8 @@ class Network:
         """To a run, as soon as it is known to be by invitation."""
         self.guest_book: GuestBook | None = None
         """Once that run's spec is known."""
+        self.faults_told_s: dict[str, float] = {}
+        """When the log said last that a peer had done what no correct one does."""
         self.refusal = ""
         """Why nobody lets this peer in to a run that may not be the one that its user wants."""
         self.reachability = ReachabilityService(host, settings.relay)
@@ -283,7 +289,12 @@ class Network:
 
     def on_fault(self, sender: str, fault: PeerFault) -> None:
         """A stream of `sender` ends, for it carries what is not allowed."""
-        log.warning(DISCONNECTED, sender, fault.cause)
+        told_s, now_s = self.faults_told_s.get(sender), now.monotonic_s()
+        is_news = told_s is None or now_s - told_s >= FAULTS_TOLD_EVERY_S
+        if is_news:
+            put_newest(self.faults_told_s, sender, now_s, FAULTS_OF_LIMIT)
+        level = logging.WARNING if is_news else logging.DEBUG
+        log.log(level, DISCONNECTED, sender, fault.cause)
         self.inside.stream_lost(sender)
 
     def _on_download(self, digest: str, done_bytes: int, total_bytes: int) -> None:

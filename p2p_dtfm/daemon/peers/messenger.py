@@ -40,6 +40,7 @@ LOOK_DEADLINE_S = 2.5
 CLOSE_S = 3.0
 IDLE_S = 60.0
 KNOCK_AGAIN_S = 300.0
+REFUSALS_TOLD_EVERY_S = 10.0
 PACKED_LIMIT = 4
 PEERS_LIMIT = 4096
 """Peers remembered; whoever was learnt longest ago is forgotten first."""
@@ -75,7 +76,8 @@ class Messenger:
         """As they travel."""
         self._connected: set[str] = set()
         self._silent: set[str] = set()
-        self._refusals: dict[str, str] = {}
+        self._refusals: dict[str, tuple[str, float]] = {}
+        """The last cause that was told of each peer, and when."""
         self.run_digest = ""
         """Of the run to join, once it is known."""
         self.passed_over: dict[str, str] = {}
@@ -313,9 +315,13 @@ class Messenger:
             pause_s *= 2
 
     def _log_refusal(self, peer_id: str, message: Message, cause: str) -> None:
-        """Once for each cause in a row; a peer that has just started refuses much at first."""
-        first = self._refusals.get(peer_id) != cause
-        put_newest(self._refusals, peer_id, cause, PEERS_LIMIT)
+        """Once for each cause in a row, which a peer may invent, and not all the time; one that has
+        just started refuses much at first."""
+        before, told_s = self._refusals.get(peer_id, ("", -REFUSALS_TOLD_EVERY_S))
+        now_s = now.monotonic_s()
+        first = cause != before and now_s - told_s >= REFUSALS_TOLD_EVERY_S
+        if first:
+            put_newest(self._refusals, peer_id, (cause, now_s), PEERS_LIMIT)
         is_news = first and not isinstance(message, Standing)  # told to who may just have started
         level = logging.WARNING if is_news else logging.DEBUG
         log.log(level, "%s refuses a %s: %s", peer_id, _name(message), cause)

@@ -32,6 +32,7 @@ from p2p_dtfm.daemon.state_transfer.offers import Offers
 from p2p_dtfm.daemon.state_transfer.places import KnownPlaces
 from p2p_dtfm.daemon.state_transfer.witnesses import WitnessDesk
 from p2p_dtfm.net.errors import Refused, Unreachable
+from p2p_dtfm.net.streams.bulk import to_its_end
 from p2p_dtfm.net.streams.frames import FrameHeader, FrameKind, Payload
 from p2p_dtfm.train.model.gpt import layer_count
 from p2p_dtfm.train.model.layer_state import LayerState
@@ -380,7 +381,8 @@ class Donor:
                 dtype="float32",
                 shape=tuple(chunk.shape),
             )
-            await self._transport.send(follower, "state", header, tensor_to_bytes(chunk))
+            payload = tensor_to_bytes(chunk)
+            await to_its_end(self._transport.send(follower, "state", header, payload))
 
 
 def _size_bytes(gradients: dict[int, Tensor]) -> int:

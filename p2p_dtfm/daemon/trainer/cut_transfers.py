@@ -20,6 +20,7 @@ from p2p_dtfm.daemon.peers.wire import CutBegun, CutReceipt
 from p2p_dtfm.daemon.state_transfer.cut_store import CutStore
 from p2p_dtfm.daemon.trainer.trainer_state import Outlet, Tools, TrainerState
 from p2p_dtfm.net.errors import Refused, Unreachable
+from p2p_dtfm.net.streams.bulk import to_its_end
 from p2p_dtfm.net.streams.frames import FrameHeader, FrameKind
 from p2p_dtfm.ports import now
 from p2p_dtfm.train.model.layer_copy import PartialCopy, pieces_of
@@ -225,7 +226,7 @@ class Cuts:
                 shape=tuple(piece.shape),
             )
             try:
-                await bulk.send(guardian, LANE, header, tensor_to_bytes(piece))
+                await to_its_end(bulk.send(guardian, LANE, header, tensor_to_bytes(piece)))
                 sent_bytes += piece.nbytes
                 if sent_bytes < BURST_BYTES and index < last_index:
                     continue

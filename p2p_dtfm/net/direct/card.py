@@ -50,7 +50,7 @@ class OwnCard:
     """A fresh key, its certificate, and what is told of it."""
 
     def __init__(self, identity: Identity, run_digest: str, port: int, now_s: float) -> None:
-        self.renewed_at_s = now_s + RENEWED_AFTER_S
+        self._made_at_s = now_s
         key = Ed25519PrivateKey.generate()
         certificate = _certificate(key, identity.peer_id, now_s)
         der = certificate.public_bytes(Encoding.DER)
@@ -59,6 +59,11 @@ class OwnCard:
         private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
         self.pem = certificate.public_bytes(Encoding.PEM) + private
         """Certificate and private key, as TLS takes them."""
+
+    def is_due(self, now_s: float) -> bool:
+        """Whether another one takes its place: it is a day old, or the clock by which it was made
+        was ahead, and was set back since."""
+        return not -SKEW_S / 2 <= now_s - self._made_at_s < RENEWED_AFTER_S
 
 
 def read_card(body: bytes, sender: str, run_digest: str, now_s: float) -> Card:

@@ -117,6 +117,9 @@ class DirectLines:
         outcomes_before = tries.outcomes
         try:
             line = await self._open(peer_id)
+        except asyncio.CancelledError:  # whoever asks for it waits no longer
+            tries.failed(outcomes_before)
+            raise
         except Exception as error:
             tries.failed(outcomes_before)
             if not isinstance(error, Unreachable | PeerFault | OSError):

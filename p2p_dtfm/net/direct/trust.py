@@ -45,7 +45,7 @@ class Trust:
     def own(self) -> OwnCard:
         """Renewed now and then."""
         now_s = now.wall_s()
-        if self._own is None or now_s >= self._own.renewed_at_s:
+        if self._own is None or self._own.is_due(now_s):
             self._own = OwnCard(self._identity, self._run_digest, self._port, now_s)
             self._contexts = None
         return self._own

@@ -37,6 +37,7 @@ from p2p_dtfm.net.libp2p.around_hivemind import (
     readable,
     remove_stale_sockets,
 )
+from p2p_dtfm.net.libp2p.descriptors import allow_many_descriptors
 from p2p_dtfm.net.libp2p.ended_streams import EndedStreams
 from p2p_dtfm.net.libp2p.p2pd import P2pd, flags_of, start_p2pd
 from p2p_dtfm.net.shaping import ShapedWriter, Shaper
@@ -129,6 +130,7 @@ class Host:
         listen = [check_listen_address(address) for address in listen_addresses]
         announce = [check_listen_address(address) for address in announce_addresses]
         identity = Identity.load_or_create(identity_path)
+        allow_many_descriptors()
         remove_stale_sockets()
         expect_broken_streams(asyncio.get_running_loop())
         flags = flags_of(identity_path, listen, announce, MESSAGE_LIMIT_BYTES, maps_port)

@@ -146,8 +146,11 @@ class _Download:
 
     async def is_right(self) -> bool:
         """Whether what has come has the digest."""
-        self._file.seek(0)
-        return await asyncio.to_thread(_digest_of, self._file, self._hasher()) == self.digest
+        file = self._file
+        if isinstance(file, io.BytesIO):  # whoever goes on with it need not wait for this thread
+            file = io.BytesIO(file.getvalue())  # which copies nothing
+        file.seek(0)
+        return await asyncio.to_thread(_digest_of, file, self._hasher()) == self.digest
 
 
 class BlobExchange:

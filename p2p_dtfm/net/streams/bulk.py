@@ -15,7 +15,8 @@ frames, when all that were sent are acknowledged.
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any
 
 from p2p_dtfm.core.gate.byte_budget import ByteBudget
 from p2p_dtfm.core.protocol.canonical import encode
@@ -24,7 +25,7 @@ from p2p_dtfm.net.contacts.calling import put_newest
 from p2p_dtfm.net.errors import Refused, Unreachable
 from p2p_dtfm.net.libp2p.host import CONNECTION_ERRORS
 from p2p_dtfm.net.libp2p.port import HostPort
-from p2p_dtfm.net.streams.bulk_settings import BulkLimits, BulkListeners
+from p2p_dtfm.net.streams.bulk_settings import IDLE_S, BulkLimits, BulkListeners
 from p2p_dtfm.net.streams.byte_room import ByteRoom
 from p2p_dtfm.net.streams.frames import FrameHeader, Payload, as_bytes
 from p2p_dtfm.net.streams.incoming import (
@@ -47,6 +48,9 @@ from p2p_dtfm.ports import now
 
 OPEN_DEADLINE_S = 10.0
 PEERS_REMEMBERED = 1024
+LANES_KEPT = 64
+"""Of more, those that stand idle end: by direct lines each costs both ends a thread and three
+descriptors, and in a large swarm each peer is everybody's neighbour once."""
 QUIET_S = 10.0
 """How long a lane that moves is waited for."""
 _ESTIMATE_WEIGHT = 0.3
@@ -203,6 +207,7 @@ class BulkPlane:
                     raise held.failure
                 held = None
             if held is None:
+                self._make_room()
                 if len(self._outgoing) >= STREAMS_LIMIT:
                     raise Unreachable(peer_id, f"already {STREAMS_LIMIT} bulk streams are open")
                 held = self._outgoing[key] = await self._first_lane(peer_id, lane)
@@ -214,6 +219,21 @@ class BulkPlane:
                 self._moving[key] = moving
                 moving.add_done_callback(lambda done: self._moving.pop(key, None))
             return held
+
+    def _make_room(self) -> None:
+        """Before a lane is opened: those that broke while nobody sent, which were told of then, and
+        of many those that have been idle for longest take no place from others."""
+        for lane in list(self._outgoing.values()):
+            if lane.failure is not None and not lane.lost_frames:
+                self._forget(lane)
+        idle_since_s, idle = now.monotonic_s() - IDLE_S, []
+        for key, lane in self._outgoing.items():
+            if key not in self._opening and lane.is_quiet and lane.used_s <= idle_since_s:
+                idle.append(lane)
+        idle.sort(key=lambda lane: lane.used_s)
+        for lane in idle[: max(0, len(self._outgoing) + 1 - LANES_KEPT)]:
+            del self._outgoing[lane.peer_id, lane.lane]
+            lane.retire()
 
     @contextlib.asynccontextmanager
     async def _opens(self, key: tuple[str, str]) -> AsyncIterator[None]:
@@ -299,6 +319,14 @@ class BulkPlane:
         held = self._estimates.get(peer_id, bytes_per_s)
         estimate = held + _ESTIMATE_WEIGHT * (bytes_per_s - held)
         put_newest(self._estimates, peer_id, estimate, PEERS_REMEMBERED)
+
+
+async def to_its_end(send: Coroutine[Any, Any, None]) -> None:
+    """Send a frame, whose payload stays as it is; it goes on where whoever waits for it is
+    cancelled. One that is cut short costs the lane, and what others have under way there."""
+    sending = asyncio.create_task(send, name="sends to its end")
+    sending.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # seen
+    await asyncio.shield(sending)
 
 
 def _protocol(lane: str) -> str:

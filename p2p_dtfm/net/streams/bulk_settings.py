@@ -15,6 +15,8 @@ AdmitFrame = Callable[[str, str, FrameHeader], Awaitable[None] | None]
 
 STALL_S = 60.0
 WINDOW_BYTES = 64 << 20
+IDLE_S = 300.0
+"""Who has sent nothing for so long may be left out where many are."""
 STRIPES_LIMIT = 16
 """Measured at 1 Gbit/s and 100 ms: 8 streams carry 75 MB/s, 16 carry 98, 32 no more than 16."""
 

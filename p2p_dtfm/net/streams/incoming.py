@@ -16,7 +16,7 @@ from p2p_dtfm.net.door import Door
 from p2p_dtfm.net.errors import Unreachable, one_line
 from p2p_dtfm.net.libp2p.host import CONNECTION_ERRORS
 from p2p_dtfm.net.libp2p.port import HostPort, Writer
-from p2p_dtfm.net.streams.bulk_settings import STRIPES_LIMIT, BulkLimits, BulkListeners
+from p2p_dtfm.net.streams.bulk_settings import IDLE_S, STRIPES_LIMIT, BulkLimits, BulkListeners
 from p2p_dtfm.net.streams.byte_room import ByteRoom
 from p2p_dtfm.net.streams.frame_memory import FrameMemory
 from p2p_dtfm.net.streams.frames import WHOLE, FrameHeader
@@ -29,6 +29,9 @@ BULK_VERSION = 2
 HELLO_DEADLINE_S = 10.0
 STREAMS_LIMIT = 1024
 _HELLO_LIMIT_BYTES = 1024
+LATE_HELLO_NS = 60_000_000_000
+"""Sessions are named by their sender's clock. A hello may be read so long after it was given up;
+more than that before the lane that there is, it is of one whose clock was set back."""
 _LINGER_S = 2.0
 LOOKS = 4
 """At what is half here, in the time that it may be silent."""
@@ -69,6 +72,11 @@ class IncomingLane:
         """Whether this is the first failure: the others follow from it."""
         first, self._failed = not self._failed, True
         return first
+
+    @property
+    def idle_s(self) -> float:
+        """For how long nothing has come; 0 while something is here that was not taken yet."""
+        return 0.0 if self.reassembly.is_half_here else self.reassembly.listening.silent_s
 
     def close(self) -> None:
         self.reassembly.close()
@@ -208,8 +216,10 @@ class IncomingLanes:
             if len(previous.wires) >= STRIPES_LIMIT:
                 raise PeerFault(f"more than {STRIPES_LIMIT} stripes")
             return previous
-        if previous is None and len(self.lanes) >= STREAMS_LIMIT:
+        if previous is None and len(self.lanes) >= STREAMS_LIMIT and not self._make_room():
             raise PeerFault(f"already {STREAMS_LIMIT} bulk streams are open here")
+        if previous is not None and 0 < previous.session - hello.session < LATE_HELLO_NS:
+            raise Superseded("its sender has opened the lane anew since")
         if previous is not None:  # the sender started anew; what hangs there is of its past
             previous.fail()  # which is no loss of which anybody has to hear
             previous.close()
@@ -218,6 +228,22 @@ class IncomingLanes:
             hello.lane, hello.session, Reassembly(limit, sender, self._room)
         )
         return lane
+
+    def _make_room(self) -> bool:
+        """Whether a lane was idle; those of members end last. Its sender opens it again when it has
+        something to send."""
+        goes_first = self._host.door.goes_first
+        idle = [
+            (not goes_first(key[0]), lane.idle_s, key)
+            for key, lane in self.lanes.items()
+            if lane.idle_s >= IDLE_S
+        ]
+        if not idle:
+            return False
+        lane = self.lanes.pop(max(idle)[2])
+        lane.fail()  # which is no loss of which anybody has to hear
+        lane.close()
+        return True
 
     async def _receive(self, sender: str, lane: IncomingLane, wire: Wire) -> None:
         accepted = 0

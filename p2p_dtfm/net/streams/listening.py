@@ -28,8 +28,8 @@ class Listening:
 
     @property
     def silent_s(self) -> float:
-        """For how long nothing has been on its way; 0 while something is."""
-        return 0.0 if self._inside else self.so_far_s - self._moved_s
+        """For how long nothing has been on its way; 0 while something is, or waits to be taken."""
+        return 0.0 if self._inside or self._kept_waiting else self.so_far_s - self._moved_s
 
     def moved(self) -> None:
         """Something has come."""

@@ -78,6 +78,8 @@ class Lane:
         self.gives_way = False
         """Another lane is opened in its place: the receiver may close this one first."""
         self.lost_frames = 0
+        self.used_s = now.monotonic_s()
+        """When anything was sent last."""
         self.stripes: list[Stripe] = []
         self.limits = limits
         self.listeners = listeners
@@ -126,7 +128,7 @@ class Lane:
             self.broke()
 
     def retire(self) -> None:
-        """A quiet lane whose place another takes: nobody has lost anything."""
+        """A quiet lane whose place is needed, or another takes: nobody has lost anything."""
         assert self.is_quiet, "frames are under way"
         if self._growing is not None:
             self._growing.cancel()
@@ -140,6 +142,7 @@ class Lane:
             await self._send(header, payload)
         finally:
             self._sending -= 1
+            self.used_s = now.monotonic_s()
             self.changed.set()
 
     async def _send(self, header: FrameHeader, payload: memoryview) -> None:

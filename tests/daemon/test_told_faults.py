@@ -1,0 +1,60 @@
+"""Faults of others are told, and nobody fills a disk by making them."""
+
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.daemon.node import network
+from p2p_dtfm.daemon.node.network import FAULTS_TOLD_EVERY_S, Network
+from p2p_dtfm.daemon.peers import messenger
+from p2p_dtfm.daemon.peers.messenger import REFUSALS_TOLD_EVERY_S, Messenger
+from p2p_dtfm.daemon.peers.wire import Hello
+
+
+def _told(caplog: pytest.LogCaptureFixture) -> list[str]:
+    records = [it.getMessage() for it in caplog.records if it.levelno >= logging.WARNING]
+    caplog.clear()
+    return records
+
+
+def test_who_makes_one_fault_after_the_other_is_told_of_now_and_then(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A former member may open eighty lanes a second, each for a frame that cannot be."""
+    at_s, ended = [0.0], []
+    monkeypatch.setattr(network, "now", SimpleNamespace(monotonic_s=lambda: at_s[0]))
+    inside = SimpleNamespace(stream_lost=ended.append)
+    part: Any = SimpleNamespace(inside=inside, faults_told_s={})
+    for number in range(800):
+        Network.on_fault(part, "flood", PeerFault(f"tensor {number}"))
+        at_s[0] += FAULTS_TOLD_EVERY_S / 1_000
+    assert _told(caplog) == ["disconnected flood: tensor 0"] and len(ended) == 800
+    Network.on_fault(part, "other", PeerFault("a frame twice"))
+    at_s[0] = FAULTS_TOLD_EVERY_S
+    Network.on_fault(part, "flood", PeerFault("tensor 800"))
+    assert _told(caplog) == ["disconnected other: a frame twice", "disconnected flood: tensor 800"]
+
+
+def test_who_refuses_each_time_for_another_reason_is_told_of_now_and_then(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reason is its own word, and it is told something several times a second."""
+    at_s = [0.0]
+    monkeypatch.setattr(messenger, "now", SimpleNamespace(monotonic_s=lambda: at_s[0]))
+    part: Any = SimpleNamespace(_refusals={})
+
+    def refuses(cause: str) -> None:
+        Messenger._log_refusal(part, "peer", Hello(1, ()), cause)
+
+    for number in range(100):
+        refuses(f"reason {number}")
+    assert _told(caplog) == ["peer refuses a Hello: reason 0"]
+    at_s[0] = REFUSALS_TOLD_EVERY_S
+    refuses("reason 0")
+    assert not _told(caplog), "it was told"
+    refuses("no run yet")
+    refuses("no run yet")
+    assert _told(caplog) == ["peer refuses a Hello: no run yet"]

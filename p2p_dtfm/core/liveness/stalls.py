@@ -178,6 +178,8 @@ class Stalls:
             self._stretched_ns(patience.step_ns),
             self._stretched_ns(patience.fetch_ns),
             self._stretched_ns(patience.given_ns),
+            self._stretched_ns(patience.fetch_all_ns),
+            self._stretched_ns(patience.given_all_ns),
         )
 
     def _stretched_ns(self, patience_ns: int) -> int:
@@ -213,10 +215,7 @@ class Stalls:
             end.progress, end.stuck_ns = progress, 0
         end.false_ns = {lack: end.false_ns.get(lack, 0) + gap_ns for lack in found.denied}
         if found.fetches:
-            if found.is_given:
-                limit_ns = max(patience.fetch_ns, patience.given_ns)
-                return _late(end.held_ns, limit_ns, "fetches, and it does not come to an end")
-            return _late(end.held_ns, patience.fetch_ns, "fetches, and nothing comes of it")
+            return self._judge_fetch(found, end, patience)
         for lack, false_ns in end.false_ns.items():
             if false_ns >= self._stretched_ns(FLOOR_NS):
                 return f"says that it lacks {_named(lack)} of this peer, and has accepted it"
@@ -225,6 +224,19 @@ class Stalls:
         if not found.travels and end.stuck_ns >= patience.stuck_ns:
             return _late(end.stuck_ns, patience.stuck_ns, "is waited for, and completes nothing")
         return _late(end.held_ns, max(patience.step_ns, patience.stuck_ns), "is waited for")
+
+    @staticmethod
+    def _judge_fetch(found: _Found, end: _End, patience: Patience) -> str:
+        """It may read many files in a step, one after the other: each has its time, by what comes,
+        and all of them together."""
+        limit_ns, all_ns = patience.fetch_ns, patience.fetch_all_ns
+        if found.is_given:
+            limit_ns = max(limit_ns, patience.given_ns)
+            all_ns = max(all_ns, patience.given_all_ns)
+        text = "fetches, and it does not come to an end"
+        return _late(end.stuck_ns, limit_ns, "fetches, and nothing comes of it") or _late(
+            end.held_ns, max(limit_ns, all_ns), text
+        )
 
 
 def _late(waited_ns: int, limit_ns: int, text: str) -> str:

@@ -5,8 +5,10 @@ import contextvars
 import json
 import os
 import signal
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -23,6 +25,7 @@ from p2p_dtfm.daemon.telemetry import event_log
 from p2p_dtfm.daemon.telemetry.event_log import EventLog
 from p2p_dtfm.net.errors import Refused, Unreachable
 from p2p_dtfm.ports import now
+from tests.core.builders import WORKLOAD
 from tests.daemon.trainer_parts import view_of
 
 SECOND_NS = 1_000_000_000
@@ -59,6 +62,63 @@ def test_what_goes_wrong_after_the_last_step_is_no_good_end() -> None:
 
     with pytest.raises(ValueError, match="ours"):
         asyncio.run(to_the_end())
+
+
+class Ending:
+    """A daemon whose run is complete, and which ends with it. Each time that it looks ten seconds
+    are over, and another member has fetched some of the model, until it has got so many pieces."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, pieces: int) -> None:
+        self.now_s, self.pieces = 0.0, pieces
+        self.given = Counter[str]()
+        monkeypatch.setattr(
+            coming_and_going, "now", SimpleNamespace(monotonic_s=lambda: self.now_s)
+        )
+        monkeypatch.setattr(coming_and_going, "TICK_S", 0.0)
+
+    def is_whole(self, step: int, members: set[str]) -> bool:
+        self.now_s += 10.0
+        self.given["other"] = min(self.pieces, self.given["other"] + 1)
+        return False
+
+    def run(self) -> "Ending":
+        """To its end."""
+        blobs = SimpleNamespace(received_bytes=0, given_bytes=self.given)
+        life, settings = Life(lambda: None), SimpleNamespace(exit_when_done=True)
+        membership = SimpleNamespace(
+            me=SimpleNamespace(peer_id="me"),
+            run=SimpleNamespace(spec=SimpleNamespace(total_steps=5)),
+            agreement=SimpleNamespace(view=SimpleNamespace(member_ids=("me", "other"))),
+            workload=WORKLOAD,
+        )
+        participant: Any = SimpleNamespace(
+            trainer=SimpleNamespace(done=asyncio.Event()),
+            checkpoints=SimpleNamespace(whole_at=self.is_whole, refused=lambda step: False),
+            network=SimpleNamespace(blobs=blobs),
+            local=SimpleNamespace(settings=settings, life=life),
+            membership=membership,
+        )
+        participant.trainer.done.set()
+        asyncio.run(Departure(participant).run_ended())
+        return self
+
+
+def test_who_ends_with_its_run_gives_its_layers_to_the_last_byte(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A gigabyte takes a quarter of an hour over a home's line, and all ended after a minute: none
+    of them had the whole model."""
+    monkeypatch.setattr(coming_and_going, "FETCH_BYTES_PER_S", 100)
+    ending = Ending(monkeypatch, 40).run()
+    assert ending.given["other"] == 40
+    assert 400 + 60 <= ending.now_s <= 400 + 80, "a minute after the last of it"
+
+
+def test_who_takes_a_byte_now_and_then_keeps_nobody_from_ending(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ending = Ending(monkeypatch, 10**9).run()
+    assert ending.now_s < 120
 
 
 def test_a_closed_terminal_has_it_leave_in_order_and_nohup_outlives_it() -> None:

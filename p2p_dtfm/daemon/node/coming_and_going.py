@@ -5,6 +5,7 @@ import itertools
 import logging
 
 from p2p_dtfm.core.consensus.views.view_precedence import is_shown_by_most
+from p2p_dtfm.core.liveness.pace import FETCH_BYTES_PER_S
 from p2p_dtfm.core.membership.fellows import WAIT_NS
 from p2p_dtfm.core.protocol.canonical import decode
 from p2p_dtfm.core.protocol.errors import PeerFault
@@ -36,6 +37,8 @@ REMIND_EVERY = 2
 LEAVE_LIMIT_S = 60.0
 """How long a peer with the only copy of a layer waits for others to be enough to train."""
 DONE_WAIT_S = 60.0
+"""How long who ends with its run waits for the whole model, here and there, with nothing of it that
+moves: of a large one it takes hours over a home's line."""
 REASON_CHARACTERS = 200
 """Shown of what a member says."""
 BARRED_FIX = (
@@ -380,14 +383,28 @@ class Departure:
         others = set(view.member_ids) - {membership.me.peer_id} if view is not None else set()
         step = membership.run.spec.total_steps
         tried_s = now.monotonic_s()
-        end_s = tried_s + DONE_WAIT_S
+        end_s, moved = tried_s + DONE_WAIT_S, self._moved_bytes(others)
+        last_s = end_s + self._transfer_s(len(others))
         while not participant.checkpoints.whole_at(step, others) and now.monotonic_s() < end_s:
             await asyncio.sleep(TICK_S)
+            if (by_now := self._moved_bytes(others)) != moved:
+                moved, end_s = by_now, min(now.monotonic_s() + DONE_WAIT_S, last_s)
             if participant.checkpoints.refused(step) and now.monotonic_s() - tried_s > SAVE_AGAIN_S:
                 await self._save()  # no step comes with which it would be tried again
                 tried_s = now.monotonic_s()
         if not participant.local.settings.exit_when_done:
             await self._life.leaving.wait()
+
+    def _moved_bytes(self, others: set[str]) -> tuple[int, int]:
+        """Of files: what has come here, and what the others have got from here."""
+        blobs = self.participant.network.blobs
+        return blobs.received_bytes, sum(blobs.given_bytes[peer_id] for peer_id in others)
+
+    def _transfer_s(self, count: int) -> float:
+        """That the model takes to so many others, at most, over lines as thin as are counted on."""
+        workload = self._membership.workload
+        costs = map(workload.cost, range(workload.layer_count))
+        return count * sum(cost.state_bytes for cost in costs) / FETCH_BYTES_PER_S
 
 
 def links_are_measured(records: tuple[PeerRecord, ...]) -> bool:

@@ -238,6 +238,17 @@ class TestPipelineOfFour:
         found = Judge(B, self.view, mine, patience=patience).run(scripts, seconds=60)
         assert found.keys() == {C} and 39 < found[C] < 42
 
+    @pytest.mark.parametrize("gets_on", [True, False])
+    def test_who_fetches_many_files_has_the_time_of_each(self, gets_on: bool) -> None:
+        fetching = Work(self.view.id, 3, fetches=True)
+        scripts = self.honest() | {C: lambda now_s: (int(now_s) if gets_on else 0, fetching)}
+        _, mine = scripts[B](0)
+        assert mine is not None
+        patience = Patience(SECOND_NS, SECOND_NS, 20 * SECOND_NS, 0, 60 * SECOND_NS)
+        found = Judge(B, self.view, mine, patience=patience).run(scripts, seconds=90)
+        first_s, last_s = (59, 62) if gets_on else (19, 22)
+        assert found.keys() == {C} and first_s < found[C] < last_s
+
     def test_two_liars_that_wait_for_each_other_leave_the_honest_alone(self) -> None:
         """A cycle: B and C say that they wait for each other."""
         scripts = {
@@ -401,6 +412,22 @@ def test_who_fetches_over_thin_lines_is_waited_for() -> None:
     assert one_liar.patience(A, 3).given_ns < (5 + 32) * SECOND_NS
     all_thin = Pace(with_uplinks(1, 1, 1, 1), SPEC, 200_000)
     assert all_thin.patience(A, 3).fetch_ns < (5 + 32) * SECOND_NS
+
+
+def test_of_large_data_a_step_reads_as_many_files_as_it_has_sequences() -> None:
+    """A home that came to a run of 50 GB, and had yet to fetch the 700 files of its first step, was
+    given the time of one, and was out before it began."""
+    file_bytes, sequences = 2 << 20, SPEC.batch.global_batch
+    view = view_of((4,))
+    large, small = (Pace(view, SPEC, file_bytes, n * file_bytes) for n in (10**5, 3))
+    for pace, files in ((large, sequences), (small, 3)):
+        needed_ns = files * file_bytes * SECOND_NS // FETCH_BYTES_PER_S
+        for reads in (A, D):
+            assert pace.patience(reads, 3).fetch_all_ns > needed_ns
+            assert pace.patience(reads, 3).fetch_ns < needed_ns, "with nothing that comes"
+        assert pace.patience(B, 3).fetch_all_ns < needed_ns, "it knows no tokens"
+    evaluates = large.patience(A, SPEC.evaluation.every_steps).fetch_all_ns
+    assert evaluates > large.patience(A, 3).fetch_all_ns
 
 
 def test_who_gives_is_expected_to_give_what_its_own_line_carries() -> None:

@@ -86,7 +86,7 @@ class Daemon:
             local=local,
             trainer=trainer,
             checkpoints=tools.stores.checkpoints,
-            step_watch=StepWatch(ME, SPEC, 0, trainer.waits, liveness.sleep_ns),
+            step_watch=StepWatch(ME, SPEC, (), trainer.waits, liveness.sleep_ns),
             transcript=transcript_in(directory, SPEC, 1),
             measured_rate=lambda: 0,
         )

@@ -136,6 +136,23 @@ def test_days_and_weeks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert (shown.today.steps, shown.week.steps, shown.ever.steps) == (1, 1, 4)
 
 
+@pytest.mark.parametrize("planned_s, counted_s", [(1, 600), (1500, 1800)])
+def test_a_step_of_half_an_hour_counts_where_one_is_planned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, planned_s: int, counted_s: int
+) -> None:
+    """Of each step of a large model ten minutes were counted."""
+    clock_s = 1000.0
+    monkeypatch.setattr(now, "monotonic_s", lambda: clock_s)
+    assert isinstance(PLAN, Plan)
+    slow = msgspec.structs.replace(PLAN, predicted_step_ns=planned_s * 10**9)
+    given = made(tmp_path)
+    given._written_s = float("inf")  # nothing is written here
+    given.view_took_over(View(SHOT, slow), 0)
+    clock_s += 1800.0
+    given.committed(0, 0, 0)
+    assert given.shown(Names()).ever.seconds == counted_s
+
+
 def test_a_damaged_file_is_put_aside(tmp_path: Path) -> None:
     (tmp_path / FILE).write_text("{")
     assert made(tmp_path).shown(Names()).board == ()

@@ -12,7 +12,7 @@ def test_who_takes_long_for_a_step_takes_long_to_find_out() -> None:
     """On machines that took 2 s for a step auditors found out 0.3 s and more apart that a member
     shows no tensors: each accused it alone, and two honest ones were out for it."""
     waits: Any = None
-    watch = StepWatch(A, run_spec(), 0, waits, 2 * SECOND_NS)
+    watch = StepWatch(A, run_spec(), (), waits, 2 * SECOND_NS)
     assert watch.grace_s == 0.25
     for step_s, grace_s in ((0.1, 0.25), (2.0, 1.0), (30.0, 2.0)):
         watch.took_over(view_of((4,)), 3)

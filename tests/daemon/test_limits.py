@@ -1,6 +1,7 @@
 """What an owner allows: hours, disk, and one daemon on an accelerator."""
 
 import os
+from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,9 @@ import pytest
 from pydantic import ValidationError
 
 from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.daemon.machine import disk
 from p2p_dtfm.daemon.machine.disk import CHECKPOINTS_KEPT, size_of, trim
-from p2p_dtfm.daemon.machine.home import Home
+from p2p_dtfm.daemon.machine.home import Home, all_below
 from p2p_dtfm.daemon.machine.hours import Hours
 from p2p_dtfm.daemon.machine.locks import only_daemon_on
 from p2p_dtfm.daemon.machine.settings import Settings
@@ -101,6 +103,25 @@ def test_the_oldest_goes_first_and_two_checkpoints_of_each_run_stay(tmp_path: Pa
     assert all(path.exists() for path in (*kept, *old[1:], *checkpoints[2:]))
     assert (tmp_path / "identity.key").exists()
     assert len(list_checkpoints(mine / "checkpoints")) == CHECKPOINTS_KEPT
+
+
+def test_of_many_shards_all_are_counted_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each removal looked at all files again: of a hundred thousand that took half a day."""
+    shards = [blob(tmp_path, "old", f"{n:064x}", 1 << 20, 100 - n) for n in range(12)]
+    os.link(shards[0], tmp_path / "runs" / "another-name")
+    whole = []
+
+    def walked(directory: Path, but: Path | None = None) -> Iterator[Path]:
+        whole.extend([directory] if directory == tmp_path else [])
+        return all_below(directory, but)
+
+    monkeypatch.setattr(disk, "all_below", walked)
+    left = trim(tmp_path, tmp_path / "runs" / "mine", 3 << 20)
+    assert len(whole) == 1
+    assert left == size_of(tmp_path) == 3 << 20
+    assert [shard.exists() for shard in shards] == [False] * 10 + [True] * 2
 
 
 def test_a_file_with_two_names_counts_once(tmp_path: Path) -> None:

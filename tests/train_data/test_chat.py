@@ -15,7 +15,7 @@ import torch
 from data_examples import make_spec
 
 from p2p_dtfm.core.protocol.errors import UserError
-from p2p_dtfm.core.protocol.run_spec import AuditSpec
+from p2p_dtfm.core.protocol.run_spec import AuditSpec, RunSpec
 from p2p_dtfm.core.protocol.sections.data_spec import DataSpec
 from p2p_dtfm.train.data.blob_store import BlobStore
 from p2p_dtfm.train.data.chat import template as templates
@@ -168,6 +168,26 @@ def test_stages_train_on_answers_as_one_machine_does(tmp_path: Path) -> None:
     logits = first.model(torch.cat(inputs))
     mean = torch.nn.functional.cross_entropy(logits.flatten(0, 1), torch.cat(targets).flatten())
     assert abs(mean.item() - expected[0]) < 1e-5
+
+
+def test_an_evaluation_counts_its_sequences_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each microbatch had all of them counted: of 4,096 that took half a minute."""
+    dataset = dataset_of(tmp_path, rows(200))
+    spec = make_spec(context=CONTEXT, global_batch=8, microbatch=2)
+    batches, plain, counts = Batches(dataset, spec), dataset.held_out_counted, []
+
+    def counted(spec: RunSpec) -> int:
+        counts.append(spec)
+        return plain(spec)
+
+    monkeypatch.setattr(dataset, "held_out_counted", counted)
+    first = spec.microbatches_per_step
+    held_out = range(first, first + spec.evaluation_microbatches)
+    weights = {batches.weight(step, n) for step in (0, 10) for n in held_out}
+    assert weights == {spec.evaluation.sequences * CONTEXT / plain(spec)}
+    assert len(held_out) > 1 and len(counts) == 1
 
 
 class Weighed(HandWired):

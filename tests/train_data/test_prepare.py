@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from data_examples import make_text
@@ -21,6 +22,8 @@ from p2p_dtfm.train.data import (
     prepare_standard_library,
     standard_library_paths,
 )
+from p2p_dtfm.train.data.manifest import MANIFEST_LIMIT_BYTES, SHARD_LIMIT_TOKENS, ShardEntry
+from p2p_dtfm.train.data.prepare import shard_tokens_for
 from p2p_dtfm.train.data.text_files import read_pieces
 
 
@@ -79,6 +82,29 @@ def test_files_are_named_by_their_hash_and_nothing_else_is_left(
         assert file_digest(out / "blobs" / digest) == digest
         assert (out / "blobs" / digest).stat().st_size == size_bytes
     assert all(shard.tokens == 300 for shard in manifest.shards_in("train")[:-1])
+
+
+@pytest.mark.parametrize("text_bytes", [1, 10**9, 10**11, 10**12, 10**13])
+def test_of_any_text_a_manifest_may_name_all_shards(text_bytes: int) -> None:
+    """Of a terabyte it named a million: that was found out when all were written, and the shards
+    could not be made larger."""
+    shard_tokens = shard_tokens_for(text_bytes, documents=text_bytes // 1000)
+    count = 2 + (text_bytes + text_bytes // 1000) // shard_tokens
+    entry = ShardEntry("f" * 64, shard_tokens, "held_out")
+    assert count < 1 << 17 and shard_tokens <= SHARD_LIMIT_TOKENS
+    assert count * (1 + len(msgspec.json.encode(entry))) < MANIFEST_LIMIT_BYTES - (1 << 18)
+    assert shard_tokens == 1 << 20 or count > 1 << 15, "and is no larger than that asks for"
+
+
+def test_shards_grow_with_the_text(
+    texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = sys.modules[shard_tokens_for.__module__]
+    monkeypatch.setattr(module, "LEAST_SHARD_TOKENS", 256)
+    monkeypatch.setattr(module, "MOST_SHARDS", 4)
+    manifest = prepare([texts], tmp_path / "out")
+    assert manifest.totals.train_tokens > 8 * 256
+    assert 2 < len(manifest.shards) <= 6
 
 
 def test_one_big_file_is_split_too(tmp_path: Path) -> None:

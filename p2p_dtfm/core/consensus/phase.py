@@ -64,7 +64,8 @@ DESCRIBED = {
     ),
     Phase.NEWCOMER_AGREED: Described(
         "fetches the states for its place, says Synced",
-        "members are Active in the view; or they have gone another way; or twice `sync_ns`",
+        "members are Active in the view; or they have gone another way; or twice as long as "
+        "members wait",
     ),
     Phase.NEWCOMER_WAITING: Described(
         "an attempt of newcomers alone has failed", "another one, with a higher number"
@@ -86,7 +87,8 @@ DESCRIBED = {
     ),
     Phase.AGREED: Described(
         "only planned: trains on, fetches what its new place needs, says Synced",
-        "the first step whose every Prepared says that all are synced; or `sync_ns`",
+        "the first step whose every Prepared says that all are synced; or `sync_ns`, two steps and "
+        "what the states take",
     ),
     Phase.WAITING: Described(
         "only unplanned: two attempts or more have failed; no step commits",

@@ -44,19 +44,26 @@ class Patience:
     step_ns: int
     """In all, while the others wait for nobody else."""
     fetch_ns: int
-    """For data or states that it says it fetches."""
+    """For data or states that it says it fetches, with none that come."""
     given_ns: int = 0
     """For those, if somebody says that it gives them: over the thinnest line that any here has."""
+    fetch_all_ns: int = 0
+    """For all of them, while more and more come; 0: no longer."""
+    given_all_ns: int = 0
+    """The same of what somebody gives."""
 
 
 class Pace:
     """Of one view. `committed` tells how long its steps take."""
 
-    def __init__(self, view: View, spec: RunSpec, largest_file_bytes: int) -> None:
-        """`largest_file_bytes`: of the data."""
+    def __init__(
+        self, view: View, spec: RunSpec, largest_file_bytes: int, all_files_bytes: int = 0
+    ) -> None:
+        """`largest_file_bytes`, `all_files_bytes`: of the data."""
         self._view = view
         self._spec = spec
         self._file_bytes = largest_file_bytes
+        self._all_files_bytes = all_files_bytes
         self._records = {record.peer_id: record for record in view.snapshot.records}
         self._had = view.snapshot.states()
         self._lent_bytes = _lent_bytes(view, boundary_bytes(spec)) if spec.audit.rate else 0
@@ -92,11 +99,18 @@ class Pace:
             share = self._spec.evaluation_microbatches / self._spec.microbatches_per_step
             step_ns += int(step_ns * share)
         fetch_bytes = self._fetch_bytes(step) + borrowed * self._lent_bytes
+        fetch_ns, given_ns = (
+            floor_ns + self._fetch_ns(peer_id, step, fetch_bytes, bytes_per_s)
+            for bytes_per_s in (self._fetch_bytes_per_s, self._given_bytes_per_s)
+        )
+        more_bytes = max(0, self._read_bytes(peer_id, step) - self._fetch_bytes(step))
         return Patience(
             stuck_ns=floor_ns + PIECE_FACTOR * self._piece_ns(peer_id),
             step_ns=factor * (floor_ns + STEP_FACTOR * step_ns),
-            fetch_ns=floor_ns + self._fetch_ns(peer_id, step, fetch_bytes, self._fetch_bytes_per_s),
-            given_ns=floor_ns + self._fetch_ns(peer_id, step, fetch_bytes, self._given_bytes_per_s),
+            fetch_ns=fetch_ns,
+            given_ns=given_ns,
+            fetch_all_ns=fetch_ns + duration_ns(more_bytes, self._fetch_bytes_per_s),
+            given_all_ns=given_ns + duration_ns(more_bytes, self._given_bytes_per_s),
         )
 
     def _evaluates(self, step: int) -> bool:
@@ -120,6 +134,23 @@ class Pace:
 
     def _fetch_bytes(self, step: int) -> int:
         return self._file_bytes * (2 if self._evaluates(step) else 1)  # held-out data, too
+
+    def _read_bytes(self, peer_id: str, step: int) -> int:
+        """Of the files that the peer may read in a step: of large data each sequence lies in
+        another one, as likely as not, and in its first steps it has none of them."""
+        plan = self._view.plan
+        if not isinstance(plan, Plan):
+            return 0
+        sequences, last_layer = 0, self._view.snapshot.workload.layer_count - 1
+        for number, position in plan.places_of(peer_id):
+            pipeline = plan.pipelines[number]
+            layers = pipeline.stages[position].layers
+            if not (0 in layers or last_layer in layers or self._spec.stages_know_tokens):
+                continue
+            sequences += pipeline.microbatch_count * self._spec.batch.microbatch
+            if self._evaluates(step):
+                sequences += -(-self._spec.evaluation.sequences // len(plan.pipelines))
+        return min(self._all_files_bytes, sequences * self._file_bytes)
 
     def _fetch_ns(self, peer_id: str, step: int, size: int, bytes_per_s: int) -> int:
         """Of so many bytes, and of the states with which the first step begins."""

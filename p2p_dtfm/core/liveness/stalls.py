@@ -184,6 +184,8 @@ class Stalls:
             self._stretched_ns(patience.step_ns),
             self._stretched_ns(patience.fetch_ns),
             self._stretched_ns(patience.given_ns),
+            self._stretched_ns(patience.fetch_all_ns),
+            self._stretched_ns(patience.given_all_ns),
         )
 
     def _stretched_ns(self, patience_ns: int) -> int:
@@ -233,10 +235,9 @@ class Stalls:
             return f"{text} for {waited_ns / SECOND_NS:.1f} s" if is_late else ""
 
         if found.fetches:
-            if found.is_given:
-                limit_ns = max(patience.fetch_ns, patience.given_ns)
-                return late(end.held_ns, limit_ns, "fetches, and it does not come to an end")
-            return late(end.held_ns, patience.fetch_ns, "fetches, and nothing comes of it")
+            limit_ns, all_ns = _time_of_fetch(found, patience)
+            nothing = late(end.stuck_ns, limit_ns, "fetches, and nothing comes of it")
+            return nothing or late(end.held_ns, all_ns, "fetches, and it does not come to an end")
         for lack, false_ns in end.false_ns.items():
             if divisor * false_ns >= self._stretched_ns(FLOOR_NS):
                 return f"says that it lacks {_named(lack)} of this peer, and has accepted it"
@@ -245,6 +246,16 @@ class Stalls:
         if not found.travels and divisor * end.stuck_ns >= patience.stuck_ns:
             return late(end.stuck_ns, patience.stuck_ns, "is waited for, and completes nothing")
         return late(end.held_ns, max(patience.step_ns, patience.stuck_ns), "is waited for")
+
+
+def _time_of_fetch(found: _Found, patience: Patience) -> tuple[int, int]:
+    """It may read many files in a step, one after the other: of each, by what comes, and of all of
+    them together."""
+    limit_ns, all_ns = patience.fetch_ns, patience.fetch_all_ns
+    if found.is_given:
+        limit_ns = max(limit_ns, patience.given_ns)
+        all_ns = max(all_ns, patience.given_all_ns)
+    return limit_ns, max(limit_ns, all_ns)
 
 
 def _lacks_a_tensor(work: Work, of: str) -> bool:

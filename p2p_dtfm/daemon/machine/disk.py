@@ -7,10 +7,14 @@ the shards of the run under way, which are fetched as they are needed.
 
 import asyncio
 import logging
+import os
 import shutil
-from collections.abc import Callable, Iterator
+import stat
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from p2p_dtfm.core.protocol.facts.in_words import bytes_text
 from p2p_dtfm.daemon.machine.home import DEVICES, all_below
@@ -25,6 +29,14 @@ SHARD_LEAST_BYTES = 1 << 20
 """Smaller blobs (manifests, tokenizers) make the models of a run usable, and stay."""
 
 log = logging.getLogger("p2p_dtfm")
+
+
+class _File(NamedTuple):
+    """`file`: whatever names it has."""
+
+    path: Path
+    file: tuple[int, int]
+    size_bytes: int
 
 
 @dataclass(frozen=True)
@@ -66,32 +78,55 @@ def trim(home: Path, run_directory: Path, limit_bytes: int) -> int:
 
     `run_directory`: of the run that is trained now.
     """
-    others = home / DEVICES
-    used_bytes = size_of(home, others)
+    used = _Used(home, home / DEVICES)
+    if used.total_bytes <= limit_bytes:
+        return used.total_bytes
     for item in sorted(_removable(home, run_directory), key=lambda item: item.changed_s):
-        if used_bytes <= limit_bytes:
+        if used.total_bytes <= limit_bytes:
             break
         log.info("removes %s: the disk limit is reached", item.path)
+        files = list(_files_of(item.path))
         try:
             item.remove(item.path)
         except (OSError, CheckpointFailed) as error:
             log.warning("%s stays: %s", item.path, error)
-        used_bytes = size_of(home, others)  # what has another name there frees nothing
-    return used_bytes
+        used.forget(files)
+    return used.total_bytes
 
 
 def size_of(path: Path, but: Path | None = None) -> int:
     """Bytes in a file, or in all files of a directory but those of one directory in it; a file with
     several names counts once."""
-    sizes: dict[tuple[int, int], int] = {}
+    return _Used(path, but).total_bytes
+
+
+class _Used:
+    """Counted once: a home may hold a hundred thousand shards, and each of them may have to go."""
+
+    def __init__(self, path: Path, but: Path | None) -> None:
+        self.total_bytes = 0
+        self._names: Counter[tuple[int, int]] = Counter()
+        """Of each file: what has another name there frees nothing."""
+        for _, file, size_bytes in _files_of(path, but):
+            self.total_bytes += 0 if self._names[file] else size_bytes
+            self._names[file] += 1
+
+    def forget(self, files: Iterable[_File]) -> None:
+        """Those of them that are gone."""
+        for path, file, size_bytes in files:
+            if self._names[file] and not os.path.lexists(path):
+                self._names[file] -= 1
+                self.total_bytes -= 0 if self._names[file] else size_bytes
+
+
+def _files_of(path: Path, but: Path | None = None) -> Iterator[_File]:
     for file in (path, *all_below(path, but)):
         try:
             status = file.lstat()
         except OSError:  # removed meanwhile
             continue
-        if not file.is_dir():
-            sizes[status.st_dev, status.st_ino] = status.st_size
-    return sum(sizes.values())
+        if not stat.S_ISDIR(status.st_mode):
+            yield _File(file, (status.st_dev, status.st_ino), status.st_size)
 
 
 def _removable(home: Path, run_directory: Path) -> Iterator[_Removable]:

@@ -110,7 +110,7 @@ class Participant:
         self.step_watch = StepWatch(
             network.me.peer_id,
             run.spec,
-            max(run.manifest.blobs().values(), default=0),
+            run.manifest.blobs().values(),
             self.trainer.waits,
             network.liveness.sleep_ns,
         )

@@ -137,9 +137,8 @@ class Microbatches:
         number = self._replay.microbatches[place]
         if kind is TaskletKind.FORWARD:
             return self._activation(step, number)
-        after = self._neighbour(FrameKind.ACTIVATION, number).peer_id
-        gradient = FrameKind.ACTIVATION_GRADIENT
-        return FrameKey(step, gradient, self._stage.end_layer, number, after)
+        after, gradient = self._beside(number, after=True), FrameKind.ACTIVATION_GRADIENT
+        return FrameKey(step, gradient, self._stage.end_layer, number, after.peer_id)
 
     async def _unless_poisoned(self, work: Awaitable[Result]) -> Result:
         """Of what no correct neighbour sends nothing is made, and the step does not go on."""
@@ -326,7 +325,7 @@ class Microbatches:
 
     async def evaluate(self, step: int) -> float:
         """Held-out microbatches, in the order of all; the summed loss, where the head is."""
-        loss_sum, entry = 0.0, None
+        loss_sum, entry, kind = 0.0, None, FrameKind.ACTIVATION
         for number in self.held_out:
             if not self._runner.has_embedding:
                 key = self._activation(step, number)
@@ -342,11 +341,12 @@ class Microbatches:
             if self._runner.has_head:
                 loss_sum += float(result)
             else:
-                kind = FrameKind.ACTIVATION
+                neighbour = self._neighbour(kind, number).peer_id
                 sent = await self._compute.run(self._outgoing, step, kind, number, result)
                 if self._work.keeps_held_out:
                     await self._compute.run(self._work.evaluated, number, sent)
                 self._send(step, kind, number, sent)
+                await self._frames.few_are_left_for(neighbour, self._stage.in_flight)
         return loss_sum
 
     def _evaluate(self, step: int, number: int, activation: Tensor | None) -> Tensor | float:

@@ -39,6 +39,7 @@ class StepFrames:
         self._transport = transport
         self._sends: set[asyncio.Task[None]] = set()
         self._under_way: Counter[str] = Counter()
+        self._written = asyncio.Event()
         self._given: set[tuple[str, int, FrameKind, int, int]] = set()
 
     async def refuse(self, peer_id: str, fault: PeerFault) -> NoReturn:
@@ -65,6 +66,7 @@ class StepFrames:
             self.on_trouble(peer_id, "a tensor could not be sent to it")
         finally:
             self._under_way[peer_id] -= 1
+            self._written.set()
 
     def begin_step(self, step: int) -> None:
         """Forget what was given in steps before."""
@@ -77,6 +79,13 @@ class StepFrames:
     def is_writing_to(self, peer_id: str) -> bool:
         """Whether a frame for this peer waits for its turn on the line."""
         return self._under_way[peer_id] > 0
+
+    async def few_are_left_for(self, peer_id: str, count: int) -> None:
+        """Wait while more frames than that wait for this peer's line: each is held in memory, and
+        over a thin line they are made faster than they leave."""
+        while self._under_way[peer_id] > count:
+            self._written.clear()
+            await self._written.wait()
 
     def header(
         self,

@@ -32,7 +32,9 @@ LARGE_BYTES = 256 << 10
 WRITE_LARGE_EVERY_S = 60.0
 """Of hundreds of peers, over hundreds of views."""
 LONGEST_STEP_S = 600.0
-"""More between two commits is no step, but a machine that slept."""
+STEPS_AT_MOST = 4
+"""So much between two commits, or so many times what the plan says, is no step, but a machine that
+slept."""
 DAYS_KEPT = 400
 BOARD_LIMIT = 100
 LIMIT_BYTES = 16 << 20
@@ -74,6 +76,7 @@ class Contributions:
         self._members: frozenset[Member] = frozenset()
         self._seen_from: int | None = None
         self._committed_s: float | None = None
+        self._longest_step_s = LONGEST_STEP_S
         self._written_s = now.monotonic_s()
         self._write_every_s = WRITE_EVERY_S
         self._lock = threading.Lock()
@@ -81,6 +84,8 @@ class Contributions:
     def view_took_over(self, view: View, step: int) -> None:
         """From `step` on, as this view's plan says."""
         self._follow(view.plan, step)
+        planned_s = view.plan.predicted_step_ns / 1e9 if isinstance(view.plan, Plan) else 0.0
+        self._longest_step_s = max(LONGEST_STEP_S, STEPS_AT_MOST * planned_s)
         self._lose(view)
         self._seen_from = step if self._seen_from is None else min(step, self._seen_from)
         self._committed_s = now.monotonic_s()
@@ -158,7 +163,7 @@ class Contributions:
         new = self._kept.tallies.committed(step)
         share = self._kept.tallies.share(step, self._me)
         before_s = now_s if self._committed_s is None else self._committed_s
-        took_s = min(now_s - before_s, LONGEST_STEP_S)
+        took_s = min(now_s - before_s, self._longest_step_s)
         self._committed_s = now_s
         if step + 1 >= self._spec.total_steps:
             self._kept.course = replace(self._kept.course, ended_s=now.wall_s())

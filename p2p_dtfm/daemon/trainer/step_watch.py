@@ -1,7 +1,7 @@
 """Who holds up the steps of the view in force: `core.liveness.stalls` with what this daemon
 knows."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from p2p_dtfm.core.consensus.agreement import Agreement
 from p2p_dtfm.core.liveness.liveness import Suspicion
@@ -28,10 +28,11 @@ class StepWatch:
     """`took_over` with each view, `committed` and `vouched` with each step, `tick` all the time."""
 
     def __init__(
-        self, me: str, spec: RunSpec, largest_file_bytes: int, waits: StepWaits, sleep_ns: int
+        self, me: str, spec: RunSpec, files_bytes: Collection[int], waits: StepWaits, sleep_ns: int
     ) -> None:
+        """`files_bytes`: of each file of the data."""
         self._spec = spec
-        self._file_bytes = largest_file_bytes
+        self._largest_and_all = max(files_bytes, default=0), sum(files_bytes)
         self._waits = waits
         self._stalls = Stalls(me, sleep_ns)
         self._in_view: tuple[PossibleWaits, Pace] | None = None
@@ -42,7 +43,7 @@ class StepWatch:
         self._not_ready: list[Suspicion] = []
 
     def took_over(self, view: View, step: int) -> None:
-        pace = Pace(view, self._spec, self._file_bytes)
+        pace = Pace(view, self._spec, *self._largest_and_all)
         pace.begin(step)
         self._in_view = PossibleWaits(view, bool(tied_ends(self._spec))), pace
         self._step_began_ns, self._not_ready = None, []

@@ -56,6 +56,9 @@ TOKENIZER_NAME = "tokenizer.json"
 
 _PIECE_BYTES = (1 << 10, 1 << 16)
 """Least and most. A batch of large ones, encoded, takes a hundred times its size."""
+LEAST_SHARD_TOKENS = 1 << 20
+MOST_SHARDS = 100_000
+"""Each takes some 115 bytes of a manifest (`manifest.MANIFEST_LIMIT_BYTES`)."""
 _BPE_TRAINING_LIMIT_BYTES = 1 << 28
 
 
@@ -74,7 +77,7 @@ def prepare(
     out: Path,
     *,
     vocabulary: int | None = None,
-    shard_tokens: int = 1 << 20,
+    shard_tokens: int | None = None,
     held_out_fraction: float = 0.02,
     context: int = 128,
     progress: Progress = lambda done_bytes, total_bytes, stage: None,
@@ -95,6 +98,7 @@ def prepare(
     `validation`: files and directories to hold out, instead of a fraction of all.
     `vocabulary`: None for bytes, else the tokens of a byte-pair encoding learnt from the text.
     `tokenizer`: one that is there already, instead of either.
+    `shard_tokens`: None for what suits the text (`shard_tokens_for`).
     `context`: both splits must hold at least one window of context + 1 tokens.
     `skipped`: filled with counts of what was left out, if given.
     `wish`: which documents are wanted, and how often each.
@@ -102,7 +106,8 @@ def prepare(
     `say`: hears from where a command that was interrupted goes on.
     """
     skipped = Skipped() if skipped is None else skipped
-    _require_sane(vocabulary, shard_tokens, held_out_fraction, context)
+    least = LEAST_SHARD_TOKENS if shard_tokens is None else shard_tokens
+    _require_sane(vocabulary, least, held_out_fraction, context)
     notes = notes_of(name, licence, source)
     replaces = require_ours(out)
     files = find_files(paths, validation or [], out, skipped)
@@ -115,6 +120,8 @@ def prepare(
         read_first(survey, files, held_out_fraction, context, progress, skipped)
         for named, held_out in ((paths, False), (validation or [], True)):
             _require_text(survey, named, held_out, skipped)
+        if shard_tokens is None:
+            shard_tokens = shard_tokens_for(survey.text_bytes, survey.documents)
         with alone_with(out, replaces) as store:
             clear_temporary_files(out)
             wishes = (vocabulary, shard_tokens, tokenizer and _named(tokenizer))
@@ -130,6 +137,15 @@ def prepare(
             if replaces or journal.was_there:
                 remove_unused(store, manifest)
     return manifest
+
+
+def shard_tokens_for(text_bytes: int, documents: int) -> int:
+    """In one shard, so that a manifest may name all: a token may be as little as a byte, and one
+    more ends each document. No more than that, for whoever reads a sequence fetches all of it."""
+    shard_tokens = LEAST_SHARD_TOKENS
+    while (text_bytes + documents) // shard_tokens >= MOST_SHARDS:
+        shard_tokens *= 2
+    return min(shard_tokens, SHARD_LIMIT_TOKENS)
 
 
 def open_prepared(out: Path) -> PreparedData:

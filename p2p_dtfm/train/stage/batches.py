@@ -18,6 +18,8 @@ class Batches:
         self._spec = spec
         self._weighed = (-1, 1.0)
         """The last step that was weighed, and its weight."""
+        self._held_out_weight: float | None = None
+        """The same in each step: to look at all sequences for each would take their square."""
 
     def __call__(self, step: int, index: int) -> tuple[Tensor, Tensor]:
         """Inputs and targets, int64 [sequences, tokens]. Raises as `Dataset.microbatch` does."""
@@ -35,8 +37,10 @@ class Batches:
         if not self._dataset.manifest.sequence_tokens:
             return 1.0
         if index >= spec.microbatches_per_step:
-            tokens = spec.evaluation.sequences * spec.model.context
-            return tokens / self._dataset.held_out_counted(spec)
+            if self._held_out_weight is None:
+                tokens = spec.evaluation.sequences * spec.model.context
+                self._held_out_weight = tokens / self._dataset.held_out_counted(spec)
+            return self._held_out_weight
         if step != self._weighed[0]:
             self._weighed = (step, spec.tokens_per_step / self._dataset.counted(spec, step))
         return self._weighed[1]

@@ -11,6 +11,7 @@ from p2p_dtfm.core.liveness.lateness import PATIENT_ABOVE, of_many_ns
 from p2p_dtfm.core.messages.agreement_messages import Heartbeat, Synced
 from p2p_dtfm.core.messages.message_bounds import NEWCOMERS_LIMIT
 from p2p_dtfm.core.messages.statements import stated
+from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.snapshot import Member, ViewId
 from p2p_dtfm.core.recovery.view import View
 
@@ -22,6 +23,8 @@ measured."""
 SLOWER_LIMIT = 4
 """A step under way counts as so many times the one before at most: one that stands still ends no
 wait for states."""
+SLOWEST_BYTES_PER_S = 250_000
+"""Who says that its link is thinner keeps others from a view for no longer."""
 STEPS_AHEAD = 2
 """States are offered between two steps: so many may have to pass before."""
 
@@ -94,12 +97,11 @@ class Syncing:
         """Who never gets its state, though it lives, must not keep others from joining."""
         state = self._state
         view = state.next_view
-        waited_ns = now_ns - state.following.agreed_ns
         patience = 2 if state.is_newcomer else 1  # a newcomer leaves it to the members
         if view is None or state.following.is_doomed:
             return []
         hold_up = self._stuck_newcomers(now_ns) or self._idle_members(now_ns)
-        if waited_ns < patience * state.timing.sync_ns and not hold_up:
+        if not self._takes_too_long(now_ns, patience) and not hold_up:
             return []
         unsynced = ", ".join(m.peer_id for m in view.members if m not in state.following.synced)
         self.refuse_unsynced(now_ns, 1)
@@ -110,7 +112,7 @@ class Syncing:
     def refuse_unsynced(self, now_ns: int, haste: int) -> None:
         """Who did not get its states; with `haste`, in such a part of the time that it has."""
         state = self._state
-        due = (now_ns - state.following.agreed_ns) * haste >= state.timing.sync_ns
+        due = self._takes_too_long(now_ns, 1, haste)
         newcomers = self._unsynced_newcomers if due else self._stuck_newcomers(now_ns, haste)
         for member in newcomers:
             state.others.newcomers.refuse(member.peer_id, now_ns)
@@ -175,9 +177,25 @@ class Syncing:
         patience_ns = of_many_ns(fellows, state.timing.newcomer_sync_ns)
         return state.attempts.lateness.stretched_ns(patience_ns, fellows)
 
+    def _takes_too_long(self, now_ns: int, patience: int, haste: int = 1) -> bool:
+        """Whether the agreed view has taken `patience` times as long as it may: beside `sync_ns`
+        what the states of large models need over the links that there are, and the steps between
+        which they are offered. With `haste`, such a part of that."""
+        state, view = self._state, self._state.next_view
+        waited_ns, sync_ns = (now_ns - state.following.agreed_ns) * haste, state.timing.sync_ns
+        if view is None or waited_ns < patience * sync_ns:
+            return waited_ns >= patience * sync_ns
+        unsynced = set(view.members) - state.following.synced
+        takes_ns = max((self._transfer_ns(it) for it in unsynced), default=0)
+        return waited_ns >= patience * (sync_ns + self._until_offered_ns(now_ns) + takes_ns)
+
     def _until_offered_ns(self, now_ns: int) -> int:
-        """By the plan, or by what steps take: machines may be slower than they were."""
-        plan, present = self._state.plan, self._state.present
+        """By the plan, or by what steps take: machines may be slower than they were. A newcomer
+        knows only the plan that is to come."""
+        state, plan, present = self._state, self._state.plan, self._state.present
+        if state.is_newcomer:
+            coming = state.next_view.plan if state.next_view is not None else None
+            return STEPS_AHEAD * coming.predicted_step_ns if isinstance(coming, Plan) else 0
         if plan is None:
             return 0
         takes_ns = max(plan.predicted_step_ns, present.step_ns)
@@ -185,7 +203,8 @@ class Syncing:
         return STEPS_AHEAD * max(takes_ns, under_way_ns)
 
     def _transfer_ns(self, newcomer: Member) -> int:
-        """What the states of its layers take on the way there, by what members measured."""
+        """What the states of its layers take on the way there, by what members measured: whatever
+        that is, up to `sync_ns`, and of large ones what they take at `SLOWEST_BYTES_PER_S`."""
         state = self._state
         view = state.next_view
         assert view is not None
@@ -200,7 +219,7 @@ class Syncing:
             if giver.peer_id in members and giver.link_to(newcomer.peer_id) is not None
         ]
         needs_ns = duration_ns(size, max(1, max(rates, default=UNKNOWN_BYTES_PER_S)))
-        return min(needs_ns, state.timing.sync_ns)
+        return min(needs_ns, max(state.timing.sync_ns, duration_ns(size, SLOWEST_BYTES_PER_S)))
 
     def gives(self, given: Mapping[str, int], now_ns: int) -> None:
         """So many bytes this peer has given, since the next view was agreed on, to each of those

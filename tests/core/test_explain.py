@@ -1,6 +1,9 @@
 """An explanation speaks of every member, and compares with the alternatives that it tried."""
 
-from p2p_dtfm.core.planner.explain import explain
+import msgspec
+import pytest
+
+from p2p_dtfm.core.planner.explain import explain, explain_peer
 from p2p_dtfm.core.planner.planner import compute_plan
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.records import Intent, Link
@@ -52,3 +55,20 @@ def test_a_single_peer_has_no_alternative() -> None:
     plan = compute_plan(snapshot)
     assert isinstance(plan, Plan)
     assert explain(snapshot, plan).best_alternative is None
+
+
+@pytest.mark.parametrize("memory_bytes", [0, 1, 1 << 20])
+def test_a_plan_that_stands_is_told_of_though_a_member_offers_less_than_it_takes(
+    memory_bytes: int,
+) -> None:
+    """After a failure the plan in force stays, whatever members offer by then: no dashboard showed
+    such a view, since `explain_peer` ended with `AssertionError` at all of them."""
+    whole = snapshot_of(record("a", links=links_to("b")), record("b", links=links_to("a")))
+    before = compute_plan(whole)
+    assert isinstance(before, Plan) and len(before.stage_holders()) == 2
+    less = record("b", links=links_to("a"), device=device(memory_bytes=memory_bytes))
+    later = msgspec.structs.replace(whole, records=(whole.records[0], less), present=before)
+    plan = compute_plan(later)
+    assert plan == before, "it stands"
+    for peer_id in ("a", "b"):
+        assert explain_peer(later, before, peer_id).role.startswith("pipeline")

@@ -1,5 +1,6 @@
 """A step commits with every Prepared, to one outcome whatever their order; liars are named."""
 
+import builtins
 import math
 
 import msgspec
@@ -13,6 +14,7 @@ from p2p_dtfm.core.messages.prepared import Prepared
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
 from p2p_dtfm.core.protocol.snapshot import ViewId
+from p2p_dtfm.core.schedule.sums_in_order import added_up
 from tests.core.builders import stated
 
 VIEW = ViewId(3, "ab" * 32)
@@ -198,3 +200,19 @@ def test_two_steps_interleaved_in_any_order_commit_alike(order: list) -> None:
             outcomes.append(outcome)
     assert [outcome.step for outcome in outcomes] == [0, 1]
     assert outcomes[0].loss == outcomes[1].loss
+
+
+def test_sums_are_rounded_one_after_the_other_whichever_python_adds_them_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """From 3.12 on `sum` makes up for what is rounded away; then members came to other norms."""
+    monkeypatch.setattr(builtins, "sum", math.fsum)
+    said = prepared("c", loss_sum=0.1, squared_norms={0: 1.0, 1: 2.0**-53})
+    others = (
+        prepared("a", loss_sum=0.0, squared_norms={0: 1.0}),
+        prepared("b", loss_sum=0.2, squared_norms={1: 2.0**-53}),
+    )
+    outcome = commit(*others, said)
+    assert outcome is not None and outcome.loss == (0.2 + 0.1) / 40
+    assert added_up([0.1] * 10) == 0.9999999999999999 != math.fsum([0.1] * 10)
+    assert added_up([]) == 0.0

@@ -25,6 +25,7 @@ from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.protocol.snapshot import ViewId
+from p2p_dtfm.core.schedule.sums_in_order import added_up
 
 __all__ = [
     "Prepared",
@@ -124,7 +125,7 @@ class StepTransaction:
         if self.missing or self.conflict.reason:
             return None
         prepared = [self._prepared[holder] for holder in self._holders]
-        squared_norm = sum(
+        squared_norm = added_up(
             self._prepared[segment.holders[0]].squared_norms[number]
             for number, segment in enumerate(self._segments)
         )
@@ -134,9 +135,11 @@ class StepTransaction:
         return StepOutcome(
             step=self.step,
             gradient_norm=math.sqrt(squared_norm),
-            loss=sum(item.loss_sum for item in prepared) / token_count if token_count else None,
+            loss=added_up(item.loss_sum for item in prepared) / token_count
+            if token_count
+            else None,
             token_count=token_count,
-            held_out_loss=sum(item.held_out_loss_sum for item in prepared) / held_out_tokens
+            held_out_loss=added_up(item.held_out_loss_sum for item in prepared) / held_out_tokens
             if held_out_tokens
             else None,
             take_over=ready_for.pop() if len(ready_for) == 1 else None,

@@ -123,6 +123,7 @@ def explain(snapshot: Snapshot, plan: Plan) -> Explanation:
         tuple(number_of[stage.peer_id] for stage in pipeline.stages) for pipeline in plan.pipelines
     )
     cost = _in_force(model, plan, placement)
+    assert cost is not None, "a plan that was just made fits"
     timed = model.refined
     if model.events(cost) * problem.peer_count <= MOST_EVENTS:
         timed = model.simulated
@@ -157,25 +158,26 @@ def explain_peer(snapshot: Snapshot, plan: Plan, peer_id: str) -> PeerExplanatio
     )
     model = StepModel(problem)
     off_ns = 0
-    if not plan.stand_ins:  # else nothing is timed: the model knows one place of a peer
-        cost = _in_force(model, plan, placement)
+    # of stand-ins nothing is timed: the model knows one place of a peer
+    cost = None if plan.stand_ins else _in_force(model, plan, placement)
+    if cost is not None:
         off_ns = model.judged(cost).step_ns - model.refined(cost).step_ns
     timing = _Model(problem, model, SwarmLinks(snapshot.records), model.refined, off_ns)
     return _explain_peer(snapshot, plan, timing, placement, snapshot.record(peer_id))
 
 
-def _in_force(model: StepModel, plan: Plan, placement: Placement) -> PlacementCost:
-    """The plan as it is, with its own cuts and microbatches."""
+def _in_force(model: StepModel, plan: Plan, placement: Placement) -> PlacementCost | None:
+    """The plan as it is, with its own cuts and microbatches; None where a peer offers less memory
+    by now than its stage takes."""
     timed = []
     for peers, pipeline in zip(placement, plan.pipelines, strict=True):
         cuts = (0, *(stage.end_layer for stage in pipeline.stages))
         cost = model.pipelines.time_fixed(peers, cuts)
-        assert cost is not None, "the plan in force fits"
+        if cost is None:
+            return None
         timed.append(cost)
     counts = tuple(pipeline.microbatch_count for pipeline in plan.pipelines)
-    whole = model.dealt(placement, timed, counts)
-    assert whole is not None, "without a bound every placement that fits has a cost"
-    return whole
+    return model.dealt(placement, timed, counts)
 
 
 @dataclass(frozen=True, slots=True)

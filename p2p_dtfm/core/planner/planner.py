@@ -1,5 +1,7 @@
 """From a snapshot to a plan."""
 
+from typing import NamedTuple
+
 import msgspec
 
 from p2p_dtfm.core.audit.auditors import with_auditors
@@ -73,15 +75,15 @@ def _without(snapshot: Snapshot, idle: frozenset[str]) -> Plan | NoPlan:
         return standing
     again = recomputing(problem, snapshot.workload)
     if snapshot.workload.recompute == "always":
-        return _plan(snapshot, again)[0]
-    plain, has_room = _plan(snapshot, problem)
-    if has_room or snapshot.workload.recompute != "auto":
-        return plain
-    other, _ = _plan(snapshot, again)
-    if isinstance(other, NoPlan) or isinstance(plain, NoPlan):
-        return plain if isinstance(plain, Plan) else other
-    gains = plain.predicted_step_ns - other.predicted_step_ns
-    return other if gains * RECOMPUTING_PAYS > plain.predicted_step_ns else plain
+        return _made(snapshot, again).plan
+    plain = _made(snapshot, problem)
+    if plain.has_room or snapshot.workload.recompute != "auto":
+        return plain.plan
+    other = _made(snapshot, again)
+    if isinstance(other.plan, NoPlan) or isinstance(plain.plan, NoPlan):
+        return plain.plan if isinstance(plain.plan, Plan) else other.plan
+    gains = plain.step_ns() - other.step_ns()
+    return other.plan if gains * RECOMPUTING_PAYS > plain.step_ns() else plain.plan
 
 
 def standing_plan(snapshot: Snapshot) -> Plan | None:
@@ -144,11 +146,25 @@ def _problem(snapshot: Snapshot, idle: frozenset[str]) -> PlanningProblem:
     return problem_of(snapshot)
 
 
-def _plan(snapshot: Snapshot, problem: PlanningProblem) -> tuple[Plan | NoPlan, bool]:
-    """(plan, whether every stage has memory for all that it wants in flight)."""
+class _Made(NamedTuple):
+    """A plan, and what it was made of."""
+
+    plan: Plan | NoPlan
+    has_room: bool = False
+    """Every stage has memory for all that it wants in flight."""
+    timed: tuple[StepModel, PlacementCost] | None = None
+
+    def step_ns(self) -> int:
+        """As everything is now: a plan that stays says what its step took when it was made."""
+        assert self.timed is not None
+        model, cost = self.timed
+        return model.judged(cost).step_ns
+
+
+def _made(snapshot: Snapshot, problem: PlanningProblem) -> _Made:
     fallback = memory_pipeline(problem)
     if fallback is None:
-        return why_infeasible(problem), False
+        return _Made(why_infeasible(problem))
     model = StepModel(problem)
     # in a planned view members have what their present stages need
     states = None if snapshot.planned else snapshot.states()
@@ -168,7 +184,7 @@ def _plan(snapshot: Snapshot, problem: PlanningProblem) -> tuple[Plan | NoPlan, 
     plan = unchanged or plan_of(problem, model.judged(chosen))
     if is_hurried or is_stopgap:
         plan = msgspec.structs.replace(plan, provisional=True)
-    return plan, _has_room(model, chosen)
+    return _Made(plan, _has_room(model, chosen), (model, chosen))
 
 
 def _shape(cost: PlacementCost) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:

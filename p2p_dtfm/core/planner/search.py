@@ -138,6 +138,8 @@ def _cut_well(model: StepModel, cost: PlacementCost, divisor: int) -> PlacementC
     neighbours = _neighbours(model, cost)
     while tries > 0 and (moved := next(neighbours, None)) is not None:
         tries -= 1
+        if model.events(moved) > EVENTS:  # other cuts may make many more pairs of holders
+            continue
         timed = model.simulated_within(moved, best_ns)
         if timed is not None and timed.step_ns < best_ns:
             cost, best_ns = moved, timed.step_ns

@@ -18,6 +18,7 @@ from p2p_dtfm.core.planner.wire_plan import WirePlan, wire_plan
 from p2p_dtfm.core.protocol.plan import Plan, Segment
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.schedule.one_order import merged
+from p2p_dtfm.core.schedule.sums_in_order import added_up
 from p2p_dtfm.core.schedule.tied_ends import tied_ends
 from p2p_dtfm.core.transcript.checking import NotTrue, Step
 from p2p_dtfm.daemon.step.neighbours import held_out_indices
@@ -104,7 +105,7 @@ class WorkAgain:
         reduced = self._sums(plan, computed)
         norms = [self._squared_norm(segment, reduced) for segment in plan.segments()]
         for layer, state in self.states.items():
-            apply_outcome(self.spec, state, reduced[layer], number, math.sqrt(sum(norms)))
+            apply_outcome(self.spec, state, reduced[layer], number, math.sqrt(added_up(norms)))
 
     def judge_states(self, step: Step) -> None:
         """Whether the present states are those that the step's Prepared name, where they do. Raises
@@ -264,7 +265,7 @@ class WorkAgain:
                     raise _other(holder, "norm", segment, step)
 
     def _squared_norm(self, segment: Segment, reduced: Mapping[int, Tensor]) -> float:
-        return sum(
+        return added_up(
             squared_norm(counted_once(self.spec, layer, reduced[layer])) for layer in segment.layers
         )
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from p2p_dtfm.core.commit.step_terms import terms_of
 from p2p_dtfm.core.recovery.partial_replay import StageReplay, whole_step
+from p2p_dtfm.core.schedule.sums_in_order import added_up
 from p2p_dtfm.daemon.step.lent_parameters import begun_with
 from p2p_dtfm.daemon.step.mailbox import segments_of
 from p2p_dtfm.daemon.step.microbatches import Microbatches
@@ -138,7 +139,7 @@ class StepEngine:
         held_out_count = len(self._microbatches.held_out) if evaluate and makes_losses else 0
         tokens = self._spec.batch.microbatch * self._spec.model.context
         norms = await self._tools.compute.run(self._squared_norms)
-        loss_sum = sum(self.work.losses.values(), 0.0)
+        loss_sum = added_up(self.work.losses.values())
         if not all(map(math.isfinite, [*norms.values(), loss_sum, held_out_loss])):
             raise NotFinite("a norm or a loss is not finite")
         return LocalResult(
@@ -174,7 +175,7 @@ class StepEngine:
             return dict.fromkeys(self._segments, 0.0)
         with self._runner.beside_passes():
             return {
-                number: sum(
+                number: added_up(
                     squared_norm(counted_once(self._spec, layer, self.reduced[layer]))
                     for layer in segment.layers
                 )

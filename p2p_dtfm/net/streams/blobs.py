@@ -46,8 +46,7 @@ OnCame = Callable[[int], None]
 CALLS_IN_FLIGHT = 4
 BUSY_PAUSES_S = (0.1, 0.2, 0.4, 0.8, 1.6)
 BEGUN_LIMIT_BYTES = 256 << 20
-"""In memory, of downloads that broke off: whoever has the rest may be found later. Of what broke
-off last there may be more: it is gone on with at once, most often."""
+"""In memory, of downloads that broke off: whoever has the rest may be found later."""
 CROWD = 3
 """Of so many it is asked first who has a blob at all."""
 ASKED_AT_ONCE = 16
@@ -147,8 +146,8 @@ class _Download:
     async def is_right(self) -> bool:
         """Whether what has come has the digest."""
         file = self._file
-        if isinstance(file, io.BytesIO):  # whoever goes on with it need not wait for this thread
-            file = io.BytesIO(file.getvalue())  # which copies nothing
+        if isinstance(file, io.BytesIO):  # not copied, and whoever goes on waits for no thread
+            file = io.BytesIO(file.getvalue())
         file.seek(0)
         return await asyncio.to_thread(_digest_of, file, self._hasher()) == self.digest
 
@@ -229,13 +228,12 @@ class BlobExchange:
         return file.getvalue()
 
     def gave_lately(self, peer_id: str) -> bool:
-        """Whether it has fetched something here while it may still be on its way, as far as this
-        end sees."""
+        """Whether it has fetched here what may still be on its way, as far as this end sees."""
         gave_at_s = self._gave_at_s.get(peer_id)
         return gave_at_s is not None and now.monotonic_s() - gave_at_s < GIVES_S
 
     def _set_aside(self, download: _Download, file: io.BytesIO, kept: int) -> None:
-        """So many of the last stay, however large they are."""
+        """So many of the last stay, however large: it is gone on with at once, most often."""
         if download.has_begun:
             self._begun[download.name] = (download, file)
         begun = self._begun

@@ -28,6 +28,9 @@ def guards_in_place(
         limits = (there.bytes_per_s, one.uplink_bytes_per_s, other.downlink_bytes_per_s)
         return min(filter(None, limits)), there.latency_ns + back.latency_ns
 
+    def may(guardian: int, layer: int) -> bool:
+        return workload.may_have(peers[guardian].name, layer)
+
     held = {numbers[stage.peer_id]: list(stage.layers) for stage in plan.pipelines[0].stages}
     sizes = [FLOAT_BYTES * workload.cost(n).parameter_count for n in range(workload.layer_count)]
-    return waited_for(guarded_of(held, [*spares, *holders], room, sizes, way), step_ns)
+    return waited_for(guarded_of(held, [*spares, *holders], room, sizes, way, may), step_ns)

@@ -35,7 +35,7 @@ def simulate_step(
     step = _simulate(work, scenario, execution, (), trace)
     if not execution.commit:
         return step
-    guards = guards_in_place(plan, scenario, workload, step.total_ns)
+    guards = guards_in_place(plan, scenario, workload, step.total_ns - work.ends_meet_ns)
     return _simulate(work, scenario, execution, guards, trace) if guards else step
 
 
@@ -87,7 +87,9 @@ def _simulate(
         step.begin(work.timed(), at_layers, began, done, _order(execution, work))
     ended_ns = step.run()
     assert not stages_left, "every stage finishes"
-    commit_ns = step.committed_ns() - ended_ns if execution.commit else 0
+    commit_ns = 0
+    if execution.commit:
+        commit_ns = step.committed_ns() - ended_ns + work.ends_meet_ns
     sequences = _sequences(work, execution)
     return _summary(stages, scenario, reductions, step, ended_ns, commit_ns, sequences)
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from p2p_dtfm.core.cost_model.codings import Edges, coding_ns, edges_of, tensor_bytes
 from p2p_dtfm.core.cost_model.pipeline_timing import StageTiming, TimedPipeline
 from p2p_dtfm.core.cost_model.tables.layer_tables import kinds_in, layer_ns_of
+from p2p_dtfm.core.cost_model.tables.link_tables import MESSAGE_NS, duration_ns
 from p2p_dtfm.core.planner.recomputation import stage_recomputes
 from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Segment
 from p2p_dtfm.core.protocol.workload import Workload
@@ -49,6 +50,8 @@ class StepWork:
     segments: tuple[SegmentWork, ...]
     boundary_bytes: int
     inner_steps: int = 0
+    ends_meet_ns: int = 0
+    """Until the ends of every pipeline have given each other the sums of a tied matrix."""
 
     def timed(self) -> list[TimedPipeline]:
         return [
@@ -117,7 +120,25 @@ def step_work(
             stages.append(SimulatedStage(*place, pipeline.microbatch_count, timing, below_ns))
         pipelines.append(tuple(stages))
     boundary = activation_bytes(workload, execution)
-    return StepWork(tuple(pipelines), segments, boundary, workload.inner_steps)
+    ends_meet_ns = _ends_meet_ns(plan, scenario, workload)
+    return StepWork(tuple(pipelines), segments, boundary, workload.inner_steps, ends_meet_ns)
+
+
+def _ends_meet_ns(plan: Plan, scenario: Scenario, workload: Workload) -> int:
+    """Behind the reduction, as the planner counts it (`PlanningProblem.ends_meet_ns`)."""
+    shared_bytes, longest_ns = workload.head.shared_bytes, 0
+    for pipeline in plan.pipelines if shared_bytes else ():
+        ends = (pipeline.stages[0].peer_id, pipeline.stages[-1].peer_id)
+        for one, other in (ends, ends[::-1]) if len(pipeline.stages) > 1 else ():
+            link = scenario.link(one, other)
+            limits = (
+                link.bytes_per_s,
+                scenario.peer(one).uplink_bytes_per_s,
+                scenario.peer(other).downlink_bytes_per_s,
+            )
+            sent_ns = MESSAGE_NS + duration_ns(shared_bytes, min(filter(None, limits)))
+            longest_ns = max(longest_ns, link.latency_ns + sent_ns)
+    return longest_ns
 
 
 def _may_split(workload: Workload, execution: Execution) -> bool:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.core.schedule.sums_in_order import added_up
 from p2p_dtfm.train.codecs import boundary_turn, codec_of
 from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.train.stage.device.recorded_runner import runner_once
@@ -122,7 +123,7 @@ class _Runner:
 
     def replayed(self) -> Replayed:
         gradients = {n: layer.gradient for n, layer in self._layers.items()}
-        return Replayed(gradients, sum(self._losses, 0.0), self._sent, self._held_out_loss_sum)
+        return Replayed(gradients, added_up(self._losses), self._sent, self._held_out_loss_sum)
 
 
 def _pass(

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from p2p_dtfm.core.planner.wire_plan import Chunks
 from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.core.schedule.sums_in_order import added_up
 from p2p_dtfm.train.codecs import Turn, boundary_turn, codec_of
 from p2p_dtfm.train.model.gpt import build_layer
 from p2p_dtfm.train.model.layer_state import LayerState
@@ -154,7 +155,7 @@ def replay(
     finally:
         torch.set_num_threads(before)
     gradients = {n: layer.gradient for n, layer in layers.items()}
-    return Replayed(gradients, sum(losses.values(), 0.0), sent, held_out_loss_sum)
+    return Replayed(gradients, added_up(losses.values()), sent, held_out_loss_sum)
 
 
 class SegmentParts:

@@ -89,6 +89,7 @@ class Daemon:
             step_watch=StepWatch(ME, SPEC, (), trainer.waits, liveness.sleep_ns),
             transcript=transcript_in(directory, SPEC, 1),
             measured_rate=lambda: 0,
+            poison=self._nothing,
         )
         self._dispatch = Dispatch(participant)
 

@@ -230,10 +230,11 @@ class Dispatch:
             raise PeerFault("says Prepared for another peer", sender)
         try:
             prepared = open_prepared(message.signed, self._membership.verify)
-        except PeerFault as fault:  # all are told the same, and would wait for another one
-            self._participant.poison(sender, f"a Prepared that nobody says: {fault.cause}")
-            # nor is its contribution heard: it would go on alone, and be let in as who was away
-            self._agreement.turn_away(sender, now.monotonic_ns())
+        except PeerFault as fault:
+            if sender in self._membership.members():  # all of them wait for another one
+                self._participant.poison(sender, f"a Prepared that nobody says: {fault.cause}")
+                # nor is its contribution heard: it would go on alone, and be let in as who was away
+                self._agreement.turn_away(sender, now.monotonic_ns())
             raise
         trainer.prepared(Statement(prepared, message.signed))
 

@@ -1,4 +1,4 @@
-"""A Prepared that cannot be read: a member's costs it its place, a stranger's costs nothing here."""
+"""A Prepared that cannot be read: a member's costs it its place, a stranger's costs nothing."""
 
 import asyncio
 from pathlib import Path

@@ -98,6 +98,12 @@ ONCE_DRAWN = Promise(
     barred=True,
     spoils="the steps in which it was not drawn",
 )
+ONCE_DRAWN_EARLY = Promise(
+    "out in the first step in which it is drawn, and barred where it alone had not claimed; its "
+    "wrong steps before stay, unless the run undoes them",
+    EVADES_FOR,
+    spoils="the steps in which it was not drawn",
+)
 SEEN_WITHIN = 25
 """Steps: of fifteen seconds, of ten in which the others see it, and of some until a new plan."""
 TAKEN_BACK = Promise(
@@ -159,7 +165,7 @@ _WORK = {
     ),
     "evade-early": LieKind(
         "does so before it has said its claim, once it knows the draw from all others'",
-        ONCE_DRAWN,
+        ONCE_DRAWN_EARLY,
         rate=OFTEN,
         steps_after=EVADES_FOR,
     ),
@@ -185,7 +191,9 @@ _SUMS = {
     ),
     "unshown": LieKind("shows nobody what an audit asks it for", LEFT_OUT),
     "shown-late": LieKind(
-        "shows each part that an audit asks it for, so many seconds late", WAITED_FOR, 8.0
+        "shows each part that an audit asks it for, so many seconds late",
+        WAITED_FOR._replace(within=WITHIN_STEPS),  # the first step may have time for it
+        8.0,
     ),
 }
 _WORDS = {

@@ -65,8 +65,11 @@ class StoppedStep:
         if before is not None:
             are_alike = _given(before.share) == _given(said.share) and bool(said.share.arithmetic)
             return are_alike and before.work[:OWN_BYTES] != said.work[:OWN_BYTES]
-        # it knew the draw from the others' claims, and has kept its own to itself
-        return not beside(self.plan, peer_id) and self.has_sent_other(peer_id, said.share.parts)
+        # it knew the draw from the others' claims, and has kept its own to itself; as far as is
+        # known it computed then as it does now, and so that bits repeat
+        is_alike = bool(said.share.arithmetic) and self.ways.get(peer_id) == way_of(said.share)
+        is_whole = is_alike and not beside(self.plan, peer_id)
+        return is_whole and self.has_sent_other(peer_id, said.share.parts)
 
     def has_sent_other(self, peer_id: str, parts: Parts) -> bool:
         """What came here from this peer is no part of such gradients."""

@@ -34,9 +34,11 @@ class AskedParts:
 
 
 def _part_of(plan: Plan, peer_id: str, claim: Claimed, blob: str) -> list[Lack]:
-    digest = bytes.fromhex(blob)
-    return [
-        Lack(peer_id, Kind.PART, plan.segments()[number].first_layer, parts.index(digest))
+    digest, segments = bytes.fromhex(blob), plan.segments()
+    found = [
+        Lack(peer_id, Kind.PART, segments[number].first_layer, chunk)
         for number, parts in claim.share.parts.items()
-        if digest in parts
-    ][:1]
+        for chunk, each in enumerate(parts)
+        if each == digest
+    ]
+    return found if len(found) == 1 else []  # of chunks without gradients it is not known which

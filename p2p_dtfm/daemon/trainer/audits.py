@@ -16,6 +16,7 @@ from typing import NoReturn
 
 from blake3 import blake3
 
+from p2p_dtfm.core.audit.accounts import GONE_LIMIT
 from p2p_dtfm.core.audit.boundaries import TRAINING, Due
 from p2p_dtfm.core.audit.claim_book import OPENING_BYTES, ClaimBook, commitment_to
 from p2p_dtfm.core.audit.work import (
@@ -242,9 +243,11 @@ class Audits:
                 log.warning("the work of %s was false before the step was stopped", it.peer_id)
                 stays = it.peer_id in claims
                 found[it.peer_id] = changed_work(claims[it.peer_id].work) if stays else GONE_WORK
-        return found
+        too_many = sorted(found.keys() - set(here.plan.stage_holders()))[GONE_LIMIT:]
+        return {it: work for it, work in found.items() if it not in too_many}
 
     async def _judged_late(self, here: "_Open", it: LateWork) -> bytes:
+        self._borrows = True  # the data that another read: the others wait meanwhile
         if not await self._has_data(it.stopped.plan, self._stopped.shards_of(it)):
             return NOT_DENIED
         with self._tools.recorder.span("audit"):

@@ -150,7 +150,8 @@ class IncomingLanes:
                     self.listeners.fault(sender, PeerFault(fault.cause, sender))
                 await _hang_up(wire, fault.cause)
             except (TimeoutError, *CONNECTION_ERRORS) as error:
-                if lane is not None and lane.fail():
+                is_idle = lane is not None and lane.idle_s >= IDLE_S  # of these few are kept
+                if lane is not None and lane.fail() and not is_idle:
                     cause = one_line(str(error) or repr(error))
                     self.listeners.lost(sender, lane.name, Unreachable(sender, cause))
             except Exception:

@@ -16,7 +16,7 @@ from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.net.direct.line import RightOfWay
 from p2p_dtfm.net.errors import Refused, Unreachable, one_line
 from p2p_dtfm.net.libp2p.host import CONNECTION_ERRORS
-from p2p_dtfm.net.streams.bulk_settings import BulkLimits, OnFault, OnLost, OnUndelivered
+from p2p_dtfm.net.streams.bulk_settings import IDLE_S, BulkLimits, OnFault, OnLost, OnUndelivered
 from p2p_dtfm.net.streams.frames import PART_BYTES, FrameHeader, encode_frame, encode_part
 from p2p_dtfm.net.streams.wire import Way, Wire
 from p2p_dtfm.ports import now
@@ -118,8 +118,10 @@ class Lane:
     def broke(self) -> None:
         """Its stream ended without a word."""
         unreachable = Unreachable(self.peer_id, f"the {self.lane} stream to it broke")
+        is_idle = self.is_quiet and now.monotonic_s() - self.used_s >= IDLE_S
         self.fail(unreachable)
-        self.listeners.lost(self.peer_id, self.lane, unreachable)
+        if not is_idle:  # whoever has too many lets go of such, and is none the worse
+            self.listeners.lost(self.peer_id, self.lane, unreachable)
 
     def stays(self) -> None:
         """No other takes its place after all."""

@@ -1,12 +1,14 @@
 """Who stops the step in which it is drawn is held to what it claimed, or sent, in it: by most, and
 never by a few."""
 
+import dataclasses
+
 import msgspec
 import pytest
 
 from p2p_dtfm.core.audit.accounts import fault_of_account, findings
 from p2p_dtfm.core.audit.claim_book import ClaimBook, commitment_to
-from p2p_dtfm.core.audit.earlier_claims import StoppedStep
+from p2p_dtfm.core.audit.earlier_claims import StoppedStep, way_of
 from p2p_dtfm.core.audit.work import GONE_WORK, OWN_BYTES, changed_work
 from p2p_dtfm.core.messages.audit_messages import Audited, Claimed, Share
 from p2p_dtfm.core.messages.prepared import Prepared
@@ -79,11 +81,30 @@ def test_what_is_computed_in_another_way_is_another_work(change: dict[str, objec
     assert stopped(claims(d=FLIPPED)).changed(claims(d=other)) == []
 
 
-def test_who_has_kept_its_claim_to_itself_is_held_to_what_it_sent() -> None:
-    others = {name: that_got(name, "flipped") for name in "abc"}
-    said = claims(**others)
+def that_kept_its_claim() -> dict[str, Claimed]:
+    said = claims(**{name: that_got(name, "flipped") for name in "abc"})
     del said[LIAR]
-    before = stopped(said)
+    return said
+
+
+def in_known_ways(before: StoppedStep) -> StoppedStep:
+    """Each has computed a step before."""
+    ways = {name: way_of(share) for name, share in HONEST.items()}
+    return dataclasses.replace(before, ways=ways)
+
+
+@pytest.mark.parametrize("change", [{"threads": 2}, {"arithmetic": "gpu-1"}, {"arithmetic": ""}])
+def test_nor_is_it_held_against_who_has_kept_its_claim(change: dict[str, object]) -> None:
+    """It may have come back in another way; and of devices that do not repeat bits nothing is."""
+    before = in_known_ways(stopped(that_kept_its_claim()))
+    other = msgspec.structs.replace(HONEST[LIAR], **change)
+    assert before.changed(claims(d=other)) == []
+    assert stopped(that_kept_its_claim()).changed(claims()) == [], "how it computed nobody knows"
+
+
+def test_who_has_kept_its_claim_to_itself_is_held_to_what_it_sent() -> None:
+    said = that_kept_its_claim()
+    before = in_known_ways(stopped(said))
     assert before.not_audited == {LIAR}, "it alone knew the draw"
     assert before.changed(claims()) == [LIAR]
     assert before.changed(claims(d=FLIPPED)) == []

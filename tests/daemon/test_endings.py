@@ -30,6 +30,7 @@ from p2p_dtfm.daemon.telemetry import event_log
 from p2p_dtfm.daemon.telemetry.event_log import EventLog
 from p2p_dtfm.net.errors import P2PD_HAS_ENDED, Refused, Unreachable
 from p2p_dtfm.ports import now
+from tests.core.planning import name_of
 from tests.daemon.trainer_parts import view_of
 
 SECOND_NS = 1_000_000_000
@@ -210,7 +211,7 @@ def test_who_ends_with_its_run_waits_for_those_that_still_fetch_the_model() -> N
             await passes(30.0)
             peer.blobs.received_bytes += 1
             await passes(30.0)
-            peer.blobs.given_bytes["another"] += 1
+            peer.blobs.given_bytes[name_of(1)] += 1
             assert not ends.done()
         peer.whole = True
         await passes(1.0)
@@ -228,7 +229,20 @@ def test_who_ends_with_its_run_waits_for_nobody_for_ever() -> None:
         ends = peer.ends()
         for _ in range(4 * MODEL_BYTES // FETCH_BYTES_PER_S // 30):
             await passes(30.0)
-            peer.blobs.given_bytes["another"] += 1
+            peer.blobs.given_bytes[name_of(1)] += 1
+        assert ends.done()
+
+    in_quick_time(scene)
+
+
+def test_strangers_that_fetch_keep_nobody_after_the_end() -> None:
+    async def scene(passes: Callable[[float], Awaitable[None]]) -> None:
+        peer = Complete(exit_when_done=True)
+        peer.trainer.done.set()
+        ends = peer.ends()
+        for _ in range(3):
+            await passes(30.0)
+            peer.blobs.given_bytes["a stranger"] += 1
         assert ends.done()
 
     in_quick_time(scene)

@@ -407,9 +407,9 @@ class Departure:
         return set(view.member_ids) - {self._membership.me.peer_id} if view is not None else set()
 
     def _moved_bytes(self) -> tuple[int, int]:
-        """Of files: got, and given."""
+        """Of files: got, and given to members; strangers keep nobody here."""
         blobs = self.participant.network.blobs
-        return blobs.received_bytes, blobs.given_bytes.total()
+        return blobs.received_bytes, sum(blobs.given_bytes[it] for it in self._others())
 
     def _sharing_s(self) -> float:
         """What the model takes to all others over a thin line: no longer is anybody waited for,

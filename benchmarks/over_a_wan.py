@@ -19,7 +19,6 @@ import json
 import os
 import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -30,7 +29,7 @@ from typing import Any
 from benchmarks.links import ADDRESS, MTU, processor_s
 from benchmarks.wide_area import Missing, options_of, tell_skipped, tell_verdict, wide_area
 from p2p_dtfm.sim.scenario.files import read_run_spec
-from p2p_dtfm.testbed.local_swarm import Child, stop_all
+from p2p_dtfm.testbed.local_swarm import Child, started, stop_all
 from p2p_dtfm.testbed.plain_losses import plain_losses
 
 PEERS = 4
@@ -76,16 +75,7 @@ class Swarm:
         ip = ADDRESS.format(number + 1)
         command = ["ip", "netns", "exec", f"wan{number}", sys.executable, "-m", "p2p_dtfm"]
         command += ["--home", str(home), "--listen", f"/ip4/{ip}/tcp/0", "--until-stdin-closes"]
-        with (home / "stdout").open("ab") as output, (home / "stderr").open("ab") as errors:
-            process = subprocess.Popen(
-                [*command, "--threads", "1", "--log", "human", *more],
-                stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=errors,
-                start_new_session=True,
-                env={**os.environ, "PYTHONUNBUFFERED": "1"},
-            )
-        child = Child(home.name, home, process)
+        child = started([*command, "--threads", "1", "--log", "human", *more], home)
         self.children.append(child)
         return child
 

@@ -32,7 +32,7 @@ class Child:
 
     name: str
     home: Path
-    process: ForkedProcess
+    process: "ForkedProcess | subprocess.Popen[bytes]"
 
     @property
     def running(self) -> bool:
@@ -134,6 +134,20 @@ class LocalSwarm:
 
     def stop(self) -> None:
         stop_all(self.children)
+
+
+def started(command: Sequence[str], home: Path) -> Child:
+    """A process of its own, where no nursery could make it: in another network namespace."""
+    with (home / "stdout").open("ab") as output, (home / "stderr").open("ab") as errors:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=errors,
+            start_new_session=True,
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        )
+    return Child(home.name, home, process)
 
 
 def stop_all(children: Sequence[Child]) -> None:

@@ -22,21 +22,9 @@ from p2p_dtfm.core.protocol.records import Intent
 from p2p_dtfm.core.protocol.snapshot import GENESIS, Member, ViewId
 from p2p_dtfm.core.recovery.view import View
 from tests.core.builders import WORKLOAD, record
-from tests.core.liars import contribution, evil_record, swarm
+from tests.core.liars import contribution, evil_record
 
 A = Member("a", 1)
-
-
-@pytest.fixture(scope="module")
-def three() -> AgreementState:
-    return swarm(["a", "b", "c"]).peers["a"].agreement._state
-
-
-@pytest.fixture(scope="module")
-def four() -> View:
-    view = swarm(["a", "b", "c", "d"]).peers["a"].view
-    assert view is not None
-    return view
 
 
 @pytest.fixture

@@ -14,22 +14,9 @@ from p2p_dtfm.core.consensus.parts.wide.telling import Telling
 from p2p_dtfm.core.protocol.records import Link
 from p2p_dtfm.core.protocol.snapshot import Member
 from p2p_dtfm.core.recovery.view import View
-from tests.core.liars import swarm
 
 AGREED_NS = 100 * SECOND_NS
 NEW = Member("d", 1)
-
-
-@pytest.fixture(scope="module")
-def three() -> AgreementState:
-    return swarm(["a", "b", "c"]).peers["a"].agreement._state
-
-
-@pytest.fixture(scope="module")
-def four() -> View:
-    view = swarm(["a", "b", "c", "d"]).peers["a"].view
-    assert view is not None
-    return view
 
 
 @pytest.fixture

@@ -1,15 +1,13 @@
 """Daemons and bootstrap nodes in the namespaces of `home_networks`."""
 
 import json
-import os
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
-from p2p_dtfm.testbed.local_swarm import Child, stop_all
+from p2p_dtfm.testbed.local_swarm import Child, started, stop_all
 from tests.nat.home_networks import Namespace
 
 START_DEADLINE_S = 120.0
@@ -42,16 +40,7 @@ class HomeSwarm:
         home = self._directory / f"peer-{len(self.children)}"
         home.mkdir(parents=True)
         command = [*ENDS_WITH_US, *place.enter, sys.executable, "-m", "p2p_dtfm", *arguments]
-        with (home / "stdout").open("ab") as output, (home / "stderr").open("ab") as errors:
-            process = subprocess.Popen(
-                [*command, "--home", str(home)],
-                stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=errors,
-                start_new_session=True,
-                env={**os.environ, "PYTHONUNBUFFERED": "1"},
-            )
-        child = Child(home.name, home, process)
+        child = started([*command, "--home", str(home)], home)
         self.children.append(child)
         return child
 

@@ -4,7 +4,6 @@ the first step of a view is audited whole, and it lied in the next ones. Nobody 
 at a rate of a half two thirds of all steps stayed wrong, and it had its place to the end."""
 
 import asyncio
-import math
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,12 @@ import pytest
 from p2p_dtfm.testbed.lies import evasions
 from p2p_dtfm.testbed.virtual.lies.putting import put_in
 from p2p_dtfm.testbed.virtual.process import PROCESS
-from p2p_dtfm.testbed.virtual.seeds.faults import LIES, Fault, Schedule
+from p2p_dtfm.testbed.virtual.seeds.faults import LIES
 from p2p_dtfm.testbed.virtual.seeds.player import Player
 from p2p_dtfm.testbed.virtual.seeds.playing import Play
 from p2p_dtfm.testbed.virtual.seeds.run import make_run, with_audits
 from p2p_dtfm.testbed.virtual.swarm import Swarm, play
+from tests.testbed.lying_to_the_end import lying_to_the_end
 
 STEPS = 24
 RATE = 0.5
@@ -27,18 +27,6 @@ CONVICTED = (
 )
 """The second one where it says no Prepared any more."""
 GONE = "was gone when its work was to be computed again"
-
-
-def one_evades(what: str, members: str, liars: str) -> Schedule:
-    return Schedule(
-        tuple(members),
-        (),
-        tuple(Fault(1.0, math.inf, "lie", (name,), 0.0, what) for name in liars),
-        is_audited=True,
-        liars=tuple(liars),
-        lie_together=len(liars) > 1,
-        audit_rate=RATE,
-    )
 
 
 @pytest.mark.parametrize(
@@ -62,7 +50,7 @@ def one_evades(what: str, members: str, liars: str) -> Schedule:
 def test_who_stops_the_step_in_which_it_is_drawn_is_convicted_when_that_is_done_again(
     tmp_path_factory: pytest.TempPathFactory, what: str, members: str, liars: str, seed: int
 ) -> None:
-    schedule = one_evades(what, members, liars)
+    schedule = lying_to_the_end(what, members, liars, RATE)
     played = Player(tmp_path_factory.mktemp("player"), STEPS).play(LIES + seed, schedule)
     assert played.problem == "" and played.lies
     told = "\n".join(played.reports)
@@ -84,7 +72,7 @@ def test_of_who_is_gone_when_it_is_drawn_the_others_compute_the_work_again(
     monkeypatch.setattr(evasions, "_have_all_agree_anew", be_gone)
 
     async def scene(swarm: Swarm) -> None:
-        one = Play(swarm, run, one_evades("evade", "abcd", "d"))
+        one = Play(swarm, run, lying_to_the_end("evade", "abcd", "d", RATE))
         lying, first = one.lying, swarm.peers
 
         async def end_it() -> None:

@@ -2,16 +2,16 @@
 signed. All refused that, and waited for its Prepared for six seconds; it went on alone, was let in
 at once, and did so again: they stood still nearly all of the time."""
 
-import math
 from pathlib import Path
 
 import pytest
 
 from p2p_dtfm.testbed.virtual.lies.putting import put_in
-from p2p_dtfm.testbed.virtual.seeds.faults import LIES, Fault, Schedule
+from p2p_dtfm.testbed.virtual.seeds.faults import LIES
 from p2p_dtfm.testbed.virtual.seeds.playing import Play
 from p2p_dtfm.testbed.virtual.seeds.run import make_run, with_audits
 from p2p_dtfm.testbed.virtual.swarm import Swarm, play
+from tests.testbed.lying_to_the_end import lying_to_the_end
 
 STEPS = 20
 SOON_S = 2.0
@@ -27,15 +27,7 @@ def test_who_says_what_nobody_has_signed_is_out_at_once_and_not_let_in_at_once(
     tmp_path: Path, members: str, liars: str
 ) -> None:
     run = with_audits(make_run(tmp_path, STEPS), 1.0, 5)
-    schedule = Schedule(
-        tuple(members),
-        (),
-        tuple(Fault(1.0, math.inf, "lie", (name,), 0.0, "false-witness") for name in liars),
-        is_audited=True,
-        liars=tuple(liars),
-        lie_together=len(liars) > 1,
-        audit_rate=1.0,
-    )
+    schedule = lying_to_the_end("false-witness", members, liars, 1.0)
 
     async def scene(swarm: Swarm) -> None:
         one = Play(swarm, run, schedule)

@@ -20,16 +20,7 @@ def test_the_one_with_the_older_disk_throws_the_other_one_back_by_nothing(
     run = make_run(tmp_path, steps=400, saves_every_steps=SAVES_EVERY_STEPS)
 
     async def scene(swarm: Swarm) -> None:
-        older = swarm.peer("older", run=str(run), expect_peers=2)
-        newer = swarm.peer("newer", initial_peers=(swarm.address(older),))
-        swarm.start(older)
-        await swarm.until(lambda: older.has_run, "the run is founded", 60)
-        swarm.start(newer)
-        await swarm.until(lambda: min(older.step(), newer.step()) >= 10, "steps of two", 120)
-        swarm.kill(older)
-        at_step = newer.step() + AHEAD_STEPS
-        await swarm.until(lambda: newer.step() >= at_step, "one goes on alone", 120)
-        swarm.kill(newer)
+        older, newer, at_step = await one_goes_on(swarm, run)
         seen = len(views(newer))
         swarm.start(older, expect_peers=1)
         await swarm.until(lambda: "waits 15 s at most" in older.standing(), "it waits", 30)
@@ -52,16 +43,7 @@ def test_who_has_a_damaged_checkpoint_goes_on_with_the_others_from_the_one_befor
     run = make_run(tmp_path, steps=400, saves_every_steps=SAVES_EVERY_STEPS)
 
     async def scene(swarm: Swarm) -> None:
-        older = swarm.peer("older", run=str(run), expect_peers=2)
-        newer = swarm.peer("newer", initial_peers=(swarm.address(older),))
-        swarm.start(older)
-        await swarm.until(lambda: older.has_run, "the run is founded", 60)
-        swarm.start(newer)
-        await swarm.until(lambda: min(older.step(), newer.step()) >= 10, "steps of two", 120)
-        swarm.kill(older)
-        at_step = newer.step() + AHEAD_STEPS
-        await swarm.until(lambda: newer.step() >= at_step, "one goes on alone", 120)
-        swarm.kill(newer)
+        older, newer, _ = await one_goes_on(swarm, run)
         seen = len(views(newer))
         newest = max(newer.home.glob("runs/*/checkpoints/step-*"))
         for path in newest.glob("layer-000[12]*"):
@@ -76,6 +58,21 @@ def test_who_has_a_damaged_checkpoint_goes_on_with_the_others_from_the_one_befor
         assert went_on[0] == damaged and damaged - SAVES_EVERY_STEPS in went_on
 
     play(1, tmp_path / "world", scene)
+
+
+async def one_goes_on(swarm: Swarm, run: Path) -> tuple[Peer, Peer, int]:
+    """Of two one dies, and the other some steps later, at the given one at the earliest."""
+    older = swarm.peer("older", run=str(run), expect_peers=2)
+    newer = swarm.peer("newer", initial_peers=(swarm.address(older),))
+    swarm.start(older)
+    await swarm.until(lambda: older.has_run, "the run is founded", 60)
+    swarm.start(newer)
+    await swarm.until(lambda: min(older.step(), newer.step()) >= 10, "steps of two", 120)
+    swarm.kill(older)
+    at_step = newer.step() + AHEAD_STEPS
+    await swarm.until(lambda: newer.step() >= at_step, "one goes on alone", 120)
+    swarm.kill(newer)
+    return older, newer, at_step
 
 
 def views(peer: Peer) -> list[dict[str, int]]:

@@ -2,7 +2,6 @@
 again, and waited for that, was taken for who stands still: of four two honest ones were out at
 once, and then the run went on with the liar and one other."""
 
-import math
 from pathlib import Path
 
 import pytest
@@ -10,10 +9,11 @@ import pytest
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.testbed.lies.kinds import KINDS
 from p2p_dtfm.testbed.virtual.lies.putting import put_in
-from p2p_dtfm.testbed.virtual.seeds.faults import LIES, Fault, Schedule
+from p2p_dtfm.testbed.virtual.seeds.faults import LIES
 from p2p_dtfm.testbed.virtual.seeds.playing import Play
 from p2p_dtfm.testbed.virtual.seeds.run import make_run, with_audits
 from p2p_dtfm.testbed.virtual.swarm import Swarm, play
+from tests.testbed.lying_to_the_end import lying_to_the_end
 
 STEPS = 8
 
@@ -38,15 +38,7 @@ def test_who_shows_late_what_audits_ask_for_costs_no_honest_one_its_place(
     batch = plain.batch.model_copy(update={"microbatch": 1})
     run.write_text(plain.model_copy(update={"batch": batch}).model_dump_json())
     run = with_audits(run, 1.0, 5)
-    schedule = Schedule(
-        tuple(members),
-        (),
-        tuple(Fault(1.0, math.inf, "lie", (name,), 0.0, "shown-late") for name in liars),
-        is_audited=True,
-        liars=tuple(liars),
-        lie_together=len(liars) > 1,
-        audit_rate=1.0,
-    )
+    schedule = lying_to_the_end("shown-late", members, liars, 1.0)
 
     async def scene(swarm: Swarm) -> None:
         one = Play(swarm, run, schedule)

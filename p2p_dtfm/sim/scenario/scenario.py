@@ -107,6 +107,11 @@ class Scenario:
             link = found[origin, to] = self._resolve(self.peer(origin), self.peer(to))
         return link
 
+    def transfer_bytes_per_s(self, origin: str, to: str) -> int:
+        """Of one at a time: the link's rate, and the lines' of both. Raises as `link` does."""
+        lines = (self.peer(origin).uplink_bytes_per_s, self.peer(to).downlink_bytes_per_s)
+        return min(filter(None, (self.link(origin, to).bytes_per_s, *lines)))
+
     def _resolve(self, origin: ScenarioPeer, to: ScenarioPeer) -> ScenarioLink:
         assert origin.name != to.name, f"{origin.name} has no link to itself"
         for ends in _ends_by_rank(origin, to):

@@ -23,10 +23,9 @@ def guards_in_place(
         room[numbers[stage.peer_id]] -= used
 
     def way(holder: int, guardian: int) -> tuple[int, int]:
-        one, other = peers[holder], peers[guardian]
-        there, back = scenario.link(one.name, other.name), scenario.link(other.name, one.name)
-        limits = (there.bytes_per_s, one.uplink_bytes_per_s, other.downlink_bytes_per_s)
-        return min(filter(None, limits)), there.latency_ns + back.latency_ns
+        one, other = peers[holder].name, peers[guardian].name
+        latency_ns = scenario.link(one, other).latency_ns + scenario.link(other, one).latency_ns
+        return scenario.transfer_bytes_per_s(one, other), latency_ns
 
     def may(guardian: int, layer: int) -> bool:
         return workload.may_have(peers[guardian].name, layer)

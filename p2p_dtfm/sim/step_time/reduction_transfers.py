@@ -220,12 +220,10 @@ class Reductions:
 
 def chain_ns(scenario: Scenario, holders: tuple[int, ...], size: int) -> int:
     """DT-FM's reduction: `size` bytes along the chain of holders and back again."""
-    peers = [scenario.peers[holder] for holder in holders]
+    peers = [scenario.peers[holder].name for holder in holders]
     rates, latency_ns = [], 0
     for origin, to in itertools.pairwise(peers):
         for a, b in ((origin, to), (to, origin)):
-            link = scenario.link(a.name, b.name)
-            limits = (link.bytes_per_s, a.uplink_bytes_per_s, b.downlink_bytes_per_s)
-            rates.append(min(limit for limit in limits if limit))
-            latency_ns += link.latency_ns
+            rates.append(scenario.transfer_bytes_per_s(a, b))
+            latency_ns += scenario.link(a, b).latency_ns
     return 2 * -(-size * SECOND_NS // min(rates)) + latency_ns

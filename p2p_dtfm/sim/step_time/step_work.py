@@ -130,14 +130,9 @@ def _ends_meet_ns(plan: Plan, scenario: Scenario, workload: Workload) -> int:
     for pipeline in plan.pipelines if shared_bytes else ():
         ends = (pipeline.stages[0].peer_id, pipeline.stages[-1].peer_id)
         for one, other in (ends, ends[::-1]) if len(pipeline.stages) > 1 else ():
-            link = scenario.link(one, other)
-            limits = (
-                link.bytes_per_s,
-                scenario.peer(one).uplink_bytes_per_s,
-                scenario.peer(other).downlink_bytes_per_s,
-            )
-            sent_ns = MESSAGE_NS + duration_ns(shared_bytes, min(filter(None, limits)))
-            longest_ns = max(longest_ns, link.latency_ns + sent_ns)
+            bytes_per_s = scenario.transfer_bytes_per_s(one, other)
+            sent_ns = MESSAGE_NS + duration_ns(shared_bytes, bytes_per_s)
+            longest_ns = max(longest_ns, scenario.link(one, other).latency_ns + sent_ns)
     return longest_ns
 
 

@@ -13,8 +13,6 @@ from p2p_dtfm.train.model.initial_state import attach_base, parse_initial
 from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.train.model.lora.adapted import has_base
 
-"""Of a run's directory in a home, beside `checkpoints`."""
-
 
 def computing_layer(directory: Path, layer: int) -> nn.Module:
     """A checkpoint's layer, with what is frozen of it from the same home. Raises `UserError`."""

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from p2p_dtfm.core.protocol.errors import PeerFault
-from p2p_dtfm.net.direct.call_line import HEAD, UNSENT_LIMIT_BYTES, CallLine
-from p2p_dtfm.net.direct.call_lines import FROM_ONE_LIMIT, OFTEN_CALLS, CallLines
+from p2p_dtfm.net.direct.call_line import AT_ONCE, HEAD, UNSENT_LIMIT_BYTES, CallLine
+from p2p_dtfm.net.direct.call_lines import FROM_ONE_LIMIT, OFTEN_CALLS, RARELY_S, CallLines
 from p2p_dtfm.net.direct.lines import DirectLines
 from p2p_dtfm.net.direct.sealed import Keys, SealedSocket
 from p2p_dtfm.net.errors import NO_ANSWER, Refused, Unreachable
@@ -31,6 +31,7 @@ class Peer:
         self.lines = DirectLines(host, RUN, LOOPBACK)
         self.lines.carry_calls(self.control)
         self.through_libp2p = 0
+        self.deadlines_s: list[float] = []
         self.silent = asyncio.Event()
         self.silent.set()
         self.heard: list[bytes] = []
@@ -38,6 +39,7 @@ class Peer:
 
         async def counted(peer_id: str, name: str, body: bytes, deadline_s: float) -> bytes:
             self.through_libp2p += name.endswith("/control")
+            self.deadlines_s.append(deadline_s)
             return await plain(peer_id, name, body, deadline_s)
 
         host.call = counted  # type: ignore[method-assign]
@@ -239,5 +241,141 @@ def test_many_messages_in_one_piece_all_come() -> None:
             other.send(number, b"")
         await until(lambda: heard == list(range(100)), "all of them, in their order")
         other.close()
+
+    run(scenario())
+
+
+def test_who_floods_a_line_gets_no_more_of_the_event_loop_each_turn() -> None:
+    async def scenario() -> None:
+        here, there = _ends()
+        heard: list[int] = []
+        line = CallLine(here, lambda number, body: heard.append(number), lambda: None)
+        nothing = HEAD.pack(0, 1) * 256
+        most = before = turns = 0
+        while len(heard) < 50_000:
+            with contextlib.suppress(BlockingIOError):
+                while True:  # as much as the kernel takes, all the time
+                    there.send(nothing)
+            await asyncio.sleep(0)
+            most, before, turns = max(most, len(heard) - before), len(heard), turns + 1
+        assert most <= AT_ONCE, f"{most} messages in one of {turns} turns"
+        line.close()
+        there.close()
+
+    run(scenario())
+
+
+class _Far:
+    """Takes lines, as `DirectLines` of somebody near; what is asked there is kept."""
+
+    def __init__(self) -> None:
+        self.taken = 0
+        self.closes = False
+        self.asked: list[int] = []
+        self.line: CallLine | None = None
+
+    def wants(self, peer_id: str) -> bool:
+        return True
+
+    async def connection(self, peer_id: str) -> SealedSocket:
+        here, there = _ends()
+        self.taken += 1
+        self.line = CallLine(there, lambda number, body: self.asked.append(number), lambda: None)
+        if self.closes:
+            self.line.close()
+        return here
+
+
+def _answers_nobody(sender: str, request: bytes) -> bytes:
+    raise AssertionError("nobody asks here")
+
+
+async def _lines_to(far: _Far) -> CallLines:
+    lines = CallLines(far, _answers_nobody, lambda peer_id: True)
+    for _ in range(OFTEN_CALLS):
+        assert await lines.call("far", b"?", 5) is None
+    await until(lambda: lines.is_direct("far"), "it has a line")
+    return lines
+
+
+def test_answers_that_nobody_asked_for_end_the_line_and_late_ones_do_not() -> None:
+    async def scenario() -> None:
+        far = _Far()
+        lines = await _lines_to(far)
+        assert far.line is not None
+        asking = [asyncio.create_task(lines.call("far", b"?", 5)) for _ in range(3)]
+        await until(lambda: len(far.asked) == 3, "they are asked")
+        asking[0].cancel()
+        await asyncio.wait({asking[0]})
+        for number in far.asked:  # the first one late
+            far.line.send(number, b"!")
+        assert await asyncio.gather(*asking[1:]) == [b"!", b"!"]
+        assert lines.is_direct("far")
+        far.line.send(far.asked[0], b"once more")
+        await until(lambda: not lines.is_direct("far"), "it ends")
+        lines.close()
+
+    run(scenario())
+
+
+def test_a_line_that_is_closed_at_once_is_made_more_and_more_seldom(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now_s = 0.0
+    monkeypatch.setattr("p2p_dtfm.net.direct.call_lines.now.monotonic_s", lambda: now_s)
+
+    async def scenario() -> None:
+        nonlocal now_s
+        far = _Far()
+        far.closes = True
+        lines = CallLines(far, _answers_nobody, lambda peer_id: True)
+
+        async def ask_for(seconds: float) -> None:
+            nonlocal now_s
+            for _ in range(int(seconds * 4)):
+                now_s += 0.25
+                if lines.is_direct("far"):
+                    return
+                assert await lines.call("far", b"?", 5) is None
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
+
+        await ask_for(1200)
+        assert 2 < far.taken < 16, f"{far.taken} lines in twenty minutes"
+        far.closes = False
+        await ask_for(RARELY_S)
+        assert lines.is_direct("far"), "but not never"
+        lines.close()
+
+    run(scenario())
+
+
+def test_who_is_near_no_more_loses_its_line_with_what_it_asks_next(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with two_peers(tmp_path) as (one, two):
+            await with_a_line(one, two)
+            two.calls._is_near = lambda peer_id: False
+            before = one.through_libp2p
+            assert (await one.control.call(two.host.peer_id, b"x", 5)).endswith(b"x")
+            assert one.through_libp2p == before + 1, "where it is told why"
+            assert not two.calls._come and not one.calls.is_direct(two.host.peer_id)
+
+    run(scenario())
+
+
+def test_what_is_asked_again_through_libp2p_has_the_time_that_is_left(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with two_peers(tmp_path) as (one, two):
+            await with_a_line(one, two)
+            two.silent.clear()
+            asked = asyncio.create_task(one.control.call(two.host.peer_id, b"x", 30))
+            await until(lambda: b"x" in two.heard, "it is asked")
+            await asyncio.sleep(0.3)
+            for line in list(two.calls._come):
+                line.close()
+            await until(lambda: two.heard.count(b"x") == 2, "it is asked again")
+            two.silent.set()
+            assert (await asked).endswith(b"x")
+            assert 20 < one.deadlines_s[-1] < 29.8
 
     run(scenario())

@@ -42,9 +42,11 @@ class CallLine:
         """Of the message whose body is read now; None: its head is."""
         self._target = memoryview(bytearray(HEAD.size))
         self._filled = 0
+        self._goes_on = False
+        """More is read in the loop's next turn, whatever the kernel says."""
         self.is_closed = False
         self._descriptor = connection.fileno()
-        self._loop.add_reader(self._descriptor, self._read)
+        self._loop.add_reader(self._descriptor, self._readable)
 
     def send(self, number: int, body: bytes) -> None:
         """Without waiting; what is sent on a line that has ended is lost."""
@@ -89,7 +91,14 @@ class CallLine:
             self._waits_to_write = False
             self._loop.remove_writer(self._descriptor)
 
+    def _readable(self) -> None:
+        """Said each turn as long as something is there, also to who has its turn already: of one
+        that floods each turn would take longer than the one before."""
+        if not self._goes_on:
+            self._read()
+
     def _read(self) -> None:
+        self._goes_on = False
         try:
             for _ in range(AT_ONCE):
                 if self.is_closed:
@@ -101,6 +110,7 @@ class CallLine:
         except (OSError, EOFError):
             self.close()
             return
+        self._goes_on = True
         self._loop.call_soon(self._read)  # of what was received, some may be here and not opened
 
     def _fill(self) -> None:

@@ -24,7 +24,9 @@ LINES_LIMIT = 128
 FROM_ONE_LIMIT = 2
 """A peer that has lost its line makes a new one before this end has noticed."""
 IDLE_S = 60.0
-AFTER_AN_END_S = 5.0
+AFTER_AN_END_S, RARELY_S = 5.0, 300.0
+"""A new line is made so long after the last; where nothing was answered on that, twice as long as
+before that one, up to the second: its peer may have no room for it, and keys cost both of them."""
 PEERS_REMEMBERED = 4096
 
 Answer = Callable[[str, bytes], "bytes | asyncio.Task[bytes]"]
@@ -48,6 +50,8 @@ class _Calls:
     since_s: float
     count: int = 0
     not_before_s: float = 0.0
+    in_vain: int = 0
+    """Lines in a row on which nothing was answered."""
 
     def are_often(self, now_s: float) -> bool:
         """With one more."""
@@ -55,6 +59,14 @@ class _Calls:
             self.since_s, self.count = now_s, 0
         self.count += 1
         return self.count >= OFTEN_CALLS and now_s >= self.not_before_s
+
+    def line_ended(self, was_of_use: bool, now_s: float) -> None:
+        if was_of_use:
+            self.in_vain = 0
+        self.count = 0
+        self.not_before_s = now_s + min(AFTER_AN_END_S * 2**self.in_vain, RARELY_S)
+        if not was_of_use:
+            self.in_vain = min(self.in_vain + 1, 16)
 
 
 @dataclass(eq=False)
@@ -65,6 +77,9 @@ class _Asking:
     heard_s: float
     used_s: float
     asked: int = 0
+    given_up: int = 0
+    """Of those, whose answers may still come."""
+    is_of_use: bool = False
     waiting: "dict[int, asyncio.Future[bytes | None]]" = field(default_factory=dict)
 
 
@@ -104,7 +119,8 @@ class CallLines:
                 asking.line.close()  # it may be the line that is dead; libp2p has its own
             raise Unreachable(peer_id, f"{NO_ANSWER} {deadline_s:g} s") from error
         finally:
-            asking.waiting.pop(number, None)
+            if asking.waiting.pop(number, None) is not None:
+                asking.given_up += 1
 
     def is_direct(self, peer_id: str) -> bool:
         """Whether calls to a peer have a line."""
@@ -122,6 +138,9 @@ class CallLines:
             return
 
         def asked(number: int, request: bytes) -> None:
+            if not self._is_near(peer_id):
+                line.close()  # it hears why through libp2p, as others do
+                return
             begun = self._answer(peer_id, request)
             if isinstance(begun, bytes):
                 line.send(number, begun)
@@ -173,13 +192,19 @@ class CallLines:
 
         def heard(number: int, answer: bytes) -> None:
             asking.heard_s = now.monotonic_s()
-            waiting = asking.waiting.get(number)
-            if waiting is not None and not waiting.done():
+            waiting = asking.waiting.pop(number, None)
+            if waiting is None:
+                asking.given_up -= 1
+                if asking.given_up < 0:  # nobody else bounds what comes this way
+                    asking.line.close()
+                return
+            asking.is_of_use = True
+            if not waiting.done():
                 waiting.set_result(answer)
 
         def ended() -> None:
             del self._asking[peer_id]
-            calls.count, calls.not_before_s = 0, now.monotonic_s() + AFTER_AN_END_S
+            calls.line_ended(asking.is_of_use, now.monotonic_s())
             for waiting in asking.waiting.values():
                 if not waiting.done():
                     waiting.set_result(None)

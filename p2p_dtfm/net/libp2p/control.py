@@ -14,12 +14,15 @@ from p2p_dtfm.net.door import BUSY, Leave
 from p2p_dtfm.net.errors import NO_ANSWER, Refused, Unreachable, one_line
 from p2p_dtfm.net.libp2p.port import HostPort
 from p2p_dtfm.net.shaping import Shaper
+from p2p_dtfm.ports import now
 
 Handler = Callable[[str, bytes], Awaitable[bytes]]
 
 BODY_LIMIT_BYTES = 1 << 20
 MESSAGE_LIMIT_BYTES = BODY_LIMIT_BYTES + 16
 """With its status and the envelope."""
+AGAIN_AT_LEAST_S = 1.0
+"""Who has ended refuses a call through libp2p at once, which says more than silence."""
 CONCURRENT_LIMIT = 256
 CONCURRENT_LIMIT_PER_PEER = 64
 _ANSWERED, _REFUSED = b"\x00", b"\x01"
@@ -69,9 +72,12 @@ class ControlPlane:
 
     async def _plain_call(self, peer_id: str, request: bytes, deadline_s: float) -> bytes:
         if self.way is not None:
+            began_s = now.monotonic_s()
             reply = await self.way.call(peer_id, request, deadline_s)
             if reply is not None:
                 return reply
+            left_s = deadline_s - (now.monotonic_s() - began_s)
+            deadline_s = min(deadline_s, max(left_s, AGAIN_AT_LEAST_S))
         return await self._host.call(peer_id, self._name, request, deadline_s)
 
     async def _shaped_call(

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.net.direct import lines as lines_of
 from p2p_dtfm.net.direct.call_line import AT_ONCE, HEAD, UNSENT_LIMIT_BYTES, CallLine
 from p2p_dtfm.net.direct.call_lines import FROM_ONE_LIMIT, OFTEN_CALLS, RARELY_S, CallLines
 from p2p_dtfm.net.direct.lines import DirectLines
@@ -377,5 +379,26 @@ def test_what_is_asked_again_through_libp2p_has_the_time_that_is_left(tmp_path: 
             two.silent.set()
             assert (await asked).endswith(b"x")
             assert 20 < one.deadlines_s[-1] < 29.8
+
+    run(scenario())
+
+
+def test_where_a_line_cannot_be_worked_libp2p_carries_the_lane(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[SealedSocket] = []
+
+    def no_descriptor_left(connection: SealedSocket, *others: object) -> None:
+        taken.append(connection)
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    async def scenario() -> None:
+        async with two_peers(tmp_path) as (one, two):
+            monkeypatch.setattr(lines_of, "DirectLine", no_descriptor_left)
+            with pytest.raises(Unreachable, match="Too many open files"):
+                await one.lines.open(two.host.peer_id)
+            assert not one.lines.works(two.host.peer_id)
+            await until(lambda: len(taken) == 2, "the other end has tried as well")
+            assert [connection.fileno() for connection in taken] == [-1, -1], "they are closed"
 
     run(scenario())

@@ -11,6 +11,8 @@ import logging
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 from p2p_dtfm.core.protocol.canonical import encode
 from p2p_dtfm.core.protocol.errors import PeerFault
@@ -38,6 +40,7 @@ LONGEST_PAUSE_S = 900.0
 AFTER_A_BREAK_S = 5.0
 PEERS_REMEMBERED = 4096
 
+Made = TypeVar("Made")
 log = logging.getLogger(__name__)
 
 
@@ -123,18 +126,20 @@ class DirectLines:
 
     async def open(self, peer_id: str) -> DirectLine:
         """A line to a peer. Raises `Unreachable`."""
-        return self._line(peer_id, await self._connected(peer_id, FOR_LANES))
+        return await self._connected(peer_id, FOR_LANES, partial(self._line, peer_id))
 
     async def connection(self, peer_id: str) -> SealedSocket:
         """For calls to a peer. Raises `Unreachable`."""
-        return await self._connected(peer_id, FOR_CALLS)
+        return await self._connected(peer_id, FOR_CALLS, lambda connection: connection)
 
-    async def _connected(self, peer_id: str, purpose: bytes) -> SealedSocket:
+    async def _connected(
+        self, peer_id: str, purpose: bytes, made_of: Callable[[SealedSocket], Made]
+    ) -> Made:
         tries = self._tries.get(peer_id) or _Tries()
         put_newest(self._tries, peer_id, tries, PEERS_REMEMBERED)
         outcomes_before = tries.outcomes
         try:
-            connection = await self._open(peer_id, purpose)
+            made = made_of(await self._open(peer_id, purpose))
         except asyncio.CancelledError:  # whoever asks for it waits no longer
             tries.failed(outcomes_before)
             raise
@@ -148,7 +153,7 @@ class DirectLines:
         if not tries.works:
             log.info("direct lines to %s", peer_id)
         tries.succeeded()
-        return connection
+        return made
 
     def broke(self, peer_id: str) -> None:
         """A line that was open has ended: libp2p for a moment, then it is tried again."""
@@ -222,7 +227,11 @@ class DirectLines:
             self._lines.pop(line, None)
             self._come.discard(line)
 
-        line = DirectLine(connection, self._stall_s, ended)
+        try:
+            line = DirectLine(connection, self._stall_s, ended)
+        except BaseException:  # no thread, or no descriptor, is left
+            connection.close()
+            raise
         self._lines[line] = peer_id
         return line
 

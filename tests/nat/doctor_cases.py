@@ -5,7 +5,6 @@ Its argument is a JSON list of [process id of a place, listen, initial peer]; it
 of findings by name for each.
 """
 
-import asyncio
 import ctypes
 import json
 import os
@@ -18,6 +17,7 @@ from p2p_dtfm.daemon.machine.settings import Settings
 from p2p_dtfm.daemon.peers.checks.check import Check
 from p2p_dtfm.daemon.peers.doctor import Examination, examine_network
 from p2p_dtfm.daemon.peers.facts.newcomer import within_limits
+from p2p_dtfm.net import event_loop
 from tests.core.builders import run_spec
 
 CLONE_NEWNET = 0x40000000
@@ -41,7 +41,7 @@ def examine_at(case: tuple[int, str, str]) -> dict[str, dict[str, object]]:
     what = Examination(
         Path("/nowhere"), (listen,), (), (initial_peer,), "cpu", 1, run_spec(), newcomer
     )
-    asyncio.run(examine_network(what, None, found.append))
+    event_loop.run(examine_network(what, None, found.append))
     return {check.name: check.as_json() for check in found}
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from p2p_dtfm.net import event_loop
 from p2p_dtfm.net.contacts.addresses import host_and_port
 from p2p_dtfm.net.errors import Refused, Unreachable
 from p2p_dtfm.net.libp2p import host as host_module
@@ -93,4 +94,4 @@ async def do(
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    event_loop.run(main())

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
+from p2p_dtfm.net import event_loop
 from p2p_dtfm.net.libp2p.host import Host
 
 LOOPBACK = ["/ip4/127.0.0.1/tcp/0"]
@@ -14,7 +15,7 @@ LOOPBACK = ["/ip4/127.0.0.1/tcp/0"]
 
 def run(scenario: Coroutine[Any, Any, None], deadline_s: float = 60.0) -> None:
     """Run a test's coroutine in a loop of its own."""
-    asyncio.run(asyncio.wait_for(scenario, deadline_s))
+    event_loop.run(asyncio.wait_for(scenario, deadline_s))
 
 
 @contextlib.asynccontextmanager

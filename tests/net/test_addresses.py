@@ -1,6 +1,5 @@
 """What people paste is taken or explained."""
 
-import asyncio
 from types import SimpleNamespace
 
 import pytest
@@ -8,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.net import event_loop
 from p2p_dtfm.net.contacts.addresses import (
     WireAddress,
     check_listen_address,
@@ -121,7 +121,7 @@ def test_what_is_remembered_of_one_keeps_this_peer_from_no_other() -> None:
 
     host = SimpleNamespace(peer_id="me", connect=connect)
     known = [f"/ip4/192.0.2.{number}/tcp/1/p2p/{PEER}" for number in (1, 2)]
-    assert asyncio.run(reach_any(host, known, 1.0)) == (known[1],)
+    assert event_loop.run(reach_any(host, known, 1.0)) == (known[1],)
 
 
 def test_listen_addresses_and_loopback() -> None:
@@ -162,7 +162,7 @@ def test_what_libp2p_does_not_even_call_is_told_in_words(where: str, cause: str,
 
     host = SimpleNamespace(peer_id="me", connect=connect)
     with pytest.raises(UserError) as error:
-        asyncio.run(reach_first_peers(host, [f"{where}/p2p/{PEER}"]))
+        event_loop.run(reach_first_peers(host, [f"{where}/p2p/{PEER}"]))
     assert cause in error.value.cause and "no good" not in error.value.cause
     assert fix in error.value.fixes[0]
 
@@ -181,6 +181,6 @@ def test_who_answers_in_the_place_of_the_peer_that_was_named_is_told_in_words() 
 
     host = SimpleNamespace(peer_id="me", connect=connect)
     with pytest.raises(UserError) as error:
-        asyncio.run(reach_first_peers(host, [f"/ip4/192.0.2.7/tcp/1/p2p/{PEER}"]))
+        event_loop.run(reach_first_peers(host, [f"/ip4/192.0.2.7/tcp/1/p2p/{PEER}"]))
     assert f"({other} answers there: another peer)" in error.value.cause
     assert "anew" in error.value.fixes[0]

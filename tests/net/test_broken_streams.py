@@ -5,6 +5,7 @@ import logging
 
 import pytest
 
+from p2p_dtfm.net import event_loop
 from p2p_dtfm.net.libp2p.around_hivemind import expect_broken_streams
 
 
@@ -25,7 +26,7 @@ async def greets_with(error: BaseException) -> None:
 def test_only_broken_greetings_are_silent(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     caplog.set_level(logging.WARNING, "asyncio")  # others may have silenced it
-    asyncio.run(greets_with(asyncio.IncompleteReadError(b"", 1)))
+    event_loop.run(greets_with(asyncio.IncompleteReadError(b"", 1)))
     assert not caplog.records
-    asyncio.run(greets_with(ValueError("a bug")))
+    event_loop.run(greets_with(ValueError("a bug")))
     assert "a bug" in caplog.text

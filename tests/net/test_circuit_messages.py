@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.net import event_loop
 from p2p_dtfm.net.nat.circuit_messages import (
     HopKind,
     RelayMessage,
@@ -27,11 +28,11 @@ def reader_of(data: bytes) -> asyncio.StreamReader:
 
 
 def hop(data: bytes) -> RelayMessage:
-    return asyncio.run(read_hop(reader_of(data)))
+    return event_loop.run(read_hop(reader_of(data)))
 
 
 def stop(data: bytes) -> RelayMessage:
-    return asyncio.run(read_stop(reader_of(data)))
+    return event_loop.run(read_stop(reader_of(data)))
 
 
 @given(

@@ -1,6 +1,5 @@
 """What another peer says of where it sees this one."""
 
-import asyncio
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,6 +7,7 @@ import pytest
 
 from p2p_dtfm.core.protocol.canonical import encode
 from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.net import event_loop
 from p2p_dtfm.net.nat.dial_back import CallBacks, SeenAddress
 
 
@@ -25,4 +25,4 @@ def test_a_port_that_there_is_not_is_refused(port: int) -> None:
         with pytest.raises(PeerFault, match="where nobody can be"):
             await calls.ask("peer", (4001,))
 
-    asyncio.run(scenario())
+    event_loop.run(scenario())

@@ -24,7 +24,7 @@ from p2p_dtfm.net.contacts.identity import Identity, identity_of_seed
 from p2p_dtfm.net.direct import card as cards
 from p2p_dtfm.net.direct import reception as reception_of_lines
 from p2p_dtfm.net.direct.card import Card, OwnCard, read_card
-from p2p_dtfm.net.direct.handshake import seal, shake_hands
+from p2p_dtfm.net.direct.handshake import FOR_LANES, call_out, shake_hands
 from p2p_dtfm.net.direct.lines import DirectLines
 from p2p_dtfm.net.direct.reception import WAITING_LIMIT
 from p2p_dtfm.net.direct.sealed import PIECE_BYTES
@@ -453,7 +453,7 @@ def test_who_is_barred_gets_no_thread_loses_its_lines_and_is_forgotten_by_tls(
                 connection.setblocking(False)
             knocks = a.lines._trust.wrap(raw[0], is_server=False)
             await shake_hands(knocks)  # b's TLS has yet to hear that it is barred
-            sealed = await seal(knocks, is_server=False)
+            sealed = await call_out(knocks, FOR_LANES)
             await until(lambda: one.peer_id not in b.lines._lines.values(), "its lines end")
             assert not held[one.peer_id]._thread.is_alive()
             assert card.fingerprint not in b.lines._trust._owners
@@ -461,7 +461,7 @@ def test_who_is_barred_gets_no_thread_loses_its_lines_and_is_forgotten_by_tls(
             again = a.lines._trust.wrap(raw[1], is_server=False)
             with pytest.raises(OSError):
                 await shake_hands(again)
-                await seal(again, is_server=False)
+                await call_out(again, FOR_LANES)
             assert three.peer_id in b.lines._lines.values(), "others keep theirs"
             for end in (sealed, again):
                 end.close()

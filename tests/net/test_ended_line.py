@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 
+from p2p_dtfm.net import event_loop
 from p2p_dtfm.net.direct.line import DirectLine
 
 Begin = Callable[[DirectLine], Awaitable[object]]
@@ -47,6 +48,6 @@ async def _begun_too_late(begin: Begin) -> list[dict[str, Any]]:
     ids=["write", "read"],
 )
 def test_who_is_told_at_once_leaves_nothing_unheard(begin: Begin) -> None:
-    unheard = asyncio.run(_begun_too_late(begin))
+    unheard = event_loop.run(_begun_too_late(begin))
     gc.collect()
     assert unheard == []

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from p2p_dtfm.core.gate.byte_budget import ByteBudget
+from p2p_dtfm.net import event_loop
 from p2p_dtfm.net.direct.lines import DirectLines
 from p2p_dtfm.net.errors import Unreachable
 from p2p_dtfm.net.libp2p.host import Host
@@ -199,7 +200,7 @@ def test_what_is_half_here_has_the_time_of_a_whole_frame() -> None:
         parts.close()
         assert not parts.why_late(60.0) and not parts.is_half_here
 
-    asyncio.run(scenario())
+    event_loop.run(scenario())
 
 
 def test_a_whole_frame_through_libp2p_that_drips_is_given_up(

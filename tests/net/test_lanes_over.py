@@ -10,6 +10,7 @@ import pytest
 from p2p_dtfm.core.gate.byte_budget import ByteBudget
 from p2p_dtfm.core.protocol.canonical import encode
 from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.net import event_loop
 from p2p_dtfm.net.errors import Unreachable
 from p2p_dtfm.net.streams import bulk, incoming
 from p2p_dtfm.net.streams.bulk_settings import BulkLimits, BulkListeners
@@ -77,7 +78,7 @@ def test_who_goes_right_after_its_hello_leaves_no_lane_behind() -> None:
             assert wire.is_closed
         assert not lanes.lanes
 
-    asyncio.run(scenario())
+    event_loop.run(scenario())
 
 
 def test_of_peers_met_once_little_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,7 +205,7 @@ def test_idle_lanes_of_who_is_no_member_give_way_to_others(
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    asyncio.run(scenario())
+    event_loop.run(scenario())
 
 
 def test_a_hello_that_comes_late_ends_no_lane_that_was_opened_after_it() -> None:

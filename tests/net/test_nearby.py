@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from p2p_dtfm.net import event_loop
 from p2p_dtfm.net.contacts import nearby
 from p2p_dtfm.net.contacts.nearby import (
     ANSWERS_PER_S,
@@ -147,4 +148,4 @@ def test_a_machine_that_is_carried_elsewhere_asks_and_answers_there(
         assert here._is_near("10.20.3.4")
         here.close()
 
-    asyncio.run(scenario())
+    event_loop.run(scenario())

@@ -10,6 +10,7 @@ import base58
 import pytest
 
 from p2p_dtfm.core.protocol.canonical import encode
+from p2p_dtfm.net import event_loop
 from p2p_dtfm.net.contacts.identity import effort_spent, identity_of_seed
 from p2p_dtfm.net.directory.flat_values import FlatSerializer
 from p2p_dtfm.net.directory.node import KEYS_LIMIT, DHTProtocol
@@ -73,7 +74,7 @@ def test_a_neighbour_with_an_endless_id_holds_up_nobody(monkeypatch: pytest.Monk
         assert await node.call_find(_peer(), [KEY]) is None
         assert time.perf_counter() - began_s < 0.5
 
-    asyncio.run(scenario())
+    event_loop.run(scenario())
 
 
 def test_of_very_many_neighbours_a_few_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,7 +90,7 @@ def test_of_very_many_neighbours_a_few_are_read(monkeypatch: pytest.MonkeyPatch)
         ((_, nearest),) = (await node.call_find(_peer(), [KEY])).values()
         assert len(nearest) == node.bucket_size
 
-    asyncio.run(scenario())
+    event_loop.run(scenario())
 
 
 def test_very_many_signatures_in_one_answer_hold_up_nobody(
@@ -127,7 +128,7 @@ def test_very_many_signatures_in_one_answer_hold_up_nobody(
         assert len(value.value.data) == len(makers)
         assert longest <= 2 * LOOKED_AT_ONCE
 
-    asyncio.run(scenario())
+    event_loop.run(scenario())
 
 
 def test_who_answers_with_an_impossible_id_has_not_answered(
@@ -140,7 +141,7 @@ def test_who_answers_with_an_impossible_id_has_not_answered(
         node = await _node(monkeypatch, SimpleNamespace(rpc_ping=told))
         assert await node.call_ping(_peer()) is None
 
-    asyncio.run(scenario())
+    event_loop.run(scenario())
 
 
 def test_no_answer_is_longer_than_libp2p_passes_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,7 +162,7 @@ def test_no_answer_is_longer_than_libp2p_passes_on(monkeypatch: pytest.MonkeyPat
             assert len(reply.results) == len(asked) and reply.ByteSize() < P2PD_LIMIT_BYTES
         assert sum(it.type == dht_pb2.FOUND_DICTIONARY for it in reply.results) >= 5
 
-    asyncio.run(scenario())
+    event_loop.run(scenario())
 
 
 def test_what_many_ask_for_is_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,7 +191,7 @@ def test_what_many_ask_for_is_written_once(monkeypatch: pytest.MonkeyPatch) -> N
         node.storage.store_subkey(KEY, b"two", b"value", expires_s)
         assert await ask() == {b"one": b"other", b"two": b"value"}
 
-    asyncio.run(scenario())
+    event_loop.run(scenario())
 
 
 def test_who_gives_itself_many_ids_is_one_node(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,7 +215,7 @@ def test_who_gives_itself_many_ids_is_one_node(monkeypatch: pytest.MonkeyPatch) 
         await asyncio.sleep(0.01)
         assert len(node.routing_table.uid_to_peer_id) == 1 and looked < 10
 
-    asyncio.run(scenario())
+    event_loop.run(scenario())
 
 
 def test_a_crowd_of_nodes_takes_bounded_room(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,7 +233,7 @@ def test_a_crowd_of_nodes_takes_bounded_room(monkeypatch: pytest.MonkeyPatch) ->
         assert len(table.uid_to_peer_id) <= 2 * 20 * len(table.buckets) < 3_000
         assert len(table.peer_id_to_uid) == len(table.uid_to_peer_id)
 
-    asyncio.run(scenario())
+    event_loop.run(scenario())
 
 
 def test_nobody_takes_the_id_of_another_node(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,7 +245,7 @@ def test_nobody_takes_the_id_of_another_node(monkeypatch: pytest.MonkeyPatch) ->
         await asyncio.sleep(0.01)
         assert node.routing_table.get(node_id=node_id) == honest
 
-    asyncio.run(scenario())
+    event_loop.run(scenario())
 
 
 def test_a_node_that_was_started_again_has_its_new_id_after_a_while(
@@ -258,7 +259,7 @@ def test_a_node_that_was_started_again_has_its_new_id_after_a_while(
         assert not entrances.enter(table, peer, RENAMED_S - 1)
         assert entrances.enter(table, peer, RENAMED_S) and KEY not in table
 
-    asyncio.run(scenario())
+    event_loop.run(scenario())
 
 
 def test_a_new_node_is_given_the_runs_that_it_should_keep(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,4 +281,4 @@ def test_a_new_node_is_given_the_runs_that_it_should_keep(monkeypatch: pytest.Mo
         await asyncio.sleep(0)
         assert given == [(run_key, b"spec")]
 
-    asyncio.run(scenario())
+    event_loop.run(scenario())

@@ -8,6 +8,7 @@ import pytest
 
 from p2p_dtfm.core.protocol.canonical import encode
 from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.net import event_loop
 from p2p_dtfm.net.nat.punching import BRIDGES_LIMIT, CallMe, Punching
 
 
@@ -39,4 +40,4 @@ def test_strangers_leave_members_room_for_direct_connections() -> None:
         for task in punching._tasks.values():
             task.cancel()
 
-    asyncio.run(filled())
+    event_loop.run(filled())

@@ -1,6 +1,5 @@
 """The command of a bootstrap node."""
 
-import asyncio
 from typing import Annotated, Literal
 
 import typer
@@ -33,6 +32,7 @@ def bootstrap(
     """Run a node at which newcomers and members of any run meet. It trains nothing."""
     from p2p_dtfm.daemon.machine.home import default_home
     from p2p_dtfm.daemon.peers.bootstrap_node import DEFAULT_LISTEN, Bootstrap, public_page
+    from p2p_dtfm.net import event_loop
 
     if run_digest and not public_status:
         raise UserError(
@@ -49,4 +49,4 @@ def bootstrap(
         relay,
         public_page(public_status, run_digest),
     )
-    raise typer.Exit(asyncio.run(node.run()))
+    raise typer.Exit(event_loop.run(node.run()))

@@ -1,6 +1,5 @@
 """The command that says why joining would fail."""
 
-import asyncio
 import json
 from functools import partial
 from pathlib import Path
@@ -62,6 +61,7 @@ def doctor(
     from p2p_dtfm.daemon.peers.doctor import Examination, examine, exit_code
     from p2p_dtfm.daemon.peers.facts.newcomer import within_limits
     from p2p_dtfm.daemon.peers.guests.pasted_line import addresses_of, is_invited, run_digest_of
+    from p2p_dtfm.net import event_loop
     from p2p_dtfm.sim.scenario.files import read_run_spec
     from p2p_dtfm.train.model.kinds.registry import with_sizes
 
@@ -121,7 +121,7 @@ def doctor(
                 soft_wrap=True,
             )
 
-    checks = asyncio.run(examine(what, tell))
+    checks = event_loop.run(examine(what, tell))
     code = exit_code(checks)
     if as_json:
         typer.echo(json.dumps({"ok": code == 0, "checks": [check.as_json() for check in checks]}))

@@ -1,6 +1,5 @@
 """The daemon in the foreground."""
 
-import asyncio
 import logging
 import sys
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ from p2p_dtfm.daemon.machine.home import fault_of_home, is_full
 from p2p_dtfm.daemon.machine.settings import Settings, given_zeros
 from p2p_dtfm.daemon.node.resident import Resident
 from p2p_dtfm.daemon.peers.guests.pasted_line import with_invitation
+from p2p_dtfm.net import event_loop
 
 _FIXES_OF_HOME = (
     "see that it is what the daemon made, is yours and may be written to: ls -ld on it and above",
@@ -74,7 +74,7 @@ def _to_the_end(
     resident: Resident, settings: Settings, handler: "logging.StreamHandler[TextIO]"
 ) -> int:
     try:
-        return asyncio.run(_live(resident, settings, handler))
+        return _live(resident, settings, handler)
     except StepAside as pause:
         try:
             pause.take_place()
@@ -82,10 +82,15 @@ def _to_the_end(
             log = logging.getLogger("p2p_dtfm")
             log.warning("the memory of the program itself stays in use while paused: %s", error)
         stays = Resident(settings, away=pause.away)
-        return asyncio.run(_live(stays, settings, handler))
+        return _live(stays, settings, handler)
 
 
-async def _live(
+def _live(resident: Resident, settings: Settings, handler: "logging.StreamHandler[TextIO]") -> int:
+    seen = _seen(resident, settings, handler)
+    return event_loop.run(seen, fine_timers=settings.shape is not None)
+
+
+async def _seen(
     resident: Resident, settings: Settings, handler: "logging.StreamHandler[TextIO]"
 ) -> int:
     if settings.log == "json" or not sys.stderr.isatty():

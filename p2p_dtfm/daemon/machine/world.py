@@ -22,6 +22,7 @@ from p2p_dtfm.daemon.machine.locks import temporary_folder
 from p2p_dtfm.net.direct.lines import DirectLines
 from p2p_dtfm.net.directory.directory import Directory
 from p2p_dtfm.net.directory.port import DirectoryPort
+from p2p_dtfm.net.libp2p.control import ControlPlane
 from p2p_dtfm.net.libp2p.host import Host
 from p2p_dtfm.net.libp2p.port import HostPort
 from p2p_dtfm.net.streams.wire import LinesPort
@@ -57,9 +58,10 @@ class World(Protocol):
         ...
 
     def direct_lines(
-        self, host: HostPort, run_digest: str, listen: Sequence[str]
+        self, host: HostPort, run_digest: str, listen: Sequence[str], control: ControlPlane
     ) -> LinesPort | None:
-        """Connections beside libp2p's for what is large; None where there are none."""
+        """Connections beside libp2p's, for what is large and for what is often asked through
+        `control`; None where there are none."""
         ...
 
     def measure_device(
@@ -109,9 +111,11 @@ class Machine:
         return await Directory.start(host, initial_peers, serves)
 
     def direct_lines(
-        self, host: HostPort, run_digest: str, listen: Sequence[str]
+        self, host: HostPort, run_digest: str, listen: Sequence[str], control: ControlPlane
     ) -> LinesPort | None:
-        return DirectLines(host, run_digest, listen)
+        lines = DirectLines(host, run_digest, listen)
+        lines.carry_calls(control)
+        return lines
 
     def measure_device(
         self,

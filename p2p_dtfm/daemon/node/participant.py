@@ -221,7 +221,7 @@ class Participant:
         host, digest, settings = network.host, membership.run.digest, self.local.settings
         lines = None
         if settings.direct_lines:
-            lines = self.local.world.direct_lines(host, digest, settings.listen)
+            lines = self.local.world.direct_lines(host, digest, settings.listen, network.control)
         return BulkPlane(host, digest, listeners, limits, lines)
 
     def _tools(self) -> Tools:

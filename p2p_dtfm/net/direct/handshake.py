@@ -10,6 +10,8 @@ from typing import TypeVar
 
 from p2p_dtfm.net.direct.sealed import SECRET_BYTES, Keys, SealedSocket
 
+FOR_LANES, FOR_CALLS = b"\x00", b"\x01"
+"""What the side that calls wants the connection for."""
 _TO_CLIENT, _TO_SERVER = b"to client", b"to server"
 Result = TypeVar("Result")
 
@@ -19,19 +21,40 @@ async def shake_hands(connection: ssl.SSLSocket) -> None:
     await _in_steps(connection, connection.do_handshake)
 
 
-async def seal(connection: ssl.SSLSocket, is_server: bool) -> SealedSocket:
-    """After `shake_hands`: either side tells the other a fresh secret, and from then on records are
-    sealed with keys made of both. The TLS connection is of no use any more. Raises `OSError`."""
-    own, theirs = os.urandom(SECRET_BYTES), b""
+async def call_out(connection: ssl.SSLSocket, purpose: bytes) -> SealedSocket:
+    """After `shake_hands`, at the side that calls: it says what for. Raises `OSError`."""
+    own = os.urandom(SECRET_BYTES)
+    await _in_steps(connection, partial(connection.send, own + purpose))
+    return _seal(connection, own, await _told(connection, SECRET_BYTES), is_server=False)
+
+
+async def answer(connection: ssl.SSLSocket) -> tuple[SealedSocket, bytes]:
+    """The same at the side that is called: with what for. Raises `OSError`."""
+    own = os.urandom(SECRET_BYTES)
     await _in_steps(connection, partial(connection.send, own))
-    while len(theirs) < SECRET_BYTES:
-        missing = SECRET_BYTES - len(theirs)
+    told = await _told(connection, SECRET_BYTES + 1)
+    theirs, purpose = told[:SECRET_BYTES], told[SECRET_BYTES:]
+    if purpose not in (FOR_LANES, FOR_CALLS):
+        raise ConnectionAbortedError("a line for something unknown")
+    return _seal(connection, own, theirs, is_server=True), purpose
+
+
+async def _told(connection: ssl.SSLSocket, size_bytes: int) -> bytes:
+    told = b""
+    while len(told) < size_bytes:
+        missing = size_bytes - len(told)
         piece: bytes = await _in_steps(connection, partial(connection.recv, missing))
         if not piece:
             raise ConnectionResetError("it ended before a secret came")
-        theirs += piece
+        told += piece
     if connection.pending():
         raise ConnectionAbortedError("more than a secret came")
+    return told
+
+
+def _seal(connection: ssl.SSLSocket, own: bytes, theirs: bytes, is_server: bool) -> SealedSocket:
+    """Either side has told the other a fresh secret, and from now on records are sealed with keys
+    made of both. The TLS connection is of no use any more."""
     secrets = theirs + own if is_server else own + theirs
     to_client, to_server = Keys(secrets, _TO_CLIENT), Keys(secrets, _TO_SERVER)
     bare = socket.socket(fileno=connection.detach())

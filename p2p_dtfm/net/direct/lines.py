@@ -11,13 +11,16 @@ import logging
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 from p2p_dtfm.core.protocol.canonical import encode
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.net.contacts.addresses import far_end, is_loopback
 from p2p_dtfm.net.contacts.calling import put_newest
+from p2p_dtfm.net.direct.call_lines import CallLines
 from p2p_dtfm.net.direct.card import read_card
-from p2p_dtfm.net.direct.handshake import seal, shake_hands
+from p2p_dtfm.net.direct.handshake import FOR_CALLS, FOR_LANES, call_out, shake_hands
 from p2p_dtfm.net.direct.line import DirectLine
 from p2p_dtfm.net.direct.reception import HANDSHAKE_S, Reception, prepare
 from p2p_dtfm.net.direct.sealed import SealedSocket
@@ -37,6 +40,7 @@ LONGEST_PAUSE_S = 900.0
 AFTER_A_BREAK_S = 5.0
 PEERS_REMEMBERED = 4096
 
+Made = TypeVar("Made")
 log = logging.getLogger(__name__)
 
 
@@ -83,7 +87,17 @@ class DirectLines:
         self._come: set[DirectLine] = set()
         """Those of them that others have opened."""
         self._accept: Callable[[str, DirectLine], None] = lambda peer_id, line: line.close()
+        self._calls: CallLines | None = None
         self.port = 0
+
+    def carry_calls(self, control: ControlPlane) -> None:
+        """From now on lines carry the calls of a plane, too, to peers that are called often."""
+
+        def begin(sender: str, request: bytes) -> "bytes | asyncio.Task[bytes]":
+            self._host.calling.heard(sender)
+            return control.begin(sender, request)
+
+        self._calls = control.way = CallLines(self, begin, self._host.door.is_near)
 
     async def ready(self, accept: Callable[[str, DirectLine], None]) -> None:
         """Listen, and answer; `accept(peer_id, line)` is told of each that has come."""
@@ -112,11 +126,20 @@ class DirectLines:
 
     async def open(self, peer_id: str) -> DirectLine:
         """A line to a peer. Raises `Unreachable`."""
+        return await self._connected(peer_id, FOR_LANES, partial(self._line, peer_id))
+
+    async def connection(self, peer_id: str) -> SealedSocket:
+        """For calls to a peer. Raises `Unreachable`."""
+        return await self._connected(peer_id, FOR_CALLS, lambda connection: connection)
+
+    async def _connected(
+        self, peer_id: str, purpose: bytes, made_of: Callable[[SealedSocket], Made]
+    ) -> Made:
         tries = self._tries.get(peer_id) or _Tries()
         put_newest(self._tries, peer_id, tries, PEERS_REMEMBERED)
         outcomes_before = tries.outcomes
         try:
-            line = await self._open(peer_id)
+            made = made_of(await self._open(peer_id, purpose))
         except asyncio.CancelledError:  # whoever asks for it waits no longer
             tries.failed(outcomes_before)
             raise
@@ -130,7 +153,7 @@ class DirectLines:
         if not tries.works:
             log.info("direct lines to %s", peer_id)
         tries.succeeded()
-        return line
+        return made
 
     def broke(self, peer_id: str) -> None:
         """A line that was open has ended: libp2p for a moment, then it is tried again."""
@@ -142,6 +165,8 @@ class DirectLines:
     async def close(self) -> None:
         if self._reception is not None:
             self._reception.close()
+        if self._calls is not None:
+            self._calls.close()
         await self._control.close()
         lines = list(self._lines)
         for line in lines:
@@ -158,7 +183,7 @@ class DirectLines:
         self._part_from_strangers()
         return encode(self._trust.own().card)
 
-    async def _open(self, peer_id: str) -> DirectLine:
+    async def _open(self, peer_id: str, purpose: bytes) -> SealedSocket:
         if not self.are_allowed:
             raise Unreachable(peer_id, "no direct lines from here")
         address = await self._host.direct_address(peer_id)
@@ -173,9 +198,10 @@ class DirectLines:
         if not card.port:
             raise Unreachable(peer_id, "it takes none")
         self._trust.add(peer_id, card)
-        return await self._dial(peer_id, end[0], card.port)
+        return await self._dial(peer_id, (end[0], card.port), purpose)
 
-    async def _dial(self, peer_id: str, host: str, port: int) -> DirectLine:
+    async def _dial(self, peer_id: str, where: tuple[str, int], purpose: bytes) -> SealedSocket:
+        host, port = where
         raw = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
         connection: socket.socket = raw
         try:
@@ -188,7 +214,7 @@ class DirectLines:
                 await shake_hands(secured)
                 if self._trust.owner_of(secured) != peer_id:
                     raise Unreachable(peer_id, "another peer answered")
-                return self._line(peer_id, await seal(secured, is_server=False))
+                return await call_out(secured, purpose)
         except TimeoutError as error:
             connection.close()
             raise Unreachable(peer_id, f"nobody answers at port {port}") from error
@@ -201,18 +227,29 @@ class DirectLines:
             self._lines.pop(line, None)
             self._come.discard(line)
 
-        line = DirectLine(connection, self._stall_s, ended)
+        try:
+            line = DirectLine(connection, self._stall_s, ended)
+        except BaseException:  # no thread, or no descriptor, is left
+            connection.close()
+            raise
         self._lines[line] = peer_id
         return line
 
-    def _welcome(self, peer_id: str, connection: SealedSocket) -> None:
+    def _welcome(self, peer_id: str, connection: SealedSocket, purpose: bytes) -> None:
         """TLS lets in who was near when it showed its card; it need not be any more."""
         self._part_from_strangers()
         count = sum(1 for whose in self._lines.values() if whose == peer_id)
         is_near = self._host.door.is_near(peer_id)
         if not is_near or count >= LINES_FROM_ONE_LIMIT or not self.are_allowed:
             connection.close()
-            return
+        elif purpose == FOR_LANES:
+            self._take(peer_id, connection)
+        elif self._calls is not None:
+            self._calls.take(peer_id, connection)
+        else:
+            connection.close()
+
+    def _take(self, peer_id: str, connection: SealedSocket) -> None:
         line = self._line(peer_id, connection)
         self._come.add(line)
         self._accept(peer_id, line)

@@ -14,7 +14,7 @@ import socket
 import ssl
 from collections.abc import Callable
 
-from p2p_dtfm.net.direct.handshake import seal, shake_hands
+from p2p_dtfm.net.direct.handshake import answer, shake_hands
 from p2p_dtfm.net.direct.sealed import SealedSocket
 from p2p_dtfm.net.direct.trust import Trust
 
@@ -31,12 +31,12 @@ BEYOND_STALL_S = 5.0
 counts the time in which a receiver that lives takes nothing, so sooner would break lines whose
 other end only waits for room."""
 
-Welcome = Callable[[str, SealedSocket], None]
+Welcome = Callable[[str, SealedSocket, bytes], None]
 log = logging.getLogger(__name__)
 
 
 class Reception:
-    """Listens, and hands on whoever TLS has let in: `welcome(peer_id, connection)`."""
+    """Listens, and hands on whoever TLS has let in: `welcome(peer_id, connection, purpose)`."""
 
     def __init__(self, trust: Trust, welcome: Welcome, stall_s: float) -> None:
         """`stall_s`: for which a line may stand still."""
@@ -121,7 +121,7 @@ class Reception:
                 await shake_hands(secured)
                 peer_id = self._trust.owner_of(secured)
                 if peer_id is not None:
-                    self._welcome(peer_id, await seal(secured, is_server=True))
+                    self._welcome(peer_id, *await answer(secured))
         except OSError as error:  # TimeoutError and ssl.SSLError are such
             log.debug("a direct line was not made: %s", error)
         finally:

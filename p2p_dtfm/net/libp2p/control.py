@@ -4,6 +4,7 @@ import asyncio
 import collections
 import logging
 from collections.abc import Awaitable, Callable
+from typing import Protocol
 
 from google.protobuf.message import DecodeError
 from google.protobuf.wrappers_pb2 import BytesValue
@@ -13,15 +14,28 @@ from p2p_dtfm.net.door import BUSY, Leave
 from p2p_dtfm.net.errors import NO_ANSWER, Refused, Unreachable, one_line
 from p2p_dtfm.net.libp2p.port import HostPort
 from p2p_dtfm.net.shaping import Shaper
+from p2p_dtfm.ports import now
 
 Handler = Callable[[str, bytes], Awaitable[bytes]]
 
 BODY_LIMIT_BYTES = 1 << 20
+MESSAGE_LIMIT_BYTES = BODY_LIMIT_BYTES + 16
+"""With its status and the envelope."""
+AGAIN_AT_LEAST_S = 1.0
+"""Who has ended refuses a call through libp2p at once, which says more than silence."""
 CONCURRENT_LIMIT = 256
 CONCURRENT_LIMIT_PER_PEER = 64
 _ANSWERED, _REFUSED = b"\x00", b"\x01"
 
 log = logging.getLogger(__name__)
+
+
+class CallWay(Protocol):
+    """Another way than libp2p's, for those peers that have one."""
+
+    async def call(self, peer_id: str, request: bytes, deadline_s: float) -> bytes | None:
+        """The answer; None: libp2p is to carry it. Raises `Unreachable` on silence."""
+        ...
 
 
 class ControlPlane:
@@ -38,6 +52,8 @@ class ControlPlane:
         self._name = f"/p2p-dtfm/1/{name}"
         self._serving: collections.Counter[str] = collections.Counter()
         self._tasks: set[asyncio.Task[bytes]] = set()
+        self.way: CallWay | None = None
+        """Tried before libp2p, where nothing is shaped."""
 
     async def ready(self) -> "ControlPlane":
         """Start to answer."""
@@ -49,10 +65,20 @@ class ControlPlane:
         assert len(body) <= BODY_LIMIT_BYTES, f"a call of {len(body)} bytes"
         request = BytesValue(value=body).SerializeToString()
         if self._host.shaper is None:
-            reply = await self._host.call(peer_id, self._name, request, deadline_s)
+            reply = await self._plain_call(peer_id, request, deadline_s)
         else:
             reply = await self._shaped_call(self._host.shaper, peer_id, request, deadline_s)
         return _open_reply(peer_id, reply)
+
+    async def _plain_call(self, peer_id: str, request: bytes, deadline_s: float) -> bytes:
+        if self.way is not None:
+            began_s = now.monotonic_s()
+            reply = await self.way.call(peer_id, request, deadline_s)
+            if reply is not None:
+                return reply
+            left_s = deadline_s - (now.monotonic_s() - began_s)
+            deadline_s = min(deadline_s, max(left_s, AGAIN_AT_LEAST_S))
+        return await self._host.call(peer_id, self._name, request, deadline_s)
 
     async def _shaped_call(
         self, shaper: Shaper, peer_id: str, request: bytes, deadline_s: float
@@ -66,6 +92,12 @@ class ControlPlane:
             raise Unreachable(peer_id, f"{NO_ANSWER} {deadline_s:g} s") from error
 
     async def _serve(self, sender: str, request: bytes) -> bytes:
+        begun = self.begin(sender, request)
+        # p2pd cancels us when the caller gives up; what the handler began, it finishes
+        return begun if isinstance(begun, bytes) else await asyncio.shield(begun)
+
+    def begin(self, sender: str, request: bytes) -> "bytes | asyncio.Task[bytes]":
+        """The answer, or what will be it: to a call that came whichever way, by a known sender."""
         full = self._serving.total() >= CONCURRENT_LIMIT
         if full or self._serving[sender] >= CONCURRENT_LIMIT_PER_PEER:
             return _reply(_REFUSED, BUSY.encode())
@@ -76,8 +108,7 @@ class ControlPlane:
         task = asyncio.create_task(self._answer(sender, request))
         self._tasks.add(task)
         task.add_done_callback(lambda done: self._finished(sender, done, leave))
-        # p2pd cancels us when the caller gives up; what the handler began, it finishes
-        return await asyncio.shield(task)
+        return task
 
     def _finished(self, sender: str, task: asyncio.Task[bytes], leave: Leave) -> None:
         leave()
@@ -115,7 +146,7 @@ class ControlPlane:
 
 
 def _body_of(request: bytes) -> bytes:
-    if len(request) > BODY_LIMIT_BYTES + 16:
+    if len(request) > MESSAGE_LIMIT_BYTES:
         raise PeerFault(f"a call of {len(request)} bytes, more than {BODY_LIMIT_BYTES}")
     try:
         return BytesValue.FromString(request).value
@@ -128,7 +159,7 @@ def _reply(status: bytes, body: bytes) -> bytes:
 
 
 def _open_reply(peer_id: str, reply: bytes) -> bytes:
-    if len(reply) > BODY_LIMIT_BYTES + 16:
+    if len(reply) > MESSAGE_LIMIT_BYTES:
         raise Refused(f"an answer of {len(reply)} bytes, more than {BODY_LIMIT_BYTES}", peer_id)
     try:
         content = BytesValue.FromString(reply).value

@@ -37,6 +37,7 @@ from p2p_dtfm.daemon.node.resident import Resident
 from p2p_dtfm.daemon.node.status_api import StatusApi
 from p2p_dtfm.net.contacts.identity import Identity, identity_of_seed
 from p2p_dtfm.net.directory.port import DirectoryPort
+from p2p_dtfm.net.libp2p.control import ControlPlane
 from p2p_dtfm.net.libp2p.port import HostPort
 from p2p_dtfm.testbed.virtual.directory import VirtualDirectory
 from p2p_dtfm.testbed.virtual.disk import VirtualDisk
@@ -306,7 +307,9 @@ class _WorldOf:
         assert isinstance(host, VirtualHost)
         return VirtualDirectory(self._swarm.network, host)
 
-    def direct_lines(self, host: HostPort, run_digest: str, listen: Sequence[str]) -> None:
+    def direct_lines(
+        self, host: HostPort, run_digest: str, listen: Sequence[str], control: ControlPlane
+    ) -> None:
         """All goes over the links of this world."""
 
     def measure_device(

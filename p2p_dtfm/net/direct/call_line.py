@@ -1,0 +1,133 @@
+"""One sealed connection for calls: questions go one way, and answers the other.
+
+    length u32 · number of the call u64 · what is asked, or answered
+
+What is said is small, so the event loop itself reads and writes; lanes have threads
+(`net.direct.line`).
+"""
+
+import asyncio
+import collections
+import struct
+from collections.abc import Callable
+
+from p2p_dtfm.net.direct.sealed import PIECE_BYTES, SealedSocket
+from p2p_dtfm.net.libp2p.control import MESSAGE_LIMIT_BYTES
+
+HEAD = struct.Struct(">IQ")
+AT_ONCE = 16
+"""Messages that are read before others have their turn."""
+UNSENT_LIMIT_BYTES = 4 * MESSAGE_LIMIT_BYTES
+"""Who lets more wait is not listening."""
+
+
+class CallLine:
+    """Used from the event loop that made it. Whatever goes wrong ends it, once."""
+
+    def __init__(
+        self,
+        connection: SealedSocket,
+        on_message: Callable[[int, bytes], None],
+        on_end: Callable[[], None],
+    ) -> None:
+        """`on_message(number, body)` must not raise, and may close the line."""
+        self._connection = connection
+        self._on_message = on_message
+        self._on_end = on_end
+        self._loop = asyncio.get_running_loop()
+        self._unsent: collections.deque[memoryview] = collections.deque()
+        self._unsent_bytes = 0
+        self._waits_to_write = False
+        self._number: int | None = None
+        """Of the message whose body is read now; None: its head is."""
+        self._target = memoryview(bytearray(HEAD.size))
+        self._filled = 0
+        self._goes_on = False
+        """More is read in the loop's next turn, whatever the kernel says."""
+        self.is_closed = False
+        self._descriptor = connection.fileno()
+        self._loop.add_reader(self._descriptor, self._readable)
+
+    def send(self, number: int, body: bytes) -> None:
+        """Without waiting; what is sent on a line that has ended is lost."""
+        if self.is_closed:
+            return
+        assert len(body) <= MESSAGE_LIMIT_BYTES, f"a message of {len(body)} bytes"
+        data = memoryview(HEAD.pack(len(body), number) + body)
+        for start in range(0, len(data), PIECE_BYTES):
+            self._unsent.append(data[start : start + PIECE_BYTES])
+        self._unsent_bytes += len(data)
+        if not self._waits_to_write:
+            self._write()
+        if self._unsent_bytes > UNSENT_LIMIT_BYTES:
+            self.close()
+
+    def close(self) -> None:
+        """What was taken by the kernel still leaves."""
+        if self.is_closed:
+            return
+        self.is_closed = True
+        self._loop.remove_reader(self._descriptor)
+        if self._waits_to_write:
+            self._loop.remove_writer(self._descriptor)
+        self._unsent.clear()
+        self._connection.close()
+        self._on_end()
+
+    def _write(self) -> None:
+        try:
+            while self._unsent:
+                self._connection.send(self._unsent[0])  # all of it or, by an exception, none
+                self._unsent_bytes -= len(self._unsent.popleft())
+        except BlockingIOError:
+            if not self._waits_to_write:
+                self._waits_to_write = True
+                self._loop.add_writer(self._descriptor, self._write)
+            return
+        except OSError:
+            self.close()
+            return
+        if self._waits_to_write:
+            self._waits_to_write = False
+            self._loop.remove_writer(self._descriptor)
+
+    def _readable(self) -> None:
+        """Said each turn as long as something is there, also to who has its turn already: of one
+        that floods each turn would take longer than the one before."""
+        if not self._goes_on:
+            self._read()
+
+    def _read(self) -> None:
+        self._goes_on = False
+        try:
+            for _ in range(AT_ONCE):
+                if self.is_closed:
+                    return
+                self._fill()
+                self._filled_up()
+        except BlockingIOError:
+            return
+        except (OSError, EOFError):
+            self.close()
+            return
+        self._goes_on = True
+        self._loop.call_soon(self._read)  # of what was received, some may be here and not opened
+
+    def _fill(self) -> None:
+        while self._filled < len(self._target):
+            count = self._connection.recv_into(self._target[self._filled :])
+            if not count:
+                raise EOFError("the other side closed the line")
+            self._filled += count
+
+    def _filled_up(self) -> None:
+        number, content = self._number, self._target
+        self._filled = 0
+        if number is None:
+            length, self._number = HEAD.unpack(content)
+            if length > MESSAGE_LIMIT_BYTES:
+                raise ConnectionAbortedError(f"a message of {length} bytes")
+            self._target = memoryview(bytearray(length))
+        else:
+            self._number, self._target = None, memoryview(bytearray(HEAD.size))
+            self._on_message(number, bytes(content))

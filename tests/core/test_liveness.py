@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import random
 
 import pytest
 
@@ -507,3 +508,34 @@ def test_who_has_many_fellows_says_less_to_each_and_waits_longer(
     other.watch(["a"], 0, fellows)
     other.stream_reset("a", 0, is_refused=True)
     assert other.tick(SECOND_NS // 10), "nobody listens there"
+
+
+@pytest.mark.parametrize("timing", [LAN_LIVENESS, WAN_LIVENESS, REGULAR])
+@pytest.mark.parametrize("seed", range(8))
+def test_a_silence_that_is_evidence_of_nothing_is_no_other_than_if_it_were_looked_into(
+    timing: LivenessTiming, seed: int
+) -> None:
+    """Whatever is heard, broken, late or told by others."""
+    careful = dataclasses.replace(timing)
+    careful.__dict__["innocent_ns"] = 0
+    draws, names = random.Random(seed), tuple("abcde")
+    pair = Liveness(timing), Liveness(careful)
+    fellows, now_ns, seen = (4, 4, 12, 40)[seed % 4], 0, list[object]()
+    for _ in range(700):
+        now_ns += draws.choices((10, 100, 700), (10, 89, 1))[0] * SECOND_NS // 1000
+        name, another, other = draws.sample(names, 3)
+        what, silent_ms = draws.random(), draws.choice((0, 200, 4000))
+        told = []
+        for liveness in pair:
+            liveness.watch(names, now_ns, fellows)
+            for each in names[: 1 + int(what * 4.2)]:
+                liveness.heard(each, now_ns)
+            if what < 0.1:
+                liveness.stream_reset(name, now_ns, what < 0.05, what > 0.08)
+            for teller in (name, another) if what < 0.6 else ():
+                liveness.fellow_says(teller, (other,), {other: silent_ms}, now_ns)
+            early = liveness.tick_early(now_ns) if what < 0.3 else liveness.tick(now_ns)
+            told.append((early, liveness.due_ns(now_ns), liveness.due_heartbeats(now_ns)))
+        assert told[0] == told[1], now_ns
+        seen += told[0][0]
+    assert seen, "somebody is suspected"

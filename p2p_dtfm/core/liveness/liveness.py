@@ -8,6 +8,7 @@ its work is judged from who owes what to whom (`core.liveness.stalls`).
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from p2p_dtfm.core.liveness.lateness import THINNEST, Lapses, Lateness, of_many_ns
 from p2p_dtfm.core.liveness.rhythm import FEWEST_SLOTS, KNOWN_SLOTS, SECOND_NS, Rhythm
@@ -50,6 +51,13 @@ class LivenessTiming:
     together_ns: int = 0
     """Since so long nobody has heard it, as all say that are asked: evidence, though a silence
     here would be none yet; later in times that are not calm. 0: that is never judged."""
+
+    @cached_property
+    def innocent_ns(self) -> int:
+        """A shorter silence is evidence of nothing, whatever is known besides: each bound is one of
+        these at least, and others have heard nobody later than now."""
+        judged = (self.cut_ns, self.together_ns, self.calm_silence_ns, self.least_silence_ns)
+        return min(self.silence_ns, *filter(None, judged))
 
 
 LAN_LIVENESS = LivenessTiming(
@@ -267,11 +275,15 @@ class Liveness:
         timing = self._timing
         if watched.reset_ns is not None and watched.is_rerouted:
             return max(now_ns, watched.reset_ns + self._patience_ns(timing.least_silence_ns))
-        due_ns = watched.heard_ns + self._patience_ns(self._bound_ns(watched, now_ns))
-        if timing.cut_ns and not watched.missed:
-            missed_ns = self._patience_ns(self._thinned_ns(timing.missed_ns))
-            due_ns = min(due_ns, watched.heard_ns + missed_ns)
-        due_ns = min(due_ns, self._together_due_ns(peer_id, watched, now_ns) or due_ns)
+        is_missed_next = timing.cut_ns > 0 and not watched.missed
+        missed_ns = self._patience_ns(self._thinned_ns(timing.missed_ns))
+        if is_missed_next and missed_ns <= timing.innocent_ns:
+            due_ns = watched.heard_ns + missed_ns
+        else:
+            due_ns = watched.heard_ns + self._patience_ns(self._bound_ns(watched, now_ns))
+            if is_missed_next:
+                due_ns = min(due_ns, watched.heard_ns + missed_ns)
+            due_ns = min(due_ns, self._together_due_ns(peer_id, watched, now_ns) or due_ns)
         if watched.reset_ns is not None:
             patience_ns = self._patience_ns(timing.reset_ns)
             broken_ns = min(timing.refused_ns, patience_ns) if watched.is_refused else patience_ns
@@ -364,8 +376,10 @@ class Liveness:
 
     def _together_due_ns(self, peer_id: str, watched: _Watched, now_ns: int) -> int | None:
         """When others are asked once more, or their silence is evidence."""
+        if not watched.missed:
+            return None
         bound_ns = self._together_bound_ns(watched, now_ns)
-        if not bound_ns or not watched.missed:
+        if not bound_ns:
             return None
         if not watched.missed_again:
             return watched.heard_ns + bound_ns - ASKED_BEFORE_NS
@@ -384,6 +398,8 @@ class Liveness:
             return self._judge_rerouted(now_ns - watched.reset_ns)
         timing = self._timing
         silent_ns = now_ns - watched.heard_ns
+        if silent_ns < timing.innocent_ns and watched.reset_ns is None:
+            return ""
         elsewhere_ns = self._second_hand.heard_elsewhere_ns(peer_id, len(self._watched) - 1)
         cut_ns = self._patience_ns(self._thinned_ns(timing.cut_ns))
         if timing.cut_ns and elsewhere_ns - watched.heard_ns >= cut_ns:

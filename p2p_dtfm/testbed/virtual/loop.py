@@ -9,6 +9,7 @@ import asyncio
 import collections
 import contextvars
 import heapq
+import weakref
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -39,6 +40,8 @@ class VirtualTask(asyncio.Task[Any]):
     """Hashed by its number: what walks through a set of tasks does so alike in each run."""
 
     _number = 0
+    seen_at: object = None
+    """What it waited for when `seeds.nudges` has seen that this is none of its waits."""
 
     def __init__(self, *args: Any, loop: "VirtualLoop", **options: Any) -> None:
         context = options.get("context")
@@ -141,6 +144,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._ready: collections.deque[LoopTurn]
         self._later: list[tuple[float, int, LoopTurn]] = []
         """By when they are due, and then in the order in which they were asked for."""
+        self._tasks: list[weakref.ref[VirtualTask]] = []
+        """Those that were under way at the last look, and all that began since. Nothing is kept:
+        who lets go of a task that waits is to be found out."""
         super().__init__()
         self.set_exception_handler(_note_failure)
 
@@ -163,7 +169,16 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         name: str | None = None,
         context: contextvars.Context | None = None,
     ) -> asyncio.Task[Any]:
-        return VirtualTask(coro, loop=self, name=name, context=context)
+        task = VirtualTask(coro, loop=self, name=name, context=context)
+        self._tasks.append(weakref.ref(task))
+        return task
+
+    def tasks(self) -> list[VirtualTask]:
+        """What `asyncio.all_tasks` says, in the order in which they began: that one goes through
+        the tasks of all worlds, a hundred times as long, and it is asked five times a second."""
+        found = [task for it in self._tasks if (task := it()) is not None and not task.done()]
+        self._tasks = list(map(weakref.ref, found))
+        return found
 
     # turns ---------------------------------------------------------------------------------------
 
@@ -299,6 +314,13 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     async def create_server(self, *args: Any, **options: Any) -> Any:
         return _NoServer()
+
+
+def tasks_here() -> list[VirtualTask]:
+    """Of the loop that runs."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualLoop)
+    return loop.tasks()
 
 
 def _who_goes_on(ready: collections.deque[LoopTurn]) -> str:

@@ -12,7 +12,7 @@ from p2p_dtfm.daemon.node.daemon import Daemon
 from p2p_dtfm.daemon.node.resident import Resident
 from p2p_dtfm.testbed.virtual.disk import VirtualDisk
 from p2p_dtfm.testbed.virtual.host import VirtualHost
-from p2p_dtfm.testbed.virtual.loop import VirtualTask
+from p2p_dtfm.testbed.virtual.loop import tasks_here
 from p2p_dtfm.testbed.virtual.process import Process
 
 
@@ -99,8 +99,7 @@ class Peer:
 
     def waits(self) -> list[str]:
         """Where each of its tasks is."""
-        tasks = (task for task in asyncio.all_tasks() if isinstance(task, VirtualTask))
-        mine = Counter(task.waits_at() for task in tasks if task.process is self.process)
+        mine = Counter(it.waits_at() for it in tasks_here() if it.process is self.process)
         told = [f"    {count} x {place}" for place, count in sorted(mine.items())]
         return told if self.is_running else []
 

@@ -145,8 +145,7 @@ class Swarm:
         assert peer.process is not None and peer.daemon is not None
         self.trace.note(self.loop.now_ns, "kill", peer.name)
         peer.process.kill()
-        tasks = (task for task in asyncio.all_tasks() if isinstance(task, VirtualTask))
-        self._graves += [task for task in tasks if task.process is peer.process]
+        self._graves += [task for task in self.loop.tasks() if task.process is peer.process]
         if peer.host is not None:
             self.network.leave(peer.host)
         peer.daemon.let_go_of_home()
@@ -338,8 +337,7 @@ class _WorldOf:
 
     def tasks(self) -> set[asyncio.Task[Any]]:
         mine = self._peer.process
-        tasks = (task for task in asyncio.all_tasks() if isinstance(task, VirtualTask))
-        return {task for task in tasks if task.process is mine}
+        return {task for task in self._swarm.loop.tasks() if task.process is mine}
 
 
 def play(seed: int, folder: Path, scene: Callable[[Swarm], Awaitable[Result]]) -> Result:

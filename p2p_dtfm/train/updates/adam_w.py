@@ -10,6 +10,7 @@ See `docs/decisions/0019-states-by-exact-arithmetic.md`.
 import math
 from collections.abc import Iterable
 from itertools import groupby
+from typing import NamedTuple
 
 import numpy
 import torch
@@ -26,6 +27,14 @@ CHUNK_ELEMENTS_ELSEWHERE = 1 << 24
 """An accelerator is asked less often."""
 SIGNIFICANT_DIGITS = 12
 """C libraries whose powers and cosines differ in the last bit still agree on so many."""
+
+
+class _Chunk(NamedTuple):
+    """Elements that are updated together. `decaying`: parts of it, counted from its start."""
+
+    start: int
+    end: int
+    decaying: list[slice]
 
 
 def rounded(value: float) -> float:
@@ -54,10 +63,12 @@ class AdamW:
         self._first, self._second = moments
         device = self._first.device
         limit = CHUNK_ELEMENTS.get(device.type, CHUNK_ELEMENTS_ELSEWHERE)
-        self._chunks = list(_chunks(shapes, limit))
-        largest = max((end - start for start, end, _ in self._chunks), default=0)
         self._launcher = choice.launcher_for(device)
         """None: the operations below."""
+        # a kernel is told one decay; operations cost more than what they do to a norm or a bias
+        together = 0 if self._launcher else limit
+        self._chunks = _grouped(_runs(shapes, limit), together)
+        largest = max((chunk.end - chunk.start for chunk in self._chunks), default=0)
         self._scratch_elements = 0 if self._launcher else largest
 
     @torch.no_grad()
@@ -72,12 +83,12 @@ class AdamW:
         scale2 = rounded(1.0 / math.sqrt(correction2))
         decay = 1.0 - learning_rate * self._weight_decay
         scratches = torch.empty(self._scratch_elements, device=self._first.device)
-        for start, end, decays in self._chunks:
+        for start, end, decaying in self._chunks:
             value, slope = parameters[start:end], gradient[start:end]
             first, second = self._first[start:end], self._second[start:end]
             if self._launcher:
                 betas = (beta1, 1.0 - beta1, beta2, 1.0 - beta2)
-                kept = decay if decays else 1.0
+                kept = decay if decaying else 1.0
                 scalars = kernel.Scalars(*betas, scale2, settings.epsilon, kept, step_size)
                 kernel.step(self._launcher, value, slope, (first, second), scalars)
                 continue
@@ -88,8 +99,8 @@ class AdamW:
             _root(second, scratch)
             scratch.mul_(scale2).add_(settings.epsilon)
             torch.div(first, scratch, out=scratch)
-            if decays:
-                value.mul_(decay)
+            for part in decaying:
+                value[part].mul_(decay)
             value.sub_(scratch.mul_(step_size))
 
 
@@ -104,7 +115,21 @@ def _root(numbers: Tensor, out: Tensor) -> None:
         out.copy_(numbers.double().sqrt_())
 
 
-def _chunks(
+def _grouped(runs: Iterable[tuple[int, int, bool]], limit_elements: int) -> list[_Chunk]:
+    """Neighbours together, as long as they have so few elements."""
+    chunks = list[_Chunk]()
+    for start, end, decays in runs:
+        if chunks and end - chunks[-1].start <= limit_elements:
+            chunks[-1] = chunks[-1]._replace(end=end)
+        else:
+            chunks.append(_Chunk(start, end, []))
+        if decays:
+            first = chunks[-1].start
+            chunks[-1].decaying.append(slice(start - first, end - first))
+    return chunks
+
+
+def _runs(
     shapes: Iterable[tuple[int, ...]], limit_elements: int
 ) -> Iterable[tuple[int, int, bool]]:
     """Start, end and whether it decays, of parts of so many elements at most."""

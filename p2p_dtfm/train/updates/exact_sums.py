@@ -18,7 +18,9 @@ def squared_norm(gradient: Tensor) -> float:
     launcher = choice.launcher_for(gradient.device)
     if launcher:
         return norm.squared(launcher, gradient.contiguous())
-    lanes = torch.zeros(_LANES, dtype=torch.float64, device=gradient.device)
+    # what no lane of a small gradient has is zero, and a square is changed by none that is added
+    count = min(_LANES, 1 << max(0, gradient.numel() - 1).bit_length())
+    lanes = torch.zeros(count, dtype=torch.float64, device=gradient.device)
     for start in range(0, gradient.numel(), _LANES):
         squares = gradient[start : start + _LANES].detach().double().square_()
         lanes[: squares.numel()] += squares

@@ -10,7 +10,7 @@ from typing import Any
 from p2p_dtfm.core.protocol.errors import UNREACHABLE, UserError
 from p2p_dtfm.daemon.machine.home import is_full
 from p2p_dtfm.daemon.peers.run_source import RunComplete
-from p2p_dtfm.testbed.virtual.loop import VirtualTask
+from p2p_dtfm.testbed.virtual.loop import tasks_here
 from p2p_dtfm.testbed.virtual.peer import Peer
 from p2p_dtfm.testbed.virtual.swarm import NeverHappened, Swarm
 from p2p_dtfm.train.model.checkpoint import Checkpoint, complete, list_checkpoints, load_layer
@@ -68,11 +68,10 @@ def _is_for_its_owner(peer: Peer, error: BaseException, took_part: bool) -> bool
 def require_bounds(swarm: Swarm, liars: Collection[str] = ()) -> None:
     """Of queues and tasks of those that do not lie, at any time. Raises `Broken`."""
     counts: dict[str, int] = {}
-    for task in asyncio.all_tasks():
-        if isinstance(task, VirtualTask) and task.process is not None:
+    for task in swarm.loop.tasks():
+        if task.process is not None and task.process.peer_name not in liars:
             name = task.process.name
-            if task.process.peer_name not in liars:
-                counts[name] = counts.get(name, 0) + (not task.process.is_dead)
+            counts[name] = counts.get(name, 0) + (not task.process.is_dead)
     for name, count in counts.items():
         if count > TASKS_LIMIT:
             raise Broken(f"{name} has {count} tasks")
@@ -249,8 +248,4 @@ async def require_clean_ends(swarm: Swarm, peers: Sequence[Peer]) -> None:
 def _tasks_left(peer: Peer) -> list[str]:
     if peer.process is None:  # its joining was left out
         return []
-    return [
-        task.waits_at()
-        for task in asyncio.all_tasks()
-        if isinstance(task, VirtualTask) and task.process is peer.process and not task.done()
-    ]
+    return [task.waits_at() for task in tasks_here() if task.process is peer.process]

@@ -5,7 +5,6 @@ Most such waits end anyhow: the next message, or the next view, wakes the same p
 that is missing shows hardly ever in what becomes of a run, and always here.
 """
 
-import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -79,9 +78,16 @@ class Nudges:
             for peer in self._peers()
             if peer.is_running and peer.process is not None and peer.process.takes_turns
         }
-        tasks = (task for task in asyncio.all_tasks() if isinstance(task, VirtualTask))
-        found = (_sleeper(names[it.process], it) for it in tasks if it.process in names)
-        return [sleeper for sleeper in found if sleeper is not None]
+        found = list[_Sleeper]()
+        for task in self._loop.tasks():
+            future = task._fut_waiter  # type: ignore[attr-defined]
+            if task.process not in names or (future is not None and task.seen_at is future):
+                continue
+            if (sleeper := _sleeper(names[task.process], task)) is not None:
+                found.append(sleeper)
+            else:  # nor is it one later, as long as it waits for the same
+                task.seen_at = future
+        return found
 
 
 def _sleeper(name: str, task: VirtualTask) -> _Sleeper | None:

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from p2p_dtfm.daemon.dashboard import waits as of_daemons
 from p2p_dtfm.daemon.dashboard.waits import LIMIT_S, WAITS_FOR_WORK, owner_and_place
-from p2p_dtfm.testbed.virtual.loop import VirtualTask
+from p2p_dtfm.testbed.virtual.loop import VirtualTask, tasks_here
 
 
 class Waits:
@@ -23,7 +23,7 @@ class Waits:
         time does not count."""
         passed_s = 0.0 if self._looked_s is None else now_s - self._looked_s
         self._looked_s = now_s
-        tasks = [task for task in asyncio.all_tasks() if self._is_asked(task)]
+        tasks = [task for task in tasks_here() if self._is_asked(task)]
         self._waits.look(tasks, passed_s, _takes_turns)
         for task, waited_s in self._waits.longer_than(LIMIT_S):
             place = owner_and_place(task)[1]
@@ -33,10 +33,9 @@ class Waits:
                 return f"{who} has waited for {waited_s:.0f} s at {place}: {task.waits_at()}"
         return ""
 
-    def _is_asked(self, task: asyncio.Task[object]) -> bool:
-        process = task.process if isinstance(task, VirtualTask) else None
-        lives = process is not None and not process.is_dead
-        return lives and process is not None and process.peer_name not in self._liars
+    def _is_asked(self, task: VirtualTask) -> bool:
+        process = task.process
+        return process is not None and not process.is_dead and process.peer_name not in self._liars
 
 
 def _takes_turns(task: asyncio.Task[object]) -> bool:

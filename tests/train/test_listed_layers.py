@@ -182,6 +182,19 @@ def test_a_layer_that_cannot_stand_there_is_refused(
     assert refused.value.fixes
 
 
+@pytest.mark.parametrize("last", ["classifier", "head"])
+def test_data_that_ask_for_an_answer_which_the_last_layer_has_not_are_named(last: str) -> None:
+    """Text in place of pictures, say, as `data.source` says by default."""
+    answer = torch.zeros((2, 5) if last == "classifier" else (2, 12, 5))
+    kind, targets = registry.SHIPPED[last], torch.full((2, 12), 4)
+    kind.loss_sum(answer, targets, 0.0)
+    targets[:, 3] = -100
+    targets[1, -1] = 101
+    with pytest.raises(UserError, match="the answer 101, and its last layer has 5") as refused:
+        kind.loss_sum(answer, targets, 0.0)
+    assert "data.source" in " ".join(refused.value.fixes)
+
+
 def test_stated_sizes_must_be_what_the_kind_comes_to() -> None:
     spec = run_of(MIXED)
     lying = LayerSizes(boundary=(12, 1), parameters=1, saved_values=1, forward_flops=1)

@@ -23,7 +23,7 @@ from p2p_dtfm.train.model.gpt import build_layer, layer_count, layer_entries
 from p2p_dtfm.train.model.kinds import registry
 from p2p_dtfm.train.model.kinds.kind import Costs, LayerKind, Place, Shape
 from p2p_dtfm.train.model.kinds.registry import with_sizes
-from p2p_dtfm.train.model.layer_state import LayerState
+from p2p_dtfm.train.model.layer_state import LayerState, state_bytes_limit
 from p2p_dtfm.train.model.optimizer import apply_outcome
 from p2p_dtfm.train.model.reference import ReferenceRun
 from p2p_dtfm.train.stage.emulated import EmulatedStageRunner, emulated_device
@@ -182,6 +182,19 @@ def test_a_layer_that_cannot_stand_there_is_refused(
     assert refused.value.fixes
 
 
+@pytest.mark.parametrize("last", ["classifier", "head"])
+def test_data_that_ask_for_an_answer_which_the_last_layer_has_not_are_named(last: str) -> None:
+    """Text in place of pictures, say, as `data.source` says by default."""
+    answer = torch.zeros((2, 5) if last == "classifier" else (2, 12, 5))
+    kind, targets = registry.SHIPPED[last], torch.full((2, 12), 4)
+    kind.loss_sum(answer, targets, 0.0)
+    targets[:, 3] = -100
+    targets[1, -1] = 101
+    with pytest.raises(UserError, match="the answer 101, and its last layer has 5") as refused:
+        kind.loss_sum(answer, targets, 0.0)
+    assert "data.source" in " ".join(refused.value.fixes)
+
+
 def test_stated_sizes_must_be_what_the_kind_comes_to() -> None:
     spec = run_of(MIXED)
     lying = LayerSizes(boundary=(12, 1), parameters=1, saved_values=1, forward_flops=1)
@@ -274,7 +287,27 @@ class Broken(Doubling):
         return self.nothing  # type: ignore[attr-defined, no-any-return]
 
 
+class Many(Doubling):
+    """As of many experts."""
+
+    def build(self, place: Place) -> nn.Module:
+        return nn.Sequential(*(_Times(1) for _ in range(place.number("times", 2))))
+
+
+class Named(Doubling):
+    """Its matrices are called as some of ours."""
+
+    def build(self, place: Place) -> nn.Module:
+        made = nn.Module()
+        made.inner = nn.Module()
+        for module, name in ((made.inner, "wide"), (made.inner, "narrow"), (made, "plain")):
+            module.register_parameter(name, nn.Parameter(torch.empty(64, 25)))
+        made.attention_output = nn.Linear(25, 64, bias=False)
+        return made
+
+
 DOUBLING, BUFFERED, NO_KIND, BROKEN = Doubling(), Buffered(), "a word", Broken()
+MANY, NAMED = Many(), Named()
 
 
 @pytest.fixture
@@ -284,6 +317,8 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         for name, value in [
             ("doubling", "DOUBLING"),
             ("buffered", "BUFFERED"),
+            ("many", "MANY"),
+            ("named", "NAMED"),
             ("no-kind", "NO_KIND"),
             ("broken", "BROKEN"),
             ("gone", "NOT_THERE"),
@@ -325,6 +360,25 @@ def test_a_registered_kind_that_cannot_be_used_is_refused(kind: str, why: str) -
     with pytest.raises(UserError) as refused:
         run_of([MIXED[0], {"kind": kind}, MIXED[5]])
     assert why in str(refused.value.cause) + " ".join(refused.value.fixes)
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_layer_may_have_hundreds_of_tensors_but_no_more_than_a_file_can_name() -> None:
+    spec = run_of([MIXED[0], {"kind": "many", "times": 500}, MIXED[5]])
+    state = LayerState.genesis(spec, 1)
+    assert LayerState.from_bytes(spec, 1, state.to_bytes()).digest() == state.digest()
+    assert len(state.to_bytes()) <= state_bytes_limit(spec, 1)
+    with pytest.raises(UserError, match="5000 tensors"):
+        run_of([MIXED[0], {"kind": "many", "times": 5000}, MIXED[5]])
+
+
+@pytest.mark.usefixtures("installed")
+def test_all_matrices_of_a_kind_begin_with_its_deviation_whatever_they_are_called() -> None:
+    spec = run_of([MIXED[0], {"kind": "named"}, {"kind": "block"}, MIXED[5]])
+    found = LayerState.genesis(spec, 1).module.named_parameters()
+    deviations = {name: float(matrix.detach().std()) for name, matrix in found}
+    assert len(deviations) == 4
+    assert deviations == pytest.approx(dict.fromkeys(deviations, 0.2), rel=0.1)
 
 
 @pytest.mark.usefixtures("installed")

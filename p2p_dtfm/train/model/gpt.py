@@ -132,21 +132,28 @@ def initialise_layer(module: nn.Module, spec: RunSpec, layer: int) -> None:
     for name, parameter in module.named_parameters():
         if name.endswith("norm.weight"):
             parameter.fill_(1.0)
-        elif parameter.dim() == 1 or name.endswith(".wide"):
+        elif parameter.dim() == 1 or (spec.trains_adapters and name.endswith(".wide")):
             parameter.zero_()
         else:
-            deviation = STANDARD_DEVIATION
-            if spec.layers:
-                deviation = deviation_in_listed(spec, layer, name, tuple(parameter.shape))
-            if name in ("attention_output.weight", "feed_forward_output.weight"):
-                deviation /= math.sqrt(2 * spec.model.layers)
-            if name.endswith(".narrow"):
-                deviation = deviation_of_narrow(parameter.shape[1])
+            deviation = _deviation(spec, layer, name, tuple(parameter.shape))
             place = (layer, name)
             if spec.model.tied_head and name == "logits.weight":
                 place = (0, "token.weight")
             values = _uniform_values(spec.seed, *place, parameter.numel(), deviation)
             parameter.copy_(torch.from_numpy(values).view_as(parameter))
+
+
+def _deviation(spec: RunSpec, layer: int, name: str, shape: tuple[int, ...]) -> float:
+    """Of a matrix that is random. Other people's kinds may call theirs as ours are called."""
+    if spec.trains_adapters and name.endswith(".narrow"):
+        return deviation_of_narrow(shape[1])
+    deviation, is_ours = STANDARD_DEVIATION, True
+    if spec.layers:
+        deviation = deviation_in_listed(spec, layer, name, shape)
+        is_ours = spec.layers[layer].kind == "block"
+    if is_ours and name in ("attention_output.weight", "feed_forward_output.weight"):
+        deviation /= math.sqrt(2 * spec.model.layers)
+    return deviation
 
 
 def _uniform_values(

@@ -21,14 +21,17 @@ from p2p_dtfm.core.protocol.errors import PeerFault, UserError
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.train.model.gpt import build_layer, initialise_layer, layer_entries
 from p2p_dtfm.train.model.lora.adapted import move_trained
-from p2p_dtfm.train.model.tensor_file import Entry, entry_bytes, header
+from p2p_dtfm.train.model.tensor_file import (
+    STATE_HEADER_LIMIT_BYTES,
+    entry_bytes,
+    header,
+    state_entries,
+)
 from p2p_dtfm.train.updates.layer_update import LayerUpdate
 
 assert sys.byteorder == "little", "state travels as the memory's own bytes, which are little-endian"
 
-_PARTS = ("parameter", "first_moment", "second_moment")
 _LENGTH_BYTES = 8
-_HEADER_LIMIT_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -248,7 +251,7 @@ def version_in(spec: RunSpec, layer: int, payload: bytes, path: str) -> int:
 @lru_cache(maxsize=256)
 def state_bytes_limit(spec: RunSpec, layer: int) -> int:
     """No valid `LayerState.to_bytes` of this layer is longer."""
-    return _HEADER_LIMIT_BYTES + 3 * 4 * parameter_count(build_layer(spec, layer, "meta"))
+    return STATE_HEADER_LIMIT_BYTES + 3 * 4 * parameter_count(build_layer(spec, layer, "meta"))
 
 
 def parameter_count(module: nn.Module) -> int:
@@ -264,13 +267,9 @@ def _header(
 ) -> bytes:
     """The head of the file; equal states have equal bytes."""
     metadata = {"format": "pt", "layer": str(layer), "run": run_digest, "version": str(version)}
-    head = header(_entries(shapes), metadata)
-    assert len(head) <= _HEADER_LIMIT_BYTES
+    head = header(state_entries(shapes), metadata)
+    assert len(head) <= STATE_HEADER_LIMIT_BYTES
     return head
-
-
-def _entries(shapes: tuple[Entry, ...]) -> list[Entry]:
-    return [(f"{part}.{name}", shape) for part in _PARTS for name, shape in shapes]
 
 
 _VERSION = re.compile(rb'"version":"(0|[1-9][0-9]{0,11})"')
@@ -284,11 +283,11 @@ def _check_header(
     path: str | None,
 ) -> int:
     """The version, once the header is exactly the one that `to_bytes` writes for it."""
-    head = bytes(view[:_HEADER_LIMIT_BYTES])
+    head = bytes(view[:STATE_HEADER_LIMIT_BYTES])
     found = _VERSION.search(head)
     version = int(found[1]) if found else 0
     expected = _header(run_digest, layer, version, shapes)
-    expected_bytes = len(expected) + sum(map(entry_bytes, _entries(shapes)))
+    expected_bytes = len(expected) + sum(map(entry_bytes, state_entries(shapes)))
     if len(view) == expected_bytes and head[: len(expected)] == expected:
         return version
     if not found or len(view) < _LENGTH_BYTES:

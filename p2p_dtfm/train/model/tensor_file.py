@@ -15,6 +15,10 @@ import numpy
 from torch import Tensor
 
 _LENGTH_BYTES = 8
+STATE_PARTS = ("parameter", "first_moment", "second_moment")
+STATE_HEADER_LIMIT_BYTES = 1 << 20
+"""Of a layer's state: room for the names and shapes of some three thousand tensors."""
+_METADATA_LIMIT_BYTES = 256
 
 Entry = tuple[str, tuple[int, ...]]
 """Name and shape of a tensor."""
@@ -37,6 +41,17 @@ def header(entries: Sequence[Entry], metadata: Mapping[str, str]) -> bytes:
     text = json.dumps(content, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _LENGTH_BYTES)
     return len(text).to_bytes(_LENGTH_BYTES, "little") + text
+
+
+def state_entries(entries: Sequence[Entry]) -> list[Entry]:
+    """Of a layer's state, whose parameters these are."""
+    return [(f"{part}.{name}", shape) for part in STATE_PARTS for name, shape in entries]
+
+
+def fits_in_state(entries: Sequence[Entry]) -> bool:
+    """Whether a state's file can name so many tensors."""
+    length = len(header(state_entries(entries), {})) + _METADATA_LIMIT_BYTES
+    return length <= STATE_HEADER_LIMIT_BYTES
 
 
 def file_bytes(entries: Sequence[Entry], metadata: Mapping[str, str]) -> int:

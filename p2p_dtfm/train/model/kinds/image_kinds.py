@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from p2p_dtfm.train.model.deferred_gradients import Linear
-from p2p_dtfm.train.model.kinds.kind import Costs, LayerKind, Place, Shape
+from p2p_dtfm.train.model.kinds.kind import Costs, LayerKind, Place, Shape, require_answers
 
 _KERNEL = 3
 _GELU_VALUES = 4
@@ -85,8 +85,9 @@ class ClassifierKind(LayerKind):
     def loss_sum(self, answer: Tensor, targets: Tensor, z_loss: float) -> Tensor:
         """Counted once for each token of a sequence, so that the mean over tokens is the mean over
         pictures."""
-        tokens = targets.shape[1]
-        loss = functional.cross_entropy(answer, targets[:, -1], reduction="sum")
+        tokens, classes = targets.shape[1], targets[:, -1]
+        require_answers(classes, answer.shape[-1])
+        loss = functional.cross_entropy(answer, classes, reduction="sum")
         if z_loss:
             squares = z_loss * torch.logsumexp(answer, dim=1).square().sum()
             loss = loss + (squares - squares.detach())

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
+from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.layers.listed import Option
 from p2p_dtfm.core.protocol.model_spec import ModelSpec
 from p2p_dtfm.train.model.kinds.ends import token_loss_sum
@@ -83,9 +84,24 @@ class LayerKind(ABC):
 
         targets [sequences, tokens], int64. By default the answer is logits for each token.
         """
+        require_answers(targets, answer.shape[-1])
         return token_loss_sum(answer, targets, z_loss)
 
     def deviation(self, name: str, shape: Shape) -> float:
         """Standard deviation of a matrix before the first step. Vectors are zero, and those whose
         name ends in `norm.weight` one. By default 1 / sqrt(inputs)."""
         return 1.0 / math.sqrt(math.prod(shape[1:]))
+
+
+def require_answers(targets: Tensor, answers: int) -> None:
+    """Raises `UserError` where one asks for an answer that a last layer has not: torch would end
+    with an error of its own, and a card would compute nothing any more."""
+    asked = int(targets.max())
+    if asked >= answers:
+        raise UserError(
+            f"the data ask for the answer {asked}, and its last layer has {answers}",
+            (
+                "name the data that these layers are for (data.source of the run spec)",
+                f"let the last table of [[layers]] have as many as there are, {asked + 1} at least",
+            ),
+        )

@@ -21,6 +21,7 @@ from p2p_dtfm.train.model.kinds.gpt_kinds import BlockKind, EmbeddingKind, HeadK
 from p2p_dtfm.train.model.kinds.image_kinds import ClassifierKind, ConvolutionKind, ImageKind
 from p2p_dtfm.train.model.kinds.kind import LayerKind, Place, Shape
 from p2p_dtfm.train.model.narrow.fixed_code import with_code
+from p2p_dtfm.train.model.tensor_file import fits_in_state
 
 GROUP = "p2p_dtfm.layers"
 """Of entry points, each an instance of `LayerKind`."""
@@ -109,6 +110,9 @@ def _sizes(spec: RunSpec, number: int, layer: ListedLayer, entry: Shape) -> Laye
             module = kind.build(place)
         if any(True for _ in module.buffers()):
             raise ValueError("has buffers, which nobody would send along with its parameters")
+        entries = [(name, tuple(values.shape)) for name, values in module.named_parameters()]
+        if not fits_in_state(entries):
+            raise ValueError(f"has {len(entries)} tensors, more than a state's file can name")
         return LayerSizes(
             boundary=boundary,
             parameters=sum(parameter.numel() for parameter in module.parameters()),

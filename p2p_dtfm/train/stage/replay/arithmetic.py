@@ -3,6 +3,7 @@
 import hashlib
 import os
 import platform
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -10,13 +11,29 @@ import torch
 from p2p_dtfm.train.stage.device.facts import CudaCard
 from p2p_dtfm.train.stage.device.repeatable import CUBLAS_SETTING
 
-_PROCESSOR_LINES = ("model name", "flags", "Features")
+CPU_INFO = Path("/proc/cpuinfo")
+_PROCESSOR_LINES = frozenset(
+    {
+        *("vendor_id", "cpu family", "model", "model name", "flags", "cache size"),
+        *("CPU implementer", "CPU part", "Features"),
+    }
+)
+"""By which libraries choose kernels, and cut matrices. ARM's processors have no model name, and
+unlike ones the same features; virtual machines may call all of theirs alike."""
+_PROCESSOR_SETTINGS = (
+    *("MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "MKL_DEBUG_CPU_TYPE", "OPENBLAS_CORETYPE"),
+    *("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"),
+    *("ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE"),
+)
+"""Of the environment: other kernels than the processor's own, or fewer bits in them."""
+_CARD_SETTINGS = (CUBLAS_SETTING, "NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE")
 
 
 def arithmetic_name(device: torch.device) -> str:
-    """Of processor, vector unit and torch, or of card, driver and libraries; whether the device is
-    made to repeat its bits at all, its runner says (`StageRunner.repeats_bits`). The number of
-    threads counts on a processor as well, and is said with each work."""
+    """Of processor, vector unit, torch and how it was built, or of card, driver and libraries, and
+    of settings by which these compute otherwise. Whether the device is made to repeat its bits at
+    all, its runner says (`StageRunner.repeats_bits`). The number of threads counts on a processor
+    as well, and is said with each work."""
     facts = _card(device) if device.type == "cuda" else _processor()
     text = "\0".join([str(torch.__version__), *facts])
     return f"{device.type}-" + hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
@@ -42,9 +59,15 @@ def threads_believed(threads: int) -> int:
 
 
 def _processor() -> list[str]:
-    about = [torch.backends.cpu.get_cpu_capability(), platform.machine(), str(os.cpu_count())]
+    about = [
+        torch.backends.cpu.get_cpu_capability(),
+        platform.machine(),
+        str(os.cpu_count()),
+        str(torch.__config__.show()),
+        *_said(_PROCESSOR_SETTINGS),
+    ]
     try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+        text = CPU_INFO.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return [*about, platform.processor()]
     first = text.split("\n\n")[0].splitlines()
@@ -62,5 +85,9 @@ def _card(device: torch.device) -> list[str]:
         f"{card.major}.{card.minor}",
         str(card.multi_processor_count),
         torch.get_float32_matmul_precision(),
-        os.environ.get(CUBLAS_SETTING, ""),
+        *_said(_CARD_SETTINGS),
     ]
+
+
+def _said(settings: Iterable[str]) -> list[str]:
+    return [os.environ.get(name, "") for name in settings]

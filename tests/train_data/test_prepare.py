@@ -179,6 +179,21 @@ def test_output_within_the_input_is_not_read_back(texts: Path, tmp_path: Path) -
     assert prepare([texts], texts / "prepared").digest() == first.digest()
 
 
+def test_data_that_were_prepared_before_are_no_text(texts: Path, tmp_path: Path) -> None:
+    """Tokens of bytes look like it, and what was held out would be trained on."""
+    (texts / "long.txt").write_text(make_text(9000, 99))
+    first = prepare([texts], texts / "first", shard_tokens=1000)
+    skipped = Skipped()
+    again = prepare([texts], texts / "second", shard_tokens=1000, skipped=skipped)
+    assert again.digest() == first.digest() and skipped.prepared == 1
+    (texts / "blobs").mkdir()
+    (texts / "blobs" / "own.txt").write_text(make_text(800, 98))
+    more = prepare([texts], tmp_path / "out", shard_tokens=1000)
+    assert more.totals.documents == first.totals.documents + 1, "the name alone says nothing"
+    with pytest.raises(UserError, match="1 prepared data"):
+        prepare([texts / "first"], tmp_path / "other")
+
+
 @pytest.mark.parametrize("content", [None, b"", b"\0\1\2"])
 def test_a_directory_without_text(tmp_path: Path, content: bytes | None) -> None:
     folder = tmp_path / "none"

@@ -23,6 +23,7 @@ from p2p_dtfm.core.protocol.errors import PeerFault, UserError
 from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.train.data.atomic_file import clear_temporary_files, fix_of, write_atomically
 from p2p_dtfm.train.data.blob_store import BLOBS_NAME, BlobStore
+from p2p_dtfm.train.data.documents import require_rows
 from p2p_dtfm.train.data.first_reading import PROGRESS_EVERY_PIECES, Progress, Survey, read_first
 from p2p_dtfm.train.data.manifest import (
     FORMAT_VERSION,
@@ -112,6 +113,7 @@ def prepare(
     replaces = require_ours(out)
     files = find_files(paths, validation or [], out, skipped)
     files = [file for file in files if not is_signal_file(file.path)]
+    require_rows(files, text_field)
     total_bytes = sum(file.size_bytes for file in files)
     smallest, largest = _PIECE_BYTES
     piece_bytes = min(max(int(total_bytes * held_out_fraction / 4), smallest), largest)

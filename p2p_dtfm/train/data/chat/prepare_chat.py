@@ -21,6 +21,7 @@ from p2p_dtfm.train.data.chat.template import (
     NotTheSame,
     RefusedByTemplate,
 )
+from p2p_dtfm.train.data.documents import LINES_OF_ARRAY
 from p2p_dtfm.train.data.manifest import (
     FORMAT_VERSION,
     Manifest,
@@ -252,8 +253,11 @@ def _held_out_key(paths: list[Path], fraction: float) -> int:
     if not keys:
         raise UserError(
             f"no conversations in {', '.join(map(str, paths))}",
-            'each row holds {"messages": [...]}, {"conversations": [...]} as ShareGPT has it, or '
-            '{"prompt": "...", "completion": "..."}',
+            (
+                'each row holds {"messages": [...]}, {"conversations": [...]} as ShareGPT has it, '
+                'or {"prompt": "...", "completion": "..."}',
+                f"make lines of a JSON array: {LINES_OF_ARRAY}",
+            ),
         )
     ordered = sorted(set(keys))
     return ordered[max(0, min(len(ordered) - 2, round(fraction * len(ordered)) - 1))]

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -278,10 +279,39 @@ def test_a_file_that_changes_meanwhile(texts: Path, tmp_path: Path) -> None:
         prepare([texts], tmp_path / "out", progress=spoil)
 
 
+@pytest.mark.parametrize("vocabulary", [None, 300])
+def test_a_file_that_grows_or_is_another_meanwhile(
+    vocabulary: int | None, texts: Path, tmp_path: Path
+) -> None:
+    """The manifest would tell of other text than the tokens are of."""
+    log = texts / "05.txt"
+
+    def written(change: Callable[[str], str]) -> None:
+        def spoil(done_bytes: int, total_bytes: int, stage: str) -> None:
+            if stage == "reading" and done_bytes == total_bytes:
+                log.write_text(change(text))
+
+        text = log.read_text()
+        with pytest.raises(UserError, match=r"05\.txt changed while it was being read"):
+            prepare([texts], tmp_path / "out", progress=spoil, vocabulary=vocabulary)
+
+    written(lambda text: text + make_text(3000, 77))
+    written(lambda text: text.replace("e", "o"))
+    assert prepare([texts], tmp_path / "out").totals.documents == 40
+
+
+def test_a_mark_of_byte_order_is_nobodys_word(texts: Path, tmp_path: Path) -> None:
+    plain = prepare([texts], tmp_path / "plain")
+    for path in texts.iterdir():
+        path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert prepare([texts], tmp_path / "out").shards == plain.shards
+
+
 def test_a_full_disk_is_said_plainly(texts: Path, tmp_path: Path) -> None:
     """RLIMIT_FSIZE makes a real write fail; a child process, since the limit cannot be raised."""
     program = f"""
 import resource, signal
+from collections.abc import Callable
 from pathlib import Path
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.train.data import prepare

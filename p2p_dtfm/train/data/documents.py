@@ -16,13 +16,9 @@ import msgspec
 
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.ports.packages import how_to_install
-from p2p_dtfm.train.data.formats.compressed import (
-    BYTE_ORDER_MARK,
-    inner_name,
-    is_compressed,
-    open_lines,
-)
+from p2p_dtfm.train.data.formats.compressed import inner_name, is_compressed, open_lines
 from p2p_dtfm.train.data.text_files import (
+    BYTE_ORDER_MARK,
     Candidate,
     NoTextField,
     Skipped,

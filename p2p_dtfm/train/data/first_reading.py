@@ -19,6 +19,10 @@ Progress = Callable[[int, int, str], None]
 PROGRESS_EVERY_PIECES = 256
 
 
+def _hasher() -> "hashlib.blake2b":
+    return hashlib.blake2b(digest_size=32)
+
+
 class Verdicts(Protocol):
     """What was found of each document when all were judged."""
 
@@ -56,8 +60,10 @@ class Survey:
     """Which documents count; None: all."""
     selection: Selection | msgspec.UnsetType = msgspec.UNSET
     """The same in figures."""
-    content: "hashlib.blake2b" = field(default_factory=lambda: hashlib.blake2b(digest_size=32))
+    content: "hashlib.blake2b" = field(default_factory=_hasher)
     """Of all pieces, as they were read: a later command sees by it whether they are the same."""
+    contents: "array[int]" = field(default_factory=lambda: array("Q"))
+    """The same of each file, in eight bytes: a later reading sees by it whether it is the same."""
 
     def pieces_of(self, file: Candidate, skipped: Skipped) -> Iterator[Piece]:
         """The pieces of a file's documents that count. Raises as `read_documents` does."""
@@ -69,15 +75,30 @@ class Survey:
         be wrong with the files any more. Raises `UserError`."""
         for place, file in enumerate(self.files[first_file:], first_file):
             pieces_before = first_piece if place == first_file else 0
+            content = _hasher()
             try:
                 for number, piece in enumerate(self.pieces_of(file, Skipped())):
+                    _add(content, piece)
                     if number >= pieces_before:
                         held_out = file.held_out or piece.key <= self.threshold
                         yield Located(place, number, piece, held_out)
             except (NotText, NoTextField, OSError) as error:
-                raise UserError(
-                    f"{file.path} changed while it was being read: {error}", "run the command again"
-                ) from error
+                raise _changed(file, str(error)) from error
+            if _short(content) != self.contents[place]:
+                raise _changed(file, "its text is another one")
+
+
+def _add(content: "hashlib.blake2b", piece: Piece) -> None:
+    content.update(b"%d %d %d " % (len(piece.text), piece.key, piece.ends_document))
+    content.update(piece.text)
+
+
+def _short(content: "hashlib.blake2b") -> int:
+    return int.from_bytes(content.digest()[:8], "little")
+
+
+def _changed(file: Candidate, how: str) -> UserError:
+    return UserError(f"{file.path} changed while it was being read: {how}", "run the command again")
 
 
 @dataclass
@@ -87,7 +108,7 @@ class _FoundInFile:
     keys: "array[int]" = field(default_factory=lambda: array("Q"))
     sizes_bytes: "array[int]" = field(default_factory=lambda: array("Q"))
     documents: int = 0
-    content: "hashlib.blake2b" = field(default_factory=lambda: hashlib.blake2b(digest_size=32))
+    content: "hashlib.blake2b" = field(default_factory=_hasher)
 
 
 def read_first(
@@ -111,6 +132,7 @@ def read_first(
         done_bytes += file.size_bytes
         if found is not None and found.documents:
             survey.files.append(file)
+            survey.contents.append(_short(found.content))
             survey.content.update(b"%d" % file.held_out + found.content.digest())
             survey.documents += found.documents
             survey.text_bytes += sum(found.sizes_bytes)
@@ -131,8 +153,7 @@ def _read_file_first(
     found = _FoundInFile()
     try:
         for piece in survey.pieces_of(file, skipped):
-            found.content.update(b"%d %d %d " % (len(piece.text), piece.key, piece.ends_document))
-            found.content.update(piece.text)
+            _add(found.content, piece)
             found.keys.append(piece.key)
             found.sizes_bytes.append(len(piece.text))
             found.documents += piece.ends_document

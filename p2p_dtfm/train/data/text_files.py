@@ -11,6 +11,9 @@ from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.train.data.blob_store import BLOBS_NAME, keeps_blobs
 from p2p_dtfm.train.data.saved_data_sets import data_set_files
 
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+"""What some systems begin a UTF-8 file with."""
+
 
 class NotText(Exception):
     """The file holds a zero byte or is not UTF-8."""
@@ -115,13 +118,15 @@ def find_files(
 
 
 def read_pieces(path: Path, piece_bytes: int) -> Iterator[bytes]:
-    """The file in order, in pieces of at most `piece_bytes`.
+    """The file in order, in pieces of at most `piece_bytes`; without a mark of byte order.
 
     A piece ends after a newline if there is one in its second half, and never within a character.
     Raises `NotText` (perhaps after some pieces) and OSError.
     """
     rest = b""
     with open(path, "rb") as file:
+        if file.read(len(BYTE_ORDER_MARK)) != BYTE_ORDER_MARK:
+            file.seek(0)
         while True:
             block = file.read(piece_bytes - len(rest))
             rest += block

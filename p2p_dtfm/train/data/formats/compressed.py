@@ -10,12 +10,12 @@ from typing import Any, BinaryIO
 
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.ports.packages import how_to_install
+from p2p_dtfm.train.data.text_files import BYTE_ORDER_MARK
 
 _WINDOW_LIMIT_BYTES = 1 << 27
 """What `zstd --ultra --long` makes; more is refused by the library."""
 _FEED_BYTES = 4 << 10
 """As little, since a block of zeros grows thirty thousand times."""
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _BLOCK_BYTES = 1 << 20
 COMPRESSED = (".gz", ".zst")
 

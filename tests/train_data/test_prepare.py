@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from p2p_dtfm.train.data import (
     prepare_standard_library,
     standard_library_paths,
 )
+from p2p_dtfm.train.data.first_reading import Pieces, threshold_of
 from p2p_dtfm.train.data.manifest import MANIFEST_LIMIT_BYTES, SHARD_LIMIT_TOKENS, ShardEntry
 from p2p_dtfm.train.data.prepare import shard_tokens_for
 from p2p_dtfm.train.data.text_files import read_pieces
@@ -173,6 +175,27 @@ def test_equal_documents_are_never_on_both_sides(tmp_path: Path) -> None:
     train = documents_of(tmp_path / "out", manifest, "train")
     held_out = documents_of(tmp_path / "out", manifest, "held_out")
     assert held_out and not set(train) & set(held_out)
+
+
+@pytest.mark.parametrize("distinct", [3, 1 << 20, 1 << 64])
+def test_what_is_held_out_is_found_in_little_memory(distinct: int) -> None:
+    """Of 100 million documents sorting their keys took four gigabytes."""
+    chance = np.random.default_rng(7)
+    keys = chance.integers(0, distinct, 200_000, dtype=np.uint64)
+    sizes_bytes = chance.integers(1, 1 << 16, len(keys), dtype=np.uint32)
+    pieces = Pieces()
+    pieces.keys.frombytes(keys.tobytes())
+    pieces.sizes_bytes.frombytes(sizes_bytes.tobytes())
+    in_order = np.argsort(keys, kind="stable")
+    up_to = np.cumsum(sizes_bytes[in_order], dtype=np.int64)
+    for part in (1e-9, 0.02, 0.5, 1.0, 1.5):
+        wanted_bytes = part * float(up_to[-1])
+        place = min(int(np.searchsorted(up_to, wanted_bytes)), len(keys) - 1)
+        tracemalloc.start()
+        found = threshold_of(pieces, wanted_bytes)
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert found == keys[in_order[place]] and peak_bytes < 1 << 22
 
 
 def test_output_within_the_input_is_not_read_back(texts: Path, tmp_path: Path) -> None:

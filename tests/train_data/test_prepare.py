@@ -234,8 +234,15 @@ def test_too_little_text(tmp_path: Path) -> None:
     (tmp_path / "short.txt").write_text("a few words")
     with pytest.raises(UserError, match="too little text") as caught:
         prepare([tmp_path / "short.txt"], tmp_path / "out")
-    assert "add text" in caught.value.fixes
+    assert "add text" in caught.value.fixes and "--held-out" not in str(caught.value.fixes)
     assert not (tmp_path / "out" / "manifest.json").exists()
+    words = "some more words, and others\n" * 300
+    (tmp_path / "short.txt").write_text(words + make_text(9000))
+    with pytest.raises(UserError, match="held-out tokens do not make one") as caught:
+        prepare([tmp_path / "short.txt"], tmp_path / "out", context=500, vocabulary=2000)
+    assert "--held-out" in caught.value.fixes[-1]
+    prepare([tmp_path / "short.txt"], tmp_path / "out", context=500, vocabulary=2000,
+            held_out_fraction=0.3)  # fmt: skip
 
 
 def test_a_path_that_is_not_there(tmp_path: Path) -> None:

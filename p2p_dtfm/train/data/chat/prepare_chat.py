@@ -120,8 +120,7 @@ def prepare_chat(
             sequence_tokens=window,
         )
         finish(out, store, manifest, tokenizer, shard_tokens)
-        if replaces:
-            remove_unused(store, manifest)
+        remove_unused(store, manifest)  # also what was begun there and never finished
     return manifest, totals
 
 
@@ -244,7 +243,8 @@ class _Shards:
 
 
 def _key(line: bytes) -> int:
-    return int.from_bytes(hashlib.blake2b(line, digest_size=8, salt=_SALT).digest(), "little")
+    row = line.strip() + b"\n"  # which a file's last line may lack
+    return int.from_bytes(hashlib.blake2b(row, digest_size=8, salt=_SALT).digest(), "little")
 
 
 def _held_out_key(paths: list[Path], fraction: float) -> int:

@@ -15,6 +15,7 @@ import numpy as np
 from p2p_dtfm.core.protocol.errors import UserError
 
 WORK_NAME = ".tmp-choosing.sqlite"
+WORK_NAMES = (WORK_NAME, f"{WORK_NAME}-journal")
 _CACHE_KIB = 64 << 10
 _CANDIDATES_LIMIT = 64
 """So many texts that share a band are compared with a new one."""
@@ -166,7 +167,7 @@ class WorkFile:
     def remove(self) -> None:
         """It is not needed any more."""
         self._base.close()
-        for name in (WORK_NAME, f"{WORK_NAME}-journal"):
+        for name in WORK_NAMES:
             self.path.with_name(name).unlink(missing_ok=True)
 
     def _fact(self, name: str) -> str | None:

@@ -336,6 +336,12 @@ def test_many_small_files_do_not_wait_for_the_disk_one_by_one(
     assert counted(manifest) == {"duplicate": 50} and len(commits) < 5
 
 
+def test_a_place_that_cannot_be_written_to_is_told(tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "a.jsonl", [text_of(seed, 40) for seed in range(30)])
+    with pytest.raises(UserError, match="cannot write to /proc/nowhere/out: No such file"):
+        prepare([path], Path("/proc/nowhere/out"), wish=Wish(duplicates="exact"))
+
+
 def test_another_wish_begins_anew(tmp_path: Path) -> None:
     path = write_rows(tmp_path / "a.jsonl", [text_of(seed, 40) for seed in range(30)])
     out = tmp_path / "out"

@@ -16,6 +16,7 @@ import msgspec
 
 from p2p_dtfm.core.protocol.canonical import digest_bytes
 from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.train.data.atomic_file import fix_of
 from p2p_dtfm.train.data.documents import Piece, read_documents
 from p2p_dtfm.train.data.first_reading import Progress, Survey
 from p2p_dtfm.train.data.formats.compressed import open_lines
@@ -202,7 +203,10 @@ def chosen(
         raise UserError(
             f"cannot read {error.filename}: {error.strerror}", "check its permissions"
         ) from error
-    work = WorkFile(out, digest)
+    try:
+        work = WorkFile(out, digest)
+    except OSError as error:
+        raise UserError(f"cannot write to {out}: {error.strerror}", fix_of(error, out)) from error
     try:
         choosing = Choosing(wish, files, survey.text_field, rules, work)
         with work.explained():

@@ -147,11 +147,24 @@ def test_a_strangers_tokenizer_that_is_none_is_no_bug(tmp_path: Path) -> None:
     import_hugging_face(model, tmp_path / "in", "", TRAINING)
     path = tmp_path / "in" / "origin" / "tokenizer.json"
     content = json.loads(path.read_text())
-    for odd in ({"added_tokens": [{"id": 1}]}, {"added_tokens": 5}, {"normalizer": [1]}):
+    half = [{"id": 1, "content": "\ud800", "special": True}]
+    for odd in (
+        {"added_tokens": [{"id": 1}]},
+        {"added_tokens": 5},
+        {"normalizer": [1]},
+        {"added_tokens": half},
+        {"model": content["model"] | {"merges": ["ab"]}},
+    ):
         path.write_text(json.dumps(content | odd))
         with pytest.raises(UserError, match="of the model that the run began from"):
             export_gguf(tmp_path / "in", tmp_path / "model.gguf", None)
         assert not (tmp_path / "model.gguf").exists()
+    path.write_text(json.dumps(content))
+    template = tmp_path / "in" / "origin" / "tokenizer_config.json"
+    (tmp_path / "in" / "origin" / "chat_template.jinja").unlink(missing_ok=True)
+    template.write_text(json.dumps({"chat_template": "half \ud800"}))
+    with pytest.raises(UserError, match="of the model that the run began from"):
+        export_gguf(tmp_path / "in", tmp_path / "model.gguf", None)
 
 
 def test_bytes_are_tokens_there_too(tmp_path: Path) -> None:

@@ -23,9 +23,15 @@ from p2p_dtfm.daemon.peers.run_source import prepare_run
 from p2p_dtfm.daemon.state_transfer.initial_states import InitialStates, store_initial
 from p2p_dtfm.net.streams.blobs import BlobUnavailable
 from p2p_dtfm.train.data import BlobStore, ByteTokenizer, Tokenizer, prepare
-from p2p_dtfm.train.hugging_face.export import model_in
+from p2p_dtfm.train.hugging_face.export import model_in, special_tokens
 from p2p_dtfm.train.hugging_face.model_import import import_hugging_face
-from p2p_dtfm.train.hugging_face.origin_files import OriginFiles, pack, travelled, unpack
+from p2p_dtfm.train.hugging_face.origin_files import (
+    OriginFiles,
+    _written,
+    pack,
+    travelled,
+    unpack,
+)
 from p2p_dtfm.train.hugging_face.tokenizer_json import read_tokenizer_json
 from p2p_dtfm.train.model.checkpoint import save_layers
 from p2p_dtfm.train.model.gpt import layer_count
@@ -311,6 +317,17 @@ def test_halves_of_characters_hold_up_no_export(tmp_path: Path) -> None:
     files = {"tokenizer.json": '{"model": {"vocab": {}}, "note": "\\ud83d"}'}
     assert unpack(packed(tokenizer, files=files), tokenizer, tmp_path / "to")
     assert read_noted(tmp_path / "to" / "tokenizer.json") == "\ud83d"
+
+
+def test_what_is_nested_without_end_holds_up_no_export(tmp_path: Path) -> None:
+    """Python 3.12 reads what it cannot write."""
+    deep: Any = 1
+    for _ in range(2000):
+        deep = [deep]
+    with pytest.raises(PeerFault, match="nested too deeply"):
+        _written({"eos_token_id": deep}, indent=2)
+    (tmp_path / "config.json").write_text('{"eos_token_id": [[1]], "bos_token_id": 2}')
+    assert special_tokens(tmp_path) == {"bos_token_id": 2}
 
 
 def read_noted(path: Path) -> str:

@@ -25,6 +25,7 @@ from p2p_dtfm.train.model.layer_state import LayerState
 
 class Bytes:
     vocabulary = 256
+    end_of_document = 0
 
     def encode(self, text: str) -> list[int]:
         return list(text.encode())
@@ -74,6 +75,25 @@ def test_text_is_that_of_the_whole_window_before_each_token(checkpoints: Path) -
 def test_prompts_may_be_empty_or_longer_than_the_context(checkpoints: Path) -> None:
     assert generate(checkpoints, Bytes(), "", 3) and generate(checkpoints, Bytes(), "x" * 50, 3)
     assert generate(checkpoints, Bytes(), "x", 0) == ""
+
+
+def test_without_a_prompt_a_document_begins(
+    checkpoints: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It began behind token 0, which in byte pairs is an exclamation mark."""
+
+    class Pairs(Bytes):
+        end_of_document = 10
+
+    logits, seen = _Continuation.logits, []
+
+    def noting(model: _Continuation, written: list[int]) -> torch.Tensor:
+        seen.append(list(written))
+        return logits(model, written)
+
+    monkeypatch.setattr(_Continuation, "logits", noting)
+    generate(checkpoints, Pairs(), "", 1)
+    assert seen == [[10]]
 
 
 def test_nothing_is_written_behind_the_end_of_a_text(checkpoints: Path) -> None:

@@ -274,6 +274,19 @@ def test_what_cannot_be_used_is_left_out_and_counted(tmp_path: Path) -> None:
     assert totals.conversations == 41
 
 
+def test_equal_conversations_are_on_one_side_with_and_without_a_last_newline(
+    tmp_path: Path,
+) -> None:
+    path = written(tmp_path, [rows(1)[0]] * 30)
+    path.write_bytes(path.read_bytes().rstrip())
+    with pytest.raises(UserError, match="no conversations to train on"):
+        prepare_chat([path], tmp_path / "out", ByteTokenizer(), ChatForm(), context=CONTEXT)
+    path.write_text(json.dumps([rows(1)[0]] * 30, indent=1))
+    with pytest.raises(UserError, match="no conversations in") as caught:
+        prepare_chat([path], tmp_path / "out", ByteTokenizer(), ChatForm(), context=CONTEXT)
+    assert "jq -c '.[]'" in caught.value.fixes[1]
+
+
 def test_control_tokens_that_the_tokenizer_has_not_are_refused(tmp_path: Path) -> None:
     """They came into the shards as other tokens, which every member then refused."""
     form = read_chat_form(model_directory(tmp_path / "model"))

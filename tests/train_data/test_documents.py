@@ -80,6 +80,22 @@ def test_a_missing_field_is_named_with_those_that_there_are(form: str, tmp_path:
     assert skipped.without_field == 1 and "1 without the text field" in str(skipped)
 
 
+def test_lines_are_rows_under_the_name_that_data_sets_have(tmp_path: Path) -> None:
+    """As they lie in `.json.gz`, where they are rows: braces and names of fields were learnt."""
+    path = write("jsonl", tmp_path, "body")
+    path = path.rename(tmp_path / "rows.json")
+    manifest = prepare([path], tmp_path / "out", text_field="body")
+    found = documents(tmp_path / "out", manifest)
+    assert sorted(found["train"] + found["held_out"]) == sorted(TEXTS)
+    with pytest.raises(UserError, match=r"rows\.json have no text field 'text'.*body"):
+        prepare([path], tmp_path / "other")
+    for text in (json.dumps({"body": "x" * 9000}), json.dumps([{"body": "x" * 999}] * 9, indent=1)):
+        path.write_text(text)
+        assert prepare([path], tmp_path / f"{len(text)}").totals.text_bytes == len(text)
+        with pytest.raises(UserError, match=r"--field body names a field.*no file .*rows\.json"):
+            prepare([path], tmp_path / "other", text_field="body")
+
+
 @pytest.mark.parametrize(
     "row, option",
     [({"messages": []}, "--chat"), ({"prompt": "a", "completion": "b"}, "--conversations")],

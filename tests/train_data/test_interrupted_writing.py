@@ -14,7 +14,7 @@ import pytest
 from data_examples import make_text
 
 from p2p_dtfm.core.protocol.errors import UserError
-from p2p_dtfm.train.data import ByteTokenizer, prepare
+from p2p_dtfm.train.data import ByteTokenizer, Wish, prepare
 from p2p_dtfm.train.data.chat.prepare_chat import prepare_chat
 from p2p_dtfm.train.data.chat.template import ChatForm
 from p2p_dtfm.train.data.writing import journal as journal_module
@@ -269,6 +269,33 @@ def test_conversations_in_its_place_leave_nothing_of_it(
     path.write_text("\n".join(map(json.dumps, rows)))
     prepare_chat([path], out, ByteTokenizer(), ChatForm(), context=64)
     assert not [name for name in content_of(out) if ".tmp" in name]
+
+
+def test_what_was_begun_and_given_up_leaves_nothing(
+    texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of many documents it is gigabytes, hidden beside what came after."""
+    out, path = tmp_path / "out", tmp_path / "rows.jsonl"
+    rows = [{"prompt": f"what is {n}?", "completion": f"{n} it is"} for n in range(600)]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    monkeypatch.setattr("p2p_dtfm.train.data.chat.prepare_chat.SHARD_TOKENS", 1000)
+
+    def interrupt(done_bytes: int, total_bytes: int, stage: str) -> None:
+        if stage == "writing" and done_bytes > total_bytes / 2:
+            raise KeyboardInterrupt
+
+    for made in (
+        lambda: prepare([texts], out, wish=Wish(duplicates="exact"), progress=interrupt),
+        lambda: prepare_chat(
+            [path], out, ByteTokenizer(), ChatForm(), context=64, progress=interrupt
+        ),
+    ):
+        with pytest.raises(KeyboardInterrupt):
+            made()
+        assert content_of(out)
+    prepare([texts], out)
+    prepare([texts], tmp_path / "calm")
+    assert content_of(out) == content_of(tmp_path / "calm")
 
 
 def test_two_do_not_write_at_once(texts: Path, tmp_path: Path) -> None:

@@ -5,6 +5,8 @@ import os
 import shutil
 import subprocess
 import sys
+import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -22,6 +24,7 @@ from p2p_dtfm.train.data import (
     prepare_standard_library,
     standard_library_paths,
 )
+from p2p_dtfm.train.data.first_reading import Pieces, threshold_of
 from p2p_dtfm.train.data.manifest import MANIFEST_LIMIT_BYTES, SHARD_LIMIT_TOKENS, ShardEntry
 from p2p_dtfm.train.data.prepare import shard_tokens_for
 from p2p_dtfm.train.data.text_files import read_pieces
@@ -174,9 +177,45 @@ def test_equal_documents_are_never_on_both_sides(tmp_path: Path) -> None:
     assert held_out and not set(train) & set(held_out)
 
 
+@pytest.mark.parametrize("distinct", [3, 1 << 20, 1 << 64])
+def test_what_is_held_out_is_found_in_little_memory(distinct: int) -> None:
+    """Of 100 million documents sorting their keys took four gigabytes."""
+    chance = np.random.default_rng(7)
+    keys = chance.integers(0, distinct, 200_000, dtype=np.uint64)
+    sizes_bytes = chance.integers(1, 1 << 16, len(keys), dtype=np.uint32)
+    pieces = Pieces()
+    pieces.keys.frombytes(keys.tobytes())
+    pieces.sizes_bytes.frombytes(sizes_bytes.tobytes())
+    in_order = np.argsort(keys, kind="stable")
+    up_to = np.cumsum(sizes_bytes[in_order], dtype=np.int64)
+    for part in (1e-9, 0.02, 0.5, 1.0, 1.5):
+        wanted_bytes = part * float(up_to[-1])
+        place = min(int(np.searchsorted(up_to, wanted_bytes)), len(keys) - 1)
+        tracemalloc.start()
+        found = threshold_of(pieces, wanted_bytes)
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert found == keys[in_order[place]] and peak_bytes < 1 << 22
+
+
 def test_output_within_the_input_is_not_read_back(texts: Path, tmp_path: Path) -> None:
     first = prepare([texts], texts / "prepared")
     assert prepare([texts], texts / "prepared").digest() == first.digest()
+
+
+def test_data_that_were_prepared_before_are_no_text(texts: Path, tmp_path: Path) -> None:
+    """Tokens of bytes look like it, and what was held out would be trained on."""
+    (texts / "long.txt").write_text(make_text(9000, 99))
+    first = prepare([texts], texts / "first", shard_tokens=1000)
+    skipped = Skipped()
+    again = prepare([texts], texts / "second", shard_tokens=1000, skipped=skipped)
+    assert again.digest() == first.digest() and skipped.prepared == 1
+    (texts / "blobs").mkdir()
+    (texts / "blobs" / "own.txt").write_text(make_text(800, 98))
+    more = prepare([texts], tmp_path / "out", shard_tokens=1000)
+    assert more.totals.documents == first.totals.documents + 1, "the name alone says nothing"
+    with pytest.raises(UserError, match="1 prepared data"):
+        prepare([texts / "first"], tmp_path / "other")
 
 
 @pytest.mark.parametrize("content", [None, b"", b"\0\1\2"])
@@ -195,8 +234,15 @@ def test_too_little_text(tmp_path: Path) -> None:
     (tmp_path / "short.txt").write_text("a few words")
     with pytest.raises(UserError, match="too little text") as caught:
         prepare([tmp_path / "short.txt"], tmp_path / "out")
-    assert "add text" in caught.value.fixes
+    assert "add text" in caught.value.fixes and "--held-out" not in str(caught.value.fixes)
     assert not (tmp_path / "out" / "manifest.json").exists()
+    words = "some more words, and others\n" * 300
+    (tmp_path / "short.txt").write_text(words + make_text(9000))
+    with pytest.raises(UserError, match="held-out tokens do not make one") as caught:
+        prepare([tmp_path / "short.txt"], tmp_path / "out", context=500, vocabulary=2000)
+    assert "--held-out" in caught.value.fixes[-1]
+    prepare([tmp_path / "short.txt"], tmp_path / "out", context=500, vocabulary=2000,
+            held_out_fraction=0.3)  # fmt: skip
 
 
 def test_a_path_that_is_not_there(tmp_path: Path) -> None:
@@ -263,10 +309,39 @@ def test_a_file_that_changes_meanwhile(texts: Path, tmp_path: Path) -> None:
         prepare([texts], tmp_path / "out", progress=spoil)
 
 
+@pytest.mark.parametrize("vocabulary", [None, 300])
+def test_a_file_that_grows_or_is_another_meanwhile(
+    vocabulary: int | None, texts: Path, tmp_path: Path
+) -> None:
+    """The manifest would tell of other text than the tokens are of."""
+    log = texts / "05.txt"
+
+    def written(change: Callable[[str], str]) -> None:
+        def spoil(done_bytes: int, total_bytes: int, stage: str) -> None:
+            if stage == "reading" and done_bytes == total_bytes:
+                log.write_text(change(text))
+
+        text = log.read_text()
+        with pytest.raises(UserError, match=r"05\.txt changed while it was being read"):
+            prepare([texts], tmp_path / "out", progress=spoil, vocabulary=vocabulary)
+
+    written(lambda text: text + make_text(3000, 77))
+    written(lambda text: text.replace("e", "o"))
+    assert prepare([texts], tmp_path / "out").totals.documents == 40
+
+
+def test_a_mark_of_byte_order_is_nobodys_word(texts: Path, tmp_path: Path) -> None:
+    plain = prepare([texts], tmp_path / "plain")
+    for path in texts.iterdir():
+        path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert prepare([texts], tmp_path / "out").shards == plain.shards
+
+
 def test_a_full_disk_is_said_plainly(texts: Path, tmp_path: Path) -> None:
     """RLIMIT_FSIZE makes a real write fail; a child process, since the limit cannot be raised."""
     program = f"""
 import resource, signal
+from collections.abc import Callable
 from pathlib import Path
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.train.data import prepare

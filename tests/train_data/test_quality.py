@@ -17,7 +17,7 @@ from p2p_dtfm.core.protocol.errors import PeerFault, UserError
 from p2p_dtfm.train.data import Manifest, Wish, parse_manifest, prepare
 from p2p_dtfm.train.data.quality.expression import parse_rules
 from p2p_dtfm.train.data.quality.signals import COMPUTED, Text, compute
-from p2p_dtfm.train.data.quality.work_file import WORK_NAME
+from p2p_dtfm.train.data.quality.work_file import WORK_NAME, WorkFile
 
 POEM = "The cat sat. The cat ran... #1\nNO MORE {of} the cat sat the cat!\n"
 
@@ -273,10 +273,9 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from p2p_dtfm.train.data import Wish, prepare
-from p2p_dtfm.train.data.quality import choosing
-from p2p_dtfm.train.data.quality.work_file import WorkFile
+from p2p_dtfm.train.data.quality import choosing, work_file
 
-choosing._COMMIT_EVERY_DOCUMENTS = 50
+work_file.COMMIT_EVERY_DOCUMENTS = 50
 judged = 0
 said = choosing.Choosing._verdict
 
@@ -294,11 +293,13 @@ print(judged)
 """
 
 
-def test_a_killed_run_goes_on_where_it_was(tmp_path: Path) -> None:
+@pytest.mark.parametrize("files", [2, 400])
+def test_a_killed_run_goes_on_where_it_was(files: int, tmp_path: Path) -> None:
     texts = [text_of(seed % 300, 10 + seed % 25) for seed in range(400)]
     folder = tmp_path / "in"
-    for number in range(2):
-        write_rows(folder / f"{number}.json.gz", texts[200 * number : 200 * number + 200])
+    for number in range(files):
+        rows = 400 // files
+        write_rows(folder / f"{number}.json.gz", texts[rows * number : rows * (number + 1)])
     out = tmp_path / "out"
 
     def run(end_at: int, target: Path) -> subprocess.CompletedProcess[str]:
@@ -314,6 +315,31 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path: Path) -> None:
     prepare([folder], tmp_path / "whole", wish=Wish(keep, "exact"))
     for name in ("manifest.json", "tokenizer.json"):
         assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_many_small_files_do_not_wait_for_the_disk_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a hundred thousand that took the better part of an hour."""
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for number in range(200):
+        (folder / f"{number}.txt").write_text(text_of(number % 150, 40))
+    commit, commits = WorkFile._commit, []
+
+    def counting(work: WorkFile) -> None:
+        commits.append(1)
+        commit(work)
+
+    monkeypatch.setattr(WorkFile, "_commit", counting)
+    manifest = prepare([folder], tmp_path / "out", wish=Wish(duplicates="exact"))
+    assert counted(manifest) == {"duplicate": 50} and len(commits) < 5
+
+
+def test_a_place_that_cannot_be_written_to_is_told(tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "a.jsonl", [text_of(seed, 40) for seed in range(30)])
+    with pytest.raises(UserError, match="cannot write to /proc/nowhere/out: No such file"):
+        prepare([path], Path("/proc/nowhere/out"), wish=Wish(duplicates="exact"))
 
 
 def test_another_wish_begins_anew(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ BLOB_LIMIT_BYTES = 1 << 30
 """Of what others send; what this peer has made itself is as large as its layers are."""
 BLOBS_NAME = "blobs"
 """The folder of blobs in a run's directory, and in that of prepared data."""
+_QUARANTINE = "quarantine"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _CHUNK_BYTES = 1 << 20
 
@@ -42,6 +43,19 @@ def blobs_in(directory: Path) -> "BlobStore | None":
     """Those of a run, or of prepared data; None where there is no such folder."""
     root = directory / BLOBS_NAME
     return BlobStore(root) if root.is_dir() else None
+
+
+def keeps_blobs(directory: Path) -> bool:
+    """Whether there are blobs in its folder of that name, and nothing else."""
+    try:
+        names = os.listdir(directory / BLOBS_NAME)
+    except OSError:
+        return False
+    return any(map(is_digest, names)) and all(map(_is_of_a_store, names))
+
+
+def _is_of_a_store(name: str) -> bool:
+    return is_digest(name) or name == _QUARANTINE or name.startswith(TEMPORARY_PREFIX)
 
 
 class BlobStore:
@@ -139,7 +153,7 @@ class BlobStore:
         path = self.path(digest)
         if path is None:
             return None
-        aside = self.root / "quarantine"
+        aside = self.root / _QUARANTINE
         aside.mkdir(exist_ok=True)
         with contextlib.suppress(FileNotFoundError):  # somebody else was faster
             os.replace(path, aside / digest)

@@ -18,6 +18,7 @@ from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.ports.packages import how_to_install
 from p2p_dtfm.train.data.formats.compressed import inner_name, is_compressed, open_lines
 from p2p_dtfm.train.data.text_files import (
+    BYTE_ORDER_MARK,
     Candidate,
     NoTextField,
     Skipped,
@@ -28,6 +29,7 @@ from p2p_dtfm.train.data.text_files import (
 )
 
 LINE_LIMIT_BYTES = 1 << 26
+LINES_OF_ARRAY = "jq -c '.[]' FILE.json > FILE.jsonl"
 _ROWS_WITHOUT_FIELD = 1000
 """If so many come first, a file of lines is taken to have no such field."""
 
@@ -67,12 +69,42 @@ class Piece:
 
 
 def form_of(path: Path) -> Form:
-    """By the ending of its name; what has none of the known ones is taken for text."""
+    """By the ending of its name; what has none of the known ones is taken for text. `.json` may be
+    either."""
     if not is_compressed(path):
+        if path.suffix.lower() == ".json" and _begins_with_rows(path):
+            return Form.JSON_LINES
         return _FORMS.get(path.suffix.lower(), Form.TEXT)
     inner = Path(inner_name(path)).suffix
     is_rows = inner == ".json" or _FORMS.get(inner) is Form.JSON_LINES
     return Form.JSON_LINES if is_rows else Form.TEXT
+
+
+def _begins_with_rows(path: Path) -> bool:
+    """Whether each of the first two lines is an object: so data sets are often called. A
+    configuration has others, or one only."""
+    try:
+        with path.open("rb") as file:
+            first, second = (file.readline(LINE_LIMIT_BYTES + 1) for _ in range(2))
+    except OSError:
+        return False  # whoever reads it says why
+    lines = (first.removeprefix(BYTE_ORDER_MARK), second)
+    return all(_json_object(line) is not None for line in lines)
+
+
+def require_rows(files: list[Candidate], field: str) -> None:
+    """Where a field is named, some file must have rows. Raises `UserError`."""
+    if field == USUAL_FIELD or not files:
+        return
+    if all(form_of(file.path) is Form.TEXT for file in files):
+        raise UserError(
+            f"--field {field} names a field of rows, and no file has any: {files[0].path}",
+            (
+                "name files of lines, each an object (.jsonl or .json), or Parquet or Arrow",
+                f"make lines of a JSON array: {LINES_OF_ARRAY}",
+                "leave out --field: files are learnt as they are",
+            ),
+        )
 
 
 def read_documents(

@@ -17,6 +17,12 @@ from p2p_dtfm.train.data.text_files import Candidate, NoTextField, NotText, Skip
 Progress = Callable[[int, int, str], None]
 """Bytes done, bytes in all, and the stage: "choosing", "reading", "learning tokens", "writing"."""
 PROGRESS_EVERY_PIECES = 256
+_DIGIT_BITS = 16
+_PART_PIECES = 1 << 16
+
+
+def _hasher() -> "hashlib.blake2b":
+    return hashlib.blake2b(digest_size=32)
 
 
 class Verdicts(Protocol):
@@ -56,8 +62,10 @@ class Survey:
     """Which documents count; None: all."""
     selection: Selection | msgspec.UnsetType = msgspec.UNSET
     """The same in figures."""
-    content: "hashlib.blake2b" = field(default_factory=lambda: hashlib.blake2b(digest_size=32))
+    content: "hashlib.blake2b" = field(default_factory=_hasher)
     """Of all pieces, as they were read: a later command sees by it whether they are the same."""
+    contents: "array[int]" = field(default_factory=lambda: array("Q"))
+    """The same of each file, in eight bytes: a later reading sees by it whether it is the same."""
 
     def pieces_of(self, file: Candidate, skipped: Skipped) -> Iterator[Piece]:
         """The pieces of a file's documents that count. Raises as `read_documents` does."""
@@ -69,25 +77,60 @@ class Survey:
         be wrong with the files any more. Raises `UserError`."""
         for place, file in enumerate(self.files[first_file:], first_file):
             pieces_before = first_piece if place == first_file else 0
+            content = _hasher()
             try:
                 for number, piece in enumerate(self.pieces_of(file, Skipped())):
+                    _add(content, piece)
                     if number >= pieces_before:
                         held_out = file.held_out or piece.key <= self.threshold
                         yield Located(place, number, piece, held_out)
             except (NotText, NoTextField, OSError) as error:
-                raise UserError(
-                    f"{file.path} changed while it was being read: {error}", "run the command again"
-                ) from error
+                raise _changed(file, str(error)) from error
+            if _short(content) != self.contents[place]:
+                raise _changed(file, "its text is another one")
+
+
+def _add(content: "hashlib.blake2b", piece: Piece) -> None:
+    content.update(b"%d %d %d " % (len(piece.text), piece.key, piece.ends_document))
+    content.update(piece.text)
+
+
+def _short(content: "hashlib.blake2b") -> int:
+    return int.from_bytes(content.digest()[:8], "little")
+
+
+def _changed(file: Candidate, how: str) -> UserError:
+    return UserError(f"{file.path} changed while it was being read: {how}", "run the command again")
+
+
+class Pieces:
+    """Key and size of each, in twelve bytes: there may be very many."""
+
+    def __init__(self) -> None:
+        self.keys, self.sizes_bytes = array("Q"), array("I")
+
+    def add(self, piece: Piece) -> None:
+        self.keys.append(piece.key)
+        self.sizes_bytes.append(len(piece.text))
+
+    def cut(self, count: int) -> None:
+        """Forget all but the first."""
+        del self.keys[count:], self.sizes_bytes[count:]
+
+    def parts(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        keys = np.frombuffer(self.keys, dtype=np.uint64)
+        sizes_bytes = np.frombuffer(self.sizes_bytes, dtype=np.uint32)
+        for first in range(0, len(keys), _PART_PIECES):
+            yield keys[first : first + _PART_PIECES], sizes_bytes[first : first + _PART_PIECES]
 
 
 @dataclass
 class _FoundInFile:
-    """What the first reading found in one file; a number for each piece."""
+    """What the first reading found in one file."""
 
-    keys: "array[int]" = field(default_factory=lambda: array("Q"))
-    sizes_bytes: "array[int]" = field(default_factory=lambda: array("Q"))
     documents: int = 0
-    content: "hashlib.blake2b" = field(default_factory=lambda: hashlib.blake2b(digest_size=32))
+    text_bytes: int = 0
+    content: "hashlib.blake2b" = field(default_factory=_hasher)
 
 
 def read_first(
@@ -100,43 +143,48 @@ def read_first(
 ) -> None:
     """First reading: which files hold text, and which pieces are held out."""
     total_bytes = sum(file.size_bytes for file in files)
-    keys, sizes_bytes, done_bytes = [], [], 0
+    pieces, done_bytes = Pieces(), 0
 
     def tell(read_bytes: int) -> None:
         progress(min(done_bytes + read_bytes, total_bytes), total_bytes, "reading")
 
     for file in files:
-        found = _read_file_first(file, survey, skipped, tell)
+        before = len(pieces.keys)
+        found = _read_file_first(file, survey, pieces, skipped, tell)
         tell(file.size_bytes)
         done_bytes += file.size_bytes
-        if found is not None and found.documents:
-            survey.files.append(file)
-            survey.content.update(b"%d" % file.held_out + found.content.digest())
-            survey.documents += found.documents
-            survey.text_bytes += sum(found.sizes_bytes)
-            keys.append(np.frombuffer(found.keys, dtype=np.uint64))
-            sizes_bytes.append(np.frombuffer(found.sizes_bytes, dtype=np.uint64))
+        if found is None or not found.documents:
+            pieces.cut(before)
+            continue
+        survey.files.append(file)
+        survey.contents.append(_short(found.content))
+        survey.content.update(b"%d" % file.held_out + found.content.digest())
+        survey.documents += found.documents
+        survey.text_bytes += found.text_bytes
     if not survey.files or any(file.held_out for file in survey.files):
         return
     # A window may take several bytes a token; the exact check comes when the tokens are there.
     text_bytes = survey.text_bytes
     wanted_bytes = min(max(text_bytes * held_out_fraction, 2 * (context + 1)), text_bytes / 2)
-    survey.threshold = _threshold(keys, sizes_bytes, wanted_bytes)
+    survey.threshold = threshold_of(pieces, wanted_bytes)
 
 
 def _read_file_first(
-    file: Candidate, survey: Survey, skipped: Skipped, tell: Callable[[int], None]
+    file: Candidate,
+    survey: Survey,
+    pieces: Pieces,
+    skipped: Skipped,
+    tell: Callable[[int], None],
 ) -> _FoundInFile | None:
     """None, and counted, if the file cannot be used; `UserError` if the user asked for it."""
     found = _FoundInFile()
     try:
-        for piece in survey.pieces_of(file, skipped):
-            found.content.update(b"%d %d %d " % (len(piece.text), piece.key, piece.ends_document))
-            found.content.update(piece.text)
-            found.keys.append(piece.key)
-            found.sizes_bytes.append(len(piece.text))
+        for number, piece in enumerate(survey.pieces_of(file, skipped), 1):
+            _add(found.content, piece)
+            pieces.add(piece)
+            found.text_bytes += len(piece.text)
             found.documents += piece.ends_document
-            if len(found.keys) % PROGRESS_EVERY_PIECES == 0:
+            if number % PROGRESS_EVERY_PIECES == 0:
                 tell(piece.read_bytes)
     except NotText:
         skipped.not_text += 1
@@ -165,9 +213,20 @@ def _way_to_read(fields: list[str]) -> str:
     return f"name the field that holds it: --field {fields[0] if fields else 'NAME'}"
 
 
-def _threshold(keys: list[np.ndarray], sizes: list[np.ndarray], wanted_bytes: float) -> int:
-    """The key up to which pieces must be held out to make `wanted_bytes` of them."""
-    every_key, every_size = np.concatenate(keys), np.concatenate(sizes)
-    order = np.argsort(every_key, kind="stable")
-    place = int(np.searchsorted(np.cumsum(every_size[order]), wanted_bytes))
-    return int(every_key[order[min(place, len(order) - 1)]])
+def threshold_of(pieces: Pieces, wanted_bytes: float) -> int:
+    """The key up to which pieces must be held out to make `wanted_bytes` of them: its digits one
+    after another, since sorting all keys takes several times the memory that they do."""
+    found, below_bytes = 0, 0
+    for shift in range(64 - _DIGIT_BITS, -1, -_DIGIT_BITS):
+        of_digit = np.zeros(1 << _DIGIT_BITS)  # of whole numbers, far below 2**53
+        for keys, sizes_bytes in pieces.parts():
+            if shift + _DIGIT_BITS < 64:
+                chosen = keys >> np.uint64(shift + _DIGIT_BITS) == np.uint64(found)
+                keys, sizes_bytes = keys[chosen], sizes_bytes[chosen]
+            digits = keys >> np.uint64(shift) & np.uint64((1 << _DIGIT_BITS) - 1)
+            of_digit += np.bincount(digits.astype(np.int64), sizes_bytes, 1 << _DIGIT_BITS)
+        up_to = below_bytes + np.cumsum(of_digit)
+        digit = int(np.searchsorted(up_to, min(wanted_bytes, up_to[-1])))
+        below_bytes = up_to[digit] - of_digit[digit]
+        found = found << _DIGIT_BITS | digit
+    return found

@@ -23,6 +23,7 @@ from p2p_dtfm.core.protocol.errors import PeerFault, UserError
 from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.train.data.atomic_file import clear_temporary_files, fix_of, write_atomically
 from p2p_dtfm.train.data.blob_store import BLOBS_NAME, BlobStore
+from p2p_dtfm.train.data.documents import require_rows
 from p2p_dtfm.train.data.first_reading import PROGRESS_EVERY_PIECES, Progress, Survey, read_first
 from p2p_dtfm.train.data.manifest import (
     FORMAT_VERSION,
@@ -37,6 +38,7 @@ from p2p_dtfm.train.data.manifest import (
 )
 from p2p_dtfm.train.data.quality.choosing import Wish, chosen
 from p2p_dtfm.train.data.quality.signal_files import is_signal_file
+from p2p_dtfm.train.data.quality.work_file import WORK_NAMES
 from p2p_dtfm.train.data.text_files import (
     Skipped,
     find_files,
@@ -112,6 +114,7 @@ def prepare(
     replaces = require_ours(out)
     files = find_files(paths, validation or [], out, skipped)
     files = [file for file in files if not is_signal_file(file.path)]
+    require_rows(files, text_field)
     total_bytes = sum(file.size_bytes for file in files)
     smallest, largest = _PIECE_BYTES
     piece_bytes = min(max(int(total_bytes * held_out_fraction / 4), smallest), largest)
@@ -134,8 +137,7 @@ def prepare(
                 _require_windows(reading, context, survey)
                 manifest = _manifest(survey, reading, tokenizer, store, notes)
                 finish(out, store, manifest, tokenizer, shard_tokens)
-            if replaces or journal.was_there:
-                remove_unused(store, manifest)
+            remove_unused(store, manifest)
     return manifest
 
 
@@ -271,7 +273,8 @@ def finish(
     store.put_bytes(payload)
     write_atomically(out / TOKENIZER_NAME, tokenizer.to_bytes())
     write_atomically(out / MANIFEST_NAME, payload)
-    (out / JOURNAL_NAME).unlink(missing_ok=True)  # of this result, or of one that is not to be
+    for name in (JOURNAL_NAME, *WORK_NAMES):  # of this result, or of one that is not to be
+        (out / name).unlink(missing_ok=True)
 
 
 def remove_unused(store: BlobStore, manifest: Manifest) -> None:
@@ -360,10 +363,12 @@ def _require_text(survey: Survey, named: list[Path], held_out: bool, skipped: Sk
 def _require_windows(reading: SecondReading, context: int, survey: Survey) -> None:
     for split, writer in (("training", reading.train), ("held-out", reading.held_out)):
         if writer.tokens <= context:
+            more = "hold out more, such as --held-out 0.1"
+            is_held_out = writer is reading.held_out
             raise UserError(
                 f"too little text: {counted(writer.tokens, f'{split} token')} do not make one "
                 f"window of {context + 1} (from {survey.text_bytes} bytes of text)",
-                ("add text", "choose a smaller context"),
+                ("add text", "choose a smaller context", *([more] if is_held_out else [])),
             )
 
 

@@ -8,7 +8,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.train.data.blob_store import BLOBS_NAME, keeps_blobs
 from p2p_dtfm.train.data.saved_data_sets import data_set_files
+
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+"""What some systems begin a UTF-8 file with."""
 
 
 class NotText(Exception):
@@ -29,6 +33,8 @@ class Skipped:
     hidden: int = 0
     links: int = 0
     special: int = 0
+    prepared: int = 0
+    """Folders of tokens that `prepare` wrote, or a daemon keeps."""
     unreadable: int = 0
     unreadable_examples: list[str] = field(default_factory=list)
 
@@ -52,6 +58,7 @@ class Skipped:
             (self.hidden, "hidden"),
             (self.links, "symbolic links"),
             (self.special, "not regular files"),
+            (self.prepared, "prepared data"),
             (self.unreadable, "unreadable"),
         ]
         return ", ".join(f"{count} {reason}" for count, reason in counts if count) or "none"
@@ -75,8 +82,9 @@ def find_files(
 
     Inside directories, hidden entries and symbolic links are skipped and counted: links can loop
     and lead to the same text twice. A path that the user names may itself be a link. No file comes
-    twice. Of a data set that `datasets.save_to_disk` wrote only its tables are taken. `leave_out`
-    is the output directory. Raises `UserError` for a path that cannot be read.
+    twice. Of a data set that `datasets.save_to_disk` wrote only its tables are taken, of prepared
+    data nothing: tokens of bytes look like text. `leave_out` is the output directory. Raises
+    `UserError` for a path that cannot be read.
     """
     found: list[Candidate] = []
     seen: set[tuple[int, int]] = set()
@@ -110,13 +118,15 @@ def find_files(
 
 
 def read_pieces(path: Path, piece_bytes: int) -> Iterator[bytes]:
-    """The file in order, in pieces of at most `piece_bytes`.
+    """The file in order, in pieces of at most `piece_bytes`; without a mark of byte order.
 
     A piece ends after a newline if there is one in its second half, and never within a character.
     Raises `NotText` (perhaps after some pieces) and OSError.
     """
     rest = b""
     with open(path, "rb") as file:
+        if file.read(len(BYTE_ORDER_MARK)) != BYTE_ORDER_MARK:
+            file.seek(0)
         while True:
             block = file.read(piece_bytes - len(rest))
             rest += block
@@ -210,7 +220,15 @@ def _entries(
     except OSError as error:
         skipped.note_unreadable(error)
         return []
-    tables = data_set_files(folder, {entry.name for entry in found})
+    names = {entry.name for entry in found}
+    if BLOBS_NAME in names and keeps_blobs(folder):
+        skipped.prepared += 1  # and what is said of them beside
+        return [
+            entry
+            for entry in found
+            if entry.name != BLOBS_NAME and not entry.name.endswith(".json")
+        ]
+    tables = data_set_files(folder, names)
     return found if tables is None else [entry for entry in found if entry.name in tables]
 
 

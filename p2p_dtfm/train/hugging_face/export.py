@@ -199,8 +199,18 @@ def ends_of(origin: Path | None) -> list[int]:
 
 
 def _special_tokens(path: Path) -> dict[str, Any]:
+    """What is no token, or list of tokens, is left out: it may be of a stranger."""
     content = json_of(path)
-    return {name: content[name] for name in _SPECIAL_TOKENS if name in content}
+    return {
+        name: content[name]
+        for name in _SPECIAL_TOKENS
+        if name in content and _are_tokens(content[name])
+    }
+
+
+def _are_tokens(stated: Any) -> bool:
+    each = stated if isinstance(stated, list) else [stated]
+    return all(token is None or isinstance(token, int) for token in each)
 
 
 def _copy_origin(origin: Path, to: Path) -> None:

@@ -73,17 +73,17 @@ def export_gguf(
         require_room(made, size_bytes + _BESIDE_TENSORS_BYTES)
         writer = library.GGUFWriter(made, family)
         _describe(writer, model, library)
+        for name, shape in tensors:
+            writer.add_tensor_info(name, shape, np.dtype(np.float32), 4 * int(np.prod(shape)))
         try:
             _describe_tokens(writer, model, tokenizer, library)
-        except (LookupError, TypeError, AttributeError) as error:  # it may be a stranger's
+            writer.write_header_to_file()
+            writer.write_kv_data_to_file()  # where texts become bytes, if they are any
+        except (LookupError, TypeError, AttributeError, ValueError) as error:  # of a stranger
             raise UserError(
                 f"the files of the model that the run began from cannot be used: {error!r}",
                 "export for transformers: --format hf",
             ) from error
-        for name, shape in tensors:
-            writer.add_tensor_info(name, shape, np.dtype(np.float32), 4 * int(np.prod(shape)))
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
         done_bytes = 0
         for values in _values(model, family):

@@ -5,6 +5,7 @@ the working directory or the root of a disk.
 """
 
 import contextlib
+import fcntl
 import os
 import shutil
 import tempfile
@@ -38,6 +39,7 @@ def made_whole(out: Path) -> Iterator[Path]:
         parent.mkdir(parents=True, exist_ok=True)
         _clear(parent)
         beside = Path(tempfile.mkdtemp(prefix=f"{_MARK}{os.getpid()}-", dir=parent))
+        held = _lock(beside)
         try:
             made = beside / (place.name or "made")
             yield made
@@ -48,6 +50,7 @@ def made_whole(out: Path) -> Iterator[Path]:
                 os.replace(made, place)
         finally:
             shutil.rmtree(beside, ignore_errors=True)
+            os.close(held)
     except OSError as error:
         raise UserError(
             f"cannot write {out}: {error.strerror or error}",
@@ -62,11 +65,28 @@ def seen_beside(path: Path) -> Path:
 
 
 def _clear(parent: Path) -> None:
-    """What processes that were killed have left."""
+    """What processes that were killed have left. One in another container has a number that means
+    nothing here: who is at work holds a lock, too."""
     for left in parent.glob(f"{_MARK}*"):
         process = left.name.removeprefix(_MARK).partition("-")[0]
-        with contextlib.suppress(ValueError, OverflowError, PermissionError):
+        with contextlib.suppress(ValueError, OverflowError, OSError):
             try:
                 os.kill(int(process), 0)
             except ProcessLookupError:
+                held = _lock(left)
                 shutil.rmtree(left, ignore_errors=True)
+                os.close(held)
+
+
+def _lock(directory: Path) -> int:
+    """A descriptor that holds it. Raises `BlockingIOError` where somebody else does, and other
+    OSErrors."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise
+    except OSError:
+        pass  # a filesystem without locks
+    return descriptor

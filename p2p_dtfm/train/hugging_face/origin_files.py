@@ -136,8 +136,13 @@ def _checked(name: str, text: str) -> str:
 
 
 def _written(content: dict[str, Any], indent: int | None = None) -> str:
-    """JSON, readable as far as it is text: half a character, which it may name, stays named."""
-    text = json.dumps(content, indent=indent, ensure_ascii=False)
+    """JSON, readable as far as it is text: half a character, which it may name, stays named.
+    Raises `PeerFault` for what is nested more deeply than can be written; from Python 3.12 on more
+    can be read."""
+    try:
+        text = json.dumps(content, indent=indent, ensure_ascii=False)
+    except RecursionError as error:
+        raise PeerFault("a model's own file that is nested too deeply") from error
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 

@@ -33,6 +33,8 @@ class GenerationTokenizer(Protocol):
     """What generation needs of a tokenizer."""
 
     vocabulary: int
+    end_of_document: int
+    """The token after each document, and so before the next."""
 
     def encode(self, text: str) -> Iterable[int]: ...
 
@@ -175,7 +177,7 @@ def _draw(
     seed: int,
 ) -> Iterator[int]:
     generator = numpy.random.Generator(numpy.random.Philox(key=seed))
-    written = [int(token) for token in tokenizer.encode(prompt)] or [0]
+    written = [int(token) for token in tokenizer.encode(prompt)] or [tokenizer.end_of_document]
     for _ in range(tokens):
         logits = model.logits(written)[: tokenizer.vocabulary]
         token = _choose(logits, temperature, float(generator.random()))

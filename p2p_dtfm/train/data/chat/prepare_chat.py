@@ -21,6 +21,7 @@ from p2p_dtfm.train.data.chat.template import (
     NotTheSame,
     RefusedByTemplate,
 )
+from p2p_dtfm.train.data.documents import LINES_OF_ARRAY
 from p2p_dtfm.train.data.manifest import (
     FORMAT_VERSION,
     Manifest,
@@ -119,8 +120,7 @@ def prepare_chat(
             sequence_tokens=window,
         )
         finish(out, store, manifest, tokenizer, shard_tokens)
-        if replaces:
-            remove_unused(store, manifest)
+        remove_unused(store, manifest)  # also what was begun there and never finished
     return manifest, totals
 
 
@@ -243,7 +243,8 @@ class _Shards:
 
 
 def _key(line: bytes) -> int:
-    return int.from_bytes(hashlib.blake2b(line, digest_size=8, salt=_SALT).digest(), "little")
+    row = line.strip() + b"\n"  # which a file's last line may lack
+    return int.from_bytes(hashlib.blake2b(row, digest_size=8, salt=_SALT).digest(), "little")
 
 
 def _held_out_key(paths: list[Path], fraction: float) -> int:
@@ -252,8 +253,11 @@ def _held_out_key(paths: list[Path], fraction: float) -> int:
     if not keys:
         raise UserError(
             f"no conversations in {', '.join(map(str, paths))}",
-            'each row holds {"messages": [...]}, {"conversations": [...]} as ShareGPT has it, or '
-            '{"prompt": "...", "completion": "..."}',
+            (
+                'each row holds {"messages": [...]}, {"conversations": [...]} as ShareGPT has it, '
+                'or {"prompt": "...", "completion": "..."}',
+                f"make lines of a JSON array: {LINES_OF_ARRAY}",
+            ),
         )
     ordered = sorted(set(keys))
     return ordered[max(0, min(len(ordered) - 2, round(fraction * len(ordered)) - 1))]

@@ -10,12 +10,12 @@ from typing import Any, BinaryIO
 
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.ports.packages import how_to_install
+from p2p_dtfm.train.data.text_files import BYTE_ORDER_MARK
 
 _WINDOW_LIMIT_BYTES = 1 << 27
 """What `zstd --ultra --long` makes; more is refused by the library."""
 _FEED_BYTES = 4 << 10
 """As little, since a block of zeros grows thirty thousand times."""
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _BLOCK_BYTES = 1 << 20
 COMPRESSED = (".gz", ".zst")
 
@@ -52,7 +52,7 @@ class BoundedLines:
             self._read_bytes += len(line)
             if len(line) > self._limit_bytes:
                 self._read_past(line)
-            yield number, line.removeprefix(_BYTE_ORDER_MARK) if number == 1 else line
+            yield number, line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line
 
     def _read_past(self, line: bytes) -> None:
         """What is left of a line."""

@@ -16,6 +16,7 @@ import msgspec
 
 from p2p_dtfm.core.protocol.canonical import digest_bytes
 from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.train.data.atomic_file import fix_of
 from p2p_dtfm.train.data.documents import Piece, read_documents
 from p2p_dtfm.train.data.first_reading import Progress, Survey
 from p2p_dtfm.train.data.formats.compressed import open_lines
@@ -30,8 +31,6 @@ from p2p_dtfm.train.data.text_files import Candidate, NoTextField, NotText, Skip
 Duplicates = Literal["keep", "exact", "near"]
 
 _KEPT, _EXACT, _NEAR, _FIRST_RULE = range(4)
-_COMMIT_EVERY_DOCUMENTS = 1 << 10
-_COMMIT_EVERY_BYTES = 1 << 24
 _FORMAT = 1
 
 
@@ -98,6 +97,7 @@ class Choosing:
                     )
             done_bytes += file.size_bytes
             progress(done_bytes, total_bytes, "choosing")
+        self._work.keep()
         selection = self.selection()
         if selection.documents and selection.documents == sum(
             each.documents for each in selection.left_out
@@ -134,7 +134,7 @@ class Choosing:
 
     def _read(self, number: int, file: Candidate, piece_bytes: int) -> Iterator[Piece]:
         """Judges a file; yields the last piece that was read, now and then."""
-        judged, place, since_bytes = self._work.judged(number), 0, 0
+        judged, place = self._work.judged(number), 0
         document = _Document()
         with ExitStack() as stack:
             signals = _signals_beside(file, stack) if self._rules.names else None
@@ -147,16 +147,17 @@ class Choosing:
                     place += 1
                     if place <= judged:
                         continue
-                    self._work.note(self._verdict(document, signals))
-                    since_bytes += document.size_bytes
+                    self._work.note(self._verdict(document, signals), document.size_bytes)
                     document = _Document()
-                    if not place % _COMMIT_EVERY_DOCUMENTS or since_bytes > _COMMIT_EVERY_BYTES:
-                        self._work.keep(number)
-                        since_bytes = 0
+                    if self._work.is_due:
+                        self._work.put_down(number)
+                        self._work.keep()
                         yield piece
             except (NotText, NoTextField, OSError):
                 self._work.drop(number)  # the next reading says what is wrong with it
-        self._work.keep(number, is_done=True)
+        self._work.put_down(number, is_done=True)
+        if self._work.is_due:
+            self._work.keep()
 
     def _verdict(self, document: _Document, signals: signal_files.SignalFile | None) -> int:
         if self._wish.duplicates != "keep" and not self._work.is_new(document.hasher.digest()):
@@ -202,7 +203,10 @@ def chosen(
         raise UserError(
             f"cannot read {error.filename}: {error.strerror}", "check its permissions"
         ) from error
-    work = WorkFile(out, digest)
+    try:
+        work = WorkFile(out, digest)
+    except OSError as error:
+        raise UserError(f"cannot write to {out}: {error.strerror}", fix_of(error, out)) from error
     try:
         choosing = Choosing(wish, files, survey.text_field, rules, work)
         with work.explained():

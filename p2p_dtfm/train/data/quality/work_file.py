@@ -15,9 +15,12 @@ import numpy as np
 from p2p_dtfm.core.protocol.errors import UserError
 
 WORK_NAME = ".tmp-choosing.sqlite"
+WORK_NAMES = (WORK_NAME, f"{WORK_NAME}-journal")
 _CACHE_KIB = 64 << 10
 _CANDIDATES_LIMIT = 64
 """So many texts that share a band are compared with a new one."""
+COMMIT_EVERY_DOCUMENTS = 1 << 10
+_COMMIT_EVERY_BYTES = 1 << 24
 _TABLES = """
 CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS verdicts (
@@ -47,7 +50,9 @@ class WorkFile:
                 self.remove()
                 self._open(wish)
         self._codes = array("B")
-        """Of the documents since the last commit."""
+        """Of the file's documents since the last `put_down`."""
+        self._documents = self._text_bytes = 0
+        """Since the last commit."""
 
     def _open(self, wish: str) -> None:
         self._base = sqlite3.connect(
@@ -78,12 +83,21 @@ class WorkFile:
     def files_done(self) -> int:
         return int(self._fact("files done") or 0)
 
-    def note(self, code: int) -> None:
-        """The verdict on the next document of the file."""
+    def note(self, code: int, text_bytes: int) -> None:
+        """The verdict on the next document of the file, which has so much text."""
         self._codes.append(code)
+        self._documents += 1
+        self._text_bytes += text_bytes
 
-    def keep(self, file: int, *, is_done: bool = False) -> None:
-        """Make what was found up to here outlive this process."""
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time to `keep`: the disk is waited for each time, so not after each of very
+        many small files."""
+        many = self._documents >= COMMIT_EVERY_DOCUMENTS
+        return many or self._text_bytes > _COMMIT_EVERY_BYTES
+
+    def put_down(self, file: int, *, is_done: bool = False) -> None:
+        """Have the verdicts in the file, which a process that is ended loses until `keep`."""
         if self._codes:
             first = self.judged(file) - len(self._codes)
             self._base.execute(
@@ -94,7 +108,11 @@ class WorkFile:
             self._base.execute(
                 "INSERT OR REPLACE INTO facts VALUES ('files done', ?)", (str(file + 1),)
             )
+
+    def keep(self) -> None:
+        """Make what was put down outlive this process."""
         self._commit()
+        self._documents = self._text_bytes = 0
 
     def drop(self, file: int) -> None:
         """A file that turned out not to be usable."""
@@ -149,7 +167,7 @@ class WorkFile:
     def remove(self) -> None:
         """It is not needed any more."""
         self._base.close()
-        for name in (WORK_NAME, f"{WORK_NAME}-journal"):
+        for name in WORK_NAMES:
             self.path.with_name(name).unlink(missing_ok=True)
 
     def _fact(self, name: str) -> str | None:

@@ -86,13 +86,11 @@ class Journal:
         self.say = say
         self._rest_until_s = time.monotonic() + _EVERY_S
         self._written_bytes = 0
-        self.was_there = self._path.exists()
-        """Whether an earlier command was interrupted here, whatever it was about."""
         self.tokenizer: str | None = None
         self.place = WrittenSoFar()
         self.is_kept = False
         """Whether the file names what this process has written, or goes on from."""
-        if self.was_there:
+        if self._path.exists():  # an earlier command was interrupted, whatever it was about
             self._read()
 
     def is_due(self, text_bytes: int) -> bool:

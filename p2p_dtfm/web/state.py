@@ -179,7 +179,8 @@ class Live(msgspec.Struct, frozen=True):
     worth: MeasuredWorth | None = None
     """None for a peer that was there from the beginning, or did not learn what was before it."""
     heard_s_ago: tuple[float | None, ...] = ()
-    """Parallel to the view's peers; None for this peer and for peers never heard."""
+    """Parallel to the view's peers; None for this peer, for peers never heard, and, where members
+    are many, for those that speak with others only."""
     silent_after_s: float = 10.0
     """Whoever was not heard for longer is unusually silent."""
     work: str = ""

@@ -14,6 +14,7 @@ from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.workload import Workload
 from p2p_dtfm.core.recovery.view import View
+from p2p_dtfm.daemon.dashboard.peer_map import Points
 from p2p_dtfm.daemon.dashboard.seen import EVENTS_LIMIT, Events, Seen
 from p2p_dtfm.daemon.dashboard.view_facts import points_of, view_state
 from p2p_dtfm.daemon.dashboard.waits import Wait
@@ -64,6 +65,7 @@ class Observer:
         self._run: RunFacts | None = None
         self._view: View | None = None
         self._view_state = ViewState()
+        self._points: Points = {}
         self._making: asyncio.Task[ViewState] | None = None
         self.seen = seen or Seen()
         self._names = self.seen.names
@@ -139,7 +141,7 @@ class Observer:
         self._committed_s = now.monotonic_s()
         if self._making is not None:
             self._making.cancel()
-        before = points_of(self._view_state)
+        before = points_of(self._view_state) or self._points
         self._making = asyncio.create_task(
             asyncio.to_thread(view_state, view, spec, self._peer_id, step, before)
         )
@@ -152,6 +154,14 @@ class Observer:
             log.error("the dashboard cannot show this view", exc_info=error)
             return
         self._view_state = task.result()
+
+    def is_in_no_view(self) -> None:
+        """The others go on without this peer: what it held and with whom is past. The next view's
+        map resembles the last one."""
+        if self._making is not None:
+            self._making.cancel()
+        self._points = points_of(self._view_state) or self._points
+        self._view_state, self._timeline = ViewState(), Timeline()
 
     def _tell_members(self, view: View) -> None:
         before = set(self._view.member_ids) if self._view else set()
@@ -283,10 +293,19 @@ class Observer:
     def _heard(self) -> tuple[float | None, ...]:
         if self._messenger is None:
             return ()
+        return self.heard_s_ago([peer.peer_id for peer in self._view_state.peers])
+
+    def heard_s_ago(self, peer_ids: Sequence[str]) -> tuple[float | None, ...]:
+        """None of this peer, of who was never heard, and of who need not be: of many members each
+        hears its neighbours only, and that others say nothing to it means nothing."""
+        if self._messenger is None or not peer_ids:
+            return (None,) * len(peer_ids)
         now_s, heard = now.monotonic_s(), self._messenger.heard_s
+        agreement = self._agreement
+        near = agreement.watched if agreement is not None and agreement.view else set(peer_ids)
         return tuple(
-            round(now_s - heard[peer.peer_id], 1) if peer.peer_id in heard else None
-            for peer in self._view_state.peers
+            round(now_s - heard[peer_id], 1) if peer_id in heard and peer_id in near else None
+            for peer_id in peer_ids
         )
 
     def _next(self) -> list[str]:

@@ -26,7 +26,7 @@ export function drawNow({ live, run, view }) {
     ["tokens/s", live.tokens_per_s === null ? unknown : count(live.tokens_per_s), ""],
     ["a step takes", live.step_ns === null ? unknown : shortTime(live.step_ns),
       view?.predicted_step_ns ? `planned ${shortTime(view.predicted_step_ns).replace(" ", "\u00a0")}` : ""],
-    ["peers", view && live.state !== "paused" ? count(view.peers.length) : unknown, spares(view)],
+    ["peers", view?.peers.length && live.state !== "paused" ? count(view.peers.length) : unknown, spares(view)],
   ];
   byId("tiles").replaceChildren(...tiles.map(tile));
   byId("marks").hidden = live.marks.length === 0;

@@ -259,6 +259,8 @@ class Course(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """When the last step was committed; None: not yet, or not seen."""
     losses: int = 0
     """Members that were lost without leaving in an orderly way."""
+    views: int = 0
+    """That took over."""
 
 
 class ContributionBoard(msgspec.Struct, frozen=True):
@@ -269,6 +271,11 @@ class ContributionBoard(msgspec.Struct, frozen=True):
     """The last seven days."""
     ever: Given = Given()
     board: tuple[BoardRow, ...] = ()
+    """Of very many, those with the most."""
+    board_peers: int = 0
+    """How many have computed: also those that are left out above."""
+    board_tokens: float = 0
+    """Of all of them."""
     board_steps: int = 0
     """How many steps the board is of: those that this peer has seen, or others have shown it."""
     useful_tokens: float = 0
@@ -276,6 +283,10 @@ class ContributionBoard(msgspec.Struct, frozen=True):
     repeated_tokens: float = 0
     """The rest of `ever`: it was lost in a failure, and done again."""
     course: Course = Course()
+    day: str = ""
+    """Which one `today` is; empty of nothing."""
+    days: dict[str, Given] = {}
+    """Each of the last seven days on which something was given."""
 
 
 SPAN_KINDS = (

@@ -233,7 +233,7 @@ class Observer:
         if self._contributions is not None and self._has_given_more:
             self._has_given_more = False
             self.seen.contribution = self._contributions.shown(self._names)
-        return self.seen.contribution
+        return self.seen.given()
 
     def live(self) -> Live:
         """What changes from second to second."""

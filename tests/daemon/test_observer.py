@@ -15,6 +15,7 @@ from p2p_dtfm.core.protocol.names import generated_name
 from p2p_dtfm.core.protocol.plan import NoPlan
 from p2p_dtfm.core.protocol.snapshot import Member
 from p2p_dtfm.core.recovery.view import View
+from p2p_dtfm.daemon.dashboard import judged
 from p2p_dtfm.daemon.dashboard.dashboard_host import stored_token
 from p2p_dtfm.daemon.dashboard.observer import Observer, shortened
 from p2p_dtfm.daemon.telemetry import problems as module
@@ -123,6 +124,27 @@ def test_three_friends_with_unlike_processors_hear_that_nobody_audits(
     assert "audited by nobody: whoever has its layers has another processor" in problem.what
     status.facts["arithmetics"] = {peer: "cpu-1" if peer in holders[:2] else "" for peer in holders}
     assert any("one other only" in each.what for each in observer.problems())
+
+
+def test_who_judges_whom_is_found_once_for_a_plan(
+    observed: tuple[Status, Observer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each open page asks each second, and of hundreds it takes a part of one."""
+    status, observer = observed
+    asked: list[Any] = []
+    real = judged.few_judges
+    monkeypatch.setattr(judged, "few_judges", lambda *it: asked.append(it) or real(*it))
+    facts = {"next_view": None, "attempting": False, "frozen": False, "suspected": ()}
+    agreement: Any = SimpleNamespace(view=SimpleNamespace(plan=PLAN), **facts)
+    observer.trains(run_spec(audit={"rate": 1.0}), "run", workload(), agreement)
+    status.say(State.TRAINING, "step 3 of 9")
+    for _ in range(5):
+        status.facts["arithmetics"] = dict.fromkeys(PLAN.stage_holders(), "cpu-1")
+        assert not observer.problems()
+    assert len(asked) == 1
+    status.facts["arithmetics"] = {}
+    agreement.view.plan = msgspec.structs.replace(PLAN, predicted_step_ns=7)
+    assert not observer.problems() and len(asked) == 2
 
 
 def test_a_complete_run_says_what_can_be_typed_next(observed: tuple[Status, Observer]) -> None:

@@ -5,8 +5,6 @@ import logging
 from collections.abc import Callable, Sequence
 
 from p2p_dtfm import __version__
-from p2p_dtfm.core.audit.judging import few_judges, only_holders
-from p2p_dtfm.core.commit.step_terms import terms_of
 from p2p_dtfm.core.consensus.agreement import Agreement
 from p2p_dtfm.core.messages.prepared import StepOutcome
 from p2p_dtfm.core.protocol.facts.in_words import counted
@@ -14,6 +12,7 @@ from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.workload import Workload
 from p2p_dtfm.core.recovery.view import View
+from p2p_dtfm.daemon.dashboard.judged import Judges
 from p2p_dtfm.daemon.dashboard.peer_map import Points
 from p2p_dtfm.daemon.dashboard.seen import EVENTS_LIMIT, Events, Seen
 from p2p_dtfm.daemon.dashboard.view_facts import points_of, view_state
@@ -66,6 +65,7 @@ class Observer:
         self._view: View | None = None
         self._view_state = ViewState()
         self._points: Points = {}
+        self._judges = Judges()
         self._making: asyncio.Task[ViewState] | None = None
         self.seen = seen or Seen()
         self._names = self.seen.names
@@ -363,15 +363,8 @@ class Observer:
         if plan.stage_holders() == (self._peer_id,):
             return {}  # it need not believe anybody
         arithmetics = self._status.facts.get("arithmetics") or {}
-        judges = few_judges(plan, arithmetics, terms_of(spec).kept_microbatches)
-        by_layers = few_judges(plan) if 0 in judges.values() else {}
-        found: dict[str, list[str]] = {"unsure": [], "alone": [], "unlike": []}
-        for peer, count in judges.items():
-            nobody = "unlike" if by_layers.get(peer, 2) else "alone"
-            found["unsure" if count else nobody].append(self._names.of(peer))
-        believed = [peer for peer in only_holders(plan) if judges.get(peer, 1)]
-        found["believed"] = [self._names.of(peer) for peer in believed]
-        return found
+        judged = self._judges.found(plan, arithmetics, spec)
+        return {field: [*map(self._names.of, peers)] for field, peers in judged.items()}
 
     def _silent(self) -> list[tuple[str, float]]:
         heard = zip(self._view_state.peers, self._heard(), strict=False)

@@ -127,6 +127,8 @@ class Problem(msgspec.Struct, frozen=True):
 
     what: str
     fix: str
+    name: str = ""
+    """The same for as long as it lasts, whatever else is said of it; empty: what is said is all."""
 
 
 class Event(msgspec.Struct, frozen=True):

@@ -67,6 +67,21 @@ def test_who_is_audited_by_one_other_only_is_told_while_it_trains() -> None:
     assert not texts(replace(WELL, state=State.SPARE, unsure=("…aaaaaa",)))
 
 
+def test_of_hundreds_a_few_are_named_and_the_others_counted() -> None:
+    names = tuple(f"peer-{number}" for number in range(300))
+    for sight in (
+        replace(WELL, unsure=names),
+        replace(WELL, alone=names),
+        replace(WELL, unlike=names),
+        replace(WELL, believed=names),
+        replace(WELL, uncommitted_s=60.0, waits_for=names),
+        replace(WELL, is_failing=True, lost=names),
+    ):
+        (what,) = texts(sight)
+        assert "peer-6, peer-7 and 292 others" in what and "peer-8" not in what
+    assert "peer-7 can" in texts(replace(WELL, unsure=names[:8]))[0]
+
+
 def test_who_is_audited_by_nobody_is_told_and_why() -> None:
     alone, unlike = texts(replace(WELL, alone=("…aaaaaa",), unlike=("…bbbbbb",)))
     assert alone.startswith("the work of …aaaaaa is audited by nobody: nobody else has its layers")

@@ -351,7 +351,8 @@ class Observer:
             **self._judged_by_few(),
             overdue=[(it.owner, it.place, it.waited_s) for it in self._overdue()],
         )
-        told = [Problem(self._shown(what), fix) for what, fix in status.troubles.present()]
+        troubles = status.troubles.named()
+        told = [Problem(self._shown(what), fix, name) for name, what, fix in troubles]
         return [*problems_in(sight), *told]
 
     def _judged_by_few(self) -> dict[str, list[str]]:

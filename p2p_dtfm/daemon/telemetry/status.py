@@ -34,6 +34,10 @@ class Troubles:
     def over(self, name: str) -> None:
         self._present.pop(name, None)
 
+    def named(self) -> tuple[tuple[str, str, str], ...]:
+        """(name, what, fix), oldest first."""
+        return tuple((name, what, fix) for name, (what, fix) in self._present.items())
+
     def present(self) -> tuple[tuple[str, str], ...]:
         """(what, fix), oldest first."""
         return tuple(self._present.values())

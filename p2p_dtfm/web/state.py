@@ -85,10 +85,11 @@ class MyPart(msgspec.Struct, frozen=True):
     step_ns: int
     """Predicted, as the plan is."""
     other_step_ns: int | None
-    """Predicted, of the best plan without this peer (or, for a spare, with it); None: impossible,
-    or not known."""
+    """Of a spare: predicted, of the best plan with it; None: impossible, or not known."""
     guards: tuple[int, ...] = ()
     """Layers of others of which this peer keeps the only copy."""
+    why_spare: str = ""
+    """A sentence; empty where a plan with it was found, and would be no faster."""
 
 
 class ViewState(msgspec.Struct, frozen=True):
@@ -105,6 +106,8 @@ class ViewState(msgspec.Struct, frozen=True):
     peers: tuple[PeerFacts, ...] = ()
     pipelines: tuple[PipelineFacts, ...] = ()
     flows: tuple[Flow, ...] = ()
+    are_flows_left_out: bool = False
+    """Of very many that are in no pipeline those between others."""
     part: MyPart | None = None
     join_line: str = ""
     """To be passed on: it works for as long as one of the members in it lives."""

@@ -103,7 +103,7 @@ function guarded(part, over) {
 function placeOf(view, me) {
   const part = view.part;
   if (!part || me.pipeline !== null) return "";
-  if (part.other_step_ns === null) return "No place was found that its memory allows.";
+  if (part.why_spare || part.other_step_ns === null) return part.why_spare;
   const more = part.other_step_ns / part.step_ns - 1;
   return more > 0
     ? `By the plan, its best place would make a step ${percent(more)} slower. It takes over when another peer goes.`

@@ -47,6 +47,18 @@ def test_a_warning_is_one_event_and_no_problem(observed: tuple[Status, Observer]
     assert observer.state().events is observer.state().events, "unchanged: the same object"
 
 
+def test_a_warning_of_another_day_is_another_event(observed: tuple[Status, Observer]) -> None:
+    """What happened on Monday and again on Thursday was told of Monday alone."""
+    _, observer = observed
+    first = log.makeRecord("p2p_dtfm", logging.WARNING, "", 0, "the line broke", (), None)
+    for after_s in (0.0, 300.0, 800.0, 90_000.0):
+        record = log.makeRecord("p2p_dtfm", logging.WARNING, "", 0, "the line broke", (), None)
+        record.created = first.created + after_s
+        log.handle(record)
+    times = [event.time_s - first.created for event in observer.state().events]
+    assert times == pytest.approx([90_000.0, 0.0], abs=0.01)
+
+
 def test_after_its_end_nothing_is_heard(observed: tuple[Status, Observer]) -> None:
     _, observer = observed
     observer.close()
@@ -105,6 +117,22 @@ def test_views_tell_who_came_and_who_went(observed: tuple[Status, Observer]) -> 
     assert told[1][1].startswith(generated_name(name_of(2)))
     assert told[2][1].startswith(generated_name(name_of(1)))
     assert observer.state().history.view_step == (0, 5)
+
+
+def test_of_hundreds_that_come_at_once_a_few_are_named(observed: tuple[Status, Observer]) -> None:
+    """Else nothing else is left of two hundred events."""
+    _, observer = observed
+    shot = snapshot([Peer() for _ in range(300)], workload())
+    few = View(msgspec.structs.replace(shot, records=shot.records[:1]), NoPlan("for the test"))
+
+    async def live() -> None:
+        for at, view in enumerate((few, View(shot, NoPlan("for the test")), few)):
+            observer.view_took_over(run_spec(), view, at)
+
+    asyncio.run(live())
+    told = [(event.kind, event.text) for event in reversed(observer.state().events)]
+    assert [kind for kind, _ in told] == ["view", *["joined"] * 9, "view", *["left"] * 9, "view"]
+    assert told[9][1] == "291 others take part" and told[19][1] == "291 others take part no more"
 
 
 def test_three_friends_with_unlike_processors_hear_that_nobody_audits(

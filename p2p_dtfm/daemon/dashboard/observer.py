@@ -20,7 +20,13 @@ from p2p_dtfm.daemon.dashboard.waits import Wait
 from p2p_dtfm.daemon.peers.messenger import Messenger
 from p2p_dtfm.daemon.telemetry.contribution import Contributions
 from p2p_dtfm.daemon.telemetry.names import PEER_ID
-from p2p_dtfm.daemon.telemetry.problems import SILENT_S, UNHEARD_S, Sight, problems_in
+from p2p_dtfm.daemon.telemetry.problems import (
+    NAMES_TOLD,
+    SILENT_S,
+    UNHEARD_S,
+    Sight,
+    problems_in,
+)
 from p2p_dtfm.daemon.telemetry.status import State, Status
 from p2p_dtfm.ports import now
 from p2p_dtfm.web.state import (
@@ -36,6 +42,8 @@ from p2p_dtfm.web.state import (
     Timeline,
     ViewState,
 )
+
+ANOTHER_AFTER_S = 600.0
 
 log = logging.getLogger("p2p_dtfm")
 
@@ -166,11 +174,17 @@ class Observer:
     def _tell_members(self, view: View) -> None:
         before = set(self._view.member_ids) if self._view else set()
         after = set(view.member_ids)
-        for peer_id in sorted(after - before):
-            if self._view is not None:
-                self._tell("joined", f"{self._names.of(peer_id)} takes part")
-        for peer_id in sorted(before - after):
-            self._tell("left", f"{self._names.of(peer_id)} takes part no more")
+        if self._view is not None:
+            self._tell_each("joined", sorted(after - before), "part")
+        self._tell_each("left", sorted(before - after), "part no more")
+
+    def _tell_each(self, kind: str, peer_ids: list[str], what: str) -> None:
+        """Of very many a few by name: else hundreds that come at once would be all of history."""
+        for peer_id in peer_ids[:NAMES_TOLD]:
+            self._tell(kind, f"{self._names.of(peer_id)} takes {what}")
+        if (more := len(peer_ids) - NAMES_TOLD) > 0:
+            takes = "takes" if more == 1 else "take"
+            self._tell(kind, f"{counted(more, 'other')} {takes} {what}")
 
     def show_timeline(self, timeline: Timeline) -> None:
         """A step's bars."""
@@ -396,8 +410,8 @@ def _multiple_after(step: int, every: int) -> int:
 
 
 class _Warnings(logging.Handler):
-    """Warnings of the log, as events: they tell what was, not what is wrong. A repeated one
-    counts once."""
+    """Warnings of the log, as events: they tell what was, not what is wrong. One that is repeated
+    counts once until there was none for a while: of another day it is another one."""
 
     def __init__(self, events: Events, shown: Callable[[str], str]) -> None:
         super().__init__(logging.WARNING)
@@ -407,7 +421,8 @@ class _Warnings(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         text = self._shown(record.getMessage())
-        if text not in self._last:
+        before = self._last.pop(text, None)
+        if before is None or record.created - before >= ANOTHER_AFTER_S:
             self._events.add(Event(round(record.created, 3), "fault", text))
         self._last[text] = record.created
         while len(self._last) > EVENTS_LIMIT:

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from p2p_dtfm.core.protocol.facts.in_words import share_text
 from p2p_dtfm.daemon.telemetry.estimate import Estimate, in_words
 from p2p_dtfm.ports import now
 
@@ -72,7 +73,7 @@ class LongTask:
 
     def __str__(self) -> str:
         left = "" if self.left_s is None else f", about {in_words(self.left_s)} left"
-        share = f"{self.share:.0%}"
+        share = share_text(self.share)
         return f"{self.what}{'' if share == '0%' else f': {share}'}{left}"
 
 

@@ -55,9 +55,15 @@ def test_a_trouble_lasts_until_it_is_over(tmp_path, caplog) -> None:
         history.write("step", step=2)
     ((what, fix),) = troubles.present()
     assert "history of this run cannot be written" in what and "free space" in fix
+    assert len(caplog.records) == 1, "there is a line for each step, and a log fills disks, too"
     (tmp_path / "gone").mkdir()
     history.write("step", step=3)
     assert not troubles.present()
+    (tmp_path / "gone" / "events.jsonl").unlink()
+    (tmp_path / "gone").rmdir()
+    with caplog.at_level(logging.WARNING):
+        history.write("step", step=4)
+    assert len(caplog.records) == 2, "another time"
     assert Status().troubles is not Status().troubles
 
 

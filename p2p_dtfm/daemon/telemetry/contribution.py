@@ -80,6 +80,7 @@ class Contributions:
         self._written_s = now.monotonic_s()
         self._write_every_s = WRITE_EVERY_S
         self._lock = threading.Lock()
+        self._has_warned = False
 
     def view_took_over(self, view: View, step: int) -> None:
         """From `step` on, as this view's plan says."""
@@ -205,8 +206,11 @@ class Contributions:
         with self._lock:
             try:
                 disk.write_whole(self._path, payload)
+                self._has_warned = False
             except OSError as error:
-                log.warning("what this peer has given is not written down: %s", error)
+                level = logging.DEBUG if self._has_warned else logging.WARNING
+                log.log(level, "what this peer has given is not written down: %s", error)
+                self._has_warned = True
 
     def shown(self, names: Names) -> ContributionBoard:
         """For people, by names; the board from the most to the least."""

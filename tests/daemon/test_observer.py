@@ -20,6 +20,7 @@ from p2p_dtfm.daemon.dashboard.dashboard_host import stored_token
 from p2p_dtfm.daemon.dashboard.observer import Observer, shortened
 from p2p_dtfm.daemon.telemetry import problems as module
 from p2p_dtfm.daemon.telemetry.status import State, Status
+from p2p_dtfm.ports import now
 from tests.core.audit.parts import PLAN
 from tests.core.builders import run_spec
 from tests.core.planning import Peer, name_of, snapshot, workload
@@ -90,6 +91,22 @@ def test_a_late_step_is_a_problem_that_names_whom_it_waits_for(
     assert f"waits for {CALLED}" in problem.what and problem.fix
     status.say(State.SPARE, "the plan is faster without this peer")
     assert not observer.live().problems, "a spare waits for nobody"
+
+
+def test_a_clock_that_is_set_makes_no_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without a clock of its own begins in 1970: for half a century nobody had let it
+    in, a second after it began to ask."""
+    wall_s, monotonic_s = 0.0, 0.0
+    monkeypatch.setattr(now, "wall_s", lambda: wall_s)
+    status = Status(clock_s=lambda: monotonic_s)
+    observer = Observer(status)
+    status.say(State.JOINING, "asks to be let in")
+    wall_s, monotonic_s = 1_800_000_000.0, 1.0
+    assert not observer.problems()
+    monotonic_s = 120.0
+    (problem,) = observer.problems()
+    assert problem.what.startswith("for 2 min nobody has let this peer in")
+    observer.close()
 
 
 def test_views_tell_who_came_and_who_went(observed: tuple[Status, Observer]) -> None:

@@ -354,7 +354,7 @@ class Observer:
         sight = Sight(
             state=status.state,
             reason=self._shown(status.reason),
-            in_state_s=now.wall_s() - status.since_s,
+            in_state_s=status.in_state_s,
             uncommitted_s=now.monotonic_s() - self._committed_s,
             step_s=step_ns / 1e9 if step_ns else None,
             no_plan=self._view_state.no_plan,

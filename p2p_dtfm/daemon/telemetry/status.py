@@ -98,6 +98,16 @@ class Status:
     """Facts that change while nothing happens, such as the rate of a step that does not end."""
     _estimate: Estimate | None = None
     _told_s: float = 0.0
+    _entered_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._entered_s = self.clock_s()
+
+    @property
+    def in_state_s(self) -> float:
+        """For so long, whatever becomes of the clock on the wall: a machine without one of its own
+        starts in 1970 and is told the time later, and one that sleeps waits for nobody."""
+        return self.clock_s() - self._entered_s
 
     def say(self, state: State, reason: str) -> None:
         fetching = self.work is not None and self.work.what.startswith(FETCHES)
@@ -140,7 +150,7 @@ class Status:
         changed = state is not self.state
         self.state, self.reason = state, reason
         if changed:
-            self.since_s = now.wall_s()
+            self.since_s, self._entered_s = now.wall_s(), self.clock_s()
         log.log(logging.INFO if changed else logging.DEBUG, "%s: %s", state.value, reason)
 
     def as_json(self) -> dict[str, Any]:

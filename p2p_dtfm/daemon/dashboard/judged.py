@@ -11,7 +11,7 @@ Judged = Mapping[str, tuple[str, ...]]
 """Peers, by the field of `telemetry.problems.Sight` that names them."""
 
 
-class Judges:
+class JudgedByFew:
     """Of the plan in force."""
 
     def __init__(self) -> None:

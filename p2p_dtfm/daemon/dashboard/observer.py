@@ -12,7 +12,7 @@ from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.workload import Workload
 from p2p_dtfm.core.recovery.view import View
-from p2p_dtfm.daemon.dashboard.judged import Judges
+from p2p_dtfm.daemon.dashboard.judged import JudgedByFew
 from p2p_dtfm.daemon.dashboard.peer_map import Points
 from p2p_dtfm.daemon.dashboard.seen import EVENTS_LIMIT, Events, Seen
 from p2p_dtfm.daemon.dashboard.view_facts import points_of, view_state
@@ -73,7 +73,7 @@ class Observer:
         self._view: View | None = None
         self._view_state = ViewState()
         self._points: Points = {}
-        self._judges = Judges()
+        self._judges = JudgedByFew()
         self._making: asyncio.Task[ViewState] | None = None
         self.seen = seen or Seen()
         self._names = self.seen.names

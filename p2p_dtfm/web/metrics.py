@@ -77,8 +77,9 @@ def _about_the_run(state: DashboardState) -> Iterator[Metric]:
 def _about_the_view(state: DashboardState) -> Iterator[Metric]:
     view, live = state.view, state.live
     yield _gauge("view", "Number of the view in force.", view.number)
-    yield _gauge("members", "Of the view in force.", len(view.peers))
-    yield _gauge("pipelines", "Of the plan in force.", len(view.pipelines))
+    is_in_one = view.number is not None
+    yield _gauge("members", "Of the view in force.", len(view.peers) if is_in_one else None)
+    yield _gauge("pipelines", "Of the plan in force.", len(view.pipelines) if is_in_one else None)
     predicted = view.predicted_step_ns / 1e9 if view.predicted_step_ns else None
     yield _gauge("predicted_step_seconds", "As the plan says.", predicted)
     part = view.part

@@ -58,6 +58,8 @@ def report_html(state: DashboardState, commands: Sequence[str]) -> str:
     if given.board:
         rows = ((row.name, f"{row.tokens:,.0f}") for row in given.board)
         sections += ["<h2>Who took part</h2>", _table(("peer", "tokens"), rows)]
+        if more := given.board_peers - len(given.board):
+            sections.append(f"<p>and {more:,} more, with fewer</p>")
         steps = counted(given.board_steps, "step")
         sections.append(
             f'<p class="quiet">Of the {steps} that this peer has seen or was shown; who '
@@ -90,7 +92,7 @@ def _in_a_line(state: DashboardState) -> str:
     tokens = live.step * run.tokens_per_step
     return (
         f"{run.parameter_count:,} parameters, {live.step:,} of {run.total_steps:,} steps, "
-        f"{counted(tokens, 'token')}, by {counted(len(state.contribution.board), 'peer')} "
+        f"{counted(tokens, 'token')}, by {counted(state.contribution.board_peers, 'peer')} "
         "that this one saw"
     )
 
@@ -100,7 +102,7 @@ def _facts(state: DashboardState) -> str:
     rows = [
         ("loss", _number(live.loss)),
         ("held-out loss", _number(live.held_out_loss)),
-        ("views", f"{len(state.history.view_step):,}"),
+        ("views", f"{course.views:,}"),
         ("peers lost", f"{course.losses:,}, without those that left in an orderly way"),
         ("began", _when(course.began_s)),
         ("ended", _when(course.ended_s)),

@@ -85,10 +85,11 @@ class MyPart(msgspec.Struct, frozen=True):
     step_ns: int
     """Predicted, as the plan is."""
     other_step_ns: int | None
-    """Predicted, of the best plan without this peer (or, for a spare, with it); None: impossible,
-    or not known."""
+    """Of a spare: predicted, of the best plan with it; None: impossible, or not known."""
     guards: tuple[int, ...] = ()
     """Layers of others of which this peer keeps the only copy."""
+    why_spare: str = ""
+    """A sentence; empty where a plan with it was found, and would be no faster."""
 
 
 class ViewState(msgspec.Struct, frozen=True):
@@ -105,6 +106,8 @@ class ViewState(msgspec.Struct, frozen=True):
     peers: tuple[PeerFacts, ...] = ()
     pipelines: tuple[PipelineFacts, ...] = ()
     flows: tuple[Flow, ...] = ()
+    are_flows_left_out: bool = False
+    """Of very many that are in no pipeline those between others."""
     part: MyPart | None = None
     join_line: str = ""
     """To be passed on: it works for as long as one of the members in it lives."""
@@ -127,6 +130,8 @@ class Problem(msgspec.Struct, frozen=True):
 
     what: str
     fix: str
+    name: str = ""
+    """The same for as long as it lasts, whatever else is said of it; empty: what is said is all."""
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -179,7 +184,8 @@ class Live(msgspec.Struct, frozen=True):
     worth: MeasuredWorth | None = None
     """None for a peer that was there from the beginning, or did not learn what was before it."""
     heard_s_ago: tuple[float | None, ...] = ()
-    """Parallel to the view's peers; None for this peer and for peers never heard."""
+    """Parallel to the view's peers; None for this peer, for peers never heard, and, where members
+    are many, for those that speak with others only."""
     silent_after_s: float = 10.0
     """Whoever was not heard for longer is unusually silent."""
     work: str = ""
@@ -258,6 +264,8 @@ class Course(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """When the last step was committed; None: not yet, or not seen."""
     losses: int = 0
     """Members that were lost without leaving in an orderly way."""
+    views: int = 0
+    """That took over."""
 
 
 class ContributionBoard(msgspec.Struct, frozen=True):
@@ -268,6 +276,11 @@ class ContributionBoard(msgspec.Struct, frozen=True):
     """The last seven days."""
     ever: Given = Given()
     board: tuple[BoardRow, ...] = ()
+    """Of very many, those with the most."""
+    board_peers: int = 0
+    """How many have computed: also those that are left out above."""
+    board_tokens: float = 0
+    """Of all of them."""
     board_steps: int = 0
     """How many steps the board is of: those that this peer has seen, or others have shown it."""
     useful_tokens: float = 0
@@ -275,6 +288,10 @@ class ContributionBoard(msgspec.Struct, frozen=True):
     repeated_tokens: float = 0
     """The rest of `ever`: it was lost in a failure, and done again."""
     course: Course = Course()
+    day: str = ""
+    """Which one `today` is; empty of nothing."""
+    days: dict[str, Given] = {}
+    """Each of the last seven days on which something was given."""
 
 
 SPAN_KINDS = (

@@ -11,7 +11,9 @@ from p2p_dtfm.cli.commands import plan, swarm
 NAMES = ("curious-albatross", "brave-otter", "Ada of London and more")
 
 
-def member(name: str, slowest: int, fastest: int, heard_s_ago: float | None) -> dict[str, Any]:
+def member(
+    name: str, slowest: int, fastest: int, heard_s_ago: float | None, is_this_peer: bool = False
+) -> dict[str, Any]:
     return {
         "peer_id": f"12D3KooW{name:x<44.44}",
         "name": name,
@@ -24,11 +26,12 @@ def member(name: str, slowest: int, fastest: int, heard_s_ago: float | None) -> 
         "links": {"a": {"bytes_per_s": slowest}, "b": {"bytes_per_s": fastest}},
         "layers": list(range(12, 24)),
         "heard_s_ago": heard_s_ago,
+        "is_this_peer": is_this_peer,
     }
 
 
 MEMBERS = [
-    member(NAMES[0], 3_125_000, 128_000_000, None),
+    member(NAMES[0], 3_125_000, 128_000_000, None, is_this_peer=True),
     member(NAMES[1], 3_125_000, 3_125_000, 0.5),
     member(NAMES[2], 3_125_000, 128_000_000, 3.0),
 ]
@@ -76,6 +79,12 @@ def test_a_wide_one_has_all(monkeypatch: pytest.MonkeyPatch) -> None:
         "25.0 Mbit/s to 1.02 Gbit/s",
     ):
         assert whole in text, text
+
+
+def test_who_was_never_heard_is_not_taken_for_this_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(MEMBERS[2], "heard_s_ago", None)
+    text = "\n".join(shown(monkeypatch, 140))
+    assert text.count("this peer") == 1 and text.count("by others") == 1, text
 
 
 def test_no_name_is_cut_where_all_columns_just_fit(monkeypatch: pytest.MonkeyPatch) -> None:

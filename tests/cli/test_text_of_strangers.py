@@ -41,7 +41,7 @@ def member(name: str) -> dict:
         "peer_id": PEER,
         "device": {"kind": "cpu", "name": name, "memory_bytes": 1 << 30,
                    "block": {"forward_ns": 1, "backward_ns": 1}},
-        "links": {}, "layers": [], "heard_s_ago": 1.0, "name": name,
+        "links": {}, "layers": [], "heard_s_ago": 1.0, "name": name, "is_this_peer": False,
     }  # fmt: skip
 
 

@@ -12,11 +12,14 @@ import pytest
 
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.names import fault_of_name
+from p2p_dtfm.daemon.dashboard.observer import Observer
 from p2p_dtfm.daemon.machine.settings import Settings, resolve
 from p2p_dtfm.daemon.node.resident import Resident
 from p2p_dtfm.daemon.telemetry.attention import outbox as outboxes
 from p2p_dtfm.daemon.telemetry.attention.outbox import Outbox, outbox_of
 from p2p_dtfm.daemon.telemetry.attention.watch import LEAST_DISK_BYTES, Notice, Watch
+from p2p_dtfm.daemon.telemetry.problems import Sight, problems_in
+from p2p_dtfm.daemon.telemetry.status import State, Status
 from p2p_dtfm.web.state import DashboardState, History, Live, Problem
 
 PLENTY = 100 << 30
@@ -54,6 +57,38 @@ def test_a_problem_is_told_once_it_lasts_and_again_when_it_is_over() -> None:
     assert "waits for Ada" in told[0][1].text and told[0][1].text.endswith("What helps: look")
     assert kinds(watch, shown(), range(200, 300, 5)) == ["over"]
     assert kinds(watch, shown(), range(300, 900, 5)) == []
+
+
+@pytest.mark.parametrize("are_others_named", [False, True])
+def test_what_lasts_is_not_over_because_it_is_said_in_other_words(are_others_named: bool) -> None:
+    """From 100 s on it was said in minutes: that the first one is over, and that another began. And
+    where each look named another one who is waited for, nobody was told for hours."""
+    watch, told = Watch(), []
+    for at in range(0, 8000, 5):
+        sight = Sight(
+            State.TRAINING,
+            "step 3 of 9",
+            1e4,
+            uncommitted_s=20.0 + at,
+            step_s=0.5,
+            waits_for=("Ada", "bob", "carol")[: 1 + at // 5 % 3 * are_others_named],
+            lost=("dave",),
+            is_failing=are_others_named and at % 50 > 30,
+        )
+        told += watch.look(shown("training", *problems_in(sight)), PLENTY, float(at))
+    assert [it.kind for it in told] == ["problem"]
+    assert kinds(watch, shown(), range(8000, 8100, 5)) == ["over"]
+
+
+def test_a_peer_that_each_member_says_is_barred_is_one_problem(tmp_path: Path) -> None:
+    status = Status()
+    observer, watch, told = Observer(status), Watch(), []
+    for at in range(0, 300, 5):
+        member = ("Ada", "bob", "carol")[at // 5 % 3]
+        status.troubles.tell("barred", f"this peer is barred: {member} says that it lied", "wait")
+        told += watch.look(observer.state(), PLENTY, float(at))
+    observer.close()
+    assert [it.kind for it in told] == ["problem"]
 
 
 def test_what_passes_by_itself_interrupts_nobody() -> None:
@@ -151,6 +186,13 @@ def test_what_a_peer_is_called_calls_nobody_and_leads_nowhere(name: str, hook: H
     for shown in (told["text"], told["content"]):
         assert "@everyone" not in shown and "](" not in shown
     assert told["message"] == f"{name} is gone", "for programs: as it is"
+
+
+def test_a_line_is_no_longer_than_chat_programs_take(hook: Hook) -> None:
+    asyncio.run(send_once(hook, Notice("problem", "tiny", "x" * 5000)))
+    (told,) = hook.taken
+    assert len(told["content"]) == 2000 and told["content"].endswith("x…")
+    assert told["message"] == "x" * 5000
 
 
 async def _sent_to(

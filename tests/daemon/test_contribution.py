@@ -3,6 +3,7 @@
 import asyncio
 import json
 import time
+from datetime import datetime
 from pathlib import Path
 
 import msgspec
@@ -16,12 +17,14 @@ from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.records import PeerRecord
 from p2p_dtfm.core.protocol.snapshot import Member
 from p2p_dtfm.core.recovery.view import View
+from p2p_dtfm.daemon.dashboard.seen import Seen
 from p2p_dtfm.daemon.proof.counted_again import contributions_beside
 from p2p_dtfm.daemon.proof.transcript_file import FILE_NAME, Transcript
 from p2p_dtfm.daemon.telemetry.contribution import FILE, WRITE_EVERY_S, Contributions
 from p2p_dtfm.daemon.telemetry.names import Names
 from p2p_dtfm.ports import disk, now
-from p2p_dtfm.web.state import Course
+from p2p_dtfm.web.given_days import newest
+from p2p_dtfm.web.state import Course, Given
 from tests.core.builders import run_spec
 from tests.core.planning import Peer, name_of, snapshot
 
@@ -117,10 +120,10 @@ def test_when_the_run_began_and_ended(tmp_path: Path, monkeypatch: pytest.Monkey
     at_s = 2000.0
     given.view_took_over(View(SHOT, PLAN), 1)
     given.committed(SPEC.total_steps - 2, 0, 0)
-    assert given.shown(Names()).course == Course(1000.0, None, 0)
+    assert given.shown(Names()).course == Course(1000.0, None, 0, 2)
     at_s = 3000.0
     given.committed(SPEC.total_steps - 1, 0, 0)
-    assert given.shown(Names()).course == Course(1000.0, 3000.0, 0)
+    assert given.shown(Names()).course == Course(1000.0, 3000.0, 0, 2)
 
 
 def test_days_and_weeks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,6 +137,47 @@ def test_days_and_weeks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         given.committed(step, 0, 0)
     shown = given.shown(Names())
     assert (shown.today.steps, shown.week.steps, shown.ever.steps) == (1, 1, 4)
+
+
+def test_yesterdays_is_not_todays_where_nothing_was_given_since(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a paused daemon, or of a run that is complete."""
+    at_s = time.time()
+    monkeypatch.setattr(now, "wall_s", lambda: at_s)
+    given = made(tmp_path)
+    given.view_took_over(View(SHOT, PLAN), 0)
+    given.committed(0, 0, 0)
+    seen = Seen()
+    seen.contribution = given.shown(Names())
+    assert seen.given() is seen.contribution and seen.given().today.steps == 1
+    at_s += 86_400
+    board = seen.given()
+    assert (board.today.steps, board.week.steps, board.ever.steps) == (0, 1, 1)
+    assert seen.given() is board, "unchanged: the same object"
+    at_s += 7 * 86_400
+    assert (seen.given().week.steps, seen.given().ever.steps) == (0, 1)
+
+
+def test_a_week_has_the_day_of_23_hours_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    try:
+        night_s = datetime(2026, 3, 30, 0, 30).astimezone().timestamp()
+        days = {"2026-03-29": Given(steps=3), "2026-03-24": Given(steps=4)}
+        assert newest({**days, "2026-03-23": Given(steps=5)}, night_s) == days
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+def test_a_board_of_very_many_says_how_many_and_how_much(tmp_path: Path) -> None:
+    given = made(tmp_path)
+    given.view_took_over(View(SHOT, PLAN), 200)
+    given.settle({step: {f"peer-{step}": (step + 1) * LAYERS} for step in range(150)})
+    shown = given.shown(Names())
+    assert len(shown.board) == 100 and shown.board[0].tokens == 150
+    assert (shown.board_peers, shown.board_tokens) == (150, 150 * 151 / 2)
 
 
 @pytest.mark.parametrize("planned_s, counted_s", [(1, 600), (1500, 1800)])

@@ -15,10 +15,12 @@ from p2p_dtfm.core.protocol.names import generated_name
 from p2p_dtfm.core.protocol.plan import NoPlan
 from p2p_dtfm.core.protocol.snapshot import Member
 from p2p_dtfm.core.recovery.view import View
+from p2p_dtfm.daemon.dashboard import judged
 from p2p_dtfm.daemon.dashboard.dashboard_host import stored_token
 from p2p_dtfm.daemon.dashboard.observer import Observer, shortened
 from p2p_dtfm.daemon.telemetry import problems as module
 from p2p_dtfm.daemon.telemetry.status import State, Status
+from p2p_dtfm.ports import now
 from tests.core.audit.parts import PLAN
 from tests.core.builders import run_spec
 from tests.core.planning import Peer, name_of, snapshot, workload
@@ -44,6 +46,18 @@ def test_a_warning_is_one_event_and_no_problem(observed: tuple[Status, Observer]
     (event,) = observer.state().events
     assert (event.kind, event.text) == ("fault", f"disconnected {CALLED}: a frame that is not due")
     assert observer.state().events is observer.state().events, "unchanged: the same object"
+
+
+def test_a_warning_of_another_day_is_another_event(observed: tuple[Status, Observer]) -> None:
+    """What happened on Monday and again on Thursday was told of Monday alone."""
+    _, observer = observed
+    first = log.makeRecord("p2p_dtfm", logging.WARNING, "", 0, "the line broke", (), None)
+    for after_s in (0.0, 300.0, 800.0, 90_000.0):
+        record = log.makeRecord("p2p_dtfm", logging.WARNING, "", 0, "the line broke", (), None)
+        record.created = first.created + after_s
+        log.handle(record)
+    times = [event.time_s - first.created for event in observer.state().events]
+    assert times == pytest.approx([90_000.0, 0.0], abs=0.01)
 
 
 def test_after_its_end_nothing_is_heard(observed: tuple[Status, Observer]) -> None:
@@ -79,6 +93,22 @@ def test_a_late_step_is_a_problem_that_names_whom_it_waits_for(
     assert not observer.live().problems, "a spare waits for nobody"
 
 
+def test_a_clock_that_is_set_makes_no_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without a clock of its own begins in 1970: for half a century nobody had let it
+    in, a second after it began to ask."""
+    wall_s, monotonic_s = 0.0, 0.0
+    monkeypatch.setattr(now, "wall_s", lambda: wall_s)
+    status = Status(clock_s=lambda: monotonic_s)
+    observer = Observer(status)
+    status.say(State.JOINING, "asks to be let in")
+    wall_s, monotonic_s = 1_800_000_000.0, 1.0
+    assert not observer.problems()
+    monotonic_s = 120.0
+    (problem,) = observer.problems()
+    assert problem.what.startswith("for 2 min nobody has let this peer in")
+    observer.close()
+
+
 def test_views_tell_who_came_and_who_went(observed: tuple[Status, Observer]) -> None:
     _, observer = observed
 
@@ -106,6 +136,22 @@ def test_views_tell_who_came_and_who_went(observed: tuple[Status, Observer]) -> 
     assert observer.state().history.view_step == (0, 5)
 
 
+def test_of_hundreds_that_come_at_once_a_few_are_named(observed: tuple[Status, Observer]) -> None:
+    """Else nothing else is left of two hundred events."""
+    _, observer = observed
+    shot = snapshot([Peer() for _ in range(300)], workload())
+    few = View(msgspec.structs.replace(shot, records=shot.records[:1]), NoPlan("for the test"))
+
+    async def live() -> None:
+        for at, view in enumerate((few, View(shot, NoPlan("for the test")), few)):
+            observer.view_took_over(run_spec(), view, at)
+
+    asyncio.run(live())
+    told = [(event.kind, event.text) for event in reversed(observer.state().events)]
+    assert [kind for kind, _ in told] == ["view", *["joined"] * 9, "view", *["left"] * 9, "view"]
+    assert told[9][1] == "291 others take part" and told[19][1] == "291 others take part no more"
+
+
 def test_three_friends_with_unlike_processors_hear_that_nobody_audits(
     observed: tuple[Status, Observer],
 ) -> None:
@@ -123,6 +169,27 @@ def test_three_friends_with_unlike_processors_hear_that_nobody_audits(
     assert "audited by nobody: whoever has its layers has another processor" in problem.what
     status.facts["arithmetics"] = {peer: "cpu-1" if peer in holders[:2] else "" for peer in holders}
     assert any("one other only" in each.what for each in observer.problems())
+
+
+def test_who_judges_whom_is_found_once_for_a_plan(
+    observed: tuple[Status, Observer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each open page asks each second, and of hundreds it takes a part of one."""
+    status, observer = observed
+    asked: list[Any] = []
+    real = judged.few_judges
+    monkeypatch.setattr(judged, "few_judges", lambda *it: asked.append(it) or real(*it))
+    facts = {"next_view": None, "attempting": False, "frozen": False, "suspected": ()}
+    agreement: Any = SimpleNamespace(view=SimpleNamespace(plan=PLAN), **facts)
+    observer.trains(run_spec(audit={"rate": 1.0}), "run", workload(), agreement)
+    status.say(State.TRAINING, "step 3 of 9")
+    for _ in range(5):
+        status.facts["arithmetics"] = dict.fromkeys(PLAN.stage_holders(), "cpu-1")
+        assert not observer.problems()
+    assert len(asked) == 1
+    status.facts["arithmetics"] = {}
+    agreement.view.plan = msgspec.structs.replace(PLAN, predicted_step_ns=7)
+    assert not observer.problems() and len(asked) == 2
 
 
 def test_a_complete_run_says_what_can_be_typed_next(observed: tuple[Status, Observer]) -> None:

@@ -2,6 +2,9 @@
 
 import math
 
+import msgspec
+import pytest
+
 from p2p_dtfm.core.protocol.records import Link, PeerRecord
 from p2p_dtfm.daemon.dashboard.peer_map import Points, place_peers
 from tests.core.builders import record
@@ -47,6 +50,23 @@ def test_the_map_stays_when_peers_come_and_go() -> None:
     assert max(math.dist(before[name], after[name]) for name in stayed) < 0.25
     left_to_right = sorted(stayed, key=lambda name: before[name][0])
     assert before[left_to_right[0]][0] < 0.5 < before[left_to_right[-1]][0]
+
+
+@pytest.mark.parametrize("told_ns", [0, 1 << 59])
+def test_who_says_that_all_are_near_or_far_moves_nobody_else(told_ns: int) -> None:
+    """With no way at all to each it drew all others on one spot, on every member's page."""
+    honest = city_records({"ams": 4, "nyc": 4, "tyo": 4}, between_ms=150)
+    measured = [
+        msgspec.structs.replace(it, links={**it.links, "zoe": Link(150 * MS, 1)}) for it in honest
+    ]
+    links = {it.peer_id: Link(told_ns, 1) for it in honest}
+    points = place_peers([*measured, record("zoe", links=links)])
+    within = max(
+        apart(points, f"{city}-{a}", f"{city}-{b}")
+        for city in ("ams", "nyc", "tyo") for a in range(4) for b in range(a)
+    )  # fmt: skip
+    between = min(apart(points, "ams-0", "nyc-0"), apart(points, "nyc-0", "tyo-0"))
+    assert between > 3 * within and between > 0.25
 
 
 def test_unmeasured_pairs_are_placed_by_the_way_through_others() -> None:

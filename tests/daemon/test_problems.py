@@ -55,9 +55,15 @@ def test_a_trouble_lasts_until_it_is_over(tmp_path, caplog) -> None:
         history.write("step", step=2)
     ((what, fix),) = troubles.present()
     assert "history of this run cannot be written" in what and "free space" in fix
+    assert len(caplog.records) == 1, "there is a line for each step, and a log fills disks, too"
     (tmp_path / "gone").mkdir()
     history.write("step", step=3)
     assert not troubles.present()
+    (tmp_path / "gone" / "events.jsonl").unlink()
+    (tmp_path / "gone").rmdir()
+    with caplog.at_level(logging.WARNING):
+        history.write("step", step=4)
+    assert len(caplog.records) == 2, "another time"
     assert Status().troubles is not Status().troubles
 
 
@@ -65,6 +71,21 @@ def test_who_is_audited_by_one_other_only_is_told_while_it_trains() -> None:
     (what,) = texts(replace(WELL, unsure=("…aaaaaa", "…bbbbbb")))
     assert what.startswith("the work of …aaaaaa, …bbbbbb can be judged by one other only")
     assert not texts(replace(WELL, state=State.SPARE, unsure=("…aaaaaa",)))
+
+
+def test_of_hundreds_a_few_are_named_and_the_others_counted() -> None:
+    names = tuple(f"peer-{number}" for number in range(300))
+    for sight in (
+        replace(WELL, unsure=names),
+        replace(WELL, alone=names),
+        replace(WELL, unlike=names),
+        replace(WELL, believed=names),
+        replace(WELL, uncommitted_s=60.0, waits_for=names),
+        replace(WELL, is_failing=True, lost=names),
+    ):
+        (what,) = texts(sight)
+        assert "peer-6, peer-7 and 292 others" in what and "peer-8" not in what
+    assert "peer-7 can" in texts(replace(WELL, unsure=names[:8]))[0]
 
 
 def test_who_is_audited_by_nobody_is_told_and_why() -> None:

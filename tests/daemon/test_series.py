@@ -58,3 +58,27 @@ def test_a_step_that_is_repeated_replaces_what_came_of_it_before() -> None:
     assert history.step == (0, 1, 2, 3) and history.loss[-1] == 1.5
     assert history.held_out_step == (0, 2)
     assert history.generation > generation, "pages draw it anew"
+
+
+def test_who_paused_after_the_first_step_goes_on_with_each_one_after_the_next_pause() -> None:
+    """What lay between its first step and its second was taken for what lies between all."""
+    first = Series(points_limit=100)
+    for step in (3, *range(500, 560)):
+        first.committed(outcome(step), None)
+    again = Series(points_limit=100)
+    again.take_up(first.history())
+    for step in range(700, 710):
+        again.committed(outcome(step), None)
+    assert again.history().step[-10:] == tuple(range(700, 710))
+
+
+def test_who_has_thinned_goes_on_so_after_a_pause() -> None:
+    first = Series(points_limit=100)
+    for step in range(5000):
+        first.committed(outcome(step), None)
+    again = Series(points_limit=100)
+    again.take_up(first.history())
+    for step in range(5000, 5200):
+        again.committed(outcome(step), None)
+    later = [step for step in again.history().step if step >= 5000]
+    assert later == [5056, 5120, 5184]

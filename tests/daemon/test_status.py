@@ -2,7 +2,7 @@
 
 import pytest
 
-from p2p_dtfm.daemon.telemetry.status import State, Status
+from p2p_dtfm.daemon.telemetry.status import LongTask, State, Status
 
 
 def test_there_is_a_reason_from_the_beginning_on() -> None:
@@ -52,3 +52,8 @@ def test_a_file_that_comes_changes_no_state_and_is_told_while_somebody_waits_for
     status.say(State.TRAINING, "step 1 of 9")
     status.receives("data shard 2b", 5, 10)
     assert status.work is None
+
+
+def test_all_is_said_of_nothing_less() -> None:
+    assert str(LongTask("fetches data", 0.9999, 3.0)) == "fetches data: 99%, about 3 s left"
+    assert str(LongTask("fetches data", 1.0, None)) == "fetches data: 100%"

@@ -97,6 +97,19 @@ def test_a_timeline_begins_with_its_first_span_and_names_the_silent() -> None:
     assert timeline_of(8, [first], []).step is None
 
 
+@pytest.mark.parametrize("me", ["me", ""])
+def test_who_tells_of_another_hour_does_not_flatten_the_others(me: str) -> None:
+    """Within a day of now all was believed: one liar in a pipeline made a line of all bars."""
+    second, hour = 10**9, 3600 * 10**9
+    mine = PeerTrace("me", 0, {7: (Span("forward", 0, hour, hour + second),)})
+    late = PeerTrace("late", 0, {7: (Span("commit", 0, hour, hour + 8 * second),)})
+    liar = PeerTrace("liar", 0, {7: (Span("wait", 0, hour, 9 * hour),)})
+    early = PeerTrace("early", 0, {7: (Span("wait", 0, 0, hour),)})
+    timeline = timeline_of(7, [mine, late, liar, early], ["gone"], me)
+    assert [lane.peer_id for lane in timeline.lanes] == ["me", "late"]
+    assert timeline.duration_ns == 8 * second and timeline.missing == ("gone", "liar", "early")
+
+
 @pytest.mark.parametrize(
     "span",
     [

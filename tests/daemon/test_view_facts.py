@@ -1,18 +1,22 @@
 """A view as the dashboard shows it: flows add up, and this peer's part is what the plan says."""
 
 import itertools
+from collections import Counter
 
 import msgspec
 import pytest
 
 from p2p_dtfm.core.planner.planner import compute_plan
 from p2p_dtfm.core.protocol.plan import NoPlan, Plan
-from p2p_dtfm.core.protocol.records import Link
+from p2p_dtfm.core.protocol.records import Intent, Link
 from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.core.protocol.snapshot import Snapshot
 from p2p_dtfm.core.protocol.workload import workload_of
 from p2p_dtfm.core.recovery.view import View
+from p2p_dtfm.daemon.dashboard import view_facts
 from p2p_dtfm.daemon.dashboard.view_facts import points_of, view_state
 from p2p_dtfm.sim.paper.named_plans import grid_plan
+from p2p_dtfm.web.state import MyPart
 from tests.core.builders import run_spec
 from tests.core.planning import LAN, Peer, name_of, snapshot, workload
 
@@ -24,7 +28,9 @@ def planned(
     count: int, stages: int, spares: int = 0, spec: RunSpec = SPEC, link: Link = LAN
 ) -> View:
     """Pipelines of `stages` equal peers, and spares after them."""
-    shot = snapshot([Peer() for _ in range(count + spares)], workload_of(spec), link=link)
+    work = workload_of(spec)
+    work = msgspec.structs.replace(work, microbatch_count=max(count, work.microbatch_count))
+    shot = snapshot([Peer() for _ in range(count + spares)], work, link=link)
     names = tuple(map(name_of, range(count)))
     grid = grid_plan(names, shot.workload, stages)
     idle = tuple(map(name_of, range(count, count + spares)))
@@ -127,12 +133,70 @@ def test_shares_of_all_peers_add_up_to_the_step() -> None:
     assert parts[4] and parts[4].role.startswith("spare")
 
 
+def test_of_very_many_flows_between_others_there_are_those_of_pipelines_alone() -> None:
+    """Of 400 replicas there were 80,000, ten megabytes at each view, of which no page drew one."""
+    few = view_state(planned(17, stages=1), SPEC, name_of(0), from_step=0)
+    assert len(few.flows) == 17 * 16 // 2 and not few.are_flows_left_out
+    many = view_state(planned(20, stages=1), SPEC, name_of(3), from_step=0)
+    assert many.are_flows_left_out and len(many.flows) == 19
+    assert all(3 in (flow.here, flow.there) for flow in many.flows)
+    out = sum(flow.there_bytes if flow.here == 3 else flow.here_bytes for flow in many.flows)
+    work = planned(20, stages=1).snapshot.workload
+    model_bytes = 4 * sum(work.cost(layer).parameter_count for layer in range(work.layer_count))
+    assert out == pytest.approx(model_bytes * 2 * 19 / 20, rel=0.01)
+    piped = view_state(planned(40, stages=2), SPEC, name_of(0), from_step=0)
+    kinds = Counter(flow.kind for flow in piped.flows)
+    assert piped.are_flows_left_out and kinds == {"pipeline": 20, "reduction": 19}
+
+
 def test_a_spare_guards_what_others_hold_alone() -> None:
     view = planned(2, stages=2, spares=1)
     state = view_state(view, SPEC, name_of(2), from_step=0)
     assert isinstance(view.plan, Plan) and state.part
     assert set(state.part.guards) == set(view.plan.layers_of(name_of(0)))
     assert [flow.here for flow in state.flows if flow.there == 2] == [0]
+
+
+def test_a_spare_is_told_why_it_is_one() -> None:
+    """The page said of each for which no other plan is told that its memory is too small."""
+    view = planned(4, stages=2, spares=1)
+    shot, me = view.snapshot, name_of(4)
+    assert isinstance(view.plan, Plan)
+
+    def part_of(snapshot: Snapshot) -> MyPart:
+        part = view_state(View(snapshot, view.plan), SPEC, me, from_step=0).part
+        assert part is not None and part.role.startswith(("spare", "no stage"))
+        return part
+
+    fits = part_of(shot)
+    assert fits.other_step_ns and not fits.why_spare
+    *others, last = shot.records
+    strange = msgspec.structs.replace(last, links={})
+    lonely = tuple(
+        msgspec.structs.replace(it, links={k: v for k, v in it.links.items() if k != me})
+        for it in others
+    )
+    unmeasured = msgspec.structs.replace(shot, records=(*lonely, strange), present=view.plan)
+    part = part_of(unmeasured)
+    assert part.why_spare == "Its links to those who train are not measured yet."
+    small = msgspec.structs.replace(last.device, memory_bytes=1)
+    tiny = msgspec.structs.replace(last, device=small)
+    part = part_of(msgspec.structs.replace(shot, records=(*others, tiny)))
+    assert part.other_step_ns is None
+    assert part.why_spare == "No place was found that its memory allows."
+    idle = msgspec.structs.replace(last, intent=Intent.SPARE)
+    assert part_of(msgspec.structs.replace(shot, records=(*others, idle))).why_spare == (
+        "It is spare."
+    )
+
+
+def test_what_others_would_do_without_a_member_is_not_worked_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nobody shows it, and of 400 members it took each of them seconds, at each view."""
+    monkeypatch.setattr(view_facts, "explain_peer", None)
+    part = view_state(planned(4, stages=2), SPEC, name_of(0), from_step=0).part
+    assert part is not None and part.role.startswith("pipeline 1 of 2, stage 1 of 2: layers 0-")
 
 
 def test_without_a_plan_there_are_members_and_a_reason() -> None:

@@ -213,8 +213,19 @@ def _contribution(view: ViewState) -> ContributionBoard:
         for number, peer in enumerate(holders)
     )
     ever = msgspec.structs.replace(given, steps=901)
-    course = Course(began_s=NOW_S - 8000, losses=1)
-    return ContributionBoard(given, given, ever, board, 690, 60_000.0, 1_200.0, course)
+    course = Course(began_s=NOW_S - 8000, losses=1, views=3)
+    return ContributionBoard(
+        today=given,
+        week=given,
+        ever=ever,
+        board=board,
+        board_peers=len(board),
+        board_tokens=sum(row.tokens for row in board),
+        board_steps=690,
+        useful_tokens=60_000.0,
+        repeated_tokens=1_200.0,
+        course=course,
+    )
 
 
 SAMPLES = Samples(

@@ -16,7 +16,7 @@ from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.web.dashboard import Dashboard, changes
 from p2p_dtfm.web.guard import TOKEN_HEADER, is_loopback
 from p2p_dtfm.web.server import loopback_listener
-from p2p_dtfm.web.state import History, RefusedCount
+from p2p_dtfm.web.state import History, RefusedCount, ViewState
 from tests.web.examples import Example, sixty_four
 from tests.web.serving import TOKEN, served
 
@@ -270,6 +270,10 @@ def test_what_is_not_known_has_no_sample(client: TestClient, example: Example) -
     example.change_live(loss=None, eta_s=None)
     text = client.get("/metrics").text
     assert "\np2p_dtfm_loss " not in text and "\np2p_dtfm_time_left_seconds " not in text
+    assert "\np2p_dtfm_members " in text and "\np2p_dtfm_pipelines " in text
+    example.state = msgspec.structs.replace(example.state, view=ViewState())
+    text = client.get("/metrics").text
+    assert "\np2p_dtfm_members " not in text and "\np2p_dtfm_pipelines " not in text
 
 
 def test_the_page_may_be_opened_from_a_file_and_nothing_else(client: TestClient) -> None:

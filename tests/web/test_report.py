@@ -34,6 +34,17 @@ def test_it_tells_when_and_how_many_were_lost_and_no_more_than_was_seen() -> Non
     assert "What to do with it" not in page, "nothing to type, no heading"
 
 
+def test_it_counts_all_of_very_many_peers_and_views() -> None:
+    """The page holds a hundred peers and a few hundred views."""
+    state = screen(3, "done")
+    given = state.contribution
+    course = msgspec.structs.replace(given.course, views=4321)
+    given = msgspec.structs.replace(given, board_peers=len(given.board) + 398, course=course)
+    page = report_html(msgspec.structs.replace(state, contribution=given), ())
+    assert "by 400 peers that this one saw" in page and "<p>and 398 more, with fewer</p>" in page
+    assert "<td>views</td><td>4,321</td>" in page
+
+
 def test_what_strangers_and_the_model_say_is_text() -> None:
     page = report_html(two().state, ())
     assert "&lt;b&gt;Ada &amp; co." in page and "<b>Ada" not in page

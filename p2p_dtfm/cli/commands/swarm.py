@@ -267,8 +267,11 @@ def peers(
 
 
 def _heard(member: dict[str, Any]) -> str:
+    """Of many members each hears its neighbours only."""
+    if member["is_this_peer"]:
+        return "this peer"
     heard = member["heard_s_ago"]
-    return "this peer" if heard is None else f"{heard:.0f} s ago"
+    return "by others" if heard is None else f"{heard:.0f} s ago"
 
 
 def _tell(homes: Iterable[Path], what: str) -> None:

@@ -15,7 +15,13 @@ from rich.live import Live
 from rich.text import Text
 
 from p2p_dtfm.cli.terminal.plain import plain
-from p2p_dtfm.core.protocol.facts.in_words import counted, duration, given_text, layers_text
+from p2p_dtfm.core.protocol.facts.in_words import (
+    counted,
+    duration,
+    given_text,
+    layers_text,
+    share_text,
+)
 from p2p_dtfm.web.state import ContributionBoard, DashboardState, Samples, ViewState
 
 REFRESH_S = 0.5
@@ -144,7 +150,7 @@ def _progress(state: DashboardState, width: int) -> list[Text]:
 def _bar(share: float, what: str, left_s: float | None, colour: str, width: int) -> Text:
     """The bar gives way to its words, of which the percentage is the first."""
     left = "" if left_s is None else f"  {duration(left_s)} left"
-    words = f"  {share:.0%}{what}{left}"
+    words = f"  {share_text(share)}{what}{left}"
     room = min(BAR_WIDTH, max(LEAST_BAR_WIDTH, width - 1 - len(words)))
     done = round(room * share)
     return Text.assemble(("━" * done, colour), ("━" * (room - done), "bright_black"), words)

@@ -10,6 +10,7 @@ enough. Then every member of the same arithmetic can judge, and most of all deci
 one holder it is its word: what it makes of them is judged, and not these.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -62,11 +63,14 @@ def few_judges(
     none its work is not audited, with one nobody knows which of the two is wrong. `arithmetics`: of
     whom it is known; of the others only layers count."""
     known, holders = arithmetics or {}, plan.stage_holders()
+    alike = Counter(known[it] for it in holders if it in known)
+    unknown = len(holders) - alike.total()
     found = {}
     for peer_id in holders:
-        name = known.get(peer_id, "unknown")
-        names = {it: known.get(it, name) if peer_id in known else name for it in holders}
-        count = len(_able(peer_id, plan, names, kept_microbatches).all)
+        name = known.get(peer_id)
+        count = len(holders) - 1 if name is None else alike[name] - 1 + unknown if name else 0
+        if count and not inputs_are_kept(plan, peer_id, kept_microbatches):
+            count = 0
         if count < 2:
             found[peer_id] = count
     return found

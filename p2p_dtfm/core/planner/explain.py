@@ -108,6 +108,7 @@ class Explanation(msgspec.Struct, frozen=True):
         return f"{alternative.what}: {_ms(alternative.step_ns)} ({percent})"
 
 
+NO_FASTER = "spare: every place that was tried makes the step no faster"
 NOT_NAMED = (
     "spare: the run leaves its first and last stages to others (privacy.ends), and there is no "
     "place between them"
@@ -147,6 +148,14 @@ def explain(snapshot: Snapshot, plan: Plan) -> Explanation:
         best_alternative=min(possible, key=lambda item: item.step_ns or 0, default=None),
         links=link_sources(plan, links),
     )
+
+
+def role_of_holder(snapshot: Snapshot, plan: Plan, peer_id: str) -> str:
+    """What a member with a stage does, for next to no work: of hundreds, what the plan would be
+    without it takes seconds to find out."""
+    stage = plan.stage_of(peer_id)
+    assert stage is not None, f"{peer_id} has no stage"
+    return _role(plan, stage, snapshot.record(peer_id), SwarmLinks(snapshot.records))
 
 
 def explain_peer(snapshot: Snapshot, plan: Plan, peer_id: str) -> PeerExplanation:
@@ -234,7 +243,7 @@ def _explain_peer(
 def _why_spare(least_gain_ppm: int, plan: Plan, alternative: Alternative | None) -> str:
     step_ns = alternative.step_ns if alternative is not None else None
     if not least_gain_ppm or step_ns is None or step_ns >= plan.predicted_step_ns:
-        return "spare: every place that was tried makes the step no faster"
+        return NO_FASTER
     gain = (plan.predicted_step_ns - step_ns) * 1000 // step_ns
     return (
         f"spare: it would make the swarm {gain // 10}.{gain % 10}% faster; this run asks for "

@@ -13,17 +13,32 @@ from p2p_dtfm.core.protocol.snapshot import Snapshot
 from p2p_dtfm.core.protocol.workload import CODEC_BYTES_PER_KIBI, FLOAT_BYTES, KIBI
 from p2p_dtfm.web.state import Flow
 
+DRAWN = 150
+"""More lines between others would hide one another on a map; of 400 peers they were ten megabytes
+for each page, at each view."""
 Loads = dict[tuple[str, str], int]
 """Bytes in a step by (sender, receiver)."""
 
 
-def flows(spec: RunSpec, snapshot: Snapshot, plan: Plan) -> Iterator[Flow]:
+def flows(spec: RunSpec, snapshot: Snapshot, plan: Plan, me: str) -> tuple[tuple[Flow, ...], bool]:
     """Each pair of peers once for each kind of flow, but each way to a guardian by itself; in
-    canonical order."""
+    canonical order. And whether some are left out: beyond pipelines, of very many only those of
+    this peer are there."""
     wire = wire_plan(spec, plan, snapshot)
-    yield from _flows(snapshot, plan, "pipeline", _boundaries(snapshot, plan, wire))
-    yield from _flows(snapshot, plan, "reduction", _reductions(snapshot, wire, plan))
-    yield from _flows(snapshot, plan, "guard", _guarded(snapshot, plan))
+    piped = _flows(snapshot, plan, "pipeline", _boundaries(snapshot, plan, wire))
+    summed = [it.holders for it in plan.segments() if it.first_layer in wire.chunks]
+    are_many = any(len(it) * (len(it) - 1) > 2 * DRAWN for it in summed)
+    reductions = _reductions(snapshot, wire, plan, me if are_many else None)
+    others = (
+        *_flows(snapshot, plan, "reduction", reductions),
+        *_flows(snapshot, plan, "guard", _guarded(snapshot, plan)),
+    )
+    if are_many := are_many or len(others) > DRAWN:
+        records = snapshot.records
+        others = tuple(
+            it for it in others if me in (records[it.here].peer_id, records[it.there].peer_id)
+        )
+    return (*piped, *others), are_many
 
 
 def _boundaries(snapshot: Snapshot, plan: Plan, wire: WirePlan) -> Loads:
@@ -39,8 +54,9 @@ def _boundaries(snapshot: Snapshot, plan: Plan, wire: WirePlan) -> Loads:
     return loads
 
 
-def _reductions(snapshot: Snapshot, wire: WirePlan, plan: Plan) -> Loads:
-    """Every holder sends its part of a chunk to the chunk's owner, and gets the sum back."""
+def _reductions(snapshot: Snapshot, wire: WirePlan, plan: Plan, of: str | None) -> Loads:
+    """Every holder sends its part of a chunk to the chunk's owner, and gets the sum back. `of`:
+    what this one sends and gets, and no more."""
     loads: Loads = defaultdict(int)
     for segment in plan.segments():
         if segment.first_layer not in wire.chunks:
@@ -49,6 +65,8 @@ def _reductions(snapshot: Snapshot, wire: WirePlan, plan: Plan) -> Loads:
         for (start, end), owner in zip(*wire.chunks[segment.first_layer], strict=True):
             owned[owner] += end - start
         for one, other in itertools.permutations(segment.holders, 2):
+            if of is not None and of not in (one, other):
+                continue
             values = owned[one] + owned[other]
             loads[one, other] += _encoded_bytes(values, snapshot.workload.gradient_bytes_per_kibi)
     return loads

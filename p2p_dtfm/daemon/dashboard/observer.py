@@ -5,8 +5,6 @@ import logging
 from collections.abc import Callable, Sequence
 
 from p2p_dtfm import __version__
-from p2p_dtfm.core.audit.judging import few_judges, only_holders
-from p2p_dtfm.core.commit.step_terms import terms_of
 from p2p_dtfm.core.consensus.agreement import Agreement
 from p2p_dtfm.core.messages.prepared import StepOutcome
 from p2p_dtfm.core.protocol.facts.in_words import counted
@@ -14,13 +12,21 @@ from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.workload import Workload
 from p2p_dtfm.core.recovery.view import View
+from p2p_dtfm.daemon.dashboard.judged import JudgedByFew
+from p2p_dtfm.daemon.dashboard.peer_map import Points
 from p2p_dtfm.daemon.dashboard.seen import EVENTS_LIMIT, Events, Seen
 from p2p_dtfm.daemon.dashboard.view_facts import points_of, view_state
 from p2p_dtfm.daemon.dashboard.waits import Wait
 from p2p_dtfm.daemon.peers.messenger import Messenger
 from p2p_dtfm.daemon.telemetry.contribution import Contributions
 from p2p_dtfm.daemon.telemetry.names import PEER_ID
-from p2p_dtfm.daemon.telemetry.problems import SILENT_S, UNHEARD_S, Sight, problems_in
+from p2p_dtfm.daemon.telemetry.problems import (
+    NAMES_TOLD,
+    SILENT_S,
+    UNHEARD_S,
+    Sight,
+    problems_in,
+)
 from p2p_dtfm.daemon.telemetry.status import State, Status
 from p2p_dtfm.ports import now
 from p2p_dtfm.web.state import (
@@ -36,6 +42,8 @@ from p2p_dtfm.web.state import (
     Timeline,
     ViewState,
 )
+
+ANOTHER_AFTER_S = 600.0
 
 log = logging.getLogger("p2p_dtfm")
 
@@ -64,6 +72,8 @@ class Observer:
         self._run: RunFacts | None = None
         self._view: View | None = None
         self._view_state = ViewState()
+        self._points: Points = {}
+        self._judges = JudgedByFew()
         self._making: asyncio.Task[ViewState] | None = None
         self.seen = seen or Seen()
         self._names = self.seen.names
@@ -139,7 +149,7 @@ class Observer:
         self._committed_s = now.monotonic_s()
         if self._making is not None:
             self._making.cancel()
-        before = points_of(self._view_state)
+        before = points_of(self._view_state) or self._points
         self._making = asyncio.create_task(
             asyncio.to_thread(view_state, view, spec, self._peer_id, step, before)
         )
@@ -153,14 +163,28 @@ class Observer:
             return
         self._view_state = task.result()
 
+    def is_in_no_view(self) -> None:
+        """The others go on without this peer: what it held and with whom is past. The next view's
+        map resembles the last one."""
+        if self._making is not None:
+            self._making.cancel()
+        self._points = points_of(self._view_state) or self._points
+        self._view_state, self._timeline = ViewState(), Timeline()
+
     def _tell_members(self, view: View) -> None:
         before = set(self._view.member_ids) if self._view else set()
         after = set(view.member_ids)
-        for peer_id in sorted(after - before):
-            if self._view is not None:
-                self._tell("joined", f"{self._names.of(peer_id)} takes part")
-        for peer_id in sorted(before - after):
-            self._tell("left", f"{self._names.of(peer_id)} takes part no more")
+        if self._view is not None:
+            self._tell_each("joined", sorted(after - before), "part")
+        self._tell_each("left", sorted(before - after), "part no more")
+
+    def _tell_each(self, kind: str, peer_ids: list[str], what: str) -> None:
+        """Of very many a few by name: else hundreds that come at once would be all of history."""
+        for peer_id in peer_ids[:NAMES_TOLD]:
+            self._tell(kind, f"{self._names.of(peer_id)} takes {what}")
+        if (more := len(peer_ids) - NAMES_TOLD) > 0:
+            takes = "takes" if more == 1 else "take"
+            self._tell(kind, f"{counted(more, 'other')} {takes} {what}")
 
     def show_timeline(self, timeline: Timeline) -> None:
         """A step's bars."""
@@ -223,7 +247,7 @@ class Observer:
         if self._contributions is not None and self._has_given_more:
             self._has_given_more = False
             self.seen.contribution = self._contributions.shown(self._names)
-        return self.seen.contribution
+        return self.seen.given()
 
     def live(self) -> Live:
         """What changes from second to second."""
@@ -283,10 +307,19 @@ class Observer:
     def _heard(self) -> tuple[float | None, ...]:
         if self._messenger is None:
             return ()
+        return self.heard_s_ago([peer.peer_id for peer in self._view_state.peers])
+
+    def heard_s_ago(self, peer_ids: Sequence[str]) -> tuple[float | None, ...]:
+        """None of this peer, of who was never heard, and of who need not be: of many members each
+        hears its neighbours only, and that others say nothing to it means nothing."""
+        if self._messenger is None or not peer_ids:
+            return (None,) * len(peer_ids)
         now_s, heard = now.monotonic_s(), self._messenger.heard_s
+        agreement = self._agreement
+        near = agreement.watched if agreement is not None and agreement.view else set(peer_ids)
         return tuple(
-            round(now_s - heard[peer.peer_id], 1) if peer.peer_id in heard else None
-            for peer in self._view_state.peers
+            round(now_s - heard[peer_id], 1) if peer_id in heard and peer_id in near else None
+            for peer_id in peer_ids
         )
 
     def _next(self) -> list[str]:
@@ -321,7 +354,7 @@ class Observer:
         sight = Sight(
             state=status.state,
             reason=self._shown(status.reason),
-            in_state_s=now.wall_s() - status.since_s,
+            in_state_s=status.in_state_s,
             uncommitted_s=now.monotonic_s() - self._committed_s,
             step_s=step_ns / 1e9 if step_ns else None,
             no_plan=self._view_state.no_plan,
@@ -332,7 +365,8 @@ class Observer:
             **self._judged_by_few(),
             overdue=[(it.owner, it.place, it.waited_s) for it in self._overdue()],
         )
-        told = [Problem(self._shown(what), fix) for what, fix in status.troubles.present()]
+        troubles = status.troubles.named()
+        told = [Problem(self._shown(what), fix, name) for name, what, fix in troubles]
         return [*problems_in(sight), *told]
 
     def _judged_by_few(self) -> dict[str, list[str]]:
@@ -344,15 +378,8 @@ class Observer:
         if plan.stage_holders() == (self._peer_id,):
             return {}  # it need not believe anybody
         arithmetics = self._status.facts.get("arithmetics") or {}
-        judges = few_judges(plan, arithmetics, terms_of(spec).kept_microbatches)
-        by_layers = few_judges(plan) if 0 in judges.values() else {}
-        found: dict[str, list[str]] = {"unsure": [], "alone": [], "unlike": []}
-        for peer, count in judges.items():
-            nobody = "unlike" if by_layers.get(peer, 2) else "alone"
-            found["unsure" if count else nobody].append(self._names.of(peer))
-        believed = [peer for peer in only_holders(plan) if judges.get(peer, 1)]
-        found["believed"] = [self._names.of(peer) for peer in believed]
-        return found
+        judged = self._judges.found(plan, arithmetics, spec)
+        return {field: [*map(self._names.of, peers)] for field, peers in judged.items()}
 
     def _silent(self) -> list[tuple[str, float]]:
         heard = zip(self._view_state.peers, self._heard(), strict=False)
@@ -383,8 +410,8 @@ def _multiple_after(step: int, every: int) -> int:
 
 
 class _Warnings(logging.Handler):
-    """Warnings of the log, as events: they tell what was, not what is wrong. A repeated one
-    counts once."""
+    """Warnings of the log, as events: they tell what was, not what is wrong. One that is repeated
+    counts once until there was none for a while: of another day it is another one."""
 
     def __init__(self, events: Events, shown: Callable[[str], str]) -> None:
         super().__init__(logging.WARNING)
@@ -394,7 +421,8 @@ class _Warnings(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         text = self._shown(record.getMessage())
-        if text not in self._last:
+        before = self._last.pop(text, None)
+        if before is None or record.created - before >= ANOTHER_AFTER_S:
             self._events.add(Event(round(record.created, 3), "fault", text))
         self._last[text] = record.created
         while len(self._last) > EVENTS_LIMIT:

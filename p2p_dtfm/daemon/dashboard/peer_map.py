@@ -13,6 +13,8 @@ from p2p_dtfm.core.protocol.records import PeerRecord
 Array = npt.NDArray[np.float64]
 Points = dict[str, tuple[float, float]]
 ROUNDS = 100
+FARTHEST_MS = 1000.0
+"""Who is farther is drawn so far: what somebody says of itself may be years."""
 UNKNOWN_ROUND_TRIP_NS = 200_000_000
 """Where nobody has measured anything."""
 
@@ -36,17 +38,23 @@ def place_peers(records: Sequence[PeerRecord], before: Points | None = None) -> 
 
 
 def _round_trips_ms(records: Sequence[PeerRecord]) -> Array:
-    """Symmetric; unmeasured pairs get the shortest way through others (Floyd and Warshall)."""
+    """Symmetric; of two that say unlike things the longer counts, so that nobody draws others near
+    by words of its own. Unmeasured pairs get the shortest way through others (Floyd and Warshall).
+    """
     count = len(records)
-    times = np.full((count, count), np.inf)
-    np.fill_diagonal(times, 0.0)
+    said = np.full((count, count), np.inf)
     for i, left in enumerate(records):
         for j, right in enumerate(records):
             link = left.link_to(right.peer_id)
             if link is not None and i != j:
-                times[i, j] = times[j, i] = min(times[j, i], link.round_trip_ns / 1e6)
+                said[i, j] = min(link.round_trip_ns / 1e6, FARTHEST_MS)
+    one_alone = np.isinf(said) != np.isinf(said.T)
+    measured = np.where(one_alone, np.minimum(said, said.T), np.maximum(said, said.T))
+    np.fill_diagonal(measured, 0.0)
+    ways = measured
     for via in range(count):
-        times = np.minimum(times, times[:, via : via + 1] + times[via : via + 1, :])
+        ways = np.minimum(ways, ways[:, via : via + 1] + ways[via : via + 1, :])
+    times = np.where(np.isfinite(measured), measured, ways)
     finite = times[np.isfinite(times)]
     farthest = max(float(finite.max()), UNKNOWN_ROUND_TRIP_NS / 1e6)
     return np.where(np.isfinite(times), times, farthest)

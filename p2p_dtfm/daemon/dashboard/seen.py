@@ -4,6 +4,8 @@ from collections import deque
 
 from p2p_dtfm.daemon.dashboard.series import Series
 from p2p_dtfm.daemon.telemetry.names import Names
+from p2p_dtfm.ports import now
+from p2p_dtfm.web.given_days import dated
 from p2p_dtfm.web.state import ContributionBoard, DashboardState, Event, Samples
 
 EVENTS_LIMIT = 200
@@ -37,6 +39,11 @@ class Seen:
         self.contribution = ContributionBoard()
         self.committed_count = 0
         self.undone_count = 0
+
+    def given(self) -> ContributionBoard:
+        """What this peer has given, as of today: also where nothing was given since."""
+        self.contribution = dated(self.contribution, now.wall_s())
+        return self.contribution
 
     @classmethod
     def of(cls, shown: DashboardState) -> "Seen":

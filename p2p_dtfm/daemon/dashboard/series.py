@@ -1,6 +1,7 @@
 """The figures of a run over its steps, in bounded room: a long run keeps evenly spaced steps."""
 
 from collections import deque
+from math import gcd
 
 from p2p_dtfm.core.messages.prepared import StepOutcome
 from p2p_dtfm.web.state import History
@@ -56,8 +57,9 @@ class Series:
         self._steps = list(columns)
         self._held_out = list(zip(history.held_out_step, history.held_out_loss, strict=True))
         self._views = deque(history.view_step, maxlen=VIEWS_LIMIT)
-        steps = history.step[:2]
-        self._stride = max(1, steps[-1] - steps[0]) if len(self._steps) >= self._limit // 2 else 1
+        # not from one to the next: who paused between two has none of the steps that came meanwhile
+        common = gcd(*history.step) if len(self._steps) >= self._limit // 2 else 1
+        self._stride = max(1, common)
         self._generation = history.generation + 1
         self._made = None
 

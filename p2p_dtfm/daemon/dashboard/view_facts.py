@@ -6,7 +6,12 @@ from collections.abc import Sequence
 import msgspec
 
 from p2p_dtfm.core.cost_model.guardians import guards_in
-from p2p_dtfm.core.planner.explain import explain_peer
+from p2p_dtfm.core.planner.explain import (
+    NO_FASTER,
+    PeerExplanation,
+    explain_peer,
+    role_of_holder,
+)
 from p2p_dtfm.core.protocol.invited.line import open_line
 from p2p_dtfm.core.protocol.names import distinct
 from p2p_dtfm.core.protocol.plan import NoPlan, Plan
@@ -27,13 +32,15 @@ INVITING = 3
 def view_state(
     view: View, spec: RunSpec, me: str, from_step: int, before: Points | None = None
 ) -> ViewState:
-    """Everything that stays the same while `view` is in force. Takes tens of milliseconds."""
+    """Everything that stays the same while `view` is in force. Takes tens of milliseconds, and of
+    hundreds of peers a second or more."""
     snapshot, plan = view.snapshot, view.plan
     records = snapshot.records
     points = place_peers(records, before)
     numbers = {record.peer_id: number for number, record in enumerate(records)}
     names = distinct({record.peer_id: record.called for record in records})
     planned = plan if isinstance(plan, Plan) else None
+    shown, are_left_out = flows(spec, snapshot, planned, me) if planned else ((), False)
     return ViewState(
         number=view.id.number,
         snapshot=view.id.snapshot,
@@ -53,7 +60,8 @@ def view_state(
             )
             for pipeline in (planned.pipelines if planned else ())
         ),
-        flows=tuple(flows(spec, snapshot, planned)) if planned else (),
+        flows=shown,
+        are_flows_left_out=are_left_out,
         part=_part(snapshot, planned, me) if planned and me in numbers else None,
         join_line="" if spec.admission.is_invited else join_line(records, me, spec.digest()),
         own_join_line=""
@@ -144,17 +152,36 @@ def _peer(
 
 
 def _part(snapshot: Snapshot, plan: Plan, me: str) -> MyPart:
-    explained = explain_peer(snapshot, plan, me)
     workload = snapshot.workload
     microbatches = sum(plan.pipelines[n].microbatch_count for n, _ in plan.places_of(me))
     share = len(plan.layers_of(me)) * microbatches
     share_of_all = share / (workload.layer_count * workload.microbatch_count)
-    alternative = explained.alternative
     guards = guards_in(snapshot, plan)
-    return MyPart(
-        role=explained.role,
+    part = MyPart(
+        role="",
         share=round(share_of_all, 4),
         step_ns=plan.predicted_step_ns,
-        other_step_ns=alternative.step_ns if alternative else None,
+        other_step_ns=None,
         guards=tuple(layer for layer, guardian in guards.items() if guardian == me),
     )
+    if plan.stage_of(me) is not None:
+        return msgspec.structs.replace(part, role=role_of_holder(snapshot, plan, me))
+    explained = explain_peer(snapshot, plan, me)
+    alternative = explained.alternative
+    return msgspec.structs.replace(
+        part,
+        role=explained.role,
+        other_step_ns=alternative.step_ns if alternative else None,
+        why_spare=_why_spare(explained),
+    )
+
+
+def _why_spare(explained: PeerExplanation) -> str:
+    """Where it is not that all places make a step slower, as the planner says it."""
+    alternative = explained.alternative
+    if alternative is not None and alternative.step_ns is None:
+        return "No place was found that its memory allows."
+    if explained.role == NO_FASTER:
+        return ""
+    why = explained.role.partition(": ")[2]
+    return f"{why[:1].upper()}{why[1:]}."

@@ -183,6 +183,7 @@ class Effects:
         if action.gives_up_steps:
             await self._set_aside()
         trainer.leave_views()
+        self._local.observer.is_in_no_view()
         await asyncio.sleep(action.pause_ns / 1e9)
         self._membership.begin_life(await self._next_life())
         await self._entry.join()

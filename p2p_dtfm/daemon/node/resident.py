@@ -265,7 +265,7 @@ class Resident:
         self._seen.events.add(Event(round(now.wall_s(), 3), "note", f"paused: {reason}"))
         shown = self._shown_while_away()
         buttons = for_all_devices(home.root, {"resume": resume, "leave": leave})
-        self._dashboard.show(lambda: _away(shown, status), buttons)
+        self._dashboard.show(lambda: _away(shown, status, self._seen), buttons)
         _release_memory()  # now that nothing shows the daemon any more
         readers = {
             "status": lambda: self._status_json(status),
@@ -347,8 +347,8 @@ def _release_memory() -> None:
         release_memory()
 
 
-def _away(shown: DashboardState, status: Status) -> DashboardState:
-    """The same, with the present time and state. Figures that only training has are left out."""
+def _away(shown: DashboardState, status: Status, seen: Seen) -> DashboardState:
+    """The same, with the present time, day and state, without figures that only training has."""
     before = shown.live
     live = Live(
         time_s=round(now.wall_s(), 3),
@@ -364,7 +364,7 @@ def _away(shown: DashboardState, status: Status) -> DashboardState:
         committed_here=before.committed_here,
         next=("p2p-dtfm resume, or the dashboard's Resume, takes part again",),
     )
-    return msgspec.structs.replace(shown, live=live)
+    return msgspec.structs.replace(shown, live=live, contribution=seen.given())
 
 
 def _to_come_back(settings: Settings, met: tuple[str, ...], run_digest: str) -> Settings:

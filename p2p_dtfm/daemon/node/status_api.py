@@ -268,20 +268,19 @@ class StatusApi:
     def peers_json(self) -> list[dict[str, Any]]:
         view = self._view
         records = view.snapshot.records if view else ()
-        now_s = now.monotonic_s()
-        heard = self._network.messenger.heard_s
+        heard = self._local.observer.heard_s_ago([record.peer_id for record in records])
+        me = self._network.me.peer_id
         return [
             {
                 **msgspec.to_builtins(msgspec.structs.replace(record, brief=msgspec.UNSET)),
                 "links": msgspec.to_builtins(record.links_among(view.member_ids if view else ())),
                 "name": self._local.observer.seen.names.of(record.peer_id),
-                "heard_s_ago": round(now_s - heard[record.peer_id], 1)
-                if record.peer_id in heard
-                else None,
+                "is_this_peer": record.peer_id == me,
+                "heard_s_ago": heard_s_ago,
                 "way": way_words(self._network.far_ends.get(record.peer_id)),
                 "layers": list(view.layers_of(record.peer_id)) if view else [],
             }
-            for record in records
+            for record, heard_s_ago in zip(records, heard, strict=True)
         ]
 
     async def trace_json(self, parameters: Mapping[str, str]) -> dict[str, Any]:

@@ -5,7 +5,6 @@ import contextvars
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from datetime import datetime
 from pathlib import Path
 
 import msgspec
@@ -22,6 +21,7 @@ from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.core.transcript.entries import Committed, Entry, TookOver
 from p2p_dtfm.daemon.telemetry.names import Names
 from p2p_dtfm.ports import disk, now
+from p2p_dtfm.web.given_days import dated, day_of, newest, summed
 from p2p_dtfm.web.state import BoardRow, ContributionBoard, Course, Given
 
 FILE = "contribution.json"
@@ -80,6 +80,7 @@ class Contributions:
         self._written_s = now.monotonic_s()
         self._write_every_s = WRITE_EVERY_S
         self._lock = threading.Lock()
+        self._has_warned = False
 
     def view_took_over(self, view: View, step: int) -> None:
         """From `step` on, as this view's plan says."""
@@ -96,7 +97,9 @@ class Contributions:
         lost = self._members & set(view.snapshot.absent) - set(view.members)
         before = self._kept.course
         began_s = now.wall_s() if before.began_s is None else before.began_s
-        self._kept.course = Course(began_s, before.ended_s, before.losses + len(lost))
+        self._kept.course = Course(
+            began_s, before.ended_s, before.losses + len(lost), before.views + 1
+        )
         self._members = frozenset(view.members)
 
     def _follow(self, plan: Plan | NoPlan, step: int) -> None:
@@ -126,7 +129,7 @@ class Contributions:
         tallies.settle({step: shares for step, shares in known.items() if step < self.seen_from})
         more = tallies.of(self._me) - mine
         if more >= 0:  # it was killed before it noted them
-            self._kept.older = _sum(self._kept.older, Given(tokens=more / self._layer_count))
+            self._kept.older = summed((self._kept.older, Given(tokens=more / self._layer_count)))
         else:
             self._kept.undone -= more
         return tallies.step_count - steps
@@ -150,12 +153,12 @@ class Contributions:
                 new = self._kept.tallies.committed(step)
                 worked = self._kept.tallies.share(step, self._me)
                 tokens = new * worked / self._layer_count
-                found = _sum(found, Given(tokens=tokens, steps=new if worked else 0))
-        days, day = self._kept.days, _day(wall_s)
+                found = summed((found, Given(tokens=tokens, steps=new if worked else 0)))
+        days, day = self._kept.days, day_of(wall_s)
         if self._are_days_lost:
-            self._kept.older = _sum(self._kept.older, found)
+            self._kept.older = summed((self._kept.older, found))
         else:
-            days[day] = _sum(days.get(day, Given()), found)
+            days[day] = summed((days.get(day, Given()), found))
 
     def committed(self, step: int, sent_bytes: int, guarded_bytes: int) -> None:
         """`sent_bytes`, `guarded_bytes`: of a step, as the plan has it."""
@@ -175,11 +178,11 @@ class Contributions:
             sent_bytes=sent_bytes if worked else 0,
             guarded_bytes=guarded_bytes,
         )
-        today = _day(now.wall_s())
-        self._kept.days[today] = _sum(self._kept.days.get(today, Given()), given)
+        today = day_of(now.wall_s())
+        self._kept.days[today] = summed((self._kept.days.get(today, Given()), given))
         while len(self._kept.days) > DAYS_KEPT:
             oldest = min(self._kept.days)
-            self._kept.older = _sum(self._kept.older, self._kept.days.pop(oldest))
+            self._kept.older = summed((self._kept.older, self._kept.days.pop(oldest)))
         if now_s - self._written_s >= self._write_every_s:
             self._written_s = now_s
             payload = self._encoded()
@@ -203,28 +206,32 @@ class Contributions:
         with self._lock:
             try:
                 disk.write_whole(self._path, payload)
+                self._has_warned = False
             except OSError as error:
-                log.warning("what this peer has given is not written down: %s", error)
+                level = logging.DEBUG if self._has_warned else logging.WARNING
+                log.log(level, "what this peer has given is not written down: %s", error)
+                self._has_warned = True
 
     def shown(self, names: Names) -> ContributionBoard:
         """For people, by names; the board from the most to the least."""
         wall_s, days = now.wall_s(), self._kept.days
-        week = {_day(wall_s - 86_400 * back) for back in range(7)}
         tallies = self._kept.tallies
         board = sorted(tallies.board().items(), key=lambda item: (-item[1], item[0]))
-        return ContributionBoard(
-            today=days.get(_day(wall_s), Given()),
-            week=_sum(*(given for day, given in days.items() if day in week)),
-            ever=_sum(self._kept.older, *days.values()),
+        undated = ContributionBoard(
+            ever=summed((self._kept.older, *days.values())),
             board=tuple(
                 BoardRow(peer_id, names.of(peer_id), share / self._layer_count)
                 for peer_id, share in board[:BOARD_LIMIT]
             ),
+            board_peers=len(board),
+            board_tokens=sum(share for _, share in board) / self._layer_count,
             board_steps=tallies.step_count,
             course=self._kept.course,
             useful_tokens=tallies.of(self._me) / self._layer_count,
             repeated_tokens=self._kept.undone / self._layer_count,
+            days=newest(days, wall_s),
         )
+        return dated(undated, wall_s)
 
 
 def _step_of(entry: Committed) -> int | None:
@@ -234,15 +241,6 @@ def _step_of(entry: Committed) -> int | None:
         return decode(entry.signed[0].payload, Prepared).step if entry.signed else None
     except PeerFault:
         return None
-
-
-def _day(wall_s: float) -> str:
-    return datetime.fromtimestamp(wall_s).astimezone().date().isoformat()
-
-
-def _sum(*each: Given) -> Given:
-    fields = Given.__struct_fields__
-    return Given(*(sum(getattr(given, name) for given in each) for name in fields))
 
 
 def _read(path: Path) -> tuple[KeptTallies, bool]:

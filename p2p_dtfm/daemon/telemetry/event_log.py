@@ -23,6 +23,7 @@ class EventLog:
     def __init__(self, path: Path, troubles: Troubles | None = None) -> None:
         self._path = path
         self._troubles = troubles or Troubles()
+        self._has_warned = False
 
     def write(self, event: str, **facts: Any) -> None:
         """A full disk costs the line, not the daemon."""
@@ -32,8 +33,15 @@ class EventLog:
                 self._path.replace(self._path.with_suffix(".old"))
             disk.append(self._path, line + "\n")
             self._troubles.over("history")
+            self._has_warned = False
         except OSError as error:
-            log.warning("event not recorded: %s", error)
+            # once: there is a line for each step, and on a full disk the log itself may be written
+            log.log(
+                logging.DEBUG if self._has_warned else logging.WARNING,
+                "event not recorded: %s",
+                error,
+            )
+            self._has_warned = True
             self._troubles.tell(
                 "history",
                 f"the history of this run cannot be written: {error.strerror}",

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.daemon.telemetry.estimate import in_words
 from p2p_dtfm.daemon.telemetry.status import State
 from p2p_dtfm.web.state import Problem
@@ -14,6 +15,10 @@ SILENT_S = 10.0
 UNHEARD_S = 3.0
 """Whoever was not heard for so long while no step commits may be what it waits for."""
 JOINING_LIMIT_S = 90.0
+NAMES_TOLD = 8
+"""Of more it is said how many: there may be hundreds, and a chat takes two thousand letters."""
+NO_STEPS, NOT_LET_IN = "no steps", "not let in"
+"""What is wrong for as long as it lasts, while who is waited for, and how long, changes."""
 WAITS_FOR_NOBODY = (State.SPARE, State.DONE, State.LEAVING, State.STOPPED, State.PAUSED)
 
 
@@ -57,6 +62,7 @@ def problems_in(sight: Sight) -> Iterator[Problem]:
         yield Problem(
             f"no steps happen: {sight.no_plan}",
             "start p2p-dtfm on another computer with --initial-peers and this peer's address",
+            NO_STEPS,
         )
     elif sight.is_failing and sight.lost:  # else a step is repeated, by itself and at once
         yield _failing(sight)
@@ -66,6 +72,7 @@ def problems_in(sight: Sight) -> Iterator[Problem]:
         yield Problem(
             f"for {in_words(sight.in_state_s)} nobody has let this peer in: {sight.reason}",
             "look at the way to a member: p2p-dtfm doctor --initial-peers ADDRESS",
+            NOT_LET_IN,
         )
     elif sight.overdue and sight.uncommitted_s > sight.overdue[0][2]:
         yield _overdue(*sight.overdue[0])
@@ -77,21 +84,23 @@ def _audits(sight: Sight) -> Iterator[Problem]:
     """Of the audits that the run asks for."""
     if sight.alone:
         yield Problem(
-            f"the work of {', '.join(sight.alone)} is audited by nobody: "
-            "nobody else has its layers",
+            f"the work of {_listed(sight.alone)} is audited by nobody: nobody else has its layers",
             "start p2p-dtfm on another computer, which can compute it again",
+            "alone",
         )
     if sight.unlike:
         yield Problem(
-            f"the work of {', '.join(sight.unlike)} is audited by nobody: whoever has its layers "
+            f"the work of {_listed(sight.unlike)} is audited by nobody: whoever has its layers "
             "has another processor or PyTorch, and would come to other bits",
             "start p2p-dtfm on another computer of the same kind, on its processor (--device cpu)",
+            "unlike",
         )
     if sight.believed:
         yield Problem(
-            f"what {', '.join(sight.believed)} makes of its layers is audited; what they are is "
+            f"what {_listed(sight.believed)} makes of its layers is audited; what they are is "
             "its word, since nobody else has them",
             "start p2p-dtfm on another computer, which can have them, too",
+            "believed",
         )
     if sight.unsure:
         yield _unsure(sight.unsure)
@@ -99,17 +108,19 @@ def _audits(sight: Sight) -> Iterator[Problem]:
 
 def _failing(sight: Sight) -> Problem:
     return Problem(
-        f"{', '.join(sight.lost)} fell silent: the step is stopped until the members agree on how "
+        f"{_listed(sight.lost)} fell silent: the step is stopped until the members agree on how "
         "to go on",
         "nothing, if that computer was switched off: the others go on without it",
+        NO_STEPS,
     )
 
 
 def _unsure(names: Sequence[str]) -> Problem:
     return Problem(
-        f"the work of {', '.join(names)} can be judged by one other only: if the two disagree "
+        f"the work of {_listed(names)} can be judged by one other only: if the two disagree "
         "one of them has to go for a while, and it may be the honest one",
         "start p2p-dtfm on another computer, so that a third one can judge",
+        "unsure",
     )
 
 
@@ -118,6 +129,7 @@ def _overdue(owner: str, place: str, waited_s: float) -> Problem:
     return Problem(
         f"for {in_words(waited_s)} {owner} has been waiting at {place}, and no step was committed",
         "look at what p2p-dtfm status --json says under waits; if it lasts, start p2p-dtfm again",
+        NO_STEPS,
     )
 
 
@@ -135,9 +147,17 @@ def _late(sight: Sight) -> Problem:
         return Problem(
             f"{late}: {name} was not heard of for {in_words(silent_s)}",
             "see whether that computer runs and is connected",
+            NO_STEPS,
         )
-    whom = ", ".join(sight.waits_for) or "tensors of its neighbours"
+    whom = _listed(sight.waits_for) or "tensors of its neighbours"
     return Problem(
         f"{late}: this peer waits for {whom}",
         "see whether those computers are busy with other programs, or their connections slow",
+        NO_STEPS,
     )
+
+
+def _listed(names: Sequence[str]) -> str:
+    told = ", ".join(names[:NAMES_TOLD])
+    more = len(names) - NAMES_TOLD
+    return f"{told} and {counted(more, 'other')}" if more > 0 else told

@@ -39,6 +39,10 @@ class RunHistory:
         self._from_step = step
         self.pace.begins()
 
+    def is_in_no_view(self) -> None:
+        """The others' steps go on, or none do: how fast, and until when, is not seen from here."""
+        self.pace.ends()
+
     def takes_back(self, step: int) -> None:
         """What was committed from there on was a liar's, too: it is nowhere in the curves."""
         for curve in (self.losses, self.held_out):

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from p2p_dtfm.core.protocol.facts.in_words import share_text
 from p2p_dtfm.daemon.telemetry.estimate import Estimate, in_words
 from p2p_dtfm.ports import now
 
@@ -33,6 +34,10 @@ class Troubles:
 
     def over(self, name: str) -> None:
         self._present.pop(name, None)
+
+    def named(self) -> tuple[tuple[str, str, str], ...]:
+        """(name, what, fix), oldest first."""
+        return tuple((name, what, fix) for name, (what, fix) in self._present.items())
 
     def present(self) -> tuple[tuple[str, str], ...]:
         """(what, fix), oldest first."""
@@ -68,7 +73,7 @@ class LongTask:
 
     def __str__(self) -> str:
         left = "" if self.left_s is None else f", about {in_words(self.left_s)} left"
-        share = f"{self.share:.0%}"
+        share = share_text(self.share)
         return f"{self.what}{'' if share == '0%' else f': {share}'}{left}"
 
 
@@ -93,6 +98,16 @@ class Status:
     """Facts that change while nothing happens, such as the rate of a step that does not end."""
     _estimate: Estimate | None = None
     _told_s: float = 0.0
+    _entered_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._entered_s = self.clock_s()
+
+    @property
+    def in_state_s(self) -> float:
+        """For so long, whatever becomes of the clock on the wall: a machine without one of its own
+        starts in 1970 and is told the time later, and one that sleeps waits for nobody."""
+        return self.clock_s() - self._entered_s
 
     def say(self, state: State, reason: str) -> None:
         fetching = self.work is not None and self.work.what.startswith(FETCHES)
@@ -135,7 +150,7 @@ class Status:
         changed = state is not self.state
         self.state, self.reason = state, reason
         if changed:
-            self.since_s = now.wall_s()
+            self.since_s, self._entered_s = now.wall_s(), self.clock_s()
         log.log(logging.INFO if changed else logging.DEBUG, "%s: %s", state.value, reason)
 
     def as_json(self) -> dict[str, Any]:

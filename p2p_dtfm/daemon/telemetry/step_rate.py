@@ -34,6 +34,11 @@ class StepRate:
         self._began_s = self._clock_s()
         self._marks_s.append(self._began_s)
 
+    def ends(self) -> None:
+        """No view is in force here: a rate that is seen no more is not known."""
+        self._marks_s.clear()
+        self._began_s = None
+
     def committed(self) -> None:
         """A step is committed now. A repeated one is work like any other."""
         now_s = self._clock_s()

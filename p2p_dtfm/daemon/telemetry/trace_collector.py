@@ -5,8 +5,9 @@ with pings, at best known to half a round trip.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median_low
 from typing import Any
 
 import msgspec
@@ -38,6 +39,9 @@ SPANS_SHOWN = 1500
 """Of one peer on the dashboard; beyond that bars are thinner than pixels."""
 
 
+APART_NS, APART_LENGTHS = 10_000_000_000, 3
+"""From this peer's first and last moment in a step others' are no farther than this and so many
+times as long as it took."""
 DAY_NS = 86_400_000_000_000
 
 
@@ -136,7 +140,7 @@ class TraceCollector:
             if step is None or (present.id.number, step) == shown:
                 continue
             traces, missing = await self.collect(peers, step, 1)
-            show(timeline_of(step, traces, missing))
+            show(timeline_of(step, traces, missing, self._messenger.me))
             shown = (present.id.number, step)
 
     async def _newest_step(self, peers: Sequence[str]) -> int | None:
@@ -176,10 +180,16 @@ def peer_traces_json(plan: Plan, traces: Sequence[PeerTrace]) -> list[dict[str, 
     return found
 
 
-def timeline_of(step: int, traces: Sequence[PeerTrace], missing: Sequence[str]) -> Timeline:
-    """One step for the dashboard, from its first moment on."""
-    known = [(trace, trace.steps[step]) for trace in traces if trace.steps.get(step)]
-    silent = [trace.peer_id for trace in traces if not trace.steps.get(step)]
+def timeline_of(
+    step: int, traces: Sequence[PeerTrace], missing: Sequence[str], me: str = ""
+) -> Timeline:
+    """One step for the dashboard, from its first moment on. Who tells of hours before or after what
+    `me`, or else most, have seen of it would make a line of all others' bars: it counts as silent.
+    """
+    told = {trace.peer_id: trace.steps[step] for trace in traces if trace.steps.get(step)}
+    near = _near(told, me)
+    known = [(trace, told[trace.peer_id]) for trace in traces if trace.peer_id in near]
+    silent = [trace.peer_id for trace in traces if trace.peer_id not in near]
     if not known:
         return Timeline(missing=(*missing, *silent))
     start_ns = min(span.start_ns for _, spans in known for span in spans)
@@ -196,6 +206,26 @@ def timeline_of(step: int, traces: Sequence[PeerTrace], missing: Sequence[str]) 
         for trace, spans in known
     )
     return Timeline(step, end_ns - start_ns, lanes, (*missing, *silent))
+
+
+def _near(told: Mapping[str, tuple[Span, ...]], me: str) -> set[str]:
+    """Whose spans are of the same time."""
+    ends = {
+        peer_id: (min(it.start_ns for it in spans), max(it.end_ns for it in spans))
+        for peer_id, spans in told.items()
+    }
+    if not ends:
+        return set()
+    first, last = ends.get(me) or (
+        median_low(start for start, _ in ends.values()),
+        median_low(end for _, end in ends.values()),
+    )
+    slack_ns = APART_NS + APART_LENGTHS * max(0, last - first)
+    return {
+        peer_id
+        for peer_id, (start, end) in ends.items()
+        if first - slack_ns <= start and end <= last + slack_ns
+    }
 
 
 def _on_wall_clock(held: RecordedStep, wall_ns: int) -> TracedStep:

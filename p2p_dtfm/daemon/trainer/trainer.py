@@ -129,6 +129,7 @@ class Trainer:
         self._followers.stop_guarding()
         self.cuts.stop()
         self._steps.forget_work()
+        self.history.is_in_no_view()
         self._state.view = self._state.ledger = None
         self._tools.status.facts["waits_for"] = []
         self._state.wake.set()

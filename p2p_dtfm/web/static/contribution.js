@@ -37,7 +37,7 @@ export function drawContribution({ contribution, live }) {
 }
 
 function drawBoard(contribution, board, live) {
-  const all = board.reduce((sum, row) => sum + row.tokens, 0);
+  const all = contribution.board_tokens;
   byId("board-steps").textContent = contribution.board_steps
     ? `tokens of ${some(contribution.board_steps, "step")} that this peer has seen or was shown` : "";
   byId("board").replaceChildren(board.length
@@ -51,7 +51,8 @@ function drawBoard(contribution, board, live) {
         element("span", { className: "board-figure" }, `${count(row.tokens)} · ${percent(row.tokens / all)}`));
     }))
     : element("p", { className: "quiet" }, "No step is committed yet."));
-  if (board.length > ROWS_SHOWN) {
-    byId("board").append(element("p", { className: "quiet" }, `and ${board.length - ROWS_SHOWN} more`));
+  const more = contribution.board_peers - Math.min(board.length, ROWS_SHOWN);
+  if (more > 0) {
+    byId("board").append(element("p", { className: "quiet" }, `and ${count(more)} more`));
   }
 }

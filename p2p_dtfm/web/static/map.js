@@ -8,7 +8,6 @@ const MANY_PEERS = 16;
 const LABELLED_LINKS = 6;
 const LABEL_ROOM = 150;
 const LABEL_LETTERS = 16;
-const MANY_FLOWS = 150;
 const GAP = 7;
 const DOTS = 20.1;
 /** Pixels from dot to dot of what moves, as in the style sheet. */
@@ -136,10 +135,7 @@ function pushApart(nodes, edge, w, h) {
 
 function flows(view, nodes) {
   const group = drawing("g", { class: "flows" });
-  const reductions = view.flows.filter((flow) => flow.kind !== "pipeline");
-  const few = reductions.length <= MANY_FLOWS;
-  const mine = (flow) => flow.here === view.me || flow.there === view.me;
-  for (const flow of reductions) if (few || mine(flow)) group.append(line(view, flow, nodes));
+  for (const flow of view.flows) if (flow.kind !== "pipeline") group.append(line(view, flow, nodes));
   for (const flow of view.flows) if (flow.kind === "pipeline") group.append(line(view, flow, nodes));
   return group;
 }
@@ -290,7 +286,7 @@ function legendItems(view) {
   const items = [];
   if (view.pipelines.length) items.push(["line-pipeline", "a pipeline; thicker: busier link"]);
   const others = view.flows.filter((flow) => flow.kind !== "pipeline");
-  const ofMe = others.length > MANY_FLOWS ? " of this peer" : "";
+  const ofMe = view.are_flows_left_out ? " of this peer" : "";
   if (others.some((flow) => flow.kind === "reduction")) items.push(["line-reduction", `gradients${ofMe}`]);
   if (others.some((flow) => flow.kind === "guard")) items.push(["line-guard", `to guardians${ofMe}`]);
   if (view.pipelines.length) items.push(["circle", "larger: more layers"]);

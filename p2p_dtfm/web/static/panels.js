@@ -26,7 +26,7 @@ export function drawNow({ live, run, view }) {
     ["tokens/s", live.tokens_per_s === null ? unknown : count(live.tokens_per_s), ""],
     ["a step takes", live.step_ns === null ? unknown : shortTime(live.step_ns),
       view?.predicted_step_ns ? `planned ${shortTime(view.predicted_step_ns).replace(" ", "\u00a0")}` : ""],
-    ["peers", view && live.state !== "paused" ? count(view.peers.length) : unknown, spares(view)],
+    ["peers", view?.peers.length && live.state !== "paused" ? count(view.peers.length) : unknown, spares(view)],
   ];
   byId("tiles").replaceChildren(...tiles.map(tile));
   byId("marks").hidden = live.marks.length === 0;
@@ -103,7 +103,7 @@ function guarded(part, over) {
 function placeOf(view, me) {
   const part = view.part;
   if (!part || me.pipeline !== null) return "";
-  if (part.other_step_ns === null) return "No place was found that its memory allows.";
+  if (part.why_spare || part.other_step_ns === null) return part.why_spare;
   const more = part.other_step_ns / part.step_ns - 1;
   return more > 0
     ? `By the plan, its best place would make a step ${percent(more)} slower. It takes over when another peer goes.`

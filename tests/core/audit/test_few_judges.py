@@ -1,6 +1,8 @@
 """Where audits prove nothing by themselves: works that one other member can compute again, or none;
 and layers that nobody else has."""
 
+import time
+
 from p2p_dtfm.core.audit.judging import few_judges, only_holders
 from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
 from tests.core.audit.parts import PLAN, two_by_two
@@ -27,3 +29,21 @@ def test_who_computes_otherwise_judges_nobody() -> None:
     unlike = {peer: f"cpu-{number}" for number, peer in enumerate(holders)}
     assert few_judges(PLAN, unlike) == dict.fromkeys(holders, 0)
     assert few_judges(PLAN, {first: "cpu-1"}) == {}, "of the others nothing is known yet"
+
+
+def test_of_four_hundred_it_is_found_at_once() -> None:
+    """A page and a terminal ask each second, on the loop by which a member lives: it took
+    eight seconds."""
+    pipelines = tuple(
+        Pipeline((Stage(f"{n:03}-a", 0, 1, 1), Stage(f"{n:03}-b", 1, 2, 1)), 2 * n, 2)
+        for n in range(200)
+    )
+    plan = Plan(pipelines, (), 1)
+    names = plan.stage_holders()
+    known = {it: f"cpu-{n % 100}" for n, it in enumerate(names[:399])}
+    begun_s = time.process_time()
+    assert few_judges(plan, known) == {} == few_judges(plan)
+    odd = {**known, names[5]: "cpu-x", names[6]: ""}
+    assert few_judges(plan, odd, 2) == {names[5]: 1, names[6]: 0}
+    assert few_judges(plan, None, 1) == dict.fromkeys(names, 0), "nothing is kept of the second"
+    assert time.process_time() - begun_s < 2.0

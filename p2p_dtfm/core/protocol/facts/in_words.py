@@ -42,6 +42,11 @@ def given_text(today: float, ever: float, repeated: float) -> str | None:
     return f"{counted(today, 'token')} today, {ever:,.0f} ever{again}"
 
 
+def share_text(share: float) -> str:
+    """`37%`; all is said of nothing less than all."""
+    return f"{share if share >= 1 else min(share, 0.99):.0%}"
+
+
 def duration(seconds: float | None) -> str:
     """`11 days 22 h`, `2 h 5 min`, `5 min 1 s`, `12 s`: days from two of them on."""
     if seconds is None:

@@ -23,6 +23,8 @@ WAITING_LIMIT = 16
 SEND_LIMIT_S = 10.0
 AGAIN_AFTER_S = (0.0, 5.0, 30.0)
 LAST_WORDS_LIMIT_S = 15.0
+CONTENT_LIMIT = 2000
+"""Of letters: Discord refuses more."""
 SESSION = ("DBUS_SESSION_BUS_ADDRESS", "DISPLAY", "WAYLAND_DISPLAY")
 
 _MOVED = frozenset({301, 302, 303, 307, 308})
@@ -95,7 +97,7 @@ def post(address: str, notice: Notice) -> str:
         "title": notice.title,
         "message": notice.text,
         "text": escape(line, quote=False),
-        "content": line,
+        "content": shortened(line, CONTENT_LIMIT),
         "allowed_mentions": {"parse": []},
     }
     headers = {"Content-Type": "application/json", "User-Agent": "p2p-dtfm"}
@@ -118,6 +120,11 @@ def _waking_nobody(line: str) -> str:
     """Peers' names are in it, which strangers choose. A chat program would call all who are in a
     channel by `@everyone`, and hide where a link leads behind words."""
     return line.replace("@", f"@{_UNSEEN}").replace("](", f"]{_UNSEEN}(")
+
+
+def shortened(text: str, limit: int) -> str:
+    """Its beginning, where it is longer."""
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 
 def show_on_desktop(notice: Notice) -> None:

@@ -89,7 +89,8 @@ class Watch:
 def _wrong(state: DashboardState, free_bytes: int) -> Iterator[tuple[str, str, str, float]]:
     """A name that stays the same while it lasts, what, its fix, and how long it must last."""
     for problem in state.live.problems:
-        yield re.sub(r"\d+", "", problem.what), problem.what, problem.fix, LASTS_S
+        name = problem.name or re.sub(r"\d+", "", problem.what)
+        yield name, problem.what, problem.fix, LASTS_S
     if state.live.state == State.TRAINING and _rises(state.history.loss):
         fix = "the founder may look at the learning rate of the run, and at its data"
         yield "loss", "the loss has been rising for ten minutes", fix, RISES_FOR_S

@@ -16,6 +16,7 @@ from p2p_dtfm.core.protocol.names import fault_of_name
 from p2p_dtfm.core.protocol.plain_words import in_plain_words
 from p2p_dtfm.daemon.machine.home import default_home
 from p2p_dtfm.daemon.machine.hours import HOURS_PATTERN, Hours
+from p2p_dtfm.ports.granted import granted_processors
 
 PREFIX = "P2P_DTFM_"
 LEAST_DISK_GIB = 0.01
@@ -227,7 +228,7 @@ class Settings(BaseModel):
     @property
     def compute_threads(self) -> int:
         """CPU threads to compute with: as set, or half of the cores that this process may use."""
-        return self.threads or max(1, len(os.sched_getaffinity(0)) // 2)
+        return self.threads or max(1, int(granted_processors() / 2))
 
     @property
     def memory_limit_bytes(self) -> int | None:

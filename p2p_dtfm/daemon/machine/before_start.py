@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.daemon.machine.home import expanded
 from p2p_dtfm.daemon.machine.settings import Settings
 from p2p_dtfm.net.contacts.addresses import (
     check_announced_address,
@@ -40,5 +41,5 @@ def check_before_start(settings: Settings) -> None:
 
 def data_directory(spec: RunSpec, path: Path) -> Path:
     """Where a run spec's own data are; a relative path starts at the run spec."""
-    source = Path(spec.data.source).expanduser()
+    source = expanded(Path(spec.data.source))
     return source if source.is_absolute() else path.parent / source

@@ -14,7 +14,7 @@ from pydantic_core import ErrorDetails
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.names import fault_of_name
 from p2p_dtfm.core.protocol.plain_words import in_plain_words
-from p2p_dtfm.daemon.machine.home import default_home
+from p2p_dtfm.daemon.machine.home import default_home, expanded
 from p2p_dtfm.daemon.machine.hours import HOURS_PATTERN, Hours
 from p2p_dtfm.ports.granted import granted_processors
 
@@ -46,8 +46,8 @@ def _path(value: object) -> object:
 
 
 def _own(path: Path | None) -> Path | None:
-    """`~` is the user's own directory also where no shell has read it."""
-    return None if path is None else path.expanduser()
+    """Raises `UserError`, which says more than where the path stands."""
+    return None if path is None else expanded(path)
 
 
 def _webhook(text: str) -> str:

@@ -14,6 +14,7 @@ import typer
 
 from p2p_dtfm.cli.app import app, run
 from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.daemon.machine.home import expanded
 
 UNIT = "p2p-dtfm.service"
 SYSTEMCTL_S = 60.0
@@ -144,7 +145,7 @@ def uninstall() -> None:
 
 def _places() -> tuple[Path, Path]:
     """The unit and its settings."""
-    configuration = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    configuration = Path(os.environ.get("XDG_CONFIG_HOME") or expanded(Path("~/.config")))
     return configuration / "systemd/user" / UNIT, configuration / "p2p-dtfm/service.toml"
 
 

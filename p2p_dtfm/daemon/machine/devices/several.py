@@ -30,6 +30,7 @@ from p2p_dtfm.daemon.machine.local_client import ask_daemon
 from p2p_dtfm.daemon.machine.settings import Settings
 from p2p_dtfm.ports import disk, now
 from p2p_dtfm.ports.granted import granted_memory
+from p2p_dtfm.ports.packages import python_command
 
 LOOK_EVERY_S = 0.2
 TOLD_EVERY_S = 2.0
@@ -91,7 +92,7 @@ class SeveralDevices:
         return next((code for each in self._daemons if (code := each.process.returncode)), 0)
 
     def _begin(self, number: int, settings: Settings) -> _Daemon:
-        command = [sys.executable, "-m", "p2p_dtfm", "--home", str(settings.home)]
+        command = python_command("-m", "p2p_dtfm", "--home", str(settings.home))
         process = subprocess.Popen(
             command,
             env=environment_of(settings),

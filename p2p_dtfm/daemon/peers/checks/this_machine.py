@@ -84,24 +84,25 @@ def named_devices(setting: str) -> tuple[str, ...]:
     return devices_of(setting) if is_several(setting) else (setting,)
 
 
-def check_devices(setting: str, threads: int, spec: RunSpec) -> Iterator[Check]:
-    """Each is selected and timed as its daemon would; equal ones once."""
+def check_devices(
+    setting: str, threads: int, spec: RunSpec, limit_bytes: int | None = None
+) -> Iterator[Check]:
+    """Each is selected and timed as its daemon would; equal ones once. `limit_bytes`: of memory."""
     try:
         devices = named_devices(setting)
     except UserError as error:
         yield Check("device", Grade.FAILED, error.cause, error.fixes[0])
         return
     for name in dict.fromkeys(devices):
-        yield check_device(name, threads_of_each(threads, len(devices)), spec)
+        yield check_device(name, threads_of_each(threads, len(devices)), spec, limit_bytes)
 
 
-def check_device(name: str, threads: int, spec: RunSpec) -> Check:
+def check_device(name: str, threads: int, spec: RunSpec, limit_bytes: int | None = None) -> Check:
     """Selects the device as the daemon does, and times a block of the run on it."""
     try:
-        device = select_device(name)
+        measured = measure_device(spec, select_device(name), threads or None, limit_bytes)
     except UserError as error:
         return Check("device", Grade.FAILED, error.cause, error.fixes[0])
-    measured = measure_device(spec, device, threads or None)
     block_ms = (measured.block.forward_ns + measured.block.backward_ns) / 1e6
     found = (
         f"{measured.kind}, {measured.name}: {block_ms:.1f} ms for a block of {spec.name}, "

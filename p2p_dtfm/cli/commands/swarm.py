@@ -242,7 +242,9 @@ def peers(
     run_digest: Annotated[
         str, typer.Option(help="With --initial-peers: of this run, whatever that peer trains.")
     ] = "",
-    as_json: JsonOption = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print a JSON list; with --initial-peers an object.")
+    ] = False,
     ids: IdsOption = False,
 ) -> None:
     """The members of the view: devices, links, layers."""

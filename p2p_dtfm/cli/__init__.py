@@ -1,5 +1,6 @@
 """The commands; all but the daemon itself are thin clients."""
 
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -19,12 +20,28 @@ def python_fault(version: "Sequence[Any]", oldest: "tuple[int, int]" = OLDEST_PY
     )
 
 
+def open_closed_streams() -> None:
+    """Whoever starts this may have closed standard input, output or errors: the next file that is
+    opened, such as a checkpoint, would get what is meant for them. And letters that the terminal
+    has not are told by their numbers."""
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest that is free
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, mode, closefd=False))
+    if getattr(sys.stdout, "errors", "") == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
 def main() -> None:
     """The program. A `UserError` is shown as its cause and fixes, never as a traceback."""
     fault = python_fault(sys.version_info)
     if fault:
         print(fault, file=sys.stderr)
         raise SystemExit(2)
+    open_closed_streams()
     from p2p_dtfm.ports.ctrl_c import ends_at_once
 
     with ends_at_once():

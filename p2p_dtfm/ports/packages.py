@@ -1,11 +1,20 @@
-"""Packages that may be missing: what to type for one, wherever this program was installed."""
+"""Where this program was installed: what to type for packages that may be missing, and how more of
+it is begun."""
 
+import os
 import shlex
 import sys
 from pathlib import Path
 
 OF_PIPX = "pipx_metadata.json"
 """pipx leaves it in each environment that it makes."""
+
+
+def python_command(*arguments: str) -> list[str]:
+    """To begin another Python: it imports what this one does, and nothing that lies where somebody
+    happens to have started it."""
+    from_here = sys.path[:1] in ([""], [os.getcwd()])
+    return [sys.executable, *([] if from_here else ["-P"]), *arguments]
 
 
 def how_to_install(package: str) -> str:

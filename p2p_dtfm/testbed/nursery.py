@@ -29,6 +29,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import IO, Any
 
+from p2p_dtfm.ports.packages import python_command
+
 REQUEST_LIMIT_BYTES = 1 << 20
 LOADED = (
     "p2p_dtfm.cli.app",
@@ -146,7 +148,7 @@ class Nursery:
         near, far = socket.socketpair()
         near.settimeout(_START_DEADLINE_S)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__, str(far.fileno())],
+            python_command("-m", __name__, str(far.fileno())),
             stdin=subprocess.DEVNULL,
             pass_fds=[far.fileno()],
             start_new_session=True,  # the terminal's Ctrl-C is for the parent to pass on

@@ -1,7 +1,6 @@
 """A scenario played by real daemons on this machine: who plays whom, and over which links."""
 
 import itertools
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.daemon.machine.home import Home
 from p2p_dtfm.net.contacts.identity import Identity
 from p2p_dtfm.net.shaping import Shape, ShapedLink, ShapedPeer
+from p2p_dtfm.ports.granted import granted_processors
 from p2p_dtfm.sim.scenario.scenario import Scenario
 
 PLAYERS_LIMIT = 64
@@ -83,4 +83,4 @@ def shape_of(scenario: Scenario, peer_ids: dict[str, str]) -> Shape:
 def threads_of(players: list[PlayedPeer]) -> int:
     """CPU threads for each daemon that really computes."""
     computing = sum(not player.emulated for player in players) or len(players)
-    return max(1, (os.cpu_count() or 1) // computing)
+    return max(1, int(granted_processors()) // computing)

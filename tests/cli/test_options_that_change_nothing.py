@@ -40,6 +40,15 @@ from p2p_dtfm.core.protocol.errors import UserError
             "--format safetensors holds parameters alone: --tokenizer-of does not go with it",
         ),
         ("simulate three-homes --seed 5", "--seed goes with --plan random"),
+        (
+            "plan three-homes --run tiny --ids",
+            "--ids is of the swarm of a daemon, and a scenario is named",
+        ),
+        (
+            "plan three-homes --advise --home OUT",
+            "--home is of the swarm of a daemon, and a scenario is named",
+        ),
+        ("pause --for 31d", "a pause that ends by itself lasts 30 days at most"),
         ("bootstrap --run-digest ab", "--run-digest goes with --public-status"),
         ("doctor --run-digest ab", "--run-digest goes with --initial-peers"),
     ],

@@ -75,6 +75,7 @@ def test_a_pasted_invitation_and_what_may_be_said_of_a_network(
     assert found.listen == ("/ip4/0.0.0.0/tcp/31330",)
     assert (found.publish, found.relay, found.nearby) == (False, False, False)
     assert found.home == home.parent / "at-home", "systemd starts it elsewhere"
+    assert f"p2p-dtfm status --home {found.home}," in done.output
 
 
 def test_what_the_environment_says_is_said_to_systemd_too(
@@ -155,6 +156,28 @@ def test_what_is_wrong_is_said_before_anything_is_written(home: Path) -> None:
     done = CliRunner().invoke(app, ["service", "install", "--hours", "late"])
     assert isinstance(done.exception, UserError) and "hours" in done.exception.cause
     assert not home.exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ([], "nothing says what to do"),
+        (["--initial-peers", "nonsense"], "malformed address 'nonsense'"),
+        ([*GIVEN, "--listen", "31330"], "malformed address '31330'"),
+        ([*GIVEN, "--announce", "example.org"], "malformed address 'example.org'"),
+    ],
+)
+def test_a_daemon_that_would_end_at_once_is_no_service(
+    given: list[str], told: str, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was said to run; its log, at which nobody looks, said why it had ended."""
+    asked: list[tuple[str, ...]] = []
+    monkeypatch.setattr(service, "_require_systemd", lambda: None)
+    monkeypatch.setattr(service, "_systemctl", lambda *words: asked.append(words))
+    monkeypatch.setenv("P2P_DTFM_HOME", str(home.parent / "empty"))
+    done = CliRunner().invoke(app, ["service", "install", *given])
+    assert isinstance(done.exception, UserError) and told in done.exception.cause, done.output
+    assert not home.exists() and not asked
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze here")

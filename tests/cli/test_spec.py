@@ -25,6 +25,15 @@ def test_what_is_written_is_the_spec_with_its_remarks(
     assert isinstance(again.exception, UserError) and "already" in again.exception.cause
 
 
+def test_the_line_to_type_next_can_be_typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("my runs").mkdir()
+    done = CliRunner().invoke(app, ["spec", "tiny", "--out", "my runs/a.toml"])
+    assert "p2p-dtfm --run 'my runs/a.toml'" in done.output
+
+
 def test_a_name_that_is_mistyped_is_told(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["spec", "tinny"])
     assert isinstance(done.exception, UserError)

@@ -122,6 +122,50 @@ def test_a_device_is_as_busy_as_others_make_it() -> None:
     assert sights.devices_busy_share(lambda command: "") == 0
 
 
+def supply(directory: Path, name: str, **says: str) -> None:
+    """One of the kernel's power supplies."""
+    (directory / name).mkdir(parents=True)
+    for what, word in says.items():
+        (directory / name / what).write_text(f"{word}\n")
+
+
+@pytest.mark.parametrize(
+    ("status", "online", "is_on_it"),
+    [
+        ("Discharging", "0", True),
+        ("Charging", "1", False),
+        ("Full", "1", False),
+        ("Not charging", "1", False),
+        ("Discharging", "1", False),  # a charger that is too weak
+        ("Unknown", "0", False),
+    ],
+)
+def test_a_laptop_is_on_battery_while_that_is_emptied_and_nothing_feeds_it(
+    tmp_path: Path, status: str, online: str, is_on_it: bool
+) -> None:
+    supply(tmp_path, "ADP1", type="Mains", online=online)
+    supply(tmp_path, "BAT0", type="Battery", status=status, capacity="70")
+    assert sights.on_battery(tmp_path) is is_on_it
+
+
+def test_the_second_battery_counts_and_so_does_a_charger_at_another_port(tmp_path: Path) -> None:
+    supply(tmp_path, "AC", type="Mains", online="0")
+    supply(tmp_path, "BAT0", type="Battery", status="Full", capacity="100")
+    supply(tmp_path, "BAT1", type="Battery", status="Discharging", capacity="40")
+    assert sights.on_battery(tmp_path)
+    supply(tmp_path, "ucsi-source-psy-USBC000:001", type="USB", online="1")
+    assert not sights.on_battery(tmp_path)
+
+
+def test_a_desktop_with_a_wireless_mouse_does_not_run_on_the_batteries_of_that(
+    tmp_path: Path,
+) -> None:
+    says = {"type": "Battery", "scope": "Device", "status": "Discharging", "capacity": "55"}
+    supply(tmp_path, "hidpp_battery_0", **says)
+    assert not sights.on_battery(tmp_path)
+    assert not sights.on_battery(tmp_path / "none")
+
+
 @pytest.mark.parametrize(
     ("answer", "metered"),
     [("u 1", True), ("u 3", True), ("u 2", False), ("u 4", False), ("u 0", False), ("", False)],

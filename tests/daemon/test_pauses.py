@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.daemon.machine import life as life_module
 from p2p_dtfm.daemon.machine.home import Home
-from p2p_dtfm.daemon.machine.hours import LONGEST_PAUSE_S, pause_seconds
+from p2p_dtfm.daemon.machine.hours import LONGEST_PAUSE_S, for_a_while, pause_seconds
 from p2p_dtfm.daemon.machine.life import Life, Standstill
 from p2p_dtfm.daemon.machine.local_client import call_daemon
 from p2p_dtfm.daemon.machine.owner.sights import OwnerSight
@@ -35,6 +36,39 @@ def test_it_ends_when_its_time_has_come_and_may_be_changed(tmp_path: Path) -> No
         return await asyncio.wait_for(staying, 20)
 
     assert asyncio.run(away()), "it takes part again"
+
+
+def test_a_pause_that_ends_outside_of_its_hours_is_over_when_they_begin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`--hours 22-07`, paused for two hours at six: it took part from eight until the next
+    morning."""
+    monkeypatch.setattr(resident_module, "LOOK_EVERY_S", 0.05)
+    home, clock = tmp_path / "home", [datetime(2026, 3, 1, 8, 0)]
+    settings = Settings(home=home, dashboard="off", hours="22-07", on_battery=True, on_metered=True)
+    resident = Resident(settings, lambda: clock[0])
+
+    async def away() -> bool:
+        staying = asyncio.create_task(resident._stay_away("asked", False, time.time() - 1))
+        await asyncio.sleep(1.0)
+        assert not staying.done(), "by day it is not wanted"
+        told = await asyncio.to_thread(call_daemon, home, "status")
+        assert told["state"] == "paused" and "22:00-07:00" in told["reason"]
+        order = asyncio.to_thread(call_daemon, home, "pause-for?seconds=0.2", "POST")
+        assert await order == {"state": "paused"}
+        await asyncio.sleep(1.0)
+        assert not staying.done(), "nor after another pause"
+        clock[0] = datetime(2026, 3, 1, 22, 30)
+        return await asyncio.wait_for(staying, 20)
+
+    assert asyncio.run(away())
+
+
+def test_who_is_away_for_weeks_says_until_which_day() -> None:
+    """A day of the week was all that was said, of a pause of thirty days."""
+    at = time.mktime((2026, 3, 1, 9, 30, 0, 0, 0, -1))
+    assert "until Sunday 09:30;" in for_a_while(at, at - 86_400)
+    assert "until Sunday 2026-03-01 09:30;" in for_a_while(at, at - 20 * 86_400)
 
 
 def test_who_resumes_while_the_daemon_still_leaves_is_not_forgotten(tmp_path: Path) -> None:

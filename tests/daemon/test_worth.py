@@ -15,6 +15,7 @@ from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.daemon.machine.settings import Settings
 from p2p_dtfm.daemon.peers import doctor
 from p2p_dtfm.daemon.peers.checks.check import Check, Grade
+from p2p_dtfm.daemon.peers.checks.this_machine import check_device
 from p2p_dtfm.daemon.peers.doctor import Examination, check_worth
 from p2p_dtfm.daemon.peers.facts import newcomer
 from p2p_dtfm.daemon.peers.facts.newcomer import Newcomer, within_limits
@@ -22,6 +23,7 @@ from p2p_dtfm.daemon.peers.facts.own_place import OwnPlace
 from p2p_dtfm.daemon.peers.facts.swarm_seen import SwarmSeen
 from p2p_dtfm.daemon.peers.facts.worth import words, worth_of, worth_of_member
 from p2p_dtfm.net.directory.facts import Facts
+from p2p_dtfm.train.stage import measure
 from tests.core.builders import device, record, run_spec
 
 GIB = 1 << 30
@@ -36,6 +38,19 @@ def swarm_of(*records: PeerRecord) -> SwarmSeen:
 
 def linked(me: str, *others: str) -> PeerRecord:
     return record(me, links={it: Link(1_000_000, 10**9) for it in others})
+
+
+def test_the_device_has_as_much_memory_as_its_owner_allows() -> None:
+    found = check_device("cpu", 1, run_spec(), GIB // 4)
+    assert found.verdict is Grade.OK and found.found.endswith("256 MiB to use")
+
+
+def test_a_run_that_is_too_large_is_what_a_doctor_finds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ended the doctor, before anything else was looked at."""
+    monkeypatch.setattr(measure, "free_bytes", lambda device: 1 << 10)
+    found = check_device("cpu", 1, run_spec())
+    assert found.verdict is Grade.FAILED and "too large for this machine" in found.found
+    assert found.fix
 
 
 def test_a_thin_uplink_is_worth_less() -> None:

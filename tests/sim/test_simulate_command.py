@@ -48,7 +48,9 @@ def test_our_plan_the_trace_and_the_table(tmp_path: Path) -> None:
     assert found["plan_name"] == "ours"
     assert found["seconds_per_step"] > 0
     assert json.loads(trace.read_text())["traceEvents"]
-    assert "s per step" in call(*arguments)
+    table = call(*arguments)
+    assert f"{1000 * found['seconds_per_step']:.2f} ms per step" in table
+    assert f"{1000 * found['parts']['compute_s']:.2f} ms computing" in table, "not 0.00 s"
 
 
 def test_a_runs_codecs_count_unless_others_are_asked_for() -> None:

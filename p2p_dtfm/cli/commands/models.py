@@ -1,6 +1,7 @@
 """Commands that bring models out and in: export, import."""
 
 import contextlib
+import shlex
 import tempfile
 from enum import StrEnum
 from functools import partial
@@ -177,7 +178,7 @@ def _export_once(
         family = CLASSES[family_of(model.spec.model)]
         typer.echo(f"load it with: transformers.{family}.from_pretrained({str(out)!r})")
     elif form is ExportFormat.GGUF:
-        typer.echo(f"try it with: llama-cli -m {out}")
+        typer.echo(f"try it with: llama-cli -m {shlex.quote(str(out))}")
 
 
 def _origin_for(
@@ -352,7 +353,7 @@ def import_model(
         f"{counted(spec.model.layers, 'block')} of width {spec.model.width}, vocabulary "
         f"{spec.model.vocabulary}, context {spec.model.context}"
     )
-    typer.echo(f"found the run with: p2p-dtfm --run {out / RUN_SPEC_NAME}")
+    typer.echo(f"found the run with: p2p-dtfm --run {shlex.quote(str(out / RUN_SPEC_NAME))}")
 
 
 def _lora(rank: int, alpha: float | None, targets: str) -> "LoraSpec":

@@ -37,6 +37,8 @@ OF_SCENARIOS = (
     *("what_if", "svg", "html", "objective"),
 )
 """Options that say nothing about a swarm."""
+OF_DAEMON = ("home", "ids")
+"""Options that say nothing about a scenario."""
 NOT_OF_ADVICE = ("cost", "stages", "replicas", "objective", "explained", "svg", "html", "graphml")
 """Options of one plan; advice makes many."""
 OF_PAPER = ("stages", "replicas")
@@ -107,6 +109,8 @@ def plan(
     ids: IdsOption = False,
 ) -> None:
     """The plan in force in the swarm of this machine's daemon, or the plan for a scenario."""
+    if scenario is not None:
+        _refuse_of_daemon(context)
     if advise or vary is not None or out is not None:
         if scenario is None or not advise:
             raise UserError(
@@ -145,6 +149,18 @@ def _require_scenario(context: typer.Context) -> None:
                 "the swarm of this daemon is drawn on its page: p2p-dtfm dashboard",
             ),
         )
+
+
+def _refuse_of_daemon(context: typer.Context) -> None:
+    """Raises `UserError` where an option would be lost; a home that the environment names for
+    other commands is none."""
+    for name in OF_DAEMON:
+        option = f"--{name}"
+        if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE":
+            raise UserError(
+                f"{option} is of the swarm of a daemon, and a scenario is named",
+                "leave out one of the two",
+            )
 
 
 def _refuse_advised(context: typer.Context) -> None:

@@ -26,6 +26,9 @@ from p2p_dtfm.sim.scenario.files import read_run_spec, read_scenario
 from p2p_dtfm.sim.step_time.timeline import StepTime
 from p2p_dtfm.sim.step_time.trace import trace_json
 
+SHOWN_IN_S = 0.1
+"""From here on; shorter steps are shown in milliseconds."""
+
 
 class ExecutionName(StrEnum):
     OURS = "ours"
@@ -170,19 +173,21 @@ def _result(question: StepQuestion, name: PlanName, plan: Plan, step: StepTime) 
 
 def _table(result: dict[str, Any]) -> str:
     """The same for people."""
-    parts = result["parts"]
+    seconds = result["seconds_per_step"]
+    scale, unit = (1, "s") if seconds >= SHOWN_IN_S else (1000, "ms")
+    parts = {name: scale * part for name, part in result["parts"].items()}
     depths = sorted({len(pipeline) for pipeline in result["pipelines"]})
     lines = [
         f"{result['scenario']}, {result['run']}: plan {result['plan_name']}, "
         f"execution {result['execution']}",
-        f"  {result['seconds_per_step']:.2f} s per step of {result['sequences']} sequences, "
+        f"  {scale * seconds:.2f} {unit} per step of {result['sequences']} sequences, "
         f"{result['tokens_per_s']:.0f} tokens/s",
-        f"    {parts['compute_s']:8.2f} s computing (the busiest peer)",
-        f"    {parts['waiting_for_links_s']:8.2f} s waiting for links",
-        f"    {parts['fill_and_drain_s']:8.2f} s filling and draining the pipeline",
-        f"    {parts['reduction_s']:8.2f} s reducing gradients",
-        f"    {parts['guarding_s']:8.2f} s until guardians have the gradients",
-        f"    {parts['commit_s']:8.2f} s committing",
+        f"    {parts['compute_s']:8.2f} {unit} computing (the busiest peer)",
+        f"    {parts['waiting_for_links_s']:8.2f} {unit} waiting for links",
+        f"    {parts['fill_and_drain_s']:8.2f} {unit} filling and draining the pipeline",
+        f"    {parts['reduction_s']:8.2f} {unit} reducing gradients",
+        f"    {parts['guarding_s']:8.2f} {unit} until guardians have the gradients",
+        f"    {parts['commit_s']:8.2f} {unit} committing",
         f"  {counted(len(result['pipelines']), 'pipeline')} of "
         f"{' or '.join(map(str, depths))} {'stage' if depths == [1] else 'stages'}, "
         f"{counted(len(result['spares']), 'spare')}",

@@ -18,6 +18,7 @@ from p2p_dtfm.cli.terminal.member_row import member_table
 from p2p_dtfm.cli.terminal.plain import plain
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.facts.in_words import counted, duration, given_text
+from p2p_dtfm.daemon.machine.hours import LONGEST_PAUSE_S
 from p2p_dtfm.daemon.machine.local_client import call_daemon, homes_here
 from p2p_dtfm.daemon.telemetry.names import Names
 
@@ -241,7 +242,9 @@ def peers(
     run_digest: Annotated[
         str, typer.Option(help="With --initial-peers: of this run, whatever that peer trains.")
     ] = "",
-    as_json: JsonOption = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print a JSON list; with --initial-peers an object.")
+    ] = False,
     ids: IdsOption = False,
 ) -> None:
     """The members of the view: devices, links, layers."""
@@ -304,6 +307,11 @@ def pause(
     """Hand the layers to the others and free the memory; the daemon stays, and can come back."""
     if length is not None:
         seconds = seconds_of(length)
+        if seconds > LONGEST_PAUSE_S:
+            raise UserError(
+                f"a pause that ends by itself lasts {LONGEST_PAUSE_S / 86_400:.0f} days at most",
+                "leave out --for: it then lasts until p2p-dtfm resume",
+            )
         _tell(homes_here(home), f"pause-for?seconds={seconds}")
         typer.echo(
             f"the daemon hands its layers over and is away for {duration(seconds)}; "

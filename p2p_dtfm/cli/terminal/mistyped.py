@@ -2,9 +2,12 @@
 
 import difflib
 import errno
-from collections.abc import Iterable, Iterator, Mapping
+import inspect
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
 
 import typer
 from pydantic import ValidationError
@@ -53,7 +56,9 @@ class Commands(TyperGroup):
         if not is_known and not word.startswith("-"):
             lines = lines_for(word, self.list_commands(ctx))
             raise UserError(f"there is no command {shortened(word)!r}", lines)
-        return super().resolve_command(ctx, args)
+        name, command, rest = super().resolve_command(ctx, args)
+        _refuse_empty_paths(_paths_of(command), rest)
+        return name, command, rest
 
 
 @contextmanager
@@ -76,11 +81,32 @@ def _refuse_options_as_values(given: Mapping[str, Any]) -> None:
     for name, value in given.items():
         for item in value if isinstance(value, list | tuple) else (value,):
             if isinstance(item, str) and item.startswith("--"):
-                option = f"--{name.replace('_', '-')}"
-                raise UserError(
-                    f"{option} stands without a value: {shortened(item)} follows it",
-                    f"write its value behind {option}, or leave it out",
-                )
+                raise _without_value(f"--{name.replace('_', '-')}", shortened(item))
+
+
+def _paths_of(command: Any) -> list[str]:
+    """Those of its options that take a path."""
+    if getattr(command, "callback", None) is None:  # none that there is, or a group of them
+        return []
+    hints = get_type_hints(inspect.unwrap(command.callback))
+    kinds = {name: (hint, *get_args(hint)) for name, hint in hints.items()}
+    return [word for it in command.params if Path in kinds.get(it.name, ()) for word in it.opts]
+
+
+def _refuse_empty_paths(paths: Sequence[str], words: Sequence[str]) -> None:
+    """What a variable that is not set comes to: the directory that somebody happens to be in would
+    be taken, and filled."""
+    empty = [word for word, following in pairwise(words) if not following]
+    empty += [word[:-1] for word in words if word.endswith("=")]
+    for option in (word for word in empty if word in paths):
+        raise _without_value(option, "''")
+
+
+def _without_value(option: str, following: str) -> UserError:
+    return UserError(
+        f"{option} stands without a value: {following} follows it",
+        f"write its value behind {option}, or leave it out",
+    )
 
 
 def _mistake(error: Any) -> UserError:
@@ -109,14 +135,29 @@ def _mistake(error: Any) -> UserError:
 def fault_of_path(error: OSError) -> UserError | None:
     """What is wrong with a path that somebody has typed, where asking for it fails already. None:
     it is something else."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        what = "" if error.filename is None else f" ({shortened(str(error.filename))})"
+        return UserError(f"a disk is full: {error.strerror}{what}", "free space there")
+    if error.errno == errno.ENOENT and _is_nowhere():
+        fix = "cd to another one, and type it again"
+        return UserError("the directory that you are in is there no more", fix)
     if not isinstance(error.filename, str):
         return None
     cause = f"cannot use {shortened(error.filename)}: {error.strerror}"
     if error.errno == errno.ENAMETOOLONG:
         return UserError(cause, "give a path here; an invitation goes with --invite LINE")
-    if error.errno in (errno.EACCES, errno.ELOOP):
-        return UserError(cause, "see that this user may read it: ls -ld on it and above")
+    if error.errno in (errno.EACCES, errno.ELOOP, errno.EROFS, errno.ENOTDIR):
+        fix = "see what it is, and that this user may use it: ls -ld on it and above"
+        return UserError(cause, fix)
     return None
+
+
+def _is_nowhere() -> bool:
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        return True
+    return False
 
 
 def lines_for(word: str, known: Iterable[str]) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from p2p_dtfm.daemon.machine.settings import Settings
+from p2p_dtfm.ports.packages import python_command
 from p2p_dtfm.web.state import DashboardState
 
 MODULE = "p2p_dtfm.cli.commands.away"
@@ -61,9 +62,7 @@ class StepAside(Exception):
 
 def _command(descriptor: int, home: str) -> list[str]:
     """The home stands there for people who look for the process."""
-    from_here = sys.path[:1] in ([""], [os.getcwd()])
-    safe = [] if from_here else ["-P"]  # else a directory that happens to be here could be imported
-    return [sys.executable, *safe, "-m", MODULE, str(descriptor), "--home", home]
+    return python_command("-m", MODULE, str(descriptor), "--home", home)
 
 
 def received(descriptor: int) -> Away:

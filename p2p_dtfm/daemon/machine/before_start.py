@@ -2,15 +2,15 @@
 
 from pathlib import Path
 
-import psutil
-
 from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.daemon.machine.home import expanded
 from p2p_dtfm.daemon.machine.settings import Settings
 from p2p_dtfm.net.contacts.addresses import (
     check_announced_address,
     check_listen_address,
     parse_address,
 )
+from p2p_dtfm.ports.granted import granted_memory
 from p2p_dtfm.sim.scenario.files import find_run_spec, read_run_spec
 from p2p_dtfm.train.codecs import require_directions
 from p2p_dtfm.train.data import DIGITS, STANDARD_LIBRARY, open_prepared
@@ -36,10 +36,10 @@ def check_before_start(settings: Settings) -> None:
             open_prepared(data_directory(spec, path))
         device = select_device(settings.device)
         if device.type == "cpu" and emulated_flops_per_s(settings.device) is None:
-            require_room(spec, psutil.virtual_memory().available)
+            require_room(spec, granted_memory().free_bytes)
 
 
 def data_directory(spec: RunSpec, path: Path) -> Path:
     """Where a run spec's own data are; a relative path starts at the run spec."""
-    source = Path(spec.data.source).expanduser()
+    source = expanded(Path(spec.data.source))
     return source if source.is_absolute() else path.parent / source

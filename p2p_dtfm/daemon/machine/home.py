@@ -37,8 +37,26 @@ _SOCKET_PATH_LIMIT = 100
 
 
 def default_home() -> Path:
-    base = os.environ.get("XDG_DATA_HOME") or str(Path.home() / ".local" / "share")
+    """Raises `UserError` where the system knows no directory of this user's."""
+    base = os.environ.get("XDG_DATA_HOME") or str(expanded(Path("~/.local/share")))
     return Path(base) / "p2p-dtfm"
+
+
+def expanded(path: Path) -> Path:
+    """`~` is the user's own directory also where no shell has read it. Raises `UserError`."""
+    try:
+        return path.expanduser()
+    except RuntimeError as error:
+        first = path.parts[0]
+        if first == "~":
+            raise UserError(
+                "the system knows no directory of this user's",
+                ("name one for the daemon: --home DIR", "or set the environment variable HOME"),
+            ) from error
+        raise UserError(
+            f"cannot use {path}: there is no user {first[1:]!r} here, whose directory {first} is",
+            f"in a directory of your own it is ~/{path.as_posix()[1:]}",
+        ) from error
 
 
 def is_full(error: OSError) -> bool:
@@ -70,7 +88,10 @@ def all_below(directory: Path, but: Path | None = None) -> Iterator[Path]:
 
 def home_option(root: Path) -> str:
     """What a command needs to mean this home: nothing where it is the default."""
-    return "" if root == default_home() else f" --home {shlex.quote(str(root))}"
+    with contextlib.suppress(UserError):
+        if root == default_home():
+            return ""
+    return f" --home {shlex.quote(str(root))}"
 
 
 def place_of_run(root: Path, run_digest: str) -> Path:
@@ -85,7 +106,7 @@ class Home:
         """`lock_folder`: where all daemons of this machine hold their identities' locks, if that
         is another place than usual."""
         self._lock_folder = lock_folder
-        self.root = root.expanduser().absolute()
+        self.root = expanded(root).absolute()
         self._lock: IO[str] | None = None
         self._identity_lock: IO[str] | None = None
 
@@ -127,11 +148,10 @@ class Home:
             self._close_to_others()
             lock = (self.root / "daemon.lock").open("a+")
         except OSError as error:
-            fix = "free space on that disk" if is_full(error) else "choose another --home"
-            raise UserError(f"cannot use {self.root}: {error.strerror}", fix) from error
+            raise self._unusable(error) from error
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             lock.seek(0)
             holder = lock.read().strip()
             lock.close()
@@ -143,15 +163,29 @@ class Home:
                 ),
                 exit_code=3,
             ) from None
-        lock.truncate(0)
-        lock.write(str(os.getpid()))
-        lock.flush()
+        except OSError as error:  # such as a disk of another machine that keeps no locks
+            lock.close()
+            raise UserError(
+                f"cannot use {self.root}: it cannot be locked, {error.strerror}",
+                "choose another --home, on a disk of this machine",
+            ) from error
         self._lock = lock
+        try:
+            lock.truncate(0)
+            lock.write(str(os.getpid()))
+            lock.flush()
+        except OSError as error:
+            self._lock = None
+            raise self._unusable(error) from error
         try:
             self._hold_identity()
         except UserError:
             self.release()
             raise
+
+    def _unusable(self, error: OSError) -> UserError:
+        fix = "free space on that disk" if is_full(error) else "choose another --home"
+        return UserError(f"cannot use {self.root}: {error.strerror}", fix)
 
     def _hold_identity(self) -> None:
         if not self.identity.exists():

@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 
 HOURS_PATTERN = r"^(([01]?\d|2[0-3])(:[0-5]\d)?-([01]?\d|2[0-4])(:[0-5]\d)?)?$"
 LONGEST_PAUSE_S = 30 * 86_400.0
+_WEEKDAY_TELLS_S = 6 * 86_400.0
 _LEAVE_AHEAD = timedelta(minutes=2)
 """To hand over takes a step and the transfer of a few layers."""
 
@@ -66,7 +67,8 @@ def pause_seconds(parameters: Mapping[str, str]) -> float:
     return min(max(asked_s, 0.0), LONGEST_PAUSE_S) if asked_s == asked_s else 0.0
 
 
-def for_a_while(until_s: float) -> str:
+def for_a_while(until_s: float, now_s: float) -> str:
     """Why a peer is away."""
     at = datetime.fromtimestamp(until_s).astimezone()
-    return f"its user asked for it, until {at:%A %H:%M}; p2p-dtfm resume ends it before"
+    day = f"{at:%A}" if until_s - now_s < _WEEKDAY_TELLS_S else f"{at:%A %Y-%m-%d}"
+    return f"its user asked for it, until {day} {at:%H:%M}; p2p-dtfm resume ends it before"

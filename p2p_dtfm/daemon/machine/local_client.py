@@ -130,6 +130,8 @@ def _lives(place: Home) -> bool:
     lock = place.root / "daemon.lock"
     try:
         process = psutil.Process(int(lock.read_text()))
+        if process.pid == os.getpid():  # in a container all daemons have had the same number
+            return False
         is_older = process.create_time() <= lock.stat().st_mtime + CLOCK_S
         return is_older or is_ours(process.cmdline())  # a clock may have been put right
     except (OSError, ValueError, OverflowError, psutil.Error):

@@ -69,7 +69,7 @@ def hold_identity(identity: Path, home: Path, folder: Path | None = None) -> IO[
         return None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except BlockingIOError:
         holder = lock.read(HOLDER_LIMIT_BYTES).strip() or "an unknown one"
         lock.close()
         raise UserError(
@@ -80,6 +80,9 @@ def hold_identity(identity: Path, home: Path, folder: Path | None = None) -> IO[
             ),
             exit_code=3,
         ) from None
+    except OSError:  # a disk that keeps no locks
+        lock.close()
+        return None
     lock.truncate(0)
     lock.write(f"process {os.getpid()}, in {home}")
     lock.flush()

@@ -20,6 +20,7 @@ import psutil
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.records import Device
 from p2p_dtfm.daemon.machine.settings import Settings
+from p2p_dtfm.ports.granted import granted_memory
 
 TRAVELLING_BYTES = 256 << 20
 """Left for what is sent and received: a few windows of `net.streams.bulk`."""
@@ -65,5 +66,5 @@ def resident_bytes(process_id: int | None = None) -> int:
 
 
 def memory_bytes(settings: Settings) -> int:
-    """What this peer's owner allows, or what the machine has."""
-    return settings.memory_limit_bytes or psutil.virtual_memory().total
+    """What this peer's owner allows, or what the machine has for it."""
+    return settings.memory_limit_bytes or granted_memory().total_bytes

@@ -14,8 +14,9 @@ from pydantic_core import ErrorDetails
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.names import fault_of_name
 from p2p_dtfm.core.protocol.plain_words import in_plain_words
-from p2p_dtfm.daemon.machine.home import default_home
+from p2p_dtfm.daemon.machine.home import default_home, expanded
 from p2p_dtfm.daemon.machine.hours import HOURS_PATTERN, Hours
+from p2p_dtfm.ports.granted import granted_processors
 
 PREFIX = "P2P_DTFM_"
 LEAST_DISK_GIB = 0.01
@@ -45,8 +46,8 @@ def _path(value: object) -> object:
 
 
 def _own(path: Path | None) -> Path | None:
-    """`~` is the user's own directory also where no shell has read it."""
-    return None if path is None else path.expanduser()
+    """Raises `UserError`, which says more than where the path stands."""
+    return None if path is None else expanded(path)
 
 
 def _webhook(text: str) -> str:
@@ -227,7 +228,7 @@ class Settings(BaseModel):
     @property
     def compute_threads(self) -> int:
         """CPU threads to compute with: as set, or half of the cores that this process may use."""
-        return self.threads or max(1, len(os.sched_getaffinity(0)) // 2)
+        return self.threads or max(1, int(granted_processors() / 2))
 
     @property
     def memory_limit_bytes(self) -> int | None:

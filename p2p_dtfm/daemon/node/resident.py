@@ -256,7 +256,7 @@ class Resident:
         async def pause_for(parameters: Mapping[str, str]) -> dict[str, Any]:
             nonlocal until_s, by_itself
             until_s, by_itself = now.wall_s() + pause_seconds(parameters), False
-            status.say(State.PAUSED, for_a_while(until_s))
+            status.say(State.PAUSED, for_a_while(until_s, now.wall_s()))
             return {"state": "paused"}
 
         home.acquire()
@@ -291,11 +291,13 @@ class Resident:
             await api.start()
             while not going_on.done():
                 await asyncio.wait({going_on}, timeout=LOOK_EVERY_S)
-                if by_itself and await self._not_now() is None:
-                    decide(True)
                 if until_s == RESUMED_S:
                     await resume()
                 elif until_s is not None and now.wall_s() >= until_s:
+                    until_s, by_itself = None, True  # its owner's hours are as before
+                    if (why := await self._not_now()) is not None:
+                        status.say(State.PAUSED, why)
+                if by_itself and await self._not_now() is None:
                     decide(True)
             return going_on.result()
         finally:

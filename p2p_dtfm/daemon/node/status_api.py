@@ -59,7 +59,7 @@ class StatusApi:
 
         async def pause_for(parameters: Mapping[str, str]) -> dict[str, Any]:
             until_s = now.wall_s() + pause_seconds(parameters)
-            return left_for_a_pause(for_a_while(until_s), until_s)
+            return left_for_a_pause(for_a_while(until_s, now.wall_s()), until_s)
 
         async def resume() -> dict[str, Any]:
             return {"state": "leaving"} if life.resume() else explained(_NOT_PAUSED)

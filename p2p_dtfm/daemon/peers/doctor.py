@@ -53,6 +53,8 @@ class Examination:
     spec: RunSpec
     newcomer: Callable[[str, int], Newcomer]
     """`newcomer(device, threads)`: this machine with that device; 0: as many as torch likes."""
+    memory_limit_bytes: int | None = None
+    """That its owner allows; None: what is free."""
     takes_lines: bool = True
     """Direct lines come in, at the port above libp2p's."""
     run_digest: str = ""
@@ -73,7 +75,7 @@ async def examine(what: Examination, tell: Callable[[Check], None]) -> list[Chec
     add(check_disk(what.home))
     add(check_open_files())
     add(check_memory())
-    devices = check_devices(what.device, what.threads, what.spec)
+    devices = check_devices(what.device, what.threads, what.spec, what.memory_limit_bytes)
     for device in await asyncio.to_thread(list, devices):
         add(device)
     running = await asyncio.to_thread(ask_daemon, what.home, "status")

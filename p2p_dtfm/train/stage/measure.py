@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
-import psutil
 import torch
 from torch import Tensor, nn
 
@@ -20,6 +19,7 @@ from p2p_dtfm.core.protocol.layers.gpt_sizes import block_flops
 from p2p_dtfm.core.protocol.records import NAME_LIMIT, Device, LayerTiming
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.workload import workload_of
+from p2p_dtfm.ports.granted import granted_memory
 from p2p_dtfm.train.model.deferred_gradients import WeightGradients, leave_weight_gradients
 from p2p_dtfm.train.model.gpt import build_timed_layer, layer_count
 from p2p_dtfm.train.model.kinds.registry import loss_sum_of_last
@@ -197,7 +197,7 @@ def free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         kept_bytes = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0]) + int(kept_bytes)
-    return int(psutil.virtual_memory().available)
+    return granted_memory().free_bytes
 
 
 def _device_name(device: torch.device) -> str:

@@ -8,12 +8,16 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from p2p_dtfm.cli.app import app, run
 from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.daemon.machine.home import Home, expanded, home_option
+
+if TYPE_CHECKING:
+    from p2p_dtfm.daemon.machine.settings import Settings
 
 UNIT = "p2p-dtfm.service"
 SYSTEMCTL_S = 60.0
@@ -108,6 +112,7 @@ def install(
     if print_only:
         typer.echo(f"# {unit}\n{text}\n# {settings}\n{settings_text(values)}", nl=False)
         return
+    _require_sense(with_invitation(resolved.settings))
     _require_systemd()
     _require_manager()
     if unit.exists():
@@ -123,7 +128,8 @@ def install(
     _systemctl("daemon-reload")
     _systemctl("enable", "--now", UNIT)
     typer.echo(f"the daemon runs as a service; its settings: {settings}")
-    typer.echo("see what it does: p2p-dtfm status, p2p-dtfm dashboard")
+    where = home_option(Home(resolved.settings.home).root)
+    typer.echo(f"see what it does: p2p-dtfm status{where}, p2p-dtfm dashboard{where}")
     typer.echo("to have it run while you are logged out: loginctl enable-linger")
 
 
@@ -142,9 +148,22 @@ def uninstall() -> None:
     typer.echo("the service is gone; what it has trained stays in its home")
 
 
+def _require_sense(settings: "Settings") -> None:
+    """That there is something to do, at addresses that can be: a daemon that refuses its settings
+    has ended before anybody looks. Raises `UserError`."""
+    from p2p_dtfm.daemon.peers.recall import recall
+    from p2p_dtfm.net.contacts.addresses import check_announced_address, check_listen_address
+
+    for address in settings.listen:
+        check_listen_address(address)
+    for address in settings.announce:
+        check_announced_address(address)
+    recall(settings)
+
+
 def _places() -> tuple[Path, Path]:
     """The unit and its settings."""
-    configuration = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    configuration = Path(os.environ.get("XDG_CONFIG_HOME") or expanded(Path("~/.config")))
     return configuration / "systemd/user" / UNIT, configuration / "p2p-dtfm/service.toml"
 
 

@@ -1,5 +1,6 @@
 """`p2p-dtfm spec`: a run spec that comes along, as a file to change."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -27,4 +28,4 @@ def spec(
     if out.exists():
         raise UserError(f"--out {out} is there already", "choose another name, or remove it")
     write_text(out, text, "--out")
-    typer.echo(f"{out}: change it, then found the run with p2p-dtfm --run {out}")
+    typer.echo(f"{out}: change it, then found the run with p2p-dtfm --run {shlex.quote(str(out))}")

@@ -21,7 +21,6 @@ from typing import IO, Any
 from urllib.parse import urlencode
 
 import msgspec
-import psutil
 
 from p2p_dtfm.core.protocol.invited.line import read_line
 from p2p_dtfm.daemon.machine.devices.shares import environment_of, shares_of
@@ -30,6 +29,8 @@ from p2p_dtfm.daemon.machine.life import ends_with_its_terminal
 from p2p_dtfm.daemon.machine.local_client import ask_daemon
 from p2p_dtfm.daemon.machine.settings import Settings
 from p2p_dtfm.ports import disk, now
+from p2p_dtfm.ports.granted import granted_memory
+from p2p_dtfm.ports.packages import python_command
 
 LOOK_EVERY_S = 0.2
 TOLD_EVERY_S = 2.0
@@ -59,7 +60,7 @@ class SeveralDevices:
         is_human = settings.log == "human" or (settings.log == "auto" and log.isatty())
         settings = settings.model_copy(update={"log": "human" if is_human else "json"})
         self._settings, self._out, self._log = settings, out, log
-        self._shares = shares_of(settings, devices, psutil.virtual_memory().available)
+        self._shares = shares_of(settings, devices, granted_memory().free_bytes)
         self._labels = [f"{number} {device}" for number, device in enumerate(devices, 1)]
         self._daemons: list[_Daemon] = []
         self._signals: list[int] = []
@@ -91,7 +92,7 @@ class SeveralDevices:
         return next((code for each in self._daemons if (code := each.process.returncode)), 0)
 
     def _begin(self, number: int, settings: Settings) -> _Daemon:
-        command = [sys.executable, "-m", "p2p_dtfm", "--home", str(settings.home)]
+        command = python_command("-m", "p2p_dtfm", "--home", str(settings.home))
         process = subprocess.Popen(
             command,
             env=environment_of(settings),

@@ -4,13 +4,13 @@ machine use is divided among them."""
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Sequence
 from typing import Any
 
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.daemon.machine.home import DEVICES
 from p2p_dtfm.daemon.machine.settings import PREFIX, Settings
+from p2p_dtfm.ports.packages import python_command
 
 ALL = "all"
 DEVICES_LIMIT = 64
@@ -51,7 +51,7 @@ def devices_of(setting: str) -> tuple[str, ...]:
 
 def _accelerators() -> tuple[str, ...]:
     """Looked for in another process: torch would stay in this one."""
-    command = [sys.executable, "-c", _LIST_DEVICES]
+    command = python_command("-c", _LIST_DEVICES)
     try:
         listed = subprocess.run(
             command, capture_output=True, text=True, check=False, timeout=LIST_LIMIT_S
@@ -134,7 +134,7 @@ def environment_of(settings: Settings) -> dict[str, str]:
     values = settings.model_dump(mode="json")
     for name, field in Settings.model_fields.items():
         value = values[name]
-        if getattr(settings, name) == field.get_default(call_default_factory=True):
+        if name != "home" and getattr(settings, name) == field.default:  # some users have no home
             continue
         kept[PREFIX + name.upper()] = " ".join(value) if isinstance(value, list) else str(value)
     return kept

@@ -4,7 +4,7 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import PurePath
+from pathlib import Path, PurePath
 
 import psutil
 
@@ -12,6 +12,10 @@ ASK_LIMIT_S = 5.0
 OURS = frozenset({"p2p-dtfm", "p2p_dtfm", "p2pd"})
 """A process with one of these in its command line, in a path or before the dots of a module, is no
 program of the owner's."""
+SUPPLIES = Path("/sys/class/power_supply")
+LINES = ("Mains", "USB", "Wireless")
+BATTERIES = ("Battery", "UPS")
+"""Kinds of power supplies, as the kernel has them."""
 NETWORK_MANAGER = "org.freedesktop.NetworkManager"
 ASK_METERED = (
     *("busctl", "--system", "get-property", NETWORK_MANAGER),
@@ -47,15 +51,26 @@ def answer_of(command: Sequence[str]) -> str:
     return done.stdout if done.returncode == 0 else ""
 
 
-def on_battery() -> bool:
-    """Not where there is none, nor where nobody can tell."""
-    if not hasattr(psutil, "sensors_battery"):  # there is none on some systems
-        return False
+def on_battery(supplies: Path = SUPPLIES) -> bool:
+    """Whether one is emptied and no line feeds the computer: not where there is none, nor where
+    nobody can tell. The battery of a mouse or of a keyboard feeds something else."""
+    is_emptied = False
+    for supply in supplies.glob("*"):
+        kind = _word(supply / "type")
+        if _word(supply / "scope") == "Device":
+            continue
+        if kind in LINES and _word(supply / "online") not in ("", "0"):
+            return False
+        is_emptied |= kind in BATTERIES and _word(supply / "status") == "Discharging"
+    return is_emptied
+
+
+def _word(path: Path) -> str:
+    """What a supply says of itself; nothing where it does not."""
     try:
-        battery = psutil.sensors_battery()
-    except OSError:
-        return False
-    return battery is not None and battery.power_plugged is False
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:  # such as of a port to which nothing is connected any more
+        return ""
 
 
 def is_metered(ask: Ask = answer_of) -> bool:

@@ -7,8 +7,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
-
 from p2p_dtfm import __version__
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.facts.in_words import bytes_text, counted
@@ -16,6 +14,7 @@ from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.daemon.machine.devices.shares import devices_of, is_several, threads_of_each
 from p2p_dtfm.daemon.peers.checks.check import Check, Grade
 from p2p_dtfm.net.libp2p.descriptors import descriptors_at_most
+from p2p_dtfm.ports.granted import granted_memory
 from p2p_dtfm.ports.packages import how_to_install
 from p2p_dtfm.train.stage.measure import measure_device, select_device
 
@@ -65,14 +64,17 @@ def check_open_files() -> Check:
 
 
 def check_memory() -> Check:
-    memory = psutil.virtual_memory()
-    found = f"{bytes_text(memory.available)} of {bytes_text(memory.total)} are free"
-    facts: dict[str, object] = {"available_bytes": memory.available, "total_bytes": memory.total}
-    if memory.available < MEMORY_NEEDED_BYTES:
-        fix = (
-            f"close other programs: less than {bytes_text(MEMORY_NEEDED_BYTES)} is too little even "
-            "for a small run"
-        )
+    memory = granted_memory()
+    where = " in this control group, which may use no more" if memory.is_limited else ""
+    found = f"{bytes_text(memory.free_bytes)} of {bytes_text(memory.total_bytes)} are free{where}"
+    facts: dict[str, object] = {
+        "available_bytes": memory.free_bytes,
+        "total_bytes": memory.total_bytes,
+    }
+    if memory.free_bytes < MEMORY_NEEDED_BYTES:
+        mend = "allow this container or service more" if where else "close other programs"
+        needed = bytes_text(MEMORY_NEEDED_BYTES)
+        fix = f"{mend}: less than {needed} is too little even for a small run"
         return Check("memory", Grade.FAILED, found, fix, facts)
     return Check("memory", Grade.OK, found, facts=facts)
 
@@ -82,24 +84,25 @@ def named_devices(setting: str) -> tuple[str, ...]:
     return devices_of(setting) if is_several(setting) else (setting,)
 
 
-def check_devices(setting: str, threads: int, spec: RunSpec) -> Iterator[Check]:
-    """Each is selected and timed as its daemon would; equal ones once."""
+def check_devices(
+    setting: str, threads: int, spec: RunSpec, limit_bytes: int | None = None
+) -> Iterator[Check]:
+    """Each is selected and timed as its daemon would; equal ones once. `limit_bytes`: of memory."""
     try:
         devices = named_devices(setting)
     except UserError as error:
         yield Check("device", Grade.FAILED, error.cause, error.fixes[0])
         return
     for name in dict.fromkeys(devices):
-        yield check_device(name, threads_of_each(threads, len(devices)), spec)
+        yield check_device(name, threads_of_each(threads, len(devices)), spec, limit_bytes)
 
 
-def check_device(name: str, threads: int, spec: RunSpec) -> Check:
+def check_device(name: str, threads: int, spec: RunSpec, limit_bytes: int | None = None) -> Check:
     """Selects the device as the daemon does, and times a block of the run on it."""
     try:
-        device = select_device(name)
+        measured = measure_device(spec, select_device(name), threads or None, limit_bytes)
     except UserError as error:
         return Check("device", Grade.FAILED, error.cause, error.fixes[0])
-    measured = measure_device(spec, device, threads or None)
     block_ms = (measured.block.forward_ns + measured.block.backward_ns) / 1e6
     found = (
         f"{measured.kind}, {measured.name}: {block_ms:.1f} ms for a block of {spec.name}, "

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-import psutil
 import torch
 
 from p2p_dtfm.core.protocol.facts.device_facts import TEXT_LIMIT, DeviceFacts
+from p2p_dtfm.ports.granted import granted_memory
 
 HOST_SHARE = 0.5
 """Of the free memory beside a card: its own copies and the program need the rest."""
@@ -63,14 +63,14 @@ class CudaCard:
 
 def device_facts(device: torch.device, card: CardPort | None = None) -> DeviceFacts:
     """Takes about a quarter of a second."""
-    host = psutil.virtual_memory()
+    host = granted_memory()
     if card is None and device.type == "cuda":
         card = CudaCard(device)
     finish = card.finish if card is not None else _nothing
     return DeviceFacts(
-        memory_bytes=card.memory_bytes() if card is not None else host.total,
-        host_bytes=host.total,
-        host_free_bytes=int(host.available * HOST_SHARE) if card is not None else host.available,
+        memory_bytes=card.memory_bytes() if card is not None else host.total_bytes,
+        host_bytes=host.total_bytes,
+        host_free_bytes=int(host.free_bytes * HOST_SHARE) if card is not None else host.free_bytes,
         fp32_mflops=product_mflops(device, torch.float32, finish),
         bf16_mflops=product_mflops(device, torch.bfloat16, finish),
         capability=(card.capability() if card is not None else _vector_unit())[:TEXT_LIMIT],

@@ -12,7 +12,13 @@ import pytest
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.net.direct import lines as lines_of
 from p2p_dtfm.net.direct.call_line import AT_ONCE, HEAD, UNSENT_LIMIT_BYTES, CallLine
-from p2p_dtfm.net.direct.call_lines import FROM_ONE_LIMIT, OFTEN_CALLS, RARELY_S, CallLines
+from p2p_dtfm.net.direct.call_lines import (
+    FROM_ONE_LIMIT,
+    IDLE_S,
+    OFTEN_CALLS,
+    RARELY_S,
+    CallLines,
+)
 from p2p_dtfm.net.direct.lines import DirectLines
 from p2p_dtfm.net.direct.sealed import Keys, SealedSocket
 from p2p_dtfm.net.errors import NO_ANSWER, Refused, Unreachable
@@ -400,5 +406,59 @@ def test_where_a_line_cannot_be_worked_libp2p_carries_the_lane(
             assert not one.lines.works(two.host.peer_id)
             await until(lambda: len(taken) == 2, "the other end has tried as well")
             assert [connection.fileno() for connection in taken] == [-1, -1], "they are closed"
+
+    run(scenario())
+
+
+def test_where_all_places_are_taken_the_line_that_is_idle_longest_gives_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now_s = 0.0
+    monkeypatch.setattr("p2p_dtfm.net.direct.call_lines.now.monotonic_s", lambda: now_s)
+    monkeypatch.setattr("p2p_dtfm.net.direct.call_lines.LINES_LIMIT", 2)
+
+    async def scenario() -> None:
+        nonlocal now_s
+        heard: list[str] = []
+
+        def answer(sender: str, request: bytes) -> bytes:
+            heard.append(sender)
+            return b""
+
+        lines = CallLines(_Far(), answer, lambda peer_id: True)
+        far = {}
+        for peer in "ab":
+            here, far[peer] = _ends()
+            lines.take(peer, here)
+        now_s = IDLE_S
+        far["a"].send(HEAD.pack(0, 1))
+        await until(lambda: heard == ["a"], "it has asked")
+        for peer in "cd":
+            here, far[peer] = _ends()
+            lines.take(peer, here)
+        assert list(lines._come.values()) == ["a", "c"]
+        lines.close()
+        for end in far.values():
+            end.close()
+
+    run(scenario())
+
+
+def test_a_timer_that_is_a_moment_early_does_not_keep_a_dead_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """uvloop's are of whole milliseconds; what is asked follows an answer at once."""
+    now_s = 0.0
+    monkeypatch.setattr("p2p_dtfm.net.direct.call_lines.now.monotonic_s", lambda: now_s)
+
+    async def scenario() -> None:
+        nonlocal now_s
+        lines = await _lines_to(_Far())
+        asking = asyncio.create_task(lines.call("far", b"?", 0.1))
+        await asyncio.sleep(0)
+        now_s = 0.0993
+        with pytest.raises(Unreachable, match=NO_ANSWER):
+            await asking
+        assert not lines.is_direct("far")
 
     run(scenario())

@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from p2p_dtfm.net.direct.sealed import PIECE_BYTES, SealedSocket
 from p2p_dtfm.net.libp2p.control import MESSAGE_LIMIT_BYTES
+from p2p_dtfm.ports import now
 
 HEAD = struct.Struct(">IQ")
 AT_ONCE = 16
@@ -45,6 +46,8 @@ class CallLine:
         self._goes_on = False
         """More is read in the loop's next turn, whatever the kernel says."""
         self.is_closed = False
+        self.heard_s = now.monotonic_s()
+        """When it was made, or the last message came."""
         self._descriptor = connection.fileno()
         self._loop.add_reader(self._descriptor, self._readable)
 
@@ -130,4 +133,5 @@ class CallLine:
             self._target = memoryview(bytearray(length))
         else:
             self._number, self._target = None, memoryview(bytearray(HEAD.size))
+            self.heard_s = now.monotonic_s()
             self._on_message(number, bytes(content))

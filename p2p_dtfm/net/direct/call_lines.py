@@ -74,7 +74,6 @@ class _Asking:
     """A line on which this peer asks."""
 
     line: CallLine
-    heard_s: float
     used_s: float
     asked: int = 0
     given_up: int = 0
@@ -115,7 +114,7 @@ class CallLines:
             async with asyncio.timeout(deadline_s):
                 return await answer
         except TimeoutError as error:
-            if now.monotonic_s() - asking.heard_s >= deadline_s:
+            if asking.line.heard_s <= now_s:
                 asking.line.close()  # it may be the line that is dead; libp2p has its own
             raise Unreachable(peer_id, f"{NO_ANSWER} {deadline_s:g} s") from error
         finally:
@@ -133,6 +132,10 @@ class CallLines:
         its = [line for line, whose in self._come.items() if whose == peer_id]
         if len(its) >= FROM_ONE_LIMIT:
             its[0].close()
+        if len(self._come) >= LINES_LIMIT:
+            idle = min(self._come, key=lambda line: line.heard_s)
+            if now.monotonic_s() - idle.heard_s >= IDLE_S:
+                idle.close()
         if self._is_closed or len(self._come) >= LINES_LIMIT:
             connection.close()
             return
@@ -188,10 +191,8 @@ class CallLines:
         except Unreachable as error:
             log.debug("calls to %s stay with libp2p: %s", peer_id, error)
             return
-        now_s = now.monotonic_s()
 
         def heard(number: int, answer: bytes) -> None:
-            asking.heard_s = now.monotonic_s()
             waiting = asking.waiting.pop(number, None)
             if waiting is None:
                 asking.given_up -= 1
@@ -209,5 +210,5 @@ class CallLines:
                 if not waiting.done():
                     waiting.set_result(None)
 
-        asking = _Asking(CallLine(connection, heard, ended), now_s, now_s)
+        asking = _Asking(CallLine(connection, heard, ended), now.monotonic_s())
         self._asking[peer_id] = asking

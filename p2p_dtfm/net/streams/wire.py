@@ -74,6 +74,8 @@ class StreamWire:
     def __init__(self, reader: asyncio.StreamReader, writer: Writer) -> None:
         self.reader = reader
         self.writer = writer
+        self._is_halfway = False
+        """A part of a payload was written, and did not leave whole."""
 
     def round_trip_s(self) -> float | None:
         return None
@@ -107,15 +109,20 @@ class StreamWire:
         await turn.wait()
         if self.writer.is_closing():
             raise ConnectionResetError("the stream was closed")
+        self._is_halfway = True
         self.writer.write(piece)
         async with asyncio.timeout(stall_s):
             await self.writer.drain()
+        self._is_halfway = False
 
     async def rest(self) -> None:
         while await self.reader.read(_WRITE_BYTES):
             pass
 
     def close(self) -> None:
+        if self._is_halfway and isinstance(self.writer, asyncio.StreamWriter):
+            # uvloop holds the caller's own memory, and would send whatever is put there now
+            self.writer.transport.abort()
         self.writer.close()
 
 

@@ -287,6 +287,14 @@ class Broken(Doubling):
         return self.nothing  # type: ignore[attr-defined, no-any-return]
 
 
+class Wrong(Doubling):
+    """Gives on another shape than it says."""
+
+    def boundary(self, place: Place) -> Shape:
+        tokens, width = place.entry
+        return tokens, width - 1
+
+
 class Many(Doubling):
     """As of many experts."""
 
@@ -307,7 +315,7 @@ class Named(Doubling):
 
 
 DOUBLING, BUFFERED, NO_KIND, BROKEN = Doubling(), Buffered(), "a word", Broken()
-MANY, NAMED = Many(), Named()
+MANY, NAMED, WRONG = Many(), Named(), Wrong()
 
 
 @pytest.fixture
@@ -319,6 +327,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             ("buffered", "BUFFERED"),
             ("many", "MANY"),
             ("named", "NAMED"),
+            ("wrong", "WRONG"),
             ("no-kind", "NO_KIND"),
             ("broken", "BROKEN"),
             ("gone", "NOT_THERE"),
@@ -379,6 +388,13 @@ def test_all_matrices_of_a_kind_begin_with_its_deviation_whatever_they_are_calle
     deviations = {name: float(matrix.detach().std()) for name, matrix in found}
     assert len(deviations) == 4
     assert deviations == pytest.approx(dict.fromkeys(deviations, 0.2), rel=0.1)
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_kind_that_gives_on_another_shape_than_it_says_is_found_before_it_trains() -> None:
+    spec = run_of([MIXED[0], {"kind": "wrong"}, MIXED[5]])
+    with pytest.raises(UserError, match=r"'wrong' gives on \[12, 16\] .* says \[12, 15\]"):
+        measure_device(spec)
 
 
 @pytest.mark.usefixtures("installed")

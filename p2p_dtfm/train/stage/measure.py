@@ -22,7 +22,7 @@ from p2p_dtfm.core.protocol.workload import workload_of
 from p2p_dtfm.ports.granted import granted_memory
 from p2p_dtfm.train.model.deferred_gradients import WeightGradients, leave_weight_gradients
 from p2p_dtfm.train.model.gpt import build_timed_layer, layer_count
-from p2p_dtfm.train.model.kinds.registry import loss_sum_of_last
+from p2p_dtfm.train.model.kinds.registry import loss_sum_of_last, require_stated_shape
 from p2p_dtfm.train.model.precision import autocast
 from p2p_dtfm.train.stage.device.facts import device_facts
 from p2p_dtfm.train.stage.device.given_gradient import backward_from
@@ -279,6 +279,7 @@ def _time_listed(
         if is_last:
             return loss_sum_of_last(spec, module, entry, tokens)
         answer: Tensor = module(entry).float()
+        require_stated_shape(spec, layer, answer)
         return answer
 
     return _time_passes(spec, run, device, WeightGradients())

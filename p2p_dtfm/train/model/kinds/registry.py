@@ -151,6 +151,19 @@ def build_listed(spec: RunSpec, layer: int, device: torch.device | str) -> nn.Mo
         return kind_named(spec.layers[layer].kind).build(place).to(torch.float32)
 
 
+def require_stated_shape(spec: RunSpec, layer: int, answer: Tensor) -> None:
+    """Of what a listed layer but the last has given on for some sequences. Raises `UserError`:
+    whoever is sent something else would take its sender for one that lies."""
+    stated = spec.boundary_shape(layer + 1)[1:]
+    if tuple(answer.shape[1:]) != stated:
+        kind, found = spec.layers[layer].kind, list(answer.shape[1:])
+        raise UserError(
+            f"layer {layer} of the run {spec.name}: its kind {kind!r} gives on {found} for each "
+            f"sequence, and says {list(stated)}",
+            "tell who wrote that kind, or install another version of it on every machine",
+        )
+
+
 def deviation_in_listed(spec: RunSpec, layer: int, name: str, shape: Shape) -> float:
     """Of a matrix of this layer before the first step."""
     return kind_named(spec.layers[layer].kind).deviation(name, shape)

@@ -24,8 +24,10 @@ _PROCESSOR_SETTINGS = (
     *("MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "MKL_DEBUG_CPU_TYPE", "OPENBLAS_CORETYPE"),
     *("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"),
     *("ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE"),
+    *("OMP_THREAD_LIMIT", "OMP_DYNAMIC"),
 )
-"""Of the environment: other kernels than the processor's own, or fewer bits in them."""
+"""Of the environment: other kernels than the processor's own, fewer bits in them, or fewer threads
+than are asked for."""
 _CARD_SETTINGS = (CUBLAS_SETTING, "NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE")
 
 

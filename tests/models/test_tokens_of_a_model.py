@@ -196,6 +196,22 @@ def test_an_odd_tokenizer_beside_the_one_that_is_named_does_not_matter(tmp_path:
         assert tokenizer.decode([tokenizer.end_of_document]) == "\0"
 
 
+def test_documents_do_not_end_with_a_token_of_the_tokenizer_beside(tmp_path: Path) -> None:
+    """That number is a word of the one that is named: each document ended with it."""
+    own = gpt2_like_tokenizer()
+    (tmp_path / "mine.json").write_text(json.dumps(own))
+    other = own | {"added_tokens": [{"content": "<|end|>", "id": 42, "special": True}]}
+    for folder in (tmp_path, tmp_path / "origin"):
+        folder.mkdir(exist_ok=True)
+        (folder / "tokenizer.json").write_text(json.dumps(other))
+        (folder / "tokenizer_config.json").write_text('{"eos_token": "<|end|>"}')
+    tokenizer = read_tokenizer_json(tmp_path / "mine.json")
+    assert tokenizer.decode([tokenizer.end_of_document]) == "\0"
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<|endoftext|>"}')
+    named = read_tokenizer_json(tmp_path / "mine.json")
+    assert named.end_of_document == gpt2_like_tokenizer_end()
+
+
 def test_control_tokens_may_be_of_any_letters_and_digits_may_stand_alone(tmp_path: Path) -> None:
     inner = Tokenizers(models.BPE())
     inner.pre_tokenizer = pre_tokenizers.Sequence(

@@ -68,6 +68,21 @@ def test_each_row_is_a_document_in_every_form(form: str, tmp_path: Path) -> None
     assert found == documents(tmp_path / "b", plain), "the form makes no difference"
 
 
+@pytest.mark.parametrize("form", ["parquet", "arrow"])
+def test_texts_that_lie_elsewhere_in_a_table_are_texts(form: str, tmp_path: Path) -> None:
+    """As polars writes them."""
+    table = pyarrow.table({"text": pyarrow.array([*TEXTS, None], pyarrow.string_view())})
+    path = tmp_path / f"rows.{form}"
+    if form == "parquet":
+        pyarrow.parquet.write_table(table, path)
+    else:
+        with pyarrow.ipc.new_file(path, table.schema) as writer:
+            writer.write_table(table)
+    manifest = prepare([path], tmp_path / "out")
+    found = documents(tmp_path / "out", manifest)
+    assert sorted(found["train"] + found["held_out"]) == sorted(TEXTS)
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_a_missing_field_is_named_with_those_that_there_are(form: str, tmp_path: Path) -> None:
     path = write(form, tmp_path / "in", "body")

@@ -45,17 +45,20 @@ def read_tokenizer_json(path: Path) -> Tokenizer:
     """
     path = path / TOKENIZER_NAME if path.is_dir() else path
     tokenizer = _read(path)
-    for directory in (path.parent, path.parent / ORIGIN_NAME):
-        end = _end_of_text(directory)
+    files = [path]
+    if path.name == TOKENIZER_NAME:  # one of another name is not what was made of the origin
+        files.append(path.parent / ORIGIN_NAME / TOKENIZER_NAME)
+    for file in files:
+        end = _end_of_text(file)
         if end is not None and 0 <= end < tokenizer.vocabulary:
             return ending_with(tokenizer, end)
     return tokenizer
 
 
-def _end_of_text(directory: Path) -> int | None:
-    """The token with which a model ends its texts, if its directory says so and its tokenizer knows
-    it for more than plain text."""
-    content = json_of(directory / TOKENIZER_NAME)
+def _end_of_text(tokenizer: Path) -> int | None:
+    """The token with which a model ends its texts, if the files beside its tokenizer say so, and
+    the tokenizer knows it for more than plain text."""
+    content, directory = json_of(tokenizer), tokenizer.parent
     listed = content.get("added_tokens")
     added = {
         str(each.get("content")): each.get("id")

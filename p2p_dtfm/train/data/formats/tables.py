@@ -11,6 +11,8 @@ import pyarrow.parquet
 from p2p_dtfm.train.data.text_files import NoTextField, TextRow
 
 _ROWS_AT_ONCE = 256
+_VIEW = "string_view"
+"""Of texts that lie elsewhere, as polars writes Arrow files; older pyarrow has no name for it."""
 
 
 def read_column(path: Path, parquet: bool, field: str, size_bytes: int) -> Iterator[TextRow]:
@@ -65,7 +67,7 @@ def _arrow_batches(
 def _texts(column: pyarrow.Array, read_bytes: int) -> Iterator[TextRow]:
     if pyarrow.types.is_dictionary(column.type):
         column = column.dictionary_decode()
-    large = pyarrow.types.is_large_string(column.type)
+    large = pyarrow.types.is_large_string(column.type) or str(column.type) == _VIEW
     # as bytes: nobody has checked yet that they are UTF-8
     for text in column.cast(pyarrow.large_binary() if large else pyarrow.binary()).to_pylist():
         yield TextRow(text, read_bytes)
@@ -80,4 +82,5 @@ def _require_text(path: Path, schema: pyarrow.Schema, field: str) -> None:
 def _is_text(kind: pyarrow.DataType) -> bool:
     if pyarrow.types.is_dictionary(kind):
         kind = kind.value_type
-    return bool(pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind))
+    is_text = pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)
+    return bool(is_text or str(kind) == _VIEW)

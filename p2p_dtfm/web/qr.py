@@ -1,6 +1,8 @@
 """A line as a QR code, for a phone or a camera to read."""
 
 import functools
+import shutil
+import sys
 
 import msgspec
 import segno
@@ -39,8 +41,17 @@ def qr_picture(text: str) -> QrPicture:
 
 
 def qr_in_terminal(text: str) -> None:
-    """Printed with half blocks, or why it cannot be."""
+    """Printed with half blocks, or why it cannot be: of a row that the terminal breaks in two no
+    camera makes sense."""
     if len(text) > TEXT_LIMIT:
         print(TOO_LONG)
         return
-    segno.make(text, error="l").terminal(compact=True)
+    code = segno.make(text, error="l")
+    needed, columns = code.symbol_size()[0], shutil.get_terminal_size().columns
+    if sys.stdout.isatty() and needed > columns:
+        print(
+            f"its QR code is {needed} columns wide, and this terminal has {columns}: make it "
+            "wider, or its letters smaller, and type this again"
+        )
+        return
+    code.terminal(compact=True)

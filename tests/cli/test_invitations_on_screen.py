@@ -1,5 +1,9 @@
 """What is said of a run by invitation: not addresses that let nobody in."""
 
+import re
+
+import pytest
+
 from p2p_dtfm.cli.commands.swarm import _ways_in
 from p2p_dtfm.web.qr import qr_in_terminal
 
@@ -8,6 +12,19 @@ def test_a_picture_of_the_line_fits_a_terminal(capsys) -> None:  # type: ignore[
     qr_in_terminal("p2p-dtfm --invite p2pi1-" + "A" * 600)
     rows = capsys.readouterr().out.splitlines()
     assert 20 < len(rows) < 70 and any("█" in row or "▀" in row for row in rows)
+
+
+def test_a_picture_that_the_terminal_would_break_is_not_drawn(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the usual 80 columns rows of a long line were broken in two."""
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    for columns, is_drawn in (("80", False), ("120", True)):
+        monkeypatch.setenv("COLUMNS", columns)
+        qr_in_terminal("p2p-dtfm --invite p2pi1-" + "A" * 600)
+        shown = capsys.readouterr().out
+        assert (f"this terminal has {columns}" in shown) is not is_drawn
+        assert max(map(len, re.sub("\x1b.*?m", "", shown).splitlines())) <= 120
 
 
 def test_addresses_are_told_where_they_let_somebody_in() -> None:

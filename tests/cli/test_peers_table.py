@@ -55,6 +55,17 @@ def test_who_is_in_no_view_shows_no_empty_table(monkeypatch: pytest.MonkeyPatch)
         assert done.output.splitlines() == [swarm.IN_NO_VIEW] and done.exit_code == 0
 
 
+@pytest.mark.parametrize("columns", [40, 50])
+def test_a_terminal_of_a_phones_width_cuts_no_word_either(
+    monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    """Figures lost their units, and links their column."""
+    text = "\n".join(shown(monkeypatch, columns))
+    for whole in (*NAMES, "1,023 MiB, layers 12-23", "block fwd+bwd 123.0 ms", "25.0 Mbit/s"):
+        assert whole in text, text
+    assert "…" not in text and text.count("links") == 3
+
+
 @pytest.mark.parametrize("columns", [60, 80])
 def test_a_narrow_terminal_cuts_no_word(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
     lines = shown(monkeypatch, columns)

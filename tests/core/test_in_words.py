@@ -64,6 +64,7 @@ def test_the_page_says_the_same(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [
+        (-3_700, "0 s"),  # the clock was set back: "training for -2 h 58 min"
         (0, "0 s"),
         (59.9, "59 s"),
         (61, "1 min 1 s"),

@@ -3,6 +3,7 @@
 import errno
 import logging
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -20,6 +21,8 @@ from p2p_dtfm.daemon.machine.before_start import check_before_start
 from p2p_dtfm.daemon.machine.home import fault_of_home
 from p2p_dtfm.daemon.machine.settings import Settings, given_zeros, resolve
 from p2p_dtfm.daemon.machine.world import Machine
+from p2p_dtfm.daemon.peers.checks.check import Grade
+from p2p_dtfm.daemon.peers.checks.ports import check_ports
 from p2p_dtfm.net.contacts.addresses import (
     check_announced_address,
     check_listen_address,
@@ -336,6 +339,23 @@ def test_what_lies_in_the_way_in_a_home_is_no_bug(tmp_path: Path) -> None:
     )
     assert fault_of_home(caught.value, tmp_path / "another") == ""
     assert fault_of_home(OSError(5, "Input/output error", str(tmp_path)), tmp_path) == ""
+
+
+def test_a_port_that_cannot_be_had_is_not_always_somebody_elses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of a port for root alone, and of another machine's address, the doctor said that a program
+    should be ended, and, while a daemon ran, that this one has it."""
+    for runs in (False, True):
+        (found,) = check_ports(["/ip4/192.0.2.7/tcp/31330"], runs)
+        assert found.verdict is Grade.FAILED and "no address of this machine" in found.fix
+
+    def refused(self: socket.socket, at: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(socket.socket, "bind", refused)
+    (found,) = check_ports(["/ip4/0.0.0.0/tcp/443"], True)
+    assert found.verdict is Grade.FAILED and "for root" in found.fix
 
 
 def test_a_home_that_is_a_file_is_told_so(monkeypatch, capsys, tmp_path: Path) -> None:

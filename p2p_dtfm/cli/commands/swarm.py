@@ -308,8 +308,9 @@ def pause(
     if length is not None:
         seconds = seconds_of(length)
         if seconds > LONGEST_PAUSE_S:
+            most = counted(LONGEST_PAUSE_S / 86_400, "day")
             raise UserError(
-                f"a pause that ends by itself lasts {LONGEST_PAUSE_S / 86_400:.0f} days at most",
+                f"a pause that ends by itself lasts {most} at most",
                 "leave out --for: it then lasts until p2p-dtfm resume",
             )
         _tell(homes_here(home), f"pause-for?seconds={seconds}")

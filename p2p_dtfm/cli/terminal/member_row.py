@@ -12,6 +12,9 @@ from p2p_dtfm.core.protocol.facts.in_words import bytes_text, rate_text, span_te
 
 NARROW_BELOW = 90
 """Columns of a terminal. Below, what a row does not need is left out, and no word is cut."""
+LISTED_BELOW = 60
+"""Below, columns would be cut."""
+SPARE = "spare"
 NAME_WIDTH = 18
 """At least, if a name is as long: the longest that an identity makes fits, and a third of an id."""
 NAME_PART = 5
@@ -27,6 +30,8 @@ def member_table(
     """`last`: the heading of one more column, and what it has of a member. `ids`: peers by their
     ids, not their names. `width`: of the terminal."""
     rows = [(*_row_of(member, ids), last[1](member)) for member in members]
+    if width < LISTED_BELOW:
+        return _listed(rows)
     widest = max((len(row[0]) for row in rows), default=len("peer"))
     name_width = min(widest, max(NAME_WIDTH, width // NAME_PART))
     is_narrow = width < NARROW_BELOW
@@ -40,6 +45,17 @@ def member_table(
     for name, device, *others, rest in rows:
         cells = (name, *others) if is_narrow else (name, device, *others, rest)
         table.add_row(*map(Text, cells))
+    return table
+
+
+def _listed(rows: Sequence[tuple[str, ...]]) -> Table:
+    """As on a phone: no room for columns."""
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(overflow="fold")
+    for name, _, memory, block, layers, links, _ in rows:
+        held = layers if layers == SPARE else f"layers {layers}"
+        lines = (name, f"  {memory}, {held}", f"  block fwd+bwd {block}", f"  links {links}")
+        table.add_row(Text("\n".join(lines)))
     return table
 
 
@@ -67,7 +83,7 @@ def _row_of(member: dict[str, Any], ids: bool) -> tuple[str, ...]:
         plain(f"{device['kind']}, {device['name']}", SHORT_CHARACTERS),
         bytes_text(device["memory_bytes"]),
         f"{block_ms:,.1f} ms",
-        span_text(layers[0], layers[-1] + 1) if layers else "spare",
+        span_text(layers[0], layers[-1] + 1) if layers else SPARE,
         _rates_text(rates),
     )
 

@@ -53,7 +53,7 @@ export function shortTime(nanoseconds) {
 
 /** A long time, given in seconds. */
 export function duration(seconds) {
-  if (seconds < 60) return `${Math.floor(seconds)} s`;
+  if (seconds < 60) return `${Math.max(0, Math.floor(seconds))} s`; // a clock may be set back
   const minutes = Math.floor(seconds / 60);
   if (minutes < 60) return `${minutes} min ${Math.floor(seconds % 60)} s`;
   const hours = Math.floor(minutes / 60);

@@ -48,10 +48,11 @@ def share_text(share: float) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """`11 days 22 h`, `2 h 5 min`, `5 min 1 s`, `12 s`: days from two of them on."""
+    """`11 days 22 h`, `2 h 5 min`, `5 min 1 s`, `12 s`: days from two of them on. Nothing lasts
+    less than no time, whatever becomes of the clock meanwhile."""
     if seconds is None:
         return "unknown"
-    minutes, rest = divmod(int(seconds), 60)
+    minutes, rest = divmod(max(0, int(seconds)), 60)
     hours, minutes = divmod(minutes, 60)
     if hours >= 48:
         return f"{counted(hours // 24, 'day')} {hours % 24} h"

@@ -1,5 +1,6 @@
 """Whether the addresses to listen on can be had."""
 
+import errno
 import socket
 from collections.abc import Iterator, Sequence
 
@@ -26,12 +27,12 @@ def check_ports(
             )
             yield Check("port", Grade.OK, f"{address}: a free one is taken at each start", fix)
             continue
-        cause = _cannot_listen(host, port)
-        if cause and not daemon_runs:
-            fix = f"end the program that uses it (ss -tlnp sport = :{port}), or choose another port"
-            yield Check("port", Grade.FAILED, f"{address}: {cause}", fix)
+        fault = _fault(host, port)
+        if fault is not None and not (daemon_runs and fault.errno == errno.EADDRINUSE):
+            cause = fault.strerror or str(fault)
+            yield Check("port", Grade.FAILED, f"{address}: {cause}", _fix(fault, host, port))
             continue
-        by_whom = "in use, by the daemon that runs" if cause else "free"
+        by_whom = "in use, by the daemon that runs" if fault is not None else "free"
         yield (
             _with_lines(address, by_whom, daemon_runs)
             if takes_lines
@@ -43,7 +44,8 @@ def _with_lines(address: str, by_whom: str, daemon_runs: bool) -> Check:
     """What is known of the port itself, and of the one above it."""
     host, port = host_and_port(address)
     above = port + 1
-    cause = _cannot_listen(host, above) if above <= LAST_PORT else "there is none"
+    fault = _fault(host, above) if above <= LAST_PORT else OSError("there is none")
+    cause = "" if fault is None else fault.strerror or str(fault)
     if not cause or daemon_runs:
         found = f"{address}: {by_whom}; so is {above}, for direct lines"
         return Check("port", Grade.OK, found)
@@ -55,21 +57,30 @@ def _with_lines(address: str, by_whom: str, daemon_runs: bool) -> Check:
     return Check("port", Grade.WARNING, found, fix)
 
 
-def _cannot_listen(host: str, port: int) -> str:
+def _fix(fault: OSError, host: str, port: int) -> str:
+    if fault.errno == errno.EACCES:
+        return "choose a port from 1024 on: those below are for root"
+    if fault.errno == errno.EADDRNOTAVAIL:
+        return f"{host} is no address of this machine: /ip4/0.0.0.0/tcp/{port} always is"
+    return f"end the program that uses it (ss -tlnp sport = :{port}), or choose another port"
+
+
+def _fault(host: str, port: int) -> OSError | None:
+    """Why nobody could listen there."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((host, port))
     except OSError as error:
-        return error.strerror or str(error)
-    return ""
+        return error
+    return None
 
 
 def free_to_listen(listen: Sequence[str]) -> list[str]:
     """The daemon's addresses, so that forwarded ports are tried; any port where one is taken."""
     return [
-        address if not _cannot_listen(*host_and_port(address)) else _any_port(address)
+        address if _fault(*host_and_port(address)) is None else _any_port(address)
         for address in listen
         if next(check_ports([address], True)).verdict is Grade.OK
     ]

@@ -233,6 +233,21 @@ class ClaimBook:
                 found[peer] = min(holders, key=lambda it: digest_bytes(f"{seed} {it}".encode()))
         return found
 
+    def asked_in_vain(self) -> set[tuple[str, str]]:
+        """Who says that a work was to be audited in another's place, and whose: the one that was
+        drawn has told it that it could not judge, and told this peer what it has found. Each would
+        wait for the other, and neither lies."""
+        if self.not_claimed():
+            return set()
+        audited, drawn = self._at(self._step).audited, self.drawn()
+        return {
+            (asks, peer)
+            for (asks, peer), word in audited.items()
+            if word == COULD_NOT
+            and asks != drawn.get(peer)
+            and audited.get((drawn.get(peer, ""), peer), COULD_NOT) != COULD_NOT
+        }
+
     def borrowers(self) -> Counter[str]:
         """Who is to judge works of stages that it does not hold, drawn or disputed, and how
         many."""

@@ -92,11 +92,11 @@ class WorkSample:
         for step, peer in works:
             wanted.setdefault(step, set()).add(peer)
         numbers = sorted(wanted)
-        for number, after in zip(numbers, [*numbers[1:], None], strict=True):
-            stays = after is not None and self._anchor(after) <= number
-            try:
+        for number in numbers:
+            try:  # the step whole, and where it led: of the next one nothing need be drawn
                 again = self._go_to(number, numbers[-1])
-                self._one(again, number, wanted[number], stays=stays)
+                self._tell(number, numbers[-1])
+                self._advance(again)
             except Unjudged as reason:
                 self._again = None
                 text = str(reason)
@@ -186,18 +186,6 @@ class WorkSample:
             missing = (found.step or 0) - 1
             raise Unjudged(f"step {missing} is missing, and was not computed as the one before")
         raise found
-
-    def _one(self, again: WorkAgain, number: int, peers: Collection[str], *, stays: bool) -> None:
-        self._tell(number, number)
-        if stays:
-            self._advance(again)
-            return
-        before = again.judged
-        try:
-            again.judge(self._steps[number], peers)
-        except NotTrue as found:
-            self._unless_guessed(found)
-        self._count(again, before)
 
     def _count(self, again: WorkAgain, before: int) -> None:
         self._found.works += again.judged - before

@@ -7,7 +7,7 @@ cannot, and that is said.
 
 import itertools
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from p2p_dtfm.core.audit.boundaries import TRAINING, Due
@@ -71,25 +71,15 @@ class WorkAgain:
         """That comes next."""
         return self.states[0].version
 
-    def judge(self, step: Step, peers: Collection[str]) -> None:
-        """Whether these stage-holders' works of the present step are what they have claimed: their
-        pipelines are computed again, and the states stay. Raises `NotTrue` and `Unjudged`."""
-        plan = _plan(step)
-        own = [each for each in plan.pipelines if any(s.peer_id in peers for s in each.stages)]
-        numbers = {number for each in own for number in each.microbatches}
-        wire = wire_plan(self.spec, plan, step.view.snapshot)
-        computed = self._compute(step, plan, wire, step.outcome.step, numbers)
-        whole = [peer for peer in peers if _is_whole(plan, peer, numbers)]
-        self._judge_works(step, plan, computed, whole)
-
     def advance(self, step: Step) -> None:
-        """Compute the present step whole, judge all of it, and make its update. Raises `NotTrue`
-        and `Unjudged`."""
+        """Compute the present step, judge all of it, and make its update, if it trains. Raises
+        `NotTrue` and `Unjudged`."""
         plan, number = _plan(step), step.outcome.step
-        everybody = plan.stage_holders()
         wire = wire_plan(self.spec, plan, step.view.snapshot)
-        computed = self._compute(step, plan, wire, number, None)
-        self._judge_works(step, plan, computed, everybody)
+        computed = self._compute(step, plan, wire, number)
+        self._judge_works(step, plan, computed)
+        if not self._terms.trains(number):
+            return
         reduced = self._sums(plan, computed)
         self._judge_sums(step, plan, wire, computed)
         self._judge_norms(step, plan, reduced)
@@ -101,7 +91,7 @@ class WorkAgain:
         it is judged. Raises `Unjudged`."""
         plan = _plan(before)
         wire = wire_plan(self.spec, plan, before.view.snapshot)
-        computed = self._compute(before, plan, wire, number, None)
+        computed = self._compute(before, plan, wire, number)
         reduced = self._sums(plan, computed)
         norms = [self._squared_norm(segment, reduced) for segment in plan.segments()]
         for layer, state in self.states.items():
@@ -116,50 +106,35 @@ class WorkAgain:
                     reason = f"layer {layer} has another state than {peer_id} has signed"
                     raise NotTrue(reason, step.outcome.step, peer_id)
 
-    def _compute(
-        self,
-        step: Step,
-        plan: Plan,
-        wire: WirePlan,
-        number: int,
-        numbers: Collection[int] | None,
-    ) -> _Computed:
-        """`number`: of the step whose data are taken; `numbers`: of the microbatches that are
-        needed, None for all. Raises `NotTrue` and `Unjudged`."""
+    def _compute(self, step: Step, plan: Plan, wire: WirePlan, number: int) -> _Computed:
+        """`number`: of the step whose data are taken. Raises `NotTrue` and `Unjudged`."""
         is_judged = number == step.outcome.step
         due = (self._terms.due(number, plan) if is_judged else None) or TRAINING
-        whole = _pipelines_in(plan, numbers)
-        needed = {stage.peer_id for place in whole for stage in plan.pipelines[place].stages}
-        passed = [it for it in _passed(plan, wire) if numbers is None or it.number in numbers]
-        if not due.trains:
-            passed = []
-        held_out = self._held_out(number, plan, wire, due, whole) if is_judged else []
+        passed = _passed(plan, wire) if due.trains else []
+        held_out = self._held_out(number, plan, wire, due) if is_judged else []
         works = replay_pipelines(
             self.spec,
             self.states,
-            self._holders(step, plan, needed),
+            self._holders(step, plan),
             passed,
             self._batches_of(number, [each.number for each in passed], held_out),
         )
-        gradients = {peer: work.gradients for peer, work in works.items()}
         accounts = {
-            peer: account_of(plan, wire, peer, gradients[peer])
+            peer: account_of(plan, wire, peer, work.gradients)
             if due.trains
             else StageAccount({}, {})
-            for peer in sorted(needed)
+            for peer, work in sorted(works.items())
         }
         return _Computed(works, accounts)
 
-    def _judge_works(
-        self, step: Step, plan: Plan, computed: _Computed, peers: Collection[str]
-    ) -> None:
-        for peer in sorted(peers):
+    def _judge_works(self, step: Step, plan: Plan, computed: _Computed) -> None:
+        for peer in sorted(computed.works):
             self._judge_own(step, plan, peer, computed.works[peer], computed.accounts[peer])
 
-    def _holders(self, step: Step, plan: Plan, needed: Collection[str]) -> dict[str, Holder]:
+    def _holders(self, step: Step, plan: Plan) -> dict[str, Holder]:
         """Raises `Unjudged`, and `NotTrue` for what nobody can have computed with."""
         found = {}
-        for peer in sorted(needed):
+        for peer in sorted(plan.stage_holders()):
             share = _share_of(step, peer)
             if share.arithmetic != self._arithmetic:
                 theirs = share.arithmetic or "none that repeats its bits"
@@ -173,15 +148,13 @@ class WorkAgain:
             found[peer] = Holder(plan.layers_of(peer), share.threads)
         return found
 
-    def _held_out(
-        self, step: int, plan: Plan, wire: WirePlan, due: Due, pipelines: Iterable[int]
-    ) -> list[Passed]:
-        """In order: what goes through these pipelines and is part of a work."""
+    def _held_out(self, step: int, plan: Plan, wire: WirePlan, due: Due) -> list[Passed]:
+        """In order: what is part of a work."""
         if not self._terms.evaluates(step):
             return []
         found = []
-        for place in pipelines:
-            if len(plan.pipelines[place].stages) == 1 or due.held_out:
+        for place, pipeline in enumerate(plan.pipelines):
+            if len(pipeline.stages) == 1 or due.held_out:
                 numbers = held_out_indices(plan, self.spec, place)
                 found += [_through(plan, wire, place, number) for number in numbers]
         return sorted(found, key=lambda each: each.number)
@@ -287,23 +260,6 @@ def _share_of(step: Step, peer_id: str) -> Share:
 def _plan(step: Step) -> Plan:
     assert isinstance(step.view.plan, Plan), "a step commits by a plan"
     return step.view.plan
-
-
-def _is_whole(plan: Plan, peer_id: str, numbers: Collection[int] | None) -> bool:
-    """Whether all that a peer had to do is among these microbatches."""
-    if numbers is None:
-        return True
-    places = plan.places_of(peer_id)
-    return all(n in numbers for place, _ in places for n in plan.pipelines[place].microbatches)
-
-
-def _pipelines_in(plan: Plan, numbers: Collection[int] | None) -> list[int]:
-    """Of which all microbatches are among these."""
-    return [
-        place
-        for place, each in enumerate(plan.pipelines)
-        if numbers is None or all(number in numbers for number in each.microbatches)
-    ]
 
 
 def _passed(plan: Plan, wire: WirePlan) -> list[Passed]:

@@ -57,6 +57,7 @@ from p2p_dtfm.daemon.step.stage_account import (
     got_by_holder,
 )
 from p2p_dtfm.daemon.step.step_engine import LocalResult, StepEngine
+from p2p_dtfm.daemon.trainer.audited.late_words import LateWords
 from p2p_dtfm.daemon.trainer.early_words import EarlyWords
 from p2p_dtfm.daemon.trainer.step_shards import StepShards, could_have_shards, have_shards
 from p2p_dtfm.daemon.trainer.stopped_steps import DENIED, NOT_DENIED, LateWork, StoppedSteps
@@ -68,8 +69,6 @@ from p2p_dtfm.train.stage.replay.arithmetic import arithmetic_name, threads_here
 from p2p_dtfm.train.stage.replay.work import LentLayer
 
 Missing = Callable[[], tuple[str, ...]]
-SHOWN_AFTER_S = 1.0
-"""Waiting for audits: less than any accusation takes."""
 
 log = logging.getLogger("p2p_dtfm")
 
@@ -84,6 +83,7 @@ class _Open:
     engine: StepEngine
     book: ClaimBook
     mine: StageAccount
+    words: LateWords
 
 
 class Audits:
@@ -102,8 +102,6 @@ class Audits:
         """Of the open step, once it is claimed."""
         self._here: _Open | None = None
         """The open step, from its claim on."""
-        self._shown: frozenset[str] | None = None
-        """In the open step, once this peer has shown what it has heard: of whom two things."""
         self._next_opening = b""
         self._stopped = StoppedSteps(tools)
         self._waits_for: tuple[Lack, ...] = ()
@@ -126,7 +124,7 @@ class Audits:
         book, view = self._book, self._state.view
         if book is not None and said.view == book.view:
             book.record(sender, said)
-            self._show_unlike()
+            self._has_heard()
             self._state.wake.set()
         elif view is None or said.view.number >= view.id.number:
             self._early.keep(sender, said, len(encode_for_wire(said)))
@@ -137,8 +135,12 @@ class Audits:
             raise PeerFault("claims in a run without audits", sender)
         if self._book is not None and said.view == self._book.view:
             self._book.show(sender, said, verify)
-            self._show_unlike()
+            self._has_heard()
             self._state.wake.set()
+
+    def _has_heard(self) -> None:
+        if self._here is not None and self._here.book is self._book:
+            self._here.words.heard()
 
     def find(self, digest: str) -> bytes | memoryview | None:
         """A chunk of this peer's own gradient, as claimed, a frame that it has sent, or parameters
@@ -182,8 +184,8 @@ class Audits:
         self._given = set()
         try:
             self._mine = mine
-            self._here = here = _Open(view, plan, step, engine, book, mine)
-            self._shown = None
+            words = LateWords(view.id, step, plan, book, self._tools.net.messenger.tell)
+            self._here = here = _Open(view, plan, step, engine, book, mine, words)
             claim = self._signed(await self._claim(here, local))
             self._say(here, claim)
             self._given.add((Kind.CLAIM, step))
@@ -222,11 +224,8 @@ class Audits:
                 found[peer_id] = work = await self._again(here, peer_id)
                 self._say(here, Audited(here.view.id, here.step, peer_id, work))
             self._given.add((Kind.AUDIT, here.step))
-            late = asyncio.get_running_loop().call_later(SHOWN_AFTER_S, self._show_claims, here)
-            try:
+            with here.words.while_waiting(drawn, in_place=draw == book.drawn_instead):
                 await self._until(here.view, Kind.AUDIT, partial(book.silent, drawn))
-            finally:
-                late.cancel()
         return found
 
     async def _otherwise_before(self, here: "_Open") -> dict[str, bytes]:
@@ -252,22 +251,6 @@ class Audits:
             return NOT_DENIED
         with self._tools.recorder.span("audit"):
             return await self._stopped.judged(it, here.engine.states)
-
-    def _show_claims(self, here: "_Open") -> None:
-        """Audits take long: it may be that others have heard another opening, and drawn others."""
-        unlike = here.book.unlike()
-        if self._shown == unlike.keys():
-            return
-        self._shown = frozenset(unlike)
-        for heard in filter(None, (heard_of(here.book.claims), unlike)):
-            shown = ShownClaims(here.view.id, here.step, heard)
-            for peer_id in here.plan.stage_holders():
-                self._tools.net.messenger.tell(peer_id, shown)
-
-    def _show_unlike(self) -> None:
-        """Somebody has claimed two things: the others may lack just what came here."""
-        if self._here is not None and self._book is self._here.book and self._here.book.unlike():
-            self._show_claims(self._here)
 
     def _book_of(self, view: View, plan: Plan) -> ClaimBook:
         """With what came before this peer had taken over."""

@@ -254,6 +254,12 @@ _OF_OTHERS = {
         Promise("not found out: it harms where it is drawn for another liar", None),
         needs="",
     ),
+    "unlike-audits": LieKind(
+        "tells who would audit in its place what it has found, and the others that it could not",
+        ONLY_TIME,
+        pipelines=True,
+        needs="",
+    ),
     "silence": LieKind(
         "accuses all others of silence, again and again",
         Promise(

@@ -6,6 +6,7 @@ import msgspec
 import numpy
 
 from p2p_dtfm.core.audit.believed_speeds import scaled
+from p2p_dtfm.core.messages.audit_messages import COULD_NOT, Audited
 from p2p_dtfm.core.protocol.facts.seen_paces import PACES_LIMIT
 from p2p_dtfm.core.protocol.records import Link, PeerRecord
 from p2p_dtfm.daemon.node.background import Background
@@ -13,6 +14,7 @@ from p2p_dtfm.daemon.peers.self_record import SelfRecord
 from p2p_dtfm.daemon.state_transfer.donor import Donor
 from p2p_dtfm.daemon.step.stage_account import Judge
 from p2p_dtfm.daemon.telemetry.seen_paces import SeenPaces
+from p2p_dtfm.daemon.trainer.audits import Audits
 from p2p_dtfm.testbed.lies.lie import Lie, put
 from p2p_dtfm.train.model.layer_state import LayerState
 
@@ -46,6 +48,40 @@ def find_what_suits(lie: Lie) -> None:
         return WRONG if lie.is_told(step) and lie.kind == "accuse" else found
 
     put(Judge, "work_of", work_of)
+
+
+def judge_one_thing_for_some(lie: Lie) -> None:
+    """Tells whoever would be drawn in its place that all is as claimed, and the others that it
+    could not: these wait for that one, who waits for them."""
+    honest = Audits._say
+
+    def say(self: Any, here: Any, said: Any) -> None:
+        if not isinstance(said, Audited) or not lie.is_told(here.step):
+            honest(self, here, said)
+            return
+        claimed = here.book.claims[said.peer_id].work
+        said = msgspec.structs.replace(said, work=claimed)
+        here.book.record(self._tools.me, said)
+        other, chosen = msgspec.structs.replace(said, work=COULD_NOT), _in_its_place(here, said)
+        for peer_id in here.plan.stage_holders():
+            is_told_so = peer_id in (chosen, *lie.fellows) or not chosen
+            self._tools.net.messenger.tell(peer_id, said if is_told_so else other)
+
+    put(Audits, "_say", say)
+
+
+def _in_its_place(here: Any, said: Audited) -> str:
+    """Who would audit it if this peer had said that it could not; empty: nobody."""
+    book = here.book
+    audited = book._at(book._step).audited
+    kept = dict(audited)
+    drawn = book.drawn()
+    for peer, by in drawn.items():
+        audited[by, peer] = COULD_NOT if peer == said.peer_id else kept.get((by, peer), b"?")
+    found: str = book.drawn_instead().get(said.peer_id, "")
+    audited.clear()
+    audited.update(kept)
+    return found
 
 
 def accuse_of_silence(lie: Lie) -> None:
@@ -132,6 +168,7 @@ def give_other_gradients(lie: Lie) -> None:
 
 
 OF_PEERS = {
+    "unlike-audits": judge_one_thing_for_some,
     "silence": accuse_of_silence,
     "speed": be_fast,
     "slander": call_others_slow,

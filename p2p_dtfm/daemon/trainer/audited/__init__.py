@@ -1,0 +1,1 @@
+"""Audits of a step that take long. Begin with `late_words`."""

@@ -154,7 +154,10 @@ class CallLines:
             if not task.cancelled() and task.exception() is None:
                 line.send(number, task.result())
 
-        line = CallLine(connection, asked, lambda: self._come.pop(line) and None)
+        def ended() -> None:
+            del self._come[line]
+
+        line = CallLine(connection, asked, ended)
         self._come[line] = peer_id
 
     def close(self) -> None:

@@ -105,6 +105,16 @@ def test_the_oldest_goes_first_and_two_checkpoints_of_each_run_stay(tmp_path: Pa
     assert len(list_checkpoints(mine / "checkpoints")) == CHECKPOINTS_KEPT
 
 
+def test_data_that_somebody_else_has_prepared_there_stay(tmp_path: Path) -> None:
+    """A founder's own, whose run spec names them, went with the corpus that comes along."""
+    names = ("python-standard-library", "digits", "mine")
+    for name in names:
+        (tmp_path / "prepared" / name).mkdir(parents=True)
+        (tmp_path / "prepared" / name / "shard").write_bytes(bytes(5000))
+    assert trim(tmp_path, tmp_path / "runs" / "mine", 1) == 5000
+    assert [(tmp_path / "prepared" / name).exists() for name in names] == [False, False, True]
+
+
 def test_of_many_shards_all_are_counted_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,7 +21,7 @@ from p2p_dtfm.net.directory.values import key_bytes, run_key, sign_run
 from p2p_dtfm.net.hivemind_parts import get_dht_time
 from p2p_dtfm.net.streams.blobs import BlobExchange
 from p2p_dtfm.sim.scenario.files import find_run_spec, read_run_spec
-from p2p_dtfm.train.data import BlobStore
+from p2p_dtfm.train.data import STANDARD_LIBRARY, BlobStore, prepare
 from p2p_dtfm.train.model.kinds.registry import with_sizes
 from tests.documentation.error_messages import heading_of
 
@@ -131,6 +131,21 @@ def test_an_onlooker_has_the_run_from_the_peer_that_it_asks() -> None:
     assert seen.run_digest == large.digest() and seen.spec == large
     with pytest.raises(UserError, match="the directory knows no run"):
         asyncio.run(see(cast(Onlooker, onlooker), [at], "ab" * 32))
+
+
+def test_a_founder_finds_its_data_in_its_own_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`source = "~/my-data"` was found before the start, and then sought beside the run spec."""
+    monkeypatch.setenv("HOME", str(tmp_path / "somebody"))
+    text, path = tmp_path / "text", tmp_path / "specs" / "run.toml"
+    text.write_text("words of somebody " * 200)
+    path.parent.mkdir()
+    made = prepare([text], tmp_path / "somebody" / "my-data", context=48)
+    told = find_run_spec("tiny").read_text().replace(f'"{STANDARD_LIBRARY}"', '"~/my-data"')
+    path.write_text(told)
+    spec, _ = prepare_run(path, tmp_path / "scratch", lambda *told: None)
+    assert spec.data.manifest == made.digest()
 
 
 def test_a_founder_states_the_sizes_and_reads_the_pictures(tmp_path: Path) -> None:

@@ -49,12 +49,19 @@ def test_all_that_is_in_a_home_is_private(tmp_path: Path) -> None:
 
 
 def test_a_directory_of_other_things_keeps_its_mode(tmp_path: Path) -> None:
+    """With `--home .` in a project scripts below its own `runs` were none any more."""
     (tmp_path / "letter.txt").write_text("mine")
+    script, kept = tmp_path / "runs" / "first" / "again.sh", tmp_path / "runs" / ("ab" * 8) / "x"
+    for path in (script, kept):
+        path.parent.mkdir(parents=True)
+        path.write_text("...")
+        path.chmod(0o755)
     tmp_path.chmod(0o755)
     home = Home(tmp_path)
     home.acquire()
     home.release()
     assert _mode(tmp_path) == 0o755 and _mode(tmp_path / "letter.txt") == 0o644
+    assert _mode(script) == 0o755 and _mode(kept) == 0o600
     assert _mode(tmp_path / "daemon.lock") == 0o600
 
 

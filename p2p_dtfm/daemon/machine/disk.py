@@ -1,8 +1,9 @@
 """Keeping what a daemon stores under its owner's limit: the oldest goes first.
 
 What may go: checkpoints but for the last two of each run, shards of runs that are not trained now,
-and the corpus that was prepared for founding. What may not: identity, manifests, tokenizers, and
-the shards of the run under way, which are fetched as they are needed.
+and the corpora that come along and were prepared for founding. What may not: identity, manifests,
+tokenizers, whatever somebody else has put there, and the shards of the run under way, which are
+fetched as they are needed.
 """
 
 import asyncio
@@ -19,6 +20,7 @@ from typing import NamedTuple
 from p2p_dtfm.core.protocol.facts.in_words import bytes_text
 from p2p_dtfm.daemon.machine.home import DEVICES, all_below
 from p2p_dtfm.ports import now
+from p2p_dtfm.train.data import DIGITS, STANDARD_LIBRARY
 from p2p_dtfm.train.model.checkpoint import CheckpointFailed, list_checkpoints, remove_checkpoint
 
 CHECKPOINTS_KEPT = 2
@@ -137,8 +139,9 @@ def _removable(home: Path, run_directory: Path) -> Iterator[_Removable]:
         foreign = shard.parents[1] != run_directory
         if foreign and shard.is_file() and size_of(shard) >= SHARD_LEAST_BYTES:
             yield _item(shard, Path.unlink)
-    for prepared in home.glob("prepared/*"):
-        yield _item(prepared, shutil.rmtree)
+    for name in (STANDARD_LIBRARY, DIGITS):
+        if (prepared := home / "prepared" / name).is_dir():
+            yield _item(prepared, shutil.rmtree)
 
 
 def _item(path: Path, remove: Callable[[Path], None]) -> _Removable:

@@ -31,6 +31,8 @@ KEPT_FILES = (
     "stdout",
     "stderr",
 )
+RUN_NAME = "[0-9a-f]" * 16
+"""Of the directory of a run, as a pattern."""
 KEPT_DIRECTORIES = ("runs", "prepared", DEVICES)
 _SOCKET_PATH_LIMIT = 100
 """A unix socket's path may have 107 bytes; a little is kept in reserve."""
@@ -195,12 +197,16 @@ class Home:
         self._identity_lock = hold_identity(self.identity, self.root, self._lock_folder)
 
     def _close_to_others(self) -> None:
-        """What an earlier program left readable: the directory, and what daemons keep in it."""
-        if {path.name for path in self.root.iterdir()} <= {*KEPT_FILES, *KEPT_DIRECTORIES}:
-            self.root.chmod(0o700)  # else it is a directory of other things, too
+        """What an earlier program left readable: the directory, and what daemons keep in it. Of one
+        of other things, too, such as a project with runs of its own, only what is surely theirs."""
         kept = [self.root / name for name in KEPT_FILES]
-        for name in KEPT_DIRECTORIES:
-            kept += [self.root / name, *all_below(self.root / name)]
+        if {path.name for path in self.root.iterdir()} <= {*KEPT_FILES, *KEPT_DIRECTORIES}:
+            self.root.chmod(0o700)
+            folders = [self.root / name for name in KEPT_DIRECTORIES]
+        else:
+            folders = [*self.root.glob(f"runs/{RUN_NAME}")]
+        for folder in folders:
+            kept += [folder, *all_below(folder)]
         for path in kept:
             if path.is_symlink() or not path.exists():
                 continue

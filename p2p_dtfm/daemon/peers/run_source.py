@@ -15,6 +15,7 @@ from p2p_dtfm.core.protocol.errors import UNREACHABLE, PeerFault, UserError
 from p2p_dtfm.core.protocol.records import PROTOCOL_VERSION
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.signed import Signed, verifying_in
+from p2p_dtfm.daemon.machine.before_start import data_directory
 from p2p_dtfm.daemon.peers.bootstrap_node import REFUSAL as BOOTSTRAP_REFUSAL
 from p2p_dtfm.daemon.peers.messenger import Messenger
 from p2p_dtfm.daemon.peers.wire import Hello, Welcome
@@ -76,9 +77,7 @@ def prepare_run(path: Path, scratch: Path, progress: Progress) -> tuple[RunSpec,
         prepared_at = scratch / DIGITS
         prepare_digits(prepared_at)
     else:
-        prepared_at = Path(spec.data.source)
-        if not prepared_at.is_absolute():
-            prepared_at = path.parent / prepared_at
+        prepared_at = data_directory(spec, path)
     prepared = open_prepared(prepared_at)
     if spec.data.manifest not in ("", prepared.manifest.digest()):
         raise UserError(

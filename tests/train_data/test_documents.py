@@ -4,6 +4,7 @@ import builtins
 import gzip
 import json
 import shutil
+import time
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from data_examples import make_text
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.ports.packages import how_to_install
 from p2p_dtfm.train.data import Manifest, Skipped, Wish, prepare, stated_licence
+from p2p_dtfm.train.data.formats.compressed import open_lines
 from p2p_dtfm.train.data.saved_data_sets import data_set_files
 
 SAVED = Path(__file__).parent / "saved_data_set"
@@ -151,6 +153,18 @@ def test_a_line_that_is_too_long_is_a_broken_one_and_a_mark_of_byte_order_none(
     manifest = prepare([path], tmp_path / "out", skipped=skipped)
     assert manifest.totals.documents == 60 and skipped.broken_lines == 2
     assert "line 31" in str(skipped) and "line 62" in str(skipped)
+
+
+def test_what_grows_very_much_is_read_in_the_time_of_its_length(tmp_path: Path) -> None:
+    """What was left was copied for each 8 KiB of it: minutes for a row of 64 MiB."""
+    zstandard = pytest.importorskip("zstandard")
+    row = json.dumps({"text": "word " * (1 << 22)}).encode() + b"\n"
+    path = tmp_path / "rows.jsonl.zst"
+    path.write_bytes(zstandard.ZstdCompressor().compress(row * 2))
+    began_s = time.process_time()
+    with open_lines(path, 1 << 26) as lines:
+        assert [len(line) for _, line in lines] == [len(row)] * 2
+    assert time.process_time() - began_s < 2
 
 
 def test_a_number_is_no_text(tmp_path: Path) -> None:

@@ -104,7 +104,9 @@ class _Frames(io.RawIOBase):
     def __init__(self, raw: BinaryIO, zstandard: Any) -> None:
         self._raw, self._library = raw, zstandard
         self._frame: Any = None
-        self._encoded = self._decoded = b""
+        self._encoded = b""
+        self._decoded = memoryview(b"")
+        """What is not read yet: a view, since little may have become very much."""
 
     def readable(self) -> bool:
         return True
@@ -128,7 +130,7 @@ class _Frames(io.RawIOBase):
             whole = self._library.ZstdDecompressor(max_window_size=_WINDOW_LIMIT_BYTES)
             self._frame = whole.decompressobj()
         try:
-            self._decoded = self._frame.decompress(self._encoded)
+            self._decoded = memoryview(self._frame.decompress(self._encoded))
         except self._library.ZstdError as error:
             raise _DamagedStream(str(error)) from error
         self._encoded = b""

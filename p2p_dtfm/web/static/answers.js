@@ -1,6 +1,6 @@
 // What a person wants to know first: is this computer of use, does the model learn, how long yet.
 
-import { byId, drawing, element } from "./dom.js";
+import { byId, drawing, element, fill } from "./dom.js";
 import { smoothed } from "./columns.js";
 import { atClock, count, duration, percent, some } from "./format.js";
 
@@ -10,7 +10,7 @@ const SPARK_WIDTH = 120, SPARK_HEIGHT = 30;
 
 export function drawAnswers({ live, run, view, history, contribution }) {
   if (!live) return;
-  byId("answers").replaceChildren(
+  fill(byId("answers"),
     answer("Am I helping?", ...helping(live, view, contribution)),
     answer("Is it learning?", ...learning(live, history), spark(history)),
     answer("How long yet?", ...howLong(live, run)),

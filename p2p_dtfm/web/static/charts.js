@@ -70,15 +70,27 @@ function show(chart, data, enough, makeSeries) {
   if (!enough) {
     chart.plot?.destroy();
     chart.plot = null;
+    room.removeAttribute("role");
+    room.removeAttribute("aria-label");
     room.replaceChildren(element("p", { className: "quiet" }, "Nothing to draw before two steps are committed."));
     return;
   }
+  room.setAttribute("role", "img");
+  room.setAttribute("aria-label", inWords(chart));
   if (chart.plot) {
     chart.plot.setData(data);
   } else if (chart.width) {
     room.replaceChildren();
     chart.plot = new uPlot(options(chart.width, makeSeries()), data, room);
   }
+}
+
+/** What somebody who does not see the curve is told of it. */
+function inWords(chart) {
+  const [what, values] = chart === charts.loss ? ["loss", history.loss] : ["tokens per second", history.tokens_per_s];
+  const known = values.filter((value) => value !== null);
+  const told = known.length ? `: ${figure(known[0])} at first, ${figure(known.at(-1))} now` : "";
+  return `${what} from step ${count(history.step[0])} to ${count(history.step.at(-1))}${told}`;
 }
 
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();

@@ -32,6 +32,29 @@ function titled(text) {
   return title;
 }
 
+/**
+ * Gives a node these children, and leaves alone what is there as it is to be. Much is drawn each
+ * second: words that somebody has just selected must stay selected, and stay to be read aloud.
+ * Not for what listens: that would go on with what it was made for.
+ */
+export function fill(node, ...children) {
+  const wanted = children.filter((child) => child !== null && child !== undefined)
+    .map((child) => (child instanceof Node ? child : document.createTextNode(child)));
+  wanted.forEach((child, at) => {
+    const there = node.childNodes[at];
+    if (!there) node.append(child);
+    else if (there.isEqualNode(child)) return;
+    else if (there.cloneNode(false).isEqualNode(child.cloneNode(false))) fill(there, ...child.childNodes);
+    else there.replaceWith(child);
+  });
+  while (node.childNodes.length > wanted.length) node.lastChild.remove();
+}
+
+/** The same of a node that holds one text. */
+export function say(node, text) {
+  if (node.textContent !== text) node.textContent = text;
+}
+
 export const byId = (id) => document.getElementById(id);
 
 /** Calls `draw(width, height)` soon and whenever the element's size changes. */
@@ -54,7 +77,7 @@ export function onWidth(node, draw) {
 
 /** Fills a legend: pairs of a swatch's class and its text. */
 export function legend(list, items) {
-  list.replaceChildren(
+  fill(list,
     ...items.map(([kind, text]) =>
       element("li", {}, element("span", { className: `swatch ${kind}` }), text),
     ),

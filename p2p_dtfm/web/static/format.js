@@ -63,6 +63,7 @@ export function duration(seconds) {
 
 export function percent(share) {
   if (share > 0 && share < 0.001) return "< 0.1%";
+  if (share < 1 && Math.round(share * 100) === 100) return "> 99%";  // all is said of nothing less
   return share > 0 && share < 0.0995 ? `${(share * 100).toFixed(1)}%` : `${Math.round(share * 100)}%`;
 }
 

@@ -1,7 +1,7 @@
 // The page: takes the daemon's events, keeps the newest state, and says how old it is.
 
 import { drawAnswers } from "./answers.js";
-import { byId, element } from "./dom.js";
+import { byId, element, say } from "./dom.js";
 import { drawCharts } from "./charts.js";
 import { appendHistory, emptyHistory } from "./columns.js";
 import { duration } from "./format.js";
@@ -19,13 +19,26 @@ const TOKEN_HEADER = "X-P2P-DTFM-Token";
 
 const state = { live: null, run: null, view: null, timeline: null, history: emptyHistory() };
 let heardMs = null;
+let lookedMs = 0;
 let source = null;
+let lost = false;
+let retry = null;
 
+/**
+ * Listens while somebody looks. A browser keeps six connections to a daemon: of tabs that are left open
+ * in the background six would keep a seventh, and its buttons, from ever being answered; and as long as a
+ * page listens its daemon asks others what they do.
+ */
 function connect() {
+  clearTimeout(retry);
+  source?.close();
+  if (document.visibilityState === "hidden") return;
+  lookedMs = performance.now();
   source = new EventSource("/api/events");
   const on = (name, take) =>
     source.addEventListener(name, (event) => {
       heardMs = performance.now();
+      lost = false;
       take(JSON.parse(event.data));
     });
   on("hello", () => {});
@@ -58,10 +71,14 @@ function connect() {
     drawContribution(state);
     drawAnswers(state);
   });
-  on("events", drawEvents);
+  on("events", (events) => {
+    state.events = events;
+    drawEvents(events);
+  });
   on("live", (live) => {
     const changed = state.live?.state !== live.state || state.live?.this_machine.length !== live.this_machine.length;
     state.live = live;
+    redate();
     if (changed && state.view) drawMap(state);
     if (changed && state.view) drawPipelines(state);
     if (changed && state.timeline) drawTimeline(state);
@@ -77,28 +94,37 @@ function connect() {
     showAge();
   });
   source.onerror = () => {
-    if (source.readyState === EventSource.CLOSED) setTimeout(connect, RETRY_MS);
+    lost = true;
+    if (source.readyState === EventSource.CLOSED) retry = setTimeout(connect, RETRY_MS);
     showAge();
   };
 }
 
-/** How old the data are; a banner and a grey page once they are stale. */
+/** What was today is of a day with a date from midnight on. */
+function redate() {
+  const today = new Date().toDateString();
+  if (state.today !== today && state.events) drawEvents(state.events);
+  state.today = today;
+}
+
+/** How old the data are; a banner and a grey page once they are stale. What is lost is said aloud once. */
 function showAge() {
+  if (document.visibilityState === "hidden") return;
   const connected = source.readyState === EventSource.OPEN;
-  const seconds = heardMs === null ? null : (performance.now() - heardMs) / 1000;
-  const stale = seconds !== null && seconds >= STALE_S;
+  const now = performance.now();
+  const seconds = heardMs === null ? null : (now - heardMs) / 1000;
+  const stale = seconds !== null && now - Math.max(heardMs, lookedMs) >= STALE_S * 1000;
   document.body.classList.toggle("stale", stale);
   const age = byId("age");
-  age.classList.toggle("live", connected && !stale && seconds !== null);
-  if (seconds === null) age.textContent = connected ? "connected" : "connecting";
-  else age.textContent = stale || !connected ? `${duration(seconds)} old` : "live";
+  age.classList.toggle("live", !lost && !stale && seconds !== null);
+  if (seconds === null) say(age, connected ? "connected" : "connecting");
+  else say(age, stale || lost ? `${duration(seconds)} old` : "live");
   const banner = byId("banner");
-  banner.hidden = !(stale || (!connected && seconds !== null));
-  if (!banner.hidden) {
-    const what = connected ? "The daemon says nothing" : "Connection to the daemon lost";
-    const hint = connected ? "It may be paused or very busy." : "Trying again. Is it still running?";
-    banner.textContent = `${what}; what you see is ${duration(seconds)} old. ${hint}`;
-  }
+  banner.hidden = !(stale || (lost && seconds !== null));
+  const what = connected ? "The daemon says nothing. It may be paused or very busy."
+    : "Connection to the daemon lost. Trying again. Is it still running?";
+  say(byId("banner-what"), banner.hidden ? "" : what);
+  say(byId("banner-age"), banner.hidden ? "" : `What you see is ${duration(seconds)} old.`);
 }
 
 // actions ------------------------------------------------------------------------------------
@@ -157,4 +183,5 @@ async function act(name, token) {
 
 takeToken();
 connect();
+document.addEventListener("visibilitychange", connect);
 setInterval(showAge, 1000);

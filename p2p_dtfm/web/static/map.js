@@ -1,6 +1,6 @@
 // Peers where their round trips put them, and what flows between them.
 
-import { byId, drawing, element, legend, onSize, oneStop, textWidth } from "./dom.js";
+import { byId, drawing, element, fill, legend, onSize, oneStop, textWidth } from "./dom.js";
 import { busy, bytes, called, duration, hueOf, layers, linkRate, percent, shortTime, some } from "./format.js";
 
 const FEW_PEERS = 3;
@@ -17,6 +17,7 @@ let size = { width: 0, height: 0 };
 let chosen = null;
 let watching = false;
 let moved = 0;
+let anySilent = false;
 
 export function drawMap(newest) {
   state = newest;
@@ -33,9 +34,18 @@ export function drawMap(newest) {
 /** Marks peers that have been silent for a while. */
 export function markHeard({ live, view }) {
   if (!view) return;
-  for (const node of byId("map").querySelectorAll(".peer")) {
-    const heard = live.heard_s_ago[Number(node.dataset.peer)];
-    node.classList.toggle("silent", heard !== null && heard !== undefined && heard > live.silent_after_s);
+  const nodes = [...byId("map").querySelectorAll(".peer")];
+  for (const node of nodes) {
+    const number = Number(node.dataset.peer);
+    const heard = live.heard_s_ago[number];
+    const silent = heard !== null && heard !== undefined && heard > live.silent_after_s;
+    node.classList.toggle("silent", silent);
+    node.setAttribute("aria-label", `peer ${view.peers[number].name}${silent ? ", silent" : ""}`);
+  }
+  const isAny = nodes.some((node) => node.classList.contains("silent"));
+  if (nodes.length && isAny !== anySilent) {
+    anySilent = isAny;
+    legend(byId("map-legend"), legendItems(view));
   }
   drawFacts();
 }
@@ -243,7 +253,11 @@ function peers(view, nodes) {
     if (text) group.append(text);
     group.addEventListener("pointerenter", () => emphasise(number));
     group.addEventListener("pointerleave", () => emphasise());
-    group.addEventListener("keydown", (event) => event.key === "Enter" && choose(group));
+    group.addEventListener("keydown", (event) => {
+      if (event.key !== "Enter" && event.key !== " ") return;
+      event.preventDefault();  // the space bar would scroll
+      choose(group);
+    });
     return group;
   });
 }
@@ -291,6 +305,7 @@ function legendItems(view) {
   if (others.some((flow) => flow.kind === "guard")) items.push(["line-guard", `to guardians${ofMe}`]);
   if (view.pipelines.length) items.push(["circle", "larger: more layers"]);
   if (view.peers.some((peer) => peer.pipeline === null)) items.push(["circle-spare", "no stage"]);
+  if (anySilent) items.push(["circle-silent", "silent"]);
   if (view.flows.some((flow) => flow.here === view.me || flow.there === view.me)) items.push(["line-moving", "moves: what this peer sends and gets"]);
   items.push(["near", "near in round trip, near on the map"]);
   return items;
@@ -333,7 +348,7 @@ function drawFacts() {
   const at = view ? view.peers.findIndex((peer) => peer.peer_id === chosen) : -1;
   const room = byId("peer-facts");
   if (at < 0) {
-    room.replaceChildren(...(view?.peers.length > 1 ? [element("p", { className: "quiet" }, "Choose a peer to see its facts.")] : []));
+    fill(room, ...(view?.peers.length > 1 ? [element("p", { className: "quiet" }, "Choose a peer to see its facts.")] : []));
     return;
   }
   const peer = view.peers[at];
@@ -348,5 +363,5 @@ function drawFacts() {
     ["link to this peer", link && link.bytes_per_s !== null ? `${linkRate(link.bytes_per_s)}, ${shortTime(link.round_trip_ns)}` : ""],
     ["last heard", at === view.me ? "this peer" : heard === null || heard === undefined ? "" : `${duration(heard)} ago`],
   ].filter(([, value]) => value);
-  room.replaceChildren(element("dl", {}, ...facts.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)])));
+  fill(room, element("dl", {}, ...facts.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)])));
 }

@@ -1,25 +1,25 @@
 // What is said in words and figures: state, usefulness, problems, next, history.
 
 import { worthAnswer } from "./answers.js";
-import { byId, element } from "./dom.js";
+import { byId, element, fill, say } from "./dom.js";
 import { busy, bytes, called, clock, count, duration, hueOf, layers, linkRate, percent, shortTime, some } from "./format.js";
 
 const unknown = "–";
 const ORDER = ["pipeline", "reduction", "guard"];
 
 export function drawNow({ live, run, view }) {
-  byId("state").textContent = live.state;
-  byId("who").textContent = live.name ? `this peer: ${live.name}${besides(live, view)}` : "";
+  say(byId("state"), live.state);
+  say(byId("who"), live.name ? `this peer: ${live.name}${besides(live, view)}` : "");
   byId("who").title = live.peer_id;
   byId("state").dataset.state = live.state;
-  byId("reason").textContent = live.reason;
+  say(byId("reason"), live.reason);
   byId("report").hidden = !run || live.step < run.total_steps;
   const working = live.work_share !== null;
   const done = working ? live.work_share : run ? live.step / run.total_steps : 0;
   byId("progress").classList.toggle("work", working);
   byId("progress").setAttribute("aria-label", working ? live.work : "steps committed");
   const left = live.work_left_s === null ? "" : `, ${duration(live.work_left_s)} left`;
-  byId("work").textContent = working && !live.reason.startsWith(live.work) ? `${live.work}: ${percent(live.work_share)}${left}` : "";
+  say(byId("work"), working && !live.reason.startsWith(live.work) ? `${live.work}: ${percent(live.work_share)}${left}` : "");
   byId("progress").setAttribute("aria-valuenow", Math.round(done * 100));
   byId("progress-done").style.width = `${done * 100}%`;
   const tiles = [
@@ -28,11 +28,11 @@ export function drawNow({ live, run, view }) {
       view?.predicted_step_ns ? `planned ${shortTime(view.predicted_step_ns).replace(" ", "\u00a0")}` : ""],
     ["peers", view?.peers.length && live.state !== "paused" ? count(view.peers.length) : unknown, spares(view)],
   ];
-  byId("tiles").replaceChildren(...tiles.map(tile));
+  fill(byId("tiles"), ...tiles.map(tile));
   byId("marks").hidden = live.marks.length === 0;
-  byId("marks").textContent = live.marks.join(" · ");
-  byId("footer").textContent =
-    `p2p-dtfm ${live.version} · ${live.name || "peer"} ${live.peer_id}` + (run ? ` · run ${run.digest}` : "");
+  say(byId("marks"), live.marks.join(" · "));
+  say(byId("footer"),
+    `p2p-dtfm ${live.version} · ${live.name || "peer"} ${live.peer_id}` + (run ? ` · run ${run.digest}` : ""));
 }
 
 /** This machine's other devices are peers of their own. */
@@ -61,7 +61,7 @@ export function drawPart({ live, view }) {
   const me = view && view.me !== null ? view.peers[view.me] : null;
   if (!me) {
     const paused = live?.state === "paused" ? "Paused: it computes nothing, and the memory is yours." : "";
-    room.replaceChildren(element("p", { className: "quiet" }, paused || "It takes no part in a view yet."));
+    fill(room, element("p", { className: "quiet" }, paused || "It takes no part in a view yet."));
     return;
   }
   const over = live?.state === "done";
@@ -73,7 +73,7 @@ export function drawPart({ live, view }) {
   }
   if (live) lines.push(element("p", { className: "quiet" }, `${some(live.committed_here, "step")} committed while it was here.`));
   lines.push(neighbours(view, live, me));
-  room.replaceChildren(...lines);
+  fill(room, ...lines);
 }
 
 /** `over`: the run is complete, so nothing of it is of now. */
@@ -173,19 +173,19 @@ export function drawProblems({ live }) {
   const list = byId("problems");
   list.closest("section").classList.toggle("bad", live.problems.length > 0);
   if (!live.problems.length) {
-    list.replaceChildren(element("li", { className: "good" }, "Nothing that this peer knows of."));
+    fill(list, element("li", { className: "good" }, "Nothing that this peer knows of."));
     return;
   }
-  list.replaceChildren(...live.problems.map((problem) =>
+  fill(list, ...live.problems.map((problem) =>
     element("li", {}, element("span", {}, problem.what),
       element("span", { className: "fix" }, problem.fix))));
 }
 
 export function drawNext({ live }) {
   const over = live.state === "done";
-  byId("next-title").textContent = over ? "What to do with it" : "What comes next";
+  say(byId("next-title"), over ? "What to do with it" : "What comes next");
   const line = (text) => element("li", {}, over ? element("code", {}, text) : text);
-  byId("next").replaceChildren(...(live.next.length
+  fill(byId("next"), ...(live.next.length
     ? live.next.map(line)
     : [element("li", { className: "quiet" }, over ? "The run is complete." : "Nothing is planned.")]));
 }

@@ -55,8 +55,10 @@ function picture(timeline) {
   const room = width - left - right;
   const height = timeline.lanes.length * ROW + AXIS;
   const x = (ns) => left + (room * ns) / Math.max(1, timeline.duration_ns);
+  const shares = timeline.lanes.map((lane) =>
+    `${calledIn(state.view, lane.peer_id)} ${percent(busyShare(lane, timeline.duration_ns))}`).join(", ");
   const image = drawing("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "img",
-    "aria-label": `bars of step ${timeline.step}` });
+    "aria-label": `bars of step ${timeline.step}, computing: ${shares}` });
   image.append(axis(timeline, x, height, room));
   timeline.lanes.forEach((lane, row) => {
     const y = row * ROW + (ROW - BAR) / 2;

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from p2p_dtfm.core.audit.accounts import fault_of_share
 from p2p_dtfm.core.audit.boundaries import TRAINING, Due, unlike_boundaries
-from p2p_dtfm.core.audit.draw import draw, drawn_watched, seed_of
+from p2p_dtfm.core.audit.draw import draw, drawn_besides, drawn_watched, seed_of
 from p2p_dtfm.core.audit.earlier_claims import StoppedStep, WayOfWork, way_of
 from p2p_dtfm.core.audit.judging import Judges, judges_of
 from p2p_dtfm.core.audit.roles import watched
@@ -31,6 +31,10 @@ STEPS_AHEAD_LIMIT = 2
 OPENING_BYTES = 32
 EVERYBODY = 1_000_000
 """Millionths."""
+FELLOWS_DIVISOR = 4
+"""So large a part of the stage-holders at most lies together."""
+BESIDES_LIMIT = 3
+"""Auditors of one work besides the first: each takes as long as the work."""
 
 
 def always_training(step: int) -> Due | None:
@@ -80,6 +84,7 @@ class ClaimBook:
         self._ways: dict[str, WayOfWork] = {}
         """In which each has computed last."""
         self._draw: dict[str, str] | None = None
+        self._besides: tuple[dict[str, str], ...] = ()
 
     def step_begins(self, step: int) -> None:
         """The one before has committed, if it was in this view."""
@@ -176,7 +181,8 @@ class ClaimBook:
         """The auditor of each that is audited, once all have claimed.
 
         In the first step of a view nobody has committed itself to anything, and all are: whoever
-        withholds an opening brings such a step about. Who has sent a neighbour something else than
+        withholds an opening brings such a step about; and by several (`rounds`), as whoever speaks
+        last there chooses the draw. Who has sent a neighbour something else than
         that one says is audited in any case, and the neighbour is not: there is no input for it.
         Who is new here is drawn more often (`roles`). After the last step all are: it is the number
         by which a run is known, there is one of it, and nobody who lies has a step to lose.
@@ -191,10 +197,19 @@ class ClaimBook:
             always = {sender for _, sender in unlike}
             always |= drawn_watched(seed, watched(self._bars, self._step))
             holders = self._plan.stage_holders()
-            drawn = draw(seed, holders, lambda it: self._judges_of(it).all, rate, always)
+            judges = {it: self._judges_of(it).all for it in holders}
+            drawn = draw(seed, holders, judges.__getitem__, rate, always)
             misled = {receiver for receiver, _ in unlike}
             self._draw = {peer: by for peer, by in drawn.items() if peer not in misled}
+            count = 0 if knows_all else min(BESIDES_LIMIT, len(holders) // FELLOWS_DIVISOR - 1)
+            self._besides = drawn_besides(seed, self._draw, judges.__getitem__, count)
         return self._draw
+
+    def rounds(self) -> tuple[dict[str, str], ...]:
+        """As `drawn`, and in the first step of a view further auditors of the same works: fewer
+        fellows than these are in league with whoever lies, and it may have chosen the first ones
+        by what it opens, as it had committed itself to nothing."""
+        return (self.drawn(), *self._besides)
 
     def _judges_of(self, peer_id: str) -> Judges:
         return judges_of(peer_id, self._plan, self._shares(), self._kept_microbatches)
@@ -208,7 +223,8 @@ class ClaimBook:
     def not_audited(self) -> tuple[str, ...]:
         """Auditors that were drawn and have not said what they have found; once all have, those
         that were drawn instead."""
-        return self.silent(self.drawn()) or self.silent(self.drawn_instead())
+        late = [self.silent(drawn) for drawn in (*self.rounds(), self.drawn_instead())]
+        return next(filter(None, late), ())
 
     def silent(self, drawn: Mapping[str, str]) -> tuple[str, ...]:
         """Of auditors by whom they were drawn for. Nobody is waited for once it is shown that
@@ -233,18 +249,20 @@ class ClaimBook:
                 found[peer] = min(holders, key=lambda it: digest_bytes(f"{seed} {it}".encode()))
         return found
 
-    def asked_in_vain(self) -> set[tuple[str, str]]:
-        """Who says that a work was to be audited in another's place, and whose: the one that was
-        drawn has told it that it could not judge, and told this peer what it has found. Each would
-        wait for the other, and neither lies."""
+    def asked_in_vain(self, me: str) -> set[tuple[str, str]]:
+        """Who says that this peer was to audit a work in another's place, and whose: the one that
+        was drawn has told it that it could not judge, and told this peer what it has found. Each
+        would wait for the other, and neither lies."""
         if self.not_claimed():
             return set()
         audited, drawn = self._at(self._step).audited, self.drawn()
+        due = {(by, peer) for each in self.rounds() for peer, by in each.items()}
         return {
             (asks, peer)
             for (asks, peer), word in audited.items()
             if word == COULD_NOT
-            and asks != drawn.get(peer)
+            and (asks, peer) not in due
+            and (me, peer) not in due | audited.keys()
             and audited.get((drawn.get(peer, ""), peer), COULD_NOT) != COULD_NOT
         }
 
@@ -254,16 +272,18 @@ class ClaimBook:
         found: Counter[str] = Counter()
         if self.not_claimed():
             return found
-        for peer, by in self.drawn().items():
+        for peer, by in (it for drawn in self.rounds() for it in drawn.items()):
             found[by] += by in self._judges_of(peer).lent
         for peer in () if self.not_audited() else self.disputed():
-            found.update(it for it in self._judges_of(peer).lent if it != self.drawn()[peer])
+            drawn = {by for each in self.rounds() for by in (each.get(peer),)}
+            found.update(it for it in self._judges_of(peer).lent if it not in drawn)
         return found
 
     def disputed(self) -> list[str]:
         """Whose auditor comes to something else than what was claimed."""
         audited = self._at(self._step).audited
-        said = [*self.drawn().items(), *self.drawn_instead().items()]
+        draws = (*self.rounds(), self.drawn_instead())
+        said = [it for drawn in draws for it in drawn.items()]
         alike = {peer: (COULD_NOT, self.claims[peer].work) for peer, _ in said}
         found = {(peer, audited.get((by, peer), COULD_NOT)) for peer, by in said}
         return sorted({peer for peer, work in found if work not in alike[peer]})
@@ -274,7 +294,8 @@ class ClaimBook:
         missing, audited = self.not_claimed(), self._at(self._step).audited
         waiting = {*missing} if len(missing) == 1 else set[str]()
         if not missing:
-            drawn, claims = self.drawn().items(), self.claims
+            drawn = [it for each in self.rounds() for it in each.items()]
+            claims = self.claims
             waiting = {it for it, by in drawn if audited.get((by, it)) != claims[it].work}
         ways = self._ways | {peer: way_of(claim.share) for peer, claim in self.claims.items()}
         step, plan, claims = self._step, self._plan, dict(self.claims)

@@ -46,6 +46,26 @@ def draw(
     return found
 
 
+def drawn_besides(
+    seed: str, drawn: Mapping[str, str], judges_of: Callable[[str], Sequence[str]], count: int
+) -> tuple[dict[str, str], ...]:
+    """So many more auditors for each that is drawn, all of them unlike: of fellows that have chosen
+    the draw there are fewer, so that one is honest."""
+    busy = Counter(drawn.values())
+    taken = {peer_id: {by} for peer_id, by in drawn.items()}
+    rounds = []
+    for _ in range(count):
+        found: dict[str, str] = {}
+        for peer_id in sorted(drawn, key=lambda peer: _number(seed, "order", peer)):
+            if judges := [it for it in judges_of(peer_id) if it not in taken[peer_id]]:
+                turn = {it: (busy[it], _number(seed, "besides", peer_id, it)) for it in judges}
+                found[peer_id] = auditor = min(judges, key=turn.__getitem__)
+                busy[auditor] += 1
+                taken[peer_id].add(auditor)
+        rounds.append(found)
+    return tuple(rounds)
+
+
 def drawn_watched(seed: str, watched: Collection[str]) -> set[str]:
     """Of those that are watched who is audited, each by itself."""
     limit = WATCHED_MILLIONTHS * _SCALE

@@ -184,7 +184,7 @@ class Audits:
         self._given = set()
         try:
             self._mine = mine
-            words = LateWords(view.id, step, plan, book, self._tools.net.messenger.tell)
+            words = LateWords(me, view.id, step, plan, book, self._tools.net.messenger.tell)
             self._here = here = _Open(view, plan, step, engine, book, mine, words)
             claim = self._signed(await self._claim(here, local))
             self._say(here, claim)
@@ -214,18 +214,19 @@ class Audits:
 
     async def _audited(self, here: "_Open") -> dict[str, bytes]:
         """Of whom this peer was drawn for, once all that were have said what they find."""
-        book, found = here.book, dict[str, bytes]()
-        for draw in (book.drawn, book.drawn_instead):
-            drawn = draw()
-            mine = sorted(it for it, by in drawn.items() if by == self._tools.me)
+        book, found, me = here.book, dict[str, bytes](), self._tools.me
+        for in_place in (False, True):
+            draws = (book.drawn_instead(),) if in_place else book.rounds()
+            mine = sorted({it for drawn in draws for it, by in drawn.items() if by == me})
             if mine:
                 self._given.discard((Kind.AUDIT, here.step))
             for peer_id in mine:
                 found[peer_id] = work = await self._again(here, peer_id)
                 self._say(here, Audited(here.view.id, here.step, peer_id, work))
             self._given.add((Kind.AUDIT, here.step))
-            with here.words.while_waiting(drawn, in_place=draw == book.drawn_instead):
-                await self._until(here.view, Kind.AUDIT, partial(book.silent, drawn))
+            for drawn in draws:
+                with here.words.while_waiting(drawn, in_place=in_place):
+                    await self._until(here.view, Kind.AUDIT, partial(book.silent, drawn))
         return found
 
     async def _otherwise_before(self, here: "_Open") -> dict[str, bytes]:

@@ -2,12 +2,16 @@
 
 from typing import Any
 
+import msgspec
+
+from p2p_dtfm.core.audit.claim_book import OPENING_BYTES
 from p2p_dtfm.daemon.step.microbatches import Microbatches
 from p2p_dtfm.daemon.trainer.audits import Audits
 from p2p_dtfm.daemon.trainer.step_loop import StepLoop
 from p2p_dtfm.testbed.lies.gradients import flip
 from p2p_dtfm.testbed.lies.lie import Lie, put
 
+TRIED = 10_000
 LOST = "what goes to another one is lost"
 
 
@@ -20,11 +24,12 @@ class _Here:
     """In the step under way: the first one of a view is audited whole."""
 
 
-def _flip_but_in_first(lie: Lie) -> _Here:
+def _flip_where(lie: Lie, in_first: bool) -> _Here:
+    """In the first steps of views, or in all others."""
     here, honest, one = _Here(), Microbatches.train, StepLoop._one_step
 
     async def one_step(self: Any, view: Any, plan: Any, engine: Any) -> None:
-        here.lies = here.view == view.id and lie.is_told(self._state.step)
+        here.lies = (here.view != view.id) == in_first and lie.is_told(self._state.step)
         await one(self, view, plan, engine)
         here.view = view.id
 
@@ -50,7 +55,7 @@ async def _have_all_agree_anew(audits: Any, view: Any) -> None:
 
 def stop_when_drawn(lie: Lie) -> None:
     """Before anybody has computed its work again; the second time it does the step rightly."""
-    liar, honest = _flip_but_in_first(lie), Audits._audited
+    liar, honest = _flip_where(lie, in_first=False), Audits._audited
 
     async def audited(self: Any, here: Any) -> Any:
         auditor = here.book.drawn().get(self._tools.me)
@@ -63,7 +68,7 @@ def stop_when_drawn(lie: Lie) -> None:
 
 def stop_before_it_claims(lie: Lie) -> None:
     """It waits for all others' claims, and knows the draw before it has said its own."""
-    liar, honest = _flip_but_in_first(lie), Audits._claim
+    liar, honest = _flip_where(lie, in_first=False), Audits._claim
 
     async def claim(self: Any, here: Any, local: Any) -> Any:
         said, me, book = await honest(self, here, local), self._tools.me, here.book
@@ -71,21 +76,49 @@ def stop_before_it_claims(lie: Lie) -> None:
             if self._state.is_over(here.view):
                 await self._until_over(here.view)
             await self._state.wait()
-        if liar.lies and _auditor(book, me, said) not in ("", *lie.fellows):
+        drawn = _drawn_by(book, me, said)
+        if liar.lies and drawn.get(me, "") not in ("", *lie.fellows):
             await _have_all_agree_anew(self, here.view)
         return said
 
     put(Audits, "_claim", claim)
 
 
-def _auditor(book: Any, me: str, said: Any) -> str:
-    """Whom it draws for this peer, if it says that; empty: nobody."""
+def _drawn_by(book: Any, me: str, said: Any) -> dict[str, str]:
+    """Whom it draws for whom, if this peer says that."""
     claims = book._at(book._step).claims
     claims[me] = said
-    auditor: str = book.drawn().get(me, "")
+    drawn: dict[str, str] = book.drawn()
     del claims[me]
     book._draw = None
-    return auditor
+    return drawn
 
 
-EVASIONS = {"evade": stop_when_drawn, "evade-early": stop_before_it_claims}
+def choose_the_draw(lie: Lie) -> None:
+    """In the first step of a view, where nobody has committed itself to an opening: the last of the
+    fellows to speak waits for all others' claims, and tries openings until fellows audit them."""
+    liar, honest = _flip_where(lie, in_first=True), Audits._claim
+
+    async def claim(self: Any, here: Any, local: Any) -> Any:
+        said, me, book = await honest(self, here, local), self._tools.me, here.book
+        if not liar.lies or me != max(lie.fellows, default=me):
+            return said
+        while set(book.not_claimed()) - {me}:
+            if self._state.is_over(here.view):
+                await self._until_over(here.view)
+            await self._state.wait()
+        for number in range(TRIED):
+            other = msgspec.structs.replace(said, opening=number.to_bytes(OPENING_BYTES))
+            drawn = _drawn_by(book, me, other)
+            if all(drawn.get(it) in lie.fellows for it in lie.fellows if it in drawn):
+                return other
+        return said
+
+    put(Audits, "_claim", claim)
+
+
+EVASIONS = {
+    "evade": stop_when_drawn,
+    "evade-early": stop_before_it_claims,
+    "chosen-draw": choose_the_draw,
+}

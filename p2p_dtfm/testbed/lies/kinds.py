@@ -169,6 +169,11 @@ _WORK = {
         rate=OFTEN,
         steps_after=EVADES_FOR,
     ),
+    "chosen-draw": LieKind(
+        "flips its gradients in the first step of a view, and opens what has fellows audit it",
+        BARRED,
+        from_step=0,
+    ),
     "held-out-sent": LieKind(
         "sends the next stage other activations to be evaluated",
         BARRED,

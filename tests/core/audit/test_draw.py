@@ -8,7 +8,7 @@ import pytest
 
 from p2p_dtfm.core.audit.boundaries import beside
 from p2p_dtfm.core.audit.claim_book import ClaimBook, commitment_to
-from p2p_dtfm.core.audit.draw import draw, seed_of
+from p2p_dtfm.core.audit.draw import draw, drawn_besides, seed_of
 from p2p_dtfm.core.audit.judging import judges_of
 from p2p_dtfm.core.messages.audit_messages import COULD_NOT, Audited, Boundary, Claimed, Share
 from p2p_dtfm.core.protocol.errors import PeerFault
@@ -166,11 +166,27 @@ def test_who_was_told_otherwise_says_so_to_whom_waits_for_it() -> None:
         share = msgspec.structs.replace(stage_share(plan, name), parameters=layers)
         book.record(name, msgspec.structs.replace(claim(name, 7), share=share))
     peer, by = next(it for it in book.drawn().items() if not book.has_layers(it[1], it[0]))
-    asks = next(it for it in NAMES if it not in (peer, by))
+    asks, me = (it for it in NAMES if it not in (peer, by))
     book.record(asks, Audited(VIEW, 7, peer, COULD_NOT))
-    assert not book.asked_in_vain(), "it may be told so as well"
+    assert not book.asked_in_vain(me), "it may be told so as well"
     book.record(by, Audited(VIEW, 7, peer, b"w" * 32))
-    assert book.asked_in_vain() == {(asks, peer)} and not book.drawn_instead()
+    assert book.asked_in_vain(me) == {(asks, peer)} and not book.drawn_instead()
+
+
+def test_in_the_first_step_of_a_view_nobody_is_audited_by_its_fellows_alone() -> None:
+    """Whoever speaks last there chooses the draw. Of sixteen three fellows of a liar may be."""
+    for holders, besides in ((7, 0), (8, 1), (12, 2), (16, 3), (40, 3)):
+        names = [f"{number:02}" for number in range(holders)]
+        judges = {it: [name for name in names if name != it] for it in names}
+        for seed in seeds(4):
+            first = draw(seed, names, judges.__getitem__, ALL)
+            more = drawn_besides(seed, first, judges.__getitem__, besides)
+            assert len(more) == besides
+            for peer in names:
+                auditors = {each[peer] for each in (first, *more)}
+                assert len(auditors) == 1 + besides and peer not in auditors
+            done = Counter(by for each in (first, *more) for by in each.values())
+            assert max(done.values()) <= 2 + besides, "none has much more to do than others"
 
 
 def test_nobody_opens_another_thing_than_it_has_committed_itself_to() -> None:

@@ -21,8 +21,11 @@ Tell = Callable[[str, ShownClaims | Audited], None]
 class LateWords:
     """Of one step."""
 
-    def __init__(self, view: ViewId, step: int, plan: Plan, book: ClaimBook, tell: Tell) -> None:
+    def __init__(
+        self, me: str, view: ViewId, step: int, plan: Plan, book: ClaimBook, tell: Tell
+    ) -> None:
         self.book = book
+        self._me = me
         self._view = view
         self._step = step
         self._plan = plan
@@ -50,7 +53,7 @@ class LateWords:
         here; or somebody waits for this peer in vain."""
         if self.book.unlike():
             self._show()
-        for asks, peer_id in sorted(self.book.asked_in_vain() - self._declined):
+        for asks, peer_id in sorted(self.book.asked_in_vain(self._me) - self._declined):
             self._declined.add((asks, peer_id))
             self._tell(asks, self._could_not(peer_id))
 

@@ -1,0 +1,45 @@
+"""Real daemons in virtual time: in the first step of a view nobody has committed itself to what it
+opens. Of two fellows of eight the last one to claim knew all other openings, and chose its own so
+that each of the two was drawn for the other: what they computed in such steps stayed, at any
+rate."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from p2p_dtfm.testbed.virtual.seeds import player as players
+from p2p_dtfm.testbed.virtual.seeds.faults import LIES
+from p2p_dtfm.testbed.virtual.seeds.player import Player
+from p2p_dtfm.testbed.virtual.seeds.run import make_run
+from tests.testbed.lying_to_the_end import lying_to_the_end
+
+STEPS = 6
+
+
+@pytest.fixture
+def player(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Player:
+    """Of a run that has a microbatch for each of eight: fellows are a quarter of the holders."""
+
+    def of_eight(*arguments: Any) -> Path:
+        run = make_run(*arguments)
+        spec = json.loads(run.read_text())
+        spec["batch"]["microbatch"] = 1
+        run.write_text(json.dumps(spec))
+        return run
+
+    monkeypatch.setattr(players, "make_run", of_eight)
+    return Player(tmp_path, STEPS)
+
+
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(it, marks=pytest.mark.nightly) for it in (1, 2))]
+)
+def test_who_chooses_what_it_opens_is_audited_by_somebody_honest_as_well(
+    player: Player, seed: int
+) -> None:
+    found = player.play(LIES + seed, lying_to_the_end("chosen-draw", "abcdefgh", "gh", 1.0))
+    assert found.problem == "" and found.lies and not found.stayed
+    told = "\n".join(found.reports)
+    assert "works otherwise than those who computed it again" in told, told

@@ -38,7 +38,8 @@ NIGHTLY_PARTS := \
   "$(SEEDS) 100000-100049" \
   "$(SEEDS) 200000-200199" \
   "$(SEEDS) 300000-300099" \
-  "$(SEEDS) 400000-400099"
+  "$(SEEDS) 400000-400099" \
+  "$(SEEDS) 500000-500199"
 
 nightly: lint
 	@red=; for part in $(NIGHTLY_PARTS); do \

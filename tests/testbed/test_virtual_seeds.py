@@ -6,6 +6,7 @@ import inspect
 import random
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,15 +21,26 @@ from p2p_dtfm.testbed.virtual.planted.__main__ import BUGS, Search
 from p2p_dtfm.testbed.virtual.planted.patches import Patches, planted
 from p2p_dtfm.testbed.virtual.process import PROCESS, Process
 from p2p_dtfm.testbed.virtual.seeds import __main__ as seeds_tool
+from p2p_dtfm.testbed.virtual.seeds import player as players
 from p2p_dtfm.testbed.virtual.seeds import playing
 from p2p_dtfm.testbed.virtual.seeds.deeds import Deeds
-from p2p_dtfm.testbed.virtual.seeds.faults import KINDS, NAMES, Fault, Schedule, draw
+from p2p_dtfm.testbed.virtual.seeds.faults import (
+    KINDS,
+    LIES,
+    NAMES,
+    QUICK,
+    QUICK_FIRST_S,
+    QUICK_LAST_S,
+    Fault,
+    Schedule,
+    draw,
+)
 from p2p_dtfm.testbed.virtual.seeds.faults import RECIPES as RECIPES_FROM
 from p2p_dtfm.testbed.virtual.seeds.nudges import Nudges
 from p2p_dtfm.testbed.virtual.seeds.player import Player
 from p2p_dtfm.testbed.virtual.seeds.playing import Play, Played, play_seed
 from p2p_dtfm.testbed.virtual.seeds.reached import LinesReached
-from p2p_dtfm.testbed.virtual.seeds.run import RECIPES
+from p2p_dtfm.testbed.virtual.seeds.run import RECIPES, steps_of
 from p2p_dtfm.testbed.virtual.seeds.shrink import shrunk
 from p2p_dtfm.testbed.virtual.seeds.waits import Waits
 from p2p_dtfm.testbed.virtual.swarm import Swarm, play
@@ -326,6 +338,40 @@ def test_from_300000_on_runs_are_trained_otherwise() -> None:
     assert {it.model for it in schedules} == set(RECIPES)
     assert not any(it.is_small or it.is_audited or it.is_private for it in schedules)
     assert [it.faults for it in schedules] == [draw(seed).faults for seed in range(40)]
+
+
+def test_from_500000_on_the_same_faults_come_sooner_and_runs_are_short(tmp_path: Path) -> None:
+    for seed in range(200):
+        quick, plain = draw(QUICK + seed), draw(seed)
+        assert len(quick.faults) >= 10
+        assert [replace(fault, at_s=0.0) for fault in quick.faults] == [
+            replace(fault, at_s=0.0) for fault in plain.faults
+        ]
+        assert replace(quick, faults=plain.faults, is_quick=False) == plain
+        at_s = [fault.at_s for fault in quick.faults if fault.kind != "swizzle"]
+        assert at_s[0] >= QUICK_FIRST_S and at_s == sorted(at_s) and at_s[-1] <= QUICK_LAST_S
+    seen = list[int]()
+
+    def play_seed(seed: int, schedule: Schedule, run: Path, *_: object) -> Played:
+        seen.append(steps_of(run))
+        return Played(schedule)
+
+    with pytest.MonkeyPatch.context() as patches:
+        patches.setattr(players, "play_seed", play_seed)
+        patches.setattr(players, "reference_of", lambda run, folder: None)
+        for seed in (1, QUICK + 1, QUICK + 5, LIES):
+            folder = tmp_path / f"{seed}"
+            folder.mkdir()
+            Player(folder).play(seed)
+    assert seen == [40, 24, 24, 24]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", [QUICK + 1, QUICK + 2, QUICK + 3])
+def test_a_quick_seed_has_at_least_ten_faults_and_breaks_nothing(tmp_path: Path, seed: int) -> None:
+    played = Player(tmp_path).play(seed)
+    assert played.problem == ""
+    assert played.faults >= 10
 
 
 @pytest.mark.nightly

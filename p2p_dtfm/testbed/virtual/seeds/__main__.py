@@ -8,7 +8,8 @@ members lies (`lies`), in a run with audits, and `seeds.verdict` says what must 
 from 300000 on the run is trained otherwise (`run.RECIPES`): by Muon, by local steps in fp32, sparse
 or in signs, or in eight bits. Of most of these a single process says nothing: members are compared
 with one another, bit for bit, and what they learn with the beginning. From 400000 on one of six or
-seven lies, none of which has room for the whole model.
+seven lies, none of which has room for the whole model. From 500000 on the faults of the first seeds
+come sooner one after the other, in short runs: of these there can be thousands.
 
 Then all is mended, and these must hold: each daemon comes to the end of the run within a bound;
 loss, gradient norm and held-out loss of each step are those of a single process on the same data,

@@ -95,6 +95,10 @@ RECIPES = 300_000
 """From this seed on: the schedules of the first seeds, in runs that are trained otherwise."""
 RECIPE_NAMES = ("muon", "local", "signs", "sparse", "int8")
 """`run.RECIPES` has them."""
+QUICK = 500_000
+"""From this seed on: the schedules of the first seeds, in short runs, with their faults sooner one
+after the other: what a seed costs are mostly its steps."""
+QUICK_FIRST_S, QUICK_LAST_S = 2.0, 12.0
 BESIDE_LIES = {"kill": 3, "power cut": 1, "pause": 2, "leave": 2, "slow disk": 1, "clock": 1}
 BESIDE_LIES_COUNT = (2, 4)
 
@@ -129,6 +133,8 @@ class Schedule:
     is_small: bool = False
     """The machines are near one another and have little memory: no one of them has room for the
     whole model, few layers are held twice, and guardians keep up with each step."""
+    is_quick: bool = False
+    """The run is short."""
     stays_resident: bool = False
     """Who is paused by its owner comes back in the same process."""
     writes_samples: bool = False
@@ -171,6 +177,7 @@ class Schedule:
 def draw(seed: int) -> Schedule:
     """The same for the same seed."""
     others = (
+        (QUICK, _quick),
         (LIES_IN_STAGES, _lies_in_stages),
         (RECIPES, _otherwise),
         (LIES, _lies),
@@ -225,6 +232,18 @@ def _otherwise(seed: int) -> Schedule:
     return replace(
         draw(seed - RECIPES), model=name, is_small=False, is_audited=False, is_private=False
     )
+
+
+def _quick(seed: int) -> Schedule:
+    """As many faults, of the same kinds, each as long. Nearly all begin before the run ends; of the
+    first seeds one of five is at its end before ten of its faults."""
+    plain = draw(seed - QUICK)
+    sooner = (QUICK_LAST_S - QUICK_FIRST_S) / (LAST_S - FIRST_S)
+    faults = tuple(
+        replace(fault, at_s=QUICK_FIRST_S + (fault.at_s - FIRST_S) * sooner)
+        for fault in plain.faults
+    )
+    return replace(plain, faults=faults, is_quick=True)
 
 
 def _storm(seed: int) -> Schedule:

@@ -21,9 +21,9 @@ from p2p_dtfm.testbed.virtual.seeds.run import (
 
 COLLECTED_AFTER = 50_000
 """New objects."""
-LIES = "lies"
-STEPS_WITH_LIES = 24
-"""Audits are half of such a seed: it has to be a short one."""
+SHORT_STEPS = 24
+"""Where some lie audits are half of a seed, and where faults come soon a run must not outlast them:
+such runs are short."""
 FOLLOW_STEPS = 5
 """Where some lie: so that who comes gets states, and a stage, within the run."""
 
@@ -33,15 +33,17 @@ class Player:
 
     def __init__(self, scratch: Path, steps: int = STEPS) -> None:
         self._scratch = scratch
-        run = make_run(scratch, steps)
-        self._runs: dict[str, tuple[Path, Reference]] = {}
-        """By the model that is trained, once a seed does: with what one process makes of it."""
-        self._runs[""] = (run, reference_of(run, scratch / "reference"))
         self._steps = steps
+        self._runs: dict[tuple[str, int], tuple[Path, Reference]] = {}
+        """By the model that is trained and the steps, once a seed does so: with what one process
+        makes of it."""
+        self._run_of("", steps)
 
     def play(self, seed: int, schedule: Schedule | None = None) -> Played:
         schedule = schedule or draw(seed)
-        run, reference = self._run_of(LIES if schedule.liars else schedule.model)
+        is_short = schedule.liars or schedule.is_quick
+        steps = min(self._steps, SHORT_STEPS) if is_short else self._steps
+        run, reference = self._run_of(schedule.model, steps)
         if schedule.liars:
             run = with_audits(run, schedule.audit_rate, FOLLOW_STEPS)
         elif schedule.is_audited:
@@ -49,23 +51,22 @@ class Player:
         with tempfile.TemporaryDirectory(dir=memory_disk()) as home:
             return play_seed(seed, schedule, run, Path(home), reference)
 
-    def _run_of(self, model: str) -> tuple[Path, Reference]:
-        if model not in self._runs:
-            if model == LIES:
-                folder = self._scratch / LIES
+    def _run_of(self, model: str, steps: int) -> tuple[Path, Reference]:
+        if (model, steps) not in self._runs:
+            if not model:
+                folder = self._scratch / f"{steps}"
                 folder.mkdir()
-                run = make_run(folder, min(self._steps, STEPS_WITH_LIES))
-            elif model in RECIPES:
-                run = with_recipe(self._runs[""][0], model)
+                run = make_run(folder, steps)
             else:
-                run = with_given_weights(self._runs[""][0], model)
-            self._runs[model] = (run, self._reference_of(run, model))
-        return self._runs[model]
+                change = with_recipe if model in RECIPES else with_given_weights
+                run = change(self._run_of("", steps)[0], model)
+            self._runs[model, steps] = (run, self._reference_of(run, model, steps))
+        return self._runs[model, steps]
 
-    def _reference_of(self, run: Path, model: str) -> Reference:
+    def _reference_of(self, run: Path, model: str, steps: int) -> Reference:
         if model in RECIPES and model not in LIKE_ONE:
-            return unlike_one(self._steps)
-        return reference_of(run, self._scratch / f"reference-{model}")
+            return unlike_one(steps)
+        return reference_of(run, self._scratch / f"reference-{steps}-{model}")
 
 
 def leave_alone_what_is_loaded() -> None:

@@ -270,10 +270,11 @@ def peers(
 
 
 def _heard(member: dict[str, Any]) -> str:
-    """Of many members each hears its neighbours only."""
-    if member["is_this_peer"]:
-        return "this peer"
+    """Of many members each hears its neighbours only. A daemon that was started before this program
+    was replaced says nothing of which one it is."""
     heard = member["heard_s_ago"]
+    if member.get("is_this_peer", heard is None):
+        return "this peer"
     return "by others" if heard is None else f"{heard:.0f} s ago"
 
 

@@ -13,8 +13,14 @@ OF_PIPX = "pipx_metadata.json"
 def python_command(*arguments: str) -> list[str]:
     """To begin another Python: it imports what this one does, and nothing that lies where somebody
     happens to have started it."""
-    from_here = sys.path[:1] in ([""], [os.getcwd()])
-    return [sys.executable, *([] if from_here else ["-P"]), *arguments]
+    return [sys.executable, *([] if _is_from_here() else ["-P"]), *arguments]
+
+
+def _is_from_here() -> bool:
+    try:
+        return sys.path[:1] in ([""], [os.getcwd()])
+    except FileNotFoundError:  # the directory was removed meanwhile, and nothing lies in it
+        return False
 
 
 def how_to_install(package: str) -> str:

@@ -102,7 +102,8 @@ def _facts(state: DashboardState) -> str:
     rows = [
         ("loss", _number(live.loss)),
         ("held-out loss", _number(live.held_out_loss)),
-        ("views", f"{course.views:,}"),
+        # a home that is older than this count has those that its page shows
+        ("views", f"{max(course.views, len(state.history.view_step)):,}"),
         ("peers lost", f"{course.losses:,}, without those that left in an orderly way"),
         ("began", _when(course.began_s)),
         ("ended", _when(course.ended_s)),

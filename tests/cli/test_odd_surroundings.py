@@ -204,3 +204,15 @@ def test_what_lies_about_where_it_is_started_is_not_imported(
     assert not told.startswith(str(tmp_path))
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     assert "-P" not in python_command(), "sources that were never installed"
+
+
+def test_a_daemon_whose_directory_is_gone_can_begin_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was started there weeks ago: to pause, it has to begin what stays in its place."""
+
+    def gone() -> str:
+        raise FileNotFoundError(2, "No such file or directory")
+
+    monkeypatch.setattr(os, "getcwd", gone)
+    assert python_command("-c", "pass") == [sys.executable, "-P", "-c", "pass"]

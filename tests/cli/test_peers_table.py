@@ -98,6 +98,16 @@ def test_who_was_never_heard_is_not_taken_for_this_peer(monkeypatch: pytest.Monk
     assert text.count("this peer") == 1 and text.count("by others") == 1, text
 
 
+def test_a_daemon_that_is_older_than_the_program_is_understood(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It goes on for weeks after an update; the command ended with a traceback."""
+    for each in MEMBERS:
+        monkeypatch.delitem(each, "is_this_peer")
+    text = "\n".join(shown(monkeypatch, 140))
+    assert text.count("this peer") == 1 and "3 s ago" in text, text
+
+
 def test_no_name_is_cut_where_all_columns_just_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = shown(monkeypatch, 90)
     text = "\n".join(lines)

@@ -1,11 +1,12 @@
 """What `p2p-dtfm status` says of what this peer has given, and how it is watched."""
 
 import json
+import time
 from typing import Any
 
 import pytest
 
-from p2p_dtfm.cli.commands import swarm
+from p2p_dtfm.cli.commands import demo, swarm
 from p2p_dtfm.cli.commands.swarm import _carriers, _given, _safe
 from p2p_dtfm.core.protocol.errors import UserError
 
@@ -36,6 +37,24 @@ def test_a_newcomer_does_not_say_that_a_crash_undoes_everything() -> None:
     assert (_safe(facts) or "").startswith("not known yet")
     assert (_safe({**facts, "safe_step": 270}) or "").startswith("270: a crash")
     assert (_safe({**facts, "members": ["a"]}) or "").startswith("0: a crash"), "nobody has any"
+
+
+def test_all_is_said_of_nothing_less(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nor by a demo: it was done, and went on."""
+    facts = {
+        "state": "joining", "reason": "asks", "since_s": time.time(), "peer_id": "p", "run": "r",
+        "run_digest": "0" * 64, "data": None, "eta_s": None, "members": [], "layers": [],
+        "stage": [], "checkpoints": None, "addresses": [], "dashboard": None, "name": "n",
+        "names": {}, "work": {"what": "fetches data", "share": 0.9999, "left_s": None},
+    }  # fmt: skip
+    monkeypatch.setattr(swarm, "call_daemon", lambda *_: facts)
+    swarm.status()
+    assert "fetches data: 99%" in capsys.readouterr().out
+    lead = {"step": 9996, "total_steps": 10_000, "members": [], "view": 1}
+    assert "(99%)" in demo._headline(lead, 0.9996)
+    assert "(100%)" in demo._headline(lead, 1.0)
 
 
 def test_what_carries_tensors_to_each_neighbour() -> None:

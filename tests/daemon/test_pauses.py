@@ -64,6 +64,40 @@ def test_a_pause_that_ends_outside_of_its_hours_is_over_when_they_begin(
     assert asyncio.run(away())
 
 
+@pytest.mark.parametrize(("has_paused", "why"), [(False, None), (True, "by day it is not wanted")])
+def test_who_asks_for_a_pause_while_it_is_looked_whether_to_go_on_has_one(
+    has_paused: bool, why: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the owner's machine does is asked of other programs, which takes a moment: a pause that
+    was answered in that moment was not kept, or was said to end with the hours."""
+    monkeypatch.setattr(resident_module, "LOOK_EVERY_S", 0.05)
+    home = tmp_path / "home"
+    resident = Resident(Settings(home=home, dashboard="off", on_battery=True, on_metered=True))
+    looks, answers = asyncio.Event(), asyncio.Event()
+
+    async def slowly() -> str | None:
+        looks.set()
+        await answers.wait()
+        return why
+
+    monkeypatch.setattr(resident, "_not_now", slowly)
+
+    async def away() -> None:
+        until_s = time.time() - 1 if has_paused else None
+        staying = asyncio.create_task(resident._stay_away("asked", not has_paused, until_s))
+        await asyncio.wait_for(looks.wait(), 20)
+        assert await asyncio.to_thread(call_daemon, home, "pause", "POST") == {"state": "paused"}
+        answers.set()
+        await asyncio.sleep(0.5)
+        assert not staying.done()
+        told = await asyncio.to_thread(call_daemon, home, "status")
+        assert "p2p-dtfm resume ends it" in told["reason"]
+        await asyncio.to_thread(call_daemon, home, "leave", "POST")
+        assert not await asyncio.wait_for(staying, 20)
+
+    asyncio.run(away())
+
+
 def test_who_is_away_for_weeks_says_until_which_day() -> None:
     """A day of the week was all that was said, of a pause of thirty days."""
     at = time.mktime((2026, 3, 1, 9, 30, 0, 0, 0, -1))

@@ -338,6 +338,24 @@ def test_no_link_is_busier_than_always(page: Page) -> None:
         page.open("about:blank")
 
 
+def test_all_is_said_of_nothing_less(page: Page) -> None:
+    example = two()
+    assert example.state.run is not None
+    total = example.state.run.total_steps
+    note, last = "(document.querySelectorAll('#answers .note')[2]?.textContent ?? '')", total - 1
+    assert last / total > 0.995
+    example.change_live(step=last, work="fetches data", work_share=0.9999)
+    with served(example) as address:
+        page.open(address)
+        page.wait_for(f"{note}.endsWith('of {total:,}, 99%')")
+        assert "fetches data: 99%" in page.evaluate("document.querySelector('#work').textContent")
+        bar = "document.querySelector('#progress').getAttribute('aria-valuenow')"
+        assert page.evaluate(bar) == "99"
+        example.change_live(step=total, work="", work_share=None)
+        page.wait_for(f"{note}.endsWith('of {total:,}, 100%')")
+        page.open("about:blank")
+
+
 def test_what_this_peer_sends_moves_while_it_computes(page: Page) -> None:
     example = sixty_four()
     page.set_view(1440, 900)

@@ -43,6 +43,11 @@ def test_it_counts_all_of_very_many_peers_and_views() -> None:
     page = report_html(msgspec.structs.replace(state, contribution=given), ())
     assert "by 400 peers that this one saw" in page and "<p>and 398 more, with fewer</p>" in page
     assert "<td>views</td><td>4,321</td>" in page
+    course = msgspec.structs.replace(course, views=1)
+    history = msgspec.structs.replace(state.history, view_step=tuple(range(7)))
+    given = msgspec.structs.replace(given, course=course)
+    page = report_html(msgspec.structs.replace(state, contribution=given, history=history), ())
+    assert "<td>views</td><td>7</td>" in page, "a home that was there before views were counted"
 
 
 def test_what_strangers_and_the_model_say_is_text() -> None:

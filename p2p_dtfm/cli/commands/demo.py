@@ -19,7 +19,7 @@ from p2p_dtfm.cli.app import JsonOption, app
 from p2p_dtfm.cli.commands.data import newest_checkpoint, tokenizer_of
 from p2p_dtfm.cli.terminal.plain import harmless_lines
 from p2p_dtfm.core.protocol.errors import UserError
-from p2p_dtfm.core.protocol.facts.in_words import counted, duration
+from p2p_dtfm.core.protocol.facts.in_words import counted, duration, share_text
 from p2p_dtfm.core.protocol.run_spec import parse_run_spec
 from p2p_dtfm.daemon.dashboard.report_file import next_commands
 from p2p_dtfm.daemon.machine.local_client import ask_daemon
@@ -246,7 +246,9 @@ def _display(console: Console) -> Iterator[Any]:
 
 def _headline(lead: dict[str, Any], progress: float) -> str:
     loss, held_out = lead.get("loss"), lead.get("held_out_loss")
-    parts = [f"step {lead.get('step') or 0}/{lead.get('total_steps') or '?'} ({progress:.0%})"]
+    parts = [
+        f"step {lead.get('step') or 0}/{lead.get('total_steps') or '?'} ({share_text(progress)})"
+    ]
     if loss is not None:
         parts.append(f"loss {loss:.3f}")
     if held_out is not None:

@@ -17,7 +17,7 @@ from p2p_dtfm.cli.terminal.durations import seconds_of
 from p2p_dtfm.cli.terminal.member_row import member_table
 from p2p_dtfm.cli.terminal.plain import plain
 from p2p_dtfm.core.protocol.errors import UserError
-from p2p_dtfm.core.protocol.facts.in_words import counted, duration, given_text
+from p2p_dtfm.core.protocol.facts.in_words import counted, duration, given_text, share_text
 from p2p_dtfm.daemon.machine.hours import LONGEST_PAUSE_S
 from p2p_dtfm.daemon.machine.local_client import call_daemon, homes_here
 from p2p_dtfm.daemon.telemetry.names import Names
@@ -80,7 +80,7 @@ def _show_status(console: Console, facts: dict[str, Any], ids: bool) -> None:
     console.print(headline, highlight=False, soft_wrap=True)
     if (work := facts.get("work")) is not None and work["what"] not in facts["reason"]:
         left = "" if work["left_s"] is None else f", {duration(work['left_s'])} left"
-        console.print(f"  {plain(work['what'])}: {work['share']:.0%}{left}", **AS_TEXT)
+        console.print(f"  {plain(work['what'])}: {share_text(work['share'])}{left}", **AS_TEXT)
     for name, value in _rows(facts, named):
         if value is not None:  # what is not known yet is left out
             console.print(f"  {name:<18} {plain(value, LONG_CHARACTERS)}", **AS_TEXT)
@@ -270,10 +270,11 @@ def peers(
 
 
 def _heard(member: dict[str, Any]) -> str:
-    """Of many members each hears its neighbours only."""
-    if member["is_this_peer"]:
-        return "this peer"
+    """Of many members each hears its neighbours only. A daemon that was started before this program
+    was replaced says nothing of which one it is."""
     heard = member["heard_s_ago"]
+    if member.get("is_this_peer", heard is None):
+        return "this peer"
     return "by others" if heard is None else f"{heard:.0f} s ago"
 
 

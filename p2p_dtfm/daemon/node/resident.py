@@ -295,10 +295,15 @@ class Resident:
                     await resume()
                 elif until_s is not None and now.wall_s() >= until_s:
                     until_s, by_itself = None, True  # its owner's hours are as before
-                    if (why := await self._not_now()) is not None:
-                        status.say(State.PAUSED, why)
-                if by_itself and await self._not_now() is None:
+                    reason = ""  # another is to be said
+                why = await self._not_now() if by_itself else None
+                if not by_itself:  # or not any more: a pause was asked for meanwhile
+                    continue
+                if why is None:
                     decide(True)
+                elif not reason:
+                    status.say(State.PAUSED, why)
+                    reason = why
             return going_on.result()
         finally:
             self.decide = None

@@ -61,10 +61,11 @@ export function duration(seconds) {
   return `${some(Math.floor(hours / 24), "day")} ${hours % 24} h`;
 }
 
+/** All is said of nothing less than all. */
 export function percent(share) {
   if (share > 0 && share < 0.001) return "< 0.1%";
-  if (share < 1 && Math.round(share * 100) === 100) return "> 99%";  // all is said of nothing less
-  return share > 0 && share < 0.0995 ? `${(share * 100).toFixed(1)}%` : `${Math.round(share * 100)}%`;
+  if (share > 0 && share < 0.0995) return `${(share * 100).toFixed(1)}%`;
+  return `${Math.round((share < 1 ? Math.min(share, 0.99) : share) * 100)}%`;
 }
 
 /** What a peer is called, in as much room as there is; its whole name and id are in tooltips. */

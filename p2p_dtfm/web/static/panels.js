@@ -20,7 +20,7 @@ export function drawNow({ live, run, view }) {
   byId("progress").setAttribute("aria-label", working ? live.work : "steps committed");
   const left = live.work_left_s === null ? "" : `, ${duration(live.work_left_s)} left`;
   say(byId("work"), working && !live.reason.startsWith(live.work) ? `${live.work}: ${percent(live.work_share)}${left}` : "");
-  byId("progress").setAttribute("aria-valuenow", Math.round(done * 100));
+  byId("progress").setAttribute("aria-valuenow", Math.floor(done * 100));
   byId("progress-done").style.width = `${done * 100}%`;
   const tiles = [
     ["tokens/s", live.tokens_per_s === null ? unknown : count(live.tokens_per_s), ""],

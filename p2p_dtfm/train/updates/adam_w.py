@@ -29,7 +29,7 @@ SIGNIFICANT_DIGITS = 12
 """C libraries whose powers and cosines differ in the last bit still agree on so many."""
 
 
-class _Chunk(NamedTuple):
+class _UpdatedTogether(NamedTuple):
     """Elements that are updated together. `decaying`: parts of it, counted from its start."""
 
     start: int
@@ -115,14 +115,14 @@ def _root(numbers: Tensor, out: Tensor) -> None:
         out.copy_(numbers.double().sqrt_())
 
 
-def _grouped(runs: Iterable[tuple[int, int, bool]], limit_elements: int) -> list[_Chunk]:
+def _grouped(runs: Iterable[tuple[int, int, bool]], limit_elements: int) -> list[_UpdatedTogether]:
     """Neighbours together, as long as they have so few elements."""
-    chunks = list[_Chunk]()
+    chunks = list[_UpdatedTogether]()
     for start, end, decays in runs:
         if chunks and end - chunks[-1].start <= limit_elements:
             chunks[-1] = chunks[-1]._replace(end=end)
         else:
-            chunks.append(_Chunk(start, end, []))
+            chunks.append(_UpdatedTogether(start, end, []))
         if decays:
             first = chunks[-1].start
             chunks[-1].decaying.append(slice(start - first, end - first))

@@ -235,8 +235,8 @@ def _otherwise(seed: int) -> Schedule:
 
 
 def _quick(seed: int) -> Schedule:
-    """As many faults, of the same kinds, each as long. Nearly all begin before the run ends; of the
-    first seeds one of five is at its end before ten of its faults."""
+    """As many faults, of the same kinds, each as long. More of them begin before the run ends: of
+    the first seeds one in five comes to fewer than ten."""
     plain = draw(seed - QUICK)
     sooner = (QUICK_LAST_S - QUICK_FIRST_S) / (LAST_S - FIRST_S)
     faults = tuple(

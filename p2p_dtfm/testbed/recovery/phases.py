@@ -16,6 +16,7 @@ from p2p_dtfm.testbed.recovery.times import (
     Times,
     span_of,
     steps_of,
+    views_of,
 )
 
 PHASES = ("suspected", "gathered", "planned", "taken over", "first step", "repeated")
@@ -29,8 +30,9 @@ def recovery_phases(
 ) -> dict[str, Times]:
     """By kind of fault, and by phase: `count`, `median` and `worst`, in seconds."""
     found: dict[str, dict[str, list[float]]] = {}
+    noted = _Noted(histories)
     for fault in faults:
-        for phase, time_s in phases_of(histories, commits, fault).items():
+        for phase, time_s in _phases(noted, commits, fault).items():
             found.setdefault(fault.kind, {}).setdefault(phase, []).append(time_s)
     return {
         kind: {
@@ -47,12 +49,30 @@ def recovery_phases(
 
 def phases_of(histories: Histories, commits: Commits, fault: Inflicted) -> dict[str, float]:
     """Of one fault, in seconds; together from the fault to the next commit of a new step."""
-    views = _views_after(histories, fault, span_of(commits, fault)[1])
+    return _phases(_Noted(histories), commits, fault)
+
+
+class _Noted:
+    """What histories have of views, read once for all faults."""
+
+    def __init__(self, histories: Histories) -> None:
+        self.views = views_of(histories)
+        self.commits_s: dict[int, list[float]] = {}
+        """When each peer committed each step, by the number of the view."""
+        for history in histories.values():
+            for event in steps_of(history):
+                self.commits_s.setdefault(event["view"], []).append(event["time_s"])
+
+
+def _phases(noted: _Noted, commits: Commits, fault: Inflicted) -> dict[str, float]:
+    views = _views_after(noted.views, fault, span_of(commits, fault)[1])
     ends_s = _ends_s(views)
     new_s = [time_s for _, time_s in commits if ends_s and time_s > ends_s[-1]][:1]
     if not new_s:
         return {}
-    ends_s += [min([*new_s, *_commits_in(histories, views[0], ends_s[-1])]), *new_s]
+    since_s = ends_s[-1]
+    in_view_s = [it for it in noted.commits_s.get(views[0]["view"], []) if it > since_s]
+    ends_s += [min([*new_s, *in_view_s]), *new_s]
     begins_s = [fault.began_s, *ends_s]
     return {
         phase: max(0.0, end_s - begin_s)
@@ -80,23 +100,13 @@ def _views_after(histories: Histories, fault: Inflicted, until_s: float) -> list
         for name, history in histories.items()
         if name not in fault.peers
         for event in history
-        if event["event"] == "view" and fault.began_s <= event.get("stopped_s", 0.0) <= until_s
+        if fault.began_s <= event.get("stopped_s", 0.0) <= until_s
     ]
     marked = list(_whole(marked))
     if not marked:
         return []
     first = min(marked, key=lambda event: float(event["time_s"]))
     return [event for event in marked if event["snapshot"] == first["snapshot"]]
-
-
-def _commits_in(histories: Histories, view: Event, after_s: float) -> Iterable[float]:
-    """When each peer committed each step in this view, from then on."""
-    return (
-        event["time_s"]
-        for history in histories.values()
-        for event in steps_of(history)
-        if event["view"] == view["view"] and event["time_s"] > after_s
-    )
 
 
 def _whole(views: Iterable[Event]) -> Iterable[Event]:

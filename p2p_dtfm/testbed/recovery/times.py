@@ -45,6 +45,14 @@ def steps_of(history: Sequence[Event]) -> list[Event]:
     return [event for event in history if event["event"] == "step" and event["loss"] is not None]
 
 
+def views_of(histories: Histories) -> Histories:
+    """Without all else: of a thousand faults each looks for its own among them."""
+    return {
+        name: [event for event in history if event["event"] == "view"]
+        for name, history in histories.items()
+    }
+
+
 def commits_of(histories: Histories) -> Commits:
     first: dict[int, float] = {}
     for history in histories.values():
@@ -68,9 +76,9 @@ def recovery_times(
     spans = [span_of(commits, fault) for fault in faults]
     all_s: dict[str, list[float]] = {}
     alone_s: dict[str, list[float]] = {}
-    could_not_go_on = 0
+    could_not_go_on, views = 0, views_of(histories)
     for fault, span in zip(faults, spans, strict=True):
-        is_stuck = _nobody_had_a_plan(histories, fault)
+        is_stuck = _nobody_had_a_plan(views, fault)
         could_not_go_on += is_stuck
         stall_s = longest_without_s(commits, fault.ended_s if is_stuck else fault.began_s, span[1])
         times_s = max(0.0, stall_s - usual_s)
@@ -101,15 +109,15 @@ def longest_without_s(commits: Commits, from_s: float, to_s: float) -> float:
     return max((after - before for before, after in pairwise(times_s)), default=0.0)
 
 
-def _nobody_had_a_plan(histories: Histories, fault: Inflicted) -> bool:
+def _nobody_had_a_plan(views: Histories, fault: Inflicted) -> bool:
     """Whether members agreed during the fault, and found each time that they cannot train."""
-    views = [
+    told = [
         event
-        for history in histories.values()
+        for history in views.values()
         for event in history
-        if event["event"] == "view" and fault.began_s < event["time_s"] < fault.ended_s
+        if fault.began_s < event["time_s"] < fault.ended_s
     ]
-    return bool(views) and all("no_plan" in event for event in views)
+    return bool(told) and all("no_plan" in event for event in told)
 
 
 def goodput_of(histories: Histories, commits: Commits) -> float:

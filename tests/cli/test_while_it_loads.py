@@ -9,11 +9,13 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.daemon.dashboard.dashboard_host import DashboardHost
+from p2p_dtfm.daemon.machine import local_client
 from p2p_dtfm.daemon.machine.home import Home
 from p2p_dtfm.daemon.machine.local_client import call_daemon
 from p2p_dtfm.daemon.machine.settings import Settings
@@ -57,6 +59,8 @@ def test_meanwhile_the_screen_goes_on_and_others_are_told_that_it_starts(
     (tmp_path / "loads_for_long.py").write_text("import time\ntime.sleep(1)\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(resident, "_TRAINS", "loads_for_long")
+    # who asks here is this process, too, where a command is another one
+    monkeypatch.setattr(local_client, "os", SimpleNamespace(getpid=lambda: 0))
     home = tmp_path / "home"
     starting = resident.Resident(Settings(home=home, dashboard="off"))
 

@@ -40,8 +40,8 @@ def test_a_number_that_another_program_has_got_since_is_no_daemon(
 
 
 def test_who_began_before_it_took_the_home_is(tmp_path: Path) -> None:
-    lock(tmp_path, os.getpid(), time.time())
-    lock(tmp_path / DEVICES / "2", os.getpid(), time.time())
+    lock(tmp_path, os.getppid(), time.time())
+    lock(tmp_path / DEVICES / "2", os.getppid(), time.time())
     with pytest.raises(UserError, match="does not answer yet"):
         call_daemon(tmp_path, "status", patience_s=0.0)
     assert homes_here(tmp_path) == [tmp_path, tmp_path / DEVICES / "2"]

@@ -14,8 +14,13 @@ LOOPBACK = ["/ip4/127.0.0.1/tcp/0"]
 
 
 def run(scenario: Coroutine[Any, Any, None], deadline_s: float = 60.0) -> None:
-    """Run a test's coroutine in a loop of its own."""
+    """Run a test's coroutine in a loop of its own, as a daemon's."""
     event_loop.run(asyncio.wait_for(scenario, deadline_s))
+
+
+def run_shaped(scenario: Coroutine[Any, Any, None], deadline_s: float = 60.0) -> None:
+    """The same as a daemon's whose links are emulated."""
+    event_loop.run(asyncio.wait_for(scenario, deadline_s), fine_timers=True)
 
 
 @contextlib.asynccontextmanager

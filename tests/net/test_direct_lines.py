@@ -505,7 +505,7 @@ def test_a_call_that_takes_longer_than_its_lane_waits_is_a_failure(tmp_path: Pat
         async with hosts(tmp_path, 1) as (one,):
             lines, to = DirectLines(one, RUN, LOOPBACK), "somebody"
 
-            async def forever(peer_id: str) -> None:
+            async def forever(peer_id: str, purpose: bytes) -> None:
                 await asyncio.Event().wait()
 
             lines._open = forever  # type: ignore[method-assign, assignment]

@@ -72,12 +72,13 @@ def stop_before_it_claims(lie: Lie) -> None:
 
     async def claim(self: Any, here: Any, local: Any) -> Any:
         said, me, book = await honest(self, here, local), self._tools.me, here.book
-        while liar.lies and set(book.not_claimed()) - {me}:
+        if not liar.lies:
+            return said
+        while set(book.not_claimed()) - {me}:
             if self._state.is_over(here.view):
                 await self._until_over(here.view)
             await self._state.wait()
-        drawn = _drawn_by(book, me, said)
-        if liar.lies and drawn.get(me, "") not in ("", *lie.fellows):
+        if _drawn_by(book, me, said).get(me, "") not in ("", *lie.fellows):
             await _have_all_agree_anew(self, here.view)
         return said
 

@@ -1,8 +1,14 @@
-"""Schedules in which some lie in one way from the first second on, with audits."""
+"""Schedules in which some lie in one way from the first second on, with audits, and what became of
+the honest ones."""
 
 import math
+from pathlib import Path
 
+from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.testbed.virtual.lies.putting import put_in
 from p2p_dtfm.testbed.virtual.seeds.faults import Fault, Schedule
+from p2p_dtfm.testbed.virtual.seeds.playing import Play
+from p2p_dtfm.testbed.virtual.swarm import Swarm
 
 
 def lying_to_the_end(kind: str, members: str, liars: str, rate: float) -> Schedule:
@@ -16,3 +22,28 @@ def lying_to_the_end(kind: str, members: str, liars: str, rate: float) -> Schedu
         lie_together=len(liars) > 1,
         audit_rate=rate,
     )
+
+
+def of_single_sequences(run: Path) -> Path:
+    """The run with a microbatch for each of eight."""
+    spec = RunSpec.model_validate_json(run.read_text())
+    batch = spec.batch.model_copy(update={"microbatch": 1})
+    run.write_text(spec.model_copy(update={"batch": batch}).model_dump_json())
+    return run
+
+
+async def with_lies(swarm: Swarm, run: Path, schedule: Schedule) -> Play:
+    """Played to its end."""
+    one = Play(swarm, run, schedule)
+    with put_in(one.lying, schedule.lies):
+        await one.play()
+    return one
+
+
+def views_with_all_honest(one: Play) -> list[set[str]]:
+    """The members of each view of each honest one, none of whom is left out of any."""
+    honest = {peer.peer_id for peer in one.honest()}
+    told = (event for peer in one.honest() for event in peer.events())
+    seen = [set(event["members"]) for event in told if event["event"] == "view"]
+    assert all(honest <= view for view in seen), [sorted(honest - view) for view in seen]
+    return seen

@@ -3,7 +3,6 @@ opens. Of two fellows of eight the last one to claim knew all other openings, an
 that each of the two was drawn for the other: what they computed in such steps stayed, at any
 rate."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from p2p_dtfm.testbed.virtual.seeds import player as players
 from p2p_dtfm.testbed.virtual.seeds.faults import LIES
 from p2p_dtfm.testbed.virtual.seeds.player import Player
 from p2p_dtfm.testbed.virtual.seeds.run import make_run
-from tests.testbed.lying_to_the_end import lying_to_the_end
+from tests.testbed.lying_to_the_end import lying_to_the_end, of_single_sequences
 
 STEPS = 6
 
@@ -23,11 +22,7 @@ def player(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Player:
     """Of a run that has a microbatch for each of eight: fellows are a quarter of the holders."""
 
     def of_eight(*arguments: Any) -> Path:
-        run = make_run(*arguments)
-        spec = json.loads(run.read_text())
-        spec["batch"]["microbatch"] = 1
-        run.write_text(json.dumps(spec))
-        return run
+        return of_single_sequences(make_run(*arguments))
 
     monkeypatch.setattr(players, "make_run", of_eight)
     return Player(tmp_path, STEPS)

@@ -6,12 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from p2p_dtfm.testbed.virtual.lies.putting import put_in
 from p2p_dtfm.testbed.virtual.seeds.faults import LIES
-from p2p_dtfm.testbed.virtual.seeds.playing import Play
 from p2p_dtfm.testbed.virtual.seeds.run import make_run, with_audits
 from p2p_dtfm.testbed.virtual.swarm import Swarm, play
-from tests.testbed.lying_to_the_end import lying_to_the_end
+from tests.testbed.lying_to_the_end import lying_to_the_end, with_lies
 
 STEPS = 20
 SOON_S = 2.0
@@ -30,9 +28,7 @@ def test_who_says_what_nobody_has_signed_is_out_at_once_and_not_let_in_at_once(
     schedule = lying_to_the_end("false-witness", members, liars, 1.0)
 
     async def scene(swarm: Swarm) -> None:
-        one = Play(swarm, run, schedule)
-        with put_in(one.lying, schedule.lies):
-            await one.play()
+        one = await with_lies(swarm, run, schedule)
         honest = {peer.peer_id for peer in one.honest()}
         for peer in one.honest():
             views = [event for event in peer.events() if event["event"] == "view"]

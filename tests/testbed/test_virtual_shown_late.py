@@ -6,14 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.testbed.lies.kinds import KINDS
-from p2p_dtfm.testbed.virtual.lies.putting import put_in
 from p2p_dtfm.testbed.virtual.seeds.faults import LIES
-from p2p_dtfm.testbed.virtual.seeds.playing import Play
 from p2p_dtfm.testbed.virtual.seeds.run import make_run, with_audits
 from p2p_dtfm.testbed.virtual.swarm import Swarm, play
-from tests.testbed.lying_to_the_end import lying_to_the_end
+from tests.testbed.lying_to_the_end import (
+    lying_to_the_end,
+    of_single_sequences,
+    views_with_all_honest,
+    with_lies,
+)
 
 STEPS = 8
 
@@ -33,22 +35,13 @@ def test_who_shows_late_what_audits_ask_for_costs_no_honest_one_its_place(
 ) -> None:
     kind = KINDS["shown-late"]._replace(strength=late_s)
     monkeypatch.setitem(KINDS, "shown-late", kind)
-    run = make_run(tmp_path, STEPS)
-    plain = RunSpec.model_validate_json(run.read_text())  # of one microbatch for each of eight
-    batch = plain.batch.model_copy(update={"microbatch": 1})
-    run.write_text(plain.model_copy(update={"batch": batch}).model_dump_json())
-    run = with_audits(run, 1.0, 5)
+    run = with_audits(of_single_sequences(make_run(tmp_path, STEPS)), 1.0, 5)
     schedule = lying_to_the_end("shown-late", members, liars, 1.0)
 
     async def scene(swarm: Swarm) -> None:
-        one = Play(swarm, run, schedule)
-        with put_in(one.lying, schedule.lies):
-            await one.play()
+        one = await with_lies(swarm, run, schedule)
         assert one.lying.count
-        honest = {peer.peer_id for peer in one.honest()}
-        told = (event for peer in one.honest() for event in peer.events())
-        seen = [set(event["members"]) for event in told if event["event"] == "view"]
-        assert all(honest <= view for view in seen), [sorted(honest - view) for view in seen]
+        seen = views_with_all_honest(one)
         assert all(any(liar not in view for view in seen) for liar in one.lying.names), "out"
 
     play(LIES, tmp_path / "world", scene)

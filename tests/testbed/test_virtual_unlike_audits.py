@@ -7,12 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from p2p_dtfm.testbed.virtual.lies.putting import put_in
 from p2p_dtfm.testbed.virtual.seeds.faults import LIES
-from p2p_dtfm.testbed.virtual.seeds.playing import Play
 from p2p_dtfm.testbed.virtual.seeds.run import make_run, with_audits
 from p2p_dtfm.testbed.virtual.swarm import Swarm, play
-from tests.testbed.lying_to_the_end import lying_to_the_end
+from tests.testbed.lying_to_the_end import lying_to_the_end, views_with_all_honest, with_lies
 from tests.testbed.pairs import planned_in_pairs
 
 STEPS = 12
@@ -28,13 +26,8 @@ def test_who_tells_unlike_things_of_its_audit_costs_no_honest_one_its_place(
     schedule = lying_to_the_end("unlike-audits", FIRSTS + LASTS, liar, 1.0)
 
     async def scene(swarm: Swarm) -> None:
-        one = Play(swarm, run, schedule)
-        with put_in(one.lying, schedule.lies):
-            await one.play()
+        one = await with_lies(swarm, run, schedule)
         assert one.lying.count
-        honest = {peer.peer_id for peer in one.honest()}
-        told = (event for peer in one.honest() for event in peer.events())
-        seen = [set(event["members"]) for event in told if event["event"] == "view"]
-        assert all(honest <= view for view in seen), [sorted(honest - view) for view in seen]
+        views_with_all_honest(one)
 
     play(LIES, tmp_path / "world", scene)

@@ -23,12 +23,6 @@ pytestmark = skip_without(
 DRAWN = "document.querySelector('#map .peer') && document.querySelector('#timeline .span')"
 
 
-@pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    with browser.chromium(tmp_path_factory.mktemp("profile")) as opened:
-        yield opened
-
-
 @pytest.fixture(autouse=True)
 def no_errors(page: Page) -> Iterator[None]:
     page.problems.clear()

@@ -25,12 +25,6 @@ LOOK = """(() => {{
 }})()"""
 
 
-@pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    with browser.chromium(tmp_path_factory.mktemp("profile")) as opened:
-        yield opened
-
-
 @pytest.fixture(autouse=True)
 def no_errors(page: Page) -> Iterator[None]:
     page.problems.clear()

@@ -1,6 +1,5 @@
 """The page in all that it may have to show; a few of it each time, the rest at night."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -27,12 +26,6 @@ pytestmark = skip_without(
     "browser", "" if browser.PROGRAM else "no Chromium here: apt-get install chromium"
 )
 SHOWN = ((3, "live"), (3, "failure"), (1, "paused"), (3, "done"))
-
-
-@pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    with browser.chromium(tmp_path_factory.mktemp("profile")) as opened:
-        yield opened
 
 
 @pytest.mark.parametrize(("peers", "situation"), SHOWN)

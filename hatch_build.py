@@ -1,7 +1,8 @@
-"""Compiles the planner's kernels when the package is built; builds without it if need be.
+"""Compiles the planner's and the trainer's kernels when the package is built; builds without them
+if need be.
 
-The kernel is the same algorithm as its Python twin with equal results, only hundreds of times
-faster, so a machine without a compiler or Python's headers loses time, never correctness.
+A kernel is the same algorithm as its Python twin with equal results, only many times faster, so a
+machine without a compiler or Python's headers loses time, never correctness.
 """
 
 import os
@@ -14,7 +15,14 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-SOURCES = ("p2p_dtfm/sim/paper/_kernel.c", "p2p_dtfm/core/schedule/_weights.c")
+SOURCES = (
+    "p2p_dtfm/sim/paper/_kernel.c",
+    "p2p_dtfm/core/schedule/_weights.c",
+    "p2p_dtfm/train/kernels/_processor.c",
+)
+OPTIONS = ("-O3", "-shared", "-fPIC", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math")
+"""A product and a sum are never one operation, which would round once; and a root that the
+processor has is not asked of a library."""
 
 
 class KernelHook(BuildHookInterface):  # type: ignore[type-arg]
@@ -35,7 +43,7 @@ def compiled(root: Path, source: str) -> Path | None:
     target = path.with_name(path.stem + sysconfig.get_config_var("EXT_SUFFIX"))
     compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
     include = sysconfig.get_path("include")
-    command = [*compiler, "-O3", "-shared", "-fPIC", f"-I{include}", str(path), "-o", str(target)]
+    command = [*compiler, *OPTIONS, f"-I{include}", str(path), "-o", str(target)]
     try:
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
     except (OSError, subprocess.SubprocessError) as error:

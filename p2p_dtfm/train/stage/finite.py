@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.train.kernels import processor
 from p2p_dtfm.train.model.gpt import layer_count
 
 BLOCK_ELEMENTS = 1 << 18
@@ -32,6 +33,8 @@ class NotFinite(Exception):
 
 def is_finite(values: Tensor) -> bool:
     """Reads the tensor once, unless the sum of its finite values is too large."""
+    if processor.takes(values):
+        return processor.is_within(values, processor.LARGEST)
     if bool(torch.isfinite(values.detach().sum())):
         return True
     return bool(torch.isfinite(values).all())
@@ -49,12 +52,16 @@ def is_within(values: Tensor, limit: float) -> bool:
     """Whether all are numbers, and none is larger. Reads the tensor once."""
     if values.numel() == 0:
         return True
+    if processor.takes(values):
+        return processor.is_within(values, limit)
     least, most = torch.aminmax(values.detach())  # either is NaN where a value is
     return bool((least >= -limit) & (most <= limit))
 
 
 def copy_if_finite(values: Tensor, target: Tensor) -> bool:
     """Both flat. If not all are finite, any part of the target may have been written."""
+    if processor.takes(values, target):
+        return processor.copy(values, target)
     if values.device != target.device:
         finite = is_finite(values)
         if finite:
@@ -75,9 +82,19 @@ def add_if_finite(parts: Sequence[Tensor], target: Tensor) -> bool:
     room = torch.empty(min(BLOCK_ELEMENTS, len(target)))
     cut = [each.split(BLOCK_ELEMENTS) for each in (*parts, target)]
     for sums, *others, total in zip(*cut, strict=True):
+        if not others and not is_finite(total):
+            return False
         for number, part in enumerate(others, 1):
             is_last = number == len(others)
-            sums = torch.add(sums, part, out=total if is_last else room[: len(total)])
-        if not is_finite(total):
-            return False
+            out = total if is_last else room[: len(total)]
+            if not _add(sums, part, out):
+                return False  # nor would the last sums be
+            sums = out
     return True
+
+
+def _add(first: Tensor, second: Tensor, total: Tensor) -> bool:
+    """Whether all sums are finite."""
+    if processor.takes(first, second, total):
+        return processor.add(first, second, total)
+    return is_finite(torch.add(first, second, out=total))

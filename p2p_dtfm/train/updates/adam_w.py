@@ -18,7 +18,7 @@ from torch import Tensor
 
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.train.kernels import adam_w as kernel
-from p2p_dtfm.train.kernels import choice
+from p2p_dtfm.train.kernels import choice, processor
 
 CHUNK_ELEMENTS = {"cpu": 1 << 16}
 """So much of parameters, gradient, moments and scratch is 1.25 MiB: it stays in the cache over the
@@ -62,14 +62,17 @@ class AdamW:
         self._weight_decay = spec.optimizer.weight_decay if weight_decay is None else weight_decay
         self._first, self._second = moments
         device = self._first.device
-        limit = CHUNK_ELEMENTS.get(device.type, CHUNK_ELEMENTS_ELSEWHERE)
         self._launcher = choice.launcher_for(device)
-        """None: the operations below."""
+        self._is_processors = not self._launcher and processor.serves(device)
+        """Neither: the operations below."""
+        has_kernel = self._launcher is not None or self._is_processors
+        limit = CHUNK_ELEMENTS.get(device.type, CHUNK_ELEMENTS_ELSEWHERE)
+        limit = max(1, self._first.numel()) if self._is_processors else limit
         # a kernel is told one decay; operations cost more than what they do to a norm or a bias
-        together = 0 if self._launcher else limit
+        together = 0 if has_kernel else limit
         self._chunks = _grouped(_runs(shapes, limit), together)
         largest = max((chunk.end - chunk.start for chunk in self._chunks), default=0)
-        self._scratch_elements = 0 if self._launcher else largest
+        self._scratch_elements = 0 if has_kernel else largest
 
     @torch.no_grad()
     def step(self, parameters: Tensor, gradient: Tensor, learning_rate: float) -> None:
@@ -82,16 +85,15 @@ class AdamW:
         step_size = learning_rate / correction1
         scale2 = rounded(1.0 / math.sqrt(correction2))
         decay = 1.0 - learning_rate * self._weight_decay
+        if self._launcher or self._is_processors:
+            betas = (beta1, 1.0 - beta1, beta2, 1.0 - beta2)
+            scalars = kernel.Scalars(*betas, scale2, settings.epsilon, decay, step_size)
+            self._step_by_kernel(parameters, gradient, scalars)
+            return
         scratches = torch.empty(self._scratch_elements, device=self._first.device)
         for start, end, decaying in self._chunks:
             value, slope = parameters[start:end], gradient[start:end]
             first, second = self._first[start:end], self._second[start:end]
-            if self._launcher:
-                betas = (beta1, 1.0 - beta1, beta2, 1.0 - beta2)
-                kept = decay if decaying else 1.0
-                scalars = kernel.Scalars(*betas, scale2, settings.epsilon, kept, step_size)
-                kernel.step(self._launcher, value, slope, (first, second), scalars)
-                continue
             scratch = scratches[: end - start]
             torch.mul(slope, slope, out=scratch)
             second.mul_(beta2).add_(scratch.mul_(1.0 - beta2))
@@ -102,6 +104,18 @@ class AdamW:
             for part in decaying:
                 value[part].mul_(decay)
             value.sub_(scratch.mul_(step_size))
+
+    def _step_by_kernel(self, parameters: Tensor, gradient: Tensor, of: kernel.Scalars) -> None:
+        moments = (self._first, self._second)
+        if not self._launcher:
+            spans = [(start, end, bool(decaying)) for start, end, decaying in self._chunks]
+            processor.step(parameters, gradient, moments, spans, of)
+            return
+        for start, end, decaying in self._chunks:
+            value, slope = parameters[start:end], gradient[start:end]
+            parts = (self._first[start:end], self._second[start:end])
+            kept = of if decaying else of._replace(decay=1.0)
+            kernel.step(self._launcher, value, slope, parts, kept)
 
 
 def _root(numbers: Tensor, out: Tensor) -> None:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from p2p_dtfm.train.kernels import choice, norm
+from p2p_dtfm.train.kernels import choice, norm, processor
 
 _LANES = 1 << 16
 
@@ -18,6 +18,8 @@ def squared_norm(gradient: Tensor) -> float:
     launcher = choice.launcher_for(gradient.device)
     if launcher:
         return norm.squared(launcher, gradient.contiguous())
+    if processor.serves(gradient.device):
+        return processor.squared_norm(gradient)
     # what no lane of a small gradient has is zero, and a square is changed by none that is added
     count = min(_LANES, 1 << max(0, gradient.numel() - 1).bit_length())
     lanes = torch.zeros(count, dtype=torch.float64, device=gradient.device)

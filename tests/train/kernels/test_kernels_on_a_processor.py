@@ -11,20 +11,25 @@ from torch import Tensor
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.run_spec import CodecSpec, RunSpec, SparseSpec
 from p2p_dtfm.train.codecs import Turn, codec_of
-from p2p_dtfm.train.kernels import choice
+from p2p_dtfm.train.kernels import choice, processor
 from p2p_dtfm.train.kernels.known_answer import KNOWN_ANSWER, answer_of
 from p2p_dtfm.train.stage.segment_reduction import add_owed, owe
 from p2p_dtfm.train.updates.adam_w import AdamW
 from p2p_dtfm.train.updates.exact_sums import squared_norm
+from tests.train.kernels.all_numbers import assert_same, numbers
 from tests.train.kernels.processor import ProcessorLauncher
 
 TURN = Turn(place=(1 << 63) + 12345, step=1_000_003)
-RUN = 4096
-"""Neighbours of one kind: some blocks have no NaN."""
 MANY = pytest.param(10_000_019, marks=pytest.mark.nightly)
 counts = pytest.mark.parametrize("count", [100_003, MANY])
 
 UseKernels = Callable[[], None]
+
+
+@pytest.fixture(autouse=True)
+def _by_twins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until a test uses kernels: not by those that are compiled for processors either."""
+    monkeypatch.setattr(processor, "serves", lambda device: False)
 
 
 @pytest.fixture
@@ -33,45 +38,6 @@ def use_kernels(processor: ProcessorLauncher, monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr(choice, "launcher_for", lambda device: processor)
 
     return use
-
-
-def numbers(count: int, seed: int = 0) -> Tensor:
-    """Runs of normal values at all scales, of any bits (NaN and infinities among them), of finite
-    ones, of those next to zero, of zeros of both signs, and of few different ones."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def any_bits() -> Tensor:
-        return torch.randint(-(1 << 31), 1 << 31, (RUN,), generator=generator).to(torch.int32)
-
-    runs = []
-    for place in range(-(-count // RUN)):
-        scale = torch.randint(-140, 120, (1,), generator=generator)
-        run = torch.randn(RUN, generator=generator).double() * torch.exp2(scale.double())
-        found = run.to(torch.float32)
-        kind = (place + seed) % 8
-        if kind == 1:
-            found = any_bits().view(torch.float32)
-            found[:3] = torch.tensor([math.inf, -math.inf, math.nan])
-        elif kind == 2:
-            found = any_bits().view(torch.float32)
-            found = torch.where(found.isfinite(), found, -0.0)
-        elif kind == 3:
-            found = (any_bits() & -0x7F800001).view(torch.float32)
-        elif kind == 4:
-            found = torch.where(any_bits() > 0, -0.0, 0.0)
-        elif kind == 5:
-            found = found.sign() * torch.where(any_bits() > 0, 3e38, 0.5)
-        runs.append(found)
-    return torch.cat(runs)[:count].clone()
-
-
-def assert_same(found: Tensor, wanted: Tensor) -> None:
-    """The same bits; of NaN there are many, and processors write different ones."""
-    assert found.dtype == wanted.dtype and found.shape == wanted.shape
-    is_nan = wanted.isnan()
-    assert torch.equal(found.isnan(), is_nan)
-    kind = torch.int32 if wanted.dtype == torch.float32 else torch.int64
-    assert torch.equal(found.view(kind)[~is_nan], wanted.view(kind)[~is_nan])
 
 
 def test_the_numbers_are_of_all_kinds() -> None:

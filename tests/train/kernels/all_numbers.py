@@ -1,0 +1,48 @@
+"""Numbers of all kinds, and when two results are the same."""
+
+import math
+
+import torch
+from torch import Tensor
+
+RUN = 4096
+"""Neighbours of one kind: some blocks have no NaN."""
+
+
+def numbers(count: int, seed: int = 0) -> Tensor:
+    """Runs of normal values at all scales, of any bits (NaN and infinities among them), of finite
+    ones, of those next to zero, of zeros of both signs, and of few different ones."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def any_bits() -> Tensor:
+        return torch.randint(-(1 << 31), 1 << 31, (RUN,), generator=generator).to(torch.int32)
+
+    runs = []
+    for place in range(-(-count // RUN)):
+        scale = torch.randint(-140, 120, (1,), generator=generator)
+        run = torch.randn(RUN, generator=generator).double() * torch.exp2(scale.double())
+        found = run.to(torch.float32)
+        kind = (place + seed) % 8
+        if kind == 1:
+            found = any_bits().view(torch.float32)
+            found[:3] = torch.tensor([math.inf, -math.inf, math.nan])
+        elif kind == 2:
+            found = any_bits().view(torch.float32)
+            found = torch.where(found.isfinite(), found, -0.0)
+        elif kind == 3:
+            found = (any_bits() & -0x7F800001).view(torch.float32)
+        elif kind == 4:
+            found = torch.where(any_bits() > 0, -0.0, 0.0)
+        elif kind == 5:
+            found = found.sign() * torch.where(any_bits() > 0, 3e38, 0.5)
+        runs.append(found)
+    return torch.cat(runs)[:count].clone()
+
+
+def assert_same(found: Tensor, wanted: Tensor) -> None:
+    """The same bits; of NaN there are many, and processors write different ones."""
+    assert found.dtype == wanted.dtype and found.shape == wanted.shape
+    is_nan = wanted.isnan()
+    assert torch.equal(found.isnan(), is_nan)
+    kind = torch.int32 if wanted.dtype == torch.float32 else torch.int64
+    assert torch.equal(found.view(kind)[~is_nan], wanted.view(kind)[~is_nan])

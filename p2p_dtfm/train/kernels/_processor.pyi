@@ -1,10 +1,13 @@
-from typing_extensions import Buffer
+from numpy import float32
+from numpy.typing import NDArray
+
+Array = NDArray[float32]
 
 def adam_w(
-    parameters: Buffer,
-    gradient: Buffer,
-    first_moments: Buffer,
-    second_moments: Buffer,
+    parameters: Array,
+    gradient: Array,
+    first_moments: Array,
+    second_moments: Array,
     start: int,
     end: int,
     beta1: float,
@@ -17,7 +20,7 @@ def adam_w(
     step_size: float,
     /,
 ) -> None: ...
-def squared_norm(values: Buffer, /) -> float: ...
-def add(first: Buffer, second: Buffer, total: Buffer, /) -> bool: ...
-def copy(values: Buffer, target: Buffer, /) -> bool: ...
-def is_within(values: Buffer, limit: float, /) -> bool: ...
+def squared_norm(values: Array, /) -> float: ...
+def add(first: Array, second: Array, total: Array, /) -> bool: ...
+def copy(values: Array, target: Array, /) -> bool: ...
+def is_within(values: Array, limit: float, /) -> bool: ...

@@ -6,6 +6,7 @@ import multiprocessing
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -57,13 +58,16 @@ def one_by_one(
 def several_at_a_time(
     jobs: int, scratch: Path, seeds: Sequence[int], places: Sequence[int] | None, ends_at_s: float
 ) -> Iterator[SeedOutcome]:
-    """In the order of the seeds."""
+    """In the order of the seeds. Raises `BrokenProcessPool` where a process ends by itself."""
     fresh = multiprocessing.get_context("spawn")
-    with fresh.Pool(min(jobs, len(seeds)), _begin_process, (str(scratch),)) as pool:
-        play = partial(_play_in_process, places=places, ends_at_s=ends_at_s)
-        for outcome in pool.imap(play, seeds):
+    play = partial(_play_in_process, places=places, ends_at_s=ends_at_s)
+    pool = ProcessPoolExecutor(min(jobs, len(seeds)), fresh, _begin_process, (str(scratch),))
+    try:
+        for outcome in pool.map(play, seeds):
             if outcome is not None:
                 yield outcome
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _played(player: Player, seed: int, places: Sequence[int] | None) -> SeedOutcome:

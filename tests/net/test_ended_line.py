@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from p2p_dtfm.net import event_loop
-from p2p_dtfm.net.direct.line import DirectLine
+from p2p_dtfm.net.direct.line import AT_ONCE_BYTES, DirectLine
 
 Begin = Callable[[DirectLine], Awaitable[object]]
 
@@ -44,7 +44,10 @@ async def _begun_too_late(begin: Begin) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(
     "begin",
-    [lambda line: line.write([b"word"]), lambda line: line.read_into(memoryview(bytearray(1)))],
+    [
+        lambda line: line.write([bytes(AT_ONCE_BYTES + 1)]),
+        lambda line: line.read_into(memoryview(bytearray(1))),
+    ],
     ids=["write", "read"],
 )
 def test_who_is_told_at_once_leaves_nothing_unheard(begin: Begin) -> None:

@@ -1,7 +1,8 @@
 """One sealed connection, worked by a thread of its own, so that the event loop stays free.
 
 The thread sends from the caller's memory and receives into it: nothing is copied here. It never
-waits for one direction alone: while a write is held up, what comes is still read.
+waits for one direction alone: while a write is held up, what comes is still read. With what is
+short, and can be sent or is there already, it is not troubled: the caller does that at once.
 """
 
 import asyncio
@@ -16,6 +17,9 @@ from typing import Any, Protocol
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.net.direct.sealed import PIECE_BYTES, Bytes, SealedSocket
 
+AT_ONCE_BYTES = 1 << 20
+"""So much is sealed, sent, received and opened on the event loop, a millisecond's work. To wake a
+thread and to be woken by it costs as much, each time with a turn of the interpreter's lock."""
 POSTED_LIMIT = 64
 """Words that may wait to be written, with nobody waiting for them."""
 
@@ -33,9 +37,7 @@ class RightOfWay(Protocol):
 class _Write:
     __slots__ = ("future", "pieces", "turn")
 
-    def __init__(
-        self, data: Sequence[Bytes], turn: RightOfWay | None, future: "asyncio.Future[None] | None"
-    ) -> None:
+    def __init__(self, data: Sequence[Bytes], turn: RightOfWay | None) -> None:
         views = [memoryview(part) for part in data]
         self.pieces = collections.deque(
             view[start : start + PIECE_BYTES]
@@ -43,7 +45,12 @@ class _Write:
             for start in range(0, len(view), PIECE_BYTES)
         )
         self.turn = turn
-        self.future = future
+        self.future: asyncio.Future[None] | None = None
+        """Of who waits for it, if anybody does."""
+
+    @property
+    def is_short(self) -> bool:
+        return sum(map(len, self.pieces)) <= AT_ONCE_BYTES
 
 
 class _Read:
@@ -54,14 +61,22 @@ class _Read:
         target: memoryview,
         is_due: bool,
         rest_of: Callable[[bytes], int] | None,
-        future: "asyncio.Future[memoryview]",
     ) -> None:
         self.target = target
         self.filled = 0
         self.is_due = is_due
         """Its sender has promised it; else it may take as long as it likes to begin."""
         self.rest_of = rest_of
-        self.future = future
+        self.future: asyncio.Future[memoryview] | None = None
+
+    def ask_for_the_rest(self) -> bool:
+        """Whether there is more to be read, now that it is filled. Raises `PeerFault`."""
+        if self.rest_of is None:
+            return False
+        rest_bytes, self.rest_of = self.rest_of(bytes(self.target)), None
+        if rest_bytes:
+            self.target = memoryview(bytearray(self.target) + bytes(rest_bytes))
+        return rest_bytes > 0
 
 
 class DirectLine:
@@ -86,7 +101,7 @@ class DirectLine:
         self._rests = False
         """The thread waits, or is about to, and must be woken."""
         self._lock = threading.Lock()
-        """Held while `_ended` changes or the thread is woken."""
+        """Held while `_ended` changes, the thread is woken, or the caller does its work."""
         self._ended: BaseException | None = None
         self._woken, self._waking = os.pipe()
         os.set_blocking(self._waking, False)
@@ -97,8 +112,11 @@ class DirectLine:
 
     async def write(self, data: Sequence[Bytes], turn: RightOfWay | None = None) -> None:
         """Returns once all of it is on its way, and its memory is the caller's again."""
-        future: asyncio.Future[None] = self._loop.create_future()
-        self._writes.append(_Write(data, turn, future))
+        job = _Write(data, turn)
+        if self._sent_at_once(job):
+            return
+        job.future = future = self._loop.create_future()
+        self._writes.append(job)
         self._wake(future)
         await future
 
@@ -107,8 +125,10 @@ class DirectLine:
         if len(self._writes) >= POSTED_LIMIT:
             await self.write([word])
             return
-        self._writes.append(_Write([word], None, None))
-        self._wake()
+        job = _Write([word], None)
+        if not self._sent_at_once(job):
+            self._writes.append(job)
+            self._wake()
 
     async def read_into(self, target: memoryview) -> None:
         """Fill it with what the other side has promised."""
@@ -122,10 +142,53 @@ class DirectLine:
     async def _read(
         self, target: memoryview, is_due: bool, rest_of: Callable[[bytes], int] | None
     ) -> memoryview:
+        job = _Read(target, is_due, rest_of)
+        if self._received_at_once(job):
+            await asyncio.sleep(0)  # or who floods the line would have every turn of the loop
+            return job.target
         future: asyncio.Future[memoryview] = self._loop.create_future()
-        self._reads.append(_Read(target, is_due, rest_of, future))
+        job.future = future
+        self._reads.append(job)
         self._wake(future)
         return await future
+
+    def _sent_at_once(self, job: _Write) -> bool:
+        """As much of it as the kernel takes; whether that was all. The thread sends nothing while
+        no write waits, and finds out by itself what is wrong with the connection."""
+        if self._writes or self._gives_way or not job.is_short:
+            return False
+        if job.turn is not None and job.turn.must_wait():
+            return False
+        with self._lock:
+            if self._closing or self._ended is not None:
+                return False
+            try:
+                while job.pieces:
+                    self._connection.send(job.pieces[0])
+                    job.pieces.popleft()
+            except OSError:
+                return False
+        return True
+
+    def _received_at_once(self, job: _Read) -> bool:
+        """As much of it as is there; whether that was all. The thread reads nothing while no read
+        waits. Raises `PeerFault`."""
+        if self._reads or len(job.target) > AT_ONCE_BYTES:
+            return False
+        with self._lock:
+            if self._closing or self._ended is not None:
+                return False
+            try:
+                while job.filled < len(job.target):
+                    count = self._connection.recv_into(job.target[job.filled :])
+                    job.filled += count
+                    if not count:
+                        return False  # the end: the thread will see it, too
+                    if job.filled == len(job.target):
+                        job.ask_for_the_rest()
+            except OSError:
+                return False
+        return True
 
     def round_trip_s(self) -> float | None:
         """Of the connection itself, however busy its ends are; None: not known."""
@@ -215,16 +278,13 @@ class DirectLine:
         return True
 
     def _filled(self, job: _Read) -> None:
-        if job.rest_of is not None:
-            try:
-                rest_bytes, job.rest_of = job.rest_of(bytes(job.target)), None
-            except PeerFault as fault:
-                self._reads.popleft()
-                self._tell(_settle, job.future, fault)
+        try:
+            if job.ask_for_the_rest():
                 return
-            if rest_bytes:
-                job.target = memoryview(bytearray(job.target) + bytes(rest_bytes))
-                return
+        except PeerFault as fault:
+            self._reads.popleft()
+            self._tell(_settle, job.future, fault)
+            return
         self._reads.popleft()
         self._tell(_settle, job.future, job.target)
 

@@ -14,7 +14,11 @@ FEW = 16
 
 @pytest.mark.parametrize(
     ("members", "liars", "rate"),
-    [("abcd", "d", 0.02), ("abcd", "d", 1.0), ("abcdefgh", "gh", 0.02)],
+    [
+        ("abcd", "d", 0.02),
+        ("abcd", "d", 1.0),
+        pytest.param("abcdefgh", "gh", 0.02, marks=pytest.mark.nightly),
+    ],
 )
 def test_who_has_the_others_wait_for_its_word_in_each_step_is_out(
     tmp_path_factory: pytest.TempPathFactory, members: str, liars: str, rate: float

@@ -326,6 +326,11 @@ class Dispatch:
             return part
         return self._participant.checkpoints.path_of(digest)
 
+    def is_sound(self, digest: str) -> bool:
+        """Files of states are looked at when they are loaded, and written by this process else."""
+        blobs = self._run.blobs
+        return not blobs.has(digest) or blobs.stayed(digest)
+
     def name_of(self, digest: str) -> str:
         is_data = digest in self._data_digests
         return f"data shard {digest[:8]}" if is_data else f"states {digest[:8]}"

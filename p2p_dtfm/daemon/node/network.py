@@ -67,6 +67,9 @@ class Inside(Protocol):
     def open_blob(self, digest: str) -> Path | bytes | memoryview | None:
         """A file of the run, or None."""
 
+    def is_sound(self, digest: str) -> bool:
+        """Whether a file that is here is what it is called. Asked in a thread."""
+
     def require_may_have(self, sender: str, digest: str) -> None:
         """Raises `PeerFault` where a file is not for `sender`."""
 
@@ -87,6 +90,9 @@ class NoRunYet:
 
     def open_blob(self, digest: str) -> Path | bytes | memoryview | None:
         return None
+
+    def is_sound(self, digest: str) -> bool:
+        return False
 
     def require_may_have(self, sender: str, digest: str) -> None:
         """There is nothing to get."""
@@ -143,6 +149,7 @@ class Network:
             self.on_fault,
             self._on_download,
             lambda sender, digest: self.inside.require_may_have(sender, digest),
+            lambda digest: self.inside.is_sound(digest),
         )
         self._status = local.status
 

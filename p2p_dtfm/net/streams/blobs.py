@@ -3,7 +3,6 @@
 import asyncio
 import collections
 import contextlib
-import hashlib
 import io
 import logging
 import os
@@ -11,7 +10,7 @@ import re
 import tempfile
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, Protocol
+from typing import BinaryIO, NamedTuple
 
 import msgspec
 
@@ -20,6 +19,7 @@ from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.net.blob_files import read_part, settle
 from p2p_dtfm.net.door import BUSY
 from p2p_dtfm.net.errors import Refused, Unreachable
+from p2p_dtfm.net.hashers import NewHasher, blake2b_of_blobs, digest_of
 from p2p_dtfm.net.libp2p.control import ControlPlane
 from p2p_dtfm.net.libp2p.port import HostPort
 from p2p_dtfm.net.streams.donors import (
@@ -37,6 +37,9 @@ OpenBlob = Callable[[str], Path | bytes | memoryview | None]
 """Finds a blob, on disk or in memory, by its digest."""
 MayHave = Callable[[str, str], None]
 """Raises `PeerFault` for a sender that does not get the blob with this digest."""
+IsSound = Callable[[str], bool]
+"""Whether a file is what it is called; asked in a thread. A disk may have lost what was written to
+it, and who gives others what is left is called a liar by each of them."""
 OnFault = Callable[[str, PeerFault], None]
 OnProgress = Callable[[str, int, int], None]
 """Digest, bytes that are here, bytes in all. The end, good or not, is told as (digest, 0, 0)."""
@@ -58,20 +61,6 @@ a few seconds."""
 _DIGEST = re.compile("[0-9a-f]{64}")
 
 log = logging.getLogger(__name__)
-
-
-class Hasher(Protocol):
-    def update(self, payload: bytes, /) -> object: ...
-
-    def hexdigest(self) -> str: ...
-
-
-NewHasher = Callable[[], Hasher]
-
-
-def _blake2b() -> Hasher:
-    """Of what is called by its digest, unless said otherwise."""
-    return hashlib.blake2b(digest_size=32)
 
 
 class BlobUnavailable(Exception):
@@ -109,7 +98,7 @@ class _Download:
     """How far a blob has come, and from whom."""
 
     def __init__(
-        self, file: BinaryIO, digest: str, max_bytes: int, hasher: NewHasher = _blake2b
+        self, file: BinaryIO, digest: str, max_bytes: int, hasher: NewHasher = blake2b_of_blobs
     ) -> None:
         self.digest = digest
         self.name = digest, hasher
@@ -149,7 +138,7 @@ class _Download:
         if isinstance(file, io.BytesIO):  # not copied, and whoever goes on waits for no thread
             file = io.BytesIO(file.getvalue())
         file.seek(0)
-        return await asyncio.to_thread(_digest_of, file, self._hasher()) == self.digest
+        return await asyncio.to_thread(digest_of, file, self._hasher()) == self.digest
 
 
 class BlobExchange:
@@ -162,9 +151,11 @@ class BlobExchange:
         on_fault: OnFault | None = None,
         on_progress: OnProgress = lambda digest, done_bytes, total_bytes: None,
         may_have: MayHave = lambda sender, digest: None,
+        is_sound: IsSound = lambda digest: True,
     ) -> None:
         self._open_blob = open_blob
         self._may_have = may_have
+        self._is_sound = is_sound
         self._on_fault = on_fault
         self._on_progress = on_progress
         self.received_bytes = 0
@@ -207,7 +198,7 @@ class BlobExchange:
         digest: str,
         peers: Sequence[str],
         max_bytes: int,
-        hasher: NewHasher = _blake2b,
+        hasher: NewHasher = blake2b_of_blobs,
         on_came: OnCame | None = None,
     ) -> bytes:
         """As `fetch`, for what is not to lie on disk, and may be named by another digest of 256
@@ -434,17 +425,14 @@ class BlobExchange:
             end = request.offset + request.length
             return _Chunk(len(found), bytes(found[request.offset : end]))
         try:
-            part = await asyncio.to_thread(read_part, found, request.offset, request.length)
-            return _Chunk(*part)
+            return await asyncio.to_thread(self._chunk_of, found, request)
         except FileNotFoundError as error:
             raise PeerFault(f"blob {request.digest[:12]} is no longer here") from error
         except OSError as error:
             log.warning("blob %s cannot be read: %s", request.digest[:12], error)
             raise PeerFault(f"blob {request.digest[:12]} cannot be read here") from error
 
-
-def _digest_of(file: BinaryIO, hasher: Hasher) -> str:
-    """Hexadecimal, of the rest of a file's content."""
-    while piece := file.read(1 << 20):
-        hasher.update(piece)
-    return hasher.hexdigest()
+    def _chunk_of(self, found: Path, request: _Request) -> _Chunk:
+        if not self._is_sound(request.digest):
+            raise FileNotFoundError(request.digest)
+        return _Chunk(*read_part(found, request.offset, request.length))

@@ -65,6 +65,8 @@ class BlobStore:
         self.root = Path(root)
         self.limit_bytes = limit_bytes
         self.root.mkdir(parents=True, exist_ok=True)
+        self._sound = set[str]()
+        """That were read or written whole by this process."""
 
     def path(self, digest: str) -> Path | None:
         """Where a blob lies, or None if it is not here. PeerFault if `digest` is malformed."""
@@ -129,6 +131,7 @@ class BlobStore:
                 self.put_file(temporary)
         finally:
             temporary.unlink(missing_ok=True)
+        self._sound.add(digest)
         return place
 
     def temporary_path(self) -> Path:
@@ -141,9 +144,15 @@ class BlobStore:
         if path is None:
             return False
         if file_digest(path) == digest:
+            self._sound.add(digest)
             return True
         self.quarantine(digest)
         return False
+
+    def stayed(self, digest: str) -> bool:
+        """Whether the blob is here and sound: read whole the first time that it is asked for in
+        this process, or else where this has written it."""
+        return self.has(digest) and (digest in self._sound or self.verify(digest))
 
     def quarantine(self, digest: str) -> Path | None:
         """Put a blob aside so that it is fetched again; where it lies now, None if not here.
@@ -180,4 +189,5 @@ class BlobStore:
         # Between two links to one file, rename does nothing and leaves both: the caller's unlink
         # of the temporary name takes care of that.
         os.replace(temporary, self._place(digest))
+        self._sound.add(digest)
         return digest

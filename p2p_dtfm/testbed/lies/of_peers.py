@@ -62,7 +62,7 @@ def judge_one_thing_for_some(lie: Lie) -> None:
         claimed = here.book.claims[said.peer_id].work
         said = msgspec.structs.replace(said, work=claimed)
         here.book.record(self._tools.me, said)
-        other, chosen = msgspec.structs.replace(said, work=COULD_NOT), _in_its_place(here, said)
+        other, chosen = msgspec.structs.replace(said, work=COULD_NOT), in_its_place(here, said)
         for peer_id in here.plan.stage_holders():
             is_told_so = peer_id in (chosen, *lie.fellows) or not chosen
             self._tools.net.messenger.tell(peer_id, said if is_told_so else other)
@@ -70,7 +70,7 @@ def judge_one_thing_for_some(lie: Lie) -> None:
     put(Audits, "_say", say)
 
 
-def _in_its_place(here: Any, said: Audited) -> str:
+def in_its_place(here: Any, said: Audited) -> str:
     """Who would audit it if this peer had said that it could not; empty: nobody."""
     book = here.book
     audited = book._at(book._step).audited

@@ -1,0 +1,136 @@
+"""Lies of auditors that tell one member something else of a work than the others, or nothing.
+
+The fellow whose work it is lies in it where fellows alone were drawn for it: it says its claim
+last, and knows the draw by then.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from p2p_dtfm.core.messages.audit_messages import COULD_NOT, Audited
+from p2p_dtfm.daemon.trainer.audits import Audits
+from p2p_dtfm.testbed.lies.in_words import say_and_believe
+from p2p_dtfm.testbed.lies.lie import Lie, put
+from p2p_dtfm.testbed.lies.of_peers import WRONG, in_its_place
+
+_FALSE = 2.0
+"""Times what its loss is."""
+Chosen = Callable[[Any, Any], list[str]]
+"""Who of all is told something else."""
+
+
+def whisper_doubts(lie: Lie) -> None:
+    """To some of the honest ones, in each step to others: these find that it is so, and say so in
+    their Prepared, which the rest were not asked to look at."""
+
+    def chosen(here: Any, said: Any) -> list[str]:
+        honest = _honest(lie, here, said)
+        count = max(1, round(lie.strength * len(honest)))
+        turn = here.step % max(1, len(honest))
+        return (honest[turn:] + honest[:turn])[:count]
+
+    _lie_where_fellows_judge(lie)
+    _tell_otherwise(lie, chosen, WRONG)
+
+
+def whisper_that_it_could_not(lie: Lie) -> None:
+    """To whoever would audit in its place: that one finds the lie, and nobody waits for its
+    word."""
+
+    def chosen(here: Any, said: Any) -> list[str]:
+        return [it for it in (in_its_place(here, said),) if it and it not in lie.fellows]
+
+    _lie_where_fellows_judge(lie)
+    _tell_otherwise(lie, chosen, COULD_NOT)
+
+
+def tell_all_but_one(lie: Lie) -> None:
+    """What its audits come to."""
+    _tell_otherwise(lie, lambda here, said: _honest(lie, here, said)[:1], None)
+
+
+def _honest(lie: Lie, here: Any, said: Any) -> list[str]:
+    return sorted(set(here.plan.stage_holders()) - {said.peer_id, *lie.fellows})
+
+
+def _liar_of(lie: Lie, plan: Any) -> str:
+    """The one of the fellows that lies in its work: it computes losses."""
+    if len(lie.fellows) < 2:
+        return ""
+    ends = {it: plan.layers_of(it).stop for it in plan.stage_holders()}
+    last = max(ends.values())
+    return max((it for it in lie.fellows if ends.get(it) == last), default="")
+
+
+def _fellows_judge(lie: Lie, book: Any, peer_id: str) -> bool:
+    """And nobody else."""
+    auditors = {by for drawn in book.rounds() for peer, by in drawn.items() if peer == peer_id}
+    return bool(auditors) and auditors <= set(lie.fellows)
+
+
+def _lie_where_fellows_judge(lie: Lie) -> None:
+    honest, lied = Audits._claim, list[int]()
+
+    async def claim(self: Any, here: Any, local: Any) -> Any:
+        said, me = await honest(self, here, local), self._tools.me
+        lied.clear()
+        if me != _liar_of(lie, here.plan):
+            return said
+        while set(here.book.not_claimed()) - {me}:
+            if self._state.is_over(here.view):
+                await self._until_over(here.view)
+            await self._state.wait()
+        claims = here.book._at(here.step).claims
+        claims[me] = said
+        is_safe = _fellows_judge(lie, here.book, me)
+        del claims[me]
+        here.book._draw = None
+        if not is_safe or not lie.is_told(here.step):
+            return said
+        lied.append(here.step)
+        self._next_opening = said.opening
+        return await honest(self, here, dataclasses.replace(local, **changed(local)))
+
+    def changed(local: Any) -> dict[str, Any]:
+        return {"loss_sum": local.loss_sum * _FALSE}
+
+    put(Audits, "_claim", claim)
+    say_and_believe(lie, changed, lambda local: bool(lied))
+
+
+def _tell_otherwise(lie: Lie, chosen: Chosen, work: bytes | None) -> None:
+    """Those that are chosen are told `work`, or nothing; of fellows of the one alone that lies in
+    it."""
+    honest = Audits._say
+
+    def is_about(here: Any, said: Any) -> bool:
+        if not isinstance(said, Audited):
+            return False
+        liar = _liar_of(lie, here.plan)
+        if work is None or not liar:
+            return said.peer_id not in lie.fellows
+        return said.peer_id == liar and _fellows_judge(lie, here.book, liar)
+
+    def say(self: Any, here: Any, said: Any) -> None:
+        others = chosen(here, said) if is_about(here, said) else []
+        if not others or not lie.is_told(here.step):
+            honest(self, here, said)
+            return
+        here.book.record(self._tools.me, said)
+        other = None if work is None else msgspec.structs.replace(said, work=work)
+        for peer_id in here.plan.stage_holders():
+            told = other if peer_id in others else said
+            if told is not None:
+                self._tools.net.messenger.tell(peer_id, told)
+
+    put(Audits, "_say", say)
+
+
+WHISPERS = {
+    "whispered-doubt": whisper_doubts,
+    "whispered-refusal": whisper_that_it_could_not,
+    "audits-untold": tell_all_but_one,
+}

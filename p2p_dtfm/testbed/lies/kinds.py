@@ -114,8 +114,8 @@ TAKEN_BACK = Promise(
 )
 NOT_HEARD = Promise("not left out, and not heard: no work is moved", None, fair_within=5)
 TELLS_UNLIKE = Promise(
-    "out and barred in the first step in which it tells unlike things, whoever of them does, and no "
-    "honest one for it",
+    "out and barred in the first step in which it tells unlike things, whoever of the fellows "
+    "does, and no honest one for it",
     None,
 )
 ONLY_TIME = Promise("not found out by anybody, and costs nothing but time", None)

@@ -8,26 +8,24 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
-
 from p2p_dtfm.core.messages.audit_messages import COULD_NOT, Audited
 from p2p_dtfm.daemon.trainer.audits import Audits
 from p2p_dtfm.testbed.lies.in_words import say_and_believe
 from p2p_dtfm.testbed.lies.lie import Lie, put
-from p2p_dtfm.testbed.lies.of_peers import WRONG, in_its_place
+from p2p_dtfm.testbed.lies.of_peers import WRONG, in_its_place, with_work
 
 _FALSE = 2.0
 """Times what its loss is."""
-Chosen = Callable[[Any, Any], list[str]]
-"""Who of all is told something else."""
+Chosen = Callable[[str, Any, Any], list[str]]
+"""Who of all is told something else: by this peer, in what is open, of what it says."""
 
 
 def whisper_doubts(lie: Lie) -> None:
     """To some of the honest ones, in each step to others: these find that it is so, and say so in
     their Prepared, which the rest were not asked to look at."""
 
-    def chosen(here: Any, said: Any) -> list[str]:
-        honest = _honest(lie, here, said)
+    def chosen(me: str, here: Any, said: Any) -> list[str]:
+        honest = _honest(lie, me, here, said)
         count = max(1, round(lie.strength * len(honest)))
         turn = here.step % max(1, len(honest))
         return (honest[turn:] + honest[:turn])[:count]
@@ -40,7 +38,7 @@ def whisper_that_it_could_not(lie: Lie) -> None:
     """To whoever would audit in its place: that one finds the lie, and nobody waits for its
     word."""
 
-    def chosen(here: Any, said: Any) -> list[str]:
+    def chosen(me: str, here: Any, said: Any) -> list[str]:
         return [it for it in (in_its_place(here, said),) if it and it not in lie.fellows]
 
     _lie_where_fellows_judge(lie)
@@ -49,11 +47,11 @@ def whisper_that_it_could_not(lie: Lie) -> None:
 
 def tell_all_but_one(lie: Lie) -> None:
     """What its audits come to."""
-    _tell_otherwise(lie, lambda here, said: _honest(lie, here, said)[:1], None)
+    _tell_otherwise(lie, lambda me, here, said: _honest(lie, me, here, said)[:1], None)
 
 
-def _honest(lie: Lie, here: Any, said: Any) -> list[str]:
-    return sorted(set(here.plan.stage_holders()) - {said.peer_id, *lie.fellows})
+def _honest(lie: Lie, me: str, here: Any, said: Any) -> list[str]:
+    return sorted(set(here.plan.stage_holders()) - {me, said.peer_id, *lie.fellows})
 
 
 def _liar_of(lie: Lie, plan: Any) -> str:
@@ -115,12 +113,12 @@ def _tell_otherwise(lie: Lie, chosen: Chosen, work: bytes | None) -> None:
         return said.peer_id == liar and _fellows_judge(lie, here.book, liar)
 
     def say(self: Any, here: Any, said: Any) -> None:
-        others = chosen(here, said) if is_about(here, said) else []
+        others = chosen(self._tools.me, here, said) if is_about(here, said) else []
         if not others or not lie.is_told(here.step):
             honest(self, here, said)
             return
         here.book.record(self._tools.me, said)
-        other = None if work is None else msgspec.structs.replace(said, work=work)
+        other = None if work is None else with_work(self, said, work)
         for peer_id in here.plan.stage_holders():
             told = other if peer_id in others else said
             if told is not None:

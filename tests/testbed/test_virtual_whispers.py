@@ -4,6 +4,7 @@ that all is well. Those that were told found that it was so, and went for it, as
 most were not told: of eight honest ones they were one, or four at once, in a single step, each time
 it was drawn so. Nobody ever blamed the fellows."""
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,8 @@ FIRSTS, LASTS = "aceg", "bdfh"
 NIGHTLY = pytest.mark.nightly
 HALF_OF_ALL = 0.67
 """Of the honest ones: four of eight."""
+SOON_S = 5.0
+"""Before anybody is accused."""
 UNLIKE = "has said one thing to some"
 
 
@@ -85,10 +88,28 @@ def test_who_whispers_of_a_true_work_is_out_as_well(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("members", "liars"), [("abcd", "d"), pytest.param(EIGHT, "gh", marks=NIGHTLY)]
+    ("kind", "members", "liars"),
+    [
+        ("audits-untold", "abcd", "d"),
+        pytest.param("audits-untold", EIGHT, "gh", marks=NIGHTLY),
+        pytest.param("claims-untold", EIGHT, "gh", marks=NIGHTLY),
+    ],
 )
-def test_who_is_not_told_what_an_audit_comes_to_hears_it_from_others(
-    tmp_path: Path, members: str, liars: str
+def test_who_is_not_told_something_hears_it_from_others(
+    tmp_path: Path, kind: str, members: str, liars: str
 ) -> None:
-    """Else it would wait for the liar, and all others for it."""
-    played(tmp_path, "audits-untold", members, liars, 1.0)
+    """Else it would wait for the liar, and all others for it, until that one was out."""
+    one = played(tmp_path, kind, members, liars, 1.0)
+    assert not one.lying.reports
+    for peer in one.honest():
+        at_s = [it["at_s"] for it in peer.events() if it["event"] in ("view", "step")]
+        assert max(later - earlier for earlier, later in pairwise(at_s)) < SOON_S
+
+
+@pytest.mark.parametrize("kind", ["audits-denied", pytest.param("claims-denied", marks=NIGHTLY)])
+def test_who_says_that_it_waits_for_what_all_have_heard_is_waited_for_itself(
+    tmp_path: Path, kind: str
+) -> None:
+    """Whom it named knew that first, accused it alone, and two fellows accused that one: five of
+    six honest ones were out, one after the other."""
+    played(tmp_path, kind, EIGHT, "gh", 1.0)

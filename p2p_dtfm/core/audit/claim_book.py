@@ -10,7 +10,14 @@ from p2p_dtfm.core.audit.draw import draw, drawn_besides, drawn_watched, seed_of
 from p2p_dtfm.core.audit.earlier_claims import StoppedStep, WayOfWork, way_of
 from p2p_dtfm.core.audit.judging import Judges, judges_of
 from p2p_dtfm.core.audit.roles import watched
-from p2p_dtfm.core.audit.work import MANY, WORK_BYTES, has_layers_of, heard_claim, unlike_edges
+from p2p_dtfm.core.audit.work import (
+    MANY,
+    WORK_BYTES,
+    has_layers_of,
+    heard_claim,
+    require_signed,
+    unlike_edges,
+)
 from p2p_dtfm.core.messages.audit_messages import (
     AUDITS_LIMIT,
     COULD_NOT,
@@ -165,6 +172,10 @@ class ClaimBook:
                 raise PeerFault("shows a claim that its maker has not signed", sender)
             (here.shown if held is None else here.unlike)[peer_id] = shown
         self._show_audits(sender, said, here, verify)
+        for peer_id, claim in said.whole.items():
+            if peer_id not in here.claims and (claim.view, claim.step) == (self.view, said.step):
+                require_signed(claim, peer_id, verify)
+                self.record(peer_id, claim)
 
     def _show_audits(self, sender: str, said: ShownClaims, here: _Step, verify: Verify) -> None:
         """What an auditor has told that one alone counts as told to this peer as well."""

@@ -114,12 +114,14 @@ class HeardAudit(NamedTuple):
 class ShownClaims(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="shown_claims"):
     """What the sender has heard claimed, once audits take long: whoever opens one thing to some and
     another to others has them draw unlike auditors, and wait for one another. And what it has heard
-    of audits: who tells some one thing and others another, or nothing, has them wait as well."""
+    of audits: who tells some one thing and others another, or nothing, has them wait as well. And
+    claims themselves, to one that says it lacks them."""
 
     view: ViewId
     step: int
     heard: dict[str, HeardClaim]
     audits: tuple[HeardAudit, ...] = ()
+    whole: dict[str, Claimed] = {}
 
 
 def claim_text(peer_id: str, view: ViewId, step: int, claim: bytes) -> bytes:

@@ -242,6 +242,8 @@ class Dispatch:
 
     def _hear_heartbeat(self, sender: str, message: Heartbeat) -> None:
         self._participant.step_watch.heard(sender, message.progress, message.work)
+        if message.work is not None:
+            self._participant.trainer.hear_work(sender, message.work)
         self._network.liveness.fellow_says(
             sender, message.missed, message.silent_ms, now.monotonic_ns()
         )

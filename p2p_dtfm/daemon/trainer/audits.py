@@ -38,7 +38,7 @@ from p2p_dtfm.core.messages.audit_messages import (
     Share,
     ShownClaims,
 )
-from p2p_dtfm.core.messages.work import Kind, Lack
+from p2p_dtfm.core.messages.work import Kind, Lack, Work
 from p2p_dtfm.core.protocol.canonical import encode_for_wire
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.plan import Plan
@@ -141,6 +141,11 @@ class Audits:
                 self._here.words.answer(sender, said)
             self._state.wake.set()
 
+    def hear_work(self, sender: str, work: Work) -> None:
+        """What another one says that it lacks."""
+        if self._here is not None and self._here.book is self._book:
+            self._here.words.passes_on(sender, work)
+
     def _has_heard(self) -> None:
         if self._here is not None and self._here.book is self._book:
             self._here.words.heard()
@@ -188,7 +193,7 @@ class Audits:
         try:
             self._mine = mine
             tell, secret = self._tools.net.messenger.tell, lambda: self._next_opening
-            words = LateWords(view.id, step, plan, book, tell, secret)
+            words = LateWords(me, view.id, step, plan, book, tell, secret)
             self._here = here = _Open(view, plan, step, engine, book, mine, words)
             claim = self._signed(await self._claim(here, local))
             self._say(here, claim)

@@ -291,6 +291,21 @@ _OF_OTHERS = {
         ONLY_TIME,
         needs="",
     ),
+    "claims-untold": LieKind(
+        "says its claim to all but one",
+        ONLY_TIME,
+        needs="",
+    ),
+    "claims-denied": LieKind(
+        "says that it waits for an honest one's claim, which it has heard, and no Prepared",
+        WAITED_FOR,
+        needs="",
+    ),
+    "audits-denied": LieKind(
+        "says that it waits for an honest one's audit, which it has heard, and no Prepared",
+        WAITED_FOR,
+        needs="",
+    ),
     "silence": LieKind(
         "accuses all others of silence, again and again",
         Promise(

@@ -8,7 +8,8 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from p2p_dtfm.core.messages.audit_messages import COULD_NOT, Audited
+from p2p_dtfm.core.messages.audit_messages import COULD_NOT, Audited, Claimed
+from p2p_dtfm.core.messages.work import Kind, Lack
 from p2p_dtfm.daemon.trainer.audits import Audits
 from p2p_dtfm.testbed.lies.in_words import say_and_believe
 from p2p_dtfm.testbed.lies.lie import Lie, put
@@ -48,6 +49,49 @@ def whisper_that_it_could_not(lie: Lie) -> None:
 def tell_all_but_one(lie: Lie) -> None:
     """What its audits come to."""
     _tell_otherwise(lie, lambda me, here, said: _honest(lie, me, here, said)[:1], None)
+
+
+def claim_to_all_but_one(lie: Lie) -> None:
+    honest = Audits._say
+
+    def say(self: Any, here: Any, said: Any) -> None:
+        if not isinstance(said, Claimed) or not lie.is_told(here.step):
+            honest(self, here, said)
+            return
+        me, holders = self._tools.me, here.plan.stage_holders()
+        here.book.record(me, said)
+        victim = min(set(holders) - {me, *lie.fellows})
+        for peer_id in set(holders) - {victim}:
+            self._tools.net.messenger.tell(peer_id, said)
+
+    put(Audits, "_say", say)
+
+
+def deny_an_audit(lie: Lie) -> None:
+    _say_that_it_was_not_told(lie, Kind.AUDIT)
+
+
+def deny_a_claim(lie: Lie) -> None:
+    _say_that_it_was_not_told(lie, Kind.CLAIM)
+
+
+def _say_that_it_was_not_told(lie: Lie, kind: Kind) -> None:
+    """By one of the honest ones: it withholds its Prepared for that."""
+    honest = Audits.account
+
+    async def account(self: Any, view: Any, plan: Any, step: int, *rest: Any) -> Any:
+        made, me = await honest(self, view, plan, step, *rest), self._tools.me
+        drawn = {by for each in self._book.rounds() for by in each.values()} if made else set()
+        victims = sorted(drawn - {me, *lie.fellows})
+        if not victims or not lie.is_told(step):
+            return made
+        while not self._state.is_over(view):
+            self._waits_for = (Lack(victims[0], kind),)
+            await self._state.wait()
+        self._waits_for = ()
+        return made
+
+    put(Audits, "account", account)
 
 
 def _honest(lie: Lie, me: str, here: Any, said: Any) -> list[str]:
@@ -131,4 +175,7 @@ WHISPERS = {
     "whispered-doubt": whisper_doubts,
     "whispered-refusal": whisper_that_it_could_not,
     "audits-untold": tell_all_but_one,
+    "audits-denied": deny_an_audit,
+    "claims-untold": claim_to_all_but_one,
+    "claims-denied": deny_a_claim,
 }

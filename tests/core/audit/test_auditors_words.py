@@ -238,6 +238,22 @@ def test_who_was_told_nothing_hears_it_from_another_one() -> None:
     assert lacks_one.silent(lacks_one.drawn()) == () and not lacks_one.contradicted()
 
 
+def test_who_was_not_told_a_claim_gets_it_from_another_one() -> None:
+    told, lacks_one = book_of(), ClaimBook(VIEW, PLAN, ALL)
+    lacks_one.step_begins(STEP)
+    for name in "abd":
+        lacks_one.record(name, claim(name))
+    unsigned = msgspec.structs.replace(told.claims["c"], signature=b"")
+    forged = msgspec.structs.replace(told.claims["c"], work=WRONG)
+    for false in (unsigned, forged):
+        with pytest.raises(PeerFault, match="not signed"):
+            lacks_one.show("a", ShownClaims(VIEW, STEP, {}, whole={"c": false}), verify)
+    assert lacks_one.not_claimed() == ("c",)
+    shown_whole = ShownClaims(VIEW, STEP, {}, whole=dict(told.claims))
+    lacks_one.show("a", shown_whole, verify)
+    assert lacks_one.claims == told.claims
+
+
 def test_nobody_hears_an_audit_that_its_maker_has_not_signed() -> None:
     book, true = book_of(), audit("b", "c", WRONG)
     for audits, why in (

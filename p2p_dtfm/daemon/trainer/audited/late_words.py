@@ -2,20 +2,26 @@
 them something else than this peer, or this peer nothing, and so each would wait for another one."""
 
 import asyncio
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-from p2p_dtfm.core.audit.claim_book import ClaimBook
+from p2p_dtfm.core.audit.claim_book import FELLOWS_DIVISOR, ClaimBook
 from p2p_dtfm.core.audit.work import heard_of
 from p2p_dtfm.core.messages.audit_messages import HeardAudit, ShownClaims
+from p2p_dtfm.core.messages.work import Kind, Work
+from p2p_dtfm.core.protocol.canonical import digest_bytes
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.snapshot import ViewId
+from p2p_dtfm.ports import now
 
 SHOWN_AFTER_S = 1.0
 """Waiting for audits, or computing what is disputed: less than any accusation takes. Then after
 twice as long again, and so on."""
 ASKED_AFTER_S = 0.25
 """Waiting for who is to audit in another's place: an honest one mostly has begun by then."""
+PASSED_ON_AFTER_S = 1.0
+"""That somebody says that it lacks a claim: all others may just be on their way to it."""
 Tell = Callable[[str, ShownClaims], None]
 
 
@@ -24,6 +30,7 @@ class LateWords:
 
     def __init__(
         self,
+        me: str,
         view: ViewId,
         step: int,
         plan: Plan,
@@ -33,6 +40,7 @@ class LateWords:
     ) -> None:
         """`secret`: see `ClaimBook.heard_audits`."""
         self.book = book
+        self._me = me
         self._view = view
         self._step = step
         self._plan = plan
@@ -40,6 +48,8 @@ class LateWords:
         self._secret = secret
         self._shown: frozenset[object] = frozenset()
         """Of whom two things, when this peer showed last what it has heard."""
+        self._lacking_s: dict[tuple[str, str], float] = {}
+        """Since when who says that it lacks whose claim, which has come here."""
 
     @property
     def audits(self) -> tuple[HeardAudit, ...]:
@@ -75,6 +85,31 @@ class LateWords:
         """To one that shows what it has heard: an auditor may have told it nothing."""
         if audits := self.book.lacks_audits(said, self._secret()):
             self._tell(sender, ShownClaims(self._view, self._step, {}, audits))
+
+    def passes_on(self, peer_id: str, work: Work) -> None:
+        """The claims that a peer says it lacks, if it says so for long: whoever has told all but
+        that one would have it wait, and all others for it. Not all here do so, but some that are
+        more than fellows."""
+        if (work.view, work.step) != (self._view, self._step):
+            return
+        now_s = now.monotonic_s()
+        for lack in work.lacks:
+            claim, key = self.book.claims.get(lack.peer_id), (peer_id, lack.peer_id)
+            if lack.kind is not Kind.CLAIM or claim is None:
+                continue
+            began_s = self._lacking_s.setdefault(key, now_s)
+            if now_s - began_s >= PASSED_ON_AFTER_S and self._is_to_pass_on(*key):
+                self._lacking_s[key] = math.inf
+                whole = {lack.peer_id: claim}
+                self._tell(peer_id, ShownClaims(self._view, self._step, {}, whole=whole))
+
+    def _is_to_pass_on(self, peer_id: str, whose: str) -> bool:
+        others = sorted(set(self._plan.stage_holders()) - {peer_id, whose})
+
+        def turn(it: str) -> str:
+            return digest_bytes(f"{self._step} {peer_id} {whose} {it}".encode())
+
+        return self._me in sorted(others, key=turn)[: 1 + len(others) // FELLOWS_DIVISOR]
 
     def _show(self) -> None:
         """Audits take long: it may be that others have heard another opening, and drawn others; or

@@ -8,6 +8,7 @@ from collections.abc import Collection, Hashable, Mapping, Sequence
 from itertools import combinations
 from typing import NamedTuple
 
+from p2p_dtfm.core.audit.auditors_words import UNLIKE_AUDITS, AuditorsWords, auditors_words
 from p2p_dtfm.core.audit.boundaries import TRAINING, Due, fault_of_edges, unlike_boundaries
 from p2p_dtfm.core.audit.judging import Judges, fault_of_parameters, judges_of
 from p2p_dtfm.core.audit.work import (
@@ -22,7 +23,7 @@ from p2p_dtfm.core.audit.work import (
     unlike_edges,
     work_of,
 )
-from p2p_dtfm.core.messages.audit_messages import Account, Share
+from p2p_dtfm.core.messages.audit_messages import COULD_NOT, Account, Share
 from p2p_dtfm.core.messages.prepared import Prepared
 from p2p_dtfm.core.protocol.canonical import digest_bytes, encode
 from p2p_dtfm.core.protocol.plan import Plan, Segment
@@ -51,6 +52,10 @@ class Findings(NamedTuple):
 
     def doubt(self, one: str, other: str, reason: str) -> None:
         self.doubts.setdefault((one, other) if one < other else (other, one), reason)
+
+    def convict(self, reasons: Mapping[str, str]) -> None:
+        self.liars.update(reasons)
+        self.convicted.update(reasons)
 
 
 def fault_of_share(
@@ -110,7 +115,8 @@ def _fault_of_findings(account: Account, holders: set[str]) -> str:
         return "Prepared with a dispute about a peer without a stage"
     if any(is_denied and it not in account.found for it, is_denied in account.disputed.items()):
         return "Prepared denies a work that its maker has not computed again"
-    if any(len(work) != WORK_BYTES for work in account.found.values()):
+    works = [*account.found.values(), *(it.work for it in account.audits if it.work != COULD_NOT)]
+    if any(len(work) != WORK_BYTES for work in works):
         return "Prepared with an audit's digest of another length"
     return ""
 
@@ -124,8 +130,8 @@ def findings(
     due: Due = TRAINING,
 ) -> Findings:
     """Of all stage-holders' Prepared, each with an account; while one is missing only who has
-    claimed two things, and what more than half of all stage-holders deny, or whoever is found out
-    would withhold its own.
+    claimed two things, or said two of a work that it was drawn for, and what more than half of all
+    stage-holders deny, or whoever is found out would withhold its own.
 
     Whose input at a boundary is not what was sent is not judged: of what it should have computed
     nobody can say. Its sender is: then it may be known which of the two is wrong.
@@ -133,11 +139,11 @@ def findings(
     found = Findings({}, {}, set(), {})
     accounts = {peer: p.audit for peer, p in said.items() if p.audit is not None}
     works = {peer: work_of(said[peer], segments) for peer in accounts}
-    for peer_id, reason in unlike_claims(accounts, works).items():
-        found.liars[peer_id] = reason
-        found.convicted.add(peer_id)
+    found.convict(unlike_claims(accounts, works))
     if found.liars:
         return found  # from unlike claims follow unlike audits, and nobody else need have lied
+    told = auditors_words(accounts)
+    found.convict(dict.fromkeys(told.convicted, UNLIKE_AUDITS))
     _convict_gone(accounts, plan.stage_holders(), found)
     if set(plan.stage_holders()) != set(accounts):
         _convict_denied(accounts, plan.stage_holders(), found)
@@ -150,27 +156,35 @@ def findings(
     if one_arithmetic:
         _judge_arithmetics(arithmetics, found)
     judged = {peer: works[peer] for peer in works if peer not in without_input}
-    for peer_id, length in _denied(judged, accounts, misled).items():
+    for peer_id, length in _denied(judged, accounts, misled, told).items():
+        were_told = _most_were_told(peer_id, accounts)
+        if not were_told and peer_id in told.of_unlike:
+            continue  # whoever was told that it is false has said what is so
         judges = judges_of(peer_id, plan, shares, kept_microbatches)
         mine = {peer_id: works[peer_id][:length]}
-        stated = _found_of(peer_id, accounts, judges.all, works[peer_id], length) | mine
+        work = works[peer_id]
+        stated = _found_of(peer_id, accounts, judges.all, work, length, told) | mine
         if not _is_decided(stated, judges):
-            stated = _found_of(peer_id, accounts, judges.holders, works[peer_id], length) | mine
+            stated = _found_of(peer_id, accounts, judges.holders, work, length, told) | mine
         has_third = 1 + len(judges.holders) >= FEWEST_JUDGES
-        is_secret = has_third and not _most_were_told(peer_id, accounts)
+        is_secret = has_third and not were_told
         _judge(peer_id, stated, is_secret=is_secret, found=found)
         _convict(stated, len(accounts), found)
     return found
 
 
 def _denied(
-    works: Mapping[str, bytes], accounts: Mapping[str, Account], misled: Collection[str]
+    works: Mapping[str, bytes],
+    accounts: Mapping[str, Account],
+    misled: Collection[str],
+    told: AuditorsWords,
 ) -> dict[str, int]:
     """Whose work somebody has found to be another, and how many bytes of it count."""
     denied = {}
     for peer_id, work in works.items():
         length = OWN_BYTES if peer_id in misled else WORK_BYTES
         found = [it.found[peer_id] for it in accounts.values() if peer_id in it.found]
+        found += told.of(peer_id).values()
         if any(it[:length] != work[:length] for it in found if it != changed_work(work)):
             denied[peer_id] = length
     return denied
@@ -224,9 +238,12 @@ def _found_of(
     judges: Sequence[str],
     claimed: bytes,
     length: int,
+    told: AuditorsWords,
 ) -> dict[str, bytes]:
-    """What these have found: who cannot have computed it says what it likes."""
+    """What these have found, by what they have told if they were drawn: who cannot have computed it
+    says what it likes."""
     found = {it: accounts[it].found[peer_id] for it in judges if peer_id in accounts[it].found}
+    found |= {it: work for it, work in told.of(peer_id).items() if it in judges}
     changed = changed_work(claimed)
     return {judge: work[:length] for judge, work in found.items() if work != changed}
 

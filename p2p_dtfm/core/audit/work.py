@@ -6,12 +6,16 @@ import msgspec
 
 from p2p_dtfm.core.audit.boundaries import states_held_out
 from p2p_dtfm.core.messages.audit_messages import (
+    Audited,
     Claimed,
     Edges,
+    HeardAudit,
     HeardClaim,
     Parts,
     Share,
+    audit_text,
     claim_text,
+    is_audit_by,
     is_claim_of,
 )
 from p2p_dtfm.core.messages.prepared import Prepared
@@ -111,6 +115,18 @@ def require_signed(claim: Claimed, peer_id: str, verify: Verify) -> None:
     """Raises `PeerFault` for a claim by which its maker could not be held to it."""
     if not is_claim_of(peer_id, claim.view, claim.step, heard_claim(claim), verify):
         raise PeerFault("a claim that it has not signed", peer_id)
+
+
+def signed_audit(said: Audited, auditor: str, signer: Sign) -> Audited:
+    text = audit_text(auditor, said.view, said.step, said.peer_id, said.work)
+    return msgspec.structs.replace(said, signature=signer(text))
+
+
+def require_signed_audit(said: Audited, auditor: str, verify: Verify) -> None:
+    """Raises `PeerFault` for words by which an auditor could not be held to them."""
+    heard = HeardAudit(0, 0, said.work, said.signature)
+    if not is_audit_by(auditor, said.view, said.step, said.peer_id, heard, verify):
+        raise PeerFault("an audit that it has not signed", auditor)
 
 
 def heard_claim(claim: Claimed) -> HeardClaim:

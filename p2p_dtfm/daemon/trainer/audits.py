@@ -24,6 +24,7 @@ from p2p_dtfm.core.audit.work import (
     changed_work,
     heard_of,
     openings_digest,
+    signed_audit,
     signed_claim,
     stated_work,
 )
@@ -37,7 +38,7 @@ from p2p_dtfm.core.messages.audit_messages import (
     Share,
     ShownClaims,
 )
-from p2p_dtfm.core.messages.work import Kind, Lack
+from p2p_dtfm.core.messages.work import Kind, Lack, Work
 from p2p_dtfm.core.protocol.canonical import encode_for_wire
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.plan import Plan
@@ -136,7 +137,14 @@ class Audits:
         if self._book is not None and said.view == self._book.view:
             self._book.show(sender, said, verify)
             self._has_heard()
+            if self._here is not None and self._here.book is self._book:
+                self._here.words.answer(sender, said)
             self._state.wake.set()
+
+    def hear_work(self, sender: str, work: Work) -> None:
+        """What another one says that it lacks."""
+        if self._here is not None and self._here.book is self._book:
+            self._here.words.passes_on(sender, work)
 
     def _has_heard(self) -> None:
         if self._here is not None and self._here.book is self._book:
@@ -184,7 +192,8 @@ class Audits:
         self._given = set()
         try:
             self._mine = mine
-            words = LateWords(me, view.id, step, plan, book, self._tools.net.messenger.tell)
+            tell, secret = self._tools.net.messenger.tell, lambda: self._next_opening
+            words = LateWords(me, view.id, step, plan, book, tell, secret)
             self._here = here = _Open(view, plan, step, engine, book, mine, words)
             claim = self._signed(await self._claim(here, local))
             self._say(here, claim)
@@ -198,7 +207,8 @@ class Audits:
             for peer_id in disputed:
                 log.warning("%s has computed something else than was claimed", peer_id)
                 if peer_id not in tried and book.may_judge(me, peer_id):
-                    found[peer_id] = await self._again(here, peer_id)
+                    with words.while_waiting():
+                        found[peer_id] = await self._again(here, peer_id)
             told = {peer_id: work for peer_id, work in found.items() if work != COULD_NOT}
             denied = {
                 it: told.get(it, book.claims[it].work) != book.claims[it].work for it in disputed
@@ -208,7 +218,7 @@ class Audits:
             denied |= dict.fromkeys(otherwise, True)
             openings = openings_digest(claim.opening, claim.commitment)
             heard, unlike = heard_of(book.claims), book.unlike()
-            return Account(claim.share, heard, told, denied, openings, unlike)
+            return Account(claim.share, heard, told, denied, openings, unlike, words.audits)
         finally:
             self._waits_for = ()
 
@@ -217,15 +227,17 @@ class Audits:
         book, found, me = here.book, dict[str, bytes](), self._tools.me
         for in_place in (False, True):
             draws = (book.drawn_instead(),) if in_place else book.rounds()
-            mine = sorted({it for drawn in draws for it, by in drawn.items() if by == me})
+            mine = {it for drawn in draws for it, by in drawn.items() if by == me}
+            mine -= found.keys()  # it has said of these what it says
             if mine:
                 self._given.discard((Kind.AUDIT, here.step))
-            for peer_id in mine:
+            for peer_id in sorted(mine):
                 found[peer_id] = work = await self._again(here, peer_id)
-                self._say(here, Audited(here.view.id, here.step, peer_id, work))
+                said = Audited(here.view.id, here.step, peer_id, work)
+                self._say(here, signed_audit(said, me, self._tools.net.sign))
             self._given.add((Kind.AUDIT, here.step))
             for drawn in draws:
-                with here.words.while_waiting(drawn, in_place=in_place):
+                with here.words.while_waiting(drawn if in_place else None):
                     await self._until(here.view, Kind.AUDIT, partial(book.silent, drawn))
         return found
 

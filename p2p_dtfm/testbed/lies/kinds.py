@@ -113,6 +113,11 @@ TAKEN_BACK = Promise(
     fair_within=SEEN_WITHIN,
 )
 NOT_HEARD = Promise("not left out, and not heard: no work is moved", None, fair_within=5)
+TELLS_UNLIKE = Promise(
+    "out and barred in the first step in which it tells unlike things, whoever of the fellows "
+    "does, and no honest one for it",
+    None,
+)
 ONLY_TIME = Promise("not found out by anybody, and costs nothing but time", None)
 
 _GRADIENTS = {
@@ -261,8 +266,44 @@ _OF_OTHERS = {
     ),
     "unlike-audits": LieKind(
         "tells who would audit in its place what it has found, and the others that it could not",
-        ONLY_TIME,
+        TELLS_UNLIKE,
         pipelines=True,
+        needs="",
+    ),
+    "whispered-doubt": LieKind(
+        "lies in its work where a fellow alone is drawn for it, and that one tells so large a part "
+        "of the honest ones, at least one, that it is false, and the others that all is well",
+        TELLS_UNLIKE,
+        0.1,
+        needs="",
+        steps_after=EVADES_FOR,
+    ),
+    "whispered-refusal": LieKind(
+        "likewise, and the fellow tells who would audit in its place that it could not, and the "
+        "others that all is well",
+        TELLS_UNLIKE,
+        pipelines=True,
+        needs="",
+        steps_after=EVADES_FOR,
+    ),
+    "audits-untold": LieKind(
+        "says what its audits come to to all but one",
+        ONLY_TIME,
+        needs="",
+    ),
+    "claims-untold": LieKind(
+        "says its claim to all but one",
+        ONLY_TIME,
+        needs="",
+    ),
+    "claims-denied": LieKind(
+        "says that it waits for an honest one's claim, which it has heard, and no Prepared",
+        WAITED_FOR,
+        needs="",
+    ),
+    "audits-denied": LieKind(
+        "says that it waits for an honest one's audit, which it has heard, and no Prepared",
+        WAITED_FOR,
         needs="",
     ),
     "silence": LieKind(

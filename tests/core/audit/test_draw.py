@@ -156,23 +156,6 @@ def test_for_who_has_other_layers_and_no_room_a_holder_is_drawn_instead() -> Non
     assert asked == Counter(others), "all of them judge it"
 
 
-def test_who_was_told_otherwise_says_so_to_whom_waits_for_it() -> None:
-    """The one that was drawn has told it what it has found, and another one that it could not."""
-    plan = two_by_two()
-    book = ClaimBook(VIEW, plan, ALL)
-    book.step_begins(7)
-    for name in NAMES:
-        layers = dict.fromkeys(plan.layers_of(name), b"p" * 32)
-        share = msgspec.structs.replace(stage_share(plan, name), parameters=layers)
-        book.record(name, msgspec.structs.replace(claim(name, 7), share=share))
-    peer, by = next(it for it in book.drawn().items() if not book.has_layers(it[1], it[0]))
-    asks, me = (it for it in NAMES if it not in (peer, by))
-    book.record(asks, Audited(VIEW, 7, peer, COULD_NOT))
-    assert not book.asked_in_vain(me), "it may be told so as well"
-    book.record(by, Audited(VIEW, 7, peer, b"w" * 32))
-    assert book.asked_in_vain(me) == {(asks, peer)} and not book.drawn_instead()
-
-
 def test_in_the_first_step_of_a_view_nobody_is_audited_by_its_fellows_alone() -> None:
     """Whoever speaks last there chooses the draw. Of sixteen three fellows of a liar may be."""
     for holders, besides in ((7, 0), (8, 1), (12, 2), (16, 3), (40, 3)):

@@ -42,7 +42,7 @@ def state_another_norm(lie: Lie) -> None:
     _state(lie, changed)
 
 
-def _say_and_believe(
+def say_and_believe(
     lie: Lie,
     changed: Callable[[Any], dict[str, Any]],
     is_there: Callable[[Any], bool] = lambda local: True,
@@ -81,7 +81,7 @@ def _claim_and_say(lie: Lie, name: str) -> None:
         return await honest(self, here, local)
 
     put(Audits, "_claim", claim)
-    _say_and_believe(lie, changed, is_there)
+    say_and_believe(lie, changed, is_there)
 
 
 def state_another_loss(lie: Lie) -> None:

@@ -153,8 +153,7 @@ def findings(
     shares = {peer: account.share for peer, account in accounts.items()}
     unlike = unlike_edges(shares, segments if due.trains else ())
     misled = _doubt_edges(unlike, found)
-    told = _doubt_losses(shares, found)
-    _convict_by_receivers(unlike | told, len(accounts), found)
+    _convict_by_receivers(unlike | _doubt_losses(shares, found), len(accounts), found)
     without_input = _doubt_boundaries(shares, plan, due, found)
     arithmetics = {peer: share.arithmetic for peer, share in shares.items()}
     if one_arithmetic:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from p2p_dtfm.core.audit.auditors_words import UNLIKE_AUDITS, AuditorsWords, auditors_words
 from p2p_dtfm.core.audit.boundaries import TRAINING, Due, fault_of_edges, unlike_boundaries
 from p2p_dtfm.core.audit.judging import Judges, fault_of_parameters, judges_of
+from p2p_dtfm.core.audit.told_losses import fault_of_losses, stated_losses, unlike_losses
 from p2p_dtfm.core.audit.work import (
     CLAIM_BYTES,
     MANY,
@@ -75,8 +76,13 @@ def fault_of_share(
         return "a claim with a part's digest of another length"
     if not all(_is_of(got, share.parts[n], held[n]) for n, got in share.got.items()):
         return "a claim of other holders or chunks than its segments have"
+    return _fault_of_the_rest(share, plan, peer_id, due)
+
+
+def _fault_of_the_rest(share: Share, plan: Plan, peer_id: str, due: Due) -> str:
     edges = fault_of_edges(share.edges, plan, peer_id, due)
-    return edges or fault_of_parameters(share, plan, peer_id)
+    parameters = edges or fault_of_parameters(share, plan, peer_id)
+    return parameters or fault_of_losses(share, plan, peer_id, due)
 
 
 def _is_of(got: Sequence[Sequence[bytes]], parts: Sequence[bytes], holders: Sequence[str]) -> bool:
@@ -139,7 +145,7 @@ def findings(
     found = Findings({}, {}, set(), {})
     accounts = {peer: p.audit for peer, p in said.items() if p.audit is not None}
     works = {peer: work_of(said[peer], segments) for peer in accounts}
-    found.convict(unlike_claims(accounts, works))
+    found.convict(unlike_claims(accounts, works) | _other_losses(said, accounts))
     if found.liars:
         return found  # from unlike claims follow unlike audits, and nobody else need have lied
     told = auditors_words(accounts)
@@ -150,7 +156,9 @@ def findings(
         return found
     _convict_changed(accounts, works, found)
     shares = {peer: account.share for peer, account in accounts.items()}
-    misled = _doubt_edges(shares, segments if due.trains else (), found)
+    unlike = unlike_edges(shares, segments if due.trains else ())
+    misled = _doubt_edges(unlike, found)
+    _convict_by_receivers(unlike | _doubt_losses(shares, found), len(accounts), found)
     without_input = _doubt_boundaries(shares, plan, due, found)
     arithmetics = {peer: share.arithmetic for peer, share in shares.items()}
     if one_arithmetic:
@@ -202,15 +210,47 @@ def _most_were_told(peer_id: str, accounts: Mapping[str, Account]) -> bool:
     return 2 * told > len(accounts)
 
 
-def _doubt_edges(
-    shares: Mapping[str, Share], segments: Sequence[Segment], found: Findings
-) -> set[str]:
+def _doubt_edges(unlike: Collection[tuple[str, str]], found: Findings) -> set[str]:
     """Returns who says that other gradients came to it than were claimed."""
-    unlike = unlike_edges(shares, segments)
     for owner, holder in sorted(unlike):
         reason = f"the gradients of {holder} are not those that {owner} has got from it"
         found.doubt(owner, holder, reason)
     return {owner for owner, _ in unlike}
+
+
+def _doubt_losses(shares: Mapping[str, Share], found: Findings) -> set[tuple[str, str]]:
+    """Who was told of another loss than is claimed, and by whom. Its own work is judged all the
+    same: nothing in it comes of that loss."""
+    unlike = unlike_losses(shares)
+    for told, teller in sorted(unlike):
+        found.doubt(told, teller, f"the losses of {teller} are not those that {told} was told of")
+    return unlike
+
+
+def _other_losses(said: Mapping[str, Prepared], accounts: Mapping[str, Account]) -> dict[str, str]:
+    """Who has claimed another loss than it states, both in one signed Prepared."""
+    found = {}
+    for peer_id, account in accounts.items():
+        prepared, share = said[peer_id], account.share
+        losses = prepared.loss_sum, prepared.held_out_loss_sum
+        claimed = share.losses.get(peer_id)
+        if claimed is not None and claimed != stated_losses(share.edges, *losses):
+            found[peer_id] = "states another loss than it has claimed"
+    return found
+
+
+def _convict_by_receivers(
+    unlike: Collection[tuple[str, str]], holders: int, found: Findings
+) -> None:
+    """More than half of all say in their claims that something else came from it than it claims. It
+    would be in doubt with each of them, and back soon: who sees that it is drawn claims what it
+    should have sent."""
+    receivers = Counter(sender for _, sender in set(unlike))
+    for sender, count in sorted(receivers.items()):
+        if 2 * count > holders:
+            reason = "its gradients or its losses are not those that most have got from it"
+            found.liars.setdefault(sender, reason)
+            found.convicted.add(sender)
 
 
 def _doubt_boundaries(

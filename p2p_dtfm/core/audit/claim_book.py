@@ -10,6 +10,7 @@ from p2p_dtfm.core.audit.draw import draw, drawn_besides, drawn_watched, seed_of
 from p2p_dtfm.core.audit.earlier_claims import StoppedStep, WayOfWork, way_of
 from p2p_dtfm.core.audit.judging import Judges, judges_of
 from p2p_dtfm.core.audit.roles import watched
+from p2p_dtfm.core.audit.told_losses import unlike_losses
 from p2p_dtfm.core.audit.work import (
     MANY,
     WORK_BYTES,
@@ -263,8 +264,10 @@ class ClaimBook:
         withholds an opening brings such a step about; and by several (`rounds`), as whoever speaks
         last there chooses the draw. Who has sent a neighbour something else than
         that one says is audited in any case, and the neighbour is not: there is no input for it.
-        Who is new here is drawn more often (`roles`). After the last step all are: it is the number
-        by which a run is known, there is one of it, and nobody who lies has a step to lose.
+        So is who has told somebody of other losses. Who is new here is drawn more often (`roles`).
+        After the last step all are, by several as well: it is the number by which a run is known,
+        there is one of it, nobody who lies has a step to lose, and who claims last would lie if its
+        fellow is drawn for it, as no frame goes from it that could tell of its loss.
         """
         assert not self.not_claimed()
         if self._draw is None:
@@ -273,21 +276,22 @@ class ClaimBook:
             seed = seed_of(f"{self.view.number}:{self.view.snapshot}", self._step, openings)
             rate = self._rate if knows_all and self._open.trains else EVERYBODY
             unlike = unlike_boundaries(self._shares(), self._plan, self._open)
-            always = {sender for _, sender in unlike}
+            always = {sender for _, sender in unlike | unlike_losses(self._shares())}
             always |= drawn_watched(seed, watched(self._bars, self._step))
             holders = self._plan.stage_holders()
             judges = {it: self._judges_of(it).all for it in holders}
             drawn = draw(seed, holders, judges.__getitem__, rate, always)
             misled = {receiver for receiver, _ in unlike}
             self._draw = {peer: by for peer, by in drawn.items() if peer not in misled}
-            count = 0 if knows_all else min(BESIDES_LIMIT, len(holders) // FELLOWS_DIVISOR - 1)
+            is_chosen = not knows_all or not self._open.trains
+            count = min(BESIDES_LIMIT, len(holders) // FELLOWS_DIVISOR - 1) if is_chosen else 0
             self._besides = drawn_besides(seed, self._draw, judges.__getitem__, count)
         return self._draw
 
     def rounds(self) -> tuple[dict[str, str], ...]:
-        """As `drawn`, and in the first step of a view further auditors of the same works: fewer
-        fellows than these are in league with whoever lies, and it may have chosen the first ones
-        by what it opens, as it had committed itself to nothing."""
+        """As `drawn`, and in the first step of a view and after the last step further auditors of
+        the same works: fewer fellows than these are in league with whoever lies, and it may have
+        chosen the first ones by what it opens, or its word by whom it knows to be drawn."""
         return (self.drawn(), *self._besides)
 
     def _judges_of(self, peer_id: str) -> Judges:

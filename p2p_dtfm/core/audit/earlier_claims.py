@@ -69,11 +69,16 @@ class StoppedStep:
         # known it computed then as it does now, and so that bits repeat
         is_alike = bool(said.share.arithmetic) and self.ways.get(peer_id) == way_of(said.share)
         is_whole = is_alike and not beside(self.plan, peer_id)
-        return is_whole and self.has_sent_other(peer_id, said.share.parts)
+        losses = said.share.losses.get(peer_id, b"")
+        return is_whole and self.has_sent_other(peer_id, said.share.parts, losses)
 
-    def has_sent_other(self, peer_id: str, parts: Parts) -> bool:
-        """What came here from this peer is no part of such gradients."""
+    def has_sent_other(self, peer_id: str, parts: Parts, losses: bytes) -> bool:
+        """What came here from this peer is no part of such gradients, or it has told of other
+        losses."""
         mine = self.claims.get(self.me)
+        told = mine.share.losses.get(peer_id, b"") if mine is not None else b""
+        if told and told != losses:
+            return True
         for number, segment in enumerate(self.plan.segments()):
             got = mine.share.got.get(number) if mine is not None else None
             if got is None or peer_id not in segment.holders:
@@ -100,13 +105,13 @@ class StoppedStep:
             return False
         return bool(mine.arithmetic) and mine.arithmetic == theirs.arithmetic
 
-    def denies(self, peer_id: str, own: bytes, parts: Parts) -> bool:
-        """Whether what its work comes to here, `own` and `parts`, is not what it has claimed, or
-        has sent."""
+    def denies(self, peer_id: str, own: bytes, parts: Parts, losses: bytes) -> bool:
+        """Whether what its work comes to here, `own`, `parts` and `losses`, is not what it has
+        claimed, or has sent."""
         claim = self.claims.get(peer_id)
-        if claim is not None:
-            return claim.work[:OWN_BYTES] != own
-        return self.has_sent_other(peer_id, parts)
+        if claim is not None and claim.work[:OWN_BYTES] != own:
+            return True
+        return self.has_sent_other(peer_id, parts, losses)
 
 
 def _given(share: Share) -> tuple[object, ...]:

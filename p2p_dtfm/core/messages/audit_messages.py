@@ -18,6 +18,8 @@ Got = Numbered[tuple[tuple[bytes, ...], ...]]
 empty for one that is not summed here. Nothing from the peer itself."""
 
 
+LOSSES_BYTES = 16
+"""Of a digest of the losses that a peer makes in a step."""
 SIGNED_LIMIT_BYTES = 512
 """Of a claim's text and signature, which have some 300."""
 UNLIKE_LIMIT = 2
@@ -58,6 +60,9 @@ class Share(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=
     parameters: Numbered[bytes] = {}
     """By layer, where members hold unlike ones: a digest of those with which the step began, under
     which they can be fetched while it is open."""
+    losses: dict[str, bytes] = {}
+    """By who has the head: a digest of its losses, of the peer itself as it states them, of others
+    as they told it (`core.audit.told_losses`)."""
 
 
 class Claimed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="claimed"):

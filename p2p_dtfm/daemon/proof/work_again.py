@@ -23,7 +23,7 @@ from p2p_dtfm.core.schedule.tied_ends import tied_ends
 from p2p_dtfm.core.transcript.checking import NotTrue, Step
 from p2p_dtfm.daemon.step.neighbours import held_out_indices
 from p2p_dtfm.daemon.step.segment_exchange import sum_digest
-from p2p_dtfm.daemon.step.stage_account import StageAccount, account_of
+from p2p_dtfm.daemon.step.stage_account import StageAccount, account_of, norms_of
 from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.train.model.optimizer import apply_outcome
 from p2p_dtfm.train.stage.batches import Batches
@@ -178,11 +178,12 @@ class WorkAgain:
         self.judged += 1
         share = _share_of(step, peer_id)
         self._judge_parameters(share, number, peer_id)
-        sent = _edges(share.edges, work)
-        own = own_digest(account.parts, work.loss_sum, sent, work.held_out_loss_sum)
+        sent, trains = _edges(share.edges, work), self._terms.trains(number)
+        alone = norms_of(self.spec, plan, peer_id, work.gradients if trains else {})
+        own = own_digest(account.parts, work.loss_sum, sent, work.held_out_loss_sum, alone)
         if own == work_of(prepared, plan.segments())[:OWN_BYTES]:
             return
-        what = "its tensors or its loss"
+        what = "its tensors, its loss or its norm"
         for segment, parts in sorted(account.parts.items()):
             if share.parts.get(segment) != parts:
                 first = plan.segments()[segment].first_layer

@@ -19,10 +19,12 @@ from blake3 import blake3
 from p2p_dtfm.core.audit.accounts import GONE_LIMIT
 from p2p_dtfm.core.audit.boundaries import TRAINING, Due
 from p2p_dtfm.core.audit.claim_book import OPENING_BYTES, ClaimBook, commitment_to
+from p2p_dtfm.core.audit.told_losses import stated_losses, tellers
 from p2p_dtfm.core.audit.work import (
     GONE_WORK,
     changed_work,
     heard_of,
+    norms_alone,
     openings_digest,
     signed_audit,
     signed_claim,
@@ -35,6 +37,7 @@ from p2p_dtfm.core.messages.audit_messages import (
     Account,
     Audited,
     Claimed,
+    Edges,
     Share,
     ShownClaims,
 )
@@ -286,6 +289,7 @@ class Audits:
         sums = {number: digests[places[number]] for number, digests in local.sums.items()}
         device = next(iter(engine.states.values())).device
         due, wire = self._terms.due(here.step, plan) or TRAINING, engine.mailbox.wire
+        edges = edges_of(plan, me, engine.work, due)
         opening = self._next_opening or chance.token_bytes(OPENING_BYTES)
         self._next_opening = chance.token_bytes(OPENING_BYTES)
         share = Share(
@@ -293,12 +297,22 @@ class Audits:
             threads=await self._tools.compute.run(partial(threads_here, device)),
             parts=here.mine.parts,
             got=got_by_holder(plan, wire, me, local.got) if due.trains else {},
-            edges=edges_of(plan, me, engine.work, due),
+            edges=edges,
             parameters=dict(here.mine.parameters),
+            losses=self._losses(here, edges, local) if due.trains else {},
         )
-        work = stated_work(share, local.loss_sum, local.held_out_loss_sum, sums)
+        is_mixed = bool(local.tied)
+        alone = norms_alone(me, plan.segments(), local.squared_norms, is_mixed=is_mixed)
+        work = stated_work(share, local.loss_sum, local.held_out_loss_sum, sums, alone)
         next_one = commitment_to(self._next_opening)
         return Claimed(here.view.id, here.step, share, work, opening, next_one)
+
+    def _losses(self, here: "_Open", edges: Edges, local: LocalResult) -> dict[str, bytes]:
+        me, known, mailbox = self._tools.me, tellers(here.plan), here.engine.mailbox
+        told = {it: mailbox.losses_told(here.step, it) for it in known.to(me)}
+        if me in known.heads:
+            told[me] = stated_losses(edges, local.loss_sum, local.held_out_loss_sum)
+        return told
 
     def _signed(self, claim: Claimed) -> Claimed:
         return signed_claim(claim, self._tools.me, self._tools.net.sign)

@@ -109,7 +109,8 @@ class StoppedSteps:
             held_out=self._held_out(it),
             due=self._terms.due(stopped.step, stopped.plan) or TRAINING,
         )
-        return DENIED if stopped.denies(peer_id, own, theirs.parts) else NOT_DENIED
+        is_denied = stopped.denies(peer_id, own, theirs.parts, theirs.losses)
+        return DENIED if is_denied else NOT_DENIED
 
 
 async def _nothing_came(peer_id: str, blob: str, size_bytes: int) -> bytes:

@@ -104,6 +104,8 @@ ONCE_DRAWN_EARLY = Promise(
     EVADES_FOR,
     spoils="the steps in which it was not drawn",
 )
+LATE_WITHIN = 5
+"""Steps, of which at least one is not drawn so often, as good as always."""
 SEEN_WITHIN = 25
 """Steps: of fifteen seconds, of ten in which the others see it, and of some until a new plan."""
 TAKEN_BACK = Promise(
@@ -179,6 +181,23 @@ _WORK = {
         BARRED,
         from_step=0,
     ),
+    "late-loss": LieKind(
+        "says that its loss is larger by so many times, where it knows from all others' claims "
+        "that it is not drawn",
+        BARRED._replace(
+            text="out and barred in the first step in which it does", within=LATE_WITHIN
+        ),
+        1.0,
+        rate=OFTEN,
+    ),
+    "told-loss": LieKind(
+        "tells that its loss is larger by so many times before the draw, and claims the right one "
+        "where it is drawn",
+        ONCE_DRAWN,
+        1.0,
+        rate=OFTEN,
+        steps_after=EVADES_FOR,
+    ),
     "held-out-sent": LieKind(
         "sends the next stage other activations to be evaluated",
         BARRED,
@@ -190,7 +209,7 @@ _WORK = {
 }
 _SUMS = {
     "sum": LieKind("makes its sums larger by so many times, and tells all the same", BARRED, 1.0),
-    "part": LieKind("sends other gradients than it claims", LEFT_OUT),
+    "part": LieKind("sends other gradients than it claims", BARRED),
     "unlike-sums": LieKind("gives each other holder another sum", LEFT_OUT),
     "nan": LieKind("sends gradients that are no numbers", LEFT_OUT),
     "withheld": LieKind(

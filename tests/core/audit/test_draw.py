@@ -13,7 +13,7 @@ from p2p_dtfm.core.audit.judging import judges_of
 from p2p_dtfm.core.messages.audit_messages import COULD_NOT, Audited, Boundary, Claimed, Share
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
-from tests.core.audit.parts import NAMES, PLAN, VIEW, share_of, two_by_two
+from tests.core.audit.parts import LOSSES, NAMES, PLAN, VIEW, share_of, two_by_two
 
 SHARES = {name: share_of(name) for name in NAMES}
 ALL = 1_000_000
@@ -103,7 +103,8 @@ def stage_share(plan: Plan, name: str) -> Share:
         )
         for number, (before, after) in beside(plan, name).items()
     }
-    return Share("cpu-1", 1, parts, got, edges)
+    losses = dict.fromkeys("bd" if name in "bd" else "", LOSSES)
+    return Share("cpu-1", 1, parts, got, edges, losses=losses)
 
 
 def claim(name: str, step: int, *, opened: bool = True) -> Claimed:

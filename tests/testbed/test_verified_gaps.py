@@ -176,9 +176,13 @@ def test_a_checkpoint_whose_states_are_of_a_later_step_is_no_place_to_start_from
 
     works = [(step, peer) for step in range(10, SAVED - 1)]
     checker = checked(forged(honest.entries, keys, works, state=state))
-    with pytest.raises(NotTrue, match="another state") as found:
+    sample = sample_in(tmp_path / "run", checker)
+    sample.judge([(2, peer)])
+    with pytest.raises(NotTrue, match=f"is of step {SAVED}"):
+        sample.look_at_checkpoints()
+    with pytest.raises(NotTrue, match=f"is of step {SAVED}") as found:
         judged(tmp_path / "run", checker, 12, 15)
-    assert found.value.step == 10
+    assert (found.value.step, found.value.peer_id) == (10, peer)
 
 
 def test_of_the_checkpoints_beside_it_is_said_which_hold_what_was_signed(

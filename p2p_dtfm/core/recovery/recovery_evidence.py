@@ -26,8 +26,8 @@ FEW = 128
 class Restart:
     """What the states of this peer have to do with where an unplanned view starts.
 
-    `outcome` of the step before may be news here, and `prepared` is what it follows from, if anybody
-    has shown it; `roll_forward`: apply it to these layers, with the reduced gradients retained from
+    `outcome` of the step before may be news here, and `prepared` is what it follows from, if that
+    was shown; `roll_forward`: apply it to these layers, with the reduced gradients retained from
     `rolled_view`. `load`: take these from the cut or checkpoint
     of the view's first step. `discard`: states that do not lie on the view's lineage. Whatever else
     the peer's place in the view needs is to be fetched from a member that has it at the first step

@@ -127,7 +127,7 @@ class WorkSample:
 
     def look_at_checkpoints(self) -> None:
         """Of all beside the transcript: which hold what was signed, whether or not anything was
-        computed from there. Whoever gets a model from one wants to know."""
+        computed from there. Whoever gets a model from one wants to know. Raises `NotTrue`."""
         self._again = None  # its states take as much memory
         for checkpoint in reversed(_whole(self._root, self._spec)):
             step, directory = checkpoint.manifest.step, checkpoint.directory
@@ -197,17 +197,12 @@ class WorkSample:
         return self._states_at(anchor)
 
     def _states_at(self, anchor: int) -> WorkAgain:
-        """Of a checkpoint. Raises `_Damaged`."""
+        """Of a checkpoint. Raises `_Damaged`, and `NotTrue` for what nobody can have signed."""
         directory = self._anchors[anchor]
         try:
             states = {
                 layer: load_layer(directory, layer) for layer in range(layer_count(self._spec))
             }
-            for layer, state in states.items():  # whoever signs for all can sign those of another
-                if state.version != anchor:
-                    raise _Damaged(
-                        f"the checkpoint {directory} has layer {layer} of step {state.version}"
-                    )
             again = WorkAgain(self._spec, self._batches, states)
             again.judge_states(self._steps[anchor])
         except NotTrue as found:
@@ -216,6 +211,15 @@ class WorkSample:
             ) from found
         except UserError as error:
             raise _Damaged(f"the checkpoint {directory} is of no use: {error}") from error
+        for layer, state in states.items():
+            if state.version != anchor:  # from there that step would be judged, and not this one
+                signer = min(
+                    it for it, said in self._steps[anchor].said.items() if layer in said.states
+                )
+                reason = (
+                    f"{signer} has signed a state of layer {layer} that is of step {state.version}"
+                )
+                raise NotTrue(reason, anchor, signer)
         return again
 
     def _advance(self, again: WorkAgain) -> None:

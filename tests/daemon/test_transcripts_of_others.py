@@ -248,6 +248,18 @@ def test_what_an_earlier_version_has_written_is_put_aside_and_nothing_added_to_i
     assert again.size_bytes == transcript.size_bytes, "and once only"
 
 
+def test_what_a_power_cut_left_of_the_first_line_is_put_aside(tmp_path: Path) -> None:
+    """All that came after it, for as long as the run lasted, was true to nobody."""
+    path = tmp_path / FILE_NAME
+    path.write_bytes(forged_transcript(64)[:60])
+    Transcript(path, SPEC, 1 << 20)
+    assert list(TranscriptLines(path).entries()) == [Began(FORMAT, SPEC.canonical_bytes())]
+    assert len((tmp_path / "transcript.before").read_bytes()) == 60
+    path.write_bytes(b"")
+    Transcript(path, SPEC, 1 << 20)
+    assert list(TranscriptLines(path).entries()) == [Began(FORMAT, SPEC.canonical_bytes())]
+
+
 def test_what_a_full_disk_did_not_take_is_written_before_what_rests_on_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

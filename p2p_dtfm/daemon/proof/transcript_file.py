@@ -149,16 +149,25 @@ def transcript_in(directory: Path, spec: RunSpec, limit_mib: int) -> Transcript:
 
 
 def _put_older_aside(path: Path) -> None:
-    """Of a version whose lines are read no more: what would be added could not be read either."""
+    """Of a version whose lines are read no more, or one whose beginning a power cut took: what
+    would be added could not be read either."""
     try:
         with path.open("rb") as file:
-            began = entry_of(file.readline(LINE_READ_BYTES))
-        if isinstance(began, Began) and began.format < FORMAT:
+            first = file.readline(LINE_READ_BYTES)
+        if first and not _begins(first):
             path.replace(path.with_suffix(".before"))
     except FileNotFoundError:
         pass
-    except (OSError, PeerFault) as error:
+    except OSError as error:
         log.debug("how the transcript begins cannot be read: %s", error)
+
+
+def _begins(line: bytes) -> bool:
+    try:
+        began = entry_of(line)
+    except PeerFault:
+        return False
+    return isinstance(began, Began) and began.format >= FORMAT
 
 
 def _ends_within_a_line(path: Path) -> bool:

@@ -21,7 +21,11 @@ from typing import NamedTuple
 from p2p_dtfm.core.audit.boundaries import beside
 from p2p_dtfm.core.audit.work import OWN_BYTES, fit
 from p2p_dtfm.core.messages.audit_messages import Claimed, Parts, Share
+from p2p_dtfm.core.protocol.canonical import digest_bytes, encode
 from p2p_dtfm.core.protocol.plan import Plan
+
+STAYING_LIMIT = 8
+"""Works of those that are still there: all compute them, while nobody goes on."""
 
 
 class WayOfWork(NamedTuple):
@@ -50,6 +54,9 @@ class StoppedStep:
     it comes to what was claimed."""
     ways: Mapping[str, WayOfWork]
     """In which each computed last."""
+    was_drawn: bool = False
+    """It was not its view's first one, in which all is audited: whoever lies there has to do it
+    rightly before anything commits."""
 
     def is_done_again(self, step: int, base: str) -> bool:
         return (self.step, self.base) == (step, base)
@@ -88,16 +95,18 @@ class StoppedStep:
                 return True
         return False
 
-    def unjudged(self, plan: Plan, barred: Collection[str]) -> list[str]:
+    def unjudged(self, plan: Plan, barred: Collection[str], view: str = "") -> list[str]:
         """Who was to be audited, and cannot be held to what it claims now: who has no stage any
-        more, or all, where the plan is as it was and only chunks are others. Where one is gone the
-        others have other microbatches, and to compute all works again would take as long as to
-        train. Of those that computed the whole model: what has come into a stage in a pipeline is
-        gone with the view."""
-        missing = self.not_audited - {self.me, *barred}
+        more, or all, where only chunks are others. Where one is gone the others have other
+        microbatches: of these as many as one has time for, or a fellow would go whenever somebody
+        is drawn; of more, those that `view`, the snapshot's digest, chooses. Of those that computed
+        the whole model: what has come into a stage in a pipeline is gone with the view."""
+        missing = {it for it in self.not_audited - {self.me, *barred} if self._can_judge(it)}
         if plan.pipelines != self.plan.pipelines:
-            missing -= set(plan.stage_holders())
-        return sorted(it for it in missing if self._can_judge(it))
+            stay = missing & set(plan.stage_holders())
+            chosen = sorted(stay, key=lambda it: digest_bytes(encode([view, it])))
+            missing -= set(chosen[STAYING_LIMIT if self.was_drawn else 0 :])
+        return sorted(missing)
 
     def _can_judge(self, peer_id: str) -> bool:
         mine, theirs = self.ways.get(self.me), self.ways.get(peer_id)

@@ -97,14 +97,17 @@ class WorkAgain:
         for layer, state in self.states.items():
             apply_outcome(self.spec, state, reduced[layer], number, math.sqrt(added_up(norms)))
 
-    def judge_states(self, step: Step) -> None:
-        """Whether the present states are those that the step's Prepared name, where they do. Raises
-        `NotTrue`."""
+    def judge_states(self, step: Step) -> bool:
+        """Whether the present states are those that the step's Prepared name, where they do: True
+        if they name all. Raises `NotTrue`."""
+        named = set()
         for peer_id, prepared in sorted(step.said.items()):
             for layer, digest in sorted(prepared.states.items()):
+                named.add(layer)
                 if layer in self.states and self.states[layer].file_digest() != digest:
                     reason = f"layer {layer} has another state than {peer_id} has signed"
                     raise NotTrue(reason, step.outcome.step, peer_id)
+        return named >= self.states.keys()
 
     def _compute(self, step: Step, plan: Plan, wire: WirePlan, number: int) -> _Computed:
         """`number`: of the step whose data are taken. Raises `NotTrue` and `Unjudged`."""

@@ -252,7 +252,7 @@ class Audits:
             log.warning("%s claims another work than it did before the step was stopped", peer_id)
             found[peer_id] = changed_work(claims[peer_id].work)
         barred, states = barred_at(here.view.snapshot.bars, here.step), here.engine.states
-        for it in self._stopped.unjudged(here.plan, barred, states):
+        for it in self._stopped.unjudged(here.view, here.plan, barred, states):
             judged = asyncio.create_task(self._judged_late(here, it))
             if await self._unless_over(here.view, judged) == DENIED:
                 log.warning("the work of %s was false before the step was stopped", it.peer_id)

@@ -8,7 +8,7 @@ import pytest
 
 from p2p_dtfm.core.audit.accounts import fault_of_account, findings
 from p2p_dtfm.core.audit.claim_book import ClaimBook, commitment_to
-from p2p_dtfm.core.audit.earlier_claims import StoppedStep, way_of
+from p2p_dtfm.core.audit.earlier_claims import STAYING_LIMIT, StoppedStep, way_of
 from p2p_dtfm.core.audit.work import GONE_WORK, OWN_BYTES, changed_work
 from p2p_dtfm.core.messages.audit_messages import Audited, Claimed, Share
 from p2p_dtfm.core.messages.prepared import Prepared
@@ -143,6 +143,23 @@ def test_of_who_is_gone_the_work_is_to_be_computed_again_unless_it_was() -> None
     assert sent_other.denies(LIAR, own, HONEST[LIAR].parts, LOSSES), "whatever it has claimed"
     alien = msgspec.structs.replace(HONEST[LIAR], arithmetic="gpu-1")
     assert stopped(claims(d=alien)).unjudged(without, ()) == [], "nobody here computes alike"
+
+
+def test_of_who_is_still_there_it_is_computed_again_as_well_where_the_step_was_drawn() -> None:
+    """A fellow went whenever somebody was drawn, so that all others had other microbatches and
+    nobody could hold them to what they had claimed."""
+    without = Plan(tuple(Pipeline((Stage(n, 0, 3, 1),), 2, 2) for n in "acd"), (), 1)
+    before = dataclasses.replace(stopped(claims(d=FLIPPED)), was_drawn=True)
+    assert before.unjudged(without, ()) == ["b", "c", LIAR]
+    names = [f"peer-{number:02}" for number in range(3 * STAYING_LIMIT)]
+    many = Plan(tuple(Pipeline((Stage(n, 0, 3, 1),), 0, 1) for n in names), (), 1)
+    fewer = msgspec.structs.replace(many, pipelines=many.pipelines[1:])
+    ways = dict.fromkeys(names, way_of(HONEST[LIAR]))
+    of_many = StoppedStep(names[1], STEP, BASE, many, {}, frozenset(names), ways, was_drawn=True)
+    chosen = [of_many.unjudged(fewer, (), view) for view in ("one", "other")]
+    assert all(names[0] in each and len(each) == 1 + STAYING_LIMIT for each in chosen)
+    assert chosen[0] != chosen[1], "nobody knows whose before the view is agreed on"
+    assert dataclasses.replace(of_many, was_drawn=False).unjudged(fewer, ()) == [names[0]]
 
 
 def test_what_came_into_a_stage_is_gone_with_its_view() -> None:

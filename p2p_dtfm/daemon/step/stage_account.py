@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from p2p_dtfm.core.audit.boundaries import TRAINING, Due, beside
-from p2p_dtfm.core.audit.told_losses import losses_digest
+from p2p_dtfm.core.audit.told_losses import losses_digest, tellers
 from p2p_dtfm.core.audit.work import (
     OWN_BYTES,
     WORK_BYTES,
@@ -27,7 +27,7 @@ from p2p_dtfm.core.schedule.sums_in_order import added_up
 from p2p_dtfm.core.schedule.tied_ends import states_ends, tied_ends
 from p2p_dtfm.daemon.machine.compute import Compute
 from p2p_dtfm.daemon.step.lent_parameters import BegunWith, begun_with
-from p2p_dtfm.daemon.step.mailbox import segments_of
+from p2p_dtfm.daemon.step.mailbox import Mailbox, segments_of
 from p2p_dtfm.daemon.step.open_step_work import OpenStepWork
 from p2p_dtfm.daemon.step.segment_exchange import sum_digest
 from p2p_dtfm.daemon.step.stage_tools import WeighedBatches
@@ -162,6 +162,13 @@ def edges_of(plan: Plan, me: str, work: OpenStepWork, due: Due = TRAINING) -> Ed
         )
         for number in beside(plan, me, due)
     }
+
+
+def losses_told(plan: Plan, me: str, step: int, mailbox: Mailbox, own: bytes) -> dict[str, bytes]:
+    """Digests of what others have told this peer of their losses in a step, and of its own."""
+    known = tellers(plan)
+    told = {it: mailbox.losses_told(step, it) for it in known.to(me)}
+    return told | {me: own} if me in known.heads else told
 
 
 def got_by_holder(plan: Plan, wire: WirePlan, me: str, arrived: Mapping[int, Arrived]) -> Got:

@@ -19,7 +19,7 @@ from blake3 import blake3
 from p2p_dtfm.core.audit.accounts import GONE_LIMIT
 from p2p_dtfm.core.audit.boundaries import TRAINING, Due
 from p2p_dtfm.core.audit.claim_book import OPENING_BYTES, ClaimBook, commitment_to
-from p2p_dtfm.core.audit.told_losses import stated_losses, tellers
+from p2p_dtfm.core.audit.told_losses import stated_losses
 from p2p_dtfm.core.audit.work import (
     GONE_WORK,
     changed_work,
@@ -37,7 +37,6 @@ from p2p_dtfm.core.messages.audit_messages import (
     Account,
     Audited,
     Claimed,
-    Edges,
     Share,
     ShownClaims,
 )
@@ -59,6 +58,7 @@ from p2p_dtfm.daemon.step.stage_account import (
     UnlikeParts,
     edges_of,
     got_by_holder,
+    losses_told,
 )
 from p2p_dtfm.daemon.step.step_engine import LocalResult, StepEngine
 from p2p_dtfm.daemon.trainer.audited.late_words import LateWords
@@ -290,6 +290,7 @@ class Audits:
         device = next(iter(engine.states.values())).device
         due, wire = self._terms.due(here.step, plan) or TRAINING, engine.mailbox.wire
         edges = edges_of(plan, me, engine.work, due)
+        own = stated_losses(edges, local.loss_sum, local.held_out_loss_sum)
         opening = self._next_opening or chance.token_bytes(OPENING_BYTES)
         self._next_opening = chance.token_bytes(OPENING_BYTES)
         share = Share(
@@ -299,20 +300,13 @@ class Audits:
             got=got_by_holder(plan, wire, me, local.got) if due.trains else {},
             edges=edges,
             parameters=dict(here.mine.parameters),
-            losses=self._losses(here, edges, local) if due.trains else {},
+            losses=losses_told(plan, me, here.step, engine.mailbox, own) if due.trains else {},
         )
         is_mixed = bool(local.tied)
         alone = norms_alone(me, plan.segments(), local.squared_norms, is_mixed=is_mixed)
         work = stated_work(share, local.loss_sum, local.held_out_loss_sum, sums, alone)
         next_one = commitment_to(self._next_opening)
         return Claimed(here.view.id, here.step, share, work, opening, next_one)
-
-    def _losses(self, here: "_Open", edges: Edges, local: LocalResult) -> dict[str, bytes]:
-        me, known, mailbox = self._tools.me, tellers(here.plan), here.engine.mailbox
-        told = {it: mailbox.losses_told(here.step, it) for it in known.to(me)}
-        if me in known.heads:
-            told[me] = stated_losses(edges, local.loss_sum, local.held_out_loss_sum)
-        return told
 
     def _signed(self, claim: Claimed) -> Claimed:
         return signed_claim(claim, self._tools.me, self._tools.net.sign)

@@ -198,7 +198,7 @@ class Audits:
             tell, secret = self._tools.net.messenger.tell, lambda: self._next_opening
             words = LateWords(me, view.id, step, plan, book, tell, secret)
             self._here = here = _Open(view, plan, step, engine, book, mine, words)
-            claim = self._signed(await self._claim(here, local))
+            claim = signed_claim(await self._claim(here, local), me, self._tools.net.sign)
             self._say(here, claim)
             self._given.add((Kind.CLAIM, step))
             await self._until(view, Kind.CLAIM, book.not_claimed)
@@ -219,8 +219,8 @@ class Audits:
             otherwise = await self._otherwise_before(here)
             told |= otherwise
             denied |= dict.fromkeys(otherwise, True)
-            openings = openings_digest(claim.opening, claim.commitment)
-            heard, unlike = heard_of(book.claims), book.unlike()
+            openings, unlike = openings_digest(claim.opening, claim.commitment), book.unlike()
+            heard = heard_of(book.claims)
             return Account(claim.share, heard, told, denied, openings, unlike, words.audits)
         finally:
             self._waits_for = ()
@@ -307,9 +307,6 @@ class Audits:
         work = stated_work(share, local.loss_sum, local.held_out_loss_sum, sums, alone)
         next_one = commitment_to(self._next_opening)
         return Claimed(here.view.id, here.step, share, work, opening, next_one)
-
-    def _signed(self, claim: Claimed) -> Claimed:
-        return signed_claim(claim, self._tools.me, self._tools.net.sign)
 
     def _say(self, here: "_Open", said: Claimed | Audited) -> None:
         here.book.record(self._tools.me, said)

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from p2p_dtfm.core.audit.claim_book import OPENING_BYTES, commitment_to
+from p2p_dtfm.core.audit.work import signed_claim
 from p2p_dtfm.core.commit import judgement
 from p2p_dtfm.core.commit import step as transaction
 from p2p_dtfm.core.messages.audit_messages import Claimed
@@ -193,7 +194,8 @@ def _claim_two_things(lie: Lie, changed: Callable[[Any, Any, Claimed], dict[str,
             honest(self, here, said)
             return
         here.book.record(self._tools.me, said)
-        other = self._signed(msgspec.structs.replace(said, **changed(self, here, said)))
+        other = msgspec.structs.replace(said, **changed(self, here, said))
+        other = signed_claim(other, self._tools.me, self._tools.net.sign)
         for place, peer_id in enumerate(sorted(here.plan.stage_holders())):
             self._tools.net.messenger.tell(peer_id, other if place % 2 else said)
 

@@ -166,11 +166,13 @@ class BlobStore:
         aside.mkdir(exist_ok=True)
         with contextlib.suppress(FileNotFoundError):  # somebody else was faster
             os.replace(path, aside / digest)
+        self._sound.discard(digest)
         return aside / digest
 
     def remove(self, digest: str) -> None:
         """Forget a blob. Nothing happens if it is not here."""
         self._place(digest).unlink(missing_ok=True)
+        self._sound.discard(digest)
 
     def remove_temporary_files(self, but: Collection[str] = ()) -> None:
         """Clear what an interrupted process left, `but` these names. Only while nobody else writes

@@ -17,7 +17,13 @@ from p2p_dtfm.core.audit.accounts import Findings, findings
 from p2p_dtfm.core.audit.boundaries import beside
 from p2p_dtfm.core.audit.draw import draw, seed_of
 from p2p_dtfm.core.audit.judging import judges_of, states_parameters
-from p2p_dtfm.core.audit.work import WORK_BYTES, claim_digest, own_digest, sums_digest
+from p2p_dtfm.core.audit.work import (
+    WORK_BYTES,
+    claim_digest,
+    norms_alone,
+    own_digest,
+    sums_digest,
+)
 from p2p_dtfm.core.commit.judgement import SUM_DIGEST_BYTES
 from p2p_dtfm.core.messages.audit_messages import Account, Boundary, Edges, HeardClaim, Share
 from p2p_dtfm.core.messages.prepared import Prepared
@@ -119,8 +125,14 @@ def _turned(digest: bytes, lies: bool) -> bytes:
 
 
 def works_of(plan: Plan, shares: dict[str, Share]) -> dict[str, bytes]:
+    segments = plan.segments()
     return {
-        peer: own_digest(share.parts, 1.0, share.edges)
+        peer: own_digest(
+            share.parts,
+            1.0,
+            share.edges,
+            alone=norms_alone(peer, segments, dict.fromkeys(share.parts, 1.0), is_mixed=False),
+        )
         + sums_digest({number: _sum(peer, number) for number in share.parts})
         for peer, share in shares.items()
     }

@@ -90,7 +90,7 @@ def test_the_log(capsys: pytest.CaptureFixture[str]) -> None:
     assert_harmless(capsys.readouterr().err)
 
 
-@pytest.mark.parametrize("reason", ["unjudged", "passed over", "refused"])
+@pytest.mark.parametrize("reason", ["unjudged", "passed over", "refused", "missing"])
 def test_what_a_transcript_says(reason: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Whoever made it up chose what its arithmetic is called, and could have the terminal say that
     all was computed again."""
@@ -100,10 +100,13 @@ def test_what_a_transcript_says(reason: str, capsys: pytest.CaptureFixture[str])
         judged = Judged(works=1)
         if reason == "unjudged":
             judged.unjudged[EVIL] = 1
+        elif reason == "missing":
+            judged.open[3, 5] = EVIL
         else:
             judged.passed_over.append(EVIL)
         checker: Any = SimpleNamespace(spec=run_spec(), steps={})
-        told = {"steps": 1, "tokens": 1, "views": 1, "missing": [], "damaged_lines": 0}
+        told = {"steps": 1, "tokens": 1, "views": 1, "missing": list(judged.open)}
+        told |= {"from_others": 0, "damaged_lines": 0}
         _tell(checker, judged, [(0, PEER)], told | {"tallies": {}, "stage_steps": 1})
     assert_harmless(capsys.readouterr().out)
 

@@ -8,6 +8,7 @@ import typer
 
 from p2p_dtfm.cli.commands.offline.verify import UNJUDGED, _tell, verify
 from p2p_dtfm.core.transcript.entries import FORMAT, Began, line_of
+from p2p_dtfm.daemon.proof.sample_again import Judged
 from tests.core.builders import run_spec
 
 WARNED = "it to nobody who might not have been invited"
@@ -24,13 +25,14 @@ def transcript(folder: Path, **admission: str) -> Path:
 def test_the_transcript_of_an_invited_run_is_not_to_be_given_away(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    verify(transcript(tmp_path), "0", None, None, False)
+    verify([transcript(tmp_path)], "0", None, None, False, False)
     assert WARNED not in " ".join(capsys.readouterr().out.split())
     verify(
-        transcript(tmp_path, mode="invited", key="ab" * 32, founder="x" * 52),
+        [transcript(tmp_path, mode="invited", key="ab" * 32, founder="x" * 52)],
         "0",
         None,
         None,
+        False,
         False,
     )
     assert WARNED in " ".join(capsys.readouterr().out.split())
@@ -40,7 +42,7 @@ def test_where_nothing_is_computed_again_nothing_is_shown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(typer.Exit) as ended:
-        verify(transcript(tmp_path), "1%", None, None, True)
+        verify([transcript(tmp_path)], "1%", None, None, False, True)
     assert ended.value.exit_code == UNJUDGED and '"holds": null' in capsys.readouterr().out
 
 
@@ -49,7 +51,8 @@ def test_where_nobody_can_judge_nobody_is_to_be_asked(
 ) -> None:
     checker = SimpleNamespace(spec=run_spec(), steps={})
     told = {"steps": 1, "views": 1, "tokens": 1, "missing": (), "damaged_lines": 0, "tallies": {}}
-    judged = SimpleNamespace(passed_over=(), unjudged={"why": 2}, works=0)
+    told |= {"from_others": 0}
+    judged = Judged(unjudged={"why": 2})
     _tell(checker, judged, [None, None], told)  # type: ignore[arg-type, list-item]
     said = " ".join(capsys.readouterr().out.split())
     assert "--sample 0" in said and "ask somebody" not in said

@@ -309,6 +309,20 @@ class TestReplicas:
                 assert me != B or (set(found) == {C} and found[C] < 7)
                 assert found.keys() <= {C}, (me, lies)
 
+    @pytest.mark.parametrize("kind", [Kind.CLAIM, Kind.AUDIT])
+    def test_what_this_peer_has_heard_is_no_reason_to_wait(self, kind: Kind) -> None:
+        """Whoever has heard it tells it to who has not. So B says what is not so, and C, of which
+        it says so, is not to blame."""
+        prepared, denied = Lack(B, Kind.PREPARED), Lack(C, kind)
+        scripts = {name: always(self.work(prepared)) for name in (A, C, D)}
+        scripts[B] = always(self.work(denied))
+        patience = Patience(9 * SECOND_NS, 9 * SECOND_NS, SECOND_NS)
+        for me in (A, C, D):
+            given = {(B, denied)} if me == C else set()
+            judge = Judge(me, self.view, self.work(prepared), given, patience)
+            found = judge.run(scripts, seconds=20)
+            assert set(found) == {B} and 8.9 < found[B] < 9.2, "no sooner by C than by others"
+
     def owners(self, liar: str, *victims: str) -> dict[str, Script]:
         """Each owns a chunk. The liar has given `victims` no part, and says what is true of it:
         that it lacks their sums. An owner that lacks no part has given its sum."""
@@ -599,6 +613,27 @@ class TestDrips:
         prepared = Lack(C, Kind.PREPARED)
         assert self.suspected_in(prepared, waits, has_given=False) is None
         assert self.suspected_in(prepared, waits, has_given=True) == STEPS
+
+    @pytest.mark.parametrize("kind", [Kind.CLAIM, Kind.AUDIT])
+    def test_who_is_told_by_others_what_somebody_has_not_told_it_is_none(self, kind: Kind) -> None:
+        """That takes a second or two in each step."""
+
+        def untold(step: int) -> Work:
+            return self.work(step, Lack(B, kind))
+
+        assert self.suspected_in(Lack(C, Kind.PREPARED), untold) is None
+        assert self.suspected_in(Lack(C, Kind.PREPARED), self.work) == STEPS
+
+    @pytest.mark.parametrize("computes", [False, True])
+    def test_nor_is_who_has_told_the_others_its_claim(self, computes: bool) -> None:
+        """This peer would be the only one to say so."""
+
+        def said(step: int) -> Work:
+            return self.work(step, computes=computes)
+
+        claim = Lack(C, Kind.CLAIM)
+        assert self.suspected_in(claim, said, b_lacks=Lack(C, Kind.AUDIT)) is None
+        assert self.suspected_in(claim, said, b_lacks=Lack(C, Kind.CLAIM)) == STEPS
 
     def test_who_tells_nothing_of_a_step_has_no_reason_in_it(self) -> None:
         """What it lacked in the step before excused it, as long as nothing newer was heard."""

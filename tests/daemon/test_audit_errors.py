@@ -5,6 +5,7 @@ from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from p2p_dtfm.core.audit.claim_book import ClaimBook, commitment_to
@@ -23,8 +24,7 @@ from tests.core.builders import run_spec
 
 
 def claim(name: str, threads: int = 1) -> Claimed:
-    share = share_of(name)
-    share = type(share)(share.arithmetic, threads, share.parts, share.got)
+    share = msgspec.structs.replace(share_of(name), threads=threads)
     return Claimed(VIEW, 7, share, b"w" * WORK_BYTES, b"o" * 32, commitment_to(b"o" * 32))
 
 

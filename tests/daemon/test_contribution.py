@@ -235,7 +235,7 @@ def written(folder: Path, steps: range) -> Transcript:
     for step in steps:
         prepared = Prepared(SHOT.view_id, step, name_of(0), {}, 1.0, 1, 0.0, 0, None)
         said = sign_prepared(prepared, lambda _: bytes(64))
-        transcript.committed((said,))
+        transcript.committed(step, (said,))
     return transcript
 
 

@@ -308,3 +308,66 @@ def test_of_a_step_that_goes_on_only_what_is_missing_comes() -> None:
     box.put("a", header(index=2, step=6), bytearray(1))
     with pytest.raises(PeerFault, match="not due"):
         box.put("a", header(index=3, step=6), bytearray(1))
+
+
+AUDITED = run_spec(audit={"rate": 0.1})
+TOLD = bytes(16)
+ROW = Plan(
+    (Pipeline((Stage("a", 0, 2, 2), Stage("b", 2, 4, 1), Stage("c", 4, 6, 1)), 0, 4),), (), 1
+)
+HEADS = msgspec.structs.replace(
+    PLAN, pipelines=(Pipeline((Stage("b", 0, 6, 1),), 0, 3), PLAN.pipelines[1])
+)
+"""b and d have it."""
+
+
+def audited(plan: Plan) -> tuple[Mailbox, Callable[[int], tuple[int]]]:
+    box = Mailbox(VIEW, plan, "b", AUDITED)
+    box.begin_step(5)
+    chunks = box.wire.chunks.get(0)
+
+    def shape(index: int) -> tuple[int]:
+        assert chunks is not None
+        start, end = chunks.bounds[index]
+        return (end - start,)
+
+    return box, shape
+
+
+def test_who_has_the_head_tells_of_its_losses_on_all_that_is_reduced_with_it() -> None:
+    box, shape = audited(HEADS)
+    owners = box.wire.chunks[0].owners
+    part, total = owners.index("b"), owners.index("d")
+    due = [
+        header(PART, layer=0, index=part, shape=shape(part)),
+        header(SUM, layer=0, index=total, shape=shape(total)),
+    ]
+    for frame in due:
+        with pytest.raises(PeerFault, match="without the losses that are due"):
+            box.put("d", frame, bytearray())
+    assert box.losses_told(5, "d") == b""
+    box.put("d", msgspec.structs.replace(due[0], losses=TOLD), bytearray())
+    with pytest.raises(PeerFault, match="unlike losses"):
+        box.put("d", msgspec.structs.replace(due[1], losses=b"l" * 16), bytearray())
+    box.put("d", msgspec.structs.replace(due[1], losses=TOLD), bytearray())
+    assert box.losses_told(5, "d") == TOLD and box.losses_told(6, "d") == b""
+    box.begin_step(6)
+    assert box.losses_told(5, "d") == b""
+
+
+def test_who_has_the_head_alone_tells_of_them_with_the_last_gradient() -> None:
+    box, _ = audited(ROW)
+    for number in range(3):
+        frame = header(GRADIENT, layer=4, index=number)
+        with pytest.raises(PeerFault, match="with losses that are not due"):
+            box.put("c", msgspec.structs.replace(frame, losses=TOLD), bytearray())
+        box.put("c", frame, bytearray())
+    last = header(GRADIENT, layer=4, index=3)
+    with pytest.raises(PeerFault, match="without the losses that are due"):
+        box.put("c", last, bytearray())
+    box.put("c", msgspec.structs.replace(last, losses=TOLD), bytearray())
+    assert box.losses_told(5, "c") == TOLD
+    with pytest.raises(PeerFault, match="not due"):
+        box.put("a", header(losses=TOLD), bytearray())
+    with pytest.raises(PeerFault, match="not due"):
+        mailbox().put("c", header(GRADIENT, layer=4, losses=TOLD), bytearray())

@@ -21,7 +21,7 @@ from p2p_dtfm.daemon.peers.wire import KnownPeers, Message, TraceReply, Transcri
 from p2p_dtfm.net.streams.frames import FrameHeader
 from tests.core.planning import Peer, name_of, snapshot
 
-SAID = {2: "6b0c249a2ea905028dd2a9606f3c8842847525ad200ef030580403a14800f20a"}
+SAID = {2: "392c2841049c512ffa2344e0a575f033d9e08a365643272d6e5b12aa274f2a21"}
 PLANNED = {2: "c793e962633be8a171cfa201e76ad94916e75846a2bb811a71fcded297ceb0f9"}
 COVERED = {2: "a4262e9dd0958f6caab747f25ef8ac5582c32a6ce176b105c45173e334ca2495"}
 

@@ -20,6 +20,7 @@ from p2p_dtfm.core.protocol.lineage import Lineage
 from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
 from p2p_dtfm.core.protocol.signed import Signed, signing_in
 from p2p_dtfm.core.protocol.snapshot import founding_snapshot
+from p2p_dtfm.core.recovery.recovery_evidence import Restart
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.core.transcript.checking import NotTrue
 from p2p_dtfm.core.transcript.earlier import LINE_LIMIT_BYTES, EarlierSteps
@@ -221,9 +222,9 @@ def test_a_disk_that_was_full_for_a_moment_costs_no_view(tmp_path: Path) -> None
         transcript = Transcript(path, SPEC, 1 << 20)
         machine.is_full = True
         transcript.took_over(View(taken.snapshot, taken.plan, taken.certificate), taken.step)
-        transcript.committed(steps[0].signed)
+        transcript.committed(0, steps[0].signed)
         machine.is_full = False
-        transcript.committed(steps[0].signed)
+        transcript.committed(0, steps[0].signed)
         assert transcript.size_bytes == path.stat().st_size
 
     contextvars.copy_context().run(scene)
@@ -247,6 +248,18 @@ def test_what_an_earlier_version_has_written_is_put_aside_and_nothing_added_to_i
     assert again.size_bytes == transcript.size_bytes, "and once only"
 
 
+def test_what_a_power_cut_left_of_the_first_line_is_put_aside(tmp_path: Path) -> None:
+    """All that came after it, for as long as the run lasted, was true to nobody."""
+    path = tmp_path / FILE_NAME
+    path.write_bytes(forged_transcript(64)[:60])
+    Transcript(path, SPEC, 1 << 20)
+    assert list(TranscriptLines(path).entries()) == [Began(FORMAT, SPEC.canonical_bytes())]
+    assert len((tmp_path / "transcript.before").read_bytes()) == 60
+    path.write_bytes(b"")
+    Transcript(path, SPEC, 1 << 20)
+    assert list(TranscriptLines(path).entries()) == [Began(FORMAT, SPEC.canonical_bytes())]
+
+
 def test_what_a_full_disk_did_not_take_is_written_before_what_rests_on_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -265,10 +278,10 @@ def test_what_a_full_disk_did_not_take_is_written_before_what_rests_on_it(
     monkeypatch.setattr(disk, "append", append_if_there_is_room)
     transcript = Transcript(tmp_path / FILE_NAME, SPEC, 1 << 20)
     transcript.took_over(view, 0)
-    transcript.committed(committed.signed)
+    transcript.committed(0, committed.signed)
     assert transcript.told_bytes == 0
     full.clear()
-    transcript.committed(committed.signed)
+    transcript.committed(0, committed.signed)
     assert (tmp_path / FILE_NAME).read_bytes() == forged_transcript(64)
     assert transcript.told_bytes == len(forged_transcript(64))
 
@@ -309,3 +322,20 @@ def test_a_disk_that_stays_full_costs_no_more_memory_than_so_much(
             transcript.took_over(view, step)
     transcript.took_over(view, 20)
     assert not (tmp_path / FILE_NAME).exists(), "it ends rather than go on without a view"
+
+
+def test_a_step_that_others_had_committed_is_written_before_the_next_view(tmp_path: Path) -> None:
+    """Who had not when a member failed never had it: a stranger could not tell that from a step
+    that was left out, since any model could be put in there."""
+    began, taken, step = map(entry_of, forged_transcript(64).splitlines())
+    assert isinstance(taken, TookOver) and isinstance(step, Committed)
+    view = View(taken.snapshot, taken.plan, taken.certificate)
+    restart = Restart(prepared=step.signed, rolled_view=view.id)
+    transcript = Transcript(tmp_path / FILE_NAME, SPEC, 1 << 20)
+    transcript.rolled_forward(restart, 0)  # of a view that it was not in
+    transcript.took_over(view, 0)
+    transcript.rolled_forward(Restart(prepared=step.signed), 0)  # nothing was
+    transcript.rolled_forward(Restart(rolled_view=view.id), 0)  # nobody has shown it
+    transcript.rolled_forward(restart, 0)
+    transcript.rolled_forward(restart, 0)  # it is there
+    assert list(TranscriptLines(tmp_path / FILE_NAME).entries()) == [began, taken, step]

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from p2p_dtfm.daemon.step import microbatches
+from p2p_dtfm.train.kernels import processor
 from p2p_dtfm.train.stage import finite, segment_reduction
 from p2p_dtfm.train.stage.finite import NotFinite, is_finite, is_within
 from tests.core.builders import run_spec
@@ -61,6 +62,7 @@ async def poison(peer: EnginePeer, monkeypatch: pytest.MonkeyPatch) -> None:
     def unless_mine(honest: Callable[..., bool]) -> Callable[..., bool]:
         return lambda *values: threading.get_ident() in mine or honest(*values)
 
+    monkeypatch.setattr(processor, "serves", lambda device: False)  # those look for themselves
     for module in (finite, segment_reduction):
         monkeypatch.setattr(module, "is_finite", unless_mine(is_finite))
     monkeypatch.setattr(microbatches, "is_within", unless_mine(is_within))

@@ -309,3 +309,12 @@ def test_who_fetches_again_while_it_is_still_hashed_finds_its_donor_honest(tmp_p
             assert not faults
 
     run(scenario())
+
+
+def test_what_was_removed_is_looked_at_again_when_it_is_back(tmp_path: Path) -> None:
+    store = BlobStore(tmp_path / "of-removed")
+    digest = store.put_file(_put(tmp_path, "removed", b"content"))
+    assert store.stayed(digest)
+    store.remove(digest)
+    (store.root / digest).write_bytes(b"c0ntent")  # put there by another process
+    assert not store.stayed(digest)

@@ -136,3 +136,15 @@ def test_a_fault_in_what_is_there_is_told_and_the_line_is_open_still() -> None:
             await there.write([b"word"])
 
     played(story())
+
+
+def test_a_record_that_was_taken_out_on_the_way_is_missed_though_the_next_one_fits() -> None:
+    ours, theirs = socket.socketpair()
+    sender = SealedSocket(ours, Keys(SECRET, b"out"), Keys(SECRET, b"back"))
+    receiver = SealedSocket(theirs, Keys(SECRET, b"back"), Keys(SECRET, b"out"))
+    sender.send(b"first")
+    theirs.recv(1 << 12)
+    sender.send(b"other")
+    for _ in range(2):  # by the caller at once, then by the thread
+        with pytest.raises(ConnectionAbortedError):
+            receiver.recv_into(memoryview(bytearray(5)))

@@ -1,5 +1,5 @@
 """Plans of pipelines of two stages, whatever machines there are: so that each half of the model has
-as many replicas as there are pairs."""
+as many replicas as there are pairs. Or of a single pipeline."""
 
 from typing import Any
 
@@ -46,6 +46,29 @@ def planned_in_pairs(
             at = end
         spares = here - {peer_id for pair in pairs for peer_id in pair}
         return Plan(tuple(pipelines), tuple(sorted(spares)), 1_000_000)
+
+    monkeypatch.setattr(worlds, "compute_plan", compute_plan)
+
+
+def planned_in_a_row(
+    monkeypatch: pytest.MonkeyPatch, seed: int, names: str, cuts: tuple[int, ...]
+) -> None:
+    """While all of these are there each alone holds its layers, from its cut on."""
+    ids, honest = [_peer_id(seed, name) for name in names], worlds.compute_plan
+
+    def compute_plan(snapshot: Snapshot) -> Any:
+        standing = standing_plan(snapshot)
+        here = {record.peer_id for record in snapshot.records}
+        if standing is not None or not here.issuperset(ids):
+            return standing or honest(snapshot)
+        workload = snapshot.workload
+        ends = (*cuts[1:], workload.layer_count)
+        stages = tuple(
+            Stage(peer_id, first, end, len(ids) - place)
+            for place, (peer_id, first, end) in enumerate(zip(ids, cuts, ends, strict=True))
+        )
+        spares = tuple(sorted(here.difference(ids)))
+        return Plan((Pipeline(stages, 0, workload.microbatch_count),), spares, 1_000_000)
 
     monkeypatch.setattr(worlds, "compute_plan", compute_plan)
 

@@ -91,3 +91,44 @@ def test_of_who_is_gone_when_it_is_drawn_the_others_compute_the_work_again(
         assert [it["peer_id"] for it in honest.status_json()["barred"]] == [lying.ids["d"]]
 
     play(LIES, tmp_path / "world", scene)
+
+
+def test_who_has_another_one_go_whenever_it_is_drawn_is_convicted_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others then have other microbatches, and nobody could be held to what it had claimed: a
+    fellow that was back after a second each time kept its liar to the end."""
+    run, drawn = with_audits(make_run(tmp_path, STEPS), RATE, 5), list[str]()
+
+    async def wait_until_it_is_over(audits: Any, view: Any) -> None:
+        drawn.append("d")
+        await audits._until_over(view)
+
+    monkeypatch.setattr(evasions, "_have_all_agree_anew", wait_until_it_is_over)
+
+    async def scene(swarm: Swarm) -> list[int]:
+        one = Play(swarm, run, lying_to_the_end("evade", "abcd", "d", RATE))
+
+        async def go_and_come_back() -> None:
+            count = 0
+            while True:
+                while len(drawn) == count:
+                    await asyncio.sleep(0.05)
+                count, fellow = len(drawn), swarm.named("c")
+                swarm.kill(fellow)
+                await asyncio.sleep(1.0)
+                swarm.start(fellow)
+
+        with put_in(one.lying, [("d", "evade")]):
+            going = asyncio.create_task(go_and_come_back())
+            await one.play()
+            going.cancel()
+        told = "\n".join(one.lying.reports)
+        assert drawn and any(reason in told for reason in CONVICTED), (drawn, told)
+        honest = swarm.peers[0].daemon
+        assert honest is not None
+        assert [it["peer_id"] for it in honest.status_json()["barred"]] == [one.lying.ids["d"]]
+        return one.lying.stayed()
+
+    stayed = play(LIES, tmp_path / "world", scene)
+    assert len(drawn) == 1 and len(stayed) < STEPS / 3, (drawn, stayed)

@@ -87,6 +87,7 @@ def fellows_play(
     stages: tuple[str, str],
     liars: str,
     what: str = "activation",
+    rate: float = 1.0,
 ) -> Played:
     """`stages`: who holds the first and who the second half of the model."""
     planned_in_pairs(monkeypatch, LIES, *stages, evens_out=True)
@@ -97,7 +98,7 @@ def fellows_play(
         tuple(faults),
         is_audited=True,
         liars=tuple(liars),
-        audit_rate=1.0,
+        audit_rate=rate,
         lie_together=len(liars) > 1,
     )
     return player.play(LIES, schedule)

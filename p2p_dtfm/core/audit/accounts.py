@@ -8,8 +8,10 @@ from collections.abc import Collection, Hashable, Mapping, Sequence
 from itertools import combinations
 from typing import NamedTuple
 
+from p2p_dtfm.core.audit.auditors_words import UNLIKE_AUDITS, AuditorsWords, auditors_words
 from p2p_dtfm.core.audit.boundaries import TRAINING, Due, fault_of_edges, unlike_boundaries
 from p2p_dtfm.core.audit.judging import Judges, fault_of_parameters, judges_of
+from p2p_dtfm.core.audit.told_losses import fault_of_losses, stated_losses, unlike_losses
 from p2p_dtfm.core.audit.work import (
     CLAIM_BYTES,
     MANY,
@@ -22,7 +24,7 @@ from p2p_dtfm.core.audit.work import (
     unlike_edges,
     work_of,
 )
-from p2p_dtfm.core.messages.audit_messages import Account, Share
+from p2p_dtfm.core.messages.audit_messages import COULD_NOT, Account, Share
 from p2p_dtfm.core.messages.prepared import Prepared
 from p2p_dtfm.core.protocol.canonical import digest_bytes, encode
 from p2p_dtfm.core.protocol.plan import Plan, Segment
@@ -52,6 +54,10 @@ class Findings(NamedTuple):
     def doubt(self, one: str, other: str, reason: str) -> None:
         self.doubts.setdefault((one, other) if one < other else (other, one), reason)
 
+    def convict(self, reasons: Mapping[str, str]) -> None:
+        self.liars.update(reasons)
+        self.convicted.update(reasons)
+
 
 def fault_of_share(
     share: Share, plan: Plan, segments: Sequence[Segment], peer_id: str, due: Due = TRAINING
@@ -70,8 +76,13 @@ def fault_of_share(
         return "a claim with a part's digest of another length"
     if not all(_is_of(got, share.parts[n], held[n]) for n, got in share.got.items()):
         return "a claim of other holders or chunks than its segments have"
+    return _fault_of_the_rest(share, plan, peer_id, due)
+
+
+def _fault_of_the_rest(share: Share, plan: Plan, peer_id: str, due: Due) -> str:
     edges = fault_of_edges(share.edges, plan, peer_id, due)
-    return edges or fault_of_parameters(share, plan, peer_id)
+    parameters = edges or fault_of_parameters(share, plan, peer_id)
+    return parameters or fault_of_losses(share, plan, peer_id, due)
 
 
 def _is_of(got: Sequence[Sequence[bytes]], parts: Sequence[bytes], holders: Sequence[str]) -> bool:
@@ -110,7 +121,8 @@ def _fault_of_findings(account: Account, holders: set[str]) -> str:
         return "Prepared with a dispute about a peer without a stage"
     if any(is_denied and it not in account.found for it, is_denied in account.disputed.items()):
         return "Prepared denies a work that its maker has not computed again"
-    if any(len(work) != WORK_BYTES for work in account.found.values()):
+    works = [*account.found.values(), *(it.work for it in account.audits if it.work != COULD_NOT)]
+    if any(len(work) != WORK_BYTES for work in works):
         return "Prepared with an audit's digest of another length"
     return ""
 
@@ -124,8 +136,8 @@ def findings(
     due: Due = TRAINING,
 ) -> Findings:
     """Of all stage-holders' Prepared, each with an account; while one is missing only who has
-    claimed two things, and what more than half of all stage-holders deny, or whoever is found out
-    would withhold its own.
+    claimed two things, or said two of a work that it was drawn for, and what more than half of all
+    stage-holders deny, or whoever is found out would withhold its own.
 
     Whose input at a boundary is not what was sent is not judged: of what it should have computed
     nobody can say. Its sender is: then it may be known which of the two is wrong.
@@ -133,44 +145,54 @@ def findings(
     found = Findings({}, {}, set(), {})
     accounts = {peer: p.audit for peer, p in said.items() if p.audit is not None}
     works = {peer: work_of(said[peer], segments) for peer in accounts}
-    for peer_id, reason in unlike_claims(accounts, works).items():
-        found.liars[peer_id] = reason
-        found.convicted.add(peer_id)
+    found.convict(unlike_claims(accounts, works) | _other_losses(said, accounts))
     if found.liars:
         return found  # from unlike claims follow unlike audits, and nobody else need have lied
+    told = auditors_words(accounts)
+    found.convict(dict.fromkeys(told.convicted, UNLIKE_AUDITS))
     _convict_gone(accounts, plan.stage_holders(), found)
     if set(plan.stage_holders()) != set(accounts):
         _convict_denied(accounts, plan.stage_holders(), found)
         return found
     _convict_changed(accounts, works, found)
     shares = {peer: account.share for peer, account in accounts.items()}
-    misled = _doubt_edges(shares, segments if due.trains else (), found)
+    unlike = unlike_edges(shares, segments if due.trains else ())
+    misled = _doubt_edges(unlike, found)
+    _convict_by_receivers(unlike | _doubt_losses(shares, found), len(accounts), found)
     without_input = _doubt_boundaries(shares, plan, due, found)
     arithmetics = {peer: share.arithmetic for peer, share in shares.items()}
     if one_arithmetic:
         _judge_arithmetics(arithmetics, found)
     judged = {peer: works[peer] for peer in works if peer not in without_input}
-    for peer_id, length in _denied(judged, accounts, misled).items():
+    for peer_id, length in _denied(judged, accounts, misled, told).items():
+        were_told = _most_were_told(peer_id, accounts)
+        if not were_told and peer_id in told.of_unlike:
+            continue  # whoever was told that it is false has said what is so
         judges = judges_of(peer_id, plan, shares, kept_microbatches)
         mine = {peer_id: works[peer_id][:length]}
-        stated = _found_of(peer_id, accounts, judges.all, works[peer_id], length) | mine
+        work = works[peer_id]
+        stated = _found_of(peer_id, accounts, judges.all, work, length, told) | mine
         if not _is_decided(stated, judges):
-            stated = _found_of(peer_id, accounts, judges.holders, works[peer_id], length) | mine
+            stated = _found_of(peer_id, accounts, judges.holders, work, length, told) | mine
         has_third = 1 + len(judges.holders) >= FEWEST_JUDGES
-        is_secret = has_third and not _most_were_told(peer_id, accounts)
+        is_secret = has_third and not were_told
         _judge(peer_id, stated, is_secret=is_secret, found=found)
         _convict(stated, len(accounts), found)
     return found
 
 
 def _denied(
-    works: Mapping[str, bytes], accounts: Mapping[str, Account], misled: Collection[str]
+    works: Mapping[str, bytes],
+    accounts: Mapping[str, Account],
+    misled: Collection[str],
+    told: AuditorsWords,
 ) -> dict[str, int]:
     """Whose work somebody has found to be another, and how many bytes of it count."""
     denied = {}
     for peer_id, work in works.items():
         length = OWN_BYTES if peer_id in misled else WORK_BYTES
         found = [it.found[peer_id] for it in accounts.values() if peer_id in it.found]
+        found += told.of(peer_id).values()
         if any(it[:length] != work[:length] for it in found if it != changed_work(work)):
             denied[peer_id] = length
     return denied
@@ -188,15 +210,47 @@ def _most_were_told(peer_id: str, accounts: Mapping[str, Account]) -> bool:
     return 2 * told > len(accounts)
 
 
-def _doubt_edges(
-    shares: Mapping[str, Share], segments: Sequence[Segment], found: Findings
-) -> set[str]:
+def _doubt_edges(unlike: Collection[tuple[str, str]], found: Findings) -> set[str]:
     """Returns who says that other gradients came to it than were claimed."""
-    unlike = unlike_edges(shares, segments)
     for owner, holder in sorted(unlike):
         reason = f"the gradients of {holder} are not those that {owner} has got from it"
         found.doubt(owner, holder, reason)
     return {owner for owner, _ in unlike}
+
+
+def _doubt_losses(shares: Mapping[str, Share], found: Findings) -> set[tuple[str, str]]:
+    """Who was told of another loss than is claimed, and by whom. Its own work is judged all the
+    same: nothing in it comes of that loss."""
+    unlike = unlike_losses(shares)
+    for told, teller in sorted(unlike):
+        found.doubt(told, teller, f"the losses of {teller} are not those that {told} was told of")
+    return unlike
+
+
+def _other_losses(said: Mapping[str, Prepared], accounts: Mapping[str, Account]) -> dict[str, str]:
+    """Who has claimed another loss than it states, both in one signed Prepared."""
+    found = {}
+    for peer_id, account in accounts.items():
+        prepared, share = said[peer_id], account.share
+        losses = prepared.loss_sum, prepared.held_out_loss_sum
+        claimed = share.losses.get(peer_id)
+        if claimed is not None and claimed != stated_losses(share.edges, *losses):
+            found[peer_id] = "states another loss than it has claimed"
+    return found
+
+
+def _convict_by_receivers(
+    unlike: Collection[tuple[str, str]], holders: int, found: Findings
+) -> None:
+    """More than half of all say in their claims that something else came from it than it claims. It
+    would be in doubt with each of them, and back soon: who sees that it is drawn claims what it
+    should have sent."""
+    receivers = Counter(sender for _, sender in set(unlike))
+    for sender, count in sorted(receivers.items()):
+        if 2 * count > holders:
+            reason = "its gradients or its losses are not those that most have got from it"
+            found.liars.setdefault(sender, reason)
+            found.convicted.add(sender)
 
 
 def _doubt_boundaries(
@@ -224,9 +278,12 @@ def _found_of(
     judges: Sequence[str],
     claimed: bytes,
     length: int,
+    told: AuditorsWords,
 ) -> dict[str, bytes]:
-    """What these have found: who cannot have computed it says what it likes."""
+    """What these have found, by what they have told if they were drawn: who cannot have computed it
+    says what it likes."""
     found = {it: accounts[it].found[peer_id] for it in judges if peer_id in accounts[it].found}
+    found |= {it: work for it, work in told.of(peer_id).items() if it in judges}
     changed = changed_work(claimed)
     return {judge: work[:length] for judge, work in found.items() if work != changed}
 

@@ -10,18 +10,30 @@ from p2p_dtfm.core.audit.draw import draw, drawn_besides, drawn_watched, seed_of
 from p2p_dtfm.core.audit.earlier_claims import StoppedStep, WayOfWork, way_of
 from p2p_dtfm.core.audit.judging import Judges, judges_of
 from p2p_dtfm.core.audit.roles import watched
-from p2p_dtfm.core.audit.work import MANY, WORK_BYTES, has_layers_of, heard_claim, unlike_edges
+from p2p_dtfm.core.audit.told_losses import unlike_losses
+from p2p_dtfm.core.audit.work import (
+    MANY,
+    WORK_BYTES,
+    has_layers_of,
+    heard_claim,
+    require_signed,
+    unlike_edges,
+)
 from p2p_dtfm.core.messages.audit_messages import (
+    AUDITS_LIMIT,
     COULD_NOT,
     UNLIKE_LIMIT,
     Audited,
     Claimed,
+    HeardAudit,
     HeardClaim,
     Share,
     ShownClaims,
+    auditor_and_audited,
+    is_audit_by,
     is_claim_of,
 )
-from p2p_dtfm.core.protocol.canonical import digest_bytes
+from p2p_dtfm.core.protocol.canonical import digest_bytes, encode
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.plan import Plan, Segment
 from p2p_dtfm.core.protocol.signed import Verify
@@ -50,10 +62,24 @@ class _Step:
     claims: dict[str, Claimed] = field(default_factory=dict)
     audited: dict[tuple[str, str], bytes] = field(default_factory=dict)
     """By auditor and whose work it was."""
+    signatures: dict[tuple[str, str], bytes] = field(default_factory=dict)
+    """Of these."""
+    unlike_audits: dict[tuple[str, str], tuple[bytes, bytes]] = field(default_factory=dict)
+    """What else the auditor has said of that work, and its signature."""
     shown: dict[str, HeardClaim] = field(default_factory=dict)
     """By others, of who has not claimed here yet."""
     unlike: dict[str, HeardClaim] = field(default_factory=dict)
     """Who has signed another claim than has come here."""
+
+    def knows(self, named: tuple[str, str], work: bytes) -> bool:
+        """What this auditor has said of that one's work; or that it has said two things of it."""
+        return named in self.unlike_audits or self.audited.get(named) == work
+
+    def hear(self, named: tuple[str, str], work: bytes, signature: bytes) -> None:
+        if named in self.audited:
+            self.unlike_audits[named] = work, signature
+        else:
+            self.audited[named], self.signatures[named] = work, signature
 
 
 class ClaimBook:
@@ -127,9 +153,9 @@ class ClaimBook:
     def _audited(self, sender: str, said: Audited) -> None:
         if said.peer_id not in self._holders or len(said.work) not in (0, WORK_BYTES):
             raise PeerFault("an audit of nobody's work", sender)
-        audited = self._at(said.step).audited
-        if audited.setdefault((sender, said.peer_id), said.work) != said.work:
-            raise PeerFault(f"two different audits of step {said.step}", sender)
+        here, named = self._at(said.step), (sender, said.peer_id)
+        if not here.knows(named, said.work):
+            here.hear(named, said.work, said.signature)
 
     def show(self, sender: str, said: ShownClaims, verify: Verify) -> None:
         """What another one has heard. Raises `PeerFault`."""
@@ -146,11 +172,65 @@ class ClaimBook:
             if not is_claim_of(peer_id, said.view, said.step, shown, verify):
                 raise PeerFault("shows a claim that its maker has not signed", sender)
             (here.shown if held is None else here.unlike)[peer_id] = shown
+        self._show_audits(sender, said, here, verify)
+        for peer_id, claim in said.whole.items():
+            if peer_id not in here.claims and (claim.view, claim.step) == (self.view, said.step):
+                require_signed(claim, peer_id, verify)
+                self.record(peer_id, claim)
+
+    def _show_audits(self, sender: str, said: ShownClaims, here: _Step, verify: Verify) -> None:
+        """What an auditor has told that one alone counts as told to this peer as well."""
+        if len(said.audits) > AUDITS_LIMIT:
+            raise PeerFault(f"shows {len(said.audits)} audits", sender)
+        holders = sorted(self._holders)
+        for audit in said.audits:
+            named = auditor_and_audited(audit, holders)
+            if named is None or len(audit.work) not in (0, WORK_BYTES):
+                raise PeerFault("shows an audit of nobody's work", sender)
+            if here.knows(named, audit.work):
+                continue
+            if not is_audit_by(named[0], said.view, said.step, named[1], audit, verify):
+                raise PeerFault("shows an audit that its maker has not signed", sender)
+            here.hear(named, audit.work, audit.signature)
+
+    def lacks_audits(self, said: ShownClaims, secret: bytes) -> tuple[HeardAudit, ...]:
+        """What this peer has heard of audits and who shows what it has heard has not."""
+        if said.step != self._step or said.heard.keys() != self._holders:
+            return ()
+        shown = {(audit.by, audit.of) for audit in said.audits}
+        return tuple(it for it in self.heard_audits(secret) if (it.by, it.of) not in shown)
 
     def unlike(self) -> dict[str, HeardClaim]:
         """Who is shown to have claimed two things of the open step, and what has not come here; of
         many some, since one less is one less in the next step."""
         return dict(sorted(self._at(self._step).unlike.items())[:UNLIKE_LIMIT])
+
+    def contradicted(self) -> frozenset[str | tuple[str, str]]:
+        """Of whom two claims of the open step are known here; and which auditor has said two things
+        of whose work."""
+        here = self._at(self._step)
+        return frozenset([*here.unlike, *here.unlike_audits])
+
+    def heard_audits(self, secret: bytes) -> tuple[HeardAudit, ...]:
+        """As an account has it: what those have said that were drawn. Of one that has said two
+        things both, of such audits some. Of more than there is room for doubts come first, then
+        whatever chance has: by a `secret`, or who tells unlike things would know who passes on
+        neither."""
+        if self.not_claimed():
+            return ()
+        here, place = self._at(self._step), {it: n for n, it in enumerate(sorted(self._holders))}
+        due = {it for drawn in (*self.rounds(), self.drawn_instead()) for it in drawn.items()}
+        unlike = sorted(here.unlike_audits)[:UNLIKE_LIMIT]
+
+        def turn(named: tuple[str, str]) -> tuple[bool, str]:
+            as_claimed = here.audited[named] == self.claims[named[1]].work
+            return as_claimed, digest_bytes(encode([secret, named]))
+
+        drawn = [(by, peer) for peer, by in due if (by, peer) in here.audited]
+        others = sorted({*drawn} - {*unlike}, key=turn)[: AUDITS_LIMIT - 2 * len(unlike)]
+        said = [(it, here.audited[it], here.signatures[it]) for it in (*unlike, *sorted(others))]
+        said += [(it, *here.unlike_audits[it]) for it in unlike]
+        return tuple(HeardAudit(place[by], place[of], *more) for (by, of), *more in said)
 
     def _at(self, step: int) -> _Step:
         return self._steps.setdefault(step, _Step())
@@ -184,8 +264,10 @@ class ClaimBook:
         withholds an opening brings such a step about; and by several (`rounds`), as whoever speaks
         last there chooses the draw. Who has sent a neighbour something else than
         that one says is audited in any case, and the neighbour is not: there is no input for it.
-        Who is new here is drawn more often (`roles`). After the last step all are: it is the number
-        by which a run is known, there is one of it, and nobody who lies has a step to lose.
+        So is who has told somebody of other losses. Who is new here is drawn more often (`roles`).
+        After the last step all are, by several as well: it is the number by which a run is known,
+        there is one of it, nobody who lies has a step to lose, and who claims last would lie if its
+        fellow is drawn for it, as no frame goes from it that could tell of its loss.
         """
         assert not self.not_claimed()
         if self._draw is None:
@@ -194,21 +276,22 @@ class ClaimBook:
             seed = seed_of(f"{self.view.number}:{self.view.snapshot}", self._step, openings)
             rate = self._rate if knows_all and self._open.trains else EVERYBODY
             unlike = unlike_boundaries(self._shares(), self._plan, self._open)
-            always = {sender for _, sender in unlike}
+            always = {sender for _, sender in unlike | unlike_losses(self._shares())}
             always |= drawn_watched(seed, watched(self._bars, self._step))
             holders = self._plan.stage_holders()
             judges = {it: self._judges_of(it).all for it in holders}
             drawn = draw(seed, holders, judges.__getitem__, rate, always)
             misled = {receiver for receiver, _ in unlike}
             self._draw = {peer: by for peer, by in drawn.items() if peer not in misled}
-            count = 0 if knows_all else min(BESIDES_LIMIT, len(holders) // FELLOWS_DIVISOR - 1)
+            is_chosen = not knows_all or not self._open.trains
+            count = min(BESIDES_LIMIT, len(holders) // FELLOWS_DIVISOR - 1) if is_chosen else 0
             self._besides = drawn_besides(seed, self._draw, judges.__getitem__, count)
         return self._draw
 
     def rounds(self) -> tuple[dict[str, str], ...]:
-        """As `drawn`, and in the first step of a view further auditors of the same works: fewer
-        fellows than these are in league with whoever lies, and it may have chosen the first ones
-        by what it opens, as it had committed itself to nothing."""
+        """As `drawn`, and in the first step of a view and after the last step further auditors of
+        the same works: fewer fellows than these are in league with whoever lies, and it may have
+        chosen the first ones by what it opens, or its word by whom it knows to be drawn."""
         return (self.drawn(), *self._besides)
 
     def _judges_of(self, peer_id: str) -> Judges:
@@ -228,9 +311,10 @@ class ClaimBook:
 
     def silent(self, drawn: Mapping[str, str]) -> tuple[str, ...]:
         """Of auditors by whom they were drawn for. Nobody is waited for once it is shown that
-        somebody has claimed two things: others may have drawn others, and wait for this peer."""
+        somebody has claimed two things, or said two of a work: others may have drawn others, and
+        wait for this peer."""
         here = self._at(self._step)
-        if here.unlike:
+        if here.unlike or here.unlike_audits:
             return ()
         return tuple(sorted({by for peer, by in drawn.items() if (by, peer) not in here.audited}))
 
@@ -249,23 +333,6 @@ class ClaimBook:
                 found[peer] = min(holders, key=lambda it: digest_bytes(f"{seed} {it}".encode()))
         return found
 
-    def asked_in_vain(self, me: str) -> set[tuple[str, str]]:
-        """Who says that this peer was to audit a work in another's place, and whose: the one that
-        was drawn has told it that it could not judge, and told this peer what it has found. Each
-        would wait for the other, and neither lies."""
-        if self.not_claimed():
-            return set()
-        audited, drawn = self._at(self._step).audited, self.drawn()
-        due = {(by, peer) for each in self.rounds() for peer, by in each.items()}
-        return {
-            (asks, peer)
-            for (asks, peer), word in audited.items()
-            if word == COULD_NOT
-            and (asks, peer) not in due
-            and (me, peer) not in due | audited.keys()
-            and audited.get((drawn.get(peer, ""), peer), COULD_NOT) != COULD_NOT
-        }
-
     def borrowers(self) -> Counter[str]:
         """Who is to judge works of stages that it does not hold, drawn or disputed, and how
         many."""
@@ -281,12 +348,13 @@ class ClaimBook:
 
     def disputed(self) -> list[str]:
         """Whose auditor comes to something else than what was claimed."""
-        audited = self._at(self._step).audited
+        here = self._at(self._step)
         draws = (*self.rounds(), self.drawn_instead())
         said = [it for drawn in draws for it in drawn.items()]
         alike = {peer: (COULD_NOT, self.claims[peer].work) for peer, _ in said}
-        found = {(peer, audited.get((by, peer), COULD_NOT)) for peer, by in said}
-        return sorted({peer for peer, work in found if work not in alike[peer]})
+        found = {(peer, here.audited.get((by, peer), COULD_NOT)) for peer, by in said}
+        found |= {(peer, work) for (_, peer), (work, _) in here.unlike_audits.items()}
+        return sorted({peer for peer, work in found if work not in alike.get(peer, (work,))})
 
     def stopped(self, me: str, base: str) -> StoppedStep:
         """The open step, once the view is over. Of whose claim alone is missing, that one knew the

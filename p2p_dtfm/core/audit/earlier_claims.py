@@ -21,7 +21,11 @@ from typing import NamedTuple
 from p2p_dtfm.core.audit.boundaries import beside
 from p2p_dtfm.core.audit.work import OWN_BYTES, fit
 from p2p_dtfm.core.messages.audit_messages import Claimed, Parts, Share
+from p2p_dtfm.core.protocol.canonical import digest_bytes, encode
 from p2p_dtfm.core.protocol.plan import Plan
+
+STAYING_LIMIT = 8
+"""Works of those that are still there: all compute them, while nobody goes on."""
 
 
 class WayOfWork(NamedTuple):
@@ -50,6 +54,9 @@ class StoppedStep:
     it comes to what was claimed."""
     ways: Mapping[str, WayOfWork]
     """In which each computed last."""
+    was_drawn: bool = False
+    """It was not its view's first one, in which all is audited: whoever lies there has to do it
+    rightly before anything commits."""
 
     def is_done_again(self, step: int, base: str) -> bool:
         return (self.step, self.base) == (step, base)
@@ -69,11 +76,16 @@ class StoppedStep:
         # known it computed then as it does now, and so that bits repeat
         is_alike = bool(said.share.arithmetic) and self.ways.get(peer_id) == way_of(said.share)
         is_whole = is_alike and not beside(self.plan, peer_id)
-        return is_whole and self.has_sent_other(peer_id, said.share.parts)
+        losses = said.share.losses.get(peer_id, b"")
+        return is_whole and self.has_sent_other(peer_id, said.share.parts, losses)
 
-    def has_sent_other(self, peer_id: str, parts: Parts) -> bool:
-        """What came here from this peer is no part of such gradients."""
+    def has_sent_other(self, peer_id: str, parts: Parts, losses: bytes) -> bool:
+        """What came here from this peer is no part of such gradients, or it has told of other
+        losses."""
         mine = self.claims.get(self.me)
+        told = mine.share.losses.get(peer_id, b"") if mine is not None else b""
+        if told and told != losses:
+            return True
         for number, segment in enumerate(self.plan.segments()):
             got = mine.share.got.get(number) if mine is not None else None
             if got is None or peer_id not in segment.holders:
@@ -83,16 +95,18 @@ class StoppedStep:
                 return True
         return False
 
-    def unjudged(self, plan: Plan, barred: Collection[str]) -> list[str]:
+    def unjudged(self, plan: Plan, barred: Collection[str], view: str = "") -> list[str]:
         """Who was to be audited, and cannot be held to what it claims now: who has no stage any
-        more, or all, where the plan is as it was and only chunks are others. Where one is gone the
-        others have other microbatches, and to compute all works again would take as long as to
-        train. Of those that computed the whole model: what has come into a stage in a pipeline is
-        gone with the view."""
-        missing = self.not_audited - {self.me, *barred}
+        more, or all, where only chunks are others. Where one is gone the others have other
+        microbatches: of these as many as one has time for, or a fellow would go whenever somebody
+        is drawn; of more, those that `view`, the snapshot's digest, chooses. Of those that computed
+        the whole model: what has come into a stage in a pipeline is gone with the view."""
+        missing = {it for it in self.not_audited - {self.me, *barred} if self._can_judge(it)}
         if plan.pipelines != self.plan.pipelines:
-            missing -= set(plan.stage_holders())
-        return sorted(it for it in missing if self._can_judge(it))
+            stay = missing & set(plan.stage_holders())
+            chosen = sorted(stay, key=lambda it: digest_bytes(encode([view, it])))
+            missing -= set(chosen[STAYING_LIMIT if self.was_drawn else 0 :])
+        return sorted(missing)
 
     def _can_judge(self, peer_id: str) -> bool:
         mine, theirs = self.ways.get(self.me), self.ways.get(peer_id)
@@ -100,13 +114,13 @@ class StoppedStep:
             return False
         return bool(mine.arithmetic) and mine.arithmetic == theirs.arithmetic
 
-    def denies(self, peer_id: str, own: bytes, parts: Parts) -> bool:
-        """Whether what its work comes to here, `own` and `parts`, is not what it has claimed, or
-        has sent."""
+    def denies(self, peer_id: str, own: bytes, parts: Parts, losses: bytes) -> bool:
+        """Whether what its work comes to here, `own`, `parts` and `losses`, is not what it has
+        claimed, or has sent."""
         claim = self.claims.get(peer_id)
-        if claim is not None:
-            return claim.work[:OWN_BYTES] != own
-        return self.has_sent_other(peer_id, parts)
+        if claim is not None and claim.work[:OWN_BYTES] != own:
+            return True
+        return self.has_sent_other(peer_id, parts, losses)
 
 
 def _given(share: Share) -> tuple[object, ...]:

@@ -1,17 +1,22 @@
 """What one stage-holder has made of a step, as digests: whoever replays it comes to the same."""
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import msgspec
 
 from p2p_dtfm.core.audit.boundaries import states_held_out
 from p2p_dtfm.core.messages.audit_messages import (
+    Audited,
     Claimed,
     Edges,
+    HeardAudit,
     HeardClaim,
     Parts,
     Share,
+    audit_text,
     claim_text,
+    is_audit_by,
     is_claim_of,
 )
 from p2p_dtfm.core.messages.prepared import Prepared
@@ -32,6 +37,9 @@ MANY = 1 << 30
 """Microbatches whose inputs are kept, where there is no limit."""
 PART_BYTES = 32
 """Of a chunk: names a blob."""
+NormsAlone = Mapping[int, str]
+"""By segment that nobody else holds, so that nobody else states its squared norm: that, in full."""
+NO_NORMS: NormsAlone = MappingProxyType({})
 
 
 def _digest(payload: bytes) -> bytes:
@@ -39,12 +47,35 @@ def _digest(payload: bytes) -> bytes:
 
 
 def own_digest(
-    parts: Parts, loss_sum: float, edges: Edges | None = None, held_out_loss_sum: float = 0.0
+    parts: Parts,
+    loss_sum: float,
+    edges: Edges | None = None,
+    held_out_loss_sum: float = 0.0,
+    alone: NormsAlone = NO_NORMS,
 ) -> bytes:
     """Of `edges` what is sent. `held_out_loss_sum`: see `stated_work`."""
     sent = [(n, it.activation_out, it.gradient_out) for n, it in sorted((edges or {}).items())]
     losses = loss_sum.hex(), held_out_loss_sum.hex()
-    return _digest(encode([sorted(parts.items()), *losses, sent]))[:OWN_BYTES]
+    made = [sorted(parts.items()), *losses, sent]
+    if alone:
+        made.append(sorted(alone.items()))
+    return _digest(encode(made))[:OWN_BYTES]
+
+
+def norms_alone(
+    peer_id: str,
+    segments: Sequence[Segment],
+    squared_norms: Mapping[int, float],
+    *,
+    is_mixed: bool,
+) -> NormsAlone:
+    """`is_mixed`: another peer's sum of a tied matrix is in the norm of its first layer, which then
+    is left out. Where there are audits no plan brings that about (`Workload.one_stage`)."""
+    return {
+        number: squared_norms.get(number, 0.0).hex()
+        for number, segment in enumerate(segments)
+        if segment.holders == (peer_id,) and not (is_mixed and 0 in segment.layers)
+    }
 
 
 def sums_digest(sums: Mapping[int, bytes]) -> bytes:
@@ -57,11 +88,18 @@ def work_of(prepared: Prepared, segments: Sequence[Segment]) -> bytes:
     assert prepared.audit is not None
     me = prepared.peer_id
     sums = {n: s[segments[n].holders.index(me)] for n, s in prepared.sums.items()}
-    return stated_work(prepared.audit.share, prepared.loss_sum, prepared.held_out_loss_sum, sums)
+    is_mixed = bool(prepared.tied)
+    alone = norms_alone(me, segments, prepared.squared_norms, is_mixed=is_mixed)
+    losses = prepared.loss_sum, prepared.held_out_loss_sum
+    return stated_work(prepared.audit.share, *losses, sums, alone)
 
 
 def stated_work(
-    share: Share, loss_sum: float, held_out_loss_sum: float, sums: Mapping[int, bytes]
+    share: Share,
+    loss_sum: float,
+    held_out_loss_sum: float,
+    sums: Mapping[int, bytes],
+    alone: NormsAlone = NO_NORMS,
 ) -> bytes:
     """What a stage-holder says of its own: in its claim, and again in its Prepared. `sums`: as in
     `sums_digest`.
@@ -70,7 +108,7 @@ def stated_work(
     could not keep what they send for it.
     """
     held_out = held_out_loss_sum if states_held_out(share.edges) else 0.0
-    return own_digest(share.parts, loss_sum, share.edges, held_out) + sums_digest(sums)
+    return own_digest(share.parts, loss_sum, share.edges, held_out, alone) + sums_digest(sums)
 
 
 def changed_work(work: bytes) -> bytes:
@@ -92,6 +130,8 @@ def claim_digest(share: Share, work: bytes, openings: bytes = b"") -> bytes:
     ]
     if share.parameters:
         shared.append(sorted(share.parameters.items()))
+    if share.losses:
+        shared.append(sorted(share.losses.items()))
     if openings:
         shared.append(openings)
     return _digest(encode(shared))[:CLAIM_BYTES]
@@ -111,6 +151,18 @@ def require_signed(claim: Claimed, peer_id: str, verify: Verify) -> None:
     """Raises `PeerFault` for a claim by which its maker could not be held to it."""
     if not is_claim_of(peer_id, claim.view, claim.step, heard_claim(claim), verify):
         raise PeerFault("a claim that it has not signed", peer_id)
+
+
+def signed_audit(said: Audited, auditor: str, signer: Sign) -> Audited:
+    text = audit_text(auditor, said.view, said.step, said.peer_id, said.work)
+    return msgspec.structs.replace(said, signature=signer(text))
+
+
+def require_signed_audit(said: Audited, auditor: str, verify: Verify) -> None:
+    """Raises `PeerFault` for words by which an auditor could not be held to them."""
+    heard = HeardAudit(0, 0, said.work, said.signature)
+    if not is_audit_by(auditor, said.view, said.step, said.peer_id, heard, verify):
+        raise PeerFault("an audit that it has not signed", auditor)
 
 
 def heard_claim(claim: Claimed) -> HeardClaim:

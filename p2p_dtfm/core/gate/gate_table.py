@@ -89,7 +89,7 @@ TABLE: dict[str, Row] = {
     "PreparedSteps": Row(NEAR, outside=EVERYBODY),
     "Claimed": Row(NEAR, outside=EVERYBODY),
     "Audited": Row(NEAR, KIB, outside=EVERYBODY),
-    "ShownClaims": Row(MEMBERS, 256 * KIB, near=Rate(2, 16)),
+    "ShownClaims": Row(MEMBERS, 256 * KIB, near=Rate(4, 32)),
     "FollowLayers": Row(MEMBERS),
     "ConfirmLayers": Row(MEMBERS),
     "StateDigest": _FOLLOWING,

@@ -258,6 +258,10 @@ def _time_of_fetch(found: _Found, patience: Patience) -> tuple[int, int]:
     return limit_ns, max(limit_ns, all_ns)
 
 
+_HEARD_BEFORE = {Kind.CLAIM: (Kind.AUDIT, Kind.PREPARED), Kind.AUDIT: (Kind.PREPARED,)}
+"""Who lacks one of these last ones has heard all of that kind."""
+
+
 def _lacks_a_tensor(work: Work, of: str) -> bool:
     return any(lack.peer_id == of and lack.kind in TENSORS for lack in work.lacks)
 
@@ -332,6 +336,7 @@ class _Walk:
             fetches = work.fetches and not work.computes
             is_given = fetches and self._is_given(peer_id)
             is_done = owed.kind in WORDS and self._possible.are_fellows(self._me, peer_id)
+            is_done = is_done and not self._has_told_most(owed)
             self.found[peer_id] = _Found(
                 peer_id, fetches=fetches, is_given=is_given, owes_word=is_done and not fetches
             )
@@ -358,11 +363,23 @@ class _Walk:
         comes = bool(of_me and on_its_way)
         travels = self._sends_work(work) or comes
         is_free = not comes and denied == of_me and not self._is_wanted(owed.peer_id, work)
-        owes_word = self._is_due_word(owed) and is_free
+        is_told = any(self._has_heard_all(lack.kind) for lack in work.lacks)  # but not at once
+        owes_word = self._is_due_word(owed) and is_free and not is_told
         return _Found(owed.peer_id, denied, travels, owes_word=owes_word)
 
     def _is_due_word(self, owed: Lack) -> bool:
-        return owed.kind in WORDS and self._words_count
+        return owed.kind in WORDS and self._words_count and not self._has_told_most(owed)
+
+    def _has_told_most(self, owed: Lack) -> bool:
+        """Its claim, since they wait for what comes later: these tell it to who has not heard it,
+        and whoever blamed it for that would be the only one."""
+        later, passed = _HEARD_BEFORE.get(owed.kind, ()), list[bool]()
+        for peer_id in self._said.keys() - {owed.peer_id} if later else ():
+            work = self._work_of(peer_id)
+            if work is not None and self._possible.has_stage(peer_id):
+                are_later = all(lack.kind in later for lack in work.lacks)
+                passed.append(work.step == self._mine.step and bool(work.lacks) and are_later)
+        return 0 < len(passed) <= 2 * sum(passed)
 
     def _all_have_begun(self) -> bool:
         """This step. Who has a stage, and lacks no more tensors, has got what rests on all others'
@@ -395,8 +412,18 @@ class _Walk:
         )
 
     def _may_wait(self, owed: Lack, lack: Lack, in_one_step: bool) -> bool:
+        if in_one_step and self._has_heard_all(lack.kind):
+            return False
         is_due = may_wait(owed.kind, lack.kind, both_in_one_step=in_one_step)
         return is_due and self._possible.allow(owed.peer_id, lack)
+
+    def _has_heard_all(self, kind: Kind) -> bool:
+        """All claims, or audits, of this step: whoever has not heard one is told it by others that
+        have. So nobody waits for one that this peer has heard, nor is who has said it the first,
+        and the only one, to say so."""
+        later = _HEARD_BEFORE.get(kind, ())
+        has_stage = bool(later) and self._possible.has_stage(self._me)
+        return has_stage and all(lack.kind in later for lack in self._mine.lacks)
 
     def _is_reason(self, lack: Lack, step: int) -> bool:
         """Who has gone on to a later step has given everybody all of this one."""

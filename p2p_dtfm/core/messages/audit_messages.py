@@ -1,5 +1,6 @@
 """What stage-holders of an audited run say of their work, before and in Prepared."""
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -17,12 +18,16 @@ Got = Numbered[tuple[tuple[bytes, ...], ...]]
 empty for one that is not summed here. Nothing from the peer itself."""
 
 
+LOSSES_BYTES = 16
+"""Of a digest of the losses that a peer makes in a step."""
 SIGNED_LIMIT_BYTES = 512
 """Of a claim's text and signature, which have some 300."""
 UNLIKE_LIMIT = 2
 """Of those whose second claims a Prepared tells: it must fit into a message."""
 HEARD_LIMIT = 256
 """Claims in one account: audits are not for hundreds of stage-holders."""
+AUDITS_LIMIT = 64
+"""Of what auditors have said an account passes on so much: some 6 KiB."""
 COULD_NOT = b""
 """Of an auditor whose machine did not get through the work: no word for it or against it."""
 
@@ -55,6 +60,9 @@ class Share(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=
     parameters: Numbered[bytes] = {}
     """By layer, where members hold unlike ones: a digest of those with which the step began, under
     which they can be fetched while it is open."""
+    losses: dict[str, bytes] = {}
+    """By who has the head: a digest of its losses, of the peer itself as it states them, of others
+    as they told it (`core.audit.told_losses`)."""
 
 
 class Claimed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="claimed"):
@@ -83,6 +91,8 @@ class Audited(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="audi
     """Whose work."""
     work: bytes
     """What the sender comes to, or `COULD_NOT`."""
+    signature: bytes = b""
+    """Of `audit_text`: who says two things of one work has signed both."""
 
 
 class HeardClaim(NamedTuple):
@@ -94,13 +104,29 @@ class HeardClaim(NamedTuple):
     """By the maker of the claim, of `claim_text`."""
 
 
+class HeardAudit(NamedTuple):
+    """What an auditor has said, as whoever has heard it can prove it to others. Peers are told by
+    their place among all stage-holders, in order of their ids."""
+
+    by: int
+    of: int
+    """Whose work."""
+    work: bytes
+    signature: bytes
+    """By the auditor, of `audit_text`."""
+
+
 class ShownClaims(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="shown_claims"):
     """What the sender has heard claimed, once audits take long: whoever opens one thing to some and
-    another to others has them draw unlike auditors, and wait for one another."""
+    another to others has them draw unlike auditors, and wait for one another. And what it has heard
+    of audits: who tells some one thing and others another, or nothing, has them wait as well. And
+    claims themselves, to one that says it lacks them."""
 
     view: ViewId
     step: int
     heard: dict[str, HeardClaim]
+    audits: tuple[HeardAudit, ...] = ()
+    whole: dict[str, Claimed] = {}
 
 
 def claim_text(peer_id: str, view: ViewId, step: int, claim: bytes) -> bytes:
@@ -116,7 +142,29 @@ def is_claim_of(peer_id: str, view: ViewId, step: int, heard: HeardClaim, verify
     return _is_signed(peer_id, text, heard.signature, verify)
 
 
-@lru_cache(maxsize=128)
+def audit_text(auditor: str, view: ViewId, step: int, peer_id: str, work: bytes) -> bytes:
+    """What an auditor signs."""
+    return covered(auditor, "audit", encode([view.number, view.snapshot, step, peer_id, work]))
+
+
+def is_audit_by(
+    auditor: str, view: ViewId, step: int, peer_id: str, said: HeardAudit, verify: Verify
+) -> bool:
+    """Whether it has signed it."""
+    text = audit_text(auditor, view, step, peer_id, said.work)
+    if len(text) + len(said.signature) > SIGNED_LIMIT_BYTES:
+        return False
+    return _is_signed(auditor, text, said.signature, verify)
+
+
+def auditor_and_audited(said: HeardAudit, holders: Sequence[str]) -> tuple[str, str] | None:
+    """`holders` in order; None: there are no such."""
+    if not (0 <= said.by < len(holders) and 0 <= said.of < len(holders)):
+        return None
+    return holders[said.by], holders[said.of]
+
+
+@lru_cache(maxsize=512)
 def _is_signed(peer_id: str, text: bytes, signature: bytes, verify: Verify) -> bool:
     """Remembered, since all pass on the same ones."""
     return verify(peer_id, text, signature)
@@ -140,3 +188,6 @@ class Account(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_lik
     """`core.audit.work.openings_digest`: what it has opened, and committed itself to."""
     unlike: dict[str, HeardClaim] = {}
     """Whose second claim of this step it was shown: with what it has heard, both are signed."""
+    audits: tuple[HeardAudit, ...] = ()
+    """What it has heard from those that were drawn: of many some. Of one that has said two things
+    of a work both."""

@@ -5,7 +5,15 @@ from typing import NamedTuple
 
 import msgspec
 
-from p2p_dtfm.core.messages.audit_messages import HEARD_LIMIT, UNLIKE_LIMIT, Account, is_claim_of
+from p2p_dtfm.core.messages.audit_messages import (
+    AUDITS_LIMIT,
+    HEARD_LIMIT,
+    UNLIKE_LIMIT,
+    Account,
+    auditor_and_audited,
+    is_audit_by,
+    is_claim_of,
+)
 from p2p_dtfm.core.messages.room import fitting
 from p2p_dtfm.core.protocol.canonical import Numbered, digest_bytes, encode, encode_for_wire
 from p2p_dtfm.core.protocol.errors import PeerFault
@@ -101,6 +109,15 @@ def _require_heard(prepared: Prepared, account: Account, verify: Verify) -> None
     for peer_id, heard in (*account.heard.items(), *account.unlike.items()):
         if not is_claim_of(peer_id, prepared.view, prepared.step, heard, verify):
             raise PeerFault(f"has heard what {peer_id} has not signed", prepared.peer_id)
+    if len(account.audits) > AUDITS_LIMIT:
+        raise PeerFault(f"has heard {len(account.audits)} audits", prepared.peer_id)
+    holders = sorted(account.heard)
+    for audit in account.audits:
+        named = auditor_and_audited(audit, holders)
+        if named is None:
+            raise PeerFault("has heard audits of peers without a stage", prepared.peer_id)
+        if not is_audit_by(named[0], prepared.view, prepared.step, named[1], audit, verify):
+            raise PeerFault(f"has heard what {named[0]} has not signed", prepared.peer_id)
 
 
 def with_room(passed_on: tuple[Signed, ...], limit_bytes: int) -> tuple[Signed, ...]:

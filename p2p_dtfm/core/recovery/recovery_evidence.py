@@ -26,8 +26,9 @@ FEW = 128
 class Restart:
     """What the states of this peer have to do with where an unplanned view starts.
 
-    `outcome` of the step before may be news here; `roll_forward`: apply it to these layers, with
-    the reduced gradients retained from `rolled_view`. `load`: take these from the cut or checkpoint
+    `outcome` of the step before may be news here, and `prepared` is what it follows from, if that
+    was shown; `roll_forward`: apply it to these layers, with the reduced gradients retained from
+    `rolled_view`. `load`: take these from the cut or checkpoint
     of the view's first step. `discard`: states that do not lie on the view's lineage. Whatever else
     the peer's place in the view needs is to be fetched from a member that has it at the first step
     (`snapshot.held`).
@@ -35,6 +36,7 @@ class Restart:
 
     roll_forward: tuple[int, ...] = ()
     outcome: StepOutcome | None = None
+    prepared: tuple[Signed, ...] = ()
     rolled_view: ViewId | None = None
     load: tuple[int, ...] = ()
     discard: tuple[int, ...] = ()
@@ -160,7 +162,8 @@ class RecoveryEvidence:
         for layer in (*roll, *load):
             self.held[layer] = target.step
         outcome, rolled_view = (recovery.outcome, key[0]) if key else (None, None)
-        return Restart(tuple(roll), outcome, rolled_view, tuple(load), tuple(discard))
+        shown = recovery.prepared if key else ()
+        return Restart(tuple(roll), outcome, shown, rolled_view, tuple(load), tuple(discard))
 
     def _is_at(self, version: int, lineage: str) -> bool:
         """Whether this peer's own lineage comes by there, in whatever epoch it was named."""

@@ -55,6 +55,7 @@ class Checker:
         self.steps: dict[int, Step] = {}
         """Of the lineage that stayed, by number. Some may be missing: see `gaps`."""
         self.views: list[ViewId] = []
+        """In the order in which they took over."""
         self.repeated = 0
         """Committed steps that a later view has given up."""
         self._terms: StepTerms | None = None
@@ -126,6 +127,7 @@ class Checker:
             raise NotTrue(f"more than {VIEWS_LIMIT} views")
         if isinstance(view.plan, Plan):  # before anything goes through it one by one
             flaw = flaw_of(view.plan, self.layer_count, spec.microbatches_per_step)
+            flaw = flaw or _flaw_of_places(view.plan, view, spec)
             if flaw is not None:
                 raise NotTrue(f"the plan of {name} is none of this run: {flaw}")
         self._check_certificate(entry, view, name)
@@ -138,10 +140,11 @@ class Checker:
         self._must_follow = self._goes_on(view)
         self._view, self._ledger = view, None
         if isinstance(view.plan, Plan):
-            counts = loss_counts(view.plan)
+            counts, terms = loss_counts(view.plan), self._terms
             # the first step may be what is left of one that failed: whose losses count there is
-            # the others' knowledge at that time
-            self._ledger = Ledger(view.id, view.plan, step, self._terms, counts, {})
+            # the others' knowledge at that time; with audits a step is repeated whole
+            first = counts if terms is not None and terms.audits else {}
+            self._ledger = Ledger(view.id, view.plan, step, terms, counts, first)
 
     def _check_certificate(self, entry: TookOver, view: View, name: str) -> None:
         certificate = entry.certificate
@@ -192,6 +195,8 @@ class Checker:
         step = said[0].prepared.step
         if any(it.prepared.step != step for it in said):
             raise NotTrue("words of several steps where those of one are due", step)
+        if self._terms is not None and step > self._terms.total_steps:
+            raise NotTrue("the run has no such step", step)
         named = said[0].prepared.view
         if named != view.id and named not in self.views:
             return  # the line of that view is lost, and its steps with it
@@ -218,6 +223,18 @@ class Checker:
         self._must_follow = True
         self._lineage[step + 1] = extend(base, step, view.id, outcome.digest)
         self.steps[step] = Step(view, said, outcome)
+
+
+def _flaw_of_places(plan: Plan, view: View, spec: RunSpec) -> str | None:
+    """What a plan of this view and run cannot have, though its numbers may be right."""
+    members = {member.peer_id for member in view.members}
+    if not {*plan.spares, *plan.stage_holders()} <= members:
+        return "it has a place for somebody who is no member"
+    allowed = spec.codecs
+    for activation, gradient in (names for it in plan.pipelines for names in it.codecs):
+        if activation not in allowed.activations or gradient not in allowed.gradients:
+            return "tensors travel in a codec that the run does not allow"
+    return None
 
 
 def _outcome_of(ledger: Ledger, step: int, said: Sequence[Statement]) -> StepOutcome:

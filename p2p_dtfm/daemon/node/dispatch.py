@@ -4,7 +4,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from p2p_dtfm.core.audit.work import require_signed
+from p2p_dtfm.core.audit.work import require_signed, require_signed_audit
 from p2p_dtfm.core.consensus.actions import Rejoin
 from p2p_dtfm.core.gate.gate_table import Role
 from p2p_dtfm.core.membership.bars import barred_at
@@ -223,6 +223,8 @@ class Dispatch:
         trainer = self._participant.trainer
         if isinstance(message, Claimed):
             require_signed(message, sender, self._membership.verify)
+        if isinstance(message, Audited):
+            require_signed_audit(message, sender, self._membership.verify)
         if not isinstance(message, SignedPrepared):
             trainer.audited(sender, message)
             return
@@ -240,6 +242,8 @@ class Dispatch:
 
     def _hear_heartbeat(self, sender: str, message: Heartbeat) -> None:
         self._participant.step_watch.heard(sender, message.progress, message.work)
+        if message.work is not None:
+            self._participant.trainer.hear_work(sender, message.work)
         self._network.liveness.fellow_says(
             sender, message.missed, message.silent_ms, now.monotonic_ns()
         )

@@ -109,6 +109,8 @@ class Effects:
         if action.went_back is not None:
             self._went_back(action.went_back, view.id.number)
         life.spawn(membership.acquaintances.remember(view))
+        if action.restart is not None:
+            participant.transcript.rolled_forward(action.restart, step - 1)
         participant.transcript.took_over(view, step)
         observer.view_took_over(membership.run.spec, view, step)
         self._write_history()

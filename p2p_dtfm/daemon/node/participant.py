@@ -314,7 +314,7 @@ class Participant:
         self.device_pace.committed(self.local.compute.busy_ns)
         if (ledger := self._agreement.ledger) is not None:
             self.step_watch.vouched(self._agreement, ledger.last_commit)
-            self.transcript.committed(ledger.last_commit)
+            self.transcript.committed(outcome.step, ledger.last_commit)
             states, lineage = agreed_states(ledger.last_commit), self.lineage_at(outcome.step)
             self.checkpoints.committed(outcome.step, states, lineage)
         self._later(self._agreement.committed(outcome, now.monotonic_ns()))

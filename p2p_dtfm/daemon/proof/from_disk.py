@@ -1,13 +1,14 @@
 """What is needed to compute a run again, from the directory where a daemon has kept it."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 from p2p_dtfm.core.protocol.errors import PeerFault, UserError
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.transcript.checking import Step
 from p2p_dtfm.daemon.proof.sample_again import WorkSample
-from p2p_dtfm.train.data import BlobStore, Dataset, blobs_in, parse_manifest
+from p2p_dtfm.train.data import BlobStore, Dataset, blobs_in, file_digest, parse_manifest
 from p2p_dtfm.train.model.gpt import layer_count
 from p2p_dtfm.train.model.initial_state import initial_layer_state, parse_initial
 from p2p_dtfm.train.model.layer_state import LayerState
@@ -22,7 +23,7 @@ def sample_of(
     """`run`: the run's directory in a home, with its checkpoints and, unless `data` says where they
     are, its data. Raises `UserError`."""
     blobs = _blobs(data or run)
-    held = blobs.path(spec.data.manifest)
+    held = blobs.path(spec.data.manifest) if spec.data.manifest else None
     if held is None:
         raise UserError(
             f"{blobs.root} does not have the data that this run was trained on",
@@ -31,7 +32,7 @@ def sample_of(
         )
     try:
         manifest = parse_manifest(held.read_bytes(), spec.data.manifest)
-        dataset = Dataset(manifest, blobs.path, spec.model.context)
+        dataset = Dataset(manifest, partial(_shard, blobs), spec.model.context)
         batches = Batches(dataset, spec)
     except PeerFault as fault:
         raise UserError(
@@ -40,6 +41,18 @@ def sample_of(
     return WorkSample(
         spec, steps, batches, lambda: _genesis(spec, blobs), run / "checkpoints", tell
     )
+
+
+def _shard(blobs: BlobStore, digest: str) -> Path:
+    """A member keeps no more of the data than it has computed with. Raises `UserError`."""
+    path = blobs.path(digest)
+    if path is None:
+        raise UserError(
+            f"{blobs.root} does not have all of the data that this run was trained on: it lacks "
+            f"{digest}",
+            "name a directory that has: --data DIR, such as the one that p2p-dtfm prepare wrote",
+        )
+    return path
 
 
 def _blobs(place: Path) -> BlobStore:
@@ -58,8 +71,11 @@ def _genesis(spec: RunSpec, blobs: BlobStore) -> dict[int, LayerState]:
             named = parse_initial(held.read_bytes(), spec).layers
             paths = [blobs.path(file.digest) for file in named]
             if None not in paths:
-                found = zip(layers, paths, strict=True)
-                return {n: initial_layer_state(spec, n, path) for n, path in found if path}
+                found = [path for path in paths if path]
+                for file, path in zip(named, found, strict=True):
+                    if file_digest(path) != file.digest:  # a name is no proof to a stranger
+                        raise PeerFault(f"{path} is another file than its name says")
+                return {n: initial_layer_state(spec, n, found[n]) for n in layers}
     except PeerFault as fault:
         raise UserError(
             f"the weights it began with are damaged: {fault.cause}", "copy them anew"

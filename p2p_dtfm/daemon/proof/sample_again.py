@@ -1,5 +1,7 @@
-"""A sample of a transcript's works computed again, from the states nearest before each."""
+"""A sample of a transcript's works computed again, from the states nearest before each; and what is
+missing between them, as far as it can be."""
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,13 +11,15 @@ from p2p_dtfm.core.protocol.lineage import unmarked
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.transcript.checking import Checker, NotTrue, Step
 from p2p_dtfm.daemon.proof.work_again import Unjudged, WorkAgain
-from p2p_dtfm.train.model.checkpoint import list_checkpoints, load_layer
+from p2p_dtfm.train.model.checkpoint import Checkpoint, list_checkpoints, load_layer
 from p2p_dtfm.train.model.gpt import layer_count
 from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.train.stage.batches import Batches
 
 Work = tuple[int, str]
 """A step, and who held a stage in it."""
+Gap = tuple[int, int]
+"""Steps that are missing: the first, and the next one that is there."""
 States = Callable[[], dict[int, LayerState]]
 
 
@@ -34,7 +38,7 @@ def drawn(works: Sequence[Work], share: float, below: Callable[[int], int]) -> l
     """So large a share of them, at least one, each as likely as any other; sorted. `below(n)`:
     chance, from 0 to n - 1."""
     left = list(works)
-    count = min(len(left), max(1, round(share * len(left)))) if share > 0 else 0
+    count = min(len(left), math.ceil(share * len(left))) if share > 0 else 0
     return sorted(left.pop(below(len(left))) for _ in range(count))
 
 
@@ -51,6 +55,14 @@ class Judged:
     passed_over: list[str] = field(default_factory=list)
     """Checkpoints whose states are not those that were signed, and why. Nothing was judged by them:
     what a disk holds is nobody's word."""
+    signed_checkpoints: list[int] = field(default_factory=list)
+    """Steps of those beside the transcript that hold what was signed."""
+    bridged: set[int] = field(default_factory=set)
+    """Steps that are missing and were computed as those before: what follows is, to the bit, where
+    that leads."""
+    open: dict[Gap, str] = field(default_factory=dict)
+    """Steps that are missing, and why nothing shows that what stands before them has led to what
+    stands after."""
 
 
 class _Damaged(Exception):
@@ -76,7 +88,10 @@ class WorkSample:
         self._steps = steps
         self._batches = batches
         self._genesis = genesis
+        self._root = checkpoints
         self._anchors = _anchors(checkpoints, spec, steps)
+        self._useless: set[Path] = set()
+        """Checkpoints that were passed over."""
         self._tell = tell
         self._again: WorkAgain | None = None
         self._stops: dict[int, str] = {}
@@ -86,8 +101,10 @@ class WorkSample:
         """The present states come from a step that is missing, computed as it must have been."""
         self._found = Judged()
 
-    def judge(self, works: Collection[Work]) -> Judged:
-        """Raises `NotTrue`."""
+    def judge(self, works: Collection[Work], gaps: Collection[Gap] = ()) -> Judged:
+        """All that is drawn; then whether anything shows that what stands before each gap has led
+        to what stands after it: else any model could be put in there, be what follows ever so
+        true. Raises `NotTrue`."""
         wanted: dict[int, set[str]] = {}
         for step, peer in works:
             wanted.setdefault(step, set()).add(peer)
@@ -102,7 +119,43 @@ class WorkSample:
                 text = str(reason)
                 count = self._found.unjudged.get(text, 0)
                 self._found.unjudged[text] = count + len(wanted[number])
+        for gap in gaps:
+            why = "" if gap[0] in self._found.bridged else self._bridge(*gap)
+            if why:
+                self._found.open[gap] = why
         return self._found
+
+    def look_at_checkpoints(self) -> None:
+        """Of all beside the transcript: which hold what was signed, whether or not anything was
+        computed from there. Whoever gets a model from one wants to know. Raises `NotTrue`."""
+        self._again = None  # its states take as much memory
+        for checkpoint in reversed(_whole(self._root, self._spec)):
+            step, directory = checkpoint.manifest.step, checkpoint.directory
+            if directory in self._useless:
+                continue
+            try:
+                if self._anchors.get(step) != directory:
+                    raise _Damaged(f"nobody here has signed what the checkpoint {directory} holds")
+                self._states_at(step)
+                self._found.signed_checkpoints.append(step)
+            except _Damaged as found:
+                self._found.passed_over.append(str(found))
+
+    def _bridge(self, first: int, end: int) -> str:
+        """Why it cannot be bridged; nothing if it is. Raises `NotTrue`."""
+        if first == 0:
+            return "it begins there"
+        if end > first + 1:
+            return "more than one in a row cannot be computed"
+        try:
+            again = self._go_to(first, end)
+            while first not in self._found.bridged:
+                self._tell(again.step, end)
+                self._advance(again)
+        except Unjudged as reason:
+            self._again = None
+            return str(reason)
+        return ""
 
     def _anchor(self, step: int) -> int:
         """The nearest step before it, or this itself, whose states can be taken from somewhere."""
@@ -132,7 +185,8 @@ class WorkSample:
             try:
                 return self._from(anchor)
             except _Damaged as found:
-                del self._anchors[anchor]  # whose it is nobody knows: only its place on the disk
+                # whose it is nobody knows: only its place on the disk
+                self._useless.add(self._anchors.pop(anchor))
                 self._found.passed_over.append(str(found))
 
     def _from(self, anchor: int) -> WorkAgain:
@@ -140,6 +194,10 @@ class WorkSample:
         self._is_guess = False
         if anchor == 0:
             return WorkAgain(self._spec, self._batches, self._genesis())
+        return self._states_at(anchor)
+
+    def _states_at(self, anchor: int) -> WorkAgain:
+        """Of a checkpoint. Raises `_Damaged`, and `NotTrue` for what nobody can have signed."""
         directory = self._anchors[anchor]
         try:
             states = {
@@ -153,6 +211,15 @@ class WorkSample:
             ) from found
         except UserError as error:
             raise _Damaged(f"the checkpoint {directory} is of no use: {error}") from error
+        for layer, state in states.items():
+            if state.version != anchor:  # from there that step would be judged, and not this one
+                signer = min(
+                    it for it, said in self._steps[anchor].said.items() if layer in said.states
+                )
+                reason = (
+                    f"{signer} has signed a state of layer {layer} that is of step {state.version}"
+                )
+                raise NotTrue(reason, anchor, signer)
         return again
 
     def _advance(self, again: WorkAgain) -> None:
@@ -167,7 +234,9 @@ class WorkSample:
             if after is not None:
                 again.judge_states(after)
         except NotTrue as found:
-            self._unless_guessed(found)
+            self._unless_guessed(found, number - 1)
+        if self._is_guess:
+            self._found.bridged.add(number - 1)
         self._is_guess = False
         self._count(again, before)
 
@@ -180,10 +249,17 @@ class WorkSample:
         again.advance_unseen(before, number)
         self._is_guess = True
         self._found.steps += 1
+        after = self._steps.get(again.step)
+        if after is None:
+            return
+        try:
+            if again.judge_states(after):
+                self._found.bridged.add(number)
+        except NotTrue as found:
+            self._unless_guessed(found, number)
 
-    def _unless_guessed(self, found: NotTrue) -> None:
+    def _unless_guessed(self, found: NotTrue, missing: int) -> None:
         if self._is_guess:
-            missing = (found.step or 0) - 1
             raise Unjudged(f"step {missing} is missing, and was not computed as the one before")
         raise found
 
@@ -195,11 +271,10 @@ class WorkSample:
 def _anchors(root: Path | None, spec: RunSpec, steps: Mapping[int, Step]) -> dict[int, Path]:
     """Whole checkpoints of the lineage that stayed, whose digests are in the step's Prepared."""
     found = {}
-    for checkpoint in list_checkpoints(root) if root is not None and root.is_dir() else ():
+    for checkpoint in _whole(root, spec):
         manifest = checkpoint.manifest
         step = steps.get(manifest.step)
-        is_whole = len(checkpoint.layers) == layer_count(spec)
-        if step is None or not is_whole or manifest.run_digest != spec.digest():
+        if step is None or manifest.step == 0:  # what a run begins with nobody need tell
             continue
         said = step.said.values()
         named = {layer for prepared in said for layer in prepared.states}
@@ -208,3 +283,13 @@ def _anchors(root: Path | None, spec: RunSpec, steps: Mapping[int, Step]) -> dic
         if is_same and len(named) == layer_count(spec):
             found[manifest.step] = checkpoint.directory
     return found
+
+
+def _whole(root: Path | None, spec: RunSpec) -> list[Checkpoint]:
+    """Of this run, with all layers."""
+    found = list_checkpoints(root) if root is not None and root.is_dir() else []
+    return [
+        it
+        for it in found
+        if len(it.layers) == layer_count(spec) and it.manifest.run_digest == spec.digest()
+    ]

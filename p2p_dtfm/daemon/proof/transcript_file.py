@@ -8,6 +8,7 @@ from pathlib import Path
 from p2p_dtfm.core.protocol.errors import PeerFault, UserError
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.signed import Signed
+from p2p_dtfm.core.recovery.recovery_evidence import Restart
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.core.transcript.entries import (
     ENTRY_LIMIT_BYTES,
@@ -43,6 +44,8 @@ class Transcript:
         self._is_torn = False
         """The last line was not written whole, and could not be taken away."""
         self._view: View | None = None
+        self._next_step = 0
+        """After those of the view in force that are here."""
         _put_older_aside(path)
         size_bytes = path.stat().st_size if path.exists() else 0
         self._size_bytes = size_bytes
@@ -83,14 +86,22 @@ class Transcript:
     def took_over(self, view: View, step: int) -> None:
         """From `step` on the view is in force."""
         if view.certificate is not None:
-            self._view = view
+            self._view, self._next_step = view, step
             self._write(TookOver(view.snapshot, view.plan, view.certificate, step))
 
-    def committed(self, signed: tuple[Signed, ...]) -> None:
+    def committed(self, step: int, signed: tuple[Signed, ...]) -> None:
         """Every stage-holder's Prepared of a step of the view in force; nothing where this peer has
         not heard them all."""
         if signed and self._view is not None:
+            self._next_step = step + 1
             self._write(Committed(signed))
+
+    def rolled_forward(self, restart: Restart, step: int) -> None:
+        """The last step of the view in force, where others had committed it and this peer had not:
+        before the next view takes over, or it would be missing here for good."""
+        is_ours = self._view is not None and self._view.id == restart.rolled_view
+        if is_ours and step >= self._next_step:
+            self.committed(step, restart.prepared)
 
     def _write(self, entry: Entry) -> None:
         """A full disk costs steps, not the daemon; and not what later steps rest on, if there is
@@ -138,16 +149,25 @@ def transcript_in(directory: Path, spec: RunSpec, limit_mib: int) -> Transcript:
 
 
 def _put_older_aside(path: Path) -> None:
-    """Of a version whose lines are read no more: what would be added could not be read either."""
+    """Of a version whose lines are read no more, or one whose beginning a power cut took: what
+    would be added could not be read either."""
     try:
         with path.open("rb") as file:
-            began = entry_of(file.readline(LINE_READ_BYTES))
-        if isinstance(began, Began) and began.format < FORMAT:
+            first = file.readline(LINE_READ_BYTES)
+        if first and not _begins(first):
             path.replace(path.with_suffix(".before"))
     except FileNotFoundError:
         pass
-    except (OSError, PeerFault) as error:
+    except OSError as error:
         log.debug("how the transcript begins cannot be read: %s", error)
+
+
+def _begins(line: bytes) -> bool:
+    try:
+        began = entry_of(line)
+    except PeerFault:
+        return False
+    return isinstance(began, Began) and began.format >= FORMAT
 
 
 def _ends_within_a_line(path: Path) -> bool:

@@ -23,7 +23,7 @@ from p2p_dtfm.core.schedule.tied_ends import tied_ends
 from p2p_dtfm.core.transcript.checking import NotTrue, Step
 from p2p_dtfm.daemon.step.neighbours import held_out_indices
 from p2p_dtfm.daemon.step.segment_exchange import sum_digest
-from p2p_dtfm.daemon.step.stage_account import StageAccount, account_of
+from p2p_dtfm.daemon.step.stage_account import StageAccount, account_of, norms_of
 from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.train.model.optimizer import apply_outcome
 from p2p_dtfm.train.stage.batches import Batches
@@ -97,14 +97,17 @@ class WorkAgain:
         for layer, state in self.states.items():
             apply_outcome(self.spec, state, reduced[layer], number, math.sqrt(added_up(norms)))
 
-    def judge_states(self, step: Step) -> None:
-        """Whether the present states are those that the step's Prepared name, where they do. Raises
-        `NotTrue`."""
+    def judge_states(self, step: Step) -> bool:
+        """Whether the present states are those that the step's Prepared name, where they do: True
+        if they name all. Raises `NotTrue`."""
+        named = set()
         for peer_id, prepared in sorted(step.said.items()):
             for layer, digest in sorted(prepared.states.items()):
+                named.add(layer)
                 if layer in self.states and self.states[layer].file_digest() != digest:
                     reason = f"layer {layer} has another state than {peer_id} has signed"
                     raise NotTrue(reason, step.outcome.step, peer_id)
+        return named >= self.states.keys()
 
     def _compute(self, step: Step, plan: Plan, wire: WirePlan, number: int) -> _Computed:
         """`number`: of the step whose data are taken. Raises `NotTrue` and `Unjudged`."""
@@ -178,11 +181,12 @@ class WorkAgain:
         self.judged += 1
         share = _share_of(step, peer_id)
         self._judge_parameters(share, number, peer_id)
-        sent = _edges(share.edges, work)
-        own = own_digest(account.parts, work.loss_sum, sent, work.held_out_loss_sum)
+        sent, trains = _edges(share.edges, work), self._terms.trains(number)
+        alone = norms_of(self.spec, plan, peer_id, work.gradients if trains else {})
+        own = own_digest(account.parts, work.loss_sum, sent, work.held_out_loss_sum, alone)
         if own == work_of(prepared, plan.segments())[:OWN_BYTES]:
             return
-        what = "its tensors or its loss"
+        what = "its tensors, its loss or its norm"
         for segment, parts in sorted(account.parts.items()):
             if share.parts.get(segment) != parts:
                 first = plan.segments()[segment].first_layer

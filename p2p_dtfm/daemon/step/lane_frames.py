@@ -1,8 +1,13 @@
-"""Which tensors travel on which lane, and how large they are at most: asked before memory is
-taken."""
+"""Which tensors travel on which lane, how large they are at most, asked before memory is taken, and
+on which of them their sender tells of its losses."""
 
+from typing import NamedTuple
+
+from p2p_dtfm.core.audit.told_losses import Tellers, tellers
 from p2p_dtfm.core.planner.wire_plan import CHUNK_ELEMENTS
 from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.core.protocol.plan import Plan
+from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.workload import FLOAT_BYTES, Workload
 from p2p_dtfm.net.streams.frames import CODEC_ROOM_BYTES, FrameHeader, FrameKind, FrameLimits
 
@@ -28,3 +33,20 @@ def require_of_lane(sender: str, lane: str, header: FrameHeader) -> None:
         raise PeerFault(f"a frame of kind {header.kind} on the lane {lane}", sender)
     if lane in ("reduce", "state") and header.payload_bytes > CHUNK_LIMIT_BYTES:
         raise PeerFault(f"a {header.kind} of {header.payload_bytes} bytes", sender)
+
+
+class LossFrames(NamedTuple):
+    """In a run with audits: by then all its forwards are done."""
+
+    told: Tellers
+
+    def has(self, sender: str, kind: FrameKind, layer: int, index: int) -> bool:
+        if sender not in self.told.heads:
+            return False
+        if self.told.is_one:
+            return kind is FrameKind.ACTIVATION_GRADIENT and index == self.told.microbatch
+        return kind in KINDS["reduce"] and layer == self.told.first_layer
+
+
+def loss_frames(spec: RunSpec, plan: Plan) -> LossFrames | None:
+    return LossFrames(tellers(plan)) if spec.audit.rate else None

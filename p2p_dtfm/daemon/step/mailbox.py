@@ -16,6 +16,7 @@ from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.snapshot import ViewId
 from p2p_dtfm.core.recovery.partial_replay import StageReplay
 from p2p_dtfm.core.schedule.tied_ends import other_end, tied_chunks, tied_ends
+from p2p_dtfm.daemon.step.lane_frames import loss_frames
 from p2p_dtfm.daemon.step.neighbours import neighbours_of
 from p2p_dtfm.net.streams.frames import FrameHeader, FrameKind
 
@@ -46,6 +47,9 @@ class Mailbox:
         self._tied = (other_end(plan, me), tied_chunks(spec)) if tied_ends(spec) else (None, ())
         self._held: dict[FrameKey, bytearray] = {}
         self._seen: set[FrameKey] = set()
+        self._loss_frames = loss_frames(spec, plan)
+        self._losses: dict[tuple[int, str], bytes] = {}
+        """By step and sender."""
         self._waiting: dict[FrameKey, asyncio.Future[bytearray]] = {}
         self.awaited: FrameKey | None = None
         """What whoever waits for any arrival can do nothing without."""
@@ -75,6 +79,10 @@ class Mailbox:
             raise PeerFault(f"{key.kind} {key.index} of step {key.step} twice", key.sender)
         if self._step is not None and header.step < self._step:
             return  # of a step that is over
+        if header.losses and self._losses.setdefault((key.step, sender), header.losses) != (
+            header.losses
+        ):
+            raise PeerFault(f"tells of unlike losses in step {key.step}", sender)
         self._seen.add(key)
         future = self._waiting.pop(key, None)
         if future is not None and not future.done():
@@ -103,6 +111,11 @@ class Mailbox:
         codec = TIED_CODEC if tied else self.codec_of(key.kind, key.sender)
         if header.codec != codec:
             raise PeerFault(f"{key.kind} in {header.codec[:32]}, due is {codec}", key.sender)
+        known = self._loss_frames
+        tells = known is not None and known.has(key.sender, key.kind, key.layer, key.index)
+        if bool(header.losses) != tells:
+            text = "without the losses that are due" if tells else "with losses that are not due"
+            raise PeerFault(f"{key.kind} {key.index} {text}", key.sender)
         self._check_step(key)
 
     def _check_step(self, key: FrameKey) -> None:
@@ -175,6 +188,7 @@ class Mailbox:
         self._step = step
         self._held = {key: payload for key, payload in self._held.items() if key.step >= step}
         self._seen = {key for key in self._seen if key.step >= step}
+        self._losses = {key: told for key, told in self._losses.items() if key[0] >= step}
         self._arrivals = [key for key in self._arrivals if key.step >= step]
         self._arrived.set()
 
@@ -211,6 +225,10 @@ class Mailbox:
         finally:
             self.awaited = None
         self._arrived.clear()
+
+    def losses_told(self, step: int, sender: str) -> bytes:
+        """With what has come from it; empty, if nothing has that tells of them."""
+        return self._losses.get((step, sender), b"")
 
     def lacks(self) -> tuple[FrameKey, ...]:
         """The frames that are waited for and have not come."""

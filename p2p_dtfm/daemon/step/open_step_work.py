@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from p2p_dtfm.core.audit.boundaries import KEPT_LIMIT_BYTES
+from p2p_dtfm.core.audit.told_losses import losses_digest
 from p2p_dtfm.core.messages.stage_progress import StageProgress, as_runs
+from p2p_dtfm.core.schedule.sums_in_order import added_up
 from p2p_dtfm.net.streams.frames import FrameKind, Payload
 from p2p_dtfm.train.stage.replay.work import chunk_digest
 from p2p_dtfm.train.stage.stage_runner import StageRunner
@@ -56,6 +58,8 @@ class OpenStepWork:
         """The next backward, if it is in the middle."""
         self.losses: dict[int, float] = {}
         """Summed over tokens, where the head is."""
+        self.held_out_loss_sum = 0.0
+        """Likewise, where it is part of the work."""
         # a step that sends more is not kept if it fails, nor are its neighbours audited
         self._limit_bytes = limit_bytes
         self._sent: dict[tuple[FrameKind, int], Outgoing] = {}
@@ -89,7 +93,7 @@ class OpenStepWork:
 
     def _forget(self) -> None:
         self.begin_group()
-        self.losses = {}
+        self.losses, self.held_out_loss_sum = {}, 0.0
         if self.edges is not None:
             self.edges = {}
 
@@ -155,6 +159,10 @@ class OpenStepWork:
         """Call it once `progress` is said: until then others may count on what was said before."""
         if not self._keeps:
             self._sent, self._sent_bytes = {}, 0
+
+    def losses_told(self) -> bytes:
+        """What others are told of them, once all forwards are done."""
+        return losses_digest(added_up(self.losses.values()), self.held_out_loss_sum)
 
     @property
     def weights(self) -> int:

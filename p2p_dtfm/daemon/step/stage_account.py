@@ -3,21 +3,31 @@
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 from p2p_dtfm.core.audit.boundaries import TRAINING, Due, beside
-from p2p_dtfm.core.audit.work import OWN_BYTES, WORK_BYTES, own_digest, sums_digest
+from p2p_dtfm.core.audit.told_losses import losses_digest, tellers
+from p2p_dtfm.core.audit.work import (
+    OWN_BYTES,
+    WORK_BYTES,
+    NormsAlone,
+    norms_alone,
+    own_digest,
+    sums_digest,
+)
 from p2p_dtfm.core.messages.audit_messages import Boundary, Claimed, Edges, Got, Parts, Share
 from p2p_dtfm.core.planner.wire_plan import Chunks, WirePlan
 from p2p_dtfm.core.protocol.plan import Plan, Segment
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.workload import FLOAT_BYTES
+from p2p_dtfm.core.schedule.sums_in_order import added_up
+from p2p_dtfm.core.schedule.tied_ends import states_ends, tied_ends
 from p2p_dtfm.daemon.machine.compute import Compute
 from p2p_dtfm.daemon.step.lent_parameters import BegunWith, begun_with
-from p2p_dtfm.daemon.step.mailbox import segments_of
+from p2p_dtfm.daemon.step.mailbox import Mailbox, segments_of
 from p2p_dtfm.daemon.step.open_step_work import OpenStepWork
 from p2p_dtfm.daemon.step.segment_exchange import sum_digest
 from p2p_dtfm.daemon.step.stage_tools import WeighedBatches
@@ -39,6 +49,8 @@ from p2p_dtfm.train.stage.replay.work import (
     from_bytes,
     replay,
 )
+from p2p_dtfm.train.stage.tied_head import counted_once, tie
+from p2p_dtfm.train.updates.exact_sums import squared_norm
 from p2p_dtfm.train.updates.trimmed_sums import trimmed_over
 
 Tensor = Any
@@ -68,6 +80,8 @@ class StageAccount:
     """Of the open step: keeps the frames that were sent. None of another's that was replayed."""
     began: BegunWith | None = None
     """The parameters with which the step began, where members hold unlike layers."""
+    losses: bytes = b""
+    """What another's that was replayed should have told of its losses."""
     _asked: dict[str, bytes] = field(default_factory=dict)
     """The chunk that was asked for last: others fetch it in pieces, each of which asks again."""
 
@@ -112,6 +126,25 @@ def account_of(
     return account
 
 
+def norms_of(
+    spec: RunSpec, plan: Plan, peer_id: str, gradients: Mapping[int, Tensor]
+) -> NormsAlone:
+    """Of the segments that nobody else holds, from gradients by layer; after the last step there
+    are none. Compute thread."""
+    ends, reduced = tied_ends(spec), dict(gradients)
+    if gradients and ends and set(ends) <= gradients.keys():
+        reduced |= tie(spec, reduced)
+    norms = {
+        number: added_up(
+            squared_norm(counted_once(spec, layer, reduced[layer])) for layer in segment.layers
+        )
+        for number, segment in segments_of(plan, peer_id).items()
+        if gradients and len(segment.holders) == 1
+    }
+    is_mixed = bool(gradients) and states_ends(plan, peer_id, ends)
+    return norms_alone(peer_id, plan.segments(), norms, is_mixed=is_mixed)
+
+
 def whole(gradients: Sequence[Tensor]) -> Chunks:
     """Of a segment that nobody else sums."""
     return Chunks(((0, sum(len(gradient) for gradient in gradients)),), ("",))
@@ -129,6 +162,13 @@ def edges_of(plan: Plan, me: str, work: OpenStepWork, due: Due = TRAINING) -> Ed
         )
         for number in beside(plan, me, due)
     }
+
+
+def losses_told(plan: Plan, me: str, step: int, mailbox: Mailbox, own: bytes) -> dict[str, bytes]:
+    """Digests of what others have told this peer of their losses in a step, and of its own."""
+    known = tellers(plan)
+    told = {it: mailbox.losses_told(step, it) for it in known.to(me)}
+    return told | {me: own} if me in known.heads else told
 
 
 def got_by_holder(plan: Plan, wire: WirePlan, me: str, arrived: Mapping[int, Arrived]) -> Got:
@@ -248,13 +288,17 @@ class Judge:
             step,
             held_out,
         )
-        theirs = StageAccount({}, {})
+        theirs, gradients = StageAccount({}, {}), result.gradients if due.trains else {}
         if due.trains:
             theirs = await self._compute.run_beside(
-                account_of, self._plan, self._wire, peer_id, result.gradients
+                account_of, self._plan, self._wire, peer_id, gradients
             )
+        of_it = self._spec, self._plan, peer_id, gradients
+        alone = await self._compute.run(norms_of, *of_it)
         sent = {number: _sent(result, number) for number in near}
-        return theirs, own_digest(theirs.parts, result.loss_sum, sent, result.held_out_loss_sum)
+        losses = result.loss_sum, result.held_out_loss_sum
+        theirs = replace(theirs, losses=losses_digest(*losses))
+        return theirs, own_digest(theirs.parts, losses[0], sent, losses[1], alone)
 
     def _shared(self, peer_id: str) -> list[tuple[int, Segment, Chunks]]:
         """Its segments with other holders."""

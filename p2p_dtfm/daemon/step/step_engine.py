@@ -6,9 +6,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from p2p_dtfm.core.audit.boundaries import beside
 from p2p_dtfm.core.commit.step_terms import terms_of
 from p2p_dtfm.core.recovery.partial_replay import StageReplay, whole_step
 from p2p_dtfm.core.schedule.sums_in_order import added_up
+from p2p_dtfm.daemon.step.lane_frames import loss_frames
 from p2p_dtfm.daemon.step.lent_parameters import begun_with
 from p2p_dtfm.daemon.step.mailbox import segments_of
 from p2p_dtfm.daemon.step.microbatches import Microbatches
@@ -102,6 +104,10 @@ class StepEngine:
         self._got: dict[int, Arrived] = {}
         self._account: StageAccount | None = None
         self._local_steps = LocalSteps(spec, states, tools.memory.moments)
+        if (frames := loss_frames(spec, place.plan)) is not None:
+            links.frames.tells = lambda *frame: (
+                self.work.losses_told() if frames.has(place.me, *frame) else b""
+            )
 
     @property
     def evaluates(self) -> bool:
@@ -129,6 +135,8 @@ class StepEngine:
         held_out_loss = 0.0
         if evaluate:
             held_out_loss = await self._microbatches.evaluate(step)
+            if due is not None and (due.held_out or not beside(self._place.plan, self._place.me)):
+                self.work.held_out_loss_sum = held_out_loss
         if train:
             await self._train(step, replay)
         elif due is not None:

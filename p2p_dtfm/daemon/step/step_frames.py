@@ -14,6 +14,15 @@ from p2p_dtfm.net.streams.frames import FrameHeader, FrameKind, Payload
 log = logging.getLogger("p2p_dtfm")
 
 
+Tells = Callable[[FrameKind, int, int], bytes]
+"""By kind, layer and index."""
+
+
+def nothing_told(kind: FrameKind, layer: int, index: int) -> bytes:
+    """In a run without audits."""
+    return b""
+
+
 class FrameTransport(Protocol):
     """What a step needs of `net.streams.bulk.BulkPlane`."""
 
@@ -35,6 +44,8 @@ class StepFrames:
     ) -> None:
         self.on_poison = on_poison or on_trouble
         self.on_trouble = on_trouble
+        self.tells: Tells = nothing_told
+        """Of its losses, on which frames."""
         self._view = view
         self._transport = transport
         self._sends: set[asyncio.Task[None]] = set()
@@ -106,4 +117,5 @@ class StepFrames:
             codec=codec,
             dtype="float32",
             shape=shape,
+            losses=self.tells(kind, layer, index),
         )

@@ -19,11 +19,14 @@ from blake3 import blake3
 from p2p_dtfm.core.audit.accounts import GONE_LIMIT
 from p2p_dtfm.core.audit.boundaries import TRAINING, Due
 from p2p_dtfm.core.audit.claim_book import OPENING_BYTES, ClaimBook, commitment_to
+from p2p_dtfm.core.audit.told_losses import stated_losses
 from p2p_dtfm.core.audit.work import (
     GONE_WORK,
     changed_work,
     heard_of,
+    norms_alone,
     openings_digest,
+    signed_audit,
     signed_claim,
     stated_work,
 )
@@ -37,7 +40,7 @@ from p2p_dtfm.core.messages.audit_messages import (
     Share,
     ShownClaims,
 )
-from p2p_dtfm.core.messages.work import Kind, Lack
+from p2p_dtfm.core.messages.work import Kind, Lack, Work
 from p2p_dtfm.core.protocol.canonical import encode_for_wire
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.plan import Plan
@@ -55,6 +58,7 @@ from p2p_dtfm.daemon.step.stage_account import (
     UnlikeParts,
     edges_of,
     got_by_holder,
+    losses_told,
 )
 from p2p_dtfm.daemon.step.step_engine import LocalResult, StepEngine
 from p2p_dtfm.daemon.trainer.audited.late_words import LateWords
@@ -136,7 +140,14 @@ class Audits:
         if self._book is not None and said.view == self._book.view:
             self._book.show(sender, said, verify)
             self._has_heard()
+            if self._here is not None and self._here.book is self._book:
+                self._here.words.answer(sender, said)
             self._state.wake.set()
+
+    def hear_work(self, sender: str, work: Work) -> None:
+        """What another one says that it lacks."""
+        if self._here is not None and self._here.book is self._book:
+            self._here.words.passes_on(sender, work)
 
     def _has_heard(self) -> None:
         if self._here is not None and self._here.book is self._book:
@@ -184,9 +195,10 @@ class Audits:
         self._given = set()
         try:
             self._mine = mine
-            words = LateWords(me, view.id, step, plan, book, self._tools.net.messenger.tell)
+            tell, secret = self._tools.net.messenger.tell, lambda: self._next_opening
+            words = LateWords(me, view.id, step, plan, book, tell, secret)
             self._here = here = _Open(view, plan, step, engine, book, mine, words)
-            claim = self._signed(await self._claim(here, local))
+            claim = signed_claim(await self._claim(here, local), me, self._tools.net.sign)
             self._say(here, claim)
             self._given.add((Kind.CLAIM, step))
             await self._until(view, Kind.CLAIM, book.not_claimed)
@@ -198,7 +210,8 @@ class Audits:
             for peer_id in disputed:
                 log.warning("%s has computed something else than was claimed", peer_id)
                 if peer_id not in tried and book.may_judge(me, peer_id):
-                    found[peer_id] = await self._again(here, peer_id)
+                    with words.while_waiting():
+                        found[peer_id] = await self._again(here, peer_id)
             told = {peer_id: work for peer_id, work in found.items() if work != COULD_NOT}
             denied = {
                 it: told.get(it, book.claims[it].work) != book.claims[it].work for it in disputed
@@ -206,9 +219,9 @@ class Audits:
             otherwise = await self._otherwise_before(here)
             told |= otherwise
             denied |= dict.fromkeys(otherwise, True)
-            openings = openings_digest(claim.opening, claim.commitment)
-            heard, unlike = heard_of(book.claims), book.unlike()
-            return Account(claim.share, heard, told, denied, openings, unlike)
+            openings, unlike = openings_digest(claim.opening, claim.commitment), book.unlike()
+            heard = heard_of(book.claims)
+            return Account(claim.share, heard, told, denied, openings, unlike, words.audits)
         finally:
             self._waits_for = ()
 
@@ -217,15 +230,17 @@ class Audits:
         book, found, me = here.book, dict[str, bytes](), self._tools.me
         for in_place in (False, True):
             draws = (book.drawn_instead(),) if in_place else book.rounds()
-            mine = sorted({it for drawn in draws for it, by in drawn.items() if by == me})
+            mine = {it for drawn in draws for it, by in drawn.items() if by == me}
+            mine -= found.keys()  # it has said of these what it says
             if mine:
                 self._given.discard((Kind.AUDIT, here.step))
-            for peer_id in mine:
+            for peer_id in sorted(mine):
                 found[peer_id] = work = await self._again(here, peer_id)
-                self._say(here, Audited(here.view.id, here.step, peer_id, work))
+                said = Audited(here.view.id, here.step, peer_id, work)
+                self._say(here, signed_audit(said, me, self._tools.net.sign))
             self._given.add((Kind.AUDIT, here.step))
             for drawn in draws:
-                with here.words.while_waiting(drawn, in_place=in_place):
+                with here.words.while_waiting(drawn if in_place else None):
                     await self._until(here.view, Kind.AUDIT, partial(book.silent, drawn))
         return found
 
@@ -237,7 +252,7 @@ class Audits:
             log.warning("%s claims another work than it did before the step was stopped", peer_id)
             found[peer_id] = changed_work(claims[peer_id].work)
         barred, states = barred_at(here.view.snapshot.bars, here.step), here.engine.states
-        for it in self._stopped.unjudged(here.plan, barred, states):
+        for it in self._stopped.unjudged(here.view, here.plan, barred, states):
             judged = asyncio.create_task(self._judged_late(here, it))
             if await self._unless_over(here.view, judged) == DENIED:
                 log.warning("the work of %s was false before the step was stopped", it.peer_id)
@@ -274,6 +289,8 @@ class Audits:
         sums = {number: digests[places[number]] for number, digests in local.sums.items()}
         device = next(iter(engine.states.values())).device
         due, wire = self._terms.due(here.step, plan) or TRAINING, engine.mailbox.wire
+        edges = edges_of(plan, me, engine.work, due)
+        own = stated_losses(edges, local.loss_sum, local.held_out_loss_sum)
         opening = self._next_opening or chance.token_bytes(OPENING_BYTES)
         self._next_opening = chance.token_bytes(OPENING_BYTES)
         share = Share(
@@ -281,15 +298,15 @@ class Audits:
             threads=await self._tools.compute.run(partial(threads_here, device)),
             parts=here.mine.parts,
             got=got_by_holder(plan, wire, me, local.got) if due.trains else {},
-            edges=edges_of(plan, me, engine.work, due),
+            edges=edges,
             parameters=dict(here.mine.parameters),
+            losses=losses_told(plan, me, here.step, engine.mailbox, own) if due.trains else {},
         )
-        work = stated_work(share, local.loss_sum, local.held_out_loss_sum, sums)
+        is_mixed = bool(local.tied)
+        alone = norms_alone(me, plan.segments(), local.squared_norms, is_mixed=is_mixed)
+        work = stated_work(share, local.loss_sum, local.held_out_loss_sum, sums, alone)
         next_one = commitment_to(self._next_opening)
         return Claimed(here.view.id, here.step, share, work, opening, next_one)
-
-    def _signed(self, claim: Claimed) -> Claimed:
-        return signed_claim(claim, self._tools.me, self._tools.net.sign)
 
     def _say(self, here: "_Open", said: Claimed | Audited) -> None:
         here.book.record(self._tools.me, said)

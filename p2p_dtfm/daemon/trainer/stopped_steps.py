@@ -2,6 +2,7 @@
 committed (`core.audit.earlier_claims`)."""
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ from p2p_dtfm.core.messages.audit_messages import Claimed
 from p2p_dtfm.core.planner.wire_plan import WirePlan
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.recovery.partial_replay import whole_step
+from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.step.neighbours import held_out_judged
 from p2p_dtfm.daemon.step.stage_account import Judge
 from p2p_dtfm.daemon.trainer.step_shards import StepShards
@@ -41,6 +43,8 @@ class StoppedSteps:
         self._tools = tools
         self._under_way: tuple[str, WirePlan] | None = None
         self._stopped: list[tuple[StoppedStep, WirePlan]] = []
+        self._begun = 0
+        """Steps of the view in force."""
 
     @cached_property
     def _terms(self) -> StepTerms:
@@ -49,9 +53,12 @@ class StoppedSteps:
     def view_is_over(self, book: ClaimBook | None) -> None:
         if book is not None and self._under_way is not None:
             base, wire = self._under_way
-            self._stopped.append((book.stopped(self._tools.me, base), wire))
+            stopped = replace(book.stopped(self._tools.me, base), was_drawn=self._begun > 1)
+            self._stopped.append((stopped, wire))
+            self._begun = 0
 
     def begins(self, step: int, base: str, wire: WirePlan) -> None:
+        self._begun += 1
         again = [it for it in self._stopped if it[0].is_done_again(step, base)]
         self._stopped, self._under_way = again[-KEPT_LIMIT:], (base, wire)
 
@@ -69,14 +76,14 @@ class StoppedSteps:
         return sorted(found)
 
     def unjudged(
-        self, plan: Plan, barred: Collection[str], layers: Collection[int]
+        self, view: View, plan: Plan, barred: Collection[str], layers: Collection[int]
     ) -> list[LateWork]:
         """Whose `layers` are here."""
         return [
             LateWork(peer_id, stopped, wire)
             for stopped, wire in self._stopped
             if not self._is_comparable(plan, stopped, wire)
-            for peer_id in stopped.unjudged(plan, barred)
+            for peer_id in stopped.unjudged(plan, barred, view.id.snapshot)
             if set(layers).issuperset(stopped.plan.layers_of(peer_id))
         ]
 
@@ -109,7 +116,8 @@ class StoppedSteps:
             held_out=self._held_out(it),
             due=self._terms.due(stopped.step, stopped.plan) or TRAINING,
         )
-        return DENIED if stopped.denies(peer_id, own, theirs.parts) else NOT_DENIED
+        is_denied = stopped.denies(peer_id, own, theirs.parts, theirs.losses)
+        return DENIED if is_denied else NOT_DENIED
 
 
 async def _nothing_came(peer_id: str, blob: str, size_bytes: int) -> bytes:

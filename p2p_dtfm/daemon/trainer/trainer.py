@@ -23,6 +23,7 @@ from p2p_dtfm.core.cost_model.unmeasured import held_back
 from p2p_dtfm.core.messages.audit_messages import Audited, Claimed, ShownClaims
 from p2p_dtfm.core.messages.message_bounds import require_bounded_part
 from p2p_dtfm.core.messages.prepared import Statement
+from p2p_dtfm.core.messages.work import Work
 from p2p_dtfm.core.protocol.errors import PeerFault, UserError
 from p2p_dtfm.core.protocol.plan import NoPlan
 from p2p_dtfm.core.protocol.signed import Verify
@@ -208,6 +209,10 @@ class Trainer:
     def shown(self, sender: str, said: ShownClaims, verify: Verify) -> None:
         """Raises `PeerFault`."""
         self._steps.audits.show(sender, said, verify)
+
+    def hear_work(self, sender: str, work: Work) -> None:
+        """Of another stage-holder, where it stands."""
+        self._steps.audits.hear_work(sender, work)
 
     def find_part(self, digest: str) -> bytes | memoryview | None:
         """Of this peer's own gradient of the open step, for an audit."""

@@ -90,6 +90,7 @@ class SealedSocket:
         """Of what has arrived and is not yet opened."""
         self._opened = memoryview(b"")
         """Of a record that was longer than what was asked for."""
+        self._is_false = False
 
     def fileno(self) -> int:
         return self._connection.fileno()
@@ -131,6 +132,8 @@ class SealedSocket:
     def recv_into(self, target: memoryview) -> int:
         """How many bytes of it were filled; 0 at a clean end. Raises `BlockingIOError`, and
         `ConnectionError` for what is not as it was sealed."""
+        if self._is_false:  # tried again with the next nonce, what was left out would be missed
+            raise ConnectionAbortedError("a record that is not as it was sealed")
         while not self._opened:
             length = self._length()
             if length is None or self._end - self._begin < _LENGTH.size + length + _TAG_BYTES:
@@ -203,5 +206,6 @@ class SealedSocket:
                 nonce, record[begin:end], bytes(record[self._begin : begin]), target
             )
         except InvalidTag as error:
+            self._is_false = True
             raise ConnectionAbortedError("a record that is not as it was sealed") from error
         self._begin = end

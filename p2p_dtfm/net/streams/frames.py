@@ -14,6 +14,7 @@ from enum import StrEnum
 
 import msgspec
 
+from p2p_dtfm.core.messages.audit_messages import LOSSES_BYTES
 from p2p_dtfm.core.protocol.canonical import decode, encode
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.ports import now
@@ -96,6 +97,9 @@ class FrameHeader(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
     """Number of the frame that a part belongs to, in its lane."""
     part: int = WHOLE
     """Which `PART_BYTES` of the payload follow."""
+    losses: bytes = b""
+    """In runs with audits, on some frames: what its sender tells of its losses
+    (`core.audit.told_losses`)."""
 
     @property
     def following_bytes(self) -> int:
@@ -165,6 +169,8 @@ def parse_header(body: bytes, limits: FrameLimits) -> FrameHeader:
             raise PeerFault(f"a frame whose {name} is {getattr(header, name)}")
     if not -1 <= header.layer < 1 << 20:
         raise PeerFault(f"a frame whose layer is {header.layer}")
+    if len(header.losses) not in (0, LOSSES_BYTES):
+        raise PeerFault(f"a frame that tells {len(header.losses)} bytes of losses")
     if header.payload_bytes > limits.payload_bytes:
         raise PeerFault(
             f"a frame that claims {header.payload_bytes} bytes, more than the limit of "

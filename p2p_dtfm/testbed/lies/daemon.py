@@ -23,6 +23,7 @@ from p2p_dtfm.testbed.lies.in_words import IN_WORDS
 from p2p_dtfm.testbed.lies.in_work import IN_WORK
 from p2p_dtfm.testbed.lies.lie import LIE_VARIABLE, MEMORY_VARIABLE, PACE_VARIABLE, Lie, put
 from p2p_dtfm.testbed.lies.of_peers import OF_PEERS, find_what_suits
+from p2p_dtfm.testbed.lies.whispers import WHISPERS
 from p2p_dtfm.train.stage.measure import select_device
 from p2p_dtfm.train.stage.timed import TimedStageRunner
 
@@ -34,6 +35,7 @@ INSTALLED: dict[str, Callable[[Lie], None]] = {
     **IN_SUMS,
     **IN_WORDS,
     **OF_PEERS,
+    **WHISPERS,
 }
 """Of those kinds that are not only about whom a liar audits."""
 

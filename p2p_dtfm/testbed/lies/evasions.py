@@ -1,14 +1,20 @@
 """Lies of who sees that it is drawn, and goes out of an audit's way."""
 
+import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
 from p2p_dtfm.core.audit.claim_book import OPENING_BYTES
+from p2p_dtfm.core.audit.told_losses import losses_digest
+from p2p_dtfm.core.schedule.sums_in_order import added_up
 from p2p_dtfm.daemon.step.microbatches import Microbatches
+from p2p_dtfm.daemon.step.open_step_work import OpenStepWork
 from p2p_dtfm.daemon.trainer.audits import Audits
 from p2p_dtfm.daemon.trainer.step_loop import StepLoop
 from p2p_dtfm.testbed.lies.gradients import flip
+from p2p_dtfm.testbed.lies.in_words import say_and_believe
 from p2p_dtfm.testbed.lies.lie import Lie, put
 
 TRIED = 10_000
@@ -24,14 +30,21 @@ class _Here:
     """In the step under way: the first one of a view is audited whole."""
 
 
-def _flip_where(lie: Lie, in_first: bool) -> _Here:
-    """In the first steps of views, or in all others."""
-    here, honest, one = _Here(), Microbatches.train, StepLoop._one_step
+def _known_where(lie: Lie, in_first: bool) -> _Here:
+    """It lies in the first steps of views, or in all others."""
+    here, one = _Here(), StepLoop._one_step
 
     async def one_step(self: Any, view: Any, plan: Any, engine: Any) -> None:
         here.lies = (here.view != view.id) == in_first and lie.is_told(self._state.step)
         await one(self, view, plan, engine)
         here.view = view.id
+
+    put(StepLoop, "_one_step", one_step)
+    return here
+
+
+def _flip_where(lie: Lie, in_first: bool) -> _Here:
+    here, honest = _known_where(lie, in_first), Microbatches.train
 
     async def train(self: Any, step: int, replay: Any, on_final: Any = None) -> None:
         def final(layer: int) -> None:
@@ -42,7 +55,6 @@ def _flip_where(lie: Lie, in_first: bool) -> _Here:
 
         await honest(self, step, replay, final)
 
-    put(StepLoop, "_one_step", one_step)
     put(Microbatches, "train", train)
     return here
 
@@ -51,6 +63,13 @@ async def _have_all_agree_anew(audits: Any, view: Any) -> None:
     """As may who has lost a tensor. It accuses nobody."""
     audits._outlet.contradiction(LOST)
     await audits._until_over(view)
+
+
+async def _until_others_have_claimed(audits: Any, here: Any) -> None:
+    while set(here.book.not_claimed()) - {audits._tools.me}:
+        if audits._state.is_over(here.view):
+            await audits._until_over(here.view)
+        await audits._state.wait()
 
 
 def stop_when_drawn(lie: Lie) -> None:
@@ -74,10 +93,7 @@ def stop_before_it_claims(lie: Lie) -> None:
         said, me, book = await honest(self, here, local), self._tools.me, here.book
         if not liar.lies:
             return said
-        while set(book.not_claimed()) - {me}:
-            if self._state.is_over(here.view):
-                await self._until_over(here.view)
-            await self._state.wait()
+        await _until_others_have_claimed(self, here)
         if _drawn_by(book, me, said).get(me, "") not in ("", *lie.fellows):
             await _have_all_agree_anew(self, here.view)
         return said
@@ -104,10 +120,7 @@ def choose_the_draw(lie: Lie) -> None:
         said, me, book = await honest(self, here, local), self._tools.me, here.book
         if not liar.lies or me != max(lie.fellows, default=me):
             return said
-        while set(book.not_claimed()) - {me}:
-            if self._state.is_over(here.view):
-                await self._until_over(here.view)
-            await self._state.wait()
+        await _until_others_have_claimed(self, here)
         for number in range(TRIED):
             other = msgspec.structs.replace(said, opening=number.to_bytes(OPENING_BYTES))
             drawn = _drawn_by(book, me, other)
@@ -118,8 +131,64 @@ def choose_the_draw(lie: Lie) -> None:
     put(Audits, "_claim", claim)
 
 
+def claim_another_loss_unless_drawn(lie: Lie) -> None:
+    """It has told the right one, as that was before it knew the draw."""
+    _lie_of_the_loss_unless_drawn(lie, lie.is_told, was_told=False)
+
+
+def tell_another_loss(lie: Lie) -> None:
+    """And claim it, unless it is drawn: then the right one, so that nobody finds another work."""
+    liar, honest = _known_where(lie, in_first=False), OpenStepWork.losses_told
+
+    def losses_told(self: Any) -> bytes:
+        if not liar.lies:
+            return honest(self)
+        loss = added_up(self.losses.values()) * (1.0 + lie.strength)
+        return losses_digest(loss, self.held_out_loss_sum)
+
+    put(OpenStepWork, "losses_told", losses_told)
+    _lie_of_the_loss_unless_drawn(lie, lambda step: liar.lies, was_told=True)
+
+
+def _lie_of_the_loss_unless_drawn(lie: Lie, is_told: Callable[[int], bool], was_told: bool) -> None:
+    """It waits for all others' claims, and knows the draw before it has said its own; of fellows
+    the last one does so. `was_told`: already, so that it is the right one that does not fit."""
+    honest, now = Audits._claim, _Here()
+
+    def changed(local: Any) -> dict[str, Any]:
+        return {"loss_sum": local.loss_sum * (1.0 + lie.strength)}
+
+    async def claim(self: Any, here: Any, local: Any) -> Any:
+        right, next_opening, me = (
+            await honest(self, here, local),
+            self._next_opening,
+            self._tools.me,
+        )
+        now.lies = False
+        if not local.loss_sum:
+            return right
+        self._next_opening = right.opening  # once more
+        false = await honest(self, here, dataclasses.replace(local, **changed(local)))
+        if me == max(lie.fellows, default=me):
+            await _until_others_have_claimed(self, here)
+            drawn = _drawn_by(here.book, me, false if was_told else right)
+            now.lies = drawn.get(me, "") in ("", *lie.fellows)
+        else:
+            now.lies = True
+        now.lies = now.lies and is_told(here.step)
+        if now.lies:
+            return false
+        self._next_opening = next_opening
+        return right
+
+    put(Audits, "_claim", claim)
+    say_and_believe(lie, changed, lambda local: now.lies)
+
+
 EVASIONS = {
     "evade": stop_when_drawn,
     "evade-early": stop_before_it_claims,
     "chosen-draw": choose_the_draw,
+    "late-loss": claim_another_loss_unless_drawn,
+    "told-loss": tell_another_loss,
 }

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from p2p_dtfm.core.audit.claim_book import OPENING_BYTES, commitment_to
+from p2p_dtfm.core.audit.work import signed_claim
 from p2p_dtfm.core.commit import judgement
 from p2p_dtfm.core.commit import step as transaction
 from p2p_dtfm.core.messages.audit_messages import Claimed
@@ -42,7 +43,7 @@ def state_another_norm(lie: Lie) -> None:
     _state(lie, changed)
 
 
-def _say_and_believe(
+def say_and_believe(
     lie: Lie,
     changed: Callable[[Any], dict[str, Any]],
     is_there: Callable[[Any], bool] = lambda local: True,
@@ -81,7 +82,7 @@ def _claim_and_say(lie: Lie, name: str) -> None:
         return await honest(self, here, local)
 
     put(Audits, "_claim", claim)
-    _say_and_believe(lie, changed, is_there)
+    say_and_believe(lie, changed, is_there)
 
 
 def state_another_loss(lie: Lie) -> None:
@@ -193,7 +194,8 @@ def _claim_two_things(lie: Lie, changed: Callable[[Any, Any, Claimed], dict[str,
             honest(self, here, said)
             return
         here.book.record(self._tools.me, said)
-        other = self._signed(msgspec.structs.replace(said, **changed(self, here, said)))
+        other = msgspec.structs.replace(said, **changed(self, here, said))
+        other = signed_claim(other, self._tools.me, self._tools.net.sign)
         for place, peer_id in enumerate(sorted(here.plan.stage_holders())):
             self._tools.net.messenger.tell(peer_id, other if place % 2 else said)
 

@@ -104,6 +104,8 @@ ONCE_DRAWN_EARLY = Promise(
     EVADES_FOR,
     spoils="the steps in which it was not drawn",
 )
+LATE_WITHIN = 5
+"""Steps, of which at least one is not drawn so often, as good as always."""
 SEEN_WITHIN = 25
 """Steps: of fifteen seconds, of ten in which the others see it, and of some until a new plan."""
 TAKEN_BACK = Promise(
@@ -113,6 +115,11 @@ TAKEN_BACK = Promise(
     fair_within=SEEN_WITHIN,
 )
 NOT_HEARD = Promise("not left out, and not heard: no work is moved", None, fair_within=5)
+TELLS_UNLIKE = Promise(
+    "out and barred in the first step in which it tells unlike things, whoever of the fellows "
+    "does, and no honest one for it",
+    None,
+)
 ONLY_TIME = Promise("not found out by anybody, and costs nothing but time", None)
 
 _GRADIENTS = {
@@ -174,6 +181,23 @@ _WORK = {
         BARRED,
         from_step=0,
     ),
+    "late-loss": LieKind(
+        "says that its loss is larger by so many times, where it knows from all others' claims "
+        "that it is not drawn",
+        BARRED._replace(
+            text="out and barred in the first step in which it does", within=LATE_WITHIN
+        ),
+        1.0,
+        rate=OFTEN,
+    ),
+    "told-loss": LieKind(
+        "tells that its loss is larger by so many times before the draw, and claims the right one "
+        "where it is drawn",
+        ONCE_DRAWN,
+        1.0,
+        rate=OFTEN,
+        steps_after=EVADES_FOR,
+    ),
     "held-out-sent": LieKind(
         "sends the next stage other activations to be evaluated",
         BARRED,
@@ -185,7 +209,7 @@ _WORK = {
 }
 _SUMS = {
     "sum": LieKind("makes its sums larger by so many times, and tells all the same", BARRED, 1.0),
-    "part": LieKind("sends other gradients than it claims", LEFT_OUT),
+    "part": LieKind("sends other gradients than it claims", BARRED),
     "unlike-sums": LieKind("gives each other holder another sum", LEFT_OUT),
     "nan": LieKind("sends gradients that are no numbers", LEFT_OUT),
     "withheld": LieKind(
@@ -261,8 +285,44 @@ _OF_OTHERS = {
     ),
     "unlike-audits": LieKind(
         "tells who would audit in its place what it has found, and the others that it could not",
-        ONLY_TIME,
+        TELLS_UNLIKE,
         pipelines=True,
+        needs="",
+    ),
+    "whispered-doubt": LieKind(
+        "lies in its work where a fellow alone is drawn for it, and that one tells so large a part "
+        "of the honest ones, at least one, that it is false, and the others that all is well",
+        TELLS_UNLIKE,
+        0.1,
+        needs="",
+        steps_after=EVADES_FOR,
+    ),
+    "whispered-refusal": LieKind(
+        "likewise, and the fellow tells who would audit in its place that it could not, and the "
+        "others that all is well",
+        TELLS_UNLIKE,
+        pipelines=True,
+        needs="",
+        steps_after=EVADES_FOR,
+    ),
+    "audits-untold": LieKind(
+        "says what its audits come to to all but one",
+        ONLY_TIME,
+        needs="",
+    ),
+    "claims-untold": LieKind(
+        "says its claim to all but one",
+        ONLY_TIME,
+        needs="",
+    ),
+    "claims-denied": LieKind(
+        "says that it waits for an honest one's claim, which it has heard, and no Prepared",
+        WAITED_FOR,
+        needs="",
+    ),
+    "audits-denied": LieKind(
+        "says that it waits for an honest one's audit, which it has heard, and no Prepared",
+        WAITED_FOR,
         needs="",
     ),
     "silence": LieKind(

@@ -6,6 +6,7 @@ import msgspec
 import numpy
 
 from p2p_dtfm.core.audit.believed_speeds import scaled
+from p2p_dtfm.core.audit.work import signed_audit
 from p2p_dtfm.core.messages.audit_messages import COULD_NOT, Audited
 from p2p_dtfm.core.protocol.facts.seen_paces import PACES_LIMIT
 from p2p_dtfm.core.protocol.records import Link, PeerRecord
@@ -59,10 +60,9 @@ def judge_one_thing_for_some(lie: Lie) -> None:
         if not isinstance(said, Audited) or not lie.is_told(here.step):
             honest(self, here, said)
             return
-        claimed = here.book.claims[said.peer_id].work
-        said = msgspec.structs.replace(said, work=claimed)
+        said = with_work(self, said, here.book.claims[said.peer_id].work)
         here.book.record(self._tools.me, said)
-        other, chosen = msgspec.structs.replace(said, work=COULD_NOT), _in_its_place(here, said)
+        other, chosen = with_work(self, said, COULD_NOT), in_its_place(here, said)
         for peer_id in here.plan.stage_holders():
             is_told_so = peer_id in (chosen, *lie.fellows) or not chosen
             self._tools.net.messenger.tell(peer_id, said if is_told_so else other)
@@ -70,7 +70,13 @@ def judge_one_thing_for_some(lie: Lie) -> None:
     put(Audits, "_say", say)
 
 
-def _in_its_place(here: Any, said: Audited) -> str:
+def with_work(audits: Any, said: Audited, work: bytes) -> Audited:
+    """Under its signature as well."""
+    tools = audits._tools
+    return signed_audit(msgspec.structs.replace(said, work=work), tools.me, tools.net.sign)
+
+
+def in_its_place(here: Any, said: Audited) -> str:
     """Who would audit it if this peer had said that it could not; empty: nobody."""
     book = here.book
     audited = book._at(book._step).audited

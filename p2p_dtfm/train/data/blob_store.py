@@ -9,6 +9,7 @@ import hashlib
 import os
 import re
 import shutil
+import threading
 from collections.abc import Collection
 from pathlib import Path
 
@@ -67,6 +68,7 @@ class BlobStore:
         self.root.mkdir(parents=True, exist_ok=True)
         self._sound = set[str]()
         """That were read or written whole by this process."""
+        self._looks = threading.Lock()
 
     def path(self, digest: str) -> Path | None:
         """Where a blob lies, or None if it is not here. PeerFault if `digest` is malformed."""
@@ -152,7 +154,8 @@ class BlobStore:
     def stayed(self, digest: str) -> bool:
         """Whether the blob is here and sound: read whole the first time that it is asked for in
         this process, or else where this has written it."""
-        return self.has(digest) and (digest in self._sound or self.verify(digest))
+        with self._looks:  # of many that ask at once, one reads
+            return self.has(digest) and (digest in self._sound or self.verify(digest))
 
     def quarantine(self, digest: str) -> Path | None:
         """Put a blob aside so that it is fetched again; where it lies now, None if not here.
@@ -166,11 +169,13 @@ class BlobStore:
         aside.mkdir(exist_ok=True)
         with contextlib.suppress(FileNotFoundError):  # somebody else was faster
             os.replace(path, aside / digest)
+        self._sound.discard(digest)
         return aside / digest
 
     def remove(self, digest: str) -> None:
         """Forget a blob. Nothing happens if it is not here."""
         self._place(digest).unlink(missing_ok=True)
+        self._sound.discard(digest)
 
     def remove_temporary_files(self, but: Collection[str] = ()) -> None:
         """Clear what an interrupted process left, `but` these names. Only while nobody else writes

@@ -3,6 +3,7 @@
 import hashlib
 from collections import Counter
 
+from p2p_dtfm.core.audit.told_losses import losses_digest
 from p2p_dtfm.core.audit.work import claim_digest, own_digest, sums_digest
 from p2p_dtfm.core.commit.judgement import SUM_DIGEST_BYTES
 from p2p_dtfm.core.messages.audit_messages import Account, Got, HeardClaim, Parts, Share
@@ -15,6 +16,8 @@ VIEW = ViewId(3, "ab" * 32)
 PLAN = Plan(tuple(Pipeline((Stage(n, 0, 3, 1),), 2 * i, 2) for i, n in enumerate(NAMES)), (), 1)
 OPENINGS = bytes(16)
 """Nothing is drawn by them here."""
+LOSS = 30.0
+LOSSES = losses_digest(LOSS, 0.0)
 SUMS = tuple(name.encode() * SUM_DIGEST_BYTES for name in NAMES)
 
 
@@ -34,10 +37,10 @@ def share_of(name: str, arithmetic: str = "cpu-1", word: str = "") -> Share:
             for other in NAMES
         )
     }
-    return Share(arithmetic, 1, parts, got)
+    return Share(arithmetic, 1, parts, got, losses=dict.fromkeys(NAMES, LOSSES))
 
 
-def work_of_share(share: Share, name: str, sums: bytes = b"", loss: float = 30.0) -> bytes:
+def work_of_share(share: Share, name: str, sums: bytes = b"", loss: float = LOSS) -> bytes:
     return own_digest(share.parts, loss) + sums_digest({0: sums or SUMS[NAMES.index(name)]})
 
 
@@ -64,7 +67,7 @@ def step_of(
         disputed = {it: mine.get(it, works[it]) != works[it] for it in doubted}
         account = Account(share, claims | (heard or {}).get(name, {}), mine, disputed, OPENINGS)
         said[name] = Prepared(
-            VIEW, 7, name, {0: 4.0}, 30.0, 10, 0.0, 0, None, "", {0: SUMS}, audit=account
+            VIEW, 7, name, {0: 4.0}, LOSS, 10, 0.0, 0, None, "", {0: SUMS}, audit=account
         )
     return said
 

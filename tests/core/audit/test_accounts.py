@@ -110,10 +110,24 @@ def test_who_was_sent_other_gradients_is_not_judged_by_its_sums() -> None:
         shares[name] = msgspec.structs.replace(HONEST[name], got={0: tuple(map(tuple, got))})
     other_sums = {n: WORKS[n][:16] + b"0" * 16 for n in "abd"}
     found = {n: {o: other_sums[o] for o in "abd" if o != n} for n in NAMES}
-    assert judged(step_of(shares, found)) == (set(), {("a", "c"), ("b", "c"), ("c", "d")})
+    doubts = {("a", "c"), ("b", "c"), ("c", "d")}
+    assert judged(step_of(shares, found)) == ({"c"}, doubts), "by the word of more than half"
     own = {n: b"0" * 16 + WORKS[n][16:] for n in "b"}
     liars, _ = judged(step_of(shares, {n: own for n in "acd"}))
-    assert liars == {"b"}, "of its own gradient it is"
+    assert liars == {"b", "c"}, "of its own gradient it is"
+
+
+def test_whom_more_than_half_got_other_gradients_from_is_convicted_and_of_fewer_doubted() -> None:
+    """Or whoever sees that it is drawn would claim what it should have sent, and be back soon."""
+    for receivers, convicted in (("ab", set[str]()), ("abd", {"c"})):
+        shares = dict(HONEST)
+        for name in receivers:
+            got = [list(each) for each in HONEST[name].got[0]]
+            got[2][NAMES.index(name)] = part("c", 0, "flipped")
+            shares[name] = msgspec.structs.replace(HONEST[name], got={0: tuple(map(tuple, got))})
+        found = findings(step_of(shares, {}), PLAN, SEGMENTS)
+        assert found.convicted == set(found.liars) == convicted
+        assert {tuple(sorted((name, "c"))) for name in receivers} == set(found.doubts)
 
 
 def test_who_accounts_for_another_work_than_it_has_claimed() -> None:

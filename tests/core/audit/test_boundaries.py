@@ -16,6 +16,7 @@ from p2p_dtfm.core.audit.boundaries import (
     unlike_boundaries,
 )
 from p2p_dtfm.core.audit.claim_book import ClaimBook, commitment_to
+from p2p_dtfm.core.audit.told_losses import losses_digest
 from p2p_dtfm.core.audit.work import (
     CLAIM_BYTES,
     WORK_BYTES,
@@ -88,7 +89,8 @@ def share_of(peer: str) -> Share:
                 for it in segment.holders
             )
     parameters = {layer: digest("layer", layer) for layer in PLAN.layers_of(peer)}
-    return Share("cpu-1", 1, parts, got, edges_of(peer), parameters)
+    losses = dict.fromkeys("bdf" if peer in "bdf" else "", losses_digest(3.0, 0.0))
+    return Share("cpu-1", 1, parts, got, edges_of(peer), parameters, losses)
 
 
 HONEST = {peer: share_of(peer) for peer in NAMES}
@@ -245,7 +247,8 @@ def test_what_is_evaluated_is_claimed_at_both_ends(due: Due) -> None:
 
 
 def test_after_the_last_step_nothing_else_is_claimed() -> None:
-    share = msgspec.structs.replace(HONEST["b"], parts={}, got={}, edges=evaluated("b", AFTER))
+    edges = evaluated("b", AFTER)
+    share = msgspec.structs.replace(HONEST["b"], parts={}, got={}, edges=edges, losses={})
     assert fault_of_share(share, PLAN, SEGMENTS, "b", AFTER) == ""
     assert "of its segments" in fault_of_share(HONEST["b"], PLAN, SEGMENTS, "b", AFTER)
 
@@ -292,7 +295,8 @@ def test_the_evaluation_after_the_last_step_is_drawn_at_any_rate() -> None:
                 share = HONEST[peer]
                 if step == last:
                     edges = evaluated(peer, AFTER)
-                    share = msgspec.structs.replace(share, parts={}, got={}, edges=edges)
+                    nothing = {"parts": {}, "got": {}, "losses": {}}
+                    share = msgspec.structs.replace(share, edges=edges, **nothing)
                 claim = Claimed(VIEW, step, share, WORKS[peer], opening, commitment_to(following))
                 book.record(peer, claim)
         drawn.append(set(book.drawn()))
@@ -307,15 +311,17 @@ def test_the_largest_claim_of_a_run_fits_in_all_that_carries_it() -> None:
     many = tuple(digest("part", number) for number in range(CHUNKS_LIMIT))
     edges = dict.fromkeys(numbers, edge)
     layers = {1000 + layer: digest("layer", layer) for layer in range(100)}
+    losses = {"x" * 52: bytes(16)}
     claimed = Claimed(
         VIEW,
         1 << 40,
-        Share("x" * 64, 1024, {1: many}, {1: ((), many)}, edges, layers),
+        Share("x" * 64, 1024, {1: many}, {1: ((), many)}, edges, layers, losses),
         *(b"x" * 32,) * 3,
         b"x" * 64,
     )
     assert len(pack(1, claimed)) < TABLE["Claimed"].size_bytes
-    share = Share("x" * 64, 1024, {1: many[:100]}, {1: ((), many[:100])}, edges, layers)
+    few = many[:100]
+    share = Share("x" * 64, 1024, {1: few}, {1: ((), few)}, edges, layers, losses)
     heard = {
         "x" * 52 + str(number): HeardClaim(bytes(CLAIM_BYTES), bytes(64)) for number in range(64)
     }

@@ -13,7 +13,7 @@ from p2p_dtfm.core.audit.judging import judges_of
 from p2p_dtfm.core.messages.audit_messages import COULD_NOT, Audited, Boundary, Claimed, Share
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
-from tests.core.audit.parts import NAMES, PLAN, VIEW, share_of, two_by_two
+from tests.core.audit.parts import LOSSES, NAMES, PLAN, VIEW, share_of, two_by_two
 
 SHARES = {name: share_of(name) for name in NAMES}
 ALL = 1_000_000
@@ -103,7 +103,8 @@ def stage_share(plan: Plan, name: str) -> Share:
         )
         for number, (before, after) in beside(plan, name).items()
     }
-    return Share("cpu-1", 1, parts, got, edges)
+    losses = dict.fromkeys("bd" if name in "bd" else "", LOSSES)
+    return Share("cpu-1", 1, parts, got, edges, losses=losses)
 
 
 def claim(name: str, step: int, *, opened: bool = True) -> Claimed:
@@ -154,23 +155,6 @@ def test_for_who_has_other_layers_and_no_room_a_holder_is_drawn_instead() -> Non
     asked = Counter({it: n for it, n in book.borrowers().items() if n})
     others = [judge for peer in outside for judge in NAMES if not book.has_layers(judge, peer)]
     assert asked == Counter(others), "all of them judge it"
-
-
-def test_who_was_told_otherwise_says_so_to_whom_waits_for_it() -> None:
-    """The one that was drawn has told it what it has found, and another one that it could not."""
-    plan = two_by_two()
-    book = ClaimBook(VIEW, plan, ALL)
-    book.step_begins(7)
-    for name in NAMES:
-        layers = dict.fromkeys(plan.layers_of(name), b"p" * 32)
-        share = msgspec.structs.replace(stage_share(plan, name), parameters=layers)
-        book.record(name, msgspec.structs.replace(claim(name, 7), share=share))
-    peer, by = next(it for it in book.drawn().items() if not book.has_layers(it[1], it[0]))
-    asks, me = (it for it in NAMES if it not in (peer, by))
-    book.record(asks, Audited(VIEW, 7, peer, COULD_NOT))
-    assert not book.asked_in_vain(me), "it may be told so as well"
-    book.record(by, Audited(VIEW, 7, peer, b"w" * 32))
-    assert book.asked_in_vain(me) == {(asks, peer)} and not book.drawn_instead()
 
 
 def test_in_the_first_step_of_a_view_nobody_is_audited_by_its_fellows_alone() -> None:

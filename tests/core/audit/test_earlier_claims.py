@@ -8,12 +8,13 @@ import pytest
 
 from p2p_dtfm.core.audit.accounts import fault_of_account, findings
 from p2p_dtfm.core.audit.claim_book import ClaimBook, commitment_to
-from p2p_dtfm.core.audit.earlier_claims import StoppedStep, way_of
+from p2p_dtfm.core.audit.earlier_claims import STAYING_LIMIT, StoppedStep, way_of
 from p2p_dtfm.core.audit.work import GONE_WORK, OWN_BYTES, changed_work
 from p2p_dtfm.core.messages.audit_messages import Audited, Claimed, Share
 from p2p_dtfm.core.messages.prepared import Prepared
 from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
 from tests.core.audit.parts import (
+    LOSSES,
     NAMES,
     PLAN,
     VIEW,
@@ -112,6 +113,20 @@ def test_who_has_kept_its_claim_to_itself_is_held_to_what_it_sent() -> None:
     assert stopped(said).not_audited == frozenset(), "nobody knew it"
 
 
+def test_who_has_kept_its_claim_to_itself_is_held_to_the_loss_of_which_it_told() -> None:
+    other = dict(HONEST["a"].losses) | {LIAR: b"l" * len(LOSSES)}
+    said = claims(a=msgspec.structs.replace(HONEST["a"], losses=other))
+    del said[LIAR]
+    before = in_known_ways(stopped(said))
+    assert before.changed(claims()) == [LIAR] and before.denies(LIAR, b"", {}, LOSSES)
+    told = dict.fromkeys(NAMES, other[LIAR])
+    assert before.changed(claims(d=msgspec.structs.replace(HONEST[LIAR], losses=told))) == []
+    nothing = dict(other) | {LIAR: b""}
+    said |= claims(a=msgspec.structs.replace(HONEST["a"], losses=nothing))
+    del said[LIAR]
+    assert in_known_ways(stopped(said)).changed(claims()) == [], "no frame came from it"
+
+
 def test_of_who_is_gone_the_work_is_to_be_computed_again_unless_it_was() -> None:
     without = Plan(tuple(Pipeline((Stage(n, 0, 3, 1),), 2, 2) for n in "abc"), (), 1)
     before = stopped(claims(d=FLIPPED))
@@ -122,10 +137,29 @@ def test_of_who_is_gone_the_work_is_to_be_computed_again_unless_it_was() -> None
     told = stopped(claims(d=FLIPPED), audited=(LIAR,), work=bytes(32))
     assert told.unjudged(without, ()) == [LIAR], "it went when one had found it"
     own = work_of_share(HONEST[LIAR], LIAR)[:OWN_BYTES]
-    assert before.denies(LIAR, own, HONEST[LIAR].parts)
-    assert not stopped(claims()).denies(LIAR, own, HONEST[LIAR].parts)
+    assert before.denies(LIAR, own, HONEST[LIAR].parts, LOSSES)
+    assert not stopped(claims()).denies(LIAR, own, HONEST[LIAR].parts, LOSSES)
+    sent_other = stopped(claims(a=that_got("a", "flipped")))
+    assert sent_other.denies(LIAR, own, HONEST[LIAR].parts, LOSSES), "whatever it has claimed"
     alien = msgspec.structs.replace(HONEST[LIAR], arithmetic="gpu-1")
     assert stopped(claims(d=alien)).unjudged(without, ()) == [], "nobody here computes alike"
+
+
+def test_of_who_is_still_there_it_is_computed_again_as_well_where_the_step_was_drawn() -> None:
+    """A fellow went whenever somebody was drawn, so that all others had other microbatches and
+    nobody could hold them to what they had claimed."""
+    without = Plan(tuple(Pipeline((Stage(n, 0, 3, 1),), 2, 2) for n in "acd"), (), 1)
+    before = dataclasses.replace(stopped(claims(d=FLIPPED)), was_drawn=True)
+    assert before.unjudged(without, ()) == ["b", "c", LIAR]
+    names = [f"peer-{number:02}" for number in range(3 * STAYING_LIMIT)]
+    many = Plan(tuple(Pipeline((Stage(n, 0, 3, 1),), 0, 1) for n in names), (), 1)
+    fewer = msgspec.structs.replace(many, pipelines=many.pipelines[1:])
+    ways = dict.fromkeys(names, way_of(HONEST[LIAR]))
+    of_many = StoppedStep(names[1], STEP, BASE, many, {}, frozenset(names), ways, was_drawn=True)
+    chosen = [of_many.unjudged(fewer, (), view) for view in ("one", "other")]
+    assert all(names[0] in each and len(each) == 1 + STAYING_LIMIT for each in chosen)
+    assert chosen[0] != chosen[1], "nobody knows whose before the view is agreed on"
+    assert dataclasses.replace(of_many, was_drawn=False).unjudged(fewer, ()) == [names[0]]
 
 
 def test_what_came_into_a_stage_is_gone_with_its_view() -> None:

@@ -33,8 +33,13 @@ SAMPLE_FIX = "give a share such as 1% or 0.01, or 0 to check signatures only"
 
 @app.command()
 def verify(
-    transcript: Annotated[
-        Path, typer.Argument(help="A transcript, or the home of a daemon that kept one.")
+    transcripts: Annotated[
+        list[Path],
+        typer.Argument(
+            help="A transcript, or the home of a daemon that kept one; and others of the same run, "
+            "for the steps that it lacks.",
+            metavar="TRANSCRIPT...",
+        ),
     ],
     sample: Annotated[
         str, typer.Option(help="The share of all stage-steps that is computed again, as 1%.")
@@ -45,28 +50,32 @@ def verify(
     data: Annotated[
         Path | None, typer.Option(help="Directory of the run's data; else beside the transcript.")
     ] = None,
+    allow_gaps: Annotated[
+        bool, typer.Option("--allow-gaps", help="End with 0 though steps are missing.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Check a run's transcript: who agreed, who did how much, and whether it was done.
 
     Ends with 0 if all holds, with 1 if something in it is not so, with 2 if it cannot be read, and
-    with 3 if works that were drawn could not be judged here.
+    with 3 if works that were drawn could not be judged here, or steps are missing.
     """
     from p2p_dtfm.core.transcript.checking import NotTrue
 
     share = _share(sample)
-    path = _found(transcript)
+    paths = [_found(place) for place in transcripts]
     seed = secrets.randbits(64) if seed is None else seed
-    told: dict[str, Any] = {"transcript": str(path), "holds": True, "seed": seed}
+    told: dict[str, Any] = {"transcript": str(paths[0]), "holds": True, "seed": seed}
     try:
-        checker = _checked(path, told)
-        judged, works = _computed_again(checker, path, data, share, seed, told)
+        checker = _checked(paths, told)
+        judged, works = _computed_again(checker, paths[0], data, share, seed, told)
     except NotTrue as found:
         told |= {"holds": False, "refused": found.reason, "step": found.step}
         told |= {"signed_by": found.peer_id}
         _tell_refusal(told, as_json)
         raise typer.Exit(REFUSED) from None
     is_sure = share == 0 or (judged.works > 0 and not judged.unjudged)
+    is_sure = is_sure and (allow_gaps or not judged.open)
     told["holds"] = True if is_sure else None
     if as_json:
         typer.echo(json.dumps(told))
@@ -104,9 +113,44 @@ def _found(place: Path) -> Path:
     return max(found, key=lambda path: path.stat().st_mtime)
 
 
-def _checked(path: Path, told: dict[str, Any]) -> "Checker":
+def _checked(paths: list[Path], told: dict[str, Any]) -> "Checker":
     """Signatures, certificates, and the chain of steps. Raises `NotTrue` and `UserError`."""
-    from p2p_dtfm.core.transcript.checking import Checker, NotTrue
+    from p2p_dtfm.core.transcript.checking import NotTrue
+    from p2p_dtfm.core.transcript.joining import joined
+
+    checkers = [_read(path, told) for path in paths]
+    specs = {checker.spec.digest() for checker in checkers if checker.spec is not None}
+    if len(specs) > 1:
+        raise UserError(
+            "these transcripts are not all of one run",
+            "name those of one run; of a home with several runs, the file in the run's directory",
+        )
+    checker, added = joined(checkers)
+    spec, tallies = checker.spec, checker.tallies()
+    assert spec is not None, "it was read"
+    trained = [step for step in checker.steps.values() if step.outcome.loss is not None]
+    due = len(trained) * spec.tokens_per_step * checker.layer_count
+    if sum(tally.token_layers for tally in tallies.values()) != due:
+        raise NotTrue("what its peers did does not add up to what the run is of")
+    views = {*checker.views, *(step.view.id for step in checker.steps.values())}
+    told |= {
+        "run": spec.digest(),
+        "name": spec.name,
+        "views": len(views),
+        "steps": len(trained),
+        "of_steps": spec.total_steps,
+        "tokens": len(trained) * spec.tokens_per_step,
+        "missing": checker.gaps,
+        "from_others": added,
+        "repeated": checker.repeated,
+        "tallies": msgspec.to_builtins(tallies),
+    }
+    return checker
+
+
+def _read(path: Path, told: dict[str, Any]) -> "Checker":
+    """Raises `NotTrue` and `UserError`."""
+    from p2p_dtfm.core.transcript.checking import Checker
     from p2p_dtfm.daemon.proof.transcript_file import TranscriptLines
     from p2p_dtfm.net.contacts.identity import verify as is_signed
 
@@ -118,22 +162,7 @@ def _checked(path: Path, told: dict[str, Any]) -> "Checker":
             f"{path} is no transcript: none of its lines is one",
             "name a file that a daemon has written: runs/*/transcript.txt in its home",
         )
-    spec, tallies = checker.spec, checker.tallies()
-    trained = [step for step in checker.steps.values() if step.outcome.loss is not None]
-    due = len(trained) * spec.tokens_per_step * checker.layer_count
-    if sum(tally.token_layers for tally in tallies.values()) != due:
-        raise NotTrue("what its peers did does not add up to what the run is of")
-    told |= {
-        "run": spec.digest(),
-        "name": spec.name,
-        "views": len(checker.views),
-        "steps": len(trained),
-        "tokens": len(trained) * spec.tokens_per_step,
-        "missing": checker.gaps,
-        "repeated": checker.repeated,
-        "damaged_lines": lines.damaged,
-        "tallies": msgspec.to_builtins(tallies),
-    }
+    told["damaged_lines"] = told.get("damaged_lines", 0) + lines.damaged
     return checker
 
 
@@ -151,12 +180,17 @@ def _computed_again(
 
     works = works_of(checker)
     chosen = drawn(works, share, random.Random(seed).randrange)
-    judged = Judged()
+    gaps = checker.gaps
+    judged = Judged(open=dict.fromkeys(gaps, "nothing was computed again"))
     if chosen and checker.spec is not None:
         told["drawn"] = chosen
         sample = sample_of(checker.spec, checker.steps, path.parent, data, _progress())
-        judged = sample.judge(chosen)
+        judged = sample.judge(chosen, gaps)
+        sample.look_at_checkpoints()
     told |= {
+        "computed_though_missing": sorted(judged.bridged),
+        "not_shown": [{"first": a, "end": b, "why": why} for (a, b), why in judged.open.items()],
+        "signed_checkpoints": judged.signed_checkpoints,
         "stage_steps": len(works),
         "judged": judged.works,
         "steps_computed": judged.steps,
@@ -199,13 +233,13 @@ def _tell(checker: "Checker", judged: "Judged", chosen: "list[Work]", told: dict
     assert spec is not None, "it was checked"
     views = counted(told["views"], "view")
     typer.echo(
-        f"{spec.name} ({spec.digest()[:12]}): {counted(steps, 'step')}, "
+        f"{spec.name} ({spec.digest()}): {counted(steps, 'step')} of {spec.total_steps:,}, "
         f"{counted(told['tokens'], 'token')}, {views}; "
         "every view and every step is signed by all who made it."
     )
-    for first, end in told["missing"]:
-        broken = " Nothing shows that those before led to those after." if first else ""
-        typer.echo(f"Steps {first} to {end - 1} are not in it: its writer was not there.{broken}")
+    if told["from_others"]:
+        added = counted(told["from_others"], "step")
+        typer.echo(f"{added} of these came from the other transcripts, and lead to its own.")
     if told["damaged_lines"]:
         typer.echo(f"{counted(told['damaged_lines'], 'line')} could not be read.")
     if spec.admission.is_invited:
@@ -221,8 +255,8 @@ def _tell(checker: "Checker", judged: "Judged", chosen: "list[Work]", told: dict
         row = (names.of(peer), peer[-6:], f"{tally['stage_steps']:,}", part, str(tally["audits"]))
         table.add_row(*map(Text, (*row, f"{tally['guarded_layers']:,}")))
     console.print(table)
-    for reason in judged.passed_over:
-        typer.echo(f"Passed over: {plain(names.in_text(reason))}.")
+    for line in _of_checkpoints(judged):
+        typer.echo(plain(names.in_text(line)))
     for reason, count in judged.unjudged.items():
         counts = counted(count, "stage-step")
         typer.echo(f"{counts} could not be judged here: {plain(names.in_text(reason))}.")
@@ -240,3 +274,43 @@ def _tell(checker: "Checker", judged: "Judged", chosen: "list[Work]", told: dict
             f"NOT SHOWN: of {counted(len(chosen), 'stage-step')} drawn, {unjudged:,} could not be "
             f"judged. {_WITHOUT_AUDITS if not spec.audit.rate else _WITH_AUDITS}"
         )
+    for line in _of_gaps(judged, told):
+        typer.echo(plain(names.in_text(line)))
+
+
+def _of_checkpoints(judged: "Judged") -> list[str]:
+    lines = [f"Passed over: {reason}." for reason in judged.passed_over]
+    if judged.signed_checkpoints:
+        steps = ", ".join(map(str, judged.signed_checkpoints))
+        lines.append(f"Checkpoints beside it that hold what was signed: of step {steps}.")
+    return lines
+
+
+def _of_gaps(judged: "Judged", told: dict[str, Any]) -> list[str]:
+    """How much of all, from the first step to the last one in it, is shown, and why not more."""
+    missing = sum(end - first for first, end in told["missing"])
+    if not missing:
+        return []
+    lines = []
+    if judged.bridged:
+        steps = ", ".join(map(str, sorted(judged.bridged)))
+        lines.append(
+            f"Missing, but computed as the step before it, which led to what follows: {steps}."
+        )
+    for (first, end), why in judged.open.items():
+        which = f"step {first} is" if end == first + 1 else f"steps {first} to {end - 1} are"
+        lines.append(f"NOT SHOWN: {which} missing ({why}). {_broken(first, end)}")
+    if judged.open:
+        unshown = sum(end - first for first, end in judged.open)
+        lines.append(
+            f"So {counted(unshown, 'step')} of {told['steps'] + missing:,} are not shown. Another "
+            "member's transcript may have them: name it after this one. With --allow-gaps what is "
+            "here is enough."
+        )
+    return lines
+
+
+def _broken(first: int, end: int) -> str:
+    if not first:
+        return f"With which states step {end} begins is its members' word."
+    return f"Nothing shows that the steps before have led to step {end}."

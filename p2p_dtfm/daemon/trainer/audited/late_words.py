@@ -1,47 +1,74 @@
 """What a stage-holder tells the others while it waits for audits: it may be that somebody has told
-them something else than this peer, and so each would wait for another one."""
+them something else than this peer, or this peer nothing, and so each would wait for another one."""
 
 import asyncio
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-from p2p_dtfm.core.audit.claim_book import ClaimBook
+from p2p_dtfm.core.audit.claim_book import FELLOWS_DIVISOR, ClaimBook
 from p2p_dtfm.core.audit.work import heard_of
-from p2p_dtfm.core.messages.audit_messages import COULD_NOT, Audited, ShownClaims
+from p2p_dtfm.core.messages.audit_messages import HeardAudit, ShownClaims
+from p2p_dtfm.core.messages.work import Kind, Work
+from p2p_dtfm.core.protocol.canonical import digest_bytes
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.snapshot import ViewId
+from p2p_dtfm.ports import now
 
 SHOWN_AFTER_S = 1.0
-"""Waiting for audits: less than any accusation takes."""
+"""Waiting for audits, or computing what is disputed: less than any accusation takes. Then after
+twice as long again, and so on."""
 ASKED_AFTER_S = 0.25
 """Waiting for who is to audit in another's place: an honest one mostly has begun by then."""
-Tell = Callable[[str, ShownClaims | Audited], None]
+PASSED_ON_AFTER_S = 1.0
+"""That somebody says that it lacks a claim: all others may just be on their way to it."""
+Tell = Callable[[str, ShownClaims], None]
 
 
 class LateWords:
     """Of one step."""
 
     def __init__(
-        self, me: str, view: ViewId, step: int, plan: Plan, book: ClaimBook, tell: Tell
+        self,
+        me: str,
+        view: ViewId,
+        step: int,
+        plan: Plan,
+        book: ClaimBook,
+        tell: Tell,
+        secret: Callable[[], bytes],
     ) -> None:
+        """`secret`: see `ClaimBook.heard_audits`."""
         self.book = book
         self._me = me
         self._view = view
         self._step = step
         self._plan = plan
         self._tell = tell
-        self._shown: frozenset[str] | None = None
-        """Once this peer has shown what it has heard: of whom two things."""
-        self._declined = set[tuple[str, str]]()
-        """By whom this peer was asked in vain, and for whose work."""
+        self._secret = secret
+        self._shown: frozenset[object] = frozenset()
+        """Of whom two things, when this peer showed last what it has heard."""
+        self._lacking_s: dict[tuple[str, str], float] = {}
+        """Since when who says that it lacks whose claim, which has come here."""
+
+    @property
+    def audits(self) -> tuple[HeardAudit, ...]:
+        """What auditors have said, as far as it is heard here."""
+        return self.book.heard_audits(self._secret())
 
     @contextmanager
-    def while_waiting(self, drawn: Mapping[str, str], in_place: bool) -> Iterator[None]:
-        """For the audits of these. `in_place`: of others, who could not."""
+    def while_waiting(self, instead: Mapping[str, str] | None = None) -> Iterator[None]:
+        """For audits, or for what is disputed to be computed again. `instead`: for the audits of
+        these, in the place of others, who could not."""
         loop = asyncio.get_running_loop()
-        calls = [loop.call_later(SHOWN_AFTER_S, self._show)]
-        if in_place:
-            calls.append(loop.call_later(ASKED_AFTER_S, self._ask, drawn))
+
+        def show(after_s: float) -> None:
+            self._show()
+            calls[0] = loop.call_later(after_s, show, 2 * after_s)
+
+        calls = [loop.call_later(SHOWN_AFTER_S, show, 2 * SHOWN_AFTER_S)]
+        if instead:
+            calls.append(loop.call_later(ASKED_AFTER_S, self._ask, instead))
         try:
             yield
         finally:
@@ -49,31 +76,54 @@ class LateWords:
                 call.cancel()
 
     def heard(self) -> None:
-        """Something more: somebody has claimed two things, and the others may lack just what came
-        here; or somebody waits for this peer in vain."""
-        if self.book.unlike():
+        """Something more: somebody has said two things, and the others may lack just what came
+        here."""
+        if self._shown != self.book.contradicted():
             self._show()
-        for asks, peer_id in sorted(self.book.asked_in_vain(self._me) - self._declined):
-            self._declined.add((asks, peer_id))
-            self._tell(asks, self._could_not(peer_id))
+
+    def answer(self, sender: str, said: ShownClaims) -> None:
+        """To one that shows what it has heard: an auditor may have told it nothing."""
+        if audits := self.book.lacks_audits(said, self._secret()):
+            self._tell(sender, ShownClaims(self._view, self._step, {}, audits))
+
+    def passes_on(self, peer_id: str, work: Work) -> None:
+        """The claims that a peer says it lacks, if it says so for long: whoever has told all but
+        that one would have it wait, and all others for it. Not all here do so, but some that are
+        more than fellows."""
+        if (work.view, work.step) != (self._view, self._step):
+            return
+        now_s = now.monotonic_s()
+        for lack in work.lacks:
+            claim, key = self.book.claims.get(lack.peer_id), (peer_id, lack.peer_id)
+            if lack.kind is not Kind.CLAIM or claim is None:
+                continue
+            began_s = self._lacking_s.setdefault(key, now_s)
+            if now_s - began_s >= PASSED_ON_AFTER_S and self._is_to_pass_on(*key):
+                self._lacking_s[key] = math.inf
+                whole = {lack.peer_id: claim}
+                self._tell(peer_id, ShownClaims(self._view, self._step, {}, whole=whole))
+
+    def _is_to_pass_on(self, peer_id: str, whose: str) -> bool:
+        others = sorted(set(self._plan.stage_holders()) - {peer_id, whose})
+
+        def turn(it: str) -> str:
+            return digest_bytes(f"{self._step} {peer_id} {whose} {it}".encode())
+
+        return self._me in sorted(others, key=turn)[: 1 + len(others) // FELLOWS_DIVISOR]
 
     def _show(self) -> None:
-        """Audits take long: it may be that others have heard another opening, and drawn others."""
-        unlike = self.book.unlike()
-        if self._shown == unlike.keys():
-            return
-        self._shown = frozenset(unlike)
-        for heard in filter(None, (heard_of(self.book.claims), unlike)):
+        """Audits take long: it may be that others have heard another opening, and drawn others; or
+        that an auditor has told them something else, or nothing."""
+        self._shown = self.book.contradicted()
+        shown = [ShownClaims(self._view, self._step, heard_of(self.book.claims), self.audits)]
+        if unlike := self.book.unlike():
+            shown.append(ShownClaims(self._view, self._step, unlike))
+        for message in shown:
             for peer_id in self._plan.stage_holders():
-                self._tell(peer_id, ShownClaims(self._view, self._step, heard))
+                self._tell(peer_id, message)
 
-    def _ask(self, drawn: Mapping[str, str]) -> None:
+    def _ask(self, instead: Mapping[str, str]) -> None:
         """Who is to audit in another's place may not know it: whoever was drawn has told it that
         all is well, and this peer that it could not judge."""
-        silent = self.book.silent(drawn)
-        for peer_id, by in drawn.items():
-            if by in silent:
-                self._tell(by, self._could_not(peer_id))
-
-    def _could_not(self, peer_id: str) -> Audited:
-        return Audited(self._view, self._step, peer_id, COULD_NOT)
+        for peer_id in self.book.silent(instead):
+            self._tell(peer_id, ShownClaims(self._view, self._step, {}, self.audits))

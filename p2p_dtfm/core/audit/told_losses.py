@@ -1,0 +1,88 @@
+"""The losses of a step, told before anybody knows whose work will be computed again.
+
+What a step needs of a peer is at others when that peer claims, and they claim what has come. A loss
+nobody needs: who claims last knows the draw from the others' claims, and would state a false one
+wherever it is not drawn. So whoever has the head tells a digest of its losses on frames that it
+sends anyway: on all that its segment's reduction takes, or, where nobody else has the head, on the
+last gradient for the stage before it. Who gets these claims what it was told.
+"""
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import NamedTuple
+
+from p2p_dtfm.core.audit.boundaries import TRAINING, Due, states_held_out
+from p2p_dtfm.core.messages.audit_messages import LOSSES_BYTES, Edges, Share
+from p2p_dtfm.core.protocol.canonical import digest_bytes, encode
+from p2p_dtfm.core.protocol.plan import Plan
+from p2p_dtfm.core.schedule.one_order import merged
+
+
+class Tellers(NamedTuple):
+    """Who tells of its losses in a plan's steps, and on what."""
+
+    heads: tuple[str, ...]
+    first_layer: int
+    """Of the segment on whose reduction several tell one another."""
+    microbatch: int
+    """Where it is only one: the last that it sends back."""
+    before: str
+    """To whom; empty, where it has the whole model."""
+
+    @property
+    def is_one(self) -> bool:
+        return len(self.heads) == 1
+
+    def to(self, peer_id: str) -> tuple[str, ...]:
+        """Who tells this peer."""
+        if self.is_one:
+            return self.heads if peer_id and peer_id == self.before else ()
+        others = tuple(it for it in self.heads if it != peer_id)
+        return others if peer_id in self.heads else ()
+
+
+@lru_cache(maxsize=64)
+def tellers(plan: Plan) -> Tellers:
+    head = plan.pipelines[0].stages[-1].end_layer - 1
+    heads = plan.holders(head)
+    first_layer = next(it.first_layer for it in plan.segments() if head in it.layers)
+    if len(heads) > 1:
+        return Tellers(heads, first_layer, -1, "")
+    lists = [tuple(each.microbatches) for each in plan.pipelines]
+    last = merged(plan, lists, {})[-1]  # all go through it, in this order
+    (stages,) = [it.stages for it in plan.pipelines if last in it.microbatches]
+    return Tellers(heads, first_layer, last, stages[-2].peer_id if len(stages) > 1 else "")
+
+
+def losses_digest(loss_sum: float, held_out_loss_sum: float) -> bytes:
+    text = encode([loss_sum.hex(), held_out_loss_sum.hex()])
+    return bytes.fromhex(digest_bytes(text))[:LOSSES_BYTES]
+
+
+def stated_losses(edges: Edges, loss_sum: float, held_out_loss_sum: float) -> bytes:
+    """Of what is part of a work: see `work.stated_work`."""
+    return losses_digest(loss_sum, held_out_loss_sum if states_held_out(edges) else 0.0)
+
+
+def fault_of_losses(share: Share, plan: Plan, peer_id: str, due: Due = TRAINING) -> str:
+    """Why no correct peer claims to have told and been told these; empty if it may."""
+    known = tellers(plan)
+    expected = {*known.to(peer_id), *(it for it in known.heads if it == peer_id)}
+    if set(share.losses) != (expected if due.trains else set()):
+        return "a claim of other losses than it makes and is told of"
+    lengths = {len(digest) for it, digest in share.losses.items() if it != peer_id}
+    if len(share.losses.get(peer_id, bytes(LOSSES_BYTES))) != LOSSES_BYTES:
+        return "a claim with a digest of losses of another length"
+    if not lengths <= {0, LOSSES_BYTES}:  # nothing, where the reduction takes no frame to it
+        return "a claim with a digest of losses of another length"
+    return ""
+
+
+def unlike_losses(shares: Mapping[str, Share]) -> set[tuple[str, str]]:
+    """(who was told, who told it) where that is not what the teller claims."""
+    return {
+        (peer_id, teller)
+        for peer_id, share in shares.items()
+        for teller, told in share.losses.items()
+        if told and teller in shares and told != shares[teller].losses.get(teller)
+    }

@@ -1,0 +1,42 @@
+"""Steps that one transcript lacks, from those of other members.
+
+A step's Prepared name the lineage from which it starts, and that names every step before it. So of
+another's steps those belong here that lead to what stands here already, and no others can.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from p2p_dtfm.core.protocol.lineage import extend, unmarked
+from p2p_dtfm.core.transcript.checking import Checker, Step
+
+
+def joined(checkers: Sequence[Checker]) -> tuple[Checker, int]:
+    """Of transcripts of one run: the one that has come furthest (of those alike the first), with
+    what it lacked; and how many steps that were. What of the others leads elsewhere is left out."""
+    main = max(checkers, key=lambda each: max(each.steps, default=-1))
+    led = _by_end(each.steps for each in checkers if each is not main)
+    before = len(main.steps)
+    for number in sorted(main.steps, reverse=True):
+        at = number
+        while at - 1 not in main.steps:
+            found = led.get((at, unmarked(base_of(main.steps[at]))))
+            if found is None:
+                break
+            at -= 1
+            main.steps[at] = found
+    return main, len(main.steps) - before
+
+
+def base_of(step: Step) -> str:
+    """The lineage of the states from which it starts: all who made it say the same."""
+    return next(iter(step.said.values())).base
+
+
+def _by_end(each: Iterable[Mapping[int, Step]]) -> dict[tuple[int, str], Step]:
+    """By where they lead: after how many steps, and the digest alone."""
+    found = {}
+    for steps in each:
+        for number, step in steps.items():
+            led_to = extend(base_of(step), number, step.view.id, step.outcome.digest)
+            found[number + 1, unmarked(led_to)] = step
+    return found

@@ -1,0 +1,73 @@
+"""What no run can have, though all who are named in it have signed it."""
+
+import msgspec
+import pytest
+
+from p2p_dtfm.core.commit.step_terms import terms_of
+from p2p_dtfm.core.messages.agreement_messages import Ready
+from p2p_dtfm.core.messages.prepared import Prepared, sign_prepared
+from p2p_dtfm.core.messages.statements import certified, members_digest, stated
+from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
+from p2p_dtfm.core.protocol.run_spec import Codec
+from p2p_dtfm.core.protocol.snapshot import founding_snapshot
+from p2p_dtfm.core.transcript.checking import NotTrue
+from p2p_dtfm.core.transcript.entries import Committed, TookOver
+from tests.core.builders import WORKLOAD, record
+from tests.core.test_transcripts_of_two_lineages import (
+    LAYERS,
+    SPEC,
+    begun,
+    sign_of,
+    view,
+)
+
+
+def test_a_step_after_the_last_one_is_none() -> None:
+    """Whoever computes it again starts from where the last one led: `verify` took that for the
+    step before for ever."""
+    step = SPEC.total_steps + 1
+    checker, last = begun(), view("a", 1, step)
+    checker.take(last)
+    assert isinstance(last.plan, Plan)
+    held_out = terms_of(SPEC).held_out_tokens(step, last.plan, "a")
+    said = Prepared(last.snapshot.view_id, step, "a", {0: 1.0}, 0.0, 0, 0.0, held_out, None)
+    with pytest.raises(NotTrue, match="no such step"):
+        checker.take(Committed((sign_prepared(said, sign_of("a")),)))
+
+
+def agreed(plan: Plan) -> TookOver:
+    """By two members."""
+    records = [record("a"), record("b")]
+    shot = founding_snapshot(SPEC.digest(), WORKLOAD, records)
+    members = members_digest(shot.members)
+    ready = [
+        stated(Ready(it, shot.view_id, plan.digest(), members), sign_of(it.peer_id))
+        for it in shot.members
+    ]
+    return TookOver(shot, plan, certified(shot.view_id, shot.members, ready), 0)
+
+
+def pair(second: str, *codecs: tuple[Codec, Codec]) -> Plan:
+    """A pipeline of two stages."""
+    stages = Stage("a", 0, 3, 1), Stage(second, 3, LAYERS, 1)
+    return Plan((Pipeline(stages, 0, SPEC.microbatches_per_step, codecs),), (), 1)
+
+
+@pytest.mark.parametrize(
+    ("plan", "reason"),
+    [
+        (pair("c"), "somebody who is no member"),
+        (msgspec.structs.replace(pair("b"), spares=("c",)), "somebody who is no member"),
+        (pair("b", ("int8", "fp32")), "a codec that the run does not allow"),
+        (pair("b", ("fp32", "bf16")), "a codec that the run does not allow"),
+    ],
+    ids=["stage", "spare", "activations", "gradients"],
+)
+def test_a_plan_that_the_members_could_not_have_made(plan: Plan, reason: str) -> None:
+    with pytest.raises(NotTrue, match=reason):
+        begun().take(agreed(plan))
+
+
+@pytest.mark.parametrize("plan", [pair("b"), pair("b", ("fp32", "fp32"))])
+def test_a_plan_that_they_could_is_taken(plan: Plan) -> None:
+    begun().take(agreed(plan))

@@ -1,0 +1,53 @@
+"""Who says that it lacks somebody's claim is told it by others that have heard it: by some of them,
+and not at once."""
+
+import msgspec
+import pytest
+
+from p2p_dtfm.core.audit.claim_book import ClaimBook, commitment_to
+from p2p_dtfm.core.messages.audit_messages import Claimed, ShownClaims
+from p2p_dtfm.core.messages.work import Kind, Lack, Work
+from p2p_dtfm.daemon.trainer.audited import late_words
+from p2p_dtfm.daemon.trainer.audited.late_words import LateWords
+from tests.core.audit.parts import NAMES, PLAN, VIEW, share_of
+
+STEP = 7
+
+
+def book_of() -> ClaimBook:
+    book = ClaimBook(VIEW, PLAN, 1_000_000)
+    book.step_begins(STEP)
+    for name in NAMES:
+        next_one = commitment_to(b"o" * 32)
+        book.record(name, Claimed(VIEW, STEP, share_of(name), b"w" * 32, b"o" * 32, next_one))
+    return book
+
+
+def test_some_pass_on_a_claim_that_one_says_it_lacks_for_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seconds, told = [0.0], list[tuple[str, str, ShownClaims]]()
+    monkeypatch.setattr(late_words.now, "monotonic_s", lambda: seconds[0])
+
+    def words_of(me: str) -> LateWords:
+        def tell(peer_id: str, said: ShownClaims) -> None:
+            told.append((me, peer_id, said))
+
+        return LateWords(me, VIEW, STEP, PLAN, book_of(), tell, lambda: b"")
+
+    others = [words_of(name) for name in "abd"]
+    lacks = Work(VIEW, STEP, lacks=(Lack("c", Kind.CLAIM),))
+    for at_s, step in ((0.0, STEP), (0.5, STEP), (1.5, STEP - 1)):
+        seconds[0] = at_s
+        for words in others:
+            words.passes_on("a", msgspec.structs.replace(lacks, step=step))
+    assert not told, "it may be on its way"
+    for at_s in (1.5, 3.0):
+        seconds[0] = at_s
+        for words in others:
+            words.passes_on("a", lacks)
+    (said,) = told
+    assert said[0] in "bd" and said[1:] == (
+        "a",
+        ShownClaims(VIEW, STEP, {}, whole={"c": book_of().claims["c"]}),
+    )

@@ -1,0 +1,289 @@
+"""What whoever makes a run up would leave out, or put beside its transcript, so that a stranger's
+`verify` says that all holds."""
+
+import contextlib
+import io
+import shutil
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import pytest
+import typer
+
+from p2p_dtfm.cli.commands.offline.verify import UNJUDGED
+from p2p_dtfm.cli.commands.offline.verify import verify as verify_command
+from p2p_dtfm.core.messages.prepared import Prepared
+from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.core.transcript.checking import Checker, NotTrue
+from p2p_dtfm.core.transcript.entries import FORMAT, Began, Entry
+from p2p_dtfm.core.transcript.joining import joined
+from p2p_dtfm.daemon.proof.from_disk import sample_of
+from p2p_dtfm.daemon.proof.sample_again import Judged, WorkSample, works_of
+from p2p_dtfm.daemon.proof.transcript_file import FILE_NAME
+from p2p_dtfm.daemon.trainer import step_loop
+from p2p_dtfm.net.contacts.identity import verify
+from p2p_dtfm.testbed.virtual.seeds.run import (
+    make_run,
+    reference_of,
+    with_audits,
+    with_given_weights,
+)
+from p2p_dtfm.train.model.checkpoint import layer_path, load_layer, read_manifest, save_layers
+from tests.e2e.forger import entries_in, forged, keys_of, write_entries
+
+STEPS, SAVED = 24, 20
+"""The last checkpoint but one is of step 20, the one before of 10, the last one of the end."""
+LAYERS = 6
+
+
+class Run(NamedTuple):
+    home: Path
+    entries: list[Entry]
+
+    @property
+    def directory(self) -> Path:
+        return next(self.home.glob(f"runs/*/{FILE_NAME}")).parent
+
+
+def run_of(home: Path) -> Run:
+    return Run(home, entries_in(next(home.glob(f"runs/*/{FILE_NAME}"))))
+
+
+def run_in(folder: Path) -> Path:
+    """Audited, and with all checkpoints kept."""
+    run = with_audits(make_run(folder, STEPS))
+    spec = RunSpec.model_validate_json(run.read_text())
+    checkpoint = spec.checkpoint.model_copy(update={"keep": 3})
+    run.write_text(spec.model_copy(update={"checkpoint": checkpoint}).model_dump_json())
+    return run
+
+
+@pytest.fixture(scope="module")
+def honest(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    folder = tmp_path_factory.mktemp("honest")
+    return run_of(reference_of(run_in(folder), folder / "alone").home)
+
+
+@pytest.fixture(scope="module")
+def poisoned(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Trained rightly, but for what stands in a checkpoint: another model from there on."""
+    folder = tmp_path_factory.mktemp("poisoned")
+    update = step_loop.apply_outcome
+
+    def apply_outcome(spec: object, state: object, reduced: object, step: int, norm: float) -> None:
+        update(spec, state, reduced, step, norm)  # type: ignore[arg-type]
+        if step == SAVED - 1:
+            state.parameters.mul_(0.5)  # type: ignore[attr-defined]
+
+    with pytest.MonkeyPatch.context() as patches:
+        patches.setattr(step_loop, "apply_outcome", apply_outcome)
+        return run_of(reference_of(run_in(folder), folder / "alone").home)
+
+
+def checked(entries: list[Entry]) -> Checker:
+    checker = Checker(verify)
+    for entry in entries:
+        checker.take(entry)
+    return checker
+
+
+def without(entries: list[Entry], *steps: int) -> list[Entry]:
+    """A view takes over in the second line, and stays."""
+    return [it for number, it in enumerate(entries) if number - 2 not in steps]
+
+
+def sample_in(directory: Path, checker: Checker) -> WorkSample:
+    assert checker.spec is not None
+    return sample_of(checker.spec, checker.steps, directory, None, lambda step, last: None)
+
+
+def judged(directory: Path, checker: Checker, first: int = 0, end: int = STEPS + 1) -> Judged:
+    """All works of these steps, drawn."""
+    works = [it for it in works_of(checker) if first <= it[0] < end]
+    return sample_in(directory, checker).judge(works, checker.gaps)
+
+
+@pytest.mark.parametrize("drawn_to", [STEPS + 1, 3])
+def test_the_step_before_a_forged_checkpoint_is_left_out(poisoned: Run, drawn_to: int) -> None:
+    """Whatever is drawn was computed rightly from there; that nothing led there went unsaid."""
+    checker = checked(without(poisoned.entries, SAVED - 1))
+    found = judged(poisoned.directory, checker, 0, drawn_to)
+    assert not found.unjudged and not found.bridged
+    assert list(found.open) == [(SAVED - 1, SAVED)]
+    assert "not computed as the one before" in found.open[SAVED - 1, SAVED]
+
+
+@pytest.mark.parametrize("missing", [(SAVED - 2, SAVED - 1), tuple(range(SAVED))])
+def test_more_are_left_out_before_it(poisoned: Run, missing: tuple[int, ...]) -> None:
+    checker = checked(without(poisoned.entries, *missing))
+    found = judged(poisoned.directory, checker)
+    assert list(found.open) == [(missing[0], SAVED)] and not found.bridged
+
+
+@pytest.mark.parametrize("missing", [SAVED - 1, 12, STEPS - 1])
+@pytest.mark.parametrize("drawn_to", [STEPS + 1, 3])
+def test_a_step_whose_record_is_lost_costs_an_honest_run_nothing(
+    honest: Run, missing: int, drawn_to: int
+) -> None:
+    """Before a checkpoint, between two, and before the end; drawn on the way or not."""
+    found = judged(honest.directory, checked(without(honest.entries, missing)), 0, drawn_to)
+    assert found.bridged == {missing} and not found.open and not found.unjudged
+
+
+def test_another_members_transcript_has_what_is_missing(honest: Run, poisoned: Run) -> None:
+    late, early = without(honest.entries, *range(12)), without(honest.entries, 15, *range(18, 25))
+    checker, added = joined([checked(late), checked(early)])
+    assert added == 12 and not checker.gaps and sorted(checker.steps) == list(range(STEPS + 1))
+    found = judged(honest.directory, checker)
+    assert found.works == STEPS + 1 and not found.open and not found.unjudged
+    assert sum(it.stage_steps for it in checker.tallies().values()) == STEPS
+    late = without(honest.entries, *range(SAVED + 2))
+    checker, added = joined([checked(late), checked(poisoned.entries)])
+    assert added == 0 and checker.gaps == [(0, SAVED + 2)], "these lead elsewhere"
+
+
+def of_a_later_step(directory: Path, at: int, later: int) -> dict[int, bytes]:
+    """In the place of a checkpoint lies another one, under its name; its digests, for whoever signs
+    for all."""
+    root = directory / "checkpoints"
+    place, source = root / f"step-{at:08d}", root / f"step-{later:08d}"
+    manifest, digests = read_manifest(place), {}
+    for layer in range(LAYERS):
+        shutil.copy(layer_path(source, layer), layer_path(place, layer))
+        digests[layer] = load_layer(source, layer).file_digest()
+    layers = read_manifest(source).layers
+    payload = msgspec.json.encode(msgspec.structs.replace(manifest, layers=layers))
+    (place / "manifest.json").write_bytes(payload)
+    return digests
+
+
+def test_a_checkpoint_whose_states_are_of_a_later_step_is_no_place_to_start_from(
+    honest: Run, tmp_path: Path
+) -> None:
+    """`verify` went on with the step of which the states were, found it right, and had judged
+    none of those that were drawn: all from there to the next checkpoint could be made up."""
+    shutil.copytree(honest.directory, tmp_path / "run")
+    digests = of_a_later_step(tmp_path / "run", 10, SAVED)
+    keys = keys_of([honest.home])
+    (peer,) = keys
+
+    def state(prepared: Prepared) -> Prepared:
+        return (
+            msgspec.structs.replace(prepared, states=digests) if prepared.step == 10 else prepared
+        )
+
+    works = [(step, peer) for step in range(10, SAVED - 1)]
+    checker = checked(forged(honest.entries, keys, works, state=state))
+    sample = sample_in(tmp_path / "run", checker)
+    sample.judge([(2, peer)])
+    with pytest.raises(NotTrue, match=f"is of step {SAVED}"):
+        sample.look_at_checkpoints()
+    with pytest.raises(NotTrue, match=f"is of step {SAVED}") as found:
+        judged(tmp_path / "run", checker, 12, 15)
+    assert (found.value.step, found.value.peer_id) == (10, peer)
+
+
+def test_of_the_checkpoints_beside_it_is_said_which_hold_what_was_signed(
+    honest: Run, tmp_path: Path
+) -> None:
+    """Whoever is given a model with a transcript wants to know whether it is the run's."""
+    shutil.copytree(honest.directory, tmp_path / "run")
+    checker, root = checked(honest.entries), tmp_path / "run" / "checkpoints"
+    last = root / f"step-{STEPS:08d}"
+    spec, manifest = read_manifest(last).spec(), read_manifest(last)
+    states = [load_layer(last, layer) for layer in range(LAYERS)]
+    states[1].parameters[0] += 1.0
+    save_layers(root, spec, STEPS, manifest.committed_tokens, states[1:2], manifest.lineage)
+    sample = sample_in(tmp_path / "run", checker)
+    found = sample.judge([it for it in works_of(checker) if it[0] < 2])
+    sample.look_at_checkpoints()
+    assert found.signed_checkpoints == [10, SAVED], found
+    assert len(found.passed_over) == 1 and last.name in found.passed_over[0]
+    checker = checked(honest.entries[: 2 + SAVED])
+    sample = sample_in(honest.directory, checker)
+    found = sample.judge([it for it in works_of(checker) if it[0] < 2])
+    sample.look_at_checkpoints()
+    assert found.signed_checkpoints == [10], "of the others this transcript says nothing"
+    assert len(found.passed_over) == 2, found.passed_over
+
+
+def test_weights_that_a_run_began_with_are_those_of_their_name(tmp_path: Path) -> None:
+    """They lie beside the transcript, and whoever gives it away gives them, too: who names well
+    known weights in its run and begins with its own was believed."""
+    run = with_audits(with_given_weights(make_run(tmp_path, 4), "given"))
+    of = run_of(reference_of(run, tmp_path / "alone").home)
+    checker = checked(of.entries)
+    assert judged(of.directory, checker).works == 5
+    assert checker.spec is not None
+    files = sorted((of.directory / "blobs").iterdir(), key=lambda path: path.stat().st_size)
+    weights = next(it for it in files if b'"format":"pt"' in it.read_bytes()[:200])
+    content = bytearray(weights.read_bytes())
+    content[-2] ^= 1
+    weights.unlink()
+    weights.write_bytes(content)
+    with pytest.raises(UserError, match="damaged"):
+        judged(of.directory, checker)
+
+
+def test_data_that_are_not_all_here_are_told(honest: Run, tmp_path: Path) -> None:
+    """A member keeps what it has computed with. It was a traceback, and ended as if something in
+    the transcript were not so."""
+    shutil.copytree(honest.directory, tmp_path / "run")
+    blobs = (tmp_path / "run" / "blobs").iterdir()
+    max(blobs, key=lambda path: path.stat().st_size).unlink()
+    with pytest.raises(UserError, match="does not have all of the data"):
+        judged(tmp_path / "run", checked(honest.entries))
+
+
+def of_fewer_tokens(prepared: Prepared) -> Prepared:
+    return msgspec.structs.replace(prepared, token_count=prepared.token_count // 2)
+
+
+def test_a_loss_is_of_as_many_tokens_as_the_step_has(honest: Run) -> None:
+    """In the first step of a view, which whoever forges has before each step, any number went."""
+    keys = keys_of([honest.home])
+    (peer,) = keys
+    entries = forged(honest.entries[:3], keys, [(0, peer)], lambda share: share, of_fewer_tokens)
+    with pytest.raises(NotTrue, match="its share is"):
+        checked(entries)
+
+
+def ended(places: list[Path], *, sample: str = "1%", allows: bool = False) -> tuple[int, str]:
+    """With what `p2p-dtfm verify` ends, and what it says; the same works are drawn each time."""
+    told = io.StringIO()
+    with contextlib.redirect_stdout(told):
+        try:
+            verify_command(places, sample, 4, None, allows, False)
+        except typer.Exit as end:
+            return end.exit_code, " ".join(told.getvalue().split())
+    return 0, " ".join(told.getvalue().split())
+
+
+def test_it_says_how_much_is_not_shown_and_ends_so_unless_that_is_allowed(
+    honest: Run, tmp_path: Path
+) -> None:
+    shutil.copytree(honest.directory, tmp_path / "run")
+    path = write_entries(tmp_path / "run" / FILE_NAME, without(honest.entries, 3, 8, 9))
+    code, said = ended([path])
+    assert code == UNJUDGED, said
+    assert "led to what follows: 3." in said and "NOT SHOWN: steps 8 to 9 are missing" in said
+    assert "2 steps of 24 are not shown" in said, said
+    assert ended([path], allows=True)[0] == 0
+    assert ended([path], sample="0")[0] == UNJUDGED
+    assert ended([path], sample="0", allows=True)[0] == 0
+    code, said = ended([path, honest.home])
+    assert code == 0 and "3 steps of these came from the other transcripts" in said, said
+    code, said = ended([honest.home])
+    assert code == 0 and "NOT SHOWN" not in said
+    assert f"of step 10, {SAVED}, {STEPS}." in said, said
+
+
+def test_transcripts_of_two_runs_are_not_put_together(honest: Run, tmp_path: Path) -> None:
+    spec = checked(honest.entries).spec
+    assert spec is not None
+    other = Began(FORMAT, spec.model_copy(update={"name": "another"}).canonical_bytes())
+    path = write_entries(tmp_path / FILE_NAME, [other])
+    with pytest.raises(UserError, match="not all of one run"):
+        ended([honest.home, path])

@@ -1,0 +1,55 @@
+"""Real daemons in virtual time, in one pipeline: each layer has one holder, so nobody else states
+the norm of its gradient. It was that one's word at any rate: a norm as large as it likes, by which
+all clip their updates to next to nothing."""
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from p2p_dtfm.daemon.trainer.audits import Audits
+from p2p_dtfm.testbed.lies import in_words
+from p2p_dtfm.testbed.lies.daemon import INSTALLED
+from p2p_dtfm.testbed.lies.lie import Lie
+from p2p_dtfm.testbed.virtual.lies import putting
+from p2p_dtfm.testbed.virtual.seeds.faults import LIES, Fault, Schedule
+from p2p_dtfm.testbed.virtual.seeds.player import Player
+from tests.testbed.pairs import planned_in_a_row
+from tests.testbed.test_virtual_lies_in_pipelines import FOUND
+
+KIND, NAMES, CUTS = "own norm", "abc", (0, 2, 4)
+STEPS = 8
+
+
+def state_another_norm(lie: Lie) -> None:
+    """In its claim and in Prepared."""
+    honest = Audits._claim
+
+    def changed(local: Any) -> dict[str, Any]:
+        return {"squared_norms": {n: 4.0 * it for n, it in local.squared_norms.items()}}
+
+    async def claim(self: Any, here: Any, local: Any) -> Any:
+        if lie.is_told(here.step):
+            local = dataclasses.replace(local, **changed(local))
+        return await honest(self, here, local)
+
+    in_words.put(Audits, "_claim", claim)
+    in_words.say_and_believe(lie, changed)
+
+
+@pytest.mark.parametrize(
+    "liar", ["b", *(pytest.param(it, marks=pytest.mark.nightly) for it in "ac")]
+)
+def test_a_norm_that_nobody_else_states_is_computed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, liar: str
+) -> None:
+    monkeypatch.setitem(INSTALLED, KIND, state_another_norm)
+    monkeypatch.setattr(putting, "IN_WORK", (*putting.IN_WORK, KIND))
+    planned_in_a_row(monkeypatch, LIES, NAMES, CUTS)
+    fault = Fault(1.0, math.inf, "lie", (liar,), 0.0, KIND)
+    schedule = Schedule(tuple(NAMES), (), (fault,), is_audited=True, liars=(liar,), audit_rate=1.0)
+    found = Player(tmp_path, STEPS).play(LIES, schedule)
+    assert found.problem == "" and found.lies and not found.stayed
+    assert any(FOUND in report for report in found.reports), found.reports

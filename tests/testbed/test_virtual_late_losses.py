@@ -1,0 +1,87 @@
+"""Real daemons in virtual time of which one claims last, and so knows from the others' claims
+whether it is drawn. What a step needs of it the others have by then, and they claim what has come;
+its loss nobody had. At any rate below one it stated a false one wherever it was not drawn, to the
+end, and nobody ever found it out."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from p2p_dtfm.testbed.virtual.seeds import player as players
+from p2p_dtfm.testbed.virtual.seeds.faults import LIES
+from p2p_dtfm.testbed.virtual.seeds.player import Player
+from p2p_dtfm.testbed.virtual.seeds.run import make_run
+from tests.testbed.lying_to_the_end import lying_to_the_end, of_single_sequences
+from tests.testbed.test_virtual_lies_in_pipelines import FOUND, fellows_play
+
+STEPS = 16
+RATE = 0.5
+NIGHTLY = pytest.mark.nightly
+TOLD_OTHERWISE = "are not those that most have got from it"
+
+
+@pytest.fixture(scope="module")
+def player(tmp_path_factory: pytest.TempPathFactory) -> Player:
+    return Player(tmp_path_factory.mktemp("player"), STEPS)
+
+
+@pytest.mark.parametrize(
+    ("what", "seed"),
+    [
+        ("late-loss", 0),
+        ("told-loss", 0),
+        pytest.param("late-loss", 1, marks=NIGHTLY),
+        pytest.param("told-loss", 1, marks=NIGHTLY),
+    ],
+)
+def test_who_states_another_loss_where_it_is_not_drawn_is_held_to_what_it_told(
+    player: Player, what: str, seed: int
+) -> None:
+    """`told-loss` tells of the false one before the draw: that stays where it is not drawn, like
+    any lie, and in the first step in which it is drawn it has told another one than it claims."""
+    found = player.play(LIES + seed, lying_to_the_end(what, "abcd", "d", RATE))
+    assert found.problem == "" and found.lies
+    assert what == "told-loss" or not found.stayed
+    assert any(TOLD_OTHERWISE in report for report in found.reports), found.reports
+
+
+@NIGHTLY
+@pytest.mark.parametrize("what", ["late-loss", "told-loss"])
+def test_so_are_two_of_eight_of_which_one_knows_whether_its_fellow_is_drawn_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """At a rate of one as well it lied then."""
+
+    def of_eight(*arguments: Any) -> Path:
+        return of_single_sequences(make_run(*arguments))
+
+    monkeypatch.setattr(players, "make_run", of_eight)
+    player = Player(tmp_path, STEPS)
+    found = player.play(LIES, lying_to_the_end(what, "abcdefgh", "gh", RATE))
+    assert found.problem == "" and found.lies
+    assert what == "told-loss" or not found.stayed
+    told = [it for it in found.reports if FOUND in it or TOLD_OTHERWISE in it]
+    assert told, found.reports
+
+
+@pytest.mark.parametrize(
+    ("stages", "what", "told"),
+    [
+        (("ace", "bdf"), "late-loss", FOUND),
+        pytest.param(("ace", "bdf"), "told-loss", "losses of", marks=NIGHTLY),
+        pytest.param(("a", "b"), "late-loss", "", marks=NIGHTLY),
+        pytest.param(("a", "b"), "told-loss", "losses of", marks=NIGHTLY),
+    ],
+)
+def test_in_pipelines_it_tells_who_has_the_head_as_well_or_the_stage_before_it(
+    player: Player,
+    monkeypatch: pytest.MonkeyPatch,
+    stages: tuple[str, str],
+    what: str,
+    told: str,
+) -> None:
+    found = fellows_play(player, monkeypatch, stages, "b", what, rate=RATE)
+    assert found.problem == "" and found.lies
+    assert what == "told-loss" or not found.stayed
+    assert found.reports and any(told in report for report in found.reports), found.reports

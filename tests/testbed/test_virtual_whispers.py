@@ -1,0 +1,115 @@
+"""Real daemons in virtual time: of two fellows one lies in its work where the other alone is drawn
+to compute it again, and that one tells some of the honest ones that the work is false, and the rest
+that all is well. Those that were told found that it was so, and went for it, as accusers of whom
+most were not told: of eight honest ones they were one, or four at once, in a single step, each time
+it was drawn so. Nobody ever blamed the fellows."""
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from p2p_dtfm.testbed.virtual.lies import putting
+from p2p_dtfm.testbed.virtual.seeds.faults import LIES
+from p2p_dtfm.testbed.virtual.seeds.playing import Play
+from p2p_dtfm.testbed.virtual.seeds.run import make_run, with_audits
+from p2p_dtfm.testbed.virtual.swarm import Swarm, play
+from tests.testbed.lying_to_the_end import (
+    lying_to_the_end,
+    of_single_sequences,
+    views_with_all_honest,
+    with_lies,
+)
+from tests.testbed.pairs import planned_in_pairs
+
+STEPS = 30
+EIGHT = "abcdefgh"
+FIRSTS, LASTS = "aceg", "bdfh"
+NIGHTLY = pytest.mark.nightly
+HALF_OF_ALL = 0.67
+"""Of the honest ones: four of eight."""
+SOON_S = 5.0
+"""Before anybody is accused."""
+UNLIKE = "has said one thing to some"
+
+
+def played(tmp_path: Path, kind: str, members: str, liars: str, rate: float) -> Play:
+    """Nobody honest was ever out."""
+    run = with_audits(of_single_sequences(make_run(tmp_path, STEPS)), rate, 5)
+    kept = []
+
+    async def scene(swarm: Swarm) -> None:
+        one = await with_lies(swarm, run, lying_to_the_end(kind, members, liars, rate))
+        views_with_all_honest(one)
+        kept.append(one)
+
+    play(LIES, tmp_path / "world", scene)
+    assert kept[0].lying.count, "nobody was drawn so"
+    return kept[0]
+
+
+@pytest.mark.parametrize(
+    ("part", "rate"),
+    [
+        (HALF_OF_ALL, 1.0),
+        pytest.param(0.1, 1.0, marks=NIGHTLY),
+        pytest.param(0.1, 0.5, marks=NIGHTLY),
+    ],
+)
+def test_who_is_told_alone_that_a_false_work_is_false_keeps_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: float, rate: float
+) -> None:
+    monkeypatch.setitem(putting.STRENGTHS, "whispered-doubt", part)
+    one = played(tmp_path, "whispered-doubt", EIGHT, "gh", rate)
+    assert any(UNLIKE in report for report in one.lying.reports)
+
+
+@pytest.mark.parametrize("liars", ["fh", pytest.param("gh", marks=NIGHTLY)])
+def test_nor_does_who_is_told_so_in_pipelines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, liars: str
+) -> None:
+    """Of another holder of the stage and of its maker one would be out."""
+    planned_in_pairs(monkeypatch, LIES, FIRSTS, LASTS)
+    one = played(tmp_path, "whispered-doubt", EIGHT, liars, 1.0)
+    assert any(UNLIKE in report for report in one.lying.reports)
+
+
+def test_nor_does_who_alone_is_asked_to_audit_in_a_fellow_s_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned_in_pairs(monkeypatch, LIES, FIRSTS, LASTS)
+    one = played(tmp_path, "whispered-refusal", EIGHT, "gh", 1.0)
+    assert any(UNLIKE in report for report in one.lying.reports)
+
+
+def test_who_whispers_of_a_true_work_is_out_as_well(tmp_path: Path) -> None:
+    one = played(tmp_path, "whispered-doubt", "abcd", "d", 1.0)
+    assert any(UNLIKE in report for report in one.lying.reports)
+
+
+@pytest.mark.parametrize(
+    ("kind", "members", "liars"),
+    [
+        ("audits-untold", "abcd", "d"),
+        pytest.param("audits-untold", EIGHT, "gh", marks=NIGHTLY),
+        pytest.param("claims-untold", EIGHT, "gh", marks=NIGHTLY),
+    ],
+)
+def test_who_is_not_told_something_hears_it_from_others(
+    tmp_path: Path, kind: str, members: str, liars: str
+) -> None:
+    """Else it would wait for the liar, and all others for it, until that one was out."""
+    one = played(tmp_path, kind, members, liars, 1.0)
+    assert not one.lying.reports
+    for peer in one.honest():
+        at_s = [it["at_s"] for it in peer.events() if it["event"] in ("view", "step")]
+        assert max(later - earlier for earlier, later in pairwise(at_s)) < SOON_S
+
+
+@pytest.mark.parametrize("kind", ["audits-denied", pytest.param("claims-denied", marks=NIGHTLY)])
+def test_who_says_that_it_waits_for_what_all_have_heard_is_waited_for_itself(
+    tmp_path: Path, kind: str
+) -> None:
+    """Whom it named knew that first, accused it alone, and two fellows accused that one: five of
+    six honest ones were out, one after the other."""
+    played(tmp_path, kind, EIGHT, "gh", 1.0)

@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
@@ -36,9 +36,14 @@ def lines() -> tuple[Counted, Counted]:
     return made[0], made[1]
 
 
-def played(story: Coroutine[Any, Any, None]) -> None:
+def played(story: Callable[[Counted, Counted], Coroutine[Any, Any, None]]) -> None:
     async def bounded() -> None:
-        await asyncio.wait_for(story, 60)
+        here, there = lines()
+        try:
+            await asyncio.wait_for(story(here, there), 60)
+        finally:
+            here.close()
+            there.close()
 
     event_loop.run(bounded())
 
@@ -48,8 +53,7 @@ def no_more(word: bytes) -> int:
 
 
 def test_no_thread_is_woken_for_it() -> None:
-    async def story() -> None:
-        here, there = lines()
+    async def story(here: Counted, there: Counted) -> None:
         await here.write([b"four", b"more"])
         await here.post(b"word")
         await asyncio.sleep(0.1)
@@ -63,15 +67,12 @@ def test_no_thread_is_woken_for_it() -> None:
             there.read_into(memoryview(bytearray(AT_ONCE_BYTES + 8))),
         )
         assert here.woken and there.woken > 1, "what is long is the threads' work"
-        here.close()
-        there.close()
 
-    played(story())
+    played(story)
 
 
 def test_what_the_kernel_does_not_take_at_once_follows_in_order() -> None:
-    async def story() -> None:
-        here, there = lines()
+    async def story(here: Counted, there: Counted) -> None:
         words = [bytes([number]) * (AT_ONCE_BYTES - 1000 * number) for number in range(6)]
         writes = [asyncio.create_task(here.write([word])) for word in words]
         await asyncio.sleep(0.2)
@@ -81,15 +82,12 @@ def test_what_the_kernel_does_not_take_at_once_follows_in_order() -> None:
             await there.read_into(memoryview(target))
             assert target == word
         await asyncio.gather(*writes)
-        here.close()
-        there.close()
 
-    played(story())
+    played(story)
 
 
 def test_who_floods_a_line_leaves_others_their_turns() -> None:
-    async def story() -> None:
-        here, there = lines()
+    async def story(here: Counted, there: Counted) -> None:
         count, turns, is_over = 100, 0, False
 
         async def others() -> None:
@@ -108,18 +106,15 @@ def test_who_floods_a_line_leaves_others_their_turns() -> None:
         is_over = True
         await beside
         assert turns >= count
-        here.close()
-        there.close()
 
-    played(story())
+    played(story)
 
 
 def test_a_fault_in_what_is_there_is_told_and_the_line_is_open_still() -> None:
     def refused(word: bytes) -> int:
         raise PeerFault("so long a word")
 
-    async def story() -> None:
-        here, there = lines()
+    async def story(here: Counted, there: Counted) -> None:
         await here.write([b"word"])
         await asyncio.sleep(0.1)
         with pytest.raises(PeerFault, match="so long a word"):
@@ -135,7 +130,7 @@ def test_a_fault_in_what_is_there_is_told_and_the_line_is_open_still() -> None:
         with pytest.raises(OSError):
             await there.write([b"word"])
 
-    played(story())
+    played(story)
 
 
 def test_a_record_that_was_taken_out_on_the_way_is_missed_though_the_next_one_fits() -> None:

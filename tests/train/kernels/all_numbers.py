@@ -1,9 +1,12 @@
-"""Numbers of all kinds, and when two results are the same."""
+"""Numbers of all kinds, what AdamW makes of them, and when two results are the same."""
 
 import math
 
 import torch
 from torch import Tensor
+
+from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.train.updates.adam_w import AdamW
 
 RUN = 4096
 """Neighbours of one kind: some blocks have no NaN."""
@@ -46,3 +49,13 @@ def assert_same(found: Tensor, wanted: Tensor) -> None:
     assert torch.equal(found.isnan(), is_nan)
     kind = torch.int32 if wanted.dtype == torch.float32 else torch.int64
     assert torch.equal(found.view(kind)[~is_nan], wanted.view(kind)[~is_nan])
+
+
+def updated(spec: RunSpec, shapes: list[tuple[int, ...]]) -> tuple[Tensor, Tensor, Tensor]:
+    """Parameters and both moments, after two steps of AdamW over such numbers."""
+    count = sum(map(math.prod, shapes))
+    values, moments = numbers(count, 2), (torch.zeros(count), torch.zeros(count))
+    stepping = AdamW(spec, shapes, moments, 0)
+    for seed in (3, 4):
+        stepping.step(values, numbers(count, seed), 0.01)
+    return values, *moments

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,8 @@ from p2p_dtfm.train.codecs import Turn, codec_of
 from p2p_dtfm.train.kernels import choice, processor
 from p2p_dtfm.train.kernels.known_answer import KNOWN_ANSWER, answer_of
 from p2p_dtfm.train.stage.segment_reduction import add_owed, owe
-from p2p_dtfm.train.updates.adam_w import AdamW
 from p2p_dtfm.train.updates.exact_sums import squared_norm
-from tests.train.kernels.all_numbers import assert_same, numbers
+from tests.train.kernels.all_numbers import assert_same, numbers, updated
 from tests.train.kernels.processor import ProcessorLauncher
 
 TURN = Turn(place=(1 << 63) + 12345, step=1_000_003)
@@ -79,15 +79,7 @@ def test_codecs(name: str | tuple[int, int, int], count: int, use_kernels: UseKe
 @counts
 def test_adam_w(spec: RunSpec, count: int, use_kernels: UseKernels) -> None:
     shapes = [(10, count // 20), (count - count // 20 * 10,)]
-    start, slopes = numbers(count, 2), [numbers(count, seed) for seed in (3, 4)]
-
-    def trained() -> tuple[Tensor, Tensor, Tensor]:
-        values, moments = start.clone(), (torch.zeros(count), torch.zeros(count))
-        stepping = AdamW(spec, shapes, moments, 0)
-        for slope in slopes:
-            stepping.step(values, slope.clone(), 0.01)
-        return values, *moments
-
+    trained = partial(updated, spec, shapes)
     by_twin = trained()
     use_kernels()
     for found, wanted in zip(trained(), by_twin, strict=True):

@@ -5,6 +5,7 @@ import math
 import subprocess
 import sys
 import sysconfig
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
@@ -16,9 +17,8 @@ from torch import Tensor
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.train.kernels import processor
 from p2p_dtfm.train.stage.finite import add_if_finite, copy_if_finite, is_finite, is_within
-from p2p_dtfm.train.updates.adam_w import AdamW
 from p2p_dtfm.train.updates.exact_sums import squared_norm
-from tests.train.kernels.all_numbers import assert_same, numbers
+from tests.train.kernels.all_numbers import assert_same, numbers, updated
 
 SOURCE = Path(processor.__file__).with_name("_processor.c")
 HERE = torch.device("cpu")
@@ -71,15 +71,7 @@ def test_adam_w(
     spec: RunSpec, count: int, module: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shapes = [(10, count // 20), (7,), (3, 3), (count - count // 20 * 10 - 16,)]
-    start, slopes = numbers(count, 2), [numbers(count, seed) for seed in (3, 4)]
-
-    def trained() -> tuple[Tensor, Tensor, Tensor]:
-        values, moments = start.clone(), (torch.zeros(count), torch.zeros(count))
-        stepping = AdamW(spec, shapes, moments, 0)
-        for slope in slopes:
-            stepping.step(values, slope.clone(), 0.01)
-        return values, *moments
-
+    trained = partial(updated, spec, shapes)
     use(None, monkeypatch)
     by_twin = trained()
     use(module, monkeypatch)

@@ -16,6 +16,9 @@ import pytest
 from p2p_dtfm.daemon.step.neighbours import held_out_indices, neighbours_of
 from p2p_dtfm.daemon.trainer import step_loop
 from p2p_dtfm.daemon.trainer.trainer_state import TrainerState
+from p2p_dtfm.net.streams.probing import FIRST_PROBE_BYTES, LONG_ENOUGH_S
+from p2p_dtfm.testbed.virtual.links import Links
+from p2p_dtfm.testbed.virtual.loop import VirtualLoop
 from p2p_dtfm.testbed.virtual.planted import __main__ as planted_tool
 from p2p_dtfm.testbed.virtual.planted.__main__ import BUGS, Search
 from p2p_dtfm.testbed.virtual.planted.patches import Patches, planted
@@ -25,12 +28,14 @@ from p2p_dtfm.testbed.virtual.seeds import player as players
 from p2p_dtfm.testbed.virtual.seeds import playing
 from p2p_dtfm.testbed.virtual.seeds.deeds import Deeds
 from p2p_dtfm.testbed.virtual.seeds.faults import (
+    BESIDES_QUICK,
     KINDS,
     LIES,
     NAMES,
     QUICK,
     QUICK_FIRST_S,
     QUICK_LAST_S,
+    QUICK_LIES,
     Fault,
     Schedule,
     draw,
@@ -343,13 +348,17 @@ def test_from_300000_on_runs_are_trained_otherwise() -> None:
 def test_from_500000_on_the_same_faults_come_sooner_and_runs_are_short(tmp_path: Path) -> None:
     for seed in range(200):
         quick, plain = draw(QUICK + seed), draw(seed)
-        assert len(quick.faults) >= 10
-        assert [replace(fault, at_s=0.0) for fault in quick.faults] == [
-            replace(fault, at_s=0.0) for fault in plain.faults
-        ]
-        assert replace(quick, faults=plain.faults, is_quick=False) == plain
+        assert len(quick.faults) == len(plain.faults) + BESIDES_QUICK >= 14
+        same = {replace(fault, at_s=0.0, lasts_s=2 * fault.lasts_s) for fault in quick.faults}
+        assert {replace(fault, at_s=0.0) for fault in plain.faults} <= same
+        assert quick.has_only_crashes or seed % 4 != 3
+        as_plain = replace(
+            quick, faults=plain.faults, is_quick=False, writes_samples=plain.writes_samples
+        )
+        assert as_plain == plain
         at_s = [fault.at_s for fault in quick.faults if fault.kind != "swizzle"]
         assert at_s[0] >= QUICK_FIRST_S and at_s == sorted(at_s) and at_s[-1] <= QUICK_LAST_S
+    assert sum(draw(seed).writes_samples for seed in range(QUICK, QUICK + 640)) == 10
     seen = list[int]()
 
     def play_seed(seed: int, schedule: Schedule, run: Path, *_: object) -> Played:
@@ -359,11 +368,27 @@ def test_from_500000_on_the_same_faults_come_sooner_and_runs_are_short(tmp_path:
     with pytest.MonkeyPatch.context() as patches:
         patches.setattr(players, "play_seed", play_seed)
         patches.setattr(players, "reference_of", lambda run, folder: None)
-        for seed in (1, QUICK + 1, QUICK + 5, LIES):
+        for seed in (1, QUICK + 1, QUICK + 5, LIES, QUICK_LIES):
             folder = tmp_path / f"{seed}"
             folder.mkdir()
             Player(folder).play(seed)
-    assert seen == [40, 24, 24, 24]
+    assert seen == [40, 24, 24, 24, 24]
+
+
+def test_from_600000_on_the_same_lies_are_told_on_links_that_take_few_probes() -> None:
+    for seed in range(40):
+        lies = draw(LIES + seed)
+        assert draw(QUICK_LIES + seed) == replace(lies, is_quick=True) and not lies.is_quick
+
+
+def test_links_that_are_soon_measured_take_one_probe_each() -> None:
+    loop = VirtualLoop()
+    for are_near in (False, True):
+        links = Links(loop, lambda: loop.now_ns, random.Random(0))
+        links.are_near, links.are_soon_measured = are_near, True
+        fastest = max(links.of("a", f"{it}").bytes_per_s for it in range(300))
+        assert FIRST_PROBE_BYTES / fastest > LONG_ENOUGH_S
+    loop.close()
 
 
 @pytest.mark.nightly

@@ -13,6 +13,8 @@ from p2p_dtfm.core.protocol.records import PeerRecord
 Array = npt.NDArray[np.float64]
 Points = dict[str, tuple[float, float]]
 ROUNDS = 100
+UNSEEN = 1e-4
+"""Of the largest distance: a round that moves nobody farther is the last one."""
 FARTHEST_MS = 1000.0
 """Who is farther is drawn so far: what somebody says of itself may be years."""
 UNKNOWN_ROUND_TRIP_NS = 200_000_000
@@ -75,13 +77,15 @@ def _classical(distances: Array) -> Array:
 
 def _stress_reduced(points: Array, distances: Array) -> Array:
     """Majorisation of the stress (de Leeuw 1977), every pair weighing the same."""
-    count = len(points)
+    count, unseen = len(points), UNSEEN * float(distances.max())
     for _ in range(ROUNDS):
         apart = np.linalg.norm(points[:, None] - points[None], axis=2)
         ratio = -distances / np.maximum(apart, 1e-9)
         np.fill_diagonal(ratio, 0.0)
         np.fill_diagonal(ratio, -ratio.sum(axis=1))
-        points = ratio @ points / count
+        before, points = points, ratio @ points / count
+        if float(np.abs(points - before).max()) <= unseen:
+            break
     return points
 
 

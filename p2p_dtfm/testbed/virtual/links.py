@@ -18,6 +18,10 @@ SLOWER = 50
 SLOW_NS = 120 * MILLISECOND_NS
 NEARER = 20
 NARROWER = 50
+BYTES_PER_S = (10_000_000, 120_000_000)
+SOON_MEASURED_BYTES_PER_S = (10_000_000, 20_000_000)
+"""With these the first probe of a line takes long enough to be the last one: what probes send is
+else nearly half of all that happens."""
 PATIENCE_S = 30.0
 """A connection whose link is cut for longer is given up by both ends."""
 
@@ -68,6 +72,8 @@ class Links:
         """All machines are in one room."""
         self.are_narrow = False
         """Models are large for them."""
+        self.are_soon_measured = False
+        """None is so fast that its probes would have to be large, in one room neither."""
         self._links: dict[tuple[str, str], VirtualLink] = {}
 
     def of(self, origin: str, goal: str) -> VirtualLink:
@@ -75,9 +81,11 @@ class Links:
         link = self._links.get((origin, goal))
         if link is None:
             latency_ns = self._draws.randrange(MILLISECOND_NS // 5, 10 * MILLISECOND_NS)
-            bytes_per_s = self._draws.randrange(10_000_000, 120_000_000)
+            rates = SOON_MEASURED_BYTES_PER_S if self.are_soon_measured else BYTES_PER_S
+            bytes_per_s = self._draws.randrange(*rates)
             if self.are_near:
-                latency_ns, bytes_per_s = latency_ns // NEARER, bytes_per_s * NEARER
+                latency_ns //= NEARER
+                bytes_per_s *= 1 if self.are_soon_measured else NEARER
             if self.are_narrow:
                 bytes_per_s //= NARROWER
             link = self._links[origin, goal] = VirtualLink(latency_ns, bytes_per_s)

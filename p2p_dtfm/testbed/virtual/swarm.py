@@ -364,12 +364,24 @@ def _play(seed: int, folder: Path, scene: Callable[[Swarm], Awaitable[Result]]) 
         _end_world(loop, swarm)
 
 
+_SET_ASIDE_FOR_GOOD: list[bool] = []
+"""Not empty where it is so: to ask the collector how much is set aside takes as long as to look
+through it all."""
+
+
+def set_aside_for_good() -> None:
+    """What is there by now no collection of this process looks through any more."""
+    gc.collect()
+    gc.freeze()
+    _SET_ASIDE_FOR_GOOD[:] = [True]
+
+
 @contextlib.contextmanager
 def _what_was_there_set_aside() -> Iterator[None]:
     """The collector looks through the world's objects alone: through all that a process has loaded
     it takes half a second, at each world's end and in its course. Then all is left to it again,
     but where somebody else has set things aside for good."""
-    if gc.get_freeze_count():
+    if _SET_ASIDE_FOR_GOOD:
         yield
         return
     gc.freeze()

@@ -9,7 +9,8 @@ from 300000 on the run is trained otherwise (`run.RECIPES`): by Muon, by local s
 or in signs, or in eight bits. Of most of these a single process says nothing: members are compared
 with one another, bit for bit, and what they learn with the beginning. From 400000 on one of six or
 seven lies, none of which has room for the whole model. From 500000 on the faults of the first seeds
-come sooner one after the other, in short runs: of these there can be thousands.
+come sooner one after the other, in short runs: of these there can be thousands, and from 600000 on
+of those from 200000 on.
 
 Then all is mended, and these must hold: each daemon comes to the end of the run within a bound;
 loss, gradient norm and held-out loss of each step are those of a single process on the same data,
@@ -47,6 +48,7 @@ from p2p_dtfm.testbed.virtual.seeds.playing import Played, Story
 from p2p_dtfm.testbed.virtual.seeds.reached import LinesReached, told
 from p2p_dtfm.testbed.virtual.seeds.shrink import shrunk
 
+MANY_FAULTS = 10
 WORLD_BEGAN_S = 1000.0
 """By the virtual clock."""
 
@@ -117,13 +119,16 @@ class _Players:
 
 def _play_all(players: _Players, options: argparse.Namespace) -> int:
     broken, count, faults, steps = list[int](), 0, 0, 0
-    with_liars = told_one = 0
+    with_liars = told_one = with_many = 0
+    processor_s = 0.0
     began_s = time.monotonic()
     for outcome in _outcomes(players, options):
         seed, played = outcome.seed, outcome.played
         count, faults, steps = count + 1, faults + played.faults, steps + played.steps
         with_liars += bool(played.schedule.liars)
         told_one += played.lies > 0
+        with_many += played.faults >= MANY_FAULTS
+        processor_s += outcome.took_s
         if played.problem:
             broken.append(seed)
             _tell_of_failure(seed, played, options.faults)
@@ -145,7 +150,9 @@ def _play_all(players: _Players, options: argparse.Namespace) -> int:
         print(f"a lie was told in {told_one} of {with_liars} seeds with liars")
     print(
         f"{count} seeds, {faults} faults, {len(broken)} broken {broken or ''}, "
-        f"{60 * count / took_s:.1f} seeds and {60 * steps / took_s:.0f} steps a minute"
+        f"{60 * count / took_s:.1f} seeds and {60 * steps / took_s:.0f} steps a minute; "
+        f"{with_many} seeds had {MANY_FAULTS} faults and more; "
+        f"{processor_s / max(1, count):.2f} s of processor each"
     )
     return 1 if broken else 0
 

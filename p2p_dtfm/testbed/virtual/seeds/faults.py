@@ -2,6 +2,7 @@
 
 import math
 import random
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from p2p_dtfm.testbed.virtual.lies.lying import KINDS as KINDS_OF_LIES
@@ -99,6 +100,14 @@ QUICK = 500_000
 """From this seed on: the schedules of the first seeds, in short runs, with their faults sooner one
 after the other: what a seed costs are mostly its steps."""
 QUICK_FIRST_S, QUICK_LAST_S = 2.0, 12.0
+QUICK_LASTS = 0.5
+"""So much of the time that it would: a seed costs nearly as much for each second as for a step."""
+BESIDES_QUICK = 4
+"""More faults: of some nothing comes, as whom they are done to is dead, or the run at its end."""
+QUICK_SAMPLES_EVERY = 64
+"""What the model writes takes long: not one of eight seeds, but one of so many."""
+QUICK_LIES = 600_000
+"""From this seed on: the schedules of the seeds from 200000 on, on links that take few probes."""
 BESIDE_LIES = {"kill": 3, "power cut": 1, "pause": 2, "leave": 2, "slow disk": 1, "clock": 1}
 BESIDE_LIES_COUNT = (2, 4)
 
@@ -177,6 +186,7 @@ class Schedule:
 def draw(seed: int) -> Schedule:
     """The same for the same seed."""
     others = (
+        (QUICK_LIES, _quick_lies),
         (QUICK, _quick),
         (LIES_IN_STAGES, _lies_in_stages),
         (RECIPES, _otherwise),
@@ -192,13 +202,7 @@ def draw(seed: int) -> Schedule:
     begun, joiners = NAMES[:count], NAMES[count : count + joiner_count]
     faults = [Fault(draws.uniform(FIRST_S, LAST_S), 0.0, "join", (name,), 0.0) for name in joiners]
     for _ in range(draws.randint(*FAULTS)):
-        kind = draws.choices(list(kinds), list(kinds.values()))[0]
-        whom = tuple(draws.sample(begun + joiners, 2 if kind in OF_LINKS else 1))
-        if kind == "partition":
-            whom = tuple(sorted(draws.sample(begun, draws.randint(1, len(begun) - 1))))
-        lasts_s = draws.choice(LASTING_S) * draws.uniform(0.5, 1.5)
-        at_s = draws.uniform(FIRST_S, LAST_S)
-        faults.append(Fault(at_s, lasts_s, kind, whom, draws.random()))
+        faults.append(_any_fault(draws, kinds, begun, joiners))
     if seed % 8 == OUTAGES:
         faults.append(_outage(seed, begun))
     if seed % 8 == RESIDENTS and all(fault.kind != "leave" for fault in faults):
@@ -225,6 +229,18 @@ def draw(seed: int) -> Schedule:
     )
 
 
+def _any_fault(
+    draws: random.Random, kinds: Mapping[str, int], begun: Sequence[str], joiners: Sequence[str]
+) -> Fault:
+    kind = draws.choices(list(kinds), list(kinds.values()))[0]
+    whom = tuple(draws.sample([*begun, *joiners], 2 if kind in OF_LINKS else 1))
+    if kind == "partition":
+        whom = tuple(sorted(draws.sample(begun, draws.randint(1, len(begun) - 1))))
+    lasts_s = draws.choice(LASTING_S) * draws.uniform(0.5, 1.5)
+    at_s = draws.uniform(FIRST_S, LAST_S)
+    return Fault(at_s, lasts_s, kind, whom, draws.random())
+
+
 def _otherwise(seed: int) -> Schedule:
     """Differences of local steps take memory, and nobody audits what is rounded: all machines have
     room for the whole model, and what needs little memory or audits is left to other seeds."""
@@ -235,15 +251,28 @@ def _otherwise(seed: int) -> Schedule:
 
 
 def _quick(seed: int) -> Schedule:
-    """As many faults, of the same kinds, each as long. More of them begin before the run ends: of
-    the first seeds one in five comes to fewer than ten."""
-    plain = draw(seed - QUICK)
+    """The same faults, each half as long, and some more; and more of them begin before the run
+    ends: of the first seeds one in five comes to fewer than ten."""
+    place = seed - QUICK
+    plain, draws = draw(place), random.Random(f"quick {seed}")
+    kinds = CRASHES if place % 4 == 3 else KINDS
+    more = [_any_fault(draws, kinds, plain.begun, plain.joiners) for _ in range(BESIDES_QUICK)]
     sooner = (QUICK_LAST_S - QUICK_FIRST_S) / (LAST_S - FIRST_S)
-    faults = tuple(
-        replace(fault, at_s=QUICK_FIRST_S + (fault.at_s - FIRST_S) * sooner)
-        for fault in plain.faults
-    )
-    return replace(plain, faults=faults, is_quick=True)
+    faults = [
+        replace(
+            fault,
+            at_s=QUICK_FIRST_S + (fault.at_s - FIRST_S) * sooner,
+            lasts_s=fault.lasts_s * QUICK_LASTS,
+        )
+        for fault in (*plain.faults, *more)
+    ]
+    faults.sort(key=lambda fault: fault.at_s)
+    writes_samples = plain.writes_samples and place % QUICK_SAMPLES_EVERY == 2
+    return replace(plain, faults=tuple(faults), is_quick=True, writes_samples=writes_samples)
+
+
+def _quick_lies(seed: int) -> Schedule:
+    return replace(_lies(seed - QUICK_LIES + LIES), is_quick=True)
 
 
 def _storm(seed: int) -> Schedule:

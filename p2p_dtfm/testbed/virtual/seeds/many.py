@@ -23,6 +23,8 @@ class SeedOutcome:
     seed: int
     played: Played
     said: dict[str, list[str]]
+    took_s: float
+    """Of processor time."""
 
 
 class NoSuchFault(ValueError):
@@ -71,9 +73,11 @@ def several_at_a_time(
 
 
 def _played(player: Player, seed: int, places: Sequence[int] | None) -> SeedOutcome:
+    began_s = time.process_time()
     with last_messages() as said:
         played = player.play(seed, schedule_of(seed, places))
-    return SeedOutcome(seed, played, {name: list(lines) for name, lines in said.items()})
+    last_words = {name: list(lines) for name, lines in said.items()}
+    return SeedOutcome(seed, played, last_words, time.process_time() - began_s)
 
 
 _PLAYERS: list[Player] = []

@@ -18,6 +18,7 @@ from p2p_dtfm.testbed.virtual.seeds.run import (
     with_given_weights,
     with_recipe,
 )
+from p2p_dtfm.testbed.virtual.swarm import set_aside_for_good
 
 COLLECTED_AFTER = 50_000
 """New objects."""
@@ -72,8 +73,7 @@ class Player:
 def leave_alone_what_is_loaded() -> None:
     """The hundred thousands of objects that imports leave are looked through in no collection; and
     a seed's own, which are gone when its world ends, seldom before."""
-    gc.collect()
-    gc.freeze()
+    set_aside_for_good()
     gc.set_threshold(COLLECTED_AFTER, 20, 10)
 
 

@@ -96,6 +96,7 @@ class Play:
         if schedule.is_small:
             swarm.memory_gib, swarm.network.links.are_near = SMALL_GIB, True
         swarm.network.links.are_narrow = schedule.is_narrow
+        swarm.network.links.are_soon_measured = schedule.is_quick
         if schedule.liars:
             swarm.are_equal = swarm.network.links.are_near = True
         swarm.stays_resident = schedule.stays_resident

@@ -1,13 +1,17 @@
 """Lanes of several streams: whole frames, bounds, one failure for all, and when to grow."""
 
 import asyncio
+import contextlib
 import os
+import socket
+import time
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.net.direct.kernel_figures import KernelFigures, figures_of
 from p2p_dtfm.net.errors import Refused
 from p2p_dtfm.net.libp2p.host import Host
 from p2p_dtfm.net.shaping import Shape, ShapedLink, ShapedPeer, Shaper
@@ -185,6 +189,54 @@ def test_growth_goes_on_while_it_helps() -> None:
         growth.ended(now_s, int(rate * 0.6))
         decisions.append(growth.should_grow(0.5, True))
     assert decisions == [True, True, True, True, True, False, False]
+
+
+def test_lines_that_nothing_but_the_way_holds_back_stay_as_many_as_they_are() -> None:
+    def decisions(rates: tuple[float, ...], held_back: list[bool | None]) -> list[bool]:
+        growth, now_s, found = Growth(), 0.0, []
+        for rate, held in zip(rates, held_back, strict=True):
+            growth.began(now_s)
+            now_s += 0.6
+            growth.ended(now_s, int(rate * 0.6))
+            found.append(growth.should_grow(0.5, True, lambda held=held: held))
+        return found
+
+    fills = (20e6, 80e6, 120e6, 121e6, 122e6, 120e6)
+    assert not any(decisions(fills, [True, True, False, False, False, False])), "it fills the way"
+    lossy = (20e6, 30e6, 30e6, 30e6, 30e6, 55e6, 56e6)
+    assert decisions(lossy, [True] * 7) == [False, False, False, False, True, True, True]
+    twice = [True, True, False, True, True, False, True]
+    assert not any(decisions((20e6, 30e6, 30e6, 30e6, 30e6, 30e6, 30e6), twice))
+    assert decisions(lossy, [None] * 7) == [True, True, True, False, False, False, False]
+
+
+def test_the_kernel_says_what_holds_a_connection_back() -> None:
+    before = KernelFigures(0.1, 9_000, 5, False, 10.0, 1.0)
+    assert not KernelFigures(0.1, 19_000, 5, False, 11.0, 1.4).is_held_back_since(before)
+    assert KernelFigures(0.1, 19_000, 5, False, 11.0, 1.6).is_held_back_since(before), "a buffer"
+    assert KernelFigures(0.1, 19_000, 6, False, 11.0, 1.0).is_held_back_since(before), "a loss"
+    assert not KernelFigures(0.1, 19_000, 6, True, 11.0, 1.0).is_held_back_since(before)
+    assert KernelFigures(0.1, 19_000, 16, True, 11.0, 1.0).is_held_back_since(before), "many"
+
+
+def test_a_reader_that_takes_nothing_holds_its_sender_back() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        sender = socket.create_connection(server.getsockname())
+        receiver = server.accept()[0]
+        with sender, receiver:
+            sender.sendall(b"x")
+            assert receiver.recv(1) == b"x"
+            before = figures_of(sender)
+            sender.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    sender.send(bytes(MIB))
+            time.sleep(0.1)
+            after = figures_of(sender)
+            assert before is not None and after is not None
+            assert before.round_trip_s and before.round_trip_s < 0.1
+            assert after.is_held_back_since(before)
+        assert figures_of(sender) is None, "it is closed"
 
 
 def test_what_the_buffers_take_at_once_says_nothing() -> None:

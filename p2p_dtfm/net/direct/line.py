@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.net.direct.kernel_figures import KernelFigures
 from p2p_dtfm.net.direct.sealed import PIECE_BYTES, Bytes, SealedSocket
 
 AT_ONCE_BYTES = 1 << 20
@@ -190,9 +191,9 @@ class DirectLine:
                 return False
         return True
 
-    def round_trip_s(self) -> float | None:
+    def figures(self) -> KernelFigures | None:
         """Of the connection itself, however busy its ends are; None: not known."""
-        return self._connection.round_trip_s()
+        return self._connection.figures()
 
     def close(self) -> None:
         """What waits raises; what was written and taken by the kernel still leaves."""

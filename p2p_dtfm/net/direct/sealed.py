@@ -16,6 +16,8 @@ import struct
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+from p2p_dtfm.net.direct.kernel_figures import KernelFigures, figures_of
+
 PIECE_BYTES = 1 << 18
 """Of a record at most."""
 SECRET_BYTES = 32
@@ -24,8 +26,6 @@ KEPT_BUFFERS = 8
 _LENGTH = struct.Struct(">I")
 _TAG_BYTES = 16
 _RECORD_BYTES = _LENGTH.size + PIECE_BYTES + _TAG_BYTES
-_MIN_ROUND_TRIP, _MIN_ROUND_TRIP_AT, _UNKNOWN_US = struct.Struct("=I"), 148, 0xFFFFFFFF
-"""`tcpi_min_rtt` in Linux' `struct tcp_info`."""
 FAR_S = 0.02
 """From this round trip on the congestion control is chosen here; below it any will do."""
 FAR_CONTROL = b"bbr"
@@ -98,23 +98,16 @@ class SealedSocket:
     def close(self) -> None:
         self._connection.close()
 
-    def round_trip_s(self) -> float | None:
-        """The shortest that the kernel has seen lately; None where it does not say. May be asked
-        from any thread."""
-        try:
-            asked = (socket.IPPROTO_TCP, socket.TCP_INFO, _MIN_ROUND_TRIP.size + _MIN_ROUND_TRIP_AT)
-            info = self._connection.getsockopt(*asked)
-            (found_us,) = _MIN_ROUND_TRIP.unpack_from(info, _MIN_ROUND_TRIP_AT)
-        except (OSError, AttributeError, struct.error):  # it is closed, or not of Linux
-            return None
-        return found_us / 1e6 if found_us < _UNKNOWN_US else None
+    def figures(self) -> KernelFigures | None:
+        """What the kernel counts of it. May be asked from any thread."""
+        return figures_of(self._connection)
 
     def suit_distance(self) -> None:
         """Far away `FAR_CONTROL`, where the kernel has it and lets this process choose it. Buffers
         are left to the kernel, which makes them grow: a size that is set ends that."""
         name = getattr(socket, "TCP_CONGESTION", None)
-        round_trip_s = self.round_trip_s()
-        if name is not None and round_trip_s is not None and round_trip_s >= FAR_S:
+        figures = self.figures()
+        if name is not None and figures is not None and (figures.round_trip_s or 0.0) >= FAR_S:
             with contextlib.suppress(OSError):
                 self._connection.setsockopt(socket.IPPROTO_TCP, name, FAR_CONTROL)
 

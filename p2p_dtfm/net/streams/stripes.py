@@ -25,6 +25,7 @@ LONG_ROUND_TRIP_S = 0.01
 HELPED = 1.05
 PATIENCE = 2
 """Doublings in a row that may not help before a lane settles: other traffic disturbs the judge."""
+HELD_BACK_TIMES = 3
 _BUSY_S = 0.5
 _BUSY_ROUND_TRIPS = 4
 _SPLIT_BYTES = 4 * PART_BYTES
@@ -253,8 +254,13 @@ class Lane:
         enough_s = max(_BUSY_S, _BUSY_ROUND_TRIPS * round_trip_s)
         if not long or self._growing is not None or self.failure is not None:
             return
-        if growth.should_grow(enough_s, count < self.most_stripes):
+        if growth.should_grow(enough_s, count < self.most_stripes, self._is_held_back):
             self._growing = asyncio.create_task(self._grow(min(self.most_stripes, 2 * count)))
+
+    def _is_held_back(self) -> bool | None:
+        """Any of its streams, since this was last asked; None: they do not say."""
+        held_back = [stripe.wire.is_held_back() for stripe in self.stripes]
+        return None if None in held_back else any(held_back)
 
     async def _grow(self, count: int) -> None:
         try:
@@ -279,6 +285,10 @@ class Growth:
         self._sampled = (0.0, 0)
         self._rate_before = 0.0
         self._without_help = 0
+        self._grew = False
+        """By the last decision."""
+        self._held_back = 0
+        """So many decisions in a row."""
 
     def began(self, now_s: float) -> None:
         if not self._senders:
@@ -301,17 +311,32 @@ class Growth:
         self._sampled = (self._busy_s, self._busy_bytes)
         return size_bytes / busy_s
 
-    def should_grow(self, enough_s: float, may_grow: bool) -> bool:
-        """Decide once for each `enough_s` of being busy."""
+    def should_grow(
+        self,
+        enough_s: float,
+        may_grow: bool,
+        is_held_back: Callable[[], bool | None] = lambda: None,
+    ) -> bool:
+        """Decide once for each `enough_s` of being busy. `is_held_back` says of the streams that
+        there are whether anything but the way holds them back: of those that say so, one that
+        still gets faster by itself is left to it, and so is one that is not held back three
+        times in a row (to find out what the way carries costs losses, once)."""
         if self.settled or self._busy_s < enough_s:
             return False
-        rate = self._busy_bytes / self._busy_s
+        rate, held_back = self._busy_bytes / self._busy_s, is_held_back()
         helped = rate >= HELPED * self._rate_before
-        self._without_help = 0 if helped else self._without_help + 1
-        self.settled = self._without_help >= PATIENCE or not may_grow
+        gains_by_itself = helped and not self._grew
         self._rate_before = max(rate, self._rate_before)
         self.restart()
-        return not self.settled
+        self._grew = False
+        if held_back is not None:
+            self._held_back = self._held_back + 1 if held_back and not gains_by_itself else 0
+            if self._held_back < HELD_BACK_TIMES:
+                return False
+        self._without_help = 0 if helped else self._without_help + 1
+        self.settled = self._without_help >= PATIENCE or not may_grow
+        self._grew = not self.settled
+        return self._grew
 
     def restart(self) -> None:
         self._busy_s, self._busy_bytes, self._sampled = 0.0, 0, (0.0, 0)

@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
+from p2p_dtfm.net.direct.kernel_figures import KernelFigures
 from p2p_dtfm.net.direct.line import DirectLine, RightOfWay
 from p2p_dtfm.net.errors import Unreachable
 from p2p_dtfm.net.libp2p.port import HostPort, Writer
@@ -38,6 +39,11 @@ class Wire(Protocol):
 
     def round_trip_s(self) -> float | None:
         """Of the connection itself, however busy its ends are; None: not known."""
+        ...
+
+    def is_held_back(self) -> bool | None:
+        """Since it was last asked: by buffers or losses, so that another one beside it may carry
+        more; None: not known."""
         ...
 
     async def read(self, size_bytes: int) -> bytes:
@@ -78,6 +84,9 @@ class StreamWire:
         """A part of a payload was written, and did not leave whole."""
 
     def round_trip_s(self) -> float | None:
+        return None
+
+    def is_held_back(self) -> bool | None:
         return None
 
     async def read(self, size_bytes: int) -> bytes:
@@ -135,9 +144,18 @@ class LineWire:
         """`memory`: where frames are put that come over it."""
         self.line = line
         self._memory = memory or FrameMemory(0)
+        self._before = KernelFigures(None)
 
     def round_trip_s(self) -> float | None:
-        return self.line.round_trip_s()
+        figures = self.line.figures()
+        return None if figures is None else figures.round_trip_s
+
+    def is_held_back(self) -> bool | None:
+        figures, before = self.line.figures(), self._before
+        if figures is None:
+            return None
+        self._before = figures
+        return figures.is_held_back_since(before)
 
     async def read(self, size_bytes: int) -> bytes:
         return bytes(await self.line.read(size_bytes, _nothing_more))

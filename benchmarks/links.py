@@ -132,7 +132,7 @@ async def _send(
     def accepted() -> int:
         return sent - plane.unacknowledged_bytes(peer_id, "reduce")
 
-    if direct and not shape:  # a daemon's are open before its first step: its calls have gone over them
+    if direct and not shape:  # a daemon's calls have gone over them before its first step
         async with asyncio.timeout(START_S):
             while not plane.is_direct(peer_id, "reduce"):
                 await plane.send(peer_id, "reduce", _header(0, 1024), payload[:1024])

@@ -17,8 +17,8 @@ from p2p_dtfm.net.direct.line import RightOfWay
 from p2p_dtfm.net.errors import Refused, Unreachable, one_line
 from p2p_dtfm.net.libp2p.host import CONNECTION_ERRORS
 from p2p_dtfm.net.streams.bulk_settings import IDLE_S, BulkLimits, OnFault, OnLost, OnUndelivered
-from p2p_dtfm.net.streams.frames import PART_BYTES, FrameHeader, encode_frame, encode_part
-from p2p_dtfm.net.streams.wire import Way, Wire
+from p2p_dtfm.net.streams.frames import PART_BYTES, FrameHeader, encode_part
+from p2p_dtfm.net.streams.wire import Way, Wire, start_of
 from p2p_dtfm.ports import now
 
 LONG_ROUND_TRIP_S = 0.01
@@ -34,7 +34,6 @@ _ESTIMATE_S = 0.05
 _BLOCKED_S = 0.002
 _BUFFERED_BYTES = 1 << 20
 """What libp2p takes of a stream before the link has carried it."""
-_OFF_LOOP_BYTES = 1 << 20
 _LAST_WORD_S = 0.2
 _LINGER_S = 2.0
 _REASON_LIMIT_BYTES = 1024
@@ -151,7 +150,7 @@ class Lane:
     async def _send(self, header: FrameHeader, payload: memoryview) -> None:
         splits = len(self.stripes) > 1 and payload.nbytes >= _SPLIT_BYTES
         with_checksum = not self.stripes[0].wire.seals
-        start = b"" if splits else await _start_of(header, payload, with_checksum)
+        start = b"" if splits else await start_of(header, payload, with_checksum)
         self._frames += 1
         frame = self._frames
         try:
@@ -449,10 +448,3 @@ async def read_reason(wire: Wire, peer_id: str) -> Refused:
         (length,) = LENGTH.unpack(await wire.read(LENGTH.size))
         text = await wire.read(min(length, _REASON_LIMIT_BYTES))
     return Refused(one_line(text.decode(errors="replace")), peer_id)
-
-
-async def _start_of(header: FrameHeader, payload: memoryview, with_checksum: bool) -> bytes:
-    """What precedes the payload. The checksum of a large tensor takes milliseconds."""
-    if with_checksum and payload.nbytes >= _OFF_LOOP_BYTES:
-        return (await asyncio.to_thread(encode_frame, header, payload))[1]
-    return encode_frame(header, payload, with_checksum)[1]

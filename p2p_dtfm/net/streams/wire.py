@@ -18,6 +18,7 @@ from p2p_dtfm.net.streams.frames import (
     PREFIX_BYTES,
     FrameHeader,
     FrameLimits,
+    encode_frame,
     parse_header,
     parse_prefix,
     patience_s,
@@ -29,6 +30,7 @@ DIRECT_STRIPES_LIMIT = 4
 _WRITE_BYTES = 1 << 18
 _JOINED_BYTES = 1 << 14
 _STREAM_BUFFER_BYTES = 1 << 20
+_OFF_LOOP_BYTES = 1 << 20
 
 
 class Wire(Protocol):
@@ -258,3 +260,10 @@ class LineWay:
                 return LineWire(await self._lines.open(peer_id))
         except TimeoutError as error:
             raise Unreachable(peer_id, f"no direct line within {deadline_s:g} s") from error
+
+
+async def start_of(header: FrameHeader, payload: memoryview, with_checksum: bool) -> bytes:
+    """What precedes the payload. The checksum of a large tensor takes milliseconds."""
+    if with_checksum and payload.nbytes >= _OFF_LOOP_BYTES:
+        return (await asyncio.to_thread(encode_frame, header, payload))[1]
+    return encode_frame(header, payload, with_checksum)[1]

@@ -79,8 +79,8 @@ def request(layers: dict[int, int], view: ViewId = VIEW, from_takeover: bool = F
     return FollowLayers(view, next(NUMBERS), layers, from_takeover)
 
 
-def view_named(view: ViewId) -> Any:
-    return SimpleNamespace(id=view, member_ids=())
+def view_named(view: ViewId, *members: str) -> Any:
+    return SimpleNamespace(id=view, member_ids=members or ("x", "y"))
 
 
 def outcome(step: int) -> StepOutcome:
@@ -295,6 +295,25 @@ def test_who_leaves_waits_for_guardians_too(play) -> None:
         assert not draining.done()
         donor.unsubscribe("x", VIEW, offer.number)
         await draining
+
+    play(scenario)
+
+
+def test_who_leaves_does_not_wait_for_a_follower_that_was_lost(play) -> None:
+    """Else until its last request is forgotten: a minute, in which nobody wants anything."""
+
+    async def scenario(donor: Donor, line: Line, blobs: BlobStore, states: dict) -> None:
+        donor.take_over(view_named(VIEW))
+        for follower in ("x", "y"):
+            donor.subscribe(follower, request({0: -1}))
+        await donor.offer(states, 0)
+        await settle()
+        donor.take_over(view_named(ViewId(3, "cd" * 32), "y"))
+        draining = asyncio.create_task(donor.drain(10.0))
+        await settle()
+        assert not draining.done(), "the other one may still fetch what it was offered"
+        donor.unsubscribe("y", VIEW, line.heard_by("y", LayerOffered)[0].number)
+        await asyncio.wait_for(draining, 5.0)
 
     play(scenario)
 

@@ -157,10 +157,14 @@ class Donor:
         self._look_at_early_ones()
         self._forget_early_ones_of_strangers()
         for key, subscription in list(self._subscriptions.items()):
-            follower_view, from_takeover = key[1:]
+            follower, follower_view, from_takeover = key
             stays = follower_view == view.id and from_takeover
-            if not stays and follower_view.number <= view.id.number:
+            if stays or follower_view.number > view.id.number:
+                continue
+            if self._places.has(follower):
                 self._close(subscription)
+            else:  # it was lost, or has left: should it come back, it asks anew
+                self._drop(key)
 
     def _look_at_early_ones(self) -> None:
         """Another view is known."""

@@ -24,7 +24,9 @@ from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.train.stage.replay.arithmetic import max_threads
 
 KEPT_LIMIT = 4
-"""Views of one step: the last ones."""
+"""Views of one step: the last ones, and the first of them, which had taken steps before, whatever
+others came after it. In these all is audited; but fellows have them stopped as well, until the lie
+would be forgotten."""
 DENIED, NOT_DENIED = b"denied", b""
 
 
@@ -60,6 +62,7 @@ class StoppedSteps:
     def begins(self, step: int, base: str, wire: WirePlan) -> None:
         self._begun += 1
         again = [it for it in self._stopped if it[0].is_done_again(step, base)]
+        again.sort(key=lambda it: it[0].was_drawn)
         self._stopped, self._under_way = again[-KEPT_LIMIT:], (base, wire)
 
     def _is_comparable(self, plan: Plan, stopped: StoppedStep, wire: WirePlan) -> bool:

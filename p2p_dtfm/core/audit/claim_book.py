@@ -206,10 +206,10 @@ class ClaimBook:
         return dict(sorted(self._at(self._step).unlike.items())[:UNLIKE_LIMIT])
 
     def contradicted(self) -> frozenset[str | tuple[str, str]]:
-        """Of whom two claims of the open step are known here; and which auditor has said two things
-        of whose work."""
+        """Of whom two claims of the open step are known here; and, once audits can be shown, which
+        auditor has said two things of whose work."""
         here = self._at(self._step)
-        return frozenset([*here.unlike, *here.unlike_audits])
+        return frozenset([*here.unlike, *(() if self.not_claimed() else here.unlike_audits)])
 
     def heard_audits(self, secret: bytes) -> tuple[HeardAudit, ...]:
         """As an account has it: what those have said that were drawn. Of one that has said two

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from p2p_dtfm.core.audit.claim_book import FELLOWS_DIVISOR, ClaimBook
 from p2p_dtfm.core.audit.work import heard_of
-from p2p_dtfm.core.messages.audit_messages import HeardAudit, ShownClaims
+from p2p_dtfm.core.messages.audit_messages import UNLIKE_LIMIT, HeardAudit, ShownClaims
 from p2p_dtfm.core.messages.work import Kind, Work
 from p2p_dtfm.core.protocol.canonical import digest_bytes
 from p2p_dtfm.core.protocol.plan import Plan
@@ -77,8 +77,9 @@ class LateWords:
 
     def heard(self) -> None:
         """Something more: somebody has said two things, and the others may lack just what came
-        here."""
-        if self._shown != self.book.contradicted():
+        here. Not of each word that somebody adds to that: one is enough for nobody to be waited
+        for, and in a message there is room for a few."""
+        if self._shown != self.book.contradicted() and len(self._shown) < UNLIKE_LIMIT:
             self._show()
 
     def answer(self, sender: str, said: ShownClaims) -> None:

@@ -145,6 +145,8 @@ class ClaimBook:
             raise PeerFault(fault, sender)
         here = self._at(said.step)
         if here.claims.setdefault(sender, said) != said:
+            if (heard := heard_claim(said)).claim != heard_claim(here.claims[sender]).claim:
+                here.unlike.setdefault(sender, heard)
             raise PeerFault(f"two different claims of step {said.step}", sender)
         shown = here.shown.pop(sender, None)
         if shown is not None and shown.claim != heard_claim(said).claim:

@@ -127,9 +127,11 @@ class Audits:
             raise PeerFault("an audit in a run without audits", sender)
         book, view = self._book, self._state.view
         if book is not None and said.view == book.view:
-            book.record(sender, said)
-            self._has_heard()
-            self._state.wake.set()
+            try:
+                book.record(sender, said)
+            finally:  # what is refused may be the second thing that somebody claims
+                self._has_heard()
+                self._state.wake.set()
         elif view is None or said.view.number >= view.id.number:
             self._early.keep(sender, said, len(encode_for_wire(said)))
 

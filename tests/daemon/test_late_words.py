@@ -19,8 +19,8 @@ from tests.core.audit.parts import NAMES, PLAN, VIEW, share_of
 STEP = 7
 
 
-def claim_of(name: str) -> Claimed:
-    return Claimed(VIEW, STEP, share_of(name), b"w" * 32, b"o" * 32, commitment_to(b"o" * 32))
+def claim_of(name: str, step: int = STEP) -> Claimed:
+    return Claimed(VIEW, step, share_of(name), b"w" * 32, b"o" * 32, commitment_to(b"o" * 32))
 
 
 def book_of(names: str = NAMES) -> ClaimBook:
@@ -59,6 +59,47 @@ def test_some_pass_on_a_claim_that_one_says_it_lacks_for_long(
         "a",
         ShownClaims(VIEW, STEP, {}, whole={"c": book_of().claims["c"]}),
     )
+
+
+def test_who_had_to_be_told_of_a_claim_is_told_of_the_next_ones_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Who tells all but one was never found out, and made each step take two seconds."""
+    seconds, told = [0.0], list[tuple[str, ShownClaims]]()
+    monkeypatch.setattr(late_words.now, "monotonic_s", lambda: seconds[0])
+    books = {me: book_of() for me in "bd"}
+
+    def words_in(step: int) -> list[LateWords]:
+        def tell(peer_id: str, said: ShownClaims) -> None:
+            told.append((peer_id, said))
+
+        return [LateWords(me, VIEW, step, PLAN, books[me], tell, lambda: b"") for me in "bd"]
+
+    first = words_in(STEP)
+    for at_s in (0.0, 1.5):
+        seconds[0] = at_s
+        for words in first:
+            words.passes_on("a", Work(VIEW, STEP, lacks=(Lack("c", Kind.CLAIM),)))
+            words.passes_on("spare", Work(VIEW, STEP, lacks=(Lack("d", Kind.CLAIM),)))
+    assert len(told) == 1
+    told.clear()
+    following = words_in(STEP + 1)
+    for words in following:
+        words.book.step_begins(STEP + 1)
+        words.heard()
+    assert not told, "it has not claimed yet"
+    for words in following:
+        for name in NAMES:
+            words.book.record(name, claim_of(name, STEP + 1))
+            words.heard()
+    whole = {"c": claim_of("c", STEP + 1)}
+    assert told == [("a", ShownClaims(VIEW, STEP + 1, {}, whole=whole))]
+    told.clear()
+    for at_s in (2.0, 4.0):
+        seconds[0] = at_s
+        for words in following:
+            words.passes_on("a", Work(VIEW, STEP + 1, lacks=(Lack("c", Kind.CLAIM),)))
+    assert len(told) == 1, "once more, if that was lost"
 
 
 def test_of_whom_says_two_things_of_many_works_all_are_told_a_few_times() -> None:

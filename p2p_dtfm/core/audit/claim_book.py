@@ -109,6 +109,8 @@ class ClaimBook:
         self._commitments: dict[str, bytes] = {}
         self._ways: dict[str, WayOfWork] = {}
         """In which each has computed last."""
+        self.untold: set[tuple[str, str]] = set()
+        """Who has said for long that it lacks whose claim, which had come here, in any step."""
         self._draw: dict[str, str] | None = None
         self._besides: tuple[dict[str, str], ...] = ()
 

@@ -207,11 +207,10 @@ class Audits:
             self._tools.status.facts["arithmetics"] = book.arithmetics()
             await self._true_openings(view, book)
             found = await self._audited(here)
-            tried = set(found)
             disputed = book.disputed()
             for peer_id in disputed:
                 log.warning("%s has computed something else than was claimed", peer_id)
-                if peer_id not in tried and book.may_judge(me, peer_id):
+                if peer_id not in found and book.may_judge(me, peer_id):
                     with words.while_waiting():
                         found[peer_id] = await self._again(here, peer_id)
             told = {peer_id: work for peer_id, work in found.items() if work != COULD_NOT}
@@ -312,6 +311,7 @@ class Audits:
 
     def _say(self, here: "_Open", said: Claimed | Audited) -> None:
         here.book.record(self._tools.me, said)
+        here.words.heard()  # others may have claimed before
         for peer_id in here.plan.stage_holders():  # a spare has no part in it
             self._tools.net.messenger.tell(peer_id, said)
 

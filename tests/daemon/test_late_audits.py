@@ -5,15 +5,20 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from p2p_dtfm.core.audit.accounts import GONE_LIMIT
+from p2p_dtfm.core.audit.earlier_claims import StoppedStep, way_of
 from p2p_dtfm.core.audit.work import GONE_WORK
 from p2p_dtfm.core.messages.work import Kind, Lack
+from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
+from p2p_dtfm.core.protocol.snapshot import ViewId
 from p2p_dtfm.daemon.step.asked_parts import AskedParts
 from p2p_dtfm.daemon.trainer import audits as rooms
+from p2p_dtfm.daemon.trainer import stopped_steps
 from p2p_dtfm.daemon.trainer.audits import Audits
-from p2p_dtfm.daemon.trainer.stopped_steps import DENIED
+from p2p_dtfm.daemon.trainer.stopped_steps import DENIED, StoppedSteps
 from p2p_dtfm.daemon.trainer.trainer_state import TrainerState
 from tests.core.audit.parts import NAMES, PLAN
 from tests.core.audit.test_earlier_claims import claim, share_of
@@ -79,3 +84,26 @@ def test_a_chunk_whose_bytes_another_has_too_is_not_named() -> None:
     share.parts[0] = (parts[1],) * len(NAMES)
     with asked.waiting(PLAN, "d", claim("d", share), parts[1].hex()):
         assert asked.lacks == ()
+
+
+@pytest.mark.parametrize(("takes_s", "begun"), [(0.9, 9), (4.0, 4)])
+def test_who_takes_long_for_the_works_of_others_begins_only_some_of_them(
+    monkeypatch: pytest.MonkeyPatch, takes_s: float, begun: int
+) -> None:
+    """All others would wait for its word for so long that they would be rid of it: where somebody
+    dies in a drawn step there are nine such works."""
+    seconds = [0.0]
+    monkeypatch.setattr(stopped_steps.now, "monotonic_s", lambda: seconds[0])
+    names = [f"peer-{number:02}" for number in range(20)]
+    many = Plan(tuple(Pipeline((Stage(n, 0, 3, 1),), 0, 1) for n in names), (), 1_000_000_000)
+    fewer = msgspec.structs.replace(many, pipelines=many.pipelines[1:])
+    ways = dict.fromkeys(names, way_of(share_of("d")))
+    before = StoppedStep(names[1], 7, "base", many, {}, frozenset(names), ways, was_drawn=True)
+    steps = StoppedSteps(NOTHING)
+    steps._stopped = [(before, NOTHING)]
+    judged = list[str]()
+    view: Any = SimpleNamespace(id=ViewId(3, "ab" * 32))
+    for late in steps.unjudged(view, fewer, (), range(3)):
+        judged.append(late.peer_id)
+        seconds[0] += takes_s
+    assert len(judged) == begun and judged[0] == names[0], "the one that is gone comes first"

@@ -9,15 +9,18 @@ from typing import Any
 
 import pytest
 
+from p2p_dtfm.daemon.trainer.audits import Audits
 from p2p_dtfm.testbed.lies import evasions
+from p2p_dtfm.testbed.lies.daemon import INSTALLED
 from p2p_dtfm.testbed.virtual.lies.putting import put_in
 from p2p_dtfm.testbed.virtual.process import PROCESS
+from p2p_dtfm.testbed.virtual.seeds import player as players
 from p2p_dtfm.testbed.virtual.seeds.faults import LIES
 from p2p_dtfm.testbed.virtual.seeds.player import Player
 from p2p_dtfm.testbed.virtual.seeds.playing import Play
 from p2p_dtfm.testbed.virtual.seeds.run import make_run, with_audits
 from p2p_dtfm.testbed.virtual.swarm import Swarm, play
-from tests.testbed.lying_to_the_end import lying_to_the_end
+from tests.testbed.lying_to_the_end import lying_to_the_end, of_single_sequences
 
 STEPS = 24
 RATE = 0.5
@@ -132,3 +135,52 @@ def test_who_has_another_one_go_whenever_it_is_drawn_is_convicted_all_the_same(
 
     stayed = play(LIES, tmp_path / "world", scene)
     assert len(drawn) == 1 and len(stayed) < STEPS / 3, (drawn, stayed)
+
+
+def stop_in_turn(lie: Any) -> None:
+    """Once an honest one is drawn for either, before its claim in each further view of the step,
+    without a lie in it: each so often that it keeps its place."""
+    liar = evasions._flip_where(lie, in_first=False)
+    honest, honest_claim = Audits._audited, Audits._claim
+
+    async def audited(self: Any, here: Any) -> Any:
+        judges = {here.book.drawn().get(it, it) for it in lie.fellows}
+        if liar.lies and not judges <= set(lie.fellows):
+            EVADED.add(here.step)
+            LEFT[:] = (*lie.fellows, *lie.fellows)
+            await asyncio.sleep(here.plan.stage_holders().index(self._tools.me) * 1e-3)
+            await evasions._have_all_agree_anew(self, here.view)
+        return await honest(self, here)
+
+    async def claim(self: Any, here: Any, local: Any) -> Any:
+        said = await honest_claim(self, here, local)
+        if LEFT and LEFT[-1] == self._tools.me:
+            await evasions._until_others_have_claimed(self, here)
+            LEFT.pop()
+            await evasions._have_all_agree_anew(self, here.view)
+        return said
+
+    evasions.put(Audits, "_audited", audited)
+    evasions.put(Audits, "_claim", claim)
+
+
+LEFT: list[str] = []
+"""Who has the step stopped next: the last one."""
+EVADED: set[int] = set()
+"""Steps in which an honest one was drawn for either."""
+
+
+def test_nor_does_it_help_to_stop_that_step_until_the_lie_in_it_would_be_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was claimed in the last four views of a step is kept, and each of two fellows may stop
+    it three times: they lied on, unless they did so in too many steps within a minute."""
+    monkeypatch.setitem(INSTALLED, "evade", stop_in_turn)
+    monkeypatch.setattr(players, "make_run", lambda *it: of_single_sequences(make_run(*it)))
+    LEFT.clear()
+    EVADED.clear()
+    schedule = lying_to_the_end("evade", "abcdefgh", "gh", RATE)
+    played = Player(tmp_path, STEPS).play(LIES, schedule)
+    told = "\n".join(played.reports)
+    assert any(reason in told for reason in CONVICTED), (played.problem, told)
+    assert played.problem == "" and not LEFT and len(EVADED) == 1, EVADED

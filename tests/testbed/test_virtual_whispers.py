@@ -106,6 +106,14 @@ def test_who_is_not_told_something_hears_it_from_others(
         assert max(later - earlier for earlier, later in pairwise(at_s)) < SOON_S
 
 
+def test_who_tells_all_but_one_what_it_claims_holds_them_up_once_in_a_view(tmp_path: Path) -> None:
+    """Each step took two seconds more, at any rate of audits: nobody is blamed for it."""
+    one = played(tmp_path, "claims-untold", "abcd", "d", 0.02)
+    for peer in one.honest():
+        at_s = [it["at_s"] for it in peer.events() if it["event"] == "step"]
+        assert len(at_s) >= STEPS and at_s[-1] - at_s[0] < STEPS / 3
+
+
 @pytest.mark.parametrize("kind", ["audits-denied", pytest.param("claims-denied", marks=NIGHTLY)])
 def test_who_says_that_it_waits_for_what_all_have_heard_is_waited_for_itself(
     tmp_path: Path, kind: str

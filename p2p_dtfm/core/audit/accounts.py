@@ -166,8 +166,8 @@ def findings(
     judged = {peer: works[peer] for peer in works if peer not in without_input}
     for peer_id, length in _denied(judged, accounts, misled, told).items():
         were_told = _most_were_told(peer_id, accounts)
-        if not were_told and peer_id in told.of_unlike:
-            continue  # whoever was told that it is false has said what is so
+        if not were_told and told.unlike:
+            continue  # nobody waited for audits any more: who doubts it may have told all, too late
         judges = judges_of(peer_id, plan, shares, kept_microbatches)
         mine = {peer_id: works[peer_id][:length]}
         work = works[peer_id]

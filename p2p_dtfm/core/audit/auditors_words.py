@@ -27,12 +27,6 @@ class AuditorsWords(NamedTuple):
     def convicted(self) -> list[str]:
         return sorted({auditor for auditor, _ in self.unlike})
 
-    @property
-    def of_unlike(self) -> set[str]:
-        """Of whose works unlike things were said: who was told one of them has accused nobody
-        behind the others' backs."""
-        return {peer_id for _, peer_id in self.unlike}
-
     def of(self, peer_id: str) -> dict[str, bytes]:
         """By auditor, what this one's work comes to."""
         return {by: work for (by, whose), work in self.said.items() if whose == peer_id}

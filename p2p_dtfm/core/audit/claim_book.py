@@ -109,6 +109,8 @@ class ClaimBook:
         self._commitments: dict[str, bytes] = {}
         self._ways: dict[str, WayOfWork] = {}
         """In which each has computed last."""
+        self.untold: set[tuple[str, str]] = set()
+        """Who has said for long that it lacks whose claim, which had come here, in any step."""
         self._draw: dict[str, str] | None = None
         self._besides: tuple[dict[str, str], ...] = ()
 
@@ -145,6 +147,8 @@ class ClaimBook:
             raise PeerFault(fault, sender)
         here = self._at(said.step)
         if here.claims.setdefault(sender, said) != said:
+            if (heard := heard_claim(said)).claim != heard_claim(here.claims[sender]).claim:
+                here.unlike.setdefault(sender, heard)
             raise PeerFault(f"two different claims of step {said.step}", sender)
         shown = here.shown.pop(sender, None)
         if shown is not None and shown.claim != heard_claim(said).claim:
@@ -206,10 +210,10 @@ class ClaimBook:
         return dict(sorted(self._at(self._step).unlike.items())[:UNLIKE_LIMIT])
 
     def contradicted(self) -> frozenset[str | tuple[str, str]]:
-        """Of whom two claims of the open step are known here; and which auditor has said two things
-        of whose work."""
+        """Of whom two claims of the open step are known here; and, once audits can be shown, which
+        auditor has said two things of whose work."""
         here = self._at(self._step)
-        return frozenset([*here.unlike, *here.unlike_audits])
+        return frozenset([*here.unlike, *(() if self.not_claimed() else here.unlike_audits)])
 
     def heard_audits(self, secret: bytes) -> tuple[HeardAudit, ...]:
         """As an account has it: what those have said that were drawn. Of one that has said two

@@ -99,14 +99,15 @@ class StoppedStep:
         """Who was to be audited, and cannot be held to what it claims now: who has no stage any
         more, or all, where only chunks are others. Where one is gone the others have other
         microbatches: of these as many as one has time for, or a fellow would go whenever somebody
-        is drawn; of more, those that `view`, the snapshot's digest, chooses. Of those that computed
-        the whole model: what has come into a stage in a pipeline is gone with the view."""
+        is drawn; of more, those that `view`, the snapshot's digest, chooses, which says whose is
+        the first, too, after those that are gone. Of those that computed the whole model: what has
+        come into a stage in a pipeline is gone with the view."""
         missing = {it for it in self.not_audited - {self.me, *barred} if self._can_judge(it)}
+        stay = missing & set(plan.stage_holders())
+        chosen = sorted(stay, key=lambda it: digest_bytes(encode([view, it])))
         if plan.pipelines != self.plan.pipelines:
-            stay = missing & set(plan.stage_holders())
-            chosen = sorted(stay, key=lambda it: digest_bytes(encode([view, it])))
-            missing -= set(chosen[STAYING_LIMIT if self.was_drawn else 0 :])
-        return sorted(missing)
+            chosen = chosen[: STAYING_LIMIT if self.was_drawn else 0]
+        return [*sorted(missing - stay), *chosen]
 
     def _can_judge(self, peer_id: str) -> bool:
         mine, theirs = self.ways.get(self.me), self.ways.get(peer_id)

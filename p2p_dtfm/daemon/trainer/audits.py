@@ -127,9 +127,11 @@ class Audits:
             raise PeerFault("an audit in a run without audits", sender)
         book, view = self._book, self._state.view
         if book is not None and said.view == book.view:
-            book.record(sender, said)
-            self._has_heard()
-            self._state.wake.set()
+            try:
+                book.record(sender, said)
+            finally:  # what is refused may be the second thing that somebody claims
+                self._has_heard()
+                self._state.wake.set()
         elif view is None or said.view.number >= view.id.number:
             self._early.keep(sender, said, len(encode_for_wire(said)))
 
@@ -205,11 +207,10 @@ class Audits:
             self._tools.status.facts["arithmetics"] = book.arithmetics()
             await self._true_openings(view, book)
             found = await self._audited(here)
-            tried = set(found)
             disputed = book.disputed()
             for peer_id in disputed:
                 log.warning("%s has computed something else than was claimed", peer_id)
-                if peer_id not in tried and book.may_judge(me, peer_id):
+                if peer_id not in found and book.may_judge(me, peer_id):
                     with words.while_waiting():
                         found[peer_id] = await self._again(here, peer_id)
             told = {peer_id: work for peer_id, work in found.items() if work != COULD_NOT}
@@ -310,6 +311,7 @@ class Audits:
 
     def _say(self, here: "_Open", said: Claimed | Audited) -> None:
         here.book.record(self._tools.me, said)
+        here.words.heard()  # others may have claimed before
         for peer_id in here.plan.stage_holders():  # a spare has no part in it
             self._tools.net.messenger.tell(peer_id, said)
 

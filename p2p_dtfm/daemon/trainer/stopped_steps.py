@@ -1,7 +1,7 @@
 """Of the step under way, what this peer has heard of it in views that have ended before it was
 committed (`core.audit.earlier_claims`)."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
@@ -20,11 +20,18 @@ from p2p_dtfm.daemon.step.stage_account import Judge
 from p2p_dtfm.daemon.trainer.step_shards import StepShards
 from p2p_dtfm.daemon.trainer.trainer_state import Tools
 from p2p_dtfm.net.streams.blobs import BlobUnavailable
+from p2p_dtfm.ports import now
 from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.train.stage.replay.arithmetic import max_threads
 
 KEPT_LIMIT = 4
-"""Views of one step: the last ones."""
+"""Views of one step: the last ones, and the first of them, which had taken steps before, whatever
+others came after it. In these all is audited; but fellows have them stopped as well, until the lie
+would be forgotten."""
+LATE_S = 1.0
+LATE_STEPS = 12
+"""So long, and so many times as long as a step, goes by before no more works are begun: who is like
+the others is through with all of them by then."""
 DENIED, NOT_DENIED = b"denied", b""
 
 
@@ -60,6 +67,7 @@ class StoppedSteps:
     def begins(self, step: int, base: str, wire: WirePlan) -> None:
         self._begun += 1
         again = [it for it in self._stopped if it[0].is_done_again(step, base)]
+        again.sort(key=lambda it: it[0].was_drawn)
         self._stopped, self._under_way = again[-KEPT_LIMIT:], (base, wire)
 
     def _is_comparable(self, plan: Plan, stopped: StoppedStep, wire: WirePlan) -> bool:
@@ -77,15 +85,19 @@ class StoppedSteps:
 
     def unjudged(
         self, view: View, plan: Plan, barred: Collection[str], layers: Collection[int]
-    ) -> list[LateWork]:
-        """Whose `layers` are here."""
-        return [
-            LateWork(peer_id, stopped, wire)
-            for stopped, wire in self._stopped
-            if not self._is_comparable(plan, stopped, wire)
-            for peer_id in stopped.unjudged(plan, barred, view.id.snapshot)
-            if set(layers).issuperset(stopped.plan.layers_of(peer_id))
-        ]
+    ) -> Iterator[LateWork]:
+        """Whose `layers` are here; as many as there is time for, each to be judged before the next
+        one is asked for: who computes a quarter of what the others do has as little of a step, and
+        would take four times as long for a work of theirs, while they wait for its word."""
+        ends_s = now.monotonic_s() + LATE_S + LATE_STEPS * plan.predicted_step_ns / 1e9
+        for stopped, wire in self._stopped:
+            if self._is_comparable(plan, stopped, wire):
+                continue
+            for peer_id in stopped.unjudged(plan, barred, view.id.snapshot):
+                if now.monotonic_s() > ends_s:
+                    return
+                if set(layers).issuperset(stopped.plan.layers_of(peer_id)):
+                    yield LateWork(peer_id, stopped, wire)
 
     def shards_of(self, it: LateWork) -> StepShards:
         stopped = it.stopped

@@ -106,6 +106,16 @@ def test_a_fellow_s_whispers_save_nobody_whom_all_were_told_of() -> None:
     assert set(found.liars) == found.convicted == {"c", "d"}
 
 
+def test_who_was_not_waited_for_as_another_one_whispered_has_accused_nobody_in_secret() -> None:
+    """Once an auditor is known to have said two things nobody is waited for: all others may have
+    said their Prepared when a is through with its audit of d, whose work is false."""
+    words: Words = {name: [("c", "b", WORKS["b"]), ("c", "b", WRONG)] for name in "bcd"}
+    words["a"] = [("a", "d", WRONG), *words["b"]]
+    said = told({"a": {"d": WRONG}}, words, {"a": "d"})
+    found = findings(said, PLAN, SEGMENTS)
+    assert set(found.liars) == found.convicted == {"c"} and not found.doubts and not found.even
+
+
 def test_a_doubt_that_was_told_to_all_cannot_be_taken_back() -> None:
     """It costs each an audit; and the liar its place."""
     words: Words = {name: [("b", "c", WRONG)] for name in NAMES}

@@ -132,7 +132,7 @@ def test_of_who_is_gone_the_work_is_to_be_computed_again_unless_it_was() -> None
     before = stopped(claims(d=FLIPPED))
     assert before.not_audited == set(NAMES)
     assert before.unjudged(without, ()) == [LIAR] and before.unjudged(without, (LIAR,)) == []
-    assert before.unjudged(PLAN, ()) == ["b", "c", LIAR], "chunks are others now"
+    assert set(before.unjudged(PLAN, ())) == {"b", "c", LIAR}, "chunks are others now"
     assert stopped(claims(), audited=(LIAR,)).unjudged(without, ()) == []
     told = stopped(claims(d=FLIPPED), audited=(LIAR,), work=bytes(32))
     assert told.unjudged(without, ()) == [LIAR], "it went when one had found it"
@@ -150,7 +150,8 @@ def test_of_who_is_still_there_it_is_computed_again_as_well_where_the_step_was_d
     nobody could hold them to what they had claimed."""
     without = Plan(tuple(Pipeline((Stage(n, 0, 3, 1),), 2, 2) for n in "acd"), (), 1)
     before = dataclasses.replace(stopped(claims(d=FLIPPED)), was_drawn=True)
-    assert before.unjudged(without, ()) == ["b", "c", LIAR]
+    found = [before.unjudged(without, (), view) for view in ("one", "another")]
+    assert found == [["b", LIAR, "c"], ["b", "c", LIAR]], "who is gone is the first"
     names = [f"peer-{number:02}" for number in range(3 * STAYING_LIMIT)]
     many = Plan(tuple(Pipeline((Stage(n, 0, 3, 1),), 0, 1) for n in names), (), 1)
     fewer = msgspec.structs.replace(many, pipelines=many.pipelines[1:])

@@ -48,6 +48,18 @@ def test_what_is_opened_and_committed_to_is_signed() -> None:
             require_signed(msgspec.structs.replace(claim("a"), **change), "a", verify)
 
 
+def test_who_claims_two_things_to_one_is_convicted_by_what_that_one_has_heard() -> None:
+    """The second one was refused, and forgotten."""
+    book, second = book_with(claim(LIAR)), claim(LIAR, b"x" * 32)
+    with pytest.raises(PeerFault, match="two different claims"):
+        book.record(LIAR, second)
+    assert book.unlike() == {LIAR: heard_claim(second)}
+    same = msgspec.structs.replace(claim("a"), signature=b"another way to sign it")
+    with pytest.raises(PeerFault, match="two different claims"):
+        book.record("a", same)
+    assert set(book.unlike()) == {LIAR}, "one thing is no two"
+
+
 def test_two_openings_draw_unlike_auditors_and_nobody_is_waited_for_once_they_are_shown() -> None:
     first = book_with(claim(LIAR))
     others = (book_with(claim(LIAR, bytes([n]) * 32)) for n in range(20))

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from p2p_dtfm.core.audit.claim_book import FELLOWS_DIVISOR, ClaimBook
 from p2p_dtfm.core.audit.work import heard_of
-from p2p_dtfm.core.messages.audit_messages import HeardAudit, ShownClaims
+from p2p_dtfm.core.messages.audit_messages import UNLIKE_LIMIT, HeardAudit, ShownClaims
 from p2p_dtfm.core.messages.work import Kind, Work
 from p2p_dtfm.core.protocol.canonical import digest_bytes
 from p2p_dtfm.core.protocol.plan import Plan
@@ -50,6 +50,8 @@ class LateWords:
         """Of whom two things, when this peer showed last what it has heard."""
         self._lacking_s: dict[tuple[str, str], float] = {}
         """Since when who says that it lacks whose claim, which has come here."""
+        self._passed_on: set[tuple[str, str]] = set()
+        """To whom whose claim."""
 
     @property
     def audits(self) -> tuple[HeardAudit, ...]:
@@ -77,9 +79,14 @@ class LateWords:
 
     def heard(self) -> None:
         """Something more: somebody has said two things, and the others may lack just what came
-        here."""
-        if self._shown != self.book.contradicted():
+        here. Not of each word that somebody adds to that: one is enough for nobody to be waited
+        for, and in a message there is room for a few."""
+        if self._shown != self.book.contradicted() and len(self._shown) < UNLIKE_LIMIT:
             self._show()
+        for peer_id, whose in sorted(self.book.untold - self._passed_on):
+            if whose in self.book.claims:
+                self._passed_on.add((peer_id, whose))
+                self._pass_on(peer_id, whose)
 
     def answer(self, sender: str, said: ShownClaims) -> None:
         """To one that shows what it has heard: an auditor may have told it nothing."""
@@ -89,8 +96,10 @@ class LateWords:
     def passes_on(self, peer_id: str, work: Work) -> None:
         """The claims that a peer says it lacks, if it says so for long: whoever has told all but
         that one would have it wait, and all others for it. Not all here do so, but some that are
-        more than fellows."""
-        if (work.view, work.step) != (self._view, self._step):
+        more than fellows; in this view's next steps as soon as they have heard it, or it would be
+        as long in each."""
+        is_here = (work.view, work.step) == (self._view, self._step)
+        if not is_here or peer_id not in self._plan.stage_holders():
             return
         now_s = now.monotonic_s()
         for lack in work.lacks:
@@ -98,10 +107,16 @@ class LateWords:
             if lack.kind is not Kind.CLAIM or claim is None:
                 continue
             began_s = self._lacking_s.setdefault(key, now_s)
-            if now_s - began_s >= PASSED_ON_AFTER_S and self._is_to_pass_on(*key):
+            if now_s - began_s >= PASSED_ON_AFTER_S:
                 self._lacking_s[key] = math.inf
-                whole = {lack.peer_id: claim}
-                self._tell(peer_id, ShownClaims(self._view, self._step, {}, whole=whole))
+                self.book.untold.add(key)
+                self._passed_on.add(key)
+                self._pass_on(*key)
+
+    def _pass_on(self, peer_id: str, whose: str) -> None:
+        if self._is_to_pass_on(peer_id, whose):
+            whole = {whose: self.book.claims[whose]}
+            self._tell(peer_id, ShownClaims(self._view, self._step, {}, whole=whole))
 
     def _is_to_pass_on(self, peer_id: str, whose: str) -> bool:
         others = sorted(set(self._plan.stage_holders()) - {peer_id, whose})

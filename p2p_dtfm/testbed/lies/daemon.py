@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import msgspec
+import torch
 
 from p2p_dtfm.core.protocol.records import Device, Link
 from p2p_dtfm.daemon.machine import world
@@ -44,9 +45,8 @@ def be_equal_and_near() -> None:
     is_paced = bool(os.environ.get(PACE_VARIABLE))
     memory_bytes = int(os.environ.get(MEMORY_VARIABLE, MEMORY_BYTES))
 
-    def device(
-        machine: object, spec: object, setting: str, *more: object, **named: object
-    ) -> Device:
+    def device(machine: object, spec: object, setting: str, threads: int, *more: object) -> Device:
+        torch.set_num_threads(threads)  # as whoever measures does, on the thread that computes
         return equal_device(memory_bytes, is_paced, select_device(setting).type)
 
     take = self_record.SelfRecord.make

@@ -1,8 +1,10 @@
-"""One sealed connection, worked by a thread of its own, so that the event loop stays free.
+"""One sealed connection, with a thread of its own for what is long, so that the event loop stays
+free.
 
 The thread sends from the caller's memory and receives into it: nothing is copied here. It never
 waits for one direction alone: while a write is held up, what comes is still read. With what is
-short, and can be sent or is there already, it is not troubled: the caller does that at once.
+short it is not troubled: the caller sends that at once where it can be, and the event loop waits
+for it and receives it.
 """
 
 import asyncio
@@ -19,7 +21,8 @@ from p2p_dtfm.net.direct.sealed import PIECE_BYTES, Bytes, SealedSocket
 
 AT_ONCE_BYTES = 1 << 20
 """So much is sealed, sent, received and opened on the event loop, a millisecond's work. To wake a
-thread and to be woken by it costs as much, each time with a turn of the interpreter's lock."""
+thread and to be woken by it costs a part of that, and each time a turn of the interpreter's
+lock."""
 POSTED_LIMIT = 64
 """Words that may wait to be written, with nobody waiting for them."""
 
@@ -69,6 +72,11 @@ class _Read:
         self.rest_of = rest_of
         self.future: asyncio.Future[memoryview] | None = None
 
+    @property
+    def is_under_way(self) -> bool:
+        """Its sender must not be silent for long."""
+        return self.is_due or self.filled > 0
+
     def ask_for_the_rest(self) -> bool:
         """Whether there is more to be read, now that it is filled. Raises `PeerFault`."""
         if self.rest_of is None:
@@ -95,6 +103,15 @@ class DirectLine:
         self._loop = asyncio.get_running_loop()
         self._writes: collections.deque[_Write] = collections.deque()
         self._reads: collections.deque[_Read] = collections.deque()
+        """The thread's."""
+        self._waiting: _Read | None = None
+        """The event loop's own; none while the thread has any."""
+        self._descriptor = connection.fileno()
+        self._listens = False
+        """The event loop says when something is there."""
+        self._moved_s = 0.0
+        """When the last of what it waits for came."""
+        self._looking: asyncio.TimerHandle | None = None
         self._closing = False
         self._gives_way = False
         self._rings = 0
@@ -102,6 +119,7 @@ class DirectLine:
         """The thread waits, or is about to, and must be woken."""
         self._lock = threading.Lock()
         """Held while `_ended` changes, the thread is woken, or the caller does its work."""
+        self._why: BaseException = ConnectionAbortedError("the line was closed here")
         self._ended: BaseException | None = None
         self._woken, self._waking = os.pipe()
         os.set_blocking(self._waking, False)
@@ -143,13 +161,16 @@ class DirectLine:
         self, target: memoryview, is_due: bool, rest_of: Callable[[bytes], int] | None
     ) -> memoryview:
         job = _Read(target, is_due, rest_of)
-        if self._received_at_once(job):
+        is_here = self._received(job)
+        if is_here:
             await asyncio.sleep(0)  # or who floods the line would have every turn of the loop
             return job.target
         future: asyncio.Future[memoryview] = self._loop.create_future()
         job.future = future
-        self._reads.append(job)
-        self._wake(future)
+        if is_here is None:
+            self._leave_to_the_thread(job)
+        else:
+            self._wait_for(job)
         return await future
 
     def _sent_at_once(self, job: _Write) -> bool:
@@ -170,25 +191,84 @@ class DirectLine:
                 return False
         return True
 
-    def _received_at_once(self, job: _Read) -> bool:
-        """As much of it as is there; whether that was all. The thread reads nothing while no read
-        waits. Raises `PeerFault`."""
-        if self._reads or len(job.target) > AT_ONCE_BYTES:
-            return False
+    def _received(self, job: _Read) -> bool | None:
+        """As much of it as is there; whether that was all. None: it is the thread's, as it is long,
+        or others are before it, or it finds out what is wrong with the connection. The thread reads
+        nothing while no read is left to it. Raises `PeerFault`."""
+        if self._reads or self._waiting not in (None, job) or len(job.target) > AT_ONCE_BYTES:
+            return None
         with self._lock:
             if self._closing or self._ended is not None:
-                return False
+                return None
             try:
                 while job.filled < len(job.target):
                     count = self._connection.recv_into(job.target[job.filled :])
                     job.filled += count
                     if not count:
-                        return False  # the end: the thread will see it, too
+                        return None  # the end: the thread will see it, too
                     if job.filled == len(job.target):
                         job.ask_for_the_rest()
-            except OSError:
+            except BlockingIOError:
                 return False
+            except OSError:
+                return None
         return True
+
+    def _wait_for(self, job: _Read) -> None:
+        self._waiting, self._moved_s = job, self._loop.time()
+        if not self._listens:
+            self._loop.add_reader(self._descriptor, self._readable)
+            self._listens = True
+        if self._looking is None and job.is_under_way:
+            self._looking = self._loop.call_later(self._stall_ms / 1000, self._look)
+
+    def _readable(self) -> None:
+        job = self._waiting
+        if job is None or job.future is None or job.future.done():
+            self._waiting = None  # nobody waits for what is there now
+            self._stop_listening()
+            return
+        filled = job.filled
+        try:
+            is_here = self._received(job)
+        except PeerFault as fault:
+            self._waiting = None
+            _settle(job.future, fault)
+            return
+        if is_here:
+            self._waiting = None
+            _settle(job.future, job.target)
+        elif is_here is None:
+            self._leave_to_the_thread()
+        elif job.filled > filled:
+            self._wait_for(job)
+
+    def _look(self) -> None:
+        """Whether what has begun to come, or is promised, still moves."""
+        self._looking, job = None, self._waiting
+        if job is None or not job.is_under_way:
+            return
+        left_s = self._moved_s + self._stall_ms / 1000 - self._loop.time()
+        if left_s > 0:
+            self._looking = self._loop.call_later(left_s, self._look)
+        else:
+            self._why = self._stalled()
+            self.close()
+
+    def _leave_to_the_thread(self, job: _Read | None = None) -> None:
+        """What is waited for, and `job` after it."""
+        jobs = [one for one in (self._waiting, job) if one is not None]
+        self._waiting = None
+        self._stop_listening()
+        self._reads.extend(jobs)
+        if not self._ring():
+            for one in jobs:
+                _settle(one.future, self._broken())
+
+    def _stop_listening(self) -> None:
+        if self._listens:
+            self._listens = False
+            self._loop.remove_reader(self._descriptor)
 
     def round_trip_s(self) -> float | None:
         """Of the connection itself, however busy its ends are; None: not known."""
@@ -197,6 +277,7 @@ class DirectLine:
     def close(self) -> None:
         """What waits raises; what was written and taken by the kernel still leaves."""
         self._closing = True
+        self._stop_listening()
         self._ring()
 
     async def closed(self, deadline_s: float) -> None:
@@ -208,7 +289,13 @@ class DirectLine:
         if not self._ring():
             if future is not None:
                 future.cancel()
-            raise ConnectionResetError(str(self._ended) or repr(self._ended))
+            raise self._broken()
+
+    def _broken(self) -> ConnectionResetError:
+        return ConnectionResetError(str(self._ended) or repr(self._ended))
+
+    def _stalled(self) -> TimeoutError:
+        return TimeoutError(f"nothing moved for {self._stall_ms / 1000:g} s")
 
     def _ring(self) -> bool:
         """Let the thread look; False: it has ended."""
@@ -224,7 +311,7 @@ class DirectLine:
     # the thread ----------------------------------------------------------------------------------
 
     def _work(self) -> None:
-        ended: BaseException = ConnectionAbortedError("the line was closed here")
+        ended: BaseException | None = None
         try:
             while not self._closing:
                 seen = self._rings
@@ -235,7 +322,7 @@ class DirectLine:
         except (OSError, EOFError) as failure:
             ended = failure
         finally:
-            self._end(ended)
+            self._end(ended or self._why)
 
     def _write_some(self) -> tuple[bool, bool]:
         """Whether anything was written, and whether the kernel takes no more."""
@@ -295,7 +382,7 @@ class DirectLine:
         events = (select.POLLIN if reads else 0) | (select.POLLOUT if blocked else 0)
         if events:
             self._poll.register(self._connection, events)
-        is_due = blocked or (reads is not None and (reads.is_due or reads.filled > 0))
+        is_due = blocked or (reads is not None and reads.is_under_way)
         self._rests = True  # from here on each ring writes; those before it are seen
         try:
             rung = self._rings != seen
@@ -305,7 +392,7 @@ class DirectLine:
             if events:
                 self._poll.unregister(self._connection)
         if not found and not rung:
-            raise TimeoutError(f"nothing moved for {self._stall_ms / 1000:g} s")
+            raise self._stalled()
         if any(descriptor == self._woken for descriptor, _ in found):
             os.read(self._woken, 1 << 12)
 
@@ -314,19 +401,32 @@ class DirectLine:
             self._ended = ended
             os.close(self._waking)
         os.close(self._woken)
-        self._connection.close()
         jobs: list[_Write | _Read] = [*self._writes, *self._reads]
         for job in jobs:
             self._tell(_settle, job.future, ended)
-        self._tell(self._on_end)
+        if not self._tell(self._over):
+            self._connection.close()
 
-    def _tell(self, function: Callable[..., None], *arguments: object) -> None:
+    def _tell(self, function: Callable[..., None], *arguments: object) -> bool:
+        """False: the loop has ended, and with it everybody who waits."""
         try:
             self._loop.call_soon_threadsafe(function, *arguments)
-        except RuntimeError:  # the loop has ended, and with it everybody who waits
+        except RuntimeError:
             self._closing = True
+            return False
+        return True
 
     # on the event loop again ---------------------------------------------------------------------
+
+    def _over(self) -> None:
+        """It listens no more before the descriptor is another connection's."""
+        self._stop_listening()
+        if self._looking is not None:
+            self._looking.cancel()
+        self._connection.close()
+        if self._waiting is not None:
+            _settle(self._waiting.future, self._ended)
+        self._on_end()
 
     def _give_way(self, turn: RightOfWay) -> None:
         waiting = self._loop.create_task(_wait(turn), name="gives way")

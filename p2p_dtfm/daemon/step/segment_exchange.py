@@ -19,6 +19,10 @@ from p2p_dtfm.net.streams.frames import FrameKind, Payload
 from p2p_dtfm.train.codecs import Buffer
 from p2p_dtfm.train.stage.segment_reduction import PoisonedPart, SegmentReduction
 
+SHORT_BYTES = 1 << 20
+"""A sum of so many is digested where it is made or taken, in a fraction of a millisecond: another
+thread would cost as much. Longer ones are digested beside that."""
+
 Tensor = Any
 Final = Callable[[int], Awaitable[None]]
 
@@ -117,12 +121,23 @@ class _Side:
         await courses.send(owner, FrameKind.GRADIENT_PART, chunk, elements, payload)
         total = await courses.take(owner, FrameKind.GRADIENT_SUM, chunk)
         try:
-            digest, _ = await asyncio.gather(
-                asyncio.to_thread(sum_digest, total),
-                self._compute.run_beside(reduction.take_sum, chunk, total),
-            )
+            return await self._taken(chunk, total)
         except PeerFault as fault:
             await courses.refuse(owner, fault)
+
+    async def _taken(self, chunk: int, total: bytearray) -> bytes:
+        """A sum's digest, once it is among what is reduced. Raises `PeerFault`."""
+        take, run_beside = self._reduction.take_sum, self._compute.run_beside
+        if len(total) <= SHORT_BYTES:
+
+            def taken() -> bytes:
+                take(chunk, total)
+                return sum_digest(total)
+
+            return await run_beside(taken)
+        digest, _ = await asyncio.gather(
+            asyncio.to_thread(sum_digest, total), run_beside(take, chunk, total)
+        )
         return digest
 
     async def own(self, chunk: int) -> bytes:
@@ -140,7 +155,7 @@ class _Side:
             except PeerFault as fault:
                 await courses.refuse(holder, fault)
         try:
-            total = await self._compute.run_beside(reduction.add_parts, chunk, parts)
+            total, digest = await self._added(chunk, parts)
         except PoisonedPart as found:
             await courses.refuse(self._holders[found.place], PeerFault(str(found)))
         del parts
@@ -148,7 +163,17 @@ class _Side:
         for holder in self._holders:
             if holder != self._me:
                 await courses.send(holder, FrameKind.GRADIENT_SUM, chunk, elements, total)
-        return await asyncio.to_thread(sum_digest, total)
+        return digest or await asyncio.to_thread(sum_digest, total)
+
+    async def _added(self, chunk: int, parts: list[Tensor | None]) -> tuple[Buffer, bytes]:
+        """The sum of an own chunk, and its digest if that was not worth a thread of its own."""
+        is_short = 4 * self._reduction.elements(chunk) <= SHORT_BYTES
+
+        def added() -> tuple[Buffer, bytes]:
+            total = self._reduction.add_parts(chunk, parts)
+            return total, sum_digest(total) if is_short else b""
+
+        return await self._compute.run_beside(added)
 
     async def _run_if_lossy(self, function: Callable[..., Any], *args: Any) -> Any:
         """Where nothing is computed, a hop to another thread would cost more."""

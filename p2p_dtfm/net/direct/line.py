@@ -13,11 +13,12 @@ import contextlib
 import os
 import select
 import threading
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 from p2p_dtfm.core.protocol.errors import PeerFault
-from p2p_dtfm.net.direct.sealed import PIECE_BYTES, Bytes, SealedSocket
+from p2p_dtfm.net.direct.line_jobs import LineRead, LineWrite, RightOfWay
+from p2p_dtfm.net.direct.sealed import Bytes, SealedSocket
 
 AT_ONCE_BYTES = 1 << 20
 """So much is sealed, sent, received and opened on the event loop, a millisecond's work. To wake a
@@ -25,66 +26,6 @@ thread and to be woken by it costs a part of that, and each time a turn of the i
 lock."""
 POSTED_LIMIT = 64
 """Words that may wait to be written, with nobody waiting for them."""
-
-
-class RightOfWay(Protocol):
-    """Whether somebody goes first."""
-
-    def must_wait(self) -> bool:
-        """Asked from any thread."""
-
-    async def wait(self) -> None:
-        """Until nobody goes first, but not for long."""
-
-
-class _Write:
-    __slots__ = ("future", "pieces", "turn")
-
-    def __init__(self, data: Sequence[Bytes], turn: RightOfWay | None) -> None:
-        views = [memoryview(part) for part in data]
-        self.pieces = collections.deque(
-            view[start : start + PIECE_BYTES]
-            for view in views
-            for start in range(0, len(view), PIECE_BYTES)
-        )
-        self.turn = turn
-        self.future: asyncio.Future[None] | None = None
-        """Of who waits for it, if anybody does."""
-
-    @property
-    def is_short(self) -> bool:
-        return sum(map(len, self.pieces)) <= AT_ONCE_BYTES
-
-
-class _Read:
-    __slots__ = ("filled", "future", "is_due", "rest_of", "target")
-
-    def __init__(
-        self,
-        target: memoryview,
-        is_due: bool,
-        rest_of: Callable[[bytes], int] | None,
-    ) -> None:
-        self.target = target
-        self.filled = 0
-        self.is_due = is_due
-        """Its sender has promised it; else it may take as long as it likes to begin."""
-        self.rest_of = rest_of
-        self.future: asyncio.Future[memoryview] | None = None
-
-    @property
-    def is_under_way(self) -> bool:
-        """Its sender must not be silent for long."""
-        return self.is_due or self.filled > 0
-
-    def ask_for_the_rest(self) -> bool:
-        """Whether there is more to be read, now that it is filled. Raises `PeerFault`."""
-        if self.rest_of is None:
-            return False
-        rest_bytes, self.rest_of = self.rest_of(bytes(self.target)), None
-        if rest_bytes:
-            self.target = memoryview(bytearray(self.target) + bytes(rest_bytes))
-        return rest_bytes > 0
 
 
 class DirectLine:
@@ -101,10 +42,10 @@ class DirectLine:
         self._stall_ms = int(stall_s * 1000)
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
-        self._writes: collections.deque[_Write] = collections.deque()
-        self._reads: collections.deque[_Read] = collections.deque()
+        self._writes: collections.deque[LineWrite] = collections.deque()
+        self._reads: collections.deque[LineRead] = collections.deque()
         """The thread's."""
-        self._waiting: _Read | None = None
+        self._waiting: LineRead | None = None
         """The event loop's own; none while the thread has any."""
         self._descriptor = connection.fileno()
         self._listens = False
@@ -130,7 +71,7 @@ class DirectLine:
 
     async def write(self, data: Sequence[Bytes], turn: RightOfWay | None = None) -> None:
         """Returns once all of it is on its way, and its memory is the caller's again."""
-        job = _Write(data, turn)
+        job = LineWrite(data, turn)
         if self._sent_at_once(job):
             return
         job.future = future = self._loop.create_future()
@@ -138,45 +79,45 @@ class DirectLine:
         self._wake(future)
         await future
 
-    async def post(self, word: bytes) -> None:
-        """Write a few bytes, without waiting for it unless many wait already."""
+    def post(self, word: bytes) -> Awaitable[None] | None:
+        """Write a few bytes. What is to be waited for: nothing, unless many wait already."""
         if len(self._writes) >= POSTED_LIMIT:
-            await self.write([word])
-            return
-        job = _Write([word], None)
+            return self.write([word])
+        job = LineWrite([word], None)
         if not self._sent_at_once(job):
             self._writes.append(job)
             self._wake()
+        return None
 
-    async def read_into(self, target: memoryview) -> None:
-        """Fill it with what the other side has promised."""
-        await self._read(target, True, None)
+    def read_into(self, target: memoryview) -> Awaitable[object] | None:
+        """Fill it with what the other side has promised; what is to be waited for, if not all of
+        that is here."""
+        job = LineRead(target, True, None)
+        is_here = self._received(job)
+        return None if is_here else self._rest_of(job, is_here)
 
     async def read(self, first_bytes: int, rest_of: Callable[[bytes], int]) -> memoryview:
         """So many bytes, whenever they come, and as many more as `rest_of` says of them. A
         `PeerFault` that it raises is raised here, and the line is open still."""
-        return await self._read(memoryview(bytearray(first_bytes)), False, rest_of)
-
-    async def _read(
-        self, target: memoryview, is_due: bool, rest_of: Callable[[bytes], int] | None
-    ) -> memoryview:
-        job = _Read(target, is_due, rest_of)
+        job = LineRead(memoryview(bytearray(first_bytes)), False, rest_of)
         is_here = self._received(job)
-        if is_here:
-            await asyncio.sleep(0)  # or who floods the line would have every turn of the loop
-            return job.target
-        future: asyncio.Future[memoryview] = self._loop.create_future()
-        job.future = future
-        if is_here is None:
+        if not is_here:
+            return await self._rest_of(job, is_here)
+        await asyncio.sleep(0)  # or who floods the line would have every turn of the loop
+        return job.target
+
+    async def _rest_of(self, job: LineRead, is_short: bool | None) -> memoryview:
+        job.future = future = self._loop.create_future()
+        if is_short is None:
             self._leave_to_the_thread(job)
         else:
             self._wait_for(job)
         return await future
 
-    def _sent_at_once(self, job: _Write) -> bool:
+    def _sent_at_once(self, job: LineWrite) -> bool:
         """As much of it as the kernel takes; whether that was all. The thread sends nothing while
         no write waits, and finds out by itself what is wrong with the connection."""
-        if self._writes or self._gives_way or not job.is_short:
+        if self._writes or self._gives_way or job.size_bytes > AT_ONCE_BYTES:
             return False
         if job.turn is not None and job.turn.must_wait():
             return False
@@ -191,7 +132,7 @@ class DirectLine:
                 return False
         return True
 
-    def _received(self, job: _Read) -> bool | None:
+    def _received(self, job: LineRead) -> bool | None:
         """As much of it as is there; whether that was all. None: it is the thread's, as it is long,
         or others are before it, or it finds out what is wrong with the connection. The thread reads
         nothing while no read is left to it. Raises `PeerFault`."""
@@ -214,7 +155,7 @@ class DirectLine:
                 return None
         return True
 
-    def _wait_for(self, job: _Read) -> None:
+    def _wait_for(self, job: LineRead) -> None:
         self._waiting, self._moved_s = job, self._loop.time()
         if not self._listens:
             self._loop.add_reader(self._descriptor, self._readable)
@@ -255,7 +196,7 @@ class DirectLine:
             self._why = self._stalled()
             self.close()
 
-    def _leave_to_the_thread(self, job: _Read | None = None) -> None:
+    def _leave_to_the_thread(self, job: LineRead | None = None) -> None:
         """What is waited for, and `job` after it."""
         jobs = [one for one in (self._waiting, job) if one is not None]
         self._waiting = None
@@ -364,7 +305,7 @@ class DirectLine:
             self._filled(job)
         return True
 
-    def _filled(self, job: _Read) -> None:
+    def _filled(self, job: LineRead) -> None:
         try:
             if job.ask_for_the_rest():
                 return
@@ -401,7 +342,7 @@ class DirectLine:
             self._ended = ended
             os.close(self._waking)
         os.close(self._woken)
-        jobs: list[_Write | _Read] = [*self._writes, *self._reads]
+        jobs: list[LineWrite | LineRead] = [*self._writes, *self._reads]
         for job in jobs:
             self._tell(_settle, job.future, ended)
         if not self._tell(self._over):

@@ -9,11 +9,11 @@ import asyncio
 import collections
 import contextlib
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 
 from p2p_dtfm.core.protocol.errors import PeerFault
-from p2p_dtfm.net.direct.line import RightOfWay
+from p2p_dtfm.net.direct.line_jobs import RightOfWay
 from p2p_dtfm.net.errors import Refused, Unreachable, one_line
 from p2p_dtfm.net.libp2p.host import CONNECTION_ERRORS
 from p2p_dtfm.net.streams.bulk_settings import IDLE_S, BulkLimits, OnFault, OnLost, OnUndelivered
@@ -155,11 +155,11 @@ class Lane:
         frame = self._frames
         try:
             if splits:
-                async with self._busy(payload.nbytes):
+                with self._busy(payload.nbytes):
                     await self._send_parts(header, frame, payload)
             else:
                 stripe = min(self.stripes, key=lambda stripe: stripe.load_bytes)
-                async with self._busy(payload.nbytes):
+                with self._busy(payload.nbytes):
                     await stripe.send(frame, start, payload)
         except (TimeoutError, *CONNECTION_ERRORS) as error:
             await self._hear_last_word()
@@ -233,8 +233,8 @@ class Lane:
 
     # ---- growth
 
-    @contextlib.asynccontextmanager
-    async def _busy(self, size_bytes: int) -> AsyncIterator[None]:
+    @contextlib.contextmanager
+    def _busy(self, size_bytes: int) -> Iterator[None]:
         self._growth.began(now.monotonic_s())
         try:
             yield

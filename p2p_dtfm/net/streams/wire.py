@@ -8,7 +8,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from p2p_dtfm.net.direct.line import DirectLine, RightOfWay
+from p2p_dtfm.net.direct.line import DirectLine
+from p2p_dtfm.net.direct.line_jobs import RightOfWay
 from p2p_dtfm.net.errors import Unreachable
 from p2p_dtfm.net.libp2p.port import HostPort, Writer
 from p2p_dtfm.net.streams.bulk_settings import STRIPES_LIMIT
@@ -44,8 +45,8 @@ class Wire(Protocol):
         """A word of exactly so many bytes, whenever it comes."""
         ...
 
-    async def write(self, word: bytes) -> None:
-        """A word; waits only while many wait to be written."""
+    def write(self, word: bytes) -> Awaitable[None] | None:
+        """A word. What is to be waited for: nothing, or until few wait to be written."""
 
     async def read_frame(
         self, limits: FrameLimits, stall_s: float, admit: Admit
@@ -66,6 +67,12 @@ class Wire(Protocol):
     def close(self) -> None: ...
 
 
+async def written(waiting: Awaitable[None] | None) -> None:
+    """What `Wire.write` has left to be waited for."""
+    if waiting is not None:
+        await waiting
+
+
 class StreamWire:
     """Through libp2p."""
 
@@ -83,9 +90,9 @@ class StreamWire:
     async def read(self, size_bytes: int) -> bytes:
         return await self.reader.readexactly(size_bytes)
 
-    async def write(self, word: bytes) -> None:
+    def write(self, word: bytes) -> Awaitable[None]:
         self.writer.write(word)
-        await self.writer.drain()
+        return self.writer.drain()
 
     async def read_frame(
         self, limits: FrameLimits, stall_s: float, admit: Admit
@@ -142,8 +149,8 @@ class LineWire:
     async def read(self, size_bytes: int) -> bytes:
         return bytes(await self.line.read(size_bytes, _nothing_more))
 
-    async def write(self, word: bytes) -> None:
-        await self.line.post(word)
+    def write(self, word: bytes) -> Awaitable[None] | None:
+        return self.line.post(word)
 
     async def read_frame(
         self, limits: FrameLimits, stall_s: float, admit: Admit
@@ -155,8 +162,9 @@ class LineWire:
         header = parse_header(bytes(head[PREFIX_BYTES:]), limits)
         await admit(header)
         payload = self._memory.take(header.following_bytes)
-        async with asyncio.timeout(patience_s(stall_s, len(payload))):
-            await self.line.read_into(memoryview(payload))
+        if (rest := self.line.read_into(memoryview(payload))) is not None:
+            async with asyncio.timeout(patience_s(stall_s, len(payload))):
+                await rest
         return header, payload
 
     async def write_frame(
@@ -168,7 +176,7 @@ class LineWire:
     async def rest(self) -> None:
         room = memoryview(bytearray(_JOINED_BYTES))
         while True:
-            await self.line.read_into(room)
+            await (self.line.read_into(room) or asyncio.sleep(0))
 
     def close(self) -> None:
         self.line.close()

@@ -246,6 +246,8 @@ class Lane:
         growth, count = self._growth, len(self.stripes)
         if count > 1 and (rate := growth.sample(count * _BUFFERED_BYTES)) is not None:
             self.listeners.rate(self.peer_id, rate)
+        if not growth.was_busy(_BUSY_S):
+            return  # whatever the round trip is, for which the kernel would be asked
         round_trip_s = self.stripes[0].wire.round_trip_s()
         if round_trip_s is None:  # with what its ends, if they are busy, add to it
             round_trip_s = self.round_trip_s
@@ -301,9 +303,13 @@ class Growth:
         self._sampled = (self._busy_s, self._busy_bytes)
         return size_bytes / busy_s
 
+    def was_busy(self, enough_s: float) -> bool:
+        """Whether there may be something to decide."""
+        return not self.settled and self._busy_s >= enough_s
+
     def should_grow(self, enough_s: float, may_grow: bool) -> bool:
         """Decide once for each `enough_s` of being busy."""
-        if self.settled or self._busy_s < enough_s:
+        if not self.was_busy(enough_s):
             return False
         rate = self._busy_bytes / self._busy_s
         helped = rate >= HELPED * self._rate_before

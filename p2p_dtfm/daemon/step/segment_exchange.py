@@ -3,7 +3,7 @@
 A chunk sets out as soon as the gradients of its layers are final. All that can be are under way at
 once: parts travel while sums are added, and a sum travels as soon as the last part of its chunk is
 in. Sums are made beside the compute thread: there they would wait for the backward of the layers
-below, and the peers that wait for a sum with them.
+below, and the peers that wait for a sum with them. What is short is not worth a thread.
 """
 
 import asyncio
@@ -14,14 +14,15 @@ from blake3 import blake3
 
 from p2p_dtfm.core.commit.judgement import SUM_DIGEST_BYTES
 from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.core.protocol.workload import FLOAT_BYTES
 from p2p_dtfm.daemon.machine.compute import Compute
 from p2p_dtfm.net.streams.frames import FrameKind, Payload
 from p2p_dtfm.train.codecs import Buffer
 from p2p_dtfm.train.stage.segment_reduction import PoisonedPart, SegmentReduction
 
-SHORT_BYTES = 1 << 20
-"""A sum of so many is digested where it is made or taken, in a fraction of a millisecond: another
-thread would cost as much. Longer ones are digested beside that."""
+SHORT_BYTES = 1 << 21
+"""A chunk of which all holders together have so many is added, taken and digested by the event loop
+itself, in a part of a millisecond: to wake other threads and to be woken by them costs as much."""
 
 Tensor = Any
 Final = Callable[[int], Awaitable[None]]
@@ -128,17 +129,17 @@ class _Side:
     async def _taken(self, chunk: int, total: bytearray) -> bytes:
         """A sum's digest, once it is among what is reduced. Raises `PeerFault`."""
         take, run_beside = self._reduction.take_sum, self._compute.run_beside
-        if len(total) <= SHORT_BYTES:
-
-            def taken() -> bytes:
-                take(chunk, total)
-                return sum_digest(total)
-
-            return await run_beside(taken)
+        if self._is_short(chunk):
+            take(chunk, total)
+            return sum_digest(total)
         digest, _ = await asyncio.gather(
             asyncio.to_thread(sum_digest, total), run_beside(take, chunk, total)
         )
         return digest
+
+    def _is_short(self, chunk: int) -> bool:
+        size_bytes = FLOAT_BYTES * self._reduction.elements(chunk) * len(self._holders)
+        return self._reduction.only_adds and size_bytes <= SHORT_BYTES
 
     async def own(self, chunk: int) -> bytes:
         """Add what the others send of a chunk, and send them the sum; returns its digest."""
@@ -155,7 +156,10 @@ class _Side:
             except PeerFault as fault:
                 await courses.refuse(holder, fault)
         try:
-            total, digest = await self._added(chunk, parts)
+            if is_short := self._is_short(chunk):
+                total = reduction.add_parts(chunk, parts)
+            else:
+                total = await self._compute.run_beside(reduction.add_parts, chunk, parts)
         except PoisonedPart as found:
             await courses.refuse(self._holders[found.place], PeerFault(str(found)))
         del parts
@@ -163,17 +167,7 @@ class _Side:
         for holder in self._holders:
             if holder != self._me:
                 await courses.send(holder, FrameKind.GRADIENT_SUM, chunk, elements, total)
-        return digest or await asyncio.to_thread(sum_digest, total)
-
-    async def _added(self, chunk: int, parts: list[Tensor | None]) -> tuple[Buffer, bytes]:
-        """The sum of an own chunk, and its digest if that was not worth a thread of its own."""
-        is_short = 4 * self._reduction.elements(chunk) <= SHORT_BYTES
-
-        def added() -> tuple[Buffer, bytes]:
-            total = self._reduction.add_parts(chunk, parts)
-            return total, sum_digest(total) if is_short else b""
-
-        return await self._compute.run_beside(added)
+        return sum_digest(total) if is_short else await asyncio.to_thread(sum_digest, total)
 
     async def _run_if_lossy(self, function: Callable[..., Any], *args: Any) -> Any:
         """Where nothing is computed, a hop to another thread would cost more."""

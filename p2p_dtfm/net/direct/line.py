@@ -107,7 +107,8 @@ class DirectLine:
         return job.target
 
     async def _rest_of(self, job: LineRead, is_short: bool | None) -> memoryview:
-        job.future = future = self._loop.create_future()
+        future: asyncio.Future[memoryview] = self._loop.create_future()
+        job.future = future
         if is_short is None:
             self._leave_to_the_thread(job)
         else:

@@ -18,7 +18,7 @@ Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
 
-class _Job(NamedTuple):
+class _ThreadJob(NamedTuple):
     loop: asyncio.AbstractEventLoop
     future: "asyncio.Future[Any]"
     function: Callable[[], Any]
@@ -29,7 +29,7 @@ class OneThread(Executor):
     have a lock each, and are chained to the loop's, at three times the cost of a job."""
 
     def __init__(self, name: str) -> None:
-        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._jobs: SimpleQueue[_ThreadJob | None] = SimpleQueue()
         self._thread = threading.Thread(target=_work, args=(self._jobs,), name=name, daemon=True)
         self._is_closed = False
         weakref.finalize(self, _end, self._jobs, self._thread)  # at this program's end, too
@@ -42,7 +42,7 @@ class OneThread(Executor):
             raise RuntimeError("a job for a thread that has ended")
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Result] = loop.create_future()
-        self._jobs.put(_Job(loop, future, partial(function, *args, **kwargs)))
+        self._jobs.put(_ThreadJob(loop, future, partial(function, *args, **kwargs)))
         if self._thread.ident is None:
             self._thread.start()
         return future
@@ -58,7 +58,7 @@ class OneThread(Executor):
             self._thread.join()
 
 
-def _work(jobs: "SimpleQueue[_Job | None]") -> None:
+def _work(jobs: "SimpleQueue[_ThreadJob | None]") -> None:
     while (job := jobs.get()) is not None:
         result, error = None, None
         if not job.future.cancelled():
@@ -80,7 +80,7 @@ def _settle(future: "asyncio.Future[Any]", result: object, error: BaseException 
         future.set_exception(error)
 
 
-def _end(jobs: "SimpleQueue[_Job | None]", thread: threading.Thread) -> None:
+def _end(jobs: "SimpleQueue[_ThreadJob | None]", thread: threading.Thread) -> None:
     """A thread that is cut off inside torch takes the whole process with it."""
     jobs.put(None)
     if thread.is_alive() and thread is not threading.current_thread():

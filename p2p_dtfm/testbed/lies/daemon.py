@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any
 
 import msgspec
-import torch
 
 from p2p_dtfm.core.protocol.records import Device, Link
 from p2p_dtfm.daemon.machine import world
@@ -25,7 +24,7 @@ from p2p_dtfm.testbed.lies.in_work import IN_WORK
 from p2p_dtfm.testbed.lies.lie import LIE_VARIABLE, MEMORY_VARIABLE, PACE_VARIABLE, Lie, put
 from p2p_dtfm.testbed.lies.of_peers import OF_PEERS, find_what_suits
 from p2p_dtfm.testbed.lies.whispers import WHISPERS
-from p2p_dtfm.train.stage.measure import select_device
+from p2p_dtfm.train.stage.measure import select_device, use_threads
 from p2p_dtfm.train.stage.timed import TimedStageRunner
 
 MEMORY_BYTES = 4 << 30
@@ -46,7 +45,7 @@ def be_equal_and_near() -> None:
     memory_bytes = int(os.environ.get(MEMORY_VARIABLE, MEMORY_BYTES))
 
     def device(machine: object, spec: object, setting: str, threads: int, *more: object) -> Device:
-        torch.set_num_threads(threads)  # as whoever measures does, on the thread that computes
+        use_threads(threads)
         return equal_device(memory_bytes, is_paced, select_device(setting).type)
 
     take = self_record.SelfRecord.make

@@ -20,9 +20,9 @@ from p2p_dtfm.net.streams.frames import FrameKind, Payload
 from p2p_dtfm.train.codecs import Buffer
 from p2p_dtfm.train.stage.segment_reduction import PoisonedPart, SegmentReduction
 
-SHORT_BYTES = 1 << 21
+SHORT_BYTES = 1 << 22
 """A chunk of which all holders together have so many is added, taken and digested by the event loop
-itself, in a part of a millisecond: to wake other threads and to be woken by them costs as much."""
+itself, in less than a millisecond: to wake other threads and to be woken costs a part of that."""
 
 Tensor = Any
 Final = Callable[[int], Awaitable[None]]

@@ -168,7 +168,7 @@ class StepReduction:
         )
         if self._spec.audit.rate:
             courses.got = self.got.setdefault(segment.first_layer, {})
-        await self._begins[segment.first_layer].wait()  # a backward ends its last layer first
+        await self._any_final(segment)
         with self._recorder.span("reduce", segment.first_layer):
             self.sums[segment.first_layer] = await exchange(
                 reduction,
@@ -183,6 +183,10 @@ class StepReduction:
         self._reduced |= reduction.reduced_layers()
         if reduction.owed is not None:
             self._memory.propose_owed(self._step, states, reduction.owed)
+
+    async def _any_final(self, segment: Segment) -> None:
+        """A backward ends its last layer first."""
+        await self._begins[segment.first_layer].wait()
 
     async def _keep(self, segment: Segment, states: list[LayerState], owed: Tensor | None) -> None:
         """Nobody else holds these layers: what was owed to others once is used here."""

@@ -20,7 +20,7 @@ from p2p_dtfm.net.streams.bulk import BulkPlane, LaneHello
 from p2p_dtfm.net.streams.bulk_settings import BulkLimits, BulkListeners
 from p2p_dtfm.net.streams.frames import FrameHeader, FrameKind, FrameLimits, encode_frame
 from p2p_dtfm.net.streams.probing import Probes
-from p2p_dtfm.net.streams.stripes import LENGTH
+from p2p_dtfm.net.streams.wire import LENGTH
 from tests.net.net_support import hosts, run, until
 
 RUN = "aa" * 32

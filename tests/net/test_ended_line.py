@@ -46,7 +46,7 @@ async def _begun_too_late(begin: Begin) -> list[dict[str, Any]]:
     "begin",
     [
         lambda line: line.write([bytes(AT_ONCE_BYTES + 1)]),
-        lambda line: line.read_into(memoryview(bytearray(1))),
+        lambda line: line.read_into(memoryview(bytearray(AT_ONCE_BYTES + 1))),
     ],
     ids=["write", "read"],
 )

@@ -16,7 +16,7 @@ from p2p_dtfm.net.streams import bulk, incoming
 from p2p_dtfm.net.streams.bulk_settings import BulkLimits, BulkListeners
 from p2p_dtfm.net.streams.byte_room import ByteRoom
 from p2p_dtfm.net.streams.incoming import BULK_VERSION, IncomingLanes, LaneHello
-from p2p_dtfm.net.streams.stripes import LENGTH
+from p2p_dtfm.net.streams.wire import LENGTH
 from p2p_dtfm.ports import now
 from tests.net.net_support import hosts, run, until
 from tests.net.test_half_frames import RUN, _Clock, _header, _Peer

@@ -1,4 +1,4 @@
-"""What is short, and can be sent or is there already, goes without the line's thread."""
+"""What is short goes without the line's thread, whether it is there already or is waited for."""
 
 import asyncio
 import socket
@@ -48,6 +48,13 @@ def played(story: Callable[[Counted, Counted], Coroutine[Any, Any, None]]) -> No
     event_loop.run(bounded())
 
 
+async def filled(line: DirectLine, size_bytes: int) -> bytes:
+    target = bytearray(size_bytes)
+    if (rest := line.read_into(memoryview(target))) is not None:
+        await rest
+    return bytes(target)
+
+
 def no_more(word: bytes) -> int:
     return 0
 
@@ -55,18 +62,22 @@ def no_more(word: bytes) -> int:
 def test_no_thread_is_woken_for_it() -> None:
     async def story(here: Counted, there: Counted) -> None:
         await here.write([b"four", b"more"])
-        await here.post(b"word")
+        assert here.post(b"word") is None
         await asyncio.sleep(0.1)
         assert await there.read(4, lambda word: len(word)) == b"fourmore"
         assert await there.read(4, no_more) == b"word"
         assert (here.woken, there.woken) == (0, 0)
         assert await asyncio.gather(there.read(2, no_more), here.write([b"it"])) == [b"it", None]
-        assert (here.woken, there.woken) == (0, 1), "what is not there yet is waited for"
+        waiting = asyncio.create_task(filled(there, AT_ONCE_BYTES))
+        for size_bytes in (10, AT_ONCE_BYTES - 10):
+            await asyncio.sleep(0.1)
+            await here.write([bytes(size_bytes)])
+        assert await waiting == bytes(AT_ONCE_BYTES)
+        assert there.woken == 0, "what is not there yet is waited for without one"
         await asyncio.gather(
-            here.write([bytes(AT_ONCE_BYTES), b"and more"]),
-            there.read_into(memoryview(bytearray(AT_ONCE_BYTES + 8))),
+            here.write([bytes(AT_ONCE_BYTES), b"and more"]), filled(there, AT_ONCE_BYTES + 8)
         )
-        assert here.woken and there.woken > 1, "what is long is the threads' work"
+        assert here.woken and there.woken, "what is long is the threads' work"
 
     played(story)
 
@@ -78,10 +89,72 @@ def test_what_the_kernel_does_not_take_at_once_follows_in_order() -> None:
         await asyncio.sleep(0.2)
         assert not all(write.done() for write in writes) and here.woken
         for word in words:
-            target = bytearray(len(word))
-            await there.read_into(memoryview(target))
-            assert target == word
+            assert await filled(there, len(word)) == word
         await asyncio.gather(*writes)
+
+    played(story)
+
+
+def test_who_waits_in_line_gets_what_comes_in_order_whoever_reads_it() -> None:
+    async def story(here: Counted, there: Counted) -> None:
+        sizes = [4, AT_ONCE_BYTES + 1, 1000]
+        waiting = [asyncio.create_task(filled(there, size)) for size in sizes]
+        await asyncio.sleep(0.1)
+        sent = b"".join(bytes([number]) * size for number, size in enumerate(sizes))
+        await here.write([sent])
+        for number, (size, one) in enumerate(zip(sizes, waiting, strict=True)):
+            assert await one == bytes([number]) * size
+        await here.write([b"word"])
+        assert await there.read(4, no_more) == b"word"
+
+    played(story)
+
+
+@pytest.mark.parametrize("first", [b"", b"some"])
+def test_what_is_promised_or_has_begun_and_stops_ends_the_line_in_time(
+    first: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stall_s, steps = 0.5, 6
+    monkeypatch.setattr(f"{__name__}.STALL_S", stall_s)
+
+    async def story(here: Counted, there: Counted) -> None:
+        promised = asyncio.create_task(
+            filled(there, 100) if not first else there.read(100, no_more)
+        )
+        await here.write([first or b"s"])
+        for _ in range(steps):  # slow is not silent
+            await asyncio.sleep(stall_s / 2)
+            await here.write([b"more"])
+        assert not promised.done()
+        with pytest.raises(TimeoutError, match=r"nothing moved for 0.5 s"):
+            await asyncio.wait_for(asyncio.shield(promised), 3 * stall_s)
+        with pytest.raises(OSError):
+            await there.write([b"word"])
+
+    played(story)
+
+
+def test_nobody_is_hurried_who_promised_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{__name__}.STALL_S", 0.2)
+
+    async def story(here: Counted, there: Counted) -> None:
+        waiting = asyncio.create_task(there.read(4, no_more))
+        await asyncio.sleep(1)
+        await here.write([b"word"])
+        assert await waiting == b"word"
+
+    played(story)
+
+
+@pytest.mark.parametrize("ends", ["here", "there"])
+def test_who_waits_for_a_line_that_ends_is_told(ends: str) -> None:
+    async def story(here: Counted, there: Counted) -> None:
+        waiting = [asyncio.create_task(filled(there, size)) for size in (4, 4)]
+        await asyncio.sleep(0.1)
+        (here if ends == "here" else there).close()
+        for one in waiting:
+            with pytest.raises((EOFError, OSError)):
+                await asyncio.wait_for(one, 5)
 
     played(story)
 

@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from p2p_dtfm.net.streams.wire import StreamWire
+from p2p_dtfm.net.streams.wire import StreamWire, written
 from tests.net.net_support import run
 
 
@@ -53,7 +53,7 @@ def test_what_was_written_whole_still_leaves() -> None:
         here, there = socket.socketpair()
         wire = StreamWire(*await asyncio.open_connection(sock=here))
         await wire.write_frame(b"start", memoryview(b"whole"), _FirstComes(), 5.0)
-        await wire.write(b"a word")
+        await written(wire.write(b"a word"))
         wire.close()
         there.setblocking(False)
         loop, came = asyncio.get_running_loop(), b""

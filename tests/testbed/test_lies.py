@@ -6,7 +6,10 @@ import math
 import pytest
 import torch
 
-from p2p_dtfm.testbed.lies.daemon import INSTALLED
+from p2p_dtfm.daemon.machine import world
+from p2p_dtfm.daemon.node import daemon
+from p2p_dtfm.daemon.peers.self_record import SelfRecord
+from p2p_dtfm.testbed.lies.daemon import INSTALLED, be_equal_and_near
 from p2p_dtfm.testbed.lies.gradients import BENT_PART, GRADIENT_LIES
 from p2p_dtfm.testbed.lies.kinds import KINDS, NEXT_STAGE, undone
 from p2p_dtfm.testbed.lies.lie import Lie
@@ -55,6 +58,22 @@ def test_strengths_are_what_they_say() -> None:
 def test_each_kind_is_told_by_something() -> None:
     of_audits = {"accuse", "lazy"}
     assert INSTALLED.keys() | of_audits == KINDS.keys() and not INSTALLED.keys() & of_audits
+
+
+def test_daemons_that_say_they_are_equal_compute_with_the_threads_they_are_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for owner, name in (
+        (world.Machine, "measure_device"),
+        (daemon, "exclusive_name"),
+        (SelfRecord, "make"),
+    ):
+        monkeypatch.setattr(owner, name, getattr(owner, name))  # as it is again afterwards
+    told: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", told.append)
+    be_equal_and_near()
+    world.Machine().measure_device(run_spec(), "cpu", 3, None, lambda done, total: None)
+    assert told == [3]
 
 
 def case_of(kind: str, peers: int = 4, rate: float = 1.0) -> LieCase:

@@ -1,5 +1,6 @@
 """The plan: who holds which layers, in which pipeline, for how many microbatches."""
 
+from collections.abc import Mapping
 from functools import lru_cache
 
 import msgspec
@@ -84,13 +85,7 @@ class Plan(
 
     def places_of(self, peer_id: str) -> tuple[tuple[int, int], ...]:
         """(pipeline, position) of a peer's own place, then of those where it stands in."""
-        found = [
-            (stage.stands_in, number, position)
-            for number, pipeline in enumerate(self.pipelines)
-            for position, stage in enumerate(pipeline.stages)
-            if stage.peer_id == peer_id
-        ]
-        return tuple((number, position) for _, number, position in sorted(found))
+        return _places(self).get(peer_id, ())
 
     def covers(self, layer_count: int, microbatch_count: int) -> bool:
         """Whether it is one for so many layers, and so many microbatches in a step."""
@@ -155,6 +150,19 @@ class Plan(
     def segments(self) -> tuple[Segment, ...]:
         """All layers, cut wherever the set of holders changes."""
         return _segments(self)
+
+
+@lru_cache(maxsize=64)
+def _places(plan: Plan) -> Mapping[str, tuple[tuple[int, int], ...]]:
+    """Of each peer. Asked for as often."""
+    found: dict[str, list[tuple[bool, int, int]]] = {}
+    for number, pipeline in enumerate(plan.pipelines):
+        for position, stage in enumerate(pipeline.stages):
+            found.setdefault(stage.peer_id, []).append((stage.stands_in, number, position))
+    return {
+        peer_id: tuple((number, position) for _, number, position in sorted(places))
+        for peer_id, places in found.items()
+    }
 
 
 @lru_cache(maxsize=64)

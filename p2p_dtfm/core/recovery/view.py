@@ -106,7 +106,7 @@ class View:
         layers = set(self.layers_of(peer_id)) | self.guarded_by(peer_id)
         return sum(self.snapshot.workload.cost(layer).state_bytes for layer in layers)
 
-    @property
+    @cached_property
     def unguarded(self) -> tuple[int, ...]:
         """Layers that a single member holds, and for which no other one has room."""
         return unguarded_layers(self.snapshot, self.plan)

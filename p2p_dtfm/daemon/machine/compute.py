@@ -1,10 +1,14 @@
 """The thread in which this daemon computes, and one beside it: its event loop stays free."""
 
 import asyncio
+import threading
+import weakref
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
+from contextlib import suppress
 from functools import partial
-from typing import ParamSpec, TypeVar
+from queue import Empty, SimpleQueue
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from p2p_dtfm.ports import now
 from p2p_dtfm.train.stage.measure import TorchDevice
@@ -14,12 +18,81 @@ Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
 
+class _ThreadJob(NamedTuple):
+    loop: asyncio.AbstractEventLoop
+    future: "asyncio.Future[Any]"
+    function: Callable[[], Any]
+
+
+class OneThread(Executor):
+    """For jobs of an event loop, one after the other. Its futures are the loop's: those of a pool
+    have a lock each, and are chained to the loop's, at three times the cost of a job."""
+
+    def __init__(self, name: str) -> None:
+        self._jobs: SimpleQueue[_ThreadJob | None] = SimpleQueue()
+        self._thread = threading.Thread(target=_work, args=(self._jobs,), name=name, daemon=True)
+        self._is_closed = False
+        weakref.finalize(self, _end, self._jobs, self._thread)  # at this program's end, too
+
+    def submit(  # type: ignore[override]
+        self, function: Callable[..., Result], /, *args: Any, **kwargs: Any
+    ) -> "asyncio.Future[Result]":
+        """From a loop's own thread."""
+        if self._is_closed:
+            raise RuntimeError("a job for a thread that has ended")
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Result] = loop.create_future()
+        self._jobs.put(_ThreadJob(loop, future, partial(function, *args, **kwargs)))
+        if self._thread.ident is None:
+            self._thread.start()
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        self._is_closed = True
+        if cancel_futures:
+            with suppress(Empty):
+                while (job := self._jobs.get_nowait()) is not None:
+                    job.future.cancel()
+        self._jobs.put(None)
+        if wait and self._thread.ident is not None:
+            self._thread.join()
+
+
+def _work(jobs: "SimpleQueue[_ThreadJob | None]") -> None:
+    while (job := jobs.get()) is not None:
+        result, error = None, None
+        if not job.future.cancelled():
+            try:
+                result = job.function()
+            except BaseException as raised:  # noqa: BLE001 - whatever it is, who waits is told
+                error = raised
+        with suppress(RuntimeError):  # the loop has ended, and with it everybody who waits
+            job.loop.call_soon_threadsafe(_settle, job.future, result, error)
+        del job, result, error  # whatever they hold: the next may be long in coming
+
+
+def _settle(future: "asyncio.Future[Any]", result: object, error: BaseException | None) -> None:
+    if future.done():
+        return
+    if error is None:
+        future.set_result(result)
+    else:
+        future.set_exception(error)
+
+
+def _end(jobs: "SimpleQueue[_ThreadJob | None]", thread: threading.Thread) -> None:
+    """A thread that is cut off inside torch takes the whole process with it."""
+    jobs.put(None)
+    if thread.is_alive() and thread is not threading.current_thread():
+        thread.join()
+
+
 class Compute:
     """Torch releases the GIL in its kernels; `busy_ns` counts the time they took in all."""
 
     def __init__(self) -> None:
-        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="compute")
-        self._beside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="beside")
+        self._executor = OneThread("compute")
+        self._beside = OneThread("beside")
         self.busy_ns = 0
         self.done_count = 0
         """Grows with each piece of work that is done."""
@@ -56,7 +129,7 @@ class Compute:
         must not wait until a long backward is through, since other peers wait for it."""
         return await self._run(self._beside, partial(function, *args, **kwargs))
 
-    async def _run(self, executor: ThreadPoolExecutor, function: Callable[[], Result]) -> Result:
+    async def _run(self, executor: Executor, function: Callable[[], Result]) -> Result:
         self._waiting += 1
         try:
             return await asyncio.get_running_loop().run_in_executor(executor, function)

@@ -64,6 +64,8 @@ class Microbatches:
         self._neighbours = neighbours_of(place.plan, place.me, place.spec)
         self._replay = whole_step(place.plan, place.me)
         self._step = 0
+        self.ends: Callable[[int], None] = lambda layer: None
+        """Called in the compute thread, before `on_final`, for some of the layers."""
 
     async def train(
         self,
@@ -172,11 +174,7 @@ class Microbatches:
         return None if after is None else self._begin(step, after, tensors)
 
     async def _end_backwards(
-        self,
-        step: int,
-        tasklet: Tasklet,
-        tensors: Arrived,
-        is_final: Callable[[int], None],
+        self, step: int, tasklet: Tasklet, tensors: Arrived, is_final: Callable[[int], None]
     ) -> None:
         """The last backward of a stage that does not split."""
         number = self._replay.microbatches[tasklet.microbatch]
@@ -209,12 +207,7 @@ class Microbatches:
                 self._frames.on_poison(key.sender, fault.cause)
 
     async def _arrived(
-        self,
-        key: FrameKey,
-        payload: bytearray,
-        place: int,
-        order: StageOrder,
-        tensors: Arrived,
+        self, key: FrameKey, payload: bytearray, place: int, order: StageOrder, tensors: Arrived
     ) -> None:
         """Raises `PeerFault`.
 
@@ -288,13 +281,19 @@ class Microbatches:
         sent: Outgoing | None = None
         first = min(self._runner.layer_states)
         for layer in reversed(self._runner.layer_states):
-            work = self._compute.run(self._backward_layer, number, layer, gradient)
+            backward = self._backward_layer if layer == first else self._end_layer
+            work = self._compute.run(backward, number, layer, gradient)
             sent = await self._unless_poisoned(work)
             gradient = None
             if layer != first:
                 is_final(layer)
                 await asyncio.sleep(0)  # what is now to be done with it goes first
         return sent
+
+    def _end_layer(self, number: int, layer: int, gradient: Tensor | None) -> None:
+        """With what comes after its last backward in this thread. Compute thread."""
+        self._backward_layer(number, layer, gradient)
+        self.ends(layer)
 
     def _backward_layer(self, number: int, layer: int, gradient: Tensor | None) -> Outgoing | None:
         """Takes the gradient that the layer above has left, or the first one. Compute thread."""

@@ -3,7 +3,7 @@
 A chunk sets out as soon as the gradients of its layers are final. All that can be are under way at
 once: parts travel while sums are added, and a sum travels as soon as the last part of its chunk is
 in. Sums are made beside the compute thread: there they would wait for the backward of the layers
-below, and the peers that wait for a sum with them.
+below, and the peers that wait for a sum with them. What is short is not worth a thread.
 """
 
 import asyncio
@@ -14,10 +14,15 @@ from blake3 import blake3
 
 from p2p_dtfm.core.commit.judgement import SUM_DIGEST_BYTES
 from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.core.protocol.workload import FLOAT_BYTES
 from p2p_dtfm.daemon.machine.compute import Compute
 from p2p_dtfm.net.streams.frames import FrameKind, Payload
 from p2p_dtfm.train.codecs import Buffer
 from p2p_dtfm.train.stage.segment_reduction import PoisonedPart, SegmentReduction
+
+SHORT_BYTES = 1 << 22
+"""A chunk of which all holders together have so many is added, taken and digested by the event loop
+itself, in less than a millisecond: to wake other threads and to be woken costs a part of that."""
 
 Tensor = Any
 Final = Callable[[int], Awaitable[None]]
@@ -117,13 +122,24 @@ class _Side:
         await courses.send(owner, FrameKind.GRADIENT_PART, chunk, elements, payload)
         total = await courses.take(owner, FrameKind.GRADIENT_SUM, chunk)
         try:
-            digest, _ = await asyncio.gather(
-                asyncio.to_thread(sum_digest, total),
-                self._compute.run_beside(reduction.take_sum, chunk, total),
-            )
+            return await self._taken(chunk, total)
         except PeerFault as fault:
             await courses.refuse(owner, fault)
+
+    async def _taken(self, chunk: int, total: bytearray) -> bytes:
+        """A sum's digest, once it is among what is reduced. Raises `PeerFault`."""
+        take, run_beside = self._reduction.take_sum, self._compute.run_beside
+        if self._is_short(chunk):
+            take(chunk, total)
+            return sum_digest(total)
+        digest, _ = await asyncio.gather(
+            asyncio.to_thread(sum_digest, total), run_beside(take, chunk, total)
+        )
         return digest
+
+    def _is_short(self, chunk: int) -> bool:
+        size_bytes = FLOAT_BYTES * self._reduction.elements(chunk) * len(self._holders)
+        return self._reduction.only_adds and size_bytes <= SHORT_BYTES
 
     async def own(self, chunk: int) -> bytes:
         """Add what the others send of a chunk, and send them the sum; returns its digest."""
@@ -140,7 +156,10 @@ class _Side:
             except PeerFault as fault:
                 await courses.refuse(holder, fault)
         try:
-            total = await self._compute.run_beside(reduction.add_parts, chunk, parts)
+            if is_short := self._is_short(chunk):
+                total = reduction.add_parts(chunk, parts)
+            else:
+                total = await self._compute.run_beside(reduction.add_parts, chunk, parts)
         except PoisonedPart as found:
             await courses.refuse(self._holders[found.place], PeerFault(str(found)))
         del parts
@@ -148,7 +167,7 @@ class _Side:
         for holder in self._holders:
             if holder != self._me:
                 await courses.send(holder, FrameKind.GRADIENT_SUM, chunk, elements, total)
-        return await asyncio.to_thread(sum_digest, total)
+        return sum_digest(total) if is_short else await asyncio.to_thread(sum_digest, total)
 
     async def _run_if_lossy(self, function: Callable[..., Any], *args: Any) -> Any:
         """Where nothing is computed, a hop to another thread would cost more."""

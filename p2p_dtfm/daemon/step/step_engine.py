@@ -201,6 +201,7 @@ class StepEngine:
                 for layer in reversed(self.states):
                     reduction.layer_is_final(layer)
             else:
+                self._microbatches.ends = reduction.fill
                 await self._microbatches.train(step, replay, reduction.layer_is_final)
             accounting = self._begin_account()
             self.reduced = await reduction.finish()

@@ -63,6 +63,9 @@ class StepReduction:
         self._tied = tuple(end for end in tied_ends(place.spec) if end in states)
         self._tied_sums = TiedSums(step, place, links, tools) if self._tied else None
         self._final = {layer: asyncio.Event() for layer in states}
+        self._begins: dict[int, asyncio.Event] = {}
+        """By layer: one of its segment's layers is final."""
+        self._filled: set[int] = set()
         self._of_layer: dict[int, SegmentReduction] = {}
         self._reduced: dict[int, Tensor] = {}
         self.sums: dict[int, tuple[bytes, ...]] = {}
@@ -77,10 +80,22 @@ class StepReduction:
         """All microbatches' gradients are in the layer's buffer. What is now to be done with it
         comes before what the caller computes after its next turn of the event loop."""
         reduction = self._of_layer.get(layer)
-        if reduction is None:
-            self._final[layer].set()
+        if reduction is None or layer in self._filled:
+            self._is_final(layer)
         else:
             self._filling.add(asyncio.create_task(self._fill(layer, reduction)))
+
+    def fill(self, layer: int) -> None:
+        """What is to be done in the compute thread with a layer that is about to be final, by whom
+        it suits there. Compute thread."""
+        if (reduction := self._of_layer.get(layer)) is not None:
+            reduction.fill(layer, self._states[layer].gradient_vector())
+            self._filled.add(layer)
+
+    def _is_final(self, layer: int) -> None:
+        self._final[layer].set()
+        if layer in self._begins:
+            self._begins[layer].set()
 
     async def finish(self) -> dict[int, Tensor]:
         """The reduced gradient of each layer, flat fp32. Of a layer without other holders that is
@@ -107,7 +122,7 @@ class StepReduction:
     async def _fill(self, layer: int, reduction: SegmentReduction) -> None:
         gradient = self._states[layer].gradient_vector()
         await self._compute.run(reduction.fill, layer, gradient)
-        self._final[layer].set()
+        self._is_final(layer)
 
     async def _wait_for(self, layer: int) -> None:
         await self._final[layer].wait()
@@ -137,6 +152,7 @@ class StepReduction:
             self._rooms[place],
         )
         self._of_layer |= dict.fromkeys(segment.layers, reduction)
+        self._begins |= dict.fromkeys(segment.layers, asyncio.Event())
         return self._reduce(segment, states, chunks, reduction)
 
     async def _reduce(
@@ -170,12 +186,7 @@ class StepReduction:
 
     async def _any_final(self, segment: Segment) -> None:
         """A backward ends its last layer first."""
-        waits = [asyncio.create_task(self._wait_for(layer)) for layer in segment.layers]
-        try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for wait in waits:
-                wait.cancel()
+        await self._begins[segment.first_layer].wait()
 
     async def _keep(self, segment: Segment, states: list[LayerState], owed: Tensor | None) -> None:
         """Nobody else holds these layers: what was owed to others once is used here."""

@@ -1,8 +1,10 @@
-"""One sealed connection, worked by a thread of its own, so that the event loop stays free.
+"""One sealed connection, with a thread of its own for what is long, so that the event loop stays
+free.
 
 The thread sends from the caller's memory and receives into it: nothing is copied here. It never
 waits for one direction alone: while a write is held up, what comes is still read. With what is
-short, and can be sent or is there already, it is not troubled: the caller does that at once.
+short it is not troubled: the caller sends that at once where it can be, and the event loop waits
+for it and receives it.
 """
 
 import asyncio
@@ -11,73 +13,20 @@ import contextlib
 import os
 import select
 import threading
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.net.direct.kernel_figures import KernelFigures
-from p2p_dtfm.net.direct.sealed import PIECE_BYTES, Bytes, SealedSocket
+from p2p_dtfm.net.direct.line_jobs import LineRead, LineWrite, RightOfWay
+from p2p_dtfm.net.direct.sealed import Bytes, SealedSocket
 
 AT_ONCE_BYTES = 1 << 20
 """So much is sealed, sent, received and opened on the event loop, a millisecond's work. To wake a
-thread and to be woken by it costs as much, each time with a turn of the interpreter's lock."""
+thread and to be woken by it costs a part of that, and each time a turn of the interpreter's
+lock."""
 POSTED_LIMIT = 64
 """Words that may wait to be written, with nobody waiting for them."""
-
-
-class RightOfWay(Protocol):
-    """Whether somebody goes first."""
-
-    def must_wait(self) -> bool:
-        """Asked from any thread."""
-
-    async def wait(self) -> None:
-        """Until nobody goes first, but not for long."""
-
-
-class _Write:
-    __slots__ = ("future", "pieces", "turn")
-
-    def __init__(self, data: Sequence[Bytes], turn: RightOfWay | None) -> None:
-        views = [memoryview(part) for part in data]
-        self.pieces = collections.deque(
-            view[start : start + PIECE_BYTES]
-            for view in views
-            for start in range(0, len(view), PIECE_BYTES)
-        )
-        self.turn = turn
-        self.future: asyncio.Future[None] | None = None
-        """Of who waits for it, if anybody does."""
-
-    @property
-    def is_short(self) -> bool:
-        return sum(map(len, self.pieces)) <= AT_ONCE_BYTES
-
-
-class _Read:
-    __slots__ = ("filled", "future", "is_due", "rest_of", "target")
-
-    def __init__(
-        self,
-        target: memoryview,
-        is_due: bool,
-        rest_of: Callable[[bytes], int] | None,
-    ) -> None:
-        self.target = target
-        self.filled = 0
-        self.is_due = is_due
-        """Its sender has promised it; else it may take as long as it likes to begin."""
-        self.rest_of = rest_of
-        self.future: asyncio.Future[memoryview] | None = None
-
-    def ask_for_the_rest(self) -> bool:
-        """Whether there is more to be read, now that it is filled. Raises `PeerFault`."""
-        if self.rest_of is None:
-            return False
-        rest_bytes, self.rest_of = self.rest_of(bytes(self.target)), None
-        if rest_bytes:
-            self.target = memoryview(bytearray(self.target) + bytes(rest_bytes))
-        return rest_bytes > 0
 
 
 class DirectLine:
@@ -94,8 +43,17 @@ class DirectLine:
         self._stall_ms = int(stall_s * 1000)
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
-        self._writes: collections.deque[_Write] = collections.deque()
-        self._reads: collections.deque[_Read] = collections.deque()
+        self._writes: collections.deque[LineWrite] = collections.deque()
+        self._reads: collections.deque[LineRead] = collections.deque()
+        """The thread's."""
+        self._waiting: LineRead | None = None
+        """The event loop's own; none while the thread has any."""
+        self._descriptor = connection.fileno()
+        self._listens = False
+        """The event loop says when something is there."""
+        self._moved_s = 0.0
+        """When the last of what it waits for came."""
+        self._looking: asyncio.TimerHandle | None = None
         self._closing = False
         self._gives_way = False
         self._rings = 0
@@ -103,6 +61,7 @@ class DirectLine:
         """The thread waits, or is about to, and must be woken."""
         self._lock = threading.Lock()
         """Held while `_ended` changes, the thread is woken, or the caller does its work."""
+        self._why: BaseException = ConnectionAbortedError("the line was closed here")
         self._ended: BaseException | None = None
         self._woken, self._waking = os.pipe()
         os.set_blocking(self._waking, False)
@@ -113,7 +72,7 @@ class DirectLine:
 
     async def write(self, data: Sequence[Bytes], turn: RightOfWay | None = None) -> None:
         """Returns once all of it is on its way, and its memory is the caller's again."""
-        job = _Write(data, turn)
+        job = LineWrite(data, turn)
         if self._sent_at_once(job):
             return
         job.future = future = self._loop.create_future()
@@ -121,42 +80,46 @@ class DirectLine:
         self._wake(future)
         await future
 
-    async def post(self, word: bytes) -> None:
-        """Write a few bytes, without waiting for it unless many wait already."""
+    def post(self, word: bytes) -> Awaitable[None] | None:
+        """Write a few bytes. What is to be waited for: nothing, unless many wait already."""
         if len(self._writes) >= POSTED_LIMIT:
-            await self.write([word])
-            return
-        job = _Write([word], None)
+            return self.write([word])
+        job = LineWrite([word], None)
         if not self._sent_at_once(job):
             self._writes.append(job)
             self._wake()
+        return None
 
-    async def read_into(self, target: memoryview) -> None:
-        """Fill it with what the other side has promised."""
-        await self._read(target, True, None)
+    def read_into(self, target: memoryview) -> Awaitable[object] | None:
+        """Fill it with what the other side has promised; what is to be waited for, if not all of
+        that is here."""
+        job = LineRead(target, True, None)
+        is_here = self._received(job)
+        return None if is_here else self._rest_of(job, is_here)
 
     async def read(self, first_bytes: int, rest_of: Callable[[bytes], int]) -> memoryview:
         """So many bytes, whenever they come, and as many more as `rest_of` says of them. A
         `PeerFault` that it raises is raised here, and the line is open still."""
-        return await self._read(memoryview(bytearray(first_bytes)), False, rest_of)
+        job = LineRead(memoryview(bytearray(first_bytes)), False, rest_of)
+        is_here = self._received(job)
+        if not is_here:
+            return await self._rest_of(job, is_here)
+        await asyncio.sleep(0)  # or who floods the line would have every turn of the loop
+        return job.target
 
-    async def _read(
-        self, target: memoryview, is_due: bool, rest_of: Callable[[bytes], int] | None
-    ) -> memoryview:
-        job = _Read(target, is_due, rest_of)
-        if self._received_at_once(job):
-            await asyncio.sleep(0)  # or who floods the line would have every turn of the loop
-            return job.target
+    async def _rest_of(self, job: LineRead, is_short: bool | None) -> memoryview:
         future: asyncio.Future[memoryview] = self._loop.create_future()
         job.future = future
-        self._reads.append(job)
-        self._wake(future)
+        if is_short is None:
+            self._leave_to_the_thread(job)
+        else:
+            self._wait_for(job)
         return await future
 
-    def _sent_at_once(self, job: _Write) -> bool:
+    def _sent_at_once(self, job: LineWrite) -> bool:
         """As much of it as the kernel takes; whether that was all. The thread sends nothing while
         no write waits, and finds out by itself what is wrong with the connection."""
-        if self._writes or self._gives_way or not job.is_short:
+        if self._writes or self._gives_way or job.size_bytes > AT_ONCE_BYTES:
             return False
         if job.turn is not None and job.turn.must_wait():
             return False
@@ -171,25 +134,84 @@ class DirectLine:
                 return False
         return True
 
-    def _received_at_once(self, job: _Read) -> bool:
-        """As much of it as is there; whether that was all. The thread reads nothing while no read
-        waits. Raises `PeerFault`."""
-        if self._reads or len(job.target) > AT_ONCE_BYTES:
-            return False
+    def _received(self, job: LineRead) -> bool | None:
+        """As much of it as is there; whether that was all. None: it is the thread's, as it is long,
+        or others are before it, or it finds out what is wrong with the connection. The thread reads
+        nothing while no read is left to it. Raises `PeerFault`."""
+        if self._reads or self._waiting not in (None, job) or len(job.target) > AT_ONCE_BYTES:
+            return None
         with self._lock:
             if self._closing or self._ended is not None:
-                return False
+                return None
             try:
                 while job.filled < len(job.target):
                     count = self._connection.recv_into(job.target[job.filled :])
                     job.filled += count
                     if not count:
-                        return False  # the end: the thread will see it, too
+                        return None  # the end: the thread will see it, too
                     if job.filled == len(job.target):
                         job.ask_for_the_rest()
-            except OSError:
+            except BlockingIOError:
                 return False
+            except OSError:
+                return None
         return True
+
+    def _wait_for(self, job: LineRead) -> None:
+        self._waiting, self._moved_s = job, self._loop.time()
+        if not self._listens:
+            self._loop.add_reader(self._descriptor, self._readable)
+            self._listens = True
+        if self._looking is None and job.is_under_way:
+            self._looking = self._loop.call_later(self._stall_ms / 1000, self._look)
+
+    def _readable(self) -> None:
+        job = self._waiting
+        if job is None or job.future is None or job.future.done():
+            self._waiting = None  # nobody waits for what is there now
+            self._stop_listening()
+            return
+        filled = job.filled
+        try:
+            is_here = self._received(job)
+        except PeerFault as fault:
+            self._waiting = None
+            _settle(job.future, fault)
+            return
+        if is_here:
+            self._waiting = None
+            _settle(job.future, job.target)
+        elif is_here is None:
+            self._leave_to_the_thread()
+        elif job.filled > filled:
+            self._wait_for(job)
+
+    def _look(self) -> None:
+        """Whether what has begun to come, or is promised, still moves."""
+        self._looking, job = None, self._waiting
+        if job is None or not job.is_under_way:
+            return
+        left_s = self._moved_s + self._stall_ms / 1000 - self._loop.time()
+        if left_s > 0:
+            self._looking = self._loop.call_later(left_s, self._look)
+        else:
+            self._why = self._stalled()
+            self.close()
+
+    def _leave_to_the_thread(self, job: LineRead | None = None) -> None:
+        """What is waited for, and `job` after it."""
+        jobs = [one for one in (self._waiting, job) if one is not None]
+        self._waiting = None
+        self._stop_listening()
+        self._reads.extend(jobs)
+        if not self._ring():
+            for one in jobs:
+                _settle(one.future, self._broken())
+
+    def _stop_listening(self) -> None:
+        if self._listens:
+            self._listens = False
+            self._loop.remove_reader(self._descriptor)
 
     def figures(self) -> KernelFigures | None:
         """Of the connection itself, however busy its ends are; None: not known."""
@@ -198,6 +220,7 @@ class DirectLine:
     def close(self) -> None:
         """What waits raises; what was written and taken by the kernel still leaves."""
         self._closing = True
+        self._stop_listening()
         self._ring()
 
     async def closed(self, deadline_s: float) -> None:
@@ -209,7 +232,13 @@ class DirectLine:
         if not self._ring():
             if future is not None:
                 future.cancel()
-            raise ConnectionResetError(str(self._ended) or repr(self._ended))
+            raise self._broken()
+
+    def _broken(self) -> ConnectionResetError:
+        return ConnectionResetError(str(self._ended) or repr(self._ended))
+
+    def _stalled(self) -> TimeoutError:
+        return TimeoutError(f"nothing moved for {self._stall_ms / 1000:g} s")
 
     def _ring(self) -> bool:
         """Let the thread look; False: it has ended."""
@@ -225,7 +254,7 @@ class DirectLine:
     # the thread ----------------------------------------------------------------------------------
 
     def _work(self) -> None:
-        ended: BaseException = ConnectionAbortedError("the line was closed here")
+        ended: BaseException | None = None
         try:
             while not self._closing:
                 seen = self._rings
@@ -236,7 +265,7 @@ class DirectLine:
         except (OSError, EOFError) as failure:
             ended = failure
         finally:
-            self._end(ended)
+            self._end(ended or self._why)
 
     def _write_some(self) -> tuple[bool, bool]:
         """Whether anything was written, and whether the kernel takes no more."""
@@ -278,7 +307,7 @@ class DirectLine:
             self._filled(job)
         return True
 
-    def _filled(self, job: _Read) -> None:
+    def _filled(self, job: LineRead) -> None:
         try:
             if job.ask_for_the_rest():
                 return
@@ -296,7 +325,7 @@ class DirectLine:
         events = (select.POLLIN if reads else 0) | (select.POLLOUT if blocked else 0)
         if events:
             self._poll.register(self._connection, events)
-        is_due = blocked or (reads is not None and (reads.is_due or reads.filled > 0))
+        is_due = blocked or (reads is not None and reads.is_under_way)
         self._rests = True  # from here on each ring writes; those before it are seen
         try:
             rung = self._rings != seen
@@ -306,7 +335,7 @@ class DirectLine:
             if events:
                 self._poll.unregister(self._connection)
         if not found and not rung:
-            raise TimeoutError(f"nothing moved for {self._stall_ms / 1000:g} s")
+            raise self._stalled()
         if any(descriptor == self._woken for descriptor, _ in found):
             os.read(self._woken, 1 << 12)
 
@@ -315,19 +344,32 @@ class DirectLine:
             self._ended = ended
             os.close(self._waking)
         os.close(self._woken)
-        self._connection.close()
-        jobs: list[_Write | _Read] = [*self._writes, *self._reads]
+        jobs: list[LineWrite | LineRead] = [*self._writes, *self._reads]
         for job in jobs:
             self._tell(_settle, job.future, ended)
-        self._tell(self._on_end)
+        if not self._tell(self._over):
+            self._connection.close()
 
-    def _tell(self, function: Callable[..., None], *arguments: object) -> None:
+    def _tell(self, function: Callable[..., None], *arguments: object) -> bool:
+        """False: the loop has ended, and with it everybody who waits."""
         try:
             self._loop.call_soon_threadsafe(function, *arguments)
-        except RuntimeError:  # the loop has ended, and with it everybody who waits
+        except RuntimeError:
             self._closing = True
+            return False
+        return True
 
     # on the event loop again ---------------------------------------------------------------------
+
+    def _over(self) -> None:
+        """It listens no more before the descriptor is another connection's."""
+        self._stop_listening()
+        if self._looking is not None:
+            self._looking.cancel()
+        self._connection.close()
+        if self._waiting is not None:
+            _settle(self._waiting.future, self._ended)
+        self._on_end()
 
     def _give_way(self, turn: RightOfWay) -> None:
         waiting = self._loop.create_task(_wait(turn), name="gives way")

@@ -30,7 +30,7 @@ FAR_S = 0.02
 """From this round trip on the congestion control is chosen here; below it any will do."""
 FAR_CONTROL = b"bbr"
 """It goes by rate and round trip, where others take each lost packet for a full line."""
-_AHEAD_BYTES = 1 << 14
+_AHEAD_BYTES = 24 << 10
 """Read beyond the record that is due, as small ones come many together."""
 Bytes = bytes | bytearray | memoryview
 

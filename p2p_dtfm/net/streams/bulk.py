@@ -38,12 +38,19 @@ from p2p_dtfm.net.streams.incoming import (
 from p2p_dtfm.net.streams.lane_priority import LanePriority
 from p2p_dtfm.net.streams.stripes import (
     COUNT,
-    LENGTH,
     Lane,
     LaneListeners,
-    read_reason,
 )
-from p2p_dtfm.net.streams.wire import LinesPort, LineWay, StreamWay, Way, Wire
+from p2p_dtfm.net.streams.wire import (
+    LENGTH,
+    LinesPort,
+    LineWay,
+    StreamWay,
+    Way,
+    Wire,
+    read_reason,
+    written,
+)
 from p2p_dtfm.ports import now
 
 OPEN_DEADLINE_S = 10.0
@@ -197,6 +204,10 @@ class BulkPlane:
     async def _lane(self, peer_id: str, lane: str) -> Lane:
         assert lane in LANES, lane
         key = (peer_id, lane)
+        held = self._outgoing.get(key)
+        if held is not None and held.failure is None and key not in self._opening:
+            self._consider_to_move(held)
+            return held
         async with self._opens(key):
             if self._is_closed:
                 raise Unreachable(peer_id, CLOSING)
@@ -214,10 +225,7 @@ class BulkPlane:
                 if self._is_closed:
                     self.disconnect(peer_id, CLOSING)
                     raise Unreachable(peer_id, CLOSING)
-            if self._is_to_move(held):
-                moving = asyncio.create_task(self._move(held), name=f"moves {lane}")
-                self._moving[key] = moving
-                moving.add_done_callback(lambda done: self._moving.pop(key, None))
+            self._consider_to_move(held)
             return held
 
     def _make_room(self) -> None:
@@ -254,11 +262,14 @@ class BulkPlane:
                 return await self._new_lane(peer_id, lane, self._direct).open()
         return await self._new_lane(peer_id, lane, self._through_libp2p).open()
 
-    def _is_to_move(self, lane: Lane) -> bool:
-        if self._lines is None or lane.way.is_direct:
-            return False
-        is_moving = (lane.peer_id, lane.lane) in self._moving
-        return not is_moving and self._lines.wants(lane.peer_id)
+    def _consider_to_move(self, held: Lane) -> None:
+        key = (held.peer_id, held.lane)
+        if self._lines is None or held.way.is_direct or key in self._moving:
+            return
+        if self._lines.wants(held.peer_id):
+            moving = asyncio.create_task(self._move(held), name=f"moves {held.lane}")
+            self._moving[key] = moving
+            moving.add_done_callback(lambda done: self._moving.pop(key, None))
 
     async def _move(self, before: Lane) -> None:
         """Put a lane on a direct line, if there is one. The line is made while the lane goes on as
@@ -338,7 +349,7 @@ async def _say_hello(peer_id: str, wire: Wire, hello: LaneHello) -> Wire:
     try:
         async with asyncio.timeout(OPEN_DEADLINE_S):
             greeting = encode(hello)
-            await wire.write(LENGTH.pack(len(greeting)) + greeting)
+            await written(wire.write(LENGTH.pack(len(greeting)) + greeting))
             (verdict,) = COUNT.unpack(await wire.read(COUNT.size))
             if verdict:
                 raise await read_reason(wire, peer_id)

@@ -21,8 +21,8 @@ from p2p_dtfm.net.streams.byte_room import ByteRoom
 from p2p_dtfm.net.streams.frame_memory import FrameMemory
 from p2p_dtfm.net.streams.frames import WHOLE, FrameHeader
 from p2p_dtfm.net.streams.reassembly import Reassembly
-from p2p_dtfm.net.streams.stripes import COUNT, HANG_UP, LENGTH
-from p2p_dtfm.net.streams.wire import LineWire, StreamWire, Wire
+from p2p_dtfm.net.streams.stripes import COUNT, HANG_UP
+from p2p_dtfm.net.streams.wire import LENGTH, LineWire, StreamWire, Wire, written
 
 LANES = ("forward", "backward", "reduce", "state")
 BULK_VERSION = 2
@@ -179,8 +179,7 @@ class IncomingLanes:
         lane = self._lane_of(sender, hello)
         lane.wires[wire] = None
         try:
-            async with asyncio.timeout(self._limits.stall_s):
-                await wire.write(COUNT.pack(0))
+            await self._tell(wire, 0)
         except BaseException:  # it has gone meanwhile; later stripes may have come beside it
             self._over(sender, lane, wire)
             raise
@@ -251,8 +250,12 @@ class IncomingLanes:
         while True:
             await self._take_frame(sender, lane, wire)
             accepted += 1
+            await self._tell(wire, accepted)
+
+    async def _tell(self, wire: Wire, accepted: int) -> None:
+        if (waiting := wire.write(COUNT.pack(accepted))) is not None:
             async with asyncio.timeout(self._limits.stall_s):
-                await wire.write(COUNT.pack(accepted))
+                await waiting
 
     async def _take_frame(self, sender: str, lane: IncomingLane, wire: Wire) -> None:
         taken_bytes, listening = 0, lane.reassembly.listening
@@ -321,7 +324,7 @@ async def _hang_up(wire: Wire, cause: str) -> None:
     text = one_line(cause).encode()[:_HELLO_LIMIT_BYTES]
     try:
         async with asyncio.timeout(_LINGER_S):
-            await wire.write(COUNT.pack(HANG_UP) + LENGTH.pack(len(text)) + text)
+            await written(wire.write(COUNT.pack(HANG_UP) + LENGTH.pack(len(text)) + text))
             await wire.rest()
     except (TimeoutError, *CONNECTION_ERRORS):
         return

@@ -9,16 +9,16 @@ import asyncio
 import collections
 import contextlib
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 
 from p2p_dtfm.core.protocol.errors import PeerFault
-from p2p_dtfm.net.direct.line import RightOfWay
+from p2p_dtfm.net.direct.line_jobs import RightOfWay
 from p2p_dtfm.net.errors import Refused, Unreachable, one_line
 from p2p_dtfm.net.libp2p.host import CONNECTION_ERRORS
 from p2p_dtfm.net.streams.bulk_settings import IDLE_S, BulkLimits, OnFault, OnLost, OnUndelivered
 from p2p_dtfm.net.streams.frames import PART_BYTES, FrameHeader, encode_part
-from p2p_dtfm.net.streams.wire import Way, Wire, start_of
+from p2p_dtfm.net.streams.wire import Way, Wire, read_reason, start_of
 from p2p_dtfm.ports import now
 
 LONG_ROUND_TRIP_S = 0.01
@@ -35,10 +35,7 @@ _BLOCKED_S = 0.002
 _BUFFERED_BYTES = 1 << 20
 """What libp2p takes of a stream before the link has carried it."""
 _LAST_WORD_S = 0.2
-_LINGER_S = 2.0
-_REASON_LIMIT_BYTES = 1024
 COUNT = struct.Struct(">Q")
-LENGTH = struct.Struct(">H")
 HANG_UP = (1 << 64) - 1
 
 Failure = Refused | Unreachable
@@ -155,11 +152,11 @@ class Lane:
         frame = self._frames
         try:
             if splits:
-                async with self._busy(payload.nbytes):
+                with self._busy(payload.nbytes):
                     await self._send_parts(header, frame, payload)
             else:
                 stripe = min(self.stripes, key=lambda stripe: stripe.load_bytes)
-                async with self._busy(payload.nbytes):
+                with self._busy(payload.nbytes):
                     await stripe.send(frame, start, payload)
         except (TimeoutError, *CONNECTION_ERRORS) as error:
             await self._hear_last_word()
@@ -233,8 +230,8 @@ class Lane:
 
     # ---- growth
 
-    @contextlib.asynccontextmanager
-    async def _busy(self, size_bytes: int) -> AsyncIterator[None]:
+    @contextlib.contextmanager
+    def _busy(self, size_bytes: int) -> Iterator[None]:
         self._growth.began(now.monotonic_s())
         try:
             yield
@@ -246,6 +243,8 @@ class Lane:
         growth, count = self._growth, len(self.stripes)
         if count > 1 and (rate := growth.sample(count * _BUFFERED_BYTES)) is not None:
             self.listeners.rate(self.peer_id, rate)
+        if not growth.was_busy(_BUSY_S):
+            return  # whatever the round trip is, for which the kernel would be asked
         round_trip_s = self.stripes[0].wire.round_trip_s()
         if round_trip_s is None:  # with what its ends, if they are busy, add to it
             round_trip_s = self.round_trip_s
@@ -310,6 +309,10 @@ class Growth:
         self._sampled = (self._busy_s, self._busy_bytes)
         return size_bytes / busy_s
 
+    def was_busy(self, enough_s: float) -> bool:
+        """Whether there may be something to decide."""
+        return not self.settled and self._busy_s >= enough_s
+
     def should_grow(
         self,
         enough_s: float,
@@ -320,7 +323,7 @@ class Growth:
         there are whether anything but the way holds them back: of those that say so, one that
         still gets faster by itself is left to it, and so is one that is not held back three
         times in a row (to find out what the way carries costs losses, once)."""
-        if self.settled or self._busy_s < enough_s:
+        if not self.was_busy(enough_s):
             return False
         rate, held_back = self._busy_bytes / self._busy_s, is_held_back()
         helped = rate >= HELPED * self._rate_before
@@ -440,11 +443,3 @@ class Stripe:
         elapsed_s = now_s - began_s
         if elapsed_s > max(0.0, 0.1 * self.round_trip_s):
             self._lane.listeners.rate(self._lane.peer_id, unit.size_bytes / elapsed_s)
-
-
-async def read_reason(wire: Wire, peer_id: str) -> Refused:
-    """The text of a peer that hangs up."""
-    async with asyncio.timeout(_LINGER_S):
-        (length,) = LENGTH.unpack(await wire.read(LENGTH.size))
-        text = await wire.read(min(length, _REASON_LIMIT_BYTES))
-    return Refused(one_line(text.decode(errors="replace")), peer_id)

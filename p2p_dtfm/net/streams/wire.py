@@ -5,12 +5,14 @@ is used by one reader and, for frames, by one writer at a time.
 """
 
 import asyncio
+import struct
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from p2p_dtfm.net.direct.kernel_figures import KernelFigures
-from p2p_dtfm.net.direct.line import DirectLine, RightOfWay
-from p2p_dtfm.net.errors import Unreachable
+from p2p_dtfm.net.direct.line import DirectLine
+from p2p_dtfm.net.direct.line_jobs import RightOfWay
+from p2p_dtfm.net.errors import Refused, Unreachable, one_line
 from p2p_dtfm.net.libp2p.port import HostPort, Writer
 from p2p_dtfm.net.streams.bulk_settings import STRIPES_LIMIT
 from p2p_dtfm.net.streams.frame_memory import FrameMemory
@@ -31,6 +33,10 @@ _WRITE_BYTES = 1 << 18
 _JOINED_BYTES = 1 << 14
 _STREAM_BUFFER_BYTES = 1 << 20
 _OFF_LOOP_BYTES = 1 << 20
+_LINGER_S = 2.0
+_REASON_LIMIT_BYTES = 1024
+LENGTH = struct.Struct(">H")
+"""Of a hello, or a reason."""
 
 
 class Wire(Protocol):
@@ -52,8 +58,8 @@ class Wire(Protocol):
         """A word of exactly so many bytes, whenever it comes."""
         ...
 
-    async def write(self, word: bytes) -> None:
-        """A word; waits only while many wait to be written."""
+    def write(self, word: bytes) -> Awaitable[None] | None:
+        """A word. What is to be waited for: nothing, or until few wait to be written."""
 
     async def read_frame(
         self, limits: FrameLimits, stall_s: float, admit: Admit
@@ -72,6 +78,12 @@ class Wire(Protocol):
         """Read and forget until the other side has closed."""
 
     def close(self) -> None: ...
+
+
+async def written(waiting: Awaitable[None] | None) -> None:
+    """What `Wire.write` has left to be waited for."""
+    if waiting is not None:
+        await waiting
 
 
 class StreamWire:
@@ -94,9 +106,9 @@ class StreamWire:
     async def read(self, size_bytes: int) -> bytes:
         return await self.reader.readexactly(size_bytes)
 
-    async def write(self, word: bytes) -> None:
+    def write(self, word: bytes) -> Awaitable[None]:
         self.writer.write(word)
-        await self.writer.drain()
+        return self.writer.drain()
 
     async def read_frame(
         self, limits: FrameLimits, stall_s: float, admit: Admit
@@ -162,8 +174,8 @@ class LineWire:
     async def read(self, size_bytes: int) -> bytes:
         return bytes(await self.line.read(size_bytes, _nothing_more))
 
-    async def write(self, word: bytes) -> None:
-        await self.line.post(word)
+    def write(self, word: bytes) -> Awaitable[None] | None:
+        return self.line.post(word)
 
     async def read_frame(
         self, limits: FrameLimits, stall_s: float, admit: Admit
@@ -175,8 +187,9 @@ class LineWire:
         header = parse_header(bytes(head[PREFIX_BYTES:]), limits)
         await admit(header)
         payload = self._memory.take(header.following_bytes)
-        async with asyncio.timeout(patience_s(stall_s, len(payload))):
-            await self.line.read_into(memoryview(payload))
+        if (rest := self.line.read_into(memoryview(payload))) is not None:
+            async with asyncio.timeout(patience_s(stall_s, len(payload))):
+                await rest
         return header, payload
 
     async def write_frame(
@@ -188,7 +201,7 @@ class LineWire:
     async def rest(self) -> None:
         room = memoryview(bytearray(_JOINED_BYTES))
         while True:
-            await self.line.read_into(room)
+            await (self.line.read_into(room) or asyncio.sleep(0))
 
     def close(self) -> None:
         self.line.close()
@@ -267,3 +280,11 @@ async def start_of(header: FrameHeader, payload: memoryview, with_checksum: bool
     if with_checksum and payload.nbytes >= _OFF_LOOP_BYTES:
         return (await asyncio.to_thread(encode_frame, header, payload))[1]
     return encode_frame(header, payload, with_checksum)[1]
+
+
+async def read_reason(wire: Wire, peer_id: str) -> Refused:
+    """The text of a peer that hangs up."""
+    async with asyncio.timeout(_LINGER_S):
+        (length,) = LENGTH.unpack(await wire.read(LENGTH.size))
+        text = await wire.read(min(length, _REASON_LIMIT_BYTES))
+    return Refused(one_line(text.decode(errors="replace")), peer_id)

@@ -24,7 +24,7 @@ from p2p_dtfm.testbed.lies.in_work import IN_WORK
 from p2p_dtfm.testbed.lies.lie import LIE_VARIABLE, MEMORY_VARIABLE, PACE_VARIABLE, Lie, put
 from p2p_dtfm.testbed.lies.of_peers import OF_PEERS, find_what_suits
 from p2p_dtfm.testbed.lies.whispers import WHISPERS
-from p2p_dtfm.train.stage.measure import select_device
+from p2p_dtfm.train.stage.measure import select_device, use_threads
 from p2p_dtfm.train.stage.timed import TimedStageRunner
 
 MEMORY_BYTES = 4 << 30
@@ -44,9 +44,8 @@ def be_equal_and_near() -> None:
     is_paced = bool(os.environ.get(PACE_VARIABLE))
     memory_bytes = int(os.environ.get(MEMORY_VARIABLE, MEMORY_BYTES))
 
-    def device(
-        machine: object, spec: object, setting: str, *more: object, **named: object
-    ) -> Device:
+    def device(machine: object, spec: object, setting: str, threads: int, *more: object) -> Device:
+        use_threads(threads)
         return equal_device(memory_bytes, is_paced, select_device(setting).type)
 
     take = self_record.SelfRecord.make

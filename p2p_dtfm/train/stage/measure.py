@@ -108,6 +108,11 @@ def release_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
+def use_threads(count: int) -> None:
+    """To compute with, in the thread that asks for it and in those that have computed nothing."""
+    torch.set_num_threads(count)
+
+
 def measure_device(
     spec: RunSpec,
     device: torch.device | str = "cpu",
@@ -128,7 +133,7 @@ def measure_device(
     """
     device = torch.device(device)
     if threads is not None:
-        torch.set_num_threads(threads)
+        use_threads(threads)
     if emulated_flops_per_s is not None:
         memory_bytes = memory_limit_bytes or _memory_bytes(device, None)
         return emulated_device(spec, emulated_flops_per_s, memory_bytes)

@@ -121,6 +121,11 @@ class SegmentReduction:
         """Then `part` and `read_part` compute nothing."""
         return self._codec.lossless
 
+    @property
+    def only_adds(self) -> bool:
+        """Nothing is encoded, sorted or left out: sums take as long as memory does."""
+        return self._codec.lossless and not self._trimmed
+
     def elements(self, chunk: int) -> int:
         """How many a chunk has."""
         start, end = self._bounds[chunk]

@@ -1,0 +1,97 @@
+"""A segment's reduction between its holders: what is short is the event loop's own work, what is
+long that of other threads, and either way all have the same sums."""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import pytest
+import torch
+
+from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.daemon.machine.compute import Compute
+from p2p_dtfm.daemon.step import segment_exchange
+from p2p_dtfm.daemon.step.segment_exchange import exchange, sum_digest
+from p2p_dtfm.net import event_loop
+from p2p_dtfm.net.streams.frames import FrameKind, Payload
+from p2p_dtfm.train.codecs import codec_of
+from p2p_dtfm.train.stage.segment_reduction import SegmentCut, SegmentReduction
+from tests.core.builders import run_spec
+
+HOLDERS = ("a", "b", "c")
+ELEMENTS, CHUNKS = 600, 6
+
+
+class Counted(Compute):
+    """Its jobs beside the compute thread."""
+
+    beside = 0
+
+    async def run_beside(self, function: Callable[..., Any], *args: Any, **named: Any) -> Any:
+        self.beside += 1
+        return await super().run_beside(function, *args, **named)
+
+
+class Between:
+    """One holder's way to the others, which are in this process."""
+
+    def __init__(self, me: str, mail: "defaultdict[Any, asyncio.Queue[bytearray]]") -> None:
+        self._me = me
+        self._mail = mail
+
+    async def send(
+        self, peer_id: str, kind: FrameKind, chunk: int, elements: int, payload: Payload
+    ) -> None:
+        self._mail[self._me, peer_id, kind, chunk].put_nowait(bytearray(payload))
+
+    async def take(self, peer_id: str, kind: FrameKind, chunk: int) -> bytearray:
+        return await self._mail[peer_id, self._me, kind, chunk].get()
+
+    async def refuse(self, peer_id: str, fault: PeerFault) -> NoReturn:
+        raise fault
+
+
+async def _reduced(gradients: Sequence[torch.Tensor]) -> tuple[list[Any], list[Any], int]:
+    """What all have in the end, the digests that they state, and their jobs beside."""
+    spec, mail = run_spec(), defaultdict[Any, Any](asyncio.Queue)
+    size = ELEMENTS // CHUNKS
+    bounds = [(size * n, size * (n + 1)) for n in range(CHUNKS)]
+    owners = [HOLDERS[n % len(HOLDERS)] for n in range(CHUNKS)]
+    sides, computes, running = [], [], []
+
+    async def final(layer: int) -> None:
+        assert layer == 1
+
+    for me, gradient in zip(HOLDERS, gradients, strict=True):
+        cut = SegmentCut(1, bounds, [ELEMENTS])
+        side = SegmentReduction(spec, codec_of("fp32", spec.codecs), 0, cut, None)
+        side.fill(1, gradient)
+        sides.append(side)
+        computes.append(compute := Counted())
+        way = Between(me, mail)
+        running.append(exchange(side, me, HOLDERS, owners, way, compute, final))
+    digests = await asyncio.gather(*running)
+    for compute in computes:
+        compute.close()
+    return [side.reduced for side in sides], digests, sum(it.beside for it in computes)
+
+
+@pytest.mark.parametrize("is_short", [True, False])
+def test_all_have_the_same_sums_whoever_adds_them(
+    is_short: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = 4 * ELEMENTS // CHUNKS * len(HOLDERS)
+    monkeypatch.setattr(segment_exchange, "SHORT_BYTES", whole if is_short else whole - 1)
+    torch.manual_seed(1)
+    gradients = [torch.randn(ELEMENTS) for _ in HOLDERS]
+    reduced, digests, beside = event_loop.run(_reduced(gradients))
+    wanted = gradients[0] + gradients[1] + gradients[2]
+    assert all(torch.equal(one, wanted) for one in reduced)
+    pieces = wanted.view(CHUNKS, -1)
+    stated = [
+        sum_digest(b"".join(sum_digest(pieces[n].numpy()) for n in (place, place + len(HOLDERS))))
+        for place in range(len(HOLDERS))
+    ]
+    assert [list(one) for one in digests] == [stated] * len(HOLDERS)
+    assert beside == (0 if is_short else CHUNKS * len(HOLDERS))

@@ -132,6 +132,20 @@ def test_a_step_whose_record_is_lost_costs_an_honest_run_nothing(
     assert found.bridged == {missing} and not found.open and not found.unjudged
 
 
+def test_what_follows_a_missing_step_that_is_shown_is_judged_like_all_else(
+    honest: Run, tmp_path: Path
+) -> None:
+    """The states after it were signed, so it was shown; a false work in the next step counted as
+    one that could not be judged, over the one that was missing."""
+    keys = keys_of([honest.home])
+    (peer,) = keys
+    entries = forged(honest.entries[: 2 + 11], keys, [(10, peer)])
+    shutil.copytree(honest.directory / "blobs", tmp_path / "blobs")
+    with pytest.raises(NotTrue, match="another work") as found:
+        judged(tmp_path, checked(without(entries, 9)))
+    assert (found.value.step, found.value.peer_id) == (10, peer)
+
+
 def test_another_members_transcript_has_what_is_missing(honest: Run, poisoned: Run) -> None:
     late, early = without(honest.entries, *range(12)), without(honest.entries, 15, *range(18, 25))
     checker, added = joined([checked(late), checked(early)])
@@ -280,7 +294,47 @@ def test_it_says_how_much_is_not_shown_and_ends_so_unless_that_is_allowed(
     assert f"of step 10, {SAVED}, {STEPS}." in said, said
 
 
-def test_transcripts_of_two_runs_are_not_put_together(honest: Run, tmp_path: Path) -> None:
+def test_a_transcript_that_was_not_judged_is_not_said_to_hold(
+    honest: Run, poisoned: Run, tmp_path: Path
+) -> None:
+    """Of several the one that has come furthest is judged. Where that is a stranger's, and goes
+    another way, nothing at all was said of the one that was named first."""
+    mine = write_entries(tmp_path / FILE_NAME, honest.entries[: 2 + SAVED + 2])
+    for sample in ("0", "1%"):
+        code, said = ended([mine, poisoned.home], sample=sample, allows=True)
+        assert code == UNJUDGED, said
+        assert f"NOT SHOWN: {mine} goes another way from step {SAVED}" in said, said
+    code, said = ended([poisoned.home, mine], sample="0")
+    assert code == 0 and f"{mine} goes another way from step {SAVED}" in said, said
+    code, said = ended([mine, honest.home])
+    assert code == 0 and "another way" not in said, said
+
+
+def test_of_several_it_is_said_which_is_refused(honest: Run, tmp_path: Path) -> None:
+    false = write_entries(tmp_path / FILE_NAME, [*honest.entries[:4], *honest.entries[3:]])
+    code, said = ended([honest.home, false])
+    assert code == 1 and said.startswith(f"REFUSED: {false}: "), said
+    code, said = ended([false])
+    assert code == 1 and said.startswith("REFUSED: step "), said
+
+
+def test_data_are_taken_from_whichever_member_has_them(honest: Run, tmp_path: Path) -> None:
+    """Who came late has few of them, and who was there from the first step is named after it."""
+    mine = write_entries(tmp_path / FILE_NAME, honest.entries)
+    assert ended([mine, honest.home])[0] == 0
+    shutil.copytree(honest.directory / "blobs", tmp_path / "blobs")
+    files = (tmp_path / "blobs").iterdir()
+    max(files, key=lambda path: path.stat().st_size).unlink()
+    assert ended([mine, honest.home], sample="100%")[0] == 0
+    with pytest.raises(UserError, match="does not have all of the data"):
+        ended([mine])
+    elsewhere = tmp_path / "nowhere"
+    with pytest.raises(UserError, match="nowhere does not have the data"):
+        sample_of(checked(honest.entries).spec, {}, tmp_path, elsewhere, lambda *step: None)  # type: ignore[arg-type]
+    assert not elsewhere.exists()
+
+
+def test_transcripts_of_two_runs_are_not_put_not_put_together(honest: Run, tmp_path: Path) -> None:
     spec = checked(honest.entries).spec
     assert spec is not None
     other = Began(FORMAT, spec.model_copy(update={"name": "another"}).canonical_bytes())

@@ -255,6 +255,7 @@ class WorkSample:
         try:
             if again.judge_states(after):
                 self._found.bridged.add(number)
+                self._is_guess = False
         except NotTrue as found:
             self._unless_guessed(found, number)
 

@@ -294,6 +294,36 @@ def test_it_says_how_much_is_not_shown_and_ends_so_unless_that_is_allowed(
     assert f"of step 10, {SAVED}, {STEPS}." in said, said
 
 
+def test_what_another_has_and_does_not_lead_here_is_told(honest: Run, tmp_path: Path) -> None:
+    """One was killed and came back, another was killed for good meanwhile: neither has the steps
+    between, and it was said to name a transcript that was named."""
+    path = write_entries(tmp_path / FILE_NAME, without(honest.entries, *range(8, 16)))
+    (tmp_path / "other").mkdir()
+    other = write_entries(tmp_path / "other" / FILE_NAME, honest.entries[: 2 + 13])
+    code, said = ended([path, other], sample="0")
+    assert code == UNJUDGED and f"{other} has 5 of the missing steps." in said, said
+    code, said = ended([path, honest.home], sample="0")
+    assert code == 0 and "left out" not in said, said
+
+
+def test_what_is_said_to_be_enough_is(honest: Run, tmp_path: Path) -> None:
+    shutil.copytree(honest.directory / "blobs", tmp_path / "blobs")
+    path = write_entries(tmp_path / FILE_NAME, without(honest.entries, *range(2, 7)))
+    code, said = ended([path], sample="100%", allows=True)
+    assert code == UNJUDGED and "With --allow-gaps" not in said and "ask somebody" not in said, said
+    assert "behind missing steps can be judged from the next checkpoint on alone" in said, said
+    code, said = ended([path], sample="0")
+    assert code == UNJUDGED and "With --allow-gaps" in said, said
+    assert ended([path], sample="0", allows=True)[0] == 0
+
+
+def test_a_damaged_first_line_is_no_lie(honest: Run, tmp_path: Path) -> None:
+    path = write_entries(tmp_path / FILE_NAME, honest.entries)
+    path.write_bytes(b"?" + path.read_bytes()[1:])
+    with pytest.raises(UserError, match="the first line of "):
+        ended([path])
+
+
 def test_a_transcript_that_was_not_judged_is_not_said_to_hold(
     honest: Run, poisoned: Run, tmp_path: Path
 ) -> None:

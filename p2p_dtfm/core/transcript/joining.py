@@ -27,6 +27,12 @@ def joined(checkers: Sequence[Checker]) -> tuple[Checker, int]:
     return main, len(main.steps) - before
 
 
+def in_gaps(main: Checker, other: Checker) -> int:
+    """How many steps another one has of those that are missing: that they have led to what stands
+    here nothing shows, so they stay out. They may be of what was given up."""
+    return sum(1 for it in other.steps for first, end in main.gaps if first <= it < end)
+
+
 def differ_from(main: Checker, other: Checker) -> int | None:
     """The first step that both have and that is not the same: from there on nothing that is found
     of the one is so of the other."""

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 REFUSED = 1
 UNJUDGED = 3
 _WITH_AUDITS = "Whoever makes a run up can see to that; ask somebody whose machine can."
+_BEHIND_GAPS = "What lies behind missing steps can be judged from the next checkpoint on alone."
 _WITHOUT_AUDITS = "In a run without audits nobody can; --sample 0 checks signatures alone."
 SAMPLE_FIX = "give a share such as 1% or 0.01, or 0 to check signatures only"
 
@@ -116,7 +117,7 @@ def _found(place: Path) -> Path:
 def _checked(paths: list[Path], told: dict[str, Any]) -> "Checker":
     """Signatures, certificates, and the chain of steps. Raises `NotTrue` and `UserError`."""
     from p2p_dtfm.core.transcript.checking import NotTrue
-    from p2p_dtfm.core.transcript.joining import differ_from, joined
+    from p2p_dtfm.core.transcript.joining import differ_from, in_gaps, joined
 
     checkers = [_read(path, told) for path in paths]
     told["transcript"] = str(paths[0])
@@ -134,6 +135,7 @@ def _checked(paths: list[Path], told: dict[str, Any]) -> "Checker":
     if sum(tally.token_layers for tally in tallies.values()) != due:
         raise NotTrue("what its peers did does not add up to what the run is of")
     differ = {str(path): differ_from(checker, it) for path, it in zip(paths, checkers, strict=True)}
+    left_out = {str(path): in_gaps(checker, it) for path, it in zip(paths, checkers, strict=True)}
     views = {*checker.views, *(step.view.id for step in checker.steps.values())}
     told |= {
         "run": spec.digest(),
@@ -144,6 +146,7 @@ def _checked(paths: list[Path], told: dict[str, Any]) -> "Checker":
         "tokens": len(trained) * spec.tokens_per_step,
         "missing": checker.gaps,
         "from_others": added,
+        "left_out": {path: count for path, count in left_out.items() if count},
         "elsewhere": {path: step for path, step in differ.items() if step is not None},
         "repeated": checker.repeated,
         "tallies": msgspec.to_builtins(tallies),
@@ -160,6 +163,8 @@ def _read(path: Path, told: dict[str, Any]) -> "Checker":
     told["transcript"] = str(path)
     lines, checker = TranscriptLines(path), Checker(is_signed)
     for entry in lines.entries():
+        if lines.damaged and checker.spec is None:
+            raise UserError(f"the first line of {path} is damaged", "copy it anew from its member")
         checker.take(entry)
     if checker.spec is None:
         raise UserError(
@@ -277,9 +282,10 @@ def _tell(checker: "Checker", judged: "Judged", chosen: "list[Work]", told: dict
     elif not unjudged:
         typer.echo("Nothing was computed again: that all is signed does not show that it was done.")
     if unjudged:
+        advice = _WITH_AUDITS if unjudged > judged.behind_gaps else _BEHIND_GAPS
         typer.echo(
             f"NOT SHOWN: of {counted(len(chosen), 'stage-step')} drawn, {unjudged:,} could not be "
-            f"judged. {_WITHOUT_AUDITS if not spec.audit.rate else _WITH_AUDITS}"
+            f"judged. {_WITHOUT_AUDITS if not spec.audit.rate else advice}"
         )
     for line in (*_of_gaps(judged, told), *_of_others(told)):
         typer.echo(plain(names.in_text(line)))
@@ -311,15 +317,20 @@ def _of_gaps(judged: "Judged", told: dict[str, Any]) -> list[str]:
         unshown = sum(end - first for first, end in judged.open)
         lines.append(
             f"So {counted(unshown, 'step')} of {told['steps'] + missing:,} are not shown. Another "
-            "member's transcript may have them: name it after this one. With --allow-gaps what is "
-            "here is enough."
+            "member's transcript may have them: name it after this one."
         )
+        if not judged.unjudged:
+            lines[-1] += " With --allow-gaps what is here is enough."
     return lines
 
 
 def _of_others(told: dict[str, Any]) -> list[str]:
     """What was named, and is not what was judged."""
-    lines = []
+    lines = [
+        f"{path} has {count:,} of the missing steps. They were left out: nothing shows that they "
+        "led to what follows, as long as others are missing between."
+        for path, count in told["left_out"].items()
+    ]
     for path, step in told["elsewhere"].items():
         said = "NOT SHOWN: " if path == told["transcript"] else ""
         lines.append(

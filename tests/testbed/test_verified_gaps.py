@@ -17,7 +17,7 @@ from p2p_dtfm.core.messages.prepared import Prepared
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.transcript.checking import Checker, NotTrue
-from p2p_dtfm.core.transcript.entries import FORMAT, Began, Entry
+from p2p_dtfm.core.transcript.entries import FORMAT, Began, Committed, Entry, TookOver, line_of
 from p2p_dtfm.core.transcript.joining import joined
 from p2p_dtfm.daemon.proof.from_disk import sample_of
 from p2p_dtfm.daemon.proof.sample_again import Judged, WorkSample, works_of
@@ -322,6 +322,30 @@ def test_a_damaged_first_line_is_no_lie(honest: Run, tmp_path: Path) -> None:
     path.write_bytes(b"?" + path.read_bytes()[1:])
     with pytest.raises(UserError, match="the first line of "):
         ended([path])
+
+
+@pytest.mark.parametrize("line", [1, 5], ids=("a view", "a step"))
+def test_nobody_answers_for_what_its_signature_does_not_cover(
+    honest: Run, tmp_path: Path, line: int
+) -> None:
+    """Of a view that lacked somebody's signature it was said that it stood under just that; and so
+    of a step, in which a disk had lost a bit."""
+    lines = [line_of(entry) for entry in honest.entries]
+    entry = honest.entries[line]
+    if isinstance(entry, TookOver):
+        ((member, _),) = entry.certificate.ready
+        false = msgspec.structs.replace(entry.certificate, ready=((member, bytes(64)),))
+        lines[line] = line_of(msgspec.structs.replace(entry, certificate=false))
+    else:
+        assert isinstance(entry, Committed)
+        (signed,) = entry.signed
+        payload = signed.payload[:-1] + bytes([signed.payload[-1] ^ 1])
+        lines[line] = line_of(Committed((msgspec.structs.replace(signed, payload=payload),)))
+    path = tmp_path / FILE_NAME
+    path.write_text("\n".join(lines))
+    (peer,) = keys_of([honest.home])
+    code, said = ended([path], sample="0")
+    assert code == 1 and peer in said and "It stands under" not in said, said
 
 
 def test_a_transcript_that_was_not_judged_is_not_said_to_hold(

@@ -73,7 +73,7 @@ def verify(
     except NotTrue as found:
         told |= {"holds": False, "refused": found.reason, "step": found.step}
         told |= {"signed_by": found.peer_id}
-        _tell_refusal(told, len(paths) > 1, as_json)
+        _tell_refusal(told, as_json, len(paths) > 1)
         raise typer.Exit(REFUSED) from None
     is_sure = share == 0 or (judged.works > 0 and not judged.unjudged)
     is_sure = is_sure and (allow_gaps or not judged.open) and str(paths[0]) not in told["elsewhere"]
@@ -217,7 +217,7 @@ def _progress() -> Callable[[int, int], None]:
     return lambda step, last: print(f"\rcomputes step {step} ...", end="", file=sys.stderr)
 
 
-def _tell_refusal(told: dict[str, Any], is_one_of_several: bool, as_json: bool) -> None:
+def _tell_refusal(told: dict[str, Any], as_json: bool, is_one_of_several: bool = False) -> None:
     if as_json:
         typer.echo(json.dumps(told))
         return

@@ -9,6 +9,8 @@ import time
 from contextvars import ContextVar
 from typing import Protocol
 
+_COUNTS_SLEEP: int | None = getattr(time, "CLOCK_BOOTTIME", None)
+
 
 class Clock(Protocol):
     """What is asked of time."""
@@ -18,6 +20,9 @@ class Clock(Protocol):
 
     def wall_ns(self) -> int:
         """Since the epoch; somebody may set it."""
+
+    def awake_or_asleep_ns(self) -> int:
+        """Like `monotonic_ns`, but goes on while the machine sleeps."""
 
     def block_ns(self, duration_ns: int) -> None:
         """Let this thread wait: for jobs of an executor, never in an event loop."""
@@ -31,6 +36,13 @@ class MachineClock:
 
     def wall_ns(self) -> int:
         return time.time_ns()
+
+    def awake_or_asleep_ns(self) -> int:
+        """Where there is no such clock, sleep goes unseen: the one on the wall does not tell it
+        from being set."""
+        if _COUNTS_SLEEP is None:
+            return time.monotonic_ns()
+        return time.clock_gettime_ns(_COUNTS_SLEEP)
 
     def block_ns(self, duration_ns: int) -> None:
         time.sleep(duration_ns / 1e9)
@@ -62,6 +74,11 @@ def wall_ns() -> int:
 def wall_s() -> float:
     """Seconds since the epoch."""
     return _CLOCK.get().wall_ns() / 1e9
+
+
+def awake_or_asleep_s() -> float:
+    """Seconds, to compare with each other, of which sleep is a part."""
+    return _CLOCK.get().awake_or_asleep_ns() / 1e9
 
 
 def block_ns(duration_ns: int) -> None:

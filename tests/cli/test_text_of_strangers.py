@@ -106,7 +106,7 @@ def test_what_a_transcript_says(reason: str, capsys: pytest.CaptureFixture[str])
             judged.passed_over.append(EVIL)
         checker: Any = SimpleNamespace(spec=run_spec(), steps={})
         told = {"steps": 1, "tokens": 1, "views": 1, "missing": list(judged.open)}
-        told |= {"from_others": 0, "damaged_lines": 0}
+        told |= {"from_others": 0, "damaged_lines": 0, "elsewhere": {}, "left_out": {}}
         _tell(checker, judged, [(0, PEER)], told | {"tallies": {}, "stage_steps": 1})
     assert_harmless(capsys.readouterr().out)
 

@@ -51,7 +51,7 @@ def test_where_nobody_can_judge_nobody_is_to_be_asked(
 ) -> None:
     checker = SimpleNamespace(spec=run_spec(), steps={})
     told = {"steps": 1, "views": 1, "tokens": 1, "missing": (), "damaged_lines": 0, "tallies": {}}
-    told |= {"from_others": 0}
+    told |= {"from_others": 0, "elsewhere": {}, "left_out": {}}
     judged = Judged(unjudged={"why": 2})
     _tell(checker, judged, [None, None], told)  # type: ignore[arg-type, list-item]
     said = " ".join(capsys.readouterr().out.split())

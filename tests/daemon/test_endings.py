@@ -326,6 +326,9 @@ class SetClock:
     def wall_ns(self) -> int:
         return self.at_ns
 
+    def awake_or_asleep_ns(self) -> int:
+        return self.at_ns
+
     def block_ns(self, duration_ns: int) -> None:
         self.at_ns += duration_ns
 

@@ -37,7 +37,7 @@ class Hand:
     def monotonic_ns(self) -> int:
         return round(self.s * 1e9)
 
-    wall_ns = monotonic_ns
+    wall_ns = awake_or_asleep_ns = monotonic_ns
 
     def block_ns(self, duration_ns: int) -> None:
         raise AssertionError

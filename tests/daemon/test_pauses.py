@@ -2,13 +2,13 @@
 
 import asyncio
 import time
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
 import pytest
 
 from p2p_dtfm.core.protocol.errors import UserError
-from p2p_dtfm.daemon.machine import life as life_module
 from p2p_dtfm.daemon.machine.home import Home
 from p2p_dtfm.daemon.machine.hours import LONGEST_PAUSE_S, for_a_while, pause_seconds
 from p2p_dtfm.daemon.machine.life import Life, Standstill
@@ -18,6 +18,7 @@ from p2p_dtfm.daemon.machine.owner.yields import REASONS, Yields
 from p2p_dtfm.daemon.machine.settings import Settings
 from p2p_dtfm.daemon.node import resident as resident_module
 from p2p_dtfm.daemon.node.resident import Resident
+from p2p_dtfm.ports import now
 from p2p_dtfm.web.api import LocalApi, explained, make_app
 
 
@@ -272,18 +273,40 @@ def test_a_bug_in_looking_costs_one_look(tmp_path: Path, monkeypatch: pytest.Mon
     asyncio.run(scenario())
 
 
-def test_who_stood_still_can_say_so_when_the_others_have_gone_on(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+class Clocks:
+    """Of a machine that sleeps, or whose clock on the wall is set."""
+
+    def __init__(self) -> None:
+        self.awake_s, self.asleep_s, self.set_by_s = 1000.0, 0.0, 0.0
+
+    def monotonic_ns(self) -> int:
+        return round(self.awake_s * 1e9)
+
+    def awake_or_asleep_ns(self) -> int:
+        return round((self.awake_s + self.asleep_s) * 1e9)
+
+    def wall_ns(self) -> int:
+        return self.awake_or_asleep_ns() + round(self.set_by_s * 1e9)
+
+    def block_ns(self, duration_ns: int) -> None:
+        raise AssertionError("nothing waits")
+
+
+@pytest.fixture
+def clocks() -> Iterator[Clocks]:
+    clocks = Clocks()
+    before = now._CLOCK.set(clocks)
+    yield clocks
+    now._CLOCK.reset(before)
+
+
+def test_who_stood_still_can_say_so_when_the_others_have_gone_on(clocks: Clocks) -> None:
     """A machine that slept, or was busy: its user heard "rejoins: view 17 has succeeded 16 without
     this peer", and nothing of why."""
-    wall_s = 1000.0
-    monkeypatch.setattr(life_module.now, "wall_s", lambda: wall_s)
     standstill = Standstill()
 
     def after(seconds: float) -> str:
-        nonlocal wall_s
-        wall_s += seconds
+        clocks.awake_s += seconds
         standstill.look()
         return standstill.lately()
 
@@ -293,5 +316,19 @@ def test_who_stood_still_can_say_so_when_the_others_have_gone_on(
     for _ in range(60):
         after(1.0)
     assert standstill.lately() == "", "that is long over"
-    wall_s += 7.0
+    clocks.asleep_s += 7.0
     assert "stood still for 7 s" in standstill.lately(), "before anybody has looked"
+
+
+def test_a_clock_that_is_set_is_no_standstill(clocks: Clocks) -> None:
+    """Put right by 47 days, it was told as so long a sleep; put back, it hid one."""
+    standstill = Standstill()
+    clocks.set_by_s += 47 * 86_400.0
+    standstill.look()
+    assert standstill.lately() == ""
+    clocks.set_by_s -= 86_400.0
+    clocks.asleep_s += 20.0
+    standstill.look()
+    assert "stood still for 20 s" in standstill.lately()
+    clocks.set_by_s += 3_600.0
+    assert "stood still for 20 s" in standstill.lately(), "nor is it over sooner"

@@ -5,16 +5,18 @@ import hashlib
 import os
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from blake3 import blake3
 
-from p2p_dtfm.core.protocol.canonical import digest_bytes
+from p2p_dtfm.core.protocol.canonical import decode, digest_bytes, encode
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.net.libp2p.host import Host
 from p2p_dtfm.net.streams import blobs
 from p2p_dtfm.net.streams.blobs import BlobExchange, BlobUnavailable
+from p2p_dtfm.train.data import blob_store
 from p2p_dtfm.train.data.blob_store import BlobStore
 from tests.net.net_support import hosts, run
 
@@ -72,7 +74,7 @@ def test_who_has_lost_what_it_wrote_gives_nothing_and_is_not_blamed(tmp_path: Pa
     async def scenario() -> None:
         async with hosts(tmp_path, 3, all_met=True) as (one, two, three):
             for host, its in ((one, BlobStore(store.root)), (three, store)):
-                await BlobExchange(host, its.path, is_sound=its.stayed).ready()
+                await BlobExchange(host, its.path, unread=its.unread).ready()
             faults: list[str] = []
             exchange = BlobExchange(
                 two, lambda digest: None, lambda peer, fault: faults.append(peer)
@@ -84,6 +86,52 @@ def test_who_has_lost_what_it_wrote_gives_nothing_and_is_not_blamed(tmp_path: Pa
             peers = [one.peer_id, three.peer_id]
             assert await exchange.fetch_bytes(DIGEST, peers, 4 << 20) == CONTENT
             assert not faults
+
+    run(scenario())
+
+
+def test_who_waits_until_a_file_is_read_whole_waits_without_a_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shard of a gigabyte takes a disk ten seconds. Each who asked for it meanwhile, or for one
+    that was known, had a thread of those that all else waits for: steps, states, what is saved."""
+    store, goes_on = BlobStore(tmp_path / "store"), threading.Event()
+    known = store.put_bytes(b"known")
+    store.put_bytes(CONTENT)
+    store = BlobStore(store.root)
+    assert store.verify(known)
+    looks: list[Path] = []
+
+    def slow(path: Path) -> str:
+        looks.append(path)
+        assert goes_on.wait(10)
+        return DIGEST
+
+    monkeypatch.setattr(blob_store, "file_digest", slow)
+
+    async def scenario() -> None:
+        async with hosts(tmp_path, 1) as (one,):
+            asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(4))
+            exchange = BlobExchange(one, store.path, unread=store.unread)
+
+            def asked(digest: str) -> bytes:
+                return encode(blobs._Request(digest, 0, 4))
+
+            waiting = [
+                asyncio.create_task(exchange._serve("somebody", asked(DIGEST))) for _ in range(12)
+            ]
+            try:
+                async with asyncio.timeout(3):
+                    while not looks:
+                        await asyncio.sleep(0.01)
+                    await asyncio.to_thread(lambda: None)
+                    reply = decode(await exchange._serve("another", asked(known)), blobs._Chunk, 99)
+                assert reply.content == b"know" and not any(task.done() for task in waiting)
+            finally:
+                goes_on.set()
+            replies = await asyncio.gather(*waiting)
+            assert decode(replies[-1], blobs._Chunk, 99).content == CONTENT[:4]
+            assert len(looks) == 1, "one reads it for all"
 
     run(scenario())
 
@@ -314,7 +362,9 @@ def test_who_fetches_again_while_it_is_still_hashed_finds_its_donor_honest(tmp_p
 def test_what_was_removed_is_looked_at_again_when_it_is_back(tmp_path: Path) -> None:
     store = BlobStore(tmp_path / "of-removed")
     digest = store.put_file(_put(tmp_path, "removed", b"content"))
-    assert store.stayed(digest)
+    assert store.unread(digest) is None
     store.remove(digest)
+    assert store.unread(digest) is None, "there is nothing to be read"
     (store.root / digest).write_bytes(b"c0ntent")  # put there by another process
-    assert not store.stayed(digest)
+    look = store.unread(digest)
+    assert look is not None and not look()

@@ -10,7 +10,7 @@ import pytest
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.net import event_loop
 from p2p_dtfm.net.direct.line import AT_ONCE_BYTES, DirectLine
-from p2p_dtfm.net.direct.sealed import SECRET_BYTES, Keys, SealedSocket
+from p2p_dtfm.net.direct.sealed import PIECE_BYTES, SECRET_BYTES, Keys, SealedSocket
 
 SECRET = bytes(range(SECRET_BYTES)) * 2
 STALL_S = 20.0
@@ -179,6 +179,36 @@ def test_who_floods_a_line_leaves_others_their_turns() -> None:
         is_over = True
         await beside
         assert turns >= count
+
+    played(story)
+
+
+class Later:
+    """Somebody else always goes first."""
+
+    waits = 0
+
+    def must_wait(self) -> bool:
+        return True
+
+    async def wait(self) -> None:
+        self.waits += 1
+        await asyncio.sleep(0.01)
+
+
+def test_who_gives_way_gives_it_once_for_each_piece() -> None:
+    """A lane of states to one who joins got nothing through as long as others had something to
+    send, where a stream through libp2p has its piece after each wait."""
+
+    async def story(here: Counted, there: Counted) -> None:
+        turn, target = Later(), bytearray(3 * PIECE_BYTES)
+        words = [bytes([number]) * PIECE_BYTES for number in range(3)]
+        reading = asyncio.create_task(there.read_into(memoryview(target)))
+        async with asyncio.timeout(5):
+            await here.write(words, turn)
+            await reading
+        assert target == b"".join(words)
+        assert turn.waits == 3
 
     played(story)
 

@@ -34,7 +34,7 @@ class Clock:
     def monotonic_ns(self) -> int:
         return self._loop.now_ns
 
-    wall_ns = monotonic_ns
+    wall_ns = awake_or_asleep_ns = monotonic_ns
 
     def block_ns(self, duration_ns: int) -> None:
         raise AssertionError("nothing waits")

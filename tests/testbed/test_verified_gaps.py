@@ -17,7 +17,7 @@ from p2p_dtfm.core.messages.prepared import Prepared
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.transcript.checking import Checker, NotTrue
-from p2p_dtfm.core.transcript.entries import FORMAT, Began, Entry
+from p2p_dtfm.core.transcript.entries import FORMAT, Began, Committed, Entry, TookOver, line_of
 from p2p_dtfm.core.transcript.joining import joined
 from p2p_dtfm.daemon.proof.from_disk import sample_of
 from p2p_dtfm.daemon.proof.sample_again import Judged, WorkSample, works_of
@@ -130,6 +130,20 @@ def test_a_step_whose_record_is_lost_costs_an_honest_run_nothing(
     """Before a checkpoint, between two, and before the end; drawn on the way or not."""
     found = judged(honest.directory, checked(without(honest.entries, missing)), 0, drawn_to)
     assert found.bridged == {missing} and not found.open and not found.unjudged
+
+
+def test_what_follows_a_missing_step_that_is_shown_is_judged_like_all_else(
+    honest: Run, tmp_path: Path
+) -> None:
+    """The states after it were signed, so it was shown; a false work in the next step counted as
+    one that could not be judged, over the one that was missing."""
+    keys = keys_of([honest.home])
+    (peer,) = keys
+    entries = forged(honest.entries[: 2 + 11], keys, [(10, peer)])
+    shutil.copytree(honest.directory / "blobs", tmp_path / "blobs")
+    with pytest.raises(NotTrue, match="another work") as found:
+        judged(tmp_path, checked(without(entries, 9)))
+    assert (found.value.step, found.value.peer_id) == (10, peer)
 
 
 def test_another_members_transcript_has_what_is_missing(honest: Run, poisoned: Run) -> None:
@@ -280,7 +294,101 @@ def test_it_says_how_much_is_not_shown_and_ends_so_unless_that_is_allowed(
     assert f"of step 10, {SAVED}, {STEPS}." in said, said
 
 
-def test_transcripts_of_two_runs_are_not_put_together(honest: Run, tmp_path: Path) -> None:
+def test_what_another_has_and_does_not_lead_here_is_told(honest: Run, tmp_path: Path) -> None:
+    """One was killed and came back, another was killed for good meanwhile: neither has the steps
+    between, and it was said to name a transcript that was named."""
+    path = write_entries(tmp_path / FILE_NAME, without(honest.entries, *range(8, 16)))
+    (tmp_path / "other").mkdir()
+    other = write_entries(tmp_path / "other" / FILE_NAME, honest.entries[: 2 + 13])
+    code, said = ended([path, other], sample="0")
+    assert code == UNJUDGED and f"{other} has 5 of the missing steps." in said, said
+    code, said = ended([path, honest.home], sample="0")
+    assert code == 0 and "left out" not in said, said
+
+
+def test_what_is_said_to_be_enough_is(honest: Run, tmp_path: Path) -> None:
+    shutil.copytree(honest.directory / "blobs", tmp_path / "blobs")
+    path = write_entries(tmp_path / FILE_NAME, without(honest.entries, *range(2, 7)))
+    code, said = ended([path], sample="100%", allows=True)
+    assert code == UNJUDGED and "With --allow-gaps" not in said and "ask somebody" not in said, said
+    assert "behind missing steps can be judged from the next checkpoint on alone" in said, said
+    code, said = ended([path], sample="0")
+    assert code == UNJUDGED and "With --allow-gaps" in said, said
+    assert ended([path], sample="0", allows=True)[0] == 0
+
+
+def test_a_damaged_first_line_is_no_lie(honest: Run, tmp_path: Path) -> None:
+    path = write_entries(tmp_path / FILE_NAME, honest.entries)
+    path.write_bytes(b"?" + path.read_bytes()[1:])
+    with pytest.raises(UserError, match="the first line of "):
+        ended([path])
+
+
+@pytest.mark.parametrize("line", [1, 5], ids=("a view", "a step"))
+def test_nobody_answers_for_what_its_signature_does_not_cover(
+    honest: Run, tmp_path: Path, line: int
+) -> None:
+    """Of a view that lacked somebody's signature it was said that it stood under just that; and so
+    of a step, in which a disk had lost a bit."""
+    lines = [line_of(entry) for entry in honest.entries]
+    entry = honest.entries[line]
+    if isinstance(entry, TookOver):
+        ((member, _),) = entry.certificate.ready
+        false = msgspec.structs.replace(entry.certificate, ready=((member, bytes(64)),))
+        lines[line] = line_of(msgspec.structs.replace(entry, certificate=false))
+    else:
+        assert isinstance(entry, Committed)
+        (signed,) = entry.signed
+        payload = signed.payload[:-1] + bytes([signed.payload[-1] ^ 1])
+        lines[line] = line_of(Committed((msgspec.structs.replace(signed, payload=payload),)))
+    path = tmp_path / FILE_NAME
+    path.write_text("\n".join(lines))
+    (peer,) = keys_of([honest.home])
+    code, said = ended([path], sample="0")
+    assert code == 1 and peer in said and "It stands under" not in said, said
+
+
+def test_a_transcript_that_was_not_judged_is_not_said_to_hold(
+    honest: Run, poisoned: Run, tmp_path: Path
+) -> None:
+    """Of several the one that has come furthest is judged. Where that is a stranger's, and goes
+    another way, nothing at all was said of the one that was named first."""
+    mine = write_entries(tmp_path / FILE_NAME, honest.entries[: 2 + SAVED + 2])
+    for sample in ("0", "1%"):
+        code, said = ended([mine, poisoned.home], sample=sample, allows=True)
+        assert code == UNJUDGED, said
+        assert f"NOT SHOWN: {mine} goes another way from step {SAVED}" in said, said
+    code, said = ended([poisoned.home, mine], sample="0")
+    assert code == 0 and f"{mine} goes another way from step {SAVED}" in said, said
+    code, said = ended([mine, honest.home])
+    assert code == 0 and "another way" not in said, said
+
+
+def test_of_several_it_is_said_which_is_refused(honest: Run, tmp_path: Path) -> None:
+    false = write_entries(tmp_path / FILE_NAME, [*honest.entries[:4], *honest.entries[3:]])
+    code, said = ended([honest.home, false])
+    assert code == 1 and said.startswith(f"REFUSED: {false}: "), said
+    code, said = ended([false])
+    assert code == 1 and said.startswith("REFUSED: step "), said
+
+
+def test_data_are_taken_from_whichever_member_has_them(honest: Run, tmp_path: Path) -> None:
+    """Who came late has few of them, and who was there from the first step is named after it."""
+    mine = write_entries(tmp_path / FILE_NAME, honest.entries)
+    assert ended([mine, honest.home])[0] == 0
+    shutil.copytree(honest.directory / "blobs", tmp_path / "blobs")
+    files = (tmp_path / "blobs").iterdir()
+    max(files, key=lambda path: path.stat().st_size).unlink()
+    assert ended([mine, honest.home], sample="100%")[0] == 0
+    with pytest.raises(UserError, match="does not have all of the data"):
+        ended([mine])
+    elsewhere = tmp_path / "nowhere"
+    with pytest.raises(UserError, match="nowhere does not have the data"):
+        sample_of(checked(honest.entries).spec, {}, tmp_path, elsewhere, lambda *step: None)  # type: ignore[arg-type]
+    assert not elsewhere.exists()
+
+
+def test_transcripts_of_two_runs_are_not_put_not_put_together(honest: Run, tmp_path: Path) -> None:
     spec = checked(honest.entries).spec
     assert spec is not None
     other = Began(FORMAT, spec.model_copy(update={"name": "another"}).canonical_bytes())

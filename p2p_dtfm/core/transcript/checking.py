@@ -16,7 +16,7 @@ from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.lineage import GENESIS_LINEAGE, extend, unmarked
 from p2p_dtfm.core.protocol.plan import Plan, flaw_of
 from p2p_dtfm.core.protocol.run_spec import RunSpec
-from p2p_dtfm.core.protocol.signed import Signed, Verify, verifying_in
+from p2p_dtfm.core.protocol.signed import Signed, Verify, covered, verifying_in
 from p2p_dtfm.core.protocol.snapshot import ViewId
 from p2p_dtfm.core.recovery.loss_counts import loss_counts
 from p2p_dtfm.core.recovery.view import View
@@ -157,7 +157,7 @@ class Checker:
         said = signers(certificate, self._verify)
         missing = sorted(it.peer_id for it in set(view.snapshot.contributors) - said)
         if missing:
-            raise NotTrue(f"{name} lacks the signature of {missing[0]}", peer_id=missing[0])
+            raise NotTrue(f"{name} lacks the signature of {missing[0]}")
 
     def _give_up_from(self, step: int) -> None:
         given_up = [number for number in self.steps if number >= step]
@@ -209,7 +209,11 @@ class Checker:
         try:
             return Statement(open_prepared(signed, self._verify), signed)
         except PeerFault as fault:
-            raise NotTrue(fault.cause, peer_id=signed.peer_id) from fault
+            text = covered(signed.peer_id, signed.kind, signed.payload)
+            if self._verify(signed.peer_id, text, signed.signature):
+                raise NotTrue(fault.cause, peer_id=signed.peer_id) from fault
+            reason = f"{fault.cause} in the name of {signed.peer_id}: changed since, or damaged"
+            raise NotTrue(reason) from fault
 
     def _follow(
         self, view: View, step: int, said: dict[str, Prepared], outcome: StepOutcome

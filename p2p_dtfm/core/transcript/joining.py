@@ -27,6 +27,25 @@ def joined(checkers: Sequence[Checker]) -> tuple[Checker, int]:
     return main, len(main.steps) - before
 
 
+def in_gaps(main: Checker, other: Checker) -> int:
+    """How many steps another one has of those that are missing: that they have led to what stands
+    here nothing shows, so they stay out. They may be of what was given up."""
+    return sum(1 for it in other.steps for first, end in main.gaps if first <= it < end)
+
+
+def differ_from(main: Checker, other: Checker) -> int | None:
+    """The first step that both have and that is not the same: from there on nothing that is found
+    of the one is so of the other."""
+    both = sorted(main.steps.keys() & other.steps.keys())
+    ends = ((it, end_of(it, main.steps[it]), end_of(it, other.steps[it])) for it in both)
+    return next((number for number, one, another in ends if one != another), None)
+
+
+def end_of(number: int, step: Step) -> str:
+    """The lineage to which it leads; the digest alone."""
+    return unmarked(extend(base_of(step), number, step.view.id, step.outcome.digest))
+
+
 def base_of(step: Step) -> str:
     """The lineage of the states from which it starts: all who made it say the same."""
     return next(iter(step.said.values())).base
@@ -37,6 +56,5 @@ def _by_end(each: Iterable[Mapping[int, Step]]) -> dict[tuple[int, str], Step]:
     found = {}
     for steps in each:
         for number, step in steps.items():
-            led_to = extend(base_of(step), number, step.view.id, step.outcome.digest)
-            found[number + 1, unmarked(led_to)] = step
+            found[number + 1, end_of(number, step)] = step
     return found

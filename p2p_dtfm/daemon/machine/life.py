@@ -128,16 +128,16 @@ class Life:
 
 
 class Standstill:
-    """Whether the machine has let this daemon run. By the clock on the wall, since the other one
-    stands still as well while a machine sleeps."""
+    """Whether the machine has let this daemon run. By the clock that goes on while it sleeps: the
+    one on the wall may be set, and the other one stands still as well."""
 
     def __init__(self) -> None:
-        self._seen_s = self._ended_s = now.wall_s()
+        self._seen_s = self._ended_s = now.awake_or_asleep_s()
         self._still_s = 0.0
 
     def look(self) -> None:
         """All the time: who has not looked for a while stood still."""
-        seen_s, self._seen_s = self._seen_s, now.wall_s()
+        seen_s, self._seen_s = self._seen_s, now.awake_or_asleep_s()
         still_s = self._seen_s - seen_s
         if self._seen_s > self._ended_s + LATELY_S:
             self._still_s = 0.0

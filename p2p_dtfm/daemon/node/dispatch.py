@@ -1,6 +1,7 @@
 """What arrives from other peers: calls, frames, and requests for blobs."""
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -330,10 +331,9 @@ class Dispatch:
             return part
         return self._participant.checkpoints.path_of(digest)
 
-    def is_sound(self, digest: str) -> bool:
+    def unread(self, digest: str) -> Callable[[], bool] | None:
         """Files of states are looked at when they are loaded, and written by this process else."""
-        blobs = self._run.blobs
-        return not blobs.has(digest) or blobs.stayed(digest)
+        return self._run.blobs.unread(digest)
 
     def name_of(self, digest: str) -> str:
         is_data = digest in self._data_digests

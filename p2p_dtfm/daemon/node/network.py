@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -67,8 +68,8 @@ class Inside(Protocol):
     def open_blob(self, digest: str) -> Path | bytes | memoryview | None:
         """A file of the run, or None."""
 
-    def is_sound(self, digest: str) -> bool:
-        """Whether a file that is here is what it is called. Asked in a thread."""
+    def unread(self, digest: str) -> Callable[[], bool] | None:
+        """What is to be done in a thread before a file is given: see `net.streams.blobs.Unread`."""
 
     def require_may_have(self, sender: str, digest: str) -> None:
         """Raises `PeerFault` where a file is not for `sender`."""
@@ -91,8 +92,8 @@ class NoRunYet:
     def open_blob(self, digest: str) -> Path | bytes | memoryview | None:
         return None
 
-    def is_sound(self, digest: str) -> bool:
-        return False
+    def unread(self, digest: str) -> Callable[[], bool] | None:
+        return None
 
     def require_may_have(self, sender: str, digest: str) -> None:
         """There is nothing to get."""
@@ -149,7 +150,7 @@ class Network:
             self.on_fault,
             self._on_download,
             lambda sender, digest: self.inside.require_may_have(sender, digest),
-            lambda digest: self.inside.is_sound(digest),
+            lambda digest: self.inside.unread(digest),
         )
         self._status = local.status
 

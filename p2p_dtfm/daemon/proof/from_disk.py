@@ -1,6 +1,6 @@
 """What is needed to compute a run again, from the directory where a daemon has kept it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -17,16 +17,34 @@ from p2p_dtfm.train.stage.batches import Batches
 Tell = Callable[[int, int], None]
 
 
+class _Blobs:
+    """Of several places: none need have all."""
+
+    def __init__(self, places: Sequence[Path]) -> None:
+        """Directories of runs, or of blobs."""
+        self.named = " and ".join(map(str, places))
+        self._stores = [blobs_in(it) or BlobStore(it) for it in places if it.is_dir()]
+
+    def path(self, digest: str) -> Path | None:
+        found = (store.path(digest) for store in self._stores)
+        return next((path for path in found if path is not None), None)
+
+
 def sample_of(
-    spec: RunSpec, steps: Mapping[int, Step], run: Path, data: Path | None, tell: Tell
+    spec: RunSpec,
+    steps: Mapping[int, Step],
+    run: Path,
+    data: Path | None,
+    tell: Tell,
+    others: Sequence[Path] = (),
 ) -> WorkSample:
     """`run`: the run's directory in a home, with its checkpoints and, unless `data` says where they
-    are, its data. Raises `UserError`."""
-    blobs = _blobs(data or run)
+    are, its data; what it lacks of these may be in one of `others`. Raises `UserError`."""
+    blobs = _Blobs([data] if data is not None else list(dict.fromkeys((run, *others))))
     held = blobs.path(spec.data.manifest) if spec.data.manifest else None
     if held is None:
         raise UserError(
-            f"{blobs.root} does not have the data that this run was trained on",
+            f"{blobs.named} does not have the data that this run was trained on",
             "name a directory that has: --data DIR, the run's directory in a member's home, or the "
             "directory that p2p-dtfm prepare wrote",
         )
@@ -36,31 +54,26 @@ def sample_of(
         batches = Batches(dataset, spec)
     except PeerFault as fault:
         raise UserError(
-            f"the data in {blobs.root} are damaged: {fault.cause}", "copy them anew"
+            f"the data in {blobs.named} are damaged: {fault.cause}", "copy them anew"
         ) from fault
     return WorkSample(
         spec, steps, batches, lambda: _genesis(spec, blobs), run / "checkpoints", tell
     )
 
 
-def _shard(blobs: BlobStore, digest: str) -> Path:
+def _shard(blobs: _Blobs, digest: str) -> Path:
     """A member keeps no more of the data than it has computed with. Raises `UserError`."""
     path = blobs.path(digest)
     if path is None:
         raise UserError(
-            f"{blobs.root} does not have all of the data that this run was trained on: it lacks "
+            f"{blobs.named} does not have all of the data that this run was trained on: it lacks "
             f"{digest}",
             "name a directory that has: --data DIR, such as the one that p2p-dtfm prepare wrote",
         )
     return path
 
 
-def _blobs(place: Path) -> BlobStore:
-    """Of a run's directory, or of a directory of blobs."""
-    return blobs_in(place) or BlobStore(place)
-
-
-def _genesis(spec: RunSpec, blobs: BlobStore) -> dict[int, LayerState]:
+def _genesis(spec: RunSpec, blobs: _Blobs) -> dict[int, LayerState]:
     """The states before the first step. Raises `UserError`."""
     layers = range(layer_count(spec))
     if not spec.model.initial:
@@ -81,6 +94,6 @@ def _genesis(spec: RunSpec, blobs: BlobStore) -> dict[int, LayerState]:
             f"the weights it began with are damaged: {fault.cause}", "copy them anew"
         ) from fault
     raise UserError(
-        f"{blobs.root} does not have the weights that this run began with",
+        f"{blobs.named} does not have the weights that this run began with",
         "name a directory that has: --data DIR, the run's directory in a member's home",
     )

@@ -52,6 +52,8 @@ class Judged:
     """Computed."""
     unjudged: dict[str, int] = field(default_factory=dict)
     """Of those drawn, by the reason why they could not be judged here."""
+    behind_gaps: int = 0
+    """Of these, for steps that are missing."""
     passed_over: list[str] = field(default_factory=list)
     """Checkpoints whose states are not those that were signed, and why. Nothing was judged by them:
     what a disk holds is nobody's word."""
@@ -63,6 +65,10 @@ class Judged:
     open: dict[Gap, str] = field(default_factory=dict)
     """Steps that are missing, and why nothing shows that what stands before them has led to what
     stands after."""
+
+
+class _StepMissing(Unjudged):
+    """Whatever machine computes."""
 
 
 class _Damaged(Exception):
@@ -94,7 +100,7 @@ class WorkSample:
         """Checkpoints that were passed over."""
         self._tell = tell
         self._again: WorkAgain | None = None
-        self._stops: dict[int, str] = {}
+        self._stops: dict[int, Unjudged] = {}
         """Steps of which nothing can be computed here, and why: nobody gets past them but by a
         checkpoint after them."""
         self._is_guess = False
@@ -119,6 +125,8 @@ class WorkSample:
                 text = str(reason)
                 count = self._found.unjudged.get(text, 0)
                 self._found.unjudged[text] = count + len(wanted[number])
+                if isinstance(reason, _StepMissing):
+                    self._found.behind_gaps += len(wanted[number])
         for gap in gaps:
             why = "" if gap[0] in self._found.bridged else self._bridge(*gap)
             if why:
@@ -135,7 +143,10 @@ class WorkSample:
                 continue
             try:
                 if self._anchors.get(step) != directory:
-                    raise _Damaged(f"nobody here has signed what the checkpoint {directory} holds")
+                    reason = (
+                        f"no step here has a signature for what the checkpoint {directory} holds"
+                    )
+                    raise _Damaged(reason)
                 self._states_at(step)
                 self._found.signed_checkpoints.append(step)
             except _Damaged as found:
@@ -168,13 +179,13 @@ class WorkSample:
             again = self._again = self._nearest_before(number)
         stops = [step for step in self._stops if again.step <= step < number]
         if stops:
-            raise Unjudged(self._stops[min(stops)])
+            raise self._stops[min(stops)]
         while again.step < number:
             self._tell(again.step, last)
             try:
                 self._advance(again)
             except Unjudged as reason:
-                self._stops[again.step] = str(reason)
+                self._stops[again.step] = reason
                 raise
         return again
 
@@ -245,7 +256,7 @@ class WorkSample:
         whether it was. Raises `Unjudged`."""
         before = self._steps.get(number - 1)
         if before is None or self._is_guess:
-            raise Unjudged(f"step {number} is missing, and no checkpoint after it is here")
+            raise _StepMissing(f"step {number} is missing, and no checkpoint after it is here")
         again.advance_unseen(before, number)
         self._is_guess = True
         self._found.steps += 1
@@ -255,12 +266,13 @@ class WorkSample:
         try:
             if again.judge_states(after):
                 self._found.bridged.add(number)
+                self._is_guess = False
         except NotTrue as found:
             self._unless_guessed(found, number)
 
     def _unless_guessed(self, found: NotTrue, missing: int) -> None:
         if self._is_guess:
-            raise Unjudged(f"step {missing} is missing, and was not computed as the one before")
+            raise _StepMissing(f"step {missing} is missing, and was not computed as the one before")
         raise found
 
     def _count(self, again: WorkAgain, before: int) -> None:

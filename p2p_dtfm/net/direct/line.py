@@ -56,6 +56,8 @@ class DirectLine:
         self._looking: asyncio.TimerHandle | None = None
         self._closing = False
         self._gives_way = False
+        self._gave_way = False
+        """For the piece that is next: it goes, whoever is still before it."""
         self._rings = 0
         self._rests = False
         """The thread waits, or is about to, and must be woken."""
@@ -272,7 +274,7 @@ class DirectLine:
         if not self._writes or self._gives_way:
             return False, False
         job = self._writes[0]
-        if job.turn is not None and job.turn.must_wait():
+        if not self._gave_way and job.turn is not None and job.turn.must_wait():
             self._gives_way = True
             self._tell(self._give_way, job.turn)
             return False, False
@@ -280,6 +282,7 @@ class DirectLine:
             if job.pieces:
                 self._connection.send(job.pieces[0])  # all of it or, by an exception, none
                 job.pieces.popleft()
+            self._gave_way = False
         except BlockingIOError:
             return False, True
         if not job.pieces:
@@ -376,7 +379,7 @@ class DirectLine:
         waiting.add_done_callback(self._goes_on)
 
     def _goes_on(self, waiting: "asyncio.Task[None]") -> None:
-        self._gives_way = False
+        self._gave_way, self._gives_way = True, False
         self._ring()
 
 

@@ -37,9 +37,10 @@ OpenBlob = Callable[[str], Path | bytes | memoryview | None]
 """Finds a blob, on disk or in memory, by its digest."""
 MayHave = Callable[[str, str], None]
 """Raises `PeerFault` for a sender that does not get the blob with this digest."""
-IsSound = Callable[[str], bool]
-"""Whether a file is what it is called; asked in a thread. A disk may have lost what was written to
-it, and who gives others what is left is called a liar by each of them."""
+Unread = Callable[[str], Callable[[], bool] | None]
+"""What is to be done in a thread before a file may be given, and says whether it is what it is
+called; None: nothing. A disk may have lost what was written to it, and who gives others what is
+left is called a liar by each of them."""
 OnFault = Callable[[str, PeerFault], None]
 OnProgress = Callable[[str, int, int], None]
 """Digest, bytes that are here, bytes in all. The end, good or not, is told as (digest, 0, 0)."""
@@ -151,11 +152,12 @@ class BlobExchange:
         on_fault: OnFault | None = None,
         on_progress: OnProgress = lambda digest, done_bytes, total_bytes: None,
         may_have: MayHave = lambda sender, digest: None,
-        is_sound: IsSound = lambda digest: True,
+        unread: Unread = lambda digest: None,
     ) -> None:
         self._open_blob = open_blob
         self._may_have = may_have
-        self._is_sound = is_sound
+        self._unread = unread
+        self._reads = asyncio.Lock()
         self._on_fault = on_fault
         self._on_progress = on_progress
         self.received_bytes = 0
@@ -425,14 +427,21 @@ class BlobExchange:
             end = request.offset + request.length
             return _Chunk(len(found), bytes(found[request.offset : end]))
         try:
-            return await asyncio.to_thread(self._chunk_of, found, request)
+            await self._require_sound(request.digest)
+            part = await asyncio.to_thread(read_part, found, request.offset, request.length)
+            return _Chunk(*part)
         except FileNotFoundError as error:
             raise PeerFault(f"blob {request.digest[:12]} is no longer here") from error
         except OSError as error:
             log.warning("blob %s cannot be read: %s", request.digest[:12], error)
             raise PeerFault(f"blob {request.digest[:12]} cannot be read here") from error
 
-    def _chunk_of(self, found: Path, request: _Request) -> _Chunk:
-        if not self._is_sound(request.digest):
-            raise FileNotFoundError(request.digest)
-        return _Chunk(*read_part(found, request.offset, request.length))
+    async def _require_sound(self, digest: str) -> None:
+        """Raises `FileNotFoundError`. One file is read whole at a time, and whoever waits for that
+        has no thread: there are few, and all of the daemon's work needs them."""
+        if self._unread(digest) is None:
+            return
+        async with self._reads:
+            read = self._unread(digest)  # somebody else may have done it meanwhile
+            if read is not None and not await asyncio.to_thread(read):
+                raise FileNotFoundError(digest)

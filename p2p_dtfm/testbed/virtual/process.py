@@ -78,6 +78,10 @@ class Process:
     def wall_ns(self) -> int:
         return _EPOCH_NS + self.wall_ahead_ns + self.monotonic_ns()
 
+    def awake_or_asleep_ns(self) -> int:
+        """Of this world no machine sleeps: those whose time passes without them are paused."""
+        return self.monotonic_ns()
+
     def block_ns(self, duration_ns: int) -> None:
         assert self._loop.in_job, "only a job of an executor may wait"
         self._loop.job_ns += duration_ns

@@ -9,8 +9,8 @@ import hashlib
 import os
 import re
 import shutil
-import threading
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from functools import partial
 from pathlib import Path
 
 from p2p_dtfm.core.protocol.errors import PeerFault
@@ -68,7 +68,6 @@ class BlobStore:
         self.root.mkdir(parents=True, exist_ok=True)
         self._sound = set[str]()
         """That were read or written whole by this process."""
-        self._looks = threading.Lock()
 
     def path(self, digest: str) -> Path | None:
         """Where a blob lies, or None if it is not here. PeerFault if `digest` is malformed."""
@@ -151,11 +150,12 @@ class BlobStore:
         self.quarantine(digest)
         return False
 
-    def stayed(self, digest: str) -> bool:
-        """Whether the blob is here and sound: read whole the first time that it is asked for in
-        this process, or else where this has written it."""
-        with self._looks:  # of many that ask at once, one reads
-            return self.has(digest) and (digest in self._sound or self.verify(digest))
+    def unread(self, digest: str) -> Callable[[], bool] | None:
+        """What takes long and is to be done before the blob is given to others: `verify`, the first
+        time in this process, unless it has written it. None: nothing is."""
+        if digest in self._sound or not self.has(digest):
+            return None
+        return partial(self.verify, digest)
 
     def quarantine(self, digest: str) -> Path | None:
         """Put a blob aside so that it is fetched again; where it lies now, None if not here.

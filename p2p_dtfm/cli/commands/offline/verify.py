@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 REFUSED = 1
 UNJUDGED = 3
 _WITH_AUDITS = "Whoever makes a run up can see to that; ask somebody whose machine can."
+_BEHIND_GAPS = "What lies behind missing steps can be judged from the next checkpoint on alone."
 _WITHOUT_AUDITS = "In a run without audits nobody can; --sample 0 checks signatures alone."
 SAMPLE_FIX = "give a share such as 1% or 0.01, or 0 to check signatures only"
 
@@ -68,14 +69,14 @@ def verify(
     told: dict[str, Any] = {"transcript": str(paths[0]), "holds": True, "seed": seed}
     try:
         checker = _checked(paths, told)
-        judged, works = _computed_again(checker, paths[0], data, share, seed, told)
+        judged, works = _computed_again(checker, paths, data, share, seed, told)
     except NotTrue as found:
         told |= {"holds": False, "refused": found.reason, "step": found.step}
         told |= {"signed_by": found.peer_id}
-        _tell_refusal(told, as_json)
+        _tell_refusal(told, as_json, len(paths) > 1)
         raise typer.Exit(REFUSED) from None
     is_sure = share == 0 or (judged.works > 0 and not judged.unjudged)
-    is_sure = is_sure and (allow_gaps or not judged.open)
+    is_sure = is_sure and (allow_gaps or not judged.open) and str(paths[0]) not in told["elsewhere"]
     told["holds"] = True if is_sure else None
     if as_json:
         typer.echo(json.dumps(told))
@@ -116,9 +117,10 @@ def _found(place: Path) -> Path:
 def _checked(paths: list[Path], told: dict[str, Any]) -> "Checker":
     """Signatures, certificates, and the chain of steps. Raises `NotTrue` and `UserError`."""
     from p2p_dtfm.core.transcript.checking import NotTrue
-    from p2p_dtfm.core.transcript.joining import joined
+    from p2p_dtfm.core.transcript.joining import differ_from, in_gaps, joined
 
     checkers = [_read(path, told) for path in paths]
+    told["transcript"] = str(paths[0])
     specs = {checker.spec.digest() for checker in checkers if checker.spec is not None}
     if len(specs) > 1:
         raise UserError(
@@ -132,6 +134,8 @@ def _checked(paths: list[Path], told: dict[str, Any]) -> "Checker":
     due = len(trained) * spec.tokens_per_step * checker.layer_count
     if sum(tally.token_layers for tally in tallies.values()) != due:
         raise NotTrue("what its peers did does not add up to what the run is of")
+    differ = {str(path): differ_from(checker, it) for path, it in zip(paths, checkers, strict=True)}
+    left_out = {str(path): in_gaps(checker, it) for path, it in zip(paths, checkers, strict=True)}
     views = {*checker.views, *(step.view.id for step in checker.steps.values())}
     told |= {
         "run": spec.digest(),
@@ -142,6 +146,8 @@ def _checked(paths: list[Path], told: dict[str, Any]) -> "Checker":
         "tokens": len(trained) * spec.tokens_per_step,
         "missing": checker.gaps,
         "from_others": added,
+        "left_out": {path: count for path, count in left_out.items() if count},
+        "elsewhere": {path: step for path, step in differ.items() if step is not None},
         "repeated": checker.repeated,
         "tallies": msgspec.to_builtins(tallies),
     }
@@ -154,8 +160,11 @@ def _read(path: Path, told: dict[str, Any]) -> "Checker":
     from p2p_dtfm.daemon.proof.transcript_file import TranscriptLines
     from p2p_dtfm.net.contacts.identity import verify as is_signed
 
+    told["transcript"] = str(path)
     lines, checker = TranscriptLines(path), Checker(is_signed)
     for entry in lines.entries():
+        if lines.damaged and checker.spec is None:
+            raise UserError(f"the first line of {path} is damaged", "copy it anew from its member")
         checker.take(entry)
     if checker.spec is None:
         raise UserError(
@@ -168,7 +177,7 @@ def _read(path: Path, told: dict[str, Any]) -> "Checker":
 
 def _computed_again(
     checker: "Checker",
-    path: Path,
+    paths: list[Path],
     data: Path | None,
     share: float,
     seed: int,
@@ -184,7 +193,8 @@ def _computed_again(
     judged = Judged(open=dict.fromkeys(gaps, "nothing was computed again"))
     if chosen and checker.spec is not None:
         told["drawn"] = chosen
-        sample = sample_of(checker.spec, checker.steps, path.parent, data, _progress())
+        run, *others = (path.parent for path in paths)
+        sample = sample_of(checker.spec, checker.steps, run, data, _progress(), others)
         judged = sample.judge(chosen, gaps)
         sample.look_at_checkpoints()
     told |= {
@@ -207,12 +217,14 @@ def _progress() -> Callable[[int, int], None]:
     return lambda step, last: print(f"\rcomputes step {step} ...", end="", file=sys.stderr)
 
 
-def _tell_refusal(told: dict[str, Any], as_json: bool) -> None:
+def _tell_refusal(told: dict[str, Any], as_json: bool, is_one_of_several: bool = False) -> None:
     if as_json:
         typer.echo(json.dumps(told))
         return
     where = "" if told["step"] is None else f"step {told['step']}: "
-    typer.echo(f"REFUSED: {where}{plain(told['refused'])}")
+    if is_one_of_several and "run" not in told:  # from there on it is of all together
+        where = f"{told['transcript']}: {where}"
+    typer.echo(f"REFUSED: {plain(where)}{plain(told['refused'])}")
     if told["signed_by"]:
         typer.echo(f"It stands under the signature of {plain(told['signed_by'])}.")
 
@@ -270,11 +282,12 @@ def _tell(checker: "Checker", judged: "Judged", chosen: "list[Work]", told: dict
     elif not unjudged:
         typer.echo("Nothing was computed again: that all is signed does not show that it was done.")
     if unjudged:
+        advice = _WITH_AUDITS if unjudged > judged.behind_gaps else _BEHIND_GAPS
         typer.echo(
             f"NOT SHOWN: of {counted(len(chosen), 'stage-step')} drawn, {unjudged:,} could not be "
-            f"judged. {_WITHOUT_AUDITS if not spec.audit.rate else _WITH_AUDITS}"
+            f"judged. {_WITHOUT_AUDITS if not spec.audit.rate else advice}"
         )
-    for line in _of_gaps(judged, told):
+    for line in (*_of_gaps(judged, told), *_of_others(told)):
         typer.echo(plain(names.in_text(line)))
 
 
@@ -304,8 +317,26 @@ def _of_gaps(judged: "Judged", told: dict[str, Any]) -> list[str]:
         unshown = sum(end - first for first, end in judged.open)
         lines.append(
             f"So {counted(unshown, 'step')} of {told['steps'] + missing:,} are not shown. Another "
-            "member's transcript may have them: name it after this one. With --allow-gaps what is "
-            "here is enough."
+            "member's transcript may have them: name it after this one."
+        )
+        if not judged.unjudged:
+            lines[-1] += " With --allow-gaps what is here is enough."
+    return lines
+
+
+def _of_others(told: dict[str, Any]) -> list[str]:
+    """What was named, and is not what was judged."""
+    lines = [
+        f"{path} has {count:,} of the missing steps. They were left out: nothing shows that they "
+        "led to what follows, as long as others are missing between."
+        for path, count in told["left_out"].items()
+    ]
+    for path, step in told["elsewhere"].items():
+        said = "NOT SHOWN: " if path == told["transcript"] else ""
+        lines.append(
+            f"{said}{path} goes another way from step {step} on than the transcript that has come "
+            "furthest, which was judged: of that nothing is said here. Whoever was killed or away "
+            "may have such steps. To have it judged, name it alone."
         )
     return lines
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from p2p_dtfm.core.protocol.snapshot import ViewId
+from p2p_dtfm.ports import now
 from p2p_dtfm.testbed.virtual.process import PROCESS
 
 IN_WORK = ("zeros", "flip", "noise", "replay", "skipped", "tokens", "sum", "loss", "scale", "bend")
@@ -65,6 +66,8 @@ class Denied:
     """How many have a stage."""
     by: set[str] = field(default_factory=set)
     """The honest ones that came to something else, and said so in their Prepared."""
+    most_at_s: float | None = None
+    """Since when they are more than half of the holders, by the world's time."""
 
 
 @dataclass
@@ -144,11 +147,19 @@ class Lying:
     def deny(self, deed: Deed, holders: int, peer_ids: Iterable[str]) -> None:
         """By the peer whose turn it is, if it is honest."""
         for peer_id in peer_ids if self.here() not in self.ids else ():
-            self.denied.setdefault((deed, peer_id), Denied(holders)).by.add(self.here())
+            denied = self.denied.setdefault((deed, peer_id), Denied(holders))
+            denied.by.add(self.here())
+            if denied.most_at_s is None and 2 * len(denied.by) > holders:
+                denied.most_at_s = now.monotonic_s()
 
-    def found_out(self) -> set[str]:
-        """Peer ids of liars whose work more than half of all stage-holders, all honest, deny."""
-        return {liar for (_, liar), it in self.denied.items() if 2 * len(it.by) > it.holders}
+    def found_out(self) -> dict[str, float]:
+        """Peer ids of liars whose work more than half of all stage-holders, all honest, deny; and
+        since when."""
+        found: dict[str, float] = {}
+        for (_, liar), it in self.denied.items():
+            if it.most_at_s is not None:
+                found[liar] = min(found.get(liar, it.most_at_s), it.most_at_s)
+        return found
 
     def stayed(self) -> list[int]:
         """Steps that honest peers have committed, and in which somebody had lied in its work."""

@@ -8,7 +8,7 @@ these runs nothing is undone.
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from p2p_dtfm.testbed.virtual.lies.lying import Lying
 from p2p_dtfm.testbed.virtual.peer import Peer
@@ -18,6 +18,7 @@ from p2p_dtfm.testbed.virtual.seeds.judge import Broken, saved_at
 MISSED_LIMIT = 16
 """At half of all steps so many in a row are drawn for nobody once in 65,536 times."""
 UNDISTURBED = ("lie", "join")
+Views = dict[tuple[int, str], tuple[float, list[str]]]
 NAMED = re.compile(r"leaves out (?!one of )(\w+): ")
 
 
@@ -83,14 +84,28 @@ def _require_no_honest_blame(lying: Lying) -> None:
 
 def _require_bars(peers: Sequence[Peer], lying: Lying, is_undisturbed: bool) -> None:
     """Where nobody crashed while it was found out, each liar that was is barred by all who were
-    ever in a view."""
-    found = lying.found_out() if is_undisturbed else set()
+    in a view that has gone on without it since. Who was left out before has not heard of that."""
+    found = lying.found_out() if is_undisturbed else {}
+    views = {peer.name: _views_of(peer) for peer in peers}
     for peer in peers:
         told = peer.daemon.status_json() if peer.daemon is not None else {}
         barred = {bar["peer_id"]: bar["reason"] for bar in told.get("barred", ())}
         for peer_id in sorted(barred.keys() - lying.names.keys()):
             raise Broken(f"{peer.name} has barred an honest peer: {barred[peer_id]}")
-        was_in_a_view = any(event["event"] == "view" for event in peer.events())
-        for peer_id in sorted(found - barred.keys() if was_in_a_view else ()):
-            name = lying.names[peer_id]
-            raise Broken(f"{name} was found out by most, and {peer.name} has not barred it")
+        for peer_id in sorted(found.keys() - barred.keys()):
+            without = _went_on_without(peer_id, found[peer_id], views.values())
+            if views[peer.name].keys() & without if without else views[peer.name]:
+                name = lying.names[peer_id]
+                raise Broken(f"{name} was found out by most, and {peer.name} has not barred it")
+
+
+def _views_of(peer: Peer) -> Views:
+    """When it went on in each, with whom."""
+    told = (event for event in peer.events() if event["event"] == "view")
+    return {(it["view"], it["snapshot"]): (it["at_s"], it["members"]) for it in told}
+
+
+def _went_on_without(liar: str, found_s: float, views: Iterable[Views]) -> set[tuple[int, str]]:
+    """Since it was found out; empty where it was left out of none."""
+    told = (item for each in views for item in each.items())
+    return {view for view, (at_s, members) in told if at_s >= found_s and liar not in members}

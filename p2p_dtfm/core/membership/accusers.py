@@ -1,6 +1,7 @@
 """Who accuses others again and again, though they are heard by most, who was lately in doubt with
 somebody, or holds up all others."""
 
+from collections import Counter
 from collections.abc import Collection, Iterable
 
 from p2p_dtfm.core.messages.agreement_messages import Accusation
@@ -10,6 +11,8 @@ REMEMBERED_NS = 600_000_000_000
 ATTEMPTS = 2
 PEERS_LIMIT = 256
 NAMED_LIMIT = 64
+DOUBTS_LIMIT = 8
+"""Of one peer, the last ones."""
 STOPS_LIMIT = 3
 """So often a member may stop the steps without one that commits in between."""
 STOPS_OFTEN = 12
@@ -24,8 +27,8 @@ class Accusers:
 
     def __init__(self) -> None:
         self._seen: dict[str, dict[int, int]] = {}
-        self._doubted: dict[str, int] = {}
-        """When each was in doubt last."""
+        self._doubted: dict[str, dict[str, int]] = {}
+        """With whom each was in doubt, and when last."""
         self._held_up: dict[Member, tuple[int, int]] = {}
         self._stops: dict[Member, list[tuple[int, int]]] = {}
         self._unanswered: dict[Member, tuple[int, int]] = {}
@@ -112,25 +115,39 @@ class Accusers:
                 for accuser in by - {me, of}:
                     self._note(accuser.peer_id, number, now_ns)
 
-    def heed_doubts(self, pairs: Iterable[tuple[str, str]], me: str, now_ns: int) -> None:
+    def heed_doubts(self, pairs: Collection[tuple[str, str]], me: str, now_ns: int) -> None:
         """An attempt is over, in which one of each pair had to go, and nobody knew which one says
         what is not so. Who it was will be in doubt with somebody else next: then that one stays.
-        Else a liar whose id is low has the others go, one after the other, until it is alone."""
-        for peer_id in sorted({peer_id for pair in pairs for peer_id in pair} - {me}):
-            self._doubted.pop(peer_id, None)
-            self._doubted[peer_id] = now_ns
+        Else a liar whose id is low has the others go, one after the other, until it is alone; and
+        so have two of whom each time a third one is in doubt with both."""
+        for one, other in sorted({*pairs, *((other, one) for one, other in pairs)}):
+            if one == me:
+                continue
+            others = self._doubted.pop(one, {})
+            others.pop(other, None)
+            self._doubted[one] = others | {other: now_ns}
+            while len(self._doubted[one]) > DOUBTS_LIMIT:
+                del self._doubted[one][next(iter(self._doubted[one]))]
         while len(self._doubted) > PEERS_LIMIT:
             del self._doubted[next(iter(self._doubted))]
 
     def named(self, now_ns: int) -> tuple[str, ...]:
-        """Those that have done so in several attempts of late, or were in doubt in one."""
-        doubted = self._doubted.items()
-        found = [peer_id for peer_id, at_ns in doubted if now_ns - at_ns < REMEMBERED_NS]
+        """Those that have done so in several attempts of late, or were in doubt in one; of the
+        latter each once more for everyone with whom it was."""
+
+        def is_late(at_ns: int) -> bool:
+            return now_ns - at_ns < REMEMBERED_NS
+
+        times = Counter[str]()
+        for peer_id, others in self._doubted.items():
+            with_so_many = sum(map(is_late, others.values()))
+            times[peer_id] = 1 + with_so_many if with_so_many else 0
         for peer_id, attempts in self._seen.items():
-            recent = [at for at in attempts.values() if now_ns - at < REMEMBERED_NS]
-            if len(recent) >= ATTEMPTS:
-                found.append(peer_id)
-        return tuple(sorted(set(found))[:NAMED_LIMIT])
+            if sum(map(is_late, attempts.values())) >= ATTEMPTS:
+                times[peer_id] = max(1, times[peer_id])
+        once = sorted(+times)
+        again = sorted((+times - Counter(once)).elements())
+        return tuple(sorted([*once, *again][:NAMED_LIMIT]))
 
     def _note(self, peer_id: str, number: int, now_ns: int) -> None:
         attempts = self._seen.setdefault(peer_id, {})

@@ -76,26 +76,34 @@ def mutually_reachable(
     heard: Mapping[Member, Contribution],
     accusations: Collection[Accusation],
     reached_step: Callable[[list[Contribution]], int],
+    contradictions: Collection[Accusation] = (),
 ) -> tuple[Member, ...]:
     """The contributors without those that must go so that no evidence is left between two.
 
-    Goes first who has most links in doubt; among equals who accuses again and again, or was lately
+    `contradictions`: those of the accusations that two signed words are. Goes first who has most
+    links in doubt, and of who is in a contradiction also those of late count, by the word of most
+    members: of two fellows that contradict one honest one after the other that one has more, each
+    time anew. Among equals who accuses again and again, or was lately
     in doubt, by the word of most members, then the one without whom the rest goes on from the
     furthest step (`reached_step` of their contributions, -1 if layers are lost), then newcomers,
     then the highest peer id.
     """
     staying = dict(heard)
-    accusers = known_accusers(heard.values())
+    accusers, earlier = known_accusers(heard.values()), earlier_doubts(heard.values())
+    contradict = {tuple(sorted((a.by, a.of))) for a in contradictions}
     while True:
         doubts = dict.fromkeys(staying, 0)
+        contradicted = {end for pair in contradict if staying.keys() >= set(pair) for end in pair}
         pairs = {tuple(sorted((a.by, a.of))) for a in accusations}
         for one, other in pairs:
             if one in staying and other in staying and one != other:
                 doubts[one] += 1
                 doubts[other] += 1
-        most = max(doubts.values(), default=0)
-        if most == 0:
+        if not any(doubts.values()):
             return tuple(sorted(staying))
+        for member in contradicted:
+            doubts[member] += earlier.get(member.peer_id, 0)
+        most = max(doubts.values())
 
         def rank(member: Member) -> tuple[bool, int, bool, Member]:
             rest = [part for other, part in staying.items() if other != member]
@@ -126,3 +134,16 @@ def known_accusers(contributions: Iterable[Contribution]) -> frozenset[str]:
     members = [part for part in contributions if part.present is not None]
     named = Counter(peer_id for part in members for peer_id in set(part.accusers))
     return frozenset(peer_id for peer_id, count in named.items() if 2 * count > len(members))
+
+
+def earlier_doubts(contributions: Iterable[Contribution]) -> dict[str, int]:
+    """With how many each was in doubt of late, as far as more than half of the members among the
+    contributors say so: they name it once, and once more for each of these."""
+    members = [part for part in contributions if part.present is not None]
+    named: dict[str, list[int]] = {}
+    for part in members:
+        for peer_id, times in Counter(part.accusers).items():
+            named.setdefault(peer_id, []).append(times - 1)
+    most = len(members) // 2
+    said = {peer_id: sorted(times, reverse=True) for peer_id, times in named.items()}
+    return {peer_id: times[most] for peer_id, times in said.items() if len(times) > most}

@@ -39,7 +39,7 @@ from p2p_dtfm.net.libp2p.host import CONNECTION_ERRORS, Host
 from p2p_dtfm.net.streams.blobs import BlobExchange, BlobUnavailable
 from p2p_dtfm.net.streams.bulk import LANES, LaneHello
 from p2p_dtfm.net.streams.frames import FrameHeader, FrameKind, encode_frame
-from p2p_dtfm.net.streams.stripes import LENGTH
+from p2p_dtfm.net.streams.wire import LENGTH
 from p2p_dtfm.testbed.local_swarm import Child, LocalSwarm
 from tests.e2e.helpers import step_of, takes_part, wait_until, write_endless_spec
 from tests.e2e.walking_daemon import MODULE

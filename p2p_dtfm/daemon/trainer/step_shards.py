@@ -34,7 +34,7 @@ async def have_shards(
 ) -> None:
     """Bring what a stage reads, if it reads any; or until the view is over."""
     needed = _needed(tools, plan, read)
-    if needed is None or tools.batches.has_open(needed):
+    if needed is None:
         return
     try:
         await _fetch(tools, outlet, state, view, needed)

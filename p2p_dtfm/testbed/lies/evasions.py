@@ -13,7 +13,7 @@ from p2p_dtfm.daemon.step.microbatches import Microbatches
 from p2p_dtfm.daemon.step.open_step_work import OpenStepWork
 from p2p_dtfm.daemon.trainer.audits import Audits
 from p2p_dtfm.daemon.trainer.step_loop import StepLoop
-from p2p_dtfm.testbed.lies.gradients import flip
+from p2p_dtfm.testbed.lies.gradients import flip, train_with
 from p2p_dtfm.testbed.lies.in_words import say_and_believe
 from p2p_dtfm.testbed.lies.lie import Lie, put
 
@@ -44,18 +44,14 @@ def _known_where(lie: Lie, in_first: bool) -> _Here:
 
 
 def _flip_where(lie: Lie, in_first: bool) -> _Here:
-    here, honest = _known_where(lie, in_first), Microbatches.train
+    here = _known_where(lie, in_first)
 
-    async def train(self: Any, step: int, replay: Any, on_final: Any = None) -> None:
-        def final(layer: int) -> None:
-            if here.lies:
-                gradient = self._runner.layer_states[layer].gradient_vector()
-                flip(gradient, lie, gradient)
-            on_final(layer)
+    def change(microbatches: Any, step: int, layer: int) -> None:
+        if here.lies:
+            gradient = microbatches._runner.layer_states[layer].gradient_vector()
+            flip(gradient, lie, gradient)
 
-        await honest(self, step, replay, final)
-
-    put(Microbatches, "train", train)
+    put(Microbatches, "train", train_with(change))
     return here
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from p2p_dtfm.daemon.step.microbatches import Microbatches
 from p2p_dtfm.testbed.lies.lie import Lie
 
 BENT_PART = 1000
@@ -47,3 +48,31 @@ GRADIENT_LIES: dict[str, Callable[[Any, Lie, Any], None]] = {
     "bend": bend,
     "replay": replay,
 }
+
+
+def train_with(change: Callable[[Any, int, int], None]) -> Callable[..., Any]:
+    """`Microbatches.train` in which `change(microbatches, step, layer)` comes to each layer's last
+    gradient before anybody else does: of some what is to be done with it follows in the same hop.
+    """
+    honest = Microbatches.train
+
+    async def train(self: Any, step: int, replay: Any, on_final: Any = None) -> None:
+        ends, changed = self.ends, set[int]()
+
+        def end(layer: int) -> None:
+            change(self, step, layer)
+            changed.add(layer)
+            ends(layer)
+
+        def final(layer: int) -> None:
+            if layer not in changed:
+                change(self, step, layer)
+            on_final(layer)
+
+        self.ends = end
+        try:
+            await honest(self, step, replay, final)
+        finally:
+            self.ends = ends
+
+    return train

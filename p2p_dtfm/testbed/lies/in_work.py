@@ -8,7 +8,7 @@ import msgspec
 from p2p_dtfm.daemon.step import microbatches, stage_account
 from p2p_dtfm.daemon.step.microbatches import Microbatches
 from p2p_dtfm.daemon.trainer import audits, step_loop
-from p2p_dtfm.testbed.lies.gradients import GRADIENT_LIES, flip
+from p2p_dtfm.testbed.lies.gradients import GRADIENT_LIES, flip, train_with
 from p2p_dtfm.testbed.lies.lie import Lie, put
 from p2p_dtfm.train.model import optimizer
 
@@ -22,20 +22,16 @@ LARGEST = 3e38
 
 def change_gradients(lie: Lie) -> None:
     """In its buffers, so that all that it claims and sends agrees."""
-    honest, change = Microbatches.train, GRADIENT_LIES.get(lie.kind, flip)
+    change = GRADIENT_LIES.get(lie.kind, flip)
     kept: dict[int, Any] = {}
 
-    async def train(self: Any, step: int, replay: Any, on_final: Any = None) -> None:
-        def final(layer: int) -> None:
-            if lie.is_told(step):
-                gradient = self._runner.layer_states[layer].gradient_vector()
-                change(gradient, lie, kept.setdefault(layer, gradient.clone().zero_()))
-                kept[layer].copy_(gradient)
-            on_final(layer)
+    def changed(microbatches: Any, step: int, layer: int) -> None:
+        if lie.is_told(step):
+            gradient = microbatches._runner.layer_states[layer].gradient_vector()
+            change(gradient, lie, kept.setdefault(layer, gradient.clone().zero_()))
+            kept[layer].copy_(gradient)
 
-        await honest(self, step, replay, final)
-
-    put(Microbatches, "train", train)
+    put(Microbatches, "train", train_with(changed))
 
 
 def train_on_other_tokens(lie: Lie) -> None:

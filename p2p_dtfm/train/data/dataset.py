@@ -157,10 +157,6 @@ class Dataset:
         for digest in sorted(digests):
             self._tokens(entries[digest])
 
-    def has_open(self, digests: Iterable[str]) -> bool:
-        """Whether reading these needs no file any more."""
-        return all(digest in self._open for digest in digests)
-
     def microbatch(
         self, spec: RunSpec, step: int, microbatch: int
     ) -> tuple[np.ndarray, np.ndarray]:

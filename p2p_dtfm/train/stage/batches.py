@@ -45,10 +45,6 @@ class Batches:
             self._weighed = (step, spec.tokens_per_step / self._dataset.counted(spec, step))
         return self._weighed[1]
 
-    def has_open(self, digests: Iterable[str]) -> bool:
-        """As `Dataset.has_open`."""
-        return self._dataset.has_open(digests)
-
     def open_shards(self, digests: Iterable[str]) -> None:
         """Open and verify these shards, so that no step finds one missing or damaged."""
         self._dataset.open_shards(digests)

@@ -365,7 +365,7 @@ class AgreementState:
             self.doubts.accusers.answers(heard)
         self.doubts.accusers.heed(attempt.number, attempt.charges, heard, self.me, now_ns)
         in_doubt = [*attempt.distrust.doubts, *attempt.distrust.even]
-        self.doubts.accusers.heed_doubts(in_doubt, self.me.peer_id, now_ns)
+        self.doubts.accusers.heed_doubts(attempt.number, in_doubt, self.me.peer_id, now_ns)
 
     def waits_for_takeover(self, view: View, now_ns: int) -> None:
         """All have said Ready to a planned view."""

@@ -27,8 +27,8 @@ class Accusers:
 
     def __init__(self) -> None:
         self._seen: dict[str, dict[int, int]] = {}
-        self._doubted: dict[str, dict[str, int]] = {}
-        """With whom each was in doubt, and when last."""
+        self._doubted: dict[str, dict[int, int]] = {}
+        """In which attempts each was in doubt, and when."""
         self._held_up: dict[Member, tuple[int, int]] = {}
         self._stops: dict[Member, list[tuple[int, int]]] = {}
         self._unanswered: dict[Member, tuple[int, int]] = {}
@@ -105,7 +105,7 @@ class Accusers:
         now_ns: int,
     ) -> None:
         """An attempt is over. An accusation of who was heard, and is accused by fewer than half of
-        those heard, was not borne out."""
+        those heard, was not borne out, and the two were in doubt."""
         charged: dict[Member, set[Member]] = {}
         for item in accusations:
             if item.by in heard and item.of in heard:
@@ -114,34 +114,37 @@ class Accusers:
             if 2 * len(by) < len(heard):
                 for accuser in by - {me, of}:
                     self._note(accuser.peer_id, number, now_ns)
+                pairs = [(accuser.peer_id, of.peer_id) for accuser in by - {of}]
+                self.heed_doubts(number, pairs, me.peer_id, now_ns)
 
-    def heed_doubts(self, pairs: Collection[tuple[str, str]], me: str, now_ns: int) -> None:
+    def heed_doubts(
+        self, number: int, pairs: Iterable[tuple[str, str]], me: str, now_ns: int
+    ) -> None:
         """An attempt is over, in which one of each pair had to go, and nobody knew which one says
-        what is not so. Who it was will be in doubt with somebody else next: then that one stays.
-        Else a liar whose id is low has the others go, one after the other, until it is alone; and
-        so have two of whom each time a third one is in doubt with both."""
-        for one, other in sorted({*pairs, *((other, one) for one, other in pairs)}):
-            if one == me:
-                continue
-            others = self._doubted.pop(one, {})
-            others.pop(other, None)
-            self._doubted[one] = others | {other: now_ns}
-            while len(self._doubted[one]) > DOUBTS_LIMIT:
-                del self._doubted[one][next(iter(self._doubted[one]))]
+        what is not so, or which end of a line does not hear the other. Who it was will be in doubt
+        with somebody else next: then that one stays. Else a liar whose id is low has the others go,
+        one after the other, until it is alone; and so have two of whom each time a third one is in
+        doubt with both."""
+        for peer_id in sorted({peer_id for pair in pairs for peer_id in pair} - {me}):
+            attempts = self._doubted.pop(peer_id, {})
+            attempts.setdefault(number, now_ns)
+            while len(attempts) > DOUBTS_LIMIT:
+                del attempts[next(iter(attempts))]
+            self._doubted[peer_id] = attempts
         while len(self._doubted) > PEERS_LIMIT:
             del self._doubted[next(iter(self._doubted))]
 
     def named(self, now_ns: int) -> tuple[str, ...]:
         """Those that have done so in several attempts of late, or were in doubt in one; of the
-        latter each once more for everyone with whom it was."""
+        latter each once more for each attempt in which it was."""
 
         def is_late(at_ns: int) -> bool:
             return now_ns - at_ns < REMEMBERED_NS
 
         times = Counter[str]()
-        for peer_id, others in self._doubted.items():
-            with_so_many = sum(map(is_late, others.values()))
-            times[peer_id] = 1 + with_so_many if with_so_many else 0
+        for peer_id, attempts in self._doubted.items():
+            in_so_many = sum(map(is_late, attempts.values()))
+            times[peer_id] = 1 + in_so_many if in_so_many else 0
         for peer_id, attempts in self._seen.items():
             if sum(map(is_late, attempts.values())) >= ATTEMPTS:
                 times[peer_id] = max(1, times[peer_id])

@@ -76,24 +76,20 @@ def mutually_reachable(
     heard: Mapping[Member, Contribution],
     accusations: Collection[Accusation],
     reached_step: Callable[[list[Contribution]], int],
-    contradictions: Collection[Accusation] = (),
 ) -> tuple[Member, ...]:
     """The contributors without those that must go so that no evidence is left between two.
 
-    `contradictions`: those of the accusations that two signed words are. Goes first who has most
-    links in doubt, and of who is in a contradiction also those of late count, by the word of most
-    members: of two fellows that contradict one honest one after the other that one has more, each
-    time anew. Among equals who accuses again and again, or was lately
-    in doubt, by the word of most members, then the one without whom the rest goes on from the
-    furthest step (`reached_step` of their contributions, -1 if layers are lost), then newcomers,
-    then the highest peer id.
+    Goes first who has most links in doubt, with the attempts of late in which it had any, by the
+    word of most members: of two fellows that accuse or contradict one honest member after the other
+    each time another one has most. Among equals who had them more often, then who accuses again and
+    again, by the word of most as well, then the one without whom the rest goes on from the furthest
+    step (`reached_step` of their contributions, -1 if layers are lost), then newcomers, then the
+    highest peer id.
     """
     staying = dict(heard)
     accusers, earlier = known_accusers(heard.values()), earlier_doubts(heard.values())
-    contradict = {tuple(sorted((a.by, a.of))) for a in contradictions}
     while True:
         doubts = dict.fromkeys(staying, 0)
-        contradicted = {end for pair in contradict if staying.keys() >= set(pair) for end in pair}
         pairs = {tuple(sorted((a.by, a.of))) for a in accusations}
         for one, other in pairs:
             if one in staying and other in staying and one != other:
@@ -101,14 +97,15 @@ def mutually_reachable(
                 doubts[other] += 1
         if not any(doubts.values()):
             return tuple(sorted(staying))
-        for member in contradicted:
+        for member in [member for member, count in doubts.items() if count]:
             doubts[member] += earlier.get(member.peer_id, 0)
         most = max(doubts.values())
 
-        def rank(member: Member) -> tuple[bool, int, bool, Member]:
+        def rank(member: Member) -> tuple[int, bool, int, bool, Member]:
             rest = [part for other, part in staying.items() if other != member]
-            is_accuser = member.peer_id in accusers
-            return is_accuser, reached_step(rest), staying[member].present is None, member
+            is_new, is_accuser = staying[member].present is None, member.peer_id in accusers
+            before = earlier.get(member.peer_id, 0)
+            return before, is_accuser, reached_step(rest), is_new, member
 
         del staying[max((m for m, count in doubts.items() if count == most), key=rank)]
 
@@ -137,8 +134,8 @@ def known_accusers(contributions: Iterable[Contribution]) -> frozenset[str]:
 
 
 def earlier_doubts(contributions: Iterable[Contribution]) -> dict[str, int]:
-    """With how many each was in doubt of late, as far as more than half of the members among the
-    contributors say so: they name it once, and once more for each of these."""
+    """In how many attempts each was in doubt of late, as far as more than half of the members among
+    the contributors say so: they name it once, and once more for each of these."""
     members = [part for part in contributions if part.present is not None]
     named: dict[str, list[int]] = {}
     for part in members:

@@ -106,7 +106,7 @@ class Contribution(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Steps that its newest view with a plan said a failure may cost."""
     accusers: tuple[str, ...] = ()
     """Peers that this one has seen accuse others again and again, who were heard by most; and those
-    that were lately in doubt, each once more for everyone with whom it was."""
+    that were lately in doubt, each once more for each attempt in which it was."""
     bars: tuple[Bar, ...] = ()
     """That this peer knows of, by the views it was in."""
     origins: tuple[KnownView, ...] = ()

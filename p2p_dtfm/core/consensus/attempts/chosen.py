@@ -56,7 +56,7 @@ def chosen_of(
     def reached(rest: list[Contribution]) -> int:
         return reached_step(list(without_undone(rest, epochs)))
 
-    participants = mutually_reachable(heard, {*accusations, *doubts}, reached, doubts)
+    participants = mutually_reachable(heard, {*accusations, *doubts}, reached)
     bars = with_convicted(known, found.convicted, found.liars)
     if terms is not None and terms.follow_steps > 0:
         names = {member.peer_id for member in participants}

@@ -334,6 +334,16 @@ _OF_OTHERS = {
         ),
         needs="",
     ),
+    "silence-of-one": LieKind(
+        "accuses the same one of the others of silence as its fellows do, and then the next one",
+        Promise(
+            "out when the second one is accused, and soon again whenever it is back; one or two of "
+            "the others lose their places for a while",
+            None,
+            costs_another=True,
+        ),
+        needs="",
+    ),
 }
 _OF_ITSELF = {
     "speed": LieKind(

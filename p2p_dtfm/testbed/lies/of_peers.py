@@ -21,6 +21,7 @@ from p2p_dtfm.train.model.layer_state import LayerState
 
 WRONG = bytes(32)
 SLOWEST_NS = 1 << 50
+ACCUSES_EVERY_NS = 1_000_000_000
 FINE = 1 << 10
 """Parts in which a strength is counted."""
 _FLOAT_BYTES = 4
@@ -104,6 +105,24 @@ def accuse_of_silence(lie: Lie) -> None:
     put(Background, "_beat", beat)
 
 
+def accuse_one_of_silence(lie: Lie) -> None:
+    """The same one as its fellows: it has a link in doubt to each of them, and they have one each.
+    As soon as that one is out, the next one."""
+    honest, said_ns = Background._beat, [0]
+
+    def beat(self: Any, now_ns: int) -> None:
+        honest(self, now_ns)
+        agreement = self._agreement
+        if agreement.view is None or now_ns - said_ns[0] < ACCUSES_EVERY_NS:
+            return
+        others = sorted(set(agreement.view.member_ids) - {self._me, *lie.fellows})
+        if others and lie.is_told(agreement.step):
+            said_ns[0] = now_ns
+            self._do(agreement.suspect(others[0], "so I say", now_ns))
+
+    put(Background, "_beat", beat)
+
+
 def be_fast(lie: Lie) -> None:
     """By its record, however fast its steps show it to be."""
     honest = SelfRecord._record
@@ -176,6 +195,7 @@ def give_other_gradients(lie: Lie) -> None:
 OF_PEERS = {
     "unlike-audits": judge_one_thing_for_some,
     "silence": accuse_of_silence,
+    "silence-of-one": accuse_one_of_silence,
     "speed": be_fast,
     "slander": call_others_slow,
     "links": have_other_lines,

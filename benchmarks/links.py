@@ -142,6 +142,7 @@ async def _send(
     first_s = time.monotonic()
     await flood(warm_s)
     before, began_s = accepted(), time.monotonic()
+    first_rate = before / (began_s - first_s)
     await flood(measured_s)
     ended_s = time.monotonic()
     rate = (accepted() - before) / (ended_s - began_s)
@@ -154,7 +155,7 @@ async def _send(
     await plane.flush(peer_id, "reduce")
     result = {
         "bytes_per_s": round(rate),
-        "first_bytes_per_s": round(before / (began_s - first_s)),
+        "first_bytes_per_s": round(first_rate),
         "all_bytes_per_s": round(accepted() / (ended_s - first_s)),
         "each_2_s_bytes_per_s": spans,
         "stripes": plane.stripe_count(peer_id, "reduce"),

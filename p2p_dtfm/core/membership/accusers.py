@@ -113,7 +113,7 @@ class Accusers:
         for of, by in charged.items():
             if 2 * len(by) < len(heard):
                 for accuser in by - {me, of}:
-                    self._note(accuser.peer_id, number, now_ns)
+                    _note(self._seen, accuser.peer_id, number, now_ns, ATTEMPTS)
                 pairs = [(accuser.peer_id, of.peer_id) for accuser in by - {of}]
                 self.heed_doubts(number, pairs, me.peer_id, now_ns)
 
@@ -126,13 +126,8 @@ class Accusers:
         one after the other, until it is alone; and so have two of whom each time a third one is in
         doubt with both."""
         for peer_id in sorted({peer_id for pair in pairs for peer_id in pair} - {me}):
-            attempts = self._doubted.pop(peer_id, {})
-            attempts.setdefault(number, now_ns)
-            while len(attempts) > DOUBTS_LIMIT:
-                del attempts[next(iter(attempts))]
-            self._doubted[peer_id] = attempts
-        while len(self._doubted) > PEERS_LIMIT:
-            del self._doubted[next(iter(self._doubted))]
+            self._doubted[peer_id] = self._doubted.pop(peer_id, {})  # the newest is kept longest
+            _note(self._doubted, peer_id, number, now_ns, DOUBTS_LIMIT)
 
     def named(self, now_ns: int) -> tuple[str, ...]:
         """Those that have done so in several attempts of late, or were in doubt in one; of the
@@ -152,10 +147,14 @@ class Accusers:
         again = sorted((+times - Counter(once)).elements())
         return tuple(sorted([*once, *again][:NAMED_LIMIT]))
 
-    def _note(self, peer_id: str, number: int, now_ns: int) -> None:
-        attempts = self._seen.setdefault(peer_id, {})
-        attempts.setdefault(number, now_ns)
-        while len(attempts) > ATTEMPTS:
-            del attempts[next(iter(attempts))]
-        while len(self._seen) > PEERS_LIMIT:
-            del self._seen[next(iter(self._seen))]
+
+def _note(
+    seen: dict[str, dict[int, int]], peer_id: str, number: int, now_ns: int, limit: int
+) -> None:
+    """The attempt, of which so many are kept for each peer."""
+    attempts = seen.setdefault(peer_id, {})
+    attempts.setdefault(number, now_ns)
+    while len(attempts) > limit:
+        del attempts[next(iter(attempts))]
+    while len(seen) > PEERS_LIMIT:
+        del seen[next(iter(seen))]

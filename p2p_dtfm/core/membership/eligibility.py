@@ -97,8 +97,8 @@ def mutually_reachable(
                 doubts[other] += 1
         if not any(doubts.values()):
             return tuple(sorted(staying))
-        for member in [member for member, count in doubts.items() if count]:
-            doubts[member] += earlier.get(member.peer_id, 0)
+        for member, count in doubts.items():
+            doubts[member] += earlier.get(member.peer_id, 0) if count else 0
         most = max(doubts.values())
 
         def rank(member: Member) -> tuple[int, bool, int, bool, Member]:

@@ -3,7 +3,13 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2p_dtfm.core.planner.wire_plan import BoundaryCodecs, cut_into_chunks, wire_plan
+from p2p_dtfm.core.planner.wire_plan import (
+    CHUNK_ELEMENTS,
+    LEAST_CHUNK_ELEMENTS,
+    BoundaryCodecs,
+    cut_into_chunks,
+    wire_plan,
+)
 from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
 from p2p_dtfm.core.protocol.records import Link
 from p2p_dtfm.core.protocol.run_spec import CodecSpec
@@ -11,6 +17,7 @@ from p2p_dtfm.core.protocol.workload import workload_of
 from tests.core.builders import run_spec
 from tests.core.planning import Peer, name_of, snapshot
 
+MODEL = {"layers": 4, "heads": 2, "context": 64, "vocabulary": 256}
 A, B, C = (name_of(number) for number in range(3))
 
 
@@ -78,3 +85,28 @@ def test_a_stage_in_the_middle_sends_two_tensors_over_one_uplink() -> None:
     wire = wire_plan(spec, plan, snapshot(peers, workload_of(spec)))
     assert wire.boundaries[A, B] == BoundaryCodecs("fp32", "fp16"), "its gradient leaves B"
     assert wire.boundaries[B, C] == BoundaryCodecs("bf16", "fp32"), "its activation leaves B"
+
+
+def chunk_elements(bytes_per_s: int, width: int) -> list[int]:
+    """Of one segment that two hold, over links of such a rate."""
+    spec = run_spec(model={**MODEL, "width": width})
+    peers = [Peer(uplink_bytes_per_s=bytes_per_s, downlink_bytes_per_s=bytes_per_s)] * 2
+    plan = Plan((alone(A, 0, 1), alone(B, 1, 1)), (), 0)
+    wire = wire_plan(spec, plan, snapshot(peers, workload_of(spec)))
+    assert wire.chunks[0].bounds[-1][1] == sum(
+        workload_of(spec).cost(layer).parameter_count for layer in range(6)
+    )
+    return [end - start for start, end in wire.chunks[0].bounds]
+
+
+def test_over_a_slow_link_a_chunk_takes_no_longer_than_a_hundredth_of_a_second() -> None:
+    """Else the next one's part waits for all of it, and its own sum as well."""
+    slow, slower, fast = (chunk_elements(rate, 128) for rate in (20_000_000, 1_000_000, 1 << 40))
+    assert max(slow) <= 20_000_000 // 100 // 4 < max(fast)
+    assert max(slower) <= LEAST_CHUNK_ELEMENTS, "and is worth a frame"
+
+
+def test_what_travels_for_long_is_cut_into_few_chunks() -> None:
+    """A large segment over a slow link: a sixteenth of what each sums, and at most 4 MiB."""
+    chunks = chunk_elements(1_000_000, 768)
+    assert 16 <= len(chunks) / 2 <= 24 and LEAST_CHUNK_ELEMENTS < max(chunks) <= CHUNK_ELEMENTS

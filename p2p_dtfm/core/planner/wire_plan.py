@@ -20,6 +20,12 @@ from p2p_dtfm.core.schedule.pieces import pieces_of
 
 CHUNK_ELEMENTS = 1 << 20
 """4 MiB of fp32: large enough for a fast link, small enough to overlap sending with summing."""
+LEAST_CHUNK_ELEMENTS = 1 << 15
+CHUNKS_PER_S = 100
+"""Over a slower link: while a chunk is written all that comes later waits, and its sum waits for
+the whole of it."""
+CHUNKS_EACH = 16
+"""Of what one holder sums, where that travels for long: a hundred frames are no sooner there."""
 
 CODEC_PERCENT = {
     "fp32": 100,
@@ -64,7 +70,8 @@ def wire_plan(spec: RunSpec, plan: Plan, snapshot: Snapshot | None) -> WirePlan:
     lengths = [[workload.cost(x).parameter_count for x in each.layers] for each in shared]
     weights = _weights(shared, [sum(each) for each in lengths], problem)
     for segment, each, parts in zip(shared, lengths, weights, strict=True):
-        chunks[segment.first_layer] = segment_chunks(each, segment.holders, parts)
+        at_most = _chunk_elements(segment, sum(each), problem)
+        chunks[segment.first_layer] = segment_chunks(each, segment.holders, parts, at_most)
     boundaries = {}
     for pipeline in plan.pipelines:
         for number, (before, after) in enumerate(pairwise(pipeline.stages)):
@@ -77,14 +84,18 @@ def wire_plan(spec: RunSpec, plan: Plan, snapshot: Snapshot | None) -> WirePlan:
 
 
 def segment_chunks(
-    lengths: Sequence[int], holders: tuple[str, ...], weights: Sequence[int]
+    lengths: Sequence[int],
+    holders: tuple[str, ...],
+    weights: Sequence[int],
+    chunk_elements: int = CHUNK_ELEMENTS,
 ) -> Chunks:
     """The chunks of a segment's pieces, each piece shared out by weight."""
     bounds: list[tuple[int, int]] = []
     owners: list[str] = []
     for piece in reversed(pieces_of(lengths, len(holders))):
         start = sum(lengths[: piece.start])
-        chunks = cut_into_chunks(sum(lengths[piece.start : piece.stop]), holders, weights)
+        length = sum(lengths[piece.start : piece.stop])
+        chunks = cut_into_chunks(length, holders, weights, chunk_elements)
         bounds += ((start + first, start + end) for first, end in chunks.bounds)
         owners += chunks.owners
     return Chunks(tuple(bounds), tuple(owners))
@@ -108,6 +119,18 @@ def cut_into_chunks(
         bounds += pairwise(cuts)
         owners += [holder] * count
     return Chunks(tuple(bounds), tuple(owners))
+
+
+def _chunk_elements(segment: Segment, length: int, problem: PlanningProblem | None) -> int:
+    """Of a segment of so many elements, at most; all where nothing is known of links."""
+    if problem is None:
+        return CHUNK_ELEMENTS
+    numbers = [problem.peer_ids.index(holder) for holder in segment.holders]
+    rates = problem.links.bytes_per_s
+    slowest = min(rates[a][b] for a in numbers for b in numbers if a != b)
+    in_time = slowest // (CHUNKS_PER_S * FLOAT_BYTES)
+    wanted = max(LEAST_CHUNK_ELEMENTS, in_time, length // len(numbers) // CHUNKS_EACH)
+    return min(CHUNK_ELEMENTS, wanted)
 
 
 def _weights(

@@ -35,7 +35,8 @@ def change_gradients(lie: Lie) -> None:
 
 
 def train_on_other_tokens(lie: Lie) -> None:
-    """Those of its share, from the last to the first."""
+    """Those of its share, from the last to the first: a first stage reads these, a last one what
+    follows each."""
     begin = Microbatches.__init__
 
     def init(self: Any, *arguments: Any) -> None:
@@ -45,7 +46,7 @@ def train_on_other_tokens(lie: Lie) -> None:
         def batch(step: int, number: int) -> Any:
             inputs, targets = honest(step, number)
             if number < count and lie.is_told(step):
-                return inputs.flip(-1), targets
+                return inputs.flip(-1), targets.flip(-1)
             return inputs, targets
 
         self._batch = batch

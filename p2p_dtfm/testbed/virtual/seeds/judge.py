@@ -108,10 +108,11 @@ def check(
     crashes_s: Sequence[float],
     has_only_crashes: bool,
     own_steps: int,
+    liars: Sequence[Peer] = (),
 ) -> None:
     """`own_steps`: so many are like those of one process; what came after a lie that was committed
-    is not. Raises `Broken`."""
-    seen: set[int] = set()
+    is not. `liars` are judged elsewhere: some steps they may have seen alone. Raises `Broken`."""
+    seen = {e["step"] for peer in liars for e in peer.events() if e["event"] == "step"}
     for peer in peers:
         _require_no_failure(peer)
         if has_only_crashes:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from p2p_dtfm.core.audit.told_losses import stated_losses
 from p2p_dtfm.core.audit.work import claim_digest, work_of
 from p2p_dtfm.core.messages.audit_messages import HeardClaim, Share, claim_text
 from p2p_dtfm.core.messages.prepared import Prepared, sign_prepared
@@ -76,13 +77,17 @@ def _step(
     shares = {it.peer_id: it.audit.share for it in said if it.audit is not None}
     shares |= {peer: change(shares[peer]) for peer in liars}
     shares = {peer: _got_that(peer, shares, liars, plan) for peer in shares}
+    losses = {it.peer_id: _losses_of(it) for it in said if it.peer_id in liars}
+    shares = {peer: _told_that(share, losses) for peer, share in shares.items()}
+    placed = sorted(shares)
     told = [_with(it, shares[it.peer_id]) for it in said]
     heard = {it.peer_id: _heard(it, shares[it.peer_id], plan, signers) for it in told}
     signed = []
     for prepared in told:
         assert prepared.audit is not None
         found = {it: work for it, work in prepared.audit.found.items() if it not in liars}
-        account = msgspec.structs.replace(prepared.audit, heard=heard, found=found)
+        words = tuple(it for it in prepared.audit.audits if placed[it.of] not in liars)
+        account = msgspec.structs.replace(prepared.audit, heard=heard, found=found, audits=words)
         sworn = msgspec.structs.replace(prepared, audit=account)
         signed.append(sign_prepared(sworn, signers[prepared.peer_id]))
     return Committed(tuple(signed))
@@ -111,6 +116,18 @@ def _got_that(peer: str, shares: dict[str, Share], liars: Collection[str], plan:
             for it, theirs in zip(holders, each, strict=True)
         )
     return msgspec.structs.replace(mine, got=got)
+
+
+def _losses_of(prepared: Prepared) -> bytes:
+    assert prepared.audit is not None
+    held_out = prepared.held_out_loss_sum
+    return stated_losses(prepared.audit.share.edges, prepared.loss_sum, held_out)
+
+
+def _told_that(share: Share, losses: dict[str, bytes]) -> Share:
+    """Whoever has the head has told just what it states, and whoever was told has heard that."""
+    told = {it: was and losses.get(it, was) for it, was in share.losses.items()}
+    return msgspec.structs.replace(share, losses=told)
 
 
 def _with(prepared: Prepared, share: Share) -> Prepared:

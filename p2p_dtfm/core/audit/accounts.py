@@ -248,7 +248,7 @@ def _convict_by_receivers(
     receivers = Counter(sender for _, sender in set(unlike))
     for sender, count in sorted(receivers.items()):
         if 2 * count > holders:
-            reason = "its gradients or its losses are not those that most have got from it"
+            reason = "has sent most of the others other gradients or losses than it claims"
             found.liars.setdefault(sender, reason)
             found.convicted.add(sender)
 

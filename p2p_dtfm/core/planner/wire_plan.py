@@ -24,8 +24,9 @@ LEAST_CHUNK_ELEMENTS = 1 << 15
 CHUNKS_PER_S = 100
 """Over a slower link: while a chunk is written all that comes later waits, and its sum waits for
 the whole of it."""
-CHUNKS_EACH = 16
-"""Of what one holder sums, where that travels for long: a hundred frames are no sooner there."""
+CHUNKS_ENOUGH = 32
+"""Of a segment that travels for long: a hundred frames are no sooner there, and a claim that is
+audited has digests of all."""
 
 CODEC_PERCENT = {
     "fp32": 100,
@@ -129,7 +130,7 @@ def _chunk_elements(segment: Segment, length: int, problem: PlanningProblem | No
     rates = problem.links.bytes_per_s
     slowest = min(rates[a][b] for a in numbers for b in numbers if a != b)
     in_time = slowest // (CHUNKS_PER_S * FLOAT_BYTES)
-    wanted = max(LEAST_CHUNK_ELEMENTS, in_time, length // len(numbers) // CHUNKS_EACH)
+    wanted = max(LEAST_CHUNK_ELEMENTS, in_time, length // CHUNKS_ENOUGH)
     return min(CHUNK_ELEMENTS, wanted)
 
 

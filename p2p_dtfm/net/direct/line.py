@@ -25,6 +25,9 @@ AT_ONCE_BYTES = 1 << 20
 """So much is sealed, sent, received and opened on the event loop, a millisecond's work. To wake a
 thread and to be woken by it costs a part of that, and each time a turn of the interpreter's
 lock."""
+AT_ONCE_RECORDS = 16
+"""Opened on the event loop for one read: what our own ends send in so many is far longer. Whoever
+cuts it smaller would have the loop for seconds, so that is the thread's work."""
 POSTED_LIMIT = 64
 """Words that may wait to be written, with nobody waiting for them."""
 
@@ -138,15 +141,17 @@ class DirectLine:
 
     def _received(self, job: LineRead) -> bool | None:
         """As much of it as is there; whether that was all. None: it is the thread's, as it is long,
-        or others are before it, or it finds out what is wrong with the connection. The thread reads
-        nothing while no read is left to it. Raises `PeerFault`."""
+        or in too many records, or others are before it, or it finds out what is wrong with the
+        connection. The thread reads nothing while no read is left to it. Raises `PeerFault`."""
         if self._reads or self._waiting not in (None, job) or len(job.target) > AT_ONCE_BYTES:
             return None
         with self._lock:
             if self._closing or self._ended is not None:
                 return None
             try:
-                while job.filled < len(job.target):
+                for _ in range(AT_ONCE_RECORDS):
+                    if job.filled == len(job.target):
+                        return True
                     count = self._connection.recv_into(job.target[job.filled :])
                     job.filled += count
                     if not count:
@@ -157,7 +162,7 @@ class DirectLine:
                 return False
             except OSError:
                 return None
-        return True
+        return True if job.filled == len(job.target) else None
 
     def _wait_for(self, job: LineRead) -> None:
         self._waiting, self._moved_s = job, self._loop.time()

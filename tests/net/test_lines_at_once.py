@@ -1,7 +1,9 @@
 """What is short goes without the line's thread, whether it is there already or is waited for."""
 
 import asyncio
+import os
 import socket
+import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, cast
 
@@ -179,6 +181,22 @@ def test_who_floods_a_line_leaves_others_their_turns() -> None:
         is_over = True
         await beside
         assert turns >= count
+
+    played(story)
+
+
+def test_a_line_for_which_no_thread_is_left_keeps_no_descriptor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def none_left(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def story(here: Counted, there: Counted) -> None:
+        monkeypatch.setattr(threading.Thread, "start", none_left)
+        before = os.listdir("/proc/self/fd")
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            DirectLine(here._connection, STALL_S, lambda: None)
+        assert len(os.listdir("/proc/self/fd")) == len(before)
 
     played(story)
 

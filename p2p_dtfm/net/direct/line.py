@@ -73,7 +73,12 @@ class DirectLine:
         self._poll = select.poll()
         self._poll.register(self._woken, select.POLLIN)
         self._thread = threading.Thread(target=self._work, name="direct line", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except BaseException:  # there are as many as there may be
+            os.close(self._woken)
+            os.close(self._waking)
+            raise
 
     async def write(self, data: Sequence[Bytes], turn: RightOfWay | None = None) -> None:
         """Returns once all of it is on its way, and its memory is the caller's again."""

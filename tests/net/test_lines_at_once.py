@@ -194,7 +194,7 @@ def test_a_line_for_which_no_thread_is_left_keeps_no_descriptor(
     async def story(here: Counted, there: Counted) -> None:
         monkeypatch.setattr(threading.Thread, "start", none_left)
         before = os.listdir("/proc/self/fd")
-        with pytest.raises(RuntimeError, match="can't start new thread"):
+        with pytest.raises(OSError, match="can't start new thread"):
             DirectLine(here._connection, STALL_S, lambda: None)
         assert len(os.listdir("/proc/self/fd")) == len(before)
 

@@ -10,6 +10,7 @@ for it and receives it.
 import asyncio
 import collections
 import contextlib
+import errno
 import os
 import select
 import threading
@@ -75,10 +76,10 @@ class DirectLine:
         self._thread = threading.Thread(target=self._work, name="direct line", daemon=True)
         try:
             self._thread.start()
-        except BaseException:  # there are as many as there may be
+        except RuntimeError as error:  # there are as many as there may be
             os.close(self._woken)
             os.close(self._waking)
-            raise
+            raise OSError(errno.EAGAIN, str(error)) from error
 
     async def write(self, data: Sequence[Bytes], turn: RightOfWay | None = None) -> None:
         """Returns once all of it is on its way, and its memory is the caller's again."""

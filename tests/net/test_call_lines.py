@@ -273,6 +273,39 @@ def test_who_floods_a_line_gets_no_more_of_the_event_loop_each_turn() -> None:
     run(scenario())
 
 
+def test_who_cuts_a_message_into_tiny_records_gets_no_more_of_the_event_loop_either() -> None:
+    """A message may have a million of them."""
+    taken = 0
+
+    class Counted(SealedSocket):
+        def recv_into(self, target: memoryview) -> int:
+            nonlocal taken
+            taken += 1
+            return super().recv_into(target)
+
+    async def scenario() -> None:
+        here, there = _ends()
+        here.__class__ = Counted
+        heard: list[bytes] = []
+        line = CallLine(here, lambda number, body: heard.append(body), lambda: None)
+        content, sent = bytes(range(200)) * 20, 0
+        data = HEAD.pack(len(content), 1) + content
+        most = before = 0
+        while not heard:
+            with contextlib.suppress(BlockingIOError):
+                while sent < len(data):
+                    there.send(data[sent : sent + 1])
+                    sent += 1
+            await asyncio.sleep(0)
+            most, before = max(most, taken - before), taken
+        assert heard == [content]
+        assert most <= AT_ONCE
+        line.close()
+        there.close()
+
+    run(scenario())
+
+
 class _Far:
     """Takes lines, as `DirectLines` of somebody near; what is asked there is kept."""
 

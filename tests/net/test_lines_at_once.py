@@ -1,9 +1,11 @@
 """What is short goes without the line's thread, whether it is there already or is waited for."""
 
 import asyncio
+import os
 import socket
+import threading
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -179,6 +181,67 @@ def test_who_floods_a_line_leaves_others_their_turns() -> None:
         is_over = True
         await beside
         assert turns >= count
+
+    played(story)
+
+
+def test_a_line_for_which_no_thread_is_left_keeps_no_descriptor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def none_left(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def story(here: Counted, there: Counted) -> None:
+        monkeypatch.setattr(threading.Thread, "start", none_left)
+        before = os.listdir("/proc/self/fd")
+        with pytest.raises(OSError, match="can't start new thread"):
+            DirectLine(here._connection, STALL_S, lambda: None)
+        assert len(os.listdir("/proc/self/fd")) == len(before)
+
+    played(story)
+
+
+class Kept:
+    """A connection of which what is sent is kept."""
+
+    def __init__(self) -> None:
+        self.sent = bytearray()
+
+    def send(self, data: memoryview) -> int:
+        self.sent += data
+        return len(data)
+
+
+def in_tiny_records(content: bytes) -> bytes:
+    kept = Kept()
+    sender = SealedSocket(cast(Any, kept), Keys(SECRET, b"out"), Keys(SECRET, b"back"))
+    for number in range(len(content)):
+        sender.send(content[number : number + 1])
+    return bytes(kept.sent)
+
+
+@pytest.mark.parametrize("comes_first", [True, False])
+def test_who_cuts_a_frame_into_tiny_records_has_no_more_of_the_event_loop(
+    comes_first: bool,
+) -> None:
+    """300,000 records of a byte, which one frame may have, held it up for 0.8 s."""
+
+    async def story(here: Counted, there: Counted) -> None:
+        content, target = bytes(range(200)) * 10, bytearray(2000)
+        connection = here._connection._connection
+        if comes_first:
+            connection.sendall(in_tiny_records(content))
+        rest = there.read_into(memoryview(target))
+        assert rest is not None, "all of them in one turn"
+        reading = asyncio.ensure_future(rest)
+        await asyncio.sleep(0)
+        if not comes_first:
+            connection.sendall(in_tiny_records(content))
+            await asyncio.sleep(0.01)
+        await asyncio.wait_for(reading, 5)
+        assert target == content and there.woken, "the thread has read them"
+        await there.write([b"word"])
+        assert await here.read(4, no_more) == b"word"
 
     played(story)
 

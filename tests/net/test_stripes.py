@@ -4,8 +4,10 @@ import asyncio
 import contextlib
 import os
 import socket
+import sys
 import time
 from pathlib import Path
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -237,6 +239,21 @@ def test_a_reader_that_takes_nothing_holds_its_sender_back() -> None:
             assert before.round_trip_s and before.round_trip_s < 0.1
             assert after.is_held_back_since(before)
         assert figures_of(sender) is None, "it is closed"
+
+
+def test_a_kernel_that_counts_nothing_says_nothing() -> None:
+    """gVisor's has a `tcp_info` of full length with little in it: to a lane over a long way its
+    zeros were the shortest round trip that there is, and it never grew."""
+
+    class Sandboxed:
+        def getsockopt(self, level: int, option: int, size_bytes: int) -> bytes:
+            if option == socket.TCP_INFO:
+                info = bytearray(size_bytes)
+                info[68:72] = (100_000).to_bytes(4, sys.byteorder)
+                return bytes(info)
+            return b"cubic".ljust(size_bytes, b"\0")
+
+    assert figures_of(cast(Any, Sandboxed())) is None
 
 
 def test_what_the_buffers_take_at_once_says_nothing() -> None:

@@ -16,8 +16,9 @@ from p2p_dtfm.net.libp2p.control import MESSAGE_LIMIT_BYTES
 from p2p_dtfm.ports import now
 
 HEAD = struct.Struct(">IQ")
-AT_ONCE = 16
-"""Messages that are read before others have their turn."""
+AT_ONCE = 32
+"""Records, or parts of one, that are read before others have their turn: head and body of 16 short
+messages. Whoever cuts a long one small does not hold up the event loop with it."""
 UNSENT_LIMIT_BYTES = 4 * MESSAGE_LIMIT_BYTES
 """Who lets more wait is not listening."""
 
@@ -106,8 +107,7 @@ class CallLine:
             for _ in range(AT_ONCE):
                 if self.is_closed:
                     return
-                self._fill()
-                self._filled_up()
+                self._read_on()
         except BlockingIOError:
             return
         except (OSError, EOFError):
@@ -116,12 +116,14 @@ class CallLine:
         self._goes_on = True
         self._loop.call_soon(self._read)  # of what was received, some may be here and not opened
 
-    def _fill(self) -> None:
-        while self._filled < len(self._target):
+    def _read_on(self) -> None:
+        if self._filled < len(self._target):
             count = self._connection.recv_into(self._target[self._filled :])
             if not count:
                 raise EOFError("the other side closed the line")
             self._filled += count
+        if self._filled == len(self._target):
+            self._filled_up()
 
     def _filled_up(self) -> None:
         number, content = self._number, self._target

@@ -45,7 +45,9 @@ class KernelFigures:
 
 
 def figures_of(connection: socket.socket) -> KernelFigures | None:
-    """None where the kernel does not say: it is closed, or not of Linux. From any thread."""
+    """None where the kernel does not say: it is closed, or not of Linux, or one that only looks
+    like it (gVisor's leaves most at 0, which Linux' shortest round trip never is). From any
+    thread."""
     try:
         info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES)
         control = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _NAME_BYTES)
@@ -53,6 +55,8 @@ def figures_of(connection: socket.socket) -> KernelFigures | None:
         (sent,), (retransmitted,) = _read(_SENT, info), _read(_RETRANSMITTED, info)
         busy_us, receiver_us, sender_us = _read(_TIMES, info)
     except (OSError, AttributeError, struct.error):
+        return None
+    if not round_trip_us:
         return None
     return KernelFigures(
         round_trip_us / 1e6 if round_trip_us < _UNKNOWN_US else None,

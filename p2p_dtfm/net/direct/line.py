@@ -10,6 +10,7 @@ for it and receives it.
 import asyncio
 import collections
 import contextlib
+import errno
 import os
 import select
 import threading
@@ -25,6 +26,9 @@ AT_ONCE_BYTES = 1 << 20
 """So much is sealed, sent, received and opened on the event loop, a millisecond's work. To wake a
 thread and to be woken by it costs a part of that, and each time a turn of the interpreter's
 lock."""
+AT_ONCE_RECORDS = 16
+"""Opened on the event loop for one read: what our own ends send in so many is far longer. Whoever
+cuts it smaller would have the loop for seconds, so that is the thread's work."""
 POSTED_LIMIT = 64
 """Words that may wait to be written, with nobody waiting for them."""
 
@@ -70,7 +74,12 @@ class DirectLine:
         self._poll = select.poll()
         self._poll.register(self._woken, select.POLLIN)
         self._thread = threading.Thread(target=self._work, name="direct line", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # there are as many as there may be
+            os.close(self._woken)
+            os.close(self._waking)
+            raise OSError(errno.EAGAIN, str(error)) from error
 
     async def write(self, data: Sequence[Bytes], turn: RightOfWay | None = None) -> None:
         """Returns once all of it is on its way, and its memory is the caller's again."""
@@ -138,15 +147,17 @@ class DirectLine:
 
     def _received(self, job: LineRead) -> bool | None:
         """As much of it as is there; whether that was all. None: it is the thread's, as it is long,
-        or others are before it, or it finds out what is wrong with the connection. The thread reads
-        nothing while no read is left to it. Raises `PeerFault`."""
+        or in too many records, or others are before it, or it finds out what is wrong with the
+        connection. The thread reads nothing while no read is left to it. Raises `PeerFault`."""
         if self._reads or self._waiting not in (None, job) or len(job.target) > AT_ONCE_BYTES:
             return None
         with self._lock:
             if self._closing or self._ended is not None:
                 return None
             try:
-                while job.filled < len(job.target):
+                for _ in range(AT_ONCE_RECORDS):
+                    if job.filled == len(job.target):
+                        return True
                     count = self._connection.recv_into(job.target[job.filled :])
                     job.filled += count
                     if not count:
@@ -157,7 +168,7 @@ class DirectLine:
                 return False
             except OSError:
                 return None
-        return True
+        return True if job.filled == len(job.target) else None
 
     def _wait_for(self, job: LineRead) -> None:
         self._waiting, self._moved_s = job, self._loop.time()

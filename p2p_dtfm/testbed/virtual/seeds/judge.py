@@ -222,6 +222,11 @@ def saved_at(peer: Peer, step: int) -> list[Checkpoint]:
     return [checkpoint for checkpoint in saved if checkpoint.manifest.step == step]
 
 
+def has_saved_all(peer: Peer, step: int) -> bool:
+    """The whole model, as it is before that step."""
+    return any(complete(checkpoint.directory) for checkpoint in saved_at(peer, step))
+
+
 async def require_clean_ends(swarm: Swarm, peers: Sequence[Peer]) -> None:
     """Whoever is asked to leaves, and neither task nor file stays behind. Raises `Broken`."""
     for peer in peers:

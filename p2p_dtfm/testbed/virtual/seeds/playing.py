@@ -218,10 +218,12 @@ class Play:
         return self._most_steps() == self._steps
 
     async def all_is_saved(self) -> None:
-        """Nothing is said of what is saved later; in a quick seed what all have by now suffices."""
+        """Nothing is said of what is saved later; in a quick seed what all have by now suffices,
+        unless somebody was asked something just now, and has yet to answer."""
         ends_s = self._swarm.now_s + SAVES_WITHIN_S
+        looks = self._schedule.is_quick and not self._schedule.is_watched
         while (left_s := ends_s - self._swarm.now_s) > 0:
-            await asyncio.sleep(min(left_s, LOOKS_EVERY_S if self._schedule.is_quick else left_s))
+            await asyncio.sleep(min(left_s, LOOKS_EVERY_S if looks else left_s))
             running = [peer for peer in self.honest() if peer.is_running]
             if running and all(judge.has_saved_all(peer, self._steps) for peer in running):
                 return

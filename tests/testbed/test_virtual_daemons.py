@@ -1,5 +1,6 @@
 """Real daemons in virtual time: they train through a kill, and all follows from the seed."""
 
+import asyncio
 import math
 import os
 import subprocess
@@ -93,6 +94,27 @@ def test_who_leaves_is_not_lost(run: Path, tmp_path: Path) -> None:
         assert [_kept(peer).course.losses for peer in (first, others[1])] == [0, 0]
 
     play(1, tmp_path / "world", scene)
+
+
+def test_who_is_killed_as_it_comes_back_from_a_pause_leaves_its_home_to_the_next(
+    run: Path, tmp_path: Path
+) -> None:
+    async def scene(swarm: Swarm) -> None:
+        swarm.stays_resident = True
+        peer = swarm.peer("a", run=str(run))
+        swarm.start(peer)
+        await swarm.until(lambda: peer.has_run, "the run is founded", 60)
+        swarm.leave(peer)
+        await swarm.until(lambda: peer.is_away, "it is away", 60)
+        swarm.come_back(peer)
+        while peer.is_away:
+            await asyncio.sleep(0)
+        swarm.kill(peer)
+        swarm.start(peer)
+        await swarm.until(lambda: not peer.is_running, "it trains to the end", 120)
+        assert peer.ended is not None and peer.ended.result() == 0
+
+    play(0, tmp_path, scene)
 
 
 def test_who_was_done_trains_again_when_a_failure_costs_the_last_steps(

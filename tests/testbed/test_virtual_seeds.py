@@ -35,6 +35,7 @@ from p2p_dtfm.testbed.virtual.seeds.faults import (
     QUICK,
     QUICK_FIRST_S,
     QUICK_LAST_S,
+    QUICK_LAST_STEP,
     QUICK_LIES,
     Fault,
     Schedule,
@@ -42,10 +43,10 @@ from p2p_dtfm.testbed.virtual.seeds.faults import (
 )
 from p2p_dtfm.testbed.virtual.seeds.faults import RECIPES as RECIPES_FROM
 from p2p_dtfm.testbed.virtual.seeds.nudges import Nudges
-from p2p_dtfm.testbed.virtual.seeds.player import Player
-from p2p_dtfm.testbed.virtual.seeds.playing import Play, Played, play_seed
+from p2p_dtfm.testbed.virtual.seeds.player import QUICK_STEPS, Player
+from p2p_dtfm.testbed.virtual.seeds.playing import FIRST_STEP_WITHIN_S, Play, Played, play_seed
 from p2p_dtfm.testbed.virtual.seeds.reached import LinesReached
-from p2p_dtfm.testbed.virtual.seeds.run import RECIPES, steps_of
+from p2p_dtfm.testbed.virtual.seeds.run import RECIPES, make_run, steps_of
 from p2p_dtfm.testbed.virtual.seeds.shrink import shrunk
 from p2p_dtfm.testbed.virtual.seeds.waits import Waits
 from p2p_dtfm.testbed.virtual.swarm import Swarm, play
@@ -349,13 +350,23 @@ def test_from_500000_on_the_same_faults_come_sooner_and_runs_are_short(tmp_path:
     for seed in range(200):
         quick, plain = draw(QUICK + seed), draw(seed)
         assert len(quick.faults) == len(plain.faults) + BESIDES_QUICK >= 14
-        same = {replace(fault, at_s=0.0, lasts_s=2 * fault.lasts_s) for fault in quick.faults}
+        same = {
+            replace(fault, at_s=0.0, lasts_s=2 * fault.lasts_s, at_step=None)
+            for fault in quick.faults
+        }
         assert {replace(fault, at_s=0.0) for fault in plain.faults} <= same
         assert quick.has_only_crashes or seed % 4 != 3
         as_plain = replace(
-            quick, faults=plain.faults, is_quick=False, writes_samples=plain.writes_samples
+            quick,
+            faults=plain.faults,
+            is_quick=False,
+            waits_for_a_step=False,
+            writes_samples=plain.writes_samples,
         )
         assert as_plain == plain
+        with_steps = [it.at_step for it in quick.faults if it.kind != "swizzle"]
+        assert with_steps == sorted(with_steps), "in the order of their times"
+        assert with_steps[0] >= 1 and with_steps[-1] < QUICK_LAST_STEP < QUICK_STEPS
         at_s = [fault.at_s for fault in quick.faults if fault.kind != "swizzle"]
         assert at_s[0] >= QUICK_FIRST_S and at_s == sorted(at_s) and at_s[-1] <= QUICK_LAST_S
     assert sum(draw(seed).writes_samples for seed in range(QUICK, QUICK + 640)) == 10
@@ -372,7 +383,54 @@ def test_from_500000_on_the_same_faults_come_sooner_and_runs_are_short(tmp_path:
             folder = tmp_path / f"{seed}"
             folder.mkdir()
             Player(folder).play(seed)
-    assert seen == [40, 24, 24, 24, 24]
+    assert seen == [40, 16, 16, 24, 24]
+
+
+def test_most_quick_seeds_train_before_anything_is_done_to_them() -> None:
+    waiting = sum(draw(seed).waits_for_a_step for seed in range(QUICK, QUICK + 400))
+    assert 280 <= waiting <= 320
+    assert not any(draw(seed).waits_for_a_step for seed in range(100))
+
+
+def test_faults_of_a_quick_seed_come_with_steps_and_what_they_last_stays(tmp_path: Path) -> None:
+    faults = tuple(
+        Fault(at_s, lasts_s, kind, ("a",), 0.0, at_step=step)
+        for at_s, lasts_s, kind, step in ((2.0, 1.0, "kill", 1), (6.0, 3.0, "pause", 4))
+    )
+    schedule = Schedule(("a",), (), faults, is_quick=True, waits_for_a_step=True)
+    told, seen = [0], list[tuple[float, str]]()
+    peer = SimpleNamespace(name="a", is_running=True, told_step=lambda: told[0])
+    swarm: Any = SimpleNamespace(loop=None, peers=[peer], now_s=100.0)
+    one = Play(swarm, make_run(tmp_path, 16), schedule)
+    one.deeds = SimpleNamespace(  # type: ignore[assignment]
+        begin=lambda fault: not seen.append((swarm.now_s, fault.kind)),
+        end=lambda fault: seen.append((swarm.now_s, f"end of {fault.kind}")),
+        mend_all=lambda: None,
+        call_back=lambda: None,
+    )
+    one.begin_at(100.0)
+    for now_s, steps in ((103.0, 0), (104.0, 1), (104.9, 2), (105.5, 4), (108.0, 5), (108.5, 6)):
+        swarm.now_s, told[0] = now_s, steps
+        one.do_what_is_due()
+    expected = [(104.0, "kill"), (105.5, "end of kill"), (105.5, "pause"), (108.5, "end of pause")]
+    assert seen == expected
+    assert one.mended_s == 108.5
+
+
+def test_faults_of_a_quick_seed_come_by_their_time_where_no_step_does(tmp_path: Path) -> None:
+    fault = Fault(2.0, 1.0, "kill", ("a",), 0.0, at_step=1)
+    schedule = Schedule(("a",), (), (fault,), is_quick=True, waits_for_a_step=True)
+    swarm: Any = SimpleNamespace(loop=None, peers=[], now_s=100.0)
+    one = Play(swarm, make_run(tmp_path, 16), schedule)
+    begun = list[float]()
+    one.deeds = SimpleNamespace(  # type: ignore[assignment]
+        begin=lambda fault: not begun.append(swarm.now_s), call_back=lambda: None
+    )
+    one.begin_at(100.0)
+    for now_s in (105.0, 100.0 + FIRST_STEP_WITHIN_S + 2.0):
+        swarm.now_s = now_s
+        one.do_what_is_due()
+    assert begun == [100.0 + FIRST_STEP_WITHIN_S + 2.0]
 
 
 def test_from_600000_on_the_same_lies_are_told_on_links_that_take_few_probes() -> None:

@@ -19,7 +19,9 @@ class _Drawn(NamedTuple):
     prng: Prng
 
     def spares(self) -> list[int]:
-        used = {peer for peers in self.pipelines for peer in peers}
+        used = set[int]().union(*self.pipelines)
+        if len(used) == self.peer_count:  # as it mostly is
+            return []
         return [peer for peer in range(self.peer_count) if peer not in used]
 
 

@@ -80,10 +80,17 @@ class Resident:
         self._last_state: DashboardState | None = None if away is None else away.shown
         self.decide: Callable[[bool], None] | None = None
         """While it stays away: to take part again, or to end."""
+        self._held: Home | None = None
+        """Its home, while it stays away."""
 
     def named(self, text: str) -> str:
         """With names for the ids of peers."""
         return self._seen.names.in_text(text)
+
+    def let_go_of_home(self) -> None:
+        """As the operating system does for a process that was killed while it was away."""
+        if self._held is not None:
+            self._held.release()
 
     def state(self) -> DashboardState:
         """What the dashboard and the terminal show now."""
@@ -227,7 +234,8 @@ class Resident:
         """Whether to take part again; else to end. `by_itself`: once the hours and the owner of
         the machine allow it. `until_s`: by the clock on the wall. Raises `UserError` if the home is
         taken."""
-        home, status = Home(self._settings.home), Status()
+        home = self._held = Home(self._settings.home)
+        status = Status()
         going_on: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
         def decide(go_on: bool) -> None:

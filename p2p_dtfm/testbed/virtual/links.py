@@ -22,6 +22,7 @@ BYTES_PER_S = (10_000_000, 120_000_000)
 SOON_MEASURED_BYTES_PER_S = (10_000_000, 20_000_000)
 """With these the first probe of a line takes long enough to be the last one: what probes send is
 else nearly half of all that happens."""
+LINES_AT_ONCE = 256
 PATIENCE_S = 30.0
 """A connection whose link is cut for longer is given up by both ends."""
 
@@ -47,14 +48,23 @@ class Trace:
 
     def __init__(self) -> None:
         self._digest = hashlib.blake2b(digest_size=16)
+        self._lines: list[str] = []
+        """That are not in the digest yet."""
         self.count = 0
 
     def note(self, *facts: object) -> None:
         """Facts whose `str` is alike in each run."""
         self.count += 1
-        self._digest.update("\x1f".join(map(str, facts)).encode() + b"\n")
+        self._lines.append("\x1f".join(map(str, facts)))
+        if len(self._lines) >= LINES_AT_ONCE:
+            self._take_up()
+
+    def _take_up(self) -> None:
+        self._digest.update("".join([f"{line}\n" for line in self._lines]).encode())
+        self._lines.clear()
 
     def digest(self) -> str:
+        self._take_up()
         return self._digest.hexdigest()
 
 

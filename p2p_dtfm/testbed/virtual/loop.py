@@ -39,17 +39,23 @@ class StandsStill(Exception):
 class VirtualTask(asyncio.Task[Any]):
     """Hashed by its number: what walks through a set of tasks does so alike in each run."""
 
-    _number = 0
     seen_at: object = None
     """What it waited for when `seeds.nudges` has seen that this is none of its waits."""
 
-    def __init__(self, *args: Any, loop: "VirtualLoop", **options: Any) -> None:
-        context = options.get("context")
+    def __init__(
+        self,
+        coro: Coroutine[Any, Any, Any],
+        *,
+        loop: "VirtualLoop",
+        name: str | None = None,
+        context: contextvars.Context | None = None,
+    ) -> None:
         self.process: Process | None = PROCESS.get() if context is None else context.get(PROCESS)
-        super().__init__(*args, loop=loop, **options)
+        self._number = loop.next_number()  # asyncio, too, keeps all tasks in a set
+        super().__init__(coro, loop=loop, name=name, context=context)
 
     def __hash__(self) -> int:
-        return self._number or _numbered(self)
+        return self._number
 
     __eq__ = object.__eq__
 
@@ -71,17 +77,13 @@ class VirtualFuture(asyncio.Future[Any]):
     process: Process | None = None
 
     def __hash__(self) -> int:
-        return self._number or _numbered(self)
+        if not self._number:  # it is asked for the first time: few futures ever are
+            loop = self.get_loop()
+            assert isinstance(loop, VirtualLoop)
+            self._number = loop.next_number()
+        return self._number
 
     __eq__ = object.__eq__
-
-
-def _numbered(it: VirtualTask | VirtualFuture) -> int:
-    """It is asked for the first time: few futures ever are."""
-    loop = it.get_loop()
-    assert isinstance(loop, VirtualLoop)
-    it._number = loop.next_number()
-    return it._number
 
 
 class LoopTurn(asyncio.TimerHandle):
@@ -190,7 +192,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     ) -> asyncio.Handle:
         if self._closed:  # type: ignore[attr-defined]
             raise RuntimeError(_IS_OVER)
-        turn = LoopTurn(0.0, callback, args, _here(context))
+        if context is None:
+            context = contextvars.copy_context()
+        turn = LoopTurn(0.0, callback, args, context)
         self._ready.append(turn)
         return turn
 
@@ -203,8 +207,11 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     ) -> asyncio.TimerHandle:
         if self._closed:  # type: ignore[attr-defined]
             raise RuntimeError(_IS_OVER)
-        turn = LoopTurn(when, callback, args, _here(context))
-        heapq.heappush(self._later, (when, self.next_number(), turn))
+        if context is None:
+            context = contextvars.copy_context()
+        turn = LoopTurn(when, callback, args, context)
+        self._numbers = number = self._numbers + 1
+        heapq.heappush(self._later, (when, number, turn))
         return turn
 
     def call_later(  # type: ignore[override]
@@ -229,25 +236,32 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._ready.append(turn)
 
     def _run_once(self) -> None:
-        """In place of asyncio's: no file is looked at, and nothing sleeps."""
+        """In place of asyncio's, which runs it again and again: until the loop is to stop. No file
+        is looked at, and nothing sleeps."""
         ready, later = self._ready, self._later
-        if not ready and not self._stopping:  # type: ignore[attr-defined]
-            self._go_to_the_next()
-        self._passes += 1
-        if self._passes > PASSES_LIMIT:
-            raise StandsStill(_who_goes_on(ready))
-        due_s = self.now_ns / 1e9 + ROUNDING_S
-        while later and later[0][0] < due_s:
-            ready.append(heapq.heappop(later)[2])
-        for _ in range(len(ready)):
-            turn = ready.popleft()
-            if turn._cancelled:
-                continue
-            if turn.process is None or turn.process.may_take(turn):
+        while True:
+            if not ready and not self._stopping:  # type: ignore[attr-defined]
+                self._go_to_the_next()
+            self._passes += 1
+            if self._passes > PASSES_LIMIT:
+                raise StandsStill(_who_goes_on(ready))
+            due_s = self.now_ns / 1e9 + ROUNDING_S
+            while later and later[0][0] < due_s:
+                ready.append(heapq.heappop(later)[2])
+            for _ in range(len(ready)):
+                turn = ready.popleft()
+                if turn._cancelled:
+                    continue
+                process = turn.process
+                if process is not None and self.now_ns < process.no_turn_until_ns:
+                    process.miss(turn)
+                    continue
                 try:
                     turn._context.run(turn._callback, *turn._args)  # type: ignore[arg-type]
                 except Exception as error:  # noqa: BLE001 - what a turn raises ends nothing else
                     turn._context.run(_note_failure, self, _failure(turn, error))
+            if self._stopping:  # type: ignore[attr-defined]
+                return
 
     def _go_to_the_next(self) -> None:
         later = self._later
@@ -332,10 +346,6 @@ def _who_goes_on(ready: collections.deque[LoopTurn]) -> str:
             name = turn.process.name if turn.process is not None else "the world"
             return f"no time passes, and {name} goes on and on: {where}"
     return "no time passes, and turns that are over come on and on"
-
-
-def _here(context: contextvars.Context | None) -> contextvars.Context:
-    return contextvars.copy_context() if context is None else context
 
 
 def _failure(turn: LoopTurn, error: Exception) -> dict[str, Any]:

@@ -53,7 +53,7 @@ class Process:
         self._loop = loop
         self._missed: list[Any] = []
         self._stalled_until_ns = 0
-        self._no_turn_until_ns = 0
+        self.no_turn_until_ns = 0
         """For whichever reason."""
         self._context = contextvars.copy_context()
         self._context.run(self._settle, draws, writes_to)
@@ -89,7 +89,7 @@ class Process:
     @property
     def takes_turns(self) -> bool:
         """It is neither dead nor paused, and no disk holds it up."""
-        return self._loop.now_ns >= self._no_turn_until_ns
+        return self._loop.now_ns >= self.no_turn_until_ns
 
     # what it does --------------------------------------------------------------------------------
 
@@ -97,39 +97,36 @@ class Process:
         """A task of this process."""
         return self._loop.create_task(coroutine, context=self._context.copy())
 
-    def may_take(self, turn: Any) -> bool:
-        """Whether a turn of its event loop is to be done now; else it is missed."""
-        if self.takes_turns:
-            return True
+    def miss(self, turn: Any) -> None:
+        """A turn of its event loop was to be done now, and it takes none."""
         if not self.is_dead:
             self._missed.append(turn)
-        return False
 
     def kill(self) -> None:
         self.is_dead = True
-        self._no_turn_until_ns = _NEVER_NS
+        self.no_turn_until_ns = _NEVER_NS
         self._missed.clear()
 
     def pause(self) -> None:
         self.is_paused = True
-        self._no_turn_until_ns = _NEVER_NS
+        self.no_turn_until_ns = _NEVER_NS
 
     def resume(self) -> None:
         self.is_paused = False
         if not self.is_dead:
-            self._no_turn_until_ns = self._stalled_until_ns
+            self.no_turn_until_ns = self._stalled_until_ns
             self._go_on()
 
     def stall(self, duration_ns: int) -> None:
         """The turn under way takes so long: its event loop waits for the disk."""
         begins_ns = max(self._stalled_until_ns, self._loop.now_ns)
         self._stalled_until_ns = begins_ns + duration_ns
-        self._no_turn_until_ns = max(self._no_turn_until_ns, self._stalled_until_ns)
+        self.no_turn_until_ns = max(self.no_turn_until_ns, self._stalled_until_ns)
         ends_s = (self._stalled_until_ns - self._loop.now_ns) / 1e9 + ROUNDING_S
         contextvars.Context().run(self._loop.call_later, ends_s, self._go_on)  # not a turn of it
 
     def _go_on(self) -> None:
-        if self._loop.now_ns < self._no_turn_until_ns:
+        if self._loop.now_ns < self.no_turn_until_ns:
             return
         missed, self._missed = self._missed, []
         for turn in missed:

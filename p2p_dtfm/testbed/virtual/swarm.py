@@ -149,6 +149,8 @@ class Swarm:
         if peer.host is not None:
             self.network.leave(peer.host)
         peer.daemon.let_go_of_home()
+        if peer.resident is not None:  # it may be about to come back
+            peer.resident.let_go_of_home()
         peer.disk.process_was_killed()
 
     def cut_power(self, peer: Peer) -> None:

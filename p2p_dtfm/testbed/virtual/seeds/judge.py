@@ -1,6 +1,7 @@
 """What must hold after a seed, and while it is played."""
 
 import asyncio
+import functools
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from p2p_dtfm.testbed.virtual.loop import tasks_here
 from p2p_dtfm.testbed.virtual.peer import Peer
 from p2p_dtfm.testbed.virtual.swarm import NeverHappened, Swarm
 from p2p_dtfm.train.model.checkpoint import Checkpoint, complete, list_checkpoints, load_layer
+from p2p_dtfm.train.model.layer_state import LayerState
 
 TOLERANCE = 1e-4
 STATE_TOLERANCE = 2e-3
@@ -186,11 +188,17 @@ def require_states(peers: Sequence[Peer], reference: Reference) -> None:
                     continue
                 compared.add((int(name), file.digest))
                 found = load_layer(checkpoint.directory, int(name)).parameters
-                apart = float((found - load_layer(right, int(name)).parameters).abs().max())
+                apart = float((found - _layer_of_one(right, int(name)).parameters).abs().max())
                 if apart > STATE_TOLERANCE:
                     raise Broken(f"{peer.name}: layer {name} of the last step is {apart} off")
     if not whole:
         raise Broken("nobody has saved the whole model of the last step")
+
+
+@functools.lru_cache(maxsize=64)
+def _layer_of_one(directory: Path, layer: int) -> LayerState:
+    """All seeds of a run are compared with the same."""
+    return load_layer(directory, layer)
 
 
 def _require_alike(peers: Sequence[Peer], steps: int) -> None:
@@ -221,6 +229,11 @@ def saved_at(peer: Peer, step: int) -> list[Checkpoint]:
     roots = sorted(peer.home.glob("runs/*/checkpoints"))
     saved = (checkpoint for root in roots for checkpoint in list_checkpoints(root))
     return [checkpoint for checkpoint in saved if checkpoint.manifest.step == step]
+
+
+def has_saved_all(peer: Peer, step: int) -> bool:
+    """The whole model, as it is before that step."""
+    return any(complete(checkpoint.directory) for checkpoint in saved_at(peer, step))
 
 
 async def require_clean_ends(swarm: Swarm, peers: Sequence[Peer]) -> None:

@@ -36,6 +36,8 @@ SMALL_GIB = 0.7 / 1024
 """Half of what a peer alone needs for the whole model."""
 SAVES_WITHIN_S = 10.0
 """After the last step somebody has the whole model."""
+FIRST_STEP_WITHIN_S = 20.0
+"""Of whoever is given time for it before its faults begin."""
 LOOKS_EVERY_S = 1.0
 MESSAGES_TOLD = 12
 
@@ -79,6 +81,8 @@ class Play:
         self._due: list[tuple[float, int, Fault]] = []
         """When, the number of the fault or, for its end, one less than none."""
         self._begun: set[Fault] = set()
+        self._hastened_for = 0
+        """So many steps."""
         self._starts_s: dict[str, float] = {}
         self._looks_s = 0.0
         self.mended_s = 0.0
@@ -121,19 +125,24 @@ class Play:
                 known.append(swarm.address(peer))
         for name in schedule.begun[1:]:
             swarm.start(swarm.named(name))
-        began_s = swarm.now_s
-        for number, fault in enumerate(schedule.faults):
+        self.begin_at(swarm.now_s)
+        limit_s = self.mended_s - swarm.now_s + PATIENCE_S
+        await swarm.until(self._is_over, "all have come to the end of the run", limit_s)
+
+    def begin_at(self, began_s: float) -> None:
+        """When all that begin the run were started."""
+        if self._schedule.waits_for_a_step:
+            began_s += FIRST_STEP_WITHIN_S
+        for number, fault in enumerate(self._schedule.faults):
             self._due.append((began_s + fault.at_s, number, fault))
             if math.isfinite(fault.lasts_s):
                 self._due.append((began_s + fault.at_s + fault.lasts_s, -1 - number, fault))
         self._due.sort(key=lambda due: due[:2])
         self.mended_s = max((due[0] for due in self._due), default=began_s)
-        limit_s = self.mended_s - swarm.now_s + PATIENCE_S
-        await swarm.until(self._is_over, "all have come to the end of the run", limit_s)
 
     def _is_over(self) -> bool:
         swarm, due_before = self._swarm, len(self._due)
-        self._do_what_is_due()
+        self.do_what_is_due()
         self.deeds.end_lies_that_were_told()
         for peer in swarm.peers:
             if judge.starts_again(peer):
@@ -154,11 +163,39 @@ class Play:
             raise Broken(self._nudges.problem)
         return not self._due and all(self._is_done(peer) for peer in self.honest())
 
-    def _do_what_is_due(self) -> None:
+    def _hasten(self) -> None:
+        """What waits for a step that is committed by now, and its end, come so much sooner; and
+        all, where the first one was waited for."""
+        step, now_s = self._most_steps(), self._swarm.now_s
+        if step <= self._hastened_for or not self._due:
+            return
+        sooner_s = 0.0
+        if self._schedule.waits_for_a_step and not self._hastened_for:
+            sooner_s = max(0.0, self._due[0][0] - now_s)
+        self._hastened_for = step
+        due = [(at_s - sooner_s, number, fault) for at_s, number, fault in self._due]
+        by_fault = {
+            number: max(0.0, at_s - now_s)
+            for at_s, number, fault in due
+            if number >= 0 and fault.at_step is not None and fault.at_step <= step
+        }
+        self._due = [
+            (at_s - by_fault.get(number if number >= 0 else -1 - number, 0.0), number, fault)
+            for at_s, number, fault in due
+        ]
+        self._due.sort(key=lambda it: it[:2])
+
+    def _most_steps(self) -> int:
+        return max((peer.told_step() for peer in self.honest() if peer.is_running), default=0)
+
+    def do_what_is_due(self) -> None:
+        if self._schedule.is_quick:
+            self._hasten()
         while self._due and self._due[0][0] <= self._swarm.now_s:
             _, number, fault = self._due.pop(0)
             self._do(fault, is_end=number < 0)
             if not self._due:
+                self.mended_s = min(self.mended_s, self._swarm.now_s)
                 self.deeds.mend_all()
         if not self._due and not self._is_complete():
             self.deeds.call_back()
@@ -178,8 +215,18 @@ class Play:
             self._begun.add(fault)
 
     def _is_complete(self) -> bool:
-        running = (peer for peer in self.honest() if peer.is_running)
-        return any(peer.told_step() == self._steps for peer in running)
+        return self._most_steps() == self._steps
+
+    async def all_is_saved(self) -> None:
+        """Nothing is said of what is saved later; in a quick seed what all have by now suffices,
+        unless somebody was asked something just now, and has yet to answer."""
+        ends_s = self._swarm.now_s + SAVES_WITHIN_S
+        looks = self._schedule.is_quick and not self._schedule.is_watched
+        while (left_s := ends_s - self._swarm.now_s) > 0:
+            await asyncio.sleep(min(left_s, LOOKS_EVERY_S if looks else left_s))
+            running = [peer for peer in self.honest() if peer.is_running]
+            if running and all(judge.has_saved_all(peer, self._steps) for peer in running):
+                return
 
     def _is_done(self, peer: Peer) -> bool:
         """It has all steps, or was told that there are none to come, or has failed: `check`
@@ -206,7 +253,7 @@ def play_seed(
             played.ended_s, played.digest = swarm.now_s, swarm.trace.digest()
             played.settled_s = max(0.0, swarm.now_s - one.mended_s)
             if reference is not None:
-                await asyncio.sleep(SAVES_WITHIN_S)
+                await one.all_is_saved()
                 peers, lies = one.honest(), one.lying
                 crashes_s = one.deeds.crashes_s
                 own_steps = verdict.own_steps(lies, len(reference.losses))

@@ -62,4 +62,4 @@ def test_who_was_in_doubt_is_named_for_a_while() -> None:
     assert seen.named(5 + REMEMBERED_NS) == ()
     for number in range(1000):
         seen.heed_doubts([(f"x{number}", f"y{number}")], now_ns=6)
-    assert len(seen._doubted) == 256
+    assert len(seen._doubted) == 128

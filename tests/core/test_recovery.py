@@ -6,7 +6,13 @@ import pytest
 from p2p_dtfm.core.commit.step_terms import StepTerms
 from p2p_dtfm.core.cost_model.guardians import guarded_layers, unguarded_layers
 from p2p_dtfm.core.membership.accusers import Accusers
-from p2p_dtfm.core.membership.eligibility import mutually_reachable, unanswered, universe
+from p2p_dtfm.core.membership.eligibility import (
+    earlier_doubts,
+    known_accusers,
+    mutually_reachable,
+    unanswered,
+    universe,
+)
 from p2p_dtfm.core.messages.agreement_messages import (
     Accusation,
     Contribution,
@@ -201,10 +207,12 @@ def test_who_accuses_again_and_again_goes_first_by_the_word_of_most_members() ->
 def test_two_fellows_that_have_one_after_the_other_in_doubt_do_not_both_stay() -> None:
     """Each time the honest one has a link in doubt to both, and they have one each."""
     members = A, B, C, D, E = [Member(name, 1) for name in "abcde"]
+    there = msgspec.structs.replace(PRESENT, members=tuple(members))
 
     def staying(pairs: set[Accusation], named: tuple[str, ...], by: str) -> tuple[Member, ...]:
         parts = {
-            it: part(it, {0: 7, 1: 7}, accusers=named if it.peer_id in by else ()) for it in members
+            it: part(it, {0: 7}, accusers=named if it.peer_id in by else (), present=there)
+            for it in members
         }
         return mutually_reachable(parts, pairs, lambda rest: 0)
 
@@ -231,15 +239,16 @@ def test_several_fellows_are_in_doubt_with_all_that_they_accused_however_often()
     """Three of ten accuse two at once: they are in doubt with two each, and not only once."""
     names = "abcdefghij"
     members = [Member(name, 1) for name in names]
+    there = msgspec.structs.replace(PRESENT, members=tuple(members))
     seen = Accusers()
     seen.heed_doubts([(liar, victim) for liar in "abc" for victim in "de"], 0)
-    parts = {it: part(it, {0: 7}, accusers=seen.named(1)) for it in members}
+    parts = {it: part(it, {0: 7}, accusers=seen.named(1), present=there) for it in members}
     next_one = {Accusation(Member(liar, 1), Member("f", 1)) for liar in "abc"}
     staying = mutually_reachable(parts, next_one, lambda rest: 0)
     assert [it.peer_id for it in staying] == [*"defghij"]
     for _ in range(9):  # one that gives itself up for its fellows
         seen.heed_doubts([("a", victim) for victim in names[1:]], 2)
-    parts = {it: part(it, {0: 7}, accusers=seen.named(3)) for it in members}
+    parts = {it: part(it, {0: 7}, accusers=seen.named(3), present=there) for it in members}
     staying = mutually_reachable(parts, {Accusation(members[1], members[9])}, lambda rest: 0)
     assert members[9] in staying and members[1] not in staying
 
@@ -253,6 +262,18 @@ def test_nobody_is_in_doubt_by_the_word_of_a_newcomer() -> None:
     for number in (2, 4):
         seen.heed(number, {Accusation(x, A), Accusation(B, x), Accusation(x, x)}, parts, C, 0)
     assert seen.named(1) == ("b",), "who accuses newcomers in vain is known for that"
+
+
+def test_who_has_been_left_out_since_has_no_word_about_members_in_doubt() -> None:
+    """Keys that were members once, in a view that a member says it is still in."""
+    older = msgspec.structs.replace(PRESENT, view=ViewId(1, "before"))
+    parts = {it: part(it, {0: 7}, accusers=("a b", "a")) for it in (A, B)}
+    parts[C] = part(C, {0: 7})
+    for name in "xyz":
+        once = Member(name, 1)
+        parts[once] = part(once, {0: 7}, accusers=("a c", "c"), present=older)
+    assert earlier_doubts(parts.values()) == {("a", "b")}
+    assert known_accusers(parts.values()) == {"a b", "a"}
 
 
 def test_who_is_let_in_says_what_most_members_say_of_those_in_doubt() -> None:

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 
+from p2p_dtfm.core.membership.bars import voters
 from p2p_dtfm.core.membership.roster import newest_lives
 from p2p_dtfm.core.messages.agreement_messages import Accusation, Contribution
 from p2p_dtfm.core.protocol.snapshot import Member
@@ -147,8 +148,9 @@ def name_of_pair(pair: Pair) -> str:
 
 
 def known_accusers(contributions: Iterable[Contribution]) -> frozenset[str]:
-    """Whom more than half of the members among the contributors name so, and which pairs."""
-    members = [part for part in contributions if part.present is not None]
+    """Whom more than half of the members among the contributors name so, and which pairs. Not by
+    those that have been left out since an older view."""
+    members = [part for part in voters(list(contributions)) if part.present is not None]
     named = Counter(name for part in members for name in set(part.accusers))
     return frozenset(name for name, count in named.items() if 2 * count > len(members))
 

@@ -359,13 +359,13 @@ class AgreementState:
     def ends(self, attempt: Attempt, now_ns: int) -> None:
         """It is over: whose accusations were idle is kept, who was in doubt, and who tried to get
         in."""
-        heard = attempt.universe & set(attempt.opened)
+        heard = {it: attempt.opened[it] for it in attempt.universe & attempt.opened.keys()}
         if attempt.planned:
             self.tried_to_get_in(attempt.universe, now_ns)
             self.doubts.accusers.answers(heard)
         self.doubts.accusers.heed(attempt.number, attempt.charges, heard, self.me, now_ns)
         in_doubt = [*attempt.distrust.doubts, *attempt.distrust.even]
-        self.doubts.accusers.heed_doubts(attempt.number, in_doubt, self.me.peer_id, now_ns)
+        self.doubts.accusers.heed_doubts(in_doubt, now_ns)
 
     def waits_for_takeover(self, view: View, now_ns: int) -> None:
         """All have said Ready to a planned view."""

@@ -1,18 +1,19 @@
 """Who accuses others again and again, though they are heard by most, who was lately in doubt with
 somebody, or holds up all others."""
 
-from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
-from p2p_dtfm.core.messages.agreement_messages import Accusation
+from p2p_dtfm.core.membership.eligibility import Pair, earlier_doubts, name_of_pair, pair_of
+from p2p_dtfm.core.messages.agreement_messages import Accusation, Contribution
 from p2p_dtfm.core.protocol.snapshot import Member
 
 REMEMBERED_NS = 600_000_000_000
 ATTEMPTS = 2
 PEERS_LIMIT = 256
 NAMED_LIMIT = 64
-DOUBTS_LIMIT = 8
-"""Of one peer, the last ones."""
+DOUBTS_LIMIT = 128
+"""Pairs, the last ones, some 14 KB in a contribution: as many as eleven fellows of 34 make that
+accuse as many at once as they can have out."""
 STOPS_LIMIT = 3
 """So often a member may stop the steps without one that commits in between."""
 STOPS_OFTEN = 12
@@ -27,8 +28,8 @@ class Accusers:
 
     def __init__(self) -> None:
         self._seen: dict[str, dict[int, int]] = {}
-        self._doubted: dict[str, dict[int, int]] = {}
-        """In which attempts each was in doubt, and when."""
+        self._doubted: dict[Pair, int] = {}
+        """Which two were in doubt, and when last."""
         self._held_up: dict[Member, tuple[int, int]] = {}
         self._stops: dict[Member, list[tuple[int, int]]] = {}
         self._unanswered: dict[Member, tuple[int, int]] = {}
@@ -100,61 +101,68 @@ class Accusers:
         self,
         number: int,
         accusations: Collection[Accusation],
-        heard: Collection[Member],
+        heard: Mapping[Member, Contribution],
         me: Member,
         now_ns: int,
     ) -> None:
-        """An attempt is over. An accusation of who was heard, and is accused by fewer than half of
-        those heard, was not borne out, and the two were in doubt."""
+        """An attempt is over. A member's accusation of who was heard, and is accused by fewer than
+        half of the members heard, was not borne out; if that is one of them the two were in
+        doubt. A newcomer's is not heeded: keys are made for nothing, and one liar could have all
+        members in doubt but itself."""
+        members = {member for member, part in heard.items() if part.present is not None}
         charged: dict[Member, set[Member]] = {}
         for item in accusations:
-            if item.by in heard and item.of in heard:
+            if item.by in members and item.of in heard:
                 charged.setdefault(item.of, set()).add(item.by)
         for of, by in charged.items():
-            if 2 * len(by) < len(heard):
+            if 2 * len(by) < len(members):
                 for accuser in by - {me, of}:
-                    _note(self._seen, accuser.peer_id, number, now_ns, ATTEMPTS)
-                pairs = [(accuser.peer_id, of.peer_id) for accuser in by - {of}]
-                self.heed_doubts(number, pairs, me.peer_id, now_ns)
+                    _note(self._seen, accuser.peer_id, number, now_ns)
+                if of in members:
+                    self.heed_doubts([(it.peer_id, of.peer_id) for it in by - {of}], now_ns)
 
-    def heed_doubts(
-        self, number: int, pairs: Iterable[tuple[str, str]], me: str, now_ns: int
-    ) -> None:
+    def heed_doubts(self, pairs: Iterable[tuple[str, str]], now_ns: int) -> None:
         """An attempt is over, in which one of each pair had to go, and nobody knew which one says
         what is not so, or which end of a line does not hear the other. Who it was will be in doubt
         with somebody else next: then that one stays. Else a liar whose id is low has the others go,
         one after the other, until it is alone; and so have two of whom each time a third one is in
-        doubt with both."""
-        for peer_id in sorted({peer_id for pair in pairs for peer_id in pair} - {me}):
-            self._doubted[peer_id] = self._doubted.pop(peer_id, {})  # the newest is kept longest
-            _note(self._doubted, peer_id, number, now_ns, DOUBTS_LIMIT)
+        doubt with both.
+
+        What counts is with how many, not how often: few liars can be in doubt with one honest
+        member as often as they like, but are only so many. And several that accuse several at once
+        would be in doubt once, and had all others out in as many attempts as they were.
+        """
+        for pair in sorted({pair_of(*pair) for pair in pairs}):
+            self._doubted.pop(pair, None)
+            self._doubted[pair] = now_ns
+        while len(self._doubted) > DOUBTS_LIMIT:
+            del self._doubted[next(iter(self._doubted))]
+
+    def adopt(self, contributions: Iterable[Contribution], now_ns: int) -> None:
+        """What most members say of attempts that this peer, new among them, knows nothing of. Else
+        too few would know of them once so many have come, or have been out and let in again."""
+        self.heed_doubts(earlier_doubts(contributions), now_ns)
 
     def named(self, now_ns: int) -> tuple[str, ...]:
-        """Those that have done so in several attempts of late, or were in doubt in one; of the
-        latter each once more for each attempt in which it was."""
+        """Those that have done so in several attempts of late, and pairs that were in doubt."""
 
         def is_late(at_ns: int) -> bool:
             return now_ns - at_ns < REMEMBERED_NS
 
-        times = Counter[str]()
-        for peer_id, attempts in self._doubted.items():
-            in_so_many = sum(map(is_late, attempts.values()))
-            times[peer_id] = 1 + in_so_many if in_so_many else 0
-        for peer_id, attempts in self._seen.items():
-            if sum(map(is_late, attempts.values())) >= ATTEMPTS:
-                times[peer_id] = max(1, times[peer_id])
-        once = sorted(+times)
-        again = sorted((+times - Counter(once)).elements())
-        return tuple(sorted([*once, *again][:NAMED_LIMIT]))
+        pairs = [name_of_pair(pair) for pair, at_ns in self._doubted.items() if is_late(at_ns)]
+        found = [
+            peer_id
+            for peer_id, attempts in self._seen.items()
+            if sum(map(is_late, attempts.values())) >= ATTEMPTS
+        ]
+        return tuple(sorted([*sorted(found)[:NAMED_LIMIT], *pairs]))
 
 
-def _note(
-    seen: dict[str, dict[int, int]], peer_id: str, number: int, now_ns: int, limit: int
-) -> None:
+def _note(seen: dict[str, dict[int, int]], peer_id: str, number: int, now_ns: int) -> None:
     """The attempt, of which so many are kept for each peer."""
     attempts = seen.setdefault(peer_id, {})
     attempts.setdefault(number, now_ns)
-    while len(attempts) > limit:
+    while len(attempts) > ATTEMPTS:
         del attempts[next(iter(attempts))]
     while len(seen) > PEERS_LIMIT:
         del seen[next(iter(seen))]

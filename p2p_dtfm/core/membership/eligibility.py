@@ -3,9 +3,13 @@
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 
+from p2p_dtfm.core.membership.bars import voters
 from p2p_dtfm.core.membership.roster import newest_lives
 from p2p_dtfm.core.messages.agreement_messages import Accusation, Contribution
 from p2p_dtfm.core.protocol.snapshot import Member
+
+Pair = tuple[str, str]
+"""Peer ids, in order."""
 
 
 def universe(
@@ -79,35 +83,43 @@ def mutually_reachable(
 ) -> tuple[Member, ...]:
     """The contributors without those that must go so that no evidence is left between two.
 
-    Goes first who has most links in doubt, with the attempts of late in which it had any, by the
-    word of most members: of two fellows that accuse or contradict one honest member after the other
-    each time another one has most. Among equals who had them more often, then who accuses again and
-    again, by the word of most as well, then the one without whom the rest goes on from the furthest
-    step (`reached_step` of their contributions, -1 if layers are lost), then newcomers, then the
-    highest peer id.
+    Goes first who is in doubt with most others, now or, by the word of most members, of late: of
+    fellows that accuse or contradict one honest member after the other each time another one is in
+    doubt with all of them, but they are with all of these. Among equals who was with more of them
+    before, then who accuses again and again, by the word of most as well, then the one without whom
+    the rest goes on from the furthest step (`reached_step` of their contributions, -1 if layers are
+    lost), then newcomers, then the highest peer id.
     """
     staying = dict(heard)
-    accusers, earlier = known_accusers(heard.values()), earlier_doubts(heard.values())
-    while True:
-        doubts = dict.fromkeys(staying, 0)
-        pairs = {tuple(sorted((a.by, a.of))) for a in accusations}
-        for one, other in pairs:
-            if one in staying and other in staying and one != other:
-                doubts[one] += 1
-                doubts[other] += 1
-        if not any(doubts.values()):
-            return tuple(sorted(staying))
-        for member, count in doubts.items():
-            doubts[member] += earlier.get(member.peer_id, 0) if count else 0
-        most = max(doubts.values())
+    accusers, before = known_accusers(heard.values()), dict[str, set[str]]()
+    for pair in earlier_doubts(heard.values()):
+        for one, other in (pair, pair[::-1]):
+            before.setdefault(one, set()).add(other)
+    while doubts := _in_doubt(staying, accusations):
+        rank = {}
+        for member, others in doubts.items():
+            of_late = before.get(member.peer_id, set())
+            rank[member] = len(others | of_late), len(of_late), member.peer_id in accusers
+        most = max(rank.values())
 
-        def rank(member: Member) -> tuple[int, bool, int, bool, Member]:
+        def needed_least(member: Member) -> tuple[int, bool, Member]:
             rest = [part for other, part in staying.items() if other != member]
-            is_new, is_accuser = staying[member].present is None, member.peer_id in accusers
-            before = earlier.get(member.peer_id, 0)
-            return before, is_accuser, reached_step(rest), is_new, member
+            return reached_step(rest), staying[member].present is None, member
 
-        del staying[max((m for m, count in doubts.items() if count == most), key=rank)]
+        del staying[max((it for it in doubts if rank[it] == most), key=needed_least)]
+    return tuple(sorted(staying))
+
+
+def _in_doubt(
+    staying: Collection[Member], accusations: Iterable[Accusation]
+) -> dict[Member, set[str]]:
+    """Of those with a link in doubt to each other the peers on the other ends."""
+    found: dict[Member, set[str]] = {}
+    for by, of in ((it.by, it.of) for it in accusations):
+        if by in staying and of in staying and by != of:
+            found.setdefault(by, set()).add(of.peer_id)
+            found.setdefault(of, set()).add(by.peer_id)
+    return found
 
 
 def without_newcomers_in_doubt(
@@ -126,21 +138,25 @@ def without_newcomers_in_doubt(
     return {member: part for member, part in heard.items() if member not in gone}, left
 
 
+def pair_of(one: str, other: str) -> Pair:
+    return (one, other) if one < other else (other, one)
+
+
+def name_of_pair(pair: Pair) -> str:
+    """Beside peer ids: in none of these is a space."""
+    return " ".join(pair)
+
+
 def known_accusers(contributions: Iterable[Contribution]) -> frozenset[str]:
-    """Whom more than half of the members among the contributors name so."""
-    members = [part for part in contributions if part.present is not None]
-    named = Counter(peer_id for part in members for peer_id in set(part.accusers))
-    return frozenset(peer_id for peer_id, count in named.items() if 2 * count > len(members))
+    """Whom more than half of the members among the contributors name so, and which pairs. Not by
+    those that have been left out since an older view."""
+    members = [part for part in voters(list(contributions)) if part.present is not None]
+    named = Counter(name for part in members for name in set(part.accusers))
+    return frozenset(name for name, count in named.items() if 2 * count > len(members))
 
 
-def earlier_doubts(contributions: Iterable[Contribution]) -> dict[str, int]:
-    """In how many attempts each was in doubt of late, as far as more than half of the members among
-    the contributors say so: they name it once, and once more for each of these."""
-    members = [part for part in contributions if part.present is not None]
-    named: dict[str, list[int]] = {}
-    for part in members:
-        for peer_id, times in Counter(part.accusers).items():
-            named.setdefault(peer_id, []).append(times - 1)
-    most = len(members) // 2
-    said = {peer_id: sorted(times, reverse=True) for peer_id, times in named.items()}
-    return {peer_id: times[most] for peer_id, times in said.items() if len(times) > most}
+def earlier_doubts(contributions: Iterable[Contribution]) -> frozenset[Pair]:
+    """Which two were in doubt of late, as far as more than half of the members among the
+    contributors say so."""
+    named = (name.split(" ") for name in known_accusers(contributions))
+    return frozenset((pair[0], pair[1]) for pair in named if len(pair) == 2)

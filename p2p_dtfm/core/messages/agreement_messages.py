@@ -105,8 +105,8 @@ class Contribution(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     may_repeat: int = 0
     """Steps that its newest view with a plan said a failure may cost."""
     accusers: tuple[str, ...] = ()
-    """Peers that this one has seen accuse others again and again, who were heard by most; and those
-    that were lately in doubt, each once more for each attempt in which it was."""
+    """Peers that this one has seen accuse others again and again, who were heard by most; and pairs
+    that were lately in doubt, with a space between the two."""
     bars: tuple[Bar, ...] = ()
     """That this peer knows of, by the views it was in."""
     origins: tuple[KnownView, ...] = ()

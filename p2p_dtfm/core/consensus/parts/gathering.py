@@ -116,8 +116,7 @@ class Gathering:
         """A failure ends the step under way; in a planned change of views it goes on."""
         state, attempts = self._state, self._state.attempts
         if planned:
-            if state.is_newcomer:
-                attempts.frozen = False  # a newcomer has nothing under way that could freeze
+            attempts.frozen &= not state.is_newcomer  # it has nothing under way that could freeze
             return []
         if attempts.frozen:
             return []
@@ -414,10 +413,12 @@ class Gathering:
 
     def _waits_or_takes_over(self, attempt: Attempt, view: View, now_ns: int) -> Actions:
         state = self._state
+        heard = {it: attempt.opened[it] for it in attempt.universe & attempt.opened.keys()}
+        if state.is_newcomer:
+            state.doubts.accusers.adopt(heard.values(), now_ns)
         if not attempt.planned:
             return [ViewAgreed(view), *self._takeover.take_over(view, now_ns)]
         state.attempts.under_way = None
-        heard = attempt.universe & attempt.opened.keys()
         state.doubts.accusers.heed(attempt.number, attempt.charges, heard, state.me, now_ns)
         state.waits_for_takeover(view, now_ns)
         if state.is_newcomer:
@@ -442,9 +443,8 @@ class Gathering:
     def _disagrees(self, attempt: Attempt, reason: str, now_ns: int) -> Actions:
         state, attempts = self._state, self._state.attempts
         assert attempt.snapshot is not None
-        told = Disagreed(reason, attempt.snapshot)
         pause_ns = min(DISAGREEMENT_NS << attempts.disagreements, DISAGREEMENT_LIMIT_NS)
         attempts.disagreements = min(attempts.disagreements + 1, 16)
         state.stop_attempt(now_ns)
         again = [] if state.is_newcomer else self._outsiders.rejoin(reason, pause_ns=pause_ns)
-        return [told, *again]
+        return [Disagreed(reason, attempt.snapshot), *again]

@@ -107,8 +107,7 @@ def claim_other_tensors(lie: Lie) -> None:
         if not lie.is_told(work.step):
             return edges
         if lie.kind == "swapped":
-            claimed = list(edges.values())
-            return dict(zip(edges, [*claimed[1:], *claimed[:1]], strict=True))
+            return _each_the_next(edges)
         return {
             number: type(edge)(
                 *(bytes(len(it)) if place in fields else it for place, it in enumerate(edge))
@@ -117,6 +116,19 @@ def claim_other_tensors(lie: Lie) -> None:
         }
 
     put(audits, "edges_of", edges_of)
+
+
+def _each_the_next(edges: dict[int, Any]) -> dict[int, Any]:
+    """Among those that cross the same boundaries: held-out ones go one way only."""
+    alike: dict[tuple[int, ...], list[int]] = {}
+    for number, edge in edges.items():
+        alike.setdefault(tuple(map(len, edge)), []).append(number)
+    others = {
+        number: edges[other]
+        for numbers in alike.values()
+        for number, other in zip(numbers, numbers[1:] + numbers[:1], strict=True)
+    }
+    return {number: others[number] for number in edges}
 
 
 def claim_other_parameters(lie: Lie) -> None:

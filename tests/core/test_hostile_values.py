@@ -169,6 +169,7 @@ def contributions(number: int, sender: Member, present: PresentView) -> Iterator
         pending=PendingStep(3, "f", (), (0,)),
         retained=RetainedStep(present.view, 2, "f", None, (0,)),
         accusers=("b",),
+        doubted=(("b", "a"), ("", "")),
     )
     view = PresentView(present.view, present.members, plan)
     for part in (whole, msgspec.structs.replace(whole, present=view), *hostile(whole)):

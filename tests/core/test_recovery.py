@@ -7,6 +7,7 @@ from p2p_dtfm.core.commit.step_terms import StepTerms
 from p2p_dtfm.core.cost_model.guardians import guarded_layers, unguarded_layers
 from p2p_dtfm.core.membership.accusers import Accusers
 from p2p_dtfm.core.membership.eligibility import (
+    Pair,
     earlier_doubts,
     known_accusers,
     mutually_reachable,
@@ -209,9 +210,9 @@ def test_two_fellows_that_have_one_after_the_other_in_doubt_do_not_both_stay() -
     members = A, B, C, D, E = [Member(name, 1) for name in "abcde"]
     there = msgspec.structs.replace(PRESENT, members=tuple(members))
 
-    def staying(pairs: set[Accusation], named: tuple[str, ...], by: str) -> tuple[Member, ...]:
+    def staying(pairs: set[Accusation], named: tuple[Pair, ...], by: str) -> tuple[Member, ...]:
         parts = {
-            it: part(it, {0: 7}, accusers=named if it.peer_id in by else (), present=there)
+            it: part(it, {0: 7}, doubted=named if it.peer_id in by else (), present=there)
             for it in members
         }
         return mutually_reachable(parts, pairs, lambda rest: 0)
@@ -221,18 +222,18 @@ def test_two_fellows_that_have_one_after_the_other_in_doubt_do_not_both_stay() -
     seen = Accusers()
     seen.heed_doubts([("a", "c"), ("b", "c")], 0)
     seen.heed_doubts([("a", "c")], 0)  # however often: they are no more
-    named = seen.named(1)
-    assert named == ("a c", "b c")
+    named = seen.doubted(1)
+    assert named == (("a", "c"), ("b", "c"))
     with_d = {Accusation(A, D), Accusation(B, D)}
     assert staying(with_d, named, "cde") == (C, D, E)
     assert staying(with_d, named, "ab") == (A, B, C, E), "not by the word of the few"
     seen.heed_doubts([("a", "d"), ("b", "d"), ("a", "e"), ("b", "e")], 2)
-    assert staying(with_c, seen.named(4), "cde") == (C, D, E), "nor is the same one out again"
-    assert seen.named(600_000_000_002) == (), "forgotten"
+    assert staying(with_c, seen.doubted(4), "cde") == (C, D, E), "nor is the same one out again"
+    assert seen.doubted(600_000_000_002) == (), "forgotten"
     heard = Accusers()
     parts = {it: part(it, {0: 7}) for it in members}
     heard.heed(1, {Accusation(A, C), Accusation(B, C)}, parts, D, 0)
-    assert heard.named(1) == named, "so have two that say that they do not hear it"
+    assert heard.doubted(1) == named, "so have two that say that they do not hear it"
 
 
 def test_several_fellows_are_in_doubt_with_all_that_they_accused_however_often() -> None:
@@ -242,13 +243,13 @@ def test_several_fellows_are_in_doubt_with_all_that_they_accused_however_often()
     there = msgspec.structs.replace(PRESENT, members=tuple(members))
     seen = Accusers()
     seen.heed_doubts([(liar, victim) for liar in "abc" for victim in "de"], 0)
-    parts = {it: part(it, {0: 7}, accusers=seen.named(1), present=there) for it in members}
+    parts = {it: part(it, {0: 7}, doubted=seen.doubted(1), present=there) for it in members}
     next_one = {Accusation(Member(liar, 1), Member("f", 1)) for liar in "abc"}
     staying = mutually_reachable(parts, next_one, lambda rest: 0)
     assert [it.peer_id for it in staying] == [*"defghij"]
     for _ in range(9):  # one that gives itself up for its fellows
         seen.heed_doubts([("a", victim) for victim in names[1:]], 2)
-    parts = {it: part(it, {0: 7}, accusers=seen.named(3), present=there) for it in members}
+    parts = {it: part(it, {0: 7}, doubted=seen.doubted(3), present=there) for it in members}
     staying = mutually_reachable(parts, {Accusation(members[1], members[9])}, lambda rest: 0)
     assert members[9] in staying and members[1] not in staying
 
@@ -261,27 +262,30 @@ def test_nobody_is_in_doubt_by_the_word_of_a_newcomer() -> None:
     seen = Accusers()
     for number in (2, 4):
         seen.heed(number, {Accusation(x, A), Accusation(B, x), Accusation(x, x)}, parts, C, 0)
+    assert seen.doubted(1) == ()
     assert seen.named(1) == ("b",), "who accuses newcomers in vain is known for that"
 
 
 def test_who_has_been_left_out_since_has_no_word_about_members_in_doubt() -> None:
     """Keys that were members once, in a view that a member says it is still in."""
     older = msgspec.structs.replace(PRESENT, view=ViewId(1, "before"))
-    parts = {it: part(it, {0: 7}, accusers=("a b", "a")) for it in (A, B)}
+    parts = {it: part(it, {0: 7}, doubted=(("a", "b"),), accusers=("a",)) for it in (A, B)}
     parts[C] = part(C, {0: 7})
     for name in "xyz":
         once = Member(name, 1)
-        parts[once] = part(once, {0: 7}, accusers=("a c", "c"), present=older)
+        doubted, accusers = (("a", "c"),), ("c",)
+        parts[once] = part(once, {0: 7}, doubted=doubted, accusers=accusers, present=older)
     assert earlier_doubts(parts.values()) == {("a", "b")}
-    assert known_accusers(parts.values()) == {"a b", "a"}
+    assert known_accusers(parts.values()) == {"a"}
 
 
 def test_who_is_let_in_says_what_most_members_say_of_those_in_doubt() -> None:
-    parts = [part(it, {0: 7}, accusers=("a b", "b")) for it in (A, B)]
-    parts.append(part(C, {0: 7}, accusers=("a b", "a c")))
+    both, other = ("a", "b"), ("a", "c")
+    parts = [part(it, {0: 7}, doubted=(both,)) for it in (A, B)]
+    parts.append(part(C, {0: 7}, doubted=(both, other)))
     seen = Accusers()
     seen.adopt(parts, 0)
-    assert seen.named(1) == ("a b",)
+    assert seen.doubted(1) == (both,)
 
 
 def test_guardians_are_others_and_count_once_in_place() -> None:

@@ -38,7 +38,7 @@ def large_outline(number: int, maker: Member) -> Signed:
     saved = tuple(SavedState(0, "", (0,) * 1000) for _ in range(480))
     said = Outline(
         maker, number, b"", b"", False, (), 0, {}, (), (), {}, saved, (), None, (), b"", (), False,
-        0, (), (),
+        0, (), (), (),
     )  # fmt: skip
     return sign_outline(said, sign_for(maker.peer_id))
 

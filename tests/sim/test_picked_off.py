@@ -56,10 +56,10 @@ def test_a_liar_does_not_have_the_others_go_one_after_the_other(seed: int) -> No
 
 def test_who_was_in_doubt_is_named_for_a_while() -> None:
     seen = Accusers()
-    assert seen.named(0) == ()
+    assert seen.doubted(0) == ()
     seen.heed_doubts([("a", "b"), ("c", "a"), ("a", "c")], now_ns=5)
-    assert seen.named(5) == ("a b", "a c"), "each pair once"
-    assert seen.named(5 + REMEMBERED_NS) == ()
+    assert seen.doubted(5) == (("a", "b"), ("a", "c")), "each pair once"
+    assert seen.doubted(5 + REMEMBERED_NS) == ()
     for number in range(1000):
         seen.heed_doubts([(f"x{number}", f"y{number}")], now_ns=6)
-    assert len(seen._doubted) == 128
+    assert len(seen._pairs) == 128

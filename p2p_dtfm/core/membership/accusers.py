@@ -3,7 +3,7 @@ somebody, or holds up all others."""
 
 from collections.abc import Collection, Iterable, Mapping
 
-from p2p_dtfm.core.membership.eligibility import Pair, earlier_doubts, name_of_pair, pair_of
+from p2p_dtfm.core.membership.eligibility import Pair, earlier_doubts, pair_of
 from p2p_dtfm.core.messages.agreement_messages import Accusation, Contribution
 from p2p_dtfm.core.protocol.snapshot import Member
 
@@ -28,7 +28,7 @@ class Accusers:
 
     def __init__(self) -> None:
         self._seen: dict[str, dict[int, int]] = {}
-        self._doubted: dict[Pair, int] = {}
+        self._pairs: dict[Pair, int] = {}
         """Which two were in doubt, and when last."""
         self._held_up: dict[Member, tuple[int, int]] = {}
         self._stops: dict[Member, list[tuple[int, int]]] = {}
@@ -133,10 +133,10 @@ class Accusers:
         would be in doubt once, and had all others out in as many attempts as they were.
         """
         for pair in sorted({pair_of(*pair) for pair in pairs}):
-            self._doubted.pop(pair, None)
-            self._doubted[pair] = now_ns
-        while len(self._doubted) > DOUBTS_LIMIT:
-            del self._doubted[next(iter(self._doubted))]
+            self._pairs.pop(pair, None)
+            self._pairs[pair] = now_ns
+        while len(self._pairs) > DOUBTS_LIMIT:
+            del self._pairs[next(iter(self._pairs))]
 
     def adopt(self, contributions: Iterable[Contribution], now_ns: int) -> None:
         """What most members say of attempts that this peer, new among them, knows nothing of. Else
@@ -144,18 +144,17 @@ class Accusers:
         self.heed_doubts(earlier_doubts(contributions), now_ns)
 
     def named(self, now_ns: int) -> tuple[str, ...]:
-        """Those that have done so in several attempts of late, and pairs that were in doubt."""
-
-        def is_late(at_ns: int) -> bool:
-            return now_ns - at_ns < REMEMBERED_NS
-
-        pairs = [name_of_pair(pair) for pair, at_ns in self._doubted.items() if is_late(at_ns)]
-        found = [
-            peer_id
+        """Those that have accused others in vain in several attempts of late."""
+        late = {
+            peer_id: sum(now_ns - at_ns < REMEMBERED_NS for at_ns in attempts.values())
             for peer_id, attempts in self._seen.items()
-            if sum(map(is_late, attempts.values())) >= ATTEMPTS
-        ]
-        return tuple(sorted([*sorted(found)[:NAMED_LIMIT], *pairs]))
+        }
+        return tuple(sorted(it for it, times in late.items() if times >= ATTEMPTS)[:NAMED_LIMIT])
+
+    def doubted(self, now_ns: int) -> tuple[Pair, ...]:
+        """Pairs that were in doubt of late."""
+        late = (it for it, at_ns in self._pairs.items() if now_ns - at_ns < REMEMBERED_NS)
+        return tuple(sorted(late))
 
 
 def _note(seen: dict[str, dict[int, int]], peer_id: str, number: int, now_ns: int) -> None:

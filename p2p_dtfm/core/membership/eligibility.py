@@ -2,12 +2,14 @@
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import TypeVar
 
 from p2p_dtfm.core.membership.bars import voters
 from p2p_dtfm.core.membership.roster import newest_lives
 from p2p_dtfm.core.messages.agreement_messages import Accusation, Contribution
 from p2p_dtfm.core.protocol.snapshot import Member
 
+Named = TypeVar("Named", str, tuple[str, str])
 Pair = tuple[str, str]
 """Peer ids, in order."""
 
@@ -142,21 +144,21 @@ def pair_of(one: str, other: str) -> Pair:
     return (one, other) if one < other else (other, one)
 
 
-def name_of_pair(pair: Pair) -> str:
-    """Beside peer ids: in none of these is a space."""
-    return " ".join(pair)
-
-
 def known_accusers(contributions: Iterable[Contribution]) -> frozenset[str]:
-    """Whom more than half of the members among the contributors name so, and which pairs. Not by
-    those that have been left out since an older view."""
-    members = [part for part in voters(list(contributions)) if part.present is not None]
-    named = Counter(name for part in members for name in set(part.accusers))
-    return frozenset(name for name, count in named.items() if 2 * count > len(members))
+    """Whom more than half of the members among the contributors name so."""
+    return _named_by_most(contributions, lambda part: part.accusers)
 
 
 def earlier_doubts(contributions: Iterable[Contribution]) -> frozenset[Pair]:
     """Which two were in doubt of late, as far as more than half of the members among the
     contributors say so."""
-    named = (name.split(" ") for name in known_accusers(contributions))
-    return frozenset((pair[0], pair[1]) for pair in named if len(pair) == 2)
+    return _named_by_most(contributions, lambda part: part.doubted)
+
+
+def _named_by_most(
+    contributions: Iterable[Contribution], named: Callable[[Contribution], Iterable[Named]]
+) -> frozenset[Named]:
+    """Those that have been left out since an older view have no say."""
+    members = [part for part in voters(list(contributions)) if part.present is not None]
+    counts = Counter(it for part in members for it in set(named(part)))
+    return frozenset(it for it, count in counts.items() if 2 * count > len(members))

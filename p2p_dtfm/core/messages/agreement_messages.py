@@ -105,8 +105,10 @@ class Contribution(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     may_repeat: int = 0
     """Steps that its newest view with a plan said a failure may cost."""
     accusers: tuple[str, ...] = ()
-    """Peers that this one has seen accuse others again and again, who were heard by most; and pairs
-    that were lately in doubt, with a space between the two."""
+    """Peers that this one has seen accuse others again and again, who were heard by most."""
+    doubted: tuple[tuple[str, str], ...] = ()
+    """Of which two, in order of their ids, one was lately wrong or out of reach, and nobody knew
+    which."""
     bars: tuple[Bar, ...] = ()
     """That this peer knows of, by the views it was in."""
     origins: tuple[KnownView, ...] = ()

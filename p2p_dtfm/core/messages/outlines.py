@@ -75,6 +75,7 @@ class Outline(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_lik
     accepts_loss: bool
     may_repeat: int
     accusers: tuple[str, ...]
+    doubted: tuple[tuple[str, str], ...]
     bars: tuple[Bar, ...]
 
 
@@ -342,6 +343,7 @@ _SAID_IN_FULL = (
     "accepts_loss",
     "may_repeat",
     "accusers",
+    "doubted",
     "bars",
 )
 

@@ -159,6 +159,7 @@ class Gathering:
             accepts_loss=sees_fork or state.present.agrees_to_loss(state.timing, now_ns),
             may_repeat=state.present.may_repeat_steps,
             accusers=state.doubts.accusers.named(now_ns),
+            doubted=state.doubts.accusers.doubted(now_ns),
             bars=state.others.bars,
             origins=state.others.views.origins(state.members or (state.me,)),
         )

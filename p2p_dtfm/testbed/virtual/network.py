@@ -53,6 +53,9 @@ class VirtualNetwork:
             self.part(host.peer_id, peer_id)
         if self.hosts.get(host.peer_id) is host:
             del self.hosts[host.peer_id]
+        if not host.process.is_dead:  # its own ends, at which tasks may read, end with p2pd
+            for peer_id in [*host.open, *host.asked]:
+                _breaking(host, peer_id)()
 
     # connections ---------------------------------------------------------------------------------
 

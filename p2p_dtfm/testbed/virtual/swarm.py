@@ -142,15 +142,15 @@ class Swarm:
 
     def kill(self, peer: Peer) -> None:
         """As by SIGKILL: nothing of it runs any more, and the others' connections break."""
-        assert peer.process is not None and peer.daemon is not None
+        assert peer.process is not None
         self.trace.note(self.loop.now_ns, "kill", peer.name)
         peer.process.kill()
         self._graves += [task for task in self.loop.tasks() if task.process is peer.process]
         if peer.host is not None:
             self.network.leave(peer.host)
-        peer.daemon.let_go_of_home()
-        if peer.resident is not None:  # it may be about to come back
-            peer.resident.let_go_of_home()
+        for owner in (peer.daemon, peer.resident):  # who comes back has none, or will soon
+            if owner is not None:
+                owner.let_go_of_home()
         peer.disk.process_was_killed()
 
     def cut_power(self, peer: Peer) -> None:

@@ -1,0 +1,38 @@
+"""Real daemons in virtual time: who is told to leave while the others have gone on without it."""
+
+from pathlib import Path
+from typing import Any
+
+from p2p_dtfm.testbed.virtual.peer import Peer
+from p2p_dtfm.testbed.virtual.seeds.run import make_run
+from p2p_dtfm.testbed.virtual.swarm import Swarm, play
+from tests.testbed.begun import begun
+from tests.testbed.test_virtual_speed import view_of
+
+
+def agreement_of(peer: Peer) -> Any:
+    assert peer.daemon is not None and peer.daemon.status_api is not None
+    assert peer.daemon.status_api.participant is not None
+    return peer.daemon.status_api.participant.membership.agreement
+
+
+def test_who_has_no_place_any_more_leaves_at_once(tmp_path: Path) -> None:
+    """It asked to be let in, so as to leave in order, and looked for members for a minute where
+    these had left as well (seed 500499)."""
+    run = make_run(tmp_path, 200)
+
+    async def scene(swarm: Swarm) -> None:
+        *others, sleeper = await begun(swarm, run, "abc")
+        await swarm.until(lambda: sleeper.step() >= 20, "steps", 120)
+        swarm.pause(sleeper)
+        without = lambda: all(len(view_of(it).members) == 2 for it in others)  # noqa: E731
+        await swarm.until(without, "the others go on", 60)
+        swarm.end(sleeper)
+        swarm.resume(sleeper)
+        hears = lambda: not sleeper.is_running or agreement_of(sleeper).view is None  # noqa: E731
+        await swarm.until(hears, "it hears of that", 60)
+        for peer in others:
+            swarm.kill(peer)
+        await swarm.until(lambda: not sleeper.is_running, "it leaves", 10)
+
+    play(1, tmp_path / "world", scene)

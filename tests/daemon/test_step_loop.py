@@ -130,3 +130,33 @@ def test_a_step_that_waited_for_active_alone_commits_when_it_comes(tmp_path: Pat
             tools.compute.close()
 
     asyncio.run(run())
+
+
+class NotAllIn(QuietOutlet):
+    def __init__(self) -> None:
+        self.all_in = False
+
+    def are_all_in(self) -> bool:
+        return self.all_in
+
+
+def test_what_a_newcomer_has_got_is_no_copy_before_it_says_that_it_is_in_the_view(
+    tmp_path: Path,
+) -> None:
+    """If the others died then, it could not show what its states are, and began anew with them
+    (seed 500683)."""
+
+    async def run() -> None:
+        outlet = NotAllIn()
+        trainer = Trainer(trainer_tools(tmp_path), outlet)
+        trainer._state.step = 9
+        trainer._state.view = view_of(1, 2)
+        assert not trainer._state.view.unguarded
+        assert trainer.safe_step is None
+        outlet.all_in = True
+        assert trainer.safe_step == 9
+        trainer._state.step, trainer._state.view = 12, view_of(2, 2)
+        outlet.all_in = False
+        assert trainer.safe_step == 9, "as before"
+
+    asyncio.run(run())

@@ -84,6 +84,9 @@ class QuietOutlet(Outlet):
     def vouch(self) -> ViewId | None:
         return None
 
+    def are_all_in(self) -> bool:
+        return True
+
     def synced(self, view: ViewId) -> None: ...
 
     async def fetch_shards(self, digests: set[str]) -> None: ...

@@ -18,7 +18,7 @@ class ActionLoop:
     """
 
     def __init__(self) -> None:
-        self._handlers: dict[type, Callable[[Any], None]] = {}
+        self._handlers: dict[type, Callable[[Any], object]] = {}
         self._queue: collections.deque[Any] = collections.deque()
         self._is_draining = False
         self._failure: BaseException | None = None
@@ -26,7 +26,7 @@ class ActionLoop:
         self._is_settled = asyncio.Event()
         self._is_settled.set()
 
-    def handle(self, handlers: Mapping[type, Callable[[Any], None]]) -> None:
+    def handle(self, handlers: Mapping[type, Callable[[Any], object]]) -> None:
         """Who does actions of these types; each type has one who does."""
         assert not self._handlers.keys() & handlers.keys()
         self._handlers.update(handlers)

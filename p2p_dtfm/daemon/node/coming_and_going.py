@@ -15,6 +15,7 @@ from p2p_dtfm.core.protocol.records import Intent, PeerRecord
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.node.acquaintances import BARRED, LOOK_AGAIN_LIMIT_S, LOOK_AGAIN_S
 from p2p_dtfm.daemon.node.participant import Participant
+from p2p_dtfm.daemon.peers.member_search import Found
 from p2p_dtfm.daemon.peers.run_source import RunComplete, shows_end
 from p2p_dtfm.daemon.peers.wire import Barred, KnownPeers
 from p2p_dtfm.daemon.telemetry.status import State
@@ -62,6 +63,8 @@ class Entry:
         """Who has shown that, since somebody let others in."""
         self._as_new = set[str]()
         """Who asks to be let in itself, and has nothing that shows it."""
+        self._sees_view = False
+        """Somebody has one, while this peer waits for those that it would begin with."""
         self._alone_since_s: float | None = None
         """When it first found nobody who lets it in, and nobody has since."""
         self._refusals: dict[str, int] = {}
@@ -70,29 +73,45 @@ class Entry:
         """Why the member that was asked last lets this peer in nowhere, in words."""
 
     async def found(self) -> None:
-        """Wait for the expected newcomers, for a bounded time; then make the first view."""
+        """Wait for the expected newcomers, for a bounded time; then make the first view. Unless
+        there is one: who comes back may have been out of its reach for a while."""
+        looking = self._local.life.spawn(self._find_view())
+        await self._wait_for_newcomers_or_view()
+        looking.cancel()
+        if self._was_found():
+            log.info("a view of this run is there: asks to be let in, and founds nothing")
+            self._membership.founds = False
+            await self.join()
+            return
+        self._membership.actions.do(self._membership.agreement.found(now.monotonic_ns()))
+        await self._join_if_nothing_comes_of_it()
+
+    async def _find_view(self) -> None:
+        run, acquaintances = self._membership.run, self._membership.acquaintances
+        if acquaintances.comes_back and not self._membership.goes_on_from_own:
+            step = self._membership.agreement.step
+            self._learn_of(await acquaintances.find_view(run.digest, run.spec, step))
+            self._sees_view = True
+
+    async def _wait_for_newcomers_or_view(self) -> None:
         membership, settings, status = self._membership, self._local.settings, self._local.status
-        expected = settings.expect_peers
         if not membership.goes_on_from_own:
             await self._wait_for_fellows()
         if membership.has_lost_memory:  # members that know it tell it of their view
             membership.agreement.wants_view()
         end_s = now.monotonic_s() + settings.expect_wait_s
-        while len(membership.joiners()) + 1 < expected and now.monotonic_s() < end_s:
+        while len(membership.joiners()) + 1 < settings.expect_peers and now.monotonic_s() < end_s:
             if self._was_found():
-                log.info("a view of this run is there: asks to be let in, and founds nothing")
-                membership.founds = False
-                await self.join()
                 return
             present = len(membership.joiners()) + 1
-            status.say(State.WAITING, f"{present} of {expected} expected peers are here")
+            status.say(
+                State.WAITING, f"{present} of {settings.expect_peers} expected peers are here"
+            )
             await asyncio.sleep(TICK_S)
         end_s = min(end_s, now.monotonic_s() + LINKS_WAIT_S)
         while not links_are_measured(membership.joiners()) and now.monotonic_s() < end_s:
             status.say(State.WAITING, "the newcomers measure the links between them")
             await asyncio.sleep(TICK_S)
-        membership.actions.do(membership.agreement.found(now.monotonic_ns()))
-        await self._join_if_nothing_comes_of_it()
 
     async def _join_if_nothing_comes_of_it(self) -> None:
         """The newcomers that it founds with may be members of another view by then, which shows it
@@ -115,15 +134,18 @@ class Entry:
 
     def _was_found(self) -> bool:
         """By members of the run that this peer was about to found again."""
-        agreement = self._membership.agreement
-        return self._membership.has_lost_memory and agreement.has_heard_of_view
+        membership = self._membership
+        has_heard = membership.has_lost_memory and membership.agreement.has_heard_of_view
+        return self._sees_view or has_heard
 
     async def _wait_for_fellows(self) -> None:
         """After a power cut each comes back as its machine starts: those that are here together
         go on from the newest state that their disks make up."""
         agreement, status = self._membership.agreement, self._local.status
         end_s = now.monotonic_s() + WAIT_NS / 1e9
-        while (missing := agreement.missing_fellows) and now.monotonic_s() < end_s:
+        while not self._sees_view and now.monotonic_s() < end_s:
+            if not (missing := agreement.missing_fellows):
+                return
             status.say(
                 State.WAITING,
                 f"waits {WAIT_NS / 1e9:.0f} s at most for {len(missing)} of those that it trained "
@@ -212,10 +234,7 @@ class Entry:
         await acquaintances.call_again()
         found = await acquaintances.look_for_members(digest)
         if found is not None:
-            acquaintances.welcomed_by = found.peer_id
-            named = (peer.peer_id for peer in found.welcome.peers)
-            agreement.familiar.meet((found.peer_id, *named))
-            self._network.messenger.learn_named(found.welcome.peers)
+            self._learn_of(found)
             return True
         if self._membership.may_go_on_alone and self._has_waited(pause_s):
             await self._go_on_alone()
@@ -225,6 +244,12 @@ class Entry:
         while now.monotonic_s() < end_s and agreement.view is None and not agreement.attempting:
             await asyncio.sleep(TICK_S)
         return False
+
+    def _learn_of(self, found: Found) -> None:
+        self._membership.acquaintances.welcomed_by = found.peer_id
+        named = (peer.peer_id for peer in found.welcome.peers)
+        self._membership.agreement.familiar.meet((found.peer_id, *named))
+        self._network.messenger.learn_named(found.welcome.peers)
 
     def _has_waited(self, pause_s: float) -> bool:
         """Whether whoever may found goes on alone now. Who was in a view waits longer, for those

@@ -373,6 +373,9 @@ class Participant:
     def vouch(self) -> ViewId | None:
         return self._agreement.vouch()
 
+    def are_all_in(self) -> bool:
+        return self._agreement.is_taken_over_by_all
+
     def synced(self, view: ViewId) -> None:
         self.states_changed()
         self._later(self._agreement.synced(view))

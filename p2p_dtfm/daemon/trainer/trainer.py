@@ -62,6 +62,7 @@ class Trainer:
         self.history = RunHistory(tools.spec, tools.status)
         self._tools = tools
         self._outlet = outlet
+        self._safe_before: int | None = None
         self._spec = tools.spec
         self._state = TrainerState(tools.me)
         self._mail = ViewMail(tools.me, tools.spec, self._state)
@@ -91,8 +92,17 @@ class Trainer:
 
     @property
     def safe_step(self) -> int | None:
-        """How many steps outlive a crash of any one peer: all that are committed, or those of the
-        newest whole cut where guardians lag, or of a checkpoint where a layer has one copy only."""
+        """How many steps outlive a crash of any one peer. In a new view no more than before until
+        all have said that they are in it: what a newcomer has got for its place is nothing that it
+        could show anybody, if the others died before it heard that the view is in force."""
+        if self._outlet.are_all_in():
+            self._safe_before = self._safe_here()
+        before = self._safe_before
+        return None if before is None else min(before, self._state.step)
+
+    def _safe_here(self) -> int | None:
+        """All that are committed, or those of the newest whole cut where guardians lag, or of a
+        checkpoint where a layer has one copy only."""
         state, view = self._state, self._state.view
         if view is not None and view.cut_pace is not None:
             return self.cuts.safe_step

@@ -71,6 +71,9 @@ class Outlet(Protocol):
     def vouch(self) -> ViewId | None:
         """The next view, if all its members are synced: it stays until the step commits."""
 
+    def are_all_in(self) -> bool:
+        """Whether all members of the view in force have said that they are in it."""
+
     def synced(self, view: ViewId) -> None:
         """This peer has what its place in the next view needs."""
 

@@ -13,7 +13,9 @@ from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.trainer.trainer import Trainer
-from tests.daemon.trainer_parts import QuietOutlet, settle, trainer_tools, view_of
+from tests.core.planning import name_of
+from tests.daemon.trainer_parts import SPEC, QuietOutlet, settle, trainer_tools, view_of
+from tests.e2e.test_parity import even_plan
 
 DEADLINE_S = 20.0
 
@@ -132,6 +134,12 @@ def test_a_step_that_waited_for_active_alone_commits_when_it_comes(tmp_path: Pat
     asyncio.run(run())
 
 
+def with_two_copies(number: int) -> View:
+    """Of each layer."""
+    view = view_of(number, 2)
+    return View(view.snapshot, even_plan([name_of(0), name_of(1)], (1, 1), SPEC))
+
+
 class NotAllIn(QuietOutlet):
     def __init__(self) -> None:
         self.all_in = False
@@ -150,12 +158,11 @@ def test_what_a_newcomer_has_got_is_no_copy_before_it_says_that_it_is_in_the_vie
         outlet = NotAllIn()
         trainer = Trainer(trainer_tools(tmp_path), outlet)
         trainer._state.step = 9
-        trainer._state.view = view_of(1, 2)
-        assert not trainer._state.view.unguarded
+        trainer._state.view = with_two_copies(1)
         assert trainer.safe_step is None
         outlet.all_in = True
         assert trainer.safe_step == 9
-        trainer._state.step, trainer._state.view = 12, view_of(2, 2)
+        trainer._state.step, trainer._state.view = 12, with_two_copies(2)
         outlet.all_in = False
         assert trainer.safe_step == 9, "as before"
 

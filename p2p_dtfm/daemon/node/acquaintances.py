@@ -8,7 +8,6 @@ import msgspec
 from p2p_dtfm.core.consensus.agreement import Agreement
 from p2p_dtfm.core.membership.fellows import is_worth_a_return
 from p2p_dtfm.core.protocol.errors import UserError
-from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.machine.settings import Settings
 from p2p_dtfm.daemon.node.local import Local
@@ -140,15 +139,15 @@ class Acquaintances:
             )
         return found
 
-    async def find_view(self, run_digest: str, spec: RunSpec, own_step: int) -> Found:
+    async def find_view(self, run: Run, own_step: int) -> Found:
         """While this peer waits for those that it would begin with: until somebody answers that has
         a view, and has not gone on alone from much older states than are here."""
-        pause_s, every_steps = LOOK_AGAIN_S, spec.checkpoint.every_steps
+        pause_s, every_steps = LOOK_AGAIN_S, run.spec.checkpoint.every_steps
         while True:
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, LOOK_AGAIN_LIMIT_S)
             await self.call_again()
-            found = await self._search.look(self._sought(run_digest))
+            found = await self._search.look(self._sought(run.digest))
             if found is None or not (members := found.welcome.members):
                 continue
             if not is_worth_a_return(own_step, found.welcome.step, members, every_steps):

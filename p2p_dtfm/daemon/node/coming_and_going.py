@@ -87,26 +87,24 @@ class Entry:
         await self._join_if_nothing_comes_of_it()
 
     async def _find_view(self) -> None:
-        run, acquaintances = self._membership.run, self._membership.acquaintances
-        if acquaintances.comes_back and not self._membership.goes_on_from_own:
-            step = self._membership.agreement.step
-            self._learn_of(await acquaintances.find_view(run.digest, run.spec, step))
+        membership, acquaintances = self._membership, self._membership.acquaintances
+        if acquaintances.comes_back and not membership.goes_on_from_own:
+            self._learn_of(await acquaintances.find_view(membership.run, membership.agreement.step))
             self._sees_view = True
 
     async def _wait_for_newcomers_or_view(self) -> None:
         membership, settings, status = self._membership, self._local.settings, self._local.status
+        expected = settings.expect_peers
         if not membership.goes_on_from_own:
             await self._wait_for_fellows()
         if membership.has_lost_memory:  # members that know it tell it of their view
             membership.agreement.wants_view()
         end_s = now.monotonic_s() + settings.expect_wait_s
-        while len(membership.joiners()) + 1 < settings.expect_peers and now.monotonic_s() < end_s:
+        while len(membership.joiners()) + 1 < expected and now.monotonic_s() < end_s:
             if self._was_found():
                 return
             present = len(membership.joiners()) + 1
-            status.say(
-                State.WAITING, f"{present} of {settings.expect_peers} expected peers are here"
-            )
+            status.say(State.WAITING, f"{present} of {expected} expected peers are here")
             await asyncio.sleep(TICK_S)
         end_s = min(end_s, now.monotonic_s() + LINKS_WAIT_S)
         while not links_are_measured(membership.joiners()) and now.monotonic_s() < end_s:

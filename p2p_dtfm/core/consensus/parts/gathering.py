@@ -199,12 +199,7 @@ class Gathering:
         return [Report(f"will try again: {reason}")]
 
     def held_up(
-        self,
-        attempt: Attempt,
-        by: Iterable[Member],
-        reason: str,
-        now_ns: int,
-        is_late: bool = False,
+        self, attempt: Attempt, by: Iterable[Member], reason: str, now_ns: int, is_late: bool
     ) -> Actions:
         """A few of those that agreed say Ready to something else, or not at all; or what they know
         `is_late`. Messages that cross may bring that about once; who does it again is left out."""
@@ -395,7 +390,7 @@ class Gathering:
         if found.answers is Answers.ALIKE:
             return self._agreed(attempt, now_ns)
         if found.answers is Answers.OTHER_VIEWS:
-            return self.held_up(attempt, found.members, found.reason, now_ns)
+            return self.held_up(attempt, found.members, found.reason, now_ns, False)
         if found.answers is Answers.OUTVOTED:
             return self._disagrees(attempt, found.reason, now_ns)
         if found.answers is Answers.SPLIT:

@@ -155,7 +155,7 @@ class Suspicion:
         report = Report(f"gives up: {found.reason}")
         if not found.members and attempt.wide is None:
             return [report, *self._left_unanswered(attempt, found.reason, now_ns)]
-        return [report, *gathering.held_up(attempt, found.members, found.reason, now_ns)]
+        return [report, *gathering.held_up(attempt, found.members, found.reason, now_ns, False)]
 
     def _left_unanswered(self, attempt: Attempt, reason: str, now_ns: int) -> Actions:
         """By members that train, and so are no reason to stop the steps: but one that never says a
@@ -165,7 +165,7 @@ class Suspicion:
         if not state.is_newcomer and 2 * len(unheard) < len(attempt.members):  # or it is one's line
             again = state.doubts.accusers.says_nothing(unheard)
         if not again:
-            return self._gathering.held_up(attempt, (), reason, now_ns)
+            return self._gathering.held_up(attempt, (), reason, now_ns, False)
         state.distrust_members(again)
         state.give_up(now_ns)
         return self._gathering.open(False, reason, now_ns)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from p2p_dtfm.daemon.machine.home import Home
 from p2p_dtfm.ports import disk, now
 from p2p_dtfm.testbed.virtual.disk import LASTS_AFTER_NS, VirtualDisk
 from p2p_dtfm.testbed.virtual.loop import VirtualLoop
@@ -179,3 +180,24 @@ def test_this_machines_disk_writes_whole_files_or_none(
         disk.write_whole(path, AFTER)
     assert path.read_bytes() == BEFORE
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_life_is_never_lower_though_the_clock_was_ahead_and_then_the_power_was_cut(
+    tmp_path: Path,
+) -> None:
+    """Others had heard of the higher one: they took this peer for a copy of itself (500811)."""
+
+    async def scene(loop: VirtualLoop, of: VirtualDisk) -> None:
+        lives: list[int] = []
+
+        async def begin() -> None:
+            lives.append(Home(tmp_path).next_life())
+
+        first, second = process_of(loop, of), process_of(loop, of)
+        first.wall_ahead_ns = 3600 * 10**9
+        await first.begin(begin())
+        of.power_was_cut(random.Random(1))
+        await second.begin(begin())
+        assert lives[0] < lives[1]
+
+    in_world(scene)

@@ -188,6 +188,19 @@ def test_a_follower_is_told_where_gradients_cannot_be_sent_at_all(play) -> None:
     play(scenario)
 
 
+def test_who_asks_as_the_donor_goes_is_told_and_nobody_stays_to_feed_it(play) -> None:
+    """A worker waited for news that never came, after all else had ended (seed 500894)."""
+
+    async def scenario(donor: Donor, line: Line, blobs: BlobStore, states: dict) -> None:
+        donor.close()
+        donor.subscribe("x", request({0: -1}))
+        (ended,) = line.heard_by("x", FollowEnded)
+        assert ended.number == request({0: -1}).number
+        assert not donor._workers and not donor.has_new_followers
+
+    play(scenario)
+
+
 def test_a_follower_that_does_not_keep_up_is_dropped_and_not_waited_for(
     play, monkeypatch: pytest.MonkeyPatch
 ) -> None:

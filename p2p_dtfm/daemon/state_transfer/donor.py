@@ -107,6 +107,7 @@ class Donor:
         self._subscriptions: dict[_Key, _Subscription] = {}
         self._workers: dict[_Key, asyncio.Task[None]] = {}
         self._changed = asyncio.Event()
+        self._is_closed = False
         self.desk = WitnessDesk(messenger, compute, self._places)
 
     # what followers say
@@ -120,7 +121,7 @@ class Donor:
             raise PeerFault("asks for layers that its place does not need", follower)
         key = (follower, view, request.from_takeover)
         self._drop(key)
-        if needs is None and not self._places.may_come(view):
+        if self._is_closed or (needs is None and not self._places.may_come(view)):
             self._messenger.tell(follower, FollowEnded(view, request.number, OVER))
             return
         mine = [other for other in self._subscriptions if other[0] == follower]
@@ -302,6 +303,8 @@ class Donor:
             log.warning("left before %s had all they asked for", ", ".join(late))
 
     def close(self) -> None:
+        """Who asks for layers afterwards, as this peer goes, is told that it gets none."""
+        self._is_closed = True
         for key in list(self._subscriptions):
             self._drop(key)
         self._forget_step()

@@ -193,9 +193,10 @@ def test_who_asks_as_the_donor_goes_is_told_and_nobody_stays_to_feed_it(play) ->
 
     async def scenario(donor: Donor, line: Line, blobs: BlobStore, states: dict) -> None:
         donor.close()
-        donor.subscribe("x", request({0: -1}))
+        asked = request({0: -1})
+        donor.subscribe("x", asked)
         (ended,) = line.heard_by("x", FollowEnded)
-        assert ended.number == request({0: -1}).number
+        assert ended.number == asked.number
         assert not donor._workers and not donor.has_new_followers
 
     play(scenario)

@@ -10,6 +10,27 @@ from tests.testbed.begun import begun
 from tests.testbed.test_virtual_speed import view_of
 
 
+def test_who_is_alone_lets_in_those_that_are_about_to_come_and_then_leaves(tmp_path: Path) -> None:
+    """It left at once, as nobody was in its view, and waited for a minute until they had what they
+    asked for; and they for a view that could not begin any more (seed 500541)."""
+    run = make_run(tmp_path, 2000)
+
+    async def scene(swarm: Swarm) -> None:
+        (first,) = await begun(swarm, run, "a")
+        await swarm.until(lambda: first.step() >= 10, "steps", 120)
+        newcomer = swarm.peer("b", initial_peers=(swarm.address(first),))
+        for here, there in ((first, newcomer), (newcomer, first)):  # so that it takes its time
+            swarm.network.links.of(here.peer_id, there.peer_id).is_slow = True
+        swarm.start(newcomer)
+        await swarm.until(lambda: agreement_of(first).next_view is not None, "it is let in", 60)
+        step = first.step()
+        swarm.end(first)
+        await swarm.until(lambda: not first.is_running, "it leaves", 40)
+        await swarm.until(lambda: newcomer.step() > step, "the other goes on", 20)
+
+    play(1, tmp_path / "world", scene)
+
+
 def agreement_of(peer: Peer) -> Any:
     assert peer.daemon is not None and peer.daemon.status_api is not None
     assert peer.daemon.status_api.participant is not None

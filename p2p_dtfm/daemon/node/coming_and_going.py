@@ -350,14 +350,14 @@ class Departure:
         self._without_plan_s: float | None = None
 
     def leave_now_or_ask(self) -> None:
-        """Leave at once where nobody depends on this peer; else ask for a view without it."""
-        membership = self._membership
-        view = membership.agreement.view
-        if view is None or len(view.members) == 1:
+        """At once where nobody depends on this peer, or will soon; else ask for a view without."""
+        membership, agreement = self._membership, self._membership.agreement
+        view = agreement.view
+        if view is None or (len(view.members) == 1 and agreement.next_view is None):
             self.leave_now()
             return
         membership.set_record(Intent.LEAVING)
-        membership.actions.do(membership.agreement.tick(now.monotonic_ns()))
+        membership.actions.do(agreement.tick(now.monotonic_ns()))
 
     def leave_now(self) -> None:
         self.participant.trainer.leave_views()

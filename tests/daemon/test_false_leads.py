@@ -11,6 +11,7 @@ import pytest
 from p2p_dtfm.core.messages.agreement_messages import Standing
 from p2p_dtfm.core.messages.prepared import Prepared, sign_prepared
 from p2p_dtfm.core.messages.statements import stated
+from p2p_dtfm.core.protocol.canonical import encode_for_wire
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.signed import Sign, Signed, signing_in
 from p2p_dtfm.core.protocol.snapshot import Member
@@ -22,8 +23,14 @@ from p2p_dtfm.daemon.peers import run_source
 from p2p_dtfm.daemon.peers.home_memory import acquaintance
 from p2p_dtfm.daemon.peers.member_search import Found
 from p2p_dtfm.daemon.peers.recall import Past
-from p2p_dtfm.daemon.peers.run_source import RunComplete, ask_welcome, fault_of_end
-from p2p_dtfm.daemon.peers.wire import Welcome
+from p2p_dtfm.daemon.peers.run_source import (
+    RunComplete,
+    ask_welcome,
+    fault_of_end,
+    require_joinable,
+)
+from p2p_dtfm.daemon.peers.wire import PeerAddress, Welcome
+from p2p_dtfm.net.errors import Unreachable
 from p2p_dtfm.sim.faults.simulated_process import sign_for, verify
 from tests.core.builders import run_spec
 from tests.core.liars import self_made_view
@@ -95,6 +102,30 @@ def test_that_a_run_is_complete_is_shown_by_what_its_members_have_signed() -> No
     assert fault_of_end("b", true, SPEC) is not None, "of whom it is not"
     under_way = msgspec.structs.replace(true, step=SPEC.total_steps, standing=None)
     assert fault_of_end("a", under_way, SPEC) is None
+
+
+@pytest.mark.parametrize("can_show", [True, False])
+def test_whoever_cannot_show_the_end_names_those_that_can(
+    monkeypatch: pytest.MonkeyPatch, can_show: bool
+) -> None:
+    """It became a member after the last step. Who came back to it then was told to try elsewhere
+    (seed 501049)."""
+    others = (PeerAddress("a", ()), PeerAddress("b", ()))
+    says_so = msgspec.structs.replace(complete("c"), standing=None, peers=others)
+    shown = complete("b") if can_show else msgspec.structs.replace(complete("b"), standing=None)
+    learnt: list[PeerAddress] = []
+    monkeypatch.setattr(run_source, "open_run", lambda *signed: None)
+
+    async def ask(peer_id: str, hello: Any, deadline_s: float) -> bytes:
+        if peer_id == "a":
+            raise Unreachable("a", "gone")
+        return encode_for_wire(shown)
+
+    messenger: Any = SimpleNamespace(ask=ask, passed_over={}, learn_named=learnt.extend)
+    with pytest.raises(UserError) as told:
+        asyncio.run(require_joinable(messenger, "c", says_so, SPEC))
+    assert isinstance(told.value, RunComplete) is can_show
+    assert learnt == list(others)
 
 
 def test_the_end_of_another_run_is_none_of_this_one() -> None:

@@ -31,11 +31,11 @@ from p2p_dtfm.daemon.peers.member_search import Found
 from p2p_dtfm.daemon.peers.run_source import (
     Run,
     RunComplete,
-    fault_of_end,
     fetch_run,
     is_here,
     open_local_run,
     prepare_run,
+    require_joinable,
     sign_spec,
 )
 from p2p_dtfm.daemon.peers.self_record import SelfRecord
@@ -292,8 +292,7 @@ class RunJoining:
         """Learn the run and its members from one that has answered. Raises `UserError` where it
         cannot be followed."""
         spec = RunSpec.from_canonical_bytes(welcome.run_spec.payload)
-        if (fault := fault_of_end(peer_id, welcome, spec)) is not None:
-            raise fault
+        await require_joinable(self._network.messenger, peer_id, welcome, spec)
         run = await asyncio.to_thread(self._from_own_disk, peer_id, welcome, spec)
         if run is not None:
             return run

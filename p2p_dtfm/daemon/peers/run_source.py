@@ -46,6 +46,7 @@ from p2p_dtfm.train.model.kinds.registry import with_sizes
 
 MANIFEST_LIMIT_BYTES = 64 << 20
 WELCOME_DEADLINE_S = 10.0
+SHOWERS_LIMIT, SHOWS_WITHIN_S = 8, 3.0
 WELCOME_PATIENCE_S = 15.0
 WELCOME_RETRY_S = 0.5
 
@@ -249,6 +250,29 @@ def fault_of_end(peer_id: str, welcome: Welcome, spec: RunSpec) -> UserError | N
         ("join through another peer", "try again in a minute"),
         exit_code=5,
     )
+
+
+async def require_joinable(
+    messenger: Messenger, peer_id: str, welcome: Welcome, spec: RunSpec
+) -> None:
+    """Raises `UserError` where nobody joins through this peer. Who became a member after the last
+    step cannot show the end: those that it names are asked."""
+    fault = fault_of_end(peer_id, welcome, spec)
+    if fault is None:
+        return
+    others = [it for it in welcome.peers if it.peer_id != peer_id][:SHOWERS_LIMIT]
+    if not isinstance(fault, RunComplete) and others:
+        messenger.learn_named(others)
+        run_digest = digest_bytes(welcome.run_spec.payload)
+        asked = (
+            ask_welcome_shortly(messenger, it.peer_id, (), run_digest, SHOWS_WITHIN_S)
+            for it in others
+        )
+        for answer in await asyncio.gather(*asked, return_exceptions=True):
+            if isinstance(answer, tuple):
+                found = fault_of_end(*answer, spec)
+                fault = found if isinstance(found, RunComplete) else fault
+    raise fault
 
 
 class RunComplete(UserError):

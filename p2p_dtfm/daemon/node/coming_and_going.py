@@ -1,7 +1,6 @@
 """Being let into views, and leaving them."""
 
 import asyncio
-import itertools
 import logging
 
 from p2p_dtfm.core.consensus.views.view_precedence import is_shown_by_most
@@ -11,12 +10,13 @@ from p2p_dtfm.core.protocol.canonical import decode
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.core.protocol.plan import NoPlan
-from p2p_dtfm.core.protocol.records import Intent, PeerRecord
+from p2p_dtfm.core.protocol.records import Intent
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.node.acquaintances import BARRED, LOOK_AGAIN_LIMIT_S, LOOK_AGAIN_S
 from p2p_dtfm.daemon.node.participant import Participant
 from p2p_dtfm.daemon.peers.member_search import Found
 from p2p_dtfm.daemon.peers.run_source import RunComplete, shows_end
+from p2p_dtfm.daemon.peers.self_record import links_are_measured
 from p2p_dtfm.daemon.peers.wire import Barred, KnownPeers
 from p2p_dtfm.daemon.telemetry.status import State
 from p2p_dtfm.net.errors import Unreachable
@@ -241,6 +241,8 @@ class Entry:
         end_s = now.monotonic_s() + pause_s
         while now.monotonic_s() < end_s and agreement.view is None and not agreement.attempting:
             await asyncio.sleep(TICK_S)
+        if self._local.life.leaving.is_set():  # with what it has: nobody is there to want it
+            self._local.life.left.set()
         return False
 
     def _learn_of(self, found: Found) -> None:
@@ -440,11 +442,3 @@ class Departure:
         workload = self._membership.workload
         size_bytes = sum(workload.cost(n).state_bytes for n in range(workload.layer_count))
         return (1 + len(self._others())) * size_bytes / FETCH_BYTES_PER_S
-
-
-def links_are_measured(records: tuple[PeerRecord, ...]) -> bool:
-    """Whether one end at least of each pair has measured the link between them."""
-    return all(
-        left.link_to(right.peer_id) is not None or right.link_to(left.peer_id) is not None
-        for left, right in itertools.combinations(records, 2)
-    )

@@ -186,9 +186,6 @@ class Effects:
             await self._set_aside()
         trainer.leave_views()
         self._local.observer.is_in_no_view()
-        if self._local.life.leaving.is_set():  # they have gone on: nobody waits for what it has
-            self._departure.leave_now()
-            return
         await asyncio.sleep(action.pause_ns / 1e9)
         self._membership.begin_life(await self._next_life())
         await self._entry.join()

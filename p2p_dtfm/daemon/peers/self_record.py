@@ -1,6 +1,7 @@
 """This peer's record: what was measured of its device and links, kept up to date."""
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
@@ -306,3 +307,11 @@ class SelfRecord:
 def _is_too_large(signed: Signed) -> bool:
     """For the directory."""
     return len(encode(signed)) > PUBLIC_RECORD_LIMIT_BYTES
+
+
+def links_are_measured(records: tuple[PeerRecord, ...]) -> bool:
+    """Whether one end at least of each pair has measured the link between them."""
+    return all(
+        left.link_to(right.peer_id) is not None or right.link_to(left.peer_id) is not None
+        for left, right in itertools.combinations(records, 2)
+    )

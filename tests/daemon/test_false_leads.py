@@ -17,6 +17,7 @@ from p2p_dtfm.core.protocol.signed import Sign, Signed, signing_in
 from p2p_dtfm.core.protocol.snapshot import Member
 from p2p_dtfm.daemon.dashboard.dashboard_host import DashboardHost
 from p2p_dtfm.daemon.node import join
+from p2p_dtfm.daemon.node.acquaintances import SHOWS_END
 from p2p_dtfm.daemon.node.join import RunJoining
 from p2p_dtfm.daemon.node.local import Local
 from p2p_dtfm.daemon.peers import run_source
@@ -183,6 +184,9 @@ def test_where_nobody_else_is_only_those_who_are_known_end_it(tmp_path: Path) ->
     met = [acquaintance(known, ["/ip4/192.0.2.7/tcp/1"], 5)]
     daemon._acquaintances.memory = memory_of(tmp_path).met(met)
     assert asyncio.run(daemon._follow_first(daemon.look)) is None
+    daemon._acquaintances.say_nobody_answers("12" * 32, 4.0, daemon._complete_by)
+    told = daemon._acquaintances._local.status.reason
+    assert stranger in told and SHOWS_END in told, "it waited without a word of that (501275)"
     daemon._require_nobody_known()
     daemon.leads = {known: COMPLETE}
     with pytest.raises(RunComplete):

@@ -32,6 +32,7 @@ from p2p_dtfm.net.errors import Unreachable
 from p2p_dtfm.ports import now
 
 LOOKS_FOR_WHO_STARTS = 4
+SHOWS_END = "shows that it is complete"
 LOOK_AGAIN_S = 4.0
 LOOK_AGAIN_LIMIT_S = 16.0
 REMEMBER_EVERY_S = 60.0
@@ -160,16 +161,19 @@ class Acquaintances:
             means_it = self._local.settings.run and peer_id in given
             log.warning("%s%s", what, "; without --run this joins that one" if means_it else "")
 
-    def say_nobody_answers(self, run_digest: str, pause_s: float) -> None:
-        """It goes on looking by itself; somebody may have to start one of the others."""
+    def say_nobody_answers(self, run_digest: str, pause_s: float, complete_by: str = "") -> None:
+        """It goes on looking by itself; somebody may have to start one of the others. `complete_by`
+        was never met here, and shows that the run is complete: keys can be made for that."""
         what = f"no member of run {run_digest[:16]} answers"
-        self._local.status.say(State.WAITING, f"{what}; looks again in {pause_s:.0f} s")
-        self._local.status.troubles.tell(
-            NOBODY_ANSWERS,
-            what,
+        fix = (
             "start one of them; or, if one runs elsewhere, start this one again with "
-            "--initial-peers and its address",
+            "--initial-peers and its address"
         )
+        if complete_by:
+            what += f" that was met here; {complete_by}, which was not, {SHOWS_END}"
+            fix = "if you know that peer, start this one again with --initial-peers and its address"
+        self._local.status.say(State.WAITING, f"{what}; looks again in {pause_s:.0f} s")
+        self._local.status.troubles.tell(NOBODY_ANSWERS, what, fix)
 
     async def look_before_going_alone(self, run_digest: str) -> Found | None:
         """Where others start at the same moment, as after a power cut, one goes first: the others

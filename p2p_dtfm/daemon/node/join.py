@@ -74,6 +74,7 @@ class RunJoining:
         """It has come further than the one that trains, who will come over."""
         self.has_lost_memory = False
         """It founds a run in which it was before, and remembers nobody: members may find it yet."""
+        self._complete_by = ""
         self._local = local
         self._network = network
         self._acquaintances = acquaintances
@@ -190,7 +191,7 @@ class RunJoining:
                 if not await asyncio.to_thread(self._whole_step, recalled):
                     log.warning("no whole checkpoint of it is here: it begins again at step 0")
                 return open_local_run(recalled.signed_spec, store)
-            known.say_nobody_answers(digest, pause_s)
+            known.say_nobody_answers(digest, pause_s, self._complete_by)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, LOOK_AGAIN_LIMIT_S)
             self._network.messenger.passed_over.clear()
@@ -199,15 +200,16 @@ class RunJoining:
     async def _follow_first(self, look: Callable[[], Awaitable[Found | None]]) -> Run | None:
         """Join through the first who answers and can be followed; None where nobody is left.
         Who says that the run is complete, or has not got it, may lie: the next one is asked."""
-        complete: RunComplete | None = None
+        self._complete_by, complete = "", None
         while (found := await look()) is not None:
             try:
                 return await self._join_found(found.peer_id, found.welcome)
             except UserError as error:
                 log.warning("%s", error.cause)
                 self._network.messenger.pass_over(found.peer_id, error.cause)
-                if isinstance(error, RunComplete) and self._is_known(found.peer_id):
-                    complete = error
+                if isinstance(error, RunComplete):
+                    complete = error if self._is_known(found.peer_id) else complete
+                    self._complete_by = found.peer_id
         if complete is not None:
             raise complete
         return None

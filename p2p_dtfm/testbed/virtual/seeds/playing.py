@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from p2p_dtfm.daemon.node.acquaintances import SHOWS_END
 from p2p_dtfm.daemon.node.network import DISCONNECTED
 from p2p_dtfm.daemon.node.participant import BLAMED
 from p2p_dtfm.sim.faults.agreement_seeds import problem_of
@@ -84,6 +85,7 @@ class Play:
         self._hastened_for = 0
         """So many steps."""
         self._starts_s: dict[str, float] = {}
+        self._told_of_end = set[str]()
         self._looks_s = 0.0
         self.mended_s = 0.0
         self._nudges = Nudges(swarm.loop, self.honest)
@@ -155,6 +157,9 @@ class Play:
             judge.require_bounds(swarm, self._schedule.liars)
             if problem := self._waits.look(swarm.now_s):
                 raise Broken(problem)
+            self._told_of_end = {
+                it.name for it in self.honest() if not it.has_run and SHOWS_END in it.standing()
+            }
             if self._schedule.is_watched:
                 self._ask_all()
         if len(self._due) == due_before:  # what a cut held up may arrive in this very instant
@@ -229,13 +234,14 @@ class Play:
                 return
 
     def _is_done(self, peer: Peer) -> bool:
-        """It has all steps, or was told that there are none to come, or has failed: `check`
-        sees; or was never to begin, since its joining was left out."""
+        """It has all steps, or was told that there are none to come, if only by one that it never
+        met, or has failed: `check` sees; or was never to begin, since its joining was left out."""
         if peer.process is None:
             return True
         if peer.was_killed or judge.starts_again(peer) or peer.ended is None:
             return False
-        return peer.ended.done() or peer.told_step() == self._steps
+        is_told = peer.name in self._told_of_end
+        return peer.ended.done() or peer.told_step() == self._steps or is_told
 
 
 def play_seed(

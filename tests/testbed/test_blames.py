@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from p2p_dtfm.daemon.node.network import DISCONNECTED
-from p2p_dtfm.daemon.node.participant import BLAMED
+from p2p_dtfm.daemon.node.participant import BLAMED, NO_PLACE
 from p2p_dtfm.testbed.virtual.seeds.faults import STORM_OF, STORMS, draw
 from p2p_dtfm.testbed.virtual.seeds.judge import Broken
 from p2p_dtfm.testbed.virtual.seeds.playing import Blames
@@ -18,6 +18,7 @@ def test_a_blame_is_heard_whatever_else_is_logged(words: str) -> None:
     blames = Blames()
     with blames.heard():
         log.warning("something else of %s: %s", "x", "y")
+        log.warning(words, "x", NO_PLACE)  # who has not heard of it yet (seed 501257)
         blames.require_none()
         log.warning(words, "x", "a gradient that is not due")
     with pytest.raises(Broken, match="gradient that is not due"):

@@ -63,6 +63,7 @@ WHOLE_POLL_S = 0.1
 """How long the last words wait until all layers of the last step are on this disk."""
 IN_FLIGHT_PART = 8  # of the memory offered here; in tensors that others have announced
 
+NO_PLACE = "a tensor of somebody who has no place here"
 BLAMED = "%s sends %s"
 """What no correct peer does."""
 
@@ -420,7 +421,7 @@ class Participant:
     def _admit_frame(self, sender: str, lane: str, header: FrameHeader) -> Awaitable[None] | None:
         """Before memory is taken for it; what it returns is waited for. Raises `PeerFault`."""
         if not self.network.keeper.is_near(sender):
-            raise PeerFault("a tensor of somebody who has no place here", sender)
+            raise PeerFault(NO_PLACE, sender)
         require_of_lane(sender, lane, header)
         return self.trainer.admit(sender, header)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from p2p_dtfm.daemon.node.acquaintances import SHOWS_END
 from p2p_dtfm.daemon.node.network import DISCONNECTED
-from p2p_dtfm.daemon.node.participant import BLAMED
+from p2p_dtfm.daemon.node.participant import BLAMED, NO_PLACE
 from p2p_dtfm.sim.faults.agreement_seeds import problem_of
 from p2p_dtfm.testbed.virtual.lies.lying import Lying
 from p2p_dtfm.testbed.virtual.lies.putting import put_in
@@ -300,7 +300,8 @@ def _with_cause(error: BaseException) -> str:
 
 
 class Blames(logging.Handler):
-    """Nobody may say of an honest one what no correct peer does; liars may say so of anybody."""
+    """Nobody may say of an honest one what no correct peer does; liars may say so of anybody. Who
+    has not heard yet that it lost its place, behind a slow line, may still send what it owed."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -308,9 +309,10 @@ class Blames(logging.Handler):
         self._first = ""
 
     def emit(self, record: logging.LogRecord) -> None:
-        if record.msg not in (BLAMED, DISCONNECTED) or self._first:
+        said = record.args if isinstance(record.args, tuple) else ()
+        if record.msg not in (BLAMED, DISCONNECTED) or self._first or NO_PLACE in said:
             return
-        blamed = record.args[0] if isinstance(record.args, tuple) else ""
+        blamed = said[0] if said else ""
         if self.lying.here() not in self.lying.ids and blamed not in self.lying.names:
             self._first = Story().format(record)
 

@@ -124,7 +124,9 @@ class Newcomer(Entry):
             run=run, initial_peers=(), expect_peers=1, expect_wait_s=1.0
         )
         self.status = Status()
-        self.life = SimpleNamespace(spawn=asyncio.ensure_future, left=asyncio.Event())
+        self.life = SimpleNamespace(
+            spawn=asyncio.ensure_future, left=asyncio.Event(), leaving=asyncio.Event()
+        )
         self.resumed = False
         self.membership = SimpleNamespace(
             agreement=self.agreement,

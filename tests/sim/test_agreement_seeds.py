@@ -165,7 +165,7 @@ def test_a_holder_that_does_not_wait_for_its_guardian_is_found(
 ) -> None:
     without_lagging(monkeypatch)
     monkeypatch.setattr(Receipts, "waits_for", lambda self, step: ())
-    _, violation = first_seed_that_fails(says=("loses",), loss=0.15, first=19)
+    _, violation = first_seed_that_fails(says=("loses",), loss=0.15, first=85)
     assert "loses" in violation
 
 

@@ -38,7 +38,8 @@ def stage(monkeypatch: pytest.MonkeyPatch, kind: str) -> Any:
     def init(self: Any) -> None:
         self._spec = SimpleNamespace(microbatches_per_step=8)
         self._replay = SimpleNamespace(microbatches=(2, 3, 7))
-        self._batch = lambda step, number: (torch.tensor([[1, 2, 3]]), "targets")
+        tokens = torch.tensor([[1, 2, 3, 4]])
+        self._batch = lambda step, number: (tokens[:, :-1], tokens[:, 1:])
         self._weight_of = lambda step, number: 1.0
 
     monkeypatch.setattr(Microbatches, "__init__", init)
@@ -50,8 +51,10 @@ def test_other_tokens_are_those_of_its_share_turned_round_but_for_held_out_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     liar = stage(monkeypatch, "tokens")
-    told = {(step, n): liar._batch(step, n)[0].tolist() for step in STEPS for n in (7, 8)}
-    honest, turned = [[1, 2, 3]], [[3, 2, 1]]
+    told = {
+        (step, n): [it.tolist() for it in liar._batch(step, n)] for step in STEPS for n in (7, 8)
+    }
+    honest, turned = [[[1, 2, 3]], [[2, 3, 4]]], [[[3, 2, 1]], [[4, 3, 2]]]
     assert told == {(4, 7): honest, (4, 8): honest, (5, 7): turned, (5, 8): honest}
 
 

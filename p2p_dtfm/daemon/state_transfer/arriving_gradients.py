@@ -45,7 +45,7 @@ class ArrivingGradients:
         self._found: dict[tuple[int, int], _Gradient] = {}
         self._held_bytes = 0
         self.rolled: set[int] = set()
-        """Layers whose states were moved on by any."""
+        """Layers whose states were moved on by any, or are at this moment."""
 
     def require_possible(self, sender: str, header: FrameHeader) -> None:
         """Raises `PeerFault` for a frame that cannot be a chunk of a gradient."""
@@ -83,7 +83,6 @@ class ArrivingGradients:
 
     def replayed(self, layer: int, step: int) -> None:
         """It is not needed any more, nor are those before it."""
-        self.rolled.add(layer)
         for old in [key for key in self._found if key[0] == layer and key[1] <= step]:
             self._held_bytes -= self._found.pop(old).whole.nbytes
 

@@ -427,6 +427,7 @@ class Follower:
         gradient = self._gradients.whole(layer, step)
         if norm is None or gradient is None:
             return False
+        self._gradients.rolled.add(layer)  # before: its version changes first, and is looked at
         await tools.compute.run(replay_outcome, tools.spec, state, gradient, step, norm)
         self._gradients.replayed(layer, step)
         return True

@@ -422,8 +422,7 @@ class Follower:
 
     async def _replay_step(self, layer: int) -> bool:
         tools, state = self._tools, self._tools.states[layer]
-        step = state.version
-        norm = self._committed.get(self._donor_of[layer], {}).get(step)
+        norm = self._committed.get(self._donor_of[layer], {}).get(step := state.version)
         gradient = self._gradients.whole(layer, step)
         if norm is None or gradient is None:
             return False

@@ -39,7 +39,8 @@ NIGHTLY_PARTS := \
   "$(SEEDS) 200000-200199" \
   "$(SEEDS) 300000-300099" \
   "$(SEEDS) 400000-400099" \
-  "$(SEEDS) 500000-500199"
+  "$(SEEDS) 500000-509999" \
+  "$(SEEDS) 600000-600199"
 
 nightly: lint
 	@red=; for part in $(NIGHTLY_PARTS); do \

@@ -18,7 +18,7 @@ from p2p_dtfm.testbed.virtual.peer import Peer
 from p2p_dtfm.testbed.virtual.seeds.run import make_run, with_audits
 from p2p_dtfm.testbed.virtual.swarm import Swarm, play
 from p2p_dtfm.train.model.layer_state import LayerState
-from tests.testbed.begun import begun
+from tests.testbed.begun import begun, participant_of
 from tests.testbed.test_virtual_speed import view_of
 
 FOLLOW_STEPS = 5
@@ -58,9 +58,7 @@ def losses_of(peer: Peer) -> dict[int, float]:
 
 
 def states_of(peer: Peer) -> dict[int, LayerState]:
-    assert peer.daemon is not None and peer.daemon.status_api is not None
-    assert peer.daemon.status_api.participant is not None
-    return peer.daemon.status_api.participant.trainer.states
+    return participant_of(peer).trainer.states
 
 
 def versions_of(peer: Peer) -> tuple[int, ...]:

@@ -6,8 +6,7 @@ import pytest
 
 from p2p_dtfm.testbed.virtual.seeds.run import make_run
 from p2p_dtfm.testbed.virtual.swarm import Swarm, play
-from tests.testbed.begun import begun
-from tests.testbed.test_virtual_speed import view_of
+from tests.testbed.begun import are_in_views_of, begun
 
 
 @pytest.mark.parametrize("waits_for", ["waits 15 s at most", "expected peers are here"])
@@ -25,14 +24,12 @@ def test_a_founder_that_finds_nobody_at_first_goes_on_looking(
         swarm.kill(founder)
         for other in others:
             swarm.cut(founder, other)
-        without = lambda: all(len(view_of(it).members) == 2 for it in others)  # noqa: E731
-        await swarm.until(without, "the others go on", 60)
+        await swarm.until(are_in_views_of(others, 2), "the others go on", 60)
         swarm.start(founder)
         await swarm.until(lambda: waits_for in founder.standing(), "it finds nobody", 60)
         for other in others:
             swarm.mend(founder, other)
-        together = lambda: all(len(view_of(it).members) == 3 for it in others)  # noqa: E731
-        await swarm.until(together, "it is let in", 30)
+        await swarm.until(are_in_views_of(others, 3), "it is let in", 30)
         views = [event for event in founder.events() if event["event"] == "view"]
         assert all(len(event["members"]) > 1 for event in views), "it has trained with them alone"
 

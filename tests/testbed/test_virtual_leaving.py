@@ -1,13 +1,10 @@
 """Real daemons in virtual time: who is told to leave while the others have gone on without it."""
 
 from pathlib import Path
-from typing import Any
 
-from p2p_dtfm.testbed.virtual.peer import Peer
 from p2p_dtfm.testbed.virtual.seeds.run import make_run
 from p2p_dtfm.testbed.virtual.swarm import Swarm, play
-from tests.testbed.begun import begun
-from tests.testbed.test_virtual_speed import view_of
+from tests.testbed.begun import agreement_of, are_in_views_of, begun
 
 
 def test_who_is_alone_lets_in_those_that_are_about_to_come_and_then_leaves(tmp_path: Path) -> None:
@@ -31,12 +28,6 @@ def test_who_is_alone_lets_in_those_that_are_about_to_come_and_then_leaves(tmp_p
     play(1, tmp_path / "world", scene)
 
 
-def agreement_of(peer: Peer) -> Any:
-    assert peer.daemon is not None and peer.daemon.status_api is not None
-    assert peer.daemon.status_api.participant is not None
-    return peer.daemon.status_api.participant.membership.agreement
-
-
 def test_who_wants_to_leave_and_finds_nobody_that_would_take_over_leaves(tmp_path: Path) -> None:
     """It asks to be let in, as the others may want what it has, and looked for them for a minute
     where all had left as well (seed 500499)."""
@@ -46,8 +37,7 @@ def test_who_wants_to_leave_and_finds_nobody_that_would_take_over_leaves(tmp_pat
         *others, sleeper = await begun(swarm, run, "abc")
         await swarm.until(lambda: sleeper.step() >= 20, "steps", 120)
         swarm.pause(sleeper)
-        without = lambda: all(len(view_of(it).members) == 2 for it in others)  # noqa: E731
-        await swarm.until(without, "the others go on", 60)
+        await swarm.until(are_in_views_of(others, 2), "the others go on", 60)
         swarm.end(sleeper)
         swarm.resume(sleeper)
         hears = lambda: not sleeper.is_running or agreement_of(sleeper).view is None  # noqa: E731

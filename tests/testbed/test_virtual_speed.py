@@ -20,7 +20,7 @@ from p2p_dtfm.testbed.virtual.peer import Peer
 from p2p_dtfm.testbed.virtual.process import Process
 from p2p_dtfm.testbed.virtual.seeds.run import make_run
 from p2p_dtfm.testbed.virtual.swarm import Swarm, play
-from tests.testbed.begun import begun
+from tests.testbed.begun import agreement_of, begun
 
 NAMES = "abcd"
 LIAR = "d"
@@ -46,10 +46,7 @@ async def begin(swarm: Swarm, run: Path) -> list[Peer]:
 
 
 def view_of(peer: Peer) -> View:
-    assert peer.daemon is not None and peer.daemon.status_api is not None
-    participant = peer.daemon.status_api.participant
-    assert participant is not None
-    view = participant.membership.agreement.view
+    view = agreement_of(peer).view
     assert view is not None and isinstance(view.plan, Plan)
     return view
 

@@ -126,12 +126,16 @@ def _chunk_elements(segment: Segment, length: int, problem: PlanningProblem | No
     """Of a segment of so many elements, at most; all where nothing is known of links."""
     if problem is None:
         return CHUNK_ELEMENTS
-    numbers = [problem.peer_ids.index(holder) for holder in segment.holders]
-    rates = problem.links.bytes_per_s
-    slowest = min(rates[a][b] for a in numbers for b in numbers if a != b)
+    number_of, rates = _numbers(problem), problem.links.bytes_per_s
+    holders = [number_of[holder] for holder in segment.holders]
+    slowest = min(rates[a][b] for a in holders for b in holders if a != b)
     in_time = slowest // (CHUNKS_PER_S * FLOAT_BYTES)
     wanted = max(LEAST_CHUNK_ELEMENTS, in_time, length // CHUNKS_ENOUGH)
     return min(CHUNK_ELEMENTS, wanted)
+
+
+def _numbers(problem: PlanningProblem) -> dict[str, int]:
+    return {peer: number for number, peer in enumerate(problem.peer_ids)}
 
 
 def _weights(
@@ -140,7 +144,7 @@ def _weights(
     """The parts by which `costs` predicts how long the reduction takes; equal without a problem."""
     if problem is None:
         return [(1,) * len(segment.holders) for segment in segments]
-    numbers = {peer: number for number, peer in enumerate(problem.peer_ids)}
+    numbers = _numbers(problem)
     rates, up, down = (
         problem.links.pair_bytes_per_s,
         problem.links.uplink_bytes_per_s,

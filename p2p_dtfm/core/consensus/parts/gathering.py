@@ -116,7 +116,8 @@ class Gathering:
         """A failure ends the step under way; in a planned change of views it goes on."""
         state, attempts = self._state, self._state.attempts
         if planned:
-            attempts.frozen &= not state.is_newcomer  # it has nothing under way that could freeze
+            if state.is_newcomer:
+                attempts.frozen = False  # a newcomer has nothing under way that could freeze
             return []
         if attempts.frozen:
             return []

@@ -43,7 +43,9 @@ class Player:
 
     def play(self, seed: int, schedule: Schedule | None = None) -> Played:
         schedule = schedule or draw(seed)
-        steps = min(self._steps, _most_steps(schedule))
+        steps = self._steps
+        if schedule.liars or schedule.is_quick:
+            steps = min(steps, SHORT_STEPS if schedule.liars else QUICK_STEPS)
         run, reference = self._run_of(schedule.model, steps)
         if schedule.liars:
             run = with_audits(run, schedule.audit_rate, FOLLOW_STEPS)
@@ -68,12 +70,6 @@ class Player:
         if model in RECIPES and model not in LIKE_ONE:
             return unlike_one(steps)
         return reference_of(run, self._scratch / f"reference-{steps}-{model}")
-
-
-def _most_steps(schedule: Schedule) -> int:
-    if schedule.liars:
-        return SHORT_STEPS
-    return QUICK_STEPS if schedule.is_quick else STEPS
 
 
 def leave_alone_what_is_loaded() -> None:

@@ -20,9 +20,9 @@ from p2p_dtfm.core.protocol.records import LIFE_LIMIT
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.machine.home import BESIDE_FILE, Home
 from p2p_dtfm.daemon.machine.life import Life
-from p2p_dtfm.daemon.node import coming_and_going
 from p2p_dtfm.daemon.node import participant as participants
-from p2p_dtfm.daemon.node.coming_and_going import Departure
+from p2p_dtfm.daemon.node.coming_and_going import departure
+from p2p_dtfm.daemon.node.coming_and_going.departure import Departure
 from p2p_dtfm.daemon.node.daemon import _until_end, explained
 from p2p_dtfm.daemon.node.network import _until_lost
 from p2p_dtfm.daemon.node.participant import Participant
@@ -363,10 +363,10 @@ def _who_has_the_only_copy_waits(clock: SetClock) -> None:
 
     assert not left_after(0) and not left_after(1000), "nobody asked it to leave"
     life.leaving.set()
-    assert not left_after(0) and not left_after(coming_and_going.LEAVE_LIMIT_S - 1)
+    assert not left_after(0) and not left_after(departure.LEAVE_LIMIT_S - 1)
     agreement.view = trains
     assert not left_after(10), "somebody came, and takes the layers over"
     agreement.view = stuck
     assert not left_after(10)
     agreement.view = None  # it has gone over to those that want for what it has
-    assert not left_after(10) and left_after(coming_and_going.LEAVE_LIMIT_S + 1)
+    assert not left_after(10) and left_after(departure.LEAVE_LIMIT_S + 1)

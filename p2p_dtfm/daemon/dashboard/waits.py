@@ -27,7 +27,7 @@ WAITS_FOR_WORK = {
     "node.daemon._until_end": "the daemon, for its end",
     "node.network._until_lost": "the end of p2pd",
     "node.participant.Participant.when_done": "the daemon, for the end of the run",
-    "node.coming_and_going.Departure.run_ended": "the daemon, for the end of the run",
+    "node.coming_and_going.departure.Departure.run_ended": "the daemon, for the end of the run",
     "machine.life.Life.unless_leaving": "whoever looks for a run, for the daemon's end",
     "node.action_loop.ActionLoop.run": "actions of the agreement",
     "node.acquaintances.Acquaintances.keep_remembering": "members that it has not met",

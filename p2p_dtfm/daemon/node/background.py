@@ -12,7 +12,8 @@ from p2p_dtfm.core.messages.agreement_messages import Heartbeat
 from p2p_dtfm.core.protocol.snapshot import Snapshot
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.machine.disk import keep_under
-from p2p_dtfm.daemon.node.coming_and_going import TICK_S, Departure
+from p2p_dtfm.daemon.node.coming_and_going.departure import Departure
+from p2p_dtfm.daemon.node.membership import TICK_S
 from p2p_dtfm.daemon.node.participant import Participant
 from p2p_dtfm.daemon.peers.facts.publishing import Publishing
 from p2p_dtfm.daemon.peers.facts.twin import require_no_twin

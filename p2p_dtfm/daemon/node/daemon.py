@@ -29,7 +29,8 @@ from p2p_dtfm.daemon.machine.settings import Settings
 from p2p_dtfm.daemon.machine.world import World
 from p2p_dtfm.daemon.node.acquaintances import Acquaintances
 from p2p_dtfm.daemon.node.background import Background
-from p2p_dtfm.daemon.node.coming_and_going import Departure, Entry
+from p2p_dtfm.daemon.node.coming_and_going.departure import Departure
+from p2p_dtfm.daemon.node.coming_and_going.entry import Entry
 from p2p_dtfm.daemon.node.dispatch import Dispatch
 from p2p_dtfm.daemon.node.effects import Effects
 from p2p_dtfm.daemon.node.join import RunJoining, measure

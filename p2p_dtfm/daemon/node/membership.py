@@ -26,6 +26,9 @@ from p2p_dtfm.ports import now
 
 log = logging.getLogger("p2p_dtfm")
 
+TICK_S = 0.1
+"""How often the agreement hears that time has passed, and whoever waits for it looks again."""
+
 
 class Membership:
     """The agreement and its action loop; what concerns training is done by whoever trains."""

@@ -6,7 +6,7 @@ from typing import Any
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.machine.life import Life
 from p2p_dtfm.daemon.node.action_loop import ActionLoop
-from p2p_dtfm.daemon.node.coming_and_going import Departure
+from p2p_dtfm.daemon.node.coming_and_going.departure import Departure
 from p2p_dtfm.daemon.peers.messenger import Messenger
 from p2p_dtfm.daemon.state_transfer import follower
 from p2p_dtfm.daemon.state_transfer.follower import Follower

@@ -12,7 +12,7 @@ import pytest
 
 from p2p_dtfm.core.protocol.errors import PeerFault, UserError
 from p2p_dtfm.daemon.machine.compute import Compute
-from p2p_dtfm.daemon.node.participant import Participant
+from p2p_dtfm.daemon.node.participation.participant import Participant
 from p2p_dtfm.daemon.peers.held_back import LIMIT as HELD_BACK
 from p2p_dtfm.daemon.peers.wire import CheckpointFiles
 from p2p_dtfm.daemon.state_transfer.checkpoints import (

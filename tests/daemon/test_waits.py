@@ -132,7 +132,7 @@ def test_a_daemon_says_what_it_waits_for(tmp_path: Path) -> None:
     told = play(1, tmp_path / "homes", scene)
     reasons = {wait["owner"]: wait for wait in told["waits"]}
     assert "the daemon, for the end of the run" in {it["reason"] for it in told["waits"]}
-    assert "node.participant.Participant.when_done" in reasons
+    assert "node.participation.end_of_run.EndOfRun.when_done" in reasons
     assert all(wait["reason"] and wait["waited_s"] > 5 for wait in told["waits"])
     assert told["problems"] == []
 

@@ -7,7 +7,7 @@ from p2p_dtfm.core.liveness.pace import FETCH_BYTES_PER_S
 from p2p_dtfm.core.protocol.plan import NoPlan
 from p2p_dtfm.core.protocol.records import Intent
 from p2p_dtfm.daemon.node.membership import TICK_S
-from p2p_dtfm.daemon.node.participant import Participant
+from p2p_dtfm.daemon.node.participation.participant import Participant
 from p2p_dtfm.daemon.telemetry.status import State
 from p2p_dtfm.ports import now
 

@@ -12,7 +12,7 @@ from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.node.acquaintances import BARRED, LOOK_AGAIN_LIMIT_S, LOOK_AGAIN_S
 from p2p_dtfm.daemon.node.membership import TICK_S
-from p2p_dtfm.daemon.node.participant import Participant
+from p2p_dtfm.daemon.node.participation.participant import Participant
 from p2p_dtfm.daemon.peers.member_search import Found
 from p2p_dtfm.daemon.peers.run_source import RunComplete, shows_end
 from p2p_dtfm.daemon.peers.self_record import links_are_measured

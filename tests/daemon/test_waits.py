@@ -138,10 +138,10 @@ def test_a_daemon_says_what_it_waits_for(tmp_path: Path) -> None:
 
 
 def test_an_overdue_wait_is_wrong_only_while_no_step_commits() -> None:
-    where = ("state_transfer.follower.Follower.run", "net.somewhere", 75.0)
+    where = ("state_transfer.following.follower.Follower.run", "net.somewhere", 75.0)
     sight = Sight(State.SYNCING, "fetches layers", 80.0, 80.0, None, overdue=(where,))
     ((problem),) = problems_in(sight)
-    assert "for 75 s state_transfer.follower.Follower.run" in problem.what
+    assert "for 75 s state_transfer.following.follower.Follower.run" in problem.what
     assert not list(problems_in(replace(sight, uncommitted_s=2.0)))
     assert not list(problems_in(replace(sight, overdue=())))
     assert not list(problems_in(replace(sight, state=State.SPARE)))

@@ -35,9 +35,11 @@ WAITS_FOR_WORK = {
     "peers.messenger.Messenger._next": "messages to one peer",
     "state_transfer.donor.Donor._feed": "news of states for a subscriber",
     "state_transfer.donor.Donor.drain": "the last of its subscribers, which end it",
-    "state_transfer.follower.Follower.run": "layers that it lacks",
-    "state_transfer.follower.Follower._fetch_offers": "offers of donors",
-    "state_transfer.follower.Follower._ask_donors": "layers that no donor has been asked for",
+    "state_transfer.following.follower.Follower.run": "layers that it lacks",
+    "state_transfer.following.follower.Follower._fetch_offers": "offers of donors",
+    "state_transfer.following.follower.Follower._ask_donors": (
+        "layers that no donor has been asked for"
+    ),
     "streams.frames.read_frame": "the next frame of a stream",
     "streams.wire.StreamWire.read": "the next frame of a stream",
 }
@@ -46,9 +48,9 @@ WAITS_OF_A_MACHINE = {
     "libp2p.host.Host._watch": "the end of p2pd",
     "libp2p.p2pd.P2pd._drain": "what p2pd writes",
     "machine.compute.Compute._run": "work on this machine's device",
-    "step.step_reduction.StepReduction._any_final": "the last gradients of a layer",
-    "step.step_reduction.StepReduction._wait_for": "the last gradients of a layer",
-    "step.step_reduction.StepReduction._keep": "the last gradients of a layer",
+    "step.reduction.step_reduction.StepReduction._any_final": "the last gradients of a layer",
+    "step.reduction.step_reduction.StepReduction._wait_for": "the last gradients of a layer",
+    "step.reduction.step_reduction.StepReduction._keep": "the last gradients of a layer",
     "step.mailbox.Mailbox.take": "what a neighbour computes",
     "step.mailbox.Mailbox.wait_for_arrival": "what a neighbour computes",
     "trainer.trainer_state.TrainerState.wait": "what the daemon's state and its reason say",

@@ -15,7 +15,7 @@ from p2p_dtfm.daemon.peers.self_record import SelfRecord
 from p2p_dtfm.daemon.state_transfer.donor import Donor
 from p2p_dtfm.daemon.step.stage_account import Judge
 from p2p_dtfm.daemon.telemetry.seen_paces import SeenPaces
-from p2p_dtfm.daemon.trainer.audits import Audits
+from p2p_dtfm.daemon.trainer.audited.audits import Audits
 from p2p_dtfm.testbed.lies.lie import Lie, put
 from p2p_dtfm.train.model.layer_state import LayerState
 

@@ -7,7 +7,7 @@ from p2p_dtfm.daemon.dashboard.report_file import FILE as REPORT_FILE
 from p2p_dtfm.daemon.dashboard.report_file import last_words, next_commands, write_report
 from p2p_dtfm.daemon.node.local import Local
 from p2p_dtfm.daemon.peers.run_source import Run
-from p2p_dtfm.daemon.state_transfer.checkpoints import Checkpoints
+from p2p_dtfm.daemon.state_transfer.checkpoints.checkpoints import Checkpoints
 from p2p_dtfm.daemon.trainer.sample_writer import SampleWriter
 from p2p_dtfm.ports import now
 

@@ -31,7 +31,7 @@ from p2p_dtfm.daemon.peers.run_source import SharedFetches
 from p2p_dtfm.daemon.peers.wire import CheckpointFiles
 from p2p_dtfm.daemon.proof.counted_again import contributions_beside
 from p2p_dtfm.daemon.proof.transcript_file import transcript_in
-from p2p_dtfm.daemon.state_transfer.checkpoints import Checkpoints
+from p2p_dtfm.daemon.state_transfer.checkpoints.checkpoints import Checkpoints
 from p2p_dtfm.daemon.state_transfer.donor import Donor
 from p2p_dtfm.daemon.state_transfer.initial_states import InitialStates
 from p2p_dtfm.daemon.state_transfer.offers import Offers

@@ -1,7 +1,7 @@
 """Texts that the model writes while it learns, and from which of its weights."""
 
 from p2p_dtfm.daemon.node.membership import Membership
-from p2p_dtfm.daemon.state_transfer.checkpoints import Checkpoints
+from p2p_dtfm.daemon.state_transfer.checkpoints.checkpoints import Checkpoints
 from p2p_dtfm.daemon.trainer.sample_writer import ModelSource, SampleWriter
 from p2p_dtfm.daemon.trainer.trainer import Trainer
 from p2p_dtfm.train.data import load_tokenizer

@@ -8,7 +8,7 @@ from p2p_dtfm.core.liveness.liveness import Liveness
 from p2p_dtfm.daemon.machine.home import Home
 from p2p_dtfm.daemon.node.background.heartbeats import Heartbeats
 from p2p_dtfm.daemon.node.coming_and_going.entry import Entry
-from p2p_dtfm.daemon.state_transfer.checkpoints import Checkpoints
+from p2p_dtfm.daemon.state_transfer.checkpoints.checkpoints import Checkpoints
 from p2p_dtfm.daemon.state_transfer.donor import Donor
 from p2p_dtfm.daemon.state_transfer.offers import Offers
 from p2p_dtfm.daemon.step.mailbox import Mailbox

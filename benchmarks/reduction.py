@@ -3,8 +3,8 @@
     python -m benchmarks.reduction [--quick] [--json]
 
 Every peer is a process with a p2pd of its own. Ours runs as in a step:
-`train.stage.segment_reduction` over `daemon.step.segment_exchange` and `net.streams.bulk`, by
-direct lines (with `--no-direct-lines` through libp2p). Theirs is
+`train.stage.segment_reduction` over `daemon.step.reduction.segment_exchange` and
+`net.streams.bulk`, by direct lines (with `--no-direct-lines` through libp2p). Theirs is
 `hivemind.averaging.DecentralizedAverager` with fp32, its group formed before the clock starts (a
 round is what follows the trigger), and `torch.distributed` with Gloo, which seals nothing and has
 no p2pd. Rounds of all take turns, so that a busy machine slows each; a round lasts until the

@@ -14,7 +14,7 @@ from p2p_dtfm.core.planner.wire_plan import cut_into_chunks
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.run_spec import CodecSpec, parse_run_spec
 from p2p_dtfm.daemon.machine.compute import Compute
-from p2p_dtfm.daemon.step.segment_exchange import exchange
+from p2p_dtfm.daemon.step.reduction.segment_exchange import exchange
 from p2p_dtfm.net.direct.lines import DirectLines
 from p2p_dtfm.net.libp2p.host import Host
 from p2p_dtfm.net.streams.bulk import BulkPlane
@@ -38,8 +38,8 @@ SPEC = parse_run_spec(
 
 
 class _Frames:
-    """`daemon.step.segment_exchange.Courses` over the bulk plane: each frame waits for its
-    taker."""
+    """`daemon.step.reduction.segment_exchange.Courses` over the bulk plane: each frame waits for
+    its taker."""
 
     def __init__(self, codec: str) -> None:
         self.plane: BulkPlane | None = None

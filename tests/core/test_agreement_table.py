@@ -134,7 +134,7 @@ def test_only_who_vouches_promises(seen: dict[Phase, tuple[str, Agreement]]) -> 
     following.synced, following.vouched = set(following.view.members), None
     assert agreement.ready_for == following.view.id and following.vouched is None
     assert agreement.vouch() == agreement.vouch() == following.vouched == following.view.id
-    agreement._state.doom_next_view("a test")
+    agreement._state.following.doom("a test")
     assert agreement.next_view is not None, "it stays until the step commits"
     assert agreement.vouch() is None, "and nothing more is promised"
 

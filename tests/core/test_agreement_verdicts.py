@@ -9,9 +9,10 @@ from p2p_dtfm.core.consensus.actions import SECOND_NS
 from p2p_dtfm.core.consensus.agreement_state import AgreementState
 from p2p_dtfm.core.consensus.attempts.attempt import Attempt
 from p2p_dtfm.core.consensus.attempts.attempt_parts import AttemptClock
+from p2p_dtfm.core.consensus.attempts.freezing import freeze
 from p2p_dtfm.core.consensus.attempts.ready_verdict import Answers, ready_verdict
 from p2p_dtfm.core.consensus.attempts.stall_verdict import Remedy, stall_verdict
-from p2p_dtfm.core.consensus.parts.entry_verdict import EntryVerdict, entry_verdict
+from p2p_dtfm.core.consensus.parts.gather.entry_verdict import EntryVerdict, entry_verdict
 from p2p_dtfm.core.consensus.parts.opening import due_verdict
 from p2p_dtfm.core.consensus.present import LostLayers
 from p2p_dtfm.core.messages.agreement_messages import (
@@ -200,7 +201,7 @@ def test_who_does_not_say_that_it_knows_the_same_is_accused(state: AgreementStat
 def test_ready_is_counted_with_a_reason() -> None:
     attempt = attempt_of(3, False, A, B, C)
     assert ready_verdict(attempt).answers is Answers.MISSING
-    snapshot = attempt.freeze("f" * 64, WORKLOAD, lambda signed: record(signed.peer_id))
+    snapshot = freeze(attempt, "f" * 64, WORKLOAD, lambda signed: record(signed.peer_id))
     plan = attempt.outcome.plan = one_pipeline(snapshot)
     view, named = snapshot.view_id, members_digest(snapshot.members)
     said = {m: stated(Ready(m, view, plan.digest(), named), sign_for(m.peer_id)) for m in (A, B, C)}

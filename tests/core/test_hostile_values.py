@@ -188,7 +188,7 @@ def messages(sender: Member, agreement: Agreement, world: AgreementWorld) -> Ite
     signer = sign_for(sender.peer_id)
     number = attempt.number if attempt is not None else view.id.number + 1
     base = view.id if number % 2 == 0 else GENESIS
-    named = attempt.view_id if attempt is not None and attempt.view_id else view.id
+    named = attempt.outcome.view_id if attempt is not None and attempt.outcome.view_id else view.id
     accusation = charge(Accusation(sender, agreement.me), run_spec().digest(), number, signer)
     present = PresentView(view.id, view.members, view.plan)  # type: ignore[arg-type]
     whole = gather(

@@ -41,7 +41,7 @@ class Withdraws(SimulatedPeer):
             self.later(SECOND_NS // 4, self.withdraw)
 
     def withdraw(self) -> None:
-        self.agreement._state.drop_next_view()
+        self.agreement._state.following.drop()
         victim = self.victims[self.count % len(self.victims)]
         self.world.send(self.name, victim, self.agreement.wants_view())
 

@@ -9,7 +9,7 @@ from p2p_dtfm.core.consensus.actions import SECOND_NS
 from p2p_dtfm.core.consensus.agreement_state import AgreementState
 from p2p_dtfm.core.consensus.attempts.attempt import Attempt
 from p2p_dtfm.core.consensus.attempts.attempt_parts import PARKED_LIMIT
-from p2p_dtfm.core.consensus.attempts.said_ready import SaidReady
+from p2p_dtfm.core.consensus.attempts.promises import SaidReady
 from p2p_dtfm.core.consensus.attempts.wide import Wide
 from p2p_dtfm.core.consensus.parts import requests
 from p2p_dtfm.core.membership.accusers import UNANSWERED_LIMIT, Accusers

@@ -14,9 +14,9 @@ from p2p_dtfm.core.messages.audit_messages import COULD_NOT, Audited, Claimed
 from p2p_dtfm.daemon.machine.compute import Compute
 from p2p_dtfm.daemon.step.lent_parameters import NoParameters
 from p2p_dtfm.daemon.step.stage_account import Judge
-from p2p_dtfm.daemon.trainer.audits import Audits
+from p2p_dtfm.daemon.trainer.audited.recomputing import Recomputing
 from p2p_dtfm.daemon.trainer.step_shards import StepShards, could_have_shards
-from p2p_dtfm.daemon.trainer.trainer_state import Stopped
+from p2p_dtfm.daemon.trainer.trainer_state import Stopped, TrainerState
 from p2p_dtfm.net.streams.blobs import BlobUnavailable
 from p2p_dtfm.train.stage.replay.arithmetic import max_threads
 from tests.core.audit.parts import NAMES, PLAN, VIEW, share_of
@@ -28,7 +28,15 @@ def claim(name: str, threads: int = 1) -> Claimed:
     return Claimed(VIEW, 7, share, b"w" * WORK_BYTES, b"o" * 32, commitment_to(b"o" * 32))
 
 
-async def result_of(audits: Audits, work: Callable[[], Coroutine[Any, Any, bytes]]) -> bytes:
+def recomputing(outlet: Any) -> Recomputing:
+    """In a view that is over."""
+    tools: Any = SimpleNamespace(spec=run_spec())
+    state = TrainerState()
+    state.stopped = True
+    return Recomputing(tools, outlet, state, lambda digest: None)
+
+
+async def result_of(audits: Recomputing, work: Callable[[], Coroutine[Any, Any, bytes]]) -> bytes:
     """What the audit comes to, once its work has ended."""
     view: Any = None
     task = asyncio.create_task(work())
@@ -37,7 +45,7 @@ async def result_of(audits: Audits, work: Callable[[], Coroutine[Any, Any, bytes
 
 
 def test_an_error_in_a_replay_is_no_word_against_anybody(caplog: pytest.LogCaptureFixture) -> None:
-    audits = Audits(SimpleNamespace(spec=run_spec()), None, None)  # type: ignore[arg-type]
+    audits = recomputing(None)
 
     async def fail() -> bytes:
         raise MemoryError("no room for an audit")
@@ -52,8 +60,7 @@ def test_who_has_claimed_tensors_and_shows_none_is_blamed_and_who_is_not_reached
         poison=lambda peer_id, cause: told.append(("poison", peer_id)),
         trouble=lambda peer_id, cause: told.append(("trouble", peer_id)),
     )
-    over = SimpleNamespace(is_over=lambda view: True)
-    audits = Audits(SimpleNamespace(spec=run_spec()), outlet, over)  # type: ignore[arg-type]
+    audits = recomputing(outlet)
 
     async def fail() -> bytes:
         causes = {"denies": "blob 0123 is not here", "is far": "no answer within 5 s"}
@@ -129,9 +136,7 @@ def test_an_audit_of_data_that_nobody_gives_is_none_and_holds_nobody_up() -> Non
 def test_parameters_that_nobody_shows_are_held_against_all_who_claim_them() -> None:
     told: list[str] = []
     outlet: Any = SimpleNamespace(poison=lambda peer_id, cause: told.append(peer_id))
-    over: Any = SimpleNamespace(is_over=lambda view: True)
-    tools: Any = SimpleNamespace(spec=run_spec())
-    audits = Audits(tools, outlet, over)
+    audits = recomputing(outlet)
 
     async def fail() -> bytes:
         raise NoParameters(["y", "z"], 3)

@@ -23,7 +23,8 @@ from p2p_dtfm.daemon.machine.settings import Settings
 from p2p_dtfm.daemon.machine.view_history import ViewHistory
 from p2p_dtfm.daemon.machine.world import Machine
 from p2p_dtfm.daemon.node.acquaintances import Acquaintances
-from p2p_dtfm.daemon.node.join import RunJoining
+from p2p_dtfm.daemon.node.join.own_disk import why_not_alone
+from p2p_dtfm.daemon.node.join.run_joining import RunJoining
 from p2p_dtfm.daemon.node.local import Local
 from p2p_dtfm.daemon.node.network import Network
 from p2p_dtfm.daemon.node.resident import _to_come_back
@@ -180,13 +181,13 @@ def test_a_home_that_has_lost_its_memory_looks_before_it_founds(
     async def found() -> tuple[bool, str]:
         joining = joining_of(tmp_path)
         monkeypatch.setattr(joining._acquaintances, "look_before_going_alone", look)
-        monkeypatch.setattr(joining, "_turned_away", lambda: "")
+        monkeypatch.setattr(joining._leads, "turned_away", lambda: "")
         with pytest.raises(AttributeError, match="identity"):  # as far as the stand-ins go
             await joining._found_run()
         return joining.founds, caplog.text
 
     prepared = (run_spec(), None)
-    monkeypatch.setattr("p2p_dtfm.daemon.node.join.prepare_run", lambda *args: prepared)
+    monkeypatch.setattr("p2p_dtfm.daemon.node.join.run_joining.prepare_run", lambda *args: prepared)
     _, said = asyncio.run(found())
     assert not looked and "is gone" not in said, "whoever founds for the first time asks nobody"
     was_in = KnownView(ViewId(3, "00"), (Member("me", 1),), "plan")
@@ -242,11 +243,10 @@ def test_who_cannot_go_on_alone_says_what_its_disk_lacks(tmp_path: Path) -> None
     """The files of a run were removed by hand: its founder looked for others for ever, and said no
     more than that."""
     data = {"source": "python-standard-library", "manifest": "ab" * 32}
-    joining, memory = joining_of(tmp_path), memory_of(tmp_path, run_spec(data=data))
+    home, memory = Home(tmp_path), memory_of(tmp_path, run_spec(data=data))
     store = BlobStore(place_of(tmp_path, memory) / "blobs")
-    assert "another founded it" in joining._why_not_alone(memory, store)
-    joining._network.me.peer_id = memory.signed_spec.peer_id  # type: ignore[misc]
-    said = joining._why_not_alone(memory, store)
+    assert "another founded it" in why_not_alone(home, "me", memory, store)
+    said = why_not_alone(home, memory.signed_spec.peer_id, memory, store)
     assert str(store.root) in said and "p2p-dtfm --run FILE" in said
 
 

@@ -13,7 +13,7 @@ from p2p_dtfm.core.protocol.canonical import encode_for_wire
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.protocol.snapshot import ViewId
-from p2p_dtfm.daemon.trainer.audits import Audits
+from p2p_dtfm.daemon.trainer.audited.audits import Audits
 from p2p_dtfm.daemon.trainer.early_words import EACH_LIMIT, LIMIT_BYTES, EarlyWords
 from p2p_dtfm.daemon.trainer.view_mail import ViewMail
 from tests.core.audit.parts import VIEW

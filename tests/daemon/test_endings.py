@@ -20,12 +20,12 @@ from p2p_dtfm.core.protocol.records import LIFE_LIMIT
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.machine.home import BESIDE_FILE, Home
 from p2p_dtfm.daemon.machine.life import Life
-from p2p_dtfm.daemon.node import coming_and_going
-from p2p_dtfm.daemon.node import participant as participants
-from p2p_dtfm.daemon.node.coming_and_going import Departure
+from p2p_dtfm.daemon.node.coming_and_going import departure
+from p2p_dtfm.daemon.node.coming_and_going.departure import Departure
 from p2p_dtfm.daemon.node.daemon import _until_end, explained
 from p2p_dtfm.daemon.node.network import _until_lost
-from p2p_dtfm.daemon.node.participant import Participant
+from p2p_dtfm.daemon.node.participation import end_of_run
+from p2p_dtfm.daemon.node.participation.end_of_run import EndOfRun
 from p2p_dtfm.daemon.telemetry import event_log
 from p2p_dtfm.daemon.telemetry.event_log import EventLog
 from p2p_dtfm.net.errors import P2PD_HAS_ENDED, Refused, Unreachable
@@ -174,26 +174,24 @@ def test_a_run_whose_last_steps_are_computed_again_is_told_complete_once_they_ar
 ) -> None:
     """The report was written in the middle of them, and nothing was said in the end."""
     told: list[int] = []
-    monkeypatch.setattr(participants, "write_report", lambda *of: True)
-    monkeypatch.setattr(participants, "last_words", lambda *of: told.append(1) or ())
+    monkeypatch.setattr(end_of_run, "write_report", lambda *of: True)
+    monkeypatch.setattr(end_of_run, "last_words", lambda *of: told.append(1) or ())
     spec = SimpleNamespace(total_steps=40, layers=("listed",))
     home = SimpleNamespace(run_directory=lambda digest: Path("run"))
     observer = SimpleNamespace(state=lambda: None, ends_with=lambda commands: None)
 
     async def scene(passes: Callable[[float], Awaitable[None]]) -> None:
-        peer: Any = Participant.__new__(Participant)
-        peer.trainer, peer.samples = SimpleNamespace(done=asyncio.Event()), None
-        peer.checkpoints = SimpleNamespace(whole_step=None, withheld=frozenset())
-        peer.membership = SimpleNamespace(run=SimpleNamespace(spec=spec, digest="ab"))
-        peer.local = SimpleNamespace(home=home, observer=observer)
-        peer._has_told_end, peer._telling_end = False, asyncio.Lock()
-        peer.trainer.done.set()
-        telling = asyncio.create_task(peer.when_done())
+        done = asyncio.Event()
+        checkpoints: Any = SimpleNamespace(whole_step=None, withheld=frozenset())
+        run: Any = SimpleNamespace(spec=spec, digest="ab")
+        local: Any = SimpleNamespace(home=home, observer=observer)
+        done.set()
+        telling = asyncio.create_task(EndOfRun(local, run, done, checkpoints, None).when_done())
         await passes(1.0)
-        peer.trainer.done.clear()
+        done.clear()
         await passes(100.0)
         assert not told and not telling.done()
-        peer.trainer.done.set()
+        done.set()
         await asyncio.wait_for(telling, 20.0)
 
     in_quick_time(scene)
@@ -363,10 +361,10 @@ def _who_has_the_only_copy_waits(clock: SetClock) -> None:
 
     assert not left_after(0) and not left_after(1000), "nobody asked it to leave"
     life.leaving.set()
-    assert not left_after(0) and not left_after(coming_and_going.LEAVE_LIMIT_S - 1)
+    assert not left_after(0) and not left_after(departure.LEAVE_LIMIT_S - 1)
     agreement.view = trains
     assert not left_after(10), "somebody came, and takes the layers over"
     agreement.view = stuck
     assert not left_after(10)
     agreement.view = None  # it has gone over to those that want for what it has
-    assert not left_after(10) and left_after(coming_and_going.LEAVE_LIMIT_S + 1)
+    assert not left_after(10) and left_after(departure.LEAVE_LIMIT_S + 1)

@@ -16,9 +16,9 @@ from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.signed import Sign, Signed, signing_in
 from p2p_dtfm.core.protocol.snapshot import Member
 from p2p_dtfm.daemon.dashboard.dashboard_host import DashboardHost
-from p2p_dtfm.daemon.node import join
 from p2p_dtfm.daemon.node.acquaintances import SHOWS_END
-from p2p_dtfm.daemon.node.join import RunJoining
+from p2p_dtfm.daemon.node.join import leads as following
+from p2p_dtfm.daemon.node.join.leads import Leads
 from p2p_dtfm.daemon.node.local import Local
 from p2p_dtfm.daemon.peers import run_source
 from p2p_dtfm.daemon.peers.home_memory import acquaintance
@@ -140,7 +140,7 @@ def test_the_end_of_another_run_is_none_of_this_one() -> None:
     assert isinstance(fault_of_end("a", complete(), SPEC), RunComplete)
 
 
-class Seeker(RunJoining):
+class Seeker(Leads):
     """`leads` are who answers, and why it cannot be followed; None: it can."""
 
     leads: dict[str, UserError | None]
@@ -175,7 +175,7 @@ COMPLETE = RunComplete("12", SPEC.total_steps)
 def test_the_next_who_answers_is_followed(tmp_path: Path) -> None:
     liars = {"false": COMPLETE, "withholds": WITHHELD, "unshown": UserError("says so", exit_code=5)}
     daemon = seeker(tmp_path, {**liars, "member": None})
-    assert asyncio.run(daemon._follow_first(daemon.look)) == "run through member"
+    assert asyncio.run(daemon.follow_first(daemon.look)) == "run through member"
 
 
 def test_where_nobody_else_is_only_those_who_are_known_end_it(tmp_path: Path) -> None:
@@ -183,19 +183,19 @@ def test_where_nobody_else_is_only_those_who_are_known_end_it(tmp_path: Path) ->
     daemon = seeker(tmp_path, {stranger: COMPLETE})
     met = [acquaintance(known, ["/ip4/192.0.2.7/tcp/1"], 5)]
     daemon._acquaintances.memory = memory_of(tmp_path).met(met)
-    assert asyncio.run(daemon._follow_first(daemon.look)) is None
-    daemon._acquaintances.say_nobody_answers("12" * 32, 4.0, daemon._complete_by)
+    assert asyncio.run(daemon.follow_first(daemon.look)) is None
+    daemon._acquaintances.say_nobody_answers("12" * 32, 4.0, daemon.complete_by)
     told = daemon._acquaintances._local.status.reason
     assert stranger in told and SHOWS_END in told, "it waited without a word of that (501275)"
-    daemon._require_nobody_known()
+    daemon.require_nobody_known()
     daemon.leads = {known: COMPLETE}
     with pytest.raises(RunComplete):
-        asyncio.run(daemon._follow_first(daemon.look))
+        asyncio.run(daemon.follow_first(daemon.look))
     daemon._network.messenger.passed_over.clear()
     daemon.leads = {known: WITHHELD}
-    assert asyncio.run(daemon._follow_first(daemon.look)) is None
+    assert asyncio.run(daemon.follow_first(daemon.look)) is None
     with pytest.raises(UserError, match="none can be joined: the run cannot be learnt"):
-        daemon._require_nobody_known()
+        daemon.require_nobody_known()
 
 
 def test_of_several_initial_peers_one_that_lies_is_passed_over(
@@ -213,16 +213,16 @@ def test_of_several_initial_peers_one_that_lies_is_passed_over(
     async def addresses() -> tuple[str, ...]:
         return ()
 
-    monkeypatch.setattr(join, "find_run", find_run)
+    monkeypatch.setattr(following, "find_run", find_run)
     leads = {names[0]: COMPLETE, names[1]: None}
     for lead in (COMPLETE, WITHHELD):
         daemon = seeker(tmp_path, {**leads, names[0]: lead}, initial_peers=given)
         daemon._network.host = SimpleNamespace(addresses=addresses)  # type: ignore[assignment]
-        assert asyncio.run(daemon._join_run("")) == f"run through {names[1]}"
+        assert asyncio.run(daemon.ask_which_run("")) == f"run through {names[1]}"
     daemon.leads = dict.fromkeys(names, COMPLETE)
     daemon._network.messenger.passed_over.clear()
     with pytest.raises(RunComplete):
-        asyncio.run(daemon._join_run(""))
+        asyncio.run(daemon.ask_which_run(""))
 
 
 def test_who_was_passed_over_is_not_asked_again() -> None:

@@ -14,8 +14,7 @@ from p2p_dtfm.core.protocol.snapshot import HeldLayer, ViewId
 from p2p_dtfm.core.protocol.workload import workload_of
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.peers.wire import FollowLayers, LayerOffered, LayersCommitted
-from p2p_dtfm.daemon.state_transfer import arriving_gradients
-from p2p_dtfm.daemon.state_transfer import follower as follower_module
+from p2p_dtfm.daemon.state_transfer.following import arriving_gradients, replaying
 from p2p_dtfm.daemon.trainer.followers import Followers
 from p2p_dtfm.daemon.trainer.trainer_state import TrainerState
 from p2p_dtfm.net.streams.frames import FrameHeader, FrameKind
@@ -170,7 +169,7 @@ def test_a_donor_that_gives_too_much_undoes_nothing_of_what_others_give(
             if follower._donor_of[0] != name_of(0):
                 break
         assert follower._donor_of[0] == name_of(1), "others are asked for what it was to give"
-        assert follower._gradients.has_later(1, 6), "what another has given is here"
+        assert follower._replaying._gradients.has_later(1, 6), "what another has given is here"
         assert follower._request_of[name_of(1)] is asked
         followers.stop_following()
         await settle()
@@ -184,7 +183,7 @@ def test_a_donor_that_says_too_much_has_nothing_forgotten_that_others_said(
 ) -> None:
     """Thousands of commits, while what others give was still on its way: it could not be replayed,
     was asked for anew, and so again and again."""
-    monkeypatch.setattr(follower_module, "COMMITTED_LIMIT", 4)
+    monkeypatch.setattr(replaying, "COMMITTED_LIMIT", 4)
     line, state = Line(), TrainerState()
     tools = trainer_tools(tmp_path, name_of(2), line)
     found = view_of(1, 3)

@@ -13,8 +13,8 @@ from p2p_dtfm.core.messages.agreement_messages import Standing
 from p2p_dtfm.core.messages.certificate import Certificate
 from p2p_dtfm.core.protocol.canonical import encode
 from p2p_dtfm.core.protocol.snapshot import Member, ViewId
-from p2p_dtfm.daemon.node import coming_and_going
-from p2p_dtfm.daemon.node.coming_and_going import Entry
+from p2p_dtfm.daemon.node.coming_and_going import entry
+from p2p_dtfm.daemon.node.coming_and_going.entry import Entry
 from p2p_dtfm.daemon.peers.discovery import first_found
 from p2p_dtfm.daemon.peers.member_search import Found, MemberSearch, Sought
 from p2p_dtfm.daemon.peers.run_source import RunComplete
@@ -161,12 +161,12 @@ class Newcomer(Entry):
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coming_and_going, "JOIN_RETRY_S", 0.001)
-    monkeypatch.setattr(coming_and_going, "TICK_S", 0.001)
-    monkeypatch.setattr(coming_and_going, "LOOK_AGAIN_S", 0.004)
-    monkeypatch.setattr(coming_and_going, "LOOK_AGAIN_LIMIT_S", 0.02)
-    monkeypatch.setattr(coming_and_going, "FOUNDS_AFTER_S", 0.016)
-    monkeypatch.setattr(coming_and_going, "GOES_ALONE_AFTER_S", 0.2)
+    monkeypatch.setattr(entry, "JOIN_RETRY_S", 0.001)
+    monkeypatch.setattr(entry, "TICK_S", 0.001)
+    monkeypatch.setattr(entry, "LOOK_AGAIN_S", 0.004)
+    monkeypatch.setattr(entry, "LOOK_AGAIN_LIMIT_S", 0.02)
+    monkeypatch.setattr(entry, "FOUNDS_AFTER_S", 0.016)
+    monkeypatch.setattr(entry, "GOES_ALONE_AFTER_S", 0.2)
 
 
 def play(work: Callable[[], Awaitable[None]]) -> None:
@@ -412,7 +412,7 @@ def test_who_says_that_the_run_is_complete_and_does_not_show_it_is_not_asked_for
     newcomer.messenger.known = ("shows-it", "only-says-it")
     newcomer.messenger.complete = {"shows-it", "only-says-it"}
     newcomer.agreement.familiar.meet(newcomer.messenger.known)
-    monkeypatch.setattr(coming_and_going, "shows_end", lambda peer, *_: peer == "shows-it")
+    monkeypatch.setattr(entry, "shows_end", lambda peer, *_: peer == "shows-it")
     with pytest.raises(RunComplete):
         play(newcomer.join)
     assert newcomer.messenger.asked.count("only-says-it") == 1
@@ -430,7 +430,7 @@ def test_one_member_alone_has_nobody_end_who_is_agreed_on(
     messenger.complete, messenger.trains = {"liar"}, others
     messenger.refuses = {"first", "second"} - others
     newcomer.agreement.familiar.meet(("first", "liar", "second"))
-    monkeypatch.setattr(coming_and_going, "shows_end", lambda *_: True)
+    monkeypatch.setattr(entry, "shows_end", lambda *_: True)
 
     async def for_a_while() -> None:
         loop = asyncio.create_task(newcomer.join())
@@ -449,7 +449,7 @@ def test_an_agreed_view_is_waited_for_no_more_once_most_of_its_members_show_the_
     newcomer.agreement.next_view = SimpleNamespace(member_ids=("first", "gone", "me", "second"))
     newcomer.messenger.complete = {"first", "second"}
     newcomer.agreement.familiar.meet(("first", "gone", "second"))
-    monkeypatch.setattr(coming_and_going, "shows_end", lambda *_: True)
+    monkeypatch.setattr(entry, "shows_end", lambda *_: True)
     with pytest.raises(RunComplete):
         play(newcomer.join)
 
@@ -465,7 +465,7 @@ def test_other_newcomers_show_nothing_and_are_not_waited_for(
     newcomer.messenger.complete = {"first"}
     newcomer.messenger.newcomers = {"new", "newer"}
     newcomer.agreement.familiar.meet(("first", "new", "newer"))
-    monkeypatch.setattr(coming_and_going, "shows_end", lambda *_: True)
+    monkeypatch.setattr(entry, "shows_end", lambda *_: True)
 
     async def for_a_while() -> None:
         loop = asyncio.create_task(newcomer.join())
@@ -484,7 +484,7 @@ def test_who_lets_others_in_speaks_against_who_says_that_the_run_has_ended(
     newcomer = Newcomer()
     newcomer.agreement.familiar.meet(("liar", "member"))
     newcomer.messenger.complete, newcomer.messenger.trains = {"liar"}, {"member"}
-    monkeypatch.setattr(coming_and_going, "shows_end", lambda *_: True)
+    monkeypatch.setattr(entry, "shows_end", lambda *_: True)
 
     async def scene() -> None:
         assert not await newcomer._ask_to_be_let_in("liar") and newcomer._complete is not None
@@ -501,7 +501,7 @@ def test_who_has_trained_a_run_and_missed_its_last_step_ends_without_an_error(
     peer.participant.views = [{"view": 8}]
     peer.messenger.known, peer.messenger.complete = ("member",), {"member"}
     peer.agreement.familiar.meet(peer.messenger.known)
-    monkeypatch.setattr(coming_and_going, "shows_end", lambda *_: True)
+    monkeypatch.setattr(entry, "shows_end", lambda *_: True)
     play(peer.join)
     assert peer.life.left.is_set() and peer.status.state is State.DONE
     assert "all 40 steps are done, the last of them without this peer" in caplog.text

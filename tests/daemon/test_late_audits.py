@@ -15,10 +15,10 @@ from p2p_dtfm.core.messages.work import Kind, Lack
 from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
 from p2p_dtfm.core.protocol.snapshot import ViewId
 from p2p_dtfm.daemon.step.asked_parts import AskedParts
-from p2p_dtfm.daemon.trainer import audits as rooms
-from p2p_dtfm.daemon.trainer import stopped_steps
-from p2p_dtfm.daemon.trainer.audits import Audits
-from p2p_dtfm.daemon.trainer.stopped_steps import DENIED, StoppedSteps
+from p2p_dtfm.daemon.trainer.audited import recomputing as rooms
+from p2p_dtfm.daemon.trainer.audited import stopped_steps
+from p2p_dtfm.daemon.trainer.audited.audits import Audits
+from p2p_dtfm.daemon.trainer.audited.stopped_steps import DENIED, StoppedSteps
 from p2p_dtfm.daemon.trainer.trainer_state import TrainerState
 from tests.core.audit.parts import NAMES, PLAN
 from tests.core.audit.test_earlier_claims import claim, share_of
@@ -36,17 +36,17 @@ def test_who_fetches_what_a_lost_work_has_read_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The others wait for its Prepared, and would take it for who stands still."""
-    audits, said = audits_in(tmp_path), []
+    recomputing, said = audits_in(tmp_path)._recomputing, []
 
     async def fetched(*what: Any) -> bool:
-        said.append(audits.fetches)
+        said.append(recomputing.fetches)
         return False
 
     monkeypatch.setattr(rooms, "could_have_shards", fetched)
-    audits._stopped = SimpleNamespace(shards_of=lambda it: None)
+    stopped = SimpleNamespace(shards_of=lambda it: None)
     late = SimpleNamespace(stopped=SimpleNamespace(plan=PLAN))
-    asyncio.run(audits._judged_late(NOTHING, late))
-    assert said == [True] and not audits.fetches
+    asyncio.run(recomputing._judged_late(NOTHING, late, stopped))
+    assert said == [True] and not recomputing.fetches
 
 
 def test_of_very_many_that_are_gone_some_are_told_of_the_next_time(
@@ -60,8 +60,7 @@ def test_of_very_many_that_are_gone_some_are_told_of_the_next_time(
         return DENIED
 
     audits._stopped = SimpleNamespace(changed=lambda *_: [], unjudged=lambda *_: gone)
-    monkeypatch.setattr(audits, "_unless_over", lambda view, judged: judged)
-    monkeypatch.setattr(audits, "_judged_late", denied)
+    monkeypatch.setattr(audits._recomputing, "of_before", denied)
     snapshot = SimpleNamespace(bars=())
     here = SimpleNamespace(
         book=SimpleNamespace(claims={}),

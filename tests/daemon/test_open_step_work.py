@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from p2p_dtfm.core.messages.stage_progress import StageProgress
-from p2p_dtfm.daemon.step.open_step_work import OpenStepWork, Outgoing
+from p2p_dtfm.daemon.step.pipeline.open_step_work import OpenStepWork, Outgoing
 from p2p_dtfm.net.streams.frames import FrameKind
 from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.train.stage.stage_runner import StageRunner

@@ -8,7 +8,7 @@ import pytest
 
 from p2p_dtfm.core.protocol.records import Link, Reachability
 from p2p_dtfm.core.protocol.snapshot import Member
-from p2p_dtfm.daemon.node import background
+from p2p_dtfm.daemon.node.background import presence
 from p2p_dtfm.daemon.node.status_api import way_words
 from p2p_dtfm.daemon.peers import reachability
 from p2p_dtfm.daemon.peers.reachability import (
@@ -158,7 +158,7 @@ def test_strangers_that_say_nothing_do_not_keep_a_peer_from_its_relays(
 def test_what_could_not_be_told_of_another_way_is_told_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(background, "WAY_RETRY_S", 0.001)
+    monkeypatch.setattr(presence, "WAY_RETRY_S", 0.001)
     told: list[Any] = []
     changed, answers = asyncio.Event(), [Unreachable(SECOND, "busy"), (RELAYED,)]
 
@@ -184,7 +184,7 @@ def test_what_could_not_be_told_of_another_way_is_told_later(
 
     async def scenario() -> None:
         changed.set()
-        loop = asyncio.create_task(background.Background._reachability_loop(loops))
+        loop = asyncio.create_task(presence.PresenceKeeping.keep_reachable(loops))
         await asyncio.sleep(0.2)
         loop.cancel()
         assert told == [((RELAYED,), Reachability.RELAYED)] and loops._moved.is_set()

@@ -12,14 +12,12 @@ import pytest
 
 from p2p_dtfm.core.protocol.errors import PeerFault, UserError
 from p2p_dtfm.daemon.machine.compute import Compute
-from p2p_dtfm.daemon.node.participant import Participant
+from p2p_dtfm.daemon.node.participation.participant import Participant
 from p2p_dtfm.daemon.peers.held_back import LIMIT as HELD_BACK
 from p2p_dtfm.daemon.peers.wire import CheckpointFiles
-from p2p_dtfm.daemon.state_transfer.checkpoints import (
-    SAVED_TOLD,
-    SENDERS_REMEMBERED,
-    Checkpoints,
-)
+from p2p_dtfm.daemon.state_transfer.checkpoints.announced_files import SENDERS_REMEMBERED
+from p2p_dtfm.daemon.state_transfer.checkpoints.checkpoints import Checkpoints
+from p2p_dtfm.daemon.state_transfer.checkpoints.files_here import SAVED_TOLD
 from p2p_dtfm.ports import disk
 from p2p_dtfm.train.model.checkpoint import (
     checkpoint_directory,
@@ -315,7 +313,7 @@ def test_nobody_hides_what_the_others_have_saved(tmp_path: Path) -> None:
         assert checkpoints.whole_at(100, {"honest"})
         for number in range(2000):
             checkpoints.remote_files(f"member {number}", CheckpointFiles(100, LINEAGE, files))
-        assert sum(map(len, checkpoints._remote.values())) <= SENDERS_REMEMBERED
+        assert sum(map(len, checkpoints._announced._of_steps.values())) <= SENDERS_REMEMBERED
         await checkpoints.close()
 
     asyncio.run(scenario())

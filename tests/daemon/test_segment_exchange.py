@@ -11,8 +11,8 @@ import torch
 
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.daemon.machine.compute import Compute
-from p2p_dtfm.daemon.step import segment_exchange
-from p2p_dtfm.daemon.step.segment_exchange import exchange, sum_digest
+from p2p_dtfm.daemon.step.reduction import segment_exchange
+from p2p_dtfm.daemon.step.reduction.segment_exchange import exchange, sum_digest
 from p2p_dtfm.net import event_loop
 from p2p_dtfm.net.streams.frames import FrameKind, Payload
 from p2p_dtfm.train.codecs import codec_of

@@ -9,9 +9,8 @@ import pytest
 from p2p_dtfm.core.protocol.plan import Stage
 from p2p_dtfm.core.protocol.snapshot import ViewId
 from p2p_dtfm.daemon.machine.compute import Compute
-from p2p_dtfm.daemon.step.microbatches import Microbatches
-from p2p_dtfm.daemon.step.neighbours import Neighbours
-from p2p_dtfm.daemon.step.open_step_work import Outgoing
+from p2p_dtfm.daemon.step.pipeline.microbatches import Microbatches
+from p2p_dtfm.daemon.step.pipeline.open_step_work import Outgoing
 from p2p_dtfm.daemon.step.step_frames import StepFrames
 from p2p_dtfm.net.errors import Unreachable
 from p2p_dtfm.net.streams.frames import FrameKind
@@ -37,31 +36,45 @@ def test_a_tensor_that_is_not_sent_is_told_of_whatever_the_cause(error: Exceptio
     asyncio.run(scenario())
 
 
+class Ahead:
+    """A boundary, behind which is a line on which nothing moves."""
+
+    def __init__(self, frames: StepFrames, count: int) -> None:
+        self.held_out, self.made, self._frames = range(count), 0, frames
+
+    def outgoing(self, *made: Any) -> Outgoing:
+        self.made += 1
+        return Outgoing("fp32", bytes(4))
+
+    def neighbour(self, kind: FrameKind, number: int) -> Stage:
+        return Stage("b", 2, 6, 1)
+
+    def send(self, step: int, kind: FrameKind, number: int, sent: Outgoing) -> None:
+        header = self._frames.header(step, kind, 2, number, (1,), sent.codec)
+        self._frames.send_later("b", "forward", header, sent.payload)
+
+
 class Evaluated(Microbatches):
-    """Of a first stage that computes at once, and has a line on which nothing moves."""
+    """Of a first stage that computes at once."""
 
     def __init__(self, count: int, in_flight: int) -> None:
-        self.line, self.made = asyncio.Semaphore(0), 0
+        self.line = asyncio.Semaphore(0)
         transport = SimpleNamespace(send=self.sends)
         self._frames = StepFrames(ViewId(1, "ab" * 32), transport, lambda peer_id, cause: None)
         self._runner: Any = SimpleNamespace(has_embedding=True, has_head=False)
         self._work: Any = SimpleNamespace(keeps_held_out=False)
         self._compute, self._stage = Compute(), Stage("a", 0, 2, in_flight)
-        self._neighbours = (Neighbours({0: self._stage, 1: Stage("b", 2, 6, 1)}, 0, range(count)),)
+        self._boundary: Any = Ahead(self._frames, count)
+
+    @property
+    def made(self) -> int:
+        return int(self._boundary.made)
 
     async def sends(self, *frame: Any) -> None:
         await self.line.acquire()
 
     def _evaluate(self, step: int, number: int, activation: Any) -> Any:
         return None
-
-    def _outgoing(self, *made: Any) -> Outgoing:
-        self.made += 1
-        return Outgoing("fp32", bytes(4))
-
-    def _send(self, step: int, kind: FrameKind, number: int, sent: Outgoing) -> None:
-        header = self._frames.header(step, kind, 2, number, (1,), sent.codec)
-        self._frames.send_later("b", "forward", header, sent.payload)
 
 
 def test_held_out_tensors_are_made_no_faster_than_they_leave() -> None:

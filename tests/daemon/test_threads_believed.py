@@ -7,7 +7,7 @@ import pytest
 
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.daemon.machine.settings import Settings
-from p2p_dtfm.daemon.node.join import _threads
+from p2p_dtfm.daemon.node.join.measuring import _threads
 from p2p_dtfm.sim.scenario.files import read_run_spec
 
 MOST = 4 * (os.cpu_count() or 1)

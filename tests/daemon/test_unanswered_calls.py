@@ -17,7 +17,7 @@ from p2p_dtfm.core.liveness.lost_tensors import LostTensors
 from p2p_dtfm.core.protocol.snapshot import ViewId
 from p2p_dtfm.daemon.node import network
 from p2p_dtfm.daemon.node.network import Network
-from p2p_dtfm.daemon.node.participant import Participant
+from p2p_dtfm.daemon.node.participation.participant import Participant
 from p2p_dtfm.daemon.peers.messenger import DEADLINE_S
 from p2p_dtfm.net.errors import NO_ANSWER
 

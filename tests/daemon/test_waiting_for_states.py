@@ -16,7 +16,7 @@ from p2p_dtfm.core.protocol.snapshot import HeldLayer
 from p2p_dtfm.core.recovery.recovery_evidence import Restart
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.peers.wire import FollowLayers, LayerOffered
-from p2p_dtfm.daemon.state_transfer.donor_choice import donors_of
+from p2p_dtfm.daemon.state_transfer.following.donor_choice import donors_of
 from p2p_dtfm.daemon.telemetry.run_history import RunHistory
 from p2p_dtfm.daemon.trainer.cut_transfers import Cuts
 from p2p_dtfm.daemon.trainer.followers import Followers
@@ -250,7 +250,7 @@ def test_of_what_is_damaged_on_this_disk_the_others_are_told_that_it_is_not_here
         outlet, checkpoints = Outlet(), parts.tools.stores.checkpoints
         trainer = Trainer(parts.tools, outlet)
         await checkpoints.save(STEP, {layer: state_of(layer) for layer in (0, 1)}, "lineage")
-        ((blob, path),) = [it for it in checkpoints._paths.items() if "0001" in it[1].name]
+        ((blob, path),) = [it for it in checkpoints._here._paths.items() if "0001" in it[1].name]
         path.write_bytes(bytes(path.stat().st_size))
         trainer._state.step = STEP
         restart = trainer._state.restart = Restart(load=(0, 1))

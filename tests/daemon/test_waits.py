@@ -132,16 +132,16 @@ def test_a_daemon_says_what_it_waits_for(tmp_path: Path) -> None:
     told = play(1, tmp_path / "homes", scene)
     reasons = {wait["owner"]: wait for wait in told["waits"]}
     assert "the daemon, for the end of the run" in {it["reason"] for it in told["waits"]}
-    assert "node.participant.Participant.when_done" in reasons
+    assert "node.participation.end_of_run.EndOfRun.when_done" in reasons
     assert all(wait["reason"] and wait["waited_s"] > 5 for wait in told["waits"])
     assert told["problems"] == []
 
 
 def test_an_overdue_wait_is_wrong_only_while_no_step_commits() -> None:
-    where = ("state_transfer.follower.Follower.run", "net.somewhere", 75.0)
+    where = ("state_transfer.following.follower.Follower.run", "net.somewhere", 75.0)
     sight = Sight(State.SYNCING, "fetches layers", 80.0, 80.0, None, overdue=(where,))
     ((problem),) = problems_in(sight)
-    assert "for 75 s state_transfer.follower.Follower.run" in problem.what
+    assert "for 75 s state_transfer.following.follower.Follower.run" in problem.what
     assert not list(problems_in(replace(sight, uncommitted_s=2.0)))
     assert not list(problems_in(replace(sight, overdue=())))
     assert not list(problems_in(replace(sight, state=State.SPARE)))

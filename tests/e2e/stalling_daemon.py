@@ -46,7 +46,7 @@ def _install() -> None:
     layer = LayerTiming(1_000_000, 2_000_000)  # who waits is patient for some planned steps
     device = Device("cpu", "equal", 4 << 30, layer, layer, layer)
     world.Machine.measure_device = lambda *given: device  # type: ignore[assignment]
-    from p2p_dtfm.daemon.node import participant
+    from p2p_dtfm.daemon.node.participation import participant
     from p2p_dtfm.daemon.trainer import step_loop
 
     step_loop.StepEngine = _Stalling  # type: ignore[misc]

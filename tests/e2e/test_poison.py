@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from p2p_dtfm.daemon.step import microbatches
+from p2p_dtfm.daemon.step.pipeline import microbatches, stage_boundary
 from p2p_dtfm.train.kernels import processor
 from p2p_dtfm.train.stage import finite, segment_reduction
 from p2p_dtfm.train.stage.finite import NotFinite, is_finite, is_within
@@ -65,7 +65,7 @@ async def poison(peer: EnginePeer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processor, "serves", lambda device: False)  # those look for themselves
     for module in (finite, segment_reduction):
         monkeypatch.setattr(module, "is_finite", unless_mine(is_finite))
-    monkeypatch.setattr(microbatches, "is_within", unless_mine(is_within))
+    monkeypatch.setattr(stage_boundary, "is_within", unless_mine(is_within))
     monkeypatch.setattr(microbatches.math, "isfinite", unless_mine(math.isfinite))
 
 

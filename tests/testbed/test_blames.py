@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from p2p_dtfm.daemon.node.network import DISCONNECTED
-from p2p_dtfm.daemon.node.participant import BLAMED, NO_PLACE
+from p2p_dtfm.daemon.node.participation.participant import BLAMED, NO_PLACE
 from p2p_dtfm.testbed.virtual.seeds.faults import STORM_OF, STORMS, draw
 from p2p_dtfm.testbed.virtual.seeds.judge import Broken
 from p2p_dtfm.testbed.virtual.seeds.playing import Blames

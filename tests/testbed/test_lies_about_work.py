@@ -10,11 +10,11 @@ import torch
 
 from p2p_dtfm.core.protocol.records import Device, LayerTiming, Link
 from p2p_dtfm.daemon.peers.self_record import SelfRecord
-from p2p_dtfm.daemon.step.microbatches import Microbatches
+from p2p_dtfm.daemon.step.pipeline.microbatches import Microbatches
 from p2p_dtfm.daemon.step.stage_account import Judge
 from p2p_dtfm.daemon.step.step_frames import StepFrames
 from p2p_dtfm.daemon.telemetry.seen_paces import SeenPaces
-from p2p_dtfm.daemon.trainer.audits import Audits
+from p2p_dtfm.daemon.trainer.audited.audits import Audits
 from p2p_dtfm.net.streams.frames import FrameKind
 from p2p_dtfm.testbed.lies import in_sums, in_work, of_peers
 from p2p_dtfm.testbed.lies.daemon import install

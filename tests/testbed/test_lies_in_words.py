@@ -12,8 +12,8 @@ from p2p_dtfm.core.commit import step as transaction
 from p2p_dtfm.core.messages.prepared import Prepared
 from p2p_dtfm.core.protocol.canonical import decode
 from p2p_dtfm.core.protocol.snapshot import ViewId
+from p2p_dtfm.daemon.step.reduction.step_reduction import _Courses
 from p2p_dtfm.daemon.step.step_engine import LocalResult
-from p2p_dtfm.daemon.step.step_reduction import _Courses
 from p2p_dtfm.daemon.trainer import step_loop
 from p2p_dtfm.net.streams.frames import FrameKind
 from p2p_dtfm.testbed.lies import in_sums, in_words

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from p2p_dtfm.daemon.trainer.audits import Audits
+from p2p_dtfm.daemon.trainer.audited.audits import Audits
 from p2p_dtfm.testbed.lies import evasions
 from p2p_dtfm.testbed.lies.daemon import INSTALLED
 from p2p_dtfm.testbed.virtual.lies.putting import put_in
@@ -105,7 +105,7 @@ def test_who_has_another_one_go_whenever_it_is_drawn_is_convicted_all_the_same(
 
     async def wait_until_it_is_over(audits: Any, view: Any) -> None:
         drawn.append("d")
-        await audits._until_over(view)
+        await audits._state.until_over(view)
 
     monkeypatch.setattr(evasions, "_have_all_agree_anew", wait_until_it_is_over)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from p2p_dtfm.daemon.trainer.audits import Audits
+from p2p_dtfm.daemon.trainer.audited.audits import Audits
 from p2p_dtfm.testbed.lies import in_words
 from p2p_dtfm.testbed.lies.daemon import INSTALLED
 from p2p_dtfm.testbed.lies.lie import Lie

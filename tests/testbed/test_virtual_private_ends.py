@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from p2p_dtfm.daemon.node.participant import Participant
+from p2p_dtfm.daemon.node.participation.participant import Participant
 from p2p_dtfm.daemon.trainer.followers import NOT_NAMED
 from p2p_dtfm.net.streams.blobs import BlobUnavailable
 from p2p_dtfm.testbed.virtual.peer import Peer

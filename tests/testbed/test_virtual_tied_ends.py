@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from p2p_dtfm.daemon.step.tied_sums import TiedSums
+from p2p_dtfm.daemon.step.reduction.tied_sums import TiedSums
 from p2p_dtfm.testbed.lies import in_work
 from p2p_dtfm.testbed.lies.daemon import INSTALLED
 from p2p_dtfm.testbed.lies.lie import Lie

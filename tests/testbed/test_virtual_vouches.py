@@ -8,7 +8,7 @@ import pytest
 from p2p_dtfm.core.liveness import vouches
 from p2p_dtfm.core.liveness.pace import SECOND_NS
 from p2p_dtfm.core.protocol.snapshot import ViewId
-from p2p_dtfm.daemon.node.participant import Participant
+from p2p_dtfm.daemon.node.participation.participant import Participant
 from p2p_dtfm.testbed.virtual.peer import Peer
 from p2p_dtfm.testbed.virtual.process import PROCESS
 from p2p_dtfm.testbed.virtual.seeds.run import make_run

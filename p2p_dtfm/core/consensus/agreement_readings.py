@@ -168,9 +168,7 @@ class AgreementReadings:
         """Peer ids of those with whom this peer agrees on the next view at this moment: some may
         know it already."""
         attempt = self._state.attempt
-        if attempt is None or attempt.snapshot is None:
-            return ()
-        return attempt.snapshot_ids
+        return attempt.outcome.contributor_ids if attempt is not None else ()
 
     @property
     def joiners(self) -> tuple[PeerRecord, ...]:

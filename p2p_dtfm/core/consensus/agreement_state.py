@@ -8,7 +8,9 @@ from p2p_dtfm.core.commit.ledger import Ledger
 from p2p_dtfm.core.commit.step_terms import StepTerms
 from p2p_dtfm.core.consensus.actions import Timing
 from p2p_dtfm.core.consensus.attempts.attempt import Attempt
-from p2p_dtfm.core.consensus.attempts.said_ready import SaidReady
+from p2p_dtfm.core.consensus.attempts.promises import Promises
+from p2p_dtfm.core.consensus.doubts import Doubts
+from p2p_dtfm.core.consensus.following import Following
 from p2p_dtfm.core.consensus.opened_records import OpenedRecords
 from p2p_dtfm.core.consensus.overlay.grid import Grid, grid_of_view
 from p2p_dtfm.core.consensus.overlay.plan_neighbours import plan_neighbours
@@ -17,11 +19,9 @@ from p2p_dtfm.core.consensus.views.known_views import KnownViews
 from p2p_dtfm.core.consensus.views.reminders import Reminders
 from p2p_dtfm.core.consensus.views.voices import Farewells
 from p2p_dtfm.core.liveness.lateness import Lateness
-from p2p_dtfm.core.membership.accusers import Accusers
-from p2p_dtfm.core.membership.eligibility import mutually_reachable
+from p2p_dtfm.core.membership.eligibility import ends_in_doubt
 from p2p_dtfm.core.membership.familiar_peers import FamiliarPeers
 from p2p_dtfm.core.membership.newcomers import FOUNDING_LIMIT, Newcomers, most_waiting
-from p2p_dtfm.core.membership.states_given import StatesGiven
 from p2p_dtfm.core.messages.agreement_messages import (
     Accusation,
     Active,
@@ -68,27 +68,6 @@ class Joining:
 
 
 @dataclass
-class Following:
-    """An agreed planned view, that waits for its takeover."""
-
-    view: View | None = None
-    agreed_ns: int = 0
-    synced: set[Member] = field(default_factory=set)
-    self_synced: bool = False
-    synced_sent_ns: int = 0
-    vouched: ViewId | None = None
-    """This peer's Prepared of the step under way says that all are synced: the view must stay."""
-    is_doomed: bool = False
-    """It goes as soon as it is not vouched for."""
-    dropped: View | None = None
-    """The one that went: others may have taken it over."""
-    call_off: str = ""
-    """Why it went: the others wait for it, and learn by the next attempt that they need not."""
-    given: StatesGiven = field(default_factory=StatesGiven)
-    """What who is to join has got of its states."""
-
-
-@dataclass
 class Attempts:
     """The attempt at a view, and what decides about the next one."""
 
@@ -111,33 +90,6 @@ class Attempts:
     """Of an attempt in which this peer may not take part so far."""
     disagreements: int = 0
     """In a row: plans of this peer that no other peer made."""
-
-
-@dataclass
-class Promises:
-    """Within a life: no number is answered twice, and at most one Ready is said for it."""
-
-    said_ready: SaidReady = field(default_factory=SaidReady)
-    highest_number: int = 0
-    readied_number: int = 0
-    given_up_number: int = 0
-
-    @property
-    def passed_number(self) -> int:
-        """It is never entered again, nor any before it."""
-        return max(self.readied_number, self.given_up_number)
-
-
-@dataclass
-class Doubts:
-    """Whom this peer holds for lost, or at fault."""
-
-    accusers: Accusers = field(default_factory=Accusers)
-    suspects: set[Member] = field(default_factory=set)
-    distrusted: set[Member] = field(default_factory=set)
-    """Who holds up the step or sends what nobody should, until a view takes over."""
-    carried: set[Member] = field(default_factory=set)
-    """Newcomers in doubt that made the attempt before fail."""
 
 
 @dataclass
@@ -351,56 +303,29 @@ class AgreementState:
 
     def passes(self, attempt: Attempt, now_ns: int) -> None:
         """The attempt under way is over: its number is never entered again."""
-        promises = self.promises
-        promises.given_up_number = max(promises.given_up_number, attempt.number)
+        self.promises.gives_up(attempt.number)
         self.ends(attempt, now_ns)
         self.attempts.under_way = None
 
     def ends(self, attempt: Attempt, now_ns: int) -> None:
         """It is over: whose accusations were idle is kept, who was in doubt, and who tried to get
         in."""
-        heard = {it: attempt.opened[it] for it in attempt.universe & attempt.opened.keys()}
         if attempt.planned:
             self.tried_to_get_in(attempt.universe, now_ns)
-            self.doubts.accusers.answers(heard)
-        self.doubts.accusers.heed(attempt.number, attempt.charges, heard, self.me, now_ns)
-        in_doubt = [*attempt.distrust.doubts, *attempt.distrust.even]
-        self.doubts.accusers.heed_doubts(in_doubt, now_ns)
+            self.doubts.accusers.answers(attempt.heard)
+        self.doubts.heed(attempt, self.me, now_ns)
+        self.doubts.heed_conflicts(attempt, now_ns)
 
     def waits_for_takeover(self, view: View, now_ns: int) -> None:
         """All have said Ready to a planned view."""
-        following = self.following
-        following.view, following.agreed_ns = view, now_ns
         self.tried_to_get_in(view.members, now_ns)
         self.doubts.accusers.answers(view.snapshot.contributors)
-        following.synced, following.self_synced = set(), False
-        needs = {peer_id: view.state_bytes_of(peer_id) for peer_id in view.member_ids}
-        following.given.begin(needs if view.snapshot.step else {})
+        self.following.waits(view, now_ns)
 
     def tried_to_get_in(self, members: Iterable[Member], now_ns: int) -> None:
         """With an attempt that is over, or has ended with a view."""
         newcomers = set(members) - set(self.members)
         self.others.newcomers.tried({member.peer_id for member in newcomers}, now_ns)
-
-    def forget_next_view(self) -> None:
-        """Another attempt begins: what was agreed before is not taken over any more."""
-        following = self.following
-        following.dropped = following.view = None
-        following.call_off = ""
-        following.synced, following.self_synced, following.is_doomed = set(), False, False
-
-    def drop_next_view(self) -> None:
-        """The agreed view is not taken over by this peer, unless others show that they have."""
-        following = self.following
-        following.dropped, following.view = following.view, None
-        following.is_doomed = following.self_synced = False
-
-    def doom_next_view(self, reason: str) -> None:
-        """It goes at once, or after the step for which this peer has vouched."""
-        self.following.is_doomed = True
-        self.following.call_off = reason
-        if self.following.vouched is None:
-            self.drop_next_view()
 
     def stop_attempt(self, now_ns: int) -> None:
         """Given up, and a newcomer has nothing that could stay frozen."""
@@ -420,13 +345,8 @@ class AgreementState:
     def doubt_links(
         self, heard: Mapping[Member, Contribution], links: Collection[Accusation], now_ns: int
     ) -> None:
-        """The same for newcomers with a link in doubt: of two of them one, since the other may
-        reach everybody else."""
-        members = set(self.members)
-        beside = {end for it in links if {it.by, it.of} & members for end in (it.by, it.of)}
-        between = [it for it in links if not {it.by, it.of} & beside]
-        staying = mutually_reachable(heard, between, lambda rest: 0)
-        self.doubt_newcomers(beside | (heard.keys() - set(staying)), now_ns)
+        """The same for newcomers with a link in doubt."""
+        self.doubt_newcomers(ends_in_doubt(heard, links, set(self.members)), now_ns)
 
     def wake_up(self, now_ns: int) -> None:
         """After a sleep deadlines move, as this peer has not listened; not what has begun since."""
@@ -446,5 +366,4 @@ class AgreementState:
         if self.joining.view_heard_ns is not None:
             self.joining.view_heard_ns = moved_ns(self.joining.view_heard_ns)
         self.present.slept(moved_ns)
-        self.following.agreed_ns = moved_ns(self.following.agreed_ns)
-        self.following.given.slept(moved_ns)
+        self.following.slept(moved_ns)

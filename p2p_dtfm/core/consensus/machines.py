@@ -4,8 +4,9 @@ from dataclasses import dataclass
 
 from p2p_dtfm.core.consensus.agreement_state import AgreementState
 from p2p_dtfm.core.consensus.parts.activity import Activity
-from p2p_dtfm.core.consensus.parts.gather_reception import GatherReception
-from p2p_dtfm.core.consensus.parts.gathering import Gathering
+from p2p_dtfm.core.consensus.parts.gather.flooding import Flooding
+from p2p_dtfm.core.consensus.parts.gather.gather_reception import GatherReception
+from p2p_dtfm.core.consensus.parts.gather.gathering import Gathering
 from p2p_dtfm.core.consensus.parts.meeting import Meeting
 from p2p_dtfm.core.consensus.parts.opening import Opening
 from p2p_dtfm.core.consensus.parts.outsiders import Outsiders
@@ -46,7 +47,7 @@ def machines_of(state: AgreementState) -> Machines:
     outsiders, telling = Outsiders(state), Telling(state)
     syncing, takeover = Syncing(state, telling), Takeover(state, outsiders, telling)
     spreading = Spreading(state)
-    gathering = Gathering(state, syncing, takeover, outsiders, spreading)
+    gathering = Gathering(state, syncing, takeover, outsiders, Flooding(state, spreading))
     suspicion, proofs = Suspicion(state, gathering), Proofs(state, gathering)
     activity = Activity(state, takeover, gathering, proofs, outsiders)
     opening = Opening(state, gathering)

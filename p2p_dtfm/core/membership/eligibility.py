@@ -140,6 +140,19 @@ def without_newcomers_in_doubt(
     return {member: part for member, part in heard.items() if member not in gone}, left
 
 
+def ends_in_doubt(
+    heard: Mapping[Member, Contribution],
+    links: Collection[Accusation],
+    members: set[Member],
+) -> set[Member]:
+    """Who has a link in doubt to one of the `members` of a view; and of two others one, since the
+    other may reach everybody else."""
+    beside = {end for it in links if {it.by, it.of} & members for end in (it.by, it.of)}
+    between = [it for it in links if not {it.by, it.of} & beside]
+    staying = mutually_reachable(heard, between, lambda rest: 0)
+    return beside | (heard.keys() - set(staying))
+
+
 def pair_of(one: str, other: str) -> Pair:
     return (one, other) if one < other else (other, one)
 

@@ -5,12 +5,14 @@ network          its place in the network, before any run is known
 acquaintances    whom its home has met, and finding them again
 join             founding and joining a run, measuring
 membership       its part in the agreement on views
-participant      the trainer, and what it asks for
+participation    the trainer, and what it asks for
 coming_and_going being let into views, leaving them
 effects          what the agreement asks of a member that trains
 dispatch         what arrives
 background       heartbeats, presence, measurements, data
 status_api       what it tells those who ask on this machine
+
+Four of these are rooms: join, participation, coming_and_going and background.
 """
 
 import asyncio
@@ -28,15 +30,17 @@ from p2p_dtfm.daemon.machine.locks import only_daemon_on
 from p2p_dtfm.daemon.machine.settings import Settings
 from p2p_dtfm.daemon.machine.world import World
 from p2p_dtfm.daemon.node.acquaintances import Acquaintances
-from p2p_dtfm.daemon.node.background import Background
-from p2p_dtfm.daemon.node.coming_and_going import Departure, Entry
+from p2p_dtfm.daemon.node.background.background import Background
+from p2p_dtfm.daemon.node.coming_and_going.departure import Departure
+from p2p_dtfm.daemon.node.coming_and_going.entry import Entry
 from p2p_dtfm.daemon.node.dispatch import Dispatch
 from p2p_dtfm.daemon.node.effects import Effects
-from p2p_dtfm.daemon.node.join import RunJoining, measure
+from p2p_dtfm.daemon.node.join.measuring import measure
+from p2p_dtfm.daemon.node.join.run_joining import RunJoining
 from p2p_dtfm.daemon.node.local import Local
 from p2p_dtfm.daemon.node.membership import Membership
 from p2p_dtfm.daemon.node.network import Network, p2pd_has_ended
-from p2p_dtfm.daemon.node.participant import Participant
+from p2p_dtfm.daemon.node.participation.participant import Participant
 from p2p_dtfm.daemon.node.status_api import StatusApi
 from p2p_dtfm.daemon.peers.recall import Past, recall
 from p2p_dtfm.daemon.telemetry.event_files import EventFiles

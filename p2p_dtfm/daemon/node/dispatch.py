@@ -24,7 +24,7 @@ from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.records import PROTOCOL_VERSION
 from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.recovery.view import View
-from p2p_dtfm.daemon.node.participant import Participant
+from p2p_dtfm.daemon.node.participation.participant import Participant
 from p2p_dtfm.daemon.peers.gate import UNPAID
 from p2p_dtfm.daemon.peers.held_back import LIMIT as STATEMENTS_LIMIT
 from p2p_dtfm.daemon.peers.messenger import PEERS_LIMIT

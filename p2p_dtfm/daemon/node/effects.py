@@ -23,8 +23,9 @@ from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.core.protocol.plan import NoPlan, Plan
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.node.acquaintances import BARRED, NOBODY_ANSWERS
-from p2p_dtfm.daemon.node.coming_and_going import Departure, Entry
-from p2p_dtfm.daemon.node.participant import Participant
+from p2p_dtfm.daemon.node.coming_and_going.departure import Departure
+from p2p_dtfm.daemon.node.coming_and_going.entry import Entry
+from p2p_dtfm.daemon.node.participation.participant import Participant
 from p2p_dtfm.daemon.telemetry.status import State
 from p2p_dtfm.net.errors import Unreachable
 from p2p_dtfm.ports import disk, now

@@ -13,7 +13,7 @@ from p2p_dtfm.core.protocol.workload import workload_of
 from p2p_dtfm.daemon.machine.view_history import ViewHistory
 from p2p_dtfm.daemon.node.acquaintances import Acquaintances
 from p2p_dtfm.daemon.node.action_loop import ActionLoop
-from p2p_dtfm.daemon.node.join import RunJoining
+from p2p_dtfm.daemon.node.join.run_joining import RunJoining
 from p2p_dtfm.daemon.node.local import Local
 from p2p_dtfm.daemon.node.network import Network
 from p2p_dtfm.daemon.peers.facts.estimates_kept import EstimatesKept
@@ -25,6 +25,9 @@ from p2p_dtfm.net.contacts.identity import verify
 from p2p_dtfm.ports import now
 
 log = logging.getLogger("p2p_dtfm")
+
+TICK_S = 0.1
+"""How often the agreement hears that time has passed, and whoever waits for it looks again."""
 
 
 class Membership:

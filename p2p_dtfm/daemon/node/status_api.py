@@ -21,7 +21,7 @@ from p2p_dtfm.daemon.machine.hours import for_a_while, pause_seconds
 from p2p_dtfm.daemon.machine.settings import Settings
 from p2p_dtfm.daemon.node.local import Local
 from p2p_dtfm.daemon.node.network import Network
-from p2p_dtfm.daemon.node.participant import Participant
+from p2p_dtfm.daemon.node.participation.participant import Participant
 from p2p_dtfm.daemon.peers.facts.public_status import StatusTeller
 from p2p_dtfm.daemon.peers.guests.desk import addresses_to_tell, new_line, revoke
 from p2p_dtfm.daemon.peers.reachability import relay_of

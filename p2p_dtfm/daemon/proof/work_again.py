@@ -22,7 +22,7 @@ from p2p_dtfm.core.schedule.sums_in_order import added_up
 from p2p_dtfm.core.schedule.tied_ends import tied_ends
 from p2p_dtfm.core.transcript.checking import NotTrue, Step
 from p2p_dtfm.daemon.step.neighbours import held_out_indices
-from p2p_dtfm.daemon.step.segment_exchange import sum_digest
+from p2p_dtfm.daemon.step.reduction.segment_exchange import sum_digest
 from p2p_dtfm.daemon.step.stage_account import StageAccount, account_of, norms_of
 from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.train.model.optimizer import apply_outcome

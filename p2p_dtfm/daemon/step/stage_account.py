@@ -28,10 +28,10 @@ from p2p_dtfm.core.schedule.tied_ends import states_ends, tied_ends
 from p2p_dtfm.daemon.machine.compute import Compute
 from p2p_dtfm.daemon.step.lent_parameters import BegunWith, begun_with
 from p2p_dtfm.daemon.step.mailbox import Mailbox, segments_of
-from p2p_dtfm.daemon.step.open_step_work import OpenStepWork
-from p2p_dtfm.daemon.step.segment_exchange import sum_digest
+from p2p_dtfm.daemon.step.pipeline.open_step_work import OpenStepWork
+from p2p_dtfm.daemon.step.reduction.segment_exchange import sum_digest
+from p2p_dtfm.daemon.step.reduction.step_reduction import Arrived
 from p2p_dtfm.daemon.step.stage_tools import WeighedBatches
-from p2p_dtfm.daemon.step.step_reduction import Arrived
 from p2p_dtfm.net.streams.frames import FrameKind
 from p2p_dtfm.train.codecs import codec_of
 from p2p_dtfm.train.model.layer_state import LayerState

@@ -13,8 +13,9 @@ from p2p_dtfm.core.schedule.sums_in_order import added_up
 from p2p_dtfm.daemon.step.lane_frames import loss_frames
 from p2p_dtfm.daemon.step.lent_parameters import begun_with
 from p2p_dtfm.daemon.step.mailbox import segments_of
-from p2p_dtfm.daemon.step.microbatches import Microbatches
-from p2p_dtfm.daemon.step.open_step_work import OpenStepWork
+from p2p_dtfm.daemon.step.pipeline.microbatches import Microbatches
+from p2p_dtfm.daemon.step.pipeline.open_step_work import OpenStepWork
+from p2p_dtfm.daemon.step.reduction.step_reduction import Arrived, StepReduction
 from p2p_dtfm.daemon.step.stage_account import StageAccount, account_of
 from p2p_dtfm.daemon.step.stage_tools import (
     StageLinks,
@@ -23,7 +24,6 @@ from p2p_dtfm.daemon.step.stage_tools import (
     StageTools,
     tell_nobody,
 )
-from p2p_dtfm.daemon.step.step_reduction import Arrived, StepReduction
 from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.train.stage.finite import NotFinite
 from p2p_dtfm.train.stage.local_steps import LocalSteps, inner_microbatches

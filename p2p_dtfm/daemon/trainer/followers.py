@@ -22,7 +22,8 @@ from p2p_dtfm.daemon.peers.wire import (
     LayersCommitted,
     StateDigest,
 )
-from p2p_dtfm.daemon.state_transfer.follower import Follower, OnGradient
+from p2p_dtfm.daemon.state_transfer.following.follower import Follower
+from p2p_dtfm.daemon.state_transfer.following.replaying import OnGradient
 from p2p_dtfm.daemon.state_transfer.state_tools import FollowerTools
 from p2p_dtfm.daemon.telemetry.status import State
 from p2p_dtfm.daemon.trainer.trainer_state import Outlet, Tensor, Tools, TrainerState

@@ -16,13 +16,13 @@ from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.recovery.partial_replay import StageReplay
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.step.mailbox import Mailbox
-from p2p_dtfm.daemon.step.open_step_work import OpenStepWork
+from p2p_dtfm.daemon.step.pipeline.open_step_work import OpenStepWork
 from p2p_dtfm.daemon.step.stage_tools import StageLinks, StageListeners, StagePlace, StageTools
 from p2p_dtfm.daemon.step.step_engine import LocalResult, StepEngine
 from p2p_dtfm.daemon.step.step_frames import StepFrames
 from p2p_dtfm.daemon.telemetry.run_history import RunHistory
 from p2p_dtfm.daemon.telemetry.status import State
-from p2p_dtfm.daemon.trainer.audits import Audits
+from p2p_dtfm.daemon.trainer.audited.audits import Audits
 from p2p_dtfm.daemon.trainer.cut_transfers import Cuts
 from p2p_dtfm.daemon.trainer.followers import Followers
 from p2p_dtfm.daemon.trainer.place import PlaceInView

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import Coroutine, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from p2p_dtfm.core.commit.ledger import Ledger
 from p2p_dtfm.core.messages.agreement_messages import SavedState
@@ -158,6 +158,12 @@ class TrainerState:
         self.wake.clear()
         if self._failure is not None:
             raise self._failure
+
+    async def until_over(self, view: View) -> NoReturn:
+        """Until the others have agreed on how to go on. Raises `Stopped`."""
+        while not self.is_over(view):
+            await self.wait()
+        raise Stopped
 
     async def done_or_woken(self, task: "asyncio.Task[Any]") -> None:
         """Wait for a task, or for somebody who wakes; `wake` stays as it is."""

@@ -9,9 +9,9 @@ import msgspec
 from p2p_dtfm.core.audit.claim_book import OPENING_BYTES
 from p2p_dtfm.core.audit.told_losses import losses_digest
 from p2p_dtfm.core.schedule.sums_in_order import added_up
-from p2p_dtfm.daemon.step.microbatches import Microbatches
-from p2p_dtfm.daemon.step.open_step_work import OpenStepWork
-from p2p_dtfm.daemon.trainer.audits import Audits
+from p2p_dtfm.daemon.step.pipeline.microbatches import Microbatches
+from p2p_dtfm.daemon.step.pipeline.open_step_work import OpenStepWork
+from p2p_dtfm.daemon.trainer.audited.audits import Audits
 from p2p_dtfm.daemon.trainer.step_loop import StepLoop
 from p2p_dtfm.testbed.lies.gradients import flip, train_with
 from p2p_dtfm.testbed.lies.in_words import say_and_believe
@@ -58,13 +58,13 @@ def _flip_where(lie: Lie, in_first: bool) -> _Here:
 async def _have_all_agree_anew(audits: Any, view: Any) -> None:
     """As may who has lost a tensor. It accuses nobody."""
     audits._outlet.contradiction(LOST)
-    await audits._until_over(view)
+    await audits._state.until_over(view)
 
 
 async def _until_others_have_claimed(audits: Any, here: Any) -> None:
     while set(here.book.not_claimed()) - {audits._tools.me}:
         if audits._state.is_over(here.view):
-            await audits._until_over(here.view)
+            await audits._state.until_over(here.view)
         await audits._state.wait()
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from p2p_dtfm.daemon.step.microbatches import Microbatches
+from p2p_dtfm.daemon.step.pipeline.microbatches import Microbatches
 from p2p_dtfm.testbed.lies.lie import Lie
 
 BENT_PART = 1000

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy
 
+from p2p_dtfm.daemon.step.reduction.step_reduction import _Courses
 from p2p_dtfm.daemon.step.step_frames import StepFrames
-from p2p_dtfm.daemon.step.step_reduction import _Courses
-from p2p_dtfm.daemon.trainer.audits import Audits
+from p2p_dtfm.daemon.trainer.audited.audits import Audits
 from p2p_dtfm.net.streams.blobs import BlobExchange
 from p2p_dtfm.net.streams.frames import FrameKind
 from p2p_dtfm.testbed.lies.lie import Lie, put

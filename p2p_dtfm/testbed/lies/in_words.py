@@ -14,9 +14,9 @@ from p2p_dtfm.core.commit import step as transaction
 from p2p_dtfm.core.messages.audit_messages import Claimed
 from p2p_dtfm.core.messages.prepared import Prepared, SignedPrepared, sign_prepared
 from p2p_dtfm.core.protocol.canonical import decode
-from p2p_dtfm.daemon.node import participant
+from p2p_dtfm.daemon.node.participation import participant
 from p2p_dtfm.daemon.trainer import step_loop
-from p2p_dtfm.daemon.trainer.audits import Audits
+from p2p_dtfm.daemon.trainer.audited.audits import Audits
 from p2p_dtfm.testbed.lies.in_work import change_gradients
 from p2p_dtfm.testbed.lies.kinds import CONFESSES_AFTER
 from p2p_dtfm.testbed.lies.lie import Lie, put

@@ -5,9 +5,12 @@ from typing import Any
 
 import msgspec
 
-from p2p_dtfm.daemon.step import microbatches, stage_account
-from p2p_dtfm.daemon.step.microbatches import Microbatches
-from p2p_dtfm.daemon.trainer import audits, step_loop
+from p2p_dtfm.daemon.step import stage_account
+from p2p_dtfm.daemon.step.pipeline import stage_boundary
+from p2p_dtfm.daemon.step.pipeline.microbatches import Microbatches
+from p2p_dtfm.daemon.step.pipeline.stage_boundary import StageBoundary
+from p2p_dtfm.daemon.trainer import step_loop
+from p2p_dtfm.daemon.trainer.audited import audits
 from p2p_dtfm.testbed.lies.gradients import GRADIENT_LIES, flip, train_with
 from p2p_dtfm.testbed.lies.lie import Lie, put
 from p2p_dtfm.train.model import optimizer
@@ -75,26 +78,26 @@ def leave_out_the_last(lie: Lie) -> None:
 def send_other_activations(lie: Lie) -> None:
     """To the next stage, or gradients to the one before, and claim them as well: of microbatches
     that train, or, where that is the lie, of held-out ones alone."""
-    honest = Microbatches._outgoing
+    honest = StageBoundary.outgoing
 
     def outgoing(self: Any, step: int, kind: Any, number: int, values: Any) -> Any:
         is_held_out = number >= self._spec.microbatches_per_step
         lies = is_held_out == (lie.kind == "held-out-sent") and lie.is_told(step)
         return honest(self, step, kind, number, values * 1.01 if lies else values)
 
-    put(Microbatches, "_outgoing", outgoing)
+    put(StageBoundary, "outgoing", outgoing)
 
 
 def send_what_overflows(lie: Lie) -> None:
     """Finite, and claimed as well: its neighbours make of it what is no number."""
-    honest = Microbatches._outgoing
+    honest = StageBoundary.outgoing
 
     def outgoing(self: Any, step: int, kind: Any, number: int, values: Any) -> Any:
         lies = number < self._spec.microbatches_per_step and lie.is_told(step)
         return honest(self, step, kind, number, values.clone().fill_(LARGEST) if lies else values)
 
-    put(microbatches, "boundary_limit", lambda spec, layer, back: math.inf)
-    put(Microbatches, "_outgoing", outgoing)
+    put(stage_boundary, "boundary_limit", lambda spec, layer, back: math.inf)
+    put(StageBoundary, "outgoing", outgoing)
 
 
 def claim_other_tensors(lie: Lie) -> None:

@@ -10,12 +10,12 @@ from p2p_dtfm.core.audit.work import signed_audit
 from p2p_dtfm.core.messages.audit_messages import COULD_NOT, Audited
 from p2p_dtfm.core.protocol.facts.seen_paces import PACES_LIMIT
 from p2p_dtfm.core.protocol.records import Link, PeerRecord
-from p2p_dtfm.daemon.node.background import Background
+from p2p_dtfm.daemon.node.background.heartbeats import Heartbeats
 from p2p_dtfm.daemon.peers.self_record import SelfRecord
 from p2p_dtfm.daemon.state_transfer.donor import Donor
 from p2p_dtfm.daemon.step.stage_account import Judge
 from p2p_dtfm.daemon.telemetry.seen_paces import SeenPaces
-from p2p_dtfm.daemon.trainer.audits import Audits
+from p2p_dtfm.daemon.trainer.audited.audits import Audits
 from p2p_dtfm.testbed.lies.lie import Lie, put
 from p2p_dtfm.train.model.layer_state import LayerState
 
@@ -93,7 +93,7 @@ def in_its_place(here: Any, said: Audited) -> str:
 
 def accuse_of_silence(lie: Lie) -> None:
     """All others, again and again."""
-    honest = Background._beat
+    honest = Heartbeats._beat
 
     def beat(self: Any, now_ns: int) -> None:
         honest(self, now_ns)
@@ -102,13 +102,13 @@ def accuse_of_silence(lie: Lie) -> None:
             for peer_id in sorted(set(agreement.view.member_ids) - {self._me}):
                 self._do(agreement.suspect(peer_id, "so I say", now_ns))
 
-    put(Background, "_beat", beat)
+    put(Heartbeats, "_beat", beat)
 
 
 def accuse_one_of_silence(lie: Lie) -> None:
     """The same one as its fellows: it has a link in doubt to each of them, and they have one each.
     As soon as that one is out, the next one."""
-    honest, said_ns = Background._beat, [0]
+    honest, said_ns = Heartbeats._beat, [0]
 
     def beat(self: Any, now_ns: int) -> None:
         honest(self, now_ns)
@@ -120,7 +120,7 @@ def accuse_one_of_silence(lie: Lie) -> None:
             said_ns[0] = now_ns
             self._do(agreement.suspect(others[0], "so I say", now_ns))
 
-    put(Background, "_beat", beat)
+    put(Heartbeats, "_beat", beat)
 
 
 def be_fast(lie: Lie) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from p2p_dtfm.core.messages.audit_messages import COULD_NOT, Audited, Claimed
 from p2p_dtfm.core.messages.work import Kind, Lack
-from p2p_dtfm.daemon.trainer.audits import Audits
+from p2p_dtfm.daemon.trainer.audited.audits import Audits
 from p2p_dtfm.testbed.lies.in_words import say_and_believe
 from p2p_dtfm.testbed.lies.lie import Lie, put
 from p2p_dtfm.testbed.lies.of_peers import WRONG, in_its_place, with_work
@@ -123,7 +123,7 @@ def _lie_where_fellows_judge(lie: Lie) -> None:
             return said
         while set(here.book.not_claimed()) - {me}:
             if self._state.is_over(here.view):
-                await self._until_over(here.view)
+                await self._state.until_over(here.view)
             await self._state.wait()
         claims = here.book._at(here.step).claims
         claims[me] = said

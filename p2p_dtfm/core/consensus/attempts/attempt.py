@@ -8,12 +8,11 @@ from p2p_dtfm.core.commit.step_terms import StepTerms
 from p2p_dtfm.core.consensus.attempts.attempt_parts import (
     AttemptClock,
     Evidence,
-    Outcome,
     PassedOn,
     SetAside,
 )
 from p2p_dtfm.core.consensus.attempts.chosen import Chosen, chosen_of
-from p2p_dtfm.core.consensus.attempts.held_layers import held_at_target, held_layers
+from p2p_dtfm.core.consensus.attempts.outcome import Outcome
 from p2p_dtfm.core.consensus.attempts.wide import Wide
 from p2p_dtfm.core.membership.eligibility import (
     named_newcomers,
@@ -21,7 +20,6 @@ from p2p_dtfm.core.membership.eligibility import (
     universe,
     without_newcomers_in_doubt,
 )
-from p2p_dtfm.core.membership.leaving import staying
 from p2p_dtfm.core.messages.agreement_messages import (
     Accusation,
     Charge,
@@ -30,26 +28,10 @@ from p2p_dtfm.core.messages.agreement_messages import (
     Ready,
     knowledge_digest,
 )
-from p2p_dtfm.core.messages.certificate import Certificate
-from p2p_dtfm.core.messages.statements import ready_of, signers
 from p2p_dtfm.core.protocol.plan import NoPlan, Plan
-from p2p_dtfm.core.protocol.records import PeerRecord
-from p2p_dtfm.core.protocol.signed import Signed, Verify
-from p2p_dtfm.core.protocol.snapshot import (
-    GENESIS,
-    Member,
-    Snapshot,
-    ViewId,
-    sorted_records,
-)
-from p2p_dtfm.core.protocol.workload import Workload
-from p2p_dtfm.core.recovery.believed_claims import BelievedClaims
-from p2p_dtfm.core.recovery.going_back import restart_of
-from p2p_dtfm.core.recovery.partial_replay import PartialReplay, begun_by, replay_of
+from p2p_dtfm.core.protocol.signed import Signed
+from p2p_dtfm.core.protocol.snapshot import Member, Snapshot, ViewId
 from p2p_dtfm.core.recovery.restart_point import recover
-from p2p_dtfm.core.recovery.stand_in_plan import with_stand_ins
-
-OpenRecord = Callable[[Signed], PeerRecord]
 
 
 @dataclass
@@ -101,6 +83,11 @@ class Attempt:
     def round(self) -> int:
         """How often this peer has said that it knows more; 0 before it has said anything."""
         return self.digests.get(self.me, (0, ""))[0]
+
+    @property
+    def own_digest(self) -> str:
+        """What this peer has said last that it knows."""
+        return self.digests[self.me][1]
 
     def next_round(self) -> None:
         """This peer says what it knows now."""
@@ -209,23 +196,17 @@ class Attempt:
         return held[1]
 
     @property
+    def heard(self) -> dict[Member, Contribution]:
+        """What those have contributed that must."""
+        return {member: self.opened[member] for member in self.universe & self.opened.keys()}
+
+    @property
     def awaited_ids(self) -> frozenset[str]:
         """Peer ids of all who must answer."""
         named = self.universe
         held = self._cache.get("awaited_ids")
         if held is None or held[0] is not named:
             held = self._cache["awaited_ids"] = (named, frozenset(m.peer_id for m in named))
-        assert isinstance(held[1], frozenset)
-        return held[1]
-
-    @property
-    def snapshot_ids(self) -> frozenset[str]:
-        """Peer ids of those whose knowledge the snapshot is."""
-        held = self._cache.get("snapshot_ids")
-        if held is None or held[0] is not self.snapshot:
-            members = self.snapshot.contributors if self.snapshot is not None else ()
-            ids = frozenset(member.peer_id for member in members)
-            held = self._cache["snapshot_ids"] = (self.snapshot, ids)
         assert isinstance(held[1], frozenset)
         return held[1]
 
@@ -266,7 +247,7 @@ class Attempt:
     @property
     def dissenting(self) -> tuple[Member, ...]:
         """Participants that do not say that they know what this peer knows."""
-        mine, due = self.digests[self.me][1], self.participants
+        mine, due = self.own_digest, self.participants
         if self.wide is not None:
             near = () if self.wide.hasty else self.wide.neighbours
             due = tuple(member for member in due if member.peer_id in near)
@@ -275,14 +256,15 @@ class Attempt:
     @property
     def participants(self) -> tuple[Member, ...]:
         """Those of the contributors that can be in one view together."""
-        return self._judged().participants
+        return self.judged.participants
 
     @property
     def distrust(self) -> Conflict:
         """What the contributions say against their makers."""
-        return self._judged().conflict
+        return self.judged.conflict
 
-    def _judged(self) -> Chosen:
+    @property
+    def judged(self) -> Chosen:
         sizes = len(self.opened), len(self.charges), len(self.set_aside.contradicted)
         held = self._cache.get("participants")
         if held is None or held[0] != sizes:
@@ -312,7 +294,7 @@ class Attempt:
 
     def same_as(self, peer_ids: Iterable[str]) -> tuple[str, ...]:
         """Those of the peers that are known to know what this peer knows."""
-        mine = self.digests[self.me][1]
+        mine = self.own_digest
         same = {m.peer_id for m in self.universe if self.digests.get(m, (0, ""))[1] == mine}
         return tuple(peer_id for peer_id in peer_ids if peer_id in same)
 
@@ -332,57 +314,14 @@ class Attempt:
             round=self.round,
             contributions=(),
             absent=self.evidence.absent_told(self.silent, self.members),
-            digest=self.digests[self.me][1],
+            digest=self.own_digest,
             accusations=self.evidence.told(self.me, self.members),
         )
-
-    def take_ready(self, certificate: Certificate, verify: Verify) -> None:
-        """Those that this peer lacks, or has for another view, as others have put them together."""
-        assert self.snapshot is not None
-        lacks = (m for m in self.snapshot.contributors if not self.has_said_ready(m))
-        missing = {member.peer_id for member in lacks}
-        said = signers(certificate, verify, missing)
-        for member, signature in certificate.ready:
-            if member in said and member in self.snapshot.contributors:
-                self.ready[member] = ready_of(certificate, member, signature)
-
-    @property
-    def is_agreed(self) -> bool:
-        """Whether all have said Ready, to the same."""
-        return self.snapshot is not None and all(
-            map(self.has_said_ready, self.snapshot.contributors)
-        )
-
-    @property
-    def may_be_agreed(self) -> bool:
-        """Whether so many have said Ready that it is worth looking who."""
-        return self.snapshot is not None and len(self.ready) >= len(self.snapshot.contributors)
-
-    def has_said_ready(self, member: Member) -> bool:
-        """To what this peer has agreed on, not to another view."""
-        ready = self.ready.get(member)
-        return ready is not None and ready.view == self.view_id
 
     @property
     def settled(self) -> bool:
         """Every participant knows the same, and nobody else is waited for."""
         return not self.is_waiting and not self.dissenting
-
-    def replay(self) -> PartialReplay | None:
-        """What an unplanned view keeps of the step that was under way."""
-        recovery = self.outcome.recovery
-        if recovery is None or recovery.target is None or not isinstance(self.plan, Plan):
-            return None
-        return replay_of(self.plan, recovery.target, begun_by(self.counted, self.terms))
-
-    def chosen(self, planned: Plan | NoPlan) -> Plan | NoPlan:
-        """The plan of the view: `planned`, or one in which replicas stand in for who is lost."""
-        target = self.outcome.recovery.target if self.outcome.recovery is not None else None
-        if self.planned or target is None or isinstance(planned, NoPlan):
-            return planned
-        assert self.snapshot is not None
-        begun = begun_by(self.counted, self.terms)
-        return with_stand_ins(self.snapshot, planned, target, begun)
 
     @property
     def sources(self) -> set[ViewId]:
@@ -394,53 +333,6 @@ class Attempt:
         """Those that the snapshot counts."""
         assert self.snapshot is not None
         return [self.opened[member] for member in self.snapshot.contributors]
-
-    def freeze(self, run_digest: str, workload: Workload, open_record: OpenRecord) -> Snapshot:
-        """The snapshot that the gathered knowledge comes to."""
-        parts = [self.opened[member] for member in self.participants]
-        records = [open_record(part.record) for part in parts]
-        present = [part.present for part in parts if part.present is not None]
-        newest = max(present, key=lambda it: (it.view, it.plan is not None), default=None)
-        plan = newest.plan if newest else None
-        step, held = BelievedClaims(parts, slack_steps=1).furthest(), held_layers(parts)
-        if not self.planned:
-            said = self._judged()
-            found = restart_of(parts, self.layer_count, self.terms, said.epochs, said.undo)
-            self.outcome.recovery = found
-            if found.target is not None:
-                step, held = found.target.step, held_at_target(found)
-        recovery = self.outcome.recovery
-        target = recovery.target if recovery is not None else None
-        missing = self.universe - set(self.participants)
-        self.outcome.snapshot = snapshot = Snapshot(
-            run_digest=run_digest,
-            workload=workload,
-            number=self.number,
-            previous=self.base if self.planned else (newest.view if newest else GENESIS),
-            planned=self.planned,
-            records=sorted_records(staying(records, self.planned, plan, held, bool(missing))),
-            contributors=self.participants,
-            absent=tuple(sorted(missing)),
-            step=step,
-            held=held,
-            present=plan,
-            knowledge=self.digests[self.me][1],
-            lineage=target.lineage if target is not None else "",
-            lost_layers=recovery.lost_layers if recovery is not None else (),
-            bars=self._judged().bars,
-        )
-        return snapshot
-
-    @property
-    def view_id(self) -> ViewId | None:
-        """Of the snapshot."""
-        if self.snapshot is None:
-            return None
-        held = self._cache.get("view_id")
-        if held is None or held[0] is not self.snapshot:
-            held = self._cache["view_id"] = (self.snapshot, self.snapshot.view_id)
-        assert isinstance(held[1], ViewId)
-        return held[1]
 
 
 def _nothing(member: Member) -> Signed:

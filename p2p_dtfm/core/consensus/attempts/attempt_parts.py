@@ -5,13 +5,11 @@ from dataclasses import dataclass, field
 
 from p2p_dtfm.core.consensus.attempts.wide import Wide
 from p2p_dtfm.core.membership.newcomers import WAITING_WIDE_LIMIT
-from p2p_dtfm.core.messages.agreement_messages import Accusation, Charge, Contribution, Ready
+from p2p_dtfm.core.messages.agreement_messages import Accusation, Charge, Contribution
 from p2p_dtfm.core.messages.certificate import Certificate
 from p2p_dtfm.core.messages.message_bounds import ITEMS_LIMIT
-from p2p_dtfm.core.protocol.plan import NoPlan, Plan
 from p2p_dtfm.core.protocol.signed import Signed
-from p2p_dtfm.core.protocol.snapshot import Member, Snapshot, ViewId
-from p2p_dtfm.core.recovery.restart_point import Recovery
+from p2p_dtfm.core.protocol.snapshot import Member, ViewId
 
 CHARGES_TOLD = 2048
 """In one message; others hear twice as many (`message_bounds.CHARGES_LIMIT`). Of sixty-four
@@ -118,13 +116,3 @@ class PassedOn:
     """Whose ends were sent all that this peer knows."""
     wide: Wide | None = None
     """In a swarm of many."""
-
-
-@dataclass
-class Outcome:
-    """What the gathered knowledge comes to, once it is frozen; others' Ready may come before."""
-
-    snapshot: Snapshot | None = None
-    recovery: Recovery | None = None
-    plan: Plan | NoPlan | None = None
-    ready: dict[Member, Ready] = field(default_factory=dict)

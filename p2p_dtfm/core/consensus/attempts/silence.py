@@ -38,7 +38,7 @@ def _is_silent(attempt: Attempt, member: Member) -> bool:
     if attempt.snapshot is not None:
         return said != ""
     is_accused = Accusation(attempt.me, member) in attempt.charges
-    return not is_accused and said != attempt.digests[attempt.me][1]
+    return not is_accused and said != attempt.own_digest
 
 
 def _dissenting(attempt: Attempt, due_count: int) -> list[Member]:

@@ -5,7 +5,7 @@ import operator
 from p2p_dtfm.core.consensus.actions import SendMessage, Verdict, refused
 from p2p_dtfm.core.consensus.agreement_state import AgreementState
 from p2p_dtfm.core.consensus.attempts.attempt import Attempt
-from p2p_dtfm.core.consensus.parts.gathering import Gathering
+from p2p_dtfm.core.consensus.parts.gather.gathering import Gathering
 from p2p_dtfm.core.consensus.parts.outsiders import Outsiders
 from p2p_dtfm.core.consensus.parts.proofs import Proofs
 from p2p_dtfm.core.consensus.parts.takeover import Takeover
@@ -77,7 +77,7 @@ class Activity:
         last, given_up = said_ready.last, said_ready.find(message.view)
         if last is None or last.view != message.view or given_up is None:
             return None
-        return given_up if given_up.has_said_ready(message.sender) else None
+        return given_up if given_up.outcome.has_said_ready(message.sender) else None
 
     def _of_another_view(self, message: Active, now_ns: int) -> Verdict | None:
         """Of one that this peer waits for; None: of one that it does not wait for any more."""
@@ -86,7 +86,7 @@ class Activity:
         missed = self._proofs.hear_of_agreement(message.sender, [message.certificate], now_ns)
         if missed:
             return Verdict(missed, "it shows that all have said Ready")
-        if attempt is not None and attempt.view_id == message.view:
+        if attempt is not None and attempt.outcome.view_id == message.view:
             # it shows all Ready once this peer says again that it still gathers
             return refused("this peer lacks somebody's Ready for it")
         for agreed in (state.next_view, state.following.dropped):
@@ -134,7 +134,7 @@ class Activity:
         for view in (state.view, state.next_view, state.following.dropped):
             if view is not None and view.id == named:
                 found |= set(view.snapshot.contributors)
-        if attempt is not None and attempt.snapshot and attempt.view_id == named:
+        if attempt is not None and attempt.snapshot and attempt.outcome.view_id == named:
             found |= set(attempt.snapshot.contributors)
         return found
 
@@ -189,7 +189,7 @@ class Activity:
             return refused("it is of a view to which this peer has not said Ready")
         if attempt is not None and not attempt.planned and attempt.number > theirs.number:
             return refused("takes part in an attempt with a higher number")
-        state.promises.highest_number = max(state.promises.highest_number, theirs.number)
+        state.promises.hears_of(theirs.number)
         state.attempts.under_way = None
         reason = f"missed the takeover of view {theirs}"
         return Verdict(self._gathering.open(False, reason, now_ns), reason)

@@ -198,7 +198,7 @@ class Meeting:
         state, attempt = self._state, self._state.attempt
         waiting = (state.next_view, state.following.dropped)
         agreed = {waits.id for waits in waiting if waits is not None}
-        awaited = attempt is not None and attempt.view_id == message.view
+        awaited = attempt is not None and attempt.outcome.view_id == message.view
         awaited |= message.view in agreed and message.step <= state.step + STEPS_AHEAD_LIMIT
         if awaited or message.view.number < view.id.number:
             # a leaver that helped to agree on it learns of it by Active

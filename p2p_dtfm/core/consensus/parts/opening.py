@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from p2p_dtfm.core.consensus.actions import SECOND_NS, Actions
 from p2p_dtfm.core.consensus.agreement_state import AgreementState
-from p2p_dtfm.core.consensus.parts.gathering import Gathering
+from p2p_dtfm.core.consensus.parts.gather.gathering import Gathering
 from p2p_dtfm.core.membership.leaving import is_waited_for
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.records import Intent

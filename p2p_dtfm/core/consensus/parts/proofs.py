@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from p2p_dtfm.core.consensus.actions import Actions, Report
 from p2p_dtfm.core.consensus.agreement_state import AgreementState
 from p2p_dtfm.core.consensus.attempts.attempt import Attempt
-from p2p_dtfm.core.consensus.parts.gathering import Gathering
+from p2p_dtfm.core.consensus.parts.gather.gathering import Gathering
 from p2p_dtfm.core.messages.agreement_messages import Gather
 from p2p_dtfm.core.messages.certificate import Certificate
 from p2p_dtfm.core.messages.message_bounds import CERTIFICATES_LIMIT
@@ -74,8 +74,8 @@ class Proofs:
                 continue
             is_present = attempt is state.attempt
             if is_present or self._may_go_back_to(attempt, sender):
-                attempt.take_ready(certificate, state.settings.verify)
-                if is_present or attempt.is_agreed:
+                attempt.outcome.take_ready(certificate, state.settings.verify)
+                if is_present or attempt.outcome.is_agreed:
                     actions = self._end_of(attempt, is_present, now_ns)
                     if actions:
                         return actions
@@ -89,7 +89,7 @@ class Proofs:
         if is_awaited:
             state.give_up(now_ns)
         state.attempts.under_way = attempt
-        report = Report(f"missed the takeover of view {attempt.view_id}")
+        report = Report(f"missed the takeover of view {attempt.outcome.view_id}")
         actions = [report, *self._gathering.check_ready(now_ns)]
         if is_awaited and state.attempt is None:
             state.attempts.reopen_ns = now_ns  # the others wait for an answer
@@ -97,7 +97,7 @@ class Proofs:
 
     def _may_go_back_to(self, attempt: Attempt, sender: Member) -> bool:
         """Not from one in which it has said Ready as well: that may be the view by now."""
-        if not attempt.has_said_ready(sender):
+        if not attempt.outcome.has_said_ready(sender):
             return False
         state, present = self._state, self._state.attempt
         if state.is_newcomer or attempt.planned or attempt.number <= state.view_id.number:

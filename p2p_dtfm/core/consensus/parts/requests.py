@@ -77,7 +77,7 @@ class Requests:
         attempts = (state.attempt.number,) if state.attempt is not None else ()
         last = max(promises.passed_number, state.view_id.number, *attempts)
         bound = last + NUMBERS_PASSED_LIMIT
-        promises.highest_number = max(promises.highest_number, min(passed, bound))
+        promises.hears_of(min(passed, bound))
 
     def _room(self, message: JoinRequest) -> int:
         """How many may wait."""

@@ -7,7 +7,7 @@ from p2p_dtfm.core.consensus.actions import Actions, Report
 from p2p_dtfm.core.consensus.agreement_state import MEMBERS_LIMIT, AgreementState
 from p2p_dtfm.core.consensus.attempts.attempt import Attempt
 from p2p_dtfm.core.consensus.attempts.stall_verdict import Remedy, StallVerdict, stall_verdict
-from p2p_dtfm.core.consensus.parts.gathering import Gathering
+from p2p_dtfm.core.consensus.parts.gather.gathering import Gathering
 from p2p_dtfm.core.protocol.snapshot import Member
 
 
@@ -115,7 +115,7 @@ class Suspicion:
             state.give_up(now_ns)
             state.following.call_off = reason
         if is_agreed:
-            state.doom_next_view(reason)
+            state.following.doom(reason)
         if (gathers and tries > 0) or (is_agreed and tries > 1):
             life = max(newcomer.life, state.others.lives.get(newcomer.peer_id, 0))
             state.doubt_newcomers({newcomer, Member(newcomer.peer_id, life)}, now_ns)

@@ -106,7 +106,7 @@ class Syncing:
         unsynced = ", ".join(m.peer_id for m in view.members if m not in state.following.synced)
         self.refuse_unsynced(now_ns, 1)
         reason = f"gives up view {view.id}, which waits for the states of {unsynced or 'nobody'}"
-        state.doom_next_view(reason)
+        state.following.doom(reason)
         return [Report(reason)] if unsynced else []
 
     def refuse_unsynced(self, now_ns: int, haste: int) -> None:

@@ -9,6 +9,7 @@ from p2p_dtfm.core.consensus.actions import (
     WentBack,
 )
 from p2p_dtfm.core.consensus.agreement_state import AgreementState
+from p2p_dtfm.core.consensus.attempts.freezing import replay_in
 from p2p_dtfm.core.consensus.parts.outsiders import Outsiders
 from p2p_dtfm.core.consensus.parts.wide.telling import Telling
 from p2p_dtfm.core.consensus.present import LostLayers, Present
@@ -54,7 +55,7 @@ class Takeover:
             if state.is_complete:
                 self._end_planned(now_ns)
             elif state.following.is_doomed:
-                state.drop_next_view()
+                state.following.drop()
             return []
         return self.take_over(view, now_ns or state.present.taken_over_ns)
 
@@ -63,7 +64,7 @@ class Takeover:
         waits for one is told, when it asks again, that the run is complete."""
         state = self._state
         if state.next_view is not None:
-            state.drop_next_view()
+            state.following.drop()
         if state.attempt is not None and state.attempt.planned:
             state.give_up(now_ns)
 
@@ -139,7 +140,7 @@ class Takeover:
         recovery, restart = attempt.outcome.recovery, None
         if recovery.target is not None:
             restart = state.recovery_evidence.restart(state.me, recovery)
-        return restart, attempt.replay()
+        return restart, replay_in(attempt)
 
     def _end_attempts(self, view: View, now_ns: int) -> None:
         """What was tried or agreed before is over."""
@@ -150,10 +151,8 @@ class Takeover:
             state.ends(attempts.under_way, now_ns)
         attempts.under_way = attempts.reopen_ns = None
         attempts.frozen = False
-        following = state.following
-        following.view = following.dropped = following.vouched = None
-        following.self_synced = following.is_doomed = False
-        following.synced, following.call_off = set(), ""
+        state.following.forget()
+        state.following.vouched = None
         state.promises.said_ready.take_over()
         views = state.others.views
         views.takes_over(view)

@@ -10,9 +10,9 @@ from p2p_dtfm.core.protocol.canonical import digest_bytes
 from p2p_dtfm.daemon.peers.messenger import Messenger
 from p2p_dtfm.daemon.peers.wire import StateDigest
 from p2p_dtfm.daemon.state_transfer.offers import Offers
+from p2p_dtfm.daemon.step.reduction.step_reduction import _Courses
 from p2p_dtfm.daemon.step.step_frames import StepFrames
-from p2p_dtfm.daemon.step.step_reduction import _Courses
-from p2p_dtfm.daemon.trainer.audits import Audits
+from p2p_dtfm.daemon.trainer.audited.audits import Audits
 from p2p_dtfm.net.streams.frames import FrameKind
 from p2p_dtfm.testbed.virtual.lies.lying import Lying
 from p2p_dtfm.testbed.virtual.planted.patches import Patches

@@ -6,9 +6,9 @@ from typing import Any
 from p2p_dtfm.core.consensus.parts.takeover import Takeover
 from p2p_dtfm.core.liveness.liveness import Liveness
 from p2p_dtfm.daemon.machine.home import Home
-from p2p_dtfm.daemon.node.background import Background
-from p2p_dtfm.daemon.node.coming_and_going import Entry
-from p2p_dtfm.daemon.state_transfer.checkpoints import Checkpoints
+from p2p_dtfm.daemon.node.background.heartbeats import Heartbeats
+from p2p_dtfm.daemon.node.coming_and_going.entry import Entry
+from p2p_dtfm.daemon.state_transfer.checkpoints.checkpoints import Checkpoints
 from p2p_dtfm.daemon.state_transfer.donor import Donor
 from p2p_dtfm.daemon.state_transfer.offers import Offers
 from p2p_dtfm.daemon.step.mailbox import Mailbox
@@ -100,11 +100,11 @@ def _arrivals_wake_nobody(patches: Patches) -> None:
 
 
 def _each_beat_leaves_a_task(patches: Patches) -> None:
-    def beat(background: Any, now_ns: int) -> None:
+    def beat(heartbeats: Any, now_ns: int) -> None:
         asyncio.ensure_future(asyncio.sleep(FOR_EVER_S))  # noqa: RUF006 - it is the bug
-        right(background, now_ns)
+        right(heartbeats, now_ns)
 
-    right = patches.put(Background, "_beat", beat)
+    right = patches.put(Heartbeats, "_beat", beat)
 
 
 LIVES = (

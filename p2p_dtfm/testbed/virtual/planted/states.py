@@ -6,9 +6,9 @@ from typing import Any
 from p2p_dtfm.core.commit.ledger import Ledger
 from p2p_dtfm.core.commit.step import StepTransaction
 from p2p_dtfm.core.recovery.receipts import Receipts
-from p2p_dtfm.daemon.state_transfer.arriving_gradients import ArrivingGradients
 from p2p_dtfm.daemon.state_transfer.cut_store import CutStore
-from p2p_dtfm.daemon.step.open_step_work import OpenStepWork
+from p2p_dtfm.daemon.state_transfer.following.arriving_gradients import ArrivingGradients
+from p2p_dtfm.daemon.step.pipeline.open_step_work import OpenStepWork
 from p2p_dtfm.daemon.trainer.cut_transfers import Cuts
 from p2p_dtfm.daemon.trainer.followers import Followers
 from p2p_dtfm.daemon.trainer.step_loop import StepLoop
@@ -82,7 +82,7 @@ def _follower_takes_a_step_twice(patches: Patches) -> None:
         state.version = step
         optimizer.apply_outcome(spec, state, gradient, step, norm)
 
-    from p2p_dtfm.daemon.state_transfer import follower
+    from p2p_dtfm.daemon.state_transfer.following import follower
     from p2p_dtfm.daemon.trainer import trainer
 
     patches.put(follower, "replay_outcome", replay_outcome)

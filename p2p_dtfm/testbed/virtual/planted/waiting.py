@@ -6,10 +6,11 @@ from typing import Any
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.machine.life import Life
 from p2p_dtfm.daemon.node.action_loop import ActionLoop
-from p2p_dtfm.daemon.node.coming_and_going import Departure
+from p2p_dtfm.daemon.node.coming_and_going.departure import Departure
 from p2p_dtfm.daemon.peers.messenger import Messenger
-from p2p_dtfm.daemon.state_transfer import follower
-from p2p_dtfm.daemon.state_transfer.follower import Follower
+from p2p_dtfm.daemon.state_transfer.following import follower
+from p2p_dtfm.daemon.state_transfer.following.follower import Follower
+from p2p_dtfm.daemon.state_transfer.following.replaying import Replaying
 from p2p_dtfm.daemon.trainer.followers import Followers
 from p2p_dtfm.daemon.trainer.place import PlaceInView
 from p2p_dtfm.daemon.trainer.step_loop import StepLoop
@@ -113,10 +114,10 @@ def _leaving_never_ends(patches: Patches) -> None:
 
 def _failures_of_parts_are_swallowed(patches: Patches) -> None:
     patches.nothing(TrainerState, "_ended")
-    patches.put(Follower, "_check_stall", _raise)
+    patches.put(Replaying, "_check_stall", _raise)
 
 
-def _raise(follower: Any) -> None:
+def _raise(replaying: Any) -> None:
     raise RuntimeError("planted")
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from p2p_dtfm.daemon.node.acquaintances import SHOWS_END
 from p2p_dtfm.daemon.node.network import DISCONNECTED
-from p2p_dtfm.daemon.node.participant import BLAMED, NO_PLACE
+from p2p_dtfm.daemon.node.participation.participant import BLAMED, NO_PLACE
 from p2p_dtfm.sim.faults.agreement_seeds import problem_of
 from p2p_dtfm.testbed.virtual.lies.lying import Lying
 from p2p_dtfm.testbed.virtual.lies.putting import put_in

@@ -7,13 +7,13 @@ from p2p_dtfm.core.consensus.actions import Actions, SendMessage, Verdict, refus
 from p2p_dtfm.core.consensus.agreement_state import AgreementState
 from p2p_dtfm.core.consensus.attempts.attempt import Attempt
 from p2p_dtfm.core.consensus.attempts.wide import Wide
-from p2p_dtfm.core.consensus.parts.far_senders import (
+from p2p_dtfm.core.consensus.parts.gather.far_senders import (
     is_near,
     refusal_of_far,
     spread_worth_reading,
 )
-from p2p_dtfm.core.consensus.parts.gather_reception import GatherReception
-from p2p_dtfm.core.consensus.parts.gathering import Gathering
+from p2p_dtfm.core.consensus.parts.gather.gather_reception import GatherReception
+from p2p_dtfm.core.consensus.parts.gather.gathering import Gathering
 from p2p_dtfm.core.consensus.parts.wide.spreading import Spreading
 from p2p_dtfm.core.messages.agreement_messages import Gather, Ready, ReadySet, Spread
 from p2p_dtfm.core.messages.outlines import OUTLINE, open_outline, require_sound
@@ -146,7 +146,7 @@ class SpreadReception:
             actions += self._spreading.answer(attempt, message)
         actions += self._spreading.note(attempt, now_ns)
         wide.giver = ""
-        if grew and attempt.may_be_agreed:
+        if grew and attempt.outcome.may_be_agreed:
             actions += self._gathering.check_ready(now_ns)
         return Verdict(actions, verdict.reason)
 

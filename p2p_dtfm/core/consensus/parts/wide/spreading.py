@@ -169,7 +169,7 @@ class Spreading:
         wide.note("contradicted", attempt.set_aside.contradicted.values(), came_from, me, givers)
         wide.note("charges", attempt.charges.values(), came_from, me)
         wide.note("ready", attempt.ready.values(), came_from, me)
-        says_more = not wide.hasty and wide.told.digest_told != attempt.digests[attempt.me][1]
+        says_more = not wide.hasty and wide.told.digest_told != attempt.own_digest
         leaves = len(attempt.universe) > len(self.place(attempt, wide).places)
         new = wide.news[before:]
         if wide.told.is_due or not (says_more or leaves or any(map(_goes_on, new))):
@@ -228,7 +228,7 @@ class Spreading:
 
     def _tell_digest(self, attempt: Attempt, wide: Wide, told: set[str]) -> Actions:
         """That this peer knows all, where that is waited for."""
-        mine = attempt.digests[attempt.me][1]
+        mine = attempt.own_digest
         if wide.hasty or mine in ("", wide.told.digest_told):
             return []
         wide.told.digest_told = mine

@@ -10,14 +10,14 @@ from p2p_dtfm.core.consensus.agreement_state import AgreementState
 from p2p_dtfm.core.consensus.attempts.attempt import Attempt
 from p2p_dtfm.core.consensus.attempts.patience import patience_ns
 from p2p_dtfm.core.consensus.attempts.silence import silent_in
-from p2p_dtfm.core.consensus.parts.entry_verdict import entry_verdict
-from p2p_dtfm.core.consensus.parts.far_senders import (
+from p2p_dtfm.core.consensus.parts.gather.entry_verdict import entry_verdict
+from p2p_dtfm.core.consensus.parts.gather.far_senders import (
     NOBODY_OPENED,
     gather_worth_reading,
     is_near,
     refusal_of_far,
 )
-from p2p_dtfm.core.consensus.parts.gathering import Gathering
+from p2p_dtfm.core.consensus.parts.gather.gathering import Gathering
 from p2p_dtfm.core.consensus.parts.outsiders import Outsiders
 from p2p_dtfm.core.consensus.parts.proofs import Proofs
 from p2p_dtfm.core.membership.newcomers import FOUNDING_LIMIT, most_waiting
@@ -91,7 +91,7 @@ class GatherReception:
             return Verdict([answer], "has said Ready to it: that must have got lost")
         found = entry_verdict(self._state, message, opened)
         if found.calls_off:  # or it would vouch anew with each step, and hardly ever enter
-            self._state.doom_next_view(f"{message.sender.peer_id} does not wait for it any more")
+            self._state.following.doom(f"{message.sender.peer_id} does not wait for it any more")
         if not found.enters:
             said = self._answer_without(message, opened, now_ns)
             return Verdict(said, f"takes no part: {found.reason}")

@@ -7,12 +7,9 @@ gradients that follow. A donor that fails, or gives less than it could, is follo
 
 import asyncio
 import logging
-import math
 from collections.abc import Callable, Iterable
-from typing import Any
 
 from p2p_dtfm.core.protocol.errors import PeerFault
-from p2p_dtfm.core.protocol.workload import workload_of
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.machine.byte_semaphore import ByteSemaphore
 from p2p_dtfm.daemon.peers.wire import (
@@ -23,10 +20,14 @@ from p2p_dtfm.daemon.peers.wire import (
     LayersCommitted,
     StateDigest,
 )
-from p2p_dtfm.daemon.state_transfer.arriving_gradients import ArrivingGradients
-from p2p_dtfm.daemon.state_transfer.donor_choice import donors_of, guarded_from, holders_in
-from p2p_dtfm.daemon.state_transfer.giving import FETCHED_AT_ONCE, Giver, Givers
-from p2p_dtfm.daemon.state_transfer.rolled_layers import unlike_layers
+from p2p_dtfm.daemon.state_transfer.following.donor_choice import (
+    donors_of,
+    guarded_from,
+    holders_in,
+)
+from p2p_dtfm.daemon.state_transfer.following.giving import FETCHED_AT_ONCE, Giver, Givers
+from p2p_dtfm.daemon.state_transfer.following.replaying import Coming, OnGradient, Replaying
+from p2p_dtfm.daemon.state_transfer.following.rolled_layers import unlike_layers
 from p2p_dtfm.daemon.state_transfer.state_tools import FollowerTools
 from p2p_dtfm.daemon.state_transfer.witnesses import WITNESSES_LIMIT, StateVotes, finite_state
 from p2p_dtfm.daemon.telemetry.estimate import Estimate
@@ -35,21 +36,15 @@ from p2p_dtfm.net.streams.blobs import BlobUnavailable
 from p2p_dtfm.net.streams.frames import FrameHeader
 from p2p_dtfm.train.data import is_digest
 from p2p_dtfm.train.model.layer_state import state_bytes_limit
-from p2p_dtfm.train.model.optimizer import replay_outcome
 
-COMMITTED_LIMIT = 4096
 FETCHED_LIMIT_BYTES = 256 << 20
 """Of states on their way: one layer's from each of several donors, so that their uplinks add up."""
 REASON_LIMIT = 200
 RETRY_S = 1.0
-STALL_S = 5.0
-"""Later steps arrive but the next one does not: part of it was lost, so ask anew."""
 LOOKS_EVERY_S = 0.5
 """At what comes of a fetch, and of a request."""
 
 log = logging.getLogger("p2p_dtfm.follower")
-Tensor = Any
-OnGradient = Callable[[str, int, int, Tensor], None]
 
 
 class Follower:
@@ -77,7 +72,6 @@ class Follower:
         self._on_progress = on_progress
         self._on_gradient = on_gradient
         self._from_takeover = on_gradient is not None or not view.snapshot.planned
-        self._noted: set[tuple[int, int]] = set()
         self._donor_of: dict[int, str] = {}
         self._request_of: dict[str, FollowLayers] = {}
         self._givers = Givers(view, tools.me, tools.slow)
@@ -87,10 +81,9 @@ class Follower:
         self._fetches: dict[int, asyncio.Task[None]] = {}
         """The latest of each layer."""
         self._room = ByteSemaphore(FETCHED_AT_ONCE, FETCHED_LIMIT_BYTES)
-        self._committed: dict[str, dict[int, float]] = {}
-        self._gradients = ArrivingGradients(workload_of(tools.spec), self.layers)
         self._votes = StateVotes()
-        self._wake = asyncio.Event()
+        coming = Coming(self.layers, self.missing, self._donor_of)
+        self._replaying = Replaying(coming, tools, on_progress, on_gradient, self._begin_again)
         self._has_stopped = False
 
     async def run(self) -> None:
@@ -107,7 +100,7 @@ class Follower:
             group.create_task(self._ask_donors())
             group.create_task(self._fetch_offers())
             group.create_task(self._watch_offers())
-            group.create_task(self._replay())
+            group.create_task(self._replaying.run())
 
     # asking
 
@@ -166,7 +159,7 @@ class Follower:
 
     async def unlike(self, version: int) -> set[int]:
         """See `unlike_layers`."""
-        rolled = self._gradients.rolled & (self.layers - self.missing)
+        rolled = self._replaying.rolled & (self.layers - self.missing)
         return await unlike_layers(self.view, self._tools, self._votes, rolled, version)
 
     def _turn_from(self, donor: str) -> None:
@@ -230,29 +223,16 @@ class Follower:
 
     def committed(self, sender: str, message: LayersCommitted) -> None:
         """Raises `PeerFault` for a gradient norm that is none."""
-        if not 0 <= message.gradient_norm < math.inf:
-            raise PeerFault(f"a gradient norm of {message.gradient_norm}", sender)
-        committed = self._committed.setdefault(sender, {})
-        committed[message.step] = message.gradient_norm
-        while len(committed) > COMMITTED_LIMIT:  # what came first was replayed long ago
-            del committed[next(iter(committed))]
-        self._wake.set()
+        self._replaying.committed(sender, message)
+
+    def gradient(self, sender: str, header: FrameHeader, payload: bytearray) -> None:
+        """A chunk of a layer's reduced gradient. Raises `PeerFault` if it cannot be one."""
+        self._replaying.take(sender, header, payload)
 
     def ended(self, sender: str, message: FollowEnded) -> None:
         """The donor gave up on this follower: start again from a newer state."""
         log.warning("%s stopped feeding: %s", sender, message.reason[:REASON_LIMIT])
         self._turn_from(sender)
-
-    def gradient(self, sender: str, header: FrameHeader, payload: bytearray) -> None:
-        """A chunk of a layer's reduced gradient. Raises `PeerFault` if it cannot be one."""
-        self._gradients.require_possible(sender, header)
-        if self._donor_of.get(header.layer) != sender:
-            return  # it was the donor until lately, or is that of a request that ended
-        self._gradients.take(sender, header, payload)
-        if self._gradients.are_too_many:
-            most = self._gradients.largest_of(self._donor_of)
-            self._begin_again(most, "more steps wait than there is room for")
-        self._wake.set()
 
     def stream_lost(self, donor: str) -> None:
         """A stream with a donor broke: what was on its way is gone."""
@@ -263,8 +243,7 @@ class Follower:
     def _begin_again(self, donor: str, reason: str) -> None:
         """What others give goes on: no donor can undo it."""
         log.warning("asks for newer states than %s gives: %s", donor, reason)
-        self._gradients.drop({layer for layer, peer in self._donor_of.items() if peer == donor})
-        self._committed.pop(donor, None)
+        self._replaying.drop(donor)
         self._turn_from(donor)
 
     # work
@@ -375,61 +354,8 @@ class Follower:
         if self._has_stopped:
             return
         self.missing.discard(layer)
-        self._wake.set()
+        self._replaying.go_on()
         self._on_progress()
-
-    async def _replay(self) -> None:
-        while True:
-            try:
-                async with asyncio.timeout(STALL_S):
-                    await self._wake.wait()
-            except TimeoutError:
-                self._check_stall()
-            self._wake.clear()
-            if self._has_stopped:
-                return
-            for layer in sorted(self.layers - self.missing):
-                self._note_gradient(layer)
-                while await self._replay_step(layer) and not self._has_stopped:
-                    self._on_progress()
-                    self._note_gradient(layer)
-
-    def _check_stall(self) -> None:
-        """Nothing has arrived for a while: is anything here that cannot be used?
-
-        A guardian tells again what it has, in case its receipt was lost.
-        """
-        self._noted = set()
-        held = self._tools.states
-        for layer in self.layers - self.missing:
-            version, donor = held[layer].version, self._donor_of[layer]
-            committed = self._committed.get(donor, {})
-            if self._gradients.has_later(layer, version) or any(n > version for n in committed):
-                self._begin_again(donor, f"step {version} of layer {layer} is lost")
-                return
-
-    def _note_gradient(self, layer: int) -> None:
-        """Tell, once, that the next step's gradient of a layer is here whole."""
-        if self._on_gradient is None:
-            return
-        state = self._tools.states[layer]
-        key = (layer, state.version)
-        gradient = self._gradients.whole(*key)
-        if key in self._noted or gradient is None:
-            return
-        self._noted = {noted for noted in self._noted if noted[0] != layer} | {key}
-        self._on_gradient(self._donor_of[layer], layer, state.version, gradient)
-
-    async def _replay_step(self, layer: int) -> bool:
-        tools, state = self._tools, self._tools.states[layer]
-        norm = self._committed.get(self._donor_of[layer], {}).get(step := state.version)
-        gradient = self._gradients.whole(layer, step)
-        if norm is None or gradient is None:
-            return False
-        self._gradients.rolled.add(layer)  # before: its version changes first, and is looked at
-        await tools.compute.run(replay_outcome, tools.spec, state, gradient, step, norm)
-        self._gradients.replayed(layer, step)
-        return True
 
     def stop(self) -> None:
         """Tell the donors that no more is needed; from now on nothing changes here.
@@ -437,6 +363,7 @@ class Follower:
         `run`, which is cancelled as well, may get a turn before it hears of that.
         """
         self._has_stopped = True
+        self._replaying.stop()
         for donor, request in sorted(self._request_of.items()):
             self._tools.net.messenger.tell(donor, FollowDone(self.view.id, request.number))
 

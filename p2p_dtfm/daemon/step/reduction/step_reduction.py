@@ -9,10 +9,10 @@ from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.plan import Segment
 from p2p_dtfm.core.schedule.tied_ends import tied_ends
 from p2p_dtfm.daemon.step.mailbox import FrameKey, Mailbox, segments_of
-from p2p_dtfm.daemon.step.segment_exchange import exchange
+from p2p_dtfm.daemon.step.reduction.segment_exchange import exchange
+from p2p_dtfm.daemon.step.reduction.tied_sums import TiedSums
 from p2p_dtfm.daemon.step.stage_tools import OnAlone, StageLinks, StagePlace, StageTools
 from p2p_dtfm.daemon.step.step_frames import StepFrames
-from p2p_dtfm.daemon.step.tied_sums import TiedSums
 from p2p_dtfm.net.streams.frames import FrameKind, Payload
 from p2p_dtfm.train.codecs import codec_of
 from p2p_dtfm.train.model.layer_state import LayerState

@@ -1,19 +1,18 @@
-"""Being let into views, and leaving them."""
+"""From being nobody's member to the first view with this peer: it is let in, founds, or goes on
+alone."""
 
 import asyncio
 import logging
 
 from p2p_dtfm.core.consensus.views.view_precedence import is_shown_by_most
-from p2p_dtfm.core.liveness.pace import FETCH_BYTES_PER_S
 from p2p_dtfm.core.membership.fellows import WAIT_NS
 from p2p_dtfm.core.protocol.canonical import decode
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.facts.in_words import counted
-from p2p_dtfm.core.protocol.plan import NoPlan
-from p2p_dtfm.core.protocol.records import Intent
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.node.acquaintances import BARRED, LOOK_AGAIN_LIMIT_S, LOOK_AGAIN_S
-from p2p_dtfm.daemon.node.participant import Participant
+from p2p_dtfm.daemon.node.membership import TICK_S
+from p2p_dtfm.daemon.node.participation.participant import Participant
 from p2p_dtfm.daemon.peers.member_search import Found
 from p2p_dtfm.daemon.peers.run_source import RunComplete, shows_end
 from p2p_dtfm.daemon.peers.self_record import links_are_measured
@@ -24,7 +23,6 @@ from p2p_dtfm.ports import now
 
 log = logging.getLogger("p2p_dtfm")
 
-TICK_S = 0.1
 LINKS_WAIT_S = 8.0
 FOUNDS_AFTER_S = 4 * LOOK_AGAIN_S
 """Once a pause between two looks in vain has grown to this, who may found goes on alone."""
@@ -35,18 +33,12 @@ REFUSALS_LIMIT = 5
 """In a row; then others are looked for, before that peer is asked again."""
 REMIND_EVERY = 2
 """Of these pauses, while an agreed view is waited for."""
-LEAVE_LIMIT_S = 60.0
-"""How long a peer with the only copy of a layer waits for others to be enough to train."""
-DONE_WAIT_S = 60.0
-"""How long who ends with its run waits for others to have the model, while none of it travels."""
 REASON_CHARACTERS = 200
 """Shown of what a member says."""
 BARRED_FIX = (
     "nothing before that step: this daemon goes on asking. If it is as it was released, look for "
     "faulty memory or an overclocked processor"
 )
-SAVE_AGAIN_S = 2.0
-"""How often a disk is asked to take the last step after all."""
 
 
 class Entry:
@@ -340,105 +332,3 @@ class Entry:
         for other in known.waiting:
             self._network.host.calling.seen_by_another(other.peer_id, other.seen_host)
             messenger.hear_of(other.peer_id, other.addresses)
-
-
-class Departure:
-    """Leaving in order: nobody loses what only this peer has."""
-
-    def __init__(self, participant: Participant) -> None:
-        self.participant = participant
-        self._membership = participant.membership
-        self._life = participant.local.life
-        self._without_plan_s: float | None = None
-
-    def leave_now_or_ask(self) -> None:
-        """At once where nobody depends on this peer, or will soon; else ask for a view without."""
-        membership, agreement = self._membership, self._membership.agreement
-        view = agreement.view
-        if view is None or (len(view.members) == 1 and agreement.next_view is None):
-            self.leave_now()
-            return
-        membership.set_record(Intent.LEAVING)
-        membership.actions.do(agreement.tick(now.monotonic_ns()))
-
-    def leave_now(self) -> None:
-        self.participant.trainer.leave_views()
-        self._life.left.set()
-
-    def leave_at_last(self) -> None:
-        """No steps happen, or the others want for what this peer has and do not let it in, so
-        nobody takes it over: it is on its disk."""
-        view = self._membership.agreement.view
-        waits = view is None or isinstance(view.plan, NoPlan)
-        if not self._life.leaving.is_set() or not waits:
-            self._without_plan_s = None
-            return
-        now_s = now.monotonic_s()
-        if self._without_plan_s is None:
-            self._without_plan_s = now_s
-        elif now_s - self._without_plan_s > LEAVE_LIMIT_S and not self._life.left.is_set():
-            log.warning("leaves with the only copy of some layers; its checkpoint has them")
-            self.leave_now()
-
-    async def end(self) -> None:
-        """Nothing depends on this peer any more: save what it holds, give what was asked for."""
-        participant, view = self.participant, self._membership.agreement.view
-        trainer = participant.trainer
-        await trainer.settled()
-        await self._save()
-        if view is None or view.members:  # else all leave, and nobody asks for anything
-            await trainer.hand_over()
-        log.info("left the swarm")
-        participant.local.status.say(State.STOPPED, "left")
-
-    async def _save(self) -> None:
-        states = self.participant.trainer.states
-        step = max((state.version for state in states.values()), default=0)
-        newest = {n: state for n, state in states.items() if state.version == step}
-        if step > 0:  # what it guarded for others may be a step behind
-            lineage = self.participant.lineage_at(step)
-            await self.participant.checkpoints.save(step, newest, lineage)
-
-    async def run_ended(self) -> None:
-        """After the last step: see that everyone has the whole model; then end if so set. Should a
-        failure cost the last steps after all, they are computed again before that."""
-        done = self.participant.trainer.done
-        while True:
-            await done.wait()
-            await self._share_model()
-            if not self.participant.local.settings.exit_when_done:
-                await self._life.leaving.wait()
-            if done.is_set():
-                return
-
-    async def _share_model(self) -> None:
-        """For a bounded time, which begins anew while files are on their way."""
-        participant, done = self.participant, self.participant.trainer.done
-        step, moved = self._membership.run.spec.total_steps, self._moved_bytes()
-        tried_s = now.monotonic_s()
-        end_s, longest_s = tried_s + DONE_WAIT_S, tried_s + DONE_WAIT_S + self._sharing_s()
-        while done.is_set() and now.monotonic_s() < min(end_s, longest_s):
-            if participant.checkpoints.whole_at(step, self._others()):
-                return
-            await asyncio.sleep(TICK_S)
-            if moved != (moved := self._moved_bytes()):
-                end_s = now.monotonic_s() + DONE_WAIT_S
-            if participant.checkpoints.refused(step) and now.monotonic_s() - tried_s > SAVE_AGAIN_S:
-                await self._save()  # no step comes with which it would be tried again
-                tried_s = now.monotonic_s()
-
-    def _others(self) -> set[str]:
-        view = self._membership.agreement.view
-        return set(view.member_ids) - {self._membership.me.peer_id} if view is not None else set()
-
-    def _moved_bytes(self) -> tuple[int, int]:
-        """Of files: got, and given to members; strangers keep nobody here."""
-        blobs = self.participant.network.blobs
-        return blobs.received_bytes, sum(blobs.given_bytes[it] for it in self._others())
-
-    def _sharing_s(self) -> float:
-        """What the model takes to all others over a thin line: no longer is anybody waited for,
-        whatever it still asks for."""
-        workload = self._membership.workload
-        size_bytes = sum(workload.cost(n).state_bytes for n in range(workload.layer_count))
-        return (1 + len(self._others())) * size_bytes / FETCH_BYTES_PER_S

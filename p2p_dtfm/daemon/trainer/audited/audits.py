@@ -6,18 +6,13 @@ Prepared says what they have found: most of them decide (`core.audit.accounts`).
 kept for later steps: what is found wrong does not commit.
 """
 
-import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from functools import cached_property, partial
-from typing import NoReturn
-
-from blake3 import blake3
 
 from p2p_dtfm.core.audit.accounts import GONE_LIMIT
-from p2p_dtfm.core.audit.boundaries import TRAINING, Due
+from p2p_dtfm.core.audit.boundaries import TRAINING
 from p2p_dtfm.core.audit.claim_book import OPENING_BYTES, ClaimBook, commitment_to
 from p2p_dtfm.core.audit.told_losses import stated_losses
 from p2p_dtfm.core.audit.work import (
@@ -46,48 +41,26 @@ from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.signed import Verify
 from p2p_dtfm.core.protocol.snapshot import ViewId
-from p2p_dtfm.core.recovery.partial_replay import whole_step
 from p2p_dtfm.core.recovery.view import View
-from p2p_dtfm.daemon.step.asked_parts import AskedParts
-from p2p_dtfm.daemon.step.lent_parameters import Borrowing, NoParameters
 from p2p_dtfm.daemon.step.mailbox import segments_of
-from p2p_dtfm.daemon.step.neighbours import held_out_judged
 from p2p_dtfm.daemon.step.stage_account import (
-    Judge,
     StageAccount,
-    UnlikeParts,
     edges_of,
     got_by_holder,
     losses_told,
 )
 from p2p_dtfm.daemon.step.step_engine import LocalResult, StepEngine
 from p2p_dtfm.daemon.trainer.audited.late_words import LateWords
+from p2p_dtfm.daemon.trainer.audited.recomputing import OpenStep, Recomputing
+from p2p_dtfm.daemon.trainer.audited.stopped_steps import DENIED, StoppedSteps
 from p2p_dtfm.daemon.trainer.early_words import EarlyWords
-from p2p_dtfm.daemon.trainer.step_shards import StepShards, could_have_shards, have_shards
-from p2p_dtfm.daemon.trainer.stopped_steps import DENIED, NOT_DENIED, LateWork, StoppedSteps
 from p2p_dtfm.daemon.trainer.trainer_state import Outlet, Stopped, Tools, TrainerState
-from p2p_dtfm.net.streams.blobs import BlobUnavailable
 from p2p_dtfm.ports import chance
-from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.train.stage.replay.arithmetic import arithmetic_name, threads_here
-from p2p_dtfm.train.stage.replay.work import LentLayer
 
 Missing = Callable[[], tuple[str, ...]]
 
 log = logging.getLogger("p2p_dtfm")
-
-
-@dataclass(frozen=True)
-class _Open:
-    """The step under way."""
-
-    view: View
-    plan: Plan
-    step: int
-    engine: StepEngine
-    book: ClaimBook
-    mine: StageAccount
-    words: LateWords
 
 
 class Audits:
@@ -97,23 +70,18 @@ class Audits:
         self._tools = tools
         self._outlet = outlet
         self._state = state
-        self.count = 0
-        """Works that were computed again here."""
         self._rate = tools.spec.audit.rate_millionths
         self._book: ClaimBook | None = None
         self._early = EarlyWords[Claimed | Audited]()
         self._mine: StageAccount | None = None
         """Of the open step, once it is claimed."""
-        self._here: _Open | None = None
+        self._here: OpenStep | None = None
         """The open step, from its claim on."""
         self._next_opening = b""
         self._stopped = StoppedSteps(tools)
         self._waits_for: tuple[Lack, ...] = ()
-        self._asked = AskedParts()
+        self._recomputing = Recomputing(tools, outlet, state, self.find)
         self._given: set[tuple[Kind, int]] = set()
-        self._in_flight = 0
-        self._borrows = False
-        """Judges a work of a stage that it does not hold."""
 
     @cached_property
     def _terms(self) -> StepTerms:
@@ -167,12 +135,12 @@ class Audits:
     def lacks(self, view: ViewId) -> tuple[Lack, ...]:
         """Whose claims and audits a step waits for, or whose parts what is computed again here."""
         is_here = self._book is not None and self._book.view == view
-        return self._waits_for or self._asked.lacks if is_here else ()
+        return self._waits_for or self._recomputing.lacks if is_here else ()
 
     @property
     def fetches(self) -> bool:
         """What is lent to it, or what else a work of a stage that it does not hold takes."""
-        return self._borrows and self._in_flight > 0
+        return self._recomputing.fetches
 
     def borrowers(self, view: ViewId) -> Mapping[str, int]:
         """Who does so now, and of how many works."""
@@ -199,7 +167,7 @@ class Audits:
             self._mine = mine
             tell, secret = self._tools.net.messenger.tell, lambda: self._next_opening
             words = LateWords(me, view.id, step, plan, book, tell, secret)
-            self._here = here = _Open(view, plan, step, engine, book, mine, words)
+            self._here = here = OpenStep(view, plan, step, engine, book, mine, words)
             claim = signed_claim(await self._claim(here, local), me, self._tools.net.sign)
             self._say(here, claim)
             self._given.add((Kind.CLAIM, step))
@@ -212,7 +180,7 @@ class Audits:
                 log.warning("%s has computed something else than was claimed", peer_id)
                 if peer_id not in found and book.may_judge(me, peer_id):
                     with words.while_waiting():
-                        found[peer_id] = await self._again(here, peer_id)
+                        found[peer_id] = await self._recomputing.work_of(here, peer_id)
             told = {peer_id: work for peer_id, work in found.items() if work != COULD_NOT}
             denied = {
                 it: told.get(it, book.claims[it].work) != book.claims[it].work for it in disputed
@@ -226,7 +194,7 @@ class Audits:
         finally:
             self._waits_for = ()
 
-    async def _audited(self, here: "_Open") -> dict[str, bytes]:
+    async def _audited(self, here: OpenStep) -> dict[str, bytes]:
         """Of whom this peer was drawn for, once all that were have said what they find."""
         book, found, me = here.book, dict[str, bytes](), self._tools.me
         for in_place in (False, True):
@@ -236,7 +204,7 @@ class Audits:
             if mine:
                 self._given.discard((Kind.AUDIT, here.step))
             for peer_id in sorted(mine):
-                found[peer_id] = work = await self._again(here, peer_id)
+                found[peer_id] = work = await self._recomputing.work_of(here, peer_id)
                 said = Audited(here.view.id, here.step, peer_id, work)
                 self._say(here, signed_audit(said, me, self._tools.net.sign))
             self._given.add((Kind.AUDIT, here.step))
@@ -245,7 +213,7 @@ class Audits:
                     await self._until(here.view, Kind.AUDIT, partial(book.silent, drawn))
         return found
 
-    async def _otherwise_before(self, here: "_Open") -> dict[str, bytes]:
+    async def _otherwise_before(self, here: OpenStep) -> dict[str, bytes]:
         """Whose work of this step was another, or false, in a view that had ended before it was
         known."""
         found, claims = dict[str, bytes](), here.book.claims
@@ -254,20 +222,12 @@ class Audits:
             found[peer_id] = changed_work(claims[peer_id].work)
         barred, states = barred_at(here.view.snapshot.bars, here.step), here.engine.states
         for it in self._stopped.unjudged(here.view, here.plan, barred, states):
-            judged = asyncio.create_task(self._judged_late(here, it))
-            if await self._unless_over(here.view, judged) == DENIED:
+            if await self._recomputing.of_before(here, it, self._stopped) == DENIED:
                 log.warning("the work of %s was false before the step was stopped", it.peer_id)
                 stays = it.peer_id in claims
                 found[it.peer_id] = changed_work(claims[it.peer_id].work) if stays else GONE_WORK
         too_many = sorted(found.keys() - set(here.plan.stage_holders()))[GONE_LIMIT:]
         return {it: work for it, work in found.items() if it not in too_many}
-
-    async def _judged_late(self, here: "_Open", it: LateWork) -> bytes:
-        self._borrows = True  # the data that another read: the others wait meanwhile
-        if not await self._has_data(it.stopped.plan, self._stopped.shards_of(it)):
-            return NOT_DENIED
-        with self._tools.recorder.span("audit"):
-            return await self._stopped.judged(it, here.engine.states)
 
     def _book_of(self, view: View, plan: Plan) -> ClaimBook:
         """With what came before this peer had taken over."""
@@ -284,7 +244,7 @@ class Audits:
                     book.record(sender, said)
         return book
 
-    async def _claim(self, here: "_Open", local: LocalResult) -> Claimed:
+    async def _claim(self, here: OpenStep, local: LocalResult) -> Claimed:
         me, plan, engine = self._tools.me, here.plan, here.engine
         places = {n: segment.holders.index(me) for n, segment in segments_of(plan, me).items()}
         sums = {number: digests[places[number]] for number, digests in local.sums.items()}
@@ -309,7 +269,7 @@ class Audits:
         next_one = commitment_to(self._next_opening)
         return Claimed(here.view.id, here.step, share, work, opening, next_one)
 
-    def _say(self, here: "_Open", said: Claimed | Audited) -> None:
+    def _say(self, here: OpenStep, said: Claimed | Audited) -> None:
         here.book.record(self._tools.me, said)
         here.words.heard()  # others may have claimed before
         for peer_id in here.plan.stage_holders():  # a spare has no part in it
@@ -332,119 +292,4 @@ class Audits:
         for peer_id, cause in faults.items():
             self._outlet.poison(peer_id, cause)
         if faults:
-            await self._until_over(view)
-
-    async def _until_over(self, view: View) -> NoReturn:
-        while not self._state.is_over(view):
-            await self._state.wait()
-        raise Stopped
-
-    async def _again(self, here: "_Open", peer_id: str) -> bytes:
-        """A work as it comes out here, or `COULD_NOT`. Raises `Stopped`."""
-        tools, state, step = self._tools, self._state, here.step
-        due, evaluates = self._terms.due(step, here.plan) or TRAINING, self._terms.evaluates(step)
-        microbatches = whole_step(here.plan, peer_id).microbatches if due.trains else ()
-        held_out = held_out_judged(here.plan, peer_id, tools.spec, due) if evaluates else []
-        shards = StepShards(step, microbatches, bool(held_out), peer_id)
-        if here.book.has_layers(tools.me, peer_id):
-            await have_shards(tools, self._outlet, state, here.view, here.plan, shards)
-        judged = self._judged(here, peer_id, shards, held_out, due)
-        with tools.recorder.span("audit"):
-            found = await self._unless_over(here.view, asyncio.create_task(judged))
-        self.count += 1
-        self._tools.status.facts["audits"] = self.count
-        return found
-
-    async def _judged(
-        self, here: "_Open", peer_id: str, shards: StepShards, held_out: Sequence[int], due: Due
-    ) -> bytes:
-        tools, engine, own = self._tools, here.engine, here.engine.states
-        states: Mapping[int, LayerState | LentLayer] = own
-        claims = here.book.claims
-        self._borrows = not here.book.has_layers(tools.me, peer_id)
-        if self._borrows:
-            fetch = self._fetch_from
-            borrowing = Borrowing(tools.me, tools.spec, here.plan, own, fetch, tools.compute)
-            lent = await borrowing.borrowed(peer_id, claims[peer_id].share.parameters)
-            if lent is None or not await self._has_data(here.plan, shards):
-                return COULD_NOT
-            states = {**own, **lent}
-        judge = Judge(
-            tools.spec,
-            here.plan,
-            engine.mailbox.wire,
-            states,
-            tools.compute,
-            partial(self._fetch, here),
-            recompute=engine.work.runner.recompute or self._borrows,
-        )
-        return await judge.work_of(
-            peer_id,
-            shards.microbatches,
-            tools.batches,
-            here.step,
-            claims,
-            {tools.me: here.mine},
-            adds=peer_id not in here.book.misled(),
-            held_out=held_out,
-            due=due,
-        )
-
-    async def _has_data(self, plan: Plan, shards: StepShards) -> bool:
-        with self._under_way():
-            return await could_have_shards(self._tools, self._outlet, plan, shards)
-
-    async def _unless_over(self, view: View, work: "asyncio.Task[bytes]") -> bytes:
-        try:
-            while not self._state.is_over(view):
-                await self._state.done_or_woken(work)
-                if work.done():
-                    return await self._result(view, work)
-                self._state.wake.clear()
-            raise Stopped
-        finally:
-            work.cancel()
-            self._state.wake.set()
-
-    async def _result(self, view: View, work: "asyncio.Task[bytes]") -> bytes:
-        """What others withhold is lost like any tensor: the step is repeated. What fails here is
-        no word against anybody."""
-        try:
-            return work.result()
-        except asyncio.CancelledError:
-            raise
-        except NoParameters as found:
-            for peer_id in found.peer_ids:
-                self._outlet.poison(peer_id, "claims parameters that are none")
-        except UnlikeParts as found:
-            self._outlet.poison(found.peer_id, "a claim of other chunks than its segments have")
-        except BlobUnavailable as found:
-            for peer_id, cause in found.causes.items():
-                # it has claimed them in this step: who says now that it has none is out as who
-                # sends what nobody should, once all who audit have been told so
-                blame = self._outlet.poison if peer_id in found.denied else self._outlet.trouble
-                blame(peer_id, f"no tensors for an audit: {cause}")
-        except Exception:  # an audit is a favour: whatever goes wrong in it here, training goes on
-            log.exception("an audit did not come to an end here")
-            return COULD_NOT
-        await self._until_over(view)
-
-    async def _fetch(self, here: "_Open", peer_id: str, blob: str, size_bytes: int) -> bytes:
-        """Raises `BlobUnavailable`."""
-        if peer_id == self._tools.me and (mine := self.find(blob)) is not None:
-            return bytes(mine)
-        with self._asked.waiting(here.plan, peer_id, here.book.claims[peer_id], blob):
-            return await self._fetch_from([peer_id], blob, size_bytes)
-
-    async def _fetch_from(self, peer_ids: Sequence[str], blob: str, size_bytes: int) -> bytes:
-        """Raises `BlobUnavailable`."""
-        with self._under_way():
-            return await self._tools.net.blobs.fetch_bytes(blob, peer_ids, size_bytes, blake3)
-
-    @contextlib.contextmanager
-    def _under_way(self) -> Iterator[None]:
-        self._in_flight += 1
-        try:
-            yield
-        finally:
-            self._in_flight -= 1
+            await self._state.until_over(view)

@@ -8,7 +8,6 @@ trainer is not in the middle of a step (`action_loop`).
 import asyncio
 import contextlib
 import logging
-import math
 import shutil
 from collections.abc import Awaitable, Coroutine
 from typing import Any
@@ -16,24 +15,23 @@ from typing import Any
 from p2p_dtfm.core.consensus.actions import Actions, StopStep
 from p2p_dtfm.core.liveness.lost_tensors import AfterLoss, LostTensors
 from p2p_dtfm.core.messages.agreement_messages import SavedState
-from p2p_dtfm.core.messages.prepared import PreparedSteps, SignedPrepared, StepOutcome
+from p2p_dtfm.core.messages.prepared import StepOutcome
 from p2p_dtfm.core.messages.stage_progress import StageProgress
 from p2p_dtfm.core.protocol.errors import PeerFault
-from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.protocol.snapshot import ViewId
 from p2p_dtfm.core.recovery.contradictions import agreed_states
 from p2p_dtfm.core.recovery.view import View
-from p2p_dtfm.daemon.dashboard.report_file import FILE as REPORT_FILE
-from p2p_dtfm.daemon.dashboard.report_file import last_words, next_commands, write_report
 from p2p_dtfm.daemon.machine.resident_limit import memory_bytes
 from p2p_dtfm.daemon.node.membership import Membership
-from p2p_dtfm.daemon.peers.held_back import HeldBack
+from p2p_dtfm.daemon.node.participation.end_of_run import EndOfRun
+from p2p_dtfm.daemon.node.participation.prepared_telling import PreparedTelling
+from p2p_dtfm.daemon.node.participation.sampling import sample_writer_of
 from p2p_dtfm.daemon.peers.run_source import SharedFetches
 from p2p_dtfm.daemon.peers.wire import CheckpointFiles
 from p2p_dtfm.daemon.proof.counted_again import contributions_beside
 from p2p_dtfm.daemon.proof.transcript_file import transcript_in
-from p2p_dtfm.daemon.state_transfer.checkpoints import Checkpoints
+from p2p_dtfm.daemon.state_transfer.checkpoints.checkpoints import Checkpoints
 from p2p_dtfm.daemon.state_transfer.donor import Donor
 from p2p_dtfm.daemon.state_transfer.initial_states import InitialStates
 from p2p_dtfm.daemon.state_transfer.offers import Offers
@@ -41,7 +39,6 @@ from p2p_dtfm.daemon.state_transfer.state_tools import StateStores, TowardsOther
 from p2p_dtfm.daemon.step.lane_frames import frame_limits, require_of_lane
 from p2p_dtfm.daemon.telemetry.device_pace import DevicePace
 from p2p_dtfm.daemon.telemetry.event_log import FILE_NAME, EventLog
-from p2p_dtfm.daemon.trainer.sample_writer import ModelSource, SampleWriter
 from p2p_dtfm.daemon.trainer.step_watch import StepWatch
 from p2p_dtfm.daemon.trainer.trainer import Trainer
 from p2p_dtfm.daemon.trainer.trainer_state import Tools
@@ -50,17 +47,10 @@ from p2p_dtfm.net.streams.bulk import BulkPlane
 from p2p_dtfm.net.streams.bulk_settings import BulkLimits, BulkListeners
 from p2p_dtfm.net.streams.frames import FrameHeader
 from p2p_dtfm.ports import now
-from p2p_dtfm.train.data import Dataset, load_tokenizer
-from p2p_dtfm.train.model.gpt import layer_count, plain_entries
-from p2p_dtfm.train.model.layer_state import LayerState
-from p2p_dtfm.train.model.lora.frozen_base import attach_held
-from p2p_dtfm.train.model.tensor_file import entry_bytes
+from p2p_dtfm.train.data import Dataset
+from p2p_dtfm.train.model.gpt import layer_count
 from p2p_dtfm.train.stage.batches import Batches
-from p2p_dtfm.train.stage.emulated import emulated_flops_per_s
 
-WHOLE_LIMIT_S = 10.0
-WHOLE_POLL_S = 0.1
-"""How long the last words wait until all layers of the last step are on this disk."""
 IN_FLIGHT_PART = 8  # of the memory offered here; in tensors that others have announced
 
 NO_PLACE = "a tensor of somebody who has no place here"
@@ -117,10 +107,10 @@ class Participant:
         )
         self.device_pace = DevicePace()
         self._lost_tensors = LostTensors()
-        self._held_back = HeldBack()
-        self.samples = self._sample_writer()
-        self._has_told_end = False
-        self._telling_end = asyncio.Lock()
+        self._prepared = PreparedTelling(membership)
+        self.samples = sample_writer_of(membership, self.trainer, self.checkpoints)
+        done = self.trainer.done
+        self.end_of_run = EndOfRun(local, run, done, self.checkpoints, self.samples)
 
     @classmethod
     async def start(cls, membership: Membership, stack: contextlib.AsyncExitStack) -> "Participant":
@@ -132,84 +122,21 @@ class Participant:
             participant.trainer.close,
             participant.checkpoints.close,
             participant._fetches.close,
-            participant.close_samples,
         ):
             stack.push_async_callback(close)
+        if participant.samples is not None:
+            stack.callback(participant.samples.close)
         run, observer = membership.run, membership.local.observer
         observer.trains(run.spec, run.digest, membership.workload, membership.agreement)
         observer.tallies(participant.contributions)
         stack.callback(participant.contributions.write)
-        stack.push_async_callback(participant.tell_end)
-        membership.local.life.spawn(participant.when_done())
+        stack.push_async_callback(participant.end_of_run.tell)
+        membership.local.life.spawn(participant.end_of_run.when_done())
         if run.spec.model.initial:
             keeps = participant.initial.keep_beside(lambda: membership.agreement.view is not None)
             membership.local.life.spawn(keeps)
         observer.measures_with(lambda: participant.measured_rate() > 0)
         return participant
-
-    def _sample_writer(self) -> SampleWriter | None:
-        """None where the owner wants no texts, or the device computes nothing."""
-        local, run = self.local, self.membership.run
-        path = run.blobs.path(run.manifest.tokenizer.digest)
-        if not local.settings.samples or path is None or self.checkpoints.withheld:
-            return None
-        if emulated_flops_per_s(local.settings.device) is not None:
-            return None
-        layers = range(layer_count(run.spec))
-        entries = [entry for layer in layers for entry in plain_entries(run.spec, layer)]
-        model = ModelSource(
-            run.spec,
-            lambda: self.trainer.states,
-            lambda: self.checkpoints.whole_step,
-            self._saved_layer,
-            sum(map(entry_bytes, entries)),
-        )
-        show = local.observer.show_samples
-        shown = local.observer.seen.samples
-        return SampleWriter(model, load_tokenizer(path), local.compute, show, shown)
-
-    async def _saved_layer(self, layer: int, step: int) -> LayerState:
-        """Of a checkpoint, able to compute. Raises `UserError`."""
-        state = await self.checkpoints.load(layer, step)
-        await self.local.compute.run(attach_held, state, self.membership.run.blobs.path)
-        return state
-
-    async def when_done(self) -> None:
-        """Tells so; whoever ends with its run may end before."""
-        while not self._has_told_end:
-            await self.trainer.done.wait()
-            await self.tell_end()
-
-    async def tell_end(self) -> None:
-        """Once, and only of a run that is complete: thanks, a report, and what to do next."""
-        async with self._telling_end:
-            if not self._has_told_end and self.trainer.done.is_set():
-                self._has_told_end = await self._tell_end()
-
-    async def _tell_end(self) -> bool:
-        """Whether the run was still complete by then: a failure may have cost its last steps."""
-        total = self.membership.run.spec.total_steps
-        end_s = now.monotonic_s() + WHOLE_LIMIT_S
-        while self.checkpoints.whole_step != total and now.monotonic_s() < end_s:
-            await asyncio.sleep(WHOLE_POLL_S)
-        if not self.trainer.done.is_set():
-            return False
-        if self.samples is not None:
-            await self.samples.write_last(total)
-        home, state = self.local.home, self.local.observer.state()
-        path = home.run_directory(self.membership.run.digest) / REPORT_FILE
-        # neither command knows layers that are listed, nor a model whose ends others keep
-        usable = not (self.membership.run.spec.layers or self.checkpoints.withheld)
-        commands = next_commands(home.root, state.samples.prompt or "def ") if usable else ()
-        self.local.observer.ends_with(commands)
-        written = await asyncio.to_thread(write_report, path, state, commands)
-        for line in last_words(state, path if written else None, commands):
-            log.info("%s", line)
-        return True
-
-    async def close_samples(self) -> None:
-        if self.samples is not None:
-            self.samples.close()
 
     def _bulk_plane(self) -> BulkPlane:
         membership, network = self.membership, self.network
@@ -279,34 +206,7 @@ class Participant:
         await self.membership.actions.settled()
 
     def say_prepared(self, signed: Signed, view: View) -> None:
-        """First to those for whom the others wait: the first stages begin the next step.
-
-        Where this peer alone computes and guardians lag nobody waits: the others hear of several
-        steps at a time, but at once of one after which another view may take over.
-        """
-        message: SignedPrepared | PreparedSteps = SignedPrepared(signed)
-        if self._computes_alone(view):
-            now_s = now.monotonic_s()
-            self._held_back.add(view.id, signed)
-            if self._may_wait() and not self._held_back.is_due(now_s):
-                return
-            message = PreparedSteps(self._held_back.take(now_s))
-        position = {peer_id: math.inf for peer_id in view.member_ids}
-        if isinstance(view.plan, Plan):
-            for pipeline in view.plan.pipelines:
-                position |= {stage.peer_id: at for at, stage in enumerate(pipeline.stages)}
-        for peer_id in sorted(view.member_ids, key=position.__getitem__):
-            self.network.messenger.tell(peer_id, message)
-
-    def _computes_alone(self, view: View) -> bool:
-        me = self.network.me.peer_id
-        is_alone = isinstance(view.plan, Plan) and view.plan.stage_holders() == (me,)
-        return is_alone and view.cut_pace is not None
-
-    def _may_wait(self) -> bool:
-        """No view waits for the step under way, and it is not the last one."""
-        agreement, spec = self._agreement, self.membership.run.spec
-        return agreement.next_view is None and agreement.step < spec.total_steps
+        self._prepared.say(signed, view)
 
     def committed(self, outcome: StepOutcome) -> None:
         self._lost_tensors.clear()

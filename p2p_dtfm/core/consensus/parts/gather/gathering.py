@@ -1,4 +1,4 @@
-"""Attempts at a view: opening, what is told of it, Ready, and what happens when one fails."""
+"""Attempts at a view: opening, Ready, and what happens when one fails."""
 
 from collections.abc import Iterable
 
@@ -8,7 +8,6 @@ from p2p_dtfm.core.consensus.actions import (
     ComputePlan,
     Disagreed,
     Report,
-    SendMessage,
     StopStep,
     Verdict,
     ViewAgreed,
@@ -17,26 +16,17 @@ from p2p_dtfm.core.consensus.actions import (
 from p2p_dtfm.core.consensus.agreement_state import AgreementState
 from p2p_dtfm.core.consensus.attempts.attempt import Attempt
 from p2p_dtfm.core.consensus.attempts.attempt_parts import AttemptClock
+from p2p_dtfm.core.consensus.attempts.freezing import freeze, plan_of
 from p2p_dtfm.core.consensus.attempts.ready_verdict import Answers, ReadyVerdict, ready_verdict
 from p2p_dtfm.core.consensus.attempts.silence import are_few
 from p2p_dtfm.core.consensus.attempts.stall_verdict import are_newcomers_links
-from p2p_dtfm.core.consensus.attempts.whole_knowledge import (
-    ends_that_lack,
-    late_knowledge,
-    whole_knowledge,
-)
+from p2p_dtfm.core.consensus.parts.gather.contributing import contribution_to
+from p2p_dtfm.core.consensus.parts.gather.flooding import Flooding
 from p2p_dtfm.core.consensus.parts.outsiders import Outsiders
 from p2p_dtfm.core.consensus.parts.syncing import Syncing
 from p2p_dtfm.core.consensus.parts.takeover import Takeover
-from p2p_dtfm.core.consensus.parts.wide.spreading import Spreading
 from p2p_dtfm.core.consensus.views.origins import origins_of_newcomer
-from p2p_dtfm.core.membership.roster import have_stayed
-from p2p_dtfm.core.messages.agreement_messages import (
-    Accusation,
-    Contribution,
-    Ready,
-    sign_contribution,
-)
+from p2p_dtfm.core.messages.agreement_messages import Accusation, Ready
 from p2p_dtfm.core.messages.statements import certified, charge, members_digest, stated
 from p2p_dtfm.core.protocol.plan import NoPlan, Plan
 from p2p_dtfm.core.protocol.snapshot import GENESIS, Member, Snapshot, ViewId
@@ -56,13 +46,13 @@ class Gathering:
         syncing: Syncing,
         takeover: Takeover,
         outsiders: Outsiders,
-        spreading: Spreading,
+        flooding: Flooding,
     ) -> None:
         self._state = state
-        self._spreading = spreading
         self._syncing = syncing
         self._takeover = takeover
         self._outsiders = outsiders
+        self._flooding = flooding
 
     # entering -------------------------------------------------------------------------------------
 
@@ -86,11 +76,11 @@ class Gathering:
         if attempts.under_way is not None:
             state.ends(attempts.under_way, now_ns)
             self._inherit_requests(attempts.under_way, now_ns)
-        promises.highest_number = max(promises.highest_number, number)
+        promises.hears_of(number)
         if attempts.replan_reason:
             attempts.replan_number = number
         self._syncing.refuse_unsynced(now_ns, 2)  # some other member may have given up waiting
-        state.forget_next_view()
+        state.following.forget()
         attempts.reopen_ns = None
         actions = self._freeze(planned)
         attempt = attempts.under_way = self._attempt(number, planned, base, now_ns)
@@ -129,41 +119,8 @@ class Gathering:
         state, settings = self._state, self._state.settings
         layer_count, clock = settings.workload.layer_count, AttemptClock.started(now_ns)
         attempt = Attempt(state.me, number, planned, base, layer_count, settings.terms, clock)
-        mine = self._contribution(number, planned, now_ns)
-        if self._spreading.is_wide(number):
-            self._spreading.begin(attempt, mine)
-        else:
-            attempt.add(sign_contribution(mine, settings.sign), mine)
-        attempt.passed_on.newcomers = state.others.newcomers.members
-        if state.view is not None and state.view.certificate is not None:
-            attempt.passed_on.certificates[state.view.id] = state.view.certificate
+        self._flooding.begin(attempt, contribution_to(state, number, planned, now_ns))
         return attempt
-
-    def _contribution(self, number: int, planned: bool, now_ns: int) -> Contribution:
-        state, evidence = self._state, self._state.recovery_evidence
-        assert state.record is not None
-        sees_fork = state.ledger is not None and state.ledger.forks
-        # Members have states of unlike lineages: no waiting brings one that all layers have.
-        return Contribution(
-            member=state.me,
-            number=number,
-            record=state.record,
-            present=state.present_view(),
-            step=state.step,
-            held=dict(evidence.held),
-            joiners=state.named_newcomers(planned),
-            lineages=evidence.lineages(),
-            saved=evidence.saved,
-            cuts=evidence.cuts,
-            pending=evidence.pending(state.view.id) if state.view and not planned else None,
-            retained=evidence.told_of_last_step(planned, sees_fork),
-            accepts_loss=sees_fork or state.present.agrees_to_loss(state.timing, now_ns),
-            may_repeat=state.present.may_repeat_steps,
-            accusers=state.doubts.accusers.named(now_ns),
-            doubted=state.doubts.accusers.doubted(now_ns),
-            bars=state.others.bars,
-            origins=state.others.views.origins(state.members or (state.me,)),
-        )
 
     # failing --------------------------------------------------------------------------------------
 
@@ -223,7 +180,7 @@ class Gathering:
         state.give_up(now_ns)
         return self.open(False, reason, now_ns)
 
-    # telling --------------------------------------------------------------------------------------
+    # evidence -------------------------------------------------------------------------------------
 
     def charge(self, attempt: Attempt, members: Iterable[Member]) -> bool:
         """Say in this attempt that they cannot be reached; True if that is news."""
@@ -240,60 +197,13 @@ class Gathering:
         return self.knowledge_grew(attempt, now_ns) if new else []
 
     def knowledge_grew(self, attempt: Attempt, now_ns: int, own: bool = True) -> Actions:
-        """Tell it, but no more than is needed where no message gets lost.
-
-        Everyone sends its contribution and its `own` evidence to all, and says when it knows all;
-        `resend` repairs.
-        """
-        if attempt.wide is not None:
-            self._spreading.place(attempt, attempt.wide)  # by that, who is still waited for
-        attempt.next_round()
-        attempt.clock.gets_on(attempt.round, self._state.timing.gather_ns, now_ns)
-        if attempt.wide is not None:
-            passed_on = self._spreading.note(attempt, now_ns)
-            return passed_on + self.check_settled(attempt, now_ns)
-        others = attempt.others
-        actions: Actions = []
-        new = tuple(peer_id for peer_id in others if peer_id not in attempt.passed_on.told)
-        if new:
-            actions += self._tell_all(attempt, new)
-        if own or not attempt.waits_for:
-            told, said = tuple(it for it in others if it not in new), late_knowledge(attempt)
-            actions += [SendMessage(told, part) for part in said] if told else []
-        actions += self._tell_all(attempt, ends_that_lack(attempt))
-        return [*actions, *self.check_settled(attempt, now_ns)]
-
-    def _tell_all(self, attempt: Attempt, peer_ids: tuple[str, ...]) -> Actions:
-        """Everything; to those that may not know of contributors' views, with proof of them."""
-        state, passed_on = self._state, attempt.passed_on
-        passed_on.told.update(peer_ids)
-        alike = not state.is_newcomer and set(passed_on.certificates) <= {state.view_id}
-        # members that have taken the present view over, and live since, need no proof of it
-        active = set(state.members) & state.active.keys() if alike else ()
-        fellows = have_stayed(active, state.others.lives)
-        actions: Actions = []
-        for proofs in (False, True):
-            to = tuple(peer_id for peer_id in peer_ids if (peer_id not in fellows) == proofs)
-            actions += (
-                [SendMessage(to, part) for part in whole_knowledge(attempt, proofs)] if to else []
-            )
-        return actions
+        """Tell it, and see what it comes to. `own`: it is this peer's evidence."""
+        told = self._flooding.tell_news(attempt, now_ns, own)
+        return told + self.check_settled(attempt, now_ns)
 
     def resend(self, attempt: Attempt, now_ns: int) -> Actions:
-        """Everything to those that know something else, what this peer knows to the others."""
-        me = self._state.me
-        attempt.clock.sent_ns = now_ns
-        if attempt.wide is not None:
-            return self._spreading.repair(attempt, now_ns)
-        others = attempt.others
-        same = attempt.same_as(others)
-        behind = tuple(peer_id for peer_id in others if peer_id not in same)
-        actions = self._tell_all(attempt, behind) if behind else []
-        if same:
-            actions.append(SendMessage(same, attempt.gather()))
-        if me in attempt.ready:
-            actions.append(SendMessage(others, attempt.ready[me]))
-        return actions
+        """What may have got lost."""
+        return self._flooding.resend(attempt, now_ns)
 
     # settling -------------------------------------------------------------------------------------
 
@@ -314,7 +224,8 @@ class Gathering:
             return self._outsiders.rejoin(f"view {better} counts, where more of its fellows are")
         left_out = [Report(f"leaves out {p}: {why}") for p, why in attempt.distrust.told()]
         settings = state.settings
-        snapshot = attempt.freeze(settings.run_digest, settings.workload, state.open_record)
+        run_digest, workload = settings.run_digest, settings.workload
+        snapshot = freeze(attempt, run_digest, workload, state.open_record)
         attempt.clock.progress_ns = attempt.clock.frozen_ns = now_ns
         for member in attempt.kept_out:
             state.others.newcomers.refuse(member.peer_id, now_ns)
@@ -336,10 +247,10 @@ class Gathering:
         state, attempt = self._state, self._state.attempt
         if attempt is None or attempt.snapshot is not snapshot or attempt.plan is not None:
             return []
-        plan = attempt.outcome.plan = attempt.chosen(plan)
+        plan = attempt.outcome.plan = plan_of(attempt, plan)
         attempt.clock.progress_ns = now_ns
         promises, view = state.promises, View(snapshot, plan)
-        promises.readied_number = max(promises.readied_number, attempt.number)
+        promises.readies(attempt.number)
         others = state.others
         origins = None
         if state.is_newcomer:
@@ -349,11 +260,8 @@ class Gathering:
         ready = Ready(state.me, view.id, plan.digest(), members_digest(snapshot.members))
         mine = attempt.ready[state.me] = stated(ready, state.settings.sign)
         promises.said_ready.add(attempt, mine)
-        if attempt.wide is not None:
-            told = self._spreading.note(attempt, now_ns)
-        else:
-            told = [SendMessage(attempt.others, mine)]
-        return [*told, *self.check_ready(now_ns)]
+        told = self._flooding.tell_ready(attempt, mine, now_ns)
+        return told + self.check_ready(now_ns)
 
     # ready ----------------------------------------------------------------------------------------
 
@@ -367,7 +275,7 @@ class Gathering:
         if message.sender in attempt.ready:
             return refused("its sender has said Ready before")
         self.take_ready(attempt, [message], now_ns)
-        told = self._spreading.note(attempt, now_ns) if attempt.wide is not None else []
+        told = self._flooding.pass_on(attempt, now_ns)
         return Verdict([*told, *self.check_ready(now_ns)], ready_verdict(attempt).reason)
 
     def take_ready(self, attempt: Attempt, said: Iterable[Ready], now_ns: int) -> bool:
@@ -405,18 +313,17 @@ class Gathering:
         proof = certified(attempt.ready[state.me].view, attempt.snapshot.members, answers)
         view = View(attempt.snapshot, attempt.plan, proof)
         state.attempts.disagreements = 0
-        last = self._spreading.flush(attempt, now_ns) if attempt.wide is not None else []
+        last = self._flooding.end(attempt, now_ns)
         return last + self._waits_or_takes_over(attempt, view, now_ns)
 
     def _waits_or_takes_over(self, attempt: Attempt, view: View, now_ns: int) -> Actions:
         state = self._state
-        heard = {it: attempt.opened[it] for it in attempt.universe & attempt.opened.keys()}
         if state.is_newcomer:
-            state.doubts.accusers.adopt(heard.values(), now_ns)
+            state.doubts.accusers.adopt(attempt.heard.values(), now_ns)
         if not attempt.planned:
             return [ViewAgreed(view), *self._takeover.take_over(view, now_ns)]
         state.attempts.under_way = None
-        state.doubts.accusers.heed(attempt.number, attempt.charges, heard, state.me, now_ns)
+        state.doubts.heed(attempt, state.me, now_ns)
         state.waits_for_takeover(view, now_ns)
         if state.is_newcomer:
             state.recovery_evidence.held = {}

@@ -8,7 +8,7 @@ would take it for who lies. So in the first step of its place it asks once more.
 from collections.abc import Collection
 
 from p2p_dtfm.core.recovery.view import View
-from p2p_dtfm.daemon.state_transfer.donor_choice import donors_of
+from p2p_dtfm.daemon.state_transfer.following.donor_choice import donors_of
 from p2p_dtfm.daemon.state_transfer.state_tools import FollowerTools
 from p2p_dtfm.daemon.state_transfer.witnesses import WITNESSES_LIMIT, StateVotes
 

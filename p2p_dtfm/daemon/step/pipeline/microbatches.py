@@ -6,17 +6,15 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from p2p_dtfm.core.protocol.errors import PeerFault
-from p2p_dtfm.core.protocol.plan import Stage
 from p2p_dtfm.core.recovery.partial_replay import StageReplay, whole_step
 from p2p_dtfm.core.schedule.pipeline_order import Done, StageOrder
 from p2p_dtfm.core.schedule.tasklets import Tasklet, TaskletKind
 from p2p_dtfm.daemon.step.mailbox import FrameKey
-from p2p_dtfm.daemon.step.neighbours import held_out_of, neighbours_of
-from p2p_dtfm.daemon.step.open_step_work import Arrived, OpenStepWork, Outgoing, Unfinished
+from p2p_dtfm.daemon.step.pipeline.open_step_work import Arrived, OpenStepWork, Outgoing, Unfinished
+from p2p_dtfm.daemon.step.pipeline.stage_boundary import StageBoundary
 from p2p_dtfm.daemon.step.stage_tools import OnProgress, StageLinks, StagePlace, StageTools
 from p2p_dtfm.net.streams.frames import FrameKind
-from p2p_dtfm.train.codecs import Turn, boundary_turn, codec_of
-from p2p_dtfm.train.stage.finite import CODEC_TIMES, NotFinite, boundary_limit, is_within
+from p2p_dtfm.train.stage.finite import NotFinite
 
 Tensor = Any
 Result = TypeVar("Result")
@@ -50,7 +48,6 @@ class Microbatches:
         on_progress: OnProgress,
     ) -> None:
         self._mailbox = links.mailbox
-        self._me = place.me
         self._spec = place.spec
         self._work = work
         self._runner = work.runner
@@ -61,7 +58,7 @@ class Microbatches:
         self._recorder = tools.recorder
         self._on_progress = on_progress
         self._stage = place.stage
-        self._neighbours = neighbours_of(place.plan, place.me, place.spec)
+        self._boundary = StageBoundary(place, links, tools, work.runner)
         self._replay = whole_step(place.plan, place.me)
         self._step = 0
         self.ends: Callable[[int], None] = lambda layer: None
@@ -76,6 +73,7 @@ class Microbatches:
         """Forward and backward of each that `work` has not done yet. `on_final(layer)` is called,
         for the last layer first, when all gradients of these are in its buffer."""
         self._replay, self._step = replay, step
+        self._boundary.begin(replay)
         work, places = self._work, {number: n for n, number in enumerate(replay.microbatches)}
         if work.unfinished is not None:
             await self._compute.run(self._finish_backward)
@@ -138,9 +136,8 @@ class Microbatches:
         kind, place = order.lacks
         number = self._replay.microbatches[place]
         if kind is TaskletKind.FORWARD:
-            return self._activation(step, number)
-        after, gradient = self._beside(number, after=True), FrameKind.ACTIVATION_GRADIENT
-        return FrameKey(step, gradient, self._stage.end_layer, number, after.peer_id)
+            return self._boundary.activation_key(step, number)
+        return self._boundary.gradient_key(step, number)
 
     async def _unless_poisoned(self, work: Awaitable[Result]) -> Result:
         """Of what no correct neighbour sends nothing is made, and the step does not go on."""
@@ -191,7 +188,7 @@ class Microbatches:
         is_forward = tasklet.kind is TaskletKind.FORWARD
         kept = self._replay.next_has if is_forward else self._replay.previous_has
         if sent is not None and number not in kept:
-            self._send(step, _BOUNDARY_OF[tasklet.kind], number, sent)
+            self._boundary.send(step, _BOUNDARY_OF[tasklet.kind], number, sent)
 
     def _say(self, step: int) -> None:
         self._on_progress(step, self._work.progress)
@@ -217,7 +214,7 @@ class Microbatches:
         if place < (len(self._work.forwarded) if is_input else self._work.backwards):
             return
         await self._work.came(key.kind, key.index, payload)
-        tensor = await self._boundary(key, payload)
+        tensor = await self._boundary.decoded(key, payload)
         if is_input:
             order.input_arrived(place)
             tensors.inputs[place] = tensor
@@ -237,13 +234,13 @@ class Microbatches:
                 raise NotFinite(f"the loss of microbatch {number} is not finite")
             self._work.forward_done(number, None, loss)
             return None
-        sent = self._outgoing(step, FrameKind.ACTIVATION, number, result)
+        sent = self._boundary.outgoing(step, FrameKind.ACTIVATION, number, result)
         self._work.forward_done(number, sent, None)
         return sent
 
     def _backward(self, number: int, gradient: Tensor | None) -> Outgoing | None:
         """Compute thread."""
-        self._require_finite(FrameKind.ACTIVATION_GRADIENT, number, gradient)
+        self._boundary.require_finite(FrameKind.ACTIVATION_GRADIENT, number, gradient)
         part = self._runner.input_backward if self._runner.splits else self._runner.backward
         result = self._recorder.timed("backward", number, part)(number, gradient)
         return self._backward_done(number, result)
@@ -254,7 +251,7 @@ class Microbatches:
 
     def _backward_done(self, number: int, gradient: Tensor | None) -> Outgoing | None:
         kind, step = FrameKind.ACTIVATION_GRADIENT, self._step
-        sent = None if gradient is None else self._outgoing(step, kind, number, gradient)
+        sent = None if gradient is None else self._boundary.outgoing(step, kind, number, gradient)
         self._work.backward_done(number, sent)
         return sent
 
@@ -269,9 +266,9 @@ class Microbatches:
             due += [(FrameKind.ACTIVATION_GRADIENT, n) for n in done]
         for kind, number in due:
             sent = work.kept(kind, number)
-            if sent.codec != self._codec(kind, number):
-                sent = await self._compute.run(self._again, step, kind, number, sent)
-            self._send(step, kind, number, sent)
+            if sent.codec != self._boundary.codec(kind, number):
+                sent = await self._compute.run(self._boundary.again, step, kind, number, sent)
+            self._boundary.send(step, kind, number, sent)
 
     async def _last_backward(
         self, number: int, gradient: Tensor | None, is_final: Callable[[int], None]
@@ -297,7 +294,7 @@ class Microbatches:
 
     def _backward_layer(self, number: int, layer: int, gradient: Tensor | None) -> Outgoing | None:
         """Takes the gradient that the layer above has left, or the first one. Compute thread."""
-        self._require_finite(FrameKind.ACTIVATION_GRADIENT, number, gradient)
+        self._boundary.require_finite(FrameKind.ACTIVATION_GRADIENT, number, gradient)
         backward = self._recorder.timed("backward", number, self._runner.backward_layer)
         unfinished = self._work.unfinished
         result = backward(number, layer, gradient if unfinished is None else unfinished.gradient)
@@ -322,17 +319,22 @@ class Microbatches:
             is_final(layer)
             await asyncio.sleep(0)
 
+    @property
+    def held_out(self) -> list[int]:
+        """The held-out microbatches that go through this stage."""
+        return self._boundary.held_out
+
     async def evaluate(self, step: int) -> float:
         """Held-out microbatches, in the order of all; the summed loss, where the head is."""
         loss_sum, entry, kind = 0.0, None, FrameKind.ACTIVATION
-        for number in self.held_out:
+        for number in self._boundary.held_out:
             if not self._runner.has_embedding:
-                key = self._activation(step, number)
+                key = self._boundary.activation_key(step, number)
                 with self._recorder.span("wait"):
                     payload = await self._mailbox.take(key)
                 await self._work.came(key.kind, number, payload)
                 try:
-                    entry = await self._boundary(key, payload)
+                    entry = await self._boundary.decoded(key, payload)
                 except PeerFault as fault:
                     await self._frames.refuse(key.sender, fault)
             work = self._compute.run(self._evaluate, step, number, entry)
@@ -340,11 +342,11 @@ class Microbatches:
             if self._runner.has_head:
                 loss_sum += float(result)
             else:
-                neighbour = self._neighbour(kind, number).peer_id
-                sent = await self._compute.run(self._outgoing, step, kind, number, result)
+                neighbour = self._boundary.neighbour(kind, number).peer_id
+                sent = await self._compute.run(self._boundary.outgoing, step, kind, number, result)
                 if self._work.keeps_held_out:
                     await self._compute.run(self._work.evaluated, number, sent)
-                self._send(step, kind, number, sent)
+                self._boundary.send(step, kind, number, sent)
                 await self._frames.few_are_left_for(neighbour, self._stage.in_flight)
         return loss_sum
 
@@ -360,90 +362,8 @@ class Microbatches:
         knows = self._spec.stages_know_tokens
         needs_batch = self._runner.has_embedding or self._runner.has_head or knows
         tokens, targets = self._batch(step, number) if needs_batch else (None, None)
-        self._require_finite(FrameKind.ACTIVATION, number, activation)
+        self._boundary.require_finite(FrameKind.ACTIVATION, number, activation)
         entry = tokens if activation is None else activation
         if knows:
             return entry, targets if self._runner.has_head else None, tokens
         return (entry, targets) if self._runner.has_head else (entry,)
-
-    async def _boundary(self, key: FrameKey, payload: bytearray) -> Tensor:
-        """Raises `PeerFault`."""
-        codec = codec_of(self._mailbox.codec_of(key.kind, key.sender), self._spec.codecs)
-        shape = self._spec.boundary_shape(key.layer)
-        if codec.lossless:
-            return codec.decode(payload, shape)
-        turn = self._turn(key.step, key.kind, key.layer, key.index)
-        return await self._compute.run(codec.decode, payload, shape, turn)
-
-    def _turn(self, step: int, kind: FrameKind, layer: int, number: int) -> Turn:
-        return boundary_turn(self._spec, step, layer, number, back=kind is not FrameKind.ACTIVATION)
-
-    def _require_finite(self, kind: FrameKind, number: int, values: Tensor | None) -> None:
-        """What a neighbour has sent; raises `PeerFault`. Compute thread."""
-        ahead = kind is FrameKind.ACTIVATION
-        layer = self._stage.first_layer if ahead else self._stage.end_layer
-        limit = CODEC_TIMES * boundary_limit(self._spec, layer, back=not ahead)
-        if values is not None and not is_within(values, limit):
-            cause = f"{kind} of microbatch {number} with a value that is not finite, or too large"
-            raise PeerFault(cause, self._beside(number, after=not ahead).peer_id)
-
-    def _activation(self, step: int, number: int) -> FrameKey:
-        before, layer = self._beside(number, after=False), self._stage.first_layer
-        return FrameKey(step, FrameKind.ACTIVATION, layer, number, before.peer_id)
-
-    @property
-    def held_out(self) -> list[int]:
-        """The held-out microbatches that go through this stage."""
-        return held_out_of(self._neighbours)
-
-    def _place(self, number: int) -> int:
-        """Which of this peer's places a microbatch goes through."""
-        for place, beside in enumerate(self._neighbours):
-            if number in beside.held_out:
-                return place
-        return self._replay.place(number)
-
-    def _neighbour(self, kind: FrameKind, number: int) -> Stage:
-        """Where this microbatch's boundary tensor of this kind goes."""
-        return self._beside(number, after=kind is FrameKind.ACTIVATION)
-
-    def _beside(self, number: int, *, after: bool) -> Stage:
-        """The stage that a microbatch comes from, or goes to."""
-        return self._neighbours[self._place(number)].beside(after)
-
-    def _codec(self, kind: FrameKind, number: int) -> str:
-        """In which it goes there."""
-        boundaries, neighbour = self._mailbox.wire.boundaries, self._neighbour(kind, number).peer_id
-        if kind is FrameKind.ACTIVATION:
-            return boundaries[self._me, neighbour].activation
-        return boundaries[neighbour, self._me].gradient
-
-    def _layer_behind(self, kind: FrameKind, number: int) -> int:
-        """The first one behind the boundary that a tensor crosses on its way out."""
-        ahead = kind is FrameKind.ACTIVATION
-        return (self._neighbour(kind, number) if ahead else self._stage).first_layer
-
-    def _outgoing(self, step: int, kind: FrameKind, number: int, tensor: Tensor) -> Outgoing:
-        """Compute thread."""
-        name = self._codec(kind, number)
-        codec = codec_of(name, self._spec.codecs)
-        if codec.lossless:  # the others encode on the device, and their bytes are few
-            tensor = self._runner.copies.to_host(tensor).wait()
-        layer = self._layer_behind(kind, number)
-        limit = boundary_limit(self._spec, layer, back=kind is not FrameKind.ACTIVATION)
-        if not is_within(tensor, limit):
-            raise NotFinite(f"{kind} of microbatch {number} is not finite, or too large")
-        return Outgoing(name, codec.encode(tensor, self._turn(step, kind, layer, number)))
-
-    def _again(self, step: int, kind: FrameKind, number: int, sent: Outgoing) -> Outgoing:
-        """In the codec of the present view. Compute thread."""
-        codec, layer = codec_of(sent.codec, self._spec.codecs), self._layer_behind(kind, number)
-        turn, shape = self._turn(step, kind, layer, number), self._spec.boundary_shape(layer)
-        return self._outgoing(step, kind, number, codec.decode(sent.payload, shape, turn))
-
-    def _send(self, step: int, kind: FrameKind, number: int, sent: Outgoing) -> None:
-        neighbour, layer = self._neighbour(kind, number), self._layer_behind(kind, number)
-        shape = self._spec.boundary_shape(layer)
-        header = self._frames.header(step, kind, layer, number, shape, sent.codec)
-        lane = "forward" if kind is FrameKind.ACTIVATION else "backward"
-        self._frames.send_later(neighbour.peer_id, lane, header, sent.payload)

@@ -13,7 +13,7 @@ from p2p_dtfm.core.schedule.tied_ends import (
     tied_ends,
 )
 from p2p_dtfm.daemon.step.mailbox import TIED_CODEC, FrameKey
-from p2p_dtfm.daemon.step.segment_exchange import sum_digest
+from p2p_dtfm.daemon.step.reduction.segment_exchange import sum_digest
 from p2p_dtfm.daemon.step.stage_tools import StageLinks, StagePlace, StageTools
 from p2p_dtfm.net.streams.frames import FrameKind
 from p2p_dtfm.train.codecs import codec_of

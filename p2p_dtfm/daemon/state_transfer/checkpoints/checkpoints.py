@@ -11,23 +11,22 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from p2p_dtfm.core.messages.agreement_messages import SavedState
-from p2p_dtfm.core.protocol.errors import PeerFault, UserError
+from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.facts.in_words import counted
-from p2p_dtfm.core.protocol.lineage import epochs_of, is_lineage, unmarked
+from p2p_dtfm.core.protocol.lineage import epochs_of
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.daemon.machine.compute import Compute
-from p2p_dtfm.daemon.machine.disk import changed_ns
 from p2p_dtfm.daemon.peers.wire import CheckpointFiles
+from p2p_dtfm.daemon.state_transfer.checkpoints.announced_files import AnnouncedFiles
+from p2p_dtfm.daemon.state_transfer.checkpoints.files_here import FilesHere
 from p2p_dtfm.daemon.telemetry.status import Troubles
 from p2p_dtfm.net.streams.blobs import BlobExchange, BlobUnavailable
-from p2p_dtfm.train.data import is_digest
 from p2p_dtfm.train.model.checkpoint import (
     Checkpoint,
     CheckpointFailed,
     add_layer_file,
     checkpoint_directory,
     is_begun,
-    layer_path,
     list_checkpoints,
     load_layer,
     prune,
@@ -35,23 +34,13 @@ from p2p_dtfm.train.model.checkpoint import (
     read_manifest,
     save_layers,
     take_back,
-    worth_keeping,
 )
 from p2p_dtfm.train.model.gpt import layer_count
-from p2p_dtfm.train.model.layer_state import LayerState, state_bytes_limit
+from p2p_dtfm.train.model.layer_state import LayerState
 
 log = logging.getLogger("p2p_dtfm.checkpoints")
-STEPS_REMEMBERED = 4
-"""Of each member: what one tells takes the place of nobody else's."""
-SENDERS_REMEMBERED = 1024
-STEPS_AHEAD = 64
-"""By so many another member may have come further when it announces what it has saved: of one that
-computes alone, the others hear up to sixteen steps at a time (`daemon.peers.held_back`)."""
 SET_ASIDE = "set-aside"
 SET_ASIDE_KEPT = 2
-SAVED_TOLD = 4
-"""So many of the newest checkpoints others are told of, should all have to go back to one; and of
-those that are kept for that as many."""
 
 
 class Checkpoints:
@@ -77,14 +66,10 @@ class Checkpoints:
         self._announce = announce
         self._saves_itself = saves_itself
         self._troubles = troubles or Troubles()
-        self._remote: dict[int, dict[str, CheckpointFiles]] = {}
-        self._told: dict[str, dict[int, None]] = {}
-        """The steps of each sender, the one told last at the end; and so the senders."""
-        self._paths: dict[str, Path] = {}
-        self._of_ends: frozenset[str] = frozenset()
+        self._announced = AnnouncedFiles(spec)
+        self._here = FilesHere(root, spec)
         self.withheld: frozenset[int] = frozenset()
         """Layers that the run does not leave to this peer: whole is what has all others."""
-        self._agreed: dict[int, Mapping[int, bytes]] = {}
         self._committed_step = -1
         self._lineage = ""
         """From which that step started."""
@@ -94,25 +79,23 @@ class Checkpoints:
         self._completing: asyncio.Task[None] | None = None
         self._taking_back: asyncio.Task[None] | None = None
         self._has_news = False
-        self._damaged: set[tuple[int, int]] = set()
-        """Steps and layers whose files could not be loaded."""
         self._unsaved: set[int] = set()
         """The last step of which this disk has taken nothing."""
-        self._changes = 0
-        self._seen: tuple[int, int] | None = None
-        self._saved: tuple[SavedState, ...] = ()
         self.whole_step: int | None = None
         """The newest step, on the way to where training is, of which every layer's file is here."""
-        self._remember_files()
 
     def path_of(self, blob: str) -> Path | None:
         """A checkpoint's layer file by its digest, for the blob exchange."""
-        path = self._paths.get(blob)
-        return path if path is not None and path.is_file() else None
+        return self._here.path_of(blob)
 
     def is_of_ends(self, blob: str) -> bool:
         """Whether it is a file of the first layer, or of the last one."""
-        return blob in self._of_ends
+        return self._here.is_of_ends(blob)
+
+    @property
+    def saved(self) -> tuple[SavedState, ...]:
+        """What can be loaded from this disk, newest first."""
+        return self._here.saved
 
     async def load(self, layer: int, step: int) -> LayerState:
         """A layer as it was saved after `step` steps. Raises `UserError`; then nobody is told of
@@ -121,9 +104,7 @@ class Checkpoints:
         try:
             return await self._compute.run(load_layer, directory, layer)
         except UserError:
-            self._damaged.add((step, layer))
-            self._changes += 1
-            self._remember_files()
+            self._here.is_damaged(step, layer)
             raise
 
     async def newest_whole(self) -> tuple[Checkpoint, dict[int, LayerState]] | None:
@@ -159,25 +140,8 @@ class Checkpoints:
                 log.warning("the checkpoint of step %d is put aside as %s: %s", step, where, cause)
         except CheckpointFailed as error:
             log.warning("damaged checkpoints stay where they are: %s", error)
-        self._changes += 1
-        self._remember_files()
-
-    @property
-    def saved(self) -> tuple[SavedState, ...]:
-        """What can be loaded from this disk, newest first; read anew when that has changed."""
-        seen = (self._changes, changed_ns(self._root))
-        if seen != self._seen:
-            every = self._spec.audit.undo_every
-            found = worth_keeping(list_checkpoints(self._root), SAVED_TOLD, every)
-            sound = ((it.manifest, self._sound_layers(it)) for it in found)
-            self._seen = seen
-            self._saved = tuple(SavedState(it.step, it.lineage, n) for it, n in sound if n)
-        return self._saved
-
-    def _sound_layers(self, checkpoint: Checkpoint) -> tuple[int, ...]:
-        """As far as is known."""
-        step = checkpoint.manifest.step
-        return tuple(layer for layer in checkpoint.layers if (step, layer) not in self._damaged)
+        self._here.changed()
+        self._here.look()
 
     def refused(self, step: int) -> bool:
         """Whether this disk has taken nothing of what was to be saved of that step, the last one
@@ -208,7 +172,7 @@ class Checkpoints:
                 return
         self._troubles.over("checkpoint")
         self._unsaved.discard(step)
-        self._damaged -= {(step, layer) for layer in states}
+        self._here.is_written(step, set(states))
         self._files_changed(step)
         if states:
             self._complete_later()
@@ -250,44 +214,13 @@ class Checkpoints:
             log.info("removes %s that were taken back", counted(len(gone), "checkpoint"))
         if self.whole_step is not None and self.whole_step > step:
             self.whole_step = None
-        self._changes += 1
-        self._remember_files()
+        self._here.changed()
+        self._here.look()
 
     def remote_files(self, sender: str, message: CheckpointFiles) -> None:
         """Another member has these files. Raises `PeerFault` for impossible ones."""
-        if not 0 <= message.step <= self._spec.total_steps:
-            raise PeerFault(f"a checkpoint of step {message.step}", sender)
-        for layer, (digest, size_bytes) in message.files.items():
-            if not 0 <= layer < layer_count(self._spec):
-                raise PeerFault(f"a checkpoint file of layer {layer}", sender)
-            if not 0 < size_bytes <= state_bytes_limit(self._spec, layer):
-                raise PeerFault(f"a checkpoint file of {size_bytes} bytes", sender)
-            if not is_digest(digest):
-                raise PeerFault("a checkpoint file under a name that is no digest", sender)
-        if not is_lineage(message.lineage):
-            raise PeerFault("a checkpoint of a lineage that is no digest", sender)
-        if message.step > self._committed_step + STEPS_AHEAD >= STEPS_AHEAD:
-            raise PeerFault(f"a checkpoint of step {message.step}, which is far ahead", sender)
-        steps = self._told.pop(sender, {})
-        self._told[sender] = steps
-        steps.pop(message.step, None)
-        steps[message.step] = None
-        self._remote.setdefault(message.step, {})[sender] = message
-        if len(steps) > STEPS_REMEMBERED:
-            self._forget(sender, next(iter(steps)))
-        if len(self._told) > SENDERS_REMEMBERED:
-            oldest = next(iter(self._told))
-            for step in list(self._told[oldest]):
-                self._forget(oldest, step)
-            del self._told[oldest]
+        self._announced.take(sender, message, self._committed_step)
         self._complete_later()
-
-    def _forget(self, sender: str, step: int) -> None:
-        """Whoever fetches from it now goes on."""
-        del self._told[sender][step]
-        rest = {peer: item for peer, item in self._remote.pop(step).items() if peer != sender}
-        if rest:
-            self._remote[step] = rest
 
     def committed(self, step: int, agreed: Mapping[int, bytes], lineage: str) -> None:
         """A step is committed that started from this lineage; in its Prepared all holders say these
@@ -297,27 +230,13 @@ class Checkpoints:
             self._taking_back = asyncio.create_task(self.take_back(step, lineage))
             self._taking_back.add_done_callback(_report_bug)
         if agreed:
-            self._agreed[step] = agreed
-            for oldest in sorted(self._agreed)[:-STEPS_REMEMBERED]:
-                del self._agreed[oldest]
-        if step in self._remote:
+            self._announced.agree(step, agreed)
+        if step in self._announced:
             self._complete_later()
-
-    def _is_that(self, step: int, layer: int, blob: str) -> bool:
-        """Whether a file is what the layer's holders have said that they have; said by nobody, it
-        may be."""
-        said = self._agreed.get(step, {}).get(layer)
-        return said is None or bytes.fromhex(blob)[: len(said)] == said
 
     def whole_at(self, step: int, members: set[str]) -> bool:
         """Whether this peer and all `members` have every layer of that step."""
-        layers = set(range(layer_count(self._spec)))
-        theirs, privacy = self._remote.get(step, {}), self._spec.privacy
-        return self.whole_step == step and all(
-            member in theirs
-            and layers - privacy.withheld(member, len(layers)) <= theirs[member].files.keys()
-            for member in members
-        )
+        return self.whole_step == step and self._announced.all_have(step, members)
 
     def _complete_later(self) -> None:
         self._has_news = True
@@ -331,7 +250,7 @@ class Checkpoints:
             await self._complete_steps()
 
     async def _complete_steps(self) -> None:
-        for step, remote in sorted(self._remote.items(), reverse=True):
+        for step, told in self._announced.newest_first():
             if step > self._committed_step:
                 continue  # its digests are told with the next step
             directory = checkpoint_directory(self._root, step)
@@ -343,7 +262,7 @@ class Checkpoints:
                 continue
             try:
                 fetched = False
-                while await self._fetch_one_missing(remote, directory):
+                while await self._fetch_one_missing(told, directory):
                     fetched = True
                 if fetched:  # else all would answer one another's announcements for ever
                     self._files_changed(step)
@@ -359,20 +278,16 @@ class Checkpoints:
         if not is_right:
             await self.save(step, {}, self._lineage)
 
-    async def _fetch_one_missing(self, remote: dict[str, CheckpointFiles], directory: Path) -> bool:
-        """`remote` outlives newer steps: where they come fast, what was begun is ended too."""
+    async def _fetch_one_missing(
+        self, told: Mapping[str, CheckpointFiles], directory: Path
+    ) -> bool:
+        """`told` outlives newer steps: where they come fast, what was begun is ended too."""
         manifest = read_manifest(directory)
         present = {int(layer) for layer in manifest.layers} | self.withheld
         for layer in range(layer_count(self._spec)):
             if layer in present:
                 continue
-            offers = {
-                peer: item.files[layer]
-                for peer, item in remote.items()
-                if layer in item.files
-                and unmarked(item.lineage) == unmarked(manifest.lineage)
-                and self._is_that(manifest.step, layer, item.files[layer][0])
-            }
+            offers = self._announced.offers_of(layer, manifest, told)
             if offers:
                 await self._fetch_layer(directory, layer, offers, manifest.lineage)
                 return True
@@ -403,7 +318,7 @@ class Checkpoints:
                 target.unlink(missing_ok=True)
 
     def _files_changed(self, step: int) -> None:
-        self._remember_files()
+        self._here.look()
         directory = checkpoint_directory(self._root, step)
         try:
             manifest = read_manifest(directory)
@@ -414,24 +329,13 @@ class Checkpoints:
         if files.keys() | self.withheld == set(range(layer_count(self._spec))):
             self.whole_step = max(step, self.whole_step or 0)
             self._prune(step)
-        self._changes += 1
+        self._here.changed()
 
     def _prune(self, made: int) -> None:
         try:
             prune(self._root, self._spec.checkpoint.keep, made, self._spec.audit.undo_every)
         except CheckpointFailed as error:
             log.warning("old checkpoints stay: %s", error)
-
-    def _remember_files(self) -> None:
-        found = [
-            (file.digest, int(layer), checkpoint.directory)
-            for checkpoint in list_checkpoints(self._root)
-            for layer, file in checkpoint.manifest.layers.items()
-            if (checkpoint.manifest.step, int(layer)) not in self._damaged
-        ]
-        ends = (0, layer_count(self._spec) - 1)
-        self._paths = {digest: layer_path(where, layer) for digest, layer, where in found}
-        self._of_ends = frozenset(digest for digest, layer, _ in found if layer in ends)
 
     async def close(self) -> None:
         for task in (self._completing, self._taking_back):

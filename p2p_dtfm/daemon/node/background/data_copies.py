@@ -1,0 +1,33 @@
+"""Copies of the run's data at each member, so that no peer's death takes the only one along."""
+
+import asyncio
+import logging
+
+from p2p_dtfm.daemon.node.participation.participant import Participant
+from p2p_dtfm.net.streams.blobs import BlobUnavailable
+
+log = logging.getLogger("p2p_dtfm")
+
+DATA_KEPT_LIMIT_BYTES = 2 << 30
+DATA_RETRY_S = 5.0
+
+
+async def bring_data(participant: Participant) -> None:
+    """All of it ahead of need. Corpora above the limit stay with those whose steps read them."""
+    membership, run = participant.membership, participant.membership.run
+    me = membership.network.me.peer_id
+    sizes = run.manifest.blobs()
+    limits = [DATA_KEPT_LIMIT_BYTES, participant.local.disk_limit_bytes // 2]
+    if sum(sizes.values()) > min(filter(None, limits)):
+        return
+    order = sorted(sizes)
+    start = sum(me.encode()) % len(order)  # not all fetch the same one first
+    while me not in membership.members():  # others do not give it to anybody else
+        await asyncio.sleep(DATA_RETRY_S / 5)
+    for digest in [*order[start:], *order[:start]]:
+        while not run.blobs.has(digest):
+            try:
+                await participant.fetch_shards({digest})
+            except (BlobUnavailable, OSError) as error:
+                log.debug("data: %s", error)
+                await asyncio.sleep(DATA_RETRY_S)

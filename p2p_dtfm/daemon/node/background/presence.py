@@ -1,0 +1,126 @@
+"""Where this peer is, for those who look for it; and where others of its run are."""
+
+import asyncio
+import contextlib
+import logging
+
+from p2p_dtfm.core.gate.gate_table import FAR
+from p2p_dtfm.daemon.node.participation.participant import Participant
+from p2p_dtfm.daemon.peers.facts.publishing import Publishing
+from p2p_dtfm.daemon.peers.facts.twin import require_no_twin
+from p2p_dtfm.net.contacts.addresses import is_relayed
+from p2p_dtfm.net.directory.values import Presence
+from p2p_dtfm.net.errors import Unreachable
+from p2p_dtfm.ports import chance, now
+
+log = logging.getLogger("p2p_dtfm")
+
+STRANGERS_TRIED = 4
+PRESENCE_REFRESH_S = 20.0
+PRESENCE_RETRY_S = 3.0
+"""Nodes that were asked first may have had to look for the run."""
+CROWD = 8
+"""A view of so many looks half as often for others, of twice as many a third as often."""
+WAY_REFRESH_S = 5.0
+WAY_RETRY_S = 1.0
+
+
+class PresenceKeeping:
+    """In the directory, and in this peer's record where it is reached another way."""
+
+    def __init__(self, participant: Participant) -> None:
+        self._membership = membership = participant.membership
+        self._agreement = membership.agreement
+        self._me = membership.network.me.peer_id
+        self._run = membership.run
+        self._local = participant.local
+        self._network = participant.network
+        self._messenger = participant.network.messenger
+        self._moved = asyncio.Event()
+        """This peer's addresses are others than those in its presence."""
+        self._publishing = Publishing(
+            membership.acquaintances.directory,
+            self._run.digest,
+            participant.local.settings.publish and not self._run.spec.admission.is_invited,
+        )
+        self._presences = 0
+        self._began_s = now.monotonic_s()
+
+    async def keep(self) -> None:
+        """Publish it anew before it ends, and at once when it is news."""
+        directory = self._membership.acquaintances.directory
+        while True:
+            accepted = False
+            try:
+                presence = Presence(
+                    peer_id=self._me,
+                    life=self._membership.me.life,
+                    addresses=await self._network.host.addresses(),
+                    run_digest=self._run.digest,
+                )
+                if self._looks_around():
+                    await directory.meet_again()
+                    await directory.publish_run(self._run.digest, self._run.signed_spec)
+                    # before this peer's own presence takes the place of another's with its id
+                    self._meet_present(await directory.present_peers(self._run.digest))
+                accepted = await directory.publish_presence(presence)
+                accepted &= await self._publishing.publish(
+                    self._membership.self_record,
+                    self._membership.sign,
+                    self._agreement.view,
+                    self._local.observer.step(),
+                )
+            except Unreachable as error:
+                log.warning("directory: %s", error)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(PRESENCE_REFRESH_S if accepted else PRESENCE_RETRY_S):
+                    await self._moved.wait()
+            self._moved.clear()
+
+    def _looks_around(self) -> bool:
+        """Where many know one another, each looks for more of them, and publishes the spec that
+        all publish, only now and then."""
+        self._presences += 1
+        view = self._agreement.view
+        members = 0 if view is None else len(view.members)
+        return self._presences == 1 or self._presences % (1 + members // CROWD) == 0
+
+    def _meet_present(self, present: list[Presence]) -> None:
+        """Others of this run may be in another view; of those that were never in one with this
+        peer there may be any number, and so a few are tried each time. Raises `UserError` where one
+        has this peer's own id."""
+        lived_s = now.monotonic_s() - self._began_s
+        identity = self._local.home.identity
+        require_no_twin(present, self._membership.me, now.wall_s() - lived_s, identity)
+        others = [peer for peer in present if peer.peer_id != self._me]
+        roles = {peer.peer_id: self._network.keeper.role_of(peer.peer_id) for peer in others}
+        strangers = [peer for peer in others if roles[peer.peer_id] in FAR]
+        tried = chance.sample(strangers, min(len(strangers), STRANGERS_TRIED))
+        for peer in (*(peer for peer in others if roles[peer.peer_id] not in FAR), *tried):
+            self._messenger.hear_of(peer.peer_id, peer.addresses)
+            self._agreement.know(peer.peer_id)
+
+    async def keep_reachable(self) -> None:
+        """Tell others when this peer is reached another way, and notice links that lead another
+        way: those are measured anew."""
+        while not self._network.host.is_only_local:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(WAY_REFRESH_S):
+                    await self._network.reachability.changed.wait()
+            try:
+                if self._network.reachability.changed.is_set():
+                    addresses = await self._network.host.addresses()  # or it is told of later
+                    self._network.reachability.changed.clear()
+                    finding = self._network.reachability.finding
+                    record = self._membership.self_record
+                    record.state_reachability(addresses, finding.reachability)
+                    self._membership.set_record()
+                    self._moved.set()
+                ends = await self._network.host.remote_addresses()
+            except Unreachable as error:
+                log.debug("%s", error)
+                await asyncio.sleep(WAY_RETRY_S)
+                continue
+            self._network.far_ends = {peer: end for peer, (end, *_) in ends.items()}
+            straight = {peer: not is_relayed(end) for peer, end in self._network.far_ends.items()}
+            self._membership.self_record.forget_where_changed(straight)

@@ -1,0 +1,198 @@
+"""The ways into a run: found it with its data, ask others for it, or take up the last one."""
+
+import asyncio
+import logging
+import secrets
+from functools import partial
+from pathlib import Path
+
+from p2p_dtfm.core.protocol.errors import UNREACHABLE, UserError
+from p2p_dtfm.core.protocol.run_spec import AdmissionSpec, RunSpec
+from p2p_dtfm.daemon.node.acquaintances import (
+    LOOK_AGAIN_LIMIT_S,
+    LOOK_AGAIN_S,
+    Acquaintances,
+    meeting_points,
+)
+from p2p_dtfm.daemon.node.join.leads import Leads
+from p2p_dtfm.daemon.node.join.own_disk import was_in, whole_step, why_not_alone
+from p2p_dtfm.daemon.node.local import Local
+from p2p_dtfm.daemon.node.network import Network
+from p2p_dtfm.daemon.peers.home_memory import Memory
+from p2p_dtfm.daemon.peers.run_source import Run, open_local_run, prepare_run, sign_spec
+from p2p_dtfm.daemon.state_transfer.initial_states import store_initial
+from p2p_dtfm.daemon.telemetry.status import State
+from p2p_dtfm.net.contacts.addresses import parse_address
+from p2p_dtfm.sim.scenario.files import find_run_spec
+from p2p_dtfm.train.data import BLOBS_NAME, BlobStore, Progress
+
+log = logging.getLogger("p2p_dtfm")
+
+
+class RunJoining:
+    """Founding and joining. `founds`: nobody else is there, so this peer makes the first view;
+    `may_go_on_alone`: it may do so later, if those that it has found die."""
+
+    def __init__(self, local: Local, network: Network, acquaintances: Acquaintances) -> None:
+        self.founds = self.may_go_on_alone = local.settings.founds
+        self.has_lost_memory = False
+        """It founds a run in which it was before, and remembers nobody: members may find it yet."""
+        self._local = local
+        self._network = network
+        self._acquaintances = acquaintances
+        self._leads = Leads(local, network, acquaintances)
+
+    @property
+    def goes_on_from_own(self) -> bool:
+        """It has come further than the one that trains, who will come over."""
+        return self._leads.goes_on_from_own
+
+    async def enter_run(self) -> Run:
+        """Found it, join it, or take up the last one."""
+        run = await self._enter_run()
+        self.founds |= self.goes_on_from_own
+        return run
+
+    async def _enter_run(self) -> Run:
+        settings, recalled = self._local.settings, self._acquaintances.memory
+        if settings.run:
+            return await self._found_run()
+        if recalled is None:
+            return await self._leads.ask_which_run(settings.run_digest)
+        if settings.initial_peers and meeting_points(settings, self._network):
+            try:
+                return await self._leads.ask_which_run(settings.run_digest)
+            except UserError as error:
+                if error.exit_code != UNREACHABLE:
+                    raise
+                log.warning("%s", error.cause)
+        return await self._take_up(recalled)
+
+    async def _found_run(self) -> Run:
+        self._local.status.say(State.STARTING, "prepares the data of the run")
+        path = find_run_spec(self._local.settings.run)
+        scratch = self._local.home.root / "prepared"
+        spec, prepared = await asyncio.to_thread(
+            prepare_run, path, scratch, self._progress_of_data()
+        )
+        me = self._network.me.peer_id
+        spec = spec.model_copy(update={"privacy": spec.privacy.with_founder(me)})
+        spec = _with_founder(self._which_founding(spec), me)
+        self._network.come_to(spec.digest())
+        was_in_it = self._has_met_somebody(spec.digest()) or self._was_in(spec.digest())
+        if self._local.settings.initial_peers or was_in_it:
+            self.founds = False
+            run = await self._leads.follow_first(
+                partial(self._acquaintances.look_before_going_alone, spec.digest())
+            )
+            if run is not None:
+                return run
+            self._leads.require_nobody_known()
+            self.founds = True
+        signed = sign_spec(spec, self._network.host.identity)
+        store = BlobStore(self._local.home.run_directory(spec.digest()) / BLOBS_NAME)
+        await asyncio.to_thread(store_initial, spec, path, store)
+        digests = prepared.digests()
+        for done, digest in enumerate(digests):
+            self._local.status.advance(State.STARTING, "checks the data", done, len(digests))
+            blob = prepared.held(digest)
+            stored = await asyncio.to_thread(store.put_file, blob)
+            if stored != digest:
+                store.remove(stored)
+                raise damaged_data(blob)
+        for address in self._network.first_contacts:
+            self._network.messenger.forget(parse_address(address)[0])
+        return open_local_run(signed, store)
+
+    def _which_founding(self, spec: RunSpec) -> RunSpec:
+        """A run of this spec that this home was in last goes on, unless a new one is wanted."""
+        known = self._acquaintances.runs
+        runs = [memory for memory in known if memory.spec.unmarked == spec.unmarked]
+        if not self._local.settings.new:
+            recalled = self._acquaintances.memory = next(iter(runs), None)
+            return spec if recalled is None else recalled.spec
+        marked = spec.model_copy(update={"founding": secrets.token_hex(8)})
+        for memory in runs[:1]:
+            log.info(
+                "founds run %s afresh; leaves run %s, whose checkpoints stay in %s",
+                marked.digest()[:16],
+                memory.run_digest[:16],
+                self._local.home.run_directory(memory.run_digest),
+            )
+        return marked
+
+    def _has_met_somebody(self, run_digest: str) -> bool:
+        recalled = self._acquaintances.memory
+        return recalled is not None and recalled.run_digest == run_digest and bool(recalled.members)
+
+    def _was_in(self, run_digest: str) -> bool:
+        """Though its memory of the run is gone: whoever founded it now would begin the same run a
+        second time, beside those that train it."""
+        if self._acquaintances.memory is not None:
+            return False
+        if not was_in(self._local.home, run_digest):
+            return False
+        self.has_lost_memory = True
+        log.warning(
+            "this home was in run %s before, and what it remembered of it is gone: looks for its "
+            "members before it goes on alone",
+            run_digest[:16],
+        )
+        return True
+
+    async def _take_up(self, recalled: Memory) -> Run:
+        """Go where the others are. Where nobody is, a daemon that was told of no peers goes on from
+        its own disk, if that has a whole checkpoint or this peer founded the run; others wait."""
+        digest, pause_s = recalled.run_digest, LOOK_AGAIN_S
+        store = BlobStore(self._local.home.run_directory(digest) / BLOBS_NAME)
+        home, me = self._local.home, self._network.me.peer_id
+        why_not = await asyncio.to_thread(why_not_alone, home, me, recalled, store)
+        self.may_go_on_alone = not self._local.settings.initial_peers and not why_not
+        if why_not and not self._local.settings.initial_peers:
+            log.warning("cannot go on with run %s alone: %s", digest[:16], why_not)
+        alone, known = self.may_go_on_alone, self._acquaintances
+        while True:
+            look = known.look_before_going_alone if alone else known.look_for_members
+            run = await self._leads.follow_first(partial(look, digest))
+            if run is not None:
+                return run
+            if alone and not self._leads.turned_away():
+                self.founds = True
+                log.info("takes up run %s (%s) alone", digest[:16], recalled.spec.name)
+                if not await asyncio.to_thread(whole_step, home, recalled):
+                    log.warning("no whole checkpoint of it is here: it begins again at step 0")
+                return open_local_run(recalled.signed_spec, store)
+            known.say_nobody_answers(digest, pause_s, self._leads.complete_by)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, LOOK_AGAIN_LIMIT_S)
+            self._network.messenger.passed_over.clear()
+            await known.call_again()
+
+    def _progress_of_data(self) -> Progress:
+        """Tells the status, from the thread that prepares the data."""
+        loop = asyncio.get_running_loop()
+
+        def tell(done_bytes: int, total_bytes: int, stage: str) -> None:
+            what = f"prepares the data of the run, {stage}"
+            loop.call_soon_threadsafe(
+                self._local.status.advance, State.STARTING, what, done_bytes, total_bytes
+            )
+
+        return tell
+
+
+def _with_founder(spec: RunSpec, peer_id: str) -> RunSpec:
+    """A run by invitation rests on its founder's word, and has a key for its directory."""
+    if not spec.admission.is_invited or spec.admission.founder:
+        return spec
+    admission = AdmissionSpec(mode="invited", founder=peer_id, key=secrets.token_hex(32))
+    return spec.model_copy(update={"admission": admission})
+
+
+def damaged_data(blob: Path) -> UserError:
+    """A founder's own data are not what their manifest says."""
+    return UserError(
+        f"the data shard {blob} is damaged: its bytes are not those that were prepared",
+        f"remove {blob.parents[1]} and make the data anew; "
+        "for your own text: p2p-dtfm prepare PATH... --out DIR",
+    )

@@ -1,0 +1,71 @@
+"""The last words of a run that is complete: thanks, a report, and what to do next."""
+
+import asyncio
+import logging
+
+from p2p_dtfm.daemon.dashboard.report_file import FILE as REPORT_FILE
+from p2p_dtfm.daemon.dashboard.report_file import last_words, next_commands, write_report
+from p2p_dtfm.daemon.node.local import Local
+from p2p_dtfm.daemon.peers.run_source import Run
+from p2p_dtfm.daemon.state_transfer.checkpoints.checkpoints import Checkpoints
+from p2p_dtfm.daemon.trainer.sample_writer import SampleWriter
+from p2p_dtfm.ports import now
+
+WHOLE_LIMIT_S = 10.0
+WHOLE_POLL_S = 0.1
+"""How long the last words wait until all layers of the last step are on this disk."""
+
+log = logging.getLogger("p2p_dtfm")
+
+
+class EndOfRun:
+    """`done`: the trainer has taken the last step, unless a failure costs it after all."""
+
+    def __init__(
+        self,
+        local: Local,
+        run: Run,
+        done: asyncio.Event,
+        checkpoints: Checkpoints,
+        samples: SampleWriter | None,
+    ) -> None:
+        self._local = local
+        self._run = run
+        self._done = done
+        self._checkpoints = checkpoints
+        self._samples = samples
+        self._has_told = False
+        self._telling = asyncio.Lock()
+
+    async def when_done(self) -> None:
+        """Tells so; whoever ends with its run may end before."""
+        while not self._has_told:
+            await self._done.wait()
+            await self.tell()
+
+    async def tell(self) -> None:
+        """Once, and only of a run that is complete."""
+        async with self._telling:
+            if not self._has_told and self._done.is_set():
+                self._has_told = await self._tell()
+
+    async def _tell(self) -> bool:
+        """Whether the run was still complete by then: a failure may have cost its last steps."""
+        spec, observer = self._run.spec, self._local.observer
+        end_s = now.monotonic_s() + WHOLE_LIMIT_S
+        while self._checkpoints.whole_step != spec.total_steps and now.monotonic_s() < end_s:
+            await asyncio.sleep(WHOLE_POLL_S)
+        if not self._done.is_set():
+            return False
+        if self._samples is not None:
+            await self._samples.write_last(spec.total_steps)
+        home, state = self._local.home, observer.state()
+        path = home.run_directory(self._run.digest) / REPORT_FILE
+        # neither command knows layers that are listed, nor a model whose ends others keep
+        usable = not (spec.layers or self._checkpoints.withheld)
+        commands = next_commands(home.root, state.samples.prompt or "def ") if usable else ()
+        observer.ends_with(commands)
+        written = await asyncio.to_thread(write_report, path, state, commands)
+        for line in last_words(state, path if written else None, commands):
+            log.info("%s", line)
+        return True

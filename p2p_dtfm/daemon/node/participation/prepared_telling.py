@@ -1,0 +1,51 @@
+"""Who hears of this peer's Prepared, and when: first those for whom the others wait."""
+
+import math
+
+from p2p_dtfm.core.messages.prepared import PreparedSteps, SignedPrepared
+from p2p_dtfm.core.protocol.plan import Plan
+from p2p_dtfm.core.protocol.signed import Signed
+from p2p_dtfm.core.recovery.view import View
+from p2p_dtfm.daemon.node.membership import Membership
+from p2p_dtfm.daemon.peers.held_back import HeldBack
+from p2p_dtfm.ports import now
+
+
+class PreparedTelling:
+    """To all other members of the view."""
+
+    def __init__(self, membership: Membership) -> None:
+        self._agreement = membership.agreement
+        self._last_step = membership.run.spec.total_steps
+        self._messenger = membership.network.messenger
+        self._me = membership.network.me.peer_id
+        self._held_back = HeldBack()
+
+    def say(self, signed: Signed, view: View) -> None:
+        """First to those for whom the others wait: the first stages begin the next step.
+
+        Where this peer alone computes and guardians lag nobody waits: the others hear of several
+        steps at a time, but at once of one after which another view may take over.
+        """
+        message: SignedPrepared | PreparedSteps = SignedPrepared(signed)
+        if self._computes_alone(view):
+            now_s = now.monotonic_s()
+            self._held_back.add(view.id, signed)
+            if self._may_wait() and not self._held_back.is_due(now_s):
+                return
+            message = PreparedSteps(self._held_back.take(now_s))
+        position = {peer_id: math.inf for peer_id in view.member_ids}
+        if isinstance(view.plan, Plan):
+            for pipeline in view.plan.pipelines:
+                position |= {stage.peer_id: at for at, stage in enumerate(pipeline.stages)}
+        for peer_id in sorted(view.member_ids, key=position.__getitem__):
+            self._messenger.tell(peer_id, message)
+
+    def _computes_alone(self, view: View) -> bool:
+        is_alone = isinstance(view.plan, Plan) and view.plan.stage_holders() == (self._me,)
+        return is_alone and view.cut_pace is not None
+
+    def _may_wait(self) -> bool:
+        """No view waits for the step under way, and it is not the last one."""
+        agreement = self._agreement
+        return agreement.next_view is None and agreement.step < self._last_step

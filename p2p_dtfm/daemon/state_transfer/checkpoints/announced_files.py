@@ -1,0 +1,114 @@
+"""What other members say that they have saved, and which of it is what all have agreed on.
+
+Of a few steps for each of a bounded number of members: what one tells takes the place of nobody
+else's.
+"""
+
+from collections.abc import Mapping
+
+from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.core.protocol.lineage import is_lineage, unmarked
+from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.daemon.peers.wire import CheckpointFiles
+from p2p_dtfm.train.data import is_digest
+from p2p_dtfm.train.model.checkpoint import CheckpointManifest
+from p2p_dtfm.train.model.gpt import layer_count
+from p2p_dtfm.train.model.layer_state import state_bytes_limit
+
+STEPS_REMEMBERED = 4
+"""Of each member."""
+SENDERS_REMEMBERED = 1024
+STEPS_AHEAD = 64
+"""By so many another member may have come further when it announces what it has saved: of one that
+computes alone, the others hear up to sixteen steps at a time (`daemon.peers.held_back`)."""
+
+
+class AnnouncedFiles:
+    """By step and member."""
+
+    def __init__(self, spec: RunSpec) -> None:
+        self._spec = spec
+        self._of_steps: dict[int, dict[str, CheckpointFiles]] = {}
+        self._told: dict[str, dict[int, None]] = {}
+        """The steps of each sender, the one told last at the end; and so the senders."""
+        self._agreed: dict[int, Mapping[int, bytes]] = {}
+
+    def take(self, sender: str, message: CheckpointFiles, committed_step: int) -> None:
+        """Another member has these files; -1: no step has committed. Raises `PeerFault` for
+        impossible ones."""
+        self._require_possible(sender, message, committed_step)
+        steps = self._told.pop(sender, {})
+        self._told[sender] = steps
+        steps.pop(message.step, None)
+        steps[message.step] = None
+        self._of_steps.setdefault(message.step, {})[sender] = message
+        if len(steps) > STEPS_REMEMBERED:
+            self._forget(sender, next(iter(steps)))
+        if len(self._told) > SENDERS_REMEMBERED:
+            oldest = next(iter(self._told))
+            for step in list(self._told[oldest]):
+                self._forget(oldest, step)
+            del self._told[oldest]
+
+    def _require_possible(self, sender: str, message: CheckpointFiles, committed_step: int) -> None:
+        if not 0 <= message.step <= self._spec.total_steps:
+            raise PeerFault(f"a checkpoint of step {message.step}", sender)
+        for layer, (digest, size_bytes) in message.files.items():
+            if not 0 <= layer < layer_count(self._spec):
+                raise PeerFault(f"a checkpoint file of layer {layer}", sender)
+            if not 0 < size_bytes <= state_bytes_limit(self._spec, layer):
+                raise PeerFault(f"a checkpoint file of {size_bytes} bytes", sender)
+            if not is_digest(digest):
+                raise PeerFault("a checkpoint file under a name that is no digest", sender)
+        if not is_lineage(message.lineage):
+            raise PeerFault("a checkpoint of a lineage that is no digest", sender)
+        if message.step > committed_step + STEPS_AHEAD >= STEPS_AHEAD:
+            raise PeerFault(f"a checkpoint of step {message.step}, which is far ahead", sender)
+
+    def _forget(self, sender: str, step: int) -> None:
+        """Whoever fetches from it now goes on."""
+        del self._told[sender][step]
+        rest = {peer: item for peer, item in self._of_steps.pop(step).items() if peer != sender}
+        if rest:
+            self._of_steps[step] = rest
+
+    def __contains__(self, step: int) -> bool:
+        return step in self._of_steps
+
+    def newest_first(self) -> list[tuple[int, Mapping[str, CheckpointFiles]]]:
+        """By step: who has announced what of it. Later announcements are in no earlier list."""
+        return sorted(self._of_steps.items(), reverse=True)
+
+    def all_have(self, step: int, members: set[str]) -> bool:
+        """Whether all `members` have every layer of that step that the run leaves to them."""
+        layers = set(range(layer_count(self._spec)))
+        theirs, privacy = self._of_steps.get(step, {}), self._spec.privacy
+        return all(
+            member in theirs
+            and layers - privacy.withheld(member, len(layers)) <= theirs[member].files.keys()
+            for member in members
+        )
+
+    def agree(self, step: int, agreed: Mapping[int, bytes]) -> None:
+        """Its Prepared say these digests of the states from which it starts, by layer."""
+        self._agreed[step] = agreed
+        for oldest in sorted(self._agreed)[:-STEPS_REMEMBERED]:
+            del self._agreed[oldest]
+
+    def offers_of(
+        self, layer: int, manifest: CheckpointManifest, told: Mapping[str, CheckpointFiles]
+    ) -> dict[str, tuple[str, int]]:
+        """Who of those that have `told` offers this layer for a checkpoint, as which file."""
+        return {
+            peer: item.files[layer]
+            for peer, item in told.items()
+            if layer in item.files
+            and unmarked(item.lineage) == unmarked(manifest.lineage)
+            and self._is_that(manifest.step, layer, item.files[layer][0])
+        }
+
+    def _is_that(self, step: int, layer: int, blob: str) -> bool:
+        """Whether a file is what the layer's holders have said that they have; said by nobody, it
+        may be."""
+        said = self._agreed.get(step, {}).get(layer)
+        return said is None or bytes.fromhex(blob)[: len(said)] == said

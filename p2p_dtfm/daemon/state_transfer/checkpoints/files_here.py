@@ -1,0 +1,86 @@
+"""What of a run's checkpoints is on this disk and can be loaded, as it is at this moment."""
+
+from pathlib import Path
+
+from p2p_dtfm.core.messages.agreement_messages import SavedState
+from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.daemon.machine.disk import changed_ns
+from p2p_dtfm.train.model.checkpoint import (
+    Checkpoint,
+    layer_path,
+    list_checkpoints,
+    worth_keeping,
+)
+from p2p_dtfm.train.model.gpt import layer_count
+
+SAVED_TOLD = 4
+"""So many of the newest checkpoints others are told of, should all have to go back to one; and of
+those that are kept for that as many."""
+
+
+class FilesHere:
+    """Whoever changes something calls `changed`, and `look` once files are named otherwise."""
+
+    def __init__(self, root: Path, spec: RunSpec) -> None:
+        self._root = root
+        self._spec = spec
+        self._paths: dict[str, Path] = {}
+        self._of_ends: frozenset[str] = frozenset()
+        self._damaged: set[tuple[int, int]] = set()
+        """Steps and layers whose files could not be loaded."""
+        self._changes = 0
+        self._seen: tuple[int, int] | None = None
+        self._saved: tuple[SavedState, ...] = ()
+        self.look()
+
+    def path_of(self, blob: str) -> Path | None:
+        """A layer's file by its digest."""
+        path = self._paths.get(blob)
+        return path if path is not None and path.is_file() else None
+
+    def is_of_ends(self, blob: str) -> bool:
+        """Whether it is a file of the first layer, or of the last one."""
+        return blob in self._of_ends
+
+    @property
+    def saved(self) -> tuple[SavedState, ...]:
+        """What can be loaded, newest first; read anew when that has changed."""
+        seen = (self._changes, changed_ns(self._root))
+        if seen != self._seen:
+            every = self._spec.audit.undo_every
+            found = worth_keeping(list_checkpoints(self._root), SAVED_TOLD, every)
+            sound = ((it.manifest, self._sound_layers(it)) for it in found)
+            self._seen = seen
+            self._saved = tuple(SavedState(it.step, it.lineage, n) for it, n in sound if n)
+        return self._saved
+
+    def _sound_layers(self, checkpoint: Checkpoint) -> tuple[int, ...]:
+        """As far as is known."""
+        step = checkpoint.manifest.step
+        return tuple(layer for layer in checkpoint.layers if (step, layer) not in self._damaged)
+
+    def is_damaged(self, step: int, layer: int) -> None:
+        """It could not be loaded: nobody is told of it any more, in this life."""
+        self._damaged.add((step, layer))
+        self.changed()
+        self.look()
+
+    def is_written(self, step: int, layers: set[int]) -> None:
+        """Anew."""
+        self._damaged -= {(step, layer) for layer in layers}
+
+    def changed(self) -> None:
+        """What `saved` says is out of date."""
+        self._changes += 1
+
+    def look(self) -> None:
+        """By which digests files are asked for now."""
+        found = [
+            (file.digest, int(layer), checkpoint.directory)
+            for checkpoint in list_checkpoints(self._root)
+            for layer, file in checkpoint.manifest.layers.items()
+            if (checkpoint.manifest.step, int(layer)) not in self._damaged
+        ]
+        ends = (0, layer_count(self._spec) - 1)
+        self._paths = {digest: layer_path(where, layer) for digest, layer, where in found}
+        self._of_ends = frozenset(digest for digest, layer, _ in found if layer in ends)

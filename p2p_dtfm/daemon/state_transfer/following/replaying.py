@@ -1,0 +1,157 @@
+"""States that have come, rolled forward step by step with the gradients that the same donor sends,
+until they are as new as everybody's."""
+
+import asyncio
+import math
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.core.protocol.workload import workload_of
+from p2p_dtfm.daemon.peers.wire import LayersCommitted
+from p2p_dtfm.daemon.state_transfer.following.arriving_gradients import ArrivingGradients
+from p2p_dtfm.daemon.state_transfer.state_tools import FollowerTools
+from p2p_dtfm.net.streams.frames import FrameHeader
+from p2p_dtfm.train.model.optimizer import replay_outcome
+
+COMMITTED_LIMIT = 4096
+STALL_S = 5.0
+"""Later steps arrive but the next one does not: part of it was lost, so ask anew."""
+
+Tensor = Any
+OnGradient = Callable[[str, int, int, Tensor], None]
+
+
+@dataclass(frozen=True)
+class Coming:
+    """Which layers are followed, as it is at any moment."""
+
+    layers: frozenset[int]
+    missing: Collection[int]
+    """Of these, whose states are not here yet."""
+    donor_of: Mapping[int, str]
+
+
+class Replaying:
+    """`begin_again(donor, reason)`: what it gives is of no use from here on, so newer states are
+    asked for. `on_progress` and `on_gradient` are the follower's."""
+
+    def __init__(
+        self,
+        coming: Coming,
+        tools: FollowerTools,
+        on_progress: Callable[[], None],
+        on_gradient: OnGradient | None,
+        begin_again: Callable[[str, str], None],
+    ) -> None:
+        self._coming = coming
+        self._tools = tools
+        self._on_progress = on_progress
+        self._on_gradient = on_gradient
+        self._begin_again = begin_again
+        self._gradients = ArrivingGradients(workload_of(tools.spec), coming.layers)
+        self._committed: dict[str, dict[int, float]] = {}
+        """By donor: of each step that has committed, the norm of its gradient."""
+        self._noted: set[tuple[int, int]] = set()
+        self._wake = asyncio.Event()
+        self._has_stopped = False
+
+    @property
+    def rolled(self) -> set[int]:
+        """Layers whose states were moved on by any gradient, or are at this moment."""
+        return self._gradients.rolled
+
+    def committed(self, sender: str, message: LayersCommitted) -> None:
+        """Raises `PeerFault` for a gradient norm that is none."""
+        if not 0 <= message.gradient_norm < math.inf:
+            raise PeerFault(f"a gradient norm of {message.gradient_norm}", sender)
+        committed = self._committed.setdefault(sender, {})
+        committed[message.step] = message.gradient_norm
+        while len(committed) > COMMITTED_LIMIT:  # what came first was replayed long ago
+            del committed[next(iter(committed))]
+        self._wake.set()
+
+    def take(self, sender: str, header: FrameHeader, payload: bytearray) -> None:
+        """A chunk of a layer's reduced gradient. Raises `PeerFault` if it cannot be one."""
+        self._gradients.require_possible(sender, header)
+        if self._coming.donor_of.get(header.layer) != sender:
+            return  # it was the donor until lately, or is that of a request that ended
+        self._gradients.take(sender, header, payload)
+        if self._gradients.are_too_many:
+            most = self._gradients.largest_of(self._coming.donor_of)
+            self._begin_again(most, "more steps wait than there is room for")
+        self._wake.set()
+
+    def drop(self, donor: str) -> None:
+        """What it has sent; what others give goes on."""
+        given = {layer for layer, peer in self._coming.donor_of.items() if peer == donor}
+        self._gradients.drop(given)
+        self._committed.pop(donor, None)
+
+    def go_on(self) -> None:
+        """A state has come."""
+        self._wake.set()
+
+    def stop(self) -> None:
+        """Nothing changes any more."""
+        self._has_stopped = True
+
+    async def run(self) -> None:
+        """For as long as layers are followed."""
+        while True:
+            try:
+                async with asyncio.timeout(STALL_S):
+                    await self._wake.wait()
+            except TimeoutError:
+                self._check_stall()
+            self._wake.clear()
+            if self._has_stopped:
+                return
+            for layer in sorted(self._here):
+                self._note_gradient(layer)
+                while await self._replay_step(layer) and not self._has_stopped:
+                    self._on_progress()
+                    self._note_gradient(layer)
+
+    @property
+    def _here(self) -> frozenset[int]:
+        return self._coming.layers.difference(self._coming.missing)
+
+    def _check_stall(self) -> None:
+        """Nothing has arrived for a while: is anything here that cannot be used?
+
+        A guardian tells again what it has, in case its receipt was lost.
+        """
+        self._noted = set()
+        held = self._tools.states
+        for layer in self._here:
+            version, donor = held[layer].version, self._coming.donor_of[layer]
+            committed = self._committed.get(donor, {})
+            if self._gradients.has_later(layer, version) or any(n > version for n in committed):
+                self._begin_again(donor, f"step {version} of layer {layer} is lost")
+                return
+
+    def _note_gradient(self, layer: int) -> None:
+        """Tell, once, that the next step's gradient of a layer is here whole."""
+        if self._on_gradient is None:
+            return
+        state = self._tools.states[layer]
+        key = (layer, state.version)
+        gradient = self._gradients.whole(*key)
+        if key in self._noted or gradient is None:
+            return
+        self._noted = {noted for noted in self._noted if noted[0] != layer} | {key}
+        self._on_gradient(self._coming.donor_of[layer], layer, state.version, gradient)
+
+    async def _replay_step(self, layer: int) -> bool:
+        tools, state = self._tools, self._tools.states[layer]
+        donor = self._coming.donor_of[layer]
+        norm = self._committed.get(donor, {}).get(step := state.version)
+        gradient = self._gradients.whole(layer, step)
+        if norm is None or gradient is None:
+            return False
+        self._gradients.rolled.add(layer)  # before: its version changes first, and is looked at
+        await tools.compute.run(replay_outcome, tools.spec, state, gradient, step, norm)
+        self._gradients.replayed(layer, step)
+        return True

@@ -1,6 +1,5 @@
 """The event loop that daemons live in."""
 
-import asyncio
 import contextlib
 import signal
 import threading
@@ -12,14 +11,11 @@ import uvloop
 Result = TypeVar("Result")
 
 
-def run(main: Coroutine[Any, Any, Result], *, fine_timers: bool = False) -> Result:
+def run(main: Coroutine[Any, Any, Result]) -> Result:
     """Run a daemon to its end, in uvloop: a step of a small model takes a fifth less processor.
 
-    uvloop's timers are of whole milliseconds; `fine_timers` keeps asyncio's own loop, for links
-    that are emulated and shorter than that.
+    Its timers are of whole milliseconds; `net.shaping.fine_timer` has finer ones.
     """
-    if fine_timers:
-        return asyncio.run(main)
     with _signals_given_back():
         return uvloop.run(main)
 

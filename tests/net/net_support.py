@@ -18,11 +18,6 @@ def run(scenario: Coroutine[Any, Any, None], deadline_s: float = 60.0) -> None:
     event_loop.run(asyncio.wait_for(scenario, deadline_s))
 
 
-def run_shaped(scenario: Coroutine[Any, Any, None], deadline_s: float = 60.0) -> None:
-    """The same as a daemon's whose links are emulated."""
-    event_loop.run(asyncio.wait_for(scenario, deadline_s), fine_timers=True)
-
-
 @contextlib.asynccontextmanager
 async def hosts(folder: Path, count: int, all_met: bool = False) -> AsyncIterator[list[Host]]:
     """`count` hosts, all connected to the first, or each to each."""

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import errno
 import socket
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -143,15 +144,25 @@ def test_silence_is_told_in_time_and_costs_a_line_on_which_nothing_comes(tmp_pat
     run(scenario())
 
 
-def test_a_limited_host_and_one_that_is_not_near_keep_to_libp2p(tmp_path: Path) -> None:
+def test_calls_of_a_limited_host_take_lines_and_are_held_to_its_limit(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with two_peers(tmp_path) as (one, two):
             there = two.host.peer_id
-            one.host.shaper = LineLimit(10**9, 10**9)
-            for number in range(2 * OFTEN_CALLS):
-                await one.control.call(there, b"%d" % number, 5)
-            assert not one.calls.is_direct(there) and not one.calls._opening
-            one.host.shaper = None
+            one.host.shaper = LineLimit(100_000, 0)
+            await with_a_line(one, two)
+            assert not one.lines.wants(there), "its lanes keep to libp2p"
+            before, began_s = one.through_libp2p, time.monotonic()
+            assert (await one.control.call(there, bytes(50_000), 5)).endswith(bytes(50_000))
+            assert time.monotonic() - began_s >= 0.45, "so long does its uplink take for that"
+            assert one.through_libp2p == before
+
+    run(scenario())
+
+
+def test_who_is_not_near_keeps_to_libp2p(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with two_peers(tmp_path) as (one, two):
+            there = two.host.peer_id
 
             class _NobodyIsNear(type(two.host.door)):  # type: ignore[misc]
                 def is_near(self, sender: str) -> bool:
@@ -315,7 +326,7 @@ class _Far:
         self.asked: list[int] = []
         self.line: CallLine | None = None
 
-    def wants(self, peer_id: str) -> bool:
+    def wants_calls(self, peer_id: str) -> bool:
         return True
 
     async def connection(self, peer_id: str) -> SealedSocket:

@@ -2,14 +2,10 @@
 
 import asyncio
 import signal
-from pathlib import Path
-from typing import Any
 
 import pytest
 import uvloop
 
-from p2p_dtfm.cli.commands import run as run_command
-from p2p_dtfm.daemon.machine.settings import Settings
 from p2p_dtfm.net import event_loop
 
 
@@ -17,26 +13,8 @@ async def _loop() -> asyncio.AbstractEventLoop:
     return asyncio.get_running_loop()
 
 
-def test_daemons_run_in_uvloop_and_emulated_links_have_finer_timers() -> None:
+def test_daemons_run_in_uvloop() -> None:
     assert isinstance(event_loop.run(_loop()), uvloop.Loop)
-    assert not isinstance(event_loop.run(_loop(), fine_timers=True), uvloop.Loop)
-
-
-@pytest.mark.parametrize("shaped", [False, True])
-def test_the_daemon_asks_for_fine_timers_where_its_links_are_emulated(
-    shaped: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[bool] = []
-
-    def ran(main: Any, *, fine_timers: bool) -> int:
-        main.close()
-        asked.append(fine_timers)
-        return 0
-
-    monkeypatch.setattr(event_loop, "run", ran)
-    settings = Settings(home=tmp_path, shape=tmp_path / "shape" if shaped else None)
-    assert run_command.run_daemon(settings) == 0
-    assert asked == [shaped]
 
 
 def test_who_has_ended_hears_signals_as_before() -> None:

@@ -22,7 +22,7 @@ from p2p_dtfm.net.streams.bulk import BulkPlane
 from p2p_dtfm.net.streams.bulk_settings import BulkListeners
 from p2p_dtfm.net.streams.frames import FrameHeader, FrameKind
 from p2p_dtfm.net.streams.probing import Probes
-from tests.net.net_support import hosts, run_shaped, until
+from tests.net.net_support import hosts, run, until
 
 MIB = 1 << 20
 MILLISECOND_NS = 1_000_000
@@ -119,7 +119,7 @@ def test_probes_measure_what_the_scenario_says(tmp_path: Path) -> None:
                 assert 0.95 * due_s < round_trip_ns / 1e9 < 1.15 * due_s + 0.008
                 assert best == pytest.approx(rate, rel=0.2)
 
-    run_shaped(scenario())
+    run(scenario())
 
 
 def test_each_direction_has_its_own_latency_and_calls_take_both(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_each_direction_has_its_own_latency_and_calls_take_both(tmp_path: Path) 
             with pytest.raises(Unreachable, match="no answer within"):
                 await calls.call(two.peer_id, b"", 0.05)
 
-    run_shaped(scenario())
+    run(scenario())
 
 
 def test_a_large_call_takes_the_time_of_its_bytes(tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_a_large_call_takes_the_time_of_its_bytes(tmp_path: Path) -> None:
             calls = ControlPlane(one, answer)
             await _takes(0.51, lambda: calls.call(two.peer_id, bytes(MIB), 5), 0.1)
 
-    run_shaped(scenario())
+    run(scenario())
 
 
 def test_frames_are_pipelined_at_the_links_rate_in_order(tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def test_frames_are_pipelined_at_the_links_rate_in_order(tmp_path: Path) -> None
             estimate = plane.link_estimate(two.peer_id)
             assert estimate is None or estimate < 30_000_000
 
-    run_shaped(scenario())
+    run(scenario())
 
 
 def test_an_idle_link_saves_nothing_up(tmp_path: Path) -> None:
@@ -208,7 +208,7 @@ def test_an_idle_link_saves_nothing_up(tmp_path: Path) -> None:
 
                 await _takes(0.1, send, 0.06)
 
-    run_shaped(scenario())
+    run(scenario())
 
 
 def test_an_uplink_is_shared_by_all_that_a_peer_sends(tmp_path: Path) -> None:
@@ -234,7 +234,7 @@ def test_an_uplink_is_shared_by_all_that_a_peer_sends(tmp_path: Path) -> None:
             await _takes(0.42, give_both)
             assert min(times) > 0.7 * max(times), "evenly"
 
-    run_shaped(scenario())
+    run(scenario())
 
 
 def test_a_downlink_is_shared_by_all_that_send_to_a_peer(tmp_path: Path) -> None:
@@ -261,7 +261,7 @@ def test_a_downlink_is_shared_by_all_that_send_to_a_peer(tmp_path: Path) -> None
             await _takes(0.42, give_both)
             assert min(times) > 0.6 * max(times), "evenly"
 
-    run_shaped(scenario())
+    run(scenario())
 
 
 def test_a_call_is_not_stuck_behind_bulk(tmp_path: Path) -> None:
@@ -286,7 +286,7 @@ def test_a_call_is_not_stuck_behind_bulk(tmp_path: Path) -> None:
             assert not flood.done(), "0.4 s of bulk were queued"
             await flood
 
-    run_shaped(scenario())
+    run(scenario())
 
 
 def test_a_slow_receiver_stops_its_sender_and_little_is_held(tmp_path: Path) -> None:
@@ -329,7 +329,7 @@ def test_a_slow_receiver_stops_its_sender_and_little_is_held(tmp_path: Path) -> 
             await until(lambda: bool(streams), "the end arrives too")
             assert streams[0][1] == 64 * MIB
 
-    run_shaped(scenario())
+    run(scenario())
 
 
 def test_stamped_pieces_come_out_as_they_went_in_however_they_are_cut() -> None:
@@ -346,7 +346,7 @@ def test_stamped_pieces_come_out_as_they_went_in_however_they_are_cut() -> None:
             assert times[:2] == [began - 3.0, began - 2.0]
             assert all(began <= left_s < began + 5.0 for left_s in times[2:]), "none leaves later"
 
-    run_shaped(scenario())
+    run(scenario())
 
 
 def test_the_way_through_this_machine_is_part_of_the_latency(tmp_path: Path) -> None:
@@ -364,7 +364,7 @@ def test_the_way_through_this_machine_is_part_of_the_latency(tmp_path: Path) -> 
             assert await shaper.arrive(one.peer_id, b"busy") == b"busy"
             assert time.monotonic() - began > 0.39
 
-    run_shaped(scenario())
+    run(scenario())
 
 
 def test_who_is_not_in_the_scenario_is_left_untouched(tmp_path: Path) -> None:
@@ -374,7 +374,7 @@ def test_who_is_not_in_the_scenario_is_left_untouched(tmp_path: Path) -> None:
             a, _ = await Probes(one).ready(), await Probes(three).ready()
             assert await a.probe_round_trip(three.peer_id) < 200 * MILLISECOND_NS
 
-    run_shaped(scenario())
+    run(scenario())
 
 
 def test_a_shape_file_is_read_back_and_a_wrong_one_refused(tmp_path: Path) -> None:
@@ -413,7 +413,7 @@ def test_a_cut_link_holds_what_is_sent_until_it_heals(tmp_path: Path) -> None:
             for task in following:
                 task.cancel()
 
-    run_shaped(scenario())
+    run(scenario())
 
 
 def test_a_corrupted_stream_is_a_fault_of_its_sender_and_the_next_is_whole(tmp_path: Path) -> None:
@@ -442,7 +442,7 @@ def test_a_corrupted_stream_is_a_fault_of_its_sender_and_the_next_is_whole(tmp_p
             await _warm(plane, two.peer_id, "forward")
             assert len(taken) == 2
 
-    run_shaped(scenario())
+    run(scenario())
 
 
 def test_one_byte_is_changed_on_whichever_of_the_ways_is_used_first() -> None:
@@ -464,7 +464,7 @@ def test_one_byte_is_changed_on_whichever_of_the_ways_is_used_first() -> None:
         ways.reverse()
         assert damaged() == [True, False], "it may be widened to all, and is done once"
 
-    run_shaped(scenario())
+    run(scenario())
 
 
 async def _echo(sender: str, body: bytes) -> bytes:
@@ -503,7 +503,7 @@ def test_a_line_keeps_to_what_its_owner_gives_whoever_is_at_the_other_end(tmp_pa
             await Probes(two).ready()
             assert await b.probe_bandwidth(two.peer_id) < 2_400_000, "and probes measure it"
 
-    run_shaped(scenario())
+    run(scenario())
 
 
 def test_calls_of_strangers_leave_a_limited_line_to_others() -> None:
@@ -523,4 +523,4 @@ def test_calls_of_strangers_leave_a_limited_line_to_others() -> None:
             call.cancel()
         await asyncio.gather(*flood, return_exceptions=True)
 
-    run_shaped(scenario())
+    run(scenario())

@@ -28,7 +28,7 @@ from p2p_dtfm.net.streams.frames import (
 )
 from p2p_dtfm.net.streams.reassembly import Reassembly
 from p2p_dtfm.net.streams.stripes import Growth, Lane
-from tests.net.net_support import hosts, run_shaped, until
+from tests.net.net_support import hosts, run, until
 
 MIB = 1 << 20
 
@@ -103,7 +103,7 @@ def test_large_and_small_frames_arrive_whole_over_many_streams(tmp_path: Path) -
             (incoming,) = b.plane._incoming.lanes.values()
             assert incoming.reassembly.held_bytes == 0
 
-    run_shaped(scenario())
+    run(scenario())
 
 
 def test_a_receiver_that_waits_bounds_what_is_out_over_all_streams(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_a_receiver_that_waits_bounds_what_is_out_over_all_streams(tmp_path: Pat
             await a.flush(two.peer_id, "reduce")
             assert len(b.frames) == 25
 
-    run_shaped(scenario())
+    run(scenario())
 
 
 def test_a_refused_frame_ends_all_streams_once_and_the_lane_opens_again(tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_a_refused_frame_ends_all_streams_once_and_the_lane_opens_again(tmp_path
             assert [fault.cause for fault in b.faults] == ["nobody asked for this tensor"]
             assert not b.lost and not a.faults
 
-    run_shaped(scenario())
+    run(scenario())
 
 
 def test_a_long_round_trip_makes_a_busy_lane_grow_until_that_does_not_help(tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ def test_a_long_round_trip_makes_a_busy_lane_grow_until_that_does_not_help(tmp_p
             assert lane.round_trip_s == pytest.approx(0.045, abs=0.025)
             assert estimate == as_shaped
 
-    run_shaped(scenario())
+    run(scenario())
 
 
 def test_growth_goes_on_while_it_helps() -> None:
@@ -277,7 +277,7 @@ def test_parts_that_do_not_fit_are_faults() -> None:
         done = await parts.add(_part(size, 1, 1), bytearray(PART_BYTES))
         assert done is not None and len(done[1]) == size
 
-    run_shaped(scenario())
+    run(scenario())
     from p2p_dtfm.core.protocol.canonical import encode
 
     for part in (-2, 3, 1 << 40):
@@ -304,4 +304,4 @@ def test_a_frame_without_room_waits_for_those_before_it_and_hears_of_the_end() -
         with pytest.raises(EOFError):
             await asyncio.wait_for(third, 1)
 
-    run_shaped(scenario())
+    run(scenario())

@@ -87,7 +87,7 @@ def _to_the_end(
 
 def _live(resident: Resident, settings: Settings, handler: "logging.StreamHandler[TextIO]") -> int:
     seen = _seen(resident, settings, handler)
-    return event_loop.run(seen, fine_timers=settings.shape is not None)
+    return event_loop.run(seen)
 
 
 async def _seen(

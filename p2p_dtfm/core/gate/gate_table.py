@@ -130,6 +130,7 @@ TABLE: dict[str, Row] = {
     "punching": Row(EVERYBODY, KIB, Rate(1, 4), Rate(4, 16), near=Rate(1, 8), at_once=2),
     "public-status": Row(EVERYBODY, KIB, _CALM, Rate(4, 16), near=Rate(1, 8), at_once=2),
     "lines": Row(NEAR, 2 * KIB + 64, near=Rate(5, 100)),
+    "call-lines": Row(NEAR, 2 * KIB + 64, near=Rate(5, 100)),
     # streams and direct lines, before a byte of them but the hello is read
     "lane forward": Row(NEAR, near=Rate(20, 400)),
     "lane backward": Row(NEAR, near=Rate(20, 400)),

@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 class ConnectionsPort(Protocol):
     """What is needed of `net.direct.lines.DirectLines`."""
 
-    def wants(self, peer_id: str) -> bool: ...
+    def wants_calls(self, peer_id: str) -> bool: ...
 
     async def connection(self, peer_id: str) -> SealedSocket:
         """Raises `Unreachable`."""
@@ -178,7 +178,9 @@ class CallLines:
         if not calls.are_often(now_s) or self._is_closed or peer_id in self._opening:
             return
         self._let_go_idle(now_s)
-        if len(self._asking) + len(self._opening) < LINES_LIMIT and self._lines.wants(peer_id):
+        if len(self._asking) + len(self._opening) < LINES_LIMIT and self._lines.wants_calls(
+            peer_id
+        ):
             opening = asyncio.create_task(self._open(peer_id, calls), name="a line for calls")
             self._opening[peer_id] = opening
             opening.add_done_callback(lambda done: self._opening.pop(peer_id, None))

@@ -4,6 +4,9 @@ Who wants one shows its card over the control channel, where libp2p says whose i
 other's; from then on each side's TLS lets the other in. It is called at the host at which libp2p
 has a direct connection to it, and at no other: nobody is made to call a third party. Where nobody
 answers, it is tried again seldom, and libp2p carries the lanes.
+
+A host whose line is limited, or emulated, has lines for calls alone, which the control plane holds
+to those limits whichever way they go; its lanes keep to libp2p's streams, which are held to them.
 """
 
 import asyncio
@@ -80,9 +83,12 @@ class DirectLines:
         self._run_digest = run_digest
         self._listen = listen
         self._trust = Trust(host.identity, run_digest)
-        self._control = ControlPlane(host, self._show, name="lines")
+        self._planes = {
+            purpose: ControlPlane(host, partial(self._show, purpose), name=name)
+            for purpose, name in ((FOR_LANES, "lines"), (FOR_CALLS, "call-lines"))
+        }
         self._reception: Reception | None = None
-        self._tries: dict[str, _Tries] = {}
+        self._tries: dict[bytes, dict[str, _Tries]] = {purpose: {} for purpose in self._planes}
         self._lines: dict[DirectLine, str] = {}
         self._come: set[DirectLine] = set()
         """Those of them that others have opened."""
@@ -106,23 +112,30 @@ class DirectLines:
         hosts, wanted_port = _where_to_listen(self._listen)
         self.port = self._reception.listen(hosts, wanted_port)
         self._trust.listens_at(self.port)
-        await self._control.ready()
+        for plane in self._planes.values():
+            await plane.ready()
 
-    @property
-    def are_allowed(self) -> bool:
-        """A host whose line is limited, or emulated, keeps to libp2p, where that is held to."""
-        return self._host.shaper is None and len(self._lines) < LINES_LIMIT
+    def _are_allowed(self, purpose: bytes) -> bool:
+        is_held_to = purpose == FOR_CALLS or self._host.shaper is None
+        return is_held_to and len(self._lines) < LINES_LIMIT
 
     def wants(self, peer_id: str) -> bool:
-        """Whether calling a peer is worth a try now."""
-        tries = self._tries.get(peer_id)
+        """Whether calling a peer is worth a try now, for lanes."""
+        return self._wants(peer_id, FOR_LANES)
+
+    def wants_calls(self, peer_id: str) -> bool:
+        """The same for calls."""
+        return self._wants(peer_id, FOR_CALLS)
+
+    def _wants(self, peer_id: str, purpose: bytes) -> bool:
+        tries = self._tries[purpose].get(peer_id)
         due = tries is None or now.monotonic_s() >= tries.not_before_s
-        return due and self.are_allowed
+        return due and self._are_allowed(purpose)
 
     def works(self, peer_id: str) -> bool:
-        """Whether the last call got through, and no line to it broke since."""
-        tries = self._tries.get(peer_id)
-        return tries is not None and tries.works and self.are_allowed
+        """Whether the last call for a lane got through, and no line to it broke since."""
+        tries = self._tries[FOR_LANES].get(peer_id)
+        return tries is not None and tries.works and self._are_allowed(FOR_LANES)
 
     async def open(self, peer_id: str) -> DirectLine:
         """A line to a peer. Raises `Unreachable`."""
@@ -135,8 +148,8 @@ class DirectLines:
     async def _connected(
         self, peer_id: str, purpose: bytes, made_of: Callable[[SealedSocket], Made]
     ) -> Made:
-        tries = self._tries.get(peer_id) or _Tries()
-        put_newest(self._tries, peer_id, tries, PEERS_REMEMBERED)
+        tries = self._tries[purpose].get(peer_id) or _Tries()
+        put_newest(self._tries[purpose], peer_id, tries, PEERS_REMEMBERED)
         outcomes_before = tries.outcomes
         try:
             made = made_of(await self._open(peer_id, purpose))
@@ -151,13 +164,14 @@ class DirectLines:
             cause = one_line(cause or repr(error))
             raise Unreachable(peer_id, f"no direct line: {cause}") from error
         if not tries.works:
-            log.info("direct lines to %s", peer_id)
+            what = "lines" if purpose == FOR_LANES else "lines for calls"
+            log.info("direct %s to %s", what, peer_id)
         tries.succeeded()
         return made
 
     def broke(self, peer_id: str) -> None:
         """A line that was open has ended: libp2p for a moment, then it is tried again."""
-        tries = self._tries.get(peer_id)
+        tries = self._tries[FOR_LANES].get(peer_id)
         if tries is not None:
             tries.works = False
             tries.not_before_s = max(tries.not_before_s, now.monotonic_s() + AFTER_A_BREAK_S)
@@ -167,7 +181,8 @@ class DirectLines:
             self._reception.close()
         if self._calls is not None:
             self._calls.close()
-        await self._control.close()
+        for plane in self._planes.values():
+            await plane.close()
         lines = list(self._lines)
         for line in lines:
             line.close()
@@ -175,16 +190,16 @@ class DirectLines:
 
     # who is who ----------------------------------------------------------------------------------
 
-    async def _show(self, sender: str, body: bytes) -> bytes:
+    async def _show(self, purpose: bytes, sender: str, body: bytes) -> bytes:
         """Somebody shows its card, and is shown ours. Raises `PeerFault`."""
-        if not self.are_allowed:
+        if not self._are_allowed(purpose):
             raise PeerFault("no direct lines here", sender)
         self._trust.add(sender, read_card(body, sender, self._run_digest, now.wall_s()))
         self._part_from_strangers()
         return encode(self._trust.own().card)
 
     async def _open(self, peer_id: str, purpose: bytes) -> SealedSocket:
-        if not self.are_allowed:
+        if not self._are_allowed(purpose):
             raise Unreachable(peer_id, "no direct lines from here")
         address = await self._host.direct_address(peer_id)
         if address is None:
@@ -193,7 +208,7 @@ class DirectLines:
             raise Unreachable(peer_id, "its connection was joined to ours here")
         if (end := far_end(address)) is None:
             raise Unreachable(peer_id, "its host has no plain number")
-        body = await self._control.call(peer_id, encode(self._trust.own().card), CALL_S)
+        body = await self._planes[purpose].call(peer_id, encode(self._trust.own().card), CALL_S)
         card = read_card(body, peer_id, self._run_digest, now.wall_s())
         if not card.port:
             raise Unreachable(peer_id, "it takes none")
@@ -240,7 +255,7 @@ class DirectLines:
         self._part_from_strangers()
         count = sum(1 for whose in self._lines.values() if whose == peer_id)
         is_near = self._host.door.is_near(peer_id)
-        if not is_near or count >= LINES_FROM_ONE_LIMIT or not self.are_allowed:
+        if not is_near or count >= LINES_FROM_ONE_LIMIT or not self._are_allowed(purpose):
             connection.close()
         elif purpose == FOR_LANES:
             self._take(peer_id, connection)

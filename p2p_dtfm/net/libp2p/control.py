@@ -53,7 +53,7 @@ class ControlPlane:
         self._serving: collections.Counter[str] = collections.Counter()
         self._tasks: set[asyncio.Task[bytes]] = set()
         self.way: CallWay | None = None
-        """Tried before libp2p, where nothing is shaped."""
+        """Tried before libp2p."""
 
     async def ready(self) -> "ControlPlane":
         """Start to answer."""
@@ -86,7 +86,7 @@ class ControlPlane:
         try:
             async with asyncio.timeout(deadline_s):
                 request = await shaper.depart(peer_id, request)
-                reply = await self._host.call(peer_id, self._name, request, deadline_s)
+                reply = await self._plain_call(peer_id, request, deadline_s)
                 return await shaper.arrive(peer_id, reply)
         except TimeoutError as error:
             raise Unreachable(peer_id, f"{NO_ANSWER} {deadline_s:g} s") from error

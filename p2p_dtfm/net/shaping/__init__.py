@@ -9,8 +9,8 @@ way through two p2pd is part of the latency, as far as that lasts. Streams and c
 shaped; the making of connections and the directory are not, and neither loss nor slow start are
 imitated. A host without a `Shaper` pays nothing.
 
-`shaper` is what a host carries; `shape` the file that all daemons of a scenario follow; `links` and
-`shaped_stream` its parts.
+`shaper` is what a host carries; `shape` the file that all daemons of a scenario follow; `links`,
+`shaped_stream` and `fine_timer` its parts.
 """
 
 from p2p_dtfm.net.shaping.shape import Shape, ShapedLink, ShapedPeer

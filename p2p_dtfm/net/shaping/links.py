@@ -3,7 +3,9 @@
 import asyncio
 from dataclasses import dataclass
 
+from p2p_dtfm.net.shaping.fine_timer import until
 from p2p_dtfm.net.shaping.shape import ShapedLink
+from p2p_dtfm.ports import now
 
 CORRUPTS_WITHIN_S = 3.0
 """Where nothing is sent for so long, nothing is damaged."""
@@ -12,8 +14,6 @@ LATE_LIMIT_S = 0.05
 _CHUNK_S = 0.004
 _SMALLEST_CHUNK_BYTES = 1460
 _LARGEST_CHUNK_BYTES = 1 << 18
-_TIMER_S = 0.0005
-"""asyncio wakes up to a millisecond late: so it is asked for half of one less."""
 
 
 def chunk_bytes(bytes_per_s: int) -> int:
@@ -69,7 +69,7 @@ class ShapedPath:
         rates = [rate for rate in (link.bytes_per_s, self._uplink.bytes_per_s) if rate]
         self.chunk_bytes = chunk_bytes(min(rates, default=0))
         if link.corrupted > self._corrupted:
-            self._corrupts_until_s = clock_s() + CORRUPTS_WITHIN_S
+            self._corrupts_until_s = now.monotonic_s() + CORRUPTS_WITHIN_S
         self._corrupted = link.corrupted
         if link.cut:
             self._whole.clear()
@@ -78,7 +78,7 @@ class ShapedPath:
 
     def as_it_arrives(self, part: memoryview) -> bytes | memoryview:
         """A part of a stream, with a byte of it changed if that is due."""
-        if self._corrupted <= self._damage.done or clock_s() > self._corrupts_until_s:
+        if self._corrupted <= self._damage.done or now.monotonic_s() > self._corrupts_until_s:
             return part
         self._damage.done = self._corrupted
         changed = bytearray(part)
@@ -95,20 +95,10 @@ class ShapedPath:
         async with self._turn:
             if not self._whole.is_set():
                 await self._whole.wait()
-                ready_s = clock_s()
+                ready_s = now.monotonic_s()
             start_s = max(ready_s, self._channel.free_s)
             left_s = self._channel.finish(start_s, size_bytes)
             left_s = max(left_s, self._uplink.finish(start_s, size_bytes))
             self._channel.free_s = left_s
             await until(left_s)
             return left_s
-
-
-def clock_s() -> float:
-    return asyncio.get_running_loop().time()
-
-
-async def until(at_s: float) -> None:
-    left_s = at_s - clock_s() - _TIMER_S
-    if left_s > 0:
-        await asyncio.sleep(left_s)

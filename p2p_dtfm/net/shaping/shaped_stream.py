@@ -6,7 +6,9 @@ import collections
 import struct
 from typing import Protocol
 
-from p2p_dtfm.net.shaping.links import LATE_LIMIT_S, ShapedPath, chunk_bytes, clock_s, until
+from p2p_dtfm.net.shaping.fine_timer import until
+from p2p_dtfm.net.shaping.links import LATE_LIMIT_S, ShapedPath, chunk_bytes
+from p2p_dtfm.ports import now
 
 SEND_BUFFER_BYTES = 1 << 18
 """What a sender may have written of a stream that has not left yet, as in a socket's buffer."""
@@ -56,7 +58,7 @@ class ShapedWriter:
     def write(self, data: bytes | bytearray | memoryview) -> None:
         if self._closing or self._error is not None or not len(data):
             return
-        self._written.append((clock_s(), bytes(data)))
+        self._written.append((now.monotonic_s(), bytes(data)))
         self._written_bytes += len(data)
         if self._sending is None:
             self._sending = asyncio.create_task(self._send(), name="shaped stream")
@@ -86,7 +88,7 @@ class ShapedWriter:
                 size = self._link.chunk_bytes  # the link may change meanwhile
                 for start in range(0, len(data), size):
                     part = memoryview(data)[start : start + size]
-                    ready_s = max(written_s, clock_s() - LATE_LIMIT_S)
+                    ready_s = max(written_s, now.monotonic_s() - LATE_LIMIT_S)
                     left_s = await self._link.carry(len(part), ready_s)
                     stamp = STAMP.pack(len(part), left_s) if self._stamps else b""
                     self._raw.write(b"".join((stamp, self._link.as_it_arrives(part))))
@@ -144,7 +146,7 @@ class Arrivals:
             except (OSError, EOFError, RuntimeError) as error:
                 data = error
             latency_s = self._receiver.latency_s(self._origin)
-            pieces: list[tuple[float, bytes | Exception]] = [(clock_s(), data)]
+            pieces: list[tuple[float, bytes | Exception]] = [(now.monotonic_s(), data)]
             if self._stamps is not None and isinstance(data, bytes) and data:
                 pieces = self._stamps.split(data)
             async with self._changed:
@@ -184,7 +186,7 @@ class Stamps:
     def split(self, data: bytes) -> list[tuple[float, bytes | Exception]]:
         """The pieces, each with when it left; nothing leaves later than now."""
         found: list[tuple[float, bytes | Exception]] = []
-        view, now_s = memoryview(data), clock_s()
+        view, now_s = memoryview(data), now.monotonic_s()
         while view:
             if self._left_bytes:
                 found.append((min(self._left_s, now_s), bytes(view[: self._left_bytes])))

@@ -5,17 +5,17 @@ import struct
 from pathlib import Path
 
 from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.net.shaping.fine_timer import until
 from p2p_dtfm.net.shaping.links import (
     LATE_LIMIT_S,
     Channel,
     Damage,
     ShapedPath,
     chunk_bytes,
-    clock_s,
-    until,
 )
 from p2p_dtfm.net.shaping.shape import PEERS_LIMIT, Shape, ShapedLink, ShapedPeer
 from p2p_dtfm.net.shaping.shaped_stream import Arrivals, ShapedWriter
+from p2p_dtfm.ports import now
 
 CALL_OVERHEAD_BYTES = 200
 """What a call costs on the wire besides its body: envelopes, encryption, packet headers."""
@@ -94,10 +94,10 @@ class Shaper:
         if link is None:
             return message
         size_bytes = len(message) + CALL_OVERHEAD_BYTES
-        began_s = left_s = clock_s()
+        began_s = left_s = now.monotonic_s()
         while size_bytes > 0:
             part = min(size_bytes, link.chunk_bytes)
-            left_s = await link.carry(part, max(began_s, clock_s() - LATE_LIMIT_S))
+            left_s = await link.carry(part, max(began_s, now.monotonic_s() - LATE_LIMIT_S))
             size_bytes -= part
         return _CALL_STAMP.pack(_CALL_MARK, left_s) + message if self.stamps else message
 
@@ -106,7 +106,7 @@ class Shaper:
         link = self._link_from(peer_id)
         if link is None:
             return message
-        left_s = now_s = clock_s()
+        left_s = now_s = now.monotonic_s()
         if self.stamps and message.startswith(_CALL_MARK):  # a refusal at once has none
             _, left_s = _CALL_STAMP.unpack_from(message.ljust(_CALL_STAMP.size, b"\0"))
             message = message[_CALL_STAMP.size :]

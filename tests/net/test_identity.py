@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.net.contacts import identity
-from p2p_dtfm.net.contacts.identity import Identity, is_peer_id, verify
+from p2p_dtfm.net.contacts.identity import Identity, effort_spent, is_peer_id, verify
 
 
 def test_created_once_then_loaded(tmp_path: Path) -> None:
@@ -82,16 +82,61 @@ def test_truncated_and_flipped_keys_are_found(tmp_path: Path) -> None:
             Identity.load_or_create(path)
 
 
-def test_signature_holds_for_its_peer_and_payload_only(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_own", [True, False])
+def test_signature_holds_for_its_peer_and_payload_only(tmp_path: Path, is_own: bool) -> None:
     one = Identity.load_or_create(tmp_path / "1")
     two = Identity.load_or_create(tmp_path / "2")
     signature = one.sign(b"payload")
+    if not is_own:  # as if another process had signed it
+        identity._signed.clear()
     assert verify(one.peer_id, b"payload", signature)
     assert not verify(two.peer_id, b"payload", signature)
     assert not verify(one.peer_id, b"payloae", signature)
     assert not verify(one.peer_id, b"payload", signature[:-1] + b"\x00\x00")
     assert is_peer_id(one.peer_id) and not is_peer_id(one.peer_id[:-1])
     assert not is_peer_id("1" + one.peer_id), "a second text for one peer"
+
+
+def test_what_this_process_has_signed_is_not_verified_and_nothing_else_passes_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who sends it pays as for all that is new here: budgets are the same in whatever process."""
+
+    class Looked(Exception):
+        pass
+
+    class Key:
+        def verify(self, signature: bytes, payload: bytes) -> None:
+            raise Looked
+
+    signer, other = (Identity.load_or_create(tmp_path / name) for name in ("1", "2"))
+    signature = signer.sign(b"payload")
+    monkeypatch.setattr(identity, "_key_of", lambda peer_id: Key())
+    before = effort_spent()
+    assert verify(signer.peer_id, b"payload", signature)
+    assert effort_spent() == before + 1
+    assert verify(signer.peer_id, b"payload", signature)
+    assert effort_spent() == before + 1
+    flipped = bytes([signature[0] ^ 1]) + signature[1:]
+    for who, payload, signed in (
+        (signer, b"payloae", signature),
+        (other, b"payload", signature),
+        (signer, b"payload", flipped),
+    ):
+        with pytest.raises(Looked):
+            verify(who.peer_id, payload, signed)
+
+
+def test_of_what_was_signed_only_so_much_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(identity, "_VERIFIED_LIMIT", 4)
+    monkeypatch.setattr(identity, "_signed", {})
+    signer = Identity.load_or_create(tmp_path / "identity.key")
+    for number in range(10):
+        signature = signer.sign(b"%d" % number)
+        assert verify(signer.peer_id, b"%d" % number, signature)
+    assert len(identity._signed) == 4
 
 
 @given(peer_id=st.text(), payload=st.binary(), signature=st.binary())

@@ -1,7 +1,9 @@
 """The virtual network does what libp2p's does."""
 
 import asyncio
+import gc
 import random
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -50,4 +52,48 @@ def test_what_a_host_reads_ends_when_it_closes_also_where_nobody_is_left_at_the_
     try:
         loop.run_until_complete(scene(loop))
     finally:
+        loop.close()
+
+
+class _Arrival:
+    """What is to be done with something that comes."""
+
+    def __init__(self, seen: list[str]) -> None:
+        self._seen = seen
+
+    def __call__(self) -> None:
+        self._seen.append("here")
+
+
+def test_what_has_arrived_is_gone_without_the_collector() -> None:
+    """Also what was held up by a cut. Of the garbage of a seed it was nearly all: each call, with
+    its tasks, and each piece of a stream."""
+
+    async def scene(loop: VirtualLoop) -> None:
+        links, seen = VirtualNetwork(loop, random.Random(1)).links, list[str]()
+        known = list[weakref.ref[_Arrival]]()
+
+        def send() -> None:
+            arrival = _Arrival(seen)
+            known.append(weakref.ref(arrival))
+            links.carry("a", "b", "it", 100, arrival)
+
+        send()
+        await asyncio.sleep(1.0)
+        send()  # this one is under way as the link breaks, and the next one comes too late
+        links.cut("a", "b")
+        send()
+        await asyncio.sleep(1.0)
+        assert len(seen) == 1 and known[2]() is not None
+        links.mend("a", "b")
+        await asyncio.sleep(1.0)
+        assert len(seen) == 3
+        assert [it() for it in known] == [None, None, None]
+
+    loop = VirtualLoop()
+    gc.disable()
+    try:
+        loop.run_until_complete(scene(loop))
+    finally:
+        gc.enable()
         loop.close()

@@ -73,9 +73,13 @@ class _Bucket:
         return self.parts < 0
 
     def _regain(self, rate: Rate, now_ns: int) -> None:
-        self.parts += max(0, now_ns - self.at_ns) * rate.per_s
-        self.parts = min(self.parts, rate.burst * _UNIT)
-        self.at_ns = max(self.at_ns, now_ns)
+        passed_ns = now_ns - self.at_ns
+        if passed_ns > 0:
+            self.parts += passed_ns * rate.per_s
+            self.at_ns = now_ns
+        full = rate.burst * _UNIT
+        if self.parts > full:
+            self.parts = full
 
     def drain(self) -> None:
         self.parts = min(self.parts, max(0, self.parts - _UNIT))
@@ -161,9 +165,9 @@ class Gate:
         """What handling something has cost: what its sender, or all such strangers or newcomers
         together, cannot pay for is owed, and until it has come back nothing more is admitted that
         `pays` for this kind."""
-        role = self._role_of(sender)
         if amount <= 0:
             return
+        role = self._role_of(sender)
         row = row_of(kind, self._is_open(), self._is_closed())
         rate, held = _rate_of(row, role), self._sender(sender)
         _bucket(held, kind, rate, now_ns).spend(rate, amount, now_ns)

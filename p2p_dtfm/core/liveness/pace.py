@@ -33,6 +33,7 @@ FIRST_FACTOR = 2
 """So many times as long may who gets on hold up a view's first step: before it is measured
 nobody knows what else its machines do."""
 MEASURED_STEPS = 8
+TOLD_LIMIT = 1024
 
 
 @dataclass(frozen=True)
@@ -71,15 +72,19 @@ class Pace:
         self._measured_ns: deque[int] = deque(maxlen=MEASURED_STEPS)
         self._fetch_bytes_per_s = fetch_bytes_per_s(view)
         self._given_bytes_per_s = given_bytes_per_s(view)
+        self._told: dict[tuple[str, int, int], Patience] = {}
+        """Until a step is over: it is asked for all the time while somebody is waited for."""
 
     def begin(self, step: int) -> None:
         """The view's first step, as far as this peer knows."""
         if self._first_step is None:
             self._first_step = step
+            self._told.clear()
 
     def committed(self, took_ns: int) -> None:
         """A step of this view took so long."""
         self._measured_ns.append(took_ns)
+        self._told.clear()
 
     @property
     def expected_ns(self) -> int:
@@ -92,6 +97,15 @@ class Pace:
     def patience(self, peer_id: str, step: int, borrowed: int = 0) -> Patience:
         """For what this peer does in `step`. `borrowed`: of so many works that it is to compute
         again it has not got the layers."""
+        asked = (peer_id, step, borrowed)
+        told = self._told.get(asked)
+        if told is None:
+            if len(self._told) >= TOLD_LIMIT:
+                self._told.clear()
+            told = self._told[asked] = self._patience(peer_id, step, borrowed)
+        return told
+
+    def _patience(self, peer_id: str, step: int, borrowed: int) -> Patience:
         floor_ns = FLOOR_NS + (WARM_UP_NS if step == self._first_step else 0)
         floor_ns += self._save_ns(peer_id, step)
         step_ns, factor = self.expected_ns, FIRST_FACTOR if step == self._first_step else 1

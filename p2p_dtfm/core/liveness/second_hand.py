@@ -78,6 +78,8 @@ class SecondHand:
 
     def keep(self, watched: Collection[str]) -> None:
         """Forget all but these."""
+        if not (self._asked or self._heard_ns or self._told_ns):  # as it nearly always is
+            return
         self._asked = {name: asked for name, asked in self._asked.items() if name in watched}
         self._heard_ns = _of_these(self._heard_ns, watched)
         self._told_ns = _of_these(self._told_ns, watched)

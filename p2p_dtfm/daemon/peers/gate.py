@@ -189,7 +189,8 @@ class GateKeeper:
 
     def pays(self, sender: str, effort: int) -> None:
         """So much it has cost to look at what a message passes on (`identity.effort_spent`)."""
-        self._gate.spend(sender, self._opening, effort, now.monotonic_ns())
+        if effort:  # little of what is said has to be opened
+            self._gate.spend(sender, self._opening, effort, now.monotonic_ns())
 
     def require_guest(self, sender: str) -> None:
         """Raises `PeerFault` where the run is by invitation and `sender` has shown none."""

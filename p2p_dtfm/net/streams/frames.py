@@ -306,9 +306,12 @@ async def read_frame(
     is_admitted = False
     ends_s = math.inf
     while True:
-        left_s = min(stall_s, ends_s - now.monotonic_s()) if frames.inside_frame else None
-        async with asyncio.timeout(left_s):
-            data = await reader.read(min(frames.wanted_bytes(), _READ_BYTES))
+        wanted_bytes = min(frames.wanted_bytes(), _READ_BYTES)
+        if frames.inside_frame:
+            async with asyncio.timeout(min(stall_s, ends_s - now.monotonic_s())):
+                data = await reader.read(wanted_bytes)
+        else:
+            data = await reader.read(wanted_bytes)
         if ends_s == math.inf:
             ends_s = now.monotonic_s() + patience_s(stall_s, HEADER_LIMIT_BYTES)
         if not data:

@@ -10,6 +10,7 @@ import hashlib
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 SECOND_NS = 1_000_000_000
 MILLISECOND_NS = 1_000_000
@@ -107,9 +108,10 @@ class Links:
         """`arrive` is called when it is there, in nobody's process."""
         link = self.of(origin, goal)
         if link.is_cut:
-            link.held.append(lambda: self.carry(origin, goal, what, size_bytes, arrive))
+            link.held.append(partial(self.carry, origin, goal, what, size_bytes, arrive))
             return
-        start_ns = max(self._now_ns(), link.free_ns)
+        now_ns = self._now_ns()
+        start_ns = max(now_ns, link.free_ns)
         slower = SLOWER if link.is_slow else 1
         link.free_ns = start_ns + size_bytes * SECOND_NS * slower // link.bytes_per_s
         latency_ns = link.latency_ns + (SLOW_NS if link.is_slow else 0)
@@ -117,15 +119,26 @@ class Links:
         if link.loss and self._draws.random() < link.loss:
             at_ns += RETRANSMISSION_NS
         link.last_ns = max(link.last_ns + 1, at_ns)
+        comes = (link, origin, goal, what, size_bytes, arrive)
+        self._loop.call_later((link.last_ns - now_ns) / 1e9, self._there, *comes)
 
-        def there() -> None:
-            if link.is_cut:  # it was under way when the link broke
-                link.held.append(there)
-                return
-            self.trace.note(self._now_ns(), origin, goal, what, size_bytes)
-            arrive()
-
-        self._loop.call_later((link.last_ns - self._now_ns()) / 1e9, there)
+    def _there(
+        self,
+        link: VirtualLink,
+        origin: str,
+        goal: str,
+        what: str,
+        size_bytes: int,
+        arrive: Callable[[], None],
+    ) -> None:
+        """No function of its own for each that comes: one that names itself is left to the
+        collector, with all that it holds."""
+        if link.is_cut:  # it was under way when the link broke
+            comes = (link, origin, goal, what, size_bytes, arrive)
+            link.held.append(partial(self._there, *comes))
+            return
+        self.trace.note(self._now_ns(), origin, goal, what, size_bytes)
+        arrive()
 
     def is_doubled(self, origin: str, goal: str) -> bool:
         """Of a call that arrives now."""

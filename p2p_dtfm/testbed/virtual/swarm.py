@@ -144,8 +144,8 @@ class Swarm:
         """As by SIGKILL: nothing of it runs any more, and the others' connections break."""
         assert peer.process is not None
         self.trace.note(self.loop.now_ns, "kill", peer.name)
-        peer.process.kill()
         self._graves += [task for task in self.loop.tasks() if task.process is peer.process]
+        peer.process.kill()  # which lets go of turns that it has missed
         if peer.host is not None:
             self.network.leave(peer.host)
         for owner in (peer.daemon, peer.resident):  # who comes back has none, or will soon

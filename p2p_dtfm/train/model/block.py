@@ -140,8 +140,18 @@ def _within_documents(documents: Tensor) -> Tensor:
 def norm_over(model: ModelSpec, width: int) -> nn.Module:
     """Of the last dimension, which has `width` channels."""
     if model.norm == "layer":
-        return nn.LayerNorm(width, eps=model.norm_epsilon)
-    return nn.RMSNorm(width, eps=model.norm_epsilon)
+        return _LayerNorm(width, eps=model.norm_epsilon)
+    return _RMSNorm(width, eps=model.norm_epsilon)
+
+
+class _LayerNorm(nn.LayerNorm):
+    def reset_parameters(self) -> None:
+        """As in `Linear`: nothing is set only to be overwritten."""
+
+
+class _RMSNorm(nn.RMSNorm):
+    def reset_parameters(self) -> None:
+        """As in `Linear`."""
 
 
 def turned(model: ModelSpec, heads: Tensor, first: int = 0) -> Tensor:

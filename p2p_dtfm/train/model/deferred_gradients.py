@@ -55,6 +55,8 @@ class WeightGradients:
 
     def rounded(self, parameter: Tensor, kind: torch.dtype) -> Tensor:
         """A parameter in the type of products, where it is kept so; else itself."""
+        if not self._rounded:  # tensors are hashed in Python
+            return parameter
         found = self._rounded.get(cast(nn.Parameter, parameter))
         return found if found is not None and found.dtype == kind else parameter
 

@@ -8,6 +8,7 @@ biases; `[model]` has other choices (`block`). The head has a matrix of its own,
 embedding's may be held by another peer; a tied one is a copy that stays equal (`stage.tied_head`).
 """
 
+import contextlib
 import functools
 import hashlib
 import math
@@ -68,11 +69,19 @@ def build_timed_layer(spec: RunSpec, layer: int, device: torch.device | str = "c
 def _build(model: ModelSpec, lora: LoraSpec, layer: int, device: torch.device | str) -> nn.Module:
     assert 0 <= layer < model.layer_count, layer
     kind = Embedding if layer == 0 else Block if layer <= model.layers else Head
-    with torch.device(device):
-        module = kind(model).to(torch.float32)
+    with _made_on(torch.device(device)):
+        module = kind(model)
+        if torch.get_default_dtype() != torch.float32:
+            module = module.to(torch.float32)
         if lora.rank:
             adapt(module, model, lora, is_block=kind is Block)
     return module
+
+
+def _made_on(device: torch.device) -> contextlib.AbstractContextManager[object]:
+    """Where tensors are made anyhow, nothing is said: else each function of torch asks in Python
+    for what device, and a small layer takes twice as long."""
+    return contextlib.nullcontext() if device == torch.get_default_device() else device
 
 
 def layer_entries(spec: RunSpec, layer: int) -> list[Entry]:

@@ -7,11 +7,11 @@ Format: https://github.com/huggingface/safetensors#format
 """
 
 import json
+import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-import numpy
 from torch import Tensor
 
 _LENGTH_BYTES = 8
@@ -26,7 +26,7 @@ Entry = tuple[str, tuple[int, ...]]
 
 def entry_bytes(entry: Entry) -> int:
     """Size of one fp32 tensor."""
-    return 4 * int(numpy.prod(entry[1], dtype=numpy.int64))
+    return 4 * math.prod(entry[1])
 
 
 def header(entries: Sequence[Entry], metadata: Mapping[str, str]) -> bytes:

@@ -7,6 +7,7 @@ that is missing shows hardly ever in what becomes of a run, and always here.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 from p2p_dtfm.daemon.trainer.trainer_state import TrainerState
@@ -81,9 +82,12 @@ class Nudges:
         found = list[_Sleeper]()
         for task in self._loop.tasks():
             future = task._fut_waiter  # type: ignore[attr-defined]
-            if task.process not in names or (future is not None and task.seen_at is future):
+            if future is not None and task.seen_at is future:
                 continue
-            if (sleeper := _sleeper(names[task.process], task)) is not None:
+            name = names.get(task.process)
+            if name is None:
+                continue
+            if (sleeper := _sleeper(name, task)) is not None:
                 found.append(sleeper)
             else:  # nor is it one later, as long as it waits for the same
                 task.seen_at = future
@@ -91,7 +95,7 @@ class Nudges:
 
 
 def _sleeper(name: str, task: VirtualTask) -> _Sleeper | None:
-    before = ""
+    before: FrameType | None = None
     awaited: Any = task.get_coro()
     while awaited is not None and (frame := getattr(awaited, "cr_frame", None)) is not None:
         if frame.f_code is TrainerState.wait.__code__:
@@ -99,7 +103,8 @@ def _sleeper(name: str, task: VirtualTask) -> _Sleeper | None:
             if held["limit_s"] is not None:
                 return None
             future = task._fut_waiter  # type: ignore[attr-defined]
-            return _Sleeper(name, task, held["self"], future, before)
-        before = f"{frame.f_code.co_qualname}:{frame.f_lineno}"
+            place = "" if before is None else f"{before.f_code.co_qualname}:{before.f_lineno}"
+            return _Sleeper(name, task, held["self"], future, place)
+        before = frame
         awaited = getattr(awaited, "cr_await", None)
     return None

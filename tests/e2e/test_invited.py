@@ -19,7 +19,14 @@ from p2p_dtfm.net.libp2p.control import ControlPlane
 from p2p_dtfm.net.libp2p.host import Host
 from p2p_dtfm.net.streams.blobs import BlobExchange, BlobUnavailable
 from p2p_dtfm.testbed.local_swarm import Child, LocalSwarm
-from tests.e2e.helpers import logged, run_program, takes_part, wait_until, write_endless_spec
+from tests.e2e.helpers import (
+    logged,
+    run_program,
+    safe_of,
+    takes_part,
+    wait_until,
+    write_endless_spec,
+)
 from tests.e2e.test_coming_back import are_one_swarm, kill
 
 LOOPBACK = ["/ip4/127.0.0.1/tcp/0"]
@@ -119,6 +126,9 @@ def test_a_line_works_while_one_member_lives_and_the_founder_comes_back(tmp_path
         wait_until(lambda: takes_part(founder), "the founder trains")
         guest = swarm.start(["--invite", invited(founder, "--may-invite")])
         wait_until(lambda: takes_part(guest), "the guest trains")
+        joined_at = next(it["step"] for it in guest.events() if it["event"] == "view")
+        # it may be a spare, and until it has copies the founder's death takes the layers with it
+        wait_until(lambda: safe_of(founder) >= joined_at, "what the founder has is there twice")
         before = invited(founder)
         kill(founder)
         wait_until(lambda: len((guest.status() or {})["members"]) == 1, "the guest is alone")

@@ -14,6 +14,7 @@ from p2p_dtfm.train.model.gpt import layer_count
 from tests.core.builders import run_spec
 from tests.e2e.helpers import (
     DEADLINE_S,
+    logged,
     losses,
     state_of,
     step_of,
@@ -101,6 +102,9 @@ def test_what_each_has_given_adds_up_to_the_run(tmp_path: Path) -> None:
         wait_until(lambda: step_of(founder) >= at + 40, "the others go on")
         back = swarm.join(address, rooms[place], home=mortal.home)
         wait_until(lambda: takes_part(back), "it is back")
+        # of the steps that it had seen committed, the others have done some again: whoever leaves
+        # at once does not hear of it, and the one that comes back may be the one that leaves
+        wait_until(lambda: logged(back, "more, by the transcript of"), "it has read of its steps")
         everybody = (founder, back, *others)
         wait_until(lambda: any(map(has_stage, everybody[1:])), "one has a stage")
         guest = next(filter(has_stage, everybody[1:]))

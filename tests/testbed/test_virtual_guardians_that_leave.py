@@ -2,6 +2,7 @@
 before its new guardian has got a copy beside training. The other one waited a minute for who had
 died, and then began at the first step."""
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -58,3 +59,50 @@ def test_the_holder_dies_as_soon_as_its_guardian_has_left(
         assert again >= begins, "its first cut was whole when the guardian left"
 
     play(SEED, tmp_path / "world", scene)
+
+
+def two_hold_halves(snapshot: Snapshot) -> Any:
+    """The first two in order; the others are spares."""
+    if (standing := standing_plan(snapshot)) is not None:
+        return standing
+    here = sorted(record.peer_id for record in snapshot.records)
+    count = snapshot.workload.layer_count
+    ends = (0, count // 2, count) if len(here) > 1 else (0, count)
+    stages = tuple(
+        Stage(peer_id, first, end, 1)
+        for peer_id, first, end in zip(here, ends, ends[1:], strict=False)
+    )
+    pipeline = Pipeline(stages, 0, snapshot.workload.microbatch_count)
+    return Plan((pipeline,), tuple(here[len(stages) :]), 1_000_000)
+
+
+def test_two_that_hold_halves_keep_what_they_fetched_to_guard_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each asked the others whether that is what they have, a step before it was as of the step
+    that they had: it was not, and was thrown away."""
+    monkeypatch.setattr(worlds, "compute_plan", two_hold_halves)
+    run = make_run(tmp_path, STEPS, saves_every_steps=1000)
+
+    async def scene(swarm: Swarm) -> None:
+        peers = await begun(swarm, run, "abc")
+        await swarm.until(lambda: peers[0].step() >= 30, "steps", 120)
+        view = view_of(peers[0])
+        (guardian,) = (peer for peer in peers if not view.layers_of(peer.peer_id))
+        one, other = (peer for peer in peers if peer is not guardian)
+        assert view.cut_pace is not None, "it lags"
+        for here, there in ((one, other), (other, one)):  # so that the last gradient comes late
+            swarm.network.links.of(here.peer_id, there.peer_id).is_slow = True
+        swarm.leave(guardian)
+        await swarm.until(lambda: len(view_of(other).members) == 2, "it has left", 60)
+        begins = other.step()
+        await swarm.until(lambda: other.step() > begins, "a step commits without it", 60)
+        swarm.kill(one)
+        last = other.step()
+        await swarm.until(lambda: other.step() > last + 2, "the other goes on at once", 30)
+        (*_, again) = (event["step"] for event in other.events() if event["event"] == "view")
+        assert again >= begins, "what it guards was here when the guardian left"
+
+    with caplog.at_level(logging.WARNING, "p2p_dtfm"):
+        play(SEED, tmp_path / "world", scene)
+    assert not [it for it in caplog.messages if "not what others have" in it], "nobody lies"

@@ -17,8 +17,10 @@ async def unlike_layers(
     view: View, tools: FollowerTools, votes: StateVotes, rolled: Collection[int], version: int
 ) -> set[int]:
     """Those that are not what the holders of the view before have at `version`, at which they wait
-    for this peer."""
-    holders = {n: donors_of(view, n, tools.me)[:WITNESSES_LIMIT] for n in sorted(rolled)}
+    for this peer. Nothing can be said yet of what it is to guard where the last gradient is on its
+    way: to take it for false would throw away what may be the only other copy."""
+    here = (layer for layer in sorted(rolled) if tools.states[layer].version == version)
+    holders = {layer: donors_of(view, layer, tools.me)[:WITNESSES_LIMIT] for layer in here}
     for peer in sorted({peer for each in holders.values() for peer in each}):
         asked = [layer for layer, peers in holders.items() if peer in peers]
         said = votes.ask(peer, view.id, next(tools.numbers), asked)

@@ -2,7 +2,7 @@
 waits for something else. Daemons that compute as fast as they can take the processor from what is
 waited for, and from all other tests.
 
-`RESTS_S`: for so long, where a tenth of a second is too short.
+`RESTS_S`: for so long, where a fifth of a second is too short.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from p2p_dtfm.daemon.step import step_engine
 from p2p_dtfm.daemon.trainer import step_loop
 
 MODULE = "tests.e2e.walking_daemon"
-RESTS_S = float(os.environ.get("RESTS_S", "0.1"))
+RESTS_S = float(os.environ.get("RESTS_S", "0.2"))
 
 
 class _Walking(step_engine.StepEngine):

@@ -366,7 +366,8 @@ def test_tests_import_no_benchmarks() -> None:
         path.relative_to(ROOT).as_posix()
         for folder, other in (("tests", "benchmarks"), ("benchmarks", "tests"))
         for path in sorted((ROOT / folder).rglob("*.py"))
-        if any(_imported_roots(ast.parse(path.read_text()), {other}))
+        if other in (source := path.read_text())
+        if any(_imported_roots(ast.parse(source), {other}))
     ]
     assert found == []
 
@@ -376,7 +377,8 @@ def test_no_fake_takes_whatever_it_is_asked() -> None:
     found = [
         path.relative_to(ROOT).as_posix()
         for path in sorted((ROOT / "tests").rglob("*.py"))
-        for node in ast.walk(ast.parse(path.read_text()))
+        if "__getattr__" in (source := path.read_text())
+        for node in ast.walk(ast.parse(source))
         if isinstance(node, ast.FunctionDef) and node.name == "__getattr__"
     ]
     assert found == []

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -101,7 +102,7 @@ def test_no_text_of_the_program_has_another_unit() -> None:
     found = [
         f"{path.relative_to(ROOT)}:{line}: {text!r}"
         for path in sorted(ROOT.rglob("*.py"))
-        for line, text in texts(path)
+        for line, text in said_in(path).texts
         if OTHER_UNIT.search(text)
     ]
     found += [
@@ -130,7 +131,7 @@ def test_what_is_counted_on_screens_may_be_one() -> None:
         f"{path.relative_to(ROOT)}:{line}: {text!r}"
         for path in sorted(ROOT.rglob("*.py"))
         if not any(path.is_relative_to(ROOT / room) for room in SILENT_ROOMS)
-        for line, text in counted_by_hand(path)
+        for line, text in said_in(path).counted
         if text not in REFUSED_UNLESS_ONE
     ]
     assert not found, "use counted():\n" + "\n".join(found)
@@ -145,45 +146,52 @@ def test_what_is_counted_in_the_log_may_be_one() -> None:
     found = [
         f"{path.relative_to(ROOT)}:{line}: {text!r}"
         for path in sorted(ROOT.rglob("*.py"))
-        for line, text in texts(path)
+        for line, text in said_in(path).texts
         if LOGGED.search(text)
     ]
     assert not found, "use counted():\n" + "\n".join(found)
     assert LOGGED.search("agreed: %d members") and not LOGGED.search("%d of %d layers")
 
 
-def texts(path: Path) -> tuple[tuple[int, str], ...]:
+class Said(NamedTuple):
+    """What a module says, each with its line."""
+
+    texts: tuple[tuple[int, str], ...]
     """Its string literals and the literal parts of its f-strings, without docstrings."""
-    return texts_in(path.read_text())
+    counted: tuple[tuple[int, str], ...]
+    """A number, then a word in the plural. "3 of {total} steps", "all {total} steps" and "{LIMIT}
+    peers" may be: a run has more than one, and so allows a limit."""
+
+
+def said_in(path: Path) -> Said:
+    return _said(path.read_text())
 
 
 @cache
-def texts_in(source: str) -> tuple[tuple[int, str], ...]:
-    tree = ast.parse(source)
-    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    return tuple(
+def _said(source: str) -> Said:
+    """To parse all modules takes seconds: once."""
+    nodes = list(ast.walk(ast.parse(source)))
+    docstrings = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    texts = tuple(
         (node.lineno, node.value)
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
         if id(node) not in docstrings
     )
+    joined = (node for node in nodes if isinstance(node, ast.JoinedStr))
+    return Said(texts, tuple(it for node in joined for it in _counted_by_hand(node)))
 
 
-def counted_by_hand(path: Path) -> Iterator[tuple[int, str]]:
-    """A number, then a word in the plural. "3 of {total} steps", "all {total} steps" and "{LIMIT}
-    peers" may be: a run has more than one, and so allows a limit."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if not isinstance(node, ast.JoinedStr):
+def _counted_by_hand(node: ast.JoinedStr) -> Iterator[tuple[int, str]]:
+    before = ""
+    for part, after in zip(node.values, node.values[1:], strict=False):
+        if not isinstance(part, ast.FormattedValue):
+            before = str(part.value)
             continue
-        before = ""
-        for part, after in zip(node.values, node.values[1:], strict=False):
-            if not isinstance(part, ast.FormattedValue):
-                before = str(part.value)
-                continue
-            is_many = isinstance(after, ast.Constant) and MANY.match(str(after.value))
-            is_limit = isinstance(part.value, ast.Name) and part.value.id.isupper()
-            if is_many and not is_limit and not before.endswith((" of ", "all ")):
-                yield node.lineno, str(after.value)
+        is_many = isinstance(after, ast.Constant) and MANY.match(str(after.value))
+        is_limit = isinstance(part.value, ast.Name) and part.value.id.isupper()
+        if is_many and not is_limit and not before.endswith((" of ", "all ")):
+            yield node.lineno, str(after.value)
 
 
 def test_the_searches_find_what_they_are_for(tmp_path: Path) -> None:
@@ -192,5 +200,5 @@ def test_the_searches_find_what_they_are_for(tmp_path: Path) -> None:
         '"""5 MB."""\nsaid = f"{2} steps, {3} of {4} steps, {5 / 1e6} MB"\n'
         'also = f"all {6} steps of {LIMIT} peers and {7} training peers"\n'
     )
-    assert [text for _, text in texts(path) if OTHER_UNIT.search(text)] == [" MB"]
-    assert [text for _, text in counted_by_hand(path)] == [" steps, ", " training peers"]
+    assert [text for _, text in said_in(path).texts if OTHER_UNIT.search(text)] == [" MB"]
+    assert [text for _, text in said_in(path).counted] == [" steps, ", " training peers"]

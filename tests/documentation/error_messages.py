@@ -44,16 +44,18 @@ def readable(template: str) -> str:
     return template.replace(_WILD, "…")
 
 
+_SAYS_ITSELF = ("AnotherRun", "NoTextField", "NobodyTrains", "RunComplete")
+"""Classes whose own text becomes an error's."""
+
+
 def _templates(path: Path) -> Iterator[str]:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    source = path.read_text(encoding="utf-8")
+    if not any(name in source for name in ("UserError", *_SAYS_ITSELF)):
+        return  # to parse all takes seconds
+    tree = ast.parse(source)
     calls = [node for node in ast.walk(tree) if _name(node) == "UserError"]
-    for node in ast.walk(tree):  # classes whose own text becomes an error's
-        if isinstance(node, ast.ClassDef) and node.name in (
-            "AnotherRun",
-            "NoTextField",
-            "NobodyTrains",
-            "RunComplete",
-        ):
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef) and node.name in _SAYS_ITSELF:
             calls += [inner for inner in ast.walk(node) if _name(inner) == "__init__"]
     for call in calls:
         assert isinstance(call, ast.Call)

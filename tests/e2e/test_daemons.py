@@ -35,15 +35,18 @@ def offers_of(swarm: LocalSwarm) -> list[Path]:
     return [path for child in swarm.children for path in child.home.glob("runs/*/offers/*")]
 
 
-def test_peers_join_and_leave_mid_run_and_the_loss_is_that_of_one_machine(tmp_path: Path) -> None:
+def test_peers_join_and_leave_mid_run_and_the_loss_is_that_of_one_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Memory for half the model each makes pipelines; one joins late, one leaves early. They walk,
-    for of a run as quick as it can be more than half is over until the late one has come."""
-    steps = 120
+    and slowly: few steps, which cost processor, go by until the late one has come."""
+    monkeypatch.setenv("RESTS_S", "0.5")
+    steps = 70
     spec = write_spec(
         tmp_path,
         total_steps=steps,
         model={"layers": 4, "width": 64, "heads": 2, "context": 64, "vocabulary": 256},
-        evaluation={"every_steps": 100, "sequences": 4},
+        evaluation={"every_steps": 50, "sequences": 4},
         # gentle steps: else rounding differences grow tenfold every ten steps, as chaos does
         optimizer={"peak_learning_rate": 2e-4, "warmup_steps": 20},
     )

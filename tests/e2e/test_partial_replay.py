@@ -52,6 +52,8 @@ class Swarm:
     recorders: dict[str, StepRecorder] = field(default_factory=dict)
     view: ViewId = field(default_factory=lambda: ViewId(1, "0" * 64))
     running: dict[str, "asyncio.Task[LocalResult]"] = field(default_factory=dict)
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+    """Somebody has told how far it is."""
 
     def enter(self, step: int, plan: Plan, replay: PartialReplay | None = None) -> None:
         """Everyone with a stage takes its place in a new view."""
@@ -78,6 +80,15 @@ class Swarm:
 
     def told(self, name: str, progress: StageProgress | None) -> None:
         self.progress[name] = progress
+        self.news.set()
+
+    async def until_forwards(self, name: str, count: int) -> None:
+        """It has done so many. Asked again only at news: who asks in each turn of the loop takes
+        the processor from those that compute."""
+        async with asyncio.timeout(DEADLINE_S):
+            while count_of(self.progress.get(name)) < count:
+                self.news.clear()
+                await self.news.wait()
 
     def start(self, step: int, replay: PartialReplay | None = None) -> None:
         for name in self.plan.stage_holders():
@@ -194,9 +205,7 @@ def alone(plan: Plan, number: int, spec: RunSpec) -> Plan:
 async def lose(swarm: Swarm, step: int, lost: str, forwards: int) -> None:
     """Train until `lost` has done so many forwards; then it is gone, and all others stop."""
     swarm.start(step)
-    async with asyncio.timeout(DEADLINE_S):
-        while count_of(swarm.progress.get(lost)) < forwards:
-            await asyncio.sleep(0)
+    await swarm.until_forwards(lost, forwards)
     await swarm.stop(lost)
     await swarm.until_quiet()
     for name in list(swarm.running):
@@ -295,9 +304,7 @@ async def lose_a_frame(swarm: Swarm, step: int, replay: PartialReplay, stand_in:
     """The stand-in gets some way with both pipelines' microbatches; then all stop."""
     swarm.start(step, replay)
     own = count_of(swarm.progress[stand_in]) + 3
-    async with asyncio.timeout(DEADLINE_S):
-        while count_of(swarm.progress[stand_in]) < own:
-            await asyncio.sleep(0)
+    await swarm.until_forwards(stand_in, own)
     for name in list(swarm.running):
         await swarm.stop(name)
 

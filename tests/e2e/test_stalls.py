@@ -1,9 +1,12 @@
-"""A member that computes nothing, and says that it waits, costs the others seconds."""
+"""A member that computes nothing, and says that it waits, costs the others seconds. Each run of the
+tests has the same in virtual time (`tests/testbed/test_virtual_stalls.py`)."""
 
 import os
 import statistics
 from itertools import pairwise
 from pathlib import Path
+
+import pytest
 
 from p2p_dtfm.testbed.local_swarm import Child, LocalSwarm
 from tests.e2e.helpers import logged, step_of, wait_until, write_endless_spec
@@ -13,6 +16,7 @@ HOLD_UP_LIMIT_S = 10.0
 PATIENT_STEPS = 15
 
 
+@pytest.mark.nightly
 def test_who_stalls_is_out_within_seconds(tmp_path: Path) -> None:
     spec = write_endless_spec(tmp_path, checkpoint={"every_steps": 100_000})
     one = ["--threads", "1"]

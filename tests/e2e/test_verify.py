@@ -16,6 +16,7 @@ from p2p_dtfm.core.transcript.entries import Committed, Entry, TookOver
 from p2p_dtfm.daemon.proof.sample_again import drawn
 from p2p_dtfm.daemon.proof.transcript_file import FILE_NAME
 from p2p_dtfm.net.contacts.identity import Identity
+from p2p_dtfm.testbed.virtual.seeds.playing import Blames
 from p2p_dtfm.testbed.virtual.seeds.run import make_run, reference_of, with_audits
 from p2p_dtfm.testbed.virtual.swarm import Swarm, play
 from p2p_dtfm.train.model.checkpoint import layer_path
@@ -56,6 +57,27 @@ def run(tmp_path_factory: pytest.TempPathFactory, prepared_data: Path) -> Run:
     return Run(first.home, entries_in(path), keys_of(homes))
 
 
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The same in virtual time: the daemons are those, and there are no processes of them."""
+    folder, blames = tmp_path_factory.mktemp("played"), Blames()
+
+    async def scene(swarm: Swarm) -> list[Path]:
+        peers = await begun(swarm, with_audits(make_run(folder, STEPS), 1.0), "acbd")
+        await swarm.until(lambda: peers[0].step() >= 5, "steps of two pipelines", 60)
+        swarm.kill(peers[-1])
+        ended = lambda: not any(peer.is_running for peer in peers[:-1])  # noqa: E731
+        await swarm.until(ended, "they end with the run", 120)
+        return [peer.home for peer in peers]
+
+    with blames.heard(), pytest.MonkeyPatch.context() as patches:
+        planned_in_pairs(patches, 1, "ac", "bd")
+        homes = play(1, folder / "world", scene)
+    blames.require_none()
+    path = next(homes[0].glob(f"runs/*/{FILE_NAME}"))
+    return Run(homes[0], entries_in(path), keys_of(homes))
+
+
 def verified(place: Path, *options: str) -> tuple[int, dict[str, Any]]:
     done = run_program("verify", place, "--json", *options)
     assert done.returncode in (0, 1, 3), done.stderr[-2000:]
@@ -64,7 +86,11 @@ def verified(place: Path, *options: str) -> tuple[int, dict[str, Any]]:
     return done.returncode, told
 
 
-def test_an_honest_run_holds_though_a_member_was_killed(run: Run) -> None:
+@pytest.mark.parametrize("of", ["played", pytest.param("run", marks=pytest.mark.nightly)])
+def test_an_honest_run_holds_though_a_member_was_killed(
+    of: str, request: pytest.FixtureRequest
+) -> None:
+    run: Run = request.getfixturevalue(of)
     code, told = verified(run.home, "--sample", "10%", "--seed", "3")
     assert code == 0 and told["holds"], told
     assert told["judged"] >= len(told["drawn"]) > 3 and not told["unjudged"]
@@ -266,15 +292,15 @@ def by_fewer(entries: list[Entry]) -> list[Entry]:
     ids=["signature", "certificate", "order", "fewer", "no run", "two runs"],
 )
 def test_what_is_changed_afterwards_is_refused(
-    run: Run, tmp_path: Path, change: Any, reason: str
+    played: Run, tmp_path: Path, change: Any, reason: str
 ) -> None:
-    path = write_entries(tmp_path / FILE_NAME, change(run.entries))
+    path = write_entries(tmp_path / FILE_NAME, change(played.entries))
     code, told = verified(path, "--sample", "0")
     assert code == 1 and reason in told["refused"], told
 
 
-def test_a_torn_line_costs_that_line(run: Run, tmp_path: Path) -> None:
-    path = write_entries(tmp_path / FILE_NAME, run.entries)
+def test_a_torn_line_costs_that_line(played: Run, tmp_path: Path) -> None:
+    path = write_entries(tmp_path / FILE_NAME, played.entries)
     path.write_bytes(path.read_bytes()[:-40])
     code, told = verified(path, "--sample", "0", "--allow-gaps")
     assert code == 0 and told["damaged_lines"] == 1

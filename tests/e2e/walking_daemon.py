@@ -1,9 +1,12 @@
 """The program, but for an engine that rests before each step: for runs that only go on while a test
 waits for something else. Daemons that compute as fast as they can take the processor from what is
 waited for, and from all other tests.
+
+`RESTS_S`: for so long, where a fifth of a second is too short.
 """
 
 import asyncio
+import os
 from typing import Any
 
 from p2p_dtfm.cli import main
@@ -11,7 +14,7 @@ from p2p_dtfm.daemon.step import step_engine
 from p2p_dtfm.daemon.trainer import step_loop
 
 MODULE = "tests.e2e.walking_daemon"
-RESTS_S = 0.1
+RESTS_S = float(os.environ.get("RESTS_S", "0.2"))
 
 
 class _Walking(step_engine.StepEngine):

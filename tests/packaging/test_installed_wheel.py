@@ -1,13 +1,12 @@
 """The wheel, installed in an environment that has nothing of this repository: what `pipx` does."""
 
+import itertools
 import json
 import os
 import re
 import time
 import zipfile
 from pathlib import Path
-
-import pytest
 
 from tests.packaging.conftest import Installed
 from tests.programs import skip_without
@@ -55,17 +54,15 @@ def test_the_papers_page_is_made_in_a_minute_where_no_compiler_is(installed: Ins
 
 
 @skip_without("browser", "" if browser.PROGRAM else "no Chromium here: apt-get install chromium")
-@pytest.mark.parametrize("width", [1440, 390])
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_a_browser_shows_that_page(
-    installed: Installed, tmp_path: Path, width: int, dark: bool
-) -> None:
+def test_a_browser_shows_that_page(installed: Installed, tmp_path: Path) -> None:
     index = installed.folder / "page" / "index.html"
     if not index.exists():
         installed.program("reproduce", "--quick", "--out", index.parent)
     with browser.chromium(tmp_path) as page:
-        page.set_view(width, 900, dark=dark)
-        page.open(index.as_uri())
-        page.wait_for("document.readyState == 'complete' && document.querySelector('#claim')")
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
-        assert page.problems == []
+        for width, dark in itertools.product((1440, 390), (False, True)):
+            page.set_view(width, 900, dark=dark)
+            page.open(index.as_uri())
+            page.wait_for("document.readyState == 'complete' && document.querySelector('#claim')")
+            assert page.evaluate("document.documentElement.scrollWidth") <= width, (width, dark)
+            assert page.problems == [], (width, dark)
+            page.open("about:blank")

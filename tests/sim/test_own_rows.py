@@ -1,16 +1,12 @@
-"""Steps that somebody else has measured, beside what is simulated: `reproduce --rows FILE`."""
+"""Steps that somebody else has measured, beside what is simulated: `reproduce --rows FILE`. What
+comes of them is seen on the page of `test_reproduction.py`."""
 
-import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from p2p_dtfm.cli.app import app
-from p2p_dtfm.cli.commands.offline import reproduce  # noqa: F401  (registers the command)
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.sim.reproduction.swarm.own_rows import read_own_rows
-from tests.sim.test_simulate_command import call_json
 from tests.sim.test_swarm_page import SCENARIO
 
 ROWS = """
@@ -40,31 +36,6 @@ def written(folder: Path, rows: str) -> Path:
     path = folder / "rows.toml"
     path.write_text(rows)
     return path
-
-
-def test_each_row_is_simulated_as_its_command_simulates_it(tmp_path: Path) -> None:
-    rows, out = written(tmp_path, ROWS), tmp_path / "page"
-    words = ["reproduce", "--quick", "--out", str(out), "--rows", str(rows), "--json"]
-    done = CliRunner().invoke(app, words)
-    assert done.exit_code == 0, done.output
-    told = json.loads(done.stdout)
-    bars = [bar for bar in told["bars"] if bar["chart"] == "own"]
-    assert [bar["system"] for bar in bars] == [
-        "by hand", "by hand, simulated", "DT-FM scheduled", "DT-FM scheduled, simulated",
-    ]  # fmt: skip
-    assert [bar["kind"] for bar in bars] == ["measured here", "simulated"] * 2
-    assert bars[0]["seconds"] == 100 and bars[0]["source"].startswith("two rented machines")
-    for bar in bars[1::2]:
-        again = call_json(*bar["source"].split()[2:])
-        assert again["seconds_per_step"] == pytest.approx(bar["seconds"], rel=1e-9)
-    found = told["facts"]["own_rows_simulated_against_measured"]
-    pairs = zip(bars[::2], bars[1::2], strict=True)
-    errors = sorted(abs(other["seconds"] / row["seconds"] - 1) for row, other in pairs)
-    assert found["rows"] == 2 and found["worst"] == pytest.approx(errors[-1])
-    paper = told["facts"]["dtfm_simulated_against_published"]["all"]
-    assert paper["rows"] == 90, "rows of one's own do not count among the paper's"
-    page = (out / "index.html").read_text()
-    assert "Rows of your own" in page and "two rented machines" in page
 
 
 @pytest.mark.parametrize(

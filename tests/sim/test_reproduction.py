@@ -19,6 +19,7 @@ from p2p_dtfm.sim.reproduction.bars import FigureKind
 from p2p_dtfm.sim.reproduction.convergence import case_problem, shuffled
 from p2p_dtfm.sim.reproduction.story import REACHED
 from tests.programs import skip_without
+from tests.sim.test_own_rows import ROWS, written
 from tests.sim.test_paper_solver import random_problem
 from tests.sim.test_simulate_command import call_json
 from tests.web import chromium as browser
@@ -29,9 +30,12 @@ SHAPES = set(itertools.product((24, 32, 40), (1024, 2048, 4096)))
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory):
-    """A quick run of the command: its directory, and what it printed as JSON."""
-    out = tmp_path_factory.mktemp("paper") / "page"
-    done = CliRunner().invoke(app, ["reproduce", "--out", str(out), "--quick", "--json"])
+    """A quick run of the command, with rows of one's own: its directory, and what it printed as
+    JSON."""
+    folder = tmp_path_factory.mktemp("paper")
+    rows, out = written(folder, ROWS), folder / "page"
+    words = ["reproduce", "--quick", "--out", str(out), "--rows", str(rows), "--json"]
+    done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.output
     return out, json.loads(done.stdout)
 
@@ -88,6 +92,27 @@ def test_simulated_rows_are_as_near_to_the_published_ones_as_is_said(made) -> No
     found = made[1]["facts"]["dtfm_simulated_against_published"]["all"]
     assert found["rows"] == 90
     assert found["median"] <= 0.08 and found["worst"] <= 0.20
+
+
+def test_each_row_of_ones_own_is_simulated_as_its_command_simulates_it(made) -> None:
+    out, told = made
+    bars = [bar for bar in told["bars"] if bar["chart"] == "own"]
+    assert [bar["system"] for bar in bars] == [
+        "by hand", "by hand, simulated", "DT-FM scheduled", "DT-FM scheduled, simulated",
+    ]  # fmt: skip
+    assert [bar["kind"] for bar in bars] == ["measured here", "simulated"] * 2
+    assert bars[0]["seconds"] == 100 and bars[0]["source"].startswith("two rented machines")
+    for bar in bars[1::2]:
+        again = call_json(*bar["source"].split()[2:])
+        assert again["seconds_per_step"] == pytest.approx(bar["seconds"], rel=1e-9)
+    found = told["facts"]["own_rows_simulated_against_measured"]
+    pairs = zip(bars[::2], bars[1::2], strict=True)
+    errors = sorted(abs(other["seconds"] / row["seconds"] - 1) for row, other in pairs)
+    assert found["rows"] == 2 and found["worst"] == pytest.approx(errors[-1])
+    paper = told["facts"]["dtfm_simulated_against_published"]["all"]
+    assert paper["rows"] == 90, "rows of one's own do not count among the paper's"
+    page = (out / "index.html").read_text()
+    assert "Rows of your own" in page and "two rented machines" in page
 
 
 def test_the_claim_says_what_the_times_are_against(made) -> None:

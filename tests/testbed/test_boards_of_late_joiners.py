@@ -3,7 +3,7 @@ it came."""
 
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -47,6 +47,7 @@ class History(NamedTuple):
     transcript: bytes
     spec: RunSpec
     tallies: Tallies
+    joiners: Tallies
     keys: dict[str, Identity]
 
 
@@ -55,11 +56,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_run(tmp_path_factory.mktemp("run"), STEPS)
 
 
-@pytest.fixture(autouse=True)
-def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module", autouse=True)
+def soon() -> Iterator[None]:
     """A run of seconds is over before others are asked in their own time."""
-    monkeypatch.setattr(of_others, "BEGIN_AFTER_S", 0.5)
-    monkeypatch.setattr(of_others, "PIECE_EVERY_S", 0.01)
+    with pytest.MonkeyPatch.context() as patches:
+        patches.setattr(of_others, "BEGIN_AFTER_S", 0.5)
+        patches.setattr(of_others, "PIECE_EVERY_S", 0.01)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -67,13 +70,14 @@ def history(run: Path, tmp_path_factory: pytest.TempPathFactory) -> History:
     found: list[History] = []
 
     async def scene(swarm: Swarm) -> None:
-        first, _ = await both_end(swarm, run)
+        first, late = await both_end(swarm, run)
         keys = {peer.peer_id: swarm.identity_of(peer.name) for peer in swarm.peers}
         transcript = transcript_of(first).read_bytes()
         began = entry_of(transcript.splitlines()[0])
         assert isinstance(began, Began)
         spec = RunSpec.from_canonical_bytes(began.run_spec)
-        found.append(History(transcript, spec, kept(first).tallies, keys))
+        tallies = kept(first).tallies, kept(late).tallies
+        found.append(History(transcript, spec, *tallies, keys))
 
     play(1, tmp_path_factory.mktemp("history") / "world", scene)
     return found[0]
@@ -109,15 +113,11 @@ async def both_end(
     return first, late
 
 
-def test_a_joiners_board_is_the_founders(run: Path, tmp_path: Path) -> None:
-    async def scene(swarm: Swarm) -> None:
-        first, late = await both_end(swarm, run)
-        boards = [kept(peer).tallies for peer in (first, late)]
-        assert boards[0].step_count == boards[1].step_count == STEPS
-        assert boards[0].board() == boards[1].board()
-        assert set(boards[1].board()) == {first.peer_id, late.peer_id}
-
-    play(1, tmp_path / "world", scene)
+def test_a_joiners_board_is_the_founders(history: History) -> None:
+    boards = history.tallies, history.joiners
+    assert boards[0].step_count == boards[1].step_count == STEPS
+    assert boards[0].board() == boards[1].board()
+    assert set(boards[1].board()) == set(history.keys) and len(history.keys) == 2
 
 
 def test_who_keeps_no_transcript_gives_none(run: Path, tmp_path: Path) -> None:

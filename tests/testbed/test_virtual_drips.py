@@ -7,7 +7,7 @@ import pytest
 from p2p_dtfm.testbed.virtual.seeds.faults import LIES, Fault, Schedule
 from p2p_dtfm.testbed.virtual.seeds.player import Player
 
-STEPS = 32
+STEPS = 20
 FEW = 16
 """Steps in which most of the time goes by, and what is noticed late."""
 

@@ -22,7 +22,7 @@ from p2p_dtfm.testbed.virtual.seeds.run import make_run, with_audits
 from p2p_dtfm.testbed.virtual.swarm import Swarm, play
 from tests.testbed.lying_to_the_end import lying_to_the_end, of_single_sequences
 
-STEPS = 24
+STEPS = 16
 RATE = 0.5
 CONVICTED = (
     "claims another work of the step than it did before",

@@ -7,7 +7,9 @@ import pytest
 from p2p_dtfm.testbed.virtual.seeds.faults import Fault, Schedule
 from p2p_dtfm.testbed.virtual.seeds.player import Player
 
-JOINS = Fault(4.0, 0.0, "join", ("i",), 0.0)
+STEPS = 16
+"""Of which most are left when it comes."""
+JOINS = Fault(2.0, 0.0, "join", ("i",), 0.0)
 
 
 class _Said(logging.Handler):
@@ -25,7 +27,7 @@ def test_who_joins_asks_nobody_for_files_at_whose_door_it_has_not_knocked(
     """In a storm of kills honest members said 179 times that they refuse a stranger."""
     log, said = logging.getLogger("p2p_dtfm"), _Said()
     schedule = Schedule(tuple("abcdefgh"), ("i",), (JOINS,))
-    player = Player(tmp_path_factory.mktemp("player"))
+    player = Player(tmp_path_factory.mktemp("player"), STEPS)
     before = log.level
     log.addHandler(said)
     log.setLevel(logging.INFO)

@@ -23,19 +23,32 @@ from tests.testbed.lying_to_the_end import (
 from tests.testbed.pairs import planned_in_pairs
 
 STEPS = 30
+FEW = 8
+"""Steps in which they are drawn so, and are out, with these draws. What would come after is an
+honest run, and each step of eight costs a third of a second of processor."""
 EIGHT = "abcdefgh"
 FIRSTS, LASTS = "aceg", "bdfh"
 NIGHTLY = pytest.mark.nightly
 HALF_OF_ALL = 0.67
 """Of the honest ones: four of eight."""
+DRAWN_SOON = LIES + 2
+"""A seed in which a fellow is drawn alone within so few steps."""
 SOON_S = 5.0
 """Before anybody is accused."""
 UNLIKE = "has said one thing to some"
 
 
-def played(tmp_path: Path, kind: str, members: str, liars: str, rate: float) -> Play:
+def played(
+    tmp_path: Path,
+    kind: str,
+    members: str,
+    liars: str,
+    rate: float,
+    steps: int = STEPS,
+    seed: int = LIES,
+) -> Play:
     """Nobody honest was ever out."""
-    run = with_audits(of_single_sequences(make_run(tmp_path, STEPS)), rate, 5)
+    run = with_audits(of_single_sequences(make_run(tmp_path, steps)), rate, 5)
     kept = []
 
     async def scene(swarm: Swarm) -> None:
@@ -43,63 +56,65 @@ def played(tmp_path: Path, kind: str, members: str, liars: str, rate: float) -> 
         views_with_all_honest(one)
         kept.append(one)
 
-    play(LIES, tmp_path / "world", scene)
+    play(seed, tmp_path / "world", scene)
     assert kept[0].lying.count, "nobody was drawn so"
     return kept[0]
 
 
 @pytest.mark.parametrize(
-    ("part", "rate"),
+    ("part", "rate", "steps"),
     [
-        (HALF_OF_ALL, 1.0),
-        pytest.param(0.1, 1.0, marks=NIGHTLY),
-        pytest.param(0.1, 0.5, marks=NIGHTLY),
+        (HALF_OF_ALL, 1.0, FEW),
+        pytest.param(0.1, 1.0, STEPS, marks=NIGHTLY),
+        pytest.param(0.1, 0.5, STEPS, marks=NIGHTLY),
     ],
 )
 def test_who_is_told_alone_that_a_false_work_is_false_keeps_its_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: float, rate: float
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: float, rate: float, steps: int
 ) -> None:
     monkeypatch.setitem(putting.STRENGTHS, "whispered-doubt", part)
-    one = played(tmp_path, "whispered-doubt", EIGHT, "gh", rate)
+    one = played(tmp_path, "whispered-doubt", EIGHT, "gh", rate, steps)
     assert any(UNLIKE in report for report in one.lying.reports)
 
 
-@pytest.mark.parametrize("liars", ["fh", pytest.param("gh", marks=NIGHTLY)])
+@pytest.mark.parametrize(
+    ("liars", "steps"), [("fh", FEW), pytest.param("gh", STEPS, marks=NIGHTLY)]
+)
 def test_nor_does_who_is_told_so_in_pipelines(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, liars: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, liars: str, steps: int
 ) -> None:
     """Of another holder of the stage and of its maker one would be out."""
     planned_in_pairs(monkeypatch, LIES, FIRSTS, LASTS)
-    one = played(tmp_path, "whispered-doubt", EIGHT, liars, 1.0)
+    one = played(tmp_path, "whispered-doubt", EIGHT, liars, 1.0, steps)
     assert any(UNLIKE in report for report in one.lying.reports)
 
 
 def test_nor_does_who_alone_is_asked_to_audit_in_a_fellow_s_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    planned_in_pairs(monkeypatch, LIES, FIRSTS, LASTS)
-    one = played(tmp_path, "whispered-refusal", EIGHT, "gh", 1.0)
+    planned_in_pairs(monkeypatch, DRAWN_SOON, FIRSTS, LASTS)
+    one = played(tmp_path, "whispered-refusal", EIGHT, "gh", 1.0, FEW, DRAWN_SOON)
     assert any(UNLIKE in report for report in one.lying.reports)
 
 
 def test_who_whispers_of_a_true_work_is_out_as_well(tmp_path: Path) -> None:
-    one = played(tmp_path, "whispered-doubt", "abcd", "d", 1.0)
+    one = played(tmp_path, "whispered-doubt", "abcd", "d", 1.0, FEW)
     assert any(UNLIKE in report for report in one.lying.reports)
 
 
 @pytest.mark.parametrize(
-    ("kind", "members", "liars"),
+    ("kind", "members", "liars", "steps"),
     [
-        ("audits-untold", "abcd", "d"),
-        pytest.param("audits-untold", EIGHT, "gh", marks=NIGHTLY),
-        pytest.param("claims-untold", EIGHT, "gh", marks=NIGHTLY),
+        ("audits-untold", "abcd", "d", 16),
+        pytest.param("audits-untold", EIGHT, "gh", STEPS, marks=NIGHTLY),
+        pytest.param("claims-untold", EIGHT, "gh", STEPS, marks=NIGHTLY),
     ],
 )
 def test_who_is_not_told_something_hears_it_from_others(
-    tmp_path: Path, kind: str, members: str, liars: str
+    tmp_path: Path, kind: str, members: str, liars: str, steps: int
 ) -> None:
     """Else it would wait for the liar, and all others for it, until that one was out."""
-    one = played(tmp_path, kind, members, liars, 1.0)
+    one = played(tmp_path, kind, members, liars, 1.0, steps)
     assert not one.lying.reports
     for peer in one.honest():
         at_s = [it["at_s"] for it in peer.events() if it["event"] in ("view", "step")]
@@ -114,10 +129,12 @@ def test_who_tells_all_but_one_what_it_claims_holds_them_up_once_in_a_view(tmp_p
         assert len(at_s) >= STEPS and at_s[-1] - at_s[0] < STEPS / 3
 
 
-@pytest.mark.parametrize("kind", ["audits-denied", pytest.param("claims-denied", marks=NIGHTLY)])
+@pytest.mark.parametrize(
+    ("kind", "steps"), [("audits-denied", FEW), pytest.param("claims-denied", STEPS, marks=NIGHTLY)]
+)
 def test_who_says_that_it_waits_for_what_all_have_heard_is_waited_for_itself(
-    tmp_path: Path, kind: str
+    tmp_path: Path, kind: str, steps: int
 ) -> None:
     """Whom it named knew that first, accused it alone, and two fellows accused that one: five of
     six honest ones were out, one after the other."""
-    played(tmp_path, kind, EIGHT, "gh", 1.0)
+    played(tmp_path, kind, EIGHT, "gh", 1.0, steps)

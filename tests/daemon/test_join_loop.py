@@ -454,6 +454,20 @@ def test_an_agreed_view_is_waited_for_no_more_once_most_of_its_members_show_the_
         play(newcomer.join)
 
 
+def test_a_view_that_is_given_up_while_its_members_are_reminded_is_waited_for_no_more() -> None:
+    """Meanwhile somebody has shown that the run is complete."""
+    newcomer = Newcomer()
+    newcomer.agreement.next_view = SimpleNamespace(member_ids=("first", "me", "second"))
+    newcomer._complete = RunComplete("ab" * 8, 40)
+
+    async def reminds(view: object, turn: int) -> None:
+        newcomer.agreement.next_view, newcomer.agreement.view = None, "let in elsewhere"
+
+    newcomer._say_that_it_waits = reminds  # type: ignore[method-assign]
+    play(newcomer.join)
+    assert newcomer.agreement.view == "let in elsewhere"
+
+
 def test_other_newcomers_show_nothing_and_are_not_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

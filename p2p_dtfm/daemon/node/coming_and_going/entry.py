@@ -169,10 +169,11 @@ class Entry:
                     silent.clear()
                     if not await self._find_others(pause_s):
                         pause_s = min(2 * pause_s, LOOK_AGAIN_LIMIT_S)
-            elif agreement.next_view is not None and not agreement.attempting:
+            elif (agreed := agreement.next_view) is not None and not agreement.attempting:
                 turn += 1
-                await self._say_that_it_waits(agreement.next_view, turn)
-                if self._complete is not None and self._shows_most(agreement.next_view):
+                await self._say_that_it_waits(agreed, turn)
+                is_agreed_still = agreement.next_view is agreed
+                if is_agreed_still and self._complete is not None and self._shows_most(agreed):
                     self._has_ended(self._complete)
                     return
             await asyncio.sleep(JOIN_RETRY_S)

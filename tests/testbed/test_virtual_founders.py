@@ -6,11 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from p2p_dtfm.testbed.virtual import swarm as worlds
 from p2p_dtfm.testbed.virtual.listening import listening
 from p2p_dtfm.testbed.virtual.seeds.run import make_run
 from p2p_dtfm.testbed.virtual.swarm import Swarm, play
 from tests.e2e.test_coming_back import assert_nothing_was_lost_or_counted_twice
 from tests.testbed.begun import agreement_of, are_in_views_of, begun
+
+SLOW = (20_000_000, 20_000_000)
+"""So that the others take few steps, which cost processor, while it waits."""
 
 
 class _Said(logging.Handler):
@@ -52,11 +56,12 @@ def test_a_killed_founder_finds_its_swarm(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("waits_for", ["waits 15 s at most", "expected peers are here"])
 def test_a_founder_that_finds_nobody_at_first_goes_on_looking(
-    tmp_path: Path, waits_for: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waits_for: str
 ) -> None:
     """It had looked once, and waited for those that it expected for a minute, though all of them
     were in reach again; then it trained alone, from older states, until it met them by chance
     (seed 500505)."""
+    monkeypatch.setattr(worlds, "FLOPS_PER_S", SLOW)
     run = make_run(tmp_path, 2000, saves_every_steps=10)
 
     async def scene(swarm: Swarm) -> None:

@@ -13,7 +13,7 @@ from p2p_dtfm.testbed.virtual.swarm import Swarm, play
 from tests.e2e.test_coming_back import assert_nothing_was_lost_or_counted_twice
 from tests.testbed.begun import agreement_of, are_in_views_of, begun
 
-SLOW = (20_000_000, 20_000_000)
+SLOW = (10_000_000, 20_000_000)
 """So that the others take few steps, which cost processor, while it waits."""
 
 

@@ -69,10 +69,11 @@ def _run_demo(directory: Path) -> dict[str, object]:
 
 
 SLOW_FIRST = (
-    *("test_verify", "test_daemons", "test_commands", "test_agreement_seeds", "test_doctor"),
-    *("test_good_neighbour", "test_installed_wheel", "test_virtual_lies_in_pipelines"),
-    *("test_browser", "test_parity", "test_virtual_lies", "test_planner_answers", "test_shaping"),
-    *("test_bad_input", "test_screens", "e2e", "testbed", "models", "sim", "test_architecture"),
+    *("test_daemons", "test_good_neighbour", "test_virtual_lies_in_pipelines"),
+    *("test_virtual_whispers", "test_virtual_lies", "test_bad_input", "test_shaping"),
+    *("test_browser", "test_parity", "test_installed_wheel", "test_half_frames"),
+    *("test_direct_lines", "test_commands", "test_open_tabs", "e2e", "testbed", "sim", "models"),
+    "test_architecture",
 )
 """Files, and folders, in order of their durations; no file is divided between workers."""
 

@@ -64,6 +64,7 @@ def is_the_same(one: float, other: float) -> bool:
     return math.isclose(one, other, rel_tol=1e-6)
 
 
+@pytest.mark.nightly
 def test_a_killed_founder_finds_its_swarm(tmp_path: Path) -> None:
     spec = write_endless_spec(tmp_path)
     line = ["--run", str(spec)]

@@ -1,5 +1,6 @@
 """Members that lie lose their place. Nobody's daemon ends, nobody's states part, and the others'
-losses are those of one machine."""
+losses are those of one machine. Each run of the tests has some in virtual time
+(`tests/testbed/test_virtual_lies.py`)."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -76,6 +77,7 @@ def watch(
     assert from_then == {step: loss for step, loss in curves[-1].items() if step in curves[0]}
 
 
+@pytest.mark.nightly
 def test_two_liars_of_four(tmp_path: Path, prepared_data: Path) -> None:
     """One sends gradients that are none, the other says of them what is not so."""
     with swarm(tmp_path, prepared_data, {1: NORM, 2: NAN}) as (local, _):

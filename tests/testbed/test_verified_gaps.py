@@ -105,6 +105,21 @@ def judged(directory: Path, checker: Checker, first: int = 0, end: int = STEPS +
     return sample_in(directory, checker).judge(works, checker.gaps)
 
 
+def test_an_honest_run_holds_from_each_checkpoint_to_the_next(honest: Run) -> None:
+    found = judged(honest.directory, checked(honest.entries))
+    assert found.works == STEPS + 1 and not found.unjudged and not found.passed_over
+
+
+def test_what_stands_in_a_checkpoint_is_what_the_steps_before_it_led_to(poisoned: Run) -> None:
+    checker = checked(poisoned.entries)
+    before = judged(poisoned.directory, checker, 0, SAVED - 1)
+    assert before.works == SAVED - 1, "all before is honest"
+    for first, end in ((0, STEPS + 1), (SAVED - 1, SAVED)):
+        with pytest.raises(NotTrue, match="another state") as found:
+            judged(poisoned.directory, checker, first, end)
+        assert found.value.step == SAVED
+
+
 @pytest.mark.parametrize("drawn_to", [STEPS + 1, 3])
 def test_the_step_before_a_forged_checkpoint_is_left_out(poisoned: Run, drawn_to: int) -> None:
     """Whatever is drawn was computed rightly from there; that nothing led there went unsaid."""

@@ -1,7 +1,7 @@
 """Real daemons in virtual time: in the first step of a view nobody has committed itself to what it
 opens. Of two fellows of eight the last one to claim knew all other openings, and chose its own so
 that each of the two was drawn for the other: what they computed in such steps stayed, at any
-rate."""
+rate. Each run of the tests asks the draw itself (`tests/core/audit/test_draw.py`)."""
 
 from pathlib import Path
 from typing import Any
@@ -28,9 +28,8 @@ def player(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Player:
     return Player(tmp_path, STEPS)
 
 
-@pytest.mark.parametrize(
-    "seed", [0, *(pytest.param(it, marks=pytest.mark.nightly) for it in (1, 2))]
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", [0, 1, 2])
 def test_who_chooses_what_it_opens_is_audited_by_somebody_honest_as_well(
     player: Player, seed: int
 ) -> None:

@@ -15,7 +15,7 @@ FEW = 16
 @pytest.mark.parametrize(
     ("members", "liars", "rate"),
     [
-        ("abcd", "d", 0.02),
+        pytest.param("abcd", "d", 0.02, marks=pytest.mark.nightly),
         ("abcd", "d", 1.0),
         pytest.param("abcdefgh", "gh", 0.02, marks=pytest.mark.nightly),
     ],

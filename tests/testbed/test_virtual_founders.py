@@ -1,21 +1,67 @@
-"""Real daemons in virtual time: a founder comes back while it cannot reach those that train on."""
+"""Real daemons in virtual time: a founder comes back, at once, or while it cannot reach those that
+train on."""
 
+import logging
 from pathlib import Path
 
 import pytest
 
+from p2p_dtfm.testbed.virtual import swarm as worlds
+from p2p_dtfm.testbed.virtual.listening import listening
 from p2p_dtfm.testbed.virtual.seeds.run import make_run
 from p2p_dtfm.testbed.virtual.swarm import Swarm, play
-from tests.testbed.begun import are_in_views_of, begun
+from tests.e2e.test_coming_back import assert_nothing_was_lost_or_counted_twice
+from tests.testbed.begun import agreement_of, are_in_views_of, begun
+
+SLOW = (10_000_000, 20_000_000)
+"""So that the others take few steps, which cost processor, while it waits."""
+
+
+class _Said(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage())
+
+
+def test_a_killed_founder_finds_its_swarm(tmp_path: Path) -> None:
+    """With the line with which it began it, and before the other one may have noticed. At night
+    `tests/e2e/test_coming_back.py` has the same of processes."""
+    run, said = make_run(tmp_path, 2000, saves_every_steps=10), _Said()
+
+    async def scene(swarm: Swarm) -> None:
+        founder, member = both = await begun(swarm, run, "ab")
+        await swarm.until(lambda: min(it.step() for it in both) >= 20, "they train together", 60)
+        swarm.kill(founder)
+        seen = len(founder.events())
+
+        def views() -> list[dict]:
+            return [it for it in founder.events()[seen:] if it["event"] == "view"]
+
+        with listening(said, logging.INFO):
+            swarm.start(founder)
+            await swarm.until(lambda: bool(views()), "a view", 60)
+            await swarm.until(are_in_views_of(both, 2), "one swarm", 60)
+            resumed = member.step()
+            await swarm.until(lambda: min(it.step() for it in both) > resumed + 6, "steps", 60)
+        assert len({agreement_of(it).view.id for it in both}) == 1
+        assert all(len(event["members"]) == 2 for event in views()), "one swarm, and not two"
+        assert said.texts and not [it for it in said.texts if "goes on from the checkpoint" in it]
+        assert_nothing_was_lost_or_counted_twice(member, founder)
+
+    play(1, tmp_path / "world", scene)
 
 
 @pytest.mark.parametrize("waits_for", ["waits 15 s at most", "expected peers are here"])
 def test_a_founder_that_finds_nobody_at_first_goes_on_looking(
-    tmp_path: Path, waits_for: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waits_for: str
 ) -> None:
     """It had looked once, and waited for those that it expected for a minute, though all of them
     were in reach again; then it trained alone, from older states, until it met them by chance
     (seed 500505)."""
+    monkeypatch.setattr(worlds, "FLOPS_PER_S", SLOW)
     run = make_run(tmp_path, 2000, saves_every_steps=10)
 
     async def scene(swarm: Swarm) -> None:

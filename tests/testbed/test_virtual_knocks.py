@@ -7,9 +7,9 @@ import pytest
 from p2p_dtfm.testbed.virtual.seeds.faults import Fault, Schedule
 from p2p_dtfm.testbed.virtual.seeds.player import Player
 
-STEPS = 16
-"""Of which most are left when it comes."""
-JOINS = Fault(2.0, 0.0, "join", ("i",), 0.0)
+STEPS = 24
+"""In 16, and where it comes after two seconds, who asks all is not refused by anybody yet."""
+JOINS = Fault(4.0, 0.0, "join", ("i",), 0.0)
 
 
 class _Said(logging.Handler):

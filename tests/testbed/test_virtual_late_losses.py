@@ -68,7 +68,7 @@ def test_so_are_two_of_eight_of_which_one_knows_whether_its_fellow_is_drawn_for_
 @pytest.mark.parametrize(
     ("stages", "what", "told"),
     [
-        (("ace", "bdf"), "late-loss", FOUND),
+        pytest.param(("ace", "bdf"), "late-loss", FOUND, marks=NIGHTLY),
         pytest.param(("ace", "bdf"), "told-loss", "losses of", marks=NIGHTLY),
         pytest.param(("a", "b"), "late-loss", "", marks=NIGHTLY),
         pytest.param(("a", "b"), "told-loss", "losses of", marks=NIGHTLY),

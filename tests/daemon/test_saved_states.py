@@ -4,6 +4,7 @@ import asyncio
 import contextvars
 import errno
 import shutil
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ from p2p_dtfm.daemon.machine.compute import Compute
 from p2p_dtfm.daemon.node.participation.participant import Participant
 from p2p_dtfm.daemon.peers.held_back import LIMIT as HELD_BACK
 from p2p_dtfm.daemon.peers.wire import CheckpointFiles
+from p2p_dtfm.daemon.state_transfer.checkpoints import checkpoints as checkpoint_files
 from p2p_dtfm.daemon.state_transfer.checkpoints.announced_files import SENDERS_REMEMBERED
 from p2p_dtfm.daemon.state_transfer.checkpoints.checkpoints import Checkpoints
 from p2p_dtfm.daemon.state_transfer.checkpoints.files_here import SAVED_TOLD
@@ -23,6 +25,7 @@ from p2p_dtfm.train.model.checkpoint import (
     checkpoint_directory,
     layer_path,
     list_checkpoints,
+    prune,
     remove_checkpoint,
     save_layers,
 )
@@ -59,6 +62,35 @@ def test_what_is_saved_and_removed_is_known_at_once(tmp_path: Path) -> None:
 
     asyncio.run(scenario())
     compute.close()
+
+
+def test_old_checkpoints_are_removed_while_the_daemon_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files of many layers are gone only after a while, in which others heard nothing of it."""
+    compute, begun, others_went_on = Compute(), threading.Event(), threading.Event()
+    checkpoints = Checkpoints(tmp_path, SPEC, NO_BLOBS, compute, lambda files: None, lambda: True)
+    states = {layer: LayerState.genesis(SPEC, layer) for layer in range(layer_count(SPEC))}
+    waited: list[bool] = []
+
+    def slowly(*given: Any) -> list[Path]:
+        begun.set()
+        waited.append(others_went_on.wait(2))
+        return prune(*given)
+
+    monkeypatch.setattr(checkpoint_files, "prune", slowly)
+
+    async def scenario() -> None:
+        saving = asyncio.create_task(checkpoints.save(0, states, LINEAGE))
+        while not begun.is_set():
+            await asyncio.sleep(0.001)
+        others_went_on.set()
+        await saving
+        await checkpoints.close()
+
+    asyncio.run(scenario())
+    compute.close()
+    assert waited == [True]
 
 
 def test_who_comes_back_to_a_damaged_checkpoint_goes_on_from_the_one_before(

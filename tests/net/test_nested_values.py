@@ -44,7 +44,7 @@ def nested_tuples(levels: int = LEVELS) -> bytes:
 
 READ_IT = """
 import sys
-from p2p_dtfm.net.directory.directory import entries_of
+from p2p_dtfm.net.directory.entries import entries_of
 from p2p_dtfm.net.directory.validator import DirectoryValidator
 from p2p_dtfm.net.hivemind_parts import DHTRecord, DictionaryDHTValue, get_dht_time
 value = bytes.fromhex(sys.argv[1])

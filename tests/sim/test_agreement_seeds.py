@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from p2p_dtfm.core.commit.step import StepTransaction
-from p2p_dtfm.core.consensus.attempts import attempt
+from p2p_dtfm.core.consensus.attempts import freezing
 from p2p_dtfm.core.cost_model import cuts
 from p2p_dtfm.core.cost_model.cuts import CutClock
 from p2p_dtfm.core.membership import eligibility, newcomers
@@ -284,7 +284,7 @@ def test_counting_on_what_another_state_made_is_found(monkeypatch: pytest.Monkey
             parts.append(part)
         return original(plan, target, parts)
 
-    monkeypatch.setattr(attempt, "replay_of", any_step)
+    monkeypatch.setattr(freezing, "replay_of", any_step)
     first_seed_that_fails(first=39)
 
 

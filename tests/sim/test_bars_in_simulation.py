@@ -5,7 +5,7 @@ import msgspec
 import pytest
 
 from p2p_dtfm.core.consensus.actions import SECOND_NS
-from p2p_dtfm.core.consensus.parts import gathering
+from p2p_dtfm.core.consensus.parts.gather import contributing
 from p2p_dtfm.core.messages.agreement_messages import Contribution
 from p2p_dtfm.core.protocol.snapshot import Bar, ViewId
 from p2p_dtfm.sim.faults.agreement_seeds import TIMING
@@ -80,7 +80,7 @@ def test_a_quarter_that_bars_honest_members_by_its_word_bars_nobody(
         part = Contribution(**facts)  # type: ignore[arg-type]
         return msgspec.structs.replace(part, bars=false) if part.member.peer_id in liars else part
 
-    monkeypatch.setattr(gathering, "Contribution", lying)
+    monkeypatch.setattr(contributing, "Contribution", lying)
     world = swarm(seed, EIGHT)
     begin(world, EIGHT, EIGHT)
     world.run_until(lambda: members(world, "a") == EIGHT)

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from p2p_dtfm.core.consensus.actions import SECOND_NS
-from p2p_dtfm.core.consensus.parts import gathering
+from p2p_dtfm.core.consensus.parts.gather import contributing
 from p2p_dtfm.core.messages.agreement_messages import Contribution, SavedState
 from p2p_dtfm.core.messages.prepared import Prepared, SignedPrepared, sign_prepared
 from p2p_dtfm.core.protocol.plan import NoPlan, Pipeline, Plan, Stage
@@ -130,7 +130,7 @@ def test_what_it_claims_to_have_come_to_moves_nobody(
 
     world = started(0, "", frozenset({LIAR}))
     others = [world.peers[name] for name in ("a", "c")]
-    monkeypatch.setattr(gathering, "Contribution", lying)
+    monkeypatch.setattr(contributing, "Contribution", lying)
     world.crash("d", lose_disk=False)
     step, begun_ns = min(peer.agreement.step for peer in others), world.now_ns
     world.run_until(lambda: all(peer.agreement.step >= step + 6 for peer in others))

@@ -15,35 +15,32 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
 import base58
 import msgspec
 
-from p2p_dtfm.core.protocol.canonical import decode, encode
-from p2p_dtfm.core.protocol.errors import UNREACHABLE, PeerFault, UserError
+from p2p_dtfm.core.protocol.canonical import encode
+from p2p_dtfm.core.protocol.errors import UNREACHABLE, UserError
 from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.net.contacts.addresses import parse_address
 from p2p_dtfm.net.directory import node as directory_node
+from p2p_dtfm.net.directory.entries import facts_in, presences_in, run_in
 from p2p_dtfm.net.directory.facts import (
     Facts,
     PublishedFacts,
     PublishedPart,
     facts_key,
-    open_facts,
     sign_facts,
 )
-from p2p_dtfm.net.directory.flat_values import FlatSerializer
 from p2p_dtfm.net.directory.lost_nodes import LostNodes
 from p2p_dtfm.net.directory.sealed import Seal, sealed_key
 from p2p_dtfm.net.directory.validator import DirectoryValidator
 from p2p_dtfm.net.directory.values import (
     SHARDS,
-    VALUE_LIMIT_BYTES,
     Presence,
     key_bytes,
-    open_presence,
     open_run,
     presence_key,
     run_key,
@@ -57,7 +54,6 @@ from p2p_dtfm.net.hivemind_parts import (
     DHTID,
     DHTNode,
     DHTRefusal,
-    DictionaryDHTValue,
     PeerID,
     get_dht_time,
 )
@@ -65,7 +61,6 @@ from p2p_dtfm.net.libp2p.host import CONNECTION_ERRORS, Host
 from p2p_dtfm.ports import now
 
 Result = TypeVar("Result")
-Opened = TypeVar("Opened")
 
 PRESENCE_TTL_S = 90.0
 RUN_TTL_S = 600.0
@@ -171,7 +166,7 @@ class Directory:
         """Who says that it takes part in a run, sorted by peer id: a hint, and a recent one."""
         self._validator.own(run_digest)
         found = await self._get(self._presence_keys(run_digest))
-        present = self._opened(found, run_digest)
+        present = presences_in(found, run_digest, self._seals.get(run_digest))
         for presence in present.values():
             self._remember(presence)
         return [present[peer_id] for peer_id in sorted(present)]
@@ -199,7 +194,8 @@ class Directory:
         by_node = []
         for answer in answers:
             items = answer.values() if isinstance(answer, dict) else ()
-            present = self._opened([it[0].value for it in items if it[0] is not None], run_digest)
+            values = [it[0].value for it in items if it[0] is not None]
+            present = presences_in(values, run_digest, self._seals.get(run_digest))
             by_node.append([present[peer_id] for peer_id in sorted(present)])
         return by_node
 
@@ -213,18 +209,6 @@ class Directory:
         keys = [presence_key(run_digest, shard) for shard in range(SHARDS)]
         seal = self._seals.get(run_digest)
         return keys if seal is None else [sealed_key(seal.slot(key)) for key in keys]
-
-    def _opened(self, values: Iterable[object], run_digest: str) -> dict[str, Presence]:
-        present, seal = {}, self._seals.get(run_digest)
-        for value in values:
-            for entry in entries_of(value):
-                if seal is not None:
-                    presence = _try_unseal(seal, entry, run_digest)
-                else:
-                    presence = _try_open(entry, open_presence, "presence")
-                if presence is not None and presence.run_digest == run_digest:
-                    present[presence.peer_id] = presence
-        return present
 
     def _drop(self, key: bytes) -> None:
         """A run spec that gives way."""
@@ -278,10 +262,7 @@ class Directory:
         self._validator.own(run_digest)
         for start in range(0, len(peer_ids), FACTS_AT_ONCE):
             keys = [facts_key(run_digest, it) for it in peer_ids[start : start + FACTS_AT_ONCE]]
-            for value in await self._get(keys):
-                facts = _try_open(value, open_facts, "facts")
-                if facts is not None and facts.record.run_digest == run_digest:
-                    found[facts.record.peer_id] = facts
+            found |= facts_in(await self._get(keys), run_digest)
         return {peer_id: found[peer_id] for peer_id in sorted(found) if peer_id in peer_ids}
 
     async def publish_run(self, run_digest: str, signed: Signed) -> bool:
@@ -303,16 +284,7 @@ class Directory:
 
     async def fetch_run(self, run_digest: str) -> Signed | None:
         """The run spec of that name, or None."""
-        for value in await self._get([run_key(run_digest)]):
-            if isinstance(value, bytes):
-                try:
-                    signed = decode(value, Signed, VALUE_LIMIT_BYTES)
-                    open_run(signed, run_digest)
-                except PeerFault as fault:
-                    log.warning("run spec in the directory: %s", fault)
-                    continue
-                return signed
-        return None
+        return run_in(await self._get([run_key(run_digest)]), run_digest)
 
     async def meet(self, peer_ids: Sequence[str]) -> None:
         """Learn of peers to which the host is connected as nodes of the directory, all at once."""
@@ -417,34 +389,3 @@ def _not_joined(initial_peers: list[str], error: Exception) -> UserError:
         tuple(fixes),
         exit_code=UNREACHABLE,
     )
-
-
-def entries_of(value: object) -> list[object]:
-    """Of a dictionary, be it decoded or as a node holds it."""
-    if isinstance(value, dict):
-        return [entry.value for entry in value.values()]
-    if not isinstance(value, DictionaryDHTValue):
-        return []
-    with contextlib.suppress(Exception):  # whatever msgpack makes of a stranger's bytes
-        return [FlatSerializer.loads(entry.value) for _, entry in value.items()]
-    return []
-
-
-def _try_open(value: object, opened: Callable[[Signed], Opened], what: str) -> Opened | None:
-    if not isinstance(value, bytes):
-        return None
-    try:
-        return opened(decode(value, Signed, VALUE_LIMIT_BYTES))
-    except PeerFault as fault:
-        log.debug("%s in the directory: %s", what, fault)
-        return None
-
-
-def _try_unseal(seal: Seal, value: object, run_digest: str) -> Presence | None:
-    """In whichever shard it stands: it says so itself."""
-    if not isinstance(value, bytes):
-        return None
-    for shard in range(SHARDS):
-        with contextlib.suppress(PeerFault):
-            return open_presence(seal.open(presence_key(run_digest, shard), value))
-    return None

@@ -173,7 +173,7 @@ class Checkpoints:
         self._troubles.over("checkpoint")
         self._unsaved.discard(step)
         self._here.is_written(step, set(states))
-        self._files_changed(step)
+        await self._files_changed(step)
         if states:
             self._complete_later()
 
@@ -265,7 +265,7 @@ class Checkpoints:
                 while await self._fetch_one_missing(told, directory):
                     fetched = True
                 if fetched:  # else all would answer one another's announcements for ever
-                    self._files_changed(step)
+                    await self._files_changed(step)
             except (UserError, BlobUnavailable, OSError) as error:
                 log.warning("checkpoint of step %d stays incomplete: %s", step, error)
 
@@ -317,7 +317,7 @@ class Checkpoints:
             finally:
                 target.unlink(missing_ok=True)
 
-    def _files_changed(self, step: int) -> None:
+    async def _files_changed(self, step: int) -> None:
         self._here.look()
         directory = checkpoint_directory(self._root, step)
         try:
@@ -328,12 +328,14 @@ class Checkpoints:
         self._announce(CheckpointFiles(step, manifest.lineage, files))
         if files.keys() | self.withheld == set(range(layer_count(self._spec))):
             self.whole_step = max(step, self.whole_step or 0)
-            self._prune(step)
+            await self._prune(step)
         self._here.changed()
 
-    def _prune(self, made: int) -> None:
+    async def _prune(self, made: int) -> None:
+        keep, every = self._spec.checkpoint.keep, self._spec.audit.undo_every
         try:
-            prune(self._root, self._spec.checkpoint.keep, made, self._spec.audit.undo_every)
+            async with self._busy:
+                await asyncio.to_thread(prune, self._root, keep, made, every)
         except CheckpointFailed as error:
             log.warning("old checkpoints stay: %s", error)
 

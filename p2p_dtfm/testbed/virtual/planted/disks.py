@@ -27,11 +27,11 @@ def _checkpoints_are_believed(patches: Patches) -> None:
                 found.append(checkpoint.Checkpoint(directory, manifest))
         return found
 
-    from p2p_dtfm.daemon.state_transfer import checkpoints
+    from p2p_dtfm.daemon.state_transfer.checkpoints import checkpoints, files_here
 
     patches.put(checkpoint, "_check_layer", check_layer)
-    patches.put(checkpoint, "list_checkpoints", list_checkpoints)
-    patches.put(checkpoints, "list_checkpoints", list_checkpoints)
+    for module in (checkpoint, checkpoints, files_here):
+        patches.put(module, "list_checkpoints", list_checkpoints)
 
 
 def _a_full_disk_ends_training(patches: Patches) -> None:
@@ -41,7 +41,7 @@ def _a_full_disk_ends_training(patches: Patches) -> None:
         except checkpoint.CheckpointFailed as error:
             raise RuntimeError("planted") from error
 
-    from p2p_dtfm.daemon.state_transfer import checkpoints
+    from p2p_dtfm.daemon.state_transfer.checkpoints import checkpoints
 
     right = patches.put(checkpoints, "save_layers", save_layers)
 
@@ -78,7 +78,7 @@ def _fetched_files_stay(patches: Patches) -> None:
         right(directory, layer, source)
         (directory / f"another-{layer}.partial").write_bytes(b"")
 
-    from p2p_dtfm.daemon.state_transfer import checkpoints
+    from p2p_dtfm.daemon.state_transfer.checkpoints import checkpoints
 
     right = patches.put(checkpoints, "add_layer_file", add_layer_file)
 

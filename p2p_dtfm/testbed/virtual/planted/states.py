@@ -82,10 +82,10 @@ def _follower_takes_a_step_twice(patches: Patches) -> None:
         state.version = step
         optimizer.apply_outcome(spec, state, gradient, step, norm)
 
-    from p2p_dtfm.daemon.state_transfer.following import follower
+    from p2p_dtfm.daemon.state_transfer.following import replaying
     from p2p_dtfm.daemon.trainer import trainer
 
-    patches.put(follower, "replay_outcome", replay_outcome)
+    patches.put(replaying, "replay_outcome", replay_outcome)
     patches.put(trainer, "replay_outcome", replay_outcome)
 
 

@@ -1,0 +1,215 @@
+"""Chains of waits: from who is owed something to the peer that waits for nobody, or whose wait is
+no reason.
+
+A wait is one only if the plan knows it (`core.liveness.waits`), and if what is said to be lacked
+has not been accepted. What is held against who stands at the end is for `core.liveness.stalls`.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from p2p_dtfm.core.liveness.waits import TENSORS, WORDS, PossibleWaits, may_wait
+from p2p_dtfm.core.messages.work import LACKS_LIMIT, Kind, Lack, Work
+
+Handed = Callable[[str, Lack], bool]
+"""`handed(peer, lack)`: this peer has given `peer` what it says it lacks, and it was accepted."""
+_HEARD_BEFORE = {Kind.CLAIM: (Kind.AUDIT, Kind.PREPARED), Kind.AUDIT: (Kind.PREPARED,)}
+"""Who lacks one of these last ones has heard all of that kind."""
+
+
+@dataclass
+class WorkSaid:
+    """What a peer has said of itself last."""
+
+    progress: int
+    work: Work | None
+
+
+@dataclass(frozen=True)
+class ChainEnd:
+    """A peer in which a chain ends, and how it stands there."""
+
+    peer_id: str
+    denied: tuple[Lack, ...] = ()
+    travels: bool = False
+    """Something is on its way from it or to it: nobody sees it complete anything."""
+    fetches: bool = False
+    is_given: bool = False
+    """What it fetches: somebody says that it gives it something."""
+    owes_word: bool = False
+    """Its claim or its Prepared alone: it says that it does nothing else, or what it may have to
+    compute first is here."""
+    in_circle: bool = False
+    """There is no end: peers say that they wait for one another. Those of them that do not lie know
+    who does, and are given the time to say so."""
+
+
+class Chains:
+    """All that begin at one peer, `mine` in its own words; each peer is visited once."""
+
+    def __init__(
+        self,
+        me: str,
+        mine: Work,
+        said: Mapping[str, WorkSaid],
+        watched: frozenset[str] | None,
+        possible: PossibleWaits,
+        handed: Handed,
+    ) -> None:
+        self._me = me
+        self._mine = mine
+        self._said = said
+        self._watched = watched
+        self._possible = possible
+        self._handed = handed
+        self._visited: set[str] = set()
+        self._words_count = self._all_have_begun()
+        self.found: dict[str, ChainEnd] = {}
+        self.owing: set[str] = set()
+        """Those who owe this peer itself something."""
+        self.untold: set[str] = set()
+        """Those who owe their word, and have said nothing of the step yet."""
+        self.leads_away = False
+        """To one of whom this peer hears nothing: it owes this one its word at most, as it owes it
+        to all, and others watch it."""
+
+    def follow(self, owed: Lack, step: int) -> None:
+        """`owed` is lacked in `step`: why has it not come?"""
+        self.owing.add(owed.peer_id)
+        waiting = [(owed, step)]
+        while waiting:
+            owed, step = waiting.pop()
+            if owed.peer_id not in self._visited:
+                self._visited.add(owed.peer_id)
+                waiting += self._visit(owed, step)
+                self._note_untold(owed, step)
+
+    def _note_untold(self, owed: Lack, step: int) -> None:
+        work, end = self._work_of(owed.peer_id), self.found.get(owed.peer_id)
+        has_told = work is None or work.step >= step
+        if self._is_due_word(owed) and not has_told and not (end is not None and end.owes_word):
+            self.untold.add(owed.peer_id)
+
+    def _visit(self, owed: Lack, step: int) -> list[tuple[Lack, int]]:
+        """The waits that excuse who owes this; if there are none, the chain ends there."""
+        peer_id, work = owed.peer_id, self._work_of(owed.peer_id)
+        if owed.kind is Kind.RECEIPT:  # whatever else it does
+            self.found[peer_id] = ChainEnd(peer_id, travels=True)
+        elif self._watched is not None and peer_id not in self._watched:
+            self.leads_away = True
+        elif work is None:
+            self.found[peer_id] = ChainEnd(peer_id)
+        elif work.step > step:
+            if self._possible.has_stage(self._me):
+                self.found[peer_id] = ChainEnd(peer_id)
+            else:  # a step may end without a spare, which learns of it later
+                self.owing.discard(peer_id)
+        elif work.computes or work.fetches:
+            fetches = work.fetches and not work.computes
+            is_given = fetches and self._is_given(peer_id)
+            is_done = owed.kind in WORDS and self._possible.are_fellows(self._me, peer_id)
+            is_done = is_done and not self._has_told_most(owed)
+            self.found[peer_id] = ChainEnd(
+                peer_id, fetches=fetches, is_given=is_given, owes_word=is_done and not fetches
+            )
+        else:
+            return self._excuses(owed, work, step)
+        return []
+
+    def _excuses(self, owed: Lack, work: Work, step: int) -> list[tuple[Lack, int]]:
+        """Of a peer that says it can do nothing: what it waits for."""
+        is_known = work.step == step and owed.kind is Kind.PART and owed in self._mine.lacks
+        lacks = [lack for lack in work.lacks if self._may_wait(owed, lack, work.step == step)]
+        if is_known:  # this peer needs nobody's word for it, and no reduction holds up a part of it
+            lacks = [lack for lack in lacks if lack.kind not in (Kind.PART, Kind.SUM)]
+        of_others = [lack for lack in lacks if self._is_reason(lack, work.step)]
+        if not of_others:
+            of_me = tuple(lack for lack in lacks if lack.peer_id == self._me)
+            self.found[owed.peer_id] = self._found_idle(owed, of_me, work)
+        return [(lack, work.step) for lack in of_others]
+
+    def _found_idle(self, owed: Lack, of_me: tuple[Lack, ...], work: Work) -> ChainEnd:
+        """Of one that says it can do nothing, and waits for nobody else: `of_me` it lacks."""
+        denied = tuple(lack for lack in of_me if self._handed(owed.peer_id, lack))
+        on_its_way = owed.peer_id in self._mine.sends_to
+        comes = bool(of_me and on_its_way)
+        travels = self._sends_work(work) or comes
+        is_free = not comes and denied == of_me and not self._is_wanted(owed.peer_id, work)
+        is_told = any(self._has_heard_all(lack.kind) for lack in work.lacks)  # but not at once
+        owes_word = self._is_due_word(owed) and is_free and not is_told
+        return ChainEnd(owed.peer_id, denied, travels, owes_word=owes_word)
+
+    def _is_due_word(self, owed: Lack) -> bool:
+        return owed.kind in WORDS and self._words_count and not self._has_told_most(owed)
+
+    def _has_told_most(self, owed: Lack) -> bool:
+        """Its claim, since they wait for what comes later: these tell it to who has not heard it,
+        and whoever blamed it for that would be the only one."""
+        later, passed = _HEARD_BEFORE.get(owed.kind, ()), list[bool]()
+        for peer_id in self._said.keys() - {owed.peer_id} if later else ():
+            work = self._work_of(peer_id)
+            if work is not None and self._possible.has_stage(peer_id):
+                are_later = all(lack.kind in later for lack in work.lacks)
+                passed.append(work.step == self._mine.step and bool(work.lacks) and are_later)
+        return 0 < len(passed) <= 2 * sum(passed)
+
+    def _all_have_begun(self) -> bool:
+        """This step. Who has a stage, and lacks no more tensors, has got what rests on all others'
+        work: how far away somebody is makes no difference then. A spare waits for all words from a
+        step's first moment on, and what is done of it far away it hears late: until somebody has
+        said Prepared, for which all were needed as well."""
+        if self._possible.has_stage(self._me):
+            return True
+        most = min(self._possible.stage_count, LACKS_LIMIT)
+        return len(self._mine.lacks) < most
+
+    def _is_given(self, peer_id: str) -> bool:
+        """Whether anybody says that it gives this one what it may fetch."""
+        others = (self._work_of(each) for each in self._said if each != peer_id)
+        said = (self._mine, *others)
+        return any(work is not None and peer_id in work.sends_to for work in said)
+
+    def _sends_work(self, work: Work) -> bool:
+        """What is given to those that fetch excuses nobody: anybody may ask for it."""
+        theirs = map(self._work_of, work.sends_to)
+        return any(each is None or not each.fetches for each in theirs)
+
+    def _is_wanted(self, peer_id: str, work: Work) -> bool:
+        """Whether one of those to whom it gives something says that it lacks a tensor of it, or has
+        not come so far. What else it gives, to whom computes works again, holds up no word."""
+        theirs = (self._mine if each == self._me else self._work_of(each) for each in work.sends_to)
+        return any(
+            each is None or each.step < work.step or _lacks_a_tensor(each, peer_id)
+            for each in theirs
+        )
+
+    def _may_wait(self, owed: Lack, lack: Lack, in_one_step: bool) -> bool:
+        if in_one_step and self._has_heard_all(lack.kind):
+            return False
+        is_due = may_wait(owed.kind, lack.kind, both_in_one_step=in_one_step)
+        return is_due and self._possible.allow(owed.peer_id, lack)
+
+    def _has_heard_all(self, kind: Kind) -> bool:
+        """All claims, or audits, of this step: whoever has not heard one is told it by others that
+        have. So nobody waits for one that this peer has heard, nor is who has said it the first,
+        and the only one, to say so."""
+        later = _HEARD_BEFORE.get(kind, ())
+        has_stage = bool(later) and self._possible.has_stage(self._me)
+        return has_stage and all(lack.kind in later for lack in self._mine.lacks)
+
+    def _is_reason(self, lack: Lack, step: int) -> bool:
+        """Who has gone on to a later step has given everybody all of this one."""
+        if lack.peer_id == self._me:
+            return False
+        work = self._work_of(lack.peer_id)
+        return work is None or work.step <= step
+
+    def _work_of(self, peer_id: str) -> Work | None:
+        """Where a peer says that it stands in this view."""
+        said = self._said.get(peer_id)
+        work = said.work if said is not None else None
+        return work if work is not None and work.view == self._mine.view else None
+
+
+def _lacks_a_tensor(work: Work, of: str) -> bool:
+    return any(lack.peer_id == of and lack.kind in TENSORS for lack in work.lacks)

@@ -13,21 +13,23 @@ import msgspec
 
 from benchmarks.emulated_swarm import EXECUTION_VARIABLE, FORCED_PLAN_VARIABLE
 from p2p_dtfm.cli import main
-from p2p_dtfm.core.planner import planner, wire_plan
+from p2p_dtfm.core.planner import wire_plan
 from p2p_dtfm.core.protocol.plan import NoPlan, Plan
 from p2p_dtfm.core.protocol.snapshot import Snapshot
 from p2p_dtfm.core.schedule.pipeline_order import StageOrder
-from p2p_dtfm.daemon.node import membership
+from p2p_dtfm.daemon.machine.world import Machine
 
 
 def force(forced: Plan) -> None:
     wanted = {*forced.stage_holders(), *forced.spares}
 
-    def compute_plan(snapshot: Snapshot) -> Plan | NoPlan:
-        there = {record.peer_id for record in snapshot.records}
-        return forced if there == wanted else planner.compute_plan(snapshot)
+    ours = Machine.plan
 
-    membership.compute_plan = compute_plan
+    def plan(machine: Machine, snapshot: Snapshot) -> Plan | NoPlan:
+        there = {record.peer_id for record in snapshot.records}
+        return forced if there == wanted else ours(machine, snapshot)
+
+    Machine.plan = plan
 
 
 def execute_as_dtfm() -> None:

@@ -47,7 +47,7 @@ from p2p_dtfm.net.libp2p.host import CONNECTION_ERRORS
 from p2p_dtfm.net.streams.blobs import BlobExchange, BlobUnavailable
 from p2p_dtfm.net.streams.bulk import LANES, LaneHello
 from p2p_dtfm.net.streams.frames import FrameHeader, FrameKind, encode_frame
-from p2p_dtfm.net.streams.stripes import LENGTH
+from p2p_dtfm.net.streams.wire import LENGTH
 from p2p_dtfm.testbed.crowded_numbers import crowded_numbers
 
 MIB = 1 << 20

@@ -5,6 +5,7 @@ import math
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import msgspec
@@ -115,6 +116,27 @@ def test_who_is_killed_as_it_comes_back_from_a_pause_leaves_its_home_to_the_next
         assert peer.ended is not None and peer.ended.result() == 0
 
     play(0, tmp_path, scene)
+
+
+def test_who_is_killed_while_it_is_paused_drops_what_came_without_a_word(
+    run: Path, tmp_path: Path
+) -> None:
+    """Each call that comes is a task of its own, which had no turn yet."""
+
+    async def scene(swarm: Swarm) -> None:
+        peer = swarm.peer("one", run=str(run))
+        swarm.start(peer)
+        await swarm.until(lambda: peer.has_run, "the run is founded", 60)
+        swarm.pause(peer)
+        assert peer.process is not None
+        peer.process.begin(asyncio.sleep(1.0))
+        await asyncio.sleep(0.1)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            swarm.kill(peer)
+        assert not [str(it.message) for it in said]
+
+    play(1, tmp_path, scene)
 
 
 def test_who_was_done_trains_again_when_a_failure_costs_the_last_steps(

@@ -13,6 +13,7 @@ from typing import Any
 from p2p_dtfm.daemon.trainer.trainer_state import TrainerState
 from p2p_dtfm.testbed.virtual.loop import VirtualLoop, VirtualTask
 from p2p_dtfm.testbed.virtual.peer import Peer
+from p2p_dtfm.testbed.virtual.process import Process
 
 EVERY_S = 0.2
 TURNS = 6
@@ -74,7 +75,7 @@ class Nudges:
                 )
 
     def _sleepers(self) -> list[_Sleeper]:
-        names = {
+        names: dict[Process | None, str] = {
             peer.process: peer.name
             for peer in self._peers()
             if peer.is_running and peer.process is not None and peer.process.takes_turns

@@ -122,9 +122,12 @@ def test_what_is_not_answered_yet_is_not_said_again(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("is_known", [True, False])
 def test_nobody_waits_for_the_answer_to_an_earlier_message(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_known: bool
 ) -> None:
+    """Nor where it is not known where the other one is, which has come by itself: far away it got a
+    message for each way there and back, and could not follow quick steps."""
     monkeypatch.setattr(messenger_module, "UNDER_WAY_LIMIT", 3)
 
     async def scenario() -> None:
@@ -144,8 +147,11 @@ def test_nobody_waits_for_the_answer_to_an_earlier_message(
         try:
             await ControlPlane(two, hear).ready()
             messenger = Messenger(one, await ControlPlane(one, hear).ready(), life=1)
-            messenger.learn(two.peer_id, await two.addresses())
-            await messenger.ask(two.peer_id, Hello(0, ()))
+            if is_known:
+                messenger.learn(two.peer_id, await two.addresses())
+            else:
+                await two.connect(one.peer_id, await one.addresses(), 5.0)
+            messenger.tell(two.peer_id, Hello(0, ()))
             for number in range(1, 6):
                 messenger.tell(two.peer_id, Hello(number, ()))
             await until(lambda: len(waiting) == 3, "three are under way")

@@ -257,10 +257,12 @@ class Messenger:
     async def _deliver(self, peer_id: str, queue: asyncio.Queue[Message]) -> None:
         turns = asyncio.Semaphore(UNDER_WAY_LIMIT)
         unanswered = self._unanswered[peer_id]
+        answers = False  # as it did lately; nobody has to know where to dial who has come by itself
 
         async def deliver(message: Message) -> None:
+            nonlocal answers
             try:
-                await self._try_to_deliver(peer_id, message)
+                answers = await self._try_to_deliver(peer_id, message)
             finally:
                 unanswered.remove(message)
                 turns.release()
@@ -270,7 +272,7 @@ class Messenger:
             while (message := await self._next(peer_id, queue)) is not None:
                 await turns.acquire()
                 delivery = under_way.create_task(deliver(message))
-                if peer_id not in self._connected:  # one dials, and finds out, for all
+                if not answers and peer_id not in self._connected:  # one finds out for all
                     await delivery
 
     def _worker_ended(self, peer_id: str, worker: asyncio.Task[None]) -> None:
@@ -282,19 +284,20 @@ class Messenger:
         if self._workers.get(peer_id) is worker:
             del self._queues[peer_id], self._workers[peer_id], self._unanswered[peer_id]
 
-    async def _try_to_deliver(self, peer_id: str, message: Message) -> None:
+    async def _try_to_deliver(self, peer_id: str, message: Message) -> bool:
+        """Whether it has answered."""
         pause_s = FIRST_PAUSE_S
         for attempt in range(ATTEMPTS):
             try:
                 await self.ask(peer_id, message)
-                return
+                return True
             except Refused as refusal:
                 if refusal.cause != BUSY:
                     self._log_refusal(peer_id, message, refusal.cause)
-                    return
+                    return True
             except Unreachable as error:
                 if error.cause == NO_WAY:
-                    return
+                    return False
                 if attempt == ATTEMPTS - 1:
                     first = peer_id not in self._silent
                     self._silent.add(peer_id)
@@ -310,9 +313,10 @@ class Messenger:
                     )
             except PeerFault as fault:
                 log.warning("reply to a %s: %s", _name(message), fault)
-                return
+                return True
             await asyncio.sleep(pause_s)
             pause_s *= 2
+        return False
 
     def _log_refusal(self, peer_id: str, message: Message, cause: str) -> None:
         """Once for each cause in a row, which a peer may invent, and not all the time; one that has

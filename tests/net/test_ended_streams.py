@@ -8,7 +8,8 @@ import pytest
 
 from p2p_dtfm.net.libp2p import ended_streams
 from p2p_dtfm.net.libp2p.host import Writer
-from p2p_dtfm.net.shaping import LineLimit
+from p2p_dtfm.net.shaping import LineLimit, fine_timer
+from p2p_dtfm.ports import now
 from tests.net.net_support import hosts, run, until
 
 MIB = 1 << 20
@@ -38,6 +39,7 @@ def test_who_reads_nothing_keeps_no_descriptor_here(tmp_path: Path, is_limited: 
         async with hosts(tmp_path, 2) as (here, stranger):
             if is_limited:
                 here.shaper = LineLimit(1000 * MIB, 1000 * MIB)
+                await fine_timer.until(now.monotonic_s() + 0.001)  # all its streams have this one
             await here.serve_streams("/test/much", writes_much_and_goes)
             before, held = descriptors(), []
             for _ in range(STREAMS):

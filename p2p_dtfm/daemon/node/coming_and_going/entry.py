@@ -172,11 +172,17 @@ class Entry:
             elif (agreed := agreement.next_view) is not None and not agreement.attempting:
                 turn += 1
                 await self._say_that_it_waits(agreed, turn)
-                is_agreed_still = agreement.next_view is agreed
-                if is_agreed_still and self._complete is not None and self._shows_most(agreed):
-                    self._has_ended(self._complete)
+                if (complete := self._ended_meanwhile(agreed)) is not None:
+                    self._has_ended(complete)
                     return
             await asyncio.sleep(JOIN_RETRY_S)
+
+    def _ended_meanwhile(self, agreed: View) -> RunComplete | None:
+        """Most of those with whom this peer is to be in a view show that the run is complete, and
+        the view was not given up since it was looked at."""
+        if self._membership.agreement.next_view is not agreed or self._complete is None:
+            return None
+        return self._complete if self._shows_most(agreed) else None
 
     def _has_ended(self, complete: RunComplete) -> None:
         """Who comes to a complete run has made a mistake; who has trained it, and was away from the

@@ -97,3 +97,26 @@ def test_what_has_arrived_is_gone_without_the_collector() -> None:
     finally:
         gc.enable()
         loop.close()
+
+
+def test_what_is_under_way_arrives_though_its_sender_has_ended_or_stands_still() -> None:
+    """As what a kernel has taken. It waited for its sender's next turn, and a dead one has none."""
+
+    async def scene(loop: VirtualLoop) -> None:
+        links, seen = VirtualNetwork(loop, random.Random(1)).links, list[str]()
+
+        async def sends(name: str) -> None:
+            links.carry(name, "b", "it", 100, _Arrival(seen))
+
+        for name, ends in (("dead", Process.kill), ("still", Process.pause)):
+            process = Process(name, loop, random.Random(name))
+            await process.begin(sends(name))
+            ends(process)
+        await asyncio.sleep(1.0)
+        assert seen == ["here", "here"]
+
+    loop = VirtualLoop()
+    try:
+        loop.run_until_complete(scene(loop))
+    finally:
+        loop.close()

@@ -6,6 +6,7 @@ mended, if that is soon, and never otherwise.
 """
 
 import asyncio
+import contextvars
 import hashlib
 import random
 from collections.abc import Callable
@@ -77,6 +78,8 @@ class Links:
     ) -> None:
         self.trace = Trace()
         self._loop = loop
+        self._nobody = contextvars.Context()
+        """What is under way arrives though its sender has ended since, or stands still."""
         self._now_ns = now_ns
         self._draws = draws
         self.are_near = False
@@ -120,7 +123,8 @@ class Links:
             at_ns += RETRANSMISSION_NS
         link.last_ns = max(link.last_ns + 1, at_ns)
         comes = (link, origin, goal, what, size_bytes, arrive)
-        self._loop.call_later((link.last_ns - now_ns) / 1e9, self._there, *comes)
+        delay_s = (link.last_ns - now_ns) / 1e9
+        self._loop.call_later(delay_s, self._there, *comes, context=self._nobody)
 
     def _there(
         self,

@@ -66,8 +66,8 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Run:
         peers = await begun(swarm, with_audits(make_run(folder, STEPS), 1.0), "acbd")
         await swarm.until(lambda: peers[0].step() >= 5, "steps of two pipelines", 60)
         swarm.kill(peers[-1])
-        ended = lambda: not any(peer.is_running for peer in peers[:-1])  # noqa: E731
-        await swarm.until(ended, "they end with the run", 120)
+        left = peers[:-1]
+        await swarm.until(lambda: not any(it.is_running for it in left), "the end of the run", 120)
         return [peer.home for peer in peers]
 
     with blames.heard(), pytest.MonkeyPatch.context() as patches:

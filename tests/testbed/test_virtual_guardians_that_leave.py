@@ -12,6 +12,7 @@ from p2p_dtfm.core.planner.planner import standing_plan
 from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
 from p2p_dtfm.core.protocol.snapshot import Snapshot
 from p2p_dtfm.testbed.virtual import swarm as worlds
+from p2p_dtfm.testbed.virtual.peer import Peer
 from p2p_dtfm.testbed.virtual.seeds.run import make_run
 from p2p_dtfm.testbed.virtual.swarm import Swarm, play
 from tests.testbed.begun import begun
@@ -31,6 +32,24 @@ def one_holds_all(snapshot: Snapshot) -> Any:
     return Plan((pipeline,), tuple(spares), 1_000_000)
 
 
+async def leaves_and_then_one_dies(
+    swarm: Swarm, guardian: Peer, one: Peer, other: Peer
+) -> tuple[int, int]:
+    """The guardian of `one` and `other`, between whom all is slow, leaves; then `one` dies. Where
+    the other was when the guardian had left, and with which step it went on alone."""
+    for here, there in ((one, other), (other, one)):
+        swarm.network.links.of(here.peer_id, there.peer_id).is_slow = True
+    swarm.leave(guardian)
+    await swarm.until(lambda: len(view_of(other).members) == 2, "it has left", 60)
+    begins = other.step()
+    await swarm.until(lambda: other.step() > begins, "a step commits without it", 60)
+    swarm.kill(one)
+    last = other.step()
+    await swarm.until(lambda: other.step() > last + 2, "the other goes on at once", 30)
+    (*_, again) = (event["step"] for event in other.events() if event["event"] == "view")
+    return begins, again
+
+
 def test_the_holder_dies_as_soon_as_its_guardian_has_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -46,16 +65,8 @@ def test_the_holder_dies_as_soon_as_its_guardian_has_left(
         (holder,) = (peer for peer in peers if view.layers_of(peer.peer_id))
         other = next(peer for peer in peers if peer.peer_id not in (guardian, holder.peer_id))
         assert view.cut_pace is not None, "it lags"
-        for here, there in ((holder, other), (other, holder)):  # so that a copy takes its time
-            swarm.network.links.of(here.peer_id, there.peer_id).is_slow = True
-        swarm.leave(named[guardian])
-        await swarm.until(lambda: len(view_of(other).members) == 2, "it has left", 60)
-        begins = other.step()
-        await swarm.until(lambda: other.step() > begins, "a step commits without it", 60)
-        swarm.kill(holder)
-        last = other.step()
-        await swarm.until(lambda: other.step() > last + 2, "the other goes on at once", 30)
-        (*_, again) = (event["step"] for event in other.events() if event["event"] == "view")
+        # so that a copy takes its time
+        begins, again = await leaves_and_then_one_dies(swarm, named[guardian], holder, other)
         assert again >= begins, "its first cut was whole when the guardian left"
 
     play(SEED, tmp_path / "world", scene)
@@ -91,16 +102,8 @@ def test_two_that_hold_halves_keep_what_they_fetched_to_guard_each_other(
         (guardian,) = (peer for peer in peers if not view.layers_of(peer.peer_id))
         one, other = (peer for peer in peers if peer is not guardian)
         assert view.cut_pace is not None, "it lags"
-        for here, there in ((one, other), (other, one)):  # so that the last gradient comes late
-            swarm.network.links.of(here.peer_id, there.peer_id).is_slow = True
-        swarm.leave(guardian)
-        await swarm.until(lambda: len(view_of(other).members) == 2, "it has left", 60)
-        begins = other.step()
-        await swarm.until(lambda: other.step() > begins, "a step commits without it", 60)
-        swarm.kill(one)
-        last = other.step()
-        await swarm.until(lambda: other.step() > last + 2, "the other goes on at once", 30)
-        (*_, again) = (event["step"] for event in other.events() if event["event"] == "view")
+        # so that the last gradient comes late
+        begins, again = await leaves_and_then_one_dies(swarm, guardian, one, other)
         assert again >= begins, "what it guards was here when the guardian left"
 
     with caplog.at_level(logging.WARNING, "p2p_dtfm"):

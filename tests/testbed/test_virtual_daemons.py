@@ -63,6 +63,7 @@ def test_two_go_on_without_the_third_and_it_comes_back(
             assert peer.ended is not None and peer.ended.result() == 0, peer.standing()
             assert not peer.failures()
             require_safe_steps_stay(peer)
+            _require_each_step_in_its_view(peer)
             for step, loss in peer.losses().items():
                 assert math.isclose(loss, reference.losses[step], rel_tol=1e-4)
         boards = [_tallies(peer) for peer in (first, others[1])]
@@ -185,6 +186,16 @@ def test_who_is_welcomed_and_then_comes_too_late_is_told_that_the_run_is_complet
         assert isinstance(late.ended.exception(), RunComplete)
 
     play(1, tmp_path / "world", scene)
+
+
+def _require_each_step_in_its_view(peer: Peer) -> None:
+    """The last step before a planned view is noted once that has taken over."""
+    views: list[dict[str, int]] = []
+    for event in peer.events():
+        if event["event"] == "view":
+            views.append(event)
+        elif event["event"] == "step":
+            assert event["view"] == max(it["view"] for it in views if it["step"] <= event["step"])
 
 
 def _tallies(peer: Peer) -> Tallies:

@@ -1,12 +1,17 @@
 """Real daemons in virtual time: all have ended, and one comes back whose disk is older."""
 
+import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from p2p_dtfm.testbed.virtual.peer import Peer
+from p2p_dtfm.testbed.virtual.seeds.judge import saved_at
+from p2p_dtfm.testbed.virtual.seeds.playing import SMALL_GIB
 from p2p_dtfm.testbed.virtual.seeds.run import make_run
 from p2p_dtfm.testbed.virtual.swarm import Swarm, play
+from p2p_dtfm.train.model.checkpoint import complete
 
 SAVES_EVERY_STEPS = 5
 AHEAD_STEPS = 60
@@ -56,6 +61,36 @@ def test_who_has_a_damaged_checkpoint_goes_on_with_the_others_from_the_one_befor
         assert newer.is_running and len(members(newer)) == 2 == len(members(older))
         went_on = [event["step"] for event in views(newer)[seen:]]
         assert went_on[0] == damaged and damaged - SAVES_EVERY_STEPS in went_on
+
+    play(1, tmp_path / "world", scene)
+
+
+def test_what_the_last_step_left_with_a_lost_disk_is_saved_from_memory(tmp_path: Path) -> None:
+    """Seed 501889: who alone had written some layers of the last step loses power, and its disk had
+    lied. Others have those layers in memory by then, and no step comes after which to save them."""
+    steps = 12
+    run = make_run(tmp_path, steps, SAVES_EVERY_STEPS)
+
+    async def scene(swarm: Swarm) -> None:
+        swarm.memory_gib, swarm.network.links.are_near = SMALL_GIB, True
+        first = swarm.peer("a", run=str(run), expect_peers=4)
+        swarm.start(first)
+        await swarm.until(lambda: first.has_run, "the run is founded", 60)
+        for name in "bcd":
+            swarm.start(swarm.peer(name, initial_peers=(swarm.address(first),)))
+        await swarm.until(lambda: first.step() >= SAVES_EVERY_STEPS, "steps of four", 60)
+        assert first.daemon is not None and first.daemon.status_api is not None
+        plan: Any = first.daemon.status_api.plan_json()["plan"]
+        last_stages = {pipeline["stages"][-1]["peer_id"] for pipeline in plan["pipelines"]}
+        lost = next(peer for peer in swarm.peers[1:] if peer.peer_id in last_stages)
+        lost.disk.lies = True
+        while any(peer.step() < steps - 1 for peer in swarm.peers):
+            await asyncio.sleep(0.001)  # what is made of the last step is evaluated, and told
+        swarm.cut_power(lost)
+        rest = [peer for peer in swarm.peers if peer is not lost]
+        await swarm.until(lambda: not any(peer.is_running for peer in rest), "all end", 120)
+        assert all(complete(it.directory) for peer in rest for it in saved_at(peer, steps))
+        assert any(saved_at(peer, steps) for peer in rest)
 
     play(1, tmp_path / "world", scene)
 

@@ -102,9 +102,18 @@ class Departure:
             await asyncio.sleep(TICK_S)
             if moved != (moved := self._moved_bytes()):
                 end_s = now.monotonic_s() + DONE_WAIT_S
-            if participant.checkpoints.refused(step) and now.monotonic_s() - tried_s > SAVE_AGAIN_S:
+            if self._is_unsaved(step) and now.monotonic_s() - tried_s > SAVE_AGAIN_S:
                 await self._save()  # no step comes with which it would be tried again
                 tried_s = now.monotonic_s()
+
+    def _is_unsaved(self, step: int) -> bool:
+        """Of the states in memory: this disk took none, or somebody else held these layers in the
+        last step, and may have lost what it had written of them."""
+        checkpoints = self.participant.checkpoints
+        saved = {n for it in checkpoints.saved if it.version == step for n in it.layers}
+        states = self.participant.trainer.states
+        held = {layer for layer, state in states.items() if state.version == step}
+        return checkpoints.refused(step) or not held <= saved
 
     def _others(self) -> set[str]:
         view = self._membership.agreement.view

@@ -295,13 +295,14 @@ class Participant:
             self.network.messenger.tell(peer_id, files)
 
     def _on_step(self, outcome: StepOutcome) -> None:
+        since = (view for view in reversed(self.views) if view["step"] <= outcome.step)
         self.events.write(
             "step",
             step=outcome.step,
             loss=outcome.loss,
             held_out_loss=outcome.held_out_loss,
             gradient_norm=outcome.gradient_norm,
-            view=self.views[-1]["view"] if self.views else 0,
+            view=next((view["view"] for view in since), 0),  # the next one may be there already
             safe_step=self.trainer.safe_step,
         )
         self.local.observer.step_committed(outcome)

@@ -132,12 +132,16 @@ def one_kill() -> dict[str, Any]:
 
 
 def goodput() -> dict[str, Any]:
-    """Microbatches of one sequence, so that the peers that are left can share them evenly."""
+    """Microbatches of one sequence, so that the peers that are left can share them evenly; and no
+    step of it evaluates besides: the seconds that this takes are no fault's."""
     spec = read_run_spec("tiny")
-    spec = spec.model_copy(update={"batch": spec.batch.model_copy(update={"microbatch": 1})})
+    changes = {
+        "batch": spec.batch.model_copy(update={"microbatch": 1}),
+        "evaluation": spec.evaluation.model_copy(update={"every_steps": spec.total_steps + 1}),
+    }
     with TemporaryDirectory() as directory:
         run = Path(directory) / "run.json"
-        run.write_text(spec.model_dump_json())
+        run.write_text(spec.model_copy(update=changes).model_dump_json())
         faults = ("--faults", str(GOODPUT_FAULTS), "--seed", str(GOODPUT_SEED))
         report = chaos(str(SCENARIO), "--run", str(run), *faults)
     return summary(report) | {"emulated": report["emulated"], "shaped_links": True}

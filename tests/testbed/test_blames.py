@@ -25,6 +25,18 @@ def test_a_blame_is_heard_whatever_else_is_logged(words: str) -> None:
         blames.require_none()
 
 
+def test_whose_bytes_are_changed_on_the_way_is_told_so_by_who_gets_them() -> None:
+    """Who says it here is the world, which has no name."""
+    blames = Blames()
+    blames.damaged = {("", "x")}
+    with blames.heard():
+        log.warning(DISCONNECTED, "x", "a checksum that is wrong")
+        blames.require_none()
+        log.warning(DISCONNECTED, "y", "a checksum that is wrong")
+    with pytest.raises(Broken, match="y: a checksum"):
+        blames.require_none()
+
+
 def test_afterwards_the_log_is_as_it_was() -> None:
     top = logging.getLogger("p2p_dtfm")
     before = (top.level, top.propagate, list(top.handlers))

@@ -55,6 +55,38 @@ def test_what_a_host_reads_ends_when_it_closes_also_where_nobody_is_left_at_the_
         loop.close()
 
 
+def test_a_link_that_damages_changes_a_byte_of_what_streams_carry(tmp_path: Path) -> None:
+    async def scene(loop: VirtualLoop) -> None:
+        network, came = VirtualNetwork(loop, random.Random(1)), list[bytes]()
+        one, other = (
+            network.join(
+                Process(name, loop, random.Random(name)), Identity.load_or_create(tmp_path / name)
+            )
+            for name in ("one", "other")
+        )
+
+        async def keep(sender: str, reader: asyncio.StreamReader, writer: Any) -> None:
+            while part := await reader.read(100):
+                came.append(part)
+
+        await one.serve_streams("lane", keep)
+        await other.connect(one.peer_id, [one.address], 5.0)
+        _, writer = await other.open_stream(one.peer_id, "lane", 5.0)
+        for share in (0.0, 1.0, 0.0):
+            network.links.of(other.peer_id, one.peer_id).damaged = share
+            writer.write(b"abcde")
+            await asyncio.sleep(1.0)
+        assert came == [b"abcde", b"ab\x9cde", b"abcde"]
+        await one.close()
+        await other.close()
+
+    loop = VirtualLoop()
+    try:
+        loop.run_until_complete(scene(loop))
+    finally:
+        loop.close()
+
+
 class _Arrival:
     """What is to be done with something that comes."""
 

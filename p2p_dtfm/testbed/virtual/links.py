@@ -38,6 +38,8 @@ class VirtualLink:
     loss: float = 0.0
     doubled: float = 0.0
     """So many of the calls come twice: who asked had no answer, and asked once more."""
+    damaged: float = 0.0
+    """Of so many pieces of streams a byte is changed on the way, as by faulty memory."""
     is_slow: bool = False
     is_cut: bool = False
     free_ns: int = 0
@@ -148,6 +150,11 @@ class Links:
         """Of a call that arrives now."""
         link = self.of(origin, goal)
         return link.doubled > 0 and self._draws.random() < link.doubled
+
+    def is_damaged(self, origin: str, goal: str) -> bool:
+        """A piece of a stream that is sent now."""
+        link = self.of(origin, goal)
+        return link.damaged > 0 and self._draws.random() < link.damaged
 
     def cut(self, origin: str, goal: str) -> None:
         """In this direction."""

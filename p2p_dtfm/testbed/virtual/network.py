@@ -5,6 +5,7 @@ import itertools
 import random
 import zlib
 from collections.abc import Callable
+from functools import partial
 
 from p2p_dtfm.core.protocol.canonical import digest_bytes
 from p2p_dtfm.net.contacts.identity import Identity
@@ -196,7 +197,8 @@ class VirtualNetwork:
         def carry(what: str, size_bytes: int, arrive: Callable[[], None]) -> None:
             self.links.carry(here, there, what, HEAD_BYTES + size_bytes, arrive)
 
-        return VirtualWriter(number, f"stream {name}", carry)
+        is_damaged = partial(self.links.is_damaged, here, there)
+        return VirtualWriter(number, f"stream {name}", carry, is_damaged)
 
 
 def _breaking(host: VirtualHost, there: str) -> Callable[[], None]:

@@ -26,9 +26,12 @@ class Transport:
 
 
 class VirtualWriter:
-    """What `asyncio.StreamWriter` is to our streams. `carry` brings bytes to the far end."""
+    """What `asyncio.StreamWriter` is to our streams. `carry` brings bytes to the far end, and
+    `is_damaged()` says whether a byte of what is written now is another one there."""
 
-    def __init__(self, number: int, name: str, carry: Carry) -> None:
+    def __init__(
+        self, number: int, name: str, carry: Carry, is_damaged: Callable[[], bool]
+    ) -> None:
         self.transport = Transport()
         self.reader = asyncio.StreamReader()
         """Of this same end."""
@@ -37,6 +40,7 @@ class VirtualWriter:
         self._number = number
         self._name = name
         self._carry = carry
+        self._is_damaged = is_damaged
         self._under_way_bytes = 0
         self._room = asyncio.Event()
         self._closing = False
@@ -64,7 +68,7 @@ class VirtualWriter:
     def write(self, data: bytes | bytearray | memoryview) -> None:
         if self._closing or self._broken or not len(data):
             return
-        copied = bytes(data)
+        copied = _with_a_byte_changed(data) if self._is_damaged() else bytes(data)
         self._under_way_bytes += len(copied)
 
         def arrive() -> None:
@@ -121,6 +125,12 @@ class VirtualWriter:
     def _end_reader(self) -> None:
         if self.reader.exception() is None:
             self.reader.feed_eof()
+
+
+def _with_a_byte_changed(data: bytes | bytearray | memoryview) -> bytes:
+    changed = bytearray(data)
+    changed[len(changed) // 2] ^= 0xFF
+    return bytes(changed)
 
 
 def _seen_of(data: bytes) -> int:

@@ -13,6 +13,7 @@ from p2p_dtfm.daemon.trainer.cut_transfers import Cuts
 from p2p_dtfm.daemon.trainer.followers import Followers
 from p2p_dtfm.daemon.trainer.step_loop import StepLoop
 from p2p_dtfm.daemon.trainer.trainer import Trainer
+from p2p_dtfm.net.streams.frames import FrameReader
 from p2p_dtfm.testbed.virtual.planted.patches import Patches, Planted
 from p2p_dtfm.train.model import optimizer
 from p2p_dtfm.train.stage.segment_reduction import SegmentReduction
@@ -155,6 +156,14 @@ def _frozen_commits(patches: Patches) -> None:
     right = patches.put(Ledger, "freeze", freeze)
 
 
+def _payload_is_believed(patches: Patches) -> None:
+    def finish(reader: Any) -> Any:
+        reader._checksum = reader._header.checksum
+        return right(reader)
+
+    right = patches.put(FrameReader, "_finish", finish)
+
+
 def _replayed_stay(patches: Patches) -> None:
     patches.nothing(ArrivingGradients, "replayed")
 
@@ -176,5 +185,6 @@ STATES = (
     Planted("cuts-dropped", "whole cuts are dropped", _whole_cuts_are_dropped),
     Planted("commits-without-one", "one Prepared too few is enough", _commits_without_one),
     Planted("frozen-commits", "a step goes on that the next view decides", _frozen_commits),
+    Planted("payload-believed", "no checksum is looked at", _payload_is_believed),
     Planted("replayed-stay", "replayed gradients are never let go of", _replayed_stay),
 )

@@ -13,6 +13,7 @@ from p2p_dtfm.testbed.virtual.swarm import Swarm
 
 LOSS = 0.2
 DOUBLED = 0.3
+DAMAGED = 0.02
 BY_HOURS, FOR_A_WHILE = 0.25, 0.5
 """Below the first draw a resident's hours end, and begin again after a while; from the second on
 its owner says for how long. In both it comes back by itself."""
@@ -51,6 +52,7 @@ class Deeds:
             "slow link": lambda fault: self._links(fault, "is_slow", True),
             "lossy link": lambda fault: self._links(fault, "loss", LOSS),
             "doubled calls": lambda fault: self._links(fault, "doubled", DOUBLED),
+            "damaged bytes": lambda fault: self._links(fault, "damaged", DAMAGED),
             "full disk": lambda fault: self._disk(fault, "is_full", is_so=True),
             "slow disk": lambda fault: self._disk(fault, "is_slow", is_so=True),
             "clock": self._set_clock,
@@ -73,6 +75,7 @@ class Deeds:
             "slow link": lambda fault: self._links(fault, "is_slow", False),
             "lossy link": lambda fault: self._links(fault, "loss", 0.0),
             "doubled calls": lambda fault: self._links(fault, "doubled", 0.0),
+            "damaged bytes": lambda fault: self._links(fault, "damaged", 0.0),
             "full disk": lambda fault: self._disk(fault, "is_full", is_so=False),
             "slow disk": lambda fault: self._disk(fault, "is_slow", is_so=False),
             "clock": lambda fault: swarm.set_clock(self._one(fault), 0.0),

@@ -27,6 +27,10 @@ FORGETFUL = 7
 SWIZZLED = 10
 """Of sixteen seeds that one, in which some are cut off from all others one after the other, and
 come back in another order."""
+DAMAGED = (5, 12)
+"""Of sixteen seeds those, with small machines and with large ones, in which a few links change some
+of the bytes of streams."""
+DAMAGED_LINKS = 3
 NARROW = 15
 """Of sixteen seeds that one, in which states and gradients take long on all links."""
 GIVEN, ADAPTERS = 5, 13
@@ -58,8 +62,9 @@ KINDS = {
     "outage": 0,
     "lost memory": 0,
     "swizzle": 0,
+    "damaged bytes": 0,
 }
-"""How often each is drawn; each newcomer joins once, and some seeds have one of the last three."""
+"""How often each is drawn; each newcomer joins once, and some seeds have the last four."""
 CRASHES = {
     "kill": 6,
     "power cut": 3,
@@ -187,6 +192,12 @@ class Schedule:
         """Who lies in what."""
         return [(name, fault.what) for fault in self.faults if fault.what for name in fault.whom]
 
+    @property
+    def damaged_ways(self) -> list[tuple[str, str]]:
+        """Who gets bytes from whom that were changed on the way."""
+        ends = [fault.whom for fault in self.faults if fault.kind == "damaged bytes"]
+        return [way for one, other in ends for way in ((one, other), (other, one))]
+
     def only(self, kept: frozenset[int]) -> "Schedule":
         """With these of its faults, by their place in it."""
         faults = tuple(fault for place, fault in enumerate(self.faults) if place in kept)
@@ -222,6 +233,8 @@ def draw(seed: int) -> Schedule:
         faults.append(Fault(at_s, 1.0, "lost memory", (begun[0],), 0.0))
     if seed % 16 == SWIZZLED:
         faults += _swizzle(seed, begun)
+    if seed % 16 in DAMAGED:
+        faults += _damaged_links(seed, begun)
     faults.sort(key=lambda fault: fault.at_s)
     return Schedule(
         tuple(begun),
@@ -249,6 +262,20 @@ def _any_fault(
     lasts_s = draws.choice(LASTING_S) * draws.uniform(0.5, 1.5)
     at_s = draws.uniform(FIRST_S, LAST_S)
     return Fault(at_s, lasts_s, kind, whom, draws.random())
+
+
+def _damaged_links(seed: int, begun: Sequence[str]) -> list[Fault]:
+    draws = random.Random(f"damaged {seed}")
+    return [
+        Fault(
+            draws.uniform(FIRST_S, LAST_S),
+            draws.choice(LASTING_S),
+            "damaged bytes",
+            tuple(draws.sample(begun, 2)),
+            0.0,
+        )
+        for _ in range(DAMAGED_LINKS)
+    ]
 
 
 def _otherwise(seed: int) -> Schedule:

@@ -25,10 +25,9 @@ def test_a_blame_is_heard_whatever_else_is_logged(words: str) -> None:
         blames.require_none()
 
 
-def test_whose_bytes_are_changed_on_the_way_is_told_so_by_who_gets_them() -> None:
-    """Who says it here is the world, which has no name."""
+def test_whose_memory_changes_bytes_is_told_so_by_who_gets_them() -> None:
     blames = Blames()
-    blames.damaged = {("", "x")}
+    blames.damaged = {"x"}
     with blames.heard():
         log.warning(DISCONNECTED, "x", "a checksum that is wrong")
         blames.require_none()

@@ -39,6 +39,7 @@ class VirtualWriter:
         """The other end."""
         self._number = number
         self._name = name
+        self._is_probe = name.endswith(PROBE_PROTOCOL)
         self._carry = carry
         self._is_damaged = is_damaged
         self._under_way_bytes = 0
@@ -57,8 +58,7 @@ class VirtualWriter:
 
     @property
     def unread_limit_bytes(self) -> int:
-        is_probe = self._name.endswith(PROBE_PROTOCOL)
-        return UNREAD_BYTES + (LARGEST_PROBE_BYTES if is_probe else 0)
+        return UNREAD_BYTES + (LARGEST_PROBE_BYTES if self._is_probe else 0)
 
     @property
     def unread_bytes(self) -> int:
@@ -68,7 +68,8 @@ class VirtualWriter:
     def write(self, data: bytes | bytearray | memoryview) -> None:
         if self._closing or self._broken or not len(data):
             return
-        copied = _with_a_byte_changed(data) if self._is_damaged() else bytes(data)
+        is_damaged = not self._is_probe and self._is_damaged()
+        copied = _with_a_byte_changed(data) if is_damaged else bytes(data)
         self._under_way_bytes += len(copied)
 
         def arrive() -> None:

@@ -13,7 +13,7 @@ from p2p_dtfm.testbed.virtual.swarm import Swarm
 
 LOSS = 0.2
 DOUBLED = 0.3
-DAMAGED = 0.02
+DAMAGED = 0.1
 BY_HOURS, FOR_A_WHILE = 0.25, 0.5
 """Below the first draw a resident's hours end, and begin again after a while; from the second on
 its owner says for how long. In both it comes back by itself."""
@@ -52,7 +52,7 @@ class Deeds:
             "slow link": lambda fault: self._links(fault, "is_slow", True),
             "lossy link": lambda fault: self._links(fault, "loss", LOSS),
             "doubled calls": lambda fault: self._links(fault, "doubled", DOUBLED),
-            "damaged bytes": lambda fault: self._links(fault, "damaged", DAMAGED),
+            "damaged bytes": lambda fault: self._damage(fault, DAMAGED),
             "full disk": lambda fault: self._disk(fault, "is_full", is_so=True),
             "slow disk": lambda fault: self._disk(fault, "is_slow", is_so=True),
             "clock": self._set_clock,
@@ -75,7 +75,7 @@ class Deeds:
             "slow link": lambda fault: self._links(fault, "is_slow", False),
             "lossy link": lambda fault: self._links(fault, "loss", 0.0),
             "doubled calls": lambda fault: self._links(fault, "doubled", 0.0),
-            "damaged bytes": lambda fault: self._links(fault, "damaged", 0.0),
+            "damaged bytes": lambda fault: self._damage(fault, 0.0),
             "full disk": lambda fault: self._disk(fault, "is_full", is_so=False),
             "slow disk": lambda fault: self._disk(fault, "is_slow", is_so=False),
             "clock": lambda fault: swarm.set_clock(self._one(fault), 0.0),
@@ -239,6 +239,14 @@ class Deeds:
         for here, there in ((one, other), (other, one)):
             link: VirtualLink = self._swarm.network.links.of(here.peer_id, there.peer_id)
             setattr(link, name, value)
+        return True
+
+    def _damage(self, fault: Fault, share: float) -> bool:
+        """Of what it sends to anybody."""
+        here, links = self._one(fault), self._swarm.network.links
+        for peer in self._swarm.peers:
+            if peer is not here:
+                links.of(here.peer_id, peer.peer_id).damaged = share
         return True
 
     def _sides(self, fault: Fault) -> list[tuple[Peer, Peer]]:

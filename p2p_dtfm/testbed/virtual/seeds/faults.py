@@ -28,9 +28,9 @@ SWIZZLED = 10
 """Of sixteen seeds that one, in which some are cut off from all others one after the other, and
 come back in another order."""
 DAMAGED = (5, 12)
-"""Of sixteen seeds those, with small machines and with large ones, in which a few links change some
-of the bytes of streams."""
-DAMAGED_LINKS = 3
+"""Of sixteen seeds those, with small machines and with large ones, in which some machines change a
+byte of some of what they send over streams."""
+DAMAGED_TIMES = 3
 NARROW = 15
 """Of sixteen seeds that one, in which states and gradients take long on all links."""
 GIVEN, ADAPTERS = 5, 13
@@ -193,10 +193,9 @@ class Schedule:
         return [(name, fault.what) for fault in self.faults if fault.what for name in fault.whom]
 
     @property
-    def damaged_ways(self) -> list[tuple[str, str]]:
-        """Who gets bytes from whom that were changed on the way."""
-        ends = [fault.whom for fault in self.faults if fault.kind == "damaged bytes"]
-        return [way for one, other in ends for way in ((one, other), (other, one))]
+    def send_damaged(self) -> set[str]:
+        """Whose bytes are changed before they are sent."""
+        return {fault.whom[0] for fault in self.faults if fault.kind == "damaged bytes"}
 
     def only(self, kept: frozenset[int]) -> "Schedule":
         """With these of its faults, by their place in it."""
@@ -234,7 +233,7 @@ def draw(seed: int) -> Schedule:
     if seed % 16 == SWIZZLED:
         faults += _swizzle(seed, begun)
     if seed % 16 in DAMAGED:
-        faults += _damaged_links(seed, begun)
+        faults += _faulty_memory(seed, begun)
     faults.sort(key=lambda fault: fault.at_s)
     return Schedule(
         tuple(begun),
@@ -264,17 +263,17 @@ def _any_fault(
     return Fault(at_s, lasts_s, kind, whom, draws.random())
 
 
-def _damaged_links(seed: int, begun: Sequence[str]) -> list[Fault]:
+def _faulty_memory(seed: int, begun: Sequence[str]) -> list[Fault]:
     draws = random.Random(f"damaged {seed}")
     return [
         Fault(
             draws.uniform(FIRST_S, LAST_S),
             draws.choice(LASTING_S),
             "damaged bytes",
-            tuple(draws.sample(begun, 2)),
+            (draws.choice(begun),),
             0.0,
         )
-        for _ in range(DAMAGED_LINKS)
+        for _ in range(DAMAGED_TIMES)
     ]
 
 

@@ -254,8 +254,7 @@ def play_seed(
 
     async def scene(swarm: Swarm, one: Play) -> None:
         blames.lying = one.lying
-        ways = schedule.damaged_ways
-        blames.damaged = {(here, swarm.identity_of(there).peer_id) for here, there in ways}
+        blames.damaged = {swarm.identity_of(it).peer_id for it in schedule.send_damaged}
         try:
             await one.play()
             played.ended_s, played.digest = swarm.now_s, swarm.trace.digest()
@@ -304,22 +303,23 @@ def _with_cause(error: BaseException) -> str:
 class Blames(logging.Handler):
     """Nobody may say of an honest one what no correct peer does; liars may say so of anybody. Who
     has not heard yet that it lost its place, behind a slow line, may still send what it owed; and
-    whose bytes are changed on the way is told so of what came."""
+    whose memory changes bytes is told so of what came."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self.lying = Lying({}, together=False)
-        self.damaged: set[tuple[str, str]] = set()
-        """Who may say so, by name, of whom, by peer id."""
+        self.damaged: set[str] = set()
+        """Of whom, by peer id."""
         self._first = ""
 
     def emit(self, record: logging.LogRecord) -> None:
         said = record.args if isinstance(record.args, tuple) else ()
         if record.msg not in (BLAMED, DISCONNECTED) or self._first or NO_PLACE in said:
             return
-        blamed, here = said[0] if said else "", self.lying.here()
-        is_damaged = (here, blamed) in self.damaged
-        if here not in self.lying.ids and blamed not in self.lying.names and not is_damaged:
+        blamed = said[0] if said else ""
+        if blamed in self.damaged or blamed in self.lying.names:
+            return
+        if self.lying.here() not in self.lying.ids:
             self._first = Story().format(record)
 
     def require_none(self) -> None:

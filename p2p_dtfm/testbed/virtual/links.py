@@ -39,7 +39,7 @@ class VirtualLink:
     doubled: float = 0.0
     """So many of the calls come twice: who asked had no answer, and asked once more."""
     damaged: float = 0.0
-    """Of so many pieces of streams a byte is changed, as by faulty memory."""
+    """Of so many pieces of streams some bytes are changed, as by faulty memory."""
     is_slow: bool = False
     is_cut: bool = False
     free_ns: int = 0

@@ -27,7 +27,7 @@ class Transport:
 
 class VirtualWriter:
     """What `asyncio.StreamWriter` is to our streams. `carry` brings bytes to the far end, and
-    `is_damaged()` says whether a byte of what is written now is another one there."""
+    `is_damaged()` says whether some bytes of what is written now are others there."""
 
     def __init__(
         self, number: int, name: str, carry: Carry, is_damaged: Callable[[], bool]
@@ -69,7 +69,7 @@ class VirtualWriter:
         if self._closing or self._broken or not len(data):
             return
         is_damaged = not self._is_probe and self._is_damaged()
-        copied = _with_a_byte_changed(data) if is_damaged else bytes(data)
+        copied = _with_a_word_changed(data) if is_damaged else bytes(data)
         self._under_way_bytes += len(copied)
 
         def arrive() -> None:
@@ -128,9 +128,11 @@ class VirtualWriter:
             self.reader.feed_eof()
 
 
-def _with_a_byte_changed(data: bytes | bytearray | memoryview) -> bytes:
-    changed = bytearray(data)
-    changed[len(changed) // 2] ^= 0xFF
+def _with_a_word_changed(data: bytes | bytearray | memoryview) -> bytes:
+    """Of four bytes: of a number that is not its last digits alone."""
+    changed, middle = bytearray(data), len(data) // 2
+    for place in range(middle, min(middle + 4, len(changed))):
+        changed[place] ^= 0xFF
     return bytes(changed)
 
 

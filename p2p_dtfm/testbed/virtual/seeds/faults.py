@@ -29,7 +29,7 @@ SWIZZLED = 10
 come back in another order."""
 DAMAGED = (5, 12)
 """Of sixteen seeds those, with small machines and with large ones, in which some machines change a
-byte of some of what they send over streams."""
+word of some of what they send over streams."""
 DAMAGED_TIMES = 3
 NARROW = 15
 """Of sixteen seeds that one, in which states and gradients take long on all links."""

@@ -305,6 +305,7 @@ FOUND_BY = {
     "step-twice": 1,
     "rolled-in-words": 10,
     "nothing-discarded": 6,
+    "payload-believed": 12,
     "commits-without-one": 0,
     "full-ends-training": 1325,
     "full-ends-history": 2,

@@ -157,8 +157,8 @@ class Follower:
         of: dict[str, list[int]] = {}
         for layer in sorted(self.missing):
             donor = self._donor_of[layer]
-            asked = [donor] if self._is_unsure(donor, layer) else self._witnesses(donor, layer)
-            for peer in asked:
+            is_unsure = self._is_unsure(donor, layer)
+            for peer in [donor] if is_unsure else self._witnesses(donor, layer):
                 of.setdefault(peer, []).append(layer)
         for peer, asked in of.items():
             number = next(self._tools.numbers)

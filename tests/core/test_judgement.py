@@ -126,7 +126,27 @@ def test_the_odd_norm_of_three_is_left_out_and_of_two_nobody_knows() -> None:
     assert list(conflict_of(said, PLAN).liars) == ["b"]
     del said["c"]
     found = conflict_of(said, PLAN)
+    assert not found.liars and not found.doubts and found.reason, "the third will say"
+    two = Plan(tuple(Pipeline((Stage(n, 0, 3, 1),), 2 * i, 2) for i, n in enumerate("ab")), (), 1)
+    found = conflict_of({peer: it for peer, it in said.items() if peer in "ab"}, two)
     assert not found.liars and list(found.doubts) == [("a", "b")]
+
+
+def test_who_alone_was_given_other_sums_is_not_the_odd_one_among_fellows() -> None:
+    """An owner gives one of the others another sum than the rest: with a fellow that says it got
+    the same it would be most of those whose norms can be compared."""
+    names = "abcdefgh"
+    plan = Plan(tuple(Pipeline((Stage(n, 0, 3, 1),), i, 1) for i, n in enumerate(names)), (), 1)
+    true = tuple(name.encode() * 16 for name in names)
+    to_a = (*true[:6], b"?" * 16, true[7])
+    said = {peer: prepared(peer, sums={0: true}) for peer in names}
+    said["a"] = prepared("a", sums={0: to_a}, squared_norms={0: 4.5})
+    for fellow in "gh":
+        said[fellow] = prepared(fellow, sums={0: to_a}, squared_norms={0: 9.0})
+    found = conflict_of(said, plan)
+    assert found.reason and not found.liars
+    assert {pair for pair in found.doubts if "a" in pair} == set()
+    assert {pair[0] for pair in found.doubts if pair[1] == "g"} == set("bcdef")
 
 
 def test_of_two_norms_with_two_behind_each_one_of_either_side_goes() -> None:

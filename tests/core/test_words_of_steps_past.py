@@ -1,4 +1,5 @@
-"""What was said in steps that are over convicts nobody by what fellows say of them now.
+"""What was said in steps that are over convicts nobody by what fellows say of them now; nor does
+what few have said so far of the one under way.
 
 A few pass on what an honest member signed in a step that has long been committed, without what the
 others said there, and sign something else for it themselves: they were most of those that anything
@@ -105,3 +106,17 @@ def test_where_most_pass_nothing_on_of_a_step_a_few_convict_nobody_by_it() -> No
     parts = [part(it, ()) for it in HONEST]
     found = evidence([*parts, *(part(it, passed_on) for it in FELLOWS)], TERMS)
     assert not found.liars and not found.doubts
+
+
+@pytest.mark.parametrize("spoken", ["a", "ab", "abc"])
+def test_who_speaks_first_in_the_step_under_way_is_not_the_odd_one_among_fellows(
+    spoken: str,
+) -> None:
+    """A fellow keeps its sums from all others, says what is not so, and has the step stopped."""
+    passed_on = (*(said(it, STEP) for it in spoken), *(said(it, STEP, norm=9.0) for it in FELLOWS))
+    found = evidence([part(it, passed_on) for it in NAMES], TERMS)
+    assert not set(found.left_out) & set(HONEST), found.told()
+    assert not any(set(pair) & set(HONEST) for pair in found.doubts)
+    # whom more than half of all contradict is out, whoever is missing
+    passed_on = (*(said(it, STEP) for it in HONEST[:5]), said("h", STEP, norm=9.0))
+    assert set(evidence([part(it, passed_on) for it in NAMES], TERMS).liars) == {"h"}

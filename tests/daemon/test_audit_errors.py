@@ -19,6 +19,7 @@ from p2p_dtfm.daemon.trainer.step_shards import StepShards, could_have_shards
 from p2p_dtfm.daemon.trainer.trainer_state import Stopped, TrainerState
 from p2p_dtfm.net.streams.blobs import BlobUnavailable
 from p2p_dtfm.train.stage.replay.arithmetic import max_threads
+from p2p_dtfm.train.stage.replay.work import NoTensor
 from tests.core.audit.parts import NAMES, PLAN, VIEW, share_of
 from tests.core.builders import run_spec
 
@@ -144,3 +145,26 @@ def test_parameters_that_nobody_shows_are_held_against_all_who_claim_them() -> N
     with pytest.raises(Stopped):
         asyncio.run(result_of(audits, fail))
     assert told == ["y", "z"]
+
+
+def test_who_claims_to_have_computed_from_what_is_no_tensor_has_done_no_such_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It has the digest of these bytes in its claim, so they are what it says that it got, whoever
+    gives them."""
+
+    async def fails(self: Judge, *work: object, **more: object) -> None:
+        raise NoTensor("9 bytes in fp32 where 4096 are due")
+
+    monkeypatch.setattr(Judge, "own_work", fails)
+    spec: Any = run_spec()
+    judge = Judge(spec, PLAN, None, {}, None, None)  # type: ignore[arg-type]
+    claims = {"a": claim("a")}
+    for adds in (True, False):
+        monkeypatch.setattr(Judge, "_parts", _nothing_is_asked_for)
+        work = judge.work_of("a", (0, 1), None, 7, claims, {}, adds=adds)  # type: ignore[arg-type]
+        assert asyncio.run(work) == bytes(WORK_BYTES) != claims["a"].work
+
+
+async def _nothing_is_asked_for(self: Judge, *wanted: object) -> dict[object, bytes]:
+    return {}

@@ -16,6 +16,7 @@ from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
 from p2p_dtfm.core.protocol.workload import workload_of
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.peers.wire import CutBegun
+from p2p_dtfm.daemon.state_transfer.cut_store import CutStore
 from p2p_dtfm.daemon.trainer.cut_transfers import Cuts, pause_s
 from p2p_dtfm.daemon.trainer.trainer_state import TrainerState
 from p2p_dtfm.train.model.layer_state import LayerState
@@ -334,3 +335,22 @@ def test_the_last_piece_again_and_again_is_checked_once_at_a_time(
         await until(lambda: checks == 2)  # its holder has not heard of it
 
     play(scenario)
+
+
+def test_copies_of_steps_that_nobody_cuts_push_out_no_other_holder_s() -> None:
+    """A guardian of several: one of them sends copies of its layers as of later steps, and what the
+    others had receipts for was gone, though all took that cut for whole."""
+    cut = STEP + 10
+    store = CutStore(lambda found: None)
+    whole, mine, its = states_at(STEP), 0, 1
+    store.put(lineage_of(STEP), [whole[mine].snapshot(), whole[its].snapshot()])
+    store.keep_from(STEP, lambda step, lineage: True)
+    store.put(lineage_of(cut), [states_at(cut)[mine].snapshot()])
+    for step in range(cut, cut + 5):
+        store.put(lineage_of(step), [states_at(step)[its].snapshot()])
+    assert store.find(mine, cut, lineage_of(cut)) is not None
+    store.keep_from(cut, lambda step, lineage: True)
+    assert store.find(mine, cut, lineage_of(cut)) is not None
+    assert store.find(mine, STEP, lineage_of(STEP)) is None, "a newer one is whole"
+    held = [it for it in range(STEP, cut + 5) if store.find(its, it, lineage_of(it)) is not None]
+    assert len(held) <= 3, "nor has who sends many more of them there"

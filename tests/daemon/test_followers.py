@@ -9,11 +9,17 @@ import msgspec
 import pytest
 
 from p2p_dtfm.core.planner.wire_plan import CHUNK_ELEMENTS
-from p2p_dtfm.core.protocol.plan import Plan
+from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
 from p2p_dtfm.core.protocol.snapshot import HeldLayer, ViewId
 from p2p_dtfm.core.protocol.workload import workload_of
 from p2p_dtfm.core.recovery.view import View
-from p2p_dtfm.daemon.peers.wire import FollowLayers, LayerOffered, LayersCommitted
+from p2p_dtfm.daemon.peers.wire import (
+    ConfirmLayers,
+    FollowLayers,
+    LayerOffered,
+    LayersCommitted,
+    StateDigest,
+)
 from p2p_dtfm.daemon.state_transfer.following import arriving_gradients, replaying
 from p2p_dtfm.daemon.trainer.followers import Followers
 from p2p_dtfm.daemon.trainer.trainer_state import TrainerState
@@ -38,12 +44,14 @@ class Line:
 
     def __init__(self) -> None:
         self.requests: list[FollowLayers] = []
+        self.confirms: list[ConfirmLayers] = []
 
     async def ask(self, peer_id: str, message: FollowLayers) -> None:
         self.requests.append(message)
 
     def tell(self, peer_id: str, message: Any) -> None:
-        pass
+        if isinstance(message, ConfirmLayers):
+            self.confirms.append(message)
 
 
 @pytest.mark.parametrize("stops", [False, True])
@@ -254,6 +262,69 @@ def test_layers_of_any_size_can_be_followed(
         await settle()
 
     asyncio.run(asyncio.wait_for(run(), 20))
+    tools.compute.close()
+
+
+def test_what_others_than_their_holder_have_given_to_guard_is_confirmed_by_it(
+    tmp_path: Path,
+) -> None:
+    """Who gave it up before the view began could give another state than it gave the one that holds
+    it now: nobody saw it, and once that one died it was the state of all."""
+    me, holder, before = name_of(1), name_of(0), name_of(2)
+    blobs: Any = Blobs()
+    line, state = Line(), TrainerState()
+    tools = trainer_tools(tmp_path, me, line, blobs)
+    found = view_of(1, 3)
+    count = workload_of(SPEC).layer_count
+
+    def held_by(peer_id: str) -> Plan:
+        spares = tuple(it for it in (me, holder, before) if it != peer_id)
+        pipeline = Pipeline((Stage(peer_id, 0, count, 1),), 0, SPEC.microbatches_per_step)
+        return Plan((pipeline,), spares, 3_600_000_000_000)
+
+    snapshot = msgspec.structs.replace(found.snapshot, step=6, present=held_by(before))
+    view = View(snapshot, held_by(holder))
+    assert view.cut_pace is None and view.guarded_by(me) == set(range(count)), "it keeps up"
+    payload = {layer: LayerState.genesis(SPEC, layer) for layer in range(count)}
+    for made in payload.values():
+        made.version = 7
+
+    async def run() -> None:
+        followers = Followers(tools, Outlet(), state)
+        followers.follow(view, set(range(count)))
+        await settle()
+        for layer, made in payload.items():
+            size_bytes, blob = len(made.to_bytes()), f"{layer:064x}"
+            offer = LayerOffered(view.id, line.requests[0].number, layer, 7, blob, size_bytes)
+            followers.receive(before, offer)
+        while len(state.states) < count:
+            await settle()
+            for layer, made in payload.items():
+                if (given := blobs.given.get(f"{layer:064x}")) is not None and not given.done():
+                    given.set_result(made.to_bytes())
+            await asyncio.sleep(0.01)
+        state.view, state.step = view, 7
+        followers.guard(view)
+        await settle()
+        guardian, asked = followers.guardian, line.requests[-1]
+        assert guardian is not None and set(asked.layers.values()) == {7}
+        (confirm,) = [it for it in line.confirms if set(it.layers) == set(range(count))][-1:]
+        for layer in range(count):
+            followers.receive(holder, LayerOffered(view.id, asked.number, layer, 7, "", 0))
+            digest = payload[layer].file_digest() if layer else b"?" * 16
+            said = StateDigest(view.id, confirm.number, layer, 7, digest)
+            followers.receive(holder, said)
+        for _ in range(500):
+            await asyncio.sleep(0.01)
+            if line.requests[-1] is not asked and guardian.missing == {0}:
+                break
+        assert guardian.missing == {0}, "all others are what it has"
+        assert line.requests[-1].layers[0] == -1 and line.requests[-1].layers[1] == 7
+        assert 0 not in state.states, "nobody is told that it is here"
+        followers.stop_guarding()
+        await settle()
+
+    asyncio.run(asyncio.wait_for(run(), 60))
     tools.compute.close()
 
 

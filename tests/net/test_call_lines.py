@@ -25,7 +25,7 @@ from p2p_dtfm.net.direct.sealed import Keys, SealedSocket
 from p2p_dtfm.net.errors import NO_ANSWER, Refused, Unreachable
 from p2p_dtfm.net.libp2p.control import BODY_LIMIT_BYTES, ControlPlane
 from p2p_dtfm.net.libp2p.host import Host
-from p2p_dtfm.net.shaping import LineLimit
+from p2p_dtfm.net.shaping import LineLimit, Shape, ShapedLink, ShapedPeer, Shaper
 from tests.net.net_support import LOOPBACK, hosts, run, until
 
 RUN = "ab" * 32
@@ -129,14 +129,24 @@ def test_what_a_line_leaves_unanswered_goes_through_libp2p(tmp_path: Path) -> No
     run(scenario())
 
 
-def test_silence_is_told_in_time_and_costs_a_line_on_which_nothing_comes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_limited", [False, True], ids=["free", "limited"])
+def test_silence_is_told_in_time_and_costs_a_line_on_which_nothing_comes(
+    tmp_path: Path, is_limited: bool
+) -> None:
+    """Also where the owner's limits are held to: a line that is dead, as behind a router that has
+    forgotten it, would be asked again and again, and libp2p never."""
+
     async def scenario() -> None:
         async with two_peers(tmp_path) as (one, two):
             there = two.host.peer_id
+            if is_limited:
+                one.host.shaper = LineLimit(1_000_000, 1_000_000)
             await with_a_line(one, two)
             two.silent.clear()
+            began_s = time.monotonic()
             with pytest.raises(Unreachable, match=NO_ANSWER):
                 await one.control.call(there, b"x", 0.2)
+            assert time.monotonic() - began_s < 1.0
             assert not one.calls.is_direct(there)
             two.silent.set()
             assert (await one.control.call(there, b"y", 5)).endswith(b"y")
@@ -155,6 +165,24 @@ def test_calls_of_a_limited_host_take_lines_and_are_held_to_its_limit(tmp_path: 
             assert (await one.control.call(there, bytes(50_000), 5)).endswith(bytes(50_000))
             assert time.monotonic() - began_s >= 0.45, "so long does its uplink take for that"
             assert one.through_libp2p == before
+
+    run(scenario())
+
+
+def test_the_largest_answer_comes_over_the_line_of_an_emulated_host_as_well(tmp_path: Path) -> None:
+    """It says beside the rest when it left."""
+
+    async def scenario() -> None:
+        async with two_peers(tmp_path) as (one, two):
+            ids = [peer.host.peer_id for peer in (one, two)]
+            links = tuple(ShapedLink(a, b, 1_000_000, 0) for a, b in (ids, ids[::-1]))
+            shape = Shape("test", tuple(ShapedPeer(it[-4:], it) for it in ids), links)
+            for peer in (one, two):
+                peer.host.shaper = Shaper(shape, peer.host.peer_id)
+            await with_a_line(one, two)
+            before, body = one.through_libp2p, b"d" * (BODY_LIMIT_BYTES - 4)
+            answer = await one.control.call(ids[1], body, 5)
+            assert len(answer) == BODY_LIMIT_BYTES and one.through_libp2p == before
 
     run(scenario())
 

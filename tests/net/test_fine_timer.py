@@ -47,9 +47,18 @@ def test_a_loop_that_is_gone_has_left_no_descriptor() -> None:
     async def uses_one() -> None:
         await until(now.monotonic_s() + 0.001)
 
+    async def ends_while_somebody_waits() -> None:
+        """As a daemon does, whose calls and streams are cancelled."""
+        waits = [asyncio.create_task(until(now.monotonic_s() + 60 + n)) for n in range(5)]
+        await uses_one()
+        for wait in waits[::2]:
+            wait.cancel()
+        await asyncio.sleep(0)
+
     gc.collect()  # of other tests
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(5):
         run(uses_one())
+        run(ends_while_somebody_waits())
     gc.collect()
     assert len(os.listdir("/proc/self/fd")) <= before

@@ -192,8 +192,8 @@ def conflict_of(
     bases = {peer: prepared.base for peer, prepared in said.items()}
     if len(set(bases.values())) > 1:
         found.reason, found.forks = "members start the step from different states", True
-    for what, stated in _comparable(said, plan):
-        _judge(stated, what, found)
+    for what, stated, holders in _comparable(said, plan):
+        _judge(stated, what, holders, found)
     for number, segment in enumerate(plan.segments()):
         sums = {peer: p.sums[number] for peer, p in said.items() if number in p.sums}
         for place, owner in enumerate(segment.holders):
@@ -235,10 +235,10 @@ def _take_findings(audited: Findings, where: tuple[ViewId, int], found: Conflict
 
 def _comparable(
     said: Mapping[str, Prepared], plan: Plan
-) -> Iterator[tuple[str, dict[str, Hashable]]]:
-    """What several peers state of the same thing."""
+) -> Iterator[tuple[str, dict[str, Hashable], int]]:
+    """What several peers state of the same thing, and how many hold it."""
     for number, segment in enumerate(plan.segments()):
-        peers = [peer for peer in segment.holders if peer in said]
+        peers, count = [peer for peer in segment.holders if peer in said], len(segment.holders)
         alike: dict[Hashable, dict[str, Hashable]] = {}
         made: dict[Hashable, dict[str, Hashable]] = {}
         for peer in peers:  # from other sums come other norms, and nobody lies who says so
@@ -248,13 +248,14 @@ def _comparable(
             own = tuple(tied[end] for end in segment.layers if end in tied)
             made.setdefault(sums, {})[peer] = own
         for norms in alike.values():
-            yield "norm", norms
+            yield "norm", norms, count
         for ends in made.values():
-            yield "sum of the tied matrix", ends
+            yield "sum of the tied matrix", ends, count
         for layer in segment.layers:
             with_digest = [peer for peer in peers if layer in said[peer].states]
-            yield f"state of layer {layer}", {p: said[p].states[layer] for p in with_digest}
-            yield f"digest of layer {layer}", _parameters(layer, peers, said)
+            states: dict[str, Hashable] = {p: said[p].states[layer] for p in with_digest}
+            yield f"state of layer {layer}", states, count
+            yield f"digest of layer {layer}", _parameters(layer, peers, said), count
 
 
 def _parameters(
@@ -265,15 +266,23 @@ def _parameters(
     return {peer: it.parameters[layer] for peer, it in shares if layer in it.parameters}
 
 
-def _judge(stated: Mapping[str, Hashable], what: str, found: Conflict) -> None:
-    """The odd ones are left out where most agree; else each pair that differs is in doubt."""
+def _judge(stated: Mapping[str, Hashable], what: str, holders: int, found: Conflict) -> None:
+    """The odd ones are left out where most agree; else each pair that differs is in doubt.
+
+    Most of all holders: while some have not spoken, or have got other sums, a few may be most of
+    the rest. Who keeps a sum from all but one has that one speak before the others; with a fellow
+    it would be the odd one, again and again.
+    """
     if len(set(stated.values())) < 2:
         return
     value, count = Counter(stated.values()).most_common(1)[0]
     odd = sorted(peer for peer, mine in stated.items() if mine != value)
-    if 2 * count > len(stated):
+    if 2 * count > holders:
         for peer in odd:
             found.blame(peer, f"states another {what} than the other holders")
+        return
+    if len(stated) < holders:
+        found.reason = found.reason or f"some of the holders differ in the {what} that they state"
         return
     if are_even(stated):
         one = min(stated)

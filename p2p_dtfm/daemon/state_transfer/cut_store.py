@@ -45,9 +45,20 @@ class CutStore:
         self._tell()
 
     def _keep(self, keys: Iterable[CutKey]) -> None:
+        """Of each layer by itself: who sends copies of more steps than are cut has its own older
+        ones dropped, and no other holder's."""
         held = set(keys)
-        stay = cuts_that_stay({step for step, _ in held}, self._safe)
-        self._cuts = {k: cut for k, cut in self._cuts.items() if k in held and k[0] in stay}
+        steps: dict[int, set[int]] = {}
+        for key in held & self._cuts.keys():
+            for layer in self._cuts[key]:
+                steps.setdefault(layer, set()).add(key[0])
+        stay = {layer: cuts_that_stay(of_layer, self._safe) for layer, of_layer in steps.items()}
+        kept = {
+            key: {layer: copy for layer, copy in cut.items() if key[0] in stay[layer]}
+            for key, cut in self._cuts.items()
+            if key in held
+        }
+        self._cuts = {key: cut for key, cut in kept.items() if cut}
 
     def clear(self) -> None:
         self._cuts, self._safe = {}, 0

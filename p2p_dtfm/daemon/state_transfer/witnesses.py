@@ -182,6 +182,11 @@ class StateVotes:
         said = self._of(layer, version)
         return bool(said) and 2 * list(said.values()).count(own) <= len(said)
 
+    async def word_of(self, peer_id: str, layer: int, version: int) -> bytes | None:
+        """The digest of what one that was asked has; None: it has not said in time."""
+        await self._until(lambda: peer_id in self._of(layer, version))
+        return self._of(layer, version).get(peer_id)
+
     async def _until(self, is_clear: Callable[[], bool]) -> None:
         """By what is said, or the time for it is over."""
         with contextlib.suppress(TimeoutError):

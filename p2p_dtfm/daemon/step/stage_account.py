@@ -41,6 +41,7 @@ from p2p_dtfm.train.stage.replay.work import (
     GRADIENT,
     Frame,
     LentLayer,
+    NoTensor,
     Replayed,
     ReplayedEdge,
     SegmentParts,
@@ -55,6 +56,8 @@ from p2p_dtfm.train.updates.trimmed_sums import trimmed_over
 
 Tensor = Any
 _BOUNDARIES = (FrameKind.ACTIVATION, FrameKind.ACTIVATION_GRADIENT)
+NO_WORK = bytes(WORK_BYTES)
+"""What a work comes to that nobody can have done as it is claimed."""
 PartsOf = dict[tuple[int, int, str], bytes]
 """Others' parts by segment, chunk and holder."""
 Fetch = Callable[[str, str, int], Awaitable[bytes]]
@@ -238,7 +241,7 @@ class Judge:
         near = await self._edges(peer_id, claims, due)
         threads = claims[peer_id].share.threads
         if threads > max_threads():
-            return bytes(WORK_BYTES)  # nobody of this arithmetic computes so
+            return NO_WORK  # nobody of this arithmetic computes so
         coming = asyncio.create_task(self._parts(peer_id, claims, mine) if adds else _nothing())
         replay = self.own_work(
             peer_id, microbatches, batch, step, threads, near, held_out=held_out, due=due
@@ -246,6 +249,8 @@ class Judge:
         replayed = asyncio.create_task(replay)
         try:  # who withholds its part is known as soon as it says so, to all that audit at once
             (theirs, own), parts = await asyncio.gather(replayed, coming)
+        except NoTensor:  # who says that it has computed from that lies, whoever sent it
+            return NO_WORK
         finally:
             coming.cancel()
             replayed.cancel()

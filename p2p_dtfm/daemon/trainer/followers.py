@@ -4,7 +4,8 @@ import asyncio
 import contextlib
 import itertools
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType
 
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.facts.in_words import counted
@@ -116,6 +117,7 @@ class Followers:
         layers: set[int],
         on_progress: Callable[[], None],
         on_gradient: OnGradient | None = None,
+        came_from: Mapping[int, Collection[str]] = MappingProxyType({}),
     ) -> Follower:
         tools = self._tools
         follower_tools = FollowerTools(
@@ -128,7 +130,7 @@ class Followers:
             keep_frozen=tools.stores.initial.keep,
             slow=self._slow_donors,
         )
-        follower = Follower(view, layers, follower_tools, on_progress, on_gradient)
+        follower = Follower(view, layers, follower_tools, on_progress, on_gradient, came_from)
         self._tasks[follower] = self._state.watched(follower.run())
         return follower
 
@@ -193,9 +195,10 @@ class Followers:
             self._begin(view, mine)
 
     def _begin(self, view: View, mine: set[int]) -> None:
+        came_from = {it: peers for each in self._ending for it, peers in each.came_from.items()}
         self._end_ending()
         if mine and view.cut_pace is None:
-            self.guardian = self._new(view, mine, self._changed, self._guarded)
+            self.guardian = self._new(view, mine, self._changed, self._guarded, came_from)
         self._outlet.states_changed()
 
     def _cancel_beginning(self) -> None:

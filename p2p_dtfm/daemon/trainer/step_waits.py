@@ -2,9 +2,11 @@
 
 from collections.abc import Mapping
 
+from p2p_dtfm.core.audit.boundaries import Beside, Due, beside
 from p2p_dtfm.core.messages.work import LACKS_LIMIT, Kind, Lack, Work
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.snapshot import ViewId
+from p2p_dtfm.core.schedule.tied_ends import tied_ends
 from p2p_dtfm.daemon.step.mailbox import FrameKey
 from p2p_dtfm.daemon.step.step_engine import StepEngine
 from p2p_dtfm.daemon.trainer.followers import Followers
@@ -69,7 +71,33 @@ class StepWaits:
         kind = FRAME_KINDS.get(lack.kind)
         if kind is None or engine is None:
             return False
+        if self._was_never_due(peer_id, lack, engine):
+            # of a part, whoever computes works again gets it as soon as it asks for it
+            return lack.kind is not Kind.PART or not self._tools.net.blobs.gave_lately(peer_id)
         return engine.frames.has_given(peer_id, state.step, kind, lack.layer, lack.index)
+
+    def _was_never_due(self, peer_id: str, lack: Lack, engine: StepEngine) -> bool:
+        """By the plan a part is owed to who adds it up, a sum by who has, a boundary's tensor of a
+        microbatch that goes from here to there. Who named another would be excused by it for ever,
+        since it was never given it."""
+        view, replay = self._state.view, self._state.replay
+        plan = view.plan if view is not None else None
+        if not isinstance(plan, Plan):
+            return False
+        if lack.kind in (Kind.PART, Kind.SUM):
+            if peer_id not in plan.holders(lack.layer):  # of a matrix that both ends hold the sum
+                is_tied = lack.layer in tied_ends(self._tools.spec)
+                return lack.kind is Kind.PART or not is_tied
+            chunks = engine.mailbox.wire.chunks.get(lack.layer)
+            owners = chunks.owners if chunks is not None else ()
+            owner = peer_id if lack.kind is Kind.PART else self._tools.me
+            return not 0 <= lack.index < len(owners) or owners[lack.index] != owner
+        if replay is not None and replay.step == self._state.step:
+            return False  # microbatches may go other ways
+        due = Due(held_out=self._tools.spec.evaluation_microbatches)
+        around = beside(plan, peer_id, due).get(lack.index, Beside("", ""))
+        giver = around.before if lack.kind is Kind.ACTIVATION else around.after
+        return giver != self._tools.me
 
     def _lacks(self, not_active: tuple[str, ...]) -> tuple[Lack, ...]:
         state, engine, me = self._state, self._engine(), self._tools.me

@@ -19,10 +19,12 @@ from p2p_dtfm.ports import now
 Handler = Callable[[str, bytes], Awaitable[bytes]]
 
 BODY_LIMIT_BYTES = 1 << 20
-MESSAGE_LIMIT_BYTES = BODY_LIMIT_BYTES + 16
-"""With its status and the envelope."""
-AGAIN_AT_LEAST_S = 1.0
-"""Who has ended refuses a call through libp2p at once, which says more than silence."""
+MESSAGE_LIMIT_BYTES = BODY_LIMIT_BYTES + 32
+"""With its status and the envelope, and over emulated links with when it left."""
+AT_LEAST_S = 1.0
+"""Of a call's time for what is left to do, however long the rest has taken: who has ended refuses a
+call through libp2p at once, which says more than silence; and what has waited for a narrow uplink
+is no sign that a line is dead."""
 CONCURRENT_LIMIT = 256
 CONCURRENT_LIMIT_PER_PEER = 64
 _ANSWERED, _REFUSED = b"\x00", b"\x01"
@@ -71,22 +73,24 @@ class ControlPlane:
         return _open_reply(peer_id, reply)
 
     async def _plain_call(self, peer_id: str, request: bytes, deadline_s: float) -> bytes:
+        ends_s = now.monotonic_s() + deadline_s
         if self.way is not None:
-            began_s = now.monotonic_s()
             reply = await self.way.call(peer_id, request, deadline_s)
             if reply is not None:
                 return reply
-            left_s = deadline_s - (now.monotonic_s() - began_s)
-            deadline_s = min(deadline_s, max(left_s, AGAIN_AT_LEAST_S))
-        return await self._host.call(peer_id, self._name, request, deadline_s)
+        return await self._host.call(peer_id, self._name, request, _left_s(ends_s, deadline_s))
 
     async def _shaped_call(
         self, shaper: Shaper, peer_id: str, request: bytes, deadline_s: float
     ) -> bytes:
+        """Whoever carries the call sees by itself that nothing comes, and gives up a line for it:
+        so no limit stands around that."""
+        ends_s = now.monotonic_s() + deadline_s
         try:
             async with asyncio.timeout(deadline_s):
                 request = await shaper.depart(peer_id, request)
-                reply = await self._plain_call(peer_id, request, deadline_s)
+            reply = await self._plain_call(peer_id, request, _left_s(ends_s, deadline_s))
+            async with asyncio.timeout(_left_s(ends_s, deadline_s)):
                 return await shaper.arrive(peer_id, reply)
         except TimeoutError as error:
             raise Unreachable(peer_id, f"{NO_ANSWER} {deadline_s:g} s") from error
@@ -143,6 +147,10 @@ class ControlPlane:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+def _left_s(ends_s: float, deadline_s: float) -> float:
+    return min(deadline_s, max(ends_s - now.monotonic_s(), AT_LEAST_S))
 
 
 def _body_of(request: bytes) -> bytes:

@@ -51,7 +51,16 @@ class FineTimer:
         heapq.heappush(self._waiting, waiting)
         if self._waiting[0] is waiting:
             self._set(at_s)
-        await reached
+        try:
+            await reached
+        except asyncio.CancelledError:
+            self._drop_given_up()
+            raise
+
+    def _drop_given_up(self) -> None:
+        """Once all have given up, nothing here holds on to the loop, which may be gone."""
+        while self._waiting and self._waiting[0][2].done():
+            heapq.heappop(self._waiting)
 
     def ring(self) -> None:
         """The timer has come to its end: so have those who waited for it."""

@@ -7,7 +7,8 @@ gradients that follow. A donor that fails, or gives less than it could, is follo
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
+from types import MappingProxyType
 
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.recovery.view import View
@@ -61,7 +62,9 @@ class Follower:
         tools: FollowerTools,
         on_progress: Callable[[], None],
         on_gradient: OnGradient | None = None,
+        came_from: Mapping[int, Collection[str]] = MappingProxyType({}),
     ) -> None:
+        """`came_from`: who has given what is here of these layers, if it was brought."""
         self.view = view
         self.layers = frozenset(layers)
         self.missing = set(layers)
@@ -82,8 +85,12 @@ class Follower:
         """The latest of each layer."""
         self._room = ByteSemaphore(FETCHED_AT_ONCE, FETCHED_LIMIT_BYTES)
         self._votes = StateVotes()
-        coming = Coming(self.layers, self.missing, self._donor_of)
+        self.came_from = {it: set(peers) for it, peers in came_from.items() if it in layers}
+        """By layer: who has given its state, and the gradients that have moved it on."""
+        coming = Coming(self.layers, self.missing, self._donor_of, self.came_from)
         self._replaying = Replaying(coming, tools, on_progress, on_gradient, self._begin_again)
+        self._asks_anew: set[int] = set()
+        """Here, and not what its holder has, as far as that is known."""
         self._has_stopped = False
 
     async def run(self) -> None:
@@ -128,7 +135,9 @@ class Follower:
         wanted = sorted(layer for layer, peer in self._donor_of.items() if peer == donor)
         if not wanted:
             return
-        layers = {n: held[n].version if n in held else -1 for n in wanted}
+        layers = {
+            n: held[n].version if n in held and n not in self._asks_anew else -1 for n in wanted
+        }
         number = next(self._tools.numbers)
         request = FollowLayers(self.view.id, number, layers, self._from_takeover)
         self._request_of[donor] = request
@@ -147,7 +156,9 @@ class Follower:
     def _ask_witnesses(self) -> None:
         of: dict[str, list[int]] = {}
         for layer in sorted(self.missing):
-            for peer in self._witnesses(self._donor_of[layer], layer):
+            donor = self._donor_of[layer]
+            is_unsure = self._is_unsure(donor, layer)
+            for peer in [donor] if is_unsure else self._witnesses(donor, layer):
                 of.setdefault(peer, []).append(layer)
         for peer, asked in of.items():
             number = next(self._tools.numbers)
@@ -260,7 +271,11 @@ class Follower:
                     fetch = self._fetch(donor, offer)
                     self._fetches[offer.layer] = group.create_task(fetch)
                 elif self._has(offer.layer, offer.version):
-                    self._arrived(offer.layer)
+                    if self._is_unsure(donor, offer.layer):
+                        confirm = group.create_task(self._confirm(donor, offer))
+                        self._fetches[offer.layer] = confirm
+                    else:
+                        self._arrived(offer.layer)
                 else:
                     self._leave(donor, [offer.layer])
                     self._ask_soon(donor)
@@ -281,6 +296,31 @@ class Follower:
 
     def _has(self, layer: int, version: int) -> bool:
         return (held := self._tools.states.get(layer)) is not None and held.version == version
+
+    def _is_unsure(self, donor: str, layer: int) -> bool:
+        """Of what is guarded, whether others have given it than who holds it now: it was not there
+        when its holder asked whether it has what they have."""
+        is_foreign = bool(self.came_from.get(layer, set()) - {donor})
+        return self._on_gradient is not None and is_foreign and layer in self._tools.states
+
+    async def _confirm(self, donor: str, offer: LayerOffered) -> None:
+        """Nothing moves it on before it has arrived."""
+        tools, layer = self._tools, offer.layer
+        state = tools.states[layer]
+        own = await tools.compute.run(state.file_digest)
+        said = await self._votes.word_of(donor, layer, offer.version)
+        if self._has_stopped:
+            return
+        if said == own:
+            self.came_from[layer] = {donor}
+            self._arrived(layer)
+            return
+        if said is not None:
+            log.warning("what is guarded of layer %d is not what %s has", layer, donor)
+            tools.states.pop(layer, None)
+            self._on_progress()
+        self._asks_anew.add(layer)
+        self._ask_soon(donor)
 
     async def _fetch(self, donor: str, offer: LayerOffered) -> None:
         tools = self._tools
@@ -306,6 +346,8 @@ class Follower:
         await tools.keep_frozen(offer.layer)
         if not self._has_stopped:
             tools.states[offer.layer] = state
+            self.came_from[offer.layer] = {donor}
+            self._asks_anew.discard(offer.layer)
         self._arrived(offer.layer)
 
     async def _take(self, donor: str, offer: LayerOffered) -> bytes | None:

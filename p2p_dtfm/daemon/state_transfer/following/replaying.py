@@ -31,6 +31,8 @@ class Coming:
     missing: Collection[int]
     """Of these, whose states are not here yet."""
     donor_of: Mapping[int, str]
+    came_from: dict[int, set[str]]
+    """By layer: who has given its state, and the gradients that have moved it on."""
 
 
 class Replaying:
@@ -152,6 +154,7 @@ class Replaying:
         if norm is None or gradient is None:
             return False
         self._gradients.rolled.add(layer)  # before: its version changes first, and is looked at
+        self._coming.came_from.setdefault(layer, set()).add(donor)
         await tools.compute.run(replay_outcome, tools.spec, state, gradient, step, norm)
         self._gradients.replayed(layer, step)
         return True

@@ -50,12 +50,12 @@ from p2p_dtfm.daemon.step.stage_account import (
     losses_told,
 )
 from p2p_dtfm.daemon.step.step_engine import LocalResult, StepEngine
-from p2p_dtfm.daemon.trainer.audited.late_words import LateWords
+from p2p_dtfm.daemon.trainer.audited.late_words import SHOWN_AFTER_S, LateWords
 from p2p_dtfm.daemon.trainer.audited.recomputing import OpenStep, Recomputing
 from p2p_dtfm.daemon.trainer.audited.stopped_steps import DENIED, StoppedSteps
 from p2p_dtfm.daemon.trainer.early_words import EarlyWords
 from p2p_dtfm.daemon.trainer.trainer_state import Outlet, Stopped, Tools, TrainerState
-from p2p_dtfm.ports import chance
+from p2p_dtfm.ports import chance, now
 from p2p_dtfm.train.stage.replay.arithmetic import arithmetic_name, threads_here
 
 Missing = Callable[[], tuple[str, ...]]
@@ -173,7 +173,7 @@ class Audits:
             self._given.add((Kind.CLAIM, step))
             await self._until(view, Kind.CLAIM, book.not_claimed)
             self._tools.status.facts["arithmetics"] = book.arithmetics()
-            await self._true_openings(view, book)
+            await self._true_openings(here)
             found = await self._audited(here)
             disputed = book.disputed()
             for peer_id in disputed:
@@ -286,10 +286,25 @@ class Audits:
             await self._state.wait()
         raise Stopped
 
-    async def _true_openings(self, view: View, book: ClaimBook) -> None:
-        """Or raises `Stopped`, once the others have agreed on how to go on."""
-        faults = book.false_openings()
+    async def _true_openings(self, here: OpenStep) -> None:
+        """Or raises `Stopped`, once the others have agreed on how to go on. Who has opened another
+        thing to the others has signed that as well: shown to each other the two convict it, and
+        nobody is the only one to accuse it."""
+        book, state = here.book, self._state
+        if not book.false_openings():
+            return
+        here.words.show()
+        ends_s = now.monotonic_s() + SHOWN_AFTER_S
+        while faults := self._not_shown(book):
+            if state.is_over(here.view) or (left_s := ends_s - now.monotonic_s()) <= 0:
+                break
+            await state.wait(left_s)
         for peer_id, cause in faults.items():
             self._outlet.poison(peer_id, cause)
         if faults:
-            await self._state.until_over(view)
+            await state.until_over(here.view)
+
+    def _not_shown(self, book: ClaimBook) -> dict[str, str]:
+        """False openings of whom no other claim is known here."""
+        known = book.contradicted()
+        return {it: cause for it, cause in book.false_openings().items() if it not in known}

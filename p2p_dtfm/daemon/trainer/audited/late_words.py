@@ -65,7 +65,7 @@ class LateWords:
         loop = asyncio.get_running_loop()
 
         def show(after_s: float) -> None:
-            self._show()
+            self.show()
             calls[0] = loop.call_later(after_s, show, 2 * after_s)
 
         calls = [loop.call_later(SHOWN_AFTER_S, show, 2 * SHOWN_AFTER_S)]
@@ -82,7 +82,7 @@ class LateWords:
         here. Not of each word that somebody adds to that: one is enough for nobody to be waited
         for, and in a message there is room for a few."""
         if self._shown != self.book.contradicted() and len(self._shown) < UNLIKE_LIMIT:
-            self._show()
+            self.show()
         for peer_id, whose in sorted(self.book.untold - self._passed_on):
             if whose in self.book.claims:
                 self._passed_on.add((peer_id, whose))
@@ -126,7 +126,7 @@ class LateWords:
 
         return self._me in sorted(others, key=turn)[: 1 + len(others) // FELLOWS_DIVISOR]
 
-    def _show(self) -> None:
+    def show(self) -> None:
         """Audits take long: it may be that others have heard another opening, and drawn others; or
         that an auditor has told them something else, or nothing."""
         self._shown = self.book.contradicted()

@@ -12,6 +12,7 @@ from blake3 import blake3
 from torch import Tensor
 
 from p2p_dtfm.core.planner.wire_plan import Chunks
+from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.schedule.sums_in_order import added_up
 from p2p_dtfm.train.codecs import Turn, boundary_turn, codec_of
@@ -22,6 +23,10 @@ from p2p_dtfm.train.updates.trimmed_sums import trimmed_sum
 
 ACTIVATION = "activation"
 GRADIENT = "gradient"
+
+
+class NoTensor(Exception):
+    """Bytes that a stage is said to have got, of which nobody can make a tensor."""
 
 
 class Replayed(NamedTuple):
@@ -53,7 +58,10 @@ class ReplayedEdge(NamedTuple):
         assert frame is not None, "a neighbour has sent it"
         shape = spec.boundary_shape(1)
         codec = codec_of(frame.codec, spec.codecs)
-        values: Tensor = codec.decode(bytearray(frame.payload), shape, turn)
+        try:
+            values: Tensor = codec.decode(bytearray(frame.payload), shape, turn)
+        except PeerFault as fault:
+            raise NoTensor(fault.cause) from fault
         return values
 
     def digest(self, spec: RunSpec, codec: str, values: object, turn: Turn) -> bytes:
@@ -107,8 +115,7 @@ def replay(
     `held_out`: microbatches that are evaluated before.
 
     `edge(microbatch)`: what has come into it. `recompute`: less memory for a third more time; the
-    bits are the same. `weight(microbatch)`: what its loss counts. Raises `PeerFault` for a frame
-    that is no tensor.
+    bits are the same. `weight(microbatch)`: what its loss counts. Raises `NoTensor`.
     """
     layers = {layer: SharedLayer(spec, state) for layer, state in sorted(states.items())}
     runner = runner_once(spec, cast(dict[int, LayerState], layers), recompute)

@@ -262,6 +262,9 @@ def test_a_line_is_read_whole_or_not_at_all() -> None:
     )
     text = line.text()
     assert read_line(f" {text[:60]}\n{text[60:]} ") == line and len(text) < 700
+    assert read_line(f"p2p-dtfm --invite {text}") == line, "as invite prints it"
+    with pytest.raises(UserError, match="give an address as --initial-peers"):
+        read_line(line.addresses[0])
     assert line.holder == LINE.peer_id
     for damaged in ("", text[:-9], text[6:], text[:80] + "A" + text[81:], "p2pi1-" + "A" * 9000):
         with pytest.raises(UserError, match="no whole invitation"):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
+from p2p_dtfm.core.commit.judgement import DIGEST_BYTES
 from p2p_dtfm.core.commit.step_terms import terms_of
 from p2p_dtfm.core.messages.agreement_messages import Ready
 from p2p_dtfm.core.messages.prepared import Prepared, sign_prepared
@@ -15,6 +16,7 @@ from p2p_dtfm.core.protocol.signed import Sign, signing_in
 from p2p_dtfm.core.protocol.snapshot import GENESIS, ViewId, founding_snapshot
 from p2p_dtfm.core.transcript.checking import Checker, NotTrue
 from p2p_dtfm.core.transcript.entries import FORMAT, Began, Committed, TookOver
+from p2p_dtfm.core.transcript.joining import differ_from
 from p2p_dtfm.sim.faults.simulated_process import sign_for, verify
 from tests.core.builders import WORKLOAD, record, run_spec
 
@@ -57,8 +59,13 @@ def words(taken: TookOver, step: int, base: str) -> Committed:
     assert isinstance(taken.plan, Plan)
     (name,) = taken.plan.stage_holders()
     held_out = terms_of(SPEC).held_out_tokens(step, taken.plan, name)
-    counts = (0.0, SPEC.tokens_per_step, 0.0, held_out)
-    said = Prepared(taken.snapshot.view_id, step, name, {0: 1.0}, *counts, None, base)
+    tokens = SPEC.tokens_per_step if step < SPEC.total_steps else 0
+    counts = (0.0, tokens, 0.0, held_out)
+    tells = terms_of(SPEC).tells_states(step)
+    states = dict.fromkeys(taken.plan.layers_of(name), bytes(DIGEST_BYTES)) if tells else {}
+    said = Prepared(
+        taken.snapshot.view_id, step, name, {0: 1.0}, *counts, None, base, states=states
+    )
     return Committed((sign_prepared(said, sign_of(name)),))
 
 
@@ -183,3 +190,25 @@ def test_a_view_that_nobody_has_agreed_on_is_none() -> None:
     proof = msgspec.structs.replace(taken.certificate, view=shot.view_id, ready=())
     with pytest.raises(NotTrue, match="nobody"):
         begun().take(TookOver(shot, taken.plan, proof, 0))
+
+
+def test_who_looks_at_the_finished_model_once_more_in_a_later_view_goes_no_other_way() -> None:
+    """One member stayed after the end, as somebody always does: its whole transcript was said to be
+    of another way than that of the one that had left."""
+    end = SPEC.total_steps
+    one, other, first = begun(), begun(), view("a", 1, 0)
+    for checker in (one, other):
+        checker.take(first)
+        led_to = committed(checker, first, range(end))
+    committed(one, first, (end,), led_to)
+    after = view("b", 3, end, first.snapshot.view_id, led_to)
+    other.take(after)
+    committed(other, after, (end,), led_to)
+    assert differ_from(one, other) is None and differ_from(other, one) is None
+
+    apart, alone = begun(), view("b", 1, 0)
+    apart.take(alone)
+    committed(apart, alone, range(end + 1))
+    assert differ_from(one, apart) == 0
+    apart.steps = {end: apart.steps[end]}
+    assert differ_from(one, apart) == end, "of another model"

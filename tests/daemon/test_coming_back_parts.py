@@ -169,6 +169,23 @@ def test_the_same_line_goes_on_with_the_newest_founding_of_its_spec(tmp_path: Pa
     assert new._acquaintances.memory is None, "nobody is asked"
 
 
+def test_who_has_changed_a_run_spec_is_told_that_it_is_another_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It began at step 0 without a word of the run that there was."""
+    memory = memory_of(tmp_path, run_spec())
+    remember(tmp_path, memory)
+    longer = run_spec().model_copy(update={"total_steps": run_spec().total_steps + 80})
+    assert joining_of(tmp_path)._which_founding(longer) == longer
+    steps = run_spec().total_steps
+    assert f"(total_steps is {steps + 80}, was {steps})" in caplog.text
+    assert f"p2p-dtfm --home {tmp_path} --run-digest {memory.run_digest[:16]}" in caplog.text
+    caplog.clear()
+    joining_of(tmp_path)._which_founding(longer.model_copy(update={"name": "another"}))
+    joining_of(tmp_path)._which_founding(run_spec())
+    assert not caplog.text
+
+
 def test_a_home_that_has_lost_its_memory_looks_before_it_founds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -33,10 +33,13 @@ from p2p_dtfm.daemon.peers.run_source import (
 from p2p_dtfm.daemon.peers.wire import PeerAddress, Welcome
 from p2p_dtfm.net.errors import Unreachable
 from p2p_dtfm.sim.faults.simulated_process import sign_for, verify
+from p2p_dtfm.train.model.checkpoint import save_layers
+from p2p_dtfm.train.model.gpt import layer_count
+from p2p_dtfm.train.model.layer_state import LayerState
 from tests.core.builders import run_spec
 from tests.core.liars import self_made_view
 from tests.daemon.test_coming_back_parts import acquaintances_of, network_of, settings_of
-from tests.daemon.test_memory import memory_of, peer_ids
+from tests.daemon.test_memory import memory_of, peer_ids, place_of
 
 SPEC = run_spec()
 PAYLOAD = Signed("founder", "run", SPEC.canonical_bytes(), b"")
@@ -196,6 +199,32 @@ def test_where_nobody_else_is_only_those_who_are_known_end_it(tmp_path: Path) ->
     assert asyncio.run(daemon.follow_first(daemon.look)) is None
     with pytest.raises(UserError, match="none can be joined: the run cannot be learnt"):
         daemon.require_nobody_known()
+
+
+def test_who_comes_back_to_a_complete_run_is_told_that_the_model_is_here(tmp_path: Path) -> None:
+    """It was told to ask a member for what lay in its own home."""
+    (known,) = peer_ids(tmp_path, 1)
+    memory = memory_of(tmp_path, SPEC).met([acquaintance(known, ["/ip4/192.0.2.7/tcp/1"], 5)])
+    over = RunComplete(memory.run_digest[:16], SPEC.total_steps)
+
+    def told(home: Path, **settings: object) -> str:
+        daemon = seeker(home, {known: over}, **settings)
+        daemon._acquaintances.memory = memory
+        with pytest.raises(RunComplete, match="is complete: all") as error:
+            asyncio.run(daemon.follow_first(daemon.look))
+        return str(error.value)
+
+    assert "ask a member for the model" in told(tmp_path / "was away")
+    home = tmp_path / "home"
+    states = [LayerState.genesis(SPEC, layer) for layer in range(layer_count(SPEC))]
+    for state in states:
+        state.version = SPEC.total_steps
+    root = place_of(home, memory) / "checkpoints"
+    save_layers(root, SPEC, SPEC.total_steps, 0, states)
+    fixes = told(home, run="my-run.toml")
+    assert "ask a member" not in fixes
+    assert f"the whole model is here: p2p-dtfm generate --home {home}" in fixes
+    assert f"p2p-dtfm --home {home} --run my-run.toml --new" in fixes
 
 
 def test_of_several_initial_peers_one_that_lies_is_passed_over(

@@ -28,6 +28,8 @@ from p2p_dtfm.core.protocol.records import sign_record
 from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.protocol.snapshot import ViewId
 from p2p_dtfm.daemon.node.dispatch import Dispatch
+from p2p_dtfm.daemon.peers.checks.check import Grade
+from p2p_dtfm.daemon.peers.doctor import check_invitation
 from p2p_dtfm.daemon.peers.guests import guest_book
 from p2p_dtfm.daemon.peers.guests.desk import new_line, revoke
 from p2p_dtfm.daemon.peers.guests.guest_book import TOLD_AT_ONCE, GuestBook
@@ -300,3 +302,24 @@ def test_what_a_full_disk_did_not_take_is_written_once_there_is_room(
     at_s[0] += guest_book.WRITE_EVERY_S
     book.write_heard()
     assert OwnInvitation(tmp_path, RUN, FOUNDER).kept.guests.revocations
+
+
+def test_the_doctor_says_of_a_line_that_nobody_comes_in_by_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It looked at the ways that an expired one names, and found nothing wrong."""
+    line, home = founders_line(tmp_path / "founder"), tmp_path / "home"
+    assert check_invitation(home, line, ALICE).verdict is Grade.OK
+    assert not home.exists(), "it only looks"
+
+    directory = home / "runs" / RUN[:16]
+    directory.mkdir(parents=True)
+    own = OwnInvitation(directory, RUN, BOB)
+    own.come_by(line)
+    assert own.write()
+    over_s = now.wall_s() + 8 * DAY_S
+    monkeypatch.setattr(now, "wall_s", lambda: over_s)
+    found = check_invitation(tmp_path / "another", line, ALICE)
+    assert found.verdict is Grade.FAILED and "has expired" in found.found
+    assert "p2p-dtfm invite" in found.fix
+    assert check_invitation(home, line, ALICE).verdict is Grade.OK, "it came by it in time"

@@ -122,7 +122,7 @@ def test_settings_reach_the_doctor_wherever_they_come_from(
     )  # fmt: skip
     assert what.newcomer("cpu", 1).uplink_bytes_per_s == 10**6
     assert what.newcomer("cpu", 1).downlink_bytes_per_s == 2 * 10**6
-    assert what.run_digest == "ab" * 32 and not what.is_invited and what.threads == 1
+    assert what.run_digest == "ab" * 32 and what.invitation is None and what.threads == 1
     named = examined(
         monkeypatch, "--home", str(tmp_path), "--initial-peers", AT, "--run-digest", "cd" * 32
     )
@@ -131,7 +131,8 @@ def test_settings_reach_the_doctor_wherever_they_come_from(
 
 def test_of_a_run_by_invitation_nothing_is_promised(tmp_path: Path) -> None:
     machine = partial(within_limits, Settings())
-    what = Examination(tmp_path, (), (), (AT,), "cpu", 1, run_spec(), machine, is_invited=True)
+    line = open_line("ab" * 32, [AT])
+    what = Examination(tmp_path, (), (), (AT,), "cpu", 1, run_spec(), machine, invitation=line)
     (check,) = asyncio.run(check_worth(None, what))  # type: ignore[arg-type]  # nobody is asked
     assert check.verdict is Grade.SKIPPED
     assert "its members tell only who has joined" in check.found

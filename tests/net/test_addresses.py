@@ -42,6 +42,7 @@ def test_good_addresses(base: str) -> None:
     [
         ("", "empty"),
         ("203.0.113.7:4001", "does not begin with /"),
+        ("p2pi1-eNqbekRh8fxvU3yETI4G9fa47FermO799lWh", "give it as --invite LINE"),
         ("/ip4/203.0.113.7/tcp/4001", "does not end in /p2p/"),
         (f"/ip4/203.0.113.7/tcp/4001/p2p/{PEER[:-4]}", "cut off"),
         (f"/ip4/203.0.113.7/tcp/99999/p2p/{PEER}", "no port"),

@@ -1,5 +1,7 @@
 """Checkpoints survive crashes at any byte, damage, other peers' layers and a full disk."""
 
+import contextvars
+import errno
 import shutil
 from pathlib import Path
 
@@ -10,6 +12,7 @@ from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.lineage import Epochs, marked
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.sections.audit_spec import UNDO_COPIES
+from p2p_dtfm.ports import disk
 from p2p_dtfm.train.model.checkpoint import (
     CheckpointFailed,
     add_layer_file,
@@ -190,7 +193,7 @@ def test_no_place_to_write_is_an_error_to_live_with(spec: RunSpec, tmp_path: Pat
     blocked.write_bytes(b"")
     with pytest.raises(CheckpointFailed) as caught:
         save(blocked, spec, 1)
-    assert "training goes on" in caught.value.fixes[1]
+    assert "make it writable" in caught.value.fixes[0]
     assert list_checkpoints(blocked) == []
 
 
@@ -214,3 +217,36 @@ def test_full_disk_leaves_the_older_checkpoint(spec: RunSpec, tmp_path: Path) ->
     assert not list((tmp_path / "step-00000002").glob("*.partial")), "it must not hold space"
     save_layers(tmp_path, spec, 2, 0, states)
     assert steps(tmp_path) == [2, 1]
+
+
+class _FillsUp(disk.MachineDisk):
+    """It has room for so many files more."""
+
+    def __init__(self, room: int) -> None:
+        self._room = room
+
+    def write_whole(self, path: Path, payload: disk.Payload, mode: int) -> None:
+        if self._room == 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        self._room -= 1
+        super().write_whole(path, payload, mode)
+
+
+def test_what_did_not_become_a_checkpoint_does_not_keep_the_disk_full(
+    spec: RunSpec, tmp_path: Path
+) -> None:
+    """Each that was tried left what there was room for, until nothing else could be written."""
+    save(tmp_path, spec, 1, range(2))
+
+    def on_a_disk_that_fills_up(step: int, layers: range, room: int) -> None:
+        disk.live_by(_FillsUp(room))
+        with pytest.raises(CheckpointFailed, match="No space left"):
+            save(tmp_path, spec, step, layers)
+
+    for step, layers, room in ((2, range(5), 3), (3, range(5), 5), (1, range(2, 5), 2)):
+        contextvars.copy_context().run(on_a_disk_that_fills_up, step, layers, room)
+    files = sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("layer-*"))
+    assert [str(path) for path in files] == [
+        f"step-00000001/layer-000{layer}.safetensors" for layer in range(2)
+    ]
+    assert load_layer(tmp_path / "step-00000001", 1).version == 1

@@ -60,7 +60,7 @@ def doctor(
     from p2p_dtfm.daemon.peers.checks.check import Check, Grade
     from p2p_dtfm.daemon.peers.doctor import Examination, examine, exit_code
     from p2p_dtfm.daemon.peers.facts.newcomer import within_limits
-    from p2p_dtfm.daemon.peers.guests.pasted_line import addresses_of, is_invited, run_digest_of
+    from p2p_dtfm.daemon.peers.guests.pasted_line import addresses_of, invitation_of, run_digest_of
     from p2p_dtfm.net import event_loop
     from p2p_dtfm.sim.scenario.files import read_run_spec
     from p2p_dtfm.train.model.kinds.registry import with_sizes
@@ -101,7 +101,7 @@ def doctor(
         takes_lines=settings.takes_lines,
         newcomer=partial(within_limits, settings),
         run_digest=run_digest_of(settings),
-        is_invited=is_invited(settings),
+        invitation=invitation_of(settings),
     )
     console = Console()
 

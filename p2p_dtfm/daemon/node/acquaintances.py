@@ -131,7 +131,8 @@ class Acquaintances:
         self._local.status.say(State.JOINING, what)
         found = await self._search.look(sought)
         if found is None:
-            log.info("no member of run %s answers: asked %s", run_digest[:16], places)
+            nobody = "no other member" if self._network.messenger.passed_over else "no member"
+            log.info("%s of run %s answers: asked %s", nobody, run_digest[:16], places)
             self._say_who_trains_another()
         else:
             self._local.status.troubles.over(NOBODY_ANSWERS)

@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.core.protocol.invited.line import InvitationLine
 from p2p_dtfm.core.protocol.records import Reachability
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.daemon.machine.devices.shares import threads_of_each
-from p2p_dtfm.daemon.machine.home import Home
+from p2p_dtfm.daemon.machine.home import Home, place_of_run
 from p2p_dtfm.daemon.machine.local_client import ask_daemon
 from p2p_dtfm.daemon.peers.checks.check import Check, Grade
 from p2p_dtfm.daemon.peers.checks.kernel import check_kernel, ways_of
@@ -28,6 +29,7 @@ from p2p_dtfm.daemon.peers.checks.this_machine import (
 )
 from p2p_dtfm.daemon.peers.facts.newcomer import Newcomer
 from p2p_dtfm.daemon.peers.facts.worth import ask_worth, words
+from p2p_dtfm.daemon.peers.guests.own_invitation import OwnInvitation
 from p2p_dtfm.daemon.peers.peer_check import check_initial_peer
 from p2p_dtfm.daemon.peers.reachability import (
     ReachabilityFinding,
@@ -36,6 +38,7 @@ from p2p_dtfm.daemon.peers.reachability import (
     ports_text,
 )
 from p2p_dtfm.net.contacts.addresses import host_and_port, is_loopback, is_public, parse_address
+from p2p_dtfm.net.contacts.identity import Identity
 from p2p_dtfm.net.errors import Unreachable
 from p2p_dtfm.net.libp2p.host import Host
 
@@ -59,8 +62,8 @@ class Examination:
     """Direct lines come in, at the port above libp2p's."""
     run_digest: str = ""
     """Of the run to look at; empty: the one that an initial peer trains."""
-    is_invited: bool = False
-    """Whether what was pasted is an invitation, which the doctor does not use."""
+    invitation: InvitationLine | None = None
+    """What was pasted, of a run that asks for one; the doctor does not come in by it."""
 
 
 async def examine(what: Examination, tell: Callable[[Check], None]) -> list[Check]:
@@ -117,6 +120,8 @@ async def examine_network(
             return
         try:
             add(Check("libp2p", Grade.OK, "starts"))
+            if what.invitation is not None:
+                add(check_invitation(what.home, what.invitation, host.identity))
             if not what.initial_peers:
                 hint = (
                     "give what you were given, to see the way there and its clock: "
@@ -136,6 +141,17 @@ async def examine_network(
             add(Check("libp2p", Grade.FAILED, error.cause, fix))
         finally:
             await host.close()
+
+
+def check_invitation(home: Path, line: InvitationLine, identity: Identity) -> Check:
+    """Whether anybody can come in by it, as far as it says so itself: members may have taken it
+    back. A home that has come by it before needs it no more."""
+    directory = place_of_run(Home(home).root, line.run_digest)
+    try:
+        OwnInvitation(directory, line.run_digest, identity).come_by(line)
+    except UserError as error:
+        return Check("invitation", Grade.FAILED, error.cause, error.fixes[0])
+    return Check("invitation", Grade.OK, f"to run {line.run_digest[:16]}, and in time")
 
 
 async def check_initial_peers(host: Host, addresses: Sequence[str]) -> list[Check]:
@@ -162,7 +178,7 @@ async def check_worth(
 ) -> list[Check]:
     """What the swarm would gain by each device, which is timed at its run; or gains by a daemon
     that runs."""
-    if what.is_invited:
+    if what.invitation is not None:
         found = "its members tell only who has joined, and the doctor joins nothing"
         return [Check("worth", Grade.SKIPPED, found)]
     connected = await host.connected_peers()

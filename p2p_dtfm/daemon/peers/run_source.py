@@ -278,12 +278,15 @@ async def require_joinable(
 class RunComplete(UserError):
     """By what its stage-holders have signed."""
 
-    def __init__(self, run: str, total_steps: int) -> None:
-        super().__init__(
-            f"run {run} is complete: all {total_steps:,} steps are done",
-            "found a new run, or ask a member for the model",
-            exit_code=5,
-        )
+    def __init__(
+        self,
+        run: str,
+        total_steps: int,
+        fixes: tuple[str, ...] = ("found a new run, or ask a member for the model",),
+    ) -> None:
+        self.run, self.total_steps = run, total_steps
+        done = f"run {run} is complete: all {total_steps:,} steps are done"
+        super().__init__(done, fixes, exit_code=5)
 
 
 def shows_end(peer_id: str, standing: Standing | None, spec: RunSpec) -> bool:

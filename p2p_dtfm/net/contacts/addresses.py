@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import base58
 
 from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.core.protocol.invited.line import PREFIX
 from p2p_dtfm.net.contacts.identity import is_peer_id
 from p2p_dtfm.net.hivemind_parts import Multiaddr
 
@@ -134,6 +135,8 @@ def _without_peer(text: str, purpose: str, example: str, hint: str = "") -> str:
 def _parts(text: str) -> list[str]:
     if not text:
         raise _Malformed("it is empty")
+    if PREFIX in text and not text.startswith("/"):
+        raise _Malformed("it is an invitation", "give it as --invite LINE")
     if len(text) > _ADDRESS_LIMIT_CHARACTERS:
         raise _Malformed(f"it has {len(text)} characters")
     if not text.startswith("/"):

@@ -107,7 +107,8 @@ def save_layers(
     """Write the layers' files, then the manifest; the directory of this step.
 
     A directory of the same run, step and lineage keeps its other layers; any other content is
-    replaced. Raises `CheckpointFailed`; what an earlier save wrote is then still sound.
+    replaced. Raises `CheckpointFailed`; what an earlier save wrote is then still sound, and what
+    this one wrote is gone: else a full disk would stay full of it.
     """
     directory = checkpoint_directory(root, step)
     manifest = CheckpointManifest(
@@ -125,10 +126,15 @@ def save_layers(
         if not kept:
             (directory / _MANIFEST).unlink(missing_ok=True)
         files = dict(kept)
-        for state in states:
-            assert state.version == step, (state.layer, state.version, step)
-            files[str(state.layer)] = _write_layer(directory, state.layer, state.to_bytes())
-        _write_manifest(directory, msgspec.structs.replace(manifest, layers=files))
+        try:
+            for state in states:
+                assert state.version == step, (state.layer, state.version, step)
+                files[str(state.layer)] = _write_layer(directory, state.layer, state.to_bytes())
+            _write_manifest(directory, msgspec.structs.replace(manifest, layers=files))
+        except OSError:
+            for layer in files.keys() - _same_checkpoint(directory, manifest).keys():
+                layer_path(directory, int(layer)).unlink(missing_ok=True)
+            raise
     return directory
 
 
@@ -374,8 +380,5 @@ def _disk_errors(directory: Path) -> Iterator[None]:
     except OSError as error:
         raise CheckpointFailed(
             f"no checkpoint in {directory}: {error.strerror or error}",
-            (
-                f"free space on the disk of {directory}, or make it writable",
-                "training goes on; the next checkpoint is tried at its time",
-            ),
+            f"free space on the disk of {directory}, or make it writable",
         ) from error

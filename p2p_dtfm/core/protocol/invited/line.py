@@ -64,8 +64,10 @@ def open_line(run_digest: str, addresses: Sequence[str]) -> InvitationLine:
 
 
 def read_line(text: str) -> InvitationLine:
-    """Raises `UserError` if it is damaged."""
+    """Raises `UserError` if it is damaged. What stands before it, as where it was copied together
+    with its command, is passed over."""
     word = "".join(text.split())
+    word = word[max(word.find(PREFIX), 0) :]
     try:
         if not word.startswith(PREFIX) or len(word) > TEXT_LIMIT:
             raise ValueError
@@ -78,10 +80,10 @@ def read_line(text: str) -> InvitationLine:
             raise ValueError
         _ = line.expires_s
     except (ValueError, PeerFault, zlib.error, binascii.Error) as error:
-        raise UserError(
-            "this is no whole invitation",
-            (f"paste the whole line, which begins with {PREFIX}", ASK_AGAIN),
-        ) from error
+        paste = f"paste the whole line, which begins with {PREFIX}"
+        if word.startswith("/"):
+            paste = "give an address as --initial-peers ADDRESS"
+        raise UserError("this is no whole invitation", (paste, ASK_AGAIN)) from error
     return line
 
 

@@ -6,6 +6,7 @@ import logging
 from p2p_dtfm.core.liveness.pace import FETCH_BYTES_PER_S
 from p2p_dtfm.core.protocol.plan import NoPlan
 from p2p_dtfm.core.protocol.records import Intent
+from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.node.membership import TICK_S
 from p2p_dtfm.daemon.node.participation.participant import Participant
 from p2p_dtfm.daemon.telemetry.status import State
@@ -64,19 +65,48 @@ class Departure:
         participant, view = self.participant, self._membership.agreement.view
         trainer = participant.trainer
         await trainer.settled()
-        await self._save()
+        step = await self._save()
+        if not self._is_held_by_others(view):
+            await self._until_kept(step)
         if view is None or view.members:  # else all leave, and nobody asks for anything
             await trainer.hand_over()
         log.info("left the swarm")
         participant.local.status.say(State.STOPPED, "left")
 
-    async def _save(self) -> None:
+    def _is_held_by_others(self, view: View | None) -> bool:
+        """Whether they go on with what this peer has had."""
+        if view is None or isinstance(view.plan, NoPlan):
+            return False
+        return any(it != self._membership.me.peer_id for it in view.member_ids)
+
+    async def _until_kept(self, step: int) -> None:
+        """Its disk has not taken what nobody else has: that is asked again for a while, in which
+        its user may make room. Then it is said what is lost."""
+        participant, end_s = self.participant, now.monotonic_s() + LEAVE_LIMIT_S
+        checkpoints = participant.checkpoints
+        if not checkpoints.refused(step):
+            return
+        waits = (
+            f"step {step} is nowhere else: waits {LEAVE_LIMIT_S:.0f} s at most for room on its disk"
+        )
+        log.warning("%s; a second signal ends at once", waits)
+        participant.local.status.say(State.LEAVING, waits)
+        while checkpoints.refused(step) and now.monotonic_s() < end_s:
+            await asyncio.sleep(SAVE_AGAIN_S)
+            await self._save()
+        if checkpoints.refused(step):
+            kept = checkpoints.whole_step or 0
+            log.warning("what was trained from step %d to %d is lost: no disk has it", kept, step)
+
+    async def _save(self) -> int:
+        """Of which step it was."""
         states = self.participant.trainer.states
         step = max((state.version for state in states.values()), default=0)
         newest = {n: state for n, state in states.items() if state.version == step}
         if step > 0:  # what it guarded for others may be a step behind
             lineage = self.participant.lineage_at(step)
             await self.participant.checkpoints.save(step, newest, lineage)
+        return step
 
     async def run_ended(self) -> None:
         """After the last step: see that everyone has the whole model; then end if so set. Should a

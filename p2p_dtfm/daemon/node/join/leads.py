@@ -11,6 +11,8 @@ from p2p_dtfm.core.protocol.canonical import digest_bytes
 from p2p_dtfm.core.protocol.errors import UNREACHABLE, UserError
 from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.daemon.dashboard.report_file import next_commands
+from p2p_dtfm.daemon.machine.home import home_option
 from p2p_dtfm.daemon.node.acquaintances import Acquaintances
 from p2p_dtfm.daemon.node.join.own_disk import whole_step
 from p2p_dtfm.daemon.node.local import Local
@@ -66,8 +68,24 @@ class Leads:
                     complete = error if self._is_known(found.peer_id) else complete
                     self.complete_by = found.peer_id
         if complete is not None:
-            raise complete
+            raise self._with_own_model(complete)
         return None
+
+    def _with_own_model(self, complete: RunComplete) -> RunComplete:
+        """Whoever was there at the end has the model, and need ask nobody for it."""
+        memory, home, settings = self._acquaintances.memory, self._local.home, self._local.settings
+        if memory is None or not memory.run_digest.startswith(complete.run) or memory.spec.layers:
+            return complete  # of listed layers no command makes anything
+        if whole_step(home, memory) != complete.total_steps:
+            return complete
+        generate, export = next_commands(home.root)
+        founds = f"p2p-dtfm{home_option(home.root)} --run {settings.run or 'FILE'} --new"
+        fixes = (
+            f"the whole model is here: {generate}",
+            f"for other programs: {export}",
+            f"to train anew from nothing: {founds}",
+        )
+        return RunComplete(complete.run, complete.total_steps, fixes)
 
     def _is_known(self, peer_id: str) -> bool:
         """Whether the user has named it, or it was met in this run."""
@@ -106,6 +124,8 @@ class Leads:
                     lambda text: self._local.status.say(State.JOINING, text),
                 )
             except UserError as nobody:
+                if isinstance(error, RunComplete):
+                    error = self._with_own_model(error)
                 raise (error or nobody) from nobody
             try:
                 return await self._join_found(peer_id, welcome)

@@ -3,11 +3,13 @@
 import asyncio
 import logging
 import secrets
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
 from p2p_dtfm.core.protocol.errors import UNREACHABLE, UserError
 from p2p_dtfm.core.protocol.run_spec import AdmissionSpec, RunSpec
+from p2p_dtfm.daemon.machine.home import home_option
 from p2p_dtfm.daemon.node.acquaintances import (
     LOOK_AGAIN_LIMIT_S,
     LOOK_AGAIN_S,
@@ -25,6 +27,9 @@ from p2p_dtfm.daemon.telemetry.status import State
 from p2p_dtfm.net.contacts.addresses import parse_address
 from p2p_dtfm.sim.scenario.files import find_run_spec
 from p2p_dtfm.train.data import BLOBS_NAME, BlobStore, Progress
+
+CHANGES_TOLD = 3
+CHANGE_CHARACTERS = 24
 
 log = logging.getLogger("p2p_dtfm")
 
@@ -110,6 +115,8 @@ class RunJoining:
         runs = [memory for memory in known if memory.spec.unmarked == spec.unmarked]
         if not self._local.settings.new:
             recalled = self._acquaintances.memory = next(iter(runs), None)
+            if recalled is None:
+                self._tell_of_namesake(spec)
             return spec if recalled is None else recalled.spec
         marked = spec.model_copy(update={"founding": secrets.token_hex(8)})
         for memory in runs[:1]:
@@ -120,6 +127,24 @@ class RunJoining:
                 self._local.home.run_directory(memory.run_digest),
             )
         return marked
+
+    def _tell_of_namesake(self, spec: RunSpec) -> None:
+        """A run spec that was changed is another run, which begins at step 0: whoever meant to go
+        on with the last one hears how."""
+        known = self._acquaintances.runs
+        before = next((it for it in known if it.spec.name == spec.name), None)
+        if before is None:
+            return
+        home = self._local.home
+        log.warning(
+            "this is another run than %s, the last one of that name here (%s): the checkpoints of "
+            "that one stay in %s, and p2p-dtfm%s --run-digest %s goes on with it",
+            before.run_digest[:16],
+            _changes(before.spec, spec),
+            home.run_directory(before.run_digest),
+            home_option(home.root),
+            before.run_digest[:16],
+        )
 
     def _has_met_somebody(self, run_digest: str) -> bool:
         recalled = self._acquaintances.memory
@@ -187,6 +212,29 @@ def _with_founder(spec: RunSpec, peer_id: str) -> RunSpec:
         return spec
     admission = AdmissionSpec(mode="invited", founder=peer_id, key=secrets.token_hex(32))
     return spec.model_copy(update={"admission": admission})
+
+
+def _changes(before: RunSpec, after: RunSpec) -> str:
+    """What the file says otherwise now; the first few."""
+    was, is_now = (dict(_leaves(spec.unmarked.model_dump(mode="json"))) for spec in (before, after))
+    differ = [key for key in was | is_now if was.get(key) != is_now.get(key)]
+    told = (
+        f"{key} is {_in_short(is_now.get(key))}, was {_in_short(was.get(key))}"
+        for key in differ[:CHANGES_TOLD]
+    )
+    return "; ".join(told)
+
+
+def _in_short(value: object) -> str:
+    return "not stated" if value in (None, "") else str(value)[:CHANGE_CHARACTERS]
+
+
+def _leaves(table: Mapping[str, object], before: str = "") -> Iterator[tuple[str, object]]:
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{before}{key}.")
+        else:
+            yield before + key, value
 
 
 def damaged_data(blob: Path) -> UserError:

@@ -1,7 +1,7 @@
 """What a pasted line says to the daemon: where to go, and to which run."""
 
 from p2p_dtfm.core.protocol.errors import UserError
-from p2p_dtfm.core.protocol.invited.line import read_line
+from p2p_dtfm.core.protocol.invited.line import InvitationLine, read_line
 from p2p_dtfm.daemon.machine.settings import Settings
 from p2p_dtfm.net.contacts.addresses import is_address
 
@@ -19,9 +19,10 @@ def run_digest_of(settings: Settings) -> str:
     return read_line(settings.invite).run_digest if settings.invite else settings.run_digest
 
 
-def is_invited(settings: Settings) -> bool:
-    """Whether the line is of a run that asks for one. Raises `UserError`."""
-    return bool(settings.invite and read_line(settings.invite).chain)
+def invitation_of(settings: Settings) -> InvitationLine | None:
+    """The line, if it is of a run that asks for one. Raises `UserError`."""
+    line = read_line(settings.invite) if settings.invite else None
+    return line if line is not None and line.chain else None
 
 
 def with_invitation(settings: Settings) -> Settings:

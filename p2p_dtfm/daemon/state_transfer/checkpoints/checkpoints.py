@@ -162,7 +162,8 @@ class Checkpoints:
                     save_layers, self._root, self._spec, step, tokens, snapshots, lineage
                 )
             except CheckpointFailed as error:
-                log.warning("%s", error)
+                if step not in self._unsaved:  # else it is tried again
+                    log.warning("%s", error)
                 self._unsaved = {step}
                 self._troubles.tell(
                     "checkpoint",

@@ -285,8 +285,9 @@ class RunComplete(UserError):
         fixes: tuple[str, ...] = ("found a new run, or ask a member for the model",),
     ) -> None:
         self.run, self.total_steps = run, total_steps
-        done = f"run {run} is complete: all {total_steps:,} steps are done"
-        super().__init__(done, fixes, exit_code=5)
+        super().__init__(
+            f"run {run} is complete: all {total_steps:,} steps are done", fixes, exit_code=5
+        )
 
 
 def shows_end(peer_id: str, standing: Standing | None, spec: RunSpec) -> bool:

@@ -200,7 +200,7 @@ def comparison_rows(first: RunCurves, second: RunCurves) -> list[tuple[str, str,
     found, both = compare(first, second), (first, second)
     last = [each.rows[-1] for each in both]
     rows: list[tuple[str, ...]] = [
-        ("steps", *(f"{row.step + 1:,}" for row in last)),
+        ("steps", *(f"{row.step + (row.loss is not None):,}" for row in last)),
         ("tokens a step", *(f"{each.tokens_per_step:,}" for each in both)),
         ("time", *(_duration(row.seconds) for row in last)),
     ]

@@ -182,7 +182,9 @@ def test_a_run_whose_last_steps_are_computed_again_is_told_complete_once_they_ar
 
     async def scene(passes: Callable[[float], Awaitable[None]]) -> None:
         done = asyncio.Event()
-        checkpoints: Any = SimpleNamespace(whole_step=None, withheld=frozenset())
+        checkpoints: Any = SimpleNamespace(
+            whole_step=None, withheld=frozenset(), refused=lambda step: False
+        )
         run: Any = SimpleNamespace(spec=spec, digest="ab")
         local: Any = SimpleNamespace(home=home, observer=observer)
         done.set()
@@ -368,67 +370,3 @@ def _who_has_the_only_copy_waits(clock: SetClock) -> None:
     assert not left_after(10)
     agreement.view = None  # it has gone over to those that want for what it has
     assert not left_after(10) and left_after(departure.LEAVE_LIMIT_S + 1)
-
-
-class FullDisk:
-    """Checkpoints that a disk takes from the `after`-th attempt on."""
-
-    def __init__(self, after: int) -> None:
-        self.whole_step = 100
-        self.attempts, self._after = 0, after
-
-    async def save(self, step: int, states: object, lineage: str) -> None:
-        self.attempts += 1
-
-    def refused(self, step: int) -> bool:
-        return self.attempts < self._after
-
-
-def leaves_with(checkpoints: FullDisk, members: int) -> Departure:
-    """As much of a daemon as ends at step 140; it is the first of the view's members."""
-
-    async def nothing() -> None:
-        pass
-
-    view = view_of(1, members)
-    participant = SimpleNamespace(
-        membership=SimpleNamespace(
-            agreement=SimpleNamespace(view=view), me=SimpleNamespace(peer_id=view.member_ids[0])
-        ),
-        local=SimpleNamespace(
-            life=Life(lambda: None), status=SimpleNamespace(say=lambda state, what: None)
-        ),
-        trainer=SimpleNamespace(
-            states={0: SimpleNamespace(version=140)}, settled=nothing, hand_over=nothing
-        ),
-        lineage_at=lambda step: "",
-        checkpoints=checkpoints,
-    )
-    return Departure(participant)  # type: ignore[arg-type]
-
-
-def test_what_only_it_has_waits_for_room_on_its_disk_before_it_leaves(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """It left, and said that training goes on: on the next start it began at step 0."""
-    for after, members, attempts in ((4, 1, 4), (1, 1, 1), (4, 2, 1)):
-        caplog.clear()
-        full = FullDisk(after)
-        leaves = leaves_with(full, members)
-        in_quick_time(lambda passes, leaves=leaves: leaves.end())
-        assert full.attempts == attempts, (after, members)
-        assert ("step 140 is nowhere else" in caplog.text) is (attempts > 1)
-        assert "is lost" not in caplog.text
-
-
-def test_what_a_full_disk_never_takes_is_said_to_be_lost(caplog: pytest.LogCaptureFixture) -> None:
-    full, began_s = FullDisk(10**6), []
-
-    async def ends(passes: Callable[[float], Awaitable[None]]) -> None:
-        began_s.append(now.monotonic_s())
-        await leaves_with(full, 1).end()
-        began_s.append(now.monotonic_s())
-
-    in_quick_time(ends)
-    assert "what was trained from step 100 to 140 is lost" in caplog.text
-    assert departure.LEAVE_LIMIT_S <= began_s[1] - began_s[0] < departure.LEAVE_LIMIT_S + 5

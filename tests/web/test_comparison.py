@@ -15,7 +15,7 @@ from p2p_dtfm.cli.commands.offline.compare import headings
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.sim.scenario.files import read_run_spec
 from p2p_dtfm.train.model.checkpoint import CheckpointManifest
-from p2p_dtfm.web.comparison import RunCurves, compare, comparison_html, read_rows
+from p2p_dtfm.web.comparison import RunCurves, compare, comparison_html, comparison_rows, read_rows
 from tests.programs import skip_without
 from tests.web import chromium as browser
 from tests.web.screens import MIXED_UNITS, TOO_PALE
@@ -48,6 +48,14 @@ def test_of_repeated_steps_the_last_time_counts() -> None:
         (0, 0.0, 5.0), (1, 1.0, 5.0), (2, 10.0, 4.0), (3, 11.0, 3.0)
     ]  # fmt: skip
     assert unreadable == 2, "the line under way, and one without a bottom"
+
+
+def test_what_was_measured_after_the_last_step_is_no_step_more() -> None:
+    """A run of 100 steps was said to have 101."""
+    under_way = curves("a", 1000, 1.0, 0.02)
+    after = msgspec.structs.replace(under_way.rows[-1], step=101, loss=None)
+    complete = msgspec.structs.replace(under_way, rows=(*under_way.rows, after))
+    assert comparison_rows(under_way, complete)[0] == ("steps", "101", "101")
 
 
 def test_equal_tokens_and_equal_times_are_unlike() -> None:

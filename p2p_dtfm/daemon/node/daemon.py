@@ -232,8 +232,10 @@ async def _until_end(departure: Departure) -> int:
                 return 0
             if waits["done"].done():
                 waits["done"].result()  # raises what went wrong after the last step
+                await departure.keep_the_model()
                 return 0
             if waits["leaving"].done() and participant.trainer.done.is_set():
+                await departure.keep_the_model()
                 return 0
             if waits["leaving"].done():
                 departure.leave_now_or_ask()

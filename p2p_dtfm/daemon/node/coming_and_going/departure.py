@@ -73,6 +73,11 @@ class Departure:
         log.info("left the swarm")
         participant.local.status.say(State.STOPPED, "left")
 
+    async def keep_the_model(self) -> None:
+        """After the last step, as `end` does before it: this peer may be alone with the model."""
+        if not self._is_held_by_others(self._membership.agreement.view):
+            await self._until_kept(self._membership.run.spec.total_steps)
+
     def _is_held_by_others(self, view: View | None) -> bool:
         """Whether they go on with what this peer has had."""
         if view is None or isinstance(view.plan, NoPlan):

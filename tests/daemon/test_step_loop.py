@@ -167,3 +167,24 @@ def test_what_a_newcomer_has_got_is_no_copy_before_it_says_that_it_is_in_the_vie
         assert trainer.safe_step == 9, "as before"
 
     asyncio.run(run())
+
+
+def test_what_was_safe_before_all_others_died_is_so_no_more_as_soon_as_another_comes(
+    tmp_path: Path,
+) -> None:
+    """Nobody had asked while it was alone, so that what it then told was of the view before
+    (seed 500027)."""
+
+    async def run() -> None:
+        outlet = NotAllIn()
+        trainer = Trainer(trainer_tools(tmp_path), outlet)
+        trainer._state.step, trainer._state.view = 9, with_two_copies(1)
+        outlet.all_in = True
+        assert trainer.safe_step == 9
+        alone = View(view_of(2, 1).snapshot, even_plan([name_of(0)], (1,), SPEC))
+        trainer.take_over(alone, 9, None, None)
+        outlet.all_in = False
+        trainer.take_over(with_two_copies(3), 10, None, None)
+        assert trainer.safe_step is None
+
+    asyncio.run(run())

@@ -95,10 +95,11 @@ class Trainer:
         """How many steps outlive a crash of any one peer. In a new view no more than before until
         all have said that they are in it: what a newcomer has got for its place is nothing that it
         could show anybody, if the others died before it heard that the view is in force."""
-        if self._outlet.are_all_in():
-            self._safe_before = self._safe_here()
-        before = self._safe_before
-        return None if before is None else min(before, self._state.step)
+        here, before = self._safe_here(), self._safe_before
+        if not self._outlet.are_all_in():
+            here = None if here is None or before is None else min(here, before)
+        self._safe_before = here
+        return None if here is None else min(here, self._state.step)
 
     def _safe_here(self) -> int | None:
         """All that are committed, or those of the newest whole cut where guardians lag, or of a
@@ -178,6 +179,7 @@ class Trainer:
         self._place.take_over(view)
         self._steps.forget_work_of_others(view.layers_of(self._tools.me))
         self._tools.stores.donor.take_over(view)
+        self._safe_before = self.safe_step  # whose fellows died has less, whoever comes next
         state.wake.set()
 
     def may_commit(self) -> None:

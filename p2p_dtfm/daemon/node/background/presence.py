@@ -7,7 +7,7 @@ import logging
 from p2p_dtfm.core.gate.gate_table import FAR
 from p2p_dtfm.daemon.node.participation.participant import Participant
 from p2p_dtfm.daemon.peers.facts.publishing import Publishing
-from p2p_dtfm.daemon.peers.facts.twin import require_no_twin
+from p2p_dtfm.daemon.peers.facts.twin import Twin
 from p2p_dtfm.net.contacts.addresses import is_relayed
 from p2p_dtfm.net.directory.values import Presence
 from p2p_dtfm.net.errors import Unreachable
@@ -43,6 +43,7 @@ class PresenceKeeping:
             self._run.digest,
             participant.local.settings.publish and not self._run.spec.admission.is_invited,
         )
+        self._twin = Twin(membership.me, self._local.home.identity)
         self._presences = 0
         self._began_s = now.monotonic_s()
 
@@ -90,8 +91,7 @@ class PresenceKeeping:
         peer there may be any number, and so a few are tried each time. Raises `UserError` where one
         has this peer's own id."""
         lived_s = now.monotonic_s() - self._began_s
-        identity = self._local.home.identity
-        require_no_twin(present, self._membership.me, now.wall_s() - lived_s, identity)
+        self._twin.require_none(present, now.wall_s() - lived_s, now.wall_s())
         others = [peer for peer in present if peer.peer_id != self._me]
         roles = {peer.peer_id: self._network.keeper.role_of(peer.peer_id) for peer in others}
         strangers = [peer for peer in others if roles[peer.peer_id] in FAR]

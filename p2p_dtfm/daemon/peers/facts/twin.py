@@ -13,26 +13,40 @@ DOUBT_S = 10.0
 differ, and a life whose number was lost may be followed by a lower one."""
 
 
-def require_no_twin(
-    present: Iterable[Presence], me: Member, began_s: float, identity: Path
-) -> None:
+class Twin:
     """Two that speak as one peer tear a swarm apart: each is taken for the other, and members come
     to agree with one and send to the other. All hear the newest life only, so the older one goes.
     A presence is signed, so nobody but a holder of the key can make this one end.
-
-    `began_s`: Unix time when this daemon began. Raises `UserError` with exit code 3.
     """
-    for presence in present:
-        published_s = presence.expires_ms / 1000 - PRESENCE_TTL_S
-        is_alive = published_s > began_s + DOUBT_S
-        if presence.peer_id == me.peer_id and presence.life > me.life and is_alive:
+
+    def __init__(self, me: Member, identity: Path) -> None:
+        self._me = me
+        self._identity = identity
+        self._first_ms: dict[int, int] = {}
+        """By life: when the presence ends that this daemon has seen of it first."""
+
+    def require_none(self, present: Iterable[Presence], began_s: float, now_s: float) -> None:
+        """`began_s`: Unix time when this daemon began. Raises `UserError` with exit code 3."""
+        for presence in present:
+            if presence.peer_id != self._me.peer_id or presence.life <= self._me.life:
+                continue
+            if not self._is_alive(presence, began_s, now_s):
+                continue
             where = next(iter(presence.addresses), "an unknown address")
             raise UserError(
                 f"another daemon speaks as this very peer (at {where}, begun later): one of the "
                 "two homes is a copy",
                 (
-                    f"to be another peer here: remove {identity}, and start again",
+                    f"to be another peer here: remove {self._identity}, and start again",
                     "if the daemon was moved there: nothing, it goes on there",
                 ),
                 exit_code=3,
             )
+
+    def _is_alive(self, presence: Presence, began_s: float, now_s: float) -> bool:
+        """What comes from the future was published while a clock was ahead, perhaps by a
+        predecessor whose home is gone: there, only who publishes once more lives."""
+        published_s = presence.expires_ms / 1000 - PRESENCE_TTL_S
+        first_ms = self._first_ms.setdefault(presence.life, presence.expires_ms)
+        is_of_now = published_s <= now_s + DOUBT_S or presence.expires_ms > first_ms
+        return published_s > began_s + DOUBT_S and is_of_now

@@ -22,7 +22,7 @@ def presence(life: int, published_s: float, peer_id: str = "me") -> Presence:
 
 def test_the_older_of_two_with_one_identity_ends_and_says_where_the_other_is() -> None:
     with pytest.raises(UserError, match="speaks as this very peer") as caught:
-        Twin(ME, IDENTITY).require_none([presence(6, BEGAN_S + 60)], BEGAN_S, BEGAN_S + 60)
+        Twin(IDENTITY).require_none([presence(6, BEGAN_S + 60)], ME, BEGAN_S, BEGAN_S + 60)
     assert caught.value.exit_code == 3 and "192.0.2.7" in caught.value.cause
     assert str(IDENTITY) in caught.value.fixes[0]
 
@@ -36,13 +36,13 @@ def test_the_newer_one_others_and_a_predecessors_last_word_end_nobody() -> None:
         presence(6, BEGAN_S - 20),
         presence(6, BEGAN_S + DOUBT_S / 2),
     ):
-        Twin(ME, IDENTITY).require_none([there], BEGAN_S, BEGAN_S + 100)
+        Twin(IDENTITY).require_none([there], ME, BEGAN_S, BEGAN_S + 100)
 
 
 def test_what_a_clock_that_was_ahead_has_left_ends_nobody_unless_it_goes_on() -> None:
     """A home was put back as it was before a life that had its clock ahead (seed 502294)."""
-    twin, ahead = Twin(ME, IDENTITY), presence(6, BEGAN_S + 3600)
+    twin, ahead = Twin(IDENTITY), presence(6, BEGAN_S + 3600)
     for later_s in (0, 20, 40):
-        twin.require_none([ahead], BEGAN_S, BEGAN_S + later_s)
+        twin.require_none([ahead], ME, BEGAN_S, BEGAN_S + later_s)
     with pytest.raises(UserError, match="speaks as this very peer"):
-        twin.require_none([presence(6, BEGAN_S + 3620)], BEGAN_S, BEGAN_S + 60)
+        twin.require_none([presence(6, BEGAN_S + 3620)], ME, BEGAN_S, BEGAN_S + 60)

@@ -43,7 +43,7 @@ class PresenceKeeping:
             self._run.digest,
             participant.local.settings.publish and not self._run.spec.admission.is_invited,
         )
-        self._twin = Twin(membership.me, self._local.home.identity)
+        self._twin = Twin(self._local.home.identity)
         self._presences = 0
         self._began_s = now.monotonic_s()
 
@@ -91,7 +91,8 @@ class PresenceKeeping:
         peer there may be any number, and so a few are tried each time. Raises `UserError` where one
         has this peer's own id."""
         lived_s = now.monotonic_s() - self._began_s
-        self._twin.require_none(present, now.wall_s() - lived_s, now.wall_s())
+        me, wall_s = self._membership.me, now.wall_s()
+        self._twin.require_none(present, me, wall_s - lived_s, wall_s)
         others = [peer for peer in present if peer.peer_id != self._me]
         roles = {peer.peer_id: self._network.keeper.role_of(peer.peer_id) for peer in others}
         strangers = [peer for peer in others if roles[peer.peer_id] in FAR]

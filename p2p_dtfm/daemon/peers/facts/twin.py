@@ -19,16 +19,17 @@ class Twin:
     A presence is signed, so nobody but a holder of the key can make this one end.
     """
 
-    def __init__(self, me: Member, identity: Path) -> None:
-        self._me = me
+    def __init__(self, identity: Path) -> None:
         self._identity = identity
         self._first_ms: dict[int, int] = {}
         """By life: when the presence ends that this daemon has seen of it first."""
 
-    def require_none(self, present: Iterable[Presence], began_s: float, now_s: float) -> None:
-        """`began_s`: Unix time when this daemon began. Raises `UserError` with exit code 3."""
+    def require_none(
+        self, present: Iterable[Presence], me: Member, began_s: float, now_s: float
+    ) -> None:
+        """`me`, in the life that it speaks in now; `began_s`: Unix time when this daemon began. Raises `UserError` with exit code 3."""
         for presence in present:
-            if presence.peer_id != self._me.peer_id or presence.life <= self._me.life:
+            if presence.peer_id != me.peer_id or presence.life <= me.life:
                 continue
             if not self._is_alive(presence, began_s, now_s):
                 continue

@@ -27,7 +27,8 @@ class Twin:
     def require_none(
         self, present: Iterable[Presence], me: Member, began_s: float, now_s: float
     ) -> None:
-        """`me`, in the life that it speaks in now; `began_s`: Unix time when this daemon began. Raises `UserError` with exit code 3."""
+        """`me`: in the life that it speaks in now. `began_s`: Unix time when this daemon began.
+        Raises `UserError` with exit code 3."""
         for presence in present:
             if presence.peer_id != me.peer_id or presence.life <= me.life:
                 continue

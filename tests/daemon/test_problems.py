@@ -34,6 +34,21 @@ def test_a_late_step_names_who_is_silent_before_whom_it_waits_for() -> None:
     assert texts(silent) == ["no step was committed for 12 s: …cccccc was not heard of for 14 s"]
 
 
+def test_who_waits_for_something_of_its_own_does_not_blame_its_neighbours() -> None:
+    """Alone, and without the data that only a peer that was killed had, one was told to look at
+    the computers of its neighbours."""
+    why = "data shard 5bd6 is missing here (…aaaaaa: refused; …bbbbbb: refused)"
+    reason = f"{why}; it is taken as soon as a peer has it"
+    lacking = replace(WELL, state=State.WAITING, reason=reason, uncommitted_s=12.0)
+    (problem,) = problems_in(lacking)
+    assert problem.what == f"no step was committed for 12 s: {why}"
+    assert problem.fix == "it is taken as soon as a peer has it"
+    failed = replace(lacking, reason="a failure: the members agree on how to go on")
+    (problem,) = problems_in(failed)
+    assert problem.what == f"no step was committed for 12 s: {failed.reason}" and problem.fix
+    assert "…cccccc was not heard of" in texts(replace(lacking, silent=(("…cccccc", 14.0),)))[0]
+
+
 def test_a_failure_is_said_at_once() -> None:
     failing = replace(WELL, state=State.WAITING, is_failing=True, lost=("…aaaaaa",))
     (what,) = texts(failing)

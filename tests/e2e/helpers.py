@@ -65,6 +65,11 @@ def logged(child: Child, text: str) -> bool:
     return text in (child.home / "stderr").read_text(errors="replace")
 
 
+def shards_of(child: Child) -> set[str]:
+    """Names of the run's files that a peer has."""
+    return {path.name for path in child.home.glob("runs/*/blobs/*") if path.name[0] != "."}
+
+
 def state_of(child: Child) -> tuple[str, str]:
     """(state, reason), empty while the daemon cannot be asked."""
     facts = child.status()

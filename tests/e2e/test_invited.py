@@ -23,6 +23,7 @@ from tests.e2e.helpers import (
     logged,
     run_program,
     safe_of,
+    shards_of,
     takes_part,
     wait_until,
     write_endless_spec,
@@ -129,6 +130,8 @@ def test_a_line_works_while_one_member_lives_and_the_founder_comes_back(tmp_path
         joined_at = next(it["step"] for it in guest.events() if it["event"] == "view")
         # it may be a spare, and until it has copies the founder's death takes the layers with it
         wait_until(lambda: safe_of(founder) >= joined_at, "what the founder has is there twice")
+        # a spare fetches them ahead of need, and who is left without them waits for the founder
+        wait_until(lambda: shards_of(guest) == shards_of(founder), "the data are there twice")
         before = invited(founder)
         kill(founder)
         wait_until(lambda: len((guest.status() or {})["members"]) == 1, "the guest is alone")

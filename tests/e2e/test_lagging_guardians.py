@@ -9,7 +9,15 @@ import pytest
 
 from p2p_dtfm.testbed.local_swarm import Child, LocalSwarm
 from p2p_dtfm.testbed.plain_losses import plain_losses
-from tests.e2e.helpers import losses, safe_of, state_of, step_of, wait_until, write_endless_spec
+from tests.e2e.helpers import (
+    losses,
+    safe_of,
+    shards_of,
+    state_of,
+    step_of,
+    wait_until,
+    write_endless_spec,
+)
 from tests.e2e.parity import TOLERANCE
 
 STEPS_AFTER_CUT = 5
@@ -53,11 +61,6 @@ def seconds_of(child: Child, first_step: int) -> float:
     """Its time for the steps from this one on."""
     times = [it["time_s"] for it in child.events() if it["event"] == "step"]
     return float(times[-1] - times[-1 - (step_of(child) - first_step)])
-
-
-def shards_of(child: Child) -> set[str]:
-    """Names of the run's files that a peer has."""
-    return {path.name for path in child.home.glob("runs/*/blobs/*") if path.name[0] != "."}
 
 
 def address_of(child: Child) -> str:

@@ -19,6 +19,7 @@ NAMES_TOLD = 8
 """Of more it is said how many: there may be hundreds, and a chat takes two thousand letters."""
 NO_STEPS, NOT_LET_IN = "no steps", "not let in"
 """What is wrong for as long as it lasts, while who is waited for, and how long, changes."""
+WAIT_OR_LOOK = "nothing, if it passes; else see whether the other computers run and are connected"
 WAITS_FOR_NOBODY = (State.SPARE, State.DONE, State.LEAVING, State.STOPPED, State.PAUSED)
 
 
@@ -149,12 +150,21 @@ def _late(sight: Sight) -> Problem:
             "see whether that computer runs and is connected",
             NO_STEPS,
         )
+    if sight.state is State.WAITING:  # for nothing of its neighbours', and it has said for what
+        what, fix = _parted(sight.reason)
+        return Problem(f"{late}: {what}", fix or WAIT_OR_LOOK, NO_STEPS)
     whom = _listed(sight.waits_for) or "tensors of its neighbours"
     return Problem(
         f"{late}: this peer waits for {whom}",
         "see whether those computers are busy with other programs, or their connections slow",
         NO_STEPS,
     )
+
+
+def _parted(reason: str) -> tuple[str, str]:
+    """What is waited for; and what comes of it or can be done, which stands last, if at all."""
+    at = reason.find("; ", reason.rfind(")") + 1)  # between brackets are causes
+    return (reason, "") if at < 0 else (reason[:at], reason[at + 2 :])
 
 
 def _listed(names: Sequence[str]) -> str:

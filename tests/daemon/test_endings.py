@@ -94,7 +94,7 @@ class Complete:
 
     def __init__(self, exit_when_done: bool) -> None:
         self.whole = False
-        self.trainer = SimpleNamespace(done=asyncio.Event())
+        self.trainer = SimpleNamespace(done=asyncio.Event(), states={})
         self.blobs = SimpleNamespace(received_bytes=0, given_bytes=Counter[str]())
         self.membership = SimpleNamespace(
             agreement=SimpleNamespace(view=view_of(1, 2)),
@@ -105,7 +105,10 @@ class Complete:
             ),
         )
         checkpoints = SimpleNamespace(
-            whole_at=lambda step, members: self.whole, whole_step=40, refused=lambda step: False
+            whole_at=lambda step, members: self.whole,
+            whole_step=40,
+            refused=lambda step: False,
+            saved=(),
         )
         self.life = Life(lambda: None)
         self.participant = SimpleNamespace(

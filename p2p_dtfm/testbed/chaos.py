@@ -4,6 +4,7 @@ Processes are killed, stopped and slowed by signals; links are cut and made wors
 file that all daemons follow; a full disk is a limit on the size of files.
 """
 
+import math
 import resource
 import signal
 import threading
@@ -71,6 +72,8 @@ class Chaos:
     ) -> None:
         """`start_again(name, addresses)` starts a daemon of that name as a joiner."""
         self.inflicted: list[Inflicted] = []
+        self.ends_s = math.inf
+        """When all are told to leave."""
         self._watched = WatchedSwarm(swarm, peer_ids)
         self._links = HarmedLinks(shape_path, peer_ids)
         self._start_again = start_again
@@ -104,6 +107,7 @@ class Chaos:
             if is_over and not told_to_leave and self._has_recovered(steps_after):
                 told_to_leave = True
                 self.release_all()
+                self.ends_s = time.time()
                 self._tell(self.step, "all are told to leave")
                 self._watched.end_all()
             if wrong := self._watched.wrong_ends():

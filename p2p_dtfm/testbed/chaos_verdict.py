@@ -6,6 +6,7 @@ and those since the newest whole cut where guardians lagged, no more than was sa
 long each fault held up the next commit.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -69,15 +70,17 @@ def judge(
     total_steps: int,
     samples_per_step: int,
     expected_loss: Callable[[int], float] | None,
+    ends_s: float = math.inf,
 ) -> ChaosVerdict:
-    """`expected_loss(step)` is that of the undisturbed run."""
+    """`expected_loss(step)` is that of the undisturbed run. At `ends_s` all are told to leave: what
+    steps take that fewer and fewer compute is no fault's."""
     faults = list(inflicted)
     verdict = ChaosVerdict()
     _check_plans(histories, verdict)
     _check_steps(histories, faults, total_steps, samples_per_step, verdict)
     if expected_loss is not None:
         _check_losses(histories, expected_loss, verdict)
-    _measure(histories, faults, verdict)
+    _measure(histories, faults, ends_s, verdict)
     return verdict
 
 
@@ -170,8 +173,10 @@ def _check_losses(
         verdict.violations.append(f"{where}: the loss is {worst:.2g} off the undisturbed run's")
 
 
-def _measure(histories: Histories, faults: list[Inflicted], verdict: ChaosVerdict) -> None:
-    commits = commits_of(histories)
+def _measure(
+    histories: Histories, faults: list[Inflicted], ends_s: float, verdict: ChaosVerdict
+) -> None:
+    commits = [commit for commit in commits_of(histories) if commit[1] <= ends_s]
     if len(commits) < 2:
         return
     verdict.usual_step_s = usual_step_s(commits)

@@ -211,6 +211,10 @@ def test_a_stall_is_the_time_without_a_commit() -> None:
     assert verdict.recovery_s["kill"] == {"count": 1, "median": 3.5, "worst": 3.5}
     assert verdict.recovery_alone_s == verdict.recovery_s
     assert abs(verdict.goodput - 7 / 11) < 1e-9
+    leaving = [step(8, 30.0), step(9, 60.0)]
+    verdict = judge({"a": [*history, *leaving]}, [fault], 10, 1, None, ends_s=11.5)
+    assert abs(verdict.goodput - 7 / 11) < 1e-9, "all were told to leave"
+    assert verdict.recovery_s["kill"]["worst"] == 3.5
 
 
 def test_faults_that_fall_together_are_told_from_those_that_come_alone() -> None:

@@ -252,6 +252,7 @@ def _run(directory: Path, case: ChaosCase, spec: RunSpec, console: Console) -> d
         steps,
         spec.batch.global_batch,
         expected,
+        runner.ends_s,
     )
     verdict.violations[:0] = wrong
     return {

@@ -64,7 +64,14 @@ HONEST = zlib.compress(os.urandom(600) + b"x" * 600)
 
 @pytest.mark.parametrize(
     "body",
-    [BOMB, HONEST[:-3], HONEST + b"x", HONEST[:40] + b"\0" + HONEST[41:], b"\x78", b"\x78\x9c"],
+    [
+        BOMB,
+        HONEST[:-3],
+        HONEST + b"x",
+        HONEST[:40] + bytes([HONEST[40] ^ 0xFF]) + HONEST[41:],
+        b"\x78",
+        b"\x78\x9c",
+    ],
     ids=["bomb", "cut off", "followed by something", "damaged", "one byte", "two bytes"],
 )
 def test_a_stream_that_is_not_one_is_the_senders_fault(body: bytes) -> None:

@@ -137,7 +137,7 @@ class Departure:
             await asyncio.sleep(TICK_S)
             if moved != (moved := self._moved_bytes()):
                 end_s = now.monotonic_s() + DONE_WAIT_S
-            if self._is_unsaved(step) and now.monotonic_s() - tried_s > SAVE_AGAIN_S:
+            if now.monotonic_s() - tried_s > SAVE_AGAIN_S and self._is_unsaved(step):
                 await self._save()  # no step comes with which it would be tried again
                 tried_s = now.monotonic_s()
 

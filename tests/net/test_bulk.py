@@ -32,6 +32,7 @@ class _Peer:
         self.frames: list[tuple[str, FrameHeader, bytes]] = []
         self.faults: list[tuple[str, PeerFault]] = []
         self.lost: list[tuple[str, str]] = []
+        self.waiting: list[FrameHeader] = []
         self.gate = asyncio.Event()
         self.gate.set()
         self.host = host
@@ -50,7 +51,11 @@ class _Peer:
         return self._take(sender, header, payload)
 
     async def _take(self, sender: str, header: FrameHeader, payload: bytearray) -> None:
-        await self.gate.wait()
+        self.waiting.append(header)
+        try:
+            await self.gate.wait()
+        finally:
+            self.waiting.remove(header)
         if header.index == 666:
             raise PeerFault("nobody asked for this tensor")
         self.frames.append((sender, header, bytes(payload)))
@@ -113,6 +118,23 @@ def test_who_has_closed_opens_no_lane_and_lets_none_in(tmp_path: Path) -> None:
                 await a.plane.send(two.peer_id, "forward", _header(4), bytes(4))
                 await a.plane.flush(two.peer_id, "forward")
             assert not b.frames and not b.plane._incoming.lanes and not b.plane._outgoing
+
+    run(scenario())
+
+
+def test_who_closes_keeps_nobody_that_still_takes_a_frame(tmp_path: Path) -> None:
+    """A tensor of a view to come is kept waiting for seconds, after its daemon had ended too (seed
+    502869)."""
+
+    async def scenario() -> None:
+        async with hosts(tmp_path, 2) as (one, two):
+            a, b = await _pair(one, two)
+            b.gate.clear()
+            await a.plane.send(two.peer_id, "forward", _header(4), memoryview(bytes(4)))
+            await until(lambda: bool(b.waiting), "a frame that is taken")
+            await b.plane.close()
+            await until(lambda: not b.waiting, "nobody takes it any more")
+            assert not b.frames
 
     run(scenario())
 

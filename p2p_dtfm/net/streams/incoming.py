@@ -123,8 +123,18 @@ class IncomingLanes:
     async def accept_stream(
         self, sender: str, reader: asyncio.StreamReader, writer: Writer
     ) -> None:
-        """One through libp2p, which the host has let in."""
-        await self._accept(sender, StreamWire(reader, writer), None)
+        """One through libp2p, which the host has let in. It ends with this plane, whatever its
+        frame still waits for."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._arriving.add(task)
+        try:
+            await self._accept(sender, StreamWire(reader, writer), None)
+        except asyncio.CancelledError:
+            if not self._is_closed:  # else it was `close`
+                raise
+        finally:
+            self._arriving.discard(task)
 
     def accept_line(self, sender: str, line: DirectLine) -> None:
         """A direct line, of one whom TLS has let in."""

@@ -40,7 +40,8 @@ NIGHTLY_PARTS := \
   "$(SEEDS) 300000-300099" \
   "$(SEEDS) 400000-400099" \
   "$(SEEDS) 500000-509999" \
-  "$(SEEDS) 600000-600199"
+  "$(SEEDS) 600000-600199" \
+  "$(SEEDS) 700000-700499"
 
 nightly: lint
 	@red=; for part in $(NIGHTLY_PARTS); do \

@@ -1,6 +1,7 @@
 """Copies of a holder's layers on their way to a guardian that lags, and kept there."""
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -180,6 +181,34 @@ def test_the_next_cut_begins_when_the_one_before_is_whole(play: Callable[..., No
             end.cuts.committed(VIEW, outcome(step, step))
         assert [cut.version for cut in guardian.outlet.cuts] == [step], "the older one may go"
         assert holder.outlet.cuts == (), "of the only stage-holder no copy outlives its states"
+
+    play(scenario)
+
+
+def test_who_pauses_after_the_last_piece_of_a_cut_does_not_outlive_the_next(
+    play: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was forgotten, and not ended with the daemon."""
+    pauses_s = itertools.chain([0.0] * (LAYERS - 1), itertools.repeat(60.0))
+    module = "p2p_dtfm.daemon.trainer.cut_transfers"
+    monkeypatch.setattr(f"{module}.pause_s", lambda *of: next(pauses_s))
+
+    async def scenario(holder: End, guardian: End) -> None:
+        every = VIEW.cut_pace.every_steps if VIEW.cut_pace is not None else 0
+        holder.cuts.begin(STEP, states_at(STEP))
+        while holder.cuts.kept < STEP:
+            await asyncio.sleep(0)
+        before = holder.cuts._sending
+        assert before is not None and not before.done()
+        await holder.cuts.copied()
+        for step in range(STEP, STEP + every):
+            holder.state.step = step + 1
+            holder.cuts.committed(VIEW, outcome(step, STEP))
+        holder.cuts.begin(STEP + every, states_at(STEP + every))
+        await until(lambda: holder.cuts._sending is not before)
+        holder.cuts.stop()
+        _, left = await asyncio.wait({before}, timeout=0.5)
+        assert not left
 
     play(scenario)
 

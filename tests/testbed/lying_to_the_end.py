@@ -6,8 +6,8 @@ from pathlib import Path
 
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.testbed.virtual.lies.putting import put_in
-from p2p_dtfm.testbed.virtual.seeds.faults import Fault, Schedule
 from p2p_dtfm.testbed.virtual.seeds.playing import Play
+from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import Fault, Schedule
 from p2p_dtfm.testbed.virtual.swarm import Swarm
 
 

@@ -6,9 +6,11 @@ import pytest
 
 from p2p_dtfm.daemon.node.network import DISCONNECTED
 from p2p_dtfm.daemon.node.participation.participant import BLAMED, NO_PLACE
-from p2p_dtfm.testbed.virtual.seeds.faults import STORM_OF, STORMS, draw
 from p2p_dtfm.testbed.virtual.seeds.judge import Broken
 from p2p_dtfm.testbed.virtual.seeds.playing import Blames
+from p2p_dtfm.testbed.virtual.seeds.schedules.crashes import STORM_OF
+from p2p_dtfm.testbed.virtual.seeds.schedules.draw import draw
+from p2p_dtfm.testbed.virtual.seeds.schedules.first_seeds import STORMS
 
 log = logging.getLogger("p2p_dtfm.somewhere")
 

@@ -4,8 +4,9 @@ import math
 
 import pytest
 
-from p2p_dtfm.testbed.virtual.seeds.faults import LIES, Fault, Schedule
 from p2p_dtfm.testbed.virtual.seeds.player import Player
+from p2p_dtfm.testbed.virtual.seeds.schedules.first_seeds import LIES
+from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import Fault, Schedule
 
 STEPS = 20
 FEW = 16

@@ -15,10 +15,10 @@ from p2p_dtfm.testbed.lies.daemon import INSTALLED
 from p2p_dtfm.testbed.virtual.lies.putting import put_in
 from p2p_dtfm.testbed.virtual.process import PROCESS
 from p2p_dtfm.testbed.virtual.seeds import player as players
-from p2p_dtfm.testbed.virtual.seeds.faults import LIES
 from p2p_dtfm.testbed.virtual.seeds.player import Player
 from p2p_dtfm.testbed.virtual.seeds.playing import Play
 from p2p_dtfm.testbed.virtual.seeds.run import make_run, with_audits
+from p2p_dtfm.testbed.virtual.seeds.schedules.first_seeds import LIES
 from p2p_dtfm.testbed.virtual.swarm import Swarm, play
 from tests.testbed.lying_to_the_end import lying_to_the_end, of_single_sequences
 

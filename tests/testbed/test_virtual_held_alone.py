@@ -14,8 +14,9 @@ from p2p_dtfm.testbed.lies import in_words
 from p2p_dtfm.testbed.lies.daemon import INSTALLED
 from p2p_dtfm.testbed.lies.lie import Lie
 from p2p_dtfm.testbed.virtual.lies import putting
-from p2p_dtfm.testbed.virtual.seeds.faults import LIES, Fault, Schedule
 from p2p_dtfm.testbed.virtual.seeds.player import Player
+from p2p_dtfm.testbed.virtual.seeds.schedules.first_seeds import LIES
+from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import Fault, Schedule
 from tests.testbed.pairs import planned_in_a_row
 from tests.testbed.test_virtual_lies_in_pipelines import FOUND
 

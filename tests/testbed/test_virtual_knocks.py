@@ -4,8 +4,8 @@ import logging
 
 import pytest
 
-from p2p_dtfm.testbed.virtual.seeds.faults import Fault, Schedule
 from p2p_dtfm.testbed.virtual.seeds.player import Player
+from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import Fault, Schedule
 
 STEPS = 24
 """In 16, and where it comes after two seconds, who asks all is not refused by anybody yet."""

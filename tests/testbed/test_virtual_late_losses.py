@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from p2p_dtfm.testbed.virtual.seeds import player as players
-from p2p_dtfm.testbed.virtual.seeds.faults import LIES
 from p2p_dtfm.testbed.virtual.seeds.player import Player
 from p2p_dtfm.testbed.virtual.seeds.run import make_run
+from p2p_dtfm.testbed.virtual.seeds.schedules.first_seeds import LIES
 from tests.testbed.lying_to_the_end import lying_to_the_end, of_single_sequences
 from tests.testbed.test_virtual_lies_in_pipelines import FOUND, fellows_play
 

@@ -19,9 +19,10 @@ from p2p_dtfm.testbed.lies import in_work
 from p2p_dtfm.testbed.lies.daemon import INSTALLED
 from p2p_dtfm.testbed.lies.lie import Lie
 from p2p_dtfm.testbed.virtual.lies import putting
-from p2p_dtfm.testbed.virtual.seeds.faults import LIES, Fault, Schedule
 from p2p_dtfm.testbed.virtual.seeds.player import Player
 from p2p_dtfm.testbed.virtual.seeds.run import make_run
+from p2p_dtfm.testbed.virtual.seeds.schedules.first_seeds import LIES
+from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import Fault, Schedule
 from p2p_dtfm.train.stage.replay.work import chunk_digest
 from tests.testbed.pairs import planned_in_pairs
 from tests.testbed.test_virtual_lies_in_pipelines import FOUND

@@ -17,9 +17,10 @@ from p2p_dtfm.daemon.trainer.audited.audits import Audits
 from p2p_dtfm.testbed.lies import in_words
 from p2p_dtfm.testbed.lies.daemon import INSTALLED
 from p2p_dtfm.testbed.lies.lie import Lie
-from p2p_dtfm.testbed.virtual.seeds.faults import LIES, Fault, Schedule
 from p2p_dtfm.testbed.virtual.seeds.player import Player
 from p2p_dtfm.testbed.virtual.seeds.run import make_run, with_audits
+from p2p_dtfm.testbed.virtual.seeds.schedules.first_seeds import LIES
+from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import Fault, Schedule
 from p2p_dtfm.testbed.virtual.swarm import Swarm, play
 from tests.testbed.lying_to_the_end import (
     lying_to_the_end,

@@ -17,7 +17,7 @@ from p2p_dtfm.daemon.step.neighbours import held_out_indices, neighbours_of
 from p2p_dtfm.daemon.trainer import step_loop
 from p2p_dtfm.daemon.trainer.trainer_state import TrainerState
 from p2p_dtfm.net.streams.probing import FIRST_PROBE_BYTES, LONG_ENOUGH_S
-from p2p_dtfm.testbed.virtual.links import Links
+from p2p_dtfm.testbed.virtual.links import ALL_LANES, Links
 from p2p_dtfm.testbed.virtual.loop import VirtualLoop
 from p2p_dtfm.testbed.virtual.planted import __main__ as planted_tool
 from p2p_dtfm.testbed.virtual.planted.__main__ import BUGS, Search
@@ -27,26 +27,26 @@ from p2p_dtfm.testbed.virtual.seeds import __main__ as seeds_tool
 from p2p_dtfm.testbed.virtual.seeds import player as players
 from p2p_dtfm.testbed.virtual.seeds import playing
 from p2p_dtfm.testbed.virtual.seeds.deeds import Deeds
-from p2p_dtfm.testbed.virtual.seeds.faults import (
-    BESIDES_QUICK,
-    KINDS,
-    LIES,
-    NAMES,
-    QUICK,
-    QUICK_FIRST_S,
-    QUICK_LAST_S,
-    QUICK_LAST_STEP,
-    QUICK_LIES,
-    Fault,
-    Schedule,
-    draw,
-)
-from p2p_dtfm.testbed.virtual.seeds.faults import RECIPES as RECIPES_FROM
 from p2p_dtfm.testbed.virtual.seeds.nudges import Nudges
 from p2p_dtfm.testbed.virtual.seeds.player import QUICK_STEPS, Player
 from p2p_dtfm.testbed.virtual.seeds.playing import FIRST_STEP_WITHIN_S, Play, Played, play_seed
 from p2p_dtfm.testbed.virtual.seeds.reached import LinesReached
 from p2p_dtfm.testbed.virtual.seeds.run import RECIPES, make_run, steps_of
+from p2p_dtfm.testbed.virtual.seeds.schedules.draw import draw
+from p2p_dtfm.testbed.virtual.seeds.schedules.first_seeds import (
+    LIES,
+    QUICK,
+    QUICK_LIES,
+    QUICK_STORMS,
+)
+from p2p_dtfm.testbed.virtual.seeds.schedules.first_seeds import RECIPES as RECIPES_FROM
+from p2p_dtfm.testbed.virtual.seeds.schedules.ordinary import (
+    BESIDES_QUICK,
+    QUICK_FIRST_S,
+    QUICK_LAST_S,
+    QUICK_LAST_STEP,
+)
+from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import KINDS, NAMES, Fault, Schedule
 from p2p_dtfm.testbed.virtual.seeds.shrink import shrunk
 from p2p_dtfm.testbed.virtual.seeds.waits import Waits
 from p2p_dtfm.testbed.virtual.swarm import Swarm, play
@@ -65,6 +65,7 @@ def test_of_sixteen_seeds_one_each_plays_what_needs_a_run_of_its_own() -> None:
     schedules = [draw(seed) for seed in range(16)]
     assert [it.is_invited for it in schedules].count(True) == 1
     assert [it.is_narrow for it in schedules].count(True) == 1
+    assert [it.has_only_crashes for it in schedules if it.lanes_are_apart] == [False, True]
     assert [it.is_private for it in schedules if it.is_small].count(True) == 1
     assert sorted(it.model for it in schedules if it.model) == ["adapters", "given"]
     assert all(it.is_small for it in schedules if it.model), "a stage has not all layers"
@@ -438,6 +439,42 @@ def test_from_600000_on_the_same_lies_are_told_on_links_that_take_few_probes() -
     for seed in range(40):
         lies = draw(LIES + seed)
         assert draw(QUICK_LIES + seed) == replace(lies, is_quick=True) and not lies.is_quick
+
+
+def test_from_700000_on_small_machines_crash_and_lanes_are_apart() -> None:
+    schedules = [draw(seed) for seed in range(QUICK_STORMS, QUICK_STORMS + 100)]
+    assert all(it.is_small and it.is_quick and it.lanes_are_apart for it in schedules)
+    assert all(it.has_only_crashes for it in schedules), "what is told to be safe is held to it"
+    assert {len(it.begun) for it in schedules} == {3, 4, 5, 6}
+    assert all(len(it.faults) >= 6 for it in schedules)
+
+
+@pytest.mark.parametrize("are_apart", [False, True])
+def test_lanes_that_are_apart_wait_for_nobody_and_the_connection_for_all(are_apart: bool) -> None:
+    loop = VirtualLoop()
+    links = Links(loop, lambda: loop.now_ns, random.Random(0))
+    links.are_apart = are_apart
+    came = list[tuple[int, int]]()
+
+    async def send() -> None:
+        for number in range(400):
+            for lane in (1, 2, ALL_LANES) if number % 100 == 99 else (1, 2):
+                piece = lane, number
+                links.carry("a", "b", "x", 100, lambda piece=piece: came.append(piece), lane)
+        await asyncio.sleep(600.0)
+
+    loop.run_until_complete(send())
+    loop.close()
+    sent = [(lane, number) for number in range(400) for lane in (1, 2, ALL_LANES)]
+    sent = [it for it in sent if it[0] != ALL_LANES or it[1] % 100 == 99]
+    assert (came == sent) is not are_apart
+    assert sorted(came) == sorted(sent)
+    for lane in (1, 2, ALL_LANES):
+        of_one = [it for it in came if it[0] == lane]
+        assert of_one == sorted(of_one), "in the order of its lane"
+    for number in (99, 199, 299, 399):
+        before = came[: came.index((ALL_LANES, number))]
+        assert {(lane, n) for lane in (1, 2) for n in range(number + 1)} <= set(before)
 
 
 def test_links_that_are_soon_measured_take_one_probe_each() -> None:

@@ -16,9 +16,9 @@ from p2p_dtfm.testbed.virtual.lies.lying import Lying
 from p2p_dtfm.testbed.virtual.lies.putting import put_in
 from p2p_dtfm.testbed.virtual.peer import Peer
 from p2p_dtfm.testbed.virtual.seeds import judge
-from p2p_dtfm.testbed.virtual.seeds.faults import Fault, Schedule
 from p2p_dtfm.testbed.virtual.seeds.playing import Play
 from p2p_dtfm.testbed.virtual.seeds.run import make_run, reference_of, with_audits
+from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import Fault, Schedule
 from p2p_dtfm.testbed.virtual.swarm import Swarm, play
 from p2p_dtfm.train.model.checkpoint import list_checkpoints
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from p2p_dtfm.testbed.virtual.seeds.faults import LIES
 from p2p_dtfm.testbed.virtual.seeds.run import make_run, with_audits
+from p2p_dtfm.testbed.virtual.seeds.schedules.first_seeds import LIES
 from p2p_dtfm.testbed.virtual.swarm import Swarm, play
 from tests.testbed.lying_to_the_end import lying_to_the_end, views_with_all_honest, with_lies
 from tests.testbed.pairs import planned_in_pairs

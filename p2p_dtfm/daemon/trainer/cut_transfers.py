@@ -96,13 +96,17 @@ class Cuts:
     def _go_on(self, view: View, clock: CutClock, every_steps: int) -> None:
         """The cut under way is not begun anew; what is on its way as of the view before is lost."""
         self._view, clock.every_steps = view, every_steps
-        if self._sending is not None:
-            self._sending.cancel()
+        self._stop_sending()
         if clock.travels:
             step = clock.newest
             self._sending = self._state.watched(
                 self._send(view, clock, step, self._outlet.lineage_at(step))
             )
+
+    def _stop_sending(self) -> None:
+        """It may still pause after the last piece of a cut that is whole."""
+        if self._sending is not None:
+            self._sending.cancel()
 
     def stop(self) -> None:
         """Nothing more of the view's cuts is sent or taken; what is here stays."""
@@ -174,6 +178,7 @@ class Cuts:
             self._store.put(lineage, copies)
             clock.taken()
             if clock.missing:
+                self._stop_sending()
                 self._sending = self._state.watched(self._send(self._view, clock, step, lineage))
 
     async def _send(self, view: View, clock: CutClock, step: int, lineage: str) -> None:

@@ -1,8 +1,9 @@
 """Bytes between hosts: each pair has a link in each direction, with delay, rate and accidents.
 
-What is sent over one link arrives in its order, as over the one connection that libp2p has. Lost
-packets come late, as TCP makes of them; what is sent into a cut link arrives when the link is
-mended, if that is soon, and never otherwise.
+What is sent over one link arrives in its order, as over the one connection that libp2p has; where
+lanes are apart each stream and each call has an order of its own, as over direct lines, and any of
+them may be held up while the others go on. Lost packets come late, as TCP makes of them; what is
+sent into a cut link arrives when the link is mended, if that is soon, and never otherwise.
 """
 
 import asyncio
@@ -25,6 +26,11 @@ SOON_MEASURED_BYTES_PER_S = (10_000_000, 20_000_000)
 """With these the first probe of a line takes long enough to be the last one: what probes send is
 else nearly half of all that happens."""
 LINES_AT_ONCE = 256
+HELD_UP = 0.02
+HELD_UP_NS = (50 * MILLISECOND_NS, 1500 * MILLISECOND_NS)
+"""Where lanes are apart, one of so many pieces is so much later, and what follows on its lane."""
+ALL_LANES = 0
+"""What is about the connection itself: it comes after all that was sent before."""
 PATIENCE_S = 30.0
 """A connection whose link is cut for longer is given up by both ends."""
 
@@ -44,6 +50,8 @@ class VirtualLink:
     is_cut: bool = False
     free_ns: int = 0
     last_ns: int = 0
+    lanes_ns: dict[int, int] = field(default_factory=dict)
+    """When the last piece of each comes, where they are apart."""
     held: list[Callable[[], None]] = field(default_factory=list)
 
 
@@ -90,6 +98,8 @@ class Links:
         """Models are large for them."""
         self.are_soon_measured = False
         """None is so fast that its probes would have to be large, in one room neither."""
+        self.are_apart = False
+        """Lanes, and calls, have no order among each other."""
         self._links: dict[tuple[str, str], VirtualLink] = {}
 
     def of(self, origin: str, goal: str) -> VirtualLink:
@@ -108,12 +118,18 @@ class Links:
         return link
 
     def carry(
-        self, origin: str, goal: str, what: str, size_bytes: int, arrive: Callable[[], None]
+        self,
+        origin: str,
+        goal: str,
+        what: str,
+        size_bytes: int,
+        arrive: Callable[[], None],
+        lane: int = ALL_LANES,
     ) -> None:
         """`arrive` is called when it is there, in nobody's process."""
         link = self.of(origin, goal)
         if link.is_cut:
-            link.held.append(partial(self.carry, origin, goal, what, size_bytes, arrive))
+            link.held.append(partial(self.carry, origin, goal, what, size_bytes, arrive, lane))
             return
         now_ns = self._now_ns()
         start_ns = max(now_ns, link.free_ns)
@@ -123,10 +139,20 @@ class Links:
         at_ns = link.free_ns + latency_ns + self._draws.randrange(0, latency_ns // 4)
         if link.loss and self._draws.random() < link.loss:
             at_ns += RETRANSMISSION_NS
-        link.last_ns = max(link.last_ns + 1, at_ns)
+        if self.are_apart and lane != ALL_LANES:
+            at_ns = self._on_its_lane(link, at_ns, lane)
+        else:
+            at_ns = link.last_ns = max(link.last_ns + 1, at_ns, *link.lanes_ns.values())
         comes = (link, origin, goal, what, size_bytes, arrive)
-        delay_s = (link.last_ns - now_ns) / 1e9
+        delay_s = (at_ns - now_ns) / 1e9
         self._loop.call_later(delay_s, self._there, *comes, context=self._nobody)
+
+    def _on_its_lane(self, link: VirtualLink, at_ns: int, lane: int) -> int:
+        if self._draws.random() < HELD_UP:
+            at_ns += self._draws.randrange(*HELD_UP_NS)
+        before_ns = max(link.last_ns, link.lanes_ns.get(lane, 0))
+        link.lanes_ns[lane] = max(before_ns + 1, at_ns)
+        return link.lanes_ns[lane]
 
     def _there(
         self,

@@ -30,6 +30,7 @@ class VirtualNetwork:
         """What the directory holds."""
         self._loop = loop
         self._numbers = itertools.count()
+        self._lanes = itertools.count(1)
         self._ports: dict[str, int] = {}
 
     @property
@@ -120,7 +121,7 @@ class VirtualNetwork:
     ) -> Callable[[bool], None]:
         """`reply` is answered, or fails; what is returned forgets the call, and calls it back
         unless it is over."""
-        number = next(self._numbers)
+        number, lane = next(self._numbers), next(self._lanes)
         asked = host.asked.setdefault(peer_id, {})
         asked[number] = reply
         serving: list[asyncio.Task[None]] = []
@@ -133,7 +134,7 @@ class VirtualNetwork:
             content = await other.calls[name](host.peer_id, body)
             what = f"reply {name} {zlib.crc32(content):08x}"
             size = HEAD_BYTES + len(content)
-            self.links.carry(peer_id, host.peer_id, what, size, lambda: answer(content))
+            self.links.carry(peer_id, host.peer_id, what, size, lambda: answer(content), lane)
 
         def arrive() -> None:
             other = self.hosts.get(peer_id)
@@ -148,14 +149,14 @@ class VirtualNetwork:
         def forget(is_over: bool) -> None:
             asked.pop(number, None)
             if not is_over:
-                self.links.carry(host.peer_id, peer_id, "cancel", HEAD_BYTES, cancel)
+                self.links.carry(host.peer_id, peer_id, "cancel", HEAD_BYTES, cancel, lane)
 
         def cancel() -> None:
             for task in serving:
                 task.cancel()
 
         what = f"call {name} {digest_bytes(body)[:16]}"
-        self.links.carry(host.peer_id, peer_id, what, HEAD_BYTES + len(body), arrive)
+        self.links.carry(host.peer_id, peer_id, what, HEAD_BYTES + len(body), arrive, lane)
         return forget
 
     # streams -------------------------------------------------------------------------------------
@@ -164,23 +165,26 @@ class VirtualNetwork:
         self, host: VirtualHost, peer_id: str, name: str, deadline_s: float
     ) -> VirtualWriter:
         opened: asyncio.Future[bool] = self._loop.create_future()
-        mine = self._end(host.peer_id, peer_id, name)
+        lane = next(self._lanes)
+        mine = self._end(host.peer_id, peer_id, name, lane)
 
         def arrive() -> None:
             other = self.hosts.get(peer_id)
             is_there = other is not None and not other.is_gone and name in other.streams
             if is_there and other is not None:
-                theirs = self._end(peer_id, host.peer_id, name)
+                theirs = self._end(peer_id, host.peer_id, name, lane)
                 mine.peer, theirs.peer = theirs, mine
                 other.open.setdefault(host.peer_id, []).append(theirs)
                 other.process.begin(other.serve(host.peer_id, name, theirs))
-            self.links.carry(peer_id, host.peer_id, "opened", HEAD_BYTES, lambda: told(is_there))
+            self.links.carry(
+                peer_id, host.peer_id, "opened", HEAD_BYTES, lambda: told(is_there), lane
+            )
 
         def told(is_there: bool) -> None:
             if not opened.done():
                 opened.set_result(is_there)
 
-        self.links.carry(host.peer_id, peer_id, f"open {name}", HEAD_BYTES, arrive)
+        self.links.carry(host.peer_id, peer_id, f"open {name}", HEAD_BYTES, arrive, lane)
         await asyncio.wait({opened}, timeout=deadline_s)
         if not opened.done() or not opened.result() or peer_id not in host.linked:
             mine.close()
@@ -191,11 +195,11 @@ class VirtualNetwork:
         ends.append(mine)
         return mine
 
-    def _end(self, here: str, there: str, name: str) -> VirtualWriter:
+    def _end(self, here: str, there: str, name: str, lane: int) -> VirtualWriter:
         number = next(self._numbers)
 
         def carry(what: str, size_bytes: int, arrive: Callable[[], None]) -> None:
-            self.links.carry(here, there, what, HEAD_BYTES + size_bytes, arrive)
+            self.links.carry(here, there, what, HEAD_BYTES + size_bytes, arrive, lane)
 
         is_damaged = partial(self.links.is_damaged, here, there)
         return VirtualWriter(number, f"stream {name}", carry, is_damaged)

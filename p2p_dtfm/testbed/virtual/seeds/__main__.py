@@ -2,15 +2,15 @@
 
 `python -m p2p_dtfm.testbed.virtual.seeds --seeds 0-99 [--jobs 2] [--shrink] [--story] [--coverage]`
 
-What is done to whom the seed draws: `seeds.faults` has the kinds; from seed 100000 on they are
-storms: eight machines, and nothing but kills, one upon the other; from 200000 on a quarter of the
+What is done to whom the seed draws (`seeds.schedules`). From seed 100000 on they are storms: eight machines, and nothing but kills, one upon the other; from 200000 on a quarter of the
 members lies (`lies`), in a run with audits, and `seeds.verdict` says what must hold for the others;
 from 300000 on the run is trained otherwise (`run.RECIPES`): by Muon, by local steps in fp32, sparse
 or in signs, or in eight bits. Of most of these a single process says nothing: members are compared
 with one another, bit for bit, and what they learn with the beginning. From 400000 on one of six or
 seven lies, none of which has room for the whole model. From 500000 on the faults of the first seeds
 come sooner one after the other, most of them with steps, in short runs: of these there can be
-thousands, and from 600000 on of those from 200000 on.
+thousands, and from 600000 on of those from 200000 on. From 700000 on a few small machines crash in
+short runs, and lanes have no order among each other.
 
 Then all is mended, and these must hold: each daemon comes to the end of the run within a bound;
 loss, gradient norm and held-out loss of each step are those of a single process on the same data,
@@ -31,7 +31,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from p2p_dtfm.sim.faults.agreement_seeds import seeds_of
-from p2p_dtfm.testbed.virtual.seeds.faults import Schedule
 from p2p_dtfm.testbed.virtual.seeds.many import (
     NoSuchFault,
     SeedOutcome,
@@ -46,6 +45,7 @@ from p2p_dtfm.testbed.virtual.seeds.player import (
 )
 from p2p_dtfm.testbed.virtual.seeds.playing import Played, Story
 from p2p_dtfm.testbed.virtual.seeds.reached import LinesReached, told
+from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import Schedule
 from p2p_dtfm.testbed.virtual.seeds.shrink import shrunk
 
 MANY_FAULTS = 10

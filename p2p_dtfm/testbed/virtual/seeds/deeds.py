@@ -8,7 +8,7 @@ from pathlib import Path
 from p2p_dtfm.testbed.virtual.lies.lying import SELDOM_TOLD, Lying
 from p2p_dtfm.testbed.virtual.links import VirtualLink
 from p2p_dtfm.testbed.virtual.peer import Peer
-from p2p_dtfm.testbed.virtual.seeds.faults import AHEAD_S, BACK_S, Fault
+from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import AHEAD_S, BACK_S, Fault
 from p2p_dtfm.testbed.virtual.swarm import Swarm
 
 LOSS = 0.2

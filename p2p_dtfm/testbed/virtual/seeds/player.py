@@ -4,7 +4,6 @@ import gc
 import tempfile
 from pathlib import Path
 
-from p2p_dtfm.testbed.virtual.seeds.faults import Schedule, draw
 from p2p_dtfm.testbed.virtual.seeds.judge import Reference
 from p2p_dtfm.testbed.virtual.seeds.playing import Played, play_seed
 from p2p_dtfm.testbed.virtual.seeds.run import (
@@ -18,6 +17,8 @@ from p2p_dtfm.testbed.virtual.seeds.run import (
     with_given_weights,
     with_recipe,
 )
+from p2p_dtfm.testbed.virtual.seeds.schedules.draw import draw
+from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import Schedule
 from p2p_dtfm.testbed.virtual.swarm import set_aside_for_good
 
 COLLECTED_AFTER = 50_000

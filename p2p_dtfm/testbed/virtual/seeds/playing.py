@@ -22,11 +22,11 @@ from p2p_dtfm.testbed.virtual.peer import Peer
 from p2p_dtfm.testbed.virtual.process import PROCESS
 from p2p_dtfm.testbed.virtual.seeds import judge, verdict
 from p2p_dtfm.testbed.virtual.seeds.deeds import Deeds
-from p2p_dtfm.testbed.virtual.seeds.faults import Fault, Schedule
 from p2p_dtfm.testbed.virtual.seeds.invited import by_invitation, line_of
 from p2p_dtfm.testbed.virtual.seeds.judge import Broken, Reference
 from p2p_dtfm.testbed.virtual.seeds.nudges import Nudges
 from p2p_dtfm.testbed.virtual.seeds.run import steps_of, with_named_ends
+from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import Fault, Schedule
 from p2p_dtfm.testbed.virtual.seeds.waits import Waits
 from p2p_dtfm.testbed.virtual.swarm import HOURS, NeverHappened, Swarm, play
 
@@ -103,6 +103,7 @@ class Play:
             swarm.memory_gib, swarm.network.links.are_near = SMALL_GIB, True
         swarm.network.links.are_narrow = schedule.is_narrow
         swarm.network.links.are_soon_measured = schedule.is_quick
+        swarm.network.links.are_apart = schedule.lanes_are_apart
         if schedule.liars:
             swarm.are_equal = swarm.network.links.are_near = True
         swarm.stays_resident = schedule.stays_resident

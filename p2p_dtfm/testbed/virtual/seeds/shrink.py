@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable
 
-from p2p_dtfm.testbed.virtual.seeds.faults import Schedule
+from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import Schedule
 
 
 def shrunk(

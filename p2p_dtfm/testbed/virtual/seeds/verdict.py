@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 
 from p2p_dtfm.testbed.virtual.lies.lying import Lying
 from p2p_dtfm.testbed.virtual.peer import Peer
-from p2p_dtfm.testbed.virtual.seeds.faults import Schedule
 from p2p_dtfm.testbed.virtual.seeds.judge import Broken, saved_at
+from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import Schedule
 
 MISSED_LIMIT = 16
 """At half of all steps so many in a row are drawn for nobody once in 65,536 times."""

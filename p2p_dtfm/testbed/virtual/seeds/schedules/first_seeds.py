@@ -1,0 +1,19 @@
+"""From which seed on there is what: by its number a seed belongs to a family of schedules."""
+
+STORMS = 100_000
+"""From this seed on: eight small machines, and nothing but kills, one upon the other."""
+LIES = 200_000
+"""From this seed on: a quarter of the members lie, in a run with audits; in every other one
+machines crash besides, and owners take theirs back."""
+RECIPES = 300_000
+"""From this seed on: the schedules of the first seeds, in runs that are trained otherwise."""
+LIES_IN_STAGES = 400_000
+"""From this seed on: one of six or seven small machines lies."""
+QUICK = 500_000
+"""From this seed on: the schedules of the first seeds, in short runs, with their faults sooner one
+after the other: what a seed costs are mostly its steps."""
+QUICK_LIES = 600_000
+"""From this seed on: the schedules of the seeds from 200000 on, on links that take few probes."""
+QUICK_STORMS = 700_000
+"""From this seed on: a few small machines that only crash, in short runs, with lanes apart: most
+layers have one holder, and what is told to be safe rests on who guards them."""

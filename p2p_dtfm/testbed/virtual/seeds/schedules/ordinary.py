@@ -1,0 +1,201 @@
+"""Seeds with all kinds of faults, and the same ones in short runs, or in runs trained otherwise."""
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from p2p_dtfm.testbed.virtual.seeds.schedules.first_seeds import QUICK, RECIPES
+from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import (
+    CRASHES,
+    FIRST_S,
+    KINDS,
+    LAST_S,
+    LASTING_S,
+    NAMES,
+    OF_LINKS,
+    Fault,
+    Schedule,
+)
+
+BEGUN = (3, 5)
+JOINERS = (0, 3)
+FAULTS = (12, 16)
+AUDITS = 3
+"""Of eight seeds that one, in which work is computed again before a step commits."""
+RESIDENTS = 6
+"""Of eight seeds that one, in which who is paused by its owner stays in the same process."""
+OUTAGES = 4
+"""Of eight seeds that one, in which all lose power at once, and some come back first."""
+INVITED = 0
+"""Of sixteen seeds that one, in which the run lets in only who shows an invitation."""
+PRIVATE = 9
+"""Of sixteen seeds that one, in which small machines leave both ends, and the data, to some."""
+FORGETFUL = 7
+"""Of sixteen seeds that one, in which the founder's home loses whom it has met in the run."""
+SWIZZLED = 10
+"""Of sixteen seeds that one, in which some are cut off from all others one after the other, and
+come back in another order."""
+DAMAGED = (5, 12)
+"""Of sixteen seeds those, with small machines and with large ones, in which some machines change a
+word of some of what they send over streams."""
+DAMAGED_TIMES = 3
+APART = (2, 11)
+"""Of sixteen seeds those, in one of which machines only crash, in which the lanes and calls between
+two have no order among each other, and any of them may be held up while the others go on."""
+NARROW = 15
+"""Of sixteen seeds that one, in which states and gradients take long on all links."""
+GIVEN, ADAPTERS = 5, 13
+"""Of sixteen seeds those of small machines, in which the model starts from given weights: with a
+head that is its embedding, and frozen under adapters."""
+RECIPE_NAMES = ("muon", "local", "signs", "sparse", "int8")
+"""`run.RECIPES` has them."""
+
+QUICK_FIRST_S, QUICK_LAST_S = 2.0, 14.0
+QUICK_LAST_STEP = 11
+"""Of 16: what is to be done in a quick seed begins by its time, or with a step where steps come
+faster than that; else the run would be at its end."""
+QUICK_FOUNDING = 0.25
+"""In so many of the quick seeds faults begin as daemons do, which meet then, and agree on their
+first view; in the others with the first step, or all would be done before one."""
+QUICK_LASTS = 0.5
+"""So much of the time that it would: a seed costs nearly as much for each second as for a step."""
+BESIDES_QUICK = 4
+"""More faults: of some nothing comes, as whom they are done to is dead, or the run at its end."""
+QUICK_SAMPLES_EVERY = 64
+"""What the model writes takes long: not one of eight seeds, but one of so many."""
+
+
+def ordinary(seed: int) -> Schedule:
+    """Three to eight daemons, of which some join on the way."""
+    draws = random.Random(f"faults {seed}")
+    kinds = CRASHES if seed % 4 == 3 else KINDS
+    count, joiner_count = draws.randint(*BEGUN), draws.randint(*JOINERS)
+    begun, joiners = NAMES[:count], NAMES[count : count + joiner_count]
+    faults = [Fault(draws.uniform(FIRST_S, LAST_S), 0.0, "join", (name,), 0.0) for name in joiners]
+    for _ in range(draws.randint(*FAULTS)):
+        faults.append(any_fault(draws, kinds, begun, joiners))
+    if seed % 8 == OUTAGES:
+        faults.append(_outage(seed, begun))
+    if seed % 8 == RESIDENTS and all(fault.kind != "leave" for fault in faults):
+        faults.append(_leave(seed, begun))
+    if seed % 16 == FORGETFUL:
+        at_s = random.Random(f"memory {seed}").uniform(FIRST_S, LAST_S)
+        faults.append(Fault(at_s, 1.0, "lost memory", (begun[0],), 0.0))
+    if seed % 16 == SWIZZLED:
+        faults += _swizzle(seed, begun)
+    if seed % 16 in DAMAGED:
+        faults += _faulty_memory(seed, begun)
+    faults.sort(key=lambda fault: fault.at_s)
+    return Schedule(
+        tuple(begun),
+        tuple(joiners),
+        tuple(faults),
+        is_small=seed % 4 == 1,
+        stays_resident=seed % 8 == RESIDENTS,
+        writes_samples=seed % 8 == 2,
+        is_watched=seed % 8 == 7,
+        is_audited=seed % 8 == AUDITS,
+        is_narrow=seed % 16 == NARROW,
+        lanes_are_apart=seed % 16 in APART,
+        model={GIVEN: "given", ADAPTERS: "adapters"}.get(seed % 16, ""),
+        is_invited=seed % 16 == INVITED,
+        is_private=seed % 16 == PRIVATE,
+    )
+
+
+def any_fault(
+    draws: random.Random, kinds: Mapping[str, int], begun: Sequence[str], joiners: Sequence[str]
+) -> Fault:
+    kind = draws.choices(list(kinds), list(kinds.values()))[0]
+    whom = tuple(draws.sample([*begun, *joiners], 2 if kind in OF_LINKS else 1))
+    if kind == "partition":
+        whom = tuple(sorted(draws.sample(begun, draws.randint(1, len(begun) - 1))))
+    lasts_s = draws.choice(LASTING_S) * draws.uniform(0.5, 1.5)
+    at_s = draws.uniform(FIRST_S, LAST_S)
+    return Fault(at_s, lasts_s, kind, whom, draws.random())
+
+
+def _faulty_memory(seed: int, begun: Sequence[str]) -> list[Fault]:
+    draws = random.Random(f"damaged {seed}")
+    return [
+        Fault(
+            draws.uniform(FIRST_S, LAST_S),
+            draws.choice(LASTING_S),
+            "damaged bytes",
+            (draws.choice(begun),),
+            0.0,
+        )
+        for _ in range(DAMAGED_TIMES)
+    ]
+
+
+def otherwise(seed: int) -> Schedule:
+    """Differences of local steps take memory, and nobody audits what is rounded: all machines have
+    room for the whole model, and what needs little memory or audits is left to other seeds."""
+    name = RECIPE_NAMES[seed % len(RECIPE_NAMES)]
+    return replace(
+        ordinary(seed - RECIPES), model=name, is_small=False, is_audited=False, is_private=False
+    )
+
+
+def quick(seed: int) -> Schedule:
+    """The same faults, each half as long, and some more; and more of them begin before the run
+    ends: of the first seeds one in five comes to fewer than ten."""
+    place = seed - QUICK
+    plain, draws = ordinary(place), random.Random(f"quick {seed}")
+    kinds = CRASHES if place % 4 == 3 else KINDS
+    more = [any_fault(draws, kinds, plain.begun, plain.joiners) for _ in range(BESIDES_QUICK)]
+    faults = [sooner(fault) for fault in (*plain.faults, *more)]
+    faults.sort(key=lambda fault: fault.at_s)
+    waits = random.Random(f"founding {seed}").random() >= QUICK_FOUNDING
+    writes_samples = plain.writes_samples and place % QUICK_SAMPLES_EVERY == 2
+    return replace(
+        plain,
+        faults=tuple(faults),
+        is_quick=True,
+        waits_for_a_step=waits,
+        writes_samples=writes_samples,
+    )
+
+
+def sooner(fault: Fault) -> Fault:
+    """Of those who are cut off in turns none may be back too soon: they begin by their time."""
+    share = (fault.at_s - FIRST_S) / (LAST_S - FIRST_S)
+    return replace(
+        fault,
+        at_s=QUICK_FIRST_S + share * (QUICK_LAST_S - QUICK_FIRST_S),
+        lasts_s=fault.lasts_s * QUICK_LASTS,
+        at_step=1 + int(share * (QUICK_LAST_STEP - 1)) if fault.kind != "swizzle" else None,
+    )
+
+
+def _outage(seed: int, begun: str) -> Fault:
+    """Who comes back first are some of those that began; the others stay away until all is
+    mended, unless another fault's end brings them back."""
+    draws = random.Random(f"outage {seed}")
+    first = tuple(draws.sample(begun, draws.randint(1, len(begun))))
+    lasts_s = draws.choice(LASTING_S) * draws.uniform(0.5, 1.5)
+    return Fault(draws.uniform(FIRST_S, LAST_S), lasts_s, "outage", first, draws.random())
+
+
+def _leave(seed: int, begun: str) -> Fault:
+    """Who stays resident shows nothing where nobody is paused."""
+    draws = random.Random(f"leave {seed}")
+    lasts_s = draws.choice(LASTING_S) * draws.uniform(0.5, 1.5)
+    at_s, whom = draws.uniform(FIRST_S, LAST_S), draws.choice(begun)
+    return Fault(at_s, lasts_s, "leave", (whom,), draws.random())
+
+
+def _swizzle(seed: int, begun: str) -> list[Fault]:
+    """One fault for each of those that are cut off. All are before the first comes back."""
+    draws = random.Random(f"swizzle {seed}")
+    whom = draws.sample(begun, draws.randint(2, len(begun)))
+    first_s, apart_s = draws.uniform(FIRST_S, LAST_S), draws.choice(LASTING_S)
+    cut_s = sorted(first_s + draws.uniform(0.0, apart_s) for _ in whom)
+    back_s = [first_s + apart_s + draws.uniform(0.0, apart_s) for _ in whom]
+    if back_s == sorted(back_s):
+        back_s.reverse()
+    return [
+        Fault(at_s, until_s - at_s, "swizzle", (name,), 0.0)
+        for name, at_s, until_s in zip(whom, cut_s, back_s, strict=True)
+    ]

@@ -1,0 +1,127 @@
+"""What is to happen in a seed: how many daemons there are, and what is done to them when."""
+
+from dataclasses import dataclass, replace
+
+NAMES = "abcdefghijkl"
+FIRST_S, LAST_S = 3.0, 26.0
+"""After the last of those that begin the run was started."""
+LASTING_S = (0.3, 1.0, 3.0, 6.0, 12.0)
+BACK_S, AHEAD_S = -7200.0, 86_400.0
+"""How far wall clocks jump."""
+
+KINDS = {
+    "kill": 4,
+    "power cut": 2,
+    "lying disk": 1,
+    "old disk": 1,
+    "pause": 3,
+    "leave": 2,
+    "join": 0,
+    "cut": 3,
+    "one-way cut": 2,
+    "partition": 1,
+    "slow link": 2,
+    "lossy link": 1,
+    "doubled calls": 1,
+    "full disk": 2,
+    "slow disk": 1,
+    "clock": 2,
+    "outage": 0,
+    "lost memory": 0,
+    "swizzle": 0,
+    "damaged bytes": 0,
+}
+"""How often each is drawn; each newcomer joins once, and some seeds have the last four."""
+CRASHES = {
+    "kill": 6,
+    "power cut": 3,
+    "full disk": 2,
+    "slow disk": 1,
+    "clock": 2,
+    "join": 0,
+    "lost memory": 0,
+}
+"""In every fourth seed only these: in it what is told to be safe is held to its word."""
+OF_LINKS = frozenset({"cut", "one-way cut", "slow link", "lossy link", "doubled calls"})
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Begins `at_s` after all that begin the run were started, and ends after a while."""
+
+    at_s: float
+    lasts_s: float
+    kind: str
+    whom: tuple[str, ...]
+    """Those to whom it is done: one, the two ends of a link, one side of a partition, or
+    who comes back first."""
+    draw: float
+    """Between 0 and 1: how far, where that is asked."""
+    what: str = ""
+    """Of lies: in what."""
+    at_step: int | None = None
+    """It begins sooner if so many steps are committed."""
+
+    def __str__(self) -> str:
+        return f"{self.kind} {'-'.join(self.whom)}{self.what and f' ({self.what})'}"
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Of one seed."""
+
+    begun: tuple[str, ...]
+    """The founder first."""
+    joiners: tuple[str, ...]
+    faults: tuple[Fault, ...]
+    is_small: bool = False
+    """The machines are near one another and have little memory: no one of them has room for the
+    whole model, few layers are held twice, and guardians keep up with each step."""
+    is_quick: bool = False
+    """The run is short."""
+    waits_for_a_step: bool = False
+    """Faults begin after the first step, not after the daemons did."""
+    stays_resident: bool = False
+    """Who is paused by its owner comes back in the same process."""
+    writes_samples: bool = False
+    """The model writes as it learns."""
+    is_watched: bool = False
+    """Somebody asks every daemon all that it tells, again and again."""
+    is_audited: bool = False
+    """Work is computed again by others before a step commits."""
+    is_narrow: bool = False
+    """Links are slow enough for who dies to be in the middle of a transfer."""
+    lanes_are_apart: bool = False
+    """What is sent over one lane says nothing of when it comes over another one."""
+    model: str = ""
+    """Which one is trained: `run.MODELS`; empty: the plain one."""
+    is_invited: bool = False
+    """Whoever joins shows a line of the founder's."""
+    is_private: bool = False
+    """All that begin but the last one are named as those that alone may have ends and data."""
+    liars: tuple[str, ...] = ()
+    """Who ever lies: a quarter of those that begin, at most."""
+    lie_together: bool = False
+    """Each finds the others' work right, and says so."""
+    audit_rate: float = 0.5
+    """Where it is audited."""
+
+    @property
+    def has_only_crashes(self) -> bool:
+        """Nobody is out of reach but who is dead."""
+        return all(fault.kind in CRASHES for fault in self.faults)
+
+    @property
+    def lies(self) -> list[tuple[str, str]]:
+        """Who lies in what."""
+        return [(name, fault.what) for fault in self.faults if fault.what for name in fault.whom]
+
+    @property
+    def send_damaged(self) -> set[str]:
+        """Whose bytes are changed before they are sent."""
+        return {fault.whom[0] for fault in self.faults if fault.kind == "damaged bytes"}
+
+    def only(self, kept: frozenset[int]) -> "Schedule":
+        """With these of its faults, by their place in it."""
+        faults = tuple(fault for place, fault in enumerate(self.faults) if place in kept)
+        return replace(self, faults=faults)

@@ -32,6 +32,7 @@ from p2p_dtfm.testbed.virtual.seeds.player import QUICK_STEPS, Player
 from p2p_dtfm.testbed.virtual.seeds.playing import FIRST_STEP_WITHIN_S, Play, Played, play_seed
 from p2p_dtfm.testbed.virtual.seeds.reached import LinesReached
 from p2p_dtfm.testbed.virtual.seeds.run import RECIPES, make_run, steps_of
+from p2p_dtfm.testbed.virtual.seeds.schedules.crashes import LAST_STEP
 from p2p_dtfm.testbed.virtual.seeds.schedules.draw import draw
 from p2p_dtfm.testbed.virtual.seeds.schedules.first_seeds import (
     LIES,
@@ -446,7 +447,9 @@ def test_from_700000_on_small_machines_crash_and_lanes_are_apart() -> None:
     assert all(it.is_small and it.is_quick and it.lanes_are_apart for it in schedules)
     assert all(it.has_only_crashes for it in schedules), "what is told to be safe is held to it"
     assert {len(it.begun) for it in schedules} == {3, 4, 5, 6}
-    assert all(len(it.faults) >= 6 for it in schedules)
+    assert all(len(it.faults) >= 12 for it in schedules)
+    ends = [[fault for fault in it.faults if fault.at_step == QUICK_STEPS] for it in schedules]
+    assert {len(crashes) for crashes in ends} == {0, 1, 2} and LAST_STEP == QUICK_STEPS
 
 
 @pytest.mark.parametrize("are_apart", [False, True])

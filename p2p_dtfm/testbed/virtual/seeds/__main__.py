@@ -2,15 +2,16 @@
 
 `python -m p2p_dtfm.testbed.virtual.seeds --seeds 0-99 [--jobs 2] [--shrink] [--story] [--coverage]`
 
-What is done to whom the seed draws (`seeds.schedules`). From seed 100000 on they are storms: eight machines, and nothing but kills, one upon the other; from 200000 on a quarter of the
-members lies (`lies`), in a run with audits, and `seeds.verdict` says what must hold for the others;
-from 300000 on the run is trained otherwise (`run.RECIPES`): by Muon, by local steps in fp32, sparse
-or in signs, or in eight bits. Of most of these a single process says nothing: members are compared
-with one another, bit for bit, and what they learn with the beginning. From 400000 on one of six or
-seven lies, none of which has room for the whole model. From 500000 on the faults of the first seeds
-come sooner one after the other, most of them with steps, in short runs: of these there can be
-thousands, and from 600000 on of those from 200000 on. From 700000 on a few small machines crash in
-short runs, and lanes have no order among each other.
+What is done to whom the seed draws (`seeds.schedules`). From seed 100000 on they are storms: eight
+machines, and nothing but kills, one upon the other; from 200000 on a quarter of the members lies
+(`lies`), in a run with audits, and `seeds.verdict` says what must hold for the others; from 300000
+on the run is trained otherwise (`run.RECIPES`): by Muon, by local steps in fp32, sparse or in
+signs, or in eight bits. Of most of these a single process says nothing: members are compared with
+one another, bit for bit, and what they learn with the beginning. From 400000 on one of six or seven
+lies, none of which has room for the whole model. From 500000 on the faults of the first seeds come
+sooner one after the other, most of them with steps, in short runs: of these there can be thousands,
+and from 600000 on of those from 200000 on. From 700000 on a few small machines crash in short runs,
+and after the last step as well, and lanes have no order among each other.
 
 Then all is mended, and these must hold: each daemon comes to the end of the run within a bound;
 loss, gradient norm and held-out loss of each step are those of a single process on the same data,

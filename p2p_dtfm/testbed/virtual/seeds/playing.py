@@ -212,12 +212,13 @@ class Play:
                 self._swarm.ask(peer)
 
     def _do(self, fault: Fault, is_end: bool) -> None:
-        """None begins after the last step."""
+        """In most seeds none begins after the last step."""
         if is_end:
             if fault in self._begun:
                 self.deeds.end(fault)
             return
-        if (not self._is_complete() or fault.kind == "join") and self.deeds.begin(fault):
+        goes_on = self._schedule.goes_on_after_the_end or fault.kind == "join"
+        if (goes_on or not self._is_complete()) and self.deeds.begin(fault):
             self._begun.add(fault)
 
     def _is_complete(self) -> bool:

@@ -2,11 +2,12 @@
 
 import random
 
-from p2p_dtfm.testbed.virtual.seeds.schedules.ordinary import any_fault, sooner
+from p2p_dtfm.testbed.virtual.seeds.schedules.ordinary import QUICK_LAST_S, any_fault, sooner
 from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import (
     CRASHES,
     FIRST_S,
     LAST_S,
+    LASTING_S,
     NAMES,
     Fault,
     Schedule,
@@ -16,7 +17,11 @@ STORM_OF = "abcdefgh"
 KILLED_EVERY_S = (0.8, 3.0)
 BACK_AFTER_S = (0.3, 2.0)
 BEGUN_IN_QUICK_STORMS = (3, 6)
-CRASHES_IN_QUICK_STORMS = (6, 10)
+CRASHES_IN_QUICK_STORMS = (12, 16)
+CRASHES_AT_THE_END = (0, 2)
+"""At once with the last step, which may be on nobody's disk yet."""
+LAST_STEP = 16
+FULL_FROM_STEP = 13
 
 
 def storm(seed: int) -> Schedule:
@@ -38,12 +43,29 @@ def quick_storm(seed: int) -> Schedule:
         for _ in range(draws.randint(*CRASHES_IN_QUICK_STORMS))
     ]
     faults += [Fault(draws.uniform(FIRST_S, LAST_S), 0.0, "join", (it,), 0.0) for it in joiners]
+    faults = [*map(sooner, faults), *_at_the_end(seed, begun)]
     return Schedule(
         tuple(begun),
         tuple(joiners),
-        tuple(sorted(map(sooner, faults), key=lambda fault: fault.at_s)),
+        tuple(sorted(faults, key=lambda fault: fault.at_s)),
         is_small=True,
         is_quick=True,
         waits_for_a_step=True,
         lanes_are_apart=True,
+        goes_on_after_the_end=True,
     )
+
+
+def _at_the_end(seed: int, begun: str) -> list[Fault]:
+    """The last step may have to be made once more, by those that are done with it."""
+    draws = random.Random(f"end of quick storm {seed}")
+    crash_count = draws.randint(*CRASHES_AT_THE_END)
+    full = draws.sample(begun, draws.randint(0, len(begun)) if crash_count else 0)
+    faults = [
+        Fault(QUICK_LAST_S, draws.choice(LASTING_S), "full disk", (it,), 0.0, "", FULL_FROM_STEP)
+        for it in full
+    ]
+    for name in draws.sample(begun, crash_count):
+        kind, lasts_s = draws.choice(("kill", "power cut")), draws.choice(LASTING_S)
+        faults.append(Fault(QUICK_LAST_S + 1.0, lasts_s, kind, (name,), 0.0, "", LAST_STEP))
+    return faults

@@ -81,6 +81,8 @@ class Schedule:
     """The run is short."""
     waits_for_a_step: bool = False
     """Faults begin after the first step, not after the daemons did."""
+    goes_on_after_the_end: bool = False
+    """Faults that are not over with the last step begin all the same."""
     stays_resident: bool = False
     """Who is paused by its owner comes back in the same process."""
     writes_samples: bool = False

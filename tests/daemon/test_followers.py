@@ -328,6 +328,47 @@ def test_what_others_than_their_holder_have_given_to_guard_is_confirmed_by_it(
     tools.compute.close()
 
 
+def test_a_guardian_moves_nothing_on_by_a_step_that_is_not_committed_here(tmp_path: Path) -> None:
+    """Its holder had committed, and died; this peer still waited for the word of another one. What
+    it had of a step that it could not name counted for nobody, and the step was computed again
+    although it was told to be safe (seed 700021)."""
+    me, holder = name_of(1), name_of(0)
+    line, state = Line(), TrainerState()
+    tools = trainer_tools(tmp_path, me, line)
+    found = view_of(1, 2)
+    count = workload_of(SPEC).layer_count
+    pipeline = Pipeline((Stage(holder, 0, count, 1),), 0, SPEC.microbatches_per_step)
+    plan = Plan((pipeline,), (me,), 3_600_000_000_000)
+    view = View(msgspec.structs.replace(found.snapshot, step=7), plan)
+    for layer in range(count):
+        state.states[layer] = LayerState.genesis(SPEC, layer)
+        state.states[layer].version = 7
+
+    async def run() -> None:
+        state.view, state.step = view, 7
+        followers = Followers(tools, Outlet(), state)
+        followers.guard(view)
+        await settle()
+        number = line.requests[-1].number
+        for layer in range(count):
+            followers.receive(holder, LayerOffered(view.id, number, layer, 7, "", 0))
+            for frame in chunks(view, layer, 7):
+                followers.gradient(holder, *frame)
+        followers.receive(holder, LayersCommitted(view.id, number, 7, 1.0))
+        await asyncio.sleep(0.2)
+        assert {it.version for it in state.states.values()} == {7}
+        assert set(state.reduced[view.id, 7]) == set(range(count)), "with which it can be moved on"
+        state.step = 8
+        followers.committed()
+        while {it.version for it in state.states.values()} != {8}:
+            await state.wait(1.0)
+        followers.stop_guarding()
+        await settle()
+
+    asyncio.run(asyncio.wait_for(run(), 20))
+    tools.compute.close()
+
+
 def chunks(view: View, layer: int, step: int) -> Iterator[tuple[FrameHeader, bytearray]]:
     """A gradient of a layer, as it travels."""
     length = workload_of(SPEC).cost(layer).parameter_count

@@ -14,8 +14,8 @@ from p2p_dtfm.daemon.state_transfer.donor import Donor
 from p2p_dtfm.testbed.virtual import swarm as worlds
 from p2p_dtfm.testbed.virtual.lies.lying import Lying
 from p2p_dtfm.testbed.virtual.lies.putting import put_in
+from p2p_dtfm.testbed.virtual.patches import Patches
 from p2p_dtfm.testbed.virtual.peer import Peer
-from p2p_dtfm.testbed.virtual.planted.patches import Patches
 from p2p_dtfm.testbed.virtual.seeds.run import make_run
 from p2p_dtfm.testbed.virtual.swarm import Swarm, play
 from tests.testbed.begun import begun

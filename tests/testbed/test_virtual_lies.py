@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from p2p_dtfm.testbed.virtual.lies.lying import IN_WORDS, IN_WORK, KINDS
-from p2p_dtfm.testbed.virtual.planted.patches import Planted, planted
+from p2p_dtfm.testbed.virtual.planted.bug import Planted, planted
 from p2p_dtfm.testbed.virtual.planted.verdicts import VERDICTS
 from p2p_dtfm.testbed.virtual.seeds.player import Player
 from p2p_dtfm.testbed.virtual.seeds.playing import Played

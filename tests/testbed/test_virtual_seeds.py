@@ -19,9 +19,10 @@ from p2p_dtfm.daemon.trainer.trainer_state import TrainerState
 from p2p_dtfm.net.streams.probing import FIRST_PROBE_BYTES, LONG_ENOUGH_S
 from p2p_dtfm.testbed.virtual.links import ALL_LANES, Links
 from p2p_dtfm.testbed.virtual.loop import VirtualLoop
+from p2p_dtfm.testbed.virtual.patches import Patches
 from p2p_dtfm.testbed.virtual.planted import __main__ as planted_tool
 from p2p_dtfm.testbed.virtual.planted.__main__ import BUGS, Search
-from p2p_dtfm.testbed.virtual.planted.patches import Patches, planted
+from p2p_dtfm.testbed.virtual.planted.bug import planted
 from p2p_dtfm.testbed.virtual.process import PROCESS, Process
 from p2p_dtfm.testbed.virtual.seeds import __main__ as seeds_tool
 from p2p_dtfm.testbed.virtual.seeds import player as players

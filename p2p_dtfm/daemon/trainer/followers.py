@@ -24,7 +24,7 @@ from p2p_dtfm.daemon.peers.wire import (
     StateDigest,
 )
 from p2p_dtfm.daemon.state_transfer.following.follower import Follower
-from p2p_dtfm.daemon.state_transfer.following.replaying import OnGradient
+from p2p_dtfm.daemon.state_transfer.following.replaying import MayRoll, OnGradient
 from p2p_dtfm.daemon.state_transfer.state_tools import FollowerTools
 from p2p_dtfm.daemon.telemetry.status import State
 from p2p_dtfm.daemon.trainer.trainer_state import Outlet, Tensor, Tools, TrainerState
@@ -117,6 +117,7 @@ class Followers:
         layers: set[int],
         on_progress: Callable[[], None],
         on_gradient: OnGradient | None = None,
+        may_roll: MayRoll = lambda step: True,
         came_from: Mapping[int, Collection[str]] = MappingProxyType({}),
     ) -> Follower:
         tools = self._tools
@@ -130,7 +131,9 @@ class Followers:
             keep_frozen=tools.stores.initial.keep,
             slow=self._slow_donors,
         )
-        follower = Follower(view, layers, follower_tools, on_progress, on_gradient, came_from)
+        follower = Follower(
+            view, layers, follower_tools, on_progress, on_gradient, may_roll, came_from
+        )
         self._tasks[follower] = self._state.watched(follower.run())
         return follower
 
@@ -198,7 +201,8 @@ class Followers:
         came_from = {it: peers for each in self._ending for it, peers in each.came_from.items()}
         self._end_ending()
         if mine and view.cut_pace is None:
-            self.guardian = self._new(view, mine, self._changed, self._guarded, came_from)
+            guards = (self._guarded, self._is_committed)
+            self.guardian = self._new(view, mine, self._changed, *guards, came_from)
         self._outlet.states_changed()
 
     def _cancel_beginning(self) -> None:
@@ -226,6 +230,17 @@ class Followers:
         self._state.reduced.setdefault((view, step), {})[layer] = gradient
         self._outlet.reduced(step, {layer})
         self._tools.net.messenger.tell(holder, LayerReceipt(view, step, (layer,)))
+
+    def _is_committed(self, step: int) -> bool:
+        """Here as well: what this peer has of a step of whose commit it cannot tell it could show
+        nobody, if its holder died now."""
+        return step < self._state.step
+
+    def committed(self) -> None:
+        """A step is, as far as this peer knows."""
+        for follower in (self.guardian, *self._ending):
+            if follower is not None:
+                follower.go_on()
 
     # what arrives -------------------------------------------------------------------------------
 

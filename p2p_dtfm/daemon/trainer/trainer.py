@@ -244,6 +244,7 @@ class Trainer:
         if found is not None:
             self._outlet.skip_to(*found)
             self._state.step = ledger.step
+            self._followers.committed()
 
     def _record(self, ledger: Ledger, statement: Statement) -> None:
         """Raises `PeerFault`, and has the step repeated without whom its own words convict."""
@@ -419,5 +420,6 @@ class Trainer:
             self.cuts.committed(view, outcome)
             self.seen_paces.committed()
             self._outlet.committed(outcome)
+            self._followers.committed()
             state.forget_reduced(outcome.step)
             await self._outlet.settled()  # or it would go on counting in a view that is over

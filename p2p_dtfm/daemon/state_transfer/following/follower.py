@@ -27,7 +27,12 @@ from p2p_dtfm.daemon.state_transfer.following.donor_choice import (
     holders_in,
 )
 from p2p_dtfm.daemon.state_transfer.following.giving import FETCHED_AT_ONCE, Giver, Givers
-from p2p_dtfm.daemon.state_transfer.following.replaying import Coming, OnGradient, Replaying
+from p2p_dtfm.daemon.state_transfer.following.replaying import (
+    Coming,
+    MayRoll,
+    OnGradient,
+    Replaying,
+)
 from p2p_dtfm.daemon.state_transfer.following.rolled_layers import unlike_layers
 from p2p_dtfm.daemon.state_transfer.state_tools import FollowerTools
 from p2p_dtfm.daemon.state_transfer.witnesses import WITNESSES_LIMIT, StateVotes, finite_state
@@ -53,6 +58,8 @@ class Follower:
 
     `on_progress` is called whenever more is there. `on_gradient(donor, layer, step, gradient)`
     hears of each whole reduced gradient that rolls a state here forward: a guardian has it.
+    `may_roll(step)`: whether states may be moved on by that step, as far as this peer knows; call
+    `go_on` when more may.
     """
 
     def __init__(
@@ -62,6 +69,7 @@ class Follower:
         tools: FollowerTools,
         on_progress: Callable[[], None],
         on_gradient: OnGradient | None = None,
+        may_roll: MayRoll = lambda step: True,
         came_from: Mapping[int, Collection[str]] = MappingProxyType({}),
     ) -> None:
         """`came_from`: who has given what is here of these layers, if it was brought."""
@@ -88,7 +96,9 @@ class Follower:
         self.came_from = {it: set(peers) for it, peers in came_from.items() if it in layers}
         """By layer: who has given its state, and the gradients that have moved it on."""
         coming = Coming(self.layers, self.missing, self._donor_of, self.came_from)
-        self._replaying = Replaying(coming, tools, on_progress, on_gradient, self._begin_again)
+        self._replaying = Replaying(
+            coming, tools, on_progress, on_gradient, may_roll, self._begin_again
+        )
         self._asks_anew: set[int] = set()
         """Here, and not what its holder has, as far as that is known."""
         self._has_stopped = False
@@ -398,6 +408,10 @@ class Follower:
         self.missing.discard(layer)
         self._replaying.go_on()
         self._on_progress()
+
+    def go_on(self) -> None:
+        """States may be moved on that were held back."""
+        self._replaying.go_on()
 
     def stop(self) -> None:
         """Tell the donors that no more is needed; from now on nothing changes here.

@@ -21,6 +21,7 @@ STALL_S = 5.0
 
 Tensor = Any
 OnGradient = Callable[[str, int, int, Tensor], None]
+MayRoll = Callable[[int], bool]
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Coming:
 
 class Replaying:
     """`begin_again(donor, reason)`: what it gives is of no use from here on, so newer states are
-    asked for. `on_progress` and `on_gradient` are the follower's."""
+    asked for. `on_progress`, `on_gradient` and `may_roll` are the follower's."""
 
     def __init__(
         self,
@@ -45,12 +46,14 @@ class Replaying:
         tools: FollowerTools,
         on_progress: Callable[[], None],
         on_gradient: OnGradient | None,
+        may_roll: MayRoll,
         begin_again: Callable[[str, str], None],
     ) -> None:
         self._coming = coming
         self._tools = tools
         self._on_progress = on_progress
         self._on_gradient = on_gradient
+        self._may_roll = may_roll
         self._begin_again = begin_again
         self._gradients = ArrivingGradients(workload_of(tools.spec), coming.layers)
         self._committed: dict[str, dict[int, float]] = {}
@@ -129,6 +132,8 @@ class Replaying:
         held = self._tools.states
         for layer in self._here:
             version, donor = held[layer].version, self._coming.donor_of[layer]
+            if not self._may_roll(version):
+                continue  # it is this peer that is late
             committed = self._committed.get(donor, {})
             if self._gradients.has_later(layer, version) or any(n > version for n in committed):
                 self._begin_again(donor, f"step {version} of layer {layer} is lost")
@@ -151,7 +156,7 @@ class Replaying:
         donor = self._coming.donor_of[layer]
         norm = self._committed.get(donor, {}).get(step := state.version)
         gradient = self._gradients.whole(layer, step)
-        if norm is None or gradient is None:
+        if norm is None or gradient is None or not self._may_roll(step):
             return False
         self._gradients.rolled.add(layer)  # before: its version changes first, and is looked at
         self._coming.came_from.setdefault(layer, set()).add(donor)

@@ -6,7 +6,7 @@ from p2p_dtfm.daemon.node.membership import Membership
 from p2p_dtfm.daemon.trainer.audited.audits import Audits
 from p2p_dtfm.daemon.trainer.step_loop import StepLoop
 from p2p_dtfm.testbed.virtual.lies.lying import Deed, Lying
-from p2p_dtfm.testbed.virtual.planted.patches import Patches
+from p2p_dtfm.testbed.virtual.patches import Patches
 
 LEFT_OUT = "leaves out "
 

@@ -21,7 +21,7 @@ from p2p_dtfm.testbed.virtual.lies.lying import (
     WHILE_NOT_DRAWN,
     Lying,
 )
-from p2p_dtfm.testbed.virtual.planted.patches import Patches
+from p2p_dtfm.testbed.virtual.patches import Patches
 
 STRENGTHS = {"speed": 20.0}
 """Where it is not that of real daemons."""

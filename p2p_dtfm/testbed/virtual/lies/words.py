@@ -15,7 +15,7 @@ from p2p_dtfm.daemon.step.step_frames import StepFrames
 from p2p_dtfm.daemon.trainer.audited.audits import Audits
 from p2p_dtfm.net.streams.frames import FrameKind
 from p2p_dtfm.testbed.virtual.lies.lying import Lying
-from p2p_dtfm.testbed.virtual.planted.patches import Patches
+from p2p_dtfm.testbed.virtual.patches import Patches
 
 WRONG = bytes(WORK_BYTES)
 

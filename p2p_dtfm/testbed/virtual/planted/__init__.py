@@ -1,6 +1,6 @@
 """Bugs that are put into the daemon on purpose, to see that seeds find them. Begin with `__main__`.
 
-patches         something else for a time, in place of what is there
+bug             what one is, and how it is put in
 waiting         who is not woken, not asked, or never ends
 states          gradients and states that are wrong, lost or doubled
 disks           what is written, and read again

@@ -12,9 +12,9 @@ import tempfile
 import time
 from pathlib import Path
 
+from p2p_dtfm.testbed.virtual.planted.bug import Planted, planted
 from p2p_dtfm.testbed.virtual.planted.disks import DISKS
 from p2p_dtfm.testbed.virtual.planted.lives import LIVES
-from p2p_dtfm.testbed.virtual.planted.patches import Planted, planted
 from p2p_dtfm.testbed.virtual.planted.states import STATES
 from p2p_dtfm.testbed.virtual.planted.verdicts import VERDICTS
 from p2p_dtfm.testbed.virtual.planted.waiting import WAITING

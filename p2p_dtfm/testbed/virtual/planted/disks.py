@@ -9,7 +9,8 @@ from p2p_dtfm.daemon.machine.view_history import ViewHistory
 from p2p_dtfm.daemon.peers import home_memory
 from p2p_dtfm.daemon.telemetry.event_log import EventLog
 from p2p_dtfm.ports import disk, now
-from p2p_dtfm.testbed.virtual.planted.patches import Patches, Planted
+from p2p_dtfm.testbed.virtual.patches import Patches
+from p2p_dtfm.testbed.virtual.planted.bug import Planted
 from p2p_dtfm.train.model import checkpoint
 
 

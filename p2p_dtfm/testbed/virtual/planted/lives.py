@@ -12,7 +12,8 @@ from p2p_dtfm.daemon.state_transfer.checkpoints.checkpoints import Checkpoints
 from p2p_dtfm.daemon.state_transfer.donor import Donor
 from p2p_dtfm.daemon.state_transfer.offers import Offers
 from p2p_dtfm.daemon.step.mailbox import Mailbox
-from p2p_dtfm.testbed.virtual.planted.patches import Patches, Planted
+from p2p_dtfm.testbed.virtual.patches import Patches
+from p2p_dtfm.testbed.virtual.planted.bug import Planted
 
 FOR_EVER_S = 1e9
 

@@ -14,7 +14,8 @@ from p2p_dtfm.daemon.trainer.followers import Followers
 from p2p_dtfm.daemon.trainer.step_loop import StepLoop
 from p2p_dtfm.daemon.trainer.trainer import Trainer
 from p2p_dtfm.net.streams.frames import FrameReader
-from p2p_dtfm.testbed.virtual.planted.patches import Patches, Planted
+from p2p_dtfm.testbed.virtual.patches import Patches
+from p2p_dtfm.testbed.virtual.planted.bug import Planted
 from p2p_dtfm.train.model import optimizer
 from p2p_dtfm.train.stage.segment_reduction import SegmentReduction
 
@@ -119,6 +120,11 @@ def _receipts_are_not_waited_for(patches: Patches) -> None:
     patches.put(Receipts, "waits_for", lambda receipts, step: ())
 
 
+def _guardians_run_ahead(patches: Patches) -> None:
+    """Of what they have heard is committed."""
+    patches.put(Followers, "_is_committed", lambda followers, step: True)
+
+
 def _cuts_are_safe_at_once(patches: Patches) -> None:
     def committed(cuts: Any, view: Any, outcome: Any) -> None:
         right(cuts, view, outcome)
@@ -181,6 +187,7 @@ STATES = (
     ),
     Planted("nothing-discarded", "states of a lost step stay", _nothing_is_discarded),
     Planted("no-receipts", "Prepared does not wait for guardians", _receipts_are_not_waited_for),
+    Planted("guardian-ahead", "copies move on by steps not committed there", _guardians_run_ahead),
     Planted("safe-at-once", "what is not copied yet is told to be safe", _cuts_are_safe_at_once),
     Planted("cuts-dropped", "whole cuts are dropped", _whole_cuts_are_dropped),
     Planted("commits-without-one", "one Prepared too few is enough", _commits_without_one),

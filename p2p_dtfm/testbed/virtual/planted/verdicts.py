@@ -6,7 +6,8 @@ from p2p_dtfm.core.audit import accounts
 from p2p_dtfm.core.audit.claim_book import ClaimBook
 from p2p_dtfm.core.audit.work import work_of
 from p2p_dtfm.core.membership.accusers import Accusers
-from p2p_dtfm.testbed.virtual.planted.patches import Patches, Planted
+from p2p_dtfm.testbed.virtual.patches import Patches
+from p2p_dtfm.testbed.virtual.planted.bug import Planted
 
 
 def _every_accusation_is_believed(patches: Patches) -> None:

@@ -17,7 +17,8 @@ from p2p_dtfm.daemon.trainer.step_loop import StepLoop
 from p2p_dtfm.daemon.trainer.trainer import Trainer
 from p2p_dtfm.daemon.trainer.trainer_state import TrainerState
 from p2p_dtfm.daemon.trainer.view_mail import ViewMail
-from p2p_dtfm.testbed.virtual.planted.patches import Patches, Planted
+from p2p_dtfm.testbed.virtual.patches import Patches
+from p2p_dtfm.testbed.virtual.planted.bug import Planted
 
 FOR_EVER_S = 1e9
 

@@ -89,14 +89,16 @@ def require_bounds(swarm: Swarm, liars: Collection[str] = ()) -> None:
 def require_safe_steps_stay(peer: Peer, crashes_s: Sequence[float] = ()) -> None:
     """What a peer has told to be safe, which is from the crash of any one peer, is not computed
     again, unless there were two of `crashes_s` since it was told; none are given where there was
-    one in all. Raises `Broken`."""
+    one in all. What a peer hears of before it is in a view others have computed, and it may
+    tell of several steps at once. Raises `Broken`."""
     told: list[tuple[float, int]] = []
     for event in peer.events():
-        if event["event"] != "step":
+        if event["event"] != "step" or not event["view"]:
             continue
         at_s, step = event["at_s"], event["step"]
         for told_s, safe in told:
-            if step < safe and sum(told_s <= crash_s <= at_s for crash_s in crashes_s) <= 1:
+            crash_count = sum(told_s <= crash_s <= at_s for crash_s in crashes_s)
+            if step < safe and told_s < at_s and crash_count <= 1:
                 raise Broken(
                     f"{peer.name}: step {step} again at {at_s:.2f} s, with {safe} safe ones "
                     f"at {told_s:.2f} s"

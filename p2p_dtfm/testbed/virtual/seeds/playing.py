@@ -27,6 +27,7 @@ from p2p_dtfm.testbed.virtual.seeds.judge import Broken, Reference
 from p2p_dtfm.testbed.virtual.seeds.nudges import Nudges
 from p2p_dtfm.testbed.virtual.seeds.run import steps_of, with_named_ends
 from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import Fault, Schedule
+from p2p_dtfm.testbed.virtual.seeds.tight_rooms import tight_rooms
 from p2p_dtfm.testbed.virtual.seeds.waits import Waits
 from p2p_dtfm.testbed.virtual.swarm import HOURS, NeverHappened, Swarm, play
 
@@ -283,14 +284,18 @@ def play_seed(
             played.reports = one.lying.reports
             played.steps = sum(len(peer.losses()) for peer in swarm.peers)
 
-    async def scene_with_liars(swarm: Swarm) -> None:
+    async def whole_scene(swarm: Swarm) -> None:
         one = Play(swarm, run, schedule)
-        with put_in(one.lying, schedule.lies) if schedule.liars else contextlib.nullcontext():
+        with contextlib.ExitStack() as stack:
+            if schedule.liars:
+                stack.enter_context(put_in(one.lying, schedule.lies))
+            if schedule.rooms_are_tight:
+                stack.enter_context(tight_rooms())
             await scene(swarm, one)
 
     with blames.heard():
         try:
-            play(seed, folder, scene_with_liars)
+            play(seed, folder, whole_scene)
         except Exception as error:  # noqa: BLE001 - of whatever kind, other seeds go on
             played.problem = problem_of(error)
     return played

@@ -22,6 +22,7 @@ CRASHES_AT_THE_END = (0, 2)
 """At once with the last step, which may be on nobody's disk yet."""
 LAST_STEP = 16
 FULL_FROM_STEP = 13
+TIGHT = 0.5
 
 
 def storm(seed: int) -> Schedule:
@@ -52,6 +53,7 @@ def quick_storm(seed: int) -> Schedule:
         is_quick=True,
         waits_for_a_step=True,
         lanes_are_apart=True,
+        rooms_are_tight=random.Random(f"rooms {seed}").random() < TIGHT,
         goes_on_after_the_end=True,
     )
 

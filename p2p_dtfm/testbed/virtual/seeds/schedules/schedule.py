@@ -81,6 +81,8 @@ class Schedule:
     """The run is short."""
     waits_for_a_step: bool = False
     """Faults begin after the first step, not after the daemons did."""
+    rooms_are_tight: bool = False
+    """What large models fill the small one fills, too: `seeds.tight_rooms`."""
     goes_on_after_the_end: bool = False
     """Faults that are not over with the last step begin all the same."""
     stays_resident: bool = False

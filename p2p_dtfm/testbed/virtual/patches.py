@@ -1,18 +1,6 @@
 """Something else for a time, in place of what is there."""
 
-import contextlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
-
-
-@dataclass(frozen=True)
-class Planted:
-    """One bug: `plant` puts it in."""
-
-    name: str
-    what: str
-    plant: Callable[["Patches"], None]
 
 
 class Patches:
@@ -36,14 +24,3 @@ class Patches:
         while self._before:
             owner, name, before = self._before.pop()
             setattr(owner, name, before)
-
-
-@contextlib.contextmanager
-def planted(bug: Planted) -> Iterator[None]:
-    """With the bug put in."""
-    patches = Patches()
-    try:
-        bug.plant(patches)
-        yield
-    finally:
-        patches.undo()

@@ -1,0 +1,27 @@
+"""One bug, and how it is put in."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from p2p_dtfm.testbed.virtual.patches import Patches
+
+
+@dataclass(frozen=True)
+class Planted:
+    """One bug: `plant` puts it in."""
+
+    name: str
+    what: str
+    plant: Callable[[Patches], None]
+
+
+@contextlib.contextmanager
+def planted(bug: Planted) -> Iterator[None]:
+    """With the bug put in."""
+    patches = Patches()
+    try:
+        bug.plant(patches)
+        yield
+    finally:
+        patches.undo()

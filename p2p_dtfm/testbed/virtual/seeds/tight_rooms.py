@@ -1,0 +1,39 @@
+"""Bounds of queues and buffers that the small model never comes to, brought down to where it does:
+two steps' gradients, one state at a time, and no state in memory beside another one."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from p2p_dtfm.core.cost_model import guardians
+from p2p_dtfm.daemon.state_transfer import donor
+from p2p_dtfm.daemon.state_transfer.following import arriving_gradients, follower, replaying
+from p2p_dtfm.daemon.state_transfer.offers import Offers
+from p2p_dtfm.daemon.trainer import view_mail
+from p2p_dtfm.testbed.virtual.patches import Patches
+
+QUEUED_MESSAGES = 32
+COMMITTED_STEPS = 4
+EARLY_BYTES = 256
+
+
+@contextlib.contextmanager
+def tight_rooms() -> Iterator[None]:
+    """For all daemons of this process, until it ends."""
+    patches = Patches()
+    try:
+        patches.put(guardians, "QUEUED_BYTES_LIMIT", 0)
+        patches.put(donor, "QUEUED_MESSAGES_LIMIT", QUEUED_MESSAGES)
+        patches.put(arriving_gradients, "GRADIENTS_LIMIT_BYTES", 0)
+        patches.put(follower, "FETCHED_LIMIT_BYTES", 0)
+        patches.put(replaying, "COMMITTED_LIMIT", COMMITTED_STEPS)
+        patches.put(view_mail, "EARLY_LIMIT_BYTES", EARLY_BYTES)
+
+        def made(offers: Any, directory: Path) -> None:
+            make(offers, directory, memory_limit_bytes=0)
+
+        make = patches.put(Offers, "__init__", made)
+        yield
+    finally:
+        patches.undo()

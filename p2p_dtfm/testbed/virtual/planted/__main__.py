@@ -2,7 +2,8 @@
 
 `python -m p2p_dtfm.testbed.virtual.planted [--within 100] [--only NAME,NAME] [--list]`
 
-A seed finds a bug if it fails with it and not without. Returns 1 where one was not found.
+Each is looked for from the first seed of the family that is there for it, or from `--first` on. A
+seed finds a bug if it fails with it and not without. Returns 1 where one was not found.
 """
 
 import argparse
@@ -39,8 +40,9 @@ class Search:
             self._fails[seed] = bool(self._player.play(seed).problem)
         return self._fails[seed]
 
-    def found(self, bug: Planted, within: int, first: int = 0) -> tuple[int, str] | None:
+    def found(self, bug: Planted, within: int, first: int | None = None) -> tuple[int, str] | None:
         """How many seeds it took, and what the last of them says; or None."""
+        first = bug.first if first is None else first
         for seed in range(first, first + within):
             with planted(bug):
                 problem = self._player.play(seed).problem
@@ -52,19 +54,19 @@ class Search:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--within", type=int, default=100, help="seeds for each")
-    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--first", type=int, help="the first seed, instead of each bug's own")
     parser.add_argument("--only", help="these, by name, with commas between")
     parser.add_argument("--list", action="store_true", help="say which there are")
     options = parser.parse_args()
     names = options.only.split(",") if options.only else [bug.name for bug in BUGS]
     if unknown := sorted({*names} - {bug.name for bug in BUGS}):
         parser.error(f"no bug is called {', '.join(unknown)}; --list says which there are")
-    if options.within < 1 or options.first < 0:
+    if options.within < 1 or (options.first or 0) < 0:
         parser.error("--within is at least 1, --first at least 0")
     bugs = [bug for bug in BUGS if bug.name in names]
     if options.list:
         for bug in bugs:
-            print(f"{bug.name:24} {bug.what}")
+            print(f"{bug.name:24} from {bug.first} on: {bug.what}")
         return 0
     logging.getLogger("p2p_dtfm").setLevel(logging.CRITICAL)
     missed = 0
@@ -80,7 +82,9 @@ def main() -> int:
                 print(f"{bug.name:24} not within {options.within} seeds, {took}: {bug.what}")
             else:
                 count, problem = found
-                print(f"{bug.name:24} {count} seeds, {took}: {problem.splitlines()[0][:120]}")
+                first = bug.first if options.first is None else options.first
+                where = f"seed {first + count - 1}, of {count}, {took}"
+                print(f"{bug.name:24} {where}: {problem.splitlines()[0][:120]}")
             sys.stdout.flush()
     print(f"{len(bugs) - missed} of {len(bugs)} found")
     return 1 if missed else 0

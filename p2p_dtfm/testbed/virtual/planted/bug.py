@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from p2p_dtfm.testbed.virtual.patches import Patches
+from p2p_dtfm.testbed.virtual.seeds.schedules.first_seeds import QUICK
 
 
 @dataclass(frozen=True)
@@ -14,6 +15,8 @@ class Planted:
     name: str
     what: str
     plant: Callable[[Patches], None]
+    first: int = QUICK
+    """The seed from which on it is looked for."""
 
 
 @contextlib.contextmanager

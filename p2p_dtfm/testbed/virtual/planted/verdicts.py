@@ -8,6 +8,7 @@ from p2p_dtfm.core.audit.work import work_of
 from p2p_dtfm.core.membership.accusers import Accusers
 from p2p_dtfm.testbed.virtual.patches import Patches
 from p2p_dtfm.testbed.virtual.planted.bug import Planted
+from p2p_dtfm.testbed.virtual.seeds.schedules.first_seeds import QUICK_LIES
 
 
 def _every_accusation_is_believed(patches: Patches) -> None:
@@ -59,9 +60,18 @@ def _doubts_are_forgotten(patches: Patches) -> None:
 
 
 VERDICTS = (
-    Planted("every-accusation", "every accusation is believed", _every_accusation_is_believed),
-    Planted("never-drawn", "no audit is ever drawn", _nobody_is_drawn),
-    Planted("one-is-enough", "the verdict of one suffices", _one_is_enough),
-    Planted("audits-unheeded", "what audits find is not heeded", _audits_change_nothing),
-    Planted("doubts-forgotten", "nobody remembers who was in doubt", _doubts_are_forgotten),
+    Planted(
+        "every-accusation",
+        "every accusation is believed",
+        _every_accusation_is_believed,
+        QUICK_LIES,
+    ),
+    Planted("never-drawn", "no audit is ever drawn", _nobody_is_drawn, QUICK_LIES),
+    Planted("one-is-enough", "the verdict of one suffices", _one_is_enough, QUICK_LIES),
+    Planted(
+        "audits-unheeded", "what audits find is not heeded", _audits_change_nothing, QUICK_LIES
+    ),
+    Planted(
+        "doubts-forgotten", "nobody remembers who was in doubt", _doubts_are_forgotten, QUICK_LIES
+    ),
 )

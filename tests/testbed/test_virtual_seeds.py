@@ -68,6 +68,8 @@ def test_of_sixteen_seeds_one_each_plays_what_needs_a_run_of_its_own() -> None:
     assert [it.is_invited for it in schedules].count(True) == 1
     assert [it.is_narrow for it in schedules].count(True) == 1
     assert [it.has_only_crashes for it in schedules if it.lanes_are_apart] == [False, True]
+    busy = [it for it in schedules if any(f.kind == "busy machine" for f in it.faults)]
+    assert sorted(it.is_small for it in busy) == [False, True]
     assert [it.is_private for it in schedules if it.is_small].count(True) == 1
     assert sorted(it.model for it in schedules if it.model) == ["adapters", "given"]
     assert all(it.is_small for it in schedules if it.model), "a stage has not all layers"
@@ -479,6 +481,32 @@ def test_lanes_that_are_apart_wait_for_nobody_and_the_connection_for_all(are_apa
     for number in (99, 199, 299, 399):
         before = came[: came.index((ALL_LANES, number))]
         assert {(lane, n) for lane in (1, 2) for n in range(number + 1)} <= set(before)
+
+
+def test_on_a_busy_machine_what_is_computed_takes_longer(tmp_path: Path) -> None:
+    took_s = list[float]()
+
+    async def scene(swarm: Swarm) -> None:
+        peers = [
+            SimpleNamespace(process=Process(name, swarm.loop, random.Random(0))) for name in "ab"
+        ]
+        swarm.named = lambda name: peers["ab".index(name)]  # type: ignore[method-assign, assignment, return-value]
+        deeds, fault = Deeds(swarm), Fault(0.0, 1.0, "busy machine", ("a",), 0.0)
+
+        async def job() -> None:
+            began_s = swarm.now_s
+            await asyncio.to_thread(lambda: None)
+            took_s.append(swarm.now_s - began_s)
+
+        assert deeds.begin(fault)
+        for peer in peers:
+            await peer.process.begin(job())
+        deeds.end(fault)
+        await peers[0].process.begin(job())
+
+    play(0, tmp_path / "world", scene)
+    busy_s, other_s, later_s = took_s
+    assert busy_s > 0.1 > 0.01 > other_s == pytest.approx(later_s)
 
 
 def test_links_that_are_soon_measured_take_one_probe_each() -> None:

@@ -20,6 +20,8 @@ from p2p_dtfm.testbed.virtual.process import PROCESS, Process
 
 JOB_NS = 100_000
 """What a job takes of itself."""
+BUSY_TIMES, BUSY_JOB_NS = 4, 150_000_000
+"""On a machine that does other things, too, it takes so many times as long, and so much more."""
 _START_NS = 1_000 * 1_000_000_000
 ROUNDING_S = 1e-9
 """What is due so soon is due now: times are sums of fractions of seconds."""
@@ -303,7 +305,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         except Exception as error:  # noqa: BLE001 - for whoever waits for the job
             job.failure = error
         took_ns, self.job_ns, self.in_job = self.job_ns, 0, False
-        return took_ns
+        process = PROCESS.get()
+        is_busy = process is not None and process.is_busy
+        return BUSY_TIMES * took_ns + BUSY_JOB_NS if is_busy else took_ns
 
     def _end(self, job: "_Job", lane: collections.deque["_Job"] | None) -> None:
         if not job.future.done():

@@ -48,6 +48,8 @@ class Process:
         """Of the world's time."""
         self.is_dead = False
         self.is_paused = False
+        self.is_busy = False
+        """Its machine does other things, too: jobs take longer."""
         self.failures: list[str] = []
         """What its event loop was told and nobody caught."""
         self._loop = loop

@@ -55,6 +55,7 @@ class Deeds:
             "damaged bytes": lambda fault: self._damage(fault, DAMAGED),
             "full disk": lambda fault: self._disk(fault, "is_full", is_so=True),
             "slow disk": lambda fault: self._disk(fault, "is_slow", is_so=True),
+            "busy machine": lambda fault: self._busy(fault, is_so=True),
             "clock": self._set_clock,
             "outage": self._cut_all_power,
             "lost memory": self._lose_memory,
@@ -78,6 +79,7 @@ class Deeds:
             "damaged bytes": lambda fault: self._damage(fault, 0.0),
             "full disk": lambda fault: self._disk(fault, "is_full", is_so=False),
             "slow disk": lambda fault: self._disk(fault, "is_slow", is_so=False),
+            "busy machine": lambda fault: self._busy(fault, is_so=False),
             "clock": lambda fault: swarm.set_clock(self._one(fault), 0.0),
             "outage": self._come_back_first,
             "lost memory": lambda fault: self._start(self._one(fault)),
@@ -279,6 +281,12 @@ class Deeds:
     def _disk(self, fault: Fault, name: str, is_so: bool) -> bool:
         setattr(self._one(fault).disk, name, is_so)
         return True
+
+    def _busy(self, fault: Fault, is_so: bool) -> bool:
+        process = self._one(fault).process
+        if process is not None:
+            process.is_busy = is_so
+        return process is not None and not process.is_dead
 
     def _end_of_lies(self, fault: Fault) -> None:
         """Whoever believed them loses power."""

@@ -39,6 +39,10 @@ DAMAGED = (5, 12)
 """Of sixteen seeds those, with small machines and with large ones, in which some machines change a
 word of some of what they send over streams."""
 DAMAGED_TIMES = 3
+BUSY = (1, 14)
+"""Of sixteen seeds those, with small machines and with large ones, in which some do other things
+besides, and all that they compute takes many times as long."""
+BUSY_TIMES = 2
 APART = (2, 11)
 """Of sixteen seeds those, in one of which machines only crash, in which the lanes and calls between
 two have no order among each other, and any of them may be held up while the others go on."""
@@ -84,7 +88,9 @@ def ordinary(seed: int) -> Schedule:
     if seed % 16 == SWIZZLED:
         faults += _swizzle(seed, begun)
     if seed % 16 in DAMAGED:
-        faults += _faulty_memory(seed, begun)
+        faults += _some("damaged bytes", DAMAGED_TIMES, seed, begun)
+    if seed % 16 in BUSY:
+        faults += _some("busy machine", BUSY_TIMES, seed, begun)
     faults.sort(key=lambda fault: fault.at_s)
     return Schedule(
         tuple(begun),
@@ -115,17 +121,18 @@ def any_fault(
     return Fault(at_s, lasts_s, kind, whom, draws.random())
 
 
-def _faulty_memory(seed: int, begun: Sequence[str]) -> list[Fault]:
-    draws = random.Random(f"damaged {seed}")
+def _some(kind: str, times: int, seed: int, begun: Sequence[str]) -> list[Fault]:
+    """So many faults of a kind, whenever."""
+    draws = random.Random(f"{kind.split()[0]} {seed}")
     return [
         Fault(
             draws.uniform(FIRST_S, LAST_S),
             draws.choice(LASTING_S),
-            "damaged bytes",
+            kind,
             (draws.choice(begun),),
             0.0,
         )
-        for _ in range(DAMAGED_TIMES)
+        for _ in range(times)
     ]
 
 

@@ -30,8 +30,9 @@ KINDS = {
     "lost memory": 0,
     "swizzle": 0,
     "damaged bytes": 0,
+    "busy machine": 0,
 }
-"""How often each is drawn; each newcomer joins once, and some seeds have the last four."""
+"""How often each is drawn; each newcomer joins once, and some seeds have the last five."""
 CRASHES = {
     "kill": 6,
     "power cut": 3,

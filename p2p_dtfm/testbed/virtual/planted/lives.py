@@ -94,8 +94,11 @@ def _commits_are_not_passed_on(patches: Patches) -> None:
 
 def _arrivals_wake_nobody(patches: Patches) -> None:
     def put(mailbox: Any, *args: Any) -> None:
-        right(mailbox, *args)
-        mailbox._arrived.clear()
+        waited_for, mailbox._arrived = mailbox._arrived, asyncio.Event()
+        try:
+            right(mailbox, *args)
+        finally:
+            mailbox._arrived = waited_for
 
     right = patches.put(Mailbox, "put", put)
 

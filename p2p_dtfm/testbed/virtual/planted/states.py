@@ -3,7 +3,6 @@
 import dataclasses
 from typing import Any
 
-from p2p_dtfm.core.commit.ledger import Ledger
 from p2p_dtfm.core.commit.step import StepTransaction
 from p2p_dtfm.core.recovery.receipts import Receipts
 from p2p_dtfm.daemon.state_transfer.cut_store import CutStore
@@ -28,15 +27,6 @@ def _own_gradients_are_hidden(patches: Patches) -> None:
         loop._state.reduced.setdefault((view.id, step), {}).update(reduced)
 
     patches.put(StepLoop, "_keep_reduced", keep)
-
-
-def _gradients_of_any_view(patches: Patches) -> None:
-    def gradient(followers: Any, sender: str, header: Any, payload: bytearray) -> None:
-        for item in followers._all():
-            if header.layer in item.layers:
-                item.gradient(sender, header, payload)
-
-    patches.put(Followers, "gradient", gradient)
 
 
 def _part_counts_twice(patches: Patches) -> None:
@@ -153,15 +143,6 @@ def _commits_without_one(patches: Patches) -> None:
     right = patches.put(StepTransaction, "outcome", outcome)
 
 
-def _frozen_commits(patches: Patches) -> None:
-    def freeze(ledger: Any) -> Any:
-        said = right(ledger)
-        ledger.frozen = False
-        return said
-
-    right = patches.put(Ledger, "freeze", freeze)
-
-
 def _payload_is_believed(patches: Patches) -> None:
     def finish(reader: Any) -> Any:
         reader._checksum = reader._header.checksum
@@ -176,7 +157,6 @@ def _replayed_stay(patches: Patches) -> None:
 
 STATES = (
     Planted("own-gradients-hidden", "nobody hears of gradients here", _own_gradients_are_hidden),
-    Planted("any-view", "gradients of another view are taken", _gradients_of_any_view),
     Planted("part-twice", "a part of a sum counts twice", _part_counts_twice),
     Planted("sum-not-taken", "the sum of the others is not taken", _sum_is_not_taken),
     Planted("update-twice", "a holder applies a gradient twice over", _update_counts_twice),
@@ -191,7 +171,6 @@ STATES = (
     Planted("safe-at-once", "what is not copied yet is told to be safe", _cuts_are_safe_at_once),
     Planted("cuts-dropped", "whole cuts are dropped", _whole_cuts_are_dropped),
     Planted("commits-without-one", "one Prepared too few is enough", _commits_without_one),
-    Planted("frozen-commits", "a step goes on that the next view decides", _frozen_commits),
     Planted("payload-believed", "no checksum is looked at", _payload_is_believed),
     Planted("replayed-stay", "replayed gradients are never let go of", _replayed_stay),
 )

@@ -3,12 +3,9 @@
 import asyncio
 from typing import Any
 
-from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.machine.life import Life
-from p2p_dtfm.daemon.node.action_loop import ActionLoop
 from p2p_dtfm.daemon.node.coming_and_going.departure import Departure
 from p2p_dtfm.daemon.peers.messenger import Messenger
-from p2p_dtfm.daemon.state_transfer.following import follower
 from p2p_dtfm.daemon.state_transfer.following.follower import Follower
 from p2p_dtfm.daemon.state_transfer.following.replaying import Replaying
 from p2p_dtfm.daemon.trainer.followers import Followers
@@ -37,17 +34,6 @@ def _new_holder_sleeps(patches: Patches) -> None:
         followers._progressed.set()
 
     patches.put(Followers, "_changed", changed)
-
-
-def _leavers_are_asked(patches: Patches) -> None:
-    def donors_of(view: View, layer: int, me: str, taken_over: bool = False) -> list[str]:
-        if view.snapshot.planned:
-            return list(right(view, layer, me, taken_over))
-        held = [item for item in view.snapshot.held if item.layer == layer]
-        newest = max((item.version for item in held), default=-1)
-        return sorted({it.peer_id for it in held if it.version == newest} - {me})
-
-    right: Any = patches.put(follower, "donors_of", donors_of)
 
 
 def _active_wakes_nobody(patches: Patches) -> None:
@@ -95,13 +81,6 @@ def _donors_are_never_turned_from(patches: Patches) -> None:
     patches.nothing(Follower, "_turn_from")
 
 
-def _actions_do_not_settle(patches: Patches) -> None:
-    async def settled(loop: Any) -> None:
-        """At once."""
-
-    patches.put(ActionLoop, "settled", settled)
-
-
 def _tasks_outlive_the_daemon(patches: Patches) -> None:
     patches.nothing(Life, "cancel_tasks")
 
@@ -142,7 +121,6 @@ WAITING = (
         "a guardian that has become holder is not woken when its layers are here",
         _new_holder_sleeps,
     ),
-    Planted("leaver-asked", "who goes with the view is asked for states", _leavers_are_asked),
     Planted(
         "active-wakes-nobody", "a step that waits for Active alone stays", _active_wakes_nobody
     ),
@@ -153,7 +131,6 @@ WAITING = (
     Planted("early-prepared", "Prepared before the takeover is lost", _early_prepared_is_lost),
     Planted("stop-wakes-nobody", "a failure stops no step under way", _stop_wakes_nobody),
     Planted("one-donor", "a donor that fails is asked for ever", _donors_are_never_turned_from),
-    Planted("no-settling", "the step loop does not wait for a takeover", _actions_do_not_settle),
     Planted("tasks-stay", "tasks outlive their daemon", _tasks_outlive_the_daemon),
     Planted("leaving-never-ends", "who leaves stays", _leaving_never_ends),
     Planted(

@@ -15,6 +15,6 @@ after the other: what a seed costs are mostly its steps."""
 QUICK_LIES = 600_000
 """From this seed on: the schedules of the seeds from 200000 on, on links that take few probes."""
 QUICK_STORMS = 700_000
-"""From this seed on: a few machines that only crash, in short runs and after them, with lanes apart;
-most are small, so that most layers have one holder, and what is told to be safe rests on who guards
-them."""
+"""From this seed on: a few machines that only crash, in short runs and after them, with lanes
+apart; most are small, so that most layers have one holder, and what is told to be safe rests on who
+guards them."""

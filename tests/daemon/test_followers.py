@@ -347,7 +347,9 @@ def test_a_guardian_moves_nothing_on_by_a_step_that_is_not_committed_here(tmp_pa
     async def run() -> None:
         state.view, state.step = view, 7
         followers = Followers(tools, Outlet(), state)
+        state.wake.clear()
         followers.guard(view)
+        assert state.wake.is_set(), "who takes no steps lets it go in time (seed 700211)"
         await settle()
         number = line.requests[-1].number
         for layer in range(count):
@@ -362,6 +364,46 @@ def test_a_guardian_moves_nothing_on_by_a_step_that_is_not_committed_here(tmp_pa
         followers.committed()
         while {it.version for it in state.states.values()} != {8}:
             await state.wait(1.0)
+        followers.stop_guarding()
+        await settle()
+
+    asyncio.run(asyncio.wait_for(run(), 20))
+    tools.compute.close()
+
+
+def test_what_nobody_wants_any_more_ends_no_guardian(tmp_path: Path) -> None:
+    """Who guarded it goes on for a moment in the next view, for what it is to guard there, while a
+    commit drops the rest: the daemon ended with a KeyError (seed 700216)."""
+    me, holder = name_of(1), name_of(0)
+    line, state = Line(), TrainerState()
+    tools = trainer_tools(tmp_path, me, line)
+    found = view_of(1, 2)
+    count = workload_of(SPEC).layer_count
+    pipeline = Pipeline((Stage(holder, 0, count, 1),), 0, SPEC.microbatches_per_step)
+    plan = Plan((pipeline,), (me,), 3_600_000_000_000)
+    view = View(msgspec.structs.replace(found.snapshot, step=7), plan)
+    for layer in range(count):
+        state.states[layer] = LayerState.genesis(SPEC, layer)
+        state.states[layer].version = 7
+
+    async def run() -> None:
+        state.view, state.step = view, 7
+        followers = Followers(tools, Outlet(), state)
+        followers.guard(view)
+        await settle()
+        number = line.requests[-1].number
+        for layer in range(count):
+            followers.receive(holder, LayerOffered(view.id, number, layer, 7, "", 0))
+        await settle()
+        del state.states[0]
+        state.step = 8
+        for layer in range(count):
+            for frame in chunks(view, layer, 7):
+                followers.gradient(holder, *frame)
+        followers.receive(holder, LayersCommitted(view.id, number, 7, 1.0))
+        while {it.version for it in state.states.values()} != {8}:
+            await state.wait(1.0)  # raises what has ended the guardian
+        assert 0 not in state.states
         followers.stop_guarding()
         await settle()
 

@@ -203,7 +203,7 @@ class Followers:
         if mine and view.cut_pace is None:
             guards = (self._guarded, self._is_committed)
             self.guardian = self._new(view, mine, self._changed, *guards, came_from)
-        self._outlet.states_changed()
+        self._changed()  # whoever takes no steps may let it go in time
 
     def _cancel_beginning(self) -> None:
         if self._beginning is not None:

@@ -13,6 +13,7 @@ from p2p_dtfm.daemon.peers.wire import LayersCommitted
 from p2p_dtfm.daemon.state_transfer.following.arriving_gradients import ArrivingGradients
 from p2p_dtfm.daemon.state_transfer.state_tools import FollowerTools
 from p2p_dtfm.net.streams.frames import FrameHeader
+from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.train.model.optimizer import replay_outcome
 
 COMMITTED_LIMIT = 4096
@@ -113,15 +114,16 @@ class Replaying:
             self._wake.clear()
             if self._has_stopped:
                 return
-            for layer in sorted(self._here):
+            for layer in sorted(self._coming.layers.difference(self._coming.missing)):
                 self._note_gradient(layer)
                 while await self._replay_step(layer) and not self._has_stopped:
                     self._on_progress()
                     self._note_gradient(layer)
 
-    @property
-    def _here(self) -> frozenset[int]:
-        return self._coming.layers.difference(self._coming.missing)
+    def _state_of(self, layer: int) -> LayerState | None:
+        """None where it is not here yet, or not any more: what was guarded goes on for a moment
+        after its view, and nobody may want it in the next one."""
+        return None if layer in self._coming.missing else self._tools.states.get(layer)
 
     def _check_stall(self) -> None:
         """Nothing has arrived for a while: is anything here that cannot be used?
@@ -129,10 +131,9 @@ class Replaying:
         A guardian tells again what it has, in case its receipt was lost.
         """
         self._noted = set()
-        held = self._tools.states
-        for layer in self._here:
-            version, donor = held[layer].version, self._coming.donor_of[layer]
-            if not self._may_roll(version):
+        for layer in self._coming.layers:
+            state, donor = self._state_of(layer), self._coming.donor_of[layer]
+            if state is None or not self._may_roll(version := state.version):
                 continue  # it is this peer that is late
             committed = self._committed.get(donor, {})
             if self._gradients.has_later(layer, version) or any(n > version for n in committed):
@@ -141,9 +142,9 @@ class Replaying:
 
     def _note_gradient(self, layer: int) -> None:
         """Tell, once, that the next step's gradient of a layer is here whole."""
-        if self._on_gradient is None:
+        state = self._state_of(layer)
+        if self._on_gradient is None or state is None:
             return
-        state = self._tools.states[layer]
         key = (layer, state.version)
         gradient = self._gradients.whole(*key)
         if key in self._noted or gradient is None:
@@ -152,7 +153,9 @@ class Replaying:
         self._on_gradient(self._coming.donor_of[layer], layer, state.version, gradient)
 
     async def _replay_step(self, layer: int) -> bool:
-        tools, state = self._tools, self._tools.states[layer]
+        tools, state = self._tools, self._state_of(layer)
+        if state is None:
+            return False
         donor = self._coming.donor_of[layer]
         norm = self._committed.get(donor, {}).get(step := state.version)
         gradient = self._gradients.whole(layer, step)

@@ -22,6 +22,8 @@ STATE_TOLERANCE = 2e-3
 """Of a parameter after the last step: sums are made in other orders, and small moments divide."""
 TASKS_LIMIT = 600
 """Of one daemon of at most eight."""
+UNNOTICED_S = 2.0
+"""Whose word of a step comes so late may have died before the step is told of."""
 LEAVES_WITHIN_S = 60.0
 LEFTOVERS = ("*.partial*", ".tmp-*", ".fetched-*")
 
@@ -97,7 +99,7 @@ def require_safe_steps_stay(peer: Peer, crashes_s: Sequence[float] = ()) -> None
             continue
         at_s, step = event["at_s"], event["step"]
         for told_s, safe in told:
-            crash_count = sum(told_s <= crash_s <= at_s for crash_s in crashes_s)
+            crash_count = sum(told_s - UNNOTICED_S <= it <= at_s for it in crashes_s)
             if step < safe and told_s < at_s and crash_count <= 1:
                 raise Broken(
                     f"{peer.name}: step {step} again at {at_s:.2f} s, with {safe} safe ones "

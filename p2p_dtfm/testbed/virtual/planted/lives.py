@@ -14,6 +14,7 @@ from p2p_dtfm.daemon.state_transfer.offers import Offers
 from p2p_dtfm.daemon.step.mailbox import Mailbox
 from p2p_dtfm.testbed.virtual.patches import Patches
 from p2p_dtfm.testbed.virtual.planted.bug import Planted
+from p2p_dtfm.testbed.virtual.seeds.schedules.first_seeds import QUICK_STORMS
 
 FOR_EVER_S = 1e9
 
@@ -121,12 +122,19 @@ LIVES = (
     Planted("looks-for-nobody", "who knows nobody any more does not look", _looks_for_nobody),
     Planted("home-stays-locked", "a daemon that has ended keeps its home", _home_stays_locked),
     Planted("active-once", "Active that is lost is not said again", _active_is_said_once),
-    Planted("nobody-is-missed", "silence makes nobody suspect", _nobody_is_missed),
+    Planted("nobody-is-missed", "silence makes nobody suspect", _nobody_is_missed, QUICK_STORMS),
     Planted("no-heartbeats", "nobody says that it lives", _heart_does_not_beat),
     Planted("in-pieces", "nobody fetches the layers of others", _models_stay_in_pieces),
-    Planted("offers-gone", "offered states are gone at once", _offers_are_gone_at_once),
+    Planted(
+        "offers-gone", "offered states are gone at once", _offers_are_gone_at_once, QUICK_STORMS
+    ),
     Planted("no-handing-over", "who leaves does not wait to be read", _leavers_do_not_hand_over),
-    Planted("commits-unsaid", "followers do not hear of commits", _commits_are_not_passed_on),
+    Planted(
+        "commits-unsaid",
+        "followers do not hear of commits",
+        _commits_are_not_passed_on,
+        QUICK_STORMS,
+    ),
     Planted("arrivals-unheard", "an activation wakes nobody", _arrivals_wake_nobody),
     Planted("task-a-beat", "each beat leaves a task behind", _each_beat_leaves_a_task),
 )

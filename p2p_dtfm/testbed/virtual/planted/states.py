@@ -15,6 +15,7 @@ from p2p_dtfm.daemon.trainer.trainer import Trainer
 from p2p_dtfm.net.streams.frames import FrameReader
 from p2p_dtfm.testbed.virtual.patches import Patches
 from p2p_dtfm.testbed.virtual.planted.bug import Planted
+from p2p_dtfm.testbed.virtual.seeds.schedules.first_seeds import QUICK_STORMS
 from p2p_dtfm.train.model import optimizer
 from p2p_dtfm.train.stage.segment_reduction import SegmentReduction
 
@@ -166,9 +167,24 @@ STATES = (
         "rolled-in-words", "a step rolled forward is not applied", _rolled_forward_only_in_words
     ),
     Planted("nothing-discarded", "states of a lost step stay", _nothing_is_discarded),
-    Planted("no-receipts", "Prepared does not wait for guardians", _receipts_are_not_waited_for),
-    Planted("guardian-ahead", "copies move on by steps not committed there", _guardians_run_ahead),
-    Planted("safe-at-once", "what is not copied yet is told to be safe", _cuts_are_safe_at_once),
+    Planted(
+        "no-receipts",
+        "Prepared does not wait for guardians",
+        _receipts_are_not_waited_for,
+        QUICK_STORMS,
+    ),
+    Planted(
+        "guardian-ahead",
+        "copies move on by steps not committed there",
+        _guardians_run_ahead,
+        QUICK_STORMS,
+    ),
+    Planted(
+        "safe-at-once",
+        "what is not copied yet is told to be safe",
+        _cuts_are_safe_at_once,
+        QUICK_STORMS,
+    ),
     Planted("cuts-dropped", "whole cuts are dropped", _whole_cuts_are_dropped),
     Planted("commits-without-one", "one Prepared too few is enough", _commits_without_one),
     Planted("payload-believed", "no checksum is looked at", _payload_is_believed),

@@ -6,7 +6,6 @@ from typing import Any
 from p2p_dtfm.daemon.machine.life import Life
 from p2p_dtfm.daemon.node.coming_and_going.departure import Departure
 from p2p_dtfm.daemon.peers.messenger import Messenger
-from p2p_dtfm.daemon.state_transfer.following.follower import Follower
 from p2p_dtfm.daemon.state_transfer.following.replaying import Replaying
 from p2p_dtfm.daemon.trainer.followers import Followers
 from p2p_dtfm.daemon.trainer.place import PlaceInView
@@ -16,6 +15,7 @@ from p2p_dtfm.daemon.trainer.trainer_state import TrainerState
 from p2p_dtfm.daemon.trainer.view_mail import ViewMail
 from p2p_dtfm.testbed.virtual.patches import Patches
 from p2p_dtfm.testbed.virtual.planted.bug import Planted
+from p2p_dtfm.testbed.virtual.seeds.schedules.first_seeds import QUICK_STORMS
 
 FOR_EVER_S = 1e9
 
@@ -77,10 +77,6 @@ def _stop_wakes_nobody(patches: Patches) -> None:
     patches.put(Trainer, "stop_step", stop_step)
 
 
-def _donors_are_never_turned_from(patches: Patches) -> None:
-    patches.nothing(Follower, "_turn_from")
-
-
 def _tasks_outlive_the_daemon(patches: Patches) -> None:
     patches.nothing(Life, "cancel_tasks")
 
@@ -130,7 +126,6 @@ WAITING = (
     ),
     Planted("early-prepared", "Prepared before the takeover is lost", _early_prepared_is_lost),
     Planted("stop-wakes-nobody", "a failure stops no step under way", _stop_wakes_nobody),
-    Planted("one-donor", "a donor that fails is asked for ever", _donors_are_never_turned_from),
     Planted("tasks-stay", "tasks outlive their daemon", _tasks_outlive_the_daemon),
     Planted("leaving-never-ends", "who leaves stays", _leaving_never_ends),
     Planted(
@@ -139,6 +134,9 @@ WAITING = (
         _failures_of_parts_are_swallowed,
     ),
     Planted(
-        "worker-fails", "a delivery that fails ends its worker", _failed_delivery_ends_its_worker
+        "worker-fails",
+        "a delivery that fails ends its worker",
+        _failed_delivery_ends_its_worker,
+        QUICK_STORMS,
     ),
 )

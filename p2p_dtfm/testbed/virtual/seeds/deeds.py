@@ -1,6 +1,7 @@
 """Faults as they are done to a swarm, and undone."""
 
 import logging
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -8,7 +9,7 @@ from pathlib import Path
 from p2p_dtfm.testbed.virtual.lies.lying import SELDOM_TOLD, Lying
 from p2p_dtfm.testbed.virtual.links import VirtualLink
 from p2p_dtfm.testbed.virtual.peer import Peer
-from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import AHEAD_S, BACK_S, Fault
+from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import AHEAD_S, BACK_S, UNDISTURBED, Fault
 from p2p_dtfm.testbed.virtual.swarm import Swarm
 
 LOSS = 0.2
@@ -31,6 +32,8 @@ class Deeds:
         self.done: list[str] = []
         self.begun_count = 0
         self.crashes_s: list[float] = []
+        self.disturbed_s = math.inf
+        """When the first fault began that is no lie, and nobody's coming."""
         """When somebody lost what it had in memory."""
         self._swarm = swarm
         self._copies: dict[str, Path] = {}
@@ -92,6 +95,8 @@ class Deeds:
         if not self._begin[fault.kind](fault):
             return False
         self.begun_count += 1
+        if fault.kind not in UNDISTURBED:
+            self.disturbed_s = min(self.disturbed_s, self._swarm.now_s)
         self._tell(str(fault))
         return True
 

@@ -273,7 +273,9 @@ def play_seed(
                 if own_steps == len(reference.losses):
                     judge.require_states(peers, reference)
                 if schedule.liars:
-                    verdict.require(peers, lies, len(reference.losses), schedule)
+                    verdict.require(
+                        peers, lies, len(reference.losses), schedule, one.deeds.disturbed_s
+                    )
                 await judge.require_clean_ends(swarm, peers)
                 blames.require_none()
         except (Broken, NeverHappened) as error:

@@ -6,6 +6,7 @@ honest is, and all honest ones have the same. What was not drawn, or given to a 
 these runs nothing is undone.
 """
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -17,7 +18,8 @@ from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import Schedule
 
 MISSED_LIMIT = 16
 """At half of all steps so many in a row are drawn for nobody once in 65,536 times."""
-UNDISTURBED = ("lie", "join")
+SETTLES_S = 1.0
+"""Before whoever bars somebody has lost power it is on its disk."""
 Views = dict[tuple[int, str], tuple[float, list[str]]]
 NAMED = re.compile(r"leaves out (?!one of )(\w+): ")
 
@@ -28,13 +30,15 @@ def own_steps(lying: Lying, steps: int) -> int:
     return min(lying.stayed(), default=steps)
 
 
-def require(peers: Sequence[Peer], lying: Lying, steps: int, schedule: Schedule) -> None:
-    """Raises `Broken`."""
+def require(
+    peers: Sequence[Peer], lying: Lying, steps: int, schedule: Schedule, disturbed_s: float
+) -> None:
+    """`disturbed_s`: when the first fault began that is more than a lie. Raises `Broken`."""
     _require_nothing_found_commits(lying, schedule.audit_rate)
     _require_one_lineage(lying)
     _require_one_end(peers, steps)
     _require_no_honest_blame(lying)
-    _require_bars(peers, lying, all(fault.kind in UNDISTURBED for fault in schedule.faults))
+    _require_bars(peers, lying, disturbed_s)
 
 
 def _require_nothing_found_commits(lying: Lying, rate: float) -> None:
@@ -82,11 +86,15 @@ def _require_no_honest_blame(lying: Lying) -> None:
             raise Broken(f"an honest peer is called a liar: {report}")
 
 
-def _require_bars(peers: Sequence[Peer], lying: Lying, is_undisturbed: bool) -> None:
-    """Where nobody crashed while it was found out, each liar that was is barred by all who were
-    in a view that has gone on without it since. Who was left out before has not heard of that."""
-    found = lying.found_out() if is_undisturbed else {}
-    views = {peer.name: _views_of(peer) for peer in peers}
+def _require_bars(peers: Sequence[Peer], lying: Lying, disturbed_s: float) -> None:
+    """Each liar that was found out before anything else happened is barred by all who were in a
+    view that went on without it then, and stays so, whoever is killed later. Who was left out
+    before has not heard of that."""
+    found = lying.found_out()
+    until_s = disturbed_s - SETTLES_S
+    views = {peer.name: _views_of(peer, until_s) for peer in peers}
+    is_undisturbed = math.isinf(disturbed_s)
+    everywhere = {view for of in views.values() for view in of} if is_undisturbed else set()
     for peer in peers:
         told = peer.daemon.status_json() if peer.daemon is not None else {}
         barred = {bar["peer_id"]: bar["reason"] for bar in told.get("barred", ())}
@@ -94,14 +102,14 @@ def _require_bars(peers: Sequence[Peer], lying: Lying, is_undisturbed: bool) -> 
             raise Broken(f"{peer.name} has barred an honest peer: {barred[peer_id]}")
         for peer_id in sorted(found.keys() - barred.keys()):
             without = _went_on_without(peer_id, found[peer_id], views.values())
-            if views[peer.name].keys() & without if without else views[peer.name]:
+            if views[peer.name].keys() & (without or everywhere):
                 name = lying.names[peer_id]
                 raise Broken(f"{name} was found out by most, and {peer.name} has not barred it")
 
 
-def _views_of(peer: Peer) -> Views:
+def _views_of(peer: Peer, until_s: float) -> Views:
     """When it went on in each, with whom."""
-    told = (event for event in peer.events() if event["event"] == "view")
+    told = (it for it in peer.events() if it["event"] == "view" and it["at_s"] <= until_s)
     return {(it["view"], it["snapshot"]): (it["at_s"], it["members"]) for it in told}
 
 

@@ -19,6 +19,9 @@ BEGUN_IN_STAGES = (6, 7)
 KINDS_IN_STAGES = ("activation", "edge-out", "parameters", "flip", "sum", "loss")
 APART = (2, 5)
 """Of eight seeds those, with crashes and without, in which lanes have no order among each other."""
+OUTAGE = 4
+"""Of eight seeds that one, in which all lose power at once, and those that began come back."""
+OUTAGE_S = (5.0, 8.0)
 BESIDE_LIES = {"kill": 3, "power cut": 1, "pause": 2, "leave": 2, "slow disk": 1, "clock": 1}
 BESIDE_LIES_COUNT = (2, 4)
 
@@ -47,6 +50,9 @@ def lies(seed: int) -> Schedule:
         lasts_s = draws.choice(LASTING_S) * draws.uniform(0.5, 1.5)
         at_s, whom = draws.uniform(FIRST_LIE_S, LAST_WITH_LIES_S), (draws.choice(begun + joiners),)
         faults.append(Fault(at_s, lasts_s, kind, whom, draws.random()))
+    if seed % 8 == OUTAGE:
+        at_s, lasts_s = draws.uniform(*OUTAGE_S), draws.uniform(0.5, 3.0)
+        faults.append(Fault(at_s, lasts_s, "outage", tuple(begun), 0.0))
     faults.sort(key=lambda fault: fault.at_s)
     return Schedule(
         tuple(begun),

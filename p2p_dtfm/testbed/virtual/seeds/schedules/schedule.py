@@ -43,6 +43,8 @@ CRASHES = {
     "lost memory": 0,
 }
 """In every fourth seed only these: in it what is told to be safe is held to its word."""
+UNDISTURBED = frozenset({"lie", "join"})
+"""With these a verdict is about what was done, and about nobody who was away meanwhile."""
 OF_LINKS = frozenset({"cut", "one-way cut", "slow link", "lossy link", "doubled calls"})
 
 

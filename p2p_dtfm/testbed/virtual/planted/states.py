@@ -6,7 +6,6 @@ from typing import Any
 from p2p_dtfm.core.commit.step import StepTransaction
 from p2p_dtfm.core.recovery.receipts import Receipts
 from p2p_dtfm.daemon.state_transfer.cut_store import CutStore
-from p2p_dtfm.daemon.state_transfer.following.arriving_gradients import ArrivingGradients
 from p2p_dtfm.daemon.step.pipeline.open_step_work import OpenStepWork
 from p2p_dtfm.daemon.trainer.cut_transfers import Cuts
 from p2p_dtfm.daemon.trainer.followers import Followers
@@ -152,10 +151,6 @@ def _payload_is_believed(patches: Patches) -> None:
     right = patches.put(FrameReader, "_finish", finish)
 
 
-def _replayed_stay(patches: Patches) -> None:
-    patches.nothing(ArrivingGradients, "replayed")
-
-
 STATES = (
     Planted("own-gradients-hidden", "nobody hears of gradients here", _own_gradients_are_hidden),
     Planted("part-twice", "a part of a sum counts twice", _part_counts_twice),
@@ -188,5 +183,4 @@ STATES = (
     Planted("cuts-dropped", "whole cuts are dropped", _whole_cuts_are_dropped),
     Planted("commits-without-one", "one Prepared too few is enough", _commits_without_one),
     Planted("payload-believed", "no checksum is looked at", _payload_is_believed),
-    Planted("replayed-stay", "replayed gradients are never let go of", _replayed_stay),
 )

@@ -182,7 +182,7 @@ class Play:
         self._hastened_for = step
         due = [(at_s - sooner_s, number, fault) for at_s, number, fault in self._due]
         by_fault = {
-            number: max(0.0, at_s - now_s)
+            number: max(0.0, at_s - now_s - fault.after_s)
             for at_s, number, fault in due
             if number >= 0 and fault.at_step is not None and fault.at_step <= step
         }

@@ -21,7 +21,8 @@ SMALL = 0.7
 BEGUN_IN_QUICK_STORMS = (3, 6)
 CRASHES_IN_QUICK_STORMS = (12, 16)
 CRASHES_AT_THE_END = (0, 2)
-"""At once with the last step, which may be on nobody's disk yet."""
+AFTER_THE_END_S = (0.0, 3.0)
+"""All at once, when the last step may be on nobody's disk yet."""
 LAST_STEP = 16
 FULL_FROM_STEP = 13
 TIGHT = 0.5
@@ -69,7 +70,9 @@ def _at_the_end(seed: int, begun: str) -> list[Fault]:
         Fault(QUICK_LAST_S, draws.choice(LASTING_S), "full disk", (it,), 0.0, "", FULL_FROM_STEP)
         for it in full
     ]
+    after_s = draws.uniform(*AFTER_THE_END_S)
+    at_s = QUICK_LAST_S + after_s
     for name in draws.sample(begun, crash_count):
         kind, lasts_s = draws.choice(("kill", "power cut")), draws.choice(LASTING_S)
-        faults.append(Fault(QUICK_LAST_S + 1.0, lasts_s, kind, (name,), 0.0, "", LAST_STEP))
+        faults.append(Fault(at_s, lasts_s, kind, (name,), 0.0, "", LAST_STEP, after_s))
     return faults

@@ -63,7 +63,9 @@ class Fault:
     what: str = ""
     """Of lies: in what."""
     at_step: int | None = None
-    """It begins sooner if so many steps are committed."""
+    """It begins sooner if so many steps are committed,"""
+    after_s: float = 0.0
+    """and so long after that."""
 
     def __str__(self) -> str:
         return f"{self.kind} {'-'.join(self.whom)}{self.what and f' ({self.what})'}"

@@ -169,6 +169,7 @@ class Trainer:
         self.history.goes_on_from(step)
         state.view, state.step = view, step
         self._catch_up()
+        self._followers.committed()  # maybe by the others' word alone
         state.ledger, state.restart = ledger, restart or state.restart
         state.replay, state.stopped = replay, False
         self.cuts.take_over(view, step)

@@ -387,6 +387,20 @@ def test_who_has_the_states_at_once_is_waited_for_from_the_first_step() -> None:
     assert receipts.waits_for(8) == (0,), "nobody waits for d until its first receipt"
 
 
+def test_one_guardian_that_nobody_waits_for_is_enough_for_a_step_not_to_be_safe() -> None:
+    receipts = Receipts(VIEW, {0: "c", 1: "d"}, {0})
+    receipts.receipt("c", VIEW, 7, (0,))
+    assert receipts.waits_for(7) == () and not receipts.are_of_all(7)
+    assert not receipts.are_of_all(None)
+    receipts.receipt("d", VIEW, 7, (1,))
+    assert receipts.are_of_all(7) and receipts.are_of_all(None) and not receipts.are_of_all(8)
+    receipts.begins_again("d")
+    receipts.receipt("c", VIEW, 8, (0,))
+    receipts.give_up(8)
+    assert receipts.waits_for(8) == () and not receipts.are_of_all(8)
+    assert Receipts(VIEW, {}, ()).are_of_all(7), "nothing is held alone"
+
+
 def test_steps_past_the_end_count_for_nothing() -> None:
     far, everything = 10**9, {0: 10**9, 1: 10**9}
     honest = [part(A, {0: 7}), part(B, {1: 7})]

@@ -15,7 +15,7 @@ from p2p_dtfm.core.messages.prepared import StepOutcome
 from p2p_dtfm.core.protocol.snapshot import ViewId
 from p2p_dtfm.daemon.machine.compute import Compute
 from p2p_dtfm.daemon.peers.wire import FollowEnded, FollowLayers, LayerOffered, LayersCommitted
-from p2p_dtfm.daemon.state_transfer.donor import Donor
+from p2p_dtfm.daemon.state_transfer.donor import SUBSCRIPTIONS_LIMIT, Donor
 from p2p_dtfm.daemon.state_transfer.offers import Offers
 from p2p_dtfm.daemon.state_transfer.places import KnownPlaces
 from p2p_dtfm.net.errors import Unreachable
@@ -368,5 +368,46 @@ def test_what_is_on_its_way_goes_on_to_its_end_when_nobody_wants_it_any_more(pla
         line.open.set()
         await settle()
         assert line.gradients == [("x", 0, 0)], "and nothing more is sent"
+
+    play(scenario)
+
+
+def test_a_request_that_was_overtaken_takes_nobody_s_place(play) -> None:
+    """The follower asked again as its first request seemed lost, and that came after all: what the
+    donor told from then on it took for answers to an earlier request, and waited for ever."""
+
+    async def scenario(donor: Donor, line: Line, blobs: BlobStore, states: dict) -> None:
+        lost, again = request({0: -1}), request({0: -1, 1: -1})
+        donor.subscribe("x", again)
+        donor.subscribe("x", lost)
+        await donor.offer(states, 0)
+        await settle()
+        donor.subscribe("x", again)  # a call may come twice
+        await donor.offer(states, 0)
+        await settle()
+        offers = line.heard_by("x", LayerOffered)
+        assert [(it.number, it.layer) for it in offers] == [(again.number, 0), (again.number, 1)]
+
+    play(scenario)
+
+
+def test_who_has_what_it_wanted_is_fed_nothing_though_its_request_comes_after_that(play) -> None:
+    """It was stopped as it asked. Nobody told that again: the donor sent it every step of the view,
+    and waited for it for a minute before it left."""
+
+    async def scenario(donor: Donor, line: Line, blobs: BlobStore, states: dict) -> None:
+        donor.agreed(view_named(VIEW, "x"))
+        asked, later = request({0: -1}, from_takeover=True), request({0: -1}, from_takeover=True)
+        donor.unsubscribe("x", VIEW, asked.number)
+        donor.subscribe("x", asked)
+        assert not donor._subscriptions
+        donor.subscribe("x", later)
+        assert donor._subscriptions, "it asks anew"
+        for number in range(3, 100):
+            donor.unsubscribe("x", ViewId(number, "cd" * 32), 1)
+            donor.unsubscribe(f"stranger {number}", VIEW, 1)
+        assert len(donor._done) <= SUBSCRIPTIONS_LIMIT
+        donor.take_over(view_named(ViewId(200, "ef" * 32), "x"))
+        assert not donor._done
 
     play(scenario)

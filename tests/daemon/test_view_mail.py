@@ -164,4 +164,33 @@ def test_what_was_due_in_a_former_life_is_nobodys_fault_once_a_later_view_has_ta
     state.view = newest = view_of(9, 2)
     mail.take_over(newest, None)
     with pytest.raises(PeerFault, match="cannot be"):
-        mail.require_possible(ViewId(7, "never was"), SENDER)
+        mail.require_possible(ViewId(6, "never was"), SENDER)
+    with pytest.raises(PeerFault, match="does not know"):
+        asyncio.run(mail.until_known(ViewId(6, "never was"), SENDER))
+
+
+def test_who_was_in_a_view_that_never_took_over_here_is_not_to_blame() -> None:
+    """All had said Ready to it, and one of these words was late at this peer alone. Before it came
+    somebody failed, and all went on in a later view: what the others had sent meanwhile lay in
+    their lanes, and each of them was cut off for it."""
+    state, before, missed = TrainerState(), view_of(6, 2), ViewId(7, "missed")
+    mail = ViewMail(ME, SPEC, state)
+    state.view = before
+    mail.take_over(before, None)
+
+    async def run() -> None:
+        waiting = asyncio.create_task(mail.until_known(missed, SENDER))
+        await asyncio.sleep(2 * view_mail.UNKNOWN_VIEW_POLL_S)
+        assert not waiting.done()
+        state.view = later = view_of(9, 2)
+        mail.take_over(later, None)
+        assert await asyncio.wait_for(waiting, 5) is False
+        assert mail.admit(missed, SENDER, header_of(missed, 4)) is None
+        assert await mail.until_known(missed, SENDER) is False
+
+    asyncio.run(run())
+    for number in range(10, 10 + view_mail.VIEWS_REMEMBERED):
+        state.view = later = view_of(number, 2)
+        mail.take_over(later, None)
+    with pytest.raises(PeerFault, match="cannot be"):
+        mail.require_possible(missed, SENDER)

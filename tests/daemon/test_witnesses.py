@@ -103,3 +103,33 @@ def test_a_holder_tells_what_it_has_in_the_next_steps() -> None:
     state.version = 0
     blob = hashlib.blake2b(state.to_bytes(), digest_size=32).digest()
     assert line.told[0].digest == blob[:16], "as the name of the blob that a donor offers begins"
+
+
+def test_a_request_that_was_overtaken_takes_no_place_of_a_later_one() -> None:
+    """Nor does what is asked for the next view that of the present one: nobody answered one of the
+    two, and what a donor had given counted by its own word after five seconds."""
+    line, compute = Line(), Compute()
+    messenger: Any = line
+    places: Any = SimpleNamespace(needs=lambda *asked: True)
+    desk = WitnessDesk(messenger, compute, places)
+    present = ViewId(3, "present")
+    state = LayerState.genesis(SPEC, 0)
+
+    async def run() -> None:
+        desk.asked("guardian", ConfirmLayers(present, 5, (0,)))
+        desk.asked("guardian", ConfirmLayers(VIEW, 7, (0,)))
+        desk.asked("guardian", ConfirmLayers(VIEW, 6, (0,)))
+        await desk.tell({0: state}, 0)
+
+    asyncio.run(run())
+    compute.close()
+    assert [(said.view, said.number) for said in line.told] == [(present, 5), (VIEW, 7)]
+
+
+def test_who_asks_for_many_views_has_no_more_than_two_answered() -> None:
+    places: Any = SimpleNamespace(needs=lambda *asked: None, may_come=lambda view: True)
+    desk = WitnessDesk(Line(), Compute(), places)  # type: ignore[arg-type]
+    desk.asked("honest", ConfirmLayers(VIEW, 1, (0,)))
+    for number in range(2, 200):
+        desk.asked("flood", ConfirmLayers(ViewId(number, "?"), number, (0,)))
+    assert [sender for sender, _ in desk._requests] == ["honest", "flood", "flood"]

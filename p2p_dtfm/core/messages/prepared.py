@@ -56,7 +56,8 @@ class Prepared(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_li
     """By layer, a digest of the state that the step starts from; in some steps only."""
     kept: int = -1
     """The newest cut of which the sender's part is kept elsewhere; -1 for none
-    (`core.cost_model.cuts`)."""
+    (`core.cost_model.cuts`). Where guardians keep up, the step itself, if they have it of all
+    layers that the sender alone holds."""
     audit: Account | None = None
     """In a run whose spec asks for audits."""
     tied: Numbered[bytes] = {}
@@ -140,7 +141,7 @@ class StepOutcome(msgspec.Struct, frozen=True):
     take_over: ViewId | None
     """The view in which the next step happens, if it is another one."""
     kept: int = -1
-    """Step of the newest cut that all stage-holders have kept; -1 for none."""
+    """Step of the newest cut that all stage-holders have kept, or this step itself; -1 for none."""
 
     @property
     def digest(self) -> str:

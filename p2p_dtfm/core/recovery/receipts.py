@@ -53,6 +53,13 @@ class Receipts:
         """
         return tuple(sorted(layer for layer, last in self._received.items() if last < step))
 
+    def are_of_all(self, step: int | None) -> bool:
+        """Whether the guardian of each layer has given its receipt for `step`; None: is in place at
+        all, where a step has no gradients of which there could be any."""
+        if self._guards.keys() != self._received.keys():
+            return False
+        return step is None or not self.waits_for(step)
+
     def owed(self, step: int) -> tuple[str, ...]:
         """Guardians that owe a receipt for `step`, also those that begin again: who waits for one
         and does not say so would itself be taken for who stands still."""

@@ -106,6 +106,9 @@ class Donor:
         again costs no more of them."""
         self._subscriptions: dict[_Key, _Subscription] = {}
         self._workers: dict[_Key, asyncio.Task[None]] = {}
+        self._done: dict[tuple[str, ViewId], int] = {}
+        """With which request each follower has said last that it has what it wanted in a view: that
+        request may come after the word."""
         self._changed = asyncio.Event()
         self._is_closed = False
         self.desk = WitnessDesk(messenger, compute, self._places)
@@ -114,12 +117,14 @@ class Donor:
 
     def subscribe(self, follower: str, request: FollowLayers) -> None:
         """A follower asks for the layers that it needs in a view; a new request replaces the old
-        one. Raises `PeerFault` where its place there needs others."""
+        one, whichever comes first. Raises `PeerFault` where its place there needs others."""
         view = request.view
         needs = self._places.needs(follower, view, request.layers)
         if needs is False:
             raise PeerFault("asks for layers that its place does not need", follower)
         key = (follower, view, request.from_takeover)
+        if self._is_overtaken(key, request.number):
+            return
         self._drop(key)
         if self._is_closed or (needs is None and not self._places.may_come(view)):
             self._messenger.tell(follower, FollowEnded(view, request.number, OVER))
@@ -130,11 +135,27 @@ class Donor:
         subscription = self._subscriptions[key] = _Subscription(request, needs is True)
         self._workers[key] = asyncio.create_task(self._feed(key, subscription))
 
+    def _is_overtaken(self, key: _Key, number: int) -> bool:
+        """Whether the follower has asked anew since, or wants nothing any more."""
+        before = self._subscriptions.get(key)
+        is_old = before is not None and number <= before.request.number
+        return is_old or number <= self._done.get(key[:2], 0)
+
     def unsubscribe(self, follower: str, view: ViewId, number: int) -> None:
         """The follower has what it wanted with its request `number`."""
+        self._note_done(follower, view, number)
         for key, subscription in list(self._subscriptions.items()):
             if key[:2] == (follower, view) and subscription.request.number <= number:
                 self._drop(key)
+
+    def _note_done(self, follower: str, view: ViewId, number: int) -> None:
+        """Of each member the last few: views are numbered by whoever speaks of them."""
+        if not self._places.has(follower):
+            return
+        self._done[follower, view] = max(number, self._done.pop((follower, view), 0))
+        its = [key for key in self._done if key[0] == follower]
+        for oldest in its[:-SUBSCRIPTIONS_LIMIT]:
+            del self._done[oldest]
 
     def arrived(self, follower: str, view: ViewId) -> None:
         """The guardian has the states that it was offered; it goes on with gradients."""
@@ -154,6 +175,11 @@ class Donor:
         """From now on steps happen in `view`: what was for earlier ones is sent to its end."""
         self._view = view.id
         self._places.took_over(view)
+        self._done = {
+            of: number
+            for of, number in self._done.items()
+            if of[1].number >= view.id.number and self._places.has(of[0])
+        }
         self._forget_step()
         self._look_at_early_ones()
         self._forget_early_ones_of_strangers()

@@ -27,6 +27,8 @@ from p2p_dtfm.train.stage.finite import is_finite
 VERSIONS_TOLD = 3
 """Of so many steps, one after the other: a donor begins its own a moment earlier or later."""
 REQUESTS_LIMIT = 64
+VIEWS_LIMIT = 2
+"""Of one sender: what it guards in the present view, and its place in the next."""
 WITNESSES_LIMIT = 4
 """So many others are asked; more would only cost them time."""
 LIMIT_S = 5.0
@@ -62,41 +64,48 @@ class WitnessDesk:
         self._messenger = messenger
         self._compute = compute
         self._places = places
-        self._requests: dict[str, _AskedWitness] = {}
+        self._requests: dict[tuple[str, ViewId], _AskedWitness] = {}
         self._digests: MadeOfStates[bytes] = MadeOfStates()
 
     def asked(self, sender: str, message: ConfirmLayers) -> None:
-        """A new request replaces the sender's old one; of too many the oldest goes. Raises
-        `PeerFault` for layers that the sender's place does not need."""
+        """A later request replaces the sender's earlier one for the same view, whichever comes
+        first; of too many the oldest goes. Raises `PeerFault` for layers that the sender's place
+        does not need."""
+        key = sender, message.view
         needs = self._places.needs(sender, message.view, message.layers)
         if needs is False:
             raise PeerFault("asks what layers are that its place does not need", sender)
-        self._requests.pop(sender, None)
+        before = self._requests.get(key)
+        if before is not None and before.message.number > message.number:
+            return
+        self._requests.pop(key, None)
         if needs is None and not self._places.may_come(message.view):
             return
+        its = [other for other in self._requests if other[0] == sender]
+        for oldest in its[: len(its) + 1 - VIEWS_LIMIT]:
+            del self._requests[oldest]
         while len(self._requests) >= REQUESTS_LIMIT:
             del self._requests[next(iter(self._requests))]
-        self._requests[sender] = _AskedWitness(message, needs is True)
+        self._requests[key] = _AskedWitness(message, needs is True)
 
     def look_at_early_ones(self) -> None:
         """Another view is known, of which somebody may have asked before."""
-        for sender, request in list(self._requests.items()):
-            view, layers = request.message.view, request.message.layers
-            needs = self._places.needs(sender, view, layers)
+        for (sender, view), request in list(self._requests.items()):
+            needs = self._places.needs(sender, view, request.message.layers)
             request.is_known = needs is True
             if needs is False or (needs is None and not self._places.may_come(view)):
-                del self._requests[sender]
+                del self._requests[sender, view]
 
     def forget_early_ones_of_strangers(self) -> None:
-        early = (sender for sender, request in self._requests.items() if not request.is_known)
-        for sender in [sender for sender in early if not self._places.has(sender)]:
-            del self._requests[sender]
+        early = (key for key, request in self._requests.items() if not request.is_known)
+        for key in [key for key in early if not self._places.has(key[0])]:
+            del self._requests[key]
 
     def is_due(self, version: int) -> bool:
         """Whether somebody waits for what is here at `version`."""
         return bool(self._due(version))
 
-    def _due(self, version: int) -> dict[str, _AskedWitness]:
+    def _due(self, version: int) -> dict[tuple[str, ViewId], _AskedWitness]:
         asked = self._requests.items()
         return {n: r for n, r in asked if r.is_known and version not in r.versions}
 
@@ -110,11 +119,11 @@ class WitnessDesk:
             for layer, state in held.items()
             if state.version == version
         }
-        for sender, request in due.items():
+        for key, request in due.items():
             request.versions.add(version)
-            if len(request.versions) >= VERSIONS_TOLD and self._requests.get(sender) is request:
-                del self._requests[sender]
-            of = request.message
+            if len(request.versions) >= VERSIONS_TOLD and self._requests.get(key) is request:
+                del self._requests[key]
+            of, sender = request.message, key[0]
             for layer in of.layers:
                 if layer in digests:
                     said = StateDigest(of.view, of.number, layer, version, digests[layer])

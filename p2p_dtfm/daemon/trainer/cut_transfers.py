@@ -57,6 +57,8 @@ class Cuts:
     def __init__(self, tools: Tools, outlet: Outlet, state: TrainerState) -> None:
         self.safe_step: int | None = None
         """Step of the newest whole cut; None where there is none, or guardians do not lag."""
+        self.guardians_have_all = True
+        """Where they keep up: whether they had all layers of the last step, as far as is known."""
         self._tools = tools
         self._outlet = outlet
         self._state = state
@@ -87,6 +89,7 @@ class Cuts:
             return
         self.stop()
         self._view, self._first_step = view, step
+        self.guardians_have_all = pace is not None or view.guards.keys() <= view.guarded_at_once
         guarded = view.guardians_of(self._tools.me)
         self._clock = None if pace is None else CutClock(step, pace.every_steps, guarded)
         if self.safe_step is not None:
@@ -139,6 +142,7 @@ class Cuts:
         if clock is None:
             self._store.clear()  # whoever guards here has every step
             self.safe_step = None
+            self.guardians_have_all = outcome.kept == outcome.step
         elif clock.committed(outcome.step, outcome.kept):
             self.safe_step = clock.safe
             assert isinstance(view.plan, Plan)

@@ -270,7 +270,7 @@ class StepLoop:
             held_out_loss_sum=local.held_out_loss_sum,
             held_out_token_count=local.held_out_token_count,
             ready_for=self._outlet.vouch(),
-            kept=self._cuts.kept,
+            kept=self._kept(view, step),
             base=self._outlet.lineage_at(step),
             sums=local.sums,
             states=states,
@@ -286,6 +286,14 @@ class StepLoop:
             self._outlet.contradiction(f"this peer computes what cannot be: {fault.cause}")
             raise Stopped from fault
         self._outlet.say_prepared(signed, view)
+
+    def _kept(self, view: View, step: int) -> int:
+        """Guardians that keep up have the step itself, or its word is that not all of them have."""
+        if view.cut_pace is not None:
+            return self._cuts.kept
+        receipts, trains = self._followers.receipts, step < self._spec.total_steps
+        has_all = receipts is not None and receipts.are_of_all(step if trains else None)
+        return step if has_all else -1
 
     async def _outcome(self, view: View, step: int, reduced: dict[int, Tensor]) -> StepOutcome:
         """Wait for everyone's Prepared.

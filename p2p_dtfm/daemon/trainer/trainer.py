@@ -103,11 +103,12 @@ class Trainer:
 
     def _safe_here(self) -> int | None:
         """All that are committed, or those of the newest whole cut where guardians lag, or of a
-        checkpoint where a layer has one copy only."""
+        checkpoint where a layer has one copy only: as long as its guardian fetches it, too."""
         state, view = self._state, self._state.view
         if view is not None and view.cut_pace is not None:
             return self.cuts.safe_step
         is_alone = view is None or len(view.members) < 2 or bool(view.unguarded)
+        is_alone |= not self.cuts.guardians_have_all
         return self._tools.stores.checkpoints.whole_step if is_alone else state.step
 
     # what the daemon tells ---------------------------------------------------------------------
@@ -169,6 +170,7 @@ class Trainer:
         self.history.goes_on_from(step)
         state.view, state.step = view, step
         self._catch_up()
+        self._followers.committed()  # maybe by the others' word alone
         state.ledger, state.restart = ledger, restart or state.restart
         state.replay, state.stopped = replay, False
         self.cuts.take_over(view, step)

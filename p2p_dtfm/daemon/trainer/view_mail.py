@@ -80,10 +80,19 @@ class ViewMail:
     def require_possible(self, view: ViewId, sender: str) -> None:
         """A view that was, is, or may come soon. Raises `PeerFault`."""
         present = self._state.view
-        if view in self._views or present is None or view.number < self._begins_at:
+        if view in self._views or present is None or self._may_have_been(view):
             return
         if not present.id.number < view.number <= present.id.number + VIEWS_AHEAD_LIMIT:
             raise PeerFault(f"a tensor of view {view}, which cannot be", sender)
+
+    def _may_have_been(self, view: ViewId) -> bool:
+        """Whether others may have been in it, and this peer not: it is from before this process, or
+        a word of somebody for it was late here, and a later view has taken over first."""
+        known, present = [it.number for it in self._views], self._state.view
+        if view.number < self._begins_at or present is None:
+            return present is not None
+        is_between = min(known, default=0) < view.number < present.id.number
+        return is_between and view.number not in known
 
     def admit(self, view: ViewId, sender: str, header: FrameHeader) -> Awaitable[None] | None:
         """Before memory is taken for a tensor. Raises `PeerFault` for one that cannot be due, as
@@ -109,14 +118,14 @@ class ViewMail:
     async def until_known(self, view: ViewId, sender: str, wait_s: float | None = None) -> bool:
         """Wait for a view that comes next; meanwhile the lane of its sender waits. Whether it is
         known now: who has come back, and perhaps with an older disk, does not know the views in
-        which it was, and whoever still sends what was due in them is not to blame. Raises
-        `PeerFault`."""
+        which it was, nor who goes over to a later one all that came before, and whoever still
+        sends what was due in them is not to blame. Raises `PeerFault`."""
         end_s = now.monotonic_s() + (UNKNOWN_VIEW_WAIT_S if wait_s is None else wait_s)
         while view not in self._views:
             present = self._state.view
             is_next = present is None or view.number > present.id.number
             if not is_next or now.monotonic_s() > end_s:
-                if present is None or view.number < self._begins_at:
+                if present is None or self._may_have_been(view):
                     return False
                 raise PeerFault(f"a tensor of view {view}, which this peer does not know", sender)
             await asyncio.sleep(UNKNOWN_VIEW_POLL_S)

@@ -89,6 +89,8 @@ class Follower:
         self._to_ask: dict[str, None] = {}
         self._asks = asyncio.Event()
         self._offers: asyncio.Queue[tuple[str, LayerOffered]] = asyncio.Queue()
+        self._taken: dict[int, tuple[int, int]] = {}
+        """Of each layer, by the number of the request and the version, the newest of its offers."""
         self._fetches: dict[int, asyncio.Task[None]] = {}
         """The latest of each layer."""
         self._room = ByteSemaphore(FETCHED_AT_ONCE, FETCHED_LIMIT_BYTES)
@@ -237,6 +239,10 @@ class Follower:
             raise PeerFault(f"offers a layer of {size_bytes} bytes", sender)
         if has_blob and not is_digest(message.blob):
             raise PeerFault("offers a layer under a name that is no digest", sender)
+        of_request, version = self._taken.get(message.layer, (0, -1))
+        if of_request == message.number and message.version <= version:
+            return  # it is told again, as the answer was late: what is here may be newer by now
+        self._taken[message.layer] = message.number, message.version
         self._givers.offered(message.layer)
         if self._offers.qsize() > 4 * len(self.layers):
             raise PeerFault("offers layers faster than they can be taken", sender)

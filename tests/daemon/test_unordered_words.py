@@ -1,0 +1,136 @@
+"""Each call goes its own way: what was told first may come last, or twice, and so late that who
+hears it is further than it says."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from p2p_dtfm.core.commit.ledger import Ledger
+from p2p_dtfm.core.planner.wire_plan import CHUNK_ELEMENTS
+from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
+from p2p_dtfm.core.protocol.workload import workload_of
+from p2p_dtfm.core.recovery.view import View
+from p2p_dtfm.daemon.peers.wire import LayerOffered, LayersCommitted
+from p2p_dtfm.daemon.trainer.followers import Followers
+from p2p_dtfm.daemon.trainer.trainer import Trainer
+from p2p_dtfm.daemon.trainer.trainer_state import TrainerState
+from p2p_dtfm.net.streams.frames import FrameHeader, FrameKind
+from p2p_dtfm.train.model.layer_state import LayerState
+from tests.core.planning import name_of
+from tests.daemon.test_followers import Blobs, Line, Outlet
+from tests.daemon.trainer_parts import SPEC, settle, trainer_tools, view_of
+
+HOLDER, ME = name_of(0), name_of(1)
+COUNT = workload_of(SPEC).layer_count
+
+
+def guarded(number: int, step: int) -> tuple[View, Plan]:
+    """A view in which this peer has no stage, and guards all layers."""
+    pipeline = Pipeline((Stage(HOLDER, 0, COUNT, 1),), 0, SPEC.microbatches_per_step)
+    plan = Plan((pipeline,), (ME,), 3_600_000_000_000)
+    snapshot = msgspec.structs.replace(view_of(number, 2).snapshot, step=step)
+    return View(snapshot, plan), plan
+
+
+def state_at(layer: int, version: int) -> LayerState:
+    made = LayerState.genesis(SPEC, layer)
+    made.version = version
+    return made
+
+
+def versions(states: dict[int, LayerState]) -> set[int]:
+    return {state.version for state in states.values()}
+
+
+def chunks(view: View, layer: int, step: int) -> Iterator[tuple[FrameHeader, bytearray]]:
+    """A gradient of a layer, as it travels."""
+    length = workload_of(SPEC).cost(layer).parameter_count
+    for index, start in enumerate(range(0, length, CHUNK_ELEMENTS)):
+        count = min(CHUNK_ELEMENTS, length - start)
+        at = (view.id.number, view.id.snapshot, step, FrameKind.LAYER_GRADIENT, index, layer)
+        yield FrameHeader(*at, "fp32", "float32", (count,)), bytearray(4 * count)
+
+
+def test_who_takes_over_before_its_last_step_commits_here_moves_on_what_it_guards(
+    tmp_path: Path,
+) -> None:
+    """Without a stage a view may be taken over by the others' word alone that they are in it. What
+    was held back until the step is committed here waited for something else to come: three
+    seconds, and then all layers were asked for anew, while steps waited for their guardian."""
+    line = Line()
+    tools = trainer_tools(tmp_path, ME, line)
+    view, plan = guarded(1, 7)
+    following, next_plan = guarded(2, 8)
+
+    async def run() -> None:
+        trainer = Trainer(tools, Outlet())
+        trainer.states.update({layer: state_at(layer, 7) for layer in range(COUNT)})
+        trainer.take_over(view, 7, Ledger(view.id, plan, 7), None)
+        running = asyncio.create_task(trainer.run())
+        try:
+            await settle()
+            number = line.requests[-1].number
+            for layer in range(COUNT):
+                trainer.following(HOLDER, LayerOffered(view.id, number, layer, 7, "", 0))
+                for header, payload in chunks(view, layer, 7):
+                    await trainer.frame(HOLDER, header, payload)
+            trainer.following(HOLDER, LayersCommitted(view.id, number, 7, 1.0))
+            await asyncio.sleep(0.2)
+            assert versions(trainer.states) == {7}
+            trainer.take_over(following, 8, Ledger(following.id, next_plan, 8), None)
+            async with asyncio.timeout(1.5):
+                while versions(trainer.states) != {8}:
+                    await asyncio.sleep(0.01)
+        finally:
+            running.cancel()
+            await asyncio.wait({running})
+            await trainer.close()
+
+    asyncio.run(asyncio.wait_for(run(), 20))
+    tools.compute.close()
+
+
+def test_an_offer_that_is_told_twice_takes_nothing_back(tmp_path: Path) -> None:
+    """Its answer was lost, so it was told again some seconds later: what steps had moved on since
+    was the old state again, though its holder had receipts for all of them."""
+    blobs: Any = Blobs()
+    line, state = Line(), TrainerState()
+    tools = trainer_tools(tmp_path, ME, line, blobs)
+    view, _ = guarded(1, 7)
+
+    async def run() -> None:
+        state.view, state.step = view, 9
+        followers = Followers(tools, Outlet(), state)
+        followers.guard(view)
+        await settle()
+        number, offers = line.requests[-1].number, []
+        for layer in range(COUNT):
+            payload, name = state_at(layer, 7).to_bytes(), f"{layer:064x}"
+            offers.append(LayerOffered(view.id, number, layer, 7, name, len(payload)))
+            followers.receive(HOLDER, offers[layer])
+            for frame in chunks(view, layer, 7):
+                followers.gradient(HOLDER, *frame)
+            while name not in blobs.given:
+                await asyncio.sleep(0.01)
+            blobs.given[name].set_result(payload)
+        followers.receive(HOLDER, LayersCommitted(view.id, number, 7, 1.0))
+        while len(state.states) < COUNT or versions(state.states) != {8}:
+            await state.wait(1.0)
+        begun = len(blobs.begun)
+        for offer in offers:
+            followers.receive(HOLDER, offer)
+        await settle()
+        for name, given in blobs.given.items():
+            if not given.done():
+                given.set_result(state_at(int(name, 16), 7).to_bytes())
+        await asyncio.sleep(0.2)
+        assert versions(state.states) == {8}
+        assert len(blobs.begun) == begun, "nothing is fetched again"
+        followers.stop_guarding()
+        await settle()
+
+    asyncio.run(asyncio.wait_for(run(), 20))
+    tools.compute.close()

@@ -1,0 +1,93 @@
+"""Real daemons in virtual time: a guardian has died, and the next one fetches what it guards over a
+thin line. Steps do not wait for it, and until it has all there is one copy: what was told to be
+safe meanwhile was gone with its holder."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from p2p_dtfm.core.planner.planner import standing_plan
+from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
+from p2p_dtfm.core.protocol.snapshot import Snapshot
+from p2p_dtfm.testbed.virtual import swarm as worlds
+from p2p_dtfm.testbed.virtual.peer import Peer
+from p2p_dtfm.testbed.virtual.seeds.run import make_run
+from p2p_dtfm.testbed.virtual.swarm import Swarm, play
+from tests.testbed.begun import begun, participant_of
+from tests.testbed.test_virtual_speed import view_of
+
+SEED = 1
+LONG_NS = 3_600_000_000_000
+"""Of steps so long guardians keep up."""
+THIN_BYTES_PER_S, WIDE_BYTES_PER_S = 50_000, 10_000_000
+
+
+def _all_at(holder: str) -> Any:
+    def plan(snapshot: Snapshot) -> Any:
+        if (standing := standing_plan(snapshot)) is not None:
+            return standing
+        workload, here = snapshot.workload, sorted(it.peer_id for it in snapshot.records)
+        one = holder if holder in here else here[0]
+        stages = (Stage(one, 0, workload.layer_count, 1),)
+        spares = tuple(it for it in here if it != one)
+        return Plan((Pipeline(stages, 0, workload.microbatch_count),), spares, LONG_NS)
+
+    return plan
+
+
+def _steps_of(peer: Peer) -> list[tuple[int, int | None]]:
+    """In their order: which, and how many were safe by then."""
+    return [(it["step"], it["safe_step"]) for it in peer.events() if it["event"] == "step"]
+
+
+def test_nothing_is_safe_before_its_guardian_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(tmp_path, 200, saves_every_steps=1000)
+
+    async def scene(swarm: Swarm) -> None:
+        ids = {name: swarm.identity_of(name).peer_id for name in "abc"}
+        monkeypatch.setattr(worlds, "compute_plan", _all_at(ids["b"]))
+        peers = await begun(swarm, run, "abc")
+        named = {peer.name: peer for peer in peers}
+        holder = named["b"]
+        await swarm.until(lambda: holder.step() >= 5, "steps", 60)
+        before = view_of(holder)
+        (dying,) = (named[it] for it in "ac" if before.guarded_by(ids[it]))
+        (guardian,) = (named[it] for it in "ac" if named[it] is not dying)
+        two = (holder, guardian)
+        assert before.cut_pace is None, "guardians keep up"
+        assert participant_of(holder).trainer.safe_step == holder.step() + 1
+
+        def lines_carry(bytes_per_s: int) -> None:
+            for one, other in ((holder, guardian), (guardian, holder)):
+                swarm.network.links.of(one.peer_id, other.peer_id).bytes_per_s = bytes_per_s
+
+        def missing() -> set[int]:
+            follower = participant_of(guardian).trainer._followers.guardian
+            return set(range(6)) if follower is None else follower.missing
+
+        lines_carry(THIN_BYTES_PER_S)
+        swarm.kill(dying)
+        await swarm.until(lambda: all(view_of(it) is not before for it in two), "a view", 60)
+        told = {peer.name: len(_steps_of(peer)) for peer in two}
+        since = holder.step()
+        await swarm.until(lambda: guardian.step() >= since + 2, "steps do not wait", 60)
+        assert missing(), "it is still fetching"
+        for peer in two:
+            found = _steps_of(peer)[told[peer.name] + 1 :]  # one may have been told just then
+            assert found and {safe for _, safe in found} == {None}, found
+            assert participant_of(peer).trainer.safe_step is None
+        lines_carry(WIDE_BYTES_PER_S)
+        await swarm.until(lambda: not missing(), "the guardian has all", 60)
+        last = holder.step()
+        await swarm.until(lambda: guardian.step() >= last + 3, "steps", 60)
+        safe = {peer.name: max(it for _, it in _steps_of(peer) if it) for peer in two}
+        assert min(safe.values()) >= last + 2, safe
+        swarm.kill(holder)
+        count = len(_steps_of(guardian))
+        await swarm.until(lambda: len(_steps_of(guardian)) > count + 2, "it goes on", 60)
+        assert min(step for step, _ in _steps_of(guardian)[count:]) >= max(safe.values())
+
+    play(SEED, tmp_path / "world", scene)

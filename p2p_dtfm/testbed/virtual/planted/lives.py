@@ -117,8 +117,11 @@ LIVES = (
         "end-not-shown",
         "who says that the run is complete and cannot show it is asked for ever",
         _who_cannot_show_the_end_is_asked,
+        first=0,
     ),
-    Planted("founds-once", "a founder whom others have left waits for ever", _founds_once),
+    Planted(
+        "founds-once", "a founder whom others have left waits for ever", _founds_once, first=500
+    ),
     Planted("looks-for-nobody", "who knows nobody any more does not look", _looks_for_nobody),
     Planted("home-stays-locked", "a daemon that has ended keeps its home", _home_stays_locked),
     Planted("active-once", "Active that is lost is not said again", _active_is_said_once),

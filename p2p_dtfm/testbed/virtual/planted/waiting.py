@@ -118,7 +118,10 @@ WAITING = (
         _new_holder_sleeps,
     ),
     Planted(
-        "active-wakes-nobody", "a step that waits for Active alone stays", _active_wakes_nobody
+        "active-wakes-nobody",
+        "a step that waits for Active alone stays",
+        _active_wakes_nobody,
+        QUICK_STORMS,
     ),
     Planted("done-is-done", "whoever was done does not train again", _done_is_done),
     Planted(

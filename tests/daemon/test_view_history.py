@@ -1,6 +1,9 @@
 """The views that a peer was in, on its disk."""
 
+import contextvars
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 
@@ -10,6 +13,8 @@ from p2p_dtfm.core.messages.certificate import Certificate
 from p2p_dtfm.core.protocol.canonical import encode
 from p2p_dtfm.core.protocol.snapshot import Bar, Member, ViewId
 from p2p_dtfm.daemon.machine.view_history import ViewHistory
+from p2p_dtfm.ports import disk
+from p2p_dtfm.testbed.virtual.disk import VirtualDisk
 
 VIEWS = tuple(KnownView(ViewId(n, "x"), (Member("a", 1),), "plan") for n in range(4))
 
@@ -69,3 +74,21 @@ def test_a_write_that_comes_late_does_not_bring_back_what_was_before(tmp_path: P
     history.write()
     late()
     assert history.read() == VIEWS
+
+
+def test_what_is_written_outlives_a_power_cut(tmp_path: Path) -> None:
+    """The file was forced to the disk, and its name was not: whoever had been barred in the seconds
+    before all lost power was forgiven (seed 600020)."""
+    turns: Any = SimpleNamespace(now_ns=0, job_ns=0, in_job=True)
+    machine_disk = VirtualDisk(turns)
+
+    def write() -> None:
+        disk.live_by(machine_disk)
+        history = ViewHistory(tmp_path, "run")
+        history.keep(VIEWS)
+        history.write()
+
+    contextvars.copy_context().run(write)
+    first: Any = SimpleNamespace(randint=lambda least, most: least)
+    machine_disk.power_was_cut(first)
+    assert ViewHistory(tmp_path, "run").read() == VIEWS

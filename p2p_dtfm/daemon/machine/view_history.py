@@ -84,5 +84,6 @@ class ViewHistory:
             payload = encode(file)
             self._path.parent.mkdir(parents=True, exist_ok=True)
             disk.write_whole(self._path, payload, disk.ONLY_OWNER)
+            disk.sync_directory(self._path.parent)  # or a power cut forgives who was just barred
         except OSError as error:
             log.warning("the views of this run cannot be written down: %s", error)

@@ -234,6 +234,23 @@ def test_who_has_not_heard_of_the_agreement_is_let_in_soon(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
+def test_what_it_asked_before_it_was_agreed_on_gives_up_nothing(seed: int) -> None:
+    """Each call goes its own way: that word came last, after five seconds where its answer was
+    late, and the others gave up the view that it waited for with them."""
+    world = joined_by(Honest, seed)
+    late = world.peers["n"].agreement.wants_view()
+    world.run_until(agreed_on(world))
+    agreed = world.peers["a"].agreement.next_view
+    assert agreed is not None and late.awaits is None
+    for name in NAMES:
+        say(world, "n", name, late)
+    world.run_until(lambda: are_together(world, [*NAMES, "n"]), limit_s=QUICKLY_S)
+    found = world.peers["a"].agreement.view
+    assert found is not None and found.id == agreed.id
+    assert not any("gives up" in line for line in world.story)
+
+
+@pytest.mark.parametrize("seed", range(3))
 def test_who_starts_again_is_let_in_soon(seed: int) -> None:
     world = joined_by(Honest, seed)
     world.run_until(agreed_on(world))

@@ -322,6 +322,8 @@ def test_a_guardian_tells_of_no_lineage_that_cannot_be(play: Callable[..., None]
         guardian.cuts.begun(HOLDER, begun)
         guardian.outlet.lineage_at = lambda step: ""  # type: ignore[method-assign]
         assert guardian.cuts._lineage_of(HOLDER, STEP) == begun.lineage
+        guardian.cuts.begun(HOLDER, CutBegun(VIEW.id, STEP - 1, "ab" * 32))
+        assert guardian.cuts._lineage_of(HOLDER, STEP) == begun.lineage, "that was told before"
 
     play(scenario)
 

@@ -407,3 +407,29 @@ def test_who_gives_a_file_slowly_holds_up_nobody_who_saves(
 
     asyncio.run(scenario())
     compute.close()
+
+
+def test_what_was_announced_first_and_comes_last_hides_nothing(tmp_path: Path) -> None:
+    """Each call goes its own way. Who ends with its run waited a minute for one that had told it
+    before that it has the whole model, and nobody asked that one for what it alone had left."""
+    compute = Compute()
+    checkpoints = Checkpoints(tmp_path, SPEC, NO_BLOBS, compute, lambda files: None, lambda: False)
+    files = {layer: ("ab" * 32, 100) for layer in range(layer_count(SPEC))}
+    step, other = SPEC.total_steps, "cd" * 32
+
+    async def scenario() -> None:
+        checkpoints.committed(step, {}, LINEAGE)
+        checkpoints.resumed(step)
+        for some in (files, {0: files[0]}):
+            checkpoints.remote_files("early", CheckpointFiles(step, LINEAGE, some))
+        assert checkpoints.whole_at(step, {"early"})
+        for some in ({0: ("ef" * 32, 100)}, {0: files[0]}):
+            checkpoints.remote_files("early", CheckpointFiles(step, LINEAGE, some))
+            assert not checkpoints.whole_at(step, {"early"}), "it is another file"
+        checkpoints.remote_files("early", CheckpointFiles(step, LINEAGE, files))
+        checkpoints.remote_files("early", CheckpointFiles(step, other, {0: files[0]}))
+        assert not checkpoints.whole_at(step, {"early"}), "the step was taken once more"
+        await checkpoints.close()
+
+    asyncio.run(scenario())
+    compute.close()

@@ -134,3 +134,53 @@ def test_an_offer_that_is_told_twice_takes_nothing_back(tmp_path: Path) -> None:
 
     asyncio.run(asyncio.wait_for(run(), 20))
     tools.compute.close()
+
+
+def test_a_state_that_comes_slowly_takes_back_no_step_of_one_that_is_here(tmp_path: Path) -> None:
+    """A stream broke, so all layers were asked for anew; over a thin line they came when gradients
+    had moved on what was here. It was the old state again, and the steps since were gone."""
+    blobs: Any = Blobs()
+    line, state = Line(), TrainerState()
+    tools = trainer_tools(tmp_path, ME, line, blobs)
+    view, _ = guarded(1, 7)
+    state.states.update({layer: state_at(layer, 7) for layer in range(COUNT)})
+
+    async def run() -> None:
+        state.view, state.step = view, 7
+        followers = Followers(tools, Outlet(), state)
+        followers.guard(view)
+        await settle()
+
+        def step_comes(number: int, step: int) -> None:
+            for layer in range(COUNT):
+                for frame in chunks(view, layer, step):
+                    followers.gradient(HOLDER, *frame)
+            followers.receive(HOLDER, LayersCommitted(view.id, number, step, 1.0))
+
+        async def commits(step: int) -> None:
+            state.step = step + 1
+            followers.committed()
+            while versions(state.states) != {step + 1}:
+                await state.wait(1.0)
+
+        first = line.requests[-1].number
+        for layer in range(COUNT):
+            followers.receive(HOLDER, LayerOffered(view.id, first, layer, 7, "", 0))
+        step_comes(first, 7)
+        followers.stream_lost(HOLDER)
+        async with asyncio.timeout(5):
+            while (again := line.requests[-1].number) == first:
+                await asyncio.sleep(0.01)
+        await commits(7)
+        payload = state_at(0, 8).to_bytes()
+        followers.receive(HOLDER, LayerOffered(view.id, again, 0, 8, "8" * 64, len(payload)))
+        step_comes(again, 8)
+        await commits(8)
+        blobs.given["8" * 64].set_result(payload)
+        await asyncio.sleep(0.2)
+        assert versions(state.states) == {9}
+        followers.stop_guarding()
+        await settle()
+
+    asyncio.run(asyncio.wait_for(run(), 20))
+    tools.compute.close()

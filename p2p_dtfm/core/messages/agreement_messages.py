@@ -247,7 +247,7 @@ class JoinRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="
 
     `awaits` is the agreed view that it waits to take over; without one, it has given up any such.
     `passed` is the highest number of an attempt that it has said Ready to or given up: only a
-    higher one is of use to it.
+    higher one is of use to it, and who gives up a view has passed it.
     """
 
     record: Signed

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -253,14 +253,22 @@ class Network:
         """All peers of whom it is known where they are."""
         return [peer for peer in self.messenger.known if peer != self.me.peer_id]
 
-    def donors(self) -> list[str]:
+    def donors(self, newcomers: Iterable[str] = ()) -> list[str]:
         """The same, in the order in which they are asked for a file: those heard of lately in any
-        order, then the others. One that stands still would cost each of them three seconds."""
+        order, then the others. One that stands still would cost each of them three seconds. Last
+        those of the `newcomers` that were: what they have may be nowhere else, and no step be
+        taken without it, with which they would be let in."""
         now_s, heard_s = now.monotonic_s(), self.messenger.heard_s
+
+        def is_near(peer: str) -> bool:
+            return now_s - heard_s.get(peer, -LATELY_S) < LATELY_S
+
         others = self.others()
-        lately = {peer for peer in others if now_s - heard_s.get(peer, -LATELY_S) < LATELY_S}
+        lately = set(filter(is_near, others))
         near = chance.sample(sorted(lately), len(lately))
-        return [*near, *(peer for peer in others if peer not in lately)]
+        silent = (peer for peer in others if peer not in lately)
+        waiting = {*newcomers}.difference(others, (self.me.peer_id,))
+        return [*near, *silent, *sorted(filter(is_near, waiting))]
 
     # what comes in -------------------------------------------------------------------------------
 

@@ -321,7 +321,9 @@ class Cuts:
             if not is_lineage(message.lineage):
                 raise PeerFault("a cut of a lineage that is no digest", sender)
             self._require_near(sender, message.step, self._clock)
-            self._begun[sender] = message
+            before = self._begun.get(sender)
+            if before is None or before.step <= message.step:  # that of the cut before may be late
+                self._begun[sender] = message
 
     def _require_near(self, sender: str, step: int, clock: CutClock) -> None:
         """Raises `PeerFault` for a cut of a step to which its holder cannot have come."""

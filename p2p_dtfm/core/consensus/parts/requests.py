@@ -53,6 +53,8 @@ class Requests:
         if following is not None and member in following.members:
             if message.awaits == following.id:
                 return Verdict(actions, "it is in the next view already")
+            if message.passed < following.id.number:  # it has said Ready to that since
+                return Verdict(actions, "it asked before the next view was agreed on with it")
             reason = f"{sender} gives up view {following.id}, which was agreed on with it"
             self._suspicion.does_not_come(member, reason, now_ns)
             actions.append(Report(reason))

@@ -80,7 +80,7 @@ class Participant:
         self.views: list[dict[str, Any]] = []
         """What the history keeps of each."""
         self.offers = Offers(directory / "offers")
-        self._fetches = SharedFetches(run.blobs, network.blobs, network.donors)
+        self._fetches = SharedFetches(run.blobs, network.blobs, self._donors)
         self.bulk = self._bulk_plane()
         self.checkpoints = Checkpoints(
             local.home.checkpoints(run.digest),
@@ -193,6 +193,12 @@ class Participant:
         if not self.trainer.history.pace.is_settled:
             return 0
         return int(self.local.status.figures().get("tokens_per_s") or 0)
+
+    def _donors(self) -> list[str]:
+        """Of the run's data."""
+        agreement = self._agreement
+        following = agreement.next_view.member_ids if agreement.next_view is not None else ()
+        return self.network.donors((*following, *(it.peer_id for it in agreement.joiners)))
 
     # what the trainer asks for -------------------------------------------------------------------
 

@@ -34,9 +34,13 @@ class AnnouncedFiles:
         self._agreed: dict[int, Mapping[int, bytes]] = {}
 
     def take(self, sender: str, message: CheckpointFiles, committed_step: int) -> None:
-        """Another member has these files; -1: no step has committed. Raises `PeerFault` for
-        impossible ones."""
+        """Another member has these files; -1: no step has committed. What it had told of before
+        they were all there may come after that. Raises `PeerFault` for impossible ones."""
         self._require_possible(sender, message, committed_step)
+        before = self._of_steps.get(message.step, {}).get(sender)
+        is_same = before is not None and before.lineage == message.lineage
+        if before is not None and is_same and message.files.items() < before.files.items():
+            return
         steps = self._told.pop(sender, {})
         self._told[sender] = steps
         steps.pop(message.step, None)

@@ -313,6 +313,13 @@ class Follower:
     def _has(self, layer: int, version: int) -> bool:
         return (held := self._tools.states.get(layer)) is not None and held.version == version
 
+    def _is_news(self, offer: LayerOffered) -> bool:
+        """Gradients may have moved on what was here when it was asked for anew; those are gone."""
+        held, layer = self._tools.states.get(offer.layer), offer.layer
+        if held is None or layer in self.missing or layer in self._asks_anew:
+            return True
+        return held.version < offer.version
+
     def _is_unsure(self, donor: str, layer: int) -> bool:
         """Of what is guarded, whether others have given it than who holds it now: it was not there
         when its holder asked whether it has what they have."""
@@ -360,7 +367,7 @@ class Follower:
             self._turn_from(donor)
             return
         await tools.keep_frozen(offer.layer)
-        if not self._has_stopped:
+        if not self._has_stopped and self._is_news(offer):
             tools.states[offer.layer] = state
             self.came_from[offer.layer] = {donor}
             self._asks_anew.discard(offer.layer)

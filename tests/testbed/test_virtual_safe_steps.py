@@ -23,7 +23,7 @@ LONG_NS = 3_600_000_000_000
 THIN_BYTES_PER_S, WIDE_BYTES_PER_S = 50_000, 10_000_000
 
 
-def _all_at(holder: str) -> Any:
+def all_at(holder: str) -> Any:
     def plan(snapshot: Snapshot) -> Any:
         if (standing := standing_plan(snapshot)) is not None:
             return standing
@@ -48,7 +48,7 @@ def test_nothing_is_safe_before_its_guardian_has_it(
 
     async def scene(swarm: Swarm) -> None:
         ids = {name: swarm.identity_of(name).peer_id for name in "abc"}
-        monkeypatch.setattr(worlds, "compute_plan", _all_at(ids["b"]))
+        monkeypatch.setattr(worlds, "compute_plan", all_at(ids["b"]))
         peers = await begun(swarm, run, "abc")
         named = {peer.name: peer for peer in peers}
         holder = named["b"]

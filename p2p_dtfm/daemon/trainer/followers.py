@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 
+from p2p_dtfm.core.messages.prepared import StepOutcome
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.core.protocol.plan import Plan
@@ -236,11 +237,12 @@ class Followers:
         nobody, if its holder died now."""
         return step < self._state.step
 
-    def committed(self) -> None:
-        """A step is, as far as this peer knows."""
+    def committed(self, outcome: StepOutcome | None = None) -> None:
+        """A step is, as far as this peer knows; None: it does not know what came of it."""
+        known = (outcome.step, outcome.gradient_norm) if outcome is not None else ()
         for follower in (self.guardian, *self._ending):
             if follower is not None:
-                follower.go_on()
+                follower.go_on(*known)
 
     # what arrives -------------------------------------------------------------------------------
 

@@ -311,7 +311,7 @@ class StepLoop:
                 self._cuts.committed(view, outcome)
                 self._state.paces.committed()
                 self._outlet.committed(outcome)
-                self._followers.committed()
+                self._followers.committed(outcome)
                 return outcome
             if ledger.conflict.reason and not is_told:
                 is_told = True

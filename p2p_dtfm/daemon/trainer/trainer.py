@@ -195,6 +195,7 @@ class Trainer:
             if (outcome := ledger.next_outcome()) is None:
                 return
             self.history.record(outcome)
+            self._followers.committed(outcome)
         self._behind = None
 
     def prepared(self, statement: Statement) -> None:
@@ -422,6 +423,6 @@ class Trainer:
             self.cuts.committed(view, outcome)
             self.seen_paces.committed()
             self._outlet.committed(outcome)
-            self._followers.committed()
+            self._followers.committed(outcome)
             state.forget_reduced(outcome.step)
             await self._outlet.settled()  # or it would go on counting in a view that is over

@@ -59,6 +59,8 @@ class Replaying:
         self._gradients = ArrivingGradients(workload_of(tools.spec), coming.layers)
         self._committed: dict[str, dict[int, float]] = {}
         """By donor: of each step that has committed, the norm of its gradient."""
+        self._seen: dict[int, float] = {}
+        """The same as this peer has seen it itself: then it needs no donor's word."""
         self._noted: set[tuple[int, int]] = set()
         self._wake = asyncio.Event()
         self._has_stopped = False
@@ -95,8 +97,12 @@ class Replaying:
         self._gradients.drop(given)
         self._committed.pop(donor, None)
 
-    def go_on(self) -> None:
-        """A state has come."""
+    def go_on(self, step: int | None = None, norm: float = 0.0) -> None:
+        """A state has come; or this peer has seen `step` commit, with a gradient of that norm."""
+        if step is not None:
+            self._seen[step] = norm
+            while len(self._seen) > COMMITTED_LIMIT:
+                del self._seen[next(iter(self._seen))]
         self._wake.set()
 
     def stop(self) -> None:
@@ -135,7 +141,7 @@ class Replaying:
             state, donor = self._state_of(layer), self._coming.donor_of[layer]
             if state is None or not self._may_roll(version := state.version):
                 continue  # it is this peer that is late
-            committed = self._committed.get(donor, {})
+            committed = {*self._committed.get(donor, {}), *self._seen}
             if self._gradients.has_later(layer, version) or any(n > version for n in committed):
                 self._begin_again(donor, f"step {version} of layer {layer} is lost")
                 return
@@ -157,7 +163,8 @@ class Replaying:
         if state is None:
             return False
         donor = self._coming.donor_of[layer]
-        norm = self._committed.get(donor, {}).get(step := state.version)
+        step = state.version
+        norm = self._seen.get(step, self._committed.get(donor, {}).get(step))
         gradient = self._gradients.whole(layer, step)
         if norm is None or gradient is None or not self._may_roll(step):
             return False

@@ -299,28 +299,42 @@ def test_a_planted_bug_is_gone_afterwards() -> None:
 
 
 FOUND_BY = {
-    "prepared-gives-nothing": 649,
-    "new-holder-sleeps": 1,
-    "stop-wakes-nobody": 100_000,
+    "new-holder-sleeps": 500_000,
+    "active-wakes-nobody": 700_005,
+    "stop-wakes-nobody": 700_000,
     "tasks-stay": 0,
     "leaving-never-ends": 0,
     "part-twice": 0,
     "sum-not-taken": 0,
     "update-twice": 0,
+    "old-work": 500_301,
     "step-twice": 1,
     "rolled-in-words": 10,
     "nothing-discarded": 6,
+    "no-receipts": 700_030,
+    "safe-at-once": 700_005,
+    "cuts-dropped": 500_300,
     "payload-believed": 12,
     "commits-without-one": 0,
+    "believed": 500_306,
     "full-ends-training": 1325,
     "full-ends-history": 2,
+    "views-forgotten": 600_036,
+    "torn-memory": 6,
     "files-stay": 0,
-    "end-not-shown": 8,
-    "founds-once": 513,
+    "end-not-shown": 500_406,
+    "looks-for-nobody": 500_303,
     "home-stays-locked": 1,
     "no-heartbeats": 3,
     "in-pieces": 1,
+    "offers-gone": 700_002,
+    "commits-unsaid": 700_032,
+    "arrivals-unheard": 500_001,
     "task-a-beat": 0,
+    "every-accusation": 600_004,
+    "never-drawn": 600_001,
+    "one-is-enough": 600_001,
+    "audits-unheeded": 600_001,
 }
 """The seeds that have found them. What is mended or drawn anew gives seeds other courses: then
 `python -m p2p_dtfm.testbed.virtual.planted --only NAME` says which one does."""
@@ -331,7 +345,7 @@ def test_bugs_that_seeds_have_found_are_found(tmp_path: Path) -> None:
     """The others have not been found by any seed that was tried."""
     search = Search(Player(tmp_path))
     bugs = [bug for bug in BUGS if bug.name in FOUND_BY]
-    assert len(bugs) == len(FOUND_BY) >= 20
+    assert len(bugs) == len(FOUND_BY) >= 36
     missed = [b.name for b in bugs if search.found(b, 3, FOUND_BY[b.name]) is None]
     assert missed == []
 

@@ -14,6 +14,7 @@ from p2p_dtfm.core.messages.audit_messages import COULD_NOT, Audited, Claimed
 from p2p_dtfm.daemon.machine.compute import Compute
 from p2p_dtfm.daemon.step.lent_parameters import NoParameters
 from p2p_dtfm.daemon.step.stage_account import Judge
+from p2p_dtfm.daemon.trainer.audited import recomputing as recomputing_module
 from p2p_dtfm.daemon.trainer.audited.recomputing import Recomputing
 from p2p_dtfm.daemon.trainer.step_shards import StepShards, could_have_shards
 from p2p_dtfm.daemon.trainer.trainer_state import Stopped, TrainerState
@@ -29,11 +30,18 @@ def claim(name: str, threads: int = 1) -> Claimed:
     return Claimed(VIEW, 7, share, b"w" * WORK_BYTES, b"o" * 32, commitment_to(b"o" * 32))
 
 
-def recomputing(outlet: Any) -> Recomputing:
-    """In a view that is over."""
+def recomputing(outlet: Any, over_after_s: float = 0.0) -> Recomputing:
+    """In a view that is over, or will be."""
     tools: Any = SimpleNamespace(spec=run_spec())
     state = TrainerState()
-    state.stopped = True
+    state.stopped = not over_after_s
+
+    def ends() -> None:
+        state.stopped = True
+        state.wake.set()
+
+    if over_after_s:
+        asyncio.get_running_loop().call_later(over_after_s, ends)
     return Recomputing(tools, outlet, state, lambda digest: None)
 
 
@@ -55,21 +63,54 @@ def test_an_error_in_a_replay_is_no_word_against_anybody(caplog: pytest.LogCaptu
     assert "no room for an audit" in caplog.text
 
 
-def test_who_has_claimed_tensors_and_shows_none_is_blamed_and_who_is_not_reached_is_not() -> None:
+def test_who_has_claimed_tensors_and_shows_none_is_blamed_and_who_is_not_reached_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(recomputing_module, "STARTS_AGAIN_S", 0.01)
     told: list[tuple[str, str]] = []
     outlet = SimpleNamespace(
         poison=lambda peer_id, cause: told.append(("poison", peer_id)),
         trouble=lambda peer_id, cause: told.append(("trouble", peer_id)),
     )
-    audits = recomputing(outlet)
 
     async def fail() -> bytes:
         causes = {"denies": "blob 0123 is not here", "is far": "no answer within 5 s"}
         raise BlobUnavailable("0123", causes, {"denies"})
 
+    async def scene() -> None:
+        await result_of(recomputing(outlet, over_after_s=0.2), fail)
+
     with pytest.raises(Stopped):
-        asyncio.run(result_of(audits, fail))
+        asyncio.run(scene())
     assert told == [("poison", "denies"), ("trouble", "is far")]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        NoParameters(["z"], 3),
+        BlobUnavailable("0123", {"z": "blob 0123 is not here"}, {"z"}),
+    ],
+    ids=["parameters", "parts"],
+)
+def test_who_has_started_again_since_it_claimed_them_is_not_blamed(error: Exception) -> None:
+    """It has none of what its life before had, and says so before all have heard that it is another
+    one: an honest peer was blamed (seed 503099)."""
+    told: list[str] = []
+    outlet: Any = SimpleNamespace(
+        poison=lambda peer_id, cause: told.append(peer_id),
+        trouble=lambda peer_id, cause: told.append(peer_id),
+    )
+
+    async def fail() -> bytes:
+        raise error
+
+    async def scene() -> None:
+        await result_of(recomputing(outlet, over_after_s=0.05), fail)
+
+    with pytest.raises(Stopped):
+        asyncio.run(scene())
+    assert told == []
 
 
 def test_what_is_withheld_is_told_at_once_and_not_when_all_is_computed_again(
@@ -134,16 +175,21 @@ def test_an_audit_of_data_that_nobody_gives_is_none_and_holds_nobody_up() -> Non
     assert asyncio.run(asyncio.wait_for(has_data, 5)) is False
 
 
-def test_parameters_that_nobody_shows_are_held_against_all_who_claim_them() -> None:
+def test_parameters_that_nobody_shows_are_held_against_all_who_claim_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(recomputing_module, "STARTS_AGAIN_S", 0.01)
     told: list[str] = []
     outlet: Any = SimpleNamespace(poison=lambda peer_id, cause: told.append(peer_id))
-    audits = recomputing(outlet)
 
     async def fail() -> bytes:
         raise NoParameters(["y", "z"], 3)
 
+    async def scene() -> None:
+        await result_of(recomputing(outlet, over_after_s=0.2), fail)
+
     with pytest.raises(Stopped):
-        asyncio.run(result_of(audits, fail))
+        asyncio.run(scene())
     assert told == ["y", "z"]
 
 

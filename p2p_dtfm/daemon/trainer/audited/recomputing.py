@@ -31,6 +31,8 @@ from p2p_dtfm.net.streams.blobs import BlobUnavailable
 from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.train.stage.replay.work import LentLayer
 
+STARTS_AGAIN_S = 1.0
+"""Within so much all have heard of it."""
 Find = Callable[[str], bytes | memoryview | None]
 
 log = logging.getLogger("p2p_dtfm")
@@ -168,11 +170,14 @@ class Recomputing:
         except asyncio.CancelledError:
             raise
         except NoParameters as found:
+            await self._may_have_started_again(view)
             for peer_id in found.peer_ids:
                 self._outlet.poison(peer_id, "claims parameters that are none")
         except UnlikeParts as found:
             self._outlet.poison(found.peer_id, "a claim of other chunks than its segments have")
         except BlobUnavailable as found:
+            if found.denied:
+                await self._may_have_started_again(view)
             for peer_id, cause in found.causes.items():
                 # it has claimed them in this step: who says now that it has none is out as who
                 # sends what nobody should, once all who audit have been told so
@@ -182,6 +187,14 @@ class Recomputing:
             log.exception("an audit did not come to an end here")
             return COULD_NOT
         await self._state.until_over(view)
+
+    async def _may_have_started_again(self, view: View) -> None:
+        """Who has claimed something, and says now that it has none, may be another life of the same
+        peer, which tells so as soon as it asks to be let in: then the view is over. Raises
+        `Stopped`."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(STARTS_AGAIN_S):
+                await self._state.until_over(view)
 
     # from others --------------------------------------------------------------------------------
 

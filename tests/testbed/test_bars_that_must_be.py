@@ -1,5 +1,6 @@
 """Whom the judge of seeds with liars asks for a bar."""
 
+import math
 import re
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -39,13 +40,13 @@ class Told:
         ]
 
 
-def judged(monkeypatch: pytest.MonkeyPatch, *peers: Told) -> None:
+def judged(monkeypatch: pytest.MonkeyPatch, *peers: Told, disturbed_s: float = math.inf) -> None:
     lying = Lying({"liar": "L"}, together=False)
     monkeypatch.setattr(now, "monotonic_s", lambda: FOUND_S)
     for name in "ab":
         monkeypatch.setattr(lying, "here", lambda name=name: name)
         lying.deny(Deed(ViewId(2, "s2"), 5), 3, ["L"])
-    verdict._require_bars(cast(list[Peer], list(peers)), lying, is_undisturbed=True)
+    verdict._require_bars(cast(list[Peer], list(peers)), lying, disturbed_s)
 
 
 FIRST, SECOND, WITHOUT = (1.0, 1, "abL"), (2.0, 2, "aL"), (10.1, 3, "a")
@@ -73,3 +74,14 @@ def test_who_was_left_out_before_a_liar_was_found_out_need_not_have_barred_it(
 def test_all_others_must(monkeypatch: pytest.MonkeyPatch, a: Told, b: Told) -> None:
     with pytest.raises(Broken, match=re.escape("liar was found out by most, and ")):
         judged(monkeypatch, a, b)
+
+
+def test_who_barred_it_before_anything_else_happened_must_have_it_barred_for_good(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whoever loses power afterwards; what came of a verdict under way then is not asked."""
+    forgot = Told("a", ["L"], [FIRST, WITHOUT]), Told("b", [], [FIRST, WITHOUT])
+    with pytest.raises(Broken, match="has not barred it"):
+        judged(monkeypatch, *forgot, disturbed_s=12.0)
+    judged(monkeypatch, *forgot, disturbed_s=10.5)
+    judged(monkeypatch, Told("a", ["L"], [FIRST]), Told("b", [], [FIRST]), disturbed_s=12.0)

@@ -31,6 +31,24 @@ from tests.daemon.trainer_parts import SPEC, QuietOutlet, settle, trainer_tools,
 HELD = tuple(HeldLayer(name_of(0), layer, 7) for layer in (0, 1))
 
 
+HOLDER, ME = name_of(0), name_of(1)
+COUNT = workload_of(SPEC).layer_count
+
+
+def guarded(number: int, step: int) -> tuple[View, Plan]:
+    """A view in which this peer has no stage, and guards all layers."""
+    pipeline = Pipeline((Stage(HOLDER, 0, COUNT, 1),), 0, SPEC.microbatches_per_step)
+    plan = Plan((pipeline,), (ME,), 3_600_000_000_000)
+    snapshot = msgspec.structs.replace(view_of(number, 2).snapshot, step=step)
+    return View(snapshot, plan), plan
+
+
+def state_at(layer: int, version: int) -> LayerState:
+    made = LayerState.genesis(SPEC, layer)
+    made.version = version
+    return made
+
+
 class Outlet(QuietOutlet):
     def __init__(self) -> None:
         self.synced_views: list[ViewId] = []
@@ -332,17 +350,10 @@ def test_a_guardian_moves_nothing_on_by_a_step_that_is_not_committed_here(tmp_pa
     """Its holder had committed, and died; this peer still waited for the word of another one. What
     it had of a step that it could not name counted for nobody, and the step was computed again
     although it was told to be safe (seed 700021)."""
-    me, holder = name_of(1), name_of(0)
     line, state = Line(), TrainerState()
-    tools = trainer_tools(tmp_path, me, line)
-    found = view_of(1, 2)
-    count = workload_of(SPEC).layer_count
-    pipeline = Pipeline((Stage(holder, 0, count, 1),), 0, SPEC.microbatches_per_step)
-    plan = Plan((pipeline,), (me,), 3_600_000_000_000)
-    view = View(msgspec.structs.replace(found.snapshot, step=7), plan)
-    for layer in range(count):
-        state.states[layer] = LayerState.genesis(SPEC, layer)
-        state.states[layer].version = 7
+    tools = trainer_tools(tmp_path, ME, line)
+    view, _ = guarded(1, 7)
+    state.states |= {layer: state_at(layer, 7) for layer in range(COUNT)}
 
     async def run() -> None:
         state.view, state.step = view, 7
@@ -352,14 +363,14 @@ def test_a_guardian_moves_nothing_on_by_a_step_that_is_not_committed_here(tmp_pa
         assert state.wake.is_set(), "who takes no steps lets it go in time (seed 700211)"
         await settle()
         number = line.requests[-1].number
-        for layer in range(count):
-            followers.receive(holder, LayerOffered(view.id, number, layer, 7, "", 0))
+        for layer in range(COUNT):
+            followers.receive(HOLDER, LayerOffered(view.id, number, layer, 7, "", 0))
             for frame in chunks(view, layer, 7):
-                followers.gradient(holder, *frame)
-        followers.receive(holder, LayersCommitted(view.id, number, 7, 1.0))
+                followers.gradient(HOLDER, *frame)
+        followers.receive(HOLDER, LayersCommitted(view.id, number, 7, 1.0))
         await asyncio.sleep(0.2)
         assert {it.version for it in state.states.values()} == {7}
-        assert set(state.reduced[view.id, 7]) == set(range(count)), "with which it can be moved on"
+        assert set(state.reduced[view.id, 7]) == set(range(COUNT)), "with which it can be moved on"
         state.step = 8
         followers.committed()
         while {it.version for it in state.states.values()} != {8}:
@@ -374,17 +385,10 @@ def test_a_guardian_moves_nothing_on_by_a_step_that_is_not_committed_here(tmp_pa
 def test_what_nobody_wants_any_more_ends_no_guardian(tmp_path: Path) -> None:
     """Who guarded it goes on for a moment in the next view, for what it is to guard there, while a
     commit drops the rest: the daemon ended with a KeyError (seed 700216)."""
-    me, holder = name_of(1), name_of(0)
     line, state = Line(), TrainerState()
-    tools = trainer_tools(tmp_path, me, line)
-    found = view_of(1, 2)
-    count = workload_of(SPEC).layer_count
-    pipeline = Pipeline((Stage(holder, 0, count, 1),), 0, SPEC.microbatches_per_step)
-    plan = Plan((pipeline,), (me,), 3_600_000_000_000)
-    view = View(msgspec.structs.replace(found.snapshot, step=7), plan)
-    for layer in range(count):
-        state.states[layer] = LayerState.genesis(SPEC, layer)
-        state.states[layer].version = 7
+    tools = trainer_tools(tmp_path, ME, line)
+    view, _ = guarded(1, 7)
+    state.states |= {layer: state_at(layer, 7) for layer in range(COUNT)}
 
     async def run() -> None:
         state.view, state.step = view, 7
@@ -392,15 +396,15 @@ def test_what_nobody_wants_any_more_ends_no_guardian(tmp_path: Path) -> None:
         followers.guard(view)
         await settle()
         number = line.requests[-1].number
-        for layer in range(count):
-            followers.receive(holder, LayerOffered(view.id, number, layer, 7, "", 0))
+        for layer in range(COUNT):
+            followers.receive(HOLDER, LayerOffered(view.id, number, layer, 7, "", 0))
         await settle()
         del state.states[0]
         state.step = 8
-        for layer in range(count):
+        for layer in range(COUNT):
             for frame in chunks(view, layer, 7):
-                followers.gradient(holder, *frame)
-        followers.receive(holder, LayersCommitted(view.id, number, 7, 1.0))
+                followers.gradient(HOLDER, *frame)
+        followers.receive(HOLDER, LayersCommitted(view.id, number, 7, 1.0))
         while {it.version for it in state.states.values()} != {8}:
             await state.wait(1.0)  # raises what has ended the guardian
         assert 0 not in state.states

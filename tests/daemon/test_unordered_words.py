@@ -2,56 +2,31 @@
 hears it is further than it says."""
 
 import asyncio
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from p2p_dtfm.core.commit.ledger import Ledger
-from p2p_dtfm.core.planner.wire_plan import CHUNK_ELEMENTS
-from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
-from p2p_dtfm.core.protocol.workload import workload_of
-from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.peers.wire import LayerOffered, LayersCommitted
 from p2p_dtfm.daemon.trainer.followers import Followers
 from p2p_dtfm.daemon.trainer.trainer import Trainer
 from p2p_dtfm.daemon.trainer.trainer_state import TrainerState
-from p2p_dtfm.net.streams.frames import FrameHeader, FrameKind
 from p2p_dtfm.train.model.layer_state import LayerState
-from tests.core.planning import name_of
-from tests.daemon.test_followers import Blobs, Line, Outlet
-from tests.daemon.trainer_parts import SPEC, settle, trainer_tools, view_of
-
-HOLDER, ME = name_of(0), name_of(1)
-COUNT = workload_of(SPEC).layer_count
-
-
-def guarded(number: int, step: int) -> tuple[View, Plan]:
-    """A view in which this peer has no stage, and guards all layers."""
-    pipeline = Pipeline((Stage(HOLDER, 0, COUNT, 1),), 0, SPEC.microbatches_per_step)
-    plan = Plan((pipeline,), (ME,), 3_600_000_000_000)
-    snapshot = msgspec.structs.replace(view_of(number, 2).snapshot, step=step)
-    return View(snapshot, plan), plan
-
-
-def state_at(layer: int, version: int) -> LayerState:
-    made = LayerState.genesis(SPEC, layer)
-    made.version = version
-    return made
+from tests.daemon.test_followers import (
+    COUNT,
+    HOLDER,
+    ME,
+    Blobs,
+    Line,
+    Outlet,
+    chunks,
+    guarded,
+    state_at,
+)
+from tests.daemon.trainer_parts import settle, trainer_tools
 
 
 def versions(states: dict[int, LayerState]) -> set[int]:
     return {state.version for state in states.values()}
-
-
-def chunks(view: View, layer: int, step: int) -> Iterator[tuple[FrameHeader, bytearray]]:
-    """A gradient of a layer, as it travels."""
-    length = workload_of(SPEC).cost(layer).parameter_count
-    for index, start in enumerate(range(0, length, CHUNK_ELEMENTS)):
-        count = min(CHUNK_ELEMENTS, length - start)
-        at = (view.id.number, view.id.snapshot, step, FrameKind.LAYER_GRADIENT, index, layer)
-        yield FrameHeader(*at, "fp32", "float32", (count,)), bytearray(4 * count)
 
 
 def test_who_takes_over_before_its_last_step_commits_here_moves_on_what_it_guards(

@@ -239,10 +239,10 @@ class Followers:
 
     def committed(self, outcome: StepOutcome | None = None) -> None:
         """A step is, as far as this peer knows; None: it does not know what came of it."""
-        known = (outcome.step, outcome.gradient_norm) if outcome is not None else ()
-        for follower in (self.guardian, *self._ending):
-            if follower is not None:
-                follower.go_on(*known)
+        for follower in filter(None, (self.guardian, *self._ending)):
+            if outcome is not None:
+                follower.has_seen(outcome.step, outcome.gradient_norm)
+            follower.go_on()
 
     # what arrives -------------------------------------------------------------------------------
 

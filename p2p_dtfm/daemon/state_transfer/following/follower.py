@@ -422,9 +422,13 @@ class Follower:
         self._replaying.go_on()
         self._on_progress()
 
-    def go_on(self, step: int | None = None, norm: float = 0.0) -> None:
-        """States may be moved on that were held back; see `Replaying.go_on`."""
-        self._replaying.go_on(step, norm)
+    def has_seen(self, step: int, norm: float) -> None:
+        """See `Replaying.has_seen`."""
+        self._replaying.has_seen(step, norm)
+
+    def go_on(self) -> None:
+        """States may be moved on that were held back."""
+        self._replaying.go_on()
 
     def stop(self) -> None:
         """Tell the donors that no more is needed; from now on nothing changes here.

@@ -74,10 +74,7 @@ class Replaying:
         """Raises `PeerFault` for a gradient norm that is none."""
         if not 0 <= message.gradient_norm < math.inf:
             raise PeerFault(f"a gradient norm of {message.gradient_norm}", sender)
-        committed = self._committed.setdefault(sender, {})
-        committed[message.step] = message.gradient_norm
-        while len(committed) > COMMITTED_LIMIT:  # what came first was replayed long ago
-            del committed[next(iter(committed))]
+        _note(self._committed.setdefault(sender, {}), message.step, message.gradient_norm)
         self._wake.set()
 
     def take(self, sender: str, header: FrameHeader, payload: bytearray) -> None:
@@ -97,12 +94,13 @@ class Replaying:
         self._gradients.drop(given)
         self._committed.pop(donor, None)
 
-    def go_on(self, step: int | None = None, norm: float = 0.0) -> None:
-        """A state has come; or this peer has seen `step` commit, with a gradient of that norm."""
-        if step is not None:
-            self._seen[step] = norm
-            while len(self._seen) > COMMITTED_LIMIT:
-                del self._seen[next(iter(self._seen))]
+    def has_seen(self, step: int, norm: float) -> None:
+        """This peer has seen the step commit itself, with a gradient of that norm."""
+        _note(self._seen, step, norm)
+        self._wake.set()
+
+    def go_on(self) -> None:
+        """A state has come, or may be moved on that was held back."""
         self._wake.set()
 
     def stop(self) -> None:
@@ -173,3 +171,9 @@ class Replaying:
         await tools.compute.run(replay_outcome, tools.spec, state, gradient, step, norm)
         self._gradients.replayed(layer, step)
         return True
+
+
+def _note(norms: dict[int, float], step: int, norm: float) -> None:
+    norms[step] = norm
+    while len(norms) > COMMITTED_LIMIT:  # what came first was replayed long ago
+        del norms[next(iter(norms))]

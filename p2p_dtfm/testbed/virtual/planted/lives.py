@@ -117,7 +117,6 @@ LIVES = (
         "end-not-shown",
         "who says that the run is complete and cannot show it is asked for ever",
         _who_cannot_show_the_end_is_asked,
-        first=0,
     ),
     Planted(
         "founds-once", "a founder whom others have left waits for ever", _founds_once, first=500

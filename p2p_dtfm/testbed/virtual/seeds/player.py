@@ -18,15 +18,13 @@ from p2p_dtfm.testbed.virtual.seeds.run import (
     with_recipe,
 )
 from p2p_dtfm.testbed.virtual.seeds.schedules.draw import draw
-from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import Schedule
+from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import QUICK_STEPS, Schedule
 from p2p_dtfm.testbed.virtual.swarm import set_aside_for_good
 
 COLLECTED_AFTER = 50_000
 """New objects."""
 SHORT_STEPS = 24
 """Where some lie audits are half of a seed: such runs are short."""
-QUICK_STEPS = 16
-"""A step takes a tenth of a second of processor time: where faults begin with steps, fewer do."""
 FOLLOW_STEPS = 5
 """Where some lie: so that who comes gets states, and a stage, within the run."""
 

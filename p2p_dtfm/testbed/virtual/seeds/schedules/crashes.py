@@ -9,6 +9,7 @@ from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import (
     LAST_S,
     LASTING_S,
     NAMES,
+    QUICK_STEPS,
     Fault,
     Schedule,
 )
@@ -23,7 +24,6 @@ CRASHES_IN_QUICK_STORMS = (12, 16)
 CRASHES_AT_THE_END = (0, 2)
 AFTER_THE_END_S = (0.0, 3.0)
 """All at once, when the last step may be on nobody's disk yet."""
-LAST_STEP = 16
 FULL_FROM_STEP = 13
 TIGHT = 0.5
 
@@ -67,12 +67,21 @@ def _at_the_end(seed: int, begun: str) -> list[Fault]:
     crash_count = draws.randint(*CRASHES_AT_THE_END)
     full = draws.sample(begun, draws.randint(0, len(begun)) if crash_count else 0)
     faults = [
-        Fault(QUICK_LAST_S, draws.choice(LASTING_S), "full disk", (it,), 0.0, "", FULL_FROM_STEP)
+        Fault(
+            QUICK_LAST_S,
+            draws.choice(LASTING_S),
+            "full disk",
+            (it,),
+            0.0,
+            at_step=FULL_FROM_STEP,
+        )
         for it in full
     ]
     after_s = draws.uniform(*AFTER_THE_END_S)
     at_s = QUICK_LAST_S + after_s
     for name in draws.sample(begun, crash_count):
         kind, lasts_s = draws.choice(("kill", "power cut")), draws.choice(LASTING_S)
-        faults.append(Fault(at_s, lasts_s, kind, (name,), 0.0, "", LAST_STEP, after_s))
+        faults.append(
+            Fault(at_s, lasts_s, kind, (name,), 0.0, at_step=QUICK_STEPS, after_s=after_s)
+        )
     return faults

@@ -11,8 +11,8 @@ _STATISTICS = Path("/proc/self/statm")
 @contextmanager
 def bounded_memory(more_bytes: int) -> Iterator[None]:
     """Whoever asks for more than that within it gets a `MemoryError`. The whole process is bounded:
-    other threads must not need much meanwhile. Where the system does not say how much the process
-    has nothing is bounded."""
+    other threads must not need much meanwhile. What it has, and has free, may be used besides.
+    Where the system does not say how much the process has nothing is bounded."""
     try:
         pages = int(_STATISTICS.read_text().split()[0])
     except OSError:

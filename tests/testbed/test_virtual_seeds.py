@@ -28,7 +28,6 @@ from p2p_dtfm.testbed.virtual.seeds import __main__ as seeds_tool
 from p2p_dtfm.testbed.virtual.seeds import player as players
 from p2p_dtfm.testbed.virtual.seeds import playing
 from p2p_dtfm.testbed.virtual.seeds.deeds import Deeds
-from p2p_dtfm.testbed.virtual.seeds.nudges import Nudges
 from p2p_dtfm.testbed.virtual.seeds.player import Player
 from p2p_dtfm.testbed.virtual.seeds.playing import FIRST_STEP_WITHIN_S, Play, Played, play_seed
 from p2p_dtfm.testbed.virtual.seeds.reached import LinesReached
@@ -55,7 +54,8 @@ from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import (
     Schedule,
 )
 from p2p_dtfm.testbed.virtual.seeds.shrink import shrunk
-from p2p_dtfm.testbed.virtual.seeds.waits import Waits
+from p2p_dtfm.testbed.virtual.seeds.watching.nudges import Nudges
+from p2p_dtfm.testbed.virtual.seeds.watching.waits import Waits
 from p2p_dtfm.testbed.virtual.swarm import Swarm, play
 
 

@@ -42,7 +42,7 @@ class VirtualTask(asyncio.Task[Any]):
     """Hashed by its number: what walks through a set of tasks does so alike in each run."""
 
     seen_at: object = None
-    """What it waited for when `seeds.nudges` has seen that this is none of its waits."""
+    """What it waited for when `seeds.watching.nudges` has seen that this is none of its waits."""
 
     def __init__(
         self,

@@ -24,11 +24,13 @@ from p2p_dtfm.testbed.virtual.seeds import judge, verdict
 from p2p_dtfm.testbed.virtual.seeds.deeds import Deeds
 from p2p_dtfm.testbed.virtual.seeds.invited import by_invitation, line_of
 from p2p_dtfm.testbed.virtual.seeds.judge import Broken, Reference
-from p2p_dtfm.testbed.virtual.seeds.nudges import Nudges
 from p2p_dtfm.testbed.virtual.seeds.run import steps_of, with_named_ends
 from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import Fault, Schedule
 from p2p_dtfm.testbed.virtual.seeds.tight_rooms import tight_rooms
-from p2p_dtfm.testbed.virtual.seeds.waits import Waits
+from p2p_dtfm.testbed.virtual.seeds.watching.moments import PATIENCE_S as MOMENT_S
+from p2p_dtfm.testbed.virtual.seeds.watching.moments import Moments
+from p2p_dtfm.testbed.virtual.seeds.watching.nudges import Nudges
+from p2p_dtfm.testbed.virtual.seeds.watching.waits import Waits
 from p2p_dtfm.testbed.virtual.swarm import HOURS, NeverHappened, Swarm, play
 
 PATIENCE_S = 300.0
@@ -83,6 +85,7 @@ class Play:
         self._due: list[tuple[float, int, Fault]] = []
         """When, the number of the fault or, for its end, one less than none."""
         self._begun: set[Fault] = set()
+        self._moments = Moments(swarm, self._begin_in_its_moment)
         self._hastened_for = 0
         """So many steps."""
         self._starts_s: dict[str, float] = {}
@@ -139,10 +142,14 @@ class Play:
             began_s += FIRST_STEP_WITHIN_S
         for number, fault in enumerate(self._schedule.faults):
             self._due.append((began_s + fault.at_s, number, fault))
-            if math.isfinite(fault.lasts_s):
+            if math.isfinite(fault.lasts_s) and not fault.at_message:
                 self._due.append((began_s + fault.at_s + fault.lasts_s, -1 - number, fault))
         self._due.sort(key=lambda due: due[:2])
         self.mended_s = max((due[0] for due in self._due), default=began_s)
+        for fault in self._schedule.faults:
+            if fault.at_message:
+                ends_s = began_s + fault.at_s + MOMENT_S + fault.after_s + fault.lasts_s
+                self.mended_s = max(self.mended_s, ends_s)
 
     def _is_over(self) -> bool:
         swarm, due_before = self._swarm, len(self._due)
@@ -168,7 +175,7 @@ class Play:
             self._nudges.look()
         if self._nudges.problem:
             raise Broken(self._nudges.problem)
-        return not self._due and all(self._is_done(peer) for peer in self.honest())
+        return self._is_mended() and all(self._is_done(peer) for peer in self.honest())
 
     def _hasten(self) -> None:
         """What waits for a step that is committed by now, and its end, come so much sooner; and
@@ -198,14 +205,28 @@ class Play:
     def do_what_is_due(self) -> None:
         if self._schedule.is_quick:
             self._hasten()
+        self._moments.give_up()
         while self._due and self._due[0][0] <= self._swarm.now_s:
             _, number, fault = self._due.pop(0)
-            self._do(fault, is_end=number < 0)
-            if not self._due:
+            if number >= 0 and fault.at_message:
+                self._moments.wait(number, fault)
+            else:
+                self._do(fault, is_end=number < 0)
+            if self._is_mended():
                 self.mended_s = min(self.mended_s, self._swarm.now_s)
                 self.deeds.mend_all()
-        if not self._due and not self._is_complete():
+        if self._is_mended() and not self._is_complete():
             self.deeds.call_back()
+
+    def _is_mended(self) -> bool:
+        """No fault is under way, and none will begin."""
+        return not self._due and self._moments.is_idle
+
+    def _begin_in_its_moment(self, number: int, fault: Fault) -> None:
+        """Its end is a fault's like any other's."""
+        self._due.append((self._swarm.now_s + fault.lasts_s, -1 - number, fault))
+        self._due.sort(key=lambda due: due[:2])
+        self._do(fault, is_end=False)
 
     def _ask_all(self) -> None:
         for peer in self._swarm.peers:

@@ -4,6 +4,7 @@ schedule        what one is: who begins, who joins, and each fault
 first_seeds     from which number on there is what
 ordinary        all kinds of faults, in long and in short runs
 crashes         machines that only crash, one upon the other
+moments         faults that begin when something is said
 liars           some lie, in a run with audits
 draw            which of these a seed has
 """

@@ -6,6 +6,7 @@ from p2p_dtfm.testbed.virtual.seeds.schedules.crashes import quick_storm, storm
 from p2p_dtfm.testbed.virtual.seeds.schedules.first_seeds import (
     LIES,
     LIES_IN_STAGES,
+    MOMENTS,
     QUICK,
     QUICK_LIES,
     QUICK_STORMS,
@@ -13,10 +14,12 @@ from p2p_dtfm.testbed.virtual.seeds.schedules.first_seeds import (
     STORMS,
 )
 from p2p_dtfm.testbed.virtual.seeds.schedules.liars import lies, lies_in_stages, quick_lies
+from p2p_dtfm.testbed.virtual.seeds.schedules.moments import moments
 from p2p_dtfm.testbed.virtual.seeds.schedules.ordinary import ordinary, otherwise, quick
 from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import Schedule
 
 FAMILIES: tuple[tuple[int, Callable[[int], Schedule]], ...] = (
+    (MOMENTS, moments),
     (QUICK_STORMS, quick_storm),
     (QUICK_LIES, quick_lies),
     (QUICK, quick),

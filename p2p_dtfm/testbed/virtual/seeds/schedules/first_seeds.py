@@ -18,3 +18,6 @@ QUICK_STORMS = 700_000
 """From this seed on: a few machines that only crash, in short runs and after them, with lanes
 apart; most are small, so that most layers have one holder, and what is told to be safe rests on who
 guards them."""
+MOMENTS = 800_000
+"""From this seed on: faults begin when something is said, and are done to who says it or to whom it
+is said."""

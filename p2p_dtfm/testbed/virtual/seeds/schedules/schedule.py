@@ -68,9 +68,17 @@ class Fault:
     """It begins sooner if so many steps are committed,"""
     after_s: float = 0.0
     """and so long after that."""
+    at_message: str = ""
+    """By now it waits for a message of this kind, and is done to one end of its way, or to both:
+    `seeds.watching.moments`."""
+    is_of_goal: bool = False
+    """To whom it is said, or from there."""
 
     def __str__(self) -> str:
-        return f"{self.kind} {'-'.join(self.whom)}{self.what and f' ({self.what})'}"
+        what = f" ({self.what})" if self.what else ""
+        if self.at_message:
+            what += f" at {self.at_message}"
+        return f"{self.kind} {'-'.join(self.whom)}{what}"
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,92 @@
+"""Machines crash, and links break, as something is said: between two words that belong together."""
+
+import random
+
+from p2p_dtfm.testbed.virtual.seeds.schedules.crashes import SMALL, TIGHT
+from p2p_dtfm.testbed.virtual.seeds.schedules.ordinary import (
+    QUICK_FIRST_S,
+    QUICK_FOUNDING,
+    QUICK_LAST_S,
+    QUICK_LAST_STEP,
+)
+from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import (
+    NAMES,
+    OF_LINKS,
+    Fault,
+    Schedule,
+)
+
+BEGUN = (3, 6)
+JOINERS = (0, 2)
+FAULTS = (16, 20)
+LASTING_S = (0.3, 0.6, 1.5, 3.0, 6.0)
+JUST_AFTER_S = (0.0, 0.0, 0.001, 0.005, 0.02)
+"""A message is there after 0.2 to 10 ms."""
+ONLY_CRASHES = 0.4
+"""Of so many seeds."""
+APART = 0.5
+AUDITED = 0.125
+
+KINDS = {
+    "kill": 5,
+    "power cut": 2,
+    "pause": 3,
+    "leave": 2,
+    "cut": 4,
+    "one-way cut": 4,
+    "slow link": 2,
+    "lossy link": 1,
+    "doubled calls": 1,
+}
+CRASHES = {"kill": 3, "power cut": 1}
+OF_VIEWS = (
+    "gather spread tidings plan no_plan ready synced active standing join_request knock hello"
+    " heartbeat"
+)
+OF_STATES = (
+    "follow layer_offered confirm step committed follow_done follow_ended receipt cut_begun"
+    " cut_receipt checkpoint state_digest"
+)
+OF_STEPS = "began prepared prepared_steps view"
+MESSAGES = tuple(f"{OF_VIEWS} {OF_STATES} {OF_STEPS}".split())
+
+
+def moments(seed: int) -> Schedule:
+    """Three to eight daemons in a short run."""
+    draws = random.Random(f"moments {seed}")
+    count, joiner_count = draws.randint(*BEGUN), draws.randint(*JOINERS)
+    begun, joiners = NAMES[:count], NAMES[count : count + joiner_count]
+    kinds = CRASHES if draws.random() < ONLY_CRASHES else KINDS
+    faults = [_fault(draws, kinds, begun + joiners) for _ in range(draws.randint(*FAULTS))]
+    faults += [
+        Fault(draws.uniform(QUICK_FIRST_S, QUICK_LAST_S), 0.0, "join", (it,), 0.0) for it in joiners
+    ]
+    return Schedule(
+        tuple(begun),
+        tuple(joiners),
+        tuple(sorted(faults, key=lambda fault: fault.at_s)),
+        is_small=draws.random() < SMALL,
+        is_quick=True,
+        waits_for_a_step=draws.random() >= QUICK_FOUNDING,
+        rooms_are_tight=draws.random() < TIGHT,
+        goes_on_after_the_end=kinds is CRASHES,
+        lanes_are_apart=draws.random() < APART,
+        is_audited=draws.random() < AUDITED,
+    )
+
+
+def _fault(draws: random.Random, kinds: dict[str, int], names: str) -> Fault:
+    kind = draws.choices(list(kinds), list(kinds.values()))[0]
+    whom = tuple(draws.sample(names, 2 if kind in OF_LINKS else 1))
+    share = draws.random()
+    return Fault(
+        QUICK_FIRST_S + share * (QUICK_LAST_S - QUICK_FIRST_S),
+        draws.choice(LASTING_S) * draws.uniform(0.5, 1.5),
+        kind,
+        whom,
+        draws.random(),
+        at_step=1 + int(share * (QUICK_LAST_STEP - 1)),
+        after_s=draws.choice(JUST_AFTER_S),
+        at_message=draws.choice(MESSAGES),
+        is_of_goal=draws.random() < 0.5,
+    )

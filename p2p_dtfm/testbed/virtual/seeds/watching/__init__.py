@@ -1,0 +1,6 @@
+"""What is looked at while a seed is played.
+
+waits     whoever waits longer than it may
+nudges    whoever waits and was not woken
+moments   what is said, at which faults begin
+"""

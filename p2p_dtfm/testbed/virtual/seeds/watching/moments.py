@@ -1,0 +1,80 @@
+"""Faults that begin when somebody says something: by the clock they seldom fall between two words
+that belong together.
+
+Of a fault whose time has come and that waits for a message, those to whom it is done are the ends
+of that message's way. What parts them is done before it leaves, all else as it has left, or a
+moment later.
+"""
+
+import contextvars
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from p2p_dtfm.core.messages.on_the_wire import Unreadable, tag_of
+from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import OF_LINKS, Fault
+from p2p_dtfm.testbed.virtual.swarm import Swarm
+
+PATIENCE_S = 2.0
+"""A fault whose message is not sent begins then, and is done to whom the seed has drawn."""
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    number: int
+    fault: Fault
+    until_s: float
+
+
+class Moments:
+    """Of one seed. `begin` is given a fault's number in the schedule, and it with those to whom it
+    is to be done."""
+
+    def __init__(self, swarm: Swarm, begin: Callable[[int, Fault], None]) -> None:
+        self._swarm = swarm
+        self._begin = begin
+        self._waiting: list[_Waiting] = []
+        self._coming = 0
+        """Begin in a moment."""
+
+    def wait(self, number: int, fault: Fault) -> None:
+        """For its message."""
+        self._swarm.network.on_said = self._said
+        self._waiting.append(_Waiting(number, fault, self._swarm.now_s + PATIENCE_S))
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._waiting and not self._coming
+
+    def give_up(self) -> None:
+        """On those messages that nobody has sent."""
+        for item in [it for it in self._waiting if it.until_s <= self._swarm.now_s]:
+            self._waiting.remove(item)
+            self._begin(item.number, item.fault)
+
+    def _said(self, origin: str, goal: str, body: bytes) -> None:
+        kind = _kind_of(body) if self._waiting else ""
+        for item in [it for it in self._waiting if it.fault.at_message == kind]:
+            self._waiting.remove(item)
+            names = {peer.peer_id: peer.name for peer in self._swarm.peers}
+            ends = (names[origin], names[goal])
+            if item.fault.is_of_goal:
+                ends = (ends[1], ends[0])
+            nobody = contextvars.Context()
+            if item.fault.kind in OF_LINKS:
+                nobody.run(self._begin, item.number, replace(item.fault, whom=ends))
+                continue
+            self._coming += 1
+            fault = replace(item.fault, whom=ends[:1])
+            loop = self._swarm.loop
+            loop.call_later(fault.after_s, self._now, item.number, fault, context=nobody)
+
+    def _now(self, number: int, fault: Fault) -> None:
+        self._coming -= 1
+        self._begin(number, fault)
+
+
+def _kind_of(body: bytes) -> str:
+    try:
+        return tag_of(body)
+    except Unreadable:
+        return ""

@@ -39,16 +39,14 @@ KINDS = {
     "doubled calls": 1,
 }
 CRASHES = {"kill": 3, "power cut": 1}
-OF_VIEWS = (
-    "gather spread tidings plan no_plan ready synced active standing join_request knock hello"
-    " heartbeat"
-)
+OF_VIEWS = "gather ready synced active standing join_request knock hello heartbeat"
 OF_STATES = (
-    "follow layer_offered confirm step committed follow_done follow_ended receipt cut_begun"
-    " cut_receipt checkpoint state_digest"
+    "follow layer_offered confirm committed follow_done receipt cut_begun cut_receipt checkpoint"
+    " state_digest"
 )
-OF_STEPS = "began prepared prepared_steps view"
+OF_STEPS = "prepared"
 MESSAGES = tuple(f"{OF_VIEWS} {OF_STATES} {OF_STEPS}".split())
+"""What few daemons tell one another in calls."""
 
 
 def moments(seed: int) -> Schedule:

@@ -10,11 +10,14 @@ import contextvars
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from google.protobuf.message import DecodeError
+from google.protobuf.wrappers_pb2 import BytesValue
+
 from p2p_dtfm.core.messages.on_the_wire import Unreadable, tag_of
 from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import OF_LINKS, Fault
 from p2p_dtfm.testbed.virtual.swarm import Swarm
 
-PATIENCE_S = 2.0
+PATIENCE_S = 4.0
 """A fault whose message is not sent begins then, and is done to whom the seed has drawn."""
 
 
@@ -51,8 +54,8 @@ class Moments:
             self._waiting.remove(item)
             self._begin(item.number, item.fault)
 
-    def _said(self, origin: str, goal: str, body: bytes) -> None:
-        kind = _kind_of(body) if self._waiting else ""
+    def _said(self, origin: str, goal: str, request: bytes) -> None:
+        kind = _kind_of(request) if self._waiting else ""
         for item in [it for it in self._waiting if it.fault.at_message == kind]:
             self._waiting.remove(item)
             names = {peer.peer_id: peer.name for peer in self._swarm.peers}
@@ -73,8 +76,9 @@ class Moments:
         self._begin(number, fault)
 
 
-def _kind_of(body: bytes) -> str:
+def _kind_of(request: bytes) -> str:
+    """Of a call of `net.libp2p.control`."""
     try:
-        return tag_of(body)
-    except Unreadable:
+        return tag_of(BytesValue.FromString(request).value)
+    except (DecodeError, Unreadable):
         return ""

@@ -80,6 +80,11 @@ class Peer:
         """As it shows it: how many are committed, or what it heard from the others."""
         return self.daemon.observer.step() if self.daemon is not None else 0
 
+    def layers(self) -> set[int]:
+        """Whose states are here."""
+        told = self.daemon.status_json() if self.daemon is not None else {}
+        return set(told.get("layers", ()))
+
     def events(self) -> list[dict[str, Any]]:
         """Also of what a disk has refused or lost; `at_s` is the world's time."""
         for at_s, line in self.disk.told[len(self._events) :]:

@@ -38,6 +38,8 @@ class Deeds:
         self._swarm = swarm
         self._copies: dict[str, Path] = {}
         """Of homes, from which an old disk comes back."""
+        self._lost: dict[Fault, tuple[Peer, ...]] = {}
+        """Who had the layer."""
         self._cut_off_names: set[str] = set()
         self._ending: list[Fault] = []
         """Lies that are to end once they were told."""
@@ -62,6 +64,7 @@ class Deeds:
             "clock": self._set_clock,
             "outage": self._cut_all_power,
             "lost memory": self._lose_memory,
+            "lost layer": self._lose_layer,
             "swizzle": self._cut_off,
             "lie": self._lie,
         }
@@ -86,6 +89,7 @@ class Deeds:
             "clock": lambda fault: swarm.set_clock(self._one(fault), 0.0),
             "outage": self._come_back_first,
             "lost memory": lambda fault: self._start(self._one(fault)),
+            "lost layer": self._bring_back,
             "swizzle": self._take_back,
             "lie": self._be_honest,
         }
@@ -152,6 +156,25 @@ class Deeds:
             for path in peer.home.glob("runs/*/memory*"):
                 path.unlink()
         return may
+
+    def _lose_layer(self, fault: Fault) -> bool:
+        """All that have one of the layers that somebody else has not."""
+        living = [item for item in self._swarm.peers if item.is_running and not item.is_away]
+        having = {peer.name: peer.layers() for peer in living}
+        all_layers = set[int]().union(*having.values())
+        lost = {it for it in all_layers if any(it not in layers for layers in having.values())}
+        if not lost:
+            return False
+        layer = sorted(lost)[int(fault.draw * len(lost))]
+        self._lost[fault] = tuple(peer for peer in living if layer in having[peer.name])
+        for peer in self._lost[fault]:
+            self.crashes_s.append(self._swarm.now_s)
+            self._swarm.cut_power(peer)
+        return True
+
+    def _bring_back(self, fault: Fault) -> None:
+        for peer in self._lost.pop(fault):
+            self._start(peer)
 
     def _cut_all_power(self, fault: Fault) -> bool:
         """Nobody stays; what is not on a disk is gone."""

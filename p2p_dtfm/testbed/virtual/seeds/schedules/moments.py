@@ -12,6 +12,7 @@ from p2p_dtfm.testbed.virtual.seeds.schedules.ordinary import (
 from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import (
     NAMES,
     OF_LINKS,
+    QUICK_STEPS,
     Fault,
     Schedule,
 )
@@ -37,8 +38,11 @@ KINDS = {
     "slow link": 2,
     "lossy link": 1,
     "doubled calls": 1,
+    "lost layer": 1,
 }
-CRASHES = {"kill": 3, "power cut": 1}
+CRASHES = {"kill": 6, "power cut": 2, "lost layer": 1}
+LOST_AT_THE_END = 0.5
+AFTER_THE_END_S = (0.0, 1.0)
 OF_VIEWS = "gather ready synced active standing join_request knock hello heartbeat"
 OF_STATES = (
     "follow layer_offered confirm committed follow_done receipt cut_begun cut_receipt checkpoint"
@@ -59,6 +63,8 @@ def moments(seed: int) -> Schedule:
     faults += [
         Fault(draws.uniform(QUICK_FIRST_S, QUICK_LAST_S), 0.0, "join", (it,), 0.0) for it in joiners
     ]
+    if kinds is CRASHES and draws.random() < LOST_AT_THE_END:
+        faults.append(_at_the_end(draws, begun))
     return Schedule(
         tuple(begun),
         tuple(joiners),
@@ -87,4 +93,18 @@ def _fault(draws: random.Random, kinds: dict[str, int], names: str) -> Fault:
         after_s=draws.choice(JUST_AFTER_S),
         at_message=draws.choice(MESSAGES),
         is_of_goal=draws.random() < 0.5,
+    )
+
+
+def _at_the_end(draws: random.Random, begun: str) -> Fault:
+    """What is lost then, who is done has to make once more."""
+    after_s = draws.uniform(*AFTER_THE_END_S)
+    return Fault(
+        QUICK_LAST_S + after_s,
+        draws.choice(LASTING_S),
+        "lost layer",
+        (begun[0],),
+        draws.random(),
+        at_step=QUICK_STEPS,
+        after_s=after_s,
     )

@@ -33,8 +33,9 @@ KINDS = {
     "swizzle": 0,
     "damaged bytes": 0,
     "busy machine": 0,
+    "lost layer": 0,
 }
-"""How often each is drawn; each newcomer joins once, and some seeds have the last five."""
+"""How often each is drawn; each newcomer joins once, and some seeds have the last six."""
 CRASHES = {
     "kill": 6,
     "power cut": 3,
@@ -43,6 +44,7 @@ CRASHES = {
     "clock": 2,
     "join": 0,
     "lost memory": 0,
+    "lost layer": 0,
 }
 """In every fourth seed only these: in it what is told to be safe is held to its word."""
 UNDISTURBED = frozenset({"lie", "join"})

@@ -42,6 +42,10 @@ SAVES_WITHIN_S = 10.0
 """After the last step somebody has the whole model."""
 FIRST_STEP_WITHIN_S = 20.0
 """Of whoever is given time for it before its faults begin."""
+CALM_S = 100.0
+"""A step comes within that where nothing is done to anybody."""
+IN_PAIRS = 0.3
+"""Of so many of a calm seed's faults the next one begins with it."""
 LOOKS_EVERY_S = 1.0
 MESSAGES_TOLD = 12
 
@@ -84,6 +88,10 @@ class Play:
         self._schedule = schedule
         self._due: list[tuple[float, int, Fault]] = []
         """When, the number of the fault or, for its end, one less than none."""
+        self._in_turn: list[tuple[int, Fault]] = []
+        """Those that wait for the one before, with their numbers,"""
+        self._turn_at = 0
+        """and for so many steps."""
         self._begun: set[Fault] = set()
         self._moments = Moments(swarm, self._begin_in_its_moment)
         self._hastened_for = 0
@@ -91,6 +99,9 @@ class Play:
         self._starts_s: dict[str, float] = {}
         self._told_of_end = set[str]()
         self._looks_s = 0.0
+        self._stood: tuple[object, ...] = ()
+        """What was done by then, and how far all were,"""
+        self._stands_since_s = 0.0
         self.mended_s = 0.0
         self._nudges = Nudges(swarm.loop, self.honest)
         self._waits = Waits(schedule.liars)
@@ -138,18 +149,38 @@ class Play:
 
     def begin_at(self, began_s: float) -> None:
         """When all that begin the run were started."""
+        if self._schedule.is_calm:
+            self._in_turn = list(enumerate(self._schedule.faults))
+            self.mended_s = began_s + CALM_S * len(self._in_turn)
+            return
         if self._schedule.waits_for_a_step:
             began_s += FIRST_STEP_WITHIN_S
+        self.mended_s = began_s
         for number, fault in enumerate(self._schedule.faults):
-            self._due.append((began_s + fault.at_s, number, fault))
-            if math.isfinite(fault.lasts_s) and not fault.at_message:
-                self._due.append((began_s + fault.at_s + fault.lasts_s, -1 - number, fault))
-        self._due.sort(key=lambda due: due[:2])
-        self.mended_s = max((due[0] for due in self._due), default=began_s)
-        for fault in self._schedule.faults:
-            if fault.at_message:
-                ends_s = began_s + fault.at_s + MOMENT_S + fault.after_s + fault.lasts_s
+            self._put(began_s + fault.at_s, number, fault)
+            at_most_s = MOMENT_S + fault.after_s if fault.at_message else 0.0
+            self.mended_s = max(self.mended_s, began_s + fault.at_s + at_most_s)
+            if math.isfinite(fault.lasts_s):
+                ends_s = began_s + fault.at_s + at_most_s + fault.lasts_s
                 self.mended_s = max(self.mended_s, ends_s)
+
+    def _put(self, at_s: float, number: int, fault: Fault) -> None:
+        """With its end, unless it is for a message to say when it begins."""
+        self._due.append((at_s, number, fault))
+        if math.isfinite(fault.lasts_s) and not fault.at_message:
+            self._due.append((at_s + fault.lasts_s, -1 - number, fault))
+        self._due.sort(key=lambda due: due[:2])
+
+    def _take_turns(self) -> None:
+        """The next one of a calm seed."""
+        if self._due or not self._moments.is_idle or self._most_steps() < self._turn_at:
+            return
+        while self._in_turn:
+            number, fault = self._in_turn.pop(0)
+            self._put(self._swarm.now_s, number, fault)
+            self._turn_at = min(self._most_steps() + 1, self._steps)
+            if fault.draw >= IN_PAIRS:
+                return
 
     def _is_over(self) -> bool:
         swarm, due_before = self._swarm, len(self._due)
@@ -171,6 +202,8 @@ class Play:
             }
             if self._schedule.is_watched:
                 self._ask_all()
+            if self._schedule.is_calm:
+                self._require_steps()
         if len(self._due) == due_before:  # what a cut held up may arrive in this very instant
             self._nudges.look()
         if self._nudges.problem:
@@ -203,7 +236,9 @@ class Play:
         return max((peer.told_step() for peer in self.honest() if peer.is_running), default=0)
 
     def do_what_is_due(self) -> None:
-        if self._schedule.is_quick:
+        if self._schedule.is_calm:
+            self._take_turns()
+        elif self._schedule.is_quick:
             self._hasten()
         self._moments.give_up()
         while self._due and self._due[0][0] <= self._swarm.now_s:
@@ -218,9 +253,18 @@ class Play:
         if self._is_mended() and not self._is_complete():
             self.deeds.call_back()
 
+    def _require_steps(self) -> None:
+        """Nothing is done to anybody, and nobody gets on: raises `Broken`."""
+        told = [peer.told_step() for peer in self._swarm.peers if peer.is_running]
+        stands = (len(self.deeds.done), *told)
+        if stands != self._stood or self._is_complete():
+            self._stood, self._stands_since_s = stands, self._swarm.now_s
+        if self._swarm.now_s - self._stands_since_s > CALM_S:
+            raise Broken(f"no step for {CALM_S:.0f} s, though nothing was done to anybody")
+
     def _is_mended(self) -> bool:
         """No fault is under way, and none will begin."""
-        return not self._due and self._moments.is_idle
+        return not self._due and not self._in_turn and self._moments.is_idle
 
     def _begin_in_its_moment(self, number: int, fault: Fault) -> None:
         """Its end is a fault's like any other's."""

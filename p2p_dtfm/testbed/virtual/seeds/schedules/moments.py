@@ -1,6 +1,7 @@
 """Machines crash, and links break, as something is said: between two words that belong together."""
 
 import random
+from dataclasses import replace
 
 from p2p_dtfm.testbed.virtual.seeds.schedules.crashes import SMALL, TIGHT
 from p2p_dtfm.testbed.virtual.seeds.schedules.ordinary import (
@@ -25,6 +26,7 @@ JUST_AFTER_S = (0.0, 0.0, 0.001, 0.005, 0.02)
 """A message is there after 0.2 to 10 ms."""
 ONLY_CRASHES = 0.4
 """Of so many seeds."""
+CALM = 0.5
 APART = 0.5
 AUDITED = 0.125
 
@@ -59,10 +61,9 @@ def moments(seed: int) -> Schedule:
     count, joiner_count = draws.randint(*BEGUN), draws.randint(*JOINERS)
     begun, joiners = NAMES[:count], NAMES[count : count + joiner_count]
     kinds = CRASHES if draws.random() < ONLY_CRASHES else KINDS
+    is_calm = draws.random() < CALM
     faults = [_fault(draws, kinds, begun + joiners) for _ in range(draws.randint(*FAULTS))]
-    faults += [
-        Fault(draws.uniform(QUICK_FIRST_S, QUICK_LAST_S), 0.0, "join", (it,), 0.0) for it in joiners
-    ]
+    faults += [replace(_fault(draws, {"join": 1}, it), at_message="") for it in joiners]
     if kinds is CRASHES and draws.random() < LOST_AT_THE_END:
         faults.append(_at_the_end(draws, begun))
     return Schedule(
@@ -71,6 +72,7 @@ def moments(seed: int) -> Schedule:
         tuple(sorted(faults, key=lambda fault: fault.at_s)),
         is_small=draws.random() < SMALL,
         is_quick=True,
+        is_calm=is_calm,
         waits_for_a_step=draws.random() >= QUICK_FOUNDING,
         rooms_are_tight=draws.random() < TIGHT,
         goes_on_after_the_end=kinds is CRASHES,

@@ -100,6 +100,9 @@ class Schedule:
     """Faults begin after the first step, not after the daemons did."""
     rooms_are_tight: bool = False
     """What large models fill the small one fills, too: `seeds.tight_rooms`."""
+    is_calm: bool = False
+    """Each fault, or two at a time, waits until the one before is over, and a step is committed
+    since: who is stuck is not helped by the next one."""
     goes_on_after_the_end: bool = False
     """Faults that are not over with the last step begin all the same."""
     stays_resident: bool = False

@@ -99,7 +99,9 @@ class Trainer:
         if not self._outlet.are_all_in():
             here = None if here is None or before is None else min(here, before)
         self._safe_before = here
-        return None if here is None else min(here, self._state.step)
+        if here is None:
+            return None
+        return min(here, self._state.step, self._spec.total_steps)  # the last look is no state
 
     def _safe_here(self) -> int | None:
         """All that are committed, or those of the newest whole cut where guardians lag, or of a

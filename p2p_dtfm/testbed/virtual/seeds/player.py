@@ -18,7 +18,7 @@ from p2p_dtfm.testbed.virtual.seeds.run import (
     with_recipe,
 )
 from p2p_dtfm.testbed.virtual.seeds.schedules.draw import draw
-from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import QUICK_STEPS, Schedule
+from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import CALM_STEPS, QUICK_STEPS, Schedule
 from p2p_dtfm.testbed.virtual.swarm import set_aside_for_good
 
 COLLECTED_AFTER = 50_000
@@ -44,7 +44,8 @@ class Player:
         schedule = schedule or draw(seed)
         steps = self._steps
         if schedule.liars or schedule.is_quick:
-            steps = min(steps, SHORT_STEPS if schedule.liars else QUICK_STEPS)
+            quick = CALM_STEPS if schedule.is_calm else QUICK_STEPS
+            steps = min(steps, SHORT_STEPS if schedule.liars else quick)
         run, reference = self._run_of(schedule.model, steps)
         if schedule.liars:
             run = with_audits(run, schedule.audit_rate, FOLLOW_STEPS)

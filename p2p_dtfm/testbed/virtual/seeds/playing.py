@@ -172,7 +172,10 @@ class Play:
         self._due.sort(key=lambda due: due[:2])
 
     def _take_turns(self) -> None:
-        """The next one of a calm seed."""
+        """The next one of a calm seed. After the last step only those that are meant for it."""
+        if self._is_complete():
+            last = self._steps
+            self._in_turn = [it for it in self._in_turn if (it[1].at_step or 0) >= last]
         if self._due or not self._moments.is_idle or self._most_steps() < self._turn_at:
             return
         while self._in_turn:

@@ -11,6 +11,7 @@ from p2p_dtfm.testbed.virtual.seeds.schedules.ordinary import (
     QUICK_LAST_STEP,
 )
 from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import (
+    CALM_STEPS,
     NAMES,
     OF_LINKS,
     QUICK_STEPS,
@@ -65,7 +66,7 @@ def moments(seed: int) -> Schedule:
     faults = [_fault(draws, kinds, begun + joiners) for _ in range(draws.randint(*FAULTS))]
     faults += [replace(_fault(draws, {"join": 1}, it), at_message="") for it in joiners]
     if kinds is CRASHES and draws.random() < LOST_AT_THE_END:
-        faults.append(_at_the_end(draws, begun))
+        faults.append(_at_the_end(draws, begun, CALM_STEPS if is_calm else QUICK_STEPS))
     return Schedule(
         tuple(begun),
         tuple(joiners),
@@ -98,7 +99,7 @@ def _fault(draws: random.Random, kinds: dict[str, int], names: str) -> Fault:
     )
 
 
-def _at_the_end(draws: random.Random, begun: str) -> Fault:
+def _at_the_end(draws: random.Random, begun: str, step: int) -> Fault:
     """What is lost then, who is done has to make once more."""
     after_s = draws.uniform(*AFTER_THE_END_S)
     return Fault(
@@ -107,6 +108,6 @@ def _at_the_end(draws: random.Random, begun: str) -> Fault:
         "lost layer",
         (begun[0],),
         draws.random(),
-        at_step=QUICK_STEPS,
+        at_step=step,
         after_s=after_s,
     )

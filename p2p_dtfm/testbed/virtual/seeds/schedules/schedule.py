@@ -7,6 +7,8 @@ FIRST_S, LAST_S = 3.0, 26.0
 """After the last of those that begin the run was started."""
 QUICK_STEPS = 16
 """A step takes a tenth of a second of processor time: where faults begin with steps, fewer do."""
+CALM_STEPS = 32
+"""Each fault takes one or two."""
 LASTING_S = (0.3, 1.0, 3.0, 6.0, 12.0)
 BACK_S, AHEAD_S = -7200.0, 86_400.0
 """How far wall clocks jump."""

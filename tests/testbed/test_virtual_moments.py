@@ -52,16 +52,25 @@ class World:
         self.later: list[tuple[float, Callable[..., None], tuple[Any, ...]]] = []
         self.begun: list[Fault] = []
         self.network = SimpleNamespace(on_said=None)
-        self.peers = [SimpleNamespace(name=name, peer_id=f"id {name}") for name in "ab"]
+        self.peers = [
+            SimpleNamespace(name=name, peer_id=f"id {name}", is_running=True) for name in "ab"
+        ]
         self.loop = SimpleNamespace(call_later=self._call_later)
-        self.moments = Moments(self, lambda number, fault: self.begun.append(fault))  # type: ignore[arg-type]
+        self.moments = Moments(self, self._begin)  # type: ignore[arg-type]
+
+    def _begin(self, number: int, fault: Fault) -> None:
+        self.begun.append(fault)
+        self.named(fault.whom[0]).is_running = fault.kind != "kill"
+
+    def named(self, name: str) -> Any:
+        return next(peer for peer in self.peers if peer.name == name)
 
     def _call_later(self, delay_s: float, call: Any, *args: Any, context: object) -> None:
         self.later.append((delay_s, call, args))
 
-    def say(self, message: Any, origin: str = "a", goal: str = "b") -> None:
+    def say(self, message: Any) -> bool:
         request = BytesValue(value=pack(1, message)).SerializeToString()
-        self.network.on_said(f"id {origin}", f"id {goal}", request)
+        return bool(self.network.on_said("id a", "id b", request))
 
     def go_on(self) -> None:
         for _, call, args in self.later:
@@ -94,6 +103,15 @@ def test_what_parts_them_is_done_before_the_message_leaves() -> None:
     world.moments.wait(0, replace(KILL, kind="one-way cut", is_of_goal=True))
     world.say(ACTIVE)
     assert [fault.whom for fault in world.begun] == [("b", "a")] and not world.later
+
+
+@pytest.mark.parametrize("kind, is_said", [("kill", False), ("leave", True)])
+def test_who_dies_between_two_words_does_not_say_the_second(kind: str, is_said: bool) -> None:
+    world = World()
+    world.moments.wait(0, replace(KILL, kind=kind, comes_before=True))
+    assert world.say(Knock("run"))
+    assert world.say(ACTIVE) is is_said, "nobody else may have been left to die"
+    assert [fault.whom for fault in world.begun] == [("a",)] and not world.later
 
 
 def test_a_fault_whose_message_nobody_sends_is_done_as_it_was_drawn() -> None:

@@ -28,8 +28,8 @@ class VirtualNetwork:
         self.hosts: dict[str, VirtualHost] = {}
         self.shelf: dict[str, dict[str, object]] = {}
         """What the directory holds."""
-        self.on_said: Callable[[str, str, bytes], None] | None = None
-        """Is told of each call, from whom to whom, before it leaves."""
+        self.on_said: Callable[[str, str, bytes], bool] | None = None
+        """Is told of each call, from whom to whom, before it leaves, and says whether it does."""
         self._loop = loop
         self._numbers = itertools.count()
         self._lanes = itertools.count(1)
@@ -157,8 +157,8 @@ class VirtualNetwork:
             for task in serving:
                 task.cancel()
 
-        if self.on_said is not None:
-            self.on_said(host.peer_id, peer_id, body)
+        if self.on_said is not None and not self.on_said(host.peer_id, peer_id, body):
+            return lambda is_over: None  # nobody is there any more to ask
         what = f"call {name} {digest_bytes(body)[:16]}"
         self.links.carry(host.peer_id, peer_id, what, HEAD_BYTES + len(body), arrive, lane)
         return forget

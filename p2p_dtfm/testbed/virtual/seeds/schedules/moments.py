@@ -25,6 +25,8 @@ FAULTS = (16, 20)
 LASTING_S = (0.3, 0.6, 1.5, 3.0, 6.0)
 JUST_AFTER_S = (0.0, 0.0, 0.001, 0.005, 0.02)
 """A message is there after 0.2 to 10 ms."""
+BETWEEN_TWO_WORDS = 0.5
+"""Of so many who die as they say something the word that it is about does not leave any more."""
 ONLY_CRASHES = 0.4
 """Of so many seeds."""
 CALM = 0.5
@@ -96,6 +98,7 @@ def _fault(draws: random.Random, kinds: dict[str, int], names: str) -> Fault:
         after_s=draws.choice(JUST_AFTER_S),
         at_message=draws.choice(MESSAGES),
         is_of_goal=draws.random() < 0.5,
+        comes_before=kind in CRASHES and draws.random() < BETWEEN_TWO_WORDS,
     )
 
 

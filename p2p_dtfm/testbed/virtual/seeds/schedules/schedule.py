@@ -77,6 +77,8 @@ class Fault:
     `seeds.watching.moments`."""
     is_of_goal: bool = False
     """To whom it is said, or from there."""
+    comes_before: bool = False
+    """Who was to say it to several dies before the word for this one has left."""
 
     def __str__(self) -> str:
         what = f" ({self.what})" if self.what else ""

@@ -3,7 +3,7 @@ that belong together.
 
 Of a fault whose time has come and that waits for a message, those to whom it is done are the ends
 of that message's way. What parts them is done before it leaves, all else as it has left, or a
-moment later.
+moment later; but some die between two words of what they say to several.
 """
 
 import contextvars
@@ -54,7 +54,8 @@ class Moments:
             self._waiting.remove(item)
             self._begin(item.number, item.fault)
 
-    def _said(self, origin: str, goal: str, request: bytes) -> None:
+    def _said(self, origin: str, goal: str, request: bytes) -> bool:
+        """Whether it is said."""
         kind = _kind_of(request) if self._waiting else ""
         for item in [it for it in self._waiting if it.fault.at_message == kind]:
             self._waiting.remove(item)
@@ -66,10 +67,17 @@ class Moments:
             if item.fault.kind in OF_LINKS:
                 nobody.run(self._begin, item.number, replace(item.fault, whom=ends))
                 continue
+            if item.fault.comes_before and not item.fault.is_of_goal:
+                nobody.run(self._begin, item.number, replace(item.fault, whom=ends[:1]))
+                return not self._is_dead(ends[0])
             self._coming += 1
             fault = replace(item.fault, whom=ends[:1])
             loop = self._swarm.loop
             loop.call_later(fault.after_s, self._now, item.number, fault, context=nobody)
+        return True
+
+    def _is_dead(self, name: str) -> bool:
+        return not self._swarm.named(name).is_running
 
     def _now(self, number: int, fault: Fault) -> None:
         self._coming -= 1

@@ -172,7 +172,7 @@ def test_the_next_cut_begins_when_the_one_before_is_whole(play: Callable[..., No
             for state in states.values():
                 state.version = step + 1
             holder.cuts.begin(step + 1, states)
-        assert (holder.cuts.safe_step, guardian.cuts.safe_step) == (STEP, STEP)
+        assert (holder.cuts.whole_step, guardian.cuts.whole_step) == (STEP, STEP)
         await until(lambda: holder.cuts.kept == STEP + every)
         assert [cut.version for cut in guardian.outlet.cuts] == [STEP, STEP + every]
         step = STEP + every
@@ -244,7 +244,7 @@ def test_receipts_may_come_while_layers_are_sent_anew(
         bulk.send = commits_meanwhile
         await again.wait()
         await until(lambda: holder.cuts._sending is None or holder.cuts._sending.done())
-        assert holder.state._failure is None and holder.cuts.safe_step == STEP
+        assert holder.state._failure is None and holder.cuts.whole_step == STEP
         assert [r.message.count("anew") for r in caplog.records] == [1], "once, before they came"
 
     play(scenario)

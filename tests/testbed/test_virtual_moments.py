@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 from google.protobuf.wrappers_pb2 import BytesValue
 
+from p2p_dtfm.core.liveness.liveness import Suspicion
+from p2p_dtfm.core.liveness.stalls import Stalls
 from p2p_dtfm.core.messages.agreement_messages import Active
 from p2p_dtfm.core.protocol.snapshot import Member, ViewId
 from p2p_dtfm.daemon.peers.wire import _KINDS, Knock, pack
+from p2p_dtfm.testbed.virtual.process import PROCESS
 from p2p_dtfm.testbed.virtual.seeds.deeds import Deeds
 from p2p_dtfm.testbed.virtual.seeds.judge import Broken
 from p2p_dtfm.testbed.virtual.seeds.playing import CALM_S, Play
@@ -26,6 +29,7 @@ from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import (
     Schedule,
 )
 from p2p_dtfm.testbed.virtual.seeds.watching.moments import PATIENCE_S, Moments
+from p2p_dtfm.testbed.virtual.seeds.watching.suspicions import Suspicions
 
 KILL = Fault(0.0, 1.0, "kill", ("a",), 0.0, at_message="active")
 
@@ -163,6 +167,29 @@ def test_all_that_have_a_layer_lose_power_and_come_back_together() -> None:
         peer.is_running = peer.name != "c"
     layers["b"] = {0, 1}
     assert not deeds.begin(first), "whoever stays has all there is"
+
+
+def test_who_works_is_not_held_to_be_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [Suspicion("id b", "is waited for")]
+    monkeypatch.setattr(Stalls, "tick", lambda stalls, *args: found)
+    monkeypatch.setattr(Stalls, "join", lambda stalls, *args: [])
+    peer = SimpleNamespace(name="b", peer_id="id b", is_running=True, started_s=100.0)
+    swarm: Any = SimpleNamespace(peers=[peer], now_s=105.0)
+    suspicions = Suspicions(swarm)
+    process: Any = SimpleNamespace(name="a.0")
+    token = PROCESS.set(process)
+    try:
+        with suspicions.heard():
+            stalls: Any = Stalls("id a")
+            assert stalls.tick() == found and not suspicions.problem, "it began just now"
+            peer.is_running, swarm.now_s = False, 120.0
+            assert stalls.tick() == found and not suspicions.problem, "it is dead"
+            peer.is_running = True
+            assert stalls.join() == [] and not suspicions.problem
+            assert stalls.tick() == found
+            assert "a.0 says of b that it is waited for" in suspicions.problem
+    finally:
+        PROCESS.reset(token)
 
 
 def scene(tmp_path: Path, faults: tuple[Fault, ...]) -> tuple[Play, Any, list[int], list[str]]:

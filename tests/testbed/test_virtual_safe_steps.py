@@ -23,7 +23,11 @@ LONG_NS = 3_600_000_000_000
 THIN_BYTES_PER_S, WIDE_BYTES_PER_S = 50_000, 10_000_000
 
 
-def all_at(holder: str) -> Any:
+SHORT_NS = 1_000_000
+"""Of steps so short they lag."""
+
+
+def all_at(holder: str, step_ns: int = LONG_NS) -> Any:
     def plan(snapshot: Snapshot) -> Any:
         if (standing := standing_plan(snapshot)) is not None:
             return standing
@@ -31,7 +35,7 @@ def all_at(holder: str) -> Any:
         one = holder if holder in here else here[0]
         stages = (Stage(one, 0, workload.layer_count, 1),)
         spares = tuple(it for it in here if it != one)
-        return Plan((Pipeline(stages, 0, workload.microbatch_count),), spares, LONG_NS)
+        return Plan((Pipeline(stages, 0, workload.microbatch_count),), spares, step_ns)
 
     return plan
 
@@ -41,22 +45,26 @@ def _steps_of(peer: Peer) -> list[tuple[int, int | None]]:
     return [(it["step"], it["safe_step"]) for it in peer.events() if it["event"] == "step"]
 
 
+async def _three(swarm: Swarm, run: Path) -> tuple[Peer, Peer, Peer]:
+    """Who holds all layers, who guards them, and one that does neither."""
+    named = {peer.name: peer for peer in await begun(swarm, run, "abc")}
+    holder = named["b"]
+    await swarm.until(lambda: holder.step() >= 5, "steps", 60)
+    view = view_of(holder)
+    (guardian,) = (named[it] for it in "ac" if view.guarded_by(named[it].peer_id))
+    (other,) = (named[it] for it in "ac" if named[it] is not guardian)
+    return holder, guardian, other
+
+
 def test_nothing_is_safe_before_its_guardian_has_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = make_run(tmp_path, 200, saves_every_steps=1000)
 
     async def scene(swarm: Swarm) -> None:
-        ids = {name: swarm.identity_of(name).peer_id for name in "abc"}
-        monkeypatch.setattr(worlds, "compute_plan", all_at(ids["b"]))
-        peers = await begun(swarm, run, "abc")
-        named = {peer.name: peer for peer in peers}
-        holder = named["b"]
-        await swarm.until(lambda: holder.step() >= 5, "steps", 60)
-        before = view_of(holder)
-        (dying,) = (named[it] for it in "ac" if before.guarded_by(ids[it]))
-        (guardian,) = (named[it] for it in "ac" if named[it] is not dying)
-        two = (holder, guardian)
+        monkeypatch.setattr(worlds, "compute_plan", all_at(swarm.identity_of("b").peer_id))
+        holder, dying, guardian = await _three(swarm, run)
+        before, two = view_of(holder), (holder, guardian)
         assert before.cut_pace is None, "guardians keep up"
         assert participant_of(holder).trainer.safe_step == holder.step() + 1
 
@@ -89,5 +97,42 @@ def test_nothing_is_safe_before_its_guardian_has_it(
         count = len(_steps_of(guardian))
         await swarm.until(lambda: len(_steps_of(guardian)) > count + 2, "it goes on", 60)
         assert min(step for step, _ in _steps_of(guardian)[count:]) >= max(safe.values())
+
+    play(SEED, tmp_path / "world", scene)
+
+
+def test_a_cut_whose_guardian_has_died_is_not_safe_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seed 800050: two died one after the other, and what the second had alone was told to be
+    safe after the first had gone."""
+    run = make_run(tmp_path, 400, saves_every_steps=1000)
+
+    async def scene(swarm: Swarm) -> None:
+        plan = all_at(swarm.identity_of("b").peer_id, SHORT_NS)
+        monkeypatch.setattr(worlds, "compute_plan", plan)
+        holder, dying, guardian = await _three(swarm, run)
+        before, two = view_of(holder), (holder, guardian)
+        assert before.cut_pace is not None, "guardians lag"
+        for peer in two:
+            trainer = participant_of(peer).trainer
+            await swarm.until(lambda it=trainer: it.safe_step is not None, "a whole cut", 60)
+        swarm.network.links.of(holder.peer_id, guardian.peer_id).bytes_per_s = THIN_BYTES_PER_S
+        swarm.kill(dying)
+        await swarm.until(lambda: all(view_of(it) is not before for it in two), "a view", 60)
+        told = {peer.name: len(_steps_of(peer)) for peer in two}
+        since = holder.step()
+        await swarm.until(lambda: guardian.step() >= since + 2, "steps", 60)
+        for peer in two:
+            found = _steps_of(peer)[told[peer.name] + 1 :]
+            assert found and {safe for _, safe in found} == {None}, found
+        swarm.network.links.of(holder.peer_id, guardian.peer_id).bytes_per_s = WIDE_BYTES_PER_S
+        trainer = participant_of(guardian).trainer
+        await swarm.until(lambda: trainer.safe_step is not None, "the next cut", 60)
+        safe = trainer.safe_step
+        swarm.kill(holder)
+        count = len(_steps_of(guardian))
+        await swarm.until(lambda: len(_steps_of(guardian)) > count + 2, "it goes on", 60)
+        assert min(step for step, _ in _steps_of(guardian)[count:]) >= safe
 
     play(SEED, tmp_path / "world", scene)

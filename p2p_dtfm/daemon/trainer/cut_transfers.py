@@ -14,6 +14,7 @@ from p2p_dtfm.core.messages.prepared import StepOutcome
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.lineage import is_lineage
 from p2p_dtfm.core.protocol.plan import Plan
+from p2p_dtfm.core.protocol.snapshot import Member
 from p2p_dtfm.core.protocol.workload import workload_of
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.peers.wire import CutBegun, CutReceipt
@@ -55,8 +56,10 @@ class Cuts:
     """`begin` and `copied` are called around a step's computing, `committed` after each commit."""
 
     def __init__(self, tools: Tools, outlet: Outlet, state: TrainerState) -> None:
-        self.safe_step: int | None = None
+        self.whole_step: int | None = None
         """Step of the newest whole cut; None where there is none, or guardians do not lag."""
+        self.is_twice = False
+        """Nobody has gone since that one was whole: each of its copies is with two."""
         self.guardians_have_all = True
         """Where they keep up: whether they had all layers of the last step, as far as is known."""
         self._tools = tools
@@ -65,6 +68,8 @@ class Cuts:
         self._workload = workload_of(tools.spec)
         self._store = CutStore(outlet.has_cuts)
         self._view: View | None = None
+        self._members: tuple[Member, ...] = ()
+        """Of the last view."""
         self._first_step = 0
         self._clock: CutClock | None = None
         self._copying: asyncio.Task[None] | None = None
@@ -83,6 +88,8 @@ class Cuts:
     def take_over(self, view: View, step: int) -> None:
         """From `step` on steps happen in `view`; copies that do not lie on its lineage are gone."""
         before, clock, pace = self._view, self._clock, view.cut_pace
+        self.is_twice &= set(self._members) <= set(view.members)
+        self._members = view.members
         goes_on = before is not None and view.goes_on_with_cuts_of(before)
         if goes_on and clock is not None and pace is not None:
             self._go_on(view, clock, pace.every_steps)
@@ -92,9 +99,9 @@ class Cuts:
         self.guardians_have_all = pace is not None or view.guards.keys() <= view.guarded_at_once
         guarded = view.guardians_of(self._tools.me)
         self._clock = None if pace is None else CutClock(step, pace.every_steps, guarded)
-        if self.safe_step is not None:
-            self.safe_step = min(self.safe_step, step)
-        self._store.keep_from(self.safe_step or 0, self._is_on_lineage)
+        if self.whole_step is not None:
+            self.whole_step = min(self.whole_step, step)
+        self._store.keep_from(self.whole_step or 0, self._is_on_lineage)
 
     def _go_on(self, view: View, clock: CutClock, every_steps: int) -> None:
         """The cut under way is not begun anew; what is on its way as of the view before is lost."""
@@ -123,7 +130,7 @@ class Cuts:
     def clear(self) -> None:
         """None of the copies here lies on the lineage that counts."""
         self._store.clear()
-        self.safe_step = None
+        self.whole_step = None
 
     def find(self, layer: int, step: int) -> LayerSnapshot | None:
         """A layer's copy as of a step of the present lineage."""
@@ -141,10 +148,10 @@ class Cuts:
             return
         if clock is None:
             self._store.clear()  # whoever guards here has every step
-            self.safe_step = None
+            self.whole_step = None
             self.guardians_have_all = outcome.kept == outcome.step
         elif clock.committed(outcome.step, outcome.kept):
-            self.safe_step = clock.safe
+            self.whole_step, self.is_twice = clock.safe, True
             assert isinstance(view.plan, Plan)
             if view.plan.stage_holders() == (self._tools.me,):
                 self._store.clear()  # if this peer is lost, its copies are

@@ -105,11 +105,13 @@ class Trainer:
 
     def _safe_here(self) -> int | None:
         """All that are committed, or those of the newest whole cut where guardians lag, or of a
-        checkpoint where a layer has one copy only: as long as its guardian fetches it, too."""
+        checkpoint where a layer has one copy only: as long as its guardian fetches it, too, and,
+        where guardians lag, after somebody has gone, until another cut is whole."""
         state, view = self._state, self._state.view
-        if view is not None and view.cut_pace is not None:
-            return self.cuts.safe_step
+        if view is not None and view.cut_pace is not None and self.cuts.is_twice:
+            return self.cuts.whole_step
         is_alone = view is None or len(view.members) < 2 or bool(view.unguarded)
+        is_alone |= view is not None and view.cut_pace is not None
         is_alone |= not self.cuts.guardians_have_all
         return self._tools.stores.checkpoints.whole_step if is_alone else state.step
 

@@ -31,6 +31,8 @@ class Peer:
     is_outside_hours: bool = False
     """Of those in which its owner lets it take part, where it stays resident."""
     process: Process | None = None
+    started_s: float = 0.0
+    """When that began."""
     daemon: Daemon | None = None
     host: VirtualHost | None = None
     resident: Resident | None = None

@@ -131,6 +131,7 @@ class Swarm:
         draws = random.Random(f"{self._seed} {peer.name} {lives}")
         peer.process = Process(f"{peer.name}.{lives}", self.loop, draws, peer.disk)
         peer.process.wall_ahead_ns = peer.wall_ahead_ns
+        peer.started_s = self.now_s
         settings = peer.settings.model_copy(update=changes)
         world = _WorldOf(self, peer)
         if self.stays_resident:

@@ -118,7 +118,7 @@ def _guardians_run_ahead(patches: Patches) -> None:
 def _cuts_are_safe_at_once(patches: Patches) -> None:
     def committed(cuts: Any, view: Any, outcome: Any) -> None:
         right(cuts, view, outcome)
-        cuts.safe_step = outcome.step + 1
+        cuts.whole_step, cuts.is_twice = outcome.step + 1, True
 
     right = patches.put(Cuts, "committed", committed)
 

@@ -30,6 +30,7 @@ from p2p_dtfm.testbed.virtual.seeds.tight_rooms import tight_rooms
 from p2p_dtfm.testbed.virtual.seeds.watching.moments import PATIENCE_S as MOMENT_S
 from p2p_dtfm.testbed.virtual.seeds.watching.moments import Moments
 from p2p_dtfm.testbed.virtual.seeds.watching.nudges import Nudges
+from p2p_dtfm.testbed.virtual.seeds.watching.suspicions import Suspicions
 from p2p_dtfm.testbed.virtual.seeds.watching.waits import Waits
 from p2p_dtfm.testbed.virtual.swarm import HOURS, NeverHappened, Swarm, play
 
@@ -105,6 +106,7 @@ class Play:
         self.mended_s = 0.0
         self._nudges = Nudges(swarm.loop, self.honest)
         self._waits = Waits(schedule.liars)
+        self.suspicions = Suspicions(swarm)
 
     def honest(self) -> list[Peer]:
         """Those of whom anything is asked."""
@@ -205,6 +207,8 @@ class Play:
             }
             if self._schedule.is_watched:
                 self._ask_all()
+            if self.suspicions.problem:
+                raise Broken(self.suspicions.problem)
             if self._schedule.is_calm:
                 self._require_steps()
         if len(self._due) == due_before:  # what a cut held up may arrive in this very instant
@@ -361,6 +365,8 @@ def play_seed(
                 stack.enter_context(put_in(one.lying, schedule.lies))
             if schedule.rooms_are_tight:
                 stack.enter_context(tight_rooms())
+            if schedule.has_only_crashes:
+                stack.enter_context(one.suspicions.heard())
             await scene(swarm, one)
 
     with blames.heard():

@@ -1,6 +1,7 @@
 """What is looked at while a seed is played.
 
-waits     whoever waits longer than it may
-nudges    whoever waits and was not woken
-moments   what is said, at which faults begin
+waits        whoever waits longer than it may
+nudges       whoever waits and was not woken
+suspicions   who is held to be stuck
+moments      what is said, at which faults begin
 """

@@ -1,0 +1,53 @@
+"""Who works is not held to be stuck: where machines only crash, nobody else is.
+
+Whoever waits for ever is mostly thrown out in the end, and comes back: the run goes on, and nothing
+of what became of it shows that somebody waited.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from p2p_dtfm.core.liveness.stalls import Stalls
+from p2p_dtfm.testbed.virtual.patches import Patches
+from p2p_dtfm.testbed.virtual.process import PROCESS
+from p2p_dtfm.testbed.virtual.swarm import Swarm
+
+SETTLED_S = 10.0
+"""Who began or came back later may be meant as it was before."""
+
+
+class Suspicions:
+    """Of one seed. `problem` says who was held to be stuck, by whom, and why."""
+
+    def __init__(self, swarm: Swarm) -> None:
+        self._swarm = swarm
+        self.problem = ""
+
+    @contextlib.contextmanager
+    def heard(self) -> Iterator[None]:
+        patches = Patches()
+
+        def listen(name: str) -> None:
+            def judge(stalls: Any, *args: Any) -> Any:
+                found = judges(stalls, *args)
+                for suspicion in found:
+                    self._hear(suspicion.peer_id, suspicion.reason)
+                return found
+
+            judges = patches.put(Stalls, name, judge)
+
+        try:
+            listen("tick")
+            listen("join")
+            yield
+        finally:
+            patches.undo()
+
+    def _hear(self, peer_id: str, reason: str) -> None:
+        now_s, process = self._swarm.now_s, PROCESS.get()
+        peer = next((it for it in self._swarm.peers if it.peer_id == peer_id), None)
+        works = peer is not None and peer.is_running and now_s - peer.started_s >= SETTLED_S
+        if works and not self.problem and peer is not None and process is not None:
+            said = f"{now_s:.2f} s: {process.name} says of {peer.name} that it {reason}"
+            self.problem = f"nothing is wrong with who is held to be stuck: {said}"

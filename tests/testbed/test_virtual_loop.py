@@ -10,7 +10,13 @@ import pytest
 
 from p2p_dtfm.ports import chance, now
 from p2p_dtfm.testbed.virtual.links import SECOND_NS, Links
-from p2p_dtfm.testbed.virtual.loop import JOB_NS, NothingHappens, StandsStill, VirtualLoop
+from p2p_dtfm.testbed.virtual.loop import (
+    JOB_NS,
+    TAKEN_WITHIN_S,
+    NothingHappens,
+    StandsStill,
+    VirtualLoop,
+)
 from p2p_dtfm.testbed.virtual.process import Process
 
 Result = TypeVar("Result")
@@ -175,5 +181,25 @@ def test_what_is_sent_into_a_cut_link_arrives_in_its_order_when_it_is_mended() -
         links.mend("a", "b")
         await asyncio.sleep(1)
         assert sorted(seen) == [0, 1, 2, 3] and seen == [0, 1, 2, 3]
+
+    within(scene)
+
+
+def test_what_nobody_takes_of_what_was_raised_is_told_unless_its_process_is_dead() -> None:
+    async def scene(loop: VirtualLoop) -> None:
+        async def fail() -> None:
+            raise RuntimeError("nobody looks")
+
+        living, dying = process_of(loop, "living"), process_of(loop, "dying")
+        kept = [loop.create_task(fail()), living.begin(fail()), dying.begin(fail())]
+        await asyncio.sleep(0.1)
+        assert not loop.untaken(), "somebody may look yet"
+        with pytest.raises(RuntimeError):
+            await kept[0]
+        dying.kill()
+        await asyncio.sleep(TAKEN_WITHIN_S + 0.1)
+        (said,) = loop.untaken()
+        assert "nobody looks" in said
+        assert not loop.untaken(), "it is told once"
 
     within(scene)

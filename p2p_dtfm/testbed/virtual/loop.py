@@ -38,6 +38,10 @@ class StandsStill(Exception):
     """Somebody goes on and on, and no time passes."""
 
 
+TAKEN_WITHIN_S = 5.0
+"""What a task has raised: whoever began it waits for it, or looks now and then."""
+
+
 class VirtualTask(asyncio.Task[Any]):
     """Hashed by its number: what walks through a set of tasks does so alike in each run."""
 
@@ -60,6 +64,11 @@ class VirtualTask(asyncio.Task[Any]):
         return self._number
 
     __eq__ = object.__eq__
+
+    @property
+    def is_untaken(self) -> bool:
+        """It has raised something that nobody has heard of."""
+        return bool(self._log_traceback)
 
     def waits_at(self) -> str:
         """Its innermost functions, the last one first."""
@@ -151,6 +160,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._tasks: list[weakref.ref[VirtualTask]] = []
         """Those that were under way at the last look, and all that began since. Nothing is kept:
         who lets go of a task that waits is to be found out."""
+        self._raised: dict[VirtualTask, float] = {}
+        """Those that ended with what nobody had taken by the last look, and when that was seen."""
         super().__init__()
         self.set_exception_handler(_note_failure)
 
@@ -180,9 +191,20 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def tasks(self) -> list[VirtualTask]:
         """What `asyncio.all_tasks` says, in the order in which they began: that one goes through
         the tasks of all worlds, a hundred times as long, and it is asked five times a second."""
-        found = [task for it in self._tasks if (task := it()) is not None and not task.done()]
+        known = [task for it in self._tasks if (task := it()) is not None]
+        found = [task for task in known if not task.done()]
         self._tasks = list(map(weakref.ref, found))
+        raised = [task for task in (*self._raised, *known) if task.is_untaken]
+        self._raised = {task: self._raised.get(task, self.time()) for task in raised}
         return found
+
+    def untaken(self) -> list[str]:
+        """What tasks of those that live have raised, and nobody has taken for a while: most are in
+        a circle with their own frames, and nobody collects them while a world lasts."""
+        self.tasks()
+        late = [task for task, at_s in self._raised.items() if self.time() - at_s > TAKEN_WITHIN_S]
+        living = [it for it in late if it.process is None or not it.process.is_dead]
+        return [f"{it.get_name()}: {it.exception()!r}" for it in living]
 
     # turns ---------------------------------------------------------------------------------------
 

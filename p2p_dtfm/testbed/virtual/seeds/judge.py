@@ -242,6 +242,8 @@ def has_saved_all(peer: Peer, step: int) -> bool:
 
 async def require_clean_ends(swarm: Swarm, peers: Sequence[Peer]) -> None:
     """Whoever is asked to leaves, and neither task nor file stays behind. Raises `Broken`."""
+    if untaken := swarm.loop.untaken():
+        raise Broken(f"raised, and nobody was told: {untaken[0]}")
     for peer in peers:
         if peer.is_running:
             swarm.end(peer)

@@ -54,3 +54,13 @@ def test_a_storm_kills_one_after_the_other_and_brings_all_back() -> None:
         assert {fault.kind for fault in storm.faults} == {"kill"}
         assert all(0.3 <= fault.lasts_s <= 2.0 for fault in storm.faults)
     assert {storm.is_small for storm in storms} == {True, False}
+
+
+def test_a_daemon_that_tells_of_its_own_mistake_has_made_one() -> None:
+    blames = Blames()
+    with blames.heard():
+        log.error("the libp2p daemon of this peer has ended unexpectedly")
+        blames.require_none()
+        log.error("bug while telling %s", "x", exc_info=RuntimeError("no such queue"))
+    with pytest.raises(Broken, match="a bug, as it says itself"):
+        blames.require_none()

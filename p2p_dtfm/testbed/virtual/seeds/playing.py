@@ -386,7 +386,7 @@ def _with_cause(error: BaseException) -> str:
 class Blames(logging.Handler):
     """Nobody may say of an honest one what no correct peer does; liars may say so of anybody. Who
     has not heard yet that it lost its place, behind a slow line, may still send what it owed; and
-    whose memory changes bytes is told so of what came."""
+    whose memory changes bytes is told so of what came. And nobody tells of a mistake of its own."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -396,6 +396,9 @@ class Blames(logging.Handler):
         self._first = ""
 
     def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info and self.lying.here() not in self.lying.ids:
+            self._first = self._first or f"a bug, as it says itself: {Story().format(record)}"
+            return
         said = record.args if isinstance(record.args, tuple) else ()
         if record.msg not in (BLAMED, DISCONNECTED) or self._first or NO_PLACE in said:
             return
@@ -403,12 +406,12 @@ class Blames(logging.Handler):
         if blamed in self.damaged or blamed in self.lying.names:
             return
         if self.lying.here() not in self.lying.ids:
-            self._first = Story().format(record)
+            self._first = f"an honest peer is blamed: {Story().format(record)}"
 
     def require_none(self) -> None:
         """Raises `Broken`."""
         if self._first:
-            raise Broken(f"an honest peer is blamed: {self._first}")
+            raise Broken(self._first)
 
     @contextmanager
     def heard(self) -> Iterator[None]:

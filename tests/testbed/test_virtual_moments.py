@@ -49,15 +49,15 @@ def test_from_800000_on_faults_wait_for_messages_that_there_are() -> None:
 
 
 class World:
-    """Two peers, and what is done to them."""
+    """Peers, and what is done to them."""
 
-    def __init__(self) -> None:
+    def __init__(self, names: str = "ab") -> None:
         self.now_s = 10.0
         self.later: list[tuple[float, Callable[..., None], tuple[Any, ...]]] = []
         self.begun: list[Fault] = []
         self.network = SimpleNamespace(on_said=None)
         self.peers = [
-            SimpleNamespace(name=name, peer_id=f"id {name}", is_running=True) for name in "ab"
+            SimpleNamespace(name=name, peer_id=f"id {name}", is_running=True) for name in names
         ]
         self.loop = SimpleNamespace(call_later=self._call_later)
         self.moments = Moments(self, self._begin)  # type: ignore[arg-type]
@@ -72,9 +72,9 @@ class World:
     def _call_later(self, delay_s: float, call: Any, *args: Any, context: object) -> None:
         self.later.append((delay_s, call, args))
 
-    def say(self, message: Any) -> bool:
+    def say(self, message: Any, origin: str = "a", goal: str = "b") -> bool:
         request = BytesValue(value=pack(1, message)).SerializeToString()
-        return bool(self.network.on_said("id a", "id b", request))
+        return bool(self.network.on_said(f"id {origin}", f"id {goal}", request))
 
     def go_on(self) -> None:
         for _, call, args in self.later:
@@ -111,10 +111,12 @@ def test_what_parts_them_is_done_before_the_message_leaves() -> None:
 
 @pytest.mark.parametrize("kind, is_said", [("kill", False), ("leave", True)])
 def test_who_dies_between_two_words_does_not_say_the_second(kind: str, is_said: bool) -> None:
-    world = World()
+    world = World("abc")
     world.moments.wait(0, replace(KILL, kind=kind, comes_before=True))
-    assert world.say(Knock("run"))
-    assert world.say(ACTIVE) is is_said, "nobody else may have been left to die"
+    assert world.say(ACTIVE) and not world.begun, "the first one"
+    assert world.say(ACTIVE, origin="b", goal="c") and not world.begun, "another one's"
+    assert world.say(ACTIVE) and not world.begun, "the first one once more"
+    assert world.say(ACTIVE, goal="c") is is_said, "nobody else may have been left to die"
     assert [fault.whom for fault in world.begun] == [("a",)] and not world.later
 
 

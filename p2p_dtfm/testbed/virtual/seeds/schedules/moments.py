@@ -26,7 +26,7 @@ LASTING_S = (0.3, 0.6, 1.5, 3.0, 6.0)
 JUST_AFTER_S = (0.0, 0.0, 0.001, 0.005, 0.02)
 """A message is there after 0.2 to 10 ms."""
 BETWEEN_TWO_WORDS = 0.5
-"""Of so many who die as they say something the word that it is about does not leave any more."""
+"""So many of those who die as they say something to several have said it to one."""
 ONLY_CRASHES = 0.4
 """Of so many seeds."""
 CALM = 0.5
@@ -56,6 +56,8 @@ OF_STATES = (
 OF_STEPS = "prepared"
 MESSAGES = tuple(f"{OF_VIEWS} {OF_STATES} {OF_STEPS}".split())
 """What few daemons tell one another in calls."""
+AT_STEPS = 0.25
+"""So many, besides, wait for what commits a step."""
 
 
 def moments(seed: int) -> Schedule:
@@ -96,7 +98,7 @@ def _fault(draws: random.Random, kinds: dict[str, int], names: str) -> Fault:
         draws.random(),
         at_step=1 + int(share * (QUICK_LAST_STEP - 1)),
         after_s=draws.choice(JUST_AFTER_S),
-        at_message=draws.choice(MESSAGES),
+        at_message=OF_STEPS if draws.random() < AT_STEPS else draws.choice(MESSAGES),
         is_of_goal=draws.random() < 0.5,
         comes_before=kind in CRASHES and draws.random() < BETWEEN_TWO_WORDS,
     )

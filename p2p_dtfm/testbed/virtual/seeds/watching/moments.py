@@ -26,6 +26,8 @@ class _Waiting:
     number: int
     fault: Fault
     until_s: float
+    said: tuple[str, str] = ("", "")
+    """Who has said the first of several words, and to whom."""
 
 
 class Moments:
@@ -68,6 +70,8 @@ class Moments:
                 nobody.run(self._begin, item.number, replace(item.fault, whom=ends))
                 continue
             if item.fault.comes_before and not item.fault.is_of_goal:
+                if self._is_first_word(item, origin, goal):
+                    continue
                 nobody.run(self._begin, item.number, replace(item.fault, whom=ends[:1]))
                 return not self._is_dead(ends[0])
             self._coming += 1
@@ -75,6 +79,15 @@ class Moments:
             loop = self._swarm.loop
             loop.call_later(fault.after_s, self._now, item.number, fault, context=nobody)
         return True
+
+    def _is_first_word(self, item: _Waiting, origin: str, goal: str) -> bool:
+        """Of what one says to several; or another one's: it waits for the second."""
+        speaker, hearer = item.said
+        is_second = speaker == origin and hearer != goal
+        if not is_second:
+            said = item.said if speaker else (origin, goal)
+            self._waiting.append(replace(item, said=said))
+        return not is_second
 
     def _is_dead(self, name: str) -> bool:
         return not self._swarm.named(name).is_running

@@ -175,7 +175,9 @@ def test_who_works_is_not_held_to_be_stuck(monkeypatch: pytest.MonkeyPatch) -> N
     found = [Suspicion("id b", "is waited for")]
     monkeypatch.setattr(Stalls, "tick", lambda stalls, *args: found)
     monkeypatch.setattr(Stalls, "join", lambda stalls, *args: [])
-    peer = SimpleNamespace(name="b", peer_id="id b", is_running=True, started_s=100.0)
+    peer = SimpleNamespace(
+        name="b", peer_id="id b", is_running=True, started_s=100.0, told_step=lambda: 1
+    )
     swarm: Any = SimpleNamespace(peers=[peer], now_s=105.0)
     suspicions = Suspicions(swarm)
     process: Any = SimpleNamespace(name="a.0")

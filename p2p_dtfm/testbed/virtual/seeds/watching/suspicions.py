@@ -14,7 +14,8 @@ from p2p_dtfm.testbed.virtual.process import PROCESS
 from p2p_dtfm.testbed.virtual.swarm import Swarm
 
 SETTLED_S = 10.0
-"""Who began or came back later may be meant as it was before."""
+"""Who began or came back later may be meant as it was before. Nor is anybody meant before the run's
+first step: who is given none of the data, as their founder has died, cannot begin it."""
 
 
 class Suspicions:
@@ -48,6 +49,7 @@ class Suspicions:
         now_s, process = self._swarm.now_s, PROCESS.get()
         peer = next((it for it in self._swarm.peers if it.peer_id == peer_id), None)
         works = peer is not None and peer.is_running and now_s - peer.started_s >= SETTLED_S
+        works &= any(it.told_step() for it in self._swarm.peers if it.is_running)
         if works and not self.problem and peer is not None and process is not None:
             said = f"{now_s:.2f} s: {process.name} says of {peer.name} that it {reason}"
             self.problem = f"nothing is wrong with who is held to be stuck: {said}"

@@ -111,7 +111,7 @@ def test_the_newcomers_that_a_newcomer_hears_of_are_looked_up_at_once() -> None:
     receiver: Any = Receiver()
     joiners = [record(f"peer {number}") for number in range(40)]
     receiver._agreement = SimpleNamespace(
-        view=None, joiners=tuple(joiners), proof_of_end=None, step=0, bars=()
+        view=None, joiners=tuple(joiners), proof_of_end=None, step=0, step_to_come=0, bars=()
     )
     receiver._membership = SimpleNamespace(lets_in=lambda: True)
     receiver._me = "me"
@@ -144,7 +144,7 @@ def test_newcomers_are_answered_however_long_the_addresses_of_members_are() -> N
     receiver: Any = Receiver()
     view = SimpleNamespace(snapshot=SimpleNamespace(records=(*liars, *odd, *honest)))
     receiver._agreement = SimpleNamespace(
-        view=view, joiners=tuple(liars), proof_of_end=None, step=0, bars=()
+        view=view, joiners=tuple(liars), proof_of_end=None, step=0, step_to_come=0, bars=()
     )
     receiver._membership = SimpleNamespace(lets_in=lambda: True)
     receiver._me = "me"

@@ -7,6 +7,7 @@ import pytest
 
 from p2p_dtfm.core.consensus.actions import SECOND_NS
 from p2p_dtfm.core.consensus.phase import Phase
+from p2p_dtfm.core.consensus.present import LostLayers
 from p2p_dtfm.core.consensus.views.view_precedence import proven_step, shows_end
 from p2p_dtfm.core.protocol.plan import NoPlan, Pipeline, Plan, Stage
 from p2p_dtfm.core.protocol.snapshot import Snapshot
@@ -67,6 +68,10 @@ def test_the_last_one_left_of_a_complete_run_shows_that_it_is() -> None:
     assert proven_step(standing, verify) <= LAST_STEP, "else this shows nothing"
     assert proof is not None and proven_step(proof, verify) > LAST_STEP
     assert proof.sender == other.agreement.me
+    assert other.agreement.step_to_come == other.agreement.step
+    other.agreement._state.present.lost = LostLayers(world.now_ns, frozenset())
+    assert other.agreement.proof_of_end is None, "who comes may have what is lost (seed 800018)"
+    assert other.agreement.step_to_come == LAST_STEP, "it is not turned away"
 
 
 def test_a_view_that_is_agreed_on_after_the_last_step_is_waited_for_by_nobody() -> None:

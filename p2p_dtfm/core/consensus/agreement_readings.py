@@ -193,10 +193,17 @@ class AgreementReadings:
 
     @property
     def proof_of_end(self) -> Standing | None:
-        """That all steps of the run are committed; None if they are not."""
-        if not self._state.is_complete:
+        """That all steps of the run are committed; None if they are not, or nobody here has some
+        layers of the last state: who comes may have them, or what they can be made of again."""
+        if not self._state.is_complete or self._state.present.lost is not None:
             return None
         return self._state.present.end or self.standing
+
+    @property
+    def step_to_come(self) -> int:
+        """As whoever asks is told it; the run's last one where its state is lost."""
+        is_lost = self._state.is_complete and self._state.present.lost is not None
+        return self._state.step - 1 if is_lost else self._state.step
 
     @property
     def standing(self) -> Standing | None:

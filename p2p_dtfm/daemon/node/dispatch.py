@@ -297,7 +297,7 @@ class Dispatch:
                 PROTOCOL_VERSION,
                 self._run.signed_spec,
                 (own, *others),
-                self._agreement.step,
+                self._agreement.step_to_come,
                 len(view.snapshot.records) if view is not None else 0,
                 self._participant.measured_rate(),
                 self._membership.lets_in(),

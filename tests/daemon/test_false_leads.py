@@ -201,6 +201,15 @@ def test_where_nobody_else_is_only_those_who_are_known_end_it(tmp_path: Path) ->
         daemon.require_nobody_known()
 
 
+@pytest.mark.parametrize("could_go_on", [False, True])
+def test_who_could_go_on_from_its_own_disk_is_told_how(tmp_path: Path, could_go_on: bool) -> None:
+    """A volunteer's unit names the founder, who does not come back: the run stood still."""
+    daemon = seeker(tmp_path, {})
+    daemon._acquaintances.say_nobody_answers("12" * 32, 4.0, could_go_on=could_go_on)
+    ((_, fix),) = daemon._acquaintances._local.status.troubles.present()
+    assert ("without --initial-peers: it goes on from its own disk" in fix) is could_go_on
+
+
 def test_who_comes_back_to_a_complete_run_is_told_that_the_model_is_here(tmp_path: Path) -> None:
     """It was told to ask a member for what lay in its own home."""
     (known,) = peer_ids(tmp_path, 1)

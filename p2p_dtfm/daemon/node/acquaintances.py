@@ -162,14 +162,22 @@ class Acquaintances:
             means_it = self._local.settings.run and peer_id in given
             log.warning("%s%s", what, "; without --run this joins that one" if means_it else "")
 
-    def say_nobody_answers(self, run_digest: str, pause_s: float, complete_by: str = "") -> None:
+    def say_nobody_answers(
+        self, run_digest: str, pause_s: float, complete_by: str = "", could_go_on: bool = False
+    ) -> None:
         """It goes on looking by itself; somebody may have to start one of the others. `complete_by`
-        was never met here, and shows that the run is complete: keys can be made for that."""
+        was never met here, and shows that the run is complete: keys can be made for that.
+        `could_go_on`: from its own disk, had it not been told of peers."""
         what = f"no member of run {run_digest[:16]} answers"
         fix = (
             "start one of them; or, if one runs elsewhere, start this one again with "
             "--initial-peers and its address"
         )
+        if could_go_on:
+            fix = (
+                "start one of them; or, if none of them comes back, start this one again without "
+                "--initial-peers: it goes on from its own disk"
+            )
         if complete_by:
             what += f" that was met here; {complete_by}, which was not, {SHOWS_END}"
             fix = "if you know that peer, start this one again with --initial-peers and its address"

@@ -178,7 +178,10 @@ class Play:
         if self._is_complete():
             last = self._steps
             self._in_turn = [it for it in self._in_turn if (it[1].at_step or 0) >= last]
-        if self._due or not self._moments.is_idle or self._most_steps() < self._turn_at:
+        if self._due or not self._moments.is_idle:
+            return
+        self.deeds.call_back()
+        if self._most_steps() < self._turn_at:
             return
         while self._in_turn:
             number, fault = self._in_turn.pop(0)

@@ -39,6 +39,7 @@ class FakeAgreement:
         self.founded = False
         self.others_have_a_view = False
         self.missing_fellows = ()
+        self.goes_on_with: tuple[str, ...] = ()
 
     def wants_view(self) -> str:
         return "please"
@@ -290,6 +291,18 @@ def test_who_may_not_go_on_alone_waits_with_another_newcomer() -> None:
 
     play(for_a_while)
     assert newcomer.agreement.view == "together" and not newcomer.agreement.founded
+
+
+def test_who_goes_first_of_most_of_its_fellows_goes_on_with_them(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    newcomer = Newcomer()
+    newcomer.acquaintances.welcomed_by = "came-back-too"
+    newcomer.messenger.newcomers = {"came-back-too"}
+    newcomer.agreement.goes_on_with = ("me", "came-back-too")
+    play(newcomer.join)
+    assert newcomer.resumed and newcomer.agreement.founded
+    assert "goes on with 1 that it trained with last" in caplog.text
 
 
 def test_who_has_been_in_a_view_never_founds_another() -> None:

@@ -233,7 +233,8 @@ class Entry:
         if found is not None:
             self._learn_of(found)
             return True
-        if self._membership.may_go_on_alone and self._has_waited(pause_s):
+        may = self._membership.may_go_on_alone or bool(agreement.goes_on_with)
+        if may and self._has_waited(pause_s):
             await self._go_on_alone()
             return False
         acquaintances.say_nobody_answers(digest, pause_s)
@@ -262,11 +263,13 @@ class Entry:
 
     async def _go_on_alone(self) -> None:
         """Those that were found when this peer came back, or went on without it, have died before
-        they let it in."""
+        they let it in; or it goes first of most of those that it was in a view with."""
         membership = self._membership
         agreement = membership.agreement
         if not membership.founds:  # else it has begun to, and could not end it yet
-            log.warning("goes on alone: nobody that was in a view of this run answers any more")
+            fellows = len(agreement.goes_on_with) - 1
+            how = f"with {fellows} that it trained with last" if fellows > 0 else "alone"
+            log.warning("goes on %s: nobody that is in a view of this run answers any more", how)
             membership.founds = True
             if not self._participant.trainer.states:  # else those are newer
                 await self._participant.resume_from_checkpoint()

@@ -167,7 +167,8 @@ class RunJoining:
 
     async def _take_up(self, recalled: Memory) -> Run:
         """Go where the others are. Where nobody is, a daemon that was told of no peers goes on from
-        its own disk, if that has a whole checkpoint or this peer founded the run; others wait."""
+        its own disk, if that has a whole checkpoint or this peer founded the run; others wait, and
+        those who could do so ask one another to be let in (`Entry` begins with most of them)."""
         digest, pause_s = recalled.run_digest, LOOK_AGAIN_S
         store = BlobStore(self._local.home.run_directory(digest) / BLOBS_NAME)
         home, me = self._local.home, self._network.me.peer_id
@@ -187,7 +188,8 @@ class RunJoining:
                 if not await asyncio.to_thread(whole_step, home, recalled):
                     log.warning("no whole checkpoint of it is here: it begins again at step 0")
                 return open_local_run(recalled.signed_spec, store)
-            could = not alone and not why_not
+            if (could := not alone and not why_not) and pause_s >= LOOK_AGAIN_LIMIT_S:
+                return open_local_run(recalled.signed_spec, store)
             known.say_nobody_answers(digest, pause_s, self._leads.complete_by, could)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, LOOK_AGAIN_LIMIT_S)

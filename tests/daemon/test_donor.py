@@ -154,6 +154,33 @@ def test_a_state_stays_while_another_follower_may_fetch_it(play) -> None:
     play(scenario)
 
 
+def test_a_state_is_there_though_one_of_the_same_bytes_goes_while_it_is_put(
+    play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was offered again and again, and was not there, until a step committed (seed 800080)."""
+
+    async def scenario(donor: Donor, line: Line, blobs: BlobStore, states: dict) -> None:
+        donor.subscribe("x", first := request({0: -1}))
+        await donor.offer(states, 0)
+        donor.committed(outcome(0))  # what is written is old now, and x may still fetch it
+        put, loop, puts = donor._offers.put, asyncio.get_running_loop(), list[str]()
+
+        def put_while_x_goes(payload: bytes, of_end: bool = False) -> str:
+            puts.append(digest := put(payload, of_end))
+            if len(puts) == 1:
+                loop.call_soon_threadsafe(donor.unsubscribe, "x", VIEW, first.number)
+            return digest
+
+        monkeypatch.setattr(donor._offers, "put", put_while_x_goes)
+        donor.subscribe("y", request({0: -1}))
+        await donor.offer(states, 0)
+        await settle()
+        (offered,) = line.heard_by("y", LayerOffered)
+        assert blobs.digests() == [offered.blob] and len(puts) == 2
+
+    play(scenario)
+
+
 def test_a_follower_that_cannot_be_reached_is_told_to_ask_again(play) -> None:
     async def scenario(donor: Donor, line: Line, blobs: BlobStore, states: dict) -> None:
         donor.subscribe("x", request({0: -1}))

@@ -273,6 +273,8 @@ class Donor:
             version, payload = state.version, await self._compute.run(state.to_bytes)
             of_end = state.layer in (0, layer_count(state.spec) - 1)
             blob = await asyncio.to_thread(self._offers.put, payload, of_end)
+            if self._offers.find(blob) is None:  # one of the same bytes went while it was put
+                blob = await asyncio.to_thread(self._offers.put, payload, of_end)
             written = _Written(blob, len(payload))
             before = self._written.put(state, version, written)
             self._remove_unless_wanted({each.blob for each in before})

@@ -27,20 +27,18 @@ class Suspicions:
 
     @contextlib.contextmanager
     def heard(self) -> Iterator[None]:
+        """By those who have waited for so long as they should: who joins another one's suspicion
+        has waited half as long, and may be right about neither."""
         patches = Patches()
 
-        def listen(name: str) -> None:
-            def judge(stalls: Any, *args: Any) -> Any:
-                found = judges(stalls, *args)
-                for suspicion in found:
-                    self._hear(suspicion.peer_id, suspicion.reason)
-                return found
+        def tick(stalls: Any, *args: Any) -> Any:
+            found = ticks(stalls, *args)
+            for suspicion in found:
+                self._hear(suspicion.peer_id, suspicion.reason)
+            return found
 
-            judges = patches.put(Stalls, name, judge)
-
+        ticks = patches.put(Stalls, "tick", tick)
         try:
-            listen("tick")
-            listen("join")
             yield
         finally:
             patches.undo()

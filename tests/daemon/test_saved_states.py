@@ -169,6 +169,35 @@ def path_is_named(text: str, root: Path) -> bool:
     return len(aside) == 1 and str(aside[0]) in text
 
 
+def test_of_checkpoints_that_is_safe_which_another_one_has_as_well(tmp_path: Path) -> None:
+    """Who had the newest alone lost power, and the others went on from an older one (800096)."""
+    compute, root = Compute(), tmp_path / "checkpoints"
+    told = list[CheckpointFiles]()
+    checkpoints = Checkpoints(root, SPEC, NO_BLOBS, compute, told.append, lambda: True)
+    states = {layer: LayerState.genesis(SPEC, layer) for layer in range(layer_count(SPEC))}
+
+    async def scenario() -> None:
+        assert checkpoints.safe_step(()) is None
+        for step in (5, 10):
+            for state in states.values():
+                state.version = step
+            await checkpoints.save(step, states, f"{step:064x}")
+            assert checkpoints.whole_step == checkpoints.safe_step(()) == step
+            if step == 5:
+                assert checkpoints.safe_step({"m", "n"}) is None
+                checkpoints.remote_files("m", told[-1])
+            assert checkpoints.safe_step({"m", "n"}) == 5
+        checkpoints.remote_files("n", told[-1])
+        assert checkpoints.safe_step({"m", "n"}) == 10
+        assert checkpoints.safe_step({"m"}) == 5
+        await checkpoints.set_aside({}, 10, "given up")
+        assert checkpoints.safe_step({"m", "n"}) is None
+        await checkpoints.close()
+
+    asyncio.run(scenario())
+    compute.close()
+
+
 def test_the_newest_whole_one_is_of_the_side_that_this_peer_is_on(tmp_path: Path) -> None:
     """After going over to others that have come less far, what it had saved counts no more."""
     compute, root = Compute(), tmp_path / "checkpoints"

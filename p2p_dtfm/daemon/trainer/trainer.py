@@ -113,7 +113,10 @@ class Trainer:
         is_alone = view is None or len(view.members) < 2 or bool(view.unguarded)
         is_alone |= view is not None and view.cut_pace is not None
         is_alone |= not self.cuts.guardians_have_all
-        return self._tools.stores.checkpoints.whole_step if is_alone else state.step
+        if not is_alone:
+            return state.step
+        others = set(view.member_ids) - {self._tools.me} if view is not None else set()
+        return self._tools.stores.checkpoints.safe_step(others)
 
     # what the daemon tells ---------------------------------------------------------------------
 

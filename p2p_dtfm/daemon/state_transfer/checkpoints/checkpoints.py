@@ -7,7 +7,7 @@ blobs in the background. A checkpoint that cannot be written is a warning; train
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from p2p_dtfm.core.messages.agreement_messages import SavedState
@@ -234,6 +234,16 @@ class Checkpoints:
             self._announced.agree(step, agreed)
         if step in self._announced:
             self._complete_later()
+
+    def safe_step(self, others: Collection[str]) -> int | None:
+        """The newest whole checkpoint that one of `others` has, too: where this peer's disk alone
+        has it, they go on from an older one without it. With nobody else it is this disk's."""
+        newest, layers = self.whole_step, set(range(layer_count(self._spec))) - self.withheld
+        whole = [it.version for it in self.saved if layers <= set(it.layers)]
+        return next((it for it in whole if it <= (newest or 0) and self._is_with(it, others)), None)
+
+    def _is_with(self, step: int, others: Collection[str]) -> bool:
+        return not others or any(self._announced.all_have(step, {other}) for other in others)
 
     def whole_at(self, step: int, members: set[str]) -> bool:
         """Whether this peer and all `members` have every layer of that step."""

@@ -92,8 +92,11 @@ def require_safe_steps_stay(peer: Peer, crashes_s: Sequence[float] = ()) -> None
     """What a peer has told to be safe, which is from the crash of any one peer, is not computed
     again, unless there were two of `crashes_s` since it was told; none are given where there was
     one in all. What a peer hears of before it is in a view others have computed, and it may
-    tell of several steps at once. Raises `Broken`."""
-    told: list[tuple[float, int]] = []
+    tell of several steps at once. Alone in its view it tells of its disk; those that are let in
+    after that, and go on when it crashes, have not got that (seed 800096). Raises `Broken`."""
+    told = list[tuple[float, int]]()
+    views = [event for event in peer.events() if event["event"] == "view"]
+    alone = {event["view"] for event in views if len(event["members"]) == 1}
     for event in peer.events():
         if event["event"] != "step" or not event["view"]:
             continue
@@ -105,7 +108,8 @@ def require_safe_steps_stay(peer: Peer, crashes_s: Sequence[float] = ()) -> None
                     f"{peer.name}: step {step} again at {at_s:.2f} s, with {safe} safe ones "
                     f"at {told_s:.2f} s"
                 )
-        told.append((at_s, event["safe_step"] or 0))
+        if event["view"] not in alone:
+            told.append((at_s, event["safe_step"] or 0))
 
 
 def check(

@@ -41,7 +41,8 @@ NIGHTLY_PARTS := \
   "$(SEEDS) 400000-400099" \
   "$(SEEDS) 500000-509999" \
   "$(SEEDS) 600000-600199" \
-  "$(SEEDS) 700000-700499"
+  "$(SEEDS) 700000-700499" \
+  "$(SEEDS) 800000-800499"
 
 nightly: lint
 	@red=; for part in $(NIGHTLY_PARTS); do \

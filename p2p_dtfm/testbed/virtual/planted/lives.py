@@ -3,7 +3,6 @@
 import asyncio
 from typing import Any
 
-from p2p_dtfm.core.consensus.parts.takeover import Takeover
 from p2p_dtfm.core.liveness.liveness import Liveness
 from p2p_dtfm.daemon.machine.home import Home
 from p2p_dtfm.daemon.node.background.heartbeats import Heartbeats
@@ -14,7 +13,7 @@ from p2p_dtfm.daemon.state_transfer.offers import Offers
 from p2p_dtfm.daemon.step.mailbox import Mailbox
 from p2p_dtfm.testbed.virtual.patches import Patches
 from p2p_dtfm.testbed.virtual.planted.bug import Planted
-from p2p_dtfm.testbed.virtual.seeds.schedules.first_seeds import QUICK_STORMS
+from p2p_dtfm.testbed.virtual.seeds.schedules.first_seeds import MOMENTS
 
 FOR_EVER_S = 1e9
 
@@ -53,10 +52,6 @@ def _home_stays_locked(patches: Patches) -> None:
 
 
 _KEPT: list[Any] = []
-
-
-def _active_is_said_once(patches: Patches) -> None:
-    patches.put(Takeover, "tell_active", lambda takeover, now_ns: [])
 
 
 def _nobody_is_missed(patches: Patches) -> None:
@@ -123,19 +118,16 @@ LIVES = (
     ),
     Planted("looks-for-nobody", "who knows nobody any more does not look", _looks_for_nobody),
     Planted("home-stays-locked", "a daemon that has ended keeps its home", _home_stays_locked),
-    Planted("active-once", "Active that is lost is not said again", _active_is_said_once),
-    Planted("nobody-is-missed", "silence makes nobody suspect", _nobody_is_missed, QUICK_STORMS),
+    Planted("nobody-is-missed", "silence makes nobody suspect", _nobody_is_missed, MOMENTS),
     Planted("no-heartbeats", "nobody says that it lives", _heart_does_not_beat),
     Planted("in-pieces", "nobody fetches the layers of others", _models_stay_in_pieces),
-    Planted(
-        "offers-gone", "offered states are gone at once", _offers_are_gone_at_once, QUICK_STORMS
-    ),
+    Planted("offers-gone", "offered states are gone at once", _offers_are_gone_at_once, MOMENTS),
     Planted("no-handing-over", "who leaves does not wait to be read", _leavers_do_not_hand_over),
     Planted(
         "commits-unsaid",
         "followers do not hear of commits",
         _commits_are_not_passed_on,
-        QUICK_STORMS,
+        MOMENTS,
     ),
     Planted("arrivals-unheard", "an activation wakes nobody", _arrivals_wake_nobody),
     Planted("task-a-beat", "each beat leaves a task behind", _each_beat_leaves_a_task),

@@ -15,7 +15,7 @@ from p2p_dtfm.daemon.trainer.trainer_state import TrainerState
 from p2p_dtfm.daemon.trainer.view_mail import ViewMail
 from p2p_dtfm.testbed.virtual.patches import Patches
 from p2p_dtfm.testbed.virtual.planted.bug import Planted
-from p2p_dtfm.testbed.virtual.seeds.schedules.first_seeds import QUICK_STORMS
+from p2p_dtfm.testbed.virtual.seeds.schedules.first_seeds import MOMENTS, QUICK_STORMS
 
 FOR_EVER_S = 1e9
 
@@ -111,6 +111,7 @@ WAITING = (
         "prepared-gives-nothing",
         "who waits for the others' Prepared gives no states",
         _gives_no_states_while_it_waits,
+        MOMENTS,
     ),
     Planted(
         "new-holder-sleeps",
@@ -123,7 +124,7 @@ WAITING = (
         _active_wakes_nobody,
         QUICK_STORMS,
     ),
-    Planted("done-is-done", "whoever was done does not train again", _done_is_done),
+    Planted("done-is-done", "whoever was done does not train again", _done_is_done, MOMENTS),
     Planted(
         "over-not-looked-at", "who applies while a view ends waits in it", _over_is_not_looked_at
     ),
@@ -135,11 +136,12 @@ WAITING = (
         "part-fails-silently",
         "a part of the trainer ends, and nobody hears of it",
         _failures_of_parts_are_swallowed,
+        MOMENTS,
     ),
     Planted(
         "worker-fails",
         "a delivery that fails ends its worker",
         _failed_delivery_ends_its_worker,
-        QUICK_STORMS,
+        MOMENTS,
     ),
 )

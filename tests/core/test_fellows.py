@@ -21,10 +21,10 @@ def test_it_waits_for_those_of_the_newest_view_that_are_not_here() -> None:
     assert missing_fellows((), "a", ()) == (), "it never was in a view"
 
 
-def test_most_of_the_newest_view_go_on_together_and_one_of_them_goes_first() -> None:
+def test_most_of_the_newest_view_go_on_together() -> None:
     history = (view(1, "x", "y"), view(3, "a", "b", "c", "d"))
-    assert goes_on_with(history, "b", ("c", "d")) == ("b", "c", "d")
-    assert goes_on_with(history, "c", ("b", "d")) == (), "b goes first"
+    for me, here in (("b", ("c", "d")), ("c", ("d", "b")), ("d", ("b", "c", "x"))):
+        assert goes_on_with(history, me, here) == ("b", "c", "d"), "all know the same order"
     assert goes_on_with(history, "b", ("c",)) == (), "two of four: the others may train"
     assert goes_on_with(history, "b", ("c", "x", "y")) == (), "of older views nobody counts"
     assert goes_on_with((view(3, "a", "b"),), "a", ()) == (), "nor does one alone"

@@ -193,7 +193,7 @@ class AgreementReadings:
 
     @property
     def goes_on_with(self) -> tuple[str, ...]:
-        """Of those with whom a newcomer was in a view last: with whom it begins the next one."""
+        """Of those with whom a newcomer was in a view last: with whom it may begin the next one."""
         waiting = self._state.others.newcomers.waiting
         return goes_on_with(self.history, self.me.peer_id, waiting)
 

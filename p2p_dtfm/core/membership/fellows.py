@@ -18,16 +18,16 @@ def missing_fellows(
 
 
 def goes_on_with(history: Sequence[KnownView], me: str, here: Collection[str]) -> tuple[str, ...]:
-    """With whom of those that are `here`, and wait to be let in themselves, this peer begins the
-    run's next view, where nobody is found who is in one; empty: it waits.
+    """With whom of those that are `here`, and wait to be let in themselves, this peer may begin the
+    run's next view, where nobody is found who is in one; in the order in which they try, with this
+    peer among them. Empty: it waits.
 
-    Only most of those in the newest view that it was in do: whoever has gone on from that without
-    them, behind a line that is cut, is less than half of it. And one of them goes first.
+    Only most of those in the newest view that it was in may: whoever has gone on from that without
+    them, behind a line that is cut, is less than half of it.
     """
     last = history[-1].peer_ids if history else frozenset()
     together = tuple(sorted(last & {me, *here}))
-    is_most = len(together) > 1 and 2 * len(together) > len(last)
-    return together if is_most and together[0] == me else ()
+    return together if len(together) > 1 and 2 * len(together) > len(last) else ()
 
 
 def is_worth_a_return(own_step: int, their_step: int, members: int, every_steps: int) -> bool:

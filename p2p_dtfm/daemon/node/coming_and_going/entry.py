@@ -28,6 +28,8 @@ FOUNDS_AFTER_S = 4 * LOOK_AGAIN_S
 """Once a pause between two looks in vain has grown to this, who may found goes on alone."""
 GOES_ALONE_AFTER_S = 60.0
 """Without anybody in a view, whoever was in one and may found goes on by itself."""
+LEADS_AFTER_S = 25.0
+"""For each one that goes first: more than a look in vain, and its pause, take."""
 JOIN_RETRY_S = 1.0
 REFUSALS_LIMIT = 5
 """In a row; then others are looked for, before that peer is asked again."""
@@ -59,6 +61,8 @@ class Entry:
         """Somebody has one, while this peer waits for those that it would begin with."""
         self._alone_since_s: float | None = None
         """When it first found nobody who lets it in, and nobody has since."""
+        self._together_since_s: float | None = None
+        """When most of its fellows were found to wait as well."""
         self._refusals: dict[str, int] = {}
         """In a row, by who refuses to hear this peer: it may not be in the run itself."""
         self._barred = ""
@@ -233,8 +237,7 @@ class Entry:
         if found is not None:
             self._learn_of(found)
             return True
-        may = self._membership.may_go_on_alone or bool(agreement.goes_on_with)
-        if may and self._has_waited(pause_s):
+        if self._has_waited(pause_s) and (self._membership.may_go_on_alone or self._goes_first()):
             await self._go_on_alone()
             return False
         acquaintances.say_nobody_answers(digest, pause_s)
@@ -260,6 +263,18 @@ class Entry:
         if self._alone_since_s is None:
             self._alone_since_s = now.monotonic_s()
         return now.monotonic_s() - self._alone_since_s >= GOES_ALONE_AFTER_S
+
+    def _goes_first(self) -> bool:
+        """Of most of those with whom it was in a view last, that wait as well: who comes after
+        others gives them time to begin; they may have no whole checkpoint."""
+        together = self._membership.agreement.goes_on_with
+        if not together or not self._membership.may_lead:
+            self._together_since_s = None
+            return False
+        if self._together_since_s is None:
+            self._together_since_s = now.monotonic_s()
+        waited_s = now.monotonic_s() - self._together_since_s
+        return waited_s >= LEADS_AFTER_S * together.index(self._membership.me.peer_id)
 
     async def _go_on_alone(self) -> None:
         """Those that were found when this peer came back, or went on without it, have died before

@@ -16,8 +16,8 @@ from p2p_dtfm.core.transcript.entries import Committed, Entry, TookOver
 from p2p_dtfm.daemon.proof.sample_again import drawn
 from p2p_dtfm.daemon.proof.transcript_file import FILE_NAME
 from p2p_dtfm.net.contacts.identity import Identity
-from p2p_dtfm.testbed.virtual.seeds.playing import Blames
 from p2p_dtfm.testbed.virtual.seeds.run import make_run, reference_of, with_audits
+from p2p_dtfm.testbed.virtual.seeds.watching.words import Blames
 from p2p_dtfm.testbed.virtual.swarm import Swarm, play
 from p2p_dtfm.train.model.checkpoint import layer_path
 from p2p_dtfm.train.stage.replay.arithmetic import max_threads

@@ -7,10 +7,10 @@ import pytest
 from p2p_dtfm.daemon.node.network import DISCONNECTED
 from p2p_dtfm.daemon.node.participation.participant import BLAMED, NO_PLACE
 from p2p_dtfm.testbed.virtual.seeds.judge import Broken
-from p2p_dtfm.testbed.virtual.seeds.playing import Blames
 from p2p_dtfm.testbed.virtual.seeds.schedules.crashes import STORM_OF
 from p2p_dtfm.testbed.virtual.seeds.schedules.draw import draw
 from p2p_dtfm.testbed.virtual.seeds.schedules.first_seeds import STORMS
+from p2p_dtfm.testbed.virtual.seeds.watching.words import Blames
 
 log = logging.getLogger("p2p_dtfm.somewhere")
 

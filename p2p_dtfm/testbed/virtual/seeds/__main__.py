@@ -44,10 +44,11 @@ from p2p_dtfm.testbed.virtual.seeds.player import (
     leave_alone_what_is_loaded,
     memory_disk,
 )
-from p2p_dtfm.testbed.virtual.seeds.playing import Played, Story
+from p2p_dtfm.testbed.virtual.seeds.playing import Played
 from p2p_dtfm.testbed.virtual.seeds.reached import LinesReached, told
 from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import Schedule
 from p2p_dtfm.testbed.virtual.seeds.shrink import shrunk
+from p2p_dtfm.testbed.virtual.seeds.watching.words import Story
 
 MANY_FAULTS = 10
 WORLD_BEGAN_S = 1000.0

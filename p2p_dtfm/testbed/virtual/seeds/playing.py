@@ -1,25 +1,17 @@
 """One seed: daemons begin, faults are done, all is mended, and what came of it is judged."""
 
 import asyncio
-import collections
 import contextlib
-import logging
 import math
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from p2p_dtfm.daemon.node.acquaintances import SHOWS_END
-from p2p_dtfm.daemon.node.network import DISCONNECTED
-from p2p_dtfm.daemon.node.participation.participant import BLAMED, NO_PLACE
 from p2p_dtfm.sim.faults.agreement_seeds import problem_of
 from p2p_dtfm.testbed.virtual.lies.lying import Lying
 from p2p_dtfm.testbed.virtual.lies.putting import put_in
-from p2p_dtfm.testbed.virtual.listening import listening
 from p2p_dtfm.testbed.virtual.peer import Peer
-from p2p_dtfm.testbed.virtual.process import PROCESS
 from p2p_dtfm.testbed.virtual.seeds import judge, verdict
 from p2p_dtfm.testbed.virtual.seeds.deeds import Deeds
 from p2p_dtfm.testbed.virtual.seeds.invited import by_invitation, line_of
@@ -32,6 +24,7 @@ from p2p_dtfm.testbed.virtual.seeds.watching.moments import Moments
 from p2p_dtfm.testbed.virtual.seeds.watching.nudges import Nudges
 from p2p_dtfm.testbed.virtual.seeds.watching.suspicions import Suspicions
 from p2p_dtfm.testbed.virtual.seeds.watching.waits import Waits
+from p2p_dtfm.testbed.virtual.seeds.watching.words import Blames
 from p2p_dtfm.testbed.virtual.swarm import HOURS, NeverHappened, Swarm, play
 
 PATIENCE_S = 300.0
@@ -48,7 +41,6 @@ CALM_S = 100.0
 IN_PAIRS = 0.3
 """Of so many of a calm seed's faults the next one begins with it."""
 LOOKS_EVERY_S = 1.0
-MESSAGES_TOLD = 12
 
 
 @dataclass
@@ -384,73 +376,3 @@ def _with_cause(error: BaseException) -> str:
     if error.__cause__ is None:
         return str(error)
     return f"{error}\n{''.join(traceback.format_exception(error.__cause__))}"
-
-
-class Blames(logging.Handler):
-    """Nobody may say of an honest one what no correct peer does; liars may say so of anybody. Who
-    has not heard yet that it lost its place, behind a slow line, may still send what it owed; and
-    whose memory changes bytes is told so of what came. And nobody tells of a mistake of its own."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.lying = Lying({}, together=False)
-        self.damaged: set[str] = set()
-        """Of whom, by peer id."""
-        self._first = ""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if record.exc_info and self.lying.here() not in self.lying.ids:
-            self._first = self._first or f"a bug, as it says itself: {Story().format(record)}"
-            return
-        said = record.args if isinstance(record.args, tuple) else ()
-        if record.msg not in (BLAMED, DISCONNECTED) or self._first or NO_PLACE in said:
-            return
-        blamed = said[0] if said else ""
-        if blamed in self.damaged or blamed in self.lying.names:
-            return
-        if self.lying.here() not in self.lying.ids:
-            self._first = f"an honest peer is blamed: {Story().format(record)}"
-
-    def require_none(self) -> None:
-        """Raises `Broken`."""
-        if self._first:
-            raise Broken(self._first)
-
-    @contextmanager
-    def heard(self) -> Iterator[None]:
-        level = min(logging.getLogger("p2p_dtfm").level, logging.WARNING)
-        with listening(self, level or logging.WARNING):
-            yield
-
-
-class _Lines(logging.Handler):
-    """The last few of each process."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.setFormatter(Story())
-        self.by_process: dict[str, collections.deque[str]] = {}
-
-    def emit(self, record: logging.LogRecord) -> None:
-        process = PROCESS.get()
-        name = process.name.split(".")[0] if process is not None else ""
-        lines = self.by_process.setdefault(name, collections.deque(maxlen=MESSAGES_TOLD))
-        lines.append(self.format(record))
-
-
-class Story(logging.Formatter):
-    """With the time, and who says it."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        process = PROCESS.get()
-        if process is None:
-            return record.getMessage()
-        return f"{process.monotonic_ns() / 1e9:9.3f} {process.name} {record.getMessage()}"
-
-
-@contextmanager
-def last_messages() -> Iterator[dict[str, collections.deque[str]]]:
-    """Of each peer, by name; of the world's own deeds under no name."""
-    lines = _Lines()
-    with listening(lines, logging.INFO):
-        yield lines.by_process

@@ -3,5 +3,6 @@
 waits        whoever waits longer than it may
 nudges       whoever waits and was not woken
 suspicions   who is held to be stuck
+words        what nobody may log, and the last words of each
 moments      what is said, at which faults begin
 """

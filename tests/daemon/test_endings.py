@@ -1,6 +1,7 @@
 """What ends a daemon is told to its user as what it is: a gone peer, or a bug."""
 
 import asyncio
+import contextlib
 import contextvars
 import json
 import os
@@ -88,6 +89,16 @@ def test_what_goes_wrong_after_the_last_step_is_no_good_end() -> None:
         asyncio.run(to_the_end())
 
 
+SAVE_AGAIN_S = 0.02
+
+
+async def wait_for_real(duration_s: float) -> None:
+    """By the machine's clock, by which a timeout goes."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(duration_s):
+            await asyncio.Event().wait()
+
+
 class Complete:
     """As much of a daemon as stays after its run's last step; `whole` is what it and all others
     have."""
@@ -170,6 +181,39 @@ def test_nobody_ends_while_its_last_steps_are_computed_again(exit_when_done: boo
         assert ends.done()
 
     in_quick_time(scene)
+
+
+@pytest.mark.parametrize("is_lost_while", ["shares", "stays"])
+def test_what_is_computed_again_is_shared_again(is_lost_while: str) -> None:
+    """Who stays had done so, and the layers of who had died were on no disk (seed 800251)."""
+    saved = list[int]()
+
+    async def save(step: int, states: dict[int, object], lineage: str) -> None:
+        saved.append(step)
+
+    async def scene(passes: Callable[[float], Awaitable[None]]) -> None:
+        peer = Complete(exit_when_done=False)
+        peer.participant.lineage_at = lambda step: ""
+        peer.participant.checkpoints.save = save
+        peer.whole = is_lost_while == "stays"
+        peer.trainer.done.set()
+        ends = peer.ends()
+        await passes(1.0)
+        peer.whole = False
+        peer.trainer.done.clear()
+        if is_lost_while == "stays":
+            await wait_for_real(3 * SAVE_AGAIN_S)
+        await passes(5.0)
+        assert not saved
+        peer.trainer.states[0] = SimpleNamespace(version=40)
+        peer.trainer.done.set()
+        await passes(10.0)
+        assert saved and set(saved) == {40}
+        ends.cancel()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(departure, "SAVE_AGAIN_S", SAVE_AGAIN_S)
+        in_quick_time(scene)
 
 
 def test_a_run_whose_last_steps_are_computed_again_is_told_complete_once_they_are(

@@ -1,6 +1,7 @@
 """Leaving in order, before the run's end or with it: nobody loses what only this peer has."""
 
 import asyncio
+import contextlib
 import logging
 
 from p2p_dtfm.core.liveness.pace import FETCH_BYTES_PER_S
@@ -121,9 +122,17 @@ class Departure:
             await done.wait()
             await self._share_model()
             if not self.participant.local.settings.exit_when_done:
-                await self._life.leaving.wait()
+                await self._until_leaving_or_undone()
             if done.is_set():
                 return
+
+    async def _until_leaving_or_undone(self) -> None:
+        """A failure that costs the last step may come at any time: it is shared once more, then."""
+        done, leaving = self.participant.trainer.done, self._life.leaving
+        while done.is_set() and not leaving.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(SAVE_AGAIN_S):
+                    await leaving.wait()
 
     async def _share_model(self) -> None:
         """For a bounded time, which begins anew while files are on their way."""

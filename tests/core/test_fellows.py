@@ -1,10 +1,6 @@
 """For whom a peer waits that comes back, and when it goes on from its own disk."""
 
-from p2p_dtfm.core.membership.fellows import (
-    goes_on_with,
-    is_worth_a_return,
-    missing_fellows,
-)
+from p2p_dtfm.core.membership.fellows import is_worth_a_return, missing_fellows
 from p2p_dtfm.core.messages.agreement_messages import KnownView
 from p2p_dtfm.core.protocol.snapshot import Member, ViewId
 
@@ -19,17 +15,6 @@ def test_it_waits_for_those_of_the_newest_view_that_are_not_here() -> None:
     assert missing_fellows(history, "a", ("c", "x")) == ("b",)
     assert missing_fellows((*history, view(5, "a")), "a", ()) == ()
     assert missing_fellows((), "a", ()) == (), "it never was in a view"
-
-
-def test_most_of_the_newest_view_go_on_together() -> None:
-    history = (view(1, "x", "y"), view(3, "a", "b", "c", "d"))
-    for me, here in (("b", ("c", "d")), ("c", ("d", "b")), ("d", ("b", "c", "x"))):
-        assert goes_on_with(history, me, here) == ("b", "c", "d"), "all know the same order"
-    assert goes_on_with(history, "b", ("c",)) == (), "two of four: the others may train"
-    assert goes_on_with(history, "b", ("c", "x", "y")) == (), "of older views nobody counts"
-    assert goes_on_with((view(3, "a", "b"),), "a", ()) == (), "nor does one alone"
-    assert goes_on_with((view(3, "a"),), "a", ("x",)) == ()
-    assert goes_on_with((), "a", ("b",)) == (), "it never was in a view"
 
 
 def test_only_who_trains_alone_and_far_behind_is_worth_a_return() -> None:

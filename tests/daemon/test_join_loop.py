@@ -39,7 +39,6 @@ class FakeAgreement:
         self.founded = False
         self.others_have_a_view = False
         self.missing_fellows = ()
-        self.goes_on_with: tuple[str, ...] = ()
 
     def wants_view(self) -> str:
         return "please"
@@ -139,7 +138,6 @@ class Newcomer(Entry):
             joiners=lambda: (),
             founds=False,
             may_go_on_alone=bool(run),
-            may_lead=False,
             asked_first="",
             actions=SimpleNamespace(do=lambda actions: None),
         )
@@ -292,35 +290,6 @@ def test_who_may_not_go_on_alone_waits_with_another_newcomer() -> None:
 
     play(for_a_while)
     assert newcomer.agreement.view == "together" and not newcomer.agreement.founded
-
-
-@pytest.mark.parametrize("goes_first", [True, False])
-@pytest.mark.parametrize("may_lead", [True, False])
-def test_who_goes_first_of_most_of_its_fellows_goes_on_with_them(
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-    may_lead: bool,
-    goes_first: bool,
-) -> None:
-    """Or who comes next, if nothing comes of the first."""
-    monkeypatch.setattr(entry, "LEADS_AFTER_S", 0.0 if goes_first else 1e9)
-    newcomer = Newcomer()
-    newcomer.acquaintances.welcomed_by = "came-back-too"
-    newcomer.messenger.newcomers = {"came-back-too"}
-    newcomer.agreement.goes_on_with = ("came-back-too", "me")
-    newcomer.membership.may_lead = may_lead
-
-    async def for_a_while() -> None:
-        loop = asyncio.create_task(newcomer.join())
-        while newcomer.acquaintances.looked < 6 and not newcomer.agreement.founded:
-            await asyncio.sleep(0.001)
-        newcomer.agreement.view = "let in"
-        await loop
-
-    play(for_a_while)
-    leads = may_lead and goes_first
-    assert newcomer.resumed is newcomer.agreement.founded is leads
-    assert ("goes on with 1 that it trained with last" in caplog.text) is leads
 
 
 def test_who_has_been_in_a_view_never_founds_another() -> None:

@@ -1,16 +1,13 @@
 """Real daemons in virtual time: a founder comes back, at once, or while it cannot reach those that
 train on."""
 
-import asyncio
 import logging
-import shutil
 from pathlib import Path
 
 import pytest
 
 from p2p_dtfm.testbed.virtual import swarm as worlds
 from p2p_dtfm.testbed.virtual.listening import listening
-from p2p_dtfm.testbed.virtual.peer import Peer
 from p2p_dtfm.testbed.virtual.seeds.run import make_run
 from p2p_dtfm.testbed.virtual.swarm import Swarm, play
 from tests.e2e.test_coming_back import assert_nothing_was_lost_or_counted_twice
@@ -18,10 +15,6 @@ from tests.testbed.begun import agreement_of, are_in_views_of, begun
 
 SLOW = (10_000_000, 20_000_000)
 """So that the others take few steps, which cost processor, while it waits."""
-
-
-def in_a_view(peer: Peer) -> bool:
-    return peer.has_run and agreement_of(peer).view is not None
 
 
 class _Said(logging.Handler):
@@ -85,46 +78,5 @@ def test_a_founder_that_finds_nobody_at_first_goes_on_looking(
         await swarm.until(are_in_views_of(others, 3), "it is let in", 30)
         views = [event for event in founder.events() if event["event"] == "view"]
         assert all(len(event["members"]) > 1 for event in views), "it has trained with them alone"
-
-    play(1, tmp_path / "world", scene)
-
-
-@pytest.mark.parametrize("has_none", [None, 0, 1])
-def test_those_who_have_most_of_their_fellows_back_go_on_without_their_founder(
-    tmp_path: Path, has_none: int | None
-) -> None:
-    """All lose power, and the founder does not come back. The others name it in the line that
-    starts them, so each of them waited for somebody who trains."""
-    run = make_run(tmp_path, 200, saves_every_steps=10)
-
-    async def scene(swarm: Swarm) -> None:
-        peers = await begun(swarm, run, "abcd")
-        founder, *others = peers
-        await swarm.until(lambda: min(it.step() for it in peers) >= 24, "steps", 60)
-        for peer in peers:
-            swarm.kill(peer)
-        first = sorted(others, key=lambda it: it.peer_id)
-        if has_none is not None:  # a disk that has no checkpoint is no reason to wait for ever
-            shutil.rmtree(next(first[has_none].home.glob("runs/*/checkpoints")))
-        lone, *rest = others
-        swarm.start(lone)
-        await asyncio.sleep(150.0)
-        assert not in_a_view(lone), "one of four does not go on"
-        swarm.start(rest[0])
-        await asyncio.sleep(150.0)
-        for peer in (lone, rest[0]):
-            assert not in_a_view(peer), "nor do two: the others may train"
-        swarm.start(rest[1])
-        together = are_in_views_of(others, 3)
-        are = lambda: all(map(in_a_view, others)) and together()  # noqa: E731
-        await swarm.until(are, "they go on together", 180)
-        await swarm.until(lambda: min(it.step() for it in others) >= 40, "they train", 60)
-        for peer in others:
-            views = [event for event in peer.events() if event["event"] == "view"]
-            assert views[-1]["step"] >= 20, "from what their disks have"
-            assert all(len(event["members"]) >= 3 for event in views), "none by itself"
-        swarm.start(founder)
-        await swarm.until(lambda: in_a_view(founder), "it comes back", 60)
-        await swarm.until(are_in_views_of(peers, 4), "to them", 60)
 
     play(1, tmp_path / "world", scene)

@@ -134,7 +134,7 @@ def _safe(facts: dict[str, Any]) -> str | None:
     if not step or safe == step or facts.get("view") is None:
         return None
     if safe is None and len(facts.get("members") or ()) > 1:  # a newcomer; others may know
-        return "not known yet: this peer has seen no copies made for guardians so far"
+        return "not known yet: this peer knows of no copies that two members have"
     return f"{safe or 0}: a crash of one peer may set training back to it"
 
 

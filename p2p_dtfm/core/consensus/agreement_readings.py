@@ -9,7 +9,7 @@ from p2p_dtfm.core.consensus.machines import Machines
 from p2p_dtfm.core.consensus.phase import Outlook, outlook
 from p2p_dtfm.core.consensus.views.reminders import Signatures
 from p2p_dtfm.core.membership.familiar_peers import FamiliarPeers
-from p2p_dtfm.core.membership.fellows import goes_on_with, missing_fellows
+from p2p_dtfm.core.membership.fellows import missing_fellows
 from p2p_dtfm.core.messages.agreement_messages import Contribution, KnownView, Standing
 from p2p_dtfm.core.protocol.records import PeerRecord
 from p2p_dtfm.core.protocol.signed import Signed
@@ -190,12 +190,6 @@ class AgreementReadings:
         """Of those with whom a newcomer was in a view last, who does not wait to be let in."""
         waiting = self._state.others.newcomers.waiting
         return missing_fellows(self.history, self.me.peer_id, waiting)
-
-    @property
-    def goes_on_with(self) -> tuple[str, ...]:
-        """Of those with whom a newcomer was in a view last: with whom it may begin the next one."""
-        waiting = self._state.others.newcomers.waiting
-        return goes_on_with(self.history, self.me.peer_id, waiting)
 
     @property
     def proof_of_end(self) -> Standing | None:

@@ -17,19 +17,6 @@ def missing_fellows(
     return tuple(sorted(last - {me, *here}))
 
 
-def goes_on_with(history: Sequence[KnownView], me: str, here: Collection[str]) -> tuple[str, ...]:
-    """With whom of those that are `here`, and wait to be let in themselves, this peer may begin the
-    run's next view, where nobody is found who is in one; in the order in which they try, with this
-    peer among them. Empty: it waits.
-
-    Only most of those in the newest view that it was in may: whoever has gone on from that without
-    them, behind a line that is cut, is less than half of it.
-    """
-    last = history[-1].peer_ids if history else frozenset()
-    together = tuple(sorted(last & {me, *here}))
-    return together if len(together) > 1 and 2 * len(together) > len(last) else ()
-
-
 def is_worth_a_return(own_step: int, their_step: int, members: int, every_steps: int) -> bool:
     """Whether to go on from a whole checkpoint of one's own, of `own_step`, where a fellow trains
     already at `their_step`, from an older one.

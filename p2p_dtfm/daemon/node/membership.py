@@ -52,7 +52,6 @@ class Membership:
         self.goes_on_from_own = joining.goes_on_from_own
         self.has_lost_memory = joining.has_lost_memory
         self.may_go_on_alone = joining.may_go_on_alone
-        self.may_lead = joining.may_lead
         self.me = network.me
         """With the life that it has in the agreement."""
         self.sign = signing_in(run.digest, network.host.identity.sign)

@@ -57,6 +57,9 @@ class StateTransport(Protocol):
     ) -> None: ...
 
 
+PUTS_LIMIT = 4
+"""Of one state; of followers that go just then there are not more."""
+
 _Key = tuple[str, ViewId, bool]
 """A follower, the view for which it follows, and whether from the takeover of that view on."""
 
@@ -272,9 +275,10 @@ class Donor:
         if written is None:
             version, payload = state.version, await self._compute.run(state.to_bytes)
             of_end = state.layer in (0, layer_count(state.spec) - 1)
-            blob = await asyncio.to_thread(self._offers.put, payload, of_end)
-            if self._offers.find(blob) is None:  # one of the same bytes went while it was put
+            for _ in range(PUTS_LIMIT):
                 blob = await asyncio.to_thread(self._offers.put, payload, of_end)
+                if self._offers.find(blob) is not None:
+                    break  # else one of the same bytes went while it was put
             written = _Written(blob, len(payload))
             before = self._written.put(state, version, written)
             self._remove_unless_wanted({each.blob for each in before})

@@ -83,6 +83,11 @@ class Cuts:
         """By layer: one copy is hashed at a time, however often its last piece comes."""
         self._received = asyncio.Event()
 
+    @property
+    def safe_step(self) -> int | None:
+        """Of the newest whole cut, as long as two have each of its copies."""
+        return self.whole_step if self.is_twice else None
+
     # views --------------------------------------------------------------------------------------
 
     def take_over(self, view: View, step: int) -> None:

@@ -108,10 +108,10 @@ class Trainer:
         checkpoint where a layer has one copy only: as long as its guardian fetches it, too, and,
         where guardians lag, after somebody has gone, until another cut is whole."""
         state, view = self._state, self._state.view
-        if view is not None and view.cut_pace is not None and self.cuts.is_twice:
-            return self.cuts.whole_step
-        is_alone = view is None or len(view.members) < 2 or bool(view.unguarded)
-        is_alone |= view is not None and view.cut_pace is not None
+        lags = view is not None and view.cut_pace is not None
+        if lags and self.cuts.safe_step is not None:
+            return self.cuts.safe_step
+        is_alone = view is None or len(view.members) < 2 or bool(view.unguarded) or lags
         is_alone |= not self.cuts.guardians_have_all
         if not is_alone:
             return state.step

@@ -28,8 +28,6 @@ FOUNDS_AFTER_S = 4 * LOOK_AGAIN_S
 """Once a pause between two looks in vain has grown to this, who may found goes on alone."""
 GOES_ALONE_AFTER_S = 60.0
 """Without anybody in a view, whoever was in one and may found goes on by itself."""
-LEADS_AFTER_S = 25.0
-"""For each one that goes first: more than a look in vain, and its pause, take."""
 JOIN_RETRY_S = 1.0
 REFUSALS_LIMIT = 5
 """In a row; then others are looked for, before that peer is asked again."""
@@ -61,8 +59,6 @@ class Entry:
         """Somebody has one, while this peer waits for those that it would begin with."""
         self._alone_since_s: float | None = None
         """When it first found nobody who lets it in, and nobody has since."""
-        self._together_since_s: float | None = None
-        """When most of its fellows were found to wait as well."""
         self._refusals: dict[str, int] = {}
         """In a row, by who refuses to hear this peer: it may not be in the run itself."""
         self._barred = ""
@@ -237,7 +233,7 @@ class Entry:
         if found is not None:
             self._learn_of(found)
             return True
-        if self._has_waited(pause_s) and (self._membership.may_go_on_alone or self._goes_first()):
+        if self._membership.may_go_on_alone and self._has_waited(pause_s):
             await self._go_on_alone()
             return False
         acquaintances.say_nobody_answers(digest, pause_s)
@@ -264,27 +260,13 @@ class Entry:
             self._alone_since_s = now.monotonic_s()
         return now.monotonic_s() - self._alone_since_s >= GOES_ALONE_AFTER_S
 
-    def _goes_first(self) -> bool:
-        """Of most of those with whom it was in a view last, that wait as well: who comes after
-        others gives them time to begin; they may have no whole checkpoint."""
-        together = self._membership.agreement.goes_on_with
-        if not together or not self._membership.may_lead:
-            self._together_since_s = None
-            return False
-        if self._together_since_s is None:
-            self._together_since_s = now.monotonic_s()
-        waited_s = now.monotonic_s() - self._together_since_s
-        return waited_s >= LEADS_AFTER_S * together.index(self._membership.me.peer_id)
-
     async def _go_on_alone(self) -> None:
         """Those that were found when this peer came back, or went on without it, have died before
-        they let it in; or it goes first of most of those that it was in a view with."""
+        they let it in."""
         membership = self._membership
         agreement = membership.agreement
         if not membership.founds:  # else it has begun to, and could not end it yet
-            fellows = len(agreement.goes_on_with) - 1
-            how = f"with {fellows} that it trained with last" if fellows > 0 else "alone"
-            log.warning("goes on %s: nobody that is in a view of this run answers any more", how)
+            log.warning("goes on alone: nobody that was in a view of this run answers any more")
             membership.founds = True
             if not self._participant.trainer.states:  # else those are newer
                 await self._participant.resume_from_checkpoint()

@@ -21,7 +21,7 @@ from p2p_dtfm.daemon.node.join.own_disk import was_in, whole_step, why_not_alone
 from p2p_dtfm.daemon.node.local import Local
 from p2p_dtfm.daemon.node.network import Network
 from p2p_dtfm.daemon.peers.home_memory import Memory
-from p2p_dtfm.daemon.peers.run_source import Run, is_here, open_local_run, prepare_run, sign_spec
+from p2p_dtfm.daemon.peers.run_source import Run, open_local_run, prepare_run, sign_spec
 from p2p_dtfm.daemon.state_transfer.initial_states import store_initial
 from p2p_dtfm.daemon.telemetry.status import State
 from p2p_dtfm.net.contacts.addresses import parse_address
@@ -36,12 +36,10 @@ log = logging.getLogger("p2p_dtfm")
 
 class RunJoining:
     """Founding and joining. `founds`: nobody else is there, so this peer makes the first view;
-    `may_go_on_alone`: it may do so later, if those that it has found die; `may_lead`: with most of
-    those that it was in a view with last, though not alone."""
+    `may_go_on_alone`: it may do so later, if those that it has found die."""
 
     def __init__(self, local: Local, network: Network, acquaintances: Acquaintances) -> None:
         self.founds = self.may_go_on_alone = local.settings.founds
-        self.may_lead = False
         self.has_lost_memory = False
         """It founds a run in which it was before, and remembers nobody: members may find it yet."""
         self._local = local
@@ -169,8 +167,7 @@ class RunJoining:
 
     async def _take_up(self, recalled: Memory) -> Run:
         """Go where the others are. Where nobody is, a daemon that was told of no peers goes on from
-        its own disk, if that has a whole checkpoint or this peer founded the run; others wait, and
-        after a while ask one another to be let in (`Entry` begins with most of them)."""
+        its own disk, if that has a whole checkpoint or this peer founded the run; others wait."""
         digest, pause_s = recalled.run_digest, LOOK_AGAIN_S
         store = BlobStore(self._local.home.run_directory(digest) / BLOBS_NAME)
         home, me = self._local.home, self._network.me.peer_id
@@ -178,7 +175,6 @@ class RunJoining:
         self.may_go_on_alone = not self._local.settings.initial_peers and not why_not
         if why_not and not self._local.settings.initial_peers:
             log.warning("cannot go on with run %s alone: %s", digest[:16], why_not)
-        self.may_lead = not why_not
         alone, known = self.may_go_on_alone, self._acquaintances
         while True:
             look = known.look_before_going_alone if alone else known.look_for_members
@@ -190,9 +186,6 @@ class RunJoining:
                 log.info("takes up run %s (%s) alone", digest[:16], recalled.spec.name)
                 if not await asyncio.to_thread(whole_step, home, recalled):
                     log.warning("no whole checkpoint of it is here: it begins again at step 0")
-                return open_local_run(recalled.signed_spec, store)
-            has_run = await asyncio.to_thread(is_here, recalled.signed_spec, store)
-            if not alone and has_run and pause_s >= LOOK_AGAIN_LIMIT_S:
                 return open_local_run(recalled.signed_spec, store)
             could = not alone and not why_not
             known.say_nobody_answers(digest, pause_s, self._leads.complete_by, could)

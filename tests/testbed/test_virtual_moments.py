@@ -42,6 +42,8 @@ def test_from_800000_on_faults_wait_for_messages_that_there_are() -> None:
         assert len(waiting) >= 16 and it.is_quick
         assert not it.goes_on_after_the_end or it.has_only_crashes
     assert {it.is_calm for it in schedules} == {it.is_small for it in schedules} == {True, False}
+    ahead = [it for it in schedules if any(f.kind == "life ahead" for f in it.faults)]
+    assert len(ahead) in (12, 13), "one of eight"
     ends = {it.at_step for each in schedules for it in each.faults if not it.at_message}
     assert {QUICK_STEPS, CALM_STEPS} <= ends, "what is lost then has to be made once more"
     joining = [it for each in schedules for it in each.faults if it.kind == "join"]
@@ -148,6 +150,7 @@ def test_all_that_have_a_layer_lose_power_and_come_back_together() -> None:
             is_running=True,
             is_away=False,
             is_leaving_for_a_pause=False,
+            ended=None,
             layers=lambda name=name: layers[name],
         )
         for name in layers
@@ -165,6 +168,13 @@ def test_all_that_have_a_layer_lose_power_and_come_back_together() -> None:
     assert deeds.crashes_s == [1.0, 1.0]
     deeds.end(first)
     assert done == ["-a", "-c", "+a", "+c"]
+    done.clear()
+    for peer in peers:
+        peer.is_running = True
+    assert deeds.begin(replace(first, draw=0.99)) and done == ["-b"], "nobody else has layer 2"
+    peers[0].is_running, peers[0].ended = False, SimpleNamespace(done=lambda: True)
+    deeds.end(replace(first, draw=0.99))
+    assert done == ["-b", "+b", "+a"], "the founder had gone by itself"
     for peer in peers:
         peer.is_running = peer.name != "c"
     layers["b"] = {0, 1}

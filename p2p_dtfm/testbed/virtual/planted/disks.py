@@ -4,13 +4,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+from p2p_dtfm.daemon.machine.home import Home
 from p2p_dtfm.daemon.machine.view_history import ViewHistory
 from p2p_dtfm.daemon.peers import home_memory
 from p2p_dtfm.daemon.telemetry.event_log import EventLog
-from p2p_dtfm.ports import disk
+from p2p_dtfm.ports import disk, now
 from p2p_dtfm.testbed.virtual.patches import Patches
 from p2p_dtfm.testbed.virtual.planted.bug import Planted
-from p2p_dtfm.testbed.virtual.seeds.schedules.first_seeds import QUICK_LIES
+from p2p_dtfm.testbed.virtual.seeds.schedules.first_seeds import MOMENTS, QUICK_LIES
 from p2p_dtfm.train.model import checkpoint
 
 
@@ -54,6 +55,13 @@ def _a_full_disk_ends_the_history(patches: Patches) -> None:
     patches.put(EventLog, "write", write)
 
 
+def _lives_follow_the_clock(patches: Patches) -> None:
+    def next_life(home: Any) -> int:
+        return int(now.wall_s() * 1000)
+
+    patches.put(Home, "next_life", next_life)
+
+
 def _views_are_forgotten(patches: Patches) -> None:
     patches.nothing(ViewHistory, "write")
 
@@ -81,6 +89,9 @@ DISKS = (
     Planted("believed", "files of checkpoints are not looked at", _checkpoints_are_believed),
     Planted("full-ends-training", "a full disk ends training", _a_full_disk_ends_training),
     Planted("full-ends-history", "a full disk ends the daemon", _a_full_disk_ends_the_history),
+    Planted(
+        "life-by-clock", "a clock put back is an earlier life", _lives_follow_the_clock, MOMENTS
+    ),
     Planted("views-forgotten", "who comes back knows no view", _views_are_forgotten, QUICK_LIES),
     Planted("torn-memory", "half a file of its memory ends a daemon", _half_a_memory_ends_it),
     Planted("files-stay", "fetched files are left behind", _fetched_files_stay),

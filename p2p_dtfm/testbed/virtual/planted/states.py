@@ -14,7 +14,7 @@ from p2p_dtfm.daemon.trainer.trainer import Trainer
 from p2p_dtfm.net.streams.frames import FrameReader
 from p2p_dtfm.testbed.virtual.patches import Patches
 from p2p_dtfm.testbed.virtual.planted.bug import Planted
-from p2p_dtfm.testbed.virtual.seeds.schedules.first_seeds import QUICK_STORMS
+from p2p_dtfm.testbed.virtual.seeds.schedules.first_seeds import MOMENTS, QUICK_STORMS
 from p2p_dtfm.train.model import optimizer
 from p2p_dtfm.train.stage.segment_reduction import SegmentReduction
 
@@ -157,7 +157,7 @@ STATES = (
     Planted("sum-not-taken", "the sum of the others is not taken", _sum_is_not_taken),
     Planted("update-twice", "a holder applies a gradient twice over", _update_counts_twice),
     Planted("old-work", "gradients of a failed attempt stay in the buffer", _old_work_is_kept),
-    Planted("step-twice", "a gradient is applied again", _follower_takes_a_step_twice),
+    Planted("step-twice", "a gradient is applied again", _follower_takes_a_step_twice, MOMENTS),
     Planted(
         "rolled-in-words", "a step rolled forward is not applied", _rolled_forward_only_in_words
     ),

@@ -65,6 +65,7 @@ class Deeds:
             "outage": self._cut_all_power,
             "lost memory": self._lose_memory,
             "lost layer": self._lose_layer,
+            "life ahead": lambda fault: self._live_again(fault, fault.draw * AHEAD_S),
             "swizzle": self._cut_off,
             "lie": self._lie,
         }
@@ -90,6 +91,7 @@ class Deeds:
             "outage": self._come_back_first,
             "lost memory": lambda fault: self._start(self._one(fault)),
             "lost layer": self._bring_back,
+            "life ahead": lambda fault: self._live_again(fault, 0.0),
             "swizzle": self._take_back,
             "lie": self._be_honest,
         }
@@ -148,6 +150,14 @@ class Deeds:
             how(peer)
         return may
 
+    def _live_again(self, fault: Fault, ahead_s: float) -> bool:
+        """It begins another life at once, by a clock that is so far ahead."""
+        peer = self._one(fault)
+        self._swarm.set_clock(peer, ahead_s)
+        if may := self._kill(fault, self._swarm.kill):
+            self._swarm.start(peer)
+        return may
+
     def _lose_memory(self, fault: Fault) -> bool:
         """Whoever else is there remembers it."""
         peer = self._one(fault)
@@ -173,8 +183,13 @@ class Deeds:
         return True
 
     def _bring_back(self, fault: Fault) -> None:
+        """A founder that has gone by itself, as the run was complete, is started again: the others,
+        who were told of it, wait for it (decision 38)."""
         for peer in self._lost.pop(fault):
             self._start(peer)
+        founder = self._swarm.peers[0]
+        if founder.ended is not None and founder.ended.done() and not founder.is_running:
+            self._start(founder)
 
     def _cut_all_power(self, fault: Fault) -> bool:
         """Nobody stays; what is not on a disk is gone."""

@@ -36,8 +36,9 @@ KINDS = {
     "damaged bytes": 0,
     "busy machine": 0,
     "lost layer": 0,
+    "life ahead": 0,
 }
-"""How often each is drawn; each newcomer joins once, and some seeds have the last six."""
+"""How often each is drawn; each newcomer joins once, and some seeds have the last seven."""
 CRASHES = {
     "kill": 6,
     "power cut": 3,
@@ -47,6 +48,7 @@ CRASHES = {
     "join": 0,
     "lost memory": 0,
     "lost layer": 0,
+    "life ahead": 0,
 }
 """In every fourth seed only these: in it what is told to be safe is held to its word."""
 UNDISTURBED = frozenset({"lie", "join"})

@@ -306,7 +306,7 @@ def test_a_planted_bug_is_gone_afterwards() -> None:
 
 FOUND_BY = {
     "new-holder-sleeps": 500_000,
-    "active-wakes-nobody": 700_005,
+    "active-wakes-nobody": 700_009,
     "stop-wakes-nobody": 700_000,
     "tasks-stay": 0,
     "leaving-never-ends": 0,
@@ -321,7 +321,7 @@ FOUND_BY = {
     "cuts-dropped": 500_300,
     "payload-believed": 12,
     "commits-without-one": 0,
-    "believed": 500_306,
+    "believed": 500_313,
     "full-ends-training": 1325,
     "full-ends-history": 500_000,
     "views-forgotten": 600_036,
@@ -330,7 +330,7 @@ FOUND_BY = {
     "end-not-shown": 500_406,
     "looks-for-nobody": 500_303,
     "home-stays-locked": 1,
-    "no-heartbeats": 3,
+    "no-heartbeats": 35,
     "in-pieces": 1,
     "arrivals-unheard": 500_001,
     "task-a-beat": 0,

@@ -58,7 +58,7 @@ class StateTransport(Protocol):
 
 
 PUTS_LIMIT = 4
-"""Of one state; of followers that go just then there are not more."""
+"""Of one state: whoever leaves one of the same bytes while it is put takes it away."""
 
 _Key = tuple[str, ViewId, bool]
 """A follower, the view for which it follows, and whether from the takeover of that view on."""

@@ -187,8 +187,8 @@ class RunJoining:
                 if not await asyncio.to_thread(whole_step, home, recalled):
                     log.warning("no whole checkpoint of it is here: it begins again at step 0")
                 return open_local_run(recalled.signed_spec, store)
-            could = not alone and not why_not
-            known.say_nobody_answers(digest, pause_s, self._leads.complete_by, could)
+            could_go_on = not alone and not why_not
+            known.say_nobody_answers(digest, pause_s, self._leads.complete_by, could_go_on)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, LOOK_AGAIN_LIMIT_S)
             self._network.messenger.passed_over.clear()

@@ -7,7 +7,7 @@ blobs in the background. A checkpoint that cannot be written is a warning; train
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 
 from p2p_dtfm.core.messages.agreement_messages import SavedState
@@ -238,9 +238,9 @@ class Checkpoints:
     def safe_step(self, others: Collection[str]) -> int | None:
         """The newest whole checkpoint that one of `others` has, too: where this peer's disk alone
         has it, they go on from an older one without it. With nobody else it is this disk's."""
-        newest, layers = self.whole_step, set(range(layer_count(self._spec))) - self.withheld
-        whole = [it.version for it in self.saved if layers <= set(it.layers)]
-        return next((it for it in whole if it <= (newest or 0) and self._is_with(it, others)), None)
+        newest = self.whole_step or 0
+        whole = [it.version for it in self.saved if self._are_all(it.layers)]
+        return next((it for it in whole if it <= newest and self._is_with(it, others)), None)
 
     def _is_with(self, step: int, others: Collection[str]) -> bool:
         return not others or any(self._announced.all_have(step, {other}) for other in others)
@@ -337,10 +337,14 @@ class Checkpoints:
             return
         files = {int(n): (file.digest, file.bytes) for n, file in manifest.layers.items()}
         self._announce(CheckpointFiles(step, manifest.lineage, files))
-        if files.keys() | self.withheld == set(range(layer_count(self._spec))):
+        if self._are_all(files):
             self.whole_step = max(step, self.whole_step or 0)
             await self._prune(step)
         self._here.changed()
+
+    def _are_all(self, layers: Iterable[int]) -> bool:
+        """That the run leaves to this peer."""
+        return self.withheld.union(layers) == set(range(layer_count(self._spec)))
 
     async def _prune(self, made: int) -> None:
         keep, every = self._spec.checkpoint.keep, self._spec.audit.undo_every

@@ -3,7 +3,7 @@
 import logging
 import math
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from p2p_dtfm.testbed.virtual.lies.lying import SELDOM_TOLD, Lying
@@ -32,9 +32,9 @@ class Deeds:
         self.done: list[str] = []
         self.begun_count = 0
         self.crashes_s: list[float] = []
+        """When somebody lost what it had in memory."""
         self.disturbed_s = math.inf
         """When the first fault began that is no lie, and nobody's coming."""
-        """When somebody lost what it had in memory."""
         self._swarm = swarm
         self._copies: dict[str, Path] = {}
         """Of homes, from which an old disk comes back."""
@@ -169,7 +169,7 @@ class Deeds:
 
     def _lose_layer(self, fault: Fault) -> bool:
         """All that have one of the layers that somebody else has not."""
-        living = [item for item in self._swarm.peers if item.is_running and not item.is_away]
+        living = self._living()
         having = {peer.name: peer.layers() for peer in living}
         all_layers = set[int]().union(*having.values())
         lost = {it for it in all_layers if any(it not in layers for layers in having.values())}
@@ -177,9 +177,7 @@ class Deeds:
             return False
         layer = sorted(lost)[int(fault.draw * len(lost))]
         self._lost[fault] = tuple(peer for peer in living if layer in having[peer.name])
-        for peer in self._lost[fault]:
-            self.crashes_s.append(self._swarm.now_s)
-            self._swarm.cut_power(peer)
+        self._cut_power_of(self._lost[fault])
         return True
 
     def _bring_back(self, fault: Fault) -> None:
@@ -188,17 +186,23 @@ class Deeds:
         for peer in self._lost.pop(fault):
             self._start(peer)
         founder = self._swarm.peers[0]
-        if founder.ended is not None and founder.ended.done() and not founder.is_running:
+        if founder.ended is not None and founder.ended.done():
             self._start(founder)
 
     def _cut_all_power(self, fault: Fault) -> bool:
         """Nobody stays; what is not on a disk is gone."""
-        living = [item for item in self._swarm.peers if item.is_running and not item.is_away]
+        living = self._living()
         may = any(item.has_run for item in living)
-        for peer in living if may else ():
+        self._cut_power_of(living if may else ())
+        return may
+
+    def _living(self) -> list[Peer]:
+        return [item for item in self._swarm.peers if item.is_running and not item.is_away]
+
+    def _cut_power_of(self, peers: Iterable[Peer]) -> None:
+        for peer in peers:
             self.crashes_s.append(self._swarm.now_s)
             self._swarm.cut_power(peer)
-        return may
 
     def _come_back_first(self, fault: Fault) -> None:
         """The others follow when all is mended, or when faults of their own end."""

@@ -94,7 +94,7 @@ def require_safe_steps_stay(peer: Peer, crashes_s: Sequence[float] = ()) -> None
     one in all. What a peer hears of before it is in a view others have computed, and it may
     tell of several steps at once. Alone in its view it tells of its disk; those that are let in
     after that, and go on when it crashes, have not got that (seed 800096). Raises `Broken`."""
-    told = list[tuple[float, int]]()
+    told: list[tuple[float, int]] = []
     views = [event for event in peer.events() if event["event"] == "view"]
     alone = {event["view"] for event in views if len(event["members"]) == 1}
     for event in peer.events():

@@ -152,11 +152,9 @@ class Play:
         self.mended_s = began_s
         for number, fault in enumerate(self._schedule.faults):
             self._put(began_s + fault.at_s, number, fault)
-            at_most_s = MOMENT_S + fault.after_s if fault.at_message else 0.0
-            self.mended_s = max(self.mended_s, began_s + fault.at_s + at_most_s)
-            if math.isfinite(fault.lasts_s):
-                ends_s = began_s + fault.at_s + at_most_s + fault.lasts_s
-                self.mended_s = max(self.mended_s, ends_s)
+            later_s = MOMENT_S + fault.after_s if fault.at_message else 0.0
+            lasts_s = fault.lasts_s if math.isfinite(fault.lasts_s) else 0.0
+            self.mended_s = max(self.mended_s, began_s + fault.at_s + later_s + lasts_s)
 
     def _put(self, at_s: float, number: int, fault: Fault) -> None:
         """With its end, unless it is for a message to say when it begins."""

@@ -64,7 +64,7 @@ class Moments:
             names = {peer.peer_id: peer.name for peer in self._swarm.peers}
             ends = (names[origin], names[goal])
             if item.fault.is_of_goal:
-                ends = (ends[1], ends[0])
+                ends = ends[::-1]
             nobody = contextvars.Context()
             if item.fault.kind in OF_LINKS:
                 nobody.run(self._begin, item.number, replace(item.fault, whom=ends))

@@ -29,7 +29,7 @@ def audited_spec() -> SimpleNamespace:
 def test_claims_of_many_keys_do_not_fill_the_memory_of_who_is_in_no_view() -> None:
     state = SimpleNamespace(view=None)
     tools = SimpleNamespace(spec=audited_spec())
-    audits = Audits(tools, None, state)  # type: ignore[arg-type]
+    audits = Audits(tools, None, state, None)  # type: ignore[arg-type]
     share = Share("", 1, {number: (b"",) * 500 for number in range(900)}, {})
     raw = encode_for_wire(Claimed(VIEW, 7, share, b"", b"", b""))
     assert len(raw) < 1 << 20, "as one message"

@@ -29,7 +29,7 @@ NOTHING: Any = None
 
 def audits_in(directory: Path) -> Any:
     tools = trainer_tools(directory, "a", NOTHING, NOTHING)
-    return Audits(tools, QuietOutlet(), TrainerState("a"))
+    return Audits(tools, QuietOutlet(), TrainerState("a"), NOTHING)
 
 
 def test_who_fetches_what_a_lost_work_has_read_says_so(

@@ -1,7 +1,7 @@
 """Whoever waits goes on giving states to those that wait for them, and hears of what arrives."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,21 +11,27 @@ import pytest
 import torch
 
 from p2p_dtfm.core.commit.ledger import Ledger
+from p2p_dtfm.core.messages.work import Kind
 from p2p_dtfm.core.protocol.plan import NoPlan, Plan
 from p2p_dtfm.core.protocol.snapshot import HeldLayer
 from p2p_dtfm.core.recovery.recovery_evidence import Restart
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.peers.wire import FollowLayers, LayerOffered
+from p2p_dtfm.daemon.state_transfer import witnesses
 from p2p_dtfm.daemon.state_transfer.following.donor_choice import donors_of
+from p2p_dtfm.daemon.state_transfer.following.rolled_layers import unlike_layers
+from p2p_dtfm.daemon.state_transfer.witnesses import StateVotes
 from p2p_dtfm.daemon.telemetry.run_history import RunHistory
 from p2p_dtfm.daemon.trainer.cut_transfers import Cuts
 from p2p_dtfm.daemon.trainer.followers import Followers
 from p2p_dtfm.daemon.trainer.place import PlaceInView
 from p2p_dtfm.daemon.trainer.step_loop import StepLoop
+from p2p_dtfm.daemon.trainer.step_shards import StepShards
 from p2p_dtfm.daemon.trainer.trainer import Trainer
 from p2p_dtfm.daemon.trainer.trainer_state import Outlet, Tools, TrainerState
 from p2p_dtfm.net.errors import Unreachable
 from p2p_dtfm.net.streams.frames import FrameHeader, FrameKind
+from p2p_dtfm.train.model.gpt import layer_count
 from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.train.stage.tensor_bytes import tensor_to_bytes
 from tests.core.planning import name_of
@@ -71,6 +77,13 @@ class Parts:
     place: PlaceInView
     outlet: Outlet
 
+    @property
+    def loop(self) -> StepLoop:
+        cuts = Cuts(self.tools, self.outlet, self.state)
+        history = RunHistory(SPEC, self.tools.status)
+        of_place = (self.state, self.place, self.followers, cuts, history)
+        return StepLoop(self.tools, self.outlet, *of_place)
+
 
 def state_of(layer: int, version: int = STEP) -> LayerState:
     made = LayerState.genesis(SPEC, layer)
@@ -115,16 +128,65 @@ def test_who_waits_for_prepared_gives_states_to_who_must_still_prepare(
         state = parts.state
         state.states[THEIRS[0]] = state_of(THEIRS[0])
         state.ledger = Ledger(VIEW.id, VIEW.plan, STEP)
-        history = RunHistory(SPEC, parts.tools.status)
-        cuts = Cuts(parts.tools, parts.outlet, state)
-        parts_of = (parts.tools, parts.outlet, state, parts.place, parts.followers, cuts)
-        loop = StepLoop(*parts_of, history)
-        waiting = asyncio.create_task(loop._outcome(VIEW, STEP, {}))
-        await asyncio.sleep(0)
-        parts.followers.receive(OTHER, FollowLayers(VIEW.id, 1, {THEIRS[0]: -1}, True))
-        (offer,) = await parts.line.heard(LayerOffered)
-        assert (offer.layer, offer.version) == (THEIRS[0], STEP) and not waiting.done()
-        waiting.cancel()
+        await gives_while(parts, parts.loop._outcome(VIEW, STEP, {}))
+
+    play(scenario)
+
+
+def test_who_waits_for_the_others_claims_gives_states_to_who_must_still_claim(
+    play: Callable[..., None],
+) -> None:
+    """The last look at the model needs nothing of who takes its place: the others had waited for
+    its claims, and it for their word of what it has, until it was thrown out."""
+
+    async def scenario(parts: Parts) -> None:
+        parts.state.states[THEIRS[0]] = state_of(THEIRS[0])
+        audits = parts.loop.audits
+        await gives_while(parts, audits._until(VIEW, Kind.CLAIM, lambda: (OTHER,)))
+
+    play(scenario)
+
+
+def test_who_waits_for_data_gives_states_meanwhile(play: Callable[..., None]) -> None:
+    class Thin(QuietOutlet):
+        async def fetch_shards(self, digests: set[str]) -> None:
+            await asyncio.sleep(60)
+
+    async def scenario(parts: Parts) -> None:
+        parts.state.states[THEIRS[0]] = state_of(THEIRS[0])
+        parts.outlet = Thin()
+        shards = StepShards(STEP, (0, 1), held_out=False)
+        await gives_while(parts, parts.loop._have_shards(VIEW, PLAN, shards))
+
+    play(scenario)
+
+
+async def gives_while(parts: Parts, waits: Coroutine[Any, Any, object]) -> None:
+    """Somebody follows then."""
+    waiting = asyncio.create_task(waits)
+    await asyncio.sleep(0)
+    parts.followers.receive(OTHER, FollowLayers(VIEW.id, 1, {THEIRS[0]: -1}, True))
+    (offer,) = await asyncio.wait_for(parts.line.heard(LayerOffered), 5)
+    assert (offer.layer, offer.version) == (THEIRS[0], STEP) and not waiting.done()
+    waiting.cancel()
+
+
+def test_who_says_nothing_of_many_layers_is_waited_for_once(
+    play: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Five seconds for each layer were more than the others had patience for."""
+    monkeypatch.setattr(witnesses, "LIMIT_S", 0.5)
+    layers = tuple(range(layer_count(SPEC)))
+    earlier = view_of(VIEW.id.number - 1, 2).plan
+    view = View(msgspec.structs.replace(VIEW.snapshot, present=earlier), VIEW.plan)
+
+    async def scenario(parts: Parts) -> None:
+        parts.state.states.update({layer: state_of(layer) for layer in layers})
+        follower = parts.followers._new(view, layers, parts.followers._changed, lambda *_: None)
+        tools, began_s = follower._tools, asyncio.get_running_loop().time()
+        assert not await unlike_layers(view, tools, StateVotes(), layers, STEP)
+        assert parts.line.told
+        assert asyncio.get_running_loop().time() - began_s < 0.5 * 2
 
     play(scenario)
 

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Collection
+from typing import TypeVar
 
 from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.core.protocol.plan import NoPlan, Plan
@@ -15,6 +16,8 @@ from p2p_dtfm.ports import now
 
 GUARDIAN_GRACE_S = 3.0
 """How long a layer that is guarded here may take to catch up before it is asked for anew."""
+
+Result = TypeVar("Result")
 
 log = logging.getLogger("p2p_dtfm")
 
@@ -124,17 +127,7 @@ class PlaceInView:
     async def _unlike(self, view: View) -> set[int]:
         """Of what gradients have moved on here: in an honest swarm nothing."""
         asking = asyncio.create_task(self._followers.unlike(view))
-        try:
-            while not asking.done() and not self._state.is_over(view):
-                await self._state.done_or_woken(asking)
-                self._state.wake.clear()
-                await self.offer_states()
-            if self._state.is_over(view):
-                raise Stopped
-            return asking.result()
-        finally:
-            asking.cancel()
-            self._state.wake.set()
+        return await self.offering_until(asking, view)
 
     async def _brought(self, view: View, mine: Collection[int]) -> None:
         """All of these layers are here, as of the step that comes."""
@@ -165,6 +158,26 @@ class PlaceInView:
         for layer in sorted(states, key=lambda layer: layer in mine):  # makes room before it takes
             if (held := states.get(layer)) is not None:
                 await compute.run(held.move, compute.device if layer in mine else None)
+
+    async def offering_until(self, task: asyncio.Task[Result], view: View) -> Result:
+        """What it comes to, while states are offered to those who wait for them to do their part.
+
+        Raises `Stopped` where the view is over first, or the task was ended: whoever would then
+        wait for what this view owes would wait for ever.
+        """
+        state = self._state
+        try:
+            while not task.done() and not state.is_over(view):
+                await state.done_or_woken(task)
+                state.wake.clear()
+                if not task.done():
+                    await self.offer_states()
+            if state.is_over(view) or task.cancelled():
+                raise Stopped
+            return task.result()
+        finally:
+            task.cancel()
+            state.wake.set()
 
     async def offer_states(self) -> None:
         """To new followers; after a failure only what the next view has put right."""

@@ -66,7 +66,7 @@ class StepLoop:
         self._work: OpenStepWork | None = None
         self.engine: StepEngine | None = None
         """Of the view in which steps are taken."""
-        self.audits = Audits(tools, outlet, state)
+        self.audits = Audits(tools, outlet, state, place.offer_states)
         self._terms = terms_of(tools.spec)
         self._diverged_at = -1
 
@@ -133,7 +133,7 @@ class StepLoop:
         replay = self._replay(plan, step) or engine.whole
         microbatches = replay.microbatches if train else ()
         shards = StepShards(step, microbatches, held_out=evaluate and engine.evaluates)
-        await have_shards(self._tools, self._outlet, self._state, view, plan, shards)
+        await self._have_shards(view, plan, shards)
         self._tools.status.say(State.TRAINING, f"step {step:,} of {spec.total_steps:,}")
         digests = asyncio.create_task(self._state_digests(engine, step))
         self._state.paces.begins(step)
@@ -157,6 +157,22 @@ class StepLoop:
             outcome = await self._outcome(view, step, engine.reduced if train else {})
         await self._apply(view, engine, outcome, train=train)
         recorder.end()
+
+    async def _have_shards(self, view: View, plan: Plan, shards: StepShards) -> None:
+        """On a thin line they take minutes: who waits for states gets them meanwhile."""
+        state = self._state
+        fetching = asyncio.create_task(
+            have_shards(self._tools, self._outlet, state, view, plan, shards)
+        )
+        try:
+            while not fetching.done():
+                await state.done_or_woken(fetching)
+                state.wake.clear()
+                await self._place.offer_states()
+            fetching.result()
+        finally:
+            fetching.cancel()
+            state.wake.set()
 
     async def _state_digests(self, engine: StepEngine, step: int) -> dict[int, bytes]:
         """Of the states that the step starts from, in the steps in which all tell them."""
@@ -209,18 +225,9 @@ class StepLoop:
             raise Stopped
         self._computing = asyncio.create_task(running)
         try:
-            while not self._computing.done() and not state.is_over(view):
-                await state.done_or_woken(self._computing)
-                state.wake.clear()
-                if not self._computing.done():
-                    await self._place.offer_states()
-            if state.is_over(view) or self._computing.cancelled():
-                raise Stopped
-            return self._computing.result()
+            return await self._place.offering_until(self._computing, view)
         finally:
-            self._computing.cancel()
             self._computing = None
-            state.wake.set()
 
     def _reduced_alone(self, view: View, step: int, layer: int, gradient: Tensor) -> None:
         """Its guardian gets it while the rest of the step is computed."""

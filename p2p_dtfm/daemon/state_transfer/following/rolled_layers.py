@@ -5,7 +5,9 @@ after it nobody else sees: who gets false ones would compute from a state of its
 would take it for who lies. So in the first step of its place it asks once more.
 """
 
+import asyncio
 from collections.abc import Collection
+from itertools import compress
 
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.state_transfer.following.donor_choice import donors_of
@@ -25,9 +27,6 @@ async def unlike_layers(
         asked = [layer for layer, peers in holders.items() if peer in peers]
         said = votes.ask(peer, view.id, next(tools.numbers), asked)
         tools.net.messenger.tell(peer, said)
-    found = set()
-    for layer, peers in holders.items():
-        own = await tools.compute.run(tools.states[layer].file_digest)
-        if await votes.is_odd(peers, layer, version, own):
-            found.add(layer)
-    return found
+    own = {layer: await tools.compute.run(tools.states[layer].file_digest) for layer in holders}
+    odd = (votes.is_odd(peers, layer, version, own[layer]) for layer, peers in holders.items())
+    return set(compress(holders, await asyncio.gather(*odd)))  # who says nothing is waited for once

@@ -8,7 +8,7 @@ kept for later steps: what is found wrong does not commit.
 
 import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import cached_property, partial
 
 from p2p_dtfm.core.audit.accounts import GONE_LIMIT
@@ -59,6 +59,8 @@ from p2p_dtfm.ports import chance, now
 from p2p_dtfm.train.stage.replay.arithmetic import arithmetic_name, threads_here
 
 Missing = Callable[[], tuple[str, ...]]
+OfferStates = Callable[[], Awaitable[None]]
+"""To those that wait for them at the boundary from which the step started."""
 
 log = logging.getLogger("p2p_dtfm")
 
@@ -66,10 +68,13 @@ log = logging.getLogger("p2p_dtfm")
 class Audits:
     """`account` for each step of which something is due; `receive` what others claim and find."""
 
-    def __init__(self, tools: Tools, outlet: Outlet, state: TrainerState) -> None:
+    def __init__(
+        self, tools: Tools, outlet: Outlet, state: TrainerState, offer_states: OfferStates
+    ) -> None:
         self._tools = tools
         self._outlet = outlet
         self._state = state
+        self._offer_states = offer_states
         self._rate = tools.spec.audit.rate_millionths
         self._book: ClaimBook | None = None
         self._early = EarlyWords[Claimed | Audited]()
@@ -276,13 +281,17 @@ class Audits:
             self._tools.net.messenger.tell(peer_id, said)
 
     async def _until(self, view: View, kind: Kind, missing: Missing) -> None:
-        """Nobody's claim, or audit, is missing."""
+        """Nobody's claim, or audit, is missing.
+
+        Whose it is may still take its place, and wait for states from here, or a word of them.
+        """
         while not self._state.is_over(view):
             late = missing()
             self._waits_for = tuple(Lack(peer_id, kind) for peer_id in late)
             if not late:
                 return
             self._tools.status.facts["waits_for"] = list(late)
+            await self._offer_states()
             await self._state.wait()
         raise Stopped
 

@@ -4,13 +4,15 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import pytest
 import torch
 
 from p2p_dtfm.core.commit.ledger import Ledger
+from p2p_dtfm.core.messages.prepared import StepOutcome
 from p2p_dtfm.core.messages.work import Kind
 from p2p_dtfm.core.protocol.plan import NoPlan, Plan
 from p2p_dtfm.core.protocol.snapshot import HeldLayer
@@ -143,6 +145,26 @@ def test_who_waits_for_the_others_claims_gives_states_to_who_must_still_claim(
         parts.state.states[THEIRS[0]] = state_of(THEIRS[0])
         audits = parts.loop.audits
         await gives_while(parts, audits._until(VIEW, Kind.CLAIM, lambda: (OTHER,)))
+
+    play(scenario)
+
+
+def test_who_was_given_states_before_a_commit_gets_the_gradients_of_that_step(
+    play: Callable[..., None],
+) -> None:
+    """All Prepared may be here by then: what follows waited for a step that nobody sent."""
+
+    async def scenario(parts: Parts) -> None:
+        layer, state = THEIRS[0], parts.state
+        state.states[layer] = state_of(layer)
+        parts.followers.receive(OTHER, FollowLayers(VIEW.id, 1, {layer: -1}, False))
+        await parts.place.offer_states()
+        outcome = StepOutcome(STEP, 1.0, 2.0, 64, None, None)
+        state.ledger = cast(Ledger, SimpleNamespace(next_outcome=lambda: outcome))
+        gradient = state.states[layer].gradient_vector()
+        await parts.loop._outcome(VIEW, STEP, {layer: gradient})
+        (header,) = await asyncio.wait_for(parts.line.heard(FrameHeader), 5)
+        assert (header.layer, header.step) == (layer, STEP)
 
     play(scenario)
 

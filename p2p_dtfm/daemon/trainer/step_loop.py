@@ -314,6 +314,7 @@ class StepLoop:
             if outcome is not None:
                 status.facts["waits_for"] = []
                 state.step, self.is_applying = outcome.step + 1, True
+                self._tools.stores.donor.reduced(step, reduced)  # to who was given states since
                 self._tools.stores.donor.committed(outcome)
                 self._cuts.committed(view, outcome)
                 self._state.paces.committed()

@@ -337,8 +337,8 @@ def test_of_what_is_damaged_on_this_disk_the_others_are_told_that_it_is_not_here
         ((blob, path),) = [it for it in checkpoints._here._paths.items() if "0001" in it[1].name]
         path.write_bytes(bytes(path.stat().st_size))
         trainer._state.step = STEP
-        restart = trainer._state.restart = Restart(load=(0, 1))
-        await trainer._do_restart(restart)
+        trainer._state.restarts.append((Restart(load=(0, 1)), STEP))
+        await trainer._do_restart(*trainer._state.restarts[0])
         assert {n: it.version for n, it in trainer.states.items()} == {0: STEP}
         assert outlet.told == ["layers [1] of step 7 are damaged here"]
         assert [it.layers for it in checkpoints.saved] == [(0,)]

@@ -105,6 +105,32 @@ def test_a_holder_tells_what_it_has_in_the_next_steps() -> None:
     assert line.told[0].digest == blob[:16], "as the name of the blob that a donor offers begins"
 
 
+def test_a_layer_that_still_comes_to_a_holder_is_told_once_it_is_there() -> None:
+    """Its guardian was first in the new view: it heard nothing for five seconds, and fetched all
+    anew."""
+    line, compute = Line(), Compute()
+    messenger: Any = line
+    places: Any = SimpleNamespace(needs=lambda *asked: True)
+    desk = WitnessDesk(messenger, compute, places)
+    state = LayerState.genesis(SPEC, 0)
+    state.version = 6
+
+    async def run() -> None:
+        desk.asked("guardian", ConfirmLayers(VIEW, 5, (0,)))
+        await desk.tell({}, 7)
+        await desk.tell({0: state}, 7)
+        assert not line.told and desk.is_due(7)
+        state.version = 7
+        await desk.tell({0: state}, 7)
+        for version in range(8, 7 + VERSIONS_TOLD + 1):
+            await desk.tell({}, version)
+
+    asyncio.run(run())
+    compute.close()
+    assert [(said.layer, said.version) for said in line.told] == [(0, 7)]
+    assert not desk._requests, "nobody waits for ever for what does not come here"
+
+
 def test_a_request_that_was_overtaken_takes_no_place_of_a_later_one() -> None:
     """Nor does what is asked for the next view that of the present one: nobody answered one of the
     two, and what a donor had given counted by its own word after five seconds."""

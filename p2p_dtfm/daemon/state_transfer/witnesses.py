@@ -54,7 +54,17 @@ class _AskedWitness:
     is_known: bool
     """Its view is, and who asks needs the layers in it."""
     versions: set[int] = field(default_factory=set)
-    """That were told."""
+    """At which it was looked at."""
+    told: set[tuple[int, int]] = field(default_factory=set)
+    """Of which layers, and at which versions: one that still comes here is told once it is here."""
+
+    def is_over(self, version: int) -> bool:
+        return len(self.versions) >= VERSIONS_TOLD and version not in self.versions
+
+    def untold(self, version: int) -> list[int]:
+        if self.is_over(version):
+            return []
+        return [layer for layer in self.message.layers if (layer, version) not in self.told]
 
 
 class WitnessDesk:
@@ -107,12 +117,12 @@ class WitnessDesk:
 
     def _due(self, version: int) -> dict[tuple[str, ViewId], _AskedWitness]:
         asked = self._requests.items()
-        return {n: r for n, r in asked if r.is_known and version not in r.versions}
+        return {n: r for n, r in asked if r.is_known and r.untold(version)}
 
     async def tell(self, states: Mapping[int, LayerState], version: int) -> None:
         """At a step boundary. Every layer is hashed once, however many ask, and how often."""
         due = self._due(version)
-        wanted = {layer for request in due.values() for layer in request.message.layers}
+        wanted = {layer for request in due.values() for layer in request.untold(version)}
         held = {n: states[n] for n in sorted(wanted) if n in states}
         digests = {
             layer: await self._digest(state)
@@ -120,14 +130,15 @@ class WitnessDesk:
             if state.version == version
         }
         for key, request in due.items():
-            request.versions.add(version)
-            if len(request.versions) >= VERSIONS_TOLD and self._requests.get(key) is request:
-                del self._requests[key]
             of, sender = request.message, key[0]
-            for layer in of.layers:
+            for layer in request.untold(version):
                 if layer in digests:
+                    request.told.add((layer, version))
                     said = StateDigest(of.view, of.number, layer, version, digests[layer])
                     self._messenger.tell(sender, said)
+            request.versions.add(version)
+        for key in [key for key, request in self._requests.items() if request.is_over(version)]:
+            del self._requests[key]
 
     async def _digest(self, state: LayerState) -> bytes:
         digest = self._digests.get(state)

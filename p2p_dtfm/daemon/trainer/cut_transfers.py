@@ -72,6 +72,8 @@ class Cuts:
         """Of the last view."""
         self._first_step = 0
         self._clock: CutClock | None = None
+        self._lineage = ""
+        """Of the newest cut, which may be on its way for longer than lineages are remembered."""
         self._copying: asyncio.Task[None] | None = None
         self._sending: asyncio.Task[None] | None = None
         self._coming: dict[int, PartialCopy] = {}
@@ -113,10 +115,8 @@ class Cuts:
         self._view, clock.every_steps = view, every_steps
         self._stop_sending()
         if clock.travels:
-            step = clock.newest
-            self._sending = self._state.watched(
-                self._send(view, clock, step, self._outlet.lineage_at(step))
-            )
+            send = self._send(view, clock, clock.newest, self._lineage)
+            self._sending = self._state.watched(send)
 
     def _stop_sending(self) -> None:
         """It may still pause after the last piece of a cut that is whole."""
@@ -192,6 +192,7 @@ class Cuts:
         copies = await asyncio.to_thread(lambda: [state.snapshot() for state in missing])
         if self._clock is clock and self._view is not None:
             self._store.put(lineage, copies)
+            self._lineage = lineage
             clock.taken()
             if clock.missing:
                 self._stop_sending()

@@ -184,6 +184,6 @@ class PlaceInView:
         state, donor = self._state, self._tools.stores.donor
         version = min(state.step, self._tools.spec.total_steps)
         is_asked = donor.has_new_followers or donor.desk.is_due(version)
-        if is_asked and not state.stopped and state.restart is None:
+        if is_asked and not state.stopped and not state.restarts:
             coming = state.view.layers_of(self._tools.me) if state.view is not None else ()
             await donor.offer(state.states, version, coming)

@@ -127,6 +127,8 @@ class StepLoop:
         train = step < spec.total_steps
         evaluate = not train or step % spec.evaluation.every_steps == 0
         await self._place.offer_states()
+        if self._state.is_over(view):  # large states take their time to be written
+            raise Stopped
         self.audits.forget()
         if train:
             self._cuts.begin(step, engine.states)
@@ -159,20 +161,9 @@ class StepLoop:
         recorder.end()
 
     async def _have_shards(self, view: View, plan: Plan, shards: StepShards) -> None:
-        """On a thin line they take minutes: who waits for states gets them meanwhile."""
-        state = self._state
-        fetching = asyncio.create_task(
-            have_shards(self._tools, self._outlet, state, view, plan, shards)
-        )
-        try:
-            while not fetching.done():
-                await state.done_or_woken(fetching)
-                state.wake.clear()
-                await self._place.offer_states()
-            fetching.result()
-        finally:
-            fetching.cancel()
-            state.wake.set()
+        """On a thin line they take minutes; they go on coming where the view is over meanwhile."""
+        fetch = have_shards(self._tools, self._outlet, self._state, view, plan, shards)
+        await self._place.offering_until(asyncio.create_task(fetch), view)
 
     async def _state_digests(self, engine: StepEngine, step: int) -> dict[int, bytes]:
         """Of the states that the step starts from, in the steps in which all tell them."""

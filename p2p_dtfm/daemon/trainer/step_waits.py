@@ -48,7 +48,7 @@ class StepWaits:
             computes=not self._tools.compute.is_idle,
             lacks=self._lacks(not_active)[:LACKS_LIMIT],
             sends_to=tuple(peer for peer in view.member_ids if self._gives(peer)),
-            fetches=state.fetches or state.restart is not None or self._steps.audits.fetches,
+            fetches=state.fetches or bool(state.restarts) or self._steps.audits.fetches,
         )
 
     def borrowers(self) -> Mapping[str, int]:

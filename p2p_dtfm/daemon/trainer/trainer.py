@@ -86,7 +86,7 @@ class Trainer:
     @property
     def held(self) -> dict[int, int] | None:
         """The version of each layer here; None while a restart is due that will change them."""
-        if self._state.restart is not None:
+        if self._state.restarts:
             return None
         return {layer: state.version for layer, state in self._state.states.items()}
 
@@ -178,7 +178,9 @@ class Trainer:
         state.view, state.step = view, step
         self._catch_up()
         self._followers.committed()  # maybe by the others' word alone
-        state.ledger, state.restart = ledger, restart or state.restart
+        state.ledger = ledger
+        if restart is not None:
+            state.restarts.append((restart, step))
         state.replay, state.stopped = replay, False
         self.cuts.take_over(view, step)
         self.seen_paces.took_over(view)
@@ -331,8 +333,8 @@ class Trainer:
                 self.done.set()
             elif state.step <= self._spec.total_steps:
                 self.done.clear()  # a failure has cost the last steps: they are computed again
-            if state.restart is not None:
-                await self._do_restart(state.restart)
+            if state.restarts:
+                await self._do_restart(*state.restarts[0])
             elif (
                 self.done.is_set() or state.stopped or view is None or isinstance(view.plan, NoPlan)
             ):
@@ -358,10 +360,10 @@ class Trainer:
                     if state.view is view:
                         await self._steps.run(view, view.plan, self._mail.of_stage(view.id))
 
-    async def _do_restart(self, restart: Restart) -> None:
-        """Bring the states to where an unplanned view starts; see
+    async def _do_restart(self, restart: Restart, step: int) -> None:
+        """Bring the states to where an unplanned view starts, the first that is due; see
         `core.recovery.recovery_evidence.Restart`."""
-        state, step, compute = self._state, self._state.step, self._tools.compute
+        state, compute = self._state, self._tools.compute
         self._steps.audits.forget()  # states may change
         state.memory.forget((*restart.discard, *restart.load))
         for layer in restart.discard:
@@ -375,8 +377,7 @@ class Trainer:
                 await compute.run(replay_outcome, self._spec, held, kept[layer], step - 1, norm)
             state.memory.commit(step - 1)
             self.history.record(restart.outcome)
-        if state.restart is restart:
-            state.restart = None
+        state.restarts.popleft()
         self._outlet.states_changed()
         if damaged:  # the members go on from what there is
             self._outlet.contradiction(f"layers {damaged} of step {step} are damaged here")

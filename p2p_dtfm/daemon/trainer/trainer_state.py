@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections import deque
 from collections.abc import Coroutine, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol
@@ -112,8 +113,9 @@ class TrainerState:
         self.view: View | None = None
         self.step = 0
         self.ledger: Ledger | None = None
-        self.restart: Restart | None = None
-        """What an unplanned view makes of the states, until it is done."""
+        self.restarts: deque[tuple[Restart, int]] = deque()
+        """What unplanned views make of the states, and at which step, until it is done: the oldest
+        first, as each begins where the one before has led to."""
         self.replay: PartialReplay | None = None
         """What the present view keeps of the step with which it began."""
         self.stopped = False

@@ -138,8 +138,7 @@ class Follower:
             self._asks.clear()
             donors, self._to_ask = self._to_ask, {}
             self._ask_witnesses()
-            for donor in donors:
-                await self._ask(donor)
+            await asyncio.gather(*map(self._ask, donors))  # one that is gone holds up no other
             await asyncio.sleep(RETRY_S)  # between one round of requests and the next
 
     async def _ask(self, donor: str) -> None:

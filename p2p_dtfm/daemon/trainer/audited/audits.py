@@ -8,7 +8,7 @@ kept for later steps: what is found wrong does not commit.
 
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property, partial
 
 from p2p_dtfm.core.audit.accounts import GONE_LIMIT
@@ -51,7 +51,7 @@ from p2p_dtfm.daemon.step.stage_account import (
 )
 from p2p_dtfm.daemon.step.step_engine import LocalResult, StepEngine
 from p2p_dtfm.daemon.trainer.audited.late_words import SHOWN_AFTER_S, LateWords
-from p2p_dtfm.daemon.trainer.audited.recomputing import OpenStep, Recomputing
+from p2p_dtfm.daemon.trainer.audited.recomputing import OfferStates, OpenStep, Recomputing
 from p2p_dtfm.daemon.trainer.audited.stopped_steps import DENIED, StoppedSteps
 from p2p_dtfm.daemon.trainer.early_words import EarlyWords
 from p2p_dtfm.daemon.trainer.trainer_state import Outlet, Stopped, Tools, TrainerState
@@ -59,8 +59,6 @@ from p2p_dtfm.ports import chance, now
 from p2p_dtfm.train.stage.replay.arithmetic import arithmetic_name, threads_here
 
 Missing = Callable[[], tuple[str, ...]]
-OfferStates = Callable[[], Awaitable[None]]
-"""To those that wait for them at the boundary from which the step started."""
 
 log = logging.getLogger("p2p_dtfm")
 
@@ -85,7 +83,7 @@ class Audits:
         self._next_opening = b""
         self._stopped = StoppedSteps(tools)
         self._waits_for: tuple[Lack, ...] = ()
-        self._recomputing = Recomputing(tools, outlet, state, self.find)
+        self._recomputing = Recomputing(tools, outlet, state, self.find, offer_states)
         self._given: set[tuple[Kind, int]] = set()
 
     @cached_property

@@ -4,7 +4,7 @@ tensors that those have claimed who sent them."""
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 
@@ -34,6 +34,8 @@ from p2p_dtfm.train.stage.replay.work import LentLayer
 STARTS_AGAIN_S = 1.0
 """Within so much all have heard of it."""
 Find = Callable[[str], bytes | memoryview | None]
+OfferStates = Callable[[], Awaitable[None]]
+"""To those that wait for them at the boundary from which the step started."""
 
 log = logging.getLogger("p2p_dtfm")
 
@@ -54,10 +56,18 @@ class OpenStep:
 class Recomputing:
     """Of one work at a time. `find`: of what this peer itself has claimed."""
 
-    def __init__(self, tools: Tools, outlet: Outlet, state: TrainerState, find: Find) -> None:
+    def __init__(
+        self,
+        tools: Tools,
+        outlet: Outlet,
+        state: TrainerState,
+        find: Find,
+        offer_states: OfferStates,
+    ) -> None:
         self._tools = tools
         self._outlet = outlet
         self._state = state
+        self._offer_states = offer_states
         self._find = find
         self.count = 0
         """Works that were computed again here."""
@@ -82,13 +92,11 @@ class Recomputing:
 
     async def work_of(self, here: OpenStep, peer_id: str) -> bytes:
         """A work as it comes out here, or `COULD_NOT`. Raises `Stopped`."""
-        tools, state, step = self._tools, self._state, here.step
+        tools, step = self._tools, here.step
         due, evaluates = self._terms.due(step, here.plan) or TRAINING, self._terms.evaluates(step)
         microbatches = whole_step(here.plan, peer_id).microbatches if due.trains else ()
         held_out = held_out_judged(here.plan, peer_id, tools.spec, due) if evaluates else []
         shards = StepShards(step, microbatches, bool(held_out), peer_id)
-        if here.book.has_layers(tools.me, peer_id):
-            await have_shards(tools, self._outlet, state, here.view, here.plan, shards)
         judged = self._judged(here, peer_id, shards, held_out, due)
         with tools.recorder.span("audit"):
             found = await self._unless_over(here.view, asyncio.create_task(judged))
@@ -116,7 +124,9 @@ class Recomputing:
         states: Mapping[int, LayerState | LentLayer] = own
         claims = here.book.claims
         self._borrows = not here.book.has_layers(tools.me, peer_id)
-        if self._borrows:
+        if not self._borrows:
+            await have_shards(tools, self._outlet, self._state, here.view, here.plan, shards)
+        else:
             fetch = self._fetch_from
             borrowing = Borrowing(tools.me, tools.spec, here.plan, own, fetch, tools.compute)
             lent = await borrowing.borrowed(peer_id, claims[peer_id].share.parameters)
@@ -157,6 +167,7 @@ class Recomputing:
                 if work.done():
                     return await self._result(view, work)
                 self._state.wake.clear()
+                await self._offer_states()
             raise Stopped
         finally:
             work.cancel()

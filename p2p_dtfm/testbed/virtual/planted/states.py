@@ -82,26 +82,20 @@ def _follower_takes_a_step_twice(patches: Patches) -> None:
 
 
 def _rolled_forward_only_in_words(patches: Patches) -> None:
-    async def do_restart(trainer: Any, restart: Any) -> None:
+    async def do_restart(trainer: Any, restart: Any, step: int) -> None:
         for layer in restart.roll_forward:
-            trainer._state.states[layer].version = trainer._state.step
-        await right(trainer, dataclasses.replace(restart, roll_forward=()))
-        if trainer._state.restart is restart:
-            trainer._state.restart = None
-            trainer._outlet.states_changed()
+            trainer._state.states[layer].version = step
+        await right(trainer, dataclasses.replace(restart, roll_forward=()), step)
 
     right = patches.put(Trainer, "_do_restart", do_restart)
 
 
 def _nothing_is_discarded(patches: Patches) -> None:
-    async def do_restart(trainer: Any, restart: Any) -> None:
+    async def do_restart(trainer: Any, restart: Any, step: int) -> None:
         for layer in restart.discard:
             if layer in trainer._state.states:
-                trainer._state.states[layer].version = trainer._state.step
-        await right(trainer, dataclasses.replace(restart, discard=()))
-        if trainer._state.restart is restart:
-            trainer._state.restart = None
-            trainer._outlet.states_changed()
+                trainer._state.states[layer].version = step
+        await right(trainer, dataclasses.replace(restart, discard=()), step)
 
     right = patches.put(Trainer, "_do_restart", do_restart)
 

@@ -30,6 +30,10 @@ def claim(name: str, threads: int = 1) -> Claimed:
     return Claimed(VIEW, 7, share, b"w" * WORK_BYTES, b"o" * 32, commitment_to(b"o" * 32))
 
 
+async def offers_nothing() -> None:
+    """Nobody waits for states."""
+
+
 def recomputing(outlet: Any, over_after_s: float = 0.0) -> Recomputing:
     """In a view that is over, or will be."""
     tools: Any = SimpleNamespace(spec=run_spec())
@@ -42,7 +46,7 @@ def recomputing(outlet: Any, over_after_s: float = 0.0) -> Recomputing:
 
     if over_after_s:
         asyncio.get_running_loop().call_later(over_after_s, ends)
-    return Recomputing(tools, outlet, state, lambda digest: None)
+    return Recomputing(tools, outlet, state, lambda digest: None, offers_nothing)
 
 
 async def result_of(audits: Recomputing, work: Callable[[], Coroutine[Any, Any, bytes]]) -> bytes:

@@ -48,12 +48,13 @@ def lineage_of(step: int) -> str:
 class Outlet:
     def __init__(self) -> None:
         self.cuts: tuple[SavedState, ...] = ()
+        self.remembers = True
 
     def has_cuts(self, cuts: tuple[SavedState, ...]) -> None:
         self.cuts = cuts
 
     def lineage_at(self, step: int) -> str:
-        return lineage_of(step)
+        return lineage_of(step) if self.remembers else ""
 
 
 @dataclass
@@ -250,9 +251,11 @@ def test_receipts_may_come_while_layers_are_sent_anew(
     play(scenario)
 
 
+@pytest.mark.parametrize("remembers", [True, False], ids=["soon", "long after"])
 def test_a_cut_goes_on_in_the_next_view_if_all_stay_in_their_places(
-    play: Callable[..., None],
+    play: Callable[..., None], remembers: bool
 ) -> None:
+    """On a thin line it is on its way for longer than lineages are remembered."""
     following = msgspec.structs.replace(VIEW.snapshot, number=2, previous=VIEW.id)
     after = View(following, VIEW.plan)
     assert after.goes_on_with_cuts_of(VIEW)
@@ -268,6 +271,7 @@ def test_a_cut_goes_on_in_the_next_view_if_all_stay_in_their_places(
         await until(lambda: bool(lost))
         line.deliver = deliver
         for end in (holder, guardian):
+            end.outlet.remembers = remembers
             end.state.step, end.state.view = STEP + 2, after
             end.cuts.take_over(after, STEP + 2)
         holder.cuts.begin(STEP + 2, states_at(STEP + 2))

@@ -30,7 +30,7 @@ from p2p_dtfm.daemon.trainer.place import PlaceInView
 from p2p_dtfm.daemon.trainer.step_loop import StepLoop
 from p2p_dtfm.daemon.trainer.step_shards import StepShards
 from p2p_dtfm.daemon.trainer.trainer import Trainer
-from p2p_dtfm.daemon.trainer.trainer_state import Outlet, Tools, TrainerState
+from p2p_dtfm.daemon.trainer.trainer_state import Outlet, Stopped, Tools, TrainerState
 from p2p_dtfm.net.errors import Unreachable
 from p2p_dtfm.net.streams.frames import FrameHeader, FrameKind
 from p2p_dtfm.train.model.gpt import layer_count
@@ -179,6 +179,12 @@ def test_who_waits_for_data_gives_states_meanwhile(play: Callable[..., None]) ->
         parts.outlet = Thin()
         shards = StepShards(STEP, (0, 1), held_out=False)
         await gives_while(parts, parts.loop._have_shards(VIEW, PLAN, shards))
+        fetching = asyncio.create_task(parts.loop._have_shards(VIEW, PLAN, shards))
+        await asyncio.sleep(0)
+        parts.state.stopped = True
+        parts.state.wake.set()
+        with pytest.raises(Stopped):  # the next view may want something else of it
+            await asyncio.wait_for(fetching, 5)
 
     play(scenario)
 
@@ -346,6 +352,49 @@ def test_of_what_is_damaged_on_this_disk_the_others_are_told_that_it_is_not_here
         await checkpoints.save(STEP, {1: state_of(1)}, "lineage")
         assert [it.layers for it in checkpoints.saved] == [(0, 1)]
         await checkpoints.close()
+
+    play(scenario)
+
+
+def test_what_one_view_makes_of_the_states_is_done_before_what_the_next_one_does(
+    play: Callable[..., None],
+) -> None:
+    """Two fail one after the other, while this peer still saves, or writes states for others: it
+    told the second view that it has what the first one was to make of its states."""
+
+    async def scenario(parts: Parts) -> None:
+        trainer, saved = Trainer(parts.tools, parts.outlet), STEP - 2
+        layers = {layer: state_of(layer, saved) for layer in (0, 1)}
+        await parts.tools.stores.checkpoints.save(saved, layers, "lineage")
+        trainer.adopt({0: state_of(0)}, STEP)
+        for number, restart in ((2, Restart(load=(0, 1), discard=(0,))), (3, Restart())):
+            snapshot = msgspec.structs.replace(VIEW.snapshot, number=number, planned=False)
+            trainer.take_over(View(snapshot, NoPlan("nobody else")), saved, None, restart)
+            assert trainer.held is None
+        running = asyncio.create_task(trainer.run())
+        while trainer.held is None and not running.done():
+            await asyncio.sleep(0.01)
+        running.cancel()
+        assert trainer.held == {0: saved, 1: saved}
+        await parts.tools.stores.checkpoints.close()
+
+    play(scenario)
+
+
+def test_a_view_may_be_over_before_all_states_are_written_with_which_a_step_begins(
+    play: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of large ones, for who is about to come: the step went on as it was planned in that view,
+    with what the next one keeps of it."""
+
+    async def scenario(parts: Parts) -> None:
+        async def offer_states() -> None:
+            parts.state.view = view_of(2, 1)
+
+        monkeypatch.setattr(parts.place, "offer_states", offer_states)
+        engine: Any = SimpleNamespace(states={})
+        with pytest.raises(Stopped):
+            await parts.loop._one_step(VIEW, PLAN, engine)
 
     play(scenario)
 

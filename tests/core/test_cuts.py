@@ -14,7 +14,7 @@ from p2p_dtfm.core.messages.prepared import Prepared, Statement
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
 from p2p_dtfm.core.protocol.records import Link
-from p2p_dtfm.core.protocol.snapshot import ViewId
+from p2p_dtfm.core.protocol.snapshot import HeldLayer, ViewId
 from p2p_dtfm.core.recovery.complete_steps import Target
 from p2p_dtfm.core.recovery.recovery_evidence import RecoveryEvidence
 from p2p_dtfm.core.recovery.restart_point import recover
@@ -49,6 +49,24 @@ def test_guardians_lag_where_waiting_takes_more_than_a_fiftieth_of_a_step() -> N
     assert long_steps.cut_pace is None and long_steps.guarded_at_once == {0, 1, 2, 3}
     assert view_of(SECOND_NS, FAR).guarded_at_once == frozenset(), "nobody waits for them"
     assert view_of(SECOND_NS, FAR, peers=1).cut_pace is None, "nobody guards"
+
+
+def test_who_takes_a_lost_place_and_has_nothing_yet_is_no_second_copy() -> None:
+    """Two hold all layers from now on; until the first step commits one of them alone has any."""
+    planned = view_of(SECOND_NS, FAR, peers=2)
+    assert planned.starts_with_two_copies, "all have their states by then"
+    here = tuple(HeldLayer(name_of(0), layer, 7) for layer in range(4))
+    failed = msgspec.structs.replace(planned.snapshot, planned=False, step=7, held=here)
+    assert not View(failed, planned.plan).starts_with_two_copies
+    older = tuple(HeldLayer(name_of(1), layer, 7 - (layer == 2)) for layer in range(4))
+    failed = msgspec.structs.replace(failed, held=here + older)
+    assert not View(failed, planned.plan).starts_with_two_copies, "of one it has an older state"
+    failed = msgspec.structs.replace(failed, held=here + tuple(as_of(it, 7) for it in older))
+    assert View(failed, planned.plan).starts_with_two_copies
+
+
+def as_of(held: HeldLayer, version: int) -> HeldLayer:
+    return msgspec.structs.replace(held, version=version)
 
 
 def test_without_room_for_copies_at_a_stage_guardians_keep_up() -> None:

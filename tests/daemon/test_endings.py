@@ -105,6 +105,7 @@ class Complete:
 
     def __init__(self, exit_when_done: bool) -> None:
         self.whole = False
+        self.told: list[int] = []
         self.trainer = SimpleNamespace(done=asyncio.Event(), states={})
         self.blobs = SimpleNamespace(received_bytes=0, given_bytes=Counter[str]())
         self.membership = SimpleNamespace(
@@ -120,6 +121,7 @@ class Complete:
             whole_step=40,
             refused=lambda step: False,
             saved=(),
+            tell=self.told.append,
         )
         self.life = Life(lambda: None)
         self.participant = SimpleNamespace(
@@ -263,6 +265,22 @@ def test_who_ends_with_its_run_waits_for_those_that_still_fetch_the_model() -> N
         peer.whole = True
         await passes(1.0)
         assert ends.done()
+
+    in_quick_time(scene)
+
+
+def test_who_shares_the_model_tells_again_what_it_has_of_it() -> None:
+    """Who was cut off as it was told asked nobody for what it lacked."""
+
+    async def scene(passes: Callable[[float], Awaitable[None]]) -> None:
+        peer = Complete(exit_when_done=True)
+        peer.trainer.done.set()
+        ends = peer.ends()
+        await passes(35.0)
+        assert peer.told == [40] * 3
+        peer.whole = True
+        await passes(30.0)
+        assert ends.done() and len(peer.told) == 3
 
     in_quick_time(scene)
 

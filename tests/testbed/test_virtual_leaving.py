@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from p2p_dtfm.core.protocol.canonical import decode
+from p2p_dtfm.daemon.machine.view_history import FILE_NAME, LIMIT_BYTES, ViewsFile
 from p2p_dtfm.testbed.virtual.seeds.run import make_run
 from p2p_dtfm.testbed.virtual.swarm import Swarm, play
 from tests.testbed.begun import agreement_of, are_in_views_of, begun
@@ -24,6 +26,22 @@ def test_who_is_alone_lets_in_those_that_are_about_to_come_and_then_leaves(tmp_p
         swarm.end(first)
         await swarm.until(lambda: not first.is_running, "it leaves", 40)
         await swarm.until(lambda: newcomer.step() > step, "the other goes on", 20)
+
+    play(1, tmp_path / "world", scene)
+
+
+def test_who_leaves_remembers_with_whom_the_run_goes_on(tmp_path: Path) -> None:
+    """Else it counts, as it comes back, as one of a view that it knows to be over."""
+    run = make_run(tmp_path, 2000)
+
+    async def scene(swarm: Swarm) -> None:
+        first, second, last = await begun(swarm, run, "abc")
+        await swarm.until(lambda: last.step() >= 10, "steps", 120)
+        swarm.leave(last)
+        await swarm.until(lambda: not last.is_running, "it leaves", 60)
+        (path,) = last.home.rglob(FILE_NAME)
+        newest = decode(path.read_bytes(), ViewsFile, LIMIT_BYTES).views[-1]
+        assert newest.peer_ids == {first.peer_id, second.peer_id}
 
     play(1, tmp_path / "world", scene)
 

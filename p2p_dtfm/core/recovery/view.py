@@ -1,5 +1,6 @@
 """A view: one snapshot, its plan, and who takes part."""
 
+from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
@@ -58,6 +59,15 @@ class View:
         if self.cut_pace is not None:
             return frozenset()
         return guarded_at_once(self.snapshot, self.guards)
+
+    @cached_property
+    def starts_with_two_copies(self) -> bool:
+        """Of each layer: after a failure who holds one from now on may still have to fetch it."""
+        if self.snapshot.planned or self.snapshot.step == 0:
+            return True
+        states = self.snapshot.states()
+        here = Counter(layer for it in self.member_ids for layer in states.get(it, ()))
+        return all(here[layer] >= 2 for layer in range(self.snapshot.workload.layer_count))
 
     def guarded_before_takeover(self, before: "View | None") -> frozenset[int]:
         """Layers whose guardian fetches the state beside the last steps of the view before. Where

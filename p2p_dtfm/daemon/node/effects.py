@@ -76,6 +76,9 @@ class Effects:
         membership.actions.do(agreement.hold_up({it.peer_id: it.reason for it in found}, now_ns))
 
     def _left(self, action: Left) -> None:
+        """Who comes back later says with whom the run went on, and not that it was itself among
+        them."""
+        self._write_history()
         self._departure.leave_now()
 
     def _agreed(self, action: ViewAgreed) -> None:

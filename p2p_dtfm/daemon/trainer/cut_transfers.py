@@ -61,7 +61,7 @@ class Cuts:
         self.is_twice = False
         """Nobody has gone since that one was whole: each of its copies is with two."""
         self.guardians_have_all = True
-        """Where they keep up: whether they had all layers of the last step, as far as is known."""
+        """Where they keep up: whether two had each layer of the last step, as far as is known."""
         self._tools = tools
         self._outlet = outlet
         self._state = state
@@ -103,7 +103,8 @@ class Cuts:
             return
         self.stop()
         self._view, self._first_step = view, step
-        self.guardians_have_all = pace is not None or view.guards.keys() <= view.guarded_at_once
+        have_all = view.guards.keys() <= view.guarded_at_once and view.starts_with_two_copies
+        self.guardians_have_all = pace is not None or have_all
         guarded = view.guardians_of(self._tools.me)
         self._clock = None if pace is None else CutClock(step, pace.every_steps, guarded)
         if self.whole_step is not None:

@@ -21,6 +21,8 @@ DONE_WAIT_S = 60.0
 """How long who ends with its run waits for others to have the model, while none of it travels."""
 SAVE_AGAIN_S = 2.0
 """How often a disk is asked to take the last step after all."""
+TELL_AGAIN_S = 10.0
+"""And the others are told what of it is there."""
 
 
 class Departure:
@@ -138,7 +140,7 @@ class Departure:
         """For a bounded time, which begins anew while files are on their way."""
         participant, done = self.participant, self.participant.trainer.done
         step, moved = self._membership.run.spec.total_steps, self._moved_bytes()
-        tried_s = now.monotonic_s()
+        tried_s = told_s = now.monotonic_s()
         end_s, longest_s = tried_s + DONE_WAIT_S, tried_s + DONE_WAIT_S + self._sharing_s()
         while done.is_set() and now.monotonic_s() < min(end_s, longest_s):
             if participant.checkpoints.whole_at(step, self._others()):
@@ -149,6 +151,9 @@ class Departure:
             if now.monotonic_s() - tried_s > SAVE_AGAIN_S and self._is_unsaved(step):
                 await self._save()  # no step comes with which it would be tried again
                 tried_s = now.monotonic_s()
+            if now.monotonic_s() - told_s > TELL_AGAIN_S:  # who was cut off has not heard it
+                participant.checkpoints.tell(step)
+                told_s = now.monotonic_s()
 
     def _is_unsaved(self, step: int) -> bool:
         """Of the states in memory: this disk took none, or somebody else held these layers in the

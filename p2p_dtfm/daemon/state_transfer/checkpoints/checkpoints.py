@@ -5,6 +5,7 @@ blobs in the background. A checkpoint that cannot be written is a warning; train
 """
 
 import asyncio
+import contextlib
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -41,6 +42,8 @@ from p2p_dtfm.train.model.layer_state import LayerState
 log = logging.getLogger("p2p_dtfm.checkpoints")
 SET_ASIDE = "set-aside"
 SET_ASIDE_KEPT = 2
+RETRY_S, LONGEST_REST_S = 2.0, 30.0
+"""Between tries to fetch what stays incomplete."""
 
 
 class Checkpoints:
@@ -78,7 +81,9 @@ class Checkpoints:
         self._busy = asyncio.Lock()
         self._completing: asyncio.Task[None] | None = None
         self._taking_back: asyncio.Task[None] | None = None
-        self._has_news = False
+        self._news = asyncio.Event()
+        self._incomplete: set[int] = set()
+        """Steps of which somebody's file did not come, as was said."""
         self._unsaved: set[int] = set()
         """The last step of which this disk has taken nothing."""
         self.whole_step: int | None = None
@@ -250,17 +255,28 @@ class Checkpoints:
         return self.whole_step == step and self._announced.all_have(step, members)
 
     def _complete_later(self) -> None:
-        self._has_news = True
+        self._news.set()
         if self._completing is None or self._completing.done():
             self._completing = asyncio.create_task(self._complete())
             self._completing.add_done_callback(_report_bug)
 
     async def _complete(self) -> None:
-        while self._has_news:
-            self._has_news = False
-            await self._complete_steps()
+        """What did not come is asked for again: after the last step nothing else is said with
+        which it would be."""
+        rest_s = RETRY_S
+        while self._news.is_set():
+            self._news.clear()
+            if await self._complete_steps():
+                continue
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(rest_s):
+                    await self._news.wait()
+            self._news.set()
+            rest_s = min(2 * rest_s, LONGEST_REST_S)
 
-    async def _complete_steps(self) -> None:
+    async def _complete_steps(self) -> bool:
+        """Whether all came that is offered."""
+        is_all = True
         for step, told in self._announced.newest_first():
             if step > self._committed_step:
                 continue  # its digests are told with the next step
@@ -278,7 +294,11 @@ class Checkpoints:
                 if fetched:  # else all would answer one another's announcements for ever
                     await self._files_changed(step)
             except (UserError, BlobUnavailable, OSError) as error:
-                log.warning("checkpoint of step %d stays incomplete: %s", step, error)
+                level = logging.DEBUG if step in self._incomplete else logging.WARNING
+                log.log(level, "checkpoint of step %d stays incomplete: %s", step, error)
+                self._incomplete.add(step)
+                is_all = False
+        return is_all
 
     async def _begin(self, directory: Path, step: int) -> None:
         """A checkpoint of the step that is committed now, on its lineage."""
@@ -328,15 +348,20 @@ class Checkpoints:
             finally:
                 target.unlink(missing_ok=True)
 
-    async def _files_changed(self, step: int) -> None:
-        self._here.look()
-        directory = checkpoint_directory(self._root, step)
+    def tell(self, step: int) -> Collection[int] | None:
+        """The others, which layers of a step are on this disk, and return them; None: none is."""
         try:
-            manifest = read_manifest(directory)
+            manifest = read_manifest(checkpoint_directory(self._root, step))
         except UserError:
-            return
+            return None
         files = {int(n): (file.digest, file.bytes) for n, file in manifest.layers.items()}
         self._announce(CheckpointFiles(step, manifest.lineage, files))
+        return files
+
+    async def _files_changed(self, step: int) -> None:
+        self._here.look()
+        if (files := self.tell(step)) is None:
+            return
         if self._are_all(files):
             self.whole_step = max(step, self.whole_step or 0)
             await self._prune(step)

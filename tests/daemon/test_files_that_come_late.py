@@ -1,0 +1,61 @@
+"""A file of the last checkpoint that did not come at once: nobody says anything more with which it
+would be asked for again."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from p2p_dtfm.core.protocol.workload import workload_of
+from p2p_dtfm.daemon.machine.compute import Compute
+from p2p_dtfm.daemon.peers.wire import CheckpointFiles
+from p2p_dtfm.daemon.state_transfer.checkpoints import checkpoints as checkpoint_files
+from p2p_dtfm.daemon.state_transfer.checkpoints.checkpoints import Checkpoints
+from p2p_dtfm.net.streams.blobs import BlobUnavailable
+from tests.daemon.test_saved_states import LINEAGE, NO_BLOBS, SPEC, _FromAnother, _states
+
+EVERY = set(range(workload_of(SPEC).layer_count))
+
+
+class _BusyAtFirst(_FromAnother):
+    def __init__(self, *theirs: Path) -> None:
+        super().__init__(*theirs)
+        self.asked = 0
+
+    async def fetch(self, digest: str, peers: list[str], target: Path, max_bytes: int) -> Path:
+        self.asked += 1
+        if self.asked <= 2:
+            raise BlobUnavailable(digest, {"other": "it is busy"})
+        return await super().fetch(digest, peers, target, max_bytes)
+
+
+def test_a_file_that_did_not_come_is_asked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whose line was cut as the run ended had no model, for good."""
+    monkeypatch.setattr(checkpoint_files, "RETRY_S", 0.05)
+    compute, step, told = Compute(), SPEC.total_steps, list[CheckpointFiles]()
+
+    async def scenario() -> None:
+        theirs, mine = tmp_path / "theirs", tmp_path / "mine"
+        other = Checkpoints(theirs, SPEC, NO_BLOBS, compute, told.append, lambda: True)
+        await other.save(step, _states(step, EVERY), LINEAGE)
+        busy: Any = _BusyAtFirst(theirs)
+        checkpoints = Checkpoints(mine, SPEC, busy, compute, lambda files: None, lambda: True)
+        checkpoints.committed(step, {}, LINEAGE)
+        await checkpoints.save(step, _states(step, {0}), LINEAGE)
+        checkpoints.remote_files("other", told[0])
+        async with asyncio.timeout(10):
+            while checkpoints.whole_step != step:
+                await asyncio.sleep(0.01)
+        async with asyncio.timeout(10):
+            while checkpoints._completing is None or not checkpoints._completing.done():
+                await asyncio.sleep(0.01)
+        await checkpoints.close()
+        await other.close()
+
+    asyncio.run(scenario())
+    compute.close()
+    said = [line for line in caplog.messages if "stays incomplete" in line]
+    assert len(said) == 1, "it is told once, however often it is tried"

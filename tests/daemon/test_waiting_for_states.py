@@ -381,6 +381,28 @@ def test_what_one_view_makes_of_the_states_is_done_before_what_the_next_one_does
     play(scenario)
 
 
+def test_who_waits_for_given_weights_looks_whether_its_view_is_over(
+    play: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody may have them any more, and its next place may want none."""
+
+    async def scenario(parts: Parts) -> None:
+        async def state(layer: int) -> LayerState:
+            await asyncio.sleep(60)
+            return state_of(layer, 0)
+
+        monkeypatch.setattr(parts.tools.stores.initial, "state", state)
+        parts.state.step = 0
+        waiting = asyncio.create_task(parts.place.have_states(VIEW, PLAN))
+        await asyncio.sleep(0)
+        parts.state.stopped = True
+        parts.state.wake.set()
+        with pytest.raises(Stopped):
+            await asyncio.wait_for(waiting, 5)
+
+    play(scenario)
+
+
 def test_a_view_may_be_over_before_all_states_are_written_with_which_a_step_begins(
     play: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,6 +22,7 @@ from p2p_dtfm.daemon.peers.wire import Hello, Welcome
 from p2p_dtfm.net.contacts.identity import Identity, verify
 from p2p_dtfm.net.directory.values import VALUE_LIMIT_BYTES, open_run, sign_run
 from p2p_dtfm.net.errors import Refused, Unreachable
+from p2p_dtfm.net.shared_work import SharedWork
 from p2p_dtfm.net.streams.blobs import BlobExchange, BlobUnavailable
 from p2p_dtfm.ports import now
 from p2p_dtfm.sim.scenario.files import read_run_spec
@@ -350,9 +351,7 @@ async def fetch_blob(
 
 
 class SharedFetches:
-    """Of a run's files while it trains. Each is under way once, whoever waits for it, and goes on
-    where a waiter is cancelled: a new view needs most of what the last one did, and over a thin
-    line a file that begins anew with each view does not come before the next one."""
+    """Of a run's files while it trains."""
 
     def __init__(
         self, store: BlobStore, exchange: BlobExchange, donors: Callable[[], list[str]]
@@ -360,23 +359,12 @@ class SharedFetches:
         self._store = store
         self._exchange = exchange
         self._donors = donors
-        self._under_way: dict[str, asyncio.Task[Path]] = {}
+        self._fetches = SharedWork[Path]()
+        self.close = self._fetches.close
 
     async def have(self, digest: str, max_bytes: int) -> None:
         """Raises `BlobUnavailable`, and `OSError` for a disk that does not take it."""
-        task = self._under_way.get(digest)
-        if task is None:
-            fetch = fetch_blob(self._store, self._exchange, digest, self._donors(), max_bytes)
-            task = self._under_way[digest] = asyncio.create_task(fetch)
-            task.add_done_callback(lambda ended: self._ended(digest, ended))
-        await asyncio.shield(task)
-
-    def _ended(self, digest: str, task: asyncio.Task[Path]) -> None:
-        del self._under_way[digest]
-        if not task.cancelled():
-            task.exception()  # seen, even if nobody waits for it any more
-
-    async def close(self) -> None:
-        for task in (tasks := list(self._under_way.values())):
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._fetches.result(
+            digest,
+            lambda: fetch_blob(self._store, self._exchange, digest, self._donors(), max_bytes),
+        )

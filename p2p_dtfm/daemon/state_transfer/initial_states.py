@@ -13,6 +13,7 @@ from p2p_dtfm.core.protocol.errors import PeerFault, UserError
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.daemon.machine.compute import Compute
 from p2p_dtfm.daemon.telemetry.status import State, Status
+from p2p_dtfm.net.shared_work import SharedWork
 from p2p_dtfm.net.streams.blobs import BlobExchange, BlobUnavailable
 from p2p_dtfm.train.data import BlobStore
 from p2p_dtfm.train.model.gpt import layer_count
@@ -64,8 +65,8 @@ class InitialStates:
         self._compute = compute
         self._status = status
         self._peers = peers
-        self._fetching: dict[str, asyncio.Lock] = {}
-        """By digest: one of the files of the run at a time, whoever asks for it."""
+        self._files = SharedWork[Path]()
+        self.close = self._files.close
         self._of_ends: frozenset[str] | None = None
         self.withheld: frozenset[int] = frozenset()
         """Layers that the run does not leave to this peer."""
@@ -165,11 +166,13 @@ class InitialStates:
         return parse_initial(await asyncio.to_thread(path.read_bytes), self._spec)
 
     async def _file(self, digest: str, max_bytes: int) -> Path:
-        async with self._fetching.setdefault(digest, asyncio.Lock()):
-            if await asyncio.to_thread(self._store.verify, digest):
-                return self._store.held(digest)
-            target = self._store.root / digest
-            return await self._blobs.fetch(digest, self._peers(), target, max_bytes)
+        return await self._files.result(digest, lambda: self._bring(digest, max_bytes))
+
+    async def _bring(self, digest: str, max_bytes: int) -> Path:
+        if await asyncio.to_thread(self._store.verify, digest):
+            return self._store.held(digest)
+        target = self._store.root / digest
+        return await self._blobs.fetch(digest, self._peers(), target, max_bytes)
 
 
 def _unusable(fault: PeerFault) -> UserError:

@@ -108,7 +108,8 @@ class PlaceInView:
         mine = plan.layers_of(self._tools.me)
         for layer in mine:
             if state.step == 0 and layer not in state.states:
-                state.states[layer] = await self._tools.stores.initial.state(layer)
+                making = asyncio.create_task(self._tools.stores.initial.state(layer))
+                state.states[layer] = await self.offering_until(making, view)
         await self._brought(view, mine)
         while wrong := await self._unlike(view):
             log.warning("asks anew for layers %s: they are not what others have", sorted(wrong))
@@ -116,9 +117,7 @@ class PlaceInView:
             for layer in wrong:
                 del state.states[layer]
             await self._brought(view, mine)
-        await self._make_ready(mine)
-        if state.is_over(view):
-            raise Stopped
+        await self.offering_until(asyncio.create_task(self._make_ready(mine)), view)
         self.guard(view)
         followers.stop_following()  # for a view that was never taken over
         self._has_settled = True

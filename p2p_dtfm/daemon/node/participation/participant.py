@@ -122,6 +122,7 @@ class Participant:
             participant.trainer.close,
             participant.checkpoints.close,
             participant._fetches.close,
+            participant.initial.close,
         ):
             stack.push_async_callback(close)
         if participant.samples is not None:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import contextvars
+import errno
 import json
 import os
 import signal
@@ -342,6 +343,38 @@ def test_one_home_one_daemon(tmp_path: Path) -> None:
     first.release()
     second.acquire()
     second.release()
+
+
+def test_a_full_disk_keeps_nobody_out_of_its_own_home(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who came back from a pause to one ended: the number in the lock is for messages alone."""
+
+    home, opened = Home(tmp_path), Path.open
+    home.acquire()
+    home.release()
+
+    def open_full(path: Path, *options: Any, **named: Any) -> Any:
+        file = opened(path, *options, **named)
+        return _FullFile(file) if path.name == "daemon.lock" else file
+
+    monkeypatch.setattr(Path, "open", open_full)
+    home.acquire()
+    assert "does not say whose it is: No space left" in caplog.text
+    home.release()
+
+
+class _FullFile:
+    """One that takes nothing more."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def write(self, text: str) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
 
 
 def test_lives_grow_even_if_the_clock_goes_back_or_the_file_is_rubbish(tmp_path: Path) -> None:

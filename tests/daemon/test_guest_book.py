@@ -19,6 +19,7 @@ from p2p_dtfm.core.protocol.errors import PeerFault, UserError
 from p2p_dtfm.core.protocol.invited.chains import (
     Revocation,
     bound_to,
+    holder_of,
     run_mark,
     sign_revocation,
 )
@@ -304,6 +305,25 @@ def test_what_a_full_disk_did_not_take_is_written_once_there_is_room(
     assert OwnInvitation(tmp_path, RUN, FOUNDER).kept.guests.revocations
 
 
+def test_who_is_another_peer_now_comes_in_by_the_same_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As the daemon advises whose home was copied: all members refused it for good, as the line
+    seemed to be used already."""
+    line = founders_line(tmp_path / "founder")
+    before = OwnInvitation(tmp_path, RUN, BOB)
+    before.come_by(line)
+    assert before.write()
+    now_alice = OwnInvitation(tmp_path, RUN, ALICE)
+    assert now_alice.introduction is None and "paste its line again" in caplog.text
+    now_alice.come_by(line)
+    assert holder_of(now_alice.kept.chain) == ALICE.peer_id
+    assert now_alice.write()
+    again = OwnInvitation(tmp_path, RUN, ALICE)
+    again.come_by(line)
+    assert again.kept == now_alice.kept
+
+
 def test_the_doctor_says_of_a_line_that_nobody_comes_in_by_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -314,7 +334,7 @@ def test_the_doctor_says_of_a_line_that_nobody_comes_in_by_it(
 
     directory = home / "runs" / RUN[:16]
     directory.mkdir(parents=True)
-    own = OwnInvitation(directory, RUN, BOB)
+    own = OwnInvitation(directory, RUN, ALICE)
     own.come_by(line)
     assert own.write()
     over_s = now.wall_s() + 8 * DAY_S

@@ -46,6 +46,26 @@ def test_who_leaves_remembers_with_whom_the_run_goes_on(tmp_path: Path) -> None:
     play(1, tmp_path / "world", scene)
 
 
+def test_who_cannot_come_back_to_the_others_leaves_all_the_same(tmp_path: Path) -> None:
+    """Its full disk took no next life, so it asked nobody to be let in, and was told to leave in
+    vain: its view was still the one that the others had left it in."""
+    run = make_run(tmp_path, 2000)
+
+    async def scene(swarm: Swarm) -> None:
+        *others, sleeper = await begun(swarm, run, "abc")
+        await swarm.until(lambda: sleeper.step() >= 20, "steps", 120)
+        swarm.pause(sleeper)
+        await swarm.until(are_in_views_of(others, 2), "the others go on", 60)
+        sleeper.disk.is_full = True
+        swarm.resume(sleeper)
+        is_told = lambda: "cannot be noted in the home" in sleeper.standing()  # noqa: E731
+        await swarm.until(is_told, "it hears of that", 60)
+        swarm.end(sleeper)
+        await swarm.until(lambda: not sleeper.is_running, "it leaves", 20)
+
+    play(1, tmp_path / "world", scene)
+
+
 def test_who_wants_to_leave_and_finds_nobody_that_would_take_over_leaves(tmp_path: Path) -> None:
     """It asks to be let in, as the others may want what it has, and looked for them for a minute
     where all had left as well (seed 500499)."""

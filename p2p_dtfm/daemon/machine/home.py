@@ -4,6 +4,7 @@ import contextlib
 import errno
 import fcntl
 import json
+import logging
 import os
 import shlex
 from collections.abc import Iterator
@@ -15,6 +16,8 @@ from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.records import LIFE_LIMIT
 from p2p_dtfm.daemon.machine.locks import hold_identity, temporary_folder
 from p2p_dtfm.ports import disk, now
+
+log = logging.getLogger("p2p_dtfm")
 
 PRIVATE_UMASK = 0o077
 DEVICES = "devices"
@@ -177,8 +180,10 @@ class Home:
             lock.write(str(os.getpid()))
             lock.flush()
         except OSError as error:
-            self._lock = None
-            raise self._unusable(error) from error
+            if not is_full(error):
+                self._lock = None
+                raise self._unusable(error) from error
+            log.warning("the lock of %s does not say whose it is: %s", self.root, error.strerror)
         try:
             self._hold_identity()
         except UserError:

@@ -1,6 +1,7 @@
 """What the agreement asks of a member that trains: to stop, take over, come back, or leave."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Iterator
 from typing import Any
@@ -190,8 +191,14 @@ class Effects:
             await self._set_aside()
         trainer.leave_views()
         self._local.observer.is_in_no_view()
-        await asyncio.sleep(action.pause_ns / 1e9)
-        self._membership.begin_life(await self._next_life())
+        leaving = self._local.life.leaving
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(action.pause_ns / 1e9):
+                await leaving.wait()
+        if (life := await self._next_life()) is None:
+            self._departure.leave_now()
+            return
+        self._membership.begin_life(life)
         await self._entry.join()
 
     async def _set_aside(self) -> None:
@@ -205,9 +212,10 @@ class Effects:
         self._local.tell(text, logging.WARNING)
         participant.events.write("given up", step=step, kept=str(path or ""))
 
-    async def _next_life(self) -> int:
-        """Without a number on disk that grows, a later start could speak as an earlier one."""
-        status = self._local.status
+    async def _next_life(self) -> int | None:
+        """Without a number on disk that grows, a later start could speak as an earlier one. None:
+        it is told to leave, and its disk does not take one."""
+        status, leaving = self._local.status, self._local.life.leaving
         while True:
             try:
                 life = self._local.home.next_life()
@@ -218,6 +226,8 @@ class Effects:
                 fix = "free space on that disk"
                 status.say(State.WAITING, f"{what}; {fix}")
                 status.troubles.tell("life", what, fix)
+                if leaving.is_set():
+                    return None
                 await asyncio.sleep(LIFE_RETRY_S)
 
     def _disagreed(self, action: Disagreed) -> None:

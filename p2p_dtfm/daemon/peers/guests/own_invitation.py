@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from p2p_dtfm.core.protocol.errors import PeerFault, UserError
-from p2p_dtfm.core.protocol.invited.chains import bound_to
+from p2p_dtfm.core.protocol.invited.chains import bound_to, holder_of
 from p2p_dtfm.core.protocol.invited.guest_list import SavedGuests
 from p2p_dtfm.core.protocol.invited.line import ASK_AGAIN, InvitationLine, require_in_time
 from p2p_dtfm.core.protocol.run_spec import RunSpec
@@ -42,7 +42,7 @@ class OwnInvitation:
         self.identity = identity
         self._path = directory / FILE_NAME
         self._write_fails = False
-        self.kept = self._read()
+        self.kept = self._own(self._read())
 
     @property
     def introduction(self) -> Introduction | None:
@@ -74,6 +74,18 @@ class OwnInvitation:
             return False
         self._write_fails = False
         return True
+
+    def _own(self, kept: KeptInvitation) -> KeptInvitation:
+        """Without the chain of whom this home was before its identity was another one: the line
+        that it came by, pasted again, is good for this peer as well."""
+        with contextlib.suppress(PeerFault):
+            if not kept.chain or holder_of(kept.chain) == self.identity.peer_id:
+                return kept
+        log.warning(
+            "the invitation in this home is another identity's: paste its line again, "
+            "p2p-dtfm --invite LINE"
+        )
+        return msgspec.structs.replace(kept, chain=())
 
     def _read(self) -> KeptInvitation:
         try:

@@ -1,7 +1,7 @@
 """Along the overlay of a swarm of many: what is lost on its way comes after all, and who is in
 doubt hears of everything."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +9,8 @@ import pytest
 
 from p2p_dtfm.core.consensus.actions import SECOND_NS
 from p2p_dtfm.core.consensus.attempts import message_parts
-from p2p_dtfm.core.messages.agreement_messages import Spread
+from p2p_dtfm.core.membership.accusers import UNANSWERED_LIMIT
+from p2p_dtfm.core.messages.agreement_messages import Gather, Spread, Tidings
 from p2p_dtfm.core.protocol.snapshot import Member
 from p2p_dtfm.sim.faults.agreement_seeds import TIMING
 from p2p_dtfm.sim.faults.agreement_world import AgreementWorld
@@ -30,17 +31,17 @@ class OverlayWorld(AgreementWorld):
             super().send(sender, receiver, message)
 
 
-def many() -> OverlayWorld:
+def many(names: Sequence[str] = NAMES) -> OverlayWorld:
     world = OverlayWorld(
         1, WORKLOAD, record("template"), one_pipeline, timing=replace(TIMING, wide_above=3)
     )
     world.rejoins = True
-    for name in NAMES:
+    for name in names:
         world.add_peer(name)
         world.peers[name].agreement.wants_view()
     world.after(3 * SECOND_NS, lambda: world.found("a"))
-    world.run_until(lambda: are_together(world, NAMES))
-    trains_on(world, NAMES)
+    world.run_until(lambda: are_together(world, list(names)))
+    trains_on(world, list(names))
     for peer in world.peers.values():
         peer.agreement._state.attempts.failures = 1  # the next one is in no haste
     return world
@@ -88,6 +89,50 @@ def test_who_is_in_doubt_hears_what_all_others_hear() -> None:
         return attempt is not None and {it.peer_id for it in attempt.known} == set("abcde")
 
     world.run_until(knows_all, limit_s=1)
+
+
+def test_members_that_keep_their_promise_are_not_thrown_out() -> None:
+    """Who has said in its Prepared that it waits for another view answers no attempt before that
+    step commits: two of these within a minute had it out, with its layers, as among few do three in
+    a row with a step between each."""
+    world = many()
+    before = view_of(world, "a").id
+    world.loses = lambda sender, receiver, message: (
+        isinstance(message, Gather | Spread) and bool({sender, receiver} & {"e", "f"})
+    )
+    for newcomer in ("n", "o"):
+        world.add_peer(newcomer)
+        world.ask_to_join(newcomer, "a")
+    accusers = world.peers["a"].agreement._state.doubts.accusers
+    times = lambda: max((times for times, _ in accusers._unanswered.values()), default=0)  # noqa: E731
+    world.run_until(lambda: times() == UNANSWERED_LIMIT - 1, limit_s=60)
+    world.run_to(world.now_ns + SECOND_NS)
+    assert {peer.view.id for peer in world.peers.values() if peer.view} == {before}
+
+
+def test_a_newcomer_that_has_not_heard_who_is_active_asks_for_it() -> None:
+    """It had heard Synced of all of them, and asked for nothing more: no step committed until it
+    was taken for who stands still."""
+    names = [*"abcdefghijklmopqrstuvwxyz"]
+    world, until_ns = many(names), 0
+
+    def loses(sender: str, receiver: str, message: Any) -> bool:
+        nonlocal until_ns
+        if receiver != "n" or not isinstance(message, Tidings) or not message.active:
+            return False
+        until_ns = until_ns or world.now_ns + 2 * SECOND_NS
+        return world.now_ns < until_ns
+
+    newcomer = world.add_peer("n")
+    world.ask_to_join("n", "a")
+    world.run_until(lambda: newcomer.agreement.next_view is not None, limit_s=20)
+    world.loses = loses
+    view = newcomer.agreement.next_view
+    assert view is not None
+    world.run_until(lambda: bool(until_ns), limit_s=20)
+    world.run_until(lambda: newcomer.view is not None and newcomer.view.id == view.id, limit_s=4)
+    trains_on(world, [*names, "n"])
+    assert {view_of(world, name).id for name in [*names, "n"]} == {view.id}
 
 
 @pytest.mark.parametrize("late", ["proofs", "all else"])

@@ -153,7 +153,11 @@ class Suspicion:
         if found.remedy is Remedy.KEEP_OUT:
             return [Report(found.reason), *gathering.accuse(attempt, found.members, now_ns)]
         report = Report(f"gives up: {found.reason}")
-        if not found.members and attempt.wide is None:
+        if attempt.wide is None:
+            is_unanswered = not found.members
+        else:  # whose contribution has not come is silent there, be it that others hear it
+            is_unanswered = attempt.snapshot is None and bool(attempt.waits_for & attempt.members)
+        if is_unanswered:
             return [report, *self._left_unanswered(attempt, found.reason, now_ns)]
         return [report, *gathering.held_up(attempt, found.members, found.reason, now_ns, False)]
 

@@ -83,8 +83,10 @@ class Syncing:
             return []
         following.synced_sent_ns = now_ns
         if state.is_wide(following.view):
-            lacking = set(following.view.members) - following.synced
-            return self._telling.ask(following.view, lacking, now_ns)
+            members, view = set(following.view.members), following.view
+            active = state.present.active_members.get(view.id, {})
+            lacking = members - following.synced or members - active.keys()
+            return self._telling.ask(view, lacking, now_ns)
         return self._synced_message(following.view)
 
     def note_synced(self, view: ViewId, members: Iterable[Member]) -> None:

@@ -63,6 +63,12 @@ def test_of_a_part_that_others_add_up_nobody_is_owed_more_than_an_answer() -> No
     assert waits_of([]).has_given("z", mine) and not waits_of([]).has_given("y", others)
 
 
+def test_nor_of_a_frame_that_went_to_another() -> None:
+    frame = Lack("me", Kind.ACTIVATION, 2, 3)
+    assert waits_of([]).has_given("z", frame)
+    assert not waits_of([], gave_to="z").has_given("z", frame), "it may be on its way"
+
+
 @pytest.mark.parametrize(
     "lack",
     [

@@ -69,8 +69,8 @@ def test_a_wait_for_the_other_end_is_one_that_the_plan_knows() -> None:
     for one, other in permutations("abcdf", 2):
         lack = Lack(other, Kind.SUM, 0, 0)
         ends = {one, other} in ({"a", "c"}, {"d", "f"})
-        assert tied.allow(one, lack) == (ends or untied.allow(one, lack))
-    assert not untied.allow("a", Lack("c", Kind.SUM, 5, 0))
+        assert tied.allow(Kind.SUM, one, lack) == (ends or untied.allow(Kind.SUM, one, lack))
+    assert not untied.allow(Kind.SUM, "a", Lack("c", Kind.SUM, 5, 0))
 
 
 def test_the_planner_counts_what_the_ends_give_each_other() -> None:

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import contextvars
 import errno
+import io
 import json
 import os
 import signal
@@ -355,8 +356,8 @@ def test_a_full_disk_keeps_nobody_out_of_its_own_home(
     home.release()
 
     def open_full(path: Path, *options: Any, **named: Any) -> Any:
-        file = opened(path, *options, **named)
-        return _FullFile(file) if path.name == "daemon.lock" else file
+        is_lock = path.name == "daemon.lock"
+        return _FullFile(opened(path, "a+b")) if is_lock else opened(path, *options, **named)
 
     monkeypatch.setattr(Path, "open", open_full)
     home.acquire()
@@ -364,17 +365,11 @@ def test_a_full_disk_keeps_nobody_out_of_its_own_home(
     home.release()
 
 
-class _FullFile:
+class _FullFile(io.TextIOWrapper):
     """One that takes nothing more."""
-
-    def __init__(self, file: Any) -> None:
-        self._file = file
 
     def write(self, text: str) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._file, name)
 
 
 def test_lives_grow_even_if_the_clock_goes_back_or_the_file_is_rubbish(tmp_path: Path) -> None:

@@ -14,14 +14,13 @@ from p2p_dtfm.core.audit.work import GONE_WORK
 from p2p_dtfm.core.messages.work import Kind, Lack
 from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
 from p2p_dtfm.core.protocol.snapshot import ViewId
-from p2p_dtfm.daemon.step.asked_parts import AskedParts
 from p2p_dtfm.daemon.trainer.audited import recomputing as rooms
 from p2p_dtfm.daemon.trainer.audited import stopped_steps
 from p2p_dtfm.daemon.trainer.audited.audits import Audits
 from p2p_dtfm.daemon.trainer.audited.stopped_steps import DENIED, StoppedSteps
 from p2p_dtfm.daemon.trainer.trainer_state import TrainerState
-from tests.core.audit.parts import NAMES, PLAN
-from tests.core.audit.test_earlier_claims import claim, share_of
+from tests.core.audit.parts import PLAN
+from tests.core.audit.test_earlier_claims import share_of
 from tests.daemon.trainer_parts import QuietOutlet, trainer_tools
 
 NOTHING: Any = None
@@ -73,16 +72,22 @@ def test_of_very_many_that_are_gone_some_are_told_of_the_next_time(
     assert found == {f"gone-{n:02}": GONE_WORK for n in range(GONE_LIMIT)}
 
 
-def test_a_chunk_whose_bytes_another_has_too_is_not_named() -> None:
-    """As of the rows of tokens that do not come up: it would be named as one that was given."""
-    asked, share = AskedParts(), share_of("d")
-    parts = share.parts[0]
-    layer = PLAN.segments()[0].first_layer
-    with asked.waiting(PLAN, "d", claim("d", share), parts[1].hex()):
-        assert asked.lacks == (Lack("d", Kind.PART, layer, 1),)
-    share.parts[0] = (parts[1],) * len(NAMES)
-    with asked.waiting(PLAN, "d", claim("d", share), parts[1].hex()):
-        assert asked.lacks == ()
+def test_who_waits_for_what_one_peer_alone_can_give_names_that_one(tmp_path: Path) -> None:
+    """A frame as well as a part; what any of several gives is fetched. Others that take an auditor
+    for one that fetches do not follow it to whom it names."""
+    recomputing, said = audits_in(tmp_path)._recomputing, []
+
+    async def fetch_bytes(*what: Any) -> bytes:
+        said.append((recomputing.lacks, recomputing.fetches))
+        return b"frame"
+
+    blobs = SimpleNamespace(fetch_bytes=fetch_bytes)
+    recomputing._tools = SimpleNamespace(me="a", net=SimpleNamespace(blobs=blobs))
+    due = Lack("d", Kind.ACTIVATION, 3, 1)
+    assert asyncio.run(recomputing._fetch(due, "ab" * 32, 5)) == b"frame"
+    assert asyncio.run(recomputing._fetch_lent(["d", "e"], "ab" * 32, 5)) == b"frame"
+    assert said == [((due,), False), ((), True)]
+    assert recomputing.lacks == () and not recomputing.fetches
 
 
 @pytest.mark.parametrize(("takes_s", "begun"), [(0.9, 9), (4.0, 4)])

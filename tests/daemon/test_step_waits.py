@@ -28,7 +28,7 @@ def waits_of(keys: list[FrameKey], plan: Plan = REPLICAS, gave_to: str = "") -> 
     mailbox = SimpleNamespace(lacks=lambda: keys, wire=wire)
     engine = SimpleNamespace(view=view.id, frames=frames, mailbox=mailbox)
     state = SimpleNamespace(
-        view=view, stopped=False, step=3, fetches=False, restart=None, ledger=None, replay=None
+        view=view, stopped=False, step=3, fetches=False, restarts=(), ledger=None, replay=None
     )
     net = SimpleNamespace(
         blobs=SimpleNamespace(gave_lately=lambda peer_id: peer_id == gave_to),
@@ -61,6 +61,12 @@ def test_of_a_part_that_others_add_up_nobody_is_owed_more_than_an_answer() -> No
     assert waits_of([]).has_given("z", others)
     assert not waits_of([], gave_to="z").has_given("z", others), "it may be on its way"
     assert waits_of([]).has_given("z", mine) and not waits_of([]).has_given("y", others)
+
+
+def test_nor_of_a_frame_that_went_to_another() -> None:
+    frame = Lack("me", Kind.ACTIVATION, 2, 3)
+    assert waits_of([]).has_given("z", frame)
+    assert not waits_of([], gave_to="z").has_given("z", frame), "it may be on its way"
 
 
 @pytest.mark.parametrize(

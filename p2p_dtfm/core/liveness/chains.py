@@ -8,7 +8,13 @@ has not been accepted. What is held against who stands at the end is for `core.l
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from p2p_dtfm.core.liveness.waits import TENSORS, WORDS, PossibleWaits, may_wait
+from p2p_dtfm.core.liveness.waits import (
+    COMPUTED_AGAIN_FOR,
+    TENSORS,
+    WORDS,
+    PossibleWaits,
+    may_wait,
+)
 from p2p_dtfm.core.messages.work import LACKS_LIMIT, Kind, Lack, Work
 
 Handed = Callable[[str, Lack], bool]
@@ -76,13 +82,25 @@ class Chains:
     def follow(self, owed: Lack, step: int) -> None:
         """`owed` is lacked in `step`: why has it not come?"""
         self.owing.add(owed.peer_id)
-        waiting = [(owed, step)]
+        waiting = [(owed, step, self._me)]
         while waiting:
-            owed, step = waiting.pop()
+            owed, step, by = waiting.pop()
             if owed.peer_id not in self._visited:
                 self._visited.add(owed.peer_id)
-                waiting += self._visit(owed, step)
+                if not self._denies(owed, by):
+                    found = self._visit(owed, step)
+                    waiting += [(lack, at, owed.peer_id) for lack, at in found]
                 self._note_untold(owed, step)
+
+    def _denies(self, owed: Lack, by: str) -> bool:
+        """That another computes a work again and lacks this for it: all have claimed, it waits for
+        that one's word, and gives it nothing, as it says. One of the two lies, and they know which:
+        they wait in a circle. Who names whom it asks for nothing has all others accuse that one."""
+        work = self._work_of(owed.peer_id)
+        if not self._possible.audits or work is None or by in (self._me, *work.sends_to):
+            return False
+        of_word = [it for it in work.lacks if it.peer_id == by and it.kind in COMPUTED_AGAIN_FOR]
+        return owed.kind in TENSORS and bool(of_word)
 
     def _note_untold(self, owed: Lack, step: int) -> None:
         work, end = self._work_of(owed.peer_id), self.found.get(owed.peer_id)
@@ -187,7 +205,7 @@ class Chains:
         if in_one_step and self._has_heard_all(lack.kind):
             return False
         is_due = may_wait(owed.kind, lack.kind, both_in_one_step=in_one_step)
-        return is_due and self._possible.allow(owed.peer_id, lack)
+        return is_due and self._possible.allow(owed.kind, owed.peer_id, lack)
 
     def _has_heard_all(self, kind: Kind) -> bool:
         """All claims, or audits, of this step: whoever has not heard one is told it by others that

@@ -4,7 +4,6 @@ from collections import deque
 from dataclasses import dataclass
 from statistics import median
 
-from p2p_dtfm.core.audit.boundaries import boundary_bytes
 from p2p_dtfm.core.audit.judging import states_parameters
 from p2p_dtfm.core.cost_model.tables.link_tables import duration_ns
 from p2p_dtfm.core.protocol.layers.timings import timing_of
@@ -67,7 +66,7 @@ class Pace:
         self._all_files_bytes = all_files_bytes
         self._records = {record.peer_id: record for record in view.snapshot.records}
         self._had = view.snapshot.states()
-        self._lent_bytes = _lent_bytes(view, boundary_bytes(spec)) if spec.audit.rate else 0
+        self._lent_bytes = _lent_bytes(view) if spec.audit.rate else 0
         self._first_step: int | None = None
         self._measured_ns: deque[int] = deque(maxlen=MEASURED_STEPS)
         self._fetch_bytes_per_s = fetch_bytes_per_s(view)
@@ -185,16 +184,15 @@ class Pace:
         return sum(workload.cost(layer).state_bytes for layer in layers)
 
 
-def _lent_bytes(view: View, boundary_bytes: int) -> int:
-    """The parameters of a stage and what came into it, which whoever judges a work of it and has
-    other layers fetches."""
+def _lent_bytes(view: View) -> int:
+    """The parameters of a stage, which whoever judges a work of it and has other layers fetches.
+    Whose frames it lacks it names."""
     plan, workload = view.plan, view.snapshot.workload
     if not isinstance(plan, Plan) or not states_parameters(plan):
         return 0
     stages = {stage.layers for pipeline in plan.pipelines for stage in pipeline.stages}
     counts = (sum(workload.cost(layer).parameter_count for layer in layers) for layers in stages)
-    microbatches = max(pipeline.microbatch_count for pipeline in plan.pipelines)
-    return FLOAT_BYTES * max(counts) + 2 * microbatches * boundary_bytes
+    return FLOAT_BYTES * max(counts)
 
 
 def fetch_bytes_per_s(view: View) -> int:

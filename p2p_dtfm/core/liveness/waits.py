@@ -22,6 +22,8 @@ _PHASE = {
 _NEED_NOTHING = (Kind.RECEIPT, Kind.ACTIVE)
 """To be given as soon as what they are for has come."""
 _OWN_FIRST = (Kind.CLAIM, Kind.AUDIT, Kind.PREPARED)
+COMPUTED_AGAIN_FOR = (Kind.AUDIT, Kind.PREPARED)
+"""What is said of works that others did; who owes it may lack what these got of anybody."""
 TENSORS = (Kind.ACTIVATION, Kind.GRADIENT, Kind.PART, Kind.SUM)
 WORDS = (Kind.CLAIM, Kind.PREPARED)
 """Which need nothing but what their maker has, once nobody lacks a tensor of it."""
@@ -42,10 +44,11 @@ def may_wait(owed: Kind, lacked: Kind, *, both_in_one_step: bool) -> bool:
 
 class PossibleWaits:
     """Who may lack what of whom in a view. `ends_meet`: a tied matrix has its sums from both ends
-    of a pipeline."""
+    of a pipeline. `audits`: works are computed again."""
 
-    def __init__(self, view: View, ends_meet: bool = False) -> None:
+    def __init__(self, view: View, ends_meet: bool = False, audits: bool = False) -> None:
         plan = view.plan
+        self.audits = audits
         self.members = frozenset(view.member_ids)
         self._before: dict[str, set[str]] = defaultdict(set)
         self._after: dict[str, set[str]] = defaultdict(set)
@@ -90,11 +93,13 @@ class PossibleWaits:
         knows that it has computed them."""
         return other in self._beside[one]
 
-    def allow(self, waiting: str, lack: Lack) -> bool:
-        """Whether the plan lets `waiting` lack this."""
+    def allow(self, owed: Kind, waiting: str, lack: Lack) -> bool:
+        """Whether the plan lets `waiting`, which owes `owed`, lack this."""
         of = lack.peer_id
         if of == waiting:
             return False
+        if self.audits and owed in COMPUTED_AGAIN_FOR and self._may_be_asked(lack):
+            return True
         if lack.kind is Kind.ACTIVATION:
             return of in self._before[waiting]
         if lack.kind is Kind.GRADIENT:
@@ -104,3 +109,10 @@ class PossibleWaits:
         if lack.kind in _OWN_FIRST:
             return of in self._holders
         return of in (self.members if lack.kind is Kind.ACTIVE else self._beside[waiting])
+
+    def _may_be_asked(self, lack: Lack) -> bool:
+        """By whoever computes a work again: for what it has given whose work it is."""
+        given = {Kind.ACTIVATION: self._after, Kind.GRADIENT: self._before, Kind.PART: self._beside}
+        return lack.kind in given and bool(
+            given[lack.kind].get(lack.peer_id, set()) - {lack.peer_id}
+        )

@@ -2,13 +2,13 @@
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from p2p_dtfm.core.audit.boundaries import TRAINING, Due, beside
+from p2p_dtfm.core.audit.boundaries import TRAINING, Due, beside, boundary_bytes
 from p2p_dtfm.core.audit.told_losses import losses_digest, tellers
 from p2p_dtfm.core.audit.work import (
     OWN_BYTES,
@@ -19,6 +19,7 @@ from p2p_dtfm.core.audit.work import (
     sums_digest,
 )
 from p2p_dtfm.core.messages.audit_messages import Boundary, Claimed, Edges, Got, Parts, Share
+from p2p_dtfm.core.messages.work import Kind, Lack
 from p2p_dtfm.core.planner.wire_plan import Chunks, WirePlan
 from p2p_dtfm.core.protocol.plan import Plan, Segment
 from p2p_dtfm.core.protocol.run_spec import RunSpec
@@ -60,8 +61,13 @@ NO_WORK = bytes(WORK_BYTES)
 """What a work comes to that nobody can have done as it is claimed."""
 PartsOf = dict[tuple[int, int, str], bytes]
 """Others' parts by segment, chunk and holder."""
-Fetch = Callable[[str, str, int], Awaitable[bytes]]
-"""`fetch(peer_id, blob, size_bytes)`: of a chunk, what a peer has claimed as its part."""
+Fetch = Callable[[Lack, str, int], Awaitable[bytes]]
+"""`fetch(due, blob, size_bytes)`: of a chunk, what a peer has claimed as its part; or what it has
+claimed to have sent a neighbour."""
+FRAMES_AT_ONCE = 8
+FRAMES_AT_ONCE_BYTES = 128 << 10
+"""Small ones take a trip each, and there may be hundreds; of large ones each is fetched in several
+pieces at once, and more would be late over thin lines."""
 
 
 class UnlikeParts(Exception):
@@ -332,7 +338,7 @@ class Judge:
                 payload = await self._part(holder, number, chunk, elements, claims[holder].share)
                 found[number, chunk, holder] = payload
 
-        await asyncio.gather(*map(from_one, wanted))
+        await _together(map(from_one, wanted))
         return found
 
     async def _part(
@@ -342,7 +348,8 @@ class Judge:
         segment = self._plan.segments()[number]
         if len(named) != len(self._wire.chunks[segment.first_layer].bounds):
             raise UnlikeParts(holder)
-        payload = await self._fetch(holder, named[chunk].hex(), FLOAT_BYTES * elements)
+        due = Lack(holder, Kind.PART, segment.first_layer, chunk)
+        payload = await self._fetch(due, named[chunk].hex(), FLOAT_BYTES * elements)
         if len(payload) != FLOAT_BYTES * elements:
             raise UnlikeParts(holder)
         return payload
@@ -352,31 +359,38 @@ class Judge:
     ) -> dict[int, ReplayedEdge]:
         """What its neighbours have sent a stage, by microbatch, from them. All of it is in memory
         at once: what a stage's neighbours keep is bounded."""
-        shape = self._spec.boundary_shape(1)
-        claimed, found = claims[peer_id].share.edges, {}
-        for number, (before, after) in beside(self._plan, peer_id, due).items():
+        claimed, found = claims[peer_id].share.edges, dict[int, ReplayedEdge]()
+        at_once = min(FRAMES_AT_ONCE, FRAMES_AT_ONCE_BYTES // boundary_bytes(self._spec))
+        turns = asyncio.Semaphore(max(1, at_once))
+
+        async def fetched(number: int, before: str, after: str) -> None:
             comes_back = number < self._spec.microbatches_per_step
             activation = gradient = None
             activation_out = gradient_out = ""
             if before:
                 lines = self._wire.boundaries[before, peer_id]
                 gradient_out, codec = lines.gradient, lines.activation
-                digest = claimed[number].activation_in
-                activation = Frame(codec, await self._frame(before, digest, codec, shape))
+                lack = Lack(before, Kind.ACTIVATION, min(layers), number)
+                payload = await self._frame(turns, lack, claimed[number].activation_in, codec)
+                activation = Frame(codec, payload)
             if after:
                 lines = self._wire.boundaries[peer_id, after]
                 activation_out, codec = lines.activation, lines.gradient
-                digest = claimed[number].gradient_in
                 if comes_back:
-                    gradient = Frame(codec, await self._frame(after, digest, codec, shape))
+                    lack = Lack(after, Kind.GRADIENT, max(layers) + 1, number)
+                    payload = await self._frame(turns, lack, claimed[number].gradient_in, codec)
+                    gradient = Frame(codec, payload)
             found[number] = ReplayedEdge(activation, gradient, activation_out, gradient_out)
-        return found
 
-    async def _frame(
-        self, peer_id: str, digest: bytes, codec: str, shape: tuple[int, ...]
-    ) -> bytes:
+        layers, around = self._plan.layers_of(peer_id), beside(self._plan, peer_id, due)
+        await _together([fetched(number, *it) for number, it in around.items()])
+        return {number: found[number] for number in around}
+
+    async def _frame(self, turns: asyncio.Semaphore, due: Lack, digest: bytes, codec: str) -> bytes:
+        shape = self._spec.boundary_shape(1)
         size_bytes = codec_of(codec, self._spec.codecs).payload_bytes(math.prod(shape))
-        return await self._fetch(peer_id, digest.hex(), size_bytes)
+        async with turns:
+            return await self._fetch(due, digest.hex(), size_bytes)
 
     async def _sum(
         self,
@@ -400,3 +414,13 @@ class Judge:
 
 async def _nothing() -> PartsOf:
     return {}
+
+
+async def _together(works: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Until all have ended, or one has failed: then nothing is waited for any more."""
+    tasks = [asyncio.create_task(work) for work in works]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()

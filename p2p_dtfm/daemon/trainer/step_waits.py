@@ -72,8 +72,8 @@ class StepWaits:
         if kind is None or engine is None:
             return False
         if self._was_never_due(peer_id, lack, engine):
-            # of a part, whoever computes works again gets it as soon as it asks for it
-            return lack.kind is not Kind.PART or not self._tools.net.blobs.gave_lately(peer_id)
+            # of these, whoever computes works again gets what it asks for as soon as it does
+            return lack.kind is Kind.SUM or not self._tools.net.blobs.gave_lately(peer_id)
         return engine.frames.has_given(peer_id, state.step, kind, lack.layer, lack.index)
 
     def _was_never_due(self, peer_id: str, lack: Lack, engine: StepEngine) -> bool:

@@ -45,7 +45,8 @@ class StepWatch:
     def took_over(self, view: View, step: int) -> None:
         pace = Pace(view, self._spec, *self._largest_and_all)
         pace.begin(step)
-        self._in_view = PossibleWaits(view, bool(tied_ends(self._spec))), pace
+        ends_meet, audits = bool(tied_ends(self._spec)), bool(self._spec.audit.rate)
+        self._in_view = PossibleWaits(view, ends_meet, audits), pace
         self._step_began_ns, self._not_ready = None, []
 
     def committed(self, now_ns: int) -> None:

@@ -136,13 +136,14 @@ class Audits:
         self._mine = self._here = None
 
     def lacks(self, view: ViewId) -> tuple[Lack, ...]:
-        """Whose claims and audits a step waits for, or whose parts what is computed again here."""
+        """Whose claims and audits a step waits for, or whose tensors what is computed again
+        here."""
         is_here = self._book is not None and self._book.view == view
         return self._waits_for or self._recomputing.lacks if is_here else ()
 
     @property
     def fetches(self) -> bool:
-        """What is lent to it, or what else a work of a stage that it does not hold takes."""
+        """What is lent to it, or the data that a work of a stage takes that it does not hold."""
         return self._recomputing.fetches
 
     def borrowers(self, view: ViewId) -> Mapping[str, int]:

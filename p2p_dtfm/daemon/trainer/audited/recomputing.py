@@ -6,7 +6,7 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 
 from blake3 import blake3
 
@@ -18,7 +18,7 @@ from p2p_dtfm.core.messages.work import Lack
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.recovery.partial_replay import whole_step
 from p2p_dtfm.core.recovery.view import View
-from p2p_dtfm.daemon.step.asked_parts import AskedParts
+from p2p_dtfm.daemon.step.asked_tensors import AskedTensors
 from p2p_dtfm.daemon.step.lent_parameters import Borrowing, NoParameters
 from p2p_dtfm.daemon.step.neighbours import held_out_judged
 from p2p_dtfm.daemon.step.stage_account import Judge, StageAccount, UnlikeParts
@@ -71,10 +71,9 @@ class Recomputing:
         self._find = find
         self.count = 0
         """Works that were computed again here."""
-        self._asked = AskedParts()
+        self._asked = AskedTensors()
         self._in_flight = 0
-        self._borrows = False
-        """Judges a work of a stage that it does not hold."""
+        """What any of several may give."""
 
     @cached_property
     def _terms(self) -> StepTerms:
@@ -82,13 +81,13 @@ class Recomputing:
 
     @property
     def lacks(self) -> tuple[Lack, ...]:
-        """Whose parts are waited for."""
+        """Whose parts, or frames, are waited for."""
         return self._asked.lacks
 
     @property
     def fetches(self) -> bool:
-        """What is lent to it, or what else a work of a stage that it does not hold takes."""
-        return self._borrows and self._in_flight > 0
+        """What is lent to it, or the data that a work of a stage takes that it does not hold."""
+        return self._in_flight > 0
 
     async def work_of(self, here: OpenStep, peer_id: str) -> bytes:
         """A work as it comes out here, or `COULD_NOT`. Raises `Stopped`."""
@@ -111,7 +110,6 @@ class Recomputing:
         return await self._unless_over(here.view, judged)
 
     async def _judged_late(self, here: OpenStep, it: LateWork, stopped: StoppedSteps) -> bytes:
-        self._borrows = True  # the data that another read: the others wait meanwhile
         if not await self._has_data(it.stopped.plan, stopped.shards_of(it)):
             return NOT_DENIED
         with self._tools.recorder.span("audit"):
@@ -123,11 +121,11 @@ class Recomputing:
         tools, engine, own = self._tools, here.engine, here.engine.states
         states: Mapping[int, LayerState | LentLayer] = own
         claims = here.book.claims
-        self._borrows = not here.book.has_layers(tools.me, peer_id)
-        if not self._borrows:
+        borrows = not here.book.has_layers(tools.me, peer_id)
+        if not borrows:
             await have_shards(tools, self._outlet, self._state, here.view, here.plan, shards)
         else:
-            fetch = self._fetch_from
+            fetch = self._fetch_lent
             borrowing = Borrowing(tools.me, tools.spec, here.plan, own, fetch, tools.compute)
             lent = await borrowing.borrowed(peer_id, claims[peer_id].share.parameters)
             if lent is None or not await self._has_data(here.plan, shards):
@@ -139,8 +137,8 @@ class Recomputing:
             engine.mailbox.wire,
             states,
             tools.compute,
-            partial(self._fetch, here),
-            recompute=engine.work.runner.recompute or self._borrows,
+            self._fetch,
+            recompute=engine.work.runner.recompute or borrows,
         )
         return await judge.work_of(
             peer_id,
@@ -209,17 +207,21 @@ class Recomputing:
 
     # from others --------------------------------------------------------------------------------
 
-    async def _fetch(self, here: OpenStep, peer_id: str, blob: str, size_bytes: int) -> bytes:
-        """Raises `BlobUnavailable`."""
-        if peer_id == self._tools.me and (mine := self._find(blob)) is not None:
+    async def _fetch(self, due: Lack, blob: str, size_bytes: int) -> bytes:
+        """What one peer alone can give. Raises `BlobUnavailable`."""
+        if due.peer_id == self._tools.me and (mine := self._find(blob)) is not None:
             return bytes(mine)
-        with self._asked.waiting(here.plan, peer_id, here.book.claims[peer_id], blob):
-            return await self._fetch_from([peer_id], blob, size_bytes)
+        with self._asked.waiting(due):
+            return await self._fetch_from([due.peer_id], blob, size_bytes)
+
+    async def _fetch_lent(self, peer_ids: Sequence[str], blob: str, size_bytes: int) -> bytes:
+        """Raises `BlobUnavailable`."""
+        with self._under_way():
+            return await self._fetch_from(peer_ids, blob, size_bytes)
 
     async def _fetch_from(self, peer_ids: Sequence[str], blob: str, size_bytes: int) -> bytes:
         """Raises `BlobUnavailable`."""
-        with self._under_way():
-            return await self._tools.net.blobs.fetch_bytes(blob, peer_ids, size_bytes, blake3)
+        return await self._tools.net.blobs.fetch_bytes(blob, peer_ids, size_bytes, blake3)
 
     @contextlib.contextmanager
     def _under_way(self) -> Iterator[None]:

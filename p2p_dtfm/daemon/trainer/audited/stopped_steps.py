@@ -11,6 +11,7 @@ from p2p_dtfm.core.audit.claim_book import ClaimBook
 from p2p_dtfm.core.audit.earlier_claims import StoppedStep
 from p2p_dtfm.core.commit.step_terms import StepTerms, terms_of
 from p2p_dtfm.core.messages.audit_messages import Claimed
+from p2p_dtfm.core.messages.work import Lack
 from p2p_dtfm.core.planner.wire_plan import WirePlan
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.recovery.partial_replay import whole_step
@@ -132,6 +133,6 @@ class StoppedSteps:
         return DENIED if is_denied else NOT_DENIED
 
 
-async def _nothing_came(peer_id: str, blob: str, size_bytes: int) -> bytes:
+async def _nothing_came(due: Lack, blob: str, size_bytes: int) -> bytes:
     """Whoever computes the whole model needs nothing from others."""
     raise BlobUnavailable(blob, {})

@@ -31,6 +31,7 @@ def in_plain_words(cause: str) -> str:
 
 
 NO_ANSWER = "no answer within"
+NO_CONTENT = "an answer without content"
 P2PD_HAS_ENDED = "the libp2p daemon of this peer has ended"
 
 

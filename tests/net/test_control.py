@@ -1,9 +1,11 @@
 """Control calls: answers, refusals, silence, and limits."""
 
 import asyncio
+import gc
 import statistics
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -85,6 +87,56 @@ def test_silence_ends_at_the_deadline_and_later_calls_work(tmp_path: Path) -> No
             control = two.p2p._client.control
             assert not control._pending_calls
             await until(lambda: not one.p2p._client.control._handler_tasks, "no task is leaked")
+
+    run(scenario())
+
+
+def test_a_call_that_is_ended_by_its_name_has_no_answer(tmp_path: Path) -> None:
+    """Whom it calls knows that name, and may give it to a call of its own that it takes back."""
+
+    async def scenario() -> None:
+        async with hosts(tmp_path, 2) as (one, two):
+            begun = asyncio.Event()
+
+            async def handler(sender: str, body: bytes) -> bytes:
+                begun.set()
+                return await asyncio.get_running_loop().create_future()
+
+            await ControlPlane(one, handler).ready()
+            calling = asyncio.create_task(ControlPlane(two, handler).call(one.peer_id, b"x", 30))
+            await begun.wait()
+            (pending,) = two.p2p._client.control._pending_calls.values()
+            pending.set_result(None)
+            with pytest.raises(Unreachable, match="without content"):
+                await calling
+
+    run(scenario())
+
+
+def test_of_a_call_that_is_taken_back_at_once_nothing_stays(tmp_path: Path) -> None:
+    """Its handler has not begun then; and two may come by one name. Who floods a peer with such
+    calls is not asked by its door: each left a task behind, or an error in the log."""
+
+    async def scenario() -> None:
+        async with hosts(tmp_path, 1) as (one,):
+            tasks, unheard = one.p2p._client.control._handler_tasks, list[Any]()
+            asyncio.get_running_loop().set_exception_handler(lambda _, what: unheard.append(what))
+
+            async def handle(answers: asyncio.Event) -> None:
+                await answers.wait()
+                tasks.pop("name")
+
+            early = tasks["early"] = asyncio.create_task(handle(asyncio.Event()))
+            early.cancel()
+            events = asyncio.Event(), asyncio.Event()
+            for event in events:
+                tasks["name"] = asyncio.create_task(handle(event))
+            for event in events:
+                event.set()
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
+            gc.collect()
+            assert not tasks and not unheard
 
     run(scenario())
 

@@ -345,7 +345,8 @@ class Directory:
             operation.close()
             raise Unreachable(self._host.peer_id, "the libp2p daemon of this peer has ended")
         try:
-            return await asyncio.wait_for(operation, OPERATION_DEADLINE_S)
+            async with asyncio.timeout(OPERATION_DEADLINE_S):
+                return await operation
         except Exception as error:  # whatever hivemind makes of others' words: no daemon ends of it
             said = "" if isinstance(error, TimeoutError) else f": {one_line(repr(error))}"
             raise Unreachable(self._host.peer_id, f"the DHT did not answer{said}") from error

@@ -8,6 +8,7 @@ import logging
 import os
 import socket
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,26 @@ class PendingCalls(dict[Any, asyncio.Future[Any]]):
     def __contains__(self, call_id: object) -> bool:
         future = self.get(call_id)
         return future is not None and not future.done()
+
+
+class HandlerTasks(dict[Any, asyncio.Task[Any]]):
+    """hivemind's handlers that run, each until it ends.
+
+    hivemind takes out only what has ended by itself, and by the name that its caller has given the
+    call: what was cancelled stayed for good, and two calls of one name ended one another.
+    """
+
+    def __setitem__(self, call_id: Any, task: asyncio.Task[Any]) -> None:
+        super().__setitem__(call_id, task)
+        task.add_done_callback(partial(self._ended, call_id))
+
+    def _ended(self, call_id: Any, task: asyncio.Task[Any]) -> None:
+        if self.get(call_id) is task:
+            del self[call_id]
+
+    def pop(self, call_id: Any, *default: Any) -> Any:
+        """hivemind's own way to end one, in its last moment."""
+        return self.get(call_id)
 
 
 def expect_broken_streams(loop: asyncio.AbstractEventLoop) -> None:

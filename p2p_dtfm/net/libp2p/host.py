@@ -22,7 +22,7 @@ from p2p_dtfm.net.contacts.first_contacts import reach_first_peers
 from p2p_dtfm.net.contacts.identity import Identity, is_peer_id
 from p2p_dtfm.net.contacts.ports import refuse_taken_ports
 from p2p_dtfm.net.door import Door, OpenDoor
-from p2p_dtfm.net.errors import NO_ANSWER, P2PD_HAS_ENDED, Unreachable, one_line
+from p2p_dtfm.net.errors import NO_ANSWER, NO_CONTENT, P2PD_HAS_ENDED, Unreachable, one_line
 from p2p_dtfm.net.hivemind_parts import (
     P2P,
     P2PDaemonError,
@@ -32,6 +32,7 @@ from p2p_dtfm.net.hivemind_parts import (
 )
 from p2p_dtfm.net.libp2p.around_hivemind import (
     UNREADABLE,
+    HandlerTasks,
     PendingCalls,
     expect_broken_streams,
     readable,
@@ -108,6 +109,7 @@ class Host:
         self._ended = EndedStreams()
         control = p2p._client.control
         control._pending_calls = PendingCalls(control._pending_calls)
+        control._handler_tasks = HandlerTasks(control._handler_tasks)
         self._peer_ids: dict[str, PeerID] = {}
         self._watcher = asyncio.create_task(self._watch(), name="p2pd watcher")
 
@@ -313,20 +315,9 @@ class Host:
 
         async def serve(request: bytes, sender: PeerID) -> bytes:
             self.calling.heard(sender.to_base58())
-            try:
-                return await handler(sender.to_base58(), request)
-            except asyncio.CancelledError:
-                self._forget_cancelled_handler()
-                raise
+            return await handler(sender.to_base58(), request)
 
         await self._ask(self.p2p._client.add_unary_handler(name, serve), CLOSE_DEADLINE_S)
-
-    def _forget_cancelled_handler(self) -> None:
-        """hivemind keeps the task of each call whose caller gave up: a leak for us to stop."""
-        tasks = self.p2p._client.control._handler_tasks
-        current = asyncio.current_task()
-        for call_id in [call_id for call_id, task in tasks.items() if task is current]:
-            del tasks[call_id]
 
     async def call(self, peer_id: str, name: str, body: bytes, deadline_s: float) -> bytes:
         """One unary call. Raises `Unreachable`."""
@@ -349,7 +340,7 @@ class Host:
         message = p2pd_pb2.CallUnaryRequest(
             peer=self._peer(peer_id).to_bytes(), proto=name, data=body
         )
-        reply: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        reply: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
         control._pending_calls[call_id] = reply
         try:
             control._pending_messages.put_nowait(
@@ -366,9 +357,14 @@ class Host:
         if not reply.done():
             raise Unreachable(peer_id, f"{NO_ANSWER} {deadline_s:g} s")
         try:
-            return reply.result()
+            answer = reply.result()
         except (P2PDaemonError, P2PHandlerError) as error:
             raise Unreachable(peer_id, self._why(peer_id, str(error))) from error
+        if (
+            answer is None
+        ):  # whom we call knows the call's name, and may end a call of its own by it
+            raise Unreachable(peer_id, NO_CONTENT)
+        return answer
 
     async def close(self) -> None:
         """End p2pd and wait until it is gone. May be called twice."""
@@ -419,7 +415,8 @@ class Host:
                 request.close()
             raise
         try:
-            return await asyncio.wait_for(request, deadline_s)
+            async with asyncio.timeout(deadline_s):  # a wait_for that is cancelled may not end
+                return await request
         except TimeoutError as error:
             raise Unreachable(peer_id, f"no connection within {deadline_s:g} s") from error
         except CONNECTION_ERRORS as error:

@@ -9,8 +9,9 @@ import pytest
 from p2p_dtfm.core.protocol.records import Link, Reachability
 from p2p_dtfm.core.protocol.snapshot import Member
 from p2p_dtfm.daemon.node.background import presence
+from p2p_dtfm.daemon.node.background.record_keeping import RecordKeeping
 from p2p_dtfm.daemon.node.status_api import way_words
-from p2p_dtfm.daemon.peers import reachability
+from p2p_dtfm.daemon.peers import reachability, self_record
 from p2p_dtfm.daemon.peers.reachability import (
     ASKED_LIMIT,
     ReachabilityFinding,
@@ -19,9 +20,10 @@ from p2p_dtfm.daemon.peers.reachability import (
     meeting_points,
     opening_fix,
 )
-from p2p_dtfm.daemon.peers.self_record import SelfRecord
+from p2p_dtfm.daemon.peers.self_record import PROBE_AGAIN_S, PROBE_ROUNDS, SelfRecord
 from p2p_dtfm.net.errors import Unreachable
 from p2p_dtfm.net.nat.dial_back import SeenAddress
+from p2p_dtfm.ports import now
 from tests.core.builders import device
 
 FIRST = "12D3KooWRbpEJ767DUrmMgm1PApxQQP6RGu8ZLY4XCYqd54AiwbL"
@@ -65,6 +67,86 @@ def test_a_link_that_leads_another_way_is_measured_anew() -> None:
     assert record.unmeasured([FIRST]) == []
     assert record.forget_where_changed({FIRST: True})
     assert record.unmeasured([FIRST]) == [FIRST]
+
+
+class Failing(SelfRecord):
+    """Whose probes fail for as long as `fails`, and who counts them."""
+
+    fails, probes = True, 0
+
+    async def _probe(self, peer_id: str, messenger: Any) -> bool:
+        self.probes += 1
+        if not self.fails:
+            self._links[peer_id] = Link(1_000_000, 1_000_000)
+        return not self.fails
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Seconds, to be moved."""
+    seconds = [1000.0]
+    monkeypatch.setattr(now, "monotonic_s", lambda: seconds[0])
+    monkeypatch.setattr(self_record, "PROBE_PAUSE_S", 0.0)
+    return seconds
+
+
+def keeping_links(record: SelfRecord, lives: dict[str, int]) -> RecordKeeping:
+    """Who measures the links of `record`: it knows where two peers are; `lives`: who is there."""
+    keeping = RecordKeeping.__new__(RecordKeeping)
+    keeping._messenger = SimpleNamespace(known=(FIRST, RELAY))  # type: ignore[assignment]
+    keeping._agreement = SimpleNamespace(view=None)  # type: ignore[assignment]
+    keeping._membership = SimpleNamespace(  # type: ignore[assignment]
+        self_record=record, lives=lambda: lives, waiting_too=()
+    )
+    return keeping
+
+
+def test_a_link_that_could_not_be_measured_is_measured_later(clock: list[float]) -> None:
+    """It never was again: its end was too busy for a second, and the plan went by a guess for good.
+    Who fails again is tried ever more seldom."""
+    record = Failing(Member(SECOND, 1), "00" * 32, device(), (), None)  # type: ignore[arg-type]
+    keeping = keeping_links(record, {FIRST: 1, RELAY: 1})
+
+    async def scenario() -> None:
+        assert not await keeping.measure_links() and record.probes == 2 * PROBE_ROUNDS
+        clock[0] += PROBE_AGAIN_S - 1
+        assert not await keeping.measure_links() and record.probes == 2 * PROBE_ROUNDS
+        clock[0] += 1
+        for _ in range(3):
+            await keeping.measure_links()  # one at a time: each may take long to fail
+        assert record.probes == 4 * PROBE_ROUNDS
+        clock[0] += PROBE_AGAIN_S
+        assert not await keeping.measure_links() and record.probes == 4 * PROBE_ROUNDS
+        clock[0] += PROBE_AGAIN_S
+        record.fails = False
+        assert await keeping.measure_links() and await keeping.measure_links()
+        assert record.link_to(FIRST) and record.link_to(RELAY)
+        clock[0] += 100 * PROBE_AGAIN_S
+        assert not await keeping.measure_links() and record.probes == 4 * PROBE_ROUNDS + 2
+
+    asyncio.run(scenario())
+
+
+def test_a_link_to_who_was_away_is_measured_when_it_comes_back(clock: list[float]) -> None:
+    """Who is first after a power cut calls all others in vain, and measured no link to them in all
+    its life. While they are away they are not tried."""
+    record = Failing(Member(SECOND, 1), "00" * 32, device(), (), None)  # type: ignore[arg-type]
+    lives: dict[str, int] = {}
+    keeping = keeping_links(record, lives)
+
+    async def scenario() -> None:
+        await keeping.measure_links()
+        tried = record.probes
+        clock[0] += 100 * PROBE_AGAIN_S
+        assert not await keeping.measure_links() and record.probes == tried
+        lives[FIRST] = 2
+        assert not await keeping.measure_links() and record.probes == tried + PROBE_ROUNDS
+        assert not await keeping.measure_links() and record.probes == tried + PROBE_ROUNDS
+        lives[FIRST], record.fails = 3, False
+        assert await keeping.measure_links()
+        assert record.link_to(FIRST) and not record.link_to(RELAY)
+
+    asyncio.run(scenario())
 
 
 def test_the_record_says_how_a_peer_is_reached() -> None:

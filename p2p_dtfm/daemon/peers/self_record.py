@@ -165,6 +165,15 @@ class SelfRecord:
         """Where others reach this peer, and how."""
         self._addresses, self._reachability = addresses, reachability
 
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Where others reach this peer, as the record says."""
+        return self._addresses
+
+    def leads_to(self, addresses: Iterable[str], reachability: Reachability) -> bool:
+        """Whether the record says that others reach this peer there, in whatever order, and so."""
+        return {*addresses} == {*self._addresses} and reachability is self._reachability
+
     def forget_where_changed(self, straight: Mapping[str, bool]) -> bool:
         """Links that lead another way than when they were measured are to be measured anew."""
         changed = [

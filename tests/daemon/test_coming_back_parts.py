@@ -248,6 +248,17 @@ def test_who_founds_beside_a_member_of_another_run_is_told(
     assert f"{trains_another}; without --run this joins that one" in caplog.text
 
 
+def test_a_home_remembers_where_a_member_has_gone_since_the_view_was_agreed_on(
+    tmp_path: Path,
+) -> None:
+    ada = "12D3KooWM4Tq2kcoqm7cK6wfTyt6ycm2EBUmoDZ5mYb9biyQ69cP"
+    at, was_at = (f"/ip4/192.0.2.{host}/tcp/4001/p2p/{ada}" for host in (7, 6))
+    record = SimpleNamespace(peer_id=ada, addresses=(was_at, at))
+    view: Any = SimpleNamespace(snapshot=SimpleNamespace(records=(record,)))
+    seen = acquaintances_of(tmp_path, network_of(), Past([], None))._seen_members(view)
+    assert [item.addresses for item in seen] == [(at, was_at)]
+
+
 def joining_of(home: Path, **settings: object) -> RunJoining:
     past = recall(settings_of(home, run="tiny", **settings))
     network = network_of()

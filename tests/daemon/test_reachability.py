@@ -1,6 +1,7 @@
 """What a peer concludes about its way in, and when a link counts as another one."""
 
 import asyncio
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,8 +10,9 @@ import pytest
 from p2p_dtfm.core.protocol.records import Link, Reachability
 from p2p_dtfm.core.protocol.snapshot import Member
 from p2p_dtfm.daemon.node.background import presence
-from p2p_dtfm.daemon.node.status_api import way_words
-from p2p_dtfm.daemon.peers import reachability
+from p2p_dtfm.daemon.node.background.record_keeping import RecordKeeping
+from p2p_dtfm.daemon.node.status_api import StatusApi, way_words
+from p2p_dtfm.daemon.peers import reachability, self_record
 from p2p_dtfm.daemon.peers.reachability import (
     ASKED_LIMIT,
     ReachabilityFinding,
@@ -19,10 +21,12 @@ from p2p_dtfm.daemon.peers.reachability import (
     meeting_points,
     opening_fix,
 )
-from p2p_dtfm.daemon.peers.self_record import SelfRecord
+from p2p_dtfm.daemon.peers.self_record import PROBE_AGAIN_S, PROBE_ROUNDS, SelfRecord
 from p2p_dtfm.net.errors import Unreachable
 from p2p_dtfm.net.nat.dial_back import SeenAddress
+from p2p_dtfm.ports import now
 from tests.core.builders import device
+from tests.core.builders import record as record_of
 
 FIRST = "12D3KooWRbpEJ767DUrmMgm1PApxQQP6RGu8ZLY4XCYqd54AiwbL"
 SECOND = "12D3KooWNnjQLdfqu9rfhd8Qr5UyzKEDCfA73AeW6CaX4B2xCrxa"
@@ -65,6 +69,86 @@ def test_a_link_that_leads_another_way_is_measured_anew() -> None:
     assert record.unmeasured([FIRST]) == []
     assert record.forget_where_changed({FIRST: True})
     assert record.unmeasured([FIRST]) == [FIRST]
+
+
+class Failing(SelfRecord):
+    """Whose probes fail for as long as `fails`, and who counts them."""
+
+    fails, probes = True, 0
+
+    async def _probe(self, peer_id: str, messenger: Any) -> bool:
+        self.probes += 1
+        if not self.fails:
+            self._links[peer_id] = Link(1_000_000, 1_000_000)
+        return not self.fails
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Seconds, to be moved."""
+    seconds = [1000.0]
+    monkeypatch.setattr(now, "monotonic_s", lambda: seconds[0])
+    monkeypatch.setattr(self_record, "PROBE_PAUSE_S", 0.0)
+    return seconds
+
+
+def keeping_links(record: SelfRecord, lives: dict[str, int]) -> RecordKeeping:
+    """Who measures the links of `record`: it knows where two peers are; `lives`: who is there."""
+    keeping = RecordKeeping.__new__(RecordKeeping)
+    keeping._messenger = SimpleNamespace(known=(FIRST, RELAY))  # type: ignore[assignment]
+    keeping._agreement = SimpleNamespace(view=None)  # type: ignore[assignment]
+    keeping._membership = SimpleNamespace(  # type: ignore[assignment]
+        self_record=record, lives=lambda: lives, waiting_too=()
+    )
+    return keeping
+
+
+def test_a_link_that_could_not_be_measured_is_measured_later(clock: list[float]) -> None:
+    """It never was again: its end was too busy for a second, and the plan went by a guess for good.
+    Who fails again is tried ever more seldom."""
+    record = Failing(Member(SECOND, 1), "00" * 32, device(), (), None)  # type: ignore[arg-type]
+    keeping = keeping_links(record, {FIRST: 1, RELAY: 1})
+
+    async def scenario() -> None:
+        assert not await keeping.measure_links() and record.probes == 2 * PROBE_ROUNDS
+        clock[0] += PROBE_AGAIN_S - 1
+        assert not await keeping.measure_links() and record.probes == 2 * PROBE_ROUNDS
+        clock[0] += 1
+        for _ in range(3):
+            await keeping.measure_links()  # one at a time: each may take long to fail
+        assert record.probes == 4 * PROBE_ROUNDS
+        clock[0] += PROBE_AGAIN_S
+        assert not await keeping.measure_links() and record.probes == 4 * PROBE_ROUNDS
+        clock[0] += PROBE_AGAIN_S
+        record.fails = False
+        assert await keeping.measure_links() and await keeping.measure_links()
+        assert record.link_to(FIRST) and record.link_to(RELAY)
+        clock[0] += 100 * PROBE_AGAIN_S
+        assert not await keeping.measure_links() and record.probes == 4 * PROBE_ROUNDS + 2
+
+    asyncio.run(scenario())
+
+
+def test_a_link_to_who_was_away_is_measured_when_it_comes_back(clock: list[float]) -> None:
+    """Who is first after a power cut calls all others in vain, and measured no link to them in all
+    its life. While they are away they are not tried."""
+    record = Failing(Member(SECOND, 1), "00" * 32, device(), (), None)  # type: ignore[arg-type]
+    lives: dict[str, int] = {}
+    keeping = keeping_links(record, lives)
+
+    async def scenario() -> None:
+        await keeping.measure_links()
+        tried = record.probes
+        clock[0] += 100 * PROBE_AGAIN_S
+        assert not await keeping.measure_links() and record.probes == tried
+        lives[FIRST] = 2
+        assert not await keeping.measure_links() and record.probes == tried + PROBE_ROUNDS
+        assert not await keeping.measure_links() and record.probes == tried + PROBE_ROUNDS
+        lives[FIRST], record.fails = 3, False
+        assert await keeping.measure_links()
+        assert record.link_to(FIRST) and not record.link_to(RELAY)
+
+    asyncio.run(scenario())
 
 
 def test_the_record_says_how_a_peer_is_reached() -> None:
@@ -171,25 +255,152 @@ def test_what_could_not_be_told_of_another_way_is_told_later(
     async def ends() -> dict[str, tuple[str, ...]]:
         raise Unreachable(SECOND, "busy")
 
-    finding = ReachabilityFinding(Reachability.RELAYED, "")
-    record = SimpleNamespace(state_reachability=lambda *said: told.append(said))
-    loops: Any = SimpleNamespace(
-        _network=SimpleNamespace(
-            host=SimpleNamespace(is_only_local=False, addresses=addresses, remote_addresses=ends),
-            reachability=SimpleNamespace(changed=changed, finding=finding),
-        ),
-        _membership=SimpleNamespace(self_record=record, set_record=lambda: None),
-        _moved=asyncio.Event(),
+    host = SimpleNamespace(is_only_local=False, addresses=addresses, remote_addresses=ends)
+    service = SimpleNamespace(
+        changed=changed, finding=ReachabilityFinding(Reachability.RELAYED, ""), doubt=lambda: None
     )
+    record = SelfRecord(Member(SECOND, 1), "00" * 32, device(), (), None)  # type: ignore[arg-type]
+    loops = keeping_presence(host, service, record, told)
 
     async def scenario() -> None:
         changed.set()
-        loop = asyncio.create_task(presence.PresenceKeeping.keep_reachable(loops))
+        loop = asyncio.create_task(loops.keep_reachable())
         await asyncio.sleep(0.2)
         loop.cancel()
         assert told == [((RELAYED,), Reachability.RELAYED)] and loops._moved.is_set()
 
     asyncio.run(scenario())
+
+
+def keeping_presence(
+    host: Any, service: Any, record: SelfRecord, told: list[Any]
+) -> presence.PresenceKeeping:
+    """`told`: what each new version of `record` says of the way in."""
+    loops = presence.PresenceKeeping.__new__(presence.PresenceKeeping)
+    loops._network = SimpleNamespace(host=host, reachability=service)  # type: ignore[assignment]
+
+    def set_record() -> None:
+        made, _ = record.make(lambda payload: b"")
+        told.append((made.addresses, made.reachability))
+
+    loops._membership = SimpleNamespace(  # type: ignore[assignment]
+        self_record=record, set_record=set_record
+    )
+    loops._moved, loops._told_s = asyncio.Event(), -math.inf
+    return loops
+
+
+LOOPBACK, HERE, THERE = (
+    f"/ip4/{host}/tcp/4001/p2p/{SECOND}" for host in ("127.0.0.1", "5.9.0.2", "5.9.0.3")
+)
+
+
+class Moving:
+    """The host of a peer that can be called, and is moved about; and who tells others of it."""
+
+    is_only_local = False
+    peer_id = SECOND
+    relayed_addresses = ()
+
+    def __init__(self) -> None:
+        self.own: tuple[str, ...] = (HERE,)
+        self.calling = SimpleNamespace(trusts=lambda peer_id: True)
+        self.service = ReachabilityService(self)  # type: ignore[arg-type]
+        self.service.finding = ReachabilityFinding(Reachability.DIRECT, "", "5.9.0.2", 4001)
+        self.told: list[Any] = []
+        record = SelfRecord(Member(SECOND, 1), "00" * 32, device(), (HERE,), None)  # type: ignore[arg-type]
+        record.state_reachability((HERE,), Reachability.DIRECT)
+        self.presence = keeping_presence(self, self.service, record, self.told)
+
+    async def addresses(self) -> tuple[str, ...]:
+        return self.own
+
+    async def remote_addresses(self) -> dict[str, tuple[str, ...]]:
+        return {FIRST: ("/ip4/5.9.0.1/tcp/4001",)}
+
+    async def tell(self) -> list[Any]:
+        """What it has told by the end of a few rounds."""
+        loop = asyncio.create_task(self.presence.keep_reachable())
+        await asyncio.sleep(0.1)
+        loop.cancel()
+        return self.told
+
+
+@pytest.fixture
+def moving(monkeypatch: pytest.MonkeyPatch, clock: list[float]) -> Moving:
+    monkeypatch.setattr(presence, "WAY_REFRESH_S", 0.001)
+    return Moving()
+
+
+def test_a_peer_whose_address_changes_tells_the_new_one(moving: Moving, clock: list[float]) -> None:
+    """It told the old one for as long as it lived, as a change of relays alone was noticed. What
+    changes to and fro is told once a minute; that there is no network for now, not at all."""
+    direct = Reachability.DIRECT
+
+    async def scenario() -> None:
+        assert await moving.tell() == [] and not moving.presence._moved.is_set()
+        moving.own = (LOOPBACK,)
+        assert await moving.tell() == []
+        moving.own = (THERE,)
+        assert await moving.tell() == [((THERE,), direct)] and moving.presence._moved.is_set()
+        moving.own = (HERE, THERE)
+        assert await moving.tell() == [((THERE,), direct)]
+        clock[0] += presence.MOVED_AGAIN_S
+        moving.own = (THERE, HERE)
+        assert (await moving.tell())[1:] == [((THERE, HERE), direct)]
+        clock[0] += presence.MOVED_AGAIN_S
+        moving.own = (HERE, THERE)
+        assert len(await moving.tell()) == 2, "the same ones"
+
+    asyncio.run(scenario())
+
+
+def test_a_peer_that_has_moved_behind_a_router_takes_relays(
+    moving: Moving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who could be called once asked nobody ever again."""
+    answers: list[SeenAddress | None] = [None, SeenAddress("5.9.0.9", 4001, ())]
+    asked, service = [0], moving.service
+
+    async def see(peer_id: str) -> SeenAddress | None:
+        asked[0] += 1
+        return answers.pop(0)
+
+    async def reserve_of(host: Any, relay: str) -> float:
+        return 3600.0
+
+    monkeypatch.setattr(reachability, "reserve", reserve_of)
+    service._see = see  # type: ignore[method-assign]
+
+    async def scenario() -> None:
+        await service._look_after()
+        assert asked == [0]
+        moving.own = (THERE,)
+        await moving.tell()
+        await service._look_after()
+        await service._look_after()
+        assert asked == [1] and not service.is_behind_router, "nobody has answered"
+        service._asked_s -= reachability.ASK_AGAIN_S + 1
+        await service._look_after()
+        assert asked == [2] and service.relays == (FIRST,)
+        assert moving.told[-1] == ((THERE,), Reachability.DIRECT)
+        assert (await moving.tell())[-1] == ((THERE,), Reachability.RELAYED)
+
+    asyncio.run(scenario())
+
+
+def test_others_join_where_a_peer_is_now() -> None:
+    """`status` told the address of when the view was agreed on; a view may stand for weeks."""
+    own = SelfRecord(Member(SECOND, 1), "00" * 32, device(), (THERE,), None)  # type: ignore[arg-type]
+    status = StatusApi.__new__(StatusApi)
+    status._network = SimpleNamespace(me=Member(SECOND, 1))  # type: ignore[assignment]
+    membership = SimpleNamespace(self_record=own)
+    status.participant = SimpleNamespace(membership=membership)  # type: ignore[assignment]
+    records = (record_of(SECOND, addresses=(HERE,)),)
+    view: Any = SimpleNamespace(member_ids=(SECOND,), snapshot=SimpleNamespace(records=records))
+    assert status._addresses_in(view) == [THERE]
+    view.member_ids, view.snapshot.records = (FIRST,), ()
+    assert status._addresses_in(view) == status._addresses_in(None) == []
 
 
 def test_ways_in_words() -> None:

@@ -150,6 +150,17 @@ class Network:
         limits = f"rate {mbps}mbit burst 64kb latency 100ms"
         namespace.run("tc", "qdisc", "add", "dev", "wan", "root", "tbf", *limits.split())
 
+    def move(self, namespace: Namespace, *, firewall: bool = False) -> str:
+        """Give a machine with a public address another one in its place, as to a laptop that is
+        opened elsewhere; there, behind a firewall."""
+        self._count += 1
+        address = PUBLIC.format(self._count)
+        namespace.run("ip", "address", "flush", "dev", "wan")
+        namespace.run("ip", "address", "add", f"{address}/24", "dev", "wan")
+        if firewall:
+            namespace.run("nft", "-f", "-", given=_FIREWALL)
+        return address
+
     def _plug(self, namespace: Namespace) -> str:
         self._count += 1
         address, port = PUBLIC.format(self._count), f"port{self._count}"

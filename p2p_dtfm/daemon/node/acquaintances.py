@@ -263,11 +263,12 @@ class Acquaintances:
 
     def _seen_members(self, view: View | None) -> list[Acquaintance]:
         """Those of the view in force; before there is one, those that a member named."""
-        now_s = int(now.wall_s())
+        now_s, where = int(now.wall_s()), self._network.messenger.where
         if view is None:
-            named = {peer: self._network.messenger.where(peer) for peer in self.members_named}
-        else:
-            named = {record.peer_id: record.addresses for record in view.snapshot.records}
+            named = {peer: where(peer) for peer in self.members_named}
+        else:  # a member may have told since that it is elsewhere
+            records = view.snapshot.records
+            named = {it.peer_id: (*where(it.peer_id), *it.addresses) for it in records}
         return [
             acquaintance(peer_id, addresses, now_s)
             for peer_id, addresses in named.items()

@@ -111,6 +111,15 @@ class Membership:
         views = (self.agreement.view, self.agreement.next_view)
         return {peer_id for view in views if view is not None for peer_id in view.member_ids}
 
+    def lives(self) -> dict[str, int]:
+        """In which life each other member is, or each newcomer that waits to be let in."""
+        views = (self.agreement.view, self.agreement.next_view)
+        members = (member for view in views if view is not None for member in view.members)
+        lives = {member.peer_id: member.life for member in members}
+        lives |= {joiner.peer_id: joiner.life for joiner in self.joiners()}
+        lives.pop(self.me.peer_id, None)
+        return lives
+
     def has_stage(self) -> bool:
         view = self.agreement.view
         return view is not None and bool(view.layers_of(self.me.peer_id))

@@ -248,9 +248,10 @@ class StatusApi:
 
     def _addresses_in(self, view: View | None) -> list[str]:
         """Where others reach this peer, once it is a member: each is a way into the swarm."""
-        records = view.snapshot.records if view is not None else ()
-        mine = [record for record in records if record.peer_id == self._network.me.peer_id]
-        return [address for record in mine for address in record.addresses]
+        if self.participant is None or view is None:
+            return []
+        is_member = self._network.me.peer_id in view.member_ids
+        return list(self.participant.membership.self_record.addresses) if is_member else []
 
     def plan_json(self) -> dict[str, Any]:
         """The snapshot and plan in force, as plain data."""

@@ -80,8 +80,8 @@ class Memory(msgspec.Struct, frozen=True):
 
 def acquaintance(peer_id: str, addresses: Sequence[str], seen_s: int) -> Acquaintance:
     """With those of its addresses at which it could be called, whole and bounded."""
-    ways = ways_to(peer_id, addresses)[:ADDRESSES_LIMIT]
-    return Acquaintance(peer_id, tuple(whole(at, peer_id) for at in ways), seen_s)
+    ways = dict.fromkeys(whole(at, peer_id) for at in ways_to(peer_id, addresses))
+    return Acquaintance(peer_id, tuple(ways)[:ADDRESSES_LIMIT], seen_s)
 
 
 def read_memory(directory: Path) -> Memory | None:

@@ -8,6 +8,7 @@ through a relay it tries for a direct connection. And it does all of that for ot
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -83,6 +84,8 @@ class ReachabilityService:
         )
         self._punched_s: dict[str, float] = {}
         self._asked_s = 0.0
+        self._is_doubted = False
+        """The finding, as this machine has moved since."""
 
     async def ready(self) -> "ReachabilityService":
         """Serve others."""
@@ -122,13 +125,19 @@ class ReachabilityService:
             await self._reserve()
         return self.finding
 
+    def doubt(self) -> None:
+        """This machine is elsewhere than when others looked: they are to look again, soon."""
+        self._is_doubted, self._asked_s = True, -math.inf
+
     async def _ask(self, peers: Sequence[str]) -> None:
         """Sets `finding` to what these peers find; one that gets through is enough, unless others
         have not before: a liar would have this peer give up its relays."""
-        self._asked_s = now.monotonic_s()
+        self._asked_s, is_doubted = now.monotonic_s(), self._is_doubted
+        self._is_doubted = False  # if it moves meanwhile, they may not have seen that
         answers = await asyncio.gather(*map(self._see, peers))
         seen = [answer for answer in answers if answer is not None]
         if not seen:
+            self._is_doubted |= is_doubted
             return
         through = [answer for answer in seen if answer.open_ports]
         is_open = through and (not self.is_behind_router or 2 * len(through) > len(seen))
@@ -168,7 +177,7 @@ class ReachabilityService:
     async def _look_after(self) -> None:
         now_s = now.monotonic_s()
         ends = await self._host.remote_addresses()
-        uncertain = self.finding.reachability is not Reachability.DIRECT
+        uncertain = self._is_doubted or self.finding.reachability is not Reachability.DIRECT
         if uncertain and now_s - self._asked_s > ASK_AGAIN_S:
             trusts = self._host.calling.trusts
             near = [

@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 
 import msgspec
@@ -27,8 +28,10 @@ from p2p_dtfm.core.protocol.snapshot import Member, Snapshot
 from p2p_dtfm.core.schedule.tournament import partner_order
 from p2p_dtfm.daemon.peers.facts.own_place import PLACES_FROM_MEMBERS, OwnPlace
 from p2p_dtfm.daemon.peers.messenger import Messenger
+from p2p_dtfm.net.contacts.calling import put_newest
 from p2p_dtfm.net.errors import Refused, Unreachable
 from p2p_dtfm.net.streams.probing import Probes
+from p2p_dtfm.ports import now
 
 PROBED_PEERS_LIMIT = 64
 DRAWN_PEERS = 32
@@ -43,6 +46,10 @@ PUBLIC_RECORD_LIMIT_BYTES = 3700
 """Of the 4 KiB, with room for the member's part in the plan and a second signature."""
 PROBE_ROUNDS = 3
 PROBE_PAUSE_S = 0.3
+PROBE_AGAIN_S = 60.0
+"""When a link is tried again that could not be measured; then after twice as long each time."""
+PROBE_AGAIN_LIMIT_S = 960.0
+GIVEN_UP_KEPT = 4096
 NOTABLE_CHANGE = 0.3
 """What live traffic must differ by before the record says so."""
 REPLAN_RATIO = 4
@@ -62,6 +69,16 @@ class LinkNews(StrEnum):
     CHANGED = "links are others than they were"
 
 
+@dataclass(frozen=True)
+class _GivenUp:
+    """A link that could not be measured."""
+
+    again_s: float
+    pause_s: float
+    life: int
+    """In which its other end was then; 0: it was not there."""
+
+
 class SelfRecord:
     """Makes signed versions of the record."""
 
@@ -79,7 +96,9 @@ class SelfRecord:
         self._addresses = addresses
         self._probes = probes
         self._links: dict[str, Link] = {}
-        self._given_up: set[str] = set()
+        self._given_up: dict[str, _GivenUp] = {}
+        """Those tried last come last."""
+        self._lives: Mapping[str, int] = {}
         self._intent = Intent.TRAIN
         self._sequence = 0
         self._uplink_bytes_per_s = 0
@@ -104,6 +123,13 @@ class SelfRecord:
         """Who is in it, and who comes: in a large one the record names some links."""
         self._members = frozenset(members)
         self.place.is_asked_for = len(self._members) >= PLACES_FROM_MEMBERS
+
+    def state_lives(self, lives: Mapping[str, int]) -> None:
+        """Who is there, and in which life; what failed in another says nothing of this one."""
+        self._lives = lives
+        for peer_id in self._given_up.keys() & lives.keys():
+            if lives[peer_id] > self._given_up[peer_id].life:
+                del self._given_up[peer_id]
 
     def state_name(self, name: str) -> None:
         """As its owner calls this peer; empty: as its identity makes it."""
@@ -139,6 +165,15 @@ class SelfRecord:
         """Where others reach this peer, and how."""
         self._addresses, self._reachability = addresses, reachability
 
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Where others reach this peer, as the record says."""
+        return self._addresses
+
+    def leads_to(self, addresses: Iterable[str], reachability: Reachability) -> bool:
+        """Whether the record says that others reach this peer there, in whatever order, and so."""
+        return {*addresses} == {*self._addresses} and reachability is self._reachability
+
     def forget_where_changed(self, straight: Mapping[str, bool]) -> bool:
         """Links that lead another way than when they were measured are to be measured anew."""
         changed = [
@@ -148,7 +183,6 @@ class SelfRecord:
         ]
         for peer_id in changed:
             log.info("link to %s leads another way now: it is measured anew", peer_id)
-            self._given_up.discard(peer_id)
             del self._links[peer_id], self._straight[peer_id]
         return bool(changed)
 
@@ -170,7 +204,7 @@ class SelfRecord:
                     busy.append(peer_id)
             waiting = busy
         for peer_id in waiting:
-            log.info("link to %s not measured: it will be learnt from traffic", peer_id)
+            log.info("link to %s not measured: it is tried again later", peer_id)
 
     async def _probe(self, peer_id: str, messenger: Messenger) -> bool:
         try:
@@ -194,7 +228,7 @@ class SelfRecord:
 
     def unmeasured(self, peers: Sequence[str]) -> list[str]:
         """Those of `peers` whose link is not measured and is worth another try, in turn order."""
-        known = self._links.keys() | self._given_up
+        known = (self._links.keys() | self._given_up.keys()) - self._due()
         room = PROBED_PEERS_LIMIT - len(self._links.keys() & {*peers})
         order = partner_order(self._me.peer_id, sorted({*peers, self._me.peer_id}))
         waiting = [peer for peer in order if peer is not None and peer not in known]
@@ -202,14 +236,29 @@ class SelfRecord:
             waiting = self.place.by_nearness(waiting)
         return waiting[: max(0, room)]
 
+    def _due(self) -> set[str]:
+        """Who is worth a try although one has failed: of those that are there, since absent ones
+        would be called for ever, and one at a time, since one that does not answer takes long."""
+        now_s = now.monotonic_s()
+        due = (it for it, given in self._given_up.items() if given.again_s <= now_s)
+        return set(itertools.islice((it for it in due if it in self._lives), 1))
+
     async def probe_one(self, peer_id: str, messenger: Messenger) -> bool:
         """Measure a link of a peer that turned up later; whether that worked."""
         for _ in range(PROBE_ROUNDS):
             if await self._probe(peer_id, messenger):
+                self._given_up.pop(peer_id, None)
                 return True
             await asyncio.sleep(PROBE_PAUSE_S)
-        self._given_up.add(peer_id)
+        self._give_up(peer_id)
         return False
+
+    def _give_up(self, peer_id: str) -> None:
+        """For now."""
+        before = self._given_up.get(peer_id)
+        pause_s = PROBE_AGAIN_S if before is None else min(2 * before.pause_s, PROBE_AGAIN_LIMIT_S)
+        given = _GivenUp(now.monotonic_s() + pause_s, pause_s, self._lives.get(peer_id, 0))
+        put_newest(self._given_up, peer_id, given, GIVEN_UP_KEPT)
 
     def learn_from_traffic(self, estimate: Callable[[str], int | None]) -> bool:
         """Take over what live traffic shows; whether that differs notably from the record."""

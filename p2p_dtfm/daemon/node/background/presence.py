@@ -3,12 +3,14 @@
 import asyncio
 import contextlib
 import logging
+import math
+from collections.abc import Iterable
 
 from p2p_dtfm.core.gate.gate_table import FAR
 from p2p_dtfm.daemon.node.participation.participant import Participant
 from p2p_dtfm.daemon.peers.facts.publishing import Publishing
 from p2p_dtfm.daemon.peers.facts.twin import Twin
-from p2p_dtfm.net.contacts.addresses import is_relayed
+from p2p_dtfm.net.contacts.addresses import is_loopback, is_relayed
 from p2p_dtfm.net.directory.values import Presence
 from p2p_dtfm.net.errors import Unreachable
 from p2p_dtfm.ports import chance, now
@@ -23,6 +25,8 @@ CROWD = 8
 """A view of so many looks half as often for others, of twice as many a third as often."""
 WAY_REFRESH_S = 5.0
 WAY_RETRY_S = 1.0
+MOVED_AGAIN_S = 60.0
+"""A machine's own addresses may change to and fro: others are told so often at most."""
 
 
 class PresenceKeeping:
@@ -38,6 +42,8 @@ class PresenceKeeping:
         self._messenger = participant.network.messenger
         self._moved = asyncio.Event()
         """This peer's addresses are others than those in its presence."""
+        self._told_s = -math.inf
+        """When the record was told of another way."""
         self._publishing = Publishing(
             membership.acquaintances.directory,
             self._run.digest,
@@ -109,14 +115,7 @@ class PresenceKeeping:
                 async with asyncio.timeout(WAY_REFRESH_S):
                     await self._network.reachability.changed.wait()
             try:
-                if self._network.reachability.changed.is_set():
-                    addresses = await self._network.host.addresses()  # or it is told of later
-                    self._network.reachability.changed.clear()
-                    finding = self._network.reachability.finding
-                    record = self._membership.self_record
-                    record.state_reachability(addresses, finding.reachability)
-                    self._membership.set_record()
-                    self._moved.set()
+                await self._tell_where()
                 ends = await self._network.host.remote_addresses()
             except Unreachable as error:
                 log.debug("%s", error)
@@ -125,3 +124,27 @@ class PresenceKeeping:
             self._network.far_ends = {peer: end for peer, (end, *_) in ends.items()}
             straight = {peer: not is_relayed(end) for peer, end in self._network.far_ends.items()}
             self._membership.self_record.forget_where_changed(straight)
+
+    async def _tell_where(self) -> None:
+        """Where others reach this peer, if the record says otherwise; while there is no network it
+        stays as it was."""
+        way, record = self._network.reachability, self._membership.self_record
+        addresses = await self._network.host.addresses()  # or it is told of later
+        how, is_due = way.finding.reachability, way.changed.is_set()
+        way.changed.clear()
+        now_s = now.monotonic_s()
+        is_due |= now_s - self._told_s >= MOVED_AGAIN_S
+        if not is_due or record.leads_to(addresses, how) or all(map(is_loopback, addresses)):
+            return
+        if _own(addresses) != _own(record.addresses):
+            log.info("this machine's addresses are others now: %s", ", ".join(addresses))
+            way.doubt()
+        self._told_s = now_s
+        record.state_reachability(addresses, how)
+        self._membership.set_record()
+        self._moved.set()
+
+
+def _own(addresses: Iterable[str]) -> set[str]:
+    """Those without a relay between."""
+    return {address for address in addresses if not is_relayed(address)}

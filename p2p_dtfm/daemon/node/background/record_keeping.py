@@ -37,14 +37,7 @@ class RecordKeeping:
         record, quiet_since_s = self._membership.self_record, now.monotonic_s()
         while not self._life.leaving.is_set():
             await asyncio.sleep(RECORD_REFRESH_S)
-            newcomers = (joiner.peer_id for joiner in self._membership.joiners())
-            candidates = {*self._messenger.known, *newcomers, *self._membership.waiting_too}
-            waiting = record.unmeasured(sorted(candidates))
-            changed = False
-            for peer_id in waiting:
-                if await record.probe_one(peer_id, self._messenger):
-                    changed = True
-                    self._compare_with_estimate(peer_id)
+            changed = await self.measure_links()
             await self._refresh_place()
             changed = record.learn_from_traffic(self._bulk.link_estimate) or changed
             if record.differs_in_steps(self._membership.plan_times.told()):
@@ -56,6 +49,17 @@ class RecordKeeping:
             if not changed and now.monotonic_s() - quiet_since_s > REPLAN_QUIET_S:
                 self._replanning.if_news()
                 quiet_since_s = now.monotonic_s()
+
+    async def measure_links(self) -> bool:
+        """To those that turned up since, and to whom it failed before; whether one was measured."""
+        record, lives, changed = self._membership.self_record, self._membership.lives(), False
+        record.state_lives(lives)
+        candidates = {*self._messenger.known, *lives, *self._membership.waiting_too}
+        for peer_id in record.unmeasured(sorted(candidates)):
+            if await record.probe_one(peer_id, self._messenger):
+                changed = True
+                self._compare_with_estimate(peer_id)
+        return changed
 
     def _compare_with_estimate(self, peer_id: str) -> None:
         view, link = self._agreement.view, self._membership.self_record.link_to(peer_id)

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -200,6 +201,41 @@ def test_where_most_that_it_trusts_get_through_it_needs_no_relays_any_more() -> 
     assert service.relays == () and not service.is_behind_router
 
 
+def test_whose_router_has_forgotten_what_it_forwards_hears_of_it_after_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Who could be called once was believed to be so for ever; strangers are asked for nothing."""
+    asked, trusted = list[str](), "12D3KooW1"
+    service = seen_by({trusted: (), "12D3KooW2": ()}, trusted)
+    service._reservations.clear()
+    service.finding = ReachabilityFinding(Reachability.DIRECT, "", "5.9.0.4", 4001)
+
+    async def see(peer_id: str) -> SeenAddress:
+        asked.append(peer_id)
+        return SeenAddress("5.9.0.4", 4001, ())
+
+    async def reserve_of(host: Any, relay: str) -> float:
+        return 3600.0
+
+    monkeypatch.setattr(reachability, "reserve", reserve_of)
+    service._see = see  # type: ignore[method-assign]
+    service._asked_s = now.monotonic_s()
+    asyncio.run(service._look_after())
+    assert not asked and not service.is_behind_router
+    service._asked_s -= reachability.ASK_WHO_IS_CERTAIN_S + 1
+    asyncio.run(service._look_after())
+    assert set(asked) == {RELAY, trusted} and service.is_behind_router and service.relays
+
+
+def test_whose_relays_go_on_tells_where_its_router_sends_from_now() -> None:
+    """To punch: others dialled where it had been before it moved."""
+    service = seen_by({"12D3KooW1": ()}, "12D3KooW1")
+    service.finding = replace(service.finding, public_host="5.9.9.9", public_port=1)
+    asyncio.run(service._look_after())
+    assert service.finding.reachability is Reachability.RELAYED
+    assert (service.finding.public_host, service.finding.public_port) == ("5.9.0.4", 4001)
+
+
 async def _open(peer_id: str) -> SeenAddress:
     return SeenAddress("5.9.0.4", 4001, (4001,))
 
@@ -373,6 +409,7 @@ def test_a_peer_that_has_moved_behind_a_router_takes_relays(
     service._see = see  # type: ignore[method-assign]
 
     async def scenario() -> None:
+        service._asked_s = now.monotonic_s()
         await service._look_after()
         assert asked == [0]
         moving.own = (THERE,)

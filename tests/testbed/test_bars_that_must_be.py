@@ -25,6 +25,7 @@ class Told:
     barred: list[str]
     views: list[tuple[float, int, str]] = field(default_factory=list)
     """When, which, with whom."""
+    takes_part: bool = True
 
     @property
     def daemon(self) -> "Told":
@@ -60,6 +61,12 @@ def test_who_was_left_out_before_a_liar_was_found_out_need_not_have_barred_it(
     late = (10.05, 3, "abL")
     """Agreed on already."""
     judged(monkeypatch, Told("a", ["L"], [FIRST, (11.0, 4, "a")]), Told("b", [], [FIRST, late]))
+
+
+def test_who_came_back_after_the_end_bars_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seed 600415: it hears at the door that the run is complete."""
+    views = [FIRST, SECOND, (10.1, 3, "ab")]
+    judged(monkeypatch, Told("a", ["L"], views), Told("b", [], views, takes_part=False))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import contextlib
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.records import Reachability
@@ -35,6 +35,8 @@ ASKED_LIMIT = 3
 LOOK_S = 3.0
 """How often it looks whether its relays are still there."""
 ASK_AGAIN_S = 60.0
+ASK_WHO_IS_CERTAIN_S = 600.0
+"""Routers forget what they forward."""
 PUNCH_AGAIN_S = 600.0
 PEERS_REMEMBERED = 1024
 
@@ -152,7 +154,8 @@ class ReachabilityService:
         if how is not self.finding.reachability and not self._reservations:
             log.info("reachability: %s: %s", how.value, reason)
         if how is Reachability.UNREACHABLE and self._reservations:
-            return
+            self.finding = replace(self.finding, public_host=best.host, public_port=port)
+            return  # it goes on by its relays; where its router sends from now is told to punch
         if how is Reachability.DIRECT and self._reservations:
             self._reservations.clear()
             self._tell_addresses()
@@ -177,16 +180,16 @@ class ReachabilityService:
     async def _look_after(self) -> None:
         now_s = now.monotonic_s()
         ends = await self._host.remote_addresses()
-        uncertain = self._is_doubted or self.finding.reachability is not Reachability.DIRECT
-        if uncertain and now_s - self._asked_s > ASK_AGAIN_S:
-            trusts = self._host.calling.trusts
+        is_certain = self.finding.reachability is Reachability.DIRECT and not self._is_doubted
+        if now_s - self._asked_s > (ASK_WHO_IS_CERTAIN_S if is_certain else ASK_AGAIN_S):
             near = [
                 peer
                 for peer, (address, *_) in sorted(ends.items())
                 if not is_relayed(address) and not is_loopback(address)
             ]
             # who connects may be anybody, and many of them one
-            await self._ask(([*filter(trusts, near)] or near)[:ASKED_LIMIT])
+            trusted = [*filter(self._host.calling.trusts, near)]
+            await self._ask((trusted or ([] if is_certain else near))[:ASKED_LIMIT])
         for relay in [relay for relay in self._reservations if relay not in ends]:
             del self._reservations[relay]
             log.warning("the relay %s is gone: those that it passed on must go another way", relay)

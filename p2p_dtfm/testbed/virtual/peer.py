@@ -78,6 +78,12 @@ class Peer:
         """The last one that it has seen committed."""
         return max(self.losses(), default=-1)
 
+    @property
+    def takes_part(self) -> bool:
+        """In a run, and does not only hear at its door that it is complete."""
+        api = self.daemon.status_api if self.daemon is not None else None
+        return api is not None and api.participant is not None
+
     def told_step(self) -> int:
         """As it shows it: how many are committed, or what it heard from the others."""
         return self.daemon.observer.step() if self.daemon is not None else 0

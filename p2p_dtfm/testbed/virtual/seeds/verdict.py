@@ -97,6 +97,8 @@ def _require_bars(peers: Sequence[Peer], lying: Lying, disturbed_s: float) -> No
     everywhere = {view for of in views.values() for view in of} if is_undisturbed else set()
     for peer in peers:
         told = peer.daemon.status_json() if peer.daemon is not None else {}
+        if not peer.takes_part:  # it came back after the end
+            continue
         barred = {bar["peer_id"]: bar["reason"] for bar in told.get("barred", ())}
         for peer_id in sorted(barred.keys() - lying.names.keys()):
             raise Broken(f"{peer.name} has barred an honest peer: {barred[peer_id]}")

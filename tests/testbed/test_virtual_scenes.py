@@ -1,0 +1,46 @@
+"""Real daemons in virtual time: bugs that no seed that was tried has found, since the situations
+are narrow, each in a scene of its own that is green without it and red with it."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from p2p_dtfm.testbed.virtual.planted.__main__ import BUGS
+from p2p_dtfm.testbed.virtual.planted.bug import planted
+from tests.testbed import scenes_of_lives as lives
+from tests.testbed.test_virtual_seeds import FOUND_BY
+
+
+class Scene(NamedTuple):
+    """`play` raises what it says under `fails` where the bug is in the daemon."""
+
+    play: Callable[[Path, pytest.MonkeyPatch], None]
+    fails: str
+
+
+SCENES = {
+    "life-by-clock": Scene(lives.a_clock_is_put_right, "it is let in"),
+}
+
+
+@pytest.mark.parametrize("name", SCENES)
+def test_the_daemon_as_it_is_comes_through(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    SCENES[name].play(tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("name", SCENES)
+def test_with_the_bug_it_does_not(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (bug,) = (bug for bug in BUGS if bug.name == name)
+    with planted(bug), pytest.raises(AssertionError, match=SCENES[name].fails):
+        SCENES[name].play(tmp_path, monkeypatch)
+
+
+def test_every_planted_bug_is_found_by_a_seed_or_by_a_scene() -> None:
+    assert not FOUND_BY.keys() & SCENES.keys()
+    assert {bug.name for bug in BUGS} == FOUND_BY.keys() | SCENES.keys()

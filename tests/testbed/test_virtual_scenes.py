@@ -10,6 +10,7 @@ import pytest
 from p2p_dtfm.testbed.virtual.planted.__main__ import BUGS
 from p2p_dtfm.testbed.virtual.planted.bug import planted
 from tests.testbed import scenes_of_lives as lives
+from tests.testbed import scenes_of_steps as steps
 from tests.testbed.test_virtual_seeds import FOUND_BY
 
 
@@ -22,6 +23,7 @@ class Scene(NamedTuple):
 
 SCENES = {
     "life-by-clock": Scene(lives.a_clock_is_put_right, "it is let in"),
+    "over-not-looked-at": Scene(steps.a_view_ends_while_data_come, "they go on"),
 }
 
 

@@ -3,18 +3,29 @@ on the daemon as it is, and red with the bug. `test_virtual_scenes.py` plays the
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from p2p_dtfm.core.planner.planner import standing_plan
+from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
+from p2p_dtfm.core.protocol.snapshot import Snapshot
+from p2p_dtfm.core.recovery import view as views
 from p2p_dtfm.testbed.virtual import swarm as worlds
+from p2p_dtfm.testbed.virtual.peer import Peer
 from p2p_dtfm.testbed.virtual.seeds.run import make_run
 from p2p_dtfm.testbed.virtual.swarm import Swarm, play
 from tests.testbed.begun import begun, participant_of
+from tests.testbed.late import LOST_S, Late
 from tests.testbed.test_virtual_followed_states import replicas
+from tests.testbed.test_virtual_guardians_that_ask_again import two_stages_and_a_spare
+from tests.testbed.test_virtual_safe_steps import LONG_NS
 from tests.testbed.test_virtual_speed import view_of
 
 SEED = 1
 SLOW_S = 2.0
+LATE_S = 2.0
+"""More than it takes to find out that somebody has died."""
 
 
 def a_view_ends_while_data_come(folder: Path, patches: pytest.MonkeyPatch) -> None:
@@ -41,5 +52,92 @@ def a_view_ends_while_data_come(folder: Path, patches: pytest.MonkeyPatch) -> No
         others = (a, b, d)
         await swarm.until(lambda: min(it.step() for it in others) >= last + 5, "they go on", 30)
         assert len(view_of(a).members) == 3, "nobody is blamed"
+
+    play(SEED, folder / "world", scene)
+
+
+def _guarded_by(guardian: str) -> Any:
+    """All layers that it does not hold itself, and that nobody else has."""
+
+    def guards_in(snapshot: Snapshot, plan: Any) -> dict[int, str]:
+        here = {record.peer_id for record in snapshot.records}
+        if guardian not in here or not isinstance(plan, Plan):
+            return {}
+        holders = {layer: plan.holders(layer) for layer in range(snapshot.workload.layer_count)}
+        return {n: guardian for n, its in holders.items() if len(its) == 1 and guardian not in its}
+
+    return guards_in
+
+
+def _first_step_of_last_view(peer: Peer) -> int:
+    return [int(event["step"]) for event in peer.events() if event["event"] == "view"][-1]
+
+
+def _halves_and_a_whole(first: str, second: str, whole: str) -> Any:
+    """Each layer has two holders as long as `whole` is there."""
+
+    def plan(snapshot: Snapshot) -> Any:
+        if (standing := standing_plan(snapshot)) is not None:
+            return standing
+        workload, here = snapshot.workload, {record.peer_id for record in snapshot.records}
+        count, total = workload.layer_count, workload.microbatch_count
+        halves = (Stage(first, 0, count // 2, 1), Stage(second, count // 2, count, 1))
+        if whole not in here:
+            return Plan((Pipeline(halves, 0, total),), (), LONG_NS)
+        alone = Pipeline((Stage(whole, 0, count, 1),), total // 2, total - total // 2)
+        return Plan((Pipeline(halves, 0, total // 2), alone), (), LONG_NS)
+
+    return plan
+
+
+def who_has_committed_alone_needs_the_others_gradients(
+    folder: Path, patches: pytest.MonkeyPatch
+) -> None:
+    """It is a step ahead; the other half can be rolled forward by one that has not heard that the
+    step is committed, and the last copy of that half's next states dies."""
+    run = make_run(folder, 2000, saves_every_steps=1000)
+    late = Late(patches, "prepared", LOST_S)
+
+    async def scene(swarm: Swarm) -> None:
+        whole, first, second = (swarm.identity_of(name).peer_id for name in "abc")
+        plan = _halves_and_a_whole(first, second, whole)
+        patches.setattr(worlds, "compute_plan", plan)
+        a, b, c = await begun(swarm, run, "abc")
+        await swarm.until(lambda: min(it.step() for it in (a, b, c)) >= 5, "steps", 60)
+        since = b.step()
+        late.begin(c.peer_id, b.peer_id)
+        await swarm.until(lambda: c.step() > b.step() >= since, "one has committed, one not", 20)
+        last = c.step()
+        swarm.kill(a)
+        late.end()
+        await swarm.until(lambda: min(b.step(), c.step()) >= last + 3, "they go on", 30)
+        assert _first_step_of_last_view(c) == last + 1, "the step is not computed again"
+
+    play(SEED, folder / "world", scene)
+
+
+def a_guardian_hears_late_what_its_holder_knows(folder: Path, patches: pytest.MonkeyPatch) -> None:
+    """That a step is committed: it waits until it can show that to others before it moves its
+    copies on, and the holder dies."""
+    run = make_run(folder, 2000, saves_every_steps=1000)
+    patches.setattr(worlds, "compute_plan", two_stages_and_a_spare)
+    late = Late(patches, "prepared", LATE_S)
+
+    async def scene(swarm: Swarm) -> None:
+        ids = sorted(swarm.identity_of(name).peer_id for name in "abc")
+        patches.setattr(views, "guards_in", _guarded_by(ids[2]))
+        named = {it.peer_id: it for it in await begun(swarm, run, "abc")}
+        holder, other, guardian = (named[it] for it in ids)
+        await swarm.until(lambda: min(it.step() for it in named.values()) >= 5, "steps", 60)
+        view = view_of(holder)
+        assert view.guards and view.cut_pace is None, "guardians keep up"
+        since = holder.step()
+        late.begin(other.peer_id, guardian.peer_id)
+        await swarm.until(lambda: holder.step() > since + 2, "steps", 60)
+        last = holder.step()
+        swarm.kill(holder)
+        late.end()
+        await swarm.until(lambda: other.step() >= last + 3, "they go on", 40)
+        assert _first_step_of_last_view(other) >= last + 1, "nothing is computed again"
 
     play(SEED, folder / "world", scene)

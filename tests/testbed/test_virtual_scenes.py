@@ -24,6 +24,10 @@ class Scene(NamedTuple):
 SCENES = {
     "life-by-clock": Scene(lives.a_clock_is_put_right, "it is let in"),
     "over-not-looked-at": Scene(steps.a_view_ends_while_data_come, "they go on"),
+    "own-gradients-hidden": Scene(
+        steps.who_has_committed_alone_needs_the_others_gradients, "they go on"
+    ),
+    "guardian-ahead": Scene(steps.a_guardian_hears_late_what_its_holder_knows, "they go on"),
 }
 
 

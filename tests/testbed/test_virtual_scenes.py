@@ -23,9 +23,8 @@ class Scene(NamedTuple):
 
 SCENES = {
     "life-by-clock": Scene(lives.a_clock_is_put_right, "it is let in"),
-    "founds-once": Scene(
-        lives.a_founder_is_left_by_the_newcomer_that_it_founds_with, "it founds"
-    ),
+    "early-prepared": Scene(steps.prepared_comes_before_the_view_that_it_is_of, "the step commits"),
+    "founds-once": Scene(lives.a_founder_is_left_by_the_newcomer_that_it_founds_with, "it founds"),
     "over-not-looked-at": Scene(steps.a_view_ends_while_data_come, "they go on"),
     "own-gradients-hidden": Scene(
         steps.who_has_committed_alone_needs_the_others_gradients, "they go on"

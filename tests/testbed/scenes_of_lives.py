@@ -1,5 +1,5 @@
-"""Scenes for bugs of who comes and goes, which no seed that was tried has found: green on the daemon
-as it is, and red with the bug. `test_virtual_scenes.py` plays them."""
+"""Scenes for bugs of who comes, who goes and who is believed, which no seed that was tried has
+found: green on the daemon as it is, and red with the bug. `test_virtual_scenes.py` plays them."""
 
 import asyncio
 from pathlib import Path
@@ -10,6 +10,7 @@ from p2p_dtfm.testbed.virtual import swarm as worlds
 from p2p_dtfm.testbed.virtual.peer import Peer
 from p2p_dtfm.testbed.virtual.seeds.run import make_run
 from p2p_dtfm.testbed.virtual.swarm import Swarm, play
+from tests.sim.test_fellows_that_accuse import WATCHED_NS, Fellows
 from tests.testbed.begun import agreement_of, are_in_views_of, begun, participant_of
 from tests.testbed.test_virtual_founders import SLOW
 
@@ -41,7 +42,7 @@ def a_founder_is_left_by_the_newcomer_that_it_founds_with(
     folder: Path, patches: pytest.MonkeyPatch
 ) -> None:
     """It comes back to nobody, another one asks it to be let in, and is let in elsewhere before the
-    founder has waited for all that it had trained with. When those have died it founds after all."""
+    founder has waited for all that it had trained with. When those have died it founds anew."""
     patches.setattr(worlds, "FLOPS_PER_S", SLOW)
     run = make_run(folder, 2000, saves_every_steps=10)
 
@@ -75,3 +76,10 @@ def a_founder_is_left_by_the_newcomer_that_it_founds_with(
 
 def _joiners_of(peer: Peer) -> set[str]:
     return {joiner.peer_id for joiner in agreement_of(peer).joiners}
+
+
+def one_accuses_another_member_each_time(folder: Path, patches: pytest.MonkeyPatch) -> None:
+    """Once all are back. Of the agreement alone, which hears the same words from daemons."""
+    fellows = Fellows("abcd", "a", 1, wait_for_all=True)
+    fellows.world.run_to(2 * WATCHED_NS)
+    assert len(fellows.out_ever) == 1, "no second honest member goes"

@@ -30,6 +30,9 @@ SLOW_S = 2.0
 LATE_S = 2.0
 """More than it takes to find out that somebody has died."""
 LATER_S = 3.0
+"""The others agree without that word, which then comes to who has not heard of it."""
+COMPUTES_S = 0.3
+"""As long as the other holder may take longer to compute the same step."""
 
 
 def a_view_ends_while_data_come(folder: Path, patches: pytest.MonkeyPatch) -> None:
@@ -61,7 +64,7 @@ def a_view_ends_while_data_come(folder: Path, patches: pytest.MonkeyPatch) -> No
 
 
 def _guarded_by(*guardians: str) -> Any:
-    """By the first that is here: all layers that it does not hold itself, and that one has alone."""
+    """By the first that is here: all layers that another one holds alone."""
 
     def guards_in(snapshot: Snapshot, plan: Any) -> dict[int, str]:
         here = {record.peer_id for record in snapshot.records}
@@ -190,7 +193,7 @@ def prepared_comes_before_the_view_that_it_is_of(folder: Path, patches: pytest.M
 
         receipts.begin(d.peer_id, b.peer_id)
         await swarm.until(waits, "it waits for receipts", 20)
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(COMPUTES_S)
         step, before = agreement_of(b).step, view_of(b)
         ready.begin(a.peer_id, c.peer_id)
         patches.setattr(ViewMail, "keep_early", keep)

@@ -3,21 +3,30 @@ found: green on the daemon as it is, and red with the bug. `test_virtual_scenes.
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from p2p_dtfm.core.protocol.plan import NoPlan, Pipeline, Plan, Stage
+from p2p_dtfm.core.protocol.records import Intent
+from p2p_dtfm.core.protocol.snapshot import Snapshot
+from p2p_dtfm.core.recovery import view as views
+from p2p_dtfm.daemon.node.coming_and_going import departure
 from p2p_dtfm.testbed.virtual import swarm as worlds
 from p2p_dtfm.testbed.virtual.peer import Peer
 from p2p_dtfm.testbed.virtual.seeds.run import make_run
 from p2p_dtfm.testbed.virtual.swarm import Swarm, play
 from tests.sim.test_fellows_that_accuse import WATCHED_NS, Fellows
 from tests.testbed.begun import agreement_of, are_in_views_of, begun, participant_of
+from tests.testbed.late import Late
 from tests.testbed.test_virtual_founders import SLOW
+from tests.testbed.test_virtual_safe_steps import LONG_NS
 
 SEED = 1
 LOOK_S = 7.5
 """After so long a founder that waits has looked for a view once in vain; it looks again when it has
 founded."""
+LATE_S = 3.0
 DAY_S = 86_400.0
 
 
@@ -83,3 +92,57 @@ def one_accuses_another_member_each_time(folder: Path, patches: pytest.MonkeyPat
     fellows = Fellows("abcd", "a", 1, wait_for_all=True)
     fellows.world.run_to(2 * WATCHED_NS)
     assert len(fellows.out_ever) == 1, "no second honest member goes"
+
+
+def who_leaves_at_last_is_the_only_one_to_give(folder: Path, patches: pytest.MonkeyPatch) -> None:
+    """Nobody who stays has room for its layers, and no steps happen. When it has waited for a
+    minute somebody has come who has, and has taken over a view of both a moment earlier."""
+    run = make_run(folder, 2000, saves_every_steps=1000)
+    late = Late(patches, "ready", LATE_S)
+
+    async def scene(swarm: Swarm) -> None:
+        plan = _at_the_first_that_stays(*(swarm.identity_of(name).peer_id for name in "ab"))
+        patches.setattr(worlds, "compute_plan", plan)
+        patches.setattr(views, "guards_in", lambda snapshot, plan: {})
+        a, c = await begun(swarm, run, "ac")
+        await swarm.until(lambda: a.step() >= 10, "steps", 60)
+        swarm.leave(a)
+        await swarm.until(lambda: _waits_for_room(a), "no steps happen", 20)
+        b = swarm.peer("b", initial_peers=(swarm.address(a),))
+        late.begin(b.peer_id, a.peer_id)
+        swarm.start(b)
+        await swarm.until(lambda: b.has_run and _is_in_a_view(b), "one with room is in a view", 40)
+        assert _waits_for_room(a) and late.count, "in which who leaves is not itself yet"
+        patches.setattr(departure, "LEAVE_LIMIT_S", 0.0)  # its minute is over
+        await swarm.until(lambda: not a.is_running, "it leaves", 60)
+        last = a.step()
+        await swarm.until(lambda: b.step() > last, "the other goes on", 20)
+
+    play(SEED, folder / "world", scene)
+
+
+def _at_the_first_that_stays(*holders: str) -> Any:
+    def plan(snapshot: Snapshot) -> Plan | NoPlan:
+        workload = snapshot.workload
+        here = sorted(it.peer_id for it in snapshot.records if it.intent is Intent.TRAIN)
+        holder = next((it for it in holders if it in here), None)
+        if holder is None:
+            return NoPlan("nobody here has room")
+        pipeline = Pipeline(
+            (Stage(holder, 0, workload.layer_count, 1),), 0, workload.microbatch_count
+        )
+        return Plan((pipeline,), tuple(it for it in here if it != holder), LONG_NS)
+
+    return plan
+
+
+def _waits_for_room(peer: Peer) -> bool:
+    view = agreement_of(peer).view
+    return view is not None and isinstance(view.plan, NoPlan)
+
+
+def _is_in_a_view(peer: Peer) -> bool:
+    try:
+        return agreement_of(peer).view is not None
+    except AssertionError:
+        return False

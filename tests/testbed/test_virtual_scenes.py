@@ -31,6 +31,7 @@ SCENES = {
     "guardian-ahead": Scene(steps.a_guardian_hears_late_what_its_holder_knows, LOST),
     "life-by-clock": Scene(lives.a_clock_is_put_right, "it is let in"),
     "founds-once": Scene(lives.a_founder_is_left_by_the_newcomer_that_it_founds_with, "it founds"),
+    "no-handing-over": Scene(lives.who_leaves_at_last_is_the_only_one_to_give, "the other goes on"),
     "doubts-forgotten": Scene(lives.one_accuses_another_member_each_time, "no second honest"),
 }
 

@@ -30,7 +30,7 @@ SLOW_S = 2.0
 LATE_S = 2.0
 """More than it takes to find out that somebody has died."""
 LATER_S = 3.0
-"""The others agree without that word, which then comes to who has not heard of it."""
+"""Others agree without that word, and who lacks it hears of that half a second later."""
 COMPUTES_S = 0.3
 """As long as the other holder may take longer to compute the same step."""
 
@@ -199,10 +199,8 @@ def prepared_comes_before_the_view_that_it_is_of(folder: Path, patches: pytest.M
         patches.setattr(ViewMail, "keep_early", keep)
         swarm.kill(d)
         await swarm.until(lambda: agreement_of(b).view is not before, "a view", 10)
-
         receipts.end()
         await swarm.until(lambda: min(b.step(), c.step()) >= step, "the step commits", 4)
-
         assert kept == [c.peer_id], "its Prepared came early"
 
     play(SEED, folder / "world", scene)

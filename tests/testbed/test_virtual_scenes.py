@@ -1,12 +1,13 @@
 """Real daemons in virtual time: bugs that no seed that was tried has found, since the situations
 are narrow, each in a scene of its own that is green without it and red with it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
+from p2p_dtfm.core.recovery import view as views
 from p2p_dtfm.testbed.virtual.planted.__main__ import BUGS
 from p2p_dtfm.testbed.virtual.planted.bug import planted
 from tests.testbed import scenes_of_lives as lives
@@ -34,6 +35,16 @@ SCENES = {
     "no-handing-over": Scene(lives.who_leaves_at_last_is_the_only_one_to_give, "the other goes on"),
     "doubts-forgotten": Scene(lives.one_accuses_another_member_each_time, "no second honest"),
 }
+
+
+@pytest.fixture(autouse=True)
+def guardians_of_their_own() -> Iterator[None]:
+    """Of views of the same names, in which scenes say who guards."""
+    for remembered in (views._guards, views._pace):
+        remembered.cache_clear()
+    yield
+    for remembered in (views._guards, views._pace):
+        remembered.cache_clear()
 
 
 def _names() -> list[Any]:

@@ -54,14 +54,30 @@ def _done_is_done(patches: Patches) -> None:
 
 
 def _over_is_not_looked_at(patches: Patches) -> None:
-    """By who begins to compute."""
+    """By who begins a step, from the end of the one before until it is under way: whoever looks
+    once on the way sees it."""
+    beginning: list[Any] = []
+
+    async def one_step(loop: Any, *args: Any) -> None:
+        beginning.append(loop._state)
+        try:
+            await right_step(loop, *args)
+        finally:
+            if loop._state in beginning:
+                beginning.remove(loop._state)
 
     async def compute(loop: Any, view: Any, running: Any) -> Any:
+        beginning.remove(loop._state)
         if not loop._state.is_over(view):
-            return await right(loop, view, running)
+            return await right_compute(loop, view, running)
         return await running
 
-    right = patches.put(StepLoop, "_compute", compute)
+    def is_over(state: Any, view: Any) -> bool:
+        return state not in beginning and right(state, view)
+
+    right_step = patches.put(StepLoop, "_one_step", one_step)
+    right_compute = patches.put(StepLoop, "_compute", compute)
+    right = patches.put(TrainerState, "is_over", is_over)
 
 
 def _early_prepared_is_lost(patches: Patches) -> None:
@@ -126,7 +142,9 @@ WAITING = (
     ),
     Planted("done-is-done", "whoever was done does not train again", _done_is_done, MOMENTS),
     Planted(
-        "over-not-looked-at", "who applies while a view ends waits in it", _over_is_not_looked_at
+        "over-not-looked-at",
+        "who begins a step while a view ends waits in it",
+        _over_is_not_looked_at,
     ),
     Planted("early-prepared", "Prepared before the takeover is lost", _early_prepared_is_lost),
     Planted("stop-wakes-nobody", "a failure stops no step under way", _stop_wakes_nobody),

@@ -58,7 +58,7 @@ class Moments:
 
     def _said(self, origin: str, goal: str, request: bytes) -> bool:
         """Whether it is said."""
-        kind = _kind_of(request) if self._waiting else ""
+        kind = kind_of(request) if self._waiting else ""
         for item in [it for it in self._waiting if it.fault.at_message == kind]:
             self._waiting.remove(item)
             names = {peer.peer_id: peer.name for peer in self._swarm.peers}
@@ -97,7 +97,7 @@ class Moments:
         self._begin(number, fault)
 
 
-def _kind_of(request: bytes) -> str:
+def kind_of(request: bytes) -> str:
     """Of a call of `net.libp2p.control`."""
     try:
         return tag_of(BytesValue.FromString(request).value)

@@ -1,0 +1,148 @@
+"""Scenes for bugs of who comes, who goes and who is believed, which no seed that was tried has
+found: green on the daemon as it is, and red with the bug. `test_virtual_scenes.py` plays them."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from p2p_dtfm.core.protocol.plan import NoPlan, Pipeline, Plan, Stage
+from p2p_dtfm.core.protocol.records import Intent
+from p2p_dtfm.core.protocol.snapshot import Snapshot
+from p2p_dtfm.core.recovery import view as views
+from p2p_dtfm.daemon.node.coming_and_going import departure
+from p2p_dtfm.testbed.virtual import swarm as worlds
+from p2p_dtfm.testbed.virtual.peer import Peer
+from p2p_dtfm.testbed.virtual.seeds.run import make_run
+from p2p_dtfm.testbed.virtual.swarm import Swarm, play
+from tests.sim.test_fellows_that_accuse import WATCHED_NS, Fellows
+from tests.testbed.begun import agreement_of, are_in_views_of, begun, participant_of
+from tests.testbed.late import Late
+from tests.testbed.test_virtual_founders import SLOW
+from tests.testbed.test_virtual_safe_steps import LONG_NS
+
+SEED = 1
+LOOK_S = 7.5
+"""After so long a founder that waits has looked for a view once in vain; it looks again when it has
+founded."""
+LATE_S = 3.0
+"""Others agree without that word, and who lacks it hears of that half a second later."""
+FOUNDS_S = 20.0
+"""By then it has founded, and the others have not come."""
+DAY_S = 86_400.0
+
+
+def a_clock_is_put_right(folder: Path, patches: pytest.MonkeyPatch) -> None:
+    """One life begins by a clock that is a day ahead, and the next by a right one."""
+    run = make_run(folder, 2000)
+
+    async def scene(swarm: Swarm) -> None:
+        a, b, c = await begun(swarm, run, "abc")
+        await swarm.until(lambda: c.step() >= 10, "steps", 60)
+        for ahead_s in (DAY_S, 0.0):
+            swarm.kill(c)
+            swarm.set_clock(c, ahead_s)
+            await swarm.until(are_in_views_of([a, b], 2), "they go on", 30)
+            swarm.start(c)
+            await swarm.until(are_in_views_of([a, b], 3), "it is let in", 30)
+
+    play(SEED, folder / "world", scene)
+
+
+def a_founder_is_left_by_the_newcomer_that_it_founds_with(
+    folder: Path, patches: pytest.MonkeyPatch
+) -> None:
+    """It comes back to nobody, another one asks it to be let in, and is let in elsewhere before the
+    founder has waited for all that it had trained with. When those have died it founds anew."""
+    patches.setattr(worlds, "FLOPS_PER_S", SLOW)
+    run = make_run(folder, 2000, saves_every_steps=10)
+
+    async def scene(swarm: Swarm) -> None:
+        a, b, c = await begun(swarm, run, "abc")
+        await swarm.until(lambda: a.step() >= 20, "steps", 120)
+        swarm.kill(a)
+        swarm.kill(b)
+        swarm.cut(a, c)
+        swarm.cut(b, c)
+        await swarm.until(are_in_views_of([c], 1), "one goes on", 60)
+        swarm.start(a, expect_peers=1)
+        await swarm.until(lambda: "waits 15 s" in a.standing(), "it waits", 60)
+        await asyncio.sleep(LOOK_S)
+        swarm.mend(b, c)
+        swarm.start(b)
+        await swarm.until(lambda: b.peer_id in _joiners_of(a), "the other asks it", 10)
+        await swarm.until(are_in_views_of([c], 2), "that one is let in elsewhere", 14)
+        await asyncio.sleep(FOUNDS_S)
+        assert agreement_of(a).view is None, "its founding has come to nothing"
+        assert participant_of(a).membership.founds
+        swarm.kill(b)
+        swarm.kill(c)
+        swarm.mend(a, c)
+        swarm.start(b)
+        swarm.start(c)
+        await swarm.until(are_in_views_of([a], 3), "it founds", 180)
+
+    play(SEED, folder / "world", scene)
+
+
+def _joiners_of(peer: Peer) -> set[str]:
+    return {joiner.peer_id for joiner in agreement_of(peer).joiners}
+
+
+def one_accuses_another_member_each_time(folder: Path, patches: pytest.MonkeyPatch) -> None:
+    """Once all are back. Of the agreement alone, which hears the same words from daemons."""
+    fellows = Fellows("abcd", "a", 1, wait_for_all=True)
+    fellows.world.run_to(2 * WATCHED_NS)
+    assert len(fellows.out_ever) == 1, "no second honest member goes"
+
+
+def who_leaves_at_last_is_the_only_one_to_give(folder: Path, patches: pytest.MonkeyPatch) -> None:
+    """Nobody who stays has room for its layers, and no steps happen. When it has waited for a
+    minute somebody has come who has, and has taken over a view of both a moment earlier."""
+    run = make_run(folder, 2000, saves_every_steps=1000)
+    late = Late(patches, "ready", LATE_S)
+
+    async def scene(swarm: Swarm) -> None:
+        plan = _at_the_first_that_stays(*(swarm.identity_of(name).peer_id for name in "ab"))
+        patches.setattr(worlds, "compute_plan", plan)
+        patches.setattr(views, "guards_in", lambda snapshot, plan: {})
+        a, _ = await begun(swarm, run, "ac")
+        await swarm.until(lambda: a.step() >= 10, "steps", 60)
+        swarm.leave(a)
+        await swarm.until(lambda: _waits_for_room(a), "no steps happen", 20)
+        b = swarm.peer("b", initial_peers=(swarm.address(a),))
+        late.begin(b.peer_id, a.peer_id)
+        swarm.start(b)
+        await swarm.until(lambda: _was_in_a_view(b), "one with room is in a view", 40)
+        assert _waits_for_room(a) and late.count, "in which who leaves is not itself yet"
+        patches.setattr(departure, "LEAVE_LIMIT_S", 0.0)  # its minute is over
+        await swarm.until(lambda: not a.is_running, "it leaves", 60)
+        last = a.step()
+        await swarm.until(lambda: b.step() > last, "the other goes on", 20)
+
+    play(SEED, folder / "world", scene)
+
+
+def _at_the_first_that_stays(*holders: str) -> Any:
+    def plan(snapshot: Snapshot) -> Plan | NoPlan:
+        workload = snapshot.workload
+        here = sorted(it.peer_id for it in snapshot.records if it.intent is Intent.TRAIN)
+        holder = next((it for it in holders if it in here), None)
+        if holder is None:
+            return NoPlan("nobody here has room")
+        pipeline = Pipeline(
+            (Stage(holder, 0, workload.layer_count, 1),), 0, workload.microbatch_count
+        )
+        return Plan((pipeline,), tuple(it for it in here if it != holder), LONG_NS)
+
+    return plan
+
+
+def _waits_for_room(peer: Peer) -> bool:
+    view = agreement_of(peer).view
+    return view is not None and isinstance(view.plan, NoPlan)
+
+
+def _was_in_a_view(peer: Peer) -> bool:
+    return any(event["event"] == "view" for event in peer.events())

@@ -37,7 +37,7 @@ from p2p_dtfm.daemon.peers.home_memory import (
 from p2p_dtfm.daemon.peers.recall import Past, recall
 from p2p_dtfm.daemon.peers.run_source import is_here
 from p2p_dtfm.daemon.peers.wire import Hello, Welcome
-from p2p_dtfm.sim.scenario.files import read_run_spec
+from p2p_dtfm.sim.scenario.files import find_run_spec, read_run_spec
 from p2p_dtfm.train.data import BlobStore
 from tests.core.builders import run_spec
 from tests.daemon.test_memory import memory_of, peer_ids, place_of
@@ -353,6 +353,32 @@ def test_after_a_pause_it_comes_back_as_it_was_started(tmp_path: Path) -> None:
     assert joiner.initial_peers == (*met, *given) and joiner.run_digest == digest
     bare = _to_come_back(Settings(home=tmp_path), met, digest)
     assert not bare.initial_peers and bare.run_digest == digest
+
+
+@pytest.mark.parametrize("becomes", ["changed", "removed"])
+def test_after_a_pause_a_founder_comes_back_to_its_run_and_not_to_the_file(
+    tmp_path: Path, becomes: str
+) -> None:
+    """Who had edited it by day had another run founded at step 0 in the evening; and where it was
+    gone the daemon ended."""
+    memory = memory_of(tmp_path)
+    remember(tmp_path, memory)
+    file = tmp_path / "mine.toml"
+    if becomes == "changed":
+        file.write_bytes(find_run_spec("tiny").read_bytes())
+    settings = settings_of(tmp_path, run=str(file), new=True)
+    founder = _to_come_back(settings, (), memory.run_digest)
+    assert not founder.run and not founder.new
+    assert recall(founder).recalled == memory
+
+
+def test_who_paused_before_it_took_part_comes_back_as_it_was_started(tmp_path: Path) -> None:
+    """It forgot that a new run was wanted, and which one was to be joined."""
+    for settings in (
+        settings_of(tmp_path, run="tiny", new=True),
+        settings_of(tmp_path, run_digest="ab" * 32),
+    ):
+        assert _to_come_back(settings, (), "") == settings
 
 
 def test_remembered_peers_that_are_no_nodes_of_the_directory_end_nothing(

@@ -113,7 +113,7 @@ class Resident:
             await self._dashboard.close()
 
     async def _live(self) -> int:
-        settings = self._settings
+        settings = last_resort = self._settings
         away, past = self._away, None
         if away is None:
             recalling = await _loaded("p2p_dtfm.daemon.peers.recall")  # not by who is away
@@ -127,13 +127,17 @@ class Resident:
         while True:
             await self._load_what_trains()
             daemon = self.make_daemon(settings, self._dashboard, self._seen)
+            if self._settings.founds:
+                daemon.come_as_founder()
             try:
                 code = await self._take_part_within_hours(daemon, past)
             except UserError as error:
-                if settings is self._settings or error.exit_code != UNREACHABLE:
+                if settings is last_resort or error.exit_code != UNREACHABLE:
                     raise
                 log.warning("those met before are gone: %s", error.cause)
-                settings, past = self._settings, None
+                if not self._settings.run:  # by which a founder might found anew
+                    settings = self._settings
+                last_resort, past = settings, None
                 continue
             if daemon.pause_reason is None:
                 return code
@@ -383,11 +387,19 @@ def _away(shown: DashboardState, status: Status, seen: Seen) -> DashboardState:
 
 
 def _to_come_back(settings: Settings, met: tuple[str, ...], run_digest: str) -> Settings:
-    """As a newcomer to those who were met. Whoever founded the run, or took it up, finds them by
-    itself, and goes on alone if they are gone."""
-    if not settings.initial_peers or settings.run:
-        return settings.model_copy(update={"new": False, "run_digest": run_digest})
-    if not met or not run_digest:
+    """To the run that it was in, which it finds by what its home remembers, or as a newcomer to
+    those who were met; a founder's file may be another one by then."""
+    if not run_digest or not (settings.run or met or not settings.initial_peers):
         return settings
-    known = tuple(dict.fromkeys((*met, *settings.initial_peers)))
-    return settings.model_copy(update={"initial_peers": known, "run_digest": run_digest})
+    changes: dict[str, Any] = {"new": False, "run_digest": run_digest}
+    if settings.run:
+        changes["run"] = "" if _is_remembered(settings, run_digest) else settings.run
+    elif settings.initial_peers:
+        changes["initial_peers"] = tuple(dict.fromkeys((*met, *settings.initial_peers)))
+    return settings.model_copy(update=changes)
+
+
+def _is_remembered(settings: Settings, run_digest: str) -> bool:
+    from p2p_dtfm.daemon.peers.home_memory import read_memory  # loaded by whoever took part
+
+    return read_memory(Home(settings.home).run_directory(run_digest)) is not None

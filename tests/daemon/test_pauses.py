@@ -2,16 +2,13 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from p2p_dtfm.core.protocol.errors import UNREACHABLE, UserError
-from p2p_dtfm.daemon.dashboard.dashboard_host import DashboardHost
+from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.daemon.machine.home import Home
 from p2p_dtfm.daemon.machine.hours import LONGEST_PAUSE_S, for_a_while, pause_seconds
 from p2p_dtfm.daemon.machine.life import Life, Standstill
@@ -21,10 +18,8 @@ from p2p_dtfm.daemon.machine.owner.yields import REASONS, Yields
 from p2p_dtfm.daemon.machine.settings import Settings
 from p2p_dtfm.daemon.node import resident as resident_module
 from p2p_dtfm.daemon.node.resident import Resident
-from p2p_dtfm.daemon.peers.home_memory import write_memory
 from p2p_dtfm.ports import now
 from p2p_dtfm.web.api import LocalApi, explained, make_app
-from tests.daemon.test_memory import memory_of, place_of
 
 
 def test_it_ends_when_its_time_has_come_and_may_be_changed(tmp_path: Path) -> None:
@@ -276,90 +271,6 @@ def test_a_bug_in_looking_costs_one_look(tmp_path: Path, monkeypatch: pytest.Mon
         assert paused == ["the computer runs on its battery"]
 
     asyncio.run(scenario())
-
-
-class Acting:
-    """A daemon that does what a scene has written for it."""
-
-    def __init__(self, settings: Settings, act: Callable[["Acting"], Awaitable[int]]) -> None:
-        self.settings = settings
-        self.pause_reason: str | None = None
-        self.pause_until_s: float | None = None
-        self.run_digest = ""
-        self.observer = SimpleNamespace(state=DashboardHost().state)
-        self._act = act
-
-    def acquaintances(self) -> tuple[str, ...]:
-        return ()
-
-    def status_json(self) -> dict[str, object]:
-        return {}
-
-    def come_as_founder(self) -> None:
-        pass
-
-    def pause(self, reason: str) -> None:
-        self.pause_reason = reason
-
-    async def run(self, past: object) -> int:
-        return await self._act(self)
-
-
-class Staged(Resident):
-    """Its daemons do one act each; of its times away the reasons are told, and that they end."""
-
-    def __init__(
-        self,
-        settings: Settings,
-        acts: Sequence[Callable[[Acting], Awaitable[int]]],
-        clock: Callable[[], datetime] = datetime.now,
-        loads: Callable[[], None] = lambda: None,
-    ) -> None:
-        super().__init__(settings, clock)
-        self.daemons: list[Acting] = []
-        self.away_for: list[str] = []
-        self._acts = iter(acts)
-        self._loads = loads
-
-    async def _load_what_trains(self) -> None:
-        self._loads()
-
-    def make_daemon(self, settings: Settings, dashboard: object, seen: object) -> Any:
-        self.daemons.append(Acting(settings, next(self._acts)))
-        return self.daemons[-1]
-
-    async def _stay_away(self, reason: str, by_itself: bool, until_s: float | None = None) -> bool:
-        self.away_for.append(reason)
-        return True
-
-
-async def ends(daemon: Acting) -> int:
-    return 0
-
-
-async def is_cut_off(daemon: Acting) -> int:
-    raise UserError("a peer is gone", exit_code=UNREACHABLE)
-
-
-def test_a_founder_that_comes_back_to_nobody_does_not_found_anew(tmp_path: Path) -> None:
-    """As it was started, it read the file again; with `--new` it founded yet another run."""
-    memory = memory_of(tmp_path)
-    write_memory(place_of(tmp_path, memory), memory)
-
-    async def pauses(daemon: Acting) -> int:
-        daemon.run_digest = memory.run_digest
-        daemon.pause("asked for")
-        return 0
-
-    always = {"on_battery": True, "on_metered": True}
-    settings = Settings(home=tmp_path, dashboard="off", run="tiny", new=True, **always)
-    resident = Staged(settings, (pauses, is_cut_off, ends))
-    assert asyncio.run(resident.run()) == 0
-    assert [it.settings.run for it in resident.daemons] == ["tiny", "", ""]
-    assert not any(it.settings.new for it in resident.daemons[1:])
-    for_ever = Staged(settings, (pauses, is_cut_off, is_cut_off))
-    with pytest.raises(UserError, match="a peer is gone"):
-        asyncio.run(for_ever.run())
 
 
 class Clocks:

@@ -112,6 +112,55 @@ def test_who_names_a_spec_comes_back_to_a_run_of_that_spec_or_to_none(tmp_path: 
     assert recall(settings_of(tmp_path, run="digits")).recalled is None
 
 
+def test_who_names_peers_comes_back_to_a_run_in_which_it_met_one_of_them_or_to_none(
+    tmp_path: Path,
+) -> None:
+    """A friend's address of another run, and the friend was out of reach: it trained the last one
+    again, with a line in its log. And it came to members of an older run by invitation with the
+    word of the newest one."""
+    member, node, friend, other = peer_ids(tmp_path, 4)
+    at = {peer: f"/ip4/192.0.2.7/tcp/4001/p2p/{peer}" for peer in (member, node, friend, other)}
+    older = memory_of(tmp_path, run_spec(seed=8, admission=INVITED), 5)
+    older = older.met([acquaintance(friend, (at[friend],), 5)])
+    newer = memory_of(tmp_path, run_spec(seed=9), 9).met([acquaintance(member, (at[member],), 9)])
+    newer = msgspec.structs.replace(newer, meeting_points=(at[node],))
+    for memory in (older, newer):
+        remember(tmp_path, memory)
+
+    def recalled(*given: str, **settings: object) -> Memory | None:
+        return recall(settings_of(tmp_path, initial_peers=given, **settings)).recalled
+
+    moved = f"/dns4/there.example.org/tcp/9/p2p/{member}"
+    relayed = f"{at[other]}/p2p-circuit/p2p/{member}"
+    for line in ((at[member],), (moved,), (relayed,), (at[node],), (at[other], at[member])):
+        assert recalled(*line) == newer, "the usual line, after a power cut"
+    assert recalled(at[friend]) == older
+    assert recalled(at[other]) is None
+    assert recalled(at[other], run_digest=newer.run_digest) == newer, "the run is named"
+
+
+def test_who_comes_by_a_new_address_remembers_whom_it_met_in_that_run(tmp_path: Path) -> None:
+    """They are those that it follows, whoever has told it of the run."""
+    (there,) = peer_ids(tmp_path, 1)
+    memory = memory_of(tmp_path)
+    given = f"/ip4/192.0.2.7/tcp/4001/p2p/{there}"
+    settings = {"initial_peers": (given,)}
+    network = network_of()
+    known = acquaintances_of(tmp_path, network, Past([memory], None), **settings)
+    joining = RunJoining(Local(settings_of(tmp_path, **settings), DashboardHost()), network, known)
+    answers = [memory.run_digest, run_spec(seed=9).digest()]
+
+    async def ask_which_run(run_digest: str) -> Any:
+        return SimpleNamespace(digest=answers.pop(0))
+
+    joining._leads.ask_which_run = ask_which_run  # type: ignore[method-assign]
+    asyncio.run(joining.enter_run())
+    assert known.memory == memory
+    known.memory = None
+    asyncio.run(joining.enter_run())
+    assert known.memory is None, "of this one it remembers nobody"
+
+
 def test_who_names_a_spec_is_introduced_to_no_other_run(tmp_path: Path) -> None:
     """Only once its digest is known can it be told that it is not let in."""
     invited = run_spec(seed=8, admission=INVITED)

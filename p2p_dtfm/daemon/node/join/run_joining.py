@@ -68,15 +68,22 @@ class RunJoining:
         if settings.run:
             return await self._found_run()
         if recalled is None:
-            return await self._leads.ask_which_run(settings.run_digest)
+            return await self._ask_which_run()
         if self._waits_for_others and meeting_points(settings, self._network):
             try:
-                return await self._leads.ask_which_run(settings.run_digest)
+                return await self._ask_which_run()
             except UserError as error:
                 if error.exit_code != UNREACHABLE:
                     raise
                 log.warning("%s", error.cause)
         return await self._take_up(recalled)
+
+    async def _ask_which_run(self) -> Run:
+        """It may be another one than was expected: whom it met in that one it remembers."""
+        run = await self._leads.ask_which_run(self._local.settings.run_digest)
+        known = self._acquaintances
+        known.memory = next((it for it in known.runs if it.run_digest == run.digest), None)
+        return run
 
     async def _found_run(self) -> Run:
         self._local.status.say(State.STARTING, "prepares the data of the run")

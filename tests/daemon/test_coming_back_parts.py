@@ -83,6 +83,33 @@ def test_a_bare_daemon_recalls_the_run_that_it_was_in_last(tmp_path: Path) -> No
         recall(settings_of(tmp_path, run_digest="00ff"))
 
 
+def test_the_run_that_was_used_last_is_recalled_though_the_clock_was_ahead_before(
+    tmp_path: Path,
+) -> None:
+    """Of two runs a bare daemon took up the one that was written while the clock said 2030, until
+    then."""
+    ahead = memory_of(tmp_path, run_spec(seed=1), used_s=4_000_000_000)
+    remember(tmp_path, ahead)
+    later = memory_of(tmp_path, run_spec(seed=2))
+    run: Any = SimpleNamespace(digest=later.run_digest, signed_spec=later.signed_spec)
+    network = network_of()
+    network.first_contacts = ()
+    known = acquaintances_of(tmp_path, network, recall(settings_of(tmp_path)))
+
+    async def used() -> list[int]:
+        await known.begin_to_remember(run)
+        times_s = []
+        for _ in range(2):
+            recalled = recall(settings_of(tmp_path)).recalled
+            assert recalled is not None and recalled.run_digest == later.run_digest
+            times_s.append(recalled.used_s)
+            await known.remember(None)
+        return times_s
+
+    first_s, second_s = asyncio.run(used())
+    assert first_s == second_s, "it runs away from no clock"
+
+
 def test_whoever_was_told_what_to_do_needs_no_past(tmp_path: Path) -> None:
     at = "/ip4/192.0.2.7/tcp/4001/p2p/12D3KooWM4Tq2kcoqm7cK6wfTyt6ycm2EBUmoDZ5mYb9biyQ69cP"
     assert recall(settings_of(tmp_path, run="tiny")).recalled is None

@@ -47,7 +47,8 @@ class Memory(msgspec.Struct, frozen=True):
 
     signed_spec: Signed
     used_s: int
-    """Unix time when this home last took part."""
+    """Unix time when this home last took part; later than in other runs before, whatever the clock
+    said then."""
     machine: str
     """Where that was, hashed."""
     members: tuple[Acquaintance, ...] = ()

@@ -37,7 +37,7 @@ from p2p_dtfm.daemon.peers.home_memory import (
 from p2p_dtfm.daemon.peers.recall import Past, recall
 from p2p_dtfm.daemon.peers.run_source import is_here
 from p2p_dtfm.daemon.peers.wire import Hello, Welcome
-from p2p_dtfm.sim.scenario.files import read_run_spec
+from p2p_dtfm.sim.scenario.files import find_run_spec, read_run_spec
 from p2p_dtfm.train.data import BlobStore
 from tests.core.builders import run_spec
 from tests.daemon.test_memory import memory_of, peer_ids, place_of
@@ -83,6 +83,33 @@ def test_a_bare_daemon_recalls_the_run_that_it_was_in_last(tmp_path: Path) -> No
         recall(settings_of(tmp_path, run_digest="00ff"))
 
 
+def test_the_run_that_was_used_last_is_recalled_though_the_clock_was_ahead_before(
+    tmp_path: Path,
+) -> None:
+    """Of two runs a bare daemon took up the one that was written while the clock said 2030, until
+    then."""
+    ahead = memory_of(tmp_path, run_spec(seed=1), used_s=4_000_000_000)
+    remember(tmp_path, ahead)
+    later = memory_of(tmp_path, run_spec(seed=2))
+    run: Any = SimpleNamespace(digest=later.run_digest, signed_spec=later.signed_spec)
+    network = network_of()
+    network.first_contacts = ()
+    known = acquaintances_of(tmp_path, network, recall(settings_of(tmp_path)))
+
+    async def used() -> list[int]:
+        await known.begin_to_remember(run)
+        times_s = []
+        for _ in range(2):
+            recalled = recall(settings_of(tmp_path)).recalled
+            assert recalled is not None and recalled.run_digest == later.run_digest
+            times_s.append(recalled.used_s)
+            await known.remember(None)
+        return times_s
+
+    first_s, second_s = asyncio.run(used())
+    assert first_s == second_s, "it runs away from no clock"
+
+
 def test_whoever_was_told_what_to_do_needs_no_past(tmp_path: Path) -> None:
     at = "/ip4/192.0.2.7/tcp/4001/p2p/12D3KooWM4Tq2kcoqm7cK6wfTyt6ycm2EBUmoDZ5mYb9biyQ69cP"
     assert recall(settings_of(tmp_path, run="tiny")).recalled is None
@@ -110,6 +137,55 @@ def test_who_names_a_spec_comes_back_to_a_run_of_that_spec_or_to_none(tmp_path: 
     assert recall(settings_of(tmp_path)).recalled == memory_of(tmp_path, invited, 9)
     assert recall(settings_of(tmp_path, run="tiny")).recalled == memory_of(tmp_path, known, 5)
     assert recall(settings_of(tmp_path, run="digits")).recalled is None
+
+
+def test_who_names_peers_comes_back_to_a_run_in_which_it_met_one_of_them_or_to_none(
+    tmp_path: Path,
+) -> None:
+    """A friend's address of another run, and the friend was out of reach: it trained the last one
+    again, with a line in its log. And it came to members of an older run by invitation with the
+    word of the newest one."""
+    member, node, friend, other = peer_ids(tmp_path, 4)
+    at = {peer: f"/ip4/192.0.2.7/tcp/4001/p2p/{peer}" for peer in (member, node, friend, other)}
+    older = memory_of(tmp_path, run_spec(seed=8, admission=INVITED), 5)
+    older = older.met([acquaintance(friend, (at[friend],), 5)])
+    newer = memory_of(tmp_path, run_spec(seed=9), 9).met([acquaintance(member, (at[member],), 9)])
+    newer = msgspec.structs.replace(newer, meeting_points=(at[node],))
+    for memory in (older, newer):
+        remember(tmp_path, memory)
+
+    def recalled(*given: str, **settings: object) -> Memory | None:
+        return recall(settings_of(tmp_path, initial_peers=given, **settings)).recalled
+
+    moved = f"/dns4/there.example.org/tcp/9/p2p/{member}"
+    relayed = f"{at[other]}/p2p-circuit/p2p/{member}"
+    for line in ((at[member],), (moved,), (relayed,), (at[node],), (at[other], at[member])):
+        assert recalled(*line) == newer, "the usual line, after a power cut"
+    assert recalled(at[friend]) == older
+    assert recalled(at[other]) is None
+    assert recalled(at[other], run_digest=newer.run_digest) == newer, "the run is named"
+
+
+def test_who_comes_by_a_new_address_remembers_whom_it_met_in_that_run(tmp_path: Path) -> None:
+    """They are those that it follows, whoever has told it of the run."""
+    (there,) = peer_ids(tmp_path, 1)
+    memory = memory_of(tmp_path)
+    given = f"/ip4/192.0.2.7/tcp/4001/p2p/{there}"
+    settings = {"initial_peers": (given,)}
+    network = network_of()
+    known = acquaintances_of(tmp_path, network, Past([memory], None), **settings)
+    joining = RunJoining(Local(settings_of(tmp_path, **settings), DashboardHost()), network, known)
+    answers = [memory.run_digest, run_spec(seed=9).digest()]
+
+    async def ask_which_run(run_digest: str) -> Any:
+        return SimpleNamespace(digest=answers.pop(0))
+
+    joining._leads.ask_which_run = ask_which_run  # type: ignore[method-assign]
+    asyncio.run(joining.enter_run())
+    assert known.memory == memory
+    known.memory = None
+    asyncio.run(joining.enter_run())
+    assert known.memory is None, "of this one it remembers nobody"
 
 
 def test_who_names_a_spec_is_introduced_to_no_other_run(tmp_path: Path) -> None:
@@ -364,6 +440,32 @@ def test_after_a_pause_it_comes_back_as_it_was_started(tmp_path: Path) -> None:
     assert joiner.initial_peers == (*met, *given) and joiner.run_digest == digest
     bare = _to_come_back(Settings(home=tmp_path), met, digest)
     assert not bare.initial_peers and bare.run_digest == digest
+
+
+@pytest.mark.parametrize("becomes", ["changed", "removed"])
+def test_after_a_pause_a_founder_comes_back_to_its_run_and_not_to_the_file(
+    tmp_path: Path, becomes: str
+) -> None:
+    """Who had edited it by day had another run founded at step 0 in the evening; and where it was
+    gone the daemon ended."""
+    memory = memory_of(tmp_path)
+    remember(tmp_path, memory)
+    file = tmp_path / "mine.toml"
+    if becomes == "changed":
+        file.write_bytes(find_run_spec("tiny").read_bytes())
+    settings = settings_of(tmp_path, run=str(file), new=True)
+    founder = _to_come_back(settings, (), memory.run_digest)
+    assert not founder.run and not founder.new
+    assert recall(founder).recalled == memory
+
+
+def test_who_paused_before_it_took_part_comes_back_as_it_was_started(tmp_path: Path) -> None:
+    """It forgot that a new run was wanted, and which one was to be joined."""
+    for settings in (
+        settings_of(tmp_path, run="tiny", new=True),
+        settings_of(tmp_path, run_digest="ab" * 32),
+    ):
+        assert _to_come_back(settings, (), "") == settings
 
 
 def test_remembered_peers_that_are_no_nodes_of_the_directory_end_nothing(

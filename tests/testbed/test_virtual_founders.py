@@ -9,7 +9,7 @@ import pytest
 from p2p_dtfm.testbed.virtual import swarm as worlds
 from p2p_dtfm.testbed.virtual.listening import listening
 from p2p_dtfm.testbed.virtual.seeds.run import make_run
-from p2p_dtfm.testbed.virtual.swarm import Swarm, play
+from p2p_dtfm.testbed.virtual.swarm import HOURS, Swarm, play
 from tests.e2e.test_coming_back import assert_nothing_was_lost_or_counted_twice
 from tests.testbed.begun import agreement_of, are_in_views_of, begun
 
@@ -78,5 +78,40 @@ def test_a_founder_that_finds_nobody_at_first_goes_on_looking(
         await swarm.until(are_in_views_of(others, 3), "it is let in", 30)
         views = [event for event in founder.events() if event["event"] == "view"]
         assert all(len(event["members"]) > 1 for event in views), "it has trained with them alone"
+
+    play(1, tmp_path / "world", scene)
+
+
+@pytest.mark.parametrize("is_told_of_peers", [False, True])
+def test_a_founder_that_has_paused_goes_on_with_its_run_whatever_became_of_the_file(
+    tmp_path: Path, is_told_of_peers: bool
+) -> None:
+    """It was read again in the evening: who had changed it founded another run at step 0. Nobody
+    else is left, and it was told of a peer that is no member, as of a bootstrap node."""
+    run = make_run(tmp_path, 2000, saves_every_steps=10)
+
+    async def scene(swarm: Swarm) -> None:
+        swarm.stays_resident = swarm.are_equal = swarm.network.links.are_near = True
+        node = swarm.peer("node", run=str(run))
+        told_of = {"initial_peers": (swarm.address(node),)} if is_told_of_peers else {}
+        if is_told_of_peers:
+            swarm.start(node)
+            await swarm.until(lambda: node.has_run, "somebody to be told of", 60)
+        founder = swarm.peer("a", run=str(run), hours=HOURS, new=True, **told_of)
+        swarm.start(founder)
+        await swarm.until(lambda: founder.step() >= 12, "it trains", 120)
+        assert founder.daemon is not None
+        began = founder.daemon.run_digest
+        swarm.set_hours(founder, are_over=True)
+        await swarm.until(lambda: founder.is_away, "it is away", 60)
+        run.unlink()
+        left_at = founder.step()
+        swarm.set_hours(founder, are_over=False)
+        await swarm.until(lambda: founder.step() > left_at + 3, "it goes on", 120)
+        assert founder.daemon.run_digest == began
+        newcomer = swarm.peer("b", initial_peers=(swarm.address(founder),))
+        swarm.start(newcomer)
+        await swarm.until(lambda: newcomer.has_run, "others find it", 60)
+        await swarm.until(are_in_views_of([founder, newcomer], 2), "others join it", 60)
 
     play(1, tmp_path / "world", scene)

@@ -280,7 +280,7 @@ class Acquaintances:
         else."""
         if self.memory is None:
             return
-        seen, used_s = self._seen_members(view), int(now.wall_s())
+        seen, used_s = self._seen_members(view), self._used_s(self.memory)
         self.memory = msgspec.structs.replace(
             self.memory.met(seen), used_s=used_s, written=self.memory.written + 1
         )
@@ -293,6 +293,12 @@ class Acquaintances:
                 if not self._memory_fails:
                     log.warning("cannot write down whom it met: %s", error)
                 self._memory_fails = True
+
+    def _used_s(self, memory: Memory) -> int:
+        """Later than that of all other runs, which may be from a time when the clock was ahead: the
+        run that was used last is the one to take up."""
+        others_s = (it.used_s for it in self.runs if it.run_digest != memory.run_digest)
+        return max(int(now.wall_s()), max(others_s, default=0) + 1)
 
     async def keep_remembering(self, agreement: Agreement) -> None:
         """For ever."""

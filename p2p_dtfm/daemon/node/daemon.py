@@ -153,6 +153,10 @@ class Daemon:
         """Whoever still leaves for a pause comes back as soon as it has left. Whether it does."""
         return self._local.life.resume()
 
+    def come_as_founder(self) -> None:
+        """Also without the file: its user has brought the run along to which it comes back."""
+        self._local.founds = True
+
     def leave(self) -> None:
         """For good, even if a pause has begun."""
         self._local.life.leave()

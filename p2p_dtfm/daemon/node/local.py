@@ -30,6 +30,8 @@ class Local:
     ) -> None:
         """`dashboard` is closed by whoever made it. `seen`: by an earlier daemon of this home."""
         self.settings = settings
+        self.founds = settings.founds
+        """Its user has brought a run along: it goes on alone, whoever it was told of."""
         self.world: World = world or Machine()
         self.dashboard = dashboard
         self.status = Status()

@@ -82,6 +82,9 @@ class Resident:
         """While it stays away: to take part again, or to end."""
         self._held: Home | None = None
         """Its home, while it stays away."""
+        self._is_within = False
+        """It has been in its hours since it was decided that it takes part: from their end on it
+        does not, be it that they end, or the clock is put right, while the program loads."""
 
     def named(self, text: str) -> str:
         """With names for the ids of peers."""
@@ -113,28 +116,29 @@ class Resident:
             await self._dashboard.close()
 
     async def _live(self) -> int:
-        settings = self._settings
-        away, past = self._away, None
-        if away is None:
+        last_resort, past = self._settings, None
+        if self._away is None:
             recalling = await _loaded("p2p_dtfm.daemon.peers.recall")  # not by who is away
-            past = await asyncio.to_thread(recalling.recall, settings)
-        if away is not None:
-            if not await self._stay_away(away.reason, away.by_itself, away.until_s):
-                return 0
-            settings = Settings.model_validate(away.come_back)
-        elif (why := await self._not_now()) and not await self._stay_away(why, by_itself=True):
+            past = await asyncio.to_thread(recalling.recall, last_resort)
+        if (settings := await self._wait_to_begin()) is None:
             return 0
         while True:
             await self._load_what_trains()
             daemon = self.make_daemon(settings, self._dashboard, self._seen)
+            if self._settings.founds:
+                daemon.come_as_founder()
             try:
                 code = await self._take_part_within_hours(daemon, past)
             except UserError as error:
-                if settings is self._settings or error.exit_code != UNREACHABLE:
+                pauses = daemon.pause_reason is not None
+                if error.exit_code != UNREACHABLE or (settings is last_resort and not pauses):
                     raise
                 log.warning("those met before are gone: %s", error.cause)
-                settings, past = self._settings, None
-                continue
+                if not pauses:
+                    if not self._settings.run:  # by which a founder might found anew
+                        settings = self._settings
+                    last_resort, past = settings, None
+                    continue
             if daemon.pause_reason is None:
                 return code
             reason, met, run_digest = daemon.pause_reason, daemon.acquaintances(), daemon.run_digest
@@ -144,6 +148,16 @@ class Resident:
             self._step_aside_if_may(reason, settings, until_s)
             if not await self._stay_away(reason, self._ends_by_itself(reason), until_s):
                 return 0
+
+    async def _wait_to_begin(self) -> Settings | None:
+        """With what to take part, once it may; None if it is to end instead."""
+        if (away := self._away) is not None:
+            goes_on = await self._stay_away(away.reason, away.by_itself, away.until_s)
+            return Settings.model_validate(away.come_back) if goes_on else None
+        why = await self._not_now()
+        self._is_within = why is None
+        goes_on = why is None or await self._stay_away(why, by_itself=True)
+        return self._settings if goes_on else None
 
     async def _load_what_trains(self) -> None:
         """Only now: torch and libp2p come with it. The home is held meanwhile, so that who asks for
@@ -210,9 +224,8 @@ class Resident:
         """Pause when the hours end; who resumed outside of them takes part until they end next."""
         if self._hours is None:
             return
-        within = False
-        while not within or self._hours.contain(self._now()):
-            within = within or self._hours.contain(self._now())
+        while self._are_hours or not self._is_within:
+            self._is_within = self._is_within or self._are_hours
             await asyncio.sleep(LOOK_EVERY_S)
         daemon.pause(self._outside)
 
@@ -224,9 +237,13 @@ class Resident:
                 return
             await asyncio.sleep(LOOK_EVERY_S)
 
+    @property
+    def _are_hours(self) -> bool:
+        return self._hours is None or self._hours.contain(self._now())
+
     async def _not_now(self) -> str | None:
         """Why it takes no part now, if it is to come back by itself."""
-        if self._hours is not None and not self._hours.contain(self._now()):
+        if not self._are_hours:
             return self._outside
         return await self._yields.reason() if self._yields is not None else None
 
@@ -245,6 +262,7 @@ class Resident:
         async def resume() -> dict[str, Any]:
             if self._yields is not None:
                 self._yields.waive()
+            self._is_within = self._are_hours
             decide(True)
             return {"state": "joining"}
 
@@ -268,7 +286,7 @@ class Resident:
             return {"state": "paused"}
 
         home.acquire()
-        self.decide = decide
+        self.decide, self._is_within = decide, False
         status.say(State.PAUSED, reason)
         self._seen.events.add(Event(round(now.wall_s(), 3), "note", f"paused: {reason}"))
         shown = self._shown_while_away()
@@ -308,6 +326,7 @@ class Resident:
                 if not by_itself:  # or not any more: a pause was asked for meanwhile
                     continue
                 if why is None:
+                    self._is_within = True
                     decide(True)
                 elif not reason:
                     status.say(State.PAUSED, why)
@@ -383,11 +402,19 @@ def _away(shown: DashboardState, status: Status, seen: Seen) -> DashboardState:
 
 
 def _to_come_back(settings: Settings, met: tuple[str, ...], run_digest: str) -> Settings:
-    """As a newcomer to those who were met. Whoever founded the run, or took it up, finds them by
-    itself, and goes on alone if they are gone."""
-    if not settings.initial_peers or settings.run:
-        return settings.model_copy(update={"new": False, "run_digest": run_digest})
-    if not met or not run_digest:
+    """To the run that it was in, which it finds by what its home remembers, or as a newcomer to
+    those who were met; a founder's file may be another one by then."""
+    if not run_digest or not (settings.run or met or not settings.initial_peers):
         return settings
-    known = tuple(dict.fromkeys((*met, *settings.initial_peers)))
-    return settings.model_copy(update={"initial_peers": known, "run_digest": run_digest})
+    changes: dict[str, Any] = {"new": False, "run_digest": run_digest}
+    if settings.run:
+        changes["run"] = "" if _is_remembered(settings, run_digest) else settings.run
+    elif settings.initial_peers:
+        changes["initial_peers"] = tuple(dict.fromkeys((*met, *settings.initial_peers)))
+    return settings.model_copy(update=changes)
+
+
+def _is_remembered(settings: Settings, run_digest: str) -> bool:
+    from p2p_dtfm.daemon.peers.home_memory import read_memory  # loaded by whoever took part
+
+    return read_memory(Home(settings.home).run_directory(run_digest)) is not None

@@ -17,7 +17,7 @@ from p2p_dtfm.core.protocol.canonical import digest_bytes
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.signed import Signed
-from p2p_dtfm.net.contacts.addresses import is_address, ways_to, whole
+from p2p_dtfm.net.contacts.addresses import is_address, peer_ids_of, ways_to, whole
 from p2p_dtfm.net.directory.values import open_run
 from p2p_dtfm.ports import disk
 
@@ -47,7 +47,8 @@ class Memory(msgspec.Struct, frozen=True):
 
     signed_spec: Signed
     used_s: int
-    """Unix time when this home last took part."""
+    """Unix time when this home last took part; later than in other runs before, whatever the clock
+    said then."""
     machine: str
     """Where that was, hashed."""
     members: tuple[Acquaintance, ...] = ()
@@ -71,6 +72,11 @@ class Memory(msgspec.Struct, frozen=True):
         older = (item for item in self.members if item.peer_id not in newest)
         members = (*newest.values(), *older)[:ACQUAINTANCES_LIMIT]
         return msgspec.structs.replace(self, members=members)
+
+    def has_met(self, peer_ids: Iterable[str]) -> bool:
+        """Whether one of them was a member, or answered when it was given."""
+        known = {item.peer_id for item in self.members} | {*peer_ids_of(self.meeting_points)}
+        return not known.isdisjoint(peer_ids)
 
     def addresses(self) -> tuple[str, ...]:
         """Where to look: meeting points, then one address of each member, newest first."""

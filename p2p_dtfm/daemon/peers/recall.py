@@ -12,7 +12,7 @@ from p2p_dtfm.core.protocol.sections.privacy_spec import PrivacySpec
 from p2p_dtfm.daemon.machine.home import home_option
 from p2p_dtfm.daemon.machine.settings import Settings
 from p2p_dtfm.daemon.peers.home_memory import Memory, remembered_runs
-from p2p_dtfm.net.contacts.addresses import parse_address
+from p2p_dtfm.net.contacts.addresses import peer_ids_of
 from p2p_dtfm.sim.scenario.files import read_run_spec
 
 
@@ -35,8 +35,7 @@ def recall(settings: Settings) -> Past:
             "--new founds afresh, and no run spec says what",
             "name one: p2p-dtfm --new --run FILE",
         )
-    for address in settings.initial_peers:
-        parse_address(address)  # what is mistyped is told before anything is begun
+    given = peer_ids_of(settings.initial_peers)  # what is mistyped is told before anything is begun
     home = settings.home.expanduser().absolute()
     if home.is_file():
         raise UserError(
@@ -48,6 +47,8 @@ def recall(settings: Settings) -> Past:
     wanted = (item for item in past if item.run_digest.startswith(settings.run_digest))
     if named is not None:
         wanted = (item for item in wanted if _as_written(item.spec) == named)
+    elif given and not settings.run_digest:  # theirs is meant, whichever this home was in last
+        wanted = (item for item in wanted if item.has_met(given))
     recalled = None if settings.new else next(wanted, None)
     if recalled is None and not settings.run and not settings.initial_peers:
         raise nothing_to_take_up(home, settings.run_digest)

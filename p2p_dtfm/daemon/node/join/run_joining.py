@@ -52,6 +52,11 @@ class RunJoining:
         """It has come further than the one that trains, who will come over."""
         return self._leads.goes_on_from_own
 
+    @property
+    def _waits_for_others(self) -> bool:
+        """It was told of peers to join; else it goes on by itself where nobody is."""
+        return bool(self._local.settings.initial_peers) and not self._local.founds
+
     async def enter_run(self) -> Run:
         """Found it, join it, or take up the last one."""
         run = await self._enter_run()
@@ -63,15 +68,22 @@ class RunJoining:
         if settings.run:
             return await self._found_run()
         if recalled is None:
-            return await self._leads.ask_which_run(settings.run_digest)
-        if settings.initial_peers and meeting_points(settings, self._network):
+            return await self._ask_which_run()
+        if self._waits_for_others and meeting_points(settings, self._network):
             try:
-                return await self._leads.ask_which_run(settings.run_digest)
+                return await self._ask_which_run()
             except UserError as error:
                 if error.exit_code != UNREACHABLE:
                     raise
                 log.warning("%s", error.cause)
         return await self._take_up(recalled)
+
+    async def _ask_which_run(self) -> Run:
+        """It may be another one than was expected: whom it met in that one it remembers."""
+        run = await self._leads.ask_which_run(self._local.settings.run_digest)
+        known = self._acquaintances
+        known.memory = next((it for it in known.runs if it.run_digest == run.digest), None)
+        return run
 
     async def _found_run(self) -> Run:
         self._local.status.say(State.STARTING, "prepares the data of the run")
@@ -105,9 +117,13 @@ class RunJoining:
             if stored != digest:
                 store.remove(stored)
                 raise damaged_data(blob)
+        self._forget_first_contacts()
+        return open_local_run(signed, store)
+
+    def _forget_first_contacts(self) -> None:
+        """They are no members: else they had been followed."""
         for address in self._network.first_contacts:
             self._network.messenger.forget(parse_address(address)[0])
-        return open_local_run(signed, store)
 
     def _which_founding(self, spec: RunSpec) -> RunSpec:
         """A run of this spec that this home was in last goes on, unless a new one is wanted."""
@@ -172,8 +188,8 @@ class RunJoining:
         store = BlobStore(self._local.home.run_directory(digest) / BLOBS_NAME)
         home, me = self._local.home, self._network.me.peer_id
         why_not = await asyncio.to_thread(why_not_alone, home, me, recalled, store)
-        self.may_go_on_alone = not self._local.settings.initial_peers and not why_not
-        if why_not and not self._local.settings.initial_peers:
+        self.may_go_on_alone = not self._waits_for_others and not why_not
+        if why_not and not self._waits_for_others:
             log.warning("cannot go on with run %s alone: %s", digest[:16], why_not)
         alone, known = self.may_go_on_alone, self._acquaintances
         while True:
@@ -183,6 +199,8 @@ class RunJoining:
                 return run
             if alone and not self._leads.turned_away():
                 self.founds = True
+                if self._local.founds:
+                    self._forget_first_contacts()
                 log.info("takes up run %s (%s) alone", digest[:16], recalled.spec.name)
                 if not await asyncio.to_thread(whole_step, home, recalled):
                     log.warning("no whole checkpoint of it is here: it begins again at step 0")

@@ -1,0 +1,182 @@
+"""Who stays resident, from one daemon to the next: with what it comes back, and whether it does."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import datetime
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from p2p_dtfm.core.protocol.errors import UNREACHABLE, UserError
+from p2p_dtfm.daemon.dashboard.dashboard_host import DashboardHost
+from p2p_dtfm.daemon.machine.home import Home
+from p2p_dtfm.daemon.machine.local_client import call_daemon
+from p2p_dtfm.daemon.machine.settings import Settings
+from p2p_dtfm.daemon.node import resident as resident_module
+from p2p_dtfm.daemon.node.resident import Resident
+from p2p_dtfm.daemon.peers.home_memory import write_memory
+from tests.daemon.test_memory import memory_of, place_of
+
+
+class Acting:
+    """A daemon that does what a scene has written for it."""
+
+    def __init__(self, settings: Settings, act: Callable[["Acting"], Awaitable[int]]) -> None:
+        self.settings = settings
+        self.pause_reason: str | None = None
+        self.pause_until_s: float | None = None
+        self.run_digest = ""
+        self.observer = SimpleNamespace(state=DashboardHost().state)
+        self._act = act
+
+    def acquaintances(self) -> tuple[str, ...]:
+        return ()
+
+    def status_json(self) -> dict[str, object]:
+        return {}
+
+    def come_as_founder(self) -> None:
+        pass
+
+    def pause(self, reason: str) -> None:
+        self.pause_reason = reason
+
+    async def run(self, past: object) -> int:
+        return await self._act(self)
+
+
+class Staged(Resident):
+    """Its daemons do one act each; of its times away the reasons are told, and that they end."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        acts: Sequence[Callable[[Acting], Awaitable[int]]],
+        clock: Callable[[], datetime] = datetime.now,
+        loads: Callable[[], None] = lambda: None,
+    ) -> None:
+        super().__init__(settings, clock)
+        self.daemons: list[Acting] = []
+        self.away_for: list[str] = []
+        self._acts = iter(acts)
+        self._loads = loads
+
+    async def _load_what_trains(self) -> None:
+        self._loads()
+
+    def make_daemon(self, settings: Settings, dashboard: object, seen: object) -> Any:
+        self.daemons.append(Acting(settings, next(self._acts)))
+        return self.daemons[-1]
+
+    async def _stay_away(self, reason: str, by_itself: bool, until_s: float | None = None) -> bool:
+        self.away_for.append(reason)
+        return True
+
+
+EVER: dict[str, Any] = {"dashboard": "off", "on_battery": True, "on_metered": True}
+
+
+async def ends(daemon: Acting) -> int:
+    return 0
+
+
+async def is_paused(daemon: Acting) -> int:
+    async with asyncio.timeout(5):
+        while daemon.pause_reason is None:
+            await asyncio.sleep(0.01)
+    return 0
+
+
+async def looks_often(daemon: Acting) -> int:
+    await asyncio.sleep(2.5 * resident_module.LOOK_EVERY_S)
+    return 0
+
+
+async def is_cut_off(daemon: Acting) -> int:
+    raise UserError("a peer is gone", exit_code=UNREACHABLE)
+
+
+def test_a_founder_that_comes_back_to_nobody_does_not_found_anew(tmp_path: Path) -> None:
+    """As it was started, it read the file again; with `--new` it founded yet another run."""
+    memory = memory_of(tmp_path)
+    write_memory(place_of(tmp_path, memory), memory)
+
+    async def pauses(daemon: Acting) -> int:
+        daemon.run_digest = memory.run_digest
+        daemon.pause("asked for")
+        return 0
+
+    settings = Settings(home=tmp_path, run="tiny", new=True, **EVER)
+    resident = Staged(settings, (pauses, is_cut_off, ends))
+    assert asyncio.run(resident.run()) == 0
+    assert [it.settings.run for it in resident.daemons] == ["tiny", "", ""]
+    assert not any(it.settings.new for it in resident.daemons[1:])
+    for_ever = Staged(settings, (pauses, is_cut_off, is_cut_off))
+    with pytest.raises(UserError, match="a peer is gone"):
+        asyncio.run(for_ever.run())
+
+
+NIGHT, DAY = datetime(2026, 3, 1, 23, 30), datetime(2026, 3, 2, 8, 0)
+AT_NIGHT: dict[str, Any] = {"hours": "22-07", "run": "tiny", **EVER}
+
+
+def test_hours_that_end_while_the_program_loads_are_over(tmp_path: Path) -> None:
+    """A clock that was put right then, or the last half minute of the hours: it took itself for one
+    that was resumed outside of them, and took part all day."""
+    clock = [NIGHT]
+
+    def load() -> None:
+        clock[0] = DAY
+
+    settings = Settings(home=tmp_path, **AT_NIGHT)
+    resident = Staged(settings, (is_paused, ends), lambda: clock[0], load)
+    assert asyncio.run(resident.run()) == 0
+    assert resident.away_for == ["takes part in the hours 22:00-07:00 only"]
+
+
+@pytest.mark.parametrize(
+    ("began", "by_itself", "is_over"),
+    [(NIGHT, True, True), (NIGHT, False, True), (DAY, False, False)],
+)
+def test_who_comes_back_within_its_hours_leaves_if_they_end_while_it_loads(
+    tmp_path: Path, began: datetime, by_itself: bool, is_over: bool
+) -> None:
+    """Who resumed outside of them takes part until they end next, as before."""
+    clock = [began]
+    resident = Resident(Settings(home=tmp_path / "home", **AT_NIGHT), lambda: clock[0])
+
+    async def comes_back() -> None:
+        staying = asyncio.create_task(resident._stay_away("for a test", by_itself))
+        while not by_itself and not Home(tmp_path / "home").socket.exists():
+            await asyncio.sleep(0.01)
+        if not by_itself:
+            await asyncio.to_thread(call_daemon, tmp_path / "home", "resume", "POST")
+        assert await asyncio.wait_for(staying, 20)
+        clock[0] = DAY
+        daemon = Acting(resident._settings, is_paused if is_over else looks_often)
+        assert await resident._take_part_within_hours(daemon, None) == 0  # type: ignore[arg-type]
+        assert (daemon.pause_reason is not None) is is_over
+
+    asyncio.run(comes_back())
+
+
+def test_a_pause_is_kept_though_others_were_lost_while_it_left(tmp_path: Path) -> None:
+    """Somebody had died in that moment: it joined anew at once, and the pause was forgotten."""
+
+    async def is_cut_off_for_a_pause(daemon: Acting) -> int:
+        daemon.pause("asked for")
+        return await is_cut_off(daemon)
+
+    async def pauses(daemon: Acting) -> int:
+        daemon.pause("for a test")
+        daemon.run_digest = "ab" * 32
+        return 0
+
+    acts = (pauses, is_cut_off_for_a_pause, ends)
+    resident = Staged(Settings(home=tmp_path, run="tiny", **EVER), acts)
+    assert asyncio.run(resident.run()) == 0
+    assert resident.away_for == ["for a test", "asked for"]
+    first = Staged(Settings(home=tmp_path, run="tiny", **EVER), acts[1:])
+    assert asyncio.run(first.run()) == 0 and first.away_for == ["asked for"]

@@ -75,6 +75,18 @@ def test_each_attempt_of_many_after_a_failed_one_has_twice_the_time() -> None:
     assert times(1001, 0, is_member=False) == 1, "who joins knows no number to count from"
 
 
+def test_while_somebody_is_waited_for_nobody_is_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looking at the clock took as long as choosing who stays, each time that somebody was accused:
+    it asked how many these are."""
+    monkeypatch.setattr(Attempt, "judged", property(lambda _: pytest.fail("judges")))
+    attempt = Attempt(A, 3, False, GENESIS, WORKLOAD.layer_count)
+    part = contribution(3, PresentView(ViewId(2, "f" * 64), (A, Member("b", 1)), None), A)
+    attempt.add(part, open_contribution(part, lambda *_: True))
+    attempt.next_round()
+    assert attempt.is_waiting
+    assert patience_ns(attempt, Timing(), True, Lateness(), 2) == Timing().gather_ns
+
+
 def test_what_a_step_takes_is_measured_from_commit_to_commit() -> None:
     present = Present(Active(A, GENESIS, 0), taken_over_ns=5 * SECOND_NS)
     assert present.under_way_ns(7 * SECOND_NS) == 2 * SECOND_NS

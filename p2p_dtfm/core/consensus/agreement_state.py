@@ -117,7 +117,7 @@ class AgreementState:
 
     def __init__(self, me: Member, settings: RunConstants, history: tuple[KnownView, ...]) -> None:
         self.settings = settings
-        self.recovery_evidence = RecoveryEvidence()
+        self.recovery_evidence = RecoveryEvidence(me.peer_id)
         self.record: Signed | None = None
         self.intent = Intent.TRAIN
         opened = OpenedRecords(lambda it: open_record(it, settings.run_digest, settings.verify))

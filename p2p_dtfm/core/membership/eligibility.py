@@ -1,13 +1,14 @@
 """Who must answer in Gather, and who of those that did can be in one view together."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from p2p_dtfm.core.membership.bars import voters
 from p2p_dtfm.core.membership.roster import newest_lives
 from p2p_dtfm.core.messages.agreement_messages import Accusation, Contribution
 from p2p_dtfm.core.protocol.snapshot import Member
+from p2p_dtfm.core.recovery.furthest_step import NOWHERE, FurthestStep
 
 Named = TypeVar("Named", str, tuple[str, str])
 Pair = tuple[str, str]
@@ -82,6 +83,7 @@ def mutually_reachable(
     heard: Mapping[Member, Contribution],
     accusations: Collection[Accusation],
     reached_step: Callable[[list[Contribution]], int],
+    bounds: Callable[[Collection[Contribution]], FurthestStep] | None = None,
 ) -> tuple[Member, ...]:
     """The contributors without those that must go so that no evidence is left between two.
 
@@ -90,37 +92,66 @@ def mutually_reachable(
     doubt with all of them, but they are with all of these. Among equals who was with more of them
     before, then who accuses again and again, by the word of most as well, then the one without whom
     the rest goes on from the furthest step (`reached_step` of their contributions, -1 if layers are
-    lost), then newcomers, then the highest peer id.
+    lost), then newcomers, then the highest peer id. `bounds` spare asking for that of each.
     """
-    staying = dict(heard)
+    staying, bound = dict(heard), None
     accusers, before = known_accusers(heard.values()), dict[str, set[str]]()
     for pair in earlier_doubts(heard.values()):
         for one, other in (pair, pair[::-1]):
             before.setdefault(one, set()).add(other)
-    while doubts := _in_doubt(staying, accusations):
+    links = [it for it in accusations if it.by in staying and it.of in staying and it.by != it.of]
+    while doubts := _in_doubt(links):
         rank = {}
         for member, others in doubts.items():
             of_late = before.get(member.peer_id, set())
             rank[member] = len(others | of_late), len(of_late), member.peer_id in accusers
         most = max(rank.values())
-
-        def needed_least(member: Member) -> tuple[int, bool, Member]:
-            rest = [part for other, part in staying.items() if other != member]
-            return reached_step(rest), staying[member].present is None, member
-
-        del staying[max((it for it in doubts if rank[it] == most), key=needed_least)]
+        tied = [it for it in doubts if rank[it] == most]
+        if bound is None and bounds is not None and len(tied) > 1:
+            bound = bounds(list(staying.values()))
+        gone = _needed_least(tied, staying, reached_step, bound)
+        links = [it for it in links if gone not in (it.by, it.of)]
+        part = staying.pop(gone)
+        if bound is not None:
+            bound.leaves(part)
     return tuple(sorted(staying))
 
 
-def _in_doubt(
-    staying: Collection[Member], accusations: Iterable[Accusation]
-) -> dict[Member, set[str]]:
-    """Of those with a link in doubt to each other the peers on the other ends."""
+def _needed_least(
+    tied: Sequence[Member],
+    staying: Mapping[Member, Contribution],
+    reached_step: Callable[[list[Contribution]], int],
+    bound: FurthestStep | None,
+) -> Member:
+    """Each answer takes long where there are many: who cannot be the one is not asked for."""
+    if len(tied) == 1:
+        return tied[0]
+
+    def key(member: Member, step: int) -> tuple[int, bool, Member]:
+        return step, staying[member].present is None, member
+
+    def reached(member: Member) -> int:
+        return reached_step([part for other, part in staying.items() if other != member])
+
+    if bound is None:
+        return max(tied, key=lambda it: key(it, reached(it)))
+    least: tuple[int, bool, Member] | None = None
+    for at_most in sorted((key(it, bound.without(staying[it])) for it in tied), reverse=True):
+        if least is not None and at_most < least:
+            break
+        step, _, member = at_most
+        found = key(member, reached(member) if step > NOWHERE else NOWHERE)
+        least = found if least is None else max(least, found)
+    assert least is not None
+    return least[2]
+
+
+def _in_doubt(links: Iterable[Accusation]) -> dict[Member, set[str]]:
+    """Of those with a link in doubt the peers on the other ends."""
     found: dict[Member, set[str]] = {}
-    for by, of in ((it.by, it.of) for it in accusations):
-        if by in staying and of in staying and by != of:
-            found.setdefault(by, set()).add(of.peer_id)
-            found.setdefault(of, set()).add(by.peer_id)
+    for it in links:
+        found.setdefault(it.by, set()).add(it.of.peer_id)
+        found.setdefault(it.of, set()).add(it.by.peer_id)
     return found
 
 

@@ -14,7 +14,7 @@ from p2p_dtfm.core.messages.audit_messages import (
     is_audit_by,
     is_claim_of,
 )
-from p2p_dtfm.core.messages.room import fitting
+from p2p_dtfm.core.messages.room import fitting, order_from
 from p2p_dtfm.core.protocol.canonical import Numbered, digest_bytes, encode, encode_for_wire
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.signed import Sign, Signed, Verify, open_signed, sign
@@ -121,10 +121,14 @@ def _require_heard(prepared: Prepared, account: Account, verify: Verify) -> None
             raise PeerFault(f"has heard what {named[0]} has not signed", prepared.peer_id)
 
 
-def with_room(passed_on: tuple[Signed, ...], limit_bytes: int) -> tuple[Signed, ...]:
-    """As many as fit beside what else a peer says of itself."""
+def with_room(
+    passed_on: tuple[Signed, ...], limit_bytes: int, me: str | None = None
+) -> tuple[Signed, ...]:
+    """As many as fit beside what else a peer says of itself: the shortest, or where all pass on the
+    same ones those that `me` does, so that each is passed on by somebody (`order_from`)."""
     sizes = [len(signed.payload) + SIGNED_BYTES for signed in passed_on]
-    return tuple(compress(passed_on, fitting(sizes, limit_bytes)))
+    order = order_from([it.peer_id for it in passed_on], sizes, me) if me is not None else None
+    return tuple(compress(passed_on, fitting(sizes, limit_bytes, order)))
 
 
 class StepOutcome(msgspec.Struct, frozen=True):

@@ -7,6 +7,7 @@ when one of them has committed a step, all stage-holders have said Prepared of i
 """
 
 from collections.abc import Iterable, Sequence
+from itertools import chain
 
 from p2p_dtfm.core.messages.agreement_messages import Contribution
 from p2p_dtfm.core.protocol.plan import Plan
@@ -88,7 +89,12 @@ def passed_on(part: Contribution) -> tuple[Signed, ...]:
     return said + (part.retained.prepared if part.retained is not None else ())
 
 
-def _reach(parts: Iterable[Contribution]) -> dict[tuple[ViewId, str], int]:
+def said_in(parts: Iterable[Contribution]) -> dict[Signed, None]:
+    """The Prepared in contributions, each once: most pass on the same ones."""
+    return dict.fromkeys(chain.from_iterable(map(passed_on, parts)))
+
+
+def _reach(parts: Sequence[Contribution]) -> dict[tuple[ViewId, str], int]:
     """Up to which version each peer has come in a view, or was about to: by its own word, or its
     Prepared in anybody's contribution. What it said in another view may have been given up."""
     found: dict[tuple[ViewId, str], int] = {}
@@ -96,9 +102,9 @@ def _reach(parts: Iterable[Contribution]) -> dict[tuple[ViewId, str], int]:
         if part.present is not None:
             key = part.present.view, part.member.peer_id
             found[key] = max(found.get(key, 0), part.step)
-        for prepared in map(stated, passed_on(part)):
-            key = prepared.view, prepared.peer_id
-            found[key] = max(found.get(key, 0), prepared.step + 1)
+    for prepared in map(stated, said_in(parts)):
+        key = prepared.view, prepared.peer_id
+        found[key] = max(found.get(key, 0), prepared.step + 1)
     return found
 
 

@@ -8,6 +8,7 @@ where nobody could show it.
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from p2p_dtfm.core.commit.judgement import fault_of
 from p2p_dtfm.core.commit.step import StepTransaction
@@ -18,13 +19,15 @@ from p2p_dtfm.core.protocol.lineage import extend
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.protocol.snapshot import ViewId
-from p2p_dtfm.core.recovery.believed_claims import passed_on
+from p2p_dtfm.core.recovery.believed_claims import said_in
 from p2p_dtfm.core.recovery.contradictions import stated
 
 RETAINED_LIMIT = 16
 """Where more have a stage, contributions do not carry the Prepared of the last step."""
 ROUNDING = 1e-6
 """Of a sum of norms, for a comparison that decides nothing where all is in order."""
+OUTCOMES_KEPT = 32
+"""Who may go is tried out one after the other: what is left comes to the same mostly."""
 StepKey = tuple[ViewId, int, str]
 """A step by its view, its number, and the lineage digest that it starts from."""
 
@@ -99,10 +102,9 @@ def _counts(parts: Iterable[Contribution]) -> dict[StepKey, list[dict[str, int]]
 
 def _said(parts: Iterable[Contribution]) -> dict[StepKey, dict[Signed, None]]:
     said: dict[StepKey, dict[Signed, None]] = {}
-    for part in parts:
-        for signed in passed_on(part):
-            prepared = stated(signed)
-            said.setdefault((prepared.view, prepared.step, prepared.base), {})[signed] = None
+    for signed in said_in(parts):
+        prepared = stated(signed)
+        said.setdefault((prepared.view, prepared.step, prepared.base), {})[signed] = None
     return said
 
 
@@ -124,7 +126,7 @@ def _shown(
     weights: Counter[str] = Counter()
     found: dict[str, CompleteStep] = {}
     for prepared, count in Counter(sets).items():
-        step = _outcome(key, plan, prepared, terms, counts)
+        step = _outcome(key, plan, prepared, terms, tuple(counts.items()))
         if step is not None:
             weights[step.outcome.digest] += count
             found[step.outcome.digest] = step
@@ -145,7 +147,10 @@ def _fits(outcome: StepOutcome, said: Iterable[Signed]) -> bool:
 
 
 def _most(counts: list[dict[str, int]]) -> dict[str, int]:
-    return max(counts, key=lambda it: (counts.count(it), sorted(it.items())))
+    """The first of those that are told most often; of as many the greatest."""
+    items = [tuple(sorted(it.items())) for it in counts]
+    often = Counter(items)
+    return counts[items.index(max(often, key=lambda it: (often[it], it)))]
 
 
 def _target(found: CompleteStep) -> Target:
@@ -153,29 +158,30 @@ def _target(found: CompleteStep) -> Target:
     return Target(step + 1, extend(base, step, view, found.outcome.digest))
 
 
+@lru_cache(maxsize=OUTCOMES_KEPT)
 def _outcome(
     key: StepKey,
     plan: Plan,
-    said: Iterable[Signed],
+    said: tuple[Signed, ...],
     terms: StepTerms | None,
-    counts: dict[str, int],
+    told_counts: tuple[tuple[str, int], ...],
 ) -> CompleteStep | None:
     """None while a stage-holder's Prepared is missing, where one has said two, and where what they
     say cannot be true together. What is refused by itself, as evidence, counts for nothing."""
-    view, step, base = key
+    (view, step, base), counts = key, dict(told_counts) or None
     possible: dict[str, Statement] = {}
     for signed in said:
         prepared, peer_id = stated(signed), signed.peer_id
         if (prepared.view, prepared.step, prepared.base) != (view, step, base):
             return None
-        if peer_id not in plan.stage_holders() or fault_of(prepared, plan, terms, counts or None):
+        if peer_id not in plan.stage_holders() or fault_of(prepared, plan, terms, counts):
             continue
         if (
             possible.setdefault(peer_id, Statement(prepared, signed)).signed.payload
             != signed.payload
         ):
             return None
-    transaction = StepTransaction(view, step, plan, terms, counts or None)
+    transaction = StepTransaction(view, step, plan, terms, counts)
     for statement in possible.values():
         transaction.record(statement)
     outcome = transaction.outcome()

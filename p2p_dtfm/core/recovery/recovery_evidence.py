@@ -17,9 +17,8 @@ from p2p_dtfm.core.recovery.restart_point import Recovery
 PENDING_LIMIT_BYTES = 288 * 1024
 RETAINED_LIMIT_BYTES = 96 * 1024
 """Of Prepared in a contribution, with which goes a record of 64 KiB at most
-(`message_bounds.CONTRIBUTION_LIMIT_BYTES`)."""
-FEW = 128
-"""In a swarm of many, where more are passed on, contributions name them (`messages.outlines`)."""
+(`message_bounds.CONTRIBUTION_LIMIT_BYTES`); in a swarm of many of those that an outline names, as
+they travel beside it in one message. Where there are more each member passes on others."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +42,10 @@ class Restart:
 
 
 class RecoveryEvidence:
-    """`held` is kept up to date by the caller, and here when a step commits."""
+    """Of `me`. `held` is kept up to date by the caller, and here when a step commits."""
 
-    def __init__(self) -> None:
+    def __init__(self, me: str = "") -> None:
+        self._me = me
         self.held: dict[int, int] = {}
         self.saved: tuple[SavedState, ...] = ()
         self.cuts: tuple[SavedState, ...] = ()
@@ -78,7 +78,7 @@ class RecoveryEvidence:
     def freeze(self, ledger: Ledger | None) -> None:
         """From now on the step under way is decided by what peers bring to the next view."""
         passed_on = ledger.freeze() if ledger is not None else ()
-        self._frozen = _with_room(passed_on, PENDING_LIMIT_BYTES)
+        self._frozen = with_room(passed_on, PENDING_LIMIT_BYTES, self._me)
         self._counts = dict(ledger.counts_of(ledger.step)) if ledger is not None else {}
 
     def pending(self, view: ViewId) -> PendingStep:
@@ -95,7 +95,8 @@ class RecoveryEvidence:
         if retained is None:
             return None
         told = needed and not planned
-        prepared = _with_room(retained.prepared, RETAINED_LIMIT_BYTES) if told else ()
+        passed_on = retained.prepared if told else ()
+        prepared = with_room(passed_on, RETAINED_LIMIT_BYTES, self._me)
         return msgspec.structs.replace(retained, prepared=prepared)
 
     def _reduced_now(self, view: ViewId) -> tuple[int, ...]:
@@ -182,7 +183,3 @@ class RecoveryEvidence:
         if self._reduced_key == (view, step):
             return tuple(sorted(self._reduced))
         return ()
-
-
-def _with_room(passed_on: tuple[Signed, ...], limit_bytes: int) -> tuple[Signed, ...]:
-    return with_room(passed_on, limit_bytes) if len(passed_on) <= FEW else passed_on

@@ -47,6 +47,8 @@ def other_end(plan: Plan, me: str) -> tuple[int, str] | None:
 def states_ends(plan: Plan, peer_id: str, ends: Collection[int]) -> bool:
     """Whether a peer says what both ends' sums of the matrix are: who has one of them, where
     anybody is given the other's."""
+    if not ends:
+        return False
     is_given = any(other_end(plan, it) is not None for it in plan.stage_holders())
     return is_given and any(end in plan.layers_of(peer_id) for end in ends)
 

@@ -1,6 +1,6 @@
 """One attempt at a view: what has been gathered so far, and what follows from it."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
 from p2p_dtfm.core.commit.judgement import Conflict
@@ -31,6 +31,7 @@ from p2p_dtfm.core.messages.agreement_messages import (
 from p2p_dtfm.core.protocol.plan import NoPlan, Plan
 from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.protocol.snapshot import Member, Snapshot, ViewId
+from p2p_dtfm.core.recovery.furthest_step import FurthestStep
 from p2p_dtfm.core.recovery.restart_point import recover
 
 
@@ -272,7 +273,7 @@ class Attempt:
             heard, links = {m: self.opened[m] for m in self.universe & counted}, self.accusations
             if self.planned:
                 heard, links = without_newcomers_in_doubt(heard, links)
-            chosen = chosen_of(heard, self.terms, links, self._reached_step)
+            chosen = chosen_of(heard, self.terms, links, self._reached_step, self._bounds)
             held = self._cache["participants"] = (sizes, chosen)
         assert isinstance(held[1], Chosen)
         return held[1]
@@ -280,6 +281,9 @@ class Attempt:
     def _reached_step(self, parts: list[Contribution]) -> int:
         target = recover(parts, self.layer_count, self.terms).target
         return -1 if target is None else target.step
+
+    def _bounds(self, parts: Collection[Contribution]) -> FurthestStep:
+        return FurthestStep(parts, self.layer_count, self.terms)
 
     @property
     def only_newcomers(self) -> bool:

@@ -20,6 +20,7 @@ from p2p_dtfm.core.messages.agreement_messages import Accusation, Contribution
 from p2p_dtfm.core.protocol.lineage import Epochs
 from p2p_dtfm.core.protocol.snapshot import Bar, Member
 from p2p_dtfm.core.recovery.contradictions import evidence
+from p2p_dtfm.core.recovery.furthest_step import FurthestStep
 from p2p_dtfm.core.recovery.going_back import without_undone
 from p2p_dtfm.core.recovery.restart_point import Undo
 
@@ -40,6 +41,7 @@ def chosen_of(
     terms: StepTerms | None,
     accusations: Collection[Accusation],
     reached_step: Callable[[list[Contribution]], int],
+    bounds: Callable[[Collection[Contribution]], FurthestStep] | None = None,
 ) -> Chosen:
     """Without those that are barred, by what most have from before, and those that lie now."""
     known, step = agreed_bars(heard.values()), step_of_most(heard.values())
@@ -52,11 +54,9 @@ def chosen_of(
     named = {member.peer_id: member for member in heard}
     pairs = (pair for pair in found.doubts if set(pair) <= set(named))
     doubts = {Accusation(named[one], named[other]) for one, other in pairs}
-
-    def reached(rest: list[Contribution]) -> int:
-        return reached_step(list(without_undone(rest, epochs)))
-
-    participants = mutually_reachable(heard, {*accusations, *doubts}, reached)
+    counted = dict(zip(heard, without_undone(heard.values(), epochs), strict=True))
+    links = {*accusations, *doubts}
+    participants = mutually_reachable(counted, links, reached_step, bounds)
     bars = with_convicted(known, found.convicted, found.liars)
     if terms is not None and terms.follow_steps > 0:
         names = {member.peer_id for member in participants}

@@ -19,7 +19,8 @@ def patience_ns(
     in_time_ns = _in_time_ns(attempt, timing, is_member)
     if is_member or attempt.only_newcomers:  # who joins knows no number to count from
         in_time_ns <<= _doublings(attempt, view_number)
-    return lateness.stretched_ns(in_time_ns, len(attempt.participants))
+    # a crowd is all that answer, also who is left out: nobody has to be judged for it
+    return lateness.stretched_ns(in_time_ns, len(attempt.heard))
 
 
 def _doublings(attempt: Attempt, view_number: int) -> int:

@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Coroutine
+from dataclasses import dataclass, field
 from typing import Any
 
 from p2p_dtfm.core.gate.byte_budget import ByteBudget
@@ -38,6 +39,7 @@ from p2p_dtfm.net.streams.incoming import (
 from p2p_dtfm.net.streams.lane_priority import LanePriority
 from p2p_dtfm.net.streams.stripes import (
     COUNT,
+    Failure,
     Lane,
     LaneListeners,
 )
@@ -66,6 +68,17 @@ CLOSING = "this peer is closing"
 log = logging.getLogger(__name__)
 
 
+@dataclass
+class _Opening:
+    """Of a lane that somebody opens or moves."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    users: int = 0
+    """They hold it, or wait for it."""
+    failure: Failure | None = None
+    """The newest; whoever waited while it came about has it too, and does not try again."""
+
+
 class BulkPlane:
     """All bulk streams of this peer. `await ready()` before others may send.
 
@@ -90,8 +103,7 @@ class BulkPlane:
         self._run_digest = run_digest
         self._listeners = listeners
         self._outgoing: dict[tuple[str, str], Lane] = {}
-        self._opening: dict[tuple[str, str], tuple[asyncio.Lock, int]] = {}
-        """With how many hold it or wait for it."""
+        self._opening: dict[tuple[str, str], _Opening] = {}
         self._incoming = IncomingLanes(host, run_digest, listeners, limits, self.room)
         self._estimates: dict[str, float] = {}
         self._lane_priority = LanePriority()
@@ -208,7 +220,7 @@ class BulkPlane:
         if held is not None and held.failure is None and key not in self._opening:
             self._consider_to_move(held)
             return held
-        async with self._opens(key):
+        async with self._opens(key) as opening:
             if self._is_closed:
                 raise Unreachable(peer_id, CLOSING)
             held = self._outgoing.get(key)
@@ -221,7 +233,11 @@ class BulkPlane:
                 self._make_room()
                 if len(self._outgoing) >= STREAMS_LIMIT:
                     raise Unreachable(peer_id, f"already {STREAMS_LIMIT} bulk streams are open")
-                held = self._outgoing[key] = await self._first_lane(peer_id, lane)
+                try:
+                    held = self._outgoing[key] = await self._first_lane(peer_id, lane)
+                except (Refused, Unreachable) as failure:
+                    opening.failure = failure
+                    raise
                 if self._is_closed:
                     self.disconnect(peer_id, CLOSING)
                     raise Unreachable(peer_id, CLOSING)
@@ -244,17 +260,20 @@ class BulkPlane:
             lane.retire()
 
     @contextlib.asynccontextmanager
-    async def _opens(self, key: tuple[str, str]) -> AsyncIterator[None]:
-        """One at a time opens a lane, or moves it."""
-        lock, users = self._opening.get(key, (asyncio.Lock(), 0))
-        self._opening[key] = lock, users + 1
+    async def _opens(self, key: tuple[str, str]) -> AsyncIterator[_Opening]:
+        """One at a time opens a lane, or moves it. Raises what has failed while it waited."""
+        opening = self._opening.setdefault(key, _Opening())
+        opening.users += 1
+        known = opening.failure
         try:
-            async with lock:
-                yield
+            async with opening.lock:
+                if opening.failure is not None and opening.failure is not known:
+                    raise opening.failure
+                yield opening
         finally:
-            lock, users = self._opening.pop(key)
-            if users > 1:
-                self._opening[key] = lock, users - 1
+            opening.users -= 1
+            if not opening.users:
+                del self._opening[key]
 
     async def _first_lane(self, peer_id: str, lane: str) -> Lane:
         if self._direct is not None and self._lines is not None and self._lines.works(peer_id):

@@ -62,6 +62,9 @@ LANES_KEPT = 64
 descriptors, and in a large swarm each peer is everybody's neighbour once."""
 QUIET_S = 10.0
 """How long a lane that moves is waited for."""
+MOVE_PAUSE_S = 60.0
+"""How long one that did not come to rest in that time is left where it is: each try costs both ends
+a line and a thread, and holds up who sends."""
 _ESTIMATE_WEIGHT = 0.3
 CLOSING = "this peer is closing"
 
@@ -296,6 +299,7 @@ class BulkPlane:
         assert self._direct is not None
         peer_id, lane, key = before.peer_id, before.lane, (before.peer_id, before.lane)
         wire: Wire | None = None
+        pause_s = 0.0
         try:
             wire = await self._direct.open(peer_id, _protocol(lane), OPEN_DEADLINE_S)
             async with self._opens(key):
@@ -312,10 +316,12 @@ class BulkPlane:
                 self._outgoing[key], wire = after, None
                 before.retire()
         except (TimeoutError, Unreachable, PeerFault) as error:
-            log.debug("%s to %s stays with libp2p: %s", lane, peer_id, error)
+            log.debug("%s to %s stays with libp2p: %r", lane, peer_id, error)
+            pause_s = MOVE_PAUSE_S if isinstance(error, TimeoutError) else 0.0
         finally:
             if wire is not None:
                 wire.close()
+        await asyncio.sleep(pause_s)  # no other move of it begins meanwhile
 
     def _new_lane(self, peer_id: str, lane: str, way: Way, first: Wire | None = None) -> Lane:
         """`first`: a wire that is open already, for its first stripe."""

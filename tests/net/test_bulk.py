@@ -3,8 +3,10 @@
 import asyncio
 import os
 import signal
+import time
 from collections.abc import Awaitable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -12,6 +14,7 @@ import pytest
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.net.errors import Refused, Unreachable
 from p2p_dtfm.net.libp2p.host import Host
+from p2p_dtfm.net.streams import bulk
 from p2p_dtfm.net.streams.bulk import BulkPlane
 from p2p_dtfm.net.streams.bulk_settings import BulkLimits, BulkListeners
 from p2p_dtfm.net.streams.frames import FrameHeader, FrameKind, FrameLimits
@@ -300,6 +303,39 @@ def test_lost_frames_are_told_to_the_next_send(tmp_path: Path) -> None:
             await a.plane.send(two.peer_id, "forward", _header(4, 3), bytes(4))
             await a.plane.flush(two.peer_id, "forward")
             assert b.frames[-1][1].index == 3
+
+    run(scenario())
+
+
+def test_a_failed_opening_is_told_to_all_that_waited_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each began anew, one after the other: with a peer that says nothing the last of a hundred
+    kept its payload for a quarter of an hour."""
+    monkeypatch.setattr(bulk, "OPEN_DEADLINE_S", 0.5)
+
+    async def scenario() -> None:
+        async with hosts(tmp_path, 2) as (one, two):
+            hellos: list[str] = []
+
+            async def say_nothing(sender: str, reader: asyncio.StreamReader, writer: Any) -> None:
+                hellos.append(sender)
+                await reader.read()
+
+            await two.serve_streams(bulk._protocol("reduce"), say_nothing, "lane reduce")
+            a = _Peer(one)
+            began_s = time.monotonic()
+            sends = [
+                a.plane.send(two.peer_id, "reduce", _header(4, index), bytes(4))
+                for index in range(6)
+            ]
+            ends = await asyncio.gather(*sends, return_exceptions=True)
+            assert all(isinstance(end, Unreachable) for end in ends), ends
+            assert len(hellos) == 1 and time.monotonic() - began_s < 1.5
+            assert not a.plane._opening
+            with pytest.raises(Unreachable, match="no answer"):  # who comes later tries again
+                await a.plane.send(two.peer_id, "reduce", _header(4), bytes(4))
+            assert len(hellos) == 2
 
     run(scenario())
 

@@ -25,6 +25,7 @@ from p2p_dtfm.net.direct import card as cards
 from p2p_dtfm.net.direct import reception as reception_of_lines
 from p2p_dtfm.net.direct.card import Card, OwnCard, read_card
 from p2p_dtfm.net.direct.handshake import FOR_LANES, call_out, shake_hands
+from p2p_dtfm.net.direct.line import DirectLine
 from p2p_dtfm.net.direct.lines import DirectLines
 from p2p_dtfm.net.direct.reception import WAITING_LIMIT
 from p2p_dtfm.net.direct.sealed import PIECE_BYTES
@@ -33,6 +34,7 @@ from p2p_dtfm.net.door import OpenDoor
 from p2p_dtfm.net.errors import Unreachable
 from p2p_dtfm.net.libp2p.host import Host
 from p2p_dtfm.net.shaping import LineLimit
+from p2p_dtfm.net.streams import bulk
 from p2p_dtfm.net.streams.bulk import BulkPlane
 from p2p_dtfm.net.streams.bulk_settings import BulkLimits, BulkListeners
 from p2p_dtfm.net.streams.frames import FrameHeader, FrameKind, FrameLimits
@@ -120,6 +122,41 @@ def test_a_lane_moves_to_a_direct_line_while_frames_flow_and_none_is_lost(tmp_pa
             await a.plane.send(to, "reduce", _header(4), bytes(4))
             assert a.plane.is_direct(to, "reduce")
             assert a.plane.carriers() == {to: {"forward": "line", "reduce": "line"}}
+
+    run(scenario())
+
+
+def test_a_lane_that_was_too_busy_to_move_is_left_alone_for_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of its frames had another line opened, which ended with its thread."""
+    monkeypatch.setattr(bulk, "QUIET_S", 0.1)
+    monkeypatch.setattr(bulk, "MOVE_PAUSE_S", 2.0)
+
+    async def scenario() -> None:
+        async with _pair(tmp_path) as (a, b):
+            opened: list[str] = []
+            open_line, to = a.lines.open, b.host.peer_id
+
+            async def count(peer_id: str) -> DirectLine:
+                opened.append(peer_id)
+                return await open_line(peer_id)
+
+            a.lines.open = count  # type: ignore[method-assign]
+            b.gate.clear()
+            end_s = time.monotonic() + 0.9
+            index = 0
+            while time.monotonic() < end_s:
+                await a.plane.send(to, "forward", _header(4, index), bytes(4))
+                index += 1
+                await asyncio.sleep(0.05)
+            assert len(opened) == 1
+            b.gate.set()
+            await a.plane.flush(to, "forward")
+            assert not a.plane.is_direct(to, "forward")
+            await until(lambda: not a.plane._moving, "the pause ends")
+            await a.direct(b.host)
+            assert len(opened) == 2
 
     run(scenario())
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -252,11 +253,14 @@ def test_who_fills_the_room_holds_up_no_member(tmp_path: Path) -> None:
             await _send_parts(stripes[1], 9, range(4), MIB)
             await lanes[1].plane.send(one.peer_id, "reduce", _header(MIB, 10), bytes(MIB))
             await until(lambda: {9, 10} <= set(b.frames), "a member's come all the same")
-            await lanes[2].plane.send(one.peer_id, "reduce", _header(MIB, 11), bytes(MIB))
+            waits = asyncio.create_task(
+                lanes[2].plane.send(one.peer_id, "reduce", _header(MIB, 11), bytes(MIB))
+            )
             await asyncio.sleep(0.5)
             assert 11 not in b.frames, "of former members there may be any number"
             lanes[0].plane.disconnect(one.peer_id)
             await until(lambda: 11 in b.frames, "it comes in its turn")
+            await waits
             for peer in (b, *lanes):
                 await peer.plane.close()
 
@@ -286,14 +290,58 @@ def test_a_tensor_waits_before_memory_is_taken_for_it(tmp_path: Path) -> None:
             a = _Peer(two)
             await a.plane.send(one.peer_id, "forward", _header(4), bytes(4))
             await a.plane.flush(one.peer_id, "forward")
-            await a.plane.send(one.peer_id, "forward", _header(MIB, 1), bytes(MIB))
+            sending = asyncio.create_task(
+                a.plane.send(one.peer_id, "forward", _header(MIB, 1), bytes(MIB))
+            )
             await asyncio.sleep(0.3)
             assert taken == [0] and plane.room.total_bytes == 0
             known.set()
+            await sending
             await a.plane.flush(one.peer_id, "forward")
             assert taken == [0, 1]
             await plane.close()
             await a.plane.close()
+
+    run(scenario())
+
+
+def test_little_comes_behind_a_header_that_waits(tmp_path: Path) -> None:
+    """What a stream buffers counts in no budget, and of streams one sender may have 64."""
+
+    async def scenario() -> None:
+        async with hosts(tmp_path, 2) as (one, two):
+            a, b = _Peer(two), _Peer(one)
+            known = asyncio.Event()
+
+            async def wait() -> None:
+                await known.wait()
+
+            heard = b.plane._incoming.listeners
+            b.plane._incoming.listeners = dataclasses.replace(
+                heard, admit=lambda sender, lane, header: wait() if header.index == 1 else None
+            )
+            await b.plane.ready()
+            await a.stripe(one.peer_id, False)
+            (lane,) = b.plane._incoming.lanes.values()
+            (wire,) = lane.wires
+            assert isinstance(wire, StreamWire)
+            buffered = wire.reader._buffer  # type: ignore[attr-defined]
+            size = 4 * MIB
+            sends = [  # more is buffered while the first comes
+                asyncio.create_task(
+                    a.plane.send(one.peer_id, "forward", _header(size, index), bytes(size))
+                )
+                for index in (0, 1)
+            ]
+            await until(lambda: 0 in b.frames and len(buffered) > 0, "the second one begins")
+            await asyncio.sleep(0.5)
+            assert len(buffered) <= MIB // 2
+            known.set()
+            await asyncio.gather(*sends)
+            await a.plane.flush(one.peer_id, "forward")
+            assert b.frames[1:] == [0, 1]
+            for peer in (a, b):
+                await peer.plane.close()
 
     run(scenario())
 

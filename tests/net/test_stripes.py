@@ -14,7 +14,7 @@ import pytest
 
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.net.direct.kernel_figures import KernelFigures, figures_of
-from p2p_dtfm.net.errors import Refused
+from p2p_dtfm.net.errors import Refused, Unreachable
 from p2p_dtfm.net.libp2p.host import Host
 from p2p_dtfm.net.shaping import Shape, ShapedLink, ShapedPeer, Shaper
 from p2p_dtfm.net.streams.bulk import BulkPlane
@@ -153,6 +153,45 @@ def test_a_refused_frame_ends_all_streams_once_and_the_lane_opens_again(tmp_path
             assert len(b.frames[1]) == size
             assert [fault.cause for fault in b.faults] == ["nobody asked for this tensor"]
             assert not b.lost and not a.faults
+
+    run(scenario())
+
+
+def test_nothing_follows_half_a_part_where_another_stream_has_failed(tmp_path: Path) -> None:
+    """Until the lane is given up, the reason is waited for: what was sent meanwhile completed the
+    part, and its receiver took an honest sender for one whose checksums are wrong."""
+
+    async def scenario() -> None:
+        async with hosts(tmp_path, 2) as (one, two):
+            a, b = _Receiver(one).plane, _Receiver(two)
+            await b.plane.ready()
+            lane = await _striped(a, two.peer_id, 2)
+            fails, stays = (cast(Any, stripe.wire) for stripe in lane.stripes)
+            is_halfway, write_piece, pieces = asyncio.Event(), stays._write_piece, []
+
+            async def fail(*frame: Any) -> None:
+                await is_halfway.wait()
+                await asyncio.sleep(0.1)
+                raise ConnectionResetError("this one alone")
+
+            async def stop_after_the_first_piece(*piece: Any) -> None:
+                pieces.append(piece)
+                if len(pieces) == 2:
+                    is_halfway.set()
+                    await asyncio.Event().wait()
+                await write_piece(*piece)
+
+            fails.write_frame, stays._write_piece = fail, stop_after_the_first_piece
+            large = asyncio.create_task(
+                a.send(two.peer_id, "reduce", _header(MIB, 1), os.urandom(MIB))
+            )
+            await is_halfway.wait()
+            lane.stripes[0].load_bytes += MIB  # the small one is to wait behind the half part
+            small = a.send(two.peer_id, "reduce", _header(PART_BYTES, 2), bytes(PART_BYTES))
+            ends = await asyncio.gather(large, small, return_exceptions=True)
+            assert all(isinstance(end, Unreachable) for end in ends), ends
+            await until(lambda: bool(b.lost), "the receiver hears of the end")
+            assert not b.faults and set(b.frames) == {10_000}
 
     run(scenario())
 

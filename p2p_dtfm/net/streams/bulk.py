@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Coroutine
+from dataclasses import dataclass, field
 from typing import Any
 
 from p2p_dtfm.core.gate.byte_budget import ByteBudget
@@ -38,6 +39,7 @@ from p2p_dtfm.net.streams.incoming import (
 from p2p_dtfm.net.streams.lane_priority import LanePriority
 from p2p_dtfm.net.streams.stripes import (
     COUNT,
+    Failure,
     Lane,
     LaneListeners,
 )
@@ -60,10 +62,24 @@ LANES_KEPT = 64
 descriptors, and in a large swarm each peer is everybody's neighbour once."""
 QUIET_S = 10.0
 """How long a lane that moves is waited for."""
+MOVE_PAUSE_S = 60.0
+"""How long one that did not come to rest in that time is left where it is: each try costs both ends
+a line and a thread, and holds up who sends."""
 _ESTIMATE_WEIGHT = 0.3
 CLOSING = "this peer is closing"
 
 log = logging.getLogger(__name__)
+
+
+@dataclass
+class _Opening:
+    """Of a lane that somebody opens or moves."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    users: int = 0
+    """They hold it, or wait for it."""
+    failure: Failure | None = None
+    """The newest; whoever waited while it came about has it too, and does not try again."""
 
 
 class BulkPlane:
@@ -90,8 +106,7 @@ class BulkPlane:
         self._run_digest = run_digest
         self._listeners = listeners
         self._outgoing: dict[tuple[str, str], Lane] = {}
-        self._opening: dict[tuple[str, str], tuple[asyncio.Lock, int]] = {}
-        """With how many hold it or wait for it."""
+        self._opening: dict[tuple[str, str], _Opening] = {}
         self._incoming = IncomingLanes(host, run_digest, listeners, limits, self.room)
         self._estimates: dict[str, float] = {}
         self._lane_priority = LanePriority()
@@ -208,7 +223,7 @@ class BulkPlane:
         if held is not None and held.failure is None and key not in self._opening:
             self._consider_to_move(held)
             return held
-        async with self._opens(key):
+        async with self._opens(key) as opening:
             if self._is_closed:
                 raise Unreachable(peer_id, CLOSING)
             held = self._outgoing.get(key)
@@ -221,7 +236,11 @@ class BulkPlane:
                 self._make_room()
                 if len(self._outgoing) >= STREAMS_LIMIT:
                     raise Unreachable(peer_id, f"already {STREAMS_LIMIT} bulk streams are open")
-                held = self._outgoing[key] = await self._first_lane(peer_id, lane)
+                try:
+                    held = self._outgoing[key] = await self._first_lane(peer_id, lane)
+                except (Refused, Unreachable) as failure:
+                    opening.failure = failure
+                    raise
                 if self._is_closed:
                     self.disconnect(peer_id, CLOSING)
                     raise Unreachable(peer_id, CLOSING)
@@ -244,17 +263,20 @@ class BulkPlane:
             lane.retire()
 
     @contextlib.asynccontextmanager
-    async def _opens(self, key: tuple[str, str]) -> AsyncIterator[None]:
-        """One at a time opens a lane, or moves it."""
-        lock, users = self._opening.get(key, (asyncio.Lock(), 0))
-        self._opening[key] = lock, users + 1
+    async def _opens(self, key: tuple[str, str]) -> AsyncIterator[_Opening]:
+        """One at a time opens a lane, or moves it. Raises what has failed while it waited."""
+        opening = self._opening.setdefault(key, _Opening())
+        opening.users += 1
+        known = opening.failure
         try:
-            async with lock:
-                yield
+            async with opening.lock:
+                if opening.failure is not None and opening.failure is not known:
+                    raise opening.failure
+                yield opening
         finally:
-            lock, users = self._opening.pop(key)
-            if users > 1:
-                self._opening[key] = lock, users - 1
+            opening.users -= 1
+            if not opening.users:
+                del self._opening[key]
 
     async def _first_lane(self, peer_id: str, lane: str) -> Lane:
         if self._direct is not None and self._lines is not None and self._lines.works(peer_id):
@@ -277,6 +299,7 @@ class BulkPlane:
         assert self._direct is not None
         peer_id, lane, key = before.peer_id, before.lane, (before.peer_id, before.lane)
         wire: Wire | None = None
+        pause_s = 0.0
         try:
             wire = await self._direct.open(peer_id, _protocol(lane), OPEN_DEADLINE_S)
             async with self._opens(key):
@@ -293,10 +316,12 @@ class BulkPlane:
                 self._outgoing[key], wire = after, None
                 before.retire()
         except (TimeoutError, Unreachable, PeerFault) as error:
-            log.debug("%s to %s stays with libp2p: %s", lane, peer_id, error)
+            log.debug("%s to %s stays with libp2p: %r", lane, peer_id, error)
+            pause_s = MOVE_PAUSE_S if isinstance(error, TimeoutError) else 0.0
         finally:
             if wire is not None:
                 wire.close()
+        await asyncio.sleep(pause_s)  # no other move of it begins meanwhile
 
     def _new_lane(self, peer_id: str, lane: str, way: Way, first: Wire | None = None) -> Lane:
         """`first`: a wire that is open already, for its first stripe."""

@@ -367,6 +367,8 @@ class Stripe:
         self.turn = asyncio.Lock()
         """Of the large frames, one at a time takes its parts to this stream."""
         self._write_lock = asyncio.Lock()
+        self._is_halfway = False
+        """A write is under way, or ended before all of it was written: nothing may follow then."""
         self._acknowledged = 0
         self._last_acknowledgement_s = 0.0
         self.reading = asyncio.create_task(self._read_acknowledgements(), name=f"acks {lane.lane}")
@@ -383,13 +385,15 @@ class Stripe:
                         or lane.unacknowledged_bytes + size_bytes <= lane.limits.window_bytes
                     )
                 )
+                if self._is_halfway:  # the lane fails once it has waited for the reason
+                    raise ConnectionResetError("a write before it broke off")
                 unit = _Unit(frame, size_bytes, now.monotonic_s())
                 self.waiting.append(unit)
                 lane.unacknowledged_bytes += size_bytes
                 size_bytes = 0  # from here on the acknowledgement takes it off the load
-                if lane.failure is not None:
-                    raise ConnectionResetError(lane.failure.cause)
+                self._is_halfway = True
                 await self.wire.write_frame(start, payload, lane.turn, lane.limits.stall_s)
+                self._is_halfway = False
                 unit.written_s = now.monotonic_s()
         finally:
             self.load_bytes -= size_bytes

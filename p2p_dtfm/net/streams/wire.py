@@ -32,6 +32,7 @@ DIRECT_STRIPES_LIMIT = 4
 _WRITE_BYTES = 1 << 18
 _JOINED_BYTES = 1 << 14
 _STREAM_BUFFER_BYTES = 1 << 20
+_WAITING_BYTES = 1 << 16
 _OFF_LOOP_BYTES = 1 << 20
 _LINGER_S = 2.0
 _REASON_LIMIT_BYTES = 1024
@@ -113,8 +114,14 @@ class StreamWire:
     async def read_frame(
         self, limits: FrameLimits, stall_s: float, admit: Admit
     ) -> tuple[FrameHeader, bytearray] | None:
-        widen(self.reader)
-        return await read_frame(self.reader, limits, stall_s, admit)
+        async def admit_and_widen(header: FrameHeader) -> None:
+            await admit(header)
+            widen(self.reader)
+
+        try:
+            return await read_frame(self.reader, limits, stall_s, admit_and_widen)
+        finally:
+            _narrow(self.reader)
 
     async def write_frame(
         self, start: bytes, payload: memoryview, turn: RightOfWay, stall_s: float
@@ -214,6 +221,12 @@ def _nothing_more(word: bytes) -> int:
 def widen(reader: asyncio.StreamReader) -> None:
     """Let a stream buffer as much as one read takes, or each read pauses and resumes the socket."""
     reader._limit = _STREAM_BUFFER_BYTES  # type: ignore[attr-defined]
+
+
+def _narrow(reader: asyncio.StreamReader) -> None:
+    """What comes while a frame waits to be let in, or to be taken, counts in no budget: at most
+    twice so much, and what one read of the socket brings."""
+    reader._limit = _WAITING_BYTES  # type: ignore[attr-defined]
 
 
 class Way(Protocol):

@@ -166,6 +166,20 @@ def test_where_layers_are_lost_nobody_asks_any_more() -> None:
     assert staying == chosen_as_before(parts, links, Counted(16))
 
 
+@pytest.mark.parametrize("step, begins_anew", [(1, True), (2, False), (7, False), (11, True)])
+def test_where_the_run_may_begin_anew_lost_layers_are_no_end(step: int, begins_anew: bool) -> None:
+    """In its first steps, where members say what cannot be, and where newcomers are all that is
+    left."""
+    present = stages(3, 1)
+    parts = [part_of(present, member, step) for member in present.members]
+    bound = reach_of(3, TERMS)(parts)
+    assert bound.without(parts[0]) == Counted(3)(parts[1:]) == (0 if begins_anew else -1)
+    newcomer = part_of(present, Member("new", 1), 0)
+    newcomer = msgspec.structs.replace(newcomer, present=None, pending=None)
+    alone = reach_of(3, TERMS)([parts[0], newcomer])
+    assert alone.without(parts[0]) == Counted(3)([newcomer]) == 0
+
+
 def test_what_most_count_is_found_as_before() -> None:
     chance = random.Random(5)
     for _ in range(300):

@@ -327,19 +327,26 @@ def test_little_comes_behind_a_header_that_waits(tmp_path: Path) -> None:
             assert isinstance(wire, StreamWire)
             buffered = wire.reader._buffer  # type: ignore[attr-defined]
             size = 4 * MIB
-            sends = [  # more is buffered while the first comes
-                asyncio.create_task(
-                    a.plane.send(one.peer_id, "forward", _header(size, index), bytes(size))
-                )
-                for index in (0, 1)
-            ]
+
+            async def send_two(first: int) -> None:  # more is buffered while the first one comes
+                for index in (first, first + 1):
+                    await a.plane.send(one.peer_id, "forward", _header(size, index), bytes(size))
+                await a.plane.flush(one.peer_id, "forward")
+
+            sending = asyncio.create_task(send_two(0))
             await until(lambda: 0 in b.frames and len(buffered) > 0, "the second one begins")
             await asyncio.sleep(0.5)
             assert len(buffered) <= MIB // 2
             known.set()
-            await asyncio.gather(*sends)
-            await a.plane.flush(one.peer_id, "forward")
-            assert b.frames[1:] == [0, 1]
+            await sending
+            b.gate.clear()
+            sending = asyncio.create_task(send_two(2))
+            await until(lambda: b.plane.room.total_bytes == size, "one comes")
+            await asyncio.sleep(0.5)
+            assert 0 < len(buffered) <= MIB // 2, "behind one that is not taken"
+            b.gate.set()
+            await sending
+            assert b.frames[1:] == [0, 1, 2, 3]
             for peer in (a, b):
                 await peer.plane.close()
 

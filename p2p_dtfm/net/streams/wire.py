@@ -114,13 +114,15 @@ class StreamWire:
     async def read_frame(
         self, limits: FrameLimits, stall_s: float, admit: Admit
     ) -> tuple[FrameHeader, bytearray] | None:
-        async def admit_and_widen(header: FrameHeader) -> None:
+        async def admit_narrowly(header: FrameHeader) -> None:
+            _narrow(self.reader)
             await admit(header)
             widen(self.reader)
 
+        widen(self.reader)
         try:
-            return await read_frame(self.reader, limits, stall_s, admit_and_widen)
-        finally:
+            return await read_frame(self.reader, limits, stall_s, admit_narrowly)
+        finally:  # whoever takes the frame may be slow
             _narrow(self.reader)
 
     async def write_frame(
@@ -225,7 +227,8 @@ def widen(reader: asyncio.StreamReader) -> None:
 
 def _narrow(reader: asyncio.StreamReader) -> None:
     """What comes while a frame waits to be let in, or to be taken, counts in no budget: at most
-    twice so much, and what one read of the socket brings."""
+    twice so much, and what one read of the socket brings. Where nothing waits, nothing comes before
+    it is wide again."""
     reader._limit = _WAITING_BYTES  # type: ignore[attr-defined]
 
 

@@ -78,12 +78,13 @@ class OwnInvitation:
     def _own(self, kept: KeptInvitation) -> KeptInvitation:
         """Without the chain of whom this home was before its identity was another one: the line
         that it came by, pasted again, is good for this peer as well."""
+        if not kept.chain:
+            return kept
         try:
-            holder = holder_of(kept.chain) if kept.chain else self.identity.peer_id
+            if holder_of(kept.chain) == self.identity.peer_id:
+                return kept
         except PeerFault:
             return kept  # to whom it is shown says what is wrong with it
-        if holder == self.identity.peer_id:
-            return kept
         log.warning(
             "the invitation in this home is another identity's: paste its line again, "
             "p2p-dtfm --invite LINE"

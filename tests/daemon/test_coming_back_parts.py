@@ -437,7 +437,7 @@ def test_after_a_pause_it_comes_back_as_it_was_started(tmp_path: Path) -> None:
     assert founder.run == "tiny" and not founder.new and not founder.initial_peers
     given = ("/ip4/192.0.2.8/tcp/1/p2p/12D3KooWKjKpe6EK24MqLPDpteHmy8Wc6Lt9csQ9x3RkQcxe322p",)
     joiner = _to_come_back(Settings(home=tmp_path, initial_peers=given), met, digest)
-    assert joiner.initial_peers == (*met, *given) and joiner.run_digest == digest
+    assert joiner.initial_peers == (*given, *met) and joiner.run_digest == digest
     bare = _to_come_back(Settings(home=tmp_path), met, digest)
     assert not bare.initial_peers and bare.run_digest == digest
 

@@ -28,7 +28,7 @@ from p2p_dtfm.daemon.trainer.cut_transfers import Cuts
 from p2p_dtfm.daemon.trainer.followers import Followers
 from p2p_dtfm.daemon.trainer.place import PlaceInView
 from p2p_dtfm.daemon.trainer.step_loop import StepLoop
-from p2p_dtfm.daemon.trainer.step_shards import StepShards
+from p2p_dtfm.daemon.trainer.step_shards import StepShards, have_shards
 from p2p_dtfm.daemon.trainer.trainer import Trainer
 from p2p_dtfm.daemon.trainer.trainer_state import Outlet, Stopped, Tools, TrainerState
 from p2p_dtfm.net.errors import Unreachable
@@ -185,6 +185,28 @@ def test_who_waits_for_data_gives_states_meanwhile(play: Callable[..., None]) ->
         parts.state.wake.set()
         with pytest.raises(Stopped):  # the next view may want something else of it
             await asyncio.wait_for(fetching, 5)
+
+    play(scenario)
+
+
+def test_data_that_are_fetched_no_more_say_nothing_of_the_next_view(
+    play: Callable[..., None],
+) -> None:
+    """It had said of itself there that nothing is on its way to it, while states were."""
+
+    class Thin(QuietOutlet):
+        async def fetch_shards(self, digests: set[str]) -> None:
+            await asyncio.sleep(60)
+
+    async def scenario(parts: Parts) -> None:
+        state, shards = parts.state, StepShards(STEP, (0, 1), held_out=False)
+        fetching = asyncio.create_task(have_shards(parts.tools, Thin(), state, VIEW, PLAN, shards))
+        await asyncio.sleep(0)
+        assert state.fetches
+        state.view = view_of(2, 1)
+        fetching.cancel()
+        await asyncio.wait({fetching})
+        assert state.fetches
 
     play(scenario)
 

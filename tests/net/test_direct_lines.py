@@ -131,22 +131,21 @@ def test_a_lane_that_was_too_busy_to_move_is_left_alone_for_a_while(
 ) -> None:
     """Each of its frames had another line opened, which ended with its thread."""
     monkeypatch.setattr(bulk, "QUIET_S", 0.1)
-    monkeypatch.setattr(bulk, "MOVE_PAUSE_S", 2.0)
+    monkeypatch.setattr(bulk, "MOVE_PAUSE_S", 5.0)
 
     async def scenario() -> None:
         async with _pair(tmp_path) as (a, b):
-            opened: list[str] = []
+            opened: list[DirectLine] = []
             open_line, to = a.lines.open, b.host.peer_id
 
             async def count(peer_id: str) -> DirectLine:
-                opened.append(peer_id)
-                return await open_line(peer_id)
+                opened.append(await open_line(peer_id))
+                return opened[-1]
 
             a.lines.open = count  # type: ignore[method-assign]
             b.gate.clear()
-            end_s = time.monotonic() + 0.9
             index = 0
-            while time.monotonic() < end_s:
+            while index < 5 or not (opened and opened[0]._closing):
                 await a.plane.send(to, "forward", _header(4, index), bytes(4))
                 index += 1
                 await asyncio.sleep(0.05)

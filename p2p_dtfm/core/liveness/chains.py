@@ -86,8 +86,8 @@ class Chains:
         while waiting:
             owed, step, by = waiting.pop()
             if owed.peer_id not in self._visited:
-                self._visited.add(owed.peer_id)
-                if not self._denies(owed, by):
+                if not self._denies(owed, by):  # or another wait may lead there
+                    self._visited.add(owed.peer_id)
                     found = self._visit(owed, step)
                     waiting += [(lack, at, owed.peer_id) for lack, at in found]
                 self._note_untold(owed, step)

@@ -19,9 +19,10 @@ def order_from(makers: Sequence[str], sizes: Sequence[int], me: str) -> list[int
     """Of what these have said, places in the order in which one of many passes it on, so that
     together they pass on all, though none has room for it.
 
-    First its own and what the next one has said, so that of each two know; then the shorter before
-    those twice as long, so that who says much keeps out nobody who says little, and of like lengths
-    from its own place on: all that begin with the same ones would end before the same ones.
+    First its own and what the next one has said, so that, where both fit, two know of each; then
+    the shorter before those twice as long, so that who says much keeps out nobody who says little,
+    and of like lengths from its own place on: all that begin with the same ones would end before
+    the same ones.
     """
     ring = list(dict.fromkeys(makers))
     is_one = me in ring

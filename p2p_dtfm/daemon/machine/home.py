@@ -177,8 +177,7 @@ class Home:
         self._lock = lock
         try:
             lock.truncate(0)
-            lock.write(str(os.getpid()))
-            lock.flush()
+            os.write(lock.fileno(), str(os.getpid()).encode())  # nothing waits to be written later
         except OSError as error:
             if not is_full(error):
                 self._lock = None

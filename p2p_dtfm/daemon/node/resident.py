@@ -410,7 +410,7 @@ def _to_come_back(settings: Settings, met: tuple[str, ...], run_digest: str) -> 
     if settings.run:
         changes["run"] = "" if _is_remembered(settings, run_digest) else settings.run
     elif settings.initial_peers:
-        changes["initial_peers"] = tuple(dict.fromkeys((*met, *settings.initial_peers)))
+        changes["initial_peers"] = tuple(dict.fromkeys((*settings.initial_peers, *met)))
     return settings.model_copy(update=changes)
 
 

@@ -88,16 +88,22 @@ class ReachabilityService:
         self._asked_s = 0.0
         self._is_doubted = False
         """The finding, as this machine has moved since."""
+        self._vain_rounds = 0
+        """In a row, in which nobody got through."""
 
     async def ready(self) -> "ReachabilityService":
         """Serve others."""
-        own = [end for at in await self._host.addresses() if (end := far_end(at)) is not None]
-        self._listen_port = next((port for _, port in own), 0)
-        self._ports = tuple(dict.fromkeys(port for _, port in own))
+        await self._note_ports()
         await self._callbacks.ready()
         await self._punching.ready()
         await self.relay.ready()
         return self
+
+    async def _note_ports(self) -> None:
+        """A router that starts again may forward another one."""
+        own = [end for at in await self._host.addresses() if (end := far_end(at)) is not None]
+        self._listen_port = next((port for _, port in own), 0)
+        self._ports = tuple(dict.fromkeys(port for _, port in own))
 
     @property
     def relays(self) -> tuple[str, ...]:
@@ -136,20 +142,30 @@ class ReachabilityService:
         have not before: a liar would have this peer give up its relays."""
         self._asked_s, is_doubted = now.monotonic_s(), self._is_doubted
         self._is_doubted = False  # if it moves meanwhile, they may not have seen that
+        await self._note_ports()
         answers = await asyncio.gather(*map(self._see, peers))
         seen = [answer for answer in answers if answer is not None]
         if not seen:
             self._is_doubted |= is_doubted
             return
         through = [answer for answer in seen if answer.open_ports]
-        is_open = through and (not self.is_behind_router or 2 * len(through) > len(seen))
+        is_open = bool(through) and (not self.is_behind_router or 2 * len(through) > len(seen))
+        self._vain_rounds = 0 if is_open else self._vain_rounds + 1
+        was_direct = self.finding.reachability is Reachability.DIRECT and not is_doubted
+        if was_direct and self._vain_rounds == 1:  # a line may have been full for as long
+            self._asked_s += ASK_AGAIN_S - ASK_WHO_IS_CERTAIN_S
+        else:
+            self._believe(seen, is_open)
+
+    def _believe(self, seen: Sequence[SeenAddress], is_open: bool) -> None:
         best = max(seen, key=lambda it: len(it.open_ports) * (1 if is_open else -1))
         if is_open:
             port, how = best.open_ports[0], Reachability.DIRECT
             reason = f"a peer that was asked got through to {best.host}, TCP port {port}"
         else:
             port, how = best.port, Reachability.UNREACHABLE
-            got = "none" if not through else f"only {len(through)}"
+            count = sum(bool(answer.open_ports) for answer in seen)
+            got = f"only {count}" if count else "none"
             reason = f"{len(seen)} asked, {got} got through to {best.host}"
         if how is not self.finding.reachability and not self._reservations:
             log.info("reachability: %s: %s", how.value, reason)

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Collection
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.core.protocol.plan import NoPlan, Plan
@@ -45,6 +45,7 @@ class PlaceInView:
         if self._has_settled or not view.snapshot.planned:
             self._followers.stop_following()
         if discard:
+            self._state.restarts.clear()
             self._state.states.clear()
             self._cuts.clear()
             self._state.memory.keep_only(())
@@ -165,6 +166,7 @@ class PlaceInView:
         wait for what this view owes would wait for ever.
         """
         state = self._state
+        task.add_done_callback(_heard)
         try:
             while not task.done() and not state.is_over(view):
                 await state.done_or_woken(task)
@@ -186,3 +188,9 @@ class PlaceInView:
         if is_asked and not state.stopped and not state.restarts:
             coming = state.view.layers_of(self._tools.me) if state.view is not None else ()
             await donor.offer(state.states, version, coming)
+
+
+def _heard(task: asyncio.Task[Any]) -> None:
+    """What it raises as its view ends nobody asks for."""
+    if not task.cancelled():
+        task.exception()

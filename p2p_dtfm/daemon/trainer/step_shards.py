@@ -39,7 +39,8 @@ async def have_shards(
     try:
         await _fetch(tools, outlet, state, view, needed)
     finally:
-        state.fetches = False
+        if state.view is view:  # else it says of the next one's states that they are on their way
+            state.fetches = False
         tools.status.troubles.over("data")  # there, or no longer this peer's concern
 
 

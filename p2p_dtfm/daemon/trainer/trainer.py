@@ -75,6 +75,8 @@ class Trainer:
         self.waits = StepWaits(tools, self._state, self._steps, self._followers)
         self.seen_paces = self._state.paces
         self._is_closed = False
+        self._damaged = set[int]()
+        """Layers that could not be loaded, until the last restart that is due is done."""
         self._behind: Ledger | None = None
         """Of the view before, whose last step this peer has not seen commit yet."""
 
@@ -368,7 +370,10 @@ class Trainer:
         state.memory.forget((*restart.discard, *restart.load))
         for layer in restart.discard:
             state.states.pop(layer, None)
-        damaged = [layer for layer in restart.load if not await self._load(layer, step)]
+        self._damaged -= set(restart.discard)
+        for layer in restart.load:
+            if not await self._load(layer, step):
+                self._damaged.add(layer)
         if restart.rolled_view is not None and restart.outcome is not None:
             kept = state.reduced.get((restart.rolled_view, step - 1), {})
             norm = restart.outcome.gradient_norm
@@ -377,9 +382,11 @@ class Trainer:
                 await compute.run(replay_outcome, self._spec, held, kept[layer], step - 1, norm)
             state.memory.commit(step - 1)
             self.history.record(restart.outcome)
-        state.restarts.popleft()
+        if state.restarts and state.restarts[0][0] is restart:
+            state.restarts.popleft()
         self._outlet.states_changed()
-        if damaged:  # the members go on from what there is
+        if self._damaged and not state.restarts:  # the members go on from what there is
+            damaged, self._damaged = sorted(self._damaged), set()
             self._outlet.contradiction(f"layers {damaged} of step {step} are damaged here")
 
     async def _load(self, layer: int, step: int) -> bool:

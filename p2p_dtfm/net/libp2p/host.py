@@ -360,9 +360,8 @@ class Host:
             answer = reply.result()
         except (P2PDaemonError, P2PHandlerError) as error:
             raise Unreachable(peer_id, self._why(peer_id, str(error))) from error
-        if (
-            answer is None
-        ):  # whom we call knows the call's name, and may end a call of its own by it
+        # whom we call knows the call's name, and may take back a call of its own by that
+        if answer is None:
             raise Unreachable(peer_id, NO_CONTENT)
         return answer
 

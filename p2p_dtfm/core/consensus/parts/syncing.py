@@ -76,7 +76,7 @@ class Syncing:
         return Verdict([answer], "it has not taken over yet: this peer's Active has got lost")
 
     def resend(self, now_ns: int) -> Actions:
-        """Synced may get lost."""
+        """Synced may get lost, and a newcomer may have missed who is in the view already."""
         state, following = self._state, self._state.following
         is_due = now_ns - following.synced_sent_ns >= state.timing.resend_ns
         if following.view is None or not following.self_synced or not is_due:
@@ -85,7 +85,9 @@ class Syncing:
         if state.is_wide(following.view):
             members, view = set(following.view.members), following.view
             active = state.present.active_members.get(view.id, {})
-            lacking = members - following.synced or members - active.keys()
+            lacking = members - following.synced
+            if state.is_newcomer and not lacking:
+                lacking = members - active.keys()
             return self._telling.ask(view, lacking, now_ns)
         return self._synced_message(following.view)
 

@@ -21,7 +21,7 @@ DONE_WAIT_S = 60.0
 """How long who ends with its run waits for others to have the model, while none of it travels."""
 SAVE_AGAIN_S = 2.0
 """How often a disk is asked to take the last step after all."""
-TELL_AGAIN_S = 10.0
+TELL_AGAIN_S = 20.0
 """And the others are told what of it is there."""
 
 

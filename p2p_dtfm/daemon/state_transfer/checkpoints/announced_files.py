@@ -33,14 +33,15 @@ class AnnouncedFiles:
         """The steps of each sender, the one told last at the end; and so the senders."""
         self._agreed: dict[int, Mapping[int, bytes]] = {}
 
-    def take(self, sender: str, message: CheckpointFiles, committed_step: int) -> None:
-        """Another member has these files; -1: no step has committed. What it had told of before
-        they were all there may come after that. Raises `PeerFault` for impossible ones."""
+    def take(self, sender: str, message: CheckpointFiles, committed_step: int) -> bool:
+        """Another member has these files; -1: no step has committed. Whether that is news: what it
+        had told of before they were all there may come after that. Raises `PeerFault` for
+        impossible ones."""
         self._require_possible(sender, message, committed_step)
         before = self._of_steps.get(message.step, {}).get(sender)
         is_same = before is not None and before.lineage == message.lineage
         if before is not None and is_same and message.files.items() < before.files.items():
-            return
+            return False
         steps = self._told.pop(sender, {})
         self._told[sender] = steps
         steps.pop(message.step, None)
@@ -53,6 +54,7 @@ class AnnouncedFiles:
             for step in list(self._told[oldest]):
                 self._forget(oldest, step)
             del self._told[oldest]
+        return message != before
 
     def _require_possible(self, sender: str, message: CheckpointFiles, committed_step: int) -> None:
         if not 0 <= message.step <= self._spec.total_steps:

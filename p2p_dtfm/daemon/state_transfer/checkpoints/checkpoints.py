@@ -225,8 +225,9 @@ class Checkpoints:
 
     def remote_files(self, sender: str, message: CheckpointFiles) -> None:
         """Another member has these files. Raises `PeerFault` for impossible ones."""
-        self._announced.take(sender, message, self._committed_step)
-        self._complete_later()
+        is_news = self._announced.take(sender, message, self._committed_step)
+        if is_news or self._completing is None or self._completing.done():
+            self._complete_later()
 
     def committed(self, step: int, agreed: Mapping[int, bytes], lineage: str) -> None:
         """A step is committed that started from this lineage; in its Prepared all holders say these
@@ -344,7 +345,7 @@ class Checkpoints:
             except (UserError, BlobUnavailable) as error:
                 if number == len(ranked):
                     raise
-                log.warning("layer %d of a checkpoint, from %s: %s", layer, donors, error)
+                log.debug("layer %d of a checkpoint, from %s: %s", layer, donors, error)
             finally:
                 target.unlink(missing_ok=True)
 

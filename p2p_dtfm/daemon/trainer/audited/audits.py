@@ -59,6 +59,7 @@ from p2p_dtfm.ports import chance, now
 from p2p_dtfm.train.stage.replay.arithmetic import arithmetic_name, threads_here
 
 Missing = Callable[[], tuple[str, ...]]
+Waits = Callable[[], tuple[Lack, ...]]
 
 log = logging.getLogger("p2p_dtfm")
 
@@ -82,7 +83,7 @@ class Audits:
         """The open step, from its claim on."""
         self._next_opening = b""
         self._stopped = StoppedSteps(tools)
-        self._waits_for: tuple[Lack, ...] = ()
+        self._waits_for: Waits = tuple
         self._recomputing = Recomputing(tools, outlet, state, self.find, offer_states)
         self._given: set[tuple[Kind, int]] = set()
 
@@ -139,7 +140,7 @@ class Audits:
         """Whose claims and audits a step waits for, or whose tensors what is computed again
         here."""
         is_here = self._book is not None and self._book.view == view
-        return self._waits_for or self._recomputing.lacks if is_here else ()
+        return self._waits_for() or self._recomputing.lacks if is_here else ()
 
     @property
     def fetches(self) -> bool:
@@ -196,7 +197,7 @@ class Audits:
             heard = heard_of(book.claims)
             return Account(claim.share, heard, told, denied, openings, unlike, words.audits)
         finally:
-            self._waits_for = ()
+            self._waits_for = tuple
 
     async def _audited(self, here: OpenStep) -> dict[str, bytes]:
         """Of whom this peer was drawn for, once all that were have said what they find."""
@@ -286,7 +287,7 @@ class Audits:
         """
         while not self._state.is_over(view):
             late = missing()
-            self._waits_for = tuple(Lack(peer_id, kind) for peer_id in late)
+            self._waits_for = lambda: tuple(Lack(peer_id, kind) for peer_id in missing())
             if not late:
                 return
             self._tools.status.facts["waits_for"] = list(late)

@@ -126,6 +126,10 @@ def not_let_in(cause: str) -> UserError:
     """Members have answered, and do not let this peer in."""
     return UserError(
         f"the members do not let this peer in: {cause}",
-        (ASK_AGAIN, "then join with it: p2p-dtfm --invite LINE"),
+        (
+            ASK_AGAIN,
+            "then join with it: p2p-dtfm --invite LINE",
+            "if this home was in that run: p2p-dtfm --run-digest DIGEST, without --initial-peers",
+        ),
         exit_code=5,
     )

@@ -36,9 +36,9 @@ def add_up_wrongly(lie: Lie) -> None:
 
     def add_parts(self: Any, chunk: int, parts: Any) -> Any:
         sent = honest(self, chunk, parts)
-        if not lie.is_told(self.step):
-            return sent
         mine = self._of(self.reduced, chunk)
+        if not mine.any() or not lie.is_told(self.step):  # of zeros any multiple is right
+            return sent
         mine.mul_(1.0 + lie.strength)
         return self._codec.encode(mine, self._turns[chunk])
 

@@ -281,6 +281,30 @@ def test_a_cut_goes_on_in_the_next_view_if_all_stay_in_their_places(
     play(scenario)
 
 
+def test_guardians_that_lagged_have_not_all_of_the_last_steps_as_they_begin_to_keep_up(
+    play: Callable[..., None],
+) -> None:
+    """They have been given the states, and what moves them on may still be on its way: with their
+    holder's death steps were gone that were told to be safe (seed 800762)."""
+    assert isinstance(VIEW.plan, Plan)
+    longer = msgspec.structs.replace(VIEW.plan, predicted_step_ns=3600 * STEP_NS)
+    following = msgspec.structs.replace(VIEW.snapshot, number=2, previous=VIEW.id, planned=True)
+    keeps_up = View(following, longer)
+    assert VIEW.cut_pace is not None and keeps_up.cut_pace is None
+
+    async def scenario(holder: End, guardian: End) -> None:
+        holder.cuts.take_over(keeps_up, STEP)
+        assert not holder.cuts.guardians_have_all
+        outcome = StepOutcome(STEP, 1.0, 2.0, 64, None, None, kept=STEP)
+        holder.cuts.committed(keeps_up, outcome)
+        assert holder.cuts.guardians_have_all
+        again = View(msgspec.structs.replace(following, number=3, previous=keeps_up.id), longer)
+        holder.cuts.take_over(again, STEP + 1)
+        assert holder.cuts.guardians_have_all
+
+    play(scenario)
+
+
 def test_cuts_take_a_tenth_of_the_line() -> None:
     """Of its time, or of the bytes that it is known to carry."""
     assert pause_s(1.0, 1_000_000, 1_000_000) == 9.0

@@ -104,6 +104,8 @@ class Cuts:
         self.stop()
         self._view, self._first_step = view, step
         have_all = view.guards.keys() <= view.guarded_at_once and view.starts_with_two_copies
+        if view.snapshot.planned and step > 0:  # who lagged may have the states, and not all since
+            have_all &= before is not None and before.cut_pace is None
         self.guardians_have_all = pace is not None or have_all
         guarded = view.guardians_of(self._tools.me)
         self._clock = None if pace is None else CutClock(step, pace.every_steps, guarded)

@@ -111,10 +111,10 @@ class Trainer:
         where guardians lag, after somebody has gone, until another cut is whole."""
         state, view = self._state, self._state.view
         lags = view is not None and view.cut_pace is not None
+        lags |= not self.cuts.guardians_have_all
         if lags and self.cuts.safe_step is not None:
             return self.cuts.safe_step
         is_alone = view is None or len(view.members) < 2 or bool(view.unguarded) or lags
-        is_alone |= not self.cuts.guardians_have_all
         if not is_alone:
             return state.step
         others = set(view.member_ids) - {self._tools.me} if view is not None else set()

@@ -277,8 +277,9 @@ class Checkpoints:
 
     async def _complete_steps(self) -> bool:
         """Whether all came that is offered."""
-        is_all = True
-        for step, told in self._announced.newest_first():
+        is_all, announced = True, self._announced.newest_first()
+        self._incomplete &= {step for step, _ in announced}  # of the others nobody tells any more
+        for step, told in announced:
             if step > self._committed_step:
                 continue  # its digests are told with the next step
             directory = checkpoint_directory(self._root, step)

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -150,6 +151,33 @@ def test_a_state_stays_while_another_follower_may_fetch_it(play) -> None:
         assert len(blobs.digests()) == 1
         donor.close()
         assert blobs.digests() == []
+
+    play(scenario)
+
+
+def test_a_full_disk_gives_one_state_after_the_other(play, tmp_path: Path) -> None:
+    """What was offered first went as the next one found no room, so nobody that needed two ever had
+    one (seed 700341)."""
+
+    async def scenario(donor: Donor, line: Line, blobs: BlobStore, states: dict) -> None:
+        donor._offers = Offers(tmp_path / "full", memory_limit_bytes=0)
+        shutil.rmtree(tmp_path / "full")
+        donor.subscribe("x", request({0: -1, 1: -1}))
+        await donor.offer(states, 0)
+        await settle()
+        (first,) = line.heard_by("x", LayerOffered)
+        assert donor._offers.find(first.blob) is not None and not line.heard_by("x", FollowEnded)
+        assert not donor.has_new_followers, "it is not written again and again"
+        donor.subscribe("x", request({first.layer: first.version, 1: -1}))
+        await donor.offer(states, 0)
+        await settle()
+        _, second, here = line.heard_by("x", LayerOffered)
+        assert second.layer == 1 and donor._offers.find(second.blob) is not None
+        assert here.layer == first.layer and not here.blob
+        donor.subscribe("y", request({0: -1}))
+        await donor.offer(states, 0)
+        await settle()
+        assert line.heard_by("y", FollowEnded), "x has the room"
 
     play(scenario)
 

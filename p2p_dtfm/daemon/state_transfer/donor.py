@@ -82,12 +82,15 @@ class _Subscription:
     queued_bytes: int = 0
     step_bytes: int = 0
     """Of a step's gradients of what is offered."""
+    lacks_room: bool = False
+    """For the rest, until what it was offered is here, and it asks anew or says so."""
     closed: bool = False
 
     @property
-    def pending(self) -> set[int]:
-        """Layers whose state has not been offered yet."""
-        return set(self.request.layers) - self.offered
+    def pending(self) -> list[int]:
+        """Layers whose state has not been offered yet; first those of which it has none."""
+        layers = self.request.layers
+        return sorted(layers.keys() - self.offered, key=lambda n: (layers[n] != -1, n))
 
 
 class Donor:
@@ -164,6 +167,7 @@ class Donor:
         """The guardian has the states that it was offered; it goes on with gradients."""
         subscription = self._subscriptions.get((follower, view, True))
         if subscription is not None and subscription.blobs:
+            subscription.lacks_room = False
             blobs, subscription.blobs = subscription.blobs, set()
             self._remove_unless_wanted(blobs)
 
@@ -230,7 +234,8 @@ class Donor:
         """Before its takeover an unplanned view may yet change the states that are here."""
         request = subscription.request
         is_time = not request.from_takeover or request.view == self._view
-        return subscription.is_known and not subscription.closed and is_time
+        is_open = not (subscription.closed or subscription.lacks_room)
+        return subscription.is_known and is_open and is_time
 
     async def offer(
         self, states: dict[int, LayerState], version: int, coming: Collection[int] = ()
@@ -239,7 +244,7 @@ class Donor:
         are still `coming` here later."""
         await self.desk.tell(states, version)
         for key, subscription in list(self._subscriptions.items()):
-            pending = sorted(subscription.pending) if self._is_due(subscription) else []
+            pending = subscription.pending if self._is_due(subscription) else []
             never = [layer for layer in pending if layer not in states and layer not in coming]
             if never:
                 self._end(key, subscription, f"layer {never[0]} is not held here")
@@ -249,13 +254,16 @@ class Donor:
                     break
 
     async def _offer(self, key: _Key, subscription: _Subscription, state: LayerState) -> bool:
-        """Whether the subscription is still there."""
+        """Whether the subscription is still there, and there is room for more."""
         layer, version, blob, size_bytes = state.layer, state.version, "", 0
         if subscription.request.layers[layer] != version:
             try:
                 blob, size_bytes = await self._write(state)
             except OSError as error:
-                self._end(key, subscription, f"its state cannot be kept for it: {error}")
+                if subscription.blobs:  # what lies there for it is first to be fetched
+                    subscription.lacks_room = True
+                else:
+                    self._end(key, subscription, f"its state cannot be kept for it: {error}")
                 return False
             subscription.blobs.add(blob)
         if self._subscriptions.get(key) is not subscription:
@@ -276,13 +284,24 @@ class Donor:
             version, payload = state.version, await self._compute.run(state.to_bytes)
             of_end = state.layer in (0, layer_count(state.spec) - 1)
             for _ in range(PUTS_LIMIT):
-                blob = await asyncio.to_thread(self._offers.put, payload, of_end)
+                blob = await self._put_offer(payload, of_end)
                 if self._offers.find(blob) is not None:
                     break  # else one of the same bytes went while it was put
             written = _Written(blob, len(payload))
             before = self._written.put(state, version, written)
             self._remove_unless_wanted({each.blob for each in before})
         return written
+
+    async def _put_offer(self, payload: bytes, of_end: bool) -> str:
+        """Where there is no room beside what nobody fetches now, in the place of that.
+
+        Raises `OSError`.
+        """
+        try:
+            return await asyncio.to_thread(self._offers.put, payload, of_end)
+        except OSError:
+            self._remove_unless_wanted({each.blob for each in self._written.clear()})
+            return await asyncio.to_thread(self._offers.put, payload, of_end)
 
     def _forget_step(self) -> None:
         self._copies.clear()

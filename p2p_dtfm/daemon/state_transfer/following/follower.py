@@ -188,9 +188,8 @@ class Follower:
         """Ask the next donor of each layer that this one was to give."""
         self._request_of.pop(donor, None)
         self._givers.turned_from(donor)
-        for layer, peer in list(self._donor_of.items()):
-            if peer == donor:
-                self._turn_to_next(layer)
+        for layer in [layer for layer, peer in self._donor_of.items() if peer == donor]:
+            self._turn_to_next(layer)
 
     def _turn_to_next(self, layer: int) -> None:
         donor, donors = self._donor_of[layer], self._donors(layer)
@@ -242,7 +241,7 @@ class Follower:
         if of_request == message.number and message.version <= version:
             return  # it is told again, as the answer was late: what is here may be newer by now
         self._taken[message.layer] = message.number, message.version
-        self._givers.offered(message.layer)
+        self._givers.offered(message.layer, sender)
         if self._offers.qsize() > 4 * len(self.layers):
             raise PeerFault("offers layers faster than they can be taken", sender)
         self._offers.put_nowait((sender, message))
@@ -302,7 +301,10 @@ class Follower:
             late: dict[str, list[int]] = {}
             for layer in sorted(self.missing):
                 donor = self._donor_of[layer]
-                if self._givers.owes(layer, donor) and self._has_others(donor, layer):
+                if not self._has_others(donor, layer):
+                    if self._givers.rests(layer, donor):
+                        self._ask_soon(donor)
+                elif self._givers.owes(layer, donor):
                     late.setdefault(donor, []).append(layer)
             for donor, layers in late.items():
                 log.warning("%s offers none of layers %s: asks others", donor, layers)
@@ -328,8 +330,7 @@ class Follower:
     async def _confirm(self, donor: str, offer: LayerOffered) -> None:
         """Nothing moves it on before it has arrived."""
         tools, layer = self._tools, offer.layer
-        state = tools.states[layer]
-        own = await tools.compute.run(state.file_digest)
+        own = await tools.compute.run(tools.states[layer].file_digest)
         said = await self._votes.word_of(donor, layer, offer.version)
         if self._has_stopped:
             return

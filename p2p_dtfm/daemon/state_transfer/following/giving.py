@@ -28,6 +28,8 @@ FAILED_S = 1.0
 """A fetch that fails at once counts as so much time."""
 STEPS_AHEAD = 2
 """States are offered between two steps: so many may have to pass before."""
+RESTS_S = 2.0
+"""After what it has offered last: who has room for some only gives the rest once asked anew."""
 SLOW_REMEMBERED = 1024
 
 
@@ -67,6 +69,10 @@ class Giver:
         self._waited_s += FAILED_S
 
     @property
+    def is_giving(self) -> bool:
+        return self._fetches > 0
+
+    @property
     def is_late(self) -> bool:
         """Never while it gives at its rate, and at last when all should be here at that."""
         here_s = now.monotonic_s() - self._since_s if self._fetches else 0.0
@@ -85,6 +91,8 @@ class Givers:
         self._givers: dict[str, Giver] = {}
         self._asked_s: dict[int, float] = {}
         """Since when each layer is asked for that nobody has offered yet."""
+        self._offered_s: dict[str, float] = {}
+        """When each donor did last, since it was asked."""
         plans = [plan for plan in (view.plan, view.snapshot.present) if isinstance(plan, Plan)]
         step_ns = max((plan.predicted_step_ns for plan in plans), default=0)
         made_s = view.state_bytes_of(me) / SAVE_BYTES_PER_S
@@ -115,9 +123,21 @@ class Givers:
         for layer in layers:
             self._asked_s.setdefault(layer, now.monotonic_s())
 
-    def offered(self, layer: int) -> None:
-        """Or somebody else is to be asked for it."""
+    def offered(self, layer: int, donor: str | None = None) -> None:
+        """Or, by nobody, somebody else is to be asked for it."""
         self._asked_s.pop(layer, None)
+        if donor is not None:
+            self._offered_s[donor] = now.monotonic_s()
+
+    def rests(self, layer: int, donor: str) -> bool:
+        """Whether it has offered others and not this one; said once of what it has offered."""
+        offered_s = self._offered_s.get(donor)
+        if layer not in self._asked_s or offered_s is None:
+            return False
+        if now.monotonic_s() - offered_s < RESTS_S or self.of(donor).is_giving:
+            return False
+        del self._offered_s[donor]
+        return True
 
     def owes(self, layer: int, donor: str) -> bool:
         """Whether it should have offered it."""

@@ -9,10 +9,10 @@ from p2p_dtfm.core.planner.planner import compute_plan
 from p2p_dtfm.core.planner.recomputation import must_recompute
 from p2p_dtfm.core.protocol.plan import NoPlan, Plan
 from p2p_dtfm.core.protocol.records import Link
-from p2p_dtfm.core.protocol.snapshot import Snapshot
+from p2p_dtfm.core.protocol.snapshot import GENESIS, Bar, Snapshot
 from p2p_dtfm.core.protocol.workload import workload_of
 from tests.core.builders import run_spec
-from tests.core.planning import MEBIBYTE, Peer, snapshot, workload
+from tests.core.planning import MEBIBYTE, Peer, name_of, snapshot, workload
 
 FAR = Link(round_trip_ns=200_000_000, bytes_per_s=1_000_000_000)
 
@@ -66,6 +66,20 @@ def test_recomputing_can_be_what_makes_a_model_fit() -> None:
         state = len(stage.layers) * 64 * MEBIBYTE
         held = stage.in_flight * len(stage.layers) * MEBIBYTE + 40 * MEBIBYTE
         assert state + held <= tight
+
+
+@pytest.mark.parametrize("how", ["auto", "always"])
+def test_who_must_wait_gets_no_stage_where_the_others_hold_the_model_by_recomputing(
+    how: str,
+) -> None:
+    """It got one at once in every such run: the others were asked whether they hold it without."""
+    two = swarm(540 * MEBIBYTE, how)
+    here = [Peer(memory_bytes=540 * MEBIBYTE)] * 3
+    three = snapshot(here, two.workload, link=FAR, present=planned(two))
+    new, others = name_of(2), {name_of(0), name_of(1)}
+    assert new in planned(three).stage_holders(), "it makes the step shorter"
+    three = msgspec.structs.replace(three, bars=(Bar(GENESIS, 0, new, 0, 50, "new"),))
+    assert set(planned(three).stage_holders()) == others
 
 
 @pytest.mark.parametrize("how", ["auto", "always", "never"])

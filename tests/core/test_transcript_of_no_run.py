@@ -1,5 +1,8 @@
 """What no run can have, though all who are named in it have signed it."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -8,8 +11,10 @@ from p2p_dtfm.core.messages.agreement_messages import Ready
 from p2p_dtfm.core.messages.prepared import Prepared, sign_prepared
 from p2p_dtfm.core.messages.statements import certified, members_digest, stated
 from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
+from p2p_dtfm.core.protocol.records import Intent, PeerRecord
 from p2p_dtfm.core.protocol.run_spec import Codec
 from p2p_dtfm.core.protocol.snapshot import founding_snapshot
+from p2p_dtfm.core.protocol.workload import Workload
 from p2p_dtfm.core.transcript.checking import NotTrue
 from p2p_dtfm.core.transcript.entries import Committed, TookOver
 from tests.core.builders import WORKLOAD, record
@@ -19,6 +24,7 @@ from tests.core.test_transcripts_of_two_lineages import (
     begun,
     sign_of,
     view,
+    words,
 )
 
 
@@ -35,14 +41,28 @@ def test_a_step_after_the_last_one_is_none() -> None:
         checker.take(Committed((sign_prepared(said, sign_of("a")),)))
 
 
-def agreed(plan: Plan) -> TookOver:
+def test_there_is_no_step_before_the_first() -> None:
+    """Whoever had a transcript could add one to it, of nobody's work, and nothing undid it."""
+    odd = view("x", 1, -1)
+    with pytest.raises(NotTrue, match="from step -1"):
+        begun().take(odd)
+    checker, first = begun(), view("x", 1, 0)
+    checker.take(first)
+    with pytest.raises(NotTrue, match="no such step"):
+        checker.take(words(first, -1, ""))
+
+
+def agreed(
+    plan: Plan, workload: Workload = WORKLOAD, more: Sequence[PeerRecord] = (), **of_second: Any
+) -> TookOver:
     """By two members."""
-    records = [record("a"), record("b")]
-    shot = founding_snapshot(SPEC.digest(), WORKLOAD, records)
+    records = [record("a"), msgspec.structs.replace(record("b"), **of_second)]
+    shot = founding_snapshot(SPEC.digest(), workload, records)
+    shot = msgspec.structs.replace(shot, records=(*shot.records, *more))
     members = members_digest(shot.members)
     ready = [
         stated(Ready(it, shot.view_id, plan.digest(), members), sign_of(it.peer_id))
-        for it in shot.members
+        for it in shot.contributors
     ]
     return TookOver(shot, plan, certified(shot.view_id, shot.members, ready), 0)
 
@@ -71,3 +91,20 @@ def test_a_plan_that_the_members_could_not_have_made(plan: Plan, reason: str) ->
 @pytest.mark.parametrize("plan", [pair("b"), pair("b", ("fp32", "fp32"))])
 def test_a_plan_that_they_could_is_taken(plan: Plan) -> None:
     begun().take(agreed(plan))
+
+
+@pytest.mark.parametrize(
+    ("taken", "reason"),
+    [
+        (agreed(pair("b"), msgspec.structs.replace(WORKLOAD, block_count=1)), "of 3 layers"),
+        (agreed(pair("b"), msgspec.structs.replace(WORKLOAD, microbatch_count=1)), "microbatches"),
+        (agreed(pair("b"), more=[record(f"m{n:05}") for n in range(1023)]), "1025 members"),
+        (agreed(pair("b"), intent=Intent.SPARE), "who does not train"),
+    ],
+    ids=["layers", "microbatches", "members", "intent"],
+)
+def test_a_view_of_which_nothing_could_be_computed(taken: TookOver, reason: str) -> None:
+    """One signer made `verify` build tables of each pair of 20,000 members that nobody had seen, or
+    end with an assertion."""
+    with pytest.raises(NotTrue, match=reason):
+        begun().take(taken)

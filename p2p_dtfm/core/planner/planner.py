@@ -30,6 +30,7 @@ from p2p_dtfm.core.protocol.plan import (
 from p2p_dtfm.core.protocol.prng import prng_of_digest
 from p2p_dtfm.core.protocol.records import Intent
 from p2p_dtfm.core.protocol.snapshot import Snapshot, sorted_records
+from p2p_dtfm.core.protocol.workload import Workload
 
 RECOMPUTING_PAYS = 32
 """By at least one part in so many, else no stage is made to recompute."""
@@ -141,9 +142,17 @@ def _problem(snapshot: Snapshot, idle: frozenset[str]) -> PlanningProblem:
     waiting = held_back(snapshot) | following(snapshot) | idle
     if waiting:
         problem = problem_of(snapshot, waiting)
-        if problem.peer_count and memory_pipeline(problem) is not None:
+        if problem.peer_count and _holds_all(problem, snapshot.workload):
             return problem
     return problem_of(snapshot)
+
+
+def _holds_all(problem: PlanningProblem, workload: Workload) -> bool:
+    """Whether these peers have memory for the model, in one of the ways that the run allows."""
+    if memory_pipeline(problem) is not None:
+        return True
+    is_allowed = workload.recompute in ("auto", "always")
+    return is_allowed and memory_pipeline(recomputing(problem, workload)) is not None
 
 
 class _Made(NamedTuple):

@@ -10,14 +10,16 @@ from typing import NamedTuple
 
 from p2p_dtfm.core.commit.ledger import Ledger
 from p2p_dtfm.core.commit.step_terms import StepTerms, terms_of
+from p2p_dtfm.core.messages.message_bounds import ITEMS_LIMIT
 from p2p_dtfm.core.messages.prepared import Prepared, Statement, StepOutcome, open_prepared
 from p2p_dtfm.core.messages.statements import signers
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.lineage import GENESIS_LINEAGE, extend, unmarked
 from p2p_dtfm.core.protocol.plan import Plan, flaw_of
+from p2p_dtfm.core.protocol.records import Intent
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.signed import Signed, Verify, covered, verifying_in
-from p2p_dtfm.core.protocol.snapshot import ViewId
+from p2p_dtfm.core.protocol.snapshot import Snapshot, ViewId
 from p2p_dtfm.core.recovery.loss_counts import loss_counts
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.core.transcript.entries import FORMAT, Began, Committed, Entry, TookOver
@@ -125,6 +127,8 @@ class Checker:
             raise NotTrue(f"{name} is of another run")
         if len(self.views) >= VIEWS_LIMIT:
             raise NotTrue(f"more than {VIEWS_LIMIT} views")
+        if (flaw := _flaw_of_members(entry.snapshot, spec)) is not None:
+            raise NotTrue(f"{name} is none of this run: {flaw}")
         if isinstance(view.plan, Plan):  # before anything goes through it one by one
             flaw = flaw_of(view.plan, self.layer_count, spec.microbatches_per_step)
             flaw = flaw or _flaw_of_places(view.plan, view, spec)
@@ -136,6 +140,8 @@ class Checker:
         step = entry.step
         if not entry.snapshot.planned:  # all have signed where it goes on, and one alone says more
             step = min(step, entry.snapshot.step)
+        if step < 0:
+            raise NotTrue(f"{name} goes on from step {step}")
         self._give_up_from(step)
         self._must_follow = self._goes_on(view)
         self._view, self._ledger = view, None
@@ -195,7 +201,7 @@ class Checker:
         step = said[0].prepared.step
         if any(it.prepared.step != step for it in said):
             raise NotTrue("words of several steps where those of one are due", step)
-        if self._terms is not None and step > self._terms.total_steps:
+        if step < 0 or (self._terms is not None and step > self._terms.total_steps):
             raise NotTrue("the run has no such step", step)
         named = said[0].prepared.view
         if named != view.id and named not in self.views:
@@ -229,11 +235,26 @@ class Checker:
         self.steps[step] = Step(view, said, outcome)
 
 
+def _flaw_of_members(snapshot: Snapshot, spec: RunSpec) -> str | None:
+    """What no view of this run can say, before anything is made of each pair of its members, or of
+    each layer that it speaks of."""
+    if len(snapshot.records) > ITEMS_LIMIT:
+        return f"it has {len(snapshot.records)} members, and {ITEMS_LIMIT} may be"
+    work = snapshot.workload
+    if work.layer_count != spec.model.layer_count:
+        return f"it is of {work.layer_count} layers"
+    if work.microbatch_count != spec.microbatches_per_step:
+        return f"it is of {work.microbatch_count} microbatches a step"
+    return None
+
+
 def _flaw_of_places(plan: Plan, view: View, spec: RunSpec) -> str | None:
     """What a plan of this view and run cannot have, though its numbers may be right."""
-    members = {member.peer_id for member in view.members}
-    if not {*plan.spares, *plan.stage_holders()} <= members:
+    members = {record.peer_id: record.intent for record in view.snapshot.records}
+    if not {*plan.spares, *plan.stage_holders()} <= members.keys():
         return "it has a place for somebody who is no member"
+    if any(members[peer_id] is not Intent.TRAIN for peer_id in plan.stage_holders()):
+        return "it has a stage for somebody who does not train"
     allowed = spec.codecs
     for activation, gradient in (names for it in plan.pipelines for names in it.codecs):
         if activation not in allowed.activations or gradient not in allowed.gradients:

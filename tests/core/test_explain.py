@@ -5,10 +5,12 @@ import pytest
 
 from p2p_dtfm.core.planner.explain import explain, explain_peer
 from p2p_dtfm.core.planner.planner import compute_plan
-from p2p_dtfm.core.protocol.plan import Plan
+from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
 from p2p_dtfm.core.protocol.records import Intent, Link
 from p2p_dtfm.core.protocol.snapshot import GENESIS, Member, Snapshot
 from tests.core.builders import WORKLOAD, device, record
+from tests.core.planning import Peer, name_of, workload
+from tests.core.planning import snapshot as planned_of
 
 
 def snapshot_of(*records) -> Snapshot:
@@ -72,3 +74,33 @@ def test_a_plan_that_stands_is_told_of_though_a_member_offers_less_than_it_takes
     assert plan == before, "it stands"
     for peer_id in ("a", "b"):
         assert explain_peer(later, before, peer_id).role.startswith("pipeline")
+    told = explain(later, before)
+    assert told.step_ns == before.predicted_step_ns
+    assert told.text().startswith(f"predicted step: {before.predicted_step_ns / 1e6:.1f} ms\n")
+
+
+def test_a_plan_in_which_somebody_stands_in_is_told_of_as_it_was_made() -> None:
+    """Its two places were timed as if two peers worked side by side."""
+    whole = snapshot_of(record("a", links=links_to("b")), record("b", links=links_to("a")))
+    layers, count = whole.workload.layer_count, whole.workload.microbatch_count
+    stages = Stage("a", 0, 2, 1), Stage("b", 2, layers, 1)
+    alone = Stage("a", 0, 2, 1), Stage("a", 2, layers, 1, stands_in=True)
+    plan = Plan((Pipeline(stages, 0, 1), Pipeline(alone, 1, count - 1)), (), 123_000_000)
+    told = explain(whole, plan)
+    assert told.step_ns == 123_000_000 and told.compute_ns == 0
+    assert all(peer.alternative is None for peer in told.peers)
+
+
+def test_a_spare_that_would_be_worth_less_than_moving_layers_is_told_so() -> None:
+    """It read that no place makes a step faster, above one that does."""
+    work = workload(microbatches=64, blocks=22)
+    here = [Peer(memory_bytes=1 << 30)] * 2
+    two = compute_plan(planned_of(here, work))
+    slow = Peer(block_ns=4 * Peer().block_ns, memory_bytes=1 << 27)
+    three = planned_of([*here, slow], work, present=two)
+    plan = compute_plan(three)
+    assert isinstance(plan, Plan) and plan.spares == (name_of(2),)
+    for told in (explain_peer(three, plan, name_of(2)), explain(three, plan).peers[2]):
+        assert told.alternative is not None and told.alternative.step_ns is not None
+        assert told.alternative.step_ns < plan.predicted_step_ns
+        assert "% faster, too little to move layers for" in told.role

@@ -72,7 +72,7 @@ class Explanation(msgspec.Struct, frozen=True):
             (self.commit_ns, "to commit"),
         )
         told = " + ".join(f"{_ms(part_ns)} {what}" for part_ns, what in parts if part_ns)
-        lines = [f"predicted step: {_ms(self.step_ns)} = {told}"]
+        lines = [f"predicted step: {_ms(self.step_ns)}" + (f" = {told}" if told else "")]
         if self.cuts is not None:
             lines.append(
                 f"guardians lag: copies every {counted(self.cuts.every_steps, 'step')} or more, "
@@ -108,6 +108,8 @@ class Explanation(msgspec.Struct, frozen=True):
         return f"{alternative.what}: {_ms(alternative.step_ns)} ({percent})"
 
 
+TOLD_PPM = 1_000
+"""Of a gain: it is told in tenths of a percent."""
 NO_FASTER = "spare: every place that was tried makes the step no faster"
 NOT_NAMED = (
     "spare: the run leaves its first and last stages to others (privacy.ends), and there is no "
@@ -118,30 +120,23 @@ NOT_NAMED = (
 def explain(snapshot: Snapshot, plan: Plan) -> Explanation:
     """Explain `plan`, which was made from `snapshot`."""
     problem = problem_in_force(snapshot, plan)
-    model = StepModel(problem)
-    number_of = {peer_id: number for number, peer_id in enumerate(problem.peer_ids)}
-    placement = tuple(
-        tuple(number_of[stage.peer_id] for stage in pipeline.stages) for pipeline in plan.pipelines
-    )
-    cost = _in_force(model, plan, placement)
-    assert cost is not None, "a plan that was just made fits"
-    timed = model.refined
-    if model.events(cost) * problem.peer_count <= MOST_EVENTS:
+    model, placement = StepModel(problem), _placement(problem, plan)
+    cost, timed = _in_force(model, plan, placement), model.refined
+    if cost is not None and model.events(cost) * problem.peer_count <= MOST_EVENTS:
         timed = model.simulated
-    told = model.judged(cost)
-    links = SwarmLinks(snapshot.records)
-    timing = _Model(problem, model, links, timed, told.step_ns - timed(cost).step_ns)
-    cost = told
+    told = model.judged(cost) if cost is not None else None
+    timing = _timing(snapshot, plan, model, cost, timed)
+    links = timing.links
     peers = tuple(
         _explain_peer(snapshot, plan, timing, placement, record) for record in snapshot.records
     )
     alternatives = [peer.alternative for peer in peers if peer.alternative is not None]
     possible = [item for item in alternatives if item.step_ns is not None]
     return Explanation(
-        step_ns=cost.step_ns,
-        compute_ns=cost.compute_ns,
-        reduction_ns=cost.reduction_ns,
-        commit_ns=cost.commit_ns,
+        step_ns=timing.plan_ns,
+        compute_ns=told.compute_ns if told is not None else 0,
+        reduction_ns=told.reduction_ns if told is not None else 0,
+        commit_ns=told.commit_ns if told is not None else 0,
         pipeline_count=len(plan.pipelines),
         cuts=cut_pace(snapshot, plan, guards_in(snapshot, plan)),
         peers=peers,
@@ -161,23 +156,36 @@ def role_of_holder(snapshot: Snapshot, plan: Plan, peer_id: str) -> str:
 def explain_peer(snapshot: Snapshot, plan: Plan, peer_id: str) -> PeerExplanation:
     """The part of `explain` that is about one member, for much less work."""
     problem = problem_in_force(snapshot, plan)
-    number_of = {name: number for number, name in enumerate(problem.peer_ids)}
-    placement = tuple(
+    model, placement = StepModel(problem), _placement(problem, plan)
+    cost = _in_force(model, plan, placement)
+    timing = _timing(snapshot, plan, model, cost, model.refined)
+    return _explain_peer(snapshot, plan, timing, placement, snapshot.record(peer_id))
+
+
+def _placement(problem: PlanningProblem, plan: Plan) -> Placement:
+    number_of = {peer_id: number for number, peer_id in enumerate(problem.peer_ids)}
+    return tuple(
         tuple(number_of[stage.peer_id] for stage in pipeline.stages) for pipeline in plan.pipelines
     )
-    model = StepModel(problem)
-    off_ns = 0
-    # of stand-ins nothing is timed: the model knows one place of a peer
-    cost = None if plan.stand_ins else _in_force(model, plan, placement)
-    if cost is not None:
-        off_ns = model.judged(cost).step_ns - model.refined(cost).step_ns
-    timing = _Model(problem, model, SwarmLinks(snapshot.records), model.refined, off_ns)
-    return _explain_peer(snapshot, plan, timing, placement, snapshot.record(peer_id))
+
+
+def _timing(
+    snapshot: Snapshot,
+    plan: Plan,
+    model: StepModel,
+    cost: PlacementCost | None,
+    timed: Callable[[PlacementCost], PlacementCost],
+) -> "_Model":
+    plan_ns = plan.predicted_step_ns if cost is None else model.judged(cost).step_ns
+    off_ns = 0 if cost is None else plan_ns - timed(cost).step_ns
+    return _Model(model.problem, model, SwarmLinks(snapshot.records), timed, plan_ns, off_ns)
 
 
 def _in_force(model: StepModel, plan: Plan, placement: Placement) -> PlacementCost | None:
     """The plan as it is, with its own cuts and microbatches; None where a peer offers less memory
-    by now than its stage takes."""
+    by now than its stage takes, or has two places: the model knows one of a peer."""
+    if plan.stand_ins:
+        return None
     timed = []
     for peers, pipeline in zip(placement, plan.pipelines, strict=True):
         cuts = (0, *(stage.end_layer for stage in pipeline.stages))
@@ -196,6 +204,8 @@ class _Model:
     links: SwarmLinks
     timed: Callable[[PlacementCost], PlacementCost]
     """The same way for all alternatives."""
+    plan_ns: int
+    """A step of the plan in force; as it was made, where that cannot be timed."""
     off_ns: int
     """What that way makes the plan in force too short; taken to hold for alternatives alike."""
 
@@ -222,7 +232,7 @@ def _explain_peer(
         role, alternative = f"spare: it is new here, and follows until step {until_step}", None
     elif stage is None:
         alternative = _best_insertion(model, placement, record.peer_id)
-        role = _why_spare(snapshot.workload.least_gain_ppm, plan, alternative)
+        role = _why_spare(snapshot.workload.least_gain_ppm, model.plan_ns, alternative)
         has_no_place = alternative is not None and alternative.step_ns is None
         if has_no_place and not snapshot.workload.may_have(record.peer_id, 0):
             role, alternative = NOT_NAMED, None
@@ -240,15 +250,19 @@ def _explain_peer(
     )
 
 
-def _why_spare(least_gain_ppm: int, plan: Plan, alternative: Alternative | None) -> str:
+def _why_spare(least_gain_ppm: int, plan_ns: int, alternative: Alternative | None) -> str:
     step_ns = alternative.step_ns if alternative is not None else None
-    if not least_gain_ppm or step_ns is None or step_ns >= plan.predicted_step_ns:
+    gain_ppm = (plan_ns - step_ns) * 1_000_000 // step_ns if step_ns else 0
+    if gain_ppm < TOLD_PPM:
         return NO_FASTER
-    gain = (plan.predicted_step_ns - step_ns) * 1000 // step_ns
-    return (
-        f"spare: it would make the swarm {gain // 10}.{gain % 10}% faster; this run asks for "
-        f"{least_gain_ppm // 10_000}.{least_gain_ppm // 1000 % 10}% of each (limits.least_gain)"
-    )
+    gain = f"spare: it would make the swarm {_percent(gain_ppm)} faster"
+    if gain_ppm < least_gain_ppm:
+        return f"{gain}; this run asks for {_percent(least_gain_ppm)} of each (limits.least_gain)"
+    return f"{gain}, too little to move layers for"
+
+
+def _percent(ppm: int) -> str:
+    return f"{ppm // 10_000}.{ppm // 1000 % 10}%"
 
 
 def _role(plan: Plan, stage: Stage, record: PeerRecord, links: SwarmLinks) -> str:

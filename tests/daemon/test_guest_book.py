@@ -251,6 +251,23 @@ def test_a_delegate_takes_back_a_line_that_nobody_has_used_and_hears_how_long_it
         again.invite(int(later_s) + DAY_S, False, ())
 
 
+def test_who_came_by_a_line_that_is_closed_since_stays_and_invites_nobody(tmp_path: Path) -> None:
+    """It printed lines by which nobody was let in."""
+    line = founders_line(tmp_path / "founder", may_invite=True)
+    founder, book = book_of(tmp_path / "founder", FOUNDER), book_of(tmp_path / "alice", ALICE)
+    for each in (founder, book):
+        for who in (ALICE, BOB):
+            each.introduced(who.peer_id, chain_by(line, who))
+    book._own.kept = msgspec.structs.replace(book._own.kept, chain=chain_by(line, ALICE))
+    ends_s = int(now.wall_s()) + DAY_S
+    assert book.invite(ends_s, False, ())
+    founder.revoke(BOB.peer_id)
+    book.revoked(founder.known.revocations)
+    book.introduced(ALICE.peer_id, chain_by(line, ALICE))
+    with pytest.raises(UserError, match="is closed"):
+        book.invite(ends_s, False, ())
+
+
 def test_who_waits_to_be_let_in_is_turned_away_once_its_invitation_is_taken_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

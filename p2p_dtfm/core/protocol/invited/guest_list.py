@@ -222,6 +222,10 @@ class GuestList:
             except PeerFault:
                 continue
 
+    def closed_to_new(self, chain: Chain) -> str | None:
+        """Why nobody new comes in below it, though who has it may stay."""
+        return self._taken_back(chain, is_guest=False)
+
     def _taken_back(self, chain: Chain, is_guest: bool) -> str | None:
         """Whichever peer stands above a holder in its chain may take back what it was given."""
         above = {self.founder}

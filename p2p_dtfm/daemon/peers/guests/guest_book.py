@@ -94,6 +94,11 @@ class GuestBook:
                 "this peer may not invite others",
                 "ask the founder: a line of p2p-dtfm invite --may-invite lets its peer invite",
             )
+        if chain is not None and guests.closed_to_new(chain) is not None:
+            raise UserError(
+                "the line that this peer came by is closed: whom it invites would not be let in",
+                "ask the founder, or a member that came by another line, to invite instead",
+            )
         ends_s, now_s = expires_s, int(now.wall_s())
         if chain is not None and chain.expires_s < ends_s:
             ends_s = chain.expires_s

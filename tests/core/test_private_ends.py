@@ -41,6 +41,24 @@ def test_others_are_put_between_the_named_and_make_the_step_shorter() -> None:
     assert isinstance(refused, NoPlan) and "more memory is needed" in refused.reason
 
 
+def test_one_that_is_named_alone_is_told_that_another_is_missing() -> None:
+    """They were told that layers do not divide, and to bring memory that changed nothing."""
+    here = snapshot([Peer(memory_bytes=6 * ONE_LAYER)] * 6, _work(0))
+    refused = compute_plan(here)
+    assert isinstance(refused, NoPlan)
+    assert "privacy.ends" in refused.reason and "or another one of them" in refused.reason
+    assert refused.missing_bytes == (14 - 6) * ONE_LAYER
+    room = Peer(memory_bytes=6 * ONE_LAYER + refused.missing_bytes)
+    assert isinstance(compute_plan(snapshot([room, *[Peer(memory_bytes=0)] * 5], _work(0))), Plan)
+
+
+def test_of_an_end_counts_what_those_who_may_have_it_offer() -> None:
+    few, many = Peer(memory_bytes=ONE_LAYER // 2), Peer()
+    refused = compute_plan(snapshot([few, few, many], _work(0, 1)))
+    assert isinstance(refused, NoPlan) and refused.reason.startswith("the embedding needs")
+    assert "the largest of 2" in refused.reason
+
+
 def test_one_that_is_named_and_has_room_may_train_alone() -> None:
     _, plan = _planned([Peer()] * 4, 2)
     assert plan.stage_holders() == (name_of(2),)

@@ -7,6 +7,7 @@ import pytest
 
 from p2p_dtfm.core.planner.planner import compute_plan
 from p2p_dtfm.core.planner.recomputation import must_recompute
+from p2p_dtfm.core.protocol.facts.in_words import bytes_text
 from p2p_dtfm.core.protocol.plan import NoPlan, Plan
 from p2p_dtfm.core.protocol.records import Link
 from p2p_dtfm.core.protocol.snapshot import GENESIS, Bar, Snapshot
@@ -80,6 +81,20 @@ def test_who_must_wait_gets_no_stage_where_the_others_hold_the_model_by_recomput
     assert new in planned(three).stage_holders(), "it makes the step shorter"
     three = msgspec.structs.replace(three, bars=(Bar(GENESIS, 0, new, 0, 50, "new"),))
     assert set(planned(three).stage_holders()) == others
+
+
+@pytest.mark.parametrize(("count", "share"), [(1, 0.5), (1, 3.0), (2, 0.5)])
+def test_a_refusal_says_what_is_offered_and_what_is_enough(count: int, share: float) -> None:
+    """What each sets aside to go back through a layer was taken off what it was said to offer, and
+    who offered less than that was asked for too little."""
+    work = swarm(0, "auto").workload
+    offered = int(share * work.block.saved_bytes)
+    refused = compute_plan(snapshot([Peer(memory_bytes=offered)] * count, work))
+    assert isinstance(refused, NoPlan) and refused.missing_bytes > 0
+    assert f" {bytes_text(count * offered, rounded_up=True)}, of which " in refused.reason
+    more = [Peer(memory_bytes=offered + refused.missing_bytes)]
+    more += [Peer(memory_bytes=offered)] * (count - 1)
+    assert isinstance(compute_plan(snapshot(more, work)), Plan)
 
 
 @pytest.mark.parametrize("how", ["auto", "always", "never"])

@@ -32,6 +32,11 @@ class DeviceTables:
 
     layer_ns: tuple[LayerNs, ...]
     memory_bytes: tuple[int, ...]
+    """For layers."""
+    aside_bytes: int = 0
+    """What each sets aside of what it offers, if it offers so much."""
+    offered_bytes: tuple[int, ...] = ()
+    """Where something is set aside."""
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Whether any pipeline of the members can hold the model, and if not, what is short."""
 
+from collections.abc import Sequence
 from itertools import chain, permutations
 
 from p2p_dtfm.core.cost_model.placement_problem import PlanningProblem
@@ -115,59 +116,95 @@ def _cover(
 
 def why_infeasible(problem: PlanningProblem) -> NoPlan:
     """Which memory is short, and by how much."""
-    offered = sum(problem.devices.memory_bytes)
+    devices, count = problem.devices, problem.peer_count
+    offers, aside = devices.offered_bytes or devices.memory_bytes, devices.aside_bytes
+    most = max(offers, default=0)
     needed = problem.layers.state_bytes(0, problem.layer_count) + problem.layers.saved_bytes(
         0, problem.layer_count
     )
-    most = max(problem.devices.memory_bytes, default=0)
     if problem.step.one_stage:
+        short = needed + aside - most
         return NoPlan(
             f"the head of this run is its token embedding, so where work is audited each peer "
             f"holds the whole model: "
-            f"that needs {gibibytes(needed)} on one peer; the largest of {problem.peer_count} "
-            f"offers {gibibytes(most)}: {gibibytes(needed - most)} more memory is needed",
-            needed - most,
+            f"that needs {gibibytes(needed + aside)} on one peer; the largest of {count} "
+            f"offers {gibibytes(most)}: {gibibytes(short)} more memory is needed",
+            short,
         )
-    if problem.ends is not None and not any(peer < problem.peer_count for peer in problem.ends):
+    if problem.ends is not None and (refusal := _too_few_named(problem, offers, needed + aside)):
+        return refusal
+    peers = f"{counted(count, 'peer')} offer{'s' * (count == 1)} {gibibytes(sum(offers))}"
+    if aside:
+        sets = "it sets" if count == 1 else "each sets"
+        peers += f", of which {sets} {gibibytes(aside)} aside to go back through a layer"
+    if (usable := sum(devices.memory_bytes)) < needed:
+        short = needed - usable + max(0, aside - most)
+        return NoPlan(
+            f"this run needs {gibibytes(needed)} for its layers; {peers}: "
+            f"{gibibytes(short)} more memory is needed",
+            short,
+        )
+    return _too_large_layer(problem, offers) or _undivided(problem, needed, peers)
+
+
+def _too_few_named(
+    problem: PlanningProblem, offers: Sequence[int], whole_bytes: int
+) -> NoPlan | None:
+    """Where the ends are left to some, of whom none is here, or one without room for the whole
+    model: it can hold no end beside another's."""
+    named = [peer for peer in range(problem.peer_count) if problem.may_have(peer, 0)]
+    if not named:
         return NoPlan(
             "this run leaves its first and last stages to members that it names "
             "(`privacy.ends`), and none of them is here to train: they wait for one of them",
             0,
         )
-    offer = "offers" if problem.peer_count == 1 else "offer"
-    peers = f"{counted(problem.peer_count, 'peer')} {offer}"
-    if offered < needed:
-        return NoPlan(
-            f"this run needs {gibibytes(needed)} for its layers; {peers} {gibibytes(offered)}: "
-            f"{gibibytes(needed - offered)} more memory is needed",
-            needed - offered,
-        )
-    for name, layer in _named_layers(problem):
-        size = layer.needed_bytes
-        if size > most:
+    short = whole_bytes - offers[named[0]]
+    if len(named) > 1 or short <= 0:
+        return None
+    return NoPlan(
+        "this run leaves its first and last stages to members that it names (`privacy.ends`), and "
+        f"one of them is here to train: alone it needs {gibibytes(whole_bytes)} for the whole "
+        f"model and offers {gibibytes(offers[named[0]])}: {gibibytes(short)} more memory is "
+        "needed, or another one of them",
+        short,
+    )
+
+
+def _too_large_layer(problem: PlanningProblem, offers: Sequence[int]) -> NoPlan | None:
+    """One that nobody who may have it has room for."""
+    for name, layer, number in _named_layers(problem):
+        size = layer.needed_bytes + problem.devices.aside_bytes
+        able = [room for peer, room in enumerate(offers) if problem.may_have(peer, number)]
+        if size > (most := max(able, default=0)):
             return NoPlan(
                 f"{name} needs {gibibytes(size)} on one peer; the largest of "
-                f"{problem.peer_count} offers {gibibytes(most)}: that peer needs "
+                f"{len(able)} offers {gibibytes(most)}: that peer needs "
                 f"{gibibytes(size - most)} more memory",
                 size - most,
             )
+    return None
+
+
+def _undivided(problem: PlanningProblem, needed: int, peers: str) -> NoPlan:
+    """There is memory enough, and what is left of it in several places is of no use."""
     unlike = problem.layers.unlike
     short = min(layer.needed_bytes for layer in unlike) if unlike else _rounding_loss(problem)
     return NoPlan(
-        f"this run needs {gibibytes(needed)} for its layers; {peers} {gibibytes(offered)}, but "
+        f"this run needs {gibibytes(needed)} for its layers; {peers}, but "
         f"layers do not divide: {gibibytes(short)} more memory is needed",
         short,
     )
 
 
-def _named_layers(problem: PlanningProblem) -> list[tuple[str, LayerBytes]]:
-    """Those that may be too large for any peer."""
+def _named_layers(problem: PlanningProblem) -> list[tuple[str, LayerBytes, int]]:
+    """Those that may be too large for any peer, and which layer each is."""
     if problem.layers.unlike:
-        return [(f"layer {number}", layer) for number, layer in enumerate(problem.layers.unlike)]
+        return [(f"layer {n}", layer, n) for n, layer in enumerate(problem.layers.unlike)]
     return [
-        ("the embedding", problem.layers.embedding),
-        ("the head", problem.layers.head),
-        ("the transformer block", problem.layers.block),
+        ("the embedding", problem.layers.embedding, 0),
+        ("the head", problem.layers.head, problem.layer_count - 1),
+        ("the transformer block", problem.layers.block, 1),
     ]
 
 

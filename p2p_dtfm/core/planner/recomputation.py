@@ -62,6 +62,8 @@ def recomputing(problem: PlanningProblem, workload: Workload) -> PlanningProblem
         devices=DeviceTables(
             layer_ns=tuple(map(_forward_again, problem.devices.layer_ns)),
             memory_bytes=tuple(max(0, room - once) for room in problem.devices.memory_bytes),
+            aside_bytes=once,
+            offered_bytes=problem.devices.memory_bytes,
         ),
         step=replace(problem.step, splits_backwards=False),
     )

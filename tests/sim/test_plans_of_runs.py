@@ -7,7 +7,7 @@ import pytest
 
 from p2p_dtfm.core.planner.explain import explain
 from p2p_dtfm.core.planner.planner import compute_plan
-from p2p_dtfm.core.protocol.plan import Plan
+from p2p_dtfm.core.protocol.plan import NoPlan, Plan
 from p2p_dtfm.core.protocol.records import PROTOCOL_VERSION, Intent, Link, PeerRecord, Reachability
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.sections.privacy_spec import PrivacySpec
@@ -184,9 +184,21 @@ def test_what_comparisons_with_the_paper_plan_from_stays_as_it_was() -> None:
     assert b"inner_steps" not in same.canonical_bytes()
 
 
+def private_run() -> RunSpec:
+    spec = read_run_spec("gpt2-small-homes")
+    return spec.model_copy(update={"privacy": PrivacySpec(ends=("founder",))})
+
+
+def test_nobody_becomes_the_founder_where_the_first_peer_is_taken_away() -> None:
+    scenario = read_scenario("three-homes")
+    left = replace(scenario, peers=scenario.peers[1:])
+    for smaller in (left, left.with_peers(tuple(peer.name for peer in left.peers))):
+        plan = compute_plan(scenario_snapshot(smaller, private_run(), AS_RUN))
+        assert isinstance(plan, NoPlan) and "none of them is here to train" in plan.reason
+
+
 def test_the_first_peer_of_a_scenario_is_the_founder_to_whom_ends_are_left() -> None:
-    scenario, spec = read_scenario("three-homes"), read_run_spec("gpt2-small-homes")
-    private = spec.model_copy(update={"privacy": PrivacySpec(ends=("founder",))})
+    scenario, private = read_scenario("three-homes"), private_run()
     plan = compute_plan(scenario_snapshot(scenario, private, AS_RUN))
     assert isinstance(plan, Plan), plan.reason
     first = scenario.peers[0].name

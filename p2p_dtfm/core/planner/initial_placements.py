@@ -20,20 +20,23 @@ def initial_placements(problem: PlanningProblem) -> Iterator[Placement]:
 
 
 def _between_named(problem: PlanningProblem, placement: Placement) -> Iterator[Placement]:
-    """The same peers, where ends are left to some: these alone; and as many pipelines as they can
-    begin and end, with the others between them."""
+    """The same peers, where ends are left to some: as they are, if all ends are theirs; these alone;
+    and as many pipelines as they can begin and end, with the others between them."""
     together = [peer for peers in placement for peer in peers]
     named = [peer for peer in together if problem.may_have(peer, 0)]
     others = [peer for peer in together if not problem.may_have(peer, 0)]
     alone = tuple((peer,) for peer in named)
+    ends = [peer for peers in placement for peer in (peers[0], peers[-1])]
+    if placement != alone and all(problem.may_have(peer, 0) for peer in ends):
+        yield placement
     if alone:
         yield alone
     if len(named) < 2 or not others:
         return
     for count in sorted({1, min(len(placement), len(named) // 2, len(others))}):
         between = runs(others, count)
-        ends = zip(named[:count], named[count:], strict=False)
-        yield tuple((a, *peers, b) for (a, b), peers in zip(ends, between, strict=True))
+        pairs = zip(named[:count], named[count:], strict=False)
+        yield tuple((a, *peers, b) for (a, b), peers in zip(pairs, between, strict=True))
 
 
 def _of_anybody(problem: PlanningProblem) -> Iterator[Placement]:

@@ -83,8 +83,12 @@ class Scenario:
     """Whether the model ends in a language-model head (see `workload_in`)."""
     origin: str = ""
     """The file it was read from, for messages."""
+    founder: str = ""
+    """A peer's name: the first one's, whoever else is taken away or comes."""
 
     def __post_init__(self) -> None:
+        if not self.founder and self.peers:
+            object.__setattr__(self, "founder", self.peers[0].name)
         object.__setattr__(self, "_by_name", {peer.name: peer for peer in self.peers})
         object.__setattr__(self, "_found", {})
 

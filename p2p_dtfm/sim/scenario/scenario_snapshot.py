@@ -36,11 +36,10 @@ def workload_in(scenario: Scenario, spec: RunSpec, execution: Execution) -> Work
 
     That may be whether all stages recompute; a layer then keeps only its input for each
     microbatch in flight. Where the scenario or the execution has no language-model head, the last
-    layer is a norm and a narrow projection, as in the paper's runs. The first of the peers is the
-    run's founder.
+    layer is a norm and a narrow projection, as in the paper's runs.
     """
     if spec.privacy.ends:
-        named = spec.privacy.with_founder(scenario.peers[0].name)
+        named = spec.privacy.with_founder(scenario.founder)
         spec = spec.model_copy(update={"privacy": named})
     workload = workload_of(spec)
     if execution.recompute is not None:

@@ -20,8 +20,8 @@ def initial_placements(problem: PlanningProblem) -> Iterator[Placement]:
 
 
 def _between_named(problem: PlanningProblem, placement: Placement) -> Iterator[Placement]:
-    """The same peers, where ends are left to some: as they are, if all ends are theirs; these alone;
-    and as many pipelines as they can begin and end, with the others between them."""
+    """The same peers, where ends are left to some: as they are, if all ends are theirs; these
+    alone; and as many pipelines as they can begin and end, with the others between them."""
     together = [peer for peers in placement for peer in peers]
     named = [peer for peer in together if problem.may_have(peer, 0)]
     others = [peer for peer in together if not problem.may_have(peer, 0)]

@@ -1,7 +1,7 @@
 """What an owner allows: hours, disk, and one daemon on an accelerator."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from p2p_dtfm.daemon.machine.hours import Hours
 from p2p_dtfm.daemon.machine.locks import only_daemon_on
 from p2p_dtfm.daemon.machine.settings import Settings
 from p2p_dtfm.train.model.checkpoint import list_checkpoints, save_layers
+from p2p_dtfm.train.model.initial_state import InitialFile, InitialState
 from p2p_dtfm.train.model.layer_state import LayerState
 from tests.core.builders import run_spec
 
@@ -63,11 +64,12 @@ def test_wrong_hours_are_refused(text: str) -> None:
 # disk -------------------------------------------------------------------------------------------
 
 
-def checkpoint(home: Path, run: str, step: int, age_s: int) -> Path:
+def checkpoint(home: Path, run: str, step: int, age_s: int, layers: Collection[int] = (1,)) -> Path:
     spec = run_spec(total_steps=100)
-    state = LayerState.genesis(spec, 1)
-    state.version = step
-    directory = save_layers(home / "runs" / run / "checkpoints", spec, step, 0, [state])
+    states = [LayerState.genesis(spec, layer) for layer in layers]
+    for state in states:
+        state.version = step
+    directory = save_layers(home / "runs" / run / "checkpoints", spec, step, 0, states)
     os.utime(directory, (1e9 - age_s, 1e9 - age_s))
     return directory
 
@@ -103,6 +105,27 @@ def test_the_oldest_goes_first_and_two_checkpoints_of_each_run_stay(tmp_path: Pa
     assert all(path.exists() for path in (*kept, *old[1:], *checkpoints[2:]))
     assert (tmp_path / "identity.key").exists()
     assert len(list_checkpoints(mine / "checkpoints")) == CHECKPOINTS_KEPT
+
+
+def test_the_fullest_checkpoint_stays_beside_newer_parts(tmp_path: Path) -> None:
+    """Others' layers are still on their way for the newer ones: the only whole one went first."""
+    whole = checkpoint(tmp_path, "mine", 10, 100, (0, 1, 2))
+    parts = [checkpoint(tmp_path, "mine", step, 100 - step) for step in (20, 30, 40)]
+    trim(tmp_path, tmp_path / "runs" / "mine", 1)
+    assert [path.exists() for path in (whole, *parts)] == [True, False, True, True]
+
+
+def test_models_that_a_run_started_from_are_no_shards(tmp_path: Path) -> None:
+    """Its checkpoints of adapters are of no use without them."""
+    layers = [blob(tmp_path, "tuned", f"{n:064x}", 2 << 20, 500) for n in range(3)]
+    files = tuple(InitialFile(path.name, 2 << 20) for path in layers)
+    named = blob(tmp_path, "tuned", "e" * 64, 0, 500)
+    named.write_bytes(InitialState(1, files).to_bytes())
+    manifest = blob(tmp_path, "tuned", "f" * 64, 0, 500)
+    manifest.write_bytes(disk.MANIFEST_STARTS_WITH + bytes(2 << 20))
+    shard = blob(tmp_path, "tuned", "a" * 64, 3 << 20, 85)
+    trim(tmp_path, tmp_path / "runs" / "mine", 1)
+    assert all(path.exists() for path in (*layers, named, manifest)) and not shard.exists()
 
 
 def test_data_that_somebody_else_has_prepared_there_stay(tmp_path: Path) -> None:

@@ -58,6 +58,12 @@ def test_what_is_saved_and_removed_is_known_at_once(tmp_path: Path) -> None:
         for step in range(15, 15 + 5 * SAVED_TOLD, 5):
             await save(step, {0})
         assert len(checkpoints.saved) == SAVED_TOLD
+        await save(first := 100, every)
+        for step in range(first + 5, first + 5 + 5 * SAVED_TOLD, 5):
+            await save(step, {0})
+        told = [(it.version, set(it.layers)) for it in checkpoints.saved]
+        assert len(told) == SAVED_TOLD + 1 and told[-1] == (first, every)
+        assert checkpoints.safe_step(()) == first, "newer ones are this peer's own layers alone"
         await checkpoints.close()
 
     asyncio.run(scenario())

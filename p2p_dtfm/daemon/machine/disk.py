@@ -1,9 +1,9 @@
 """Keeping what a daemon stores under its owner's limit: the oldest goes first.
 
-What may go: checkpoints but for the last two of each run, shards of runs that are not trained now,
-and the corpora that come along and were prepared for founding. What may not: identity, manifests,
-tokenizers, whatever somebody else has put there, and the shards of the run under way, which are
-fetched as they are needed.
+What may go: checkpoints but for the last two and the fullest of each run, shards of runs that are
+not trained now, and the corpora that come along and were prepared for founding. What may not:
+identity, manifests, tokenizers, given and frozen models, whatever somebody else has put there, and
+the shards of the run under way, which are fetched as they are needed.
 """
 
 import asyncio
@@ -14,6 +14,7 @@ import stat
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,7 +22,13 @@ from p2p_dtfm.core.protocol.facts.in_words import bytes_text
 from p2p_dtfm.daemon.machine.home import DEVICES, all_below
 from p2p_dtfm.ports import now
 from p2p_dtfm.train.data import DIGITS, STANDARD_LIBRARY
-from p2p_dtfm.train.model.checkpoint import CheckpointFailed, list_checkpoints, remove_checkpoint
+from p2p_dtfm.train.model.checkpoint import (
+    CheckpointFailed,
+    fullest,
+    list_checkpoints,
+    remove_checkpoint,
+)
+from p2p_dtfm.train.model.initial_state import named_as_initial
 
 CHECKPOINTS_KEPT = 2
 LOOK_EVERY_S = 0.5
@@ -29,6 +36,8 @@ COUNT_EVERY_S = 60.0
 """Counting looks at every file; between, only a new checkpoint is a reason to."""
 SHARD_LEAST_BYTES = 1 << 20
 """Smaller blobs (manifests, tokenizers) make the models of a run usable, and stay."""
+MANIFEST_STARTS_WITH = b'{"format_version":'
+"""That of many shards is as large as one."""
 
 log = logging.getLogger("p2p_dtfm")
 
@@ -133,15 +142,43 @@ def _files_of(path: Path, but: Path | None = None) -> Iterator[_File]:
 
 def _removable(home: Path, run_directory: Path) -> Iterator[_Removable]:
     for checkpoints in home.glob("runs/*/checkpoints"):
-        for checkpoint in list_checkpoints(checkpoints)[CHECKPOINTS_KEPT:]:
+        found = list_checkpoints(checkpoints)
+        stays = fullest(found)
+        for checkpoint in (it for it in found[CHECKPOINTS_KEPT:] if it not in stays):
             yield _item(checkpoint.directory, remove_checkpoint)
-    for shard in home.glob("runs/*/blobs/*"):
-        foreign = shard.parents[1] != run_directory
-        if foreign and shard.is_file() and size_of(shard) >= SHARD_LEAST_BYTES:
-            yield _item(shard, Path.unlink)
+    for blobs in home.glob("runs/*/blobs"):
+        if blobs.parent != run_directory:
+            yield from (_item(shard, Path.unlink) for shard in _shards(blobs))
     for name in (STANDARD_LIBRARY, DIGITS):
         if (prepared := home / "prepared" / name).is_dir():
             yield _item(prepared, shutil.rmtree)
+
+
+def _shards(blobs: Path) -> Iterator[Path]:
+    """Of data: not what a run started from, or lies over."""
+    small, large = [], []
+    for path in blobs.iterdir():
+        if path.is_file():
+            (large if size_of(path) >= SHARD_LEAST_BYTES else small).append(path)
+    given = set(chain.from_iterable(map(_named_by, small if large else [])))
+    for path in large:
+        if path.name not in given and not _starts_with(path, MANIFEST_STARTS_WITH):
+            yield path
+
+
+def _named_by(path: Path) -> frozenset[str]:
+    try:
+        return named_as_initial(path.read_bytes())
+    except OSError:  # removed meanwhile
+        return frozenset()
+
+
+def _starts_with(path: Path, start: bytes) -> bool:
+    try:
+        with open(path, "rb") as file:
+            return file.read(len(start)) == start
+    except OSError:
+        return True
 
 
 def _item(path: Path, remove: Callable[[Path], None]) -> _Removable:

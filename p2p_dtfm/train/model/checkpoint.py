@@ -239,6 +239,12 @@ def worth_keeping(found: list[Checkpoint], count: int, undo_every: int) -> list[
     return kept
 
 
+def fullest(found: list[Checkpoint]) -> list[Checkpoint]:
+    """The newest of those with the most layers, if there are any: newer ones may be this peer's own
+    layers and no more, while those of others are still on their way."""
+    return [max(found, key=lambda it: len(it.layers))] if found else []
+
+
 def take_back(root: Path, lineage: str, step: int) -> list[Path]:
     """Delete what training, which goes on from `step` of this lineage, has taken back; and name
     the one that it goes on from as training does. The deleted directories. Raises

@@ -132,6 +132,16 @@ def parse_initial(payload: bytes, spec: RunSpec) -> InitialState:
     return initial
 
 
+def named_as_initial(payload: bytes) -> frozenset[str]:
+    """The digests of all files that this names, if it is the initial.json of any run."""
+    try:
+        initial = msgspec.json.decode(payload, type=InitialState)
+    except (msgspec.MsgspecError, RecursionError, ValueError):
+        return frozenset()
+    origin = (initial.origin,) if isinstance(initial.origin, InitialFile) else ()
+    return frozenset(file.digest for file in (*initial.layers, *origin))
+
+
 def initial_layer_state(
     spec: RunSpec, layer: int, path: Path, device: torch.device | str = "cpu"
 ) -> LayerState:

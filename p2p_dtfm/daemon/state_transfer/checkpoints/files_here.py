@@ -7,6 +7,7 @@ from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.daemon.machine.disk import changed_ns
 from p2p_dtfm.train.model.checkpoint import (
     Checkpoint,
+    fullest,
     layer_path,
     list_checkpoints,
     worth_keeping,
@@ -14,8 +15,8 @@ from p2p_dtfm.train.model.checkpoint import (
 from p2p_dtfm.train.model.gpt import layer_count
 
 SAVED_TOLD = 4
-"""So many of the newest checkpoints others are told of, should all have to go back to one; and of
-those that are kept for that as many."""
+"""So many of the newest checkpoints others are told of, should all have to go back to one; of those
+that are kept for that as many; and the fullest, if it is not among them."""
 
 
 class FilesHere:
@@ -44,11 +45,14 @@ class FilesHere:
 
     @property
     def saved(self) -> tuple[SavedState, ...]:
-        """What can be loaded, newest first; read anew when that has changed."""
+        """What can be loaded, newest first, the fullest perhaps last; read anew when that has
+        changed."""
         seen = (self._changes, changed_ns(self._root))
         if seen != self._seen:
             every = self._spec.audit.undo_every
-            found = worth_keeping(list_checkpoints(self._root), SAVED_TOLD, every)
+            there = list_checkpoints(self._root)
+            found = worth_keeping(there, SAVED_TOLD, every)
+            found += [it for it in fullest(there) if it not in found]
             sound = ((it.manifest, self._sound_layers(it)) for it in found)
             self._seen = seen
             self._saved = tuple(SavedState(it.step, it.lineage, n) for it, n in sound if n)

@@ -9,6 +9,7 @@ import torch
 from gguf import GGUFReader
 
 from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.train.data.byte_pairs import KNOWN_PATTERNS
 from p2p_dtfm.train.data.tokenizer import ByteTokenizer
 from p2p_dtfm.train.hugging_face.families import HEAD_NAME, TOKEN_NAMES
 from p2p_dtfm.train.hugging_face.gguf_export import export_gguf, side_by_side
@@ -165,6 +166,24 @@ def test_a_strangers_tokenizer_that_is_none_is_no_bug(tmp_path: Path) -> None:
     template.write_text(json.dumps({"chat_template": "half \ud800"}))
     with pytest.raises(UserError, match="of the model that the run began from"):
         export_gguf(tmp_path / "in", tmp_path / "model.gguf", None)
+
+
+def test_a_word_that_no_merges_lead_to_is_another_token_there(tmp_path: Path) -> None:
+    """With Qwen's splitting llama.cpp merges always; this tokenizer takes such words whole."""
+    make_model("llama", vocab_size=288).save_pretrained(tmp_path / "hf")
+    (qwen,) = (pattern for pattern, name in KNOWN_PATTERNS.items() if name == "qwen2")
+    their_tokenizer(280, qwen).save_pretrained(tmp_path / "hf")
+    path = tmp_path / "hf" / "tokenizer.json"
+    content = json.loads(path.read_text())
+    export_to = tmp_path / "model.gguf"
+    import_hugging_face(tmp_path / "hf", tmp_path / "in", "", TRAINING)
+    export_gguf(tmp_path / "in", export_to, None)
+    assert read(export_to)[1]["tokenizer.ggml.pre"] == "qwen2"
+    content["model"]["vocab"]["zebra"] = 1 + max(each["id"] for each in content["added_tokens"])
+    path.write_text(json.dumps(content))
+    import_hugging_face(tmp_path / "hf", tmp_path / "other", "", TRAINING)
+    with pytest.raises(UserError, match="no merges lead to 'zebra'"):
+        export_gguf(tmp_path / "other", tmp_path / "other.gguf", None)
 
 
 def test_bytes_are_tokens_there_too(tmp_path: Path) -> None:

@@ -22,8 +22,14 @@ from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.daemon.peers.run_source import prepare_run
 from p2p_dtfm.daemon.state_transfer.initial_states import InitialStates, store_initial
 from p2p_dtfm.net.streams.blobs import BlobUnavailable
-from p2p_dtfm.train.data import BlobStore, ByteTokenizer, Tokenizer, prepare
-from p2p_dtfm.train.hugging_face.export import model_in, special_tokens
+from p2p_dtfm.train.data import BlobStore, ByteTokenizer, Tokenizer, ending_with, prepare
+from p2p_dtfm.train.hugging_face.export import (
+    ends_of,
+    export_hugging_face,
+    model_in,
+    special_tokens,
+)
+from p2p_dtfm.train.hugging_face.gguf_export import export_gguf
 from p2p_dtfm.train.hugging_face.model_import import import_hugging_face
 from p2p_dtfm.train.hugging_face.origin_files import (
     OriginFiles,
@@ -237,8 +243,34 @@ def test_files_of_another_tokenizer_stay_behind(
         store.put_file(given.held(digest))
     checkpoint = checkpoint_of(spec, tmp_path / "founder", tmp_path / "new" / "initial")
     _export_once(tmp_path / "out", checkpoint, ExportFormat.HF, None, False, None)
-    assert "trained with another tokenizer" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "trained with another tokenizer" in said and "--tokenizer-of" not in said
     assert json.loads((tmp_path / "out" / "config.json").read_text())["eos_token_id"] == 0
+    for form in (ExportFormat.HF, ExportFormat.GGUF):
+        with pytest.raises(UserError, match="has another tokenizer than the run is trained with"):
+            _export_once(tmp_path / "theirs", checkpoint, form, tmp_path / "new", False, None)
+    assert not (tmp_path / "theirs").exists()
+
+
+def test_texts_that_end_with_another_token_than_the_model_states(tmp_path: Path) -> None:
+    """As conversations do with the template of its sibling: nothing that reads the export stopped
+    there."""
+    model = a_model(tmp_path / "hf", "llama")
+    tokenizer = read_tokenizer_json(model)
+    stated = ends_of(model)
+    assert tokenizer.end_of_document in stated
+    spec, store = founded(tmp_path, model)
+    checkpoint = checkpoint_of(spec, store.root.parent, tmp_path / "new" / "initial")
+    other = ending_with(tokenizer, 7)
+    export_hugging_face(checkpoint, tmp_path / "out", other, origin=model)
+    said = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert said["eos_token_id"] == [7, *stated]
+    export_gguf(checkpoint, tmp_path / "m.gguf", other, origin=model)
+    fields = GGUFReader(tmp_path / "m.gguf").fields
+    assert fields["tokenizer.ggml.eos_token_id"].contents() == 7
+    export_hugging_face(checkpoint, tmp_path / "same", tokenizer, origin=model)
+    said = json.loads((tmp_path / "same" / "config.json").read_text())
+    assert said["eos_token_id"] == stated[0]
 
 
 def test_what_comes_to_too_much_stays_with_the_founder(tmp_path: Path) -> None:

@@ -32,7 +32,10 @@ from p2p_dtfm.train.data.dataset import UNCOUNTED, Dataset
 from p2p_dtfm.train.data.manifest import parse_manifest
 from p2p_dtfm.train.data.prepare import notes_of
 from p2p_dtfm.train.data.tokenizer import ByteTokenizer, ending_with
-from p2p_dtfm.train.hugging_face.tokenizer_json import read_tokenizer_json
+from p2p_dtfm.train.hugging_face.tokenizer_json import (
+    read_tokenizer_json,
+    require_control_tokens_of,
+)
 from p2p_dtfm.train.model.gpt import layer_count
 from p2p_dtfm.train.model.reference import ReferenceRun
 from p2p_dtfm.train.stage.batches import Batches
@@ -277,7 +280,8 @@ def test_what_cannot_be_used_is_left_out_and_counted(tmp_path: Path) -> None:
 def test_equal_conversations_are_on_one_side_with_and_without_a_last_newline(
     tmp_path: Path,
 ) -> None:
-    path = written(tmp_path, [rows(1)[0]] * 30)
+    numbered = [{"id": number, **rows(1)[0]} for number in range(15)]
+    path = written(tmp_path, [*[rows(1)[0]] * 15, *numbered])
     path.write_bytes(path.read_bytes().rstrip())
     with pytest.raises(UserError, match="no conversations to train on"):
         prepare_chat([path], tmp_path / "out", ByteTokenizer(), ChatForm(), context=CONTEXT)
@@ -299,6 +303,24 @@ def test_control_tokens_that_the_tokenizer_has_not_are_refused(tmp_path: Path) -
             form,
             context=CONTEXT,
         )
+
+
+def test_control_tokens_that_are_others_of_the_tokenizer_are_refused(tmp_path: Path) -> None:
+    """Their numbers were there, and turns began and ended with plain pieces of text."""
+    model = model_directory(tmp_path / "model")
+    named = read_chat_form(model).special
+    theirs = json.loads((model / "tokenizer.json").read_text())
+    other = tmp_path / "other" / "tokenizer.json"
+    other.parent.mkdir()
+    for each in theirs["added_tokens"]:
+        each["content"] = f"piece {each['id']}"
+    other.write_text(json.dumps(theirs))
+    with pytest.raises(UserError, match=r"is token 25\d, and in .* that is 'piece 25\d'"):
+        require_control_tokens_of(other, model, named)
+    require_control_tokens_of(model, model, named)
+    plain = tmp_path / "plain.json"
+    plain.write_bytes(read_tokenizer_json(model).to_bytes())
+    require_control_tokens_of(plain, model, named)
 
 
 @pytest.mark.parametrize(
@@ -336,7 +358,7 @@ def chat(directory: Path, content: list[dict], template: str) -> ChatTotals:
 
 
 def test_a_row_that_the_template_refuses_is_counted_and_the_others_stay(tmp_path: Path) -> None:
-    good = [talk(("user", f"{n}?"), ("assistant", "yes")) for n in range(9)]
+    good = [talk(("user", f"is it {n}?"), ("assistant", "yes")) for n in range(9)]
     bad = [talk(("assistant", "hello")), talk(("system", "be kind"), ("assistant", "no"))]
     totals = chat(tmp_path, [bad[0], *good, bad[1]], STRICT)
     assert (totals.conversations, totals.left_out.refused) == (9, 2)

@@ -32,8 +32,11 @@ DEFAULT_TARGETS = "query,value"
 KEPT = 3
 _WITHOUT_ORIGIN = (
     "without the special tokens, chat template and generation settings of the model that the run "
-    "began from, since {why}; --tokenizer-of DIR takes them along, from the directory that import "
-    "made on the founder's machine"
+    "began from, since {why}"
+)
+_TAKES_ALONG = (
+    "--tokenizer-of DIR takes them along, from the directory that import made on the founder's "
+    "machine"
 )
 
 
@@ -193,14 +196,16 @@ def _origin_for(
     from p2p_dtfm.train.model.checkpoint import read_manifest, run_directory_of
 
     if imported is not None:
-        return origin_of(imported)
+        origin = origin_of(imported)
+        _require_same_tokens(origin, tokenizer)
+        return origin
     if is_imported(directory):
         return None
     spec = read_manifest(directory).spec()
     if not spec.model.initial:
         return None
     blobs = blobs_in(run_directory_of(directory))
-    why = "they did not come to this machine with the run"
+    why = f"they did not come to this machine with the run; {_TAKES_ALONG}"
     try:
         payload = travelled(blobs, spec) if blobs is not None else None
         if payload is not None and tokenizer is not None:
@@ -208,9 +213,23 @@ def _origin_for(
                 return scratch
             why = "the run is trained with another tokenizer"
     except PeerFault as fault:
-        why = f"they cannot be used ({fault.cause})"
+        why = f"they cannot be used ({fault.cause}); {_TAKES_ALONG}"
     typer.echo(f"note: {_WITHOUT_ORIGIN.format(why=why)}", err=True)
     return None
+
+
+def _require_same_tokens(origin: Path, tokenizer: "Tokenizer | None") -> None:
+    """Raises `UserError` where a model's own files speak of other tokens than its checkpoint."""
+    from p2p_dtfm.train.data.prepare import TOKENIZER_NAME
+    from p2p_dtfm.train.hugging_face.tokenizer_json import read_tokenizer_json
+
+    if tokenizer is None or not (origin / TOKENIZER_NAME).is_file():
+        return
+    if read_tokenizer_json(origin).to_bytes() != tokenizer.to_bytes():
+        raise UserError(
+            f"{origin.parent} has another tokenizer than the run is trained with",
+            "leave out --tokenizer-of: its tokens would mean other text",
+        )
 
 
 def _tokenizer_for(form: ExportFormat, directory: Path) -> "Tokenizer | None":

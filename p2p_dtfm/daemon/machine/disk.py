@@ -156,11 +156,10 @@ def _removable(home: Path, run_directory: Path) -> Iterator[_Removable]:
 
 def _shards(blobs: Path) -> Iterator[Path]:
     """Of data: not what a run started from, or lies over."""
-    small, large = [], []
-    for path in blobs.iterdir():
-        if path.is_file():
-            (large if size_of(path) >= SHARD_LEAST_BYTES else small).append(path)
-    given = set(chain.from_iterable(map(_named_by, small if large else [])))
+    sizes = {path: size_of(path) for path in blobs.iterdir() if path.is_file()}
+    large = [path for path, size_bytes in sizes.items() if size_bytes >= SHARD_LEAST_BYTES]
+    small = sizes.keys() - set(large) if large else ()
+    given = set(chain.from_iterable(map(_named_by, small)))
     for path in large:
         if path.name not in given and not _starts_with(path, MANIFEST_STARTS_WITH):
             yield path

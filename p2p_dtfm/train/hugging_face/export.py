@@ -179,7 +179,11 @@ def export_safetensors(
 def configuration(model: ExportedModel, tokenizer: Tokenizer | None) -> dict[str, object]:
     """The content of config.json."""
     end = None if tokenizer is None else tokenizer.end_of_document
-    return configuration_of(model.spec.model, end, special_tokens(model.origin))
+    stated = special_tokens(model.origin)
+    ends = ends_of_texts(model.origin, tokenizer)
+    if stated and end is not None and ends[1:] and end not in ends_of(model.origin):
+        stated = {**stated, "eos_token_id": ends}
+    return configuration_of(model.spec.model, end, stated)
 
 
 def special_tokens(origin: Path | None) -> Mapping[str, Any]:
@@ -196,6 +200,14 @@ def ends_of(origin: Path | None) -> list[int]:
         stated = _special_tokens(origin / name).get("eos_token_id")
         found.extend(stated if isinstance(stated, list) else [stated])
     return list(dict.fromkeys(token for token in found if isinstance(token, int)))
+
+
+def ends_of_texts(origin: Path | None, tokenizer: Tokenizer | None) -> list[int]:
+    """The same of what is exported: what its run's texts end with comes first, if it was trained
+    with another than the model states."""
+    ends = ends_of(origin)
+    end = None if tokenizer is None else tokenizer.end_of_document
+    return ends if end is None or end in ends else [end, *ends]
 
 
 def _special_tokens(path: Path) -> dict[str, Any]:

@@ -13,20 +13,21 @@ from typing import Any
 
 import numpy as np
 import torch
+from tokenizers import Tokenizer as StandardTokenizer
 from torch import Tensor
 
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.model_spec import ModelSpec
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.ports.packages import how_to_install
-from p2p_dtfm.train.data.byte_pairs import KNOWN_PATTERNS
+from p2p_dtfm.train.data.byte_pairs import KNOWN_PATTERNS, SYMBOLS
 from p2p_dtfm.train.data.chat.template import read_template
 from p2p_dtfm.train.data.prepare import TOKENIZER_NAME
 from p2p_dtfm.train.data.tokenizer import Tokenizer
 from p2p_dtfm.train.data.tokens.sentence_pieces import BYTE_PIECES
 from p2p_dtfm.train.hugging_face.export import (
     ExportedModel,
-    ends_of,
+    ends_of_texts,
     model_from,
     placed_tensors,
     places_of,
@@ -189,10 +190,11 @@ def _describe_tokens(
         describe_pieces(writer, content, pieces, types, kinds)
     else:
         writer.add_tokenizer_model("gpt2")
-        writer.add_tokenizer_pre(_splitting(content))
+        writer.add_tokenizer_pre(splitting := _splitting(content))
         writer.add_token_list(pieces)
         writer.add_token_types(types)
         writer.add_token_merges(_merges(content))
+        _require_same_words(content, splitting)
     _describe_special(writer, model, content, tokenizer)
 
 
@@ -217,6 +219,38 @@ def _splitting(content: Mapping[str, Any]) -> str:
     return _SPLITTING[known]
 
 
+def _require_same_words(content: Mapping[str, Any], splitting: str) -> None:
+    """llama.cpp takes a word that is a token as it is where texts are split as Llama 3's, and
+    nowhere else; it is the same where merges lead to all such words. Raises `UserError`."""
+    model = content["model"]
+    if bool(model.get("ignore_merges")) == (splitting == "llama-bpe") or not model.get("merges"):
+        return
+    texts = [text for piece in model["vocab"] if (text := _text_of(piece)) is not None]
+    ways = []
+    for ignores in (False, True):
+        plain = {"model": {**model, "ignore_merges": ignores}, "added_tokens": []}
+        try:
+            standard = StandardTokenizer.from_str(json.dumps({**content, **plain}))
+        except Exception as error:  # the library has no other
+            raise ValueError(str(error)) from error
+        ways.append([each.ids for each in standard.encode_batch_fast(texts)])
+    for text, merged, whole in zip(texts, *ways, strict=True):
+        if merged != whole:
+            raise UserError(
+                f"llama.cpp would split texts into other tokens: no merges lead to {text[:40]!r}, "
+                f"which is a token, and by how words are split it decides whether that counts",
+                "export for transformers: --format hf",
+            )
+
+
+def _text_of(piece: str) -> str | None:
+    """None for what is no text, or not spelt in symbols of bytes."""
+    try:
+        return bytes(SYMBOLS[symbol] for symbol in piece).decode("utf-8")
+    except (KeyError, UnicodeDecodeError):
+        return None
+
+
 def _merges(content: Mapping[str, Any]) -> list[str]:
     merges = content["model"].get("merges") or ()
     words = [merge if isinstance(merge, str) else " ".join(merge) for merge in merges]
@@ -239,7 +273,7 @@ def _describe_special(
         token = stated.get(name, end if name != "pad_token_id" and not stated else None)
         if _is_token(token, model):
             add(token)
-    ends = ends_of(model.origin) if stated else [end]
+    ends = ends_of_texts(model.origin, tokenizer) if stated else [end]
     _describe_ends(writer, [token for token in ends if _is_token(token, model)], content)
     writer.add_add_bos_token(_begins_with_a_special_token(content))
     template = None if model.origin is None else read_template(model.origin)

@@ -5,6 +5,7 @@ without a merge, which gives the same tokens.
 """
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,27 @@ def _end_of_text(tokenizer: Path) -> int | None:
         if isinstance(first, int) and first in added.values():
             return first
     return None
+
+
+def require_control_tokens_of(path: Path, chat: Path, special: Mapping[str, int]) -> None:
+    """Raises `UserError` where a tokenizer says of itself that these numbers are other tokens: it
+    is that of another model than the directory `chat`."""
+    path = path / TOKENIZER_NAME if path.is_dir() else path
+    content = json_of(path)
+    model, listed = content.get("model"), content.get("added_tokens")
+    known = model.get("vocab") if isinstance(model, dict) else None
+    named = {token: piece for piece, token in known.items()} if isinstance(known, dict) else {}
+    for each in listed if isinstance(listed, list) else ():
+        if isinstance(each, dict):
+            named[each.get("id")] = each.get("content")
+    for name, token in special.items():
+        found = str(named.get(token, name))
+        if found != name and not found.startswith(spelt_in_symbols(name)):
+            raise UserError(
+                f"the control token {name[:40]!r} of {chat} is token {token}, and in {path} that "
+                f"is {found[:40]!r}",
+                "leave out --tokenizer: --chat takes the tokenizer of its model",
+            )
 
 
 def json_of(path: Path) -> dict[str, Any]:

@@ -22,13 +22,18 @@ def prepare_conversations(
     from p2p_dtfm.train.data.chat.template import TOKENIZER_NAME, ChatForm, read_chat_form
     from p2p_dtfm.train.data.prepare import notes_of
     from p2p_dtfm.train.data.tokenizer import ByteTokenizer
-    from p2p_dtfm.train.hugging_face.tokenizer_json import read_tokenizer_json
+    from p2p_dtfm.train.hugging_face.tokenizer_json import (
+        read_tokenizer_json,
+        require_control_tokens_of,
+    )
 
     files = conversation_files(paths, out)
     form = ChatForm() if chat is None else read_chat_form(chat)
     if tokenizer is None and chat is not None:
         tokenizer = chat / TOKENIZER_NAME
     made = ByteTokenizer() if tokenizer is None else read_tokenizer_json(tokenizer)
+    if chat is not None and tokenizer is not None:
+        require_control_tokens_of(tokenizer, chat, form.special)
     with progress_of_bytes() as progress:
         manifest, totals = prepare_chat(
             files,

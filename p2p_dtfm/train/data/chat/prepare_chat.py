@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from p2p_dtfm.core.protocol.errors import UserError
@@ -89,10 +90,10 @@ def prepare_chat(
         }
         try:
             done_bytes = 0
-            for number, (row, line) in enumerate(_rows(paths, writer, window, totals)):
-                split: Split = "held_out" if _key(line) <= held_out_key else "train"
+            for number, (row, key, size_bytes) in enumerate(_rows(paths, writer, window, totals)):
+                split: Split = "held_out" if key <= held_out_key else "train"
                 shards[split].append(packing[split].add(row))
-                done_bytes += len(line)
+                done_bytes += size_bytes
                 if number % _EVERY_ROWS == 0:
                     progress(min(done_bytes, total_bytes), total_bytes, "writing")
             for each in _SPLITS:
@@ -152,8 +153,9 @@ def _require_both(shards: "Mapping[Split, _Shards]", totals: ChatTotals) -> None
 
 def _rows(
     paths: list[Path], writer: ChatWriter, window: int, totals: ChatTotals
-) -> Iterator[tuple[Row, bytes]]:
-    """Each conversation as tokens, no longer than a sequence; its first token never counts."""
+) -> Iterator[tuple[Row, int, int]]:
+    """Each conversation as tokens, no longer than a sequence; its first token never counts. With
+    its key, and the bytes of its line."""
     left_out = totals.left_out
     for conversation, line, where in read_conversations(paths, left_out):
         if writer.spells_out_control(conversation):
@@ -168,7 +170,7 @@ def _rows(
         totals.conversations += bool(cut)
         totals.taken_apart += bool(cut) and apart
         for row in cut:
-            yield row, line
+            yield row, _key(conversation), len(line)
     if left_out.refused and not totals.conversations:
         raise RefusedByTemplate(f"it refuses every row ({'; '.join(left_out.refused_examples)})")
 
@@ -242,14 +244,15 @@ class _Shards:
             first = end
 
 
-def _key(line: bytes) -> int:
-    row = line.strip() + b"\n"  # which a file's last line may lack
-    return int.from_bytes(hashlib.blake2b(row, digest_size=8, salt=_SALT).digest(), "little")
+def _key(conversation: Conversation) -> int:
+    """By what is said in it: rows that differ in a number, or in blanks, are one conversation."""
+    said = msgspec.json.encode(conversation)
+    return int.from_bytes(hashlib.blake2b(said, digest_size=8, salt=_SALT).digest(), "little")
 
 
 def _held_out_key(paths: list[Path], fraction: float) -> int:
-    """First reading: rows with hashes up to it are held out, so equal ones are on one side."""
-    keys = [_key(line) for _, line, _ in read_conversations(paths, RowsLeftOut())]
+    """First reading: those with hashes up to it are held out, so equal ones are on one side."""
+    keys = [_key(conversation) for conversation, _, _ in read_conversations(paths, RowsLeftOut())]
     if not keys:
         raise UserError(
             f"no conversations in {', '.join(map(str, paths))}",

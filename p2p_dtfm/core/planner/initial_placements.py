@@ -26,8 +26,7 @@ def _between_named(problem: PlanningProblem, placement: Placement) -> Iterator[P
     named = [peer for peer in together if problem.may_have(peer, 0)]
     others = [peer for peer in together if not problem.may_have(peer, 0)]
     alone = tuple((peer,) for peer in named)
-    ends = [peer for peers in placement for peer in (peers[0], peers[-1])]
-    if placement != alone and all(problem.may_have(peer, 0) for peer in ends):
+    if placement != alone and all(problem.may_have(peer, 0) for peer in _ends(placement)):
         yield placement
     if alone:
         yield alone
@@ -37,6 +36,11 @@ def _between_named(problem: PlanningProblem, placement: Placement) -> Iterator[P
         between = runs(others, count)
         pairs = zip(named[:count], named[count:], strict=False)
         yield tuple((a, *peers, b) for (a, b), peers in zip(pairs, between, strict=True))
+
+
+def _ends(placement: Placement) -> Iterator[int]:
+    for peers in placement:
+        yield from (peers[0], peers[-1])
 
 
 def _of_anybody(problem: PlanningProblem) -> Iterator[Placement]:

@@ -17,6 +17,7 @@ from rich.text import Text
 
 from p2p_dtfm.cli.app import JsonOption, app
 from p2p_dtfm.cli.commands.data import newest_checkpoint, tokenizer_of
+from p2p_dtfm.cli.scenarios.played_run import bring_weights, run_to_play
 from p2p_dtfm.cli.terminal.plain import harmless_lines
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.facts.in_words import counted, duration, share_text
@@ -151,16 +152,17 @@ def _spec_file(
     Raises `UserError`."""
     path = find_run_spec(run)
     spec = read_run_spec(path)
-    values = spec.model_dump(mode="json")
+    if steps is None and audit is None:
+        return path.absolute(), spec.total_steps
+    values = run_to_play(run).model_dump(mode="json")
     if steps is not None:
         values["total_steps"] = steps
     if audit is not None:
         values["audit"] = {"rate": audit}
-    if steps is None and audit is None:
-        return path.absolute(), spec.total_steps
     changed = parse_run_spec(values, f"{spec.name} with --audit" if audit else spec.name)
     target = directory / f"{spec.name}.json"
     target.write_text(changed.model_dump_json())
+    bring_weights(run, changed, directory)
     return target, changed.total_steps
 
 

@@ -41,16 +41,10 @@ def own_run(folder: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "demo --steps 40",
-        "demo --audit 0.5",
-        "chaos",
-        "chaos --storm",
-        "chaos --lie scale",
-    ],
-)
+LINES = ["demo --steps 40", "demo --audit 0.5", "chaos", "chaos --storm", "chaos --lie scale"]
+
+
+@pytest.mark.parametrize("line", LINES)
 def test_a_swarm_that_plays_it_founds_it_with_its_data_and_weights(
     line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -69,6 +63,24 @@ def test_a_swarm_that_plays_it_founds_it_with_its_data_and_weights(
     done = CliRunner().invoke(app, [*line.split(), "--run", path.name])
     assert isinstance(done.exception, UserError) and done.exception.cause == STARTS, done.exception
     assert founded == [(path.parent / TOKENIZER_NAME).read_bytes()]
+
+
+@pytest.mark.parametrize("line", ["demo", *LINES])
+def test_a_run_by_invitation_is_not_played(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its founder prints no address: whoever played it waited five minutes for one."""
+    path = tmp_path / "run.toml"
+    path.write_text(find_run_spec("tiny").read_text() + '\n[admission]\nmode = "invited"\n')
+
+    def start(*rest: object) -> None:
+        raise AssertionError("a daemon is started")
+
+    monkeypatch.setattr(LocalSwarm, "start", start)
+    done = CliRunner().invoke(app, [*line.split(), "--run", str(path)])
+    assert isinstance(done.exception, UserError), done.exception
+    assert done.exception.cause.startswith("the run tiny is by invitation")
+    assert 'without mode = "invited"' in done.exception.fixes[0]
 
 
 ADVICE = ["plan", "three-homes", "--run", "mine.toml", "--advise", "--vary", "reduction", "--out"]

@@ -17,14 +17,14 @@ from rich.text import Text
 
 from p2p_dtfm.cli.app import JsonOption, app
 from p2p_dtfm.cli.commands.data import newest_checkpoint, tokenizer_of
-from p2p_dtfm.cli.scenarios.played_run import bring_weights, run_to_play
+from p2p_dtfm.cli.scenarios.played_run import bring_weights, playable, run_to_play
 from p2p_dtfm.cli.terminal.plain import harmless_lines
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.facts.in_words import counted, duration, share_text
 from p2p_dtfm.core.protocol.run_spec import parse_run_spec
 from p2p_dtfm.daemon.dashboard.report_file import next_commands
 from p2p_dtfm.daemon.machine.local_client import ask_daemon
-from p2p_dtfm.sim.scenario.files import find_run_spec, read_run_spec, read_scenario
+from p2p_dtfm.sim.scenario.files import find_run_spec, read_scenario
 from p2p_dtfm.testbed.local_swarm import Child, LocalSwarm
 from p2p_dtfm.testbed.scenario_swarm import SHAPE_FILE, PlayedPeer, cast_scenario, threads_of
 from p2p_dtfm.testbed.swarm_directory import kept_directory, processes_left
@@ -151,7 +151,7 @@ def _spec_file(
     """The run spec as a file, with another number of steps and audits if given; and its steps.
     Raises `UserError`."""
     path = find_run_spec(run)
-    spec = read_run_spec(path)
+    spec = playable(path)
     if steps is None and audit is None:
         return path.absolute(), spec.total_steps
     values = run_to_play(run).model_dump(mode="json")

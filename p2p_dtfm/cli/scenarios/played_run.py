@@ -3,8 +3,20 @@ which lies elsewhere than what that names by where it lies itself."""
 
 from pathlib import Path
 
+from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.sim.scenario.files import find_run_spec, read_run_spec
+
+
+def playable(path: Path) -> RunSpec:
+    """The run spec as it is. Raises `UserError`, also where its founder would print no address."""
+    spec = read_run_spec(path)
+    if spec.admission.is_invited:
+        raise UserError(
+            f"the run {spec.name} is by invitation, and daemons that are played join by an address",
+            'name a copy of its run spec without mode = "invited" under [admission]',
+        )
+    return spec
 
 
 def run_to_play(name: str) -> RunSpec:
@@ -12,7 +24,7 @@ def run_to_play(name: str) -> RunSpec:
     from p2p_dtfm.daemon.machine.before_start import source_from_anywhere  # torch, only for these
 
     path = find_run_spec(name)
-    spec = read_run_spec(path)
+    spec = playable(path)
     data = spec.data.model_copy(update={"source": source_from_anywhere(spec, path)})
     return spec.model_copy(update={"data": data})
 

@@ -343,3 +343,24 @@ def test_the_doctor_says_of_a_line_that_nobody_comes_in_by_it(
     assert found.verdict is Grade.FAILED and "has expired" in found.found
     assert "p2p-dtfm invite" in found.fix
     assert check_invitation(home, line, ALICE).verdict is Grade.OK, "it came by it in time"
+
+
+def test_the_doctor_looks_at_what_a_home_came_by_as_the_peer_that_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It asked with an identity for the occasion: a home in the run was told to paste its line
+    again, and failed once that had expired."""
+    line, home = founders_line(tmp_path / "founder"), tmp_path / "home"
+    directory = home / "runs" / RUN[:16]
+    directory.mkdir(parents=True)
+    (home / "identity.key").write_bytes(ALICE.to_bytes())
+    own = OwnInvitation(directory, RUN, ALICE)
+    own.come_by(line)
+    assert own.write()
+    over_s = now.wall_s() + 8 * DAY_S
+    monkeypatch.setattr(now, "wall_s", lambda: over_s)
+    assert check_invitation(home, line, BOB).verdict is Grade.OK
+    assert not caplog.text
+    (home / "identity.key").write_bytes(b"no key")
+    found = check_invitation(home, line, BOB)
+    assert found.verdict is Grade.FAILED and "is damaged" in found.found

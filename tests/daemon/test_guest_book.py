@@ -324,6 +324,29 @@ def test_who_is_another_peer_now_comes_in_by_the_same_line(
     assert again.kept == now_alice.kept
 
 
+def test_what_cannot_be_read_is_not_set_aside_as_if_it_were_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that failed for a moment cost a home its invitation, and who was taken back."""
+    own = OwnInvitation(tmp_path, RUN, ALICE)
+    own.come_by(founders_line(tmp_path / "founder"))
+    assert own.write()
+    opened = Path.open
+
+    def fails(path: Path, *how: str) -> Any:
+        if path.name == "guests.json":
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return opened(path, *how)
+
+    with monkeypatch.context() as failing, pytest.raises(UserError, match="says who was invited"):
+        failing.setattr(Path, "open", fails)
+        OwnInvitation(tmp_path, RUN, ALICE)
+    assert OwnInvitation(tmp_path, RUN, ALICE).kept == own.kept
+    (tmp_path / "guests.json").write_text("no json")
+    assert not OwnInvitation(tmp_path, RUN, ALICE).kept.chain
+    assert (tmp_path / "guests.damaged").read_text() == "no json"
+
+
 def test_the_doctor_says_of_a_line_that_nobody_comes_in_by_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.daemon.machine.local_client import ask_daemon
+from p2p_dtfm.daemon.machine.settings import PREFIX
 from p2p_dtfm.testbed.nursery import NURSERY, ForkedProcess
 
 INVITATION = "--initial-peers "
@@ -102,7 +103,8 @@ class LocalSwarm:
         with (home / "stdout").open("ab") as output, (home / "stderr").open("ab") as errors:
             for file in (output, errors):
                 os.fchmod(file.fileno(), 0o600)
-            process = NURSERY.start(self._module, given, output, errors)
+            # what a user has set for a daemon of its own is none of theirs
+            process = NURSERY.start(self._module, given, output, errors, without=(PREFIX,))
         child = Child(name, home, process)
         self.children.append(child)
         return child

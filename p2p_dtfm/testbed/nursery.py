@@ -106,15 +106,17 @@ class Nursery:
         errors: IO[bytes],
         *,
         environment: Mapping[str, str] | None = None,
+        without: tuple[str, ...] = (),
     ) -> ForkedProcess:
-        """`python -m module arguments...` in this directory and with this environment, and what is
-        given of it besides."""
+        """`python -m module arguments...` in this directory and with this environment, but for
+        names that begin with one of `without`, and what is given of it besides."""
+        kept = {name: text for name, text in os.environ.items() if not name.startswith(without)}
         theirs, stdin = os.pipe()
         ended, tells = os.pipe()
         request = {
             "module": module,
             "arguments": list(arguments),
-            "environment": {**os.environ, "PYTHONUNBUFFERED": "1", **(environment or {})},
+            "environment": {**kept, "PYTHONUNBUFFERED": "1", **(environment or {})},
             "directory": os.getcwd(),
         }
         streams = [theirs, output.fileno(), errors.fileno(), tells]

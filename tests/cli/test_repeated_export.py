@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from p2p_dtfm.cli.commands.data import newest_checkpoint
 from p2p_dtfm.cli.commands.models import ExportFormat, _export_once, export
 from p2p_dtfm.cli.commands.offline.repeated_export import RepeatedExport
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.ports.packages import how_to_install
+from p2p_dtfm.train.model import checkpoint as checkpoints
 from p2p_dtfm.train.model.checkpoint import list_checkpoints, save_layers
 from p2p_dtfm.train.model.layer_state import LayerState
 from tests.models.conftest import make_spec, random_states
@@ -74,6 +76,26 @@ def test_an_export_that_cannot_come_to_anything_ends_it_and_says_how_to_mend_it(
         repeated.follow(said.append, waited.append)
     assert said == ["waits: no class of transformers is like it; choose another form"]
     assert len(waited) == 2
+
+
+def test_a_checkpoint_that_is_pruned_as_it_is_found_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`generate` and `export` ended with a traceback, also one that was to go on with `--every`."""
+    spec, root = make_spec(), tmp_path / "runs" / "r" / "checkpoints"
+    for step in (2, 4):
+        save_layers(root, spec, step, 0, at(random_states(spec), step))
+    doomed = iter(list_checkpoints(root)[::-1])
+
+    def pruned_meanwhile(root: Path) -> list[checkpoints.Checkpoint]:
+        found = list_checkpoints(root)
+        checkpoints.remove_checkpoint(next(doomed).directory)
+        return found
+
+    monkeypatch.setattr(checkpoints, "list_checkpoints", pruned_meanwhile)
+    assert newest_checkpoint(tmp_path).name == "step-00000004"
+    with pytest.raises(UserError, match="no whole checkpoint"):
+        newest_checkpoint(tmp_path)
 
 
 def test_what_can_be_known_before_the_first_checkpoint_is_said_then(

@@ -95,6 +95,18 @@ def test_what_the_environment_says_is_said_to_systemd_too(
     assert "MemoryMax=1536M" in done.output
 
 
+def test_a_home_that_nobody_names_is_said_to_systemd_too(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It follows from XDG_DATA_HOME, which systemd does not have."""
+    monkeypatch.delenv("P2P_DTFM_HOME", raising=False)
+    monkeypatch.setenv("XDG_DATA_HOME", str(home.parent / "big disk"))
+    done = CliRunner().invoke(app, ["service", "install", "--print"])
+    assert done.exit_code == 0, done.output
+    settings = tomllib.loads(done.output.partition("service.toml\n")[2])
+    assert settings == {"home": str(home.parent / "big disk/p2p-dtfm")}
+
+
 def test_a_name_is_read_again_as_it_was_typed() -> None:
     """One with a picture in it made a file that the daemon could not read: the service ended at
     once, and again at each log-in."""

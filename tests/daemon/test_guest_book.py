@@ -341,6 +341,29 @@ def test_who_is_another_peer_now_comes_in_by_the_same_line(
     assert again.kept == now_alice.kept
 
 
+def test_what_cannot_be_read_is_not_set_aside_as_if_it_were_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that failed for a moment cost a home its invitation, and who was taken back."""
+    own = OwnInvitation(tmp_path, RUN, ALICE)
+    own.come_by(founders_line(tmp_path / "founder"))
+    assert own.write()
+    opened = Path.open
+
+    def fails(path: Path, *how: str) -> Any:
+        if path.name == "guests.json":
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return opened(path, *how)
+
+    with monkeypatch.context() as failing, pytest.raises(UserError, match="says who was invited"):
+        failing.setattr(Path, "open", fails)
+        OwnInvitation(tmp_path, RUN, ALICE)
+    assert OwnInvitation(tmp_path, RUN, ALICE).kept == own.kept
+    (tmp_path / "guests.json").write_text("no json")
+    assert not OwnInvitation(tmp_path, RUN, ALICE).kept.chain
+    assert (tmp_path / "guests.damaged").read_text() == "no json"
+
+
 def test_the_doctor_says_of_a_line_that_nobody_comes_in_by_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -360,3 +383,24 @@ def test_the_doctor_says_of_a_line_that_nobody_comes_in_by_it(
     assert found.verdict is Grade.FAILED and "has expired" in found.found
     assert "p2p-dtfm invite" in found.fix
     assert check_invitation(home, line, ALICE).verdict is Grade.OK, "it came by it in time"
+
+
+def test_the_doctor_looks_at_what_a_home_came_by_as_the_peer_that_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It asked with an identity for the occasion: a home in the run was told to paste its line
+    again, and failed once that had expired."""
+    line, home = founders_line(tmp_path / "founder"), tmp_path / "home"
+    directory = home / "runs" / RUN[:16]
+    directory.mkdir(parents=True)
+    (home / "identity.key").write_bytes(ALICE.to_bytes())
+    own = OwnInvitation(directory, RUN, ALICE)
+    own.come_by(line)
+    assert own.write()
+    over_s = now.wall_s() + 8 * DAY_S
+    monkeypatch.setattr(now, "wall_s", lambda: over_s)
+    assert check_invitation(home, line, BOB).verdict is Grade.OK
+    assert not caplog.text
+    (home / "identity.key").write_bytes(b"no key")
+    found = check_invitation(home, line, BOB)
+    assert found.verdict is Grade.FAILED and "is damaged" in found.found

@@ -53,9 +53,12 @@ def test_hours_left() -> None:
 
 def test_always_is_no_hours() -> None:
     assert Hours.parse("") is Hours.parse("0-24") is Hours.parse("7-7") is None
+    assert Hours.parse("00:00-24:00") is None
 
 
-@pytest.mark.parametrize("text", ["25-7", "22", "22-7-9", "10:60-11", "night", "22 - 07"])
+@pytest.mark.parametrize(
+    "text", ["25-7", "22", "22-7-9", "10:60-11", "night", "22 - 07", "00:30-24:30", "22-24:01"]
+)
 def test_wrong_hours_are_refused(text: str) -> None:
     with pytest.raises(ValidationError, match="hours"):
         Settings(hours=text)

@@ -17,6 +17,7 @@ from p2p_dtfm.daemon.machine.devices.shares import (
     is_several,
     shares_of,
 )
+from p2p_dtfm.daemon.machine.home import Home
 from p2p_dtfm.daemon.machine.settings import Settings, resolve
 
 GIB = 1 << 30
@@ -111,6 +112,32 @@ def test_a_full_disk_ends_none_of_them(tmp_path: Path, monkeypatch: pytest.Monke
     room.append(True)
     parent._tell_them_of_each_other()
     assert all((root / several.BESIDE_FILE).exists() for root in homes), "once there is room"
+
+
+def test_a_home_in_use_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever answered in it was believed to be the first of them: others were begun beside it."""
+
+    class Begun(Exception):
+        pass
+
+    def begin(*words: object, **rest: object) -> None:
+        raise Begun
+
+    monkeypatch.setattr(several.subprocess, "Popen", begin)
+    monkeypatch.setattr(several.signal, "signal", lambda *what: None)
+    parent = SeveralDevices(told(home=tmp_path), ("cpu", "cpu"), io.StringIO(), io.StringIO())
+    beside, holder = tmp_path / several.BESIDE_FILE, Home(tmp_path)
+    holder.acquire()
+    beside.write_text("[]")
+    with pytest.raises(UserError, match="a daemon is already running in") as refused:
+        parent.run()
+    assert refused.value.exit_code == 3
+    holder.release()
+    with pytest.raises(Begun):
+        parent.run()
+    holder.acquire()  # the daemon that it begins finds nobody in its home
+    holder.release()
+    assert beside.exists(), "it is not this one's, that has told nobody of others"
 
 
 def test_a_log_that_nobody_reads_any_more_holds_up_no_daemon(tmp_path: Path) -> None:

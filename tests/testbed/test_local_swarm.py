@@ -17,7 +17,7 @@ def test_daemons_share_the_processor_unless_one_is_told_otherwise(
     started: list[list[str]] = []
 
     class Nursery:
-        def start(self, module: str, arguments: list[str], *files: Any) -> None:
+        def start(self, module: str, arguments: list[str], *files: Any, **rest: Any) -> None:
             started.append(list(arguments))
 
     monkeypatch.setattr(local_swarm, "NURSERY", Nursery())
@@ -26,3 +26,16 @@ def test_daemons_share_the_processor_unless_one_is_told_otherwise(
     swarm.start(["--device", "emulated:40"])
     told = [[b for a, b in itertools.pairwise(each) if a == "--device"] for each in started]
     assert told == [["cpu"], ["cpu", "emulated:40"]], "the last one counts"
+
+
+def test_daemons_of_a_swarm_do_not_obey_what_is_set_for_one_of_its_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With P2P_DTFM_HOURS=22-07 the demo paused by day, with P2P_DTFM_INVITE nobody founded."""
+    monkeypatch.setenv("P2P_DTFM_SAID", "as its user wants")
+    monkeypatch.setenv("SAID", "so")
+    with LocalSwarm(tmp_path, module="tests.testbed.said_by_a_fork") as swarm:
+        child = swarm.start(["names"])
+        assert child.process.wait(60) == 0
+    told = (child.home / "stdout").read_text().split()
+    assert "SAID" in told and not [name for name in told if name.startswith("P2P_DTFM_")]

@@ -22,6 +22,7 @@ from p2p_dtfm.train.model.checkpoint import (
     load_layer,
     prune,
     read_manifest,
+    run_directory_of,
     save_layers,
     take_back,
     worth_keeping,
@@ -55,6 +56,12 @@ def test_what_was_saved_is_loaded(spec: RunSpec, tmp_path: Path) -> None:
     manifest = read_manifest(directory)
     assert manifest.spec() == spec and manifest.committed_tokens == 2 * spec.tokens_per_step
     assert not [path for path in directory.iterdir() if path.name.endswith(".partial")]
+
+
+def test_a_checkpoint_below_the_root_has_a_directory_of_its_run() -> None:
+    """`generate` looked for the tokenizer above the root, and ended with a traceback."""
+    assert run_directory_of(Path("/step-00000008")) == Path("/")
+    assert run_directory_of(Path("/r/checkpoints/step-00000008")) == Path("/r")
 
 
 def test_peers_that_hold_parts_make_a_whole(spec: RunSpec, tmp_path: Path) -> None:

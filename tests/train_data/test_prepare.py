@@ -279,6 +279,20 @@ def test_a_foreign_directory_is_left_alone(texts: Path, tmp_path: Path) -> None:
     assert (out / "manifest.json").read_text() == "precious"
 
 
+def test_a_tokenizer_of_its_users_stays(texts: Path, tmp_path: Path) -> None:
+    """Such a file has the name that the data's own has, and was replaced by it."""
+    out = tmp_path / "model"
+    out.mkdir()
+    (out / "tokenizer.json").write_text("of a model")
+    with pytest.raises(UserError, match=r"such as 'tokenizer\.json'"):
+        prepare([texts], out)
+    assert (out / "tokenizer.json").read_text() == "of a model" and len(list(out.iterdir())) == 1
+    (out / "tokenizer.json").unlink()
+    prepare([texts], out)
+    (out / "manifest.json").unlink()  # as if it had been interrupted before that was there
+    prepare([texts], out)
+
+
 def test_output_that_is_a_file(texts: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(UserError, match="another --out"):

@@ -28,6 +28,7 @@ from p2p_dtfm.cli.scenarios.compared import (
     tell_end,
 )
 from p2p_dtfm.cli.scenarios.lies import lie_case, lies_summary, play_lies
+from p2p_dtfm.cli.scenarios.played_run import bring_weights, run_to_play
 from p2p_dtfm.cli.scenarios.storm import KILLS, StormCase, play_storm, storm_summary
 from p2p_dtfm.cli.scenarios.storm import PEERS as STORM_PEERS
 from p2p_dtfm.core.protocol.errors import UserError
@@ -36,7 +37,6 @@ from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.daemon.machine.home import Home
 from p2p_dtfm.net.contacts.identity import Identity
 from p2p_dtfm.net.shaping import Shape, ShapedLink, ShapedPeer
-from p2p_dtfm.sim.scenario.files import read_run_spec
 from p2p_dtfm.testbed.chaos import Chaos
 from p2p_dtfm.testbed.chaos_verdict import ChaosVerdict, judge
 from p2p_dtfm.testbed.lies.kinds import KINDS
@@ -216,8 +216,9 @@ def _end(
 
 
 def _write_spec(directory: Path, case: ChaosCase) -> RunSpec:
-    spec = comparable(read_run_spec(case.run), case.total_steps)
+    spec = comparable(run_to_play(case.run), case.total_steps)
     (directory / "run.json").write_text(spec.model_dump_json())
+    bring_weights(case.run, spec, directory)
     return spec
 
 

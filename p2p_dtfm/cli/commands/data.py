@@ -247,10 +247,11 @@ def newest_checkpoint(home: Path | None) -> Path:
 
     root = Home(home or default_home()).root
     found = [
-        checkpoint
+        (written_s, checkpoint.directory)
         for run in sorted(root.glob("runs/*/checkpoints"))
         for checkpoint in list_checkpoints(run)
         if len(checkpoint.layers) == layer_count(checkpoint.manifest.spec())
+        if (written_s := _written_s(checkpoint.directory)) is not None
     ]
     if not found:
         raise UserError(
@@ -260,7 +261,15 @@ def newest_checkpoint(home: Path | None) -> Path:
                 "name another home (--home DIR), or a checkpoint's directory instead",
             ),
         )
-    return max(found, key=lambda item: (item.directory / "manifest.json").stat().st_mtime).directory
+    return max(found, key=lambda item: item[0])[1]
+
+
+def _written_s(checkpoint: Path) -> float | None:
+    """None of one that a daemon has pruned since it was listed."""
+    try:
+        return (checkpoint / "manifest.json").stat().st_mtime
+    except FileNotFoundError:
+        return None
 
 
 def tokenizer_of(directory: Path) -> "Tokenizer":
@@ -272,8 +281,8 @@ def tokenizer_of(directory: Path) -> "Tokenizer":
         run_directory_of,
     )
 
-    if not (directory / "manifest.json").is_file() and list_checkpoints(directory):
-        directory = list_checkpoints(directory)[0].directory
+    if not (directory / "manifest.json").is_file() and (found := list_checkpoints(directory)):
+        directory = found[0].directory
     manifest = read_manifest(directory)
     run = run_directory_of(directory)
     store, blobs = blobs_in(run), run / BLOBS_NAME

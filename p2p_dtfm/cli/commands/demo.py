@@ -17,13 +17,14 @@ from rich.text import Text
 
 from p2p_dtfm.cli.app import JsonOption, app
 from p2p_dtfm.cli.commands.data import newest_checkpoint, tokenizer_of
+from p2p_dtfm.cli.scenarios.played_run import bring_weights, playable, run_to_play
 from p2p_dtfm.cli.terminal.plain import harmless_lines
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.facts.in_words import counted, duration, share_text
 from p2p_dtfm.core.protocol.run_spec import parse_run_spec
 from p2p_dtfm.daemon.dashboard.report_file import next_commands
 from p2p_dtfm.daemon.machine.local_client import ask_daemon
-from p2p_dtfm.sim.scenario.files import find_run_spec, read_run_spec, read_scenario
+from p2p_dtfm.sim.scenario.files import find_run_spec, read_scenario
 from p2p_dtfm.testbed.local_swarm import Child, LocalSwarm
 from p2p_dtfm.testbed.scenario_swarm import SHAPE_FILE, PlayedPeer, cast_scenario, threads_of
 from p2p_dtfm.testbed.swarm_directory import kept_directory, processes_left
@@ -150,17 +151,18 @@ def _spec_file(
     """The run spec as a file, with another number of steps and audits if given; and its steps.
     Raises `UserError`."""
     path = find_run_spec(run)
-    spec = read_run_spec(path)
-    values = spec.model_dump(mode="json")
+    spec = playable(path)
+    if steps is None and audit is None:
+        return path.absolute(), spec.total_steps
+    values = run_to_play(run).model_dump(mode="json")
     if steps is not None:
         values["total_steps"] = steps
     if audit is not None:
         values["audit"] = {"rate": audit}
-    if steps is None and audit is None:
-        return path.absolute(), spec.total_steps
     changed = parse_run_spec(values, f"{spec.name} with --audit" if audit else spec.name)
     target = directory / f"{spec.name}.json"
     target.write_text(changed.model_dump_json())
+    bring_weights(run, changed, directory)
     return target, changed.total_steps
 
 

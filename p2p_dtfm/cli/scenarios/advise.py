@@ -44,11 +44,34 @@ def advise_on(wish: AdviceWish, vary: str | None, out: Path | None, as_json: boo
     if wish.change is not None:
         swarm = what_if(swarm, wish.change)
     values = read_changed(path, wish.layers, wish.global_batch)
+    if out is not None:
+        _mean_the_same(values, path, out)
     found = advise(swarm, values, path.name, dimensions, plans_made("run specs"), _read)
     if out is not None:
         _write(out, found.best, wish.swarm(), path.name)
     result = _result(found, out)
     typer.echo(json.dumps(result) if as_json else _text(found, out))
+
+
+def _mean_the_same(values: Values, path: Path, out: Path) -> None:
+    """What a run spec names by where it lies, `out` shall name, too; data that are not there yet
+    may be prepared beside it as well. Raises `UserError`."""
+    from p2p_dtfm.daemon.machine.before_start import (
+        data_directory,
+        has_own_data,
+        source_from_anywhere,
+    )
+
+    if path.absolute().parent.resolve() == out.absolute().parent.resolve():
+        return
+    spec = parse_run_spec(values, path.name)
+    if spec.model.initial:
+        raise UserError(
+            f"--out {out}: the run begins with weights that lie beside its run spec",
+            f"have it written there: --out {path.parent / out.name}",
+        )
+    if has_own_data(spec) and data_directory(spec, path).is_dir():
+        values["data"]["source"] = source_from_anywhere(spec, path)
 
 
 def _read(values: Values, origin: str) -> RunSpec:

@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from p2p_dtfm.cli.scenarios.compared import difference_in_words
+from p2p_dtfm.cli.scenarios.played_run import bring_weights, run_to_play
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.sim.scenario.files import read_run_spec
@@ -73,7 +74,8 @@ def _strength(name: str, told: str) -> float:
 
 def play_lies(case: LieCase, keep: Path | None, console: Console) -> dict[str, Any]:
     with kept_directory(keep) as directory:
-        spec = case.spec(read_run_spec(case.run))
+        spec = case.spec(run_to_play(case.run))
+        bring_weights(case.run, spec, directory)
         verdict = play(directory, case, spec, lambda text: console.print(text, highlight=False))
         if left := processes_left(directory):
             verdict.violations.append(f"{counted(left, 'process')} left")

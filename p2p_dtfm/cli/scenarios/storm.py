@@ -14,9 +14,9 @@ from typing import Any
 from rich.console import Console
 
 from p2p_dtfm.cli.scenarios.compared import LOSSES, tell_end
+from p2p_dtfm.cli.scenarios.played_run import bring_weights, run_to_play
 from p2p_dtfm.core.protocol.facts.in_words import counted, duration
 from p2p_dtfm.core.protocol.run_spec import RunSpec
-from p2p_dtfm.sim.scenario.files import read_run_spec
 from p2p_dtfm.testbed.chaos_verdict import judge
 from p2p_dtfm.testbed.kill_storm import KillStorm, StormReport, peer_id_of
 from p2p_dtfm.testbed.local_swarm import Child, LocalSwarm
@@ -48,7 +48,8 @@ def play_storm(case: StormCase, keep: Path | None, console: Console) -> dict[str
         console.print(f"{time_s:8.1f} s  step {step:5}  {what}", highlight=False)
 
     with kept_directory(keep) as directory:
-        spec = comparable(read_run_spec(case.run), (case.kills + 1) * STEPS_FOR_EACH_KILL)
+        spec = comparable(run_to_play(case.run), (case.kills + 1) * STEPS_FOR_EACH_KILL)
+        bring_weights(case.run, spec, directory)
         report = _storm_in(directory, case, spec, say)
         if left := processes_left(directory):
             report["violations"].append(f"{counted(left, 'process')} left")

@@ -32,14 +32,24 @@ def check_before_start(settings: Settings) -> None:
         path = find_run_spec(settings.run)
         spec = with_sizes(read_run_spec(path))
         require_directions(spec)
-        if spec.data.source not in (STANDARD_LIBRARY, DIGITS):
+        if has_own_data(spec):
             open_prepared(data_directory(spec, path))
         device = select_device(settings.device)
         if device.type == "cpu" and emulated_flops_per_s(settings.device) is None:
             require_room(spec, granted_memory().free_bytes)
 
 
+def has_own_data(spec: RunSpec) -> bool:
+    """Whether its data are in a directory, and none that come along."""
+    return spec.data.source not in (STANDARD_LIBRARY, DIGITS)
+
+
 def data_directory(spec: RunSpec, path: Path) -> Path:
     """Where a run spec's own data are; a relative path starts at the run spec."""
     source = expanded(Path(spec.data.source))
     return source if source.is_absolute() else path.parent / source
+
+
+def source_from_anywhere(spec: RunSpec, path: Path) -> str:
+    """What the same run spec says of its data in another place than `path`."""
+    return str(data_directory(spec, path).absolute()) if has_own_data(spec) else spec.data.source

@@ -5,7 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-HOURS_PATTERN = r"^(([01]?\d|2[0-3])(:[0-5]\d)?-([01]?\d|2[0-4])(:[0-5]\d)?)?$"
+_TIME = r"([01]?\d|2[0-3])(:[0-5]\d)?"
+HOURS_PATTERN = rf"^({_TIME}-({_TIME}|24(:00)?))?$"
+"""A day ends at 24:00: what ends later, as 00:30-24:30, would mean never, or another time."""
 LONGEST_PAUSE_S = 30 * 86_400.0
 _WEEKDAY_TELLS_S = 6 * 86_400.0
 _LEAVE_AHEAD = timedelta(minutes=2)

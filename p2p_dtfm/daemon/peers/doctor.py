@@ -145,9 +145,12 @@ async def examine_network(
 
 def check_invitation(home: Path, line: InvitationLine, identity: Identity) -> Check:
     """Whether anybody can come in by it, as far as it says so itself: members may have taken it
-    back. A home that has come by it before needs it no more."""
-    directory = place_of_run(Home(home).root, line.run_digest)
+    back. A home that has come by it before needs it no more; what it came by is of its own
+    identity, where it has one yet."""
+    directory, own = place_of_run(Home(home).root, line.run_digest), Home(home).identity
     try:
+        if own.exists():
+            identity = Identity.load_or_create(own)
         OwnInvitation(directory, line.run_digest, identity).come_by(line)
     except UserError as error:
         return Check("invitation", Grade.FAILED, error.cause, error.fixes[0])

@@ -216,14 +216,16 @@ def notes_of(*notes: str) -> Notes:
 
 
 def require_ours(out: Path) -> bool:
-    """Refuse a directory with other people's files; whether an earlier result is in it."""
+    """Refuse a directory with other people's files; whether an earlier result is in it. A tokenizer
+    alone is a model's: that of a result has at least its blobs beside it."""
     try:
         names = {entry.name for entry in os.scandir(out)} if out.exists() else set()
     except OSError as error:
         raise UserError(f"{out}: {error.strerror}", "choose another --out directory") from error
+    ours = {MANIFEST_NAME, BLOBS_NAME}
     foreign = sorted(
         name
-        for name in names - {MANIFEST_NAME, TOKENIZER_NAME, BLOBS_NAME}
+        for name in names - (ours | {TOKENIZER_NAME} if names & ours else set())
         if not name.startswith(".tmp-")
     )
     if foreign:

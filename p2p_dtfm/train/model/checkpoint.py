@@ -84,8 +84,9 @@ class Checkpoint:
 
 
 def run_directory_of(checkpoint: Path) -> Path:
-    """The run's directory in which a checkpoint lies, wherever it is named from."""
-    return checkpoint.resolve().parents[1]
+    """The run's directory in which a checkpoint lies, wherever it is named from. One that was
+    copied elsewhere may have nothing above it; what is missing there is said then."""
+    return checkpoint.resolve().parent.parent
 
 
 def checkpoint_directory(root: Path, step: int) -> Path:

@@ -29,6 +29,8 @@ NOT_OF_A_SERVICE = {
 """Of the daemon's options those for who founds a run, for who looks on, and what is no setting."""
 DIRECTORIES = {"home", "tensorboard"}
 """systemd starts it somewhere else than where this is typed, and without its environment."""
+WHEREVER_IT_IS = {"home"}
+"""Where it is by itself follows from XDG_DATA_HOME, which systemd may not have."""
 service = typer.Typer(help="The daemon as a service of this user, in the background.")
 app.add_typer(service, name="service")
 
@@ -105,7 +107,7 @@ def install(
         if name in DIRECTORIES and meant[name]
         else meant[name]
         for name, origin in resolved.origins.items()
-        if origin != "default" and name not in NOT_OF_A_SERVICE
+        if (origin != "default" or name in WHEREVER_IT_IS) and name not in NOT_OF_A_SERVICE
     }
     unit, settings = _places()
     text = unit_text(_program(), settings, values.get("resident_gib", 0.0))

@@ -69,7 +69,11 @@ class SeveralDevices:
         """That it could not be written was said."""
 
     def run(self) -> int:
-        """The exit code: of the first one that failed, or 0."""
+        """The exit code: of the first one that failed, or 0. Raises `UserError` where a daemon has
+        the home: it would answer for the one that is begun here."""
+        home = Home(self._settings.home)
+        home.acquire()
+        home.release()
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._on_signal)
         if ends_with_its_terminal():
@@ -188,7 +192,8 @@ class SeveralDevices:
             daemon.process.wait()
             for reader in daemon.readers:
                 reader.join()
-            (daemon.root / BESIDE_FILE).unlink(missing_ok=True)
+            if self._told:
+                (daemon.root / BESIDE_FILE).unlink(missing_ok=True)
 
 
 def _is_let_in(settings: Settings, run_digest: str) -> bool:

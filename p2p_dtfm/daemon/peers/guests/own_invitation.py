@@ -37,6 +37,7 @@ class OwnInvitation:
     run's founder."""
 
     def __init__(self, directory: Path, run_digest: str, identity: Identity) -> None:
+        """Raises `UserError` where the file is there and cannot be read."""
         self.run_digest = run_digest
         self.directory_key = b""
         self.identity = identity
@@ -97,7 +98,12 @@ class OwnInvitation:
                 kept = msgspec.json.decode(file.read(FILE_LIMIT_BYTES), type=KeptInvitation)
         except FileNotFoundError:
             return KeptInvitation()
-        except (OSError, msgspec.MsgspecError, RecursionError) as error:
+        except OSError as error:  # nothing is wrong with it, and it would be written anew
+            raise UserError(
+                f"cannot read {self._path}, which says who was invited: {error.strerror}",
+                "make it a file that you may read, on a disk that can be read, and start again",
+            ) from error
+        except (msgspec.MsgspecError, RecursionError) as error:
             aside = self._path.with_suffix(".damaged")
             log.warning("who was invited is not known: %s (set aside as %s)", error, aside)
             with contextlib.suppress(OSError):

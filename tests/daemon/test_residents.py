@@ -1,6 +1,8 @@
 """Who stays resident, from one daemon to the next: with what it comes back, and whether it does."""
 
 import asyncio
+import os
+import signal
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -160,6 +162,90 @@ def test_who_comes_back_within_its_hours_leaves_if_they_end_while_it_loads(
         assert (daemon.pause_reason is not None) is is_over
 
     asyncio.run(comes_back())
+
+
+class Loading(Staged):
+    """It stays away as it does, and loads for as long as the scene has it load."""
+
+    _stay_away = Resident._stay_away
+
+    def __init__(self, home: Path, acts: Sequence[Callable[[Acting], Awaitable[int]]]) -> None:
+        settings = Settings(home=home, **{**AT_NIGHT, "dashboard": "auto"})
+        super().__init__(settings, acts, lambda: DAY)
+        self.is_loading, self.has_loaded = asyncio.Event(), asyncio.Event()
+
+    async def _load_what_trains(self) -> None:
+        self.is_loading.set()
+        await self.has_loaded.wait()
+
+    def make_daemon(self, settings: Settings, dashboard: object, seen: object) -> Any:
+        daemon = super().make_daemon(settings, dashboard, seen)
+        daemon.leave = lambda: daemon.pause("told to leave")
+        return daemon
+
+    async def resumes(self) -> None:
+        """Until the program loads."""
+        while not Home(self._settings.home).socket.exists():
+            await asyncio.sleep(0.01)
+        await self.press("resume")
+        await asyncio.wait_for(self.is_loading.wait(), 20)
+
+    @property
+    def buttons(self) -> set[str]:
+        return set(self._dashboard._actions)
+
+    async def press(self, name: str) -> None:
+        await self._dashboard._actions[name]()
+
+
+async def by_signal(resident: Loading) -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+async def by_button(resident: Loading) -> None:
+    await resident.press("leave")
+
+
+@pytest.mark.parametrize("tell", [by_button, by_signal])
+def test_who_is_told_to_leave_while_it_loads_what_trains_leaves(
+    tmp_path: Path, tell: Callable[[Loading], Awaitable[None]]
+) -> None:
+    """As hours began, or after a resume: its page said that it is paused, and offered to resume;
+    whatever was said to it was forgotten, and it joined the others."""
+
+    async def is_told() -> None:
+        resident = Loading(tmp_path / "home", ())
+        running = asyncio.create_task(resident.run())
+        await resident.resumes()
+        shown = resident.state().live
+        assert (shown.state, shown.reason, shown.next) == ("starting", "loads the program", ())
+        assert resident.buttons == {"leave"}
+        await tell(resident)
+        await asyncio.sleep(0.1)
+        resident.has_loaded.set()
+        assert await asyncio.wait_for(running, 20) == 0
+        assert not resident.daemons
+
+    asyncio.run(is_told())
+
+
+def test_who_is_told_to_leave_before_its_daemon_listens_leaves(tmp_path: Path) -> None:
+    """The page's button, and the signals, are those of the time away until then."""
+
+    async def is_told() -> None:
+        resident = Loading(tmp_path / "home", (is_paused,))
+        running = asyncio.create_task(resident.run())
+        await resident.resumes()
+        resident.has_loaded.set()
+        while not resident.daemons:
+            await asyncio.sleep(0.01)
+        await resident.press("leave")
+        while resident.daemons[0].pause_reason is None:
+            await asyncio.sleep(0.01)
+        running.cancel()
+        await asyncio.wait({running})
+
+    asyncio.run(asyncio.wait_for(is_told(), 20))
 
 
 def test_a_pause_is_kept_though_others_were_lost_while_it_left(tmp_path: Path) -> None:

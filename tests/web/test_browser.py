@@ -8,7 +8,7 @@ import pytest
 
 from p2p_dtfm.core.protocol.invited.line import open_line
 from p2p_dtfm.web.qr import qr_picture
-from p2p_dtfm.web.state import Event, MeasuredWorth, Timeline, ViewState
+from p2p_dtfm.web.state import Event, MeasuredWorth, Span, Timeline, TimelineLane, ViewState
 from tests.e2e.helpers import wait_until
 from tests.programs import skip_without
 from tests.web import chromium as browser
@@ -329,6 +329,19 @@ def test_no_link_is_busier_than_always(page: Page) -> None:
         page.wait_for("document.querySelector('.neighbours tbody tr')")
         cells = "document.querySelector('.neighbours tbody tr').children[3].textContent"
         assert page.evaluate(cells) == "100%"
+        page.open("about:blank")
+
+
+@pytest.mark.parametrize("length_ns", [0, 1, 2**62])
+def test_a_step_of_any_length_has_an_axis_that_ends(page: Page, length_ns: int) -> None:
+    """One of no time at all was drawn for ever: the tab hung for good."""
+    example = two()
+    lane = TimelineLane("liar", (Span("wait", 0, 0, length_ns),), 0)
+    example.state = msgspec.structs.replace(example.state, timeline=Timeline(7, length_ns, (lane,)))
+    with served(example) as address:
+        page.open(address)
+        page.wait_for("document.querySelector('#timeline .lane')")
+        assert count(page, "#timeline .axis line") <= 9
         page.open("about:blank")
 
 

@@ -228,6 +228,26 @@ def test_the_token_lets_act_and_leaves_the_address_bar(page: Page) -> None:
         page.open("about:blank")
 
 
+def test_what_a_daemon_refuses_its_button_says(page: Page) -> None:
+    """It is no error of HTTP, so the page took it for done."""
+    example = two()
+    example.refusal = {"error": "the daemon ends just now", "fixes": ["start it again"]}
+    with served(example) as address:
+        page.open(f"{address}#token={TOKEN}")
+        page.wait_for("document.querySelector('#actions button:enabled')")
+        page.accept_dialogs()
+        page.evaluate("window.alert = (text) => { window.told = text; }")
+        page.evaluate("document.querySelector('#actions button').click()")
+        page.wait_for("window.told")
+        assert page.evaluate("window.told") == "the daemon ends just now\n\nstart it again"
+        example.refusal = None
+        page.evaluate("window.told = ''; document.querySelector('#actions button').click()")
+        wait_until(lambda: len(example.asked) == 2, "it is asked again")
+        page.evaluate("new Promise((done) => setTimeout(done, 200))")
+        assert page.evaluate("window.told") == ""
+        page.open("about:blank")
+
+
 def test_a_paused_page_says_so_everywhere(page: Page) -> None:
     example = two()
     page.set_view(1440, 900)

@@ -9,16 +9,19 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from p2p_dtfm.core.protocol.errors import UNREACHABLE, UserError
 from p2p_dtfm.daemon.dashboard.dashboard_host import DashboardHost
+from p2p_dtfm.daemon.machine.away import Away, as_plain
 from p2p_dtfm.daemon.machine.home import Home
 from p2p_dtfm.daemon.machine.local_client import call_daemon
 from p2p_dtfm.daemon.machine.settings import Settings
 from p2p_dtfm.daemon.node import resident as resident_module
 from p2p_dtfm.daemon.node.resident import Resident
 from p2p_dtfm.daemon.peers.home_memory import write_memory
+from p2p_dtfm.web.state import DashboardState, Live
 from tests.daemon.test_memory import memory_of, place_of
 
 
@@ -266,3 +269,36 @@ def test_a_pause_is_kept_though_others_were_lost_while_it_left(tmp_path: Path) -
     assert resident.away_for == ["for a test", "asked for"]
     first = Staged(Settings(home=tmp_path, run="tiny", **EVER), acts[1:])
     assert asyncio.run(first.run()) == 0 and first.away_for == ["asked for"]
+
+
+def away_in(home: Path, status: dict[str, Any]) -> Away:
+    """What a process of a laboratory has left, that has taken a step back."""
+    live = Live(0.0, "1", "a", "paused", "asked for", 0.0, committed_here=7, undone_here=2)
+    shown = DashboardState(msgspec.structs.replace(live, marks=("shaped links: x",)))
+    settings = as_plain(Settings(home=home, dashboard="off"))
+    return Away(settings, settings, "asked for", False, status, shown, None)
+
+
+def while_paused(home: Path, away: Away, look: Callable[[Resident], Awaitable[None]]) -> None:
+    async def scene() -> None:
+        resident = Resident(Settings.model_validate(away.settings), away=away)
+        staying = asyncio.create_task(resident._wait_to_begin())
+        while not Home(home).socket.exists():
+            assert not staying.done()
+            await asyncio.sleep(0.01)
+        await look(resident)
+        await asyncio.to_thread(call_daemon, home, "leave", "POST")
+        assert await asyncio.wait_for(staying, 20) is None
+
+    asyncio.run(scene())
+
+
+def test_a_pause_keeps_what_makes_figures_those_of_a_laboratory(tmp_path: Path) -> None:
+    """The page showed the curves of one without saying so; and what counts up for Prometheus fell,
+    and rose again after the pause."""
+
+    async def look(resident: Resident) -> None:
+        live = resident.state().live
+        assert (live.marks, live.committed_here, live.undone_here) == (("shaped links: x",), 7, 2)
+
+    while_paused(tmp_path, away_in(tmp_path, {}), look)

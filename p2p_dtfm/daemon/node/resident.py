@@ -415,6 +415,8 @@ def _away(shown: DashboardState, status: Status, seen: Seen) -> DashboardState:
         loss=before.loss,
         held_out_loss=before.held_out_loss,
         committed_here=before.committed_here,
+        undone_here=before.undone_here,
+        marks=before.marks,
         next=(comes_back,) if is_paused else (),
     )
     return msgspec.structs.replace(shown, live=live, contribution=seen.given())

@@ -302,3 +302,19 @@ def test_a_pause_keeps_what_makes_figures_those_of_a_laboratory(tmp_path: Path) 
         assert (live.marks, live.committed_here, live.undone_here) == (("shaped links: x",), 7, 2)
 
     while_paused(tmp_path, away_in(tmp_path, {}), look)
+
+
+def test_who_is_paused_tells_of_no_view(tmp_path: Path) -> None:
+    """A lone founder, with whose leave its view did not end, said that it is in one."""
+    before = {
+        "view": 3, "agreement": {"phase": "in a view", "reason": "view 3 is in force"},
+        "weak_points": {"peers": ["a"], "links": []}, "tensors_over": {"a": {"forward": 2}},
+        "waits": [{"owner": "the step loop"}], "run": "tiny", "barred": [],
+    }  # fmt: skip
+
+    async def look(resident: Resident) -> None:
+        told = await asyncio.to_thread(call_daemon, tmp_path, "status")
+        assert (told["state"], told["run"]) == ("paused", "tiny")
+        assert not any(told[name] for name in before if name != "run")
+
+    while_paused(tmp_path, away_in(tmp_path, before), look)

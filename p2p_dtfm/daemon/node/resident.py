@@ -364,10 +364,9 @@ class Resident:
 
     def _status_json(self, status: Status) -> dict[str, Any]:
         nothing: dict[str, Any] = dict.fromkeys(("view", "snapshot", "plan", "safe_step", "given"))
+        nothing |= dict.fromkeys(("agreement", "weak_points", "tokens_per_s", "eta_s"))
         nothing |= {"members": [], "addresses": [], "layers": [], "stage": [], "waits_for": []}
-        nothing |= {"names": {}}
-        nothing |= dict.fromkeys(("tokens_per_s", "eta_s"))
-        nothing["problems"] = []
+        nothing |= {"names": {}, "tensors_over": {}, "problems": [], "waits": []}
         unknown = dict.fromkeys(("peer_id", "name", "run", "run_digest", "data", "checkpoints"))
         here = {"dashboard": self._dashboard.address, **status.as_json()}
         return {"version": __version__, **unknown, **self._last, **nothing, **here}

@@ -90,6 +90,11 @@ def test_the_invitation_is_a_line_to_copy_and_a_code_for_a_camera(page: Page) ->
         page.evaluate("document.querySelector('#invite-copy').click()")
         page.wait_for("document.querySelector('#invite-copy').textContent !== 'Copy'")
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        assert example.state.run is not None
+        example.change_live(step=example.state.run.total_steps)
+        page.wait_for("document.querySelector('#invite').hidden")
+        example.change_live(step=example.state.run.total_steps - 1)  # a failure cost the last one
+        page.wait_for("document.querySelector('#invite:not([hidden]) #invite-code svg')")
         page.open("about:blank")
 
 

@@ -89,6 +89,7 @@ function connect() {
     drawProblems(state);
     drawNext(state);
     drawPart(state);
+    drawInvitation(state);
     markHeard(state);
     moveTraffic(live);
     showAge();

@@ -59,6 +59,10 @@ class PublicFacts(msgspec.Struct, frozen=True):
     note: str = ""
     """Why there is less to see than there should be, if so."""
 
+    @property
+    def is_complete(self) -> bool:
+        return self.step >= self.total_steps > 0
+
 
 def public_facts(state: DashboardState) -> PublicFacts:
     """Of what the dashboard knows."""

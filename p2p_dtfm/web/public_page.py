@@ -106,6 +106,8 @@ def _paint(dot: Dot) -> str:
 
 
 def _join(facts: PublicFacts) -> str:
+    if facts.is_complete:
+        return "<p>The run is complete: nothing of it is left to compute.</p>"
     if not facts.join_line:
         return (
             "<p>Newcomers need an invitation, or another member's address: whoever told you of "

@@ -20,6 +20,7 @@ from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.dashboard.seen import Seen
 from p2p_dtfm.daemon.proof.counted_again import contributions_beside
 from p2p_dtfm.daemon.proof.transcript_file import FILE_NAME, Transcript
+from p2p_dtfm.daemon.telemetry import contribution
 from p2p_dtfm.daemon.telemetry.contribution import FILE, WRITE_EVERY_S, Contributions
 from p2p_dtfm.daemon.telemetry.names import Names
 from p2p_dtfm.ports import disk, now
@@ -201,6 +202,34 @@ def test_a_damaged_file_is_put_aside(tmp_path: Path) -> None:
     (tmp_path / FILE).write_text("{")
     assert made(tmp_path).shown(Names()).board == ()
     assert (tmp_path / "contribution.damaged").read_text() == "{"
+
+
+def test_what_would_be_too_large_to_be_read_again_is_summed_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of many peers in many views it was written, and the next start dropped it: all the days, and
+    who had computed what."""
+    monkeypatch.setattr(contribution, "LIMIT_BYTES", 6000)
+    given = made(tmp_path)
+    given.view_took_over(View(SHOT, PLAN), 100)
+    given.committed(100, 1000, 0)
+    given.settle({step: {f"{at}-{step % 2}": 100 for at in range(20)} for step in range(100)})
+    before = given.shown(Names())
+    given.write()
+    assert (tmp_path / FILE).stat().st_size <= 6000
+    shown = made(tmp_path).shown(Names())
+    assert (shown.board, shown.days) == (before.board, before.days)
+    assert shown.board_steps == before.board_steps == 101 and shown.ever.sent_bytes == 1000
+
+
+def test_what_is_too_large_is_put_aside_and_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with (tmp_path / FILE).open("wb") as file:
+        file.truncate(contribution.LIMIT_BYTES + 1)
+    assert made(tmp_path).shown(Names()).board == ()
+    assert "is not read: it has 16777217 bytes" in caplog.text
+    assert (tmp_path / "contribution.damaged").exists()
 
 
 def test_it_is_written_to_the_disk_that_the_daemon_lives_by(tmp_path: Path) -> None:

@@ -93,6 +93,27 @@ def test_a_late_step_is_a_problem_that_names_whom_it_waits_for(
     assert not observer.live().problems, "a spare waits for nobody"
 
 
+def test_a_long_first_step_of_a_view_is_no_problem(
+    observed: tuple[Status, Observer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What steps take was forgotten with the last one of the view before, which is committed as the
+    next one begins."""
+    status, observer = observed
+    monkeypatch.setattr(module, "LATE_S", 0.0)
+    status.say(State.TRAINING, "step 3 of 9")
+    agreement = Agreement(Member(name_of(0), 1), "run", workload(), lambda _: b"", lambda *_: True)
+    observer.trains(run_spec(), "run", workload(), agreement)
+    assert observer.live().problems
+    observer._view_state = msgspec.structs.replace(observer._view_state, predicted_step_ns=10**10)
+    assert not observer.live().problems, "by the plan"
+    observer._view_state = msgspec.structs.replace(observer._view_state, predicted_step_ns=0)
+    for step, rate in enumerate((1.0, None)):
+        status.facts["tokens_per_s"] = rate
+        observer.step_committed(StepOutcome(step, 1.0, 5.5, 10, None, None))
+        assert not observer.live().problems, "by what is usual"
+    assert observer.state().history.tokens_per_s == (1.0, None)
+
+
 def test_a_clock_that_is_set_makes_no_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine without a clock of its own begins in 1970: for half a century nobody had let it
     in, a second after it began to ask."""

@@ -34,6 +34,20 @@ def test_a_late_step_names_who_is_silent_before_whom_it_waits_for() -> None:
     assert texts(silent) == ["no step was committed for 12 s: …cccccc was not heard of for 14 s"]
 
 
+def test_the_first_step_of_a_view_is_late_by_the_plan() -> None:
+    """Nothing is known of late: where steps take more than ten seconds it waited for "tensors of
+    its neighbours", at the beginning of every view."""
+    first = replace(WELL, step_s=None, predicted_s=20.0, uncommitted_s=70.0)
+    assert not texts(first) and not texts(replace(first, step_s=1.0))
+    assert texts(replace(first, uncommitted_s=110.0))
+    assert not texts(replace(first, state=State.WAITING, uncommitted_s=500.0))
+
+
+def test_who_is_alone_has_no_neighbours() -> None:
+    (what,) = texts(replace(WELL, uncommitted_s=12.0, is_only_member=True))
+    assert what.endswith("this peer computes it alone, and waits for nobody")
+
+
 def test_who_waits_for_something_of_its_own_does_not_blame_its_neighbours() -> None:
     """Alone, and without the data that only a peer that was killed had, one was told to look at
     the computers of its neighbours."""

@@ -1,22 +1,27 @@
 """Who stays resident, from one daemon to the next: with what it comes back, and whether it does."""
 
 import asyncio
+import os
+import signal
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from p2p_dtfm.core.protocol.errors import UNREACHABLE, UserError
 from p2p_dtfm.daemon.dashboard.dashboard_host import DashboardHost
+from p2p_dtfm.daemon.machine.away import Away, as_plain
 from p2p_dtfm.daemon.machine.home import Home
 from p2p_dtfm.daemon.machine.local_client import call_daemon
 from p2p_dtfm.daemon.machine.settings import Settings
 from p2p_dtfm.daemon.node import resident as resident_module
 from p2p_dtfm.daemon.node.resident import Resident
 from p2p_dtfm.daemon.peers.home_memory import write_memory
+from p2p_dtfm.web.state import DashboardState, Live
 from tests.daemon.test_memory import memory_of, place_of
 
 
@@ -162,6 +167,90 @@ def test_who_comes_back_within_its_hours_leaves_if_they_end_while_it_loads(
     asyncio.run(comes_back())
 
 
+class Loading(Staged):
+    """It stays away as it does, and loads for as long as the scene has it load."""
+
+    _stay_away = Resident._stay_away
+
+    def __init__(self, home: Path, acts: Sequence[Callable[[Acting], Awaitable[int]]]) -> None:
+        settings = Settings(home=home, **{**AT_NIGHT, "dashboard": "auto"})
+        super().__init__(settings, acts, lambda: DAY)
+        self.is_loading, self.has_loaded = asyncio.Event(), asyncio.Event()
+
+    async def _load_what_trains(self) -> None:
+        self.is_loading.set()
+        await self.has_loaded.wait()
+
+    def make_daemon(self, settings: Settings, dashboard: object, seen: object) -> Any:
+        daemon = super().make_daemon(settings, dashboard, seen)
+        daemon.leave = lambda: daemon.pause("told to leave")
+        return daemon
+
+    async def resumes(self) -> None:
+        """Until the program loads."""
+        while not Home(self._settings.home).socket.exists():
+            await asyncio.sleep(0.01)
+        await self.press("resume")
+        await asyncio.wait_for(self.is_loading.wait(), 20)
+
+    @property
+    def buttons(self) -> set[str]:
+        return set(self._dashboard._actions)
+
+    async def press(self, name: str) -> None:
+        await self._dashboard._actions[name]()
+
+
+async def by_signal(resident: Loading) -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+async def by_button(resident: Loading) -> None:
+    await resident.press("leave")
+
+
+@pytest.mark.parametrize("tell", [by_button, by_signal])
+def test_who_is_told_to_leave_while_it_loads_what_trains_leaves(
+    tmp_path: Path, tell: Callable[[Loading], Awaitable[None]]
+) -> None:
+    """As hours began, or after a resume: its page said that it is paused, and offered to resume;
+    whatever was said to it was forgotten, and it joined the others."""
+
+    async def is_told() -> None:
+        resident = Loading(tmp_path / "home", ())
+        running = asyncio.create_task(resident.run())
+        await resident.resumes()
+        shown = resident.state().live
+        assert (shown.state, shown.reason, shown.next) == ("starting", "loads the program", ())
+        assert resident.buttons == {"leave"}
+        await tell(resident)
+        await asyncio.sleep(0.1)
+        resident.has_loaded.set()
+        assert await asyncio.wait_for(running, 20) == 0
+        assert not resident.daemons
+
+    asyncio.run(is_told())
+
+
+def test_who_is_told_to_leave_before_its_daemon_listens_leaves(tmp_path: Path) -> None:
+    """The page's button, and the signals, are those of the time away until then."""
+
+    async def is_told() -> None:
+        resident = Loading(tmp_path / "home", (is_paused,))
+        running = asyncio.create_task(resident.run())
+        await resident.resumes()
+        resident.has_loaded.set()
+        while not resident.daemons:
+            await asyncio.sleep(0.01)
+        await resident.press("leave")
+        while resident.daemons[0].pause_reason is None:
+            await asyncio.sleep(0.01)
+        running.cancel()
+        await asyncio.wait({running})
+
+    asyncio.run(asyncio.wait_for(is_told(), 20))
+
+
 def test_a_pause_is_kept_though_others_were_lost_while_it_left(tmp_path: Path) -> None:
     """Somebody had died in that moment: it joined anew at once, and the pause was forgotten."""
 
@@ -180,3 +269,52 @@ def test_a_pause_is_kept_though_others_were_lost_while_it_left(tmp_path: Path) -
     assert resident.away_for == ["for a test", "asked for"]
     first = Staged(Settings(home=tmp_path, run="tiny", **EVER), acts[1:])
     assert asyncio.run(first.run()) == 0 and first.away_for == ["asked for"]
+
+
+def away_in(home: Path, status: dict[str, Any]) -> Away:
+    """What a process of a laboratory has left, that has taken a step back."""
+    live = Live(0.0, "1", "a", "paused", "asked for", 0.0, committed_here=7, undone_here=2)
+    shown = DashboardState(msgspec.structs.replace(live, marks=("shaped links: x",)))
+    settings = as_plain(Settings(home=home, dashboard="off"))
+    return Away(settings, settings, "asked for", False, status, shown, None)
+
+
+def while_paused(home: Path, away: Away, look: Callable[[Resident], Awaitable[None]]) -> None:
+    async def scene() -> None:
+        resident = Resident(Settings.model_validate(away.settings), away=away)
+        staying = asyncio.create_task(resident._wait_to_begin())
+        while not Home(home).socket.exists():
+            assert not staying.done()
+            await asyncio.sleep(0.01)
+        await look(resident)
+        await asyncio.to_thread(call_daemon, home, "leave", "POST")
+        assert await asyncio.wait_for(staying, 20) is None
+
+    asyncio.run(scene())
+
+
+def test_a_pause_keeps_what_makes_figures_those_of_a_laboratory(tmp_path: Path) -> None:
+    """The page showed the curves of one without saying so; and what counts up for Prometheus fell,
+    and rose again after the pause."""
+
+    async def look(resident: Resident) -> None:
+        live = resident.state().live
+        assert (live.marks, live.committed_here, live.undone_here) == (("shaped links: x",), 7, 2)
+
+    while_paused(tmp_path, away_in(tmp_path, {}), look)
+
+
+def test_who_is_paused_tells_of_no_view(tmp_path: Path) -> None:
+    """A lone founder, with whose leave its view did not end, said that it is in one."""
+    before = {
+        "view": 3, "agreement": {"phase": "in a view", "reason": "view 3 is in force"},
+        "weak_points": {"peers": ["a"], "links": []}, "tensors_over": {"a": {"forward": 2}},
+        "waits": [{"owner": "the step loop"}], "run": "tiny", "barred": [],
+    }  # fmt: skip
+
+    async def look(resident: Resident) -> None:
+        told = await asyncio.to_thread(call_daemon, tmp_path, "status")
+        assert (told["state"], told["run"]) == ("paused", "tiny")
+        assert not any(told[name] for name in before if name != "run")
+
+    while_paused(tmp_path, away_in(tmp_path, before), look)

@@ -20,6 +20,7 @@ from p2p_dtfm.daemon.state_transfer.checkpoints import checkpoints as checkpoint
 from p2p_dtfm.daemon.state_transfer.checkpoints.announced_files import SENDERS_REMEMBERED
 from p2p_dtfm.daemon.state_transfer.checkpoints.checkpoints import Checkpoints
 from p2p_dtfm.daemon.state_transfer.checkpoints.files_here import SAVED_TOLD
+from p2p_dtfm.daemon.telemetry.status import Troubles
 from p2p_dtfm.ports import disk
 from p2p_dtfm.train.model.checkpoint import (
     checkpoint_directory,
@@ -313,6 +314,31 @@ def test_whose_disk_was_full_when_the_last_step_was_saved_gets_the_model_from_th
     contextvars.copy_context().run(asyncio.run, scenario())
     compute.close()
     assert [set(it.layers) for it in list_checkpoints(mine)] == [set(states)]
+
+
+def test_who_becomes_a_spare_has_no_checkpoint_to_write(tmp_path: Path) -> None:
+    """Its page said for good that they cannot be written: only one that is written ended that."""
+    compute, troubles, has_stage = Compute(), Troubles(), True
+    states = {0: LayerState.genesis(SPEC, 0)}
+    states[0].version = 5
+
+    async def scenario() -> None:
+        nonlocal has_stage
+        disk.live_by(_FullDisk())
+        checkpoints = Checkpoints(
+            tmp_path, SPEC, NO_BLOBS, compute, lambda files: None, lambda: has_stage, troubles
+        )
+        await checkpoints.save(5, states, LINEAGE)
+        checkpoints.committed(5, {}, LINEAGE)
+        ((what, _),) = troubles.present()
+        assert what.startswith("checkpoints cannot be written")
+        has_stage = False
+        checkpoints.committed(6, {}, LINEAGE)
+        assert not troubles.present()
+        await checkpoints.close()
+
+    contextvars.copy_context().run(asyncio.run, scenario())
+    compute.close()
 
 
 def test_a_spare_takes_the_last_model_of_what_was_committed_whatever_a_member_says(

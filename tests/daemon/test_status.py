@@ -54,6 +54,47 @@ def test_a_file_that_comes_changes_no_state_and_is_told_while_somebody_waits_for
     assert status.work is None
 
 
+def test_files_that_come_at_once_are_one_task() -> None:
+    """Each of them began the estimate anew: "about 0 s left", for as long as several came."""
+    now_s = 0.0
+    status = Status(clock_s=lambda: now_s)
+    status.say(State.SYNCING, "3 of 6 layers to fetch")
+    for name in ("states 1a", "states 2b", "states 3c"):
+        status.receives(name, 0, 1000)
+    assert status.work == LongTask("fetches 3 files", 0.0, None)
+    now_s += 2
+    for name in ("states 1a", "states 2b"):
+        status.receives(name, 300, 1000)
+    assert status.work == LongTask("fetches 3 files", 0.2, 8.0)
+    now_s += 2
+    status.receives("states 1a", 1000, 1000)
+    status.receives("states 1a", 0, 0)
+    assert status.work == LongTask("fetches 2 files", 0.15, pytest.approx(4 * 1700 / 1300))
+    status.receives("states 2b", 0, 0)  # it failed
+    status.receives("states 4d", 0, 0)  # and so did one of which nothing ever came
+    assert status.work is not None and status.work.what == "fetches states 3c"
+    status.receives("states 3c", 0, 0)
+    assert status.work is None
+    status.advance(State.MEASURING, "times layers", 1, 4)
+    status.receives("states 4d", 0, 0)
+    assert status.work is not None, "which is none of it"
+
+
+def test_what_was_there_before_says_nothing_of_how_long_the_rest_takes() -> None:
+    """A download that goes on where it was broken off: "about 0 s left" at first."""
+    now_s = 0.0
+    status = Status(clock_s=lambda: now_s)
+    status.receives("states 1a", 900, 1000)
+    now_s += 0.001
+    status.receives("states 1a", 900, 1000)
+    assert status.work is not None and (status.work.share, status.work.left_s) == (0.9, None)
+    now_s += 0.999
+    status.receives("states 1a", 910, 1000)
+    assert status.work.left_s == pytest.approx(9)
+    status.receives("states 1a", 0, 1000)  # of wrong bytes
+    assert status.work.left_s == pytest.approx(100)
+
+
 def test_all_is_said_of_nothing_less() -> None:
     assert str(LongTask("fetches data", 0.9999, 3.0)) == "fetches data: 99%, about 3 s left"
     assert str(LongTask("fetches data", 1.0, None)) == "fetches data: 100%"

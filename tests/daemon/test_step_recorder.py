@@ -24,6 +24,8 @@ from p2p_dtfm.net.libp2p.peer_clock import ClockReading
 from p2p_dtfm.ports import now
 from p2p_dtfm.web.state import Span
 
+HOUR_NS = 3600 * 10**9
+
 
 def recorded(*steps: int) -> StepRecorder:
     recorder = StepRecorder()
@@ -108,6 +110,24 @@ def test_who_tells_of_another_hour_does_not_flatten_the_others(me: str) -> None:
     timeline = timeline_of(7, [mine, late, liar, early], ["gone"], me)
     assert [lane.peer_id for lane in timeline.lanes] == ["me", "late"]
     assert timeline.duration_ns == 8 * second and timeline.missing == ("gone", "liar", "early")
+
+
+@pytest.mark.parametrize(
+    "liar",
+    [Span("wait", 0, 0, 0), Span("wait", 0, 0, 9 * HOUR_NS), Span("wait", 0, HOUR_NS, HOUR_NS)],
+)
+def test_of_two_that_contradict_each_other_neither_is_shown(liar: Span) -> None:
+    """A spare watched a pipeline of two: whose times were the earlier ones was believed alone, and
+    one with no length at all had the page of it never end drawing its axis."""
+    honest = PeerTrace("honest", 0, {7: (Span("forward", 0, HOUR_NS, HOUR_NS + 60 * 10**9),)})
+    timeline = timeline_of(7, [honest, PeerTrace("liar", 0, {7: (liar,)})], [])
+    assert timeline.step is None and timeline.missing == ("honest", "liar")
+
+
+def test_a_timeline_of_one_moment_takes_time() -> None:
+    alone = PeerTrace("alone", 0, {7: (Span("wait", 0, HOUR_NS, HOUR_NS),)})
+    timeline = timeline_of(7, [alone], [])
+    assert (timeline.step, timeline.duration_ns) == (7, 1)
 
 
 @pytest.mark.parametrize(

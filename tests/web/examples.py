@@ -44,6 +44,8 @@ class Example:
 
     state: DashboardState
     asked: list[str] = field(default_factory=list)
+    refusal: dict[str, object] | None = None
+    """What a button is answered, if not what it asks for."""
 
     def __call__(self) -> DashboardState:
         return self.state
@@ -59,9 +61,9 @@ class Example:
         return {name: self._action(name) for name in names}
 
     def _action(self, name: str) -> Action:
-        async def act() -> dict[str, str]:
+        async def act() -> dict[str, object]:
             self.asked.append(name)
-            return {"state": self.state.live.state}
+            return self.refusal or {"state": self.state.live.state}
 
         return act
 

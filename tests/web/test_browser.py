@@ -8,7 +8,7 @@ import pytest
 
 from p2p_dtfm.core.protocol.invited.line import open_line
 from p2p_dtfm.web.qr import qr_picture
-from p2p_dtfm.web.state import Event, MeasuredWorth, Timeline, ViewState
+from p2p_dtfm.web.state import Event, MeasuredWorth, Span, Timeline, TimelineLane, ViewState
 from tests.e2e.helpers import wait_until
 from tests.programs import skip_without
 from tests.web import chromium as browser
@@ -90,6 +90,11 @@ def test_the_invitation_is_a_line_to_copy_and_a_code_for_a_camera(page: Page) ->
         page.evaluate("document.querySelector('#invite-copy').click()")
         page.wait_for("document.querySelector('#invite-copy').textContent !== 'Copy'")
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        assert example.state.run is not None
+        example.change_live(step=example.state.run.total_steps)
+        page.wait_for("document.querySelector('#invite').hidden")
+        example.change_live(step=example.state.run.total_steps - 1)  # a failure cost the last one
+        page.wait_for("document.querySelector('#invite:not([hidden]) #invite-code svg')")
         page.open("about:blank")
 
 
@@ -228,6 +233,26 @@ def test_the_token_lets_act_and_leaves_the_address_bar(page: Page) -> None:
         page.open("about:blank")
 
 
+def test_what_a_daemon_refuses_its_button_says(page: Page) -> None:
+    """It is no error of HTTP, so the page took it for done."""
+    example = two()
+    example.refusal = {"error": "the daemon ends just now", "fixes": ["start it again"]}
+    with served(example) as address:
+        page.open(f"{address}#token={TOKEN}")
+        page.wait_for("document.querySelector('#actions button:enabled')")
+        page.accept_dialogs()
+        page.evaluate("window.alert = (text) => { window.told = text; }")
+        page.evaluate("document.querySelector('#actions button').click()")
+        page.wait_for("window.told")
+        assert page.evaluate("window.told") == "the daemon ends just now\n\nstart it again"
+        example.refusal = None
+        page.evaluate("window.told = ''; document.querySelector('#actions button').click()")
+        wait_until(lambda: len(example.asked) == 2, "it is asked again")
+        page.evaluate("new Promise((done) => setTimeout(done, 200))")
+        assert page.evaluate("window.told") == ""
+        page.open("about:blank")
+
+
 def test_a_paused_page_says_so_everywhere(page: Page) -> None:
     example = two()
     page.set_view(1440, 900)
@@ -329,6 +354,19 @@ def test_no_link_is_busier_than_always(page: Page) -> None:
         page.wait_for("document.querySelector('.neighbours tbody tr')")
         cells = "document.querySelector('.neighbours tbody tr').children[3].textContent"
         assert page.evaluate(cells) == "100%"
+        page.open("about:blank")
+
+
+@pytest.mark.parametrize("length_ns", [0, 1, 2**62])
+def test_a_step_of_any_length_has_an_axis_that_ends(page: Page, length_ns: int) -> None:
+    """One of no time at all was drawn for ever: the tab hung for good."""
+    example = two()
+    lane = TimelineLane("liar", (Span("wait", 0, 0, length_ns),), 0)
+    example.state = msgspec.structs.replace(example.state, timeline=Timeline(7, length_ns, (lane,)))
+    with served(example) as address:
+        page.open(address)
+        page.wait_for("document.querySelector('#timeline .lane')")
+        assert count(page, "#timeline .axis line") <= 9
         page.open("about:blank")
 
 

@@ -83,6 +83,18 @@ def test_the_line_to_join_with_has_no_other_members_address(example: Example) ->
     assert "need an invitation" in shown(state), "a run by invitation, or a peer behind a router"
 
 
+def test_nobody_is_invited_to_a_complete_run(example: Example) -> None:
+    """Who followed the line was told that there is nothing left to do."""
+    state = example.state
+    assert state.run is not None
+    view = msgspec.structs.replace(state.view, own_join_line="p2p-dtfm --invite p2pi1-x")
+    state = msgspec.structs.replace(state, view=view)
+    assert "Type this where" in shown(state)
+    live = msgspec.structs.replace(state.live, step=state.run.total_steps, state="done")
+    page = public_html(public_facts(msgspec.structs.replace(state, live=live)))
+    assert "The run is complete" in page and "Type this" not in page and "p2pi1" not in page
+
+
 def test_of_what_is_not_known_there_is_a_page(example: Example) -> None:
     live = msgspec.structs.replace(
         example.state.live, loss=None, eta_s=None, tokens_per_s=None, held_out_loss=None

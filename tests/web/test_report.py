@@ -70,3 +70,15 @@ def test_the_last_words_give_thanks_and_the_next_lines(tmp_path: Path) -> None:
     assert f"next: p2p-dtfm generate --home '{tmp_path}/a home' --prompt 'def '" in words
     nothing = msgspec.structs.replace(two().state, contribution=type(two().state.contribution)())
     assert not any("thank you" in line for line in last_words(nothing, None, ()))
+
+
+def test_who_has_seen_no_step_leaves_the_report_of_who_did(tmp_path: Path) -> None:
+    """Started again after the end it wrote a page without losses, peers and texts over it."""
+    path, seen = tmp_path / FILE, two().state
+    assert seen.live.committed_here and write_report(path, seen, ())
+    whole = path.read_text()
+    started_again = DashboardState(Live(0.0, "0", "", "done", "", 0.0, step=seen.live.step))
+    assert write_report(path, started_again, ()) and path.read_text() == whole
+    lines = last_words(started_again, path, ())
+    assert f"what became of it: {path}" in lines, "it is named all the same"
+    assert write_report(path, seen, ("another",)) and path.read_text() != whole

@@ -120,6 +120,14 @@ class Tallies(msgspec.Struct, forbid_unknown_fields=True):
         """How many steps the board is of; fewer than the run's where this peer was away."""
         return self.steps_before + sum(span.end_step - span.first_step for span in self.spans)
 
+    def fold_older_half(self) -> bool:
+        """For room; whether there was any to make. Of the last view's steps one may yet be told."""
+        count = (len(self.spans) - 1) // 2
+        for span in self.spans[:count]:
+            self._fold(span)
+        del self.spans[:count]
+        return count > 0
+
     def _fold(self, span: StepSpan) -> None:
         steps = span.end_step - span.first_step
         self.steps_before += steps

@@ -215,8 +215,9 @@ class Observer:
         """A step's outcome is known here."""
         self.seen.committed_count += 1
         self._committed_s = now.monotonic_s()
-        self._usual_rate = self._status.figures().get("tokens_per_s")
-        self._series.committed(outcome, self._usual_rate)
+        rate = self._status.figures().get("tokens_per_s")
+        self._usual_rate = rate or self._usual_rate  # none with the last step before a view
+        self._series.committed(outcome, rate)
         if self._contributions is not None and outcome.loss is not None:
             self._contributions.committed(outcome.step, *_moved_bytes(self._view_state))
             self._has_given_more = True
@@ -357,6 +358,8 @@ class Observer:
             in_state_s=status.in_state_s,
             uncommitted_s=now.monotonic_s() - self._committed_s,
             step_s=step_ns / 1e9 if step_ns else None,
+            predicted_s=self._view_state.predicted_step_ns / 1e9,
+            is_only_member=len(self._view_state.peers) == 1,
             no_plan=self._view_state.no_plan,
             is_failing=agreement is not None and agreement.view is not None and agreement.frozen,
             lost=[self._names.of(peer_id) for peer_id in agreement.suspected] if agreement else (),

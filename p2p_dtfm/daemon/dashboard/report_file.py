@@ -25,9 +25,12 @@ def next_commands(home: Path, prompt: str = "def ") -> tuple[str, ...]:
 
 
 def write_report(path: Path, state: DashboardState, commands: tuple[str, ...]) -> bool:
-    """Whole or not at all; whether it is there. A full disk costs the report, not the model."""
+    """Whole or not at all; whether it is there. A full disk costs the report, not the model. Who
+    starts again when all is done has seen nothing of it, and leaves what an earlier life wrote."""
     beside = path.with_suffix(".partial")
     try:
+        if path.exists() and not state.live.committed_here:
+            return True
         descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with open(descriptor, "w", encoding="utf-8", errors="replace") as file:
             file.write(report_html(state, commands))

@@ -85,6 +85,9 @@ class Resident:
         self._is_within = False
         """It has been in its hours since it was decided that it takes part: from their end on it
         does not, be it that they end, or the clock is put right, while the program loads."""
+        self._told_to_leave = asyncio.Event()
+        """After it was decided that it takes part again: what has been told before there is a
+        daemon that hears of it."""
 
     def named(self, text: str) -> str:
         """With names for the ids of peers."""
@@ -124,6 +127,9 @@ class Resident:
             return 0
         while True:
             await self._load_what_trains()
+            if self._told_to_leave.is_set():
+                log.info("left before it took part")
+                return 0
             daemon = self.make_daemon(settings, self._dashboard, self._seen)
             if self._settings.founds:
                 daemon.come_as_founder()
@@ -209,6 +215,7 @@ class Resident:
             asyncio.create_task(
                 kept_up(lambda: self._attention.keep_watching(daemon.observer.state))
             ),
+            asyncio.create_task(self._leave_once_told(daemon)),
         ]
         try:
             return await daemon.run(past)
@@ -237,6 +244,11 @@ class Resident:
                 return
             await asyncio.sleep(LOOK_EVERY_S)
 
+    async def _leave_once_told(self, daemon: "Daemon") -> None:
+        """By what still listens of the time away, until the daemon does itself."""
+        await self._told_to_leave.wait()
+        daemon.leave()
+
     @property
     def _are_hours(self) -> bool:
         return self._hours is None or self._hours.contain(self._now())
@@ -258,6 +270,8 @@ class Resident:
         def decide(go_on: bool) -> None:
             if not going_on.done():
                 going_on.set_result(go_on)
+            elif not go_on:
+                self._told_to_leave.set()
 
         async def resume() -> dict[str, Any]:
             if self._yields is not None:
@@ -331,6 +345,10 @@ class Resident:
                 elif not reason:
                     status.say(State.PAUSED, why)
                     reason = why
+            if going_on.result():  # for half a minute, where it is slow, it loads the program
+                status.say(State.STARTING, Status.reason)
+                buttons = for_all_devices(home.root, {"leave": leave})
+                self._dashboard.show(lambda: _away(shown, status, self._seen), buttons)
             return going_on.result()
         finally:
             self.decide = None
@@ -346,10 +364,9 @@ class Resident:
 
     def _status_json(self, status: Status) -> dict[str, Any]:
         nothing: dict[str, Any] = dict.fromkeys(("view", "snapshot", "plan", "safe_step", "given"))
+        nothing |= dict.fromkeys(("agreement", "weak_points", "tokens_per_s", "eta_s"))
         nothing |= {"members": [], "addresses": [], "layers": [], "stage": [], "waits_for": []}
-        nothing |= {"names": {}}
-        nothing |= dict.fromkeys(("tokens_per_s", "eta_s"))
-        nothing["problems"] = []
+        nothing |= {"names": {}, "tensors_over": {}, "problems": [], "waits": []}
         unknown = dict.fromkeys(("peer_id", "name", "run", "run_digest", "data", "checkpoints"))
         here = {"dashboard": self._dashboard.address, **status.as_json()}
         return {"version": __version__, **unknown, **self._last, **nothing, **here}
@@ -383,7 +400,8 @@ def _release_memory() -> None:
 
 def _away(shown: DashboardState, status: Status, seen: Seen) -> DashboardState:
     """The same, with the present time, day and state, without figures that only training has."""
-    before = shown.live
+    before, is_paused = shown.live, status.state is State.PAUSED
+    comes_back = "p2p-dtfm resume, or the dashboard's Resume, takes part again"
     live = Live(
         time_s=round(now.wall_s(), 3),
         version=before.version,
@@ -396,7 +414,9 @@ def _away(shown: DashboardState, status: Status, seen: Seen) -> DashboardState:
         loss=before.loss,
         held_out_loss=before.held_out_loss,
         committed_here=before.committed_here,
-        next=("p2p-dtfm resume, or the dashboard's Resume, takes part again",),
+        undone_here=before.undone_here,
+        marks=before.marks,
+        next=(comes_back,) if is_paused else (),
     )
     return msgspec.structs.replace(shown, live=live, contribution=seen.given())
 

@@ -38,6 +38,7 @@ slept."""
 DAYS_KEPT = 400
 BOARD_LIMIT = 100
 LIMIT_BYTES = 16 << 20
+"""No more is written, nor read: hundreds of peers in each of hundreds of views would be more."""
 
 log = logging.getLogger("p2p_dtfm")
 
@@ -199,7 +200,10 @@ class Contributions:
 
     def _encoded(self) -> bytes:
         self._kept.transcript_bytes = self._transcript_bytes()
-        return msgspec.json.encode(self._kept)
+        payload = msgspec.json.encode(self._kept)
+        while len(payload) > LIMIT_BYTES and self._kept.tallies.fold_older_half():
+            payload = msgspec.json.encode(self._kept)
+        return payload
 
     def _write(self, payload: bytes) -> None:
         """Whole or not at all. A full disk costs what came since the last time, not the daemon."""
@@ -247,8 +251,9 @@ def _read(path: Path) -> tuple[KeptTallies, bool]:
     """Nothing where it is missing; a damaged one is put aside, and all is counted from
     the transcript again, which does not say on which days it was: then the second is true."""
     try:
-        if path.stat().st_size <= LIMIT_BYTES:
+        if (size_bytes := path.stat().st_size) <= LIMIT_BYTES:
             return msgspec.json.decode(path.read_bytes(), type=KeptTallies), False
+        log.warning("what this peer had given is not read: it has %d bytes", size_bytes)
     except FileNotFoundError:
         return KeptTallies(transcript_bytes=0), False
     except (OSError, msgspec.MsgspecError, ValueError) as error:

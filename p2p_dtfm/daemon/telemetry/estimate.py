@@ -10,17 +10,23 @@ SHOWN_FROM_S = 2.0
 
 
 class Estimate:
-    """Begins when it is made."""
+    """Begins when it is first told how much is done, or when it is made, with so much (`first`)."""
 
-    def __init__(self, clock_s: Callable[[], float] = now.monotonic_s) -> None:
+    def __init__(
+        self, clock_s: Callable[[], float] = now.monotonic_s, first: float | None = None
+    ) -> None:
         self._clock_s = clock_s
         self._began_s = clock_s()
+        self._first = first
 
     def left_s(self, done: float, total: float) -> float | None:
-        """None while nothing is done."""
-        if done <= 0:
+        """None while nothing was done since."""
+        if self._first is None or done < self._first:  # of what fails something is done again
+            self._first, self._began_s = done, self._clock_s()
+        if done <= self._first:
             return None
-        return (self._clock_s() - self._began_s) * max(0.0, total - done) / done
+        took_s = self._clock_s() - self._began_s
+        return took_s * max(0.0, total - done) / (done - self._first)
 
     def words(self, done: float, total: float) -> str:
         """ ", about 12 s left", or nothing while nothing can be said."""

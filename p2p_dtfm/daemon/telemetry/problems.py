@@ -10,7 +10,7 @@ from p2p_dtfm.web.state import Problem
 
 LATE_STEPS = 5
 LATE_S = 10.0
-"""A step is late after this time and this many times what steps took of late."""
+"""A step is late after this time and this many times what steps took of late, or the plan says."""
 SILENT_S = 10.0
 UNHEARD_S = 3.0
 """Whoever was not heard for so long while no step commits may be what it waits for."""
@@ -34,6 +34,9 @@ class Sight:
     """Since the last commit, or since the view began."""
     step_s: float | None
     """What a step took of late."""
+    predicted_s: float = 0.0
+    """What one takes by the plan in force; 0: there is none."""
+    is_only_member: bool = False
     no_plan: str = ""
     is_failing: bool = False
     """A failure ended the view; the members agree on how to go on."""
@@ -138,7 +141,7 @@ def _is_late(sight: Sight) -> bool:
     if sight.state is State.WAITING and sight.step_s is None:
         return False  # for the first view; the reason says what for
     late_s = UNHEARD_S if sight.silent else LATE_S
-    return sight.uncommitted_s > max(late_s, LATE_STEPS * (sight.step_s or 0))
+    return sight.uncommitted_s > max(late_s, LATE_STEPS * max(sight.step_s or 0, sight.predicted_s))
 
 
 def _late(sight: Sight) -> Problem:
@@ -153,6 +156,12 @@ def _late(sight: Sight) -> Problem:
     if sight.state is State.WAITING:  # for nothing of its neighbours', and it has said for what
         what, fix = _parted(sight.reason)
         return Problem(f"{late}: {what}", fix or WAIT_OR_LOOK, NO_STEPS)
+    if sight.is_only_member:
+        return Problem(
+            f"{late}: this peer computes it alone, and waits for nobody",
+            "see whether this computer is busy with other programs, or sleeps now and then",
+            NO_STEPS,
+        )
     whom = _listed(sight.waits_for) or "tensors of its neighbours"
     return Problem(
         f"{late}: this peer waits for {whom}",

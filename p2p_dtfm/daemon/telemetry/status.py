@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from p2p_dtfm.core.protocol.facts.in_words import share_text
+from p2p_dtfm.core.protocol.facts.in_words import counted, share_text
 from p2p_dtfm.daemon.telemetry.estimate import Estimate, in_words
 from p2p_dtfm.ports import now
 
@@ -42,6 +42,36 @@ class Troubles:
     def present(self) -> tuple[tuple[str, str], ...]:
         """(what, fix), oldest first."""
         return tuple(self._present.values())
+
+
+class Fetched:
+    """Files that come at once are one task, from when the first begins until the last is there."""
+
+    def __init__(self) -> None:
+        self.came_bytes = 0
+        """Since the first began, also of those that are there meanwhile."""
+        self._coming: dict[str, tuple[int, int]] = {}
+        """By name: what is there, and all of it."""
+
+    @property
+    def what(self) -> str:
+        (name, *more) = self._coming
+        return f"{FETCHES} {counted(1 + len(more), 'file') if more else name}"
+
+    def comes(self, name: str, done_bytes: int, total_bytes: int) -> None:
+        before, _ = self._coming.get(name, (done_bytes, total_bytes))
+        self.came_bytes += max(0, done_bytes - before)  # one that is wrong begins anew
+        self._coming[name] = (done_bytes, total_bytes)
+
+    def is_over(self, name: str) -> bool:
+        """Whether nothing comes any more."""
+        self._coming.pop(name, None)
+        return not self._coming
+
+    def sums(self) -> tuple[int, int]:
+        """Of those that still come: what is there, and all."""
+        done, total = zip(*self._coming.values(), strict=True)
+        return sum(done), sum(total)
 
 
 class State(StrEnum):
@@ -97,6 +127,7 @@ class Status:
     measured: Callable[[], dict[str, Any]] = dict
     """Facts that change while nothing happens, such as the rate of a step that does not end."""
     _estimate: Estimate | None = None
+    _fetched: Fetched = field(default_factory=Fetched)
     _told_s: float = 0.0
     _entered_s: float = 0.0
 
@@ -110,37 +141,50 @@ class Status:
         return self.clock_s() - self._entered_s
 
     def say(self, state: State, reason: str) -> None:
-        fetching = self.work is not None and self.work.what.startswith(FETCHES)
-        if state is not self.state or not fetching:
-            self.work = self._estimate = None
+        if state is not self.state or not self._is_fetching:
+            self._end_work()
         self._enter(state, reason)
 
     def advance(self, state: State, what: str, done: float, total: float) -> None:
         """Something long has come so far, in any unit. It began when this was first said of it."""
-        self._enter(state, str(self._measure(what, done, total)))
+        if self.work is None or self.work.what != what:
+            self._end_work()
+        self._enter(state, str(self._measure(what, done, total, done)))
 
-    def _measure(self, what: str, done: float, total: float) -> LongTask:
-        if self._estimate is None or self.work is None or self.work.what != what:
+    def _measure(self, what: str, done: float, total: float, did: float) -> LongTask:
+        """`did`: by which it is judged how long the rest takes; it only grows."""
+        if self._estimate is None:
             self._estimate, self._told_s = Estimate(self.clock_s), self.clock_s()
-        self.work = LongTask(
-            what, min(1.0, done / max(total, 1)), self._estimate.left_s(done, total)
-        )
+        left_s = self._estimate.left_s(did, did + total - done)
+        self.work = LongTask(what, min(1.0, done / max(total, 1)), left_s)
         if self.clock_s() - self._told_s >= TOLD_EVERY_S:
             self._told_s = self.clock_s()
             log.info("%s", self.work)
         return self.work
+
+    @property
+    def _is_fetching(self) -> bool:
+        return self.work is not None and self.work.what.startswith(FETCHES)
+
+    def _end_work(self) -> None:
+        self.work = self._estimate = None
+        self._fetched = Fetched()
 
     def receives(self, name: str, done_bytes: int, total_bytes: int) -> None:
         """A file is being fetched; state and reason stay. While training goes on, nobody waits for
         it. Nothing in all: it is over."""
         if self.state in (State.TRAINING, *LAST_STATES):
             return
-        what = f"{FETCHES} {name}"
-        if not total_bytes:
-            if self.work is not None and self.work.what == what:
-                self.work = self._estimate = None
+        if total_bytes:
+            if not self._is_fetching:
+                self._end_work()
+            self._fetched.comes(name, done_bytes, total_bytes)
+        elif not self._is_fetching:
             return
-        self._measure(what, done_bytes, total_bytes)
+        elif self._fetched.is_over(name):
+            self._end_work()
+            return
+        self._measure(self._fetched.what, *self._fetched.sums(), self._fetched.came_bytes)
 
     def _enter(self, state: State, reason: str) -> None:
         if (state, reason) == (self.state, self.reason):

@@ -7,7 +7,6 @@ with pings, at best known to half a round trip.
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median_low
 from typing import Any
 
 import msgspec
@@ -205,27 +204,38 @@ def timeline_of(
         )
         for trace, spans in known
     )
-    return Timeline(step, end_ns - start_ns, lanes, (*missing, *silent))
+    duration_ns = max(1, end_ns - start_ns)  # all that is known may be of one moment
+    return Timeline(step, duration_ns, lanes, (*missing, *silent))
 
 
 def _near(told: Mapping[str, tuple[Span, ...]], me: str) -> set[str]:
-    """Whose spans are of the same time."""
+    """Whose spans are of the same time: as those of `me`, or else as most say. Where as many say
+    something else, as one of two does, nobody knows who is right."""
     ends = {
         peer_id: (min(it.start_ns for it in spans), max(it.end_ns for it in spans))
         for peer_id, spans in told.items()
     }
     if not ends:
         return set()
-    first, last = ends.get(me) or (
-        median_low(start for start, _ in ends.values()),
-        median_low(end for _, end in ends.values()),
-    )
+    if me in ends:
+        return {peer_id for peer_id, its in ends.items() if _is_within_reach(its, ends[me])}
+    alike = [
+        {
+            other
+            for other, its in ends.items()
+            if _is_within_reach(its, own) and _is_within_reach(own, its)
+        }
+        for own in ends.values()
+    ]
+    most = max(map(len, alike))
+    return set.intersection(*(group for group in alike if len(group) == most))
+
+
+def _is_within_reach(one: tuple[int, int], other: tuple[int, int]) -> bool:
+    """Of a first and a last moment, by what `other` has seen."""
+    first, last = other
     slack_ns = APART_NS + APART_LENGTHS * max(0, last - first)
-    return {
-        peer_id
-        for peer_id, (start, end) in ends.items()
-        if first - slack_ns <= start and end <= last + slack_ns
-    }
+    return first - slack_ns <= one[0] and one[1] <= last + slack_ns
 
 
 def _on_wall_clock(held: RecordedStep, wall_ns: int) -> TracedStep:

@@ -4,8 +4,9 @@ import { byId, drawing } from "./dom.js";
 
 let shown = null;
 
-export function drawInvitation({ view }) {
-  const line = view?.join_line ?? "";
+export function drawInvitation({ view, live, run }) {
+  const over = run && live && live.step >= run.total_steps; // nothing is left to take part in
+  const line = over ? "" : view?.join_line ?? "";
   byId("invite").hidden = !line;
   if (line === shown) return;
   shown = line;

@@ -89,6 +89,7 @@ function connect() {
     drawProblems(state);
     drawNext(state);
     drawPart(state);
+    drawInvitation(state);
     markHeard(state);
     moveTraffic(live);
     showAge();
@@ -166,6 +167,9 @@ function offerActions(actions) {
   );
 }
 
+/** Why it was not done, and what can be; empty if it was. */
+const refusal = (told) => (told?.error ? [told.error, ...(told.fixes ?? [])].join("\n\n") : "");
+
 async function act(name, token) {
   if (QUESTIONS[name] && !confirm(QUESTIONS[name])) return;
   let answer = "";
@@ -174,7 +178,7 @@ async function act(name, token) {
       method: "POST",
       headers: { [TOKEN_HEADER]: token },
     });
-    if (!reply.ok) answer = await reply.text();
+    answer = reply.ok ? refusal(await reply.json()) : await reply.text();
   } catch (error) {
     answer = String(error);
   }

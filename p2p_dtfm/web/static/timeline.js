@@ -108,6 +108,7 @@ function axis(timeline, x, height, room) {
   const raw = timeline.duration_ns / steps;
   const magnitude = 10 ** Math.floor(Math.log10(raw));
   const tick = [1, 2, 5, 10].map((factor) => factor * magnitude).find((value) => value >= raw);
+  if (!(tick > 0)) return group; // of no time at all: the loop would never end
   for (let at = 0; at <= timeline.duration_ns; at += tick) {
     group.append(drawing("line", { x1: x(at), x2: x(at), y1: 0, y2: height - AXIS }));
     const text = drawing("text", { x: x(at), y: height - 7 });

@@ -5,23 +5,39 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from p2p_dtfm.daemon.machine.local_client import ask_daemon, homes_here
+from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.daemon.machine.local_client import call_daemon, homes_here
+from p2p_dtfm.web.api import explained
 
 Action = Callable[[], Awaitable[Any]]
 
 
 def for_all_devices(home: Path, actions: Mapping[str, Action]) -> dict[str, Action]:
-    """The same, told to the other devices' daemons first, as the commands of those names do. On
-    the page of one of those others, and where there is one device, they mean that one alone."""
+    """The same, told to the other devices' daemons first, as the commands of those names do, and
+    what one of them has against it is the answer. On the page of one of those others, and where
+    there is one device, they mean that one alone."""
     return {name: _for_all(home, name, own) for name, own in actions.items()}
 
 
 def _for_all(home: Path, name: str, own: Action) -> Action:
     async def act() -> Any:
         _, *others = homes_here(home)
-        if others:
-            asked = (asyncio.to_thread(ask_daemon, each, name, "POST") for each in others)
-            await asyncio.gather(*asked)
-        return await own()
+        told = await asyncio.gather(*(asyncio.to_thread(_refusal, it, name) for it in others))
+        answer = await own()
+        present = homes_here(home) if any(told) else ()  # who has ended meanwhile refuses nothing
+        refused = [why for it, why in zip(others, told, strict=True) if why and it in present]
+        is_refused = isinstance(answer, dict) and "error" in answer
+        return explained(refused[0]) if refused and not is_refused else answer
 
     return act
+
+
+def _refusal(home: Path, name: str) -> UserError | None:
+    """Of a daemon that is told something; one that does not answer just now, as it begins or ends a
+    pause, is waited for. Who is not paused is not told to resume, as the command does not."""
+    try:
+        if name != "resume" or call_daemon(home, "status")["state"] in ("paused", "leaving"):
+            call_daemon(home, name, "POST")
+    except UserError as error:
+        return error
+    return None

@@ -233,6 +233,10 @@ class Checkpoints:
         """A step is committed that started from this lineage; in its Prepared all holders say these
         digests of the states from which it starts, by layer, or none."""
         self._committed_step, self._lineage = step, lineage
+        if not self._saves_itself():
+            self._troubles.over(
+                "checkpoint"
+            )  # nothing is to be written any more with which it ends
         if epochs_of(lineage).number > self._epoch:  # this peer was away meanwhile
             self._taking_back = asyncio.create_task(self.take_back(step, lineage))
             self._taking_back.add_done_callback(_report_bug)

@@ -78,7 +78,7 @@ class Follower:
         self.missing = set(layers)
         self.taken_over = False
         """Whether steps happen in the view already; said by the trainer."""
-        self._estimate = Estimate()
+        self._estimate = Estimate(first=0)
         self._tools = tools
         self._on_progress = on_progress
         self._on_gradient = on_gradient

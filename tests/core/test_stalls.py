@@ -10,11 +10,18 @@ import pytest
 from p2p_dtfm.core.liveness.drips import LEAST_NS, STEPS, Drips
 from p2p_dtfm.core.liveness.liveness import SECOND_NS
 from p2p_dtfm.core.liveness.news import SETTLED_NS, EarlyNews
-from p2p_dtfm.core.liveness.pace import FETCH_BYTES_PER_S, Pace, Patience, bytes_per_s_from
+from p2p_dtfm.core.liveness.pace import (
+    FETCH_BYTES_PER_S,
+    Pace,
+    Patience,
+    bytes_per_s_from,
+    fetch_bytes_per_s,
+)
 from p2p_dtfm.core.liveness.stalls import Stalls
 from p2p_dtfm.core.liveness.waits import PossibleWaits
 from p2p_dtfm.core.messages.work import Kind, Lack, Work
 from p2p_dtfm.core.planner.planner import fixed_plan
+from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.snapshot import ViewId
 from p2p_dtfm.core.protocol.workload import workload_of
 from p2p_dtfm.core.recovery.view import View
@@ -384,6 +391,34 @@ def test_patience_follows_the_plan_and_the_last_steps() -> None:
         pace.committed(20 * SECOND_NS)
     assert pace.patience(A, 3).step_ns > 100 * SECOND_NS
     assert pace.patience(A, 0).stuck_ns > small.stuck_ns, "what is done for the first time"
+
+
+def test_who_gets_layers_in_a_planned_view_is_given_time_for_their_last_gradients() -> None:
+    """Of large layers these take minutes: who waited for them in its first step was thrown out for
+    getting nothing, which none of the others counts."""
+    view, large = view_of((2,)), 40_000_000
+    assert isinstance(view.plan, Plan)
+    block = msgspec.structs.replace(view.snapshot.workload.block, parameter_count=large)
+    work = msgspec.structs.replace(view.snapshot.workload, block=block)
+    (pipeline,) = view.plan.pipelines
+    first, second, *rest = pipeline.stages
+    more = msgspec.structs.replace(first, end_layer=first.end_layer + 1)
+    less = msgspec.structs.replace(second, first_layer=second.first_layer + 1)
+    stages = (more, less, *rest)
+    plan = msgspec.structs.replace(
+        view.plan, pipelines=(msgspec.structs.replace(pipeline, stages=stages),)
+    )
+    planned = msgspec.structs.replace(
+        view.snapshot, planned=True, step=5, workload=work, present=view.plan
+    )
+    pace = Pace(View(planned, plan), SPEC, 0)
+    usual = pace.patience(first.peer_id, 5)
+    pace.begin(5)
+    gets, others = (pace.patience(peer, 5) for peer in (first.peer_id, second.peer_id))
+    line = fetch_bytes_per_s(View(planned, plan))
+    assert gets.fetch_ns - others.fetch_ns >= 4 * large * SECOND_NS // line
+    assert others.fetch_ns - usual.fetch_ns < 10 * SECOND_NS
+    assert pace.patience(first.peer_id, 6).fetch_ns == usual.fetch_ns, "no longer afterwards"
 
 
 def test_who_computes_a_work_of_other_layers_again_is_given_time_to_fetch_them() -> None:

@@ -16,6 +16,7 @@ from p2p_dtfm.core.messages.prepared import StepOutcome
 from p2p_dtfm.core.protocol.snapshot import ViewId
 from p2p_dtfm.daemon.machine.compute import Compute
 from p2p_dtfm.daemon.peers.wire import FollowEnded, FollowLayers, LayerOffered, LayersCommitted
+from p2p_dtfm.daemon.state_transfer import donor as donor_module
 from p2p_dtfm.daemon.state_transfer.donor import SUBSCRIPTIONS_LIMIT, Donor
 from p2p_dtfm.daemon.state_transfer.offers import Offers
 from p2p_dtfm.daemon.state_transfer.places import KnownPlaces
@@ -151,6 +152,35 @@ def test_a_state_stays_while_another_follower_may_fetch_it(play) -> None:
         assert len(blobs.digests()) == 1
         donor.close()
         assert blobs.digests() == []
+
+    play(scenario)
+
+
+def test_who_leaves_waits_as_long_as_what_it_sends_gets_on(
+    play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a large layer the last gradient takes minutes, and nobody else has it."""
+    monkeypatch.setattr(donor_module, "CHUNK_ELEMENTS", 64)
+    monkeypatch.setattr(donor_module, "LEAST_BYTES_PER_S", 100)
+
+    async def scenario(donor: Donor, line: Line, blobs: BlobStore, states: dict) -> None:
+        donor.subscribe("x", asked := request({1: -1}))
+        await donor.offer(states, 0)
+        chunks = -(-len(states[1].gradient_vector()) // 64)
+        at_once = line.send
+
+        async def slowly(*of: Any) -> None:
+            await asyncio.sleep(0.1)
+            await at_once(*of)
+
+        line.send = slowly  # type: ignore[method-assign]
+        donor.reduced(0, gradients(states))
+        draining = asyncio.create_task(donor.drain(0.5))
+        while len(line.gradients) < min(chunks, 20):
+            await asyncio.sleep(0.01)
+            assert not draining.done(), f"{len(line.gradients)} of {chunks} chunks are sent"
+        donor.unsubscribe("x", VIEW, asked.number)
+        await asyncio.wait_for(draining, 1.0)
 
     play(scenario)
 

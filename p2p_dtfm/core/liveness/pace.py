@@ -31,6 +31,8 @@ WARM_UP_NS = SECOND_NS
 FIRST_FACTOR = 2
 """So many times as long may who gets on hold up a view's first step: before it is measured
 nobody knows what else its machines do."""
+GRADIENTS_ON_THEIR_WAY = 2
+"""Of the last step, and of the one before where lines are slow."""
 MEASURED_STEPS = 8
 TOLD_LIMIT = 1024
 
@@ -167,13 +169,24 @@ class Pace:
 
     def _fetch_ns(self, peer_id: str, step: int, size: int, bytes_per_s: int) -> int:
         """Of so many bytes, and of the states with which the first step begins."""
-        if step != self._first_step or self._view.snapshot.planned:
+        if step != self._first_step:
             return duration_ns(size, bytes_per_s)
-        layers = self._layers(peer_id)  # they may come from a disk, or be made
+        layers = self._layers(peer_id)
+        if self._view.snapshot.planned:
+            return duration_ns(size + self._last_gradients_bytes(peer_id, layers), bytes_per_s)
+        # they may come from a disk, or be made
         made_ns = duration_ns(self._state_bytes(layers), SAVE_BYTES_PER_S)
         if step > 0:
             size += self._state_bytes(layers - self._had.get(peer_id, set()))
         return made_ns + duration_ns(size, bytes_per_s)
+
+    def _last_gradients_bytes(self, peer_id: str, layers: set[int]) -> int:
+        """Of the layers that it did not have: states are there before their view takes over, and
+        what the last steps before it have moved them by may still be on its way."""
+        present, workload = self._view.snapshot.present, self._view.snapshot.workload
+        new = layers - set(present.layers_of(peer_id) if present is not None else ())
+        parameters = sum(workload.cost(layer).parameter_count for layer in new)
+        return GRADIENTS_ON_THEIR_WAY * FLOAT_BYTES * parameters
 
     def _layers(self, peer_id: str) -> set[int]:
         plan = self._view.plan

@@ -15,7 +15,6 @@ for it.
 import asyncio
 import logging
 from collections.abc import Collection
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from p2p_dtfm.core.cost_model.guardians import queued_bytes_limit
@@ -30,6 +29,7 @@ from p2p_dtfm.daemon.peers.wire import FollowEnded, FollowLayers, LayerOffered, 
 from p2p_dtfm.daemon.state_transfer.made_of_states import MadeOfStates
 from p2p_dtfm.daemon.state_transfer.offers import Offers
 from p2p_dtfm.daemon.state_transfer.places import KnownPlaces
+from p2p_dtfm.daemon.state_transfer.subscription import Subscription
 from p2p_dtfm.daemon.state_transfer.witnesses import WitnessDesk
 from p2p_dtfm.net.errors import Refused, Unreachable
 from p2p_dtfm.net.streams.bulk import to_its_end
@@ -42,7 +42,10 @@ QUEUED_MESSAGES_LIMIT = 4096
 SUBSCRIPTIONS_LIMIT = 4
 """Of one follower: for its place in the next view, as a guardian, and those being closed."""
 CLOSED_LIMIT_S = 60.0
-"""How long a follower may take to say that it has what it wants, after its view took over."""
+"""How long a follower may take to say that it has what it wants, after its view took over and all
+that is for it has been sent."""
+LEAST_BYTES_PER_S = 62_500
+"""Over thinner lines nobody that leaves waits for what it still has to send."""
 OVER = "that view is over here"
 
 log = logging.getLogger("p2p_dtfm.donor")
@@ -69,30 +72,6 @@ class _Written(NamedTuple):
     size_bytes: int
 
 
-@dataclass
-class _Subscription:
-    request: FollowLayers
-    is_known: bool
-    """Its view is, and the follower needs the layers in it."""
-    offered: set[int] = field(default_factory=set)
-    fed: dict[int, int] = field(default_factory=dict)
-    """The last step of each layer whose gradient is queued."""
-    blobs: set[str] = field(default_factory=set)
-    queue: asyncio.Queue[Any] = field(default_factory=asyncio.Queue)
-    queued_bytes: int = 0
-    step_bytes: int = 0
-    """Of a step's gradients of what is offered."""
-    lacks_room: bool = False
-    """For the rest, until what it was offered is here, and it asks anew or says so."""
-    closed: bool = False
-
-    @property
-    def pending(self) -> list[int]:
-        """Layers whose state has not been offered yet; first those of which it has none."""
-        layers = self.request.layers
-        return sorted(layers.keys() - self.offered, key=lambda n: (layers[n] != -1, n))
-
-
 class Donor:
     """`offers` keeps layers' bytes where the blob exchange finds them, until they are followed."""
 
@@ -110,12 +89,13 @@ class Donor:
         self._copies: dict[int, tuple[int, Tensor, Tensor]] = {}
         """Of this step's reduced gradients, by layer: step, gradient, copy. Whoever asks again and
         again costs no more of them."""
-        self._subscriptions: dict[_Key, _Subscription] = {}
+        self._subscriptions: dict[_Key, Subscription] = {}
         self._workers: dict[_Key, asyncio.Task[None]] = {}
         self._done: dict[tuple[str, ViewId], int] = {}
         """With which request each follower has said last that it has what it wanted in a view: that
         request may come after the word."""
         self._changed = asyncio.Event()
+        """Fewer follow, or more of what is for them has been sent."""
         self._is_closed = False
         self.desk = WitnessDesk(messenger, compute, self._places)
 
@@ -138,7 +118,7 @@ class Donor:
         mine = [other for other in self._subscriptions if other[0] == follower]
         for oldest in mine[: len(mine) + 1 - SUBSCRIPTIONS_LIMIT]:
             self._drop(oldest)
-        subscription = self._subscriptions[key] = _Subscription(request, needs is True)
+        subscription = self._subscriptions[key] = Subscription(request, needs is True)
         self._workers[key] = asyncio.create_task(self._feed(key, subscription))
 
     def _is_overtaken(self, key: _Key, number: int) -> bool:
@@ -221,7 +201,7 @@ class Donor:
             if not subscription.is_known and not self._places.has(key[0]):
                 self._end(key, subscription, "it is no member")
 
-    def _close(self, subscription: _Subscription) -> None:
+    def _close(self, subscription: Subscription) -> None:
         if not subscription.closed:
             subscription.closed = True
             subscription.queue.put_nowait(None)
@@ -230,7 +210,7 @@ class Donor:
     def has_new_followers(self) -> bool:
         return any(s.pending and self._is_due(s) for s in self._subscriptions.values())
 
-    def _is_due(self, subscription: _Subscription) -> bool:
+    def _is_due(self, subscription: Subscription) -> bool:
         """Before its takeover an unplanned view may yet change the states that are here."""
         request = subscription.request
         is_time = not request.from_takeover or request.view == self._view
@@ -253,7 +233,7 @@ class Donor:
                 if state.version == version and not await self._offer(key, subscription, state):
                     break
 
-    async def _offer(self, key: _Key, subscription: _Subscription, state: LayerState) -> bool:
+    async def _offer(self, key: _Key, subscription: Subscription, state: LayerState) -> bool:
         """Whether the subscription is still there, and there is room for more."""
         layer, version, blob, size_bytes = state.layer, state.version, "", 0
         if subscription.request.layers[layer] != version:
@@ -340,15 +320,18 @@ class Donor:
                 self._put(key, subscription, message)
 
     async def drain(self, deadline_s: float = CLOSED_LIMIT_S) -> None:
-        """Wait until all followers have said that they have what they want, for a bounded time.
+        """Wait until all followers have said that they have what they want, for a bounded time:
+        until nothing has happened for so long.
 
         Guardians too: what one of them guards may be its own place once this peer has left.
         """
+        queued_bytes = sum(each.queued_bytes for each in self._subscriptions.values())
         try:
-            async with asyncio.timeout(deadline_s):
+            async with asyncio.timeout(deadline_s + queued_bytes / LEAST_BYTES_PER_S):
                 while self._subscriptions:
                     self._changed.clear()
-                    await self._changed.wait()
+                    async with asyncio.timeout(deadline_s):
+                        await self._changed.wait()
         except TimeoutError:
             late = sorted({follower for follower, _, _ in self._subscriptions})
             log.warning("left before %s had all they asked for", ", ".join(late))
@@ -368,7 +351,7 @@ class Donor:
 
     # the queue of each follower
 
-    def _put(self, key: _Key, subscription: _Subscription, item: Any, size_bytes: int = 0) -> None:
+    def _put(self, key: _Key, subscription: Subscription, item: Any, size_bytes: int = 0) -> None:
         subscription.queued_bytes += size_bytes
         is_full = subscription.queue.qsize() >= QUEUED_MESSAGES_LIMIT
         limit_bytes = queued_bytes_limit(subscription.step_bytes)
@@ -378,7 +361,7 @@ class Donor:
             return
         subscription.queue.put_nowait(item)
 
-    def _end(self, key: _Key, subscription: _Subscription, reason: str) -> None:
+    def _end(self, key: _Key, subscription: Subscription, reason: str) -> None:
         if self._subscriptions.get(key) is not subscription:
             return  # it has asked anew
         log.warning("stops feeding %s: %s", key[0], reason)
@@ -402,7 +385,7 @@ class Donor:
         for blob in blobs - wanted:
             self._offers.remove(blob)
 
-    async def _feed(self, key: _Key, subscription: _Subscription) -> None:
+    async def _feed(self, key: _Key, subscription: Subscription) -> None:
         follower = key[0]
         while (item := await subscription.queue.get()) is not None:
             if isinstance(item, LayerOffered | LayersCommitted):
@@ -441,6 +424,7 @@ class Donor:
             )
             payload = tensor_to_bytes(chunk)
             await to_its_end(self._transport.send(follower, "state", header, payload))
+            self._changed.set()
 
 
 def _size_bytes(gradients: dict[int, Tensor]) -> int:

@@ -92,7 +92,7 @@ class Wired(HandWired):
                 given = initial_layer_state(
                     spec, layer, initial_layer_path(directory / "in" / "initial", layer)
                 )
-                state.module = given.module
+                state._module = given.module
                 state.compute_with(state.parameters)
 
 

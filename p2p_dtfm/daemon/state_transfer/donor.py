@@ -251,7 +251,7 @@ class Donor:
             return False
         if layer not in subscription.offered:
             subscription.offered.add(layer)
-            subscription.step_bytes += state.gradient_vector().nbytes
+            subscription.step_bytes += state.parameters.nbytes  # as its gradient has
         request = subscription.request
         offered = LayerOffered(request.view, request.number, layer, version, blob, size_bytes)
         self._put(key, subscription, offered)

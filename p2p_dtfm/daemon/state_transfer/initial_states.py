@@ -27,7 +27,6 @@ from p2p_dtfm.train.model.initial_state import (
     parse_initial,
 )
 from p2p_dtfm.train.model.layer_state import LayerState
-from p2p_dtfm.train.model.lora.adapted import has_base
 
 INITIAL_NAME = "initial"
 RETRY_S = 1.0
@@ -89,7 +88,7 @@ class InitialStates:
 
     async def complete(self, state: LayerState) -> None:
         """Give a state that is to be computed with what is frozen of its layer. The same raises."""
-        if has_base(state.module):
+        if state.has_base:
             return
         path = await self._path(state.layer)
         try:

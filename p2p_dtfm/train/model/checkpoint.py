@@ -33,6 +33,9 @@ from p2p_dtfm.train.model.layer_state import LayerSnapshot, LayerState, version_
 
 _MANIFEST = "manifest.json"
 _MANIFEST_LIMIT_BYTES = 1 << 20
+MAPPED_LEAST_BYTES = 16 << 20
+"""Smaller files are read at once."""
+READ_BYTES = 4 << 20
 _STEP_NAME = re.compile(r"step-([0-9]{8,12})")
 
 
@@ -190,18 +193,27 @@ def complete(directory: Path) -> bool:
     try:
         manifest = read_manifest(directory)
         for layer in range(layer_count(manifest.spec())):
-            _check_layer(directory, manifest, layer)
+            _require_sound(directory, manifest, layer)
     except UserError:
         return False
     return True
 
 
 def load_layer(directory: Path, layer: int, device: torch.device | str = "cpu") -> LayerState:
-    """One layer's state. Raises `UserError` naming the file that is missing or damaged."""
+    """One layer's state. A large one comes into memory when something is computed with it, until
+    when its file may be removed. Raises `UserError` naming the file that is missing or damaged."""
     manifest = read_manifest(directory)
+    spec, path = manifest.spec(), layer_path(directory, layer)
+    file = manifest.layers.get(str(layer))
+    is_large = file is not None and file.bytes >= MAPPED_LEAST_BYTES and not spec.trains_adapters
+    if is_large and torch.device(device).type == "cpu":
+        _require_sound(directory, manifest, layer)
+        try:
+            return LayerState.mapped(spec, layer, path)
+        except (OSError, ValueError) as error:  # it has been removed, or was cut
+            raise _unreadable(path, error) from error
     payload = _check_layer(directory, manifest, layer)
-    path = str(layer_path(directory, layer))
-    return LayerState.from_bytes(manifest.spec(), layer, payload, device, path)
+    return LayerState.from_bytes(spec, layer, payload, device, str(path))
 
 
 def list_checkpoints(root: Path) -> list[Checkpoint]:
@@ -322,6 +334,18 @@ def _same_checkpoint(directory: Path, manifest: CheckpointManifest) -> dict[str,
 
 def _check_layer(directory: Path, manifest: CheckpointManifest, layer: int) -> bytes:
     """The bytes of a layer's file, if they are those that were written."""
+    return b"".join(_sound_parts(directory, manifest, layer))
+
+
+def _require_sound(directory: Path, manifest: CheckpointManifest, layer: int) -> None:
+    """The same of a file that need not be in memory."""
+    for _ in _sound_parts(directory, manifest, layer):
+        pass
+
+
+def _sound_parts(directory: Path, manifest: CheckpointManifest, layer: int) -> Iterator[bytes]:
+    """What a layer's file consists of. Raises `UserError`, at the end where it is another file
+    than was written."""
     path = layer_path(directory, layer)
     expected = manifest.layers.get(str(layer))
     if expected is None:
@@ -329,11 +353,16 @@ def _check_layer(directory: Path, manifest: CheckpointManifest, layer: int) -> b
             f"checkpoint {directory} lacks layer {layer}: who saved it did not hold that layer",
             f"copy {path.name} from the same step of a peer that held it",
         )
+    digest = hashlib.blake2b(digest_size=32)
     try:
-        payload = path.read_bytes() if _length(path) == expected.bytes else b""
+        if _length(path) == expected.bytes:
+            with path.open("rb") as file:
+                while part := file.read(READ_BYTES):
+                    digest.update(part)
+                    yield part
     except OSError as error:
-        raise UserError(f"{path} cannot be read: {error}", f"make {path} readable") from error
-    if _digest(payload) != expected.digest:
+        raise _unreadable(path, error) from error
+    if digest.hexdigest() != expected.digest:
         raise UserError(
             f"{path} is damaged: it is not the file that was written",
             (
@@ -341,7 +370,10 @@ def _check_layer(directory: Path, manifest: CheckpointManifest, layer: int) -> b
                 f"delete {directory} and use the checkpoint before it",
             ),
         )
-    return payload
+
+
+def _unreadable(path: Path, error: Exception) -> UserError:
+    return UserError(f"{path} cannot be read: {error}", f"make {path} readable")
 
 
 def _digest(payload: bytes) -> str:

@@ -11,6 +11,7 @@ import re
 import sys
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 
 import numpy
 import torch
@@ -20,7 +21,7 @@ from p2p_dtfm.core.commit.judgement import DIGEST_BYTES
 from p2p_dtfm.core.protocol.errors import PeerFault, UserError
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.train.model.gpt import build_layer, initialise_layer, layer_entries
-from p2p_dtfm.train.model.lora.adapted import move_trained
+from p2p_dtfm.train.model.lora.adapted import has_base, move_trained
 from p2p_dtfm.train.model.tensor_file import (
     STATE_HEADER_LIMIT_BYTES,
     entry_bytes,
@@ -78,20 +79,74 @@ class LayerState:
         """Take over `module`, on its device, and `moments`: first and second, fp32 [2, count]."""
         self.spec = spec
         self.layer = layer
-        self.module = module
         self.version = version
         self.moves = 0
-        named = list(module.named_parameters())
-        self.shapes = tuple((name, tuple(parameter.shape)) for name, parameter in named)
-        self.parameters = torch.cat([parameter.detach().reshape(-1) for _, parameter in named])
+        self.shapes = _shapes_of(module)
+        self._is_mapped = False
+        self._take(module, moments)
+
+    def _take(self, module: nn.Module, moments: Tensor) -> None:
+        self._module = module
+        self.parameters = torch.cat([it.detach().reshape(-1) for it in module.parameters()])
         assert self.parameters.dtype == torch.float32
         assert moments.shape == (2, self.parameters.numel()), moments.shape
         moments = moments.to(self.device)
         self.first_moments, self.second_moments = moments.unbind(0)
-        self.gradient = torch.zeros_like(self.parameters)
+        self._gradient = torch.zeros_like(self.parameters)
         self.compute_with(self.parameters)
         kept = self.first_moments, self.second_moments
-        self._update = LayerUpdate(spec, layer, self.shapes, kept, version, exact=True)
+        self._update = LayerUpdate(
+            self.spec, self.layer, self.shapes, kept, self.version, exact=True
+        )
+
+    @classmethod
+    def mapped(cls, spec: RunSpec, layer: int, path: Path) -> "LayerState":
+        """As `from_bytes` of a file, of which nothing is in memory before something is computed
+        with it: a peer may have all layers of a model on its disk that its memory does not hold.
+
+        The file may be removed meanwhile, but not written to. Raises `UserError` and OSError.
+        """
+        view = numpy.memmap(path, dtype="u1", mode="c")
+        state = cls.__new__(cls)
+        state.spec, state.layer, state.moves = spec, layer, 0
+        state.shapes = _shapes(spec, layer)
+        state.version = _check_header(view.data, spec.digest(), layer, state.shapes, str(path))
+        count = sum(math.prod(shape) for _, shape in state.shapes)
+        values = numpy.asarray(view)[len(view) - 3 * 4 * count :].view("<f4").reshape(3, count)
+        state.parameters, state.first_moments, state.second_moments = torch.from_numpy(values)
+        state._is_mapped = True
+        return state
+
+    def be_in_memory(self) -> None:
+        """What is mapped lies where the file has it: whoever computed there might round otherwise,
+        and would see what others write to that disk."""
+        if not self._is_mapped:
+            return
+        module = build_layer(self.spec, self.layer)
+        start = 0
+        with torch.no_grad():
+            for parameter in module.parameters():
+                here = slice(start, start + parameter.numel())
+                parameter.copy_(self.parameters[here].view_as(parameter))
+                start = here.stop
+        moments = torch.stack([self.first_moments, self.second_moments])
+        self._is_mapped = False
+        self._take(module, moments)
+
+    @property
+    def module(self) -> nn.Module:
+        self.be_in_memory()
+        return self._module
+
+    @property
+    def gradient(self) -> Tensor:
+        self.be_in_memory()
+        return self._gradient
+
+    @property
+    def has_base(self) -> bool:
+        """Whether it can compute: nothing frozen is left out."""
+        return self._is_mapped or has_base(self._module)
 
     def compute_with(self, flat: Tensor) -> None:
         """Let the module's parameters be views of `flat`, fp32 in canonical order."""
@@ -104,7 +159,10 @@ class LayerState:
             start = here.stop
 
     def move(self, device: torch.device | None) -> None:
-        """All of it to a device, or (None) to the host's memory; nothing where it is there."""
+        """All of it to a device, to compute with it; or (None) to the host, where what is mapped
+        may stay so. Nothing where it is there."""
+        if device is not None:
+            self.be_in_memory()
         device = device or torch.device("cpu")
         if self.device == device:
             return
@@ -112,7 +170,7 @@ class LayerState:
         kept = self.first_moments.to(device), self.second_moments.to(device)
         frozen = [(buffer, buffer.data.to(device)) for buffer in self.module.buffers()]
         self.moves += 1  # from here on nothing takes memory: it is moved whole, or not at all
-        self.parameters, self.gradient = parameters, gradient
+        self.parameters, self._gradient = parameters, gradient
         self.first_moments, self.second_moments = kept
         for buffer, moved in frozen:
             buffer.data = moved
@@ -215,7 +273,7 @@ class LayerState:
         """
         view = memoryview(payload).cast("B")
         module = build_layer(spec, layer)
-        shapes = tuple((name, tuple(p.shape)) for name, p in module.named_parameters())
+        shapes = _shapes_of(module)
         version = _check_header(view, spec.digest(), layer, shapes, path)
         count = parameter_count(module)
         body = view[len(view) - 3 * 4 * count :]
@@ -236,6 +294,10 @@ def snapshot_from(spec: RunSpec, layer: int, version: int, parts: Tensor) -> Lay
     assert parts.shape == (3, sum(math.prod(shape) for _, shape in shapes)), parts.shape
     first, second, third = parts.unbind(0)
     return LayerSnapshot(spec.digest(), layer, version, shapes, (first, second, third))
+
+
+def _shapes_of(module: nn.Module) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    return tuple((name, tuple(it.shape)) for name, it in module.named_parameters())
 
 
 def _shapes(spec: RunSpec, layer: int) -> tuple[tuple[str, tuple[int, ...]], ...]:

@@ -8,7 +8,7 @@ from torch import nn
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.train.model.gpt import build_layer, layer_count
 from p2p_dtfm.train.model.layer_state import LayerState
-from p2p_dtfm.train.model.lora.adapted import has_base, set_base
+from p2p_dtfm.train.model.lora.adapted import set_base
 from p2p_dtfm.train.model.narrow.whole_layers import made_whole
 
 TextModel = list[nn.Module]
@@ -36,6 +36,6 @@ def copied_model(spec: RunSpec, states: Mapping[int, LayerState]) -> tuple[int, 
     layers = [states.get(layer) for layer in range(layer_count(spec))]
     here = [state for state in layers if state is not None]
     versions = {state.version for state in here}
-    if len(here) < len(layers) or len(versions) != 1 or not all(has_base(s.module) for s in here):
+    if len(here) < len(layers) or len(versions) != 1 or not all(state.has_base for state in here):
         return None
     return versions.pop(), [copied_layer(spec, state) for state in here]

@@ -73,6 +73,8 @@ class SharedLayer:
     """A layer with the parameters of a state and gradients of its own."""
 
     def __init__(self, spec: RunSpec, state: "LayerState | LentLayer") -> None:
+        if isinstance(state, LayerState):
+            state.be_in_memory()
         self.module = build_layer(spec, state.layer, "meta")
         self.device, self.layer = state.device, state.layer
         self.version, self.moves, self.parameters = state.version, state.moves, state.parameters

@@ -474,6 +474,32 @@ def test_a_step_within_the_run_that_nobody_else_has_taken_counts_for_nothing(
         assert result.target == Target(7, BASE) and not result.lost_layers, claim
 
 
+def test_who_says_that_its_view_has_no_plan_is_judged_by_what_its_fellows_say() -> None:
+    """All others threw their layers away and fetched its own, at any rate of audits: the word of
+    one in a view that trains nobody was taken, and of whom is in it all have the same word."""
+    no_plan = PresentView(VIEW, PRESENT.members, None)
+    for step in (8, FAR):
+        told = {"step": step, "held": {0: step, 1: step}, "lineages": {step: "made up"}}
+        claim = lie(present=no_plan, **told)
+        assert recover([*honest(), claim], 2, TERMS).target == Target(7, BASE)
+        by_holder = lie(member=B, present=no_plan, **told)
+        assert recover([part(A, {0: 7, 1: 7}), by_holder], 2, TERMS).target == Target(7, BASE)
+
+
+def test_anothers_word_of_a_step_does_not_show_what_that_step_has_led_to() -> None:
+    """A holder keeps its own Prepared back, has that of all others, and gives a state that it made
+    up for what the step comes to."""
+    of_others = PendingStep(8, "made up", signed("a"), ())
+    told = {"step": 8, "held": {0: 8, 1: 8}, "lineages": {8: "made up"}}
+    for member in (B, C):
+        claim = lie(member=member, pending=of_others, **told)
+        holders = [part(A, {0: 7, 1: 7}, "a")] if member == B else honest()
+        assert recover([*holders, claim], 2, TERMS).target == Target(7, BASE)
+    own = RetainedStep(VIEW, 7, BASE, OUTCOME, (0, 1), signed("ab"))
+    committed = part(B, {0: 8, 1: 8}, retained=own, pending=None, step=8)
+    assert recover([part(A, {0: 7}, "a"), committed], 2).target == Target(8, AFTER)
+
+
 def test_a_stage_holder_that_lies_is_refuted_by_the_other_ones() -> None:
     claim = lie(member=B, step=FAR, held=EVERYTHING, lineages={FAR: "made up"})
     result = recover([part(A, {0: 7, 1: 7}), claim], 2, TERMS)

@@ -39,10 +39,11 @@ def named_newcomers(
     """By those whose word counts. After a failure of a view that trains nobody's does: a member
     could have all wait for its inventions."""
     named: set[Member] = set()
-    any_view = any(part.present is not None for part in contributions.values())
+    presents = [part.present for part in contributions.values() if part.present is not None]
+    any_view, training = bool(presents), {it.view for it in presents if it.plan is not None}
     for contribution in contributions.values():
         present = contribution.present
-        trains = present is not None and present.plan is not None and not planned
+        trains = present is not None and present.view in training and not planned
         if not trains and (present is not None or not any_view):
             named |= set(contribution.joiners)
     return named

@@ -4,6 +4,10 @@ A step commits only with every stage-holder's Prepared. So a version that one co
 is refuted by the stage-holders of its view that contribute and have not come so far, unless a
 Prepared that they signed shows otherwise, wherever it turns up. Honest members lose nothing by it:
 when one of them has committed a step, all stage-holders have said Prepared of it.
+
+Where that led is another question. Whoever holds its own Prepared back has those of all others, and
+could give a state of its own for what the step comes to: of a lineage beyond what most have come to
+themselves only all Prepared of the step are proof, which whoever has committed it passes on.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,6 +19,9 @@ from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.protocol.snapshot import ViewId
 from p2p_dtfm.core.recovery.contradictions import stated
 
+RETAINED_LIMIT = 16
+"""Where more have a stage, contributions do not carry the Prepared of the last step."""
+
 
 class BelievedClaims:
     """Of the contributions to one view. `slack_steps`: by so many more a member may be behind
@@ -24,11 +31,14 @@ class BelievedClaims:
         self._parts = parts
         self.members = [part for part in parts if part.present is not None]
         self._slack_steps = slack_steps
-        self._reach = _reach(parts)
+        self._own_steps = _own_steps(parts)
+        self._reach = _reach(parts, self._own_steps)
         views = [part.present for part in self.members if part.present is not None]
         newest = max(views, key=lambda it: (it.view, it.plan is not None), default=None)
         self._trains = newest is not None and newest.plan is not None
         """Else no step commits, and whoever brings states is welcome."""
+        self._plans = {it.view: it.plan for it in views if it.plan is not None}
+        """As any fellow tells it: who says that its view has none does not make it so."""
         self._fellows: dict[ViewId, list[Contribution]] = {}
         for part in self.members:
             assert part.present is not None
@@ -44,20 +54,21 @@ class BelievedClaims:
     def may_have(self, part: Contribution, version: int, lineage: str | None = None) -> bool:
         """Whether that many steps can have been committed where `part` was, and to this lineage."""
         present = part.present
-        if present is None or not self._trains or present.plan is None:
+        plan = self._plans.get(present.view) if present is not None else None
+        if present is None or not self._trains or plan is None:
             return True
         if lineage is not None and self._is_elsewhere(present.view, version, lineage):
             return False
-        if self._shows(part, present.view, present.plan, version):
+        holders, fellows = set(plan.stage_holders()), self._fellows[present.view]
+        could_prove = lineage is not None and len(holders) <= RETAINED_LIMIT
+        if not could_prove and self._shows(part, present.view, plan, version):
             return True
-        holders = set(present.plan.stage_holders())
-        fellows = self._fellows[present.view]
         deciding = [each for each in fellows if each.member.peer_id in holders]
         if not deciding:
             deciding = [each for each in fellows if each is not part]
             version -= 1  # without a stage one may hear of a step a moment later
-        slack = self._slack_steps
-        reached = [self._reach[present.view, each.member.peer_id] + slack for each in deciding]
+        reach, slack = self._own_steps if could_prove else self._reach, self._slack_steps
+        reached = [reach[present.view, each.member.peer_id] + slack for each in deciding]
         against = sum(1 for step in reached if step < version)
         return against == 0 or against < len(reached) - against
 
@@ -94,14 +105,22 @@ def said_in(parts: Iterable[Contribution]) -> dict[Signed, None]:
     return dict.fromkeys(chain.from_iterable(map(passed_on, parts)))
 
 
-def _reach(parts: Sequence[Contribution]) -> dict[tuple[ViewId, str], int]:
-    """Up to which version each peer has come in a view, or was about to: by its own word, or its
-    Prepared in anybody's contribution. What it said in another view may have been given up."""
+def _own_steps(parts: Sequence[Contribution]) -> dict[tuple[ViewId, str], int]:
+    """Up to which version each peer has come in its view, by its own word."""
     found: dict[tuple[ViewId, str], int] = {}
     for part in parts:
         if part.present is not None:
             key = part.present.view, part.member.peer_id
             found[key] = max(found.get(key, 0), part.step)
+    return found
+
+
+def _reach(
+    parts: Sequence[Contribution], own_steps: dict[tuple[ViewId, str], int]
+) -> dict[tuple[ViewId, str], int]:
+    """The same, or it was about to: by its Prepared in anybody's contribution. What it said in
+    another view may have been given up."""
+    found = dict(own_steps)
     for prepared in map(stated, said_in(parts)):
         key = prepared.view, prepared.peer_id
         found[key] = max(found.get(key, 0), prepared.step + 1)

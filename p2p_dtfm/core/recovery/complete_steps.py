@@ -19,11 +19,9 @@ from p2p_dtfm.core.protocol.lineage import extend
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.protocol.snapshot import ViewId
-from p2p_dtfm.core.recovery.believed_claims import said_in
+from p2p_dtfm.core.recovery.believed_claims import RETAINED_LIMIT, said_in
 from p2p_dtfm.core.recovery.contradictions import stated
 
-RETAINED_LIMIT = 16
-"""Where more have a stage, contributions do not carry the Prepared of the last step."""
 ROUNDING = 1e-6
 """Of a sum of norms, for a comparison that decides nothing where all is in order."""
 OUTCOMES_KEPT = 32

@@ -11,7 +11,8 @@ from p2p_dtfm.core.messages.stage_progress import StageProgress
 from p2p_dtfm.core.protocol.lineage import Lineage, extend, unmarked
 from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.protocol.snapshot import Member, ViewId
-from p2p_dtfm.core.recovery.complete_steps import RETAINED_LIMIT, StepKey
+from p2p_dtfm.core.recovery.believed_claims import RETAINED_LIMIT
+from p2p_dtfm.core.recovery.complete_steps import StepKey
 from p2p_dtfm.core.recovery.restart_point import Recovery
 
 PENDING_LIMIT_BYTES = 288 * 1024

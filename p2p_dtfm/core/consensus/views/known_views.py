@@ -14,6 +14,7 @@ from p2p_dtfm.core.messages.agreement_messages import Contribution, KnownView, P
 from p2p_dtfm.core.messages.certificate import Certificate
 from p2p_dtfm.core.messages.statements import signers
 from p2p_dtfm.core.protocol.canonical import digest
+from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.signed import Verify
 from p2p_dtfm.core.protocol.snapshot import Member, ViewId
 from p2p_dtfm.core.recovery.view import View
@@ -51,6 +52,8 @@ class KnownViews:
         self._certified: dict[ViewId, KnownView] = {}
         self._sources: dict[ViewId, Sources] = {}
         self._has_left_all = False
+        self._trains: dict[ViewId, None] = {}
+        """Views that this peer has seen a plan of: nobody was in them without one."""
         self._proven: dict[int, tuple[PresentView, KnownView, frozenset[Member]]] = {}
         """By what contributors say of their views, which many say alike: whose word fits."""
         self.of_fellows = FellowsViews()
@@ -86,6 +89,7 @@ class KnownViews:
         before = (*(origins or ()), *(known for known in found if known is not None))
         self._sources[view.id] = Sources(before, is_news=origins is not None)
         self._readied[view.id] = _known(view)
+        self._note_plan(view)
         self._trim()
 
     def takes_over(self, view: View) -> None:
@@ -99,8 +103,15 @@ class KnownViews:
         held = {**before, **self._history}
         self._history = {at: held[at] for at in sorted(held) if at != view.id}
         self._history[view.id] = _known(view)
+        self._note_plan(view)
         self.of_fellows = FellowsViews()
         self._trim()
+
+    def _note_plan(self, view: View) -> None:
+        if isinstance(view.plan, Plan):
+            self._trains[view.id] = None
+            for oldest in list(self._trains)[:-REMEMBERED_VIEWS]:
+                del self._trains[oldest]
 
     def origins(self, members: Iterable[Member]) -> tuple[KnownView, ...]:
         """Of each who is not among `members` the newest view that this peer was in with it; the
@@ -183,7 +194,10 @@ class KnownViews:
             return False
         held = self._proven.get(id(present))
         if held is None or held[0] is not present or held[1] is not known:
-            plan_fits = present.plan is None or present.plan.digest() == known.plan_digest
+            if present.plan is None:
+                plan_fits = present.view not in self._trains
+            else:
+                plan_fits = present.plan.digest() == known.plan_digest
             is_so = plan_fits and present.members == known.members
             if len(self._proven) >= REMEMBERED_VIEWS:
                 self._proven.clear()

@@ -235,6 +235,9 @@ class Acquaintances:
         self.memory = msgspec.structs.replace(
             memory, machine=machine, meeting_points=tuple(points)[:MEETING_POINTS_LIMIT]
         )
+        # a node that is away now, as after a power cut, is where others look for this run later
+        where = dict.fromkeys((*self._local.settings.initial_peers, *self.memory.meeting_points))
+        self.directory.call_again_at([*where][:CALLED_LIMIT])
         await self.remember(None)
         await self._answer_nearby(run.digest, only_known=False)
 

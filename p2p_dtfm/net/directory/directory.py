@@ -97,8 +97,9 @@ class Directory:
         self._asked_s = 0.0
         self._host = host
         self._node = node
-        self._initial = dict(parse_address(address) for address in initial_peers)
+        self._initial: dict[str, tuple[str, ...]] = {}
         self._lost = LostNodes()
+        self.call_again_at(initial_peers)
         self._acquaintances = dict(self._initial)
         self._presence: Presence | None = None
         self._presence_ttl_s = PRESENCE_TTL_S
@@ -139,6 +140,16 @@ class Directory:
         node.protocol.host, node.protocol.whereabouts = host, whereabouts
         await asyncio.gather(*(whereabouts.greet(parse_address(at)[0]) for at in others))
         return cls(host, node, others, validator)
+
+    def call_again_at(self, addresses: Sequence[str]) -> None:
+        """These peers, which the user has named, are called whenever the node does not know them:
+        they may have been away as it began, and be where all others meet."""
+        for address in addresses:
+            peer_id, where = parse_address(address)
+            ways = self._initial.get(peer_id, ())
+            if peer_id != self._host.peer_id and where not in ways:
+                self._host.calling.vouch(peer_id)
+                self._initial[peer_id] = (*ways, where)
 
     def seal(self, run_digest: str, key: bytes) -> None:
         """From now on what is said and read of this run is for those who have its key."""
@@ -355,7 +366,7 @@ class Directory:
         if len(self._acquaintances) < 64 and presence.peer_id != self._host.peer_id:
             for address in presence.addresses[:1]:
                 suffix = f"/p2p/{presence.peer_id}"
-                self._acquaintances[presence.peer_id] = address.removesuffix(suffix)
+                self._acquaintances[presence.peer_id] = (address.removesuffix(suffix),)
 
     async def meet_again(self) -> bool:
         """Call initial peers of whom the node knows nothing any more: one that was started again
@@ -365,15 +376,17 @@ class Directory:
         return any(await asyncio.gather(*(self._call_again(it, self._initial[it]) for it in due)))
 
     async def _meet_anybody(self) -> None:
-        for peer_id, address in list(self._acquaintances.items()):
-            if await self._call_again(peer_id, address):
+        for peer_id, addresses in list(self._acquaintances.items()):
+            if await self._call_again(peer_id, addresses):
                 return
 
-    async def _call_again(self, peer_id: str, address: str) -> bool:
+    async def _call_again(self, peer_id: str, addresses: Sequence[str]) -> bool:
+        protocol = self._node.protocol
         with contextlib.suppress(Unreachable):
-            await self._host.connect(peer_id, [address], 5.0)
-            ping = self._node.protocol.call_ping(PeerID.from_base58(peer_id))
-            return await self._bounded(ping) is not None
+            await self._host.connect(peer_id, addresses, 5.0)
+            if await self._bounded(protocol.call_ping(PeerID.from_base58(peer_id))) is not None:
+                await protocol.whereabouts.greet(peer_id)  # it may have been told by nobody yet
+                return True
         return False
 
 

@@ -51,7 +51,8 @@ def settings_of(home: Path, **settings: object) -> Settings:
 
 def acquaintances_of(home: Path, network: Any, past: Past, **settings: object) -> Acquaintances:
     local = Local(settings_of(home, nearby=False, **settings), DashboardHost())
-    return Acquaintances(local, network, past, directory=None)  # type: ignore[arg-type]
+    directory: Any = SimpleNamespace(call_again_at=lambda addresses: None)
+    return Acquaintances(local, network, past, directory)
 
 
 def network_of(me: str = "me", connected: tuple[str, ...] = ()) -> Any:

@@ -149,3 +149,35 @@ def test_a_machine_that_is_carried_elsewhere_asks_and_answers_there(
         here.close()
 
     event_loop.run(scenario())
+
+
+def test_who_asks_on_the_new_network_is_answered_by_one_that_has_asked_nobody_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A member looked at its own networks only as it asked, which one that misses nobody never
+    does: to it all that asked were from afar."""
+    home, away = map(ipaddress.IPv4Interface, ("192.168.1.7/24", "127.0.0.1/8"))
+    looks: list[float] = []
+    monkeypatch.setattr(nearby, "_interfaces", lambda only_loopback: [home])
+
+    def moved(only_loopback: bool) -> list[Any]:
+        looks.append(time.monotonic())
+        return [away]
+
+    async def scenario() -> None:
+        heard: list[Neighbour] = []
+        here, asker = Nearby(MEMBER, only_loopback=False), Nearby(ASKER, only_loopback=True)
+        await here.answer(RUN, 4001, lambda peer: True)
+        assert here._listener is not None
+        nearby._hear(here._listener, [away])  # as on a card that only got another address
+        monkeypatch.setattr(nearby, "_interfaces", moved)
+        await asker.ask(RUN, heard.append)
+        assert heard == [], "it has looked a moment ago"
+        monkeypatch.setattr(nearby, "LOOK_AGAIN_S", 0.1)
+        looks.clear()
+        await asker.ask(RUN, heard.append)
+        assert [found.peer_id for found in heard] == [MEMBER]
+        assert len(looks) == 2, "the asker, and who answers once"
+        here.close()
+
+    run(scenario())

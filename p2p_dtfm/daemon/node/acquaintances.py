@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from functools import partial
 
 import msgspec
 
@@ -235,6 +236,9 @@ class Acquaintances:
         self.memory = msgspec.structs.replace(
             memory, machine=machine, meeting_points=tuple(points)[:MEETING_POINTS_LIMIT]
         )
+        # a node that is away now, as after a power cut, is where others look for this run later
+        where = dict.fromkeys((*self._local.settings.initial_peers, *self.memory.meeting_points))
+        self.directory.call_again_at([*where][:CALLED_LIMIT])
         await self.remember(None)
         await self._answer_nearby(run.digest, only_known=False)
 
@@ -317,17 +321,6 @@ class Acquaintances:
         if memory is None or not names:
             return
         messenger = self._network.messenger
-
-        def on_neighbour(found: Neighbour) -> None:
-            at = (f"{found.address}/p2p/{found.peer_id}",)
-            if found.peer_id in names:
-                messenger.learn(found.peer_id, at)
-            elif found.knows_asker:  # so it says
-                messenger.hear_of(found.peer_id, at)
-            else:
-                return
-            agreement.know(found.peer_id)
-
         while True:
             view = agreement.view
             absent = names - set(view.member_ids) if view is not None else set()
@@ -336,11 +329,52 @@ class Acquaintances:
                     if item.peer_id not in messenger.known:
                         messenger.learn(item.peer_id, item.addresses)
                     agreement.know(item.peer_id)
-            if absent and self._nearby is not None:
-                await self._nearby.ask(memory.run_digest, on_neighbour)
             await self.directory.meet(sorted(absent & await self._connected()))
             await asyncio.sleep(pause_s)
             pause_s = min(1.5 * pause_s, REUNION_LIMIT_S)
+
+    async def ask_nearby_for_the_lost(self, agreement: Agreement) -> None:
+        """For ever, by every member: where all of a network get new addresses at once, none of them
+        finds another at the one that it knows."""
+        nearby, pause_s = self._nearby, REUNION_S
+        on_neighbour = partial(self._on_neighbour, agreement)
+        while nearby is not None:
+            lost = self._lost(agreement)
+            if self.memory is not None and lost:
+                await nearby.ask(self.memory.run_digest, on_neighbour)
+                await self.directory.meet(sorted(lost & await self._connected()))
+            await asyncio.sleep(pause_s)
+            pause_s = min(1.5 * pause_s, REUNION_LIMIT_S)
+
+    def _lost(self, agreement: Agreement) -> set[str]:
+        """Of those that were met, who is in another view than this peer, or held for lost."""
+        if self.memory is None or agreement.view is None:
+            return set()  # whoever is in no view looks for all of them
+        return {item.peer_id for item in self.memory.members} - _present(agreement)
+
+    def _on_neighbour(self, agreement: Agreement, found: Neighbour) -> None:
+        at, messenger = f"{found.address}/p2p/{found.peer_id}", self._network.messenger
+        if found.peer_id in _present(agreement):
+            return
+        if self._has_met(found.peer_id):  # where it was before it may be again
+            ways = (at, *messenger.where(found.peer_id))
+            messenger.learn(found.peer_id, tuple(dict.fromkeys(ways)))
+        elif found.knows_asker:  # so it says
+            messenger.hear_of(found.peer_id, (at,))
+        else:
+            return
+        agreement.know(found.peer_id)
+
+    def look_around(self) -> None:
+        """This machine has come to another network: questions are heard there, too."""
+        if self._nearby is not None:
+            self._nearby.look_around()
+
+
+def _present(agreement: Agreement) -> set[str]:
+    """In this peer's view, and not held for lost."""
+    members = () if agreement.view is None else agreement.view.member_ids
+    return set(members).difference(agreement.suspected)
 
 
 def meeting_points(settings: Settings, network: Network) -> tuple[str, ...]:

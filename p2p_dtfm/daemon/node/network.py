@@ -230,15 +230,20 @@ class Network:
             raise not_let_in(self.refusal)
 
     async def why_turned_away(self, error: UserError) -> UserError:
-        """Where the first contacts refuse what everybody may have, they may say why."""
+        """Where all first contacts refuse what everybody may have, since they train by invitation,
+        they say so. Of one alone it says nothing of the run that is wanted: it may train another
+        by now."""
         hello = Hello(PROTOCOL_VERSION, ())
+        causes = []
         for peer_id in peer_ids_of(self.first_contacts):
             try:
                 await self.messenger.ask(peer_id, hello, CALL_LIMIT_S)
+                return error
             except (Unreachable, PeerFault) as answer:
-                if NOT_INVITED in answer.cause:
-                    return not_let_in(answer.cause)
-        return error
+                if NOT_INVITED not in answer.cause:
+                    return error
+                causes.append(answer.cause)
+        return not_let_in(causes[0]) if causes else error
 
     def let_in_by_invitation(self, spec: RunSpec, directory: Path) -> None:
         """The run is known to be by invitation. Raises `UserError` where this peer has none."""

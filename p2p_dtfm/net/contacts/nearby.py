@@ -18,6 +18,7 @@ import contextlib
 import hashlib
 import ipaddress
 import logging
+import math
 import secrets
 import socket
 import struct
@@ -43,6 +44,8 @@ LISTEN_S = 1.5
 ANSWERS_LIMIT = 16
 ANSWERS_PER_S = 20
 INTERFACES_LIMIT = 8
+LOOK_AGAIN_S = 5.0
+"""Whoever asks from afar makes this peer look at its own networks no more often."""
 _HEAD = struct.Struct("!BH")
 _KNOWS_ASKER = 1
 
@@ -116,6 +119,7 @@ class Nearby:
         self._listener: socket.socket | None = None
         self._transport: asyncio.DatagramTransport | None = None
         self._answered_s: list[float] = []
+        self._looked_s = -math.inf
 
     async def answer(
         self,
@@ -129,11 +133,11 @@ class Nearby:
         `only_known`: those of others get no answer, as while this peer does not train itself.
         Where the system does not allow it, others do not find this peer here: no reason to fail."""
         self.close()
-        self._look_around()
+        self.look_around()
 
         def on_datagram(datagram: bytes, source: tuple[str, int]) -> None:
             question = read_question(datagram, run_digest)
-            if question is None or not self._is_near(source[0]) or not self._may_answer():
+            if question is None or not self._is_near_now(source[0]) or not self._may_answer():
                 return
             nonce, asker = question
             is_known = knows(asker)
@@ -153,7 +157,7 @@ class Nearby:
 
     async def ask(self, run_digest: str, on_answer: Callable[[Neighbour], None]) -> None:
         """Ask all neighbours; hear of each that answers, once, within `LISTEN_S`."""
-        self._look_around()
+        self.look_around()
         nonce = secrets.token_bytes(NONCE_BYTES)
         heard: set[Neighbour] = set()
 
@@ -180,8 +184,9 @@ class Nearby:
         finally:
             transport.close()
 
-    def _look_around(self) -> None:
+    def look_around(self) -> None:
         """A machine that is carried elsewhere comes to other networks."""
+        self._looked_s = now.monotonic_s()
         try:
             found = _interfaces(self._only_loopback)
         except (OSError, ValueError) as error:
@@ -221,6 +226,12 @@ class Nearby:
         except ValueError:
             return False
         return any(address in interface.network for interface in self._interfaces)
+
+    def _is_near_now(self, host: str) -> bool:
+        """It may be this machine that has come to another network since it looked."""
+        if not self._is_near(host) and now.monotonic_s() - self._looked_s >= LOOK_AGAIN_S:
+            self.look_around()
+        return self._is_near(host)
 
     def _may_answer(self) -> bool:
         now_s = now.monotonic_s()

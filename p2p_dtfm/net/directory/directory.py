@@ -24,7 +24,7 @@ import msgspec
 from p2p_dtfm.core.protocol.canonical import encode
 from p2p_dtfm.core.protocol.errors import UNREACHABLE, UserError
 from p2p_dtfm.core.protocol.signed import Signed
-from p2p_dtfm.net.contacts.addresses import parse_address
+from p2p_dtfm.net.contacts.addresses import parse_address, peer_ids_of
 from p2p_dtfm.net.directory import node as directory_node
 from p2p_dtfm.net.directory.entries import facts_in, presences_in, run_in
 from p2p_dtfm.net.directory.facts import (
@@ -72,6 +72,8 @@ FACTS_AT_ONCE = 64
 ASK_FOR_RUNS_S = 1.0
 """Between two searches for a run that somebody claims to take part in."""
 REFUSED = "the directory refused what was to be published (%s): %s"
+NO_NODE = "it does not answer as a node of the directory"
+_CLOCK = "local time"
 WORTH_SAYING = 3
 """So many refusals of one kind, one after another, are told."""
 
@@ -97,8 +99,9 @@ class Directory:
         self._asked_s = 0.0
         self._host = host
         self._node = node
-        self._initial = dict(parse_address(address) for address in initial_peers)
+        self._initial: dict[str, tuple[str, ...]] = {}
         self._lost = LostNodes()
+        self.call_again_at(initial_peers)
         self._acquaintances = dict(self._initial)
         self._presence: Presence | None = None
         self._presence_ttl_s = PRESENCE_TTL_S
@@ -113,11 +116,11 @@ class Directory:
         """Join the DHT through peers to which the host is connected.
 
         One that others cannot call asks and does not serve: `serves` is False.
-        Raises `UserError` with exit code 6 when none of them answers as a DHT node.
+        Raises `UserError` with exit code 6 when none of them answers as a DHT node, and lets it in.
         """
         others = [at for at in initial_peers if parse_address(at)[0] != host.peer_id]
+        validator = DirectoryValidator()
         try:
-            validator = DirectoryValidator()
             node = await asyncio.wait_for(
                 DHTNode.create(
                     p2p=host.p2p,
@@ -133,12 +136,25 @@ class Directory:
                 OPERATION_DEADLINE_S,
             )
         except (TimeoutError, DHTRefusal, ValueError, LookupError, *CONNECTION_ERRORS) as error:
-            raise _not_joined(others, error) from error
+            raise _not_joined(others, validator.turned_away, error) from error
+        for peer_id, cause in validator.turned_away.items():
+            log.warning("no way into the directory through %s: %s", peer_id, _in_words(cause))
         assert isinstance(node.protocol, directory_node.DHTProtocol)
         whereabouts = await Whereabouts(host).ready()
         node.protocol.host, node.protocol.whereabouts = host, whereabouts
         await asyncio.gather(*(whereabouts.greet(parse_address(at)[0]) for at in others))
-        return cls(host, node, others, validator)
+        through = [at for at in others if parse_address(at)[0] not in validator.turned_away]
+        return cls(host, node, through, validator)
+
+    def call_again_at(self, addresses: Sequence[str]) -> None:
+        """These peers, which the user has named, are called whenever the node does not know them:
+        they may have been away as it began, and be where all others meet."""
+        for address in addresses:
+            peer_id, where = parse_address(address)
+            ways = self._initial.get(peer_id, ())
+            if peer_id != self._host.peer_id and where not in ways:
+                self._host.calling.vouch(peer_id)
+                self._initial[peer_id] = (*ways, where)
 
     def seal(self, run_digest: str, key: bytes) -> None:
         """From now on what is said and read of this run is for those who have its key."""
@@ -355,7 +371,7 @@ class Directory:
         if len(self._acquaintances) < 64 and presence.peer_id != self._host.peer_id:
             for address in presence.addresses[:1]:
                 suffix = f"/p2p/{presence.peer_id}"
-                self._acquaintances[presence.peer_id] = address.removesuffix(suffix)
+                self._acquaintances[presence.peer_id] = (address.removesuffix(suffix),)
 
     async def meet_again(self) -> bool:
         """Call initial peers of whom the node knows nothing any more: one that was started again
@@ -365,28 +381,45 @@ class Directory:
         return any(await asyncio.gather(*(self._call_again(it, self._initial[it]) for it in due)))
 
     async def _meet_anybody(self) -> None:
-        for peer_id, address in list(self._acquaintances.items()):
-            if await self._call_again(peer_id, address):
+        for peer_id, addresses in list(self._acquaintances.items()):
+            if await self._call_again(peer_id, addresses):
                 return
 
-    async def _call_again(self, peer_id: str, address: str) -> bool:
+    async def _call_again(self, peer_id: str, addresses: Sequence[str]) -> bool:
+        protocol = self._node.protocol
         with contextlib.suppress(Unreachable):
-            await self._host.connect(peer_id, [address], 5.0)
-            ping = self._node.protocol.call_ping(PeerID.from_base58(peer_id))
-            return await self._bounded(ping) is not None
+            await self._host.connect(peer_id, addresses, 5.0)
+            if await self._bounded(protocol.call_ping(PeerID.from_base58(peer_id))) is not None:
+                await protocol.whereabouts.greet(peer_id)  # it may have been told by nobody yet
+                return True
         return False
 
 
-def _not_joined(initial_peers: list[str], error: Exception) -> UserError:
-    cause = one_line(str(error) or "it took too long")
+def _not_joined(
+    initial_peers: list[str], turned_away: dict[str, str], error: Exception
+) -> UserError:
+    causes = [f"{peer_id}: {_in_words(cause)}" for peer_id, cause in turned_away.items()]
+    asked = set(peer_ids_of(initial_peers))
+    causes += [f"{peer_id}: {NO_NODE}" for peer_id in sorted(asked - turned_away.keys())]
+    cause = "; ".join(causes) if turned_away else one_line(str(error) or "it took too long")
     fixes = [
         "see that these addresses belong to p2p-dtfm daemons of this version",
         "see that the other daemon can connect back to this one",
     ]
-    if "local time" in cause:
+    clocks = [peer_id for peer_id, why in turned_away.items() if _CLOCK in why]
+    if asked and len(clocks) == len(asked):  # of several clocks the odd one is most likely here
         fixes = ["set this machine's clock, for example: timedatectl set-ntp true"]
+    elif clocks:
+        fixes.append("see that the clock of each machine is set: timedatectl set-ntp true")
     return UserError(
         f"could not join the directory through {', '.join(initial_peers)}: {cause}",
         tuple(fixes),
         exit_code=UNREACHABLE,
     )
+
+
+def _in_words(refusal: str) -> str:
+    """What hivemind says of who refuses."""
+    if _CLOCK in refusal:
+        return "its clock and this machine's differ by more than 3 s"
+    return "it cannot connect back to this peer, or keeps to its own run"

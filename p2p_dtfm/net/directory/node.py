@@ -10,6 +10,7 @@ from p2p_dtfm.net.contacts.calling import put_newest
 from p2p_dtfm.net.directory.flat_values import FlatSerializer
 from p2p_dtfm.net.directory.table import BoundedStub, Entrances, bound_replacements, due_to
 from p2p_dtfm.net.directory.whereabouts import Whereabouts
+from p2p_dtfm.net.errors import one_line
 from p2p_dtfm.net.hivemind_parts import (
     DHTID,
     DHTRefusal,
@@ -134,6 +135,8 @@ class DHTProtocol(OpenProtocol):  # type: ignore[misc]
     async def call_ping(
         self, peer: PeerID, validate: bool = False, strict: bool = True
     ) -> DHTID | None:
+        """At the start, who refuses even the last time is noted, and ends nothing: hivemind would
+        not begin though others let this node in."""
         if not await self._may_call(peer):
             return None
         for pause_s in BOOTSTRAP_PAUSES_S if validate else ():
@@ -141,7 +144,13 @@ class DHTProtocol(OpenProtocol):  # type: ignore[misc]
                 if (found := await self._ping(peer, validate, strict)) is not None:
                     return found
             await asyncio.sleep(pause_s)
-        return await self._ping(peer, validate, strict)
+        try:
+            return await self._ping(peer, validate, strict)
+        except DHTRefusal as error:
+            if self.record_validator is None:
+                raise
+            self.record_validator.turned_away[peer.to_base58()] = one_line(str(error))
+            return None
 
     async def _ping(self, peer: PeerID, validate: bool, strict: bool) -> DHTID | None:
         """Who answers with an id that cannot be has not answered."""

@@ -65,6 +65,8 @@ class DirectoryValidator(RecordValidatorBase):  # type: ignore[misc]
         self.forget_run: Callable[[bytes], None] = lambda key: None
         """Told the key of a run spec that gives way to a newer one."""
         self.on_unknown_run: Callable[[str], None] = lambda run_digest: None
+        self.turned_away: dict[str, str] = {}
+        """Peers through which the node was to begin, and that refused it: why."""
         self._own: set[str] = set()
         self._runs: collections.OrderedDict[str, float] = collections.OrderedDict()
         self._members: dict[bytes, dict[bytes, tuple[float, int]]] = {}

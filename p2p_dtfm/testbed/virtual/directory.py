@@ -24,6 +24,9 @@ class VirtualDirectory:
         self._runs = network.shelf.setdefault("runs", {})
         self._presences = network.shelf.setdefault("presences", {})
 
+    def call_again_at(self, addresses: Sequence[str]) -> None:
+        """The shelf forgets nobody."""
+
     def seal(self, run_digest: str, key: bytes) -> None:
         """Nobody else reads this shelf."""
 
@@ -74,7 +77,7 @@ class VirtualDirectory:
         return held if isinstance(held, Signed) else None
 
     async def meet_again(self) -> bool:
-        return False  # the shelf forgets nobody
+        return False  # and so nobody is called
 
     async def meet(self, peer_ids: Sequence[str]) -> None:
         await self._reach()

@@ -37,6 +37,7 @@ class Background:
         local.life.spawn(acquaintances.keep_remembering(self._agreement))
         if membership.founds:
             local.life.spawn(acquaintances.look_for_the_lost(self._agreement))
+        local.life.spawn(acquaintances.ask_nearby_for_the_lost(self._agreement))
         if local.disk_limit_bytes:
             directory = local.home.run_directory(self._run.digest)
             local.life.spawn(keep_under(local.home.root, directory, local.disk_limit_bytes))

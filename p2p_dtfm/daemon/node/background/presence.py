@@ -139,6 +139,7 @@ class PresenceKeeping:
         if _own(addresses) != _own(record.addresses):
             log.info("this machine's addresses are others now: %s", ", ".join(addresses))
             way.doubt()
+            self._membership.acquaintances.look_around()
         self._told_s = now_s
         record.state_reachability(addresses, how)
         self._membership.set_record()

@@ -123,6 +123,28 @@ def test_a_founder_that_comes_back_to_nobody_does_not_found_anew(tmp_path: Path)
         asyncio.run(for_ever.run())
 
 
+def test_a_founder_that_is_paused_again_before_it_took_part_does_not_found_anew(
+    tmp_path: Path,
+) -> None:
+    """It came back as it was started then: with `--new` to a run of its own, at step 0."""
+    memory = memory_of(tmp_path)
+    write_memory(place_of(tmp_path, memory), memory)
+
+    async def pauses(daemon: Acting) -> int:
+        daemon.run_digest = memory.run_digest
+        return await pauses_as_it_starts(daemon)
+
+    async def pauses_as_it_starts(daemon: Acting) -> int:
+        daemon.pause("asked for")
+        return 0
+
+    settings = Settings(home=tmp_path, run="tiny", new=True, **EVER)
+    resident = Staged(settings, (pauses, pauses_as_it_starts, ends))
+    assert asyncio.run(resident.run()) == 0
+    came = [(it.settings.run, it.settings.new) for it in resident.daemons]
+    assert came == [("tiny", True), ("", False), ("", False)]
+
+
 NIGHT, DAY = datetime(2026, 3, 1, 23, 30), datetime(2026, 3, 2, 8, 0)
 AT_NIGHT: dict[str, Any] = {"hours": "22-07", "run": "tiny", **EVER}
 

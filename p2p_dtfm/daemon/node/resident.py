@@ -29,6 +29,7 @@ from p2p_dtfm.daemon.machine.hours import Hours, for_a_while, pause_seconds
 from p2p_dtfm.daemon.machine.life import RESUMED_S, ends_with_its_terminal, when_stdin_closes
 from p2p_dtfm.daemon.machine.owner.yields import REASONS, yields_of
 from p2p_dtfm.daemon.machine.settings import Settings
+from p2p_dtfm.daemon.node.returning import to_come_back
 from p2p_dtfm.daemon.telemetry.attention.attention import Attention
 from p2p_dtfm.daemon.telemetry.status import State, Status
 from p2p_dtfm.ports import now
@@ -147,10 +148,12 @@ class Resident:
                     continue
             if daemon.pause_reason is None:
                 return code
-            reason, met, run_digest = daemon.pause_reason, daemon.acquaintances(), daemon.run_digest
-            until_s = daemon.pause_until_s
+            reason, until_s = daemon.pause_reason, daemon.pause_until_s
+            met, run_digest = daemon.acquaintances(), daemon.run_digest
             del daemon
-            settings, past = _to_come_back(self._settings, met, run_digest), None
+            if run_digest:  # else it is still to come back to the one before, if there was one
+                settings = to_come_back(self._settings, met, run_digest)
+            past = None
             self._step_aside_if_may(reason, settings, until_s)
             if not await self._stay_away(reason, self._ends_by_itself(reason), until_s):
                 return 0
@@ -419,22 +422,3 @@ def _away(shown: DashboardState, status: Status, seen: Seen) -> DashboardState:
         next=(comes_back,) if is_paused else (),
     )
     return msgspec.structs.replace(shown, live=live, contribution=seen.given())
-
-
-def _to_come_back(settings: Settings, met: tuple[str, ...], run_digest: str) -> Settings:
-    """To the run that it was in, which it finds by what its home remembers, or as a newcomer to
-    those who were met; a founder's file may be another one by then."""
-    if not run_digest or not (settings.run or met or not settings.initial_peers):
-        return settings
-    changes: dict[str, Any] = {"new": False, "run_digest": run_digest}
-    if settings.run:
-        changes["run"] = "" if _is_remembered(settings, run_digest) else settings.run
-    elif settings.initial_peers:
-        changes["initial_peers"] = tuple(dict.fromkeys((*settings.initial_peers, *met)))
-    return settings.model_copy(update=changes)
-
-
-def _is_remembered(settings: Settings, run_digest: str) -> bool:
-    from p2p_dtfm.daemon.peers.home_memory import read_memory  # loaded by whoever took part
-
-    return read_memory(Home(settings.home).run_directory(run_digest)) is not None

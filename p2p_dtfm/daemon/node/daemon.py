@@ -67,6 +67,8 @@ class Daemon:
         self.status_api: StatusApi | None = None
         self._departure: Departure | None = None
         """Once it takes part."""
+        self.has_begun = False
+        """All is there to take part with, and others may count on it."""
 
     async def run(self, past: Past | None = None) -> int:
         """Returns the exit code. Raises `UserError`. `past`: of its home, if it was read."""
@@ -91,6 +93,7 @@ class Daemon:
             if departure is None:
                 log.info("left before it took part")
                 return 0
+            self.has_begun = True
             return await _until_end(departure)
 
     async def _start(self, stack: contextlib.AsyncExitStack, past: Past) -> Departure:

@@ -45,6 +45,7 @@ from p2p_dtfm.daemon.node.status_api import StatusApi
 from p2p_dtfm.daemon.peers.recall import Past, recall
 from p2p_dtfm.daemon.telemetry.event_files import EventFiles
 from p2p_dtfm.net.errors import P2PD_HAS_ENDED, Refused, Unreachable
+from p2p_dtfm.train.stage.device.failures import fault_of_device
 from p2p_dtfm.train.stage.emulated import emulated_flops_per_s
 from p2p_dtfm.train.stage.measure import exclusive_name, select_device
 
@@ -88,8 +89,10 @@ class Daemon:
             stack.callback(life.cancel_tasks)
             try:
                 departure = await life.unless_leaving(self._start(stack, past))
-            except Unreachable as error:
-                raise explained(error) from error
+            except Exception as error:
+                if (told := explained(error)) is error:
+                    raise
+                raise told from error
             if departure is None:
                 log.info("left before it took part")
                 return 0
@@ -252,10 +255,14 @@ async def _until_end(departure: Departure) -> int:
 
 
 def explained(error: BaseException) -> BaseException:
-    """What ended this daemon; other peers that are gone are no bug of it."""
+    """What ended this daemon; other peers that are gone, or a device, are no bug of it."""
     leaves = list(_leaves(error))
-    if not all(isinstance(leaf, Unreachable | Refused) for leaf in leaves):
-        return error
+    own = [leaf for leaf in leaves if not isinstance(leaf, Unreachable | Refused)]
+    if own:
+        if (fault := fault_of_device(own)) is None:
+            return error
+        log.warning("what PyTorch says of it: %s", own[0])
+        return fault
     if any(P2PD_HAS_ENDED in str(leaf) for leaf in leaves):
         return p2pd_has_ended()
     causes = "; ".join(dict.fromkeys(str(leaf) for leaf in leaves))

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from p2p_dtfm import __version__
-from p2p_dtfm.core.protocol.errors import UNREACHABLE, UserError
+from p2p_dtfm.core.protocol.errors import UNREACHABLE, DeviceFault, UserError
 from p2p_dtfm.daemon.dashboard.dashboard_host import DashboardHost
 from p2p_dtfm.daemon.dashboard.seen import Seen
 from p2p_dtfm.daemon.machine.away import Away, StepAside, as_plain
@@ -179,7 +179,8 @@ class Resident:
                 raise error
             log.warning("those met before are gone: %s", error.cause)
             return pauses
-        may_pass = self._comes_back and not daemon.has_begun
+        makes_way = isinstance(error, DeviceFault) and daemon.has_begun  # hours later, it may be
+        may_pass = makes_way or (self._comes_back and not daemon.has_begun)
         reason = in_vain(error, self._settings.home) if may_pass else ""
         if not reason:
             raise error

@@ -42,6 +42,7 @@ from p2p_dtfm.daemon.node.membership import Membership
 from p2p_dtfm.daemon.node.network import Network, p2pd_has_ended
 from p2p_dtfm.daemon.node.participation.participant import Participant
 from p2p_dtfm.daemon.node.status_api import StatusApi
+from p2p_dtfm.daemon.peers.reachability import own_addresses
 from p2p_dtfm.daemon.peers.recall import Past, recall
 from p2p_dtfm.daemon.telemetry.event_files import EventFiles
 from p2p_dtfm.net.errors import P2PD_HAS_ENDED, Refused, Unreachable
@@ -202,7 +203,7 @@ def _refuse_emulation_among_strangers(settings: Settings) -> None:
 
 async def _print_invitation(participant: Participant) -> None:
     run = participant.membership.run
-    addresses = await participant.network.host.addresses()
+    addresses = await own_addresses(participant.network.host)
     comes_back = participant.membership.acquaintances.comes_back
     what = "takes up" if comes_back or participant.checkpoints.saved else "founded"
     log.info("%s run %s (%s)", what, run.digest[:16], run.spec.name)

@@ -1,5 +1,7 @@
 """What an owner allows: hours, disk, and one daemon on an accelerator."""
 
+import asyncio
+import errno
 import os
 from collections.abc import Collection, Iterator
 from datetime import datetime, timedelta
@@ -209,6 +211,35 @@ def test_nor_does_one_of_another_device_while_a_daemon_comes_to_its_home(
     home.acquire()
     home.release()
     assert not goes_meanwhile.exists(), "else this test tests nothing"
+
+
+def test_a_disk_that_cannot_be_looked_at_for_a_moment_ends_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As one of another machine, or where an old run is being removed: a daemon that trained ended,
+    and it was called a bug."""
+    looked: list[int] = []
+
+    def trim(*_: object) -> int:
+        looked.append(1)
+        if len(looked) in (2, 3):
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return 0
+
+    monkeypatch.setattr(disk, "trim", trim)
+    monkeypatch.setattr(disk, "COUNT_EVERY_S", 0.01)
+    monkeypatch.setattr(disk, "LOOK_EVERY_S", 0.001)
+
+    async def looks() -> None:
+        keeping = asyncio.create_task(disk.keep_under(tmp_path, tmp_path / "run", 1))
+        async with asyncio.timeout(20):
+            while len(looked) < 5 and not keeping.done():
+                await asyncio.sleep(0.01)
+        assert not keeping.done()
+        keeping.cancel()
+
+    asyncio.run(looks())
+    assert caplog.text.count("Stale file handle") == 1, "once, as long as it lasts"
 
 
 # device -----------------------------------------------------------------------------------------

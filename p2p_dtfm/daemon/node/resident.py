@@ -58,7 +58,7 @@ log = logging.getLogger("p2p_dtfm")
 
 
 def _local_time() -> datetime:
-    return datetime.now().astimezone()
+    return now.at_home(now.wall_s())
 
 
 class Resident:

@@ -7,6 +7,7 @@ through thirty constructors. A thread that belongs to no task sees this machine'
 
 import time
 from contextvars import ContextVar
+from datetime import datetime
 from typing import Protocol
 
 _COUNTS_SLEEP: int | None = getattr(time, "CLOCK_BOOTTIME", None)
@@ -84,3 +85,11 @@ def awake_or_asleep_s() -> float:
 def block_ns(duration_ns: int) -> None:
     """Let this thread wait: for jobs of an executor."""
     _CLOCK.get().block_ns(duration_ns)
+
+
+def at_home(wall_s: float) -> datetime:
+    """That moment by the clocks where this machine is now: it may have been taken elsewhere since
+    the process began, and the C library looks by itself only once where that is."""
+    if hasattr(time, "tzset"):
+        time.tzset()
+    return datetime.fromtimestamp(wall_s).astimezone()

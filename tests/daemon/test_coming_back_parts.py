@@ -27,7 +27,7 @@ from p2p_dtfm.daemon.node.join.own_disk import why_not_alone
 from p2p_dtfm.daemon.node.join.run_joining import RunJoining
 from p2p_dtfm.daemon.node.local import Local
 from p2p_dtfm.daemon.node.network import Network
-from p2p_dtfm.daemon.node.resident import _to_come_back
+from p2p_dtfm.daemon.node.returning import to_come_back
 from p2p_dtfm.daemon.peers.home_memory import (
     Memory,
     acquaintance,
@@ -434,12 +434,12 @@ def test_who_looks_before_it_goes_alone_can_be_found_by_those_that_it_has_met(
 def test_after_a_pause_it_comes_back_as_it_was_started(tmp_path: Path) -> None:
     met = ("/ip4/192.0.2.7/tcp/4001/p2p/12D3KooWM4Tq2kcoqm7cK6wfTyt6ycm2EBUmoDZ5mYb9biyQ69cP",)
     digest = "ab" * 32
-    founder = _to_come_back(Settings(home=tmp_path, run="tiny", new=True), met, digest)
+    founder = to_come_back(Settings(home=tmp_path, run="tiny", new=True), met, digest)
     assert founder.run == "tiny" and not founder.new and not founder.initial_peers
     given = ("/ip4/192.0.2.8/tcp/1/p2p/12D3KooWKjKpe6EK24MqLPDpteHmy8Wc6Lt9csQ9x3RkQcxe322p",)
-    joiner = _to_come_back(Settings(home=tmp_path, initial_peers=given), met, digest)
+    joiner = to_come_back(Settings(home=tmp_path, initial_peers=given), met, digest)
     assert joiner.initial_peers == (*given, *met) and joiner.run_digest == digest
-    bare = _to_come_back(Settings(home=tmp_path), met, digest)
+    bare = to_come_back(Settings(home=tmp_path), met, digest)
     assert not bare.initial_peers and bare.run_digest == digest
 
 
@@ -455,7 +455,7 @@ def test_after_a_pause_a_founder_comes_back_to_its_run_and_not_to_the_file(
     if becomes == "changed":
         file.write_bytes(find_run_spec("tiny").read_bytes())
     settings = settings_of(tmp_path, run=str(file), new=True)
-    founder = _to_come_back(settings, (), memory.run_digest)
+    founder = to_come_back(settings, (), memory.run_digest)
     assert not founder.run and not founder.new
     assert recall(founder).recalled == memory
 
@@ -466,7 +466,7 @@ def test_who_paused_before_it_took_part_comes_back_as_it_was_started(tmp_path: P
         settings_of(tmp_path, run="tiny", new=True),
         settings_of(tmp_path, run_digest="ab" * 32),
     ):
-        assert _to_come_back(settings, (), "") == settings
+        assert to_come_back(settings, (), "") == settings
 
 
 def test_remembered_peers_that_are_no_nodes_of_the_directory_end_nothing(

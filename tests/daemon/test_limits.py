@@ -1,6 +1,9 @@
 """What an owner allows: hours, disk, and one daemon on an accelerator."""
 
+import asyncio
+import errno
 import os
+import time
 from collections.abc import Collection, Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -13,9 +16,10 @@ from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.daemon.machine import disk
 from p2p_dtfm.daemon.machine.disk import CHECKPOINTS_KEPT, size_of, trim
 from p2p_dtfm.daemon.machine.home import Home, all_below
-from p2p_dtfm.daemon.machine.hours import Hours
+from p2p_dtfm.daemon.machine.hours import Hours, for_a_while
 from p2p_dtfm.daemon.machine.locks import only_daemon_on
 from p2p_dtfm.daemon.machine.settings import Settings
+from p2p_dtfm.daemon.node.resident import Resident
 from p2p_dtfm.train.model.checkpoint import list_checkpoints, save_layers
 from p2p_dtfm.train.model.initial_state import InitialFile, InitialState
 from p2p_dtfm.train.model.layer_state import LayerState
@@ -49,6 +53,23 @@ def test_hours_left() -> None:
     assert hours is not None and str(hours) == "22:00-07:00"
     assert hours.left(datetime(2026, 1, 1, 6, 0)) == timedelta(minutes=58)
     assert hours.left(datetime(2026, 1, 1, 8, 0)) < timedelta(0)
+
+
+def test_hours_go_by_the_time_where_the_machine_is_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A laptop that was taken along trained by day. `TZ` stands here for /etc/localtime, which no
+    test may write: the C library reads either anew only when it is told to."""
+    resident = Resident(Settings(home=tmp_path))
+    try:
+        monkeypatch.setenv("TZ", "UTC0")
+        assert resident._now().utcoffset() == timedelta(0)
+        monkeypatch.setenv("TZ", "XYZ-5:30")
+        assert resident._now().utcoffset() == timedelta(hours=5, minutes=30)
+        assert "05:30;" in for_a_while(0.0, 0.0)
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 def test_always_is_no_hours() -> None:
@@ -209,6 +230,35 @@ def test_nor_does_one_of_another_device_while_a_daemon_comes_to_its_home(
     home.acquire()
     home.release()
     assert not goes_meanwhile.exists(), "else this test tests nothing"
+
+
+def test_a_disk_that_cannot_be_looked_at_for_a_moment_ends_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As one of another machine, or where an old run is being removed: a daemon that trained ended,
+    and it was called a bug."""
+    looked: list[int] = []
+
+    def trim(*_: object) -> int:
+        looked.append(1)
+        if len(looked) in (2, 3):
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return 0
+
+    monkeypatch.setattr(disk, "trim", trim)
+    monkeypatch.setattr(disk, "COUNT_EVERY_S", 0.01)
+    monkeypatch.setattr(disk, "LOOK_EVERY_S", 0.001)
+
+    async def looks() -> None:
+        keeping = asyncio.create_task(disk.keep_under(tmp_path, tmp_path / "run", 1))
+        async with asyncio.timeout(20):
+            while len(looked) < 5 and not keeping.done():
+                await asyncio.sleep(0.01)
+        assert not keeping.done()
+        keeping.cancel()
+
+    asyncio.run(looks())
+    assert caplog.text.count("Stale file handle") == 1, "once, as long as it lasts"
 
 
 # device -----------------------------------------------------------------------------------------

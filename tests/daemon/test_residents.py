@@ -1,8 +1,10 @@
 """Who stays resident, from one daemon to the next: with what it comes back, and whether it does."""
 
 import asyncio
+import errno
 import os
 import signal
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -21,6 +23,7 @@ from p2p_dtfm.daemon.machine.settings import Settings
 from p2p_dtfm.daemon.node import resident as resident_module
 from p2p_dtfm.daemon.node.resident import Resident
 from p2p_dtfm.daemon.peers.home_memory import write_memory
+from p2p_dtfm.daemon.telemetry.attention.watch import Notice
 from p2p_dtfm.web.state import DashboardState, Live
 from tests.daemon.test_memory import memory_of, place_of
 
@@ -33,6 +36,7 @@ class Acting:
         self.pause_reason: str | None = None
         self.pause_until_s: float | None = None
         self.run_digest = ""
+        self.has_begun = False
         self.observer = SimpleNamespace(state=DashboardHost().state)
         self._act = act
 
@@ -65,6 +69,7 @@ class Staged(Resident):
         super().__init__(settings, clock)
         self.daemons: list[Acting] = []
         self.away_for: list[str] = []
+        self.away_until_s: list[float | None] = []
         self._acts = iter(acts)
         self._loads = loads
 
@@ -77,6 +82,7 @@ class Staged(Resident):
 
     async def _stay_away(self, reason: str, by_itself: bool, until_s: float | None = None) -> bool:
         self.away_for.append(reason)
+        self.away_until_s.append(until_s)
         return True
 
 
@@ -121,6 +127,148 @@ def test_a_founder_that_comes_back_to_nobody_does_not_found_anew(tmp_path: Path)
     for_ever = Staged(settings, (pauses, is_cut_off, is_cut_off))
     with pytest.raises(UserError, match="a peer is gone"):
         asyncio.run(for_ever.run())
+
+
+def test_a_founder_that_is_paused_again_before_it_took_part_does_not_found_anew(
+    tmp_path: Path,
+) -> None:
+    """It came back as it was started then: with `--new` to a run of its own, at step 0."""
+    memory = memory_of(tmp_path)
+    write_memory(place_of(tmp_path, memory), memory)
+
+    async def pauses(daemon: Acting) -> int:
+        daemon.run_digest = memory.run_digest
+        return await pauses_as_it_starts(daemon)
+
+    async def pauses_as_it_starts(daemon: Acting) -> int:
+        daemon.pause("asked for")
+        return 0
+
+    settings = Settings(home=tmp_path, run="tiny", new=True, **EVER)
+    resident = Staged(settings, (pauses, pauses_as_it_starts, ends))
+    assert asyncio.run(resident.run()) == 0
+    came = [(it.settings.run, it.settings.new) for it in resident.daemons]
+    assert came == [("tiny", True), ("", False), ("", False)]
+
+
+async def pauses(daemon: Acting) -> int:
+    daemon.pause("asked for")
+    return 0
+
+
+def raises(error: Exception, has_begun: bool = False) -> Callable[[Acting], Awaitable[int]]:
+    async def act(daemon: Acting) -> int:
+        daemon.has_begun = has_begun
+        raise error
+
+    return act
+
+
+TOO_LARGE = UserError("the run is too large for this machine", "close other programs")
+PASSING = [
+    (TOO_LARGE, TOO_LARGE.cause),
+    (OSError(errno.ENOSPC, "No space left on device", "life.json"), "a disk is full: "),
+    (OSError(errno.ESTALE, "Stale file handle", "life.json"), "Stale file handle"),
+]
+
+
+@pytest.mark.parametrize(("error", "cause"), PASSING)
+def test_what_may_pass_keeps_who_comes_back_from_a_pause_away_for_a_while(
+    tmp_path: Path, error: Exception, cause: str
+) -> None:
+    """A game had the memory in that minute, or a disk was full: it ended, and no service starts
+    again what has ended for such a reason. Nobody had been asked, and nobody watched."""
+    settings = Settings(home=tmp_path, run="tiny", **EVER)
+    resident = Staged(settings, (pauses, raises(error), raises(error), ends))
+    assert asyncio.run(resident.run()) == 0
+    assert all(it.startswith("cannot take part now: ") for it in resident.away_for[1:])
+    assert all(cause in reason for reason in resident.away_for[1:])
+    assert len(resident.away_for) == 3 and resident.away_until_s[0] is None
+    assert all(until_s and until_s > time.time() + 60 for until_s in resident.away_until_s[1:])
+    assert resident.daemons[3].settings == resident.daemons[1].settings
+
+
+def test_so_it_does_who_was_outside_its_hours_or_made_way_when_it_was_started(
+    tmp_path: Path,
+) -> None:
+    settings = Settings(home=tmp_path, **AT_NIGHT)
+    clock = [DAY]
+    resident = Staged(settings, (raises(TOO_LARGE), ends), lambda: clock[0])
+    assert asyncio.run(resident.run()) == 0
+    assert resident.away_for[0] == "takes part in the hours 22:00-07:00 only"
+    assert TOO_LARGE.cause in resident.away_for[1]
+
+
+LASTING = UserError("run tiny is complete", exit_code=5)
+
+
+@pytest.mark.parametrize(
+    "acts",
+    [
+        (raises(TOO_LARGE),),
+        (raises(PASSING[1][0]),),
+        (pauses, raises(LASTING)),
+        (pauses, raises(TOO_LARGE, has_begun=True)),
+    ],
+)
+def test_a_first_start_and_what_does_not_pass_end_it(
+    tmp_path: Path, acts: Sequence[Callable[[Acting], Awaitable[int]]]
+) -> None:
+    """Somebody watches, another try would come to the same, or it took part by then."""
+    resident = Staged(Settings(home=tmp_path, run="tiny", **EVER), acts)
+    with pytest.raises((UserError, OSError)):
+        asyncio.run(resident.run())
+    assert len(resident.away_for) == len(acts) - 1
+
+
+def test_who_pauses_while_it_comes_back_in_vain_is_paused(tmp_path: Path) -> None:
+    """For as long as was said: it is not for it to try again meanwhile."""
+
+    async def pauses_in_vain(daemon: Acting) -> int:
+        daemon.pause("asked for again")
+        raise TOO_LARGE
+
+    resident = Staged(Settings(home=tmp_path, run="tiny", **EVER), (pauses, pauses_in_vain, ends))
+    assert asyncio.run(resident.run()) == 0
+    assert resident.away_for == ["asked for", "asked for again"]
+    assert resident.away_until_s == [None, None]
+
+
+class Told(Staged):
+    """With what it sends to who asked to be told."""
+
+    def __init__(self, home: Path, acts: Sequence[Callable[[Acting], Awaitable[int]]]) -> None:
+        super().__init__(Settings(home=home, run="tiny", **EVER), acts)
+        self.notices: list[Notice] = []
+        self._attention._outbox = SimpleNamespace(send=self.notices.append, close=self._close)  # type: ignore[assignment]
+
+    async def _close(self) -> None:
+        """Nothing waits."""
+
+
+def test_that_it_cannot_take_part_is_told_once(tmp_path: Path) -> None:
+    in_vain = raises(TOO_LARGE)
+    resident = Told(tmp_path, (pauses, in_vain, in_vain, pauses, in_vain, ends))
+    assert asyncio.run(resident.run()) == 0
+    assert [(it.kind, TOO_LARGE.cause in it.text) for it in resident.notices] == [
+        ("problem", True)
+    ] * 2
+
+
+@pytest.mark.parametrize(
+    ("error", "is_bug"),
+    [(PASSING[1][0], False), (OSError(errno.EINVAL, "x"), True), (ValueError("x"), True)],
+)
+def test_a_full_disk_is_no_bug_to_who_asked_to_be_told(
+    tmp_path: Path, error: Exception, is_bug: bool
+) -> None:
+    """The terminal said that it is full, and the webhook that this program has a bug."""
+    resident = Told(tmp_path, (raises(error),))
+    with pytest.raises(type(error)):
+        asyncio.run(resident.run())
+    (notice,) = resident.notices
+    assert ("bug" in notice.text) is is_bug
+    assert is_bug or "a disk is full" in notice.text
 
 
 NIGHT, DAY = datetime(2026, 3, 1, 23, 30), datetime(2026, 3, 2, 8, 0)

@@ -44,16 +44,17 @@ def readable(template: str) -> str:
     return template.replace(_WILD, "…")
 
 
+_RAISED = ("UserError", "DeviceFault")
 _SAYS_ITSELF = ("AnotherRun", "NoTextField", "NobodyTrains", "RunComplete")
 """Classes whose own text becomes an error's."""
 
 
 def _templates(path: Path) -> Iterator[str]:
     source = path.read_text(encoding="utf-8")
-    if not any(name in source for name in ("UserError", *_SAYS_ITSELF)):
+    if not any(name in source for name in (*_RAISED, *_SAYS_ITSELF)):
         return  # to parse all takes seconds
     tree = ast.parse(source)
-    calls = [node for node in ast.walk(tree) if _name(node) == "UserError"]
+    calls = [node for node in ast.walk(tree) if _name(node) in _RAISED]
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef) and node.name in _SAYS_ITSELF:
             calls += [inner for inner in ast.walk(node) if _name(inner) == "__init__"]

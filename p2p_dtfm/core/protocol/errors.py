@@ -27,6 +27,13 @@ class UserError(Exception):
         return "\n".join(lines)
 
 
+class DeviceFault(UserError):
+    """What computes has failed, or has no memory left. In a while it may be as before."""
+
+    def __init__(self, cause: str, fixes: tuple[str, ...]) -> None:
+        super().__init__(cause, fixes, exit_code=1)
+
+
 class PeerFault(Exception):
     """Another peer sent what no correct peer sends. It costs that peer its connection."""
 

@@ -59,11 +59,19 @@ class _Removable:
 
 async def keep_under(home: Path, run_directory: Path, limit_bytes: int) -> None:
     """Look now and then, until cancelled, and remove what must go."""
-    told = False
+    told = has_failed = False
     checkpoints = run_directory / "checkpoints"
     while True:
         seen_ns = changed_ns(checkpoints)
-        used_bytes = await asyncio.to_thread(trim, home, run_directory, limit_bytes)
+        try:
+            used_bytes = await asyncio.to_thread(trim, home, run_directory, limit_bytes)
+        except OSError as error:  # of another machine's disk, or what is removed in this moment
+            level = logging.DEBUG if has_failed else logging.WARNING
+            log.log(level, "what %s holds cannot be counted now: %s", home, error)
+            has_failed = True
+            await asyncio.sleep(COUNT_EVERY_S)
+            continue
+        has_failed = False
         if used_bytes > limit_bytes and not told:
             log.warning(
                 "%s holds %s, more than the limit of %s: nothing more may be removed",

@@ -81,6 +81,11 @@ def fault_of_home(error: OSError, home: Path) -> str:
     return f"cannot use {name}: {error.strerror}" if is_in_home else ""
 
 
+def fault_of_disk(error: OSError, home: Path) -> str:
+    """What is wrong with this machine, where that is why this was raised; else empty."""
+    return f"a disk is full: {error}" if is_full(error) else fault_of_home(error, home)
+
+
 def all_below(directory: Path, but: Path | None = None) -> Iterator[Path]:
     """Files and directories, but for one directory in it and what is below that. `Path.rglob` fails
     where another removes one meanwhile."""

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from p2p_dtfm.ports import now
+
 _TIME = r"([01]?\d|2[0-3])(:[0-5]\d)?"
 HOURS_PATTERN = rf"^({_TIME}-({_TIME}|24(:00)?))?$"
 """A day ends at 24:00: what ends later, as 00:30-24:30, would mean never, or another time."""
@@ -71,6 +73,6 @@ def pause_seconds(parameters: Mapping[str, str]) -> float:
 
 def for_a_while(until_s: float, now_s: float) -> str:
     """Why a peer is away."""
-    at = datetime.fromtimestamp(until_s).astimezone()
+    at = now.at_home(until_s)
     day = f"{at:%A}" if until_s - now_s < _WEEKDAY_TELLS_S else f"{at:%A %Y-%m-%d}"
     return f"its user asked for it, until {day} {at:%H:%M}; p2p-dtfm resume ends it before"

@@ -22,6 +22,7 @@ from p2p_dtfm.daemon.peers.home_memory import (
     write_memory,
 )
 from p2p_dtfm.daemon.peers.member_search import Found, MemberSearch, Sought
+from p2p_dtfm.daemon.peers.reachability import own_addresses
 from p2p_dtfm.daemon.peers.recall import Past
 from p2p_dtfm.daemon.peers.run_source import Run
 from p2p_dtfm.daemon.telemetry.status import State
@@ -246,7 +247,7 @@ class Acquaintances:
         """Tell those on the local network that ask for members of this run where this peer is."""
         if self._nearby is None:
             return
-        own = await self._network.host.addresses()
+        own = await own_addresses(self._network.host)
         ports = [end[1] for address in own if (end := far_end(address)) is not None]
         if ports:
             await self._nearby.answer(run_digest, ports[0], self._has_met, only_known=only_known)

@@ -42,9 +42,11 @@ from p2p_dtfm.daemon.node.membership import Membership
 from p2p_dtfm.daemon.node.network import Network, p2pd_has_ended
 from p2p_dtfm.daemon.node.participation.participant import Participant
 from p2p_dtfm.daemon.node.status_api import StatusApi
+from p2p_dtfm.daemon.peers.reachability import own_addresses
 from p2p_dtfm.daemon.peers.recall import Past, recall
 from p2p_dtfm.daemon.telemetry.event_files import EventFiles
 from p2p_dtfm.net.errors import P2PD_HAS_ENDED, Refused, Unreachable
+from p2p_dtfm.train.stage.device.failures import fault_of_device
 from p2p_dtfm.train.stage.emulated import emulated_flops_per_s
 from p2p_dtfm.train.stage.measure import exclusive_name, select_device
 
@@ -67,6 +69,8 @@ class Daemon:
         self.status_api: StatusApi | None = None
         self._departure: Departure | None = None
         """Once it takes part."""
+        self.has_begun = False
+        """All is there to take part with, and others may count on it."""
 
     async def run(self, past: Past | None = None) -> int:
         """Returns the exit code. Raises `UserError`. `past`: of its home, if it was read."""
@@ -86,11 +90,14 @@ class Daemon:
             stack.callback(life.cancel_tasks)
             try:
                 departure = await life.unless_leaving(self._start(stack, past))
-            except Unreachable as error:
-                raise explained(error) from error
+            except Exception as error:
+                if (told := explained(error)) is error:
+                    raise
+                raise told from error
             if departure is None:
                 log.info("left before it took part")
                 return 0
+            self.has_begun = True
             return await _until_end(departure)
 
     async def _start(self, stack: contextlib.AsyncExitStack, past: Past) -> Departure:
@@ -196,7 +203,7 @@ def _refuse_emulation_among_strangers(settings: Settings) -> None:
 
 async def _print_invitation(participant: Participant) -> None:
     run = participant.membership.run
-    addresses = await participant.network.host.addresses()
+    addresses = await own_addresses(participant.network.host)
     comes_back = participant.membership.acquaintances.comes_back
     what = "takes up" if comes_back or participant.checkpoints.saved else "founded"
     log.info("%s run %s (%s)", what, run.digest[:16], run.spec.name)
@@ -249,10 +256,14 @@ async def _until_end(departure: Departure) -> int:
 
 
 def explained(error: BaseException) -> BaseException:
-    """What ended this daemon; other peers that are gone are no bug of it."""
+    """What ended this daemon; other peers that are gone, or a device, are no bug of it."""
     leaves = list(_leaves(error))
-    if not all(isinstance(leaf, Unreachable | Refused) for leaf in leaves):
-        return error
+    own = [leaf for leaf in leaves if not isinstance(leaf, Unreachable | Refused)]
+    if own:
+        if (fault := fault_of_device(own)) is None:
+            return error
+        log.warning("what PyTorch says of it: %s", own[0])
+        return fault
     if any(P2PD_HAS_ENDED in str(leaf) for leaf in leaves):
         return p2pd_has_ended()
     causes = "; ".join(dict.fromkeys(str(leaf) for leaf in leaves))

@@ -19,22 +19,29 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from p2p_dtfm import __version__
-from p2p_dtfm.core.protocol.errors import UNREACHABLE, UserError
+from p2p_dtfm.core.protocol.errors import UNREACHABLE, DeviceFault, UserError
 from p2p_dtfm.daemon.dashboard.dashboard_host import DashboardHost
 from p2p_dtfm.daemon.dashboard.seen import Seen
 from p2p_dtfm.daemon.machine.away import Away, StepAside, as_plain
 from p2p_dtfm.daemon.machine.devices.together import for_all_devices
-from p2p_dtfm.daemon.machine.home import Home
+from p2p_dtfm.daemon.machine.home import Home, fault_of_disk
 from p2p_dtfm.daemon.machine.hours import Hours, for_a_while, pause_seconds
 from p2p_dtfm.daemon.machine.life import RESUMED_S, ends_with_its_terminal, when_stdin_closes
 from p2p_dtfm.daemon.machine.owner.yields import REASONS, yields_of
 from p2p_dtfm.daemon.machine.settings import Settings
+from p2p_dtfm.daemon.node.returning import (
+    IN_VAIN,
+    TRY_AGAIN_S,
+    in_vain,
+    shown_while_away,
+    to_come_back,
+)
 from p2p_dtfm.daemon.telemetry.attention.attention import Attention
 from p2p_dtfm.daemon.telemetry.status import State, Status
 from p2p_dtfm.ports import now
 from p2p_dtfm.ports.ctrl_c import ends_at_once
 from p2p_dtfm.web.api import LocalApi, explained, make_app
-from p2p_dtfm.web.state import DashboardState, Event, Live, Timeline, ViewState
+from p2p_dtfm.web.state import DashboardState, Event, Timeline, ViewState
 
 if TYPE_CHECKING:
     from p2p_dtfm.daemon.node.daemon import Daemon
@@ -51,7 +58,7 @@ log = logging.getLogger("p2p_dtfm")
 
 
 def _local_time() -> datetime:
-    return datetime.now().astimezone()
+    return now.at_home(now.wall_s())
 
 
 class Resident:
@@ -85,6 +92,10 @@ class Resident:
         self._is_within = False
         """It has been in its hours since it was decided that it takes part: from their end on it
         does not, be it that they end, or the clock is put right, while the program loads."""
+        self._comes_back = away is not None
+        """It has been away: what it begins now it begins by itself, and nobody watches."""
+        self._is_held_up = away is not None and away.reason.startswith(IN_VAIN)
+        """It was to take part when it was last away, and could not: this was told."""
         self._told_to_leave = asyncio.Event()
         """After it was decided that it takes part again: what has been told before there is a
         daemon that hears of it."""
@@ -111,8 +122,10 @@ class Resident:
             raise
         except StepAside:
             raise
-        except Exception:
-            self._attention.ended(self.state(), "p2p-dtfm has a bug; what it was is in its log")
+        except Exception as error:
+            fault = fault_of_disk(error, self._settings.home) if isinstance(error, OSError) else ""
+            cause = fault or "p2p-dtfm has a bug; what it was is in its log"
+            self._attention.ended(self.state(), cause)
             raise
         finally:
             await self._attention.close()
@@ -135,25 +148,50 @@ class Resident:
                 daemon.come_as_founder()
             try:
                 code = await self._take_part_within_hours(daemon, past)
-            except UserError as error:
-                pauses = daemon.pause_reason is not None
-                if error.exit_code != UNREACHABLE or (settings is last_resort and not pauses):
-                    raise
-                log.warning("those met before are gone: %s", error.cause)
-                if not pauses:
+                reason, until_s = daemon.pause_reason, daemon.pause_until_s
+                self._is_held_up = False
+            except (UserError, OSError) as error:
+                reason, until_s = self._why_away(error, daemon, settings is last_resort)
+                if reason is None:  # as it was started
                     if not self._settings.run:  # by which a founder might found anew
                         settings = self._settings
                     last_resort, past = settings, None
                     continue
-            if daemon.pause_reason is None:
+            if reason is None:
                 return code
-            reason, met, run_digest = daemon.pause_reason, daemon.acquaintances(), daemon.run_digest
-            until_s = daemon.pause_until_s
+            met, run_digest, past = daemon.acquaintances(), daemon.run_digest, None
             del daemon
-            settings, past = _to_come_back(self._settings, met, run_digest), None
+            if run_digest:  # else it is still to come back to the one before, if there was one
+                settings = to_come_back(self._settings, met, run_digest)
             self._step_aside_if_may(reason, settings, until_s)
             if not await self._stay_away(reason, self._ends_by_itself(reason), until_s):
                 return 0
+            self._comes_back = True
+
+    def _why_away(
+        self, error: UserError | OSError, daemon: "Daemon", is_last_resort: bool
+    ) -> tuple[str | None, float | None]:
+        """Of a daemon that this has ended: for what and until when it is away, by the clock on the
+        wall; None where it is to try elsewhere at once. Raises what is the end."""
+        pauses = daemon.pause_reason, daemon.pause_until_s
+        if isinstance(error, UserError) and error.exit_code == UNREACHABLE:
+            if is_last_resort and daemon.pause_reason is None:
+                raise error
+            log.warning("those met before are gone: %s", error.cause)
+            return pauses
+        makes_way = isinstance(error, DeviceFault) and daemon.has_begun  # hours later, it may be
+        may_pass = makes_way or (self._comes_back and not daemon.has_begun)
+        reason = in_vain(error, self._settings.home) if may_pass else ""
+        if not reason:
+            raise error
+        is_explained = isinstance(error, UserError) or fault_of_disk(error, self._settings.home)
+        log.warning("%s", reason, exc_info=None if is_explained else error)
+        if daemon.pause_reason is not None:
+            return pauses
+        if not self._is_held_up:
+            self._attention.held_up(self.state(), reason)
+        self._is_held_up = True
+        return reason, now.wall_s() + TRY_AGAIN_S
 
     async def _wait_to_begin(self) -> Settings | None:
         """With what to take part, once it may; None if it is to end instead."""
@@ -161,7 +199,7 @@ class Resident:
             goes_on = await self._stay_away(away.reason, away.by_itself, away.until_s)
             return Settings.model_validate(away.come_back) if goes_on else None
         why = await self._not_now()
-        self._is_within = why is None
+        self._is_within, self._comes_back = why is None, why is not None
         goes_on = why is None or await self._stay_away(why, by_itself=True)
         return self._settings if goes_on else None
 
@@ -222,10 +260,12 @@ class Resident:
         finally:
             for task in watching:
                 task.cancel()
-            self._last_state = daemon.observer.state()
-            await self._attention.look(self._last_state)
+            state = daemon.observer.state()
+            await self._attention.look(state)
             if daemon.run_digest:
                 self._last = daemon.status_json()
+            if daemon.run_digest or self._last_state is None:  # a try in vain has nothing to show
+                self._last_state = state
 
     async def _watch_hours(self, daemon: "Daemon") -> None:
         """Pause when the hours end; who resumed outside of them takes part until they end next."""
@@ -305,7 +345,7 @@ class Resident:
         self._seen.events.add(Event(round(now.wall_s(), 3), "note", f"paused: {reason}"))
         shown = self._shown_while_away()
         buttons = for_all_devices(home.root, {"resume": resume, "leave": leave})
-        self._dashboard.show(lambda: _away(shown, status, self._seen), buttons)
+        self._dashboard.show(lambda: shown_while_away(shown, status, self._seen), buttons)
         _release_memory()  # now that nothing shows the daemon any more
         readers = {
             "status": lambda: self._status_json(status),
@@ -348,7 +388,7 @@ class Resident:
             if going_on.result():  # for half a minute, where it is slow, it loads the program
                 status.say(State.STARTING, Status.reason)
                 buttons = for_all_devices(home.root, {"leave": leave})
-                self._dashboard.show(lambda: _away(shown, status, self._seen), buttons)
+                self._dashboard.show(lambda: shown_while_away(shown, status, self._seen), buttons)
             return going_on.result()
         finally:
             self.decide = None
@@ -396,45 +436,3 @@ def _release_memory() -> None:
         from p2p_dtfm.train.stage.measure import release_memory
 
         release_memory()
-
-
-def _away(shown: DashboardState, status: Status, seen: Seen) -> DashboardState:
-    """The same, with the present time, day and state, without figures that only training has."""
-    before, is_paused = shown.live, status.state is State.PAUSED
-    comes_back = "p2p-dtfm resume, or the dashboard's Resume, takes part again"
-    live = Live(
-        time_s=round(now.wall_s(), 3),
-        version=before.version,
-        peer_id=before.peer_id,
-        name=before.name,
-        state=status.state.value,
-        reason=status.reason,
-        since_s=round(status.since_s, 3),
-        step=before.step,
-        loss=before.loss,
-        held_out_loss=before.held_out_loss,
-        committed_here=before.committed_here,
-        undone_here=before.undone_here,
-        marks=before.marks,
-        next=(comes_back,) if is_paused else (),
-    )
-    return msgspec.structs.replace(shown, live=live, contribution=seen.given())
-
-
-def _to_come_back(settings: Settings, met: tuple[str, ...], run_digest: str) -> Settings:
-    """To the run that it was in, which it finds by what its home remembers, or as a newcomer to
-    those who were met; a founder's file may be another one by then."""
-    if not run_digest or not (settings.run or met or not settings.initial_peers):
-        return settings
-    changes: dict[str, Any] = {"new": False, "run_digest": run_digest}
-    if settings.run:
-        changes["run"] = "" if _is_remembered(settings, run_digest) else settings.run
-    elif settings.initial_peers:
-        changes["initial_peers"] = tuple(dict.fromkeys((*settings.initial_peers, *met)))
-    return settings.model_copy(update=changes)
-
-
-def _is_remembered(settings: Settings, run_digest: str) -> bool:
-    from p2p_dtfm.daemon.peers.home_memory import read_memory  # loaded by whoever took part
-
-    return read_memory(Home(settings.home).run_directory(run_digest)) is not None

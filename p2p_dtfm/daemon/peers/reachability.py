@@ -23,7 +23,7 @@ from p2p_dtfm.net.contacts.addresses import (
     parse_address,
 )
 from p2p_dtfm.net.contacts.calling import put_newest
-from p2p_dtfm.net.errors import Refused, Unreachable
+from p2p_dtfm.net.errors import P2PD_HAS_ENDED, Refused, Unreachable
 from p2p_dtfm.net.libp2p.port import HostPort
 from p2p_dtfm.net.nat.dial_back import CallBacks, SeenAddress
 from p2p_dtfm.net.nat.punching import Punching
@@ -39,8 +39,27 @@ ASK_WHO_IS_CERTAIN_S = 600.0
 """Routers forget what they forward."""
 PUNCH_AGAIN_S = 600.0
 PEERS_REMEMBERED = 1024
+OWN_AGAIN_S = 1.0
+OWN_PATIENCE_S = 60.0
 
 log = logging.getLogger("p2p_dtfm")
+
+
+async def own_addresses(host: HostPort) -> tuple[str, ...]:
+    """Of this peer. Its p2pd may have no time to say, as where the machine swaps, or all of it
+    measures: it is asked again. None if it says nothing for long; whoever needs them is told later
+    (`daemon.node.background.presence`). Raises `Unreachable` once it has ended."""
+    end_s = now.monotonic_s() + OWN_PATIENCE_S
+    while True:
+        try:
+            return await host.addresses()
+        except Unreachable as error:
+            if P2PD_HAS_ENDED in error.cause:
+                raise
+            log.debug("own addresses: %s", error)
+            if now.monotonic_s() >= end_s:
+                return ()
+        await asyncio.sleep(OWN_AGAIN_S)
 
 
 @dataclass(frozen=True)
@@ -101,7 +120,7 @@ class ReachabilityService:
 
     async def _note_ports(self) -> None:
         """A router that starts again may forward another one."""
-        own = [end for at in await self._host.addresses() if (end := far_end(at)) is not None]
+        own = [end for at in await own_addresses(self._host) if (end := far_end(at)) is not None]
         self._listen_port = next((port for _, port in own), 0)
         self._ports = tuple(dict.fromkeys(port for _, port in own))
 

@@ -19,6 +19,7 @@ from p2p_dtfm.daemon.node.local import Local
 from p2p_dtfm.daemon.node.network import Network
 from p2p_dtfm.daemon.peers.discovery import find_run
 from p2p_dtfm.daemon.peers.member_search import Found
+from p2p_dtfm.daemon.peers.reachability import own_addresses
 from p2p_dtfm.daemon.peers.run_source import (
     Run,
     RunComplete,
@@ -112,7 +113,7 @@ class Leads:
         """Of the initial peers, and of whoever else is found. Raises `UserError`."""
         self._local.status.say(State.JOINING, "asks which run is trained here")
         initial = peer_ids_of(self._local.settings.initial_peers)
-        own, error = await self._network.host.addresses(), None
+        own, error = await own_addresses(self._network.host), None
         while True:
             try:
                 peer_id, welcome = await find_run(

@@ -9,6 +9,7 @@ from p2p_dtfm.daemon.machine.resident_limit import within_resident_limit
 from p2p_dtfm.daemon.machine.settings import Settings
 from p2p_dtfm.daemon.node.local import Local
 from p2p_dtfm.daemon.node.network import Network
+from p2p_dtfm.daemon.peers.reachability import own_addresses
 from p2p_dtfm.daemon.peers.run_source import Run
 from p2p_dtfm.daemon.peers.self_record import SelfRecord
 from p2p_dtfm.daemon.telemetry.status import State
@@ -54,10 +55,11 @@ async def measure(local: Local, network: Network, run: Run) -> SelfRecord:
     measured = within_resident_limit(settings, measured)
     local.compute.device = device
     local.compute.stage_runner = local.world.stage_runner(measured, settings.device)
-    record = SelfRecord(network.me, run.digest, measured, await host.addresses(), network.probes)
+    own = await own_addresses(host)
+    record = SelfRecord(network.me, run.digest, measured, own, network.probes)
     record.state_name(settings.name)
     record.state_swarm({network.me.peer_id, *network.others()})
-    record.state_reachability(await host.addresses(), network.reachability.finding.reachability)
+    record.state_reachability(own, network.reachability.finding.reachability)
     if (shaper := host.shaper) is not None:
         record.state_line(shaper.uplink_bytes_per_s, shaper.downlink_bytes_per_s)
     await record.probe_all(

@@ -36,6 +36,11 @@ class Attention:
         for notice in self._watch.look(state, free_bytes, now.monotonic_s()):
             self._outbox.send(notice)
 
+    def held_up(self, state: DashboardState, cause: str) -> None:
+        """The daemon stays away, for this cause."""
+        if self._outbox is not None:
+            self._outbox.send(self._watch.held_up(state, cause))
+
     def ended(self, state: DashboardState, cause: str) -> None:
         """The daemon ends by itself, for this cause."""
         if self._outbox is not None:

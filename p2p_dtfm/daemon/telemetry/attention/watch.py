@@ -80,6 +80,11 @@ class Watch:
             steps = counted(state.live.step, "step")
             yield Notice("end", f"{run} is complete", f"{steps}{held_out}{given}. Thank you.")
 
+    def held_up(self, state: DashboardState, cause: str) -> Notice:
+        """The daemon would take part again, and cannot for now."""
+        run = state.run.name if state.run is not None else "p2p-dtfm"
+        return Notice("problem", f"{run}: something is wrong", cause)
+
     def ended(self, state: DashboardState, cause: str) -> Notice:
         """The daemon ends by itself for this cause, whatever it was told to do."""
         run = state.run.name if state.run is not None else "p2p-dtfm"

@@ -1,0 +1,73 @@
+"""Of a daemon that is away: what is shown, with what it comes back, and when it cannot yet."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from p2p_dtfm.core.protocol.errors import UNREACHABLE, UserError
+from p2p_dtfm.daemon.dashboard.seen import Seen
+from p2p_dtfm.daemon.machine.home import Home, fault_of_disk
+from p2p_dtfm.daemon.machine.settings import Settings
+from p2p_dtfm.daemon.telemetry.status import State, Status
+from p2p_dtfm.ports import now
+from p2p_dtfm.web.state import DashboardState, Live
+
+TRY_AGAIN_S = 300.0
+"""To load the program and to come to the others' view costs both: not all the time."""
+IN_VAIN = "cannot take part now: "
+_OF_NO_USE = (5, UNREACHABLE)
+"""Exit codes: another run is trained there, or none any more; or nobody answers, which its service
+takes for a reason to start it again."""
+
+
+def shown_while_away(shown: DashboardState, status: Status, seen: Seen) -> DashboardState:
+    """The same, with the present time, day and state, without figures that only training has."""
+    before, is_paused = shown.live, status.state is State.PAUSED
+    comes_back = "p2p-dtfm resume, or the dashboard's Resume, takes part again"
+    live = Live(
+        time_s=round(now.wall_s(), 3),
+        version=before.version,
+        peer_id=before.peer_id,
+        name=before.name,
+        state=status.state.value,
+        reason=status.reason,
+        since_s=round(status.since_s, 3),
+        step=before.step,
+        loss=before.loss,
+        held_out_loss=before.held_out_loss,
+        committed_here=before.committed_here,
+        undone_here=before.undone_here,
+        marks=before.marks,
+        next=(comes_back,) if is_paused else (),
+    )
+    return msgspec.structs.replace(shown, live=live, contribution=seen.given())
+
+
+def in_vain(error: UserError | OSError, home: Path) -> str:
+    """Why it stays away once more, where what was in the way may pass: memory that others have, a
+    full disk, a port or a device in use. Empty where another try would come to the same."""
+    if isinstance(error, OSError):
+        cause = fault_of_disk(error, home) or str(error)
+    else:
+        cause = "" if error.exit_code in _OF_NO_USE else error.cause
+    return cause and f"{IN_VAIN}{cause}; tries again in 5 minutes, or with p2p-dtfm resume"
+
+
+def to_come_back(settings: Settings, met: tuple[str, ...], run_digest: str) -> Settings:
+    """To the run that it was in, which it finds by what its home remembers, or as a newcomer to
+    those who were met; a founder's file may be another one by then."""
+    if not run_digest or not (settings.run or met or not settings.initial_peers):
+        return settings
+    changes: dict[str, Any] = {"new": False, "run_digest": run_digest}
+    if settings.run:
+        changes["run"] = "" if _is_remembered(settings, run_digest) else settings.run
+    elif settings.initial_peers:
+        changes["initial_peers"] = tuple(dict.fromkeys((*settings.initial_peers, *met)))
+    return settings.model_copy(update=changes)
+
+
+def _is_remembered(settings: Settings, run_digest: str) -> bool:
+    from p2p_dtfm.daemon.peers.home_memory import read_memory  # loaded by whoever took part
+
+    return read_memory(Home(settings.home).run_directory(run_digest)) is not None

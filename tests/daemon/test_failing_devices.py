@@ -1,0 +1,114 @@
+"""A device without memory, or that is gone, is no bug of the daemon that computed on it."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from p2p_dtfm.core.protocol.errors import DeviceFault, UserError
+from p2p_dtfm.daemon.machine.life import Life
+from p2p_dtfm.daemon.machine.settings import Settings
+from p2p_dtfm.daemon.node.daemon import _until_end, explained
+from p2p_dtfm.net.errors import Unreachable
+from p2p_dtfm.train.stage.device import failures
+from tests.daemon.test_residents import EVER, Acting, Staged, Told, ends
+
+SHORT = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+
+class Gone(RuntimeError):
+    """As PyTorch says it of a device that has failed; older ones have no class for it."""
+
+
+@pytest.fixture(autouse=True)
+def a_device_may_be_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(failures, "_FAILED", (Gone,))
+
+
+GONE = Gone("CUDA error: unspecified launch failure\nCUDA kernel errors might be reported later")
+
+
+def daemon_whose_task_raises(error: Exception) -> Any:
+    async def computes() -> None:
+        raise error
+
+    async def goes_on() -> None:
+        await asyncio.Event().wait()
+
+    life = Life(lambda: None)
+    life.spawn(computes())
+    local = SimpleNamespace(life=life)
+    host = SimpleNamespace(lost=asyncio.Event())
+    participant = SimpleNamespace(local=local, network=SimpleNamespace(host=host))
+    return SimpleNamespace(participant=participant, run_ended=goes_on)
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [(SHORT, "the device has no memory left"), (GONE, "unspecified launch failure")],
+)
+def test_a_device_that_fails_in_a_step_is_told_of_with_what_helps(
+    error: Exception, cause: str
+) -> None:
+    """It was called a bug, to be reported; and so it was by webhook."""
+    in_a_step = ExceptionGroup("step", [error, Unreachable("x", "stream reset")])
+
+    async def ended() -> None:
+        await _until_end(daemon_whose_task_raises(in_a_step))
+
+    with pytest.raises(UserError, match=cause) as caught:
+        asyncio.run(ended())
+    assert caught.value.exit_code == 1 and caught.value.fixes
+    assert "bug" not in caught.value.render() and "reported later" not in caught.value.cause
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        Gone("CUDA error: device-side assert triggered"),
+        Gone("CUDA error: an illegal memory access was encountered"),
+        RuntimeError("mat1 and mat2 shapes cannot be multiplied"),
+        ExceptionGroup("step", [SHORT, ValueError("ours")]),
+    ],
+)
+def test_what_this_program_did_wrong_on_a_device_stays_a_bug(error: Exception) -> None:
+    assert explained(error) is error
+
+
+def fails(error: Exception) -> Callable[[Acting], Any]:
+    async def act(daemon: Acting) -> int:
+        daemon.has_begun = True
+        told = explained(error)
+        assert isinstance(told, DeviceFault)
+        raise told
+
+    return act
+
+
+@pytest.mark.parametrize("error", [SHORT, GONE])
+def test_it_makes_way_and_takes_part_again_later(tmp_path: Path, error: Exception) -> None:
+    """As for any program of its owner's: a service had started it again in half a minute, found the
+    memory still taken, and ended for good."""
+    resident = Told(tmp_path, (fails(error), fails(error), ends))
+    assert asyncio.run(resident.run()) == 0
+    assert all("the device has" in reason for reason in resident.away_for)
+    assert len(resident.away_for) == 2 and all(resident.away_until_s)
+    (notice,) = resident.notices
+    assert "the device has" in notice.text and "bug" not in notice.text
+
+
+def test_a_device_that_fails_at_a_first_start_ends_it(tmp_path: Path) -> None:
+    """Somebody watches."""
+
+    async def fails_as_it_measures(daemon: Acting) -> int:
+        told = explained(SHORT)
+        assert isinstance(told, DeviceFault)
+        raise told
+
+    settings = Settings(home=tmp_path, run="tiny", **EVER)
+    with pytest.raises(UserError, match="no memory left"):
+        asyncio.run(Staged(settings, (fails_as_it_measures,)).run())

@@ -23,6 +23,10 @@ RETAINED_LIMIT = 16
 """Where more have a stage, contributions do not carry the Prepared of the last step."""
 
 
+_Reach = dict[tuple[ViewId, str], int]
+"""Versions, by view and peer."""
+
+
 class BelievedClaims:
     """Of the contributions to one view. `slack_steps`: by so many more a member may be behind
     another one, where contributions carry no Prepared."""
@@ -59,16 +63,22 @@ class BelievedClaims:
             return True
         if lineage is not None and self._is_elsewhere(present.view, version, lineage):
             return False
-        holders, fellows = set(plan.stage_holders()), self._fellows[present.view]
-        could_prove = lineage is not None and len(holders) <= RETAINED_LIMIT
+        could_prove = lineage is not None and len(plan.stage_holders()) <= RETAINED_LIMIT
         if not could_prove and self._shows(part, present.view, plan, version):
             return True
+        reach = self._own_steps if could_prove else self._reach
+        return self._is_let_stand(part, present.view, plan, version, reach)
+
+    def _is_let_stand(
+        self, part: Contribution, view: ViewId, plan: Plan, version: int, reach: _Reach
+    ) -> bool:
+        """Whether most of those that decide have come so far."""
+        holders, fellows = set(plan.stage_holders()), self._fellows[view]
         deciding = [each for each in fellows if each.member.peer_id in holders]
         if not deciding:
             deciding = [each for each in fellows if each is not part]
             version -= 1  # without a stage one may hear of a step a moment later
-        reach, slack = self._own_steps if could_prove else self._reach, self._slack_steps
-        reached = [reach[present.view, each.member.peer_id] + slack for each in deciding]
+        reached = [reach[view, each.member.peer_id] + self._slack_steps for each in deciding]
         against = sum(1 for step in reached if step < version)
         return against == 0 or against < len(reached) - against
 
@@ -105,9 +115,9 @@ def said_in(parts: Iterable[Contribution]) -> dict[Signed, None]:
     return dict.fromkeys(chain.from_iterable(map(passed_on, parts)))
 
 
-def _own_steps(parts: Sequence[Contribution]) -> dict[tuple[ViewId, str], int]:
+def _own_steps(parts: Sequence[Contribution]) -> _Reach:
     """Up to which version each peer has come in its view, by its own word."""
-    found: dict[tuple[ViewId, str], int] = {}
+    found: _Reach = {}
     for part in parts:
         if part.present is not None:
             key = part.present.view, part.member.peer_id
@@ -115,9 +125,7 @@ def _own_steps(parts: Sequence[Contribution]) -> dict[tuple[ViewId, str], int]:
     return found
 
 
-def _reach(
-    parts: Sequence[Contribution], own_steps: dict[tuple[ViewId, str], int]
-) -> dict[tuple[ViewId, str], int]:
+def _reach(parts: Sequence[Contribution], own_steps: _Reach) -> _Reach:
     """The same, or it was about to: by its Prepared in anybody's contribution. What it said in
     another view may have been given up."""
     found = dict(own_steps)

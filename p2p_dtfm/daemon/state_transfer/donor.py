@@ -292,7 +292,7 @@ class Donor:
             self._remove_unless_wanted({each.blob for each in before})
         return written
 
-    async def _put_offer(self, payload: bytes, of_end: bool) -> str:
+    async def _put_offer(self, payload: memoryview, of_end: bool) -> str:
         """Where there is no room beside what nobody fetches now, in the place of that.
 
         Raises `OSError`.

@@ -18,10 +18,10 @@ class Offers:
     def __init__(self, directory: Path, memory_limit_bytes: int = MEMORY_LIMIT_BYTES) -> None:
         self._store = BlobStore(directory)
         self._memory_limit_bytes = memory_limit_bytes
-        self._in_memory: dict[str, bytes] = {}
+        self._in_memory: dict[str, bytes | memoryview] = {}
         self._of_ends: set[str] = set()
 
-    def put(self, payload: bytes, of_end: bool = False) -> str:
+    def put(self, payload: bytes | memoryview, of_end: bool = False) -> str:
         """The digest. `of_end`: of the first layer or the last one, which a run may leave to some.
 
         Raises `OSError` if the disk takes nothing, and there is much in memory.
@@ -43,7 +43,7 @@ class Offers:
         """Whether it is on offer as the state of the first layer, or of the last one."""
         return digest in self._of_ends
 
-    def find(self, digest: str) -> Path | bytes | None:
+    def find(self, digest: str) -> Path | bytes | memoryview | None:
         """Raises `PeerFault` if `digest` is malformed."""
         return self._store.path(digest) or self._in_memory.get(digest)
 

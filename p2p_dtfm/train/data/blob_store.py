@@ -87,7 +87,7 @@ class BlobStore:
         """All blobs here, sorted."""
         return sorted(entry.name for entry in os.scandir(self.root) if is_digest(entry.name))
 
-    def put_bytes(self, payload: bytes) -> str:
+    def put_bytes(self, payload: bytes | memoryview) -> str:
         """Store `payload` and return its digest."""
         temporary = self.temporary_path()
         try:

@@ -344,7 +344,7 @@ def _check_layer(directory: Path, manifest: CheckpointManifest, layer: int) -> b
     return payload
 
 
-def _digest(payload: bytes) -> str:
+def _digest(payload: bytes | memoryview) -> str:
     return hashlib.blake2b(payload, digest_size=32).hexdigest()
 
 
@@ -367,7 +367,7 @@ def _step_of(directory: Path) -> int:
     return int(match[1])
 
 
-def _write_layer(directory: Path, layer: int, payload: bytes) -> LayerFile:
+def _write_layer(directory: Path, layer: int, payload: bytes | memoryview) -> LayerFile:
     disk.write_whole(layer_path(directory, layer), payload)
     return LayerFile(bytes=len(payload), digest=_digest(payload))
 

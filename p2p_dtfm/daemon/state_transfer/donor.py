@@ -16,6 +16,7 @@ import asyncio
 import logging
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from p2p_dtfm.core.cost_model.guardians import queued_bytes_limit
@@ -297,11 +298,12 @@ class Donor:
 
         Raises `OSError`.
         """
+        put = partial(self._offers.put, payload, of_end, self._compute.advanced)
         try:
-            return await asyncio.to_thread(self._offers.put, payload, of_end)
+            return await asyncio.to_thread(put)
         except OSError:
             self._remove_unless_wanted({each.blob for each in self._written.clear()})
-            return await asyncio.to_thread(self._offers.put, payload, of_end)
+            return await asyncio.to_thread(put)
 
     def _forget_step(self) -> None:
         self._copies.clear()

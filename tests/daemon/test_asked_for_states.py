@@ -112,7 +112,7 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
     hashed: list[int] = []
     to_bytes, file_digest = LayerState.to_bytes, LayerState.file_digest
 
-    def writes(state: LayerState) -> bytes:
+    def writes(state: LayerState) -> memoryview:
         written.append(state.layer)
         return to_bytes(state)
 

@@ -2,9 +2,11 @@
 
 import asyncio
 import itertools
+import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -19,8 +21,9 @@ from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.peers.wire import CutBegun
 from p2p_dtfm.daemon.state_transfer.cut_store import CutStore
 from p2p_dtfm.daemon.trainer.cut_transfers import Cuts, pause_s
+from p2p_dtfm.daemon.trainer.trainer import Trainer
 from p2p_dtfm.daemon.trainer.trainer_state import TrainerState
-from p2p_dtfm.train.model.layer_state import LayerState
+from p2p_dtfm.train.model.layer_state import LayerSnapshot, LayerState
 from tests.core.planning import Link, Peer, name_of, snapshot
 from tests.daemon.trainer_parts import SPEC, trainer_tools
 
@@ -156,6 +159,30 @@ def test_a_guardian_gets_what_the_states_were_at_the_cut(play: Callable[..., Non
             assert (restored.digest(), restored.version) == (digest, STEP)
 
     play(scenario)
+
+
+def test_a_kept_copy_becomes_a_state_beside_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As large as a layer is: whose heart does not beat meanwhile is taken for dead."""
+    copied_in: list[int] = []
+    to_bytes = LayerSnapshot.to_bytes
+
+    def noted(copy: LayerSnapshot) -> memoryview:
+        copied_in.append(threading.get_ident())
+        return to_bytes(copy)
+
+    async def scenario() -> None:
+        tools, states = trainer_tools(tmp_path), states_at(STEP)
+        trainer = Trainer(tools, Outlet())  # type: ignore[arg-type]
+        trainer.cuts = SimpleNamespace(find=lambda n, step: states[n].snapshot())  # type: ignore[assignment]
+        monkeypatch.setattr(LayerSnapshot, "to_bytes", noted)
+        assert await trainer._load(1, STEP)
+        assert trainer.states[1].digest() == states[1].digest()
+        tools.compute.close()
+
+    asyncio.run(scenario())
+    assert copied_in and threading.get_ident() not in copied_in
 
 
 def test_the_next_cut_begins_when_the_one_before_is_whole(play: Callable[..., None]) -> None:

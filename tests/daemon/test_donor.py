@@ -3,16 +3,18 @@
 import asyncio
 import itertools
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 import torch
 
 from p2p_dtfm.core.cost_model import guardians
 from p2p_dtfm.core.messages.prepared import StepOutcome
+from p2p_dtfm.core.protocol.canonical import digest_bytes
 from p2p_dtfm.core.protocol.snapshot import ViewId
 from p2p_dtfm.daemon.machine.compute import Compute
 from p2p_dtfm.daemon.peers.wire import FollowEnded, FollowLayers, LayerOffered, LayersCommitted
@@ -21,7 +23,8 @@ from p2p_dtfm.daemon.state_transfer.donor import SUBSCRIPTIONS_LIMIT, Donor
 from p2p_dtfm.daemon.state_transfer.offers import Offers
 from p2p_dtfm.daemon.state_transfer.places import KnownPlaces
 from p2p_dtfm.net.errors import Unreachable
-from p2p_dtfm.train.data import BlobStore
+from p2p_dtfm.ports import disk
+from p2p_dtfm.train.data import BlobStore, blob_store
 from p2p_dtfm.train.model.layer_state import LayerState
 from tests.core.builders import run_spec
 from tests.daemon.trainer_parts import settle
@@ -223,8 +226,8 @@ def test_a_state_is_there_though_one_of_the_same_bytes_goes_while_it_is_put(
         donor.committed(outcome(0))  # what is written is old now, and x may still fetch it
         put, loop, puts = donor._offers.put, asyncio.get_running_loop(), list[str]()
 
-        def put_while_x_goes(payload: bytes, of_end: bool = False) -> str:
-            puts.append(digest := put(payload, of_end))
+        def put_while_x_goes(payload: memoryview, *others: Any) -> str:
+            puts.append(digest := put(payload, *others))
             if len(puts) == 1:
                 loop.call_soon_threadsafe(donor.unsubscribe, "x", VIEW, first.number)
             return digest
@@ -235,6 +238,45 @@ def test_a_state_is_there_though_one_of_the_same_bytes_goes_while_it_is_put(
         await settle()
         (offered,) = line.heard_by("y", LayerOffered)
         assert blobs.digests() == [offered.blob] and len(puts) == 2
+
+    play(scenario)
+
+
+class _SlowDisk(disk.MachineDisk):
+    """It takes a piece when it is told to."""
+
+    def __init__(self) -> None:
+        self.pieces = threading.Semaphore(0)
+
+    def write(self, file: BinaryIO, payload: disk.Payload) -> None:
+        assert self.pieces.acquire(timeout=10)
+        super().write(file, payload)
+
+
+def test_who_writes_a_state_for_others_gets_on(play, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stands between two steps and waits for nobody: a large state on a slow disk takes longer
+    than anybody waits for who completes nothing."""
+    monkeypatch.setattr(blob_store, "_CHUNK_BYTES", 1 << 12)
+    slow = _SlowDisk()
+
+    async def scenario(donor: Donor, line: Line, blobs: BlobStore, states: dict) -> None:
+        disk.live_by(slow)
+        donor.subscribe("x", request({0: -1}))
+        offering = asyncio.create_task(donor.offer(states, 0))
+        compute, payload = donor._compute, states[0].to_bytes()
+        pieces = -(-len(payload) // (1 << 12))
+        assert pieces >= 3
+        while not compute.done_count:  # the copy of the state
+            await asyncio.sleep(0.001)
+        for done in range(1, pieces + 1):
+            assert compute.done_count == done and not offering.done()
+            slow.pieces.release()
+            while compute.done_count == done:
+                await asyncio.sleep(0.001)
+        await offering
+        await settle()
+        (offered,) = line.heard_by("x", LayerOffered)
+        assert offered.blob == digest_bytes(payload) and blobs.verify(offered.blob)
 
     play(scenario)
 

@@ -32,7 +32,7 @@ LAYERS = (0, 1, 2)
 def bytes_of(layer: int, version: int = STEP, last: int = 0) -> bytes:
     made = LayerState.genesis(SPEC, layer)
     made.version = version
-    payload = made.to_bytes()
+    payload = bytes(made.to_bytes())
     return payload[:-1] + bytes([payload[-1] ^ last])
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from p2p_dtfm.daemon.state_transfer.offers import Offers
+from p2p_dtfm.train.data import BlobStore
 
 
 def test_states_are_offered_from_memory_while_the_disk_takes_none(tmp_path: Path) -> None:
@@ -30,3 +31,18 @@ def test_a_state_is_on_disk_again_once_there_is_room(tmp_path: Path) -> None:
     second = offers.put(b"second")
     assert offers.find(first) == b"first"
     assert offers.find(second) == tmp_path / "offers" / second
+
+
+def test_a_state_of_an_end_is_known_as_one_before_anybody_can_fetch_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offers, known, name = Offers(tmp_path / "offers"), list[bool](), BlobStore._name
+
+    def named(store: BlobStore, temporary: Path, digest: str) -> str:
+        known.append(offers.is_of_ends(digest))
+        return name(store, temporary, digest)
+
+    monkeypatch.setattr(BlobStore, "_name", named)
+    offers.put(b"of the first layer", True)
+    offers.put(b"of another")
+    assert known == [True, False]

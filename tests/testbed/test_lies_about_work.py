@@ -155,7 +155,7 @@ def test_all_but_fellows_are_called_slow(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_noise_is_in_place_of_the_parameters_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     count = 3
     honest = b"header" + bytes(12 * count)
-    monkeypatch.setattr(LayerState, "to_bytes", lambda self: honest)
+    monkeypatch.setattr(LayerState, "to_bytes", lambda self: memoryview(honest))
     install(Lie("state", 0))
     given = LayerState.to_bytes(SimpleNamespace(parameter_count=count))  # type: ignore[arg-type]
     assert len(given) == len(honest) and given[:6] == b"header"

@@ -32,7 +32,7 @@ def test_bytes_read_back_as_the_same_state(spec: RunSpec, layer: int) -> None:
 
 def test_any_safetensors_reader_can_read_it(spec: RunSpec) -> None:
     state = trained(spec, 1)
-    tensors = safetensors.torch.load(state.to_bytes())
+    tensors = safetensors.torch.load(bytes(state.to_bytes()))
     assert len(tensors) == 3 * len(state.shapes)
     for name, parameter in state.module.named_parameters():
         assert torch.equal(tensors[f"parameter.{name}"], parameter)
@@ -66,7 +66,7 @@ def test_only_matrices_decay(spec: RunSpec) -> None:
 
 
 def test_foreign_bytes_are_refused(spec: RunSpec) -> None:
-    payload = trained(spec, 1).to_bytes()
+    payload = bytes(trained(spec, 1).to_bytes())
     other_run = LayerState.genesis(spec.model_copy(update={"seed": 9}), 1).to_bytes()
     bad = [
         b"",

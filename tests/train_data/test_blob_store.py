@@ -6,7 +6,7 @@ import pytest
 
 from p2p_dtfm.core.protocol.canonical import digest_bytes
 from p2p_dtfm.core.protocol.errors import PeerFault
-from p2p_dtfm.train.data import BlobStore, file_digest
+from p2p_dtfm.train.data import BlobStore, blob_store, file_digest
 
 
 @pytest.fixture
@@ -28,6 +28,19 @@ def test_bytes_and_files_come_back(store: BlobStore, tmp_path: Path) -> None:
     assert other == file_digest(file) == digest_bytes(file.read_bytes())
     assert store.path(other).stat().st_ino == file.stat().st_ino, "linked, not copied"
     assert store.digests() == sorted([digest, other])
+
+
+def test_what_is_written_here_is_not_read_again(
+    store: BlobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its digest is known by then; of a large one that took as long again."""
+    monkeypatch.setattr(blob_store, "file_digest", None)
+    monkeypatch.setattr(blob_store, "_CHUNK_BYTES", 2)
+    told: list[object] = []
+    digest = store.put_bytes(b"hello", lambda: told.append("a piece"), told.append)
+    assert digest == digest_bytes(b"hello") and told == ["a piece"] * 3 + [digest]
+    assert store.put_bytes(b"") == digest_bytes(b"")
+    assert [store.held(it).read_bytes() for it in (digest, digest_bytes(b""))] == [b"hello", b""]
 
 
 def test_putting_twice_leaves_one_file(store: BlobStore, tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def decode(payload: bytes, expected: type[Value], limit_bytes: int = 1 << 20) ->
     return value
 
 
-def digest_bytes(payload: bytes) -> str:
+def digest_bytes(payload: bytes | memoryview) -> str:
     """Hexadecimal BLAKE2b-256."""
     return hashlib.blake2b(payload, digest_size=32).hexdigest()
 

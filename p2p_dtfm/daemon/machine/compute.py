@@ -96,6 +96,7 @@ class Compute:
         self.busy_ns = 0
         self.done_count = 0
         """Grows with each piece of work that is done."""
+        self._counts = threading.Lock()
         self._waiting = 0
         self.stage_runner: Callable[..., StageRunner] = StageRunner
         """What runs a stage here: `stage_runner(spec, layer_states, recompute)`."""
@@ -135,6 +136,12 @@ class Compute:
             return await asyncio.get_running_loop().run_in_executor(executor, function)
         finally:
             self._waiting -= 1
+            self.advanced()
+
+    def advanced(self) -> None:
+        """A piece of other work is done, in whichever thread: who writes what is large for others
+        is not stuck."""
+        with self._counts:
             self.done_count += 1
 
     @property

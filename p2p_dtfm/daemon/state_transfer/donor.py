@@ -15,6 +15,7 @@ for it.
 import asyncio
 import logging
 from collections.abc import Collection
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from p2p_dtfm.core.cost_model.guardians import queued_bytes_limit
@@ -272,16 +273,17 @@ class Donor:
             self._remove_unless_wanted({each.blob for each in before})
         return written
 
-    async def _put_offer(self, payload: bytes, of_end: bool) -> str:
+    async def _put_offer(self, payload: memoryview, of_end: bool) -> str:
         """Where there is no room beside what nobody fetches now, in the place of that.
 
         Raises `OSError`.
         """
+        put = partial(self._offers.put, payload, of_end, self._compute.advanced)
         try:
-            return await asyncio.to_thread(self._offers.put, payload, of_end)
+            return await asyncio.to_thread(put)
         except OSError:
             self._remove_unless_wanted({each.blob for each in self._written.clear()})
-            return await asyncio.to_thread(self._offers.put, payload, of_end)
+            return await asyncio.to_thread(put)
 
     def _forget_step(self) -> None:
         self._copies.clear()

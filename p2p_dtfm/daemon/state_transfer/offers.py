@@ -1,6 +1,7 @@
 """States of layers on offer, by digest: files, or in memory while the disk takes none."""
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 from p2p_dtfm.core.protocol.canonical import digest_bytes
@@ -18,20 +19,25 @@ class Offers:
     def __init__(self, directory: Path, memory_limit_bytes: int = MEMORY_LIMIT_BYTES) -> None:
         self._store = BlobStore(directory)
         self._memory_limit_bytes = memory_limit_bytes
-        self._in_memory: dict[str, bytes] = {}
+        self._in_memory: dict[str, bytes | memoryview] = {}
         self._of_ends: set[str] = set()
 
-    def put(self, payload: bytes, of_end: bool = False) -> str:
+    def put(
+        self,
+        payload: bytes | memoryview,
+        of_end: bool = False,
+        wrote: Callable[[], None] = lambda: None,
+    ) -> str:
         """The digest. `of_end`: of the first layer or the last one, which a run may leave to some.
+        `wrote` hears of each piece that is done.
 
         Raises `OSError` if the disk takes nothing, and there is much in memory.
         """
-        digest = digest_bytes(payload)
-        if of_end:
-            self._of_ends.add(digest)
+        notes = self._of_ends.add if of_end else lambda digest: None
         try:
-            return self._store.put_bytes(payload)
+            return self._store.put_bytes(payload, wrote, notes)
         except OSError as error:
+            notes(digest := digest_bytes(payload))
             others = [len(other) for name, other in self._in_memory.items() if name != digest]
             if others and sum(others) + len(payload) > self._memory_limit_bytes:
                 raise
@@ -43,7 +49,7 @@ class Offers:
         """Whether it is on offer as the state of the first layer, or of the last one."""
         return digest in self._of_ends
 
-    def find(self, digest: str) -> Path | bytes | None:
+    def find(self, digest: str) -> Path | bytes | memoryview | None:
         """Raises `PeerFault` if `digest` is malformed."""
         return self._store.path(digest) or self._in_memory.get(digest)
 

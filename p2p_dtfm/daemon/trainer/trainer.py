@@ -394,7 +394,9 @@ class Trainer:
         and nobody has looked since."""
         stores, compute = self._tools.stores, self._tools.compute
         if (copy := self.cuts.find(layer, step)) is not None:
-            found = await compute.run(LayerState.from_bytes, self._spec, layer, copy.to_bytes())
+            found = await compute.run(
+                lambda: LayerState.from_bytes(self._spec, layer, copy.to_bytes())
+            )
         elif step == 0:
             found = await stores.initial.state(layer)
         else:

@@ -170,14 +170,14 @@ def give_noise(lie: Lie) -> None:
     """In place of the parameters."""
     honest = LayerState.to_bytes
 
-    def to_bytes(self: LayerState) -> bytes:
+    def to_bytes(self: LayerState) -> memoryview:
         payload = bytearray(honest(self))
         size = _FLOAT_BYTES * self.parameter_count
         chance = numpy.random.default_rng(0)
         noise = chance.standard_normal(self.parameter_count).astype("<f4").tobytes()
         end = len(payload) - _MOMENTS * size
         payload[end - size : end] = noise
-        return bytes(payload)
+        return memoryview(payload).toreadonly()
 
     put(LayerState, "to_bytes", to_bytes)
 

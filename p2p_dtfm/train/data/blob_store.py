@@ -87,13 +87,24 @@ class BlobStore:
         """All blobs here, sorted."""
         return sorted(entry.name for entry in os.scandir(self.root) if is_digest(entry.name))
 
-    def put_bytes(self, payload: bytes) -> str:
-        """Store `payload` and return its digest."""
-        temporary = self.temporary_path()
+    def put_bytes(
+        self,
+        payload: bytes | memoryview,
+        wrote: Callable[[], None] = lambda: None,
+        found: Callable[[str], None] = lambda digest: None,
+    ) -> str:
+        """Store `payload` and return its digest. `wrote` hears of each piece, and `found` of the
+        digest, before there is a blob of that name."""
+        temporary, hasher = self.temporary_path(), hashlib.blake2b(digest_size=32)
         try:
             with temporary.open("wb") as file:
-                disk.write(file, payload)
-            return self._name(temporary)
+                for start in range(0, len(payload) or 1, _CHUNK_BYTES):
+                    piece = memoryview(payload)[start : start + _CHUNK_BYTES]
+                    disk.write(file, piece)
+                    hasher.update(piece)
+                    wrote()
+            found(digest := hasher.hexdigest())
+            return self._name(temporary, digest)
         finally:
             temporary.unlink(missing_ok=True)
 
@@ -109,7 +120,7 @@ class BlobStore:
                 os.link(path, temporary, follow_symlinks=True)
             except OSError:  # another filesystem, or one without links
                 shutil.copyfile(path, temporary)
-            return self._name(temporary)
+            return self._name(temporary, file_digest(temporary))
         finally:
             temporary.unlink(missing_ok=True)
 
@@ -189,8 +200,7 @@ class BlobStore:
             raise PeerFault(f"digest that is not 64 hexadecimal digits: {digest[:80]!r}")
         return self.root / digest
 
-    def _name(self, temporary: Path) -> str:
-        digest = file_digest(temporary)
+    def _name(self, temporary: Path, digest: str) -> str:
         # Between two links to one file, rename does nothing and leaves both: the caller's unlink
         # of the temporary name takes care of that.
         os.replace(temporary, self._place(digest))

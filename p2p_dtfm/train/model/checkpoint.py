@@ -100,6 +100,64 @@ def layer_path(directory: Path, layer: int) -> Path:
     return directory / f"layer-{layer:04d}.safetensors"
 
 
+class OpenCheckpoint:
+    """One that is written a layer at a time: `begin`, `add` each, `end`.
+
+    A directory of the same run, step and lineage keeps its other layers; any other content is
+    replaced. All raise `CheckpointFailed`; what an earlier save wrote is then still sound, and what
+    this one wrote is gone: else a full disk would stay full of it.
+    """
+
+    def __init__(
+        self, root: Path, spec: RunSpec, step: int, committed_tokens: int, lineage: str = ""
+    ) -> None:
+        self.directory = checkpoint_directory(root, step)
+        self.written: set[int] = set()
+        self._files: dict[str, LayerFile] = {}
+        self._manifest = CheckpointManifest(
+            format=1,
+            run_digest=spec.digest(),
+            run_spec=spec.canonical_bytes().hex(),
+            step=step,
+            committed_tokens=committed_tokens,
+            lineage=lineage,
+            layers={},
+        )
+
+    def begin(self) -> None:
+        with _disk_errors(self.directory):
+            self.directory.mkdir(parents=True, exist_ok=True)
+            self._files = dict(self._named())
+            if not self._files:
+                (self.directory / _MANIFEST).unlink(missing_ok=True)
+
+    def add(self, layer: int, payload: bytes | memoryview) -> None:
+        """The file of its state at this step."""
+        with self._or_nothing():
+            self._files[str(layer)] = _write_layer(self.directory, layer, payload)
+        self.written.add(layer)
+
+    def end(self) -> None:
+        """From here on there is such a checkpoint."""
+        with self._or_nothing():
+            _write_manifest(
+                self.directory, msgspec.structs.replace(self._manifest, layers=self._files)
+            )
+
+    def _named(self) -> dict[str, LayerFile]:
+        return _same_checkpoint(self.directory, self._manifest)
+
+    @contextmanager
+    def _or_nothing(self) -> Iterator[None]:
+        with _disk_errors(self.directory):
+            try:
+                yield
+            except OSError:
+                for layer in self._files.keys() - self._named().keys():
+                    layer_path(self.directory, int(layer)).unlink(missing_ok=True)
+                raise
+
+
 def save_layers(
     root: Path,
     spec: RunSpec,
@@ -108,38 +166,15 @@ def save_layers(
     states: Iterable[LayerState | LayerSnapshot],
     lineage: str = "",
 ) -> Path:
-    """Write the layers' files, then the manifest; the directory of this step.
-
-    A directory of the same run, step and lineage keeps its other layers; any other content is
-    replaced. Raises `CheckpointFailed`; what an earlier save wrote is then still sound, and what
-    this one wrote is gone: else a full disk would stay full of it.
-    """
-    directory = checkpoint_directory(root, step)
-    manifest = CheckpointManifest(
-        format=1,
-        run_digest=spec.digest(),
-        run_spec=spec.canonical_bytes().hex(),
-        step=step,
-        committed_tokens=committed_tokens,
-        lineage=lineage,
-        layers={},
-    )
-    with _disk_errors(directory):
-        directory.mkdir(parents=True, exist_ok=True)
-        kept = _same_checkpoint(directory, manifest)
-        if not kept:
-            (directory / _MANIFEST).unlink(missing_ok=True)
-        files = dict(kept)
-        try:
-            for state in states:
-                assert state.version == step, (state.layer, state.version, step)
-                files[str(state.layer)] = _write_layer(directory, state.layer, state.to_bytes())
-            _write_manifest(directory, msgspec.structs.replace(manifest, layers=files))
-        except OSError:
-            for layer in files.keys() - _same_checkpoint(directory, manifest).keys():
-                layer_path(directory, int(layer)).unlink(missing_ok=True)
-            raise
-    return directory
+    """Write the layers' files, then the manifest; the directory of this step. Raises
+    `CheckpointFailed`: see `OpenCheckpoint`."""
+    opened = OpenCheckpoint(root, spec, step, committed_tokens, lineage)
+    opened.begin()
+    for state in states:
+        assert state.version == step, (state.layer, state.version, step)
+        opened.add(state.layer, state.to_bytes())
+    opened.end()
+    return opened.directory
 
 
 def add_layer_file(directory: Path, layer: int, source: Path) -> None:
@@ -376,7 +411,7 @@ def _unreadable(path: Path, error: Exception) -> UserError:
     return UserError(f"{path} cannot be read: {error}", f"make {path} readable")
 
 
-def _digest(payload: bytes) -> str:
+def _digest(payload: bytes | memoryview) -> str:
     return hashlib.blake2b(payload, digest_size=32).hexdigest()
 
 
@@ -399,7 +434,7 @@ def _step_of(directory: Path) -> int:
     return int(match[1])
 
 
-def _write_layer(directory: Path, layer: int, payload: bytes) -> LayerFile:
+def _write_layer(directory: Path, layer: int, payload: bytes | memoryview) -> LayerFile:
     disk.write_whole(layer_path(directory, layer), payload)
     return LayerFile(bytes=len(payload), digest=_digest(payload))
 

@@ -9,6 +9,7 @@ import hashlib
 import math
 import re
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -46,10 +47,9 @@ class LayerSnapshot:
     parts: tuple[Tensor, Tensor, Tensor]
     """Parameters, first moments, second moments: flat fp32."""
 
-    def to_bytes(self) -> bytes:
+    def to_bytes(self) -> memoryview:
         """A safetensors file; equal states have equal bytes."""
-        header = _header(self.run_digest, self.layer, self.version, self.shapes)
-        return b"".join([header, *(part.numpy().data.cast("B") for part in self.parts)])
+        return _file_of(_header(self.run_digest, self.layer, self.version, self.shapes), self.parts)
 
     def file_digest(self) -> bytes:
         """The first bytes of the digest of what `to_bytes` gives, as Prepared states it."""
@@ -245,9 +245,10 @@ class LayerState:
             self.spec.digest(), self.layer, self.version, self.shapes, (first, second, third)
         )
 
-    def to_bytes(self) -> bytes:
-        """Parameters and moments as a safetensors file with the version in its metadata."""
-        return self.seen_from_cpu().to_bytes()
+    def to_bytes(self) -> memoryview:
+        """Parameters and moments as a safetensors file with the version in its metadata: a copy."""
+        head = _header(self.spec.digest(), self.layer, self.version, self.shapes)
+        return _file_of(head, self._parts())
 
     def digest(self) -> str:
         """Hexadecimal BLAKE2b-256 of the parameters' and the moments' bytes."""
@@ -332,6 +333,19 @@ def _header(
     head = header(state_entries(shapes), metadata)
     assert len(head) <= STATE_HEADER_LIMIT_BYTES
     return head
+
+
+def _file_of(head: bytes, parts: Sequence[Tensor]) -> memoryview:
+    """`bytes.join` would hold up all other threads for as long as it copies: an event loop for
+    seconds, where a layer has gigabytes. From a device each part comes straight to its place."""
+    assert len(head) % 4 == 0, "numbers begin where the host may read them"
+    whole = torch.empty(len(head) + sum(part.nbytes for part in parts), dtype=torch.uint8)
+    whole[: len(head)] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
+    start = len(head)
+    for part in parts:
+        whole[start : start + part.nbytes].view(torch.float32).copy_(part.detach())
+        start += part.nbytes
+    return whole.numpy().data.toreadonly()
 
 
 _VERSION = re.compile(rb'"version":"(0|[1-9][0-9]{0,11})"')

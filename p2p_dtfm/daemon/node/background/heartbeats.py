@@ -118,5 +118,5 @@ class Heartbeats:
 
     @property
     def _progress(self) -> int:
-        """What this peer has computed and fetched."""
+        """What this peer has computed, fetched, and written for others."""
         return self._local.compute.done_count + (self._network.blobs.received_bytes >> 16)

@@ -25,6 +25,7 @@ from p2p_dtfm.net.streams.blobs import BlobExchange, BlobUnavailable
 from p2p_dtfm.train.model.checkpoint import (
     Checkpoint,
     CheckpointFailed,
+    OpenCheckpoint,
     add_layer_file,
     checkpoint_directory,
     is_begun,
@@ -33,7 +34,6 @@ from p2p_dtfm.train.model.checkpoint import (
     prune,
     put_aside,
     read_manifest,
-    save_layers,
     take_back,
 )
 from p2p_dtfm.train.model.gpt import layer_count
@@ -159,13 +159,10 @@ class Checkpoints:
 
     async def save(self, step: int, states: dict[int, LayerState], lineage: str = "") -> None:
         """Write these layers as they are after `step` committed steps."""
-        snapshots = await self._compute.run(lambda: [state.snapshot() for state in states.values()])
-        tokens = step * self._spec.tokens_per_step
+        held = list(states.values())
         async with self._busy:
             try:
-                await asyncio.to_thread(
-                    save_layers, self._root, self._spec, step, tokens, snapshots, lineage
-                )
+                written = await self._write(self._root, step, held, lineage)
             except CheckpointFailed as error:
                 if step not in self._unsaved:  # else it is tried again
                     log.warning("%s", error)
@@ -178,7 +175,7 @@ class Checkpoints:
                 return
         self._troubles.over("checkpoint")
         self._unsaved.discard(step)
-        self._here.is_written(step, set(states))
+        self._here.is_written(step, written)
         await self._files_changed(step)
         if states:
             self._complete_later()
@@ -194,17 +191,37 @@ class Checkpoints:
         kept = [state for state in states.values() if state.version == step > 0]
         if not kept:
             return None
-        root, tokens = self._root.parent / SET_ASIDE, step * self._spec.tokens_per_step
-        snapshots = await self._compute.run(lambda: [state.snapshot() for state in kept])
+        root = self._root.parent / SET_ASIDE
         try:
-            path = await asyncio.to_thread(
-                save_layers, root, self._spec, step, tokens, snapshots, lineage
-            )
+            await self._write(root, step, kept, lineage)
             await asyncio.to_thread(prune, root, SET_ASIDE_KEPT)
         except CheckpointFailed as error:
             log.warning("%s", error)
             return None
-        return path
+        return checkpoint_directory(root, step)
+
+    async def _write(
+        self, root: Path, step: int, states: Iterable[LayerState], lineage: str
+    ) -> set[int]:
+        """Which layers are written. Raises `CheckpointFailed`."""
+        tokens = step * self._spec.tokens_per_step
+        opened = OpenCheckpoint(root, self._spec, step, tokens, lineage)
+        await asyncio.to_thread(opened.begin)
+        for state in states:
+            await self._add(opened, state, step)
+        await asyncio.to_thread(opened.end)
+        return opened.written
+
+    async def _add(self, opened: OpenCheckpoint, state: LayerState, step: int) -> None:
+        """One copy at a time: of a whole stage there may be no room for one. It is made where
+        states are changed, since not everybody who saves has training wait: a layer that has gone
+        on meanwhile is left out."""
+
+        def copied() -> memoryview | None:
+            return state.to_bytes() if state.version == step else None
+
+        if (payload := await self._compute.run(copied)) is not None:
+            await asyncio.to_thread(opened.add, state.layer, payload)
 
     async def take_back(self, step: int, lineage: str) -> None:
         """Training goes on from `step`, without what a barred peer has done since: what is here of

@@ -62,14 +62,14 @@ def _other(payload: bytes) -> bytes:
 def _states(patches: Patches, lying: Lying) -> None:
     """What a newcomer is given, and what fellows say of it when they are asked."""
 
-    def put(self: Any, payload: bytes, of_end: bool = False) -> str:
+    def put(self: Any, payload: memoryview, *others: Any) -> str:
         if lying.kind() != "state":
-            return str(right(self, payload, of_end))
+            return str(right(self, payload, *others))
         lying.tell()
-        other = _other(payload)
+        other = _other(bytes(payload))
         named = (bytes.fromhex(digest_bytes(it))[:DIGEST_BYTES] for it in (payload, other))
         lying.states.update([tuple(named)])  # type: ignore[list-item]
-        return str(right(self, other, of_end))
+        return str(right(self, other, *others))
 
     def tell(self: Any, peer_id: str, message: Any) -> None:
         if isinstance(message, StateDigest) and lying.kind() == "state":

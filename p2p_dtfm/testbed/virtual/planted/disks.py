@@ -7,6 +7,7 @@ from typing import Any
 from p2p_dtfm.daemon.machine.home import Home
 from p2p_dtfm.daemon.machine.view_history import ViewHistory
 from p2p_dtfm.daemon.peers import home_memory
+from p2p_dtfm.daemon.state_transfer.checkpoints.checkpoints import Checkpoints
 from p2p_dtfm.daemon.telemetry.event_log import EventLog
 from p2p_dtfm.ports import disk, now
 from p2p_dtfm.testbed.virtual.patches import Patches
@@ -37,15 +38,13 @@ def _checkpoints_are_believed(patches: Patches) -> None:
 
 
 def _a_full_disk_ends_training(patches: Patches) -> None:
-    def save_layers(*args: Any, **options: Any) -> Any:
+    async def write(*args: Any, **options: Any) -> Any:
         try:
-            return right(*args, **options)
+            return await right(*args, **options)
         except checkpoint.CheckpointFailed as error:
             raise RuntimeError("planted") from error
 
-    from p2p_dtfm.daemon.state_transfer.checkpoints import checkpoints
-
-    right = patches.put(checkpoints, "save_layers", save_layers)
+    right = patches.put(Checkpoints, "_write", write)
 
 
 def _a_full_disk_ends_the_history(patches: Patches) -> None:

@@ -67,8 +67,8 @@ def _models_stay_in_pieces(patches: Patches) -> None:
 
 
 def _offers_are_gone_at_once(patches: Patches) -> None:
-    def put(offers: Any, payload: bytes, of_end: bool = False) -> str:
-        blob = str(right(offers, payload, of_end))
+    def put(offers: Any, payload: memoryview, *others: Any) -> str:
+        blob = str(right(offers, payload, *others))
         offers.remove(blob)
         return blob
 

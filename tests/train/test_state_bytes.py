@@ -1,0 +1,48 @@
+"""A state's file is made beside other threads: an event loop that waits is taken for dead."""
+
+import itertools
+import threading
+import time
+
+import torch
+
+from p2p_dtfm.train.model.layer_state import LayerSnapshot
+
+COUNT = 9_000_000
+TRIES = 6
+SHARE = 0.5
+"""Of the time it takes; where it holds up all other threads it is all of it."""
+
+
+def _longest_silence(ends: threading.Event, begins: threading.Event) -> list[float]:
+    """How long this thread had no turn, each time: it asks for one every half millisecond."""
+    begins.set()
+    seen = []
+    while not ends.is_set():
+        seen.append(time.perf_counter())
+        time.sleep(0.0005)
+    seen.append(time.perf_counter())
+    return [after - before for before, after in itertools.pairwise(seen)]
+
+
+def _share_of_silence(snapshot: LayerSnapshot) -> float:
+    begins, ends, found = threading.Event(), threading.Event(), list[float]()
+    ticking = threading.Thread(target=lambda: found.extend(_longest_silence(ends, begins)))
+    ticking.start()
+    begins.wait()
+    began_s = time.perf_counter()
+    payload = snapshot.to_bytes()
+    took_s = time.perf_counter() - began_s
+    ends.set()
+    ticking.join()
+    assert len(payload) > 12 * COUNT
+    return max(found) / took_s
+
+
+def test_other_threads_go_on_while_a_large_state_becomes_a_file() -> None:
+    """Where it was joined by the interpreter, a layer of 2 GB held up the event loop for a second
+    or two, and the others suspect who is silent for so long. A busy machine may give a thread no
+    turn either, but not each time."""
+    parts = tuple(torch.full((COUNT,), float(n)) for n in range(3))
+    snapshot = LayerSnapshot("0" * 64, 1, 3, (("weight", (COUNT,)),), parts)  # type: ignore[arg-type]
+    assert min(_share_of_silence(snapshot) for _ in range(TRIES)) < SHARE

@@ -247,7 +247,7 @@ def load_layer(directory: Path, layer: int, device: torch.device | str = "cpu") 
             return LayerState.mapped(spec, layer, path)
         except (OSError, ValueError) as error:  # it has been removed, or was cut
             raise _unreadable(path, error) from error
-    payload = _check_layer(directory, manifest, layer)
+    payload = b"".join(_sound_parts(directory, manifest, layer))
     return LayerState.from_bytes(spec, layer, payload, device, str(path))
 
 
@@ -367,15 +367,9 @@ def _same_checkpoint(directory: Path, manifest: CheckpointManifest) -> dict[str,
     return present.layers if emptied == manifest else {}
 
 
-def _check_layer(directory: Path, manifest: CheckpointManifest, layer: int) -> bytes:
-    """The bytes of a layer's file, if they are those that were written."""
-    return b"".join(_sound_parts(directory, manifest, layer))
-
-
 def _require_sound(directory: Path, manifest: CheckpointManifest, layer: int) -> None:
-    """The same of a file that need not be in memory."""
     for _ in _sound_parts(directory, manifest, layer):
-        pass
+        pass  # it need not be in memory
 
 
 def _sound_parts(directory: Path, manifest: CheckpointManifest, layer: int) -> Iterator[bytes]:
@@ -411,10 +405,6 @@ def _unreadable(path: Path, error: Exception) -> UserError:
     return UserError(f"{path} cannot be read: {error}", f"make {path} readable")
 
 
-def _digest(payload: bytes | memoryview) -> str:
-    return hashlib.blake2b(payload, digest_size=32).hexdigest()
-
-
 def _length(path: Path) -> int:
     try:
         return path.stat().st_size
@@ -436,7 +426,8 @@ def _step_of(directory: Path) -> int:
 
 def _write_layer(directory: Path, layer: int, payload: bytes | memoryview) -> LayerFile:
     disk.write_whole(layer_path(directory, layer), payload)
-    return LayerFile(bytes=len(payload), digest=_digest(payload))
+    digest = hashlib.blake2b(payload, digest_size=32)
+    return LayerFile(bytes=len(payload), digest=digest.hexdigest())
 
 
 def _write_manifest(directory: Path, manifest: CheckpointManifest) -> None:

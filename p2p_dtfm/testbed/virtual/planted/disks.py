@@ -80,9 +80,9 @@ def _fetched_files_stay(patches: Patches) -> None:
         right(directory, layer, source)
         (directory / f"another-{layer}.partial").write_bytes(b"")
 
-    from p2p_dtfm.daemon.state_transfer.checkpoints import checkpoints
+    from p2p_dtfm.daemon.state_transfer.checkpoints import layer_fetches
 
-    right = patches.put(checkpoints, "add_layer_file", add_layer_file)
+    right = patches.put(layer_fetches, "add_layer_file", add_layer_file)
 
 
 DISKS = (

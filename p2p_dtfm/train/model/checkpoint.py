@@ -15,7 +15,7 @@ import functools
 import hashlib
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -240,10 +240,10 @@ def worth_keeping(found: list[Checkpoint], count: int, undo_every: int) -> list[
     return kept
 
 
-def fullest(found: list[Checkpoint]) -> list[Checkpoint]:
+def fullest(found: list[Checkpoint], count: int = 1) -> list[Checkpoint]:
     """The newest of those with the most layers, if there are any: newer ones may be this peer's own
     layers and no more, while those of others are still on their way."""
-    return [max(found, key=lambda it: len(it.layers))] if found else []
+    return sorted(found, key=lambda it: len(it.layers), reverse=True)[:count]
 
 
 def take_back(root: Path, lineage: str, step: int) -> list[Path]:
@@ -274,6 +274,34 @@ def prune(root: Path, keep: int, made: int | None = None, undo_every: int = 0) -
     kept = [it.directory for n, it in enumerate(found) if n < keep or it.manifest.step == made]
     oldest = min((_step_of(directory) for directory in kept), default=0)
     kept += [it.directory for it in worth_keeping(found, 0, undo_every)]
+    return _remove_but(kept, root, oldest)
+
+
+def prune_parts(
+    root: Path,
+    made: int,
+    newest: int,
+    full: int,
+    undo_every: int = 0,
+    in_use: Collection[Path] = (),
+) -> list[Path]:
+    """Delete the oldest while those that are made here do not become whole, and torn ones with
+    them: else nothing ever went, until the disk was full.
+
+    Of those up to step `made` the `newest` stay, so many of the fullest, those that are kept to go
+    back to (`worth_keeping`) and those `in_use`. Later ones may be of a side of a split swarm that
+    was given up; they keep no place from these. Returns the deleted directories. Raises
+    `CheckpointFailed`.
+    """
+    found = [it for it in list_checkpoints(root) if it.manifest.step <= made]
+    kept = [it.directory for it in worth_keeping(found, newest, undo_every)]
+    kept += [it.directory for it in fullest(found, full)]
+    oldest = min((it.manifest.step for it in found[:newest]), default=0)
+    return _remove_but([*kept, *in_use], root, oldest)
+
+
+def _remove_but(kept: Collection[Path], root: Path, oldest: int) -> list[Path]:
+    """All that is older than step `oldest`, but for what is kept."""
     doomed = [d for d in _step_directories(root) if d not in kept and _step_of(d) < oldest]
     for directory in doomed:
         remove_checkpoint(directory)

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from p2p_dtfm.core.messages.agreement_messages import SavedState
 from p2p_dtfm.core.protocol.errors import UserError
@@ -19,7 +20,8 @@ from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.daemon.machine.compute import Compute
 from p2p_dtfm.daemon.peers.wire import CheckpointFiles
 from p2p_dtfm.daemon.state_transfer.checkpoints.announced_files import AnnouncedFiles
-from p2p_dtfm.daemon.state_transfer.checkpoints.files_here import FilesHere
+from p2p_dtfm.daemon.state_transfer.checkpoints.disk_room import DiskRoom, NoRoom
+from p2p_dtfm.daemon.state_transfer.checkpoints.files_here import SAVED_TOLD, FilesHere
 from p2p_dtfm.daemon.state_transfer.checkpoints.layer_fetches import LayerFetches
 from p2p_dtfm.daemon.telemetry.status import Troubles
 from p2p_dtfm.net.streams.blobs import BlobExchange
@@ -32,6 +34,7 @@ from p2p_dtfm.train.model.checkpoint import (
     list_checkpoints,
     load_layer,
     prune,
+    prune_parts,
     put_aside,
     read_manifest,
     save_layers,
@@ -78,7 +81,8 @@ class Checkpoints:
         self._announced = AnnouncedFiles(spec)
         self._here = FilesHere(root, spec)
         self._busy = asyncio.Lock()
-        self.fetches = LayerFetches(blobs, self._announced, self._busy)
+        self._room = DiskRoom(root, spec, self._troubles)
+        self.fetches = LayerFetches(blobs, self._announced, self._room, self._busy)
         self.withheld: frozenset[int] = frozenset()
         """Layers that the run does not leave to this peer: whole is what has all others."""
         self._committed_step = -1
@@ -95,6 +99,8 @@ class Checkpoints:
         """The last step of which this disk has taken nothing."""
         self._untold = False
         """Whether something came of which others have not heard yet."""
+        self._under_way: Path | None = None
+        """The checkpoint that is completed now."""
         self._told_again_s = 0.0
         self.whole_step: int | None = None
         """The newest step, on the way to where training is, of which every layer's file is here."""
@@ -169,6 +175,19 @@ class Checkpoints:
 
     async def save(self, step: int, states: dict[int, LayerState], lineage: str = "") -> None:
         """Write these layers as they are after `step` committed steps."""
+        is_written = await self._write(step, states, lineage)
+        if is_written:
+            self._here.is_written(step, set(states))
+            await self._files_changed(step)
+        if states:
+            self._room.saves = tuple(states)
+            if self.whole_step != step:
+                await self._prune_parts(step)
+            if is_written:
+                self._complete_later()
+
+    async def _write(self, step: int, states: dict[int, LayerState], lineage: str) -> bool:
+        """Whether the disk took it."""
         snapshots = await self._compute.run(lambda: [state.snapshot() for state in states.values()])
         tokens = step * self._spec.tokens_per_step
         async with self._busy:
@@ -185,13 +204,10 @@ class Checkpoints:
                     f"checkpoints cannot be written: {error.cause}",
                     f"free space on the disk of {self._root}",
                 )
-                return
+                return False
         self._troubles.over("checkpoint")
         self._unsaved.discard(step)
-        self._here.is_written(step, set(states))
-        await self._files_changed(step)
-        if states:
-            self._complete_later()
+        return True
 
     async def set_aside(
         self, states: dict[int, LayerState], step: int, lineage: str
@@ -243,10 +259,9 @@ class Checkpoints:
         """A step is committed that started from this lineage; in its Prepared all holders say these
         digests of the states from which it starts, by layer, or none."""
         self._committed_step, self._lineage = step, lineage
-        if not self._saves_itself():
-            self._troubles.over(
-                "checkpoint"
-            )  # nothing is to be written any more with which it ends
+        if not self._saves_itself():  # nothing is to be written any more with which it ends
+            self._room.saves = ()
+            self._troubles.over("checkpoint")
         if epochs_of(lineage).number > self._epoch:  # this peer was away meanwhile
             self._taking_back = asyncio.create_task(self.take_back(step, lineage))
             self._taking_back.add_done_callback(_report_bug)
@@ -304,7 +319,11 @@ class Checkpoints:
                 await self._begin(directory, step)
             if (self.whole_step is not None and step <= self.whole_step) or not is_begun(directory):
                 continue
+            self._under_way = directory
             is_all &= await self._complete_step(step, told, directory)
+        self._under_way = None
+        if is_all:
+            self._room.over()
         return is_all
 
     async def _complete_step(
@@ -318,11 +337,11 @@ class Checkpoints:
         failure: Exception | None
         try:
             failure = await self.fetches.complete(directory, told, self.withheld, came)
-        except (UserError, OSError) as error:
+        except (UserError, OSError, NoRoom) as error:
             failure = error
         if self._untold:
             await self._files_changed(step)
-        if failure is not None:
+        if failure is not None and not isinstance(failure, NoRoom):
             level = logging.DEBUG if step in self._incomplete else logging.WARNING
             log.log(level, "checkpoint of step %d stays incomplete: %s", step, failure)
             self._incomplete.add(step)
@@ -371,9 +390,22 @@ class Checkpoints:
 
     async def _prune(self, made: int) -> None:
         keep, every = self._spec.checkpoint.keep, self._spec.audit.undo_every
+        await self._remove(prune, self._root, keep, made, every)
+
+    async def _prune_parts(self, made: int) -> None:
+        """What others are told of is what all may go back to, so none of it goes before a whole one
+        takes its place; nor does what is fetched here or from here just now. As many whole ones
+        stay as ever, but one where there is no room for the next."""
+        keep, every = self._spec.checkpoint.keep, self._spec.audit.undo_every
+        full = 1 if self._room.is_short else keep
+        in_use = [*self._here.asked_lately(), *filter(None, [self._under_way])]
+        newest = max(keep, SAVED_TOLD)
+        await self._remove(prune_parts, self._root, made, newest, full, every, in_use)
+
+    async def _remove(self, pruned: Callable[..., list[Path]], *given: Any) -> None:
         try:
             async with self._busy:
-                await asyncio.to_thread(prune, self._root, keep, made, every)
+                await asyncio.to_thread(pruned, *given)
         except CheckpointFailed as error:
             log.warning("old checkpoints stay: %s", error)
 

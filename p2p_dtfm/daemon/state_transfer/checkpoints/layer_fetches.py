@@ -17,6 +17,7 @@ from typing import NamedTuple
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.daemon.peers.wire import CheckpointFiles
 from p2p_dtfm.daemon.state_transfer.checkpoints.announced_files import AnnouncedFiles
+from p2p_dtfm.daemon.state_transfer.checkpoints.disk_room import DiskRoom
 from p2p_dtfm.net.streams.blobs import BlobExchange, BlobUnavailable
 from p2p_dtfm.ports import now
 from p2p_dtfm.train.model.checkpoint import CheckpointFailed, add_layer_file, read_manifest
@@ -42,9 +43,12 @@ class _Failed(NamedTuple):
 class LayerFetches:
     """`busy` is held while something is written to a checkpoint."""
 
-    def __init__(self, blobs: BlobExchange, announced: AnnouncedFiles, busy: asyncio.Lock) -> None:
+    def __init__(
+        self, blobs: BlobExchange, announced: AnnouncedFiles, room: DiskRoom, busy: asyncio.Lock
+    ) -> None:
         self._blobs = blobs
         self._announced = announced
+        self._room = room
         self._busy = busy
         self.me = ""
         """By which the layers are drawn that this peer begins with."""
@@ -62,19 +66,21 @@ class LayerFetches:
 
         A layer that nobody gives holds up no other: where fewest have it, it would be the first
         each time. It is tried again after something else came, and so this comes to an end.
-        Raises `UserError` and `OSError` where the disk is at fault.
+        Raises `NoRoom`, and `UserError` and `OSError` where the disk is at fault.
         """
         failed: dict[int, _Failed] = {}
         while (wanted := self._next(directory, told, withheld, failed)) is not None:
             try:
                 await self._fetch(directory, wanted)
-            except CheckpointFailed:
+            except (CheckpointFailed, OSError) as error:
+                self._room.refused(error)
                 raise
             except (UserError, BlobUnavailable) as error:
                 failed[wanted.layer] = _Failed(now.monotonic_s(), error)
             else:
                 rested_s = now.monotonic_s() - REST_S
                 failed = {n: each for n, each in failed.items() if each.at_s > rested_s}
+                self._room.took()
                 await came()
         return next((each.error for each in failed.values()), None)
 
@@ -85,15 +91,19 @@ class LayerFetches:
         withheld: Collection[int],
         failed: Collection[int],
     ) -> _LackedLayer | None:
-        """Of those that are missing and offered, what fewest have."""
+        """Of those that are missing and offered, what fewest have. Raises `NoRoom`."""
         manifest = read_manifest(directory)
-        layers = (n for n in range(layer_count(manifest.spec())) if str(n) not in manifest.layers)
+        every = range(layer_count(manifest.spec()))
+        missing = [n for n in every if str(n) not in manifest.layers and n not in withheld]
         wanted = (
             _LackedLayer(n, self._announced.offers_of(n, manifest, told), manifest.lineage)
-            for n in layers
-            if n not in withheld and n not in failed
+            for n in missing
+            if n not in failed
         )
-        return min((it for it in wanted if it.offers), key=self._rank, default=None)
+        first = min((it for it in wanted if it.offers), key=self._rank, default=None)
+        if first is not None:
+            self._room.require(missing)
+        return first
 
     def _rank(self, wanted: _LackedLayer) -> tuple[int, bytes]:
         return len(wanted.offers), _drawn(f"{self.me} {wanted.layer}")

@@ -7,6 +7,7 @@ holds is part of the context, like the clock (`p2p_dtfm.ports.now`).
 
 import contextlib
 import os
+import shutil
 from contextvars import ContextVar
 from pathlib import Path
 from typing import BinaryIO, Protocol
@@ -37,6 +38,9 @@ class Disk(Protocol):
 
     def sync_directory(self, directory: Path) -> None:
         """A name lasts only once its directory is on the disk."""
+
+    def free_bytes(self, directory: Path) -> int:
+        """Where this directory lies, as far as the disk knows: a quota may leave less."""
 
 
 class MachineDisk:
@@ -84,6 +88,9 @@ class MachineDisk:
         finally:
             os.close(descriptor)
 
+    def free_bytes(self, directory: Path) -> int:
+        return shutil.disk_usage(directory).free
+
 
 _DISK: ContextVar[Disk] = ContextVar("disk", default=MachineDisk())  # noqa: B039
 
@@ -116,3 +123,8 @@ def name(temporary: Path, path: Path) -> None:
 def sync_directory(directory: Path) -> None:
     """Raises `OSError`."""
     _DISK.get().sync_directory(directory)
+
+
+def free_bytes(directory: Path) -> int:
+    """Raises `OSError`."""
+    return _DISK.get().free_bytes(directory)

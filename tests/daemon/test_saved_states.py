@@ -20,13 +20,13 @@ from p2p_dtfm.daemon.state_transfer.checkpoints import checkpoints as checkpoint
 from p2p_dtfm.daemon.state_transfer.checkpoints.announced_files import SENDERS_REMEMBERED
 from p2p_dtfm.daemon.state_transfer.checkpoints.checkpoints import Checkpoints
 from p2p_dtfm.daemon.state_transfer.checkpoints.files_here import SAVED_TOLD
+from p2p_dtfm.daemon.state_transfer.checkpoints.pruning import prune
 from p2p_dtfm.daemon.telemetry.status import Troubles
 from p2p_dtfm.ports import disk
 from p2p_dtfm.train.model.checkpoint import (
     checkpoint_directory,
     layer_path,
     list_checkpoints,
-    prune,
     remove_checkpoint,
     save_layers,
 )

@@ -20,3 +20,9 @@ def test_a_line_for_which_there_is_no_room_spoils_not_the_next_one(tmp_path: Pat
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     disk.append(path, "next\n")
     assert path.read_text() == "first\nnext\n"
+
+
+def test_the_machine_knows_how_much_room_is_left(tmp_path: Path) -> None:
+    assert disk.free_bytes(tmp_path) > 0
+    with pytest.raises(OSError, match="No such file"):
+        disk.free_bytes(tmp_path / "nowhere")

@@ -45,7 +45,9 @@ def test_a_full_disk_refuses_and_keeps_what_was_there(tmp_path: Path) -> None:
     async def scene(loop: VirtualLoop, of: VirtualDisk) -> None:
         async def write() -> None:
             disk.write_whole(path, BEFORE)
+            assert disk.free_bytes(tmp_path) > 0
             of.is_full = True
+            assert disk.free_bytes(tmp_path) == 0
             with pytest.raises(OSError) as refused:
                 disk.write_whole(path, AFTER)
             assert refused.value.errno == errno.ENOSPC

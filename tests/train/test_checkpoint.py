@@ -12,6 +12,7 @@ from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.lineage import Epochs, marked
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.sections.audit_spec import UNDO_COPIES
+from p2p_dtfm.daemon.state_transfer.checkpoints.pruning import prune
 from p2p_dtfm.ports import disk
 from p2p_dtfm.train.model.checkpoint import (
     CheckpointFailed,
@@ -20,7 +21,6 @@ from p2p_dtfm.train.model.checkpoint import (
     layer_path,
     list_checkpoints,
     load_layer,
-    prune,
     read_manifest,
     run_directory_of,
     save_layers,

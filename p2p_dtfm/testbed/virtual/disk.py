@@ -21,6 +21,8 @@ WRITE_NS = 100_000
 BYTES_PER_S = 500_000_000
 SLOW_WRITE_NS = 150_000_000
 SLOW_BYTES_PER_S = 400_000
+ROOM_BYTES = 1 << 50
+"""Until it is full."""
 LASTS_AFTER_NS = 5 * SECOND_NS
 """By itself: after so long the operating system has written down what it was given."""
 HISTORY = "events.jsonl"
@@ -108,6 +110,9 @@ class VirtualDisk:
                 for change in self._changes
                 if change.path.parent != directory or not change.is_whole
             ]
+
+    def free_bytes(self, directory: Path) -> int:
+        return 0 if self.is_full else ROOM_BYTES
 
     # what is done to it --------------------------------------------------------------------------
 

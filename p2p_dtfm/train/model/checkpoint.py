@@ -258,7 +258,7 @@ def list_checkpoints(root: Path) -> list[Checkpoint]:
     Compares the files' lengths only; `load_layer` and `complete` compare their digests.
     """
     found = []
-    for directory in _step_directories(root):
+    for directory in step_directories(root):
         try:
             manifest = read_manifest(directory)
         except UserError:
@@ -287,10 +287,10 @@ def worth_keeping(found: list[Checkpoint], count: int, undo_every: int) -> list[
     return kept
 
 
-def fullest(found: list[Checkpoint]) -> list[Checkpoint]:
+def fullest(found: list[Checkpoint], count: int = 1) -> list[Checkpoint]:
     """The newest of those with the most layers, if there are any: newer ones may be this peer's own
     layers and no more, while those of others are still on their way."""
-    return [max(found, key=lambda it: len(it.layers))] if found else []
+    return sorted(found, key=lambda it: len(it.layers), reverse=True)[:count]
 
 
 def take_back(root: Path, lineage: str, step: int) -> list[Path]:
@@ -307,24 +307,6 @@ def take_back(root: Path, lineage: str, step: int) -> list[Path]:
             with _disk_errors(directory):
                 _write_manifest(directory, msgspec.structs.replace(manifest, lineage=lineage))
     return gone
-
-
-def prune(root: Path, keep: int, made: int | None = None, undo_every: int = 0) -> list[Path]:
-    """Delete all but the newest `keep` checkpoints, and torn ones older than those.
-
-    The one of step `made` stays as well: those of later steps may be of a side of a split swarm
-    that was given up. So do those that are kept to go back to (`worth_keeping`). Returns the
-    deleted directories. Raises `CheckpointFailed`.
-    """
-    assert keep >= 1, keep
-    found = list_checkpoints(root)
-    kept = [it.directory for n, it in enumerate(found) if n < keep or it.manifest.step == made]
-    oldest = min((_step_of(directory) for directory in kept), default=0)
-    kept += [it.directory for it in worth_keeping(found, 0, undo_every)]
-    doomed = [d for d in _step_directories(root) if d not in kept and _step_of(d) < oldest]
-    for directory in doomed:
-        remove_checkpoint(directory)
-    return doomed
 
 
 def remove_checkpoint(directory: Path) -> None:
@@ -412,13 +394,14 @@ def _length(path: Path) -> int:
         return -1
 
 
-def _step_directories(root: Path) -> list[Path]:
+def step_directories(root: Path) -> list[Path]:
+    """Of all that is there, torn ones too; the oldest first."""
     if not root.is_dir():
         return []
     return sorted(d for d in root.iterdir() if _STEP_NAME.fullmatch(d.name) and d.is_dir())
 
 
-def _step_of(directory: Path) -> int:
+def step_of(directory: Path) -> int:
     match = _STEP_NAME.fullmatch(directory.name)
     assert match, directory
     return int(match[1])

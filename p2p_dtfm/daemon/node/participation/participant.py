@@ -95,6 +95,7 @@ class Participant:
         self.initial = tools.stores.initial
         withheld = run.spec.privacy.withheld(network.me.peer_id, layer_count(run.spec))
         self.checkpoints.withheld = self.initial.withheld = withheld
+        self.checkpoints.fetches.me = network.me.peer_id
         self.trainer = Trainer(tools, self)
         self.trainer.history.told_before(self.events.last_step())
         self.trainer.history.on_record = self._on_step

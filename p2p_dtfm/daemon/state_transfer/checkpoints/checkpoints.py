@@ -7,9 +7,10 @@ blobs in the background. A checkpoint that cannot be written is a warning; train
 import asyncio
 import contextlib
 import logging
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from p2p_dtfm.core.messages.agreement_messages import SavedState
 from p2p_dtfm.core.protocol.errors import UserError
@@ -19,19 +20,21 @@ from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.daemon.machine.compute import Compute
 from p2p_dtfm.daemon.peers.wire import CheckpointFiles
 from p2p_dtfm.daemon.state_transfer.checkpoints.announced_files import AnnouncedFiles
-from p2p_dtfm.daemon.state_transfer.checkpoints.files_here import FilesHere
+from p2p_dtfm.daemon.state_transfer.checkpoints.disk_room import DiskRoom, NoRoom
+from p2p_dtfm.daemon.state_transfer.checkpoints.files_here import SAVED_TOLD, FilesHere
+from p2p_dtfm.daemon.state_transfer.checkpoints.layer_fetches import LayerFetches
+from p2p_dtfm.daemon.state_transfer.checkpoints.pruning import prune, prune_parts
 from p2p_dtfm.daemon.telemetry.status import Troubles
-from p2p_dtfm.net.streams.blobs import BlobExchange, BlobUnavailable
+from p2p_dtfm.net.streams.blobs import BlobExchange
+from p2p_dtfm.ports import now
 from p2p_dtfm.train.model.checkpoint import (
     Checkpoint,
     CheckpointFailed,
     OpenCheckpoint,
-    add_layer_file,
     checkpoint_directory,
     is_begun,
     list_checkpoints,
     load_layer,
-    prune,
     put_aside,
     read_manifest,
     take_back,
@@ -44,6 +47,11 @@ SET_ASIDE = "set-aside"
 SET_ASIDE_KEPT = 2
 RETRY_S, LONGEST_REST_S = 2.0, 30.0
 """Between tries to fetch what stays incomplete."""
+TOLD_EVERY_S = 5.0
+TOLD_LAYER_BYTES = 100
+TELLING_BYTES_PER_S = 50_000
+"""While files come others are told of them: no more often, and with no more bytes to all of them,
+each of which takes the names of all files."""
 
 
 class Checkpoints:
@@ -71,6 +79,9 @@ class Checkpoints:
         self._troubles = troubles or Troubles()
         self._announced = AnnouncedFiles(spec)
         self._here = FilesHere(root, spec)
+        self._busy = asyncio.Lock()
+        self._room = DiskRoom(root, spec, self._troubles)
+        self.fetches = LayerFetches(blobs, self._announced, self._room, self._busy)
         self.withheld: frozenset[int] = frozenset()
         """Layers that the run does not leave to this peer: whole is what has all others."""
         self._committed_step = -1
@@ -78,7 +89,6 @@ class Checkpoints:
         """From which that step started."""
         self._epoch = 0
         """In which this disk was looked through for what was taken back."""
-        self._busy = asyncio.Lock()
         self._completing: asyncio.Task[None] | None = None
         self._taking_back: asyncio.Task[None] | None = None
         self._news = asyncio.Event()
@@ -86,6 +96,11 @@ class Checkpoints:
         """Steps of which somebody's file did not come, as was said."""
         self._unsaved: set[int] = set()
         """The last step of which this disk has taken nothing."""
+        self._untold = False
+        """Whether something came of which others have not heard yet."""
+        self._under_way: Path | None = None
+        """The checkpoint that is completed now."""
+        self._told_again_s = 0.0
         self.whole_step: int | None = None
         """The newest step, on the way to where training is, of which every layer's file is here."""
 
@@ -159,7 +174,19 @@ class Checkpoints:
 
     async def save(self, step: int, states: dict[int, LayerState], lineage: str = "") -> None:
         """Write these layers as they are after `step` committed steps."""
-        held = list(states.values())
+        written = await self._saved(step, list(states.values()), lineage)
+        if written is not None:
+            self._here.is_written(step, written)
+            await self._files_changed(step)
+        if states:
+            self._room.saves = tuple(states)
+            if self.whole_step != step:
+                await self._prune_parts(step)
+            if written is not None:
+                self._complete_later()
+
+    async def _saved(self, step: int, held: list[LayerState], lineage: str) -> set[int] | None:
+        """Which layers the disk took; None: it took nothing."""
         async with self._busy:
             try:
                 written = await self._write(self._root, step, held, lineage)
@@ -172,13 +199,10 @@ class Checkpoints:
                     f"checkpoints cannot be written: {error.cause}",
                     f"free space on the disk of {self._root}",
                 )
-                return
+                return None
         self._troubles.over("checkpoint")
         self._unsaved.discard(step)
-        self._here.is_written(step, written)
-        await self._files_changed(step)
-        if states:
-            self._complete_later()
+        return written
 
     async def set_aside(
         self, states: dict[int, LayerState], step: int, lineage: str
@@ -250,10 +274,9 @@ class Checkpoints:
         """A step is committed that started from this lineage; in its Prepared all holders say these
         digests of the states from which it starts, by layer, or none."""
         self._committed_step, self._lineage = step, lineage
-        if not self._saves_itself():
-            self._troubles.over(
-                "checkpoint"
-            )  # nothing is to be written any more with which it ends
+        if not self._saves_itself():  # nothing is to be written any more with which it ends
+            self._room.saves = ()
+            self._troubles.over("checkpoint")
         if epochs_of(lineage).number > self._epoch:  # this peer was away meanwhile
             self._taking_back = asyncio.create_task(self.take_back(step, lineage))
             self._taking_back.add_done_callback(_report_bug)
@@ -290,8 +313,9 @@ class Checkpoints:
             self._news.clear()
             if await self._complete_steps():
                 continue
+            await asyncio.sleep(RETRY_S)  # however often others tell of what came to them
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(rest_s):
+                async with asyncio.timeout(rest_s - RETRY_S):
                     await self._news.wait()
             self._news.set()
             rest_s = min(2 * rest_s, LONGEST_REST_S)
@@ -310,18 +334,42 @@ class Checkpoints:
                 await self._begin(directory, step)
             if (self.whole_step is not None and step <= self.whole_step) or not is_begun(directory):
                 continue
-            try:
-                fetched = False
-                while await self._fetch_one_missing(told, directory):
-                    fetched = True
-                if fetched:  # else all would answer one another's announcements for ever
-                    await self._files_changed(step)
-            except (UserError, BlobUnavailable, OSError) as error:
-                level = logging.DEBUG if step in self._incomplete else logging.WARNING
-                log.log(level, "checkpoint of step %d stays incomplete: %s", step, error)
-                self._incomplete.add(step)
-                is_all = False
+            self._under_way = directory
+            is_all &= await self._complete_step(step, told, directory)
+        self._under_way = None
+        if is_all:
+            self._room.over()
         return is_all
+
+    async def _complete_step(
+        self, step: int, told: Mapping[str, CheckpointFiles], directory: Path
+    ) -> bool:
+        """Whether all came that is offered of it. Others hear of what came, also if something did
+        not; of nothing new they do not, else all would answer one another for ever."""
+        first_s = now.monotonic_s() + TOLD_EVERY_S
+        self._told_again_s, self._untold = max(self._told_again_s, first_s), False
+        came = partial(self._layer_came, step, len(told))
+        failure: Exception | None
+        try:
+            failure = await self.fetches.complete(directory, told, self.withheld, came)
+        except (UserError, OSError, NoRoom) as error:
+            failure = error
+        if self._untold:
+            await self._files_changed(step)
+        if failure is not None and not isinstance(failure, NoRoom):
+            level = logging.DEBUG if step in self._incomplete else logging.WARNING
+            log.log(level, "checkpoint of step %d stays incomplete: %s", step, failure)
+            self._incomplete.add(step)
+        return failure is None
+
+    async def _layer_came(self, step: int, others: int) -> None:
+        """Others may have it from here at once: who saved it has one line for all of them."""
+        self._untold = True
+        if (now_s := now.monotonic_s()) >= self._told_again_s:
+            told_bytes = others * layer_count(self._spec) * TOLD_LAYER_BYTES
+            self._told_again_s = now_s + max(TOLD_EVERY_S, told_bytes / TELLING_BYTES_PER_S)
+            self._untold = False
+            await self._files_changed(step)
 
     async def _begin(self, directory: Path, step: int) -> None:
         """A checkpoint of the step that is committed now, on its lineage."""
@@ -331,45 +379,6 @@ class Checkpoints:
             is_right = False
         if not is_right:
             await self.save(step, {}, self._lineage)
-
-    async def _fetch_one_missing(
-        self, told: Mapping[str, CheckpointFiles], directory: Path
-    ) -> bool:
-        """`told` outlives newer steps: where they come fast, what was begun is ended too."""
-        manifest = read_manifest(directory)
-        present = {int(layer) for layer in manifest.layers} | self.withheld
-        for layer in range(layer_count(self._spec)):
-            if layer in present:
-                continue
-            offers = self._announced.offers_of(layer, manifest, told)
-            if offers:
-                await self._fetch_layer(directory, layer, offers, manifest.lineage)
-                return True
-        return False
-
-    async def _fetch_layer(
-        self, directory: Path, layer: int, offers: dict[str, tuple[str, int]], lineage: str
-    ) -> None:
-        """What most peers offer first. Raises what went wrong with the last of the offers.
-
-        Meanwhile others may save: who has a file alone may take as long as it likes to give it.
-        """
-        ranked = Counter(offers.values()).most_common()
-        for number, ((blob, size_bytes), _) in enumerate(ranked, 1):
-            donors = [peer for peer, offer in offers.items() if offer == (blob, size_bytes)]
-            target = directory / f"fetched-{layer}.partial"
-            try:
-                await self._blobs.fetch(blob, donors, target, size_bytes)
-                async with self._busy:
-                    if read_manifest(directory).lineage == lineage:  # or it was begun anew
-                        await asyncio.to_thread(add_layer_file, directory, layer, target)
-                return
-            except (UserError, BlobUnavailable) as error:
-                if number == len(ranked):
-                    raise
-                log.debug("layer %d of a checkpoint, from %s: %s", layer, donors, error)
-            finally:
-                target.unlink(missing_ok=True)
 
     def tell(self, step: int) -> Collection[int] | None:
         """The others, which layers of a step are on this disk, and return them; None: none is."""
@@ -396,9 +405,22 @@ class Checkpoints:
 
     async def _prune(self, made: int) -> None:
         keep, every = self._spec.checkpoint.keep, self._spec.audit.undo_every
+        await self._remove(prune, self._root, keep, made, every)
+
+    async def _prune_parts(self, made: int) -> None:
+        """What others are told of is what all may go back to, so none of it goes before a whole one
+        takes its place; nor does what is fetched here or from here just now. As many whole ones
+        stay as ever, but one where there is no room for the next."""
+        keep, every = self._spec.checkpoint.keep, self._spec.audit.undo_every
+        full = 1 if self._room.is_short else keep
+        in_use = [*self._here.asked_lately(), *filter(None, [self._under_way])]
+        newest = max(keep, SAVED_TOLD)
+        await self._remove(prune_parts, self._root, made, newest, full, every, in_use)
+
+    async def _remove(self, pruned: Callable[..., list[Path]], *given: Any) -> None:
         try:
             async with self._busy:
-                await asyncio.to_thread(prune, self._root, keep, made, every)
+                await asyncio.to_thread(pruned, *given)
         except CheckpointFailed as error:
             log.warning("old checkpoints stay: %s", error)
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from p2p_dtfm.core.messages.agreement_messages import SavedState
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.daemon.machine.disk import changed_ns
+from p2p_dtfm.ports import now
 from p2p_dtfm.train.model.checkpoint import (
     Checkpoint,
     fullest,
@@ -17,6 +18,8 @@ from p2p_dtfm.train.model.gpt import layer_count
 SAVED_TOLD = 4
 """So many of the newest checkpoints others are told of, should all have to go back to one; of those
 that are kept for that as many; and the fullest, if it is not among them."""
+ASKED_S, ASKED_KEPT = 600.0, 2
+"""Of those from which somebody has fetched so lately, so many are in use."""
 
 
 class FilesHere:
@@ -31,13 +34,26 @@ class FilesHere:
         """Steps and layers whose files could not be loaded."""
         self._changes = 0
         self._seen: tuple[int, int] | None = None
+        self._asked_s: dict[Path, float] = {}
+        """When a file of a checkpoint was last asked for, the latest at the end."""
         self._saved: tuple[SavedState, ...] = ()
         self.look()
 
     def path_of(self, blob: str) -> Path | None:
-        """A layer's file by its digest."""
+        """A layer's file by its digest, for somebody who wants it."""
         path = self._paths.get(blob)
-        return path if path is not None and path.is_file() else None
+        if path is None or not path.is_file():
+            return None
+        self._asked_s.pop(path.parent, None)
+        self._asked_s[path.parent] = now.monotonic_s()
+        return path
+
+    def asked_lately(self) -> list[Path]:
+        """The checkpoints that others fetch from just now."""
+        since_s = now.monotonic_s() - ASKED_S
+        asked = [(it, at_s) for it, at_s in self._asked_s.items() if at_s > since_s]
+        self._asked_s = dict(asked[-ASKED_KEPT:])
+        return list(self._asked_s)
 
     def is_of_ends(self, blob: str) -> bool:
         """Whether it is a file of the first layer, or of the last one."""

@@ -19,8 +19,8 @@ from p2p_dtfm.train.model import checkpoint
 def _checkpoints_are_believed(patches: Patches) -> None:
     """Neither length nor digest of a file is looked at."""
 
-    def check_layer(directory: Path, manifest: Any, layer: int) -> bytes:
-        return checkpoint.layer_path(directory, layer).read_bytes()
+    def sound_parts(directory: Path, manifest: Any, layer: int) -> list[bytes]:
+        return [checkpoint.layer_path(directory, layer).read_bytes()]
 
     def list_checkpoints(root: Path) -> list[Any]:
         found = []
@@ -32,7 +32,7 @@ def _checkpoints_are_believed(patches: Patches) -> None:
 
     from p2p_dtfm.daemon.state_transfer.checkpoints import checkpoints, files_here
 
-    patches.put(checkpoint, "_check_layer", check_layer)
+    patches.put(checkpoint, "_sound_parts", sound_parts)
     for module in (checkpoint, checkpoints, files_here):
         patches.put(module, "list_checkpoints", list_checkpoints)
 
@@ -79,9 +79,9 @@ def _fetched_files_stay(patches: Patches) -> None:
         right(directory, layer, source)
         (directory / f"another-{layer}.partial").write_bytes(b"")
 
-    from p2p_dtfm.daemon.state_transfer.checkpoints import checkpoints
+    from p2p_dtfm.daemon.state_transfer.checkpoints import layer_fetches
 
-    right = patches.put(checkpoints, "add_layer_file", add_layer_file)
+    right = patches.put(layer_fetches, "add_layer_file", add_layer_file)
 
 
 DISKS = (

@@ -1,0 +1,59 @@
+"""Which checkpoints go, so that a disk does not fill with them."""
+
+from collections.abc import Collection
+from pathlib import Path
+
+from p2p_dtfm.train.model.checkpoint import (
+    fullest,
+    list_checkpoints,
+    remove_checkpoint,
+    step_directories,
+    step_of,
+    worth_keeping,
+)
+
+
+def prune(root: Path, keep: int, made: int | None = None, undo_every: int = 0) -> list[Path]:
+    """Delete all but the newest `keep` checkpoints, and torn ones older than those.
+
+    The one of step `made` stays as well: those of later steps may be of a side of a split swarm
+    that was given up. So do those that are kept to go back to (`worth_keeping`). Returns the
+    deleted directories. Raises `CheckpointFailed`.
+    """
+    assert keep >= 1, keep
+    found = list_checkpoints(root)
+    kept = [it.directory for n, it in enumerate(found) if n < keep or it.manifest.step == made]
+    oldest = min((step_of(directory) for directory in kept), default=0)
+    kept += [it.directory for it in worth_keeping(found, 0, undo_every)]
+    return _remove_but(kept, root, oldest)
+
+
+def prune_parts(
+    root: Path,
+    made: int,
+    newest: int,
+    full: int,
+    undo_every: int = 0,
+    in_use: Collection[Path] = (),
+) -> list[Path]:
+    """Delete the oldest while those that are made here do not become whole, and torn ones with
+    them: else nothing ever went, until the disk was full.
+
+    Of those up to step `made` the `newest` stay, so many of the fullest, those that are kept to go
+    back to (`worth_keeping`) and those `in_use`. Later ones may be of a side of a split swarm that
+    was given up; they keep no place from these. Returns the deleted directories. Raises
+    `CheckpointFailed`.
+    """
+    found = [it for it in list_checkpoints(root) if it.manifest.step <= made]
+    kept = [it.directory for it in worth_keeping(found, newest, undo_every)]
+    kept += [it.directory for it in fullest(found, full)]
+    oldest = min((it.manifest.step for it in found[:newest]), default=0)
+    return _remove_but([*kept, *in_use], root, oldest)
+
+
+def _remove_but(kept: Collection[Path], root: Path, oldest: int) -> list[Path]:
+    """All that is older than step `oldest`, but for what is kept."""
+    doomed = [d for d in step_directories(root) if d not in kept and step_of(d) < oldest]
+    for directory in doomed:
+        remove_checkpoint(directory)
+    return doomed

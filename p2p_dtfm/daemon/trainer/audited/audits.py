@@ -203,7 +203,7 @@ class Audits:
         """Of whom this peer was drawn for, once all that were have said what they find."""
         book, found, me = here.book, dict[str, bytes](), self._tools.me
         for in_place in (False, True):
-            draws = (book.drawn_instead(),) if in_place else book.rounds()
+            draws = book.drawn_instead() if in_place else book.rounds()
             mine = {it for drawn in draws for it, by in drawn.items() if by == me}
             mine -= found.keys()  # it has said of these what it says
             if mine:

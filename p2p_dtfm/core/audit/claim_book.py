@@ -378,8 +378,8 @@ class ClaimBook:
             claims = self.claims
             waiting = {it for it, by in drawn if audited.get((by, it)) != claims[it].work}
         ways = self._ways | {peer: way_of(claim.share) for peer, claim in self.claims.items()}
-        step, plan, claims = self._step, self._plan, dict(self.claims)
-        return StoppedStep(me, step, base, plan, claims, frozenset(waiting), ways)
+        step, plan, claims, earlier = self._step, self._plan, dict(self.claims), dict(self._ways)
+        return StoppedStep(me, step, base, plan, claims, frozenset(waiting), ways, earlier)
 
     def misled(self) -> set[str]:
         """Who says that something else came to it than its sender has claimed."""

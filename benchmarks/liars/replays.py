@@ -28,11 +28,12 @@ from p2p_dtfm.train.stage.replay.work import (
     ACTIVATION,
     GRADIENT,
     Frame,
+    GivenWork,
     LentLayer,
+    Replay,
     ReplayedEdge,
     bytes_of,
     chunk_digest,
-    replay,
 )
 from p2p_dtfm.train.stage.stage_runner import StageRunner
 
@@ -145,7 +146,10 @@ class StageStep:
         states: dict[int, LayerState | LentLayer] = dict(self.states())
         if self.is_lent:
             states = {n: LentLayer(n, bytes_of(it.parameters), CPU) for n, it in states.items()}
-        done = replay(self.spec, states, range(MICROBATCHES), self.batch, self.threads, self.edge)
+        replay = Replay(self.spec, states, GivenWork(self.batch, self.threads, self.edge))
+        for number in range(MICROBATCHES):
+            replay.train(number)
+        done = replay.replayed()
         return _digests(done.gradients, done.loss_sum, done.sent)
 
 

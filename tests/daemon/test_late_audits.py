@@ -1,6 +1,7 @@
 """Audits of a step that was stopped, and what others are told of them meanwhile."""
 
 import asyncio
+import dataclasses
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,16 +10,18 @@ import msgspec
 import pytest
 
 from p2p_dtfm.core.audit.accounts import GONE_LIMIT
-from p2p_dtfm.core.audit.earlier_claims import StoppedStep, way_of
+from p2p_dtfm.core.audit.earlier_claims import Alike, StoppedStep, WayOfWork, way_of
 from p2p_dtfm.core.audit.work import GONE_WORK
 from p2p_dtfm.core.messages.work import Kind, Lack
+from p2p_dtfm.core.planner.wire_plan import Chunks, WirePlan
 from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
 from p2p_dtfm.core.protocol.snapshot import ViewId
 from p2p_dtfm.daemon.trainer.audited import recomputing as rooms
 from p2p_dtfm.daemon.trainer.audited import stopped_steps
 from p2p_dtfm.daemon.trainer.audited.audits import Audits
-from p2p_dtfm.daemon.trainer.audited.stopped_steps import DENIED, StoppedSteps
+from p2p_dtfm.daemon.trainer.audited.stopped_steps import DENIED, LateWork, StoppedSteps
 from p2p_dtfm.daemon.trainer.trainer_state import TrainerState
+from p2p_dtfm.train.stage.replay.arithmetic import max_threads
 from tests.core.audit.parts import PLAN
 from tests.core.audit.test_earlier_claims import share_of
 from tests.daemon.trainer_parts import QuietOutlet, trainer_tools
@@ -107,7 +110,38 @@ def test_who_takes_long_for_the_works_of_others_begins_only_some_of_them(
     steps._stopped = [(before, NOTHING)]
     judged = list[str]()
     view: Any = SimpleNamespace(id=ViewId(3, "ab" * 32))
-    for late in steps.unjudged(view, fewer, (), range(3)):
+    for late in steps.unjudged(view, fewer, {}, (), range(3)):
         judged.append(late.peer_id)
         seconds[0] += takes_s
     assert len(judged) == begun and judged[0] == names[0], "the one that is gone comes first"
+
+
+def test_who_does_a_step_again_in_another_way_is_computed_again_though_all_else_is_alike() -> None:
+    names = PLAN.stage_holders()
+    ways = {it: way_of(share_of(it)) for it in names}
+    before = StoppedStep(names[0], 7, "base", PLAN, {}, frozenset(names), ways, was_drawn=True)
+    steps, wire = StoppedSteps(NOTHING), WirePlan({}, {})
+    steps._stopped, steps._under_way = [(before, wire)], ("base", wire)
+    view: Any = SimpleNamespace(id=ViewId(3, "ab" * 32))
+    others = {it: msgspec.structs.replace(share_of(it), threads=3) for it in names[:3]}
+    said: Any = {it: SimpleNamespace(share=others.get(it, share_of(it))) for it in names}
+    late = list(steps.unjudged(view, PLAN, said, (names[1],), range(3)))
+    assert [it.peer_id for it in late] == [names[2]], "who is barred already is no matter"
+    too_many = ways | {names[2]: WayOfWork("cpu-1", max_threads() + 1)}
+    it = LateWork(names[2], dataclasses.replace(before, ways=too_many), wire)
+    assert asyncio.run(steps.judged(it, {})) == DENIED, "nobody has computed it so"
+
+
+def test_where_only_chunks_are_others_what_does_not_depend_on_them_is_compared() -> None:
+    seen = list[Any]()
+
+    def changed(claims: Any, alike: Alike) -> list[str]:
+        seen.append(alike)
+        return ["d"]
+
+    stopped: Any = SimpleNamespace(plan=PLAN, changed=changed)
+    steps, chunks = StoppedSteps(NOTHING), {0: Chunks(((0, 8),), ("a",))}
+    steps._stopped, steps._under_way = [(stopped, WirePlan(chunks, {}))], ("", WirePlan({}, {}))
+    assert steps.changed(PLAN, {}) == ["d"] and seen == [Alike(chunks=False)]
+    fewer = msgspec.structs.replace(PLAN, pipelines=PLAN.pipelines[1:])
+    assert steps.changed(fewer, {}) == [] and len(seen) == 1

@@ -7,6 +7,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from p2p_dtfm.daemon.trainer.audited.audits import Audits
@@ -136,6 +137,63 @@ def test_who_has_another_one_go_whenever_it_is_drawn_is_convicted_all_the_same(
 
     stayed = play(LIES, tmp_path / "world", scene)
     assert len(drawn) == 1 and len(stayed) < STEPS / 3, (drawn, stayed)
+
+
+def evade_in_another_way(lie: Any) -> None:
+    """It claims another number of threads in each view's first step than in those in which it
+    lies."""
+    evasions.stop_when_drawn(lie)
+    honest_claim = Audits._claim
+
+    async def claim(self: Any, here: Any, local: Any) -> Any:
+        said = await honest_claim(self, here, local)
+        if not here.book.has_committed(self._tools.me):
+            return said
+        other = msgspec.structs.replace(said.share, threads=said.share.threads + 1)
+        return msgspec.structs.replace(said, share=other)
+
+    evasions.put(Audits, "_claim", claim)
+
+
+def evade_without_a_name(lie: Any) -> None:
+    """It claims last, and where it is drawn an arithmetic that repeats no bits: so nobody is."""
+    liar, honest, honest_claim = (
+        evasions._flip_where(lie, in_first=False),
+        Audits._audited,
+        Audits._claim,
+    )
+    evaded = list[int]()
+
+    async def claim(self: Any, here: Any, local: Any) -> Any:
+        said, me = await honest_claim(self, here, local), self._tools.me
+        if liar.lies:
+            await evasions._until_others_have_claimed(self, here)
+            if me in evasions._drawn_by(here.book, me, said):
+                evaded.append(here.step)
+                other = msgspec.structs.replace(said.share, arithmetic="")
+                return msgspec.structs.replace(said, share=other)
+        return said
+
+    async def audited(self: Any, here: Any) -> Any:
+        if liar.lies and here.step in evaded:
+            await evasions._have_all_agree_anew(self, here.view)
+        return await honest(self, here)
+
+    evasions.put(Audits, "_claim", claim)
+    evasions.put(Audits, "_audited", audited)
+
+
+@pytest.mark.parametrize("way", [evade_in_another_way, evade_without_a_name])
+def test_nor_does_it_help_to_do_that_step_again_in_another_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: Any
+) -> None:
+    """What is computed with another number of threads, or by another arithmetic, is not the same
+    bits, and was held against nobody: it lied on, and nobody had to go for it."""
+    monkeypatch.setitem(INSTALLED, "evade", way)
+    played = Player(tmp_path, STEPS).play(LIES, lying_to_the_end("evade", "abcd", "d", RATE))
+    told = "\n".join(played.reports)
+    assert CONVICTED[0] in told, (played.problem, told)
+    assert played.problem == "" and 0 < played.lies <= 3 and played.stayed < played.lies
 
 
 def stop_in_turn(lie: Any) -> None:

@@ -1,6 +1,6 @@
 """A stage's work computed again from what came into it: the same gradients, loss and frames."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 import pytest
 import torch
@@ -13,11 +13,13 @@ from p2p_dtfm.train.stage.replay.work import (
     ACTIVATION,
     GRADIENT,
     Frame,
+    GivenWork,
+    Replay,
+    Replayed,
     ReplayedEdge,
     SegmentParts,
     bytes_of,
     chunk_digest,
-    replay,
 )
 from p2p_dtfm.train.stage.stage_runner import StageRunner
 from tests.core.builders import run_spec
@@ -66,6 +68,14 @@ def edge(number: int, codec: str = "fp32", layers: tuple[int, ...] = (0,)) -> Re
     return ReplayedEdge(came, frame(codec, boundary(100 + number), back), codec, codec)
 
 
+def replay(states: Mapping[int, LayerState], numbers: Sequence[int], given: GivenWork) -> Replayed:
+    again = Replay(SPEC, states, given)
+    for number in numbers:
+        again.train(number)
+        assert torch.get_num_threads() == 1, "other jobs come between"
+    return again.replayed()
+
+
 def work(layers: tuple[int, ...], codec: str, recompute: bool):
     """As a stage-holder does it: forwards ahead of the backwards, split where it can."""
     states = {layer: LayerState.genesis(SPEC, layer) for layer in layers}
@@ -107,18 +117,12 @@ def test_a_stage_again(
     fresh = {layer: LayerState.genesis(SPEC, layer) for layer in layers}
     again, keeps = (
         replay(
-            SPEC,
             fresh,
             MICROBATCHES,
-            batch,
-            count,
-            lambda n: edge(n, codec, layers),
-            recompute=saves_memory,
-            step=STEP,
+            GivenWork(batch, count, lambda n: edge(n, codec, layers), saves_memory, step=STEP),
         )
         for saves_memory in (True, False)
     )
-    assert torch.get_num_threads() == 1
     for each in (again, keeps):
         assert each.sent == sent and each.loss_sum == loss_sum
         for layer, state in states.items():
@@ -129,8 +133,8 @@ def test_a_stage_again(
 def test_a_loss_that_counts_more_is_weighed_again() -> None:
     """Of conversations only the answers count, and each microbatch as many tokens as it has."""
     states = {layer: LayerState.genesis(SPEC, layer) for layer in (3, 4, 5)}
-    plain = replay(SPEC, states, (1,), batch, 1, edge)
-    double = replay(SPEC, states, (1,), batch, 1, edge, weight=lambda number: 2.0)
+    plain = replay(states, (1,), GivenWork(batch, 1, edge))
+    double = replay(states, (1,), GivenWork(batch, 1, edge, weight=lambda number: 2.0))
     assert double.loss_sum == 2 * plain.loss_sum
     assert torch.equal(double.gradients[5], 2 * plain.gradients[5])
 
@@ -146,11 +150,12 @@ def test_chunks_that_cross_layers_have_the_digests_of_their_bytes() -> None:
 
 def test_another_input_comes_to_another_work() -> None:
     states = {layer: LayerState.genesis(SPEC, layer) for layer in (2, 3)}
-    one = replay(SPEC, states, MICROBATCHES, batch, 1, edge)
+    one = replay(states, MICROBATCHES, GivenWork(batch, 1, edge))
     bent = boundary(1)
     bent[0, 0, 0] += 1e-3
     lied = edge(1)._replace(activation=frame("fp32", bent, Turn()))
-    other = replay(SPEC, states, MICROBATCHES, batch, 1, lambda n: lied if n == 1 else edge(n))
+    unlike_one = GivenWork(batch, 1, lambda n: lied if n == 1 else edge(n))
+    other = replay(states, MICROBATCHES, unlike_one)
     unlike = {key for key in one.sent if one.sent[key] != other.sent[key]}
     assert unlike == {(ACTIVATION, 1), (GRADIENT, 1)}
     assert not torch.equal(one.gradients[2], other.gradients[2])

@@ -223,7 +223,7 @@ class ClaimBook:
         if self.not_claimed():
             return ()
         here, place = self._at(self._step), {it: n for n, it in enumerate(sorted(self._holders))}
-        due = {it for drawn in (*self.rounds(), self.drawn_instead()) for it in drawn.items()}
+        due = {it for drawn in (*self.rounds(), *self.drawn_instead()) for it in drawn.items()}
         unlike = sorted(here.unlike_audits)[:UNLIKE_LIMIT]
 
         def turn(named: tuple[str, str]) -> tuple[bool, str]:
@@ -310,7 +310,7 @@ class ClaimBook:
     def not_audited(self) -> tuple[str, ...]:
         """Auditors that were drawn and have not said what they have found; once all have, those
         that were drawn instead."""
-        late = [self.silent(drawn) for drawn in (*self.rounds(), self.drawn_instead())]
+        late = [self.silent(drawn) for drawn in (*self.rounds(), *self.drawn_instead())]
         return next(filter(None, late), ())
 
     def silent(self, drawn: Mapping[str, str]) -> tuple[str, ...]:
@@ -322,20 +322,28 @@ class ClaimBook:
             return ()
         return tuple(sorted({by for peer, by in drawn.items() if (by, peer) not in here.audited}))
 
-    def drawn_instead(self) -> dict[str, str]:
-        """Holders of a stage, where whoever was drawn has other layers and could not judge it, as
-        without room for it: else what it draws is audited by nobody. Once all drawn have spoken."""
-        audited = self._at(self._step).audited
-        found: dict[str, str] = {}
-        if self.silent(self.drawn()):
-            return found
-        drawn = self.drawn().items()
-        for peer, by in [it for it in drawn if audited.get(it[::-1]) == COULD_NOT]:
-            holders = self._judges_of(peer).holders
-            if holders and by not in holders:
-                seed = f"{self.view.snapshot} {self._step} {peer}"
-                found[peer] = min(holders, key=lambda it: digest_bytes(f"{seed} {it}".encode()))
-        return found
+    def drawn_instead(self) -> tuple[dict[str, str], ...]:
+        """Holders of a stage, where auditors that have other layers could not judge it, as without
+        room for it: one for each of these, none of whom audits it already. Else what it draws is
+        audited by nobody, or where there are several by fellows alone, as whoever chooses the draw
+        may have heard who has no room. Once all drawn have spoken."""
+        rounds, audited = self.rounds(), self._at(self._step).audited
+        if any(self.silent(drawn) for drawn in rounds):
+            return ()
+        found: tuple[dict[str, str], ...] = tuple({} for _ in rounds)
+        for peer in self.drawn():
+            judges = self._judges_of(peer)
+            auditors = [drawn[peer] for drawn in rounds if peer in drawn]
+            failed = [it for it in auditors if audited.get((it, peer)) == COULD_NOT]
+            free = sorted(set(judges.holders).difference(auditors), key=self._turn_instead(peer))
+            lacking = [it for it in failed if it not in judges.holders]
+            for instead, by, _ in zip(found, free, lacking, strict=False):
+                instead[peer] = by
+        return tuple(filter(None, found))
+
+    def _turn_instead(self, peer_id: str) -> Callable[[str], str]:
+        seed = f"{self.view.snapshot} {self._step} {peer_id}"
+        return lambda it: digest_bytes(f"{seed} {it}".encode())
 
     def borrowers(self) -> Counter[str]:
         """Who is to judge works of stages that it does not hold, drawn or disputed, and how
@@ -353,7 +361,7 @@ class ClaimBook:
     def disputed(self) -> list[str]:
         """Whose auditor comes to something else than what was claimed."""
         here = self._at(self._step)
-        draws = (*self.rounds(), self.drawn_instead())
+        draws = (*self.rounds(), *self.drawn_instead())
         said = [it for drawn in draws for it in drawn.items()]
         alike = {peer: (COULD_NOT, self.claims[peer].work) for peer, _ in said}
         found = {(peer, here.audited.get((by, peer), COULD_NOT)) for peer, by in said}
@@ -370,8 +378,8 @@ class ClaimBook:
             claims = self.claims
             waiting = {it for it, by in drawn if audited.get((by, it)) != claims[it].work}
         ways = self._ways | {peer: way_of(claim.share) for peer, claim in self.claims.items()}
-        step, plan, claims = self._step, self._plan, dict(self.claims)
-        return StoppedStep(me, step, base, plan, claims, frozenset(waiting), ways)
+        step, plan, claims, earlier = self._step, self._plan, dict(self.claims), dict(self._ways)
+        return StoppedStep(me, step, base, plan, claims, frozenset(waiting), ways, earlier)
 
     def misled(self) -> set[str]:
         """Who says that something else came to it than its sender has claimed."""

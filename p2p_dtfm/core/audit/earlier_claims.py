@@ -7,15 +7,16 @@ again, rightly, since the first step of a view is audited whole, and it lied in 
 it was drawn again. At any rate below one nobody ever convicted it.
 
 But what is computed from the same states, by the same plan and as many threads is the same bits. So
-who has claimed, or sent, two things for one work lies in one of them; and whose claim was heard and
-who is gone, of that one the others compute the work again that it did. Each goes by what it has
-heard and got itself: it may be that a few alone were told. So whom more than half of all
+who has claimed, or sent, two things for one work lies in one of them; and of who is gone, or
+computes in another way now, the others compute the work again that it did. Where only chunks are
+others, as records tell of other links, what does not depend on them is compared. Each goes by what
+it has heard and got itself: it may be that a few alone were told. So whom more than half of all
 stage-holders name is convicted, and of whom fewer say so nothing follows, for them neither
 (`accounts.findings`).
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from p2p_dtfm.core.audit.boundaries import beside
@@ -39,6 +40,17 @@ def way_of(share: Share) -> WayOfWork:
     return WayOfWork(share.arithmetic, share.threads)
 
 
+class Alike(NamedTuple):
+    """What is now as it was then of how tensors travel, besides who has which stage."""
+
+    chunks: bool = True
+    codecs: bool = True
+    """Of what goes from stage to stage."""
+
+
+ALL_ALIKE = Alike()
+
+
 @dataclass(frozen=True)
 class StoppedStep:
     """In a view that has ended before it was committed, as this peer has heard it."""
@@ -54,6 +66,8 @@ class StoppedStep:
     it comes to what was claimed."""
     ways: Mapping[str, WayOfWork]
     """In which each computed last."""
+    earlier_ways: Mapping[str, WayOfWork] = field(default_factory=dict)
+    """In which each computed the steps before, of that view."""
     was_drawn: bool = False
     """It was not its view's first one, in which all is audited: whoever lies there has to do it
     rightly before anything commits."""
@@ -61,23 +75,66 @@ class StoppedStep:
     def is_done_again(self, step: int, base: str) -> bool:
         return (self.step, self.base) == (step, base)
 
-    def changed(self, claims: Mapping[str, Claimed]) -> list[str]:
-        """Whose work is another now, by the same plan, cut into the same chunks; not this peer
-        itself."""
+    def changed(self, claims: Mapping[str, Claimed], alike: Alike = ALL_ALIKE) -> list[str]:
+        """Whose work is another now, by the same pipelines; not this peer itself."""
         others = sorted(claims.keys() - {self.me})
-        return [peer_id for peer_id in others if self._is_other(peer_id, claims[peer_id])]
+        return [peer_id for peer_id in others if self._is_other(peer_id, claims[peer_id], alike)]
 
-    def _is_other(self, peer_id: str, said: Claimed) -> bool:
+    def _is_other(self, peer_id: str, said: Claimed, alike: Alike) -> bool:
         before = self.claims.get(peer_id)
         if before is not None:
-            are_alike = _given(before.share) == _given(said.share) and bool(said.share.arithmetic)
-            return are_alike and before.work[:OWN_BYTES] != said.work[:OWN_BYTES]
+            if _given(before.share) != _given(said.share) or not said.share.arithmetic:
+                return False
+            if alike == ALL_ALIKE:
+                return before.work[:OWN_BYTES] != said.work[:OWN_BYTES]
+            then, now = (self._made(peer_id, it.share, alike) for it in (before, said))
+            return then != now
         # it knew the draw from the others' claims, and has kept its own to itself; as far as is
         # known it computed then as it does now, and so that bits repeat
         is_alike = bool(said.share.arithmetic) and self.ways.get(peer_id) == way_of(said.share)
-        is_whole = is_alike and not beside(self.plan, peer_id)
+        is_whole = is_alike and alike.chunks and not beside(self.plan, peer_id)
         losses = said.share.losses.get(peer_id, b"")
         return is_whole and self.has_sent_other(peer_id, said.share.parts, losses)
+
+    def _made(self, peer_id: str, share: Share, alike: Alike) -> tuple[object, ...]:
+        """Of a work what its maker's gradients and frames come to however these travel now. Of a
+        segment that it holds alone all is one chunk."""
+        alone = [n for n, it in enumerate(self.plan.segments()) if it.holders == (peer_id,)]
+        parts = share.parts if alike.chunks else {n: share.parts.get(n) for n in alone}
+        edges = share.edges if alike.codecs else {}
+        sent = {n: (it.activation_out, it.gradient_out) for n, it in edges.items()}
+        return dict(parts), sent, share.losses.get(peer_id, b"")
+
+    def in_other_ways(self, claims: Mapping[str, Claimed], barred: Collection[str]) -> list[str]:
+        """Who was to be audited, and computes in another way now, though nothing else is another:
+        it cannot be held to what it claims. How it did compute its claim says; who has kept that to
+        itself did as in the steps before of that view, in which nobody's threads change."""
+        others = sorted(claims.keys() - {self.me, *barred})
+        return [it for it in others if self._is_in_another_way(it, claims[it].share)]
+
+    def _is_in_another_way(self, peer_id: str, share: Share) -> bool:
+        if beside(self.plan, peer_id):
+            return False
+        is_told = peer_id in self.claims
+        if is_told and self._named_another(peer_id):
+            return share.arithmetic == self._arithmetic_here
+        is_due = peer_id in self.not_audited and self._can_judge(peer_id)
+        # a device whose bits do not repeat may have been found out in that very step
+        return (
+            is_due and self.ways[peer_id] != way_of(share) and (is_told or share.arithmetic != "")
+        )
+
+    def _named_another(self, peer_id: str) -> bool:
+        """Arithmetic in that step than in the steps before, so that nobody could be drawn for it.
+        Who has the same again as before lies in one of them."""
+        earlier, here = self.earlier_ways.get(peer_id), self._arithmetic_here
+        had_mine = earlier is not None and bool(here) and earlier.arithmetic == here
+        return had_mine and self.ways[peer_id].arithmetic != here
+
+    @property
+    def _arithmetic_here(self) -> str:
+        mine = self.ways.get(self.me)
+        return mine.arithmetic if mine is not None else ""
 
     def has_sent_other(self, peer_id: str, parts: Parts, losses: bytes) -> bool:
         """What came here from this peer is no part of such gradients, or it has told of other
@@ -110,10 +167,10 @@ class StoppedStep:
         return [*sorted(missing - stay), *chosen]
 
     def _can_judge(self, peer_id: str) -> bool:
-        mine, theirs = self.ways.get(self.me), self.ways.get(peer_id)
-        if mine is None or theirs is None or beside(self.plan, peer_id):
+        theirs, here = self.ways.get(peer_id), self._arithmetic_here
+        if theirs is None or beside(self.plan, peer_id):
             return False
-        return bool(mine.arithmetic) and mine.arithmetic == theirs.arithmetic
+        return bool(here) and here == theirs.arithmetic
 
     def denies(self, peer_id: str, own: bytes, parts: Parts, losses: bytes) -> bool:
         """Whether what its work comes to here, `own`, `parts` and `losses`, is not what it has

@@ -41,15 +41,16 @@ from p2p_dtfm.train.stage.replay.work import (
     ACTIVATION,
     GRADIENT,
     Frame,
+    GivenWork,
     LentLayer,
     NoTensor,
+    Replay,
     Replayed,
     ReplayedEdge,
     SegmentParts,
     added,
     bytes_of,
     from_bytes,
-    replay,
 )
 from p2p_dtfm.train.stage.tied_head import counted_once, tie
 from p2p_dtfm.train.updates.exact_sums import squared_norm
@@ -242,7 +243,8 @@ class Judge:
         due: Due = TRAINING,
     ) -> bytes:
         """`mine`: this peer's own account by its id. Without `adds` its sums are taken as claimed.
-        `held_out`: as in `replay`. Raises as `fetch` does, and `UnlikeParts`."""
+        `held_out`: microbatches that are evaluated before the others. Raises as `fetch` does, and
+        `UnlikeParts`."""
         adds = adds and due.trains
         near = await self._edges(peer_id, claims, due)
         threads = claims[peer_id].share.threads
@@ -286,19 +288,21 @@ class Judge:
         due: Due,
     ) -> tuple[StageAccount, bytes]:
         """Its gradients, and the first half of its work. `near`: what came into its stage."""
-        result: Replayed = await self._compute.run(
-            replay,
-            self._spec,
-            {layer: self._states[layer] for layer in self._plan.layers_of(peer_id)},
-            microbatches,
-            partial(batch, step),
-            threads,
-            lambda number: near.get(number, ReplayedEdge()),
-            self._recompute,
-            partial(batch.weight, step),
-            step,
-            held_out,
+        given = GivenWork(
+            batch=partial(batch, step),
+            threads=threads,
+            edge=lambda number: near.get(number, ReplayedEdge()),
+            recompute=self._recompute,
+            weight=partial(batch.weight, step),
+            step=step,
         )
+        states = {layer: self._states[layer] for layer in self._plan.layers_of(peer_id)}
+        replay = await self._compute.run(Replay, self._spec, states, given)
+        for number in held_out:  # each by itself: others wait, and are to see this peer get on
+            await self._compute.run(replay.evaluate, number)
+        for number in microbatches:
+            await self._compute.run(replay.train, number)
+        result = replay.replayed()
         theirs, gradients = StageAccount({}, {}), result.gradients if due.trains else {}
         if due.trains:
             theirs = await self._compute.run_beside(

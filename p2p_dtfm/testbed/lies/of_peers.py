@@ -63,7 +63,7 @@ def judge_one_thing_for_some(lie: Lie) -> None:
             return
         said = with_work(self, said, here.book.claims[said.peer_id].work)
         here.book.record(self._tools.me, said)
-        other, chosen = with_work(self, said, COULD_NOT), in_its_place(here, said)
+        other, chosen = with_work(self, said, COULD_NOT), in_its_place(self._tools.me, here, said)
         for peer_id in here.plan.stage_holders():
             is_told_so = peer_id in (chosen, *lie.fellows) or not chosen
             self._tools.net.messenger.tell(peer_id, said if is_told_so else other)
@@ -77,15 +77,15 @@ def with_work(audits: Any, said: Audited, work: bytes) -> Audited:
     return signed_audit(msgspec.structs.replace(said, work=work), tools.me, tools.net.sign)
 
 
-def in_its_place(here: Any, said: Audited) -> str:
+def in_its_place(me: str, here: Any, said: Audited) -> str:
     """Who would audit it if this peer had said that it could not; empty: nobody."""
     book = here.book
     audited = book._at(book._step).audited
-    kept = dict(audited)
-    drawn = book.drawn()
-    for peer, by in drawn.items():
-        audited[by, peer] = COULD_NOT if peer == said.peer_id else kept.get((by, peer), b"?")
-    found: str = book.drawn_instead().get(said.peer_id, "")
+    kept, mine = dict(audited), (me, said.peer_id)
+    drawn = {(by, peer) for each in book.rounds() for peer, by in each.items()}
+    audited.update({it: COULD_NOT if it == mine else kept.get(it, b"?") for it in drawn})
+    places = (each.get(said.peer_id, "") for each in book.drawn_instead())
+    found = next(filter(None, places), "")
     audited.clear()
     audited.update(kept)
     return found

@@ -40,7 +40,7 @@ def whisper_that_it_could_not(lie: Lie) -> None:
     word."""
 
     def chosen(me: str, here: Any, said: Any) -> list[str]:
-        return [it for it in (in_its_place(here, said),) if it and it not in lie.fellows]
+        return [it for it in (in_its_place(me, here, said),) if it and it not in lie.fellows]
 
     _lie_where_fellows_judge(lie)
     _tell_otherwise(lie, chosen, COULD_NOT)

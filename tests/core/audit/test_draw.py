@@ -85,13 +85,14 @@ def test_where_parameters_are_stated_each_member_is_drawn_for_each() -> None:
 
 
 def stage_share(plan: Plan, name: str) -> Share:
-    """Of a stage of one of two pairs."""
+    """Of a stage of one of several pairs."""
     parts, got, chunk = {}, {}, b"c" * 32
     for number, segment in enumerate(plan.segments()):
         if name in segment.holders:
             mine = segment.holders.index(name)
-            parts[number] = (chunk, chunk)
-            came = tuple(chunk if it == mine else b"" for it in range(2))
+            count = len(segment.holders)
+            parts[number] = (chunk,) * count
+            came = tuple(chunk if it == mine else b"" for it in range(count))
             got[number] = tuple(() if it == name else came for it in segment.holders)
     edge = b"e" * 32
     edges = {
@@ -103,7 +104,8 @@ def stage_share(plan: Plan, name: str) -> Share:
         )
         for number, (before, after) in beside(plan, name).items()
     }
-    losses = dict.fromkeys("bd" if name in "bd" else "", LOSSES)
+    lasts = [pipeline.stages[-1].peer_id for pipeline in plan.pipelines]
+    losses = dict.fromkeys(lasts if name in lasts else (), LOSSES)
     return Share("cpu-1", 1, parts, got, edges, losses=losses)
 
 
@@ -141,12 +143,12 @@ def test_for_who_has_other_layers_and_no_room_a_holder_is_drawn_instead() -> Non
         book.record(name, msgspec.structs.replace(claim(name, 7), share=share))
     drawn = book.drawn()
     outside = {peer: by for peer, by in drawn.items() if not book.has_layers(by, peer)}
-    assert 0 < len(outside) < 4 and book.drawn_instead() == {}
+    assert 0 < len(outside) < 4 and book.drawn_instead() == ()
     assert book.borrowers() == Counter(outside.values())
     for peer, by in drawn.items():
         word = COULD_NOT if peer in outside else b"w" * 32
         book.record(by, Audited(VIEW, 7, peer, word))
-    instead = book.drawn_instead()
+    (instead,) = book.drawn_instead()
     assert set(instead) == set(outside) and set(book.not_audited()) == set(instead.values())
     for peer, by in instead.items():
         assert book.has_layers(by, peer)
@@ -155,6 +157,49 @@ def test_for_who_has_other_layers_and_no_room_a_holder_is_drawn_instead() -> Non
     asked = Counter({it: n for it, n in book.borrowers().items() if n})
     others = [judge for peer in outside for judge in NAMES if not book.has_layers(judge, peer)]
     assert asked == Counter(others), "all of them judge it"
+
+
+def in_pairs(count: int) -> ClaimBook:
+    """In the first step of a view, of so many members; all have claimed."""
+    names = [f"{number:02}" for number in range(count)]
+    both = zip(names[::2], names[1::2], strict=True)
+    stages = [(Stage(x, 0, 1, 1), Stage(y, 1, 3, 1)) for x, y in both]
+    plan = Plan(tuple(Pipeline(two, n, 1) for n, two in enumerate(stages)), (), 1)
+    book = ClaimBook(VIEW, plan, ALL)
+    book.step_begins(7)
+    for name in names:
+        layers = dict.fromkeys(plan.layers_of(name), b"p" * 32)
+        share = msgspec.structs.replace(stage_share(plan, name), parameters=layers)
+        book.record(name, Claimed(VIEW, 7, share, b"w" * 32, b"o" * 32, b"c" * 32))
+    return book
+
+
+@pytest.mark.parametrize(("count", "failing"), [(8, 1), (12, 1), (12, 2), (16, 3)])
+def test_for_each_further_auditor_that_had_no_room_a_holder_is_drawn_instead(
+    count: int, failing: int
+) -> None:
+    """Else who chooses the draw has its fellow drawn, and beside it those that have no room."""
+    book, tried = in_pairs(count), 0
+    for peer in book.drawn():
+        auditors = [drawn[peer] for drawn in book.rounds()]
+        fellows, honest = auditors[:-failing], auditors[-failing:]
+        if any(book.has_layers(by, peer) for by in honest):
+            continue
+        tried += 1
+        book = in_pairs(count)
+        for drawn in book.rounds():
+            for it, by in drawn.items():
+                work = COULD_NOT if it == peer and by in honest else b"w" * 32
+                assert book.drawn_instead() == (), "not all have spoken"
+                book.record(by, Audited(VIEW, 7, it, work))
+        instead = [drawn[peer] for drawn in book.drawn_instead()]
+        assert len(set(instead)) == failing and not set(instead) & {*fellows, *honest, peer}
+        assert all(book.has_layers(by, peer) for by in instead)
+        assert set(book.not_audited()) <= set(instead) and book.disputed() == []
+        for by in instead:
+            book.record(by, Audited(VIEW, 7, peer, b"x" * 32))
+        assert book.not_audited() == () and book.disputed() == [peer]
+    assert tried
 
 
 def test_in_the_first_step_of_a_view_nobody_is_audited_by_its_fellows_alone() -> None:

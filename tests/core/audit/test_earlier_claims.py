@@ -2,15 +2,16 @@
 never by a few."""
 
 import dataclasses
+import hashlib
 
 import msgspec
 import pytest
 
 from p2p_dtfm.core.audit.accounts import fault_of_account, findings
 from p2p_dtfm.core.audit.claim_book import ClaimBook, commitment_to
-from p2p_dtfm.core.audit.earlier_claims import STAYING_LIMIT, StoppedStep, way_of
+from p2p_dtfm.core.audit.earlier_claims import STAYING_LIMIT, Alike, StoppedStep, way_of
 from p2p_dtfm.core.audit.work import GONE_WORK, OWN_BYTES, changed_work
-from p2p_dtfm.core.messages.audit_messages import Audited, Claimed, Share
+from p2p_dtfm.core.messages.audit_messages import Audited, Boundary, Claimed, Share
 from p2p_dtfm.core.messages.prepared import Prepared
 from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
 from tests.core.audit.parts import (
@@ -79,7 +80,28 @@ def test_who_claims_another_work_when_the_step_is_done_again_is_seen() -> None:
 @pytest.mark.parametrize("change", [{"threads": 2}, {"arithmetic": "gpu-1"}, {"arithmetic": ""}])
 def test_what_is_computed_in_another_way_is_another_work(change: dict[str, object]) -> None:
     other = msgspec.structs.replace(HONEST[LIAR], **change)
-    assert stopped(claims(d=FLIPPED)).changed(claims(d=other)) == []
+    before, again = stopped(claims(d=FLIPPED)), claims(d=other)
+    assert before.changed(again) == []
+    assert before.in_other_ways(again, ()) == [LIAR], "it is computed again as it was"
+    assert before.in_other_ways(again, (LIAR,)) == before.in_other_ways(claims(), ()) == []
+    assert stopped(claims(), audited=(LIAR,)).in_other_ways(again, ()) == []
+    alien = stopped(claims(d=other))
+    is_judged_here = "threads" in change
+    assert alien.in_other_ways(claims(), ()) == [LIAR] * is_judged_here
+
+
+@pytest.mark.parametrize("name", ["gpu-1", ""])
+def test_who_names_another_arithmetic_where_it_is_drawn_is_held_to_that_of_before(
+    name: str,
+) -> None:
+    """Nobody is drawn for it then."""
+    alien = msgspec.structs.replace(FLIPPED, arithmetic=name)
+    before = stopped(claims(d=alien))
+    ways = {peer: way_of(share) for peer, share in HONEST.items()}
+    known = dataclasses.replace(before, not_audited=frozenset(), earlier_ways=ways)
+    assert known.changed(claims()) == [] and known.in_other_ways(claims(), ()) == [LIAR]
+    assert known.in_other_ways(claims(d=alien), ()) == [], "it may be so"
+    assert before.in_other_ways(claims(), ()) == [], "how it computed before nobody knows"
 
 
 def that_kept_its_claim() -> dict[str, Claimed]:
@@ -100,6 +122,8 @@ def test_nor_is_it_held_against_who_has_kept_its_claim(change: dict[str, object]
     before = in_known_ways(stopped(that_kept_its_claim()))
     other = msgspec.structs.replace(HONEST[LIAR], **change)
     assert before.changed(claims(d=other)) == []
+    known = [LIAR] if other.arithmetic else []
+    assert before.in_other_ways(claims(d=other), ()) == known, "as it did in the steps before"
     assert stopped(that_kept_its_claim()).changed(claims()) == [], "how it computed nobody knows"
 
 
@@ -161,6 +185,46 @@ def test_of_who_is_still_there_it_is_computed_again_as_well_where_the_step_was_d
     assert all(names[0] in each and len(each) == 1 + STAYING_LIMIT for each in chosen)
     assert chosen[0] != chosen[1], "nobody knows whose before the view is agreed on"
     assert dataclasses.replace(of_many, was_drawn=False).unjudged(fewer, ()) == [names[0]]
+
+
+def in_a_stage(word: str, loss: bytes = LOSSES) -> Share:
+    """Of `b`, the last of the first pair: what it makes of the same is `word`."""
+    edge = Boundary(b"a" * 32, b"", b"", hashlib.sha256(word.encode()).digest())
+    losses = {name: loss for name in "bd"}
+    return Share("cpu-1", 1, {1: (part("b", 0, word),)}, {}, {0: edge, 1: edge}, losses=losses)
+
+
+@pytest.mark.parametrize(
+    ("now", "is_found", "is_found_with_other_codecs"),
+    [
+        (in_a_stage("honest"), False, False),
+        (in_a_stage("other"), True, False),
+        (in_a_stage("honest", b"l" * len(LOSSES)), True, True),
+        (msgspec.structs.replace(in_a_stage("other"), threads=2), False, False),
+    ],
+)
+def test_where_chunks_are_others_what_a_stage_has_sent_and_its_losses_are_held_against_it(
+    now: Share, is_found: bool, is_found_with_other_codecs: bool
+) -> None:
+    """Whose record tells of another link has its gradients cut into other chunks."""
+    before = stopped(claims())
+    plan = two_by_two()
+    then = {"b": claim("b", in_a_stage("honest"))}
+    there = dataclasses.replace(before, plan=plan, claims=then)
+    said = {"b": claim("b", now)}
+    assert there.changed(said, Alike(chunks=False)) == ["b"] * is_found
+    assert there.changed(said, Alike(False, False)) == ["b"] * is_found_with_other_codecs
+
+
+def test_of_what_a_stage_holds_alone_no_chunks_are_others() -> None:
+    alone = Plan((Pipeline((Stage("a", 0, 1, 1), Stage("b", 1, 3, 1)), 0, 2),), (), 1)
+    before, said = {}, {}
+    for each, word in ((before, "honest"), (said, "flipped")):
+        share = msgspec.structs.replace(in_a_stage("honest"), parts={1: (part("b", 0, word),)})
+        each["b"] = claim("b", share)
+    there = dataclasses.replace(stopped(claims()), plan=alone, claims=before)
+    assert there.changed(said, Alike(False, False)) == ["b"]
+    assert there.changed(before, Alike(False, False)) == []
 
 
 def test_what_came_into_a_stage_is_gone_with_its_view() -> None:

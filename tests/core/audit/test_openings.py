@@ -69,7 +69,7 @@ def test_two_openings_draw_unlike_auditors_and_nobody_is_waited_for_once_they_ar
     second.show("a", shown(first), verify)
     for book in (first, second):
         assert book.silent(book.drawn()) == () and book.disputed() == []
-        assert book.drawn_instead() == {}
+        assert book.drawn_instead() == ()
     by = first.drawn()["b"]
     first.record(by, Audited(VIEW, STEP, "b", b"x" * 32))
     assert first.disputed() == ["b"], "what was said still counts"

@@ -203,7 +203,7 @@ class Audits:
         """Of whom this peer was drawn for, once all that were have said what they find."""
         book, found, me = here.book, dict[str, bytes](), self._tools.me
         for in_place in (False, True):
-            draws = (book.drawn_instead(),) if in_place else book.rounds()
+            draws = book.drawn_instead() if in_place else book.rounds()
             mine = {it for drawn in draws for it, by in drawn.items() if by == me}
             mine -= found.keys()  # it has said of these what it says
             if mine:
@@ -226,7 +226,7 @@ class Audits:
             log.warning("%s claims another work than it did before the step was stopped", peer_id)
             found[peer_id] = changed_work(claims[peer_id].work)
         barred, states = barred_at(here.view.snapshot.bars, here.step), here.engine.states
-        for it in self._stopped.unjudged(here.view, here.plan, barred, states):
+        for it in self._stopped.unjudged(here.view, here.plan, claims, barred, states):
             if await self._recomputing.of_before(here, it, self._stopped) == DENIED:
                 log.warning("the work of %s was false before the step was stopped", it.peer_id)
                 stays = it.peer_id in claims

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from p2p_dtfm.core.audit.boundaries import TRAINING
 from p2p_dtfm.core.audit.claim_book import ClaimBook
-from p2p_dtfm.core.audit.earlier_claims import StoppedStep
+from p2p_dtfm.core.audit.earlier_claims import ALL_ALIKE, Alike, StoppedStep
 from p2p_dtfm.core.commit.step_terms import StepTerms, terms_of
 from p2p_dtfm.core.messages.audit_messages import Claimed
 from p2p_dtfm.core.messages.work import Lack
@@ -71,30 +71,40 @@ class StoppedSteps:
         again.sort(key=lambda it: it[0].was_drawn)
         self._stopped, self._under_way = again[-KEPT_LIMIT:], (base, wire)
 
-    def _is_comparable(self, plan: Plan, stopped: StoppedStep, wire: WirePlan) -> bool:
-        """How a gradient is cut into chunks depends on the links that members tell of, too."""
-        now = self._under_way[1] if self._under_way is not None else None
-        return stopped.plan.pipelines == plan.pipelines and wire == now
+    def _alike(self, plan: Plan, stopped: StoppedStep, wire: WirePlan) -> Alike | None:
+        """None: the pipelines are others. How a gradient is cut into chunks depends on the links
+        that members tell of, too, and so do codecs."""
+        if stopped.plan.pipelines != plan.pipelines or self._under_way is None:
+            return None
+        now_wire = self._under_way[1]
+        return Alike(wire.chunks == now_wire.chunks, wire.boundaries == now_wire.boundaries)
 
     def changed(self, plan: Plan, claims: Mapping[str, Claimed]) -> list[str]:
         """Whose work was another before."""
         found = set[str]()
         for stopped, wire in self._stopped:
-            if self._is_comparable(plan, stopped, wire):
-                found |= set(stopped.changed(claims))
+            alike = self._alike(plan, stopped, wire)
+            found |= set(stopped.changed(claims, alike)) if alike is not None else set()
         return sorted(found)
 
     def unjudged(
-        self, view: View, plan: Plan, barred: Collection[str], layers: Collection[int]
+        self,
+        view: View,
+        plan: Plan,
+        claims: Mapping[str, Claimed],
+        barred: Collection[str],
+        layers: Collection[int],
     ) -> Iterator[LateWork]:
         """Whose `layers` are here; as many as there is time for, each to be judged before the next
         one is asked for: who computes a quarter of what the others do has as little of a step, and
         would take four times as long for a work of theirs, while they wait for its word."""
         ends_s = now.monotonic_s() + LATE_S + LATE_STEPS * plan.predicted_step_ns / 1e9
         for stopped, wire in self._stopped:
-            if self._is_comparable(plan, stopped, wire):
-                continue
-            for peer_id in stopped.unjudged(plan, barred, view.id.snapshot):
+            if self._alike(plan, stopped, wire) == ALL_ALIKE:
+                due = stopped.in_other_ways(claims, barred)
+            else:
+                due = stopped.unjudged(plan, barred, view.id.snapshot)
+            for peer_id in due:
                 if now.monotonic_s() > ends_s:
                     return
                 if set(layers).issuperset(stopped.plan.layers_of(peer_id)):
@@ -117,8 +127,8 @@ class StoppedSteps:
         """`DENIED` if its work comes to something else here than it has claimed, or sent."""
         tools, stopped, peer_id = self._tools, it.stopped, it.peer_id
         threads = stopped.ways[peer_id].threads
-        if threads > max_threads():
-            return NOT_DENIED
+        if threads > max_threads():  # nobody of this arithmetic computes so
+            return DENIED
         judge = Judge(tools.spec, stopped.plan, it.wire, states, tools.compute, _nothing_came)
         theirs, own = await judge.own_work(
             peer_id,

@@ -18,8 +18,9 @@ def _commits_are_noted(patches: Patches, lying: Lying) -> None:
         seen = lying.commit(deed, found.digest)
         if seen is not None and book is not None and deed in lying.told:
             honest_ones = lying.victims(view.plan.stage_holders())
-            seen.drawn |= book.drawn() | book.drawn_instead()
-            further = (it for drawn in book.rounds() for it in drawn.items())
+            draws = (*book.drawn_instead(), *book.rounds())
+            seen.drawn |= book.drawn()
+            further = (it for drawn in draws for it in drawn.items())
             seen.drawn |= {peer: by for peer, by in further if by in honest_ones}
             for liar in lying.told[deed]:
                 seen.judges[liar] = sum(book.may_judge(it, liar) for it in honest_ones)

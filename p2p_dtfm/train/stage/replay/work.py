@@ -4,7 +4,8 @@ Bits depend on the arithmetic (`arithmetic`) and on the number of threads. So a 
 who has the same arithmetic, and is given the threads that the work had.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -100,71 +101,95 @@ class LentLayer:
         self.parameters = from_bytes(payload).clone().to(device)
 
 
-def replay(
-    spec: RunSpec,
-    states: "Mapping[int, LayerState | LentLayer]",
-    microbatches: Sequence[int],
-    batch: Callable[[int], tuple[Tensor, Tensor]],
-    threads: int,
-    edge: Callable[[int], ReplayedEdge] = lambda number: ReplayedEdge(),
-    recompute: bool = True,
-    weight: Callable[[int], float] = lambda number: 1.0,
-    step: int = 0,
-    held_out: Sequence[int] = (),
-) -> Replayed:
-    """Of the stage with the layers of `states`, which stay as they are. Compute thread.
+class GivenWork(NamedTuple):
+    """What a replay goes by, besides parameters."""
 
-    `held_out`: microbatches that are evaluated before.
+    batch: Callable[[int], tuple[Tensor, Tensor]]
+    threads: int
+    edge: Callable[[int], ReplayedEdge] = lambda number: ReplayedEdge()
+    """By microbatch: what has come into the stage."""
+    recompute: bool = True
+    """Less memory for a third more time; the bits are the same."""
+    weight: Callable[[int], float] = lambda number: 1.0
+    """By microbatch: what its loss counts."""
+    step: int = 0
 
-    `edge(microbatch)`: what has come into it. `recompute`: less memory for a third more time; the
-    bits are the same. `weight(microbatch)`: what its loss counts. Raises `NoTensor`.
-    """
-    layers = {layer: SharedLayer(spec, state) for layer, state in sorted(states.items())}
-    runner = runner_once(spec, cast(dict[int, LayerState], layers), recompute)
-    first, end = min(states), max(states) + 1
-    needs_batch = runner.has_embedding or runner.has_head or spec.stages_know_tokens
-    before = torch.get_num_threads()
-    losses: dict[int, float] = {}
-    sent: dict[tuple[str, int], bytes] = {}
 
-    def entry_of(number: int, near: ReplayedEdge) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        tokens, targets = batch(number) if needs_batch else (None, None)
-        there = boundary_turn(spec, step, first, number, back=False)
-        entry = tokens if runner.has_embedding else near.decoded(spec, near.activation, there)
+class Replay:
+    """Of the stage with the layers of `states`, which stay as they are: microbatch by microbatch,
+    the held-out ones first, so that others see it get on. All of it in the compute thread."""
+
+    def __init__(
+        self, spec: RunSpec, states: "Mapping[int, LayerState | LentLayer]", given: GivenWork
+    ) -> None:
+        self._spec, self._given = spec, given
+        self._layers = {layer: SharedLayer(spec, state) for layer, state in sorted(states.items())}
+        layers = cast(dict[int, LayerState], self._layers)
+        self._runner = runner_once(spec, layers, given.recompute)
+        self._first, self._end = min(states), max(states) + 1
+        self._losses: dict[int, float] = {}
+        self._sent: dict[tuple[str, int], bytes] = {}
+        self._held_out_loss_sum = 0.0
+
+    def evaluate(self, number: int) -> None:
+        """Raises `NoTensor`, as `train` does."""
+        with self._threads():
+            near = self._given.edge(number)
+            result = self._runner.evaluate(*self._entry_of(number, near))
+            if self._runner.has_head:
+                loss = float(cast(float, result)) * self._given.weight(number)
+                self._held_out_loss_sum += loss
+            else:
+                self._send_on(number, near, result)
+
+    def train(self, number: int) -> None:
+        runner, spec, given = self._runner, self._spec, self._given
+        with self._threads():
+            near = given.edge(number)
+            result = runner.forward(number, *self._entry_of(number, near))
+            gradient = None
+            if runner.has_head:
+                runner.weigh(number, given.weight(number))
+                self._losses[number] = float(cast(float, result)) * given.weight(number)
+            else:
+                self._send_on(number, near, result)
+                turn = boundary_turn(spec, given.step, self._end, number, back=True)
+                gradient = near.decoded(spec, near.gradient, turn)
+            back = runner.backward(number, gradient)
+            if not runner.has_embedding:
+                turn = boundary_turn(spec, given.step, self._first, number, back=True)
+                self._sent[GRADIENT, number] = near.digest(spec, near.gradient_out, back, turn)
+
+    def replayed(self) -> Replayed:
+        gradients = {n: layer.gradient for n, layer in self._layers.items()}
+        loss_sum = added_up(self._losses.values())
+        return Replayed(gradients, loss_sum, self._sent, self._held_out_loss_sum)
+
+    def _entry_of(
+        self, number: int, near: ReplayedEdge
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        runner, spec = self._runner, self._spec
+        needs_batch = runner.has_embedding or runner.has_head or spec.stages_know_tokens
+        tokens, targets = self._given.batch(number) if needs_batch else (None, None)
+        turn = boundary_turn(spec, self._given.step, self._first, number, back=False)
+        entry = tokens if runner.has_embedding else near.decoded(spec, near.activation, turn)
         assert entry is not None, "a stage starts from tokens, or from what it was sent"
         return entry, targets if runner.has_head else None, tokens
 
-    try:
-        torch.set_num_threads(threads)
-        held_out_loss_sum = 0.0
-        for number in held_out:
-            near = edge(number)
-            result = runner.evaluate(*entry_of(number, near))
-            if runner.has_head:
-                held_out_loss_sum += float(cast(float, result)) * weight(number)
-            else:
-                there = boundary_turn(spec, step, end, number, back=False)
-                sent[ACTIVATION, number] = near.digest(spec, near.activation_out, result, there)
-        for number in microbatches:
-            near = edge(number)
-            result = runner.forward(number, *entry_of(number, near))
-            gradient = None
-            if runner.has_head:
-                runner.weigh(number, weight(number))
-                losses[number] = float(cast(float, result)) * weight(number)
-            else:
-                there = boundary_turn(spec, step, end, number, back=False)
-                sent[ACTIVATION, number] = near.digest(spec, near.activation_out, result, there)
-                back_there = boundary_turn(spec, step, end, number, back=True)
-                gradient = near.decoded(spec, near.gradient, back_there)
-            back = runner.backward(number, gradient)
-            if not runner.has_embedding:
-                turn = boundary_turn(spec, step, first, number, back=True)
-                sent[GRADIENT, number] = near.digest(spec, near.gradient_out, back, turn)
-    finally:
-        torch.set_num_threads(before)
-    gradients = {n: layer.gradient for n, layer in layers.items()}
-    return Replayed(gradients, added_up(losses.values()), sent, held_out_loss_sum)
+    def _send_on(self, number: int, near: ReplayedEdge, result: object) -> None:
+        spec = self._spec
+        turn = boundary_turn(spec, self._given.step, self._end, number, back=False)
+        self._sent[ACTIVATION, number] = near.digest(spec, near.activation_out, result, turn)
+
+    @contextmanager
+    def _threads(self) -> Iterator[None]:
+        """Other jobs come between two microbatches."""
+        before = torch.get_num_threads()
+        try:
+            torch.set_num_threads(self._given.threads)
+            yield
+        finally:
+            torch.set_num_threads(before)
 
 
 class SegmentParts:

@@ -246,6 +246,8 @@ def has_saved_all(peer: Peer, step: int) -> bool:
 
 async def require_clean_ends(swarm: Swarm, peers: Sequence[Peer]) -> None:
     """Whoever is asked to leaves, and neither task nor file stays behind. Raises `Broken`."""
+    for peer in swarm.peers:
+        failed(peer)  # taken, also of those that are not judged by it, as liars
     if untaken := swarm.loop.untaken():
         raise Broken(f"raised, and nobody was told: {untaken[0]}")
     for peer in peers:

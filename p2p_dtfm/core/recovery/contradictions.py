@@ -8,12 +8,12 @@ true, prove that it lies. Where two contradict each other and no third one knows
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import TypeVar
 
 from p2p_dtfm.core.commit.judgement import Conflict, conflict_of, fault_of
 from p2p_dtfm.core.commit.step_terms import StepTerms
 from p2p_dtfm.core.messages.agreement_messages import Contribution
+from p2p_dtfm.core.messages.opened_once import OpenedOnce
 from p2p_dtfm.core.messages.prepared import Prepared
 from p2p_dtfm.core.protocol.canonical import decode
 from p2p_dtfm.core.protocol.plan import Plan
@@ -24,10 +24,15 @@ Item = TypeVar("Item")
 _Step = tuple[ViewId, int]
 
 
-@lru_cache(maxsize=4096)
+OPENED_BYTES = 16 << 20
+"""Of an attempt's Prepared: 256 of the longest."""
+_opened = OpenedOnce[Prepared](OPENED_BYTES)
+
+
 def stated(signed: Signed) -> Prepared:
     """A Prepared in a contribution, whose signature held when that came."""
-    return decode(signed.payload, Prepared)
+    found = _opened.find(signed)
+    return found if found is not None else _opened.keep(signed, decode(signed.payload, Prepared))
 
 
 def agreed_states(committed: Iterable[Signed]) -> dict[int, bytes]:

@@ -25,6 +25,7 @@ from p2p_dtfm.core.protocol.records import RECORD_LIMIT_BYTES
 from p2p_dtfm.core.protocol.sections.audit_spec import MICROBATCHES_LIMIT
 from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.protocol.snapshot import Member, ViewId
+from p2p_dtfm.core.recovery import contradictions
 from p2p_dtfm.core.recovery.believed_claims import said_in
 from p2p_dtfm.core.recovery.recovery_evidence import PENDING_LIMIT_BYTES, RecoveryEvidence
 from p2p_dtfm.core.recovery.restart_point import recover
@@ -177,3 +178,20 @@ def test_what_is_passed_on_fits_in_a_contribution() -> None:
         assert part.pending is not None
         signed = sign_contribution(part, sign_for(part.member.peer_id))
         assert 128 * 1024 < len(signed.payload) < CONTRIBUTION_LIMIT_BYTES
+
+
+def test_of_long_prepared_only_the_newest_stay_open() -> None:
+    """Opened they take up to eight times as much, and anybody's may be passed on: 4,096 of them,
+    which contributions of a few members hold, took gigabytes of each member."""
+
+    def long_one(number: int) -> Signed:
+        sums = {0: (b"",) * 60_000}  # a byte each, and a place of eight
+        made = Prepared(VIEW, number, "stranger", {}, 0.0, 0, 0.0, 0, None, sums=sums)
+        return stated(made).signed
+
+    first, again = long_one(0), long_one(0)
+    kept = contradictions.stated(first)
+    assert contradictions.stated(again) is kept
+    for number in range(1, 1 + (16 << 20) // 60_000):
+        contradictions.stated(long_one(number))
+    assert contradictions.stated(first) is not kept

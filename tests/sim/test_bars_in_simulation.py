@@ -4,10 +4,12 @@ saying so."""
 import msgspec
 import pytest
 
+from p2p_dtfm.core.audit.roles import NEW
 from p2p_dtfm.core.consensus.actions import SECOND_NS
 from p2p_dtfm.core.consensus.parts.gather import contributing
+from p2p_dtfm.core.membership.bars import BARS_LIMIT
 from p2p_dtfm.core.messages.agreement_messages import Contribution
-from p2p_dtfm.core.protocol.snapshot import Bar, ViewId
+from p2p_dtfm.core.protocol.snapshot import GENESIS, Bar, ViewId
 from p2p_dtfm.sim.faults.agreement_seeds import TIMING
 from p2p_dtfm.sim.faults.agreement_world import AgreementWorld
 from tests.core.builders import WORKLOAD, record
@@ -60,6 +62,17 @@ def test_those_that_remember_let_it_in_neither_at_the_beginning_nor_after_crashe
         assert members(world, name) == HONEST
         assert peer.agreement.bars == (BAR,), "who lost its disk was told by its first view"
         assert not any(BARRED in view.member_ids for view in peer.views)
+
+
+def test_a_view_has_nobody_that_is_in_it_forgotten_by_who_knows_of_many_others() -> None:
+    new = Bar(GENESIS, 7, "c", 0, 57, NEW)
+    others = tuple(Bar(GENESIS, 8, f"key-{n:03}", 0, 58 + n, NEW) for n in range(BARS_LIMIT))
+    world = swarm(0, tuple(MEMBERS))
+    for name in MEMBERS:
+        world.peers[name].agreement.recall_bars(others if name == "d" else (new,))
+    begin(world, tuple(MEMBERS), tuple(MEMBERS))
+    for name in MEMBERS:
+        assert new in world.peers[name].agreement.bars
 
 
 def test_without_a_bar_it_is_a_member() -> None:

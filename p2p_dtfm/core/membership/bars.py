@@ -14,7 +14,7 @@ FIRST_STEPS = 400
 DOUBLINGS_LIMIT = 30
 BARS_LIMIT = 128
 """Those that end last: one that is over goes first, and whoever makes keys to have others forgotten
-must lose a place with each."""
+must lose a place with each. Then of those that are in the view, so that nobody's own entry goes."""
 
 
 def agreed_bars(contributions: Collection[Contribution]) -> tuple[Bar, ...]:
@@ -25,13 +25,15 @@ def agreed_bars(contributions: Collection[Contribution]) -> tuple[Bar, ...]:
     name, and a few can neither end a bar nor draw it out.
     """
     heard = voters(contributions)
+    here = {part.member.peer_id for part in contributions}
     named: dict[str, list[Bar]] = {}
     for part in heard:
         for bar in united(part.bars):
             named.setdefault(bar.peer_id, []).append(bar)
     needed = len(heard) // 2 + 1
     enough = (bars for bars in named.values() if len(bars) >= needed)
-    return united(sorted(bars, key=_how_long, reverse=True)[needed - 1] for bars in enough)
+    found = (sorted(bars, key=_how_long, reverse=True)[needed - 1] for bars in enough)
+    return united(found, here)
 
 
 def voters(contributions: Collection[Contribution]) -> list[Contribution]:
@@ -60,8 +62,9 @@ def with_convicted(
     bars: Iterable[Bar],
     convicted: Mapping[str, tuple[ViewId, int]],
     reasons: Mapping[str, str],
+    here: Collection[str] = (),
 ) -> tuple[Bar, ...]:
-    """`convicted` in which view, and of which step's work."""
+    """`convicted` in which view, and of which step's work; `here`: who stays."""
     known = {bar.peer_id: bar for bar in bars}
     for peer_id, (view, step) in sorted(convicted.items()):
         before = known.get(peer_id)
@@ -70,22 +73,25 @@ def with_convicted(
         count = 1 if before is None else before.count + 1
         until_step = step + (FIRST_STEPS << min(count - 1, DOUBLINGS_LIMIT))
         known[peer_id] = Bar(view, step, peer_id, count, until_step, reasons.get(peer_id, ""))
-    return united(known.values())
+    return united(known.values(), here)
 
 
-def united(bars: Iterable[Bar]) -> tuple[Bar, ...]:
-    """Of each peer the one that lasts longest; of too many those that are needed most, in order."""
+def united(bars: Iterable[Bar], here: Collection[str] = ()) -> tuple[Bar, ...]:
+    """Of each peer the one that lasts longest; of too many those that are needed most, in order.
+    `here`: who is in the view that they are for."""
     longest: dict[str, Bar] = {}
     for bar in sorted(bars):
         held = longest.get(bar.peer_id)
         if held is None or (held.count, held.until_step) <= (bar.count, bar.until_step):
             longest[bar.peer_id] = bar
-    return tuple(sorted(sorted(longest.values(), key=_how_needed)[-BARS_LIMIT:]))
 
+    def how_needed(bar: Bar) -> tuple[bool, bool, int, int, Bar]:
+        """Verdicts outlive what is only known of a key, or many new keys would have them forgotten.
+        Then a member without an entry is established, and no key is while it follows: those that
+        come after it and go again do not have it forgotten."""
+        return (bar.count > 0, bar.peer_id in here, *_how_long(bar))
 
-def _how_needed(bar: Bar) -> tuple[bool, int, int, Bar]:
-    """Verdicts outlive what is only known of a key, or many new keys would have them forgotten."""
-    return (bar.count > 0, *_how_long(bar))
+    return tuple(sorted(sorted(longest.values(), key=how_needed)[-BARS_LIMIT:]))
 
 
 def barred_at(bars: Iterable[Bar], step: int) -> dict[str, Bar]:

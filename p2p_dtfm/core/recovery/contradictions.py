@@ -8,12 +8,12 @@ true, prove that it lies. Where two contradict each other and no third one knows
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import TypeVar
 
 from p2p_dtfm.core.commit.judgement import Conflict, conflict_of, fault_of
 from p2p_dtfm.core.commit.step_terms import StepTerms
 from p2p_dtfm.core.messages.agreement_messages import Contribution
+from p2p_dtfm.core.messages.opened_once import OpenedOnce
 from p2p_dtfm.core.messages.prepared import Prepared
 from p2p_dtfm.core.protocol.canonical import decode
 from p2p_dtfm.core.protocol.plan import Plan
@@ -24,10 +24,15 @@ Item = TypeVar("Item")
 _Step = tuple[ViewId, int]
 
 
-@lru_cache(maxsize=4096)
+OPENED_BYTES = 16 << 20
+"""Of an attempt's Prepared: 256 of the longest."""
+_opened = OpenedOnce[Prepared](OPENED_BYTES)
+
+
 def stated(signed: Signed) -> Prepared:
     """A Prepared in a contribution, whose signature held when that came."""
-    return decode(signed.payload, Prepared)
+    found = _opened.find(signed)
+    return found if found is not None else _opened.keep(signed, decode(signed.payload, Prepared))
 
 
 def agreed_states(committed: Iterable[Signed]) -> dict[int, bytes]:
@@ -46,11 +51,15 @@ class _SaidOfStep:
     """In its view those that tell any counts, of whichever step."""
     told_by: set[Member] = field(default_factory=set)
     """Who passes on any Prepared of it."""
-    holders: int = 0
-    """Contributors that have a stage in that view, wherever they say that they are now."""
+    stages: frozenset[str] = frozenset()
+    """Who has a stage in that view; where no contributor tells its plan, in the newest one."""
+    holders: set[str] = field(default_factory=set)
+    """Those of them that contribute, wherever they say that they are now."""
+    there: set[str] = field(default_factory=set)
+    """Those of them that say they are in that view, in this step or just behind it, or that it is
+    the last one that they have committed."""
     near: int = 0
-    """Those of them that say they are in it, in this step or just behind it, and pass on what was
-    said there."""
+    """Those that are in it, and pass on what was said there."""
     signed: dict[Signed, None] = field(default_factory=dict)
     are_whole: bool = True
     """Everyone tells by which Prepared it came to the step: then two of one peer would show."""
@@ -59,7 +68,13 @@ class _SaidOfStep:
     def is_over(self) -> bool:
         """Most are elsewhere: what a few pass on of it is not what all have said there. Fellows
         would be most of those of whom anything is heard, beside whomever they choose."""
-        return 2 * self.near <= self.holders
+        return 2 * self.near <= len(self.holders)
+
+    def counts_against(self, peer: str) -> bool:
+        """Whether it may be barred by what was said: most others that have a stage are there, or
+        have just been. What a few say of some other step nobody can look at any more, or ever
+        could, and whoever is to be barred would choose the step, and so from when on."""
+        return 2 * len(self.there - {peer}) > len(self.holders - {peer})
 
     def agreed_counts(self) -> dict[str, int] | None:
         """One that tells of a step alone has no say in it."""
@@ -77,14 +92,17 @@ class _SaidOfStep:
 def evidence(parts: Iterable[Contribution], terms: StepTerms | None = None) -> Conflict:
     """Why each liar is to be left out, and which pairs are in doubt."""
     found, heard = Conflict(), sorted(parts, key=lambda part: part.member)
+    contributors = {part.member.peer_id for part in heard}
     even: dict[tuple[str, str], str] = {}
     for key, said in sorted(_steps(heard).items()):
         versions = said.by_peer()
         for peer, items in versions.items():
-            if len(items) > 1:
-                found.blame(peer, f"said two different Prepared for step {key[1]}")
-                if terms is not None and terms.audits:
-                    found.convicted[peer] = key
+            if len(items) == 1 or peer not in contributors | said.stages:
+                continue  # anybody can make keys, which then say anything of any step
+            found.blame(peer, f"said two different Prepared for step {key[1]}")
+            audits = terms is not None and terms.audits
+            if audits and peer in said.stages and said.counts_against(peer):
+                found.convicted[peer] = key
         plan = _most(said.plans, Plan.digest)
         if plan is not None:
             only = {peer: items[0] for peer, items in versions.items() if len(items) == 1}
@@ -142,7 +160,8 @@ def _judge_step(
         conflict = conflict.of_convicted()
     for peer, reason in conflict.liars.items():
         found.blame(peer, reason)
-    found.convicted |= conflict.convicted
+    convicted = conflict.convicted.items()  # among them may be who was there and is gone
+    found.convicted |= {it: where for it, where in convicted if facts.counts_against(it)}
     for (one, other), reason in conflict.doubts.items():
         found.doubt(one, other, reason)
     for (one, other), reason in conflict.even.items():
@@ -170,6 +189,7 @@ def _tellers(parts: Iterable[Contribution]) -> Counter[ViewId]:
 
 def _steps(parts: Sequence[Contribution]) -> dict[_Step, _SaidOfStep]:
     steps: dict[_Step, _SaidOfStep] = {}
+    any_view = any(part.present is not None for part in parts)
     for part in parts:
         present, pending, retained = part.present, part.pending, part.retained
         if pending is not None and present is not None:
@@ -177,36 +197,53 @@ def _steps(parts: Sequence[Contribution]) -> dict[_Step, _SaidOfStep]:
             if pending.counts:
                 said.counts.append(pending.counts)
             said.are_whole &= retained is None or bool(retained.prepared)
-        passed_on = (
-            *(pending.prepared if pending else ()),
-            *(retained.prepared if retained else ()),
-        )
-        for signed in passed_on:
+        for signed in _passed_on(part, any_view):
             prepared = stated(signed)
             said = steps.setdefault((prepared.view, prepared.step), _SaidOfStep())
             said.signed[signed] = None
             said.told_by.add(part.member)
-    plans = [p.present for p in parts if p.present is not None and p.present.plan is not None]
-    tellers = _tellers(parts)
-    for (view, step), said in steps.items():
-        said.tellers = tellers[view]
-        said.plans = [it.plan for it in plans if it.view == view and it.plan is not None]
-        _count_those_near(said, view, step, parts)
+    _add_plans(steps, parts)
     return steps
+
+
+def _add_plans(steps: Mapping[_Step, _SaidOfStep], parts: Sequence[Contribution]) -> None:
+    """And who of those that have a stage by them is there."""
+    told: dict[ViewId, list[Plan]] = {}
+    for part in parts:
+        if part.present is not None and part.present.plan is not None:
+            told.setdefault(part.present.view, []).append(part.present.plan)
+    tellers, newest = _tellers(parts), max(told, default=None)
+    for (view, step), said in steps.items():
+        said.tellers, said.plans = tellers[view], told.get(view, [])
+        plans = said.plans or (told[newest] if newest is not None else [])
+        plan = _most(plans, Plan.digest)
+        said.stages = frozenset(plan.stage_holders() if plan is not None else ())
+        _count_those_near(said, view, step, parts)
+
+
+def _passed_on(part: Contribution, any_view: bool) -> tuple[Signed, ...]:
+    """Prepared that count. Where anybody is in a view newcomers have no word of steps: who brought
+    what others signed is not at fault for it, and could be one of many keys."""
+    pending, retained = part.pending, part.retained
+    if any_view and part.present is None:
+        return ()
+    return (pending.prepared if pending else ()) + (retained.prepared if retained else ())
 
 
 def _count_those_near(
     said: _SaidOfStep, view: ViewId, step: int, parts: Sequence[Contribution]
 ) -> None:
-    plan = _most(said.plans, Plan.digest)
-    holders = set(plan.stage_holders()) if plan is not None else set[str]()
     for part in parts:
-        present, pending = part.present, part.pending
-        if part.member.peer_id not in holders:
+        present, pending, retained = part.present, part.pending, part.retained
+        if part.member.peer_id not in said.stages:
             continue
-        said.holders += 1
-        if part.member in said.told_by and present is not None and pending is not None:
-            said.near += present.view == view and 0 <= pending.step - step <= 1
+        said.holders.add(part.member.peer_id)
+        if present is None:
+            continue
+        is_in_it = present.view == view and pending is not None and 0 <= pending.step - step <= 1
+        said.near += is_in_it and part.member in said.told_by
+        if is_in_it or (retained is not None and (retained.view, retained.step) == (view, step)):
+            said.there.add(part.member.peer_id)
 
 
 def _most(items: list[Item], key: Callable[[Item], Hashable]) -> Item | None:

@@ -15,8 +15,14 @@ from p2p_dtfm.core.membership.bars import (
     united,
     with_convicted,
 )
-from p2p_dtfm.core.messages.agreement_messages import Contribution, PendingStep, PresentView
+from p2p_dtfm.core.messages.agreement_messages import (
+    Contribution,
+    PendingStep,
+    PresentView,
+    RetainedStep,
+)
 from p2p_dtfm.core.messages.audit_messages import HeardClaim
+from p2p_dtfm.core.messages.message_bounds import require_bounded_contribution
 from p2p_dtfm.core.messages.prepared import Prepared
 from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.protocol.snapshot import Bar, Member, ViewId
@@ -147,6 +153,105 @@ def test_who_signs_two_versions_is_barred_by_its_own_hand() -> None:
     unaudited = msgspec.structs.replace(TERMS, audits=False)
     heard = {it.member: it for it in parts}
     assert not chosen_of(heard, unaudited, (), lambda rest: 7).bars, "as before without audits"
+
+
+NEXT = PresentView(ViewId(4, "cd" * 32), tuple(MEMBERS.values()), PLAN)
+NOWHERE = [(VIEW, 0), (VIEW, 5), (VIEW, 1 << 50), (VIEW, 1 << 60), (ViewId(1 << 60, "x" * 999), 7)]
+
+
+def two_of(peer: str, view: ViewId, step: int) -> tuple[Signed, ...]:
+    """By its own hand."""
+    made = msgspec.structs.replace(step_of(HONEST, {})["c"], view=view, step=step, peer_id=peer)
+    other = msgspec.structs.replace(made, loss_sum=29.0)
+    return stated(made).signed, stated(other).signed
+
+
+def brought_by(name: str, parts: list[Contribution], more: tuple[Signed, ...]) -> None:
+    """Beside what it passes on in any case."""
+    (index,) = [n for n, it in enumerate(parts) if it.member.peer_id == name]
+    pending = parts[index].pending or PendingStep(7, "", (), ())
+    pending = msgspec.structs.replace(pending, prepared=(*pending.prepared, *more))
+    parts[index] = msgspec.structs.replace(parts[index], pending=pending)
+
+
+@pytest.mark.parametrize(("view", "step"), [(VIEW, 7), *NOWHERE])
+def test_keys_without_a_stage_are_nobody_whatever_they_have_signed(view: ViewId, step: int) -> None:
+    """Or whoever makes two keys fills the list with them."""
+    parts = with_step(step_of(HONEST, {}))
+    brought_by("d", parts, two_of("stranger", view, step))
+    found = chosen(parts)
+    assert not found.bars and not found.conflict.liars and places(parts) == NAMES
+
+
+@pytest.mark.parametrize(("view", "step"), NOWHERE)
+def test_nobody_is_barred_from_a_step_that_none_is_in_and_a_verdict_stays_what_it_is(
+    view: ViewId, step: int
+) -> None:
+    """Steps of which nothing is left could be signed anew at any time, and a bar from one that
+    cannot be was in all that its members said from then on, which everybody refused."""
+    parts = with_step(step_of(HONEST, {}))
+    brought_by("d", parts, two_of("c", view, step))
+    assert places(parts) == "abd" and not chosen(parts).bars
+    parts = with_step(step_of(HONEST, all_find("c")))
+    brought_by("c", parts, two_of("c", view, step))
+    (bar,) = chosen(parts).bars
+    assert (bar.view, bar.step, bar.until_step) == (VIEW, 7, 7 + FIRST_STEPS)
+    require_bounded_contribution(part("a", (bar,)), 3)
+
+
+@pytest.mark.parametrize("step", [1, 90])
+def test_two_claims_in_a_step_that_none_is_in_bar_nobody(step: int) -> None:
+    said = step_of(HONEST, {}, {"d": {"c": HeardClaim(b"x" * 16, b"")}})
+    then = {it: msgspec.structs.replace(said[it], step=step) for it in "cd"}
+    parts = with_step(step_of(HONEST, {}))
+    brought_by("d", parts, tuple(stated(it).signed for it in then.values()))
+    assert not chosen(parts).bars and "c" not in places(parts)
+
+
+def test_a_newcomers_word_of_steps_is_nobodys() -> None:
+    parts = [*with_step(step_of(HONEST, {})), part("e", present=None)]
+    brought_by("e", parts, two_of("c", VIEW, 7))
+    assert not chosen(parts).bars and places(parts) == NAMES + "e"
+
+
+def test_who_says_that_it_is_elsewhere_is_barred_all_the_same() -> None:
+    parts = with_step(step_of(HONEST, all_find("c")), "bcd")
+    away = PendingStep(3, "", (), ())
+    parts[1] = msgspec.structs.replace(parts[1], pending=away)
+    assert [bar.peer_id for bar in chosen(parts).bars] == ["c"]
+
+
+@pytest.mark.parametrize("judges", ["abc", "ab"])
+def test_who_is_gone_is_barred_by_more_than_half_though_it_has_no_stage_any_more(
+    judges: str,
+) -> None:
+    said = step_of(HONEST, {name: {"gone": WRONG} for name in judges}, told="")
+    for name in judges:
+        account = said[name].audit
+        assert account is not None
+        account = msgspec.structs.replace(account, disputed={"gone": True})
+        said[name] = msgspec.structs.replace(said[name], audit=account)
+    barred = [bar.peer_id for bar in chosen(with_step(said)).bars]
+    assert barred == (["gone"] if judges == "abc" else [])
+
+
+def test_two_versions_of_the_last_step_of_the_view_before_are_found_out_in_the_next_one() -> None:
+    """Those that committed by one of them are in other states than the rest."""
+    for stays in (NEXT, msgspec.structs.replace(NEXT, plan=None)):
+        one, other = two_of("c", VIEW, 6)
+        parts = [
+            part(
+                name,
+                present=stays,
+                pending=PendingStep(7, "", (), ()),
+                retained=RetainedStep(VIEW, 6, "", None, (), (one if name in "ab" else other,)),
+            )
+            for name in NAMES
+        ]
+        found = chosen(parts)
+        assert set(found.conflict.liars) == {"c"}
+        barred = [(bar.peer_id, bar.view, bar.step) for bar in found.bars]
+        assert barred == ([("c", VIEW, 6)] if stays.plan is not None else [])
 
 
 @pytest.mark.parametrize(

@@ -18,14 +18,15 @@ from p2p_dtfm.core.audit.roles import (
 )
 from p2p_dtfm.core.consensus.attempts.chosen import Chosen, chosen_of
 from p2p_dtfm.core.membership.bars import BARS_LIMIT, barred_at, united
-from p2p_dtfm.core.messages.agreement_messages import Contribution
+from p2p_dtfm.core.messages.agreement_messages import Contribution, PendingStep
 from p2p_dtfm.core.planner.explain import explain
 from p2p_dtfm.core.planner.planner import compute_plan
 from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
 from p2p_dtfm.core.protocol.snapshot import GENESIS, Bar, Member, Snapshot
-from tests.core.audit.parts import NAMES, PLAN, VIEW
-from tests.core.audit.test_bars import BAR, MEMBERS, TERMS, part
+from tests.core.audit.parts import NAMES, PLAN, VIEW, step_of
+from tests.core.audit.test_bars import BAR, HONEST, MEMBERS, TERMS, all_find, part
 from tests.core.audit.test_draw import claimed
+from tests.core.builders import stated
 from tests.core.planning import Peer, name_of, snapshot
 
 FOLLOW = 50
@@ -89,6 +90,39 @@ def test_a_verdict_ends_what_was_known_and_each_makes_the_wait_longer() -> None:
 def test_many_new_keys_have_no_verdict_forgotten() -> None:
     keys = [known(f"key-{number}", 10_000 + number) for number in range(2 * BARS_LIMIT)]
     assert BAR in united([*keys, BAR])
+
+
+def later_keys(count: int) -> list[Bar]:
+    """That came after "x" did, and are gone."""
+    return [known(f"key-{number:03}", 58 + number) for number in range(count)]
+
+
+def test_who_is_new_is_not_forgotten_for_keys_that_came_later_and_are_gone() -> None:
+    """Whoever has no entry among the members is established: a liar would have fellows follow it
+    until it had none, and hold layers by itself at once."""
+    bars = (known("x", 57), *later_keys(BARS_LIMIT - 1))
+    names = (*NAMES, "x")
+    for number in range(2):
+        found = chosen([*(part(name, bars) for name in names), joins(f"late-{number}")])
+        assert "x" in watched(found.bars, 7) and len(found.bars) == BARS_LIMIT
+        bars = found.bars
+    assert "x" in watched(chosen([part(name, bars) for name in names]).bars, 7)
+
+
+def test_a_view_has_nobody_that_is_in_it_forgotten() -> None:
+    """What a member knows besides is of those that are elsewhere."""
+    x = known("x", 57)
+    assert x in united((*later_keys(BARS_LIMIT), x), {"x"}) != united((*later_keys(BARS_LIMIT), x))
+    verdicts = [Bar(VIEW, 7, f"p{n:03}", 1, 407, "") for n in range(BARS_LIMIT)]
+    assert united((*verdicts, x), {"x"}) == tuple(verdicts), "verdicts outlive what is only known"
+
+
+def test_verdicts_have_nobody_that_is_in_the_view_forgotten() -> None:
+    parts = [part(name, (known("x", 57), *later_keys(BARS_LIMIT - 1))) for name in (*NAMES, "x")]
+    signed = tuple(stated(it).signed for it in step_of(HONEST, all_find("c")).values())
+    pending = PendingStep(7, "", signed, (0, 1, 2), counts=dict.fromkeys(NAMES, 2))
+    found = chosen([msgspec.structs.replace(it, pending=pending) for it in parts])
+    assert barred_at(found.bars, 7).keys() == {"c"} and "x" in watched(found.bars, 7)
 
 
 def test_where_nobody_remembers_anything_all_are_established() -> None:

@@ -33,7 +33,15 @@ from p2p_dtfm.core.recovery.going_back import restart_of
 from p2p_dtfm.core.recovery.recovery_evidence import RecoveryEvidence
 from p2p_dtfm.core.recovery.restart_point import Recovery, Undo
 from tests.core.audit.parts import NAMES, PLAN, VIEW, step_of
-from tests.core.audit.test_bars import HONEST, MEMBERS, all_find, part
+from tests.core.audit.test_bars import (
+    HONEST,
+    MEMBERS,
+    NOWHERE,
+    all_find,
+    brought_by,
+    part,
+    two_of,
+)
 from tests.core.builders import stated
 
 LAYERS = 3
@@ -154,6 +162,19 @@ def test_only_who_is_barred_has_work_taken_back() -> None:
     assert chosen(with_verdict(in_doubt)).undo is None
     known = [msgspec.structs.replace(it, bars=(bar(),)) for it in with_verdict({})]
     assert chosen(known).undo is None, "whoever is barred already"
+
+
+@pytest.mark.parametrize(("view", "step"), NOWHERE)
+def test_how_far_it_goes_back_is_not_for_who_is_barred_to_say(view: ViewId, step: int) -> None:
+    """By two Prepared of step 0 it went to the beginning, by two of one to come nowhere at all."""
+    parts = with_verdict({})
+    brought_by("c", parts, two_of("c", view, step))
+    assert chosen(parts).undo is None
+    terms = msgspec.structs.replace(TERMS, undo_steps=4, undo_every=2)
+    parts = with_verdict(all_find("c"))
+    brought_by("c", parts, two_of("c", view, step))
+    heard = {it.member: it for it in parts}
+    assert chosen_of(heard, terms, (), lambda rest: 7).undo == Undo(("c",), 3, 2)
 
 
 def test_a_few_begin_no_epoch_by_saying_so() -> None:

@@ -57,9 +57,9 @@ def chosen_of(
     counted = dict(zip(heard, without_undone(heard.values(), epochs), strict=True))
     links = {*accusations, *doubts}
     participants = mutually_reachable(counted, links, reached_step, bounds)
-    bars = with_convicted(known, found.convicted, found.liars)
+    names = {member.peer_id for member in participants}
+    bars = with_convicted(known, found.convicted, found.liars, names)
     if terms is not None and terms.follow_steps > 0:
-        names = {member.peer_id for member in participants}
         roles = with_roles(bars, names & stayed, names - stayed, step, terms.follow_steps)
-        bars = united(roles)
+        bars = united(roles, names)
     return Chosen(participants, found, bars, epochs, undo_due(known, bars, terms, epochs))

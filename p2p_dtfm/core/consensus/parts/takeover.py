@@ -185,7 +185,7 @@ class Takeover:
         contributors = tuple(member.peer_id for member in view.snapshot.contributors)
         state.others.newcomers.let_in(contributors)  # who wants to leave needs no place
         state.others.familiar.meet(view.member_ids)
-        state.others.bars = united((*state.others.bars, *view.snapshot.bars))
+        state.others.bars = united((*state.others.bars, *view.snapshot.bars), view.member_ids)
 
     def _lost(self, view: View, now_ns: int) -> LostLayers | None:
         """Long enough ago to go back at once where all that had them have come: for whom to wait?

@@ -443,6 +443,17 @@ def test_who_is_far_ahead_shows_it_by_what_others_have_signed() -> None:
     assert recover([ahead, behind], 2).target == Target(8, AFTER)
 
 
+def test_who_alone_has_the_layers_after_a_step_that_it_cannot_show_is_believed() -> None:
+    """Of audited runs all Prepared may be more than there is room for: rather than wait for layers
+    that have gone with who held them besides."""
+    few = RetainedStep(VIEW, 7, BASE, OUTCOME, (0, 1), signed("a"))
+    ahead = part(B, {0: 8, 1: 8}, retained=few, pending=None, step=8)
+    behind = part(A, {0: 7})
+    assert recover([ahead, behind], 2).target == Target(8, AFTER)
+    whole = part(A, {0: 7, 1: 7})
+    assert recover([ahead, whole], 2).target == Target(7, BASE), "one step is repeated"
+
+
 # what one contributor claims, and cannot show ---------------------------------------------------
 
 FAR = 60

@@ -329,7 +329,9 @@ def keeping_presence(
         told.append((made.addresses, made.reachability))
 
     loops._membership = SimpleNamespace(  # type: ignore[assignment]
-        self_record=record, set_record=set_record
+        self_record=record,
+        set_record=set_record,
+        acquaintances=SimpleNamespace(look_around=lambda: None),
     )
     loops._moved, loops._told_s = asyncio.Event(), -math.inf
     return loops
@@ -369,6 +371,7 @@ class Moving:
         """What it has told by the end of a few rounds."""
         loop, enough = asyncio.create_task(self.presence.keep_reachable()), self.rounds + 5
         while self.rounds < enough:
+            assert not loop.done(), loop
             await asyncio.sleep(0.001)
         loop.cancel()
         return self.told

@@ -332,9 +332,11 @@ class ClaimBook:
             return ()
         found: tuple[dict[str, str], ...] = tuple({} for _ in rounds)
         for peer in self.drawn():
-            judges = self._judges_of(peer)
             auditors = [drawn[peer] for drawn in rounds if peer in drawn]
             failed = [it for it in auditors if audited.get((it, peer)) == COULD_NOT]
+            if not failed:
+                continue
+            judges = self._judges_of(peer)
             free = sorted(set(judges.holders).difference(auditors), key=self._turn_instead(peer))
             lacking = [it for it in failed if it not in judges.holders]
             for instead, by, _ in zip(found, free, lacking, strict=False):

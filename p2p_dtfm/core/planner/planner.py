@@ -149,7 +149,7 @@ def _problem(snapshot: Snapshot, idle: frozenset[str]) -> PlanningProblem:
 
 def _holds_all(problem: PlanningProblem, workload: Workload) -> bool:
     """Whether these peers have memory for the model, in one of the ways that the run allows."""
-    if memory_pipeline(problem) is not None:
+    if workload.recompute != "always" and memory_pipeline(problem) is not None:
         return True
     is_allowed = workload.recompute in ("auto", "always")
     return is_allowed and memory_pipeline(recomputing(problem, workload)) is not None

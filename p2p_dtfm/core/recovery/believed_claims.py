@@ -7,7 +7,8 @@ when one of them has committed a step, all stage-holders have said Prepared of i
 
 Where that led is another question. Whoever holds its own Prepared back has those of all others, and
 could give a state of its own for what the step comes to: of a lineage beyond what most have come to
-themselves only all Prepared of the step are proof, which whoever has committed it passes on.
+themselves only all Prepared of the step are proof, which whoever has committed it passes on as far
+as there is room.
 """
 
 from collections.abc import Iterable, Sequence
@@ -29,10 +30,14 @@ _Reach = dict[tuple[ViewId, str], int]
 
 class BelievedClaims:
     """Of the contributions to one view. `slack_steps`: by so many more a member may be behind
-    another one, where contributions carry no Prepared."""
+    another one, where contributions carry no Prepared. `needs_proof`: of a lineage beyond what most
+    have come to themselves, where it could be shown."""
 
-    def __init__(self, parts: Sequence[Contribution], slack_steps: int = 0) -> None:
+    def __init__(
+        self, parts: Sequence[Contribution], slack_steps: int = 0, needs_proof: bool = True
+    ) -> None:
         self._parts = parts
+        self._needs_proof = needs_proof
         self.members = [part for part in parts if part.present is not None]
         self._slack_steps = slack_steps
         self._own_steps = _own_steps(parts)
@@ -63,7 +68,8 @@ class BelievedClaims:
             return True
         if lineage is not None and self._is_elsewhere(present.view, version, lineage):
             return False
-        could_prove = lineage is not None and len(plan.stage_holders()) <= RETAINED_LIMIT
+        is_of_few = lineage is not None and len(plan.stage_holders()) <= RETAINED_LIMIT
+        could_prove = self._needs_proof and is_of_few
         if not could_prove and self._shows(part, present.view, plan, version):
             return True
         reach = self._own_steps if could_prove else self._reach

@@ -124,7 +124,10 @@ def _shown(
     weights: Counter[str] = Counter()
     found: dict[str, CompleteStep] = {}
     for prepared, count in Counter(sets).items():
-        step = _outcome(key, plan, prepared, terms, tuple(counts.items()))
+        # by the plan's own counts, where what is told of others is not so
+        ways = (tuple(counts.items()), ())
+        steps = (_outcome(key, plan, prepared, terms, way) for way in dict.fromkeys(ways))
+        step = next(filter(None, steps), None)
         if step is not None:
             weights[step.outcome.digest] += count
             found[step.outcome.digest] = step

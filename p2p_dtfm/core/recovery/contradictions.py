@@ -58,6 +58,9 @@ class _SaidOfStep:
     there: set[str] = field(default_factory=set)
     """Those of them that say they are in that view, in this step or just behind it, or that it is
     the last one that they have committed."""
+    barred: dict[str, set[str]] = field(default_factory=dict)
+    """By peer, which of them say that it was barred there: those that have gone on to the view that
+    this led to."""
     near: int = 0
     """Those that are in it, and pass on what was said there."""
     signed: dict[Signed, None] = field(default_factory=dict)
@@ -74,7 +77,8 @@ class _SaidOfStep:
         """Whether it may be barred by what was said: most others that have a stage are there, or
         have just been. What a few say of some other step nobody can look at any more, or ever
         could, and whoever is to be barred would choose the step, and so from when on."""
-        return 2 * len(self.there - {peer}) > len(self.holders - {peer})
+        there = self.there | self.barred.get(peer, set())
+        return 2 * len(there - {peer}) > len(self.holders - {peer})
 
     def agreed_counts(self) -> dict[str, int] | None:
         """One that tells of a step alone has no say in it."""
@@ -238,6 +242,9 @@ def _count_those_near(
         if part.member.peer_id not in said.stages:
             continue
         said.holders.add(part.member.peer_id)
+        for bar in part.bars:
+            if (bar.view, bar.step) == (view, step):
+                said.barred.setdefault(bar.peer_id, set()).add(part.member.peer_id)
         if present is None:
             continue
         is_in_it = present.view == view and pending is not None and 0 <= pending.step - step <= 1

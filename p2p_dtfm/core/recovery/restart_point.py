@@ -56,10 +56,29 @@ def recover(
     repeats less. So is what lies on disks, where it repeats no more than that. Else it is taken
     only where most members accept the loss; the initial parameters count only then. Steps past the
     end of the run are nobody's, nor are those that others' words refute (`believed_claims`).
+
+    One that alone has committed a step may not be able to show that any more: all Prepared may be
+    more than there is room for. Where layers would be lost otherwise its word is taken.
     """
     parts = sorted(contributions, key=lambda part: part.member)
-    claims = BelievedClaims(parts)
     complete = complete_steps(parts, terms)
+    found, floor = _recover(parts, complete, BelievedClaims(parts), layer_count, terms)
+    if found.target is None or found.target.step < floor:
+        claims = BelievedClaims(parts, needs_proof=False)
+        other, _ = _recover(parts, complete, claims, layer_count, terms)
+        if other.target is not None and other.target.step >= floor:
+            return other
+    return found
+
+
+def _recover(
+    parts: list[Contribution],
+    complete: Complete,
+    claims: BelievedClaims,
+    layer_count: int,
+    terms: StepTerms | None,
+) -> tuple[Recovery, int]:
+    """And how far back it may go at once."""
     limit = terms.total_steps + 1 if terms is not None else None
     members, furthest = claims.members or parts, claims.furthest(limit)
     floor = 0 if _accept_loss(members) else furthest - 1
@@ -70,14 +89,14 @@ def recover(
         found = what_it_comes_to(target, parts, complete, layer_count)
         is_whole, at_once = not found.lost_layers, target.step >= floor
         if is_whole and at_once:
-            return found
+            return found, floor
         if is_whole:
             newer = newer or found
         if is_whole and target in as_said:
-            return newer or found
+            return newer or found, floor
         if at_once or target in as_said:
             lost_layers = min(lost_layers, found.lost_layers, key=len)
-    return Recovery(None, lost_layers=lost_layers)
+    return Recovery(None, lost_layers=lost_layers), floor
 
 
 def _cuts(parts: list[Contribution]) -> set[Target]:

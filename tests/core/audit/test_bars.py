@@ -221,6 +221,17 @@ def test_who_says_that_it_is_elsewhere_is_barred_all_the_same() -> None:
     assert [bar.peer_id for bar in chosen(parts).bars] == ["c"]
 
 
+def test_who_was_barred_by_a_view_that_only_part_has_taken_over_is_barred_again() -> None:
+    """Those in it are no more in the step, and alone too few to name the bar."""
+    in_step = with_step(step_of(HONEST, all_find("c")), "b")
+    later = part("a", (BAR,), present=NEXT, pending=PendingStep(7, "", (), ()))
+    away = part("d", present=NEXT, pending=PendingStep(3, "", (), ()))
+    (bar,) = chosen([later, *in_step, away]).bars
+    assert (bar.peer_id, bar.view, bar.step, bar.count) == ("c", VIEW, 7, 1)
+    unbarred = msgspec.structs.replace(later, bars=())
+    assert not chosen([unbarred, *in_step, away]).bars
+
+
 @pytest.mark.parametrize("judges", ["abc", "ab"])
 def test_who_is_gone_is_barred_by_more_than_half_though_it_has_no_stage_any_more(
     judges: str,

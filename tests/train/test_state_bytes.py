@@ -9,7 +9,7 @@ import torch
 from p2p_dtfm.train.model.layer_state import LayerSnapshot
 
 COUNT = 9_000_000
-TRIES = 6
+TRIES = 25
 SHARE = 0.5
 """Of the time it takes; where it holds up all other threads it is all of it."""
 
@@ -45,4 +45,4 @@ def test_other_threads_go_on_while_a_large_state_becomes_a_file() -> None:
     turn either, but not each time."""
     parts = tuple(torch.full((COUNT,), float(n)) for n in range(3))
     snapshot = LayerSnapshot("0" * 64, 1, 3, (("weight", (COUNT,)),), parts)  # type: ignore[arg-type]
-    assert min(_share_of_silence(snapshot) for _ in range(TRIES)) < SHARE
+    assert any(_share_of_silence(snapshot) < SHARE for _ in range(TRIES))

@@ -278,9 +278,7 @@ class Follower:
         async with asyncio.TaskGroup() as group:
             while True:
                 donor, offer = await self._offers.get()
-                before = self._fetches.pop(offer.layer, None)
-                if before is not None:
-                    before.cancel()
+                self._stop_fetch(offer.layer)
                 if offer.blob:
                     fetch = self._fetch(donor, offer)
                     self._fetches[offer.layer] = group.create_task(fetch)
@@ -299,10 +297,11 @@ class Follower:
         while True:
             await asyncio.sleep(LOOKS_EVERY_S)
             late: dict[str, list[int]] = {}
+            give = {self._donor_of[n] for n, fetch in self._fetches.items() if not fetch.done()}
             for layer in sorted(self.missing):
                 donor = self._donor_of[layer]
                 if not self._has_others(donor, layer):
-                    if self._givers.rests(layer, donor):
+                    if donor not in give and self._givers.rests(layer, donor):
                         self._ask_soon(donor)
                 elif self._givers.owes(layer, donor):
                     late.setdefault(donor, []).append(layer)

@@ -29,7 +29,8 @@ FAILED_S = 1.0
 STEPS_AHEAD = 2
 """States are offered between two steps: so many may have to pass before."""
 RESTS_S = 2.0
-"""After what it has offered last: who has room for some only gives the rest once asked anew."""
+"""After what it has offered last, and the time in which the next one is written: who has room for
+some only gives the rest once asked anew."""
 SLOW_REMEMBERED = 1024
 
 
@@ -69,10 +70,6 @@ class Giver:
         self._waited_s += FAILED_S
 
     @property
-    def is_giving(self) -> bool:
-        return self._fetches > 0
-
-    @property
     def is_late(self) -> bool:
         """Never while it gives at its rate, and at last when all should be here at that."""
         here_s = now.monotonic_s() - self._since_s if self._fetches else 0.0
@@ -95,8 +92,8 @@ class Givers:
         """When each donor did last, since it was asked."""
         plans = [plan for plan in (view.plan, view.snapshot.present) if isinstance(plan, Plan)]
         step_ns = max((plan.predicted_step_ns for plan in plans), default=0)
-        made_s = view.state_bytes_of(me) / SAVE_BYTES_PER_S
-        self._offers_s = WAIT_S + made_s + STEPS_AHEAD * step_ns / 1e9
+        self._made_s = view.state_bytes_of(me) / SAVE_BYTES_PER_S
+        self._offers_s = WAIT_S + self._made_s + STEPS_AHEAD * step_ns / 1e9
 
     def best_of(self, donors: Sequence[str]) -> str:
         """The first of those that were left least."""
@@ -130,11 +127,12 @@ class Givers:
             self._offered_s[donor] = now.monotonic_s()
 
     def rests(self, layer: int, donor: str) -> bool:
-        """Whether it has offered others and not this one; said once of what it has offered."""
+        """Whether it has offered others and not this one, and that is not because it still writes
+        it; said once of what it has offered."""
         offered_s = self._offered_s.get(donor)
         if layer not in self._asked_s or offered_s is None:
             return False
-        if now.monotonic_s() - offered_s < RESTS_S or self.of(donor).is_giving:
+        if now.monotonic_s() - offered_s < RESTS_S + self._made_s:
             return False
         del self._offered_s[donor]
         return True

@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from p2p_dtfm.core.protocol.errors import DeviceFault, UserError
+from p2p_dtfm.core.protocol.errors import UNREACHABLE, DeviceFault, UserError
+from p2p_dtfm.daemon.dashboard.dashboard_host import DashboardHost
 from p2p_dtfm.daemon.machine.life import Life
 from p2p_dtfm.daemon.machine.settings import Settings
-from p2p_dtfm.daemon.node.daemon import _until_end, explained
+from p2p_dtfm.daemon.node.daemon import Daemon, _until_end, explained
 from p2p_dtfm.net.errors import Unreachable
 from p2p_dtfm.train.stage.device import failures
-from tests.daemon.test_residents import EVER, Acting, Staged, Told, ends
+from tests.daemon.test_residents import EVER, TOO_LARGE, Acting, Staged, Told, ends, pauses
 
 SHORT = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
@@ -112,3 +113,56 @@ def test_a_device_that_fails_at_a_first_start_ends_it(tmp_path: Path) -> None:
     settings = Settings(home=tmp_path, run="tiny", **EVER)
     with pytest.raises(UserError, match="no memory left"):
         asyncio.run(Staged(settings, (fails_as_it_measures,)).run())
+
+
+def leaves_as(act: Callable[[Acting], Any]) -> Callable[[Acting], Any]:
+    """It was told to before that comes over it."""
+
+    async def leaves(daemon: Acting) -> int:
+        daemon.is_to_leave = True
+        return int(await act(daemon))
+
+    return leaves
+
+
+@pytest.mark.parametrize("acts", [(leaves_as(fails(SHORT)),), (pauses, leaves_as(fails(GONE)))])
+def test_who_is_told_to_leave_does_so_whatever_fails_meanwhile(
+    tmp_path: Path, acts: tuple[Callable[[Acting], Any], ...]
+) -> None:
+    """Its owner wanted the memory for something else: it stayed, and joined again 5 minutes later;
+    and a service starts again what ends with the code of a fault."""
+    resident = Told(tmp_path, acts)
+    assert asyncio.run(resident.run()) == 0
+    assert len(resident.away_for) == len(acts) - 1 and not resident.notices
+
+
+def test_so_does_who_was_told_before_a_daemon_that_starts_in_vain_listened(tmp_path: Path) -> None:
+    async def is_in_vain(daemon: Acting) -> int:
+        resident._told_to_leave.set()  # by the page of the time away
+        raise TOO_LARGE
+
+    resident = Told(tmp_path, (pauses, is_in_vain))
+    assert asyncio.run(resident.run()) == 0
+    assert resident.away_for == ["asked for"] and not resident.notices
+
+
+def test_nor_does_who_is_cut_off_as_it_leaves_try_elsewhere(tmp_path: Path) -> None:
+    async def is_cut_off(daemon: Acting) -> int:
+        raise UserError("a peer is gone", exit_code=UNREACHABLE)
+
+    async def pauses_in_a_run(daemon: Acting) -> int:
+        daemon.run_digest = "ab" * 32
+        return await pauses(daemon)
+
+    resident = Told(tmp_path, (pauses_in_a_run, leaves_as(is_cut_off), ends))
+    with pytest.raises(UserError, match="a peer is gone"):
+        asyncio.run(resident.run())
+
+
+def test_the_last_word_of_its_user_tells_whether_it_is_to_leave(tmp_path: Path) -> None:
+    daemon = Daemon(Settings(home=tmp_path, run="tiny", **EVER), DashboardHost())
+    assert not daemon.is_to_leave
+    daemon.pause("asked for")
+    assert not daemon.is_to_leave, "it is to come back"
+    daemon.leave()
+    assert daemon.is_to_leave

@@ -37,6 +37,7 @@ class Acting:
         self.pause_until_s: float | None = None
         self.run_digest = ""
         self.has_begun = False
+        self.is_to_leave = False
         self.observer = SimpleNamespace(state=DashboardHost().state)
         self._act = act
 

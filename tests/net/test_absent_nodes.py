@@ -94,7 +94,9 @@ def test_one_that_refuses_keeps_nobody_from_a_directory_that_others_let_in_to(
             through = [(await host.addresses())[0] for host in (good, bad)]
             joined = await Directory.start(late, through)
             assert good.peer_id in joined.nodes
+            joined.call_again_at(through)  # as a daemon does, with whatever its user has named
             assert list(joined._initial) == [good.peer_id]
+            assert bad.peer_id not in late.calling.vouched
             said = [it.getMessage() for it in caplog.records if it.levelno == logging.WARNING]
             assert [bad.peer_id in it and why in it for it in said] == [True]
             await joined.close()

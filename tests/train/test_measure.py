@@ -55,6 +55,23 @@ def test_a_device_that_is_not_there_says_what_to_do(name: str) -> None:
     assert caught.value.fixes
 
 
+def test_a_device_that_has_failed_gives_nothing_back_and_ends_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Who stayed away for that very reason ended then, as by a bug."""
+    asked: list[str] = []
+
+    def empty_cache() -> None:
+        asked.append("cache")
+        raise RuntimeError("CUDA error: unspecified launch failure")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "empty_cache", empty_cache)
+    measure.release_memory()
+    assert asked
+
+
 def test_an_accelerators_memory_is_capped_for_torch() -> None:
     cap_device_memory(torch.device("cpu"), 1)  # nothing to cap
     if not torch.cuda.is_available():

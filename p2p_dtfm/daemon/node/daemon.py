@@ -152,6 +152,11 @@ class Daemon:
         """When it is to come back by itself, by the clock on the wall."""
         return self._local.life.pause_until_s
 
+    @property
+    def is_to_leave(self) -> bool:
+        """For good: it has been told to, and not for a pause."""
+        return self._local.life.leaving.is_set() and self.pause_reason is None
+
     def pause(self, reason: str, until_s: float | None = None) -> None:
         """Leave like any peer, but to come back: `run` ends with `pause_reason` set."""
         self._local.life.pause(reason, until_s)

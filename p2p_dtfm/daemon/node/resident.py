@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from p2p_dtfm import __version__
-from p2p_dtfm.core.protocol.errors import UNREACHABLE, DeviceFault, UserError
+from p2p_dtfm.core.protocol.errors import UNREACHABLE, UserError
 from p2p_dtfm.daemon.dashboard.dashboard_host import DashboardHost
 from p2p_dtfm.daemon.dashboard.seen import Seen
 from p2p_dtfm.daemon.machine.away import Away, StepAside, as_plain
@@ -146,13 +146,14 @@ class Resident:
             daemon = self.make_daemon(settings, self._dashboard, self._seen)
             if self._settings.founds:
                 daemon.come_as_founder()
+            code = 0
             try:
                 code = await self._take_part_within_hours(daemon, past)
                 reason, until_s = daemon.pause_reason, daemon.pause_until_s
                 self._is_held_up = False
             except (UserError, OSError) as error:
                 reason, until_s = self._why_away(error, daemon, settings is last_resort)
-                if reason is None:  # as it was started
+                if reason is None and not self._is_to_leave(daemon):  # as it was started
                     if not self._settings.run:  # by which a founder might found anew
                         settings = self._settings
                     last_resort, past = settings, None
@@ -172,18 +173,19 @@ class Resident:
         self, error: UserError | OSError, daemon: "Daemon", is_last_resort: bool
     ) -> tuple[str | None, float | None]:
         """Of a daemon that this has ended: for what and until when it is away, by the clock on the
-        wall; None where it is to try elsewhere at once. Raises what is the end."""
-        pauses = daemon.pause_reason, daemon.pause_until_s
+        wall; None where it has left, or is to try elsewhere at once. Raises what is the end."""
+        pauses, is_to_leave = (daemon.pause_reason, daemon.pause_until_s), self._is_to_leave(daemon)
         if isinstance(error, UserError) and error.exit_code == UNREACHABLE:
-            if is_last_resort and daemon.pause_reason is None:
+            if is_to_leave or (is_last_resort and daemon.pause_reason is None):
                 raise error
             log.warning("those met before are gone: %s", error.cause)
             return pauses
-        makes_way = isinstance(error, DeviceFault) and daemon.has_begun  # hours later, it may be
-        may_pass = makes_way or (self._comes_back and not daemon.has_begun)
-        reason = in_vain(error, self._settings.home) if may_pass else ""
-        if not reason:
+        is_watched = not self._comes_back and not daemon.has_begun
+        if not (reason := in_vain(error, self._settings.home, daemon.has_begun, is_watched)):
             raise error
+        if is_to_leave:  # with code 0: a service starts again what ends with that of a fault
+            log.warning("leaves after a fault: %s", getattr(error, "cause", error))
+            return None, None
         is_explained = isinstance(error, UserError) or fault_of_disk(error, self._settings.home)
         log.warning("%s", reason, exc_info=None if is_explained else error)
         if daemon.pause_reason is not None:
@@ -192,6 +194,9 @@ class Resident:
             self._attention.held_up(self.state(), reason)
         self._is_held_up = True
         return reason, now.wall_s() + TRY_AGAIN_S
+
+    def _is_to_leave(self, daemon: "Daemon") -> bool:
+        return daemon.is_to_leave or self._told_to_leave.is_set()
 
     async def _wait_to_begin(self) -> Settings | None:
         """With what to take part, once it may; None if it is to end instead."""

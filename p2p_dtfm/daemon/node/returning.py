@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from p2p_dtfm.core.protocol.errors import UNREACHABLE, UserError
+from p2p_dtfm.core.protocol.errors import UNREACHABLE, DeviceFault, UserError
 from p2p_dtfm.daemon.dashboard.seen import Seen
 from p2p_dtfm.daemon.machine.home import Home, fault_of_disk
 from p2p_dtfm.daemon.machine.settings import Settings
@@ -44,9 +44,12 @@ def shown_while_away(shown: DashboardState, status: Status, seen: Seen) -> Dashb
     return msgspec.structs.replace(shown, live=live, contribution=seen.given())
 
 
-def in_vain(error: UserError | OSError, home: Path) -> str:
+def in_vain(error: UserError | OSError, home: Path, has_begun: bool, is_watched: bool) -> str:
     """Why it stays away once more, where what was in the way may pass: memory that others have, a
-    full disk, a port or a device in use. Empty where another try would come to the same."""
+    full disk, a port or a device in use. Empty where another try would come to the same, or
+    somebody watches; and for who has begun, perhaps hours ago, unless its device makes way."""
+    if is_watched or (has_begun and not isinstance(error, DeviceFault)):
+        return ""
     if isinstance(error, OSError):
         cause = fault_of_disk(error, home) or str(error)
     else:

@@ -143,16 +143,17 @@ class Directory:
         whereabouts = await Whereabouts(host).ready()
         node.protocol.host, node.protocol.whereabouts = host, whereabouts
         await asyncio.gather(*(whereabouts.greet(parse_address(at)[0]) for at in others))
-        through = [at for at in others if parse_address(at)[0] not in validator.turned_away]
-        return cls(host, node, through, validator)
+        return cls(host, node, others, validator)
 
     def call_again_at(self, addresses: Sequence[str]) -> None:
         """These peers, which the user has named, are called whenever the node does not know them:
-        they may have been away as it began, and be where all others meet."""
+        they may have been away as it began, and be where all others meet. One that has turned this
+        node away was there: no later call looks at what was wrong, such as its clock."""
+        left_out = {self._host.peer_id, *self._validator.turned_away}
         for address in addresses:
             peer_id, where = parse_address(address)
             ways = self._initial.get(peer_id, ())
-            if peer_id != self._host.peer_id and where not in ways:
+            if peer_id not in left_out and where not in ways:
                 self._host.calling.vouch(peer_id)
                 self._initial[peer_id] = (*ways, where)
 

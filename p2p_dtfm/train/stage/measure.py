@@ -103,7 +103,8 @@ def release_memory() -> None:
     """Give back what nothing holds any more: to the device, and to the operating system."""
     gc.collect()
     if torch.cuda.is_available() and torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
+        with contextlib.suppress(RuntimeError):  # whatever is asked of a device that has failed
+            torch.cuda.empty_cache()
     with contextlib.suppress(OSError, AttributeError):  # another C library than GNU's
         ctypes.CDLL(None).malloc_trim(0)
 

@@ -13,17 +13,17 @@ Action = Callable[[], Awaitable[Any]]
 
 
 def for_all_devices(home: Path, actions: Mapping[str, Action]) -> dict[str, Action]:
-    """The same, told to the other devices' daemons first, as the commands of those names do, and
-    what one of them has against it is the answer. On the page of one of those others, and where
-    there is one device, they mean that one alone."""
+    """The same, told to the other devices' daemons as well, as the commands of those names do, and
+    what one of them has against it is the answer. None waits for another one. On the page of one of
+    those others, and where there is one device, they mean that one alone."""
     return {name: _for_all(home, name, own) for name, own in actions.items()}
 
 
 def _for_all(home: Path, name: str, own: Action) -> Action:
     async def act() -> Any:
         _, *others = homes_here(home)
-        told = await asyncio.gather(*(asyncio.to_thread(_refusal, it, name) for it in others))
-        answer = await own()
+        asked = (asyncio.to_thread(_refusal, it, name) for it in others)
+        answer, *told = await asyncio.gather(own(), *asked)
         present = homes_here(home) if any(told) else ()  # who has ended meanwhile refuses nothing
         refused = [why for it, why in zip(others, told, strict=True) if why and it in present]
         is_refused = isinstance(answer, dict) and "error" in answer

@@ -24,7 +24,7 @@ from p2p_dtfm.train.model.layer_state import LayerState
 from tests.daemon.trainer_parts import NO_BLOBS, SPEC
 
 LINEAGE = "5a" * 32
-FORGOTTEN_WITHIN_S = 2.0
+FORGOTTEN_WITHIN_S = 30.0
 """Whoever has written it says so, and then lets it go."""
 
 

@@ -23,7 +23,7 @@ from p2p_dtfm.daemon.state_transfer.checkpoints.announced_files import Announced
 from p2p_dtfm.daemon.state_transfer.checkpoints.disk_room import DiskRoom, NoRoom
 from p2p_dtfm.daemon.state_transfer.checkpoints.files_here import SAVED_TOLD, FilesHere
 from p2p_dtfm.daemon.state_transfer.checkpoints.layer_fetches import LayerFetches
-from p2p_dtfm.daemon.state_transfer.checkpoints.layer_writes import LayerWrites
+from p2p_dtfm.daemon.state_transfer.checkpoints.layer_writes import LayerWrites, report_bug
 from p2p_dtfm.daemon.state_transfer.checkpoints.pruning import prune, prune_parts
 from p2p_dtfm.daemon.telemetry.status import Troubles
 from p2p_dtfm.net.streams.blobs import BlobExchange
@@ -80,7 +80,7 @@ class Checkpoints:
         self._announced = AnnouncedFiles(spec)
         self._here = FilesHere(root, spec)
         self._busy = asyncio.Lock()
-        self._writes = LayerWrites(spec, compute)
+        self._writes = LayerWrites(spec, compute, self._busy)
         self._room = DiskRoom(root, spec, self._troubles)
         self.fetches = LayerFetches(blobs, self._announced, self._room, self._busy)
         self.withheld: frozenset[int] = frozenset()
@@ -179,9 +179,9 @@ class Checkpoints:
 
     async def save(self, step: int, states: dict[int, LayerState], lineage: str = "") -> None:
         """Write these layers as they are after `step` committed steps."""
-        written = await self._saved(step, list(states.values()), lineage)
+        held = list(states.values())
+        written = await self._writes.unbroken(partial(self._saved, step, held, lineage))
         if written is not None:
-            self._here.is_written(step, written)
             await self._files_changed(step)
         if states:
             self._room.saves = () if step >= self._spec.total_steps else tuple(states)
@@ -192,21 +192,22 @@ class Checkpoints:
 
     async def _saved(self, step: int, held: list[LayerState], lineage: str) -> set[int] | None:
         """Which layers the disk took; None: it took nothing."""
-        async with self._busy:
-            try:
-                written = await self._writes.write(self._root, step, held, lineage)
-            except CheckpointFailed as error:
-                if step not in self._unsaved:  # else it is tried again
-                    log.warning("%s", error)
-                self._unsaved = {step}
-                self._troubles.tell(
-                    "checkpoint",
-                    f"checkpoints cannot be written: {error.cause}",
-                    f"free space on the disk of {self._root}",
-                )
-                return None
+        try:
+            written = await self._writes.write(self._root, step, held, lineage)
+        except CheckpointFailed as error:
+            if step not in self._unsaved:  # else it is tried again
+                log.warning("%s", error)
+            self._unsaved = {step}
+            self._troubles.tell(
+                "checkpoint",
+                f"checkpoints cannot be written: {error.cause}",
+                f"free space on the disk of {self._root}",
+            )
+            return None
         self._troubles.over("checkpoint")
         self._unsaved.discard(step)
+        self._here.is_written(step, written)
+        self._here.changed()
         return written
 
     async def set_aside(
@@ -220,6 +221,9 @@ class Checkpoints:
         kept = [state for state in states.values() if state.version == step > 0]
         if not kept:
             return None
+        return await self._writes.unbroken(partial(self._put_by, step, kept, lineage))
+
+    async def _put_by(self, step: int, kept: list[LayerState], lineage: str) -> Path | None:
         root = self._root.parent / SET_ASIDE
         try:
             await self._writes.write(root, step, kept, lineage)
@@ -262,7 +266,7 @@ class Checkpoints:
             self._room.saves = ()
         if epochs_of(lineage).number > self._epoch:  # this peer was away meanwhile
             self._taking_back = asyncio.create_task(self.take_back(step, lineage))
-            self._taking_back.add_done_callback(_report_bug)
+            self._taking_back.add_done_callback(report_bug)
         if agreed:
             self._announced.agree(step, agreed)
         if step in self._announced:
@@ -286,7 +290,7 @@ class Checkpoints:
         self._news.set()
         if self._completing is None or self._completing.done():
             self._completing = asyncio.create_task(self._complete())
-            self._completing.add_done_callback(_report_bug)
+            self._completing.add_done_callback(report_bug)
 
     async def _complete(self) -> None:
         """What did not come is asked for again: after the last step nothing else is said with
@@ -437,9 +441,4 @@ class Checkpoints:
             if task is not None:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
-
-
-def _report_bug(task: asyncio.Task[None]) -> None:
-    """Training goes on without a whole checkpoint, but not without a word."""
-    if not task.cancelled() and (error := task.exception()) is not None:
-        log.error("bug while keeping checkpoints", exc_info=error)
+        await self._writes.close()

@@ -26,6 +26,13 @@ from tests.daemon.trainer_parts import NO_BLOBS
 STEP = 4
 EVERY = set(range(SPEC.model.layer_count))
 MODEL_BYTES = sum(state_bytes_limit(SPEC, layer) for layer in EVERY)
+LAST = SPEC.total_steps
+NEEDED_BYTES = (
+    MODEL_BYTES
+    - state_bytes_limit(SPEC, 0)
+    + max(state_bytes_limit(SPEC, layer) for layer in EVERY - {0})
+)
+"""For all layers but the first one, the largest of them twice."""
 
 
 class _SmallDisk(disk.MachineDisk):
@@ -197,3 +204,93 @@ def test_a_disk_that_takes_no_checkpoint_is_cleared_of_old_ones(tmp_path: Path) 
         await member.close()
 
     _in_world(scenario)
+
+
+class _Filling(disk.MachineDisk):
+    """So much room as these directories leave of it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.all_bytes = root, 1 << 40
+
+    def free_bytes(self, directory: Path) -> int:
+        return self.all_bytes - _bytes_in(self.root)
+
+
+def _bytes_in(root: Path) -> int:
+    return sum(it.stat().st_size for it in root.rglob("*") if it.is_file())
+
+
+def _is_whole(member: Checkpoints) -> bool:
+    return member.whole_step == LAST
+
+
+def _last_steps(
+    root: Path,
+    steps: dict[int, set[int]],
+    all_bytes: Callable[[], int],
+    until: Callable[[Any], bool],
+) -> list[int]:
+    """Which steps are on the disk of a member in the end that saves these layers of them, and wants
+    the whole model of the last one."""
+    told: list[CheckpointFiles] = []
+    found: list[int] = []
+    mine, theirs, last = root / "mine", root / "theirs", SPEC.total_steps
+
+    async def scenario(compute: Compute) -> None:
+        other = Checkpoints(theirs, SPEC, NO_BLOBS, compute, told.append, lambda: True)
+        await other.save(last, _states(last, EVERY), LINEAGE)
+        disk.live_by(filling := _Filling(mine))
+        blobs: Any = _FromAnother(theirs)
+        member = Checkpoints(mine, SPEC, blobs, compute, lambda files: None, lambda: True)
+        for step, layers in steps.items():
+            await member.save(step, _states(step, layers), LINEAGE)
+        filling.all_bytes = all_bytes()
+        member.committed(last, {}, LINEAGE)
+        member.remote_files("other", told[0])
+        await _until(lambda: until(member))
+        found.extend(it.manifest.step for it in list_checkpoints(mine))
+        await member.close()
+        await other.close()
+
+    _in_world(scenario)
+    return found
+
+
+@pytest.mark.parametrize("between", [(), (15, 16, 17, 18)])
+def test_for_the_last_model_an_older_whole_one_makes_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, between: tuple[int, ...]
+) -> None:
+    """Older ones went with the next save, and after the last step there is none: it was refused
+    for ever, however many whole ones were there."""
+    monkeypatch.setattr(checkpoint_files, "RETRY_S", 0.01)
+    steps = {5: EVERY, 10: EVERY, **{step: {0} for step in between}, LAST: {0}}
+
+    def all_bytes() -> int:
+        one_less = _bytes_in(checkpoint_directory(tmp_path / "mine", 5))
+        return _bytes_in(tmp_path / "mine") - one_less + NEEDED_BYTES
+
+    assert _last_steps(tmp_path, steps, all_bytes, _is_whole)[0] == LAST
+
+
+def test_where_even_that_is_too_little_the_newest_whole_one_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint_files, "RETRY_S", 0.01)
+    steps = {3: EVERY, 5: EVERY, 10: EVERY, LAST: {0}}
+
+    def has_settled(member: Checkpoints) -> bool:
+        return member.has_no_room(LAST) and len(list_checkpoints(tmp_path / "mine")) == 2
+
+    assert _last_steps(tmp_path, steps, lambda: 0, has_settled) == [LAST, 10]
+
+
+def test_after_the_last_step_no_room_is_kept_for_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As much as this peer's own layers had to be free, for a checkpoint that never came."""
+    monkeypatch.setattr(checkpoint_files, "RETRY_S", 0.01)
+
+    def all_bytes() -> int:
+        return _bytes_in(tmp_path / "mine") + NEEDED_BYTES
+
+    assert _last_steps(tmp_path, {LAST: {0}}, all_bytes, _is_whole) == [LAST]

@@ -233,7 +233,10 @@ def test_a_run_whose_last_steps_are_computed_again_is_told_complete_once_they_ar
     async def scene(passes: Callable[[float], Awaitable[None]]) -> None:
         done = asyncio.Event()
         checkpoints: Any = SimpleNamespace(
-            whole_step=None, withheld=frozenset(), refused=lambda step: False
+            whole_step=None,
+            withheld=frozenset(),
+            refused=lambda step: False,
+            has_no_room=lambda step: False,
         )
         run: Any = SimpleNamespace(spec=spec, digest="ab")
         local: Any = SimpleNamespace(home=home, observer=observer)

@@ -110,7 +110,8 @@ def test_a_finished_model_that_only_it_has_waits_for_room_as_well(
 def test_nobody_is_told_to_use_a_model_that_is_not_here(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its disk was full: `generate` then said that there is no checkpoint."""
+    """Its disk was full: `generate` then said that there is no checkpoint. So it did where there
+    was room for this peer's own layers, and none for the others'."""
     monkeypatch.setattr(end_of_run, "write_report", lambda *of: True)
     told: list[tuple[str, ...]] = []
     monkeypatch.setattr(end_of_run, "last_words", lambda state, path, commands: ())
@@ -121,16 +122,17 @@ def test_nobody_is_told_to_use_a_model_that_is_not_here(
     run: Any = SimpleNamespace(spec=SimpleNamespace(total_steps=40, layers=()), digest="ab")
 
     async def scene(passes: Callable[[float], Awaitable[None]]) -> None:
-        for whole_step in (20, 40):
+        for whole_step, has_room in ((20, True), (20, False), (40, True)):
             checkpoints: Any = SimpleNamespace(
                 whole_step=whole_step,
                 withheld=frozenset(),
-                refused=lambda step, here=whole_step: here < step,
+                refused=lambda step, is_it=has_room, here=whole_step: is_it and here < step,
+                has_no_room=lambda step, is_it=has_room: not is_it,
             )
             done = asyncio.Event()
             done.set()
             await EndOfRun(local, run, done, checkpoints, None).tell()
 
     in_quick_time(scene)
-    assert told[0] == () and len(told[1]) == 2
-    assert caplog.text.count("the model of step 40 is not on this disk") == 1
+    assert told[:2] == [(), ()] and len(told[2]) == 2
+    assert caplog.text.count("the model of step 40 is not on this disk") == 2

@@ -2,9 +2,12 @@
 
 import asyncio
 import contextvars
+import errno
+import gc
+import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ import pytest
 
 from p2p_dtfm.daemon.machine.compute import Compute
 from p2p_dtfm.daemon.state_transfer.checkpoints.checkpoints import SET_ASIDE, Checkpoints
+from p2p_dtfm.daemon.telemetry.status import Troubles
 from p2p_dtfm.ports import disk
 from p2p_dtfm.train.model.checkpoint import (
     checkpoint_directory,
@@ -24,7 +28,7 @@ from p2p_dtfm.train.model.layer_state import LayerState
 from tests.daemon.trainer_parts import NO_BLOBS, SPEC
 
 LINEAGE = "5a" * 32
-FORGOTTEN_WITHIN_S = 2.0
+FORGOTTEN_WITHIN_S = 30.0
 """Whoever has written it says so, and then lets it go."""
 
 
@@ -93,3 +97,106 @@ def test_a_layer_that_goes_on_while_others_are_saved_is_left_out(tmp_path: Path)
     compute.close()
     assert [it.layers for it in list_checkpoints(tmp_path)] == [(0, 1)]
     assert load_layer(checkpoint_directory(tmp_path, step), 1).version == step
+
+
+class _Stopped(disk.MachineDisk):
+    """Takes nothing until it may; `most`: how many wrote a file at once."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.begun, self.may_go_on, self.most = threading.Event(), threading.Event(), 0
+        self.error, self._now, self._counts = error, 0, threading.Lock()
+
+    def write_whole(self, path: Path, payload: disk.Payload, mode: int) -> None:
+        with self._counts:
+            self._now += 1
+            self.most = max(self.most, self._now)
+        self.begun.set()
+        assert self.may_go_on.wait(30)
+        if self.error is not None:
+            raise self.error
+        super().write_whole(path, payload, mode)
+        with self._counts:
+            self._now -= 1
+
+
+def _whoever_saves_is_cancelled(
+    root: Path,
+    stopped: _Stopped,
+    then: Callable[[Checkpoints], Awaitable[None]],
+    troubles: Troubles,
+) -> None:
+    compute, step = Compute(), 5
+
+    async def scenario() -> None:
+        disk.live_by(stopped)
+        given = (root, SPEC, NO_BLOBS, compute, lambda files: None, lambda: True)
+        checkpoints = Checkpoints(*given, troubles)
+        saving = asyncio.create_task(checkpoints.save(step, _stage(step), LINEAGE))
+        assert await asyncio.to_thread(stopped.begun.wait, 30)
+        saving.cancel()
+        await asyncio.gather(saving, return_exceptions=True)
+        assert saving.cancelled()
+        await then(checkpoints)
+        stopped.may_go_on.set()
+        await checkpoints.close()
+        assert [it.version for it in checkpoints.saved] == ([] if stopped.error else [step])
+
+    contextvars.copy_context().run(asyncio.run, scenario())
+    compute.close()
+
+
+def _stage(step: int) -> dict[int, LayerState]:
+    states = {layer: LayerState.genesis(SPEC, layer) for layer in range(layer_count(SPEC))}
+    for state in states.values():
+        state.version = step
+    return states
+
+
+def test_where_whoever_saves_is_cancelled_the_checkpoint_is_written_to_its_end(
+    tmp_path: Path,
+) -> None:
+    """There were files of layers, and no manifest that names them."""
+
+    async def nothing(checkpoints: Checkpoints) -> None:
+        pass
+
+    _whoever_saves_is_cancelled(tmp_path, _Stopped(), nothing, Troubles())
+    ((directory, layers),) = [(it.directory, it.layers) for it in list_checkpoints(tmp_path)]
+    assert complete(directory) and len(layers) == layer_count(SPEC)
+
+
+def test_nobody_else_writes_while_a_cancelled_save_still_does(tmp_path: Path) -> None:
+    """The thread goes on, and another save wrote the same file at the same time."""
+    stopped, later = _Stopped(), list[asyncio.Task[None]]()
+
+    async def saves_again(checkpoints: Checkpoints) -> None:
+        later.append(asyncio.create_task(checkpoints.save(5, _stage(5), LINEAGE)))
+        later.append(asyncio.create_task(checkpoints.save(5, _stage(5), LINEAGE)))
+        await asyncio.sleep(0.3)
+        later[1].cancel()  # it has begun nothing, and begins nothing
+        assert stopped.most == 1
+        stopped.may_go_on.set()
+        await later[0]
+
+    _whoever_saves_is_cancelled(tmp_path, stopped, saves_again, Troubles())
+    assert stopped.most == 1 and later[1].cancelled()
+    (found,) = list_checkpoints(tmp_path)
+    assert complete(found.directory)
+
+
+@pytest.mark.parametrize("is_bug", [False, True])
+def test_what_goes_wrong_with_a_cancelled_save_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, is_bug: bool
+) -> None:
+    """Nobody waits for it any more."""
+    full = OSError(errno.ENOSPC, "No space left on device")
+    stopped, troubles = _Stopped(ValueError("ours") if is_bug else full), Troubles()
+
+    async def nothing(checkpoints: Checkpoints) -> None:
+        pass
+
+    _whoever_saves_is_cancelled(tmp_path, stopped, nothing, troubles)
+    gc.collect()
+    assert "never retrieved" not in caplog.text and not list_checkpoints(tmp_path)
+    assert caplog.text.count("bug while keeping checkpoints") == is_bug
+    assert len(troubles.present()) == (not is_bug)

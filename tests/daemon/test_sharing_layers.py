@@ -138,8 +138,11 @@ def test_one_gives_what_it_has_fetched_before_it_has_all(
     compute.close()
 
 
-def test_a_layer_that_nobody_gives_holds_up_no_other_and_what_came_is_told(tmp_path: Path) -> None:
+def test_a_layer_that_nobody_gives_holds_up_no_other_and_what_came_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of a member that has gone with what it alone had, the rest was not asked for, nor told."""
+    monkeypatch.setattr(checkpoint_files, "TOLD_EVERY_S", 1e9)  # however slow this machine is
     compute, theirs = Compute(), tmp_path / "theirs"
 
     async def scenario() -> None:

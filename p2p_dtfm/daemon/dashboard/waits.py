@@ -48,6 +48,7 @@ WAITS_OF_A_MACHINE = {
     "libp2p.host.Host._watch": "the end of p2pd",
     "libp2p.p2pd.P2pd._drain": "what p2pd writes",
     "machine.compute.Compute._run": "work on this machine's device",
+    "state_transfer.checkpoints.layer_writes.LayerWrites.unbroken": "this machine's disk",
     "step.reduction.step_reduction.StepReduction._any_final": "the last gradients of a layer",
     "step.reduction.step_reduction.StepReduction._wait_for": "the last gradients of a layer",
     "step.reduction.step_reduction.StepReduction._keep": "the last gradients of a layer",

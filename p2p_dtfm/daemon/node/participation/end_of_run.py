@@ -62,13 +62,17 @@ class EndOfRun:
         home, state = self._local.home, observer.state()
         path = home.run_directory(self._run.digest) / REPORT_FILE
         # neither command knows layers that are listed, nor a model whose ends others keep
-        is_refused = self._checkpoints.refused(spec.total_steps)  # else it is here, or on its way
-        usable = not (is_refused or spec.layers or self._checkpoints.withheld)
+        is_missing = self._is_missing(spec.total_steps)
+        usable = not (is_missing or spec.layers or self._checkpoints.withheld)
         commands = next_commands(home.root, state.samples.prompt or "def ") if usable else ()
         observer.ends_with(commands)
         written = await asyncio.to_thread(write_report, path, state, commands)
         for line in last_words(state, path if written else None, commands):
             log.info("%s", line)
-        if is_refused:
+        if is_missing:
             log.warning("the model of step %d is not on this disk", spec.total_steps)
         return True
+
+    def _is_missing(self, step: int) -> bool:
+        """This disk has no room for the model; else it is here, or on its way."""
+        return self._checkpoints.refused(step) or self._checkpoints.has_no_room(step)

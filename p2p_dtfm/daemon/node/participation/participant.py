@@ -120,8 +120,8 @@ class Participant:
         await participant.bulk.ready()
         for close in (
             participant.bulk.close,
+            participant.checkpoints.close,  # after the trainer, which saves
             participant.trainer.close,
-            participant.checkpoints.close,
             participant._fetches.close,
             participant.initial.close,
         ):

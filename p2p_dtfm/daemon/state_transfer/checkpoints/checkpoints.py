@@ -7,7 +7,7 @@ blobs in the background. A checkpoint that cannot be written is a warning; train
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from p2p_dtfm.daemon.state_transfer.checkpoints.announced_files import Announced
 from p2p_dtfm.daemon.state_transfer.checkpoints.disk_room import DiskRoom, NoRoom
 from p2p_dtfm.daemon.state_transfer.checkpoints.files_here import SAVED_TOLD, FilesHere
 from p2p_dtfm.daemon.state_transfer.checkpoints.layer_fetches import LayerFetches
+from p2p_dtfm.daemon.state_transfer.checkpoints.layer_writes import LayerWrites, report_bug
 from p2p_dtfm.daemon.state_transfer.checkpoints.pruning import prune, prune_parts
 from p2p_dtfm.daemon.telemetry.status import Troubles
 from p2p_dtfm.net.streams.blobs import BlobExchange
@@ -30,7 +31,6 @@ from p2p_dtfm.ports import now
 from p2p_dtfm.train.model.checkpoint import (
     Checkpoint,
     CheckpointFailed,
-    OpenCheckpoint,
     checkpoint_directory,
     is_begun,
     list_checkpoints,
@@ -80,6 +80,7 @@ class Checkpoints:
         self._announced = AnnouncedFiles(spec)
         self._here = FilesHere(root, spec)
         self._busy = asyncio.Lock()
+        self._writes = LayerWrites(spec, compute, self._busy)
         self._room = DiskRoom(root, spec, self._troubles)
         self.fetches = LayerFetches(blobs, self._announced, self._room, self._busy)
         self.withheld: frozenset[int] = frozenset()
@@ -168,18 +169,22 @@ class Checkpoints:
         that was."""
         return step in self._unsaved
 
+    def has_no_room(self, step: int) -> bool:
+        """Whether the whole model of that step is not here, and this disk does not take it."""
+        return self._room.is_short and self.whole_step != step
+
     def resumed(self, step: int) -> None:
         """Training goes on from the checkpoint of this step, which is whole."""
         self.whole_step = step
 
     async def save(self, step: int, states: dict[int, LayerState], lineage: str = "") -> None:
         """Write these layers as they are after `step` committed steps."""
-        written = await self._saved(step, list(states.values()), lineage)
+        held = list(states.values())
+        written = await self._writes.unbroken(partial(self._saved, step, held, lineage))
         if written is not None:
-            self._here.is_written(step, written)
             await self._files_changed(step)
         if states:
-            self._room.saves = tuple(states)
+            self._room.saves = () if step >= self._spec.total_steps else tuple(states)
             if self.whole_step != step:
                 await self._prune_parts(step)
             if written is not None:
@@ -187,21 +192,22 @@ class Checkpoints:
 
     async def _saved(self, step: int, held: list[LayerState], lineage: str) -> set[int] | None:
         """Which layers the disk took; None: it took nothing."""
-        async with self._busy:
-            try:
-                written = await self._write(self._root, step, held, lineage)
-            except CheckpointFailed as error:
-                if step not in self._unsaved:  # else it is tried again
-                    log.warning("%s", error)
-                self._unsaved = {step}
-                self._troubles.tell(
-                    "checkpoint",
-                    f"checkpoints cannot be written: {error.cause}",
-                    f"free space on the disk of {self._root}",
-                )
-                return None
+        try:
+            written = await self._writes.write(self._root, step, held, lineage)
+        except CheckpointFailed as error:
+            if step not in self._unsaved:  # else it is tried again
+                log.warning("%s", error)
+            self._unsaved = {step}
+            self._troubles.tell(
+                "checkpoint",
+                f"checkpoints cannot be written: {error.cause}",
+                f"free space on the disk of {self._root}",
+            )
+            return None
         self._troubles.over("checkpoint")
         self._unsaved.discard(step)
+        self._here.is_written(step, written)
+        self._here.changed()
         return written
 
     async def set_aside(
@@ -215,37 +221,17 @@ class Checkpoints:
         kept = [state for state in states.values() if state.version == step > 0]
         if not kept:
             return None
+        return await self._writes.unbroken(partial(self._put_by, step, kept, lineage))
+
+    async def _put_by(self, step: int, kept: list[LayerState], lineage: str) -> Path | None:
         root = self._root.parent / SET_ASIDE
         try:
-            await self._write(root, step, kept, lineage)
+            await self._writes.write(root, step, kept, lineage)
             await asyncio.to_thread(prune, root, SET_ASIDE_KEPT)
         except CheckpointFailed as error:
             log.warning("%s", error)
             return None
         return checkpoint_directory(root, step)
-
-    async def _write(
-        self, root: Path, step: int, states: Iterable[LayerState], lineage: str
-    ) -> set[int]:
-        """Which layers are written. Raises `CheckpointFailed`."""
-        tokens = step * self._spec.tokens_per_step
-        opened = OpenCheckpoint(root, self._spec, step, tokens, lineage)
-        await asyncio.to_thread(opened.begin)
-        for state in states:
-            await self._add(opened, state, step)
-        await asyncio.to_thread(opened.end)
-        return opened.written
-
-    async def _add(self, opened: OpenCheckpoint, state: LayerState, step: int) -> None:
-        """One copy at a time: of a whole stage there may be no room for one. It is made where
-        states are changed, since not everybody who saves has training wait: a layer that has gone
-        on meanwhile is left out."""
-
-        def copied() -> memoryview | None:
-            return state.to_bytes() if state.version == step else None
-
-        if (payload := await self._compute.run(copied)) is not None:
-            await asyncio.to_thread(opened.add, state.layer, payload)
 
     async def take_back(self, step: int, lineage: str) -> None:
         """Training goes on from `step`, without what a barred peer has done since: what is here of
@@ -275,11 +261,12 @@ class Checkpoints:
         digests of the states from which it starts, by layer, or none."""
         self._committed_step, self._lineage = step, lineage
         if not self._saves_itself():  # nothing is to be written any more with which it ends
-            self._room.saves = ()
             self._troubles.over("checkpoint")
+        if not self._saves_itself() or step >= self._spec.total_steps:
+            self._room.saves = ()
         if epochs_of(lineage).number > self._epoch:  # this peer was away meanwhile
             self._taking_back = asyncio.create_task(self.take_back(step, lineage))
-            self._taking_back.add_done_callback(_report_bug)
+            self._taking_back.add_done_callback(report_bug)
         if agreed:
             self._announced.agree(step, agreed)
         if step in self._announced:
@@ -303,7 +290,7 @@ class Checkpoints:
         self._news.set()
         if self._completing is None or self._completing.done():
             self._completing = asyncio.create_task(self._complete())
-            self._completing.add_done_callback(_report_bug)
+            self._completing.add_done_callback(report_bug)
 
     async def _complete(self) -> None:
         """What did not come is asked for again: after the last step nothing else is said with
@@ -349,11 +336,11 @@ class Checkpoints:
         first_s = now.monotonic_s() + TOLD_EVERY_S
         self._told_again_s, self._untold = max(self._told_again_s, first_s), False
         came = partial(self._layer_came, step, len(told))
-        failure: Exception | None
-        try:
-            failure = await self.fetches.complete(directory, told, self.withheld, came)
-        except (UserError, OSError, NoRoom) as error:
-            failure = error
+        fetch = partial(self._fetched, directory, told, came)
+        if (failure := await fetch()) is not None and self._room.is_short:
+            # none may be saved any more with which old ones would go
+            await self._make_room(step)
+            failure = await fetch()
         if self._untold:
             await self._files_changed(step)
         if failure is not None and not isinstance(failure, NoRoom):
@@ -361,6 +348,18 @@ class Checkpoints:
             log.log(level, "checkpoint of step %d stays incomplete: %s", step, failure)
             self._incomplete.add(step)
         return failure is None
+
+    async def _fetched(
+        self,
+        directory: Path,
+        told: Mapping[str, CheckpointFiles],
+        came: Callable[[], Awaitable[None]],
+    ) -> Exception | None:
+        """Why something did not come."""
+        try:
+            return await self.fetches.complete(directory, told, self.withheld, came)
+        except (UserError, OSError, NoRoom) as error:
+            return error
 
     async def _layer_came(self, step: int, others: int) -> None:
         """Others may have it from here at once: who saved it has one line for all of them."""
@@ -409,13 +408,26 @@ class Checkpoints:
 
     async def _prune_parts(self, made: int) -> None:
         """What others are told of is what all may go back to, so none of it goes before a whole one
-        takes its place; nor does what is fetched here or from here just now. As many whole ones
-        stay as ever, but one where there is no room for the next."""
+        takes its place; nor does what is in use. As many whole ones stay as ever, but one where
+        there is no room for the next."""
         keep, every = self._spec.checkpoint.keep, self._spec.audit.undo_every
         full = 1 if self._room.is_short else keep
-        in_use = [*self._here.asked_lately(), *filter(None, [self._under_way])]
         newest = max(keep, SAVED_TOLD)
-        await self._remove(prune_parts, self._root, made, newest, full, every, in_use)
+        await self._remove(prune_parts, self._root, made, newest, full, every, self._in_use())
+
+    async def _make_room(self, made: int) -> None:
+        """For a whole one: of those before it the newest that can be loaded stays, of which others
+        are told, too; so it takes the place of all that is older."""
+        await self._prune_parts(made)
+        if (whole := self.safe_step(())) is not None and whole < made:
+            every = self._spec.audit.undo_every
+            await self._remove(prune, self._root, 1, whole, every, self._in_use())
+        self._here.look()
+        self._here.changed()
+
+    def _in_use(self) -> list[Path]:
+        """What is fetched here or from here just now."""
+        return [*self._here.asked_lately(), *filter(None, [self._under_way])]
 
     async def _remove(self, pruned: Callable[..., list[Path]], *given: Any) -> None:
         try:
@@ -429,9 +441,4 @@ class Checkpoints:
             if task is not None:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
-
-
-def _report_bug(task: asyncio.Task[None]) -> None:
-    """Training goes on without a whole checkpoint, but not without a word."""
-    if not task.cancelled() and (error := task.exception()) is not None:
-        log.error("bug while keeping checkpoints", exc_info=error)
+        await self._writes.close()

@@ -13,19 +13,25 @@ from p2p_dtfm.train.model.checkpoint import (
 )
 
 
-def prune(root: Path, keep: int, made: int | None = None, undo_every: int = 0) -> list[Path]:
+def prune(
+    root: Path,
+    keep: int,
+    made: int | None = None,
+    undo_every: int = 0,
+    in_use: Collection[Path] = (),
+) -> list[Path]:
     """Delete all but the newest `keep` checkpoints, and torn ones older than those.
 
     The one of step `made` stays as well: those of later steps may be of a side of a split swarm
-    that was given up. So do those that are kept to go back to (`worth_keeping`). Returns the
-    deleted directories. Raises `CheckpointFailed`.
+    that was given up. So do those that are kept to go back to (`worth_keeping`), and those
+    `in_use`. Returns the deleted directories. Raises `CheckpointFailed`.
     """
     assert keep >= 1, keep
     found = list_checkpoints(root)
     kept = [it.directory for n, it in enumerate(found) if n < keep or it.manifest.step == made]
     oldest = min((step_of(directory) for directory in kept), default=0)
     kept += [it.directory for it in worth_keeping(found, 0, undo_every)]
-    return _remove_but(kept, root, oldest)
+    return _remove_but([*kept, *in_use], root, oldest)
 
 
 def prune_parts(

@@ -1,0 +1,76 @@
+"""The states of layers, written to a checkpoint one after the other, and to its end."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Iterable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.daemon.machine.compute import Compute
+from p2p_dtfm.train.model.checkpoint import OpenCheckpoint
+from p2p_dtfm.train.model.layer_state import LayerState
+
+Result = TypeVar("Result")
+
+log = logging.getLogger("p2p_dtfm.checkpoints")
+
+
+class LayerWrites:
+    """Of one run. `busy` is held while something is written to a checkpoint."""
+
+    def __init__(self, spec: RunSpec, compute: Compute, busy: asyncio.Lock) -> None:
+        self._spec = spec
+        self._compute = compute
+        self._busy = busy
+        self._under_way: asyncio.Task[Any] | None = None
+
+    async def unbroken(self, work: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
+        """Nobody else writes until this work has ended, which it does also where whoever waits for
+        it is cancelled, as with a view: the thread would go on, beside whoever writes next, and
+        files would stay that no manifest names. Raises what the work does.
+
+        Work that has not begun by then does not begin: what it would write may be taken back.
+        """
+        await self._busy.acquire()
+        task = self._under_way = asyncio.create_task(work(), name="writes a checkpoint")
+        task.add_done_callback(lambda ended: self._busy.release())  # however early it is cancelled
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            task.add_done_callback(report_bug)  # nobody else hears of it
+            raise
+
+    async def close(self) -> None:
+        """When what is under way has ended."""
+        if self._under_way is not None:
+            await asyncio.wait([self._under_way])
+
+    async def write(
+        self, root: Path, step: int, states: Iterable[LayerState], lineage: str
+    ) -> set[int]:
+        """Which layers are written. Raises `CheckpointFailed`."""
+        tokens = step * self._spec.tokens_per_step
+        opened = OpenCheckpoint(root, self._spec, step, tokens, lineage)
+        await asyncio.to_thread(opened.begin)
+        for state in states:
+            await self._add(opened, state, step)
+        await asyncio.to_thread(opened.end)
+        return opened.written
+
+    async def _add(self, opened: OpenCheckpoint, state: LayerState, step: int) -> None:
+        """One copy at a time: of a whole stage there may be no room for one. It is made where
+        states are changed, since not everybody who saves has training wait: a layer that has gone
+        on meanwhile is left out."""
+
+        def copied() -> memoryview | None:
+            return state.to_bytes() if state.version == step else None
+
+        if (payload := await self._compute.run(copied)) is not None:
+            await asyncio.to_thread(opened.add, state.layer, payload)
+
+
+def report_bug(task: asyncio.Task[Any]) -> None:
+    """Training goes on without a whole checkpoint, but not without a word."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("bug while keeping checkpoints", exc_info=error)

@@ -97,8 +97,11 @@ def test_a_plan_that_they_could_is_taken(plan: Plan) -> None:
     ("taken", "reason"),
     [
         (agreed(pair("b"), msgspec.structs.replace(WORKLOAD, block_count=1)), "of 3 layers"),
-        (agreed(pair("b"), msgspec.structs.replace(WORKLOAD, microbatch_count=1)), "microbatches"),
-        (agreed(pair("b"), more=[record(f"m{n:05}") for n in range(1023)]), "1025 members"),
+        (
+            agreed(pair("b"), msgspec.structs.replace(WORKLOAD, microbatch_count=1)),
+            "1 microbatch a",
+        ),
+        (agreed(pair("b"), more=[record(f"m{n:05}") for n in range(1023)]), "1,025 members"),
         (agreed(pair("b"), intent=Intent.SPARE), "who does not train"),
     ],
     ids=["layers", "microbatches", "members", "intent"],

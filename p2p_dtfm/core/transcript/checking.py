@@ -14,6 +14,7 @@ from p2p_dtfm.core.messages.message_bounds import ITEMS_LIMIT
 from p2p_dtfm.core.messages.prepared import Prepared, Statement, StepOutcome, open_prepared
 from p2p_dtfm.core.messages.statements import signers
 from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.core.protocol.lineage import GENESIS_LINEAGE, extend, unmarked
 from p2p_dtfm.core.protocol.plan import Plan, flaw_of
 from p2p_dtfm.core.protocol.records import Intent
@@ -239,12 +240,12 @@ def _flaw_of_members(snapshot: Snapshot, spec: RunSpec) -> str | None:
     """What no view of this run can say, before anything is made of each pair of its members, or of
     each layer that it speaks of."""
     if len(snapshot.records) > ITEMS_LIMIT:
-        return f"it has {len(snapshot.records)} members, and {ITEMS_LIMIT} may be"
+        return f"it has {counted(len(snapshot.records), 'member')}, and {ITEMS_LIMIT} may be"
     work = snapshot.workload
     if work.layer_count != spec.model.layer_count:
-        return f"it is of {work.layer_count} layers"
+        return f"it is of {counted(work.layer_count, 'layer')}"
     if work.microbatch_count != spec.microbatches_per_step:
-        return f"it is of {work.microbatch_count} microbatches a step"
+        return f"it is of {counted(work.microbatch_count, 'microbatch')} a step"
     return None
 
 

@@ -26,6 +26,7 @@ ROOMS = ("p2p_dtfm.daemon.", "p2p_dtfm.net.")
 WAITS_FOR_WORK = {
     "node.daemon._until_end": "the daemon, for its end",
     "node.network._until_lost": "the end of p2pd",
+    "node.resident.Resident._leave_once_told": "a word to leave that came before the daemon began",
     "node.participation.end_of_run.EndOfRun.when_done": "the daemon, for the end of the run",
     "node.coming_and_going.departure.Departure.run_ended": "the daemon, for the end of the run",
     "machine.life.Life.unless_leaving": "whoever looks for a run, for the daemon's end",

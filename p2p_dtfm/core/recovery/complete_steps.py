@@ -124,10 +124,7 @@ def _shown(
     weights: Counter[str] = Counter()
     found: dict[str, CompleteStep] = {}
     for prepared, count in Counter(sets).items():
-        # by the plan's own counts, where what is told of others is not so
-        ways = (tuple(counts.items()), ())
-        steps = (_outcome(key, plan, prepared, terms, way) for way in dict.fromkeys(ways))
-        step = next(filter(None, steps), None)
+        step = _outcome(key, plan, prepared, terms, tuple(counts.items()))
         if step is not None:
             weights[step.outcome.digest] += count
             found[step.outcome.digest] = step

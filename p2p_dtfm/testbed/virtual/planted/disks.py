@@ -7,7 +7,7 @@ from typing import Any
 from p2p_dtfm.daemon.machine.home import Home
 from p2p_dtfm.daemon.machine.view_history import ViewHistory
 from p2p_dtfm.daemon.peers import home_memory
-from p2p_dtfm.daemon.state_transfer.checkpoints.checkpoints import Checkpoints
+from p2p_dtfm.daemon.state_transfer.checkpoints.layer_writes import LayerWrites
 from p2p_dtfm.daemon.telemetry.event_log import EventLog
 from p2p_dtfm.ports import disk, now
 from p2p_dtfm.testbed.virtual.patches import Patches
@@ -44,7 +44,7 @@ def _a_full_disk_ends_training(patches: Patches) -> None:
         except checkpoint.CheckpointFailed as error:
             raise RuntimeError("planted") from error
 
-    right = patches.put(Checkpoints, "_write", write)
+    right = patches.put(LayerWrites, "write", write)
 
 
 def _a_full_disk_ends_the_history(patches: Patches) -> None:

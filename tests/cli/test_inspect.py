@@ -27,10 +27,11 @@ from p2p_dtfm.net.streams.frames import (
     encode_frame,
     encode_part,
 )
-from p2p_dtfm.train.model.checkpoint import checkpoint_directory, layer_path, save_layers
+from p2p_dtfm.train.model.checkpoint import checkpoint_directory, layer_path
 from p2p_dtfm.train.model.layer_state import LayerState
 from tests.core.builders import record, run_spec
 from tests.core.planning import Peer, snapshot
+from tests.train.saved_layers import save_layers
 
 RECORD = record("12D3KooWalice")
 SNAPSHOT = snapshot([Peer(), Peer(), Peer()])

@@ -11,9 +11,10 @@ from p2p_dtfm.cli.commands.offline.repeated_export import RepeatedExport
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.ports.packages import how_to_install
 from p2p_dtfm.train.model import checkpoint as checkpoints
-from p2p_dtfm.train.model.checkpoint import list_checkpoints, save_layers
+from p2p_dtfm.train.model.checkpoint import list_checkpoints
 from p2p_dtfm.train.model.layer_state import LayerState
 from tests.models.conftest import make_spec, random_states
+from tests.train.saved_layers import save_layers
 
 
 def at(states: list[LayerState], step: int) -> list[LayerState]:

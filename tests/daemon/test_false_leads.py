@@ -33,13 +33,13 @@ from p2p_dtfm.daemon.peers.run_source import (
 from p2p_dtfm.daemon.peers.wire import PeerAddress, Welcome
 from p2p_dtfm.net.errors import Unreachable
 from p2p_dtfm.sim.faults.simulated_process import sign_for, verify
-from p2p_dtfm.train.model.checkpoint import save_layers
 from p2p_dtfm.train.model.gpt import layer_count
 from p2p_dtfm.train.model.layer_state import LayerState
 from tests.core.builders import run_spec
 from tests.core.liars import self_made_view
 from tests.daemon.test_coming_back_parts import acquaintances_of, network_of, settings_of
 from tests.daemon.test_memory import memory_of, peer_ids, place_of
+from tests.train.saved_layers import save_layers
 
 SPEC = run_spec()
 PAYLOAD = Signed("founder", "run", SPEC.canonical_bytes(), b"")

@@ -20,10 +20,11 @@ from p2p_dtfm.daemon.machine.hours import Hours, for_a_while
 from p2p_dtfm.daemon.machine.locks import only_daemon_on
 from p2p_dtfm.daemon.machine.settings import Settings
 from p2p_dtfm.daemon.node.resident import Resident
-from p2p_dtfm.train.model.checkpoint import list_checkpoints, save_layers
+from p2p_dtfm.train.model.checkpoint import list_checkpoints
 from p2p_dtfm.train.model.initial_state import InitialFile, InitialState
 from p2p_dtfm.train.model.layer_state import LayerState
 from tests.core.builders import run_spec
+from tests.train.saved_layers import save_layers
 
 # hours ------------------------------------------------------------------------------------------
 

@@ -28,11 +28,11 @@ from p2p_dtfm.train.model.checkpoint import (
     layer_path,
     list_checkpoints,
     remove_checkpoint,
-    save_layers,
 )
 from p2p_dtfm.train.model.gpt import layer_count
 from p2p_dtfm.train.model.layer_state import LayerState
 from tests.daemon.trainer_parts import NO_BLOBS, SPEC
+from tests.train.saved_layers import save_layers
 
 LINEAGE = "5a" * 32
 

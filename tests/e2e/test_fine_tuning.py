@@ -19,7 +19,7 @@ from p2p_dtfm.train.data import BlobStore, Dataset, parse_manifest
 from p2p_dtfm.train.data.tokenizer import ByteTokenizer
 from p2p_dtfm.train.hugging_face.export import export_hugging_face
 from p2p_dtfm.train.hugging_face.model_import import Training, import_hugging_face
-from p2p_dtfm.train.model.checkpoint import load_layer, read_manifest, save_layers
+from p2p_dtfm.train.model.checkpoint import load_layer, read_manifest
 from p2p_dtfm.train.model.initial_state import initial_layer_path, initial_layer_state
 from p2p_dtfm.train.model.reference import ReferenceRun
 from p2p_dtfm.train.stage.batches import Batches
@@ -27,6 +27,7 @@ from tests.e2e.helpers import DEADLINE_S, step_of, wait_until
 from tests.e2e.test_daemons import losses
 from tests.models.conftest import make_spec, random_states
 from tests.models.families import losses_of, made
+from tests.train.saved_layers import save_layers
 
 STEPS = 12
 EQUAL = "p2p_dtfm.testbed.lies.daemon"

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from p2p_dtfm.core.protocol.run_spec import RunSpec, parse_run_spec
-from p2p_dtfm.train.model.checkpoint import save_layers
 from p2p_dtfm.train.model.gpt import layer_count
 from p2p_dtfm.train.model.layer_state import LayerState
+from tests.train.saved_layers import save_layers
 
 
 def make_spec(**model: object) -> RunSpec:

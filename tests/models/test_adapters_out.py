@@ -12,10 +12,10 @@ from p2p_dtfm.train.data.blob_store import BlobStore
 from p2p_dtfm.train.hugging_face.export import export_hugging_face
 from p2p_dtfm.train.hugging_face.model_card import KnownOfModel
 from p2p_dtfm.train.hugging_face.peft_adapter import export_adapter
-from p2p_dtfm.train.model.checkpoint import save_layers
 from tests.models.families import losses_of
 from tests.models.test_families import logits_of, their_model
 from tests.models.test_hugging_face import tokens_of
+from tests.train.saved_layers import save_layers
 from tests.train.test_lora import EVERY, batch_of, first_states, imported, wired_losses
 
 PEFT = "peft, which is not among what the tests need"

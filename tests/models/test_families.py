@@ -21,7 +21,6 @@ from p2p_dtfm.train.data.byte_pairs import KNOWN_PATTERNS, BytePairTokenizer
 from p2p_dtfm.train.hugging_face.export import export_hugging_face, export_safetensors
 from p2p_dtfm.train.hugging_face.model_import import Training, import_hugging_face
 from p2p_dtfm.train.hugging_face.tokenizer_json import read_tokenizer_json
-from p2p_dtfm.train.model.checkpoint import save_layers
 from p2p_dtfm.train.model.gpt import layer_count
 from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.train.model.optimizer import apply_outcome, learning_rate
@@ -32,6 +31,7 @@ from p2p_dtfm.train.updates.exact_sums import squared_norm
 from tests.models.conftest import make_spec, own_logits, random_states
 from tests.models.families import CASES, made, make_model
 from tests.models.test_hugging_face import imported_states, tokens_of
+from tests.train.saved_layers import save_layers
 
 STEPS = 6
 TRAINING = Training("python-standard-library", 20, 4, 2, 3e-3)

@@ -14,11 +14,11 @@ from p2p_dtfm.train.data.tokenizer import ByteTokenizer
 from p2p_dtfm.train.hugging_face.families import HEAD_NAME, TOKEN_NAMES
 from p2p_dtfm.train.hugging_face.gguf_export import export_gguf, side_by_side
 from p2p_dtfm.train.hugging_face.model_import import import_hugging_face
-from p2p_dtfm.train.model.checkpoint import save_layers
 from tests.models.conftest import make_spec, random_states
 from tests.models.families import CASES, made, make_model
 from tests.models.test_families import TRAINING, their_tokenizer
 from tests.models.test_origin_files import a_model
+from tests.train.saved_layers import save_layers
 
 UNKNOWN_THERE = {"qwen3, biases": "attention_bias", "yarn, all stated": "whole_rotations"}
 

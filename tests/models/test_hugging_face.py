@@ -21,7 +21,6 @@ from p2p_dtfm.train.data.tokenizer import ByteTokenizer
 from p2p_dtfm.train.hugging_face.export import export_hugging_face, export_safetensors
 from p2p_dtfm.train.hugging_face.model_import import Training, import_hugging_face
 from p2p_dtfm.train.hugging_face.tokenizer_json import read_tokenizer_json
-from p2p_dtfm.train.model.checkpoint import save_layers
 from p2p_dtfm.train.model.gpt import layer_count, told_beside
 from p2p_dtfm.train.model.initial_state import (
     initial_layer_path,
@@ -32,6 +31,7 @@ from p2p_dtfm.train.model.initial_state import (
 from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.train.model.narrow.fixed_code import with_code
 from tests.models.conftest import make_spec, own_logits, random_states
+from tests.train.saved_layers import save_layers
 
 TRAINING = Training("python-standard-library", 10, 8, 2, 1e-4)
 TEXT = 'def f(x):\n\treturn "é ∑ 🙂"  # 42\r\n\0next'

@@ -8,8 +8,8 @@ from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.train.data.manifest import Notes
 from p2p_dtfm.train.hugging_face.export import export_hugging_face
 from p2p_dtfm.train.hugging_face.model_card import KnownOfModel, model_card
-from p2p_dtfm.train.model.checkpoint import save_layers
 from tests.models.conftest import make_spec, random_states
+from tests.train.saved_layers import save_layers
 
 
 def write_history(run: Path) -> None:

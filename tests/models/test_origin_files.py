@@ -39,7 +39,6 @@ from p2p_dtfm.train.hugging_face.origin_files import (
     unpack,
 )
 from p2p_dtfm.train.hugging_face.tokenizer_json import read_tokenizer_json
-from p2p_dtfm.train.model.checkpoint import save_layers
 from p2p_dtfm.train.model.gpt import layer_count
 from p2p_dtfm.train.model.initial_state import (
     InitialFile,
@@ -52,6 +51,7 @@ from p2p_dtfm.train.model.initial_state import (
 from tests.models.families import make_model
 from tests.models.llamas_tokenizer import save_tokenizer
 from tests.models.test_families import TRAINING, their_tokenizer
+from tests.train.saved_layers import save_layers
 
 TEMPLATE = "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}{{ eos_token }}"
 

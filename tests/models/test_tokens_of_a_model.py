@@ -22,10 +22,11 @@ from p2p_dtfm.train.hugging_face.export import export_hugging_face
 from p2p_dtfm.train.hugging_face.gguf_export import export_gguf
 from p2p_dtfm.train.hugging_face.model_import import Training, import_hugging_face
 from p2p_dtfm.train.hugging_face.tokenizer_json import read_tokenizer_json
-from p2p_dtfm.train.model.checkpoint import list_checkpoints, save_layers
+from p2p_dtfm.train.model.checkpoint import list_checkpoints
 from tests.models.conftest import make_spec, random_states
 from tests.models.families import make_model
 from tests.models.test_hugging_face import gpt2_like_tokenizer
+from tests.train.saved_layers import save_layers
 
 
 @pytest.fixture

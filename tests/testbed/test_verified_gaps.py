@@ -30,8 +30,9 @@ from p2p_dtfm.testbed.virtual.seeds.run import (
     with_audits,
     with_given_weights,
 )
-from p2p_dtfm.train.model.checkpoint import layer_path, load_layer, read_manifest, save_layers
+from p2p_dtfm.train.model.checkpoint import layer_path, load_layer, read_manifest
 from tests.e2e.forger import entries_in, forged, keys_of, write_entries
+from tests.train.saved_layers import save_layers
 
 STEPS, SAVED = 24, 20
 """The last checkpoint but one is of step 20, the one before of 10, the last one of the end."""

@@ -23,11 +23,11 @@ from p2p_dtfm.train.model.checkpoint import (
     load_layer,
     read_manifest,
     run_directory_of,
-    save_layers,
     take_back,
     worth_keeping,
 )
 from p2p_dtfm.train.model.layer_state import LayerState
+from tests.train.saved_layers import save_layers
 
 
 def states_at(spec: RunSpec, step: int, layers: range = range(5)) -> list[LayerState]:

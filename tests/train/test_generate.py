@@ -8,7 +8,7 @@ import torch
 
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.run_spec import RunSpec, parse_run_spec
-from p2p_dtfm.train.model.checkpoint import load_layer, save_layers
+from p2p_dtfm.train.model.checkpoint import load_layer
 from p2p_dtfm.train.model.generate import (
     _Continuation,
     _draw,
@@ -21,6 +21,7 @@ from p2p_dtfm.train.model.generate import (
     whole_checkpoint,
 )
 from p2p_dtfm.train.model.layer_state import LayerState
+from tests.train.saved_layers import save_layers
 
 
 class Bytes:

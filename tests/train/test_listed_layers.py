@@ -17,7 +17,7 @@ from p2p_dtfm.core.protocol.workload import workload_of
 from p2p_dtfm.sim.scenario.files import packaged_configs, read_run_spec
 from p2p_dtfm.train.data import ByteTokenizer
 from p2p_dtfm.train.hugging_face.export import model_in
-from p2p_dtfm.train.model.checkpoint import checkpoint_directory, load_layer, save_layers
+from p2p_dtfm.train.model.checkpoint import checkpoint_directory, load_layer
 from p2p_dtfm.train.model.generate import generate
 from p2p_dtfm.train.model.gpt import build_layer, layer_count, layer_entries
 from p2p_dtfm.train.model.kinds import registry
@@ -29,6 +29,7 @@ from p2p_dtfm.train.model.reference import ReferenceRun
 from p2p_dtfm.train.stage.emulated import EmulatedStageRunner, emulated_device
 from p2p_dtfm.train.stage.measure import measure_device
 from p2p_dtfm.train.stage.stage_runner import StageRunner
+from tests.train.saved_layers import save_layers
 
 Batches = Callable[[int, int], tuple[Tensor, Tensor]]
 

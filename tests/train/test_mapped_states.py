@@ -10,18 +10,13 @@ from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.daemon.machine.compute import Compute
 from p2p_dtfm.daemon.state_transfer.checkpoints.checkpoints import Checkpoints
 from p2p_dtfm.train.model import checkpoint as checkpoints_module
-from p2p_dtfm.train.model.checkpoint import (
-    complete,
-    layer_path,
-    load_layer,
-    remove_checkpoint,
-    save_layers,
-)
+from p2p_dtfm.train.model.checkpoint import complete, layer_path, load_layer, remove_checkpoint
 from p2p_dtfm.train.model.gpt import layer_count
 from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.train.stage.replay.work import SharedLayer
 from tests.core.builders import run_spec
 from tests.daemon.trainer_parts import NO_BLOBS
+from tests.train.saved_layers import save_layers
 
 SPEC = run_spec()
 LARGE = run_spec(

@@ -15,7 +15,7 @@ import functools
 import hashlib
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +29,7 @@ from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.sections.audit_spec import UNDO_COPIES
 from p2p_dtfm.ports import disk
 from p2p_dtfm.train.model.gpt import layer_count
-from p2p_dtfm.train.model.layer_state import LayerSnapshot, LayerState, version_in
+from p2p_dtfm.train.model.layer_state import LayerState, version_in
 
 _MANIFEST = "manifest.json"
 _MANIFEST_LIMIT_BYTES = 1 << 20
@@ -156,25 +156,6 @@ class OpenCheckpoint:
                 for layer in self._files.keys() - self._named().keys():
                     layer_path(self.directory, int(layer)).unlink(missing_ok=True)
                 raise
-
-
-def save_layers(
-    root: Path,
-    spec: RunSpec,
-    step: int,
-    committed_tokens: int,
-    states: Iterable[LayerState | LayerSnapshot],
-    lineage: str = "",
-) -> Path:
-    """Write the layers' files, then the manifest; the directory of this step. Raises
-    `CheckpointFailed`: see `OpenCheckpoint`."""
-    opened = OpenCheckpoint(root, spec, step, committed_tokens, lineage)
-    opened.begin()
-    for state in states:
-        assert state.version == step, (state.layer, state.version, step)
-        opened.add(state.layer, state.to_bytes())
-    opened.end()
-    return opened.directory
 
 
 def add_layer_file(directory: Path, layer: int, source: Path) -> None:

@@ -18,6 +18,9 @@ from p2p_dtfm.core.protocol.snapshot import Bar, Member, ViewId
 _CONTRIBUTION = "contribution"
 PREPARED_LIMIT = 1024
 """In a contribution: of two steps, and as many that were refused."""
+RETAINED_LIMIT = 16
+"""Where more have a stage, contributions carry the Prepared of the last step only of those that see
+members start from different states."""
 
 
 class KnownView(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

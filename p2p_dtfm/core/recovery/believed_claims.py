@@ -14,15 +14,11 @@ as there is room.
 from collections.abc import Iterable, Sequence
 from itertools import chain
 
-from p2p_dtfm.core.messages.agreement_messages import Contribution
+from p2p_dtfm.core.messages.agreement_messages import RETAINED_LIMIT, Contribution
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.protocol.snapshot import ViewId
 from p2p_dtfm.core.recovery.contradictions import stated
-
-RETAINED_LIMIT = 16
-"""Where more have a stage, contributions do not carry the Prepared of the last step."""
-
 
 _Reach = dict[tuple[ViewId, str], int]
 """Versions, by view and peer."""

@@ -13,13 +13,13 @@ from functools import lru_cache
 from p2p_dtfm.core.commit.judgement import fault_of
 from p2p_dtfm.core.commit.step import StepTransaction
 from p2p_dtfm.core.commit.step_terms import StepTerms
-from p2p_dtfm.core.messages.agreement_messages import Contribution
+from p2p_dtfm.core.messages.agreement_messages import RETAINED_LIMIT, Contribution
 from p2p_dtfm.core.messages.prepared import Statement, StepOutcome
 from p2p_dtfm.core.protocol.lineage import extend
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.protocol.snapshot import ViewId
-from p2p_dtfm.core.recovery.believed_claims import RETAINED_LIMIT, said_in
+from p2p_dtfm.core.recovery.believed_claims import said_in
 from p2p_dtfm.core.recovery.contradictions import stated
 
 ROUNDING = 1e-6

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from p2p_dtfm.core.commit.judgement import Conflict, conflict_of, fault_of
 from p2p_dtfm.core.commit.step_terms import StepTerms
-from p2p_dtfm.core.messages.agreement_messages import Contribution
+from p2p_dtfm.core.messages.agreement_messages import RETAINED_LIMIT, Contribution, RetainedStep
 from p2p_dtfm.core.messages.opened_once import OpenedOnce
 from p2p_dtfm.core.messages.prepared import Prepared
 from p2p_dtfm.core.protocol.canonical import decode
@@ -64,8 +64,12 @@ class _SaidOfStep:
     near: int = 0
     """Those that are in it, and pass on what was said there."""
     signed: dict[Signed, None] = field(default_factory=dict)
-    are_whole: bool = True
-    """Everyone tells by which Prepared it came to the step: then two of one peer would show."""
+    shown_by: set[str] = field(default_factory=set)
+    """Who tells by which Prepared it came to the step: then two of one peer would show."""
+    untold_by: set[str] = field(default_factory=set)
+    """Who does not."""
+    begun_by: set[str] = field(default_factory=set)
+    """Who says that it has committed no step in that view."""
 
     @property
     def is_over(self) -> bool:
@@ -85,6 +89,24 @@ class _SaidOfStep:
         if self.is_over or 2 * len(self.counts) <= self.tellers:
             return None
         return _most(self.counts, lambda item: tuple(sorted(item.items())))
+
+    def may_blame_for_its_base(
+        self, peer: str, of_most: Collection[str], view: ViewId, holders: int
+    ) -> bool:
+        """Whether who starts the step from another state than most does so of its own will, where
+        nobody is seen to have said two things: else it was told something else.
+
+        One that shows nothing of that keeps nobody from finding it out, as long as most do. Of many
+        somebody shows nothing that has not seen the fork when it is asked; but where a view begins
+        after a failure all start from what they have agreed on, and have been told nothing since.
+        """
+        if not self.untold_by:
+            return True
+        if view.number % 2 == 1 and 2 * len(self.begun_by & set(of_most)) > holders:
+            return True
+        if 2 * len(self.shown_by & set(of_most)) <= holders:
+            return False
+        return peer not in self.untold_by or holders <= RETAINED_LIMIT
 
     def by_peer(self) -> dict[str, list[Prepared]]:
         versions: dict[str, dict[bytes, Prepared]] = {}
@@ -110,7 +132,7 @@ def evidence(parts: Iterable[Contribution], terms: StepTerms | None = None) -> C
         plan = _most(said.plans, Plan.digest)
         if plan is not None:
             only = {peer: items[0] for peer, items in versions.items() if len(items) == 1}
-            _judge_step(only, plan, said, terms, found)
+            _judge_step(key[0], only, plan, said, terms, found)
             even |= _of_those_in(key[0], heard, found)
     found.even = _without(found.liars, even)
     found.doubts = _without(found.left_out, found.doubts)
@@ -136,6 +158,7 @@ def _without(
 
 
 def _judge_step(
+    view: ViewId,
     said: Mapping[str, Prepared],
     plan: Plan,
     facts: _SaidOfStep,
@@ -156,9 +179,10 @@ def _judge_step(
     conflict = conflict_of(true, plan, terms)
     if conflict.forks:
         of_most = _from_one_state(true, len(holders))
-        if of_most and not found.liars and facts.are_whole and not facts.is_over:
+        if of_most and not found.liars and not facts.is_over:
             for peer in sorted(true.keys() - of_most.keys()):
-                found.blame(peer, "starts the step from another state than most")
+                if facts.may_blame_for_its_base(peer, of_most, view, len(holders)):
+                    found.blame(peer, "starts the step from another state than most")
         conflict = conflict_of(of_most, plan, terms).of_convicted()
     elif facts.is_over:
         conflict = conflict.of_convicted()
@@ -200,7 +224,7 @@ def _steps(parts: Sequence[Contribution]) -> dict[_Step, _SaidOfStep]:
             said = steps.setdefault((present.view, pending.step), _SaidOfStep())
             if pending.counts:
                 said.counts.append(pending.counts)
-            said.are_whole &= retained is None or bool(retained.prepared)
+            _note_what_is_shown(said, part.member.peer_id, present.view, retained)
         for signed in _passed_on(part, any_view):
             prepared = stated(signed)
             said = steps.setdefault((prepared.view, prepared.step), _SaidOfStep())
@@ -208,6 +232,16 @@ def _steps(parts: Sequence[Contribution]) -> dict[_Step, _SaidOfStep]:
             said.told_by.add(part.member)
     _add_plans(steps, parts)
     return steps
+
+
+def _note_what_is_shown(
+    said: _SaidOfStep, peer: str, view: ViewId, retained: RetainedStep | None
+) -> None:
+    """By one that is in the step."""
+    is_shown = retained is None or bool(retained.prepared)
+    (said.shown_by if is_shown else said.untold_by).add(peer)
+    if retained is None or retained.view != view:
+        said.begun_by.add(peer)
 
 
 def _add_plans(steps: Mapping[_Step, _SaidOfStep], parts: Sequence[Contribution]) -> None:

@@ -5,13 +5,17 @@ from dataclasses import dataclass
 import msgspec
 
 from p2p_dtfm.core.commit.ledger import Ledger
-from p2p_dtfm.core.messages.agreement_messages import PendingStep, RetainedStep, SavedState
+from p2p_dtfm.core.messages.agreement_messages import (
+    RETAINED_LIMIT,
+    PendingStep,
+    RetainedStep,
+    SavedState,
+)
 from p2p_dtfm.core.messages.prepared import StepOutcome, with_room
 from p2p_dtfm.core.messages.stage_progress import StageProgress
 from p2p_dtfm.core.protocol.lineage import Lineage, extend, unmarked
 from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.protocol.snapshot import Member, ViewId
-from p2p_dtfm.core.recovery.believed_claims import RETAINED_LIMIT
 from p2p_dtfm.core.recovery.complete_steps import StepKey
 from p2p_dtfm.core.recovery.restart_point import Recovery
 

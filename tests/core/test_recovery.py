@@ -497,6 +497,44 @@ def test_who_says_that_its_view_has_no_plan_is_judged_by_what_its_fellows_say() 
         assert recover([part(A, {0: 7, 1: 7}), by_holder], 2, TERMS).target == Target(7, BASE)
 
 
+@pytest.mark.parametrize("number", [2, 4], ids=["left", "never-taken-over"])
+@pytest.mark.parametrize(
+    "plan",
+    [
+        None,
+        PLAN,
+        Plan((Pipeline((Stage("c", 0, 2, 1),), 0, 4),), ("a", "b"), 1),
+        Plan((Pipeline((Stage("a", 0, 1, 1), Stage("c", 1, 2, 1)), 0, 4),), ("b",), 1),
+    ],
+    ids=["no-plan", "as-now", "it-alone", "with-another"],
+)
+def test_who_says_that_it_is_in_another_view_is_judged_by_where_the_others_are(
+    number: int, plan: Plan | None
+) -> None:
+    """In one that all have left, or that a failure has overtaken: all know it, nobody else is in
+    it, and all threw their layers away for what one said that it has come to there."""
+    there = PresentView(ViewId(number, "elsewhere"), (A, B, C), plan)
+    for step in (8, FAR):
+        told = {"step": step, "held": {0: step, 1: step}, "lineages": {step: "made up"}}
+        claim = lie(present=there, **told)
+        assert recover([*honest(), claim], 2, TERMS).target == Target(7, BASE)
+        cut = lie(present=there, step=step, cuts=(SavedState(step, "made up", (0, 1)),))
+        assert recover([*honest(), cut], 2, TERMS).target == Target(7, BASE)
+        assert BelievedClaims([*honest(), claim], slack_steps=1).furthest() <= 8
+    same = lie(present=there, step=7, held={0: 7, 1: 7}, lineages={7: "made up"})
+    spare = part(Member("d", 1), {}, pending=PendingStep(7, BASE, (), ()))
+    assert recover([part(A, {0: 7}), spare, same], 2, TERMS).lost_layers == (1,)
+
+
+def test_who_has_taken_over_first_shows_that_the_step_before_was_committed() -> None:
+    """A is in the next view, and the others are in the middle of the step that led there."""
+    there = PresentView(ViewId(4, "next"), (A, B, C), PLAN)
+    retained = RetainedStep(VIEW, 7, BASE, OUTCOME, (0,), signed("ab"))
+    ahead = part(A, {0: 8}, retained=retained, pending=None, present=there)
+    result = recover([ahead, part(B, {1: 7}, "b"), part(C, {})], 2)
+    assert result.target == Target(8, AFTER) and result.held[B] == (1,)
+
+
 def test_anothers_word_of_a_step_does_not_show_what_that_step_has_led_to() -> None:
     """A holder keeps its own Prepared back, has that of all others, and gives a state that it made
     up for what the step comes to."""

@@ -7,7 +7,7 @@ import pytest
 
 from p2p_dtfm.core.consensus.actions import SECOND_NS
 from p2p_dtfm.core.consensus.parts.gather import contributing
-from p2p_dtfm.core.messages.agreement_messages import Contribution, SavedState
+from p2p_dtfm.core.messages.agreement_messages import Contribution, PresentView, SavedState
 from p2p_dtfm.core.messages.prepared import Prepared, SignedPrepared, sign_prepared
 from p2p_dtfm.core.protocol.plan import NoPlan, Pipeline, Plan, Stage
 from p2p_dtfm.core.protocol.signed import Signed
@@ -137,3 +137,34 @@ def test_what_it_claims_to_have_come_to_moves_nobody(
     assert world.now_ns - begun_ns <= 30 * SECOND_NS
     assert all(view.snapshot.step <= step + 6 for peer in others for view in peer.views)
     assert not any(view.snapshot.lost_layers for peer in others for view in peer.views)
+
+
+def test_a_view_that_all_have_left_proves_nothing_of_what_it_claims(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It says that it is still in the one before, which all know, and has gone on there alone."""
+    before: list[PresentView] = []
+
+    def lying(**facts: object) -> Contribution:
+        part = Contribution(**facts)  # type: ignore[arg-type]
+        if part.member.peer_id != LIAR or part.present is None:
+            return part
+        before.append(part.present)
+        is_later = part.present.view != before[0].view
+        lies = {"present": before[0], **CLAIMS["states"]} if is_later else {}
+        return msgspec.structs.replace(part, **lies)
+
+    world = started(0, "", frozenset({LIAR}))
+    others = [world.peers[name] for name in ("a", "c")]
+    monkeypatch.setattr(contributing, "Contribution", lying)
+    for lost in (True, False):
+        if lost:
+            world.crash("d", lose_disk=False)
+        else:
+            peer = world.peers["a"]
+            peer.do(peer.agreement.repeat_step("a lost tensor", peer.now_ns))
+        step, begun_ns = min(peer.agreement.step for peer in others), world.now_ns
+        world.run_until(lambda at=step: all(it.agreement.step >= at + 6 for it in others))
+        assert world.now_ns - begun_ns <= 30 * SECOND_NS
+        assert all(view.snapshot.step <= step + 6 for peer in others for view in peer.views)
+    assert before[-1].view != before[0].view, "it has lied"

@@ -9,6 +9,10 @@ Where that led is another question. Whoever holds its own Prepared back has thos
 could give a state of its own for what the step comes to: of a lineage beyond what most have come to
 themselves only all Prepared of the step are proof, which whoever has committed it passes on as far
 as there is room.
+
+Nor is anybody believed for the view that it says it is in, where most are in others: it may be one
+that they have left, or agreed on and not taken over. In a view no step commits before all its
+members have said that they are in it, so all have a word there.
 """
 
 from collections.abc import Iterable, Sequence
@@ -39,11 +43,11 @@ class BelievedClaims:
         self._own_steps = _own_steps(parts)
         self._reach = _reach(parts, self._own_steps)
         views = [part.present for part in self.members if part.present is not None]
-        newest = max(views, key=lambda it: (it.view, it.plan is not None), default=None)
-        self._trains = newest is not None and newest.plan is not None
-        """Else no step commits, and whoever brings states is welcome."""
         self._plans = {it.view: it.plan for it in views if it.plan is not None}
         """As any fellow tells it: who says that its view has none does not make it so."""
+        train = sum(1 for it in views if it.view in self._plans)
+        self._trains = bool(views) and 2 * train >= len(views)
+        """Else no step commits, and whoever brings states is welcome."""
         self._fellows: dict[ViewId, list[Contribution]] = {}
         for part in self.members:
             assert part.present is not None
@@ -59,36 +63,36 @@ class BelievedClaims:
     def may_have(self, part: Contribution, version: int, lineage: str | None = None) -> bool:
         """Whether that many steps can have been committed where `part` was, and to this lineage."""
         present = part.present
-        plan = self._plans.get(present.view) if present is not None else None
-        if present is None or not self._trains or plan is None:
+        if present is None or not self._trains:
             return True
-        if lineage is not None and self._is_elsewhere(present.view, version, lineage):
+        plan, fellows = self._plans.get(present.view), self._fellows[present.view]
+        if plan is None or 2 * len(fellows) <= len(self.members):
+            plan, fellows = None, self.members
+        if lineage is not None and _are_elsewhere(fellows, version, lineage):
             return False
-        is_of_few = lineage is not None and len(plan.stage_holders()) <= RETAINED_LIMIT
-        could_prove = self._needs_proof and is_of_few
-        if not could_prove and self._shows(part, present.view, plan, version):
+        deciding = [each for each in fellows if self._has_stage(each)]
+        holders = len(plan.stage_holders()) if plan is not None else len(deciding)
+        could_prove = self._needs_proof and lineage is not None and holders <= RETAINED_LIMIT
+        if plan is not None and not could_prove and self._shows(part, present.view, plan, version):
             return True
-        reach = self._own_steps if could_prove else self._reach
-        return self._is_let_stand(part, present.view, plan, version, reach)
-
-    def _is_let_stand(
-        self, part: Contribution, view: ViewId, plan: Plan, version: int, reach: _Reach
-    ) -> bool:
-        """Whether most of those that decide have come so far."""
-        holders, fellows = set(plan.stage_holders()), self._fellows[view]
-        deciding = [each for each in fellows if each.member.peer_id in holders]
         if not deciding:
             deciding = [each for each in fellows if each is not part]
             version -= 1  # without a stage one may hear of a step a moment later
-        reached = [reach[view, each.member.peer_id] + self._slack_steps for each in deciding]
+        return self._have_come_to(
+            version, deciding, self._own_steps if could_prove else self._reach
+        )
+
+    def _have_come_to(self, version: int, deciding: Iterable[Contribution], reach: _Reach) -> bool:
+        """Whether most of those that decide have."""
+        keys = ((it.present.view, it.member.peer_id) for it in deciding if it.present is not None)
+        reached = [reach[key] + self._slack_steps for key in keys]
         against = sum(1 for step in reached if step < version)
         return against == 0 or against < len(reached) - against
 
-    def _is_elsewhere(self, view: ViewId, version: int, lineage: str) -> bool:
-        """Whether more of a view's members were elsewhere at this version than there."""
-        owns = map(_own_lineages, self._fellows[view])
-        told = [own[version] for own in owns if version in own]
-        return 2 * told.count(lineage) < len(told)
+    def _has_stage(self, part: Contribution) -> bool:
+        """Where it is."""
+        plan = self._plans.get(part.present.view) if part.present is not None else None
+        return plan is not None and part.member.peer_id in plan.stage_holders()
 
     @property
     def needs_members(self) -> bool:
@@ -135,6 +139,13 @@ def _reach(parts: Sequence[Contribution], own_steps: _Reach) -> _Reach:
         key = prepared.view, prepared.peer_id
         found[key] = max(found.get(key, 0), prepared.step + 1)
     return found
+
+
+def _are_elsewhere(parts: Iterable[Contribution], version: int, lineage: str) -> bool:
+    """Whether more of these were elsewhere at this version than there."""
+    owns = map(_own_lineages, parts)
+    told = [own[version] for own in owns if version in own]
+    return 2 * told.count(lineage) < len(told)
 
 
 def _own_lineages(part: Contribution) -> dict[int, str]:

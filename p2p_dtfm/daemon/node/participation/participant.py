@@ -252,7 +252,7 @@ class Participant:
         if view is None or peer_id not in view.member_ids:
             return
         self.network.on_broken(peer_id, cause)
-        remedy = self._lost_tensors.remedy(peer_id, view.id)
+        remedy = self._lost_tensors.remedy(peer_id, view.id, now_ns)
         if remedy is AfterLoss.SUSPECT:
             self._later(self._agreement.suspect(peer_id, cause, now_ns))
         elif remedy is AfterLoss.REPEAT:

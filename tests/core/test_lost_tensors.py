@@ -1,0 +1,49 @@
+"""Tensors that are lost on one line again and again, though a step commits each time in between."""
+
+import pytest
+
+from p2p_dtfm.core.liveness.lost_tensors import OFTEN, OFTEN_NS, AfterLoss, LostTensors
+from p2p_dtfm.core.membership.accusers import STOPS_OFTEN, Accusers
+from p2p_dtfm.core.protocol.snapshot import Member, ViewId
+
+SECOND_NS = 1_000_000_000
+
+
+def view(number: int) -> ViewId:
+    return ViewId(2 * number + 1, "ab" * 32)
+
+
+@pytest.mark.parametrize("fellows", ["m", "mn", "mnopqr"], ids=len)
+def test_who_loses_them_has_no_honest_member_taken_for_who_stops_steps(fellows: str) -> None:
+    """They hung up on one that sent to them, once in each step, and it was out each minute."""
+    seen, lost, honest = Accusers(), LostTensors(), Member("h", 1)
+    for number in range(4 * STOPS_OFTEN):
+        liar, now_ns = fellows[number % len(fellows)], number * 9 * SECOND_NS // 2
+        remedy = lost.remedy(liar, view(number), now_ns)
+        if remedy is AfterLoss.SUSPECT:
+            break
+        assert remedy is AfterLoss.REPEAT
+        assert not seen.stops_steps({honest}, now_ns)
+        lost.clear()
+        seen.commits()
+    assert remedy is AfterLoss.SUSPECT and number <= OFTEN + len(fellows)
+
+
+def test_a_line_that_breaks_now_and_then_costs_nobody_its_place() -> None:
+    lost = LostTensors()
+    for number in range(100):
+        now_ns = number * (OFTEN_NS // OFTEN)
+        assert lost.remedy("a", view(number), now_ns) is AfterLoss.REPEAT
+        assert lost.remedy("a", view(number), now_ns) is AfterLoss.NOTHING
+        lost.clear()
+
+
+def test_a_machine_whose_lines_all_break_at_once_accuses_nobody_it_has_lost_nothing_with() -> None:
+    lost = LostTensors()
+    for number in range(OFTEN):
+        for peer in "abc":
+            assert lost.remedy(peer, view(number), number * SECOND_NS) is AfterLoss.REPEAT
+        lost.clear()
+    now_ns = OFTEN * SECOND_NS
+    assert lost.remedy("d", view(OFTEN), now_ns) is AfterLoss.REPEAT
+    assert lost.remedy("a", view(OFTEN), now_ns) is AfterLoss.SUSPECT

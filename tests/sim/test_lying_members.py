@@ -93,6 +93,27 @@ def test_it_is_left_out(seed: int, kind: str) -> None:
     assert any(f"leaves out {LIAR}" in line or "one of" in line for line in world.story)
 
 
+def test_who_shows_nothing_of_what_led_to_its_false_base_is_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It kept all from being blamed, in each new view, and those that saw it first went."""
+
+    def hiding(**facts: object) -> Contribution:
+        part = Contribution(**facts)  # type: ignore[arg-type]
+        if part.member.peer_id != LIAR or part.retained is None:
+            return part
+        retained = msgspec.structs.replace(part.retained, prepared=())
+        return msgspec.structs.replace(part, retained=retained)
+
+    world = started(0, "base", frozenset({LIAR}))
+    monkeypatch.setattr(contributing, "Contribution", hiding)
+    others = [world.peers[name] for name in MEMBERS if name != LIAR]
+    world.run_until(lambda: all(peer.agreement.step >= FROM_STEP + 3 for peer in others))
+    without = tuple(sorted(set(MEMBERS) - {LIAR}))
+    for peer in others:
+        assert [view.member_ids for view in peer.views][:2] == [tuple(MEMBERS), without]
+
+
 def test_an_honest_member_that_is_found_at_fault_fails_the_simulation() -> None:
     with pytest.raises(Violation, match=f"finds fault with .*{LIAR}"):
         world = started(0, "norm", frozenset())

@@ -16,7 +16,7 @@ from p2p_dtfm.core.messages.prepared import Prepared
 from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
 from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.protocol.snapshot import Member, ViewId
-from p2p_dtfm.core.recovery.contradictions import evidence
+from p2p_dtfm.core.recovery.contradictions import evidence, shows_contradiction
 from tests.core.builders import stated
 
 NAMES = "abcd"
@@ -115,3 +115,21 @@ def test_of_many_some_have_no_room_for_what_they_were_told(begins: bool) -> None
         view = BEFORE if begins else NOW
         parts = [part(it, pending, last if it in shown else (), MANY, view) for it in MANY]
         assert list(evidence(parts, TERMS).left_out) == (["00"] if begins else [])
+
+
+def test_who_is_told_what_cannot_be_so_has_reason_to_stop_the_step() -> None:
+    """Once all have said Prepared, and it is somebody else that goes for it."""
+    fork = with_false_base("c")
+    assert [shows_contradiction(part(it, fork), plan_of(NAMES), TERMS) for it in NAMES] == [
+        it != "c" for it in NAMES
+    ]
+    assert not shows_contradiction(part("a", fork[:3]), plan_of(NAMES), TERMS)
+    assert not shows_contradiction(part("a", with_false_base("")), plan_of(NAMES), TERMS)
+    of_many = part("01", with_false_base("00", MANY), names=MANY)
+    assert not shows_contradiction(of_many, plan_of(MANY), TERMS), "nobody need go for it"
+    norm = tuple(said(it, NAMES, norm=5.0 if it == "c" else 4.0) for it in NAMES)
+    assert [shows_contradiction(part(it, norm), plan_of(NAMES), TERMS) for it in NAMES] == [
+        it != "c" for it in NAMES
+    ]
+    absurd = (*norm[:3], said("d", NAMES, norm=-1.0))
+    assert not shows_contradiction(part("a", absurd), plan_of(NAMES), TERMS)

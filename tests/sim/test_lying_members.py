@@ -93,6 +93,18 @@ def test_it_is_left_out(seed: int, kind: str) -> None:
     assert any(f"leaves out {LIAR}" in line or "one of" in line for line in world.story)
 
 
+@pytest.mark.parametrize("kind", ["norm", "base"])
+@pytest.mark.parametrize("seed", [4, 5])
+def test_who_sees_a_lie_first_is_not_one_that_stops_steps(seed: int, kind: str) -> None:
+    """Of fellows that come back and lie again it saw a dozen in a minute, and was out."""
+    world = started(seed, kind, frozenset({LIAR}))
+    others = [world.peers[name] for name in MEMBERS if name != LIAR]
+    world.run_until(lambda: all(peer.agreement.step >= FROM_STEP + 3 for peer in others))
+    for peer in others:
+        stops = peer.agreement._state.doubts.accusers._stops
+        assert {member.peer_id for member in stops} <= {LIAR}
+
+
 def test_who_shows_nothing_of_what_led_to_its_false_base_is_left_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

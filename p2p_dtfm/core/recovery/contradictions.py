@@ -139,6 +139,27 @@ def evidence(parts: Iterable[Contribution], terms: StepTerms | None = None) -> C
     return found
 
 
+def shows_contradiction(part: Contribution, plan: Plan, terms: StepTerms | None = None) -> bool:
+    """Whether it has good reason to have all agree anew: by all Prepared of the step under way, in
+    the view of this plan, somebody else has to go."""
+    if part.pending is None or part.present is None:
+        return False
+    me, here = part.member.peer_id, (part.present.view, part.pending.step)
+    holders = set(plan.stage_holders())
+    items = (it for it in map(stated, part.pending.prepared) if (it.view, it.step) == here)
+    said = {it.peer_id: it for it in items if it.peer_id in holders}
+    if said.keys() < holders or any(fault_of(it, plan, terms) for it in said.values()):
+        return False
+    conflict = conflict_of(said, plan, terms)
+    if conflict.forks:
+        of_most = _from_one_state(said, len(holders))
+        return (
+            bool(of_most) and (me in of_most or me not in said) and len(holders) <= RETAINED_LIMIT
+        )
+    pairs = (*conflict.doubts, *conflict.even)
+    return not {*conflict.liars, *(peer for pair in pairs for peer in pair)} <= {me}
+
+
 def _of_those_in(
     view: ViewId, heard: Iterable[Contribution], found: Conflict
 ) -> dict[tuple[str, str], str]:

@@ -36,6 +36,7 @@ from p2p_dtfm.core.messages.statements import is_charge, stated
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.protocol.snapshot import Member
+from p2p_dtfm.core.recovery.contradictions import shows_contradiction
 from p2p_dtfm.core.recovery.view import View
 
 Contributions = dict[Member, tuple[Signed, Contribution]]
@@ -125,7 +126,8 @@ class GatherReception:
         return patience_ns(attempt, state.timing, not state.is_newcomer, lateness, number)
 
     def _note_opener(self, message: Gather, parts: list[Contribution], now_ns: int) -> None:
-        """Whoever stops steps again and again, and accuses no member, is itself in doubt."""
+        """Whoever stops steps again and again, and accuses no member, is itself in doubt; unless it
+        shows why."""
         state, members = self._state, frozenset(self._state.members)
         if state.plan is None or message.planned or state.frozen:
             return
@@ -133,8 +135,18 @@ class GatherReception:
             return
         known = {part.member for part in parts} & members  # it may bring others, which it invents
         makers = known - {message.sender} or {message.sender}
+        if any(self._has_reason(part) for part in parts if part.member in makers):
+            return
         if len(makers) == 1:  # who passes it on has entered on the word of another one
             state.distrust_members(state.doubts.accusers.stops_steps(makers, now_ns))
+
+    def _has_reason(self, part: Contribution) -> bool:
+        """The opener: it was told what cannot be so, by somebody who has to go for it."""
+        state = self._state
+        is_here = part.present is not None and part.present.view == state.view_id
+        if not is_here or state.plan is None:
+            return False
+        return shows_contradiction(part, state.plan, state.settings.terms)
 
     def _doubts_link(self, item: Charge, number: int, members: frozenset[Member]) -> bool:
         """Whether it costs somebody its place: not who accuses nobody that there is, or itself."""

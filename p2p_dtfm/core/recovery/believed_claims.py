@@ -45,6 +45,7 @@ class BelievedClaims:
         views = [part.present for part in self.members if part.present is not None]
         self._plans = {it.view: it.plan for it in views if it.plan is not None}
         """As any fellow tells it: who says that its view has none does not make it so."""
+        self._holders = {view: set(plan.stage_holders()) for view, plan in self._plans.items()}
         train = sum(1 for it in views if it.view in self._plans)
         self._trains = bool(views) and 2 * train >= len(views)
         """Else no step commits, and whoever brings states is welcome."""
@@ -70,20 +71,27 @@ class BelievedClaims:
             plan, fellows = None, self.members
         if lineage is not None and _are_elsewhere(fellows, version, lineage):
             return False
+        return self._is_let_stand(part, plan, fellows, version, tells_where=lineage is not None)
+
+    def _is_let_stand(
+        self,
+        part: Contribution,
+        plan: Plan | None,
+        fellows: Sequence[Contribution],
+        version: int,
+        tells_where: bool,
+    ) -> bool:
+        """Whether most of those fellows that decide have come so far. `plan`: of their view, where
+        they are in one."""
         deciding = [each for each in fellows if self._has_stage(each)]
-        holders = len(plan.stage_holders()) if plan is not None else len(deciding)
-        could_prove = self._needs_proof and lineage is not None and holders <= RETAINED_LIMIT
-        if plan is not None and not could_prove and self._shows(part, present.view, plan, version):
+        holders = len(deciding) if plan is None else len(plan.stage_holders())
+        could_prove = self._needs_proof and tells_where and holders <= RETAINED_LIMIT
+        if plan is not None and not could_prove and self._shows(part, plan, version):
             return True
         if not deciding:
             deciding = [each for each in fellows if each is not part]
             version -= 1  # without a stage one may hear of a step a moment later
-        return self._have_come_to(
-            version, deciding, self._own_steps if could_prove else self._reach
-        )
-
-    def _have_come_to(self, version: int, deciding: Iterable[Contribution], reach: _Reach) -> bool:
-        """Whether most of those that decide have."""
+        reach = self._own_steps if could_prove else self._reach
         keys = ((it.present.view, it.member.peer_id) for it in deciding if it.present is not None)
         reached = [reach[key] + self._slack_steps for key in keys]
         against = sum(1 for step in reached if step < version)
@@ -91,23 +99,24 @@ class BelievedClaims:
 
     def _has_stage(self, part: Contribution) -> bool:
         """Where it is."""
-        plan = self._plans.get(part.present.view) if part.present is not None else None
-        return plan is not None and part.member.peer_id in plan.stage_holders()
+        present = part.present
+        return present is not None and part.member.peer_id in self._holders.get(present.view, ())
 
     @property
     def needs_members(self) -> bool:
         """Whether newcomers' states count only where a member's lineage comes by."""
         return self._trains
 
-    def _shows(self, part: Contribution, view: ViewId, plan: Plan, version: int) -> bool:
+    def _shows(self, part: Contribution, plan: Plan, version: int) -> bool:
         """Whether it has the word of another stage-holder that all before the step was committed,
         or that it is about to be."""
         me, holders = part.member.peer_id, plan.stage_holders()
         if holders == (me,):
             return True
         others = (s for s in passed_on(part) if s.peer_id in holders and s.peer_id != me)
+        here = part.present.view if part.present is not None else None
         said = map(stated, others)
-        return any(item.view == view and item.step >= version - 1 for item in said)
+        return any(item.view == here and item.step >= version - 1 for item in said)
 
 
 def passed_on(part: Contribution) -> tuple[Signed, ...]:

@@ -192,6 +192,30 @@ def test_a_daemon_that_would_end_at_once_is_no_service(
     assert not home.exists() and not asked
 
 
+def test_a_service_beside_a_daemon_that_runs_is_refused(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It found its home in use and ended for good; the other one ended with its terminal."""
+    asked: list[tuple[str, ...]] = []
+    monkeypatch.setattr(service, "_require_systemd", lambda: None)
+    monkeypatch.setattr(service, "_systemctl", lambda *words: asked.append(words))
+    root = home.parent / "in use"
+    root.mkdir()
+    given = ["service", "install", "--home", str(root), *GIVEN]
+    with subprocess.Popen(["sleep", "60"]) as daemon:
+        try:
+            (root / "daemon.lock").write_text(str(daemon.pid))
+            done = CliRunner().invoke(app, given)
+        finally:
+            daemon.kill()
+    assert isinstance(done.exception, UserError), done.output
+    assert done.exception.exit_code == 3
+    assert f"already running in {root} (process {daemon.pid})" in done.exception.cause
+    assert f"p2p-dtfm leave --home '{root}'" in done.exception.fixes[0]
+    assert not home.exists() and ("enable", "--now", service.UNIT) not in asked
+    assert CliRunner().invoke(app, given).exit_code == 0, "it has left"
+
+
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze here")
 def test_systemd_understands_every_line(tmp_path: Path) -> None:
     unit = tmp_path / service.UNIT

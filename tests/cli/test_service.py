@@ -13,7 +13,7 @@ import pytest
 import typer.main
 from typer.testing import CliRunner
 
-from p2p_dtfm.cli import main, python_fault
+from p2p_dtfm.cli import main, python_fault, system_fault
 from p2p_dtfm.cli.app import app
 from p2p_dtfm.cli.commands.here import service
 from p2p_dtfm.cli.terminal.durations import seconds_of
@@ -233,6 +233,19 @@ def test_an_old_python_is_told_in_one_sentence() -> None:
     said = python_fault((3, 9, 2))
     assert "needs Python 3.11 or later and this is 3.9.2" in said and "\n" not in said
     assert "pipx install --python python3.11 FILE.whl" in said, "no index has it"
+
+
+def test_another_system_is_told_in_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It ended with a traceback, on macOS in the doctor of all places."""
+    assert not system_fault("linux")
+    for system in ("darwin", "win32"):
+        monkeypatch.setattr(sys, "platform", system)
+        with pytest.raises(SystemExit, match="2"):
+            main()
+        said = capsys.readouterr().err
+        assert said == f"{system_fault(system)}\n" and f"needs Linux and this is {system}" in said
 
 
 def test_lengths_of_time() -> None:

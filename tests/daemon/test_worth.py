@@ -4,6 +4,7 @@ import asyncio
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
@@ -72,6 +73,19 @@ def test_who_takes_part_is_not_counted_twice() -> None:
     assert words(worth).startswith("adds "), words(worth)
     alone = worth_of_member(swarm_of(record("me")), "me")
     assert alone.before == 0 and alone.after > 0 and alone.members == 0
+
+
+def test_a_spare_without_room_is_told_that_it_has_none() -> None:
+    """It was told that the swarm is as fast without it."""
+    seen, little = swarm_of(linked("member")), device(memory_bytes=1 << 10)
+    me = Newcomer(lambda spec: little)
+    links = dict(linked("me", "member").links)
+    worth = worth_of(seen, "me", me, little, links, OwnPlace("me"))
+    assert worth is not None and not worth.layers
+    assert words(worth).startswith("would be a spare: it offers 1.00 KiB for layers, and the least")
+    tiny = msgspec.structs.replace(linked("me", "member"), device=little)
+    member = worth_of_member(swarm_of(tiny, linked("member", "me")), "me")
+    assert words(member).startswith("is a spare: it offers 1.00 KiB for layers"), words(member)
 
 
 def test_the_device_is_measured_within_what_its_owner_allows(

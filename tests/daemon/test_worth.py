@@ -137,10 +137,13 @@ def test_settings_reach_the_doctor_wherever_they_come_from(
     assert what.newcomer("cpu", 1).uplink_bytes_per_s == 10**6
     assert what.newcomer("cpu", 1).downlink_bytes_per_s == 2 * 10**6
     assert what.run_digest == "ab" * 32 and what.invitation is None and what.threads == 1
+    assert what.takes_lines, "calls come in by them, whatever the line may carry"
     named = examined(
         monkeypatch, "--home", str(tmp_path), "--initial-peers", AT, "--run-digest", "cd" * 32
     )
     assert named.run_digest == "cd" * 32
+    monkeypatch.setenv("P2P_DTFM_DIRECT_LINES", "no")
+    assert not examined(monkeypatch, "--home", str(tmp_path)).takes_lines
 
 
 def test_of_a_run_by_invitation_nothing_is_promised(tmp_path: Path) -> None:

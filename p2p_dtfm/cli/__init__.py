@@ -20,6 +20,17 @@ def python_fault(version: "Sequence[Any]", oldest: "tuple[int, int]" = OLDEST_PY
     )
 
 
+def system_fault(system: str) -> str:
+    """In one sentence, why this system will not do; empty if it will. Another one lacks what a
+    daemon asks of it from its first second on."""
+    if system == "linux":
+        return ""
+    return (
+        f"error: p2p-dtfm needs Linux and this is {system}: start it on a machine with Linux; on "
+        "Windows, WSL2 may do, and has not been tested"
+    )
+
+
 def open_closed_streams() -> None:
     """Whoever starts this may have closed standard input, output or errors: the next file that is
     opened, such as a checkpoint, would get what is meant for them. And letters that the terminal
@@ -38,7 +49,7 @@ def open_closed_streams() -> None:
 
 def main() -> None:
     """The program. A `UserError` is shown as its cause and fixes, never as a traceback."""
-    fault = python_fault(sys.version_info)
+    fault = python_fault(sys.version_info) or system_fault(sys.platform)
     if fault:
         print(fault, file=sys.stderr)
         raise SystemExit(2)

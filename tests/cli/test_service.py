@@ -13,7 +13,7 @@ import pytest
 import typer.main
 from typer.testing import CliRunner
 
-from p2p_dtfm.cli import main, python_fault
+from p2p_dtfm.cli import main, python_fault, system_fault
 from p2p_dtfm.cli.app import app
 from p2p_dtfm.cli.commands.here import service
 from p2p_dtfm.cli.terminal.durations import seconds_of
@@ -192,6 +192,30 @@ def test_a_daemon_that_would_end_at_once_is_no_service(
     assert not home.exists() and not asked
 
 
+def test_a_service_beside_a_daemon_that_runs_is_refused(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It found its home in use and ended for good; the other one ended with its terminal."""
+    asked: list[tuple[str, ...]] = []
+    monkeypatch.setattr(service, "_require_systemd", lambda: None)
+    monkeypatch.setattr(service, "_systemctl", lambda *words: asked.append(words))
+    root = home.parent / "in use"
+    root.mkdir()
+    given = ["service", "install", "--home", str(root), *GIVEN]
+    with subprocess.Popen(["sleep", "60"]) as daemon:
+        try:
+            (root / "daemon.lock").write_text(str(daemon.pid))
+            done = CliRunner().invoke(app, given)
+        finally:
+            daemon.kill()
+    assert isinstance(done.exception, UserError), done.output
+    assert done.exception.exit_code == 3
+    assert f"already running in {root} (process {daemon.pid})" in done.exception.cause
+    assert f"p2p-dtfm leave --home '{root}'" in done.exception.fixes[0]
+    assert not home.exists() and ("enable", "--now", service.UNIT) not in asked
+    assert CliRunner().invoke(app, given).exit_code == 0, "it has left"
+
+
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze here")
 def test_systemd_understands_every_line(tmp_path: Path) -> None:
     unit = tmp_path / service.UNIT
@@ -209,6 +233,19 @@ def test_an_old_python_is_told_in_one_sentence() -> None:
     said = python_fault((3, 9, 2))
     assert "needs Python 3.11 or later and this is 3.9.2" in said and "\n" not in said
     assert "pipx install --python python3.11 FILE.whl" in said, "no index has it"
+
+
+def test_another_system_is_told_in_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It ended with a traceback, on macOS in the doctor of all places."""
+    assert not system_fault("linux")
+    for system in ("darwin", "win32"):
+        monkeypatch.setattr(sys, "platform", system)
+        with pytest.raises(SystemExit, match="2"):
+            main()
+        said = capsys.readouterr().err
+        assert said == f"{system_fault(system)}\n" and f"needs Linux and this is {system}" in said
 
 
 def test_lengths_of_time() -> None:

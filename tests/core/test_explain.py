@@ -3,13 +3,13 @@
 import msgspec
 import pytest
 
-from p2p_dtfm.core.planner.explain import explain, explain_peer
+from p2p_dtfm.core.planner.explain import explain, explain_peer, spare_in_short
 from p2p_dtfm.core.planner.planner import compute_plan
 from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
 from p2p_dtfm.core.protocol.records import Intent, Link
 from p2p_dtfm.core.protocol.snapshot import GENESIS, Member, Snapshot
 from tests.core.builders import WORKLOAD, device, record
-from tests.core.planning import Peer, name_of, workload
+from tests.core.planning import MEBIBYTE, Peer, name_of, workload
 from tests.core.planning import snapshot as planned_of
 
 
@@ -104,3 +104,18 @@ def test_a_spare_that_would_be_worth_less_than_moving_layers_is_told_so() -> Non
         assert told.alternative is not None and told.alternative.step_ns is not None
         assert told.alternative.step_ns < plan.predicted_step_ns
         assert "% faster, too little to move layers for" in told.role
+
+
+def test_a_spare_without_room_is_told_that_it_has_none() -> None:
+    """It was told that the plan is faster without it, and that every place that was tried makes
+    the step no faster."""
+    here, me = [Peer(memory_bytes=1 << 30)] * 2, name_of(2)
+    small = planned_of([*here, Peer(memory_bytes=23 * MEBIBYTE)])
+    plan = compute_plan(small)
+    assert isinstance(plan, Plan) and plan.spares == (me,)
+    why = "it offers 23.0 MiB for layers, and the least that it could hold takes 24.0 MiB"
+    for told in (explain_peer(small, plan, me), explain(small, plan).peers[2]):
+        assert (told.role, told.alternative) == (f"spare: {why}", None)
+    assert spare_in_short(small, me, 1) == why
+    large = planned_of([*here, Peer(memory_bytes=24 * MEBIBYTE)])
+    assert spare_in_short(large, me, 1) == "the plan is faster without this peer"

@@ -404,3 +404,26 @@ def test_the_doctor_looks_at_what_a_home_came_by_as_the_peer_that_it_is(
     (home / "identity.key").write_bytes(b"no key")
     found = check_invitation(home, line, BOB)
     assert found.verdict is Grade.FAILED and "is damaged" in found.found
+
+
+@pytest.mark.parametrize(
+    ("addresses", "is_told"),
+    [
+        (("/ip4/192.168.1.2/tcp/1", "/ip4/127.0.0.1/tcp/1"), True),
+        (("/ip4/192.168.1.2/tcp/1", f"/ip4/10.0.0.1/tcp/1/p2p/{ALICE.peer_id}/p2p-circuit"), False),
+        (("/ip4/192.168.1.2/tcp/1", "/ip4/5.9.0.1/tcp/1"), False),
+        (("/dns4/swarm.example.org/tcp/1",), False),
+    ],
+)
+def test_who_invites_is_told_that_nobody_elsewhere_can_call_what_the_line_names(
+    addresses: tuple[str, ...],
+    is_told: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A founder who had forwarded a port handed out its machine's address at home."""
+    full = tuple(f"{it}/p2p/{BOB.peer_id}" for it in addresses)
+    ordered = lambda home, what, method: new_line(None, RUN, {}, full)  # noqa: E731
+    monkeypatch.setattr(cli_invite, "call_daemon", ordered)
+    cli_invite.invite(None, "7d", False, False, False)
+    assert ("only machines of your own network" in capsys.readouterr().err) == is_told

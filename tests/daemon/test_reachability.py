@@ -175,7 +175,7 @@ def seen_by(answers: dict[str, tuple[int, ...]], trusted: str) -> ReachabilitySe
     host: Any = SimpleNamespace(
         is_only_local=False,
         peer_id=FIRST,
-        relayed_addresses=(RELAYED,),
+        found_addresses=(RELAYED,),
         addresses=nowhere,
         remote_addresses=ends,
         calling=SimpleNamespace(trusts=lambda peer_id: peer_id in (RELAY, trusted)),
@@ -203,6 +203,52 @@ def test_where_most_that_it_trusts_get_through_it_needs_no_relays_any_more() -> 
     service._see = lambda peer_id: _open(peer_id)  # type: ignore[method-assign]
     asyncio.run(service._look_after())
     assert service.relays == () and not service.is_behind_router
+
+
+def called_at(*views: tuple[str, int]) -> list[str]:
+    """What a peer states, beside its own addresses, that has been called back so: at which host,
+    and how many ports answered there."""
+    answers = {f"12D3KooW{n}": (4001,) * count for n, (_, count) in enumerate(views)}
+    service = seen_by(answers, "")
+    service._reservations.clear()
+    service.finding = ReachabilityFinding(Reachability.UNKNOWN, "")
+    hosts = dict(zip(answers, (host for host, _ in views), strict=False))
+
+    async def see(peer_id: str) -> SeenAddress:
+        return SeenAddress(hosts[peer_id], 9, answers[peer_id])
+
+    async def own() -> tuple[str, ...]:
+        return (f"/ip4/192.168.1.7/tcp/4001/p2p/{FIRST}", f"/ip4/5.9.0.8/tcp/4001/p2p/{FIRST}")
+
+    service._see, service._host.addresses = see, own  # type: ignore[method-assign]
+    service._host.found_addresses = ()
+    asyncio.run(service._ask(list(hosts)))
+    assert service.changed.is_set() == bool(service._host.found_addresses)
+    return [it.removesuffix(f"/p2p/{FIRST}") for it in service._host.found_addresses]
+
+
+def test_who_is_called_at_its_router_tells_others_to_call_there() -> None:
+    """Two of whom each had forwarded a port by hand gave up their relays, knew of one another what
+    is valid at home alone, and neither could call."""
+    there = ["/ip4/5.9.0.4/tcp/4001"]
+    assert called_at(("5.9.0.4", 1)) == called_at(("5.9.0.4", 1), ("5.9.0.4", 0)) == there
+    assert called_at(("192.168.1.7", 1), ("5.9.0.4", 1)) == there, "a neighbour sees it elsewhere"
+    assert called_at(("2001:db8::1", 0), ("2a01::7", 1)) == ["/ip6/2a01::7/tcp/4001"]
+    assert called_at(("5.9.0.4", 0)) == called_at(("192.168.1.7", 1)) == []
+    assert called_at(("5.9.0.8", 1)) == [], "p2pd states it by itself"
+    assert called_at(("5.9.0.4", 0), ("5.9.0.4", 0), ("5.9.0.66", 1)) == [], "of one liar's word"
+
+
+def test_who_is_called_there_no_more_does_not_say_so_any_longer() -> None:
+    service = seen_by({"12D3KooW1": (4001,)}, "12D3KooW1")
+    service._see = _open  # type: ignore[method-assign]
+    asyncio.run(service._ask(["12D3KooW1"]))
+    assert service._host.found_addresses == (f"/ip4/5.9.0.4/tcp/4001/p2p/{FIRST}",)
+    service.changed.clear()
+    service._see = _closed  # type: ignore[method-assign]
+    for _ in range(2):
+        asyncio.run(service._ask(["12D3KooW1"]))
+    assert service._host.found_addresses == () and service.changed.is_set()
 
 
 def test_whose_router_has_forgotten_what_it_forwards_hears_of_it_after_a_while(
@@ -249,6 +295,10 @@ async def _open(peer_id: str) -> SeenAddress:
     return SeenAddress("5.9.0.4", 4001, (4001,))
 
 
+async def _closed(peer_id: str) -> SeenAddress:
+    return SeenAddress("5.9.0.4", 4001, ())
+
+
 def test_strangers_that_say_nothing_do_not_keep_a_peer_from_its_relays(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -268,7 +318,7 @@ def test_strangers_that_say_nothing_do_not_keep_a_peer_from_its_relays(
     monkeypatch.setattr(reachability, "reserve", reserve)
     trusted: Any = SimpleNamespace(trusts=lambda peer: peer in (FIRST, RELAY))
     host: Any = SimpleNamespace(
-        calling=trusted, remote_addresses=ends, peer_id=SECOND, relayed_addresses=()
+        calling=trusted, remote_addresses=ends, peer_id=SECOND, found_addresses=()
     )
 
     async def scenario() -> None:
@@ -300,7 +350,9 @@ def test_what_could_not_be_told_of_another_way_is_told_later(
     async def ends() -> dict[str, tuple[str, ...]]:
         raise Unreachable(SECOND, "busy")
 
-    host = SimpleNamespace(is_only_local=False, addresses=addresses, remote_addresses=ends)
+    host = SimpleNamespace(
+        is_only_local=False, addresses=addresses, remote_addresses=ends, found_addresses=()
+    )
     service = SimpleNamespace(
         changed=changed, finding=ReachabilityFinding(Reachability.RELAYED, ""), doubt=lambda: None
     )
@@ -333,7 +385,7 @@ def keeping_presence(
         set_record=set_record,
         acquaintances=SimpleNamespace(look_around=lambda: None),
     )
-    loops._moved, loops._told_s = asyncio.Event(), -math.inf
+    loops._moved, loops._told_s, loops._own = asyncio.Event(), -math.inf, None
     return loops
 
 
@@ -347,7 +399,7 @@ class Moving:
 
     is_only_local = False
     peer_id = SECOND
-    relayed_addresses = ()
+    found_addresses: tuple[str, ...] = ()
 
     def __init__(self) -> None:
         self.own: tuple[str, ...] = (HERE,)
@@ -402,6 +454,22 @@ def test_a_peer_whose_address_changes_tells_the_new_one(moving: Moving, clock: l
         clock[0] += presence.MOVED_AGAIN_S
         moving.own = (HERE, THERE)
         assert len(await moving.tell()) == 2, "the same ones"
+
+    asyncio.run(scenario())
+
+
+def test_a_way_in_that_others_have_found_is_told_and_is_no_move(
+    moving: Moving, clock: list[float]
+) -> None:
+    """The machine is where it was: nobody need look again."""
+    found = f"/ip4/5.9.0.4/tcp/4001/p2p/{SECOND}"
+
+    async def scenario() -> None:
+        for there, here in (((found,), (found, HERE)), ((), (HERE,))):
+            clock[0] += presence.MOVED_AGAIN_S
+            moving.found_addresses, moving.own = there, here
+            assert (await moving.tell())[-1] == (here, Reachability.DIRECT)
+            assert not moving.service._is_doubted
 
     asyncio.run(scenario())
 

@@ -18,6 +18,7 @@ from p2p_dtfm.core.protocol.errors import UNREACHABLE, UserError
 from p2p_dtfm.daemon.dashboard.dashboard_host import DashboardHost
 from p2p_dtfm.daemon.machine.away import Away, as_plain
 from p2p_dtfm.daemon.machine.home import Home
+from p2p_dtfm.daemon.machine.life import is_a_service
 from p2p_dtfm.daemon.machine.local_client import call_daemon
 from p2p_dtfm.daemon.machine.settings import Settings
 from p2p_dtfm.daemon.node import resident as resident_module
@@ -198,6 +199,22 @@ def test_so_it_does_who_was_outside_its_hours_or_made_way_when_it_was_started(
     assert asyncio.run(resident.run()) == 0
     assert resident.away_for[0] == "takes part in the hours 22:00-07:00 only"
     assert TOO_LARGE.cause in resident.away_for[1]
+
+
+@pytest.mark.parametrize("error", [error for error, _ in PASSING])
+def test_so_does_a_service_at_its_first_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """At log-in other programs had the memory, or the port: it ended for good, and who looked was
+    told that no daemon answers."""
+    monkeypatch.setenv("SYSTEMD_EXEC_PID", str(os.getpid()))
+    settings = Settings(home=tmp_path, run="tiny", **EVER)
+    resident = Staged(settings, (raises(error), raises(LASTING)))
+    with pytest.raises(UserError, match="complete"):
+        asyncio.run(resident.run())
+    (reason,) = resident.away_for
+    assert reason.startswith("cannot take part now: "), "of what passes, and of that alone"
+    assert not is_a_service({"SYSTEMD_EXEC_PID": str(os.getppid())}), "its parent is one"
 
 
 LASTING = UserError("run tiny is complete", exit_code=5)

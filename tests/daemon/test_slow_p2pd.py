@@ -29,6 +29,7 @@ class SlowHost:
     peer_id = "me"
     is_only_local = False
     shaper = None
+    found_addresses = ()
 
     def __init__(self, cause: str = f"{NO_ANSWER} 5 s", times: int = 1) -> None:
         self.asked = 0

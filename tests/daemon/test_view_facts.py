@@ -179,11 +179,11 @@ def test_a_spare_is_told_why_it_is_one() -> None:
     unmeasured = msgspec.structs.replace(shot, records=(*lonely, strange), present=view.plan)
     part = part_of(unmeasured)
     assert part.why_spare == "Its links to those who train are not measured yet."
-    small = msgspec.structs.replace(last.device, memory_bytes=1)
+    small = msgspec.structs.replace(last.device, memory_bytes=2)
     tiny = msgspec.structs.replace(last, device=small)
     part = part_of(msgspec.structs.replace(shot, records=(*others, tiny)))
     assert part.other_step_ns is None
-    assert part.why_spare == "No place was found that its memory allows."
+    assert part.why_spare.startswith("It offers 2 B for layers, and the least that it could")
     idle = msgspec.structs.replace(last, intent=Intent.SPARE)
     assert part_of(msgspec.structs.replace(shot, records=(*others, idle))).why_spare == (
         "It is spare."

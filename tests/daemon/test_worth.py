@@ -4,6 +4,7 @@ import asyncio
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
@@ -74,6 +75,19 @@ def test_who_takes_part_is_not_counted_twice() -> None:
     assert alone.before == 0 and alone.after > 0 and alone.members == 0
 
 
+def test_a_spare_without_room_is_told_that_it_has_none() -> None:
+    """It was told that the swarm is as fast without it."""
+    seen, little = swarm_of(linked("member")), device(memory_bytes=1 << 10)
+    me = Newcomer(lambda spec: little)
+    links = dict(linked("me", "member").links)
+    worth = worth_of(seen, "me", me, little, links, OwnPlace("me"))
+    assert worth is not None and not worth.layers
+    assert words(worth).startswith("would be a spare: it offers 1.00 KiB for layers, and the least")
+    tiny = msgspec.structs.replace(linked("me", "member"), device=little)
+    member = worth_of_member(swarm_of(tiny, linked("member", "me")), "me")
+    assert words(member).startswith("is a spare: it offers 1.00 KiB for layers"), words(member)
+
+
 def test_the_device_is_measured_within_what_its_owner_allows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -123,10 +137,13 @@ def test_settings_reach_the_doctor_wherever_they_come_from(
     assert what.newcomer("cpu", 1).uplink_bytes_per_s == 10**6
     assert what.newcomer("cpu", 1).downlink_bytes_per_s == 2 * 10**6
     assert what.run_digest == "ab" * 32 and what.invitation is None and what.threads == 1
+    assert what.takes_lines, "calls come in by them, whatever the line may carry"
     named = examined(
         monkeypatch, "--home", str(tmp_path), "--initial-peers", AT, "--run-digest", "cd" * 32
     )
     assert named.run_digest == "cd" * 32
+    monkeypatch.setenv("P2P_DTFM_DIRECT_LINES", "no")
+    assert not examined(monkeypatch, "--home", str(tmp_path)).takes_lines
 
 
 def test_of_a_run_by_invitation_nothing_is_promised(tmp_path: Path) -> None:

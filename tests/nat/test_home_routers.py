@@ -99,3 +99,24 @@ def test_peers_behind_routers_train_and_outlive_a_relay(tmp_path: Path) -> None:
         for child in everyone:
             assert child.process.wait(240) == 0, child.log_tail()
     assert_equals_the_plain_loop(founder, STEPS)
+
+
+def test_peers_whose_routers_forward_a_port_call_each_other(tmp_path: Path) -> None:
+    """Neither had a relay, or an address that is valid outside of its home."""
+    spec = write_spec(tmp_path, total_steps=1000)
+    port = 31330
+    with Network() as network, HomeSwarm(tmp_path / "swarm") as swarm:
+        _, meeting_point = swarm.bootstrap(*network.public())
+        homes = [network.home(forwarded_ports=[port, port + 1]) for _ in range(2)]
+        own = ["--initial-peers", meeting_point, "--listen", f"/ip4/0.0.0.0/tcp/{port}"]
+        founding = [*own, "--run", str(spec), "--expect-peers", "2", "--expect-wait-s", "200"]
+        founder = swarm.daemon(homes[0][0], founding)
+        wait_until(lambda: status_of(founder).get("run_digest"), "the founder has a run", 90)
+        digest = status_of(founder)["run_digest"]
+        other = swarm.daemon(homes[1][0], [*own, "--run-digest", digest])
+        wait_until(lambda: step_of(founder) >= 3, "they train")
+        for child, (_, router) in zip((founder, other), homes, strict=True):
+            status = status_of(child)
+            assert status["reachability"]["reachability"] == "direct"
+            assert f"/ip4/{router}/tcp/{port}/p2p/{status['peer_id']}" in status["addresses"]
+        assert set(ways_of(founder).values()) == {"direct"}

@@ -98,7 +98,7 @@ def doctor(
         threads=settings.compute_threads,
         spec=with_sizes(read_run_spec(settings.run or "tiny")),
         memory_limit_bytes=settings.memory_limit_bytes,
-        takes_lines=settings.takes_lines,
+        takes_lines=settings.direct_lines,
         newcomer=partial(within_limits, settings),
         run_digest=run_digest_of(settings),
         invitation=invitation_of(settings),

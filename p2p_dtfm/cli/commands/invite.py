@@ -38,6 +38,11 @@ def invite(
 
         qr_in_terminal(f"p2p-dtfm --invite {made['line']}")
     say = Console(stderr=True, highlight=False, soft_wrap=True).print
+    if made.get("is_near"):
+        say(
+            "only machines of your own network can call the addresses in it: for others, forward a "
+            "port of your router and start with --announce /ip4/YOUR-PUBLIC-ADDRESS/tcp/PORT"
+        )
     if made["name"] is None:
         say("anybody may join this run: the line only says where it is")
         return

@@ -12,6 +12,7 @@ from p2p_dtfm.core.cost_model.guardians import cut_pace, guards_in
 from p2p_dtfm.core.cost_model.links.swarm_links import Source, SwarmLinks
 from p2p_dtfm.core.cost_model.placement_problem import PlanningProblem
 from p2p_dtfm.core.cost_model.unmeasured import held_back
+from p2p_dtfm.core.planner.feasibility import too_small
 from p2p_dtfm.core.planner.link_sources import link_sources
 from p2p_dtfm.core.planner.recomputation import problem_in_force
 from p2p_dtfm.core.protocol.facts.in_words import bytes_text, counted, layers_text, rate_text
@@ -19,6 +20,7 @@ from p2p_dtfm.core.protocol.layers.timings import timing_of
 from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
 from p2p_dtfm.core.protocol.records import PeerRecord
 from p2p_dtfm.core.protocol.snapshot import Snapshot
+from p2p_dtfm.core.protocol.workload import Workload
 
 TRIED_PLACES_LIMIT = 64
 """Other places tried for each peer; beyond that an explanation would take longer than planning."""
@@ -111,6 +113,7 @@ class Explanation(msgspec.Struct, frozen=True):
 TOLD_PPM = 1_000
 """Of a gain: it is told in tenths of a percent."""
 NO_FASTER = "spare: every place that was tried makes the step no faster"
+NO_ROOM = "spare: no place was found that its memory allows"
 NOT_NAMED = (
     "spare: the run leaves its first and last stages to others (privacy.ends), and there is no "
     "place between them"
@@ -160,6 +163,20 @@ def explain_peer(snapshot: Snapshot, plan: Plan, peer_id: str) -> PeerExplanatio
     cost = _in_force(model, plan, placement)
     timing = _timing(snapshot, plan, model, cost, model.refined)
     return _explain_peer(snapshot, plan, timing, placement, snapshot.record(peer_id))
+
+
+def spare_in_short(snapshot: Snapshot, peer_id: str, step: int) -> str:
+    """Why a member has no stage, as of this step, for next to no work: no place is tried."""
+    if peer_id in held_back(snapshot):
+        return "its links to those who train are not measured yet"
+    if (until_step := followers(snapshot.bars, step).get(peer_id)) is not None:
+        return f"new in a run that audits work, it follows until step {until_step:,}"
+    if short := too_small(snapshot.workload, snapshot.record(peer_id)):
+        return short
+    why = "the plan is faster without this peer"
+    if not snapshot.workload.may_have(peer_id, 0):
+        why += " between the stages of those whom the run names"
+    return why
 
 
 def _placement(problem: PlanningProblem, plan: Plan) -> Placement:
@@ -233,9 +250,8 @@ def _explain_peer(
     elif stage is None:
         alternative = _best_insertion(model, placement, record.peer_id)
         role = _why_spare(snapshot.workload.least_gain_ppm, model.plan_ns, alternative)
-        has_no_place = alternative is not None and alternative.step_ns is None
-        if has_no_place and not snapshot.workload.may_have(record.peer_id, 0):
-            role, alternative = NOT_NAMED, None
+        if alternative is not None and alternative.step_ns is None:
+            role, alternative = _why_nowhere(snapshot.workload, record), None
     else:
         role = _role(plan, stage, record, model.links)
         is_mended = bool(plan.stand_ins)  # for a step or two
@@ -248,6 +264,12 @@ def _explain_peer(
         memory_bytes=record.device.memory_bytes,
         alternative=alternative,
     )
+
+
+def _why_nowhere(workload: Workload, record: PeerRecord) -> str:
+    if not workload.may_have(record.peer_id, 0):
+        return NOT_NAMED
+    return f"spare: {too_small(workload, record)}" if too_small(workload, record) else NO_ROOM
 
 
 def _why_spare(least_gain_ppm: int, plan_ns: int, alternative: Alternative | None) -> str:

@@ -4,9 +4,11 @@ from collections.abc import Sequence
 from itertools import chain, permutations
 
 from p2p_dtfm.core.cost_model.placement_problem import PlanningProblem
-from p2p_dtfm.core.cost_model.tables.layer_tables import LayerBytes
+from p2p_dtfm.core.cost_model.tables.layer_tables import LayerBytes, layer_sizes
 from p2p_dtfm.core.protocol.facts.in_words import bytes_text, counted
 from p2p_dtfm.core.protocol.plan import NoPlan
+from p2p_dtfm.core.protocol.records import PeerRecord
+from p2p_dtfm.core.protocol.workload import Workload
 
 _FEW_PEERS = 6
 
@@ -145,6 +147,21 @@ def why_infeasible(problem: PlanningProblem) -> NoPlan:
             short,
         )
     return _too_large_layer(problem, offers) or _undivided(problem, needed, peers)
+
+
+def too_small(workload: Workload, record: PeerRecord) -> str:
+    """Why no stage at all fits into what a member offers; empty where one may."""
+    sizes = layer_sizes(workload)
+    allowed = (n for n in range(sizes.count) if workload.may_have(record.peer_id, n))
+    needed = [sizes.of(layer).needed_bytes for layer in allowed]
+    least = sum(needed) if workload.one_stage else min(needed, default=0)
+    offered = record.device.memory_bytes
+    if offered >= least:
+        return ""
+    return (
+        f"it offers {bytes_text(offered)} for layers, and the least that it could hold takes "
+        f"{bytes_text(least, rounded_up=True)}"
+    )
 
 
 def _too_few_named(

@@ -178,9 +178,6 @@ def _part(snapshot: Snapshot, plan: Plan, me: str) -> MyPart:
 
 def _why_spare(explained: PeerExplanation) -> str:
     """Where it is not that all places make a step slower, as the planner says it."""
-    alternative = explained.alternative
-    if alternative is not None and alternative.step_ns is None:
-        return "No place was found that its memory allows."
     if explained.role == NO_FASTER:
         return ""
     why = explained.role.partition(": ")[2]

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
 from p2p_dtfm.core.protocol.facts.in_words import duration
@@ -159,6 +159,12 @@ class Standstill:
 def ends_with_its_terminal() -> bool:
     """Not so under nohup."""
     return signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
+
+
+def is_a_service(environment: Mapping[str, str] = os.environ) -> bool:
+    """systemd has started this very process, and nobody reads what it says. What is begun in a
+    terminal may have the same variable, with the number of the terminal's process."""
+    return environment.get("SYSTEMD_EXEC_PID") == str(os.getpid())
 
 
 def when_stdin_closes(act: Callable[[], None], ends_after_s: float | None = None) -> None:

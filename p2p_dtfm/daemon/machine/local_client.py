@@ -46,7 +46,7 @@ def homes_here(home: Path | None) -> list[Path]:
     """Of the daemons that were begun together with `--device all`; of one there is one home."""
     first = Home(home or default_home())
     below = sorted((first.root / DEVICES).glob("*"), key=lambda path: (len(path.name), path.name))
-    return [first.root, *(root for root in below if _lives(Home(root)))]
+    return [first.root, *(root for root in below if holder_of(Home(root)))]
 
 
 def ask_daemon(
@@ -84,7 +84,7 @@ def call_daemon(
                 f"{place.root} is a file, and no home of a daemon",
                 "name the directory of the one you mean: --home DIR",
             ) from error
-        if none_runs and _lives(place):
+        if none_runs and holder_of(place):
             raise UserError(
                 f"the daemon in {place.root} does not answer yet: it starts or ends just now",
                 "try again in a moment",
@@ -116,12 +116,12 @@ def call_daemon(
 
 def _await_socket(place: Home, patience_s: float) -> None:
     end_s = time.monotonic() + patience_s
-    while not place.socket.exists() and time.monotonic() < end_s and _lives(place):
+    while not place.socket.exists() and time.monotonic() < end_s and holder_of(place):
         time.sleep(LOOK_EVERY_S)
 
 
-def _lives(place: Home) -> bool:
-    """Whether the process that held this home last is still there, and has not left its number to
+def holder_of(place: Home) -> int | None:
+    """The process that held this home last, if it is still there, and has not left its number to
     another: that would have begun since."""
     import psutil  # only where no daemon answers at once
 
@@ -131,8 +131,9 @@ def _lives(place: Home) -> bool:
     try:
         process = psutil.Process(int(lock.read_text()))
         if process.pid == os.getpid():  # in a container all daemons have had the same number
-            return False
+            return None
         is_older = process.create_time() <= lock.stat().st_mtime + CLOCK_S
-        return is_older or is_ours(process.cmdline())  # a clock may have been put right
+        # a clock may have been put right
+        return process.pid if is_older or is_ours(process.cmdline()) else None
     except (OSError, ValueError, OverflowError, psutil.Error):
-        return False
+        return None

@@ -253,11 +253,6 @@ class Settings(BaseModel):
         return self.network == "lan"
 
     @property
-    def takes_lines(self) -> bool:
-        """Whether direct lines come in; limited and shaped hosts keep to libp2p."""
-        return self.direct_lines and not (self.uplink_mbps or self.downlink_mbps or self.shape)
-
-    @property
     def founds(self) -> bool:
         """Whether to bring a run along; with initial peers it is founded in their directory."""
         return bool(self.run)

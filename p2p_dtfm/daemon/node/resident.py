@@ -26,7 +26,12 @@ from p2p_dtfm.daemon.machine.away import Away, StepAside, as_plain
 from p2p_dtfm.daemon.machine.devices.together import for_all_devices
 from p2p_dtfm.daemon.machine.home import Home, fault_of_disk
 from p2p_dtfm.daemon.machine.hours import Hours, for_a_while, pause_seconds
-from p2p_dtfm.daemon.machine.life import RESUMED_S, ends_with_its_terminal, when_stdin_closes
+from p2p_dtfm.daemon.machine.life import (
+    RESUMED_S,
+    ends_with_its_terminal,
+    is_a_service,
+    when_stdin_closes,
+)
 from p2p_dtfm.daemon.machine.owner.yields import REASONS, yields_of
 from p2p_dtfm.daemon.machine.settings import Settings
 from p2p_dtfm.daemon.node.returning import (
@@ -180,7 +185,7 @@ class Resident:
                 raise error
             log.warning("those met before are gone: %s", error.cause)
             return pauses
-        is_watched = not self._comes_back and not daemon.has_begun
+        is_watched = not (self._comes_back or daemon.has_begun or is_a_service())
         if not (reason := in_vain(error, self._settings.home, daemon.has_begun, is_watched)):
             raise error
         if is_to_leave:  # with code 0: a service starts again what ends with that of a fault

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -21,6 +22,7 @@ from p2p_dtfm.net.contacts.addresses import (
     is_public,
     is_relayed,
     parse_address,
+    whole,
 )
 from p2p_dtfm.net.contacts.calling import put_newest
 from p2p_dtfm.net.errors import P2PD_HAS_ENDED, Refused, Unreachable
@@ -89,15 +91,21 @@ class _Reservation:
 class ReachabilityService:
     """Of one host. `await ready()`, then `find`, then `keep` runs until the end."""
 
-    def __init__(self, host: HostPort, relays: bool = True) -> None:
+    def __init__(self, host: HostPort, relays: bool = True, has_announced: bool = False) -> None:
+        """`has_announced`: its user says where it is reached, and nothing is added to that."""
         self._host = host
+        self._has_announced = has_announced
         self.finding = ReachabilityFinding(Reachability.UNKNOWN, "nobody was asked yet")
         self.changed = asyncio.Event()
         """Set when this peer's addresses have become others; whoever tells others clears it."""
         self._reservations: dict[str, _Reservation] = {}
         self._unwilling: dict[str, float] = {}
+        self._own_ends: frozenset[tuple[str, int]] = frozenset()
+        """Hosts and ports that p2pd states."""
         self._ports: tuple[int, ...] = ()
         self._listen_port = 0
+        self._way_in = ""
+        """Where others get through to this peer from elsewhere, if p2pd does not know of it."""
         self._callbacks = CallBacks(host)
         self.relay = Relay(host, lambda: relays and self._is_open)
         self._punching = Punching(
@@ -120,9 +128,15 @@ class ReachabilityService:
 
     async def _note_ports(self) -> None:
         """A router that starts again may forward another one."""
-        own = [end for at in await own_addresses(self._host) if (end := far_end(at)) is not None]
+        stated = [it for it in await own_addresses(self._host) if it not in self._found]
+        own = [end for at in stated if (end := far_end(at)) is not None]
+        self._own_ends = frozenset(own)
         self._listen_port = next((port for _, port in own), 0)
         self._ports = tuple(dict.fromkeys(port for _, port in own))
+
+    @property
+    def _found(self) -> tuple[str, ...]:
+        return self._host.found_addresses
 
     @property
     def relays(self) -> tuple[str, ...]:
@@ -191,10 +205,26 @@ class ReachabilityService:
         if how is Reachability.UNREACHABLE and self._reservations:
             self.finding = replace(self.finding, public_host=best.host, public_port=port)
             return  # it goes on by its relays; where its router sends from now is told to punch
-        if how is Reachability.DIRECT and self._reservations:
-            self._reservations.clear()
-            self._tell_addresses()
         self.finding = ReachabilityFinding(how, reason, best.host, port)
+        if is_open:
+            self._reservations.clear()
+        self._way_in = self._found_way_in(seen) if is_open else ""
+        self._tell_addresses()
+
+    def _found_way_in(self, seen: Sequence[SeenAddress]) -> str:
+        """On a router that forwards a port because somebody told it to, which p2pd does not know.
+        Most of those elsewhere must see this peer there: a liar would have others call anybody."""
+        elsewhere = [
+            it
+            for it in seen
+            if is_public(it.host) and self._own_ends.isdisjoint((it.host, p) for p in it.open_ports)
+        ]
+        hosts = Counter(it.host for it in elsewhere)
+        for it in elsewhere:
+            if it.open_ports and 2 * hosts[it.host] > len(elsewhere) and not self._has_announced:
+                kind = "ip6" if ":" in it.host else "ip4"
+                return whole(f"/{kind}/{it.host}/tcp/{it.open_ports[0]}", self._host.peer_id)
+        return ""
 
     async def _see(self, peer_id: str) -> SeenAddress | None:
         try:
@@ -276,8 +306,10 @@ class ReachabilityService:
 
     def _tell_addresses(self) -> None:
         addresses = tuple(held.address for _, held in sorted(self._reservations.items()))
-        if addresses != self._host.relayed_addresses:
-            self._host.relayed_addresses = addresses
+        if self._way_in:
+            addresses = (self._way_in,)
+        if addresses != self._found:
+            self._host.found_addresses = addresses
             self.changed.set()
 
     # ---- from relayed to direct

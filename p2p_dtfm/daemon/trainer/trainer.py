@@ -17,13 +17,12 @@ import contextlib
 import logging
 from collections.abc import Awaitable
 
-from p2p_dtfm.core.audit.roles import followers
 from p2p_dtfm.core.commit.ledger import STEPS_AHEAD_LIMIT, Ledger
-from p2p_dtfm.core.cost_model.unmeasured import held_back
 from p2p_dtfm.core.messages.audit_messages import Audited, Claimed, ShownClaims
 from p2p_dtfm.core.messages.message_bounds import require_bounded_part
 from p2p_dtfm.core.messages.prepared import Statement
 from p2p_dtfm.core.messages.work import Work
+from p2p_dtfm.core.planner.explain import spare_in_short
 from p2p_dtfm.core.protocol.errors import PeerFault, UserError
 from p2p_dtfm.core.protocol.plan import NoPlan
 from p2p_dtfm.core.protocol.signed import Verify
@@ -342,14 +341,7 @@ class Trainer:
             ):
                 await self._idle()
             elif view.plan.stage_of(self._tools.me) is None:
-                why = "the plan is faster without this peer"
-                if not view.snapshot.workload.may_have(self._tools.me, 0):
-                    why += " between the stages of those whom the run names"
-                until_step = followers(view.snapshot.bars, state.step).get(self._tools.me)
-                if until_step is not None:
-                    why = f"new in a run that audits work, it follows until step {until_step:,}"
-                if self._tools.me in held_back(view.snapshot):
-                    why = "its links to those who train are not measured yet"
+                why = spare_in_short(view.snapshot, self._tools.me, state.step)
                 self._tools.status.say(State.SPARE, why)
                 await self._watch(view)
             else:

@@ -98,8 +98,9 @@ class Host:
         """Asked before anybody is served."""
         self.calling = Calling(self.remote_addresses)
         """Asked before anybody is called."""
-        self.relayed_addresses: tuple[str, ...] = ()
-        """Where relays pass others on to this peer, full multiaddrs; told to others first."""
+        self.found_addresses: tuple[str, ...] = ()
+        """Where others were found to reach this peer, full multiaddrs: through relays, or where its
+        router forwards a port. Told to others first."""
         self._p2pd = p2pd
         self._listens_on_loopback = listens_on_loopback
         self._closing = False
@@ -163,7 +164,7 @@ class Host:
         texts = list(ways_to(self.peer_id, readables))
         if not self._listens_on_loopback:
             texts = [text for text in texts if not is_loopback(text)] or texts
-        return (*self.relayed_addresses, *texts)[:ADDRESSES_LIMIT]
+        return tuple(dict.fromkeys((*self.found_addresses, *texts)))[:ADDRESSES_LIMIT]
 
     @property
     def is_only_local(self) -> bool:

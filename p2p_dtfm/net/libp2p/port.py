@@ -56,7 +56,7 @@ class HostPort(Protocol):
 
     shaper: Shaper | None
     door: Door
-    relayed_addresses: tuple[str, ...]
+    found_addresses: tuple[str, ...]
 
     async def addresses(self) -> tuple[str, ...]: ...
 

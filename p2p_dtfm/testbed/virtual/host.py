@@ -55,7 +55,7 @@ class VirtualHost:
         self.shaper: Shaper | None = None
         self.door: Door = OpenDoor()
         self.calling = Calling(self.remote_addresses)
-        self.relayed_addresses: tuple[str, ...] = ()
+        self.found_addresses: tuple[str, ...] = ()
         self.is_only_local = True
         self.is_closed = False
         self.linked: dict[str, None] = {}

@@ -15,6 +15,7 @@ import typer
 from p2p_dtfm.cli.app import app, run
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.daemon.machine.home import Home, expanded, home_option
+from p2p_dtfm.daemon.machine.local_client import holder_of
 
 if TYPE_CHECKING:
     from p2p_dtfm.daemon.machine.settings import Settings
@@ -122,6 +123,7 @@ def install(
             f"the service is installed already: {unit}",
             (f"change its settings in {settings}", "or remove it: p2p-dtfm service uninstall"),
         )
+    _require_free_home(Home(resolved.settings.home))
     for path, content in ((settings, settings_text(values)), (unit, text)):
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         path.touch(mode=0o600)  # before there is an invitation in it
@@ -161,6 +163,20 @@ def _require_sense(settings: "Settings") -> None:
     for address in settings.announce:
         check_announced_address(address)
     recall(settings)
+
+
+def _require_free_home(home: Home) -> None:
+    """A service that finds its home in use ends for good; the daemon there may be of a terminal
+    that is closed tonight. Raises `UserError`."""
+    if (process := holder_of(home)) is not None:
+        raise UserError(
+            f"a daemon is already running in {home.root} (process {process})",
+            (
+                f"have it leave, and then type this again: p2p-dtfm leave{home_option(home.root)}",
+                "or give the service a home of its own: --home DIR",
+            ),
+            exit_code=3,
+        )
 
 
 def _places() -> tuple[Path, Path]:

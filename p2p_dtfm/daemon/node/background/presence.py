@@ -44,6 +44,8 @@ class PresenceKeeping:
         """This peer's addresses are others than those in its presence."""
         self._told_s = -math.inf
         """When the record was told of another way."""
+        self._own: set[str] | None = None
+        """This machine's own addresses by then; None: as the record has them."""
         self._publishing = Publishing(
             membership.acquaintances.directory,
             self._run.digest,
@@ -136,7 +138,10 @@ class PresenceKeeping:
         is_due |= now_s - self._told_s >= MOVED_AGAIN_S
         if not is_due or record.leads_to(addresses, how) or all(map(is_loopback, addresses)):
             return
-        if _own(addresses) != _own(record.addresses):
+        found = self._network.host.found_addresses
+        before = _own(record.addresses, found) if self._own is None else self._own
+        self._own = _own(addresses, found)
+        if self._own != before:
             log.info("this machine's addresses are others now: %s", ", ".join(addresses))
             way.doubt()
             self._membership.acquaintances.look_around()
@@ -146,6 +151,6 @@ class PresenceKeeping:
         self._moved.set()
 
 
-def _own(addresses: Iterable[str]) -> set[str]:
-    """Those without a relay between."""
-    return {address for address in addresses if not is_relayed(address)}
+def _own(addresses: Iterable[str], found: Iterable[str]) -> set[str]:
+    """Those of this machine itself: no relay's, and none that others have `found`."""
+    return {address for address in addresses if not is_relayed(address)} - {*found}

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from p2p_dtfm.core.planner.feasibility import too_small
 from p2p_dtfm.core.planner.planner import compute_plan
 from p2p_dtfm.core.protocol.facts.brief_links import BRIEF_FROM_MEMBERS, Link, brief
 from p2p_dtfm.core.protocol.plan import Plan
@@ -51,6 +52,8 @@ class Worth:
     """Members to whom the link was measured."""
     takes_part: bool = False
     """Whether a daemon of this machine is a member already; `members` are the others."""
+    too_small: str = ""
+    """Why no stage at all fits here, if that is so."""
 
 
 async def ask_worth(
@@ -117,6 +120,7 @@ def worth_of(
         layers=tuple(layers),
         members=len(records),
         measured=len(links),
+        too_small=too_small(workload_of(seen.spec), own),
     )
 
 
@@ -131,6 +135,7 @@ def worth_of_member(seen: SwarmSeen, me: str) -> Worth:
         members=len(others),
         measured=0,
         takes_part=True,
+        too_small=too_small(workload_of(seen.spec), seen.facts[me].record),
     )
 
 
@@ -179,7 +184,8 @@ def words(worth: Worth) -> str:
     before, after = f"{worth.before:,.0f}", f"{worth.after:,.0f}"
     if not worth.layers:
         verb = "is" if worth.takes_part else "would be"
-        return f"{verb} a spare: the swarm is as fast without it, {before} tokens/s ({links})"
+        why = worth.too_small or f"the swarm is as fast without it, {before} tokens/s"
+        return f"{verb} a spare: {why} ({links})"
     runs = [
         (group[0], group[-1])
         for _, each in itertools.groupby(

@@ -11,7 +11,7 @@ from p2p_dtfm.core.protocol.invited.line import (
     read_line,
 )
 from p2p_dtfm.daemon.peers.guests.guest_book import GuestBook
-from p2p_dtfm.net.contacts.addresses import host_and_port, is_relayed
+from p2p_dtfm.net.contacts.addresses import host_and_port, is_public, is_relayed
 from p2p_dtfm.net.contacts.identity import is_peer_id
 from p2p_dtfm.ports import now
 
@@ -35,6 +35,11 @@ def _worth(address: str) -> tuple[bool, bool]:
     return host.startswith("127.") or host == "::1", is_relayed(address)
 
 
+def _is_from_elsewhere(address: str) -> bool:
+    """Whether it may be called from outside of this network."""
+    return is_relayed(address) or is_public(host_and_port(address)[0])
+
+
 def new_line(
     book: GuestBook | None,
     run_digest: str,
@@ -43,6 +48,7 @@ def new_line(
 ) -> dict[str, Any]:
     """What `p2p-dtfm invite` prints. Where the run asks for no invitation, the line only says where
     it is. Raises `UserError`."""
+    is_near = not any(map(_is_from_elsewhere, addresses))
     if book is None:
         line = open_line(run_digest, addresses)
         return {
@@ -52,6 +58,7 @@ def new_line(
             "lasts_s": None,
             "is_shorter": False,
             "may_invite": False,
+            "is_near": is_near,
         }
     length = parameters.get("seconds", "")
     if not length.isdecimal() or not 60 <= int(length) <= EXPIRES_LIMIT_S:
@@ -69,6 +76,7 @@ def new_line(
         "lasts_s": lasts_s,
         "is_shorter": lasts_s < int(length),
         "may_invite": may_invite,
+        "is_near": is_near,
     }
 
 

@@ -115,15 +115,15 @@ class RecoveryEvidence:
         prepared: tuple[Signed, ...] = (),
     ) -> None:
         """The step under way is committed, by these Prepared; states of `stage_layers` count as
-        advanced by it."""
-        layers = self._reduced_now(view)
+        advanced by it, and what advanced them is not kept: guarded layers alone wait for it."""
+        advanced = {n for n in stage_layers if self.held.get(n) == outcome.step}
+        layers = tuple(n for n in self._reduced_now(view) if n not in advanced)
         base = self.lineage.digest
         self.retained = RetainedStep(view, outcome.step, base, outcome, layers, prepared)
         self.lineage.committed(outcome.step, extend(base, outcome.step, view, outcome.digest))
         self.progress = None
-        for layer in stage_layers:
-            if self.held.get(layer) == outcome.step:
-                self.held[layer] = outcome.step + 1
+        for layer in advanced:
+            self.held[layer] = outcome.step + 1
 
     def committed_unseen(self, view: ViewId, lineage: str) -> None:
         """The step under way is committed, and its outcome is not known here, only the lineage.

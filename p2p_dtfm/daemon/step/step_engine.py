@@ -76,8 +76,8 @@ class StepEngine:
         self.frames = links.frames
         self.work = work or OpenStepWork(tools.compute.stage_runner(spec, states, place.recompute))
         self.reduced: dict[int, Tensor] = {}
-        """By layer, once a step has run; the memory is used again two steps later. The gradient
-        buffers still hold this peer's own part."""
+        """By layer, once a step has run, until it is applied; the memory is used again by the next.
+        The gradient buffers still hold this peer's own part."""
         self.whole = whole_step(place.plan, place.me)
         """This stage's part in a step of which nothing is done."""
         self._place = place
@@ -98,7 +98,7 @@ class StepEngine:
         self._microbatches = Microbatches(place, links, tools, self.work, told)
         self._segments = segments_of(place.plan, place.me)
         self._on_alone = listeners.alone
-        self._rooms: dict[tuple[int, int], Tensor] = {}
+        self._rooms: dict[int, Tensor] = {}
         self._sums: dict[int, tuple[bytes, ...]] = {}
         self._tied: dict[int, bytes] = {}
         self._got: dict[int, Arrived] = {}

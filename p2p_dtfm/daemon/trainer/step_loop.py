@@ -333,6 +333,8 @@ class StepLoop:
             await self._cuts.copied()
             apply = recorder.timed("apply", 0, _apply_all)
             await self._tools.compute.run(apply, spec, engine, outcome)
+            engine.reduced = {}
+            state.forget_applied(step, engine.states)
             state.memory.commit(step)
         else:
             engine.work.end()

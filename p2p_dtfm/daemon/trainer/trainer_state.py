@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Coroutine, Iterable
+from collections.abc import Collection, Coroutine, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol
 
@@ -176,3 +176,9 @@ class TrainerState:
     def forget_reduced(self, committed_step: int) -> None:
         """Gradients before the last committed step are not needed for any recovery."""
         self.reduced = {k: held for k, held in self.reduced.items() if k[1] >= committed_step}
+
+    def forget_applied(self, step: int, layers: Collection[int]) -> None:
+        """These have taken the step: its gradients are theirs alone who have not."""
+        for (_, of_step), held in self.reduced.items():
+            for layer in layers if of_step == step else ():
+                held.pop(layer, None)

@@ -41,12 +41,12 @@ class StepReduction:
         states: Mapping[int, LayerState],
         links: StageLinks,
         tools: StageTools,
-        rooms: dict[tuple[int, int], Tensor],
+        rooms: dict[int, Tensor],
         on_alone: OnAlone | None = None,
     ) -> None:
-        """`rooms` belongs to the view: the reduced gradients of one step stay until the next one
-        commits, so two rooms for each segment take turns. `on_alone` is told of each layer that
-        nobody else holds."""
+        """`rooms` belongs to the view, one for each segment: a step begins when the one before is
+        applied, and then nobody needs its sums. `on_alone` is told of each layer that nobody else
+        holds."""
         self._on_alone = on_alone
         self._rooms = rooms
         self._step = step
@@ -134,10 +134,9 @@ class StepReduction:
         if len(segment.holders) == 1:
             return self._keep(segment, states, owed)
         chunks = self._mailbox.wire.chunks[segment.first_layer]
-        place = (segment.first_layer, self._step % 2)
-        if place not in self._rooms:
+        if segment.first_layer not in self._rooms:
             elements = sum(state.parameter_count for state in states)
-            self._rooms[place] = host_room(elements, states[0].device)
+            self._rooms[segment.first_layer] = host_room(elements, states[0].device)
         reduction = SegmentReduction(
             self._spec,
             self._codec,
@@ -149,7 +148,7 @@ class StepReduction:
                 trimmed_over(self._spec, self._plan, segment),
             ),
             owed,
-            self._rooms[place],
+            self._rooms[segment.first_layer],
         )
         self._of_layer |= dict.fromkeys(segment.layers, reduction)
         self._begins |= dict.fromkeys(segment.layers, asyncio.Event())

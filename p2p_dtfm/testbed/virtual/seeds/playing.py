@@ -16,7 +16,7 @@ from p2p_dtfm.testbed.virtual.seeds import judge, verdict
 from p2p_dtfm.testbed.virtual.seeds.deeds import Deeds
 from p2p_dtfm.testbed.virtual.seeds.invited import by_invitation, line_of
 from p2p_dtfm.testbed.virtual.seeds.judge import Broken, Reference
-from p2p_dtfm.testbed.virtual.seeds.run import steps_of, with_named_ends
+from p2p_dtfm.testbed.virtual.seeds.run import layer_count_of, steps_of, with_named_ends
 from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import Fault, Schedule
 from p2p_dtfm.testbed.virtual.seeds.tight_rooms import tight_rooms
 from p2p_dtfm.testbed.virtual.seeds.watching.moments import PATIENCE_S as MOMENT_S
@@ -198,6 +198,9 @@ class Play:
             self._told_of_end = {
                 it.name for it in self.honest() if not it.has_run and SHOWS_END in it.standing()
             }
+            if self._schedule.is_private:
+                for peer in self._swarm.peers[len(self._schedule.begun) - 1 :]:
+                    judge.require_ends_elsewhere(peer, layer_count_of(self._run))
             if self._schedule.is_watched:
                 self._ask_all()
             if self.suspicions.problem:
@@ -298,7 +301,9 @@ class Play:
         while (left_s := ends_s - self._swarm.now_s) > 0:
             await asyncio.sleep(min(left_s, LOOKS_EVERY_S if looks else left_s))
             running = [peer for peer in self.honest() if peer.is_running]
-            if running and all(judge.has_saved_all(peer, self._steps) for peer in running):
+            has_ended = judge.has_last_evaluation(self._swarm.peers, self._steps)
+            is_saved = all(judge.has_saved_all(peer, self._steps) for peer in running)
+            if running and is_saved and has_ended:
                 return
 
     def _is_done(self, peer: Peer) -> bool:

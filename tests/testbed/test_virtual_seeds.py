@@ -1,5 +1,6 @@
 """What seeds draw, how a failing one shrinks, and that a planted bug is found."""
 
+import argparse
 import asyncio
 import gc
 import inspect
@@ -186,6 +187,13 @@ def test_seeds_and_places_that_there_are_not_are_refused(
         seeds_tool.main([f"{arguments[0]}={arguments[1]}", *arguments[2:]])
     assert ended.value.code == 2
     assert cause in capsys.readouterr().err
+
+
+def test_seeds_of_several_families_are_played_at_once() -> None:
+    assert seeds_tool._all_of("0-2,500000,7-8") == [0, 1, 2, 500_000, 7, 8]
+    for text in ("0-2,", "3-1", "0-2,x"):
+        with pytest.raises(argparse.ArgumentTypeError):
+            seeds_tool._all_of(text)
 
 
 def test_bugs_that_there_are_not_are_refused(

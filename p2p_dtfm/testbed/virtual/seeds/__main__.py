@@ -98,6 +98,11 @@ def _places_of(text: str) -> list[int]:
     return list(map(int, places))
 
 
+def _all_of(text: str) -> list[int]:
+    """Raises `argparse.ArgumentTypeError`."""
+    return [seed for part in text.split(",") for seed in seeds_of(part)]
+
+
 def _outcomes(players: "_Players", options: argparse.Namespace) -> Iterator[SeedOutcome]:
     ends_at_s = time.time() + 60 * options.minutes
     which = options.seeds, options.faults, ends_at_s
@@ -163,7 +168,9 @@ def _play_all(players: _Players, options: argparse.Namespace) -> int:
 def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Ends the process where they do not go together, or name what there is not."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", default="0-9", type=seeds_of, help="A-B or one")
+    parser.add_argument(
+        "--seeds", default="0-9", type=_all_of, help="A-B or one, or several of these: 0-9,500000"
+    )
     parser.add_argument("--story", action="store_true", help="tell what the daemons log")
     parser.add_argument("--shrink", action="store_true", help="leave out faults while it fails")
     parser.add_argument(

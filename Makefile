@@ -42,7 +42,8 @@ NIGHTLY_PARTS := \
   "$(SEEDS) 500000-509999" \
   "$(SEEDS) 600000-600199" \
   "$(SEEDS) 700000-700499" \
-  "$(SEEDS) 800000-800499"
+  "$(SEEDS) 800000-800499" \
+  "$(SEEDS) 900000-900199"
 
 nightly: lint
 	@red=; for part in $(NIGHTLY_PARTS); do \

@@ -75,8 +75,13 @@ class World:
         self.later.append((delay_s, call, args))
 
     def say(self, message: Any, origin: str = "a", goal: str = "b") -> bool:
+        return self.seconds(message, origin, goal) is not None
+
+    def seconds(self, message: Any, origin: str = "a", goal: str = "b") -> float | None:
+        """How late it leaves; None: never."""
         request = BytesValue(value=pack(1, message)).SerializeToString()
-        return bool(self.network.on_said(f"id {origin}", f"id {goal}", request))
+        late_s: float | None = self.network.on_said(f"id {origin}", f"id {goal}", request)
+        return late_s
 
     def go_on(self) -> None:
         for _, call, args in self.later:

@@ -1,5 +1,6 @@
-"""Real daemons in virtual time: bugs that no seed that was tried has found, since the situations
-are narrow, each in a scene of its own that is green without it and red with it."""
+"""Real daemons in virtual time: bugs that no seed that was tried had found, since the situations
+are narrow, each in a scene of its own that is green without it and red with it. Since words are
+late in some seeds these have found three of them."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,6 +25,7 @@ class Scene(NamedTuple):
 
 SLOW = {"founds-once"}
 """To play them takes more than four seconds."""
+FOUND_SINCE = {"early-prepared", "own-gradients-hidden", "guardian-ahead"}
 LOST = "(?s)they go on.*no member holds layers"
 SCENES = {
     "early-prepared": Scene(steps.prepared_comes_before_the_view_that_it_is_of, "the step commits"),
@@ -70,5 +72,5 @@ def test_with_the_bug_it_does_not(
 
 
 def test_every_planted_bug_is_found_by_a_seed_or_by_a_scene() -> None:
-    assert not FOUND_BY.keys() & SCENES.keys()
+    assert FOUND_BY.keys() & SCENES.keys() == FOUND_SINCE
     assert {bug.name for bug in BUGS} == FOUND_BY.keys() | SCENES.keys()

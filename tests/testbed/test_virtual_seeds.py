@@ -1,5 +1,6 @@
 """What seeds draw, how a failing one shrinks, and that a planted bug is found."""
 
+import argparse
 import asyncio
 import gc
 import inspect
@@ -121,7 +122,7 @@ def test_each_seed_draws_its_own_and_at_least_ten_faults_on_three_to_eight_daemo
         assert len(schedule.faults) >= 10
         assert 3 <= len(schedule.begun + schedule.joiners) <= 8
     drawn = {fault.kind for it in schedules for fault in it.faults}
-    assert drawn | {"lost layer", "life ahead"} == set(KINDS), "these come with what is said"
+    assert drawn | {"lost layer", "life ahead", "late word"} == set(KINDS), "these come with words"
 
 
 def test_a_failing_seed_shrinks_to_the_faults_that_it_takes() -> None:
@@ -186,6 +187,13 @@ def test_seeds_and_places_that_there_are_not_are_refused(
         seeds_tool.main([f"{arguments[0]}={arguments[1]}", *arguments[2:]])
     assert ended.value.code == 2
     assert cause in capsys.readouterr().err
+
+
+def test_seeds_of_several_families_are_played_at_once() -> None:
+    assert seeds_tool._all_of("0-2,500000,7-8") == [0, 1, 2, 500_000, 7, 8]
+    for text in ("0-2,", "3-1", "0-2,x"):
+        with pytest.raises(argparse.ArgumentTypeError):
+            seeds_tool._all_of(text)
 
 
 def test_bugs_that_there_are_not_are_refused(
@@ -269,6 +277,20 @@ def objects(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("objects")
+def test_inner_rooms_are_looked_at_as_well() -> None:
+    """When rooms were parted nearly half of the statements went out of sight, and the rest told a
+    better figure."""
+    missed = {file for room in LinesReached().rooms() for file in room.missed or {}}
+    assert {
+        "trainer/trainer.py",
+        "trainer/audited/audits.py",
+        "step/reduction/segment_exchange.py",
+        "state_transfer/following/follower.py",
+        "node/participation/participant.py",
+    } <= missed, "of none was any run"
+
+
+@pytest.mark.usefixtures("objects")
 def test_what_is_reached_is_what_was_run_while_it_was_watched() -> None:
     lines, plan = LinesReached(), SimpleNamespace(pipelines=(1, 2))
     spec: Any = SimpleNamespace(microbatches_per_step=4, evaluation_microbatches=3)
@@ -346,6 +368,9 @@ FOUND_BY = {
     "nobody-is-missed": 800_012,
     "offers-gone": 800_005,
     "commits-unsaid": 800_005,
+    "guardian-ahead": 900_001,
+    "early-prepared": 900_007,
+    "own-gradients-hidden": 900_016,
 }
 """The seeds that have found them. What is mended or drawn anew gives seeds other courses: then
 `python -m p2p_dtfm.testbed.virtual.planted --only NAME` says which one does."""
@@ -356,7 +381,7 @@ def test_bugs_that_seeds_have_found_are_found(tmp_path: Path) -> None:
     """The others have not been found by any seed that was tried."""
     search = Search(Player(tmp_path))
     bugs = [bug for bug in BUGS if bug.name in FOUND_BY]
-    assert len(bugs) == len(FOUND_BY) >= 41
+    assert len(bugs) == len(FOUND_BY) >= 44
     missed = [b.name for b in bugs if search.found(b, 3, FOUND_BY[b.name]) is None]
     assert missed == []
 

@@ -1,6 +1,7 @@
 """The virtual network: who is there, and what passes between any two."""
 
 import asyncio
+import contextvars
 import itertools
 import random
 import zlib
@@ -28,8 +29,9 @@ class VirtualNetwork:
         self.hosts: dict[str, VirtualHost] = {}
         self.shelf: dict[str, dict[str, object]] = {}
         """What the directory holds."""
-        self.on_said: Callable[[str, str, bytes], bool] | None = None
-        """Is told of each call, from whom to whom, before it leaves, and says whether it does."""
+        self.on_said: Callable[[str, str, bytes], float | None] | None = None
+        """Is told of each call, from whom to whom, before it leaves, and says how many seconds
+        later it does, or None: never."""
         self._loop = loop
         self._numbers = itertools.count()
         self._lanes = itertools.count(1)
@@ -157,10 +159,16 @@ class VirtualNetwork:
             for task in serving:
                 task.cancel()
 
-        if self.on_said is not None and not self.on_said(host.peer_id, peer_id, body):
+        held_s = 0.0 if self.on_said is None else self.on_said(host.peer_id, peer_id, body)
+        if held_s is None:
             return lambda is_over: None  # nobody is there any more to ask
         what = f"call {name} {digest_bytes(body)[:16]}"
-        self.links.carry(host.peer_id, peer_id, what, HEAD_BYTES + len(body), arrive, lane)
+        size = HEAD_BYTES + len(body)
+        leave = partial(self.links.carry, host.peer_id, peer_id, what, size, arrive, lane)
+        if held_s:
+            self._loop.call_later(held_s, leave, context=contextvars.Context())
+        else:
+            leave()
         return forget
 
     # streams -------------------------------------------------------------------------------------

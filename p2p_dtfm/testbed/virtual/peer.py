@@ -16,6 +16,15 @@ from p2p_dtfm.testbed.virtual.loop import tasks_here
 from p2p_dtfm.testbed.virtual.process import Process
 
 
+@dataclass(frozen=True)
+class Ending:
+    """What has ended a daemon, and how far that had come."""
+
+    error: BaseException
+    has_run: bool
+    was_in_a_view: bool
+
+
 @dataclass
 class Peer:
     """One home, and the daemon that runs in it now, if one does."""
@@ -39,8 +48,8 @@ class Peer:
     """What stays while its owner has paused it, where it was started so."""
     ended: asyncio.Task[int] | None = None
     past: list[Process] = field(default_factory=list)
-    past_errors: list[tuple[BaseException, bool]] = field(default_factory=list)
-    """What has ended daemons before this one, and whether they took part in a run by then."""
+    past_endings: list[Ending] = field(default_factory=list)
+    """Of daemons before this one."""
     _events: list[dict[str, Any]] = field(default_factory=list)
 
     @property
@@ -51,6 +60,11 @@ class Peer:
     def has_run(self) -> bool:
         """It takes part in a run, and answers others who ask for it."""
         return self.daemon is not None and bool(self.daemon.run_digest)
+
+    def was_in_a_view(self) -> bool:
+        """Since it was started."""
+        views = (event for event in self.events() if event["event"] == "view")
+        return any(event["at_s"] >= self.started_s for event in views)
 
     @property
     def was_ever_killed(self) -> bool:

@@ -44,7 +44,7 @@ from p2p_dtfm.testbed.virtual.disk import VirtualDisk
 from p2p_dtfm.testbed.virtual.host import VirtualHost
 from p2p_dtfm.testbed.virtual.loop import VirtualLoop, VirtualTask
 from p2p_dtfm.testbed.virtual.network import VirtualNetwork
-from p2p_dtfm.testbed.virtual.peer import Peer
+from p2p_dtfm.testbed.virtual.peer import Ending, Peer
 from p2p_dtfm.testbed.virtual.process import Process
 from p2p_dtfm.train.stage.emulated import emulated_device
 from p2p_dtfm.train.stage.timed import TimedStageRunner, use_one_thread
@@ -125,7 +125,7 @@ class Swarm:
         if peer.process is not None:
             peer.past.append(peer.process)
         if peer.ended is not None and peer.ended.done() and (error := peer.ended.exception()):
-            peer.past_errors.append((error, peer.has_run))
+            peer.past_endings.append(Ending(error, peer.has_run, peer.was_in_a_view()))
         lives = len(peer.past)
         self.trace.note(self.loop.now_ns, "start", peer.name)
         draws = random.Random(f"{self._seed} {peer.name} {lives}")

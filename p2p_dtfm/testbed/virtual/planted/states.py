@@ -14,7 +14,11 @@ from p2p_dtfm.daemon.trainer.trainer import Trainer
 from p2p_dtfm.net.streams.frames import FrameReader
 from p2p_dtfm.testbed.virtual.patches import Patches
 from p2p_dtfm.testbed.virtual.planted.bug import Planted
-from p2p_dtfm.testbed.virtual.seeds.schedules.first_seeds import MOMENTS, QUICK_STORMS
+from p2p_dtfm.testbed.virtual.seeds.schedules.first_seeds import (
+    LATE_WORDS,
+    MOMENTS,
+    QUICK_STORMS,
+)
 from p2p_dtfm.train.model import optimizer
 from p2p_dtfm.train.stage.segment_reduction import SegmentReduction
 
@@ -146,7 +150,12 @@ def _payload_is_believed(patches: Patches) -> None:
 
 
 STATES = (
-    Planted("own-gradients-hidden", "nobody hears of gradients here", _own_gradients_are_hidden),
+    Planted(
+        "own-gradients-hidden",
+        "nobody hears of gradients here",
+        _own_gradients_are_hidden,
+        LATE_WORDS,
+    ),
     Planted("part-twice", "a part of a sum counts twice", _part_counts_twice),
     Planted("sum-not-taken", "the sum of the others is not taken", _sum_is_not_taken),
     Planted("update-twice", "a holder applies a gradient twice over", _update_counts_twice),
@@ -166,7 +175,7 @@ STATES = (
         "guardian-ahead",
         "copies move on by steps not committed there",
         _guardians_run_ahead,
-        QUICK_STORMS,
+        LATE_WORDS,
     ),
     Planted(
         "safe-at-once",

@@ -15,7 +15,11 @@ from p2p_dtfm.daemon.trainer.trainer_state import TrainerState
 from p2p_dtfm.daemon.trainer.view_mail import ViewMail
 from p2p_dtfm.testbed.virtual.patches import Patches
 from p2p_dtfm.testbed.virtual.planted.bug import Planted
-from p2p_dtfm.testbed.virtual.seeds.schedules.first_seeds import MOMENTS, QUICK_STORMS
+from p2p_dtfm.testbed.virtual.seeds.schedules.first_seeds import (
+    LATE_WORDS,
+    MOMENTS,
+    QUICK_STORMS,
+)
 
 FOR_EVER_S = 1e9
 
@@ -146,7 +150,12 @@ WAITING = (
         "who begins a step while a view ends waits in it",
         _over_is_not_looked_at,
     ),
-    Planted("early-prepared", "Prepared before the takeover is lost", _early_prepared_is_lost),
+    Planted(
+        "early-prepared",
+        "Prepared before the takeover is lost",
+        _early_prepared_is_lost,
+        LATE_WORDS,
+    ),
     Planted("stop-wakes-nobody", "a failure stops no step under way", _stop_wakes_nobody),
     Planted("tasks-stay", "tasks outlive their daemon", _tasks_outlive_the_daemon),
     Planted("leaving-never-ends", "who leaves stays", _leaving_never_ends),

@@ -11,7 +11,8 @@ one another, bit for bit, and what they learn with the beginning. From 400000 on
 lies, none of which has room for the whole model. From 500000 on the faults of the first seeds come
 sooner one after the other, most of them with steps, in short runs: of these there can be thousands,
 and from 600000 on of those from 200000 on. From 700000 on a few machines crash in short runs, and
-after the last step as well, and lanes have no order among each other.
+after the last step as well, and lanes have no order among each other. From 800000 on faults begin
+when something is said, and from 900000 on a word is late while somebody dies.
 
 Then all is mended, and these must hold: each daemon comes to the end of the run within a bound;
 loss, gradient norm and held-out loss of each step are those of a single process on the same data,
@@ -97,6 +98,11 @@ def _places_of(text: str) -> list[int]:
     return list(map(int, places))
 
 
+def _all_of(text: str) -> list[int]:
+    """Raises `argparse.ArgumentTypeError`."""
+    return [seed for part in text.split(",") for seed in seeds_of(part)]
+
+
 def _outcomes(players: "_Players", options: argparse.Namespace) -> Iterator[SeedOutcome]:
     ends_at_s = time.time() + 60 * options.minutes
     which = options.seeds, options.faults, ends_at_s
@@ -162,7 +168,9 @@ def _play_all(players: _Players, options: argparse.Namespace) -> int:
 def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Ends the process where they do not go together, or name what there is not."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", default="0-9", type=seeds_of, help="A-B or one")
+    parser.add_argument(
+        "--seeds", default="0-9", type=_all_of, help="A-B or one, or several of these: 0-9,500000"
+    )
     parser.add_argument("--story", action="store_true", help="tell what the daemons log")
     parser.add_argument("--shrink", action="store_true", help="leave out faults while it fails")
     parser.add_argument(

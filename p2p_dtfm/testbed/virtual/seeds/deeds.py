@@ -66,6 +66,7 @@ class Deeds:
             "lost memory": self._lose_memory,
             "lost layer": self._lose_layer,
             "life ahead": lambda fault: self._live_again(fault, fault.draw * AHEAD_S),
+            "late word": lambda fault: True,
             "swizzle": self._cut_off,
             "lie": self._lie,
         }
@@ -92,6 +93,7 @@ class Deeds:
             "lost memory": lambda fault: self._start(self._one(fault)),
             "lost layer": self._bring_back,
             "life ahead": lambda fault: self._live_again(fault, 0.0),
+            "late word": lambda fault: None,
             "swizzle": self._take_back,
             "lie": self._be_honest,
         }

@@ -12,7 +12,7 @@ from p2p_dtfm.core.protocol.errors import UNREACHABLE, UserError
 from p2p_dtfm.daemon.machine.home import is_full
 from p2p_dtfm.daemon.peers.run_source import RunComplete
 from p2p_dtfm.testbed.virtual.loop import tasks_here
-from p2p_dtfm.testbed.virtual.peer import Peer
+from p2p_dtfm.testbed.virtual.peer import Ending, Peer
 from p2p_dtfm.testbed.virtual.swarm import NeverHappened, Swarm
 from p2p_dtfm.train.model.checkpoint import Checkpoint, complete, list_checkpoints, load_layer
 from p2p_dtfm.train.model.layer_state import LayerState
@@ -57,16 +57,22 @@ def starts_again(peer: Peer) -> bool:
     """It has ended, and said that it reaches nobody, or that its disk is full: its owner starts it
     again, after a look at what it says."""
     error = failed(peer)
-    return error is not None and _is_for_its_owner(peer, error, peer.has_run)
+    return error is not None and _is_for_its_owner(peer, _ending_of(peer, error))
 
 
-def _is_for_its_owner(peer: Peer, error: BaseException, took_part: bool) -> bool:
-    """A full disk is a reason not to begin; it ends nobody who takes part."""
+def _ending_of(peer: Peer, error: BaseException) -> Ending:
+    return Ending(error, peer.has_run, peer.was_in_a_view())
+
+
+def _is_for_its_owner(peer: Peer, ending: Ending) -> bool:
+    """A full disk, or that nobody can be reached, is a reason not to begin; it ends nobody who
+    takes part."""
+    error = ending.error
     if isinstance(error, OSError):
-        return is_full(error) and not took_part and peer.disk.refused > 0
+        return is_full(error) and not ending.has_run and peer.disk.refused > 0
     if isinstance(error, RunComplete) or not isinstance(error, UserError):
         return False
-    return error.exit_code == UNREACHABLE
+    return error.exit_code == UNREACHABLE and not ending.was_in_a_view
 
 
 def require_bounds(swarm: Swarm, liars: Collection[str] = ()) -> None:
@@ -130,16 +136,39 @@ def check(
         seen |= _require_outcomes(peer, reference, own_steps)
     if missing := set(range(len(reference.losses))) - seen:
         raise Broken(f"nobody has told of the steps {sorted(missing)}")
+    _require_evaluations([*peers, *liars], reference)
+
+
+def _require_evaluations(peers: Sequence[Peer], reference: Reference) -> None:
+    """Of the steps before which the model is evaluated somebody has told what came of it."""
+    if missing := set(reference.held_out) - _evaluated(peers):
+        raise Broken(f"nobody has told of a held-out loss of the steps {sorted(missing)}")
+
+
+def has_last_evaluation(peers: Sequence[Peer], steps: int) -> bool:
+    """Somebody has told what the model comes to after the last step."""
+    return steps in _evaluated(peers)
+
+
+def _evaluated(peers: Sequence[Peer]) -> set[int]:
+    events = (event for peer in peers for event in peer.events() if event["event"] == "step")
+    return {event["step"] for event in events if event["held_out_loss"] is not None}
+
+
+def require_ends_elsewhere(peer: Peer, layer_count: int) -> None:
+    """Who is not named in a private run has neither end of the model. Raises `Broken`."""
+    if ends := {0, layer_count - 1} & peer.layers():
+        raise Broken(f"{peer.name} is not named, and has the layers {sorted(ends)}")
 
 
 def _require_no_failure(peer: Peer) -> None:
-    errors = list(peer.past_errors)
+    endings = list(peer.past_endings)
     if (error := failed(peer)) is not None:
-        errors.append((error, peer.has_run))
-    for error, took_part in errors:
-        is_known = isinstance(error, RunComplete) or _is_for_its_owner(peer, error, took_part)
+        endings.append(_ending_of(peer, error))
+    for ending in endings:
+        is_known = isinstance(ending.error, RunComplete) or _is_for_its_owner(peer, ending)
         if not is_known:
-            raise Broken(f"{peer.name} failed: {error!r}") from error
+            raise Broken(f"{peer.name} failed: {ending.error!r}") from ending.error
     if failures := peer.failures():
         raise Broken(f"{peer.name}: {failures[0]}")
 

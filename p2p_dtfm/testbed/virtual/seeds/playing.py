@@ -16,7 +16,7 @@ from p2p_dtfm.testbed.virtual.seeds import judge, verdict
 from p2p_dtfm.testbed.virtual.seeds.deeds import Deeds
 from p2p_dtfm.testbed.virtual.seeds.invited import by_invitation, line_of
 from p2p_dtfm.testbed.virtual.seeds.judge import Broken, Reference
-from p2p_dtfm.testbed.virtual.seeds.run import steps_of, with_named_ends
+from p2p_dtfm.testbed.virtual.seeds.run import layer_count_of, steps_of, with_named_ends
 from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import Fault, Schedule
 from p2p_dtfm.testbed.virtual.seeds.tight_rooms import tight_rooms
 from p2p_dtfm.testbed.virtual.seeds.watching.moments import PATIENCE_S as MOMENT_S
@@ -192,23 +192,30 @@ class Play:
                     swarm.start(peer)
         if swarm.now_s >= self._looks_s:
             self._looks_s = swarm.now_s + LOOKS_EVERY_S
-            judge.require_bounds(swarm, self._schedule.liars)
-            if problem := self._waits.look(swarm.now_s):
-                raise Broken(problem)
-            self._told_of_end = {
-                it.name for it in self.honest() if not it.has_run and SHOWS_END in it.standing()
-            }
-            if self._schedule.is_watched:
-                self._ask_all()
-            if self.suspicions.problem:
-                raise Broken(self.suspicions.problem)
-            if self._schedule.is_calm:
-                self._require_steps()
+            self._look()
         if len(self._due) == due_before:  # what a cut held up may arrive in this very instant
             self._nudges.look()
         if self._nudges.problem:
             raise Broken(self._nudges.problem)
         return self._is_mended() and all(self._is_done(peer) for peer in self.honest())
+
+    def _look(self) -> None:
+        """Now and then: what must hold at any time. Raises `Broken`."""
+        judge.require_bounds(self._swarm, self._schedule.liars)
+        if problem := self._waits.look(self._swarm.now_s):
+            raise Broken(problem)
+        self._told_of_end = {
+            it.name for it in self.honest() if not it.has_run and SHOWS_END in it.standing()
+        }
+        if self._schedule.is_private:
+            for peer in self._swarm.peers[len(self._schedule.begun) - 1 :]:
+                judge.require_ends_elsewhere(peer, layer_count_of(self._run))
+        if self._schedule.is_watched:
+            self._ask_all()
+        if self.suspicions.problem:
+            raise Broken(self.suspicions.problem)
+        if self._schedule.is_calm:
+            self._require_steps()
 
     def _hasten(self) -> None:
         """What waits for a step that is committed by now, and its end, come so much sooner; and
@@ -298,7 +305,9 @@ class Play:
         while (left_s := ends_s - self._swarm.now_s) > 0:
             await asyncio.sleep(min(left_s, LOOKS_EVERY_S if looks else left_s))
             running = [peer for peer in self.honest() if peer.is_running]
-            if running and all(judge.has_saved_all(peer, self._steps) for peer in running):
+            has_ended = judge.has_last_evaluation(self._swarm.peers, self._steps)
+            is_saved = all(judge.has_saved_all(peer, self._steps) for peer in running)
+            if running and is_saved and has_ended:
                 return
 
     def _is_done(self, peer: Peer) -> bool:

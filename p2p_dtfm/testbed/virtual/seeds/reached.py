@@ -83,7 +83,8 @@ class LinesReached:
             room.all += len(module.lines)
             room.reached += len(module.lines) - len(missed)
             if missed and room.missed is not None:
-                room.missed[f"{name}/{_file(module.module).name}"] = missed
+                file = _file(module.module).relative_to(_daemon_folder())
+                room.missed[str(file)] = missed
         return room
 
 
@@ -98,8 +99,15 @@ def _functions() -> list[FunctionType]:
 
 
 def _modules(room: str) -> list[str]:
-    files = sorted(Path(p2p_dtfm.daemon.__file__).parent.joinpath(room).glob("*.py"))
-    return [f"{p2p_dtfm.daemon.__name__}.{room}.{file.stem}" for file in files]
+    """Those in its inner rooms as well."""
+    folder = _daemon_folder()
+    files = sorted(folder.joinpath(room).rglob("*.py"))
+    names = [file.relative_to(folder).with_suffix("").parts for file in files]
+    return [".".join((p2p_dtfm.daemon.__name__, *parts)) for parts in names]
+
+
+def _daemon_folder() -> Path:
+    return Path(p2p_dtfm.daemon.__file__).parent
 
 
 def _file(module: ModuleType) -> Path:

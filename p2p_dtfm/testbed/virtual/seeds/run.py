@@ -1,5 +1,6 @@
 """The small run that seeds train, and what a process alone makes of it."""
 
+import functools
 import math
 import random
 from collections.abc import Iterable, Mapping, Sequence
@@ -155,6 +156,11 @@ def with_named_ends(run: Path, named: Sequence[str], folder: Path) -> Path:
 
 def steps_of(run: Path) -> int:
     return RunSpec.model_validate_json(run.read_text()).total_steps
+
+
+@functools.lru_cache(maxsize=16)
+def layer_count_of(run: Path) -> int:
+    return RunSpec.model_validate_json(run.read_text()).model.layer_count
 
 
 def unlike_one(steps: int) -> Reference:

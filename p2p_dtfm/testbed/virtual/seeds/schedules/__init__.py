@@ -5,6 +5,7 @@ first_seeds     from which number on there is what
 ordinary        all kinds of faults, in long and in short runs
 crashes         machines that only crash, one upon the other
 moments         faults that begin when something is said
+late_words      one word is late, and somebody dies meanwhile
 liars           some lie, in a run with audits
 draw            which of these a seed has
 """

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from p2p_dtfm.testbed.virtual.seeds.schedules.crashes import quick_storm, storm
 from p2p_dtfm.testbed.virtual.seeds.schedules.first_seeds import (
+    LATE_WORDS,
     LIES,
     LIES_IN_STAGES,
     MOMENTS,
@@ -13,12 +14,14 @@ from p2p_dtfm.testbed.virtual.seeds.schedules.first_seeds import (
     RECIPES,
     STORMS,
 )
+from p2p_dtfm.testbed.virtual.seeds.schedules.late_words import late_words
 from p2p_dtfm.testbed.virtual.seeds.schedules.liars import lies, lies_in_stages, quick_lies
 from p2p_dtfm.testbed.virtual.seeds.schedules.moments import moments
 from p2p_dtfm.testbed.virtual.seeds.schedules.ordinary import ordinary, otherwise, quick
 from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import Schedule
 
 FAMILIES: tuple[tuple[int, Callable[[int], Schedule]], ...] = (
+    (LATE_WORDS, late_words),
     (MOMENTS, moments),
     (QUICK_STORMS, quick_storm),
     (QUICK_LIES, quick_lies),

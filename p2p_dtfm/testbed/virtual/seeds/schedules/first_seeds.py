@@ -21,3 +21,6 @@ guards them."""
 MOMENTS = 800_000
 """From this seed on: faults begin when something is said, and are done to who says it or to whom it
 is said."""
+LATE_WORDS = 900_000
+"""From this seed on: a word comes so late that others go on without it, and somebody dies
+meanwhile."""

@@ -37,8 +37,9 @@ KINDS = {
     "busy machine": 0,
     "lost layer": 0,
     "life ahead": 0,
+    "late word": 0,
 }
-"""How often each is drawn; each newcomer joins once, and some seeds have the last seven."""
+"""How often each is drawn; each newcomer joins once, and some seeds have the last eight."""
 CRASHES = {
     "kill": 6,
     "power cut": 3,
@@ -49,6 +50,7 @@ CRASHES = {
     "lost memory": 0,
     "lost layer": 0,
     "life ahead": 0,
+    "late word": 0,
 }
 """In every fourth seed only these: in it what is told to be safe is held to its word."""
 UNDISTURBED = frozenset({"lie", "join"})
@@ -81,11 +83,17 @@ class Fault:
     """To whom it is said, or from there."""
     comes_before: bool = False
     """Who was to say it to several dies before the word for this one has left."""
+    late_s: float = 0.0
+    """The message it waits for, and what follows of its kind on that way, leaves so much later,"""
+    is_of_third: bool = False
+    """and it is done meanwhile to somebody who neither says it nor is told."""
 
     def __str__(self) -> str:
         what = f" ({self.what})" if self.what else ""
         if self.at_message:
             what += f" at {self.at_message}"
+        if self.late_s:
+            what += f", which is {self.late_s:.1f} s late"
         return f"{self.kind} {'-'.join(self.whom)}{what}"
 
 

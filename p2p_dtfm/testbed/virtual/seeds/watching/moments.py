@@ -3,7 +3,8 @@ that belong together.
 
 Of a fault whose time has come and that waits for a message, those to whom it is done are the ends
 of that message's way. What parts them is done before it leaves, all else as it has left, or a
-moment later; but some die between two words of what they say to several.
+moment later; but some die between two words of what they say to several. Some words are late, and
+what is done meanwhile is done to an end of their way, or to somebody else.
 """
 
 import contextvars
@@ -38,6 +39,8 @@ class Moments:
         self._swarm = swarm
         self._begin = begin
         self._waiting: list[_Waiting] = []
+        self._held: dict[tuple[str, str, str], float] = {}
+        """Until when: what is said from whom to whom, of what kind."""
         self._coming = 0
         """Begin in a moment."""
 
@@ -56,29 +59,45 @@ class Moments:
             self._waiting.remove(item)
             self._begin(item.number, item.fault)
 
-    def _said(self, origin: str, goal: str, request: bytes) -> bool:
-        """Whether it is said."""
-        kind = kind_of(request) if self._waiting else ""
+    def _said(self, origin: str, goal: str, request: bytes) -> float | None:
+        """How many seconds later it is said, or None: never."""
+        kind = kind_of(request) if self._waiting or self._held else ""
         for item in [it for it in self._waiting if it.fault.at_message == kind]:
             self._waiting.remove(item)
-            names = {peer.peer_id: peer.name for peer in self._swarm.peers}
-            ends = (names[origin], names[goal])
-            if item.fault.is_of_goal:
-                ends = ends[::-1]
-            nobody = contextvars.Context()
-            if item.fault.kind in OF_LINKS:
-                nobody.run(self._begin, item.number, replace(item.fault, whom=ends))
-                continue
-            if item.fault.comes_before and not item.fault.is_of_goal:
-                if self._is_first_word(item, origin, goal):
-                    continue
-                nobody.run(self._begin, item.number, replace(item.fault, whom=ends[:1]))
-                return not self._is_dead(ends[0])
-            self._coming += 1
-            fault = replace(item.fault, whom=ends[:1])
-            loop = self._swarm.loop
-            loop.call_later(fault.after_s, self._now, item.number, fault, context=nobody)
+            if item.fault.late_s:
+                self._held[origin, goal, kind] = self._swarm.now_s + item.fault.late_s
+            if not self._comes(item, origin, goal):
+                return None
+        until_s = self._held.get((origin, goal, kind), 0.0)
+        if until_s and until_s <= self._swarm.now_s:
+            del self._held[origin, goal, kind]
+        return max(0.0, until_s - self._swarm.now_s)
+
+    def _comes(self, item: _Waiting, origin: str, goal: str) -> bool:
+        """A fault whose message is said; whether it still is."""
+        names = {peer.peer_id: peer.name for peer in self._swarm.peers}
+        ends = (names[origin], names[goal])
+        if item.fault.is_of_goal:
+            ends = ends[::-1]
+        nobody = contextvars.Context()
+        if item.fault.kind in OF_LINKS:
+            nobody.run(self._begin, item.number, replace(item.fault, whom=ends))
+            return True
+        if item.fault.comes_before and not item.fault.is_of_goal:
+            if self._is_first_word(item, origin, goal):
+                return True
+            nobody.run(self._begin, item.number, replace(item.fault, whom=ends[:1]))
+            return not self._is_dead(ends[0])
+        self._coming += 1
+        whom = self._third(item.fault, ends) if item.fault.is_of_third else ends[0]
+        fault = replace(item.fault, whom=(whom,))
+        self._swarm.loop.call_later(fault.after_s, self._now, item.number, fault, context=nobody)
         return True
+
+    def _third(self, fault: Fault, ends: tuple[str, str]) -> str:
+        """Who it is the fault's draw says; of two peers it is an end."""
+        others = [it.name for it in self._swarm.peers if it.is_running and it.name not in ends]
+        return others[int(fault.draw * len(others))] if others else ends[0]
 
     def _is_first_word(self, item: _Waiting, origin: str, goal: str) -> bool:
         """Of what one says to several; or another one's: it waits for the second."""

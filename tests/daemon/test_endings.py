@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -426,7 +426,9 @@ def leaver(view: View) -> Departure:
     participant = SimpleNamespace(
         membership=SimpleNamespace(agreement=SimpleNamespace(view=view)),
         local=SimpleNamespace(life=Life(lambda: None)),
-        trainer=SimpleNamespace(leave_views=lambda: None),
+        trainer=SimpleNamespace(
+            leave_views=lambda: None, waits=SimpleNamespace(stands_still=False)
+        ),
     )
     return Departure(participant)  # type: ignore[arg-type]
 
@@ -457,4 +459,31 @@ def _who_has_the_only_copy_waits(clock: SetClock) -> None:
     agreement.view = stuck
     assert not left_after(10)
     agreement.view = None  # it has gone over to those that want for what it has
+    assert not left_after(10) and left_after(departure.LEAVE_LIMIT_S + 1)
+
+
+def test_who_cannot_end_its_step_waits_for_a_while_before_it_leaves() -> None:
+    """The run has diverged, or nobody gives its data: no step commits with which others would take
+    its layers over, and it was leaving for ever, also where it leaves for its hours."""
+    clock = SetClock(100 * SECOND_NS)
+    contextvars.copy_context().run(_who_cannot_end_its_step_waits, clock)
+
+
+def _who_cannot_end_its_step_waits(clock: SetClock) -> None:
+    now.live_by(clock)
+    peer = leaver(view_of(1, 2))
+    life, waits = peer.participant.local.life, cast(Any, peer.participant.trainer.waits)
+
+    def left_after(seconds: float) -> bool:
+        clock.at_ns += int(seconds * SECOND_NS)
+        peer.leave_at_last()
+        return life.left.is_set()
+
+    life.leaving.set()
+    assert not left_after(0) and not left_after(1000), "steps commit"
+    waits.stands_still = True
+    assert not left_after(0) and not left_after(departure.LEAVE_LIMIT_S - 1)
+    waits.stands_still = False
+    assert not left_after(10), "the data came"
+    waits.stands_still = True
     assert not left_after(10) and left_after(departure.LEAVE_LIMIT_S + 1)

@@ -24,6 +24,7 @@ from p2p_dtfm.daemon.state_transfer.following.donor_choice import donors_of
 from p2p_dtfm.daemon.state_transfer.following.rolled_layers import unlike_layers
 from p2p_dtfm.daemon.state_transfer.witnesses import StateVotes
 from p2p_dtfm.daemon.telemetry.run_history import RunHistory
+from p2p_dtfm.daemon.trainer import step_shards
 from p2p_dtfm.daemon.trainer.cut_transfers import Cuts
 from p2p_dtfm.daemon.trainer.followers import Followers
 from p2p_dtfm.daemon.trainer.place import PlaceInView
@@ -32,6 +33,7 @@ from p2p_dtfm.daemon.trainer.step_shards import StepShards, have_shards
 from p2p_dtfm.daemon.trainer.trainer import Trainer
 from p2p_dtfm.daemon.trainer.trainer_state import Outlet, Stopped, Tools, TrainerState
 from p2p_dtfm.net.errors import Unreachable
+from p2p_dtfm.net.streams.blobs import BlobUnavailable
 from p2p_dtfm.net.streams.frames import FrameHeader, FrameKind
 from p2p_dtfm.train.model.gpt import layer_count
 from p2p_dtfm.train.model.layer_state import LayerState
@@ -207,6 +209,32 @@ def test_data_that_are_fetched_no_more_say_nothing_of_the_next_view(
         fetching.cancel()
         await asyncio.wait({fetching})
         assert state.fetches
+
+    play(scenario)
+
+
+def test_who_lacks_data_that_nobody_gives_stands_still_until_they_come(
+    play: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever waits for its step to end would wait for ever, be it to leave."""
+    monkeypatch.setattr(step_shards, "SHARD_RETRY_S", 0.01)
+
+    class Nobody(QuietOutlet):
+        gives = False
+
+        async def fetch_shards(self, digests: set[str]) -> None:
+            if not self.gives:
+                raise BlobUnavailable(min(digests), {})
+
+    async def scenario(parts: Parts) -> None:
+        state, outlet, shards = parts.state, Nobody(), StepShards(STEP, (0, 1), held_out=False)
+        fetching = asyncio.create_task(have_shards(parts.tools, outlet, state, VIEW, PLAN, shards))
+        while not state.stands_still:
+            await asyncio.sleep(0.01)
+        assert not fetching.done()
+        outlet.gives = True
+        await asyncio.wait_for(fetching, 5)
+        assert not state.stands_still
 
     play(scenario)
 

@@ -186,6 +186,7 @@ class StepLoop:
         self._outlet.computed(step, None)
         text = f"step {step} comes to numbers that are not finite: {cause}"
         if self._diverged_at == step:
+            state.stuck_at = step
             log.error("the run has diverged: %s", text)
             self._tools.status.say(
                 State.WAITING,

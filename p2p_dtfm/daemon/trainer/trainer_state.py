@@ -122,6 +122,8 @@ class TrainerState:
         """A failure has frozen the step under way."""
         self.fetches = False
         """States or data without which the step cannot begin are on their way here."""
+        self.stuck_at: int | None = None
+        """The step that this peer cannot do: nobody gives the data, or the run has diverged."""
         self.memory = ReplicaMemory()
         self.reduced: dict[tuple[ViewId, int], dict[int, Tensor]] = {}
         """Reduced gradients by view, step and layer: the next view may roll them forward."""
@@ -131,6 +133,11 @@ class TrainerState:
     def is_over(self, view: View) -> bool:
         """Whether no step will be ended in this view any more."""
         return self.stopped or self.view is not view
+
+    @property
+    def stands_still(self) -> bool:
+        """Whether no step commits by which others could take over what is here."""
+        return self.stuck_at == self.step
 
     def late(self, layers: Iterable[int]) -> set[int]:
         """Those that are not here at the step that comes."""

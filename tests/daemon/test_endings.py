@@ -304,6 +304,24 @@ def test_who_ends_with_its_run_waits_for_nobody_for_ever() -> None:
     in_quick_time(scene)
 
 
+def test_who_is_told_to_leave_before_the_last_step_shares_no_longer_than_who_is_told_after() -> (
+    None
+):
+    """The step committed before a view without it took over: it stayed until all others had the
+    whole model, be it on battery."""
+
+    async def scene(passes: Callable[[float], Awaitable[None]]) -> None:
+        peer = Complete(exit_when_done=False)
+        peer.life.leaving.set()
+        ends = peer.ends()
+        await passes(5.0)
+        peer.trainer.done.set()
+        await passes(2.0)
+        assert ends.done()
+
+    in_quick_time(scene)
+
+
 def test_strangers_that_fetch_keep_nobody_after_the_end() -> None:
     async def scene(passes: Callable[[float], Awaitable[None]]) -> None:
         peer = Complete(exit_when_done=True)

@@ -144,13 +144,15 @@ class Departure:
                     await leaving.wait()
 
     async def _share_model(self) -> None:
-        """For a bounded time, which begins anew while files are on their way."""
+        """For a bounded time, which begins anew while files are on their way. Who is to leave waits
+        for nobody."""
         participant, done = self.participant, self.participant.trainer.done
+        leaving = self._life.leaving
         step, moved = self._membership.run.spec.total_steps, self._moved_bytes()
         tried_s = told_s = now.monotonic_s()
         end_s, longest_s = tried_s + DONE_WAIT_S, tried_s + DONE_WAIT_S + self._sharing_s()
         while done.is_set() and now.monotonic_s() < min(end_s, longest_s):
-            if participant.checkpoints.whole_at(step, self._others()):
+            if leaving.is_set() or participant.checkpoints.whole_at(step, self._others()):
                 return
             await asyncio.sleep(TICK_S)
             if moved != (moved := self._moved_bytes()):

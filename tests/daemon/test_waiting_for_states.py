@@ -14,6 +14,7 @@ import torch
 from p2p_dtfm.core.commit.ledger import Ledger
 from p2p_dtfm.core.messages.prepared import StepOutcome
 from p2p_dtfm.core.messages.work import Kind
+from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.plan import NoPlan, Plan
 from p2p_dtfm.core.protocol.snapshot import HeldLayer
 from p2p_dtfm.core.recovery.recovery_evidence import Restart
@@ -394,7 +395,7 @@ def test_of_what_is_damaged_on_this_disk_the_others_are_told_that_it_is_not_here
         path.write_bytes(bytes(path.stat().st_size))
         trainer._state.step = STEP
         trainer._state.restarts.append((Restart(load=(0, 1)), STEP))
-        await trainer._do_restart(*trainer._state.restarts[0])
+        await trainer._restarting.do(*trainer._state.restarts[0])
         assert {n: it.version for n, it in trainer.states.items()} == {0: STEP}
         assert outlet.told == ["layers [1] of step 7 are damaged here"]
         assert [it.layers for it in checkpoints.saved] == [(0,)]
@@ -427,6 +428,43 @@ def test_what_one_view_makes_of_the_states_is_done_before_what_the_next_one_does
         running.cancel()
         assert trainer.held == {0: saved, 1: saved}
         await parts.tools.stores.checkpoints.close()
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_who_begins_another_life_puts_back_nothing_that_it_still_reads(
+    play: Callable[..., None], monkeypatch: pytest.MonkeyPatch, is_damaged: bool
+) -> None:
+    """Large layers take many seconds: those of the life before stood over what it got in this one,
+    and a step that was to be rolled forward from there ended the daemon."""
+
+    async def scenario(parts: Parts) -> None:
+        trainer, opens = Trainer(parts.tools, parts.outlet), asyncio.Event()
+        told: list[str] = []
+        monkeypatch.setattr(parts.outlet, "contradiction", told.append)
+
+        async def load(layer: int, step: int) -> LayerState:
+            await opens.wait()
+            if is_damaged:
+                raise UserError("it is damaged")
+            return state_of(layer, step)
+
+        monkeypatch.setattr(parts.tools.stores.checkpoints, "load", load)
+        trainer._state.step = STEP
+        outcome = StepOutcome(STEP - 1, 1.0, 2.0, 64, None, None)
+        restart = Restart((1,), outcome, rolled_view=VIEW.id, load=(0,))
+        trainer._state.restarts.append((restart, STEP))
+        restarting = asyncio.create_task(trainer._restarting.do(*trainer._state.restarts[0]))
+        await asyncio.sleep(0)
+        trainer.view_agreed(view_of(9, 2), True)
+        opens.set()
+        await asyncio.wait_for(restarting, 5)
+        assert trainer.states == {} and trainer.held == {}
+        trainer._state.restarts.append((Restart(), STEP))
+        await trainer._restarting.do(*trainer._state.restarts[0])
+        assert not told, "what was damaged in the life before is no concern of this one's"
+        await trainer.close()
 
     play(scenario)
 

@@ -196,7 +196,7 @@ def test_what_is_computed_again_is_shared_again(is_lost_while: str) -> None:
 
     async def scene(passes: Callable[[float], Awaitable[None]]) -> None:
         peer = Complete(exit_when_done=False)
-        peer.participant.lineage_at = lambda step: ""
+        peer.participant.lineage_at = lambda step: "lineage"
         peer.participant.checkpoints.save = save
         peer.whole = is_lost_while == "stays"
         peer.trainer.done.set()

@@ -114,12 +114,13 @@ class Departure:
             log.warning("what was trained from step %d to %d is lost: no disk has it", kept, step)
 
     async def _save(self) -> int:
-        """Of which step it was."""
+        """Of which step it was. Who has not taken over yet does not know of what lineage the states
+        are that it was given: under none they would replace a sound checkpoint."""
         states = self.participant.trainer.states
         step = max((state.version for state in states.values()), default=0)
         newest = {n: state for n, state in states.items() if state.version == step}
-        if step > 0:  # what it guarded for others may be a step behind
-            lineage = self.participant.lineage_at(step)
+        lineage = self.participant.lineage_at(step)
+        if step > 0 and lineage:  # what it guarded for others may be a step behind
             await self.participant.checkpoints.save(step, newest, lineage)
         return step
 

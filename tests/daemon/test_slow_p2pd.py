@@ -17,9 +17,11 @@ from p2p_dtfm.daemon.peers import reachability
 from p2p_dtfm.daemon.peers.reachability import ReachabilityService
 from p2p_dtfm.daemon.peers.recall import Past
 from p2p_dtfm.net.errors import NO_ANSWER, P2PD_HAS_ENDED, Unreachable
+from p2p_dtfm.net.nat.dial_back import SeenAddress
 from tests.core.builders import device, run_spec
 from tests.daemon.test_coming_back_parts import acquaintances_of, network_of, settings_of
 
+RELAY = "12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp"
 OWN = "/ip4/192.0.2.7/tcp/4001"
 
 
@@ -57,6 +59,37 @@ def test_its_ports_are_known_a_moment_later() -> None:
         part.ready = nothing  # type: ignore[assignment, method-assign]
     asyncio.run(service.ready())
     assert service._ports == (4001,)
+
+
+def test_its_relays_are_found_a_moment_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer behind a router did not start: the same words, once others had looked for it."""
+    host, reserved, looks = SlowHost(), list[str](), iter([False, True, True])
+    service = ReachabilityService(host)  # type: ignore[arg-type]
+
+    async def remote_addresses() -> dict[str, list[str]]:
+        if not next(looks):
+            raise Unreachable("me", f"{NO_ANSWER} 5 s")
+        return {RELAY: ["/ip4/192.0.2.8/tcp/4001"]}
+
+    async def see(peer_id: str) -> SeenAddress:
+        return SeenAddress("192.0.2.9", 4001, ())
+
+    async def reserve(host: object, relay: str) -> float:
+        reserved.append(relay)
+        return 3600.0
+
+    async def scene() -> None:
+        found = await service.find([f"/ip4/192.0.2.8/tcp/4001/p2p/{RELAY}"])
+        assert found.reachability is Reachability.UNREACHABLE and not reserved
+        await service._look_after()
+        assert reserved == [RELAY] and service.relays == (RELAY,)
+
+    host.remote_addresses = remote_addresses  # type: ignore[attr-defined]
+    host.calling = SimpleNamespace(trusts=lambda peer_id: True)  # type: ignore[attr-defined]
+    host.relayed_addresses = ()  # type: ignore[attr-defined]
+    monkeypatch.setattr(reachability, "reserve", reserve)
+    monkeypatch.setattr(service, "_see", see)
+    asyncio.run(scene())
 
 
 def test_who_looks_on_its_local_network_for_it_finds_it(tmp_path: Path) -> None:

@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 
+from p2p_dtfm.core.protocol.invited.line import read_line
 from p2p_dtfm.core.protocol.records import Reachability
 from p2p_dtfm.daemon.dashboard.dashboard_host import DashboardHost
 from p2p_dtfm.daemon.node.daemon import _print_invitation
 from p2p_dtfm.daemon.node.join import leads, measuring
 from p2p_dtfm.daemon.node.join.leads import Leads
 from p2p_dtfm.daemon.node.local import Local
+from p2p_dtfm.daemon.node.status_api import StatusApi
 from p2p_dtfm.daemon.peers import reachability
 from p2p_dtfm.daemon.peers.reachability import ReachabilityService
 from p2p_dtfm.daemon.peers.recall import Past
@@ -159,6 +161,25 @@ def test_a_founder_prints_the_line_for_others(capsys: pytest.CaptureFixture[str]
     )
     asyncio.run(_print_invitation(participant))
     assert f"--initial-peers {OWN}" in capsys.readouterr().out
+
+
+def test_who_invites_others_gets_its_line(tmp_path: Path) -> None:
+    """`p2p-dtfm invite` ended with a traceback in the log of the daemon, and no line."""
+    local = Local(settings_of(tmp_path), DashboardHost())
+    network: Any = SimpleNamespace(
+        me=SimpleNamespace(peer_id="me"), host=SlowHost(), guest_book=None
+    )
+    api = StatusApi(local, network)
+    api.participant = SimpleNamespace(  # type: ignore[assignment]
+        membership=SimpleNamespace(
+            agreement=SimpleNamespace(view=None),
+            acquaintances=SimpleNamespace(memory=None),
+            run=SimpleNamespace(digest="ab" * 32),
+        )
+    )
+    made = asyncio.run(api.invite({}))
+    local.compute.close()
+    assert read_line(made["line"]).addresses == (OWN,)
 
 
 def test_one_that_has_ended_is_not_waited_for_and_no_other_for_ever(

@@ -16,8 +16,8 @@ from p2p_dtfm.core.messages.prepared import StepOutcome
 from p2p_dtfm.core.messages.work import Kind
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.plan import NoPlan, Plan
-from p2p_dtfm.core.protocol.snapshot import HeldLayer
-from p2p_dtfm.core.recovery.recovery_evidence import Restart
+from p2p_dtfm.core.protocol.snapshot import HeldLayer, ViewId
+from p2p_dtfm.core.recovery.recovery_evidence import RecoveryEvidence, Restart
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.peers.wire import FollowLayers, LayerOffered
 from p2p_dtfm.daemon.state_transfer import witnesses
@@ -465,6 +465,37 @@ def test_who_begins_another_life_puts_back_nothing_that_it_still_reads(
         await trainer._restarting.do(*trainer._state.restarts[0])
         assert not told, "what was damaged in the life before is no concern of this one's"
         await trainer.close()
+
+    play(scenario)
+
+
+def test_of_a_step_that_fails_again_and_again_the_last_gradients_are_kept(
+    play: Callable[..., None],
+) -> None:
+    """Those of each view were, until a step committed: four bytes of each parameter in each."""
+    evidence, view = RecoveryEvidence(), [view_of(1, 2)]
+    evidence.lineage.move_to(STEP, "aa")
+
+    class Outlet(QuietOutlet):
+        def reduced(self, step: int, layers: set[int]) -> frozenset[tuple[ViewId, int]]:
+            evidence.reduced(view[0].id, step, layers)
+            return evidence.may_be_rolled
+
+    async def scenario(parts: Parts) -> None:
+        parts.outlet, state, gradient = Outlet(), parts.state, torch.zeros(1)
+        loop, (first, *others) = parts.loop, [view_of(number, 2) for number in range(1, 6)]
+        loop._keep_reduced(first, STEP, {0: gradient})
+        evidence.committed(first.id, StepOutcome(STEP, 1.0, 2.0, 64, None, None), range(0))
+        state.forget_reduced(STEP)
+        for view[0] in others[:3]:
+            loop._keep_reduced(view[0], STEP + 1, {0: gradient})
+            loop._keep_reduced(view[0], STEP + 1, {1: gradient})
+        kept = {(first.id, STEP), (view[0].id, STEP + 1)}
+        assert state.reduced.keys() == kept and set(state.reduced[view[0].id, STEP + 1]) == {0, 1}
+        state.restarts.append((Restart(rolled_view=view[0].id), STEP + 2))
+        view[0] = others[3]
+        loop._keep_reduced(view[0], STEP + 1, {0: gradient})
+        assert state.reduced.keys() > kept, "what is due may still name it"
 
     play(scenario)
 

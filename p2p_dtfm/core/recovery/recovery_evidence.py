@@ -76,6 +76,13 @@ class RecoveryEvidence:
             self._reduced = set()
         self._reduced |= layers
 
+    @property
+    def may_be_rolled(self) -> frozenset[tuple[ViewId, int]]:
+        """Of these steps, each in its view, a restart may still name the gradients here."""
+        retained = self.retained
+        last = (retained.view, retained.step) if retained is not None else None
+        return frozenset(filter(None, (last, self._reduced_key)))
+
     def freeze(self, ledger: Ledger | None) -> None:
         """From now on the step under way is decided by what peers bring to the next view."""
         passed_on = ledger.freeze() if ledger is not None else ()

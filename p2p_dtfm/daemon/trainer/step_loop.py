@@ -228,9 +228,7 @@ class StepLoop:
             self._tools.stores.donor.reduced(step, {layer: gradient}, stays=True)
 
     def _keep_reduced(self, view: View, step: int, reduced: dict[int, Tensor]) -> None:
-        """Until a later step commits, the next view may have to roll this one forward."""
-        self._state.reduced.setdefault((view.id, step), {}).update(reduced)
-        self._outlet.reduced(step, set(reduced))
+        self._state.keep_reduced(view.id, step, reduced, self._outlet)
 
     async def _guarded(self, view: View, plan: Plan, step: int, reduced: dict[int, Tensor]) -> None:
         """Wait until the guardians of layers held here alone have the step's gradients.

@@ -48,8 +48,9 @@ class Outlet(Protocol):
     def has_cuts(self, cuts: tuple[SavedState, ...]) -> None:
         """What is here of cuts is something else."""
 
-    def reduced(self, step: int, layers: set[int]) -> None:
-        """The reduced gradients of these layers are here, and are kept."""
+    def reduced(self, step: int, layers: set[int]) -> frozenset[tuple[ViewId, int]]:
+        """The reduced gradients of these layers are here, and are kept. Which of those from before,
+        by view and step, may still be named."""
 
     def computed(self, step: int, progress: StageProgress | None) -> None:
         """So far this peer has come with the microbatches of `step`, and keeps all of it."""
@@ -179,6 +180,17 @@ class TrainerState:
         waking = asyncio.create_task(self.wake.wait())
         await asyncio.wait({task, waking}, return_when=asyncio.FIRST_COMPLETED)
         waking.cancel()
+
+    def keep_reduced(
+        self, view: ViewId, step: int, gradients: dict[int, Tensor], outlet: Outlet
+    ) -> None:
+        """Until a later step commits, the next view may have to roll this one forward. Of a step
+        that fails in one view after the other those of the last view do, unless a restart is due,
+        which may name others."""
+        self.reduced.setdefault((view, step), {}).update(gradients)
+        named = outlet.reduced(step, set(gradients)) | {(view, step)}
+        if not self.restarts:
+            self.reduced = {key: held for key, held in self.reduced.items() if key in named}
 
     def forget_reduced(self, committed_step: int) -> None:
         """Gradients before the last committed step are not needed for any recovery."""
